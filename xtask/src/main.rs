@@ -3,7 +3,7 @@
 
 use anyhow::bail;
 use clap::{Parser, Subcommand};
-use pagemesh_sim::{Outcome, run, run_files, run_guests};
+use pagemesh_sim::{HistoryReport, run, run_direct_clients, run_files};
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -84,7 +84,7 @@ fn main() -> anyhow::Result<()> {
             files,
             guests,
             ..
-        } => match history_of(files, guests).0(seed, true) {
+        } => match history_runner(files, guests).0(seed, true) {
             Ok(outcome) => {
                 println!("{outcome:#?}");
                 Ok(())
@@ -97,7 +97,7 @@ fn main() -> anyhow::Result<()> {
             files,
             guests,
             ..
-        } => sim(from, seeds, history_of(files, guests)),
+        } => run_histories(from, seeds, history_runner(files, guests)),
         Chore::Enumerate {
             images,
             from,
@@ -193,25 +193,25 @@ fn fuzz(seconds: u64, target: Option<&str>, seed: Option<u64>, keep: bool) -> an
 
 /// What histories came to.
 #[derive(Default)]
-struct Sums {
-    outcome: Outcome,
-    broken: Vec<(u64, String)>,
+struct HistoryTotals {
+    outcome: HistoryReport,
+    failures: Vec<(u64, String)>,
 }
 
-type History = fn(u64, bool) -> Result<Outcome, String>;
+type HistoryRun = fn(u64, bool) -> Result<HistoryReport, String>;
 
 /// Which history, and the flag that asks for it.
-fn history_of(files: bool, guests: bool) -> (History, &'static str) {
+fn history_runner(files: bool, guests: bool) -> (HistoryRun, &'static str) {
     match (files, guests) {
-        (_, true) => (run_guests, "--guests "),
+        (_, true) => (run_direct_clients, "--guests "),
         (true, false) => (run_files, "--files "),
         (false, false) => (run, ""),
     }
 }
 
-fn sim(from: u64, seeds: u64, (history, flag): (History, &str)) -> anyhow::Result<()> {
+fn run_histories(from: u64, seeds: u64, (history, flag): (HistoryRun, &str)) -> anyhow::Result<()> {
     let began = Instant::now();
-    let (next, sums) = (AtomicU64::new(from), Mutex::new(Sums::default()));
+    let (next, sums) = (AtomicU64::new(from), Mutex::new(HistoryTotals::default()));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -228,14 +228,17 @@ fn sim(from: u64, seeds: u64, (history, flag): (History, &str)) -> anyhow::Resul
                         Err(broken) => {
                             let first = broken.lines().next().unwrap_or_default();
                             println!("seed {seed}: {first}\n  cargo xtask sim {flag}--seed {seed}");
-                            sums.broken.push((seed, broken));
+                            sums.failures.push((seed, broken));
                         }
                     }
                 }
             });
         }
     });
-    let Sums { outcome, broken } = sums.into_inner().expect("no panic");
+    let HistoryTotals {
+        outcome,
+        failures: broken,
+    } = sums.into_inner().expect("no panic");
     println!(
         "{seeds} histories in {:.1} s: {} requests acknowledged, {} failed, {} messages, {} pages \
          repaired, {} s simulated; {} sectors searched, {} given up",
@@ -243,18 +246,18 @@ fn sim(from: u64, seeds: u64, (history, flag): (History, &str)) -> anyhow::Resul
         outcome.acknowledged,
         outcome.failed,
         outcome.messages,
-        outcome.repaired,
-        outcome.time.as_secs(),
-        outcome.sectors,
-        outcome.given_up,
+        outcome.pages_repaired,
+        outcome.simulated_time.as_secs(),
+        outcome.sectors_searched,
+        outcome.sectors_skipped,
     );
-    for (fault, count) in &outcome.faults {
+    for (fault, count) in &outcome.event_counts {
         println!("{count:>9} {fault}");
     }
     if !broken.is_empty() {
         bail!("{} of {seeds} histories are broken", broken.len());
     }
-    let missing = outcome.missing();
+    let missing = outcome.missing_events();
     if !missing.is_empty() {
         bail!("what should happen did not: {}", missing.join("; "));
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 /// The names of all variants, in order.
-fn variants(text: &str) -> Vec<String> {
+fn defect_variants(text: &str) -> Vec<String> {
     let (_, body) = text.split_once("pub enum Defect {").expect("the list");
     let (body, _) = body.split_once("\n}").expect("its end");
     let lines = body.lines().map(str::trim);
@@ -17,7 +17,7 @@ fn variants(text: &str) -> Vec<String> {
 }
 
 /// The defects that a file names, but for the places that make them.
-fn named(text: &str) -> Vec<String> {
+fn referenced_defects(text: &str) -> Vec<String> {
     let lines = text.lines().filter(|line| !line.trim().starts_with("//"));
     let text: String = lines.collect();
     let mut names = vec![];
@@ -34,13 +34,13 @@ fn named(text: &str) -> Vec<String> {
     names
 }
 
-fn read(dir: &Path, found: &mut BTreeMap<String, usize>) {
+fn count_references(dir: &Path, found: &mut BTreeMap<String, usize>) {
     for entry in fs::read_dir(dir).expect("a directory") {
         let path = entry.expect("an entry").path();
         if path.is_dir() {
-            read(&path, found);
+            count_references(&path, found);
         } else if path.extension().is_some_and(|it| it == "rs") {
-            for name in named(&fs::read_to_string(&path).expect("text")) {
+            for name in referenced_defects(&fs::read_to_string(&path).expect("text")) {
                 *found.entry(name).or_default() += 1;
             }
         }
@@ -48,21 +48,21 @@ fn read(dir: &Path, found: &mut BTreeMap<String, usize>) {
 }
 
 #[test]
-fn every_defect_is_looked_for() {
+fn every_defect_is_referenced_by_a_test() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
     let list = crates.join("base/src/defect.rs");
-    let variants = variants(&fs::read_to_string(list).expect("the list"));
+    let variants = defect_variants(&fs::read_to_string(list).expect("the list"));
     assert!(variants.len() > 50, "{variants:?}");
     let mut found = BTreeMap::new();
-    read(&crates, &mut found);
+    count_references(&crates, &mut found);
     let is_missed = |name: &&String| !found.contains_key(*name);
     let missed: Vec<_> = variants.iter().filter(is_missed).collect();
     assert!(missed.is_empty(), "no test looks for {missed:?}");
 }
 
 #[test]
-fn the_place_that_makes_a_defect_does_not_look_for_it() {
+fn defect_site_is_not_a_reference() {
     let text = "/// [`Defect::E`]\nif defect::is(Defect::A) { } let all = [Defect::B, Defect::C]; \
                 defect::without(\n    Defect::D, || ())";
-    assert_eq!(named(text), ["B", "C"]);
+    assert_eq!(referenced_defects(text), ["B", "C"]);
 }

@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 /// those of fuzz targets.
 const NAME_CHARS_MIN: usize = 12;
 /// The part of ARCHITECTURE.md that names tests; the others name any function.
-const OF_TESTS: &str = "\n## Invariants and the tests that hold them\n";
+const TESTS_HEADING: &str = "\n## Invariants and the tests that hold them\n";
 
 /// The functions of the workspace, and those of them that are tests.
 #[derive(Default)]
-struct Functions {
+struct FunctionNames {
     all: BTreeSet<String>,
     tests: BTreeSet<String>,
 }
 
-impl Functions {
+impl FunctionNames {
     fn read(&mut self, dir: &Path) {
         for entry in fs::read_dir(dir).expect("a directory") {
             let path = entry.expect("an entry").path();
@@ -35,7 +35,7 @@ impl Functions {
         for line in text.lines().map(str::trim) {
             // Those in `proptest!` have the attribute, too.
             is_test |= line == "#[test]";
-            let Some(function) = function(line) else {
+            let Some(function) = function_name(line) else {
                 continue;
             };
             self.all.insert(function.to_owned());
@@ -54,36 +54,36 @@ fn by_both(text: &str) -> BTreeSet<&str> {
 }
 
 /// The function whose signature begins on a line.
-fn function(line: &str) -> Option<&str> {
+fn function_name(line: &str) -> Option<&str> {
     let (before, after) = line.split_once("fn ")?;
     let is_word = |word: &str| {
         word.chars()
             .all(|c| c.is_ascii_alphanumeric() || "()_".contains(c))
     };
-    (before.split_whitespace().all(is_word)).then(|| name(after))
+    (before.split_whitespace().all(is_word)).then(|| leading_identifier(after))
 }
 
-fn name(text: &str) -> &str {
+fn leading_identifier(text: &str) -> &str {
     let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     &text[..end.unwrap_or(text.len())]
 }
 
 /// Words in backquotes that can only be names of functions, also where a part
 /// of one is left out.
-fn named(text: &str) -> BTreeSet<&str> {
+fn quoted_function_names(text: &str) -> BTreeSet<&str> {
     let quoted = text.split('`').skip(1).step_by(2);
     let looks = |word: &&str| {
         let lower = !word.contains(|c: char| c.is_ascii_uppercase());
         let is_long = word.len() >= NAME_CHARS_MIN && word.matches('_').count() >= 2;
         let is_marked = word.starts_with("fuzz_") || word.starts_with('_');
-        lower && name(word) == *word && (is_long || is_marked)
+        lower && leading_identifier(word) == *word && (is_long || is_marked)
     };
     quoted.filter(looks).collect()
 }
 
 #[track_caller]
 fn check(document: &str, text: &str, known: &BTreeSet<String>) {
-    let found = named(text);
+    let found = quoted_function_names(text);
     assert!(found.len() > 20, "{document} names functions");
     let missing: Vec<&&str> = found
         .iter()
@@ -99,7 +99,7 @@ fn check(document: &str, text: &str, known: &BTreeSet<String>) {
 struct Caller {
     file: PathBuf,
     /// The type whose method it is, or else the stem of its file.
-    of: String,
+    owner: String,
     name: String,
     is_test: bool,
     calls: Vec<Call>,
@@ -108,16 +108,16 @@ struct Caller {
 /// `name(…)`, or `of::name(…)`.
 #[derive(Debug, PartialEq)]
 struct Call {
-    of: Option<String>,
+    owner: Option<String>,
     name: String,
 }
 
 impl Caller {
     /// Whether this is who a function in a file of the same room calls.
-    fn is_called(&self, by: &Caller, call: &Call) -> bool {
-        let is_it = match &call.of {
+    fn is_called_by(&self, by: &Caller, call: &Call) -> bool {
+        let is_it = match &call.owner {
             Some(of) if of == "super" => by.file.parent() == Some(&self.file.with_extension("")),
-            Some(of) => *of == self.of,
+            Some(of) => *of == self.owner,
             None => self.file == by.file,
         };
         is_it && call.name == self.name
@@ -125,7 +125,7 @@ impl Caller {
 }
 
 /// The calls on a line; of methods none.
-fn calls(line: &str) -> Vec<Call> {
+fn calls_of_line(line: &str) -> Vec<Call> {
     let is_path = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let before_each = line.match_indices('(').map(|(at, _)| &line[..at]);
     let paths = before_each.filter_map(|before| {
@@ -136,13 +136,13 @@ fn calls(line: &str) -> Vec<Call> {
         let mut words = path.rsplit("::").map(str::to_owned);
         let name = words.next().filter(|name| !name.is_empty())?;
         let of = words.next();
-        Some(Call { of, name })
+        Some(Call { owner: of, name })
     };
     paths.filter_map(call).collect()
 }
 
 /// The functions of a file of tests.
-fn callers(file: &Path, text: &str) -> Vec<Caller> {
+fn callers_of_file(file: &Path, text: &str) -> Vec<Caller> {
     let stem = file.file_stem().and_then(|stem| stem.to_str());
     let stem = stem.unwrap_or_default();
     let (mut of, mut is_test, mut found) = (stem, false, Vec::<Caller>::new());
@@ -150,31 +150,31 @@ fn callers(file: &Path, text: &str) -> Vec<Caller> {
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("impl ") {
             let subject = rest.rsplit(" for ").next().unwrap_or(rest);
-            of = name(subject);
+            of = leading_identifier(subject);
         } else if line == "}" {
             of = stem;
         }
         is_test |= line.trim() == "#[test]";
-        if let Some(function) = function(line.trim()) {
+        if let Some(function) = function_name(line.trim()) {
             found.push(Caller {
                 file: file.to_owned(),
-                of: of.to_owned(),
+                owner: of.to_owned(),
                 name: function.to_owned(),
                 is_test: std::mem::take(&mut is_test) || by_both.contains(function),
                 calls: vec![],
             });
         } else if let Some(last) = found.last_mut() {
-            last.calls.extend(calls(line));
+            last.calls.extend(calls_of_line(line));
         }
     }
     found
 }
 
-fn files(dir: &Path, into: &mut Vec<PathBuf>) {
+fn collect_rust_files(dir: &Path, into: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).into_iter().flatten() {
         let path = entry.expect("an entry").path();
         if path.is_dir() {
-            files(&path, into);
+            collect_rust_files(&path, into);
         } else if path.extension().is_some_and(|it| it == "rs") {
             into.push(path);
         }
@@ -182,7 +182,7 @@ fn files(dir: &Path, into: &mut Vec<PathBuf>) {
 }
 
 /// The tests among them that may be left out: those that get to `skip`.
-fn left_out(callers: &[Caller]) -> BTreeSet<String> {
+fn skippable_tests(callers: &[Caller]) -> BTreeSet<String> {
     let calls_skip = |caller: &Caller| caller.calls.iter().any(|call| call.name == "skip");
     let mut found: Vec<bool> = callers.iter().map(calls_skip).collect();
     loop {
@@ -193,7 +193,7 @@ fn left_out(callers: &[Caller]) -> BTreeSet<String> {
                 caller
                     .calls
                     .iter()
-                    .any(|call| callee.is_called(caller, call))
+                    .any(|call| callee.is_called_by(caller, call))
             })
         };
         let next: Vec<bool> = callers
@@ -212,7 +212,7 @@ fn left_out(callers: &[Caller]) -> BTreeSet<String> {
 }
 
 /// Words in backquotes, and whether "(root)" follows them.
-fn marks(text: &str) -> Vec<(String, bool)> {
+fn root_marks(text: &str) -> Vec<(String, bool)> {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let parts: Vec<&str> = text.split('`').collect();
     let quoted = parts.windows(2).skip(1).step_by(2);
@@ -234,22 +234,22 @@ fn promises_mark_tests_that_need_root() {
     let rooms = rooms.map(|above| fs::read_dir(above).expect("the rooms"));
     for room in rooms.into_iter().flatten() {
         let mut found = vec![];
-        files(&room.expect("a room").path().join("tests"), &mut found);
-        let read = |file: &PathBuf| callers(file, &fs::read_to_string(file).expect("text"));
+        collect_rust_files(&room.expect("a room").path().join("tests"), &mut found);
+        let read = |file: &PathBuf| callers_of_file(file, &fs::read_to_string(file).expect("text"));
         let all: Vec<Caller> = found.iter().flat_map(read).collect();
-        skipped.extend(left_out(&all));
+        skipped.extend(skippable_tests(&all));
     }
     for known in [
         "a_client_is_cut_off_from_a_brick",
         "pools_on_a_full_tmpfs",
         "clocks_jump_between_lives",
-        "a_mounted_device_is_left_alone",
-        "appends_of_many_do_not_overlap",
+        "mounted_device_is_refused",
+        "concurrent_appends_do_not_overlap",
     ] {
         assert!(skipped.contains(known), "{known} is not among {skipped:?}");
     }
     let promises = fs::read_to_string(root().join("docs/promises.md")).expect("a document");
-    let wrong: Vec<_> = marks(&promises)
+    let wrong: Vec<_> = root_marks(&promises)
         .into_iter()
         .filter(|(word, is_marked)| skipped.contains(word) != *is_marked)
         .collect();
@@ -260,18 +260,18 @@ fn promises_mark_tests_that_need_root() {
 }
 
 #[test]
-fn only_what_gets_to_skip_needs_root() {
+fn only_tests_that_reach_skip_need_root() {
     let text = "fn make() {\n    Net::new(2);\n}\nimpl Net {\n    fn new() {\n        skip(\"no\");\n    }\n}\n\
          by_both! {\n    far\n}\nfn far() {\n    make();\n}\n#[test]\nfn near() {\n    it.skip(1);\n    Other::new();\n}\n";
-    let mut all = callers(Path::new("a/net.rs"), text);
-    assert_eq!(left_out(&all), BTreeSet::from(["far".to_owned()]));
+    let mut all = callers_of_file(Path::new("a/net.rs"), text);
+    assert_eq!(skippable_tests(&all), BTreeSet::from(["far".to_owned()]));
     let below = "#[test]\nfn below() {\n    super::make();\n}\n";
     for (file, is_below) in [("a/net/one.rs", true), ("a/other/one.rs", false)] {
-        all.extend(callers(Path::new(file), below));
-        assert_eq!(left_out(&all).contains("below"), is_below, "{file}");
+        all.extend(callers_of_file(Path::new(file), below));
+        assert_eq!(skippable_tests(&all).contains("below"), is_below, "{file}");
         all.pop();
     }
-    let marks = marks("`one`\n  (root), `two` and `three` (root).");
+    let marks = root_marks("`one`\n  (root), `two` and `three` (root).");
     let marks: Vec<bool> = marks.into_iter().map(|(_, is_marked)| is_marked).collect();
     assert_eq!(marks, [true, false, true]);
 }
@@ -279,7 +279,7 @@ fn only_what_gets_to_skip_needs_root() {
 #[test]
 fn promises_name_tests_that_exist() {
     let root = root();
-    let mut functions = Functions::default();
+    let mut functions = FunctionNames::default();
     functions.read(&root.join("crates"));
     functions.read(&root.join("xtask"));
     let read = |document| fs::read_to_string(root.join(document)).expect("a document");
@@ -290,14 +290,14 @@ fn promises_name_tests_that_exist() {
     );
     let architecture = read("ARCHITECTURE.md");
     check("ARCHITECTURE.md", &architecture, &functions.all);
-    let (_, of_tests) = architecture.split_once(OF_TESTS).expect("the part");
+    let (_, of_tests) = architecture.split_once(TESTS_HEADING).expect("the part");
     let (of_tests, _) = of_tests.split_once("\n## ").expect("a part behind it");
     check("the invariants", of_tests, &functions.tests);
 }
 
 #[test]
-fn only_what_is_a_test_counts_as_one() {
-    let mut functions = Functions::default();
+fn only_test_functions_count_as_tests() {
+    let mut functions = FunctionNames::default();
     functions.read_text(
         "#[test]\n#[ignore = \"slow\"]\nfn one() {\n  let fn_like = 1;\n}\n\
          /// About the fn that is none.\nfn helper() {}\nproptest! {\n  #[test]\n  fn two(n in 0..4) {}\n}\n\
@@ -307,6 +307,8 @@ fn only_what_is_a_test_counts_as_one() {
         .map(|names| names.iter().map(String::as_str).collect::<Vec<_>>());
     assert_eq!(all, ["helper", "one", "third", "two"]);
     assert_eq!(tests, ["one", "two"]);
-    let named = named("`_2`, `a_name_that_is_long`, `short_one`, `Type::a_name_that_is_long`");
+    let named = quoted_function_names(
+        "`_2`, `a_name_that_is_long`, `short_one`, `Type::a_name_that_is_long`",
+    );
     assert_eq!(named, BTreeSet::from(["_2", "a_name_that_is_long"]));
 }

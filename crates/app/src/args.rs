@@ -3,7 +3,7 @@
 use clap::builder::RangedU64ValueParser;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use pagemesh_base::layout::Name;
+use pagemesh_base::layout::VolumeName;
 use pagemesh_base::units::Size;
 use pagemesh_bench::session::{ROUNDS_MAX, ROUNDS_MIN};
 use pagemesh_bench::sweep::RUNTIME_MAX;
@@ -388,7 +388,7 @@ pub enum Replica {
     /// then has every write before it is acknowledged.
     Attach {
         /// Which volume.
-        volume: Name,
+        volume: VolumeName,
         /// The UUID of the brick that it goes to; by default wherever there is room
         /// in a failure domain that has no copy yet.
         #[arg(long)]
@@ -407,7 +407,7 @@ pub enum Replica {
     /// Remove a copy of a volume.
     Detach {
         /// Which volume.
-        volume: Name,
+        volume: VolumeName,
         /// Which copy, counted from 0.
         #[arg(long)]
         copy: usize,
@@ -421,7 +421,7 @@ pub enum Replica {
     /// then the next client goes on by itself. The others become copies of this one.
     Promote {
         /// Which volume.
-        volume: Name,
+        volume: VolumeName,
         /// Which copy, counted from 0.
         #[arg(long)]
         copy: usize,
@@ -435,7 +435,7 @@ pub enum Replica {
     /// Show the copies of a volume.
     Status {
         /// Which volume.
-        volume: Name,
+        volume: VolumeName,
         #[command(flatten)]
         client: Client,
     },
@@ -447,7 +447,7 @@ pub enum Volume {
     /// Make a volume.
     Create {
         /// Its name.
-        name: Name,
+        name: VolumeName,
         /// Its size; space is taken when it is written.
         #[arg(long)]
         size: Size,
@@ -474,14 +474,14 @@ pub enum Volume {
     /// Show where a volume lies and how its legs are.
     Show {
         /// Which.
-        name: Name,
+        name: VolumeName,
         #[command(flatten)]
         client: Client,
     },
     /// Make a volume larger, also while it is in use.
     Grow {
         /// Which.
-        name: Name,
+        name: VolumeName,
         /// Its new size.
         #[arg(long)]
         size: Size,
@@ -491,7 +491,7 @@ pub enum Volume {
     /// Delete a volume and everything on it.
     Delete {
         /// Which.
-        name: Name,
+        name: VolumeName,
         /// Although a client has attached it.
         #[arg(long)]
         force: bool,
@@ -502,14 +502,14 @@ pub enum Volume {
     /// after all, it is fenced when it asks the manager next, within ten seconds.
     Detach {
         /// Which.
-        name: Name,
+        name: VolumeName,
         #[command(flatten)]
         client: Client,
     },
     /// Compare the copies of a volume. It must not be attached.
     Check {
         /// Which.
-        name: Name,
+        name: VolumeName,
         /// Take it over from the client that attached it, which is then fenced.
         #[arg(long)]
         force: bool,
@@ -538,7 +538,7 @@ pub enum Export {
     Nbd {
         /// The volumes; each is an export of its name.
         #[arg(required = true)]
-        volumes: Vec<Name>,
+        volumes: Vec<VolumeName>,
         /// A unix socket.
         #[arg(long, required_unless_present = "listen", conflicts_with = "listen")]
         socket: Option<PathBuf>,
@@ -572,7 +572,7 @@ pub enum FileSystem {
     /// Make a file system.
     Create {
         /// Its name.
-        name: Name,
+        name: VolumeName,
         /// What its files may take together; space is taken when it is written.
         #[arg(long)]
         size: Size,
@@ -596,14 +596,14 @@ pub enum FileSystem {
     /// Show where a file system lies and how its copies are.
     Show {
         /// Which.
-        name: Name,
+        name: VolumeName,
         #[command(flatten)]
         client: Client,
     },
     /// Let the files of a file system take more, also while it is mounted.
     Grow {
         /// Which.
-        name: Name,
+        name: VolumeName,
         /// What its files may take together from then on: at most four times what it
         /// was made with, or 256 MiB where that is more.
         #[arg(long)]
@@ -614,7 +614,7 @@ pub enum FileSystem {
     /// Delete a file system and everything in it.
     Delete {
         /// Which.
-        name: Name,
+        name: VolumeName,
         /// Although it is mounted.
         #[arg(long)]
         force: bool,
@@ -692,7 +692,7 @@ pub struct Mount {
     pub command: Option<MountCommand>,
     /// Which.
     #[arg(required = true)]
-    pub name: Option<Name>,
+    pub name: Option<VolumeName>,
     /// Where: a directory that is there.
     #[arg(required = true)]
     pub dir: Option<PathBuf>,

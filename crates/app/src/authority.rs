@@ -1,10 +1,12 @@
 //! The manager as a volume sees it, over its client.
 
 use pagemesh_base::ids::Epoch;
-use pagemesh_base::layout::{BrickId, EpochNumber, Layout, Name};
+use pagemesh_base::layout::{BrickId, EpochNumber, Layout, VolumeName};
 use pagemesh_manage::wire;
 use pagemesh_manage::{Client, ManagerError};
-use pagemesh_volume::{Attached, Authority, AuthorityError, BrickAddress, CopyReport, LegChange};
+use pagemesh_volume::{
+    Authority, AuthorityError, BrickAddress, CopyReport, LegChange, ResolvedLayout,
+};
 use std::collections::BTreeMap;
 
 /// Asks a manager.
@@ -34,9 +36,9 @@ fn address(address: wire::BrickAddress) -> BrickAddress {
     }
 }
 
-fn attached(layout: Layout, bricks: BTreeMap<BrickId, wire::BrickAddress>) -> Attached {
+fn attached(layout: Layout, bricks: BTreeMap<BrickId, wire::BrickAddress>) -> ResolvedLayout {
     let bricks = bricks.into_iter();
-    Attached {
+    ResolvedLayout {
         layout,
         bricks: bricks.map(|(brick, at)| (brick, address(at))).collect(),
     }
@@ -48,7 +50,7 @@ fn tell(attachment: Epoch, told: &CopyReport) -> wire::TellCopies {
         bytes: lag.bytes,
         age_us: lag.age_us,
     });
-    let returns = told.returns.iter().map(|(&copy, resync)| wire::CopyReturn {
+    let returns = told.resyncs.iter().map(|(&copy, resync)| wire::CopyReturn {
         copy,
         bytes_todo: resync.bytes_todo,
         bytes_done: resync.bytes_done,
@@ -62,7 +64,7 @@ fn tell(attachment: Epoch, told: &CopyReport) -> wire::TellCopies {
 }
 
 impl Authority for Managed {
-    fn attach(&self, name: &Name, client: &str) -> Result<Attached, AuthorityError> {
+    fn attach(&self, name: &VolumeName, client: &str) -> Result<ResolvedLayout, AuthorityError> {
         let wire::Attached { layout, bricks } = self
             .client
             .attach_as(name, client, self.unreachable)
@@ -72,7 +74,7 @@ impl Authority for Managed {
 
     fn change_legs(
         &self,
-        name: &Name,
+        name: &VolumeName,
         attachment: Epoch,
         expected: Epoch,
         changes: &[LegChange],
@@ -95,10 +97,10 @@ impl Authority for Managed {
 
     fn layout(
         &self,
-        name: &Name,
+        name: &VolumeName,
         attachment: Epoch,
         told: &CopyReport,
-    ) -> Result<Attached, AuthorityError> {
+    ) -> Result<ResolvedLayout, AuthorityError> {
         let detail = match told.is_empty() {
             true => self.client.volume(name),
             false => self.client.tell_copies(name, &tell(attachment, told)),
@@ -110,7 +112,7 @@ impl Authority for Managed {
         }
     }
 
-    fn detach(&self, name: &Name, attachment: Epoch) -> Result<(), AuthorityError> {
+    fn detach(&self, name: &VolumeName, attachment: Epoch) -> Result<(), AuthorityError> {
         self.client
             .detach(name, Some(EpochNumber(attachment.0)))
             .map(drop)

@@ -16,13 +16,15 @@ use crate::mount;
 use crate::output;
 use crate::volume::attach;
 use anyhow::Context;
-use pagemesh_base::layout::Name;
+use pagemesh_base::layout::VolumeName;
 use pagemesh_bench::mirror::Direction;
-use pagemesh_bench::peers::{self, Peer};
+use pagemesh_bench::peers::{self, NbdPeer};
 use pagemesh_bench::process_cpu;
 use pagemesh_bench::report::Report;
 use pagemesh_bench::session::{self, RawMemory};
-use pagemesh_bench::{database, idle, load, many, metadata, mirror, ramp, sqlite, sweep, table};
+use pagemesh_bench::{
+    database, idle, load, many_files, metadata, mirror, ramp, sqlite, sweep, table,
+};
 use pagemesh_manage::wire::{Content, CreateVolume};
 use pagemesh_manage::{Client, Kind};
 use pagemesh_volume::Volume;
@@ -91,7 +93,7 @@ impl Scratch {
     }
 
     /// Makes a mirrored volume; gives its durability class.
-    fn create(&self, name: &Name) -> anyhow::Result<String> {
+    fn create(&self, name: &VolumeName) -> anyhow::Result<String> {
         let client = self.manager()?;
         let sized = client.create(&CreateVolume {
             name: name.clone(),
@@ -117,7 +119,7 @@ impl Scratch {
         }
     }
 
-    fn attach(&self, name: &Name, transport: args::Transport) -> anyhow::Result<Volume> {
+    fn attach(&self, name: &VolumeName, transport: args::Transport) -> anyhow::Result<Volume> {
         attach(&self.client(), transport, name)
     }
 
@@ -127,7 +129,7 @@ impl Scratch {
     }
 
     /// Exports a volume with a process of its own; gives the export's URI.
-    fn export(&self, name: &Name, transport: &str) -> anyhow::Result<(Daemon, String)> {
+    fn export(&self, name: &VolumeName, transport: &str) -> anyhow::Result<(Daemon, String)> {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .args(["export", "nbd", &name.to_string()])
@@ -219,14 +221,14 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             fuse,
             direct_io,
         } => {
-            let options = mirror::Options {
+            let options = mirror::MirrorOptions {
                 rounds: measure.rounds,
                 runtime: Duration::from_secs(measure.seconds),
                 sizes: sizes.clone(),
                 jobs: jobs.clone(),
                 think_us: think_us.clone(),
                 sync: !plain,
-                ..mirror::Options::default()
+                ..mirror::MirrorOptions::default()
             };
             let serving = files::Serving {
                 threads: *threads,
@@ -243,7 +245,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             think_us,
             followed,
         } => {
-            let options = mirror::Options {
+            let options = mirror::MirrorOptions {
                 rounds: measure.rounds,
                 runtime: Duration::from_secs(measure.seconds),
                 sizes: sizes.clone(),
@@ -252,10 +254,10 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
                 think_us: think_us.clone(),
                 directions: vec![Direction::Write, Direction::Read],
                 processes: true,
-                ..mirror::Options::default()
+                ..mirror::MirrorOptions::default()
             };
             if *followed {
-                let options = mirror::Options {
+                let options = mirror::MirrorOptions {
                     sizes: vec![4096],
                     jobs: vec![1],
                     directions: vec![Direction::Write],
@@ -273,7 +275,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             bytes,
             threads,
         } => {
-            let options = metadata::Options {
+            let options = metadata::MetadataOptions {
                 rounds: measure.rounds,
                 runtime: Duration::from_secs(measure.seconds),
                 jobs: jobs.clone(),
@@ -288,7 +290,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             threads,
             fuse,
         } => {
-            let options = pagemesh_bench::small_files::Options {
+            let options = pagemesh_bench::small_files::SmallFilesOptions {
                 rounds: measure.rounds,
                 files: *files,
                 entries: *entries,
@@ -306,7 +308,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             per_directory,
             threads,
         } => {
-            let options = many::Options {
+            let options = many_files::ManyFilesOptions {
                 rounds: measure.rounds,
                 files: *files,
                 per_directory: per_directory.clone(),
@@ -319,7 +321,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             writers,
             threads,
         } => {
-            let options = pagemesh_bench::failover::Options {
+            let options = pagemesh_bench::failover::FailoverOptions {
                 rounds: measure.rounds,
                 runtime: Duration::from_secs(measure.seconds),
                 writers: *writers as usize,
@@ -331,7 +333,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             inserts,
             row_bytes,
         } => {
-            let options = sqlite::Options {
+            let options = sqlite::SqliteOptions {
                 rounds: measure.rounds,
                 inserts: *inserts,
                 row_bytes: *row_bytes,
@@ -345,7 +347,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             scale,
             threads,
         } => {
-            let options = database::Options {
+            let options = database::DatabaseOptions {
                 rounds: measure.rounds,
                 runtime: Duration::from_secs(measure.seconds),
                 scale: *scale,
@@ -376,59 +378,59 @@ fn finish(report: &Report, measure: &Measure) -> anyhow::Result<()> {
 
 fn session(measure: &Measure) -> anyhow::Result<Report> {
     let scratch = Scratch::start(measure, 2, 1)?;
-    let name: Name = "session".parse()?;
+    let name: VolumeName = "session".parse()?;
     let class = scratch.create(&name)?;
     let volume = scratch.attach(&name, args::Transport::Map)?;
     load::fill(&volume, VOLUME_BYTES)?;
     let mut raw = RawMemory::create(&measure.pools, VOLUME_BYTES as usize)?;
-    let options = session::Options {
+    let options = session::SessionOptions {
         rounds: measure.rounds,
         operations: SESSION_OPERATIONS_PER_S * measure.seconds,
         class,
         space: "a volume mirrored over map".into(),
-        ..session::Options::default()
+        ..session::SessionOptions::default()
     };
     let mut cpu = scratch.brick_cpu();
     Ok(session::run_session(&volume, &mut raw, &mut cpu, &options)?)
 }
 
-fn swept(measure: &Measure, class: String, transport: args::Transport) -> sweep::Options {
+fn swept(measure: &Measure, class: String, transport: args::Transport) -> sweep::SweepOptions {
     // Writes of the other classes are durable when they are acknowledged.
     let durable = class == "file-sync";
     let over = match (transport, durable) {
         (args::Transport::Auto, false) | (args::Transport::Map, _) => "map",
         _ => "tcp",
     };
-    sweep::Options {
+    sweep::SweepOptions {
         durable,
         rounds: measure.rounds,
         runtime: Duration::from_secs(measure.seconds),
         class,
         space: format!("a volume mirrored over {over}"),
-        ..sweep::Options::default()
+        ..sweep::SweepOptions::default()
     }
 }
 
 fn ramp(measure: &Measure, transport: args::Transport) -> anyhow::Result<Report> {
     let scratch = Scratch::start(measure, 2, 1)?;
-    let name: Name = "ramp".parse()?;
+    let name: VolumeName = "ramp".parse()?;
     let class = scratch.create(&name)?;
     let volume = scratch.attach(&name, transport)?;
-    let options = ramp::Options {
-        sweep: swept(measure, class, transport),
-        ..ramp::Options::default()
+    let options = ramp::RampOptions {
+        sweep_options: swept(measure, class, transport),
+        ..ramp::RampOptions::default()
     };
     Ok(ramp::run_ramp(&volume, &mut scratch.brick_cpu(), &options)?)
 }
 
 fn table(measure: &Measure, transport: args::Transport) -> anyhow::Result<Report> {
     let scratch = Scratch::start(measure, 2, 1)?;
-    let name: Name = "table".parse()?;
+    let name: VolumeName = "table".parse()?;
     let class = scratch.create(&name)?;
     let volume = scratch.attach(&name, transport)?;
-    let options = table::Options {
-        sweep: swept(measure, class, transport),
-        ..table::Options::default()
+    let options = table::TableOptions {
+        sweep_options: swept(measure, class, transport),
+        ..table::TableOptions::default()
     };
     Ok(table::run_table(
         &volume,
@@ -439,22 +441,22 @@ fn table(measure: &Measure, transport: args::Transport) -> anyhow::Result<Report
 
 fn peers(measure: &Measure) -> anyhow::Result<Report> {
     let scratch = Scratch::start(measure, 2, 2)?;
-    let options = peers::Options {
+    let options = peers::PeerOptions {
         rounds: measure.rounds,
         runtime: Duration::from_secs(measure.seconds),
         size_bytes: VOLUME_BYTES / 2,
-        ratios_of: 2,
-        ..peers::Options::default()
+        ratio_columns: 2,
+        ..peers::PeerOptions::default()
     };
     let mut exporters = Vec::new();
     let mut peers = Vec::new();
     for transport in ["map", "tcp"] {
-        let name: Name = transport.parse()?;
+        let name: VolumeName = transport.parse()?;
         let class = scratch.create(&name)?;
         let (exporter, uri) = scratch.export(&name, transport)?;
         let mut pids = scratch.cluster.brick_pids();
         pids.push(exporter.0.id());
-        peers.push(Peer::given(
+        peers.push(NbdPeer::external(
             &format!("pagemesh {transport}"),
             &class,
             &uri,
@@ -462,22 +464,25 @@ fn peers(measure: &Measure) -> anyhow::Result<Report> {
         ));
         exporters.push(exporter);
     }
-    peers.push(Peer::nbdkit_memory(options.size_bytes)?);
-    peers.push(Peer::qemu_nbd(Path::new("/dev/shm"), options.size_bytes)?);
-    peers.push(Peer::qemu_quorum(options.size_bytes)?);
+    peers.push(NbdPeer::nbdkit_memory(options.size_bytes)?);
+    peers.push(NbdPeer::qemu_nbd(
+        Path::new("/dev/shm"),
+        options.size_bytes,
+    )?);
+    peers.push(NbdPeer::qemu_quorum(options.size_bytes)?);
     Ok(peers::run_peers(&peers, &options)?)
 }
 
 fn idle(measure: &Measure) -> anyhow::Result<Report> {
     let scratch = Scratch::start(measure, 3, 1)?;
-    let name: Name = "idle".parse()?;
+    let name: VolumeName = "idle".parse()?;
     let class = scratch.create(&name)?;
     let (exporter, _) = scratch.export(&name, "map")?;
     std::thread::sleep(SETTLE);
     let mut cluster = scratch.cluster.pids();
     // This process looks after the others as `up` does.
     cluster.push(std::process::id());
-    let group = |name: &str, pids| idle::Group {
+    let group = |name: &str, pids| idle::ProcessGroup {
         name: name.into(),
         pids,
     };
@@ -485,7 +490,7 @@ fn idle(measure: &Measure) -> anyhow::Result<Report> {
         group("3 bricks, manager, up", cluster),
         group("export", vec![exporter.0.id()]),
     ];
-    let options = idle::Options {
+    let options = idle::IdleOptions {
         rounds: measure.rounds,
         runtime: Duration::from_secs(measure.seconds),
         class,

@@ -10,11 +10,11 @@ use pagemesh_base::layout::BrickId;
 use pagemesh_base::slice::BrickControl;
 use pagemesh_brick::brick::Brick;
 use pagemesh_brick::scrub::{ScrubState, ScrubStatus};
-use pagemesh_brick::service::Served;
+use pagemesh_brick::service::BrickService;
 use pagemesh_fabric::{map, tcp};
 use pagemesh_manage::Client;
 use pagemesh_manage::wire::{self, BrickRegistration, BrickScrub, ScrubFound, ScrubWish};
-use pagemesh_store::scrub::Scrubbed;
+use pagemesh_store::scrub::ScrubReport;
 use signal_hook::consts::{SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::io::Write;
@@ -47,10 +47,10 @@ pub fn run(args: &args::Brick) -> anyhow::Result<()> {
         .name("status".into())
         .spawn(move || obey(asked, &obeys))?;
     tracing::info!(?recovered, pool = %pool.display(), "recovered");
-    let served = Arc::new(Served(brick.clone()));
-    let tcp = tcp::Server::bind(listen, key, served.clone(), tcp::Options::default())?;
+    let served = Arc::new(BrickService(brick.clone()));
+    let tcp = tcp::TcpServer::bind(listen, key, served.clone(), tcp::ServerOptions::default())?;
     let map = match &args.map {
-        Some(path) => Some(map::Server::bind(&absolute(path)?, served)?),
+        Some(path) => Some(map::MapServer::bind(&absolute(path)?, served)?),
         None => None,
     };
     let told = Registrar {
@@ -99,16 +99,16 @@ fn tell_scrubs(brick: BrickId, status: &ScrubStatus) {
 
 /// What is known of scrubs, as it is told to people and to the manager.
 fn told_scrubs(status: &ScrubStatus, fulfilled: Option<Uuid>) -> BrickScrub {
-    let found = |found: Scrubbed| ScrubFound {
+    let found = |found: ScrubReport| ScrubFound {
         checked: found.checked,
         superblocks: found.superblocks,
         records: found.records,
-        left_behind: found.left_behind,
+        left_behind: found.skipped_journals,
         in_flight: found.in_flight,
         bitmap_lines: found.bitmap_lines,
         objects: found.objects,
         slots: found.slots,
-        mended: found.mended(),
+        mended: found.corrected(),
         damaged: found.damaged,
     };
     BrickScrub {
@@ -123,7 +123,7 @@ fn told_scrubs(status: &ScrubStatus, fulfilled: Option<Uuid>) -> BrickScrub {
         pass: status.pass.map(found),
         last: status.last.map(|(last, _)| found(last)),
         ended_ms_ago: status.last.map(|(_, ago)| ago.as_millis() as u64),
-        mended: status.mended,
+        mended: status.corrected,
         fulfilled,
     }
 }

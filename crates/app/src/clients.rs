@@ -3,9 +3,9 @@
 use crate::args::{MountCommand, Output};
 use crate::output::{self, table};
 use anyhow::Context;
-use pagemesh_base::mounts::{self, Known};
-use pagemesh_direct::account::Why;
-use pagemesh_direct::status::{Process, Status, of_mount};
+use pagemesh_base::mounts::{self, MountEntry};
+use pagemesh_direct::op_counters::Why;
+use pagemesh_direct::status::{ClientStatus, DirectStatus, query_mount};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,14 +19,14 @@ struct Shown {
     device: String,
     /// None: its process does not tell.
     #[serde(flatten)]
-    status: Option<Status>,
+    status: Option<DirectStatus>,
     trouble: Option<String>,
 }
 
 /// Shows one mount or all.
 pub fn run(command: &MountCommand, output: Output) -> anyhow::Result<()> {
     let MountCommand::Status { dir } = command;
-    let all = mounts::all().context("cannot read the mounts")?;
+    let all = mounts::list_mounts().context("cannot read the mounts")?;
     let shown = match dir.as_os_str() == "all" {
         true => all.iter().map(look_at_any).collect(),
         false => vec![look(&on(all, dir)?)?],
@@ -34,7 +34,7 @@ pub fn run(command: &MountCommand, output: Output) -> anyhow::Result<()> {
     output::print(output, &shown, || text(&shown))
 }
 
-fn on(all: Vec<Known>, dir: &Path) -> anyhow::Result<Known> {
+fn on(all: Vec<MountEntry>, dir: &Path) -> anyhow::Result<MountEntry> {
     let place = dir.canonicalize();
     let place = place.with_context(|| format!("there is no directory {}", dir.display()))?;
     let found = all.into_iter().rev().find(|known| known.dir == place);
@@ -47,7 +47,7 @@ fn on(all: Vec<Known>, dir: &Path) -> anyhow::Result<Known> {
 }
 
 /// One of all: what is wrong with it is shown in its place.
-fn look_at_any(known: &Known) -> Shown {
+fn look_at_any(known: &MountEntry) -> Shown {
     look(known).unwrap_or_else(|cause| Shown {
         dir: known.dir.clone(),
         device: known.device.clone(),
@@ -56,11 +56,11 @@ fn look_at_any(known: &Known) -> Shown {
     })
 }
 
-fn look(known: &Known) -> anyhow::Result<Shown> {
+fn look(known: &MountEntry) -> anyhow::Result<Shown> {
     let shown = known.dir.display();
     let dir = File::open(&known.dir).with_context(|| format!("cannot open {shown}"))?;
     let device = dir.metadata()?.dev();
-    let status = of_mount(device, dir.as_raw_fd()).with_context(|| {
+    let status = query_mount(device, dir.as_raw_fd()).with_context(|| {
         format!(
             "the process of the mount on {shown} does not tell; run this as its user or as root, with \
              its version of pagemesh. Without a direct path there is nothing to tell: see its log"
@@ -114,8 +114,8 @@ fn of_one(shown: &Shown) -> String {
     lines.join("\n")
 }
 
-fn processes(all: &[Process]) -> String {
-    let row = |process: &Process| {
+fn processes(all: &[ClientStatus]) -> String {
+    let row = |process: &ClientStatus| {
         vec![
             process.pid.to_string(),
             process.name.clone(),

@@ -9,7 +9,7 @@ use crate::ending::Ending;
 use crate::{key, output};
 use anyhow::{Context, bail};
 use pagemesh_base::key::Key;
-use pagemesh_brick::room;
+use pagemesh_brick::resource_limits;
 use pagemesh_manage::Client;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -267,7 +267,7 @@ fn make_pools(plan: &Plan<'_>) -> anyhow::Result<()> {
     let missing: Vec<PathBuf> = paths.filter(|path| !path.exists()).collect();
     let bytes = plan.size_bytes.saturating_mul(missing.len() as u64);
     let (pools, count) = (plan.pools.display(), missing.len());
-    room::check_pools(plan.pools, bytes).with_context(|| {
+    resource_limits::check_pools(plan.pools, bytes).with_context(|| {
         format!(
             "no room for {count} pools in {pools}; use fewer --bricks, a smaller --size, or a disk"
         )
@@ -282,7 +282,8 @@ fn make_pools(plan: &Plan<'_>) -> anyhow::Result<()> {
     for (at, path) in missing.iter().enumerate() {
         let before = at as u64 * plan.size_bytes;
         let mut progress = |done, _| bar.set_position(before + done);
-        let made = pagemesh_brick::file::create_as(path, plan.size_bytes, None, &mut progress);
+        let made =
+            pagemesh_brick::file::create_with_class(path, plan.size_bytes, None, &mut progress);
         if let Err(cause) = made {
             // They are empty, and in the way of another size.
             for made in &missing[..at] {
@@ -298,7 +299,9 @@ fn make_pools(plan: &Plan<'_>) -> anyhow::Result<()> {
 
 /// Says so when pools in memory leave little of it to programs.
 fn warn_of_little_memory(pools: &Path, bytes: u64) {
-    let Some((all, available)) = room::machine().filter(|_| room::is_memory(pools)) else {
+    let Some((all, available)) =
+        resource_limits::machine_memory().filter(|_| resource_limits::is_memory(pools))
+    else {
         return;
     };
     let left = available.saturating_sub(bytes);

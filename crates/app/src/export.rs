@@ -6,7 +6,7 @@ use crate::ending::{Ending, Teller};
 use crate::fenced::{self, TakenOver};
 use crate::volume::{GivenBack, attach, expect};
 use anyhow::{Context, anyhow};
-use pagemesh_base::layout::Name;
+use pagemesh_base::layout::VolumeName;
 use pagemesh_base::space::{Channel, Space, SpaceError};
 use pagemesh_manage::wire::Content;
 use pagemesh_nbd::{ExportOptions, Exports, Limits, Listen, Server};
@@ -86,7 +86,7 @@ pub fn run(command: &Export) -> anyhow::Result<()> {
     let exports = Exports::new();
     // Before anything is attached: a place in use must not fence a client.
     let limits = Limits {
-        may_keep_awake: !no_keep_awake,
+        may_keep_cpus_awake: !no_keep_awake,
         ..Limits::default()
     };
     let server = Server::bind_with(listen, exports.clone(), limits)?;
@@ -108,7 +108,7 @@ pub fn run(command: &Export) -> anyhow::Result<()> {
     let fenced = Fenced::watch(volumes, &attached, &exports, &ending.teller())?;
     asked.obey(attached)?;
     for name in volumes {
-        println!("ready {}", uri(server.listens_on(), name));
+        println!("ready {}", uri(server.listen_address(), name));
     }
     serve(&server, &ending)?;
     for name in volumes {
@@ -120,14 +120,14 @@ pub fn run(command: &Export) -> anyhow::Result<()> {
 /// Which of the exported volumes other clients took over.
 struct Fenced {
     exported: usize,
-    taken: Mutex<Vec<Name>>,
+    taken: Mutex<Vec<VolumeName>>,
 }
 
 impl Fenced {
     /// Disconnects the clients of each volume that another client takes over, and ends the
     /// export with the last one.
     fn watch(
-        volumes: &[Name],
+        volumes: &[VolumeName],
         attached: &[Weak<Volume>],
         exports: &Exports,
         teller: &Teller,
@@ -158,7 +158,7 @@ impl Fenced {
         if taken.len() < self.exported {
             return Ok(());
         }
-        let names: Vec<String> = taken.iter().map(Name::to_string).collect();
+        let names: Vec<String> = taken.iter().map(VolumeName::to_string).collect();
         let names = names.join(" ");
         Err(TakenOver(format!(
             "another client took over {names}, or an operator detached it, and this export has \
@@ -201,7 +201,7 @@ pub fn listen_address(address: &str) -> anyhow::Result<std::net::SocketAddr> {
         .with_context(|| format!("'{address}' names no address; {WAY_OUT}"))
 }
 
-fn uri(place: &Listen, name: &Name) -> String {
+fn uri(place: &Listen, name: &VolumeName) -> String {
     match place {
         Listen::Unix(path) => format!("nbd+unix:///{name}?socket={}", path.display()),
         Listen::Tcp(address) => format!("nbd://{address}/{name}"),

@@ -5,9 +5,9 @@ use crate::output::{self, bytes, table};
 use crate::status::word;
 use crate::volume::{attach, client, expect, show};
 use anyhow::Context;
-use pagemesh_base::layout::Name;
+use pagemesh_base::layout::VolumeName;
 use pagemesh_base::space::Space;
-use pagemesh_fs::{Caller, MakeOptions};
+use pagemesh_fs::{Credentials, MkfsOptions};
 use pagemesh_manage::Kind;
 use pagemesh_manage::wire::{Content, CreateVolume, Sized, VolumeInfo};
 use rustix::process::{getegid, geteuid};
@@ -71,7 +71,7 @@ pub fn run(command: &FileSystem) -> anyhow::Result<()> {
 }
 
 /// The volume of a file system of so many copies.
-pub fn wish(name: &Name, size_bytes: u64, copies: usize) -> CreateVolume {
+pub fn wish(name: &VolumeName, size_bytes: u64, copies: usize) -> CreateVolume {
     CreateVolume {
         name: name.clone(),
         size_bytes,
@@ -119,25 +119,25 @@ pub fn make(
 fn format(
     args: &args::Client,
     transport: args::Transport,
-    name: &Name,
+    name: &VolumeName,
     limit_bytes: u64,
 ) -> anyhow::Result<()> {
     let mut random = [[0; 8]; 2];
     for part in &mut random {
         getrandom(part, GetRandomFlags::empty()).context("no random numbers")?;
     }
-    let options = MakeOptions {
+    let options = MkfsOptions {
         uuid: Uuid::new_v4(),
         hash_key: random.map(u64::from_ne_bytes),
         limit_bytes,
-        owner: Caller {
+        owner: Credentials {
             uid: geteuid().as_raw(),
             gid: getegid().as_raw(),
         },
         mode: 0o755,
     };
     let volume: Arc<dyn Space> = Arc::new(attach(args, transport, name)?);
-    pagemesh_fs::make(&volume, pagemesh_fuse::wait, pagemesh_fuse::now, options)?;
+    pagemesh_fs::mkfs(&volume, pagemesh_fuse::wait, pagemesh_fuse::now, options)?;
     Ok(())
 }
 

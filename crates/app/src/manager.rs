@@ -5,8 +5,8 @@ use crate::ending::Ending;
 use crate::key;
 use pagemesh_base::key::Key;
 use pagemesh_base::slice::{BrickControl, SliceError};
+use pagemesh_fabric::brick_client::BrickClient;
 use pagemesh_fabric::limits::Timeouts;
-use pagemesh_fabric::remote::Remote;
 use pagemesh_fabric::tcp::resolve;
 use pagemesh_manage::{Bricks, Config, serve};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ struct Remotes(Key);
 impl Bricks for Remotes {
     fn control(&self, address: &str) -> Result<Box<dyn BrickControl>, SliceError> {
         let address = resolve(address)?;
-        let remote = Remote::connect(address, &self.0, Timeouts::default())?;
+        let remote = BrickClient::connect(address, &self.0, Timeouts::default())?;
         Ok(Box::new(remote))
     }
 }

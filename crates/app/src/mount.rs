@@ -12,8 +12,8 @@ use crate::unmount::{NOBODY_WAITS, Patience, listen, tell_done, tell_gone};
 use crate::volume::{GivenBack, attach, client, expect};
 use anyhow::{Context, bail};
 use pagemesh_base::space::{Space, SpaceError};
-use pagemesh_brick::room;
-use pagemesh_direct::server::{IsMounted, Server};
+use pagemesh_brick::resource_limits;
+use pagemesh_direct::server::{DirectServer, IsMounted};
 use pagemesh_fs::{Fs, FsError};
 use pagemesh_fuse::{Caching, MountOptions, Transport, Unmounter};
 use pagemesh_manage::wire::{Content, VolumeDetail};
@@ -63,7 +63,7 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
         let _ = rustix::process::setsid();
     }
     let dir = check_dir(dir)?;
-    room::check_memory(MEMORY_MIN).with_context(|| format!("cannot mount {name}"))?;
+    resource_limits::check_memory(MEMORY_MIN).with_context(|| format!("cannot mount {name}"))?;
     let ending = Ending::listen(args.until_stdin_ends)?;
     let asked = Asked::listen()?;
     let detail = expect(&args.client, name, Content::Files)?;
@@ -90,7 +90,7 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
         threads: args.threads,
         allow_other: args.allow_other,
         transport: transport(args.fuse),
-        may_keep_awake: !args.no_keep_awake,
+        may_keep_cpus_awake: !args.no_keep_awake,
         caching: caching(args.direct_io),
     };
     let on_trouble = fenced.clone();
@@ -114,7 +114,7 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
         .as_deref()
         .and_then(|device| let_guests_in(&volume, &guests_of, device, &patience));
     if let Some(guests) = &guests {
-        mounted.connect_by(Box::new(guests.connector()));
+        mounted.set_connect_hook(Box::new(guests.connector()));
     }
     println!("ready {}", dir.display());
     let served = {
@@ -125,7 +125,7 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
             is_urgent: || fenced.is.load(Ordering::Acquire),
             before_cut: || {
                 if let Some(guests) = &guests {
-                    guests.give_up();
+                    guests.stop();
                 }
             },
             before_exit: || save(&guests_of, &volume),
@@ -135,7 +135,7 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
                 tell_gone(waiting);
             }
         };
-        serve(move || Ok(mounted.serve_telling(gone)?), &end, &ending)
+        serve(move || Ok(mounted.serve_with_hook(gone)?), &end, &ending)
     };
     drop(guests);
     if fenced.is.load(Ordering::Acquire) {
@@ -205,7 +205,7 @@ fn watch_room(
     args: &args::Client,
     mut detail: VolumeDetail,
     fs: &Arc<Fs>,
-) -> anyhow::Result<pagemesh_fuse::Room> {
+) -> anyhow::Result<pagemesh_fuse::FreeSpaceFn> {
     const UNKNOWN: u64 = u64::MAX;
     let manager = client(args)?;
     let room = Arc::new(AtomicU64::new(UNKNOWN));
@@ -259,7 +259,7 @@ pub fn run_null(args: &NullMount) -> anyhow::Result<()> {
         threads: args.threads,
         allow_other: false,
         transport: transport(args.fuse),
-        may_keep_awake: !args.no_keep_awake,
+        may_keep_cpus_awake: !args.no_keep_awake,
         caching: caching(args.direct_io),
     };
     let mounted = pagemesh_fuse::mount_null(&dir, &options)?;
@@ -282,12 +282,12 @@ fn let_guests_in(
     fs: &Weak<Fs>,
     device: &str,
     patience: &Patience<'_>,
-) -> Option<Server> {
+) -> Option<DirectServer> {
     let fs = fs.upgrade()?;
     let is_mounted = patience.is_mounted;
-    let start = || Server::start(Arc::clone(volume), &fs, device, Arc::clone(is_mounted));
+    let start = || DirectServer::start(Arc::clone(volume), &fs, device, Arc::clone(is_mounted));
     patience
-        .once_free(start, || pagemesh_direct::server::holder(device))
+        .once_free(start, || pagemesh_direct::server::serving_process(device))
         .inspect_err(|cause| tracing::warn!(%cause, "no process can reach the files directly"))
         .ok()
 }
@@ -323,7 +323,7 @@ impl<U: Fn() -> bool, C: Fn(), E: Fn()> End<'_, U, C, E> {
             }
         }
         (self.before_cut)();
-        if let Err(cause) = self.unmounter.cut_off() {
+        if let Err(cause) = self.unmounter.abort() {
             // The end of the process closes the connection to the kernel, and with it the mount.
             tracing::error!(%cause, %dir, "the kernel does not cut the mount off; this process ends");
             (self.before_exit)();
@@ -371,10 +371,12 @@ fn serve<U: Fn() -> bool, C: Fn(), E: Fn()>(
 /// The state that a process can save when it must end amid serving.
 fn save(fs: &Weak<Fs>, volume: &Volume) {
     if let Some(fs) = fs.upgrade() {
-        let saved = fs.borrow().and_then(|mut port| fs.sync_all(&mut port));
+        let saved = fs
+            .borrow_channel()
+            .and_then(|mut port| fs.sync_all(&mut port));
         if let Err(cause) = saved {
             tracing::error!(%cause, "what was stored into mappings and times may be lost");
         }
     }
-    volume.give_back();
+    volume.detach();
 }

@@ -1,7 +1,7 @@
 //! The mounts that the kernel tells of, and the processes that have them.
 
 use anyhow::Context;
-use pagemesh_base::mounts::{Known, all, listed};
+use pagemesh_base::mounts::{MountEntry, list_mounts, parse_mountinfo};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -21,8 +21,8 @@ pub fn place(dir: &Path) -> anyhow::Result<PathBuf> {
     Ok(parent.join(name))
 }
 
-pub fn mount_on(dir: &Path) -> anyhow::Result<Option<Known>> {
-    let mounts = all().context("cannot read the mounts")?;
+pub fn mount_on(dir: &Path) -> anyhow::Result<Option<MountEntry>> {
+    let mounts = list_mounts().context("cannot read the mounts")?;
     Ok(mounts.into_iter().rev().find(|known| known.dir == dir))
 }
 
@@ -70,7 +70,7 @@ fn holders_in(proc: &Path, device: &str) -> Vec<Holder> {
             continue;
         };
         let holder = found.entry(namespace).or_insert_with(|| {
-            let mounts = listed(&std::fs::read(dir.join("mountinfo")).ok()?);
+            let mounts = parse_mountinfo(&std::fs::read(dir.join("mountinfo")).ok()?);
             let mount = mounts.into_iter().find(|mount| mount.device == device)?;
             Some(Holder {
                 dir: mount.dir,

@@ -3,7 +3,7 @@
 use crate::args::Pool;
 use crate::{Verdict, output, pool_check};
 use pagemesh_brick::file;
-use pagemesh_pmem::Stated;
+use pagemesh_pmem::StatedClass;
 use serde::Serialize;
 use std::path::Path;
 
@@ -45,12 +45,12 @@ pub fn run(command: &Pool) -> anyhow::Result<Verdict> {
             output,
         } => {
             let class = class.as_deref().map(str::parse).transpose()?;
-            let stated = class.map(|class| Stated {
+            let stated = class.map(|class| StatedClass {
                 class,
                 is_trusted: *trust_medium,
             });
             let bar = crate::volume::progress(&format!("making {}", path.display()));
-            let made = file::create_as(path, size.0, stated, &mut |done, total| {
+            let made = file::create_with_class(path, size.0, stated, &mut |done, total| {
                 bar.set_length(total);
                 bar.set_position(done);
             });
@@ -82,7 +82,7 @@ pub fn run(command: &Pool) -> anyhow::Result<Verdict> {
 }
 
 fn show(path: &Path, output: crate::args::Output) -> anyhow::Result<()> {
-    let block = file::show(path)?;
+    let block = file::read_superblock(path)?;
     let geometry = &block.geometry;
     let fixed = geometry.pool_bytes - geometry.frames.len;
     let shown = Shown {
@@ -90,7 +90,7 @@ fn show(path: &Path, output: crate::args::Output) -> anyhow::Result<()> {
         pool_bytes: geometry.pool_bytes,
         frame_bytes: geometry.frames.len,
         reserved_percent: fixed as f64 * 100.0 / geometry.pool_bytes as f64,
-        sessions_max: geometry.lanes - 1,
+        sessions_max: geometry.journals - 1,
         slices_max: geometry.object_count(),
         incarnation: block.incarnation.0,
         checkpoint: block.checkpoint.0,

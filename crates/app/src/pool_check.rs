@@ -4,8 +4,8 @@ use crate::args::Output;
 use crate::volume::progress;
 use crate::{Verdict, output};
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_brick::file::{self, Offline};
-use pagemesh_store::check::{Finding, Plan, Remedy, Report};
+use pagemesh_brick::file::{self, OfflinePool};
+use pagemesh_store::check::{Finding, PoolReport, Remedy, RepairPlan};
 use serde::Serialize;
 use std::path::Path;
 
@@ -54,7 +54,7 @@ pub fn run(path: &Path, repair: bool, reads_data: bool, out: Output) -> anyhow::
     let mendable = plan.is_possible() && report.findings.iter().any(mends);
     let left = match repair && mendable {
         true => {
-            pool.mend(&plan)?;
+            pool.repair(&plan)?;
             look(&pool, path, reads_data)?.0
         }
         false => report.clone(),
@@ -67,7 +67,11 @@ pub fn run(path: &Path, repair: bool, reads_data: bool, out: Output) -> anyhow::
     })
 }
 
-fn look(pool: &Offline, path: &Path, reads_data: bool) -> anyhow::Result<(Report, Plan)> {
+fn look(
+    pool: &OfflinePool,
+    path: &Path,
+    reads_data: bool,
+) -> anyhow::Result<(PoolReport, RepairPlan)> {
     let bar = progress(&format!("checking {}", path.display()));
     let found = pool.check(reads_data, &mut |done, total| {
         bar.set_length(total * PAGE_BYTES as u64);
@@ -79,7 +83,7 @@ fn look(pool: &Offline, path: &Path, reads_data: bool) -> anyhow::Result<(Report
 
 /// The first report, and what is left of it in the second. What only the
 /// second has was hidden by what is repaired now.
-fn checked(path: &Path, report: &Report, left: &Report) -> Checked {
+fn checked(path: &Path, report: &PoolReport, left: &PoolReport) -> Checked {
     let gone = report
         .findings
         .iter()
@@ -94,16 +98,16 @@ fn checked(path: &Path, report: &Report, left: &Report) -> Checked {
         nodes: left.nodes,
         pages: left.pages,
         pages_read: left.pages_summed,
-        tables_whole: left.is_whole,
+        tables_whole: left.is_complete,
         findings: gone.chain(stays).collect(),
-        more: left.more,
+        more: left.unlisted_findings,
     }
 }
 
 fn found(finding: &Finding, repaired: bool) -> Found {
-    let place = &finding.place;
+    let place = &finding.location;
     Found {
-        what: finding.what.to_string(),
+        what: finding.kind.to_string(),
         slice: place.slice.map(|slice| slice.to_string()),
         object: place.object.map(|object| object.0),
         page: place.pages.as_ref().map(|pages| pages.start),

@@ -6,7 +6,7 @@ use crate::output::{self, bytes, table};
 use crate::status::word;
 use crate::volume::client;
 use anyhow::Context;
-use pagemesh_base::layout::{BrickId, Column, LegState, Name};
+use pagemesh_base::layout::{BrickId, Column, LegState, VolumeName};
 use pagemesh_manage::Client;
 use pagemesh_manage::wire::{
     AttachReplica, ChooseReplica, CopiesTold, CopyReturn, Lag, VolumeDetail,
@@ -84,7 +84,7 @@ pub fn run(command: &Command) -> anyhow::Result<()> {
 /// command given again, the number would be another copy's.
 fn choose(
     client: &Client,
-    volume: &Name,
+    volume: &VolumeName,
     copy: usize,
     force: bool,
 ) -> anyhow::Result<ChooseReplica> {
@@ -110,7 +110,7 @@ fn filling(detail: &VolumeDetail) -> &'static str {
     }
 }
 
-fn next(volume: &Name, detail: &VolumeDetail) -> String {
+fn next(volume: &VolumeName, detail: &VolumeDetail) -> String {
     let verb = match detail.info.content {
         pagemesh_manage::wire::Content::Blocks => format!("pagemesh export nbd {volume}"),
         pagemesh_manage::wire::Content::Files => format!("pagemesh mount {volume} DIR"),

@@ -13,8 +13,8 @@
 use crate::ending::Ending;
 use crate::mounts::{self, mount_on, place};
 use anyhow::{Context, bail};
-use pagemesh_base::mounts::Known;
-use pagemesh_base::peer::{Peer, peer, reach};
+use pagemesh_base::mounts::MountEntry;
+use pagemesh_base::peer::{PeerCredentials, connect_abstract, peer_credentials};
 use pagemesh_direct::server::IsMounted;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketType;
@@ -71,7 +71,7 @@ impl Patience<'_> {
     pub fn once_free<T>(
         &self,
         take: impl Fn() -> std::io::Result<T>,
-        holder: impl Fn() -> std::io::Result<Peer>,
+        holder: impl Fn() -> std::io::Result<PeerCredentials>,
     ) -> std::io::Result<T> {
         let mut is_of_strangers = None;
         loop {
@@ -103,7 +103,7 @@ impl Patience<'_> {
 pub fn listen(device: &str, patience: &Patience<'_>) -> Waiting {
     let waiting = Waiting::default();
     let name = name(device);
-    let holder = || peer(reach(SocketType::STREAM, &name)?);
+    let holder = || peer_credentials(connect_abstract(SocketType::STREAM, &name)?);
     let bind = |address| patience.once_free(|| UnixListener::bind_addr(&address), holder);
     let listener = SocketAddr::from_abstract_name(&name).and_then(bind);
     let listener = match listener {
@@ -142,9 +142,9 @@ pub fn listen(device: &str, patience: &Patience<'_>) -> Waiting {
 
 /// A connection to the process of a mount. It says at once that it is there, unless it is slow,
 /// or of a version that did not; another mount's says nothing and hangs up.
-fn process_of(known: &Known) -> std::io::Result<Process> {
-    let socket = reach(SocketType::STREAM, &name(&known.device))?;
-    let Peer { pid, uid } = peer(&socket)?;
+fn process_of(known: &MountEntry) -> std::io::Result<Process> {
+    let socket = connect_abstract(SocketType::STREAM, &name(&known.device))?;
+    let PeerCredentials { pid, uid } = peer_credentials(&socket)?;
     if uid != 0 && Some(uid) != known.user {
         return Err(ErrorKind::PermissionDenied.into());
     }
@@ -267,7 +267,7 @@ pub fn unmount(dir: &Path, how: How) -> anyhow::Result<()> {
     };
     let process = process_of(&known);
     let taken = match how {
-        How::ByForce => pagemesh_fuse::cut_off_dir(&at),
+        How::ByForce => pagemesh_fuse::abort_dir(&at),
         how => pagemesh_fuse::unmount_dir(&at, how == How::Lazily),
     };
     taken.with_context(|| {
@@ -287,7 +287,7 @@ pub fn unmount(dir: &Path, how: How) -> anyhow::Result<()> {
     await_end(&mut process, &known, dir)
 }
 
-fn await_end(process: &mut Process, known: &Known, dir: &Path) -> anyhow::Result<()> {
+fn await_end(process: &mut Process, known: &MountEntry, dir: &Path) -> anyhow::Result<()> {
     let shown = dir.display();
     if !process.hears(GONE, GONE_MAX)?
         && let Some(holders) = mounts::named(&mounts::holders(&known.device))

@@ -9,7 +9,7 @@ use crate::output::{self, bytes, table};
 use crate::status::{volumes, word};
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressStyle};
-use pagemesh_base::layout::{LegState, Name};
+use pagemesh_base::layout::{LegState, VolumeName};
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_manage::wire::{Content, CreateVolume, VolumeDetail};
 use pagemesh_manage::{Client, Kind};
@@ -23,7 +23,11 @@ pub fn client(args: &args::Client) -> anyhow::Result<Client> {
 }
 
 /// Refuses a volume that holds something else.
-pub fn expect(args: &args::Client, name: &Name, content: Content) -> anyhow::Result<VolumeDetail> {
+pub fn expect(
+    args: &args::Client,
+    name: &VolumeName,
+    content: Content,
+) -> anyhow::Result<VolumeDetail> {
     let detail = client(args)?.volume(name)?;
     if detail.info.content == content {
         return Ok(detail);
@@ -44,7 +48,7 @@ pub struct GivenBack(pub Arc<Volume>);
 
 impl Drop for GivenBack {
     fn drop(&mut self) {
-        self.0.give_back();
+        self.0.detach();
     }
 }
 
@@ -53,7 +57,7 @@ impl Drop for GivenBack {
 pub fn attach(
     args: &args::Client,
     transport: args::Transport,
-    name: &Name,
+    name: &VolumeName,
 ) -> anyhow::Result<Volume> {
     let key = key::find(args.key.as_deref(), &args.manager)?;
     let transport = match transport {
@@ -210,7 +214,7 @@ pub fn show(detail: &VolumeDetail) -> String {
 fn check(
     args: &args::Client,
     transport: args::Transport,
-    name: &Name,
+    name: &VolumeName,
     force: bool,
     repair_from: Option<usize>,
 ) -> anyhow::Result<Verdict> {
@@ -251,7 +255,7 @@ fn left_out(volume: &Volume) -> Vec<LegStatus> {
     legs.filter(|leg| leg.state != LegState::InSync).collect()
 }
 
-fn told(name: &Name, report: &CheckReport) -> String {
+fn told(name: &VolumeName, report: &CheckReport) -> String {
     let compared = report.pages_compared;
     if report.pages_differing + report.pages_damaged == 0 {
         return format!("the copies of {name} are identical: {compared} pages compared");

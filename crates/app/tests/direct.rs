@@ -53,7 +53,7 @@ mod watched;
 #[path = "direct/withdrawn.rs"]
 mod withdrawn;
 
-use pagemesh_direct::guest::{File as Direct, Guest};
+use pagemesh_direct::client::{DirectClient, DirectFile as Direct};
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -68,14 +68,14 @@ fn opened(mount: &Mounted, name: &str) -> File {
     as_library(options).open(mount.dir.join(name)).unwrap()
 }
 
-fn direct(guest: &'static Guest, file: &File) -> Direct {
+fn direct(guest: &'static DirectClient, file: &File) -> Direct {
     let found = file.metadata().unwrap();
     guest.open(found.dev(), found.ino(), file.as_raw_fd())
 }
 
 /// A process of its own, as far as its mounts can tell. It joins at once.
-fn guest() -> &'static Guest {
-    Box::leak(Box::new(Guest::new(|run| run(), 0)))
+fn guest() -> &'static DirectClient {
+    Box::leak(Box::new(DirectClient::new(|run| run(), 0)))
 }
 
 /// A program in C that lies in the folder of these tests.

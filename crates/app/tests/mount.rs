@@ -201,7 +201,7 @@ fn what_cannot_be_had_is_chosen_otherwise_or_refused() {
     let dir = cluster.dir().join("dir");
     fs::create_dir(&dir).unwrap();
     let dir = dir.to_str().unwrap();
-    let Some(off) = support::switch::off() else {
+    let Some(off) = support::switch::turn_off() else {
         return skip("needs root and the switch of FUSE over io_uring");
     };
     cluster.refused(

@@ -290,8 +290,8 @@ impl Drop for Client {
 fn record_of(pool: &Path, frame: usize) -> usize {
     let bytes = std::fs::read(pool).unwrap();
     let geometry = Geometry::plan(64 * MIB).unwrap();
-    let lanes = geometry.lane_region.start as usize;
-    let end = lanes + geometry.lane_region.len as usize;
+    let lanes = geometry.journal_region.start as usize;
+    let end = lanes + geometry.journal_region.len as usize;
     let is_it = |at: &usize| {
         // Whether or not it has a second sum in place of the check bits.
         let is_map = matches!(bytes[*at + 4], 1 | 4);

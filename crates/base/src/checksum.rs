@@ -39,18 +39,18 @@ pub fn flipped_bit(len_bytes: usize, found: u32, expected: u32) -> Option<usize>
 /// The sums of a page: a flipped bit is known by the first, and the second tells that it was
 /// no more than that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sums {
+pub struct PageChecksums {
     /// CRC32C.
     pub crc: u32,
     /// Its [`word_sum`].
     pub words: u16,
 }
 
-impl Sums {
+impl PageChecksums {
     /// Of whole lines.
     #[must_use]
-    pub fn of(bytes: &[u8]) -> Sums {
-        Sums {
+    pub fn of(bytes: &[u8]) -> PageChecksums {
+        PageChecksums {
             crc: crc32c(bytes),
             words: word_sum(bytes),
         }
@@ -66,7 +66,7 @@ pub struct WordSums {
     /// By place.
     pub sums: [u64; 8],
     /// Of the sums.
-    pub seconds: [u64; 8],
+    pub running_sums: [u64; 8],
 }
 
 impl WordSums {
@@ -82,7 +82,7 @@ impl WordSums {
     #[inline(always)]
     pub fn add_word(&mut self, place: usize, word: u64) {
         self.sums[place] = self.sums[place].wrapping_add(word);
-        self.seconds[place] = self.seconds[place].wrapping_add(self.sums[place]);
+        self.running_sums[place] = self.running_sums[place].wrapping_add(self.sums[place]);
     }
 
     /// The sixteen sums as one of 16 bits. No change of one word leaves the 64 bits that it
@@ -92,7 +92,7 @@ impl WordSums {
         /// 2^64 divided by the golden ratio.
         const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
         let factors = (0..8).map(|place| STEP.wrapping_mul(2 * place + 1));
-        let places = self.sums.iter().zip(&self.seconds).zip(factors);
+        let places = self.sums.iter().zip(&self.running_sums).zip(factors);
         let sum = places.fold(0u64, |sum, ((first, second), factor)| {
             let first = first.wrapping_mul(factor);
             // Even, so that with any number of them the first one stays odd.
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_flipped_bit_is_named_and_no_two_are_one() {
+    fn single_bit_flip_is_located_and_double_flip_is_not() {
         let sound: Vec<u8> = (0..96u8).map(|i| i.wrapping_mul(7)).collect();
         let sum = crc32c(&sound);
         assert_eq!(flipped_bit(96, sum, sum), None);
@@ -142,7 +142,7 @@ mod tests {
     /// Bytes that differ by a flipped bit and a multiple of the polynomial have the CRC32C
     /// of those with the flipped bit alone.
     #[test]
-    fn what_looks_like_a_flipped_bit_has_another_word_sum() {
+    fn word_sum_rejects_damage_that_looks_like_one_flip() {
         const LEN: usize = 64;
         const BIT: usize = 77;
         const POLYNOMIAL: u64 = 1 << 32 | 0x1edc_6f41;
@@ -162,7 +162,7 @@ mod tests {
 
     /// Pools have these sums: they are part of a format.
     #[test]
-    fn word_sums_stay_what_they_are() {
+    fn word_sum_matches_format_vectors() {
         let ascending: Vec<u8> = (0..=255).cycle().take(4096).collect();
         assert_eq!(word_sum(&ascending), 0xa02f);
         assert_eq!(word_sum(&[0xff; 4096]), 0xd1cd);

@@ -38,37 +38,37 @@ pub enum Defect {
     /// Recovery takes a page that it cannot read for one that never was whole.
     UnreadableDropped,
     /// Slots above the leaves that lost a bit stay as they are in a pool at work.
-    NodesNotMended,
+    NodesNotCorrected,
     /// Pages with a damaged slot are not cleared.
     DamageNotCleared,
     /// A session does not flush the slots that it says are settled.
-    SlotsNotSettled,
+    SessionSlotsNotFlushed,
     /// A session says that the slots of its last record are settled, too.
-    SettledTooFar,
+    LastSlotsReportedFlushed,
     /// A checkpoint passes a record that is not published yet.
-    PassOpenWindow,
+    CheckpointPassesUnpublished,
     /// A checkpoint goes back to a floor that is older than the one before.
     CheckpointGoesBack,
     /// A bypass passes a record that is not published yet.
-    BypassPassesWindow,
+    PartialCheckpointPassesUnpublished,
     /// A bypass leaves records in lanes that it has applied.
-    BypassKeepsRecords,
+    PartialCheckpointKeepsRecords,
     /// A bypass does not list what may be missing on another leg.
-    BypassNotesNothing,
+    PartialCheckpointListsNothing,
     /// What a bypass listed of a session is forgotten when that dies.
-    BypassedOfDeadForgotten,
+    PartialCheckpointOfDeadForgotten,
     /// A bypass reads the seq after the ends of lanes.
-    BypassReadsSeqLate,
+    PartialCheckpointReadsSeqLate,
     /// The seq that a dead session took stays a hole that nobody closes.
-    HoleKept,
+    SeqHoleKept,
     /// Bytes of a part of a page are put there before the fence.
     PatchedBeforeFence,
     /// A page does not show that bytes are being put there.
     PatchNotMarked,
     /// A session does not flush the bytes that it says are settled.
-    PatchNotSettled,
+    SessionPatchNotFlushed,
     /// A checkpoint leaves the flush of all bytes to sessions.
-    PatchNotFlushed,
+    CheckpointPatchNotFlushed,
     /// A checkpoint frees the frame that was changed in place.
     PatchedFrameFreed,
     /// Recovery puts bytes into a frame that another page has by now.
@@ -76,9 +76,9 @@ pub enum Defect {
     /// Recovery takes a page that was changed in place for a torn one.
     PatchedPageTorn,
     /// Of a part of a page that a dead session had committed only the slot is shown.
-    DeadPatchNotPut,
+    DeadPatchNotApplied,
     /// The operation that a dead session had committed is left undone.
-    DeadNotFinished,
+    DeadNotRolledForward,
     /// Recovery does not list operations in flight.
     InFlightLost,
     /// Operations in flight are listed with the page behind theirs.
@@ -99,13 +99,13 @@ pub enum Defect {
     /// are durable.
     FrameReuse,
     /// Lane lines are used again without the superblock that gives them up.
-    LaneReuse,
+    JournalReuse,
     /// A session's lane is used before the superblock names it.
-    LaneNotNamed,
+    JournalNotNamed,
     /// Recovery overwrites a superblock before the one that it chose is durable.
     SuperblockNotFlushed,
     /// A checkpoint overwrites the older superblock though the newer is damaged.
-    NewerNotLookedAt,
+    NewerSuperblockNotChecked,
     /// A scrub overwrites the older superblock, and not the newer, which is
     /// damaged.
     OlderSuperblockFirst,
@@ -113,7 +113,7 @@ pub enum Defect {
     SuperblocksTogether,
     /// Slices are marked to be compared after the head has passed a record that
     /// cannot be read.
-    MarkedAfterwards,
+    SlicesMarkedAfterHead,
     /// Recovery stores slots before the records that it replays are durable.
     ReplayedBeforeFence,
     /// An opening goes on under the number of the one before.
@@ -140,33 +140,33 @@ pub enum Defect {
 
     // Of what guests do on the direct path, or is done for them.
     /// A guest takes the number of its operation before the lock words.
-    NumberedFirst,
+    NumberedBeforeLocks,
     /// Locks are released behind the fence, before the slots are swapped.
-    UnlockBeforeShown,
+    UnlockBeforePublish,
     /// Records go to the leg first that guests read.
     LastLegFirst,
     /// Settling looks at the newest operation on a page alone.
-    SettledByNewest,
+    RecoveredByNewest,
     /// A guest reads the leg whose record is written first.
     FirstLegRead,
     /// A guest begins although guests are kept away.
-    ClosedUnseen,
+    AccessDisabledIgnored,
     /// What a dead guest left is made alike while other guests go on.
-    HealedBesideGuests,
+    ReconciledDuringClientWrites,
     /// The first page that a dead guest left unlike stays so.
-    HealedInPart,
+    ReconciledInPart,
     /// Settling waits for what a dead guest left, which waits for the settling.
-    SettlingAwaitsHeal,
+    RecoveryAwaitsReconcile,
     /// The row of a dead guest is cleared before its pages are alike.
     RowClearedFirst,
     /// Nothing is made alike where a guest died.
-    NotHealed,
+    NotReconciled,
     /// Who closes a board does not wait for guests that are inside.
-    BoardNotAwaited,
+    SharedFileMapNotAwaited,
 
     // Of what threads do at the same time: caught by the models.
     /// Who mends a slot does not look whether it is still the same.
-    MendedBlindly,
+    CorrectedBlindly,
     /// Who waits for a lock word sleeps without a mark on it.
     WaiterUnmarked,
     /// The lock words of a dead session stay taken.
@@ -181,11 +181,11 @@ pub enum Defect {
     /// A transaction takes the lock words of its first run only.
     GroupNotLocked,
     /// Whether the owner sleeps is looked at before the bell is rung.
-    BellUnheard,
+    DoorbellMissed,
     /// A session enters the window after it was revoked.
-    RevokedEnters,
+    RevokedBeginsOperation,
     /// A session enters the window after its grants were taken back.
-    RecallUnseen,
+    RecallIgnored,
     /// Grants are taken back from who entered the window meanwhile.
     RecallNotAwaited,
     /// A recall that is given up goes on for ever.
@@ -193,21 +193,21 @@ pub enum Defect {
     /// The floor is published after the seq was taken.
     FloorAfterSeq,
     /// A reader does not look whether the slot is still the same.
-    SlotNotLookedAtAgain,
+    SlotNotRechecked,
     /// Who reads pages as of one moment does not look whether somebody changes them.
-    LocksNotLookedAt,
+    LocksNotChecked,
     /// A change that finds nobody ahead of it is not counted.
     ChangeNotCounted,
     /// Readers that wait for changes are not told that these have ended.
-    ReadersNotTold,
+    ReadersNotWoken,
     /// A read waits for all changes beside it but the first.
     FirstChangeNotAwaited,
     /// That a range is undecided is noted after its column was decided.
-    LateNoteTaken,
+    LateIndeterminateRecorded,
     /// A wake-up is cleared before its descriptor is read.
     WakeClearedFirst,
     /// A channel takes a view without the connections that it was just told of.
-    LinksComeLate,
+    NewConnectionsMissed,
 
     // Of a brick, a volume or the manager: caught by the simulation.
     /// A slice takes requests of an epoch that is over.
@@ -227,31 +227,31 @@ pub enum Defect {
     /// A returning leg keeps what was in flight on it.
     InFlightNotCopied,
     /// Settling copies from a leg that is still being brought up to date.
-    SettledFromSyncing,
+    RecoveredFromSyncing,
     /// Settling leaves the first page that differs as it is.
-    SettledPageSkipped,
+    RecoveredPageSkipped,
     /// A volume opens after an attach without being settled.
-    NotSettled,
+    NotRecovered,
     /// The manager answers before its store is durable.
     ManagerNotSynced,
     /// The manager shows the layout of another attachment as one's own.
     ForeignLayoutTaken,
     /// A read shows a change that is not on every leg yet.
-    ReadNotHeld,
+    ReadNotDelayed,
     /// A read shows what a failed change left on one leg.
-    UndecidedRead,
+    IndeterminateRead,
     /// A hedged read counts a leg that it asked under an old epoch as failed.
     OutdatedLegFailed,
     /// A read does not wait for the changes of its channel before it.
     ReadOvertakes,
     /// Overlapping changes do not take turns. The models catch it, too.
-    NoTurns,
+    OverlapsNotSerialized,
     /// A transaction has the range locks of its first part alone.
     FirstPartLocked,
     /// A transaction that is sent again is only its first part.
     FirstPartResent,
     /// Settling copies a transaction page by page.
-    SettledByPage,
+    RecoveredByPage,
     /// A view is shown before every leg has heard of its epoch.
     NoBarrier,
     /// A change is made although one before it failed on a connection that keeps
@@ -260,33 +260,33 @@ pub enum Defect {
     /// What is to be durable is acknowledged before the leg that follows has it.
     DurableNotAwaited,
     /// A leg is said to follow before it has what was changed while it was copied to.
-    FollowsTooEarly,
+    ReplicaReportedTooEarly,
     /// Changes wait for the leg that follows behind those that came later.
-    ShippedOutOfOrder,
+    ReplicatedOutOfOrder,
     /// The keeper changes a leg with an epoch that this was not told over the connection.
-    EpochNotTold,
+    EpochNotAnnounced,
     /// A client goes on with a leg that followed the client before it.
-    FollowsTheDead,
+    ReplicaOfDeadClientKept,
 }
 
 /// The defect of a thread, on its way to one that it starts.
-pub struct Carried {
+pub struct CarriedDefect {
     #[cfg(all(feature = "defects", debug_assertions))]
     defect: Option<Defect>,
 }
 
 /// Takes this thread's defect along, if it has one.
 #[must_use]
-pub fn carry() -> Carried {
-    Carried {
+pub fn capture() -> CarriedDefect {
+    CarriedDefect {
         #[cfg(all(feature = "defects", debug_assertions))]
         defect: present(),
     }
 }
 
-impl Carried {
+impl CarriedDefect {
     /// Gives it to this thread.
-    pub fn take_up(self) {
+    pub fn install(self) {
         #[cfg(all(feature = "defects", debug_assertions))]
         set(self.defect);
     }

@@ -18,7 +18,7 @@ pub const KEY_BYTES: usize = 32;
 /// around them. Longer ones are not key files.
 const FILE_BYTES_MAX: u64 = 256;
 /// Permission bits of group and others.
-const OTHERS: u32 = 0o077;
+const GROUP_AND_OTHERS: u32 = 0o077;
 /// Hexadecimal digits of a key.
 const DIGITS: usize = KEY_BYTES * 2;
 
@@ -129,7 +129,7 @@ impl Key {
         }
         let file = File::open(path).map_err(unreadable)?;
         let metadata = file.metadata().map_err(unreadable)?;
-        if metadata.mode() & OTHERS != 0 {
+        if metadata.mode() & GROUP_AND_OTHERS != 0 {
             return Err(KeyError::Exposed {
                 path: path.to_owned(),
                 mode: metadata.mode() & 0o7777,
@@ -177,13 +177,13 @@ mod tests {
     }
 
     #[test]
-    fn a_key_does_not_show() {
+    fn debug_output_hides_key() {
         let key = Key::parse(TEXT).expect("a key");
         assert_eq!(format!("{key:?}"), "Key(hidden)");
     }
 
     #[test]
-    fn refuses_what_is_no_key() {
+    fn text_of_wrong_length_or_digits_is_no_key() {
         for bad in ["", "00", &TEXT[1..], &format!("{TEXT}0")] {
             assert!(matches!(Key::parse(bad), Err(BadKey::Length(_))), "{bad:?}");
         }
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_a_file_that_others_can_read_and_says_how_to_close_it() {
+    fn key_file_readable_by_others_is_refused_with_chmod_hint() {
         for mode in [0o640, 0o604, 0o660, 0o601] {
             let (_dir, path) = file("key", mode, TEXT.as_bytes());
             let said = Key::load(&path).expect_err("exposed").to_string();
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_files_that_hold_something_else_without_repeating_it() {
+    fn malformed_key_file_is_refused_without_its_content() {
         for text in [&b"secret"[..], &[0xff; 64], &[b'a'; 1000]] {
             let (_dir, path) = file("key", 0o600, text);
             let error = Key::load(&path).expect_err("no key");

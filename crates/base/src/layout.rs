@@ -14,7 +14,7 @@ use uuid::Uuid;
 /// Bytes of the longest name.
 pub const NAME_BYTES_MAX: usize = 64;
 /// Copies of a mirror.
-pub const COPIES_MAX: usize = 3;
+pub const LEGS_MAX: usize = 3;
 /// Columns of a stripe.
 pub const COLUMNS_MAX: usize = 16;
 /// Segments of a volume: how often it can grow.
@@ -28,11 +28,11 @@ pub const SLICE_BYTES_MAX: u64 = 64 << 40;
 /// dot or a dash.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Name(String);
+pub struct VolumeName(String);
 
 /// Why a text is not a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadName {
+pub enum BadVolumeName {
     /// Nothing there.
     #[error("a name must not be empty")]
     Empty,
@@ -47,7 +47,7 @@ pub enum BadName {
     Start(char),
 }
 
-impl Name {
+impl VolumeName {
     /// The name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -55,38 +55,38 @@ impl Name {
     }
 }
 
-impl TryFrom<String> for Name {
-    type Error = BadName;
+impl TryFrom<String> for VolumeName {
+    type Error = BadVolumeName;
 
-    fn try_from(text: String) -> Result<Name, BadName> {
+    fn try_from(text: String) -> Result<VolumeName, BadVolumeName> {
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
         match text.chars().next() {
-            None => Err(BadName::Empty),
-            Some(_) if text.len() > NAME_BYTES_MAX => Err(BadName::TooLong(text.len())),
-            Some(c @ ('.' | '-')) => Err(BadName::Start(c)),
+            None => Err(BadVolumeName::Empty),
+            Some(_) if text.len() > NAME_BYTES_MAX => Err(BadVolumeName::TooLong(text.len())),
+            Some(c @ ('.' | '-')) => Err(BadVolumeName::Start(c)),
             Some(_) => match text.chars().find(|&c| !allowed(c)) {
-                Some(c) => Err(BadName::Character(c)),
-                None => Ok(Name(text)),
+                Some(c) => Err(BadVolumeName::Character(c)),
+                None => Ok(VolumeName(text)),
             },
         }
     }
 }
 
-impl std::str::FromStr for Name {
-    type Err = BadName;
+impl std::str::FromStr for VolumeName {
+    type Err = BadVolumeName;
 
-    fn from_str(text: &str) -> Result<Name, BadName> {
-        Name::try_from(text.to_owned())
+    fn from_str(text: &str) -> Result<VolumeName, BadVolumeName> {
+        VolumeName::try_from(text.to_owned())
     }
 }
 
-impl From<Name> for String {
-    fn from(name: Name) -> String {
+impl From<VolumeName> for String {
+    fn from(name: VolumeName) -> String {
         name.0
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for VolumeName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -190,7 +190,7 @@ pub enum BadLayout {
     #[error("a segment has {0} columns; there are 1 to {COLUMNS_MAX}")]
     Columns(usize),
     /// No copy, or too many.
-    #[error("a column has {0} legs; there are 1 to {COPIES_MAX}")]
+    #[error("a column has {0} legs; there are 1 to {LEGS_MAX}")]
     Legs(usize),
     /// A round that no slot can be stamped with.
     #[error("a column has the degraded round {0}; there are 0 to 15")]
@@ -220,7 +220,7 @@ impl TryFrom<SegmentFields> for Segment {
             return Err(BadLayout::Columns(count));
         }
         for column in &columns {
-            if !(1..=COPIES_MAX).contains(&column.legs.len()) {
+            if !(1..=LEGS_MAX).contains(&column.legs.len()) {
                 return Err(BadLayout::Legs(column.legs.len()));
             }
             if column.round > 15 {
@@ -249,7 +249,7 @@ pub struct Layout {
     /// The volume's identity.
     pub volume: Uuid,
     /// Its name.
-    pub name: Name,
+    pub name: VolumeName,
     /// Its fencing number; attaching, losing a leg and a leg's return raise it.
     pub epoch: EpochNumber,
     /// In order of the volume's bytes.
@@ -260,7 +260,7 @@ pub struct Layout {
 #[derive(Deserialize)]
 struct LayoutFields {
     volume: Uuid,
-    name: Name,
+    name: VolumeName,
     epoch: EpochNumber,
     segments: Vec<Segment>,
 }
@@ -294,7 +294,7 @@ impl From<EpochNumber> for Epoch {
 
 /// A run of a volume's bytes that lies in one column without a gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct LayoutExtent {
     /// Which segment.
     pub segment: usize,
     /// Which of its columns.
@@ -319,7 +319,7 @@ impl Layout {
 
     /// Where a range lies, in order. A range beyond the end is cut there.
     #[must_use]
-    pub fn map(&self, offset: u64, len: u64) -> Vec<Extent> {
+    pub fn map(&self, offset: u64, len: u64) -> Vec<LayoutExtent> {
         let end = offset.saturating_add(len).min(self.size_bytes());
         let mut extents = Vec::new();
         let mut start = 0;
@@ -344,10 +344,10 @@ impl Segment {
         self.bytes / self.columns.len() as u64
     }
 
-    fn locate(&self, segment: usize, at: u64, len: u64) -> Extent {
+    fn locate(&self, segment: usize, at: u64, len: u64) -> LayoutExtent {
         let columns = self.columns.len() as u64;
         if columns == 1 {
-            return Extent {
+            return LayoutExtent {
                 segment,
                 column: 0,
                 offset: at,
@@ -355,7 +355,7 @@ impl Segment {
             };
         }
         let (unit, within) = (at / STRIPE_BYTES, at % STRIPE_BYTES);
-        Extent {
+        LayoutExtent {
             segment,
             column: (unit % columns) as usize,
             offset: unit / columns * STRIPE_BYTES + within,
@@ -372,17 +372,17 @@ mod tests {
     #[test]
     fn names_are_safe_in_paths_and_exports() {
         for good in ["a", "vol-1", "A_b.c", "9"] {
-            assert!(good.parse::<Name>().is_ok(), "{good}");
+            assert!(good.parse::<VolumeName>().is_ok(), "{good}");
         }
         let long = "x".repeat(NAME_BYTES_MAX + 1);
         for bad in ["", "a/b", "a b", "a\n", ".", "-x", "é", long.as_str()] {
-            assert!(bad.parse::<Name>().is_err(), "{bad:?}");
+            assert!(bad.parse::<VolumeName>().is_err(), "{bad:?}");
         }
-        assert!(serde_json::from_str::<Name>("\"a/b\"").is_err());
+        assert!(serde_json::from_str::<VolumeName>("\"a/b\"").is_err());
     }
 
     #[test]
-    fn a_layout_that_nothing_can_lie_in_is_refused() {
+    fn impossible_layout_is_refused() {
         let leg = r#"{"brick":"00000000-0000-0000-0000-000000000001",
             "slice":"00000000-0000-0000-0000-000000000002","state":"in-sync"}"#;
         let column =
@@ -456,7 +456,7 @@ mod tests {
             for extent in layout.map(offset, len) {
                 let first = layout.map(at, 1)[0];
                 let last = layout.map(at + extent.len - 1, 1)[0];
-                prop_assert_eq!(first, Extent { len: 1, ..extent });
+                prop_assert_eq!(first, LayoutExtent { len: 1, ..extent });
                 prop_assert_eq!(last.offset, extent.offset + extent.len - 1);
                 prop_assert_eq!((last.segment, last.column), (extent.segment, extent.column));
                 at += extent.len;

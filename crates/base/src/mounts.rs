@@ -6,13 +6,13 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 /// The file system type that the kernel shows.
-pub const TYPE: &str = "fuse.pagemesh";
+pub const FS_TYPE: &str = "fuse.pagemesh";
 /// Octal digits of an escaped byte in mountinfo.
-const ESCAPED: usize = 3;
+const ESCAPE_DIGITS: usize = 3;
 
 /// A mount of pagemesh.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct MountEntry {
     /// `major:minor`.
     pub device: String,
     /// Where it is mounted.
@@ -25,50 +25,50 @@ pub struct Known {
 ///
 /// # Errors
 /// When the kernel's list cannot be read.
-pub fn all() -> io::Result<Vec<Known>> {
-    Ok(listed(&std::fs::read("/proc/self/mountinfo")?))
+pub fn list_mounts() -> io::Result<Vec<MountEntry>> {
+    Ok(parse_mountinfo(&std::fs::read("/proc/self/mountinfo")?))
 }
 
 /// The same for the text of a mountinfo, which may be another process's.
 #[must_use]
-pub fn listed(mountinfo: &[u8]) -> Vec<Known> {
+pub fn parse_mountinfo(mountinfo: &[u8]) -> Vec<MountEntry> {
     let lines = mountinfo.split(|&byte| byte == b'\n');
-    lines.filter_map(known).collect()
+    lines.filter_map(parse_mountinfo_line).collect()
 }
 
 /// A line of mountinfo.
-fn known(line: &[u8]) -> Option<Known> {
+fn parse_mountinfo_line(line: &[u8]) -> Option<MountEntry> {
     let words: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
     let dash = words.iter().position(|word| *word == b"-")?;
-    if *words.get(dash + 1)? != TYPE.as_bytes() {
+    if *words.get(dash + 1)? != FS_TYPE.as_bytes() {
         return None;
     }
-    Some(Known {
+    Some(MountEntry {
         device: String::from_utf8(words.get(2)?.to_vec()).ok()?,
-        dir: OsString::from_vec(unescaped(words.get(4)?)).into(),
-        user: words.last().and_then(|options| user_in(options)),
+        dir: OsString::from_vec(unescape(words.get(4)?)).into(),
+        user: words.last().and_then(|options| user_of_options(options)),
     })
 }
 
 /// The user in the options of a file system that a process serves.
-fn user_in(options: &[u8]) -> Option<u32> {
+fn user_of_options(options: &[u8]) -> Option<u32> {
     let options = std::str::from_utf8(options).ok()?;
     let mut options = options.split(',');
     options.find_map(|option| option.strip_prefix("user_id=")?.parse().ok())
 }
 
-fn unescaped(word: &[u8]) -> Vec<u8> {
+fn unescape(word: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(word.len());
     let mut rest = word;
     while let Some((&byte, after)) = rest.split_first() {
         let digits = after
-            .get(..ESCAPED)
+            .get(..ESCAPE_DIGITS)
             .and_then(|it| std::str::from_utf8(it).ok());
         let code = digits.and_then(|digits| u8::from_str_radix(digits, 8).ok());
         match code {
             Some(code) if byte == b'\\' => {
                 bytes.push(code);
-                rest = &after[ESCAPED..];
+                rest = &after[ESCAPE_DIGITS..];
             }
             _ => {
                 bytes.push(byte);
@@ -85,13 +85,13 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
 
     #[test]
-    fn mounts_of_others_are_left_out() {
+    fn mounts_of_other_file_systems_are_skipped() {
         let line = b"98 29 0:53 / /a\\040b\\134 rw,nosuid - fuse.pagemesh pagemesh:v rw,user_id=7,group_id=0";
-        let found = known(line).expect("one of ours");
+        let found = parse_mountinfo_line(line).expect("one of ours");
         assert_eq!((found.device.as_str(), found.user), ("0:53", Some(7)));
         assert_eq!(found.dir.as_os_str().as_bytes(), b"/a b\\");
-        assert!(known(b"98 29 0:53 / /a rw - fuse.sshfs x rw").is_none());
-        assert!(known(b"").is_none());
-        assert!(known(b"98 - fuse.pagemesh").is_none());
+        assert!(parse_mountinfo_line(b"98 29 0:53 / /a rw - fuse.sshfs x rw").is_none());
+        assert!(parse_mountinfo_line(b"").is_none());
+        assert!(parse_mountinfo_line(b"98 - fuse.pagemesh").is_none());
     }
 }

@@ -7,7 +7,7 @@ use std::io;
 
 /// A process, as it was when it connected or began to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
+pub struct PeerCredentials {
     /// None: of a namespace of processes that is not seen from this one, as that of the
     /// machine is from a container.
     pub pid: Option<Pid>,
@@ -15,7 +15,7 @@ pub struct Peer {
     pub uid: u32,
 }
 
-impl Peer {
+impl PeerCredentials {
     /// Whether it is of this process's user, or root: anybody can take any name of an address.
     #[must_use]
     pub fn is_trusted(&self) -> bool {
@@ -28,7 +28,7 @@ impl Peer {
 ///
 /// # Errors
 /// Else, and what the system says.
-pub fn reach(kind: SocketType, name: &str) -> io::Result<OwnedFd> {
+pub fn connect_abstract(kind: SocketType, name: &str) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, kind, flags, None)?;
@@ -41,7 +41,7 @@ pub fn reach(kind: SocketType, name: &str) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// When it is no unix socket.
-pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
+pub fn peer_credentials(socket: impl AsFd) -> io::Result<PeerCredentials> {
     let mut found = libc::ucred {
         pid: 0,
         uid: 0,
@@ -63,7 +63,7 @@ pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(Peer {
+    Ok(PeerCredentials {
         pid: Pid::from_raw(found.pid),
         uid: found.uid,
     })
@@ -74,12 +74,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_other_end_is_this_process() {
+    fn socket_pair_peer_is_this_process() {
         let (one, _other) = std::os::unix::net::UnixStream::pair().expect("a pair");
-        let found = peer(&one).expect("a peer");
+        let found = peer_credentials(&one).expect("a peer");
         assert_eq!(found.pid, Some(rustix::process::getpid()));
         assert_eq!(found.uid, rustix::process::geteuid().as_raw());
         let file = tempfile::tempfile().expect("a file");
-        assert!(peer(&file).is_err());
+        assert!(peer_credentials(&file).is_err());
     }
 }

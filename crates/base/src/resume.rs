@@ -23,11 +23,11 @@ const ROUNDS_MAX: usize = 500;
 /// How long a thread may take to stop: it may be in a call of the kernel that is not interrupted.
 const STOP_MAX: Duration = Duration::from_millis(200);
 /// Between two looks.
-const NAP: Duration = Duration::from_micros(20);
+const POLL_PAUSE: Duration = Duration::from_micros(20);
 
 /// How a process is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum StopReason {
     /// By a signal: SIGSTOP, SIGTSTP, SIGTTIN or SIGTTOU.
     Signal,
     /// By the process that traces it: a debugger.
@@ -36,7 +36,7 @@ pub enum Stop {
 
 /// Whether and how a process is stopped, proc(5).
 #[must_use]
-pub fn stop_of(pid: u32) -> Option<Stop> {
+pub fn stop_reason(pid: u32) -> Option<StopReason> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let field = |name: &str| {
         let mut lines = status.lines();
@@ -44,55 +44,55 @@ pub fn stop_of(pid: u32) -> Option<Stop> {
     };
     let tracer = field("TracerPid:").and_then(|tracer| tracer.parse().ok());
     match (field("State:")?.chars().next()?, tracer) {
-        ('T' | 't', Some(tracer)) if tracer != 0 => Some(Stop::Tracer(tracer)),
-        ('T' | 't', _) => Some(Stop::Signal),
+        ('T' | 't', Some(tracer)) if tracer != 0 => Some(StopReason::Tracer(tracer)),
+        ('T' | 't', _) => Some(StopReason::Signal),
         _ => None,
     }
 }
 
 /// The name of a process, for messages.
 #[must_use]
-pub fn name_of(pid: u32) -> String {
+pub fn process_name(pid: u32) -> String {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     name.trim_end().to_owned()
 }
 
 /// Lets a process that a signal stopped run until it is outside, and has it stopped again. False: it
 /// did not come out, or cannot be run.
-pub fn run(pid: u32, is_outside: &(dyn Fn() -> bool + Sync)) -> bool {
+pub fn run_until_outside(pid: u32, is_outside: &(dyn Fn() -> bool + Sync)) -> bool {
     if is_outside() {
         return true;
     }
     let traced = std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("resume".into());
-        let run = thread.spawn_scoped(scope, || traced::run(pid, is_outside));
+        let run = thread.spawn_scoped(scope, || traced::run_traced(pid, is_outside));
         run.ok()?.join().ok()
     });
     match traced {
-        Some(traced::Ran::Refused) => by_signals(pid, is_outside),
-        Some(traced::Ran::Outside) => true,
-        Some(traced::Ran::Inside) | None => is_outside(),
+        Some(traced::RunOutcome::Refused) => run_by_signals(pid, is_outside),
+        Some(traced::RunOutcome::Outside) => true,
+        Some(traced::RunOutcome::Inside) | None => is_outside(),
     }
 }
 
 /// The same by signals.
-fn by_signals(pid: u32, is_outside: &(dyn Fn() -> bool + Sync)) -> bool {
+fn run_by_signals(pid: u32, is_outside: &(dyn Fn() -> bool + Sync)) -> bool {
     let target = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let handle = target.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     let Some(handle) = handle else {
         return is_outside();
     };
     let began = Instant::now();
-    while stop_of(pid) == Some(Stop::Signal) && began.elapsed() < RUN_MAX {
+    while stop_reason(pid) == Some(StopReason::Signal) && began.elapsed() < RUN_MAX {
         if pidfd_send_signal(&handle, Signal::CONT).is_err() {
             break;
         }
-        let _ = is_soon(is_outside, RUN_MAX);
+        let _ = wait_for(is_outside, RUN_MAX);
         if pidfd_send_signal(&handle, Signal::STOP).is_err() {
             break;
         }
-        let is_stopped = || stop_of(pid).is_some();
-        if is_soon(&is_stopped, STOP_MAX) && is_outside() {
+        let is_stopped = || stop_reason(pid).is_some();
+        if wait_for(&is_stopped, STOP_MAX) && is_outside() {
             return true;
         }
     }
@@ -100,13 +100,13 @@ fn by_signals(pid: u32, is_outside: &(dyn Fn() -> bool + Sync)) -> bool {
 }
 
 /// Waits for something, but not for long.
-fn is_soon(holds: &dyn Fn() -> bool, limit: Duration) -> bool {
+fn wait_for(holds: &dyn Fn() -> bool, limit: Duration) -> bool {
     let began = Instant::now();
     while !holds() {
         if began.elapsed() >= limit {
             return false;
         }
-        std::thread::sleep(NAP);
+        std::thread::sleep(POLL_PAUSE);
     }
     true
 }
@@ -114,12 +114,12 @@ fn is_soon(holds: &dyn Fn() -> bool, limit: Duration) -> bool {
 /// The part that calls ptrace(2).
 #[allow(unsafe_code)]
 mod traced {
-    use super::{NAP, ROUNDS_MAX, RUN_MAX, STOP_MAX};
+    use super::{POLL_PAUSE, ROUNDS_MAX, RUN_MAX, STOP_MAX};
     use libc::{c_int, c_uint, c_void, pid_t};
     use std::ptr::null_mut;
     use std::time::Instant;
 
-    pub(super) enum Ran {
+    pub(super) enum RunOutcome {
         /// It is outside, and stopped.
         Outside,
         /// It stays inside.
@@ -129,7 +129,7 @@ mod traced {
     }
 
     /// A thread that is traced by this one.
-    struct Thread {
+    struct TracedThread {
         id: pid_t,
         is_stopped: bool,
         has_ended: bool,
@@ -143,9 +143,9 @@ mod traced {
         unsafe { libc::ptrace(request, id, none, data) == 0 }
     }
 
-    impl Thread {
-        fn seize(id: pid_t) -> Option<Thread> {
-            ptrace(libc::PTRACE_SEIZE, id, 0).then_some(Thread {
+    impl TracedThread {
+        fn seize(id: pid_t) -> Option<TracedThread> {
+            ptrace(libc::PTRACE_SEIZE, id, 0).then_some(TracedThread {
                 id,
                 is_stopped: false,
                 has_ended: false,
@@ -154,7 +154,7 @@ mod traced {
         }
 
         /// Takes in what it did since.
-        fn look(&mut self) {
+        fn poll(&mut self) {
             if self.is_stopped || self.has_ended {
                 return;
             }
@@ -174,7 +174,7 @@ mod traced {
             }
         }
 
-        fn go_on(&mut self) {
+        fn continue_running(&mut self) {
             if self.is_stopped && !self.has_ended {
                 self.is_stopped = !ptrace(libc::PTRACE_CONT, self.id, self.signal);
                 self.signal = 0;
@@ -189,7 +189,7 @@ mod traced {
     }
 
     /// All threads, of which new ones may come until all are traced.
-    fn seize_all(pid: u32, threads: &mut Vec<Thread>) -> bool {
+    fn seize_all(pid: u32, threads: &mut Vec<TracedThread>) -> bool {
         let listed = std::fs::read_dir(format!("/proc/{pid}/task"));
         let names = listed.into_iter().flatten().flatten();
         let ids = names.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -197,7 +197,7 @@ mod traced {
             if threads.iter().any(|thread| thread.id == id) {
                 continue;
             }
-            match Thread::seize(id) {
+            match TracedThread::seize(id) {
                 Some(thread) => threads.push(thread),
                 None if std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH) => {}
                 None => return false,
@@ -207,11 +207,11 @@ mod traced {
     }
 
     /// Waits until all are stopped.
-    fn stop(threads: &mut [Thread]) -> bool {
-        threads.iter().for_each(Thread::interrupt);
+    fn stop(threads: &mut [TracedThread]) -> bool {
+        threads.iter().for_each(TracedThread::interrupt);
         let began = Instant::now();
         loop {
-            threads.iter_mut().for_each(Thread::look);
+            threads.iter_mut().for_each(TracedThread::poll);
             if threads
                 .iter()
                 .all(|thread| thread.is_stopped || thread.has_ended)
@@ -221,44 +221,44 @@ mod traced {
             if began.elapsed() >= STOP_MAX {
                 return false;
             }
-            std::thread::sleep(NAP);
+            std::thread::sleep(POLL_PAUSE);
         }
     }
 
     /// Lets all run until they are outside, for so long at most.
-    fn go(threads: &mut [Thread], is_outside: &dyn Fn() -> bool) {
-        threads.iter_mut().for_each(Thread::go_on);
+    fn run_threads(threads: &mut [TracedThread], is_outside: &dyn Fn() -> bool) {
+        threads.iter_mut().for_each(TracedThread::continue_running);
         let began = Instant::now();
         while !is_outside() && began.elapsed() < RUN_MAX {
             for thread in &mut *threads {
-                thread.look();
+                thread.poll();
                 // A signal was on its way to it.
-                thread.go_on();
+                thread.continue_running();
             }
             std::hint::spin_loop();
         }
     }
 
-    pub(super) fn run(pid: u32, is_outside: &dyn Fn() -> bool) -> Ran {
+    pub(super) fn run_traced(pid: u32, is_outside: &dyn Fn() -> bool) -> RunOutcome {
         let mut threads = Vec::new();
         if !seize_all(pid, &mut threads) {
             // The end of this thread lets go of what is traced already.
-            return Ran::Refused;
+            return RunOutcome::Refused;
         }
         let began = Instant::now();
-        let mut ran = Ran::Inside;
+        let mut ran = RunOutcome::Inside;
         for _ in 0..ROUNDS_MAX {
             if !stop(&mut threads) {
                 break;
             }
             if is_outside() {
-                ran = Ran::Outside;
+                ran = RunOutcome::Outside;
                 break;
             }
             if began.elapsed() >= RUN_MAX {
                 break;
             }
-            go(&mut threads, is_outside);
+            run_threads(&mut threads, is_outside);
         }
         for thread in threads.iter().filter(|thread| thread.is_stopped) {
             ptrace(libc::PTRACE_DETACH, thread.id, thread.signal);
@@ -302,35 +302,38 @@ mod tests {
     #[test]
     fn stopped_process_runs_until_outside_and_stops_again() {
         for stop in [Signal::STOP, Signal::TSTP] {
-            for resume in [run, by_signals] {
+            for resume in [run_until_outside, run_by_signals] {
                 let child = busy();
                 let pid = child.id();
-                assert!(is_soon(&|| written(pid) > 10, WATCHDOG));
-                assert_eq!(stop_of(pid), None);
+                assert!(wait_for(&|| written(pid) > 10, WATCHDOG));
+                assert_eq!(stop_reason(pid), None);
                 signal(pid, stop);
-                let is_stopped = || stop_of(pid) == Some(Stop::Signal);
-                assert!(is_soon(&is_stopped, WATCHDOG));
+                let is_stopped = || stop_reason(pid) == Some(StopReason::Signal);
+                assert!(wait_for(&is_stopped, WATCHDOG));
                 let before = written(pid);
                 assert!(resume(pid, &|| written(pid) != before), "it runs");
-                assert!(is_soon(&is_stopped, WATCHDOG), "it is stopped again");
+                assert!(wait_for(&is_stopped, WATCHDOG), "it is stopped again");
                 let after = written(pid);
                 std::thread::sleep(Duration::from_millis(20));
                 assert_eq!(written(pid), after);
                 signal(pid, Signal::CONT);
-                assert!(is_soon(&|| written(pid) > after, WATCHDOG));
+                assert!(wait_for(&|| written(pid) > after, WATCHDOG));
                 end(child);
             }
         }
     }
 
     #[test]
-    fn process_that_stays_inside_is_given_up() {
+    fn process_inside_for_too_long_is_given_up() {
         let child = busy();
         let pid = child.id();
         signal(pid, Signal::STOP);
-        assert!(is_soon(&|| stop_of(pid).is_some(), WATCHDOG));
-        assert!(!run(pid, &|| false));
-        assert!(is_soon(&|| stop_of(pid) == Some(Stop::Signal), WATCHDOG));
+        assert!(wait_for(&|| stop_reason(pid).is_some(), WATCHDOG));
+        assert!(!run_until_outside(pid, &|| false));
+        assert!(wait_for(
+            &|| stop_reason(pid) == Some(StopReason::Signal),
+            WATCHDOG
+        ));
         end(child);
     }
 }

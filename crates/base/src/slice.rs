@@ -14,7 +14,7 @@ use std::time::Instant;
 /// Bytes of the longest write or read of a slice; volumes split longer ones.
 pub const SLICE_IO_BYTES_MAX: u32 = 1 << 20;
 /// Entries of one answer that lists something.
-pub const LISTED_MAX: usize = 4096;
+pub const LIST_ENTRIES_MAX: usize = 4096;
 /// Requests in flight on one leg.
 pub const LEG_REQUESTS_MAX: usize = 4096;
 
@@ -28,12 +28,12 @@ pub struct Stamp {
     pub op: u64,
     /// `op` less the oldest operation of this leg's connection that may be
     /// incomplete on another leg.
-    pub open: u32,
+    pub open_ops: u32,
 }
 
 /// A part of a transaction: whole pages of one place, from a page's boundary.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum TransactionPart {
     /// Replaces pages.
     Write {
         /// First byte.
@@ -50,12 +50,14 @@ pub enum Part {
     },
 }
 
-impl Part {
+impl TransactionPart {
     /// Its first byte.
     #[must_use]
     pub fn offset(&self) -> u64 {
         match self {
-            Part::Write { offset, .. } | Part::Clear { offset, .. } => *offset,
+            TransactionPart::Write { offset, .. } | TransactionPart::Clear { offset, .. } => {
+                *offset
+            }
         }
     }
 
@@ -64,8 +66,8 @@ impl Part {
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> u64 {
         match self {
-            Part::Write { data, .. } => data.len() as u64,
-            Part::Clear { len, .. } => *len,
+            TransactionPart::Write { data, .. } => data.len() as u64,
+            TransactionPart::Clear { len, .. } => *len,
         }
     }
 }
@@ -76,7 +78,7 @@ impl Part {
 /// # Errors
 /// [`SpaceError::OutOfRange`], or [`SpaceError::Unsupported`] with what is
 /// wrong with them.
-pub fn check_parts(parts: &[Part], size_bytes: u64) -> Result<(), SpaceError> {
+pub fn check_parts(parts: &[TransactionPart], size_bytes: u64) -> Result<(), SpaceError> {
     const PAGE: u64 = PAGE_BYTES as u64;
     let refuse = |why: String| Err(SpaceError::Unsupported(why));
     if parts.is_empty() {
@@ -98,8 +100,9 @@ pub fn check_parts(parts: &[Part], size_bytes: u64) -> Result<(), SpaceError> {
                 "a transaction changes more than {TRANSACTION_PAGES_MAX} pages; split it"
             ));
         }
-        let overlaps =
-            |other: &Part| offset < other.offset() + other.len() && other.offset() < offset + len;
+        let overlaps = |other: &TransactionPart| {
+            offset < other.offset() + other.len() && other.offset() < offset + len
+        };
         if parts[..at].iter().any(overlaps) {
             return refuse(format!(
                 "the part at byte {offset} overlaps another of its transaction; join them"
@@ -141,7 +144,7 @@ pub enum SliceRequest {
     /// Changes pages of several places as a whole or not at all.
     Transact {
         /// As [`check_parts`] wants them.
-        parts: Vec<Part>,
+        parts: Vec<TransactionPart>,
         /// Their order: they are one operation.
         stamp: Stamp,
     },
@@ -159,7 +162,7 @@ pub enum SliceRequest {
     Checksums {
         /// The first page.
         page: PageNo,
-        /// At most [`LISTED_MAX`].
+        /// At most [`LIST_ENTRIES_MAX`].
         count: u32,
     },
     /// The pages changed in a degraded round, discards included.
@@ -170,17 +173,17 @@ pub enum SliceRequest {
         from: PageNo,
     },
     /// The operations that may be missing on another leg: of dead or fenced
-    /// sessions, since the last [`SliceRequest::Settled`].
+    /// sessions, since the last [`SliceRequest::ForgetInFlight`].
     InFlight,
     /// From here on, a change of this connection that fails fails all that come after
     /// it: the slice holds what was changed over it up to some change, and nothing
     /// beyond. Changes may be in flight together although they overlap; they are made
     /// in the order in which they came.
     KeepOrder,
-    /// The legs were made equal: forgets what [`SliceRequest::InFlight`] told.
-    Settled,
+    /// The legs were made equal: forgets what [`SliceRequest::InFlightOp`] told.
+    ForgetInFlight,
     /// A barrier: refuses older epochs, and returns when every operation
-    /// admitted before has ended and is in the answer to `InFlight`. A round
+    /// admitted before has ended and is in the answer to `InFlightOp`. A round
     /// other than 0 is stamped on all later writes, and on the pages of the
     /// operations in flight.
     RaiseEpoch {
@@ -216,7 +219,7 @@ impl SliceRequest {
 
 /// An operation that may be missing on another leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InFlight {
+pub struct InFlightOp {
     /// Its first page.
     pub page: PageNo,
     /// Its pages.
@@ -229,7 +232,7 @@ pub struct InFlight {
 
 /// A run of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct PageRun {
     /// The first.
     pub page: PageNo,
     /// How many.
@@ -249,14 +252,14 @@ pub enum SliceReply {
     Checksums(Vec<u32>),
     /// Dirty runs in order, and where to go on, if there is more.
     Dirty {
-        /// At most [`LISTED_MAX`].
-        runs: Vec<Run>,
+        /// At most [`LIST_ENTRIES_MAX`].
+        runs: Vec<PageRun>,
         /// The page to ask from next; none at the end.
         next: Option<PageNo>,
     },
     /// Operations in no order. None: they were too many to keep, so that the
     /// whole slice must be compared.
-    InFlight(Option<Vec<InFlight>>),
+    InFlight(Option<Vec<InFlightOp>>),
 }
 
 /// Why a slice or brick refused.
@@ -308,7 +311,7 @@ pub struct SliceCompletion {
     pub result: Result<SliceReply, SliceError>,
 }
 
-/// One thread's connection to one slice. After [`SliceError::Lost`] every
+/// One thread's connection to one slice. After [`SliceError::LegLost`] every
 /// request fails so, those in flight included; nothing is retried.
 pub trait Leg: Send {
     /// Starts a request; at most [`LEG_REQUESTS_MAX`] are in flight.
@@ -319,13 +322,13 @@ pub trait Leg: Send {
 
     /// Looks, without waiting, whether the connection has ended although nothing
     /// is in flight: why, then. Requests in flight tell by their answers.
-    fn ended(&mut self) -> Option<SliceError> {
+    fn poll_closed(&mut self) -> Option<SliceError> {
         None
     }
 
     /// Descriptors that become readable when `reap` may have something to do,
     /// or the connection has ended.
-    fn wait_on(&self, into: &mut Vec<RawFd>);
+    fn poll_fds(&self, into: &mut Vec<RawFd>);
 
     /// When `reap` must be called even if no descriptor is readable.
     fn deadline(&self) -> Option<Instant> {
@@ -415,30 +418,31 @@ mod tests {
     const PAGE: u64 = PAGE_BYTES as u64;
     const SIZE: u64 = 1024 * PAGE;
 
-    fn write(page: u64, pages: u64) -> Part {
-        Part::Write {
+    fn write(page: u64, pages: u64) -> TransactionPart {
+        TransactionPart::Write {
             offset: page * PAGE,
             data: vec![0; (pages * PAGE) as usize].into(),
         }
     }
 
-    fn clear(offset: u64, len: u64) -> Part {
-        Part::Clear { offset, len }
+    fn clear(offset: u64, len: u64) -> TransactionPart {
+        TransactionPart::Clear { offset, len }
     }
 
     #[test]
-    fn whole_pages_that_do_not_overlap_are_a_transaction() {
-        let check = |parts: &[Part]| assert_eq!(check_parts(parts, SIZE), Ok(()), "{parts:?}");
+    fn whole_disjoint_pages_are_a_transaction() {
+        let check =
+            |parts: &[TransactionPart]| assert_eq!(check_parts(parts, SIZE), Ok(()), "{parts:?}");
         check(&[write(0, 1)]);
         check(&[write(1023, 1), clear(0, PAGE), write(1, 62)]);
         check(&[write(4, 2), write(6, 2), clear(2 * PAGE, 2 * PAGE)]);
-        let single: Vec<Part> = (0..64).map(|page| write(page * 2, 1)).collect();
+        let single: Vec<TransactionPart> = (0..64).map(|page| write(page * 2, 1)).collect();
         check(&single);
     }
 
     #[test]
-    fn everything_else_is_refused() {
-        let check = |parts: &[Part], why: &str| {
+    fn malformed_transaction_is_refused() {
+        let check = |parts: &[TransactionPart], why: &str| {
             let told = check_parts(parts, SIZE).expect_err(why).to_string();
             assert!(told.contains(why), "{told}");
         };

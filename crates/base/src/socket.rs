@@ -51,21 +51,21 @@ pub enum SocketError {
 pub struct UnixSocket {
     socket: OwnedFd,
     path: PathBuf,
-    file: Identity,
+    file: FileIdentity,
 }
 
 /// Inode numbers are given out again at once, so the time of creation
 /// belongs to the identity; neither a rename nor a change of mode touches it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Identity {
+struct FileIdentity {
     device: u64,
     inode: u64,
     created: (i64, u64),
 }
 
-impl Identity {
-    fn of(stat: &Stat) -> Identity {
-        Identity {
+impl FileIdentity {
+    fn of(stat: &Stat) -> FileIdentity {
+        FileIdentity {
             device: stat.st_dev,
             inode: stat.st_ino,
             created: (stat.st_mtime, stat.st_mtime_nsec),
@@ -82,27 +82,27 @@ impl UnixSocket {
     pub fn bind(path: &Path) -> Result<UnixSocket, SocketError> {
         let address =
             SocketAddrUnix::new(path).map_err(|_| SocketError::PathTooLong(path.into()))?;
-        let socket = open().map_err(failed("open a socket for", path))?;
+        let socket = open().map_err(system_error("open a socket for", path))?;
         // Before it is bound, so that its file is never open to others.
         rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)
-            .map_err(failed("set the mode of", path))?;
+            .map_err(system_error("set the mode of", path))?;
         match bind(&socket, &address) {
             Err(Errno::ADDRINUSE) => {
                 remove_stale(path, &address)?;
                 bind(&socket, &address).map_err(|errno| match errno {
                     Errno::ADDRINUSE => SocketError::InUse(path.into()),
-                    errno => failed("listen on", path)(errno),
+                    errno => system_error("listen on", path)(errno),
                 })?;
             }
-            bound => bound.map_err(failed("listen on", path))?,
+            bound => bound.map_err(system_error("listen on", path))?,
         }
-        let found = rustix::fs::lstat(path).map_err(failed("look at", path))?;
+        let found = rustix::fs::lstat(path).map_err(system_error("look at", path))?;
         let bound = UnixSocket {
             socket,
             path: path.into(),
-            file: Identity::of(&found),
+            file: FileIdentity::of(&found),
         };
-        listen(&bound.socket, BACKLOG).map_err(failed("listen on", path))?;
+        listen(&bound.socket, BACKLOG).map_err(system_error("listen on", path))?;
         Ok(bound)
     }
 
@@ -122,14 +122,14 @@ impl AsFd for UnixSocket {
 impl Drop for UnixSocket {
     fn drop(&mut self) {
         let found = rustix::fs::lstat(&self.path);
-        if found.is_ok_and(|found| Identity::of(&found) == self.file) {
+        if found.is_ok_and(|found| FileIdentity::of(&found) == self.file) {
             // Fails only if somebody else removed it.
             let _ = rustix::fs::unlink(&self.path);
         }
     }
 }
 
-fn failed(doing: &'static str, path: &Path) -> impl Fn(Errno) -> SocketError {
+fn system_error(doing: &'static str, path: &Path) -> impl Fn(Errno) -> SocketError {
     move |errno| SocketError::System {
         doing,
         path: path.into(),
@@ -146,7 +146,7 @@ fn open() -> Result<OwnedFd, Errno> {
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
     let found = match rustix::fs::lstat(path) {
         Err(Errno::NOENT) => return Ok(()),
-        found => found.map_err(failed("look at", path))?,
+        found => found.map_err(system_error("look at", path))?,
     };
     if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
         return Err(SocketError::NotASocket(path.into()));
@@ -155,29 +155,29 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError
         if probe > 0 {
             std::thread::sleep(PROBE_PAUSE);
         }
-        let socket = open().map_err(failed("open a socket for", path))?;
+        let socket = open().map_err(system_error("open a socket for", path))?;
         match connect(&socket, address) {
             Err(Errno::CONNREFUSED) => {}
             Err(Errno::NOENT) => return Ok(()),
             Ok(()) | Err(Errno::AGAIN) => return Err(SocketError::InUse(path.into())),
-            Err(errno) => return Err(failed("find out who listens on", path)(errno)),
+            Err(errno) => return Err(system_error("find out who listens on", path)(errno)),
         }
     }
-    displace(path, &found)
+    remove_dead_socket(path, &found)
 }
 
 /// Removes exactly the file that was found dead. Another server may be
 /// replacing it too: what is moved aside is put back if it is another.
-fn displace(path: &Path, found: &Stat) -> Result<(), SocketError> {
+fn remove_dead_socket(path: &Path, found: &Stat) -> Result<(), SocketError> {
     let mut aside: OsString = path.into();
     aside.push(format!(".stale-{}", std::process::id()));
     match rustix::fs::rename(path, &aside) {
         Err(Errno::NOENT) => return Ok(()),
-        renamed => renamed.map_err(failed("replace the dead", path))?,
+        renamed => renamed.map_err(system_error("replace the dead", path))?,
     }
-    let moved = rustix::fs::lstat(&aside).map_err(failed("look at", path))?;
-    if Identity::of(&moved) == Identity::of(found) {
-        return rustix::fs::unlink(&aside).map_err(failed("replace the dead", path));
+    let moved = rustix::fs::lstat(&aside).map_err(system_error("look at", path))?;
+    if FileIdentity::of(&moved) == FileIdentity::of(found) {
+        return rustix::fs::unlink(&aside).map_err(system_error("replace the dead", path));
     }
     let cwd = rustix::fs::CWD;
     let _ = rustix::fs::renameat_with(cwd, &aside, cwd, path, RenameFlags::NOREPLACE);
@@ -191,7 +191,7 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
 
     #[test]
-    fn a_path_has_one_live_socket_and_a_dead_one_gives_way() {
+    fn dead_socket_is_replaced_and_live_one_is_in_use() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("s");
         drop(UnixListener::bind(&path).expect("a socket"));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_took_the_path_stays() {
+    fn file_that_replaced_socket_is_kept() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("s");
         let old = UnixSocket::bind(&path).expect("a free path");

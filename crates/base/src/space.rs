@@ -10,9 +10,9 @@
 //! which overlap take effect in the order of their submission on one channel.
 //! Durability: a completed `Write`, `Discard`, `WriteZeroes` or `Transact` has
 //! reached every in-sync copy. On pools of class `file-sync` it survives power loss
-//! once it was `durable`, or a later `Flush` has completed.
+//! once it was `durable`, or a later `FlushInstruction` has completed.
 
-use crate::slice::Part;
+use crate::slice::TransactionPart;
 use bytes::Bytes;
 use std::os::fd::RawFd;
 use std::time::Instant;
@@ -72,7 +72,7 @@ pub enum Request {
     /// [`SpaceError::Unsupported`].
     Transact {
         /// In any order, as [`crate::slice::check_parts`] wants them.
-        parts: Vec<Part>,
+        parts: Vec<TransactionPart>,
         /// As for a write.
         durable: bool,
     },
@@ -165,11 +165,11 @@ pub struct Completion {
 /// One thread's way into a space.
 pub trait Channel: Send {
     /// Whether the space has all that requests of this channel need. To be called before
-    /// the first request, and again when a descriptor of [`Channel::wait_on`] is readable.
+    /// the first request, and again when a descriptor of [`Channel::poll_fds`] is readable.
     /// A request that is submitted earlier waits until then.
     ///
     /// # Errors
-    /// Why the channel will never serve ([`SpaceError::Busy`], [`SpaceError::Fenced`]):
+    /// Why the channel will never serve ([`SpaceError::Busy`], [`SpaceError::FenceProof`]):
     /// all its requests would fail so. A further channel may find room.
     fn ready(&mut self) -> Result<bool, SpaceError> {
         Ok(true)
@@ -184,7 +184,7 @@ pub trait Channel: Send {
 
     /// Descriptors that become readable when `reap` may have something to do.
     /// They may change after any call; ask again before each wait.
-    fn wait_on(&self, into: &mut Vec<RawFd>);
+    fn poll_fds(&self, into: &mut Vec<RawFd>);
 
     /// When `reap` must be called even if no descriptor is readable.
     fn deadline(&self) -> Option<Instant> {
@@ -199,19 +199,19 @@ pub trait Space: Send + Sync {
 
     /// Whether what is acknowledged may be lost with the power until it is flushed: any
     /// of it, in any order.
-    fn buffers(&self) -> bool {
+    fn has_write_cache(&self) -> bool {
         false
     }
 
     /// Whether a flush may have anything to do or to wait for: bytes that are buffered, or an
     /// asynchronous replica.
-    fn flush_waits(&self) -> bool {
-        self.buffers()
+    fn needs_flush(&self) -> bool {
+        self.has_write_cache()
     }
 
     /// How often what was acknowledged and not flushed may have been lost, since the
     /// space was opened. It only rises.
-    fn losses(&self) -> u64 {
+    fn lost_writes(&self) -> u64 {
         0
     }
 

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_people_type() {
+    fn sizes_with_suffixes_are_parsed() {
         check("0", 0);
         check("512", 512);
         check("512B", 512);
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_size() {
+    fn malformed_sizes_are_refused() {
         for text in ["", "G", "-1", "1.5G", "4X", "4iB", "4GG", "é", "4 G"] {
             assert!(text.parse::<Size>().is_err(), "{text:?}");
         }
@@ -119,13 +119,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_shown_parses_back(bytes: u64, shift in 0u32..50) {
+        fn displayed_size_parses_back(bytes: u64, shift in 0u32..50) {
             let size = Size(bytes >> shift << shift);
             prop_assert_eq!(size.to_string().parse(), Ok(size));
         }
 
         #[test]
-        fn never_panics(text in ".*") {
+        fn size_parser_never_panics(text in ".*") {
             let _ = text.parse::<Size>();
         }
     }

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use std::time::{Duration, Instant};
 
 /// After the kernel refused to wait, for so long instead.
-const REFUSED_FOR: Duration = Duration::from_millis(1);
+const POLL_ERROR_PAUSE: Duration = Duration::from_millis(1);
 
 /// Waits for one of these descriptors until `until` at the latest, and maybe not at all:
 /// whoever waits looks again in any case. Tells whether one is. One system call, whatever
@@ -24,7 +24,7 @@ pub fn until_readable(descriptors: &[RawFd], until: Option<Instant>) -> std::io:
         Ok(count) => Ok(count > 0),
         Err(Errno::INTR) => Ok(false),
         Err(cause) => {
-            std::thread::sleep(REFUSED_FOR);
+            std::thread::sleep(POLL_ERROR_PAUSE);
             Err(cause.into())
         }
     }

@@ -3,13 +3,13 @@
 //! with the time of a cell, and a directory for the raw results.
 
 use pagemesh_bench::BenchError;
-use pagemesh_bench::peers::{Options, Peer, run_peers};
+use pagemesh_bench::peers::{NbdPeer, PeerOptions, run_peers};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 fn compare() -> Result<(), BenchError> {
-    let mut options = Options::default();
+    let mut options = PeerOptions::default();
     let mut arguments = std::env::args().skip(1);
     if let Some(ms) = arguments.next().and_then(|ms| ms.parse().ok()) {
         options.runtime = Duration::from_millis(ms);
@@ -17,9 +17,9 @@ fn compare() -> Result<(), BenchError> {
     options.size_bytes = 256 << 20;
     let size = options.size_bytes;
     let peers = [
-        Peer::nbdkit_memory(size)?,
-        Peer::qemu_nbd(Path::new("/dev/shm"), size)?,
-        Peer::qemu_quorum(size)?,
+        NbdPeer::nbdkit_memory(size)?,
+        NbdPeer::qemu_nbd(Path::new("/dev/shm"), size)?,
+        NbdPeer::qemu_quorum(size)?,
     ];
     let report = run_peers(&peers, &options)?;
     print!("{}", report.text());

@@ -4,7 +4,7 @@
 
 use crate::error::BenchError;
 use crate::load::thread_cpu;
-use crate::report::{Cell, Report};
+use crate::report::{Report, ReportCell};
 use crate::session::check_rounds;
 use crate::stats::median;
 use serde_json::json;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const BATCH: u64 = 256;
 
 /// A kind of call.
-pub struct Call<'c> {
+pub struct BenchCall<'c> {
     /// What it does.
     pub name: &'static str,
     /// Does it, the time of this number.
@@ -24,7 +24,7 @@ pub struct Call<'c> {
 
 /// How to run.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct CallOptions {
     /// Alternating rounds.
     pub rounds: usize,
     /// Of each kind in a round.
@@ -37,7 +37,7 @@ pub struct Options {
 
 /// What a kind gave, by round.
 #[derive(Default)]
-struct Figures {
+struct CallTimes {
     wall_ns: Vec<f64>,
     cpu_ns: Vec<f64>,
 }
@@ -46,13 +46,13 @@ struct Figures {
 ///
 /// # Errors
 /// When an option makes no sense or a call fails.
-pub fn run_calls(calls: &mut [Call<'_>], options: &Options) -> Result<Report, BenchError> {
+pub fn run_calls(calls: &mut [BenchCall<'_>], options: &CallOptions) -> Result<Report, BenchError> {
     check_rounds(options.rounds)?;
-    let mut figures: Vec<Figures> = calls.iter().map(|_| Figures::default()).collect();
+    let mut figures: Vec<CallTimes> = calls.iter().map(|_| CallTimes::default()).collect();
     // One round that does not count: it maps what is mapped on first use.
     for round in 0..=options.rounds {
         for (call, figures) in calls.iter_mut().zip(&mut figures) {
-            let (wall, cpu) = time(call, options.runtime)?;
+            let (wall, cpu) = time_calls(call, options.runtime)?;
             if round > 0 {
                 figures.wall_ns.push(wall);
                 figures.cpu_ns.push(cpu);
@@ -62,14 +62,14 @@ pub fn run_calls(calls: &mut [Call<'_>], options: &Options) -> Result<Report, Be
     let columns = [("call", ""), ("wall", "ns/call"), ("CPU", "ns/call")];
     let mut report = Report::new("native", &options.title, &options.class, &columns);
     for (call, figures) in calls.iter().zip(&figures) {
-        let row: Vec<Cell> = vec![
+        let row: Vec<ReportCell> = vec![
             call.name.into(),
             median(&figures.wall_ns).into(),
             median(&figures.cpu_ns).into(),
         ];
-        report.push(row);
+        report.add_row(row);
     }
-    report.note(format!(
+    report.add_note(format!(
         "medians of {} alternating rounds of {:?} each after one that does not count; one thread, \
          random places",
         options.rounds, options.runtime
@@ -83,7 +83,7 @@ pub fn run_calls(calls: &mut [Call<'_>], options: &Options) -> Result<Report, Be
 }
 
 /// Nanoseconds of one call, by the clock and of this thread's processor.
-fn time(call: &mut Call<'_>, runtime: Duration) -> Result<(f64, f64), BenchError> {
+fn time_calls(call: &mut BenchCall<'_>, runtime: Duration) -> Result<(f64, f64), BenchError> {
     let (cpu, began) = (thread_cpu(), Instant::now());
     let mut count = 0;
     while began.elapsed() < runtime {

@@ -10,7 +10,7 @@
 //! Who measures supplies the mounts and ends the node; every visit has new ones.
 
 use crate::error::BenchError;
-use crate::report::{Cell, Report};
+use crate::report::{Report, ReportCell};
 use crate::session::check_rounds;
 use crate::stats::median;
 use rustix::fs::OFlags;
@@ -31,7 +31,7 @@ pub const RECORDS_MAX: u64 = 1 << 15;
 
 /// How to run.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct FailoverOptions {
     /// Deaths of each case, at least [`crate::session::ROUNDS_MIN`].
     pub rounds: usize,
     /// How long the load lasts before.
@@ -42,37 +42,37 @@ pub struct Options {
 
 /// What is compared.
 #[derive(Clone, Debug)]
-pub struct Case {
+pub struct FailoverCase {
     /// Its name.
     pub name: String,
     /// Whether each write must be durable when it returns.
     pub sync: bool,
 }
 
-type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+type NodeResult<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Mounts of one node and the other.
-pub trait Nodes {
+pub trait NodePair {
     /// Makes a file system with two copies and has the first node mount it.
     ///
     /// # Errors
     /// Whatever prevented it; the run then ends.
-    fn mount(&mut self, case: &Case) -> Outcome<PathBuf>;
+    fn mount(&mut self, case: &FailoverCase) -> NodeResult<PathBuf>;
     /// Kills the first node.
     ///
     /// # Errors
     /// Whatever prevented it; the run then ends.
-    fn kill(&mut self) -> Outcome<()>;
+    fn kill(&mut self) -> NodeResult<()>;
     /// Does what an operator does then; gives where the files are mounted.
     ///
     /// # Errors
     /// Whatever prevented it; the run then ends.
-    fn go_on(&mut self) -> Outcome<PathBuf>;
+    fn fail_over(&mut self) -> NodeResult<PathBuf>;
 }
 
 /// One death.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Sample {
+struct FailoverSample {
     /// From the command until the files were mounted.
     mounted_s: f64,
     /// And until a write had returned that must be durable.
@@ -82,17 +82,17 @@ struct Sample {
 }
 
 /// When a record began to be written, and when that was acknowledged.
-type Written = (Instant, Option<Instant>);
+type RecordTimes = (Instant, Option<Instant>);
 
 /// Measures; see the module.
 ///
 /// # Errors
 /// When an option makes no sense, or something is not there that must be.
 pub fn run_failover(
-    nodes: &mut dyn Nodes,
-    cases: &[Case],
+    nodes: &mut dyn NodePair,
+    cases: &[FailoverCase],
     class: &str,
-    options: &Options,
+    options: &FailoverOptions,
 ) -> Result<Report, BenchError> {
     check_rounds(options.rounds)?;
     if options.writers == 0 || cases.is_empty() {
@@ -101,21 +101,25 @@ pub fn run_failover(
     let mut found = vec![Vec::new(); cases.len()];
     for round in 0..options.rounds {
         for (case, samples) in cases.iter().zip(&mut found) {
-            samples.push(visit(nodes, case, options)?);
+            samples.push(measure_round(nodes, case, options)?);
         }
         eprintln!("round {} of {} is done", round + 1, options.rounds);
     }
     Ok(report(cases, class, options, &found))
 }
 
-fn visit(nodes: &mut dyn Nodes, case: &Case, options: &Options) -> Result<Sample, BenchError> {
+fn measure_round(
+    nodes: &mut dyn NodePair,
+    case: &FailoverCase,
+    options: &FailoverOptions,
+) -> Result<FailoverSample, BenchError> {
     let dir = nodes.mount(case).map_err(BenchError::Mount)?;
     let is_over = AtomicBool::new(false);
     let (killed, written) = std::thread::scope(|scope| {
         let writers: Vec<_> = (0..options.writers)
             .map(|writer| {
-                let (path, is_over) = (path_of(&dir, writer), &is_over);
-                scope.spawn(move || write(&path, writer, case.sync, is_over))
+                let (path, is_over) = (file_path(&dir, writer), &is_over);
+                scope.spawn(move || write_records(&path, writer, case.sync, is_over))
             })
             .collect();
         std::thread::sleep(options.runtime);
@@ -128,20 +132,24 @@ fn visit(nodes: &mut dyn Nodes, case: &Case, options: &Options) -> Result<Sample
     killed.map_err(BenchError::Mount)?;
     let written = written?;
     let start = Instant::now();
-    let dir = nodes.go_on().map_err(BenchError::Mount)?;
+    let dir = nodes.fail_over().map_err(BenchError::Mount)?;
     let mounted_s = start.elapsed().as_secs_f64();
     let probe = dir.join("probe");
-    append(&probe, true)
-        .and_then(|file| file.write_all_at(&record(options.writers, 0), 0))
+    open_append(&probe, true)
+        .and_then(|file| file.write_all_at(&record_bytes(options.writers, 0), 0))
         .map_err(BenchError::system(format!("write {}", probe.display())))?;
     let writable_s = start.elapsed().as_secs_f64();
     let mut kept = vec![];
     for (writer, written) in written.iter().enumerate() {
-        kept.push(count(&path_of(&dir, writer), writer, written.len() as u64)?);
+        kept.push(count_records(
+            &file_path(&dir, writer),
+            writer,
+            written.len() as u64,
+        )?);
     }
-    let missing = check(&written, &kept, case)?;
+    let missing = check_records(&written, &kept, case)?;
     let acknowledged = written.iter().flatten();
-    Ok(Sample {
+    Ok(FailoverSample {
         mounted_s,
         writable_s,
         acknowledged: acknowledged.filter(|(_, at)| at.is_some()).count() as u64,
@@ -149,11 +157,11 @@ fn visit(nodes: &mut dyn Nodes, case: &Case, options: &Options) -> Result<Sample
     })
 }
 
-fn path_of(dir: &Path, writer: usize) -> PathBuf {
+fn file_path(dir: &Path, writer: usize) -> PathBuf {
     dir.join(format!("writer-{writer}"))
 }
 
-fn append(path: &Path, sync: bool) -> io::Result<File> {
+fn open_append(path: &Path, sync: bool) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
     if sync {
@@ -163,7 +171,7 @@ fn append(path: &Path, sync: bool) -> io::Result<File> {
 }
 
 /// Splitmix64 (Steele, Lea, Flood 2014) of the writer's number and the record's.
-fn record(writer: usize, number: u64) -> [u8; RECORD_BYTES] {
+fn record_bytes(writer: usize, number: u64) -> [u8; RECORD_BYTES] {
     let mut state = (writer as u64) << 48 | number;
     let mut bytes = [0; RECORD_BYTES];
     for word in bytes.chunks_exact_mut(8) {
@@ -177,17 +185,17 @@ fn record(writer: usize, number: u64) -> [u8; RECORD_BYTES] {
 }
 
 /// Writes until the mount is gone.
-fn write(
+fn write_records(
     path: &Path,
     writer: usize,
     sync: bool,
     is_over: &AtomicBool,
-) -> Result<Vec<Written>, BenchError> {
+) -> Result<Vec<RecordTimes>, BenchError> {
     let cannot = || BenchError::system(format!("write {}", path.display()));
-    let file = append(path, sync).map_err(cannot())?;
+    let file = open_append(path, sync).map_err(cannot())?;
     let mut written = Vec::new();
     for number in 0..RECORDS_MAX {
-        let bytes = record(writer, number);
+        let bytes = record_bytes(writer, number);
         let is_late = is_over.load(Ordering::Relaxed);
         let began = Instant::now();
         let result = file.write_all_at(&bytes, number * RECORD_BYTES as u64);
@@ -220,7 +228,7 @@ fn write(
 
 /// Records at the start of a file that are what they should be; fails if anything else
 /// follows.
-fn count(path: &Path, writer: usize, begun: u64) -> Result<u64, BenchError> {
+fn count_records(path: &Path, writer: usize, begun: u64) -> Result<u64, BenchError> {
     let cannot = || BenchError::system(format!("read {}", path.display()));
     let mut file = File::open(path).map_err(cannot())?;
     let mut bytes = Vec::new();
@@ -236,7 +244,7 @@ fn count(path: &Path, writer: usize, begun: u64) -> Result<u64, BenchError> {
         )));
     }
     for (number, found) in (0..).zip(bytes.chunks_exact(RECORD_BYTES)) {
-        if found != record(writer, number) {
+        if found != record_bytes(writer, number) {
             return Err(wrong(format!("record {number} is not what was written")));
         }
     }
@@ -245,7 +253,11 @@ fn count(path: &Path, writer: usize, begun: u64) -> Result<u64, BenchError> {
 
 /// Whether all is there that must be, of the first records of each file; how many that
 /// were acknowledged are not.
-fn check(written: &[Vec<Written>], kept: &[u64], case: &Case) -> Result<u64, BenchError> {
+fn check_records(
+    written: &[Vec<RecordTimes>],
+    kept: &[u64],
+    case: &FailoverCase,
+) -> Result<u64, BenchError> {
     let wrong = |what: String| BenchError::Mount(format!("{}: {what}", case.name).into());
     let parts = || {
         let pairs = written.iter().zip(kept);
@@ -274,7 +286,12 @@ fn check(written: &[Vec<Written>], kept: &[u64], case: &Case) -> Result<u64, Ben
     }
 }
 
-fn report(cases: &[Case], class: &str, options: &Options, found: &[Vec<Sample>]) -> Report {
+fn report(
+    cases: &[FailoverCase],
+    class: &str,
+    options: &FailoverOptions,
+    found: &[Vec<FailoverSample>],
+) -> Report {
     let title = "a node dies under load and the other goes on";
     let columns = [
         ("case", ""),
@@ -286,11 +303,12 @@ fn report(cases: &[Case], class: &str, options: &Options, found: &[Vec<Sample>])
         ("of these missing", ""),
     ];
     let mut report = Report::new("failover", title, class, &columns);
-    let most = |all: &[f64]| Cell::from(all.iter().copied().reduce(f64::max));
+    let most = |all: &[f64]| ReportCell::from(all.iter().copied().reduce(f64::max));
     for (case, samples) in cases.iter().zip(found) {
-        let pick = |of: fn(&Sample) -> f64| -> Vec<f64> { samples.iter().map(of).collect() };
+        let pick =
+            |of: fn(&FailoverSample) -> f64| -> Vec<f64> { samples.iter().map(of).collect() };
         let (mounted, writable) = (pick(|s| s.mounted_s), pick(|s| s.writable_s));
-        report.push(vec![
+        report.add_row(vec![
             case.name.as_str().into(),
             median(&mounted).into(),
             most(&mounted),
@@ -300,7 +318,7 @@ fn report(cases: &[Case], class: &str, options: &Options, found: &[Vec<Sample>])
             samples.iter().map(|s| s.missing).sum::<u64>().into(),
         ]);
     }
-    report.note(format!(
+    report.add_note(format!(
         "{} deaths each: brick and mounting process killed at once after {} ms of {} programs \
          that append pages; times are from the command on the other node; every record that \
          must be there is, and what is missing otherwise was acknowledged last",
@@ -319,8 +337,8 @@ fn report(cases: &[Case], class: &str, options: &Options, found: &[Vec<Sample>])
 mod tests {
     use super::*;
 
-    fn case(sync: bool) -> Case {
-        Case {
+    fn test_case(sync: bool) -> FailoverCase {
+        FailoverCase {
             name: "it".into(),
             sync,
         }
@@ -328,7 +346,7 @@ mod tests {
 
     /// Two files, written in turns, each record acknowledged before the next begins; the
     /// last of the second file was not.
-    fn turns() -> Vec<Vec<Written>> {
+    fn interleaved_records() -> Vec<Vec<RecordTimes>> {
         let start = Instant::now();
         let at = |n: u64| start + Duration::from_secs(n);
         let one = (0..3).map(|n| (at(4 * n), Some(at(4 * n + 1))));
@@ -337,71 +355,84 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_must_be_the_last() {
-        let all = turns();
-        assert_eq!(check(&all, &[3, 3], &case(true)).expect("all"), 0);
+    fn only_last_records_may_be_missing() {
+        let all = interleaved_records();
         assert_eq!(
-            check(&all, &[3, 2], &case(true)).expect("all acknowledged"),
+            check_records(&all, &[3, 3], &test_case(true)).expect("all"),
             0
         );
-        assert!(check(&all, &[2, 2], &case(true)).is_err());
-        assert_eq!(check(&all, &[2, 2], &case(false)).expect("a prefix"), 1);
-        assert_eq!(check(&all, &[2, 1], &case(false)).expect("a prefix"), 2);
-        assert_eq!(check(&all, &[0, 0], &case(false)).expect("a prefix"), 5);
+        assert_eq!(
+            check_records(&all, &[3, 2], &test_case(true)).expect("all acknowledged"),
+            0
+        );
+        assert!(check_records(&all, &[2, 2], &test_case(true)).is_err());
+        assert_eq!(
+            check_records(&all, &[2, 2], &test_case(false)).expect("a prefix"),
+            1
+        );
+        assert_eq!(
+            check_records(&all, &[2, 1], &test_case(false)).expect("a prefix"),
+            2
+        );
+        assert_eq!(
+            check_records(&all, &[0, 0], &test_case(false)).expect("a prefix"),
+            5
+        );
         for no_prefix in [[3, 1], [1, 2], [0, 1]] {
             assert!(
-                check(&all, &no_prefix, &case(false)).is_err(),
+                check_records(&all, &no_prefix, &test_case(false)).is_err(),
                 "{no_prefix:?}"
             );
         }
     }
 
     #[test]
-    fn a_file_is_what_was_written_and_nothing_else() {
+    fn file_with_foreign_bytes_is_rejected() {
         let dir = tempfile::tempdir().expect("made");
-        let path = path_of(dir.path(), 1);
-        let file = append(&path, true).expect("made");
+        let path = file_path(dir.path(), 1);
+        let file = open_append(&path, true).expect("made");
         for number in 0..3 {
             let at = number * RECORD_BYTES as u64;
-            file.write_all_at(&record(1, number), at).expect("written");
+            file.write_all_at(&record_bytes(1, number), at)
+                .expect("written");
         }
-        assert_eq!(count(&path, 1, 3).expect("right"), 3);
-        assert!(count(&path, 1, 2).is_err(), "more than was begun");
-        assert!(count(&path, 0, 3).is_err(), "of another writer");
+        assert_eq!(count_records(&path, 1, 3).expect("right"), 3);
+        assert!(count_records(&path, 1, 2).is_err(), "more than was begun");
+        assert!(count_records(&path, 0, 3).is_err(), "of another writer");
         file.write_all_at(b"x", 4096 + 7).expect("written");
-        assert!(count(&path, 1, 3).is_err(), "a byte is wrong");
+        assert!(count_records(&path, 1, 3).is_err(), "a byte is wrong");
         file.set_len(5000).expect("cut");
-        assert!(count(&path, 1, 3).is_err(), "half a record");
+        assert!(count_records(&path, 1, 3).is_err(), "half a record");
     }
 
     /// A node whose files are there after its death, or not.
-    struct Dirs(tempfile::TempDir);
+    struct DirNodes(tempfile::TempDir);
 
-    impl Nodes for Dirs {
-        fn mount(&mut self, case: &Case) -> Outcome<PathBuf> {
+    impl NodePair for DirNodes {
+        fn mount(&mut self, case: &FailoverCase) -> NodeResult<PathBuf> {
             let dir = self.0.path().join(&case.name);
             std::fs::create_dir(&dir)?;
             Ok(dir)
         }
 
-        fn kill(&mut self) -> Outcome<()> {
+        fn kill(&mut self) -> NodeResult<()> {
             Ok(())
         }
 
-        fn go_on(&mut self) -> Outcome<PathBuf> {
+        fn fail_over(&mut self) -> NodeResult<PathBuf> {
             Err("nobody comes so far".into())
         }
     }
 
     #[test]
-    fn a_node_that_lives_on_ends_the_run() {
-        let mut nodes = Dirs(tempfile::tempdir().expect("made"));
-        let options = Options {
+    fn surviving_node_ends_the_run() {
+        let mut nodes = DirNodes(tempfile::tempdir().expect("made"));
+        let options = FailoverOptions {
             rounds: 5,
             runtime: Duration::from_millis(1),
             writers: 1,
         };
-        let error = run_failover(&mut nodes, &[case(true)], "none", &options);
+        let error = run_failover(&mut nodes, &[test_case(true)], "none", &options);
         let text = error.expect_err("it was not killed").to_string();
         assert!(text.contains("goes on"), "{text}");
     }

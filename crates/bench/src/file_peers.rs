@@ -9,8 +9,8 @@
 //! through the root directory of that first process, proc(5). Needs root.
 
 use crate::error::BenchError;
-use crate::mirror::Place;
-use crate::process::{self, Child, bound};
+use crate::mirror::MountPlace;
+use crate::process::{self, ChildProcess, command_killed_with_thread};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -19,13 +19,13 @@ use std::time::Duration;
 /// Daemons start, find each other and mount.
 const START_MAX: Duration = Duration::from_secs(60);
 /// A kernel ends a handful of processes and mounts.
-const END_MAX: Duration = Duration::from_secs(10);
+const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
 /// Where the files are, for those within.
-const FILES: &str = "mnt/files";
+const FILES_DIR: &str = "mnt/files";
 
 /// What both begin with: the first process as those outside see it, then its own
 /// processes only. What is said goes to standard error; `$1` is the size in bytes.
-const BEGIN: &str = "
+const SETUP_SCRIPT: &str = "
 exec 3>&1 1>&2 4<&0 </dev/null
 PATH=$PATH:/usr/sbin:/sbin
 need() {
@@ -38,7 +38,7 @@ mkdir /mnt/files
 ";
 
 /// Serves until nobody wants it any more.
-const SERVE: &str = "
+const SERVE_SCRIPT: &str = "
 echo \"ready $pid\" >&3
 exec 3>&-
 read -r line <&4 || true
@@ -46,7 +46,7 @@ read -r line <&4 || true
 
 /// Two bricks in memory and a mount, as GlusterFS' own commands set them up.
 /// It refuses loopback addresses, so there is another one, on the same device.
-const GLUSTERFS: &str = "
+const GLUSTERFS_SCRIPT: &str = "
 need glusterd glusterfs-server
 need glusterfs glusterfs-client
 need ip iproute2
@@ -77,7 +77,7 @@ rm /mnt/files/.there
 
 /// On a loop device on a file in memory. By default it would have an inode for each 16 KiB
 /// only.
-const EXT4: &str = "
+const EXT4_SCRIPT: &str = "
 need mke2fs e2fsprogs
 truncate -s \"$2\" /mnt/image
 mke2fs -q -F -t ext4 -i 8192 -E lazy_itable_init=0,lazy_journal_init=0 /mnt/image
@@ -85,14 +85,14 @@ mount -o loop$EXT4_OPTIONS /mnt/image /mnt/files
 ";
 /// With `sync` every change is on the device before a call returns, as on a mount of
 /// pagemesh, without calls that a program would have to add.
-const EXT4_SYNC: &str = ",sync,max_batch_time=0";
+const EXT4_SYNC_OPTIONS: &str = ",sync,max_batch_time=0";
 
 /// A running file system; dropping it ends it.
 pub struct FilePeer {
     name: &'static str,
-    child: Child,
+    child: ChildProcess,
     /// Its first process.
-    first: u32,
+    first_pid: u32,
 }
 
 impl FilePeer {
@@ -101,7 +101,7 @@ impl FilePeer {
     /// # Errors
     /// When it is not installed or does not start.
     pub fn glusterfs(size_bytes: u64) -> Result<FilePeer, BenchError> {
-        FilePeer::start("GlusterFS", GLUSTERFS, 2 * size_bytes)
+        FilePeer::start("GlusterFS", GLUSTERFS_SCRIPT, 2 * size_bytes)
     }
 
     /// ext4 on a loop device.
@@ -109,7 +109,7 @@ impl FilePeer {
     /// # Errors
     /// When a tool is not installed, or it cannot be mounted.
     pub fn ext4(size_bytes: u64) -> Result<FilePeer, BenchError> {
-        let script = format!("EXT4_OPTIONS=\n{EXT4}");
+        let script = format!("EXT4_OPTIONS=\n{EXT4_SCRIPT}");
         FilePeer::start("ext4", &script, size_bytes)
     }
 
@@ -118,14 +118,14 @@ impl FilePeer {
     /// # Errors
     /// As [`FilePeer::ext4`].
     pub fn ext4_sync(size_bytes: u64) -> Result<FilePeer, BenchError> {
-        let script = format!("EXT4_OPTIONS={EXT4_SYNC}\n{EXT4}");
+        let script = format!("EXT4_OPTIONS={EXT4_SYNC_OPTIONS}\n{EXT4_SCRIPT}");
         FilePeer::start("ext4, sync", &script, size_bytes)
     }
 
     fn start(name: &'static str, script: &str, size_bytes: u64) -> Result<FilePeer, BenchError> {
-        process::require("unshare", "util-linux")?;
-        let script = format!("set -eu\n{BEGIN}{script}{SERVE}");
-        let mut command = bound("unshare");
+        process::require_program("unshare", "util-linux")?;
+        let script = format!("set -eu\n{SETUP_SCRIPT}{script}{SERVE_SCRIPT}");
+        let mut command = command_killed_with_thread("unshare");
         command
             .args(["--mount", "--net", "--pid", "--fork", "--kill-child=KILL"])
             .args(["sh", "-c", &script, "sh"])
@@ -134,25 +134,29 @@ impl FilePeer {
             .arg(size_bytes.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        let mut child = Child::start(name, command)?;
-        let line = child.line_within(START_MAX)?;
+        let mut child = ChildProcess::start(name, command)?;
+        let line = child.read_line(START_MAX)?;
         let first = line.strip_prefix("ready ").and_then(|pid| pid.parse().ok());
         match first {
-            Some(first) => Ok(FilePeer { name, child, first }),
-            None => Err(child.failure(&format!("it says {line}"))),
+            Some(first) => Ok(FilePeer {
+                name,
+                child,
+                first_pid: first,
+            }),
+            None => Err(child.program_error(&format!("it says {line}"))),
         }
     }
 
     /// Where its files are.
     #[must_use]
-    pub fn place(&self) -> Place {
-        Place {
+    pub fn mount_place(&self) -> MountPlace {
+        MountPlace {
             name: self.name.into(),
             class: "none".into(),
             dir: Path::new("/proc")
-                .join(self.first.to_string())
+                .join(self.first_pid.to_string())
                 .join("root")
-                .join(FILES),
+                .join(FILES_DIR),
             pids: self.pids(),
             prefix: vec![],
         }
@@ -161,7 +165,7 @@ impl FilePeer {
     /// All processes of its namespace.
     fn pids(&self) -> Vec<u32> {
         let space = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-        let of_first: Option<PathBuf> = space(self.first);
+        let of_first: Option<PathBuf> = space(self.first_pid);
         let all = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         pids.filter(|&pid| of_first.is_some() && space(pid) == of_first)
@@ -172,8 +176,8 @@ impl FilePeer {
 impl Drop for FilePeer {
     /// Its first process ends, and with it all others; what does not is killed.
     fn drop(&mut self) {
-        self.child.end_input();
-        let _ = self.child.ends_within(END_MAX);
+        self.child.close_stdin();
+        let _ = self.child.wait_for_end(SHUTDOWN_MAX);
     }
 }
 
@@ -187,13 +191,13 @@ mod tests {
 
     /// Also what needs root is tested where root is.
     #[test]
-    fn a_peer_and_all_it_started_end_with_it() {
+    fn dropped_peer_ends_all_its_processes() {
         if !rustix::process::geteuid().is_root() {
             return skip::skip("needs root");
         }
         let peer = FilePeer::start("tmpfs", "sleep 1000 & setsid sleep 1000 &\n", 1 << 20);
         let peer = peer.expect("started");
-        let place = peer.place();
+        let place = peer.mount_place();
         fs::write(place.dir.join("file"), b"there").expect("written");
         assert!(!Path::new("/mnt/files/file").exists());
         assert_eq!(place.pids.len(), 3, "{:?}", place.pids);
@@ -205,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_start_is_quoted() {
+    fn failed_start_quotes_program_output() {
         if !rustix::process::geteuid().is_root() {
             return skip::skip("needs root");
         }

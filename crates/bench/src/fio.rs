@@ -2,7 +2,7 @@
 //! files.
 
 use crate::error::BenchError;
-use crate::process::{Child, bound, process_cpu};
+use crate::process::{ChildProcess, command_killed_with_thread, process_cpu};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _};
@@ -11,13 +11,13 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// What fio may take beyond its run time, to connect and to sum up.
-const MARGIN: Duration = Duration::from_secs(10);
+const FIO_MARGIN: Duration = Duration::from_secs(10);
 /// The longest fill: 64 GiB at a slow 100 MB/s.
 const FILL_MAX: Duration = Duration::from_secs(660);
 /// The name of files that are written once before.
-const FILLED: &str = "test";
+const FILLED_NAME: &str = "test";
 /// What is appended is this part of the files at most: pools have room for them, and a little.
-const APPENDED_PART: u64 = 8;
+const APPEND_DIVISOR: u64 = 8;
 /// Names the nbd engine's own package, if fio was split.
 pub(crate) const PACKAGE: &str = "fio";
 
@@ -54,14 +54,14 @@ impl Direction {
 
 /// One case of the comparison: random 4 KiB requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Case {
+pub struct BlockCase {
     /// Reads or writes.
     pub direction: Direction,
     /// Requests in flight.
     pub queue_depth: u32,
 }
 
-impl std::fmt::Display for Case {
+impl std::fmt::Display for BlockCase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} QD{}", self.direction.name(), self.queue_depth)
     }
@@ -69,7 +69,7 @@ impl std::fmt::Display for Case {
 
 /// What fio measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Sample {
+pub struct FioSample {
     /// Operations per second.
     pub iops: f64,
     /// Mean of the completion latency.
@@ -87,21 +87,21 @@ pub struct Sample {
 }
 
 /// One figure of each round.
-pub(crate) fn pick(rounds: &[Sample], of: fn(&Sample) -> f64) -> Vec<f64> {
+pub(crate) fn figures(rounds: &[FioSample], of: fn(&FioSample) -> f64) -> Vec<f64> {
     rounds.iter().map(of).collect()
 }
 
 /// Measures, and adds what the serving processes took. `place` is what errors call
 /// what was measured.
-pub(crate) fn beside_servers(
+pub(crate) fn with_server_cpu(
     pids: &[u32],
     runtime: Duration,
     place: &str,
-    measure: impl FnOnce() -> Result<Sample, BenchError>,
-) -> Result<Sample, BenchError> {
+    measure: impl FnOnce() -> Result<FioSample, BenchError>,
+) -> Result<FioSample, BenchError> {
     let used = || -> Duration { pids.iter().filter_map(|pid| process_cpu(*pid)).sum() };
     let (before, start) = (used(), Instant::now());
-    let mut sample = measure().map_err(|error| blame(place, error))?;
+    let mut sample = measure().map_err(|error| name_failed_place(place, error))?;
     // Of the time that requests came: fio's own start and end are idle for
     // the server.
     let busy = runtime.min(start.elapsed());
@@ -111,7 +111,7 @@ pub(crate) fn beside_servers(
 }
 
 /// Says where a program failed.
-pub(crate) fn blame(place: &str, error: BenchError) -> BenchError {
+pub(crate) fn name_failed_place(place: &str, error: BenchError) -> BenchError {
     match error {
         BenchError::Program { program, cause } => BenchError::Program {
             program: format!("{program} {place}"),
@@ -124,12 +124,12 @@ pub(crate) fn blame(place: &str, error: BenchError) -> BenchError {
 /// Runs a case against an endpoint.
 pub(crate) fn measure(
     uri: &str,
-    case: Case,
+    case: BlockCase,
     size_bytes: u64,
     runtime: Duration,
     seed: u64,
-) -> Result<Sample, BenchError> {
-    let mut command = engine(uri, size_bytes);
+) -> Result<FioSample, BenchError> {
+    let mut command = nbd_command(uri, size_bytes);
     command.args([
         format!("--rw={}", case.direction.workload()),
         "--bs=4k".to_owned(),
@@ -139,18 +139,18 @@ pub(crate) fn measure(
         "--norandommap".to_owned(),
         format!("--randseed={seed}"),
     ]);
-    parse(&run(command, runtime + MARGIN)?, case.direction)
+    parse_sample(&run_fio(command, runtime + FIO_MARGIN)?, case.direction)
 }
 
 /// Writes all of the range once, so that no endpoint answers from holes.
 pub(crate) fn fill(uri: &str, size_bytes: u64) -> Result<(), BenchError> {
-    let mut command = engine(uri, size_bytes);
+    let mut command = nbd_command(uri, size_bytes);
     command.args(["--rw=write", "--bs=256k", "--iodepth=4"]);
-    run(command, FILL_MAX).and_then(|text| job(&text).map(drop))
+    run_fio(command, FILL_MAX).and_then(|text| single_job(&text).map(drop))
 }
 
-fn engine(uri: &str, size_bytes: u64) -> Command {
-    let mut command = bound("fio");
+fn nbd_command(uri: &str, size_bytes: u64) -> Command {
+    let mut command = command_killed_with_thread("fio");
     command.args([
         "--name=peers",
         // A thread, not a process: nothing is left when fio is killed.
@@ -203,10 +203,18 @@ pub(crate) fn measure_files(
     case: FileCase,
     size_bytes: u64,
     runtime: Duration,
-) -> Result<Sample, BenchError> {
+) -> Result<FioSample, BenchError> {
     let mut command = match case.direction {
-        Direction::Append => files(prefix, dir, "append", case.jobs, size_bytes / APPENDED_PART),
-        Direction::Read | Direction::Write => files(prefix, dir, FILLED, case.jobs, size_bytes),
+        Direction::Append => files_command(
+            prefix,
+            dir,
+            "append",
+            case.jobs,
+            size_bytes / APPEND_DIVISOR,
+        ),
+        Direction::Read | Direction::Write => {
+            files_command(prefix, dir, FILLED_NAME, case.jobs, size_bytes)
+        }
     };
     // A thread is gone with fio, when that is killed.
     command.args((!case.processes).then_some("--thread"));
@@ -236,21 +244,21 @@ pub(crate) fn measure_files(
             format!("--thinktime_spin={think}"),
         ]);
     }
-    parse(&run(command, runtime + MARGIN)?, case.direction)
+    parse_sample(&run_fio(command, runtime + FIO_MARGIN)?, case.direction)
 }
 
 /// Writes all of the files once, so that nobody writes into holes.
 pub(crate) fn fill_files(dir: &Path, jobs: u32, size_bytes: u64) -> Result<(), BenchError> {
-    let mut command = files(&[], dir, FILLED, jobs, size_bytes);
+    let mut command = files_command(&[], dir, FILLED_NAME, jobs, size_bytes);
     command.args(["--thread", "--rw=write", "--bs=1m"]);
-    run(command, FILL_MAX).and_then(|text| job(&text).map(drop))
+    run_fio(command, FILL_MAX).and_then(|text| single_job(&text).map(drop))
 }
 
-fn files(prefix: &[String], dir: &Path, name: &str, jobs: u32, size_bytes: u64) -> Command {
+fn files_command(prefix: &[String], dir: &Path, name: &str, jobs: u32, size_bytes: u64) -> Command {
     let mut command = match prefix {
-        [] => bound("fio"),
+        [] => command_killed_with_thread("fio"),
         [program, rest @ ..] => {
-            let mut command = bound(program);
+            let mut command = command_killed_with_thread(program);
             command.args(rest).arg("fio");
             command
         }
@@ -266,12 +274,12 @@ fn files(prefix: &[String], dir: &Path, name: &str, jobs: u32, size_bytes: u64) 
     command
 }
 
-fn run(mut command: Command, limit: Duration) -> Result<String, BenchError> {
+fn run_fio(mut command: Command, limit: Duration) -> Result<String, BenchError> {
     let cannot = || BenchError::system("keep fio's output");
     let mut output = tempfile::tempfile().map_err(cannot())?;
     let copy = output.try_clone().map_err(cannot())?;
     command.stdin(Stdio::null()).stdout(copy);
-    Child::start("fio", command)?.succeed_within(limit)?;
+    ChildProcess::start("fio", command)?.wait_for_success(limit)?;
     let mut text = String::new();
     output.rewind().map_err(cannot())?;
     output.read_to_string(&mut text).map_err(cannot())?;
@@ -279,34 +287,34 @@ fn run(mut command: Command, limit: Duration) -> Result<String, BenchError> {
 }
 
 #[derive(Deserialize)]
-struct Output {
-    jobs: Vec<Job>,
+struct FioOutput {
+    jobs: Vec<FioJob>,
 }
 
 #[derive(Deserialize)]
-struct Job {
+struct FioJob {
     error: i64,
     usr_cpu: f64,
     sys_cpu: f64,
-    read: Side,
-    write: Side,
+    read: FioDirectionStats,
+    write: FioDirectionStats,
 }
 
 #[derive(Deserialize)]
-struct Side {
+struct FioDirectionStats {
     total_ios: u64,
     iops: f64,
-    clat_ns: Clat,
+    clat_ns: FioLatency,
 }
 
 #[derive(Deserialize)]
-struct Clat {
+struct FioLatency {
     mean: f64,
     #[serde(default)]
     percentile: BTreeMap<String, f64>,
 }
 
-fn failure(cause: String) -> BenchError {
+fn fio_error(cause: String) -> BenchError {
     BenchError::Program {
         program: "fio".to_owned(),
         cause,
@@ -314,36 +322,38 @@ fn failure(cause: String) -> BenchError {
 }
 
 /// The only job. fio prints messages before its JSON.
-fn job(text: &str) -> Result<Job, BenchError> {
+fn single_job(text: &str) -> Result<FioJob, BenchError> {
     let json = text.find('{').map_or("", |at| &text[at..]);
-    let output: Output = serde_json::from_str(json)
-        .map_err(|error| failure(format!("its JSON cannot be read ({error}): {text:.200}")))?;
+    let output: FioOutput = serde_json::from_str(json)
+        .map_err(|error| fio_error(format!("its JSON cannot be read ({error}): {text:.200}")))?;
     let mut jobs = output.jobs;
     match (jobs.pop(), jobs.is_empty()) {
         (Some(job), true) if job.error == 0 => Ok(job),
         (Some(job), true) => {
             let cause = std::io::Error::from_raw_os_error(job.error as i32);
-            Err(failure(format!("an operation failed: {cause}")))
+            Err(fio_error(format!("an operation failed: {cause}")))
         }
-        _ => Err(failure("it did not report one job".to_owned())),
+        _ => Err(fio_error("it did not report one job".to_owned())),
     }
 }
 
 /// Reads fio's JSON; the server's CPU is not in it.
-fn parse(text: &str, direction: Direction) -> Result<Sample, BenchError> {
-    let job = job(text)?;
+fn parse_sample(text: &str, direction: Direction) -> Result<FioSample, BenchError> {
+    let job = single_job(text)?;
     let side = match direction {
         Direction::Read => job.read,
         Direction::Write | Direction::Append => job.write,
     };
     if side.total_ios == 0 {
-        return Err(failure("it did no operation in the time given".to_owned()));
+        return Err(fio_error(
+            "it did no operation in the time given".to_owned(),
+        ));
     }
     let at = |name: &str| {
         let found = side.clat_ns.percentile.get(name).copied();
-        found.ok_or_else(|| failure(format!("its JSON has no {name} percentile")))
+        found.ok_or_else(|| fio_error(format!("its JSON has no {name} percentile")))
     };
-    Ok(Sample {
+    Ok(FioSample {
         iops: side.iops,
         clat_mean_ns: side.clat_ns.mean,
         clat_p50_ns: at("50.000000")?,
@@ -361,8 +371,8 @@ mod tests {
     const CAPTURED: &str = include_str!("../tests/data/fio-randread.json");
 
     #[test]
-    fn captured_output_is_read() {
-        let sample = parse(CAPTURED, Direction::Read).expect("fio's own output");
+    fn captured_fio_output_is_parsed() {
+        let sample = parse_sample(CAPTURED, Direction::Read).expect("fio's own output");
         assert!(sample.iops > 1000.0, "{sample:?}");
         assert!(sample.clat_p50_ns <= sample.clat_p99_ns, "{sample:?}");
         assert!(sample.clat_p99_ns <= sample.clat_p999_ns, "{sample:?}");
@@ -372,7 +382,7 @@ mod tests {
     #[test]
     fn output_without_a_result_is_an_error() {
         let error = |text: &str, direction| {
-            let error = parse(text, direction).expect_err("no result");
+            let error = parse_sample(text, direction).expect_err("no result");
             error.to_string()
         };
         assert!(error(CAPTURED, Direction::Write).contains("no operation"));

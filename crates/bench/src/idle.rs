@@ -6,7 +6,7 @@
 
 use crate::error::BenchError;
 use crate::process::process_cpu;
-use crate::report::{Cell, Report};
+use crate::report::{Report, ReportCell};
 use crate::session::check_rounds;
 use crate::stats::median;
 use serde_json::json;
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 /// How to run.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct IdleOptions {
     /// Rounds, [`crate::session::ROUNDS_MIN`] to
-    /// [`crate::session::ROUNDS_MAX`].
+    /// [`crate::session::MAINTENANCE_ROUNDS_MAX`].
     pub rounds: usize,
     /// How long each round watches.
     pub runtime: Duration,
@@ -26,14 +26,14 @@ pub struct Options {
 
 /// Processes that are measured together.
 #[derive(Clone, Debug)]
-pub struct Group {
+pub struct ProcessGroup {
     /// What they are.
     pub name: String,
     /// The processes.
     pub pids: Vec<u32>,
 }
 
-impl Group {
+impl ProcessGroup {
     fn cpu(&self) -> Result<Duration, BenchError> {
         let of = |pid: &u32| {
             process_cpu(*pid).ok_or_else(|| {
@@ -50,14 +50,15 @@ impl Group {
 ///
 /// # Errors
 /// When an option makes no sense, or a process is gone.
-pub fn run_idle(groups: &[Group], options: &Options) -> Result<Report, BenchError> {
+pub fn run_idle(groups: &[ProcessGroup], options: &IdleOptions) -> Result<Report, BenchError> {
     check_rounds(options.rounds)?;
     if options.runtime.is_zero() {
         let text = "rounds of no time show nothing; give them some seconds";
         return Err(BenchError::Option(text.to_owned()));
     }
     let mut shares: Vec<Vec<f64>> = vec![Vec::new(); groups.len()];
-    let read = || -> Result<Vec<Duration>, BenchError> { groups.iter().map(Group::cpu).collect() };
+    let read =
+        || -> Result<Vec<Duration>, BenchError> { groups.iter().map(ProcessGroup::cpu).collect() };
     for _ in 0..options.rounds {
         let (start, before) = (Instant::now(), read()?);
         std::thread::sleep(options.runtime);
@@ -70,7 +71,7 @@ pub fn run_idle(groups: &[Group], options: &Options) -> Result<Report, BenchErro
     Ok(report(groups, &shares, options))
 }
 
-fn report(groups: &[Group], shares: &[Vec<f64>], options: &Options) -> Report {
+fn report(groups: &[ProcessGroup], shares: &[Vec<f64>], options: &IdleOptions) -> Report {
     let title = "CPU time of a cluster that has nothing to do";
     let columns = [
         ("processes", ""),
@@ -80,15 +81,15 @@ fn report(groups: &[Group], shares: &[Vec<f64>], options: &Options) -> Report {
     ];
     let mut report = Report::new("idle", title, &options.class, &columns);
     for (group, shares) in groups.iter().zip(shares) {
-        let row: Vec<Cell> = vec![
+        let row: Vec<ReportCell> = vec![
             group.name.clone().into(),
             median(shares).into(),
             shares.iter().copied().reduce(f64::min).into(),
             shares.iter().copied().reduce(f64::max).into(),
         ];
-        report.push(row);
+        report.add_row(row);
     }
-    report.note(format!(
+    report.add_note(format!(
         "{} rounds of {:.0} s",
         options.rounds,
         options.runtime.as_secs_f64()

@@ -24,7 +24,7 @@ pub mod file_peers;
 mod fio;
 pub mod idle;
 pub mod load;
-pub mod many;
+pub mod many_files;
 pub mod metadata;
 pub mod mirror;
 pub mod peers;

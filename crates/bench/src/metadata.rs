@@ -7,11 +7,11 @@
 //! moves on by one.
 
 use crate::error::BenchError;
-use crate::mirror::Place;
+use crate::mirror::MountPlace;
 use crate::process::process_cpu;
 use crate::report::Report;
 use crate::session::check_rounds;
-use crate::stats::{Latencies, Summary, median, median_ratio};
+use crate::stats::{Latencies, LatencySummary, median, median_ratio};
 use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
 use serde::Serialize;
 use serde_json::json;
@@ -26,7 +26,7 @@ const FILES_MAX: u64 = 200_000;
 
 /// How to compare.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct MetadataOptions {
     /// Rounds, at least [`crate::session::ROUNDS_MIN`].
     pub rounds: usize,
     /// For how long files are made at one place in one round. Removing them takes
@@ -38,9 +38,9 @@ pub struct Options {
     pub bytes: usize,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for MetadataOptions {
+    fn default() -> MetadataOptions {
+        MetadataOptions {
             rounds: 5,
             runtime: Duration::from_secs(1),
             jobs: vec![1, 2],
@@ -51,15 +51,15 @@ impl Default for Options {
 
 /// What one visit gave.
 #[derive(Clone, Debug, Serialize)]
-struct Sample {
+struct MetadataSample {
     files: u64,
     /// Per second.
     made: f64,
     removed: f64,
     /// Of both, the files made and removed again.
     pairs: f64,
-    making: Summary,
-    removing: Summary,
+    making: LatencySummary,
+    removing: LatencySummary,
     server_cpu_percent: f64,
 }
 
@@ -69,12 +69,12 @@ struct Sample {
 /// # Errors
 /// When an option makes no sense, or a file cannot be made or removed.
 pub fn run_metadata(
-    places: &[Place],
-    peers: &[Place],
-    options: &Options,
+    places: &[MountPlace],
+    peers: &[MountPlace],
+    options: &MetadataOptions,
 ) -> Result<Report, BenchError> {
     check_rounds(options.rounds)?;
-    let all: Vec<&Place> = places.iter().chain(peers).collect();
+    let all: Vec<&MountPlace> = places.iter().chain(peers).collect();
     if places.is_empty() || options.jobs.is_empty() {
         let text = "there is nothing to measure; name at least one place and a number of jobs";
         return Err(BenchError::Option(text.into()));
@@ -82,7 +82,7 @@ pub fn run_metadata(
     let most = options.jobs.iter().copied().max().unwrap_or(1);
     for place in &all {
         for job in 0..most {
-            let dir = dir_of(place, job);
+            let dir = job_dir(place, job);
             let cannot = BenchError::system(format!("make the directory {}", dir.display()));
             std::fs::create_dir(&dir).map_err(cannot)?;
         }
@@ -92,7 +92,7 @@ pub fn run_metadata(
         for (&jobs, of_jobs) in options.jobs.iter().zip(&mut found) {
             for turn in 0..all.len() {
                 let at = (turn + round) % all.len();
-                let sample = visit(all[at], jobs, options);
+                let sample = measure_place(all[at], jobs, options);
                 let place = &all[at].name;
                 let cannot = BenchError::system(format!("make and remove files on {place}"));
                 of_jobs[at].push(sample.map_err(cannot)?);
@@ -103,18 +103,22 @@ pub fn run_metadata(
     Ok(report(&all, peers, options, &found))
 }
 
-fn dir_of(place: &Place, job: u32) -> std::path::PathBuf {
+fn job_dir(place: &MountPlace, job: u32) -> std::path::PathBuf {
     place.dir.join(format!("job-{job}"))
 }
 
 /// What one job did.
-struct Done {
+struct JobResult {
     files: u64,
     making: Latencies,
     removing: Latencies,
 }
 
-fn visit(place: &Place, jobs: u32, options: &Options) -> io::Result<Sample> {
+fn measure_place(
+    place: &MountPlace,
+    jobs: u32,
+    options: &MetadataOptions,
+) -> io::Result<MetadataSample> {
     let used = || -> Duration { place.pids.iter().filter_map(|&pid| process_cpu(pid)).sum() };
     let (cpu, start) = (used(), Instant::now());
     // Jobs, and this thread, which takes the time.
@@ -122,17 +126,17 @@ fn visit(place: &Place, jobs: u32, options: &Options) -> io::Result<Sample> {
     let (done, made, removed) = std::thread::scope(|scope| {
         let barrier = &barrier;
         let jobs: Vec<_> = (0..jobs)
-            .map(|job| scope.spawn(move || work(&dir_of(place, job), options, barrier)))
+            .map(|job| scope.spawn(move || run_job(&job_dir(place, job), options, barrier)))
             .collect();
         barrier.wait();
         let made = start.elapsed();
-        let done: Vec<io::Result<Done>> = jobs
+        let done: Vec<io::Result<JobResult>> = jobs
             .into_iter()
             .map(|job| job.join().expect("a job does not panic"))
             .collect();
         (done, made, start.elapsed() - made)
     });
-    let done = done.into_iter().collect::<io::Result<Vec<Done>>>()?;
+    let done = done.into_iter().collect::<io::Result<Vec<JobResult>>>()?;
     let [mut making, mut removing] = [(); 2].map(|()| Latencies::new());
     for job in &done {
         making.merge(&job.making);
@@ -140,7 +144,7 @@ fn visit(place: &Place, jobs: u32, options: &Options) -> io::Result<Sample> {
     }
     let files: u64 = done.iter().map(|job| job.files).sum();
     let all = made + removed;
-    Ok(Sample {
+    Ok(MetadataSample {
         files,
         made: files as f64 / made.as_secs_f64(),
         removed: files as f64 / removed.as_secs_f64(),
@@ -152,14 +156,14 @@ fn visit(place: &Place, jobs: u32, options: &Options) -> io::Result<Sample> {
 }
 
 /// Makes files until the time is over, waits for the others, and removes them.
-fn work(dir: &Path, options: &Options, barrier: &Barrier) -> io::Result<Done> {
-    let mut done = Done {
+fn run_job(dir: &Path, options: &MetadataOptions, barrier: &Barrier) -> io::Result<JobResult> {
+    let mut done = JobResult {
         files: 0,
         making: Latencies::new(),
         removing: Latencies::new(),
     };
     let dir = File::open(dir);
-    let made = dir.as_ref().map(|dir| make(dir, options, &mut done));
+    let made = dir.as_ref().map(|dir| make_files(dir, options, &mut done));
     // Whoever failed must not keep the others.
     barrier.wait();
     match made {
@@ -169,13 +173,13 @@ fn work(dir: &Path, options: &Options, barrier: &Barrier) -> io::Result<Done> {
     let dir = dir?;
     for at in 0..done.files {
         let start = Instant::now();
-        unlinkat(&dir, name_of(at), AtFlags::empty())?;
+        unlinkat(&dir, file_name(at), AtFlags::empty())?;
         done.removing.record(start.elapsed());
     }
     Ok(done)
 }
 
-fn make(dir: &File, options: &Options, done: &mut Done) -> io::Result<()> {
+fn make_files(dir: &File, options: &MetadataOptions, done: &mut JobResult) -> io::Result<()> {
     let bytes = vec![b'x'; options.bytes];
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
     let mode = Mode::from_raw_mode(0o644);
@@ -185,7 +189,7 @@ fn make(dir: &File, options: &Options, done: &mut Done) -> io::Result<()> {
         if start >= until {
             break;
         }
-        let file = openat(dir, name_of(done.files), flags, mode)?;
+        let file = openat(dir, file_name(done.files), flags, mode)?;
         let mut file = File::from(file);
         if !bytes.is_empty() {
             file.write_all(&bytes)?;
@@ -197,15 +201,15 @@ fn make(dir: &File, options: &Options, done: &mut Done) -> io::Result<()> {
     Ok(())
 }
 
-fn name_of(at: u64) -> String {
+fn file_name(at: u64) -> String {
     format!("file-{at}")
 }
 
 fn report(
-    places: &[&Place],
-    peers: &[Place],
-    options: &Options,
-    found: &[Vec<Vec<Sample>>],
+    places: &[&MountPlace],
+    peers: &[MountPlace],
+    options: &MetadataOptions,
+    found: &[Vec<Vec<MetadataSample>>],
 ) -> Report {
     let title = "small files made and removed, all in one alternating run";
     let to_peers: Vec<String> = peers
@@ -228,7 +232,8 @@ fn report(
     let mut report = Report::new("metadata", title, &places[0].class, &columns);
     for (jobs, of_jobs) in options.jobs.iter().zip(found) {
         for (place, rounds) in places.iter().zip(of_jobs) {
-            let pick = |of: fn(&Sample) -> f64| -> Vec<f64> { rounds.iter().map(of).collect() };
+            let pick =
+                |of: fn(&MetadataSample) -> f64| -> Vec<f64> { rounds.iter().map(of).collect() };
             let middle = |of| median(&pick(of));
             let mut row = vec![
                 u64::from(*jobs).into(),
@@ -247,10 +252,10 @@ fn report(
                 let of_peer: Vec<f64> = of_peer.iter().map(|s| s.pairs).collect();
                 row.push(median_ratio(&pick(|s| s.pairs), &of_peer).into());
             }
-            report.push(row);
+            report.add_row(row);
         }
     }
-    report.note(format!(
+    report.add_note(format!(
         "medians of {} alternating rounds; in each, files of {} B are made for {} ms (opened, \
          written, closed) and then removed; ratios are of files made and removed, medians of \
          the rounds' own",
@@ -273,12 +278,16 @@ mod tests {
     #[test]
     fn files_are_made_and_removed_again() {
         let [one, other] = [(); 2].map(|()| tempfile::tempdir().expect("made"));
-        let options = Options {
+        let options = MetadataOptions {
             runtime: Duration::from_millis(5),
-            ..Options::default()
+            ..MetadataOptions::default()
         };
-        let places = [Place::unserved("one", one.path())];
-        let report = run_metadata(&places, &[Place::unserved("other", other.path())], &options);
+        let places = [MountPlace::unserved("one", one.path())];
+        let report = run_metadata(
+            &places,
+            &[MountPlace::unserved("other", other.path())],
+            &options,
+        );
         let text = report.expect("measured").text();
         assert!(text.contains("to other"), "{text}");
         for job in ["job-0", "job-1"] {
@@ -288,15 +297,15 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_made_ends_the_run() {
+    fn failed_file_creation_ends_the_run() {
         let dir = tempfile::tempdir().expect("made");
-        let place = Place::unserved("full", dir.path());
-        let job = dir_of(&place, 1);
+        let place = MountPlace::unserved("full", dir.path());
+        let job = job_dir(&place, 1);
         for job in 0..2 {
-            std::fs::create_dir(dir_of(&place, job)).expect("made");
+            std::fs::create_dir(job_dir(&place, job)).expect("made");
         }
-        std::fs::write(job.join(name_of(0)), b"in the way").expect("written");
-        let sample = visit(&place, 2, &Options::default());
+        std::fs::write(job.join(file_name(0)), b"in the way").expect("written");
+        let sample = measure_place(&place, 2, &MetadataOptions::default());
         let error = sample.expect_err("it is there already");
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
     }

@@ -12,10 +12,10 @@
 
 use crate::error::BenchError;
 pub use crate::fio::Direction;
-use crate::fio::{self, FileCase, Sample, pick};
-use crate::plot::{Axis, Kind, Plot, Series};
+use crate::fio::{self, FileCase, FioSample, figures};
+use crate::plot::{Plot, PlotAxis, PlotKind, PlotSeries};
 use crate::process;
-use crate::report::{Cell, Report};
+use crate::report::{Report, ReportCell};
 use crate::round_trip;
 use crate::session::check_rounds;
 use crate::stats::{median, median_ratio};
@@ -28,7 +28,7 @@ const ROUND_TRIPS: u32 = 10_000;
 
 /// Where files are written.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct MountPlace {
     /// What reports call it.
     pub name: String,
     /// A pool's durability class, or `none`.
@@ -41,11 +41,11 @@ pub struct Place {
     pub prefix: Vec<String>,
 }
 
-impl Place {
+impl MountPlace {
     /// A directory of a file system that no process serves.
     #[must_use]
-    pub fn unserved(name: &str, dir: &Path) -> Place {
-        Place {
+    pub fn unserved(name: &str, dir: &Path) -> MountPlace {
+        MountPlace {
             name: name.into(),
             class: "none".into(),
             dir: dir.into(),
@@ -57,7 +57,7 @@ impl Place {
 
 /// How to compare.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct MirrorOptions {
     /// Rounds, at least [`crate::session::ROUNDS_MIN`].
     pub rounds: usize,
     /// Time of one case at one place in one round.
@@ -82,9 +82,9 @@ pub struct Options {
     pub processes: bool,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for MirrorOptions {
+    fn default() -> MirrorOptions {
+        MirrorOptions {
             rounds: 5,
             runtime: Duration::from_secs(1),
             size_bytes: 512 << 20,
@@ -100,7 +100,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl MirrorOptions {
     fn cases(&self) -> Vec<FileCase> {
         let sizes = self.directions.iter().flat_map(|&direction| {
             let sizes = self.sizes.iter();
@@ -126,10 +126,10 @@ impl Options {
 }
 
 /// What was found.
-struct Found {
+struct MirrorSamples {
     cases: Vec<FileCase>,
     /// By case, place and round.
-    samples: Vec<Vec<Vec<Sample>>>,
+    samples: Vec<Vec<Vec<FioSample>>>,
     /// By round.
     round_trips_ns: Vec<f64>,
 }
@@ -141,9 +141,9 @@ struct Found {
 /// # Errors
 /// When an option makes no sense, fio is missing or fails, or a write fails.
 pub fn run_mirror(
-    places: &[Place],
-    peer: Option<&Place>,
-    options: &Options,
+    places: &[MountPlace],
+    peer: Option<&MountPlace>,
+    options: &MirrorOptions,
 ) -> Result<Report, BenchError> {
     check_rounds(options.rounds)?;
     let cases = options.cases();
@@ -151,20 +151,20 @@ pub fn run_mirror(
         let text = "there is nothing to compare; name at least two places and one case";
         return Err(BenchError::Option(text.into()));
     }
-    process::require("fio", fio::PACKAGE)?;
-    let places: Vec<&Place> = places.iter().chain(peer).collect();
+    process::require_program("fio", fio::PACKAGE)?;
+    let places: Vec<&MountPlace> = places.iter().chain(peer).collect();
     for &place in &places {
         for &jobs in &options.jobs {
-            fill(place, jobs, options)?;
+            fill_place(place, jobs, options)?;
         }
     }
-    let mut found = Found {
+    let mut found = MirrorSamples {
         samples: vec![vec![Vec::new(); places.len()]; cases.len()],
         cases,
         round_trips_ns: vec![],
     };
     for round in 0..options.rounds {
-        let trip = round_trip::measure(ROUND_TRIPS)?;
+        let trip = round_trip::mean_round_trip(ROUND_TRIPS)?;
         found.round_trips_ns.push(trip.as_nanos() as f64);
         for (case, of_case) in found.cases.iter().zip(&mut found.samples) {
             for turn in 0..places.len() {
@@ -181,42 +181,47 @@ pub fn run_mirror(
 ///
 /// # Errors
 /// As [`run_mirror`].
-pub fn saturating_iops(place: &Place, options: &Options) -> Result<f64, BenchError> {
+pub fn saturating_iops(place: &MountPlace, options: &MirrorOptions) -> Result<f64, BenchError> {
     let cases = options.cases();
     let Some(&first) = cases.first() else {
         return Err(BenchError::Option("there is no case to measure".into()));
     };
-    process::require("fio", fio::PACKAGE)?;
+    process::require_program("fio", fio::PACKAGE)?;
     let case = FileCase {
         think_us: 0,
         ..first
     };
-    fill(place, case.jobs, options)?;
+    fill_place(place, case.jobs, options)?;
     let rounds = (0..options.rounds).map(|_| measure(place, case, options));
     let rounds = rounds.collect::<Result<Vec<_>, _>>()?;
-    Ok(median(&pick(&rounds, |s| s.iops)).unwrap_or_default())
+    Ok(median(&figures(&rounds, |s| s.iops)).unwrap_or_default())
 }
 
 /// Makes the files of a number of jobs.
-fn fill(place: &Place, jobs: u32, options: &Options) -> Result<(), BenchError> {
-    let dir = dir_of(place, jobs);
+fn fill_place(place: &MountPlace, jobs: u32, options: &MirrorOptions) -> Result<(), BenchError> {
+    let dir = jobs_dir(place, jobs);
     let cannot = BenchError::system(format!("make the directory {}", dir.display()));
     // Two places may be one directory, reached in two ways.
     std::fs::create_dir_all(&dir).map_err(cannot)?;
-    fio::fill_files(&dir, jobs, options.size_bytes).map_err(|error| fio::blame(&told(place), error))
+    fio::fill_files(&dir, jobs, options.size_bytes)
+        .map_err(|error| fio::name_failed_place(&place_label(place), error))
 }
 
-fn dir_of(place: &Place, jobs: u32) -> PathBuf {
+fn jobs_dir(place: &MountPlace, jobs: u32) -> PathBuf {
     place.dir.join(format!("jobs-{jobs}"))
 }
 
-fn told(place: &Place) -> String {
+fn place_label(place: &MountPlace) -> String {
     format!("on {} in {}", place.name, place.dir.display())
 }
 
-fn measure(place: &Place, case: FileCase, options: &Options) -> Result<Sample, BenchError> {
-    let dir = dir_of(place, case.jobs);
-    fio::beside_servers(&place.pids, options.runtime, &told(place), || {
+fn measure(
+    place: &MountPlace,
+    case: FileCase,
+    options: &MirrorOptions,
+) -> Result<FioSample, BenchError> {
+    let dir = jobs_dir(place, case.jobs);
+    fio::with_server_cpu(&place.pids, options.runtime, &place_label(place), || {
         fio::measure_files(
             &place.prefix,
             &dir,
@@ -228,13 +233,18 @@ fn measure(place: &Place, case: FileCase, options: &Options) -> Result<Sample, B
 }
 
 /// What the rounds took longer than those of another, in µs.
-fn longer_us(rounds: &[Sample], than: &[Sample]) -> Vec<f64> {
+fn extra_latency_us(rounds: &[FioSample], than: &[FioSample]) -> Vec<f64> {
     let pairs = rounds.iter().zip(than);
     let longer = pairs.map(|(one, other)| (one.clat_mean_ns - other.clat_mean_ns) / 1e3);
     longer.collect()
 }
 
-fn report(places: &[&Place], peer: Option<&Place>, options: &Options, found: &Found) -> Report {
+fn report(
+    places: &[&MountPlace],
+    peer: Option<&MountPlace>,
+    options: &MirrorOptions,
+    found: &MirrorSamples,
+) -> Report {
     let title = match options.sync {
         _ if options.directions.contains(&Direction::Read) => {
             "random synchronous writes to files, and reads, by fio, all in one alternating run"
@@ -265,16 +275,16 @@ fn report(places: &[&Place], peer: Option<&Place>, options: &Options, found: &Fo
     let mut report = Report::new("mirror", title, &places[1].class, &columns);
     for (case, of_case) in found.cases.iter().zip(&found.samples) {
         for (place, rounds) in places.iter().zip(of_case) {
-            let middle = |of| median(&pick(rounds, of));
-            let us = |of| Cell::from(middle(of).map(|ns| ns / 1e3));
-            let mean = |rounds: &[Sample]| pick(rounds, |s| s.clat_mean_ns);
-            let longer = longer_us(rounds, &of_case[1]);
+            let middle = |of| median(&figures(rounds, of));
+            let us = |of| ReportCell::from(middle(of).map(|ns| ns / 1e3));
+            let mean = |rounds: &[FioSample]| figures(rounds, |s| s.clat_mean_ns);
+            let longer = extra_latency_us(rounds, &of_case[1]);
             let trips: Vec<f64> = found.round_trips_ns.iter().map(|ns| ns / 1e3).collect();
-            let iops = |rounds: &[Sample]| pick(rounds, |s| s.iops);
+            let iops = |rounds: &[FioSample]| figures(rounds, |s| s.iops);
             // The peer is the last place.
             let of_peer = peer.and(of_case.last()).map(|rounds| iops(rounds));
             let to_peer = of_peer.and_then(|of_peer| median_ratio(&iops(rounds), &of_peer));
-            report.push(vec![
+            report.add_row(vec![
                 case.direction.name().into(),
                 u64::from(case.bytes).into(),
                 u64::from(case.jobs).into(),
@@ -293,7 +303,7 @@ fn report(places: &[&Place], peer: Option<&Place>, options: &Options, found: &Fo
             ]);
         }
     }
-    report.note(format!(
+    report.add_note(format!(
         "medians of {} alternating rounds of {} ms per cell; {} MiB of files per number of \
          jobs, written once before; ratios and differences are medians of the rounds' own",
         options.rounds,
@@ -301,7 +311,7 @@ fn report(places: &[&Place], peer: Option<&Place>, options: &Options, found: &Fo
         options.size_bytes >> 20
     ));
     let trip = median(&found.round_trips_ns).unwrap_or_default() / 1e3;
-    report.note(format!(
+    report.add_note(format!(
         "a blocking round trip over TCP on loopback, 4 KiB out and 16 B back, across cores, \
          took {trip:.1} µs"
     ));
@@ -316,7 +326,7 @@ fn report(places: &[&Place], peer: Option<&Place>, options: &Options, found: &Fo
 }
 
 /// One for each size and number of jobs.
-fn plots(places: &[&Place], options: &Options, found: &Found) -> Vec<Plot> {
+fn plots(places: &[&MountPlace], options: &MirrorOptions, found: &MirrorSamples) -> Vec<Plot> {
     let mut plots = vec![];
     let kinds = options.directions.iter().flat_map(|&direction| {
         let sizes = options.sizes.iter();
@@ -324,23 +334,23 @@ fn plots(places: &[&Place], options: &Options, found: &Found) -> Vec<Plot> {
     });
     for (direction, bytes) in kinds {
         for &jobs in &options.jobs {
-            let line = |(at, place): (usize, &&Place)| Series {
+            let line = |(at, place): (usize, &&MountPlace)| PlotSeries {
                 name: place.name.clone(),
                 points: (found.cases.iter().zip(&found.samples))
                     .filter(|(case, _)| {
                         (case.direction, case.bytes, case.jobs) == (direction, bytes, jobs)
                     })
                     .filter_map(|(_, of)| {
-                        let iops = median(&pick(&of[at], |s| s.iops))?;
-                        Some((iops, median(&pick(&of[at], |s| s.clat_mean_ns / 1e3))?))
+                        let iops = median(&figures(&of[at], |s| s.iops))?;
+                        Some((iops, median(&figures(&of[at], |s| s.clat_mean_ns / 1e3))?))
                     })
                     .collect(),
             };
             plots.push(Plot {
                 title: format!("Random {}s of {bytes} B, {jobs} jobs", direction.name()),
-                kind: Kind::Lines,
-                x: Axis::log("operations per second"),
-                y: Axis::log("mean latency in µs"),
+                kind: PlotKind::Lines,
+                x: PlotAxis::log("operations per second"),
+                y: PlotAxis::log("mean latency in µs"),
                 categories: Vec::new(),
                 series: places.iter().enumerate().map(line).collect(),
             });

@@ -24,7 +24,7 @@ const LABELLED_MAX: usize = 16;
 /// How values are drawn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum PlotKind {
     /// Points joined in order of x.
     #[default]
     Lines,
@@ -34,30 +34,30 @@ pub enum Kind {
 
 /// What an axis shows, and how.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Axis {
+pub struct PlotAxis {
     /// The quantity and its unit.
     pub label: String,
     /// Logarithmic.
     pub log: bool,
 }
 
-impl Axis {
+impl PlotAxis {
     /// One of equal steps.
-    pub fn linear(label: &str) -> Axis {
+    pub fn linear(label: &str) -> PlotAxis {
         let label = label.to_owned();
-        Axis { label, log: false }
+        PlotAxis { label, log: false }
     }
 
     /// One of equal factors.
-    pub fn log(label: &str) -> Axis {
+    pub fn log(label: &str) -> PlotAxis {
         let label = label.to_owned();
-        Axis { label, log: true }
+        PlotAxis { label, log: true }
     }
 }
 
 /// One line, or the bars of one colour.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Series {
+pub struct PlotSeries {
     /// What the legend calls it.
     pub name: String,
     /// x and y.
@@ -70,19 +70,19 @@ pub struct Plot {
     /// What it shows.
     pub title: String,
     /// How.
-    pub kind: Kind,
+    pub kind: PlotKind,
     /// The horizontal axis.
-    pub x: Axis,
+    pub x: PlotAxis,
     /// The vertical axis.
-    pub y: Axis,
+    pub y: PlotAxis,
     /// Names of the groups of bars.
     pub categories: Vec<String>,
     /// What is drawn.
-    pub series: Vec<Series>,
+    pub series: Vec<PlotSeries>,
 }
 
 /// A range of values on a range of pixels.
-struct Scale {
+struct AxisScale {
     log: bool,
     low: f64,
     high: f64,
@@ -90,9 +90,9 @@ struct Scale {
     to: f64,
 }
 
-impl Scale {
-    fn new(log: bool, values: &[f64], from: f64, to: f64, from_zero: bool) -> Scale {
-        let shown = values.iter().copied().filter(|v| shows(log, *v));
+impl AxisScale {
+    fn new(log: bool, values: &[f64], from: f64, to: f64, from_zero: bool) -> AxisScale {
+        let shown = values.iter().copied().filter(|v| is_drawable(log, *v));
         let (mut low, mut high) = shown.fold((f64::MAX, f64::MIN), |(low, high), value| {
             (low.min(value), high.max(value))
         });
@@ -110,7 +110,7 @@ impl Scale {
         if low >= high {
             high = if log { low * 10.0 } else { low + 1.0 };
         }
-        Scale {
+        AxisScale {
             log,
             low,
             high,
@@ -119,7 +119,7 @@ impl Scale {
         }
     }
 
-    fn place(&self, value: f64) -> f64 {
+    fn pixel_of(&self, value: f64) -> f64 {
         let of = |v: f64| if self.log { v.log10() } else { v };
         let part = (of(value) - of(self.low)) / (of(self.high) - of(self.low));
         self.from + part * (self.to - self.from)
@@ -146,7 +146,7 @@ impl Scale {
     }
 }
 
-fn shows(log: bool, value: f64) -> bool {
+fn is_drawable(log: bool, value: f64) -> bool {
     value.is_finite() && (!log || value > 0.0)
 }
 
@@ -165,7 +165,7 @@ fn nice_step(range: f64) -> f64 {
 }
 
 /// A number as an axis shows it: 1200000 is 1.2M.
-fn short(value: f64) -> String {
+fn short_number(value: f64) -> String {
     let (scaled, suffix) = match value.abs() {
         v if v >= 1e9 => (value / 1e9, "G"),
         v if v >= 1e6 => (value / 1e6, "M"),
@@ -194,9 +194,9 @@ fn escape(text: &str) -> String {
 }
 
 /// Text being drawn.
-struct Canvas(String);
+struct SvgCanvas(String);
 
-impl Canvas {
+impl SvgCanvas {
     fn put(&mut self, line: std::fmt::Arguments) {
         writeln!(self.0, "{line}").expect("a string takes everything");
     }
@@ -217,8 +217,8 @@ impl Plot {
             let points = self.series.iter().flat_map(|series| &series.points);
             points.map(pick).collect()
         };
-        let y = Scale::new(self.y.log, &values(|p| p.1), bottom, TOP, true);
-        let mut canvas = Canvas(String::new());
+        let y = AxisScale::new(self.y.log, &values(|p| p.1), bottom, TOP, true);
+        let mut canvas = SvgCanvas(String::new());
         canvas.put(format_args!(
             r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">"#
         ));
@@ -231,8 +231,8 @@ impl Plot {
         canvas.text(LEFT, 22.0, "start", "t", &self.title);
         self.draw_y(&mut canvas, &y);
         match self.kind {
-            Kind::Lines => self.draw_lines(&mut canvas, &y, &values(|p| p.0)),
-            Kind::Bars => self.draw_bars(&mut canvas, &y),
+            PlotKind::Lines => self.draw_lines(&mut canvas, &y, &values(|p| p.0)),
+            PlotKind::Bars => self.draw_bars(&mut canvas, &y),
         }
         canvas.put(format_args!(
             r#"<path class="a" fill="none" d="M{LEFT} {TOP}V{bottom}H{right}"/>"#
@@ -250,14 +250,14 @@ impl Plot {
         canvas.0
     }
 
-    fn draw_y(&self, canvas: &mut Canvas, scale: &Scale) {
+    fn draw_y(&self, canvas: &mut SvgCanvas, scale: &AxisScale) {
         let right = WIDTH - RIGHT;
         for tick in scale.ticks() {
-            let at = scale.place(tick);
+            let at = scale.pixel_of(tick);
             canvas.put(format_args!(
                 r#"<path class="g" d="M{LEFT} {at:.1}H{right}"/>"#
             ));
-            canvas.text(LEFT - 8.0, at + 4.0, "end", "l", &short(tick));
+            canvas.text(LEFT - 8.0, at + 4.0, "end", "l", &short_number(tick));
         }
         let label = match self.y.log {
             true => format!("{} (logarithmic)", self.y.label),
@@ -266,13 +266,13 @@ impl Plot {
         canvas.text(LEFT, TOP - 12.0, "start", "s", &label);
     }
 
-    fn draw_lines(&self, canvas: &mut Canvas, y: &Scale, values: &[f64]) {
+    fn draw_lines(&self, canvas: &mut SvgCanvas, y: &AxisScale, values: &[f64]) {
         let bottom = HEIGHT - BOTTOM;
-        let x = Scale::new(self.x.log, values, LEFT + 16.0, WIDTH - RIGHT - 16.0, false);
+        let x = AxisScale::new(self.x.log, values, LEFT + 16.0, WIDTH - RIGHT - 16.0, false);
         let mut places: Vec<f64> = values
             .iter()
             .copied()
-            .filter(|v| shows(self.x.log, *v))
+            .filter(|v| is_drawable(self.x.log, *v))
             .collect();
         places.sort_by(f64::total_cmp);
         places.dedup();
@@ -280,17 +280,17 @@ impl Plot {
             places = x.ticks();
         }
         for place in places {
-            let at = x.place(place);
+            let at = x.pixel_of(place);
             canvas.put(format_args!(r#"<path class="a" d="M{at:.1} {bottom}v4"/>"#));
-            canvas.text(at, bottom + 18.0, "middle", "l", &short(place));
+            canvas.text(at, bottom + 18.0, "middle", "l", &short_number(place));
         }
         for (series, colour) in self.series.iter().zip(COLOURS.iter().cycle()) {
             let mut points = series.points.clone();
-            points.retain(|(px, py)| shows(self.x.log, *px) && shows(self.y.log, *py));
+            points.retain(|(px, py)| is_drawable(self.x.log, *px) && is_drawable(self.y.log, *py));
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
             let mut line = String::new();
             for (px, py) in &points {
-                let (at, up) = (x.place(*px), y.place(*py));
+                let (at, up) = (x.pixel_of(*px), y.pixel_of(*py));
                 write!(line, "{at:.1},{up:.1} ").expect("a string takes everything");
                 canvas.put(format_args!(
                     r#"<circle cx="{at:.1}" cy="{up:.1}" r="3" fill="{colour}"/>"#
@@ -303,7 +303,7 @@ impl Plot {
         }
     }
 
-    fn draw_bars(&self, canvas: &mut Canvas, y: &Scale) {
+    fn draw_bars(&self, canvas: &mut SvgCanvas, y: &AxisScale) {
         let bottom = HEIGHT - BOTTOM;
         let group = (WIDTH - RIGHT - LEFT) / self.categories.len().max(1) as f64;
         let bar = group * 0.8 / self.series.len().max(1) as f64;
@@ -313,11 +313,11 @@ impl Plot {
         }
         for (nth, (series, colour)) in self.series.iter().zip(COLOURS.iter().cycle()).enumerate() {
             for (category, value) in &series.points {
-                if !shows(self.y.log, *value) {
+                if !is_drawable(self.y.log, *value) {
                     continue;
                 }
                 let left = LEFT + (category + 0.1) * group + nth as f64 * bar;
-                let top = y.place(*value);
+                let top = y.pixel_of(*value);
                 let height = bottom - top;
                 canvas.put(format_args!(
                     r#"<rect x="{left:.1}" y="{top:.1}" width="{:.1}" height="{height:.1}" fill="{colour}"/>"#,
@@ -328,13 +328,13 @@ impl Plot {
                     top - 3.0,
                     "middle",
                     "s",
-                    &short_bar(*value),
+                    &bar_label(*value),
                 );
             }
         }
     }
 
-    fn draw_legend(&self, canvas: &mut Canvas) {
+    fn draw_legend(&self, canvas: &mut SvgCanvas) {
         let y = HEIGHT - 34.0;
         let mut x = LEFT;
         for (series, colour) in self.series.iter().zip(COLOURS.iter().cycle()) {
@@ -349,7 +349,7 @@ impl Plot {
 }
 
 /// The value on top of a bar: two or three digits.
-fn short_bar(value: f64) -> String {
+fn bar_label(value: f64) -> String {
     match value.abs() {
         v if v >= 1e6 => format!("{:.1}M", value / 1e6),
         v if v >= 1e4 => format!("{:.0}k", value / 1e3),
@@ -363,18 +363,18 @@ fn short_bar(value: f64) -> String {
 mod tests {
     use super::*;
 
-    fn lines(log: bool) -> Plot {
+    fn line_plot(log: bool) -> Plot {
         Plot {
             title: "a < b & \"c\"".to_owned(),
-            kind: Kind::Lines,
-            x: Axis::log("readers"),
+            kind: PlotKind::Lines,
+            x: PlotAxis::log("readers"),
             y: if log {
-                Axis::log("µs")
+                PlotAxis::log("µs")
             } else {
-                Axis::linear("µs")
+                PlotAxis::linear("µs")
             },
             categories: Vec::new(),
-            series: vec![Series {
+            series: vec![PlotSeries {
                 name: "p50".to_owned(),
                 points: vec![(1.0, 10.0), (10.0, 100.0), (100.0, 0.0), (50.0, f64::NAN)],
             }],
@@ -382,25 +382,25 @@ mod tests {
     }
 
     #[test]
-    fn a_line_chart_draws_what_its_scales_show() {
-        let svg = lines(false).svg("facts");
+    fn line_chart_draws_points_within_scales() {
+        let svg = line_plot(false).svg("facts");
         assert_eq!(svg.matches("<circle").count(), 3, "{svg}");
         assert!(svg.contains(r#"<polyline points="100.0,"#), "{svg}");
         assert!(svg.contains("a &lt; b &amp; &quot;c&quot;"));
         assert!(svg.contains(">facts</text>"));
         // A logarithmic axis has no place for zero.
-        assert_eq!(lines(true).svg("").matches("<circle").count(), 2);
+        assert_eq!(line_plot(true).svg("").matches("<circle").count(), 2);
     }
 
     #[test]
-    fn bars_stand_in_their_groups() {
-        let series = |name: &str, points| Series {
+    fn bars_are_drawn_in_groups() {
+        let series = |name: &str, points| PlotSeries {
             name: name.to_owned(),
             points,
         };
         let svg = Plot {
-            kind: Kind::Bars,
-            y: Axis::linear("IOPS"),
+            kind: PlotKind::Bars,
+            y: PlotAxis::linear("IOPS"),
             categories: vec!["QD1".to_owned(), "QD16".to_owned()],
             series: vec![
                 series("x", vec![(0.0, 50.0), (1.0, 100.0)]),
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_chart_is_a_chart() {
+    fn empty_chart_is_drawn() {
         let svg = Plot::default().svg("");
         assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
         assert!(!svg.contains("NaN") && !svg.contains("inf"));
@@ -427,13 +427,13 @@ mod tests {
 
     #[test]
     fn ticks_are_round_numbers() {
-        let scale = |log, values: &[f64]| Scale::new(log, values, 0.0, 1.0, true).ticks();
+        let scale = |log, values: &[f64]| AxisScale::new(log, values, 0.0, 1.0, true).ticks();
         assert_eq!(scale(false, &[95.0]), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
         assert_eq!(
             scale(true, &[3.0, 4000.0]),
             [1.0, 10.0, 100.0, 1000.0, 10_000.0]
         );
-        assert_eq!(short(1_200_000.0), "1.2M");
-        assert_eq!(short(20.0), "20");
+        assert_eq!(short_number(1_200_000.0), "1.2M");
+        assert_eq!(short_number(20.0), "20");
     }
 }

@@ -1,6 +1,6 @@
 //! Programs as child processes, and the CPU time of any process.
 //!
-//! A [`Child`] is killed and reaped when it is dropped, and killed by the kernel
+//! A [`ChildProcess`] is killed and reaped when it is dropped, and killed by the kernel
 //! when the thread that started it ends without dropping it: at a signal, an
 //! abort or a panic of the whole process. Nothing is ended by name. Output goes
 //! to a file, so that a talkative program never blocks.
@@ -17,34 +17,34 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// Bytes of a program's last words that an error shows.
-const WORDS_BYTES_MAX: usize = 2000;
+const STDERR_BYTES_MAX: usize = 2000;
 
 /// A program that the kernel kills when the calling thread ends, however it
 /// does (prctl(2), `PR_SET_PDEATHSIG`). setpriv(1) asks for it and then becomes
-/// the program: its process id stays that of the child. [`require`] the program
+/// the program: its process id stays that of the child. [`require_program`] the program
 /// before: setpriv is what starts, also if the program is missing.
-pub(crate) fn bound(program: &str) -> Command {
+pub(crate) fn command_killed_with_thread(program: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--", program]);
     command
 }
 
-/// The Debian package of what [`bound`] uses.
-const BOUND_PACKAGE: &str = "util-linux";
+/// The Debian package of what [`command_killed_with_thread`] uses.
+const SETPRIV_PACKAGE: &str = "util-linux";
 
 /// A running program.
-pub(crate) struct Child {
+pub(crate) struct ChildProcess {
     program: String,
     child: std::process::Child,
-    ended: OwnedFd,
-    words: File,
+    pidfd: OwnedFd,
+    stderr: File,
 }
 
-impl Child {
-    /// Starts what [`bound`] made, with its errors kept. `program` is what
+impl ChildProcess {
+    /// Starts what [`command_killed_with_thread`] made, with its errors kept. `program` is what
     /// errors call it.
-    pub(crate) fn start(program: &str, command: Command) -> Result<Child, BenchError> {
-        Child::spawn(program, command, BOUND_PACKAGE)
+    pub(crate) fn start(program: &str, command: Command) -> Result<ChildProcess, BenchError> {
+        ChildProcess::spawn(program, command, SETPRIV_PACKAGE)
     }
 
     /// `package` is the Debian package to name when what the command starts is
@@ -53,7 +53,7 @@ impl Child {
         program: &str,
         mut command: Command,
         package: &'static str,
-    ) -> Result<Child, BenchError> {
+    ) -> Result<ChildProcess, BenchError> {
         let program = program.to_owned();
         let cannot = || BenchError::system(format!("start {program}"));
         let words = tempfile::tempfile().map_err(cannot())?;
@@ -70,14 +70,14 @@ impl Child {
         let pid = pid.ok_or_else(|| io::Error::other("it has no process id"));
         let ended = pid.and_then(|pid| Ok(pidfd_open(pid, PidfdFlags::empty())?));
         match ended {
-            Ok(ended) => Ok(Child {
+            Ok(ended) => Ok(ChildProcess {
                 program,
                 child,
-                ended,
-                words,
+                pidfd: ended,
+                stderr: words,
             }),
             Err(cause) => {
-                end(&mut child);
+                kill_and_wait(&mut child);
                 Err(cannot()(cause))
             }
         }
@@ -88,11 +88,11 @@ impl Child {
     }
 
     /// Waits until it ends, at most so long; whether it has.
-    pub(crate) fn ends_within(&self, limit: Duration) -> Result<bool, BenchError> {
-        self.await_input(&self.ended, Instant::now() + limit)
+    pub(crate) fn wait_for_end(&self, limit: Duration) -> Result<bool, BenchError> {
+        self.wait_for_input(&self.pidfd, Instant::now() + limit)
     }
 
-    fn await_input(&self, from: impl AsFd, until: Instant) -> Result<bool, BenchError> {
+    fn wait_for_input(&self, from: impl AsFd, until: Instant) -> Result<bool, BenchError> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let timeout = Timespec {
@@ -113,19 +113,19 @@ impl Child {
 
     /// The first line that it says, of a program whose output is piped; at most so
     /// long it may take.
-    pub(crate) fn line_within(&mut self, limit: Duration) -> Result<String, BenchError> {
+    pub(crate) fn read_line(&mut self, limit: Duration) -> Result<String, BenchError> {
         let until = Instant::now() + limit;
         let Some(mut output) = self.child.stdout.take() else {
-            return Err(self.failure("its output is not piped"));
+            return Err(self.program_error("its output is not piped"));
         };
         let mut line = Vec::new();
         while line.last() != Some(&b'\n') {
-            if !self.await_input(&output, until)? {
-                return Err(self.failure(&format!("not ready after {} s", limit.as_secs())));
+            if !self.wait_for_input(&output, until)? {
+                return Err(self.program_error(&format!("not ready after {} s", limit.as_secs())));
             }
             let mut byte = [0];
             if output.read(&mut byte).unwrap_or(0) == 0 {
-                return Err(self.failure("it ended"));
+                return Err(self.program_error("it ended"));
             }
             line.extend(byte);
         }
@@ -133,31 +133,31 @@ impl Child {
     }
 
     /// Ends its input.
-    pub(crate) fn end_input(&mut self) {
+    pub(crate) fn close_stdin(&mut self) {
         drop(self.child.stdin.take());
     }
 
     /// Waits for a good end, at most so long.
-    pub(crate) fn succeed_within(mut self, limit: Duration) -> Result<(), BenchError> {
-        if !self.ends_within(limit)? {
-            return Err(self.failure(&format!("it did not end within {} s", limit.as_secs())));
+    pub(crate) fn wait_for_success(mut self, limit: Duration) -> Result<(), BenchError> {
+        if !self.wait_for_end(limit)? {
+            return Err(self.program_error(&format!("it did not end within {} s", limit.as_secs())));
         }
         let status = self.child.wait();
         match status.as_ref().map(ExitStatus::success) {
             Ok(true) => Ok(()),
-            Ok(false) => Err(self.failure(&format!("{}", status.unwrap_or_default()))),
-            Err(error) => Err(self.failure(&error.to_string())),
+            Ok(false) => Err(self.program_error(&format!("{}", status.unwrap_or_default()))),
+            Err(error) => Err(self.program_error(&error.to_string())),
         }
     }
 
     /// An error that says what happened and what the program said last.
-    pub(crate) fn failure(&mut self, what: &str) -> BenchError {
+    pub(crate) fn program_error(&mut self, what: &str) -> BenchError {
         let mut words = Vec::new();
         let read = self
-            .words
+            .stderr
             .rewind()
-            .and_then(|()| self.words.read_to_end(&mut words));
-        let from = words.len().saturating_sub(WORDS_BYTES_MAX);
+            .and_then(|()| self.stderr.read_to_end(&mut words));
+        let from = words.len().saturating_sub(STDERR_BYTES_MAX);
         let said = match read {
             Ok(0) | Err(_) => "it said nothing".to_owned(),
             Ok(_) => format!(
@@ -172,14 +172,14 @@ impl Child {
     }
 }
 
-impl Drop for Child {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
-        end(&mut self.child);
+        kill_and_wait(&mut self.child);
     }
 }
 
 /// Both calls fail only if it has ended and was waited for.
-fn end(child: &mut std::process::Child) {
+fn kill_and_wait(child: &mut std::process::Child) {
     let _already_ended = child.kill();
     let _already_reaped = child.wait();
 }
@@ -189,13 +189,16 @@ fn end(child: &mut std::process::Child) {
 const VERSION_MAX: Duration = Duration::from_secs(10);
 
 /// Fails when a program is not there.
-pub(crate) fn require(program: &'static str, package: &'static str) -> Result<(), BenchError> {
+pub(crate) fn require_program(
+    program: &'static str,
+    package: &'static str,
+) -> Result<(), BenchError> {
     let mut command = Command::new(program);
     command
         .arg("--version")
         .stdin(Stdio::null())
         .stdout(Stdio::null());
-    Child::spawn(program, command, package)?.succeed_within(VERSION_MAX)
+    ChildProcess::spawn(program, command, package)?.wait_for_success(VERSION_MAX)
 }
 
 /// CPU time that a process has used, all its threads together, also those that
@@ -211,57 +214,58 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_has_used_time_while_it_is_there() {
+    fn cpu_time_is_known_while_process_exists() {
         let used = process_cpu(std::process::id()).expect("it runs");
         assert!(used > Duration::ZERO);
         assert_eq!(process_cpu(u32::MAX), None);
     }
 
     #[test]
-    fn a_missing_program_names_its_package() {
-        let error = require("pagemesh-has-no-such-program", "the-package").expect_err("missing");
+    fn missing_program_names_its_package() {
+        let error =
+            require_program("pagemesh-has-no-such-program", "the-package").expect_err("missing");
         let text = error.to_string();
         assert!(text.contains("apt-get install the-package"), "{text}");
     }
 
     #[test]
-    fn a_failing_program_is_quoted() {
-        let mut command = bound("sh");
+    fn failing_program_output_is_quoted() {
+        let mut command = command_killed_with_thread("sh");
         command.args(["-c", "echo broken >&2; exit 3"]);
-        let child = Child::start("sh", command).expect("started");
+        let child = ChildProcess::start("sh", command).expect("started");
         let error = child
-            .succeed_within(Duration::from_secs(10))
+            .wait_for_success(Duration::from_secs(10))
             .expect_err("it failed");
         let text = error.to_string();
         assert!(text.contains("broken") && text.contains('3'), "{text}");
     }
 
     #[test]
-    fn a_dropped_child_is_gone() {
-        let child = start_patient();
+    fn dropped_child_is_killed() {
+        let child = start_blocked_child();
         let pid = child.pid();
-        assert!(!child.ends_within(Duration::ZERO).expect("asked"));
+        assert!(!child.wait_for_end(Duration::ZERO).expect("asked"));
         drop(child);
         assert_eq!(process_cpu(pid), None);
     }
 
     /// Says a byte once it runs, and waits for input that never comes.
-    fn start_patient() -> Child {
-        let mut command = bound("sh");
+    fn start_blocked_child() -> ChildProcess {
+        let mut command = command_killed_with_thread("sh");
         command
             .args(["-c", "echo; read -r line"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        let mut child = Child::start("sh", command).expect("started");
+        let mut child = ChildProcess::start("sh", command).expect("started");
         let said = child.child.stdout.as_mut().expect("piped");
         said.read_exact(&mut [0]).expect("it runs");
         child
     }
 
     #[test]
-    fn a_child_ends_with_the_thread_that_started_it() {
-        let thread = std::thread::spawn(start_patient);
+    fn child_dies_with_its_parent_thread() {
+        let thread = std::thread::spawn(start_blocked_child);
         let child = thread.join().expect("the thread ended well");
-        assert!(child.ends_within(Duration::from_secs(10)).expect("asked"));
+        assert!(child.wait_for_end(Duration::from_secs(10)).expect("asked"));
     }
 }

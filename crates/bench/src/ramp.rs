@@ -1,7 +1,7 @@
 //! The ramp of readers: how rate and latency grow with the readers, each one
 //! making single random reads in a closed loop, without writers.
 //!
-//! **A reader** is a place (see [`crate::sweep`]), not a thread: one read in
+//! **A reader** is a place (see [`crate::sweep_options`]), not a thread: one read in
 //! flight, followed by the next as soon as it has completed, through few
 //! threads. It is what SLOB's readers are to a storage, without the cost of
 //! scheduling 128 processes on few cores.
@@ -9,31 +9,31 @@
 //! Every step has its time in every round; which comes first moves on by one.
 
 use crate::error::BenchError;
-use crate::plot::{Axis, Kind, Plot, Series};
-use crate::report::{Cell, Report};
-use crate::sweep::{self, Case, Rounds, Sample, sweep};
+use crate::plot::{Plot, PlotAxis, PlotKind, PlotSeries};
+use crate::report::{Report, ReportCell};
+use crate::sweep::{self, CaseSamples, SweepCase, SweepSample, sweep};
 use pagemesh_base::space::Space;
 use serde_json::json;
 use std::time::Duration;
 
 /// How to run.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct RampOptions {
     /// Readers of each step, in the order of the report.
     pub readers: Vec<usize>,
     /// Bytes per read.
     pub block_bytes: u32,
     /// Rounds, time, threads, and what is used of the space.
-    pub sweep: sweep::Options,
+    pub sweep_options: sweep::SweepOptions,
 }
 
-impl Default for Options {
+impl Default for RampOptions {
     /// 1 to 128 readers of 8 KiB.
-    fn default() -> Options {
-        Options {
+    fn default() -> RampOptions {
+        RampOptions {
             readers: vec![1, 2, 4, 8, 16, 32, 64, 128],
             block_bytes: 8192,
-            sweep: sweep::Options::default(),
+            sweep_options: sweep::SweepOptions::default(),
         }
     }
 }
@@ -43,29 +43,29 @@ impl Default for Options {
 /// completion was reaped, CPU in µs per operation.
 ///
 /// `brick_cpu` tells the CPU time that all bricks of the space have used so
-/// far. **What the space holds is lost** unless `fill` is turned off.
+/// far. **What the space holds is lost** unless `fill_place` is turned off.
 ///
 /// # Errors
 /// When an option makes no sense or the space fails.
 pub fn run_ramp(
     space: &dyn Space,
     brick_cpu: &mut dyn FnMut() -> Duration,
-    options: &Options,
+    options: &RampOptions,
 ) -> Result<Report, BenchError> {
-    let case = |places: &usize| Case {
+    let case = |places: &usize| SweepCase {
         block_bytes: options.block_bytes,
         read_percent: 100,
         places: *places,
     };
-    let cases: Vec<Case> = options.readers.iter().map(case).collect();
-    let found = sweep(space, &cases, brick_cpu, &options.sweep)?;
+    let cases: Vec<SweepCase> = options.readers.iter().map(case).collect();
+    let found = sweep(space, &cases, brick_cpu, &options.sweep_options)?;
     Ok(report(&found, options))
 }
 
-fn report(found: &[Rounds], options: &Options) -> Report {
+fn report(found: &[CaseSamples], options: &RampOptions) -> Report {
     let title = format!(
         "random reads of {} B by a growing number of readers, {}",
-        options.block_bytes, options.sweep.space
+        options.block_bytes, options.sweep_options.space
     );
     let columns = [
         ("readers", ""),
@@ -78,10 +78,10 @@ fn report(found: &[Rounds], options: &Options) -> Report {
         ("CPU", "µs/op"),
         ("brick CPU", "µs/op"),
     ];
-    let mut report = Report::new("ramp", &title, &options.sweep.class, &columns);
+    let mut report = Report::new("ramp", &title, &options.sweep_options.class, &columns);
     for (readers, rounds) in options.readers.iter().zip(found) {
-        let us = |of: fn(&Sample) -> f64| Cell::from(rounds.median_us(of));
-        report.push(vec![
+        let us = |of: fn(&SweepSample) -> f64| ReportCell::from(rounds.median_us(of));
+        report.add_row(vec![
             (*readers as u64).into(),
             rounds.median(|s| s.rate).into(),
             rounds.median(|s| s.bytes_rate / 1e6).into(),
@@ -93,7 +93,7 @@ fn report(found: &[Rounds], options: &Options) -> Report {
             us(|s| s.brick_cpu_ns_per_operation),
         ]);
     }
-    sweep::describe(&mut report, &options.sweep);
+    sweep::add_notes(&mut report, &options.sweep_options);
     report.plots = plots(found, options);
     report.raw = json!({
         "readers": options.readers,
@@ -102,8 +102,8 @@ fn report(found: &[Rounds], options: &Options) -> Report {
     report
 }
 
-fn plots(found: &[Rounds], options: &Options) -> Vec<Plot> {
-    let line = |name: &str, of: fn(&Sample) -> f64| Series {
+fn plots(found: &[CaseSamples], options: &RampOptions) -> Vec<Plot> {
+    let line = |name: &str, of: fn(&SweepSample) -> f64| PlotSeries {
         name: name.to_owned(),
         points: options
             .readers
@@ -112,10 +112,10 @@ fn plots(found: &[Rounds], options: &Options) -> Vec<Plot> {
             .filter_map(|(readers, rounds)| Some((*readers as f64, rounds.median(of)?)))
             .collect(),
     };
-    let plot = |title: &str, y: Axis, series: Vec<Series>| Plot {
+    let plot = |title: &str, y: PlotAxis, series: Vec<PlotSeries>| Plot {
         title: title.to_owned(),
-        kind: Kind::Lines,
-        x: Axis::log("readers"),
+        kind: PlotKind::Lines,
+        x: PlotAxis::log("readers"),
         y,
         categories: Vec::new(),
         series,
@@ -123,12 +123,12 @@ fn plots(found: &[Rounds], options: &Options) -> Vec<Plot> {
     vec![
         plot(
             "Random reads by readers",
-            Axis::linear("operations per second"),
+            PlotAxis::linear("operations per second"),
             vec![line("IOPS", |s| s.rate)],
         ),
         plot(
             "Latency of random reads by readers",
-            Axis::log("µs"),
+            PlotAxis::log("µs"),
             vec![
                 line("mean", |s| s.reads.mean_ns / 1e3),
                 line("p50", |s| s.reads.p50_ns as f64 / 1e3),

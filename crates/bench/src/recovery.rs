@@ -10,8 +10,8 @@
 //! It never opens or kills anything itself.
 
 use crate::error::BenchError;
-use crate::plot::{Axis, Kind, Plot, Series};
-use crate::report::{Cell, Report};
+use crate::plot::{Plot, PlotAxis, PlotKind, PlotSeries};
+use crate::report::{Report, ReportCell};
 use crate::session::check_rounds;
 use crate::stats::{median, median_ratio};
 use serde::Serialize;
@@ -24,9 +24,9 @@ pub const SIZES_MAX: usize = 16;
 
 /// How to run.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct RecoveryOptions {
     /// Recoveries per size, [`crate::session::ROUNDS_MIN`] to
-    /// [`crate::session::ROUNDS_MAX`].
+    /// [`crate::session::MAINTENANCE_ROUNDS_MAX`].
     pub rounds: usize,
     /// Pool sizes in bytes; ratios are to the first.
     pub sizes_bytes: Vec<u64>,
@@ -36,10 +36,10 @@ pub struct Options {
     pub load: String,
 }
 
-impl Default for Options {
+impl Default for RecoveryOptions {
     /// 8 GiB and eight times as much.
-    fn default() -> Options {
-        Options {
+    fn default() -> RecoveryOptions {
+        RecoveryOptions {
             rounds: 5,
             sizes_bytes: vec![8 << 30, 64 << 30],
             class: "process".to_owned(),
@@ -50,7 +50,7 @@ impl Default for Options {
 
 /// One measured recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Recovered {
+pub struct RecoverySample {
     /// From the start of opening until the pool could serve.
     #[serde(rename = "wall_ns", serialize_with = "as_ns")]
     pub wall: Duration,
@@ -65,9 +65,9 @@ fn as_ns<S: serde::Serializer>(wall: &Duration, to: S) -> Result<S::Ok, S::Error
 }
 
 /// Makes one measured recovery at a time.
-pub trait Recover {
+pub trait RecoverPool {
     /// Loads a pool of this size, kills what serves it, opens it again and
-    /// says how long that took. `round` counts from 1. A pool may be used
+    /// says how long that took. `three_digits` counts from 1. A pool may be used
     /// again in the next round.
     ///
     /// # Errors
@@ -76,18 +76,18 @@ pub trait Recover {
         &mut self,
         size_bytes: u64,
         round: usize,
-    ) -> Result<Recovered, Box<dyn Error + Send + Sync>>;
+    ) -> Result<RecoverySample, Box<dyn Error + Send + Sync>>;
 }
 
-impl<F> Recover for F
+impl<F> RecoverPool for F
 where
-    F: FnMut(u64, usize) -> Result<Recovered, Box<dyn Error + Send + Sync>>,
+    F: FnMut(u64, usize) -> Result<RecoverySample, Box<dyn Error + Send + Sync>>,
 {
     fn recover(
         &mut self,
         size_bytes: u64,
         round: usize,
-    ) -> Result<Recovered, Box<dyn Error + Send + Sync>> {
+    ) -> Result<RecoverySample, Box<dyn Error + Send + Sync>> {
         self(size_bytes, round)
     }
 }
@@ -97,10 +97,13 @@ where
 ///
 /// # Errors
 /// When an option makes no sense, or a recovery fails.
-pub fn run_recovery(recover: &mut dyn Recover, options: &Options) -> Result<Report, BenchError> {
+pub fn run_recovery(
+    recover: &mut dyn RecoverPool,
+    options: &RecoveryOptions,
+) -> Result<Report, BenchError> {
     check(options)?;
     let sizes = &options.sizes_bytes;
-    let mut found: Vec<Vec<Recovered>> = vec![Vec::new(); sizes.len()];
+    let mut found: Vec<Vec<RecoverySample>> = vec![Vec::new(); sizes.len()];
     for round in 0..options.rounds {
         for turn in 0..sizes.len() {
             let at = (turn + round) % sizes.len();
@@ -115,7 +118,7 @@ pub fn run_recovery(recover: &mut dyn Recover, options: &Options) -> Result<Repo
     Ok(report(&found, options))
 }
 
-fn check(options: &Options) -> Result<(), BenchError> {
+fn check(options: &RecoveryOptions) -> Result<(), BenchError> {
     check_rounds(options.rounds)?;
     let sizes = &options.sizes_bytes;
     if !(1..=SIZES_MAX).contains(&sizes.len()) {
@@ -129,7 +132,7 @@ fn check(options: &Options) -> Result<(), BenchError> {
     Ok(())
 }
 
-fn report(found: &[Vec<Recovered>], options: &Options) -> Report {
+fn report(found: &[Vec<RecoverySample>], options: &RecoveryOptions) -> Report {
     let title = format!("opening a pool again, {}", options.load);
     let columns = [
         ("pool", ""),
@@ -143,13 +146,13 @@ fn report(found: &[Vec<Recovered>], options: &Options) -> Report {
     let mut report = Report::new("recovery", &title, &options.class, &columns);
     let first = walls_ms(&found[0]);
     for (size, rounds) in options.sizes_bytes.iter().zip(found) {
-        report.push(row(*size, rounds, &first));
+        report.add_row(row(*size, rounds, &first));
     }
-    report.note(format!(
+    report.add_note(format!(
         "{} recoveries per size, alternating; the ratio is the median of the rounds' own ratios",
         options.rounds
     ));
-    warn_of_idle(&mut report, found);
+    warn_of_empty_recovery(&mut report, found);
     report.plots.push(plot(found, options));
     report.raw = json!({
         "sizes_bytes": options.sizes_bytes,
@@ -158,13 +161,14 @@ fn report(found: &[Vec<Recovered>], options: &Options) -> Report {
     report
 }
 
-fn walls_ms(rounds: &[Recovered]) -> Vec<f64> {
+fn walls_ms(rounds: &[RecoverySample]) -> Vec<f64> {
     rounds.iter().map(|r| r.wall.as_secs_f64() * 1e3).collect()
 }
 
-fn row(size_bytes: u64, rounds: &[Recovered], first_ms: &[f64]) -> Vec<Cell> {
+fn row(size_bytes: u64, rounds: &[RecoverySample], first_ms: &[f64]) -> Vec<ReportCell> {
     let walls = walls_ms(rounds);
-    let middle = |of: fn(&Recovered) -> f64| median(&rounds.iter().map(of).collect::<Vec<_>>());
+    let middle =
+        |of: fn(&RecoverySample) -> f64| median(&rounds.iter().map(of).collect::<Vec<_>>());
     vec![
         size_name(size_bytes).into(),
         median(&walls).into(),
@@ -189,19 +193,19 @@ fn size_name(bytes: u64) -> String {
 }
 
 /// A recovery that found nothing to replay shows less than it seems to.
-fn warn_of_idle(report: &mut Report, found: &[Vec<Recovered>]) {
-    let all: Vec<&Recovered> = found.iter().flatten().collect();
+fn warn_of_empty_recovery(report: &mut Report, found: &[Vec<RecoverySample>]) {
+    let all: Vec<&RecoverySample> = found.iter().flatten().collect();
     let idle = all.iter().filter(|r| r.records == 0).count();
     if idle > 0 {
-        report.note(format!(
+        report.add_note(format!(
             "beware: {idle} of {} recoveries had nothing to replay",
             all.len()
         ));
     }
 }
 
-fn plot(found: &[Vec<Recovered>], options: &Options) -> Plot {
-    let bars = |name: &str, of: fn(&[f64]) -> Option<f64>| Series {
+fn plot(found: &[Vec<RecoverySample>], options: &RecoveryOptions) -> Plot {
+    let bars = |name: &str, of: fn(&[f64]) -> Option<f64>| PlotSeries {
         name: name.to_owned(),
         points: (0u32..)
             .zip(found)
@@ -210,9 +214,9 @@ fn plot(found: &[Vec<Recovered>], options: &Options) -> Plot {
     };
     Plot {
         title: "Opening a pool after a kill".to_owned(),
-        kind: Kind::Bars,
-        x: Axis::linear("pool"),
-        y: Axis::linear("ms"),
+        kind: PlotKind::Bars,
+        x: PlotAxis::linear("pool"),
+        y: PlotAxis::linear("ms"),
         categories: options
             .sizes_bytes
             .iter()

@@ -31,7 +31,7 @@ pub struct Machine {
 
 impl Machine {
     /// This one.
-    pub fn here() -> Machine {
+    pub fn current() -> Machine {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         Machine {
@@ -51,7 +51,7 @@ fn model_name(info: &str) -> Option<&str> {
 
 /// One column of a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Column {
+pub struct ReportColumn {
     /// What it shows.
     pub name: String,
     /// The unit; empty for names and ratios.
@@ -61,7 +61,7 @@ pub struct Column {
 /// One field.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Cell {
+pub enum ReportCell {
     /// Not measured.
     Missing,
     /// A count.
@@ -72,56 +72,56 @@ pub enum Cell {
     Text(String),
 }
 
-impl From<&str> for Cell {
-    fn from(text: &str) -> Cell {
-        Cell::Text(text.to_owned())
+impl From<&str> for ReportCell {
+    fn from(text: &str) -> ReportCell {
+        ReportCell::Text(text.to_owned())
     }
 }
 
-impl From<String> for Cell {
-    fn from(text: String) -> Cell {
-        Cell::Text(text)
+impl From<String> for ReportCell {
+    fn from(text: String) -> ReportCell {
+        ReportCell::Text(text)
     }
 }
 
-impl From<u64> for Cell {
-    fn from(count: u64) -> Cell {
-        Cell::Count(count)
+impl From<u64> for ReportCell {
+    fn from(count: u64) -> ReportCell {
+        ReportCell::Count(count)
     }
 }
 
-impl From<f64> for Cell {
-    fn from(number: f64) -> Cell {
+impl From<f64> for ReportCell {
+    fn from(number: f64) -> ReportCell {
         match number.is_finite() {
-            true => Cell::Number(number),
-            false => Cell::Missing,
+            true => ReportCell::Number(number),
+            false => ReportCell::Missing,
         }
     }
 }
 
-impl From<Option<f64>> for Cell {
-    fn from(number: Option<f64>) -> Cell {
-        number.map_or(Cell::Missing, Cell::from)
+impl From<Option<f64>> for ReportCell {
+    fn from(number: Option<f64>) -> ReportCell {
+        number.map_or(ReportCell::Missing, ReportCell::from)
     }
 }
 
-impl Cell {
+impl ReportCell {
     fn render(&self) -> String {
         match self {
-            Cell::Missing => "-".to_owned(),
-            Cell::Count(count) => group(*count),
-            Cell::Number(number) => round(*number),
-            Cell::Text(text) => text.clone(),
+            ReportCell::Missing => "-".to_owned(),
+            ReportCell::Count(count) => group_digits(*count),
+            ReportCell::Number(number) => three_digits(*number),
+            ReportCell::Text(text) => text.clone(),
         }
     }
 }
 
 /// Three digits that mean something; whole numbers from 100 on.
-fn round(number: f64) -> String {
+fn three_digits(number: f64) -> String {
     match number.abs() {
         large if large >= 99.95 => match number < 0.0 {
-            true => format!("-{}", group(number.abs().round() as u64)),
-            false => group(number.round() as u64),
+            true => format!("-{}", group_digits(number.abs().round() as u64)),
+            false => group_digits(number.round() as u64),
         },
         middle if middle >= 9.995 => format!("{number:.1}"),
         middle if middle >= 0.1 => format!("{number:.2}"),
@@ -131,7 +131,7 @@ fn round(number: f64) -> String {
 }
 
 /// 1234567 as 1 234 567.
-fn group(count: u64) -> String {
+fn group_digits(count: u64) -> String {
     let digits = count.to_string();
     let mut grouped = String::with_capacity(digits.len() * 4 / 3);
     for (at, digit) in digits.chars().enumerate() {
@@ -160,9 +160,9 @@ pub struct Report {
     /// Where.
     pub machine: Machine,
     /// What the cells of each row are.
-    pub columns: Vec<Column>,
+    pub columns: Vec<ReportColumn>,
     /// Medians of rounds, unless a note says otherwise.
-    pub rows: Vec<Vec<Cell>>,
+    pub rows: Vec<Vec<ReportCell>>,
     /// How it was measured, and what to beware of.
     pub notes: Vec<String>,
     /// Charts of it.
@@ -175,7 +175,7 @@ impl Report {
     /// An empty one of this machine and time. Columns are names and units.
     #[expect(clippy::disallowed_methods, reason = "for people")]
     pub fn new(name: &str, title: &str, class: &str, columns: &[(&str, &str)]) -> Report {
-        let column = |(name, unit): &(&str, &str)| Column {
+        let column = |(name, unit): &(&str, &str)| ReportColumn {
             name: (*name).to_owned(),
             unit: (*unit).to_owned(),
         };
@@ -186,7 +186,7 @@ impl Report {
             title: title.to_owned(),
             class: class.to_owned(),
             unix_time_s: now.map_or(0, |since| since.as_secs()),
-            machine: Machine::here(),
+            machine: Machine::current(),
             columns: columns.iter().map(column).collect(),
             rows: Vec::new(),
             notes: Vec::new(),
@@ -199,19 +199,19 @@ impl Report {
     ///
     /// # Panics
     /// When it has not a cell per column: a defect of the benchmark.
-    pub fn push(&mut self, row: Vec<Cell>) {
+    pub fn add_row(&mut self, row: Vec<ReportCell>) {
         assert_eq!(row.len(), self.columns.len(), "a cell per column");
         self.rows.push(row);
     }
 
     /// Adds a note.
-    pub fn note(&mut self, note: impl Into<String>) {
+    pub fn add_note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
     }
 
     /// The cell of the first row whose first cell reads `row`, in the column
     /// of this name.
-    pub fn cell(&self, row: &str, column: &str) -> Option<&Cell> {
+    pub fn cell(&self, row: &str, column: &str) -> Option<&ReportCell> {
         let at = self.columns.iter().position(|c| c.name == column)?;
         let row = self.rows.iter().find(|r| r[0].render() == row)?;
         row.get(at)
@@ -225,10 +225,13 @@ impl Report {
             .set_content_arrangement(ContentArrangement::Disabled)
             .set_header(self.columns.iter().map(heading));
         for row in &self.rows {
-            table.add_row(row.iter().map(Cell::render));
+            table.add_row(row.iter().map(ReportCell::render));
         }
         for at in 0..self.columns.len() {
-            let textual = self.rows.iter().all(|r| matches!(r[at], Cell::Text(_)));
+            let textual = self
+                .rows
+                .iter()
+                .all(|r| matches!(r[at], ReportCell::Text(_)));
             if let (false, Some(column)) = (textual, table.column_mut(at)) {
                 column.set_cell_alignment(CellAlignment::Right);
             }
@@ -280,7 +283,7 @@ impl Report {
     }
 }
 
-fn heading(column: &Column) -> String {
+fn heading(column: &ReportColumn) -> String {
     match column.unit.as_str() {
         "" => column.name.clone(),
         unit => format!("{}\n{unit}", column.name),
@@ -298,9 +301,9 @@ mod tests {
             cpu_model: "Model".to_owned(),
             kernel: "6.1".to_owned(),
         };
-        report.push(vec!["write".into(), 1234.5.into()]);
-        report.push(vec!["read".into(), Cell::Missing]);
-        report.note("medians of 5 rounds");
+        report.add_row(vec!["write".into(), 1234.5.into()]);
+        report.add_row(vec!["read".into(), ReportCell::Missing]);
+        report.add_note("medians of 5 rounds");
         report
     }
 
@@ -338,9 +341,9 @@ mod tests {
             (2_122_681.0, "2 122 681"),
             (-1500.0, "-1 500"),
         ] {
-            assert_eq!(Cell::from(number).render(), text);
+            assert_eq!(ReportCell::from(number).render(), text);
         }
-        assert_eq!(Cell::from(f64::INFINITY), Cell::Missing);
+        assert_eq!(ReportCell::from(f64::INFINITY), ReportCell::Missing);
     }
 
     #[test]
@@ -363,13 +366,16 @@ mod tests {
 
     #[test]
     fn cells_are_found_by_row_and_column() {
-        assert_eq!(example().cell("write", "time"), Some(&Cell::Number(1234.5)));
+        assert_eq!(
+            example().cell("write", "time"),
+            Some(&ReportCell::Number(1234.5))
+        );
         assert_eq!(example().cell("write", "none"), None);
     }
 
     #[test]
-    fn the_model_is_found() {
+    fn cpu_model_is_found() {
         assert_eq!(model_name("a: b\nmodel name\t: X 1\n"), Some("X 1"));
-        assert!(Machine::here().cores > 0);
+        assert!(Machine::current().cores > 0);
     }
 }

@@ -11,26 +11,26 @@ use std::time::{Duration, Instant};
 const REQUEST_BYTES: usize = 4096;
 const ANSWER_BYTES: usize = 16;
 /// Some before it counts: connections start slowly.
-const WARM_UP: u32 = 200;
+const WARM_UP_TRIPS: u32 = 200;
 
 /// The mean of so many round trips between two threads that block, on two cores if
 /// this process may use two.
-pub(crate) fn measure(count: u32) -> Result<Duration, BenchError> {
-    trip(count).map_err(BenchError::system("measure a round trip over loopback"))
+pub(crate) fn mean_round_trip(count: u32) -> Result<Duration, BenchError> {
+    time_round_trips(count).map_err(BenchError::system("measure a round trip over loopback"))
 }
 
-fn trip(count: u32) -> io::Result<Duration> {
+fn time_round_trips(count: u32) -> io::Result<Duration> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let mut client = TcpStream::connect(listener.local_addr()?)?;
     let (mut server, _) = listener.accept()?;
-    let cores = cores()?;
+    let cores = allowed_cores()?;
     for end in [&client, &server] {
         end.set_nodelay(true)?;
     }
     std::thread::scope(|scope| {
         let (first, last) = (cores[0], cores[cores.len() - 1]);
         scope.spawn(move || -> io::Result<()> {
-            stay_on(last)?;
+            pin_to_core(last)?;
             let mut request = [0; REQUEST_BYTES];
             // Until the other end is closed.
             while server.read_exact(&mut request).is_ok() {
@@ -40,10 +40,10 @@ fn trip(count: u32) -> io::Result<Duration> {
         });
         // A thread of its own: the caller stays where it may be.
         let asking = scope.spawn(move || {
-            stay_on(first)?;
+            pin_to_core(first)?;
             let mut began = Instant::now();
-            for number in 0..WARM_UP + count {
-                if number == WARM_UP {
+            for number in 0..WARM_UP_TRIPS + count {
+                if number == WARM_UP_TRIPS {
                     began = Instant::now();
                 }
                 client.write_all(&[1; REQUEST_BYTES])?;
@@ -57,7 +57,7 @@ fn trip(count: u32) -> io::Result<Duration> {
 }
 
 /// Cores that this process may use; at least one.
-fn cores() -> io::Result<Vec<usize>> {
+fn allowed_cores() -> io::Result<Vec<usize>> {
     let allowed = sched_getaffinity(None::<Pid>)?;
     let cores: Vec<usize> = (0..CpuSet::MAX_CPU)
         .filter(|&core| allowed.is_set(core))
@@ -68,7 +68,7 @@ fn cores() -> io::Result<Vec<usize>> {
     }
 }
 
-fn stay_on(core: usize) -> io::Result<()> {
+fn pin_to_core(core: usize) -> io::Result<()> {
     let mut only = CpuSet::new();
     only.set(core);
     Ok(sched_setaffinity(None, &only)?)
@@ -77,8 +77,8 @@ fn stay_on(core: usize) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_round_trip_takes_some_time() {
-        let mean = super::measure(100).expect("measured");
+    fn round_trip_time_is_positive() {
+        let mean = super::mean_round_trip(100).expect("measured");
         assert!(mean.as_nanos() > 100, "{mean:?}");
     }
 }

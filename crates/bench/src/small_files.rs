@@ -2,14 +2,14 @@
 //! remove a tree.
 //!
 //! In each round the program visits every place; the first place moves on by one. A visit
-//! makes files of several sizes in directories of [`PER_DIRECTORY`], reads each whole,
+//! makes files of several sizes in directories of [`FILES_PER_DIRECTORY`], reads each whole,
 //! and unlinks all. Then it makes a tree of empty files, untimed, and times `rm -rf` of
 //! that. Nothing is synced while time is taken; each visit ends with an untimed
 //! `syncfs`, so that no place writes in another one's time.
 
 use crate::error::BenchError;
-use crate::mirror::Place;
-use crate::process::{process_cpu, require};
+use crate::mirror::MountPlace;
+use crate::process::{process_cpu, require_program};
 use crate::report::Report;
 use crate::session::check_rounds;
 use crate::stats::{median, median_ratio};
@@ -22,13 +22,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Files of a directory.
-const PER_DIRECTORY: u64 = 1000;
+const FILES_PER_DIRECTORY: u64 = 1000;
 /// Sizes of the files, in bytes, in turn.
-const SIZES: [usize; 5] = [300, 700, 1500, 2600, 4096];
+const FILE_SIZES: [usize; 5] = [300, 700, 1500, 2600, 4096];
 
 /// How to compare.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SmallFilesOptions {
     /// Rounds, at least [`crate::session::ROUNDS_MIN`].
     pub rounds: usize,
     /// Files that are made, read and unlinked.
@@ -37,9 +37,9 @@ pub struct Options {
     pub entries: u64,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for SmallFilesOptions {
+    fn default() -> SmallFilesOptions {
+        SmallFilesOptions {
             rounds: 5,
             files: 50_000,
             entries: 70_000,
@@ -49,7 +49,7 @@ impl Default for Options {
 
 /// The times of one visit, in seconds.
 #[derive(Clone, Debug, Serialize)]
-struct Sample {
+struct SmallFilesSample {
     made: f64,
     read: f64,
     unlinked: f64,
@@ -67,17 +67,17 @@ struct Sample {
 /// # Errors
 /// When an option makes no sense, or a call fails.
 pub fn run_small_files(
-    places: &[Place],
-    peers: &[Place],
-    options: &Options,
+    places: &[MountPlace],
+    peers: &[MountPlace],
+    options: &SmallFilesOptions,
 ) -> Result<Report, BenchError> {
     check_rounds(options.rounds)?;
     if places.is_empty() || options.files == 0 {
         let text = "there is nothing to measure; name at least one place and one file";
         return Err(BenchError::Option(text.into()));
     }
-    require("rm", "coreutils")?;
-    let all: Vec<&Place> = places.iter().chain(peers).collect();
+    require_program("rm", "coreutils")?;
+    let all: Vec<&MountPlace> = places.iter().chain(peers).collect();
     let mut found = vec![Vec::new(); all.len()];
     for round in 0..options.rounds {
         for turn in 0..all.len() {
@@ -85,28 +85,28 @@ pub fn run_small_files(
             let place = all[at];
             let cannot =
                 BenchError::system(format!("make, read and remove files on {}", place.name));
-            found[at].push(visit(place, options).map_err(cannot)?);
+            found[at].push(measure_place(place, options).map_err(cannot)?);
         }
         eprintln!("round {} of {} is done", round + 1, options.rounds);
     }
     Ok(report(&all, peers, options, &found))
 }
 
-fn visit(place: &Place, options: &Options) -> io::Result<Sample> {
+fn measure_place(place: &MountPlace, options: &SmallFilesOptions) -> io::Result<SmallFilesSample> {
     let used = || -> Duration { place.pids.iter().filter_map(|&pid| process_cpu(pid)).sum() };
     let root = place.dir.join("small-files");
-    let paths = Paths::new(&root, options.files);
+    let paths = TreePaths::new(&root, options.files);
     let cpu = used();
-    let made = timed(|| paths.make(|at| SIZES[at as usize % SIZES.len()]))?;
-    let read = timed(|| paths.read())?;
-    let unlinked = timed(|| paths.unlink())?;
+    let made = time_call(|| paths.make(|at| FILE_SIZES[at as usize % FILE_SIZES.len()]))?;
+    let read = time_call(|| paths.read())?;
+    let unlinked = time_call(|| paths.unlink())?;
     let server_cpu = used().saturating_sub(cpu).as_secs_f64();
     let tree_removed = match options.entries {
         0 => 0.0,
         entries => remove_tree(&root, entries)?,
     };
     rustix::fs::syncfs(File::open(&place.dir)?)?;
-    Ok(Sample {
+    Ok(SmallFilesSample {
         made,
         read,
         unlinked,
@@ -116,15 +116,15 @@ fn visit(place: &Place, options: &Options) -> io::Result<Sample> {
     })
 }
 
-fn timed(run: impl FnOnce() -> io::Result<()>) -> io::Result<f64> {
+fn time_call(run: impl FnOnce() -> io::Result<()>) -> io::Result<f64> {
     let start = Instant::now();
     run()?;
     Ok(start.elapsed().as_secs_f64())
 }
 
 fn remove_tree(root: &Path, entries: u64) -> io::Result<f64> {
-    Paths::new(root, entries).make(|_| 0)?;
-    timed(|| {
+    TreePaths::new(root, entries).make(|_| 0)?;
+    time_call(|| {
         let status = Command::new("rm").arg("-rf").arg(root).status()?;
         match status.success() {
             true => Ok(()),
@@ -134,19 +134,21 @@ fn remove_tree(root: &Path, entries: u64) -> io::Result<f64> {
 }
 
 /// The directories and files of one visit, in the order in which they are made.
-struct Paths {
+struct TreePaths {
     root: PathBuf,
     directories: Vec<PathBuf>,
     files: Vec<PathBuf>,
 }
 
-impl Paths {
-    fn new(root: &Path, files: u64) -> Paths {
+impl TreePaths {
+    fn new(root: &Path, files: u64) -> TreePaths {
         let directory = |at: u64| root.join(format!("directory-{at}"));
-        let file = |at: u64| directory(at / PER_DIRECTORY).join(format!("file-{at}"));
-        Paths {
+        let file = |at: u64| directory(at / FILES_PER_DIRECTORY).join(format!("file-{at}"));
+        TreePaths {
             root: root.into(),
-            directories: (0..files.div_ceil(PER_DIRECTORY)).map(directory).collect(),
+            directories: (0..files.div_ceil(FILES_PER_DIRECTORY))
+                .map(directory)
+                .collect(),
             files: (0..files).map(file).collect(),
         }
     }
@@ -168,7 +170,10 @@ impl Paths {
 
     fn read(&self) -> io::Result<()> {
         for (at, path) in self.files.iter().enumerate() {
-            let (read, size) = (std::fs::read(path)?.len(), SIZES[at % SIZES.len()]);
+            let (read, size) = (
+                std::fs::read(path)?.len(),
+                FILE_SIZES[at % FILE_SIZES.len()],
+            );
             if read != size {
                 let what = format!("{} has {read} bytes and not {size}", path.display());
                 return Err(io::Error::other(what));
@@ -188,7 +193,12 @@ impl Paths {
     }
 }
 
-fn report(places: &[&Place], peers: &[Place], options: &Options, found: &[Vec<Sample>]) -> Report {
+fn report(
+    places: &[&MountPlace],
+    peers: &[MountPlace],
+    options: &SmallFilesOptions,
+    found: &[Vec<SmallFilesSample>],
+) -> Report {
     let title = "small files made, read and removed by one program, all in one alternating run";
     let ratios = |what: &str| -> Vec<String> {
         let names = peers.iter().map(|peer| format!("{what} to {}", peer.name));
@@ -209,10 +219,10 @@ fn report(places: &[&Place], peers: &[Place], options: &Options, found: &[Vec<Sa
     let mut report = Report::new("small-files", title, &places[0].class, &columns);
     let peers_found = &found[places.len() - peers.len()..];
     for (place, rounds) in places.iter().zip(found) {
-        let pick = |rounds: &[Sample], of: fn(&Sample) -> f64| -> Vec<f64> {
+        let pick = |rounds: &[SmallFilesSample], of: fn(&SmallFilesSample) -> f64| -> Vec<f64> {
             rounds.iter().map(of).collect()
         };
-        let times: [fn(&Sample) -> f64; 6] = [
+        let times: [fn(&SmallFilesSample) -> f64; 6] = [
             |s| s.made,
             |s| s.read,
             |s| s.unlinked,
@@ -229,16 +239,16 @@ fn report(places: &[&Place], peers: &[Place], options: &Options, found: &[Vec<Sa
             });
             row.extend(ratios);
         }
-        report.push(row);
+        report.add_row(row);
     }
-    report.note(format!(
+    report.add_note(format!(
         "medians of {} alternating rounds; in each, one program makes {} files of {} to {} B \
-         in directories of {PER_DIRECTORY}, reads each whole and unlinks all; rm -rf removes \
+         in directories of {FILES_PER_DIRECTORY}, reads each whole and unlinks all; rm -rf removes \
          {} empty files; ratios are of times, medians of the rounds' own",
         options.rounds,
         options.files,
-        SIZES[0],
-        SIZES[SIZES.len() - 1],
+        FILE_SIZES[0],
+        FILE_SIZES[FILE_SIZES.len() - 1],
         options.entries,
     ));
     report.raw = json!({
@@ -253,15 +263,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn visits_leave_no_files_behind() {
+    fn rounds_leave_no_files_behind() {
         let [one, other] = [(); 2].map(|()| tempfile::tempdir().expect("made"));
-        let options = Options {
+        let options = SmallFilesOptions {
             files: 1001,
             entries: 3,
-            ..Options::default()
+            ..SmallFilesOptions::default()
         };
-        let places = [Place::unserved("one", one.path())];
-        let report = run_small_files(&places, &[Place::unserved("other", other.path())], &options);
+        let places = [MountPlace::unserved("one", one.path())];
+        let report = run_small_files(
+            &places,
+            &[MountPlace::unserved("other", other.path())],
+            &options,
+        );
         let text = report.expect("measured").text();
         assert!(text.contains("files to other"), "{text}");
         for dir in [&one, &other] {
@@ -270,10 +284,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_there_already_ends_the_run() {
+    fn existing_file_ends_the_run() {
         let dir = tempfile::tempdir().expect("made");
         std::fs::create_dir(dir.path().join("small-files")).expect("made");
-        let sample = visit(&Place::unserved("full", dir.path()), &Options::default());
+        let sample = measure_place(
+            &MountPlace::unserved("full", dir.path()),
+            &SmallFilesOptions::default(),
+        );
         let error = sample.expect_err("it is there already");
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
     }

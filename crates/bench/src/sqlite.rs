@@ -6,9 +6,9 @@
 //! whole program.
 
 use crate::error::BenchError;
-use crate::mirror::Place;
-use crate::process::{self, Child, bound};
-use crate::report::{Cell, Report};
+use crate::mirror::MountPlace;
+use crate::process::{self, ChildProcess, command_killed_with_thread};
+use crate::report::{Report, ReportCell};
 use crate::session::check_rounds;
 use crate::stats::{median, median_ratio};
 use serde_json::json;
@@ -20,11 +20,11 @@ use std::time::{Duration, Instant};
 
 const PACKAGE: &str = "sqlite3";
 /// What one program may take.
-const TOOL_MAX: Duration = Duration::from_secs(120);
+const TOOL_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// How to compare.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SqliteOptions {
     /// Rounds, at least [`crate::session::ROUNDS_MIN`].
     pub rounds: usize,
     /// Of one round at one place.
@@ -34,7 +34,7 @@ pub struct Options {
 }
 
 /// What the shell is told.
-fn script(options: &Options) -> String {
+fn insert_script(options: &SqliteOptions) -> String {
     let head = "pragma journal_mode=wal;\npragma synchronous=full;\n\
         create table if not exists rows (id integer primary key, at integer, text blob);\n";
     let (inserts, bytes) = (options.inserts, options.row_bytes);
@@ -44,14 +44,18 @@ fn script(options: &Options) -> String {
 }
 
 /// Inserts per second.
-fn measure(place: &Place, script: &Path, options: &Options) -> Result<f64, BenchError> {
+fn inserts_per_second(
+    place: &MountPlace,
+    script: &Path,
+    options: &SqliteOptions,
+) -> Result<f64, BenchError> {
     let cannot = BenchError::system("read the script of sqlite3");
     let input = File::open(script).map_err(cannot)?;
     let database = place.dir.join("database");
     let mut command = match place.prefix.split_first() {
-        None => bound("sqlite3"),
+        None => command_killed_with_thread("sqlite3"),
         Some((first, rest)) => {
-            let mut command = bound(first);
+            let mut command = command_killed_with_thread(first);
             command.args(rest).arg("sqlite3");
             command
         }
@@ -62,7 +66,8 @@ fn measure(place: &Place, script: &Path, options: &Options) -> Result<f64, Bench
         .stdin(input)
         .stdout(Stdio::null());
     let start = Instant::now();
-    Child::start(&format!("sqlite3 on {}", place.name), command)?.succeed_within(TOOL_MAX)?;
+    ChildProcess::start(&format!("sqlite3 on {}", place.name), command)?
+        .wait_for_success(TOOL_TIME_MAX)?;
     Ok(f64::from(options.inserts) / start.elapsed().as_secs_f64())
 }
 
@@ -70,28 +75,28 @@ fn measure(place: &Place, script: &Path, options: &Options) -> Result<f64, Bench
 ///
 /// # Errors
 /// When an option makes no sense, or sqlite3 is missing or fails.
-pub fn run_sqlite(places: &[Place], options: &Options) -> Result<Report, BenchError> {
+pub fn run_sqlite(places: &[MountPlace], options: &SqliteOptions) -> Result<Report, BenchError> {
     check_rounds(options.rounds)?;
     if places.len() < 2 || options.inserts == 0 {
         let text = "there is nothing to compare; name at least two places and one insert";
         return Err(BenchError::Option(text.into()));
     }
-    process::require("sqlite3", PACKAGE)?;
+    process::require_program("sqlite3", PACKAGE)?;
     let cannot = || BenchError::system("write a script for sqlite3");
     let mut file = tempfile::NamedTempFile::new().map_err(cannot())?;
-    let text = script(options);
+    let text = insert_script(options);
     file.write_all(text.as_bytes()).map_err(cannot())?;
     let mut rates = vec![Vec::new(); places.len()];
     for round in 0..options.rounds {
         for turn in 0..places.len() {
             let at = (turn + round) % places.len();
-            rates[at].push(measure(&places[at], file.path(), options)?);
+            rates[at].push(inserts_per_second(&places[at], file.path(), options)?);
         }
     }
     Ok(report(places, options, &rates))
 }
 
-fn report(places: &[Place], options: &Options, rates: &[Vec<f64>]) -> Report {
+fn report(places: &[MountPlace], options: &SqliteOptions, rates: &[Vec<f64>]) -> Report {
     let title = "inserts by SQLite, durable one by one, all in one alternating run";
     let last = places.len() - 1;
     let to_first = format!("to {}", places[0].name);
@@ -104,14 +109,14 @@ fn report(places: &[Place], options: &Options, rates: &[Vec<f64>]) -> Report {
     ];
     let mut report = Report::new("sqlite", title, &places[0].class, &columns);
     for (place, of_place) in places.iter().zip(rates) {
-        report.push(vec![
-            Cell::from(place.name.as_str()),
+        report.add_row(vec![
+            ReportCell::from(place.name.as_str()),
             median(of_place).into(),
             median_ratio(of_place, &rates[0]).into(),
             median_ratio(of_place, &rates[last]).into(),
         ]);
     }
-    report.note(format!(
+    report.add_note(format!(
         "medians of {} alternating rounds of {} inserts of {} bytes by one program, which \
          starts and ends in that time; journal_mode=wal, synchronous=full; ratios are medians \
          of the rounds' own",

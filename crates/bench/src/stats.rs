@@ -66,9 +66,9 @@ impl Latencies {
     }
 
     /// The figures that reports show.
-    pub fn summary(&self) -> Summary {
+    pub fn summary(&self) -> LatencySummary {
         let at = |quantile| self.histogram.value_at_quantile(quantile);
-        Summary {
+        LatencySummary {
             count: self.histogram.len(),
             mean_ns: self.histogram.mean(),
             stddev_ns: self.histogram.stdev(),
@@ -83,7 +83,7 @@ impl Latencies {
 
 /// What a histogram comes to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Summary {
+pub struct LatencySummary {
     /// Operations.
     pub count: u64,
     /// Mean.
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_or_too_short_counts_as_the_bound() {
+    fn out_of_range_latency_counts_as_the_bound() {
         let mut latencies = Latencies::new();
         latencies.record_ns(0);
         latencies.record(Duration::MAX);

@@ -3,12 +3,12 @@
 //! that about the same number of bytes is in flight in every row.
 //!
 //! Every row has its time in every round; which comes first moves on by one.
-//! Requests in flight are places of few threads, see [`crate::sweep`].
+//! Requests in flight are places of few threads, see [`crate::sweep_options`].
 
 use crate::error::BenchError;
-use crate::plot::{Axis, Kind, Plot, Series};
-use crate::report::{Cell, Report};
-use crate::sweep::{self, Case, Rounds, Sample, sweep};
+use crate::plot::{Plot, PlotAxis, PlotKind, PlotSeries};
+use crate::report::{Report, ReportCell};
+use crate::sweep::{self, CaseSamples, SweepCase, SweepSample, sweep};
 use pagemesh_base::space::Space;
 use serde::Serialize;
 use serde_json::json;
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// One row: a size and how many of it are in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Row {
+pub struct TableRow {
     /// Bytes per request.
     pub block_bytes: u32,
     /// Requests in flight.
@@ -25,26 +25,26 @@ pub struct Row {
 
 /// How to run.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct TableOptions {
     /// What is measured, in the order of the report.
-    pub rows: Vec<Row>,
+    pub rows: Vec<TableRow>,
     /// Reads in a hundred requests.
     pub read_percent: u8,
     /// Rounds, time, threads, and what is used of the space.
-    pub sweep: sweep::Options,
+    pub sweep_options: sweep::SweepOptions,
 }
 
-impl Default for Options {
+impl Default for TableOptions {
     /// 4 KiB with 256 in flight to 64 KiB with 16, 70 % reads.
-    fn default() -> Options {
-        let row = |shift: u32| Row {
+    fn default() -> TableOptions {
+        let row = |shift: u32| TableRow {
             block_bytes: 4096 << shift,
             in_flight: 256 >> shift,
         };
-        Options {
+        TableOptions {
             rows: (0..=4).map(row).collect(),
             read_percent: 70,
-            sweep: sweep::Options::default(),
+            sweep_options: sweep::SweepOptions::default(),
         }
     }
 }
@@ -63,15 +63,15 @@ impl Default for Options {
 pub fn run_table(
     space: &dyn Space,
     brick_cpu: &mut dyn FnMut() -> Duration,
-    options: &Options,
+    options: &TableOptions,
 ) -> Result<Report, BenchError> {
-    let case = |row: &Row| Case {
+    let case = |row: &TableRow| SweepCase {
         block_bytes: row.block_bytes,
         read_percent: options.read_percent,
         places: row.in_flight,
     };
-    let cases: Vec<Case> = options.rows.iter().map(case).collect();
-    let found = sweep(space, &cases, brick_cpu, &options.sweep)?;
+    let cases: Vec<SweepCase> = options.rows.iter().map(case).collect();
+    let found = sweep(space, &cases, brick_cpu, &options.sweep_options)?;
     Ok(report(&found, options))
 }
 
@@ -94,21 +94,21 @@ const COLUMNS: [(&str, &str); 16] = [
     ("sys", "% of machine"),
 ];
 
-fn report(found: &[Rounds], options: &Options) -> Report {
+fn report(found: &[CaseSamples], options: &TableOptions) -> Report {
     let title = format!(
         "random requests of growing size, {} % reads, {}",
-        options.read_percent, options.sweep.space
+        options.read_percent, options.sweep_options.space
     );
-    let mut report = Report::new("table", &title, &options.sweep.class, &COLUMNS);
+    let mut report = Report::new("table", &title, &options.sweep_options.class, &COLUMNS);
     for (row, rounds) in options.rows.iter().zip(found) {
-        report.push(line(row, rounds));
+        report.add_row(line(row, rounds));
     }
-    sweep::describe(&mut report, &options.sweep);
-    report.note(
+    sweep::add_notes(&mut report, &options.sweep_options);
+    report.add_note(
         "read and write are mean response times; stddev is of both together; the queue depth is \
          the rate times the mean of both",
     );
-    report.note(
+    report.add_note(
         "CPU of the machine is that of everything that ran, other programs included, in ticks \
          of usually 10 ms",
     );
@@ -120,9 +120,9 @@ fn report(found: &[Rounds], options: &Options) -> Report {
     report
 }
 
-fn line(row: &Row, rounds: &Rounds) -> Vec<Cell> {
-    let us = |of: fn(&Sample) -> Option<f64>| {
-        Cell::from(rounds.median_of_known(of).map(|ns| ns / 1000.0))
+fn line(row: &TableRow, rounds: &CaseSamples) -> Vec<ReportCell> {
+    let us = |of: fn(&SweepSample) -> Option<f64>| {
+        ReportCell::from(rounds.median_of_known(of).map(|ns| ns / 1000.0))
     };
     vec![
         block_name(row.block_bytes).into(),
@@ -144,13 +144,13 @@ fn line(row: &Row, rounds: &Rounds) -> Vec<Cell> {
     ]
 }
 
-fn read_percent(sample: &Sample) -> f64 {
+fn read_percent(sample: &SweepSample) -> f64 {
     sample.reads.count as f64 / sample.all.count as f64 * 100.0
 }
 
 /// Requests in the space at a time, by Little's law: below those in flight by
 /// what had completed and was not replaced yet.
-fn queue_depth(sample: &Sample) -> f64 {
+fn queue_depth(sample: &SweepSample) -> f64 {
     sample.rate * sample.all.mean_ns / 1e9
 }
 
@@ -162,18 +162,18 @@ fn block_name(bytes: u32) -> String {
     }
 }
 
-fn plots(found: &[Rounds], options: &Options) -> Vec<Plot> {
-    let of_rows = |name: &str, of: fn(&Sample) -> f64| Series {
+fn plots(found: &[CaseSamples], options: &TableOptions) -> Vec<Plot> {
+    let of_rows = |name: &str, of: fn(&SweepSample) -> f64| PlotSeries {
         name: name.to_owned(),
         points: (0u32..)
             .zip(found)
             .filter_map(|(at, rounds)| Some((f64::from(at), rounds.median(of)?)))
             .collect(),
     };
-    let plot = |title: String, y: Axis, series: Vec<Series>| Plot {
+    let plot = |title: String, y: PlotAxis, series: Vec<PlotSeries>| Plot {
         title,
-        kind: Kind::Bars,
-        x: Axis::linear("block size"),
+        kind: PlotKind::Bars,
+        x: PlotAxis::linear("block size"),
         y,
         categories: options
             .rows
@@ -186,17 +186,17 @@ fn plots(found: &[Rounds], options: &Options) -> Vec<Plot> {
     vec![
         plot(
             format!("Operations by block size, {mix}"),
-            Axis::linear("operations per second"),
+            PlotAxis::linear("operations per second"),
             vec![of_rows("IOPS", |s| s.rate)],
         ),
         plot(
             format!("Bandwidth by block size, {mix}"),
-            Axis::linear("MB/s"),
+            PlotAxis::linear("MB/s"),
             vec![of_rows("MB/s", |s| s.bytes_rate / 1e6)],
         ),
         plot(
             format!("Mean response time by block size, {mix}"),
-            Axis::linear("µs"),
+            PlotAxis::linear("µs"),
             vec![
                 of_rows("read", |s| s.reads.mean_ns / 1e3),
                 of_rows("write", |s| s.writes.mean_ns / 1e3),

@@ -1,18 +1,18 @@
 //! What is measured of processes that sleep, and of one that does not.
 
-use pagemesh_bench::idle::{Group, Options, run_idle};
+use pagemesh_bench::idle::{IdleOptions, ProcessGroup, run_idle};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-fn group(name: &str, pids: &[u32]) -> Group {
-    Group {
+fn group(name: &str, pids: &[u32]) -> ProcessGroup {
+    ProcessGroup {
         name: name.into(),
         pids: pids.into(),
     }
 }
 
-fn options(rounds: usize, runtime: Duration) -> Options {
-    Options {
+fn options(rounds: usize, runtime: Duration) -> IdleOptions {
+    IdleOptions {
         rounds,
         runtime,
         class: "process".into(),
@@ -20,7 +20,7 @@ fn options(rounds: usize, runtime: Duration) -> Options {
 }
 
 #[test]
-fn who_works_is_told_from_who_does_not() {
+fn busy_and_idle_processes_differ() {
     let work = AtomicBool::new(true);
     let report = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -42,7 +42,7 @@ fn who_works_is_told_from_who_does_not() {
 }
 
 #[test]
-fn what_shows_nothing_is_refused() {
+fn meaningless_options_are_refused() {
     let of = |pids: &[u32], rounds, ms| {
         let measured = run_idle(
             &[group("brick", pids)],

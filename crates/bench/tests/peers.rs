@@ -2,29 +2,29 @@
 //! tests say so and check nothing.
 
 use pagemesh_bench::BenchError;
-use pagemesh_bench::peers::{Case, Direction, Options, Peer, RUNTIME_MIN, run_peers};
+use pagemesh_bench::peers::{BlockCase, Direction, NbdPeer, PeerOptions, RUNTIME_MIN, run_peers};
 use pagemesh_bench::process_cpu;
-use pagemesh_bench::report::{Cell, Report};
+use pagemesh_bench::report::{Report, ReportCell};
 use std::path::Path;
 use std::time::Duration;
 
 const SIZE: u64 = 1 << 20;
 
 /// One short case.
-fn short() -> Options {
-    Options {
+fn short_options() -> PeerOptions {
+    PeerOptions {
         runtime: RUNTIME_MIN,
         size_bytes: SIZE,
-        cases: vec![Case {
+        cases: vec![BlockCase {
             direction: Direction::Read,
             queue_depth: 2,
         }],
-        ..Options::default()
+        ..PeerOptions::default()
     }
 }
 
 /// None, and a word about it, when a program is not installed.
-fn installed<T>(result: Result<T, BenchError>) -> Option<T> {
+fn unless_missing<T>(result: Result<T, BenchError>) -> Option<T> {
     match result {
         Ok(found) => Some(found),
         Err(error @ BenchError::Missing { .. }) => {
@@ -35,32 +35,32 @@ fn installed<T>(result: Result<T, BenchError>) -> Option<T> {
     }
 }
 
-fn servers(dir: &Path) -> Option<Vec<Peer>> {
+fn start_peers(dir: &Path) -> Option<Vec<NbdPeer>> {
     let servers = [
-        Peer::nbdkit_memory(SIZE),
-        Peer::qemu_nbd(dir, SIZE),
-        Peer::qemu_quorum(SIZE),
+        NbdPeer::nbdkit_memory(SIZE),
+        NbdPeer::qemu_nbd(dir, SIZE),
+        NbdPeer::qemu_quorum(SIZE),
     ];
-    servers.into_iter().map(installed).collect()
+    servers.into_iter().map(unless_missing).collect()
 }
 
-fn check_rows(report: &Report, peers: &[Peer]) {
+fn check_rows(report: &Report, peers: &[NbdPeer]) {
     for (row, peer) in report.rows.iter().zip(peers) {
-        assert_eq!(row[1], Cell::from(peer.name.as_str()));
-        assert_eq!(row[2], Cell::from(peer.class.as_str()));
+        assert_eq!(row[1], ReportCell::from(peer.name.as_str()));
+        assert_eq!(row[2], ReportCell::from(peer.class.as_str()));
         for cell in &row[3..8] {
-            assert!(matches!(cell, Cell::Number(n) if *n > 0.0), "{row:?}");
+            assert!(matches!(cell, ReportCell::Number(n) if *n > 0.0), "{row:?}");
         }
     }
 }
 
 #[test]
-fn the_other_servers_are_compared_and_end() {
+fn other_servers_are_compared_and_ended() {
     let dir = tempfile::tempdir().expect("a directory");
-    let Some(peers) = servers(dir.path()) else {
+    let Some(peers) = start_peers(dir.path()) else {
         return;
     };
-    let Some(report) = installed(run_peers(&peers, &short())) else {
+    let Some(report) = unless_missing(run_peers(&peers, &short_options())) else {
         return;
     };
     assert_eq!(report.rows.len(), 3);
@@ -77,11 +77,11 @@ fn the_other_servers_are_compared_and_end() {
 }
 
 #[test]
-fn an_endpoint_that_is_not_there_is_named() {
+fn missing_endpoint_is_named() {
     let dir = tempfile::tempdir().expect("a directory");
     let uri = format!("nbd+unix:///?socket={}", dir.path().join("none").display());
-    let peers = [Peer::given("ours", "process", &uri, &[])];
-    match run_peers(&peers, &short()) {
+    let peers = [NbdPeer::external("ours", "process", &uri, &[])];
+    match run_peers(&peers, &short_options()) {
         Err(error @ BenchError::Missing { .. }) => eprintln!("not checked: {error}"),
         Err(error) => {
             let text = error.to_string();
@@ -91,17 +91,17 @@ fn an_endpoint_that_is_not_there_is_named() {
     }
 }
 
-fn check_refused(change: impl FnOnce(&mut Options), word: &str) {
-    let mut options = short();
+fn check_refused(change: impl FnOnce(&mut PeerOptions), word: &str) {
+    let mut options = short_options();
     change(&mut options);
-    let peers = [Peer::given("ours", "process", "nbd+unix:///", &[])];
+    let peers = [NbdPeer::external("ours", "process", "nbd+unix:///", &[])];
     let error = run_peers(&peers, &options).expect_err("refused");
     assert!(matches!(error, BenchError::Option(_)), "{error}");
     assert!(error.to_string().contains(word), "{error}");
 }
 
 #[test]
-fn options_that_make_no_sense_are_refused() {
+fn invalid_options_are_refused() {
     check_refused(|o| o.rounds = 4, "4 rounds");
     check_refused(|o| o.cases.clear(), "nothing to compare");
     check_refused(|o| o.cases[0].queue_depth = 0, "queue depth");
@@ -109,6 +109,6 @@ fn options_that_make_no_sense_are_refused() {
     check_refused(|o| o.runtime = Duration::MAX, "an hour");
     check_refused(|o| o.size_bytes = 0, "whole MiB");
     check_refused(|o| o.size_bytes = SIZE + 1, "whole MiB");
-    let error = run_peers(&[], &short()).expect_err("refused");
+    let error = run_peers(&[], &short_options()).expect_err("refused");
     assert!(error.to_string().contains("nothing to compare"), "{error}");
 }

@@ -1,18 +1,18 @@
 //! Recoveries that are made up: order, ratios, and failures.
 
 use pagemesh_bench::BenchError;
-use pagemesh_bench::recovery::{Options, Recovered, run_recovery};
-use pagemesh_bench::report::{Cell, Report};
+use pagemesh_bench::recovery::{RecoveryOptions, RecoverySample, run_recovery};
+use pagemesh_bench::report::{Report, ReportCell};
 use std::error::Error;
 use std::time::Duration;
 
-type Made = Result<Recovered, Box<dyn Error + Send + Sync>>;
+type RecoveryResult = Result<RecoverySample, Box<dyn Error + Send + Sync>>;
 
 const SMALL: u64 = 8 << 30;
 const LARGE: u64 = 64 << 30;
 
-fn recovered(ms: u64, records: u64) -> Made {
-    Ok(Recovered {
+fn recovered(ms: u64, records: u64) -> RecoveryResult {
+    Ok(RecoverySample {
         wall: Duration::from_millis(ms),
         records,
         held_bytes: 3 << 20,
@@ -21,13 +21,13 @@ fn recovered(ms: u64, records: u64) -> Made {
 
 fn number(report: &Report, row: &str, column: &str) -> f64 {
     match report.cell(row, column) {
-        Some(Cell::Number(number)) => *number,
+        Some(ReportCell::Number(number)) => *number,
         other => panic!("{row} {column}: {other:?}"),
     }
 }
 
 #[test]
-fn sizes_alternate_and_ratios_are_of_rounds() {
+fn sizes_alternate_and_ratios_are_per_round() {
     let mut seen = Vec::new();
     // The machine is ten times slower in round 2; large pools take 3 times as
     // long in every round.
@@ -37,7 +37,7 @@ fn sizes_alternate_and_ratios_are_of_rounds() {
         let large = if size == LARGE { 3 } else { 1 };
         recovered(10 * slow * large, round as u64)
     };
-    let report = run_recovery(&mut make, &Options::default()).expect("a report");
+    let report = run_recovery(&mut make, &RecoveryOptions::default()).expect("a report");
     let wanted = [
         (SMALL, 1),
         (LARGE, 1),
@@ -66,27 +66,27 @@ fn sizes_alternate_and_ratios_are_of_rounds() {
 }
 
 #[test]
-fn recoveries_with_nothing_to_replay_are_pointed_out() {
+fn recovery_without_replay_is_noted() {
     let mut make = |size, round: usize| {
         let idle = size == LARGE && round > 3;
         recovered(1, u64::from(!idle))
     };
-    let report = run_recovery(&mut make, &Options::default()).expect("a report");
+    let report = run_recovery(&mut make, &RecoveryOptions::default()).expect("a report");
     let text = report.text();
     assert!(text.contains("2 of 10 recoveries had nothing"), "{text}");
 }
 
 #[test]
-fn a_failed_recovery_ends_the_run_and_is_named() {
+fn failed_recovery_ends_the_run_and_is_named() {
     let mut count = 0;
-    let mut make = |_, round| -> Made {
+    let mut make = |_, round| -> RecoveryResult {
         count += 1;
         match round {
             2 => Err("the pool is damaged".into()),
             _ => recovered(1, 1),
         }
     };
-    let error = run_recovery(&mut make, &Options::default()).expect_err("failed");
+    let error = run_recovery(&mut make, &RecoveryOptions::default()).expect_err("failed");
     let text = error.to_string();
     assert!(matches!(error, BenchError::Recovery { round: 2, .. }));
     assert!(
@@ -96,24 +96,24 @@ fn a_failed_recovery_ends_the_run_and_is_named() {
     assert_eq!(count, 3);
 }
 
-fn check_refused(options: Options, word: &str) {
-    let mut make = |_, _| -> Made { panic!("nothing may be recovered") };
+fn check_refused(options: RecoveryOptions, word: &str) {
+    let mut make = |_, _| -> RecoveryResult { panic!("nothing may be recovered") };
     let error = run_recovery(&mut make, &options).expect_err("refused");
     assert!(error.to_string().contains(word), "{error}");
 }
 
 #[test]
-fn options_that_make_no_sense_are_refused() {
-    let with = |sizes_bytes| Options {
+fn invalid_options_are_refused() {
+    let with = |sizes_bytes| RecoveryOptions {
         sizes_bytes,
-        ..Options::default()
+        ..RecoveryOptions::default()
     };
     check_refused(with(Vec::new()), "0 pool sizes");
     check_refused(with(vec![1 << 30; 17]), "17 pool sizes");
     check_refused(with(vec![1 << 30, 0]), "0 bytes");
-    let few = Options {
+    let few = RecoveryOptions {
         rounds: 4,
-        ..Options::default()
+        ..RecoveryOptions::default()
     };
     check_refused(few, "4 rounds");
 }

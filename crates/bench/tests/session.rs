@@ -2,14 +2,14 @@
 
 mod support;
 
-use pagemesh_bench::report::{Cell, Report};
-use pagemesh_bench::session::{Options, RawCopies, RawMemory, run_session};
+use pagemesh_bench::report::{Report, ReportCell};
+use pagemesh_bench::session::{RawCopies, RawMemory, SessionOptions, run_session};
 use std::time::Duration;
-use support::{Kind, Memory};
+use support::{CompletionMode, MemorySpace};
 
-struct Fake(u64);
+struct FakeCopies(u64);
 
-impl RawCopies for Fake {
+impl RawCopies for FakeCopies {
     fn copy_pages(&mut self, count: u64) {
         self.0 += count;
     }
@@ -21,20 +21,20 @@ impl RawCopies for Fake {
 
 fn number(report: &Report, row: &str, column: &str) -> f64 {
     match report.cell(row, column) {
-        Some(Cell::Number(number)) => *number,
+        Some(ReportCell::Number(number)) => *number,
         other => panic!("{row} {column}: {other:?}"),
     }
 }
 
 #[test]
-fn rounds_alternate_and_ratios_are_theirs() {
-    let space = Memory::new(1 << 20, Kind::AtOnce);
+fn rounds_alternate_and_ratios_are_per_round() {
+    let space = MemorySpace::new(1 << 20, CompletionMode::Immediate);
     let dir = tempfile::tempdir().expect("a directory");
     let mut raw = RawMemory::create(dir.path(), 1 << 20).expect("memory");
-    let options = Options {
+    let options = SessionOptions {
         rounds: 5,
         operations: 1000,
-        ..Options::default()
+        ..SessionOptions::default()
     };
     let mut brick = Duration::ZERO;
     let mut brick_cpu = || {
@@ -53,28 +53,31 @@ fn rounds_alternate_and_ratios_are_theirs() {
 }
 
 #[test]
-fn every_round_has_its_copies_and_one_does_not_count() {
-    let space = Memory::new(1 << 20, Kind::AtOnce);
-    let mut raw = Fake(0);
-    let options = Options {
+fn every_round_copies_and_first_is_not_counted() {
+    let space = MemorySpace::new(1 << 20, CompletionMode::Immediate);
+    let mut raw = FakeCopies(0);
+    let options = SessionOptions {
         rounds: 5,
         operations: 10,
-        ..Options::default()
+        ..SessionOptions::default()
     };
     run_session(&space, &mut raw, &mut || Duration::ZERO, &options).expect("a report");
     assert_eq!(raw.0, 60);
-    let writes = space.seen.writes.load(std::sync::atomic::Ordering::Relaxed);
+    let writes = space
+        .counters
+        .writes
+        .load(std::sync::atomic::Ordering::Relaxed);
     assert_eq!(writes, 60);
 }
 
 #[test]
 fn too_few_rounds_are_refused() {
-    let space = Memory::new(1 << 20, Kind::AtOnce);
-    let options = Options {
+    let space = MemorySpace::new(1 << 20, CompletionMode::Immediate);
+    let options = SessionOptions {
         rounds: 4,
-        ..Options::default()
+        ..SessionOptions::default()
     };
     let none = &mut || Duration::ZERO;
-    let error = run_session(&space, &mut Fake(0), none, &options).expect_err("refused");
+    let error = run_session(&space, &mut FakeCopies(0), none, &options).expect_err("refused");
     assert!(error.to_string().contains("4 rounds"), "{error}");
 }

@@ -5,48 +5,48 @@ mod support;
 use pagemesh_bench::BenchError;
 use pagemesh_bench::load::fill;
 use pagemesh_bench::ramp::{self, run_ramp};
-use pagemesh_bench::report::{Cell, Report};
+use pagemesh_bench::report::{Report, ReportCell};
 use pagemesh_bench::sweep::{self, RUNTIME_MIN};
-use pagemesh_bench::table::{self, Row, run_table};
+use pagemesh_bench::table::{self, TableRow, run_table};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
-use support::{Kind, Memory};
+use support::{CompletionMode, MemorySpace};
 
 const SIZE: u64 = 1 << 20;
 
 /// The shortest run that is allowed.
-fn short() -> sweep::Options {
-    sweep::Options {
+fn short_options() -> sweep::SweepOptions {
+    sweep::SweepOptions {
         runtime: RUNTIME_MIN,
         threads: 2,
         fill: false,
-        ..sweep::Options::default()
+        ..sweep::SweepOptions::default()
     }
 }
 
-fn small_ramp(readers: &[usize]) -> ramp::Options {
-    ramp::Options {
+fn small_ramp(readers: &[usize]) -> ramp::RampOptions {
+    ramp::RampOptions {
         readers: readers.to_vec(),
-        sweep: short(),
-        ..ramp::Options::default()
+        sweep_options: short_options(),
+        ..ramp::RampOptions::default()
     }
 }
 
-fn small_table(sweep: sweep::Options) -> table::Options {
-    let row = |block_bytes, in_flight| Row {
+fn small_table(sweep: sweep::SweepOptions) -> table::TableOptions {
+    let row = |block_bytes, in_flight| TableRow {
         block_bytes,
         in_flight,
     };
-    table::Options {
+    table::TableOptions {
         rows: vec![row(4096, 16), row(16384, 4), row(65536, 1)],
-        sweep,
-        ..table::Options::default()
+        sweep_options: sweep,
+        ..table::TableOptions::default()
     }
 }
 
 fn number(report: &Report, row: &str, column: &str) -> f64 {
     match report.cell(row, column) {
-        Some(Cell::Number(number)) => *number,
+        Some(ReportCell::Number(number)) => *number,
         other => panic!("{row} {column}: {other:?}"),
     }
 }
@@ -61,15 +61,15 @@ fn busy_bricks() -> impl FnMut() -> Duration {
 }
 
 #[test]
-fn readers_are_places_spread_over_threads() {
-    let space = Memory::new(SIZE, Kind::Later);
+fn readers_are_spread_over_threads() {
+    let space = MemorySpace::new(SIZE, CompletionMode::OnThread);
     let options = small_ramp(&[1, 3]);
     let report = run_ramp(&space, &mut busy_bricks(), &options).expect("a report");
     // One channel for one reader, two for three, in six rounds.
-    assert_eq!(space.seen.channels.load(Relaxed), 6 * 3);
-    assert_eq!(space.seen.depth_max.load(Relaxed), 2);
-    assert_eq!(space.seen.writes.load(Relaxed), 0);
-    let lens = space.seen.lens.lock().expect("not poisoned");
+    assert_eq!(space.counters.channels.load(Relaxed), 6 * 3);
+    assert_eq!(space.counters.depth_max.load(Relaxed), 2);
+    assert_eq!(space.counters.writes.load(Relaxed), 0);
+    let lens = space.counters.lens.lock().expect("not poisoned");
     assert!(lens.iter().all(|len| *len == 8192));
     for row in ["1", "3"] {
         let (iops, bandwidth) = (
@@ -86,8 +86,8 @@ fn readers_are_places_spread_over_threads() {
 }
 
 #[test]
-fn the_ramp_keeps_every_round_and_draws_two_charts() {
-    let space = Memory::new(SIZE, Kind::AtOnce);
+fn ramp_keeps_all_rounds_and_draws_two_charts() {
+    let space = MemorySpace::new(SIZE, CompletionMode::Immediate);
     let report = run_ramp(&space, &mut busy_bricks(), &small_ramp(&[1, 8])).expect("a report");
     let raw = &report.raw["samples_by_step_round"];
     for step in 0..2 {
@@ -102,15 +102,15 @@ fn the_ramp_keeps_every_round_and_draws_two_charts() {
 }
 
 #[test]
-fn the_usual_ramp_goes_to_128_readers_of_8_kib() {
-    let options = ramp::Options::default();
+fn default_ramp_ends_at_128_readers_of_8_kib() {
+    let options = ramp::RampOptions::default();
     assert_eq!(options.readers, [1, 2, 4, 8, 16, 32, 64, 128]);
     assert_eq!(options.block_bytes, 8192);
 }
 
 #[test]
-fn the_usual_table_keeps_a_mebibyte_in_flight() {
-    let options = table::Options::default();
+fn default_table_keeps_one_mib_in_flight() {
+    let options = table::TableOptions::default();
     let rows: Vec<(u32, usize)> = options
         .rows
         .iter()
@@ -128,9 +128,10 @@ fn the_usual_table_keeps_a_mebibyte_in_flight() {
 }
 
 #[test]
-fn the_table_tells_reads_from_writes() {
-    let space = Memory::new(SIZE, Kind::AtOnce);
-    let report = run_table(&space, &mut busy_bricks(), &small_table(short())).expect("a report");
+fn table_separates_reads_and_writes() {
+    let space = MemorySpace::new(SIZE, CompletionMode::Immediate);
+    let report =
+        run_table(&space, &mut busy_bricks(), &small_table(short_options())).expect("a report");
     for row in ["4K", "16K", "64K"] {
         let share = number(&report, row, "reads");
         assert!((share - 70.0).abs() < 10.0, "{share} % reads");
@@ -138,7 +139,7 @@ fn the_table_tells_reads_from_writes() {
             assert!(number(&report, row, column) > 0.0, "{row} {column}");
         }
     }
-    assert_eq!(report.cell("4K", "in flight"), Some(&Cell::Count(16)));
+    assert_eq!(report.cell("4K", "in flight"), Some(&ReportCell::Count(16)));
     // One in flight on one thread is in the space nearly all the time.
     let depth = number(&report, "64K", "queue depth");
     assert!(depth > 0.5 && depth < 1.01, "{depth}");
@@ -146,22 +147,22 @@ fn the_table_tells_reads_from_writes() {
 }
 
 #[test]
-fn a_table_of_reads_alone_has_no_write_latency() {
-    let space = Memory::new(SIZE, Kind::AtOnce);
-    let options = table::Options {
+fn read_only_table_has_no_write_latency() {
+    let space = MemorySpace::new(SIZE, CompletionMode::Immediate);
+    let options = table::TableOptions {
         read_percent: 100,
-        ..small_table(short())
+        ..small_table(short_options())
     };
     let report = run_table(&space, &mut busy_bricks(), &options).expect("a report");
-    assert_eq!(report.cell("4K", "write"), Some(&Cell::Missing));
+    assert_eq!(report.cell("4K", "write"), Some(&ReportCell::Missing));
     assert_eq!(number(&report, "4K", "reads"), 100.0);
 }
 
 #[test]
-fn cases_take_turns_in_coming_first() {
-    let space = Memory::new(SIZE, Kind::AtOnce);
-    run_table(&space, &mut busy_bricks(), &small_table(short())).expect("a report");
-    let mut lens = space.seen.lens.lock().expect("not poisoned").clone();
+fn first_case_rotates_per_round() {
+    let space = MemorySpace::new(SIZE, CompletionMode::Immediate);
+    run_table(&space, &mut busy_bricks(), &small_table(short_options())).expect("a report");
+    let mut lens = space.counters.lens.lock().expect("not poisoned").clone();
     lens.dedup();
     let (small, middle, large) = (4096, 16384, 65536);
     let rounds = [
@@ -176,16 +177,16 @@ fn cases_take_turns_in_coming_first() {
 }
 
 #[test]
-fn what_is_used_is_written_once_before() {
-    let space = Memory::new(SIZE, Kind::AtOnce);
+fn span_is_written_once_before_reads() {
+    let space = MemorySpace::new(SIZE, CompletionMode::Immediate);
     let mut options = small_ramp(&[1]);
-    options.sweep.fill = true;
-    options.sweep.span_bytes = Some((512 << 10) + 5000);
+    options.sweep_options.fill = true;
+    options.sweep_options.span_bytes = Some((512 << 10) + 5000);
     run_ramp(&space, &mut busy_bricks(), &options).expect("a report");
     // 512 KiB and one page: no block longer than a page divides it.
-    let writes = space.seen.writes.load(Relaxed);
+    let writes = space.counters.writes.load(Relaxed);
     assert_eq!(writes, 129);
-    let offsets = space.seen.offsets.lock().expect("not poisoned");
+    let offsets = space.counters.offsets.lock().expect("not poisoned");
     let (filled, read) = offsets.split_at(129);
     assert!((0..129).eq(filled.iter().map(|offset| offset / 4096)));
     assert!(read.iter().all(|offset| offset + 8192 <= 129 * 4096));
@@ -194,51 +195,55 @@ fn what_is_used_is_written_once_before() {
 #[test]
 fn filling_covers_each_byte_once() {
     for (pages, block) in [(1, 4096), (3, 4096), (64, 256 << 10), (96, 128 << 10)] {
-        let space = Memory::new(SIZE, Kind::Later);
+        let space = MemorySpace::new(SIZE, CompletionMode::OnThread);
         fill(&space, pages * 4096).expect("filled");
-        let offsets = space.seen.offsets.lock().expect("not poisoned").clone();
+        let offsets = space.counters.offsets.lock().expect("not poisoned").clone();
         let wanted: Vec<u64> = (0..pages * 4096 / block).map(|at| at * block).collect();
         assert_eq!(offsets, wanted);
-        let lens = space.seen.lens.lock().expect("not poisoned");
+        let lens = space.counters.lens.lock().expect("not poisoned");
         assert!(lens.iter().all(|len| *len == block));
     }
     for bytes in [0, 4095, SIZE + 4096] {
-        let error = fill(&Memory::new(SIZE, Kind::AtOnce), bytes).expect_err("refused");
+        let error =
+            fill(&MemorySpace::new(SIZE, CompletionMode::Immediate), bytes).expect_err("refused");
         assert!(error.to_string().contains("fill"), "{error}");
     }
 }
 
 #[test]
-fn a_failed_request_fails_the_ramp() {
+fn failed_request_fails_the_ramp() {
     for good in [0, 100] {
-        let mut space = Memory::new(SIZE, Kind::Later);
-        space.good = good;
+        let mut space = MemorySpace::new(SIZE, CompletionMode::OnThread);
+        space.requests_before_failure = good;
         let error = run_ramp(&space, &mut busy_bricks(), &small_ramp(&[4])).expect_err("failed");
         assert!(matches!(error, BenchError::Space { .. }), "{error}");
     }
 }
 
-fn check_refused(change: impl FnOnce(&mut ramp::Options), word: &str) {
-    let space = Memory::new(SIZE, Kind::AtOnce);
+fn check_refused(change: impl FnOnce(&mut ramp::RampOptions), word: &str) {
+    let space = MemorySpace::new(SIZE, CompletionMode::Immediate);
     let mut options = small_ramp(&[1]);
     change(&mut options);
     let error = run_ramp(&space, &mut busy_bricks(), &options).expect_err("refused");
     assert!(matches!(error, BenchError::Option(_)), "{error}");
     assert!(error.to_string().contains(word), "{error}");
-    assert_eq!(space.seen.reads.load(Relaxed), 0);
+    assert_eq!(space.counters.reads.load(Relaxed), 0);
 }
 
 #[test]
-fn options_that_make_no_sense_are_refused() {
+fn invalid_options_are_refused() {
     check_refused(|o| o.readers.clear(), "0 steps");
     check_refused(|o| o.readers = vec![1; 65], "65 steps");
     check_refused(|o| o.readers = vec![0], "0 requests");
     check_refused(|o| o.readers = vec![2049], "queue depth");
     check_refused(|o| o.block_bytes = 0, "blocks of 0");
     check_refused(|o| o.block_bytes = 2 << 20, "larger volume");
-    check_refused(|o| o.sweep.rounds = 4, "4 rounds");
-    check_refused(|o| o.sweep.threads = 0, "threads");
-    check_refused(|o| o.sweep.runtime = Duration::ZERO, "per step");
-    check_refused(|o| o.sweep.runtime = Duration::MAX, "per step");
-    check_refused(|o| o.sweep.span_bytes = Some(4095), "0 bytes to be used");
+    check_refused(|o| o.sweep_options.rounds = 4, "4 rounds");
+    check_refused(|o| o.sweep_options.threads = 0, "threads");
+    check_refused(|o| o.sweep_options.runtime = Duration::ZERO, "per step");
+    check_refused(|o| o.sweep_options.runtime = Duration::MAX, "per step");
+    check_refused(
+        |o| o.sweep_options.span_bytes = Some(4095),
+        "0 bytes to be used",
+    );
 }

@@ -8,20 +8,20 @@
 
 use crate::file::{self, FileError};
 use crate::process;
-use crate::scrub::Scrubs;
-use crate::still::Still;
+use crate::scrub::ScrubSchedule;
+use crate::stalled_sessions::StalledSessions;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, ObjectId};
 use pagemesh_base::layout::{BrickId, SliceId};
-use pagemesh_base::resume::{self, Stop};
+use pagemesh_base::resume::{self, StopReason};
 use pagemesh_base::slice::{
-    BrickControl, BrickStatus, LISTED_MAX, SliceError, SliceInfo, SliceReply, SliceRequest,
+    BrickControl, BrickStatus, LIST_ENTRIES_MAX, SliceError, SliceInfo, SliceReply, SliceRequest,
 };
-use pagemesh_pmem::{Durability, Mapped, Media};
+use pagemesh_pmem::{Durability, MappedMedia, Media};
 use pagemesh_store::pool::{ObjectError, Pool};
-use pagemesh_store::recovery::{PoolError, Recovered};
+use pagemesh_store::pool_mapping::{PoolMapping, StoreError};
+use pagemesh_store::recovery::{PoolError, RecoverySummary};
 use pagemesh_store::session::Session;
-use pagemesh_store::view::{StoreError, View};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -31,50 +31,50 @@ use uuid::Uuid;
 
 /// Processes that one barrier ends before it gives up: each takes a second to
 /// be found.
-const STUCK_MAX: usize = 8;
+const KILLS_MAX: usize = 8;
 /// How long a session may stay inside an operation that the brick waits for: far longer
 /// than any takes, even on a loaded machine. Then its process is ended.
-pub(crate) const WINDOW_MAX: Duration = Duration::from_secs(1);
+pub(crate) const OPERATION_LIMIT: Duration = Duration::from_secs(1);
 /// How long a session of a process that a signal stopped may stay inside an operation that others wait
 /// for; then the process runs for a moment, until it is outside.
 pub(crate) const RESUME_AFTER: Duration = Duration::from_millis(100);
 /// The same for one that a debugger stopped: below the ten seconds that a client waits for a
 /// barrier, or for a lock.
-pub(crate) const TRACED_MAX: Duration = Duration::from_secs(7);
+pub(crate) const TRACED_LIMIT: Duration = Duration::from_secs(7);
 /// How long the pool is left to others between two looks at such a session.
-const LOOK_PAUSE: Duration = Duration::from_millis(1);
+const RECHECK_PAUSE: Duration = Duration::from_millis(1);
 /// How long after its process's end a connection is expected to close.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 /// How long a process whose connection has ended may stay in an operation: it
 /// takes microseconds unless it is stopped.
-const LEAVE_LIMIT: Duration = Duration::from_secs(1);
+const EXIT_LIMIT: Duration = Duration::from_secs(1);
 /// How often to look whether it has left.
-const LEAVE_PAUSE: Duration = Duration::from_millis(1);
+const EXIT_PAUSE: Duration = Duration::from_millis(1);
 /// The same when it has stayed for long, as one that cannot be ended: each look
 /// locks the pool.
-const LEAVE_PAUSE_MAX: Duration = Duration::from_secs(1);
+const EXIT_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// A running pool.
-pub struct Brick<M = Mapped> {
+pub struct Brick<M = MappedMedia> {
     pool: Mutex<Pool<M>>,
-    view: Arc<View<M>>,
+    mapping: Arc<PoolMapping<M>>,
     durability: Durability,
     /// Told whenever a session was closed.
-    closed: Condvar,
+    session_closed: Condvar,
     stopping: AtomicBool,
     failed: AtomicBool,
-    pub(crate) scrubs: Mutex<Scrubs>,
+    pub(crate) scrubs: Mutex<ScrubSchedule>,
     /// Slices and the sessions of this process that attached them, the oldest
     /// first. Locked before the pool.
     attached: Mutex<Vec<(SliceId, u32)>>,
     /// Locked last.
-    still: Mutex<Still>,
+    stalled: Mutex<StalledSessions>,
     /// None for a pool that is no file.
-    claim: Option<file::Claim>,
+    owner_lock: Option<file::OwnerLock>,
 }
 
 /// The thread that checkpoints and grants; ends the brick when dropped.
-pub struct Housekeeper {
+pub struct MaintenanceThread {
     brick: Arc<Brick>,
     thread: Option<JoinHandle<()>>,
 }
@@ -84,22 +84,26 @@ impl Brick {
     ///
     /// # Errors
     /// When it is no pool, damaged, or in use.
-    pub fn open(path: &Path) -> Result<(Arc<Brick>, Housekeeper, Recovered), FileError> {
-        Brick::on(path, file::open(path)?)
+    pub fn open(
+        path: &Path,
+    ) -> Result<(Arc<Brick>, MaintenanceThread, RecoverySummary), FileError> {
+        Brick::start(path, file::open(path)?)
     }
 
     /// The same for a pool made by [`file::create_sparse`].
     ///
     /// # Errors
     /// As [`Brick::open`].
-    pub fn open_sparse(path: &Path) -> Result<(Arc<Brick>, Housekeeper, Recovered), FileError> {
-        Brick::on(path, file::open_sparse(path)?)
+    pub fn open_sparse(
+        path: &Path,
+    ) -> Result<(Arc<Brick>, MaintenanceThread, RecoverySummary), FileError> {
+        Brick::start(path, file::open_sparse(path)?)
     }
 
-    fn on(
+    fn start(
         path: &Path,
-        (media, claim): (Mapped, file::Claim),
-    ) -> Result<(Arc<Brick>, Housekeeper, Recovered), FileError> {
+        (media, claim): (MappedMedia, file::OwnerLock),
+    ) -> Result<(Arc<Brick>, MaintenanceThread, RecoverySummary), FileError> {
         let media = Arc::new(media);
         let durability = media.durability();
         let overlay = match file::needs_sync(durability) {
@@ -114,82 +118,85 @@ impl Brick {
             cause,
         };
         let (pool, recovered) = Pool::open(media, overlay).map_err(bad)?;
-        warn_of_damage(path, pool.view().pool(), &recovered);
-        let brick = Arc::new(Brick::around(pool, durability, Some(claim)));
+        warn_of_damage(path, pool.mapping().pool(), &recovered);
+        let brick = Arc::new(Brick::from_pool(pool, durability, Some(claim)));
         let thread = std::thread::Builder::new().name("housekeeper".into());
-        let keeper = brick.clone();
-        let thread =
-            thread
-                .spawn(move || keeper.keep_house())
-                .map_err(|cause| FileError::System {
-                    action: "start the housekeeper of",
-                    path: path.into(),
-                    cause,
-                })?;
-        let housekeeper = Housekeeper {
+        let runner = brick.clone();
+        let thread = thread
+            .spawn(move || runner.maintenance_loop())
+            .map_err(|cause| FileError::System {
+                action: "start the housekeeper of",
+                path: path.into(),
+                cause,
+            })?;
+        let housekeeper = MaintenanceThread {
             brick: brick.clone(),
             thread: Some(thread),
         };
         Ok((brick, housekeeper, recovered))
     }
 
-    fn keep_house(&self) {
+    fn maintenance_loop(&self) {
         while !self.stopping.load(Ordering::Acquire) && !self.has_failed() {
-            let seen = self.view.control().rung();
-            let more = self.tend();
+            let seen = self.mapping.control().doorbell_count();
+            let more = self.maintain();
             let wait = self.scrub_if_due(Instant::now());
             if !more {
-                self.view.control().await_bell(seen, wait);
+                self.mapping.control().wait_for_doorbell(seen, wait);
             }
         }
     }
 }
 
 impl<M: Media> Brick<M> {
-    fn around(pool: Pool<M>, durability: Durability, claim: Option<file::Claim>) -> Brick<M> {
+    fn from_pool(
+        pool: Pool<M>,
+        durability: Durability,
+        claim: Option<file::OwnerLock>,
+    ) -> Brick<M> {
         Brick {
-            view: pool.view().clone(),
+            mapping: pool.mapping().clone(),
             pool: Mutex::new(pool),
             durability,
-            closed: Condvar::new(),
+            session_closed: Condvar::new(),
             stopping: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             scrubs: Mutex::default(),
             attached: Mutex::default(),
-            still: Mutex::default(),
-            claim,
+            stalled: Mutex::default(),
+            owner_lock: claim,
         }
     }
 
     /// A brick without threads, around a pool that is open: whoever owns it
-    /// calls [`Brick::tend`] when the bell of the control segment was rung.
+    /// calls [`Brick::maintain`] when the bell of the control segment was rung.
     #[must_use]
     pub fn new(pool: Pool<M>, durability: Durability) -> Brick<M> {
-        Brick::around(pool, durability, None)
+        Brick::from_pool(pool, durability, None)
     }
 
     /// One round of housekeeping: checkpoint, grants, answers to sessions that
     /// wait. True when there is more to do at once.
-    pub fn tend(&self) -> bool {
+    pub fn maintain(&self) -> bool {
         let mut mended = 0;
-        let tended = self.unstuck(|pool| {
-            let before = pool.mended_records();
-            let tended = pool.tend();
-            mended += pool.mended_records() - before;
+        let tended = self.retry_while_stuck(|pool| {
+            let before = pool.corrected_records();
+            let tended = pool.maintain();
+            mended += pool.corrected_records() - before;
             tended
         });
         if mended > 0 {
             tracing::warn!(
-                pool = %self.view.pool(), records = mended,
+                pool = %self.mapping.pool(), records = mended,
                 "the medium had damaged records of the journal, and they were mended; \
                  a medium that loses bits should be replaced"
             );
         }
-        self.end_still();
+        self.end_stalled();
         match tended {
             Ok(more) => more,
             // Told already; the next ring tries again.
-            Err(ObjectError::Stuck { .. }) => false,
+            Err(ObjectError::SessionStuck { .. }) => false,
             Err(cause) => {
                 self.fail(&cause);
                 false
@@ -201,21 +208,21 @@ impl<M: Media> Brick<M> {
     /// be recovered.
     pub(crate) fn fail(&self, cause: &dyn std::fmt::Display) {
         if !self.failed.swap(true, Ordering::AcqRel) {
-            tracing::error!(%cause, pool = %self.view.pool(), "the pool failed");
-            self.view.control().ring();
+            tracing::error!(%cause, pool = %self.mapping.pool(), "the pool failed");
+            self.mapping.control().ring_doorbell();
         }
     }
 
     /// The error of a pool as a client sees it; one of its medium ends the brick.
-    fn refused(&self, cause: ObjectError) -> SliceError {
+    fn report_error(&self, cause: ObjectError) -> SliceError {
         if let ObjectError::Pool(PoolError::System(_) | PoolError::Failed) = cause {
             self.fail(&cause);
         }
-        refused(cause)
+        slice_error(cause)
     }
 
-    pub(crate) fn still(&self) -> MutexGuard<'_, Still> {
-        self.still.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn stalled(&self) -> MutexGuard<'_, StalledSessions> {
+        self.stalled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn pool(&self) -> MutexGuard<'_, Pool<M>> {
@@ -224,14 +231,14 @@ impl<M: Media> Brick<M> {
 
     /// What sessions share.
     #[must_use]
-    pub fn view(&self) -> &Arc<View<M>> {
-        &self.view
+    pub fn mapping(&self) -> &Arc<PoolMapping<M>> {
+        &self.mapping
     }
 
     /// The pool's identity.
     #[must_use]
     pub fn id(&self) -> BrickId {
-        BrickId(self.view.pool())
+        BrickId(self.mapping.pool())
     }
 
     /// What the pool's medium promises.
@@ -259,29 +266,29 @@ impl<M: Media> Brick<M> {
     pub fn open_session(&self, pid: u32, start_time: u64) -> Result<u32, SliceError> {
         self.pool()
             .open_session(pid, start_time)
-            .map_err(|cause| self.refused(cause))
+            .map_err(|cause| self.report_error(cause))
     }
 
     /// Ends a session whose connection has ended.
     pub fn close_session(&self, number: u32) {
         // Before its number can be another's.
         self.attached().retain(|(_, session)| *session != number);
-        self.await_leave(number);
+        self.wait_until_outside(number);
         if let Err(cause) = self.pool().close_session(number) {
             tracing::error!(%cause, number, "cannot end a session");
         }
-        self.closed.notify_all();
+        self.session_closed.notify_all();
         // Its frames can be granted again.
-        self.view.control().ring();
+        self.mapping.control().ring_doorbell();
     }
 
     /// Waits until a session is outside of every operation. Its connection may
     /// have ended while its process goes on, as when this brick ends: what it
     /// stores then must not meet frames that are others' by now.
-    fn await_leave(&self, number: u32) {
+    fn wait_until_outside(&self, number: u32) {
         let (pid, started) = {
             let pool = self.pool();
-            (pool.process(number), pool.started(number))
+            (pool.process_id(number), pool.process_start_time(number))
         };
         if pid == std::process::id() {
             // The thread that ends the session is the one that had it.
@@ -290,45 +297,47 @@ impl<M: Media> Brick<M> {
         let began = Instant::now();
         let mut is_told = false;
         // Its threads may be gone with the program that they ran.
-        let is_there = || process::is_running(pid, started) && !self.is_left_by(pid);
-        while self.is_inside(number) && is_there() {
+        let is_there = || process::is_running(pid, started) && !self.is_unmapped_by(pid);
+        while self.revoke_session(number) && is_there() {
             let waited = began.elapsed();
             if waited >= RESUME_AFTER {
                 self.resume(number, pid);
             }
-            if !is_told && waited > LEAVE_LIMIT {
+            if !is_told && waited > EXIT_LIMIT {
                 is_told = true;
                 tracing::warn!(number, pid, "ending a process that stays in an operation");
-                if let Err(cause) = process::end(pid, started) {
+                if let Err(cause) = process::kill(pid, started) {
                     tracing::error!(number, pid, %cause, "a session cannot end: its lane and frames are not used again before the process ends, or the brick is started again");
                 }
             }
-            std::thread::sleep(leave_pause(waited));
+            std::thread::sleep(recheck_pause(waited));
         }
     }
 
-    fn is_left_by(&self, pid: u32) -> bool {
-        self.claim.as_ref().is_some_and(|it| it.is_left_by(pid))
+    fn is_unmapped_by(&self, pid: u32) -> bool {
+        self.owner_lock
+            .as_ref()
+            .is_some_and(|it| it.is_unmapped_by(pid))
     }
 
     /// In a function of its own: the pool must not stay locked.
-    fn is_inside(&self, number: u32) -> bool {
+    fn revoke_session(&self, number: u32) -> bool {
         self.pool().revoke(number)
     }
 
     /// Runs something that waits for all operations to end. A client's process
     /// that stays inside of one is ended, as nothing else keeps its late
     /// stores out; not one that was just met there, behind others that came and went.
-    fn unstuck<T>(
+    fn retry_while_stuck<T>(
         &self,
         mut run: impl FnMut(&mut Pool<M>) -> Result<T, ObjectError>,
     ) -> Result<T, ObjectError> {
         let mut pool = self.pool();
         let mut tries = 0;
-        let mut still = Still::default();
+        let mut still = StalledSessions::default();
         loop {
             let result = run(&mut pool);
-            let Err(ObjectError::Stuck {
+            let Err(ObjectError::SessionStuck {
                 session,
                 operation,
                 pid,
@@ -336,10 +345,10 @@ impl<M: Media> Brick<M> {
             else {
                 return result;
             };
-            self.note_awaited(&pool);
-            let waited = still.note(session, operation).since.elapsed();
+            self.record_awaited(&pool);
+            let waited = still.record(session, operation).since.elapsed();
             if waited >= RESUME_AFTER {
-                let stopped = stopped_inside(&pool);
+                let stopped = stopped_sessions(&pool);
                 // Others need the pool meanwhile.
                 drop(pool);
                 for (session, pid) in stopped {
@@ -347,40 +356,40 @@ impl<M: Media> Brick<M> {
                 }
                 pool = self.pool();
             }
-            if waited < WINDOW_MAX || is_traced_inside(&pool) && waited < TRACED_MAX {
+            if waited < OPERATION_LIMIT || has_traced_session(&pool) && waited < TRACED_LIMIT {
                 // Who cleans up behind the dead needs the pool.
-                let waited = self.closed.wait_timeout(pool, LOOK_PAUSE);
+                let waited = self.session_closed.wait_timeout(pool, RECHECK_PAUSE);
                 pool = waited.unwrap_or_else(PoisonError::into_inner).0;
                 continue;
             }
-            still = Still::default();
+            still = StalledSessions::default();
             tries += 1;
-            if dead_inside(&pool).is_some() && tries < STUCK_MAX {
-                pool = self.await_dead(pool);
+            if dead_session(&pool).is_some() && tries < KILLS_MAX {
+                pool = self.wait_for_dead_cleanup(pool);
                 continue;
             }
-            let (session, pid) = self.in_the_way(&pool).unwrap_or((session, pid));
+            let (session, pid) = self.blocking_session(&pool).unwrap_or((session, pid));
             tracing::warn!(session, pid, "ending a process that stays in an operation");
-            if tries == STUCK_MAX {
+            if tries == KILLS_MAX {
                 return result;
             }
-            if let Err(cause) = process::end(pid, pool.started(session)) {
+            if let Err(cause) = process::kill(pid, pool.process_start_time(session)) {
                 tracing::error!(pid, %cause, "a session is stuck");
                 return result;
             }
-            pool = self.await_close(pool, session);
+            pool = self.wait_for_close(pool, session);
         }
     }
 
     /// Lets a process that a signal stopped run until its session is outside of every operation.
     pub(crate) fn resume(&self, session: u32, pid: u32) {
-        if resume::stop_of(pid) != Some(Stop::Signal) {
+        if resume::stop_reason(pid) != Some(StopReason::Signal) {
             return;
         }
-        let control = self.view.control();
-        let is_outside = || control.operation(session).is_none();
-        let is_out = resume::run(pid, &is_outside);
-        let name = resume::name_of(pid);
+        let control = self.mapping.control();
+        let is_outside = || control.op_in_progress(session).is_none();
+        let is_out = resume::run_until_outside(pid, &is_outside);
+        let name = resume::process_name(pid);
         tracing::info!(
             session,
             pid,
@@ -392,24 +401,27 @@ impl<M: Media> Brick<M> {
 
     /// Of those inside of operations, who holds up the others, and its process: one that is
     /// stopped, or else whom they have waited for long. Nobody: each may only be slow.
-    fn in_the_way(&self, pool: &Pool<M>) -> Option<(u32, u32)> {
-        let inside = pool.inside();
-        let is_stopped = |number: &u32| process::is_stopped(pool.process(*number));
+    fn blocking_session(&self, pool: &Pool<M>) -> Option<(u32, u32)> {
+        let inside = pool.sessions_in_op();
+        let is_stopped = |number: &u32| process::is_stopped(pool.process_id(*number));
         let stopped = inside.iter().copied().find(is_stopped);
         let first = stopped.or_else(|| {
-            let operation = |number| Some((number, pool.operation(number)?));
+            let operation = |number| Some((number, pool.op_in_progress(number)?));
             let inside: Vec<_> = inside.into_iter().filter_map(operation).collect();
-            self.still().first_of(&inside)
+            self.stalled().longest_awaited(&inside)
         })?;
-        Some((first, pool.process(first)))
+        Some((first, pool.process_id(first)))
     }
 
     /// Waits until those are cleaned up behind who died inside of an operation. Their locks
     /// hold others up inside, who would be taken for the ones that stand still; and what
     /// frees the locks needs the pool.
-    fn await_dead<'a>(&self, mut pool: MutexGuard<'a, Pool<M>>) -> MutexGuard<'a, Pool<M>> {
-        while let Some(dead) = dead_inside(&pool) {
-            pool = self.await_close(pool, dead);
+    fn wait_for_dead_cleanup<'a>(
+        &self,
+        mut pool: MutexGuard<'a, Pool<M>>,
+    ) -> MutexGuard<'a, Pool<M>> {
+        while let Some(dead) = dead_session(&pool) {
+            pool = self.wait_for_close(pool, dead);
             if pool.is_open(dead) {
                 break;
             }
@@ -418,13 +430,15 @@ impl<M: Media> Brick<M> {
     }
 
     /// Waits until a dead session's connection has been noticed.
-    fn await_close<'a>(
+    fn wait_for_close<'a>(
         &self,
         pool: MutexGuard<'a, Pool<M>>,
         session: u32,
     ) -> MutexGuard<'a, Pool<M>> {
         let open = |pool: &mut Pool<M>| pool.is_open(session);
-        let waited = self.closed.wait_timeout_while(pool, CLOSE_LIMIT, open);
+        let waited = self
+            .session_closed
+            .wait_timeout_while(pool, CLOSE_LIMIT, open);
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
@@ -433,17 +447,17 @@ impl<M: Media> Brick<M> {
     ///
     /// # Errors
     /// When there is no such slice, or its epoch is newer.
-    pub fn own(
+    pub fn execute_as_owner(
         &self,
         slice: SliceId,
         epoch: Epoch,
         request: SliceRequest,
     ) -> Result<SliceReply, SliceError> {
-        self.own_for(None, slice, epoch, request)
+        self.execute_as_owner_for(None, slice, epoch, request)
     }
 
     /// The same for a session of this process, as long as it is not revoked.
-    pub(crate) fn own_for(
+    pub(crate) fn execute_as_owner_for(
         &self,
         session: Option<u32>,
         slice: SliceId,
@@ -457,18 +471,21 @@ impl<M: Media> Brick<M> {
         }
         match request {
             SliceRequest::InFlight => {
-                let found = pool.in_flight(slice).map_err(|cause| self.refused(cause))?;
-                let few = found.filter(|list| list.len() <= LISTED_MAX);
+                let found = pool
+                    .in_flight(slice)
+                    .map_err(|cause| self.report_error(cause))?;
+                let few = found.filter(|list| list.len() <= LIST_ENTRIES_MAX);
                 Ok(SliceReply::InFlight(few))
             }
-            SliceRequest::Settled => {
-                let (_, entry) = pool.find(slice).map_err(|cause| self.refused(cause))?;
+            SliceRequest::ForgetInFlight => {
+                let (_, entry) = pool.find(slice).map_err(|cause| self.report_error(cause))?;
                 // What has come to be in flight since is not what that client made equal.
                 if epoch < entry.epoch {
                     let current = entry.epoch;
                     return Err(SliceError::StaleEpoch { current });
                 }
-                pool.settle(slice).map_err(|cause| self.refused(cause))?;
+                pool.clear_in_flight(slice)
+                    .map_err(|cause| self.report_error(cause))?;
                 Ok(SliceReply::Done)
             }
             SliceRequest::RaiseEpoch { round, .. } if round > 15 => {
@@ -478,13 +495,13 @@ impl<M: Media> Brick<M> {
             SliceRequest::RaiseEpoch { epoch, round } => {
                 drop(pool);
                 if let Some(number) = session {
-                    self.supersede(slice, epoch, number)?;
+                    self.revoke_older_sessions(slice, epoch, number)?;
                 }
-                let raised = self.unstuck(|pool| match is_over(pool) {
+                let raised = self.retry_while_stuck(|pool| match is_over(pool) {
                     true => Ok(false),
                     false => pool.raise_epoch(slice, epoch, round).map(|()| true),
                 });
-                match raised.map_err(|cause| self.refused(cause))? {
+                match raised.map_err(|cause| self.report_error(cause))? {
                     true => Ok(SliceReply::Done),
                     false => Err(StoreError::Revoked.into()),
                 }
@@ -498,7 +515,7 @@ impl<M: Media> Brick<M> {
     }
 
     /// A session of this process has attached a slice.
-    pub(crate) fn note_attached(&self, slice: SliceId, number: u32) {
+    pub(crate) fn record_attached(&self, slice: SliceId, number: u32) {
         self.attached().push((slice, number));
     }
 
@@ -507,13 +524,18 @@ impl<M: Media> Brick<M> {
     /// it has used sends again what was lost with its old connections; what they
     /// still carry must not come later and undo what was acknowledged since.
     /// An epoch that is raised keeps them out by itself.
-    fn supersede(&self, slice: SliceId, epoch: Epoch, number: u32) -> Result<(), SliceError> {
+    fn revoke_older_sessions(
+        &self,
+        slice: SliceId,
+        epoch: Epoch,
+        number: u32,
+    ) -> Result<(), SliceError> {
         if defect::is(Defect::OldConnectionTaken) {
             return Ok(());
         }
         let attached = self.attached();
         let pool = self.pool();
-        let (_, entry) = pool.find(slice).map_err(|cause| self.refused(cause))?;
+        let (_, entry) = pool.find(slice).map_err(|cause| self.report_error(cause))?;
         if entry.epoch != epoch || pool.is_revoked(number) {
             return Ok(());
         }
@@ -533,7 +555,7 @@ impl<M: Media> Brick<M> {
         let (object, entry) = self
             .pool()
             .find(slice)
-            .map_err(|cause| self.refused(cause))?;
+            .map_err(|cause| self.report_error(cause))?;
         match entry.epoch > epoch {
             true => Err(SliceError::StaleEpoch {
                 current: entry.epoch,
@@ -550,13 +572,13 @@ impl<M: Media> Brick<M> {
     {
         let brick = Arc::clone(self);
         let tend = Box::new(move || {
-            brick.tend();
+            brick.maintain();
         });
-        Session::new(self.view.clone(), number).beside_owner(tend)
+        Session::new(self.mapping.clone(), number).in_owner_process(tend)
     }
 }
 
-impl Housekeeper {
+impl MaintenanceThread {
     /// Ends the brick: refuses every session, and leaves a checkpoint.
     pub fn stop(mut self) {
         self.end();
@@ -567,34 +589,34 @@ impl Housekeeper {
             return;
         };
         self.brick.stopping.store(true, Ordering::Release);
-        self.brick.view.control().ring();
+        self.brick.mapping.control().ring_doorbell();
         if thread.join().is_err() {
             tracing::error!("the housekeeper panicked");
         }
-        self.brick.view.abandon();
+        self.brick.mapping.mark_owner_gone();
         if let Err(cause) = self.brick.pool().checkpoint() {
             tracing::warn!(%cause, "no last checkpoint; the next start replays the journal");
         }
     }
 }
 
-impl Drop for Housekeeper {
+impl Drop for MaintenanceThread {
     fn drop(&mut self) {
         self.end();
     }
 }
 
 /// How long not to look at a process that has been waited for so long.
-fn leave_pause(waited: Duration) -> Duration {
-    let late = waited.saturating_sub(LEAVE_LIMIT);
-    (LEAVE_PAUSE + late / 8).min(LEAVE_PAUSE_MAX)
+fn recheck_pause(waited: Duration) -> Duration {
+    let late = waited.saturating_sub(EXIT_LIMIT);
+    (EXIT_PAUSE + late / 8).min(EXIT_PAUSE_MAX)
 }
 
 /// Says what recovery found damaged. A medium that loses bits loses more.
-fn warn_of_damage(path: &Path, pool: Uuid, found: &Recovered) {
-    if found.completed > 0 {
+fn warn_of_damage(path: &Path, pool: Uuid, found: &RecoverySummary) {
+    if found.corrected_pages > 0 {
         tracing::warn!(
-            %pool, path = %path.display(), pages = found.completed,
+            %pool, path = %path.display(), pages = found.corrected_pages,
             "one bit was wrong in pages that were written since the last checkpoint, and recovery \
              mended them: the power failed while they were written, or the medium loses bits"
         );
@@ -604,9 +626,9 @@ fn warn_of_damage(path: &Path, pool: Uuid, found: &Recovered) {
     }
     let way_out = "stop the brick and run `pagemesh pool check` on the pool; a medium that loses bits should be replaced";
     let path = path.display();
-    if found.mended > 0 || found.bitmap_lines > 0 {
+    if found.corrected > 0 || found.bitmap_lines > 0 {
         tracing::warn!(
-            %pool, %path, records_entries_and_slots = found.mended, bitmap_lines = found.bitmap_lines,
+            %pool, %path, records_entries_and_slots = found.corrected, bitmap_lines = found.bitmap_lines,
             "the medium had damaged the pool, and recovery mended it; {way_out}"
         );
     }
@@ -620,32 +642,34 @@ fn warn_of_damage(path: &Path, pool: Uuid, found: &Recovered) {
 }
 
 /// Sessions inside of operations whose processes a signal stopped.
-fn stopped_inside<M: Media>(pool: &Pool<M>) -> Vec<(u32, u32)> {
-    let inside = pool.inside().into_iter();
-    let all = inside.map(|session| (session, pool.process(session)));
-    all.filter(|&(_, pid)| resume::stop_of(pid) == Some(Stop::Signal))
+fn stopped_sessions<M: Media>(pool: &Pool<M>) -> Vec<(u32, u32)> {
+    let inside = pool.sessions_in_op().into_iter();
+    let all = inside.map(|session| (session, pool.process_id(session)));
+    all.filter(|&(_, pid)| resume::stop_reason(pid) == Some(StopReason::Signal))
         .collect()
 }
 
 /// Whether a debugger holds a process inside of an operation.
-fn is_traced_inside<M: Media>(pool: &Pool<M>) -> bool {
-    let mut inside = pool.inside().into_iter();
+fn has_traced_session<M: Media>(pool: &Pool<M>) -> bool {
+    let mut inside = pool.sessions_in_op().into_iter();
     inside.any(|session| {
         matches!(
-            resume::stop_of(pool.process(session)),
-            Some(Stop::Tracer(_))
+            resume::stop_reason(pool.process_id(session)),
+            Some(StopReason::Tracer(_))
         )
     })
 }
 
 /// A session that is inside of an operation though its process has ended.
-fn dead_inside<M: Media>(pool: &Pool<M>) -> Option<u32> {
-    let mut inside = pool.inside().into_iter();
-    inside.find(|&number| !process::is_running(pool.process(number), pool.started(number)))
+fn dead_session<M: Media>(pool: &Pool<M>) -> Option<u32> {
+    let mut inside = pool.sessions_in_op().into_iter();
+    inside.find(|&number| {
+        !process::is_running(pool.process_id(number), pool.process_start_time(number))
+    })
 }
 
 /// The error of a pool as a client sees it.
-fn refused(cause: ObjectError) -> SliceError {
+fn slice_error(cause: ObjectError) -> SliceError {
     match cause {
         ObjectError::Exists(slice) => SliceError::SliceExists(slice),
         ObjectError::Unknown(slice) => SliceError::NoSuchSlice(slice),
@@ -666,7 +690,7 @@ impl<M: Media + Send + Sync> BrickControl for Brick<M> {
             .unwrap_or(u64::MAX);
         self.pool()
             .create(slice, size_bytes)
-            .map_err(|cause| self.refused(cause))
+            .map_err(|cause| self.report_error(cause))
     }
 
     fn resize(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError> {
@@ -675,14 +699,14 @@ impl<M: Media + Send + Sync> BrickControl for Brick<M> {
             .unwrap_or(u64::MAX);
         self.pool()
             .resize(slice, size_bytes)
-            .map_err(|cause| self.refused(cause))
+            .map_err(|cause| self.report_error(cause))
     }
 
     fn delete(&self, slice: SliceId) -> Result<(), SliceError> {
         let deleted = self
-            .unstuck(|pool| pool.delete(slice))
-            .map_err(|cause| self.refused(cause));
-        self.view.control().ring();
+            .retry_while_stuck(|pool| pool.delete(slice))
+            .map_err(|cause| self.report_error(cause));
+        self.mapping.control().ring_doorbell();
         deleted
     }
 
@@ -705,7 +729,7 @@ impl<M: Media + Send + Sync> BrickControl for Brick<M> {
             capacity_bytes: usage.capacity_bytes,
             used_bytes: usage.capacity_bytes - usage.free_bytes,
             sessions: usage.sessions,
-            incarnation: self.view.incarnation().0,
+            incarnation: self.mapping.incarnation().0,
         })
     }
 }
@@ -715,19 +739,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_never_leaves_is_looked_at_ever_more_rarely() {
+    fn stuck_process_is_polled_ever_more_rarely() {
         let looks_within = |time: Duration| {
             let (mut waited, mut looks) = (Duration::ZERO, 0);
             while waited < time {
-                waited += leave_pause(waited);
+                waited += recheck_pause(waited);
                 looks += 1;
             }
             looks
         };
-        assert_eq!(looks_within(LEAVE_LIMIT), 1000, "each millisecond");
+        assert_eq!(looks_within(EXIT_LIMIT), 1000, "each millisecond");
         assert!(looks_within(Duration::from_secs(60)) < 1000 + 150);
         assert!(looks_within(Duration::from_secs(3600)) < 1000 + 3700);
         // One that was ended is gone within milliseconds, and is seen to be.
-        assert!(leave_pause(LEAVE_LIMIT + Duration::from_millis(50)) < Duration::from_millis(10));
+        assert!(recheck_pause(EXIT_LIMIT + Duration::from_millis(50)) < Duration::from_millis(10));
     }
 }

@@ -2,15 +2,15 @@
 //!
 //! Invariants: whoever has the pool mapped shares an open file description
 //! that is locked; so nobody recovers a pool that a client still maps. A brick
-//! holds a second lock, a [`Claim`], that tells it from its clients. Plain
+//! holds a second lock, a [`OwnerLock`], that tells it from its clients. Plain
 //! files are fully allocated before they become a pool, and before one is opened.
 
-use crate::advice::{map_way_out, way_out};
-use crate::fresh::{Fresh, dir_of};
-use crate::{process, room};
-use pagemesh_base::mapping::maps;
-use pagemesh_pmem::{Durability, MapError, Mapped, Media, Stated};
-use pagemesh_store::check::{Options, Plan, Report, check};
+use crate::error_hints::{io_hint, map_hint};
+use crate::new_file::{NewFile, dir_of};
+use crate::{process, resource_limits};
+use pagemesh_base::proc_maps::has_mapped;
+use pagemesh_pmem::{Durability, MapError, MappedMedia, Media, StatedClass};
+use pagemesh_store::check::{CheckOptions, PoolReport, RepairPlan, check};
 use pagemesh_store::pool;
 use pagemesh_store::recovery::PoolError;
 use pagemesh_store::superblock::Superblock;
@@ -29,11 +29,11 @@ const UNMAP_LIMIT: Duration = Duration::from_secs(2);
 const LOCK_LIMIT: Duration = Duration::from_secs(4);
 /// How long a claim that was given up may still be there: a child of its process has
 /// a copy of each descriptor between fork and exec.
-const CLAIM_LIMIT: Duration = Duration::from_millis(200);
+const OWNER_LOCK_LIMIT: Duration = Duration::from_millis(200);
 /// How often to look whether the pool is free.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
-/// What `stat` counts blocks in, whatever the file system's are.
+/// What `stat_field` counts blocks in, whatever the file system's are.
 const STAT_BLOCK_BYTES: u64 = 512;
 
 /// What is mapped of a DAX device to see its superblocks: its alignment.
@@ -43,7 +43,7 @@ const DAX_MAP_BYTES: u64 = 2 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The system refused.
-    #[error("cannot {action} {path}: {cause}{}", way_out(cause))]
+    #[error("cannot {action} {path}: {cause}{}", io_hint(cause))]
     System {
         /// What was attempted.
         action: &'static str,
@@ -60,7 +60,7 @@ pub enum FileError {
         "{0} holds a pagemesh pool; if nothing in it is needed, clear its first 8 KiB \
          (dd if=/dev/zero of={0} bs=4096 count=2) and try again"
     )]
-    Holds(PathBuf),
+    HoldsPool(PathBuf),
     /// A device that is mounted, or in use by something else of the kernel.
     #[error("{0} is mounted, or in use otherwise; name another device")]
     Mounted(PathBuf),
@@ -81,11 +81,11 @@ pub enum FileError {
     },
     /// A limit of the system leaves no room for it.
     #[error("no room for {path}: {cause}; or choose a smaller --size, or a path on a disk")]
-    Room {
+    NoRoom {
         /// The file.
         path: PathBuf,
         /// Which.
-        cause: room::Shortage,
+        cause: resource_limits::Shortage,
     },
     /// Its medium is not for its class.
     #[error("{path} cannot be of class {class}: {cause}")]
@@ -98,7 +98,7 @@ pub enum FileError {
         cause: MapError,
     },
     /// Not mappable.
-    #[error("{path}: {cause}{}", map_way_out(cause))]
+    #[error("{path}: {cause}{}", map_hint(cause))]
     Map {
         /// The file.
         path: PathBuf,
@@ -138,7 +138,7 @@ pub(crate) fn system<'p>(
 /// When it exists, the size is impossible, or the system refuses; a file that
 /// could not be finished is removed.
 pub fn create(path: &Path, size_bytes: u64) -> Result<Uuid, FileError> {
-    Ok(create_as(path, size_bytes, None, &mut |_, _| {})?.0)
+    Ok(create_with_class(path, size_bytes, None, &mut |_, _| {})?.0)
 }
 
 /// The same with a class that is stated; tells the class that the pool has, and
@@ -146,13 +146,13 @@ pub fn create(path: &Path, size_bytes: u64) -> Result<Uuid, FileError> {
 ///
 /// # Errors
 /// As [`create`], and when the medium cannot have the class.
-pub fn create_as(
+pub fn create_with_class(
     path: &Path,
     size_bytes: u64,
-    stated: Option<Stated>,
+    stated: Option<StatedClass>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Uuid, Durability), FileError> {
-    create_with(path, size_bytes, stated, Space::Allocated, progress)
+    create_with(path, size_bytes, stated, Allocation::Allocated, progress)
 }
 
 /// The same without allocating: for measurements only, as a file system that
@@ -161,11 +161,11 @@ pub fn create_as(
 /// # Errors
 /// As [`create`].
 pub fn create_sparse(path: &Path, size_bytes: u64) -> Result<Uuid, FileError> {
-    Ok(create_with(path, size_bytes, None, Space::Sparse, &mut |_, _| {})?.0)
+    Ok(create_with(path, size_bytes, None, Allocation::Sparse, &mut |_, _| {})?.0)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Space {
+enum Allocation {
     /// All of it when the pool is made: running out later would be a SIGBUS.
     Allocated,
     Sparse,
@@ -174,8 +174,8 @@ enum Space {
 fn create_with(
     path: &Path,
     size_bytes: u64,
-    stated: Option<Stated>,
-    space: Space,
+    stated: Option<StatedClass>,
+    space: Allocation,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Uuid, Durability), FileError> {
     let is_device = path
@@ -188,31 +188,33 @@ fn create_with(
     pagemesh_store::geometry::Geometry::plan(size_bytes).map_err(bad)?;
     if is_device {
         let (file, _claim) = open_locked(path)?;
-        if superblock(path, &file).is_ok() {
-            return Err(FileError::Holds(path.into()));
+        if read_superblock_of(path, &file).is_ok() {
+            return Err(FileError::HoldsPool(path.into()));
         }
         check_is_free(path, &file)?;
         check_length(path, &file, size_bytes)?;
-        return make_pool(path, file, size_bytes, stated, Space::Sparse, progress);
+        return make_pool(path, file, size_bytes, stated, Allocation::Sparse, progress);
     }
-    let fresh = Fresh::create(path)?;
-    if space == Space::Allocated {
-        room::check_file(dir_of(path), size_bytes).map_err(|cause| FileError::Room {
-            path: path.into(),
-            cause,
+    let fresh = NewFile::create(path)?;
+    if space == Allocation::Allocated {
+        resource_limits::check_file(dir_of(path), size_bytes).map_err(|cause| {
+            FileError::NoRoom {
+                path: path.into(),
+                cause,
+            }
         })?;
     }
     let sized = match space {
-        Space::Allocated => {
+        Allocation::Allocated => {
             rustix::fs::fallocate(&fresh.file, FallocateFlags::empty(), 0, size_bytes)
                 .map_err(|cause| system("allocate", path)(cause.into()))
         }
-        Space::Sparse => fresh.file.set_len(size_bytes).map_err(system("size", path)),
+        Allocation::Sparse => fresh.file.set_len(size_bytes).map_err(system("size", path)),
     };
     sized?;
     let file = fresh.file.try_clone().map_err(system("open", path))?;
     let made = make_pool(path, file, size_bytes, stated, space, progress)?;
-    fresh.keep()?;
+    fresh.persist()?;
     Ok(made)
 }
 
@@ -262,14 +264,14 @@ fn make_pool(
     path: &Path,
     file: File,
     size_bytes: u64,
-    stated: Option<Stated>,
-    space: Space,
+    stated: Option<StatedClass>,
+    space: Allocation,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Uuid, Durability), FileError> {
     let id = Uuid::new_v4();
     let media = map(path, file, size_bytes)?;
     let outlives_boot = media.durability() == Durability::FileSync;
-    if media.durability() == Durability::Process && space == Space::Allocated {
+    if media.durability() == Durability::Process && space == Allocation::Allocated {
         // The kernel clears memory when it is first touched, 2 MiB at a time:
         // now, and not under some write.
         media.populate(progress).map_err(|cause| FileError::Map {
@@ -277,10 +279,10 @@ fn make_pool(
             cause,
         })?;
     }
-    let media = take_up(path, media, stated)?;
+    let media = apply_stated_class(path, media, stated)?;
     let durability = media.durability();
     let boot = match outlives_boot && durability == Durability::Process {
-        true => Some(this_boot()?),
+        true => Some(boot_id()?),
         false => None,
     };
     let bad = |cause| FileError::Pool {
@@ -291,27 +293,33 @@ fn make_pool(
     Ok((id, durability))
 }
 
-fn map(path: &Path, file: File, size_bytes: u64) -> Result<Mapped, FileError> {
+fn map(path: &Path, file: File, size_bytes: u64) -> Result<MappedMedia, FileError> {
     let len = usize::try_from(size_bytes).unwrap_or(usize::MAX);
-    Mapped::new(file, len).map_err(|cause| FileError::Map {
+    MappedMedia::new(file, len).map_err(|cause| FileError::Map {
         path: path.into(),
         cause,
     })
 }
 
-fn take_up(path: &Path, media: Mapped, stated: Option<Stated>) -> Result<Mapped, FileError> {
+fn apply_stated_class(
+    path: &Path,
+    media: MappedMedia,
+    stated: Option<StatedClass>,
+) -> Result<MappedMedia, FileError> {
     let Some(stated) = stated else {
         return Ok(media);
     };
-    media.stated(stated).map_err(|cause| FileError::Class {
-        path: path.into(),
-        class: stated.class,
-        cause,
-    })
+    media
+        .with_stated_class(stated)
+        .map_err(|cause| FileError::Class {
+            path: path.into(),
+            class: stated.class,
+            cause,
+        })
 }
 
 /// What the kernel calls the time since the machine was started.
-fn this_boot() -> Result<Uuid, FileError> {
+fn boot_id() -> Result<Uuid, FileError> {
     let path = Path::new("/proc/sys/kernel/random/boot_id");
     let text = std::fs::read_to_string(path).map_err(system("read", path))?;
     let parsed = Uuid::parse_str(text.trim());
@@ -322,16 +330,16 @@ fn this_boot() -> Result<Uuid, FileError> {
 /// file description of its own: a lock of the process would end with any
 /// other descriptor of the pool that is closed.
 #[derive(Debug)]
-pub struct Claim {
+pub struct OwnerLock {
     file: File,
 }
 
-impl Claim {
+impl OwnerLock {
     /// Whether a process has let go of the pool: it maps it no more. False where that cannot
     /// be told.
-    pub(crate) fn is_left_by(&self, pid: u32) -> bool {
+    pub(crate) fn is_unmapped_by(&self, pid: u32) -> bool {
         let found = self.file.metadata();
-        found.is_ok_and(|found| maps(pid, found.dev(), found.ino()) == Some(false))
+        found.is_ok_and(|found| has_mapped(pid, found.dev(), found.ino()) == Some(false))
     }
 }
 
@@ -340,8 +348,8 @@ fn open_file(path: &Path) -> Result<File, FileError> {
     file.map_err(system("open", path))
 }
 
-fn open_locked(path: &Path) -> Result<(File, Claim), FileError> {
-    let claim = claim(path)?;
+fn open_locked(path: &Path) -> Result<(File, OwnerLock), FileError> {
+    let claim = take_owner_lock(path)?;
     let file = open_file(path)?;
     let began = Instant::now();
     let mut ended = false;
@@ -352,7 +360,7 @@ fn open_locked(path: &Path) -> Result<(File, Claim), FileError> {
             Err(cause) => return Err(system("lock", path)(cause.into())),
         }
         if began.elapsed() > UNMAP_LIMIT && !ended {
-            end_stragglers(path);
+            end_stalled_clients(path);
             ended = true;
         }
         if began.elapsed() > LOCK_LIMIT {
@@ -362,7 +370,7 @@ fn open_locked(path: &Path) -> Result<(File, Claim), FileError> {
     }
 }
 
-fn claim(path: &Path) -> Result<Claim, FileError> {
+fn take_owner_lock(path: &Path) -> Result<OwnerLock, FileError> {
     let file = open_file(path)?;
     // All of the file, whatever becomes of its length.
     let whole = nix::libc::flock {
@@ -375,11 +383,11 @@ fn claim(path: &Path) -> Result<Claim, FileError> {
     let began = Instant::now();
     loop {
         match nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_OFD_SETLK(&whole)) {
-            Ok(_) => return Ok(Claim { file }),
+            Ok(_) => return Ok(OwnerLock { file }),
             Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EACCES) => {}
             Err(cause) => return Err(system("lock", path)(cause.into())),
         }
-        if began.elapsed() > CLAIM_LIMIT {
+        if began.elapsed() > OWNER_LOCK_LIMIT {
             return Err(FileError::InUse(path.into()));
         }
         std::thread::sleep(LOCK_PAUSE);
@@ -387,10 +395,10 @@ fn claim(path: &Path) -> Result<Claim, FileError> {
 }
 
 /// Ends clients of a dead brick that did not let go of its pool: they are stopped.
-fn end_stragglers(path: &Path) {
+fn end_stalled_clients(path: &Path) {
     for (pid, started) in process::holders(path) {
         tracing::warn!(pid, path = %path.display(), "ending a client that does not let go of the pool of a dead brick");
-        if let Err(cause) = process::end(pid, started) {
+        if let Err(cause) = process::kill(pid, started) {
             tracing::error!(pid, %cause, "cannot end a client");
         }
     }
@@ -401,27 +409,27 @@ fn end_stragglers(path: &Path) {
 /// # Errors
 /// When it is no pool, in use, shorter than its superblock says, on a medium
 /// that does not keep what its class promises, or the system refuses.
-pub fn open(path: &Path) -> Result<(Mapped, Claim), FileError> {
-    open_with(path, Space::Allocated)
+pub fn open(path: &Path) -> Result<(MappedMedia, OwnerLock), FileError> {
+    open_with(path, Allocation::Allocated)
 }
 
 /// The same without allocating, as [`create_sparse`].
 ///
 /// # Errors
 /// As [`open`].
-pub fn open_sparse(path: &Path) -> Result<(Mapped, Claim), FileError> {
-    open_with(path, Space::Sparse)
+pub fn open_sparse(path: &Path) -> Result<(MappedMedia, OwnerLock), FileError> {
+    open_with(path, Allocation::Sparse)
 }
 
-fn open_with(path: &Path, space: Space) -> Result<(Mapped, Claim), FileError> {
+fn open_with(path: &Path, space: Allocation) -> Result<(MappedMedia, OwnerLock), FileError> {
     let (file, claim) = open_locked(path)?;
-    let block = superblock(path, &file)?;
-    if space == Space::Allocated {
+    let block = read_superblock_of(path, &file)?;
+    if space == Allocation::Allocated {
         fill_holes(path, &file, block.geometry.pool_bytes)?;
     }
     let media = map_pool(path, file, &block)?;
     match block.boot {
-        Some(boot) if boot != this_boot()? => Err(FileError::Restarted(path.into())),
+        Some(boot) if boot != boot_id()? => Err(FileError::Restarted(path.into())),
         _ => Ok((media, claim)),
     }
 }
@@ -445,7 +453,7 @@ fn fill_holes(path: &Path, file: &File, size_bytes: u64) -> Result<(), FileError
     if room.f_bavail.saturating_mul(room.f_frsize) < missing_bytes {
         return Err(holes(rustix::io::Errno::NOSPC));
     }
-    room::check_holes(file, missing_bytes).map_err(|cause| FileError::Room {
+    resource_limits::check_holes(file, missing_bytes).map_err(|cause| FileError::NoRoom {
         path: path.into(),
         cause,
     })?;
@@ -456,42 +464,42 @@ fn fill_holes(path: &Path, file: &File, size_bytes: u64) -> Result<(), FileError
 }
 
 /// Maps what is a pool by its superblock, as the class it has.
-fn map_pool(path: &Path, file: File, block: &Superblock) -> Result<Mapped, FileError> {
+fn map_pool(path: &Path, file: File, block: &Superblock) -> Result<MappedMedia, FileError> {
     let size_bytes = block.geometry.pool_bytes;
     check_length(path, &file, size_bytes)?;
     let media = map(path, file, size_bytes)?;
-    take_up(path, media, block.stated)
+    apply_stated_class(path, media, block.stated)
 }
 
 /// A pool that is locked and mapped, and not recovered: to be checked.
-pub struct Offline {
+pub struct OfflinePool {
     path: PathBuf,
-    media: Mapped,
-    _claim: Claim,
+    media: MappedMedia,
+    _claim: OwnerLock,
 }
 
 /// Locks a pool for a check. Nobody is waited for and nobody ended.
 ///
 /// # Errors
 /// As [`open`]; a pool of an earlier boot is no error here.
-pub fn open_offline(path: &Path) -> Result<Offline, FileError> {
-    let claim = claim(path)?;
+pub fn open_offline(path: &Path) -> Result<OfflinePool, FileError> {
+    let claim = take_owner_lock(path)?;
     let file = open_file(path)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(rustix::io::Errno::WOULDBLOCK) => return Err(FileError::InUse(path.into())),
         Err(cause) => return Err(system("lock", path)(cause.into())),
     }
-    let block = superblock(path, &file)?;
+    let block = read_superblock_of(path, &file)?;
     let media = map_pool(path, file, &block)?;
-    Ok(Offline {
+    Ok(OfflinePool {
         path: path.into(),
         media,
         _claim: claim,
     })
 }
 
-impl Offline {
+impl OfflinePool {
     /// Checks the pool through a private mapping: nothing is written to it.
     ///
     /// # Errors
@@ -500,28 +508,29 @@ impl Offline {
         &self,
         reads_data: bool,
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(Report, Plan), FileError> {
+    ) -> Result<(PoolReport, RepairPlan), FileError> {
         let scratch = self.media.overlay().map_err(|cause| FileError::Map {
             path: self.path.clone(),
             cause,
         })?;
-        let mut options = Options {
+        let mut options = CheckOptions {
             is_ordered: !needs_sync(self.media.durability()),
             reads_data,
             progress,
         };
-        check(&scratch, &mut options).map_err(|cause| self.bad(cause))
+        check(&scratch, &mut options).map_err(|cause| self.pool_error(cause))
     }
 
     /// Recovers the pool and writes what mends it.
     ///
     /// # Errors
     /// When it cannot be recovered, or the medium fails.
-    pub fn mend(&self, plan: &Plan) -> Result<(), FileError> {
-        plan.apply(&self.media).map_err(|cause| self.bad(cause))
+    pub fn repair(&self, plan: &RepairPlan) -> Result<(), FileError> {
+        plan.apply(&self.media)
+            .map_err(|cause| self.pool_error(cause))
     }
 
-    fn bad(&self, cause: PoolError) -> FileError {
+    fn pool_error(&self, cause: PoolError) -> FileError {
         FileError::Pool {
             path: self.path.clone(),
             cause,
@@ -533,17 +542,17 @@ impl Offline {
 ///
 /// # Errors
 /// When it is no pool.
-pub fn show(path: &Path) -> Result<Superblock, FileError> {
+pub fn read_superblock(path: &Path) -> Result<Superblock, FileError> {
     let is_char = |m: std::fs::Metadata| m.file_type().is_char_device();
     let file = match path.metadata().is_ok_and(is_char) {
         // It can only be mapped, and only to be written.
         true => open_file(path)?,
         false => File::open(path).map_err(system("open", path))?,
     };
-    superblock(path, &file)
+    read_superblock_of(path, &file)
 }
 
-fn superblock(path: &Path, file: &File) -> Result<Superblock, FileError> {
+fn read_superblock_of(path: &Path, file: &File) -> Result<Superblock, FileError> {
     use std::os::unix::fs::FileExt;
     let mut pages = [[0; 4096]; 2];
     let found = file.metadata().map_err(system("look at", path))?;
@@ -553,7 +562,7 @@ fn superblock(path: &Path, file: &File) -> Result<Superblock, FileError> {
         let media = map(path, file, DAX_MAP_BYTES)?;
         media.read(0, &mut pages[0]);
         media.read(4096, &mut pages[1]);
-        return choose(path, &pages);
+        return choose_superblock(path, &pages);
     }
     for (page, at) in pages.iter_mut().zip([0, 4096]) {
         match file.read_exact_at(page, at) {
@@ -563,10 +572,10 @@ fn superblock(path: &Path, file: &File) -> Result<Superblock, FileError> {
             Err(cause) => return Err(system("read", path)(cause)),
         }
     }
-    choose(path, &pages)
+    choose_superblock(path, &pages)
 }
 
-fn choose(path: &Path, pages: &[[u8; 4096]; 2]) -> Result<Superblock, FileError> {
+fn choose_superblock(path: &Path, pages: &[[u8; 4096]; 2]) -> Result<Superblock, FileError> {
     Superblock::choose([&pages[0], &pages[1]]).map_err(|cause| FileError::Pool {
         path: path.into(),
         cause: cause.into(),

@@ -6,13 +6,13 @@
 
 #![forbid(unsafe_code)]
 
-mod advice;
 pub mod brick;
+mod error_hints;
 pub mod file;
-mod fresh;
+mod new_file;
 mod process;
-pub mod room;
+pub mod resource_limits;
 pub mod scrub;
 pub mod service;
-mod still;
+mod stalled_sessions;
 pub mod worker;

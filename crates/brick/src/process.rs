@@ -3,15 +3,15 @@
 //! Invariants: a process is named by its number and its start time, so that a
 //! later one of the same number is never ended.
 
-use pagemesh_base::mapping::maps;
+use pagemesh_base::proc_maps::has_mapped;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// A field of a process's `stat`, by its number in proc(5), from 3 on; none if
+/// A field of a process's `stat_field`, by its number in proc(5), from 3 on; none if
 /// the process is gone.
-fn stat(pid: u32, number: usize) -> Option<String> {
+fn stat_field(pid: u32, number: usize) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name, in parentheses, may hold anything; the third field follows it.
     let (_, rest) = stat.rsplit_once(')')?;
@@ -20,7 +20,7 @@ fn stat(pid: u32, number: usize) -> Option<String> {
 
 /// The start time of a process, in clock ticks since boot; none if it is gone.
 pub(crate) fn start_time(pid: u32) -> Option<u64> {
-    stat(pid, 22)?.parse().ok()
+    stat_field(pid, 22)?.parse().ok()
 }
 
 /// Whether the process that started then has a thread that may still run.
@@ -44,11 +44,11 @@ pub(crate) fn is_running(pid: u32, started: u64) -> bool {
 
 /// Whether a process is stopped, by a signal or a debugger.
 pub(crate) fn is_stopped(pid: u32) -> bool {
-    matches!(stat(pid, 3).as_deref(), Some("T" | "t"))
+    matches!(stat_field(pid, 3).as_deref(), Some("T" | "t"))
 }
 
 /// Ends a process for good, if it is still the one that started then.
-pub(crate) fn end(pid: u32, started: u64) -> Result<(), String> {
+pub(crate) fn kill(pid: u32, started: u64) -> Result<(), String> {
     let told = |cause: rustix::io::Errno| {
         format!("process {pid} is stopped inside an operation and cannot be ended: {cause}; end it")
     };
@@ -90,7 +90,7 @@ pub(crate) fn holders(file: &Path) -> Vec<(u32, u64)> {
     pids.filter(|&pid| pid != std::process::id())
         .filter_map(|pid| Some((pid, start_time(pid)?)))
         .filter(|&(pid, _)| {
-            maps(pid, wanted.dev(), wanted.ino()) == Some(true)
+            has_mapped(pid, wanted.dev(), wanted.ino()) == Some(true)
                 || is_stopped(pid) && holds_lock(pid, wanted.dev(), wanted.ino())
         })
         .collect()
@@ -108,12 +108,12 @@ fn holds_lock(pid: u32, dev: u64, inode: u64) -> bool {
         let info = Path::new("/proc").join(pid.to_string()).join("fdinfo");
         is_it
             && std::fs::read_to_string(info.join(entry.file_name()))
-                .is_ok_and(|info| info.lines().any(shows_lock))
+                .is_ok_and(|info| info.lines().any(is_flock_line))
     })
 }
 
 /// Whether a line of `/proc/PID/fdinfo/FD` shows a lock of flock(2).
-fn shows_lock(line: &str) -> bool {
+fn is_flock_line(line: &str) -> bool {
     let mut words = line.split_ascii_whitespace();
     words.next() == Some("lock:") && words.any(|word| word == "FLOCK")
 }
@@ -123,11 +123,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_has_a_start_time_and_others_do_not_pass_for_it() {
+    fn process_is_identified_by_pid_and_start_time() {
         let pid = std::process::id();
         assert!(start_time(pid).is_some());
         assert_eq!(start_time(u32::MAX), None);
-        assert!(end(pid, 0).is_err(), "never itself");
+        assert!(kill(pid, 0).is_err(), "never itself");
         assert!(is_running(pid, start_time(pid).expect("it runs")));
         assert!(!is_running(pid, 0), "that was another one");
         assert!(!is_running(u32::MAX, 0));
@@ -135,12 +135,12 @@ mod tests {
 
     #[test]
     fn lines_of_locks_are_read() {
-        assert!(shows_lock(
+        assert!(is_flock_line(
             "lock:\t1: FLOCK  ADVISORY  WRITE 4711 fd:01:12 0 EOF"
         ));
-        assert!(!shows_lock(
+        assert!(!is_flock_line(
             "lock:\t1: OFDLCK ADVISORY  WRITE -1 fd:01:12 0 EOF"
         ));
-        assert!(!shows_lock("flags:\t0100002"));
+        assert!(!is_flock_line("flags:\t0100002"));
     }
 }

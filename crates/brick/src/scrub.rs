@@ -5,7 +5,7 @@
 
 use crate::brick::Brick;
 use pagemesh_pmem::Media;
-use pagemesh_store::scrub::{Cursor, Scrubbed};
+use pagemesh_store::scrub::{ScrubCursor, ScrubReport};
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,35 +37,35 @@ pub struct ScrubStatus {
     /// The time to the next one, if none is under way.
     pub next_in: Option<Duration>,
     /// What the one under way has found by now.
-    pub pass: Option<Scrubbed>,
+    pub pass: Option<ScrubReport>,
     /// How much of it is done.
     pub percent: Option<u8>,
     /// What all of them have mended.
-    pub mended: u64,
+    pub corrected: u64,
     /// What the last one found, and how long ago it ended.
-    pub last: Option<(Scrubbed, Duration)>,
+    pub last: Option<(ScrubReport, Duration)>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Pass {
-    next: Cursor,
-    found: Scrubbed,
+struct PoolScrubPass {
+    next: ScrubCursor,
+    found: ScrubReport,
     percent: u8,
 }
 
 #[derive(Default)]
-pub(crate) struct Scrubs {
-    every: Option<Duration>,
+pub(crate) struct ScrubSchedule {
+    interval: Option<Duration>,
     /// The next step, or the next pass.
     next_at: Option<Instant>,
-    pass: Option<Pass>,
+    pass: Option<PoolScrubPass>,
     passes: u64,
-    mended: u64,
-    last: Option<(Scrubbed, Instant)>,
+    corrected: u64,
+    last: Option<(ScrubReport, Instant)>,
 }
 
 impl<M: Media> Brick<M> {
-    fn scrubs(&self) -> MutexGuard<'_, Scrubs> {
+    fn scrubs(&self) -> MutexGuard<'_, ScrubSchedule> {
         self.scrubs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -73,12 +73,12 @@ impl<M: Media> Brick<M> {
     /// Nothing is scrubbed before this or [`Brick::start_scrub`].
     pub fn plan_scrubs(&self, every: Option<Duration>, now: Instant) {
         let mut scrubs = self.scrubs();
-        scrubs.every = every;
+        scrubs.interval = every;
         if scrubs.pass.is_none() {
             scrubs.next_at = every.map(|every| now + every.min(SCRUB_DELAY));
         }
         drop(scrubs);
-        self.view().control().ring();
+        self.mapping().control().ring_doorbell();
     }
 
     /// Begins a scrub now, unless one is under way.
@@ -88,14 +88,14 @@ impl<M: Media> Brick<M> {
             scrubs.next_at = Some(now);
         }
         drop(scrubs);
-        self.view().control().ring();
+        self.mapping().control().ring_doorbell();
     }
 
     /// Ends the scrub that is under way; the next one begins anew.
     pub fn stop_scrub(&self, now: Instant) {
         let mut scrubs = self.scrubs();
         if scrubs.pass.take().is_some() {
-            scrubs.next_at = scrubs.every.map(|every| now + every);
+            scrubs.next_at = scrubs.interval.map(|every| now + every);
         }
     }
 
@@ -114,7 +114,7 @@ impl<M: Media> Brick<M> {
             next_in: next_at.map(|at| at.saturating_duration_since(now)),
             pass: scrubs.pass.map(|pass| pass.found),
             percent: scrubs.pass.map(|pass| pass.percent),
-            mended: scrubs.mended,
+            corrected: scrubs.corrected,
             last: scrubs
                 .last
                 .map(|(found, ended)| (found, now.saturating_duration_since(ended))),
@@ -135,11 +135,11 @@ impl<M: Media> Brick<M> {
         let percent = |next| pool.scrub_progress(next);
         let stepped = stepped.map(|next| next.map(|next| (next, percent(next))));
         drop(pool);
-        self.tell_scrubbed(&pass.found, &found);
-        scrubs.mended += found.mended() - pass.found.mended();
+        self.report_scrubbed(&pass.found, &found);
+        scrubs.corrected += found.corrected() - pass.found.corrected();
         match stepped {
             Ok(Some((next, percent))) => {
-                scrubs.pass = Some(Pass {
+                scrubs.pass = Some(PoolScrubPass {
                     next,
                     found,
                     percent,
@@ -150,7 +150,7 @@ impl<M: Media> Brick<M> {
                 scrubs.pass = None;
                 scrubs.passes += 1;
                 scrubs.last = Some((found, now));
-                scrubs.next_at = scrubs.every.map(|every| now + every);
+                scrubs.next_at = scrubs.interval.map(|every| now + every);
                 tracing::info!(pool = %self.id(), ?found, "a scrub of the pool ended");
             }
             Err(cause) => {
@@ -164,12 +164,12 @@ impl<M: Media> Brick<M> {
         scrubs.next_at.map(|at| at - now)
     }
 
-    fn tell_scrubbed(&self, before: &Scrubbed, found: &Scrubbed) {
+    fn report_scrubbed(&self, before: &ScrubReport, found: &ScrubReport) {
         let pool = self.id();
-        if found.mended() > before.mended() {
+        if found.corrected() > before.corrected() {
             tracing::warn!(
                 %pool, superblocks = found.superblocks, records = found.records,
-                left_behind = found.left_behind, in_flight = found.in_flight,
+                left_behind = found.skipped_journals, in_flight = found.in_flight,
                 bitmap_lines = found.bitmap_lines, objects = found.objects, slots = found.slots,
                 "the medium had damaged the pool, and a scrub mended it; \
                  a medium that loses bits should be replaced"

@@ -11,17 +11,17 @@ use crate::worker::{ATTACHED_MAX, Worker};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{BrickControl, SliceError, SliceRequest};
-use pagemesh_fabric::map::{Granted, MapService, Peer};
-use pagemesh_fabric::message::reply::Attached;
+use pagemesh_fabric::map::{MapPeer, MapService, MapSession};
+use pagemesh_fabric::message::reply::AttachReply;
 use pagemesh_fabric::service::{Handler, Outcome, PeerInfo, Service};
-use pagemesh_pmem::{Mapped, Media};
+use pagemesh_pmem::{MappedMedia, Media};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
 /// Serves a brick.
-pub struct Served<M = Mapped>(pub Arc<Brick<M>>);
+pub struct BrickService<M = MappedMedia>(pub Arc<Brick<M>>);
 
-impl<M: Media + Send + Sync + 'static> Service for Served<M> {
+impl<M: Media + Send + Sync + 'static> Service for BrickService<M> {
     fn brick(&self) -> BrickId {
         self.0.id()
     }
@@ -38,22 +38,22 @@ impl<M: Media + Send + Sync + 'static> Service for Served<M> {
 }
 
 impl<M: Media + Send + Sync + 'static> Handler for Worker<M> {
-    fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<Attached, SliceError> {
+    fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<AttachReply, SliceError> {
         let (handle, size_bytes) = Worker::attach(self, slice, epoch)?;
-        Ok(Attached { handle, size_bytes })
+        Ok(AttachReply { handle, size_bytes })
     }
 
     fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome {
-        Outcome::Now(Worker::execute(self, handle, request))
+        Outcome::Done(Worker::execute(self, handle, request))
     }
 }
 
-impl MapService for Served {
+impl MapService for BrickService {
     fn brick(&self) -> BrickId {
         self.0.id()
     }
 
-    fn grant(&self, peer: Peer) -> Result<Granted, SliceError> {
+    fn grant(&self, peer: MapPeer) -> Result<MapSession, SliceError> {
         let brick = &self.0;
         if !brick.can_be_mapped() {
             return Err(SliceError::Refused(format!(
@@ -64,16 +64,16 @@ impl MapService for Served {
         let started = start_time(peer.pid)
             .ok_or_else(|| SliceError::Lost(format!("process {} is gone", peer.pid)))?;
         let number = brick.open_session(peer.pid, started)?;
-        let owner = Owner {
+        let owner = OwnerHandler {
             brick: brick.clone(),
             number,
             attached: Vec::new(),
         };
-        let view = brick.view();
+        let view = brick.mapping();
         let (media, shared) = (view.media(), view.control().shared());
         let share = |fd: &std::fs::File| fd.as_fd().try_clone_to_owned();
         let refused = |cause| SliceError::NoSession(format!("no descriptor is left: {cause}"));
-        Ok(Granted {
+        Ok(MapSession {
             session: number,
             incarnation: view.incarnation().0,
             pool: share(media.file()).map_err(refused)?,
@@ -90,34 +90,34 @@ impl MapService for Served {
 }
 
 /// Does for a mapped session what only the pool's owner can.
-struct Owner {
+struct OwnerHandler {
     brick: Arc<Brick>,
     number: u32,
-    attached: Vec<Seat>,
+    attached: Vec<OwnerAttachment>,
 }
 
 /// A slice that a mapped session has attached.
-struct Seat {
+struct OwnerAttachment {
     handle: u32,
     slice: SliceId,
     /// The newest that this connection said.
     epoch: Epoch,
 }
 
-impl Handler for Owner {
-    fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<Attached, SliceError> {
+impl Handler for OwnerHandler {
+    fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<AttachReply, SliceError> {
         let (object, size_bytes) = self.brick.attach(slice, epoch)?;
         if self.attached.len() == ATTACHED_MAX {
             return Err(SliceError::Refused(format!(
                 "a connection attaches at most {ATTACHED_MAX} slices"
             )));
         }
-        self.attached.push(Seat {
+        self.attached.push(OwnerAttachment {
             handle: object.0,
             slice,
             epoch,
         });
-        Ok(Attached {
+        Ok(AttachReply {
             handle: object.0,
             size_bytes,
         })
@@ -126,11 +126,11 @@ impl Handler for Owner {
     fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome {
         // The latest: the number of a deleted object is used again.
         let mut latest = self.attached.iter_mut().rev();
-        Outcome::Now(match latest.find(|seat| seat.handle == handle) {
+        Outcome::Done(match latest.find(|seat| seat.handle == handle) {
             Some(seat) => {
                 let said = request.epoch();
                 seat.epoch = said.map_or(seat.epoch, |it| it.max(seat.epoch));
-                self.brick.own(seat.slice, seat.epoch, request)
+                self.brick.execute_as_owner(seat.slice, seat.epoch, request)
             }
             None => Err(SliceError::OutOfRange(format!(
                 "nothing is attached as {handle}"
@@ -139,7 +139,7 @@ impl Handler for Owner {
     }
 }
 
-impl Drop for Owner {
+impl Drop for OwnerHandler {
     fn drop(&mut self) {
         self.brick.close_session(self.number);
     }

@@ -8,38 +8,38 @@ use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest};
-use pagemesh_pmem::{Mapped, Media};
-use pagemesh_store::requests::{Executed, execute};
+use pagemesh_pmem::{MappedMedia, Media};
+use pagemesh_store::pool_mapping::Handle;
+use pagemesh_store::requests::{ExecuteOutcome, execute};
 use pagemesh_store::session::Session;
-use pagemesh_store::view::Handle;
 use std::sync::Arc;
 
 /// Slices that one connection can attach.
 pub const ATTACHED_MAX: usize = 64;
 
 /// A session and the slices it works on.
-pub struct Worker<M: Media = Mapped> {
+pub struct Worker<M: Media = MappedMedia> {
     brick: Arc<Brick<M>>,
     session: Session<M>,
-    attached: Vec<Attached>,
+    attached: Vec<WorkerAttachment>,
 }
 
 #[derive(Clone, Copy)]
-struct Attached {
+struct WorkerAttachment {
     slice: SliceId,
     handle: Handle,
     /// The newest epoch that this connection used.
     epoch: Epoch,
-    order: Order,
+    order: ChangeOrder,
 }
 
 /// What a change that failed means for those after it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Order {
+enum ChangeOrder {
     /// Nothing.
     Free,
     /// They fail as well.
-    Kept,
+    Ordered,
     /// One has failed.
     Broken,
 }
@@ -65,19 +65,19 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
     /// When there is none, it has a newer epoch, or too many are attached.
     pub fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<(u32, u64), SliceError> {
         let (object, size_bytes) = self.brick.attach(slice, epoch)?;
-        let handle = self.session.view().handle(object, slice)?;
+        let handle = self.session.mapping().handle(object, slice)?;
         if self.attached.len() == ATTACHED_MAX {
             return Err(SliceError::Refused(format!(
                 "a connection attaches at most {ATTACHED_MAX} slices"
             )));
         }
-        self.session.forget_leaves();
-        self.brick.note_attached(slice, self.session.number());
-        self.attached.push(Attached {
+        self.session.clear_leaf_cache();
+        self.brick.record_attached(slice, self.session.number());
+        self.attached.push(WorkerAttachment {
             slice,
             handle,
             epoch,
-            order: Order::Free,
+            order: ChangeOrder::Free,
         });
         Ok((self.attached.len() as u32 - 1, size_bytes))
     }
@@ -86,7 +86,7 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
     ///
     /// # Errors
     /// When nothing is attached under it.
-    fn attached(&mut self, number: u32) -> Result<&mut Attached, SliceError> {
+    fn attached(&mut self, number: u32) -> Result<&mut WorkerAttachment, SliceError> {
         let unknown = || SliceError::OutOfRange(format!("nothing is attached as {number}"));
         self.attached.get_mut(number as usize).ok_or_else(unknown)
     }
@@ -107,11 +107,13 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
             .map_or(named.epoch, |it| it.max(named.epoch));
         let is_change = request.is_change();
         match named.order {
-            Order::Broken if is_change => return Err(out_of_order()),
-            Order::Free if matches!(request, SliceRequest::KeepOrder) => named.order = Order::Kept,
+            ChangeOrder::Broken if is_change => return Err(out_of_order_error()),
+            ChangeOrder::Free if matches!(request, SliceRequest::KeepOrder) => {
+                named.order = ChangeOrder::Ordered
+            }
             _ => {}
         }
-        let Attached {
+        let WorkerAttachment {
             slice,
             handle,
             epoch,
@@ -119,8 +121,8 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
         } = *named;
         let done = self.run(slice, handle, epoch, request);
         let breaks = is_change && done.is_err() && !defect::is(Defect::OrderNotKept);
-        if order == Order::Kept && breaks {
-            self.attached(number)?.order = Order::Broken;
+        if order == ChangeOrder::Ordered && breaks {
+            self.attached(number)?.order = ChangeOrder::Broken;
         }
         done.map_err(|cause| match cause {
             SliceError::NoSuchSlice(_) => SliceError::NoSuchSlice(slice),
@@ -137,21 +139,22 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
     ) -> Result<SliceReply, SliceError> {
         let is_flush = matches!(request, SliceRequest::Flush);
         match execute(&mut self.session, handle, epoch, request) {
-            Executed::Done(Err(cause)) if is_flush => {
+            ExecuteOutcome::Done(Err(cause)) if is_flush => {
                 // Only its medium fails a flush, and then for ever.
                 self.brick.fail(&cause);
                 Err(cause)
             }
-            Executed::Done(result) => result,
-            Executed::Owner(request) => {
+            ExecuteOutcome::Done(result) => result,
+            ExecuteOutcome::NeedsOwner(request) => {
                 let number = Some(self.session.number());
-                self.brick.own_for(number, slice, epoch, request)
+                self.brick
+                    .execute_as_owner_for(number, slice, epoch, request)
             }
         }
     }
 }
 
-fn out_of_order() -> SliceError {
+fn out_of_order_error() -> SliceError {
     let why = "a change before this one failed, and this connection keeps their order";
     SliceError::Refused(why.into())
 }

@@ -5,16 +5,16 @@ use bytes::Bytes;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{
-    BrickControl, InFlight, Part, Run, SliceError, SliceReply, SliceRequest, Stamp,
+    BrickControl, InFlightOp, PageRun, SliceError, SliceReply, SliceRequest, Stamp, TransactionPart,
 };
 use pagemesh_base::space::Extent;
-use pagemesh_brick::brick::{Brick, Housekeeper};
+use pagemesh_brick::brick::{Brick, MaintenanceThread};
 use pagemesh_brick::file::{self, FileError};
-use pagemesh_brick::service::Served;
+use pagemesh_brick::service::BrickService;
 use pagemesh_brick::worker::Worker;
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::map;
-use pagemesh_pmem::{Durability, MapError, Stated};
+use pagemesh_pmem::{Durability, MapError, StatedClass};
 use pagemesh_store::superblock::Superblock;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -28,14 +28,14 @@ use uuid::Uuid;
 const SLICE: SliceId = SliceId(Uuid::from_u128(5));
 const SIZE: u64 = 4 << 20;
 
-struct Home {
+struct PoolDir {
     directory: TempDir,
 }
 
-impl Home {
+impl PoolDir {
     /// On memory or on a disk: classes `process` and `file-sync`.
-    fn new(parent: &str) -> Home {
-        let home = Home {
+    fn new(parent: &str) -> PoolDir {
+        let home = PoolDir {
             directory: tempfile::tempdir_in(parent).expect("a directory"),
         };
         file::create(&home.path(), 16 << 20).expect("a pool");
@@ -43,17 +43,17 @@ impl Home {
     }
 
     /// Of a class that is stated; the maker answers for the medium if it must.
-    fn stated(parent: &str, class: Durability, is_trusted: bool) -> Home {
-        let home = Home {
+    fn with_class(parent: &str, class: Durability, is_trusted: bool) -> PoolDir {
+        let home = PoolDir {
             directory: tempfile::tempdir_in(parent).expect("a directory"),
         };
-        let stated = Stated { class, is_trusted };
+        let stated = StatedClass { class, is_trusted };
         let mut touched = 0;
         let mut progress = |done, of| {
             assert_eq!(of, 16 << 20);
             touched = done;
         };
-        let made = file::create_as(&home.path(), 16 << 20, Some(stated), &mut progress);
+        let made = file::create_with_class(&home.path(), 16 << 20, Some(stated), &mut progress);
         let (_, made) = made.expect("a pool");
         assert_eq!(made, class);
         assert_eq!(touched, if parent == "/dev/shm" { 16 << 20 } else { 0 });
@@ -64,7 +64,7 @@ impl Home {
         self.directory.path().join("pool")
     }
 
-    fn open(&self) -> (Arc<Brick>, Housekeeper) {
+    fn open(&self) -> (Arc<Brick>, MaintenanceThread) {
         let (brick, keeper, _) = Brick::open(&self.path()).expect("a brick");
         (brick, keeper)
     }
@@ -74,7 +74,7 @@ fn stamp(epoch: u32, op: u64) -> Stamp {
     Stamp {
         epoch: Epoch(epoch),
         op,
-        open: 0,
+        open_ops: 0,
     }
 }
 
@@ -98,9 +98,9 @@ fn check(worker: &mut Worker, request: SliceRequest, expected: Result<SliceReply
 }
 
 #[test]
-fn a_slice_is_written_read_and_told_about() {
+fn slice_is_written_read_and_listed() {
     for parent in ["/dev/shm", "/var/tmp"] {
-        let home = Home::new(parent);
+        let home = PoolDir::new(parent);
         let (brick, _keeper) = home.open();
         brick.create(SLICE, SIZE).expect("room");
         assert_eq!(
@@ -134,7 +134,7 @@ fn a_slice_is_written_read_and_told_about() {
         };
         check(&mut one, clear, Ok(SliceReply::Done));
         let (page, len) = (4096, 4096);
-        let part = |offset, fill| Part::Write {
+        let part = |offset, fill| TransactionPart::Write {
             offset,
             data: vec![fill; 4096].into(),
         };
@@ -144,7 +144,7 @@ fn a_slice_is_written_read_and_told_about() {
         };
         let parts = vec![
             part(9 * page, 8),
-            Part::Clear {
+            TransactionPart::Clear {
                 offset: 3 * page,
                 len,
             },
@@ -182,7 +182,7 @@ fn a_slice_is_written_read_and_told_about() {
 
 #[test]
 fn epochs_fence_and_rounds_are_tracked() {
-    let home = Home::new("/dev/shm");
+    let home = PoolDir::new("/dev/shm");
     let (brick, _keeper) = home.open();
     brick.create(SLICE, SIZE).expect("room");
     let (mut old, mut new) = (worker(&brick, 1), worker(&brick, 1));
@@ -213,7 +213,7 @@ fn epochs_fence_and_rounds_are_tracked() {
         },
         fenced,
     );
-    let told = InFlight {
+    let told = InFlightOp {
         page: PageNo(0),
         count: 1,
         epoch: Epoch(1),
@@ -224,7 +224,7 @@ fn epochs_fence_and_rounds_are_tracked() {
         SliceRequest::InFlight,
         Ok(SliceReply::InFlight(Some(vec![told]))),
     );
-    check(&mut new, SliceRequest::Settled, Ok(SliceReply::Done));
+    check(&mut new, SliceRequest::ForgetInFlight, Ok(SliceReply::Done));
     check(
         &mut new,
         SliceRequest::InFlight,
@@ -237,11 +237,11 @@ fn epochs_fence_and_rounds_are_tracked() {
     );
     // The page in flight was stamped, and so was the new write.
     let runs = vec![
-        Run {
+        PageRun {
             page: PageNo(0),
             count: 1,
         },
-        Run {
+        PageRun {
             page: PageNo(10),
             count: 2,
         },
@@ -271,11 +271,11 @@ fn epochs_fence_and_rounds_are_tracked() {
         Ok(SliceReply::Done),
     );
     let runs = vec![
-        Run {
+        PageRun {
             page: PageNo(0),
             count: 1,
         },
-        Run {
+        PageRun {
             page: PageNo(11),
             count: 1,
         },
@@ -296,8 +296,8 @@ fn epochs_fence_and_rounds_are_tracked() {
 }
 
 #[test]
-fn what_an_old_connection_still_carries_is_refused_under_the_same_epoch() {
-    let home = Home::new("/dev/shm");
+fn older_connection_is_refused_under_same_epoch() {
+    let home = PoolDir::new("/dev/shm");
     let (brick, _keeper) = home.open();
     brick.create(SLICE, SIZE).expect("room");
     let raise = |round| SliceRequest::RaiseEpoch {
@@ -316,7 +316,7 @@ fn what_an_old_connection_still_carries_is_refused_under_the_same_epoch() {
     for request in [
         write(0, vec![1; 4096], stamp(2, 1)),
         raise(5),
-        SliceRequest::Settled,
+        SliceRequest::ForgetInFlight,
     ] {
         let refused = old.execute(0, request);
         assert!(matches!(refused, Err(SliceError::Lost(_))), "{refused:?}");
@@ -333,8 +333,8 @@ fn what_an_old_connection_still_carries_is_refused_under_the_same_epoch() {
 /// Once a change on it has failed, such a connection makes none: what was sent behind it
 /// was sent before its answer.
 #[test]
-fn a_connection_that_keeps_the_order_makes_nothing_behind_a_failed_change() {
-    let home = Home::new("/dev/shm");
+fn ordered_connection_refuses_changes_after_a_failure() {
+    let home = PoolDir::new("/dev/shm");
     let (brick, _keeper) = home.open();
     brick.create(SLICE, SIZE).expect("room");
     let (mut kept, mut free) = (worker(&brick, 2), worker(&brick, 2));
@@ -385,8 +385,8 @@ fn a_connection_that_keeps_the_order_makes_nothing_behind_a_failed_change() {
 /// A client that stood still while another attached must not make the slice forget what
 /// that one has in flight (seed 47880 of the cluster simulation as it then was).
 #[test]
-fn a_client_that_is_over_settles_nothing() {
-    let home = Home::new("/dev/shm");
+fn fenced_client_clears_no_in_flight_operations() {
+    let home = PoolDir::new("/dev/shm");
     let (brick, _keeper) = home.open();
     brick.create(SLICE, SIZE).expect("room");
     let raise = |epoch| SliceRequest::RaiseEpoch {
@@ -399,7 +399,7 @@ fn a_client_that_is_over_settles_nothing() {
     check(&mut new, raise(2), Ok(SliceReply::Done));
     let mut one = worker(&brick, 2);
     let open = Stamp {
-        open: 1,
+        open_ops: 1,
         ..stamp(2, 1)
     };
     check(
@@ -411,32 +411,32 @@ fn a_client_that_is_over_settles_nothing() {
     let current = Epoch(2);
     check(
         &mut old,
-        SliceRequest::Settled,
+        SliceRequest::ForgetInFlight,
         Err(SliceError::StaleEpoch { current }),
     );
     for epoch in [1, 2] {
-        let listed = brick.own(SLICE, Epoch(epoch), SliceRequest::InFlight);
+        let listed = brick.execute_as_owner(SLICE, Epoch(epoch), SliceRequest::InFlight);
         let Ok(SliceReply::InFlight(Some(listed))) = listed else {
             panic!("{listed:?}");
         };
         assert_eq!(listed.len(), 1);
-        let settled = brick.own(SLICE, Epoch(epoch), SliceRequest::Settled);
+        let settled = brick.execute_as_owner(SLICE, Epoch(epoch), SliceRequest::ForgetInFlight);
         assert_eq!(settled.is_ok(), epoch == 2, "{settled:?}");
     }
-    let none = brick.own(SLICE, current, SliceRequest::InFlight);
+    let none = brick.execute_as_owner(SLICE, current, SliceRequest::InFlight);
     assert_eq!(none, Ok(SliceReply::InFlight(Some(vec![]))));
 }
 
 #[test]
-fn a_connection_that_ends_leaves_its_open_operations() {
-    let home = Home::new("/dev/shm");
+fn closed_connection_leaves_its_open_operations() {
+    let home = PoolDir::new("/dev/shm");
     let (brick, keeper) = home.open();
     brick.create(SLICE, SIZE).expect("room");
     let mut one = worker(&brick, 1);
     for op in 1..=5 {
         let open = u32::from(op > 3);
         let stamp = Stamp {
-            open,
+            open_ops: open,
             ..stamp(1, op)
         };
         check(
@@ -474,7 +474,7 @@ fn a_connection_that_ends_leaves_its_open_operations() {
 
 #[test]
 fn sessions_run_out_with_an_error_and_come_back() {
-    let home = Home::new("/dev/shm");
+    let home = PoolDir::new("/dev/shm");
     let (brick, _keeper) = home.open();
     brick.create(SLICE, SIZE).expect("room");
     let mut workers = Vec::new();
@@ -495,8 +495,8 @@ fn sessions_run_out_with_an_error_and_come_back() {
 }
 
 #[test]
-fn files_that_are_no_pools_are_told_apart() {
-    let home = Home::new("/dev/shm");
+fn files_that_are_not_pools_are_refused_with_reason() {
+    let home = PoolDir::new("/dev/shm");
     let path = home.path();
     let refused = |path: &PathBuf| match Brick::open(path) {
         Ok(_) => panic!("{path:?} opened"),
@@ -544,7 +544,7 @@ fn files_that_are_no_pools_are_told_apart() {
 
 /// A pool is of the class that was stated, also when it is opened again.
 fn check_class(parent: &str, class: Durability, is_trusted: bool) {
-    let home = Home::stated(parent, class, is_trusted);
+    let home = PoolDir::with_class(parent, class, is_trusted);
     for turn in 1..=2 {
         let (brick, _keeper) = home.open();
         assert_eq!(brick.durability(), class);
@@ -568,7 +568,7 @@ fn check_class(parent: &str, class: Durability, is_trusted: bool) {
 }
 
 #[test]
-fn a_pool_keeps_the_class_that_was_stated() {
+fn reopened_pool_has_stated_class() {
     check_class("/dev/shm", Durability::Eadr, true);
     check_class("/dev/shm", Durability::FileSync, true);
     check_class("/dev/shm", Durability::Process, false);
@@ -579,17 +579,17 @@ fn a_pool_keeps_the_class_that_was_stated() {
 }
 
 #[test]
-fn a_pool_on_a_medium_that_is_not_for_its_class_is_refused() {
+fn pool_on_unsuitable_medium_is_refused() {
     // Made on a disk, and then copied to memory.
     let (disk, memory) = (
-        Home::stated("/var/tmp", Durability::FileSync, false),
-        Home::new("/dev/shm"),
+        PoolDir::with_class("/var/tmp", Durability::FileSync, false),
+        PoolDir::new("/dev/shm"),
     );
     std::fs::copy(disk.path(), memory.path()).expect("a copy");
     let refused = Brick::open(&memory.path()).err().expect("a refusal");
     let (class, medium) = (Durability::FileSync, Durability::Process);
     assert!(
-        matches!(&refused, FileError::Class { cause: MapError::NotKnown { class: c, medium: m }, .. }
+        matches!(&refused, FileError::Class { cause: MapError::ClassNotProvided { class: c, medium: m }, .. }
             if (*c, *m) == (class, medium)),
         "{refused}"
     );
@@ -612,8 +612,8 @@ fn move_to_another_boot(path: &PathBuf) {
 }
 
 #[test]
-fn a_process_pool_on_a_disk_is_not_opened_after_a_restart_of_the_machine() {
-    let home = Home::stated("/var/tmp", Durability::Process, false);
+fn process_pool_on_disk_is_refused_after_reboot() {
+    let home = PoolDir::with_class("/var/tmp", Durability::Process, false);
     drop(home.open());
     move_to_another_boot(&home.path());
     let refused = Brick::open(&home.path()).err().expect("a refusal");
@@ -623,7 +623,7 @@ fn a_process_pool_on_a_disk_is_not_opened_after_a_restart_of_the_machine() {
         ("/var/tmp", Durability::FileSync),
         ("/dev/shm", Durability::Process),
     ] {
-        let home = Home::stated(parent, class, false);
+        let home = PoolDir::with_class(parent, class, false);
         drop(home.open());
         move_to_another_boot(&home.path());
         home.open();
@@ -632,11 +632,12 @@ fn a_process_pool_on_a_disk_is_not_opened_after_a_restart_of_the_machine() {
 
 /// A brick that ends late must not take the path from the one that follows it.
 #[test]
-fn a_map_socket_that_became_anothers_stays() {
-    let homes = [Home::new("/dev/shm"), Home::new("/dev/shm")];
+fn map_socket_taken_over_by_another_brick_is_kept() {
+    let homes = [PoolDir::new("/dev/shm"), PoolDir::new("/dev/shm")];
     let path = homes[0].directory.path().join("map");
-    let [(old, _old_keeper), (new, _new_keeper)] = homes.each_ref().map(Home::open);
-    let serve = |brick: &Arc<Brick>| map::Server::bind(&path, Arc::new(Served(brick.clone())));
+    let [(old, _old_keeper), (new, _new_keeper)] = homes.each_ref().map(PoolDir::open);
+    let serve =
+        |brick: &Arc<Brick>| map::MapServer::bind(&path, Arc::new(BrickService(brick.clone())));
     let first = serve(&old).expect("a free path");
     let in_use = serve(&new).err().expect("it is served").to_string();
     assert!(in_use.contains("served by another process"), "{in_use}");
@@ -649,7 +650,7 @@ fn a_map_socket_that_became_anothers_stays() {
     assert!(!path.exists(), "its own socket is removed");
 }
 
-fn maps_and_sleeps(pool: &Path) -> Child {
+fn spawn_mapping_process(pool: &Path) -> Child {
     const SCRIPT: &str = "import mmap, sys, time
 pool = open(sys.argv[1], 'r+b')
 there = mmap.mmap(pool.fileno(), 0)
@@ -669,9 +670,9 @@ time.sleep(600)";
 }
 
 /// A process that ends with this.
-struct Ended(Child);
+struct KilledOnDrop(Child);
 
-impl Drop for Ended {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         // It fails only if it has ended.
         let _ = self.0.kill();
@@ -679,17 +680,17 @@ impl Drop for Ended {
     }
 }
 
-impl Ended {
-    fn lives(&mut self) -> bool {
+impl KilledOnDrop {
+    fn is_running(&mut self) -> bool {
         self.0.try_wait().expect("our own child").is_none()
     }
 }
 
 /// A process that does nothing, and its start time.
-fn idle_process(maps: Option<&Path>) -> (Ended, u64) {
-    let child = Ended(match maps {
+fn idle_process(maps: Option<&Path>) -> (KilledOnDrop, u64) {
+    let child = KilledOnDrop(match maps {
         None => Command::new("sleep").arg("600").spawn().expect("a process"),
-        Some(pool) => maps_and_sleeps(pool),
+        Some(pool) => spawn_mapping_process(pool),
     });
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.0.id())).expect("it runs");
     let (_, fields) = stat.rsplit_once(')').expect("a name");
@@ -702,35 +703,35 @@ fn idle_process(maps: Option<&Path>) -> (Ended, u64) {
 
 /// The word of the control segment that is odd while a session is inside an
 /// operation, as docs/formats.md draws it.
-fn active(brick: &Brick, number: u32) -> &AtomicU64 {
-    let shared = brick.view().control().shared();
+fn operation_word(brick: &Brick, number: u32) -> &AtomicU64 {
+    let shared = brick.mapping().control().shared();
     shared.word(69632 + number as usize * (64 << 10))
 }
 
 /// Ends the session of a process that lives; gives whether it does after that.
-fn lives_after_its_session(is_inside: bool, maps: bool) -> bool {
-    let home = Home::new("/dev/shm");
+fn survives_session_end(is_inside: bool, maps: bool) -> bool {
+    let home = PoolDir::new("/dev/shm");
     let (brick, _keeper) = home.open();
     let pool = home.path();
     let (mut child, started) = idle_process(maps.then_some(pool.as_path()));
     let number = brick
         .open_session(child.0.id(), started)
         .expect("a session");
-    active(&brick, number).fetch_add(u64::from(is_inside), Ordering::SeqCst);
+    operation_word(&brick, number).fetch_add(u64::from(is_inside), Ordering::SeqCst);
     brick.close_session(number);
     assert_eq!(brick.status().expect("a status").sessions, 0);
-    child.lives()
+    child.is_running()
 }
 
 #[test]
-fn a_session_never_ends_while_its_process_is_inside_an_operation() {
-    assert!(lives_after_its_session(false, true));
+fn session_end_kills_process_inside_operation() {
+    assert!(survives_session_end(false, true));
     assert!(
-        !lives_after_its_session(true, true),
+        !survives_session_end(true, true),
         "its late stores would land"
     );
     assert!(
-        lives_after_its_session(true, false),
+        survives_session_end(true, false),
         "it runs another program by now"
     );
 }
@@ -738,10 +739,10 @@ fn a_session_never_ends_while_its_process_is_inside_an_operation() {
 /// Each of them comes and goes, longer than the brick waits for one at a time, and at every
 /// look one is inside.
 #[test]
-fn who_is_met_inside_again_and_again_is_not_ended() {
+fn busy_clients_survive_a_barrier() {
     const OPERATIONS: u32 = 12;
     const OVERLAP: Duration = Duration::from_millis(40);
-    let home = Home::new("/dev/shm");
+    let home = PoolDir::new("/dev/shm");
     let (brick, _keeper) = home.open();
     brick.create(SLICE, SIZE).expect("room");
     let mut worker = worker(&brick, 1);
@@ -750,7 +751,7 @@ fn who_is_met_inside_again_and_again_is_not_ended() {
         let number = brick
             .open_session(child.0.id(), started)
             .expect("a session");
-        (child, active(&brick, number))
+        (child, operation_word(&brick, number))
     });
     let [(mut one, first), (mut other, second)] = clients;
     std::thread::scope(|scope| {
@@ -776,5 +777,5 @@ fn who_is_met_inside_again_and_again_is_not_ended() {
         check(&mut worker, raise, Ok(SliceReply::Done));
         busy.join().expect("no panic");
     });
-    assert!(one.lives() && other.lives());
+    assert!(one.is_running() && other.is_running());
 }

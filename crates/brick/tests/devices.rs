@@ -10,13 +10,13 @@ use std::process::Command;
 const MIB: u64 = 1 << 20;
 
 /// A loop device over a file.
-struct Device {
+struct LoopDevice {
     path: PathBuf,
 }
 
-impl Device {
+impl LoopDevice {
     /// None without the right to make one.
-    fn new(dir: &Path, bytes: u64) -> Option<Device> {
+    fn new(dir: &Path, bytes: u64) -> Option<LoopDevice> {
         if !nix::unistd::geteuid().is_root() {
             skip::skip("loop devices are made by root");
             return None;
@@ -30,11 +30,11 @@ impl Device {
         assert!(out.status.success(), "{out:?}");
         let path = String::from_utf8(out.stdout).expect("a path");
         let path = PathBuf::from(path.trim());
-        Some(Device { path })
+        Some(LoopDevice { path })
     }
 }
 
-impl Drop for Device {
+impl Drop for LoopDevice {
     fn drop(&mut self) {
         let mut losetup = Command::new("losetup");
         let _ = losetup.arg("--detach").arg(&self.path).status();
@@ -42,9 +42,9 @@ impl Drop for Device {
 }
 
 #[test]
-fn a_device_is_long_enough_and_holds_no_pool_before() {
+fn device_too_short_or_with_a_pool_is_refused() {
     let dir = tempfile::tempdir().expect("a directory");
-    let Some(device) = Device::new(dir.path(), 64 * MIB) else {
+    let Some(device) = LoopDevice::new(dir.path(), 64 * MIB) else {
         return;
     };
     let long = file::create(&device.path, 128 * MIB);
@@ -55,14 +55,14 @@ fn a_device_is_long_enough_and_holds_no_pool_before() {
     );
     file::create(&device.path, 64 * MIB).expect("a pool");
     let again = file::create(&device.path, 64 * MIB);
-    assert!(matches!(again, Err(FileError::Holds(_))), "{again:?}");
+    assert!(matches!(again, Err(FileError::HoldsPool(_))), "{again:?}");
     file::open(&device.path).expect("the pool is still there");
 }
 
 #[test]
-fn a_mounted_device_is_left_alone() {
+fn mounted_device_is_refused() {
     let dir = tempfile::tempdir().expect("a directory");
-    let Some(device) = Device::new(dir.path(), 64 * MIB) else {
+    let Some(device) = LoopDevice::new(dir.path(), 64 * MIB) else {
         return;
     };
     let run = |program: &str, args: &[&Path]| {

@@ -1,14 +1,14 @@
 //! A medium that cannot be made durable any more: its brick ends.
 
 use bytes::Bytes;
-use pagemesh_base::checksum::Sums;
+use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest, Stamp};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_brick::brick::Brick;
 use pagemesh_brick::worker::Worker;
-use pagemesh_pmem::{Durability, Fenced, MapError, Media, Recorder, Unfenced};
+use pagemesh_pmem::{Durability, FenceProof, MapError, Media, Recorder, UnfencedStores};
 use pagemesh_store::pool::{Pool, format};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,12 +17,12 @@ use uuid::Uuid;
 const SLICE: SliceId = SliceId(Uuid::from_u128(5));
 
 /// Memory whose `sync` fails from some moment on.
-struct Failing {
+struct FailingMedia {
     memory: Recorder,
     fails: AtomicBool,
 }
 
-impl Media for Failing {
+impl Media for FailingMedia {
     fn len_bytes(&self) -> usize {
         self.memory.len_bytes()
     }
@@ -35,33 +35,36 @@ impl Media for Failing {
     fn store(&self, offset: usize, word: u64) {
         self.memory.store(offset, word);
     }
-    fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
-        self.memory.swap(offset, old, new)
+    fn compare_exchange(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
+        self.memory.compare_exchange(offset, old, new)
     }
-    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
+    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> UnfencedStores {
         self.memory.stream_line(offset, line)
     }
-    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (Sums, Unfenced) {
+    fn stream_page(
+        targets: &[(&Self, usize)],
+        page: &[u8; PAGE_BYTES],
+    ) -> (PageChecksums, UnfencedStores) {
         let inner: Vec<_> = targets.iter().map(|(it, at)| (&it.memory, *at)).collect();
         Recorder::stream_page(&inner, page)
     }
-    fn flush(&self, offset: usize, len: usize) -> Unfenced {
+    fn flush(&self, offset: usize, len: usize) -> UnfencedStores {
         self.memory.flush(offset, len)
     }
-    fn fence(&self, stores: Unfenced) -> Fenced {
+    fn fence(&self, stores: UnfencedStores) -> FenceProof {
         self.memory.fence(stores)
     }
     fn sync(&self) -> Result<(), MapError> {
         match self.fails.load(Ordering::Relaxed) {
             false => self.memory.sync(),
-            true => Err(MapError::Failed),
+            true => Err(MapError::SyncFailed),
         }
     }
 }
 
 /// A brick without threads, and its medium.
-fn brick() -> (Arc<Brick<Failing>>, Arc<Failing>) {
-    let media = Arc::new(Failing {
+fn brick() -> (Arc<Brick<FailingMedia>>, Arc<FailingMedia>) {
+    let media = Arc::new(FailingMedia {
         memory: Recorder::new(4 << 20),
         fails: AtomicBool::new(false),
     });
@@ -72,13 +75,13 @@ fn brick() -> (Arc<Brick<Failing>>, Arc<Failing>) {
     (Arc::new(brick), media)
 }
 
-fn worker(brick: &Arc<Brick<Failing>>) -> Worker<Failing> {
+fn worker(brick: &Arc<Brick<FailingMedia>>) -> Worker<FailingMedia> {
     let mut worker = Worker::open(brick, std::process::id(), 1).expect("a session");
     worker.attach(SLICE, Epoch(1)).expect("attached");
     let stamp = Stamp {
         epoch: Epoch(1),
         op: 1,
-        open: 0,
+        open_ops: 0,
     };
     let data = Bytes::from(vec![7; PAGE_BYTES]);
     let offset = 0;
@@ -94,29 +97,31 @@ fn worker(brick: &Arc<Brick<Failing>>) -> Worker<Failing> {
 /// What is asked of the brick once its medium fails ends it, and the
 /// housekeeper hears of it at once.
 #[track_caller]
-fn check(ask: impl FnOnce(&Brick<Failing>, &mut Worker<Failing>) -> Result<(), SliceError>) {
+fn check(
+    ask: impl FnOnce(&Brick<FailingMedia>, &mut Worker<FailingMedia>) -> Result<(), SliceError>,
+) {
     let (brick, media) = brick();
     let mut worker = worker(&brick);
     assert_eq!(worker.execute(0, SliceRequest::Flush), Ok(SliceReply::Done));
     assert!(!brick.has_failed());
-    let rung = brick.view().control().rung();
+    let rung = brick.mapping().control().doorbell_count();
     media.fails.store(true, Ordering::Relaxed);
     ask(&brick, &mut worker).expect_err("the medium fails");
     assert!(brick.has_failed());
     assert_ne!(
-        brick.view().control().rung(),
+        brick.mapping().control().doorbell_count(),
         rung,
         "the housekeeper sleeps"
     );
 }
 
 #[test]
-fn a_flush_that_fails_ends_the_brick() {
+fn failed_flush_ends_brick() {
     check(|_, worker| worker.execute(0, SliceRequest::Flush).map(drop));
 }
 
 #[test]
-fn a_change_of_the_owner_that_fails_ends_the_brick() {
+fn failed_owner_change_ends_brick() {
     let raise = SliceRequest::RaiseEpoch {
         epoch: Epoch(2),
         round: 0,
@@ -127,7 +132,7 @@ fn a_change_of_the_owner_that_fails_ends_the_brick() {
 }
 
 #[test]
-fn what_the_brick_refuses_for_other_reasons_does_not_end_it() {
+fn refused_request_does_not_end_brick() {
     let (brick, _media) = brick();
     let mut worker = worker(&brick);
     brick.create(SLICE, 1 << 20).expect_err("it is there");

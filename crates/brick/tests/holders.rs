@@ -12,7 +12,7 @@ const MIB: u64 = 1 << 20;
 const KILLED: i32 = 9;
 
 /// A process that has the pool's file open, and the lock if it is locked.
-fn holder(pool: &Path, is_locked: bool) -> Child {
+fn spawn_holder(pool: &Path, is_locked: bool) -> Child {
     let file = File::options().read(true).write(true).open(pool);
     let file = file.expect("the pool");
     if is_locked {
@@ -42,12 +42,12 @@ fn end(mut child: Child) -> bool {
 }
 
 #[test]
-fn a_stopped_process_that_shares_the_lock_is_ended() {
+fn stopped_process_sharing_lock_is_ended() {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let pool = dir.path().join("pool");
     file::create(&pool, 16 * MIB).expect("a pool");
-    let mut child = holder(&pool, true);
-    let reader = holder(&pool, false);
+    let mut child = spawn_holder(&pool, true);
+    let reader = spawn_holder(&pool, false);
     stop(&child);
     stop(&reader);
     let opened = file::open(&pool);
@@ -61,11 +61,11 @@ fn a_stopped_process_that_shares_the_lock_is_ended() {
 }
 
 #[test]
-fn a_running_process_that_shares_the_lock_is_left_alone() {
+fn running_process_sharing_lock_is_left_alone() {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let pool = dir.path().join("pool");
     file::create(&pool, 16 * MIB).expect("a pool");
-    let child = holder(&pool, true);
+    let child = spawn_holder(&pool, true);
     let opened = file::open(&pool).map(drop);
     assert!(end(child), "it was ended");
     assert!(matches!(opened, Err(FileError::InUse(_))), "{opened:?}");

@@ -6,7 +6,7 @@ use pagemesh_base::slice::{BrickControl, Stamp};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_brick::brick::Brick;
 use pagemesh_brick::file;
-use pagemesh_store::session::{Member, Session, write_numbered};
+use pagemesh_store::session::{LegSession, Session, write_numbered};
 use std::cell::Cell;
 use uuid::Uuid;
 
@@ -15,14 +15,14 @@ const BYTES: u64 = 1100 * PAGE_BYTES as u64;
 
 /// A guest goes on from record to record, and says where it is when one fails.
 #[test]
-fn a_record_tells_of_as_much_as_is_said() {
+fn write_is_one_record_per_announced_length() {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let path = dir.path().join("pool");
     file::create(&path, 64 << 20).expect("a pool");
     let (brick, keeper, _) = Brick::open(&path).expect("a brick");
     brick.create(SLICE, BYTES).expect("room");
     let (object, _) = brick.attach(SLICE, Epoch(1)).expect("the slice");
-    let view = brick.view().clone();
+    let view = brick.mapping().clone();
     let handle = view.handle(object, SLICE).expect("the object");
     let number = brick
         .open_session(std::process::id(), 0)
@@ -35,15 +35,19 @@ fn a_record_tells_of_as_much_as_is_said() {
         let mut at = round * 7_654_321 % (BYTES - len);
         let (end, mut records) = (at + len, 0);
         while at < end {
-            let run = session.record_len(at, end - at);
+            let run = session.record_len_max(at, end - at);
             let numbers = Cell::new(0);
             let stamp = || {
                 numbers.set(numbers.get() + 1);
                 let (epoch, op, open) = (Epoch(1), 1, 0);
-                Stamp { epoch, op, open }
+                Stamp {
+                    epoch,
+                    op,
+                    open_ops: open,
+                }
             };
             let session = &mut session;
-            let members = &mut [Member { session, handle }];
+            let members = &mut [LegSession { session, handle }];
             let written = write_numbered(members, at, &data[..run as usize], Epoch(1), stamp);
             written.expect("room");
             assert_eq!(numbers.get(), 1, "{run} bytes at {at}");

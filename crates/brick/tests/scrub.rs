@@ -70,7 +70,7 @@ fn scrubs_keep_their_schedule() {
     let status = brick.scrub_status(now);
     assert_eq!(status.next_in, Some(DAY));
     let (found, ago) = status.last.expect("one ended");
-    assert_eq!((found.mended(), found.damaged), (0, 0));
+    assert_eq!((found.corrected(), found.damaged), (0, 0));
     assert!(found.checked > 0 && ago.is_zero());
     assert_eq!(brick.scrub_if_due(now + DAY / 2), Some(DAY / 2));
     let (_, now) = pass(&brick, now + DAY);
@@ -89,7 +89,7 @@ fn scrubs_keep_their_schedule() {
 }
 
 #[test]
-fn a_served_pool_is_mended() {
+fn scrub_corrects_served_pool() {
     for parent in ["/dev/shm", env!("CARGO_TARGET_TMPDIR")] {
         let directory = tempfile::tempdir_in(parent).expect("a directory");
         let path = directory.path().join("pool");
@@ -99,8 +99,8 @@ fn a_served_pool_is_mended() {
             .create(SliceId(Uuid::from_u128(5)), 1 << 20)
             .expect("a slice");
         // A checkpoint would write a superblock anew, too.
-        assert!(!brick.tend());
-        let bitmap = brick.view().geometry().bitmap.start;
+        assert!(!brick.maintain());
+        let bitmap = brick.mapping().geometry().bitmap.start;
         let file = File::options()
             .read(true)
             .write(true)
@@ -124,7 +124,7 @@ fn a_served_pool_is_mended() {
             std::thread::yield_now();
         };
         assert_eq!((found.superblocks, found.bitmap_lines), (1, 2), "{found:?}");
-        assert_eq!((found.mended(), found.damaged), (3, 0), "{found:?}");
+        assert_eq!((found.corrected(), found.damaged), (3, 0), "{found:?}");
         keeper.stop();
         drop(brick);
         let (_brick, _keeper, recovered) = Brick::open(&path).expect("a brick");

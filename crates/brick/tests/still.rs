@@ -4,11 +4,11 @@
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{BrickControl, SliceRequest, Stamp};
-use pagemesh_brick::brick::{Brick, Housekeeper};
+use pagemesh_brick::brick::{Brick, MaintenanceThread};
 use pagemesh_brick::file;
-use pagemesh_pmem::Mapped;
-use pagemesh_store::session::{Member, Session, write, write_numbered};
-use pagemesh_store::view::Handle;
+use pagemesh_pmem::MappedMedia;
+use pagemesh_store::pool_mapping::Handle;
+use pagemesh_store::session::{LegSession, Session, write, write_numbered};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
 use std::sync::{Arc, mpsc};
@@ -19,25 +19,25 @@ use uuid::Uuid;
 const SLICE: SliceId = SliceId(Uuid::from_u128(5));
 const PAGE: [u8; 4096] = [7; 4096];
 const KILLED: i32 = 9;
-/// The bound of the brick, `WINDOW_MAX`.
-const WINDOW_MAX: Duration = Duration::from_secs(1);
+/// The bound of the brick, `OPERATION_LIMIT`.
+const OPERATION_LIMIT: Duration = Duration::from_secs(1);
 /// The same for who is not stopped; those who wait give up after ten.
-const LATE_MAX: Duration = Duration::from_secs(8);
+const UNRESPONSIVE_LIMIT: Duration = Duration::from_secs(8);
 
 fn stamp() -> Stamp {
     Stamp {
         epoch: Epoch(1),
         op: 1,
-        open: 0,
+        open_ops: 0,
     }
 }
 
 /// Killed at the end, also of a test that fails.
-struct Process(Child);
+struct ChildProcess(Child);
 
-impl Process {
-    fn start() -> Process {
-        Process(
+impl ChildProcess {
+    fn start() -> ChildProcess {
+        ChildProcess(
             Command::new("sleep")
                 .arg("1000")
                 .spawn()
@@ -45,7 +45,7 @@ impl Process {
         )
     }
 
-    /// A field of its `stat`, by its number in proc(5).
+    /// A field of its `stat_field`, by its number in proc(5).
     fn stat(&self, number: usize) -> String {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id()));
         let stat = stat.expect("it is there");
@@ -66,7 +66,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         let _ended_already = self.0.kill();
         let _ = self.0.wait();
@@ -74,19 +74,19 @@ impl Drop for Process {
 }
 
 /// A brick, its directory and its keeper, and a slice of it.
-fn slice() -> (TempDir, Arc<Brick>, Housekeeper, Handle) {
+fn slice() -> (TempDir, Arc<Brick>, MaintenanceThread, Handle) {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let path = dir.path().join("pool");
     file::create(&path, 16 << 20).expect("a pool");
     let (brick, keeper, _) = Brick::open(&path).expect("a brick");
     brick.create(SLICE, 1 << 20).expect("room");
     let (object, _) = brick.attach(SLICE, Epoch(1)).expect("the slice");
-    let handle = brick.view().handle(object, SLICE).expect("the object");
+    let handle = brick.mapping().handle(object, SLICE).expect("the object");
     (dir, brick, keeper, handle)
 }
 
 /// A session that seems to be the process's.
-fn session_of(brick: &Brick, process: &Process) -> u32 {
+fn session_of(brick: &Brick, process: &ChildProcess) -> u32 {
     let started = process.stat(22).parse().expect("a number");
     let number = brick.open_session(process.0.id(), started);
     number.expect("a session")
@@ -95,7 +95,7 @@ fn session_of(brick: &Brick, process: &Process) -> u32 {
 /// Writes, and stays inside with its lock words until it is told to go on: it asks for its
 /// number under them.
 fn write_slowly(
-    session: &mut Session<Mapped>,
+    session: &mut Session<MappedMedia>,
     handle: Handle,
     inside: &mpsc::Sender<()>,
     goes_on: &mpsc::Receiver<()>,
@@ -105,15 +105,15 @@ fn write_slowly(
         goes_on.recv().expect("the test tells");
         stamp()
     };
-    let members = &mut [Member { session, handle }];
+    let members = &mut [LegSession { session, handle }];
     write_numbered(members, 0, &PAGE, Epoch(1), stamp).expect("room");
 }
 
 /// What becomes of the process of one that others wait for. It `stops`, or goes on.
-fn ends_in_the_way_of_others(stops: bool) {
+fn check_blocking_process_is_ended(stops: bool) {
     let (_dir, brick, keeper, handle) = slice();
-    let view = brick.view().clone();
-    let mut process = Process::start();
+    let view = brick.mapping().clone();
+    let mut process = ChildProcess::start();
     let own = std::process::id();
     let still = session_of(&brick, &process);
     let other = brick.open_session(own, 0).expect("a session");
@@ -127,11 +127,11 @@ fn ends_in_the_way_of_others(stops: bool) {
         is_inside.recv().expect("it gets there");
         let waits = scope.spawn(move || {
             let session = &mut waiter;
-            write(&mut [Member { session, handle }], 0, &PAGE, stamp()).expect("room");
+            write(&mut [LegSession { session, handle }], 0, &PAGE, stamp()).expect("room");
         });
         // For longer than anybody may stand still; but this one runs.
-        let (began, rung) = (Instant::now(), view.control().rung());
-        while began.elapsed() < 2 * WINDOW_MAX || view.control().rung() < rung + 12 {
+        let (began, rung) = (Instant::now(), view.control().doorbell_count());
+        while began.elapsed() < 2 * OPERATION_LIMIT || view.control().doorbell_count() < rung + 12 {
             std::thread::yield_now();
         }
         assert!(process.0.try_wait().expect("a child").is_none(), "it runs");
@@ -144,7 +144,7 @@ fn ends_in_the_way_of_others(stops: bool) {
             if process.stat(3) == "Z" {
                 break process.0.wait().expect("a child");
             }
-            assert!(stopped.elapsed() < LATE_MAX, "nobody ends it");
+            assert!(stopped.elapsed() < UNRESPONSIVE_LIMIT, "nobody ends it");
             std::thread::yield_now();
         };
         assert!(!waits.is_finished(), "nobody has unlocked");
@@ -160,23 +160,23 @@ fn ends_in_the_way_of_others(stops: bool) {
 }
 
 #[test]
-fn who_stands_still_in_the_way_of_others_is_ended() {
-    ends_in_the_way_of_others(true);
+fn stopped_lock_holder_is_ended() {
+    check_blocking_process_is_ended(true);
 }
 
 /// As one in a container that was frozen.
 #[test]
-fn who_stays_in_the_way_of_others_is_ended_before_they_give_up() {
-    ends_in_the_way_of_others(false);
+fn unresponsive_lock_holder_is_ended_before_waiters_give_up() {
+    check_blocking_process_is_ended(false);
 }
 
 /// A barrier finds one inside who only waits for another's lock words: it ends the other, who
 /// is not stopped either, and came later.
 #[test]
-fn a_barrier_ends_who_holds_and_not_who_waits() {
+fn barrier_ends_lock_holder_and_not_waiter() {
     let (_dir, brick, keeper, handle) = slice();
-    let view = brick.view().clone();
-    let mut processes = [Process::start(), Process::start()];
+    let view = brick.mapping().clone();
+    let mut processes = [ChildProcess::start(), ChildProcess::start()];
     let numbers = [0, 1].map(|which: usize| session_of(&brick, &processes[which]));
     assert!(numbers[0] < numbers[1], "who waits is found first");
     let [mut waiter, mut holder] = numbers.map(|number| Session::new(view.clone(), number));
@@ -188,15 +188,15 @@ fn a_barrier_ends_who_holds_and_not_who_waits() {
         is_inside.recv().expect("it gets there");
         let waits = scope.spawn(move || {
             let session = &mut waiter;
-            write(&mut [Member { session, handle }], 0, &PAGE, stamp())
+            write(&mut [LegSession { session, handle }], 0, &PAGE, stamp())
         });
         let barrier = scope.spawn(|| {
             let (epoch, round) = (Epoch(2), 0);
-            brick.own(SLICE, Epoch(2), SliceRequest::RaiseEpoch { epoch, round })
+            brick.execute_as_owner(SLICE, Epoch(2), SliceRequest::RaiseEpoch { epoch, round })
         });
         let began = Instant::now();
         let ended = loop {
-            assert!(began.elapsed() < LATE_MAX, "nobody is ended");
+            assert!(began.elapsed() < UNRESPONSIVE_LIMIT, "nobody is ended");
             let ended = processes
                 .each_mut()
                 .map(|process| process.0.try_wait().expect("a child"));

@@ -1,36 +1,36 @@
 //! Fuzz targets of what guests and mounts say, see RFD 004.
 
-use crate::wire::{Answer, Hidden, Question, decode_parts, encode_parts};
+use crate::wire::{ClientRequest, FileRefusal, MountReply, decode_parts, encode_parts};
 use bytes::Bytes;
 use pagemesh_base::ids::Epoch;
-use pagemesh_base::layout::{BrickId, COPIES_MAX, SliceId};
-use pagemesh_fuzz::Target;
-use pagemesh_volume::guests::{Picture, ROWS, Seat};
+use pagemesh_base::layout::{BrickId, LEGS_MAX, SliceId};
+use pagemesh_fuzz::FuzzTarget;
+use pagemesh_volume::direct_access::{LayoutLease, LeaseLeg, ROWS};
 use std::mem::discriminant;
 use uuid::Uuid;
 
-fn target(name: &'static str) -> Target {
-    Target::new(name, env!("CARGO_MANIFEST_DIR")).cases(10_000)
+fn target(name: &'static str) -> FuzzTarget {
+    FuzzTarget::new(name, env!("CARGO_MANIFEST_DIR")).cases(10_000)
 }
 
 #[test]
 fn fuzz_direct_question() {
-    let questions = [
-        Question::Join,
-        Question::Look,
-        Question::Board(7),
-        Question::Call,
-        Question::Leave,
-        Question::Grow(3),
-        Question::Write(3),
+    let requests = [
+        ClientRequest::Join,
+        ClientRequest::GetLayout,
+        ClientRequest::GetFileMap(7),
+        ClientRequest::WakeReplicator,
+        ClientRequest::ReleaseRow,
+        ClientRequest::GetFileMapForAppend(3),
+        ClientRequest::WriteAtomic(3),
     ];
     target("direct_question")
-        .seeds(questions.map(|question| question.encode().to_vec()))
+        .seeds(requests.map(|request| request.encode().to_vec()))
         .bytes_max(64)
         .run(|bytes| {
-            let question = Question::decode(bytes).ok()?;
-            assert_eq!(question.encode()[..], *bytes);
-            Some(discriminant(&question))
+            let request = ClientRequest::decode(bytes).ok()?;
+            assert_eq!(request.encode()[..], *bytes);
+            Some(discriminant(&request))
         });
 }
 
@@ -51,38 +51,44 @@ fn fuzz_direct_parts() {
 
 #[test]
 fn fuzz_direct_answer() {
-    let seat = |number| Seat {
+    let lease_leg = |number| LeaseLeg {
         brick: BrickId(Uuid::from_u128(number)),
         slice: SliceId(Uuid::from_u128(number + 9)),
         socket: format!("/run/brick-{number}.sock").into(),
     };
-    let picture = Picture {
+    let lease = LayoutLease {
         generation: 3,
         epoch: Epoch(7),
-        seats: vec![seat(1), seat(2)],
+        legs: vec![lease_leg(1), lease_leg(2)],
     };
-    let answers = [
-        Answer::Joined(3, Some(picture)),
-        Answer::Joined(0, None),
-        Answer::Yes,
-        Answer::No,
-        Answer::Hidden(Hidden::Full),
-        Answer::Failed(5),
+    let replies = [
+        MountReply::Joined(3, Some(lease)),
+        MountReply::Joined(0, None),
+        MountReply::Success,
+        MountReply::Unavailable,
+        MountReply::FileRefused(FileRefusal::TooManyFiles),
+        MountReply::Failed(5),
     ];
     target("direct_answer")
-        .seeds(answers.map(|answer| answer.encode()))
+        .seeds(replies.map(|reply| reply.encode()))
         .bytes_max(512)
         .run(|bytes| {
-            let answer = Answer::decode(bytes).ok()?;
-            let seats = match &answer {
-                Answer::Joined(row, picture) => {
+            let reply = MountReply::decode(bytes).ok()?;
+            let seats = match &reply {
+                MountReply::Joined(row, lease) => {
                     assert!((*row as usize) < ROWS);
-                    picture.as_ref().map_or(0, |picture| picture.seats.len())
+                    lease.as_ref().map_or(0, |lease| lease.legs.len())
                 }
-                Answer::Yes | Answer::No | Answer::Hidden(_) | Answer::Failed(_) => 0,
+                MountReply::Success
+                | MountReply::Unavailable
+                | MountReply::FileRefused(_)
+                | MountReply::Failed(_) => 0,
             };
-            assert!(seats <= COPIES_MAX);
-            assert_eq!(Answer::decode(&answer.encode()).ok(), Some(answer.clone()));
-            Some((discriminant(&answer), seats))
+            assert!(seats <= LEGS_MAX);
+            assert_eq!(
+                MountReply::decode(&reply.encode()).ok(),
+                Some(reply.clone())
+            );
+            Some((discriminant(&reply), seats))
         });
 }

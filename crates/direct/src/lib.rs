@@ -2,7 +2,7 @@
 //! threads, as guests (RFD 015), also behind the end (RFD 016).
 //!
 //! [`server`] is the mount's side, [`guest`] that of a process. Both map
-//! [`pagemesh_volume::guests::Segment`] and, for each file, a [`board`]; what else they
+//! [`pagemesh_volume::connections::DirectSegment`] and, for each file, a [`board`]; what else they
 //! say to each other is in [`wire`].
 //!
 //! Invariants: a guest changes nothing but bytes that a file has, and what was lent behind
@@ -13,14 +13,14 @@
 
 #![forbid(unsafe_code)]
 
-pub mod account;
-pub mod board;
+pub mod client;
 #[cfg(test)]
 mod fuzz;
-pub mod guest;
-pub mod owned;
+pub mod internal_fds;
+pub mod op_counters;
 pub mod report;
 pub mod rows;
 pub mod server;
+pub mod shared_file_map;
 pub mod status;
 pub mod wire;

@@ -1,6 +1,6 @@
 //! The report of a process about its operations, as text or JSON.
 
-use crate::account::{Level, Told};
+use crate::op_counters::{FileCounts, Level};
 use pagemesh_base::mounts;
 use rustix::process::getpid;
 use serde::Serialize;
@@ -19,7 +19,7 @@ pub enum Format {
 
 /// The name that a file had when it was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Name {
+pub struct FileName {
     /// Its device number.
     pub device: u64,
     /// Its inode.
@@ -29,7 +29,7 @@ pub struct Name {
 }
 
 #[derive(Serialize)]
-struct Report<'a> {
+struct ProcessReport<'a> {
     pid: i32,
     name: String,
     direct: u64,
@@ -51,7 +51,10 @@ struct FileReport<'a> {
 /// Whether a mount of pagemesh has this device number.
 #[must_use]
 pub fn is_mount(device: u64) -> bool {
-    let (device, all) = (device_name(device), mounts::all().unwrap_or_default());
+    let (device, all) = (
+        device_name(device),
+        mounts::list_mounts().unwrap_or_default(),
+    );
     all.iter().any(|known| known.device == device)
 }
 
@@ -63,7 +66,7 @@ fn device_name(device: u64) -> String {
 /// The level that `PAGEMESH_LOG` gives messages of the library: the last of its directives that is for
 /// `pagemesh_preload`, or for all.
 #[must_use]
-pub fn level(text: &str) -> Level {
+pub fn log_level(text: &str) -> Level {
     let word = |word: &str| match word.to_ascii_lowercase().as_str() {
         "error" | "warn" => Some(Level::Warn),
         "info" => Some(Level::Info),
@@ -83,19 +86,20 @@ pub fn level(text: &str) -> Level {
 
 /// The report of this process.
 #[must_use]
-pub fn shown(format: Format, told: &[Told], names: &[Name]) -> String {
-    let mounts = mounts::all().unwrap_or_default();
-    let files = told.iter().map(|told| {
-        let is_of = |name: &&Name| (name.device, name.ino) == (told.device, told.ino);
-        let device = device_name(told.device);
+pub fn render(format: Format, file_counts: &[FileCounts], names: &[FileName]) -> String {
+    let mounts = mounts::list_mounts().unwrap_or_default();
+    let files = file_counts.iter().map(|file_counts| {
+        let is_of =
+            |name: &&FileName| (name.device, name.ino) == (file_counts.device, file_counts.ino);
+        let device = device_name(file_counts.device);
         let mount = mounts.iter().find(|known| known.device == device);
         FileReport {
             path: names.iter().find(is_of).map(|name| name.path.as_path()),
             mount: mount.map(|known| known.dir.clone()),
-            ino: told.ino,
-            direct: told.direct,
-            kernel: told.kernel.iter().map(|(_, count)| count).sum(),
-            reasons: told
+            ino: file_counts.ino,
+            direct: file_counts.direct,
+            kernel: file_counts.kernel.iter().map(|(_, count)| count).sum(),
+            reasons: file_counts
                 .kernel
                 .iter()
                 .map(|(why, count)| (why.code(), *count))
@@ -104,7 +108,7 @@ pub fn shown(format: Format, told: &[Told], names: &[Name]) -> String {
         }
     });
     let files: Vec<FileReport<'_>> = files.collect();
-    let report = Report {
+    let report = ProcessReport {
         pid: getpid().as_raw_pid(),
         name: std::fs::read_to_string("/proc/self/comm")
             .unwrap_or_default()
@@ -116,17 +120,17 @@ pub fn shown(format: Format, told: &[Told], names: &[Name]) -> String {
     };
     match format {
         Format::Json => serde_json::to_string(&report).unwrap_or_default() + "\n",
-        Format::Text => text(&report, told),
+        Format::Text => render_text(&report, file_counts),
     }
 }
 
-fn text(report: &Report<'_>, told: &[Told]) -> String {
+fn render_text(report: &ProcessReport<'_>, file_counts: &[FileCounts]) -> String {
     let (pid, name) = (report.pid, &report.name);
     let (direct, kernel) = (report.direct, report.kernel);
     let mut text = format!(
         "pagemesh: {name} (process {pid}): {direct} operations directly, {kernel} by the kernel\n"
     );
-    for (file, told) in report.files.iter().zip(told) {
+    for (file, file_counts) in report.files.iter().zip(file_counts) {
         let shown = match (file.path, &file.mount, file.ino) {
             (Some(path), ..) => path.display().to_string(),
             (None, _, 0) => "further files".into(),
@@ -139,7 +143,7 @@ fn text(report: &Report<'_>, told: &[Told]) -> String {
             "  {shown}: {} directly, {} by the kernel",
             file.direct, file.kernel
         );
-        for (why, count) in &told.kernel {
+        for (why, count) in &file_counts.kernel {
             let _ = writeln!(text, "    {count}: {}", why.text());
         }
     }
@@ -149,28 +153,28 @@ fn text(report: &Report<'_>, told: &[Told]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::account::Why;
+    use crate::op_counters::Why;
 
     #[test]
     fn report_names_files_and_reasons() {
-        let told = [Told {
+        let file_counts = [FileCounts {
             device: 1 << 8 | 5,
             ino: 7,
             direct: 3,
             kernel: vec![(Why::Patience, 2)],
         }];
-        let names = [Name {
+        let names = [FileName {
             device: 1 << 8 | 5,
             ino: 7,
             path: "/mnt/file".into(),
         }];
-        let text = shown(Format::Text, &told, &names);
+        let text = render(Format::Text, &file_counts, &names);
         assert!(
             text.contains("/mnt/file: 3 directly, 2 by the kernel"),
             "{text}"
         );
         assert!(text.contains("2: first calls of the process"), "{text}");
-        let line = shown(Format::Json, &told, &names);
+        let line = render(Format::Json, &file_counts, &names);
         let json: serde_json::Value = serde_json::from_str(&line).expect("JSON");
         assert_eq!(json["files"][0]["reasons"]["patience"], 2);
         assert_eq!((&json["direct"], &json["kernel"]), (&3.into(), &2.into()));
@@ -178,9 +182,9 @@ mod tests {
 
     #[test]
     fn level_is_that_of_the_library() {
-        assert_eq!(level("warn"), Level::Warn);
-        assert_eq!(level("pagemesh_volume=debug"), Level::Off);
-        assert_eq!(level("warn,pagemesh_preload=debug"), Level::Debug);
-        assert_eq!(level("nonsense"), Level::Off);
+        assert_eq!(log_level("warn"), Level::Warn);
+        assert_eq!(log_level("pagemesh_volume=debug"), Level::Off);
+        assert_eq!(log_level("warn,pagemesh_preload=debug"), Level::Debug);
+        assert_eq!(log_level("nonsense"), Level::Off);
     }
 }

@@ -1,20 +1,20 @@
 //! What a mount does with rows, wherever its guests are: no process, no thread, no clock.
 //! The [`server`](crate::server) waits and ends processes beside it.
 
-use crate::board::Board;
+use crate::shared_file_map::SharedFileMap;
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_fs::{Growth, Ino, Time};
-use pagemesh_volume::guests::Segment;
+use pagemesh_fs::{AppendExtent, Ino, Time};
+use pagemesh_volume::direct_access::DirectSegment;
 use std::sync::Arc;
 
 /// Returns once no guest is inside of an operation on a file whose board is closed. Between
 /// two looks `wait` is told of a row that is; false: nobody is waited for any more.
-pub fn await_quiet(segment: &Segment, ino: Ino, mut wait: impl FnMut(usize) -> bool) {
-    if defect::is(Defect::BoardNotAwaited) {
+pub fn drain_file(segment: &DirectSegment, ino: Ino, mut wait: impl FnMut(usize) -> bool) {
+    if defect::is(Defect::SharedFileMapNotAwaited) {
         return;
     }
     let inside = || {
-        let mut active = segment.active();
+        let mut active = segment.active_ops();
         active.find(|(_, place)| place.file == ino.0)
     };
     while let Some((number, _)) = inside() {
@@ -26,78 +26,81 @@ pub fn await_quiet(segment: &Segment, ino: Ino, mut wait: impl FnMut(usize) -> b
 
 /// A dead guest's row may be another's: the legs are alike where it was inside of an
 /// operation. What it held of the file's board says nothing any more.
-pub fn clear(segment: &Segment, number: usize, board: Option<&Board>) {
-    if let Some(board) = board {
-        board.tear(number);
+pub fn clear_row(segment: &DirectSegment, number: usize, file_map: Option<&SharedFileMap>) {
+    if let Some(file_map) = file_map {
+        file_map.release_dead_lock(number);
     }
-    segment.row(number).leave();
+    segment.row(number).end_op();
 }
 
 /// A file's board, as its file system sees it: once it is closed no guest is inside any more.
-pub struct FileBoard {
-    board: Arc<Board>,
-    await_quiet: Box<dyn Fn() + Send + Sync>,
+pub struct DrainingFileMap {
+    file_map: Arc<SharedFileMap>,
+    drain: Box<dyn Fn() + Send + Sync>,
 }
 
-impl FileBoard {
+impl DrainingFileMap {
     /// Of this board; whoever closes it waits by `await_quiet`.
-    pub fn new(board: Arc<Board>, await_quiet: impl Fn() + Send + Sync + 'static) -> FileBoard {
-        FileBoard {
-            board,
-            await_quiet: Box::new(await_quiet),
+    pub fn new(
+        file_map: Arc<SharedFileMap>,
+        await_quiet: impl Fn() + Send + Sync + 'static,
+    ) -> DrainingFileMap {
+        DrainingFileMap {
+            file_map,
+            drain: Box::new(await_quiet),
         }
     }
 
     /// What guests see.
     #[must_use]
-    pub fn board(&self) -> &Board {
-        &self.board
+    pub fn file_map(&self) -> &SharedFileMap {
+        &self.file_map
     }
 }
 
-impl pagemesh_fs::Board for FileBoard {
+impl pagemesh_fs::SharedFileMap for DrainingFileMap {
     fn close(&self) {
-        self.board.close();
-        (self.await_quiet)();
+        self.file_map.close();
+        (self.drain)();
     }
 
     fn reopen(&self) {
-        self.board.reopen();
+        self.file_map.reopen();
     }
 
     fn outdate(&self) {
-        self.board.outdate();
+        self.file_map.outdate();
     }
 
-    fn show(&self, size: u64, spans: &[u64]) {
-        self.board.show(size, spans);
+    fn publish(&self, size: u64, spans: &[u64]) {
+        self.file_map.publish(size, spans);
     }
 
-    fn take_written(&self) -> Option<Time> {
-        self.board.take_written()
+    fn take_write_time(&self) -> Option<Time> {
+        self.file_map.take_write_time()
     }
 
     fn is_outdated(&self) -> bool {
-        self.board.is_outdated()
+        self.file_map.is_outdated()
     }
 
-    fn note_closed(&self) {
-        self.board.note_closed();
+    fn record_close(&self) {
+        self.file_map.record_close();
     }
 
-    fn lend(&self, growth: Growth, tail: &[u8]) {
-        self.board.lend(growth, tail);
+    fn grant_append_space(&self, append_extent: AppendExtent, tail: &[u8]) {
+        self.file_map.grant_append_space(append_extent, tail);
     }
 
-    fn end(&self, growth: Growth) -> Option<u64> {
-        self.board.end(growth)
+    fn append_end(&self, append_extent: AppendExtent) -> Option<u64> {
+        self.file_map.append_end(append_extent)
     }
 
-    fn hold_end(&self) -> bool {
-        self.board.hold_end()
+    fn lock_end(&self) -> bool {
+        self.file_map.lock_end()
     }
 
-    fn release_end(&self) {
-        self.board.release_end();
+    fn unlock_end(&self) {
+        self.file_map.unlock_end();
     }
 }

@@ -1,11 +1,11 @@
 //! What a mount knows of its direct clients: for `pagemesh mount status`.
 //!
 //! Invariants: nothing is counted here per operation. Those counts lie in ledgers, which the clients
-//! write ([`account`](crate::account)).
+//! write ([`op_counters`](crate::account)).
 
-use crate::account::{Ledger, Told};
-use crate::guest;
-use pagemesh_volume::guests::Hindrance;
+use crate::client;
+use crate::op_counters::{FileCounts, OpCounters};
+use pagemesh_volume::direct_access::DirectDisabledReason;
 use rustix::fd::RawFd;
 use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
@@ -16,11 +16,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// Ended clients that are remembered: what an operator looks for happened lately.
-const ENDED_MAX: usize = 32;
+const KILLED_MAX: usize = 32;
 
 /// Of a mount, as its process tells it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status {
+pub struct DirectStatus {
     /// Why no process may use the direct path at the moment; none: they may.
     pub closed: Option<String>,
     /// Rows that are taken: threads of clients.
@@ -30,14 +30,14 @@ pub struct Status {
     /// How often processes or files were refused, by reason, since the mount began.
     pub refused: BTreeMap<String, u64>,
     /// Direct clients, by process number.
-    pub processes: Vec<Process>,
+    pub processes: Vec<ClientStatus>,
     /// Clients that the mount killed last.
-    pub killed: Vec<Killed>,
+    pub killed: Vec<KilledClient>,
 }
 
 /// A direct client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Process {
+pub struct ClientStatus {
     /// Its number.
     pub pid: i32,
     /// Its name, proc(5).
@@ -51,12 +51,12 @@ pub struct Process {
     /// The latter by reason.
     pub reasons: BTreeMap<String, u64>,
     /// File by file.
-    pub files: Vec<FileUse>,
+    pub files: Vec<FileUsage>,
 }
 
 /// What a direct client did with a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileUse {
+pub struct FileUsage {
     /// Its inode; 0: all files beyond the number that is told apart.
     pub ino: u64,
     /// Operations that went directly.
@@ -69,7 +69,7 @@ pub struct FileUse {
 
 /// A client that was killed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Killed {
+pub struct KilledClient {
     /// Its number.
     pub pid: i32,
     /// Its name.
@@ -82,18 +82,18 @@ pub struct Killed {
 
 /// What was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum RefusalReason {
     OtherUser,
-    Unseen,
-    Full,
-    Rows,
-    Mapped,
-    Cached,
-    Shape,
-    Files,
+    UnseenProcess,
+    TooManyConnections,
+    NoFreeRow,
+    FileMapped,
+    FileCached,
+    FileUnsupported,
+    TooManyFiles,
 }
 
-impl Refused {
+impl RefusalReason {
     const CODES: [&str; 8] = [
         "other-user",
         "unseen-process",
@@ -107,19 +107,19 @@ impl Refused {
 }
 
 /// A process that is connected.
-pub(crate) struct Client {
+pub(crate) struct ClientRecord {
     pid: Pid,
     since: u64,
-    ledger: OnceLock<Option<Ledger>>,
-    killed: Arc<Mutex<VecDeque<Killed>>>,
+    counters: OnceLock<Option<OpCounters>>,
+    killed: Arc<Mutex<VecDeque<KilledClient>>>,
 }
 
 /// All of them.
 #[derive(Default)]
-pub(crate) struct Clients {
-    all: Mutex<Vec<Weak<Client>>>,
-    refused: [AtomicU64; Refused::CODES.len()],
-    killed: Arc<Mutex<VecDeque<Killed>>>,
+pub(crate) struct ClientRegistry {
+    all: Mutex<Vec<Weak<ClientRecord>>>,
+    refused: [AtomicU64; RefusalReason::CODES.len()],
+    killed: Arc<Mutex<VecDeque<KilledClient>>>,
 }
 
 fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -131,23 +131,23 @@ fn now() -> u64 {
     u64::try_from(now.tv_sec).unwrap_or(0)
 }
 
-fn by_code(told: &Told) -> BTreeMap<String, u64> {
-    let all = told.kernel.iter();
+fn counts_by_code(file_counts: &FileCounts) -> BTreeMap<String, u64> {
+    let all = file_counts.kernel.iter();
     all.map(|(why, count)| (why.code().to_owned(), *count))
         .collect()
 }
 
-impl Client {
+impl ClientRecord {
     /// The memory that it counts in; none: the system has none.
-    pub(crate) fn ledger(&self) -> Option<&Ledger> {
+    pub(crate) fn counters(&self) -> Option<&OpCounters> {
         let make = || {
-            let made = Ledger::create();
+            let made = OpCounters::create();
             made.inspect_err(
                 |cause| tracing::warn!(%cause, "operations of a client are not counted"),
             )
             .ok()
         };
-        self.ledger.get_or_init(make).as_ref()
+        self.counters.get_or_init(make).as_ref()
     }
 
     /// As the kernel tells it; a program may name itself.
@@ -158,15 +158,15 @@ impl Client {
     }
 
     /// It is just being killed.
-    pub(crate) fn note_end(&self, why: &str) {
+    pub(crate) fn record_kill(&self, why: &str) {
         let mut killed = guard(&self.killed);
         let pid = self.pid.as_raw_pid();
         // Several of its threads may be inside.
         if killed.back().is_some_and(|last| last.pid == pid) {
             return;
         }
-        killed.truncate(ENDED_MAX - 1);
-        killed.push_back(Killed {
+        killed.truncate(KILLED_MAX - 1);
+        killed.push_back(KilledClient {
             pid,
             name: self.name(),
             at: now(),
@@ -174,29 +174,29 @@ impl Client {
         });
     }
 
-    fn told(&self) -> Process {
-        let ledger = self.ledger.get().and_then(Option::as_ref);
-        let files: Vec<FileUse> = ledger
-            .map(Ledger::told)
+    fn status(&self) -> ClientStatus {
+        let counters = self.counters.get().and_then(Option::as_ref);
+        let files: Vec<FileUsage> = counters
+            .map(OpCounters::file_counts)
             .unwrap_or_default()
             .iter()
-            .map(|told| FileUse {
-                ino: told.ino,
-                direct: told.direct,
-                kernel: told
+            .map(|file_counts| FileUsage {
+                ino: file_counts.ino,
+                direct: file_counts.direct,
+                kernel: file_counts
                     .kernel
                     .iter()
                     .fold(0, |sum, (_, count)| count.wrapping_add(sum)),
-                reasons: by_code(told),
+                reasons: counts_by_code(file_counts),
             })
             .collect();
-        let sum = |count: fn(&FileUse) -> u64| files.iter().map(count).fold(0, u64::wrapping_add);
+        let sum = |count: fn(&FileUsage) -> u64| files.iter().map(count).fold(0, u64::wrapping_add);
         let mut reasons = BTreeMap::<String, u64>::new();
         for (why, count) in files.iter().flat_map(|file| &file.reasons) {
             let all = reasons.entry(why.clone()).or_default();
             *all = all.wrapping_add(*count);
         }
-        Process {
+        ClientStatus {
             pid: self.pid.as_raw_pid(),
             name: self.name(),
             since: self.since,
@@ -208,9 +208,9 @@ impl Client {
     }
 }
 
-impl Clients {
+impl ClientRegistry {
     /// The process of a connection. It is known as long as one of its connections is there.
-    pub(crate) fn client(&self, pid: Pid) -> Arc<Client> {
+    pub(crate) fn find_or_add(&self, pid: Pid) -> Arc<ClientRecord> {
         let mut all = guard(&self.all);
         all.retain(|client| client.strong_count() > 0);
         let mut known = all.iter().filter_map(Weak::upgrade);
@@ -218,43 +218,46 @@ impl Clients {
             return client;
         }
         drop(known);
-        let client = Arc::new(Client {
+        let client = Arc::new(ClientRecord {
             pid,
             since: now(),
-            ledger: OnceLock::new(),
+            counters: OnceLock::new(),
             killed: Arc::clone(&self.killed),
         });
         all.push(Arc::downgrade(&client));
         client
     }
 
-    pub(crate) fn refuse(&self, refused: Refused) {
-        self.refused[refused as usize].fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn count_refusal(&self, refusals: RefusalReason) {
+        self.refused[refusals as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn status(
         &self,
-        hindrance: Option<Hindrance>,
+        hindrance: Option<DirectDisabledReason>,
         rows: usize,
         mut files: Vec<u64>,
-    ) -> Status {
+    ) -> DirectStatus {
         files.sort_unstable();
-        let codes = Refused::CODES.iter().zip(&self.refused);
-        let refused =
+        let codes = RefusalReason::CODES.iter().zip(&self.refused);
+        let refusals =
             codes.map(|(code, count)| ((*code).to_owned(), count.load(Ordering::Relaxed)));
         let clients: Vec<_> = guard(&self.all).iter().filter_map(Weak::upgrade).collect();
         // Who only asks is no client.
         let clients = clients
             .iter()
-            .filter(|client| client.ledger.get().is_some());
-        let mut processes: Vec<Process> = clients.map(|client| client.told()).collect();
+            .filter(|client| client.counters.get().is_some());
+        let mut processes: Vec<ClientStatus> = clients.map(|client| client.status()).collect();
         processes.sort_unstable_by_key(|process| process.pid);
-        Status {
-            closed: hindrance
-                .map(|hindrance| guest::withheld_by(Some(hindrance)).code().to_owned()),
+        DirectStatus {
+            closed: hindrance.map(|hindrance| {
+                client::disabled_reason_for(Some(hindrance))
+                    .code()
+                    .to_owned()
+            }),
             rows,
             files,
-            refused: refused.filter(|(_, count)| *count > 0).collect(),
+            refused: refusals.filter(|(_, count)| *count > 0).collect(),
             processes,
             killed: guard(&self.killed).iter().cloned().collect(),
         }
@@ -266,7 +269,7 @@ impl Clients {
 /// # Errors
 /// When no process can reach the mount's files directly, the mount is of another user, or it is of
 /// another version.
-pub fn of_mount(device: u64, file: RawFd) -> io::Result<Status> {
-    let bytes = guest::ask_status(device, file)?;
+pub fn query_mount(device: u64, file: RawFd) -> io::Result<DirectStatus> {
+    let bytes = client::request_status(device, file)?;
     serde_json::from_slice(&bytes).map_err(io::Error::other)
 }

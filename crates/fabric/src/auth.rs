@@ -140,7 +140,7 @@ pub enum AuthError {
 
 /// What both ends know after the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Agreed {
+pub struct HandshakeResult {
     /// Of the messages that follow.
     pub version: u8,
     /// What the client wants.
@@ -151,8 +151,8 @@ pub struct Agreed {
 
 #[derive(Clone, Copy)]
 #[repr(u8)]
-enum Status {
-    GoOn = 0,
+enum HandshakeStatus {
+    Accepted = 0,
     NoVersion = 1,
     WrongKey = 2,
     Busy = 3,
@@ -242,7 +242,7 @@ fn check(
     mac.verify_slice(proof).map_err(|_| AuthError::WrongKey)
 }
 
-fn refusal(status: u8, theirs: Versions, ours: Versions) -> Result<(), AuthError> {
+fn check_status(status: u8, theirs: Versions, ours: Versions) -> Result<(), AuthError> {
     match status {
         0 => Ok(()),
         1 => Err(AuthError::Versions { theirs, ours }),
@@ -254,14 +254,14 @@ fn refusal(status: u8, theirs: Versions, ours: Versions) -> Result<(), AuthError
 }
 
 /// The client's end, which has said hello.
-pub struct Client<'a> {
+pub struct ClientHandshake<'a> {
     key: &'a Key,
     purpose: Purpose,
     versions: Versions,
     hello: [u8; HELLO_BYTES],
 }
 
-impl<'a> Client<'a> {
+impl<'a> ClientHandshake<'a> {
     /// Starts; the hello is sent first.
     #[must_use]
     pub fn new(
@@ -270,17 +270,17 @@ impl<'a> Client<'a> {
         versions: Versions,
         identity: Uuid,
         nonce: Nonce,
-    ) -> (Client<'a>, [u8; HELLO_BYTES]) {
+    ) -> (ClientHandshake<'a>, [u8; HELLO_BYTES]) {
         let hello = Hello {
             versions,
             role: CLIENT_ROLE,
             purpose: purpose.code(),
-            status: Status::GoOn as u8,
+            status: HandshakeStatus::Accepted as u8,
             identity,
             nonce,
         };
         let hello = hello.encode();
-        let client = Client {
+        let client = ClientHandshake {
             key,
             purpose,
             versions,
@@ -293,22 +293,22 @@ impl<'a> Client<'a> {
     ///
     /// # Errors
     /// When the server refuses, or does not know the key.
-    pub fn answer(
+    pub fn answer_challenge(
         &self,
         challenge: &[u8; CHALLENGE_BYTES],
-    ) -> Result<([u8; PROOF_BYTES], Agreed), AuthError> {
+    ) -> Result<([u8; PROOF_BYTES], HandshakeResult), AuthError> {
         let (hello, proof) = challenge
             .split_first_chunk::<HELLO_BYTES>()
             .ok_or(AuthError::NotAHello)?;
         let server = Hello::decode(hello, SERVER_ROLE)?;
-        refusal(server.status, server.versions, self.versions)?;
+        check_status(server.status, server.versions, self.versions)?;
         check(self.key, SERVER_LABEL, &self.hello, hello, proof)?;
         let common = self.versions.common(server.versions);
         let version = common.ok_or(AuthError::Versions {
             theirs: server.versions,
             ours: self.versions,
         })?;
-        let agreed = Agreed {
+        let agreed = HandshakeResult {
             version,
             purpose: self.purpose,
             identity: server.identity,
@@ -323,7 +323,7 @@ impl<'a> Client<'a> {
 /// When it refuses.
 pub fn read_verdict(verdict: [u8; VERDICT_BYTES]) -> Result<(), AuthError> {
     match verdict[..4] == VERDICT_MAGIC {
-        true => refusal(verdict[4], Versions::OURS, Versions::OURS),
+        true => check_status(verdict[4], Versions::OURS, Versions::OURS),
         false => Err(AuthError::NotAHello),
     }
 }
@@ -332,11 +332,11 @@ pub fn read_verdict(verdict: [u8; VERDICT_BYTES]) -> Result<(), AuthError> {
 #[must_use]
 pub fn verdict(outcome: Result<(), &AuthError>) -> [u8; VERDICT_BYTES] {
     let status = match outcome {
-        Ok(()) => Status::GoOn,
-        Err(AuthError::Busy) => Status::Busy,
-        Err(AuthError::Versions { .. }) => Status::NoVersion,
-        Err(AuthError::Purpose) => Status::NoPurpose,
-        Err(AuthError::WrongKey | AuthError::NotAHello) => Status::WrongKey,
+        Ok(()) => HandshakeStatus::Accepted,
+        Err(AuthError::Busy) => HandshakeStatus::Busy,
+        Err(AuthError::Versions { .. }) => HandshakeStatus::NoVersion,
+        Err(AuthError::Purpose) => HandshakeStatus::NoPurpose,
+        Err(AuthError::WrongKey | AuthError::NotAHello) => HandshakeStatus::WrongKey,
     };
     let mut bytes = [0; VERDICT_BYTES];
     bytes[..4].copy_from_slice(&VERDICT_MAGIC);
@@ -345,37 +345,37 @@ pub fn verdict(outcome: Result<(), &AuthError>) -> [u8; VERDICT_BYTES] {
 }
 
 /// The server's end, which has answered a hello.
-pub struct Server<'a> {
+pub struct ServerHandshake<'a> {
     key: &'a Key,
     client: [u8; HELLO_BYTES],
     server: [u8; HELLO_BYTES],
-    agreed: Agreed,
+    result: HandshakeResult,
 }
 
 /// What a server does with a client's hello.
-pub enum Welcome<'a> {
+pub enum HelloResponse<'a> {
     /// Sends this and waits for a proof.
-    Challenge(Server<'a>, [u8; CHALLENGE_BYTES]),
+    Challenge(ServerHandshake<'a>, [u8; CHALLENGE_BYTES]),
     /// Sends this and closes.
     Refuse([u8; CHALLENGE_BYTES], AuthError),
 }
 
-impl<'a> Server<'a> {
+impl<'a> ServerHandshake<'a> {
     /// Looks at a client's hello.
     ///
     /// # Errors
     /// When it is none; nothing is answered then.
-    pub fn welcome(
+    pub fn accept_hello(
         key: &'a Key,
         versions: Versions,
         identity: Uuid,
         nonce: Nonce,
         hello: &[u8; HELLO_BYTES],
-    ) -> Result<Welcome<'a>, AuthError> {
+    ) -> Result<HelloResponse<'a>, AuthError> {
         let client = Hello::decode(hello, CLIENT_ROLE)?;
         let common = versions.common(client.versions);
         let common = common.ok_or((
-            Status::NoVersion,
+            HandshakeStatus::NoVersion,
             AuthError::Versions {
                 theirs: client.versions,
                 ours: versions,
@@ -383,14 +383,14 @@ impl<'a> Server<'a> {
         ));
         let agreed = common.and_then(|version| {
             let purpose = Purpose::from_code(client.purpose);
-            let purpose = purpose.ok_or((Status::NoPurpose, AuthError::Purpose))?;
+            let purpose = purpose.ok_or((HandshakeStatus::NoPurpose, AuthError::Purpose))?;
             Ok((version, purpose))
         });
         let mut server = Hello {
             versions,
             role: SERVER_ROLE,
             purpose: client.purpose,
-            status: Status::GoOn as u8,
+            status: HandshakeStatus::Accepted as u8,
             identity,
             nonce,
         };
@@ -400,7 +400,7 @@ impl<'a> Server<'a> {
                 server.status = status as u8;
                 let mut refusal = [0; CHALLENGE_BYTES];
                 refusal[..HELLO_BYTES].copy_from_slice(&server.encode());
-                return Ok(Welcome::Refuse(refusal, cause));
+                return Ok(HelloResponse::Refuse(refusal, cause));
             }
         };
         let server = server.encode();
@@ -408,27 +408,27 @@ impl<'a> Server<'a> {
         challenge[..HELLO_BYTES].copy_from_slice(&server);
         let proof = prove(key, SERVER_LABEL, hello, &server);
         challenge[HELLO_BYTES..].copy_from_slice(&proof);
-        let agreed = Agreed {
+        let agreed = HandshakeResult {
             version,
             purpose,
             identity: client.identity,
         };
-        let state = Server {
+        let state = ServerHandshake {
             key,
             client: *hello,
             server,
-            agreed,
+            result: agreed,
         };
-        Ok(Welcome::Challenge(state, challenge))
+        Ok(HelloResponse::Challenge(state, challenge))
     }
 
     /// Checks the client's proof.
     ///
     /// # Errors
     /// When the client does not know the key.
-    pub fn check(&self, proof: &[u8; PROOF_BYTES]) -> Result<Agreed, AuthError> {
+    pub fn check(&self, proof: &[u8; PROOF_BYTES]) -> Result<HandshakeResult, AuthError> {
         check(self.key, CLIENT_LABEL, &self.client, &self.server, proof)?;
-        Ok(self.agreed)
+        Ok(self.result)
     }
 }
 
@@ -441,19 +441,19 @@ mod tests {
         Key::from_bytes([byte; 32])
     }
 
-    fn client(key: &Key, nonce: u8) -> (Client<'_>, [u8; HELLO_BYTES]) {
+    fn client(key: &Key, nonce: u8) -> (ClientHandshake<'_>, [u8; HELLO_BYTES]) {
         let identity = Uuid::from_u128(1);
-        Client::new(key, Purpose::Session, Versions::OURS, identity, [nonce; 32])
+        ClientHandshake::new(key, Purpose::Session, Versions::OURS, identity, [nonce; 32])
     }
 
     fn challenge<'a>(
         key: &'a Key,
         nonce: u8,
         hello: &[u8; HELLO_BYTES],
-    ) -> (Server<'a>, [u8; CHALLENGE_BYTES]) {
+    ) -> (ServerHandshake<'a>, [u8; CHALLENGE_BYTES]) {
         let identity = Uuid::from_u128(2);
-        match Server::welcome(key, Versions::OURS, identity, [nonce; 32], hello) {
-            Ok(Welcome::Challenge(server, challenge)) => (server, challenge),
+        match ServerHandshake::accept_hello(key, Versions::OURS, identity, [nonce; 32], hello) {
+            Ok(HelloResponse::Challenge(server, challenge)) => (server, challenge),
             _ => panic!("no challenge"),
         }
     }
@@ -463,7 +463,9 @@ mod tests {
         let key = key(1);
         let (client, hello) = client(&key, 10);
         let (server, challenge) = challenge(&key, 20, &hello);
-        let (proof, at_client) = client.answer(&challenge).expect("a server with the key");
+        let (proof, at_client) = client
+            .answer_challenge(&challenge)
+            .expect("a server with the key");
         let at_server = server.check(&proof).expect("a client with the key");
         assert_eq!(at_client.identity, Uuid::from_u128(2));
         assert_eq!(at_server.identity, Uuid::from_u128(1));
@@ -472,16 +474,16 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_key_is_found_by_both_ends() {
+    fn wrong_key_is_detected_by_both_ends() {
         let (right, wrong) = (key(1), key(2));
         let (client, hello) = client(&right, 10);
         let (server, challenge_bytes) = challenge(&wrong, 20, &hello);
         assert_eq!(
-            client.answer(&challenge_bytes).err(),
+            client.answer_challenge(&challenge_bytes).err(),
             Some(AuthError::WrongKey)
         );
         let (_, honest) = challenge(&right, 20, &hello);
-        let (proof, _) = client.answer(&honest).expect("the same key");
+        let (proof, _) = client.answer_challenge(&honest).expect("the same key");
         assert_eq!(server.check(&proof).err(), Some(AuthError::WrongKey));
         assert_eq!(
             read_verdict(verdict(Err(&AuthError::WrongKey))),
@@ -490,21 +492,24 @@ mod tests {
     }
 
     #[test]
-    fn what_was_heard_once_proves_nothing_later() {
+    fn replayed_proof_or_challenge_is_refused() {
         let key = key(1);
         let (first, hello) = client(&key, 10);
         let (_, heard) = challenge(&key, 20, &hello);
-        let (proof, _) = first.answer(&heard).expect("the same key");
+        let (proof, _) = first.answer_challenge(&heard).expect("the same key");
         let (later, _) = challenge(&key, 21, &hello);
         assert_eq!(later.check(&proof).err(), Some(AuthError::WrongKey));
         let (second, _) = client(&key, 11);
-        assert_eq!(second.answer(&heard).err(), Some(AuthError::WrongKey));
+        assert_eq!(
+            second.answer_challenge(&heard).err(),
+            Some(AuthError::WrongKey)
+        );
     }
 
     /// A stranger who speaks to both ends at once, or to one twice, has only
     /// their own proofs to offer.
     #[test]
-    fn a_proof_sent_back_is_refused() {
+    fn reflected_proof_is_refused() {
         let key = key(1);
         let (client, hello) = client(&key, 10);
         let (server, challenge) = challenge(&key, 20, &hello);
@@ -514,27 +519,36 @@ mod tests {
 
         let mut reflected = [0; CHALLENGE_BYTES];
         reflected[..HELLO_BYTES].copy_from_slice(&hello);
-        assert_eq!(client.answer(&reflected).err(), Some(AuthError::NotAHello));
+        assert_eq!(
+            client.answer_challenge(&reflected).err(),
+            Some(AuthError::NotAHello)
+        );
         reflected[6] = SERVER_ROLE;
-        let (proof, _) = client.answer(&challenge).expect("the same key");
+        let (proof, _) = client.answer_challenge(&challenge).expect("the same key");
         reflected[HELLO_BYTES..].copy_from_slice(&proof);
-        assert_eq!(client.answer(&reflected).err(), Some(AuthError::WrongKey));
+        assert_eq!(
+            client.answer_challenge(&reflected).err(),
+            Some(AuthError::WrongKey)
+        );
     }
 
     #[test]
-    fn the_highest_common_version_is_used_or_the_refusal_says_both() {
+    fn highest_common_version_is_used_or_refusal_names_both() {
         let range = |min, max| Versions { min, max };
         assert_eq!(range(0, 3).common(range(2, 9)), Some(3));
         assert_eq!(range(0, 1).common(range(2, 9)), None);
         let key = key(1);
         let identity = Uuid::nil();
-        let (client, hello) = Client::new(&key, Purpose::Control, range(4, 6), identity, [1; 32]);
-        let Ok(Welcome::Refuse(said, _)) =
-            Server::welcome(&key, range(0, 3), identity, [2; 32], &hello)
+        let (client, hello) =
+            ClientHandshake::new(&key, Purpose::Control, range(4, 6), identity, [1; 32]);
+        let Ok(HelloResponse::Refuse(said, _)) =
+            ServerHandshake::accept_hello(&key, range(0, 3), identity, [2; 32], &hello)
         else {
             panic!("not refused");
         };
-        let refused = client.answer(&said).expect_err("no common version");
+        let refused = client
+            .answer_challenge(&said)
+            .expect_err("no common version");
         assert_eq!(
             refused,
             AuthError::Versions {
@@ -545,21 +559,25 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_purpose_is_refused_by_its_name() {
+    fn unknown_purpose_is_refused_as_such() {
         let key = key(1);
         let (client, mut hello) = client(&key, 10);
         hello[7] = 9;
-        let welcome = Server::welcome(&key, Versions::OURS, Uuid::nil(), [2; 32], &hello);
-        let Ok(Welcome::Refuse(said, AuthError::Purpose)) = welcome else {
+        let welcome =
+            ServerHandshake::accept_hello(&key, Versions::OURS, Uuid::nil(), [2; 32], &hello);
+        let Ok(HelloResponse::Refuse(said, AuthError::Purpose)) = welcome else {
             panic!("not refused");
         };
-        assert_eq!(client.answer(&said).err(), Some(AuthError::Purpose));
+        assert_eq!(
+            client.answer_challenge(&said).err(),
+            Some(AuthError::Purpose)
+        );
     }
 
     proptest! {
         /// Every bit of what was said is covered, the versions too.
         #[test]
-        fn nothing_said_can_be_changed(
+        fn any_flipped_handshake_bit_is_detected(
             at in 0usize..HELLO_BYTES + CHALLENGE_BYTES + PROOF_BYTES, bit in 0u8..8,
         ) {
             let key = key(1);
@@ -568,13 +586,13 @@ mod tests {
                 *byte ^= 1 << bit;
             };
             flip(&mut hello, at);
-            let Ok(Welcome::Challenge(server, mut challenge)) =
-                Server::welcome(&key, Versions::OURS, Uuid::nil(), [20; 32], &hello)
+            let Ok(HelloResponse::Challenge(server, mut challenge)) =
+                ServerHandshake::accept_hello(&key, Versions::OURS, Uuid::nil(), [20; 32], &hello)
             else {
                 return Ok(());
             };
             flip(&mut challenge, at.wrapping_sub(HELLO_BYTES));
-            let Ok((mut proof, _)) = client.answer(&challenge) else {
+            let Ok((mut proof, _)) = client.answer_challenge(&challenge) else {
                 return Ok(());
             };
             flip(&mut proof, at.wrapping_sub(HELLO_BYTES + CHALLENGE_BYTES));
@@ -582,7 +600,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_answered_without_a_panic(
+        fn any_bytes_cause_no_panic(
             hello in prop::collection::vec(any::<u8>(), HELLO_BYTES),
             magic: bool, verdict: [u8; VERDICT_BYTES],
         ) {
@@ -593,7 +611,7 @@ mod tests {
                 bytes[..4].copy_from_slice(&HELLO_MAGIC);
                 bytes[6] = CLIENT_ROLE;
             }
-            let _ = Server::welcome(&key, Versions::OURS, Uuid::nil(), [0; 32], &bytes);
+            let _ = ServerHandshake::accept_hello(&key, Versions::OURS, Uuid::nil(), [0; 32], &bytes);
             let _ = read_verdict(verdict);
         }
     }

@@ -4,7 +4,7 @@
 //! carries messages between machines; [`map`] hands a pool's descriptors to a
 //! client on the same machine and carries the few messages that only the
 //! brick can answer. [`service`] is what a brick implements to be served,
-//! [`remote`] a connection for blocking calls. [`serve`] is a brick's side of a
+//! [`brick_client`] a connection for blocking calls. [`serve`] is a brick's side of a
 //! connection, [`wire`] what carries its bytes.
 //!
 //! Invariants: nothing here knows of pools or volumes. Every length, queue and
@@ -14,20 +14,20 @@
 #![forbid(unsafe_code)]
 
 pub mod auth;
+pub mod brick_client;
 pub mod limits;
 pub mod map;
 pub mod message;
-pub mod remote;
 pub mod serve;
 pub mod service;
 pub mod stop;
 pub mod tcp;
 pub mod wire;
 
+mod connection_limiter;
 #[cfg(test)]
 mod fuzz;
-mod guests;
-mod inflow;
-mod outflow;
-mod spin;
+mod receive_buffer;
+mod send_queue;
+mod spin_budget;
 mod stream;

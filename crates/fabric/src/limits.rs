@@ -1,7 +1,7 @@
 //! Limits of every length, queue and wait of the fabric, with their reasons.
 
 use crate::message::PART_BYTES;
-use pagemesh_base::slice::{LISTED_MAX, SLICE_IO_BYTES_MAX};
+use pagemesh_base::slice::{LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX};
 use pagemesh_base::space::{EXTENTS_MAX, TRANSACTION_PAGES_MAX};
 use pagemesh_base::units::PAGE_BYTES;
 use std::time::Duration;
@@ -11,9 +11,9 @@ use std::time::Duration;
 pub const TEXT_BYTES_MAX: usize = 1024;
 
 /// Bytes of the longest body: one write, one read. Everything that lists is
-/// shorter, see [`LISTED_MAX`] and [`EXTENTS_MAX`].
+/// shorter, see [`LIST_ENTRIES_MAX`] and [`EXTENTS_MAX`].
 pub const BODY_BYTES_MAX: u32 = SLICE_IO_BYTES_MAX;
-const _: () = assert!(LISTED_MAX * 32 <= BODY_BYTES_MAX as usize);
+const _: () = assert!(LIST_ENTRIES_MAX * 32 <= BODY_BYTES_MAX as usize);
 const _: () = assert!(EXTENTS_MAX * 8 <= BODY_BYTES_MAX as usize);
 
 /// Bytes of the longest body of a transaction: each part has at least a page.
@@ -49,11 +49,11 @@ pub const GATHERED_BYTES_MAX: usize = 64 << 10;
 /// [`LEG_REQUESTS_MAX`] on their way, and none of them is refused for that.
 ///
 /// [`LEG_REQUESTS_MAX`]: pagemesh_base::slice::LEG_REQUESTS_MAX
-pub const LATER_MAX: usize = 1024;
+pub const DEFERRED_MAX: usize = 1024;
 
 /// Bytes that those requests hold: of writes, and for the replies of reads.
 /// From then on further requests stay in the socket too.
-pub const LATER_BYTES_MAX: usize = 16 << 20;
+pub const DEFERRED_BYTES_MAX: usize = 16 << 20;
 
 /// Bytes of the longest clear, as `SliceRequest::Clear` promises: what a brick
 /// can free without keeping the connection's other requests waiting.
@@ -67,7 +67,7 @@ pub const CONNECTIONS_MAX: usize = 512;
 
 /// Connections that have not proven the key yet. More are closed at once, so
 /// that strangers cannot take the place of clients.
-pub const STRANGERS_MAX: usize = 64;
+pub const UNAUTHENTICATED_MAX: usize = 64;
 
 /// A connection that has not finished its handshake by then is closed.
 pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(2);
@@ -107,7 +107,7 @@ pub const LIST_ANSWERS_MAX: usize = 4096;
 pub const MAP_SESSIONS_MAX: usize = 256;
 
 /// Clients of a map socket that have connected and not yet said what for.
-pub const MAP_VISITORS_MAX: usize = 32;
+pub const MAP_HANDSHAKES_MAX: usize = 32;
 
 /// How long a client waits, in parts of a connection's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

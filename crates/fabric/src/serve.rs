@@ -11,61 +11,63 @@
 //! after the batch's end was told to the handler. Dropping a connection drops
 //! its handler.
 
-use crate::inflow::{Body, Inflow};
-use crate::limits::{LATER_BYTES_MAX, LATER_MAX, UNSENT_REPLY_BYTES_MAX};
+use crate::limits::{DEFERRED_BYTES_MAX, DEFERRED_MAX, UNSENT_REPLY_BYTES_MAX};
 use crate::message::reply::{self, Answer, Reply};
 use crate::message::request::{Control, Request, check_limits};
-use crate::message::{Direction, Header, Kind, Malformed};
-use crate::outflow::Outflow;
-use crate::service::{Finished, Handler, Outcome, Ticket};
-use crate::spin::Spin;
-use crate::stop::Stop;
-use crate::stream::{GONE, Stream, wait_any};
-use crate::wire::{Received, Wire};
+use crate::message::{Direction, Header, MalformedMessage, MessageKind};
+use crate::receive_buffer::{Body, ReceiveBuffer};
+use crate::send_queue::SendQueue;
+use crate::service::{FinishedTicket, Handler, Outcome, Ticket};
+use crate::spin_budget::SpinBudget;
+use crate::stop::StopSignal;
+use crate::stream::{HANGUP_FLAGS, Stream, wait_any};
+use crate::wire::{ReceiveResult, Wire};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{BrickControl, LISTED_MAX, Part, SliceError, SliceReply, SliceRequest};
+use pagemesh_base::slice::{
+    BrickControl, LIST_ENTRIES_MAX, SliceError, SliceReply, SliceRequest, TransactionPart,
+};
 use rustix::event::{PollFd, PollFlags};
 use std::collections::HashMap;
 use std::io;
 use std::time::Instant;
 
-/// Why a connection ended other than by the client or by [`Stop`].
+/// Why a connection ended other than by the client or by [`StopSignal`].
 #[derive(Debug, thiserror::Error)]
-pub enum Broken {
+pub enum ConnectionError {
     /// What carries it.
     #[error("the socket failed: {0}")]
     Socket(#[from] io::Error),
     /// The client does not speak the protocol.
     #[error(transparent)]
-    Malformed(#[from] Malformed),
-    /// [`Handler::batch_end`] failed.
+    Malformed(#[from] MalformedMessage),
+    /// [`FaultHandler::end_batch`] failed.
     #[error("a batch could not be ended: {0}")]
     Batch(SliceError),
     /// A defect of the handler.
     #[error("the handler used {0:?} for two requests at once")]
-    TicketTwice(Ticket),
+    DuplicateTicket(Ticket),
 }
 
 /// A request whose reply comes later.
-struct Later {
-    kind: Kind,
+struct DeferredRequest {
+    kind: MessageKind,
     tag: u64,
-    /// Bytes that it holds, see [`LATER_BYTES_MAX`].
-    held: usize,
+    /// Bytes that it holds, see [`DEFERRED_BYTES_MAX`].
+    bytes: usize,
 }
 
 /// Where a connection's handler comes from.
-pub type Opener<'a> = dyn FnMut() -> Result<Box<dyn Handler>, SliceError> + 'a;
+pub type HandlerFactory<'a> = dyn FnMut() -> Result<Box<dyn Handler>, SliceError> + 'a;
 
 /// Requests and replies of a connection, without any waiting.
 pub struct Exchange {
     handler: Option<Box<dyn Handler>>,
-    inflow: Inflow,
-    outflow: Outflow,
-    later: HashMap<Ticket, Later>,
-    /// Bytes held by all of `later`.
-    held: usize,
-    done: Vec<Finished>,
+    inflow: ReceiveBuffer,
+    outflow: SendQueue,
+    deferred: HashMap<Ticket, DeferredRequest>,
+    /// Bytes held by all of `deferred`.
+    deferred_bytes: usize,
+    done: Vec<FinishedTicket>,
     /// Whether the handler has been asked something since its last batch.
     executed: bool,
     /// Of the request that was taken last: they rise.
@@ -76,10 +78,10 @@ pub struct Exchange {
 pub(crate) struct Connection<'a> {
     stream: &'a Stream,
     control: &'a dyn BrickControl,
-    stop: &'a Stop,
-    open: &'a mut Opener<'a>,
+    stop: &'a StopSignal,
+    open: &'a mut HandlerFactory<'a>,
     exchange: Exchange,
-    spin: Spin,
+    spin: SpinBudget,
 }
 
 impl<'a> Connection<'a> {
@@ -87,8 +89,8 @@ impl<'a> Connection<'a> {
     pub(crate) fn new(
         stream: &'a Stream,
         control: &'a dyn BrickControl,
-        stop: &'a Stop,
-        open: &'a mut Opener<'a>,
+        stop: &'a StopSignal,
+        open: &'a mut HandlerFactory<'a>,
         spin_us_max: u32,
     ) -> Connection<'a> {
         Connection {
@@ -97,7 +99,7 @@ impl<'a> Connection<'a> {
             stop,
             open,
             exchange: Exchange::default(),
-            spin: Spin::new(spin_us_max),
+            spin: SpinBudget::new(spin_us_max),
         }
     }
 
@@ -107,17 +109,17 @@ impl<'a> Connection<'a> {
         self
     }
 
-    /// Serves until the client or [`Stop`] ends it.
-    pub(crate) fn run(mut self) -> Result<(), Broken> {
-        while !self.stop.is_said() {
+    /// Serves until the client or [`StopSignal`] ends it.
+    pub(crate) fn run(mut self) -> Result<(), ConnectionError> {
+        while !self.stop.is_signaled() {
             let drained = self
                 .exchange
                 .advance(self.stream, self.control, self.open)?;
-            let goes_on = match (self.exchange.may_take(), drained) {
+            let goes_on = match (self.exchange.may_accept(), drained) {
                 (true, false) => true,
                 (true, true) => self.receive()?,
                 // A client that is gone would end this wait again and again.
-                (false, _) => !self.sleep(PollFlags::RDHUP)?.intersects(GONE),
+                (false, _) => !self.sleep(PollFlags::RDHUP)?.intersects(HANGUP_FLAGS),
             };
             if !goes_on {
                 return Ok(());
@@ -130,8 +132,8 @@ impl<'a> Connection<'a> {
     fn receive(&mut self) -> io::Result<bool> {
         if self.exchange.inflow.is_within_large() {
             match self.exchange.inflow.receive(self.stream)? {
-                Received::Nothing => {}
-                received => return Ok(received != Received::End),
+                ReceiveResult::WouldBlock => {}
+                received => return Ok(received != ReceiveResult::End),
             }
         }
         let began = Instant::now();
@@ -139,20 +141,20 @@ impl<'a> Connection<'a> {
         while began.elapsed() < budget {
             match self.exchange.inflow.receive(self.stream)? {
                 // Whoever is to send the next request may need this core.
-                Received::Nothing => std::thread::yield_now(),
+                ReceiveResult::WouldBlock => std::thread::yield_now(),
                 received => {
-                    self.spin.learn(began.elapsed());
-                    return Ok(received != Received::End);
+                    self.spin.record_wait(began.elapsed());
+                    return Ok(received != ReceiveResult::End);
                 }
             }
         }
         self.sleep(PollFlags::IN)?;
-        self.spin.learn(began.elapsed());
-        Ok(self.exchange.inflow.receive(self.stream)? != Received::End)
+        self.spin.record_wait(began.elapsed());
+        Ok(self.exchange.inflow.receive(self.stream)? != ReceiveResult::End)
     }
 
     /// Sleeps until the socket is ready for this or, if replies wait, for
-    /// sending; or a ticket may be finished; or [`Stop`] is said. Tells what
+    /// sending; or a ticket may be finished; or [`StopSignal`] is said. Tells what
     /// the socket is ready for.
     fn sleep(&self, flags: PollFlags) -> io::Result<PollFlags> {
         let flags = match self.exchange.outflow.is_empty() {
@@ -163,14 +165,14 @@ impl<'a> Connection<'a> {
             PollFd::new(self.stream, flags),
             PollFd::new(self.stop, PollFlags::IN),
         ];
-        if self.exchange.later.is_empty() {
+        if self.exchange.deferred.is_empty() {
             let mut fds = fixed;
             wait_any(&mut fds, None)?;
             return Ok(fds[0].revents());
         }
         let mut handlers = Vec::new();
         if let Some(handler) = &self.exchange.handler {
-            handler.wait_on(&mut handlers);
+            handler.poll_fds(&mut handlers);
         }
         let mut fds = fixed.to_vec();
         let watched = handlers.into_iter();
@@ -185,10 +187,10 @@ impl Default for Exchange {
     fn default() -> Exchange {
         Exchange {
             handler: None,
-            inflow: Inflow::new(Direction::Request, true),
-            outflow: Outflow::default(),
-            later: HashMap::new(),
-            held: 0,
+            inflow: ReceiveBuffer::new(Direction::Request, true),
+            outflow: SendQueue::default(),
+            deferred: HashMap::new(),
+            deferred_bytes: 0,
             done: Vec::new(),
             executed: false,
             last_tag: None,
@@ -206,12 +208,12 @@ impl Exchange {
         &mut self,
         wire: &impl Wire,
         control: &dyn BrickControl,
-        open: &mut Opener<'_>,
-    ) -> Result<bool, Broken> {
+        open: &mut HandlerFactory<'_>,
+    ) -> Result<bool, ConnectionError> {
         let drained = self.take_requests(control, open)?;
         // The end of a batch may be what finishes a ticket.
         self.end_batch()?;
-        self.finish_later();
+        self.finish_deferred();
         self.outflow.flush(wire)?;
         Ok(drained)
     }
@@ -220,14 +222,14 @@ impl Exchange {
     ///
     /// # Errors
     /// When the connection is broken.
-    pub fn receive(&mut self, wire: &impl Wire) -> io::Result<Received> {
+    pub fn receive(&mut self, wire: &impl Wire) -> io::Result<ReceiveResult> {
         self.inflow.receive(wire)
     }
 
-    fn end_batch(&mut self) -> Result<(), Broken> {
+    fn end_batch(&mut self) -> Result<(), ConnectionError> {
         match &mut self.handler {
             Some(handler) if std::mem::take(&mut self.executed) => {
-                handler.batch_end().map_err(Broken::Batch)
+                handler.end_batch().map_err(ConnectionError::Batch)
             }
             _ => Ok(()),
         }
@@ -235,10 +237,10 @@ impl Exchange {
 
     /// Whether it takes further requests now.
     #[must_use]
-    pub fn may_take(&self) -> bool {
+    pub fn may_accept(&self) -> bool {
         self.outflow.len() < UNSENT_REPLY_BYTES_MAX
-            && self.later.len() < LATER_MAX
-            && self.held < LATER_BYTES_MAX
+            && self.deferred.len() < DEFERRED_MAX
+            && self.deferred_bytes < DEFERRED_BYTES_MAX
     }
 
     /// Does what has arrived; false if it stopped because too much waits for
@@ -246,9 +248,9 @@ impl Exchange {
     fn take_requests(
         &mut self,
         control: &dyn BrickControl,
-        open: &mut Opener<'_>,
-    ) -> Result<bool, Broken> {
-        while self.may_take() {
+        open: &mut HandlerFactory<'_>,
+    ) -> Result<bool, ConnectionError> {
+        while self.may_accept() {
             let Some((header, body)) = self.inflow.next()? else {
                 return Ok(true);
             };
@@ -262,28 +264,28 @@ impl Exchange {
         header: &Header,
         body: Body,
         control: &dyn BrickControl,
-        open: &mut Opener<'_>,
-    ) -> Result<(), Broken> {
+        open: &mut HandlerFactory<'_>,
+    ) -> Result<(), ConnectionError> {
         // Done twice, a change would undo what others made in between.
         if self
             .last_tag
             .replace(header.tag)
             .is_some_and(|last| header.tag <= last)
         {
-            return Err(Malformed::Repeated(header.tag).into());
+            return Err(MalformedMessage::RepeatedTag(header.tag).into());
         }
         let request = Request::decode(header, self.inflow.share(body))?;
         let answer = match request {
             Request::Control(asked) => execute_control(control, asked),
             Request::Attach { slice, epoch } => self.handler(open).and_then(|handler| {
                 let attached = handler.attach(slice, epoch)?;
-                Ok(Reply::Attached(attached))
+                Ok(Reply::Attach(attached))
             }),
             Request::Slice { handle, request } => {
                 let held = held_bytes(&request);
                 match self.execute(handle, request) {
-                    Outcome::Now(result) => result.map(Reply::Slice),
-                    Outcome::Later(ticket) => return self.keep(ticket, header, held),
+                    Outcome::Done(result) => result.map(Reply::Slice),
+                    Outcome::Deferred(ticket) => return self.defer(ticket, header, held),
                 }
             }
         };
@@ -291,16 +293,31 @@ impl Exchange {
         Ok(())
     }
 
-    fn keep(&mut self, ticket: Ticket, header: &Header, held: usize) -> Result<(), Broken> {
+    fn defer(
+        &mut self,
+        ticket: Ticket,
+        header: &Header,
+        held: usize,
+    ) -> Result<(), ConnectionError> {
         let (kind, tag) = (header.kind, header.tag);
-        self.held += held;
-        match self.later.insert(ticket, Later { kind, tag, held }) {
+        self.deferred_bytes += held;
+        match self.deferred.insert(
+            ticket,
+            DeferredRequest {
+                kind,
+                tag,
+                bytes: held,
+            },
+        ) {
             None => Ok(()),
-            Some(_) => Err(Broken::TicketTwice(ticket)),
+            Some(_) => Err(ConnectionError::DuplicateTicket(ticket)),
         }
     }
 
-    fn handler(&mut self, open: &mut Opener<'_>) -> Result<&mut Box<dyn Handler>, SliceError> {
+    fn handler(
+        &mut self,
+        open: &mut HandlerFactory<'_>,
+    ) -> Result<&mut Box<dyn Handler>, SliceError> {
         match &mut self.handler {
             Some(handler) => Ok(handler),
             none => Ok(none.insert(open()?)),
@@ -309,26 +326,26 @@ impl Exchange {
 
     fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome {
         if let Err(cause) = check_limits(&request) {
-            return Outcome::Now(Err(cause));
+            return Outcome::Done(Err(cause));
         }
         match &mut self.handler {
             Some(handler) => {
                 self.executed = true;
                 handler.execute(handle, request)
             }
-            None => Outcome::Now(Err(SliceError::OutOfRange(
+            None => Outcome::Done(Err(SliceError::OutOfRange(
                 "nothing is attached to this connection".into(),
             ))),
         }
     }
 
-    fn answer(&mut self, kind: Kind, tag: u64, answer: Answer) {
+    fn answer(&mut self, kind: MessageKind, tag: u64, answer: Answer) {
         let (header, body) = reply::encode(kind, tag, answer);
         self.outflow.push(&header, body);
     }
 
-    fn finish_later(&mut self) {
-        if self.later.is_empty() {
+    fn finish_deferred(&mut self) {
+        if self.deferred.is_empty() {
             return;
         }
         if let Some(handler) = &mut self.handler {
@@ -336,9 +353,13 @@ impl Exchange {
         }
         let mut done = std::mem::take(&mut self.done);
         for (ticket, result) in done.drain(..) {
-            match self.later.remove(&ticket) {
-                Some(Later { kind, tag, held }) => {
-                    self.held -= held;
+            match self.deferred.remove(&ticket) {
+                Some(DeferredRequest {
+                    kind,
+                    tag,
+                    bytes: held,
+                }) => {
+                    self.deferred_bytes -= held;
                     self.answer(kind, tag, result.map(Reply::Slice));
                 }
                 None => tracing::error!(?ticket, "a handler finished what was not begun"),
@@ -363,9 +384,9 @@ fn list(brick: &dyn BrickControl, after: Option<SliceId>) -> Answer {
     let mut slices = brick.list()?;
     slices.retain(|info| after.is_none_or(|after| info.slice > after));
     slices.sort_unstable_by_key(|info| info.slice);
-    let more = slices.len() > LISTED_MAX;
-    slices.truncate(LISTED_MAX);
-    Ok(Reply::Listed { slices, more })
+    let more = slices.len() > LIST_ENTRIES_MAX;
+    slices.truncate(LIST_ENTRIES_MAX);
+    Ok(Reply::List { slices, more })
 }
 
 /// Bytes that a request holds until it is finished: its own, or its reply's.
@@ -378,9 +399,9 @@ fn held_bytes(request: &SliceRequest) -> usize {
     }
 }
 
-fn written_bytes(part: &Part) -> usize {
+fn written_bytes(part: &TransactionPart) -> usize {
     match part {
-        Part::Write { data, .. } => data.len(),
-        Part::Clear { .. } => 0,
+        TransactionPart::Write { data, .. } => data.len(),
+        TransactionPart::Clear { .. } => 0,
     }
 }

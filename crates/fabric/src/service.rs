@@ -1,6 +1,6 @@
 //! What a brick implements to be served.
 
-use crate::message::reply::Attached;
+use crate::message::reply::AttachReply;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};
@@ -41,13 +41,13 @@ pub struct Ticket(pub u64);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Finished.
-    Now(Result<SliceReply, SliceError>),
-    /// [`Handler::poll`] will tell. The ticket is not in use otherwise.
-    Later(Ticket),
+    Done(Result<SliceReply, SliceError>),
+    /// [`FaultHandler::poll`] will tell. The ticket is not in use otherwise.
+    Deferred(Ticket),
 }
 
 /// A finished ticket.
-pub type Finished = (Ticket, Result<SliceReply, SliceError>);
+pub type FinishedTicket = (Ticket, Result<SliceReply, SliceError>);
 
 /// One connection's session. It is used by one thread, and dropped when the
 /// connection ends.
@@ -56,7 +56,7 @@ pub trait Handler: Send {
     ///
     /// # Errors
     /// When there is no such slice, or it has a newer epoch.
-    fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<Attached, SliceError>;
+    fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<AttachReply, SliceError>;
 
     /// Does a request of an attached slice, or begins to. Handles come from
     /// the client and may be any number.
@@ -68,19 +68,19 @@ pub trait Handler: Send {
     /// # Errors
     /// Ends the connection without these replies: the client does not know
     /// what became of its requests.
-    fn batch_end(&mut self) -> Result<(), SliceError> {
+    fn end_batch(&mut self) -> Result<(), SliceError> {
         Ok(())
     }
 
-    /// Moves what has been finished since to `done`. Called only while there
+    /// Moves what has been finished since to `call_control`. Called only while there
     /// are tickets.
-    fn poll(&mut self, done: &mut Vec<Finished>) {
+    fn poll(&mut self, done: &mut Vec<FinishedTicket>) {
         let _ = done;
     }
 
-    /// Descriptors that become readable when [`Handler::poll`] may have
+    /// Descriptors that become readable when [`FaultHandler::poll`] may have
     /// something to tell.
-    fn wait_on<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
         let _ = fds;
     }
 }

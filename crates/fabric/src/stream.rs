@@ -4,7 +4,7 @@
 //! not beyond it. A peer that is gone is an error, never a signal.
 
 use crate::limits::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, USER_TIMEOUT_MS};
-use crate::wire::Received;
+use crate::wire::ReceiveResult;
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -24,7 +24,8 @@ pub struct Stream {
 
 /// What poll says of a socket whose peer sends no more, if it is asked for
 /// `RDHUP`: the others come unasked.
-pub(crate) const GONE: PollFlags = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR);
+pub(crate) const HANGUP_FLAGS: PollFlags =
+    PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR);
 
 impl Stream {
     /// Takes a TCP connection: no delays, and a dead peer is noticed.
@@ -45,15 +46,17 @@ impl Stream {
     }
 
     /// Receives once into the room that a vector has left.
-    pub(crate) fn receive(&self, into: &mut Vec<u8>) -> io::Result<Received> {
+    pub(crate) fn receive(&self, into: &mut Vec<u8>) -> io::Result<ReceiveResult> {
         let room = into.capacity() - into.len();
         debug_assert!(room > 0, "no room to receive into");
         loop {
             return match recv(&self.fd, spare_capacity(into), RecvFlags::DONTWAIT) {
-                Ok((_, 0)) => Ok(Received::End),
-                Ok((_, len)) => Ok(Received::Bytes { all: len < room }),
+                Ok((_, 0)) => Ok(ReceiveResult::End),
+                Ok((_, len)) => Ok(ReceiveResult::Bytes {
+                    drained: len < room,
+                }),
                 Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN) => Ok(Received::Nothing),
+                Err(Errno::AGAIN) => Ok(ReceiveResult::WouldBlock),
                 Err(cause) => Err(cause.into()),
             };
         }
@@ -118,7 +121,7 @@ impl Stream {
         // An error of poll tells nothing about the peer, nor does a signal; the
         // next receive does.
         let _ = wait_any(&mut fds, Some(Instant::now()));
-        fds[0].revents().intersects(GONE)
+        fds[0].revents().intersects(HANGUP_FLAGS)
     }
 
     /// Ends the connection both ways. What the kernel has not sent yet is

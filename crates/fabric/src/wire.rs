@@ -9,25 +9,25 @@ use std::time::Instant;
 
 /// What a receive gave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Received {
-    /// Bytes; `all` if there was room for more, so that none are left.
+pub enum ReceiveResult {
+    /// Bytes; `drained` if there was room for more, so that none are left.
     Bytes {
         /// See above.
-        all: bool,
+        drained: bool,
     },
     /// Nothing has arrived.
-    Nothing,
+    WouldBlock,
     /// The peer sends no more.
     End,
 }
 
 /// What somebody waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ready {
+pub enum WaitFor {
     /// Bytes, or the end.
-    Bytes,
+    Readable,
     /// Room to send.
-    Room,
+    Writable,
 }
 
 /// One end of a connection. No call blocks but [`Wire::wait`].
@@ -36,7 +36,7 @@ pub trait Wire {
     ///
     /// # Errors
     /// When the connection is broken.
-    fn receive(&self, into: &mut Vec<u8>) -> io::Result<Received>;
+    fn receive(&self, into: &mut Vec<u8>) -> io::Result<ReceiveResult>;
 
     /// Sends once; none if there is no room.
     ///
@@ -48,7 +48,7 @@ pub trait Wire {
     ///
     /// # Errors
     /// `TimedOut` when it was not by then, or when the connection is broken.
-    fn wait(&self, ready: Ready, until: Instant) -> io::Result<()>;
+    fn wait(&self, ready: WaitFor, until: Instant) -> io::Result<()>;
 
     /// Ends the connection both ways.
     fn close(&self);
@@ -61,18 +61,18 @@ pub trait Wire {
 
     /// A descriptor that is readable when there is something to receive, where
     /// there is one.
-    fn descriptor(&self) -> Option<RawFd>;
+    fn readable_fd(&self) -> Option<RawFd>;
 
     /// A descriptor that becomes readable when there is room. Asked for after
     /// a send that did not take everything.
     ///
     /// # Errors
     /// When there is none.
-    fn await_room(&self) -> io::Result<OwnedFd>;
+    fn writable_fd(&self) -> io::Result<OwnedFd>;
 }
 
 impl Wire for Stream {
-    fn receive(&self, into: &mut Vec<u8>) -> io::Result<Received> {
+    fn receive(&self, into: &mut Vec<u8>) -> io::Result<ReceiveResult> {
         Stream::receive(self, into)
     }
 
@@ -80,10 +80,10 @@ impl Wire for Stream {
         Stream::send(self, pieces)
     }
 
-    fn wait(&self, ready: Ready, until: Instant) -> io::Result<()> {
+    fn wait(&self, ready: WaitFor, until: Instant) -> io::Result<()> {
         let flags = match ready {
-            Ready::Bytes => PollFlags::IN,
-            Ready::Room => PollFlags::OUT,
+            WaitFor::Readable => PollFlags::IN,
+            WaitFor::Writable => PollFlags::OUT,
         };
         Stream::wait(self, flags, until)
     }
@@ -100,11 +100,11 @@ impl Wire for Stream {
         Instant::now()
     }
 
-    fn descriptor(&self) -> Option<RawFd> {
+    fn readable_fd(&self) -> Option<RawFd> {
         Some(self.as_fd().as_raw_fd())
     }
 
-    fn await_room(&self) -> io::Result<OwnedFd> {
+    fn writable_fd(&self) -> io::Result<OwnedFd> {
         let room = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(0);
         epoll::add(&room, self, data, epoll::EventFlags::OUT)?;

@@ -7,15 +7,15 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;
 use pagemesh_base::slice::*;
 use pagemesh_fabric::auth::{CHALLENGE_BYTES, HELLO_BYTES, Purpose, Versions};
+use pagemesh_fabric::brick_client::BrickClient;
 use pagemesh_fabric::limits::Timeouts;
-use pagemesh_fabric::message::Kind;
+use pagemesh_fabric::message::MessageKind;
 use pagemesh_fabric::message::reply::Reply;
-use pagemesh_fabric::remote::Remote;
 use pagemesh_fabric::tcp::TcpLeg;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use support::raw::{Impostor, Raw, admit, answered, forged};
+use support::raw::{FakeBrick, RawConnection, admit, encode_answer, forged};
 use support::*;
 
 /// Short, for the tests that wait for it to pass.
@@ -25,7 +25,7 @@ fn leg_with(address: SocketAddr, timeouts: Timeouts) -> Result<TcpLeg, SliceErro
     TcpLeg::connect(address, &key(), timeouts, SLICE, Epoch(1))
 }
 
-fn leg(impostor: &Impostor) -> TcpLeg {
+fn leg(impostor: &FakeBrick) -> TcpLeg {
     leg_with(impostor.address, timeouts()).expect("attached")
 }
 
@@ -40,7 +40,7 @@ fn assert_refused(outcome: Result<TcpLeg, SliceError>, says: &str) {
 /// Submits reads, and checks that all are lost for this reason and so is
 /// every later one.
 #[track_caller]
-fn check_lost(impostor: &Impostor, count: usize, says: &str) {
+fn check_lost(impostor: &FakeBrick, count: usize, says: &str) {
     let mut leg = leg(impostor);
     for tag in 0..count as u64 {
         leg.submit(tag, SliceRequest::Read { offset: 0, len: 8 });
@@ -51,56 +51,56 @@ fn check_lost(impostor: &Impostor, count: usize, says: &str) {
         assert_eq!(completion.tag, tag as u64);
         assert_lost(&completion.result, says);
     }
-    assert_lost(&ask(&mut leg, SliceRequest::Flush), says);
+    assert_lost(&execute(&mut leg, SliceRequest::Flush), says);
     let mut fds = Vec::new();
-    leg.wait_on(&mut fds);
+    leg.poll_fds(&mut fds);
     assert!(fds.is_empty() && leg.deadline().is_none());
 }
 
 #[test]
-fn a_brick_that_vanishes_loses_every_request_in_flight() {
-    let impostor = Impostor::attaches(|mut raw| {
-        raw.hear_request();
+fn vanished_brick_loses_every_request_in_flight() {
+    let impostor = FakeBrick::attached(|mut raw| {
+        raw.receive_request();
     });
     check_lost(&impostor, 1000, "brick");
 }
 
 #[test]
-fn a_reply_that_breaks_off_is_no_reply() {
-    let whole = answered(
-        Kind::Read,
+fn truncated_reply_is_a_lost_request() {
+    let whole = encode_answer(
+        MessageKind::Read,
         0,
         Ok(Reply::Slice(SliceReply::Data(vec![1; 8]))),
     );
     for len in [1, 63, 64, whole.len() - 1] {
-        let impostor = Impostor::attaches(move |mut raw| {
-            let (kind, tag, _) = raw.hear_request();
-            let reply = answered(kind, tag, Ok(Reply::Slice(SliceReply::Data(vec![1; 8]))));
-            raw.say(&reply[..len]);
+        let impostor = FakeBrick::attached(move |mut raw| {
+            let (kind, tag, _) = raw.receive_request();
+            let reply = encode_answer(kind, tag, Ok(Reply::Slice(SliceReply::Data(vec![1; 8]))));
+            raw.send(&reply[..len]);
         });
         check_lost(&impostor, 1, "closed");
     }
 }
 
 #[test]
-fn what_was_answered_before_the_end_is_told() {
-    let impostor = Impostor::attaches(|mut raw| {
-        let (kind, tag, _) = raw.hear_request();
-        let (_, _, _) = raw.hear_request();
+fn reply_before_hangup_is_delivered() {
+    let impostor = FakeBrick::attached(|mut raw| {
+        let (kind, tag, _) = raw.receive_request();
+        let (_, _, _) = raw.receive_request();
         raw.answer(kind, tag, Ok(Reply::Slice(SliceReply::Done)));
     });
     let mut leg = leg(&impostor);
     leg.submit(1, SliceRequest::Flush);
-    leg.submit(2, SliceRequest::Settled);
+    leg.submit(2, SliceRequest::ForgetInFlight);
     let completions = reap(&mut leg, 2);
     assert_eq!(completions[0].result, Ok(SliceReply::Done));
     assert_lost(&completions[1].result, "closed");
 }
 
 #[test]
-fn a_brick_that_ends_within_a_large_write_loses_it() {
-    let impostor = Impostor::attaches(|mut raw| {
-        let _: [u8; 1000] = raw.hear();
+fn brick_end_within_large_write_loses_it() {
+    let impostor = FakeBrick::attached(|mut raw| {
+        let _: [u8; 1000] = raw.receive();
     });
     let mut leg = leg(&impostor);
     let data = Bytes::from(vec![1; SLICE_IO_BYTES_MAX as usize]);
@@ -122,18 +122,18 @@ fn a_brick_that_ends_within_a_large_write_loses_it() {
 }
 
 #[test]
-fn a_brick_that_goes_while_nothing_is_in_flight_is_noticed_by_its_descriptor() {
-    let impostor = Impostor::attaches(drop);
+fn idle_leg_descriptor_shows_brick_hangup() {
+    let impostor = FakeBrick::attached(drop);
     let mut leg = leg(&impostor);
     drop(impostor);
     assert!(has_arrived(&leg));
     leg.reap(&mut Vec::new());
-    assert_lost(&ask(&mut leg, SliceRequest::Flush), "closed");
+    assert_lost(&execute(&mut leg, SliceRequest::Flush), "closed");
 }
 
 /// What a request's answer waits for, until the brick is given up.
-fn silence(request: &SliceRequest, limits: Timeouts, least: Duration, told: &str) {
-    let impostor = Impostor::attaches(|mut raw| raw.wait_end());
+fn check_silence(request: &SliceRequest, limits: Timeouts, least: Duration, told: &str) {
+    let impostor = FakeBrick::attached(|mut raw| raw.wait_end());
     let mut leg = leg_with(impostor.address, limits).expect("attached");
     assert_eq!(leg.deadline(), None);
     let began = Instant::now();
@@ -146,25 +146,25 @@ fn silence(request: &SliceRequest, limits: Timeouts, least: Duration, told: &str
 }
 
 #[test]
-fn a_silent_brick_is_lost_after_the_stall_limit() {
+fn silent_brick_is_lost_after_stall_limit() {
     let stall = SHORT;
     let limits = Timeouts {
         stall,
         ..timeouts()
     };
     let read = SliceRequest::Read { offset: 0, len: 1 };
-    silence(&read, limits, stall, "no reply came for 40 ms");
+    check_silence(&read, limits, stall, "no reply came for 40 ms");
 }
 
 #[test]
-fn a_flush_has_the_time_of_a_call() {
+fn flush_may_take_the_call_timeout() {
     let (stall, call) = (SHORT, SHORT * 3);
     let limits = Timeouts {
         stall,
         call,
         ..timeouts()
     };
-    silence(
+    check_silence(
         &SliceRequest::Flush,
         limits,
         call,
@@ -174,12 +174,12 @@ fn a_flush_has_the_time_of_a_call() {
 
 /// And what was not sent is dropped: the brick sees the end at once.
 #[test]
-fn a_full_socket_does_not_hide_silence() {
-    let impostor = Impostor::attaches(|mut raw| {
-        let _ = raw.hear::<64>();
+fn full_socket_does_not_hide_silence() {
+    let impostor = FakeBrick::attached(|mut raw| {
+        let _ = raw.receive::<64>();
         // Says nothing and reads nothing until the client has hung up.
         let mut fds = [PollFd::new(&raw.0, PollFlags::RDHUP)];
-        let patience = Timespec::try_from(PATIENCE).expect("a short time");
+        let patience = Timespec::try_from(TEST_TIMEOUT).expect("a short time");
         let gone = poll(&mut fds, Some(&patience)).expect("polled");
         assert_eq!(gone, 1, "the end of the client was not told");
     });
@@ -209,8 +209,8 @@ fn a_full_socket_does_not_hide_silence() {
 }
 
 #[test]
-fn a_server_that_accepts_and_says_nothing_is_given_up() {
-    let impostor = Impostor::bare(|mut raw| raw.wait_end());
+fn silent_server_fails_the_handshake() {
+    let impostor = FakeBrick::without_handshake(|mut raw| raw.wait_end());
     let handshake = SHORT;
     let limits = Timeouts {
         handshake,
@@ -221,11 +221,11 @@ fn a_server_that_accepts_and_says_nothing_is_given_up() {
 }
 
 #[test]
-fn a_call_that_is_not_answered_ends_and_so_does_the_connection() {
-    let impostor = Impostor::admits(|mut raw| raw.wait_end());
+fn unanswered_call_ends_with_its_connection() {
+    let impostor = FakeBrick::authenticated(|mut raw| raw.wait_end());
     let call = SHORT;
     let limits = Timeouts { call, ..timeouts() };
-    let brick = Remote::connect(impostor.address, &key(), limits).expect("connected");
+    let brick = BrickClient::connect(impostor.address, &key(), limits).expect("connected");
     for _ in 0..2 {
         let ended = brick.status().map(|_| SliceReply::Done);
         assert_lost(&ended, "no answer within 40 ms");
@@ -233,8 +233,8 @@ fn a_call_that_is_not_answered_ends_and_so_does_the_connection() {
 }
 
 #[test]
-fn a_brick_with_another_key_is_refused_before_anything_is_proven_to_it() {
-    let impostor = Impostor::bare(|mut raw| {
+fn brick_with_another_key_gets_no_proof() {
+    let impostor = FakeBrick::without_handshake(|mut raw| {
         admit(&mut raw, &Key::from_bytes([8; 32]), Versions::OURS);
         raw.assert_hung_up();
     });
@@ -245,8 +245,8 @@ fn a_brick_with_another_key_is_refused_before_anything_is_proven_to_it() {
 }
 
 #[test]
-fn a_client_with_another_key_is_refused_and_opens_nothing() {
-    let memory = Memory::new();
+fn client_with_another_key_is_refused_and_opens_nothing() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let other = Key::from_bytes([8; 32]);
     let outcome = TcpLeg::connect(server.address(), &other, timeouts(), SLICE, Epoch(1));
@@ -255,18 +255,18 @@ fn a_client_with_another_key_is_refused_and_opens_nothing() {
 }
 
 #[test]
-fn a_challenge_that_was_heard_elsewhere_proves_nothing() {
-    let memory = Memory::new();
+fn relayed_challenge_is_refused() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let address = server.address();
     // It asks the real brick with another hello, and passes its answer on.
-    let impostor = Impostor::bare(move |mut raw| {
-        let mut hello: [u8; HELLO_BYTES] = raw.hear();
+    let impostor = FakeBrick::without_handshake(move |mut raw| {
+        let mut hello: [u8; HELLO_BYTES] = raw.receive();
         hello[40] ^= 1;
-        let mut real = Raw::connect(address);
-        real.say(&hello);
-        let challenge: [u8; CHALLENGE_BYTES] = real.hear();
-        raw.say(&challenge);
+        let mut real = RawConnection::connect(address);
+        real.send(&hello);
+        let challenge: [u8; CHALLENGE_BYTES] = real.receive();
+        raw.send(&challenge);
         raw.assert_hung_up();
     });
     assert_refused(
@@ -276,17 +276,17 @@ fn a_challenge_that_was_heard_elsewhere_proves_nothing() {
 }
 
 #[test]
-fn a_version_that_was_lowered_on_the_way_is_noticed() {
-    let memory = Memory::new();
+fn version_downgrade_is_detected() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let address = server.address();
-    let impostor = Impostor::bare(move |mut raw| {
-        let mut hello: [u8; HELLO_BYTES] = raw.hear();
+    let impostor = FakeBrick::without_handshake(move |mut raw| {
+        let mut hello: [u8; HELLO_BYTES] = raw.receive();
         hello[5] = 9;
-        let mut real = Raw::connect(address);
-        real.say(&hello);
-        let challenge: [u8; CHALLENGE_BYTES] = real.hear();
-        raw.say(&challenge);
+        let mut real = RawConnection::connect(address);
+        real.send(&hello);
+        let challenge: [u8; CHALLENGE_BYTES] = real.receive();
+        raw.send(&challenge);
         raw.assert_hung_up();
     });
     assert_refused(
@@ -296,8 +296,8 @@ fn a_version_that_was_lowered_on_the_way_is_noticed() {
 }
 
 #[test]
-fn a_brick_of_another_version_is_named() {
-    let impostor = Impostor::bare(|mut raw| {
+fn refusal_names_versions_of_brick() {
+    let impostor = FakeBrick::without_handshake(|mut raw| {
         let newer = Versions { min: 4, max: 6 };
         admit(&mut raw, &key(), newer);
     });
@@ -305,9 +305,9 @@ fn a_brick_of_another_version_is_named() {
 }
 
 #[test]
-fn a_server_of_another_protocol_is_named() {
-    let impostor = Impostor::bare(|mut raw| {
-        raw.mutter(&[b'x'; CHALLENGE_BYTES]);
+fn server_of_another_protocol_is_refused_with_hint() {
+    let impostor = FakeBrick::without_handshake(|mut raw| {
+        raw.try_send(&[b'x'; CHALLENGE_BYTES]);
         raw.wait_end();
     });
     assert_refused(
@@ -318,7 +318,7 @@ fn a_server_of_another_protocol_is_named() {
 
 /// Everything that ends a leg because of what the brick said.
 #[test]
-fn replies_that_answer_nothing_or_too_little_end_the_leg() {
+fn unexpected_or_short_reply_ends_the_leg() {
     type Twist = fn(Vec<u8>) -> Vec<u8>;
     let eight = || Ok(Reply::Slice(SliceReply::Data(vec![1; 8])));
     let cases: [(&str, Twist); 9] = [
@@ -326,12 +326,12 @@ fn replies_that_answer_nothing_or_too_little_end_the_leg() {
         ("answers nothing", |m| forged(&m, 9, &[0xff])),
         ("answers nothing", |m| {
             let tag = u64::from_le_bytes(m[8..16].try_into().expect("eight"));
-            answered(Kind::Flush, tag, Ok(Reply::Slice(SliceReply::Done)))
+            encode_answer(MessageKind::Flush, tag, Ok(Reply::Slice(SliceReply::Done)))
         }),
         ("answers nothing", |m| {
             let tag = u64::from_le_bytes(m[8..16].try_into().expect("eight"));
             let short = SliceReply::Data(vec![1; 7]);
-            answered(Kind::Read, tag, Ok(Reply::Slice(short)))
+            encode_answer(MessageKind::Read, tag, Ok(Reply::Slice(short)))
         }),
         ("at most 1048576", |m| forged(&m, 20, &[0xff; 4])),
         ("misplaced kind 0x01", |m| forged(&m, 5, &[1])),
@@ -343,9 +343,9 @@ fn replies_that_answer_nothing_or_too_little_end_the_leg() {
         ("no message starts here", |_| vec![b'x'; 64]),
     ];
     for (says, twist) in cases {
-        let impostor = Impostor::attaches(move |mut raw| {
-            let (kind, tag, _) = raw.hear_request();
-            raw.mutter(&twist(answered(kind, tag, eight())));
+        let impostor = FakeBrick::attached(move |mut raw| {
+            let (kind, tag, _) = raw.receive_request();
+            raw.try_send(&twist(encode_answer(kind, tag, eight())));
             raw.wait_end();
         });
         check_lost(&impostor, 3, says);
@@ -353,11 +353,11 @@ fn replies_that_answer_nothing_or_too_little_end_the_leg() {
 }
 
 #[test]
-fn a_reply_given_twice_ends_the_leg() {
-    let impostor = Impostor::attaches(|mut raw| {
-        let (kind, tag, _) = raw.hear_request();
-        let done = answered(kind, tag, Ok(Reply::Slice(SliceReply::Done)));
-        raw.mutter(&[&done[..], &done].concat());
+fn repeated_reply_ends_the_leg() {
+    let impostor = FakeBrick::attached(|mut raw| {
+        let (kind, tag, _) = raw.receive_request();
+        let done = encode_answer(kind, tag, Ok(Reply::Slice(SliceReply::Done)));
+        raw.try_send(&[&done[..], &done].concat());
         raw.wait_end();
     });
     let mut leg = leg(&impostor);
@@ -369,20 +369,20 @@ fn a_reply_given_twice_ends_the_leg() {
 }
 
 #[test]
-fn a_brick_that_calls_itself_lost_is_lost() {
+fn brick_reporting_itself_lost_is_lost() {
     let says = || Err(SliceError::Lost("the pool has failed".into()));
-    let impostor = Impostor::attaches(move |mut raw| {
-        let (kind, tag, _) = raw.hear_request();
+    let impostor = FakeBrick::attached(move |mut raw| {
+        let (kind, tag, _) = raw.receive_request();
         raw.answer(kind, tag, says());
         raw.wait_end();
     });
     check_lost(&impostor, 3, "the pool has failed");
-    let impostor = Impostor::admits(move |mut raw| {
-        let (kind, tag, _) = raw.hear_request();
+    let impostor = FakeBrick::authenticated(move |mut raw| {
+        let (kind, tag, _) = raw.receive_request();
         raw.answer(kind, tag, says());
         raw.wait_end();
     });
-    let brick = Remote::connect(impostor.address, &key(), timeouts()).expect("connected");
+    let brick = BrickClient::connect(impostor.address, &key(), timeouts()).expect("connected");
     for _ in 0..2 {
         let ended = brick.delete(SLICE).map(|()| SliceReply::Done);
         assert_lost(&ended, "the pool has failed");
@@ -391,8 +391,8 @@ fn a_brick_that_calls_itself_lost_is_lost() {
 
 #[test]
 fn replies_in_another_order_find_their_requests() {
-    let impostor = Impostor::attaches(|mut raw| {
-        let asked: Vec<_> = (0..50).map(|_| raw.hear_request()).collect();
+    let impostor = FakeBrick::attached(|mut raw| {
+        let asked: Vec<_> = (0..50).map(|_| raw.receive_request()).collect();
         for (kind, tag, request) in asked.into_iter().rev() {
             let pagemesh_fabric::message::request::Request::Slice { request, .. } = request else {
                 panic!("not of a slice");
@@ -416,47 +416,47 @@ fn replies_in_another_order_find_their_requests() {
 }
 
 #[test]
-fn a_list_that_does_not_move_on_ends() {
+fn listing_without_progress_ends() {
     let info = SliceInfo {
         slice: SLICE,
         size_bytes: 1,
         epoch: 1,
         round: 0,
     };
-    let impostor = Impostor::admits(move |mut raw| {
+    let impostor = FakeBrick::authenticated(move |mut raw| {
         for _ in 0..2 {
-            let (kind, tag, _) = raw.hear_request();
+            let (kind, tag, _) = raw.receive_request();
             let (slices, more) = (vec![info.clone()], true);
-            raw.answer(kind, tag, Ok(Reply::Listed { slices, more }));
+            raw.answer(kind, tag, Ok(Reply::List { slices, more }));
         }
         raw.wait_end();
     });
-    let brick = Remote::connect(impostor.address, &key(), timeouts()).expect("connected");
+    let brick = BrickClient::connect(impostor.address, &key(), timeouts()).expect("connected");
     let ended = brick.list().map(|_| SliceReply::Done);
     assert_lost(&ended, "not asked");
 }
 
 #[test]
-fn a_call_that_reads_gets_as_much_as_it_asked_for() {
-    let impostor = Impostor::admits(|mut raw| {
-        let (kind, tag, _) = raw.hear_request();
+fn short_reply_to_a_read_call_is_refused() {
+    let impostor = FakeBrick::authenticated(|mut raw| {
+        let (kind, tag, _) = raw.receive_request();
         let short = SliceReply::Data(vec![1; 7]);
         raw.answer(kind, tag, Ok(Reply::Slice(short)));
         raw.wait_end();
     });
-    let brick = Remote::connect(impostor.address, &key(), timeouts()).expect("connected");
+    let brick = BrickClient::connect(impostor.address, &key(), timeouts()).expect("connected");
     let request = SliceRequest::Read { offset: 0, len: 8 };
     assert_lost(&brick.execute(0, request), "not asked");
 }
 
 /// A control connection says so in its hello.
 #[test]
-fn the_purpose_is_told() {
+fn hello_carries_the_purpose() {
     let (told, heard) = std::sync::mpsc::channel();
-    let impostor = Impostor::bare(move |mut raw| {
-        let hello: [u8; HELLO_BYTES] = raw.hear();
+    let impostor = FakeBrick::without_handshake(move |mut raw| {
+        let hello: [u8; HELLO_BYTES] = raw.receive();
         told.send(hello[7]).expect("heard");
     });
-    assert!(Remote::connect(impostor.address, &key(), timeouts()).is_err());
+    assert!(BrickClient::connect(impostor.address, &key(), timeouts()).is_err());
     assert_eq!(heard.recv(), Ok(Purpose::Control.code()));
 }

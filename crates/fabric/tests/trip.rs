@@ -8,13 +8,13 @@ use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::*;
 use pagemesh_base::space::Extent;
 use pagemesh_fabric::auth::Purpose;
-use pagemesh_fabric::limits::{LATER_BYTES_MAX, LATER_MAX, UNSENT_REPLY_BYTES_MAX};
+use pagemesh_fabric::brick_client::BrickClient;
+use pagemesh_fabric::limits::{DEFERRED_BYTES_MAX, DEFERRED_MAX, UNSENT_REPLY_BYTES_MAX};
 use pagemesh_fabric::message::reply::Reply;
 use pagemesh_fabric::message::request::Request;
-use pagemesh_fabric::remote::Remote;
-use pagemesh_fabric::tcp::{Options, Server, TcpLeg};
+use pagemesh_fabric::tcp::{ServerOptions, TcpLeg, TcpServer};
 use std::sync::Arc;
-use support::raw::{Raw, asked};
+use support::raw::{RawConnection, encode_request};
 use support::*;
 use uuid::Uuid;
 
@@ -41,9 +41,9 @@ fn exchanges() -> Vec<(SliceRequest, Result<SliceReply, SliceError>)> {
     let stamp = Stamp {
         epoch,
         op: 1 << 60,
-        open: 17,
+        open_ops: 17,
     };
-    let operation = InFlight {
+    let operation = InFlightOp {
         page,
         count: 3,
         epoch,
@@ -51,7 +51,7 @@ fn exchanges() -> Vec<(SliceRequest, Result<SliceReply, SliceError>)> {
     };
     let extent = |len, mapped| Extent { len, mapped };
     let dirty = |next| SliceReply::Dirty {
-        runs: vec![Run { page, count: 7 }],
+        runs: vec![PageRun { page, count: 7 }],
         next,
     };
     let (offset, len) = (4097, 1 << 30);
@@ -92,7 +92,7 @@ fn exchanges() -> Vec<(SliceRequest, Result<SliceReply, SliceError>)> {
             SliceRequest::InFlight,
             Ok(SliceReply::InFlight(Some(vec![operation; 4]))),
         ),
-        (SliceRequest::Settled, Ok(SliceReply::Done)),
+        (SliceRequest::ForgetInFlight, Ok(SliceReply::Done)),
         (raise(0), Ok(SliceReply::Done)),
         (raise(15), Ok(SliceReply::Done)),
         (written, Err(SliceError::StaleEpoch { current: Epoch(5) })),
@@ -104,25 +104,25 @@ fn exchanges() -> Vec<(SliceRequest, Result<SliceReply, SliceError>)> {
     ]
 }
 
-fn write_pages(page: u64, count: usize) -> Part {
-    Part::Write {
+fn write_pages(page: u64, count: usize) -> TransactionPart {
+    TransactionPart::Write {
         offset: page * 4096,
         data: Bytes::from(pattern(count * 4096)),
     }
 }
 
-fn clear_pages(page: u64, count: u64) -> Part {
+fn clear_pages(page: u64, count: u64) -> TransactionPart {
     let (offset, len) = (page * 4096, count * 4096);
-    Part::Clear { offset, len }
+    TransactionPart::Clear { offset, len }
 }
 
-fn transact(parts: Vec<Part>, stamp: Stamp) -> SliceRequest {
+fn transact(parts: Vec<TransactionPart>, stamp: Stamp) -> SliceRequest {
     SliceRequest::Transact { parts, stamp }
 }
 
 #[test]
-fn every_request_and_answer_arrives_as_it_was_sent() {
-    let memory = Memory::new();
+fn every_request_and_answer_arrives_unchanged() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let mut leg = attach(&server);
     let (requests, answers): (Vec<_>, Vec<_>) = exchanges().into_iter().unzip();
@@ -134,12 +134,12 @@ fn every_request_and_answer_arrives_as_it_was_sent() {
     completions.sort_by_key(|completion| completion.tag);
     let results: Vec<_> = completions.into_iter().map(|done| done.result).collect();
     assert_eq!(results, answers);
-    assert_eq!(memory.state().asked, requests);
+    assert_eq!(memory.state().requests, requests);
 }
 
 #[test]
-fn a_brick_and_its_slice_introduce_themselves() {
-    let memory = Memory::new();
+fn leg_knows_brick_and_slice_size() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let leg = attach(&server);
     assert_eq!((leg.brick(), leg.size_bytes()), (BRICK, SLICE_BYTES));
@@ -149,7 +149,7 @@ fn a_brick_and_its_slice_introduce_themselves() {
 
 #[test]
 fn attaching_fails_with_the_reason() {
-    let memory = Memory::new();
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let attach = |slice, epoch| {
         TcpLeg::connect(server.address(), &key(), timeouts(), slice, Epoch(epoch)).err()
@@ -161,8 +161,8 @@ fn attaching_fails_with_the_reason() {
 }
 
 #[test]
-fn as_many_as_a_leg_takes_are_pipelined_and_one_more_is_refused() {
-    let memory = Memory::new();
+fn leg_pipelines_its_limit_and_refuses_one_more() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let mut leg = attach(&server);
     let cell = |at: usize| (at as u64 * 512, [at as u8; 512].to_vec());
@@ -188,8 +188,8 @@ fn as_many_as_a_leg_takes_are_pipelined_and_one_more_is_refused() {
 }
 
 #[test]
-fn the_longest_writes_and_reads_arrive_and_longer_ones_are_not_sent() {
-    let memory = Memory::new();
+fn longest_io_arrives_and_longer_io_is_not_sent() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let mut leg = attach(&server);
     let max = SLICE_IO_BYTES_MAX as usize;
@@ -207,17 +207,17 @@ fn the_longest_writes_and_reads_arrive_and_longer_ones_are_not_sent() {
         let right = Ok(SliceReply::Data(whole[at..at + max].to_vec()));
         assert!(completion.result == right, "read {at} differs");
     }
-    let asked = memory.state().asked.len();
+    let asked = memory.state().requests.len();
     for beyond in [write(0, vec![0; max + 1]), read(0, SLICE_IO_BYTES_MAX + 1)] {
-        let refused = ask(&mut leg, beyond);
+        let refused = execute(&mut leg, beyond);
         assert!(matches!(refused, Err(SliceError::OutOfRange(_))));
     }
-    assert_eq!(memory.state().asked.len(), asked);
+    assert_eq!(memory.state().requests.len(), asked);
 }
 
 #[test]
-fn a_reply_comes_only_after_its_batch_has_ended() {
-    let memory = Memory::new();
+fn reply_is_sent_after_its_batch_ends() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let mut leg = attach(&server);
     memory.change(|state| state.gate_closed = true);
@@ -229,8 +229,8 @@ fn a_reply_comes_only_after_its_batch_has_ended() {
 }
 
 #[test]
-fn what_arrives_together_is_one_batch() {
-    let memory = Memory::new();
+fn requests_that_arrive_together_are_one_batch() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let mut leg = attach(&server);
     memory.change(|state| state.gate_closed = true);
@@ -248,21 +248,24 @@ fn what_arrives_together_is_one_batch() {
 }
 
 #[test]
-fn a_batch_that_cannot_end_loses_its_requests() {
-    let memory = Memory::new();
+fn failed_batch_loses_its_requests() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let mut leg = attach(&server);
     memory.change(|state| state.fail_batches = true);
-    assert_lost(&ask(&mut leg, SliceRequest::Flush), "closed the connection");
+    assert_lost(
+        &execute(&mut leg, SliceRequest::Flush),
+        "closed the connection",
+    );
     memory.wait("the session's end", |state| state.dropped == 1);
 }
 
 #[test]
-fn what_ends_later_is_overtaken_and_comes_in_any_order() {
-    let memory = Memory::new();
+fn deferred_replies_come_in_any_order() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let mut leg = attach(&server);
-    memory.change(|state| state.mode = Mode::Later);
+    memory.change(|state| state.mode = ReplyMode::Deferred);
     for tag in 0..3 {
         leg.submit(tag, write(tag * 8, vec![tag as u8 + 1; 8]));
     }
@@ -274,27 +277,27 @@ fn what_ends_later_is_overtaken_and_comes_in_any_order() {
     let tags: Vec<u64> = reap(&mut leg, 3).into_iter().map(|c| c.tag).collect();
     assert_eq!(tags, [2, 1, 0]);
     let all: Vec<u8> = [[1; 8], [2; 8], [3; 8]].concat();
-    assert_eq!(ask(&mut leg, read(0, 24)), Ok(SliceReply::Data(all)));
+    assert_eq!(execute(&mut leg, read(0, 24)), Ok(SliceReply::Data(all)));
 }
 
 /// A handler that finishes tickets with the batch has nothing to wake anybody
 /// with afterwards.
 #[test]
-fn a_ticket_that_the_batch_finishes_is_answered_with_it() {
-    let memory = Memory::new();
+fn ticket_finished_by_batch_end_is_answered() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let mut leg = attach(&server);
-    memory.change(|state| state.mode = Mode::AtBatchEnd);
-    let done = ask(&mut leg, write(0, vec![1; 8]));
+    memory.change(|state| state.mode = ReplyMode::AtBatchEnd);
+    let done = execute(&mut leg, write(0, vec![1; 8]));
     assert_eq!(done, Ok(SliceReply::Done));
 }
 
 #[test]
-fn a_ticket_used_twice_ends_the_connection() {
-    let memory = Memory::new();
+fn ticket_used_twice_ends_the_connection() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let mut leg = attach(&server);
-    memory.change(|state| state.mode = Mode::SameTicket);
+    memory.change(|state| state.mode = ReplyMode::SameTicket);
     leg.submit(1, SliceRequest::Flush);
     leg.submit(2, SliceRequest::Flush);
     for completion in reap(&mut leg, 2) {
@@ -304,38 +307,38 @@ fn a_ticket_used_twice_ends_the_connection() {
 
 /// More in flight than the brick keeps waiting is held back, not refused.
 #[test]
-fn more_requests_than_may_wait_are_held_back() {
-    let memory = Memory::new();
+fn requests_beyond_deferred_limit_are_held_back() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let mut leg = attach(&server);
-    memory.change(|state| state.mode = Mode::Later);
+    memory.change(|state| state.mode = ReplyMode::Deferred);
     for tag in 0..LEG_REQUESTS_MAX as u64 {
         leg.submit(tag, write(0, vec![1; 8]));
     }
     let mut none = Vec::new();
     leg.reap(&mut none);
-    memory.wait("the most tickets", |state| state.waiting == LATER_MAX);
+    memory.wait("the most tickets", |state| state.waiting == DEFERRED_MAX);
     memory.release();
     for completion in reap(&mut leg, LEG_REQUESTS_MAX) {
         assert_eq!(completion.result, Ok(SliceReply::Done));
     }
-    assert_eq!(memory.state().waiting_most, LATER_MAX);
+    assert_eq!(memory.state().waiting_max, DEFERRED_MAX);
 }
 
 #[test]
-fn bytes_that_wait_in_the_brick_are_bounded() {
-    let memory = Memory::new();
+fn bytes_of_deferred_requests_are_bounded() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let mut leg = attach(&server);
-    memory.change(|state| state.mode = Mode::Later);
+    memory.change(|state| state.mode = ReplyMode::Deferred);
     let len = SLICE_IO_BYTES_MAX as usize;
-    let (count, most) = (2 * LATER_BYTES_MAX / len, LATER_BYTES_MAX / len);
+    let (count, most) = (2 * DEFERRED_BYTES_MAX / len, DEFERRED_BYTES_MAX / len);
     let data = Bytes::from(vec![1; len]);
     let mut completions = Vec::new();
     for tag in 0..count as u64 {
         leg.submit(tag, write(0, data.clone()));
     }
-    let until = std::time::Instant::now() + PATIENCE;
+    let until = std::time::Instant::now() + TEST_TIMEOUT;
     while memory.state().waiting < most {
         leg.reap(&mut completions);
         assert!(
@@ -346,31 +349,31 @@ fn bytes_that_wait_in_the_brick_are_bounded() {
     assert!(completions.is_empty());
     memory.release();
     reap(&mut leg, count);
-    assert!(memory.state().held_most <= LATER_BYTES_MAX);
+    assert!(memory.state().held_bytes_max <= DEFERRED_BYTES_MAX);
 }
 
 /// A client that asks for more than it reads is not served beyond the bound.
 #[test]
-fn replies_that_nobody_reads_are_bounded() {
-    let memory = Memory::new();
+fn unread_replies_are_bounded() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
-    let mut raw = Raw::client(server.address(), Purpose::Session);
+    let mut raw = RawConnection::client(server.address(), Purpose::Session);
     let (slice, epoch) = (SLICE, Epoch(1));
-    let Ok(Reply::Attached(attached)) = raw.ask(&Request::Attach { slice, epoch }) else {
+    let Ok(Reply::Attach(attached)) = raw.ask(&Request::Attach { slice, epoch }) else {
         panic!("not attached");
     };
     let (handle, tags) = (attached.handle, 2..66);
     let request = read(0, SLICE_IO_BYTES_MAX);
     let all = tags.clone().flat_map(|tag| {
         let request = request.clone();
-        asked(&Request::Slice { handle, request }, tag)
+        encode_request(&Request::Slice { handle, request }, tag)
     });
-    raw.say(&all.collect::<Vec<u8>>());
+    raw.send(&all.collect::<Vec<u8>>());
     memory.wait("the first batch", |state| !state.batches.is_empty());
     let most = UNSENT_REPLY_BYTES_MAX / SLICE_IO_BYTES_MAX as usize;
     assert!(memory.state().batches[0] <= most);
     for tag in tags {
-        let (found, answer) = raw.hear_answer();
+        let (found, answer) = raw.receive_answer();
         assert_eq!((found, answer.is_ok()), (tag, true));
     }
 }
@@ -378,11 +381,11 @@ fn replies_that_nobody_reads_are_bounded() {
 /// What it changes may have been changed since by another client or connection (seed 3144
 /// of the cluster simulation).
 #[test]
-fn a_request_that_comes_twice_or_too_late_ends_the_connection() {
+fn repeated_or_late_request_ends_the_connection() {
     for late in [7, 6, 0] {
-        let memory = Memory::new();
+        let memory = MemoryBrick::new();
         let server = serve(&memory);
-        let mut raw = Raw::client(server.address(), Purpose::Session);
+        let mut raw = RawConnection::client(server.address(), Purpose::Session);
         let (slice, epoch) = (SLICE, Epoch(1));
         assert!(raw.ask(&Request::Attach { slice, epoch }).is_ok());
         let handle = 0;
@@ -390,31 +393,31 @@ fn a_request_that_comes_twice_or_too_late_ends_the_connection() {
             handle,
             request: write(0, vec![byte; 8]),
         };
-        raw.say(&asked(&write(1), 7));
-        assert_eq!(raw.hear_answer().0, 7);
-        raw.say(&asked(&write(2), late));
+        raw.send(&encode_request(&write(1), 7));
+        assert_eq!(raw.receive_answer().0, 7);
+        raw.send(&encode_request(&write(2), late));
         raw.assert_hung_up();
-        assert_eq!(memory.state().asked.len(), 1, "{late}");
+        assert_eq!(memory.state().requests.len(), 1, "{late}");
     }
 }
 
 #[test]
-fn a_fenced_client_is_told_the_epoch() {
-    let memory = Memory::new();
+fn fenced_client_is_told_the_epoch() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let (mut old, mut new) = (attach(&server), attach(&server));
     let (epoch, round) = (Epoch(2), 0);
-    let raised = ask(&mut new, SliceRequest::RaiseEpoch { epoch, round });
+    let raised = execute(&mut new, SliceRequest::RaiseEpoch { epoch, round });
     assert_eq!(raised, Ok(SliceReply::Done));
-    let refused = ask(&mut old, write(0, vec![1; 8]));
+    let refused = execute(&mut old, write(0, vec![1; 8]));
     assert_eq!(refused, Err(SliceError::StaleEpoch { current: epoch }));
 }
 
 #[test]
-fn a_handle_that_was_not_given_is_refused_and_the_connection_goes_on() {
-    let memory = Memory::new();
+fn unknown_handle_is_refused_and_connection_stays() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
-    let mut raw = Raw::client(server.address(), Purpose::Session);
+    let mut raw = RawConnection::client(server.address(), Purpose::Session);
     let flush = |handle| Request::Slice {
         handle,
         request: read(0, 8),
@@ -431,9 +434,9 @@ fn a_handle_that_was_not_given_is_refused_and_the_connection_goes_on() {
 
 #[test]
 fn requests_beyond_limits_never_reach_the_handler() {
-    let memory = Memory::new();
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
-    let mut raw = Raw::client(server.address(), Purpose::Session);
+    let mut raw = RawConnection::client(server.address(), Purpose::Session);
     let (slice, epoch) = (SLICE, Epoch(1));
     assert!(raw.ask(&Request::Attach { slice, epoch }).is_ok());
     let (offset, page, from) = (0, PageNo(0), PageNo(0));
@@ -455,50 +458,50 @@ fn requests_beyond_limits_never_reach_the_handler() {
         let answer = raw.ask(&Request::Slice { handle, request });
         assert!(matches!(answer, Err(SliceError::OutOfRange(_))));
     }
-    assert!(memory.state().asked.is_empty());
+    assert!(memory.state().requests.is_empty());
 }
 
 #[test]
-fn a_session_ends_with_its_connection_whatever_waits() {
-    let memory = Memory::new();
+fn session_ends_with_connection_despite_pending_requests() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let mut leg = attach(&server);
-    memory.change(|state| state.mode = Mode::Later);
+    memory.change(|state| state.mode = ReplyMode::Deferred);
     leg.submit(1, SliceRequest::Flush);
     memory.wait("a ticket", |state| state.waiting == 1);
     drop(leg);
     memory.wait("the session's end", |state| state.dropped == 1);
-    memory.change(|state| state.mode = Mode::Now);
-    assert!(ask(&mut attach(&server), SliceRequest::Flush).is_ok());
+    memory.change(|state| state.mode = ReplyMode::Immediate);
+    assert!(execute(&mut attach(&server), SliceRequest::Flush).is_ok());
 }
 
 /// Even if the brick takes no further request of it at the time.
 #[test]
-fn a_session_that_is_held_back_ends_with_its_connection() {
-    let memory = Memory::new();
+fn session_at_deferred_limit_ends_with_its_connection() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
-    let mut raw = Raw::client(server.address(), Purpose::Session);
+    let mut raw = RawConnection::client(server.address(), Purpose::Session);
     let (slice, epoch) = (SLICE, Epoch(1));
     assert!(raw.ask(&Request::Attach { slice, epoch }).is_ok());
-    memory.change(|state| state.mode = Mode::Later);
+    memory.change(|state| state.mode = ReplyMode::Deferred);
     let flush = Request::Slice {
         handle: 0,
         request: SliceRequest::Flush,
     };
-    let all = (2..2 + LATER_MAX as u64).flat_map(|tag| asked(&flush, tag));
-    raw.say(&all.collect::<Vec<u8>>());
-    memory.wait("the most tickets", |state| state.waiting == LATER_MAX);
+    let all = (2..2 + DEFERRED_MAX as u64).flat_map(|tag| encode_request(&flush, tag));
+    raw.send(&all.collect::<Vec<u8>>());
+    memory.wait("the most tickets", |state| state.waiting == DEFERRED_MAX);
     drop(raw);
     memory.wait("the session's end", |state| state.dropped == 1);
 }
 
 #[test]
-fn stopping_a_server_ends_sessions_and_loses_what_is_in_flight() {
-    let memory = Memory::new();
+fn server_stop_ends_sessions_and_loses_requests() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
     let address = server.address();
     let (mut busy, mut idle) = (attach(&server), attach(&server));
-    memory.change(|state| state.mode = Mode::Later);
+    memory.change(|state| state.mode = ReplyMode::Deferred);
     for tag in 0..100 {
         busy.submit(tag, write(0, vec![1; 100]));
     }
@@ -509,28 +512,28 @@ fn stopping_a_server_ends_sessions_and_loses_what_is_in_flight() {
     for completion in reap(&mut busy, 100) {
         assert_lost(&completion.result, "brick");
     }
-    assert_lost(&ask(&mut idle, SliceRequest::Flush), "brick");
+    assert_lost(&execute(&mut idle, SliceRequest::Flush), "brick");
     let later = TcpLeg::connect(address, &key(), timeouts(), SLICE, Epoch(1));
     assert_lost(&later.map(|_| SliceReply::Done), "cannot be reached");
 }
 
 #[test]
-fn an_address_in_use_is_named() {
-    let memory = Memory::new();
+fn bind_error_names_address_in_use() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
-    let service = Arc::new(Bricks(memory));
-    let second = Server::bind(server.address(), key(), service, Options::default());
+    let service = Arc::new(MemoryBrickService(memory));
+    let second = TcpServer::bind(server.address(), key(), service, ServerOptions::default());
     let said = second.err().expect("in use").to_string();
     assert!(said.contains(&server.address().to_string()), "{said}");
 }
 
 #[test]
-fn more_clients_than_places_are_told_and_let_in_when_one_leaves() {
-    let memory = Memory::new();
+fn client_beyond_limit_is_admitted_when_another_leaves() {
+    let memory = MemoryBrick::new();
     let connections_max = 1;
-    let options = Options {
+    let options = ServerOptions {
         connections_max,
-        ..Options::default()
+        ..ServerOptions::default()
     };
     let server = serve_with(&memory, options);
     let first = attach(&server);
@@ -540,17 +543,17 @@ fn more_clients_than_places_are_told_and_let_in_when_one_leaves() {
         other => panic!("{other:?}"),
     }
     drop(first);
-    let until = std::time::Instant::now() + PATIENCE;
+    let until = std::time::Instant::now() + TEST_TIMEOUT;
     while connect().is_err() {
         assert!(std::time::Instant::now() < until, "the place stays taken");
     }
 }
 
 #[test]
-fn a_manager_makes_grows_lists_and_deletes_slices() {
-    let memory = Memory::new();
+fn manager_creates_grows_lists_and_deletes_slices() {
+    let memory = MemoryBrick::new();
     let server = serve(&memory);
-    let brick = Remote::connect(server.address(), &key(), timeouts()).expect("connected");
+    let brick = BrickClient::connect(server.address(), &key(), timeouts()).expect("connected");
     assert_eq!(brick.brick(), BRICK);
     let slice = SliceId(Uuid::from_u128(1));
     assert_eq!(brick.create(slice, 4096), Ok(()));
@@ -573,9 +576,9 @@ fn a_manager_makes_grows_lists_and_deletes_slices() {
 }
 
 #[test]
-fn a_long_list_comes_in_parts() {
-    let memory = Memory::new();
-    let count = 2 * LISTED_MAX as u128 + 1;
+fn long_list_comes_in_parts() {
+    let memory = MemoryBrick::new();
+    let count = 2 * LIST_ENTRIES_MAX as u128 + 1;
     memory.change(|state| {
         let ids = (1..count).map(|id| SliceId(Uuid::from_u128(id << 40)));
         state
@@ -583,7 +586,7 @@ fn a_long_list_comes_in_parts() {
             .extend(ids.map(|id| (id, (Vec::new(), Epoch(0)))));
     });
     let server = serve(&memory);
-    let brick = Remote::connect(server.address(), &key(), timeouts()).expect("connected");
+    let brick = BrickClient::connect(server.address(), &key(), timeouts()).expect("connected");
     let listed = brick.list().expect("listed");
     assert_eq!(listed.len(), count as usize);
     assert!(listed.is_sorted_by(|a, b| a.slice < b.slice));

@@ -10,15 +10,15 @@ mod model;
 mod op;
 mod real;
 
-pub use model::{Body, Model, Node};
-pub use op::{Dice, Op, Reach};
-pub use real::{check_counts, read, run};
+pub use model::{FsModel, Node, NodeContent};
+pub use op::{Op, OpGenerator, OpScale};
+pub use real::{check_page_counts, read, run_op};
 
-use pagemesh_fs::Caller;
+use pagemesh_fs::Credentials;
 use rustix::io::Errno;
 
 /// Who makes what operations make.
-pub const OWNER: Caller = Caller { uid: 7, gid: 8 };
+pub const OWNER: Credentials = Credentials { uid: 7, gid: 8 };
 
 /// What an operation comes to.
-pub type Outcome<T> = Result<T, Errno>;
+pub type OpResult<T> = Result<T, Errno>;

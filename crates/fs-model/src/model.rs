@@ -1,14 +1,14 @@
 //! The model: nodes in a map.
 
-use crate::Outcome;
+use crate::OpResult;
 use crate::op::Op;
-use pagemesh_fs::{Allocate, Rename, SetXattr};
+use pagemesh_fs::{AllocateMode, RenameMode, SetXattrMode};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 
 /// What a node is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Body {
+pub enum NodeContent {
     /// Bytes.
     File(Vec<u8>),
     /// Names, and the numbers of nodes.
@@ -21,7 +21,7 @@ pub enum Body {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// What it is.
-    pub body: Body,
+    pub body: NodeContent,
     /// Permissions.
     pub mode: u16,
     /// Extended attributes.
@@ -30,42 +30,42 @@ pub struct Node {
 
 /// Nodes by number; 0 is the root.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Model {
+pub struct FsModel {
     pub(crate) nodes: BTreeMap<u64, Node>,
     pub(crate) next: u64,
 }
 
-impl Default for Model {
-    fn default() -> Model {
+impl Default for FsModel {
+    fn default() -> FsModel {
         let root = Node {
-            body: Body::Directory(BTreeMap::new()),
+            body: NodeContent::Directory(BTreeMap::new()),
             mode: 0o755,
             xattrs: BTreeMap::new(),
         };
-        Model {
+        FsModel {
             nodes: BTreeMap::from([(0, root)]),
             next: 1,
         }
     }
 }
 
-impl Model {
-    fn directory(&self, number: u64) -> Outcome<&BTreeMap<Vec<u8>, u64>> {
+impl FsModel {
+    fn directory(&self, number: u64) -> OpResult<&BTreeMap<Vec<u8>, u64>> {
         match &self.nodes[&number].body {
-            Body::Directory(entries) => Ok(entries),
+            NodeContent::Directory(entries) => Ok(entries),
             _ => Err(Errno::NOTDIR),
         }
     }
 
     fn entries(&mut self, number: u64) -> &mut BTreeMap<Vec<u8>, u64> {
         match &mut self.nodes.get_mut(&number).expect("there").body {
-            Body::Directory(entries) => entries,
+            NodeContent::Directory(entries) => entries,
             _ => panic!("it was a directory"),
         }
     }
 
     /// Each byte of a path is a name of its own, of some length.
-    fn parent(&self, path: &[u8]) -> Outcome<(u64, Vec<u8>)> {
+    fn parent(&self, path: &[u8]) -> OpResult<(u64, Vec<u8>)> {
         let (&last, above) = path.split_last().expect("a path");
         let mut at = 0;
         for &step in above {
@@ -75,7 +75,7 @@ impl Model {
         Ok((at, name(last)))
     }
 
-    fn find(&self, path: &[u8]) -> Outcome<u64> {
+    fn find(&self, path: &[u8]) -> OpResult<u64> {
         let (parent, name) = self.parent(path)?;
         self.directory(parent)?
             .get(&name)
@@ -83,9 +83,9 @@ impl Model {
             .ok_or(Errno::NOENT)
     }
 
-    fn insert(&mut self, path: &[u8], body: Body, mut mode: u16) -> Outcome<()> {
+    fn insert(&mut self, path: &[u8], body: NodeContent, mut mode: u16) -> OpResult<()> {
         let (parent, name) = self.parent(path)?;
-        if matches!(body, Body::Directory(_)) {
+        if matches!(body, NodeContent::Directory(_)) {
             mode |= self.nodes[&parent].mode & 0o2000;
         }
         if self.directory(parent)?.contains_key(&name) {
@@ -100,37 +100,37 @@ impl Model {
     }
 
     /// Forgets a file in the root that operations have nothing to do with.
-    pub fn forget(&mut self, name: &[u8]) {
+    pub fn remove_root_file(&mut self, name: &[u8]) {
         self.entries(0).remove(name);
-        self.sweep();
+        self.remove_unnamed();
     }
 
     /// Forgets what has no name left.
-    fn sweep(&mut self) {
+    fn remove_unnamed(&mut self) {
         let mut named: Vec<u64> = vec![0];
         for node in self.nodes.values() {
-            if let Body::Directory(entries) = &node.body {
+            if let NodeContent::Directory(entries) = &node.body {
                 named.extend(entries.values());
             }
         }
         self.nodes.retain(|number, _| named.contains(number));
     }
 
-    fn is_below(&self, number: u64, above: u64) -> bool {
+    fn is_descendant(&self, number: u64, above: u64) -> bool {
         number == above
             || self.nodes[&above]
                 .clone()
                 .children()
-                .any(|child| self.is_below(number, child))
+                .any(|child| self.is_descendant(number, child))
     }
 
     /// Paths of all nodes that are wanted, but for the root.
     #[must_use]
-    pub fn paths(&self, wanted: &dyn Fn(&Body) -> bool) -> Vec<Vec<u8>> {
+    pub fn paths(&self, wanted: &dyn Fn(&NodeContent) -> bool) -> Vec<Vec<u8>> {
         let mut found = Vec::new();
         let mut above = vec![(Vec::new(), 0)];
         while let Some((path, number)) = above.pop() {
-            let Body::Directory(entries) = &self.nodes[&number].body else {
+            let NodeContent::Directory(entries) = &self.nodes[&number].body else {
                 continue;
             };
             for (name, number) in entries {
@@ -145,16 +145,16 @@ impl Model {
         found
     }
 
-    fn file(&mut self, path: &[u8]) -> Outcome<&mut Vec<u8>> {
+    fn file(&mut self, path: &[u8]) -> OpResult<&mut Vec<u8>> {
         let number = self.find(path)?;
         match &mut self.nodes.get_mut(&number).expect("there").body {
-            Body::File(bytes) => Ok(bytes),
-            Body::Directory(_) => Err(Errno::ISDIR),
-            Body::Symlink(_) => Err(Errno::INVAL),
+            NodeContent::File(bytes) => Ok(bytes),
+            NodeContent::Directory(_) => Err(Errno::ISDIR),
+            NodeContent::Symlink(_) => Err(Errno::INVAL),
         }
     }
 
-    fn rename(&mut self, from: &[u8], to: &[u8], how: Rename) -> Outcome<()> {
+    fn rename(&mut self, from: &[u8], to: &[u8], how: RenameMode) -> OpResult<()> {
         let (from_directory, old) = self.parent(from)?;
         let (to_directory, new) = self.parent(to)?;
         let moved = *self
@@ -162,36 +162,36 @@ impl Model {
             .get(&old)
             .ok_or(Errno::NOENT)?;
         let target = self.directory(to_directory)?.get(&new).copied();
-        let is_directory = |number| matches!(self.nodes[&number].body, Body::Directory(_));
-        if is_directory(moved) && self.is_below(to_directory, moved) {
+        let is_directory = |number| matches!(self.nodes[&number].body, NodeContent::Directory(_));
+        if is_directory(moved) && self.is_descendant(to_directory, moved) {
             return Err(Errno::INVAL);
         }
         match (how, target) {
-            (Rename::Exchange, None) => return Err(Errno::NOENT),
-            (Rename::Exchange, Some(target)) => {
-                if is_directory(target) && self.is_below(from_directory, target) {
+            (RenameMode::Exchange, None) => return Err(Errno::NOENT),
+            (RenameMode::Exchange, Some(target)) => {
+                if is_directory(target) && self.is_descendant(from_directory, target) {
                     return Err(Errno::INVAL);
                 }
                 self.entries(from_directory).insert(old, target);
                 self.entries(to_directory).insert(new, moved);
                 return Ok(());
             }
-            (Rename::NoReplace, Some(_)) => return Err(Errno::EXIST),
+            (RenameMode::NoReplace, Some(_)) => return Err(Errno::EXIST),
             (_, Some(target)) if target == moved => return Ok(()),
             (_, Some(target)) => match (is_directory(moved), &self.nodes[&target].body) {
-                (true, Body::Directory(entries)) if !entries.is_empty() => {
+                (true, NodeContent::Directory(entries)) if !entries.is_empty() => {
                     return Err(Errno::NOTEMPTY);
                 }
-                (true, Body::Directory(_)) => {}
+                (true, NodeContent::Directory(_)) => {}
                 (true, _) => return Err(Errno::NOTDIR),
-                (false, Body::Directory(_)) => return Err(Errno::ISDIR),
+                (false, NodeContent::Directory(_)) => return Err(Errno::ISDIR),
                 (false, _) => {}
             },
             (_, None) => {}
         }
         self.entries(from_directory).remove(&old);
         self.entries(to_directory).insert(new, moved);
-        self.sweep();
+        self.remove_unnamed();
         Ok(())
     }
 
@@ -206,19 +206,21 @@ impl Model {
     ///
     /// # Errors
     /// What a program is to be told.
-    pub fn run(&mut self, op: &Op) -> Outcome<()> {
+    pub fn run(&mut self, op: &Op) -> OpResult<()> {
         match op {
-            Op::Create(path) => self.insert(path, Body::File(Vec::new()), 0o644)?,
+            Op::Create(path) => self.insert(path, NodeContent::File(Vec::new()), 0o644)?,
             Op::CreateUnnamed(path, len, with) => {
-                self.insert(path, Body::File(vec![*with; *len]), 0o600)?;
+                self.insert(path, NodeContent::File(vec![*with; *len]), 0o600)?;
             }
             Op::MakeDirectory(path) => {
-                self.insert(path, Body::Directory(BTreeMap::new()), 0o700)?;
+                self.insert(path, NodeContent::Directory(BTreeMap::new()), 0o700)?;
             }
-            Op::Symlink(path, len) => self.insert(path, Body::Symlink(vec![b't'; *len]), 0o777)?,
+            Op::Symlink(path, len) => {
+                self.insert(path, NodeContent::Symlink(vec![b't'; *len]), 0o777)?
+            }
             Op::Link(old, new) => {
                 let number = self.find(old)?;
-                if matches!(self.nodes[&number].body, Body::Directory(_)) {
+                if matches!(self.nodes[&number].body, NodeContent::Directory(_)) {
                     return Err(Errno::PERM);
                 }
                 let (parent, name) = self.parent(new)?;
@@ -229,12 +231,12 @@ impl Model {
             }
             Op::Unlink(path) => {
                 let number = self.find(path)?;
-                if matches!(self.nodes[&number].body, Body::Directory(_)) {
+                if matches!(self.nodes[&number].body, NodeContent::Directory(_)) {
                     return Err(Errno::ISDIR);
                 }
                 let (parent, name) = self.parent(path)?;
                 self.entries(parent).remove(&name);
-                self.sweep();
+                self.remove_unnamed();
             }
             Op::RemoveDirectory(path) => {
                 let number = self.find(path)?;
@@ -243,7 +245,7 @@ impl Model {
                 }
                 let (parent, name) = self.parent(path)?;
                 self.entries(parent).remove(&name);
-                self.sweep();
+                self.remove_unnamed();
             }
             Op::Rename(from, to, how) => self.rename(from, to, *how)?,
             Op::Write(path, offset, len, with) => {
@@ -260,12 +262,12 @@ impl Model {
             Op::Allocate(path, how, offset, len) => {
                 let bytes = self.file(path)?;
                 let (first, end) = (*offset as usize, (*offset + *len) as usize);
-                if let Allocate::Punch | Allocate::Zero { .. } = how {
+                if let AllocateMode::Punch | AllocateMode::Zero { .. } = how {
                     let size = bytes.len();
                     bytes[first.min(size)..end.min(size)].fill(0);
                 }
-                if let Allocate::Reserve { keep_size: false }
-                | Allocate::Zero { keep_size: false } = how
+                if let AllocateMode::Reserve { keep_size: false }
+                | AllocateMode::Zero { keep_size: false } = how
                 {
                     bytes.resize(bytes.len().max(end), 0);
                 }
@@ -278,8 +280,8 @@ impl Model {
                 let number = self.find(path)?;
                 let xattrs = &mut self.nodes.get_mut(&number).expect("there").xattrs;
                 match (xattrs.contains_key(&xattr(*key)), how) {
-                    (true, SetXattr::Create) => return Err(Errno::EXIST),
-                    (false, SetXattr::Replace) => return Err(Errno::NODATA),
+                    (true, SetXattrMode::Create) => return Err(Errno::EXIST),
+                    (false, SetXattrMode::Replace) => return Err(Errno::NODATA),
                     _ => {}
                 }
                 xattrs.insert(xattr(*key), vec![*key; *len]);
@@ -312,31 +314,31 @@ impl Model {
     }
 
     /// The same nodes, numbered in the order in which a walk meets them.
-    fn canonical(&self) -> Model {
-        let mut walk = Walk {
-            of: self,
+    fn canonical(&self) -> FsModel {
+        let mut walk = CanonicalWalk {
+            model: self,
             numbers: BTreeMap::new(),
             nodes: BTreeMap::new(),
         };
         walk.visit(0);
         let next = walk.nodes.len() as u64;
         let nodes = walk.nodes;
-        Model { nodes, next }
+        FsModel { nodes, next }
     }
 
     /// Whether something found is this and nothing else.
     ///
     /// # Errors
     /// The first difference.
-    pub fn check(&self, found: &Model) -> Result<(), String> {
+    pub fn check(&self, found: &FsModel) -> Result<(), String> {
         let (this, found) = (self.canonical(), found.canonical());
         for (number, node) in &this.nodes {
             let Some(other) = found.nodes.get(number) else {
-                return Err(format!("node {number} is missing: {}", node.told()));
+                return Err(format!("node {number} is missing: {}", node.describe()));
             };
             if node != other {
                 let at = node.first_difference(other);
-                let (node, other) = (node.told(), other.told());
+                let (node, other) = (node.describe(), other.describe());
                 return Err(format!("node {number} is {other} and not {node}{at}"));
             }
         }
@@ -352,15 +354,20 @@ impl Model {
     ///
     /// # Errors
     /// How it differs from each.
-    pub fn left(&self, op: &Op, after: &Model, found: &Model) -> Result<Model, String> {
+    pub fn crash_outcome(
+        &self,
+        op: &Op,
+        after: &FsModel,
+        found: &FsModel,
+    ) -> Result<FsModel, String> {
         let Err(before) = self.check(found) else {
             return Ok(self.clone());
         };
         let Err(not_after) = after.check(found) else {
             return Ok(after.clone());
         };
-        let amid = op.gradual().map(|path| {
-            let amid = self.amid(after, path, found)?;
+        let amid = op.non_atomic_file().map(|path| {
+            let amid = self.merge_partial(after, path, found)?;
             amid.check(found).map(|()| amid)
         });
         match amid {
@@ -371,7 +378,12 @@ impl Model {
         }
     }
 
-    fn amid(&self, after: &Model, path: &[u8], found: &Model) -> Result<Model, String> {
+    fn merge_partial(
+        &self,
+        after: &FsModel,
+        path: &[u8],
+        found: &FsModel,
+    ) -> Result<FsModel, String> {
         let (mut before, mut after, mut found) = (self.clone(), after.clone(), found.clone());
         let (Ok(old), Ok(new)) = (before.file(path), after.file(path)) else {
             return Ok(before);
@@ -394,21 +406,21 @@ impl Model {
     }
 }
 
-struct Walk<'m> {
-    of: &'m Model,
+struct CanonicalWalk<'m> {
+    model: &'m FsModel,
     numbers: BTreeMap<u64, u64>,
     nodes: BTreeMap<u64, Node>,
 }
 
-impl Walk<'_> {
+impl CanonicalWalk<'_> {
     fn visit(&mut self, number: u64) -> u64 {
         let next = self.numbers.len() as u64;
         if let Some(&seen) = self.numbers.get(&number) {
             return seen;
         }
         self.numbers.insert(number, next);
-        let mut node = self.of.nodes[&number].clone();
-        if let Body::Directory(entries) = &mut node.body {
+        let mut node = self.model.nodes[&number].clone();
+        if let NodeContent::Directory(entries) = &mut node.body {
             for below in entries.values_mut() {
                 *below = self.visit(*below);
             }
@@ -419,14 +431,14 @@ impl Walk<'_> {
 }
 
 impl Node {
-    fn told(&self) -> String {
+    fn describe(&self) -> String {
         let what = match &self.body {
-            Body::File(bytes) => format!("a file of {} bytes", bytes.len()),
-            Body::Directory(entries) => {
+            NodeContent::File(bytes) => format!("a file of {} bytes", bytes.len()),
+            NodeContent::Directory(entries) => {
                 let names = entries.iter().map(|(name, to)| (step_of(name), to));
                 format!("a directory of {:?}", names.collect::<Vec<_>>())
             }
-            Body::Symlink(target) => format!("a link of {} bytes", target.len()),
+            NodeContent::Symlink(target) => format!("a link of {} bytes", target.len()),
         };
         let xattrs = self.xattrs.iter();
         let xattrs = xattrs.map(|(name, value)| (String::from_utf8_lossy(name), value.len()));
@@ -435,7 +447,7 @@ impl Node {
     }
 
     fn first_difference(&self, found: &Node) -> String {
-        let (Body::File(this), Body::File(found)) = (&self.body, &found.body) else {
+        let (NodeContent::File(this), NodeContent::File(found)) = (&self.body, &found.body) else {
             return String::new();
         };
         let at = this
@@ -449,7 +461,7 @@ impl Node {
 
     fn children(self) -> impl Iterator<Item = u64> {
         let entries = match self.body {
-            Body::Directory(entries) => entries,
+            NodeContent::Directory(entries) => entries,
             _ => BTreeMap::new(),
         };
         entries.into_values()

@@ -1,7 +1,7 @@
 //! Operations, and dice that roll them.
 
-use crate::model::{Body, Model};
-use pagemesh_fs::{Allocate, Rename, SetXattr};
+use crate::model::{FsModel, NodeContent};
+use pagemesh_fs::{AllocateMode, RenameMode, SetXattrMode};
 use pagemesh_fuzz::Random;
 
 /// Bytes of a chunk.
@@ -25,7 +25,7 @@ pub enum Op {
     /// As it says.
     RemoveDirectory(Vec<u8>),
     /// From, to.
-    Rename(Vec<u8>, Vec<u8>, Rename),
+    Rename(Vec<u8>, Vec<u8>, RenameMode),
     /// At an offset, so many of one byte.
     Write(Vec<u8>, u64, usize, u8),
     /// At the end, so many of one byte.
@@ -33,11 +33,11 @@ pub enum Op {
     /// Cuts or grows.
     SetSize(Vec<u8>, u64),
     /// Offset and length come last.
-    Allocate(Vec<u8>, Allocate, u64, u64),
+    Allocate(Vec<u8>, AllocateMode, u64, u64),
     /// Permissions.
     SetMode(Vec<u8>, u16),
     /// Key, and length of the value.
-    SetXattr(Vec<u8>, u8, usize, SetXattr),
+    SetXattr(Vec<u8>, u8, usize, SetXattrMode),
     /// By key.
     RemoveXattr(Vec<u8>, u8),
     /// From a file at an offset to another, so many bytes.
@@ -47,7 +47,7 @@ pub enum Op {
 impl Op {
     /// The file whose pages an operation changes one after the other.
     #[must_use]
-    pub fn gradual(&self) -> Option<&[u8]> {
+    pub fn non_atomic_file(&self) -> Option<&[u8]> {
         match self {
             Op::Write(path, ..)
             | Op::Append(path, ..)
@@ -60,36 +60,39 @@ impl Op {
 
 /// How far operations go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum OpScale {
     /// Into the third chunk of 2 MiB of a file, with many names in one directory.
-    Far,
+    Large,
     /// Little, and few names: for what copies and compares everything often.
-    Near,
+    Small,
 }
 
-impl Reach {
+impl OpScale {
     /// Names in one directory.
     fn names(self) -> u64 {
         match self {
-            Reach::Far => 60,
-            Reach::Near => 8,
+            OpScale::Large => 60,
+            OpScale::Small => 8,
         }
     }
 }
 
 /// Operations that follow from a seed.
 #[derive(Clone, Debug)]
-pub struct Dice {
+pub struct OpGenerator {
     random: Random,
-    reach: Reach,
+    scale: OpScale,
 }
 
-impl Dice {
+impl OpGenerator {
     /// The operations of a seed.
     #[must_use]
-    pub fn new(seed: u64, reach: Reach) -> Dice {
+    pub fn new(seed: u64, reach: OpScale) -> OpGenerator {
         let random = Random::new(seed);
-        Dice { random, reach }
+        OpGenerator {
+            random,
+            scale: reach,
+        }
     }
 
     /// A number below `end`.
@@ -103,7 +106,7 @@ impl Dice {
     }
 
     /// Mostly the path of something that is there, of the wanted kind.
-    fn path(&mut self, model: &Model, wanted: impl Fn(&Body) -> bool) -> Vec<u8> {
+    fn path(&mut self, model: &FsModel, wanted: impl Fn(&NodeContent) -> bool) -> Vec<u8> {
         let found: Vec<Vec<u8>> = model.paths(&wanted);
         match found.is_empty() || self.one_in(10) {
             true => self.new_path(model),
@@ -112,17 +115,17 @@ impl Dice {
     }
 
     /// A name, mostly a new one, in a directory, mostly one that is there.
-    fn new_path(&mut self, model: &Model) -> Vec<u8> {
-        let above = model.paths(&|body: &Body| matches!(body, Body::Directory(_)));
+    fn new_path(&mut self, model: &FsModel) -> Vec<u8> {
+        let above = model.paths(&|body: &NodeContent| matches!(body, NodeContent::Directory(_)));
         let at = self.below(above.len() as u64 + 2) as usize;
         let mut path = above.get(at).cloned().unwrap_or_default();
-        path.push(self.below(self.reach.names()) as u8);
+        path.push(self.below(self.scale.names()) as u8);
         path
     }
 
     fn offset(&mut self) -> u64 {
         // Edges of spans, of pages, and of the first chunk.
-        let kinds = if self.reach == Reach::Far { 12 } else { 10 };
+        let kinds = if self.scale == OpScale::Large { 12 } else { 10 };
         match self.below(kinds) {
             0..6 => self.below(40_000),
             6..10 => self.below(20) * 4096,
@@ -132,10 +135,10 @@ impl Dice {
     }
 
     /// An operation on what a model has.
-    pub fn op(&mut self, model: &Model) -> Op {
-        let file = |body: &Body| matches!(body, Body::File(_));
-        let directory = |body: &Body| matches!(body, Body::Directory(_));
-        let any = |_: &Body| true;
+    pub fn next_op(&mut self, model: &FsModel) -> Op {
+        let file = |body: &NodeContent| matches!(body, NodeContent::File(_));
+        let directory = |body: &NodeContent| matches!(body, NodeContent::Directory(_));
+        let any = |_: &NodeContent| true;
         let fill = 1 + self.below(255) as u8;
         match self.below(49) {
             0..9 => Op::Create(self.new_path(model)),
@@ -150,10 +153,10 @@ impl Dice {
             19 => Op::RemoveDirectory(self.path(model, directory)),
             20..24 => {
                 let how = [
-                    Rename::Replace,
-                    Rename::Replace,
-                    Rename::NoReplace,
-                    Rename::Exchange,
+                    RenameMode::Replace,
+                    RenameMode::Replace,
+                    RenameMode::NoReplace,
+                    RenameMode::Exchange,
                 ];
                 let how = *self.random.choose(&how);
                 let from = self.path(model, any);
@@ -175,9 +178,9 @@ impl Dice {
             36..39 => {
                 let keep_size = self.one_in(2);
                 let how = [
-                    Allocate::Reserve { keep_size },
-                    Allocate::Punch,
-                    Allocate::Zero { keep_size },
+                    AllocateMode::Reserve { keep_size },
+                    AllocateMode::Punch,
+                    AllocateMode::Zero { keep_size },
                 ];
                 let how = *self.random.choose(&how);
                 let len = 1 + self.below(30_000);
@@ -185,14 +188,18 @@ impl Dice {
             }
             39 => Op::SetMode(self.path(model, any), self.below(0o10000) as u16),
             40 | 41 => {
-                let how = [SetXattr::Always, SetXattr::Create, SetXattr::Replace];
+                let how = [
+                    SetXattrMode::Always,
+                    SetXattrMode::Create,
+                    SetXattrMode::Replace,
+                ];
                 let how = *self.random.choose(&how);
                 let (key, len) = (self.below(4) as u8, self.below(9_000) as usize);
                 Op::SetXattr(self.path(model, any), key, len, how)
             }
             42 => Op::RemoveXattr(self.path(model, any), self.below(4) as u8),
             _ => {
-                let kinds = if self.reach == Reach::Far { 4 } else { 1 };
+                let kinds = if self.scale == OpScale::Large { 4 } else { 1 };
                 let (source, target, len) = match self.below(kinds) {
                     0 => (self.offset(), self.offset(), 1 + self.below(20_000)),
                     // What may be shared.

@@ -1,10 +1,12 @@
 //! The same on a real file system, as a program would do it; and what one holds, as a model.
 
-use crate::model::{Body, Model, Node, name, xattr};
+use crate::model::{FsModel, Node, NodeContent, name, xattr};
 use crate::op::Op;
-use crate::{OWNER, Outcome};
+use crate::{OWNER, OpResult};
 use bytes::Bytes;
-use pagemesh_fs::{Attr, Changes, Fs, FsError, Ino, Kind, Make, Port, Seek};
+use pagemesh_fs::{
+    Attr, AttrChanges, CreateKind, Fs, FsError, Ino, InodeKind, IoChannel, SeekTarget,
+};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 
@@ -15,16 +17,16 @@ const FILE_BYTES_MAX: u32 = 1 << 27;
 ///
 /// # Errors
 /// What cannot be read, or what contradicts itself.
-pub fn read(fs: &Fs, port: &mut Port) -> Result<Model, String> {
-    let mut reader = Reader {
+pub fn read(fs: &Fs, channel: &mut IoChannel) -> Result<FsModel, String> {
+    let mut reader = FsReader {
         fs,
-        port,
+        channel,
         numbers: BTreeMap::new(),
         names: BTreeMap::new(),
         nodes: BTreeMap::new(),
     };
     reader.visit(Ino::ROOT)?;
-    let Reader { names, nodes, .. } = reader;
+    let FsReader { names, nodes, .. } = reader;
     for (attr, count) in names.values() {
         if attr.links != *count {
             return Err(format!("{count} names of {attr:?}"));
@@ -33,21 +35,21 @@ pub fn read(fs: &Fs, port: &mut Port) -> Result<Model, String> {
     let inodes = fs.usage().inodes - 1;
     let next = nodes.len() as u64;
     match inodes == next {
-        true => Ok(Model { nodes, next }),
+        true => Ok(FsModel { nodes, next }),
         false => Err(format!("{inodes} inodes for {next} nodes")),
     }
 }
 
-struct Reader<'f> {
+struct FsReader<'f> {
     fs: &'f Fs,
-    port: &'f mut Port,
+    channel: &'f mut IoChannel,
     numbers: BTreeMap<Ino, u64>,
     /// Of what is no directory, and how many were met.
     names: BTreeMap<u64, (Attr, u32)>,
     nodes: BTreeMap<u64, Node>,
 }
 
-impl Reader<'_> {
+impl FsReader<'_> {
     /// The number of a node, with all below it.
     fn visit(&mut self, ino: Ino) -> Result<u64, String> {
         let text = |error: FsError| format!("inode {}: {error}", ino.0);
@@ -68,18 +70,18 @@ impl Reader<'_> {
         }
         let mode = attr.mode;
         let body = match attr.kind {
-            Kind::Directory => Body::Directory(self.entries(ino, &attr)?),
-            Kind::Symlink => Body::Symlink(self.fs.read_link(ino).map_err(text)?),
+            InodeKind::Directory => NodeContent::Directory(self.entries(ino, &attr)?),
+            InodeKind::Symlink => NodeContent::Symlink(self.fs.read_link(ino).map_err(text)?),
             _ => {
-                let found = self.fs.read(self.port, ino, 0, FILE_BYTES_MAX);
+                let found = self.fs.read(self.channel, ino, 0, FILE_BYTES_MAX);
                 let bytes = found.map_err(text)?;
                 if bytes.len() as u64 != attr.size {
                     return Err(format!("{} bytes of {attr:?}", bytes.len()));
                 }
-                Body::File(bytes)
+                NodeContent::File(bytes)
             }
         };
-        if !matches!(body, Body::Directory(_)) {
+        if !matches!(body, NodeContent::Directory(_)) {
             self.names.insert(number, (attr, 1));
         }
         self.nodes.insert(number, Node { body, mode, xattrs });
@@ -109,7 +111,7 @@ impl Reader<'_> {
         let (mut entries, mut directories) = (BTreeMap::new(), 0);
         for (name, below) in listed {
             let number = self.visit(below)?;
-            let is_directory = matches!(self.nodes[&number].body, Body::Directory(_));
+            let is_directory = matches!(self.nodes[&number].body, NodeContent::Directory(_));
             directories += u32::from(is_directory);
             entries.insert(name, number);
         }
@@ -124,13 +126,15 @@ impl Reader<'_> {
 ///
 /// # Panics
 /// When one does not.
-pub fn check_counts(model: &Model, fs: &Fs, port: &mut Port) {
-    for path in model.paths(&|body| matches!(body, Body::File(_))) {
+pub fn check_page_counts(model: &FsModel, fs: &Fs, channel: &mut IoChannel) {
+    for path in model.paths(&|body| matches!(body, NodeContent::File(_))) {
         let file = find(fs, &path).expect("it is there");
         let attr = fs.attr(file.1).expect("it is there");
         let (mut at, mut pages) = (0, 0);
-        while let Ok(data) = fs.seek(port, file.1, at, Seek::Data) {
-            let hole = fs.seek(port, file.1, data, Seek::Hole).expect("an end");
+        while let Ok(data) = fs.seek(channel, file.1, at, SeekTarget::Data) {
+            let hole = fs
+                .seek(channel, file.1, data, SeekTarget::Hole)
+                .expect("an end");
             pages += (hole.div_ceil(4096)) - data / 4096;
             at = hole;
         }
@@ -141,13 +145,13 @@ pub fn check_counts(model: &Model, fs: &Fs, port: &mut Port) {
 /// Writes all, or fails as the write of the rest would.
 fn write_all(
     fs: &Fs,
-    port: &mut Port,
+    channel: &mut IoChannel,
     ino: Ino,
     at: Option<u64>,
     data: &Bytes,
     durable: bool,
 ) -> Result<(), FsError> {
-    let written = fs.write(port, ino, at, data, durable)?;
+    let written = fs.write(channel, ino, at, data, durable)?;
     match written.end - written.start < data.len() as u64 {
         true => Err(Errno::NOSPC.into()),
         false => Ok(()),
@@ -157,7 +161,7 @@ fn write_all(
 /// Writes two halves at the same time where that can be, else one after the other.
 fn write_halves(
     fs: &Fs,
-    port: &mut Port,
+    channel: &mut IoChannel,
     ino: Ino,
     offset: u64,
     data: Bytes,
@@ -165,7 +169,7 @@ fn write_halves(
     let (first, second) = (data.slice(..data.len() / 2), data.slice(data.len() / 2..));
     let between = offset + first.len() as u64;
     let halves = [(offset, first), (between, second)];
-    let mut pipe = fs.pipe()?;
+    let mut pipe = fs.write_queue()?;
     let mut rest = Vec::new();
     for (name, (at, half)) in halves.iter().enumerate() {
         if !fs.begin_write(&mut pipe, name as u64, ino, *at, half, false)? {
@@ -181,7 +185,7 @@ fn write_halves(
     }
     ended?;
     for (at, half) in rest {
-        write_all(fs, port, ino, Some(at), half, false)?;
+        write_all(fs, channel, ino, Some(at), half, false)?;
     }
     Ok(())
 }
@@ -190,61 +194,61 @@ fn write_halves(
 ///
 /// # Errors
 /// What a program is told.
-pub fn run(fs: &Fs, port: &mut Port, op: &Op) -> Outcome<()> {
-    let result = try_run(fs, port, op);
+pub fn run_op(fs: &Fs, channel: &mut IoChannel, op: &Op) -> OpResult<()> {
+    let result = try_run(fs, channel, op);
     result.map_err(|error| error.errno())
 }
 
 /// An inode looked up, until it is dropped.
-struct Held<'f>(&'f Fs, Ino);
+struct LookedUpInode<'f>(&'f Fs, Ino);
 
-impl Drop for Held<'_> {
+impl Drop for LookedUpInode<'_> {
     fn drop(&mut self) {
         self.0.forget(self.1, 1);
     }
 }
 
-fn parent<'f>(fs: &'f Fs, path: &[u8]) -> Result<(Held<'f>, Vec<u8>), FsError> {
+fn parent<'f>(fs: &'f Fs, path: &[u8]) -> Result<(LookedUpInode<'f>, Vec<u8>), FsError> {
     let (&last, above) = path.split_last().expect("a path");
-    let mut at = Held(fs, fs.lookup(Ino::ROOT, b".")?.ino);
+    let mut at = LookedUpInode(fs, fs.lookup(Ino::ROOT, b".")?.ino);
     for &step in above {
-        at = Held(fs, fs.lookup(at.1, &name(step))?.ino);
+        at = LookedUpInode(fs, fs.lookup(at.1, &name(step))?.ino);
     }
     match fs.attr(at.1)?.kind {
-        Kind::Directory => Ok((at, name(last))),
+        InodeKind::Directory => Ok((at, name(last))),
         _ => Err(Errno::NOTDIR.into()),
     }
 }
 
-fn find<'f>(fs: &'f Fs, path: &[u8]) -> Result<Held<'f>, FsError> {
+fn find<'f>(fs: &'f Fs, path: &[u8]) -> Result<LookedUpInode<'f>, FsError> {
     let (parent, name) = parent(fs, path)?;
-    Ok(Held(fs, fs.lookup(parent.1, &name)?.ino))
+    Ok(LookedUpInode(fs, fs.lookup(parent.1, &name)?.ino))
 }
 
-fn try_run(fs: &Fs, port: &mut Port, op: &Op) -> Result<(), FsError> {
-    let create = |path: &[u8], what: Make<'_>, mode| {
+fn try_run(fs: &Fs, channel: &mut IoChannel, op: &Op) -> Result<(), FsError> {
+    let create = |path: &[u8], what: CreateKind<'_>, mode| {
         let (parent, name) = parent(fs, path)?;
         let attr = fs.create(parent.1, &name, what, mode, OWNER)?;
         fs.forget(attr.ino, 1);
         Ok(())
     };
     match op {
-        Op::Create(path) => create(path, Make::File, 0o644),
+        Op::Create(path) => create(path, CreateKind::File, 0o644),
         Op::CreateUnnamed(path, len, with) => {
             let (parent, name) = parent(fs, path)?;
             let ino = fs.create_unnamed(parent.1, 0o600, OWNER)?.ino;
             let data = Bytes::from(vec![*with; *len]);
-            let written = write_all(fs, port, ino, Some(0), &data, false);
+            let written = write_all(fs, channel, ino, Some(0), &data, false);
             let linked = written.and_then(|()| fs.link(ino, parent.1, &name));
             fs.forget(ino, 1 + u64::from(linked.is_ok()));
             fs.release(ino);
             linked.map(drop)
         }
-        Op::MakeDirectory(path) => create(path, Make::Directory, 0o700),
-        Op::Symlink(path, len) => create(path, Make::Symlink(&vec![b't'; *len]), 0o777),
+        Op::MakeDirectory(path) => create(path, CreateKind::Directory, 0o700),
+        Op::Symlink(path, len) => create(path, CreateKind::Symlink(&vec![b't'; *len]), 0o777),
         Op::Link(old, new) => {
             let old = find(fs, old)?;
-            let is_directory = fs.attr(old.1)?.kind == Kind::Directory;
+            let is_directory = fs.attr(old.1)?.kind == InodeKind::Directory;
             if is_directory {
                 return Err(fs.link(old.1, Ino::ROOT, b"no").expect_err("refused"));
             }
@@ -269,26 +273,26 @@ fn try_run(fs: &Fs, port: &mut Port, op: &Op) -> Result<(), FsError> {
         Op::Write(path, offset, len, with) => {
             let file = find(fs, path)?;
             let data = Bytes::from(vec![*with; *len]);
-            write_halves(fs, port, file.1, *offset, data)
+            write_halves(fs, channel, file.1, *offset, data)
         }
         Op::Append(path, len, with) => {
             let file = find(fs, path)?;
             let data = Bytes::from(vec![*with; *len]);
-            write_all(fs, port, file.1, None, &data, true)
+            write_all(fs, channel, file.1, None, &data, true)
         }
         Op::SetSize(path, size) => {
             let file = find(fs, path)?;
-            fs.set_size(port, file.1, *size).map(drop)
+            fs.set_size(channel, file.1, *size).map(drop)
         }
         Op::Allocate(path, how, offset, len) => {
             let file = find(fs, path)?;
-            fs.allocate(port, file.1, *how, *offset, *len)
+            fs.allocate(channel, file.1, *how, *offset, *len)
         }
         Op::SetMode(path, mode) => {
             let node = find(fs, path)?;
-            let changes = Changes {
+            let changes = AttrChanges {
                 mode: Some(*mode),
-                ..Changes::default()
+                ..AttrChanges::default()
             };
             fs.set_attr(node.1, changes).map(drop)
         }
@@ -304,13 +308,13 @@ fn try_run(fs: &Fs, port: &mut Port, op: &Op) -> Result<(), FsError> {
             let to = find(fs, to)?;
             let is_file = fs.attr(to.1)?.kind;
             match is_file {
-                Kind::File => {}
-                Kind::Directory => return Err(Errno::ISDIR.into()),
+                InodeKind::File => {}
+                InodeKind::Directory => return Err(Errno::ISDIR.into()),
                 _ => return Err(Errno::INVAL.into()),
             }
             let from = find(fs, from)?;
-            fs.read(port, from.1, 0, 1)?;
-            fs.copy(port, (from.1, *source), (to.1, *target), *len)
+            fs.read(channel, from.1, 0, 1)?;
+            fs.copy(channel, (from.1, *source), (to.1, *target), *len)
                 .map(drop)
         }
     }

@@ -12,30 +12,30 @@ const GENERATION_PAGES_MAX: usize = 8192;
 
 #[derive(Default)]
 pub(crate) struct Cache {
-    young: NumberMap<u64, Arc<Page>>,
-    old: NumberMap<u64, Arc<Page>>,
+    young_pages: NumberMap<u64, Arc<Page>>,
+    old_pages: NumberMap<u64, Arc<Page>>,
 }
 
 impl Cache {
     pub(crate) fn get(&mut self, page: u64) -> Option<Arc<Page>> {
-        if let Some(found) = self.young.get(&page) {
+        if let Some(found) = self.young_pages.get(&page) {
             return Some(found.clone());
         }
-        let found = self.old.remove(&page)?;
+        let found = self.old_pages.remove(&page)?;
         self.put(page, found.clone());
         Some(found)
     }
 
     pub(crate) fn put(&mut self, page: u64, bytes: Arc<Page>) {
-        if self.young.len() == GENERATION_PAGES_MAX {
-            self.old = std::mem::take(&mut self.young);
+        if self.young_pages.len() == GENERATION_PAGES_MAX {
+            self.old_pages = std::mem::take(&mut self.young_pages);
         }
-        self.old.remove(&page);
-        self.young.insert(page, bytes);
+        self.old_pages.remove(&page);
+        self.young_pages.insert(page, bytes);
     }
 
     pub(crate) fn forget(&mut self, page: u64) {
-        self.young.remove(&page);
-        self.old.remove(&page);
+        self.young_pages.remove(&page);
+        self.old_pages.remove(&page);
     }
 }

@@ -3,18 +3,20 @@
 //! A write within the size of a file without holes changes no inode. It takes the
 //! file's lock shared, goes out by the caller's own port, and only its time is
 //! noted. Everything else takes the lock alone, and what it changes of the inode
-//! goes in the same transaction as the pages, or is announced by [`TRIM`] before
+//! goes in the same transaction as the pages, or is announced by [`NEEDS_TRIM`] before
 //! the first page goes.
 
-use crate::board::Data;
 use crate::core::{Core, Tx, damaged_inode};
 use crate::error::{FsError, Result};
 use crate::extend::Extension;
-use crate::format::{Damaged, FILE_BYTES_MAX, Ino, Inode, Kind, RESERVED, TRIM, Time};
-use crate::io::{Overwrite, Pipe, Port};
-use crate::map::{self, Piece};
+use crate::format::{
+    Corruption, FILE_BYTES_MAX, HAS_RESERVED_PAGES, Ino, Inode, InodeKind, NEEDS_TRIM, Time,
+};
+use crate::io::{IoChannel, Overwrite, WriteQueue};
+use crate::map::{self, FileSpan};
 use crate::namespace::SET_ID;
-use crate::share::to_alike;
+use crate::share::bytes_to_shareable;
+use crate::shared_file_map::FileLock;
 use crate::spans::Span;
 use crate::xattrs::has_capabilities;
 use crate::{Attr, Fs};
@@ -30,22 +32,22 @@ pub(crate) const PAGE: u64 = PAGE_BYTES as u64;
 /// Pages of a file in one transaction; inode, map and table need the others.
 pub(crate) const PIECE_PAGES_MAX: u64 = 48;
 /// Pages of a file that are overwritten together.
-pub const TOGETHER_PAGES_MAX: u64 = PIECE_PAGES_MAX;
+pub const ATOMIC_PAGES_MAX: u64 = PIECE_PAGES_MAX;
 /// Spans given back in one transaction: each may lie in a map page of its own.
 pub(crate) const SPANS_FREED_MAX: usize = 24;
 /// Times of reads that are noted again: older ones than this.
 const ATIME_AGE_S: i64 = 86_400;
 
 /// Whether a write is one within a file without holes.
-enum Tried {
-    Is(Overwrite),
-    Not,
+enum OverwriteAttempt {
+    Ready(Overwrite),
+    NotOverwrite,
     /// Somebody has the file alone or waits for that, or nobody has looked it up.
-    InTheWay,
+    Locked,
 }
 
 /// Pages that begin below this byte.
-pub(crate) fn pages_of(bytes: u64) -> u64 {
+pub(crate) fn page_count(bytes: u64) -> u64 {
     bytes.div_ceil(PAGE)
 }
 
@@ -53,41 +55,46 @@ impl Inode {
     /// Whether every page below the size is mapped, and no other. The count of one that
     /// is being cut says nothing, and guests may have mapped more.
     pub(crate) fn is_dense(&self) -> bool {
-        self.is_whole() && self.growth.is_none()
+        self.is_dense_before_append() && self.append_extent.is_none()
     }
 
     /// The same but for what guests did.
-    pub(crate) fn is_whole(&self) -> bool {
-        let is_settled = self.flags & (RESERVED | TRIM) == 0 && self.redo.is_none();
-        is_settled && self.pages == pages_of(self.size)
+    pub(crate) fn is_dense_before_append(&self) -> bool {
+        let is_settled =
+            self.flags & (HAS_RESERVED_PAGES | NEEDS_TRIM) == 0 && self.redo_log.is_none();
+        is_settled && self.pages == page_count(self.size)
     }
 
     /// Whether a write takes rights away from it.
-    pub(crate) fn is_armed(&self) -> bool {
+    pub(crate) fn needs_remove_privs(&self) -> bool {
         self.mode & SET_ID != 0 || self.has_xattrs()
     }
 
     /// Mapped pages of a span; none: one must look.
-    pub(crate) fn mapped_in(&self, piece: &Piece) -> Option<u64> {
-        let pages = self.pages.saturating_sub(piece.at);
+    pub(crate) fn mapped_pages_in(&self, piece: &FileSpan) -> Option<u64> {
+        let pages = self.pages.saturating_sub(piece.first_page);
         self.is_dense().then(|| pages.min(1 << piece.span.order))
     }
 }
 
 /// Runs of the space behind bytes of a file, holes without a span left out:
 /// byte of the file, byte of the space, length.
-type Runs = Vec<(u64, u64, u64)>;
+type FileExtents = Vec<(u64, u64, u64)>;
 
 /// The runs, and whether any of them is shared.
-pub(crate) fn runs(inode: &Inode, bytes: Range<u64>, read: map::Read<'_>) -> Result<(Runs, bool)> {
-    let mut runs = Runs::new();
+pub(crate) fn file_extents(
+    inode: &Inode,
+    bytes: Range<u64>,
+    read: map::ReadPage<'_>,
+) -> Result<(FileExtents, bool)> {
+    let mut runs = FileExtents::new();
     let mut is_shared = false;
     let mut at = bytes.start;
     while at < bytes.end {
         let page = at / PAGE;
         let within = at % PAGE;
         let Some(run) = map::find(&inode.map, page, read)? else {
-            at = (page + map::to_next_span(page)) * PAGE;
+            at = (page + map::pages_to_next_span(page)) * PAGE;
             continue;
         };
         let len = (run.len * PAGE - within).min(bytes.end - at);
@@ -106,19 +113,19 @@ pub(crate) fn runs(inode: &Inode, bytes: Range<u64>, read: map::Read<'_>) -> Res
 
 impl Core {
     /// Notes that a file was read, as `relatime` does.
-    pub(crate) fn note_read(&mut self, ino: Ino, inode: &Inode, now: Time) {
+    pub(crate) fn record_read_time(&mut self, ino: Ino, inode: &Inode, now: Time) {
         if self.is_running()
             && (inode.atime <= inode.mtime.max(inode.ctime)
                 || inode.atime.sec.saturating_add(ATIME_AGE_S) < now.sec)
         {
-            self.live(ino).noted.atime = Some(now);
-            self.noted.insert(ino);
+            self.live_inode(ino).pending_times.atime = Some(now);
+            self.inos_with_pending_times.insert(ino);
         }
     }
 
     /// What writes within a file without holes, whose lock is held, to spans of its own;
     /// none: it is not that.
-    fn overwriting(
+    fn plan_overwrite(
         &mut self,
         ino: Ino,
         offset: u64,
@@ -127,7 +134,7 @@ impl Core {
         now: Time,
     ) -> Result<Option<Vec<Request>>> {
         self.check_running()?;
-        let inode = self.file(ino)?;
+        let inode = self.regular_file(ino)?;
         let end = offset.saturating_add(data.len() as u64);
         if end > inode.size || !inode.is_dense() {
             return Ok(None);
@@ -135,15 +142,15 @@ impl Core {
         if has_capabilities(&mut self.begin(), ino, &inode)? {
             return Ok(None);
         }
-        let (runs, is_shared) = runs(&inode, offset..end, &mut |page| self.page(page))?;
+        let (runs, is_shared) = file_extents(&inode, offset..end, &mut |page| self.page(page))?;
         if is_shared {
             return Ok(None);
         }
         if runs.iter().map(|&(_, _, len)| len).sum::<u64>() < data.len() as u64 {
             let what = "it counts as without holes, and has one";
-            return Err(damaged_inode(ino, Damaged(what.into())));
+            return Err(damaged_inode(ino, Corruption(what.into())));
         }
-        self.note_write(ino, now);
+        self.record_write_time(ino, now);
         let requests = runs.into_iter().map(|(at, place, len)| {
             let first = (at - offset) as usize;
             Request::Write {
@@ -156,53 +163,55 @@ impl Core {
     }
 
     /// The bytes that a read gives and where they lie; none: a log must be copied before.
-    fn reading(
+    fn plan_read(
         &mut self,
         ino: Ino,
         offset: u64,
         len: u32,
         now: Time,
-    ) -> Result<Option<(Range<u64>, Runs)>> {
-        let inode = self.file(ino)?;
-        match inode.redo {
+    ) -> Result<Option<(Range<u64>, FileExtents)>> {
+        let inode = self.regular_file(ino)?;
+        match inode.redo_log {
             Some(_) => Ok(None),
-            None => self.runs_read(ino, &inode, (offset, len), now).map(Some),
+            None => self
+                .extents_to_read(ino, &inode, (offset, len), now)
+                .map(Some),
         }
     }
 
     /// The same, whether there is a log or not.
-    fn runs_read(
+    fn extents_to_read(
         &mut self,
         ino: Ino,
         inode: &Inode,
         (offset, len): (u64, u32),
         now: Time,
-    ) -> Result<(Range<u64>, Runs)> {
-        self.note_read(ino, inode, now);
+    ) -> Result<(Range<u64>, FileExtents)> {
+        self.record_read_time(ino, inode, now);
         let end = self
-            .end_of(ino, inode)?
+            .file_end(ino, inode)?
             .min(offset.saturating_add(u64::from(len)));
         let range = offset.min(end)..end;
-        let (runs, _) = runs(inode, range.clone(), &mut |page| self.page(page))?;
+        let (runs, _) = file_extents(inode, range.clone(), &mut |page| self.page(page))?;
         Ok((range, runs))
     }
 
-    pub(crate) fn file(&mut self, ino: Ino) -> Result<Inode> {
+    pub(crate) fn regular_file(&mut self, ino: Ino) -> Result<Inode> {
         let inode = self.inode(ino)?;
         self.check_trusted(ino)?;
         match inode.kind() {
-            Kind::File => Ok(inode),
-            Kind::Directory => Err(Errno::ISDIR.into()),
+            InodeKind::File => Ok(inode),
+            InodeKind::Directory => Err(Errno::ISDIR.into()),
             _ => Err(Errno::INVAL.into()),
         }
     }
 }
 
 impl Fs {
-    pub(crate) fn data_lock(&self, ino: Ino) -> Result<Arc<Data>> {
-        self.look(|core| {
+    pub(crate) fn file_lock(&self, ino: Ino) -> Result<Arc<FileLock>> {
+        self.inspect(|core| {
             core.inode(ino)?;
-            Ok(Arc::clone(&core.live(ino).data))
+            Ok(Arc::clone(&core.live_inode(ino).file_lock))
         })
     }
 
@@ -210,69 +219,76 @@ impl Fs {
     ///
     /// # Errors
     /// `EISDIR`, `EINVAL`, and what the volume says.
-    pub fn read(&self, port: &mut Port, ino: Ino, offset: u64, len: u32) -> Result<Vec<u8>> {
-        if let Some(bytes) = self.read_plain(port, ino, offset, len)? {
+    pub fn read(
+        &self,
+        channel: &mut IoChannel,
+        ino: Ino,
+        offset: u64,
+        len: u32,
+    ) -> Result<Vec<u8>> {
+        if let Some(bytes) = self.read_unlocked(channel, ino, offset, len)? {
             return Ok(bytes);
         }
-        let lock = self.data_lock(ino)?;
+        let lock = self.file_lock(ino)?;
         let shared = lock.read();
-        if let Some(bytes) = self.read_held(port, ino, &lock, offset, len)? {
+        if let Some(bytes) = self.read_with_mmap_dirty(channel, ino, &lock, offset, len)? {
             return Ok(bytes);
         }
         drop(shared);
         let _alone = lock.write();
-        self.finish_redo(port, ino)?;
-        let bytes = self.read_held(port, ino, &lock, offset, len)?;
+        self.apply_redo_log(channel, ino)?;
+        let bytes = self.read_with_mmap_dirty(channel, ino, &lock, offset, len)?;
         Ok(bytes.unwrap_or_default())
     }
 
     /// The same with one look, where the file's lock can be had at once, no direct client
     /// knows the file, and nothing is held of it; none: it is not so.
-    fn read_plain(
+    fn read_unlocked(
         &self,
-        port: &mut Port,
+        channel: &mut IoChannel,
         ino: Ino,
         offset: u64,
         len: u32,
     ) -> Result<Option<Vec<u8>>> {
         let now = self.now();
-        let found = self.look(|core| {
-            let live = core.live.get(&ino);
-            let Some(shared) = live.and_then(|live| live.data.try_read()) else {
+        let found = self.inspect(|core| {
+            let live = core.live_inodes.get(&ino);
+            let Some(shared) = live.and_then(|live| live.file_lock.try_read()) else {
                 return Ok(None);
             };
-            let found = core.reading(ino, offset, len, now)?;
+            let found = core.plan_read(ino, offset, len, now)?;
             Ok(found.map(|found| (shared, found)))
         })?;
         let Some((_shared, (range, runs))) = found else {
             return Ok(None);
         };
-        read_runs(port, range, &runs).map(Some)
+        read_extents(channel, range, &runs).map(Some)
     }
 
     /// The same for who holds the file in some way; none: a log must be copied before.
-    pub(crate) fn read_held(
+    pub(crate) fn read_with_mmap_dirty(
         &self,
-        port: &mut Port,
+        channel: &mut IoChannel,
         ino: Ino,
-        data: &Data,
+        data: &FileLock,
         offset: u64,
         len: u32,
     ) -> Result<Option<Vec<u8>>> {
         let now = self.now();
-        let found = self.look(|core| {
-            let inode = core.file(ino)?;
-            if inode.redo.is_some() && !data.has_held() {
+        let found = self.inspect(|core| {
+            let inode = core.regular_file(ino)?;
+            if inode.redo_log.is_some() && !data.has_mmap_dirty() {
                 return Ok(None);
             }
-            core.runs_read(ino, &inode, (offset, len), now).map(Some)
+            core.extents_to_read(ino, &inode, (offset, len), now)
+                .map(Some)
         })?;
         let Some((range, runs)) = found else {
             return Ok(None);
         };
         let first = range.start;
-        let mut bytes = read_runs(port, range, &runs)?;
-        data.lay_over(first, &mut bytes);
+        let mut bytes = read_extents(channel, range, &runs)?;
+        data.overlay_mmap_dirty(first, &mut bytes);
         Ok(Some(bytes))
     }
 
@@ -285,37 +301,39 @@ impl Fs {
     /// before the failing page may be there.
     pub fn write(
         &self,
-        port: &mut Port,
+        channel: &mut IoChannel,
         ino: Ino,
         offset: Option<u64>,
         data: &Bytes,
         durable: bool,
     ) -> Result<Range<u64>> {
-        if let Some(written) = self.extend_plain(ino, offset, data, durable)? {
+        if let Some(written) = self.extend_dense(ino, offset, data, durable)? {
             return Ok(written);
         }
         let all = |offset: u64| offset..offset + data.len() as u64;
         // Nearly always nobody is in the way, and one look tells.
         if let Some(offset) = offset {
             match self.try_overwrite(ino, offset, data, durable)? {
-                Tried::Is(write) => {
-                    port.call_all(write.requests)?;
+                OverwriteAttempt::Ready(write) => {
+                    channel.call_all(write.requests)?;
                     return Ok(all(offset));
                 }
-                Tried::InTheWay => {
-                    let lock = self.data_lock(ino)?;
+                OverwriteAttempt::Locked => {
+                    let lock = self.file_lock(ino)?;
                     let _shared = lock.read();
-                    if !lock.has_held() && self.overwrite(port, ino, offset, data, durable)? {
+                    if !lock.has_mmap_dirty()
+                        && self.overwrite_locked(channel, ino, offset, data, durable)?
+                    {
                         return Ok(all(offset));
                     }
                 }
-                Tried::Not => {}
+                OverwriteAttempt::NotOverwrite => {}
             }
         }
-        let lock = self.data_lock(ino)?;
+        let lock = self.file_lock(ino)?;
         let _alone = lock.write();
-        self.settle_all(port, ino)?;
-        let inode = self.look(|core| core.file(ino))?;
+        self.complete_pending(channel, ino)?;
+        let inode = self.inspect(|core| core.regular_file(ino))?;
         if inode.has_xattrs() {
             self.drop_capabilities(ino)?;
         }
@@ -326,15 +344,15 @@ impl Fs {
         }
         let data = &data.slice(..data.len().min(usize::try_from(room).unwrap_or(usize::MAX)));
         let end = offset + data.len() as u64;
-        if end > inode.size && inode.flags & TRIM != 0 {
-            self.finish(port, ino)?;
+        if end > inode.size && inode.flags & NEEDS_TRIM != 0 {
+            self.free_marked(channel, ino)?;
         }
-        self.unshare(port, ino, offset / PAGE..pages_of(end))?;
-        let written = match self.overwrite(port, ino, offset, data, durable)? {
+        self.unshare(channel, ino, offset / PAGE..page_count(end))?;
+        let written = match self.overwrite_locked(channel, ino, offset, data, durable)? {
             true => offset..end,
-            false => self.extend(port, ino, offset, data, durable)?,
+            false => self.extend_locked(channel, ino, offset, data, durable)?,
         };
-        lock.patch_held(offset, &data[..(written.end - offset) as usize]);
+        lock.patch_mmap_dirty(offset, &data[..(written.end - offset) as usize]);
         Ok(written)
     }
 
@@ -346,66 +364,72 @@ impl Fs {
     /// `EISDIR`, `EINVAL`, and what the volume says.
     pub fn begin_write(
         &self,
-        pipe: &mut Pipe<'_>,
-        name: u64,
+        pipe: &mut WriteQueue<'_>,
+        id: u64,
         ino: Ino,
         offset: u64,
         data: &Bytes,
         durable: bool,
     ) -> Result<bool> {
         match self.try_overwrite(ino, offset, data, durable)? {
-            Tried::Is(write) => {
-                pipe.begin(name, write);
+            OverwriteAttempt::Ready(write) => {
+                pipe.begin(id, write);
                 Ok(true)
             }
-            Tried::Not | Tried::InTheWay => Ok(false),
+            OverwriteAttempt::NotOverwrite | OverwriteAttempt::Locked => Ok(false),
         }
     }
 
     /// Takes the file's lock, if it can be had at once, for a write within a file without
     /// holes.
-    fn try_overwrite(&self, ino: Ino, offset: u64, data: &Bytes, durable: bool) -> Result<Tried> {
+    fn try_overwrite(
+        &self,
+        ino: Ino,
+        offset: u64,
+        data: &Bytes,
+        durable: bool,
+    ) -> Result<OverwriteAttempt> {
         let now = self.now();
         let bytes = data.len();
-        self.look(|core| {
-            let live = core.live.get(&ino);
-            let Some(held) = live.and_then(|live| live.data.try_read()) else {
-                return Ok(Tried::InTheWay);
+        self.inspect(|core| {
+            let live = core.live_inodes.get(&ino);
+            let Some(held) = live.and_then(|live| live.file_lock.try_read()) else {
+                return Ok(OverwriteAttempt::Locked);
             };
-            let requests = core.overwriting(ino, offset, data, durable, now)?;
+            let requests = core.plan_overwrite(ino, offset, data, durable, now)?;
             Ok(match requests.filter(|requests| !requests.is_empty()) {
-                Some(requests) => Tried::Is(Overwrite {
-                    held,
+                Some(requests) => OverwriteAttempt::Ready(Overwrite {
+                    guard: held,
                     requests,
                     bytes,
                 }),
-                None => Tried::Not,
+                None => OverwriteAttempt::NotOverwrite,
             })
         })
     }
 
     /// Writes within a file without holes; false: it is not that.
-    fn overwrite(
+    fn overwrite_locked(
         &self,
-        port: &mut Port,
+        channel: &mut IoChannel,
         ino: Ino,
         offset: u64,
         data: &Bytes,
         durable: bool,
     ) -> Result<bool> {
         let now = self.now();
-        let requests = self.look(|core| core.overwriting(ino, offset, data, durable, now))?;
+        let requests = self.inspect(|core| core.plan_overwrite(ino, offset, data, durable, now))?;
         let is_that = requests.is_some();
         if let Some(requests) = requests {
-            port.call_all(requests)?;
+            channel.call_all(requests)?;
         }
         Ok(is_that)
     }
 
     /// Writes with the inode, as far as it goes. The caller holds the file alone.
-    fn extend(
+    fn extend_locked(
         &self,
-        port: &mut Port,
+        channel: &mut IoChannel,
         ino: Ino,
         offset: u64,
         data: &Bytes,
@@ -416,7 +440,7 @@ impl Fs {
         while at < end {
             let next = ((at / PAGE + PIECE_PAGES_MAX) * PAGE).min(end);
             let part = &data[(at - offset) as usize..(next - offset) as usize];
-            match self.extend_by(port, ino, at, part, durable) {
+            match self.extend_piece(channel, ino, at, part, durable) {
                 Err(error) if at == offset => return Err(error),
                 // Whoever tries the rest hears of it.
                 Err(_) => break,
@@ -427,9 +451,9 @@ impl Fs {
     }
 
     /// Writes one piece as a whole.
-    fn extend_by(
+    fn extend_piece(
         &self,
-        port: &mut Port,
+        channel: &mut IoChannel,
         ino: Ino,
         at: u64,
         part: &[u8],
@@ -439,7 +463,7 @@ impl Fs {
         let extension = Extension {
             at,
             data: part,
-            holes: self.holes(port, ino, at / PAGE..pages_of(end))?,
+            holes: self.holes(channel, ino, at / PAGE..page_count(end))?,
             durable,
         };
         let now = self.now();
@@ -449,25 +473,25 @@ impl Fs {
     /// Which of a file's pages are not mapped. The caller holds the file alone.
     pub(crate) fn holes(
         &self,
-        port: &mut Port,
+        channel: &mut IoChannel,
         ino: Ino,
         pages: Range<u64>,
     ) -> Result<BTreeSet<u64>> {
-        let (inode, runs) = self.look(|core| {
-            let inode = core.file(ino)?;
+        let (inode, runs) = self.inspect(|core| {
+            let inode = core.regular_file(ino)?;
             let bytes = pages.start * PAGE..pages.end * PAGE;
-            let (runs, _) = runs(&inode, bytes, &mut |page| core.page(page))?;
+            let (runs, _) = file_extents(&inode, bytes, &mut |page| core.page(page))?;
             Ok((inode, runs))
         })?;
         let mut holes: BTreeSet<u64> = pages.collect();
         if inode.is_dense() {
-            holes.retain(|&page| page >= pages_of(inode.size));
+            holes.retain(|&page| page >= page_count(inode.size));
             return Ok(holes);
         }
         for (at, place, len) in runs {
             let first = at / PAGE;
             let of_space = place / PAGE..(place + len) / PAGE;
-            port.mapped(of_space.clone(), |mapped| {
+            channel.for_each_mapped_run(of_space.clone(), |mapped| {
                 for page in mapped {
                     holes.remove(&(first + page - of_space.start));
                 }
@@ -477,68 +501,68 @@ impl Fs {
     }
 
     /// The same of several ranges of pages.
-    pub(crate) fn holes_of(
+    pub(crate) fn holes_in_ranges(
         &self,
-        port: &mut Port,
+        channel: &mut IoChannel,
         ino: Ino,
         ranges: impl IntoIterator<Item = Range<u64>>,
     ) -> Result<BTreeSet<u64>> {
         let mut holes = BTreeSet::new();
         for pages in ranges {
-            holes.append(&mut self.holes(port, ino, pages)?);
+            holes.append(&mut self.holes(channel, ino, pages)?);
         }
         Ok(holes)
     }
 
     /// Overwrites bytes of several places of a file, all of them or none, for whoever
     /// reads meanwhile and after a crash. They lie within the file and in at most
-    /// [`TOGETHER_PAGES_MAX`] pages, and do not overlap. Once nobody else has the file any
-    /// more, `is_wanted` is asked whether to go on: what somebody asked for who is gone by
+    /// [`ATOMIC_PAGES_MAX`] pages, and do not overlap. Once nobody else has the file any
+    /// more, `must_happen` is asked whether to go on: what somebody asked for who is gone by
     /// then must not overwrite what others wrote who knew that.
     ///
     /// # Errors
     /// `EINTR` when it is not wanted;
     /// `EINVAL` when they are not as they must be; `EOPNOTSUPP` for a file that the kernel
     /// keeps pages of, or that a write takes rights away from; and as [`Fs::write`].
-    pub fn write_together(
+    pub fn write_atomic(
         &self,
-        port: &mut Port,
+        channel: &mut IoChannel,
         ino: Ino,
         parts: &[(u64, Bytes)],
         is_wanted: impl FnOnce() -> bool,
     ) -> Result<()> {
         // Else it could be closed and freed meanwhile: who asks may be killed.
         self.open(ino)?;
-        let written = self.write_open_together(port, ino, parts, is_wanted);
+        let written = self.write_atomic_open(channel, ino, parts, is_wanted);
         let written = written.and_then(|()| self.drop_changed_pages(ino));
-        self.release_by(ino, Some(port));
+        self.release_with(ino, Some(channel));
         written
     }
 
-    fn write_open_together(
+    fn write_atomic_open(
         &self,
-        port: &mut Port,
+        channel: &mut IoChannel,
         ino: Ino,
         parts: &[(u64, Bytes)],
         is_wanted: impl FnOnce() -> bool,
     ) -> Result<()> {
-        let lock = self.data_lock(ino)?;
+        let lock = self.file_lock(ino)?;
         let _alone = lock.write();
         if !is_wanted() {
             return Err(Errno::INTR.into());
         }
-        self.settle_all(port, ino)?;
-        let inode = self.look(|core| core.file(ino))?;
-        if lock.is_mapped() || inode.is_armed() {
+        self.complete_pending(channel, ino)?;
+        let inode = self.inspect(|core| core.regular_file(ino))?;
+        if lock.is_mmapped() || inode.needs_remove_privs() {
             return Err(Errno::OPNOTSUPP.into());
         }
-        let ranges = ranges_together(parts, inode.size)?;
-        let pages = |range: &Range<u64>| range.start / PAGE..pages_of(range.end);
+        let ranges = atomic_ranges(parts, inode.size)?;
+        let pages = |range: &Range<u64>| range.start / PAGE..page_count(range.end);
         for range in &ranges {
-            self.unshare(port, ino, pages(range))?;
+            self.unshare(channel, ino, pages(range))?;
         }
-        self.take_spans(ino, ranges.iter().flat_map(pages))?;
-        let holes = self.holes_of(port, ino, ranges.iter().map(pages))?;
+        self.ensure_spans(ino, ranges.iter().flat_map(pages))?;
+        let holes = self.holes_in_ranges(channel, ino, ranges.iter().map(pages))?;
         let now = self.now();
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
@@ -548,9 +572,9 @@ impl Fs {
             inode.mtime = now;
             inode.ctime = now;
             tx.make_durable();
-            tx.put(ino, &inode)
+            tx.put_inode(ino, &inode)
         })?;
-        self.core().note_beside(ino);
+        self.lock_core().record_unseen_write(ino);
         Ok(())
     }
 
@@ -558,50 +582,50 @@ impl Fs {
     ///
     /// # Errors
     /// `EFBIG`, `EISDIR`, `EINVAL`.
-    pub fn set_size(&self, port: &mut Port, ino: Ino, size: u64) -> Result<Attr> {
+    pub fn set_size(&self, channel: &mut IoChannel, ino: Ino, size: u64) -> Result<Attr> {
         if size > FILE_BYTES_MAX {
             return Err(Errno::FBIG.into());
         }
-        let lock = self.data_lock(ino)?;
-        let _telling = lock.kernel_pages.await_telling();
+        let lock = self.file_lock(ino)?;
+        let _telling = lock.kernel_pages.lock_notify();
         let _alone = lock.write();
-        self.making_room(|| self.settle_all(port, ino))?;
+        self.with_reserve_fallback(|| self.complete_pending(channel, ino))?;
         self.drop_capabilities(ino)?;
-        let set = match size < self.look(|core| core.file(ino))?.size {
-            true => self.making_room(|| self.set_size_alone(port, ino, size)),
-            false => self.set_size_alone(port, ino, size),
+        let set = match size < self.inspect(|core| core.regular_file(ino))?.size {
+            true => self.with_reserve_fallback(|| self.set_size_locked(channel, ino, size)),
+            false => self.set_size_locked(channel, ino, size),
         };
         // It may have been cut all the same.
-        let size = self.look(|core| core.file(ino))?.size;
-        self.clear_held(ino, &lock, size..FILE_BYTES_MAX);
+        let size = self.inspect(|core| core.regular_file(ino))?.size;
+        self.discard_mmap_dirty(ino, &lock, size..FILE_BYTES_MAX);
         set
     }
 
     /// The caller holds the file alone. What fails may be run again.
-    fn set_size_alone(&self, port: &mut Port, ino: Ino, size: u64) -> Result<Attr> {
+    fn set_size_locked(&self, channel: &mut IoChannel, ino: Ino, size: u64) -> Result<Attr> {
         let now = self.now();
-        let mut old = self.look(|core| core.file(ino))?;
-        if size > old.size && old.flags & TRIM != 0 {
-            self.finish(port, ino)?;
-            old = self.look(|core| core.file(ino))?;
+        let mut old = self.inspect(|core| core.regular_file(ino))?;
+        if size > old.size && old.flags & NEEDS_TRIM != 0 {
+            self.free_marked(channel, ino)?;
+            old = self.inspect(|core| core.regular_file(ino))?;
         }
-        let is_cut = size < old.size || old.flags & (RESERVED | TRIM) != 0;
+        let is_cut = size < old.size || old.flags & (HAS_RESERVED_PAGES | NEEDS_TRIM) != 0;
         if is_cut {
             // What is freed or zeroed of the last span must be of its own.
-            let end = pages_of(size);
-            self.unshare(port, ino, end.saturating_sub(1)..end)?;
+            let end = page_count(size);
+            self.unshare(channel, ino, end.saturating_sub(1)..end)?;
         }
         let tail = match is_cut && !size.is_multiple_of(PAGE) {
             true => self
-                .holes(port, ino, size / PAGE..size / PAGE + 1)?
+                .holes(channel, ino, size / PAGE..size / PAGE + 1)?
                 .is_empty(),
             false => false,
         };
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
             if is_cut {
-                inode.flags |= TRIM;
-                inode.flags &= !RESERVED;
+                inode.flags |= NEEDS_TRIM;
+                inode.flags &= !HAS_RESERVED_PAGES;
             }
             if tail && size < inode.size {
                 let within = (size % PAGE) as usize;
@@ -611,33 +635,33 @@ impl Fs {
             inode.size = size;
             inode.mtime = now;
             inode.ctime = now;
-            tx.put(ino, &inode)
+            tx.put_inode(ino, &inode)
         })?;
         if is_cut {
             let was_dense = old.is_dense() && size <= old.size;
-            let pages = was_dense.then(|| pages_of(size));
-            let trimmed = self.making_room(|| self.trim(port, ino, pages));
+            let pages = was_dense.then(|| page_count(size));
+            let trimmed = self.with_reserve_fallback(|| self.trim(channel, ino, pages));
             // It has its new size: what is not freed now is later.
-            let _ = self.leave(ino, trimmed);
+            let _ = self.defer_on_error(ino, trimmed);
         }
         self.attr(ino)
     }
 
     /// Puts the times of a file that are only noted, here or by guests, into its inode.
-    pub(crate) fn note_times(&self, ino: Ino) -> Result<()> {
+    pub(crate) fn flush_times(&self, ino: Ino) -> Result<()> {
         let is_noted = {
-            let mut core = self.core();
-            core.note_guests(ino);
-            let live = core.live.get(&ino);
-            live.is_some_and(|live| !live.noted.is_empty())
+            let mut core = self.lock_core();
+            core.collect_direct_write(ino);
+            let live = core.live_inodes.get(&ino);
+            live.is_some_and(|live| !live.pending_times.is_empty())
         };
         if !is_noted {
             return Ok(());
         }
-        self.making_room(|| {
+        self.with_reserve_fallback(|| {
             self.change(|tx| {
                 let inode = tx.inode(ino)?;
-                tx.put(ino, &inode)
+                tx.put_inode(ino, &inode)
             })
         })
     }
@@ -647,24 +671,24 @@ impl Fs {
     ///
     /// # Errors
     /// What was said first; what failed is tried again by the next call.
-    pub fn put_times(&self) -> Result<()> {
+    pub fn flush_all_times(&self) -> Result<()> {
         let mut noted = {
-            let mut core = self.core();
-            core.note_all_guests();
-            std::mem::take(&mut core.noted)
+            let mut core = self.lock_core();
+            core.collect_all_direct_writes();
+            std::mem::take(&mut core.inos_with_pending_times)
         };
         let mut first = Ok(());
         while let Some(ino) = noted.pop_first() {
-            let put = match self.note_times(ino) {
+            let put = match self.flush_times(ino) {
                 Err(FsError::Posix(Errno::STALE)) => Ok(()),
                 put => put,
             };
             if let Err(cause) = &put {
-                let mut core = self.core();
-                core.noted.insert(ino);
+                let mut core = self.lock_core();
+                core.inos_with_pending_times.insert(ino);
                 // The volume would say it of each.
                 if matches!(cause, FsError::Space(_)) {
-                    core.noted.append(&mut noted);
+                    core.inos_with_pending_times.append(&mut noted);
                 }
             }
             first = first.and(put);
@@ -680,7 +704,7 @@ impl Fs {
     /// `EINVAL` for ranges of one file that overlap, and as [`Fs::write`].
     pub fn copy(
         &self,
-        port: &mut Port,
+        channel: &mut IoChannel,
         (from, mut source): (Ino, u64),
         (to, mut target): (Ino, u64),
         len: u64,
@@ -691,13 +715,13 @@ impl Fs {
             return Err(Errno::INVAL.into());
         }
         // What is copied to the same file does not make it longer to copy.
-        let size = self.look(|core| {
-            let inode = core.file(from)?;
-            core.end_of(from, &inode)
+        let size = self.inspect(|core| {
+            let inode = core.regular_file(from)?;
+            core.file_end(from, &inode)
         })?;
         let len = len.min(size.saturating_sub(source));
         if len > 0 {
-            let lock = self.data_lock(to)?;
+            let lock = self.file_lock(to)?;
             let _alone = lock.write();
             self.drop_capabilities(to)?;
         }
@@ -706,9 +730,11 @@ impl Fs {
             .is_some_and(|end| end <= FILE_BYTES_MAX);
         let mut copied = 0;
         while copied < len {
-            let to_alike = to_alike(source, target);
+            let to_alike = bytes_to_shareable(source, target);
             let shared = match to_alike {
-                Some(0) if fits => self.share(port, (from, source), (to, target), len - copied),
+                Some(0) if fits => {
+                    self.share_spans(channel, (from, source), (to, target), len - copied)
+                }
                 _ => Ok(0),
             };
             match shared {
@@ -724,11 +750,11 @@ impl Fs {
             }
             let apart = to_alike.filter(|&apart| apart > 0).unwrap_or(STEP);
             let step = STEP.min(len - copied).min(apart);
-            let bytes = Bytes::from(self.read(port, from, source, step as u32)?);
+            let bytes = Bytes::from(self.read(channel, from, source, step as u32)?);
             if bytes.is_empty() {
                 break;
             }
-            match self.write(port, to, Some(target), &bytes, false) {
+            match self.write(channel, to, Some(target), &bytes, false) {
                 Err(_) if copied > 0 => break,
                 written => written?,
             };
@@ -742,7 +768,7 @@ impl Fs {
 }
 
 /// The bytes of parts that are written together, in order.
-fn ranges_together(parts: &[(u64, Bytes)], size: u64) -> Result<Vec<Range<u64>>> {
+fn atomic_ranges(parts: &[(u64, Bytes)], size: u64) -> Result<Vec<Range<u64>>> {
     let range = |(offset, data): &(u64, Bytes)| {
         let end = offset.checked_add(data.len() as u64)?;
         (!data.is_empty() && end <= size).then_some(*offset..end)
@@ -751,37 +777,41 @@ fn ranges_together(parts: &[(u64, Bytes)], size: u64) -> Result<Vec<Range<u64>>>
     let mut ranges = ranges.ok_or(Errno::INVAL)?;
     ranges.sort_unstable_by_key(|range| range.start);
     let overlap = ranges.windows(2).any(|pair| pair[0].end > pair[1].start);
-    let pages = |range: &Range<u64>| pages_of(range.end) - range.start / PAGE;
+    let pages = |range: &Range<u64>| page_count(range.end) - range.start / PAGE;
     // Counts a page twice that two parts lie in.
     let pages: u64 = ranges.iter().map(pages).sum();
-    match overlap || pages > TOGETHER_PAGES_MAX {
+    match overlap || pages > ATOMIC_PAGES_MAX {
         true => Err(Errno::INVAL.into()),
         false => Ok(ranges),
     }
 }
 
 /// Frees what of a span lies within pages of the file; some of it does.
-pub(crate) fn discard(piece: &Piece, pages: &Range<u64>) -> Request {
+pub(crate) fn discard_request(piece: &FileSpan, pages: &Range<u64>) -> Request {
     let Span { page, order } = piece.span;
-    let first = piece.at.max(pages.start);
-    let end = (piece.at + (1 << order)).min(pages.end);
+    let first = piece.first_page.max(pages.start);
+    let end = (piece.first_page + (1 << order)).min(pages.end);
     Request::Discard {
-        offset: (page + first - piece.at) * PAGE,
+        offset: (page + first - piece.first_page) * PAGE,
         len: (end - first) * PAGE,
     }
 }
 
-fn read_runs(port: &mut Port, range: Range<u64>, runs: &[(u64, u64, u64)]) -> Result<Vec<u8>> {
+fn read_extents(
+    channel: &mut IoChannel,
+    range: Range<u64>,
+    runs: &[(u64, u64, u64)],
+) -> Result<Vec<u8>> {
     let len = range.end - range.start;
     if let [(_, place, all)] = runs
         && *all == len
     {
-        return port.read(*place, len as u32);
+        return channel.read(*place, len as u32);
     }
     let mut bytes = vec![0; len as usize];
     for &(at, place, len) in runs {
         let first = (at - range.start) as usize;
-        let part = port.read(place, len as u32)?;
+        let part = channel.read(place, len as u32)?;
         bytes[first..first + part.len()].copy_from_slice(&part);
     }
     Ok(bytes)
@@ -802,7 +832,7 @@ pub(crate) fn write_pages(
         let within = (at % PAGE) as usize;
         let (part, after) = rest.split_at(rest.len().min(PAGE_BYTES - within));
         let is_new = holes.contains(&page);
-        let run = map::ensure(tx, inode, page)?;
+        let run = map::find_or_allocate(tx, inode, page)?;
         tx.write_data(run.page, within, part, is_new)?;
         inode.pages += u64::from(is_new);
         at += part.len() as u64;

@@ -1,6 +1,6 @@
 //! Why an operation failed, and the number that a program gets to see.
 
-use crate::format::Damaged;
+use crate::format::Corruption;
 use pagemesh_base::space::SpaceError;
 use rustix::io::Errno;
 
@@ -19,7 +19,7 @@ pub enum FsError {
         /// Inode, directory or page.
         what: String,
         /// What is wrong.
-        cause: Damaged,
+        cause: Corruption,
     },
     /// Something in it was found damaged before.
     #[error(

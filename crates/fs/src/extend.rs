@@ -8,7 +8,7 @@
 
 use crate::Fs;
 use crate::core::{Core, Tx};
-use crate::data::{PAGE, PIECE_PAGES_MAX, pages_of, runs, write_pages};
+use crate::data::{PAGE, PIECE_PAGES_MAX, file_extents, page_count, write_pages};
 use crate::error::Result;
 use crate::format::{FILE_BYTES_MAX, Ino, Time};
 use std::collections::BTreeSet;
@@ -34,7 +34,7 @@ impl Extension<'_> {
         if self.durable {
             tx.make_durable();
         }
-        tx.put(ino, &inode)
+        tx.put_inode(ino, &inode)
     }
 }
 
@@ -47,7 +47,7 @@ impl Core {
         offset: Option<u64>,
         len: u64,
     ) -> Result<Option<(u64, BTreeSet<u64>)>> {
-        let inode = self.file(ino)?;
+        let inode = self.regular_file(ino)?;
         // The write may have to take capabilities away.
         if inode.has_xattrs() {
             return Ok(None);
@@ -56,14 +56,14 @@ impl Core {
         let Some(end) = at.checked_add(len).filter(|&end| end <= FILE_BYTES_MAX) else {
             return Ok(None);
         };
-        let pages = at / PAGE..pages_of(end);
+        let pages = at / PAGE..page_count(end);
         let is_longer = at <= inode.size && inode.size < end;
         if !is_longer || !inode.is_dense() || pages.end - pages.start > PIECE_PAGES_MAX {
             return Ok(None);
         }
         let bytes = pages.start * PAGE..pages.end * PAGE;
-        let (_, is_shared) = runs(&inode, bytes, &mut |page| self.page(page))?;
-        let first_hole = pages.start.max(pages_of(inode.size));
+        let (_, is_shared) = file_extents(&inode, bytes, &mut |page| self.page(page))?;
+        let first_hole = pages.start.max(page_count(inode.size));
         Ok((!is_shared).then(|| (at, (first_hole..pages.end).collect())))
     }
 }
@@ -74,7 +74,7 @@ impl Fs {
     ///
     /// # Errors
     /// `EISDIR`, `EINVAL`, `ENOSPC`, and what the volume says.
-    pub(crate) fn extend_plain(
+    pub(crate) fn extend_dense(
         &self,
         ino: Ino,
         offset: Option<u64>,
@@ -82,14 +82,14 @@ impl Fs {
         durable: bool,
     ) -> Result<Option<Range<u64>>> {
         let now = self.now();
-        let mut core = self.core();
-        let live = core.live.get(&ino);
-        let Some(_alone) = live.and_then(|live| live.data.try_write()) else {
+        let mut core = self.lock_core();
+        let live = core.live_inodes.get(&ino);
+        let Some(_alone) = live.and_then(|live| live.file_lock.try_write()) else {
             return Ok(None);
         };
         core.check_running()?;
         let planned = core.plan_extension(ino, offset, data.len() as u64);
-        core.note_damage(&planned);
+        core.stop_if_damaged(&planned);
         let Some((at, holes)) = planned? else {
             return Ok(None);
         };

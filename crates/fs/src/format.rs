@@ -4,7 +4,7 @@
 //! that they make sense, since any client of the volume may have written them.
 
 use crate::TARGET_MAX;
-use crate::map::to_next_span;
+use crate::map::pages_to_next_span;
 use crate::spans::Span;
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::units::PAGE_BYTES;
@@ -21,7 +21,7 @@ const TABLE_AT: usize = 256;
 /// Bytes of a link's target that its inode has room for.
 pub(crate) const INLINE_MAX: usize = INODE_BYTES - INLINE_AT;
 const INLINE_AT: usize = 112;
-const SPARE_AT: usize = 176;
+const SPARE_SPAN_AT: usize = 176;
 /// Where the head names the span of the reserve.
 const RESERVE_AT: usize = 56;
 /// Spans that an inode names; together they hold the first `SMALL_PAGES`.
@@ -39,19 +39,19 @@ pub const FILE_BYTES_MAX: u64 = 1 << 44;
 
 /// Nothing is freed between here and there, but what lies beyond the size is
 /// still to be freed.
-pub(crate) const TRIM: u16 = 1;
+pub(crate) const NEEDS_TRIM: u16 = 1;
 /// Pages beyond the size may be mapped, all zeroes.
-pub(crate) const RESERVED: u16 = 2;
+pub(crate) const HAS_RESERVED_PAGES: u16 = 2;
 /// The target of a link lies in the inode, where others name their spans.
 pub(crate) const INLINE: u16 = 4;
 /// Guests may have made the file longer. In memory it is [`Inode::growth`].
-const GROWS: u16 = 8;
+const HAS_APPEND_EXTENT: u16 = 8;
 /// Where it says how.
-const GROWTH_AT: usize = 184;
+const APPEND_EXTENT_AT: usize = 184;
 /// Pages of the file are to be taken from a redo log. In memory it is [`Inode::redo`].
-const REDOES: u16 = 16;
+const HAS_REDO_LOG: u16 = 16;
 /// Where it names the log.
-const REDO_AT: usize = 200;
+const REDO_LOG_AT: usize = 200;
 /// Attributes lie in a span of up to 2^5 pages.
 const XATTRS_ORDER_MAX: u8 = 5;
 const NSEC_MAX: u32 = 999_999_999;
@@ -79,7 +79,7 @@ pub struct Time {
 
 /// What an inode is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum InodeKind {
     /// A regular file.
     File,
     /// A directory.
@@ -96,32 +96,32 @@ pub enum Kind {
     Socket,
 }
 
-impl Kind {
+impl InodeKind {
     /// The bits of `st_mode`.
     #[must_use]
     pub fn bits(self) -> u16 {
         match self {
-            Kind::Fifo => 0o010_000,
-            Kind::CharDevice => 0o020_000,
-            Kind::Directory => 0o040_000,
-            Kind::BlockDevice => 0o060_000,
-            Kind::File => 0o100_000,
-            Kind::Symlink => 0o120_000,
-            Kind::Socket => 0o140_000,
+            InodeKind::Fifo => 0o010_000,
+            InodeKind::CharDevice => 0o020_000,
+            InodeKind::Directory => 0o040_000,
+            InodeKind::BlockDevice => 0o060_000,
+            InodeKind::File => 0o100_000,
+            InodeKind::Symlink => 0o120_000,
+            InodeKind::Socket => 0o140_000,
         }
     }
 
     /// What the bits of `st_mode` say.
     #[must_use]
-    pub fn of_mode(mode: u16) -> Option<Kind> {
+    pub fn of_mode(mode: u16) -> Option<InodeKind> {
         Some(match mode & KIND_MASK {
-            0o010_000 => Kind::Fifo,
-            0o020_000 => Kind::CharDevice,
-            0o040_000 => Kind::Directory,
-            0o060_000 => Kind::BlockDevice,
-            0o100_000 => Kind::File,
-            0o120_000 => Kind::Symlink,
-            0o140_000 => Kind::Socket,
+            0o010_000 => InodeKind::Fifo,
+            0o020_000 => InodeKind::CharDevice,
+            0o040_000 => InodeKind::Directory,
+            0o060_000 => InodeKind::BlockDevice,
+            0o100_000 => InodeKind::File,
+            0o120_000 => InodeKind::Symlink,
+            0o140_000 => InodeKind::Socket,
             _ => return None,
         })
     }
@@ -139,26 +139,26 @@ pub(crate) struct Xattrs {
 /// Where a span of a file begins, and whether others may name it, too: then nothing is
 /// changed in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place(pub(crate) u64);
+pub(crate) struct SpanRef(pub(crate) u64);
 
-impl Place {
+impl SpanRef {
     const SHARED: u64 = 1 << 63;
 
     /// A span that nobody else names.
-    pub(crate) fn own(page: u64) -> Place {
-        Place(page)
+    pub(crate) fn exclusive(page: u64) -> SpanRef {
+        SpanRef(page)
     }
 
-    pub(crate) fn shared(page: u64) -> Place {
-        Place(page | Place::SHARED)
+    pub(crate) fn shared(page: u64) -> SpanRef {
+        SpanRef(page | SpanRef::SHARED)
     }
 
     pub(crate) fn page(self) -> u64 {
-        self.0 & !Place::SHARED
+        self.0 & !SpanRef::SHARED
     }
 
     pub(crate) fn is_shared(self) -> bool {
-        self.0 & Place::SHARED != 0
+        self.0 & SpanRef::SHARED != 0
     }
 
     pub(crate) fn is_none(self) -> bool {
@@ -168,8 +168,8 @@ impl Place {
 
 /// The pages of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Map {
-    pub(crate) spans: [Place; SPANS],
+pub(crate) struct PageMap {
+    pub(crate) spans: [SpanRef; SPANS],
     /// The root of the radix tree over chunks; 0: not there.
     pub(crate) root: u64,
     pub(crate) height: u8,
@@ -177,11 +177,11 @@ pub(crate) struct Map {
 
 /// What guests may do to a file behind its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Growth {
+pub struct AppendExtent {
     /// What tells its footers from other bytes.
     pub nonce: u64,
     /// Behind the last page of the file that they may write.
-    pub reach: u64,
+    pub limit_page: u64,
 }
 
 /// An inode. Times are exact to the nanosecond.
@@ -206,13 +206,13 @@ pub(crate) struct Inode {
     /// Of a directory.
     pub(crate) parent: Ino,
     pub(crate) xattrs: Xattrs,
-    pub(crate) map: Map,
+    pub(crate) map: PageMap,
     /// A span of a file that is to take the place of a shared one, or to be freed.
-    pub(crate) spare: Option<Span>,
+    pub(crate) spare_span: Option<Span>,
     /// Of a file that guests make longer.
-    pub(crate) growth: Option<Growth>,
+    pub(crate) append_extent: Option<AppendExtent>,
     /// A file without a name that holds what is to be written to this one ([`crate::redo`]).
-    pub(crate) redo: Option<Ino>,
+    pub(crate) redo_log: Option<Ino>,
     /// The target of a link of at most `INLINE_MAX` bytes.
     pub(crate) target: Vec<u8>,
 }
@@ -220,7 +220,7 @@ pub(crate) struct Inode {
 /// Bytes that no pagemesh wrote, or one with a defect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Damaged(pub String);
+pub struct Corruption(pub String);
 
 /// A span that is named, or 0.
 fn span_bits(span: Option<Span>) -> u64 {
@@ -273,10 +273,10 @@ impl Inode {
             generation,
             parent: Ino(0),
             xattrs: Xattrs::default(),
-            map: Map::default(),
-            spare: None,
-            growth: None,
-            redo: None,
+            map: PageMap::default(),
+            spare_span: None,
+            append_extent: None,
+            redo_log: None,
             target: Vec::new(),
         }
     }
@@ -285,12 +285,12 @@ impl Inode {
         self.mode == 0
     }
 
-    pub(crate) fn kind(&self) -> Kind {
-        Kind::of_mode(self.mode).unwrap_or(Kind::File)
+    pub(crate) fn kind(&self) -> InodeKind {
+        InodeKind::of_mode(self.mode).unwrap_or(InodeKind::File)
     }
 
     pub(crate) fn is_directory(&self) -> bool {
-        self.kind() == Kind::Directory
+        self.kind() == InodeKind::Directory
     }
 
     pub(crate) fn has_xattrs(&self) -> bool {
@@ -322,16 +322,24 @@ impl Inode {
             }
             let root = self.map.root | u64::from(self.map.height) << 56;
             put(&mut bytes, 168, root.to_le_bytes());
-            put(&mut bytes, SPARE_AT, span_bits(self.spare).to_le_bytes());
+            put(
+                &mut bytes,
+                SPARE_SPAN_AT,
+                span_bits(self.spare_span).to_le_bytes(),
+            );
             let mut flags = self.flags;
-            if let Some(Growth { nonce, reach }) = self.growth {
-                flags |= GROWS;
-                put(&mut bytes, GROWTH_AT, nonce.to_le_bytes());
-                put(&mut bytes, GROWTH_AT + 8, reach.to_le_bytes());
+            if let Some(AppendExtent {
+                nonce,
+                limit_page: reach,
+            }) = self.append_extent
+            {
+                flags |= HAS_APPEND_EXTENT;
+                put(&mut bytes, APPEND_EXTENT_AT, nonce.to_le_bytes());
+                put(&mut bytes, APPEND_EXTENT_AT + 8, reach.to_le_bytes());
             }
-            if let Some(log) = self.redo {
-                flags |= REDOES;
-                put(&mut bytes, REDO_AT, log.0.to_le_bytes());
+            if let Some(log) = self.redo_log {
+                flags |= HAS_REDO_LOG;
+                put(&mut bytes, REDO_LOG_AT, log.0.to_le_bytes());
             }
             put(&mut bytes, 2, flags.to_le_bytes());
         } else {
@@ -342,7 +350,7 @@ impl Inode {
 
     /// The pages that the bytes of an inode count, and those that it was lent. Whether
     /// the bytes make sense is not looked at.
-    pub(crate) fn pages_of_stored(bytes: &[u8]) -> u64 {
+    pub(crate) fn stored_pages(bytes: &[u8]) -> u64 {
         let flags = u16::from_le_bytes(field(bytes, 2));
         let mut inode = Inode::free(0);
         inode.mode = u16::from_le_bytes(field(bytes, 0));
@@ -351,25 +359,25 @@ impl Inode {
         }
         inode.size = get_u64(bytes, 16);
         inode.pages = get_u64(bytes, 24);
-        if flags & INLINE == 0 && flags & GROWS != 0 {
-            inode.growth = Some(Growth {
+        if flags & INLINE == 0 && flags & HAS_APPEND_EXTENT != 0 {
+            inode.append_extent = Some(AppendExtent {
                 nonce: 0,
-                reach: get_u64(bytes, GROWTH_AT + 8),
+                limit_page: get_u64(bytes, APPEND_EXTENT_AT + 8),
             });
         }
-        inode.pages.saturating_add(inode.lent())
+        inode.pages.saturating_add(inode.granted_pages())
     }
 
     /// What the bytes of an inode say. `pages` are those that spans may lie in: no
     /// page lies beyond them.
-    pub(crate) fn decode(bytes: &[u8], pages: u64) -> Result<Inode, Damaged> {
+    pub(crate) fn decode(bytes: &[u8], pages: u64) -> Result<Inode, Corruption> {
         let mut inode = Inode::free(get_u32(bytes, 84));
         inode.mode = u16::from_le_bytes(field(bytes, 0));
         if inode.is_free() {
             return Ok(inode);
         }
-        if Kind::of_mode(inode.mode).is_none() {
-            return Err(Damaged(format!("its mode is {:o}", inode.mode)));
+        if InodeKind::of_mode(inode.mode).is_none() {
+            return Err(Corruption(format!("its mode is {:o}", inode.mode)));
         }
         inode.flags = u16::from_le_bytes(field(bytes, 2));
         inode.links = get_u32(bytes, 4);
@@ -394,43 +402,44 @@ impl Inode {
             inode.target = bytes[INLINE_AT..][..len].to_vec();
         } else {
             for (i, span) in inode.map.spans.iter_mut().enumerate() {
-                *span = Place(get_u64(bytes, INLINE_AT + 8 * i));
+                *span = SpanRef(get_u64(bytes, INLINE_AT + 8 * i));
             }
             let root = get_u64(bytes, 168);
             inode.map.root = root & !(0xff << 56);
             inode.map.height = (root >> 56) as u8;
-            inode.spare = span_of_bits(get_u64(bytes, SPARE_AT));
-            if inode.flags & GROWS != 0 {
-                inode.flags &= !GROWS;
-                inode.growth = Some(Growth {
-                    nonce: get_u64(bytes, GROWTH_AT),
-                    reach: get_u64(bytes, GROWTH_AT + 8),
+            inode.spare_span = span_of_bits(get_u64(bytes, SPARE_SPAN_AT));
+            if inode.flags & HAS_APPEND_EXTENT != 0 {
+                inode.flags &= !HAS_APPEND_EXTENT;
+                inode.append_extent = Some(AppendExtent {
+                    nonce: get_u64(bytes, APPEND_EXTENT_AT),
+                    limit_page: get_u64(bytes, APPEND_EXTENT_AT + 8),
                 });
             }
-            if inode.flags & REDOES != 0 {
-                inode.flags &= !REDOES;
-                inode.redo = Some(Ino(get_u64(bytes, REDO_AT)));
+            if inode.flags & HAS_REDO_LOG != 0 {
+                inode.flags &= !HAS_REDO_LOG;
+                inode.redo_log = Some(Ino(get_u64(bytes, REDO_LOG_AT)));
             }
         }
         inode.check(pages)?;
         Ok(inode)
     }
 
-    fn check(&self, pages: u64) -> Result<(), Damaged> {
-        let refuse = |why: String| Err(Damaged(why));
-        if self.flags & !(TRIM | RESERVED | INLINE) != 0 {
+    fn check(&self, pages: u64) -> Result<(), Corruption> {
+        let refuse = |why: String| Err(Corruption(why));
+        if self.flags & !(NEEDS_TRIM | HAS_RESERVED_PAGES | INLINE) != 0 {
             return refuse(format!("its flags are {:#x}", self.flags));
         }
         let longest = match self.kind() {
-            Kind::Symlink if self.flags & INLINE != 0 => INLINE_MAX as u64,
-            Kind::Symlink => TARGET_MAX as u64,
+            InodeKind::Symlink if self.flags & INLINE != 0 => INLINE_MAX as u64,
+            InodeKind::Symlink => TARGET_MAX as u64,
             _ if self.flags & INLINE != 0 => {
                 return refuse("it has a target and is no link".into());
             }
             _ => FILE_BYTES_MAX,
         };
         // An orphan may have lost its target.
-        if self.size > longest || (self.kind() == Kind::Symlink && self.size == 0 && self.links > 0)
+        if self.size > longest
+            || (self.kind() == InodeKind::Symlink && self.size == 0 && self.links > 0)
         {
             return refuse(format!("its size is {}", self.size));
         }
@@ -445,31 +454,32 @@ impl Inode {
             if !is_span(at, span_order(index)) {
                 return refuse(format!("its span {index} begins at page {at}"));
             }
-            if place.is_shared() && (at == 0 || self.kind() != Kind::File) {
+            if place.is_shared() && (at == 0 || self.kind() != InodeKind::File) {
                 return refuse(format!("its span {index} is shared"));
             }
         }
-        if let Some(spare) = self.spare
-            && (!is_span_within(spare, pages) || self.kind() != Kind::File)
+        if let Some(spare) = self.spare_span
+            && (!is_span_within(spare, pages) || self.kind() != InodeKind::File)
         {
             return refuse(format!("its spare span begins at page {}", spare.page));
         }
-        if let Some(growth) = self.growth {
+        if let Some(growth) = self.append_extent {
             let first = self.size / PAGE_BYTES as u64;
-            let span = first..first + to_next_span(first);
-            let is_plain = self.kind() == Kind::File && self.flags & (TRIM | RESERVED) == 0;
-            if !is_plain || growth.reach <= span.start || growth.reach > span.end {
-                return refuse(format!("it grows up to page {}", growth.reach));
+            let span = first..first + pages_to_next_span(first);
+            let is_plain = self.kind() == InodeKind::File
+                && self.flags & (NEEDS_TRIM | HAS_RESERVED_PAGES) == 0;
+            if !is_plain || growth.limit_page <= span.start || growth.limit_page > span.end {
+                return refuse(format!("it grows up to page {}", growth.limit_page));
             }
         }
-        if let Some(log) = self.redo
-            && (log <= Ino::ROOT || self.kind() != Kind::File || self.growth.is_some())
+        if let Some(log) = self.redo_log
+            && (log <= Ino::ROOT || self.kind() != InodeKind::File || self.append_extent.is_some())
         {
             return refuse(format!("it is to be written from inode {}", log.0));
         }
         if map.height > MAP_HEIGHT_MAX || map.root >= pages || (map.root == 0) != (map.height == 0)
         {
-            let Map { root, height, .. } = map;
+            let PageMap { root, height, .. } = map;
             return refuse(format!("its map of height {height} begins at page {root}"));
         }
         let Xattrs { at, order, len } = self.xattrs;
@@ -495,7 +505,7 @@ pub(crate) fn span_order(index: usize) -> u8 {
 
 /// The span that holds a file's page below `SMALL_PAGES`: its index, and its
 /// first page in the file.
-pub(crate) fn span_of(page: u64) -> (usize, u64) {
+pub(crate) fn span_holding(page: u64) -> (usize, u64) {
     assert!(page < SMALL_PAGES, "page {page} lies in a chunk");
     match page.checked_ilog2() {
         Some(order) if order >= 3 => (order as usize - 2, 1 << order),
@@ -531,27 +541,29 @@ impl Head {
         page
     }
 
-    pub(crate) fn decode(page: &Page, pages: u64) -> Result<Head, Damaged> {
+    pub(crate) fn decode(page: &Page, pages: u64) -> Result<Head, Corruption> {
         if page[..8] != MAGIC {
-            return Err(Damaged(
+            return Err(Corruption(
                 "there is no file system in it; make one with 'pagemesh fs create'".into(),
             ));
         }
         let version = get_u32(page, 8);
         if version != VERSION {
-            return Err(Damaged(format!(
+            return Err(Corruption(format!(
                 "its format is version {version}, and this pagemesh knows version {VERSION}; \
                  use the pagemesh that made it"
             )));
         }
         let table = &page[TABLE_AT..TABLE_AT + INODE_BYTES];
-        let table = Inode::decode(table, pages)
-            .map_err(|Damaged(cause)| Damaged(format!("of the inode table it says: {cause}")))?;
+        let table = Inode::decode(table, pages).map_err(|Corruption(cause)| {
+            Corruption(format!("of the inode table it says: {cause}"))
+        })?;
         let shares = table.map.spans.iter().any(|place| place.is_shared());
-        let is_plain = table.kind() == Kind::File && table.xattrs.at == 0 && table.spare.is_none();
-        let is_plain = is_plain && table.growth.is_none() && table.redo.is_none();
+        let is_plain =
+            table.kind() == InodeKind::File && table.xattrs.at == 0 && table.spare_span.is_none();
+        let is_plain = is_plain && table.append_extent.is_none() && table.redo_log.is_none();
         if table.is_free() || !is_plain || shares {
-            return Err(Damaged("it names no inode table".into()));
+            return Err(Corruption("it names no inode table".into()));
         }
         let limit_bytes = get_u64(page, 48);
         // Mounting reads all of the table: it must not last for ever.
@@ -560,14 +572,14 @@ impl Head {
             limit => limit,
         };
         if table.size > most || !table.size.is_multiple_of(PAGE_BYTES as u64) {
-            return Err(Damaged(format!(
+            return Err(Corruption(format!(
                 "its inode table has {} bytes, of {most} that the file system may take",
                 table.size
             )));
         }
         let reserve = span_of_bits(get_u64(page, RESERVE_AT));
         if reserve.is_some_and(|span| !is_span_within(span, pages)) {
-            return Err(Damaged("its reserve lies beyond the volume".into()));
+            return Err(Corruption("its reserve lies beyond the volume".into()));
         }
         Ok(Head {
             uuid: Uuid::from_bytes(field(page, 16)),
@@ -607,7 +619,11 @@ mod tests {
         (words, mode, any::<bool>()).prop_map(|(words, mode, inline)| {
             let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             bytes[..2].copy_from_slice(&mode.to_le_bytes());
-            let known = TRIM | RESERVED | GROWS | REDOES | if inline { INLINE } else { 0 };
+            let known = NEEDS_TRIM
+                | HAS_RESERVED_PAGES
+                | HAS_APPEND_EXTENT
+                | HAS_REDO_LOG
+                | if inline { INLINE } else { 0 };
             bytes[2] &= known as u8;
             bytes[3] = 0;
             for at in [40, 52, 64, 76] {
@@ -624,20 +640,20 @@ mod tests {
         #[test]
         fn stored_pages_are_counted_as_decoded(bytes in some_inode()) {
             if let Ok(inode) = Inode::decode(&bytes, PAGES) {
-                let counted = inode.pages + inode.lent();
-                prop_assert_eq!(Inode::pages_of_stored(&bytes), counted);
+                let counted = inode.pages + inode.granted_pages();
+                prop_assert_eq!(Inode::stored_pages(&bytes), counted);
             }
         }
 
         #[test]
-        fn an_inode_of_any_bytes_names_pages_of_the_space_alone(bytes in some_inode()) {
+        fn decoded_inode_names_only_pages_of_the_space(bytes in some_inode()) {
             if let Ok(inode) = Inode::decode(&bytes, PAGES) {
                 for (index, at) in inode.map.spans.iter().enumerate() {
                     prop_assert!(at.page() <= PAGES - (1 << span_order(index)));
                 }
                 prop_assert!(inode.xattrs.at < PAGES && inode.map.root < PAGES);
                 prop_assert!(u64::from(inode.xattrs.len) <= PAGES * 4096);
-                prop_assert!(inode.flags & INLINE == 0 || inode.kind() == Kind::Symlink);
+                prop_assert!(inode.flags & INLINE == 0 || inode.kind() == InodeKind::Symlink);
                 let again = Inode::decode(&inode.encode(), PAGES);
                 prop_assert_eq!(again, Ok(inode.clone()));
                 prop_assert!(inode.pages <= PAGES && inode.size <= FILE_BYTES_MAX);
@@ -645,7 +661,7 @@ mod tests {
         }
 
         #[test]
-        fn a_head_of_any_bytes_is_refused_or_sound(
+        fn head_of_random_bytes_decodes_without_panic(
             words in prop::collection::vec(prop_oneof![any::<u64>(), Just(u64::MAX - 7), 0..PAGES], 512),
         ) {
             let mut page = [0; PAGE_BYTES];
@@ -658,9 +674,9 @@ mod tests {
 
     /// The sum of such a place and the length of its span is 0.
     #[test]
-    fn a_span_at_the_end_of_all_numbers_is_beyond_the_volume() {
+    fn span_with_overflowing_end_is_refused() {
         let mut inode = Inode::decode(&[0; INODE_BYTES], PAGES).expect("a free one");
-        inode.map.spans[0] = Place(u64::MAX >> 1 & !7);
+        inode.map.spans[0] = SpanRef(u64::MAX >> 1 & !7);
         inode.check(PAGES).expect_err("beyond the volume");
     }
 }

@@ -1,10 +1,10 @@
 //! A channel of a space: for those who wait for one request, or several at once, and
 //! for writes that go on while others begin.
 
-use crate::board::DataGuard;
+use crate::channel_pool::PooledChannel;
 use crate::error::{FsError, Result};
 use crate::format::Page;
-use crate::ports::Borrowed;
+use crate::shared_file_map::FileReadGuard;
 use pagemesh_base::space::{Channel, Completion, Reply, Request, Space, SpaceError, Token};
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeMap;
@@ -16,34 +16,34 @@ use std::time::{Duration, Instant};
 pub type Wait = fn(&[RawFd], Option<Instant>);
 
 /// One thread's way into the space. Waits for what it asks.
-pub struct Port {
+pub struct IoChannel {
     channel: Box<dyn Channel>,
-    wait: Wait,
-    next: u64,
-    done: Vec<Completion>,
+    wait_fn: Wait,
+    next_token: u64,
+    completions: Vec<Completion>,
     descriptors: Vec<RawFd>,
     /// Losses of the volume when a flush failed last.
-    losses: u64,
+    known_losses: u64,
 }
 
-impl Port {
-    pub(crate) fn open(space: &dyn Space, wait: Wait) -> Result<Port> {
-        Ok(Port {
+impl IoChannel {
+    pub(crate) fn open(space: &dyn Space, wait: Wait) -> Result<IoChannel> {
+        Ok(IoChannel {
             channel: space.open()?,
-            wait,
-            next: 0,
-            done: Vec::new(),
+            wait_fn: wait,
+            next_token: 0,
+            completions: Vec::new(),
             descriptors: Vec::new(),
-            losses: 0,
+            known_losses: 0,
         })
     }
 
     /// The same, once it is known that the space has a channel.
-    pub(crate) fn open_ready(space: &dyn Space, wait: Wait) -> Result<Port> {
-        let mut port = Port::open(space, wait)?;
+    pub(crate) fn open_ready(space: &dyn Space, wait: Wait) -> Result<IoChannel> {
+        let mut channel = IoChannel::open(space, wait)?;
         let (offset, len) = (0, PAGE_BYTES as u64);
-        port.call(Request::Extents { offset, len })?;
-        Ok(port)
+        channel.call(Request::Extents { offset, len })?;
+        Ok(channel)
     }
 
     /// Does all requests, at the same time; the first error counts, once all
@@ -52,51 +52,51 @@ impl Port {
         &mut self,
         requests: impl IntoIterator<Item = Request>,
     ) -> std::result::Result<Vec<Reply>, SpaceError> {
-        let first = self.next;
+        let first = self.next_token;
         requests
             .into_iter()
             .for_each(|request| self.submit(request));
-        self.done.clear();
-        let asked = (self.next - first) as usize;
+        self.completions.clear();
+        let asked = (self.next_token - first) as usize;
         loop {
-            self.channel.reap(&mut self.done);
-            if self.done.len() == asked {
+            self.channel.reap(&mut self.completions);
+            if self.completions.len() == asked {
                 break;
             }
             self.sleep(None);
         }
-        self.done.sort_unstable_by_key(|done| done.token.0);
-        self.done.drain(..).map(|done| done.result).collect()
+        self.completions.sort_unstable_by_key(|done| done.token.0);
+        self.completions.drain(..).map(|done| done.result).collect()
     }
 
     fn submit(&mut self, request: Request) {
-        self.channel.submit(Token(self.next), request);
-        self.next += 1;
+        self.channel.submit(Token(self.next_token), request);
+        self.next_token += 1;
     }
 
     /// Sleeps until there may be something to reap, or another descriptor is readable.
     fn sleep(&mut self, other: Option<RawFd>) {
         self.descriptors.clear();
         self.descriptors.extend(other);
-        self.channel.wait_on(&mut self.descriptors);
-        (self.wait)(&self.descriptors, self.channel.deadline());
+        self.channel.poll_fds(&mut self.descriptors);
+        (self.wait_fn)(&self.descriptors, self.channel.deadline());
     }
 
     /// Lets so much time pass, or less if something happens meanwhile.
-    pub(crate) fn pause(&mut self, by: Duration) {
+    pub(crate) fn wait_for(&mut self, by: Duration) {
         let end = Instant::now() + by;
         let mut descriptors = std::mem::take(&mut self.descriptors);
         descriptors.clear();
-        let next = self.tend(&mut descriptors);
-        (self.wait)(&descriptors, Some(next.map_or(end, |next| next.min(end))));
+        let next = self.poll(&mut descriptors);
+        (self.wait_fn)(&descriptors, Some(next.map_or(end, |next| next.min(end))));
         self.descriptors = descriptors;
     }
 
     /// Lets the channel do what it must while nobody asks for anything, and says
     /// what it waits for.
-    pub(crate) fn tend(&mut self, into: &mut Vec<RawFd>) -> Option<Instant> {
-        self.channel.reap(&mut self.done);
-        self.channel.wait_on(into);
+    pub(crate) fn poll(&mut self, into: &mut Vec<RawFd>) -> Option<Instant> {
+        self.channel.reap(&mut self.completions);
+        self.channel.poll_fds(into);
         self.channel.deadline()
     }
 
@@ -109,10 +109,10 @@ impl Port {
     /// who asks here looks at those of the space.
     pub(crate) fn flush(&mut self, space: &dyn Space) -> std::result::Result<(), SpaceError> {
         let flushed = self.call(Request::Flush);
-        let losses = space.losses();
+        let losses = space.lost_writes();
         match flushed {
-            Err(_) if self.losses != losses => {
-                self.losses = losses;
+            Err(_) if self.known_losses != losses => {
+                self.known_losses = losses;
                 self.call(Request::Flush).map(drop)
             }
             flushed => flushed.map(drop),
@@ -122,7 +122,7 @@ impl Port {
     pub(crate) fn read(&mut self, offset: u64, len: u32) -> Result<Vec<u8>> {
         match self.call(Request::Read { offset, len })? {
             Reply::Data(bytes) if bytes.len() == len as usize => Ok(bytes),
-            other => Err(strange(&other)),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
@@ -133,7 +133,7 @@ impl Port {
     }
 
     /// Runs of a range of pages that hold data.
-    pub(crate) fn mapped(
+    pub(crate) fn for_each_mapped_run(
         &mut self,
         pages: std::ops::Range<u64>,
         mut visit: impl FnMut(std::ops::Range<u64>),
@@ -148,7 +148,7 @@ impl Port {
             };
             let reply = self.call(request)?;
             let Reply::Extents(extents) = reply else {
-                return Err(strange(&reply));
+                return Err(unexpected_reply(&reply));
             };
             for extent in extents {
                 let next = at + extent.len;
@@ -162,73 +162,73 @@ impl Port {
     }
 
     /// How many of a range of pages hold data.
-    pub(crate) fn count_mapped(&mut self, pages: std::ops::Range<u64>) -> Result<u64> {
+    pub(crate) fn count_mapped_pages(&mut self, pages: std::ops::Range<u64>) -> Result<u64> {
         let mut count = 0;
-        self.mapped(pages, |run| count += run.end - run.start)?;
+        self.for_each_mapped_run(pages, |run| count += run.end - run.start)?;
         Ok(count)
     }
 }
 
 /// A write within a file without holes, whose size and pages stay as they are meanwhile.
 pub(crate) struct Overwrite {
-    pub(crate) held: DataGuard,
+    pub(crate) guard: FileReadGuard,
     pub(crate) requests: Vec<Request>,
     pub(crate) bytes: usize,
 }
 
 /// Writes under way at the same time. Dropped, it waits for their ends.
-pub struct Pipe<'f> {
-    port: Borrowed<'f>,
+pub struct WriteQueue<'f> {
+    channel: PooledChannel<'f>,
     /// By the first token of each.
-    begun: BTreeMap<u64, Begun>,
+    in_flight: BTreeMap<u64, QueuedWrite>,
 }
 
-struct Begun {
-    name: u64,
+struct QueuedWrite {
+    id: u64,
     /// Requests that have not ended.
-    missing: usize,
+    pending_requests: usize,
     /// Bytes that are written, if nothing fails.
     result: std::result::Result<usize, SpaceError>,
-    _held: DataGuard,
+    _guard: FileReadGuard,
 }
 
-impl<'f> Pipe<'f> {
-    pub(crate) fn new(port: Borrowed<'f>) -> Pipe<'f> {
-        Pipe {
-            port,
-            begun: BTreeMap::new(),
+impl<'f> WriteQueue<'f> {
+    pub(crate) fn new(channel: PooledChannel<'f>) -> WriteQueue<'f> {
+        WriteQueue {
+            channel,
+            in_flight: BTreeMap::new(),
         }
     }
 
     pub(crate) fn begin(&mut self, name: u64, write: Overwrite) {
-        let begun = Begun {
-            name,
-            missing: write.requests.len(),
+        let begun = QueuedWrite {
+            id: name,
+            pending_requests: write.requests.len(),
             result: Ok(write.bytes),
-            _held: write.held,
+            _guard: write.guard,
         };
-        self.begun.insert(self.port.next, begun);
+        self.in_flight.insert(self.channel.next_token, begun);
         for request in write.requests {
-            self.port.submit(request);
+            self.channel.submit(request);
         }
     }
 
     /// Makes progress without blocking, and tells what has ended, by name, and how many
     /// bytes are written.
     pub fn reap(&mut self, mut tell: impl FnMut(u64, Result<usize>)) {
-        let port = &mut *self.port;
-        port.channel.reap(&mut port.done);
-        for done in port.done.drain(..) {
-            let begun = self.begun.range_mut(..=done.token.0).next_back();
+        let channel = &mut *self.channel;
+        channel.channel.reap(&mut channel.completions);
+        for done in channel.completions.drain(..) {
+            let begun = self.in_flight.range_mut(..=done.token.0).next_back();
             let (&first, begun) = begun.expect("what has begun is asked for alone");
-            begun.missing -= 1;
+            begun.pending_requests -= 1;
             if let (Ok(_), Err(cause)) = (&begun.result, done.result) {
                 begun.result = Err(cause);
             }
-            if begun.missing == 0
-                && let Some(ended) = self.begun.remove(&first)
+            if begun.pending_requests == 0
+                && let Some(ended) = self.in_flight.remove(&first)
             {
-                tell(ended.name, ended.result.map_err(FsError::Space));
+                tell(ended.id, ended.result.map_err(FsError::Space));
             }
         }
     }
@@ -236,22 +236,22 @@ impl<'f> Pipe<'f> {
     /// Writes under way.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.begun.len()
+        self.in_flight.len()
     }
 
     /// Whether no write is under way.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.begun.is_empty()
+        self.in_flight.is_empty()
     }
 
     /// Sleeps until there may be something to reap, or another descriptor is readable.
     pub fn wait(&mut self, other: Option<RawFd>) {
-        self.port.sleep(other);
+        self.channel.sleep(other);
     }
 }
 
-impl Drop for Pipe<'_> {
+impl Drop for WriteQueue<'_> {
     fn drop(&mut self) {
         while !self.is_empty() {
             self.reap(|_, _| {});
@@ -262,7 +262,7 @@ impl Drop for Pipe<'_> {
     }
 }
 
-pub(crate) fn strange(reply: &Reply) -> FsError {
+pub(crate) fn unexpected_reply(reply: &Reply) -> FsError {
     let what = match reply {
         Reply::Done => "nothing",
         Reply::Data(_) => "bytes of another length",

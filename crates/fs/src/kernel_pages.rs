@@ -11,12 +11,12 @@
 //!   takes the file from direct clients until the kernel has dropped the pages.
 
 use crate::Fs;
-use crate::board::Data;
 use crate::core::Core;
 use crate::data::PAGE;
 use crate::error::Result;
 use crate::format::Ino;
 use crate::map;
+use crate::shared_file_map::FileLock;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use std::ops::Range;
@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The longest wait for another thread that tells the kernel a size.
-const TELLING_MAX: Duration = Duration::from_secs(1);
+const NOTIFY_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// What has the kernel drop the pages of a file with some bytes, or all of them, and forget its
 /// attributes. Whether it did. Called without a lock of the file: the kernel waits for requests that
@@ -32,80 +32,80 @@ const TELLING_MAX: Duration = Duration::from_secs(1);
 pub type DropPages = Box<dyn Fn(Ino, Option<Range<u64>>) -> bool + Send + Sync>;
 
 /// What tells the kernel that a file is so long at least, with the last byte.
-pub type TellSize = Box<dyn Fn(Ino, u64, u8) + Send + Sync>;
+pub type NotifySize = Box<dyn Fn(Ino, u64, u8) + Send + Sync>;
 
 /// The calls into the kernel.
-pub(crate) struct Kernel {
+pub(crate) struct KernelCallbacks {
     drop_pages: DropPages,
-    tell_size: TellSize,
+    notify_size: NotifySize,
 }
 
 /// Of one file.
 #[derive(Debug, Default)]
 pub(crate) struct KernelPages {
     /// Opens that read and write through the page cache.
-    opens: AtomicU64,
+    cached_opens: AtomicU64,
     /// Counts events behind which pages may be in the cache.
-    cached: AtomicU64,
+    cache_events: AtomicU64,
     /// The last of these whose pages the kernel has dropped.
-    dropped: AtomicU64,
+    dropped_events: AtomicU64,
     /// Direct clients may have made the file longer since the kernel was told its size.
     is_size_stale: AtomicBool,
     /// Held while the kernel is told the size. Opens wait for that, and so does what makes the file
     /// shorter: else the kernel would be told the size of before.
-    telling: Mutex<()>,
+    notify_lock: Mutex<()>,
     /// Requests may have left pages in the cache since the kernel dropped them last.
     may_have_pages: AtomicBool,
 }
 
 impl KernelPages {
     /// Whether direct clients cannot have the file.
-    pub(crate) fn keep_direct_clients_out(&self) -> bool {
-        self.are_cached_by_open() || self.left().is_some()
+    pub(crate) fn blocks_direct_clients(&self) -> bool {
+        self.has_cached_open() || self.undropped_event().is_some()
     }
 
     /// Whether an open reads and writes the file through the page cache.
-    pub(crate) fn are_cached_by_open(&self) -> bool {
-        self.opens.load(Ordering::SeqCst) > 0
+    pub(crate) fn has_cached_open(&self) -> bool {
+        self.cached_opens.load(Ordering::SeqCst) > 0
     }
 
     /// The last event whose pages are to be dropped.
-    fn left(&self) -> Option<u64> {
-        let cached = self.cached.load(Ordering::SeqCst);
-        (cached != self.dropped.load(Ordering::SeqCst)).then_some(cached)
+    fn undropped_event(&self) -> Option<u64> {
+        let cached = self.cache_events.load(Ordering::SeqCst);
+        (cached != self.dropped_events.load(Ordering::SeqCst)).then_some(cached)
     }
 
     /// A request is about to leave pages in the cache.
-    fn note_pages(&self) {
+    fn record_pages(&self) {
         self.may_have_pages.store(true, Ordering::SeqCst);
     }
 
-    fn note_cached(&self) {
-        self.cached.fetch_add(1, Ordering::SeqCst);
+    fn record_cache_event(&self) {
+        self.cache_events.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Held, nobody tells the kernel the size. No lock of the file may be held. None: it lasts too
     /// long. The kernel may be waiting there for a page that it writes back, and holds back such
     /// writes while it cuts the file.
-    pub(crate) fn await_telling(&self) -> Option<MutexGuard<'_, ()>> {
-        self.telling.try_lock_for(TELLING_MAX)
+    pub(crate) fn lock_notify(&self) -> Option<MutexGuard<'_, ()>> {
+        self.notify_lock.try_lock_for(NOTIFY_WAIT_MAX)
     }
 
     /// Direct clients may make the file longer from now on.
-    pub(crate) fn note_growth(&self) {
+    pub(crate) fn mark_size_stale(&self) {
         self.is_size_stale.store(true, Ordering::SeqCst);
     }
 }
 
 impl Fs {
     /// Has the kernel asked to drop pages, and told sizes, by these. Once.
-    pub fn tell_kernel(&self, drop_pages: DropPages, tell_size: TellSize) {
-        let kernel = Kernel {
+    pub fn set_kernel_callbacks(&self, drop_pages: DropPages, tell_size: NotifySize) {
+        let kernel = KernelCallbacks {
             drop_pages,
-            tell_size,
+            notify_size: tell_size,
         };
         // A second one has nothing to tell.
-        let _ = self.kernel.set(kernel);
+        let _ = self.kernel_callbacks.set(kernel);
     }
 
     /// A file is opened to be read and written through the kernel's page cache. Before this returns
@@ -115,13 +115,13 @@ impl Fs {
     /// # Errors
     /// `ESTALE`, and what the volume says.
     pub fn begin_caching(&self, ino: Ino) -> Result<()> {
-        let data = self.data_lock(ino)?;
+        let data = self.file_lock(ino)?;
         let pages = &data.kernel_pages;
-        pages.opens.fetch_add(1, Ordering::SeqCst);
-        let taken = self.take_from_direct_clients(ino, &data);
-        let told = taken.and_then(|()| self.tell_stale_size(ino, &data));
+        pages.cached_opens.fetch_add(1, Ordering::SeqCst);
+        let taken = self.revoke_direct_clients(ino, &data);
+        let told = taken.and_then(|()| self.notify_stale_size(ino, &data));
         if told.is_err() {
-            pages.opens.fetch_sub(1, Ordering::SeqCst);
+            pages.cached_opens.fetch_sub(1, Ordering::SeqCst);
         }
         told
     }
@@ -129,11 +129,13 @@ impl Fs {
     /// Takes back one [`Fs::begin_caching`]: all requests of that open have been answered.
     pub fn end_caching(&self, ino: Ino) {
         // It is open.
-        let Ok(data) = self.data_lock(ino) else {
+        let Ok(data) = self.file_lock(ino) else {
             return;
         };
-        data.kernel_pages.note_cached();
-        data.kernel_pages.opens.fetch_sub(1, Ordering::SeqCst);
+        data.kernel_pages.record_cache_event();
+        data.kernel_pages
+            .cached_opens
+            .fetch_sub(1, Ordering::SeqCst);
     }
 
     /// A request caches pages, though its open bypasses the page cache. Before the request is
@@ -142,38 +144,38 @@ impl Fs {
     ///
     /// # Errors
     /// `ESTALE`, and what the volume says.
-    pub fn note_cached(&self, ino: Ino) -> Result<()> {
-        let data = self.data_lock(ino)?;
+    pub fn record_cached_request(&self, ino: Ino) -> Result<()> {
+        let data = self.file_lock(ino)?;
         let shared = data.lock.read();
-        data.kernel_pages.note_cached();
-        data.kernel_pages.note_pages();
+        data.kernel_pages.record_cache_event();
+        data.kernel_pages.record_pages();
         drop(shared);
-        self.take_from_direct_clients(ino, &data)
+        self.revoke_direct_clients(ino, &data)
     }
 
     /// A write through the cache went to another place than the kernel took it to: it drops its pages
     /// within a second ([`Fs::note_guests`]), and the next open is told the size.
-    pub fn note_misplaced(&self, ino: Ino) {
-        self.core().note_beside(ino);
-        self.with_kernel_pages(ino, KernelPages::note_growth);
+    pub fn record_misplaced_write(&self, ino: Ino) {
+        self.lock_core().record_unseen_write(ino);
+        self.with_kernel_pages(ino, KernelPages::mark_size_stale);
     }
 
     /// None: the kernel does not know the file.
     fn with_kernel_pages<T>(&self, ino: Ino, run: impl FnOnce(&KernelPages) -> T) -> Option<T> {
-        let core = self.core();
-        let live = core.live.get(&ino);
-        live.map(|live| run(&live.data.kernel_pages))
+        let core = self.lock_core();
+        let live = core.live_inodes.get(&ino);
+        live.map(|live| run(&live.file_lock.kernel_pages))
     }
 
     /// A request of a cached open is about to leave pages in the cache.
-    pub fn note_pages(&self, ino: Ino) {
-        self.with_kernel_pages(ino, KernelPages::note_pages);
+    pub fn record_kernel_pages(&self, ino: Ino) {
+        self.with_kernel_pages(ino, KernelPages::record_pages);
     }
 
     /// Whether an open goes through the cache: pages may come at any time.
     #[must_use]
     pub fn has_cached_open(&self, ino: Ino) -> bool {
-        let is_open = self.with_kernel_pages(ino, KernelPages::are_cached_by_open);
+        let is_open = self.with_kernel_pages(ino, KernelPages::has_cached_open);
         is_open.unwrap_or(false)
     }
 
@@ -190,28 +192,32 @@ impl Fs {
 
     /// Whether the kernel did.
     fn drop_pages_now(&self, ino: Ino, bytes: Option<Range<u64>>) -> bool {
-        let kernel = self.kernel.get();
+        let kernel = self.kernel_callbacks.get();
         kernel.is_some_and(|kernel| (kernel.drop_pages)(ino, bytes))
     }
 
     /// Has direct clients leave a file, and puts their growth into it.
-    fn take_from_direct_clients(&self, ino: Ino, data: &Data) -> Result<()> {
+    fn revoke_direct_clients(&self, ino: Ino, data: &FileLock) -> Result<()> {
         let shared = data.lock.read();
-        let is_shown = data.is_shown() || self.look(|core| core.inode(ino))?.growth.is_some();
+        let is_shown = data.has_current_map()
+            || self
+                .inspect(|core| core.inode(ino))?
+                .append_extent
+                .is_some();
         drop(shared);
         if !is_shown {
             return Ok(());
         }
         let _alone = data.write();
-        self.making_room(|| self.settle(ino))
+        self.with_reserve_fallback(|| self.publish_size(ino))
     }
 
     /// Tells the kernel the size of a file, whose end a write past the page cache did not find where
     /// the kernel took it to be. Before that write is answered.
-    pub fn tell_size(&self, ino: Ino) {
-        let told = self.data_lock(ino).and_then(|data| {
-            let telling = data.kernel_pages.await_telling();
-            self.tell_kernel_size(ino, &data, telling)
+    pub fn notify_size(&self, ino: Ino) {
+        let told = self.file_lock(ino).and_then(|data| {
+            let telling = data.kernel_pages.lock_notify();
+            self.notify_kernel_size(ino, &data, telling)
         });
         if let Err(cause) = told {
             tracing::debug!(%cause, ino = ino.0, "the kernel was not told the size of a file");
@@ -223,41 +229,41 @@ impl Fs {
     ///
     /// # Errors
     /// `ESTALE`, and what the volume says.
-    pub fn tell_mapped_size(&self, ino: Ino) -> Result<()> {
-        self.tell_stale_size(ino, &*self.data_lock(ino)?)
+    pub fn notify_mmapped_size(&self, ino: Ino) -> Result<()> {
+        self.notify_stale_size(ino, &*self.file_lock(ino)?)
     }
 
-    fn tell_stale_size(&self, ino: Ino, data: &Data) -> Result<()> {
+    fn notify_stale_size(&self, ino: Ino, data: &FileLock) -> Result<()> {
         let is_stale = &data.kernel_pages.is_size_stale;
         if is_stale.load(Ordering::SeqCst) {
             // What was stored into a mapping of the last page would be overwritten in it.
             self.drop_pages_now(ino, None);
         }
         // Changed with this held: a thread that finds the size told has waited for it.
-        let telling = data.kernel_pages.await_telling();
+        let telling = data.kernel_pages.lock_notify();
         if !is_stale.swap(false, Ordering::SeqCst) {
             return Ok(());
         }
-        let told = self.tell_kernel_size(ino, data, telling);
+        let told = self.notify_kernel_size(ino, data, telling);
         if told.is_err() {
             is_stale.store(true, Ordering::SeqCst);
         }
         told
     }
 
-    fn tell_kernel_size(
+    fn notify_kernel_size(
         &self,
         ino: Ino,
-        data: &Data,
+        data: &FileLock,
         telling: Option<MutexGuard<'_, ()>>,
     ) -> Result<()> {
         let mut end = 0;
-        if let Some(kernel) = self.kernel.get() {
-            let (size, last) = self.look(|core| core.last_byte(ino))?;
+        if let Some(kernel) = self.kernel_callbacks.get() {
+            let (size, last) = self.inspect(|core| core.last_byte(ino))?;
             if size > 0 {
                 let mut byte = [last];
-                data.lay_over(size - 1, &mut byte);
-                (kernel.tell_size)(ino, size, byte[0]);
+                data.overlay_mmap_dirty(size - 1, &mut byte);
+                (kernel.notify_size)(ino, size, byte[0]);
                 end = size;
             }
         }
@@ -273,18 +279,18 @@ impl Fs {
     /// of the file: the kernel waits for requests that read or write pages.
     pub(crate) fn drop_kernel_pages(&self, ino: Ino) {
         // Its end is noticed by the caller, too.
-        let Ok(data) = self.data_lock(ino) else {
+        let Ok(data) = self.file_lock(ino) else {
             return;
         };
         let pages = &data.kernel_pages;
-        if pages.are_cached_by_open() {
+        if pages.has_cached_open() {
             return;
         }
-        if let Some(left) = pages.left() {
+        if let Some(left) = pages.undropped_event() {
             let may_have_pages = &pages.may_have_pages;
             may_have_pages.store(false, Ordering::SeqCst);
             match self.drop_pages_now(ino, None) {
-                true => drop(pages.dropped.fetch_max(left, Ordering::SeqCst)),
+                true => drop(pages.dropped_events.fetch_max(left, Ordering::SeqCst)),
                 false => may_have_pages.store(true, Ordering::SeqCst),
             }
         }
@@ -295,8 +301,8 @@ impl Fs {
     /// # Errors
     /// `EIO`: the kernel may show what was there before.
     pub(crate) fn drop_changed_pages(&self, ino: Ino) -> Result<()> {
-        let data = self.data_lock(ino)?;
-        let may_be_cached = data.kernel_pages.keep_direct_clients_out();
+        let data = self.file_lock(ino)?;
+        let may_be_cached = data.kernel_pages.blocks_direct_clients();
         match may_be_cached && !self.drop_pages_now(ino, None) {
             true => Err(Errno::IO.into()),
             false => Ok(()),
@@ -307,15 +313,15 @@ impl Fs {
     /// kernel's page cache.
     #[must_use]
     pub fn is_cached(&self, ino: Ino) -> bool {
-        let data = self.data_lock(ino);
-        data.is_ok_and(|data| data.kernel_pages.keep_direct_clients_out())
+        let data = self.file_lock(ino);
+        data.is_ok_and(|data| data.kernel_pages.blocks_direct_clients())
     }
 }
 
 impl Core {
     /// The size of a file and its last byte, without what is held of it.
     fn last_byte(&mut self, ino: Ino) -> Result<(u64, u8)> {
-        let inode = self.file(ino)?;
+        let inode = self.regular_file(ino)?;
         let Some(last) = inode.size.checked_sub(1) else {
             return Ok((0, 0));
         };

@@ -1,9 +1,9 @@
 //! A file system: a POSIX name space and its files in the pages of one volume.
 //!
 //! What a call changed is there as a whole or not at all after a crash, and before
-//! what later calls changed ([`core`]); when the call returns it has reached every
+//! what later calls changed ([`lock_core`]); when the call returns it has reached every
 //! in-sync copy. On pools of class `file-sync` it survives power loss after
-//! [`Fs::sync`], or if it was written `durable`.
+//! [`Fs::sync`], or if it was written `durable_pages`.
 //!
 //! Permissions are the caller's business: whoever mounts lets the kernel check
 //! them. What they mean for what is made (owner, group, set-group-id directories)
@@ -14,56 +14,56 @@
 #![forbid(unsafe_code)]
 
 mod allocate;
-mod board;
+mod append;
 mod cache;
+mod channel_pool;
 mod core;
 mod data;
+mod deferred_free;
 mod error;
 mod extend;
 mod format;
 mod free;
-mod growth;
 mod hash;
-mod held;
+mod ino_allocator;
 mod io;
 mod kernel_pages;
-mod left;
 mod map;
+mod mmap_dirty;
 mod mount;
 mod namespace;
 mod node;
-mod numbers;
-mod ports;
+mod range_set;
 mod redo;
 mod reserve;
-mod runs;
 mod scan;
 mod share;
+mod shared_file_map;
 mod spans;
 mod sync;
 mod tree;
-mod unseen;
+mod unseen_writes;
 mod xattrs;
 
-pub use allocate::{Allocate, Seek};
-pub use board::{Board, span_index, span_pages};
-pub use data::TOGETHER_PAGES_MAX;
+pub use allocate::{AllocateMode, SeekTarget};
+pub use append::{APPEND_PAGES_MAX, FOOTER_BYTES, TailWrite, footer_page};
+pub use channel_pool::PooledChannel;
+pub use data::ATOMIC_PAGES_MAX;
 pub use error::{FsError, Result};
-pub use format::{FILE_BYTES_MAX, Growth, Ino, Kind, Time};
-pub use growth::{APPEND_PAGES_MAX, Composed, FOOTER_BYTES, footer_page};
-pub use held::{HELD_PAGES_MAX, HELD_SECONDS_MAX, STUCK_PAGES_MAX};
-pub use io::{Pipe, Port, Wait};
-pub use mount::{MakeOptions, make};
-pub use namespace::{Caller, Changes, Listed, Make, Rename};
-pub use ports::Borrowed;
-pub use sync::Seen;
-pub use unseen::HeldEnd;
-pub use xattrs::SetXattr;
+pub use format::{AppendExtent, FILE_BYTES_MAX, Ino, InodeKind, Time};
+pub use io::{IoChannel, Wait, WriteQueue};
+pub use mmap_dirty::{MMAP_DIRTY_PAGES_HARD_MAX, MMAP_DIRTY_PAGES_MAX, MMAP_DIRTY_SECONDS_MAX};
+pub use mount::{MkfsOptions, mkfs};
+pub use namespace::{AttrChanges, CreateKind, Credentials, DirEntry, RenameMode};
+pub use shared_file_map::{SharedFileMap, span_index, span_pages};
+pub use sync::LostWriteCursor;
+pub use unseen_writes::EndLock;
+pub use xattrs::SetXattrMode;
 
+use crate::channel_pool::ChannelPool;
 use crate::core::{Core, Tx};
-use crate::data::pages_of;
+use crate::data::page_count;
 use crate::format::Inode;
-use crate::ports::Ports;
 use pagemesh_base::space::{Reply, Request, Space, SpaceError};
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
@@ -92,20 +92,20 @@ pub struct Fs {
     clock: Clock,
     core: Mutex<Core>,
     /// Something that a batch waits for has ended.
-    ended: Condvar,
+    batch_done: Condvar,
     /// The way of the batches, and of the reserve.
-    commits: Mutex<Port>,
+    commit_channel: Mutex<IoChannel>,
     /// Pages that the reserve has; held by who gives it up or takes it.
-    reserve: Mutex<u64>,
+    reserved_pages: Mutex<u64>,
     /// Losses of the volume that somebody was told.
-    told: Seen,
+    reported_losses: LostWriteCursor,
     /// Changes are not sent again.
-    is_given_up: AtomicBool,
-    ports: Ports,
+    is_resend_stopped: AtomicBool,
+    channel_pool: ChannelPool,
     /// Told of files that guests begin to make longer, or of which pages begin to be held.
-    on_growth: OnceLock<Box<dyn Fn(Ino) + Send + Sync>>,
-    on_open: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
-    kernel: OnceLock<kernel_pages::Kernel>,
+    append_hook: OnceLock<Box<dyn Fn(Ino) + Send + Sync>>,
+    open_hook: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
+    kernel_callbacks: OnceLock<kernel_pages::KernelCallbacks>,
     /// Last, so that its channels are dropped before it: it waits for them.
     space: Arc<dyn Space>,
 }
@@ -118,7 +118,7 @@ pub struct Attr {
     /// With the number it names one file for ever.
     pub generation: u32,
     /// What it is.
-    pub kind: Kind,
+    pub kind: InodeKind,
     /// Permissions, and the set-id and sticky bits.
     pub mode: u16,
     /// Names.
@@ -142,7 +142,7 @@ pub struct Attr {
     /// Of a device.
     pub device: u32,
     /// Whether size or pages may change at any time: by guests, or because pages are held.
-    pub grows: bool,
+    pub has_volatile_size: bool,
 }
 
 impl Attr {
@@ -162,7 +162,7 @@ impl Attr {
             ctime: inode.ctime,
             btime: inode.btime,
             device: inode.device,
-            grows: inode.growth.is_some(),
+            has_volatile_size: inode.append_extent.is_some(),
         }
     }
 }
@@ -171,12 +171,14 @@ impl Core {
     /// What is told of an inode, as guests have it.
     fn attr(&mut self, ino: Ino, inode: &Inode) -> Result<Attr> {
         let mut attr = Attr::of(ino, inode);
-        attr.size = self.end_of(ino, inode)?;
-        attr.pages += pages_of(attr.size) - pages_of(inode.size);
+        attr.size = self.file_end(ino, inode)?;
+        attr.pages += page_count(attr.size) - page_count(inode.size);
         // Whether they lie in holes is seen when they are put there.
-        let held = self.held.pages_of(ino);
-        attr.pages = (attr.pages + held).min(pages_of(attr.size)).max(attr.pages);
-        attr.grows |= held > 0;
+        let held = self.mmap_dirty.page_count(ino);
+        attr.pages = (attr.pages + held)
+            .min(page_count(attr.size))
+            .max(attr.pages);
+        attr.has_volatile_size |= held > 0;
         Ok(attr)
     }
 }
@@ -197,34 +199,36 @@ impl Fs {
         (self.clock)()
     }
 
-    fn commits(&self) -> MutexGuard<'_, Port> {
-        self.commits.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_commit_channel(&self) -> MutexGuard<'_, IoChannel> {
+        self.commit_channel
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn core(&self) -> MutexGuard<'_, Core> {
+    fn lock_core(&self) -> MutexGuard<'_, Core> {
         // A panic under the lock ends the process of whoever mounts; tests go on.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs what only looks. What makes no sense ends all changes.
-    fn look<T>(&self, run: impl FnOnce(&mut Core) -> Result<T>) -> Result<T> {
-        let mut core = self.core();
+    fn inspect<T>(&self, run: impl FnOnce(&mut Core) -> Result<T>) -> Result<T> {
+        let mut core = self.lock_core();
         let seen = run(&mut core);
-        core.note_damage(&seen);
+        core.stop_if_damaged(&seen);
         seen
     }
 
     /// Why the file system takes no changes, if something in it is damaged.
     #[must_use]
     pub fn damage(&self) -> Option<FsError> {
-        let stopped = self.core().check_running().err();
+        let stopped = self.lock_core().check_running().err();
         stopped.filter(|error| matches!(error, FsError::ReadOnly(_)))
     }
 
     /// Runs an operation and waits until it is committed. It may run more than
     /// once: what it does outside of the transaction must bear that.
     fn change<T>(&self, run: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        self.change_from(self.core(), run)
+        self.change_from(self.lock_core(), run)
     }
 
     /// The same for a caller that has the lock already.
@@ -241,25 +245,25 @@ impl Fs {
                 Err(error) => {
                     drop(tx);
                     let failed = Err(error);
-                    core.note_damage(&failed);
+                    core.stop_if_damaged(&failed);
                     return failed;
                 }
             };
-            if tx.changed() == 0 {
+            if tx.changed_pages() == 0 {
                 return Ok(value);
             }
             if tx.fits() {
-                if self.space.buffers() {
+                if self.space.has_write_cache() {
                     // Else a later one may be there and this one not, and what it freed
                     // be cleared though it is still named.
                     tx.make_durable();
                 }
-                tx.join()?;
+                tx.join_batch()?;
                 self.commit(core)?;
                 return Ok(value);
             }
             drop(tx);
-            core = self.carry(core);
+            core = self.advance_batch(core);
         }
     }
 
@@ -270,66 +274,66 @@ impl Fs {
             if let Some(result) = outcome.get() {
                 return result.clone().map_err(FsError::Space);
             }
-            core = self.carry(core);
+            core = self.advance_batch(core);
         }
     }
 
     /// Takes the batch along, or waits for the one that is on its way.
-    fn carry<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
-        if core.is_busy() {
-            core.waiting += 1;
-            let ended = self.ended.wait(core);
+    fn advance_batch<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+        if core.has_batch_in_flight() {
+            core.waiters += 1;
+            let ended = self.batch_done.wait(core);
             let mut core = ended.unwrap_or_else(PoisonError::into_inner);
-            core.waiting -= 1;
+            core.waiters -= 1;
             return core;
         }
         let (batch, request) = core.take_batch();
         drop(core);
-        let result = self.send(&request);
-        let mut core = self.core();
-        core.end(batch, result.map(drop));
+        let result = self.send_batch(&request);
+        let mut core = self.lock_core();
+        core.finish_batch(batch, result.map(drop));
         // Each notification is a system call.
-        if core.waiting > 0 {
-            self.ended.notify_all();
+        if core.waiters > 0 {
+            self.batch_done.notify_all();
         }
         core
     }
 
     /// Sends a batch until it is known what came of it: nobody else changes its pages,
     /// so sent twice they are what they were.
-    fn send(&self, request: &Request) -> std::result::Result<Reply, SpaceError> {
-        let mut port = self.commits();
+    fn send_batch(&self, request: &Request) -> std::result::Result<Reply, SpaceError> {
+        let mut channel = self.lock_commit_channel();
         let mut pause = RESEND_PAUSE_MIN;
         loop {
-            let result = port.call(request.clone());
+            let result = channel.call(request.clone());
             let Err(SpaceError::Unavailable(cause)) = &result else {
                 return result;
             };
-            if self.is_given_up.load(Ordering::Acquire) {
+            if self.is_resend_stopped.load(Ordering::Acquire) {
                 return result;
             }
             if pause == RESEND_PAUSE_MIN {
                 tracing::warn!(%cause, "changes of files wait for the volume");
             }
-            port.pause(pause);
+            channel.wait_for(pause);
             pause = (pause * 2).min(RESEND_PAUSE_MAX);
         }
     }
 
     /// Nobody needs its changes any more: those that wait for a volume that is out of
     /// reach fail now, and so do later ones.
-    pub fn give_up(&self) {
-        self.is_given_up.store(true, Ordering::Release);
+    pub fn stop_resending(&self) {
+        self.is_resend_stopped.store(true, Ordering::Release);
     }
 
     /// How full it is.
     #[must_use]
     pub fn usage(&self) -> Usage {
-        let core = self.core();
+        let core = self.lock_core();
         Usage {
             limit_bytes: core.head.limit_bytes,
-            used_bytes: core.used.saturating_mul(PAGE_BYTES as u64),
-            inodes: core.numbers.in_use(),
+            used_bytes: core.used_pages.saturating_mul(PAGE_BYTES as u64),
+            inodes: core.ino_allocator.in_use(),
         }
     }
 
@@ -354,7 +358,7 @@ impl Fs {
     /// # Errors
     /// `ESTALE` when there is no such inode.
     pub fn attr(&self, ino: Ino) -> Result<Attr> {
-        self.look(|core| {
+        self.inspect(|core| {
             let inode = core.inode(ino)?;
             core.attr(ino, &inode)
         })

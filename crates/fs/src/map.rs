@@ -5,8 +5,8 @@
 use crate::core::Tx;
 use crate::error::{FsError, Result};
 use crate::format::{
-    CHUNK_ORDER, Damaged, Inode, MAP_ENTRIES, MAP_HEIGHT_MAX, Map, Page, Place, SMALL_PAGES,
-    span_of, span_order,
+    CHUNK_ORDER, Corruption, Inode, MAP_ENTRIES, MAP_HEIGHT_MAX, Page, PageMap, SMALL_PAGES,
+    SpanRef, span_holding, span_order,
 };
 use crate::spans::Span;
 use pagemesh_base::bytes::{get_u64, put as put_bytes};
@@ -19,7 +19,7 @@ const PAGES_MAX: u64 = u64::MAX / PAGE_BYTES as u64 / 2;
 
 /// Pages of the space in which consecutive pages of a file lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct PageRun {
     pub(crate) page: u64,
     /// To the end of the span.
     pub(crate) len: u64,
@@ -28,48 +28,53 @@ pub(crate) struct Run {
 
 /// A span of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct FileSpan {
     /// The first of the file's pages in it.
-    pub(crate) at: u64,
+    pub(crate) first_page: u64,
     pub(crate) span: Span,
     pub(crate) is_shared: bool,
 }
 
-impl Piece {
+impl FileSpan {
     /// Behind the last of the file's pages in it.
     pub(crate) fn end(&self) -> u64 {
-        self.at + (1 << self.span.order)
+        self.first_page + (1 << self.span.order)
     }
 }
 
 /// Reads a page of the name space.
-pub(crate) type Read<'r> = &'r mut dyn FnMut(u64) -> Result<Arc<Page>>;
+pub(crate) type ReadPage<'r> = &'r mut dyn FnMut(u64) -> Result<Arc<Page>>;
 
 /// Where the file's page lies, if there is a span for it.
-pub(crate) fn find(map: &Map, page: u64, read: Read<'_>) -> Result<Option<Run>> {
+pub(crate) fn find(map: &PageMap, page: u64, read: ReadPage<'_>) -> Result<Option<PageRun>> {
     if page < SMALL_PAGES {
-        let (index, first) = span_of(page);
+        let (index, first) = span_holding(page);
         let at = map.spans[index];
         let within = page - first;
-        return Ok((!at.is_none()).then(|| Run {
+        return Ok((!at.is_none()).then(|| PageRun {
             page: at.page() + within,
             len: (1 << span_order(index)) - within,
             is_shared: at.is_shared(),
         }));
     }
     let chunk = page / SMALL_PAGES - 1;
-    if chunk >= reach(map.height) {
+    if chunk >= chunks_reachable(map.height) {
         return Ok(None);
     }
-    let mut at = Place::own(map.root);
+    let mut at = SpanRef::exclusive(map.root);
     for level in (0..map.height).rev() {
-        at = entry(at.page(), &*read(at.page())?, index_of(chunk, level), level)?;
+        at = entry(
+            at.page(),
+            &*read(at.page())?,
+            entry_index(chunk, level),
+            level,
+        )?;
         if at.is_none() {
             return Ok(None);
         }
     }
     let within = page % SMALL_PAGES;
-    Ok(Some(Run {
+    Ok(Some(PageRun {
         page: at.page() + within,
         len: SMALL_PAGES - within,
         is_shared: at.is_shared(),
@@ -77,10 +82,10 @@ pub(crate) fn find(map: &Map, page: u64, read: Read<'_>) -> Result<Option<Run>> 
 }
 
 /// Pages from this one of a file to the next that may lie in another span.
-pub(crate) fn to_next_span(page: u64) -> u64 {
+pub(crate) fn pages_to_next_span(page: u64) -> u64 {
     match page < SMALL_PAGES {
         true => {
-            let (index, first) = span_of(page);
+            let (index, first) = span_holding(page);
             first + (1 << span_order(index)) - page
         }
         false => SMALL_PAGES - page % SMALL_PAGES,
@@ -88,25 +93,25 @@ pub(crate) fn to_next_span(page: u64) -> u64 {
 }
 
 /// Whether a span begins at this page of a file.
-pub(crate) fn is_start(page: u64) -> bool {
-    page == 0 || to_next_span(page - 1) == 1
+pub(crate) fn is_span_start(page: u64) -> bool {
+    page == 0 || pages_to_next_span(page - 1) == 1
 }
 
 /// Chunks that a tree of this height names.
-fn reach(height: u8) -> u64 {
+fn chunks_reachable(height: u8) -> u64 {
     match height {
         0 => 0,
         height => MAP_ENTRIES.pow(u32::from(height)),
     }
 }
 
-fn index_of(chunk: u64, level: u8) -> u64 {
+fn entry_index(chunk: u64, level: u8) -> u64 {
     chunk / MAP_ENTRIES.pow(u32::from(level)) % MAP_ENTRIES
 }
 
 /// What an entry of a map page names; one of level 0 names a chunk.
-fn entry(page: u64, bytes: &Page, index: u64, level: u8) -> Result<Place> {
-    let place = Place(get_u64(bytes, index as usize * 8));
+fn entry(page: u64, bytes: &Page, index: u64, level: u8) -> Result<SpanRef> {
+    let place = SpanRef(get_u64(bytes, index as usize * 8));
     let at = place.page();
     // Mounting has looked at them all; no sum with one may overflow before.
     let is_sound = at < PAGES_MAX
@@ -122,25 +127,25 @@ fn entry(page: u64, bytes: &Page, index: u64, level: u8) -> Result<Place> {
 pub(crate) fn damaged(page: u64, cause: String) -> FsError {
     FsError::Damaged {
         what: format!("page {page} of the volume, a map of a file,"),
-        cause: Damaged(cause),
+        cause: Corruption(cause),
     }
 }
 
 /// Where the file's page lies, in a new span if need be.
-pub(crate) fn ensure(tx: &mut Tx<'_>, inode: &mut Inode, page: u64) -> Result<Run> {
+pub(crate) fn find_or_allocate(tx: &mut Tx<'_>, inode: &mut Inode, page: u64) -> Result<PageRun> {
     if page < SMALL_PAGES {
-        let (index, _) = span_of(page);
+        let (index, _) = span_holding(page);
         if inode.map.spans[index].is_none() {
-            inode.map.spans[index] = Place::own(tx.take_span(span_order(index))?.page);
+            inode.map.spans[index] = SpanRef::exclusive(tx.allocate_span(span_order(index))?.page);
         }
     } else {
-        let (page, index) = leaf(tx, &mut inode.map, page / SMALL_PAGES - 1)?;
+        let (page, index) = leaf_for_chunk(tx, &mut inode.map, page / SMALL_PAGES - 1)?;
         if tx
             .with_page(page, |bytes| entry(page, bytes, index, 0))??
             .is_none()
         {
-            let chunk = tx.take_span(CHUNK_ORDER)?;
-            set_entry(tx, page, index, Place::own(chunk.page))?;
+            let chunk = tx.allocate_span(CHUNK_ORDER)?;
+            set_entry(tx, page, index, SpanRef::exclusive(chunk.page))?;
         }
     }
     let run = find(&inode.map, page, &mut |page| tx.page(page))?;
@@ -148,48 +153,48 @@ pub(crate) fn ensure(tx: &mut Tx<'_>, inode: &mut Inode, page: u64) -> Result<Ru
 }
 
 /// Has the file's pages from `at` on, where a span begins, lie there.
-pub(crate) fn put(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, place: Place) -> Result<()> {
-    assert!(is_start(at), "a span begins at page {at}");
+pub(crate) fn put(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, place: SpanRef) -> Result<()> {
+    assert!(is_span_start(at), "a span begins at page {at}");
     if at < SMALL_PAGES {
-        inode.map.spans[span_of(at).0] = place;
+        inode.map.spans[span_holding(at).0] = place;
         return Ok(());
     }
-    let (page, index) = leaf(tx, &mut inode.map, at / SMALL_PAGES - 1)?;
+    let (page, index) = leaf_for_chunk(tx, &mut inode.map, at / SMALL_PAGES - 1)?;
     set_entry(tx, page, index, place)
 }
 
 /// The map page that names a chunk, which is made if need be, and the entry in it.
-fn leaf(tx: &mut Tx<'_>, map: &mut Map, chunk: u64) -> Result<(u64, u64)> {
-    while chunk >= reach(map.height) {
+fn leaf_for_chunk(tx: &mut Tx<'_>, map: &mut PageMap, chunk: u64) -> Result<(u64, u64)> {
+    while chunk >= chunks_reachable(map.height) {
         if map.height == MAP_HEIGHT_MAX {
             return Err(Errno::FBIG.into());
         }
         let old = map.root;
-        map.root = fresh(tx)?;
+        map.root = new_map_page(tx)?;
         map.height += 1;
-        set_entry(tx, map.root, 0, Place::own(old))?;
+        set_entry(tx, map.root, 0, SpanRef::exclusive(old))?;
     }
     let mut page = map.root;
     for level in (1..map.height).rev() {
-        let index = index_of(chunk, level);
+        let index = entry_index(chunk, level);
         let mut at = tx.with_page(page, |bytes| entry(page, bytes, index, level))??;
         if at.is_none() {
-            at = Place::own(fresh(tx)?);
+            at = SpanRef::exclusive(new_map_page(tx)?);
             set_entry(tx, page, index, at)?;
         }
         page = at.page();
     }
-    Ok((page, index_of(chunk, 0)))
+    Ok((page, entry_index(chunk, 0)))
 }
 
-fn fresh(tx: &mut Tx<'_>) -> Result<u64> {
-    let page = tx.take_span(0)?.page;
-    tx.fresh(page);
+fn new_map_page(tx: &mut Tx<'_>) -> Result<u64> {
+    let page = tx.allocate_span(0)?.page;
+    tx.new_page(page);
     tx.count_pages(1);
     Ok(page)
 }
 
-fn set_entry(tx: &mut Tx<'_>, page: u64, index: u64, place: Place) -> Result<()> {
+fn set_entry(tx: &mut Tx<'_>, page: u64, index: u64, place: SpanRef) -> Result<()> {
     let bytes = tx.page_mut(page)?;
     put_bytes(&mut bytes[..], index as usize * 8, place.0.to_le_bytes());
     Ok(())
@@ -198,27 +203,27 @@ fn set_entry(tx: &mut Tx<'_>, page: u64, index: u64, place: Place) -> Result<()>
 /// Takes the span that begins at the file's page `at` out of the map.
 pub(crate) fn remove(tx: &mut Tx<'_>, inode: &mut Inode, at: u64) -> Result<()> {
     if at < SMALL_PAGES {
-        let (index, first) = span_of(at);
+        let (index, first) = span_holding(at);
         assert_eq!(first, at, "a span begins there");
-        inode.map.spans[index] = Place::default();
+        inode.map.spans[index] = SpanRef::default();
         return Ok(());
     }
     let chunk = at / SMALL_PAGES - 1;
     let mut path = Vec::new();
     let mut page = inode.map.root;
     for level in (0..inode.map.height).rev() {
-        let index = index_of(chunk, level);
+        let index = entry_index(chunk, level);
         path.push((page, index));
         let at = tx.with_page(page, |bytes| entry(page, bytes, index, level))??;
         page = at.page();
     }
     while let Some((page, index)) = path.pop() {
-        set_entry(tx, page, index, Place::default())?;
+        set_entry(tx, page, index, SpanRef::default())?;
         if !tx.with_page(page, |bytes| *bytes == [0; PAGE_BYTES])? {
             return Ok(());
         }
         tx.clear(page);
-        tx.give_span(Span { page, order: 0 });
+        tx.free_span(Span { page, order: 0 });
         tx.count_pages(-1);
     }
     inode.map.root = 0;
@@ -230,10 +235,10 @@ pub(crate) fn remove(tx: &mut Tx<'_>, inode: &mut Inode, at: u64) -> Result<()> 
 /// returns false. Map pages come to `visit_map` before they are read, which refuses
 /// what cannot be believed: bytes that make no sense may name one twice.
 pub(crate) fn visit(
-    map: &Map,
+    map: &PageMap,
     from: u64,
-    read: Read<'_>,
-    visit: &mut dyn FnMut(Piece) -> bool,
+    read: ReadPage<'_>,
+    visit: &mut dyn FnMut(FileSpan) -> bool,
     visit_map: &mut dyn FnMut(u64) -> Result<()>,
 ) -> Result<()> {
     let mut first = 0;
@@ -242,8 +247,8 @@ pub(crate) fn visit(
         let end = first + (1 << order);
         if !place.is_none() && end > from {
             let page = place.page();
-            let piece = Piece {
-                at: first,
+            let piece = FileSpan {
+                first_page: first,
                 span: Span { page, order },
                 is_shared: place.is_shared(),
             };
@@ -263,8 +268,8 @@ pub(crate) fn visit(
 fn visit_tree(
     (page, level, first): (u64, u8, u64),
     from: u64,
-    read: Read<'_>,
-    visit: &mut dyn FnMut(Piece) -> bool,
+    read: ReadPage<'_>,
+    visit: &mut dyn FnMut(FileSpan) -> bool,
     visit_map: &mut dyn FnMut(u64) -> Result<()>,
 ) -> Result<bool> {
     visit_map(page)?;
@@ -279,8 +284,8 @@ fn visit_tree(
         }
         let at = place.page();
         let goes_on = match level {
-            0 => visit(Piece {
-                at: (chunk + 1) * SMALL_PAGES,
+            0 => visit(FileSpan {
+                first_page: (chunk + 1) * SMALL_PAGES,
                 span: Span {
                     page: at,
                     order: CHUNK_ORDER,

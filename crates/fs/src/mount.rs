@@ -2,19 +2,19 @@
 //! which spans and numbers are free and what a crash left to be finished
 //! ([`crate::scan`]).
 
+use crate::channel_pool::ChannelPool;
 use crate::core::{Core, damaged_inode};
 use crate::error::{FsError, Result};
-use crate::format::{Damaged, Head, Ino, Inode, Kind, VERSION};
-use crate::io::{Port, Wait};
+use crate::format::{Corruption, Head, Ino, Inode, InodeKind, VERSION};
+use crate::ino_allocator::InoAllocator;
+use crate::io::{IoChannel, Wait};
 use crate::namespace::make_root;
-use crate::numbers::Numbers;
-use crate::ports::Ports;
-use crate::runs::Runs;
+use crate::range_set::RangeSet;
 use crate::scan::scan;
-use crate::spans::{Span, Spans, usable};
-use crate::sync::Seen;
+use crate::spans::{Span, SpanAllocator, usable_pages};
+use crate::sync::LostWriteCursor;
 use crate::tree::Tree;
-use crate::{Caller, Clock, Fs};
+use crate::{Clock, Credentials, Fs};
 use pagemesh_base::space::{Request, Space};
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::HashSet;
@@ -28,7 +28,7 @@ const PAGES_MIN: u64 = 1 << 9;
 
 /// What a file system is made with.
 #[derive(Clone, Copy, Debug)]
-pub struct MakeOptions {
+pub struct MkfsOptions {
     /// Its identity.
     pub uuid: Uuid,
     /// Of the hash of names: random, and secret enough that nobody makes names
@@ -37,7 +37,7 @@ pub struct MakeOptions {
     /// Bytes that it may take; 0: as many as its pools have.
     pub limit_bytes: u64,
     /// Who owns the root.
-    pub owner: Caller,
+    pub owner: Credentials,
     /// The root's permissions.
     pub mode: u16,
 }
@@ -46,15 +46,15 @@ pub struct MakeOptions {
 ///
 /// # Errors
 /// When the space is too small, or holds something.
-pub fn make(space: &Arc<dyn Space>, wait: Wait, clock: Clock, options: MakeOptions) -> Result<()> {
-    let pages = pages_of(&**space)?;
-    let mut port = Port::open(&**space, wait)?;
-    if *port.read_page(0)? != [0; PAGE_BYTES] {
+pub fn mkfs(space: &Arc<dyn Space>, wait: Wait, clock: Clock, options: MkfsOptions) -> Result<()> {
+    let pages = usable_pages_of(&**space)?;
+    let mut channel = IoChannel::open(&**space, wait)?;
+    if *channel.read_page(0)? != [0; PAGE_BYTES] {
         let why = "it is not empty; take a new one, or delete what is in it";
-        return Err(refuse(why.into()));
+        return Err(damaged_volume(why.into()));
     }
     let mut table = Inode::free(0);
-    table.mode = Kind::File.bits() | 0o600;
+    table.mode = InodeKind::File.bits() | 0o600;
     table.links = 1;
     let head = Head {
         uuid: options.uuid,
@@ -63,29 +63,31 @@ pub fn make(space: &Arc<dyn Space>, wait: Wait, clock: Clock, options: MakeOptio
         reserve: None,
         table,
     };
-    let spans = Spans::new(pages, [Span { page: 0, order: 0 }].into_iter());
-    let numbers = Numbers::new(Runs::default(), Ino::ROOT.0);
-    let core = Core::new(head, pages, 1, numbers, spans, port);
+    let spans = SpanAllocator::new(pages, [Span { page: 0, order: 0 }].into_iter());
+    let numbers = InoAllocator::new(RangeSet::default(), Ino::ROOT.0);
+    let core = Core::new(head, pages, 1, numbers, spans, channel);
     let fs = Fs::new(space.clone(), wait, clock, core, 0)?;
     let now = clock();
     fs.change(|tx| make_root(tx, options.owner, options.mode, now))?;
-    fs.commits().call(Request::Flush)?;
+    fs.lock_commit_channel().call(Request::Flush)?;
     Ok(())
 }
 
-fn refuse(why: String) -> FsError {
+fn damaged_volume(why: String) -> FsError {
     FsError::Damaged {
         what: "the volume".into(),
-        cause: Damaged(why),
+        cause: Corruption(why),
     }
 }
 
 /// Pages that spans can lie in.
-fn pages_of(space: &dyn Space) -> Result<u64> {
-    let pages = usable(space.size_bytes() / PAGE);
+fn usable_pages_of(space: &dyn Space) -> Result<u64> {
+    let pages = usable_pages(space.size_bytes() / PAGE);
     if pages < PAGES_MIN {
         let least = PAGES_MIN * PAGE;
-        return Err(refuse(format!("it is smaller than {least} bytes; grow it")));
+        return Err(damaged_volume(format!(
+            "it is smaller than {least} bytes; grow it"
+        )));
     }
     Ok(pages)
 }
@@ -98,74 +100,75 @@ impl Fs {
         core: Core,
         reserved: u64,
     ) -> Result<Fs> {
-        let commits = Port::open_ready(&*space, wait)?;
+        let commits = IoChannel::open_ready(&*space, wait)?;
         Ok(Fs {
             space,
             wait,
             clock,
             core: Mutex::new(core),
-            ended: Condvar::new(),
-            commits: Mutex::new(commits),
-            reserve: Mutex::new(reserved),
-            told: Seen::default(),
-            is_given_up: AtomicBool::new(false),
-            ports: Ports::default(),
-            on_growth: OnceLock::new(),
-            on_open: OnceLock::new(),
-            kernel: OnceLock::new(),
+            batch_done: Condvar::new(),
+            commit_channel: Mutex::new(commits),
+            reserved_pages: Mutex::new(reserved),
+            reported_losses: LostWriteCursor::default(),
+            is_resend_stopped: AtomicBool::new(false),
+            channel_pool: ChannelPool::default(),
+            append_hook: OnceLock::new(),
+            open_hook: OnceLock::new(),
+            kernel_callbacks: OnceLock::new(),
         })
     }
 
     /// Mounts the file system of a space. What a crash interrupted counts as in use until
-    /// it is finished ([`Fs::free_some`]). Where inodes or their pages are damaged, it
+    /// it is finished ([`Fs::free_deferred_piece`]). Where inodes or their pages are damaged, it
     /// takes no changes ([`Fs::damage`]), and what is sound of it can be read.
     ///
     /// # Errors
     /// When there is none, of another version, or one whose head or root is damaged.
     pub fn mount(space: Arc<dyn Space>, wait: Wait, clock: Clock) -> Result<Fs> {
-        let pages = pages_of(&*space)?;
-        let mut port = Port::open(&*space, wait)?;
-        let head = Head::decode(&*port.read_page(0)?, pages);
+        let pages = usable_pages_of(&*space)?;
+        let mut channel = IoChannel::open(&*space, wait)?;
+        let head = Head::decode(&*channel.read_page(0)?, pages);
         let head = head.map_err(|cause| FsError::Damaged {
             what: format!("the head of the file system (version {VERSION})"),
             cause,
         })?;
-        let found = scan(&mut port, &head, pages)?;
-        let damage = found.damages.told();
+        let found = scan(&mut channel, &head, pages)?;
+        let damage = found.damages.summary();
         let spans = match damage {
-            None => Spans::new(pages, found.spans.iter().map(|owned| owned.span)),
+            None => SpanAllocator::new(pages, found.spans.iter().map(|owned| owned.span)),
             // Nothing will be given out.
-            Some(_) => Spans::new(0, std::iter::empty()),
+            Some(_) => SpanAllocator::new(0, std::iter::empty()),
         };
-        let numbers = Numbers::new(found.free, found.next);
-        let mut core = Core::new(head, pages, found.used, numbers, spans, port);
-        core.distrusted.extend(found.damages.distrusted);
-        core.shares = found.shares;
+        let numbers = InoAllocator::new(found.free_inos, found.next_ino);
+        let mut core = Core::new(head, pages, found.used_pages, numbers, spans, channel);
+        core.untrusted.extend(found.damages.untrusted);
+        core.share_counts = found.shares;
         let is_sound = damage.is_none();
         if let Some(damage) = damage {
             core.stop(damage);
         }
         check_root(&mut core)?;
-        let fs = Fs::new(space, wait, clock, core, found.reserved)?;
-        let files = found.redo.iter().map(|&(ino, _)| ino);
+        let fs = Fs::new(space, wait, clock, core, found.reserved_pages)?;
+        let files = found.redo_logs.iter().map(|&(ino, _)| ino);
         if !is_sound {
             // Part of what a log has may be in them.
-            fs.core().distrusted.extend(files);
+            fs.lock_core().untrusted.extend(files);
             return Ok(fs);
         }
-        fs.redo(&found.redo)?;
-        let logs: HashSet<Ino> = found.redo.iter().map(|&(_, log)| log).collect();
+        fs.replay_redo_logs(&found.redo_logs)?;
+        let logs: HashSet<Ino> = found.redo_logs.iter().map(|&(_, log)| log).collect();
         let mut orphans = found.orphans;
         // Those that were copied are gone; others stay for as long as they are named.
         orphans.retain(|ino| !logs.contains(ino));
-        fs.core().leave(orphans, found.unfinished);
+        fs.lock_core()
+            .defer_crash_leftovers(orphans, found.unfinished);
         Ok(fs)
     }
 
     /// The file system's identity.
     #[must_use]
     pub fn uuid(&self) -> Uuid {
-        self.core().head.uuid
+        self.lock_core().head.uuid
     }
 }
 
@@ -173,18 +176,20 @@ impl Fs {
 /// damaged: then it is mounted, and takes no changes.
 fn check_root(core: &mut Core) -> Result<()> {
     let root = core.inode(Ino::ROOT).map_err(|error| match error {
-        FsError::Posix(_) => damaged_inode(Ino::ROOT, Damaged("it is the root, and free".into())),
+        FsError::Posix(_) => {
+            damaged_inode(Ino::ROOT, Corruption("it is the root, and free".into()))
+        }
         other => other,
     })?;
     if !root.is_directory() || root.links == 0 || root.parent != Ino::ROOT {
         let what = "it is the root, and no directory with a name that is its own parent";
-        return Err(damaged_inode(Ino::ROOT, Damaged(what.into())));
+        return Err(damaged_inode(Ino::ROOT, Corruption(what.into())));
     }
     let mut inode = root;
     let looked = Tree::new(&mut core.begin(), &mut inode).is_empty();
     match looked {
         Err(FsError::Damaged { .. }) => {
-            core.note_damage(&looked);
+            core.stop_if_damaged(&looked);
             Ok(())
         }
         looked => looked.map(drop),

@@ -2,10 +2,10 @@
 
 use crate::core::{Tx, damaged_inode};
 use crate::error::{FsError, Result};
-use crate::format::{Damaged, INLINE, INLINE_MAX, Ino, Inode, Kind, Time};
-use crate::io::Port;
+use crate::format::{Corruption, INLINE, INLINE_MAX, Ino, Inode, InodeKind, Time};
+use crate::io::IoChannel;
 use crate::map;
-use crate::node::{Entry, FIRST_KEY};
+use crate::node::{FIRST_KEY, TreeEntry};
 use crate::tree::Tree;
 use crate::xattrs;
 use crate::{Attr, Fs, LINKS_MAX, NAME_MAX, TARGET_MAX, check_ino};
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 const SET_UID: u16 = 0o4000;
 const SET_GID: u16 = 0o2000;
-const GROUP_RUNS: u16 = 0o0010;
+const GROUP_EXECUTE: u16 = 0o0010;
 /// The attribute that Linux keeps the capabilities of a program in.
 pub(crate) const CAPABILITIES: &[u8] = b"security.capability";
 /// Bits that a write takes away; guests do not.
@@ -22,8 +22,8 @@ pub(crate) const SET_ID: u16 = 0o6000;
 
 /// Without what raises privileges. The set-group-id bit of what the group may not
 /// run means something else.
-fn disarmed(mode: u16) -> u16 {
-    match mode & GROUP_RUNS {
+fn without_setid(mode: u16) -> u16 {
+    match mode & GROUP_EXECUTE {
         0 => mode & !SET_UID,
         _ => mode & !(SET_UID | SET_GID),
     }
@@ -31,7 +31,7 @@ fn disarmed(mode: u16) -> u16 {
 
 /// Who makes something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caller {
+pub struct Credentials {
     /// Owner of what is made.
     pub uid: u32,
     /// Group, where the directory does not say another.
@@ -40,7 +40,7 @@ pub struct Caller {
 
 /// What to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Make<'m> {
+pub enum CreateKind<'m> {
     /// An empty file.
     File,
     /// An empty directory.
@@ -48,23 +48,23 @@ pub enum Make<'m> {
     /// A symbolic link to this.
     Symlink(&'m [u8]),
     /// A pipe, socket or device, and the device's number.
-    Special(Kind, u32),
+    Special(InodeKind, u32),
 }
 
-impl Make<'_> {
-    fn kind(&self) -> Kind {
+impl CreateKind<'_> {
+    fn kind(&self) -> InodeKind {
         match self {
-            Make::File => Kind::File,
-            Make::Directory => Kind::Directory,
-            Make::Symlink(_) => Kind::Symlink,
-            Make::Special(kind, _) => *kind,
+            CreateKind::File => InodeKind::File,
+            CreateKind::Directory => InodeKind::Directory,
+            CreateKind::Symlink(_) => InodeKind::Symlink,
+            CreateKind::Special(kind, _) => *kind,
         }
     }
 }
 
 /// What to do when the new name is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rename {
+pub enum RenameMode {
     /// What has it loses it.
     Replace,
     /// Nothing.
@@ -74,11 +74,11 @@ pub enum Rename {
 }
 
 /// What overlayfs takes for a name that is not there.
-const WHITEOUT: Make<'static> = Make::Special(Kind::CharDevice, 0);
+const WHITEOUT: CreateKind<'static> = CreateKind::Special(InodeKind::CharDevice, 0);
 
 /// Attributes to change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
+pub struct AttrChanges {
     /// Permissions, and the set-id and sticky bits.
     pub mode: Option<u16>,
     /// Owner.
@@ -93,13 +93,13 @@ pub struct Changes {
 
 /// An entry of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct DirEntry {
     /// Where to go on from, behind this one.
     pub cookie: u64,
     /// What it names.
     pub ino: Ino,
     /// What that is.
-    pub kind: Kind,
+    pub kind: InodeKind,
     /// The name.
     pub name: Vec<u8>,
 }
@@ -126,7 +126,7 @@ fn directory(tx: &mut Tx<'_>, ino: Ino) -> Result<Inode> {
 }
 
 /// A directory that names can be put in.
-fn living_directory(tx: &mut Tx<'_>, ino: Ino) -> Result<Inode> {
+fn linked_directory(tx: &mut Tx<'_>, ino: Ino) -> Result<Inode> {
     let inode = directory(tx, ino)?;
     match inode.links {
         0 => Err(Errno::NOENT.into()),
@@ -134,18 +134,18 @@ fn living_directory(tx: &mut Tx<'_>, ino: Ino) -> Result<Inode> {
     }
 }
 
-fn find(tx: &mut Tx<'_>, directory: &mut Inode, name: &[u8]) -> Result<Entry> {
+fn find(tx: &mut Tx<'_>, directory: &mut Inode, name: &[u8]) -> Result<TreeEntry> {
     let found = Tree::new(tx, directory).find(name)?;
     found.ok_or(Errno::NOENT.into())
 }
 
 /// What an entry of a directory names. Both know of each other, or nothing that is
 /// done to one of them is right.
-fn named(tx: &mut Tx<'_>, parent: Ino, entry: &Entry) -> Result<Inode> {
+fn named_inode(tx: &mut Tx<'_>, parent: Ino, entry: &TreeEntry) -> Result<Inode> {
     let ino = entry.ino;
     let refuse = |why: &str| {
         let what = format!("inode {} names inode {}, and {why}", parent.0, ino.0);
-        damaged_inode(parent, Damaged(what))
+        damaged_inode(parent, Corruption(what))
     };
     let inode = match tx.inode(ino) {
         Err(FsError::Posix(Errno::STALE)) => return Err(refuse("there is none")),
@@ -163,15 +163,15 @@ fn named(tx: &mut Tx<'_>, parent: Ino, entry: &Entry) -> Result<Inode> {
     Ok(inode)
 }
 
-fn more_links(inode: &Inode) -> Result<u32> {
+fn incremented_links(inode: &Inode) -> Result<u32> {
     Ok(inode.links.checked_add(1).ok_or(Errno::MLINK)?)
 }
 
 /// The links of a directory that loses one.
-fn fewer_links(ino: Ino, inode: &Inode) -> Result<u32> {
+fn decremented_links(ino: Ino, inode: &Inode) -> Result<u32> {
     let fewer = inode.links.checked_sub(1).filter(|&links| links >= 2);
     let what = || {
-        Damaged(format!(
+        Corruption(format!(
             "it has {} links, and a directory in it",
             inode.links
         ))
@@ -183,15 +183,15 @@ fn fewer_links(ino: Ino, inode: &Inode) -> Result<u32> {
 fn new_inode(
     tx: &mut Tx<'_>,
     (parent_ino, parent): (Ino, &Inode),
-    make: &Make<'_>,
+    make: &CreateKind<'_>,
     mode: u16,
-    caller: Caller,
+    caller: Credentials,
     now: Time,
 ) -> Result<(Ino, Inode)> {
-    let (ino, generation) = tx.take_ino()?;
+    let (ino, generation) = tx.allocate_ino()?;
     let mut inode = Inode::free(generation);
     let is_inherited = parent.mode & SET_GID != 0;
-    let is_directory = make.kind() == Kind::Directory;
+    let is_directory = make.kind() == InodeKind::Directory;
     inode.mode = make.kind().bits() | mode & 0o7777;
     if is_inherited && is_directory {
         inode.mode |= SET_GID;
@@ -204,13 +204,13 @@ fn new_inode(
     inode.ctime = now;
     inode.btime = now;
     match make {
-        Make::File => {}
-        Make::Directory => {
+        CreateKind::File => {}
+        CreateKind::Directory => {
             inode.parent = parent_ino;
-            Tree::new(tx, &mut inode).init()?;
+            Tree::new(tx, &mut inode).init_empty()?;
         }
-        Make::Symlink(target) => set_target(tx, &mut inode, target)?,
-        Make::Special(_, device) => inode.device = *device,
+        CreateKind::Symlink(target) => set_target(tx, &mut inode, target)?,
+        CreateKind::Special(_, device) => inode.device = *device,
     }
     Ok((ino, inode))
 }
@@ -224,7 +224,7 @@ fn set_target(tx: &mut Tx<'_>, inode: &mut Inode, target: &[u8]) -> Result<()> {
         inode.target = target.to_vec();
         inode.flags |= INLINE;
     } else {
-        let run = map::ensure(tx, inode, 0)?;
+        let run = map::find_or_allocate(tx, inode, 0)?;
         tx.write_data(run.page, 0, target, true)?;
         inode.pages = 1;
     }
@@ -232,19 +232,19 @@ fn set_target(tx: &mut Tx<'_>, inode: &mut Inode, target: &[u8]) -> Result<()> {
 }
 
 /// Makes the root of a new file system.
-pub(crate) fn make_root(tx: &mut Tx<'_>, caller: Caller, mode: u16, now: Time) -> Result<()> {
+pub(crate) fn make_root(tx: &mut Tx<'_>, caller: Credentials, mode: u16, now: Time) -> Result<()> {
     let parent = Inode::free(0);
     let made = new_inode(
         tx,
         (Ino::ROOT, &parent),
-        &Make::Directory,
+        &CreateKind::Directory,
         mode,
         caller,
         now,
     )?;
     let (ino, inode) = made;
     assert_eq!(ino, Ino::ROOT, "the first number is the root's");
-    tx.put(ino, &inode)
+    tx.put_inode(ino, &inode)
 }
 
 /// One name less. The last one makes it an orphan, which goes when nobody uses it.
@@ -255,14 +255,19 @@ fn unlink_inode(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode, now: Time) -> Resu
         inode.links.saturating_sub(1)
     };
     inode.ctime = now;
-    tx.put(ino, inode)
+    tx.put_inode(ino, inode)
 }
 
 /// Puts a directory whose entries have changed.
-fn put_changed(tx: &mut Tx<'_>, ino: Ino, directory: &mut Inode, now: Time) -> Result<()> {
+fn put_changed_directory(
+    tx: &mut Tx<'_>,
+    ino: Ino,
+    directory: &mut Inode,
+    now: Time,
+) -> Result<()> {
     directory.mtime = now;
     directory.ctime = now;
-    tx.put(ino, directory)
+    tx.put_inode(ino, directory)
 }
 
 impl Fs {
@@ -275,7 +280,7 @@ impl Fs {
         if name.len() > NAME_MAX {
             return Err(Errno::NAMETOOLONG.into());
         }
-        self.look(|core| {
+        self.inspect(|core| {
             let mut tx = core.begin();
             let mut parent_inode = directory(&mut tx, parent)?;
             let (ino, inode) = match name {
@@ -283,12 +288,12 @@ impl Fs {
                 b".." => (parent_inode.parent, tx.inode(parent_inode.parent)?),
                 name => {
                     let entry = find(&mut tx, &mut parent_inode, name)?;
-                    (entry.ino, named(&mut tx, parent, &entry)?)
+                    (entry.ino, named_inode(&mut tx, parent, &entry)?)
                 }
             };
             drop(tx);
             let attr = core.attr(ino, &inode)?;
-            core.live(ino).lookups += 1;
+            core.live_inode(ino).lookups += 1;
             Ok(attr)
         })
     }
@@ -297,67 +302,70 @@ impl Fs {
     ///
     /// # Errors
     /// `ESTALE`.
-    pub fn remember(&self, ino: Ino) -> Result<Attr> {
-        self.look(|core| {
-            let inode = core.staying(ino)?;
+    pub fn lookup_ino(&self, ino: Ino) -> Result<Attr> {
+        self.inspect(|core| {
+            let inode = core.inode_not_freeing(ino)?;
             let attr = core.attr(ino, &inode)?;
-            core.live(ino).lookups += 1;
+            core.live_inode(ino).lookups += 1;
             Ok(attr)
         })
     }
 
     /// Takes back so many lookups. An inode without a name goes with the last.
     pub fn forget(&self, ino: Ino, lookups: u64) {
-        let mut core = self.core();
-        let live = core.live(ino);
+        let mut core = self.lock_core();
+        let live = core.live_inode(ino);
         live.lookups = live.lookups.saturating_sub(lookups);
         drop(core);
-        self.let_go(ino);
+        self.release_if_unused(ino);
     }
 
-    /// Keeps an inode in being, also without a name, until [`Fs::release`].
+    /// Keeps an inode in being, also without a name, until [`Fs::free_page`].
     ///
     /// # Errors
     /// `ESTALE`.
     pub fn open(&self, ino: Ino) -> Result<Attr> {
-        self.look(|core| {
-            let inode = core.staying(ino)?;
+        self.inspect(|core| {
+            let inode = core.inode_not_freeing(ino)?;
             let attr = core.attr(ino, &inode)?;
-            core.live(ino).opens += 1;
+            core.live_inode(ino).opens += 1;
             Ok(attr)
         })
     }
 
-    /// Takes back one [`Fs::open`].
+    /// Takes back one [`Fs::open_channels`].
     pub fn release(&self, ino: Ino) {
-        self.release_by(ino, None);
+        self.release_with(ino, None);
     }
 
     /// The same for who may have a port.
-    pub(crate) fn release_by(&self, ino: Ino, mut port: Option<&mut Port>) {
-        let mut core = self.core();
+    pub(crate) fn release_with(&self, ino: Ino, mut channel: Option<&mut IoChannel>) {
+        let mut core = self.lock_core();
         // While it is open: else it could be freed meanwhile. Others may open it, too, and
         // have guests or store more; what they store keeps guests away from then on.
-        let mut has_guests = core.boards.contains(&ino);
-        while has_guests && core.live(ino).opens == 1 {
+        let mut has_guests = core.inos_with_file_map.contains(&ino);
+        while has_guests && core.live_inode(ino).opens == 1 {
             drop(core);
-            let is_settled = self.settle_closed(ino);
-            core = self.core();
-            has_guests = is_settled && core.inode(ino).is_ok_and(|inode| inode.growth.is_some());
+            let is_settled = self.publish_size_at_close(ino);
+            core = self.lock_core();
+            has_guests = is_settled
+                && core
+                    .inode(ino)
+                    .is_ok_and(|inode| inode.append_extent.is_some());
         }
         let mut goes_on = true;
-        while goes_on && core.held.has(ino) && core.live(ino).opens == 1 {
+        while goes_on && core.mmap_dirty.contains(ino) && core.live_inode(ino).opens == 1 {
             drop(core);
-            goes_on = self.put_held_at_end(ino, port.as_deref_mut());
-            core = self.core();
+            goes_on = self.flush_mmap_dirty_at_close(ino, channel.as_deref_mut());
+            core = self.lock_core();
         }
-        let live = core.live(ino);
+        let live = core.live_inode(ino);
         live.opens = live.opens.saturating_sub(1);
         if live.opens == 0 {
-            live.data.forget_refused();
+            live.file_lock.clear_lost_pages();
         }
         drop(core);
-        self.let_go_by(ino, port);
+        self.release_if_unused_with(ino, channel);
     }
 
     /// Makes something under a name, which is remembered like a lookup.
@@ -368,14 +376,14 @@ impl Fs {
         &self,
         parent: Ino,
         name: &[u8],
-        make: Make<'_>,
+        make: CreateKind<'_>,
         mode: u16,
-        caller: Caller,
+        caller: Credentials,
     ) -> Result<Attr> {
         self.create_with(0, parent, name, (make, mode), caller)
     }
 
-    /// Makes an empty file, opened as by [`Fs::open`].
+    /// Makes an empty file, opened as by [`Fs::open_channels`].
     ///
     /// # Errors
     /// As [`Fs::create`].
@@ -384,9 +392,9 @@ impl Fs {
         parent: Ino,
         name: &[u8],
         mode: u16,
-        caller: Caller,
+        caller: Credentials,
     ) -> Result<Attr> {
-        self.create_with(1, parent, name, (Make::File, mode), caller)
+        self.create_with(1, parent, name, (CreateKind::File, mode), caller)
     }
 
     /// The same with so many opens.
@@ -395,40 +403,44 @@ impl Fs {
         opens: u64,
         parent: Ino,
         name: &[u8],
-        (make, mode): (Make<'_>, u16),
-        caller: Caller,
+        (make, mode): (CreateKind<'_>, u16),
+        caller: Credentials,
     ) -> Result<Attr> {
         check_name(name)?;
         let now = self.now();
-        self.make(opens, |tx| {
-            let mut parent_inode = living_directory(tx, parent)?;
+        self.create_inode(opens, |tx| {
+            let mut parent_inode = linked_directory(tx, parent)?;
             let key = Tree::new(tx, &mut parent_inode).vacant_key(name)?;
             let of = (parent, &parent_inode);
             let (ino, inode) = new_inode(tx, of, &make, mode, caller, now)?;
             Tree::new(tx, &mut parent_inode).insert_at(key, name, ino, make.kind())?;
             if inode.is_directory() {
-                parent_inode.links = more_links(&parent_inode)?;
+                parent_inode.links = incremented_links(&parent_inode)?;
             }
-            put_changed(tx, parent, &mut parent_inode, now)?;
-            tx.put(ino, &inode)?;
+            put_changed_directory(tx, parent, &mut parent_inode, now)?;
+            tx.put_inode(ino, &inode)?;
             Ok(Attr::of(ino, &inode))
         })
     }
 
     /// Runs what makes an inode and counts its first lookup, and so many opens.
-    fn make(&self, opens: u64, mut run: impl FnMut(&mut Tx<'_>) -> Result<Attr>) -> Result<Attr> {
+    fn create_inode(
+        &self,
+        opens: u64,
+        mut run: impl FnMut(&mut Tx<'_>) -> Result<Attr>,
+    ) -> Result<Attr> {
         let mut made = None;
         let result = self.change(|tx| {
             // It runs anew when it did not fit, and may get another number then.
             made.take()
                 .into_iter()
-                .for_each(|made| tx.core.unmake(made));
+                .for_each(|made| tx.core.undo_creation(made));
             let attr = run(tx)?;
-            made = Some(tx.core.made(attr.ino, opens));
+            made = Some(tx.core.record_creation(attr.ino, opens));
             Ok(attr)
         });
         if let (Err(_), Some(made)) = (&result, made) {
-            self.core().unmake(made);
+            self.lock_core().undo_creation(made);
         }
         result
     }
@@ -437,14 +449,14 @@ impl Fs {
     ///
     /// # Errors
     /// As [`Fs::create`].
-    pub fn create_unnamed(&self, parent: Ino, mode: u16, caller: Caller) -> Result<Attr> {
+    pub fn create_unnamed(&self, parent: Ino, mode: u16, caller: Credentials) -> Result<Attr> {
         let now = self.now();
-        self.make(1, |tx| {
-            let parent_inode = living_directory(tx, parent)?;
+        self.create_inode(1, |tx| {
+            let parent_inode = linked_directory(tx, parent)?;
             let of = (parent, &parent_inode);
-            let (ino, mut inode) = new_inode(tx, of, &Make::File, mode, caller, now)?;
+            let (ino, mut inode) = new_inode(tx, of, &CreateKind::File, mode, caller, now)?;
             inode.links = 0;
-            tx.put(ino, &inode)?;
+            tx.put_inode(ino, &inode)?;
             Ok(Attr::of(ino, &inode))
         })
     }
@@ -465,15 +477,15 @@ impl Fs {
             if inode.links >= LINKS_MAX {
                 return Err(Errno::MLINK.into());
             }
-            let mut parent_inode = living_directory(tx, parent)?;
+            let mut parent_inode = linked_directory(tx, parent)?;
             Tree::new(tx, &mut parent_inode).insert(name, ino, inode.kind())?;
-            put_changed(tx, parent, &mut parent_inode, now)?;
+            put_changed_directory(tx, parent, &mut parent_inode, now)?;
             inode.links += 1;
             inode.ctime = now;
-            tx.put(ino, &inode)?;
+            tx.put_inode(ino, &inode)?;
             tx.core.attr(ino, &inode)
         })?;
-        self.core().live(ino).lookups += 1;
+        self.lock_core().live_inode(ino).lookups += 1;
         Ok(attr)
     }
 
@@ -483,7 +495,7 @@ impl Fs {
     /// `ENOENT`, `EISDIR`, `ENOTDIR`.
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        self.take_name(parent, name, |_, inode| match inode.is_directory() {
+        self.remove_name(parent, name, |_, inode| match inode.is_directory() {
             true => Err(Errno::ISDIR.into()),
             false => Ok(()),
         })
@@ -499,7 +511,7 @@ impl Fs {
             b".." => return Err(Errno::NOTEMPTY.into()),
             name => check_name(name)?,
         }
-        self.take_name(parent, name, |tx, inode| {
+        self.remove_name(parent, name, |tx, inode| {
             if !inode.is_directory() {
                 return Err(Errno::NOTDIR.into());
             }
@@ -510,8 +522,8 @@ impl Fs {
         })
     }
 
-    /// Takes a name from the inode that `check` lets go.
-    fn take_name(
+    /// Takes a name from the inode that `check_damage` lets go.
+    fn remove_name(
         &self,
         parent: Ino,
         name: &[u8],
@@ -521,18 +533,18 @@ impl Fs {
         let mut take = |tx: &mut Tx<'_>| {
             let mut parent_inode = directory(tx, parent)?;
             let entry = find(tx, &mut parent_inode, name)?;
-            let mut inode = named(tx, parent, &entry)?;
+            let mut inode = named_inode(tx, parent, &entry)?;
             check(tx, &mut inode)?;
             Tree::new(tx, &mut parent_inode).remove(entry.key)?;
             if inode.is_directory() {
-                parent_inode.links = fewer_links(parent, &parent_inode)?;
+                parent_inode.links = decremented_links(parent, &parent_inode)?;
             }
-            put_changed(tx, parent, &mut parent_inode, now)?;
+            put_changed_directory(tx, parent, &mut parent_inode, now)?;
             unlink_inode(tx, entry.ino, &mut inode, now)?;
             Ok(entry.ino)
         };
-        let ino = self.making_room(|| self.change(&mut take))?;
-        self.let_go(ino);
+        let ino = self.with_reserve_fallback(|| self.change(&mut take))?;
+        self.release_if_unused(ino);
         Ok(())
     }
 
@@ -540,20 +552,20 @@ impl Fs {
     ///
     /// # Errors
     /// `EINVAL` when a directory would go below itself, `EEXIST` with
-    /// [`Rename::NoReplace`], `ENOTEMPTY`, `EISDIR`, `ENOTDIR`, `ENOENT`.
+    /// [`RenameMode::NoReplace`], `ENOTEMPTY`, `EISDIR`, `ENOTDIR`, `ENOENT`.
     pub fn rename(
         &self,
         (from, old): (Ino, &[u8]),
         (to, new): (Ino, &[u8]),
-        how: Rename,
+        how: RenameMode,
     ) -> Result<()> {
         check_name(old)?;
         check_name(new)?;
         let now = self.now();
         let gone =
-            self.change(|tx| Moving::begin(tx, (from, old), (to, new), now)?.finish(how, None))?;
+            self.change(|tx| RenameOp::begin(tx, (from, old), (to, new), now)?.apply(how, None))?;
         if let Some(ino) = gone {
-            self.let_go(ino);
+            self.release_if_unused(ino);
         }
         Ok(())
     }
@@ -564,32 +576,32 @@ impl Fs {
     ///
     /// # Errors
     /// As [`Fs::rename`]; `EINVAL` for an exchange, which leaves no name.
-    pub fn rename_and_white_out(
+    pub fn rename_with_whiteout(
         &self,
         (from, old): (Ino, &[u8]),
         (to, new): (Ino, &[u8]),
-        how: Rename,
-        caller: Caller,
+        how: RenameMode,
+        caller: Credentials,
     ) -> Result<()> {
         check_name(old)?;
         check_name(new)?;
-        if how == Rename::Exchange {
+        if how == RenameMode::Exchange {
             return Err(Errno::INVAL.into());
         }
         let now = self.now();
         let mut gone = None;
-        let made = self.make(0, |tx| {
+        let made = self.create_inode(0, |tx| {
             let of = directory(tx, from)?;
             let (ino, inode) = new_inode(tx, (from, &of), &WHITEOUT, 0, caller, now)?;
-            tx.put(ino, &inode)?;
-            let moving = Moving::begin(tx, (from, old), (to, new), now)?;
-            gone = moving.finish(how, Some(ino))?;
+            tx.put_inode(ino, &inode)?;
+            let moving = RenameOp::begin(tx, (from, old), (to, new), now)?;
+            gone = moving.apply(how, Some(ino))?;
             Ok(Attr::of(ino, &inode))
         })?;
         // The kernel looks it up when it needs it.
         self.forget(made.ino, 1);
         if let Some(ino) = gone {
-            self.let_go(ino);
+            self.release_if_unused(ino);
         }
         Ok(())
     }
@@ -599,9 +611,9 @@ impl Fs {
     /// # Errors
     /// `EINVAL` when it is none.
     pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.look(|core| {
+        self.inspect(|core| {
             let inode = core.inode(ino)?;
-            if inode.kind() != Kind::Symlink {
+            if inode.kind() != InodeKind::Symlink {
                 return Err(Errno::INVAL.into());
             }
             if !inode.target.is_empty() {
@@ -609,7 +621,8 @@ impl Fs {
             }
             core.check_trusted(ino)?;
             let run = map::find(&inode.map, 0, &mut |page| core.page(page))?;
-            let run = run.ok_or_else(|| damaged_inode(ino, Damaged("it has no target".into())))?;
+            let run =
+                run.ok_or_else(|| damaged_inode(ino, Corruption("it has no target".into())))?;
             let page = core.page(run.page)?;
             Ok(page[..(inode.size as usize).min(PAGE_BYTES)].to_vec())
         })
@@ -621,18 +634,23 @@ impl Fs {
     ///
     /// # Errors
     /// `ENOTDIR`.
-    pub fn list(&self, ino: Ino, after: u64, mut visit: impl FnMut(&Listed) -> bool) -> Result<()> {
+    pub fn list(
+        &self,
+        ino: Ino,
+        after: u64,
+        mut visit: impl FnMut(&DirEntry) -> bool,
+    ) -> Result<()> {
         let now = self.now();
-        self.look(|core| {
+        self.inspect(|core| {
             let tx = &mut core.begin();
             let mut inode = directory(tx, ino)?;
-            tx.core.note_read(ino, &inode, now);
+            tx.core.record_read_time(ino, &inode, now);
             let dots: [(&[u8], Ino); 2] = [(b".", ino), (b"..", inode.parent)];
             for (cookie, (name, ino)) in (1..).zip(dots) {
-                let listed = Listed {
+                let listed = DirEntry {
                     cookie,
                     ino,
-                    kind: Kind::Directory,
+                    kind: InodeKind::Directory,
                     name: name.to_vec(),
                 };
                 if cookie > after && !visit(&listed) {
@@ -646,7 +664,7 @@ impl Fs {
                     odd = Some(name.to_vec());
                     return false;
                 }
-                visit(&Listed {
+                visit(&DirEntry {
                     cookie: entry.key,
                     ino: entry.ino,
                     kind: entry.kind,
@@ -657,7 +675,7 @@ impl Fs {
                 None => Ok(()),
                 Some(name) => Err(damaged_inode(
                     ino,
-                    Damaged(format!("it names {:?}", String::from_utf8_lossy(&name))),
+                    Corruption(format!("it names {:?}", String::from_utf8_lossy(&name))),
                 )),
             }
         })
@@ -668,16 +686,16 @@ impl Fs {
     ///
     /// # Errors
     /// `ESTALE`.
-    pub fn disarm(&self, ino: Ino) -> Result<()> {
+    pub fn clear_setid(&self, ino: Ino) -> Result<()> {
         check_ino(ino)?;
-        let inode = self.look(|core| core.inode(ino))?;
-        let kept = disarmed(inode.mode);
+        let inode = self.inspect(|core| core.inode(ino))?;
+        let kept = without_setid(inode.mode);
         if kept == inode.mode {
             return Ok(());
         }
-        let changes = Changes {
+        let changes = AttrChanges {
             mode: Some(kept & 0o7777),
-            ..Changes::default()
+            ..AttrChanges::default()
         };
         self.set_attr(ino, changes).map(drop)
     }
@@ -687,11 +705,11 @@ impl Fs {
     ///
     /// # Errors
     /// `ESTALE`.
-    pub fn set_attr(&self, ino: Ino, changes: Changes) -> Result<Attr> {
+    pub fn set_attr(&self, ino: Ino, changes: AttrChanges) -> Result<Attr> {
         check_ino(ino)?;
         let now = self.now();
         let arms = changes.mode.is_some_and(|mode| mode & SET_ID != 0);
-        let armed = arms.then(|| self.data_lock(ino)).transpose()?;
+        let armed = arms.then(|| self.file_lock(ino)).transpose()?;
         let _alone = armed.as_ref().map(|data| data.write());
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
@@ -700,7 +718,7 @@ impl Fs {
             }
             let is_given = changes.uid.is_some() || changes.gid.is_some();
             if is_given && changes.mode.is_none() && !inode.is_directory() {
-                inode.mode = disarmed(inode.mode);
+                inode.mode = without_setid(inode.mode);
             }
             if is_given && !inode.is_directory() {
                 xattrs::remove_capabilities(tx, ino, &mut inode)?;
@@ -710,46 +728,46 @@ impl Fs {
             inode.atime = changes.atime.unwrap_or(inode.atime);
             inode.mtime = changes.mtime.unwrap_or(inode.mtime);
             inode.ctime = now;
-            tx.put(ino, &inode)?;
+            tx.put_inode(ino, &inode)?;
             tx.core.attr(ino, &inode)
         })
     }
 }
 
 /// A rename: both directories, once if they are the same.
-struct Moving<'t, 'c, 'n> {
+struct RenameOp<'t, 'c, 'n> {
     tx: &'t mut Tx<'c>,
     now: Time,
     from: (Ino, Inode),
     /// None: it is the same directory.
     to: Option<(Ino, Inode)>,
     new: &'n [u8],
-    entry: Entry,
-    target: Option<Entry>,
+    entry: TreeEntry,
+    target: Option<TreeEntry>,
 }
 
-impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
+impl<'t, 'c, 'n> RenameOp<'t, 'c, 'n> {
     fn begin(
         tx: &'t mut Tx<'c>,
         (from, old): (Ino, &[u8]),
         (to, new): (Ino, &'n [u8]),
         now: Time,
-    ) -> Result<Moving<'t, 'c, 'n>> {
+    ) -> Result<RenameOp<'t, 'c, 'n>> {
         let mut from_inode = directory(tx, from)?;
         let mut to_inode = match to == from {
             true => None,
-            false => Some((to, living_directory(tx, to)?)),
+            false => Some((to, linked_directory(tx, to)?)),
         };
         let entry = find(tx, &mut from_inode, old)?;
-        named(tx, from, &entry)?;
+        named_inode(tx, from, &entry)?;
         let at = to_inode
             .as_mut()
             .map_or(&mut from_inode, |(_, inode)| inode);
         let target = Tree::new(tx, at).find(new)?;
         if let Some(target) = &target {
-            named(tx, to, target)?;
+            named_inode(tx, to, target)?;
         }
-        Ok(Moving {
+        Ok(RenameOp {
             tx,
             now,
             from: (from, from_inode),
@@ -770,7 +788,7 @@ impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
 
     /// Whether a directory lies at or below another.
     fn is_below(&mut self, mut ino: Ino, above: Ino) -> Result<bool> {
-        for _ in 0..self.tx.core.numbers.in_use() {
+        for _ in 0..self.tx.core.ino_allocator.in_use() {
             if ino == above {
                 return Ok(true);
             }
@@ -780,23 +798,23 @@ impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
             ino = self.tx.inode(ino)?.parent;
         }
         let what = "the directories above it never come to the root";
-        Err(damaged_inode(ino, Damaged(what.into())))
+        Err(damaged_inode(ino, Corruption(what.into())))
     }
 
     /// With a whiteout, if one is given, under the old name. Returns what has lost its name.
-    fn finish(mut self, how: Rename, whiteout: Option<Ino>) -> Result<Option<Ino>> {
-        let is_directory = self.entry.kind == Kind::Directory;
+    fn apply(mut self, how: RenameMode, whiteout: Option<Ino>) -> Result<Option<Ino>> {
+        let is_directory = self.entry.kind == InodeKind::Directory;
         let to = self.target_ino();
         if is_directory && self.is_below(to, self.entry.ino)? {
             return Err(Errno::INVAL.into());
         }
         let gone = match (how, self.target) {
-            (Rename::Exchange, None) => return Err(Errno::NOENT.into()),
-            (Rename::Exchange, Some(target)) => {
+            (RenameMode::Exchange, None) => return Err(Errno::NOENT.into()),
+            (RenameMode::Exchange, Some(target)) => {
                 self.exchange(&target)?;
                 None
             }
-            (Rename::NoReplace, Some(_)) => return Err(Errno::EXIST.into()),
+            (RenameMode::NoReplace, Some(_)) => return Err(Errno::EXIST.into()),
             (_, Some(target)) if target.ino == self.entry.ino => match whiteout {
                 None => return Ok(None),
                 // The kernel does not ask for that: it is the same file.
@@ -804,16 +822,16 @@ impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
             },
             (_, target) => self.replace(target, whiteout)?,
         };
-        put_changed(self.tx, self.from.0, &mut self.from.1, self.now)?;
+        put_changed_directory(self.tx, self.from.0, &mut self.from.1, self.now)?;
         if let Some((ino, mut inode)) = self.to.take() {
-            put_changed(self.tx, ino, &mut inode, self.now)?;
+            put_changed_directory(self.tx, ino, &mut inode, self.now)?;
         }
         Ok(gone)
     }
 
-    fn exchange(&mut self, target: &Entry) -> Result<()> {
+    fn exchange(&mut self, target: &TreeEntry) -> Result<()> {
         let from = self.from.0;
-        if target.kind == Kind::Directory && self.is_below(from, target.ino)? {
+        if target.kind == InodeKind::Directory && self.is_below(from, target.ino)? {
             return Err(Errno::INVAL.into());
         }
         let entry = self.entry;
@@ -821,19 +839,19 @@ impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
         let at = self.to.as_mut().map_or(&mut self.from.1, |to| &mut to.1);
         Tree::new(self.tx, at).replace(target.key, entry.ino, entry.kind)?;
         let to = self.target_ino();
-        self.settle(entry.ino, from, to)?;
+        self.update_moved(entry.ino, from, to)?;
         if target.ino != entry.ino {
-            self.settle(target.ino, to, from)?;
+            self.update_moved(target.ino, to, from)?;
         }
         Ok(())
     }
 
-    fn replace(&mut self, target: Option<Entry>, whiteout: Option<Ino>) -> Result<Option<Ino>> {
+    fn replace(&mut self, target: Option<TreeEntry>, whiteout: Option<Ino>) -> Result<Option<Ino>> {
         let entry = self.entry;
         let mut gone = None;
         if let Some(target) = target {
             let mut inode = self.tx.inode(target.ino)?;
-            match (entry.kind == Kind::Directory, inode.is_directory()) {
+            match (entry.kind == InodeKind::Directory, inode.is_directory()) {
                 (true, false) => return Err(Errno::NOTDIR.into()),
                 (false, true) => return Err(Errno::ISDIR.into()),
                 (false, false) => {}
@@ -843,7 +861,7 @@ impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
                     }
                     let ino = self.target_ino();
                     let above = self.target_inode();
-                    above.links = fewer_links(ino, above)?;
+                    above.links = decremented_links(ino, above)?;
                 }
             }
             let now = self.now;
@@ -862,30 +880,30 @@ impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
             Some(ino) => old.replace(entry.key, ino, WHITEOUT.kind())?,
         }
         let (from, to) = (self.from.0, self.target_ino());
-        self.settle(entry.ino, from, to)?;
+        self.update_moved(entry.ino, from, to)?;
         Ok(gone)
     }
 
     /// What moved has changed, and a directory has another parent.
-    fn settle(&mut self, ino: Ino, from: Ino, to: Ino) -> Result<()> {
+    fn update_moved(&mut self, ino: Ino, from: Ino, to: Ino) -> Result<()> {
         let mut inode = self.tx.inode(ino)?;
         inode.ctime = self.now;
         if inode.is_directory() && from != to {
             inode.parent = to;
-            self.link_directory(from, -1)?;
-            self.link_directory(to, 1)?;
+            self.adjust_directory_links(from, -1)?;
+            self.adjust_directory_links(to, 1)?;
         }
-        self.tx.put(ino, &inode)
+        self.tx.put_inode(ino, &inode)
     }
 
-    fn link_directory(&mut self, ino: Ino, links: i32) -> Result<()> {
+    fn adjust_directory_links(&mut self, ino: Ino, links: i32) -> Result<()> {
         let inode = match ino == self.from.0 {
             true => &mut self.from.1,
             false => self.target_inode(),
         };
         inode.links = match links {
-            ..0 => fewer_links(ino, inode)?,
-            _ => more_links(inode)?,
+            ..0 => decremented_links(ino, inode)?,
+            _ => incremented_links(inode)?,
         };
         Ok(())
     }

@@ -1,5 +1,5 @@
 //! A page of a directory: what its bytes say, and how they change. The tree of them is
-//! in [`crate::tree`].
+//! in [`crate::image_with_tree`].
 //!
 //! Whoever looks at a page says which keys its parents promise: others make no sense.
 //!
@@ -14,19 +14,19 @@
 //! 16 entries    leaf: key 8, inode 8, kind 1, length 1, name; inner: key 8, page 4
 //! ```
 
-use crate::format::{Damaged, Ino, Kind, Page};
+use crate::format::{Corruption, Ino, InodeKind, Page};
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::units::PAGE_BYTES;
 use std::ops::Range;
 
 const LEAF: u8 = 1;
 const INNER: u8 = 2;
-const HEAD: usize = 16;
+const HEADER_BYTES: usize = 16;
 pub(crate) const FREE_AT: usize = 8;
 pub(crate) const PAGES_AT: usize = 12;
-const FIXED: usize = 18;
-const CHILD: usize = 12;
-const CHILDREN_MAX: usize = (PAGE_BYTES - HEAD) / CHILD;
+const ENTRY_FIXED_BYTES: usize = 18;
+const CHILD_BYTES: usize = 12;
+const CHILDREN_MAX: usize = (PAGE_BYTES - HEADER_BYTES) / CHILD_BYTES;
 /// Names of one hash.
 pub(crate) const COLLISIONS_MAX: u64 = 256;
 /// Keys below are never a name's: listing begins there, and "." and ".." come first.
@@ -36,86 +36,89 @@ pub(crate) const END_KEY: u64 = 1 << 63;
 
 /// What an entry of a directory says of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct TreeEntry {
     pub(crate) key: u64,
     pub(crate) ino: Ino,
-    pub(crate) kind: Kind,
+    pub(crate) kind: InodeKind,
 }
 
-fn kind_code(kind: Kind) -> u8 {
+fn kind_code(kind: InodeKind) -> u8 {
     (kind.bits() >> 12) as u8
 }
 
 /// What the bytes of one page say, or why they say nothing.
-pub(crate) type Sense<T> = std::result::Result<T, Damaged>;
+pub(crate) type PageResult<T> = std::result::Result<T, Corruption>;
 
-pub(crate) fn damaged(cause: impl Into<String>) -> Damaged {
-    Damaged(cause.into())
+pub(crate) fn damaged(cause: impl Into<String>) -> Corruption {
+    Corruption(cause.into())
 }
 
 /// A node in memory: when it is split, or loses a child.
 pub(crate) enum Node {
-    Leaf(Vec<(Entry, Vec<u8>)>),
+    Leaf(Vec<(TreeEntry, Vec<u8>)>),
     /// Lowest keys, and pages. The first key is that of the whole node.
     Inner(Vec<(u64, u32)>),
 }
 
 /// What an entry takes of a page.
 fn entry_len(name: &[u8]) -> usize {
-    FIXED + name.len()
+    ENTRY_FIXED_BYTES + name.len()
 }
 
-fn count_of(page: &Page) -> usize {
+fn entry_count(page: &Page) -> usize {
     usize::from(u16::from_le_bytes(field(page, 2)))
 }
 
-fn used_of(page: &Page) -> usize {
+fn used_bytes(page: &Page) -> usize {
     usize::from(u16::from_le_bytes(field(page, 4)))
 }
 
-fn set_extent(page: &mut Page, count: usize, used: usize) {
+fn set_usage(page: &mut Page, count: usize, used: usize) {
     put(&mut page[..], 2, (count as u16).to_le_bytes());
     put(&mut page[..], 4, (used as u16).to_le_bytes());
 }
 
-fn put_entry(page: &mut Page, at: usize, entry: Entry, name: &[u8]) {
+fn put_entry(page: &mut Page, at: usize, entry: TreeEntry, name: &[u8]) {
     put(&mut page[..], at, entry.key.to_le_bytes());
     put(&mut page[..], at + 8, entry.ino.0.to_le_bytes());
     page[at + 16] = kind_code(entry.kind);
     page[at + 17] = name.len() as u8;
-    page[at + FIXED..][..name.len()].copy_from_slice(name);
+    page[at + ENTRY_FIXED_BYTES..][..name.len()].copy_from_slice(name);
 }
 
 /// The entries of a leaf, each with the byte of the page where it begins. Their keys
 /// rise, within the range of the leaf.
 pub(crate) struct Entries<'p> {
     body: &'p [u8],
-    left: usize,
+    remaining: usize,
     at: usize,
     keys: Range<u64>,
 }
 
 impl<'p> Entries<'p> {
-    pub(crate) fn of(page: &'p Page, keys: &Range<u64>) -> Sense<Entries<'p>> {
+    pub(crate) fn new(page: &'p Page, keys: &Range<u64>) -> PageResult<Entries<'p>> {
         if page[0] != LEAF {
             return Err(damaged(format!("it is of kind {} and not a leaf", page[0])));
         }
-        let body = page.get(HEAD..HEAD + used_of(page));
+        let body = page.get(HEADER_BYTES..HEADER_BYTES + used_bytes(page));
         Ok(Entries {
             body: body.ok_or_else(|| damaged("it is fuller than a page"))?,
-            left: count_of(page),
-            at: HEAD,
+            remaining: entry_count(page),
+            at: HEADER_BYTES,
             keys: keys.clone(),
         })
     }
 
-    fn take(&mut self) -> Sense<(usize, Entry, &'p [u8])> {
+    fn next_entry(&mut self) -> PageResult<(usize, TreeEntry, &'p [u8])> {
         let cut = || damaged("an entry goes beyond its end");
-        let (fixed, rest) = self.body.split_at_checked(FIXED).ok_or_else(cut)?;
+        let (fixed, rest) = self
+            .body
+            .split_at_checked(ENTRY_FIXED_BYTES)
+            .ok_or_else(cut)?;
         let len = usize::from(fixed[17]);
         let (name, rest) = rest.split_at_checked(len).ok_or_else(cut)?;
-        let kind = Kind::of_mode(u16::from(fixed[16]) << 12).filter(|_| fixed[16] < 16);
-        let entry = Entry {
+        let kind = InodeKind::of_mode(u16::from(fixed[16]) << 12).filter(|_| fixed[16] < 16);
+        let entry = TreeEntry {
             key: get_u64(fixed, 0),
             ino: Ino(get_u64(fixed, 8)),
             kind: kind.ok_or_else(|| damaged(format!("an entry is of kind {}", fixed[16])))?,
@@ -131,13 +134,13 @@ impl<'p> Entries<'p> {
 }
 
 impl<'p> Iterator for Entries<'p> {
-    type Item = Sense<(usize, Entry, &'p [u8])>;
+    type Item = PageResult<(usize, TreeEntry, &'p [u8])>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        match self.left.checked_sub(1) {
+        match self.remaining.checked_sub(1) {
             Some(left) => {
-                self.left = left;
-                Some(self.take())
+                self.remaining = left;
+                Some(self.next_entry())
             }
             None if self.body.is_empty() => None,
             None => {
@@ -149,14 +152,14 @@ impl<'p> Iterator for Entries<'p> {
 }
 
 /// Puts an entry into a leaf; false: it has no room.
-pub(crate) fn insert_into(
+pub(crate) fn insert_entry(
     page: &mut Page,
     keys: &Range<u64>,
-    entry: Entry,
+    entry: TreeEntry,
     name: &[u8],
-) -> Sense<bool> {
-    let (count, len) = (count_of(page), entry_len(name));
-    let mut entries = Entries::of(page, keys)?;
+) -> PageResult<bool> {
+    let (count, len) = (entry_count(page), entry_len(name));
+    let mut entries = Entries::new(page, keys)?;
     let mut at = None;
     for found in &mut entries {
         let (begin, other, _) = found?;
@@ -171,14 +174,14 @@ pub(crate) fn insert_into(
     let at = at.unwrap_or(end);
     page.copy_within(at..end, at + len);
     put_entry(page, at, entry, name);
-    set_extent(page, count + 1, end + len - HEAD);
+    set_usage(page, count + 1, end + len - HEADER_BYTES);
     Ok(true)
 }
 
 /// Takes an entry that is there out of a leaf; how many are left.
-pub(crate) fn remove_from(page: &mut Page, keys: &Range<u64>, key: u64) -> Sense<usize> {
-    let count = count_of(page);
-    let mut entries = Entries::of(page, keys)?;
+pub(crate) fn remove_entry(page: &mut Page, keys: &Range<u64>, key: u64) -> PageResult<usize> {
+    let count = entry_count(page);
+    let mut entries = Entries::new(page, keys)?;
     let mut cut = None;
     for found in &mut entries {
         let (begin, other, name) = found?;
@@ -190,19 +193,19 @@ pub(crate) fn remove_from(page: &mut Page, keys: &Range<u64>, key: u64) -> Sense
     let (at, len) = cut.ok_or_else(|| damaged("an entry is gone that was there"))?;
     page.copy_within(at + len..end, at);
     page[end - len..end].fill(0);
-    set_extent(page, count - 1, end - len - HEAD);
+    set_usage(page, count - 1, end - len - HEADER_BYTES);
     Ok(count - 1)
 }
 
 /// Names another inode by an entry that is there.
-pub(crate) fn replace_in(
+pub(crate) fn replace_entry(
     page: &mut Page,
     keys: &Range<u64>,
     key: u64,
     ino: Ino,
-    kind: Kind,
-) -> Sense<()> {
-    for found in Entries::of(page, keys)? {
+    kind: InodeKind,
+) -> PageResult<()> {
+    for found in Entries::new(page, keys)? {
         let (at, entry, _) = found?;
         if entry.key == key {
             put(&mut page[..], at + 8, ino.0.to_le_bytes());
@@ -214,19 +217,19 @@ pub(crate) fn replace_in(
 }
 
 impl Node {
-    pub(crate) fn decode(page: &Page, keys: &Range<u64>) -> Sense<Node> {
-        let (count, used) = (count_of(page), used_of(page));
+    pub(crate) fn decode(page: &Page, keys: &Range<u64>) -> PageResult<Node> {
+        let (count, used) = (entry_count(page), used_bytes(page));
         match page[0] {
             LEAF => {
-                let entries = Entries::of(page, keys)?;
+                let entries = Entries::new(page, keys)?;
                 let owned = entries.map(|found| {
                     let (_, entry, name) = found?;
                     Ok((entry, name.to_vec()))
                 });
-                Ok(Node::Leaf(owned.collect::<Sense<_>>()?))
+                Ok(Node::Leaf(owned.collect::<PageResult<_>>()?))
             }
-            INNER if used == count * CHILD && (1..=CHILDREN_MAX).contains(&count) => {
-                let children = page[HEAD..HEAD + used].chunks_exact(CHILD);
+            INNER if used == count * CHILD_BYTES && (1..=CHILDREN_MAX).contains(&count) => {
+                let children = page[HEADER_BYTES..HEADER_BYTES + used].chunks_exact(CHILD_BYTES);
                 let children: Vec<(u64, u32)> =
                     children.map(|c| (get_u64(c, 0), get_u32(c, 8))).collect();
                 let rises = children.is_sorted_by(|(one, _), (next, _)| one < next);
@@ -240,27 +243,27 @@ impl Node {
         }
     }
 
-    pub(crate) fn used(&self) -> usize {
+    pub(crate) fn used_bytes(&self) -> usize {
         match self {
             Node::Leaf(entries) => entries.iter().map(|(_, name)| entry_len(name)).sum(),
-            Node::Inner(children) => children.len() * CHILD,
+            Node::Inner(children) => children.len() * CHILD_BYTES,
         }
     }
 
     pub(crate) fn fits(&self) -> bool {
-        HEAD + self.used() <= PAGE_BYTES
+        HEADER_BYTES + self.used_bytes() <= PAGE_BYTES
     }
 
     /// Writes it over a page, but for what a root says of the directory.
     pub(crate) fn encode(&self, page: &mut Page) {
-        assert!(self.fits(), "a node of {} bytes", self.used());
+        assert!(self.fits(), "a node of {} bytes", self.used_bytes());
         let (kind, count) = match self {
             Node::Leaf(entries) => (LEAF, entries.len()),
             Node::Inner(children) => (INNER, children.len()),
         };
         page[0] = kind;
-        set_extent(page, count, self.used());
-        let mut at = HEAD;
+        set_usage(page, count, self.used_bytes());
+        let mut at = HEADER_BYTES;
         match self {
             Node::Leaf(entries) => {
                 for (entry, name) in entries {
@@ -272,7 +275,7 @@ impl Node {
                 for (key, child) in children {
                     put(&mut page[..], at, key.to_le_bytes());
                     put(&mut page[..], at + 8, child.to_le_bytes());
-                    at += CHILD;
+                    at += CHILD_BYTES;
                 }
             }
         }
@@ -283,7 +286,7 @@ impl Node {
     pub(crate) fn split(&mut self) -> (u64, Node) {
         match self {
             Node::Leaf(entries) => {
-                let len = |(_, name): &(Entry, Vec<u8>)| entry_len(name);
+                let len = |(_, name): &(TreeEntry, Vec<u8>)| entry_len(name);
                 let half = entries.iter().map(len).sum::<usize>() / 2;
                 let mut sum = 0;
                 let lower = entries.iter().take_while(|entry| {
@@ -309,14 +312,14 @@ pub(crate) fn child_for(
     page: &Page,
     key: u64,
     keys: &Range<u64>,
-) -> Sense<Option<(usize, u32, Range<u64>)>> {
-    let count = count_of(page);
+) -> PageResult<Option<(usize, u32, Range<u64>)>> {
+    let count = entry_count(page);
     match page[0] {
         LEAF => return Ok(None),
         INNER if (1..=CHILDREN_MAX).contains(&count) => {}
         kind => return Err(damaged(format!("it is of kind {kind} and not a node"))),
     }
-    let child = |index: usize| &page[HEAD + index * CHILD..][..CHILD];
+    let child = |index: usize| &page[HEADER_BYTES + index * CHILD_BYTES..][..CHILD_BYTES];
     let (mut low, mut high) = (0, count);
     while high - low > 1 {
         let middle = usize::midpoint(low, high);

@@ -11,12 +11,12 @@
 
 use crate::Fs;
 use crate::core::damaged_inode;
-use crate::data::{PAGE, TOGETHER_PAGES_MAX, pages_of};
+use crate::data::{ATOMIC_PAGES_MAX, PAGE, page_count};
 use crate::error::{FsError, Result};
-use crate::format::{Damaged, Ino, Inode, Kind, Page};
-use crate::held::{HELD_PAGES_MAX, Pages, runs};
-use crate::io::Port;
-use crate::namespace::Caller;
+use crate::format::{Corruption, Ino, Inode, InodeKind, Page};
+use crate::io::IoChannel;
+use crate::mmap_dirty::{MMAP_DIRTY_PAGES_MAX, NumberedPages, page_runs};
+use crate::namespace::Credentials;
 use bytes::Bytes;
 use pagemesh_base::bytes::{get_u64, put};
 use pagemesh_base::units::PAGE_BYTES;
@@ -30,7 +30,7 @@ const GENERATION_AT: usize = 16;
 const COUNT_AT: usize = 24;
 const PAGES_AT: usize = 32;
 /// Pages of a log: more than is held of one file.
-const COUNT_MAX: u64 = 2 * HELD_PAGES_MAX;
+const LOG_PAGES_MAX: u64 = 2 * MMAP_DIRTY_PAGES_MAX;
 /// Bytes that are written to a log at once.
 const STEP_BYTES: usize = 1 << 20;
 
@@ -42,52 +42,63 @@ fn head_bytes(count: u64) -> u64 {
 impl Fs {
     /// Puts pages into a file by a log. The caller holds the file alone; there are spans
     /// for them that are its own.
-    pub(crate) fn put_by_redo(&self, port: &mut Port, ino: Ino, pages: &Pages) -> Result<()> {
-        if pages.len() as u64 > COUNT_MAX {
+    pub(crate) fn write_through_redo_log(
+        &self,
+        channel: &mut IoChannel,
+        ino: Ino,
+        pages: &NumberedPages,
+    ) -> Result<()> {
+        if pages.len() as u64 > LOG_PAGES_MAX {
             // Once named, it would be taken for damaged.
             return Err(Errno::NOSPC.into());
         }
         // What copying the log takes, so that it needs no room once that is named.
-        self.fill_holes(port, ino, pages)?;
-        let log = self.create_unnamed(Ino::ROOT, 0o600, Caller { uid: 0, gid: 0 })?;
+        self.fill_holes(channel, ino, pages)?;
+        let log = self.create_unnamed(Ino::ROOT, 0o600, Credentials { uid: 0, gid: 0 })?;
         let log = log.ino;
-        self.core().logs.insert(log);
+        self.lock_core().redo_logs.insert(log);
         let named = self
-            .write_log(port, ino, log, pages)
-            .and_then(|()| self.name_log(ino, Some(log)));
+            .write_log(channel, ino, log, pages)
+            .and_then(|()| self.set_redo_log(ino, Some(log)));
         if let Err(error) = named {
-            self.end_log(log, Some(port));
+            self.drop_log(log, Some(channel));
             return Err(error);
         }
-        self.finish_redo(port, ino)
+        self.apply_redo_log(channel, ino)
     }
 
     /// Has a file name this log, or none any more.
-    fn name_log(&self, ino: Ino, log: Option<Ino>) -> Result<()> {
+    fn set_redo_log(&self, ino: Ino, log: Option<Ino>) -> Result<()> {
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
-            inode.redo = log;
+            inode.redo_log = log;
             tx.make_durable();
-            tx.put(ino, &inode)
+            tx.put_inode(ino, &inode)
         })
     }
 
     /// Has all of these pages mapped, those that are not with zeroes.
-    fn fill_holes(&self, port: &mut Port, ino: Ino, pages: &Pages) -> Result<()> {
+    fn fill_holes(&self, channel: &mut IoChannel, ino: Ino, pages: &NumberedPages) -> Result<()> {
         let zeroes = Arc::new([0; PAGE_BYTES]);
-        for pages in pages.chunks(TOGETHER_PAGES_MAX as usize) {
-            let holes = self.holes_of(port, ino, runs(pages))?;
+        for pages in pages.chunks(ATOMIC_PAGES_MAX as usize) {
+            let holes = self.holes_in_ranges(channel, ino, page_runs(pages))?;
             let holes = holes.into_iter().map(|page| (page, Arc::clone(&zeroes)));
             let holes: Vec<(u64, Arc<Page>)> = holes.collect();
             if !holes.is_empty() {
-                self.put_pages(port, ino, &holes)?;
+                self.write_pages_atomic(channel, ino, &holes)?;
             }
         }
         Ok(())
     }
 
-    fn write_log(&self, port: &mut Port, ino: Ino, log: Ino, pages: &Pages) -> Result<()> {
-        let generation = self.look(|core| core.inode(ino))?.generation;
+    fn write_log(
+        &self,
+        channel: &mut IoChannel,
+        ino: Ino,
+        log: Ino,
+        pages: &NumberedPages,
+    ) -> Result<()> {
+        let generation = self.inspect(|core| core.inode(ino))?.generation;
         let count = pages.len() as u64;
         let mut bytes = vec![0; head_bytes(count) as usize];
         put(&mut bytes, 0, MAGIC);
@@ -104,7 +115,7 @@ impl Fs {
         let mut at = 0;
         let mut write = |bytes: &mut Vec<u8>| {
             let data = Bytes::from(std::mem::take(bytes));
-            let written = self.write(port, log, Some(at), &data, false)?;
+            let written = self.write(channel, log, Some(at), &data, false)?;
             at += data.len() as u64;
             match written.end == at {
                 true => Ok(()),
@@ -123,130 +134,135 @@ impl Fs {
 
     /// Finishes what guests and a long sync have left of a file, before it is changed
     /// otherwise. The caller holds it alone.
-    pub(crate) fn settle_all(&self, port: &mut Port, ino: Ino) -> Result<()> {
-        self.settle(ino)?;
-        self.finish_redo(port, ino)
+    pub(crate) fn complete_pending(&self, channel: &mut IoChannel, ino: Ino) -> Result<()> {
+        self.publish_size(ino)?;
+        self.apply_redo_log(channel, ino)
     }
 
     /// Copies what a log holds for a file, if it names one. The caller holds the file
     /// alone.
-    pub(crate) fn finish_redo(&self, port: &mut Port, ino: Ino) -> Result<()> {
-        let inode = self.look(|core| core.inode(ino))?;
-        let Some(log) = inode.redo else {
+    pub(crate) fn apply_redo_log(&self, channel: &mut IoChannel, ino: Ino) -> Result<()> {
+        let inode = self.inspect(|core| core.inode(ino))?;
+        let Some(log) = inode.redo_log else {
             return Ok(());
         };
-        let copied = self.copy_log(port, ino, &inode, log);
-        self.core().note_damage(&copied);
+        let copied = self.copy_log(channel, ino, &inode, log);
+        self.lock_core().stop_if_damaged(&copied);
         copied
     }
 
-    fn copy_log(&self, port: &mut Port, ino: Ino, inode: &Inode, log: Ino) -> Result<()> {
-        let is_log = |inode: &Inode| inode.kind() == Kind::File && inode.links == 0;
-        let found = self.look(|core| core.inode(log))?;
-        if !is_log(&found) || found.redo.is_some() {
-            return Err(no_log(log, "it is none"));
+    fn copy_log(&self, channel: &mut IoChannel, ino: Ino, inode: &Inode, log: Ino) -> Result<()> {
+        let is_log = |inode: &Inode| inode.kind() == InodeKind::File && inode.links == 0;
+        let found = self.inspect(|core| core.inode(log))?;
+        if !is_log(&found) || found.redo_log.is_some() {
+            return Err(invalid_log(log, "it is none"));
         }
-        let numbers = self.pages_of_log(port, log, (ino, inode.generation))?;
-        self.making_room(|| self.take_spans(ino, numbers.iter().copied()))?;
+        let numbers = self.log_pages(channel, log, (ino, inode.generation))?;
+        self.with_reserve_fallback(|| self.ensure_spans(ino, numbers.iter().copied()))?;
         let mut at = head_bytes(numbers.len() as u64);
-        for numbers in numbers.chunks(TOGETHER_PAGES_MAX as usize) {
+        for numbers in numbers.chunks(ATOMIC_PAGES_MAX as usize) {
             let len = numbers.len() * PAGE_BYTES;
-            let bytes = self.read(port, log, at, len as u32)?;
+            let bytes = self.read(channel, log, at, len as u32)?;
             let (read, _) = bytes.as_chunks::<PAGE_BYTES>();
             if read.len() < numbers.len() {
-                return Err(no_log(log, "it is cut short"));
+                return Err(invalid_log(log, "it is cut short"));
             }
             let pages = numbers.iter().copied();
             let pages: Vec<(u64, Arc<Page>)> =
                 pages.zip(read.iter().map(|&page| Arc::new(page))).collect();
-            self.making_room(|| self.put_pages(port, ino, &pages))?;
+            self.with_reserve_fallback(|| self.write_pages_atomic(channel, ino, &pages))?;
             at += len as u64;
         }
-        self.making_room(|| self.name_log(ino, None))?;
-        self.end_log(log, Some(port));
+        self.with_reserve_fallback(|| self.set_redo_log(ino, None))?;
+        self.drop_log(log, Some(channel));
         Ok(())
     }
 
     /// Which pages a log holds, of a file of this generation.
-    fn pages_of_log(
+    fn log_pages(
         &self,
-        port: &mut Port,
+        channel: &mut IoChannel,
         log: Ino,
         (ino, generation): (Ino, u32),
     ) -> Result<Vec<u64>> {
-        let head = self.read(port, log, 0, PAGE_BYTES as u32)?;
+        let head = self.read(channel, log, 0, PAGE_BYTES as u32)?;
         if head.len() < PAGE_BYTES || head[..8] != MAGIC {
-            return Err(no_log(log, "it does not begin like one"));
+            return Err(invalid_log(log, "it does not begin like one"));
         }
         let is_its = get_u64(&head, INO_AT) == ino.0
             && get_u64(&head, GENERATION_AT) == u64::from(generation);
         let count = get_u64(&head, COUNT_AT);
-        let size = self.look(|core| core.inode(log))?.size;
-        let is_long = count <= COUNT_MAX && head_bytes(count) + count * PAGE <= size;
+        let size = self.inspect(|core| core.inode(log))?.size;
+        let is_long = count <= LOG_PAGES_MAX && head_bytes(count) + count * PAGE <= size;
         if !is_its || !is_long {
-            return Err(no_log(log, "it is of another file, or cut short"));
+            return Err(invalid_log(log, "it is of another file, or cut short"));
         }
         let len = (head_bytes(count) - PAGES_AT as u64) as u32;
-        let numbers = self.read(port, log, PAGES_AT as u64, len)?;
+        let numbers = self.read(channel, log, PAGES_AT as u64, len)?;
         let numbers = numbers.as_chunks().0.iter().take(count as usize);
         let numbers: Vec<u64> = numbers.map(|number| u64::from_le_bytes(*number)).collect();
-        let end = pages_of(self.look(|core| core.inode(ino))?.size);
+        let end = page_count(self.inspect(|core| core.inode(ino))?.size);
         let is_sound = numbers.is_sorted_by(|one, next| one < next)
             && numbers.last().is_none_or(|&last| last < end);
         match is_sound {
             true => Ok(numbers),
-            false => Err(no_log(log, "it names pages that the file does not have")),
+            false => Err(invalid_log(
+                log,
+                "it names pages that the file does not have",
+            )),
         }
     }
 
     /// Nobody names the log any more, or nobody ever will.
-    pub(crate) fn end_log(&self, log: Ino, port: Option<&mut Port>) {
-        let mut core = self.core();
+    pub(crate) fn drop_log(&self, log: Ino, channel: Option<&mut IoChannel>) {
+        let mut core = self.lock_core();
         // Else it goes by itself, and the number may be another file's by now.
-        if !core.logs.remove(&log) {
+        if !core.redo_logs.remove(&log) {
             return;
         }
         // Nobody else ever had it.
-        let live = core.live(log);
+        let live = core.live_inode(log);
         (live.opens, live.lookups) = (0, 0);
         drop(core);
-        self.let_go_by(log, port);
+        self.release_if_unused_with(log, channel);
     }
 
     /// Copies what logs hold for files, which a crash left: each with its log. Nobody else
     /// uses them yet. A file without a name goes, and its log with it.
-    pub(crate) fn redo(&self, files: &[(Ino, Ino)]) -> Result<()> {
+    pub(crate) fn replay_redo_logs(&self, files: &[(Ino, Ino)]) -> Result<()> {
         if files.is_empty() {
             return Ok(());
         }
-        let mut port = self.borrow()?;
-        self.core().logs.extend(files.iter().map(|&(_, log)| log));
+        let mut channel = self.borrow_channel()?;
+        self.lock_core()
+            .redo_logs
+            .extend(files.iter().map(|&(_, log)| log));
         for &(ino, _) in files {
             let is_named = self
-                .look(|core| core.inode(ino))
+                .inspect(|core| core.inode(ino))
                 .is_ok_and(|inode| inode.links > 0);
             if !is_named {
                 continue;
             }
-            match self.finish_redo(&mut port, ino) {
+            match self.apply_redo_log(&mut channel, ino) {
                 // It stays with its file, which cannot be read, and is tried again then.
                 Err(cause) if cause.errno() == Errno::NOSPC => {
                     tracing::error!(ino = ino.0, %cause, "a file cannot be used before there is room");
                 }
                 Err(FsError::Damaged { .. } | FsError::ReadOnly(_)) => {
-                    self.core().distrusted.insert(ino);
+                    self.lock_core().untrusted.insert(ino);
                 }
                 done => done?,
             }
-            self.let_go_by(ino, Some(&mut port));
+            self.release_if_unused_with(ino, Some(&mut channel));
         }
         Ok(())
     }
 }
 
-fn no_log(log: Ino, why: &str) -> FsError {
+fn invalid_log(log: Ino, why: &str) -> FsError {
     damaged_inode(
         log,
-        Damaged(format!("it is named as a redo log, and {why}")),
+        Corruption(format!("it is named as a redo log, and {why}")),
     )
 }

@@ -18,9 +18,9 @@ use std::sync::{MutexGuard, PoisonError};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 /// The part of its limit that a file system keeps.
-const PART: u64 = 64;
+const LIMIT_PART: u64 = 64;
 /// A volume has so many times the limit as addresses: what stands for one, if there is none.
-const ADDRESSES: u64 = 16;
+const ADDRESS_FACTOR: u64 = 16;
 /// Enough for several deletions of the longest files at once.
 const PAGES_MAX: u64 = 256;
 /// What a deletion changes: pages of directory, inodes and maps. Below 4 MiB a file
@@ -29,19 +29,21 @@ const PAGES_MIN: u64 = 16;
 
 /// The order of the span for a file system that may take so many pages, if it has a
 /// reserve.
-fn order(pages: u64) -> Option<u8> {
-    let pages = (pages / PART).min(PAGES_MAX);
+fn reserve_order(pages: u64) -> Option<u8> {
+    let pages = (pages / LIMIT_PART).min(PAGES_MAX);
     (pages >= PAGES_MIN).then(|| pages.ilog2() as u8)
 }
 
 impl Fs {
-    fn reserved(&self) -> MutexGuard<'_, u64> {
-        self.reserve.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_reserve(&self) -> MutexGuard<'_, u64> {
+        self.reserved_pages
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs what gives room back; once more without the reserve, if there was no room
     /// for it. What failed must bear that.
-    pub(crate) fn making_room<T>(&self, mut run: impl FnMut() -> Result<T>) -> Result<T> {
+    pub(crate) fn with_reserve_fallback<T>(&self, mut run: impl FnMut() -> Result<T>) -> Result<T> {
         match run() {
             Err(FsError::Space(SpaceError::NoSpace(_))) => {
                 // Somebody else may have given it up a moment ago: that helps, too.
@@ -53,8 +55,8 @@ impl Fs {
     }
 
     fn release_reserve(&self) -> Result<()> {
-        let mut held = self.reserved();
-        let span = self.core().head.reserve;
+        let mut held = self.lock_reserve();
+        let span = self.lock_core().head.reserve;
         match span {
             Some(span) if *held > 0 => self.discard_reserve(span, &mut held),
             _ => Ok(()),
@@ -62,25 +64,25 @@ impl Fs {
     }
 
     fn discard_reserve(&self, span: Span, held: &mut u64) -> Result<()> {
-        self.commits().call(Request::Discard {
+        self.lock_commit_channel().call(Request::Discard {
             offset: span.page * PAGE,
             len: PAGE << span.order,
         })?;
-        let mut core = self.core();
-        core.used = core.used.saturating_sub(*held);
+        let mut core = self.lock_core();
+        core.used_pages = core.used_pages.saturating_sub(*held);
         *held = 0;
         Ok(())
     }
 
     /// Takes what is missing of the reserve, as far as there is room.
-    pub(crate) fn refill(&self) {
-        if !self.core().is_running() {
+    pub(crate) fn refill_reserve(&self) {
+        if !self.lock_core().is_running() {
             return;
         }
-        let mut held = self.reserved();
+        let mut held = self.lock_reserve();
         let filled = self
             .reserve_span(&mut held)
-            .and_then(|span| span.map_or(Ok(()), |span| self.fill(span, &mut held)));
+            .and_then(|span| span.map_or(Ok(()), |span| self.fill_reserve(span, &mut held)));
         if let Err(cause) = filled {
             tracing::debug!(%cause, "there is no reserve, or less than there should be");
         }
@@ -89,14 +91,14 @@ impl Fs {
     /// The span of the reserve: another one where the limit has risen.
     fn reserve_span(&self, held: &mut u64) -> Result<Option<Span>> {
         let (now, most) = {
-            let core = self.core();
+            let core = self.lock_core();
             let most = match core.head.limit_bytes {
-                0 => core.pages / ADDRESSES,
+                0 => core.total_pages / ADDRESS_FACTOR,
                 limit => limit / PAGE,
             };
             (core.head.reserve, most)
         };
-        let Some(order) = order(most) else {
+        let Some(order) = reserve_order(most) else {
             return Ok(now);
         };
         if now.is_some_and(|span| span.order >= order) {
@@ -106,29 +108,29 @@ impl Fs {
             self.discard_reserve(span, held)?;
         }
         self.change(|tx| {
-            let span = tx.take_span(order)?;
+            let span = tx.allocate_span(order)?;
             if let Some(old) = now {
-                tx.give_span(old);
+                tx.free_span(old);
             }
             tx.set_reserve(span)?;
             Ok(Some(span))
         })
     }
 
-    fn fill(&self, span: Span, held: &mut u64) -> Result<()> {
+    fn fill_reserve(&self, span: Span, held: &mut u64) -> Result<()> {
         let pages = 1 << span.order;
         let missing = pages - *held;
         {
-            let mut core = self.core();
+            let mut core = self.lock_core();
             let limit = core.head.limit_bytes / PAGE;
-            if missing == 0 || limit > 0 && core.used + missing > limit {
+            if missing == 0 || limit > 0 && core.used_pages + missing > limit {
                 return Ok(());
             }
             // Before they are written: others count meanwhile.
-            core.used += missing;
+            core.used_pages += missing;
         }
-        let mut port = self.commits();
-        let written = port.call(Request::Write {
+        let mut channel = self.lock_commit_channel();
+        let written = channel.call(Request::Write {
             offset: span.page * PAGE,
             data: Bytes::from(vec![0; (pages * PAGE) as usize]),
             durable: false,
@@ -136,11 +138,13 @@ impl Fs {
         *held = match &written {
             Ok(_) => pages,
             // It may have them all; whoever gives it up finds out.
-            Err(_) => port.count_mapped(span.page..span.end()).unwrap_or(pages),
+            Err(_) => channel
+                .count_mapped_pages(span.page..span.end())
+                .unwrap_or(pages),
         };
-        drop(port);
-        let mut core = self.core();
-        core.used = core.used.saturating_sub(pages - *held);
+        drop(channel);
+        let mut core = self.lock_core();
+        core.used_pages = core.used_pages.saturating_sub(pages - *held);
         Ok(written.map(drop)?)
     }
 }

@@ -4,14 +4,16 @@
 //! Nothing found here is fatal: what is damaged is named, and whoever owns it is not
 //! believed. Memory and time follow what is mapped in the space, whatever it says.
 
-use crate::core::{damaged_inode, inodes_of};
+use crate::core::{damaged_inode, table_inodes};
 use crate::error::{FsError, Result};
-use crate::format::{Damaged, Head, INODE_BYTES, INODES_PER_PAGE, Ino, Inode, Kind, Page, TRIM};
-use crate::io::Port;
+use crate::format::{
+    Corruption, Head, INODE_BYTES, INODES_PER_PAGE, Ino, Inode, InodeKind, NEEDS_TRIM, Page,
+};
+use crate::io::IoChannel;
 use crate::map;
-use crate::runs::Runs;
-use crate::share::Shares;
-use crate::spans::{Owned, Span, overlaps};
+use crate::range_set::RangeSet;
+use crate::share::ShareCounts;
+use crate::spans::{OwnedSpan, Span, for_each_overlap};
 use pagemesh_base::space::SpaceError;
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::{HashMap, HashSet};
@@ -21,65 +23,65 @@ const PAGE: u64 = PAGE_BYTES as u64;
 /// Pages of the inode table read at once.
 const READ_PAGES: u64 = 256;
 /// Damages that are told one by one.
-const TOLD_MAX: usize = 4;
+const REPORTED_MAX: usize = 4;
 
 /// What the inode table tells.
-pub(crate) struct Found {
+pub(crate) struct ScanResult {
     /// In order.
-    pub(crate) spans: Vec<Owned>,
+    pub(crate) spans: Vec<OwnedSpan>,
     /// Map pages, and whose they are.
-    maps: HashMap<u64, Ino>,
+    map_owners: HashMap<u64, Ino>,
     /// Spans that places name as shared ones.
-    sharers: HashMap<Span, Sharers>,
-    pub(crate) shares: Shares,
+    sharers: HashMap<Span, SpanSharers>,
+    pub(crate) shares: ShareCounts,
     /// Free numbers below `next`.
-    pub(crate) free: Runs,
+    pub(crate) free_inos: RangeSet,
     /// The number behind the last one in use.
-    pub(crate) next: u64,
+    pub(crate) next_ino: u64,
     /// Pages in use.
-    pub(crate) used: u64,
+    pub(crate) used_pages: u64,
     /// Those of them that the reserve has.
-    pub(crate) reserved: u64,
+    pub(crate) reserved_pages: u64,
     /// Without a name.
     pub(crate) orphans: Vec<Ino>,
     /// Marked.
     pub(crate) unfinished: Vec<Ino>,
     /// With the log that is to be copied to them.
-    pub(crate) redo: Vec<(Ino, Ino)>,
-    pub(crate) damages: Damages,
+    pub(crate) redo_logs: Vec<(Ino, Ino)>,
+    pub(crate) damages: DamageLog,
 }
 
 /// Who shares a span.
 #[derive(Default)]
-struct Sharers {
+struct SpanSharers {
     owners: Vec<Ino>,
     /// Its mapped pages, if one of the owners tells.
-    mapped: Option<u64>,
+    mapped_pages: Option<u64>,
 }
 
 /// What makes no sense.
 #[derive(Default)]
-pub(crate) struct Damages {
-    told: Vec<String>,
+pub(crate) struct DamageLog {
+    reported: Vec<String>,
     count: u64,
     /// Inodes whose content is not to be believed.
-    pub(crate) distrusted: HashSet<Ino>,
+    pub(crate) untrusted: HashSet<Ino>,
 }
 
-impl Damages {
-    fn note(&mut self, what: impl FnOnce() -> String) {
+impl DamageLog {
+    fn record(&mut self, what: impl FnOnce() -> String) {
         self.count += 1;
-        if self.told.len() < TOLD_MAX {
+        if self.reported.len() < REPORTED_MAX {
             let what = what();
             tracing::error!(%what, "the file system is damaged");
-            self.told.push(what);
+            self.reported.push(what);
         }
     }
 
     /// All of it in words; none, if nothing is damaged.
-    pub(crate) fn told(&self) -> Option<String> {
-        let more = self.count - self.told.len() as u64;
-        let told = self.told.join("; ");
+    pub(crate) fn summary(&self) -> Option<String> {
+        let more = self.count - self.reported.len() as u64;
+        let told = self.reported.join("; ");
         match (self.count, more) {
             (0, _) => None,
             (_, 0) => Some(told),
@@ -90,7 +92,7 @@ impl Damages {
 
 /// Damage in words; other errors, such as that of a volume out of reach, stay what
 /// they are.
-fn as_damage(error: FsError) -> Result<String> {
+fn damage_text(error: FsError) -> Result<String> {
     match error {
         FsError::Damaged { what, cause } => Ok(format!("{what} is damaged: {cause}")),
         FsError::Space(cause @ SpaceError::Damaged { .. }) => Ok(cause.to_string()),
@@ -98,7 +100,7 @@ fn as_damage(error: FsError) -> Result<String> {
     }
 }
 
-fn owner(ino: Ino) -> String {
+fn owner_name(ino: Ino) -> String {
     match ino {
         Ino::TABLE => "the inode table".into(),
         Ino(number) => format!("inode {number}"),
@@ -109,106 +111,116 @@ fn owner(ino: Ino) -> String {
 ///
 /// # Errors
 /// When the volume fails otherwise than by damage.
-pub(crate) fn scan(port: &mut Port, head: &Head, pages: u64) -> Result<Found> {
-    let found = Found {
-        spans: vec![Owned {
+pub(crate) fn scan(channel: &mut IoChannel, head: &Head, pages: u64) -> Result<ScanResult> {
+    let found = ScanResult {
+        spans: vec![OwnedSpan {
             span: Span { page: 0, order: 0 },
             owner: Ino::TABLE,
         }],
-        maps: HashMap::new(),
+        map_owners: HashMap::new(),
         sharers: HashMap::new(),
-        shares: Shares::default(),
-        free: Runs::default(),
-        next: Ino::ROOT.0,
-        used: 1,
-        reserved: 0,
+        shares: ShareCounts::default(),
+        free_inos: RangeSet::default(),
+        next_ino: Ino::ROOT.0,
+        used_pages: 1,
+        reserved_pages: 0,
         orphans: Vec::new(),
         unfinished: Vec::new(),
-        redo: Vec::new(),
-        damages: Damages::default(),
+        redo_logs: Vec::new(),
+        damages: DamageLog::default(),
     };
-    let mut scan = Scan { port, pages, found };
-    scan.table(&head.table)?;
+    let mut scan = InodeScan {
+        channel,
+        pages,
+        result: found,
+    };
+    scan.scan_table(&head.table)?;
     if let Some(span) = head.reserve {
-        scan.reserve(span)?;
+        scan.scan_reserve(span)?;
     }
-    let mut found = scan.found;
-    let maps = found.maps.drain().map(|(page, owner)| Owned {
+    let mut found = scan.result;
+    let maps = found.map_owners.drain().map(|(page, owner)| OwnedSpan {
         span: Span { page, order: 0 },
         owner,
     });
     found.spans.extend(maps);
-    tell_overlaps(&mut found.spans, &mut found.damages);
-    distrust_sharers(&found.sharers, &mut found.damages);
-    distrust_logs(&found.orphans, &found.redo, &mut found.damages);
-    let again = counted_again(port, &found.sharers, &mut found.damages)?;
-    found.used = found.used.saturating_sub(again);
+    record_overlaps(&mut found.spans, &mut found.damages);
+    mark_sharers_untrusted(&found.sharers, &mut found.damages);
+    mark_log_owners_untrusted(&found.orphans, &found.redo_logs, &mut found.damages);
+    let again = duplicate_pages(channel, &found.sharers, &mut found.damages)?;
+    found.used_pages = found.used_pages.saturating_sub(again);
     let places = found.sharers.drain();
     let places = places.map(|(span, sharers)| (span.page, sharers.owners.len() as i64));
-    found.shares = Shares::new(places);
+    found.shares = ShareCounts::new(places);
     Ok(found)
 }
 
-fn tell_overlaps(spans: &mut [Owned], damages: &mut Damages) {
-    overlaps(spans, |one, other| {
+fn record_overlaps(spans: &mut [OwnedSpan], damages: &mut DamageLog) {
+    for_each_overlap(spans, |one, other| {
         let page = one.span.page;
-        damages.note(|| match one.owner == other.owner {
+        damages.record(|| match one.owner == other.owner {
             true => format!(
                 "page {page} of the volume is named twice by {}",
-                owner(one.owner)
+                owner_name(one.owner)
             ),
             false => format!(
                 "page {page} of the volume is owned by {} and by {}",
-                owner(one.owner),
-                owner(other.owner)
+                owner_name(one.owner),
+                owner_name(other.owner)
             ),
         });
-        damages.distrusted.extend([one.owner, other.owner]);
+        damages.untrusted.extend([one.owner, other.owner]);
     });
 }
 
 /// Of a shared span one owner is known by name when others overlap it.
-fn distrust_sharers(sharers: &HashMap<Span, Sharers>, damages: &mut Damages) {
-    for Sharers { owners, .. } in sharers.values() {
-        if owners
-            .iter()
-            .any(|owner| damages.distrusted.contains(owner))
-        {
-            damages.distrusted.extend(owners);
+fn mark_sharers_untrusted(sharers: &HashMap<Span, SpanSharers>, damages: &mut DamageLog) {
+    for SpanSharers { owners, .. } in sharers.values() {
+        if owners.iter().any(|owner| damages.untrusted.contains(owner)) {
+            damages.untrusted.extend(owners);
         }
     }
 }
 
 /// Whoever names a log that is none is not believed.
-fn distrust_logs(orphans: &[Ino], redo: &[(Ino, Ino)], damages: &mut Damages) {
+fn mark_log_owners_untrusted(orphans: &[Ino], redo: &[(Ino, Ino)], damages: &mut DamageLog) {
     let orphans: HashSet<Ino> = orphans.iter().copied().collect();
     let mut named = HashSet::new();
     for &(ino, log) in redo {
         if !orphans.contains(&log) || !named.insert(log) {
-            let what = || format!("{} is to be written from {}", owner(ino), owner(log));
-            damages.note(what);
-            damages.distrusted.insert(ino);
+            let what = || {
+                format!(
+                    "{} is to be written from {}",
+                    owner_name(ino),
+                    owner_name(log)
+                )
+            };
+            damages.record(what);
+            damages.untrusted.insert(ino);
         }
     }
 }
 
 /// Pages of shared spans that several inodes count.
-fn counted_again(
-    port: &mut Port,
-    sharers: &HashMap<Span, Sharers>,
-    damages: &mut Damages,
+fn duplicate_pages(
+    channel: &mut IoChannel,
+    sharers: &HashMap<Span, SpanSharers>,
+    damages: &mut DamageLog,
 ) -> Result<u64> {
     let mut all = 0u64;
     for (span, sharers) in sharers {
         let again = sharers.owners.len() as u64 - 1;
-        let mapped = match sharers.mapped {
+        let mapped = match sharers.mapped_pages {
             Some(mapped) => mapped,
             None if again == 0 => 0,
-            None => match port.count_mapped(span.page..span.end()).map_err(as_damage) {
+            None => match channel
+                .count_mapped_pages(span.page..span.end())
+                .map_err(damage_text)
+            {
                 Ok(mapped) => mapped,
                 Err(damage) => {
                     let damage = damage?;
-                    damages.note(|| damage);
+                    damages.record(|| damage);
                     0
                 }
             },
@@ -218,43 +230,43 @@ fn counted_again(
     Ok(all)
 }
 
-struct Scan<'p> {
-    port: &'p mut Port,
+struct InodeScan<'p> {
+    channel: &'p mut IoChannel,
     pages: u64,
-    found: Found,
+    result: ScanResult,
 }
 
-impl Scan<'_> {
-    fn table(&mut self, table: &Inode) -> Result<()> {
-        self.take_spans(Ino::TABLE, table)?;
-        let count = self.found.damages.count;
+impl InodeScan<'_> {
+    fn scan_table(&mut self, table: &Inode) -> Result<()> {
+        self.add_spans(Ino::TABLE, table)?;
+        let count = self.result.damages.count;
         // A table that names pages twice would be read for as long as it likes.
-        tell_overlaps(&mut self.found.spans, &mut self.found.damages);
-        if self.found.damages.count > count {
-            self.found.spans.clear();
+        record_overlaps(&mut self.result.spans, &mut self.result.damages);
+        if self.result.damages.count > count {
+            self.result.spans.clear();
             return Ok(());
         }
-        let end = inodes_of(table) / INODES_PER_PAGE;
+        let end = table_inodes(table) / INODES_PER_PAGE;
         let mut index = 0;
         while index < end {
             let run = map::find(&table.map, index, &mut |page| {
-                Ok(self.port.read_page(page)?.into())
+                Ok(self.channel.read_page(page)?.into())
             });
-            let count = match run.map_err(as_damage) {
+            let count = match run.map_err(damage_text) {
                 Ok(Some(run)) => {
                     let count = run.len.min(end - index).min(READ_PAGES);
-                    self.read(index, run.page, count)?;
+                    self.scan_table_pages(index, run.page, count)?;
                     count
                 }
                 Ok(None) => {
                     let what = || format!("the inode table has no page {index}");
-                    self.found.damages.note(what);
-                    map::to_next_span(index).min(end - index)
+                    self.result.damages.record(what);
+                    map::pages_to_next_span(index).min(end - index)
                 }
                 Err(damage) => {
                     let damage = damage?;
-                    self.found.damages.note(|| damage);
-                    map::to_next_span(index).min(end - index)
+                    self.result.damages.record(|| damage);
+                    map::pages_to_next_span(index).min(end - index)
                 }
             };
             index += count;
@@ -263,17 +275,20 @@ impl Scan<'_> {
     }
 
     /// Takes in the span of the reserve, which has what a crash left of it.
-    fn reserve(&mut self, span: Span) -> Result<()> {
-        let counted = self.port.count_mapped(span.page..span.end());
-        match counted.map_err(as_damage) {
-            Ok(pages) => self.found.reserved = pages,
+    fn scan_reserve(&mut self, span: Span) -> Result<()> {
+        let counted = self.channel.count_mapped_pages(span.page..span.end());
+        match counted.map_err(damage_text) {
+            Ok(pages) => self.result.reserved_pages = pages,
             Err(damage) => {
                 let damage = damage?;
-                self.found.damages.note(|| damage);
+                self.result.damages.record(|| damage);
             }
         }
-        self.found.used = self.found.used.saturating_add(self.found.reserved);
-        self.found.spans.push(Owned {
+        self.result.used_pages = self
+            .result
+            .used_pages
+            .saturating_add(self.result.reserved_pages);
+        self.result.spans.push(OwnedSpan {
             span,
             owner: Ino::TABLE,
         });
@@ -281,65 +296,73 @@ impl Scan<'_> {
     }
 
     /// Takes in pages of the table from `index` on, which lie one after the other.
-    fn read(&mut self, index: u64, page: u64, count: u64) -> Result<()> {
-        match self.port.read(page * PAGE, (count * PAGE) as u32) {
+    fn scan_table_pages(&mut self, index: u64, page: u64, count: u64) -> Result<()> {
+        match self.channel.read(page * PAGE, (count * PAGE) as u32) {
             Ok(bytes) => {
                 let first = index * INODES_PER_PAGE;
                 for (ino, bytes) in (first..).map(Ino).zip(bytes.chunks(INODE_BYTES)) {
-                    self.take_in(ino, bytes)?;
+                    self.add_inode(ino, bytes)?;
                 }
                 Ok(())
             }
             Err(error) if count == 1 => {
-                let damage = as_damage(error)?;
+                let damage = damage_text(error)?;
                 let first = index * INODES_PER_PAGE;
                 let last = first + INODES_PER_PAGE - 1;
                 let what = || format!("inodes {first} to {last} cannot be read: {damage}");
-                self.found.damages.note(what);
+                self.result.damages.record(what);
                 Ok(())
             }
             Err(error) => {
-                as_damage(error)?;
-                (0..count).try_for_each(|more| self.read(index + more, page + more, 1))
+                damage_text(error)?;
+                (0..count).try_for_each(|more| self.scan_table_pages(index + more, page + more, 1))
             }
         }
     }
 
-    fn take_in(&mut self, ino: Ino, bytes: &[u8]) -> Result<()> {
+    fn add_inode(&mut self, ino: Ino, bytes: &[u8]) -> Result<()> {
         let inode = match Inode::decode(bytes, self.pages) {
             Ok(inode) if inode.is_free() => return Ok(()),
-            Ok(_) if ino == Ino::TABLE => Err(Damaged("it is the table's, and in use".into())),
+            Ok(_) if ino == Ino::TABLE => Err(Corruption("it is the table's, and in use".into())),
             inode => inode,
         };
         if ino != Ino::TABLE {
-            self.found.free.append(self.found.next..ino.0);
-            self.found.next = ino.0 + 1;
+            self.result
+                .free_inos
+                .append_range(self.result.next_ino..ino.0);
+            self.result.next_ino = ino.0 + 1;
         }
         let inode = match inode {
             Ok(inode) => inode,
             Err(cause) => {
-                let damage = as_damage(damaged_inode(ino, cause))?;
-                self.found.damages.note(|| damage);
+                let damage = damage_text(damaged_inode(ino, cause))?;
+                self.result.damages.record(|| damage);
                 return Ok(());
             }
         };
-        self.take_spans(ino, &inode)?;
-        self.found.redo.extend(inode.redo.map(|log| (ino, log)));
-        match (inode.links, inode.flags & TRIM) {
-            (0, _) => self.found.orphans.push(ino),
-            (_, 0) if inode.spare.is_none() && inode.growth.is_none() => {}
-            _ => self.found.unfinished.push(ino),
+        self.add_spans(ino, &inode)?;
+        self.result
+            .redo_logs
+            .extend(inode.redo_log.map(|log| (ino, log)));
+        match (inode.links, inode.flags & NEEDS_TRIM) {
+            (0, _) => self.result.orphans.push(ino),
+            (_, 0) if inode.spare_span.is_none() && inode.append_extent.is_none() => {}
+            _ => self.result.unfinished.push(ino),
         }
         Ok(())
     }
 
     /// Adds the spans of an inode to those in use. One that names others' pages, or
     /// none of the space, is not believed.
-    fn take_spans(&mut self, ino: Ino, inode: &Inode) -> Result<()> {
-        let Scan { port, pages, found } = self;
-        let Found {
+    fn add_spans(&mut self, ino: Ino, inode: &Inode) -> Result<()> {
+        let InodeScan {
+            channel: port,
+            pages,
+            result: found,
+        } = self;
+        let ScanResult {
             spans,
-            maps,
+            map_owners: maps,
             sharers,
             damages,
             ..
@@ -347,7 +370,7 @@ impl Scan<'_> {
         let (end, its_maps) = (*pages, maps.len());
         let mut own = 0;
         let mut wrong = None;
-        let is_file = ino != Ino::TABLE && inode.kind() == Kind::File;
+        let is_file = ino != Ino::TABLE && inode.kind() == InodeKind::File;
         let mut may_share = true;
         let visited = map::visit(
             &inode.map,
@@ -364,56 +387,56 @@ impl Scan<'_> {
                     may_share &= is_file;
                     let sharers = sharers.entry(span).or_default();
                     sharers.owners.push(ino);
-                    sharers.mapped = sharers.mapped.or(inode.mapped_in(&piece));
+                    sharers.mapped_pages = sharers.mapped_pages.or(inode.mapped_pages_in(&piece));
                     if sharers.owners.len() > 1 {
                         return true;
                     }
                 }
-                spans.push(Owned { span, owner: ino });
+                spans.push(OwnedSpan { span, owner: ino });
                 true
             },
             &mut |page| {
                 if page >= end {
-                    return Err(beyond(ino, page));
+                    return Err(beyond_volume(ino, page));
                 }
                 match maps.insert(page, ino) {
                     None => Ok(()),
                     Some(other) => {
-                        damages.distrusted.insert(other);
-                        let what = format!("{} and {} name it", owner(other), owner(ino));
+                        damages.untrusted.insert(other);
+                        let what = format!("{} and {} name it", owner_name(other), owner_name(ino));
                         Err(map::damaged(page, what))
                     }
                 }
             },
         );
         let visited = match wrong {
-            Some(page) => Err(beyond(ino, page)),
+            Some(page) => Err(beyond_volume(ino, page)),
             None if !may_share => {
                 let what = "it shares pages, and is no file";
-                visited.and(Err(damaged_inode(ino, Damaged(what.into()))))
+                visited.and(Err(damaged_inode(ino, Corruption(what.into()))))
             }
             // A mark says that pages are still to be counted.
-            None if inode.flags & TRIM == 0 && inode.pages > own => {
+            None if inode.flags & NEEDS_TRIM == 0 && inode.pages > own => {
                 let what = format!("it counts {} pages, and names {own}", inode.pages);
-                visited.and(Err(damaged_inode(ino, Damaged(what))))
+                visited.and(Err(damaged_inode(ino, Corruption(what))))
             }
             None => visited,
         };
         if let Err(error) = visited {
-            let damage = as_damage(error)?;
-            damages.note(|| damage);
-            damages.distrusted.insert(ino);
+            let damage = damage_text(error)?;
+            damages.record(|| damage);
+            damages.untrusted.insert(ino);
         }
         found
             .spans
-            .extend(inode.spare.map(|span| Owned { span, owner: ino }));
+            .extend(inode.spare_span.map(|span| OwnedSpan { span, owner: ino }));
         let own = inode.pages.saturating_add((maps.len() - its_maps) as u64);
-        let own = own.saturating_add(inode.lent());
-        found.used = found.used.saturating_add(own);
+        let own = own.saturating_add(inode.granted_pages());
+        found.used_pages = found.used_pages.saturating_add(own);
         if inode.xattrs.at != 0 {
             let order = inode.xattrs.order;
-            found.used = found.used.saturating_add(1 << order);
-            found.spans.push(Owned {
+            found.used_pages = found.used_pages.saturating_add(1 << order);
+            found.spans.push(OwnedSpan {
                 span: Span {
                     page: inode.xattrs.at,
                     order,
@@ -425,7 +448,7 @@ impl Scan<'_> {
     }
 }
 
-fn beyond(ino: Ino, page: u64) -> FsError {
+fn beyond_volume(ino: Ino, page: u64) -> FsError {
     let what = format!("its map names page {page}, beyond the volume");
-    damaged_inode(ino, Damaged(what))
+    damaged_inode(ino, Corruption(what))
 }

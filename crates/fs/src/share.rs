@@ -3,7 +3,7 @@
 //!
 //! - Nothing is changed or freed in a span while a place that names it says that it is
 //!   shared. Who is the last to name it may say otherwise.
-//! - How many places name a span so is known in memory ([`Shares`]), from the mount on.
+//! - How many places name a span so is known in memory ([`ShareCounts`]), from the mount on.
 //! - A file gets a span of its own in three steps: its inode names a **spare** span, the
 //!   pages are copied, and the spare takes the place of the shared one, durably, as
 //!   others may change that one in place from then on. A crash leaves a spare, which is
@@ -12,13 +12,13 @@
 //!   inode.
 
 use crate::Fs;
-use crate::board::Data;
 use crate::core::Core;
 use crate::error::Result;
-use crate::format::{Ino, Inode, Place, RESERVED, SMALL_PAGES, TRIM};
+use crate::format::{HAS_RESERVED_PAGES, Ino, Inode, NEEDS_TRIM, SMALL_PAGES, SpanRef};
 use crate::hash::NumberMap;
-use crate::io::{Port, strange};
-use crate::map::{self, Piece};
+use crate::io::{IoChannel, unexpected_reply};
+use crate::map::{self, FileSpan};
+use crate::shared_file_map::FileLock;
 use crate::spans::Span;
 use bytes::Bytes;
 use pagemesh_base::space::{Reply, Request};
@@ -29,18 +29,18 @@ use std::sync::Arc;
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Spans that two files begin to share in one transaction: each may lie in a map page of
 /// its own in both.
-const SHARED_AT_ONCE_MAX: usize = 16;
+const SHARED_SPANS_MAX: usize = 16;
 /// Pages of a span that are copied with one request.
 const COPIED_PAGES_MAX: usize = 256;
 const CHUNK_BYTES: u64 = SMALL_PAGES * PAGE;
 
 /// Places that name a span as a shared one, by its first page.
 #[derive(Debug, Default)]
-pub(crate) struct Shares(NumberMap<u64, i64>);
+pub(crate) struct ShareCounts(NumberMap<u64, i64>);
 
-impl Shares {
-    pub(crate) fn new(shares: impl Iterator<Item = (u64, i64)>) -> Shares {
-        Shares(shares.collect())
+impl ShareCounts {
+    pub(crate) fn new(shares: impl Iterator<Item = (u64, i64)>) -> ShareCounts {
+        ShareCounts(shares.collect())
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -62,24 +62,26 @@ impl Shares {
 }
 
 /// What a file can begin to share of another.
-struct Alike {
+struct ShareableSpans {
     /// Spans of the first, where they begin in the second, their mapped pages.
-    pieces: Vec<(Piece, u64, u64)>,
+    spans: Vec<(FileSpan, u64, u64)>,
     bytes: u64,
 }
 
 /// Whether spans of two files that begin there are of one length.
-fn are_alike(one: u64, other: u64) -> bool {
-    map::is_start(one) && map::is_start(other) && map::to_next_span(one) == map::to_next_span(other)
+fn are_same_length(one: u64, other: u64) -> bool {
+    map::is_span_start(one)
+        && map::is_span_start(other)
+        && map::pages_to_next_span(one) == map::pages_to_next_span(other)
 }
 
 /// Bytes from here to where two files may share spans; none: they lie differently.
-pub(crate) fn to_alike(source: u64, target: u64) -> Option<u64> {
+pub(crate) fn bytes_to_shareable(source: u64, target: u64) -> Option<u64> {
     if source == target {
         let page = source.checked_next_multiple_of(PAGE)? / PAGE;
-        let start = match map::is_start(page) {
+        let start = match map::is_span_start(page) {
             true => page,
-            false => page + map::to_next_span(page),
+            false => page + map::pages_to_next_span(page),
         };
         return Some(start * PAGE - source);
     }
@@ -93,9 +95,9 @@ pub(crate) fn to_alike(source: u64, target: u64) -> Option<u64> {
 }
 
 /// Copies what is mapped of a span, and sees to it that it stays. Returns how many pages.
-fn copy_span(port: &mut Port, from: Span, to: Span) -> Result<u64> {
+fn copy_span(channel: &mut IoChannel, from: Span, to: Span) -> Result<u64> {
     let mut runs = Vec::new();
-    port.mapped(from.page..from.end(), |run| {
+    channel.for_each_mapped_run(from.page..from.end(), |run| {
         let pages = run.end - run.start;
         for at in (0..pages).step_by(COPIED_PAGES_MAX) {
             let len = (pages - at).min(COPIED_PAGES_MAX as u64);
@@ -106,7 +108,7 @@ fn copy_span(port: &mut Port, from: Span, to: Span) -> Result<u64> {
         offset: page * PAGE,
         len: (len * PAGE) as u32,
     });
-    let replies = port.call_all(reads)?;
+    let replies = channel.call_all(reads)?;
     let mut writes = Vec::new();
     for ((page, len), reply) in runs.iter().zip(replies) {
         match reply {
@@ -115,25 +117,25 @@ fn copy_span(port: &mut Port, from: Span, to: Span) -> Result<u64> {
                 data: Bytes::from(bytes),
                 durable: false,
             }),
-            other => return Err(strange(&other)),
+            other => return Err(unexpected_reply(&other)),
         }
     }
-    port.call_all(writes)?;
+    channel.call_all(writes)?;
     // Before a durable transaction names it.
-    port.call(Request::Flush)?;
+    channel.call(Request::Flush)?;
     Ok(runs.iter().map(|&(_, len)| len).sum())
 }
 
 /// Up to where a list of pieces with a limit tells of all.
-fn known(pieces: &[Piece]) -> u64 {
-    let last = pieces.last().filter(|_| pieces.len() == SHARED_AT_ONCE_MAX);
-    last.map_or(u64::MAX, Piece::end)
+fn complete_up_to(pieces: &[FileSpan]) -> u64 {
+    let last = pieces.last().filter(|_| pieces.len() == SHARED_SPANS_MAX);
+    last.map_or(u64::MAX, FileSpan::end)
 }
 
 impl Core {
     /// The first shared span of a file that holds some of these pages.
-    fn first_shared(&mut self, ino: Ino, pages: &Range<u64>) -> Result<Option<Piece>> {
-        if self.shares.is_empty() || pages.is_empty() {
+    fn first_shared(&mut self, ino: Ino, pages: &Range<u64>) -> Result<Option<FileSpan>> {
+        if self.share_counts.is_empty() || pages.is_empty() {
             return Ok(None);
         }
         let inode = self.inode(ino)?;
@@ -143,7 +145,7 @@ impl Core {
             pages.start,
             &mut |page| self.page(page),
             &mut |piece| {
-                let is_within = piece.at < pages.end;
+                let is_within = piece.first_page < pages.end;
                 if is_within && piece.is_shared {
                     found = Some(piece);
                 }
@@ -158,69 +160,90 @@ impl Core {
 impl Fs {
     /// Sees to it that a file has spans of its own for these pages, as far as it has any.
     /// The caller holds the file alone.
-    pub(crate) fn unshare(&self, port: &mut Port, ino: Ino, pages: Range<u64>) -> Result<()> {
-        while let Some(piece) = self.look(|core| core.first_shared(ino, &pages))? {
+    pub(crate) fn unshare(
+        &self,
+        channel: &mut IoChannel,
+        ino: Ino,
+        pages: Range<u64>,
+    ) -> Result<()> {
+        while let Some(piece) = self.inspect(|core| core.first_shared(ino, &pages))? {
             // There is one if it could not be freed before.
-            self.free_spare(port, ino)?;
-            if let Some(spare) = self.take_spare(ino, &piece)? {
-                let replaced = copy_span(port, piece.span, spare)
-                    .and_then(|mapped| self.replace(ino, &piece, spare, mapped));
+            self.free_spare(channel, ino)?;
+            if let Some(spare) = self.allocate_spare(ino, &piece)? {
+                let replaced = copy_span(channel, piece.span, spare)
+                    .and_then(|mapped| self.replace_with_spare(ino, &piece, spare, mapped));
                 // The shared one, if nobody else names it any more; the spare, if it failed.
-                let freed = self.free_spare(port, ino);
-                replaced.and(self.leave(ino, freed))?;
+                let freed = self.free_spare(channel, ino);
+                replaced.and(self.defer_on_error(ino, freed))?;
             }
         }
         Ok(())
     }
 
     /// A span to copy a shared one to; none: nobody shares it any more.
-    fn take_spare(&self, ino: Ino, piece: &Piece) -> Result<Option<Span>> {
+    fn allocate_spare(&self, ino: Ino, piece: &FileSpan) -> Result<Option<Span>> {
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
-            let is_last = tx.sharers(piece.span) == 1;
+            let is_last = tx.sharer_count(piece.span) == 1;
             if is_last {
-                map::put(tx, &mut inode, piece.at, Place::own(piece.span.page))?;
-                tx.share(piece.span, -1);
+                map::put(
+                    tx,
+                    &mut inode,
+                    piece.first_page,
+                    SpanRef::exclusive(piece.span.page),
+                )?;
+                tx.add_sharers(piece.span, -1);
                 tx.make_durable();
             } else {
-                inode.spare = Some(tx.take_span(piece.span.order)?);
+                inode.spare_span = Some(tx.allocate_span(piece.span.order)?);
             }
-            tx.put(ino, &inode)?;
-            Ok(inode.spare)
+            tx.put_inode(ino, &inode)?;
+            Ok(inode.spare_span)
         })
     }
 
     /// Puts a spare, with so many mapped pages, into the place of a shared span.
-    fn replace(&self, ino: Ino, piece: &Piece, spare: Span, mapped: u64) -> Result<()> {
+    fn replace_with_spare(
+        &self,
+        ino: Ino,
+        piece: &FileSpan,
+        spare: Span,
+        mapped: u64,
+    ) -> Result<()> {
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
             // Others may have gone meanwhile.
-            let is_last = tx.sharers(piece.span) == 1;
-            map::put(tx, &mut inode, piece.at, Place::own(spare.page))?;
-            inode.spare = is_last.then_some(piece.span);
-            tx.share(piece.span, -1);
+            let is_last = tx.sharer_count(piece.span) == 1;
+            map::put(
+                tx,
+                &mut inode,
+                piece.first_page,
+                SpanRef::exclusive(spare.page),
+            )?;
+            inode.spare_span = is_last.then_some(piece.span);
+            tx.add_sharers(piece.span, -1);
             if !is_last {
                 tx.count_pages(mapped.cast_signed());
             }
             tx.make_durable();
-            tx.put(ino, &inode)
+            tx.put_inode(ino, &inode)
         })
     }
 
     /// Frees what is spare of a file. The caller holds it alone, or nobody else can.
-    pub(crate) fn free_spare(&self, port: &mut Port, ino: Ino) -> Result<()> {
-        let Some(spare) = self.look(|core| core.inode(ino))?.spare else {
+    pub(crate) fn free_spare(&self, channel: &mut IoChannel, ino: Ino) -> Result<()> {
+        let Some(spare) = self.inspect(|core| core.inode(ino))?.spare_span else {
             return Ok(());
         };
-        port.call(Request::Discard {
+        channel.call(Request::Discard {
             offset: spare.page * PAGE,
             len: PAGE << spare.order,
         })?;
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
-            inode.spare = None;
-            tx.give_span(spare);
-            tx.put(ino, &inode)
+            inode.spare_span = None;
+            tx.free_span(spare);
+            tx.put_inode(ino, &inode)
         })
     }
 
@@ -228,75 +251,86 @@ impl Fs {
     /// What nobody else names stays, as its own. Returns how many there were.
     pub(crate) fn release_shared(
         &self,
-        port: &mut Port,
+        channel: &mut IoChannel,
         ino: Ino,
-        pieces: &[Piece],
+        pieces: &[FileSpan],
         pages: &Range<u64>,
     ) -> Result<usize> {
-        let is_whole = |piece: &Piece| pages.start <= piece.at && piece.end() <= pages.end;
+        let is_whole =
+            |piece: &FileSpan| pages.start <= piece.first_page && piece.end() <= pages.end;
         let mut shared = pieces.to_vec();
         shared.retain(|piece| piece.is_shared && is_whole(piece));
         if !shared.is_empty() {
-            self.drop_shared(port, ino, &shared)?;
+            self.remove_shared(channel, ino, &shared)?;
         }
         Ok(shared.len())
     }
 
     /// Takes shared spans out of a file. What nobody else names stays, as its own. The
     /// caller holds the file alone, or nobody else can.
-    fn drop_shared(&self, port: &mut Port, ino: Ino, pieces: &[Piece]) -> Result<()> {
-        let inode = self.look(|core| core.inode(ino))?;
+    fn remove_shared(&self, channel: &mut IoChannel, ino: Ino, pieces: &[FileSpan]) -> Result<()> {
+        let inode = self.inspect(|core| core.inode(ino))?;
         let mapped = pieces
             .iter()
-            .map(|piece| self.mapped_of(port, &inode, piece))
+            .map(|piece| self.mapped_pages_of(channel, &inode, piece))
             .collect::<Result<Vec<u64>>>()?;
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
             for (piece, mapped) in pieces.iter().zip(&mapped) {
-                if tx.sharers(piece.span) == 1 {
-                    map::put(tx, &mut inode, piece.at, Place::own(piece.span.page))?;
+                if tx.sharer_count(piece.span) == 1 {
+                    map::put(
+                        tx,
+                        &mut inode,
+                        piece.first_page,
+                        SpanRef::exclusive(piece.span.page),
+                    )?;
                 } else {
-                    map::remove(tx, &mut inode, piece.at)?;
+                    map::remove(tx, &mut inode, piece.first_page)?;
                     // It goes from the file and stays in use.
                     inode.pages = inode.pages.saturating_sub(*mapped);
                     tx.count_pages(mapped.cast_signed());
                 }
-                tx.share(piece.span, -1);
+                tx.add_sharers(piece.span, -1);
             }
-            tx.put(ino, &inode)
+            tx.put_inode(ino, &inode)
         })
     }
 
     /// Mapped pages of a span of a file that nobody changes meanwhile.
-    fn mapped_of(&self, port: &mut Port, inode: &Inode, piece: &Piece) -> Result<u64> {
-        match inode.mapped_in(piece) {
+    fn mapped_pages_of(
+        &self,
+        channel: &mut IoChannel,
+        inode: &Inode,
+        piece: &FileSpan,
+    ) -> Result<u64> {
+        match inode.mapped_pages_in(piece) {
             Some(pages) => Ok(pages),
-            None => port.count_mapped(piece.span.page..piece.span.end()),
+            None => channel.count_mapped_pages(piece.span.page..piece.span.end()),
         }
     }
 
     /// Has one file name spans of another from there on, which must lie alike and be
     /// wanted as a whole. Returns for how many bytes.
-    pub(crate) fn share(
+    pub(crate) fn share_spans(
         &self,
-        port: &mut Port,
+        channel: &mut IoChannel,
         (from, source): (Ino, u64),
         (to, target): (Ino, u64),
         len: u64,
     ) -> Result<u64> {
         let (first, second) = (from.min(to), from.max(to));
-        let first_lock = self.data_lock(first)?;
+        let first_lock = self.file_lock(first)?;
         let _first = first_lock.write();
-        let second_lock = (first != second).then(|| self.data_lock(second));
+        let second_lock = (first != second).then(|| self.file_lock(second));
         let second_lock = second_lock.transpose()?;
         let _second = second_lock.as_ref().map(|lock| lock.write());
-        self.settle_all(port, first)?;
-        self.settle_all(port, second)?;
-        let has_held = |lock: &Arc<Data>| lock.has_held();
+        self.complete_pending(channel, first)?;
+        self.complete_pending(channel, second)?;
+        let has_held = |lock: &Arc<FileLock>| lock.has_mmap_dirty();
         if has_held(&first_lock) || second_lock.as_ref().is_some_and(has_held) {
             return Ok(0);
         }
-        let alike = self.alike(port, (from, source), (to, target), len)?;
+        let alike = self.shareable_spans(channel, (from, source), (to, target), len)?;
         let now = self.now();
         if alike.bytes == 0 {
             return Ok(0);
@@ -304,56 +338,57 @@ impl Fs {
         self.change(|tx| {
             let mut inode = tx.inode(from)?;
             for (
-                Piece {
-                    at,
+                FileSpan {
+                    first_page: at,
                     span,
                     is_shared,
                 },
                 ..,
-            ) in &alike.pieces
+            ) in &alike.spans
             {
                 if !is_shared {
-                    map::put(tx, &mut inode, *at, Place::shared(span.page))?;
-                    tx.share(*span, 1);
+                    map::put(tx, &mut inode, *at, SpanRef::shared(span.page))?;
+                    tx.add_sharers(*span, 1);
                 }
             }
-            tx.put(from, &inode)?;
+            tx.put_inode(from, &inode)?;
             let mut inode = tx.inode(to)?;
-            for (Piece { span, .. }, at, mapped) in &alike.pieces {
-                map::put(tx, &mut inode, *at, Place::shared(span.page))?;
-                tx.share(*span, 1);
+            for (FileSpan { span, .. }, at, mapped) in &alike.spans {
+                map::put(tx, &mut inode, *at, SpanRef::shared(span.page))?;
+                tx.add_sharers(*span, 1);
                 inode.pages += mapped;
                 tx.count_pages(-mapped.cast_signed());
             }
             inode.size = inode.size.max(target + alike.bytes);
             inode.mtime = now;
             inode.ctime = now;
-            tx.put(to, &inode)
+            tx.put_inode(to, &inode)
         })?;
         Ok(alike.bytes)
     }
 
-    fn alike(
+    fn shareable_spans(
         &self,
-        port: &mut Port,
+        channel: &mut IoChannel,
         (from, source): (Ino, u64),
         (to, target): (Ino, u64),
         len: u64,
-    ) -> Result<Alike> {
+    ) -> Result<ShareableSpans> {
         let now = self.now();
-        let (source_inode, target_inode, of_source, of_target) = self.look(|core| {
+        let (source_inode, target_inode, of_source, of_target) = self.inspect(|core| {
             core.check_running()?;
-            let (one, other) = (core.file(from)?, core.file(to)?);
-            let of_source = core.pieces(&one, source / PAGE, SHARED_AT_ONCE_MAX)?;
-            let of_target = core.pieces(&other, target / PAGE, SHARED_AT_ONCE_MAX)?;
-            core.note_read(from, &one, now);
+            let (one, other) = (core.regular_file(from)?, core.regular_file(to)?);
+            let of_source = core.pieces(&one, source / PAGE, SHARED_SPANS_MAX)?;
+            let of_target = core.pieces(&other, target / PAGE, SHARED_SPANS_MAX)?;
+            core.record_read_time(from, &one, now);
             Ok((one, other, of_source, of_target))
         })?;
-        let mut alike = Alike {
-            pieces: Vec::new(),
+        let mut alike = ShareableSpans {
+            spans: Vec::new(),
             bytes: 0,
         };
-        let is_settled = (source_inode.flags | target_inode.flags) & (RESERVED | TRIM) == 0;
+        let is_settled =
+            (source_inode.flags | target_inode.flags) & (HAS_RESERVED_PAGES | NEEDS_TRIM) == 0;
         let end = source_inode
             .size
             .min(source.saturating_add(len))
@@ -363,17 +398,17 @@ impl Fs {
         while is_settled && source + alike.bytes < end {
             let at = (source + alike.bytes) / PAGE;
             let to_at = (target + alike.bytes) / PAGE;
-            let span_end = (at + map::to_next_span(at)) * PAGE;
-            let is_known = at < known(&of_source) && to_at < known(&of_target);
-            let is_taken = of_target.iter().any(|piece| piece.at == to_at);
+            let span_end = (at + map::pages_to_next_span(at)) * PAGE;
+            let is_known = at < complete_up_to(&of_source) && to_at < complete_up_to(&of_target);
+            let is_taken = of_target.iter().any(|piece| piece.first_page == to_at);
             let is_whole = span_end <= end || is_end;
-            if !are_alike(at, to_at) || !is_known || is_taken || !is_whole {
+            if !are_same_length(at, to_at) || !is_known || is_taken || !is_whole {
                 break;
             }
-            let piece = of_source.iter().find(|piece| piece.at == at);
+            let piece = of_source.iter().find(|piece| piece.first_page == at);
             if let Some(piece) = piece {
-                let mapped = self.mapped_of(port, &source_inode, piece)?;
-                alike.pieces.push((*piece, to_at, mapped));
+                let mapped = self.mapped_pages_of(channel, &source_inode, piece)?;
+                alike.spans.push((*piece, to_at, mapped));
             }
             alike.bytes = span_end.min(end) - source;
         }

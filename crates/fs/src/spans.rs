@@ -3,13 +3,13 @@
 //! The lowest span that fits is taken, so that page tables stay small.
 
 use crate::format::{CHUNK_ORDER, Ino};
-use crate::runs::Runs;
+use crate::range_set::RangeSet;
 use std::collections::BTreeSet;
 
 const CHUNK_PAGES: u64 = 1 << CHUNK_ORDER;
 
 /// Pages of a space that spans can lie in: whole chunks.
-pub(crate) fn usable(pages: u64) -> u64 {
+pub(crate) fn usable_pages(pages: u64) -> u64 {
     pages / CHUNK_PAGES * CHUNK_PAGES
 }
 
@@ -28,13 +28,13 @@ impl Span {
 
 /// A span that an inode names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Owned {
+pub(crate) struct OwnedSpan {
     pub(crate) span: Span,
     pub(crate) owner: Ino,
 }
 
 /// Tells of every span that overlaps one before it, with that one.
-pub(crate) fn overlaps(used: &mut [Owned], mut tell: impl FnMut(Owned, Owned)) {
+pub(crate) fn for_each_overlap(used: &mut [OwnedSpan], mut tell: impl FnMut(OwnedSpan, OwnedSpan)) {
     used.sort_unstable();
     let Some((&first, rest)) = used.split_first() else {
         return;
@@ -51,34 +51,34 @@ pub(crate) fn overlaps(used: &mut [Owned], mut tell: impl FnMut(Owned, Owned)) {
 }
 
 #[derive(Debug)]
-pub(crate) struct Spans {
+pub(crate) struct SpanAllocator {
     /// Free spans by order, below that of a chunk.
     free: [BTreeSet<u64>; CHUNK_ORDER as usize],
     /// Free chunks, counted from the first of the space.
-    chunks: Runs,
+    chunks: RangeSet,
 }
 
-impl Spans {
-    /// All of a space of so many [`usable`] pages is free, but what is `used`: in order,
+impl SpanAllocator {
+    /// All of a space of so many [`usable_pages`] pages is free, but what is `used`: in order,
     /// within the space, without overlaps.
-    pub(crate) fn new(pages: u64, used: impl Iterator<Item = Span>) -> Spans {
-        let mut spans = Spans {
+    pub(crate) fn new(pages: u64, used: impl Iterator<Item = Span>) -> SpanAllocator {
+        let mut spans = SpanAllocator {
             free: Default::default(),
-            chunks: Runs::default(),
+            chunks: RangeSet::default(),
         };
         let mut end = 0;
         for span in used {
             let is_sound = end <= span.page && span.end() <= pages;
             assert!(is_sound, "{span:?} was checked");
-            spans.add(end, span.page);
+            spans.add_free(end, span.page);
             end = span.end();
         }
-        spans.add(end, pages);
+        spans.add_free(end, pages);
         spans
     }
 
     /// Frees the pages of a range, behind all others.
-    fn add(&mut self, mut page: u64, end: u64) {
+    fn add_free(&mut self, mut page: u64, end: u64) {
         while page < end {
             let by_place = page.trailing_zeros().min(u32::from(CHUNK_ORDER));
             let by_room = (end - page).ilog2();
@@ -86,7 +86,7 @@ impl Spans {
             if order == u32::from(CHUNK_ORDER) {
                 let chunks = page / CHUNK_PAGES..end / CHUNK_PAGES;
                 page = chunks.end * CHUNK_PAGES;
-                self.chunks.append(chunks);
+                self.chunks.append_range(chunks);
             } else {
                 self.free[order as usize].insert(page);
                 page += 1 << order;
@@ -95,7 +95,7 @@ impl Spans {
     }
 
     /// The lowest free span of this order.
-    pub(crate) fn take(&mut self, order: u8) -> Option<Span> {
+    pub(crate) fn allocate(&mut self, order: u8) -> Option<Span> {
         assert!(order <= CHUNK_ORDER, "a span of 2^{order} pages");
         let orders = order..CHUNK_ORDER;
         let smaller =
@@ -107,7 +107,7 @@ impl Spans {
         let (page, mut found) = smaller.chain(chunk).min()?;
         match self.free.get_mut(usize::from(found)) {
             Some(spans) => drop(spans.remove(&page)),
-            None => drop(self.chunks.take()),
+            None => drop(self.chunks.pop_lowest()),
         }
         while found > order {
             found -= 1;
@@ -116,7 +116,7 @@ impl Spans {
         Some(Span { page, order })
     }
 
-    pub(crate) fn give(&mut self, span: Span) {
+    pub(crate) fn free(&mut self, span: Span) {
         let Span {
             mut page,
             mut order,
@@ -127,7 +127,7 @@ impl Spans {
         }
         let is_new = match self.free.get_mut(usize::from(order)) {
             Some(spans) => spans.insert(page),
-            None => self.chunks.give(page / CHUNK_PAGES),
+            None => self.chunks.insert(page / CHUNK_PAGES),
         };
         assert!(is_new, "{span:?} was not given out");
     }
@@ -150,15 +150,15 @@ mod tests {
             let again = |taken: &[Span]| {
                 let mut taken = taken.to_vec();
                 taken.sort_unstable();
-                Spans::new(PAGES, taken.into_iter())
+                SpanAllocator::new(PAGES, taken.into_iter())
             };
             let mut spans = again(&[head]);
             let mut taken = vec![head];
             for (order, gives, index) in steps {
                 if gives && taken.len() > 1 {
                     let span = taken.swap_remove(1 + index % (taken.len() - 1));
-                    spans.give(span);
-                } else if let Some(span) = spans.take(order) {
+                    spans.free(span);
+                } else if let Some(span) = spans.allocate(order) {
                     prop_assert!(span.page.is_multiple_of(1 << order) && span.end() <= PAGES);
                     let apart = |other: &Span| {
                         other.end() <= span.page || span.end() <= other.page
@@ -167,14 +167,14 @@ mod tests {
                     taken.push(span);
                 }
                 // What a mount makes of the same inodes gives out the same.
-                prop_assert_eq!(again(&taken).take(order), spans.take(order).inspect(|&w| spans.give(w)));
+                prop_assert_eq!(again(&taken).allocate(order), spans.allocate(order).inspect(|&w| spans.free(w)));
             }
             let used: u64 = taken.iter().map(|span| 1 << span.order).sum();
             let mut again = again(&taken);
-            let free = std::iter::from_fn(|| again.take(0)).count() as u64;
+            let free = std::iter::from_fn(|| again.allocate(0)).count() as u64;
             prop_assert_eq!(free, PAGES - used);
             for span in taken.drain(..) {
-                spans.give(span);
+                spans.free(span);
             }
             prop_assert_eq!(spans.chunks.count(), 8);
         }
@@ -182,24 +182,25 @@ mod tests {
 
     /// A span may lie anywhere in a volume of any size.
     #[test]
-    fn what_is_free_takes_memory_by_what_is_used() {
+    fn span_allocator_memory_follows_used_spans() {
         const PAGES: u64 = 1 << 40;
         let used = [3 << 30, 1 << 39].map(|page| Span { page, order: 3 });
-        let (mut spans, bytes) = pagemesh_fuzz::allocated(|| Spans::new(PAGES, used.into_iter()));
+        let (mut spans, bytes) =
+            pagemesh_fuzz::measure_allocation(|| SpanAllocator::new(PAGES, used.into_iter()));
         assert!(bytes < 100_000, "{bytes} bytes");
-        assert_eq!(spans.take(0).map(|span| span.page), Some(0));
+        assert_eq!(spans.allocate(0).map(|span| span.page), Some(0));
     }
 
     #[test]
-    fn spans_that_two_own_are_found() {
-        let owned = |page, order, owner| Owned {
+    fn overlapping_spans_are_reported() {
+        let owned = |page, order, owner| OwnedSpan {
             span: Span { page, order },
             owner: Ino(owner),
         };
         let mut used = [(8, 3, 1), (0, 4, 2), (16, 3, 3), (24, 0, 4), (16, 0, 5)]
             .map(|(page, order, owner)| owned(page, order, owner));
         let mut found = Vec::new();
-        overlaps(&mut used, |one, other| {
+        for_each_overlap(&mut used, |one, other| {
             found.push((one.owner.0, other.owner.0))
         });
         assert_eq!(found, [(1, 2), (3, 5)]);

@@ -8,15 +8,15 @@
 //! Pages that make no sense are an error that names them, whoever wrote them. Every
 //! page is looked at for the keys that its parents say are below it, and these get
 //! fewer from page to page; so no cycle of pages is followed for long, nothing is
-//! listed twice, and a listing ends. What a page holds is drawn in [`crate::node`].
+//! listed twice, and a listing ends. What a page holds is drawn in [`crate::read_node`].
 
 use crate::core::Tx;
 use crate::error::{FsError, Result};
-use crate::format::{Damaged, Ino, Inode, Kind, Page};
+use crate::format::{Corruption, Ino, Inode, InodeKind, Page};
 use crate::map;
 use crate::node::{
-    COLLISIONS_MAX, END_KEY, Entries, Entry, FIRST_KEY, FREE_AT, Node, PAGES_AT, Sense, child_for,
-    damaged, insert_into, remove_from, replace_in,
+    COLLISIONS_MAX, END_KEY, Entries, FIRST_KEY, FREE_AT, Node, PAGES_AT, PageResult, TreeEntry,
+    child_for, damaged, insert_entry, remove_entry, replace_entry,
 };
 use pagemesh_base::bytes::{get_u32, put};
 use pagemesh_base::units::PAGE_BYTES;
@@ -29,7 +29,7 @@ use std::ops::Range;
 const DEPTH_MAX: usize = 6;
 
 /// The lowest key that this name may have.
-fn key_of(hash_key: [u64; 2], name: &[u8]) -> u64 {
+fn lowest_key(hash_key: [u64; 2], name: &[u8]) -> u64 {
     let mut hasher = SipHasher24::new_with_keys(hash_key[0], hash_key[1]);
     hasher.write(name);
     (hasher.finish() >> 9).max(1) * COLLISIONS_MAX
@@ -37,14 +37,17 @@ fn key_of(hash_key: [u64; 2], name: &[u8]) -> u64 {
 
 /// A page of a directory, and where it lies in the space.
 #[derive(Clone, Copy)]
-struct Place {
+struct DirPage {
     page: u32,
-    at: u64,
+    space_page: u64,
 }
 
-impl Place {
-    fn bad(self, cause: Damaged) -> FsError {
-        let Place { page, at } = self;
+impl DirPage {
+    fn damaged(self, cause: Corruption) -> FsError {
+        let DirPage {
+            page,
+            space_page: at,
+        } = self;
         FsError::Damaged {
             what: format!("page {at} of the volume, which is page {page} of a directory,"),
             cause,
@@ -55,11 +58,11 @@ impl Place {
 /// One directory in one operation. Its inode is put back by whoever began.
 pub(crate) struct Tree<'t, 'c> {
     tx: &'t mut Tx<'c>,
-    inode: &'t mut Inode,
+    directory: &'t mut Inode,
 }
 
 /// A page on the way to a leaf.
-struct Step {
+struct PathStep {
     page: u32,
     /// Keys that lie below it.
     keys: Range<u64>,
@@ -68,8 +71,8 @@ struct Step {
 }
 
 /// The way to a leaf.
-struct Path {
-    inner: Vec<Step>,
+struct LeafPath {
+    inner: Vec<PathStep>,
     leaf: u32,
     /// Keys that lie in the leaf; the end is the lowest key of the next.
     keys: Range<u64>,
@@ -77,26 +80,32 @@ struct Path {
 
 impl<'t, 'c> Tree<'t, 'c> {
     pub(crate) fn new(tx: &'t mut Tx<'c>, inode: &'t mut Inode) -> Tree<'t, 'c> {
-        Tree { tx, inode }
+        Tree {
+            tx,
+            directory: inode,
+        }
     }
 
     /// Makes an empty directory of an inode without pages.
-    pub(crate) fn init(&mut self) -> Result<()> {
-        let run = map::ensure(self.tx, self.inode, 0)?;
-        let page = self.tx.fresh(run.page);
+    pub(crate) fn init_empty(&mut self) -> Result<()> {
+        let run = map::find_or_allocate(self.tx, self.directory, 0)?;
+        let page = self.tx.new_page(run.page);
         Node::Leaf(Vec::new()).encode(page);
         put(&mut page[..], PAGES_AT, 1u32.to_le_bytes());
-        self.inode.size = PAGE_BYTES as u64;
-        self.inode.pages = 1;
+        self.directory.size = PAGE_BYTES as u64;
+        self.directory.pages = 1;
         Ok(())
     }
 
-    fn place(&mut self, page: u32) -> Result<Place> {
-        let map = self.inode.map;
+    fn locate(&mut self, page: u32) -> Result<DirPage> {
+        let map = self.directory.map;
         let run = map::find(&map, u64::from(page), &mut |page| self.tx.page(page))?;
         match run {
-            Some(run) if u64::from(page) * (PAGE_BYTES as u64) < self.inode.size => {
-                Ok(Place { page, at: run.page })
+            Some(run) if u64::from(page) * (PAGE_BYTES as u64) < self.directory.size => {
+                Ok(DirPage {
+                    page,
+                    space_page: run.page,
+                })
             }
             _ => Err(FsError::Damaged {
                 what: "a directory".into(),
@@ -109,51 +118,59 @@ impl<'t, 'c> Tree<'t, 'c> {
     }
 
     /// What is seen in a page.
-    fn see<T>(&mut self, place: Place, look: impl FnOnce(&Page) -> Sense<T>) -> Result<T> {
-        let seen = self.tx.with_page(place.at, look)?;
-        seen.map_err(|cause| place.bad(cause))
+    fn read_page<T>(
+        &mut self,
+        place: DirPage,
+        look: impl FnOnce(&Page) -> PageResult<T>,
+    ) -> Result<T> {
+        let seen = self.tx.with_page(place.space_page, look)?;
+        seen.map_err(|cause| place.damaged(cause))
     }
 
     /// Changes a page.
-    fn alter<T>(&mut self, place: Place, change: impl FnOnce(&mut Page) -> Sense<T>) -> Result<T> {
-        change(self.tx.page_mut(place.at)?).map_err(|cause| place.bad(cause))
+    fn change_page<T>(
+        &mut self,
+        place: DirPage,
+        change: impl FnOnce(&mut Page) -> PageResult<T>,
+    ) -> Result<T> {
+        change(self.tx.page_mut(place.space_page)?).map_err(|cause| place.damaged(cause))
     }
 
-    fn node(&mut self, page: u32, keys: &Range<u64>) -> Result<Node> {
-        let place = self.place(page)?;
-        self.see(place, |page| Node::decode(page, keys))
+    fn read_node(&mut self, page: u32, keys: &Range<u64>) -> Result<Node> {
+        let place = self.locate(page)?;
+        self.read_page(place, |page| Node::decode(page, keys))
     }
 
-    fn children(&mut self, step: &Step) -> Result<Vec<(u64, u32)>> {
-        match self.node(step.page, &step.keys)? {
+    fn read_children(&mut self, step: &PathStep) -> Result<Vec<(u64, u32)>> {
+        match self.read_node(step.page, &step.keys)? {
             Node::Inner(children) if step.index < children.len() => Ok(children),
-            _ => Err(self.place(step.page)?.bad(damaged("a child is gone"))),
+            _ => Err(self.locate(step.page)?.damaged(damaged("a child is gone"))),
         }
     }
 
-    fn store(&mut self, page: u32, node: &Node) -> Result<()> {
-        let place = self.place(page)?;
-        node.encode(self.tx.page_mut(place.at)?);
+    fn write_node(&mut self, page: u32, node: &Node) -> Result<()> {
+        let place = self.locate(page)?;
+        node.encode(self.tx.page_mut(place.space_page)?);
         Ok(())
     }
 
     /// The leaf where the key belongs.
-    fn path_to(&mut self, key: u64) -> Result<Path> {
-        let mut path = Path {
+    fn path_to(&mut self, key: u64) -> Result<LeafPath> {
+        let mut path = LeafPath {
             inner: Vec::new(),
             leaf: 0,
             keys: FIRST_KEY..END_KEY,
         };
         loop {
-            let place = self.place(path.leaf)?;
-            let next = self.see(place, |page| child_for(page, key, &path.keys))?;
+            let place = self.locate(path.leaf)?;
+            let next = self.read_page(place, |page| child_for(page, key, &path.keys))?;
             let Some((index, child, keys)) = next else {
                 return Ok(path);
             };
             if path.inner.len() == DEPTH_MAX {
-                return Err(place.bad(damaged("it lies too deep in its tree")));
+                return Err(place.damaged(damaged("it lies too deep in its tree")));
             }
-            path.inner.push(Step {
+            path.inner.push(PathStep {
                 page: path.leaf,
                 keys: std::mem::replace(&mut path.keys, keys),
                 index,
@@ -166,15 +183,15 @@ impl<'t, 'c> Tree<'t, 'c> {
     pub(crate) fn scan(
         &mut self,
         from: u64,
-        mut visit: impl FnMut(Entry, &[u8]) -> bool,
+        mut visit: impl FnMut(TreeEntry, &[u8]) -> bool,
     ) -> Result<()> {
         let mut key = from;
-        let leaves_max = self.inode.size / PAGE_BYTES as u64;
+        let leaves_max = self.directory.size / PAGE_BYTES as u64;
         for _ in 0..leaves_max {
             let path = self.path_to(key)?;
-            let place = self.place(path.leaf)?;
-            let goes_on = self.see(place, |page| {
-                for found in Entries::of(page, &path.keys)? {
+            let place = self.locate(path.leaf)?;
+            let goes_on = self.read_page(place, |page| {
+                for found in Entries::new(page, &path.keys)? {
                     let (_, entry, name) = found?;
                     if entry.key >= key && !visit(entry, name) {
                         return Ok(false);
@@ -188,13 +205,16 @@ impl<'t, 'c> Tree<'t, 'c> {
             // Above the key: a child is chosen so.
             key = path.keys.end;
         }
-        let root = self.place(0)?;
-        Err(root.bad(damaged("its tree has more leaves than pages")))
+        let root = self.locate(0)?;
+        Err(root.damaged(damaged("its tree has more leaves than pages")))
     }
 
     /// The entry of this name, or else the key that a new one would get.
-    fn look(&mut self, name: &[u8]) -> Result<std::result::Result<Entry, Option<u64>>> {
-        let first = key_of(self.tx.core.head.hash_key, name);
+    fn find_or_vacant(
+        &mut self,
+        name: &[u8],
+    ) -> Result<std::result::Result<TreeEntry, Option<u64>>> {
+        let first = lowest_key(self.tx.core.head.hash_key, name);
         let mut found = None;
         let mut free = first;
         self.scan(first, |entry, its_name| {
@@ -213,8 +233,8 @@ impl<'t, 'c> Tree<'t, 'c> {
         Ok(found.ok_or(free))
     }
 
-    pub(crate) fn find(&mut self, name: &[u8]) -> Result<Option<Entry>> {
-        Ok(self.look(name)?.ok())
+    pub(crate) fn find(&mut self, name: &[u8]) -> Result<Option<TreeEntry>> {
+        Ok(self.find_or_vacant(name)?.ok())
     }
 
     /// The key that a new entry of this name gets.
@@ -222,7 +242,7 @@ impl<'t, 'c> Tree<'t, 'c> {
     /// # Errors
     /// `EEXIST`; `ENOSPC` for the 257th name of one hash.
     pub(crate) fn vacant_key(&mut self, name: &[u8]) -> Result<u64> {
-        match self.look(name)? {
+        match self.find_or_vacant(name)? {
             Ok(_) => Err(Errno::EXIST.into()),
             Err(key) => Ok(key.ok_or(Errno::NOSPC)?),
         }
@@ -231,22 +251,28 @@ impl<'t, 'c> Tree<'t, 'c> {
     /// Adds an entry.
     ///
     /// # Errors
-    /// As [`Tree::vacant_key`].
-    pub(crate) fn insert(&mut self, name: &[u8], ino: Ino, kind: Kind) -> Result<()> {
+    /// As [`TreeSample::vacant_key`].
+    pub(crate) fn insert(&mut self, name: &[u8], ino: Ino, kind: InodeKind) -> Result<()> {
         let key = self.vacant_key(name)?;
         self.insert_at(key, name, ino, kind)
     }
 
     /// Adds an entry under the key that its name was given.
-    pub(crate) fn insert_at(&mut self, key: u64, name: &[u8], ino: Ino, kind: Kind) -> Result<()> {
-        let entry = Entry { key, ino, kind };
+    pub(crate) fn insert_at(
+        &mut self,
+        key: u64,
+        name: &[u8],
+        ino: Ino,
+        kind: InodeKind,
+    ) -> Result<()> {
+        let entry = TreeEntry { key, ino, kind };
         let mut path = self.path_to(key)?;
-        let leaf = self.place(path.leaf)?;
-        if self.alter(leaf, |page| insert_into(page, &path.keys, entry, name))? {
+        let leaf = self.locate(path.leaf)?;
+        if self.change_page(leaf, |page| insert_entry(page, &path.keys, entry, name))? {
             return Ok(());
         }
-        let Node::Leaf(mut entries) = self.node(path.leaf, &path.keys)? else {
-            return Err(leaf.bad(damaged("it is no leaf any more")));
+        let Node::Leaf(mut entries) = self.read_node(path.leaf, &path.keys)? else {
+            return Err(leaf.damaged(damaged("it is no leaf any more")));
         };
         let at = entries.partition_point(|(other, _)| other.key < key);
         entries.insert(at, (entry, name.to_vec()));
@@ -254,47 +280,47 @@ impl<'t, 'c> Tree<'t, 'c> {
         let mut page = path.leaf;
         while !node.fits() {
             let (key, upper) = node.split();
-            let upper_page = self.allocate()?;
-            self.store(upper_page, &upper)?;
+            let upper_page = self.allocate_page()?;
+            self.write_node(upper_page, &upper)?;
             let Some(above) = path.inner.pop() else {
                 // The root stays where it is: its lower half moves, too.
-                let lower_page = self.allocate()?;
-                self.store(lower_page, &node)?;
+                let lower_page = self.allocate_page()?;
+                self.write_node(lower_page, &node)?;
                 node = Node::Inner(vec![(0, lower_page), (key, upper_page)]);
                 break;
             };
-            self.store(page, &node)?;
-            let mut children = self.children(&above)?;
+            self.write_node(page, &node)?;
+            let mut children = self.read_children(&above)?;
             children.insert(above.index + 1, (key, upper_page));
             node = Node::Inner(children);
             page = above.page;
         }
-        self.store(page, &node)
+        self.write_node(page, &node)
     }
 
     /// Names another inode by an entry that is there.
-    pub(crate) fn replace(&mut self, key: u64, ino: Ino, kind: Kind) -> Result<()> {
+    pub(crate) fn replace(&mut self, key: u64, ino: Ino, kind: InodeKind) -> Result<()> {
         let path = self.path_to(key)?;
-        let leaf = self.place(path.leaf)?;
-        self.alter(leaf, |page| replace_in(page, &path.keys, key, ino, kind))
+        let leaf = self.locate(path.leaf)?;
+        self.change_page(leaf, |page| replace_entry(page, &path.keys, key, ino, kind))
     }
 
     /// Takes out an entry that is there.
     pub(crate) fn remove(&mut self, key: u64) -> Result<()> {
         let mut path = self.path_to(key)?;
-        let leaf = self.place(path.leaf)?;
-        if self.alter(leaf, |page| remove_from(page, &path.keys, key))? > 0 {
+        let leaf = self.locate(path.leaf)?;
+        if self.change_page(leaf, |page| remove_entry(page, &path.keys, key))? > 0 {
             return Ok(());
         }
         let mut page = path.leaf;
         let mut node = Node::Leaf(Vec::new());
-        while node.used() == 0 {
+        while node.used_bytes() == 0 {
             let Some(above) = path.inner.pop() else {
                 node = Node::Leaf(Vec::new());
                 break;
             };
-            self.release(page)?;
-            let mut children = self.children(&above)?;
+            self.free_page(page)?;
+            let mut children = self.read_children(&above)?;
             let (key, _) = children.remove(above.index);
             if above.index == 0 && !children.is_empty() {
                 children[0].0 = key;
@@ -302,7 +328,7 @@ impl<'t, 'c> Tree<'t, 'c> {
             node = Node::Inner(children);
             page = above.page;
         }
-        self.store(page, &node)
+        self.write_node(page, &node)
     }
 
     pub(crate) fn is_empty(&mut self) -> Result<bool> {
@@ -315,52 +341,52 @@ impl<'t, 'c> Tree<'t, 'c> {
     }
 
     /// A page of the directory that no node lies in.
-    fn allocate(&mut self) -> Result<u32> {
-        let root = self.place(0)?;
-        let (free, pages) = self.see(root, |page| {
+    fn allocate_page(&mut self) -> Result<u32> {
+        let root = self.locate(0)?;
+        let (free, pages) = self.read_page(root, |page| {
             Ok((get_u32(page, FREE_AT), get_u32(page, PAGES_AT)))
         })?;
         if free != 0 {
-            let place = self.place(free)?;
-            let next = self.see(place, |page| match page[0] {
+            let place = self.locate(free)?;
+            let next = self.read_page(place, |page| match page[0] {
                 0 => Ok(get_u32(page, FREE_AT)),
                 _ => Err(damaged("it is called free and is in use")),
             })?;
-            self.alter(root, |page| {
+            self.change_page(root, |page| {
                 put(&mut page[..], FREE_AT, next.to_le_bytes());
                 Ok(())
             })?;
-            self.tx.fresh(place.at);
+            self.tx.new_page(place.space_page);
             return Ok(free);
         }
         // What is given out must not be named by a node: those name pages below the size.
-        if u64::from(pages) * PAGE_BYTES as u64 != self.inode.size {
-            let size = self.inode.size;
+        if u64::from(pages) * PAGE_BYTES as u64 != self.directory.size {
+            let size = self.directory.size;
             let what = format!("it says that the directory has {pages} pages, of {size} bytes");
-            return Err(root.bad(damaged(what)));
+            return Err(root.damaged(damaged(what)));
         }
-        let run = map::ensure(self.tx, self.inode, u64::from(pages))?;
-        self.tx.fresh(run.page);
+        let run = map::find_or_allocate(self.tx, self.directory, u64::from(pages))?;
+        self.tx.new_page(run.page);
         let more = pages.checked_add(1).ok_or(Errno::NOSPC)?;
-        self.alter(root, |page| {
+        self.change_page(root, |page| {
             put(&mut page[..], PAGES_AT, more.to_le_bytes());
             Ok(())
         })?;
-        self.inode.size = u64::from(more) * PAGE_BYTES as u64;
-        self.inode.pages = u64::from(more);
+        self.directory.size = u64::from(more) * PAGE_BYTES as u64;
+        self.directory.pages = u64::from(more);
         Ok(pages)
     }
 
-    fn release(&mut self, page: u32) -> Result<()> {
-        let root = self.place(0)?;
-        let next = self.see(root, |page| Ok(get_u32(page, FREE_AT)))?;
-        let place = self.place(page)?;
+    fn free_page(&mut self, page: u32) -> Result<()> {
+        let root = self.locate(0)?;
+        let next = self.read_page(root, |page| Ok(get_u32(page, FREE_AT)))?;
+        let place = self.locate(page)?;
         put(
-            &mut self.tx.fresh(place.at)[..],
+            &mut self.tx.new_page(place.space_page)[..],
             FREE_AT,
             next.to_le_bytes(),
         );
-        self.alter(root, |root| {
+        self.change_page(root, |root| {
             put(&mut root[..], FREE_AT, page.to_le_bytes());
             Ok(())
         })

@@ -5,7 +5,7 @@
 use crate::Fs;
 use crate::core::Tx;
 use crate::error::{FsError, Result};
-use crate::format::{Damaged, Ino, Inode, Xattrs};
+use crate::format::{Corruption, Ino, Inode, Xattrs};
 use crate::namespace::CAPABILITIES;
 use crate::spans::Span;
 use pagemesh_base::bytes::get_u32;
@@ -18,11 +18,11 @@ const NAME_MAX: usize = 255;
 const VALUE_MAX: usize = 65_536;
 /// Bytes of all attributes of one inode: new ones, what is cleared of the old ones and
 /// the inode go in one transaction.
-const ALL_MAX: usize = 31 * PAGE_BYTES;
+const XATTRS_BYTES_MAX: usize = 31 * PAGE_BYTES;
 
 /// When an attribute is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SetXattr {
+pub enum SetXattrMode {
     /// Whether it is there or not.
     Always,
     /// Only if it is not there.
@@ -31,9 +31,9 @@ pub enum SetXattr {
     Replace,
 }
 
-type All = Vec<(Vec<u8>, Vec<u8>)>;
+type XattrList = Vec<(Vec<u8>, Vec<u8>)>;
 
-fn load(tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<All> {
+fn load_xattrs(tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<XattrList> {
     tx.core.check_trusted(ino)?;
     let Xattrs { at, len, .. } = inode.xattrs;
     let len = len as usize;
@@ -43,9 +43,9 @@ fn load(tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<All> {
     }
     let cut = || FsError::Damaged {
         what: format!("page {at} of the volume, attributes of inode {},", ino.0),
-        cause: Damaged("an attribute goes beyond the end".into()),
+        cause: Corruption("an attribute goes beyond the end".into()),
     };
-    let mut all = All::new();
+    let mut all = XattrList::new();
     let mut rest = &bytes[..len];
     while !rest.is_empty() {
         let (head, after) = rest.split_at_checked(5).ok_or_else(cut)?;
@@ -61,7 +61,7 @@ fn load(tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<All> {
     Ok(all)
 }
 
-fn store(tx: &mut Tx<'_>, inode: &mut Inode, all: &All) -> Result<()> {
+fn store_xattrs(tx: &mut Tx<'_>, inode: &mut Inode, all: &XattrList) -> Result<()> {
     let mut bytes = Vec::new();
     for (name, value) in all {
         bytes.push(name.len() as u8);
@@ -69,18 +69,18 @@ fn store(tx: &mut Tx<'_>, inode: &mut Inode, all: &All) -> Result<()> {
         bytes.extend_from_slice(name);
         bytes.extend_from_slice(value);
     }
-    if bytes.len() > ALL_MAX {
+    if bytes.len() > XATTRS_BYTES_MAX {
         return Err(Errno::NOSPC.into());
     }
-    clear(tx, inode);
+    clear_xattrs(tx, inode);
     if bytes.is_empty() {
         return Ok(());
     }
     let pages = bytes.len().div_ceil(PAGE_BYTES).next_power_of_two();
-    let span = tx.take_span(pages.ilog2() as u8)?;
+    let span = tx.allocate_span(pages.ilog2() as u8)?;
     tx.count_pages(pages as i64);
     for (page, part) in (span.page..).zip(bytes.chunks(PAGE_BYTES)) {
-        tx.fresh(page)[..part.len()].copy_from_slice(part);
+        tx.new_page(page)[..part.len()].copy_from_slice(part);
     }
     inode.xattrs = Xattrs {
         at: span.page,
@@ -91,7 +91,7 @@ fn store(tx: &mut Tx<'_>, inode: &mut Inode, all: &All) -> Result<()> {
 }
 
 /// Takes all attributes away.
-pub(crate) fn clear(tx: &mut Tx<'_>, inode: &mut Inode) {
+pub(crate) fn clear_xattrs(tx: &mut Tx<'_>, inode: &mut Inode) {
     let Xattrs { at, order, len } = std::mem::take(&mut inode.xattrs);
     if at == 0 {
         return;
@@ -99,7 +99,7 @@ pub(crate) fn clear(tx: &mut Tx<'_>, inode: &mut Inode) {
     let written = (len as usize).div_ceil(PAGE_BYTES) as u64;
     (at..at + written).for_each(|page| tx.clear(page));
     tx.count_pages(-(1 << order));
-    tx.give_span(Span { page: at, order });
+    tx.free_span(Span { page: at, order });
 }
 
 /// Whether a file has capabilities.
@@ -107,7 +107,7 @@ pub(crate) fn has_capabilities(tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Resu
     if !inode.has_xattrs() {
         return Ok(false);
     }
-    let all = load(tx, ino, inode)?;
+    let all = load_xattrs(tx, ino, inode)?;
     Ok(all.iter().any(|(name, _)| name == CAPABILITIES))
 }
 
@@ -116,9 +116,9 @@ pub(crate) fn remove_capabilities(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode) 
     if !has_capabilities(tx, ino, inode)? {
         return Ok(false);
     }
-    let mut all = load(tx, ino, inode)?;
+    let mut all = load_xattrs(tx, ino, inode)?;
     all.retain(|(name, _)| name != CAPABILITIES);
-    store(tx, inode, &all)?;
+    store_xattrs(tx, inode, &all)?;
     Ok(true)
 }
 
@@ -126,7 +126,7 @@ impl Fs {
     /// Takes the capabilities of a file away, as each change of its bytes does, also one of
     /// root's (capabilities(7)). The caller holds the file alone.
     pub(crate) fn drop_capabilities(&self, ino: Ino) -> Result<()> {
-        let has_some = self.look(|core| {
+        let has_some = self.inspect(|core| {
             let mut tx = core.begin();
             let inode = tx.inode(ino)?;
             has_capabilities(&mut tx, ino, &inode)
@@ -139,7 +139,7 @@ impl Fs {
             let mut inode = tx.inode(ino)?;
             remove_capabilities(tx, ino, &mut inode)?;
             inode.ctime = now;
-            tx.put(ino, &inode)
+            tx.put_inode(ino, &inode)
         })
     }
 
@@ -165,11 +165,11 @@ impl Fs {
             .collect())
     }
 
-    fn all_xattrs(&self, ino: Ino) -> Result<All> {
-        self.look(|core| {
+    fn all_xattrs(&self, ino: Ino) -> Result<XattrList> {
+        self.inspect(|core| {
             let mut tx = core.begin();
             let inode = tx.inode(ino)?;
-            load(&mut tx, ino, &inode)
+            load_xattrs(&mut tx, ino, &inode)
         })
     }
 
@@ -178,7 +178,7 @@ impl Fs {
     /// # Errors
     /// `EEXIST`, `ENODATA`, `ERANGE`, `E2BIG`, `ENOSPC` when all together would
     /// take more than 124 KiB.
-    pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
+    pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: SetXattrMode) -> Result<()> {
         if name.is_empty() || name.len() > NAME_MAX {
             return Err(Errno::RANGE.into());
         }
@@ -187,13 +187,13 @@ impl Fs {
         }
         // A write takes them away; guests do not.
         let arms = name == CAPABILITIES;
-        let armed = arms.then(|| self.data_lock(ino)).transpose()?;
+        let armed = arms.then(|| self.file_lock(ino)).transpose()?;
         let _alone = armed.as_ref().map(|data| data.write());
         self.change_xattrs(ino, |all| {
             let found = all.iter_mut().find(|(other, _)| other == name);
             match (found, how) {
-                (Some(_), SetXattr::Create) => return Err(Errno::EXIST.into()),
-                (None, SetXattr::Replace) => return Err(Errno::NODATA.into()),
+                (Some(_), SetXattrMode::Create) => return Err(Errno::EXIST.into()),
+                (None, SetXattrMode::Replace) => return Err(Errno::NODATA.into()),
                 (Some((_, old)), _) => *old = value.to_vec(),
                 (None, _) => all.push((name.to_vec(), value.to_vec())),
             }
@@ -213,15 +213,15 @@ impl Fs {
         })
     }
 
-    fn change_xattrs(&self, ino: Ino, change: impl Fn(&mut All) -> Result<()>) -> Result<()> {
+    fn change_xattrs(&self, ino: Ino, change: impl Fn(&mut XattrList) -> Result<()>) -> Result<()> {
         let now = self.now();
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
-            let mut all = load(tx, ino, &inode)?;
+            let mut all = load_xattrs(tx, ino, &inode)?;
             change(&mut all)?;
-            store(tx, &mut inode, &all)?;
+            store_xattrs(tx, &mut inode, &all)?;
             inode.ctime = now;
-            tx.put(ino, &inode)
+            tx.put_inode(ino, &inode)
         })
     }
 }

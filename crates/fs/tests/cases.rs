@@ -7,17 +7,17 @@
 mod support;
 
 use bytes::Bytes;
-use pagemesh_fs::{Fs, FsError, Ino, Make, Port, Rename, Seek, make};
+use pagemesh_fs::{CreateKind, Fs, FsError, Ino, IoChannel, RenameMode, SeekTarget, mkfs};
 use rustix::io::Errno;
 use std::collections::BTreeSet;
-use support::memory::{Memory, wait};
-use support::{OWNER, clock, made, mounted};
+use support::memory::{MemorySpace, wait};
+use support::{OWNER, clock, mount_and_free, new_fs};
 
 const SIZE: u64 = 1 << 36;
 const PAGE: u64 = 4096;
 
 fn create(fs: &Fs, parent: Ino, name: &str) -> Ino {
-    let attr = fs.create(parent, name.as_bytes(), Make::File, 0o600, OWNER);
+    let attr = fs.create(parent, name.as_bytes(), CreateKind::File, 0o600, OWNER);
     let ino = attr.unwrap().ino;
     fs.forget(ino, 1);
     ino
@@ -35,14 +35,14 @@ fn names(fs: &Fs, ino: Ino) -> BTreeSet<Vec<u8>> {
 
 #[test]
 fn many_entries_come_and_go() {
-    let memory = Memory::new(SIZE);
-    let (fs, _) = made(&memory);
+    let memory = MemorySpace::new(SIZE);
+    let (fs, _) = new_fs(&memory);
     let empty = memory.mapped_pages();
     for number in 0..20_000 {
         create(&fs, Ino::ROOT, &format!("entry {number}"));
     }
     assert_eq!(names(&fs, Ino::ROOT).len(), 20_002);
-    let (fs, _) = mounted(&memory);
+    let (fs, _) = mount_and_free(&memory);
     for number in (0..20_000).step_by(2) {
         fs.unlink(Ino::ROOT, format!("entry {number}").as_bytes())
             .unwrap();
@@ -71,8 +71,8 @@ fn many_entries_come_and_go() {
 
 #[test]
 fn listing_goes_on_while_entries_come_and_go() {
-    let memory = Memory::new(SIZE);
-    let (fs, _) = made(&memory);
+    let memory = MemorySpace::new(SIZE);
+    let (fs, _) = new_fs(&memory);
     for number in 0..2_000 {
         create(&fs, Ino::ROOT, &format!("stays {number}"));
     }
@@ -103,11 +103,11 @@ fn listing_goes_on_while_entries_come_and_go() {
 }
 
 #[test]
-fn an_open_file_without_a_name_is_there_until_it_is_closed() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made(&memory);
+fn unlinked_open_file_lives_until_it_is_closed() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs(&memory);
     let ino = fs
-        .create(Ino::ROOT, b"file", Make::File, 0o600, OWNER)
+        .create(Ino::ROOT, b"file", CreateKind::File, 0o600, OWNER)
         .unwrap()
         .ino;
     fs.open(ino).unwrap();
@@ -124,7 +124,7 @@ fn an_open_file_without_a_name_is_there_until_it_is_closed() {
     assert_eq!(fs.read(&mut port, ino, 99_999, 10).unwrap(), [7]);
     assert_eq!(fs.attr(ino).unwrap().links, 0);
     // Killed here, the next mount frees it.
-    let (other, _) = mounted(&memory.after(memory.steps()));
+    let (other, _) = mount_and_free(&memory.after_steps(memory.steps()));
     assert_eq!(other.usage().inodes, 2);
     fs.release(ino);
     assert_eq!(fs.attr(ino), Err(FsError::Posix(Errno::STALE)));
@@ -138,9 +138,9 @@ fn an_open_file_without_a_name_is_there_until_it_is_closed() {
 }
 
 #[test]
-fn a_full_volume_refuses_and_still_deletes() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made(&memory);
+fn full_volume_refuses_writes_but_allows_deletes() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs(&memory);
     let ino = create(&fs, Ino::ROOT, "file");
     memory.set_room(Some(memory.mapped_pages() + 100));
     let megabyte = Bytes::from(vec![1; 1 << 20]);
@@ -160,28 +160,34 @@ fn a_full_volume_refuses_and_still_deletes() {
     fs.write(&mut port, ino, None, &rest, false).unwrap();
     let made = (0..100).find_map(|number| {
         let name = format!("other {number}");
-        fs.create(Ino::ROOT, name.as_bytes(), Make::Directory, 0o700, OWNER)
-            .err()
+        fs.create(
+            Ino::ROOT,
+            name.as_bytes(),
+            CreateKind::Directory,
+            0o700,
+            OWNER,
+        )
+        .err()
     });
     assert_eq!(made.unwrap().errno(), Errno::NOSPC);
     fs.unlink(Ino::ROOT, b"file").unwrap();
     assert_eq!(fs.attr(ino), Err(FsError::Posix(Errno::STALE)));
     create(&fs, Ino::ROOT, "fits");
-    let (fs, _) = mounted(&memory);
+    let (fs, _) = mount_and_free(&memory);
     assert!(names(&fs, Ino::ROOT).contains(&b"fits"[..]));
 }
 
 /// A file system of 1 MiB at most, with a file that would not take these 2 MiB.
-fn filled_to_its_limit(memory: &Memory) -> (Fs, Port, Ino, Bytes) {
-    let options = pagemesh_fs::MakeOptions {
+fn fs_filled_to_limit(memory: &MemorySpace) -> (Fs, IoChannel, Ino, Bytes) {
+    let options = pagemesh_fs::MkfsOptions {
         uuid: uuid::Uuid::from_u128(1),
         hash_key: [2, 3],
         limit_bytes: 1 << 20,
         owner: OWNER,
         mode: 0o755,
     };
-    make(&memory.shared(), wait, clock, options).unwrap();
-    let (fs, mut port) = mounted(memory);
+    mkfs(&memory.shared(), wait, clock, options).unwrap();
+    let (fs, mut port) = mount_and_free(memory);
     let ino = create(&fs, Ino::ROOT, "file");
     let two = Bytes::from(vec![1; 2 << 20]);
     let written = fs.write(&mut port, ino, Some(0), &two, false).unwrap();
@@ -192,9 +198,9 @@ fn filled_to_its_limit(memory: &Memory) -> (Fs, Port, Ino, Bytes) {
 }
 
 #[test]
-fn a_limit_holds_and_what_is_deleted_counts() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port, ino, two) = filled_to_its_limit(&memory);
+fn limit_holds_and_freed_pages_are_usable_again() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port, ino, two) = fs_filled_to_limit(&memory);
     assert!(fs.usage().used_bytes <= 1 << 20);
     fs.set_size(&mut port, ino, 0).unwrap();
     fs.write(&mut port, ino, Some(0), &two.slice(..1 << 19), false)
@@ -203,11 +209,11 @@ fn a_limit_holds_and_what_is_deleted_counts() {
 
 #[test]
 fn odd_names_and_places_are_refused() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made(&memory);
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs(&memory);
     let long = vec![b'n'; 256];
     let refused = |name: &[u8]| {
-        let made = fs.create(Ino::ROOT, name, Make::File, 0o600, OWNER);
+        let made = fs.create(Ino::ROOT, name, CreateKind::File, 0o600, OWNER);
         made.unwrap_err().errno()
     };
     assert_eq!(refused(&long), Errno::NAMETOOLONG);
@@ -216,7 +222,7 @@ fn odd_names_and_places_are_refused() {
     assert_eq!(refused(b".."), Errno::INVAL);
     let name = &long[..255];
     let ino = fs
-        .create(Ino::ROOT, name, Make::File, 0o600, OWNER)
+        .create(Ino::ROOT, name, CreateKind::File, 0o600, OWNER)
         .unwrap()
         .ino;
     let byte = Bytes::from_static(b"x");
@@ -237,10 +243,10 @@ fn odd_names_and_places_are_refused() {
     assert_eq!(written, Ok(last..1 << 44), "as much as there may be");
     assert_eq!(fs.attr(ino).unwrap().size, 1 << 44);
     assert_eq!(
-        fs.seek(&mut port, ino, 0, Seek::Data).unwrap(),
+        fs.seek(&mut port, ino, 0, SeekTarget::Data).unwrap(),
         (1 << 44) - PAGE
     );
-    assert_eq!(fs.seek(&mut port, ino, 0, Seek::Hole).unwrap(), 0);
+    assert_eq!(fs.seek(&mut port, ino, 0, SeekTarget::Hole).unwrap(), 0);
     for ino in [Ino(0), Ino(99), Ino(u64::MAX)] {
         assert_eq!(fs.attr(ino).unwrap_err().errno(), Errno::STALE);
         assert_eq!(
@@ -249,17 +255,17 @@ fn odd_names_and_places_are_refused() {
         );
     }
     let directory = fs
-        .create(Ino::ROOT, b"d", Make::Directory, 0o700, OWNER)
+        .create(Ino::ROOT, b"d", CreateKind::Directory, 0o700, OWNER)
         .unwrap()
         .ino;
-    let moved = fs.rename((Ino::ROOT, b"d"), (directory, b"d"), Rename::Replace);
+    let moved = fs.rename((Ino::ROOT, b"d"), (directory, b"d"), RenameMode::Replace);
     assert_eq!(moved.unwrap_err().errno(), Errno::INVAL);
 }
 
 #[test]
-fn bytes_that_make_no_sense_are_an_error() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made(&memory);
+fn corrupted_pages_are_reported_as_errors() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs(&memory);
     for number in 0..100 {
         let ino = create(&fs, Ino::ROOT, &format!("file {number}"));
         let some = Bytes::from(vec![1; 3_000_000]);
@@ -277,13 +283,13 @@ fn bytes_that_make_no_sense_are_an_error() {
     {
         for at in 0..8 {
             let at = (at * 37 + number * 61) % 512;
-            memory.flip(page, at, 0xff);
-            match Fs::mount(memory.after_now().shared(), wait, clock) {
+            memory.flip_bits(page, at, 0xff);
+            match Fs::mount(memory.snapshot().shared(), wait, clock) {
                 Err(_) => refused += 1,
                 Ok(fs) => {
                     refused += usize::from(fs.damage().is_some());
                     // Whatever is found, nothing panics or hangs.
-                    let mut port = fs.port().unwrap();
+                    let mut port = fs.open_channel().unwrap();
                     let mut inos = Vec::new();
                     let _ = fs.list(Ino::ROOT, 0, |entry| {
                         inos.push(entry.ino);
@@ -294,7 +300,7 @@ fn bytes_that_make_no_sense_are_an_error() {
                     }
                 }
             }
-            memory.flip(page, at, 0xff);
+            memory.flip_bits(page, at, 0xff);
         }
     }
     assert!(
@@ -305,15 +311,21 @@ fn bytes_that_make_no_sense_are_an_error() {
 
 #[test]
 fn threads_do_not_disturb_each_other() {
-    let memory = Memory::new(SIZE);
-    let (fs, _) = made(&memory);
+    let memory = MemorySpace::new(SIZE);
+    let (fs, _) = new_fs(&memory);
     std::thread::scope(|scope| {
         for thread in 0..4u8 {
             let fs = &fs;
             scope.spawn(move || {
-                let mut port = fs.port().unwrap();
+                let mut port = fs.open_channel().unwrap();
                 let name = format!("directory {thread}");
-                let made = fs.create(Ino::ROOT, name.as_bytes(), Make::Directory, 0o700, OWNER);
+                let made = fs.create(
+                    Ino::ROOT,
+                    name.as_bytes(),
+                    CreateKind::Directory,
+                    0o700,
+                    OWNER,
+                );
                 let directory = made.unwrap().ino;
                 for number in 0..200 {
                     let ino = create(fs, directory, &format!("{number}"));
@@ -326,7 +338,7 @@ fn threads_do_not_disturb_each_other() {
                         let old = format!("{number}");
                         let new = format!("{thread} {number}");
                         let from = (directory, old.as_bytes());
-                        fs.rename(from, (Ino::ROOT, new.as_bytes()), Rename::Replace)
+                        fs.rename(from, (Ino::ROOT, new.as_bytes()), RenameMode::Replace)
                             .unwrap();
                     }
                 }
@@ -334,21 +346,26 @@ fn threads_do_not_disturb_each_other() {
         }
     });
     assert_eq!(names(&fs, Ino::ROOT).len(), 2 + 4 + 400);
-    let (fs, _) = mounted(&memory);
+    let (fs, _) = mount_and_free(&memory);
     assert_eq!(names(&fs, Ino::ROOT).len(), 2 + 4 + 400);
     assert_eq!(fs.usage().inodes, 2 + 4 + 800);
 }
 
 #[test]
-fn pages_of_what_is_deleted_are_given_out_again() {
-    let memory = Memory::new(16 << 20);
-    let (fs, mut port) = made(&memory);
+fn pages_of_deleted_files_are_reused() {
+    let memory = MemorySpace::new(16 << 20);
+    let (fs, mut port) = new_fs(&memory);
     let bytes = Bytes::from(vec![1; 3 << 20]);
     for round in 0..12 {
         let ino = create(&fs, Ino::ROOT, "file");
         fs.write(&mut port, ino, Some(0), &bytes, false).unwrap();
-        fs.set_xattr(ino, b"user.a", &[1; 9_000], pagemesh_fs::SetXattr::Always)
-            .unwrap();
+        fs.set_xattr(
+            ino,
+            b"user.a",
+            &[1; 9_000],
+            pagemesh_fs::SetXattrMode::Always,
+        )
+        .unwrap();
         match round % 2 {
             0 => fs.unlink(Ino::ROOT, b"file").unwrap(),
             _ => {
@@ -360,22 +377,22 @@ fn pages_of_what_is_deleted_are_given_out_again() {
 }
 
 #[test]
-fn a_directory_takes_the_place_of_an_empty_one() {
-    let memory = Memory::new(SIZE);
-    let (fs, _) = made(&memory);
+fn rename_replaces_an_empty_directory() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, _) = new_fs(&memory);
     let directory = |parent, name: &str| {
-        let made = fs.create(parent, name.as_bytes(), Make::Directory, 0o700, OWNER);
+        let made = fs.create(parent, name.as_bytes(), CreateKind::Directory, 0o700, OWNER);
         made.unwrap().ino
     };
     let (old, new) = (directory(Ino::ROOT, "old"), directory(Ino::ROOT, "new"));
     let moved = directory(old, "moved");
     directory(new, "empty");
-    fs.rename((old, b"moved"), (new, b"empty"), Rename::Replace)
+    fs.rename((old, b"moved"), (new, b"empty"), RenameMode::Replace)
         .unwrap();
     assert_eq!(fs.attr(old).unwrap().links, 2);
     assert_eq!(fs.attr(new).unwrap().links, 3);
     assert_eq!(fs.lookup(moved, b"..").unwrap().ino, new);
-    fs.rename((new, b"empty"), (Ino::ROOT, b"old"), Rename::Replace)
+    fs.rename((new, b"empty"), (Ino::ROOT, b"old"), RenameMode::Replace)
         .unwrap();
     assert_eq!(fs.attr(new).unwrap().links, 2);
     assert_eq!(fs.attr(Ino::ROOT).unwrap().links, 4);
@@ -384,12 +401,12 @@ fn a_directory_takes_the_place_of_an_empty_one() {
 /// New ones, old ones and the inode go in one transaction.
 #[test]
 fn attributes_of_any_size_can_be_replaced() {
-    let memory = Memory::new(SIZE);
-    let (fs, _) = made(&memory);
+    let memory = MemorySpace::new(SIZE);
+    let (fs, _) = new_fs(&memory);
     let ino = create(&fs, Ino::ROOT, "file");
     let set = |name: &[u8], len: usize, with: u8| {
         let value = vec![with; len];
-        fs.set_xattr(ino, name, &value, pagemesh_fs::SetXattr::Always)
+        fs.set_xattr(ino, name, &value, pagemesh_fs::SetXattrMode::Always)
     };
     set(b"user.a", 65_536, 1).unwrap();
     assert_eq!(set(b"user.b", 65_536, 1).unwrap_err().errno(), Errno::NOSPC);
@@ -402,14 +419,14 @@ fn attributes_of_any_size_can_be_replaced() {
 /// A file may have more than 2^32 pages, and nearly all of them be holes.
 #[test]
 fn holes_as_large_as_files_are_punched_at_once() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made(&memory);
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs(&memory);
     let ino = create(&fs, Ino::ROOT, "file");
     let bytes = Bytes::from(vec![1; 3 * PAGE as usize]);
     for at in [0, 1 << 30, (1 << 44) - 3 * PAGE] {
         fs.write(&mut port, ino, Some(at), &bytes, false).unwrap();
     }
-    let punch = pagemesh_fs::Allocate::Punch;
+    let punch = pagemesh_fs::AllocateMode::Punch;
     let (first, len) = (PAGE + 1, (1 << 44) - 3 * PAGE);
     fs.allocate(&mut port, ino, punch, first, len).unwrap();
     assert_eq!(fs.attr(ino).unwrap().pages, 2 + 2);
@@ -417,15 +434,15 @@ fn holes_as_large_as_files_are_punched_at_once() {
     assert!(left[..first as usize].iter().all(|&byte| byte == 1));
     assert!(left[first as usize..].iter().all(|&byte| byte == 0));
     assert_eq!(
-        fs.seek(&mut port, ino, 2 * PAGE, Seek::Data).unwrap(),
+        fs.seek(&mut port, ino, 2 * PAGE, SeekTarget::Data).unwrap(),
         (1 << 44) - 2 * PAGE
     );
 }
 
 #[test]
-fn a_limit_is_raised_as_a_whole() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port, ino, two) = filled_to_its_limit(&memory);
+fn raising_the_limit_is_atomic() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port, ino, two) = fs_filled_to_limit(&memory);
     let before = memory.steps();
     assert!(!fs.raise_limit(1 << 20).unwrap());
     assert!(!fs.raise_limit(5).unwrap());
@@ -435,25 +452,25 @@ fn a_limit_is_raised_as_a_whole() {
     assert_eq!(fs.usage().limit_bytes, 4 << 20);
     fs.write(&mut port, ino, Some(0), &two, false).unwrap();
     for (steps, limit) in [(before, 1 << 20), (before + 1, 4 << 20)] {
-        let (fs, _) = mounted(&memory.after(steps));
+        let (fs, _) = mount_and_free(&memory.after_steps(steps));
         assert_eq!(fs.usage().limit_bytes, limit);
     }
-    let (fs, _) = mounted(&memory);
+    let (fs, _) = mount_and_free(&memory);
     assert_eq!(fs.usage().limit_bytes, 4 << 20);
     // What fails for want of room leaves the old limit.
     memory.set_room(Some(0));
-    let new = fs.create(Ino::ROOT, b"new", Make::Directory, 0o700, OWNER);
+    let new = fs.create(Ino::ROOT, b"new", CreateKind::Directory, 0o700, OWNER);
     assert_eq!(new.unwrap_err().errno(), Errno::NOSPC);
     assert_eq!(fs.usage().limit_bytes, 4 << 20);
 }
 
 #[test]
-fn what_is_being_written_is_waited_for_by_what_cuts_the_file() {
-    let (fs, mut port) = made(&Memory::new(SIZE));
+fn truncate_waits_for_writes_in_flight() {
+    let (fs, mut port) = new_fs(&MemorySpace::new(SIZE));
     let ino = create(&fs, Ino::ROOT, "file");
     let page = |with: u8| Bytes::from(vec![with; 4096]);
     fs.write(&mut port, ino, Some(0), &page(1), false).unwrap();
-    let mut pipe = fs.pipe().unwrap();
+    let mut pipe = fs.write_queue().unwrap();
     let mut begun = 0;
     let mut begin = |pipe: &mut _| {
         begun += 1;
@@ -462,7 +479,10 @@ fn what_is_being_written_is_waited_for_by_what_cuts_the_file() {
     };
     assert!(begin(&mut pipe), "nobody is in the way yet");
     std::thread::scope(|scope| {
-        scope.spawn(|| fs.set_size(&mut fs.port().unwrap(), ino, 100).unwrap());
+        scope.spawn(|| {
+            fs.set_size(&mut fs.open_channel().unwrap(), ino, 100)
+                .unwrap()
+        });
         while begin(&mut pipe) {
             std::thread::yield_now();
         }
@@ -475,30 +495,30 @@ fn what_is_being_written_is_waited_for_by_what_cuts_the_file() {
 
 /// Freeing what a crash left takes room, if only for a moment.
 #[test]
-fn a_full_volume_with_an_orphan_is_mounted() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made(&memory);
+fn full_volume_with_an_orphan_is_mounted() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs(&memory);
     let kept = create(&fs, Ino::ROOT, "kept");
     let bytes = Bytes::from(vec![7; 9 * PAGE as usize]);
     fs.write(&mut port, kept, Some(0), &bytes, false).unwrap();
     let orphan = fs.create_unnamed(Ino::ROOT, 0o600, OWNER).unwrap().ino;
     fs.write(&mut port, orphan, Some(0), &bytes, false).unwrap();
     // Killed here.
-    let left = memory.after(memory.steps());
+    let left = memory.after_steps(memory.steps());
     left.set_room(Some(0));
-    let (fs, mut port) = mounted(&left);
+    let (fs, mut port) = mount_and_free(&left);
     assert_eq!(fs.read(&mut port, kept, 0, 1 << 20).unwrap(), &bytes[..]);
     assert_eq!(fs.usage().inodes, 4, "the orphan is left");
     drop((fs, port));
     left.set_room(None);
-    let (fs, _) = mounted(&left);
+    let (fs, _) = mount_and_free(&left);
     assert_eq!(fs.usage().inodes, 3);
 }
 
 #[test]
 fn file_created_opened_lives_without_name_until_release() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made(&memory);
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs(&memory);
     let inodes = fs.usage().inodes;
     let made = fs.create_opened(Ino::ROOT, b"file", 0o600, OWNER).unwrap();
     fs.write(
@@ -520,10 +540,10 @@ fn file_created_opened_lives_without_name_until_release() {
 /// Each goes another way: what makes a file without holes longer, what leaves a hole, what
 /// fills it, and what ends beyond all of that.
 #[test]
-fn writes_beside_holes_read_back_as_written() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made(&memory);
-    let made = fs.create(Ino::ROOT, b"file", Make::File, 0o600, OWNER);
+fn writes_around_holes_read_back_as_written() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs(&memory);
+    let made = fs.create(Ino::ROOT, b"file", CreateKind::File, 0o600, OWNER);
     let ino = made.unwrap().ino;
     let mut model = Vec::new();
     let writes = [
@@ -545,6 +565,6 @@ fn writes_beside_holes_read_back_as_written() {
         model[at as usize..end as usize].copy_from_slice(&bytes);
         assert_eq!(fs.read(&mut port, ino, 0, 1 << 20).unwrap(), model);
     }
-    let (fs, mut port) = mounted(&memory);
+    let (fs, mut port) = mount_and_free(&memory);
     assert_eq!(fs.read(&mut port, ino, 0, 1 << 20).unwrap(), model);
 }

@@ -9,13 +9,14 @@ mod support;
 
 use bytes::Bytes;
 use pagemesh_fs::{
-    Allocate, Changes, Fs, FsError, Ino, Kind, Make, Port, Rename, Seek, SetXattr, Usage,
+    AllocateMode, AttrChanges, CreateKind, Fs, FsError, Ino, InodeKind, IoChannel, RenameMode,
+    SeekTarget, SetXattrMode, Usage,
 };
-use pagemesh_fuzz::{Random, Target, allocated};
+use pagemesh_fuzz::{FuzzTarget, Random, measure_allocation};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
-use support::memory::{Memory, Page, wait};
-use support::{OWNER, clock, made, mounted};
+use support::memory::{MemorySpace, Page, wait};
+use support::{OWNER, clock, mount_and_free, new_fs};
 
 const PAGE: u64 = 4096;
 /// The sizes of the volume: a small one, and one in which most numbers are pages.
@@ -33,10 +34,10 @@ const LISTED_MAX: usize = 20_000;
 const MEMORY_MAX: u64 = 64 << 20;
 
 /// A file system with everything that pages can hold.
-fn image() -> Memory {
-    let memory = Memory::new(SIZES[0]);
-    let (fs, mut port) = made(&memory);
-    let create = |parent, name: &str, make: Make<'_>| {
+fn image() -> MemorySpace {
+    let memory = MemorySpace::new(SIZES[0]);
+    let (fs, mut port) = new_fs(&memory);
+    let create = |parent, name: &str, make: CreateKind<'_>| {
         let attr = fs
             .create(parent, name.as_bytes(), make, 0o755, OWNER)
             .unwrap();
@@ -49,35 +50,35 @@ fn image() -> Memory {
         fs.write(&mut port, ino, Some(offset), &bytes, false)
             .unwrap();
     };
-    let above = create(Ino::ROOT, "above", Make::Directory);
-    let below = create(above, "below", Make::Directory);
-    create(below, "deep", Make::Directory);
-    let small = create(Ino::ROOT, "small", Make::File);
+    let above = create(Ino::ROOT, "above", CreateKind::Directory);
+    let below = create(above, "below", CreateKind::Directory);
+    create(below, "deep", CreateKind::Directory);
+    let small = create(Ino::ROOT, "small", CreateKind::File);
     write(small, 0, 10_000);
     fs.link(small, below, b"second").unwrap();
     fs.forget(small, 1);
-    let large = create(above, "large", Make::File);
+    let large = create(above, "large", CreateKind::File);
     write(large, 0, 200_000);
     // A map of two levels, with chunks in two pages of the lower.
     write(large, 3 << 20, 10_000);
     write(large, 3 << 30, 10_000);
-    let holes = create(below, "holes", Make::File);
+    let holes = create(below, "holes", CreateKind::File);
     write(holes, 500_000, 100);
     write(holes, 2_500_000, 100);
-    create(Ino::ROOT, "link", Make::Symlink(b"above/below"));
-    create(Ino::ROOT, "long", Make::Symlink(&[b'l'; 500]));
-    create(above, "pipe", Make::Special(Kind::Fifo, 0));
+    create(Ino::ROOT, "link", CreateKind::Symlink(b"above/below"));
+    create(Ino::ROOT, "long", CreateKind::Symlink(&[b'l'; 500]));
+    create(above, "pipe", CreateKind::Special(InodeKind::Fifo, 0));
     for (ino, len) in [(small, 100), (above, 20_000)] {
-        fs.set_xattr(ino, b"user.one", &vec![1; len], SetXattr::Always)
+        fs.set_xattr(ino, b"user.one", &vec![1; len], SetXattrMode::Always)
             .unwrap();
-        fs.set_xattr(ino, b"user.two", b"2", SetXattr::Always)
+        fs.set_xattr(ino, b"user.two", b"2", SetXattrMode::Always)
             .unwrap();
     }
     // A root above leaves, and pages that are free again.
-    let many = create(Ino::ROOT, "many", Make::Directory);
+    let many = create(Ino::ROOT, "many", CreateKind::Directory);
     let name = |number: u32| format!("{number:0200}");
     for number in 0..110 {
-        create(many, &name(number), Make::File);
+        create(many, &name(number), CreateKind::File);
     }
     for number in (0..110).filter(|number| number % 8 != 0) {
         fs.unlink(many, name(number).as_bytes()).unwrap();
@@ -85,15 +86,15 @@ fn image() -> Memory {
     // As a crash leaves them: without a name, and marked.
     let unnamed = fs.create_unnamed(Ino::ROOT, 0o600, OWNER).unwrap().ino;
     write(unnamed, 0, 50_000);
-    let cut = create(Ino::ROOT, "cut", Make::File);
+    let cut = create(Ino::ROOT, "cut", CreateKind::File);
     write(cut, 0, 3 << 20);
     let before = memory.steps();
-    let mut port = fs.port().unwrap();
+    let mut port = fs.open_channel().unwrap();
     fs.set_size(&mut port, cut, 100_000).unwrap();
-    memory.after(before + 2)
+    memory.after_steps(before + 2)
 }
 
-fn number(bytes: &[u8]) -> u64 {
+fn le_number(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .rev()
@@ -101,13 +102,13 @@ fn number(bytes: &[u8]) -> u64 {
 }
 
 /// Does one change to an image: which page 1, how 1, where 2, with what 8.
-fn change(memory: &Memory, pages: &[u64], how: &[u8]) {
+fn corrupt(memory: &MemorySpace, pages: &[u64], how: &[u8]) {
     let page = pages[usize::from(how[0]) % pages.len()];
-    let at = number(&how[2..4]) as usize % PAGE as usize;
+    let at = le_number(&how[2..4]) as usize % PAGE as usize;
     let with = &how[4..12];
-    let mapped = pages[number(with) as usize % pages.len()];
+    let mapped = pages[le_number(with) as usize % pages.len()];
     let put = |at: usize, bytes: &[u8]| {
-        memory.alter(page, |to| {
+        memory.corrupt(page, |to| {
             let len = bytes.len().min(to.len() - at);
             to[at..at + len].copy_from_slice(&bytes[..len]);
         });
@@ -119,7 +120,7 @@ fn change(memory: &Memory, pages: &[u64], how: &[u8]) {
         4 | 5 => put(at & !7, with),
         // The number of a page that somebody owns, in its place.
         6 | 7 => put(at & !7, &mapped.to_le_bytes()),
-        8 => memory.flip(page, at, with[0]),
+        8 => memory.flip_bits(page, at, with[0]),
         // Of an inode: a field, one of a known page, one of another inode.
         9 => put(
             at / INODE * INODE + usize::from(with[7]) % 22 * 8,
@@ -131,53 +132,53 @@ fn change(memory: &Memory, pages: &[u64], how: &[u8]) {
         12 => put(at % 24, &with[..4]),
         13 => put(0, &other),
         14 => put(at, &other[at..][..16.min(other.len() - at)]),
-        _ => memory.lose(page),
+        _ => memory.make_unreadable(page),
     }
 }
 
 /// What a case told, without its numbers.
 #[derive(Hash, PartialEq, Eq, PartialOrd, Ord)]
-enum Told {
+enum OutcomeClass {
     Ok,
     Posix(i32),
     Damaged(String),
     Other,
 }
 
-fn told<T>(result: Result<T, FsError>) -> Told {
+fn outcome_class<T>(result: Result<T, FsError>) -> OutcomeClass {
     let plain = |text: String| text.chars().filter(|c| !c.is_ascii_digit()).collect();
     match result {
-        Ok(_) => Told::Ok,
-        Err(FsError::Posix(errno)) => Told::Posix(errno.raw_os_error()),
-        Err(FsError::Damaged { cause, .. }) => Told::Damaged(plain(cause.0)),
-        Err(_) => Told::Other,
+        Ok(_) => OutcomeClass::Ok,
+        Err(FsError::Posix(errno)) => OutcomeClass::Posix(errno.raw_os_error()),
+        Err(FsError::Damaged { cause, .. }) => OutcomeClass::Damaged(plain(cause.0)),
+        Err(_) => OutcomeClass::Other,
     }
 }
 
 /// What a file says of itself.
 #[derive(Debug, PartialEq, Eq)]
-struct Seen {
+struct FileSnapshot {
     size: u64,
     parts: Vec<Result<Vec<u8>, FsError>>,
     xattr: Result<Vec<u8>, FsError>,
 }
 
-struct Case {
-    memory: Memory,
+struct FuzzCase {
+    memory: MemorySpace,
     fs: Fs,
-    port: Port,
-    outcomes: BTreeSet<Told>,
+    channel: IoChannel,
+    outcomes: BTreeSet<OutcomeClass>,
     /// Changes of the space when damage was first known.
     stopped_at: Option<usize>,
 }
 
-impl Case {
-    fn take<T>(&mut self, result: Result<T, FsError>) -> Option<T> {
+impl FuzzCase {
+    fn record<T>(&mut self, result: Result<T, FsError>) -> Option<T> {
         if let (None, Some(_)) = (self.stopped_at, self.fs.damage()) {
             self.stopped_at = Some(self.memory.steps());
         }
         let (value, told) = match result {
-            Ok(value) => (Some(value), Told::Ok),
+            Ok(value) => (Some(value), OutcomeClass::Ok),
             Err(error) => {
                 // It says so for ever, or it was no damage.
                 let is_damage = matches!(error, FsError::Damaged { .. });
@@ -185,7 +186,7 @@ impl Case {
                     !is_damage || self.fs.damage().is_some(),
                     "{error} was not noted"
                 );
-                (None, told::<()>(Err(error)))
+                (None, outcome_class::<()>(Err(error)))
             }
         };
         self.outcomes.insert(told);
@@ -208,7 +209,7 @@ impl Case {
                     entries.push((entry.name.clone(), entry.ino));
                     entries.len() % 11 > 0
                 });
-                if self.take(some).is_none() || after == before {
+                if self.record(some).is_none() || after == before {
                     break;
                 }
                 listed += 1;
@@ -217,9 +218,9 @@ impl Case {
             entries.retain(|(name, _)| name != b"." && name != b"..");
             for (name, _) in &entries {
                 let looked = self.fs.lookup(directory, name);
-                if let Some(attr) = self.take(looked) {
+                if let Some(attr) = self.record(looked) {
                     self.fs.forget(attr.ino, 1);
-                    if attr.kind == Kind::Directory && !found.contains_key(&attr.ino) {
+                    if attr.kind == InodeKind::Directory && !found.contains_key(&attr.ino) {
                         left.push(attr.ino);
                     }
                 }
@@ -229,15 +230,15 @@ impl Case {
         found
     }
 
-    fn see(&mut self, ino: Ino) -> Option<Seen> {
+    fn snapshot(&mut self, ino: Ino) -> Option<FileSnapshot> {
         let attr = self.fs.attr(ino);
-        let attr = self.take(attr)?;
-        for what in [Seek::Data, Seek::Hole] {
-            let sought = self.fs.seek(&mut self.port, ino, 5_000, what);
-            self.take(sought);
+        let attr = self.record(attr)?;
+        for what in [SeekTarget::Data, SeekTarget::Hole] {
+            let sought = self.fs.seek(&mut self.channel, ino, 5_000, what);
+            self.record(sought);
         }
         let target = self.fs.read_link(ino);
-        self.take(target);
+        self.record(target);
         let at = [
             0,
             30_000,
@@ -246,15 +247,15 @@ impl Case {
             3 << 30,
             attr.size.saturating_sub(9_000),
         ];
-        let parts = at.map(|at| self.fs.read(&mut self.port, ino, at, 9_000));
+        let parts = at.map(|at| self.fs.read(&mut self.channel, ino, at, 9_000));
         for part in &parts {
-            self.take(part.clone());
+            self.record(part.clone());
         }
         let xattr = self.fs.xattr(ino, b"user.one");
-        self.take(xattr.clone());
+        self.record(xattr.clone());
         let names = self.fs.xattr_names(ino);
-        self.take(names);
-        Some(Seen {
+        self.record(names);
+        Some(FileSnapshot {
             size: attr.size,
             parts: parts.into(),
             xattr,
@@ -263,40 +264,44 @@ impl Case {
 
     fn write(&mut self, ino: Ino, offset: Option<u64>, len: usize) {
         let bytes = Bytes::from(vec![0xaa; len]);
-        let written = self.fs.write(&mut self.port, ino, offset, &bytes, false);
-        self.take(written);
+        let written = self.fs.write(&mut self.channel, ino, offset, &bytes, false);
+        self.record(written);
     }
 
-    fn create(&mut self, parent: Ino, name: &[u8], make: Make<'_>) -> Option<Ino> {
+    fn create(&mut self, parent: Ino, name: &[u8], make: CreateKind<'_>) -> Option<Ino> {
         let attr = self.fs.create(parent, name, make, 0o700, OWNER);
-        let ino = self.take(attr)?.ino;
+        let ino = self.record(attr)?.ino;
         self.fs.forget(ino, 1);
         Some(ino)
     }
 
     /// Makes files, and writes to them and to one that is there. No other changes.
     fn add(&mut self, tree: &BTreeMap<Ino, Vec<(Vec<u8>, Ino)>>) {
-        let seen: BTreeMap<Ino, Option<Seen>> = (1..INODES)
-            .map(|ino| (Ino(ino), self.see(Ino(ino))))
+        let seen: BTreeMap<Ino, Option<FileSnapshot>> = (1..INODES)
+            .map(|ino| (Ino(ino), self.snapshot(Ino(ino))))
             .collect();
         let mut touched = BTreeSet::new();
         for &directory in tree.keys() {
             touched.insert(directory);
             for number in 0..3 {
                 let name = format!("{number} {}", "n".repeat(190));
-                if let Some(ino) = self.create(directory, name.as_bytes(), Make::File) {
+                if let Some(ino) = self.create(directory, name.as_bytes(), CreateKind::File) {
                     touched.insert(ino);
                     self.write(ino, Some(3_000), 100_000);
                     self.write(ino, Some(5 << 20), 5_000);
                     self.write(ino, Some(4_000), 9_000);
                     let set = self
                         .fs
-                        .set_xattr(ino, b"user.a", &[3; 9_000], SetXattr::Always);
-                    self.take(set);
+                        .set_xattr(ino, b"user.a", &[3; 9_000], SetXattrMode::Always);
+                    self.record(set);
                 }
             }
         }
-        let files = |ino: &Ino| self.fs.attr(*ino).is_ok_and(|attr| attr.kind == Kind::File);
+        let files = |ino: &Ino| {
+            self.fs
+                .attr(*ino)
+                .is_ok_and(|attr| attr.kind == InodeKind::File)
+        };
         let old: Vec<Ino> = seen.keys().copied().filter(files).collect();
         if let Some(&ino) = old.iter().find(|ino| !touched.contains(ino)) {
             touched.insert(ino);
@@ -305,15 +310,15 @@ impl Case {
             let mode = Some(0o4711);
             let set = self.fs.set_attr(
                 ino,
-                Changes {
+                AttrChanges {
                     mode,
-                    ..Changes::default()
+                    ..AttrChanges::default()
                 },
             );
-            self.take(set);
+            self.record(set);
         }
         for (ino, before) in seen {
-            let after = self.see(ino);
+            let after = self.snapshot(ino);
             let is_known = self.fs.damage().is_some() || touched.contains(&ino);
             assert!(
                 is_known || after == before,
@@ -326,22 +331,30 @@ impl Case {
     fn remove(&mut self, tree: &BTreeMap<Ino, Vec<(Vec<u8>, Ino)>>) {
         for (number, ino) in (1..INODES).map(Ino).enumerate() {
             let how = [
-                Allocate::Punch,
-                Allocate::Reserve { keep_size: true },
-                Allocate::Zero { keep_size: false },
+                AllocateMode::Punch,
+                AllocateMode::Reserve { keep_size: true },
+                AllocateMode::Zero { keep_size: false },
             ];
             let how = how[number % 3];
-            let done = self.fs.allocate(&mut self.port, ino, how, 5_000, 60_000);
-            self.take(done);
-            let done = self
+            let done = self.fs.allocate(&mut self.channel, ino, how, 5_000, 60_000);
+            self.record(done);
+            let done = self.fs.allocate(
+                &mut self.channel,
+                ino,
+                AllocateMode::Punch,
+                1 << 20,
+                1 << 40,
+            );
+            self.record(done);
+            if self
                 .fs
-                .allocate(&mut self.port, ino, Allocate::Punch, 1 << 20, 1 << 40);
-            self.take(done);
-            if self.fs.attr(ino).is_ok_and(|attr| attr.kind == Kind::File) {
+                .attr(ino)
+                .is_ok_and(|attr| attr.kind == InodeKind::File)
+            {
                 let cut = self
                     .fs
-                    .set_size(&mut self.port, ino, 5_000 * (number as u64 % 2));
-                self.take(cut);
+                    .set_size(&mut self.channel, ino, 5_000 * (number as u64 % 2));
+                self.record(cut);
             }
         }
         let all = tree.iter().flat_map(|(directory, entries)| {
@@ -352,9 +365,13 @@ impl Case {
         let all: Vec<(Ino, &[u8])> = all.collect();
         for (index, &from) in all.iter().enumerate().step_by(3) {
             let to = all[(index * 7 + 3) % all.len()];
-            let how = [Rename::Replace, Rename::Exchange, Rename::NoReplace][index / 3 % 3];
+            let how = [
+                RenameMode::Replace,
+                RenameMode::Exchange,
+                RenameMode::NoReplace,
+            ][index / 3 % 3];
             let moved = self.fs.rename(from, to, how);
-            self.take(moved);
+            self.record(moved);
         }
         for _ in 0..4 {
             for &(directory, name) in all.iter().rev() {
@@ -362,33 +379,33 @@ impl Case {
                     Err(FsError::Posix(Errno::ISDIR)) => self.fs.rmdir(directory, name),
                     gone => gone,
                 };
-                self.take(gone);
+                self.record(gone);
             }
         }
-        let times = self.fs.put_times();
-        self.take(times);
+        let times = self.fs.flush_all_times();
+        self.record(times);
     }
 }
 
-fn run(memory: &Memory) -> (BTreeSet<Told>, Option<Usage>) {
+fn run_case(memory: &MemorySpace) -> (BTreeSet<OutcomeClass>, Option<Usage>) {
     let fs = match Fs::mount(memory.shared(), wait, clock) {
         Ok(fs) => fs,
         Err(error) => {
             let is_told = matches!(error, FsError::Damaged { .. } | FsError::Space(_));
             assert!(is_told, "mounting: {error}");
-            return (BTreeSet::from([told::<()>(Err(error))]), None);
+            return (BTreeSet::from([outcome_class::<()>(Err(error))]), None);
         }
     };
-    let port = fs.port().unwrap();
+    let port = fs.open_channel().unwrap();
     if fs.damage().is_some() {
         assert_eq!(memory.steps(), 0, "nothing is changed in what is damaged");
     }
-    while fs.free_some() {}
+    while fs.free_deferred_piece() {}
     let stopped_at = fs.damage().map(|_| memory.steps());
-    let mut case = Case {
+    let mut case = FuzzCase {
         memory: memory.clone(),
         fs,
-        port,
+        channel: port,
         outcomes: BTreeSet::new(),
         stopped_at,
     };
@@ -404,14 +421,14 @@ fn run(memory: &Memory) -> (BTreeSet<Told>, Option<Usage>) {
     (case.outcomes, Some(usage))
 }
 
-fn check(image: &Memory, pages: &[u64], input: &[u8]) -> (bool, BTreeSet<Told>) {
+fn check(image: &MemorySpace, pages: &[u64], input: &[u8]) -> (bool, BTreeSet<OutcomeClass>) {
     let size = SIZES[usize::from(input.first().copied().unwrap_or(0)) % SIZES.len()];
-    let memory = image.sized(size);
+    let memory = image.with_size(size);
     let changes = input.get(1..).unwrap_or(&[]).chunks_exact(CHANGE);
     for how in changes.take(CHANGES_MAX) {
-        change(&memory, pages, how);
+        corrupt(&memory, pages, how);
     }
-    let ((outcomes, usage), bytes) = allocated(|| run(&memory));
+    let ((outcomes, usage), bytes) = measure_allocation(|| run_case(&memory));
     assert!(bytes < MEMORY_MAX, "{bytes} bytes in memory");
     // Whatever was done to it, it can be looked at again.
     let again = Fs::mount(memory.shared(), wait, clock);
@@ -435,7 +452,7 @@ fn fuzz_files() {
             seeds.push(seed);
         }
     }
-    Target::new("files", env!("CARGO_MANIFEST_DIR"))
+    FuzzTarget::new("files", env!("CARGO_MANIFEST_DIR"))
         .seeds(seeds)
         .cases(1500)
         .bytes_max(1 + CHANGE * CHANGES_MAX)
@@ -448,22 +465,22 @@ fn is_meta(page: &Page) -> bool {
 }
 
 #[test]
-fn the_image_is_sound_and_bears_everything() {
+fn intact_image_passes_all_operations() {
     let image = image();
     for size in SIZES {
-        let memory = image.sized(size);
-        let (fs, _) = mounted(&memory);
+        let memory = image.with_size(size);
+        let (fs, _) = mount_and_free(&memory);
         assert_eq!(fs.damage(), None);
         drop(fs);
-        let memory = image.sized(size);
-        let (outcomes, usage) = run(&memory);
+        let memory = image.with_size(size);
+        let (outcomes, usage) = run_case(&memory);
         let damage = outcomes
             .iter()
-            .any(|told| matches!(told, Told::Damaged(_) | Told::Other));
+            .any(|told| matches!(told, OutcomeClass::Damaged(_) | OutcomeClass::Other));
         assert!(!damage, "a sound image is called damaged");
         // The root and what could not be moved away, of nearly a hundred.
         let inodes = usage.unwrap().inodes;
         assert!(inodes < 8, "{inodes} inodes are left");
-        assert_eq!(mounted(&memory).0.damage(), None);
+        assert_eq!(mount_and_free(&memory).0.damage(), None);
     }
 }

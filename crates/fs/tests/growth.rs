@@ -8,54 +8,57 @@ mod support;
 
 use bytes::Bytes;
 use pagemesh_base::space::Request;
-use pagemesh_fs::{Allocate, Attr, Fs, FsError, Ino, Make, Port};
+use pagemesh_fs::{AllocateMode, Attr, CreateKind, Fs, FsError, Ino, IoChannel};
 use rustix::io::Errno;
 use std::sync::Arc;
-use support::guests::{Ending, Guests, write_at_once};
-use support::lossy::Lossy;
-use support::memory::{Memory, wait};
-use support::pool::Pooled;
-use support::{OWNER, clock, made, made_with_limit, mounted, mounted_with_left};
+use support::direct_client::{TestDirectClient, WriteEnd, write_record};
+use support::lossy::LossySpace;
+use support::memory::{MemorySpace, wait};
+use support::pool::PoolSpace;
+use support::{OWNER, clock, mount_and_free, mount_with_leftovers, new_fs, new_fs_with_limit};
 
-const SIZE: u64 = support::guests::MEMORY_BYTES;
+const SIZE: u64 = support::direct_client::MEMORY_BYTES;
 const PAGE: u64 = 4096;
 
-struct File {
+struct AppendFile {
     fs: Fs,
-    port: Port,
+    channel: IoChannel,
     ino: Ino,
-    guests: Arc<Guests>,
+    direct_client: Arc<TestDirectClient>,
 }
 
-impl File {
-    fn opened((fs, port): (Fs, Port), ino: Ino) -> File {
+impl AppendFile {
+    fn opened((fs, port): (Fs, IoChannel), ino: Ino) -> AppendFile {
         // Its board lasts while it is closed.
-        fs.remember(ino).unwrap();
+        fs.lookup_ino(ino).unwrap();
         fs.open(ino).unwrap();
-        File {
+        AppendFile {
             fs,
-            port,
+            channel: port,
             ino,
-            guests: Arc::default(),
+            direct_client: Arc::default(),
         }
     }
 
-    fn new(memory: &Memory) -> File {
-        File::made(made(memory))
+    fn new(memory: &MemorySpace) -> AppendFile {
+        AppendFile::made(new_fs(memory))
     }
 
-    fn made((fs, port): (Fs, Port)) -> File {
+    fn made((fs, port): (Fs, IoChannel)) -> AppendFile {
         let attr = fs
-            .create(Ino::ROOT, b"file", Make::File, 0o600, OWNER)
+            .create(Ino::ROOT, b"file", CreateKind::File, 0o600, OWNER)
             .unwrap();
-        File::opened((fs, port), attr.ino)
+        AppendFile::opened((fs, port), attr.ino)
     }
 
     /// Whether guests may make it longer.
-    fn grow(&self) -> bool {
-        let guests = Arc::clone(&self.guests);
-        let shown = self.fs.grow(self.ino, || Some(guests)).unwrap();
-        shown.is_some() && self.guests.0.lock().unwrap().growth.is_some()
+    fn grant_append(&self) -> bool {
+        let guests = Arc::clone(&self.direct_client);
+        let shown = self
+            .fs
+            .publish_file_map_for_append(self.ino, || Some(guests))
+            .unwrap();
+        shown.is_some() && self.direct_client.0.lock().unwrap().growth.is_some()
     }
 
     fn check(&mut self, model: &[u8], at: &str) {
@@ -67,7 +70,10 @@ impl File {
     /// Whether it holds one of these.
     fn compare(&mut self, models: &[&[u8]]) -> Result<(), String> {
         let attr = self.fs.attr(self.ino).unwrap();
-        let found = self.fs.read(&mut self.port, self.ino, 0, 1 << 23).unwrap();
+        let found = self
+            .fs
+            .read(&mut self.channel, self.ino, 0, 1 << 23)
+            .unwrap();
         if found.len() as u64 != attr.size {
             return Err(format!("{} of {} bytes", found.len(), attr.size));
         }
@@ -79,11 +85,11 @@ impl File {
 }
 
 /// What follows from a seed.
-struct Random(pagemesh_fuzz::Random);
+struct TestRandom(pagemesh_fuzz::Random);
 
-impl Random {
-    fn new(seed: u64) -> Random {
-        Random(pagemesh_fuzz::Random::new(seed))
+impl TestRandom {
+    fn new(seed: u64) -> TestRandom {
+        TestRandom(pagemesh_fuzz::Random::new(seed))
     }
 
     fn below(&mut self, end: u64) -> u64 {
@@ -101,39 +107,41 @@ fn overwrite(model: &mut Vec<u8>, offset: usize, data: &[u8]) {
 }
 
 /// What a crash left at each change of the last operation.
-fn crash_everywhere(memory: &Memory, from: usize, models: [&[u8]; 2], ino: Ino, at: &str) {
+fn crash_everywhere(memory: &MemorySpace, from: usize, models: [&[u8]; 2], ino: Ino, at: &str) {
     for steps in from..=memory.steps() {
         let at = format!("{at}, after change {steps}");
-        let old = memory.after(steps);
-        let mut file = File::opened(mounted_with_left(&old), ino);
+        let old = memory.after_steps(steps);
+        let mut file = AppendFile::opened(mount_with_leftovers(&old), ino);
         if let Err(found) = file.compare(&models) {
             panic!("{at}, mounted: {found}");
         }
-        while file.fs.free_some() {}
+        while file.fs.free_deferred_piece() {}
         if let Err(found) = file.compare(&models) {
             panic!("{at}, finished: {found}");
         }
-        assert!(!file.fs.attr(ino).unwrap().grows, "{at}");
+        assert!(!file.fs.attr(ino).unwrap().has_volatile_size, "{at}");
         check_pages(&old, &file.fs);
         // What lay behind the end does not come back.
         let size = file.fs.attr(ino).unwrap().size;
-        file.fs.set_size(&mut file.port, ino, size + 9000).unwrap();
-        let more = file.fs.read(&mut file.port, ino, size, 9000).unwrap();
+        file.fs
+            .set_size(&mut file.channel, ino, size + 9000)
+            .unwrap();
+        let more = file.fs.read(&mut file.channel, ino, size, 9000).unwrap();
         assert!(more.iter().all(|&byte| byte == 0), "{at}");
     }
 }
 
 /// Every mapped page is counted, and nothing else but what nobody wrote yet.
-fn check_pages(memory: &Memory, fs: &Fs) {
+fn check_pages(memory: &MemorySpace, fs: &Fs) {
     let used = fs.usage().used_bytes / PAGE;
     let unwritten = used.checked_sub(memory.mapped_pages() as u64);
     assert!(unwritten.is_some_and(|pages| pages < 100), "{used} in use");
 }
 
-fn live(seed: u64, operations: usize, crashes: bool) -> (u64, u64) {
-    let mut random = Random::new(seed);
-    let memory = Memory::new(SIZE);
-    let mut file = File::new(&memory);
+fn run_ops(seed: u64, operations: usize, crashes: bool) -> (u64, u64) {
+    let mut random = TestRandom::new(seed);
+    let memory = MemorySpace::new(SIZE);
+    let mut file = AppendFile::new(&memory);
     let mut model: Vec<u8> = Vec::new();
     let (mut by_guest, mut lent) = (0, 0);
     for number in 0..operations {
@@ -151,26 +159,35 @@ fn live(seed: u64, operations: usize, crashes: bool) -> (u64, u64) {
                     _ => 0,
                 };
                 let ending = match random.below(12) {
-                    0 => Ending::DiesLate,
-                    1 => Ending::DiesEarly,
-                    _ => Ending::Well,
+                    0 => WriteEnd::DiesAfterWrite,
+                    1 => WriteEnd::DiesBeforeWrite,
+                    _ => WriteEnd::Completed,
                 };
-                let is_lent = |guests: &Guests| {
+                let is_lent = |guests: &TestDirectClient| {
                     let told = guests.0.lock().unwrap();
                     !told.is_outdated && told.growth.is_some()
                 };
-                lent += u64::from(!is_lent(&file.guests) && file.grow());
-                if file.guests.write(&memory.shared(), back, &data, ending) {
+                lent += u64::from(!is_lent(&file.direct_client) && file.grant_append());
+                if file
+                    .direct_client
+                    .write(&memory.shared(), back, &data, ending)
+                {
                     by_guest += 1;
-                    if ending != Ending::DiesEarly {
+                    if ending != WriteEnd::DiesBeforeWrite {
                         overwrite(&mut model, (end - back) as usize, &data);
                     }
                 } else {
                     file.fs
-                        .write(&mut file.port, file.ino, None, &data.clone().into(), false)
+                        .write(
+                            &mut file.channel,
+                            file.ino,
+                            None,
+                            &data.clone().into(),
+                            false,
+                        )
                         .unwrap();
                     model.extend(&data);
-                    file.grow();
+                    file.grant_append();
                 }
             }
             12 => {
@@ -178,47 +195,47 @@ fn live(seed: u64, operations: usize, crashes: bool) -> (u64, u64) {
                 let data = &data[..data.len().min(4096)];
                 let bytes = Bytes::from(data.to_vec());
                 file.fs
-                    .write(&mut file.port, file.ino, Some(offset), &bytes, false)
+                    .write(&mut file.channel, file.ino, Some(offset), &bytes, false)
                     .unwrap();
                 overwrite(&mut model, offset as usize, data);
             }
             13 => {
                 let bytes = Bytes::from(data.clone());
                 file.fs
-                    .write(&mut file.port, file.ino, None, &bytes, false)
+                    .write(&mut file.channel, file.ino, None, &bytes, false)
                     .unwrap();
                 model.extend(&data);
             }
             14 => {
                 let size = random.below(end + 1) as usize;
                 file.fs
-                    .set_size(&mut file.port, file.ino, size as u64)
+                    .set_size(&mut file.channel, file.ino, size as u64)
                     .unwrap();
                 model.truncate(size);
             }
             15 => {
                 let size = (end + random.below(300)).next_multiple_of(random.below(2) + 1);
-                file.fs.set_size(&mut file.port, file.ino, size).unwrap();
+                file.fs.set_size(&mut file.channel, file.ino, size).unwrap();
                 model.resize(size as usize, 0);
             }
             16 => {
                 // Room that is not seen, and then not there.
-                let how = Allocate::Reserve { keep_size: true };
+                let how = AllocateMode::Reserve { keep_size: true };
                 file.fs
-                    .allocate(&mut file.port, file.ino, how, end, 10_000)
+                    .allocate(&mut file.channel, file.ino, how, end, 10_000)
                     .unwrap();
-                file.fs.set_size(&mut file.port, file.ino, end).unwrap();
+                file.fs.set_size(&mut file.channel, file.ino, end).unwrap();
             }
             17 => {
                 file.fs.release(file.ino);
-                assert!(!file.fs.attr(file.ino).unwrap().grows, "{at}");
+                assert!(!file.fs.attr(file.ino).unwrap().has_volatile_size, "{at}");
                 file.fs.open(file.ino).unwrap();
             }
             18 => {
                 file.fs
                     .set_attr(
                         file.ino,
-                        pagemesh_fs::Changes {
+                        pagemesh_fs::AttrChanges {
                             mode: Some(0o640),
                             ..Default::default()
                         },
@@ -230,15 +247,15 @@ fn live(seed: u64, operations: usize, crashes: bool) -> (u64, u64) {
                 let first = end.saturating_sub(data.len() as u64);
                 let part = (first, Bytes::from(data[..(end - first) as usize].to_vec()));
                 let parts = [part];
-                let (port, ino) = (&mut file.port, file.ino);
-                let written = file.fs.write_together(port, ino, &parts, || true);
+                let (port, ino) = (&mut file.channel, file.ino);
+                let written = file.fs.write_atomic(port, ino, &parts, || true);
                 assert_eq!(written.is_ok(), end > 0, "{at}");
                 overwrite(&mut model, first as usize, &parts[0].1);
             }
             _ => {
-                drop(file.port);
+                drop(file.channel);
                 drop(file.fs);
-                file = File::opened(mounted(&memory), file.ino);
+                file = AppendFile::opened(mount_and_free(&memory), file.ino);
             }
         }
         file.check(&model, &at);
@@ -250,8 +267,8 @@ fn live(seed: u64, operations: usize, crashes: bool) -> (u64, u64) {
 }
 
 #[test]
-fn guests_and_others_write_one_file() {
-    let lives = (0..20).map(|seed| live(seed, 400, false));
+fn direct_and_mount_writes_share_one_file() {
+    let lives = (0..20).map(|seed| run_ops(seed, 400, false));
     let (by_guest, lent) = lives.fold((0, 0), |all, life| (all.0 + life.0, all.1 + life.1));
     assert!(
         by_guest > 2000 && lent > 500,
@@ -260,21 +277,21 @@ fn guests_and_others_write_one_file() {
 }
 
 #[test]
-fn a_crash_leaves_a_file_that_grows_or_is_settled() {
-    let lives = (100..120).map(|seed| live(seed, 60, true));
+fn crash_during_append_keeps_a_consistent_file() {
+    let lives = (100..120).map(|seed| run_ops(seed, 60, true));
     let (by_guest, _) = lives.fold((0, 0), |all, life| (all.0 + life.0, all.1 + life.1));
     assert!(by_guest > 300, "{by_guest} by guests");
 }
 
 /// The machine loses its power at each fence of what guests and the mount do; how many images
 /// were mounted.
-fn live_in_pool(seed: u64, operations: usize) -> usize {
+fn run_ops_in_pool(seed: u64, operations: usize) -> usize {
     const POOL_BYTES: usize = 96 << 20;
     /// Images of a point, at most.
     const IMAGES_MAX: u64 = 4;
-    let mut random = Random::new(seed);
-    let pooled = Pooled::new(POOL_BYTES, SIZE / 2, false);
-    let mut file = File::made(pooled.mounted());
+    let mut random = TestRandom::new(seed);
+    let pooled = PoolSpace::new(POOL_BYTES, SIZE / 2, false);
+    let mut file = AppendFile::made(pooled.mount());
     let mut model: Vec<u8> = Vec::new();
     pooled.crash_points();
     let mut images = 0;
@@ -287,16 +304,16 @@ fn live_in_pool(seed: u64, operations: usize) -> usize {
         let at = format!("seed {seed}, operation {number}, {what} of {len} at {end}");
         let back = random.below(end % PAGE + 1) * (what % 2);
         match what {
-            0..7 if file.grow()
+            0..7 if file.grant_append()
                 && file
-                    .guests
-                    .write(&pooled.shared(), back, &data, Ending::Well) =>
+                    .direct_client
+                    .write(&pooled.shared(), back, &data, WriteEnd::Completed) =>
             {
                 overwrite(&mut model, (end - back) as usize, &data);
             }
             7 => {
                 let size = random.below(end + 1);
-                file.fs.set_size(&mut file.port, file.ino, size).unwrap();
+                file.fs.set_size(&mut file.channel, file.ino, size).unwrap();
                 model.truncate(size as usize);
             }
             8 => {
@@ -306,7 +323,7 @@ fn live_in_pool(seed: u64, operations: usize) -> usize {
             _ => {
                 let bytes = Bytes::from(data.clone());
                 file.fs
-                    .write(&mut file.port, file.ino, None, &bytes, false)
+                    .write(&mut file.channel, file.ino, None, &bytes, false)
                     .unwrap();
                 model.extend(&data);
             }
@@ -317,8 +334,8 @@ fn live_in_pool(seed: u64, operations: usize) -> usize {
         for (point, crash) in points.iter().enumerate() {
             for image in crash.images(IMAGES_MAX, IMAGES_MAX, seed + point as u64) {
                 images += 1;
-                let left = Pooled::recovered(image, false);
-                let mut found = File::opened(left.mounted(), file.ino);
+                let left = PoolSpace::recover(image, false);
+                let mut found = AppendFile::opened(left.mount(), file.ino);
                 let models: [&[u8]; 2] = [&before, &model];
                 // What was acknowledged is there.
                 let models = &models[usize::from(point == last)..];
@@ -335,88 +352,100 @@ fn live_in_pool(seed: u64, operations: usize) -> usize {
 }
 
 #[test]
-fn the_power_fails_at_each_fence_of_a_file_that_grows() {
-    let images: usize = (200..206).map(|seed| live_in_pool(seed, 30)).sum();
+fn power_failure_at_each_fence_of_appends() {
+    let images: usize = (200..206).map(|seed| run_ops_in_pool(seed, 30)).sum();
     assert!(images > 1000, "{images} images");
 }
 
 /// A record over several pages that is there in part, after two deaths, is taken back.
 #[test]
-fn the_lower_of_two_footers_counts() {
-    let memory = Memory::new(SIZE);
-    let mut file = File::new(&memory);
+fn lower_of_two_footers_wins() {
+    let memory = MemorySpace::new(SIZE);
+    let mut file = AppendFile::new(&memory);
     let mut model = vec![7; 100];
     file.fs
-        .write(&mut file.port, file.ino, None, &model.clone().into(), false)
+        .write(
+            &mut file.channel,
+            file.ino,
+            None,
+            &model.clone().into(),
+            false,
+        )
         .unwrap();
-    assert!(file.grow());
+    assert!(file.grant_append());
     assert!(
-        file.guests
-            .write(&memory.shared(), 0, &[8; 50], Ending::Well)
+        file.direct_client
+            .write(&memory.shared(), 0, &[8; 50], WriteEnd::Completed)
     );
     model.extend([8; 50]);
-    let place = file.guests.0.lock().unwrap().spans[0] * PAGE;
+    let place = file.direct_client.0.lock().unwrap().spans[0] * PAGE;
     let first = memory.page(place / PAGE).to_vec();
     assert!(
-        file.guests
-            .write(&memory.shared(), 0, &[9; 9000], Ending::DiesLate)
+        file.direct_client
+            .write(&memory.shared(), 0, &[9; 9000], WriteEnd::DiesAfterWrite)
     );
-    write_at_once(&memory.shared(), place, &first);
+    write_record(&memory.shared(), place, &first);
     file.check(&model, "torn");
-    let mut file = File::opened(mounted(&memory), file.ino);
+    let mut file = AppendFile::opened(mount_and_free(&memory), file.ino);
     file.check(&model, "mounted");
     check_pages(&memory, &file.fs);
 }
 
 /// Whoever maps a file says so, and there may be no room just then to say where it ends.
 #[test]
-fn what_is_stored_behind_the_old_end_is_there_though_mapping_found_no_room() {
-    let memory = Memory::new(SIZE);
-    let mut file = File::new(&memory);
+fn mmap_store_past_old_end_survives_failed_publish() {
+    let memory = MemorySpace::new(SIZE);
+    let mut file = AppendFile::new(&memory);
     let mut model = vec![7; 5000];
     file.fs
-        .write(&mut file.port, file.ino, None, &model.clone().into(), false)
+        .write(
+            &mut file.channel,
+            file.ino,
+            None,
+            &model.clone().into(),
+            false,
+        )
         .unwrap();
-    assert!(file.grow());
+    assert!(file.grant_append());
     let appended = [8; 9000];
     assert!(
-        file.guests
-            .write(&memory.shared(), 0, &appended, Ending::Well)
+        file.direct_client
+            .write(&memory.shared(), 0, &appended, WriteEnd::Completed)
     );
     model.extend(appended);
     memory.set_room(Some(0));
-    let barred = file.fs.bar_guests(file.ino);
+    let barred = file.fs.disable_direct_access(file.ino);
     assert_eq!(barred.unwrap_err().errno(), Errno::NOSPC);
     memory.set_room(None);
     let data = Bytes::from(vec![9; PAGE as usize]);
     file.fs
-        .hold(&mut file.port, file.ino, 2 * PAGE, &data)
+        .buffer_mmap_write(&mut file.channel, file.ino, 2 * PAGE, &data)
         .unwrap();
     overwrite(&mut model, 2 * PAGE as usize, &data);
     file.check(&model, "held");
-    file.fs.sync(&mut file.port, file.ino).unwrap();
-    let mut left = File::opened(mounted(&memory.after_now()), file.ino);
+    file.fs.sync(&mut file.channel, file.ino).unwrap();
+    let mut left = AppendFile::opened(mount_and_free(&memory.snapshot()), file.ino);
     left.check(&model, "synced");
 }
 
 /// What was lent goes with the file, wherever it is.
 #[test]
-fn nothing_is_left_of_a_file_that_grows() {
-    let memory = Memory::new(SIZE);
-    let empty = made(&Memory::new(SIZE)).0.usage().used_bytes;
-    let file = File::new(&memory);
+fn deleted_append_file_frees_its_granted_pages() {
+    let memory = MemorySpace::new(SIZE);
+    let empty = new_fs(&MemorySpace::new(SIZE)).0.usage().used_bytes;
+    let file = AppendFile::new(&memory);
     let bytes = Bytes::from(vec![1; 5000]);
-    let mut port = file.fs.port().unwrap();
+    let mut port = file.fs.open_channel().unwrap();
     file.fs
         .write(&mut port, file.ino, None, &bytes, false)
         .unwrap();
-    assert!(file.grow());
+    assert!(file.grant_append());
     assert!(
-        file.guests
-            .write(&memory.shared(), 0, &[9; 9000], Ending::Well)
+        file.direct_client
+            .write(&memory.shared(), 0, &[9; 9000], WriteEnd::Completed)
     );
     file.fs.unlink(Ino::ROOT, b"file").unwrap();
-    let (left, _) = mounted(&memory.after_now());
+    let (left, _) = mount_and_free(&memory.snapshot());
     check_pages(&memory, &file.fs);
     file.fs.forget(file.ino, 2);
     file.fs.release(file.ino);
@@ -429,57 +458,59 @@ fn nothing_is_left_of_a_file_that_grows() {
 
 /// Where a file ends that a crash left growing has to be read, and that may fail.
 #[test]
-fn who_is_refused_a_file_does_not_keep_it() {
-    let memory = Memory::new(SIZE);
-    let mut file = File::new(&memory);
+fn failed_lookup_keeps_no_reference() {
+    let memory = MemorySpace::new(SIZE);
+    let mut file = AppendFile::new(&memory);
     let data = Bytes::from(vec![1; 5000]);
     file.fs
-        .write(&mut file.port, file.ino, None, &data, false)
+        .write(&mut file.channel, file.ino, None, &data, false)
         .unwrap();
-    assert!(file.grow());
-    let space = Lossy::new(&memory.after_now());
+    assert!(file.grant_append());
+    let space = LossySpace::new(&memory.snapshot());
     let fs = Fs::mount(Arc::new(space.clone()), wait, clock).unwrap();
-    type Ask = fn(&Fs, Ino) -> Result<Attr, FsError>;
-    let asks: [Ask; 3] = [
+    type LookupCall = fn(&Fs, Ino) -> Result<Attr, FsError>;
+    let asks: [LookupCall; 3] = [
         |fs, _| fs.lookup(Ino::ROOT, b"file"),
-        |fs, ino| fs.remember(ino),
+        |fs, ino| fs.lookup_ino(ino),
         |fs, ino| fs.open(ino),
     ];
     for ask in asks {
-        space.refuse(|request| matches!(request, Request::Extents { .. }), 1);
+        space.refuse_requests(|request| matches!(request, Request::Extents { .. }), 1);
         let refused = ask(&fs, file.ino).unwrap_err();
-        assert_eq!((refused.errno(), space.refusing()), (Errno::IO, 0));
+        assert_eq!((refused.errno(), space.refusals_left()), (Errno::IO, 0));
     }
     fs.unlink(Ino::ROOT, b"file").unwrap();
-    while fs.free_some() {}
+    while fs.free_deferred_piece() {}
     assert_eq!(fs.usage().inodes, 2);
 }
 
 /// What is lent counts as in use, so nothing is lent where there is no room.
 #[test]
-fn a_limit_holds_for_guests() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made_with_limit(&memory, 1 << 20);
+fn limit_holds_for_granted_append_space() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs_with_limit(&memory, 1 << 20);
     let attr = fs
-        .create(Ino::ROOT, b"file", Make::File, 0o600, OWNER)
+        .create(Ino::ROOT, b"file", CreateKind::File, 0o600, OWNER)
         .unwrap();
     let mut data = vec![1; 600 << 10];
     let bytes = Bytes::from(data.clone());
     fs.write(&mut port, attr.ino, None, &bytes, false).unwrap();
-    let mut file = File::opened((fs, port), attr.ino);
-    assert!(!file.grow(), "a span of 512 KiB does not fit");
+    let mut file = AppendFile::opened((fs, port), attr.ino);
+    assert!(!file.grant_append(), "a span of 512 KiB does not fit");
     assert!(
         !file
-            .guests
-            .write(&memory.shared(), 0, &[2; 100], Ending::Well)
+            .direct_client
+            .write(&memory.shared(), 0, &[2; 100], WriteEnd::Completed)
     );
-    file.fs.set_size(&mut file.port, file.ino, 50_000).unwrap();
+    file.fs
+        .set_size(&mut file.channel, file.ino, 50_000)
+        .unwrap();
     data.truncate(50_000);
-    assert!(file.grow());
+    assert!(file.grant_append());
     let used = file.fs.usage().used_bytes;
     assert!(
-        file.guests
-            .write(&memory.shared(), 0, &[2; 100], Ending::Well)
+        file.direct_client
+            .write(&memory.shared(), 0, &[2; 100], WriteEnd::Completed)
     );
     data.extend([2; 100]);
     assert_eq!(file.fs.usage().used_bytes, used);
@@ -492,63 +523,70 @@ fn a_limit_holds_for_guests() {
 /// Else the kernel would take no answer about its size that was asked for before, and
 /// whoever seeks the end would find an earlier one.
 #[test]
-fn the_kernel_is_not_told_of_a_file_while_it_grows() {
-    let memory = Memory::new(SIZE);
-    let mut file = File::new(&memory);
-    assert!(file.grow());
-    let append = |file: &File| {
+fn kernel_is_not_notified_during_direct_appends() {
+    let memory = MemorySpace::new(SIZE);
+    let mut file = AppendFile::new(&memory);
+    assert!(file.grant_append());
+    let append = |file: &AppendFile| {
         let space = memory.shared();
-        assert!(file.guests.write(&space, 0, &[2; 100], Ending::Well));
-        *file.guests.1.lock().unwrap() = Some(support::clock());
+        assert!(
+            file.direct_client
+                .write(&space, 0, &[2; 100], WriteEnd::Completed)
+        );
+        *file.direct_client.1.lock().unwrap() = Some(support::clock());
     };
     append(&file);
-    assert_eq!(file.fs.note_guests(), []);
+    assert_eq!(file.fs.collect_direct_writes(), []);
     append(&file);
-    assert_eq!(file.fs.note_guests(), []);
+    assert_eq!(file.fs.collect_direct_writes(), []);
     let data = Bytes::from(vec![2; 100]);
     file.fs
-        .write(&mut file.port, file.ino, None, &data, false)
+        .write(&mut file.channel, file.ino, None, &data, false)
         .unwrap();
     // Settled: of what was written before, too.
-    assert_eq!(file.fs.note_guests(), [file.ino]);
+    assert_eq!(file.fs.collect_direct_writes(), [file.ino]);
     file.check(&[2; 300], "settled");
-    assert_eq!(file.fs.note_guests(), []);
+    assert_eq!(file.fs.collect_direct_writes(), []);
 }
 
 /// Who opens many files, one after the other, finds a board for each; and what is kept of
 /// those that are closed is bounded.
 #[test]
-fn boards_of_closed_files_are_let_go() {
+fn file_maps_of_closed_files_are_bounded() {
     const FILES: usize = 1100;
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made(&memory);
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs(&memory);
     let mut boards = Vec::new();
     for number in 0..FILES {
         let name = format!("file-{number}");
-        let attr = fs.create(Ino::ROOT, name.as_bytes(), Make::File, 0o600, OWNER);
+        let attr = fs.create(Ino::ROOT, name.as_bytes(), CreateKind::File, 0o600, OWNER);
         let ino = attr.unwrap().ino;
-        fs.remember(ino).unwrap();
+        fs.lookup_ino(ino).unwrap();
         fs.open(ino).unwrap();
         let data = Bytes::from(vec![7; 5000]);
         fs.write(&mut port, ino, Some(0), &data, false).unwrap();
-        let guests: Arc<Guests> = Arc::default();
-        let shown = fs.show(ino, || Some(guests.clone())).unwrap();
+        let guests: Arc<TestDirectClient> = Arc::default();
+        let shown = fs.publish_file_map(ino, || Some(guests.clone())).unwrap();
         assert!(shown.is_some(), "{number}");
         drop(shown);
         *guests.1.lock().unwrap() = Some(support::clock());
         fs.release(ino);
         boards.push((ino, guests));
     }
-    let is_kept = |guests: &Arc<Guests>| Arc::strong_count(guests) > 1;
+    let is_kept = |guests: &Arc<TestDirectClient>| Arc::strong_count(guests) > 1;
     let kept = boards.iter().filter(|(_, guests)| is_kept(guests)).count();
     assert_eq!(kept, 1024);
     // Nobody may use one that is gone, and what was written by it is known.
     let (ino, gone) = boards.iter().find(|(_, guests)| !is_kept(guests)).unwrap();
     assert_eq!(gone.0.lock().unwrap().closed, 1);
-    assert!(fs.note_guests().contains(ino));
+    assert!(fs.collect_direct_writes().contains(ino));
     fs.open(*ino).unwrap();
-    let anew: Arc<Guests> = Arc::default();
-    assert!(fs.show(*ino, || Some(anew.clone())).unwrap().is_some());
+    let anew: Arc<TestDirectClient> = Arc::default();
+    assert!(
+        fs.publish_file_map(*ino, || Some(anew.clone()))
+            .unwrap()
+            .is_some()
+    );
     assert_eq!(anew.0.lock().unwrap().closed, 0);
     assert_eq!(fs.read(&mut port, *ino, 0, 1 << 20).unwrap(), [7; 5000]);
 }

@@ -11,12 +11,12 @@
 mod support;
 
 use bytes::Bytes;
-use pagemesh_fs::{Allocate, Fs, Ino, Make, Port};
+use pagemesh_fs::{AllocateMode, CreateKind, Fs, Ino, IoChannel};
 use pagemesh_fuzz::Random;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use support::memory::Memory;
-use support::{OWNER, made, mounted, mounted_with_left};
+use support::memory::MemorySpace;
+use support::{OWNER, mount_and_free, mount_with_leftovers, new_fs};
 
 const SIZE: u64 = 1 << 36;
 const PAGE: u64 = 4096;
@@ -27,47 +27,47 @@ const THREADS: u64 = 4;
 /// Of each file that nobody cuts: more than go into it in one transaction.
 const PARTS: u64 = 256;
 /// Parts that follow each other and are of one thread.
-const RUN: u64 = 8;
+const RUN_PARTS: u64 = 8;
 /// Behind them, of the thread that cuts the file.
 const TAIL_PAGES_MAX: u64 = 70;
 const OPERATIONS: u64 = 400;
 const SEEDS: u64 = 24;
 /// Every second seed syncs and closes so much less often: more is held than goes into a file
 /// in one transaction.
-const SELDOM: u64 = 10;
+const SELDOM_FACTOR: u64 = 10;
 /// Crashes that are looked at, of each seed.
 const CRASHES: u64 = 12;
 
 /// What there is of a part.
 #[derive(Default)]
-struct Part {
+struct PartState {
     acknowledged: AtomicU64,
     /// The last version that is zeroes, begun or done.
     zeroes: AtomicU64,
 }
 
-struct File {
+struct PartFile {
     ino: Ino,
-    parts: Vec<Part>,
+    parts: Vec<PartState>,
 }
 
 /// A crash behind so many changes leaves at least this version of a part.
-struct Durable {
+struct DurableVersion {
     steps: usize,
     file: usize,
     part: u64,
     version: u64,
 }
 
-struct Life {
+struct MmapScenario {
     seed: u64,
-    memory: Memory,
+    memory: MemorySpace,
     fs: Fs,
-    files: Vec<File>,
-    durable: Mutex<Vec<Durable>>,
+    files: Vec<PartFile>,
+    durable: Mutex<Vec<DurableVersion>>,
 }
 
-fn filled(part: u64, version: u64) -> Vec<u8> {
+fn part_bytes(part: u64, version: u64) -> Vec<u8> {
     (part << 32 | version)
         .to_le_bytes()
         .repeat(PART as usize / 8)
@@ -86,7 +86,7 @@ fn version_of(at: &str, part: u64, bytes: &[u8]) -> Option<u64> {
     (word != 0).then_some(word & 0xffff_ffff)
 }
 
-impl File {
+impl PartFile {
     fn acknowledged(&self, part: u64) -> u64 {
         self.parts[part as usize].acknowledged.load(SeqCst)
     }
@@ -110,30 +110,30 @@ impl File {
 }
 
 /// One of the threads.
-struct Hand<'l> {
-    life: &'l Life,
-    own: u64,
-    port: Port,
+struct ScenarioThread<'l> {
+    scenario: &'l MmapScenario,
+    thread_index: u64,
+    channel: IoChannel,
     random: Random,
     /// What is behind the parts of the file that this one cuts.
     tail: Vec<u8>,
 }
 
-impl Hand<'_> {
+impl ScenarioThread<'_> {
     fn below(&mut self, end: u64) -> u64 {
         self.random.below(end as usize) as u64
     }
 
     /// Some parts that are its own.
     fn own_parts(&mut self, align: u64) -> (u64, u64) {
-        let run = self.own + THREADS * self.below(PARTS / RUN / THREADS);
-        let first = self.below(RUN / align) * align;
-        let count = align * (1 + self.below((RUN - first) / align));
-        (run * RUN + first, count)
+        let run = self.thread_index + THREADS * self.below(PARTS / RUN_PARTS / THREADS);
+        let first = self.below(RUN_PARTS / align) * align;
+        let count = align * (1 + self.below((RUN_PARTS - first) / align));
+        (run * RUN_PARTS + first, count)
     }
 
     fn bytes(&self, file: usize, first: u64, count: u64) -> Bytes {
-        let next = |part| filled(part, self.life.files[file].acknowledged(part) + 1);
+        let next = |part| part_bytes(part, self.scenario.files[file].acknowledged(part) + 1);
         (first..first + count)
             .flat_map(next)
             .collect::<Vec<u8>>()
@@ -142,13 +142,13 @@ impl Hand<'_> {
 
     /// Another version of these parts is there. A crash leaves it if it is not only held.
     fn acknowledge(&self, file: usize, first: u64, count: u64, is_durable: bool) {
-        let steps = self.life.memory.steps();
+        let steps = self.scenario.memory.steps();
         for part in first..first + count {
-            let acknowledged = &self.life.files[file].parts[part as usize].acknowledged;
+            let acknowledged = &self.scenario.files[file].parts[part as usize].acknowledged;
             let version = acknowledged.load(SeqCst) + 1;
             acknowledged.store(version, SeqCst);
             if is_durable {
-                self.life.durable.lock().unwrap().push(Durable {
+                self.scenario.durable.lock().unwrap().push(DurableVersion {
                     steps,
                     file,
                     part,
@@ -159,30 +159,35 @@ impl Hand<'_> {
     }
 
     fn seldom(&self) -> u64 {
-        if self.life.seed % 2 == 1 { SELDOM } else { 1 }
+        if self.scenario.seed % 2 == 1 {
+            SELDOM_FACTOR
+        } else {
+            1
+        }
     }
 
-    fn is_time(&mut self) -> bool {
+    fn happens_now(&mut self) -> bool {
         let seldom = self.seldom();
         self.below(seldom) == 0
     }
 
     fn operation(&mut self) {
-        let life = self.life;
+        let life = self.scenario;
         let file = self.below(FILES as u64) as usize;
         let (fs, ino) = (&life.fs, life.files[file].ino);
         match self.below(20) {
             0..8 => {
                 let (first, count) = self.own_parts(2);
                 let data = self.bytes(file, first, count);
-                fs.hold(&mut self.port, ino, first * PART, &data).unwrap();
+                fs.buffer_mmap_write(&mut self.channel, ino, first * PART, &data)
+                    .unwrap();
                 self.acknowledge(file, first, count, false);
             }
             8..10 => {
                 let (first, count) = self.own_parts(1);
                 let data = self.bytes(file, first, count);
                 let at = Some(first * PART);
-                fs.write(&mut self.port, ino, at, &data, false).unwrap();
+                fs.write(&mut self.channel, ino, at, &data, false).unwrap();
                 self.acknowledge(file, first, count, true);
             }
             10 => {
@@ -193,31 +198,33 @@ impl Hand<'_> {
                         .store(part.acknowledged.load(SeqCst) + 1, SeqCst);
                 }
                 let (at, len) = (first * PART, count * PART);
-                fs.allocate(&mut self.port, ino, Allocate::Punch, at, len)
+                fs.allocate(&mut self.channel, ino, AllocateMode::Punch, at, len)
                     .unwrap();
                 self.acknowledge(file, first, count, true);
             }
-            11 if self.is_time() => self.sync(file),
-            12 if self.is_time() => fs.sync_all(&mut self.port).unwrap(),
-            13 if file as u64 == self.own => self.cut(file),
-            14 if file as u64 == self.own => self.hold_tail(file),
-            _ => self.look(file),
+            11 if self.happens_now() => self.sync(file),
+            12 if self.happens_now() => fs.sync_all(&mut self.channel).unwrap(),
+            13 if file as u64 == self.thread_index => self.resize_tail(file),
+            14 if file as u64 == self.thread_index => self.write_tail_mmap(file),
+            _ => self.check_random_parts(file),
         }
-        if (file as u64) == self.own {
-            self.look_at_tail(file);
+        if (file as u64) == self.thread_index {
+            self.check_tail(file);
         }
     }
 
     fn sync(&mut self, file: usize) {
-        let life = self.life;
-        let is_own = |part: &u64| part / RUN % THREADS == self.own;
+        let life = self.scenario;
+        let is_own = |part: &u64| part / RUN_PARTS % THREADS == self.thread_index;
         let own = (0..PARTS).filter(is_own);
         let versions: Vec<(u64, u64)> = own
             .map(|part| (part, life.files[file].acknowledged(part)))
             .collect();
-        life.fs.sync(&mut self.port, life.files[file].ino).unwrap();
+        life.fs
+            .sync(&mut self.channel, life.files[file].ino)
+            .unwrap();
         let steps = life.memory.steps();
-        let durable = versions.into_iter().map(|(part, version)| Durable {
+        let durable = versions.into_iter().map(|(part, version)| DurableVersion {
             steps,
             file,
             part,
@@ -227,33 +234,36 @@ impl Hand<'_> {
     }
 
     /// Reads what may be anybody's.
-    fn look(&mut self, file: usize) {
+    fn check_random_parts(&mut self, file: usize) {
         let count = 1 + self.below(24);
         let first = self.below(PARTS - count);
-        let known = &self.life.files[file];
+        let known = &self.scenario.files[file];
         let least: Vec<u64> = (first..first + count)
             .map(|part| known.acknowledged(part))
             .collect();
         let (at, len) = (first * PART, count * PART);
-        let read = self.life.fs.read(&mut self.port, known.ino, at, len as u32);
+        let read = self
+            .scenario
+            .fs
+            .read(&mut self.channel, known.ino, at, len as u32);
         let read = read.unwrap();
         assert_eq!(read.len() as u64, len);
-        let told = format!("of file {file}, seed {}", self.life.seed);
+        let told = format!("of file {file}, seed {}", self.scenario.seed);
         for ((part, bytes), least) in (first..).zip(read.chunks(PART as usize)).zip(least) {
             known.check(&told, part, bytes, least);
         }
     }
 
-    fn cut(&mut self, file: usize) {
+    fn resize_tail(&mut self, file: usize) {
         let len = self.below(TAIL_PAGES_MAX * PAGE);
-        let (fs, ino) = (&self.life.fs, self.life.files[file].ino);
-        fs.set_size(&mut self.port, ino, PARTS * PART + len)
+        let (fs, ino) = (&self.scenario.fs, self.scenario.files[file].ino);
+        fs.set_size(&mut self.channel, ino, PARTS * PART + len)
             .unwrap();
         self.tail.resize(len as usize, 0);
     }
 
     /// Pages as the kernel sends them, which ends where the file does.
-    fn hold_tail(&mut self, file: usize) {
+    fn write_tail_mmap(&mut self, file: usize) {
         let pages = (self.tail.len() as u64).div_ceil(PAGE);
         if pages == 0 {
             return;
@@ -264,49 +274,53 @@ impl Hand<'_> {
         let fill = 1 + self.below(255) as u8;
         self.tail[at..end as usize].fill(fill);
         let data = Bytes::copy_from_slice(&self.tail[at..end as usize]);
-        let (fs, ino) = (&self.life.fs, self.life.files[file].ino);
-        fs.hold(&mut self.port, ino, PARTS * PART + at as u64, &data)
+        let (fs, ino) = (&self.scenario.fs, self.scenario.files[file].ino);
+        fs.buffer_mmap_write(&mut self.channel, ino, PARTS * PART + at as u64, &data)
             .unwrap();
     }
 
     /// Only this one has changed it.
-    fn look_at_tail(&mut self, file: usize) {
-        let (fs, ino) = (&self.life.fs, self.life.files[file].ino);
+    fn check_tail(&mut self, file: usize) {
+        let (fs, ino) = (&self.scenario.fs, self.scenario.files[file].ino);
         let all = (2 * TAIL_PAGES_MAX * PAGE) as u32;
-        let read = fs.read(&mut self.port, ino, PARTS * PART, all).unwrap();
-        assert!(read == self.tail, "seed {}, file {file}", self.life.seed);
+        let read = fs.read(&mut self.channel, ino, PARTS * PART, all).unwrap();
+        assert!(
+            read == self.tail,
+            "seed {}, file {file}",
+            self.scenario.seed
+        );
     }
 
     /// Opens the files for a few operations; who closes one last has what is held put there.
-    fn work(&mut self) {
+    fn run_operations(&mut self) {
         let mut left = OPERATIONS;
         while left > 0 {
-            for file in &self.life.files {
-                self.life.fs.open(file.ino).unwrap();
+            for file in &self.scenario.files {
+                self.scenario.fs.open(file.ino).unwrap();
             }
             let some = (1 + self.below(20 * self.seldom())).min(left);
             (0..some).for_each(|_| self.operation());
             left -= some;
-            for file in &self.life.files {
-                self.life.fs.release(file.ino);
+            for file in &self.scenario.files {
+                self.scenario.fs.release(file.ino);
             }
         }
     }
 }
 
-impl Life {
-    fn new(seed: u64) -> Life {
-        let memory = Memory::new(SIZE);
-        let (fs, mut port) = made(&memory);
+impl MmapScenario {
+    fn new(seed: u64) -> MmapScenario {
+        let memory = MemorySpace::new(SIZE);
+        let (fs, mut port) = new_fs(&memory);
         let files = (0..FILES).map(|number| {
             let name = format!("f{number}");
-            let made = fs.create(Ino::ROOT, name.as_bytes(), Make::File, 0o600, OWNER);
+            let made = fs.create(Ino::ROOT, name.as_bytes(), CreateKind::File, 0o600, OWNER);
             let ino = made.unwrap().ino;
             fs.set_size(&mut port, ino, PARTS * PART).unwrap();
-            let parts = (0..PARTS).map(|_| Part::default()).collect();
-            File { ino, parts }
+            let parts = (0..PARTS).map(|_| PartState::default()).collect();
+            PartFile { ino, parts }
         });
-        Life {
+        MmapScenario {
             seed,
             files: files.collect(),
             memory,
@@ -316,7 +330,7 @@ impl Life {
     }
 
     /// A mount of what a crash left has of each part what was durable by then.
-    fn check_left(&self, steps: usize, fs: &Fs, port: &mut Port) {
+    fn check_after_crash(&self, steps: usize, fs: &Fs, port: &mut IoChannel) {
         let durable = self.durable.lock().unwrap();
         let mut least = vec![[0; PARTS as usize]; FILES];
         for it in durable.iter().filter(|it| it.steps <= steps) {
@@ -335,31 +349,35 @@ impl Life {
     }
 }
 
-fn live(seed: u64) {
-    let life = Life::new(seed);
+fn run_seed(seed: u64) {
+    let life = MmapScenario::new(seed);
     let begun = life.memory.steps() as u64;
     let tails: Vec<Vec<u8>> = std::thread::scope(|scope| {
         let hands = (0..THREADS).map(|own| {
             let life = &life;
             scope.spawn(move || {
-                let mut hand = Hand {
-                    life,
-                    own,
-                    port: life.fs.port().unwrap(),
+                let mut hand = ScenarioThread {
+                    scenario: life,
+                    thread_index: own,
+                    channel: life.fs.open_channel().unwrap(),
                     random: Random::new(seed * THREADS + own),
                     tail: vec![],
                 };
-                hand.work();
+                hand.run_operations();
                 hand.tail
             })
         });
         let hands: Vec<_> = hands.collect();
         hands.into_iter().map(|hand| hand.join().unwrap()).collect()
     });
-    assert_eq!(life.fs.held_pages(), 0, "seed {seed}: nobody has them open");
+    assert_eq!(
+        life.fs.mmap_dirty_pages(),
+        0,
+        "seed {seed}: nobody has them open"
+    );
     // A crash now leaves everything.
-    let left = life.memory.after_now();
-    let (fs, mut port) = mounted(&left);
+    let left = life.memory.snapshot();
+    let (fs, mut port) = mount_and_free(&left);
     for (number, (file, tail)) in life.files.iter().zip(&tails).enumerate() {
         let all = fs.read(&mut port, file.ino, 0, u32::MAX >> 4).unwrap();
         assert!(all[(PARTS * PART) as usize..] == tail[..], "seed {seed}");
@@ -371,15 +389,15 @@ fn live(seed: u64) {
     let mut random = Random::new(seed);
     for _ in 0..CRASHES {
         let steps = begun + random.below((life.memory.steps() as u64 - begun) as usize) as u64;
-        let left = life.memory.after(steps as usize);
-        let (fs, mut port) = mounted_with_left(&left);
-        life.check_left(steps as usize, &fs, &mut port);
+        let left = life.memory.after_steps(steps as usize);
+        let (fs, mut port) = mount_with_leftovers(&left);
+        life.check_after_crash(steps as usize, &fs, &mut port);
     }
 }
 
 #[test]
-fn threads_hold_sync_cut_read_and_close_at_once() {
+fn concurrent_mmap_sync_truncate_read_and_close() {
     for seed in 0..SEEDS {
-        live(seed);
+        run_seed(seed);
     }
 }

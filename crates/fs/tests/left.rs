@@ -7,12 +7,12 @@ mod support;
 
 use bytes::Bytes;
 use pagemesh_base::space::Request;
-use pagemesh_fs::{Allocate, Fs, FsError, Ino, Make, Port};
+use pagemesh_fs::{AllocateMode, CreateKind, Fs, FsError, Ino, IoChannel};
 use rustix::io::Errno;
 use std::sync::Arc;
-use support::lossy::Lossy;
-use support::memory::{Memory, wait};
-use support::{OWNER, clock, made, mounted_with_left};
+use support::lossy::LossySpace;
+use support::memory::{MemorySpace, wait};
+use support::{OWNER, clock, mount_with_leftovers, new_fs};
 
 const SIZE: u64 = 1 << 36;
 const PAGE: u64 = 4096;
@@ -24,11 +24,11 @@ const RESERVE: usize = 256;
 const PIECE_PAGES_MAX: usize = 24 * 512;
 
 fn create(fs: &Fs, name: &[u8]) -> Ino {
-    let made = fs.create(Ino::ROOT, name, Make::File, 0o600, OWNER);
+    let made = fs.create(Ino::ROOT, name, CreateKind::File, 0o600, OWNER);
     made.unwrap().ino
 }
 
-fn fill(fs: &Fs, port: &mut Port, ino: Ino, bytes: u64) {
+fn fill(fs: &Fs, port: &mut IoChannel, ino: Ino, bytes: u64) {
     let data = Bytes::from(vec![7; 1 << 20]);
     for offset in (0..bytes).step_by(data.len()) {
         fs.write(port, ino, Some(offset), &data, false).unwrap();
@@ -36,38 +36,38 @@ fn fill(fs: &Fs, port: &mut Port, ino: Ino, bytes: u64) {
 }
 
 /// An orphan of so many bytes, as a crash leaves it.
-fn with_orphan(bytes: u64) -> (Memory, Ino) {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made(&memory);
+fn image_with_orphan(bytes: u64) -> (MemorySpace, Ino) {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs(&memory);
     let orphan = fs.create_unnamed(Ino::ROOT, 0o600, OWNER).unwrap().ino;
     fill(&fs, &mut port, orphan, bytes);
-    (memory.after_now(), orphan)
+    (memory.snapshot(), orphan)
 }
 
 /// What a crash may leave of a file that is cut to nine pages, after each change.
-fn cut_files() -> Vec<Memory> {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made(&memory);
+fn images_of_truncated_file() -> Vec<MemorySpace> {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs(&memory);
     let ino = create(&fs, b"file");
     fill(&fs, &mut port, ino, 1 << 20);
     let from = memory.steps();
     fs.set_size(&mut port, ino, 9 * PAGE).unwrap();
     let after = from + 1..memory.steps();
-    after.map(|steps| memory.after(steps)).collect()
+    after.map(|steps| memory.after_steps(steps)).collect()
 }
 
 /// Does something to a cut file before the rest of it is freed, and sees that nothing
 /// comes back, and nothing stays.
-fn check_cut(act: impl Fn(&Fs, &mut Port, Ino)) {
-    let images = cut_files();
+fn check_truncated(act: impl Fn(&Fs, &mut IoChannel, Ino)) {
+    let images = images_of_truncated_file();
     assert!(images.len() > 200, "{} images", images.len());
     for (number, image) in images.iter().enumerate().step_by(13) {
-        let (fs, mut port) = mounted_with_left(image);
-        assert_eq!(fs.left(), 1, "image {number}");
+        let (fs, mut port) = mount_with_leftovers(image);
+        assert_eq!(fs.deferred_inodes(), 1, "image {number}");
         let ino = fs.lookup(Ino::ROOT, b"file").unwrap().ino;
         act(&fs, &mut port, ino);
         check_content(&fs, &mut port, ino, number);
-        while fs.free_some() {}
+        while fs.free_deferred_piece() {}
         check_content(&fs, &mut port, ino, number);
         let attr = fs.attr(ino).unwrap();
         let used = fs.usage().used_bytes / PAGE;
@@ -76,7 +76,7 @@ fn check_cut(act: impl Fn(&Fs, &mut Port, Ino)) {
         assert!(attr.pages <= attr.size.div_ceil(PAGE), "image {number}");
         fs.unlink(Ino::ROOT, b"file").unwrap();
         fs.forget(ino, 1);
-        while fs.free_some() {}
+        while fs.free_deferred_piece() {}
         assert_eq!(fs.attr(ino), Err(FsError::Posix(Errno::STALE)));
         assert!(
             image.mapped_pages() < 5 + RESERVE,
@@ -86,7 +86,7 @@ fn check_cut(act: impl Fn(&Fs, &mut Port, Ino)) {
     }
 }
 
-fn check_content(fs: &Fs, port: &mut Port, ino: Ino, number: usize) {
+fn check_content(fs: &Fs, port: &mut IoChannel, ino: Ino, number: usize) {
     let bytes = fs.read(port, ino, 0, 2 << 20).unwrap();
     let (kept, more) = bytes.split_at(9 * PAGE as usize);
     assert!(kept.iter().all(|&byte| byte == 7), "image {number}");
@@ -95,29 +95,29 @@ fn check_content(fs: &Fs, port: &mut Port, ino: Ino, number: usize) {
 }
 
 #[test]
-fn mounting_changes_nothing_and_what_is_left_is_in_use() {
-    let (memory, _) = with_orphan(1 << 20);
+fn mount_changes_nothing_and_leftovers_count_as_used() {
+    let (memory, _) = image_with_orphan(1 << 20);
     let mapped = memory.mapped_pages();
-    let (fs, _) = mounted_with_left(&memory);
-    assert_eq!((memory.steps(), fs.left()), (0, 1));
+    let (fs, _) = mount_with_leftovers(&memory);
+    assert_eq!((memory.steps(), fs.deferred_inodes()), (0, 1));
     let before = fs.usage();
     assert_eq!(before.inodes, 3);
-    while fs.free_some() {}
-    assert_eq!((fs.left(), fs.usage().inodes), (0, 2));
+    while fs.free_deferred_piece() {}
+    assert_eq!((fs.deferred_inodes(), fs.usage().inodes), (0, 2));
     let freed = (before.used_bytes - fs.usage().used_bytes) / PAGE;
     assert_eq!(freed as usize, mapped - memory.mapped_pages());
     assert_eq!(freed, 256);
 }
 
 #[test]
-fn a_long_orphan_goes_in_pieces_that_count() {
-    let (memory, _) = with_orphan(LONG);
-    let (fs, _) = mounted_with_left(&memory);
+fn long_orphan_is_freed_piece_by_piece() {
+    let (memory, _) = image_with_orphan(LONG);
+    let (fs, _) = mount_with_leftovers(&memory);
     let mut pieces = 0;
     let mut goes_on = true;
     while goes_on {
         let (mapped, used) = (memory.mapped_pages(), fs.usage().used_bytes / PAGE);
-        goes_on = fs.free_some();
+        goes_on = fs.free_deferred_piece();
         let freed = mapped - memory.mapped_pages();
         assert!(freed <= PIECE_PAGES_MAX + 8, "{freed} pages at once");
         if pieces == 0 {
@@ -126,28 +126,31 @@ fn a_long_orphan_goes_in_pieces_that_count() {
         pieces += 1;
     }
     assert!(pieces >= 2, "{pieces} pieces");
-    assert_eq!((fs.left(), fs.usage().inodes), (0, 2));
+    assert_eq!((fs.deferred_inodes(), fs.usage().inodes), (0, 2));
     // Somebody else stops in between.
-    let (memory, _) = with_orphan(LONG);
-    let (fs, _) = mounted_with_left(&memory);
-    assert!(fs.free_some());
+    let (memory, _) = image_with_orphan(LONG);
+    let (fs, _) = mount_with_leftovers(&memory);
+    assert!(fs.free_deferred_piece());
     drop(fs);
-    let (fs, _) = mounted_with_left(&memory);
-    assert_eq!(fs.left(), 1);
-    while fs.free_some() {}
+    let (fs, _) = mount_with_leftovers(&memory);
+    assert_eq!(fs.deferred_inodes(), 1);
+    while fs.free_deferred_piece() {}
     assert!(memory.mapped_pages() < 5 + RESERVE);
 }
 
 #[test]
-fn nobody_finds_an_orphan_that_is_left() {
-    let (memory, orphan) = with_orphan(PAGE);
-    let (fs, _) = mounted_with_left(&memory);
+fn deferred_orphan_cannot_be_opened() {
+    let (memory, orphan) = image_with_orphan(PAGE);
+    let (fs, _) = mount_with_leftovers(&memory);
     let gone = Err(FsError::Posix(Errno::STALE));
-    assert_eq!((fs.open(orphan), fs.remember(orphan)), (gone.clone(), gone));
+    assert_eq!(
+        (fs.open(orphan), fs.lookup_ino(orphan)),
+        (gone.clone(), gone)
+    );
     // Its number is given out again when it is free, and not before.
     let other = create(&fs, b"other");
     assert_ne!(other, orphan);
-    while fs.free_some() {}
+    while fs.free_deferred_piece() {}
     assert_eq!(create(&fs, b"another"), orphan);
     fs.open(orphan).unwrap();
     fs.unlink(Ino::ROOT, b"another").unwrap();
@@ -157,68 +160,68 @@ fn nobody_finds_an_orphan_that_is_left() {
 }
 
 #[test]
-fn what_was_cut_off_does_not_come_back_when_the_file_grows() {
-    check_cut(|fs, port, ino| {
+fn truncated_data_stays_gone_when_the_file_grows() {
+    check_truncated(|fs, port, ino| {
         fs.set_size(port, ino, 200 * PAGE).unwrap();
     });
-    check_cut(|fs, port, ino| {
+    check_truncated(|fs, port, ino| {
         let page = Bytes::from(vec![8; PAGE as usize]);
         fs.write(port, ino, Some(100 * PAGE), &page, false).unwrap();
     });
-    check_cut(|fs, port, ino| {
-        let how = Allocate::Reserve { keep_size: false };
+    check_truncated(|fs, port, ino| {
+        let how = AllocateMode::Reserve { keep_size: false };
         fs.allocate(port, ino, how, 0, 150 * PAGE).unwrap();
     });
-    check_cut(|fs, port, ino| {
+    check_truncated(|fs, port, ino| {
         // The mark of this is taken away when it is done.
-        fs.allocate(port, ino, Allocate::Punch, 20 * PAGE, 2 * PAGE)
+        fs.allocate(port, ino, AllocateMode::Punch, 20 * PAGE, 2 * PAGE)
             .unwrap();
         fs.set_size(port, ino, 200 * PAGE).unwrap();
     });
 }
 
 #[test]
-fn what_was_cut_off_goes_whatever_is_done_meanwhile() {
-    check_cut(|_, _, _| {});
-    check_cut(|fs, port, ino| {
+fn truncated_pages_are_freed_after_other_operations() {
+    check_truncated(|_, _, _| {});
+    check_truncated(|fs, port, ino| {
         let same = Bytes::from(vec![7; PAGE as usize]);
         fs.write(port, ino, Some(PAGE), &same, false).unwrap();
     });
-    check_cut(|fs, port, ino| {
+    check_truncated(|fs, port, ino| {
         let other = create(fs, b"other");
         let copied = fs.copy(port, (ino, 0), (other, 0), 1 << 20).unwrap();
         assert_eq!(copied, 9 * PAGE);
         fs.unlink(Ino::ROOT, b"other").unwrap();
         fs.forget(other, 1);
     });
-    check_cut(|fs, port, ino| {
+    check_truncated(|fs, port, ino| {
         fs.set_size(port, ino, 9 * PAGE).unwrap();
     });
 }
 
 #[test]
-fn a_file_that_is_deleted_while_it_is_left_goes_as_a_whole() {
-    for image in cut_files().iter().step_by(50) {
-        let (fs, _) = mounted_with_left(image);
+fn file_deleted_while_deferred_is_freed_completely() {
+    for image in images_of_truncated_file().iter().step_by(50) {
+        let (fs, _) = mount_with_leftovers(image);
         let ino = fs.lookup(Ino::ROOT, b"file").unwrap().ino;
         fs.unlink(Ino::ROOT, b"file").unwrap();
         fs.forget(ino, 1);
         let other = create(&fs, b"other");
         assert_eq!(other, ino, "the number is free");
-        while fs.free_some() {}
-        assert_eq!((fs.left(), fs.usage().inodes), (0, 3));
+        while fs.free_deferred_piece() {}
+        assert_eq!((fs.deferred_inodes(), fs.usage().inodes), (0, 3));
         assert!(image.mapped_pages() < 5 + RESERVE);
     }
 }
 
 #[test]
-fn what_finds_no_room_is_tried_again_later() {
-    let (memory, _) = with_orphan(LONG);
+fn deferred_free_without_space_is_retried() {
+    let (memory, _) = image_with_orphan(LONG);
     memory.set_room(Some(0));
-    let (fs, mut port) = mounted_with_left(&memory);
+    let (fs, mut port) = mount_with_leftovers(&memory);
     for _ in 0..3 {
-        assert!(!fs.free_some(), "it ends");
-        assert_eq!(fs.left(), 1);
+        assert!(!fs.free_deferred_piece(), "it ends");
+        assert_eq!(fs.deferred_inodes(), 1);
     }
     // A file that is deleted and cannot be freed is left, too.
     memory.set_room(None);
@@ -230,10 +233,10 @@ fn what_finds_no_room_is_tried_again_later() {
     memory.set_room(Some(0));
     fs.forget(deleted, 1);
     assert_eq!(fs.open(deleted), Err(FsError::Posix(Errno::STALE)));
-    assert_eq!(fs.left(), 2);
+    assert_eq!(fs.deferred_inodes(), 2);
     memory.set_room(None);
-    while fs.free_some() {}
-    assert_eq!((fs.left(), fs.usage().inodes), (0, 3));
+    while fs.free_deferred_piece() {}
+    assert_eq!((fs.deferred_inodes(), fs.usage().inodes), (0, 3));
     assert_eq!(
         fs.usage().used_bytes / PAGE,
         1 + 8 + 1 + 256 + RESERVE as u64
@@ -243,50 +246,53 @@ fn what_finds_no_room_is_tried_again_later() {
 /// Else the kernel would go on with the old length, and what is then stored into a mapping
 /// behind the end be nowhere.
 #[test]
-fn a_file_that_was_cut_is_cut_though_the_rest_cannot_be_freed() {
-    let memory = Memory::new(SIZE);
-    drop(made(&memory));
-    let space = Lossy::new(&memory);
+fn truncate_succeeds_when_freeing_is_deferred() {
+    let memory = MemorySpace::new(SIZE);
+    drop(new_fs(&memory));
+    let space = LossySpace::new(&memory);
     let fs = Fs::mount(Arc::new(space.clone()), wait, clock).unwrap();
-    let mut port = fs.port().unwrap();
+    let mut port = fs.open_channel().unwrap();
     let ino = create(&fs, b"file");
     fill(&fs, &mut port, ino, 1 << 20);
-    space.refuse(|request| matches!(request, Request::Discard { .. }), 1);
+    space.refuse_requests(|request| matches!(request, Request::Discard { .. }), 1);
     let attr = fs.set_size(&mut port, ino, 9 * PAGE).unwrap();
-    assert_eq!((attr.size, space.refusing(), fs.left()), (9 * PAGE, 0, 1));
+    assert_eq!(
+        (attr.size, space.refusals_left(), fs.deferred_inodes()),
+        (9 * PAGE, 0, 1)
+    );
     check_content(&fs, &mut port, ino, 0);
-    while fs.free_some() {}
+    while fs.free_deferred_piece() {}
     check_content(&fs, &mut port, ino, 0);
-    assert_eq!((fs.attr(ino).unwrap().pages, fs.left()), (9, 0));
+    assert_eq!((fs.attr(ino).unwrap().pages, fs.deferred_inodes()), (9, 0));
     // What lies in a hole is gone, or the hole is not there.
-    space.refuse(|request| matches!(request, Request::Discard { .. }), 1);
-    let punched = fs.allocate(&mut port, ino, Allocate::Punch, 0, 5 * PAGE);
+    space.refuse_requests(|request| matches!(request, Request::Discard { .. }), 1);
+    let punched = fs.allocate(&mut port, ino, AllocateMode::Punch, 0, 5 * PAGE);
     assert_eq!(punched.unwrap_err().errno(), Errno::IO);
-    while fs.free_some() {}
+    while fs.free_deferred_piece() {}
     check_content(&fs, &mut port, ino, 0);
     // Counting what is left reads, and comes behind what is freed.
-    space.refuse(|request| matches!(request, Request::Extents { .. }), 1);
-    fs.allocate(&mut port, ino, Allocate::Punch, 0, 4 * PAGE)
+    space.refuse_requests(|request| matches!(request, Request::Extents { .. }), 1);
+    fs.allocate(&mut port, ino, AllocateMode::Punch, 0, 4 * PAGE)
         .unwrap();
-    assert_eq!(space.refusing(), 0);
+    assert_eq!(space.refusals_left(), 0);
     let bytes = fs.read(&mut port, ino, 0, 4 * PAGE as u32).unwrap();
     assert!(bytes.iter().all(|&byte| byte == 0));
-    while fs.free_some() {}
-    assert_eq!((fs.attr(ino).unwrap().pages, fs.left()), (5, 0));
+    while fs.free_deferred_piece() {}
+    assert_eq!((fs.attr(ino).unwrap().pages, fs.deferred_inodes()), (5, 0));
 }
 
 #[test]
-fn a_volume_that_fails_ends_it() {
-    let (memory, _) = with_orphan(LONG);
-    let (fs, _) = mounted_with_left(&memory);
+fn deferred_free_stops_when_the_volume_fails() {
+    let (memory, _) = image_with_orphan(LONG);
+    let (fs, _) = mount_with_leftovers(&memory);
     // The map of the orphan, whose last page was written after it.
     let map = memory.pages().into_iter().find(|&page| {
         let bytes = memory.page(page);
         page > 0 && bytes[..8] != [7; 8] && bytes[..8] != [0; 8] && bytes[2] < 8
     });
     let map = map.unwrap();
-    memory.lose(map);
+    memory.make_unreadable(map);
     for _ in 0..3 {
-        assert!(!fs.free_some(), "it ends");
+        assert!(!fs.free_deferred_piece(), "it ends");
     }
 }

@@ -7,47 +7,53 @@
 
 mod support;
 
-use pagemesh_fs::{Allocate, Fs, Ino, Kind, Port};
-use pagemesh_fs_model::{Dice, Model, Op, Reach, check_counts, read, run};
-use support::memory::Memory;
-use support::pool::Pooled;
-use support::{made, mounted};
+use pagemesh_fs::{AllocateMode, Fs, Ino, InodeKind, IoChannel};
+use pagemesh_fs_model::{FsModel, Op, OpGenerator, OpScale, check_page_counts, read, run_op};
+use support::memory::MemorySpace;
+use support::pool::PoolSpace;
+use support::{mount_and_free, new_fs};
 
 const SIZE: u64 = 1 << 36;
 /// Inodes that may be free among those in use.
 const NUMBERS: u64 = 60;
 /// Mounts what a crash left after each change since `from`.
-fn crash_everywhere(memory: &Memory, from: usize, op: &Op, before: &Model, after: &Model) {
+fn crash_everywhere(memory: &MemorySpace, from: usize, op: &Op, before: &FsModel, after: &FsModel) {
     for steps in from..memory.steps() {
-        let old = memory.after(steps);
-        let (fs, mut port) = mounted(&old);
+        let old = memory.after_steps(steps);
+        let (fs, mut port) = mount_and_free(&old);
         let at = format!("after change {steps} of {op:?}");
-        check_left((&fs, &mut port), &at, op, before, after);
+        check_after_crash((&fs, &mut port), &at, op, before, after);
         check_pages(old.mapped_pages() as u64, &fs);
-        nothing_comes_back(&fs, &mut port);
+        check_no_stale_bytes(&fs, &mut port);
     }
 }
 
 /// What a crash inside of an operation left is what was before, or is there after it, or
 /// lies between where that may be.
-fn check_left((fs, port): (&Fs, &mut Port), at: &str, op: &Op, before: &Model, after: &Model) {
+fn check_after_crash(
+    (fs, port): (&Fs, &mut IoChannel),
+    at: &str,
+    op: &Op,
+    before: &FsModel,
+    after: &FsModel,
+) {
     let found = read(fs, port);
-    if let Err(what) = found.and_then(|found| before.left(op, after, &found)) {
+    if let Err(what) = found.and_then(|found| before.crash_outcome(op, after, &found)) {
         panic!("{at}: {what}");
     }
 }
 
-fn check(model: &Model, fs: &Fs, port: &mut Port) -> Result<(), String> {
+fn check(model: &FsModel, fs: &Fs, port: &mut IoChannel) -> Result<(), String> {
     model.check(&read(fs, port)?)
 }
 
 /// What lay beyond the end of a file is not there when the file grows.
-fn nothing_comes_back(fs: &Fs, port: &mut Port) {
+fn check_no_stale_bytes(fs: &Fs, port: &mut IoChannel) {
     const MORE: u64 = 40_000;
     let inodes = fs.usage().inodes;
     for ino in (1..=inodes + NUMBERS).map(Ino) {
         let Ok(attr) = fs.attr(ino) else { continue };
-        if attr.kind == Kind::File {
+        if attr.kind == InodeKind::File {
             fs.set_size(port, ino, attr.size + MORE).expect("room");
             let more = fs.read(port, ino, attr.size, MORE as u32).expect("sound");
             assert!(more.iter().all(|&byte| byte == 0), "old bytes in {attr:?}");
@@ -67,18 +73,22 @@ fn check_pages(mapped: u64, fs: &Fs) {
 }
 
 /// One file system's life; how many operations succeeded.
-fn live(seed: u64, operations: usize, crashes: bool) -> usize {
-    let mut dice = Dice::new(seed, Reach::Far);
-    let memory = Memory::new(SIZE);
-    let (mut fs, mut port) = made(&memory);
-    let mut model = Model::default();
+fn run_ops(seed: u64, operations: usize, crashes: bool) -> usize {
+    let mut dice = OpGenerator::new(seed, OpScale::Large);
+    let memory = MemorySpace::new(SIZE);
+    let (mut fs, mut port) = new_fs(&memory);
+    let mut model = FsModel::default();
     let mut done = 0;
     for number in 0..operations {
         // Room beyond the end is counted, and not seen: in every other life only.
-        let mut op = dice.op(&model);
+        let mut op = dice.next_op(&model);
         if let (
             0,
-            Op::Allocate(_, Allocate::Reserve { keep_size } | Allocate::Zero { keep_size }, ..),
+            Op::Allocate(
+                _,
+                AllocateMode::Reserve { keep_size } | AllocateMode::Zero { keep_size },
+                ..,
+            ),
         ) = (seed % 2, &mut op)
         {
             *keep_size = false;
@@ -87,7 +97,7 @@ fn live(seed: u64, operations: usize, crashes: bool) -> usize {
         let before = crashes.then(|| model.clone());
         let steps = memory.steps();
         let expected = model.run(&op);
-        assert_eq!(run(&fs, &mut port, &op), expected, "{at}");
+        assert_eq!(run_op(&fs, &mut port, &op), expected, "{at}");
         done += usize::from(expected.is_ok());
         if (crashes || dice.one_in(4))
             && let Err(what) = check(&model, &fs, &mut port)
@@ -95,7 +105,7 @@ fn live(seed: u64, operations: usize, crashes: bool) -> usize {
             panic!("after {at}: {what}");
         }
         if seed.is_multiple_of(2) {
-            check_counts(&model, &fs, &mut port);
+            check_page_counts(&model, &fs, &mut port);
         }
         if let Some(before) = before {
             crash_everywhere(&memory, steps, &op, &before, &model);
@@ -103,7 +113,7 @@ fn live(seed: u64, operations: usize, crashes: bool) -> usize {
         check_pages(memory.mapped_pages() as u64, &fs);
         if dice.one_in(10) {
             drop((fs, port));
-            (fs, port) = mounted(&memory);
+            (fs, port) = mount_and_free(&memory);
             if let Err(what) = check(&model, &fs, &mut port) {
                 panic!("mounted after {at}: {what}");
             }
@@ -114,56 +124,56 @@ fn live(seed: u64, operations: usize, crashes: bool) -> usize {
 }
 
 #[test]
-fn operations_do_what_the_model_does() {
-    let done: usize = (0..20).map(|seed| live(seed, 300, false)).sum();
+fn operations_match_the_model() {
+    let done: usize = (0..20).map(|seed| run_ops(seed, 300, false)).sum();
     assert!(done > 20 * 200, "only {done} operations succeeded");
 }
 
 #[test]
-fn a_crash_leaves_an_operation_whole_or_undone() {
-    let done: usize = (1000..1020).map(|seed| live(seed, 60, true)).sum();
+fn crashed_operation_is_complete_or_absent() {
+    let done: usize = (1000..1020).map(|seed| run_ops(seed, 60, true)).sum();
     assert!(done > 20 * 35, "only {done} operations succeeded");
 }
 
 /// A file system's life in a pool, whose machine loses its power at each fence; how many
 /// operations succeeded, and how many images were mounted. In a pool that buffers,
 /// operations begin when all before is durable.
-fn live_in_pool(seed: u64, operations: usize, buffers: bool) -> (usize, usize) {
+fn run_ops_in_pool(seed: u64, operations: usize, buffers: bool) -> (usize, usize) {
     const POOL_BYTES: usize = 96 << 20;
     /// Images of a point, at most.
     const IMAGES_MAX: u64 = 5;
-    let mut dice = Dice::new(seed, Reach::Far);
-    let pooled = Pooled::new(POOL_BYTES, SIZE, buffers);
-    let (mut fs, mut port) = pooled.mounted();
-    let mut model = Model::default();
+    let mut dice = OpGenerator::new(seed, OpScale::Large);
+    let pooled = PoolSpace::new(POOL_BYTES, SIZE, buffers);
+    let (mut fs, mut port) = pooled.mount();
+    let mut model = FsModel::default();
     pooled.crash_points();
     let (mut done, mut images) = (0, 0);
     for number in 0..operations {
-        let op = dice.op(&model);
+        let op = dice.next_op(&model);
         let at = format!("seed {seed}, operation {number}, {op:?}");
         let before = model.clone();
         let expected = model.run(&op);
-        assert_eq!(run(&fs, &mut port, &op), expected, "{at}");
+        assert_eq!(run_op(&fs, &mut port, &op), expected, "{at}");
         done += usize::from(expected.is_ok());
         let points = pooled.crash_points();
         let last = points.len() - 1;
         for (point, crash) in points.iter().enumerate() {
             for image in crash.images(IMAGES_MAX, IMAGES_MAX, seed + point as u64) {
                 images += 1;
-                let left = Pooled::recovered(image, buffers);
-                let (fs, mut port) = left.mounted();
+                let left = PoolSpace::recover(image, buffers);
+                let (fs, mut port) = left.mount();
                 let at = format!("{at}, fence {point} of {last}");
-                match point == last && !(buffers && op.gradual().is_some()) {
+                match point == last && !(buffers && op.non_atomic_file().is_some()) {
                     // Acknowledged is there, but for bytes that were not flushed.
-                    true => after_all((&fs, &mut port), &at, &model),
-                    false => check_left((&fs, &mut port), &at, &op, &before, &model),
+                    true => check_acknowledged((&fs, &mut port), &at, &model),
+                    false => check_after_crash((&fs, &mut port), &at, &op, &before, &model),
                 }
                 check_pages(left.mapped_pages(), &fs);
             }
         }
         if dice.one_in(10) {
             drop((fs, port));
-            (fs, port) = pooled.mounted();
+            (fs, port) = pooled.mount();
             pooled.crash_points();
         }
         if buffers {
@@ -174,25 +184,25 @@ fn live_in_pool(seed: u64, operations: usize, buffers: bool) -> (usize, usize) {
     (done, images)
 }
 
-fn after_all((fs, port): (&Fs, &mut Port), at: &str, model: &Model) {
+fn check_acknowledged((fs, port): (&Fs, &mut IoChannel), at: &str, model: &FsModel) {
     if let Err(what) = check(model, fs, port) {
         panic!("{at}: what was acknowledged is not there: {what}");
     }
 }
 
 #[test]
-fn the_power_fails_at_each_fence_of_an_operation_on_files() {
-    lives_in_pools(false);
+fn power_failure_at_each_fence_of_file_operations() {
+    run_pool_seeds(false);
 }
 
 /// The same where any 512 bytes since the last flush may be lost.
 #[test]
-fn the_power_of_a_disk_fails_amid_an_operation_on_files() {
-    lives_in_pools(true);
+fn disk_power_failure_during_file_operations() {
+    run_pool_seeds(true);
 }
 
-fn lives_in_pools(buffers: bool) {
-    let lives = (2000..2006).map(|seed| live_in_pool(seed, 30, buffers));
+fn run_pool_seeds(buffers: bool) {
+    let lives = (2000..2006).map(|seed| run_ops_in_pool(seed, 30, buffers));
     let (done, images) = lives.fold((0, 0), |all, life| (all.0 + life.0, all.1 + life.1));
     println!("{images} images mounted, {done} operations succeeded");
     assert!(done > 6 * 17, "only {done} operations succeeded");

@@ -9,17 +9,18 @@ mod support;
 use bytes::Bytes;
 use pagemesh_base::space::Request;
 use pagemesh_fs::{
-    Allocate, Fs, FsError, HELD_PAGES_MAX, HELD_SECONDS_MAX, Ino, Make, Port, STUCK_PAGES_MAX,
-    Seek, TOGETHER_PAGES_MAX, Time, Wait,
+    ATOMIC_PAGES_MAX, AllocateMode, CreateKind, Fs, FsError, Ino, IoChannel,
+    MMAP_DIRTY_PAGES_HARD_MAX, MMAP_DIRTY_PAGES_MAX, MMAP_DIRTY_SECONDS_MAX, SeekTarget, Time,
+    Wait,
 };
 use pagemesh_fuzz::Random;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use support::lossy::Lossy;
-use support::memory::{Memory, wait};
-use support::pool::Pooled;
-use support::{OWNER, made, mounted, mounted_with_left};
+use support::lossy::LossySpace;
+use support::memory::{MemorySpace, wait};
+use support::pool::PoolSpace;
+use support::{OWNER, mount_and_free, mount_with_leftovers, new_fs};
 
 const SIZE: u64 = 1 << 36;
 const PAGE: u64 = 4096;
@@ -28,44 +29,44 @@ const FILE_BYTES_MAX: u64 = 600 * PAGE;
 const FAR: u32 = 1 << 27;
 
 /// A new file that is open.
-fn opened(fs: &Fs, name: &[u8]) -> Ino {
-    let made = fs.create(Ino::ROOT, name, Make::File, 0o600, OWNER);
+fn create_open_file(fs: &Fs, name: &[u8]) -> Ino {
+    let made = fs.create(Ino::ROOT, name, CreateKind::File, 0o600, OWNER);
     let ino = made.unwrap().ino;
     fs.open(ino).unwrap();
     ino
 }
 
 /// The same after a crash, with its content.
-fn found(fs: &Fs, port: &mut Port, name: &[u8]) -> (Ino, Vec<u8>) {
+fn lookup_and_read(fs: &Fs, port: &mut IoChannel, name: &[u8]) -> (Ino, Vec<u8>) {
     let ino = fs.lookup(Ino::ROOT, name).unwrap().ino;
     (ino, fs.read(port, ino, 0, FAR).unwrap())
 }
 
-fn read(fs: &Fs, port: &mut Port, ino: Ino) -> Vec<u8> {
+fn read(fs: &Fs, port: &mut IoChannel, ino: Ino) -> Vec<u8> {
     fs.read(port, ino, 0, FAR).unwrap()
 }
 
 /// A file as its readers see it, and as a crash leaves it.
 #[derive(Clone, Default)]
-struct Model {
-    shown: Vec<u8>,
+struct MmapFileModel {
+    visible: Vec<u8>,
     durable: Vec<u8>,
 }
 
 #[derive(Clone, Debug)]
-enum Op {
+enum MmapOp {
     /// Pages as the kernel sends them.
-    Hold(u64, u64, u8),
+    MmapWrite(u64, u64, u8),
     Write(u64, usize, u8),
     SetSize(u64),
-    Allocate(Allocate, u64, u64),
+    Allocate(AllocateMode, u64, u64),
     Copy(u64, u64, u64),
     Sync,
 }
 
-impl Op {
-    fn roll(random: &mut Random, model: &Model, is_long: bool) -> Op {
-        let size = model.shown.len() as u64;
+impl MmapOp {
+    fn random(random: &mut Random, model: &MmapFileModel, is_long: bool) -> MmapOp {
+        let size = model.visible.len() as u64;
         let below = |random: &mut Random, end: u64| random.below(end.max(1) as usize) as u64;
         let fill = 1 + below(random, 255) as u8;
         let pages = size.div_ceil(PAGE);
@@ -73,86 +74,87 @@ impl Op {
             0..9 if pages > 0 => {
                 let first = below(random, pages);
                 let most = if is_long { 200 } else { 12 };
-                Op::Hold(first, 1 + below(random, most), fill)
+                MmapOp::MmapWrite(first, 1 + below(random, most), fill)
             }
             0..12 => {
                 let at = below(random, FILE_BYTES_MAX / 2);
-                Op::Write(at, 1 + below(random, 20_000) as usize, fill)
+                MmapOp::Write(at, 1 + below(random, 20_000) as usize, fill)
             }
-            12 => Op::SetSize(below(random, FILE_BYTES_MAX)),
+            12 => MmapOp::SetSize(below(random, FILE_BYTES_MAX)),
             13 => {
                 let how = match below(random, 3) {
-                    0 => Allocate::Punch,
-                    1 => Allocate::Zero { keep_size: true },
-                    _ => Allocate::Reserve { keep_size: true },
+                    0 => AllocateMode::Punch,
+                    1 => AllocateMode::Zero { keep_size: true },
+                    _ => AllocateMode::Reserve { keep_size: true },
                 };
                 let at = below(random, FILE_BYTES_MAX);
-                Op::Allocate(how, at, 1 + below(random, 40_000))
+                MmapOp::Allocate(how, at, 1 + below(random, 40_000))
             }
-            14 => Op::Copy(
+            14 => MmapOp::Copy(
                 below(random, size),
                 below(random, FILE_BYTES_MAX / 2),
                 40_000,
             ),
-            _ => Op::Sync,
+            _ => MmapOp::Sync,
         }
     }
 
-    fn run(&self, fs: &Fs, port: &mut Port, ino: Ino) -> Result<(), FsError> {
+    fn run(&self, fs: &Fs, port: &mut IoChannel, ino: Ino) -> Result<(), FsError> {
         match *self {
-            Op::Hold(first, pages, with) => {
+            MmapOp::MmapWrite(first, pages, with) => {
                 // The kernel sends no more than there is.
                 let size = fs.attr(ino)?.size;
                 let end = ((first + pages) * PAGE).min(size);
                 if first * PAGE < end {
                     let data = Bytes::from(vec![with; (end - first * PAGE) as usize]);
-                    fs.hold(port, ino, first * PAGE, &data)?;
+                    fs.buffer_mmap_write(port, ino, first * PAGE, &data)?;
                 }
                 Ok(())
             }
-            Op::Write(at, len, with) => {
+            MmapOp::Write(at, len, with) => {
                 let data = Bytes::from(vec![with; len]);
                 fs.write(port, ino, Some(at), &data, false).map(drop)
             }
-            Op::SetSize(size) => fs.set_size(port, ino, size).map(drop),
-            Op::Allocate(how, at, len) => fs.allocate(port, ino, how, at, len),
-            Op::Copy(from, to, len) => match fs.copy(port, (ino, from), (ino, to), len) {
+            MmapOp::SetSize(size) => fs.set_size(port, ino, size).map(drop),
+            MmapOp::Allocate(how, at, len) => fs.allocate(port, ino, how, at, len),
+            MmapOp::Copy(from, to, len) => match fs.copy(port, (ino, from), (ino, to), len) {
                 Err(FsError::Posix(Errno::INVAL)) => Ok(()),
                 copied => copied.map(drop),
             },
-            Op::Sync => fs.sync(port, ino),
+            MmapOp::Sync => fs.sync(port, ino),
         }
     }
 }
 
-impl Model {
-    fn run(&mut self, op: &Op) {
+impl MmapFileModel {
+    fn run(&mut self, op: &MmapOp) {
         match *op {
-            Op::Hold(first, pages, with) => {
+            MmapOp::MmapWrite(first, pages, with) => {
                 let (first, end) = ((first * PAGE) as usize, ((first + pages) * PAGE) as usize);
-                let size = self.shown.len();
-                self.shown[first.min(size)..end.min(size)].fill(with);
+                let size = self.visible.len();
+                self.visible[first.min(size)..end.min(size)].fill(with);
             }
-            Op::Write(at, len, with) => self.both(|bytes| {
+            MmapOp::Write(at, len, with) => self.apply_to_both(|bytes| {
                 let end = at as usize + len;
                 bytes.resize(bytes.len().max(end), 0);
                 bytes[at as usize..end].fill(with);
             }),
-            Op::SetSize(size) => self.both(|bytes| bytes.resize(size as usize, 0)),
-            Op::Allocate(Allocate::Reserve { .. }, ..) => {}
-            Op::Allocate(_, at, len) => self.both(|bytes| {
+            MmapOp::SetSize(size) => self.apply_to_both(|bytes| bytes.resize(size as usize, 0)),
+            MmapOp::Allocate(AllocateMode::Reserve { .. }, ..) => {}
+            MmapOp::Allocate(_, at, len) => self.apply_to_both(|bytes| {
                 let (first, end) = (at as usize, (at + len) as usize);
                 let size = bytes.len();
                 bytes[first.min(size)..end.min(size)].fill(0);
             }),
-            Op::Copy(from, to, len) => {
+            MmapOp::Copy(from, to, len) => {
                 if from.abs_diff(to) < len {
                     return;
                 }
-                let size = self.shown.len();
-                let part = self.shown[(from as usize).min(size)..((from + len) as usize).min(size)]
+                let size = self.visible.len();
+                let part = self.visible
+                    [(from as usize).min(size)..((from + len) as usize).min(size)]
                     .to_vec();
-                self.both(|bytes| {
+                self.apply_to_both(|bytes| {
                     let end = to as usize + part.len();
                     if !part.is_empty() {
                         bytes.resize(bytes.len().max(end), 0);
@@ -160,18 +162,18 @@ impl Model {
                     }
                 });
             }
-            Op::Sync => self.durable.clone_from(&self.shown),
+            MmapOp::Sync => self.durable.clone_from(&self.visible),
         }
     }
 
-    fn both(&mut self, run: impl Fn(&mut Vec<u8>)) {
-        run(&mut self.shown);
+    fn apply_to_both(&mut self, run: impl Fn(&mut Vec<u8>)) {
+        run(&mut self.visible);
         run(&mut self.durable);
     }
 }
 
 /// There is one file beside the table and the root, and no page that it does not have.
-fn check_nothing_else(memory: &Memory, fs: &Fs) {
+fn check_no_leaked_pages(memory: &MemorySpace, fs: &Fs) {
     let usage = fs.usage();
     assert_eq!(usage.inodes, 3);
     let used = usage.used_bytes / PAGE;
@@ -181,11 +183,14 @@ fn check_nothing_else(memory: &Memory, fs: &Fs) {
 
 /// What a crash within an operation left is one of both, if it is to be whole; else each
 /// byte is of one of them.
-fn check_left(at: &str, op: &Op, found: &[u8], before: &[u8], after: &[u8]) {
+fn check_after_crash(at: &str, op: &MmapOp, found: &[u8], before: &[u8], after: &[u8]) {
     if found == before || found == after {
         return;
     }
-    assert!(!matches!(op, Op::Sync | Op::Hold(..)), "torn {at}");
+    assert!(
+        !matches!(op, MmapOp::Sync | MmapOp::MmapWrite(..)),
+        "torn {at}"
+    );
     let sizes = [before.len(), after.len()];
     let (least, most) = (sizes.iter().min().unwrap(), sizes.iter().max().unwrap());
     assert!((least..=most).contains(&&found.len()), "its length {at}");
@@ -200,38 +205,38 @@ fn check_left(at: &str, op: &Op, found: &[u8], before: &[u8], after: &[u8]) {
 }
 
 /// One file's life, with a crash after each change of the space.
-fn live(seed: u64, operations: usize, is_long: bool) -> u64 {
+fn run_ops(seed: u64, operations: usize, is_long: bool) -> u64 {
     let mut random = Random::new(seed);
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made(&memory);
-    let ino = opened(&fs, b"file");
-    let mut model = Model::default();
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs(&memory);
+    let ino = create_open_file(&fs, b"file");
+    let mut model = MmapFileModel::default();
     let mut redone = 0;
     for number in 0..operations {
-        let op = Op::roll(&mut random, &model, is_long);
+        let op = MmapOp::random(&mut random, &model, is_long);
         let at = format!("seed {seed}, operation {number}, {op:?}");
         let (before, steps) = (model.clone(), memory.steps());
         op.run(&fs, &mut port, ino)
             .unwrap_or_else(|error| panic!("{at}: {error}"));
         model.run(&op);
-        assert!(read(&fs, &mut port, ino) == model.shown, "{at}");
+        assert!(read(&fs, &mut port, ino) == model.visible, "{at}");
         for step in steps..=memory.steps() {
-            let old = memory.after(step);
-            let (fs, mut port) = mounted_with_left(&old);
-            let (_, content) = found(&fs, &mut port, b"file");
+            let old = memory.after_steps(step);
+            let (fs, mut port) = mount_with_leftovers(&old);
+            let (_, content) = lookup_and_read(&fs, &mut port, b"file");
             let at = format!("{at}, after change {}", step - steps);
-            check_left(&at, &op, &content, &before.durable, &model.durable);
+            check_after_crash(&at, &op, &content, &before.durable, &model.durable);
             // It dies once more while it finishes what was begun.
             redone += u64::from(old.steps() > 0);
             if old.steps() > 0 && random.below(8) == 0 {
                 for again in 0..old.steps() {
-                    let last = old.after(again);
-                    let (fs, mut port) = mounted(&last);
+                    let last = old.after_steps(again);
+                    let (fs, mut port) = mount_and_free(&last);
                     assert!(
-                        found(&fs, &mut port, b"file").1 == content,
+                        lookup_and_read(&fs, &mut port, b"file").1 == content,
                         "{at}, again {again}"
                     );
-                    check_nothing_else(&last, &fs);
+                    check_no_leaked_pages(&last, &fs);
                 }
             }
         }
@@ -240,123 +245,128 @@ fn live(seed: u64, operations: usize, is_long: bool) -> u64 {
 }
 
 #[test]
-fn what_was_not_synced_is_gone_and_what_was_is_whole() {
+fn mmap_writes_survive_a_crash_only_after_sync() {
     for seed in 0..12 {
-        live(seed, 60, false);
+        run_ops(seed, 60, false);
     }
 }
 
 #[test]
-fn a_long_sync_is_whole_as_well() {
-    let redone: u64 = (100..106).map(|seed| live(seed, 40, true)).sum();
+fn long_sync_is_atomic() {
+    let redone: u64 = (100..106).map(|seed| run_ops(seed, 40, true)).sum();
     assert!(redone > 100, "{redone} mounts finished a long sync");
 }
 
 /// A file with pages of 1, of which pages of 2 are held.
-fn held(memory: &Memory, pages: u64, held: impl Iterator<Item = u64>) -> (Fs, Port, Ino) {
-    let (fs, mut port) = made(memory);
-    let ino = opened(&fs, b"file");
+fn file_with_mmap_dirty(
+    memory: &MemorySpace,
+    pages: u64,
+    held: impl Iterator<Item = u64>,
+) -> (Fs, IoChannel, Ino) {
+    let (fs, mut port) = new_fs(memory);
+    let ino = create_open_file(&fs, b"file");
     let data = Bytes::from(vec![1; (pages * PAGE) as usize]);
     fs.write(&mut port, ino, Some(0), &data, false).unwrap();
     for page in held {
         let data = Bytes::from(vec![2; PAGE as usize]);
-        fs.hold(&mut port, ino, page * PAGE, &data).unwrap();
+        fs.buffer_mmap_write(&mut port, ino, page * PAGE, &data)
+            .unwrap();
     }
     (fs, port, ino)
 }
 
 /// How many pages a crash would leave of those that were held.
-fn durable(memory: &Memory) -> usize {
-    let (fs, mut port) = mounted(&memory.after_now());
-    let (_, bytes) = found(&fs, &mut port, b"file");
+fn durable_pages(memory: &MemorySpace) -> usize {
+    let (fs, mut port) = mount_and_free(&memory.snapshot());
+    let (_, bytes) = lookup_and_read(&fs, &mut port, b"file");
     let pages = bytes.chunks(PAGE as usize);
     pages.filter(|page| page[0] == 2).count()
 }
 
 #[test]
-fn the_last_one_to_close_a_file_takes_along_what_is_held() {
-    let memory = Memory::new(SIZE);
-    let (fs, _, ino) = held(&memory, 100, (0..100).step_by(7));
-    assert_eq!((durable(&memory), fs.held_pages()), (0, 15));
+fn last_close_flushes_mmap_dirty_pages() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, _, ino) = file_with_mmap_dirty(&memory, 100, (0..100).step_by(7));
+    assert_eq!((durable_pages(&memory), fs.mmap_dirty_pages()), (0, 15));
     fs.open(ino).unwrap();
     fs.release(ino);
-    assert_eq!((durable(&memory), fs.held_pages()), (0, 15));
+    assert_eq!((durable_pages(&memory), fs.mmap_dirty_pages()), (0, 15));
     fs.release(ino);
-    assert_eq!((durable(&memory), fs.held_pages()), (15, 0));
+    assert_eq!((durable_pages(&memory), fs.mmap_dirty_pages()), (15, 0));
 }
 
 /// A mount outlives an outage; what was stored before it does so, too.
 #[test]
-fn what_is_held_outlives_copies_that_are_out_of_reach_at_the_last_close() {
-    let memory = Memory::new(SIZE);
-    drop(held(&memory, 100, std::iter::empty()));
+fn mmap_dirty_pages_survive_an_outage_at_last_close() {
+    let memory = MemorySpace::new(SIZE);
+    drop(file_with_mmap_dirty(&memory, 100, std::iter::empty()));
     for (pages, is_known) in [(200, false), (300, true)] {
-        let space = Lossy::new(&memory);
+        let space = LossySpace::new(&memory);
         let fs = Fs::mount(Arc::new(space.clone()), wait, support::clock).unwrap();
-        let mut port = fs.port().unwrap();
-        let (ino, _) = found(&fs, &mut port, b"file");
+        let mut port = fs.open_channel().unwrap();
+        let (ino, _) = lookup_and_read(&fs, &mut port, b"file");
         fs.open(ino).unwrap();
         fs.set_size(&mut port, ino, pages * PAGE).unwrap();
         let data = Bytes::from(vec![2; (pages * PAGE) as usize]);
-        fs.hold(&mut port, ino, 0, &data).unwrap();
+        fs.buffer_mmap_write(&mut port, ino, 0, &data).unwrap();
         if !is_known {
             fs.forget(ino, 1);
         }
         // A port that is there already.
-        drop(fs.borrow().unwrap());
+        drop(fs.borrow_channel().unwrap());
         // Changes wait, but what is looked up before them does not.
-        space.refuse(
+        space.refuse_requests(
             |request| matches!(request, Request::Extents { .. }),
             u64::MAX,
         );
         fs.release(ino);
-        assert_eq!(fs.held_pages(), pages);
+        assert_eq!(fs.mmap_dirty_pages(), pages);
         // Whoever comes meanwhile finds it, and goes again.
         fs.open(ino).unwrap();
         assert!(read(&fs, &mut port, ino) == data);
         fs.release(ino);
-        fs.put_old_held().unwrap();
-        assert_eq!(fs.held_pages(), pages);
-        space.refuse(|_| false, 0);
-        fs.put_old_held().unwrap();
-        assert_eq!(fs.held_pages(), 0);
-        let (left, mut port) = mounted(&memory.after_now());
-        assert!(found(&left, &mut port, b"file").1 == data);
+        fs.flush_old_mmap_dirty().unwrap();
+        assert_eq!(fs.mmap_dirty_pages(), pages);
+        space.refuse_requests(|_| false, 0);
+        fs.flush_old_mmap_dirty().unwrap();
+        assert_eq!(fs.mmap_dirty_pages(), 0);
+        let (left, mut port) = mount_and_free(&memory.snapshot());
+        assert!(lookup_and_read(&left, &mut port, b"file").1 == data);
         // It is not kept for ever.
         if is_known {
             fs.forget(ino, 1);
             fs.unlink(Ino::ROOT, b"file").unwrap();
-            while fs.free_some() {}
+            while fs.free_deferred_piece() {}
             assert_eq!(fs.usage().inodes, 2);
         }
     }
 }
 
 #[test]
-fn a_file_that_goes_takes_nothing_along() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port, ino) = held(&memory, 100, 0..100);
+fn deleted_file_drops_its_mmap_dirty_pages() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port, ino) = file_with_mmap_dirty(&memory, 100, 0..100);
     fs.unlink(Ino::ROOT, b"file").unwrap();
     assert!(read(&fs, &mut port, ino).iter().all(|&byte| byte == 2));
     let steps = memory.steps();
     fs.release(ino);
     fs.forget(ino, 1);
     // Those of the table and the root.
-    assert_eq!((fs.held_pages(), fs.usage().inodes), (0, 2));
+    assert_eq!((fs.mmap_dirty_pages(), fs.usage().inodes), (0, 2));
     // Nothing of it is written before.
     for step in steps..memory.steps() {
-        let left = memory.after(step);
+        let left = memory.after_steps(step);
         let is_held = |&page: &u64| left.page(page) == [2; PAGE as usize];
         assert!(!left.pages().iter().any(is_held));
     }
 }
 
 #[test]
-fn unmounting_puts_down_what_is_held() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port, _) = held(&memory, 300, 0..300);
+fn unmount_flushes_mmap_dirty_pages() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port, _) = file_with_mmap_dirty(&memory, 300, 0..300);
     fs.sync_all(&mut port).unwrap();
-    assert_eq!((durable(&memory), fs.held_pages()), (300, 0));
+    assert_eq!((durable_pages(&memory), fs.mmap_dirty_pages()), (300, 0));
 }
 
 static NOW: AtomicI64 = AtomicI64::new(1_000_000);
@@ -370,92 +380,103 @@ fn clock() -> Time {
 }
 
 #[test]
-fn nothing_is_held_for_long() {
-    let memory = Memory::new(SIZE);
-    drop(held(&memory, 10, std::iter::empty()));
+fn old_mmap_dirty_pages_are_flushed() {
+    let memory = MemorySpace::new(SIZE);
+    drop(file_with_mmap_dirty(&memory, 10, std::iter::empty()));
     let fs = Fs::mount(memory.shared(), wait as Wait, clock).unwrap();
-    let mut port = fs.port().unwrap();
-    let (ino, _) = found(&fs, &mut port, b"file");
+    let mut port = fs.open_channel().unwrap();
+    let (ino, _) = lookup_and_read(&fs, &mut port, b"file");
     fs.open(ino).unwrap();
     let data = Bytes::from(vec![2; PAGE as usize]);
-    fs.hold(&mut port, ino, PAGE, &data).unwrap();
-    NOW.fetch_add(HELD_SECONDS_MAX - 1, Ordering::SeqCst);
-    fs.hold(&mut port, ino, 0, &data).unwrap();
-    fs.put_old_held().unwrap();
-    assert_eq!((durable(&memory), fs.held_pages()), (0, 2));
+    fs.buffer_mmap_write(&mut port, ino, PAGE, &data).unwrap();
+    NOW.fetch_add(MMAP_DIRTY_SECONDS_MAX - 1, Ordering::SeqCst);
+    fs.buffer_mmap_write(&mut port, ino, 0, &data).unwrap();
+    fs.flush_old_mmap_dirty().unwrap();
+    assert_eq!((durable_pages(&memory), fs.mmap_dirty_pages()), (0, 2));
     NOW.fetch_add(1, Ordering::SeqCst);
-    fs.put_old_held().unwrap();
-    assert_eq!((durable(&memory), fs.held_pages()), (2, 0));
+    fs.flush_old_mmap_dirty().unwrap();
+    assert_eq!((durable_pages(&memory), fs.mmap_dirty_pages()), (2, 0));
     // What was cut off is as old as nothing.
-    fs.hold(&mut port, ino, 0, &data).unwrap();
+    fs.buffer_mmap_write(&mut port, ino, 0, &data).unwrap();
     fs.set_size(&mut port, ino, 0).unwrap();
     fs.set_size(&mut port, ino, PAGE).unwrap();
-    NOW.fetch_add(HELD_SECONDS_MAX, Ordering::SeqCst);
-    fs.hold(&mut port, ino, 0, &data).unwrap();
-    fs.put_old_held().unwrap();
-    assert_eq!((durable(&memory), fs.held_pages()), (0, 1));
+    NOW.fetch_add(MMAP_DIRTY_SECONDS_MAX, Ordering::SeqCst);
+    fs.buffer_mmap_write(&mut port, ino, 0, &data).unwrap();
+    fs.flush_old_mmap_dirty().unwrap();
+    assert_eq!((durable_pages(&memory), fs.mmap_dirty_pages()), (0, 1));
 }
 
 #[test]
-fn too_much_is_not_held() {
-    let memory = Memory::new(SIZE).sized(SIZE);
-    let (fs, mut port) = made(&memory);
-    let files = [opened(&fs, b"file"), opened(&fs, b"other")];
-    let all = 2 * HELD_PAGES_MAX;
+fn file_with_most_mmap_dirty_pages_is_flushed_first() {
+    let memory = MemorySpace::new(SIZE).with_size(SIZE);
+    let (fs, mut port) = new_fs(&memory);
+    let files = [
+        create_open_file(&fs, b"file"),
+        create_open_file(&fs, b"other"),
+    ];
+    let all = 2 * MMAP_DIRTY_PAGES_MAX;
     for ino in files {
         fs.set_size(&mut port, ino, all * PAGE).unwrap();
     }
     let data = Bytes::from(vec![2; 256 * PAGE as usize]);
     let mut hold = |ino, at: u64| {
-        fs.hold(&mut port, ino, at * PAGE, &data).unwrap();
-        fs.held_pages()
+        fs.buffer_mmap_write(&mut port, ino, at * PAGE, &data)
+            .unwrap();
+        fs.mmap_dirty_pages()
     };
     assert_eq!(hold(files[1], 0), 256);
-    for at in (0..HELD_PAGES_MAX - 1024).step_by(256) {
+    for at in (0..MMAP_DIRTY_PAGES_MAX - 1024).step_by(256) {
         hold(files[0], at);
     }
-    assert_eq!(fs.held_pages(), HELD_PAGES_MAX - 768);
-    for at in (HELD_PAGES_MAX - 1024..HELD_PAGES_MAX - 512).step_by(256) {
+    assert_eq!(fs.mmap_dirty_pages(), MMAP_DIRTY_PAGES_MAX - 768);
+    for at in (MMAP_DIRTY_PAGES_MAX - 1024..MMAP_DIRTY_PAGES_MAX - 512).step_by(256) {
         hold(files[0], at);
     }
     // The one with most goes, and the other stays.
-    assert_eq!(hold(files[0], HELD_PAGES_MAX), 512);
-    let (fs, mut port) = mounted(&memory.after_now());
+    assert_eq!(hold(files[0], MMAP_DIRTY_PAGES_MAX), 512);
+    let (fs, mut port) = mount_and_free(&memory.snapshot());
     let ino = fs.lookup(Ino::ROOT, b"file").unwrap().ino;
     let mut first = |page: u64| fs.read(&mut port, ino, page * PAGE, 1).unwrap()[0];
-    let found = (first(0), first(HELD_PAGES_MAX - 513), first(HELD_PAGES_MAX));
+    let found = (
+        first(0),
+        first(MMAP_DIRTY_PAGES_MAX - 513),
+        first(MMAP_DIRTY_PAGES_MAX),
+    );
     assert_eq!(found, (2, 2, 0));
 }
 
 /// What finds no room is held up to a bound, and keeps no file away that finds some.
 #[test]
-fn what_cannot_be_put_is_bounded_and_is_in_nobodys_way() {
-    let memory = Memory::new(SIZE).sized(SIZE);
-    let (fs, mut port) = made(&memory);
-    let (sparse, dense) = (opened(&fs, b"sparse"), opened(&fs, b"dense"));
+fn unflushable_mmap_pages_are_bounded_per_file_system() {
+    let memory = MemorySpace::new(SIZE).with_size(SIZE);
+    let (fs, mut port) = new_fs(&memory);
+    let (sparse, dense) = (
+        create_open_file(&fs, b"sparse"),
+        create_open_file(&fs, b"dense"),
+    );
     let data = Bytes::from(vec![2; 256 * PAGE as usize]);
-    fs.set_size(&mut port, sparse, 2 * STUCK_PAGES_MAX * PAGE)
+    fs.set_size(&mut port, sparse, 2 * MMAP_DIRTY_PAGES_HARD_MAX * PAGE)
         .unwrap();
     fs.write(&mut port, dense, Some(0), &data, false).unwrap();
-    let mut hold = |ino, at: u64| fs.hold(&mut port, ino, at * PAGE, &data);
-    for at in (0..HELD_PAGES_MAX - 512).step_by(256) {
+    let mut hold = |ino, at: u64| fs.buffer_mmap_write(&mut port, ino, at * PAGE, &data);
+    for at in (0..MMAP_DIRTY_PAGES_MAX - 512).step_by(256) {
         hold(sparse, at).unwrap();
     }
-    leave_room(&memory, 0);
+    limit_free_pages(&memory, 0);
     let mut refused = None;
-    for at in (HELD_PAGES_MAX - 512..).step_by(256) {
+    for at in (MMAP_DIRTY_PAGES_MAX - 512..).step_by(256) {
         hold(dense, 0).unwrap();
         refused = hold(sparse, at).err();
-        if refused.is_some() || fs.held_pages() > STUCK_PAGES_MAX {
+        if refused.is_some() || fs.mmap_dirty_pages() > MMAP_DIRTY_PAGES_HARD_MAX {
             break;
         }
     }
     assert_eq!(refused.map(|error| error.errno()), Some(Errno::NOSPC));
-    assert!(fs.held_pages() > STUCK_PAGES_MAX - 1024);
+    assert!(fs.mmap_dirty_pages() > MMAP_DIRTY_PAGES_HARD_MAX - 1024);
     for _ in 0..4 {
         hold(dense, 0).unwrap();
     }
-    assert!(fs.held_pages() <= STUCK_PAGES_MAX + 256);
+    assert!(fs.mmap_dirty_pages() <= MMAP_DIRTY_PAGES_HARD_MAX + 256);
     memory.set_room(None);
     fs.sync(&mut port, dense).unwrap();
     fs.set_size(&mut port, sparse, 256 * PAGE).unwrap();
@@ -467,47 +488,48 @@ fn what_cannot_be_put_is_bounded_and_is_in_nobodys_way() {
 /// The kernel has a page for clean once it was sent, whatever was answered, and sends it no
 /// more.
 #[test]
-fn a_sync_tells_of_what_was_refused_until_the_file_is_closed() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port, ino) = held(&memory, 10, 0..1);
+fn sync_reports_lost_mmap_writes_until_close() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port, ino) = file_with_mmap_dirty(&memory, 10, 0..1);
     let data = Bytes::from(vec![2; PAGE as usize]);
     // Less than a page: what else it has must be read.
     let is_of_file = |&page: &u64| memory.page(page) == [1; PAGE as usize];
     let places = memory.pages().into_iter().filter(is_of_file);
-    places.for_each(|place| memory.lose(place));
-    let refused = fs.hold(&mut port, ino, 100, &data.slice(..100));
+    places.for_each(|place| memory.make_unreadable(place));
+    let refused = fs.buffer_mmap_write(&mut port, ino, 100, &data.slice(..100));
     assert!(refused.is_err());
     for _ in 0..2 {
         let synced = fs.sync(&mut port, ino);
         assert_eq!(synced.map_err(|error| error.errno()), Err(Errno::IO));
-        assert_eq!((durable(&memory), fs.held_pages()), (0, 1));
+        assert_eq!((durable_pages(&memory), fs.mmap_dirty_pages()), (0, 1));
     }
     fs.release(ino);
-    assert_eq!(durable(&memory), 1);
+    assert_eq!(durable_pages(&memory), 1);
     fs.open(ino).unwrap();
-    fs.hold(&mut port, ino, PAGE, &data).unwrap();
+    fs.buffer_mmap_write(&mut port, ino, PAGE, &data).unwrap();
     fs.sync(&mut port, ino).unwrap();
-    assert_eq!(durable(&memory), 2);
+    assert_eq!(durable_pages(&memory), 2);
 }
 
 #[test]
-fn pages_far_apart_in_a_sparse_file_go_together() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made(&memory);
-    let ino = opened(&fs, b"file");
+fn sparse_pages_are_written_atomically() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs(&memory);
+    let ino = create_open_file(&fs, b"file");
     // Each in a map page of its own.
     let apart = 2048 * 512 * PAGE;
-    let pages = TOGETHER_PAGES_MAX / 2;
+    let pages = ATOMIC_PAGES_MAX / 2;
     fs.set_size(&mut port, ino, pages * apart).unwrap();
     let part = |at| (at * apart + 5, Bytes::from(vec![3; PAGE as usize]));
     let parts: Vec<_> = (0..pages - 1).map(part).collect();
-    fs.write_together(&mut port, ino, &parts, || true).unwrap();
+    fs.write_atomic(&mut port, ino, &parts, || true).unwrap();
     for at in 0..pages {
         let data = Bytes::from(vec![4; PAGE as usize]);
-        fs.hold(&mut port, ino, at * apart + PAGE, &data).unwrap();
+        fs.buffer_mmap_write(&mut port, ino, at * apart + PAGE, &data)
+            .unwrap();
     }
     fs.sync(&mut port, ino).unwrap();
-    let (fs, mut port) = mounted(&memory.after_now());
+    let (fs, mut port) = mount_and_free(&memory.snapshot());
     let ino = fs.lookup(Ino::ROOT, b"file").unwrap().ino;
     for at in 0..pages - 1 {
         let bytes = fs
@@ -520,30 +542,34 @@ fn pages_far_apart_in_a_sparse_file_go_together() {
 
 /// Who asks how many pages a file takes is told what will be there.
 #[test]
-fn what_is_held_counts_among_the_pages_of_a_file() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made(&memory);
+fn mmap_dirty_pages_count_in_file_attributes() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs(&memory);
     let told = Arc::new(AtomicI64::new(0));
     let counted = Arc::clone(&told);
-    fs.tell_growth(move |_| {
+    fs.set_append_hook(move |_| {
         counted.fetch_add(1, Ordering::SeqCst);
     });
-    let ino = opened(&fs, b"file");
+    let ino = create_open_file(&fs, b"file");
     let data = Bytes::from(vec![1; 3 * PAGE as usize]);
     fs.write(&mut port, ino, Some(0), &data, false).unwrap();
     fs.set_size(&mut port, ino, 5 * PAGE).unwrap();
     let pages = |fs: &Fs| {
         let attr = fs.attr(ino).unwrap();
-        (attr.pages, attr.grows, told.load(Ordering::SeqCst))
+        (
+            attr.pages,
+            attr.has_volatile_size,
+            told.load(Ordering::SeqCst),
+        )
     };
     assert_eq!(pages(&fs), (3, false, 0));
     for _ in 0..2 {
-        fs.hold(&mut port, ino, 3 * PAGE, &data.slice(..PAGE as usize))
+        fs.buffer_mmap_write(&mut port, ino, 3 * PAGE, &data.slice(..PAGE as usize))
             .unwrap();
         assert_eq!(pages(&fs), (4, true, 1));
     }
     // No more than there is of it.
-    fs.hold(&mut port, ino, 0, &data).unwrap();
+    fs.buffer_mmap_write(&mut port, ino, 0, &data).unwrap();
     assert_eq!(pages(&fs), (5, true, 1));
     fs.sync(&mut port, ino).unwrap();
     assert_eq!(pages(&fs), (4, false, 1));
@@ -551,42 +577,43 @@ fn what_is_held_counts_among_the_pages_of_a_file() {
 
 /// The kernel does not write back what was stored before it asks where data is.
 #[test]
-fn a_file_that_is_mapped_has_no_holes_for_who_copies_it() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made(&memory);
-    let ino = opened(&fs, b"file");
+fn mmapped_file_reports_no_holes() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs(&memory);
+    let ino = create_open_file(&fs, b"file");
     fs.set_size(&mut port, ino, 10 * PAGE).unwrap();
     let mut seek = |what| fs.seek(&mut port, ino, PAGE, what);
-    let hole = seek(Seek::Data).map_err(|error| error.errno());
+    let hole = seek(SeekTarget::Data).map_err(|error| error.errno());
     assert_eq!(hole, Err(Errno::NXIO));
-    fs.bar_guests(ino).unwrap();
-    assert_eq!(seek(Seek::Data), Ok(PAGE));
-    assert_eq!(seek(Seek::Hole), Ok(10 * PAGE));
+    fs.disable_direct_access(ino).unwrap();
+    assert_eq!(seek(SeekTarget::Data), Ok(PAGE));
+    assert_eq!(seek(SeekTarget::Hole), Ok(10 * PAGE));
 }
 
 /// Fills all room but so many pages.
-fn leave_room(memory: &Memory, pages: usize) {
+fn limit_free_pages(memory: &MemorySpace, pages: usize) {
     memory.set_room(Some(memory.mapped_pages() + pages));
 }
 
 #[test]
-fn a_sync_without_room_changes_nothing_and_is_done_when_there_is() {
+fn sync_without_space_changes_nothing_and_is_retried() {
     for room in (0..420).step_by(10) {
-        let memory = Memory::new(SIZE);
-        let (fs, mut port, ino) = held(&memory, 10, 0..10);
+        let memory = MemorySpace::new(SIZE);
+        let (fs, mut port, ino) = file_with_mmap_dirty(&memory, 10, 0..10);
         fs.set_size(&mut port, ino, 400 * PAGE).unwrap();
         for page in 100..300 {
             let data = Bytes::from(vec![2; PAGE as usize]);
-            fs.hold(&mut port, ino, page * PAGE, &data).unwrap();
+            fs.buffer_mmap_write(&mut port, ino, page * PAGE, &data)
+                .unwrap();
         }
         let shown = read(&fs, &mut port, ino);
-        leave_room(&memory, room);
+        limit_free_pages(&memory, room);
         let synced = fs.sync(&mut port, ino);
         if let Err(error) = synced {
             assert_eq!(error.errno(), Errno::NOSPC);
-            assert_eq!(fs.held_pages(), 210);
+            assert_eq!(fs.mmap_dirty_pages(), 210);
             assert!(read(&fs, &mut port, ino) == shown, "room {room}");
-            assert_eq!(durable(&memory), 0, "room {room}");
+            assert_eq!(durable_pages(&memory), 0, "room {room}");
             // What is written meanwhile comes after it, or not at all.
             let data = Bytes::from(vec![7; PAGE as usize]);
             let written = fs.write(&mut port, ino, Some(0), &data, false);
@@ -597,40 +624,43 @@ fn a_sync_without_room_changes_nothing_and_is_done_when_there_is() {
             assert_eq!(read(&fs, &mut port, ino)[0], expected, "room {room}");
         }
         memory.set_room(None);
-        assert_eq!(fs.held_pages(), 0);
-        while fs.free_some() {}
-        assert!(durable(&memory) >= 209, "room {room}");
-        let (fs, _) = mounted(&memory.after_now());
-        check_nothing_else(&memory, &fs);
+        assert_eq!(fs.mmap_dirty_pages(), 0);
+        while fs.free_deferred_piece() {}
+        assert!(durable_pages(&memory) >= 209, "room {room}");
+        let (fs, _) = mount_and_free(&memory.snapshot());
+        check_no_leaked_pages(&memory, &fs);
     }
 }
 
 /// Nobody has synced, and the file is closed: better in pieces than not at all.
 #[test]
-fn without_room_for_a_log_a_file_is_closed_in_pieces() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port, ino) = held(&memory, 100, 0..100);
-    leave_room(&memory, 20);
+fn close_without_log_space_flushes_piecewise() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port, ino) = file_with_mmap_dirty(&memory, 100, 0..100);
+    limit_free_pages(&memory, 20);
     let synced = fs.sync(&mut port, ino);
     assert_eq!(synced.map_err(|error| error.errno()), Err(Errno::NOSPC));
-    assert_eq!((durable(&memory), fs.held_pages()), (0, 100));
+    assert_eq!((durable_pages(&memory), fs.mmap_dirty_pages()), (0, 100));
     fs.release(ino);
-    assert_eq!((durable(&memory), fs.held_pages()), (100, 0));
+    assert_eq!((durable_pages(&memory), fs.mmap_dirty_pages()), (100, 0));
 }
 
 /// A file that goes takes its own log along, and not the file that has its number by now.
 #[test]
-fn a_log_goes_with_its_file_whatever_else_there_is() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made(&memory);
+fn redo_log_is_freed_with_its_file() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs(&memory);
     // The log gets its number, which is the first to be free again.
-    let before = opened(&fs, b"before");
-    let (ino, other) = (opened(&fs, b"file"), opened(&fs, b"other"));
+    let before = create_open_file(&fs, b"before");
+    let (ino, other) = (
+        create_open_file(&fs, b"file"),
+        create_open_file(&fs, b"other"),
+    );
     let data = Bytes::from(vec![1; 100 * PAGE as usize]);
     for ino in [ino, other] {
         fs.write(&mut port, ino, Some(0), &data, false).unwrap();
     }
-    fs.hold(&mut port, ino, 0, &data).unwrap();
+    fs.buffer_mmap_write(&mut port, ino, 0, &data).unwrap();
     fs.unlink(Ino::ROOT, b"before").unwrap();
     fs.release(before);
     fs.forget(before, 1);
@@ -639,16 +669,17 @@ fn a_log_goes_with_its_file_whatever_else_there_is() {
     fs.sync(&mut port, ino).unwrap();
     let mut seen = 0;
     for step in steps..memory.steps() {
-        let left = memory.after(step);
-        let (fs, mut port) = mounted_with_left(&left);
+        let left = memory.after_steps(step);
+        let (fs, mut port) = mount_with_leftovers(&left);
         let other = fs.lookup(Ino::ROOT, b"other").unwrap().ino;
         fs.open(other).unwrap();
         // Some is freed, and numbers are given out again.
         for round in 0..4 {
-            fs.free_some();
+            fs.free_deferred_piece();
             let data = Bytes::from(vec![3 + round; PAGE as usize]);
             for page in 0..100 {
-                fs.hold(&mut port, other, page * PAGE, &data).unwrap();
+                fs.buffer_mmap_write(&mut port, other, page * PAGE, &data)
+                    .unwrap();
             }
             fs.sync(&mut port, other).unwrap();
             assert!(
@@ -657,54 +688,58 @@ fn a_log_goes_with_its_file_whatever_else_there_is() {
                     .all(|&byte| byte == 3 + round)
             );
         }
-        while fs.free_some() {}
-        assert_eq!((fs.usage().inodes, fs.left()), (3, 0), "after {step}");
+        while fs.free_deferred_piece() {}
+        assert_eq!(
+            (fs.usage().inodes, fs.deferred_inodes()),
+            (3, 0),
+            "after {step}"
+        );
         seen += 1;
     }
     assert!(seen > 10, "{seen}");
 }
 
 /// What a crash left of a long sync, with its log named.
-fn interrupted() -> Memory {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port, ino) = held(&memory, 100, 0..100);
+fn image_of_interrupted_sync() -> MemorySpace {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port, ino) = file_with_mmap_dirty(&memory, 100, 0..100);
     let steps = memory.steps();
     fs.sync(&mut port, ino).unwrap();
-    let left = (steps..memory.steps()).map(|step| memory.after(step));
-    let mut named = left.filter(|left| durable(left) == 100);
+    let left = (steps..memory.steps()).map(|step| memory.after_steps(step));
+    let mut named = left.filter(|left| durable_pages(left) == 100);
     named.next().expect("one that is finished by the mount")
 }
 
 #[test]
-fn a_log_that_finds_no_room_at_a_mount_waits_for_it() {
-    let left = interrupted();
+fn redo_log_without_space_at_mount_is_replayed_later() {
+    let left = image_of_interrupted_sync();
     // Not even for what is freed.
     left.set_room(Some(0));
-    let (fs, mut port) = mounted_with_left(&left);
+    let (fs, mut port) = mount_with_leftovers(&left);
     let ino = fs.lookup(Ino::ROOT, b"file").unwrap().ino;
     let read_now = fs.read(&mut port, ino, 0, FAR);
     assert_eq!(read_now.map_err(|error| error.errno()), Err(Errno::NOSPC));
-    while fs.free_some() {}
+    while fs.free_deferred_piece() {}
     left.set_room(None);
     assert!(read(&fs, &mut port, ino).iter().all(|&byte| byte == 2));
-    while fs.free_some() {}
-    check_nothing_else(&left, &fs);
+    while fs.free_deferred_piece() {}
+    check_no_leaked_pages(&left, &fs);
 }
 
 #[test]
-fn what_names_no_log_is_not_believed() {
+fn invalid_redo_log_reference_is_refused() {
     // Where the inode of the file names its log, and where a log says whose it is.
-    let left = interrupted();
-    let image = left.after_now();
+    let left = image_of_interrupted_sync();
+    let image = left.snapshot();
     let pages = image.pages();
-    let log_head = |image: &Memory| {
+    let log_head = |image: &MemorySpace| {
         let mut pages = pages
             .iter()
             .filter(|&&page| image.page(page)[..8] == *b"pmeshlog");
         *pages.next().expect("a log")
     };
-    let check = |image: &Memory, what: &str| {
-        let (fs, mut port) = mounted_with_left(image);
+    let check = |image: &MemorySpace, what: &str| {
+        let (fs, mut port) = mount_with_leftovers(image);
         assert!(fs.damage().is_some(), "{what}");
         let file = fs.lookup(Ino::ROOT, b"file");
         let read = file.and_then(|file| fs.read(&mut port, file.ino, 0, FAR));
@@ -717,8 +752,8 @@ fn what_names_no_log_is_not_believed() {
     let head = log_head(&image);
     // Magic, whose, generation, count, a page.
     for at in [0, 8, 16, 27, 36] {
-        let image = left.after_now();
-        image.flip(head, at, 0x40);
+        let image = left.snapshot();
+        image.flip_bits(head, at, 0x40);
         check(&image, &format!("byte {at} of the log"));
     }
     let table = pages.iter().find(|&&page| {
@@ -728,14 +763,14 @@ fn what_names_no_log_is_not_believed() {
     });
     let table = *table.expect("the inode of the file");
     for (at, with) in [(200, 2), (200, 3), (201, 1)] {
-        let image = left.after_now();
-        image.flip(table, 2 * 256 + at, with);
+        let image = left.snapshot();
+        image.flip_bits(table, 2 * 256 + at, with);
         check(&image, &format!("byte {at} of the inode, {with:#x}"));
     }
     // A log that names one: the file, itself.
     for names in [2, 3] {
-        let image = left.after_now();
-        image.alter(table, |bytes| {
+        let image = left.snapshot();
+        image.corrupt(table, |bytes| {
             bytes[3 * 256 + 2] |= 16;
             bytes[3 * 256 + 200] = names;
         });
@@ -745,31 +780,32 @@ fn what_names_no_log_is_not_believed() {
 
 /// A log may say that it holds pages for anywhere in its file.
 #[test]
-fn a_log_for_pages_far_apart_is_copied() {
+fn redo_log_of_sparse_pages_is_applied() {
     let apart = 2048 * 512;
-    let memory = Memory::new(SIZE);
-    let (fs, mut port, ino) = held(&memory, 10, 0..0);
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port, ino) = file_with_mmap_dirty(&memory, 10, 0..0);
     fs.set_size(&mut port, ino, 60 * apart * PAGE).unwrap();
     for page in 0..60 {
         let data = Bytes::from(vec![2; PAGE as usize]);
-        fs.hold(&mut port, ino, page * PAGE, &data).unwrap();
+        fs.buffer_mmap_write(&mut port, ino, page * PAGE, &data)
+            .unwrap();
     }
     let steps = memory.steps();
     fs.sync(&mut port, ino).unwrap();
     let mut copied = 0;
     for step in steps..memory.steps() {
-        let left = memory.after(step);
+        let left = memory.after_steps(step);
         let is_head = |&page: &u64| left.page(page)[..8] == *b"pmeshlog";
         let Some(head) = left.pages().into_iter().find(is_head) else {
             continue;
         };
-        left.alter(head, |bytes| {
+        left.corrupt(head, |bytes| {
             for index in 0..60 {
                 let page = (index as u64 * apart).to_le_bytes();
                 bytes[32 + 8 * index..][..8].copy_from_slice(&page);
             }
         });
-        let (fs, mut port) = mounted_with_left(&left);
+        let (fs, mut port) = mount_with_leftovers(&left);
         let ino = fs.lookup(Ino::ROOT, b"file").unwrap().ino;
         let last = fs.read(&mut port, ino, 59 * apart * PAGE, 1).unwrap();
         copied += u32::from(last == [2]);
@@ -778,17 +814,18 @@ fn a_log_for_pages_far_apart_is_copied() {
 }
 
 /// The power of a machine, or of a disk that buffers, fails at each fence of a sync.
-fn cut(buffers: bool, pages: u64) {
+fn check_power_failures(buffers: bool, pages: u64) {
     const POOL_BYTES: usize = 96 << 20;
-    let pooled = Pooled::new(POOL_BYTES, SIZE, buffers);
-    let (fs, mut port) = pooled.mounted();
-    let ino = opened(&fs, b"file");
+    let pooled = PoolSpace::new(POOL_BYTES, SIZE, buffers);
+    let (fs, mut port) = pooled.mount();
+    let ino = create_open_file(&fs, b"file");
     let data = Bytes::from(vec![1; (2 * pages * PAGE) as usize]);
     fs.write(&mut port, ino, Some(0), &data, false).unwrap();
     fs.sync(&mut port, ino).unwrap();
     for page in 0..pages {
         let data = Bytes::from(vec![2; PAGE as usize]);
-        fs.hold(&mut port, ino, 2 * page * PAGE, &data).unwrap();
+        fs.buffer_mmap_write(&mut port, ino, 2 * page * PAGE, &data)
+            .unwrap();
     }
     pooled.crash_points();
     fs.sync(&mut port, ino).unwrap();
@@ -797,9 +834,9 @@ fn cut(buffers: bool, pages: u64) {
     let mut seen = [0, 0];
     for (point, crash) in points.iter().enumerate() {
         for image in crash.images(3, 3, point as u64) {
-            let left = Pooled::recovered(image, buffers);
-            let (fs, mut port) = left.mounted();
-            let (_, bytes) = found(&fs, &mut port, b"file");
+            let left = PoolSpace::recover(image, buffers);
+            let (fs, mut port) = left.mount();
+            let (_, bytes) = lookup_and_read(&fs, &mut port, b"file");
             let new = bytes.chunks(PAGE as usize).filter(|page| page[0] == 2);
             let new = new.count() as u64;
             assert!(
@@ -814,13 +851,13 @@ fn cut(buffers: bool, pages: u64) {
 }
 
 #[test]
-fn the_power_fails_at_each_fence_of_a_sync() {
-    cut(false, 20);
-    cut(false, 60);
+fn power_failure_at_each_fence_of_a_sync() {
+    check_power_failures(false, 20);
+    check_power_failures(false, 60);
 }
 
 #[test]
-fn the_power_of_a_disk_fails_amid_a_sync() {
-    cut(true, 20);
-    cut(true, 60);
+fn disk_power_failure_during_a_sync() {
+    check_power_failures(true, 20);
+    check_power_failures(true, 60);
 }

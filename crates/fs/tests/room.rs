@@ -6,11 +6,11 @@
 mod support;
 
 use bytes::Bytes;
-use pagemesh_fs::{Allocate, Fs, Ino, Make, Port, Time};
+use pagemesh_fs::{AllocateMode, CreateKind, Fs, Ino, IoChannel, Time};
 use rustix::io::Errno;
-use support::memory::Memory;
-use support::pool::Pooled;
-use support::{OWNER, made, made_with_limit, mounted, mounted_with_left};
+use support::memory::MemorySpace;
+use support::pool::PoolSpace;
+use support::{OWNER, mount_and_free, mount_with_leftovers, new_fs, new_fs_with_limit};
 
 const SIZE: u64 = 1 << 36;
 const POOL_BYTES: usize = 24 << 20;
@@ -19,13 +19,13 @@ const PAGE: u64 = 4096;
 const RESERVE: u64 = 256;
 
 fn create(fs: &Fs, name: &[u8]) -> Ino {
-    let made = fs.create(Ino::ROOT, name, Make::File, 0o600, OWNER);
+    let made = fs.create(Ino::ROOT, name, CreateKind::File, 0o600, OWNER);
     made.unwrap().ino
 }
 
 /// Files of 4 KiB to 4 MiB in a pool, named by their numbers.
-fn filled(pooled: &Pooled) -> (Fs, Port, Vec<Ino>) {
-    let (fs, mut port) = pooled.mounted();
+fn pool_with_files(pooled: &PoolSpace) -> (Fs, IoChannel, Vec<Ino>) {
+    let (fs, mut port) = pooled.mount();
     let files = (0..6u32).map(|number| {
         let ino = create(&fs, number.to_string().as_bytes());
         let data = Bytes::from(vec![7; 4096 << (2 * number)]);
@@ -40,11 +40,11 @@ fn filled(pooled: &Pooled) -> (Fs, Port, Vec<Ino>) {
     (fs, port, files)
 }
 
-fn used(fs: &Fs) -> u64 {
+fn pages_in_use(fs: &Fs) -> u64 {
     fs.usage().used_bytes / PAGE
 }
 
-fn check_full(fs: &Fs, port: &mut Port, ino: Ino) {
+fn check_full(fs: &Fs, port: &mut IoChannel, ino: Ino) {
     let data = Bytes::from(vec![8; 16 * PAGE as usize]);
     let full = fs.write(port, ino, None, &data, false);
     assert_eq!(full.unwrap_err().errno(), Errno::NOSPC);
@@ -52,23 +52,23 @@ fn check_full(fs: &Fs, port: &mut Port, ino: Ino) {
 
 /// Gives room back in a pool that somebody else has filled: by that, `act` frees so many
 /// pages at least.
-fn check(pages: u64, act: impl Fn(&Fs, &mut Port, &[Ino])) {
+fn check(pages: u64, act: impl Fn(&Fs, &mut IoChannel, &[Ino])) {
     for buffers in [false, true] {
-        let pooled = Pooled::new(POOL_BYTES, SIZE, buffers);
-        let (fs, mut port, files) = filled(&pooled);
+        let pooled = PoolSpace::new(POOL_BYTES, SIZE, buffers);
+        let (fs, mut port, files) = pool_with_files(&pooled);
         pooled.fill();
         check_full(&fs, &mut port, files[0]);
-        let (before, mapped) = (used(&fs), pooled.mapped_pages());
+        let (before, mapped) = (pages_in_use(&fs), pooled.mapped_pages());
         act(&fs, &mut port, &files);
-        let freed = before - used(&fs);
+        let freed = before - pages_in_use(&fs);
         assert!(freed >= pages + RESERVE, "{freed} pages of {pages}");
         assert!(mapped - pooled.mapped_pages() >= pages);
         // As soon as there is room, the reserve is there again.
-        while fs.free_some() {}
-        assert_eq!(before - used(&fs), freed - RESERVE);
+        while fs.free_deferred_piece() {}
+        assert_eq!(before - pages_in_use(&fs), freed - RESERVE);
         drop((fs, port));
-        let (fs, mut port) = pooled.mounted();
-        assert_eq!(before - used(&fs), freed - RESERVE);
+        let (fs, mut port) = pooled.mount();
+        assert_eq!(before - pages_in_use(&fs), freed - RESERVE);
         let data = Bytes::from(vec![8; (pages - pages / 8) as usize * PAGE as usize]);
         let ino = create(&fs, b"new");
         let written = fs.write(&mut port, ino, Some(0), &data.slice(..PAGE as usize), false);
@@ -77,17 +77,17 @@ fn check(pages: u64, act: impl Fn(&Fs, &mut Port, &[Ino])) {
 }
 
 #[test]
-fn a_file_is_deleted_from_a_full_pool() {
+fn file_is_deleted_in_a_full_pool() {
     check(1024, |fs, _, files| {
         fs.unlink(Ino::ROOT, b"5").unwrap();
         fs.forget(files[5], 1);
         assert!(fs.attr(files[5]).is_err());
-        assert_eq!(fs.left(), 0);
+        assert_eq!(fs.deferred_inodes(), 0);
     });
 }
 
 #[test]
-fn a_file_is_cut_in_a_full_pool() {
+fn file_is_truncated_in_a_full_pool() {
     check(1000, |fs, port, files| {
         let attr = fs.set_size(port, files[5], 12_345).unwrap();
         assert_eq!((attr.size, attr.pages), (12_345, 4));
@@ -95,9 +95,9 @@ fn a_file_is_cut_in_a_full_pool() {
 }
 
 #[test]
-fn a_hole_is_punched_in_a_full_pool() {
+fn hole_is_punched_in_a_full_pool() {
     check(700, |fs, port, files| {
-        let punched = fs.allocate(port, files[5], Allocate::Punch, 100, 3 << 20);
+        let punched = fs.allocate(port, files[5], AllocateMode::Punch, 100, 3 << 20);
         punched.unwrap();
     });
 }
@@ -107,26 +107,26 @@ fn a_hole_is_punched_in_a_full_pool() {
 #[test]
 fn orphans_are_freed_in_a_full_pool() {
     for is_killed in [false, true] {
-        let pooled = Pooled::new(POOL_BYTES, SIZE, false);
-        let (fs, mut port, files) = filled(&pooled);
+        let pooled = PoolSpace::new(POOL_BYTES, SIZE, false);
+        let (fs, mut port, files) = pool_with_files(&pooled);
         fs.unlink(Ino::ROOT, b"1").unwrap();
         pooled.fill();
         check_full(&fs, &mut port, files[0]);
         drop(port);
         let fs = match is_killed {
-            true => pooled.mounted().0,
+            true => pooled.mount().0,
             false => {
                 fs.forget(files[1], 1);
                 fs
             }
         };
         assert!(fs.attr(files[1]).is_err());
-        assert_eq!((fs.left(), fs.usage().inodes), (0, 2 + 5));
+        assert_eq!((fs.deferred_inodes(), fs.usage().inodes), (0, 2 + 5));
     }
 }
 
 #[test]
-fn the_reserve_follows_the_limit_and_is_in_use() {
+fn reserve_size_follows_the_limit_and_counts_as_used() {
     for (limit, pages) in [
         (1 << 20, 0),
         (4 << 20, 16),
@@ -135,72 +135,75 @@ fn the_reserve_follows_the_limit_and_is_in_use() {
         (1 << 40, 256),
         (0, 256),
     ] {
-        let memory = Memory::new(SIZE);
-        drop(made_with_limit(&memory, limit));
+        let memory = MemorySpace::new(SIZE);
+        drop(new_fs_with_limit(&memory, limit));
         let before = memory.mapped_pages();
-        let (fs, _) = mounted(&memory);
+        let (fs, _) = mount_and_free(&memory);
         assert_eq!(memory.mapped_pages(), before, "it is there already");
-        let used_pages = used(&fs);
+        let used_pages = pages_in_use(&fs);
         // The rest of the table's span is in use, and was never written.
         assert_eq!(
             used_pages,
             memory.mapped_pages() as u64 + 7,
             "limit {limit}"
         );
-        let plain = Memory::new(SIZE);
-        let options = pagemesh_fs::MakeOptions {
+        let plain = MemorySpace::new(SIZE);
+        let options = pagemesh_fs::MkfsOptions {
             uuid: uuid::Uuid::from_u128(1),
             hash_key: [2, 3],
             limit_bytes: limit,
             owner: OWNER,
             mode: 0o755,
         };
-        pagemesh_fs::make(
+        pagemesh_fs::mkfs(
             &plain.shared(),
             support::memory::wait,
             support::clock,
             options,
         )
         .unwrap();
-        let (fs, _) = mounted_with_left(&plain);
-        assert_eq!(used(&fs) + pages, used_pages, "limit {limit}");
+        let (fs, _) = mount_with_leftovers(&plain);
+        assert_eq!(pages_in_use(&fs) + pages, used_pages, "limit {limit}");
     }
 }
 
 #[test]
-fn the_reserve_grows_with_the_limit() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made_with_limit(&memory, 4 << 20);
-    let before = used(&fs);
+fn reserve_grows_with_the_limit() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs_with_limit(&memory, 4 << 20);
+    let before = pages_in_use(&fs);
     fs.raise_limit(64 << 20).unwrap();
-    while fs.free_some() {}
-    assert_eq!(used(&fs), before + 240);
+    while fs.free_deferred_piece() {}
+    assert_eq!(pages_in_use(&fs), before + 240);
     // What the smaller one had is given out again.
     let ino = create(&fs, b"file");
     let data = Bytes::from(vec![7; 1 << 20]);
     fs.write(&mut port, ino, Some(0), &data, false).unwrap();
-    let (again, _) = mounted(&memory);
-    assert_eq!(used(&again), used(&fs));
+    let (again, _) = mount_and_free(&memory);
+    assert_eq!(pages_in_use(&again), pages_in_use(&fs));
     assert_eq!(again.damage(), None);
 }
 
 /// There is not always room for all of it, and a crash may come at any time.
 #[test]
-fn what_there_is_of_a_reserve_counts() {
-    let memory = Memory::new(SIZE);
-    let (fs, _) = made(&memory);
+fn partial_reserve_counts_as_used() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, _) = new_fs(&memory);
     drop(fs);
     let mut seen = 0;
     for steps in (3..=memory.steps()).step_by(50) {
-        let old = memory.after(steps);
+        let old = memory.after_steps(steps);
         let mapped = old.mapped_pages();
         old.set_room(Some(mapped + 10));
-        let (fs, mut port) = mounted_with_left(&old);
-        assert!(used(&fs) <= mapped as u64 + 7, "after change {steps}");
+        let (fs, mut port) = mount_with_leftovers(&old);
+        assert!(
+            pages_in_use(&fs) <= mapped as u64 + 7,
+            "after change {steps}"
+        );
         for _ in 0..2 {
-            assert!(!fs.free_some(), "it ends");
-            assert!(used(&fs) <= old.mapped_pages() as u64 + 7);
-            assert!(used(&fs) >= old.mapped_pages() as u64);
+            assert!(!fs.free_deferred_piece(), "it ends");
+            assert!(pages_in_use(&fs) <= old.mapped_pages() as u64 + 7);
+            assert!(pages_in_use(&fs) >= old.mapped_pages() as u64);
         }
         seen += usize::from(old.mapped_pages() > mapped);
         // Others count what they take as before.
@@ -208,47 +211,51 @@ fn what_there_is_of_a_reserve_counts() {
         let ino = create(&fs, b"file");
         let data = Bytes::from(vec![7; 1 << 20]);
         fs.write(&mut port, ino, Some(0), &data, false).unwrap();
-        while fs.free_some() {}
-        let (again, _) = mounted(&old);
-        assert_eq!(used(&again), used(&fs), "after change {steps}");
+        while fs.free_deferred_piece() {}
+        let (again, _) = mount_and_free(&old);
+        assert_eq!(
+            pages_in_use(&again),
+            pages_in_use(&fs),
+            "after change {steps}"
+        );
     }
     assert!(seen > 2, "{seen} were filled");
 }
 
 #[test]
-fn a_reserve_is_not_taken_from_what_the_limit_leaves() {
-    let memory = Memory::new(SIZE);
-    let options = pagemesh_fs::MakeOptions {
+fn reserve_is_not_taken_from_a_full_limit() {
+    let memory = MemorySpace::new(SIZE);
+    let options = pagemesh_fs::MkfsOptions {
         uuid: uuid::Uuid::from_u128(1),
         hash_key: [2, 3],
         limit_bytes: 4 << 20,
         owner: OWNER,
         mode: 0o755,
     };
-    pagemesh_fs::make(
+    pagemesh_fs::mkfs(
         &memory.shared(),
         support::memory::wait,
         support::clock,
         options,
     )
     .unwrap();
-    let (fs, mut port) = mounted_with_left(&memory);
+    let (fs, mut port) = mount_with_leftovers(&memory);
     let ino = create(&fs, b"file");
     let all = Bytes::from(vec![7; 4 << 20]);
     fs.write(&mut port, ino, Some(0), &all, false).unwrap();
-    let full = used(&fs);
-    while fs.free_some() {}
-    assert_eq!(used(&fs), full);
+    let full = pages_in_use(&fs);
+    while fs.free_deferred_piece() {}
+    assert_eq!(pages_in_use(&fs), full);
     fs.set_size(&mut port, ino, 1 << 20).unwrap();
-    let cut = used(&fs);
-    while fs.free_some() {}
-    assert_eq!(used(&fs), cut + 16);
+    let cut = pages_in_use(&fs);
+    while fs.free_deferred_piece() {}
+    assert_eq!(pages_in_use(&fs), cut + 16);
 }
 
 #[test]
-fn what_the_limit_has_no_room_for_is_not_begun() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made_with_limit(&memory, 4 << 20);
+fn allocation_beyond_the_limit_changes_nothing() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs_with_limit(&memory, 4 << 20);
     let [ino, other] = [b"file", b"copy"].map(|name| create(&fs, name));
     let data = Bytes::from(vec![7; 1 << 20]);
     fs.write(&mut port, ino, Some(0), &data, false).unwrap();
@@ -262,8 +269,8 @@ fn what_the_limit_has_no_room_for_is_not_begun() {
     };
     for keep_size in [false, true] {
         for how in [
-            Allocate::Reserve { keep_size },
-            Allocate::Zero { keep_size },
+            AllocateMode::Reserve { keep_size },
+            AllocateMode::Zero { keep_size },
         ] {
             for (offset, len) in [
                 (0, 1 << 43),
@@ -282,7 +289,7 @@ fn what_the_limit_has_no_room_for_is_not_begun() {
         }
     }
     // What it shares is no room of its own; nobody else has the rest.
-    let how = Allocate::Reserve { keep_size: true };
+    let how = AllocateMode::Reserve { keep_size: true };
     assert_eq!(ask(other, how, 0, room + PAGE), Err(Errno::NOSPC));
     assert_eq!(memory.steps(), steps);
     fs.unlink(Ino::ROOT, b"copy").unwrap();
@@ -292,17 +299,17 @@ fn what_the_limit_has_no_room_for_is_not_begun() {
 }
 
 /// When a file was written last, here and after an unmount or a crash now.
-fn modified(memory: &Memory, fs: &Fs, ino: Ino) -> [Time; 2] {
-    let after = mounted_with_left(&memory.after_now()).0;
+fn mtimes(memory: &MemorySpace, fs: &Fs, ino: Ino) -> [Time; 2] {
+    let after = mount_with_leftovers(&memory.snapshot()).0;
     [fs, &after].map(|fs| fs.attr(ino).unwrap().mtime)
 }
 
 /// Whether the limit or the pools have no room.
 #[test]
-fn what_there_is_no_room_for_leaves_the_time_of_what_was_written_before() {
+fn failed_write_keeps_mtime_of_the_previous_write() {
     for (limit, room) in [(2 << 20, None), (0, Some(0))] {
-        let memory = Memory::new(SIZE);
-        let (fs, mut port) = made_with_limit(&memory, limit);
+        let memory = MemorySpace::new(SIZE);
+        let (fs, mut port) = new_fs_with_limit(&memory, limit);
         let ino = create(&fs, b"file");
         let mut write = |offset, len| {
             let data = Bytes::from(vec![7; len]);
@@ -310,9 +317,9 @@ fn what_there_is_no_room_for_leaves_the_time_of_what_was_written_before() {
         };
         while limit > 0 && write(None, 1 << 17).is_ok() {}
         write(Some(0), 4096).unwrap();
-        let [before, _] = modified(&memory, &fs, ino);
+        let [before, _] = mtimes(&memory, &fs, ino);
         write(Some(0), 4096).unwrap();
-        let [written, _] = modified(&memory, &fs, ino);
+        let [written, _] = mtimes(&memory, &fs, ino);
         assert!(written > before);
         memory.set_room(room);
         for _ in 0..2 {
@@ -321,15 +328,15 @@ fn what_there_is_no_room_for_leaves_the_time_of_what_was_written_before() {
             assert_eq!(fs.attr(ino).unwrap().mtime, written);
         }
         memory.set_room(None);
-        fs.put_times().unwrap();
-        assert_eq!(modified(&memory, &fs, ino), [written; 2]);
+        fs.flush_all_times().unwrap();
+        assert_eq!(mtimes(&memory, &fs, ino), [written; 2]);
     }
 }
 
 #[test]
-fn times_that_could_not_be_put_down_are_put_down_later() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made(&memory);
+fn unsaved_times_are_saved_when_space_is_free() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs(&memory);
     let data = Bytes::from(vec![7; 4096]);
     let files = [b"1", b"2", b"3"].map(|name| create(&fs, name));
     let mut write_all = || {
@@ -342,13 +349,13 @@ fn times_that_could_not_be_put_down_are_put_down_later() {
     let written = files.map(|ino| fs.attr(ino).unwrap().mtime);
     memory.set_room(Some(0));
     for _ in 0..2 {
-        assert_eq!(fs.put_times().unwrap_err().errno(), Errno::NOSPC);
+        assert_eq!(fs.flush_all_times().unwrap_err().errno(), Errno::NOSPC);
     }
     // What was written is synced all the same.
     fs.sync(&mut port, files[0]).unwrap();
     fs.sync_all(&mut port).unwrap();
     memory.set_room(None);
-    fs.put_times().unwrap();
-    let found = files.map(|ino| modified(&memory, &fs, ino));
+    fs.flush_all_times().unwrap();
+    let found = files.map(|ino| mtimes(&memory, &fs, ino));
     assert_eq!(found, written.map(|written| [written; 2]));
 }

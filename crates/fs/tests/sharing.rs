@@ -7,10 +7,10 @@
 mod support;
 
 use bytes::Bytes;
-use pagemesh_fs::{Allocate, Fs, Ino, Make, Port};
+use pagemesh_fs::{AllocateMode, CreateKind, Fs, Ino, IoChannel};
 use rustix::io::Errno;
-use support::memory::Memory;
-use support::{OWNER, made, made_with_limit, mounted};
+use support::memory::MemorySpace;
+use support::{OWNER, mount_and_free, new_fs, new_fs_with_limit};
 
 const SIZE: u64 = 1 << 36;
 const PAGE: u64 = 4096;
@@ -19,7 +19,7 @@ const CHUNK: u64 = 512 * PAGE;
 const LONG: u64 = 3 * CHUNK + 100;
 
 fn create(fs: &Fs, name: &str) -> Ino {
-    let attr = fs.create(Ino::ROOT, name.as_bytes(), Make::File, 0o600, OWNER);
+    let attr = fs.create(Ino::ROOT, name.as_bytes(), CreateKind::File, 0o600, OWNER);
     let ino = attr.unwrap().ino;
     fs.forget(ino, 1);
     ino
@@ -31,100 +31,100 @@ fn content(len: u64, with: u8) -> Vec<u8> {
     (0..len).map(byte).collect()
 }
 
-fn fill(fs: &Fs, port: &mut Port, ino: Ino, len: u64, with: u8) {
+fn write_content(fs: &Fs, port: &mut IoChannel, ino: Ino, len: u64, with: u8) {
     let bytes = Bytes::from(content(len, with));
     fs.write(port, ino, Some(0), &bytes, false).unwrap();
 }
 
 #[track_caller]
-fn check(fs: &Fs, port: &mut Port, ino: Ino, expected: &[u8]) {
+fn check(fs: &Fs, port: &mut IoChannel, ino: Ino, expected: &[u8]) {
     let found = fs.read(port, ino, 0, 1 << 27).unwrap();
     assert_eq!(found.len(), expected.len());
     let differs = found.iter().zip(expected).position(|(a, b)| a != b);
     assert_eq!(differs, None, "of inode {}", ino.0);
 }
 
-fn copy(fs: &Fs, port: &mut Port, from: Ino, to: Ino) {
+fn copy(fs: &Fs, port: &mut IoChannel, from: Ino, to: Ino) {
     let size = fs.attr(from).unwrap().size;
     assert_eq!(fs.copy(port, (from, 0), (to, 0), u64::MAX / 2), Ok(size));
 }
 
 /// A file of this length, and a copy that shares all of it.
-struct Pair {
-    memory: Memory,
+struct SharedPair {
+    memory: MemorySpace,
     fs: Fs,
-    port: Port,
+    channel: IoChannel,
     one: Ino,
     other: Ino,
     /// Mapped pages before any of them was there.
-    empty: usize,
+    base_pages: usize,
 }
 
-impl Pair {
-    fn new(len: u64) -> Pair {
-        Pair::with_limit(len, 0)
+impl SharedPair {
+    fn new(len: u64) -> SharedPair {
+        SharedPair::with_limit(len, 0)
     }
 
-    fn with_limit(len: u64, limit_bytes: u64) -> Pair {
-        let memory = Memory::new(SIZE);
-        let (fs, mut port) = made_with_limit(&memory, limit_bytes);
+    fn with_limit(len: u64, limit_bytes: u64) -> SharedPair {
+        let memory = MemorySpace::new(SIZE);
+        let (fs, mut port) = new_fs_with_limit(&memory, limit_bytes);
         let (one, other) = (create(&fs, "one"), create(&fs, "other"));
         let empty = memory.mapped_pages();
-        fill(&fs, &mut port, one, len, 1);
+        write_content(&fs, &mut port, one, len, 1);
         let before = memory.mapped_pages();
         copy(&fs, &mut port, one, other);
         let more = memory.mapped_pages() - before;
         assert!(more <= 2, "{more} pages more");
-        Pair {
+        SharedPair {
             memory,
             fs,
-            port,
+            channel: port,
             one,
             other,
-            empty,
+            base_pages: empty,
         }
     }
 
     #[track_caller]
     fn check(&mut self, one: &[u8], other: &[u8]) {
-        check(&self.fs, &mut self.port, self.one, one);
-        check(&self.fs, &mut self.port, self.other, other);
+        check(&self.fs, &mut self.channel, self.one, one);
+        check(&self.fs, &mut self.channel, self.other, other);
     }
 
     /// Pages that both files hold together.
     fn pages(&self) -> usize {
-        self.memory.mapped_pages() - self.empty
+        self.memory.mapped_pages() - self.base_pages
     }
 
     fn write(&mut self, ino: Ino, at: u64, bytes: &[u8]) {
         let bytes = Bytes::copy_from_slice(bytes);
         self.fs
-            .write(&mut self.port, ino, Some(at), &bytes, false)
+            .write(&mut self.channel, ino, Some(at), &bytes, false)
             .unwrap();
     }
 
     /// Deletes both: nothing of them is left.
     #[track_caller]
     fn delete(self) {
-        delete(&self.memory, &self.fs, self.empty);
+        delete(&self.memory, &self.fs, self.base_pages);
     }
 }
 
 #[track_caller]
-fn delete(memory: &Memory, fs: &Fs, empty: usize) {
+fn delete(memory: &MemorySpace, fs: &Fs, empty: usize) {
     for name in ["one", "other"] {
         fs.unlink(Ino::ROOT, name.as_bytes()).unwrap();
     }
     assert_eq!(memory.mapped_pages(), empty);
     // Pages of the inode table are in use, and not written.
-    let (fs, _) = mounted(memory);
+    let (fs, _) = mount_and_free(memory);
     let used = fs.usage().used_bytes / PAGE;
     assert!(used < empty as u64 + 50, "{used} pages in use");
 }
 
 #[test]
-fn a_copy_takes_no_pages_until_it_is_written() {
-    let mut pair = Pair::new(LONG);
+fn shared_copy_takes_no_pages_until_written() {
+    let mut pair = SharedPair::new(LONG);
     let whole = content(LONG, 1);
     pair.check(&whole, &whole);
     let attr = pair.fs.attr(pair.other).unwrap();
@@ -143,16 +143,16 @@ fn a_copy_takes_no_pages_until_it_is_written() {
     let mut first = whole;
     first[CHUNK as usize + 50..][..3].copy_from_slice(b"old");
     pair.check(&first, &changed);
-    (pair.fs, pair.port) = mounted(&pair.memory);
+    (pair.fs, pair.channel) = mount_and_free(&pair.memory);
     assert_eq!(pair.fs.usage().used_bytes / PAGE, used + 512);
     pair.check(&first, &changed);
     pair.delete();
 }
 
 #[test]
-fn one_goes_and_the_other_has_it_all() {
+fn deleting_one_copy_keeps_the_other() {
     for gone in ["one", "other"] {
-        let mut pair = Pair::new(LONG);
+        let mut pair = SharedPair::new(LONG);
         let shared = pair.pages();
         pair.fs.unlink(Ino::ROOT, gone.as_bytes()).unwrap();
         let stays = match gone {
@@ -160,9 +160,9 @@ fn one_goes_and_the_other_has_it_all() {
             _ => pair.one,
         };
         assert!(pair.pages() + 2 >= shared, "a page of the other is freed");
-        check(&pair.fs, &mut pair.port, stays, &content(LONG, 1));
-        (pair.fs, pair.port) = mounted(&pair.memory);
-        check(&pair.fs, &mut pair.port, stays, &content(LONG, 1));
+        check(&pair.fs, &mut pair.channel, stays, &content(LONG, 1));
+        (pair.fs, pair.channel) = mount_and_free(&pair.memory);
+        check(&pair.fs, &mut pair.channel, stays, &content(LONG, 1));
         create(&pair.fs, gone);
         pair.delete();
     }
@@ -171,9 +171,9 @@ fn one_goes_and_the_other_has_it_all() {
 /// Whatever is done to one of them, and wherever a crash comes, the other stays as it
 /// was, and no page is lost.
 #[test]
-fn what_is_done_to_one_leaves_the_other_alone() {
-    type Act = fn(&Fs, &mut Port, Ino) -> pagemesh_fs::Result<()>;
-    let acts: [(&str, Act); 6] = [
+fn changing_one_copy_leaves_the_other_unchanged() {
+    type FileAction = fn(&Fs, &mut IoChannel, Ino) -> pagemesh_fs::Result<()>;
+    let acts: [(&str, FileAction); 6] = [
         ("write", |fs, port, ino| {
             let bytes = Bytes::from_static(b"changed");
             fs.write(port, ino, Some(CHUNK + 9), &bytes, false)
@@ -190,17 +190,17 @@ fn what_is_done_to_one_leaves_the_other_alone() {
             fs.set_size(port, ino, 0).map(drop)
         }),
         ("punch", |fs, port, ino| {
-            fs.allocate(port, ino, Allocate::Punch, 100, 2 * CHUNK)
+            fs.allocate(port, ino, AllocateMode::Punch, 100, 2 * CHUNK)
         }),
         ("reserve", |fs, port, ino| {
-            let how = Allocate::Reserve { keep_size: true };
+            let how = AllocateMode::Reserve { keep_size: true };
             fs.allocate(port, ino, how, LONG, 3 * PAGE)
         }),
     ];
     for (name, act) in acts {
-        let mut pair = Pair::new(LONG);
+        let mut pair = SharedPair::new(LONG);
         let steps = pair.memory.steps();
-        act(&pair.fs, &mut pair.port, pair.other).unwrap();
+        act(&pair.fs, &mut pair.channel, pair.other).unwrap();
         // Many of the steps are pages that are copied one after the other.
         let all: Vec<usize> = (steps..=pair.memory.steps()).collect();
         let some = all
@@ -208,24 +208,24 @@ fn what_is_done_to_one_leaves_the_other_alone() {
             .enumerate()
             .filter(|(at, _)| *at < 20 || at % 97 == 0 || all.len() - at < 20);
         for (_, &step) in some {
-            let old = pair.memory.after(step);
-            let (fs, mut port) = mounted(&old);
+            let old = pair.memory.after_steps(step);
+            let (fs, mut port) = mount_and_free(&old);
             let used = fs.usage().used_bytes / PAGE;
             assert!(old.mapped_pages() as u64 <= used, "pages are nobody's");
             check(&fs, &mut port, pair.one, &content(LONG, 1));
-            delete(&old, &fs, pair.empty);
+            delete(&old, &fs, pair.base_pages);
         }
-        check(&pair.fs, &mut pair.port, pair.one, &content(LONG, 1));
-        let name_of = |pair: &Pair| pair.fs.attr(pair.other).unwrap().size;
+        check(&pair.fs, &mut pair.channel, pair.one, &content(LONG, 1));
+        let name_of = |pair: &SharedPair| pair.fs.attr(pair.other).unwrap().size;
         assert!(name_of(&pair) <= LONG + 4, "{name}");
         pair.delete();
     }
 }
 
 #[test]
-fn long_files_are_shared_as_a_whole() {
+fn long_files_are_shared_completely() {
     const SPANS: u64 = 40;
-    let mut pair = Pair::new(SPANS * CHUNK);
+    let mut pair = SharedPair::new(SPANS * CHUNK);
     let whole = content(SPANS * CHUNK, 1);
     pair.check(&whole, &whole);
     pair.delete();
@@ -233,11 +233,11 @@ fn long_files_are_shared_as_a_whole() {
 
 /// What lies behind the end of what is copied stays.
 #[test]
-fn a_part_is_shared_as_far_as_it_is_whole() {
-    let memory = Memory::new(SIZE);
-    let (fs, mut port) = made(&memory);
+fn partial_copy_shares_only_whole_spans() {
+    let memory = MemorySpace::new(SIZE);
+    let (fs, mut port) = new_fs(&memory);
     let (one, other) = (create(&fs, "one"), create(&fs, "other"));
-    fill(&fs, &mut port, one, 100_000, 1);
+    write_content(&fs, &mut port, one, 100_000, 1);
     fs.set_size(&mut port, other, 300_000).unwrap();
     let tail = Bytes::from(vec![9; 50_000]);
     fs.write(&mut port, other, Some(110_000), &tail, false)
@@ -261,9 +261,9 @@ fn a_part_is_shared_as_far_as_it_is_whole() {
 }
 
 #[test]
-fn without_room_a_shared_file_stays_as_it_is() {
-    let used = Pair::new(LONG).fs.usage().used_bytes;
-    let mut pair = Pair::with_limit(LONG, used + 100 * PAGE);
+fn write_to_shared_file_without_space_changes_nothing() {
+    let used = SharedPair::new(LONG).fs.usage().used_bytes;
+    let mut pair = SharedPair::with_limit(LONG, used + 100 * PAGE);
     let whole = content(LONG, 1);
     let bytes = Bytes::from_static(b"new");
     let mapped = pair.memory.mapped_pages();
@@ -271,20 +271,20 @@ fn without_room_a_shared_file_stays_as_it_is() {
         pair.memory.set_room(Some(room));
         let refused = pair
             .fs
-            .write(&mut pair.port, pair.other, Some(CHUNK), &bytes, false);
+            .write(&mut pair.channel, pair.other, Some(CHUNK), &bytes, false);
         assert_eq!(refused.unwrap_err().errno(), Errno::NOSPC);
         assert_eq!(pair.memory.mapped_pages(), mapped);
     }
     pair.memory.set_room(None);
     let refused = pair
         .fs
-        .write(&mut pair.port, pair.other, Some(CHUNK), &bytes, false);
+        .write(&mut pair.channel, pair.other, Some(CHUNK), &bytes, false);
     assert_eq!(refused.unwrap_err().errno(), Errno::NOSPC);
     assert_eq!(pair.memory.mapped_pages(), mapped);
     pair.check(&whole, &whole);
     pair.fs.raise_limit(used + 600 * PAGE).unwrap();
     pair.write(pair.other, CHUNK, b"new");
-    check(&pair.fs, &mut pair.port, pair.one, &whole);
+    check(&pair.fs, &mut pair.channel, pair.one, &whole);
     pair.write(pair.one, CHUNK, b"old");
     let mut changed = [whole.clone(), whole];
     changed[0][CHUNK as usize..][..3].copy_from_slice(b"old");
@@ -295,26 +295,26 @@ fn without_room_a_shared_file_stays_as_it_is() {
 
 /// Both take spans of their own at the same time, copy to each other, and end.
 #[test]
-fn several_threads_share_and_part() {
+fn concurrent_share_and_unshare() {
     const ROUNDS: u64 = 40;
-    let memory = Memory::new(SIZE);
-    let (fs, _) = made(&memory);
+    let memory = MemorySpace::new(SIZE);
+    let (fs, _) = new_fs(&memory);
     let (one, other) = (create(&fs, "one"), create(&fs, "other"));
     let empty = memory.mapped_pages();
     for round in 0..ROUNDS {
-        let mut port = fs.port().unwrap();
+        let mut port = fs.open_channel().unwrap();
         let (from, to) = match round % 2 {
             0 => (one, other),
             _ => (other, one),
         };
         fs.set_size(&mut port, to, 0).unwrap();
-        fill(&fs, &mut port, from, 2 * CHUNK, 1);
+        write_content(&fs, &mut port, from, 2 * CHUNK, 1);
         copy(&fs, &mut port, from, to);
         std::thread::scope(|threads| {
             for (ino, with) in [(one, 2), (other, 3)] {
                 let fs = &fs;
                 threads.spawn(move || {
-                    let mut port = fs.port().unwrap();
+                    let mut port = fs.open_channel().unwrap();
                     for at in [CHUNK + 7, 0, CHUNK] {
                         let bytes = Bytes::from(vec![with; 9]);
                         fs.write(&mut port, ino, Some(at), &bytes, false).unwrap();
@@ -324,7 +324,7 @@ fn several_threads_share_and_part() {
             for (from, to) in [(one, other), (other, one)] {
                 let fs = &fs;
                 threads.spawn(move || {
-                    let mut port = fs.port().unwrap();
+                    let mut port = fs.open_channel().unwrap();
                     let copied = fs.copy(&mut port, (from, 0), (to, 2 * CHUNK), CHUNK);
                     copied.unwrap();
                 });
@@ -338,6 +338,6 @@ fn several_threads_share_and_part() {
             assert!(found == expected, "round {round}, inode {}", ino.0);
         }
     }
-    let (fs, _) = mounted(&memory);
+    let (fs, _) = mount_and_free(&memory);
     delete(&memory, &fs, empty);
 }

@@ -5,30 +5,30 @@
 
 mod support;
 
-use pagemesh_fs::{Fs, Ino, Make, Port, Seen};
+use pagemesh_fs::{CreateKind, Fs, Ino, IoChannel, LostWriteCursor};
 use rustix::io::Errno;
 use std::sync::Arc;
-use support::lossy::Lossy;
-use support::memory::{Memory, wait};
-use support::{OWNER, clock, made};
+use support::lossy::LossySpace;
+use support::memory::{MemorySpace, wait};
+use support::{OWNER, clock, new_fs};
 
-struct Case {
-    space: Lossy,
+struct SyncCase {
+    space: LossySpace,
     fs: Fs,
-    ports: [Port; 2],
+    channels: [IoChannel; 2],
     ino: Ino,
 }
 
-impl Case {
-    fn new() -> Case {
-        let memory = Memory::new(1 << 30);
-        drop(made(&memory));
-        let space = Lossy::new(&memory);
+impl SyncCase {
+    fn new() -> SyncCase {
+        let memory = MemorySpace::new(1 << 30);
+        drop(new_fs(&memory));
+        let space = LossySpace::new(&memory);
         let fs = Fs::mount(Arc::new(space.clone()), wait, clock).unwrap();
-        let made = fs.create(Ino::ROOT, b"file", Make::File, 0o600, OWNER);
+        let made = fs.create(Ino::ROOT, b"file", CreateKind::File, 0o600, OWNER);
         let ino = made.unwrap().ino;
-        Case {
-            ports: [fs.port().unwrap(), fs.port().unwrap()],
+        SyncCase {
+            channels: [fs.open_channel().unwrap(), fs.open_channel().unwrap()],
             space,
             fs,
             ino,
@@ -36,52 +36,57 @@ impl Case {
     }
 
     /// Syncs by each channel, one after the other: what they say.
-    fn check(&mut self, seen: &Seen, expected: [Result<(), Errno>; 2]) {
-        let Case { fs, ports, ino, .. } = self;
+    fn check(&mut self, seen: &LostWriteCursor, expected: [Result<(), Errno>; 2]) {
+        let SyncCase {
+            fs,
+            channels: ports,
+            ino,
+            ..
+        } = self;
         let mut sync = |at: usize| {
-            let synced = fs.sync_opened(&mut ports[at], *ino, seen);
+            let synced = fs.sync_open_file(&mut ports[at], *ino, seen);
             synced.map_err(|error| error.errno())
         };
         assert_eq!([sync(0), sync(1)], expected);
     }
 }
 
-const TOLD: [Result<(), Errno>; 2] = [Err(Errno::IO), Ok(())];
+const REPORTED_ONCE: [Result<(), Errno>; 2] = [Err(Errno::IO), Ok(())];
 const SOUND: [Result<(), Errno>; 2] = [Ok(()), Ok(())];
 
 #[test]
-fn each_open_file_hears_of_a_loss_once() {
-    let mut case = Case::new();
-    let (one, other) = (case.fs.seen(), case.fs.seen());
+fn lost_write_is_reported_once_per_open_file() {
+    let mut case = SyncCase::new();
+    let (one, other) = (case.fs.lost_write_cursor(), case.fs.lost_write_cursor());
     case.check(&one, SOUND);
-    case.space.lose();
+    case.space.lose_writes();
     // By whichever channel.
-    case.check(&one, TOLD);
-    case.check(&other, TOLD);
+    case.check(&one, REPORTED_ONCE);
+    case.check(&other, REPORTED_ONCE);
     case.check(&one, SOUND);
     case.check(&other, SOUND);
-    let later = case.fs.seen();
+    let later = case.fs.lost_write_cursor();
     case.check(&later, SOUND);
-    case.space.lose();
-    case.space.lose();
+    case.space.lose_writes();
+    case.space.lose_writes();
     for seen in [&one, &other, &later] {
-        case.check(seen, TOLD);
+        case.check(seen, REPORTED_ONCE);
         case.check(seen, SOUND);
     }
 }
 
 #[test]
-fn a_loss_that_nobody_heard_of_is_told_to_who_opens_the_file() {
-    let mut case = Case::new();
-    case.space.lose();
-    let (one, other) = (case.fs.seen(), case.fs.seen());
-    case.check(&one, TOLD);
-    case.check(&other, TOLD);
-    assert_eq!(case.fs.sync_all(&mut case.ports[0]), Ok(()));
-    case.space.lose();
+fn unreported_lost_write_is_reported_to_later_opens() {
+    let mut case = SyncCase::new();
+    case.space.lose_writes();
+    let (one, other) = (case.fs.lost_write_cursor(), case.fs.lost_write_cursor());
+    case.check(&one, REPORTED_ONCE);
+    case.check(&other, REPORTED_ONCE);
+    assert_eq!(case.fs.sync_all(&mut case.channels[0]), Ok(()));
+    case.space.lose_writes();
     // An unmount says what nobody has heard.
-    let all = case.fs.sync_all(&mut case.ports[1]);
+    let all = case.fs.sync_all(&mut case.channels[1]);
     assert_eq!(all.unwrap_err().errno(), Errno::IO);
-    assert_eq!(case.fs.sync_all(&mut case.ports[0]), Ok(()));
-    case.check(&one, TOLD);
+    assert_eq!(case.fs.sync_all(&mut case.channels[0]), Ok(()));
+    case.check(&one, REPORTED_ONCE);
 }

@@ -24,7 +24,7 @@ impl Corpus {
         paths.into_iter().map(read).collect()
     }
 
-    pub(crate) fn keep_if_asked(&self, what: &str, input: &[u8]) {
+    pub(crate) fn keep_if_requested(&self, what: &str, input: &[u8]) {
         if env::var_os("PAGEMESH_FUZZ_KEEP").is_some() {
             self.keep(what, input);
         }
@@ -52,28 +52,28 @@ impl Corpus {
 }
 
 /// The one input to try.
-pub(crate) fn single() -> Option<Vec<u8>> {
+pub(crate) fn single_input() -> Option<Vec<u8>> {
     let path = PathBuf::from(env::var_os("PAGEMESH_FUZZ_INPUT")?);
     Some(fs::read(&path).unwrap_or_else(|cause| panic!("{path:?}: {cause}")))
 }
 
 /// How long to go on, in a long run.
-pub(crate) fn seconds() -> Option<u64> {
-    number("PAGEMESH_FUZZ_SECONDS")
+pub(crate) fn run_seconds() -> Option<u64> {
+    env_number("PAGEMESH_FUZZ_SECONDS")
 }
 
 /// Which mutations: in a short run always the same, in a long one others each
 /// time.
 #[expect(clippy::disallowed_methods, reason = "anything that differs will do")]
-pub(crate) fn seed() -> u64 {
+pub(crate) fn run_seed() -> u64 {
     let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    number("PAGEMESH_FUZZ_SEED").unwrap_or_else(|| match seconds() {
+    env_number("PAGEMESH_FUZZ_SEED").unwrap_or_else(|| match run_seconds() {
         Some(_) => now().map_or(0, |since| since.as_nanos() as u64),
         None => 0,
     })
 }
 
-fn number(name: &str) -> Option<u64> {
+fn env_number(name: &str) -> Option<u64> {
     let text = env::var(name).ok()?;
     Some(
         text.parse()

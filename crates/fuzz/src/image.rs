@@ -9,14 +9,14 @@ use std::fmt::Write;
 use std::path::Path;
 use std::{env, fs};
 
-const LINE: usize = 64;
+const LINE_BYTES: usize = 64;
 
 /// The file that is kept under a path. `PAGEMESH_KEEP_IMAGES=1` keeps what
 /// `make` makes instead.
 ///
 /// # Panics
 /// When the text is not there, or none of these.
-pub fn kept(path: &Path, make: impl FnOnce() -> Vec<u8>) -> Vec<u8> {
+pub fn golden_image(path: &Path, make: impl FnOnce() -> Vec<u8>) -> Vec<u8> {
     if env::var_os("PAGEMESH_KEEP_IMAGES").is_some() {
         fs::write(path, to_text(&make())).unwrap_or_else(|cause| panic!("{path:?}: {cause}"));
     }
@@ -26,9 +26,12 @@ pub fn kept(path: &Path, make: impl FnOnce() -> Vec<u8>) -> Vec<u8> {
 
 fn to_text(bytes: &[u8]) -> String {
     let mut text = format!("{}\n", bytes.len());
-    let mut rest: Vec<(usize, &[u8])> = (0..).step_by(LINE).zip(bytes.chunks(LINE)).collect();
+    let mut rest: Vec<(usize, &[u8])> = (0..)
+        .step_by(LINE_BYTES)
+        .zip(bytes.chunks(LINE_BYTES))
+        .collect();
     rest.retain(|(_, line)| line.iter().any(|byte| *byte != 0));
-    let follows = |a: &(usize, &[u8]), b: &(usize, &[u8])| a.0 + LINE == b.0 && a.1 == b.1;
+    let follows = |a: &(usize, &[u8]), b: &(usize, &[u8])| a.0 + LINE_BYTES == b.0 && a.1 == b.1;
     for run in rest.chunk_by(follows) {
         let (at, line) = run[0];
         let end = line
@@ -55,7 +58,7 @@ fn from_text(text: &str) -> Option<Vec<u8>> {
         for line in 0..count {
             for digit in 0..digits.len() / 2 {
                 let byte = u8::from_str_radix(digits.get(digit * 2..digit * 2 + 2)?, 16).ok()?;
-                *bytes.get_mut(at + line * LINE + digit)? = byte;
+                *bytes.get_mut(at + line * LINE_BYTES + digit)? = byte;
             }
         }
     }
@@ -67,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_comes_back_from_its_text() {
+    fn image_survives_text_round_trip() {
         let mut bytes = vec![0; 1000];
         bytes[70] = 7;
         bytes[128..400].fill(0xa5);

@@ -1,6 +1,6 @@
 //! Seeded mutation of a kept corpus, for the tests of decoders.
 //!
-//! A [`Target`] is a test. It feeds a decoder with what real encoders wrote
+//! A [`FuzzTarget`] is a test. It feeds a decoder with what real encoders wrote
 //! (its seeds), with the inputs kept beside its crate in `fuzz/NAME/`, and with
 //! mutations of both. An input whose outcome was not seen before is mutated
 //! further, so the search goes where the decoder tells things apart.
@@ -26,7 +26,7 @@ mod corpus;
 pub mod image;
 mod mutation;
 mod random;
-mod watch;
+mod watchdog;
 
 pub use random::Random;
 
@@ -40,58 +40,58 @@ const POPULATION_MAX: usize = 1024;
 
 /// Makes checksums and lengths of a mutated input right again, so that
 /// decoding goes on behind them.
-pub type Reseal = fn(&mut [u8], &mut Random);
+pub type Fixup = fn(&mut [u8], &mut Random);
 
 /// A decoder under test.
-pub struct Target {
+pub struct FuzzTarget {
     name: &'static str,
     corpus: corpus::Corpus,
     cases: u32,
     bytes_max: usize,
     seeds: Vec<Vec<u8>>,
-    reseal: Reseal,
+    fixup: Fixup,
 }
 
-impl Target {
+impl FuzzTarget {
     /// A target whose corpus is in `fuzz/NAME` of the crate at
     /// `env!("CARGO_MANIFEST_DIR")`.
     #[must_use]
-    pub fn new(name: &'static str, manifest_dir: &str) -> Target {
-        Target {
+    pub fn new(name: &'static str, manifest_dir: &str) -> FuzzTarget {
+        FuzzTarget {
             name,
             corpus: corpus::Corpus::new(manifest_dir, name),
             cases: 2000,
             bytes_max: 4096,
             seeds: Vec::new(),
-            reseal: |_, _| {},
+            fixup: |_, _| {},
         }
     }
 
     /// Mutated inputs of a short run.
     #[must_use]
-    pub fn cases(mut self, cases: u32) -> Target {
+    pub fn cases(mut self, cases: u32) -> FuzzTarget {
         self.cases = cases;
         self
     }
 
     /// Bytes of the longest mutated input.
     #[must_use]
-    pub fn bytes_max(mut self, bytes_max: usize) -> Target {
+    pub fn bytes_max(mut self, bytes_max: usize) -> FuzzTarget {
         self.bytes_max = bytes_max;
         self
     }
 
     /// What real encoders wrote.
     #[must_use]
-    pub fn seeds(mut self, seeds: impl IntoIterator<Item = Vec<u8>>) -> Target {
+    pub fn seeds(mut self, seeds: impl IntoIterator<Item = Vec<u8>>) -> FuzzTarget {
         self.seeds.extend(seeds);
         self
     }
 
-    /// See [`Reseal`]; done to seven of eight mutated inputs.
+    /// See [`Fixup`]; done to seven of eight mutated inputs.
     #[must_use]
-    pub fn reseal(mut self, reseal: Reseal) -> Target {
-        self.reseal = reseal;
+    pub fn fixup(mut self, reseal: Fixup) -> FuzzTarget {
+        self.fixup = reseal;
         self
     }
 
@@ -101,7 +101,7 @@ impl Target {
     /// # Panics
     /// As the case does.
     pub fn run<O: Hash>(self, mut case: impl FnMut(&[u8]) -> O) {
-        let watch = watch::Watch::new(self.corpus.clone());
+        let watch = watchdog::CaseWatchdog::new(self.corpus.clone());
         let mut run = |bytes: &[u8]| {
             watch.begin(bytes);
             let outcome = catch_unwind(AssertUnwindSafe(|| case(bytes)));
@@ -114,7 +114,7 @@ impl Target {
                 }
             }
         };
-        if let Some(input) = corpus::single() {
+        if let Some(input) = corpus::single_input() {
             run(&input);
             return;
         }
@@ -123,25 +123,26 @@ impl Target {
         for seed in &self.seeds {
             seen.insert(run(seed));
             population.push(seed.clone());
-            self.corpus.keep_if_asked("seed", seed);
+            self.corpus.keep_if_requested("seed", seed);
         }
         for kept in self.corpus.load() {
             seen.insert(run(&kept));
             population.push(kept);
         }
         assert!(!population.is_empty(), "{} has no input", self.name);
-        let mut random = Random::new(corpus::seed() ^ digest(&self.name));
-        let until = corpus::seconds().map(|seconds| Instant::now() + Duration::from_secs(seconds));
+        let mut random = Random::new(corpus::run_seed() ^ digest(&self.name));
+        let until =
+            corpus::run_seconds().map(|seconds| Instant::now() + Duration::from_secs(seconds));
         let mut done = 0u64;
         while until.map_or(done < u64::from(self.cases), |until| Instant::now() < until) {
             let mut input = random.choose(&population).clone();
             let other = random.choose(&population);
             mutation::mutate(&mut input, other, self.bytes_max, &mut random);
             if random.below(8) > 0 {
-                (self.reseal)(&mut input, &mut random);
+                (self.fixup)(&mut input, &mut random);
             }
             if seen.insert(run(&input)) && population.len() < POPULATION_MAX {
-                self.corpus.keep_if_asked("find", &input);
+                self.corpus.keep_if_requested("find", &input);
                 population.push(input);
             }
             done += 1;
@@ -162,7 +163,7 @@ fn digest(value: &impl Hash) -> u64 {
 
 /// What `work` gives, and the most bytes that it had allocated at once, in this
 /// thread.
-pub fn allocated<T>(work: impl FnOnce() -> T) -> (T, u64) {
+pub fn measure_allocation<T>(work: impl FnOnce() -> T) -> (T, u64) {
     let mut result = None;
     let info = allocation_counter::measure(|| result = Some(work()));
     match result {
@@ -176,13 +177,13 @@ mod tests {
     use super::*;
     use std::cell::RefCell;
 
-    fn target() -> Target {
-        Target::new("nothing", env!("CARGO_MANIFEST_DIR")).seeds([b"seed".to_vec()])
+    fn test_target() -> FuzzTarget {
+        FuzzTarget::new("nothing", env!("CARGO_MANIFEST_DIR")).seeds([b"seed".to_vec()])
     }
 
-    fn inputs() -> Vec<Vec<u8>> {
+    fn collect_inputs() -> Vec<Vec<u8>> {
         let inputs = RefCell::new(Vec::new());
-        target().cases(500).bytes_max(64).run(|bytes| {
+        test_target().cases(500).bytes_max(64).run(|bytes| {
             inputs.borrow_mut().push(bytes.to_vec());
             bytes.first().copied()
         });
@@ -190,11 +191,11 @@ mod tests {
     }
 
     #[test]
-    fn a_run_can_be_repeated_and_keeps_its_limits() {
-        let first = inputs();
+    fn run_is_repeatable_and_keeps_its_limits() {
+        let first = collect_inputs();
         assert_eq!(first.len(), 501);
         assert!(first.iter().all(|input| input.len() <= 64));
-        assert!(first == inputs(), "another run");
+        assert!(first == collect_inputs(), "another run");
         let different: HashSet<_> = first.iter().collect();
         assert!(different.len() > 300, "{} inputs", different.len());
     }
@@ -204,7 +205,7 @@ mod tests {
     #[test]
     fn outcomes_lead_the_search() {
         let best = RefCell::new(0);
-        target().cases(60_000).run(|bytes| {
+        test_target().cases(60_000).run(|bytes| {
             let same = bytes.iter().zip(b"frames").take_while(|(a, b)| a == b);
             let same = same.count();
             let mut best = best.borrow_mut();
@@ -215,8 +216,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_allocated_is_counted() {
-        let (len, bytes) = allocated(|| vec![1u8; 5000].len());
+    fn allocated_bytes_are_counted() {
+        let (len, bytes) = measure_allocation(|| vec![1u8; 5000].len());
         assert_eq!(len, 5000);
         assert!((5000..6000).contains(&bytes), "{bytes}");
     }

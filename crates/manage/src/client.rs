@@ -11,7 +11,7 @@ use crate::wire::{
     LegChange, ScrubBrick, Sized, Status, TellCopies, VolumeDetail, VolumeInfo,
 };
 use pagemesh_base::key::Key;
-use pagemesh_base::layout::{BrickId, EpochNumber, Layout, Name};
+use pagemesh_base::layout::{BrickId, EpochNumber, Layout, VolumeName};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::time::Duration;
@@ -225,13 +225,13 @@ impl Client {
 
     /// All about a volume.
     #[allow(clippy::missing_errors_doc)]
-    pub fn volume(&self, name: &Name) -> Result<VolumeDetail, ManagerError> {
+    pub fn volume(&self, name: &VolumeName) -> Result<VolumeDetail, ManagerError> {
         self.get(&format!("volumes/{name}"))
     }
 
     /// Makes a volume larger, to this size.
     #[allow(clippy::missing_errors_doc)]
-    pub fn grow(&self, name: &Name, size_bytes: u64) -> Result<Sized, ManagerError> {
+    pub fn grow(&self, name: &VolumeName, size_bytes: u64) -> Result<Sized, ManagerError> {
         let path = format!("volumes/{name}/grow");
         self.call(
             Method::POST,
@@ -245,7 +245,7 @@ impl Client {
     #[allow(clippy::missing_errors_doc)]
     pub fn attach_replica(
         &self,
-        name: &Name,
+        name: &VolumeName,
         wish: AttachReplica,
     ) -> Result<VolumeDetail, ManagerError> {
         let path = format!("volumes/{name}/replicas");
@@ -256,7 +256,7 @@ impl Client {
     #[allow(clippy::missing_errors_doc)]
     pub fn detach_replica(
         &self,
-        name: &Name,
+        name: &VolumeName,
         choice: ChooseReplica,
     ) -> Result<VolumeDetail, ManagerError> {
         let path = format!("volumes/{name}/replicas/detach");
@@ -267,7 +267,7 @@ impl Client {
     #[allow(clippy::missing_errors_doc)]
     pub fn promote_replica(
         &self,
-        name: &Name,
+        name: &VolumeName,
         choice: ChooseReplica,
     ) -> Result<VolumeDetail, ManagerError> {
         let path = format!("volumes/{name}/replicas/promote");
@@ -276,7 +276,7 @@ impl Client {
 
     /// Deletes a volume; with `force` also while a client has it.
     #[allow(clippy::missing_errors_doc)]
-    pub fn delete(&self, name: &Name, force: bool) -> Result<Deleted, ManagerError> {
+    pub fn delete(&self, name: &VolumeName, force: bool) -> Result<Deleted, ManagerError> {
         let path = format!("volumes/{name}?force={force}");
         let answer = self.send(Method::DELETE, &path, LONG_CALL_TIMEOUT, String::new())?;
         self.read(answer)
@@ -284,7 +284,7 @@ impl Client {
 
     /// Takes a volume; the layout's epoch in the answer names the attachment.
     #[allow(clippy::missing_errors_doc)]
-    pub fn attach(&self, name: &Name, client: &str) -> Result<Attached, ManagerError> {
+    pub fn attach(&self, name: &VolumeName, client: &str) -> Result<Attached, ManagerError> {
         self.attach_as(name, client, false)
     }
 
@@ -292,7 +292,7 @@ impl Client {
     #[allow(clippy::missing_errors_doc)]
     pub fn attach_as(
         &self,
-        name: &Name,
+        name: &VolumeName,
         client: &str,
         unreachable: bool,
     ) -> Result<Attached, ManagerError> {
@@ -313,7 +313,7 @@ impl Client {
     #[allow(clippy::missing_errors_doc)]
     pub fn tell_copies(
         &self,
-        name: &Name,
+        name: &VolumeName,
         told: &TellCopies,
     ) -> Result<VolumeDetail, ManagerError> {
         let path = format!("volumes/{name}/copies");
@@ -325,7 +325,7 @@ impl Client {
     #[allow(clippy::missing_errors_doc)]
     pub fn detach(
         &self,
-        name: &Name,
+        name: &VolumeName,
         attachment: Option<EpochNumber>,
     ) -> Result<Detached, ManagerError> {
         let wish = DetachVolume { attachment };
@@ -341,7 +341,7 @@ impl Client {
     #[allow(clippy::missing_errors_doc)]
     pub fn change_legs(
         &self,
-        name: &Name,
+        name: &VolumeName,
         attachment: Option<EpochNumber>,
         expected: EpochNumber,
         changes: &[LegChange],

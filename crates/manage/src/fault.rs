@@ -4,7 +4,7 @@ use crate::ledger::ChangeError;
 use crate::placement::PlaceError;
 use crate::shape::ShapeError;
 use crate::store::StoreError;
-use pagemesh_base::layout::{BrickId, EpochNumber, Name};
+use pagemesh_base::layout::{BrickId, EpochNumber, VolumeName};
 use pagemesh_base::slice::SliceError;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -91,18 +91,18 @@ pub enum Fault {
     Store(#[from] StoreError),
     /// No volume of this name.
     #[error("there is no volume {0}")]
-    NoSuchVolume(Name),
+    NoSuchVolume(VolumeName),
     /// The name is taken.
     #[error("there already is a volume {0}")]
-    VolumeExists(Name),
+    VolumeExists(VolumeName),
     /// Somebody is creating or growing it.
     #[error("the volume {0} is just being created or grown")]
-    VolumeBusy(Name),
+    VolumeBusy(VolumeName),
     /// A client has it.
     #[error("the volume {name} is attached to {client}")]
     Attached {
         /// The volume.
-        name: Name,
+        name: VolumeName,
         /// Its client.
         client: String,
     },
@@ -110,7 +110,7 @@ pub enum Fault {
     #[error("attachment {asked} of the volume {name} is over{}", now(.client))]
     Fenced {
         /// The volume.
-        name: Name,
+        name: VolumeName,
         /// Who asks.
         asked: u32,
         /// Who has it now.

@@ -7,7 +7,7 @@ use crate::placement::{PlaceError, Placement};
 use crate::shape::{FILES_BYTES_MAX, FILES_SPACE_FACTOR_MIN, Shape, files_space_bytes};
 use crate::volumes::{growth, sized};
 use crate::wire::Sized;
-use pagemesh_base::layout::Name;
+use pagemesh_base::layout::VolumeName;
 
 impl Manager {
     /// Raises what the files of a volume may take together. The client that has it, or
@@ -19,7 +19,7 @@ impl Manager {
     pub(crate) fn grow_files(
         &self,
         book: &mut Book,
-        name: &Name,
+        name: &VolumeName,
         size_bytes: u64,
     ) -> Result<Sized, Fault> {
         let mut record = book.volume(name)?.clone();

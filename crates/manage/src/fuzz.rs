@@ -9,7 +9,7 @@ use crate::records::{BrickRecord, Doomed, VolumeRecord};
 use crate::shape::{Kind, Shape};
 use crate::wire::*;
 use pagemesh_base::layout::*;
-use pagemesh_fuzz::{Target, allocated};
+use pagemesh_fuzz::{FuzzTarget, measure_allocation};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -23,8 +23,8 @@ const ALLOCATED_MAX: u64 = 128;
 /// And besides: what a refusal says.
 const SPARE_BYTES: u64 = 16 << 10;
 
-fn target(name: &'static str) -> Target {
-    Target::new(name, env!("CARGO_MANIFEST_DIR"))
+fn target(name: &'static str) -> FuzzTarget {
+    FuzzTarget::new(name, env!("CARGO_MANIFEST_DIR"))
 }
 
 /// Whether each type that a target is about decodes from one of its seeds.
@@ -36,7 +36,7 @@ fn decodes<T: DeserializeOwned + Serialize + PartialEq + Debug>(seeds: &[Vec<u8>
 /// Decodes a body as one type; whatever decodes encodes to the same again, and
 /// with a word behind it, it does not.
 fn check<T: DeserializeOwned + Serialize + PartialEq + Debug>(bytes: &[u8]) -> Option<T> {
-    let (decoded, took) = allocated(|| serde_json::from_slice::<T>(bytes));
+    let (decoded, took) = measure_allocation(|| serde_json::from_slice::<T>(bytes));
     let most = ALLOCATED_MAX * bytes.len() as u64 + SPARE_BYTES;
     assert!(took <= most, "{took} bytes for {}", bytes.len());
     let value = decoded.ok()?;

@@ -10,7 +10,7 @@
 
 use crate::shape::VOLUME_BYTES_MAX;
 use pagemesh_base::layout::{
-    COLUMNS_MAX, COPIES_MAX, Column, EpochNumber, Layout, Leg, LegState, SEGMENTS_MAX, Segment,
+    COLUMNS_MAX, Column, EpochNumber, LEGS_MAX, Layout, Leg, LegState, SEGMENTS_MAX, Segment,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -118,7 +118,7 @@ pub enum ChangeError {
     #[error("the new copy does not have the volume's columns")]
     OtherColumns,
     /// No place for one more.
-    #[error("a column has {COPIES_MAX} copies at most")]
+    #[error("a column has {LEGS_MAX} copies at most")]
     TooManyCopies,
     /// No such copy in some column.
     #[error("the volume has no copy {0}; copies are counted from 0")]
@@ -214,7 +214,7 @@ impl Ledger {
         }
         for (segment, legs) in segments.iter_mut().zip(copy) {
             for (column, leg) in segment.columns.iter_mut().zip(legs) {
-                if column.legs.len() >= COPIES_MAX {
+                if column.legs.len() >= LEGS_MAX {
                     return Err(ChangeError::TooManyCopies);
                 }
                 column.legs.push(Leg {
@@ -358,7 +358,7 @@ fn no_rounds(segment: &Segment) -> Vec<u8> {
 fn is_sound((column, last): (&Column, &u8)) -> bool {
     let all = column.legs.iter().all(|leg| is_whole(leg.state));
     let follows = |leg: &Leg| leg.state == LegState::Following;
-    (1..=COPIES_MAX).contains(&column.legs.len())
+    (1..=LEGS_MAX).contains(&column.legs.len())
         && in_sync(column) > 0
         && *last <= ROUND_MAX
         && column.round == if all { 0 } else { *last }

@@ -10,7 +10,7 @@ use crate::placement::{Candidate, OVERPROVISION_FACTOR};
 use crate::records::{BrickRecord, Doomed, VolumeRecord};
 use crate::store::{Store, StoreError};
 use crate::wire::{BrickAddress, BrickScrub, ScrubState, ScrubWish, Status, TellCopies};
-use pagemesh_base::layout::{BrickId, Name, Segment, SliceId};
+use pagemesh_base::layout::{BrickId, Segment, SliceId, VolumeName};
 use pagemesh_base::slice::{BrickControl, SliceError};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -123,15 +123,15 @@ impl Doom {
 #[derive(Default)]
 pub(crate) struct Book {
     pub bricks: BTreeMap<BrickId, Brick>,
-    pub volumes: BTreeMap<Name, VolumeRecord>,
+    pub volumes: BTreeMap<VolumeName, VolumeRecord>,
     pub doomed: BTreeMap<(BrickId, SliceId), Doom>,
     /// Slices being made for a volume that is created or grown.
-    pub building: BTreeMap<Name, Vec<Place>>,
+    pub building: BTreeMap<VolumeName, Vec<Place>>,
     /// The last doomed slice that the sweep has tried.
     pub swept_to: Option<(BrickId, SliceId)>,
     /// What clients told last of copies that follow, and when. It is worth nothing to a
     /// manager that starts, so it is not stored.
-    pub told: BTreeMap<Name, (Duration, TellCopies)>,
+    pub told: BTreeMap<VolumeName, (Duration, TellCopies)>,
 }
 
 /// The slices of segments.
@@ -171,7 +171,7 @@ impl Book {
         places.any(|place| place.slice == slice)
     }
 
-    pub(crate) fn volume(&self, name: &Name) -> Result<&VolumeRecord, Fault> {
+    pub(crate) fn volume(&self, name: &VolumeName) -> Result<&VolumeRecord, Fault> {
         let volume = self.volumes.get(name);
         volume.ok_or_else(|| Fault::NoSuchVolume(name.clone()))
     }

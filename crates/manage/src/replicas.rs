@@ -8,7 +8,9 @@ use crate::records::{Doomed, VolumeRecord};
 use crate::store::Write;
 use crate::volumes::refuse_a_busy_one;
 use crate::wire::{AttachReplica, ChooseReplica, VolumeDetail};
-use pagemesh_base::layout::{BrickId, COPIES_MAX, Column, Leg, LegState, Name, Segment, SliceId};
+use pagemesh_base::layout::{
+    BrickId, Column, LEGS_MAX, Leg, LegState, Segment, SliceId, VolumeName,
+};
 
 impl Manager {
     /// Adds a copy to every column of a volume, attached or not: the slices are made
@@ -18,12 +20,16 @@ impl Manager {
     /// # Errors
     /// When there are enough copies, no brick in a failure domain of its own has
     /// room, or a brick fails.
-    pub fn attach_replica(&self, name: &Name, wish: AttachReplica) -> Result<VolumeDetail, Fault> {
+    pub fn attach_replica(
+        &self,
+        name: &VolumeName,
+        wish: AttachReplica,
+    ) -> Result<VolumeDetail, Fault> {
         let plan = {
             let mut book = self.book();
             refuse_a_busy_one(&book, name)?;
             let volume = book.volume(name)?.clone();
-            if volume.shape.copies >= COPIES_MAX {
+            if volume.shape.copies >= LEGS_MAX {
                 return Err(ChangeError::TooManyCopies.into());
             }
             match wish.asynchronous {
@@ -60,7 +66,11 @@ impl Manager {
     /// # Errors
     /// When there is no such copy, none would be left that holds everything, or a
     /// client has the volume and `force` is not set.
-    pub fn detach_replica(&self, name: &Name, wish: ChooseReplica) -> Result<VolumeDetail, Fault> {
+    pub fn detach_replica(
+        &self,
+        name: &VolumeName,
+        wish: ChooseReplica,
+    ) -> Result<VolumeDetail, Fault> {
         let (doomed, detail) = {
             let mut book = self.book();
             let mut record = self.replica_record(&book, name, wish)?;
@@ -105,7 +115,11 @@ impl Manager {
     /// When there is no such copy, or it never held all of the volume; without
     /// `force` also when it is neither in-sync nor follows, when it follows and a
     /// brick with an in-sync copy is alive, or when a client has the volume.
-    pub fn promote_replica(&self, name: &Name, wish: ChooseReplica) -> Result<VolumeDetail, Fault> {
+    pub fn promote_replica(
+        &self,
+        name: &VolumeName,
+        wish: ChooseReplica,
+    ) -> Result<VolumeDetail, Fault> {
         let mut book = self.book();
         let mut record = self.replica_record(&book, name, wish)?;
         self.refuse_promotion(&book, &record, wish)?;
@@ -205,7 +219,7 @@ impl Manager {
     fn replica_record(
         &self,
         book: &Book,
-        name: &Name,
+        name: &VolumeName,
         wish: ChooseReplica,
     ) -> Result<VolumeRecord, Fault> {
         refuse_a_busy_one(book, name)?;

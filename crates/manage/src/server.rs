@@ -2,7 +2,7 @@
 //! housekeeping beside them.
 //!
 //! Invariants: when [`serve`] returns, requests are answered at
-//! [`Handle::address`]; when [`Handle::stop`] returns, nothing runs any more
+//! [`FileHandle::address`]; when [`FileHandle::stop`] returns, nothing runs any more
 //! and the store is closed, unless a call to a brick outlasts
 //! `STOP_TIMEOUT`. Idle, it wakes for heartbeats and once per
 //! `SWEEP_INTERVAL`.

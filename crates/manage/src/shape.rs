@@ -2,7 +2,7 @@
 //!
 //! Pure. A [`Shape`] that exists is a valid one.
 
-use pagemesh_base::layout::{COLUMNS_MAX, COPIES_MAX, SLICE_BYTES_MAX, STRIPE_BYTES};
+use pagemesh_base::layout::{COLUMNS_MAX, LEGS_MAX, SLICE_BYTES_MAX, STRIPE_BYTES};
 use pagemesh_base::units::PAGE_BYTES;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -57,7 +57,7 @@ pub struct Shape {
     pub kind: Kind,
     /// 1 to [`COLUMNS_MAX`].
     pub columns: usize,
-    /// 1 to [`COPIES_MAX`].
+    /// 1 to [`LEGS_MAX`].
     pub copies: usize,
 }
 
@@ -74,7 +74,7 @@ pub enum ShapeError {
     #[error("a stripe has 2 to {COLUMNS_MAX} columns, not {0}")]
     Columns(usize),
     /// A mirror of too few or too many.
-    #[error("a mirror has 2 to {COPIES_MAX} copies, not {0}")]
+    #[error("a mirror has 2 to {LEGS_MAX} copies, not {0}")]
     Copies(usize),
     /// Nothing.
     #[error("a volume of 0 bytes can hold nothing; the smallest size is {PAGE} bytes")]
@@ -127,8 +127,8 @@ impl Shape {
         let kind = match (striped, copies) {
             (false, 1) => Kind::Concat,
             (true, 1) => Kind::Stripe,
-            (false, 2..=COPIES_MAX) => Kind::Mirror,
-            (true, 2..=COPIES_MAX) => Kind::StripeMirror,
+            (false, 2..=LEGS_MAX) => Kind::Mirror,
+            (true, 2..=LEGS_MAX) => Kind::StripeMirror,
             _ => return Err(ShapeError::Copies(copies)),
         };
         Ok(Shape {
@@ -166,7 +166,7 @@ impl Shape {
         if striped && !(2..=COLUMNS_MAX).contains(&columns) {
             return Err(ShapeError::Columns(columns));
         }
-        if mirrored && !(2..=COPIES_MAX).contains(&copies) {
+        if mirrored && !(2..=LEGS_MAX).contains(&copies) {
             return Err(ShapeError::Copies(copies));
         }
         Ok(Shape {

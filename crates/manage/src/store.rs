@@ -1,6 +1,6 @@
 //! The manager's store: a redb database of JSON records.
 //!
-//! Invariants: one change is one durable transaction: when [`Store::commit`]
+//! Invariants: one change is one durable transaction: when [`ManagerState::commit`]
 //! returns, all of its writes survive a crash. If it fails, all of them or none
 //! are there, and nothing is written after it until the store is opened anew.
 //! A file that is no manager store is never written to.
@@ -11,7 +11,7 @@
 use crate::manager::places;
 use crate::records::{BrickRecord, Doomed, VolumeRecord};
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_base::layout::{BrickId, Name, SliceId};
+use pagemesh_base::layout::{BrickId, SliceId, VolumeName};
 use redb::{
     Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, TableDefinition,
     TableError, WriteTransaction,
@@ -94,7 +94,7 @@ pub enum Write<'a> {
     /// Adds or replaces a volume.
     PutVolume(&'a VolumeRecord),
     /// Forgets a volume.
-    RemoveVolume(&'a Name),
+    RemoveVolume(&'a VolumeName),
     /// Remembers a slice that must go.
     Doom(Doomed),
     /// It is gone, or belongs to a volume now.

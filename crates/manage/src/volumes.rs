@@ -20,8 +20,8 @@ use crate::wire::{
     VolumeInfo,
 };
 use pagemesh_base::layout::{
-    BrickId, COPIES_MAX, Column, EpochNumber, Layout, Leg, LegState, Name, SEGMENTS_MAX, Segment,
-    SliceId,
+    BrickId, Column, EpochNumber, LEGS_MAX, Layout, Leg, LegState, SEGMENTS_MAX, Segment, SliceId,
+    VolumeName,
 };
 use uuid::Uuid;
 
@@ -86,7 +86,7 @@ impl Manager {
     ///
     /// # Errors
     /// As for creating, and when it is not larger than now.
-    pub fn grow(&self, name: &Name, wish: GrowVolume) -> Result<Sized, Fault> {
+    pub fn grow(&self, name: &VolumeName, wish: GrowVolume) -> Result<Sized, Fault> {
         let (plan, size) = {
             let mut book = self.book();
             let volume = book.volume(name)?;
@@ -147,7 +147,7 @@ impl Manager {
     ///
     /// # Errors
     /// When there is no such volume.
-    pub fn show(&self, name: &Name) -> Result<VolumeDetail, Fault> {
+    pub fn show(&self, name: &VolumeName) -> Result<VolumeDetail, Fault> {
         let book = self.book();
         Ok(self.detail(&book, book.volume(name)?))
     }
@@ -156,7 +156,7 @@ impl Manager {
     ///
     /// # Errors
     /// When a client has it and `force` is not set, or the store fails.
-    pub fn delete(&self, name: &Name, force: bool) -> Result<Deleted, Fault> {
+    pub fn delete(&self, name: &VolumeName, force: bool) -> Result<Deleted, Fault> {
         let doomed: Vec<Doomed> = {
             let mut book = self.book();
             let volume = book.volume(name)?;
@@ -193,7 +193,7 @@ impl Manager {
     ///
     /// # Errors
     /// When there is no such volume, or the store fails.
-    pub fn attach(&self, name: &Name, wish: &AttachVolume) -> Result<Attached, Fault> {
+    pub fn attach(&self, name: &VolumeName, wish: &AttachVolume) -> Result<Attached, Fault> {
         check_text("the client's label", &wish.client, CLIENT_BYTES_MAX)?;
         let mut book = self.book();
         let mut record = book.volume(name)?.clone();
@@ -223,14 +223,14 @@ impl Manager {
     /// # Errors
     /// When there is no such volume, another client has it, or more is told than it can
     /// have copies.
-    pub fn tell_copies(&self, name: &Name, told: TellCopies) -> Result<VolumeDetail, Fault> {
+    pub fn tell_copies(&self, name: &VolumeName, told: TellCopies) -> Result<VolumeDetail, Fault> {
         let mut book = self.book();
         let record = book.volume(name)?.clone();
         refuse_a_fenced_one(name, &record, Some(told.attachment))?;
         let mut copies: Vec<usize> = told.returns.iter().map(|it| it.copy).collect();
         copies.sort_unstable();
         copies.dedup();
-        let known = |copy: &usize| *copy < COPIES_MAX;
+        let known = |copy: &usize| *copy < LEGS_MAX;
         if copies.len() != told.returns.len() || !copies.iter().all(known) {
             return Err(Fault::bad(
                 "a copy is told of twice, or has a number that no copy has",
@@ -246,7 +246,7 @@ impl Manager {
     ///
     /// # Errors
     /// When there is no such volume, or the store fails.
-    pub fn detach(&self, name: &Name, wish: DetachVolume) -> Result<Detached, Fault> {
+    pub fn detach(&self, name: &VolumeName, wish: DetachVolume) -> Result<Detached, Fault> {
         let mut book = self.book();
         let mut record = book.volume(name)?.clone();
         let meant = |present: &Attachment| wish.attachment.is_none_or(|a| a == present.epoch);
@@ -263,7 +263,7 @@ impl Manager {
     /// # Errors
     /// When the attachment is over, the epoch is not the expected one, or the
     /// layout may not change so.
-    pub fn change_legs(&self, name: &Name, wish: &ChangeLegs) -> Result<Layout, Fault> {
+    pub fn change_legs(&self, name: &VolumeName, wish: &ChangeLegs) -> Result<Layout, Fault> {
         for change in &wish.changes {
             if let Some(note) = &change.note {
                 check_text("a note", note, NOTE_BYTES_MAX)?;
@@ -325,7 +325,7 @@ impl Manager {
     pub(crate) fn plan<'a>(
         &'a self,
         book: &mut Book,
-        name: &Name,
+        name: &VolumeName,
         durability: Durability,
         segments: Vec<Segment>,
         files_bytes: Option<u64>,
@@ -449,7 +449,7 @@ impl Manager {
 /// and nobody else creates, grows or deletes the volume.
 pub(crate) struct Plan<'a> {
     manager: &'a Manager,
-    name: Name,
+    name: VolumeName,
     durability: Durability,
     pub segments: Vec<Segment>,
 }
@@ -494,7 +494,7 @@ fn health(layout: &Layout) -> Health {
     }
 }
 
-fn refuse_a_taken_name(book: &Book, name: &Name) -> Result<(), Fault> {
+fn refuse_a_taken_name(book: &Book, name: &VolumeName) -> Result<(), Fault> {
     if book.volumes.contains_key(name) {
         return Err(Fault::VolumeExists(name.clone()));
     }
@@ -508,7 +508,7 @@ fn refuse_a_taken_name(book: &Book, name: &Name) -> Result<(), Fault> {
     Ok(())
 }
 
-pub(crate) fn refuse_a_busy_one(book: &Book, name: &Name) -> Result<(), Fault> {
+pub(crate) fn refuse_a_busy_one(book: &Book, name: &VolumeName) -> Result<(), Fault> {
     if book.building.contains_key(name) {
         return Err(Fault::VolumeBusy(name.clone()));
     }
@@ -516,7 +516,7 @@ pub(crate) fn refuse_a_busy_one(book: &Book, name: &Name) -> Result<(), Fault> {
 }
 
 fn refuse_a_fenced_one(
-    name: &Name,
+    name: &VolumeName,
     record: &VolumeRecord,
     asked: Option<EpochNumber>,
 ) -> Result<(), Fault> {

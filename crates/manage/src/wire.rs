@@ -7,7 +7,7 @@ pub use crate::records::{Attachment, Note};
 use crate::durability::Durability;
 use crate::shape::Kind;
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_base::layout::{BrickId, EpochNumber, Layout, LegState, Name};
+use pagemesh_base::layout::{BrickId, EpochNumber, Layout, LegState, VolumeName};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::{IntoParams, ToSchema};
@@ -215,7 +215,7 @@ pub enum Content {
 pub struct CreateVolume {
     /// 1 to 64 of `A-Z a-z 0-9 . _ -`, not starting with a dot or a dash.
     #[schema(value_type = String)]
-    pub name: Name,
+    pub name: VolumeName,
     /// Whole pages of 4096 bytes; rounded up to whole stripes if striped. Of
     /// files: what they may take together.
     pub size_bytes: u64,
@@ -396,7 +396,7 @@ pub enum Health {
 pub struct VolumeInfo {
     /// Its name.
     #[schema(value_type = String)]
-    pub name: Name,
+    pub name: VolumeName,
     /// Its identity.
     pub id: Uuid,
     /// What it holds.

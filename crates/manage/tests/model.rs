@@ -4,7 +4,7 @@
 mod cluster;
 
 use cluster::{Cluster, MIB, legs, name, registration, wish};
-use pagemesh_base::layout::{EpochNumber, LegState, Name};
+use pagemesh_base::layout::{EpochNumber, LegState, VolumeName};
 use pagemesh_manage::Kind;
 use pagemesh_manage::Manager;
 use pagemesh_manage::wire::{
@@ -183,7 +183,7 @@ impl Model {
 struct Life {
     cluster: Cluster,
     manager: Manager,
-    model: BTreeMap<Name, Model>,
+    model: BTreeMap<VolumeName, Model>,
     silent: BTreeSet<usize>,
     store: PathBuf,
     crashes: usize,

@@ -114,7 +114,7 @@ fn a_kept_store_of_version_0_is_opened() {
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/manager-0.txt");
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("store");
-    std::fs::write(&path, image::kept(&kept, make)).expect("written");
+    std::fs::write(&path, image::golden_image(&kept, make)).expect("written");
     let store = Store::open(&path).unwrap_or_else(|cause| panic!("{WAY_OUT} ({cause})"));
     let found = store
         .load()

@@ -16,14 +16,14 @@
 
 #![forbid(unsafe_code)]
 
-mod dice;
+mod rng;
 mod search;
 
-pub use search::{Access, Explored, Failed, Model};
+pub use search::{Access, ExecutionFailure, Exploration, Model};
 
 #[cfg(debug_assertions)]
 use pagemesh_base::defect::{self, Defect};
-use search::{Act, Died, STATE, State, switch};
+use search::{STATE, SearchState, StepAction, ThreadDeath, switch};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -34,7 +34,11 @@ pub type Thread<'w> = Box<dyn FnOnce() + Send + 'w>;
 /// with debug assertions only.
 #[cfg(debug_assertions)]
 #[track_caller]
-pub fn finds(defects: &[Defect], model: Model, run: impl Fn() + Clone + Send + Sync + 'static) {
+pub fn assert_finds(
+    defects: &[Defect],
+    model: Model,
+    run: impl Fn() + Clone + Send + Sync + 'static,
+) {
     for &defect in defects {
         defect::set(Some(defect));
         let outcome = model.explore(run.clone());
@@ -46,33 +50,38 @@ pub fn finds(defects: &[Defect], model: Model, run: impl Fn() + Clone + Send + S
     }
 }
 
-fn with<T>(look: impl FnOnce(&mut State) -> T) -> Option<T> {
-    STATE.with_borrow_mut(|state| state.as_mut().filter(|state| state.is_racing()).map(look))
+fn with_state<T>(look: impl FnOnce(&mut SearchState) -> T) -> Option<T> {
+    STATE.with_borrow_mut(|state| {
+        state
+            .as_mut()
+            .filter(|state| state.are_threads_running())
+            .map(look)
+    })
 }
 
 /// Whether the caller is a thread of a model.
 #[must_use]
-pub fn is_racing() -> bool {
-    with(|_| ()).is_some()
+pub fn is_in_model() -> bool {
+    with_state(|_| ()).is_some()
 }
 
 /// Before an access to units of shared memory, which `space` and numbers name:
 /// another thread may go on first, or this one die.
 #[inline]
 pub fn step(space: &'static str, units: Range<usize>, access: Access) {
-    match with(|state| state.step(space, units, access)) {
-        None | Some(Act::GoOn) => {}
-        Some(Act::Switch) => switch(),
-        Some(Act::Die) => resume_unwind(Box::new(Died)),
+    match with_state(|state| state.step(space, units, access)) {
+        None | Some(StepAction::Continue) => {}
+        Some(StepAction::Switch) => switch(),
+        Some(StepAction::Die) => resume_unwind(Box::new(ThreadDeath)),
     }
 }
 
 /// In place of waiting for others to do something: lets them. False outside of a
 /// model.
 pub fn pause() -> bool {
-    match with(State::pause) {
+    match with_state(SearchState::pause) {
         None => false,
-        Some(Act::Switch) => {
+        Some(StepAction::Switch) => {
             switch();
             true
         }
@@ -96,13 +105,15 @@ pub fn pause_while_locked<T>(mutex: &std::sync::Mutex<T>) {
 /// died, which may have been about to wake, or time is part of the model.
 pub fn sleep(space: &'static str, at: usize, is_expected: impl Fn() -> bool) -> bool {
     step(space, at..at + 1, Access::Load);
-    let Some(wakes) = with(|state| state.wakes((space, at))) else {
+    let Some(wakes) = with_state(|state| state.wake_count((space, at))) else {
         return false;
     };
     if is_expected() {
-        let ends = |state: &mut State| state.may_nap() || state.wakes((space, at)) != wakes;
+        let ends = |state: &mut SearchState| {
+            state.may_wake_unprompted() || state.wake_count((space, at)) != wakes
+        };
         let _ = pause();
-        pause_until(|| with(ends) != Some(false));
+        pause_until(|| with_state(ends) != Some(false));
     }
     true
 }
@@ -110,44 +121,44 @@ pub fn sleep(space: &'static str, at: usize, is_expected: impl Fn() -> bool) -> 
 /// Wakes whoever sleeps on the futex of this name.
 pub fn wake(space: &'static str, at: usize) {
     step(space, at..at + 1, Access::Load);
-    let _ = with(|state| state.wake((space, at)));
+    let _ = with_state(|state| state.wake((space, at)));
 }
 
 /// Whether the time that a thread would wait is over: in a model it never is, or
 /// that is a matter of choice. None outside of one.
 #[must_use]
 pub fn is_time_over() -> Option<bool> {
-    with(State::is_time_over)
+    with_state(SearchState::is_time_over)
 }
 
 /// Whether a thread has ended, or died.
 #[must_use]
 pub fn has_ended(thread: usize) -> bool {
-    with(|state| state.has_ended(thread)) == Some(true)
+    with_state(|state| state.has_ended(thread)) == Some(true)
 }
 
 /// The number of the calling thread.
 #[must_use]
 pub fn this_thread() -> Option<usize> {
-    with(|state| state.this_thread())
+    with_state(|state| state.this_thread())
 }
 
 /// Runs the threads of a model to their ends. Once in each execution.
-pub fn race(threads: Vec<Thread<'_>>) {
+pub fn run_threads(threads: Vec<Thread<'_>>) {
     let count = threads.len();
     shuttle::thread::scope(|scope| {
         for thread in threads {
             scope.spawn(move || {
                 let outcome = catch_unwind(AssertUnwindSafe(thread));
                 if let Err(panic) = outcome
-                    && !panic.is::<Died>()
+                    && !panic.is::<ThreadDeath>()
                 {
                     resume_unwind(panic);
                 }
-                let _ = with(State::end);
+                let _ = with_state(SearchState::end_thread);
             });
         }
-        STATE.with_borrow_mut(|state| state.as_mut().expect("a model runs").begin(count));
+        STATE.with_borrow_mut(|state| state.as_mut().expect("a model runs").begin_threads(count));
     });
-    STATE.with_borrow_mut(|state| state.as_mut().expect("a model runs").finish());
+    STATE.with_borrow_mut(|state| state.as_mut().expect("a model runs").finish_threads());
 }

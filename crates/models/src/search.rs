@@ -12,7 +12,7 @@
 //! switch. What is accessed by several is learned while searching; when there is
 //! more of it, the search begins anew.
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 use std::cell::RefCell;
@@ -29,9 +29,9 @@ const STACK_BYTES: usize = 1 << 20;
 /// Switches of a random execution, at most.
 const RANDOM_SWITCHES_MAX: usize = 8;
 /// How long each model goes on with random executions, in seconds.
-const SECONDS: &str = "PAGEMESH_MODELS_SECONDS";
+const SECONDS_VAR: &str = "PAGEMESH_MODELS_SECONDS";
 /// Of the first random execution.
-const SEED: &str = "PAGEMESH_MODELS_SEED";
+const SEED_VAR: &str = "PAGEMESH_MODELS_SEED";
 
 /// What a thread does to a unit of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,15 +45,15 @@ pub enum Access {
 type Unit = (&'static str, usize);
 
 thread_local! {
-    pub(crate) static STATE: RefCell<Option<State>> = const { RefCell::new(None) };
+    pub(crate) static STATE: RefCell<Option<SearchState>> = const { RefCell::new(None) };
 }
 
 /// What ends a thread that dies.
-pub(crate) struct Died;
+pub(crate) struct ThreadDeath;
 
 /// What a thread does at a choice.
-pub(crate) enum Act {
-    GoOn,
+pub(crate) enum StepAction {
+    Continue,
     Switch,
     Die,
 }
@@ -63,13 +63,13 @@ pub(crate) enum Act {
 pub struct Model {
     name: &'static str,
     switches: usize,
-    mortal: Option<usize>,
+    mortal_thread: Option<usize>,
     has_time: bool,
 }
 
 /// What was explored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Explored {
+pub struct Exploration {
     /// Different executions.
     pub executions: u64,
     /// Accesses and pauses of the longest.
@@ -78,7 +78,7 @@ pub struct Explored {
 
 /// An execution that went wrong.
 #[derive(Clone, Debug)]
-pub struct Failed {
+pub struct ExecutionFailure {
     /// What it said.
     pub cause: String,
     /// Each choice that was not the default.
@@ -87,7 +87,7 @@ pub struct Failed {
     pub executions: u64,
 }
 
-impl fmt::Display for Failed {
+impl fmt::Display for ExecutionFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "execution {}: {}", self.executions, self.cause)?;
         let mut choices = self.schedule.iter();
@@ -103,7 +103,7 @@ impl Model {
         Model {
             name,
             switches,
-            mortal: None,
+            mortal_thread: None,
             has_time: false,
         }
     }
@@ -111,7 +111,7 @@ impl Model {
     /// One thread may die before each of its accesses.
     #[must_use]
     pub const fn with_mortal(mut self, thread: usize) -> Model {
-        self.mortal = Some(thread);
+        self.mortal_thread = Some(thread);
         self
     }
 
@@ -129,7 +129,7 @@ impl Model {
     /// # Panics
     /// When an execution goes wrong.
     #[track_caller]
-    pub fn check(self, run: impl Fn() + Clone + Send + Sync + 'static) -> Explored {
+    pub fn check(self, run: impl Fn() + Clone + Send + Sync + 'static) -> Exploration {
         let begin = Instant::now();
         let explored = match self.explore(run.clone()) {
             Ok(explored) => explored,
@@ -138,14 +138,14 @@ impl Model {
         let (name, took) = (self.name, begin.elapsed());
         println!("model {name}: {explored:?} in {took:.1?}");
         let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
-        if let Some(seconds) = number(SECONDS) {
-            let first = number(SEED).unwrap_or(1);
+        if let Some(seconds) = number(SECONDS_VAR) {
+            let first = number(SEED_VAR).unwrap_or(1);
             let limit = Duration::from_secs(seconds);
-            match self.explore_at_random(first, limit, run) {
+            match self.explore_random(first, limit, run) {
                 Ok(executions) => {
                     println!("model {name}: {executions} random executions from seed {first}");
                 }
-                Err((seed, failed)) => panic!("model {name}, {SEED}={seed}, {failed}"),
+                Err((seed, failed)) => panic!("model {name}, {SEED_VAR}={seed}, {failed}"),
             }
         }
         explored
@@ -158,46 +158,49 @@ impl Model {
     pub fn explore(
         self,
         run: impl Fn() + Clone + Send + Sync + 'static,
-    ) -> Result<Explored, Failed> {
-        let state = self.search(run)?;
-        Ok(Explored {
+    ) -> Result<Exploration, ExecutionFailure> {
+        let state = self.explore_bounded(run)?;
+        Ok(Exploration {
             executions: state.executions,
-            steps: state.longest,
+            steps: state.longest_steps,
         })
     }
 
-    fn search(self, run: impl Fn() + Clone + Send + Sync + 'static) -> Result<State, Failed> {
-        let mut state = State::new(self, None);
+    fn explore_bounded(
+        self,
+        run: impl Fn() + Clone + Send + Sync + 'static,
+    ) -> Result<SearchState, ExecutionFailure> {
+        let mut state = SearchState::new(self, None);
         loop {
             state = state.run(run.clone())?;
-            if !state.has_learned {
+            if !state.has_new_shared {
                 return Ok(state);
             }
-            state.has_learned = false;
+            state.has_new_shared = false;
             state.executions = 0;
         }
     }
 
     /// Runs random executions, of consecutive seeds; gives how many.
-    fn explore_at_random(
+    fn explore_random(
         self,
         first: u64,
         limit: Duration,
         run: impl Fn() + Clone + Send + Sync + 'static,
-    ) -> Result<u64, (u64, Failed)> {
+    ) -> Result<u64, (u64, ExecutionFailure)> {
         let fail = |seed| move |failed| (seed, failed);
         // What threads share was learned before: one seed is one execution.
-        let shared = self.search(run.clone()).map_err(fail(0))?.shared;
-        let state = |random| State {
+        let shared = self.explore_bounded(run.clone()).map_err(fail(0))?.shared;
+        let state = |random| SearchState {
             shared: shared.clone(),
-            ..State::new(self, Some(random))
+            ..SearchState::new(self, Some(random))
         };
-        let default = state(Random::none());
-        let choices = default.run(run.clone()).map_err(fail(0))?.at;
+        let default = state(RandomChoices::none());
+        let choices = default.run(run.clone()).map_err(fail(0))?.choice_index;
         let begin = Instant::now();
         let mut seed = first;
         while begin.elapsed() < limit {
-            let random = state(Random::new(seed, choices));
+            let random = state(RandomChoices::new(seed, choices));
             random.run(run.clone()).map_err(fail(seed))?;
             seed += 1;
         }
@@ -206,118 +209,121 @@ impl Model {
 }
 
 /// The choices of one random execution that are not the default.
-struct Random {
-    dice: Dice,
-    others: BTreeSet<usize>,
+struct RandomChoices {
+    rng: Rng,
+    switch_points: BTreeSet<usize>,
 }
 
-impl Random {
-    fn none() -> Random {
-        Random {
-            dice: Dice::new(0),
-            others: BTreeSet::new(),
+impl RandomChoices {
+    fn none() -> RandomChoices {
+        RandomChoices {
+            rng: Rng::new(0),
+            switch_points: BTreeSet::new(),
         }
     }
 
     /// Some of about so many choices.
-    fn new(seed: u64, choices: usize) -> Random {
-        let mut dice = Dice::new(seed);
+    fn new(seed: u64, choices: usize) -> RandomChoices {
+        let mut dice = Rng::new(seed);
         let count = 1 + dice.below(RANDOM_SWITCHES_MAX);
         let others = (0..count).map(|_| dice.below(choices.max(1))).collect();
-        Random { dice, others }
+        RandomChoices {
+            rng: dice,
+            switch_points: others,
+        }
     }
 
     fn choose(&mut self, at: usize, options: usize) -> usize {
-        match self.others.contains(&at) {
-            true => 1 + self.dice.below(options - 1),
+        match self.switch_points.contains(&at) {
+            true => 1 + self.rng.below(options - 1),
             false => 0,
         }
     }
 }
 
 #[derive(Clone, Copy)]
-struct Choice {
-    taken: usize,
+struct ChoicePoint {
+    selected: usize,
     options: usize,
 }
 
 /// Which threads accessed a unit, as bits, and which changed it.
 #[derive(Clone, Copy, Default)]
-struct Seen {
-    by: u8,
+struct AccessSet {
+    accessed_by: u8,
     changed_by: u8,
 }
 
-impl Seen {
+impl AccessSet {
     fn is_shared(self) -> bool {
-        self.changed_by != 0 && self.by.count_ones() > 1
+        self.changed_by != 0 && self.accessed_by.count_ones() > 1
     }
 }
 
-pub(crate) struct State {
+pub(crate) struct SearchState {
     model: Model,
-    random: Option<Random>,
-    path: Vec<Choice>,
-    seen: HashMap<Unit, Seen>,
+    random: Option<RandomChoices>,
+    path: Vec<ChoicePoint>,
+    accesses: HashMap<Unit, AccessSet>,
     shared: HashSet<Unit>,
     /// Units that proved to be shared in this execution.
-    learned: Vec<Unit>,
-    has_learned: bool,
+    newly_shared: Vec<Unit>,
+    has_new_shared: bool,
     has_begun: bool,
     executions: u64,
-    longest: u64,
+    longest_steps: u64,
 
     // Of the execution at hand.
     /// Choices so far.
-    at: usize,
-    spent: usize,
+    choice_index: usize,
+    switches_used: usize,
     steps: u64,
-    ended: Vec<bool>,
-    is_racing: bool,
+    ended_threads: Vec<bool>,
+    are_threads_running: bool,
     has_died: bool,
     has_timed_out: bool,
-    me: usize,
+    current_thread: usize,
     /// The thread that the next switch leads to.
-    next: Option<usize>,
-    wakes: BTreeMap<Unit, u64>,
+    next_thread: Option<usize>,
+    wake_counts: BTreeMap<Unit, u64>,
     schedule: Vec<String>,
 }
 
-impl State {
-    fn new(model: Model, random: Option<Random>) -> State {
-        State {
+impl SearchState {
+    fn new(model: Model, random: Option<RandomChoices>) -> SearchState {
+        SearchState {
             model,
             random,
             path: Vec::new(),
-            seen: HashMap::new(),
+            accesses: HashMap::new(),
             shared: HashSet::new(),
-            learned: Vec::new(),
-            has_learned: false,
+            newly_shared: Vec::new(),
+            has_new_shared: false,
             has_begun: false,
             executions: 0,
-            longest: 0,
-            at: 0,
-            spent: 0,
+            longest_steps: 0,
+            choice_index: 0,
+            switches_used: 0,
             steps: 0,
-            ended: Vec::new(),
-            is_racing: false,
+            ended_threads: Vec::new(),
+            are_threads_running: false,
             has_died: false,
             has_timed_out: false,
-            me: 0,
-            next: None,
-            wakes: BTreeMap::new(),
+            current_thread: 0,
+            next_thread: None,
+            wake_counts: BTreeMap::new(),
             schedule: Vec::new(),
         }
     }
 
     /// Runs executions until there is no further one.
-    fn run(self, run: impl Fn() + Send + Sync + 'static) -> Result<State, Failed> {
+    fn run(self, run: impl Fn() + Send + Sync + 'static) -> Result<SearchState, ExecutionFailure> {
         let mut config = Config::new();
         config.stack_size = STACK_BYTES;
         config.failure_persistence = FailurePersistence::None;
         config.max_steps = MaxSteps::None;
         STATE.set(Some(self));
-        let runner = Runner::new(Chooser, config);
+        let runner = Runner::new(ModelScheduler, config);
         let outcome = catch_unwind(AssertUnwindSafe(|| runner.run(run)));
         let mut state = STATE.take().expect("it was set");
         state.has_begun = false;
@@ -326,7 +332,7 @@ impl State {
             Err(panic) => {
                 let text = panic.downcast_ref::<String>().cloned();
                 let text = text.or_else(|| panic.downcast_ref::<&str>().map(|&s| s.into()));
-                Err(Failed {
+                Err(ExecutionFailure {
                     cause: text.unwrap_or_else(|| "a panic without words".into()),
                     schedule: state.schedule,
                     executions: state.executions,
@@ -336,20 +342,20 @@ impl State {
     }
 
     /// Makes the next execution the one at hand; false when there is none.
-    fn renew(&mut self) -> bool {
+    fn start_next_execution(&mut self) -> bool {
         if self.has_begun && !self.backtrack() {
             return false;
         }
         self.has_begun = true;
         self.executions += 1;
-        self.at = 0;
-        self.spent = 0;
+        self.choice_index = 0;
+        self.switches_used = 0;
         self.steps = 0;
         self.has_died = false;
         self.has_timed_out = false;
-        self.is_racing = false;
-        self.ended.clear();
-        self.wakes.clear();
+        self.are_threads_running = false;
+        self.ended_threads.clear();
+        self.wake_counts.clear();
         self.schedule.clear();
         true
     }
@@ -358,17 +364,17 @@ impl State {
         if self.random.is_some() {
             return false;
         }
-        if !self.learned.is_empty() {
-            self.shared.extend(self.learned.drain(..));
+        if !self.newly_shared.is_empty() {
+            self.shared.extend(self.newly_shared.drain(..));
             // The first execution may well learn without a word: nothing was
             // left out yet.
-            self.has_learned = true;
+            self.has_new_shared = true;
             self.path.clear();
             return false;
         }
         while let Some(last) = self.path.last_mut() {
-            last.taken += 1;
-            if last.taken < last.options {
+            last.selected += 1;
+            if last.selected < last.options {
                 return true;
             }
             self.path.pop();
@@ -379,35 +385,40 @@ impl State {
     /// One of so many options, of which all but the first cost something.
     fn choose(&mut self, options: usize, cost: usize) -> usize {
         if let Some(random) = &mut self.random {
-            self.at += 1;
+            self.choice_index += 1;
             return match options {
                 1 => 0,
-                _ => random.choose(self.at - 1, options),
+                _ => random.choose(self.choice_index - 1, options),
             };
         }
-        if options == 1 || self.spent + cost > self.model.switches {
+        if options == 1 || self.switches_used + cost > self.model.switches {
             return 0;
         }
-        if self.at == self.path.len() {
-            self.path.push(Choice { taken: 0, options });
+        if self.choice_index == self.path.len() {
+            self.path.push(ChoicePoint {
+                selected: 0,
+                options,
+            });
         }
-        let Choice {
-            taken,
+        let ChoicePoint {
+            selected: taken,
             options: then,
-        } = self.path[self.at];
+        } = self.path[self.choice_index];
         assert_eq!(then, options, "the model is not the same each time");
-        self.at += 1;
+        self.choice_index += 1;
         if taken > 0 {
-            self.spent += cost;
+            self.switches_used += cost;
         }
         taken
     }
 
     /// The threads that have not ended, from the one behind this one on.
-    fn others(&self) -> Vec<usize> {
-        let count = self.ended.len();
-        let behind = (1..count).map(|by| (self.me + by) % count);
-        behind.filter(|&thread| !self.ended[thread]).collect()
+    fn other_threads(&self) -> Vec<usize> {
+        let count = self.ended_threads.len();
+        let behind = (1..count).map(|by| (self.current_thread + by) % count);
+        behind
+            .filter(|&thread| !self.ended_threads[thread])
+            .collect()
     }
 
     fn count_step(&mut self) {
@@ -415,135 +426,143 @@ impl State {
         assert!(self.steps < STEPS_MAX, "the threads go on for ever");
     }
 
-    pub(crate) fn step(&mut self, space: &'static str, units: Range<usize>, access: Access) -> Act {
+    pub(crate) fn step(
+        &mut self,
+        space: &'static str,
+        units: Range<usize>,
+        access: Access,
+    ) -> StepAction {
         self.count_step();
         let mut is_shared = false;
         for unit in units.clone() {
             let unit = (space, unit);
-            let seen = self.seen.entry(unit).or_default();
+            let seen = self.accesses.entry(unit).or_default();
             let was_shared = seen.is_shared();
-            seen.by |= 1 << self.me;
+            seen.accessed_by |= 1 << self.current_thread;
             if access == Access::Change {
-                seen.changed_by |= 1 << self.me;
+                seen.changed_by |= 1 << self.current_thread;
             }
             if !was_shared && seen.is_shared() {
-                self.learned.push(unit);
+                self.newly_shared.push(unit);
             }
             is_shared |= self.shared.contains(&unit);
         }
-        if self.model.mortal == Some(self.me) && !self.has_died && self.choose(2, 0) == 1 {
+        if self.model.mortal_thread == Some(self.current_thread)
+            && !self.has_died
+            && self.choose(2, 0) == 1
+        {
             self.has_died = true;
-            let me = self.me;
+            let me = self.current_thread;
             self.schedule
                 .push(format!("thread {me} dies before {space} {units:?}"));
-            return Act::Die;
+            return StepAction::Die;
         }
         if !is_shared {
-            return Act::GoOn;
+            return StepAction::Continue;
         }
-        let others = self.others();
+        let others = self.other_threads();
         match self.choose(others.len() + 1, 1) {
-            0 => Act::GoOn,
+            0 => StepAction::Continue,
             other => {
-                let (me, next) = (self.me, others[other - 1]);
+                let (me, next) = (self.current_thread, others[other - 1]);
                 let told = format!("thread {next} before {me} does {access:?} {space} {units:?}");
                 self.schedule.push(told);
-                self.next = Some(next);
-                Act::Switch
+                self.next_thread = Some(next);
+                StepAction::Switch
             }
         }
     }
 
-    pub(crate) fn pause(&mut self) -> Act {
+    pub(crate) fn pause(&mut self) -> StepAction {
         self.count_step();
-        let others = self.others();
+        let others = self.other_threads();
         if others.is_empty() {
-            return Act::GoOn;
+            return StepAction::Continue;
         }
         let next = others[self.choose(others.len(), 1)];
         if next != others[0] {
-            let me = self.me;
+            let me = self.current_thread;
             self.schedule
                 .push(format!("thread {next} while {me} waits"));
         }
-        self.next = Some(next);
-        Act::Switch
+        self.next_thread = Some(next);
+        StepAction::Switch
     }
 
     pub(crate) fn is_time_over(&mut self) -> bool {
         if !self.model.has_time {
             return false;
         }
-        if self.is_alone() {
+        if self.is_last_thread() {
             return true;
         }
         let is_over = !self.has_timed_out && self.choose(2, 0) == 1;
         if is_over {
             self.has_timed_out = true;
-            let me = self.me;
+            let me = self.current_thread;
             self.schedule.push(format!("thread {me} waits no longer"));
         }
         is_over
     }
 
-    fn is_alone(&self) -> bool {
-        self.others().is_empty()
+    fn is_last_thread(&self) -> bool {
+        self.other_threads().is_empty()
     }
 
     /// Whether a sleep may end without being woken.
-    pub(crate) fn may_nap(&self) -> bool {
-        self.has_died || self.model.has_time && self.is_alone()
+    pub(crate) fn may_wake_unprompted(&self) -> bool {
+        self.has_died || self.model.has_time && self.is_last_thread()
     }
 
-    pub(crate) fn wakes(&self, futex: Unit) -> u64 {
-        self.wakes.get(&futex).copied().unwrap_or(0)
+    pub(crate) fn wake_count(&self, futex: Unit) -> u64 {
+        self.wake_counts.get(&futex).copied().unwrap_or(0)
     }
 
     pub(crate) fn wake(&mut self, futex: Unit) {
-        *self.wakes.entry(futex).or_default() += 1;
+        *self.wake_counts.entry(futex).or_default() += 1;
     }
 
-    pub(crate) fn is_racing(&self) -> bool {
-        self.is_racing
+    pub(crate) fn are_threads_running(&self) -> bool {
+        self.are_threads_running
     }
 
     pub(crate) fn has_ended(&self, thread: usize) -> bool {
-        self.ended[thread]
+        self.ended_threads[thread]
     }
 
     pub(crate) fn this_thread(&self) -> usize {
-        self.me
+        self.current_thread
     }
 
     /// The threads are there: chooses who is first.
-    pub(crate) fn begin(&mut self, count: usize) {
+    pub(crate) fn begin_threads(&mut self, count: usize) {
         assert!(count <= 8, "{count} threads are too many");
-        self.ended = vec![false; count];
-        self.is_racing = true;
+        self.ended_threads = vec![false; count];
+        self.are_threads_running = true;
         let first = self.choose(count, 0);
         if first > 0 {
             self.schedule.push(format!("thread {first} begins"));
         }
-        self.next = Some(first);
+        self.next_thread = Some(first);
     }
 
     /// This thread has ended: chooses who goes on.
-    pub(crate) fn end(&mut self) {
-        self.ended[self.me] = true;
-        let others = self.others();
+    pub(crate) fn end_thread(&mut self) {
+        self.ended_threads[self.current_thread] = true;
+        let others = self.other_threads();
         if !others.is_empty() {
             let next = others[self.choose(others.len(), 0)];
             if next != others[0] {
-                let me = self.me;
+                let me = self.current_thread;
                 self.schedule.push(format!("thread {next} after {me}"));
             }
-            self.next = Some(next);
+            self.next_thread = Some(next);
         }
     }
 
-    pub(crate) fn finish(&mut self) {
-        self.is_racing = false;
-        self.longest = self.longest.max(self.steps);
+    pub(crate) fn finish_threads(&mut self) {
+        self.are_threads_running = false;
+        self.longest_steps = self.longest_steps.max(self.steps);
     }
 }
 
@@ -553,11 +572,15 @@ pub(crate) fn switch() {
 }
 
 /// What shuttle asks.
-struct Chooser;
+struct ModelScheduler;
 
-impl Scheduler for Chooser {
+impl Scheduler for ModelScheduler {
     fn new_execution(&mut self) -> Option<Schedule> {
-        let is_there = STATE.with_borrow_mut(|state| state.as_mut().is_some_and(State::renew));
+        let is_there = STATE.with_borrow_mut(|state| {
+            state
+                .as_mut()
+                .is_some_and(SearchState::start_next_execution)
+        });
         is_there.then(|| Schedule::new(0))
     }
 
@@ -571,12 +594,12 @@ impl Scheduler for Chooser {
         STATE.with_borrow_mut(|state| {
             let state = state.as_mut().expect("a model runs");
             // The first task is the model itself; then come its threads.
-            let chosen = state.next.map(|thread| TaskId::from(thread + 1));
-            let chosen = chosen.filter(|&id| state.is_racing && has(id));
+            let chosen = state.next_thread.map(|thread| TaskId::from(thread + 1));
+            let chosen = chosen.filter(|&id| state.are_threads_running && has(id));
             if let Some(id) = chosen {
-                state.me = usize::from(id) - 1;
+                state.current_thread = usize::from(id) - 1;
                 // The model goes on when the last thread has ended.
-                state.next = Some(state.me);
+                state.next_thread = Some(state.current_thread);
                 return Some(id);
             }
             let stays = current.filter(|&id| has(id));

@@ -6,9 +6,9 @@
 #![allow(unsafe_code)]
 
 use crate::error::Error;
-use crate::file::{ANNOUNCE, File, Part};
+use crate::file::{File, Part, TRACKING_FLAG};
 use crate::guard::Guard;
-use crate::process::Inside;
+use crate::process::CallGuard;
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void};
 use std::fmt::{self, Write};
@@ -56,12 +56,12 @@ thread_local! {
 }
 
 /// A message that is being written. The last byte stays zero.
-struct Text {
+struct MessageBuffer {
     bytes: [u8; MESSAGE_BYTES],
     len: usize,
 }
 
-impl Write for Text {
+impl Write for MessageBuffer {
     fn write_str(&mut self, part: &str) -> fmt::Result {
         let room = &mut self.bytes[self.len..MESSAGE_BYTES - 1];
         let count = part.len().min(room.len());
@@ -71,10 +71,10 @@ impl Write for Text {
     }
 }
 
-fn note(error: &Error) {
+fn set_message(error: &Error) {
     // The system's words take memory, where handlers must not call in.
-    let _inside = Inside::enter();
-    let mut text = Text {
+    let _inside = CallGuard::enter();
+    let mut text = MessageBuffer {
         bytes: [0; MESSAGE_BYTES],
         len: 0,
     };
@@ -84,30 +84,30 @@ fn note(error: &Error) {
 }
 
 /// The end of a call, as C gets it.
-fn told<T>(result: Result<T, Error>, value: impl FnOnce(T) -> i64) -> i64 {
+fn to_c_result<T>(result: Result<T, Error>, value: impl FnOnce(T) -> i64) -> i64 {
     match result {
         Ok(done) => value(done),
         Err(error) => {
-            note(&error);
+            set_message(&error);
             -i64::from(error.errno())
         }
     }
 }
 
-fn done(result: Result<(), Error>) -> c_int {
-    told(result, |()| 0) as c_int
+fn to_c_status(result: Result<(), Error>) -> c_int {
+    to_c_result(result, |()| 0) as c_int
 }
 
 /// # Safety
 /// Null, or of a living one.
-unsafe fn referred<'a, T>(pointer: *const T) -> Result<&'a T, Error> {
+unsafe fn ref_from_c<'a, T>(pointer: *const T) -> Result<&'a T, Error> {
     // SAFETY: as the caller promised.
     unsafe { pointer.as_ref() }.ok_or(Error::Invalid("an argument is NULL"))
 }
 
 /// # Safety
 /// Null, or so many that can be read as long as this is used.
-unsafe fn many<'a, T>(first: *const T, count: usize) -> Result<&'a [T], Error> {
+unsafe fn slice_from_c<'a, T>(first: *const T, count: usize) -> Result<&'a [T], Error> {
     check_len(first.is_null(), count.saturating_mul(size_of::<T>()))?;
     match count {
         0 => Ok(&[]),
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn pm_open(
     file: *mut *mut File,
 ) -> c_int {
     // SAFETY: as the caller promised.
-    done(unsafe { open(path, flags, mode, file) })
+    to_c_status(unsafe { open(path, flags, mode, file) })
 }
 
 /// # Safety
@@ -167,15 +167,15 @@ unsafe fn open(
             "a flag to open with is not one of those that are",
         ));
     }
-    let _inside = Inside::enter()?;
+    let _inside = CallGuard::enter()?;
     // SAFETY: a string of the caller's. What it names is looked at by the kernel.
-    let descriptor = unsafe { libc::open(path, flags | libc::O_CLOEXEC | ANNOUNCE, mode) };
+    let descriptor = unsafe { libc::open(path, flags | libc::O_CLOEXEC | TRACKING_FLAG, mode) };
     if descriptor < 0 {
-        return Err(Error::last("open the file"));
+        return Err(Error::last_os_error("open the file"));
     }
     // SAFETY: it was just opened, and nobody else has it.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-    let opened = Box::new(File::adopt(fs::File::from(descriptor))?);
+    let opened = Box::new(File::from_std(fs::File::from(descriptor))?);
     // SAFETY: the caller's own place.
     unsafe { file.write(Box::into_raw(opened)) };
     Ok(())
@@ -196,8 +196,8 @@ pub unsafe extern "C" fn pm_close(file: *mut File) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pm_descriptor(file: *const File) -> c_int {
     // SAFETY: as the caller promised.
-    let file = unsafe { referred(file) };
-    told(file.map(AsRawFd::as_raw_fd), i64::from) as c_int
+    let file = unsafe { ref_from_c(file) };
+    to_c_result(file.map(AsRawFd::as_raw_fd), i64::from) as c_int
 }
 
 /// # Safety
@@ -205,8 +205,8 @@ pub unsafe extern "C" fn pm_descriptor(file: *const File) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pm_is_direct(file: *const File) -> c_int {
     // SAFETY: as the caller promised.
-    let file = unsafe { referred(file) };
-    told(file.map(File::is_direct), i64::from) as c_int
+    let file = unsafe { ref_from_c(file) };
+    to_c_result(file.map(File::is_direct), i64::from) as c_int
 }
 
 /// # Safety
@@ -214,9 +214,9 @@ pub unsafe extern "C" fn pm_is_direct(file: *const File) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pm_size(file: *const File) -> i64 {
     // SAFETY: as the caller promised.
-    let file = unsafe { referred(file) };
+    let file = unsafe { ref_from_c(file) };
     // The kernel has no longer ones.
-    told(file.and_then(File::size), |bytes| bytes as i64)
+    to_c_result(file.and_then(File::size), |bytes| bytes as i64)
 }
 
 /// # Safety
@@ -224,8 +224,8 @@ pub unsafe extern "C" fn pm_size(file: *const File) -> i64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pm_set_size(file: *mut File, bytes: u64) -> c_int {
     // SAFETY: as the caller promised.
-    let file = unsafe { referred(file) };
-    done(file.and_then(|file| file.set_size(bytes)))
+    let file = unsafe { ref_from_c(file) };
+    to_c_status(file.and_then(|file| file.set_size(bytes)))
 }
 
 /// # Safety
@@ -239,7 +239,7 @@ pub unsafe extern "C" fn pm_read(
 ) -> i64 {
     let read = || {
         // SAFETY: as the caller promised.
-        let file = unsafe { referred(file) }?;
+        let file = unsafe { ref_from_c(file) }?;
         check_len(into.is_null(), len)?;
         if len == 0 {
             return Ok(0);
@@ -248,7 +248,7 @@ pub unsafe extern "C" fn pm_read(
         let into = unsafe { slice::from_raw_parts_mut(into.cast(), len) };
         file.read_at(into, offset)
     };
-    told(read(), |bytes| bytes as i64)
+    to_c_result(read(), |bytes| bytes as i64)
 }
 
 /// # Safety
@@ -262,10 +262,10 @@ pub unsafe extern "C" fn pm_write(
 ) -> c_int {
     let write = || {
         // SAFETY: as the caller promised.
-        let (file, data) = unsafe { (referred(file)?, many(data.cast(), len)?) };
+        let (file, data) = unsafe { (ref_from_c(file)?, slice_from_c(data.cast(), len)?) };
         file.write_all_at(data, offset)
     };
-    done(write())
+    to_c_status(write())
 }
 
 /// # Safety
@@ -278,17 +278,17 @@ pub unsafe extern "C" fn pm_write_atomic(
 ) -> c_int {
     let write = || {
         // SAFETY: as the caller promised.
-        let (file, parts) = unsafe { (referred(file)?, many(parts, count)?) };
+        let (file, parts) = unsafe { (ref_from_c(file)?, slice_from_c(parts, count)?) };
         let part = |part: &CPart| {
             // SAFETY: as the caller promised.
-            let data = unsafe { many(part.data.cast(), part.len) };
+            let data = unsafe { slice_from_c(part.data.cast(), part.len) };
             Ok(Part::new(part.offset, data?))
         };
-        let inside = Inside::enter()?;
+        let inside = CallGuard::enter()?;
         let parts: Result<Vec<Part<'_>>, Error> = parts.iter().map(part).collect();
-        file.write_together(&parts?, &inside)
+        file.write_atomic_in_call(&parts?, &inside)
     };
-    done(write())
+    to_c_status(write())
 }
 
 /// # Safety
@@ -296,8 +296,8 @@ pub unsafe extern "C" fn pm_write_atomic(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pm_persist(file: *mut File) -> c_int {
     // SAFETY: as the caller promised.
-    let file = unsafe { referred(file) };
-    done(file.and_then(File::persist))
+    let file = unsafe { ref_from_c(file) };
+    to_c_status(file.and_then(File::persist))
 }
 
 /// # Safety
@@ -313,10 +313,10 @@ pub unsafe extern "C" fn pm_guard_begin(
         if guard.is_null() {
             return Err(Error::Invalid("an argument is NULL"));
         }
-        let inside = Inside::enter()?;
+        let inside = CallGuard::enter()?;
         // SAFETY: as the caller promised, until the guard has ended.
-        let file = unsafe { referred::<'static, File>(file) }?;
-        let shown = file.show(offset, len, &inside)?;
+        let file = unsafe { ref_from_c::<'static, File>(file) }?;
+        let shown = file.begin_guard(offset, len, &inside)?;
         let slices = shown.slices();
         let slices = slices.iter().map(|slice| CSlice {
             data: slice.as_ptr().cast(),
@@ -331,7 +331,7 @@ pub unsafe extern "C" fn pm_guard_begin(
         unsafe { guard.write(Box::into_raw(begun)) };
         Ok(())
     };
-    done(begin())
+    to_c_status(begin())
 }
 
 /// # Safety
@@ -342,7 +342,7 @@ pub unsafe extern "C" fn pm_guard_slices(
     slices: *mut *const CSlice,
 ) -> usize {
     // SAFETY: as the caller promised.
-    match unsafe { referred(guard) } {
+    match unsafe { ref_from_c(guard) } {
         Ok(guard) if !slices.is_null() => {
             // SAFETY: the caller's own place.
             unsafe { slices.write(guard.slices.as_ptr()) };
@@ -357,8 +357,8 @@ pub unsafe extern "C" fn pm_guard_slices(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pm_guard_valid(guard: *const CGuard) -> c_int {
     // SAFETY: as the caller promised.
-    let guard = unsafe { referred(guard) };
-    told(guard.map(|it| it.guard.is_valid()), i64::from) as c_int
+    let guard = unsafe { ref_from_c(guard) };
+    to_c_result(guard.map(|it| it.guard.is_valid()), i64::from) as c_int
 }
 
 /// # Safety
@@ -369,12 +369,12 @@ pub unsafe extern "C" fn pm_guard_end(guard: *mut CGuard) -> c_int {
         return 0;
     }
     let end = || {
-        let _inside = Inside::enter()?;
+        let _inside = CallGuard::enter()?;
         // SAFETY: it came from `pm_guard_begin`, and is given back once.
         let ended = unsafe { Box::from_raw(guard) };
         ended.guard.finish()
     };
-    done(end())
+    to_c_status(end())
 }
 
 #[cfg(test)]
@@ -383,10 +383,10 @@ mod tests {
     use std::ffi::CStr;
 
     #[test]
-    fn a_message_is_cut_where_its_room_ends() {
+    fn long_message_is_truncated() {
         let check = |words: usize, expected: usize| {
             let text = "word ".repeat(words).leak();
-            note(&Error::Invalid(text));
+            set_message(&Error::Invalid(text));
             // SAFETY: a string of this thread, which fails no more meanwhile.
             let told = unsafe { CStr::from_ptr(pm_message()) };
             assert_eq!(told.to_bytes(), &text.as_bytes()[..expected]);
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_says_the_same_numbers() {
+    fn header_constants_match() {
         let header = include_str!("../include/pagemesh.h");
         let check = |name: &str, number: usize| {
             let line = format!("#define {name} {number}\n");

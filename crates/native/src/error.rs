@@ -28,7 +28,7 @@ pub enum Error {
         "the mount or its volume failed meanwhile, and it is not known whether the parts were changed; all \
          of them were or none: read one when it is back"
     )]
-    Undecided,
+    Indeterminate,
     /// What was read through a guard may be torn.
     #[error("the bytes were changed while they were shown; what was read of them is void")]
     Changed,
@@ -37,7 +37,7 @@ pub enum Error {
     TooManyGuards,
     /// The call came from a signal handler that interrupted another call of its thread.
     #[error("a signal handler interrupted a call of this thread, which has to end first")]
-    Inside,
+    NestedCall,
 }
 
 impl Error {
@@ -45,7 +45,7 @@ impl Error {
         move |cause| Error::System { action, cause }
     }
 
-    pub(crate) fn last(action: &'static str) -> Error {
+    pub(crate) fn last_os_error(action: &'static str) -> Error {
         Error::system(action)(io::Error::last_os_error())
     }
 
@@ -56,10 +56,10 @@ impl Error {
             Error::System { cause, .. } => cause.raw_os_error().unwrap_or(libc::EIO),
             Error::Invalid(_) => libc::EINVAL,
             Error::NotAtomic => libc::EOPNOTSUPP,
-            Error::Undecided => libc::EIO,
+            Error::Indeterminate => libc::EIO,
             Error::Changed => libc::ESTALE,
             Error::TooManyGuards => libc::EMFILE,
-            Error::Inside => libc::EDEADLK,
+            Error::NestedCall => libc::EDEADLK,
         }
     }
 }

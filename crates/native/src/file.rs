@@ -6,9 +6,9 @@
 
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::process::{self, Inside};
-use pagemesh_base::mapping::OPENED_BY_LIBRARY;
-use pagemesh_direct::guest::{self, File as Direct};
+use crate::process::{self, CallGuard};
+use pagemesh_base::proc_maps::PRELOAD_OPEN_FLAG;
+use pagemesh_direct::client::{self, DirectFile as Direct};
 use std::fs;
 use std::io;
 use std::mem::ManuallyDrop;
@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Pages that [`File::write_atomic`] changes, and that a read shows as of one moment.
-pub const ATOMIC_PAGES_MAX: usize = pagemesh_fs::TOGETHER_PAGES_MAX as usize;
+pub const ATOMIC_PAGES_MAX: usize = pagemesh_fs::ATOMIC_PAGES_MAX as usize;
 /// Bytes of as many whole pages.
 pub const ATOMIC_BYTES_MAX: usize = ATOMIC_PAGES_MAX * crate::PAGE_BYTES;
 /// Bytes that are read or written at once: the most that the path takes, and a request
@@ -58,19 +58,19 @@ pub struct File {
     /// Who writes waits until it is synced (`O_SYNC`, `O_DSYNC`).
     is_durable: bool,
     /// Changes that the descriptor has made, and how many of them are synced.
-    changed: AtomicU64,
-    synced: AtomicU64,
+    changes: AtomicU64,
+    synced_changes: AtomicU64,
 }
 
-/// [`OPENED_BY_LIBRARY`]
-pub(crate) const ANNOUNCE: i32 = OPENED_BY_LIBRARY as i32;
+/// [`PRELOAD_OPEN_FLAG`]
+pub(crate) const TRACKING_FLAG: i32 = PRELOAD_OPEN_FLAG as i32;
 
 /// Opens a file of a mount once more, so that the mount knows that it may be on the direct path. None:
 /// it is on none, or the system refuses.
-fn announced(file: &fs::File, flags: i32) -> Option<fs::File> {
+fn reopen_tracked(file: &fs::File, flags: i32) -> Option<fs::File> {
     /// `FUSE_SUPER_MAGIC`
     const FUSE: i64 = 0x6573_5546;
-    if process::kind_of_file_system(file.as_raw_fd()) != Some(FUSE) {
+    if process::fs_type(file.as_raw_fd()) != Some(FUSE) {
         return None;
     }
     let access = flags & libc::O_ACCMODE;
@@ -78,7 +78,7 @@ fn announced(file: &fs::File, flags: i32) -> Option<fs::File> {
     options.read(access != libc::O_WRONLY);
     options.write(access != libc::O_RDONLY);
     let kept = libc::O_SYNC | libc::O_DIRECT | libc::O_NOATIME | libc::O_NONBLOCK;
-    options.custom_flags(flags & kept | ANNOUNCE);
+    options.custom_flags(flags & kept | TRACKING_FLAG);
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     options.open(path).ok()
 }
@@ -89,11 +89,11 @@ impl File {
     /// # Errors
     /// As [`File::new`], and what the system says.
     pub fn open(path: impl AsRef<Path>) -> Result<File, Error> {
-        let _inside = Inside::enter()?;
+        let _inside = CallGuard::enter()?;
         let mut options = OpenOptions::new();
-        options.read(true).write(true).custom_flags(ANNOUNCE);
+        options.read(true).write(true).custom_flags(TRACKING_FLAG);
         let opened = options.open(path);
-        File::adopt(opened.map_err(Error::system("open the file"))?)
+        File::from_std(opened.map_err(Error::system("open the file"))?)
     }
 
     /// Takes an open file, not one to append to. Where its mount lets this process in, it
@@ -106,18 +106,18 @@ impl File {
     /// # Errors
     /// When it is not a regular file, or is open to append.
     pub fn new(file: fs::File) -> Result<File, Error> {
-        let _inside = Inside::enter()?;
-        File::adopt(file)
+        let _inside = CallGuard::enter()?;
+        File::from_std(file)
     }
 
     /// The same, inside.
-    pub(crate) fn adopt(file: fs::File) -> Result<File, Error> {
+    pub(crate) fn from_std(file: fs::File) -> Result<File, Error> {
         let found = file.metadata().map_err(Error::system("look at the file"))?;
         if !found.is_file() {
             return Err(Error::Invalid("it is not a regular file"));
         }
         let flags = process::status_flags(file.as_raw_fd());
-        let flags = flags.ok_or_else(|| Error::last("look at the descriptor"))?;
+        let flags = flags.ok_or_else(|| Error::last_os_error("look at the descriptor"))?;
         if flags & libc::O_APPEND != 0 {
             return Err(Error::Invalid(
                 "it is open to append, and so has no offsets",
@@ -126,16 +126,16 @@ impl File {
         if flags & libc::O_PATH != 0 {
             return Err(Error::Invalid("it is open as a name only"));
         }
-        let file = match flags & ANNOUNCE {
-            0 => announced(&file, flags).unwrap_or(file),
+        let file = match flags & TRACKING_FLAG {
+            0 => reopen_tracked(&file, flags).unwrap_or(file),
             _ => file,
         };
         let access = flags & libc::O_ACCMODE;
         let (device, ino) = (found.dev(), found.ino());
         // What is overwritten is held against it.
-        process::look_at_size_limit();
-        let direct =
-            process::guest().map(|guest| guest.open_beside_forks(device, ino, file.as_raw_fd()));
+        process::refresh_size_limit();
+        let direct = process::direct_client()
+            .map(|guest| guest.open_waiting_for_forks(device, ino, file.as_raw_fd()));
         Ok(File {
             device,
             ino,
@@ -145,8 +145,8 @@ impl File {
             can_write: access != libc::O_RDONLY,
             // All bits of the one are in the other.
             is_durable: flags & libc::O_DSYNC != 0,
-            changed: AtomicU64::new(0),
-            synced: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
+            synced_changes: AtomicU64::new(0),
             file,
         })
     }
@@ -162,7 +162,7 @@ impl File {
     /// descriptor nevertheless.
     #[must_use]
     pub fn is_direct(&self) -> bool {
-        self.direct().is_some_and(Direct::is_open)
+        self.direct().is_some_and(Direct::is_direct_allowed)
     }
 
     /// Bytes of it.
@@ -170,7 +170,7 @@ impl File {
     /// # Errors
     /// What the system says.
     pub fn size(&self) -> Result<u64, Error> {
-        let _inside = Inside::enter()?;
+        let _inside = CallGuard::enter()?;
         let found = self
             .file
             .metadata()
@@ -183,16 +183,16 @@ impl File {
     /// # Errors
     /// What the system says.
     pub fn set_size(&self, bytes: u64) -> Result<(), Error> {
-        let _inside = Inside::enter()?;
+        let _inside = CallGuard::enter()?;
         let set = self.file.set_len(bytes);
-        self.note_change();
+        self.record_change();
         set.map_err(Error::system("set the size"))
     }
 
     /// The descriptor has changed something, or tried to: behind that, so that who syncs
     /// before does not count it.
-    fn note_change(&self) {
-        self.changed.fetch_add(1, Ordering::AcqRel);
+    fn record_change(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Reads bytes, fewer only at the end. Pages are read one by one, each as a whole; up to
@@ -201,25 +201,30 @@ impl File {
     /// # Errors
     /// What the system says: `EIO` when every copy of a page is damaged.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize, Error> {
-        self.read(into, offset, &Inside::enter()?)
+        self.read_in_call(into, offset, &CallGuard::enter()?)
     }
 
-    fn read(&self, into: &mut [u8], offset: u64, _inside: &Inside) -> Result<usize, Error> {
+    fn read_in_call(
+        &self,
+        into: &mut [u8],
+        offset: u64,
+        _inside: &CallGuard,
+    ) -> Result<usize, Error> {
         if !self.can_read {
             return Err(bad_descriptor("read"));
         }
-        let is_moment = pages_of(offset, into.len()) <= ATOMIC_PAGES_MAX;
-        gather(into, |part, done| {
+        let is_moment = pages_spanned(offset, into.len()) <= ATOMIC_PAGES_MAX;
+        read_in_steps(into, |part, done| {
             let at = offset.saturating_add(done as u64);
             // It reads up to the end that the file has at one moment.
             if let Some(bytes) = self.direct().and_then(|direct| direct.read(part, at)) {
-                return Ok(Gathered {
+                return Ok(StepRead {
                     bytes,
                     can_be_short: false,
                 });
             }
-            let read = retried(|| self.file.read_at(part, at));
-            Ok(Gathered {
+            let read = retry_interrupted(|| self.file.read_at(part, at));
+            Ok(StepRead {
                 bytes: read.map_err(Error::system("read"))?,
                 can_be_short: !is_moment,
             })
@@ -243,27 +248,27 @@ impl File {
     /// What the system says; what came before the failing page may be there.
     pub fn write_all_at(&self, data: &[u8], offset: u64) -> Result<(), Error> {
         self.check_writable()?;
-        let inside = Inside::enter()?;
+        let inside = CallGuard::enter()?;
         let end = offset.checked_add(data.len() as u64);
         if end.is_none_or(|end| i64::try_from(end).is_err()) {
             return Err(Error::Invalid("no file is so long"));
         }
         let (mut at, mut has_gone_directly) = (offset, false);
         for part in data.chunks(STEP_BYTES) {
-            has_gone_directly |= self.write(part, at)?;
+            has_gone_directly |= self.write_step(part, at)?;
             at += part.len() as u64;
         }
         // What the descriptor wrote the kernel has synced.
         match has_gone_directly && self.is_durable {
-            true => self.sync(&inside),
+            true => self.sync_in_call(&inside),
             false => Ok(()),
         }
     }
 
     /// Writes all bytes; whether by the path.
-    fn write(&self, part: &[u8], at: u64) -> Result<bool, Error> {
+    fn write_step(&self, part: &[u8], at: u64) -> Result<bool, Error> {
         let end = at + part.len() as u64;
-        let direct = self.direct().filter(|direct| may_end(direct, end));
+        let direct = self.direct().filter(|direct| may_extend_to(direct, end));
         let done = direct.and_then(|direct| direct.write(part, at));
         let done = done.unwrap_or(0);
         if done == part.len() {
@@ -271,7 +276,7 @@ impl File {
         }
         // What others may have seen is not written once more.
         let written = self.file.write_all_at(&part[done..], at + done as u64);
-        self.note_change();
+        self.record_change();
         written.map_err(Error::system("write"))?;
         Ok(false)
     }
@@ -283,13 +288,17 @@ impl File {
     ///
     /// # Errors
     /// [`Error::Invalid`] and [`Error::NotAtomic`] with nothing changed,
-    /// [`Error::Undecided`] with all or nothing changed; what the system and the mount say,
+    /// [`Error::Indeterminate`] with all or nothing changed; what the system and the mount say,
     /// with nothing changed.
     pub fn write_atomic(&self, parts: &[Part<'_>]) -> Result<(), Error> {
-        self.write_together(parts, &Inside::enter()?)
+        self.write_atomic_in_call(parts, &CallGuard::enter()?)
     }
 
-    pub(crate) fn write_together(&self, parts: &[Part<'_>], _inside: &Inside) -> Result<(), Error> {
+    pub(crate) fn write_atomic_in_call(
+        &self,
+        parts: &[Part<'_>],
+        _inside: &CallGuard,
+    ) -> Result<(), Error> {
         self.check_writable()?;
         check_parts(parts)?;
         let pairs = parts.iter().map(|part| (part.offset, part.data));
@@ -298,15 +307,13 @@ impl File {
         if pairs.is_empty() {
             return Ok(());
         }
-        let written = self
-            .direct()
-            .and_then(|direct| direct.write_together(&pairs));
+        let written = self.direct().and_then(|direct| direct.write_atomic(&pairs));
         if written.is_some() {
             return Ok(());
         }
         // It waits for a copy that follows; by the path nothing goes where there is one.
-        guest::write_by_mount((self.device, self.ino, self.file.as_raw_fd()), &pairs)
-            .map_err(not_together)
+        client::write_by_mount((self.device, self.ino, self.file.as_raw_fd()), &pairs)
+            .map_err(atomic_error)
     }
 
     /// Returns when all that was written through this is on all copies, and as durable as
@@ -315,21 +322,21 @@ impl File {
     /// # Errors
     /// What the system says; what was written before may be lost then.
     pub fn persist(&self) -> Result<(), Error> {
-        self.sync(&Inside::enter()?)
+        self.sync_in_call(&CallGuard::enter()?)
     }
 
-    fn sync(&self, _inside: &Inside) -> Result<(), Error> {
+    fn sync_in_call(&self, _inside: &CallGuard) -> Result<(), Error> {
         // What the parent of this child of fork wrote may be on its way to a copy, too.
         let is_childs = self.direct.is_some() && self.direct().is_none();
-        let is_followed = is_childs || self.direct().is_some_and(Direct::is_followed);
-        let changed = self.changed.load(Ordering::Acquire);
-        if self.synced.load(Ordering::Acquire) >= changed && !is_followed {
+        let is_followed = is_childs || self.direct().is_some_and(Direct::has_async_replica);
+        let changed = self.changes.load(Ordering::Acquire);
+        if self.synced_changes.load(Ordering::Acquire) >= changed && !is_followed {
             return Ok(());
         }
         let synced = self.file.sync_data();
         synced.map_err(Error::system("sync the file"))?;
         // Not before: somebody else would be told that his changes are synced, too.
-        self.synced.fetch_max(changed, Ordering::AcqRel);
+        self.synced_changes.fetch_max(changed, Ordering::AcqRel);
         Ok(())
     }
 
@@ -341,28 +348,31 @@ impl File {
     /// As [`File::read_at`]; [`Error::Invalid`] for too many pages,
     /// [`Error::TooManyGuards`].
     pub fn guard(&self, offset: u64, len: usize) -> Result<Guard<'_>, Error> {
-        self.show(offset, len, &Inside::enter()?)
+        self.begin_guard(offset, len, &CallGuard::enter()?)
     }
 
-    pub(crate) fn show(
+    pub(crate) fn begin_guard(
         &self,
         offset: u64,
         len: usize,
-        inside: &Inside,
+        inside: &CallGuard,
     ) -> Result<Guard<'_>, Error> {
         if !self.can_read {
             return Err(bad_descriptor("read"));
         }
-        if pages_of(offset, len) > crate::GUARD_PAGES_MAX {
+        if pages_spanned(offset, len) > crate::GUARD_PAGES_MAX {
             return Err(Error::Invalid("a guard has 48 pages at most"));
         }
-        if let Some(shown) = self.direct().and_then(|direct| direct.show(offset, len)) {
-            return Guard::shown(shown);
+        if let Some(shown) = self
+            .direct()
+            .and_then(|direct| direct.map_consistent(offset, len))
+        {
+            return Guard::from_mapping(shown);
         }
         let mut bytes = vec![0; len];
-        let read = self.read(&mut bytes, offset, inside)?;
+        let read = self.read_in_call(&mut bytes, offset, inside)?;
         bytes.truncate(read);
-        Guard::copied(bytes)
+        Guard::from_copy(bytes)
     }
 
     fn check_writable(&self) -> Result<(), Error> {
@@ -397,11 +407,11 @@ fn bad_descriptor(action: &'static str) -> Error {
     Error::system(action)(io::Error::from_raw_os_error(libc::EBADF))
 }
 
-fn not_together(cause: io::Error) -> Error {
+fn atomic_error(cause: io::Error) -> Error {
     match cause.raw_os_error() {
         Some(libc::EOPNOTSUPP) => Error::NotAtomic,
         Some(libc::EINVAL) => Error::Invalid("a part lies beyond the end of the file"),
-        Some(libc::EIO) => Error::Undecided,
+        Some(libc::EIO) => Error::Indeterminate,
         _ => Error::system("write parts as a whole")(cause),
     }
 }
@@ -410,23 +420,23 @@ fn not_together(cause: io::Error) -> Error {
 /// sends the signal. What is overwritten is held against the limit that was seen last, at the
 /// earliest when a file was opened: to look each time would cost a system call.
 #[inline]
-fn may_end(direct: &Direct, end: u64) -> bool {
+fn may_extend_to(direct: &Direct, end: u64) -> bool {
     let is_longer = direct.size().is_none_or(|size| end > size);
     match is_longer {
-        true => end <= process::look_at_size_limit(),
+        true => end <= process::refresh_size_limit(),
         false => end <= process::size_limit(),
     }
 }
 
 /// How many pages have some of these bytes.
-fn pages_of(offset: u64, len: usize) -> usize {
+fn pages_spanned(offset: u64, len: usize) -> usize {
     let within = offset as usize % crate::PAGE_BYTES;
     within.saturating_add(len).div_ceil(crate::PAGE_BYTES)
 }
 
 /// What one step has read.
 #[derive(Clone, Copy)]
-struct Gathered {
+struct StepRead {
     bytes: usize,
     /// There may be more behind it though it is less than was asked for; if not, that is the
     /// end of the file. Reading on would mix in what the file became meanwhile.
@@ -434,9 +444,9 @@ struct Gathered {
 }
 
 /// Reads step by step, up to the end of the file. Each step is told how much there is.
-fn gather(
+fn read_in_steps(
     into: &mut [u8],
-    mut step: impl FnMut(&mut [u8], usize) -> Result<Gathered, Error>,
+    mut step: impl FnMut(&mut [u8], usize) -> Result<StepRead, Error>,
 ) -> Result<usize, Error> {
     let mut done = 0;
     while done < into.len() {
@@ -453,7 +463,7 @@ fn gather(
 }
 
 /// Asks again if a signal came.
-fn retried<T>(mut run: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+fn retry_interrupted<T>(mut run: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match run() {
             Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
@@ -489,12 +499,12 @@ mod tests {
     use super::*;
 
     /// Steps that have so many bytes each, and whether they may be short.
-    fn check_gathered(len: usize, steps: &[(usize, bool)], expected: usize) {
+    fn check_steps(len: usize, steps: &[(usize, bool)], expected: usize) {
         let mut into = vec![0; len];
         let mut rest = steps.iter();
-        let gathered = gather(&mut into, |_, _| {
+        let gathered = read_in_steps(&mut into, |_, _| {
             let &(bytes, can_be_short) = rest.next().expect("it is asked for no more");
-            Ok(Gathered {
+            Ok(StepRead {
                 bytes,
                 can_be_short,
             })
@@ -504,18 +514,18 @@ mod tests {
     }
 
     #[test]
-    fn a_read_of_one_moment_ends_where_the_file_did() {
-        check_gathered(100, &[(100, false)], 100);
-        check_gathered(100, &[(99, false)], 99);
-        check_gathered(100, &[(0, false)], 0);
-        check_gathered(0, &[], 0);
-        check_gathered(
+    fn short_consistent_read_ends_the_read() {
+        check_steps(100, &[(100, false)], 100);
+        check_steps(100, &[(99, false)], 99);
+        check_steps(100, &[(0, false)], 0);
+        check_steps(0, &[], 0);
+        check_steps(
             STEP_BYTES + 2,
             &[(STEP_BYTES, false), (1, false)],
             STEP_BYTES + 1,
         );
-        check_gathered(100, &[(60, true), (40, true)], 100);
-        check_gathered(100, &[(60, true), (0, true)], 60);
-        check_gathered(100, &[(60, true), (30, false)], 90);
+        check_steps(100, &[(60, true), (40, true)], 100);
+        check_steps(100, &[(60, true), (0, true)], 60);
+        check_steps(100, &[(60, true), (30, false)], 90);
     }
 }

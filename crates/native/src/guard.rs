@@ -8,7 +8,7 @@
 
 use crate::error::Error;
 use crate::process;
-use pagemesh_direct::guest::Shown;
+use pagemesh_direct::client::ConsistentMapping;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -31,23 +31,23 @@ static GUARDS: AtomicUsize = AtomicUsize::new(0);
 pub struct Guard<'f> {
     /// Not dropped in a child of fork: there is nothing of the parent's mapping, and maybe
     /// something else in its place.
-    source: ManuallyDrop<Source>,
+    source: ManuallyDrop<GuardSource>,
     /// In which process it was made.
     generation: u64,
-    _counted: Counted,
+    _counted: GuardCount,
     _file: PhantomData<&'f ()>,
 }
 
-enum Source {
-    Shown(Shown),
-    Copied(Vec<u8>),
+enum GuardSource {
+    Mapping(ConsistentMapping),
+    Copy(Vec<u8>),
 }
 
-struct Counted(());
+struct GuardCount(());
 
-impl Counted {
-    fn new() -> Result<Counted, Error> {
-        let counted = Counted(());
+impl GuardCount {
+    fn new() -> Result<GuardCount, Error> {
+        let counted = GuardCount(());
         match GUARDS.fetch_add(1, Ordering::Relaxed) < GUARDS_MAX {
             true => Ok(counted),
             false => Err(Error::TooManyGuards),
@@ -55,7 +55,7 @@ impl Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for GuardCount {
     fn drop(&mut self) {
         GUARDS.fetch_sub(1, Ordering::Relaxed);
     }
@@ -70,21 +70,21 @@ pub struct Slice<'g> {
 }
 
 impl<'f> Guard<'f> {
-    fn of(source: Source) -> Result<Guard<'f>, Error> {
+    fn new(source: GuardSource) -> Result<Guard<'f>, Error> {
         Ok(Guard {
             source: ManuallyDrop::new(source),
             generation: process::generation(),
-            _counted: Counted::new()?,
+            _counted: GuardCount::new()?,
             _file: PhantomData,
         })
     }
 
-    pub(crate) fn shown(shown: Shown) -> Result<Guard<'f>, Error> {
-        Guard::of(Source::Shown(shown))
+    pub(crate) fn from_mapping(shown: ConsistentMapping) -> Result<Guard<'f>, Error> {
+        Guard::new(GuardSource::Mapping(shown))
     }
 
-    pub(crate) fn copied(bytes: Vec<u8>) -> Result<Guard<'f>, Error> {
-        Guard::of(Source::Copied(bytes))
+    pub(crate) fn from_copy(bytes: Vec<u8>) -> Result<Guard<'f>, Error> {
+        Guard::new(GuardSource::Copy(bytes))
     }
 
     /// The bytes in their order; pages lie apart.
@@ -96,35 +96,37 @@ impl<'f> Guard<'f> {
             _guard: PhantomData,
         };
         match &*self.source {
-            Source::Shown(shown) => shown.slices().map(slice).collect(),
-            Source::Copied(bytes) if bytes.is_empty() => Vec::new(),
-            Source::Copied(bytes) => vec![slice((NonNull::from(&bytes[..]).cast(), bytes.len()))],
+            GuardSource::Mapping(shown) => shown.slices().map(slice).collect(),
+            GuardSource::Copy(bytes) if bytes.is_empty() => Vec::new(),
+            GuardSource::Copy(bytes) => {
+                vec![slice((NonNull::from(&bytes[..]).cast(), bytes.len()))]
+            }
         }
     }
 
     /// Whether the pool could not show them.
     #[must_use]
     pub fn is_copy(&self) -> bool {
-        matches!(*self.source, Source::Copied(_))
+        matches!(*self.source, GuardSource::Copy(_))
     }
 
     /// Whether all that was read of it until now is what the file had when it was made.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         match &*self.source {
-            Source::Shown(shown) => self.is_own() && shown.is_same(),
-            Source::Copied(_) => true,
+            GuardSource::Mapping(shown) => self.is_same_process() && shown.is_unchanged(),
+            GuardSource::Copy(_) => true,
         }
     }
 
-    fn is_own(&self) -> bool {
+    fn is_same_process(&self) -> bool {
         self.generation == process::generation()
     }
 
     /// Ends it.
     ///
     /// # Errors
-    /// [`Error::Changed`] where [`Guard::is_valid`] is false.
+    /// [`Error::LegsChanged`] where [`Guard::is_valid`] is false.
     pub fn finish(self) -> Result<(), Error> {
         match self.is_valid() {
             true => Ok(()),
@@ -135,7 +137,7 @@ impl<'f> Guard<'f> {
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
-        if self.is_own() {
+        if self.is_same_process() {
             // SAFETY: dropped once, here.
             unsafe { ManuallyDrop::drop(&mut self.source) };
         }

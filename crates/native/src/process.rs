@@ -7,8 +7,8 @@
 #![allow(unsafe_code)]
 
 use crate::error::Error;
-use pagemesh_direct::guest::Guest;
-use pagemesh_direct::owned;
+use pagemesh_direct::client::DirectClient;
+use pagemesh_direct::internal_fds;
 use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::ptr;
@@ -16,28 +16,34 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
 
 /// Made for the first file on a mount, and never freed.
-static GUEST: AtomicPtr<Guest> = AtomicPtr::new(ptr::null_mut());
+static DIRECT_CLIENT: AtomicPtr<DirectClient> = AtomicPtr::new(ptr::null_mut());
 /// Forks that lead to this process.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 /// Forks are heard of. No `Once`: a child would wait for the parent's thread that was at it. Two
 /// that find it so at once have each fork heard of twice.
-static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+static FORK_HANDLERS_SET: AtomicBool = AtomicBool::new(false);
 
 /// The guest that this process is; none where forks cannot be heard of.
-pub(crate) fn guest() -> Option<&'static Guest> {
-    if !IS_WATCHED.load(Acquire) {
+pub(crate) fn direct_client() -> Option<&'static DirectClient> {
+    if !FORK_HANDLERS_SET.load(Acquire) {
         // SAFETY: the handlers are functions that live as long as the process: a library
         // with threads of its own is not unloaded.
-        if unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) } != 0
+        if unsafe {
+            libc::pthread_atfork(
+                Some(before_fork),
+                Some(after_fork_in_parent),
+                Some(after_fork_in_child),
+            )
+        } != 0
         {
             return None;
         }
-        IS_WATCHED.store(true, Release);
+        FORK_HANDLERS_SET.store(true, Release);
     }
-    let mut found = GUEST.load(Acquire);
+    let mut found = DIRECT_CLIENT.load(Acquire);
     if found.is_null() {
-        let made = Box::into_raw(Box::new(Guest::new(masked, 0)));
-        found = match GUEST.compare_exchange(ptr::null_mut(), made, AcqRel, Acquire) {
+        let made = Box::into_raw(Box::new(DirectClient::new(run_masked, 0)));
+        found = match DIRECT_CLIENT.compare_exchange(ptr::null_mut(), made, AcqRel, Acquire) {
             Ok(_) => made,
             Err(other) => {
                 // SAFETY: nobody else has seen it.
@@ -58,7 +64,7 @@ pub(crate) fn status_flags(descriptor: RawFd) -> Option<i32> {
 }
 
 /// The kind of the file system that a file is on (`f_type`).
-pub(crate) fn kind_of_file_system(descriptor: RawFd) -> Option<i64> {
+pub(crate) fn fs_type(descriptor: RawFd) -> Option<i64> {
     // SAFETY: all zeroes is a valid structure.
     let mut found: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: it fills a structure of this stack.
@@ -70,7 +76,7 @@ pub(crate) fn kind_of_file_system(descriptor: RawFd) -> Option<i64> {
 static SIZE_LIMIT: AtomicU64 = AtomicU64::new(0);
 
 /// Looks how long files of this process may be now (`RLIMIT_FSIZE`).
-pub(crate) fn look_at_size_limit() -> u64 {
+pub(crate) fn refresh_size_limit() -> u64 {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
@@ -94,26 +100,26 @@ pub(crate) fn generation() -> u64 {
 
 /// The child must know of all that is to be closed there.
 extern "C" fn before_fork() {
-    owned::before_copy();
+    internal_fds::before_fork();
 }
 
-extern "C" fn in_parent() {
-    owned::after_copy();
+extern "C" fn after_fork_in_parent() {
+    internal_fds::after_fork();
 }
 
 /// What the parent's threads may be changing is left as it is, for ever.
-extern "C" fn in_child() {
+extern "C" fn after_fork_in_child() {
     FORKS.fetch_add(1, AcqRel);
-    INSIDE.set(false);
-    owned::forked(|descriptor| {
+    IN_CALL.set(false);
+    internal_fds::close_in_child(|descriptor| {
         // SAFETY: it is this library's, which nobody in the child uses.
         unsafe { libc::close(descriptor) };
     });
-    GUEST.store(ptr::null_mut(), Release);
+    DIRECT_CLIENT.store(ptr::null_mut(), Release);
 }
 
 /// Threads that are started meanwhile get none of the program's signals.
-fn masked(run: &mut dyn FnMut()) {
+fn run_masked(run: &mut dyn FnMut()) {
     // SAFETY: all zeroes is a valid set, and both are of this thread's stack.
     let before = unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
@@ -127,25 +133,25 @@ fn masked(run: &mut dyn FnMut()) {
 }
 
 thread_local! {
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
+    static IN_CALL: Cell<bool> = const { Cell::new(false) };
 }
 
 /// A thread that is inside of a call.
-pub(crate) struct Inside(());
+pub(crate) struct CallGuard(());
 
-impl Inside {
+impl CallGuard {
     /// Fails where its thread is inside already: this is a signal handler.
-    pub(crate) fn enter() -> Result<Inside, Error> {
-        match INSIDE.replace(true) {
+    pub(crate) fn enter() -> Result<CallGuard, Error> {
+        match IN_CALL.replace(true) {
             // None is made and dropped: whoever was interrupted is still inside.
-            true => Err(Error::Inside),
-            false => Ok(Inside(())),
+            true => Err(Error::NestedCall),
+            false => Ok(CallGuard(())),
         }
     }
 }
 
-impl Drop for Inside {
+impl Drop for CallGuard {
     fn drop(&mut self) {
-        INSIDE.set(false);
+        IN_CALL.set(false);
     }
 }

@@ -16,12 +16,12 @@ const WARNINGS: [&str; 6] = [
 ];
 
 /// Where the libraries are: beside this test.
-fn libraries() -> PathBuf {
+fn library_dir() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     own.parent().unwrap().to_owned()
 }
 
-fn here(name: &str) -> PathBuf {
+fn crate_path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
@@ -36,36 +36,38 @@ fn run(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn compiled(source: &str, into: &Path) -> PathBuf {
+fn compile(source: &str, into: &Path) -> PathBuf {
     let program = into.join("program");
     let mut compiler = Command::new("cc");
-    compiler.args(WARNINGS).arg("-I").arg(here("include"));
-    compiler.arg(here(source)).arg("-o").arg(&program);
+    compiler.args(WARNINGS).arg("-I").arg(crate_path("include"));
+    compiler.arg(crate_path(source)).arg("-o").arg(&program);
     compiler
-        .arg(libraries().join("libpagemesh.so"))
+        .arg(library_dir().join("libpagemesh.so"))
         .arg("-lpthread");
     run(&mut compiler);
     program
 }
 
-fn linked(program: &Path) -> Command {
+fn command_with_library(program: &Path) -> Command {
     let mut command = Command::new(program);
-    command.env("LD_LIBRARY_PATH", libraries());
+    command.env("LD_LIBRARY_PATH", library_dir());
     command
 }
 
 #[test]
-fn a_c_program_gets_what_the_header_says() {
+fn c_program_calls_behave_as_the_header_says() {
     let dir = tempfile::tempdir().unwrap();
-    let program = compiled("tests/calls.c", dir.path());
-    run(linked(&program).arg(dir.path().join("file")).arg("plain"));
+    let program = compile("tests/calls.c", dir.path());
+    run(command_with_library(&program)
+        .arg(dir.path().join("file"))
+        .arg("plain"));
 }
 
 #[test]
-fn the_example_tells_where_it_cannot_be_whole() {
+fn example_fails_where_atomic_writes_are_unavailable() {
     let dir = tempfile::tempdir().unwrap();
-    let program = compiled("examples/ledger.c", dir.path());
-    let output = linked(&program)
+    let program = compile("examples/ledger.c", dir.path());
+    let output = command_with_library(&program)
         .arg(dir.path().join("file"))
         .arg("40")
         .output()
@@ -76,18 +78,21 @@ fn the_example_tells_where_it_cannot_be_whole() {
 }
 
 #[test]
-fn the_library_exports_nothing_else() {
-    let library = libraries().join("libpagemesh.so");
+fn library_exports_only_the_header_functions() {
+    let library = library_dir().join("libpagemesh.so");
     let told = run(Command::new("nm")
         .args(["-D", "--defined-only", "--format=just-symbols"])
         .arg(library));
     let mut names: Vec<&str> = told.lines().filter(|name| !name.is_empty()).collect();
     names.sort_unstable();
-    assert_eq!(names, declared(include_str!("../include/pagemesh.h")));
+    assert_eq!(
+        names,
+        declared_functions(include_str!("../include/pagemesh.h"))
+    );
 }
 
 /// The functions of the header.
-fn declared(header: &'static str) -> Vec<&'static str> {
+fn declared_functions(header: &'static str) -> Vec<&'static str> {
     let lines = header.lines().filter(|line| line.ends_with(");"));
     let name = |line: &'static str| line.split_once('(')?.0.rsplit([' ', '*']).next();
     let mut names: Vec<&str> = lines.filter_map(name).collect();

@@ -10,8 +10,8 @@
 //! V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using
 //! PCLMULQDQ Instruction", Intel 2009, in its bit-reflected form.
 
-use crate::cpu::{Copy, cpu};
-use pagemesh_base::checksum::{Sums, WordSums, crc32c_append};
+use crate::cpu::{CopyKernel, cpu};
+use pagemesh_base::checksum::{PageChecksums, WordSums, crc32c_append};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::arch::x86_64::*;
 
@@ -37,7 +37,7 @@ const fn fold_by(bits: u32) -> (i64, i64) {
 #[must_use]
 #[inline]
 pub fn crc32c_words<const N: usize>(seed: u32, words: &[[u8; 8]; N]) -> u32 {
-    if cpu().copy == Copy::Sse2 {
+    if cpu().copy == CopyKernel::Sse2 {
         return crc32c_append(seed, words.as_flattened());
     }
     // SAFETY: every kernel but the plainest needs SSE4.2, which was detected.
@@ -68,10 +68,10 @@ pub fn crc32c_patched(crc: u32, delta: &[u8], behind: usize) -> u32 {
 /// As [`crc32c_patched`].
 #[must_use]
 #[inline]
-pub unsafe fn crc32c_patched_by(kernel: Copy, crc: u32, delta: &[u8], behind: usize) -> u32 {
+pub unsafe fn crc32c_patched_by(kernel: CopyKernel, crc: u32, delta: &[u8], behind: usize) -> u32 {
     assert!(delta.len() + behind <= PAGE_BYTES, "a part of a page");
     // SAFETY: the caller's promise, forwarded.
-    unsafe { crc ^ forward_by(kernel, alone_by(kernel, delta), behind) }
+    unsafe { crc ^ advance_crc_by(kernel, crc_from_zero_by(kernel, delta), behind) }
 }
 
 /// The CRC32C of what `seed` is the CRC32C of, followed by these lines.
@@ -88,8 +88,8 @@ pub fn crc32c_lines(seed: u32, lines: &[[u8; LINE_BYTES]]) -> u32 {
 /// The processor has the kernel's instructions.
 #[must_use]
 #[inline]
-pub unsafe fn crc32c_lines_by(kernel: Copy, seed: u32, lines: &[[u8; LINE_BYTES]]) -> u32 {
-    if kernel != Copy::Avx512 {
+pub unsafe fn crc32c_lines_by(kernel: CopyKernel, seed: u32, lines: &[[u8; LINE_BYTES]]) -> u32 {
+    if kernel != CopyKernel::Avx512 {
         return crc32c_append(seed, lines.as_flattened());
     }
     lines
@@ -97,7 +97,7 @@ pub unsafe fn crc32c_lines_by(kernel: Copy, seed: u32, lines: &[[u8; LINE_BYTES]
         .fold(seed, |seed, lines| {
             let bytes = lines.as_flattened();
             // SAFETY: the caller's promise, forwarded.
-            !unsafe { forward_by(kernel, !seed, bytes.len()) ^ alone_by(kernel, bytes) }
+            !unsafe { advance_crc_by(kernel, !seed, bytes.len()) ^ crc_from_zero_by(kernel, bytes) }
         })
 }
 
@@ -106,10 +106,10 @@ pub unsafe fn crc32c_lines_by(kernel: Copy, seed: u32, lines: &[[u8; LINE_BYTES]
 /// # Safety
 /// The processor has the kernel's instructions.
 #[inline]
-unsafe fn alone_by(kernel: Copy, bytes: &[u8]) -> u32 {
+unsafe fn crc_from_zero_by(kernel: CopyKernel, bytes: &[u8]) -> u32 {
     match kernel {
         // SAFETY: as the caller promised.
-        Copy::Avx512 => unsafe { alone_avx512(bytes) },
+        CopyKernel::Avx512 => unsafe { crc_from_zero_avx512(bytes) },
         // Begins with the register inverted, and inverts it again at the end.
         _ => !crc32c_append(u32::MAX, bytes),
     }
@@ -120,20 +120,20 @@ unsafe fn alone_by(kernel: Copy, bytes: &[u8]) -> u32 {
 /// # Safety
 /// The processor has the kernel's instructions.
 #[inline]
-unsafe fn forward_by(kernel: Copy, value: u32, bytes: usize) -> u32 {
-    let multiplier = FORWARD[bytes];
+unsafe fn advance_crc_by(kernel: CopyKernel, value: u32, bytes: usize) -> u32 {
+    let multiplier = ADVANCE_MULTIPLIERS[bytes];
     match kernel {
         // SAFETY: both kernels need carry-less multiplication and SSE4.2.
-        Copy::Avx512 | Copy::Avx2 => unsafe { forward_pclmul(value, multiplier) },
-        Copy::Sse42 | Copy::Sse2 => forward(value, multiplier),
+        CopyKernel::Avx512 | CopyKernel::Avx2 => unsafe { advance_crc_pclmul(value, multiplier) },
+        CopyKernel::Sse42 | CopyKernel::Sse2 => advance_crc(value, multiplier),
     }
 }
 
 /// Zeroes in front change nothing; so the first block has as many as make it whole.
 #[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
-unsafe fn alone_avx512(bytes: &[u8]) -> u32 {
+unsafe fn crc_from_zero_avx512(bytes: &[u8]) -> u32 {
     let (head, blocks) = bytes.split_at(bytes.len() % BLOCK);
-    let mut folded = Folded512::of_zeroes();
+    let mut folded = CrcFold512::from_zero();
     if !head.is_empty() {
         let mut block = [0; BLOCK];
         block[BLOCK - head.len()..].copy_from_slice(head);
@@ -146,7 +146,7 @@ unsafe fn alone_avx512(bytes: &[u8]) -> u32 {
 
 /// x^(8n - 32) modulo the polynomial, reflected, by n: what moves a CRC forward by n
 /// bytes, less the 32 bits by which the instruction moves it.
-static FORWARD: [u32; PAGE_BYTES + 1] = {
+static ADVANCE_MULTIPLIERS: [u32; PAGE_BYTES + 1] = {
     let mut powers = [0; PAGE_BYTES + 1];
     let mut value = 1u32 << 31;
     let mut i = 0;
@@ -184,14 +184,14 @@ const fn times_x(mut value: u32, n: u32) -> u32 {
 }
 
 #[target_feature(enable = "pclmulqdq,sse4.2")]
-fn forward_pclmul(value: u32, multiplier: u32) -> u32 {
+fn advance_crc_pclmul(value: u32, multiplier: u32) -> u32 {
     let factors = _mm_set_epi64x(i64::from(multiplier), i64::from(value));
     let product = _mm_cvtsi128_si64(_mm_clmulepi64_si128::<0x10>(factors, factors));
     // The product of two reflected words lacks a place.
     _mm_crc32_u64(0, (product as u64) << 1) as u32
 }
 
-fn forward(value: u32, multiplier: u32) -> u32 {
+fn advance_crc(value: u32, multiplier: u32) -> u32 {
     let (mut sum, mut power) = (0, multiplier);
     for bit in (0..32).rev() {
         if value >> bit & 1 != 0 {
@@ -267,7 +267,7 @@ pub unsafe fn copy_shared(from: *const u8, to: *mut u8, len: usize) {
 
 /// Streams bytes past the caches to memory that other processes map; the rest behind the
 /// last whole line goes through them. Whoever reads them is told where they are only behind
-/// [`drain`].
+/// [`store_fence`].
 ///
 /// # Safety
 /// So many bytes can be read and written, and do not overlap; `to` is 64-byte aligned.
@@ -280,13 +280,15 @@ pub unsafe fn stream_shared(from: *const u8, to: *mut u8, len: usize) {
 ///
 /// # Safety
 /// As [`stream_shared`], and the processor has the kernel's instructions.
-pub unsafe fn stream_shared_by(kernel: Copy, from: *const u8, to: *mut u8, len: usize) {
+pub unsafe fn stream_shared_by(kernel: CopyKernel, from: *const u8, to: *mut u8, len: usize) {
     let whole = len / LINE_BYTES * LINE_BYTES;
     // SAFETY: as the caller promised.
     unsafe {
         match kernel {
-            Copy::Avx512 => stream_lines_avx512(from, to, whole),
-            Copy::Avx2 | Copy::Sse42 | Copy::Sse2 => stream_lines_sse2(from, to, whole),
+            CopyKernel::Avx512 => stream_lines_avx512(from, to, whole),
+            CopyKernel::Avx2 | CopyKernel::Sse42 | CopyKernel::Sse2 => {
+                stream_lines_sse2(from, to, whole)
+            }
         }
         copy_shared(from.add(whole), to.add(whole), len - whole);
     }
@@ -309,7 +311,7 @@ unsafe fn stream_lines_sse2(from: *const u8, to: *mut u8, len: usize) {
 
 /// Behind it everybody sees what was streamed before it.
 #[inline]
-pub fn drain() {
+pub fn store_fence() {
     // SAFETY: SSE is part of x86-64.
     unsafe { _mm_sfence() };
 }
@@ -322,7 +324,7 @@ pub fn drain() {
 ///
 /// # Panics
 /// With no target or more than [`TARGETS_MAX`].
-pub unsafe fn stream_page(targets: &[*mut u8], page: &[u8; PAGE_BYTES]) -> Sums {
+pub unsafe fn stream_page(targets: &[*mut u8], page: &[u8; PAGE_BYTES]) -> PageChecksums {
     // SAFETY: forwarded, and `cpu` reports what the processor has.
     unsafe { stream_page_by(cpu().copy, targets, page) }
 }
@@ -331,7 +333,11 @@ pub unsafe fn stream_page(targets: &[*mut u8], page: &[u8; PAGE_BYTES]) -> Sums 
 ///
 /// # Safety
 /// As [`stream_page`], and the processor has the kernel's instructions.
-pub unsafe fn stream_page_by(kernel: Copy, targets: &[*mut u8], page: &[u8; PAGE_BYTES]) -> Sums {
+pub unsafe fn stream_page_by(
+    kernel: CopyKernel,
+    targets: &[*mut u8],
+    page: &[u8; PAGE_BYTES],
+) -> PageChecksums {
     // SAFETY: the caller's promises, forwarded.
     unsafe {
         match *targets {
@@ -344,17 +350,17 @@ pub unsafe fn stream_page_by(kernel: Copy, targets: &[*mut u8], page: &[u8; PAGE
 }
 
 unsafe fn stream_to<const N: usize>(
-    kernel: Copy,
+    kernel: CopyKernel,
     targets: [*mut u8; N],
     page: &[u8; PAGE_BYTES],
-) -> Sums {
+) -> PageChecksums {
     // SAFETY: the caller's promises, forwarded.
     unsafe {
         match kernel {
-            Copy::Avx512 => stream_avx512(targets, page),
-            Copy::Avx2 => stream_avx2(targets, page),
-            Copy::Sse42 => stream_sse42(targets, page),
-            Copy::Sse2 => stream_sse2(targets, page),
+            CopyKernel::Avx512 => stream_avx512(targets, page),
+            CopyKernel::Avx2 => stream_avx2(targets, page),
+            CopyKernel::Sse42 => stream_sse42(targets, page),
+            CopyKernel::Sse2 => stream_sse2(targets, page),
         }
     }
 }
@@ -364,7 +370,7 @@ unsafe fn stream_to<const N: usize>(
 /// source once for both, a compiler makes a copy and a second look at the source.
 ///
 /// # Safety
-/// `from` points to 4096 readable bytes that do not overlap `page`.
+/// `replaced_from` points to 4096 readable bytes that do not overlap `page`.
 pub unsafe fn read_page(from: *const u8, page: &mut [u8; PAGE_BYTES]) -> u32 {
     // SAFETY: forwarded, and `cpu` reports what the processor has.
     unsafe { read_page_by(cpu().copy, from, page) }
@@ -374,7 +380,11 @@ pub unsafe fn read_page(from: *const u8, page: &mut [u8; PAGE_BYTES]) -> u32 {
 ///
 /// # Safety
 /// As [`read_page`], and the processor has the kernel's instructions.
-pub unsafe fn read_page_by(kernel: Copy, from: *const u8, page: &mut [u8; PAGE_BYTES]) -> u32 {
+pub unsafe fn read_page_by(
+    kernel: CopyKernel,
+    from: *const u8,
+    page: &mut [u8; PAGE_BYTES],
+) -> u32 {
     // SAFETY: as the caller promised.
     unsafe { copy_shared(from, page.as_mut_ptr(), PAGE_BYTES) };
     // SAFETY: the caller's promise, forwarded.
@@ -390,7 +400,7 @@ fn fold(accumulator: __m512i, multipliers: __m512i, data: __m512i) -> __m512i {
 }
 
 #[target_feature(enable = "avx512f")]
-fn spread((low, high): (i64, i64)) -> __m512i {
+fn broadcast_pair((low, high): (i64, i64)) -> __m512i {
     _mm512_set_epi64(high, low, high, low, high, low, high, low)
 }
 
@@ -398,18 +408,18 @@ const LINES_PER_BLOCK: usize = 4;
 const BLOCK: usize = LINES_PER_BLOCK * 64;
 
 /// The CRC32C of a page, in the making.
-struct Folded512 {
+struct CrcFold512 {
     lanes: [__m512i; LINES_PER_BLOCK],
     by_block: __m512i,
     start: __m512i,
 }
 
-impl Folded512 {
+impl CrcFold512 {
     #[target_feature(enable = "avx512f")]
-    fn new() -> Folded512 {
-        Folded512 {
+    fn new() -> CrcFold512 {
+        CrcFold512 {
             lanes: [_mm512_setzero_si512(); LINES_PER_BLOCK],
-            by_block: spread(const { fold_by(BLOCK as u32 * 8) }),
+            by_block: broadcast_pair(const { fold_by(BLOCK as u32 * 8) }),
             // The initial value of all ones enters with the first four bytes. Before
             // it nothing is accumulated, and a fold of zero is zero.
             start: _mm512_maskz_set1_epi32(1, -1),
@@ -418,10 +428,10 @@ impl Folded512 {
 
     /// The same from a register of zeroes.
     #[target_feature(enable = "avx512f")]
-    fn of_zeroes() -> Folded512 {
-        Folded512 {
+    fn from_zero() -> CrcFold512 {
+        CrcFold512 {
             start: _mm512_setzero_si512(),
-            ..Folded512::new()
+            ..CrcFold512::new()
         }
     }
 
@@ -453,7 +463,7 @@ impl Folded512 {
     #[inline]
     #[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
     fn register(self) -> u32 {
-        let by_lane = spread(const { fold_by(512) });
+        let by_lane = broadcast_pair(const { fold_by(512) });
         let [first, rest @ ..] = self.lanes;
         let folded = rest
             .into_iter()
@@ -497,8 +507,11 @@ load_once!(load_256, "avx2", __m256i, ymm_reg, "vmovdqu");
 load_once!(load_128, "sse4.2", __m128i, xmm_reg, "movdqu");
 
 #[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
-unsafe fn stream_avx512<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BYTES]) -> Sums {
-    let mut folded = Folded512::new();
+unsafe fn stream_avx512<const N: usize>(
+    targets: [*mut u8; N],
+    page: &[u8; PAGE_BYTES],
+) -> PageChecksums {
+    let mut folded = CrcFold512::new();
     let mut sums = [_mm512_setzero_si512(); 2];
     for block in (0..PAGE_BYTES).step_by(BLOCK) {
         for line in 0..LINES_PER_BLOCK {
@@ -518,9 +531,9 @@ unsafe fn stream_avx512<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_
     // SAFETY: each of both has 64 bytes.
     unsafe {
         _mm512_storeu_si512(found.sums.as_mut_ptr().cast(), sums[0]);
-        _mm512_storeu_si512(found.seconds.as_mut_ptr().cast(), sums[1]);
+        _mm512_storeu_si512(found.running_sums.as_mut_ptr().cast(), sums[1]);
     }
-    Sums {
+    PageChecksums {
         crc: folded.finish(),
         words: found.finish(),
     }
@@ -535,7 +548,10 @@ fn fold_half(accumulator: __m128i, multipliers: __m128i, data: __m128i) -> __m12
 
 /// The same folding in 16-byte lanes, as there is no wider multiplication.
 #[target_feature(enable = "avx2,pclmulqdq,sse4.2")]
-unsafe fn stream_avx2<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BYTES]) -> Sums {
+unsafe fn stream_avx2<const N: usize>(
+    targets: [*mut u8; N],
+    page: &[u8; PAGE_BYTES],
+) -> PageChecksums {
     const PAIRS: usize = 4;
     const BLOCK: usize = PAIRS * 32;
     let (low, high) = const { fold_by(BLOCK as u32 * 8) };
@@ -564,7 +580,10 @@ unsafe fn stream_avx2<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BY
     }
     let mut found = WordSums::default();
     for (half, [first, second]) in sums.into_iter().enumerate() {
-        let (sums, seconds) = (&mut found.sums[half * 4..], &mut found.seconds[half * 4..]);
+        let (sums, seconds) = (
+            &mut found.sums[half * 4..],
+            &mut found.running_sums[half * 4..],
+        );
         // SAFETY: at least 32 bytes are left of each.
         unsafe {
             _mm256_storeu_si256(sums.as_mut_ptr().cast(), first);
@@ -575,14 +594,17 @@ unsafe fn stream_avx2<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BY
         let crc = _mm_crc32_u64(crc, _mm_cvtsi128_si64(lane) as u64);
         _mm_crc32_u64(crc, _mm_extract_epi64::<1>(lane) as u64)
     });
-    Sums {
+    PageChecksums {
         crc: !(crc as u32),
         words: found.finish(),
     }
 }
 
 #[target_feature(enable = "sse4.2")]
-unsafe fn stream_sse42<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BYTES]) -> Sums {
+unsafe fn stream_sse42<const N: usize>(
+    targets: [*mut u8; N],
+    page: &[u8; PAGE_BYTES],
+) -> PageChecksums {
     let mut crc = u64::from(u32::MAX);
     let mut found = WordSums::default();
     for at in (0..PAGE_BYTES).step_by(16) {
@@ -601,13 +623,16 @@ unsafe fn stream_sse42<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_B
             found.add_word(place, word);
         }
     }
-    Sums {
+    PageChecksums {
         crc: !(crc as u32),
         words: found.finish(),
     }
 }
 
-unsafe fn stream_sse2<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BYTES]) -> Sums {
+unsafe fn stream_sse2<const N: usize>(
+    targets: [*mut u8; N],
+    page: &[u8; PAGE_BYTES],
+) -> PageChecksums {
     let mut crc = 0;
     let mut found = WordSums::default();
     for at in (0..PAGE_BYTES).step_by(64) {
@@ -627,7 +652,7 @@ unsafe fn stream_sse2<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BY
         crc = crc32c_append(crc, &line);
         found.add(&line);
     }
-    Sums {
+    PageChecksums {
         crc,
         words: found.finish(),
     }
@@ -641,24 +666,35 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     #[repr(align(64))]
-    struct Page([u8; PAGE_BYTES]);
+    struct AlignedPage([u8; PAGE_BYTES]);
 
-    fn kernels() -> impl Iterator<Item = Copy> {
-        [Copy::Avx512, Copy::Avx2, Copy::Sse42, Copy::Sse2]
-            .into_iter()
-            .skip_while(|&kernel| kernel != cpu().copy)
+    fn kernels() -> impl Iterator<Item = CopyKernel> {
+        [
+            CopyKernel::Avx512,
+            CopyKernel::Avx2,
+            CopyKernel::Sse42,
+            CopyKernel::Sse2,
+        ]
+        .into_iter()
+        .skip_while(|&kernel| kernel != cpu().copy)
     }
 
     fn check(page: &[u8; PAGE_BYTES]) {
         for kernel in kernels() {
             for count in 1..=TARGETS_MAX {
-                let mut pages: Vec<Page> = (0..count).map(|_| Page([0xee; PAGE_BYTES])).collect();
+                let mut pages: Vec<AlignedPage> = (0..count)
+                    .map(|_| AlignedPage([0xee; PAGE_BYTES]))
+                    .collect();
                 let targets: Vec<*mut u8> = pages.iter_mut().map(|p| p.0.as_mut_ptr()).collect();
                 // SAFETY: aligned pages of our own, a kernel this CPU has.
                 let sums = unsafe { stream_page_by(kernel, &targets, page) };
                 // SAFETY: SSE is part of x86-64.
                 unsafe { _mm_sfence() };
-                assert_eq!(sums, Sums::of(page), "{kernel:?} to {count} targets");
+                assert_eq!(
+                    sums,
+                    PageChecksums::of(page),
+                    "{kernel:?} to {count} targets"
+                );
                 assert!(pages.iter().all(|p| p.0 == *page), "{kernel:?}");
             }
             let mut copy = [0xee; PAGE_BYTES];
@@ -685,7 +721,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_of_a_changed_page_is_that_of_all_of_it() {
+    fn patched_crc_equals_crc_of_whole_page() {
         let page = std::array::from_fn(|at| (at * 7 % 251) as u8);
         for at in 0..PAGE_BYTES {
             check_patched(&page, at, &[0x5a]);
@@ -696,7 +732,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_go_on_from_any_sum() {
+    fn crc_of_lines_continues_from_any_seed() {
         let line = |at: usize| std::array::from_fn(|i| (at * 31 + i * 7) as u8);
         let lines: Vec<[u8; LINE_BYTES]> = (0..150).map(line).collect();
         for kernel in kernels() {
@@ -712,11 +748,11 @@ mod tests {
 
     /// Whoever shares the source stores to it all the time.
     #[test]
-    fn sums_are_of_what_was_copied_while_it_changes() {
+    fn checksums_match_copy_while_source_changes() {
         let words: Vec<AtomicU64> = (0..PAGE_BYTES as u64 / 8).map(AtomicU64::new).collect();
         let is_over = AtomicBool::new(false);
-        struct Over<'a>(&'a AtomicBool);
-        impl Drop for Over<'_> {
+        struct SetOnDrop<'a>(&'a AtomicBool);
+        impl Drop for SetOnDrop<'_> {
             fn drop(&mut self) {
                 self.0.store(true, Ordering::Relaxed);
             }
@@ -734,9 +770,9 @@ mod tests {
                     }
                 }
             });
-            let _over = Over(&is_over);
+            let _over = SetOnDrop(&is_over);
             let mut copy = [0; PAGE_BYTES];
-            let mut pages = [0; TARGETS_MAX].map(|byte| Page([byte; PAGE_BYTES]));
+            let mut pages = [0; TARGETS_MAX].map(|byte| AlignedPage([byte; PAGE_BYTES]));
             let targets = pages.each_mut().map(|page| page.0.as_mut_ptr());
             for kernel in kernels() {
                 for _ in 0..3000 {
@@ -749,7 +785,7 @@ mod tests {
                     // SAFETY: SSE is part of x86-64.
                     unsafe { _mm_sfence() };
                     for (target, page) in pages.iter().enumerate() {
-                        assert_eq!(sums, Sums::of(&page.0), "{kernel:?} {target}");
+                        assert_eq!(sums, PageChecksums::of(&page.0), "{kernel:?} {target}");
                     }
                 }
             }
@@ -757,7 +793,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_any_bytes_and_no_others() {
+    fn stream_writes_exactly_given_bytes() {
         let page: [u8; PAGE_BYTES] = std::array::from_fn(|at| (at * 7 % 251) as u8);
         for kernel in kernels() {
             for (shift, len) in [
@@ -769,11 +805,11 @@ mod tests {
                 (7, 512),
                 (3, 4093),
             ] {
-                let mut target = Page([0xee; PAGE_BYTES]);
+                let mut target = AlignedPage([0xee; PAGE_BYTES]);
                 let from = &page[shift..][..len];
                 // SAFETY: an aligned page of our own, a kernel this CPU has.
                 unsafe { stream_shared_by(kernel, from.as_ptr(), target.0.as_mut_ptr(), len) };
-                drain();
+                store_fence();
                 assert_eq!(&target.0[..len], from, "{kernel:?}: {len} bytes");
                 assert!(
                     target.0[len..].iter().all(|&byte| byte == 0xee),
@@ -790,7 +826,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_counts() {
+    fn checksums_depend_on_every_byte() {
         for at in 0..PAGE_BYTES {
             let mut page = [0; PAGE_BYTES];
             page[at] = 1;
@@ -800,7 +836,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_part_of_any_page(
+        fn patched_crc_is_right_for_any_part(
             bytes in prop::collection::vec(any::<u8>(), PAGE_BYTES),
             new in prop::collection::vec(any::<u8>(), 0..=PAGE_BYTES),
             place in 0usize..=PAGE_BYTES,
@@ -810,7 +846,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_from_any_alignment(
+        fn page_copy_is_right_for_any_alignment(
             bytes in prop::collection::vec(any::<u8>(), PAGE_BYTES + 64),
             shift in 0usize..64,
         ) {

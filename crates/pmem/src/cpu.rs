@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 /// The instruction that writes a line back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flush {
+pub enum FlushInstruction {
     /// Writes back, may keep the line cached.
     Clwb,
     /// Writes back and evicts, weakly ordered.
@@ -19,7 +19,7 @@ pub enum Flush {
 
 /// The widest non-temporal copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copy {
+pub enum CopyKernel {
     /// 64-byte stores with CRC32C folded by VPCLMULQDQ.
     Avx512,
     /// 32-byte stores with CRC32C folded by PCLMULQDQ.
@@ -34,9 +34,9 @@ pub enum Copy {
 #[derive(Clone, Copy, Debug)]
 pub struct Cpu {
     /// How lines are flushed.
-    pub flush: Flush,
+    pub flush: FlushInstruction,
     /// How pages are copied.
-    pub copy: Copy,
+    pub copy: CopyKernel,
 }
 
 /// What this processor can do.
@@ -48,34 +48,34 @@ pub fn cpu() -> Cpu {
     })
 }
 
-fn detect_flush() -> Flush {
+fn detect_flush() -> FlushInstruction {
     if __cpuid(0).eax < 7 {
-        return Flush::Clflush;
+        return FlushInstruction::Clflush;
     }
     let features = __cpuid_count(7, 0).ebx;
     if features & (1 << 24) != 0 {
-        Flush::Clwb
+        FlushInstruction::Clwb
     } else if features & (1 << 23) != 0 {
-        Flush::Clflushopt
+        FlushInstruction::Clflushopt
     } else {
-        Flush::Clflush
+        FlushInstruction::Clflush
     }
 }
 
-fn detect_copy() -> Copy {
+fn detect_copy() -> CopyKernel {
     if is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("vpclmulqdq")
         && is_x86_feature_detected!("sse4.2")
     {
-        Copy::Avx512
+        CopyKernel::Avx512
     } else if is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("pclmulqdq")
         && is_x86_feature_detected!("sse4.2")
     {
-        Copy::Avx2
+        CopyKernel::Avx2
     } else if is_x86_feature_detected!("sse4.2") {
-        Copy::Sse42
+        CopyKernel::Sse42
     } else {
-        Copy::Sse2
+        CopyKernel::Sse2
     }
 }

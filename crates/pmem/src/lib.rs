@@ -2,27 +2,27 @@
 //!
 //! Invariants:
 //! - Every store to persistent bytes goes through [`Media`], so that
-//!   [`Recorder`] can stand in for [`Mapped`] and enumerate crash states.
+//!   [`Recorder`] can stand in for [`MappedMedia`] and enumerate crash states.
 //! - Ordering is a type: whatever may not be persistent yet is an
-//!   [`Unfenced`], and only [`Media::fence`] turns it into a [`Fenced`].
+//!   [`UnfencedStores`], and only [`Media::fence`] turns it into a [`FenceProof`].
 //! - Every offset is checked against the length before it is used.
 //!
 //! This crate never allocates frames, knows no format and never blocks,
-//! except in [`Mapped::sync`].
+//! except in [`MappedMedia::sync`].
 
-mod class;
 pub mod copy;
 pub mod cpu;
-mod mapped;
+mod durability;
+mod mapped_media;
 mod media;
-mod pane;
+mod read_mapping;
 mod recorder;
-mod shared;
+mod shared_segment;
 pub mod unreadable;
 
-pub use class::{Durability, Stated, UnknownClass};
-pub use mapped::{MapError, Mapped};
-pub use media::{Fenced, Media, Unfenced};
-pub use pane::Pane;
-pub use recorder::{CrashPoint, Image, Images, Recorder};
-pub use shared::Shared;
+pub use durability::{Durability, StatedClass, UnknownDurability};
+pub use mapped_media::{MapError, MappedMedia};
+pub use media::{FenceProof, Media, UnfencedStores};
+pub use read_mapping::ReadMapping;
+pub use recorder::{CrashImages, CrashPoint, Image, Recorder};
+pub use shared_segment::SharedSegment;

@@ -1,22 +1,22 @@
 //! The seam at which mapped memory and the crash recorder are exchanged.
 
-use crate::mapped::MapError;
-use pagemesh_base::checksum::{Sums, crc32c};
+use crate::mapped_media::MapError;
+use pagemesh_base::checksum::{PageChecksums, crc32c};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 
 /// Stores that the next fence of this thread makes persistent.
 #[must_use = "streamed or flushed bytes are not persistent before a fence"]
 #[derive(Debug)]
-pub struct Unfenced(pub(crate) ());
+pub struct UnfencedStores(pub(crate) ());
 
-impl Unfenced {
+impl UnfencedStores {
     /// One obligation for both: a fence covers everything before it.
-    pub fn and(self, _other: Unfenced) -> Unfenced {
+    pub fn and(self, _other: UnfencedStores) -> UnfencedStores {
         self
     }
 
     /// The same with what there may have been before.
-    pub fn after(self, earlier: Option<Unfenced>) -> Unfenced {
+    pub fn after(self, earlier: Option<UnfencedStores>) -> UnfencedStores {
         match earlier {
             Some(earlier) => earlier.and(self),
             None => self,
@@ -26,7 +26,7 @@ impl Unfenced {
 
 /// Proof that a fence followed the stores it was made from.
 #[derive(Debug)]
-pub struct Fenced(pub(crate) ());
+pub struct FenceProof(pub(crate) ());
 
 /// Byte-addressable persistent memory. Offsets are bytes from its start.
 ///
@@ -83,35 +83,38 @@ pub trait Media {
     ///
     /// # Errors
     /// The value found, when it is not `old`.
-    fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64>;
+    fn compare_exchange(&self, offset: usize, old: u64, new: u64) -> Result<(), u64>;
 
     /// Streams one line past the caches. The offset is line-aligned.
-    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced;
+    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> UnfencedStores;
 
     /// Streams one page to a place on each medium and returns its sums.
     /// Each source byte is loaded once, so they are of what was stored even
     /// if the source changes meanwhile. The offsets are page-aligned.
-    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (Sums, Unfenced)
+    fn stream_page(
+        targets: &[(&Self, usize)],
+        page: &[u8; PAGE_BYTES],
+    ) -> (PageChecksums, UnfencedStores)
     where
         Self: Sized;
 
     /// Starts writing back every line that holds a byte of the range, where
     /// caches do not survive power loss (not for class `eadr`).
-    fn flush(&self, offset: usize, len: usize) -> Unfenced;
+    fn flush(&self, offset: usize, len: usize) -> UnfencedStores;
 
     /// Waits until everything this thread streamed or flushed, on any medium
     /// of the same kind, is persistent (for class `process`: visible to every
     /// process).
-    fn fence(&self, stores: Unfenced) -> Fenced;
+    fn fence(&self, stores: UnfencedStores) -> FenceProof;
 
     /// Fences what this thread stored to several media of one kind. Mapped
     /// memory needs one instruction for all of them.
-    fn fence_each(media: &[&Self], stores: Unfenced) -> Fenced
+    fn fence_each(media: &[&Self], stores: UnfencedStores) -> FenceProof
     where
         Self: Sized,
     {
-        let fence = |media: &&Self| media.fence(Unfenced(()));
-        let Unfenced(()) = stores;
+        let fence = |media: &&Self| media.fence(UnfencedStores(()));
+        let UnfencedStores(()) = stores;
         media
             .iter()
             .map(fence)
@@ -123,7 +126,7 @@ pub trait Media {
     /// for a machine check or a bad sector, may come as
     /// [`PATTERN`](crate::unreadable::PATTERN). Elsewhere, and on a store, it ends the
     /// process.
-    fn tolerate(&self, _from: usize) {}
+    fn tolerate_unreadable(&self, _from: usize) {}
 
     /// Whether the page of this byte could not be read when somebody in this process
     /// tried.
@@ -138,7 +141,7 @@ pub trait Media {
     }
 
     /// The first bytes of all such pages.
-    fn unreadable(&self) -> Vec<usize> {
+    fn unreadable_pages(&self) -> Vec<usize> {
         Vec::new()
     }
 

@@ -17,9 +17,9 @@
 
 mod crash;
 
-use crate::mapped::MapError;
-use crate::media::{Fenced, Media, Unfenced, check_range};
-use pagemesh_base::checksum::Sums;
+use crate::mapped_media::MapError;
+use crate::media::{FenceProof, Media, UnfencedStores, check_range};
+use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,7 +28,7 @@ const SECTOR_BYTES: usize = 512;
 const PAGE_WORDS: usize = PAGE_BYTES / 8;
 type Page = [u64; PAGE_WORDS];
 
-pub use crash::{CrashPoint, Images};
+pub use crash::{CrashImages, CrashPoint};
 
 /// What a medium holds. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -129,33 +129,33 @@ impl Persistence {
 }
 
 #[derive(Clone, Default)]
-struct Unit {
+struct PersistenceUnit {
     /// Stores not known to be persistent: word in the unit, value.
     pending: Vec<(usize, u64)>,
     /// How many of them the next fence makes persistent.
     flushed: usize,
 }
 
-struct State {
+struct RecorderState {
     persistence: Persistence,
     /// What a load sees.
     visible: Image,
     /// What is persistent for certain.
     durable: Image,
-    units: BTreeMap<usize, Unit>,
+    units: BTreeMap<usize, PersistenceUnit>,
     /// None: nobody will ask for the past.
-    points: Option<Vec<CrashPoint>>,
+    crash_points: Option<Vec<CrashPoint>>,
     /// Of an overlay: which pages are its own.
-    own: Vec<bool>,
+    own_pages: Vec<bool>,
 }
 
 /// Memory whose crash states can be enumerated.
 pub struct Recorder {
     len: usize,
     /// Boxed: errors carry recorders.
-    state: Box<Mutex<State>>,
+    state: Box<Mutex<RecorderState>>,
     /// Of an overlay: what shows where it stored nothing.
-    below: Option<Arc<Recorder>>,
+    base: Option<Arc<Recorder>>,
 }
 
 impl Recorder {
@@ -171,40 +171,40 @@ impl Recorder {
     /// Memory of class `pmem` that starts as an image.
     #[must_use]
     pub fn from_image(image: Image) -> Recorder {
-        Recorder::with(image, Persistence::Lines)
+        Recorder::with_persistence(image, Persistence::Lines)
     }
 
     /// A file of class `file-sync` that starts as an image.
     #[must_use]
-    pub fn of_file(image: Image) -> Recorder {
-        Recorder::with(image, Persistence::Sectors)
+    pub fn for_file(image: Image) -> Recorder {
+        Recorder::with_persistence(image, Persistence::Sectors)
     }
 
     /// Memory that starts as an image and records nothing.
     #[must_use]
     pub fn unrecorded(image: Image) -> Recorder {
-        Recorder::with(image, Persistence::Instant)
+        Recorder::with_persistence(image, Persistence::Instant)
     }
 
-    fn with(image: Image, persistence: Persistence) -> Recorder {
+    fn with_persistence(image: Image, persistence: Persistence) -> Recorder {
         Recorder {
             len: image.0.len() * PAGE_BYTES,
-            state: Box::new(Mutex::new(State {
+            state: Box::new(Mutex::new(RecorderState {
                 persistence,
                 durable: image.clone(),
                 visible: image,
                 units: BTreeMap::new(),
-                points: Some(Vec::new()),
-                own: Vec::new(),
+                crash_points: Some(Vec::new()),
+                own_pages: Vec::new(),
             })),
-            below: None,
+            base: None,
         }
     }
 
     /// The same without the points of the past.
     #[must_use]
-    pub fn without_past(self) -> Recorder {
-        self.state().points = None;
+    pub fn without_crash_points(self) -> Recorder {
+        self.state().crash_points = None;
         self
     }
 
@@ -215,29 +215,29 @@ impl Recorder {
         let state = self.state();
         Recorder {
             len: self.len,
-            state: Box::new(Mutex::new(State {
+            state: Box::new(Mutex::new(RecorderState {
                 persistence: state.persistence,
                 visible: state.visible.clone(),
                 durable: state.durable.clone(),
                 units: state.units.clone(),
-                points: state.points.as_ref().map(|_| Vec::new()),
-                own: state.own.clone(),
+                crash_points: state.crash_points.as_ref().map(|_| Vec::new()),
+                own_pages: state.own_pages.clone(),
             })),
-            below: self.below.clone(),
+            base: self.base.clone(),
         }
     }
 
-    /// A private mapping of the same file, as `Mapped::overlay` makes one:
+    /// A private mapping of the same file, as `MappedMedia::overlay` makes one:
     /// pages that were never stored to show what the file holds.
     #[must_use]
     pub fn overlay(self: &Arc<Recorder>) -> Recorder {
-        let mut overlay = Recorder::unrecorded(self.now());
+        let mut overlay = Recorder::unrecorded(self.visible_image());
         overlay
             .state
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner)
-            .own = vec![false; self.len / PAGE_BYTES];
-        overlay.below = Some(self.clone());
+            .own_pages = vec![false; self.len / PAGE_BYTES];
+        overlay.base = Some(self.clone());
         overlay
     }
 
@@ -245,7 +245,7 @@ impl Recorder {
     /// for now.
     pub fn crash_points(&self) -> Vec<CrashPoint> {
         let state = self.state();
-        let mut points = state.points.clone().unwrap_or_default();
+        let mut points = state.crash_points.clone().unwrap_or_default();
         points.push(state.crash_point());
         points
     }
@@ -253,7 +253,7 @@ impl Recorder {
     /// As [`Recorder::crash_points`], and forgets those before now.
     pub fn take_crash_points(&self) -> Vec<CrashPoint> {
         let mut state = self.state();
-        let past = state.points.as_mut().map(std::mem::take);
+        let past = state.crash_points.as_mut().map(std::mem::take);
         let mut points = past.unwrap_or_default();
         points.push(state.crash_point());
         points
@@ -265,12 +265,12 @@ impl Recorder {
     }
 
     /// What loads see now: what the death of processes leaves.
-    pub fn now(&self) -> Image {
+    pub fn visible_image(&self) -> Image {
         self.state().visible.clone()
     }
 
     #[inline]
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RecorderState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -280,31 +280,31 @@ impl Recorder {
 
     /// The state, after seeing to what the words show.
     #[inline]
-    fn showing(&self, offset: usize, len: usize) -> MutexGuard<'_, State> {
+    fn lock_visible(&self, offset: usize, len: usize) -> MutexGuard<'_, RecorderState> {
         let mut state = self.state();
-        if let Some(below) = &self.below {
-            state.look_below(below, offset, len);
+        if let Some(below) = &self.base {
+            state.refresh_from_base(below, offset, len);
         }
         state
     }
 
     /// The state, the pages of the words being this medium's own.
-    fn owning(&self, offset: usize, len: usize) -> MutexGuard<'_, State> {
-        let mut state = self.showing(offset, len);
-        if self.below.is_some() {
+    fn lock_for_store(&self, offset: usize, len: usize) -> MutexGuard<'_, RecorderState> {
+        let mut state = self.lock_visible(offset, len);
+        if self.base.is_some() {
             for page in offset / PAGE_BYTES..=(offset + len - 1) / PAGE_BYTES {
-                state.own[page] = true;
+                state.own_pages[page] = true;
             }
         }
         state
     }
 }
 
-impl State {
+impl RecorderState {
     /// Takes over what the file holds, where nothing was stored.
-    fn look_below(&mut self, below: &Recorder, offset: usize, len: usize) {
+    fn refresh_from_base(&mut self, below: &Recorder, offset: usize, len: usize) {
         for page in offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES) {
-            if !self.own[page] {
+            if !self.own_pages[page] {
                 self.visible.0[page] = below.page(page);
             }
         }
@@ -362,9 +362,9 @@ impl State {
     }
 
     fn persist(&mut self) {
-        if self.points.is_some() {
+        if self.crash_points.is_some() {
             let point = self.crash_point();
-            self.points.get_or_insert_default().push(point);
+            self.crash_points.get_or_insert_default().push(point);
         }
         let words = self.persistence.unit_words();
         for (&number, unit) in &mut self.units {
@@ -377,7 +377,7 @@ impl State {
     }
 
     fn crash_point(&self) -> CrashPoint {
-        let pending = |(&number, unit): (&usize, &Unit)| (number, unit.pending.clone());
+        let pending = |(&number, unit): (&usize, &PersistenceUnit)| (number, unit.pending.clone());
         CrashPoint {
             durable: self.durable.clone(),
             unit_words: self.persistence.unit_words(),
@@ -393,7 +393,7 @@ impl Media for Recorder {
 
     fn read(&self, offset: usize, into: &mut [u8]) {
         check_range(self.len, offset, into.len(), 1);
-        let state = self.showing(offset, into.len());
+        let state = self.lock_visible(offset, into.len());
         let mut at = offset;
         let mut rest = into;
         while !rest.is_empty() {
@@ -418,17 +418,17 @@ impl Media for Recorder {
     #[inline]
     fn load(&self, offset: usize) -> u64 {
         check_range(self.len, offset, 8, 8);
-        self.showing(offset, 8).visible.get(offset / 8)
+        self.lock_visible(offset, 8).visible.get(offset / 8)
     }
 
     fn store(&self, offset: usize, word: u64) {
         check_range(self.len, offset, 8, 8);
-        self.owning(offset, 8).store(offset / 8, word);
+        self.lock_for_store(offset, 8).store(offset / 8, word);
     }
 
-    fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
+    fn compare_exchange(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
         check_range(self.len, offset, 8, 8);
-        let mut state = self.owning(offset, 8);
+        let mut state = self.lock_for_store(offset, 8);
         let found = state.visible.get(offset / 8);
         if found != old {
             return Err(found);
@@ -437,35 +437,38 @@ impl Media for Recorder {
         Ok(())
     }
 
-    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
+    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> UnfencedStores {
         check_range(self.len, offset, LINE_BYTES, LINE_BYTES);
-        let mut state = self.owning(offset, LINE_BYTES);
+        let mut state = self.lock_for_store(offset, LINE_BYTES);
         state.store_lines(offset, line);
         state.flush(offset, LINE_BYTES);
-        Unfenced(())
+        UnfencedStores(())
     }
 
-    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (Sums, Unfenced) {
+    fn stream_page(
+        targets: &[(&Self, usize)],
+        page: &[u8; PAGE_BYTES],
+    ) -> (PageChecksums, UnfencedStores) {
         for (media, offset) in targets {
             check_range(media.len, *offset, PAGE_BYTES, PAGE_BYTES);
-            let mut state = media.owning(*offset, PAGE_BYTES);
+            let mut state = media.lock_for_store(*offset, PAGE_BYTES);
             state.store_lines(*offset, page);
             state.flush(*offset, PAGE_BYTES);
         }
-        (Sums::of(page), Unfenced(()))
+        (PageChecksums::of(page), UnfencedStores(()))
     }
 
-    fn flush(&self, offset: usize, len: usize) -> Unfenced {
+    fn flush(&self, offset: usize, len: usize) -> UnfencedStores {
         check_range(self.len, offset, len, 1);
         self.state().flush(offset, len);
-        Unfenced(())
+        UnfencedStores(())
     }
 
     /// Fences this recorder; a mirrored write fences each of its recorders.
-    fn fence(&self, stores: Unfenced) -> Fenced {
-        let Unfenced(()) = stores;
+    fn fence(&self, stores: UnfencedStores) -> FenceProof {
+        let UnfencedStores(()) = stores;
         self.state().fence();
-        Fenced(())
+        FenceProof(())
     }
 
     fn sync(&self) -> Result<(), MapError> {

@@ -12,9 +12,9 @@
 //! lock, allocates nothing and keeps `errno` (signal-safety(7)). What it does not know
 //! goes to the handler that was there before.
 
-use crate::mapped::MapError;
-use pagemesh_base::aside::aside;
-use pagemesh_base::spin::SpinLock;
+use crate::mapped_media::MapError;
+use pagemesh_base::move_fd_high::move_fd_high;
+use pagemesh_base::spin_lock::SpinLock;
 use pagemesh_base::units::PAGE_BYTES;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fs::File;
@@ -38,61 +38,61 @@ pub const PAGES_MAX: usize = 64;
 const MAPPINGS_MAX: usize = 256;
 
 /// A mapping, or nothing where `base` is 0.
-struct Entry {
+struct MappingEntry {
     base: AtomicUsize,
     end: AtomicUsize,
     /// From here on pages are replaced.
-    from: AtomicUsize,
+    replaced_from: AtomicUsize,
     /// Whether stores stay in this process anyway.
     is_private: AtomicBool,
     name: AtomicPtr<c_char>,
 }
 
-static ENTRIES: [Entry; MAPPINGS_MAX] = [const {
-    Entry {
+static MAPPINGS: [MappingEntry; MAPPINGS_MAX] = [const {
+    MappingEntry {
         base: AtomicUsize::new(0),
         end: AtomicUsize::new(0),
-        from: AtomicUsize::new(usize::MAX),
+        replaced_from: AtomicUsize::new(usize::MAX),
         is_private: AtomicBool::new(false),
         name: AtomicPtr::new(ptr::null_mut()),
     }
 }; MAPPINGS_MAX];
 
 /// Addresses of replaced pages; 0 is none.
-static PAGES: [AtomicUsize; PAGES_MAX] = [const { AtomicUsize::new(0) }; PAGES_MAX];
+static REPLACED_PAGES: [AtomicUsize; PAGES_MAX] = [const { AtomicUsize::new(0) }; PAGES_MAX];
 /// How many of them there are, at least.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+static REPLACED_COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Held while entries are taken; the handler only reads.
-static TAKING: SpinLock = SpinLock::new();
-static HANDLER: OnceLock<Handler> = OnceLock::new();
-/// Whether it is installed. Changed under `TAKING`.
-static INSTALLED: AtomicBool = AtomicBool::new(false);
-static IS_BY_CALLER: AtomicBool = AtomicBool::new(false);
+static MAPPINGS_LOCK: SpinLock = SpinLock::new();
+static PREVIOUS_HANDLERS: OnceLock<FaultHandler> = OnceLock::new();
+/// Whether it is installed. Changed under `MAPPINGS_LOCK`.
+static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
+static CALLER_HANDLES_SIGNALS: AtomicBool = AtomicBool::new(false);
 
 /// A handler with all that the kernel tells.
-type Action = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+type SigactionFn = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
-/// Whoever says this handles SIGBUS and SIGSEGV of the process, and asks [`catches`] first: no
+/// Whoever says this handles SIGBUS and SIGSEGV of the process, and asks [`handle_fault`] first: no
 /// handler is installed here. Before anything is mapped.
-pub fn leave_to_caller() {
-    IS_BY_CALLER.store(true, Ordering::Release);
+pub fn let_caller_handle_signals() {
+    CALLER_HANDLES_SIGNALS.store(true, Ordering::Release);
 }
 
 /// In a child of `fork`, which has nothing mapped of what the parent has, while no other thread
 /// is there. Those of the parent may have been taking entries.
-pub fn forget() {
-    for entry in &ENTRIES {
+pub fn reset_after_fork() {
+    for entry in &MAPPINGS {
         entry.base.store(0, Ordering::Release);
     }
-    for page in &PAGES {
+    for page in &REPLACED_PAGES {
         page.store(0, Ordering::Release);
     }
-    COUNT.store(0, Ordering::Release);
-    TAKING.reset();
+    REPLACED_COUNT.store(0, Ordering::Release);
+    MAPPINGS_LOCK.reset();
 }
 
 /// What the handler needs: made before it is installed.
-struct Handler {
+struct FaultHandler {
     /// A page of the pattern.
     pattern: c_int,
     /// Who handled the signals before.
@@ -100,9 +100,9 @@ struct Handler {
     segv: libc::sigaction,
 }
 
-/// A mapping whose unreadable pages are handled, until [`Watched::end`], which has to
+/// A mapping whose unreadable pages are handled, until [`FaultGuard::end`], which has to
 /// come before it is unmapped.
-pub(crate) struct Watched {
+pub(crate) struct FaultGuard {
     index: Option<usize>,
     base: usize,
     end: usize,
@@ -110,7 +110,7 @@ pub(crate) struct Watched {
     name: CString,
 }
 
-impl Watched {
+impl FaultGuard {
     /// Watches `len` bytes that `file` is mapped to at `base`.
     ///
     /// # Errors
@@ -120,22 +120,22 @@ impl Watched {
         len: usize,
         file: &File,
         is_private: bool,
-    ) -> Result<Watched, MapError> {
-        let mut watched = Watched {
+    ) -> Result<FaultGuard, MapError> {
+        let mut watched = FaultGuard {
             index: None,
             base,
             end: base + len,
-            name: name_of(file),
+            name: file_name_of(file),
         };
-        let _taking = TAKING.hold();
+        let _taking = MAPPINGS_LOCK.lock();
         install()?;
-        let is_free = |entry: &Entry| entry.base.load(Ordering::Relaxed) == 0;
-        let Some(index) = ENTRIES.iter().position(is_free) else {
+        let is_free = |entry: &MappingEntry| entry.base.load(Ordering::Relaxed) == 0;
+        let Some(index) = MAPPINGS.iter().position(is_free) else {
             return Ok(watched);
         };
-        let entry = &ENTRIES[index];
+        let entry = &MAPPINGS[index];
         entry.end.store(watched.end, Ordering::Relaxed);
-        entry.from.store(usize::MAX, Ordering::Relaxed);
+        entry.replaced_from.store(usize::MAX, Ordering::Relaxed);
         entry.is_private.store(is_private, Ordering::Relaxed);
         let name = watched.name.as_ptr().cast_mut();
         entry.name.store(name, Ordering::Relaxed);
@@ -145,11 +145,11 @@ impl Watched {
     }
 
     /// Replaces unreadable pages from this offset on.
-    pub(crate) fn tolerate(&self, from: usize) {
+    pub(crate) fn tolerate_unreadable(&self, from: usize) {
         assert!(from.is_multiple_of(PAGE_BYTES), "whole pages are replaced");
         if let Some(index) = self.index {
-            ENTRIES[index]
-                .from
+            MAPPINGS[index]
+                .replaced_from
                 .store(self.base + from, Ordering::Release);
         }
     }
@@ -158,37 +158,39 @@ impl Watched {
     #[inline]
     pub(crate) fn is_unreadable(&self, offset: usize) -> bool {
         let page = (self.base + offset) / PAGE_BYTES * PAGE_BYTES;
-        COUNT.load(Ordering::Acquire) > 0 && is_replaced(page)
+        REPLACED_COUNT.load(Ordering::Acquire) > 0 && is_replaced(page)
     }
 
     /// The first bytes of all pages that were replaced.
-    pub(crate) fn unreadable(&self) -> Vec<usize> {
-        if COUNT.load(Ordering::Acquire) == 0 {
+    pub(crate) fn unreadable_pages(&self) -> Vec<usize> {
+        if REPLACED_COUNT.load(Ordering::Acquire) == 0 {
             return Vec::new();
         }
-        let pages = PAGES.iter().map(|page| page.load(Ordering::Acquire));
+        let pages = REPLACED_PAGES
+            .iter()
+            .map(|page| page.load(Ordering::Acquire));
         let own = pages.filter(|page| (self.base..self.end).contains(page));
         own.map(|page| page - self.base).collect()
     }
 
     /// The mapping is about to end.
     pub(crate) fn end(&mut self) {
-        let _taking = TAKING.hold();
+        let _taking = MAPPINGS_LOCK.lock();
         if let Some(index) = self.index.take() {
-            ENTRIES[index].base.store(0, Ordering::Release);
+            MAPPINGS[index].base.store(0, Ordering::Release);
         }
         // Another mapping may get these addresses.
-        for page in &PAGES {
+        for page in &REPLACED_PAGES {
             let at = page.load(Ordering::Acquire);
             if (self.base..self.end).contains(&at) {
                 page.store(0, Ordering::Release);
-                COUNT.fetch_sub(1, Ordering::AcqRel);
+                REPLACED_COUNT.fetch_sub(1, Ordering::AcqRel);
             }
         }
     }
 }
 
-fn name_of(file: &File) -> CString {
+fn file_name_of(file: &File) -> CString {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
     let name = link.map(|path| path.into_os_string().into_vec());
     CString::new(name.unwrap_or_default()).unwrap_or_default()
@@ -196,42 +198,44 @@ fn name_of(file: &File) -> CString {
 
 #[cold]
 fn is_replaced(page: usize) -> bool {
-    PAGES.iter().any(|it| it.load(Ordering::Acquire) == page)
+    REPLACED_PAGES
+        .iter()
+        .any(|it| it.load(Ordering::Acquire) == page)
 }
 
 /// Installs the handler, once.
 fn install() -> Result<(), MapError> {
-    if INSTALLED.load(Ordering::Relaxed) {
+    if IS_INSTALLED.load(Ordering::Relaxed) {
         return Ok(());
     }
     let system = |cause| MapError::System {
         action: "prepare for memory that cannot be read",
         cause,
     };
-    if HANDLER.get().is_none() {
-        let handler = prepare().map_err(system)?;
-        HANDLER.get_or_init(|| handler);
+    if PREVIOUS_HANDLERS.get().is_none() {
+        let handler = prepare_handler().map_err(system)?;
+        PREVIOUS_HANDLERS.get_or_init(|| handler);
     }
-    if IS_BY_CALLER.load(Ordering::Acquire) {
-        INSTALLED.store(true, Ordering::Relaxed);
+    if CALLER_HANDLES_SIGNALS.load(Ordering::Acquire) {
+        IS_INSTALLED.store(true, Ordering::Relaxed);
         return Ok(());
     }
-    let of_program = HANDLER
+    let of_program = PREVIOUS_HANDLERS
         .get()
         .map(|it| [(libc::SIGBUS, it.bus), (libc::SIGSEGV, it.segv)]);
     for (signal, before) in of_program.into_iter().flatten() {
-        let action = in_front_of(&before);
+        let action = chained_action(&before);
         // SAFETY: the handler has the signature that SA_SIGINFO asks for, and keeps to
         // what is allowed in one.
         if unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) } != 0 {
             return Err(system(io::Error::last_os_error()));
         }
     }
-    INSTALLED.store(true, Ordering::Relaxed);
+    IS_INSTALLED.store(true, Ordering::Relaxed);
     Ok(())
 }
 
-fn in_front_of(before: &libc::sigaction) -> libc::sigaction {
+fn chained_action(before: &libc::sigaction) -> libc::sigaction {
     let mut action = *before;
     action.sa_sigaction = on_fault as *const () as usize;
     action.sa_flags &= libc::SA_NODEFER | libc::SA_RESTART;
@@ -239,7 +243,7 @@ fn in_front_of(before: &libc::sigaction) -> libc::sigaction {
     action
 }
 
-fn prepare() -> io::Result<Handler> {
+fn prepare_handler() -> io::Result<FaultHandler> {
     // SAFETY: a constant name that ends in a zero.
     let fd = unsafe { libc::memfd_create(c"pagemesh-unreadable".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
@@ -247,7 +251,7 @@ fn prepare() -> io::Result<Handler> {
     }
     // SAFETY: a new descriptor that nobody else owns.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    let mut file = File::from(aside(fd));
+    let mut file = File::from(move_fd_high(fd));
     let page = [PATTERN.to_le_bytes(); PAGE_BYTES / 8];
     file.write_all(page.as_flattened())?;
     let action_of = |signal| {
@@ -259,7 +263,7 @@ fn prepare() -> io::Result<Handler> {
             _ => Err(io::Error::last_os_error()),
         }
     };
-    Ok(Handler {
+    Ok(FaultHandler {
         bus: action_of(libc::SIGBUS)?,
         segv: action_of(libc::SIGSEGV)?,
         pattern: file.into_raw_fd(),
@@ -271,7 +275,7 @@ fn prepare() -> io::Result<Handler> {
 ///
 /// # Safety
 /// The information is that of a handler of this signal.
-pub unsafe fn catches(signal: c_int, info: *const libc::siginfo_t) -> bool {
+pub unsafe fn handle_fault(signal: c_int, info: *const libc::siginfo_t) -> bool {
     // SAFETY: the caller's.
     let code = unsafe { (*info).si_code };
     if code <= 0 {
@@ -280,7 +284,7 @@ pub unsafe fn catches(signal: c_int, info: *const libc::siginfo_t) -> bool {
     }
     // SAFETY: as above; a fault has an address.
     let at = unsafe { (*info).si_addr() as usize };
-    let Some(entry) = entry_of(at) else {
+    let Some(entry) = mapping_of(at) else {
         return false;
     };
     if signal == libc::SIGBUS && code == libc::BUS_MCEERR_AO {
@@ -290,10 +294,10 @@ pub unsafe fn catches(signal: c_int, info: *const libc::siginfo_t) -> bool {
     // SAFETY: each thread has its own, always valid.
     let errno = unsafe { *libc::__errno_location() };
     let page = at / PAGE_BYTES * PAGE_BYTES;
-    let may_be = signal == libc::SIGBUS && page >= entry.from.load(Ordering::Acquire);
-    let is_caught = may_be && replace(page, entry);
+    let may_be = signal == libc::SIGBUS && page >= entry.replaced_from.load(Ordering::Acquire);
+    let is_caught = may_be && replace_page(page, entry);
     if signal == libc::SIGBUS || is_replaced(page) {
-        tell(entry, at, is_caught);
+        report_fault(entry, at, is_caught);
     }
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
@@ -302,9 +306,9 @@ pub unsafe fn catches(signal: c_int, info: *const libc::siginfo_t) -> bool {
 
 unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: what the kernel gave.
-    if !unsafe { catches(signal, info) } {
+    if !unsafe { handle_fault(signal, info) } {
         // SAFETY: as above.
-        unsafe { pass_on(signal, info, context) };
+        unsafe { call_previous_handler(signal, info, context) };
     }
 }
 
@@ -312,8 +316,8 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context
 ///
 /// # Safety
 /// All are what the kernel gave.
-unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    let Some(handler) = HANDLER.get() else {
+unsafe fn call_previous_handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let Some(handler) = PREVIOUS_HANDLERS.get() else {
         return set_default(signal);
     };
     let before = match signal {
@@ -337,7 +341,7 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
         // SAFETY: whoever installed it said that it is a handler, and of which kind.
         address => unsafe {
             if before.sa_flags & libc::SA_SIGINFO != 0 {
-                std::mem::transmute::<usize, Action>(address)(signal, info, context);
+                std::mem::transmute::<usize, SigactionFn>(address)(signal, info, context);
             } else {
                 std::mem::transmute::<usize, unsafe extern "C" fn(c_int)>(address)(signal);
             }
@@ -347,15 +351,15 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
             if now.sa_sigaction == libc::SIG_DFL && code <= 0 {
                 libc::raise(signal);
             } else if now.sa_sigaction == libc::SIG_DFL && code == libc::BUS_MCEERR_AO {
-                let own = in_front_of(before);
+                let own = chained_action(before);
                 libc::sigaction(signal, &raw const own, ptr::null_mut());
             }
         },
     }
 }
 
-fn entry_of(at: usize) -> Option<&'static Entry> {
-    ENTRIES.iter().find(|entry| {
+fn mapping_of(at: usize) -> Option<&'static MappingEntry> {
+    MAPPINGS.iter().find(|entry| {
         let base = entry.base.load(Ordering::Acquire);
         let end = entry.end.load(Ordering::Acquire);
         // Another mapping may have taken the entry in between.
@@ -373,11 +377,11 @@ fn set_default(signal: c_int) {
 }
 
 /// Lists the page and maps the pattern in its place.
-fn replace(page: usize, entry: &Entry) -> bool {
-    let Some(handler) = HANDLER.get() else {
+fn replace_page(page: usize, entry: &MappingEntry) -> bool {
+    let Some(handler) = PREVIOUS_HANDLERS.get() else {
         return false;
     };
-    if !list(page) {
+    if !add_replaced_page(page) {
         return false;
     }
     let access = match entry.is_private.load(Ordering::Relaxed) {
@@ -395,25 +399,25 @@ fn replace(page: usize, entry: &Entry) -> bool {
 }
 
 /// False if there is no room.
-fn list(page: usize) -> bool {
+fn add_replaced_page(page: usize) -> bool {
     // Before it can be found there: too high a count only costs a look.
-    COUNT.fetch_add(1, Ordering::AcqRel);
-    for it in &PAGES {
+    REPLACED_COUNT.fetch_add(1, Ordering::AcqRel);
+    for it in &REPLACED_PAGES {
         match it.compare_exchange(0, page, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => return true,
             Err(found) if found == page => {
-                COUNT.fetch_sub(1, Ordering::AcqRel);
+                REPLACED_COUNT.fetch_sub(1, Ordering::AcqRel);
                 return true;
             }
             Err(_) => {}
         }
     }
-    COUNT.fetch_sub(1, Ordering::AcqRel);
+    REPLACED_COUNT.fetch_sub(1, Ordering::AcqRel);
     false
 }
 
 /// One line on standard error.
-fn tell(entry: &Entry, at: usize, is_handled: bool) {
+fn report_fault(entry: &MappingEntry, at: usize, is_handled: bool) {
     let (mut digits, mut first) = ([0; 20], 20);
     let mut rest = at - entry.base.load(Ordering::Relaxed);
     while rest > 0 || first == 20 {

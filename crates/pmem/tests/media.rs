@@ -1,16 +1,16 @@
 //! What every medium does alike, and what a crash may leave of it.
 
-use pagemesh_base::checksum::Sums;
+use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::{Durability, Image, MapError, Mapped, Media, Recorder, Stated};
+use pagemesh_pmem::{Durability, Image, MapError, MappedMedia, Media, Recorder, StatedClass};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::sync::Arc;
 
-fn mapped(pages: usize) -> Mapped {
+fn mapped(pages: usize) -> MappedMedia {
     let file = tempfile::tempfile_in("/dev/shm").expect("a file in memory");
     file.set_len((pages * PAGE_BYTES) as u64).expect("room");
-    Mapped::new(file, pages * PAGE_BYTES).expect("a mapping")
+    MappedMedia::new(file, pages * PAGE_BYTES).expect("a mapping")
 }
 
 fn check_media<M: Media>(media: [M; 2]) {
@@ -22,22 +22,26 @@ fn check_media<M: Media>(media: [M; 2]) {
     let stores = page_stores.and(line_stores).and(media[0].flush(8, 8));
     let _fenced = media[0].fence(stores);
 
-    assert_eq!(sums, Sums::of(&page));
+    assert_eq!(sums, PageChecksums::of(&page));
     for (medium, offset) in targets {
         let mut copy = [0; PAGE_BYTES];
         medium.read(offset, &mut copy);
         assert_eq!(copy, page);
     }
     assert_eq!(media[0].load(128), u64::from_le_bytes([3; 8]));
-    assert_eq!(media[0].swap(8, 4, 6), Err(5));
-    assert_eq!(media[0].swap(8, 5, 6), Ok(()));
+    assert_eq!(media[0].compare_exchange(8, 4, 6), Err(5));
+    assert_eq!(media[0].compare_exchange(8, 5, 6), Ok(()));
     assert_eq!(media[0].load(8), 6);
 }
 
 #[test]
 fn mapped_and_recorded_media_behave_alike() {
     check_media([mapped(2), mapped(1)]);
-    let eadr = |medium: Mapped| medium.stated(trusted(Durability::Eadr)).expect("trusted");
+    let eadr = |medium: MappedMedia| {
+        medium
+            .with_stated_class(trusted(Durability::Eadr))
+            .expect("trusted")
+    };
     check_media([eadr(mapped(2)), eadr(mapped(1))]);
     check_media([Recorder::new(2 * PAGE_BYTES), Recorder::new(PAGE_BYTES)]);
 }
@@ -63,45 +67,45 @@ fn stores_of_two_processes_meet_in_one_file() {
             .expect("the file")
     };
     let (one, other) = (
-        Mapped::new(open(), PAGE_BYTES).expect("a mapping"),
-        Mapped::new(open(), PAGE_BYTES).expect("a mapping"),
+        MappedMedia::new(open(), PAGE_BYTES).expect("a mapping"),
+        MappedMedia::new(open(), PAGE_BYTES).expect("a mapping"),
     );
     one.store(64, 9);
     assert_eq!(other.load(64), 9);
 }
 
 #[test]
-fn the_class_is_a_fact_of_the_medium() {
+fn durability_class_is_detected_from_medium() {
     assert_eq!(mapped(1).durability(), Durability::Process);
     assert!(mapped(1).sync().is_ok());
     let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).expect("a file");
     file.set_len(PAGE_BYTES as u64).expect("room");
-    let medium = Mapped::new(file, PAGE_BYTES).expect("a mapping");
+    let medium = MappedMedia::new(file, PAGE_BYTES).expect("a mapping");
     assert_ne!(medium.durability(), Durability::Pmem);
     medium.store(0, 1);
     assert!(medium.sync().is_ok());
 }
 
-fn trusted(class: Durability) -> Stated {
-    Stated {
+fn trusted(class: Durability) -> StatedClass {
+    StatedClass {
         class,
         is_trusted: true,
     }
 }
 
 /// What comes of stating a class for a medium: by itself, and trusted.
-fn check_stated(medium: impl Fn() -> Mapped, class: Durability, alone: bool, on_trust: bool) {
+fn check_stated(medium: impl Fn() -> MappedMedia, class: Durability, alone: bool, on_trust: bool) {
     for (is_trusted, possible) in [(false, alone), (true, on_trust)] {
         let own = medium().durability();
         let what = format!("{class} on {own}, trusted: {is_trusted}");
-        match medium().stated(Stated { class, is_trusted }) {
+        match medium().with_stated_class(StatedClass { class, is_trusted }) {
             Ok(stated) => {
                 assert!(possible, "{what} must be refused");
                 assert_eq!(stated.durability(), class, "{what}");
                 stated.store(0, 1);
                 assert!(stated.sync().is_ok(), "{what}");
             }
-            Err(MapError::NotKnown { class: of, medium }) => {
+            Err(MapError::ClassNotProvided { class: of, medium }) => {
                 assert!(!possible && !is_trusted, "{what} is possible");
                 assert_eq!((of, medium), (class, own));
             }
@@ -112,17 +116,17 @@ fn check_stated(medium: impl Fn() -> Mapped, class: Durability, alone: bool, on_
 }
 
 #[test]
-fn a_class_beyond_the_medium_is_taken_on_trust_only() {
+fn class_beyond_medium_requires_trust() {
     let on_disk = || {
         let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).expect("a file");
         file.set_len(PAGE_BYTES as u64).expect("room");
-        Mapped::new(file, PAGE_BYTES).expect("a mapping")
+        MappedMedia::new(file, PAGE_BYTES).expect("a mapping")
     };
     let device = || {
         let file = File::options().read(true).write(true).open("/dev/zero");
-        Mapped::new(file.expect("a device"), PAGE_BYTES).expect("a mapping")
+        MappedMedia::new(file.expect("a device"), PAGE_BYTES).expect("a mapping")
     };
-    for medium in [&on_disk as &dyn Fn() -> Mapped, &|| mapped(1), &device] {
+    for medium in [&on_disk as &dyn Fn() -> MappedMedia, &|| mapped(1), &device] {
         check_stated(medium, Durability::Process, true, true);
         check_stated(medium, Durability::Eadr, false, true);
         let own = medium().durability();
@@ -134,7 +138,7 @@ fn a_class_beyond_the_medium_is_taken_on_trust_only() {
 }
 
 #[test]
-fn classes_are_known_by_their_words() {
+fn durability_class_names_parse_back() {
     for class in Durability::ALL {
         assert_eq!(class.to_string().parse(), Ok(class));
     }
@@ -143,15 +147,17 @@ fn classes_are_known_by_their_words() {
 }
 
 #[test]
-fn what_cannot_be_mapped_says_why() {
+fn unmappable_length_or_file_is_refused_with_reason() {
     let file = || tempfile::tempfile().expect("a file");
     for len in [0, 1, PAGE_BYTES + 1] {
         assert!(matches!(
-            Mapped::new(file(), len),
+            MappedMedia::new(file(), len),
             Err(MapError::BadLength(_))
         ));
     }
-    let error = Mapped::new(file(), PAGE_BYTES).err().expect("an error");
+    let error = MappedMedia::new(file(), PAGE_BYTES)
+        .err()
+        .expect("an error");
     assert!(error.to_string().contains("0 bytes but 4096"), "{error}");
 }
 
@@ -198,7 +204,7 @@ fn only_flushed_lines_are_certain_after_a_fence() {
 }
 
 #[test]
-fn a_fence_without_a_flush_makes_nothing_certain() {
+fn fence_without_flush_persists_nothing() {
     let recorder = Recorder::new(2 * PAGE_BYTES);
     recorder.store(0, 1);
     let other = recorder.stream_line(PAGE_BYTES, &[1; 64]);
@@ -230,12 +236,12 @@ fn no_image_is_given_twice() {
     assert!(!is_all && different.len() == sampled.len());
     assert_eq!(different, all.iter().collect(), "a long search meets all");
     assert_eq!(given(7, 3).0.len(), 3);
-    assert_eq!(given(7, 2).0, [point.image(0), point.everything()]);
+    assert_eq!(given(7, 2).0, [point.image(0), point.all_persisted()]);
 }
 
 /// A file of whose sectors the first and the second page's were stored to.
 fn file() -> Recorder {
-    let file = Recorder::of_file(Image::filled(2 * PAGE_BYTES, 0));
+    let file = Recorder::for_file(Image::filled(2 * PAGE_BYTES, 0));
     file.store(0, 1);
     file.store(504, 2);
     file.store(512, 3);
@@ -243,7 +249,7 @@ fn file() -> Recorder {
 }
 
 #[test]
-fn sectors_of_a_file_persist_as_they_were_at_some_moment() {
+fn file_sector_persists_with_any_prefix_of_its_stores() {
     let file = file();
     let stores = file.flush(0, PAGE_BYTES);
     let _fenced = file.fence(stores);
@@ -253,7 +259,7 @@ fn sectors_of_a_file_persist_as_they_were_at_some_moment() {
 }
 
 #[test]
-fn a_sync_makes_all_of_a_file_certain_and_a_fence_nothing() {
+fn sync_persists_whole_file_and_fence_nothing() {
     let file = file();
     file.sync().expect("a recorder never fails");
     assert_eq!(words(&file, [0, 504]), [[1, 2]].into());
@@ -263,7 +269,7 @@ fn a_sync_makes_all_of_a_file_certain_and_a_fence_nothing() {
 }
 
 #[test]
-fn an_overlay_keeps_its_pages_and_shows_the_file_elsewhere() {
+fn overlay_keeps_stored_pages_and_shows_file_elsewhere() {
     let file = Arc::new(file());
     let overlay = file.overlay();
     overlay.store(8, 7);
@@ -279,7 +285,7 @@ fn an_overlay_keeps_its_pages_and_shows_the_file_elsewhere() {
 }
 
 #[test]
-fn samples_include_what_is_one_line_away_from_everything() {
+fn samples_include_images_one_line_short_of_all() {
     let recorder = Recorder::new(4 * PAGE_BYTES);
     for line in 0..40 {
         recorder.store(line * 64, 1);

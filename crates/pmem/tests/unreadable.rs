@@ -2,7 +2,7 @@
 
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::unreadable::{self, PAGES_MAX, PATTERN};
-use pagemesh_pmem::{Mapped, Media};
+use pagemesh_pmem::{MappedMedia, Media};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const PAGES: usize = 100;
 
 /// A mapping of which only so many pages are left, each full of its number and one.
-fn cut_off(left: usize) -> Mapped {
+fn truncated_mapping(left: usize) -> MappedMedia {
     let file = tempfile::Builder::new()
         .prefix("cut-off")
         .tempfile_in("/dev/shm")
         .expect("a file in memory");
     let file = file.into_file();
     file.set_len((PAGES * PAGE_BYTES) as u64).expect("room");
-    let medium = Mapped::new(file.try_clone().expect("the file"), PAGES * PAGE_BYTES);
+    let medium = MappedMedia::new(file.try_clone().expect("the file"), PAGES * PAGE_BYTES);
     let medium = medium.expect("a mapping");
     for page in 0..PAGES {
         medium.store(page * PAGE_BYTES, page as u64 + 1);
@@ -27,9 +27,9 @@ fn cut_off(left: usize) -> Mapped {
 }
 
 #[test]
-fn an_unreadable_page_reads_as_the_pattern_and_is_known() {
-    let medium = cut_off(98);
-    medium.tolerate(50 * PAGE_BYTES);
+fn unreadable_page_reads_as_pattern_and_is_listed() {
+    let medium = truncated_mapping(98);
+    medium.tolerate_unreadable(50 * PAGE_BYTES);
     assert!(!medium.is_unreadable(99 * PAGE_BYTES), "nobody read it");
     let mut page = [0; PAGE_BYTES];
     // Several threads meet it at once.
@@ -45,7 +45,7 @@ fn an_unreadable_page_reads_as_the_pattern_and_is_known() {
     assert_eq!(medium.load(98 * PAGE_BYTES + 8), PATTERN);
     medium.read(97 * PAGE_BYTES, &mut page);
     assert_eq!(page[0], 98, "what is left is as it was");
-    let mut known = medium.unreadable();
+    let mut known = medium.unreadable_pages();
     known.sort_unstable();
     assert_eq!(known, [98 * PAGE_BYTES, 99 * PAGE_BYTES]);
     assert!(medium.is_unreadable(99 * PAGE_BYTES + 4000));
@@ -53,21 +53,21 @@ fn an_unreadable_page_reads_as_the_pattern_and_is_known() {
 
     // A mapping that comes later, maybe at the same address, has its own.
     drop(medium);
-    let medium = cut_off(PAGES);
-    medium.tolerate(0);
-    assert_eq!(medium.unreadable(), []);
+    let medium = truncated_mapping(PAGES);
+    medium.tolerate_unreadable(0);
+    assert_eq!(medium.unreadable_pages(), []);
     assert_eq!(medium.load(99 * PAGE_BYTES), 100);
 }
 
 #[test]
-fn an_overlay_goes_on_with_its_own_stores() {
-    let medium = cut_off(99);
+fn overlay_keeps_stores_on_unreadable_page() {
+    let medium = truncated_mapping(99);
     let overlay = medium.overlay().expect("an overlay");
-    overlay.tolerate(0);
+    overlay.tolerate_unreadable(0);
     assert_eq!(overlay.load(99 * PAGE_BYTES), PATTERN);
     overlay.store(99 * PAGE_BYTES, 5);
     assert_eq!(overlay.load(99 * PAGE_BYTES), 5);
-    assert!(medium.unreadable().is_empty());
+    assert!(medium.unreadable_pages().is_empty());
 }
 
 /// Runs one of the ignored tests below in a process of its own.
@@ -105,7 +105,7 @@ fn assert_ends(test: &str, by: i32, byte: usize) {
 }
 
 #[test]
-fn elsewhere_it_ends_the_process_and_names_the_byte() {
+fn untolerated_fault_ends_process_and_names_byte() {
     assert_ends(
         "reads_where_nothing_is_tolerated",
         libc::SIGBUS,
@@ -126,16 +126,16 @@ fn elsewhere_it_ends_the_process_and_names_the_byte() {
 #[test]
 #[ignore = "ends the process"]
 fn reads_where_nothing_is_tolerated() {
-    let medium = cut_off(98);
-    medium.tolerate(99 * PAGE_BYTES);
+    let medium = truncated_mapping(98);
+    medium.tolerate_unreadable(99 * PAGE_BYTES);
     medium.load(98 * PAGE_BYTES + 16);
 }
 
 #[test]
 #[ignore = "ends the process"]
 fn reads_more_than_is_tolerated() {
-    let medium = cut_off(0);
-    medium.tolerate(0);
+    let medium = truncated_mapping(0);
+    medium.tolerate_unreadable(0);
     for page in 0..PAGES {
         medium.load(page * PAGE_BYTES);
     }
@@ -144,15 +144,15 @@ fn reads_more_than_is_tolerated() {
 #[test]
 #[ignore = "ends the process"]
 fn stores_to_an_unreadable_page() {
-    let medium = cut_off(98);
-    medium.tolerate(0);
+    let medium = truncated_mapping(98);
+    medium.tolerate_unreadable(0);
     assert_eq!(medium.load(98 * PAGE_BYTES), PATTERN);
     medium.store(98 * PAGE_BYTES + 8, 1);
 }
 
 /// A fault that is none of ours is handled by who did before.
 #[test]
-fn other_faults_end_the_process_as_ever() {
+fn unrelated_fault_ends_process_as_before() {
     let output = run("runs_out_of_its_stack");
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{told}");
@@ -169,14 +169,14 @@ fn runs_out_of_its_stack() {
             _ => deeper(depth + 1) + frame[depth as usize % 512],
         }
     }
-    let _medium = cut_off(PAGES);
+    let _medium = truncated_mapping(PAGES);
     std::hint::black_box(deeper(0));
 }
 
-static SENT: AtomicU32 = AtomicU32::new(0);
+static HANDLED_SIGNALS: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn count(_signal: libc::c_int) {
-    SENT.fetch_add(1, Ordering::Relaxed);
+    HANDLED_SIGNALS.fetch_add(1, Ordering::Relaxed);
 }
 
 fn handle(signal: libc::c_int, by: libc::sighandler_t) {
@@ -190,7 +190,7 @@ fn send(signal: libc::c_int) {
 }
 
 #[test]
-fn signals_that_somebody_sends_are_the_programs() {
+fn sent_signals_reach_previous_handler() {
     let output = run("handles_and_ignores_what_is_sent");
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{told}");
@@ -209,14 +209,14 @@ fn signals_that_somebody_sends_are_the_programs() {
 fn handles_and_ignores_what_is_sent() {
     handle(libc::SIGSEGV, count as *const () as usize);
     handle(libc::SIGBUS, libc::SIG_IGN);
-    let medium = cut_off(99);
+    let medium = truncated_mapping(99);
     for _ in 0..2 {
         send(libc::SIGSEGV);
         send(libc::SIGBUS);
     }
-    assert_eq!(SENT.load(Ordering::Relaxed), 2);
+    assert_eq!(HANDLED_SIGNALS.load(Ordering::Relaxed), 2);
     // And it is still there for what cannot be read.
-    medium.tolerate(0);
+    medium.tolerate_unreadable(0);
     assert_eq!(medium.load(99 * PAGE_BYTES), PATTERN);
 }
 
@@ -224,19 +224,19 @@ fn handles_and_ignores_what_is_sent() {
 #[ignore = "a part of another test"]
 fn leaves_what_is_sent_to_the_default() {
     handle(libc::SIGSEGV, libc::SIG_DFL);
-    let _medium = cut_off(99);
+    let _medium = truncated_mapping(99);
     send(libc::SIGSEGV);
 }
 
 #[test]
 #[ignore = "a part of another test"]
 fn leaves_what_is_sent_to_rust() {
-    let _medium = cut_off(99);
+    let _medium = truncated_mapping(99);
     send(libc::SIGSEGV);
 }
 
 #[test]
-fn a_child_maps_whatever_its_parents_threads_were_doing() {
+fn forked_child_maps_while_parent_threads_map() {
     let output = run("forks_while_others_map");
     assert!(output.status.success(), "{output:?}");
 }
@@ -249,7 +249,7 @@ fn forks_while_others_map() {
     file.set_len(PAGE_BYTES as u64).expect("room");
     let map = || {
         let file = file.try_clone().expect("the file");
-        drop(Mapped::new(file, PAGE_BYTES).expect("a mapping"));
+        drop(MappedMedia::new(file, PAGE_BYTES).expect("a mapping"));
     };
     map();
     std::thread::scope(|scope| {
@@ -266,7 +266,7 @@ fn forks_while_others_map() {
             if child == 0 {
                 // SAFETY: it ends this process, which none but the parent knows, if it hangs.
                 unsafe { libc::alarm(CHILD_S_MAX) };
-                unreadable::forget();
+                unreadable::reset_after_fork();
                 map();
                 // SAFETY: nothing of this copy is needed.
                 unsafe { libc::_exit(0) };

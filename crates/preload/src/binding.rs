@@ -9,7 +9,7 @@
 //!
 //! What programs call goes on to the next definition behind this library (`real`).
 
-use crate::elf::{self, Name, Object};
+use crate::elf::{self, LoadedObject, SymbolName};
 use crate::{sys, threads};
 use libc::{Elf64_Ehdr, Elf64_Phdr, c_char, c_int};
 use std::ops::Range;
@@ -26,16 +26,16 @@ pub fn begin() {
     if IS_BOUND.load(Acquire) || IS_BOUND.swap(true, AcqRel) {
         return;
     }
-    let Some(own) = elf::own() else { return };
-    let sealed = sealed(own);
+    let Some(own) = elf::own_object() else { return };
+    let sealed = relro_pages(own);
     if !sealed.is_empty() && !sys::protect(&sealed, libc::PROT_READ | libc::PROT_WRITE) {
         return;
     }
     for relocation in own.relocations().filter(|it| it.is_address()) {
         let number = relocation.symbol();
         let bound = own.name_of(number).and_then(|name| {
-            let found = in_needed(own, name, own.version_wanted(number));
-            found.map(|found| instead(name).unwrap_or(found))
+            let found = find_in_needed(own, name, own.version_wanted(number));
+            found.map(|found| replacement_for(name).unwrap_or(found))
         });
         if let Some(address) = bound {
             // SAFETY: a word that the loader wrote when it bound this name.
@@ -48,31 +48,31 @@ pub fn begin() {
 }
 
 /// A function of the libraries that this one was linked with.
-fn in_needed(own: Object, name: Name, version: Option<u32>) -> Option<usize> {
+fn find_in_needed(own: LoadedObject, name: SymbolName, version: Option<u32>) -> Option<usize> {
     let mut found = own.needed().map(|it| it.function(name, version));
     found.find_map(|it| it)
 }
 
 /// The C library's own function, whatever the program and other libraries define.
-pub fn of_c_library(name: Name) -> Option<usize> {
-    in_needed(elf::own()?, name, None)
+pub fn c_library_function(name: SymbolName) -> Option<usize> {
+    find_in_needed(elf::own_object()?, name, None)
 }
 
 /// The same of a variable.
-pub fn data_of_c_library(name: Name) -> Option<usize> {
-    let mut found = elf::own()?.needed().map(|it| it.data(name));
+pub fn c_library_variable(name: SymbolName) -> Option<usize> {
+    let mut found = elf::own_object()?.needed().map(|it| it.data(name));
     found.find_map(|it| it)
 }
 
 /// The next function of this name behind this library, in the order in which names are looked up.
-pub fn behind(name: Name) -> Option<usize> {
-    let own = elf::own()?;
-    let mut later = elf::loaded().skip_while(|it| !it.is(own)).skip(1);
+pub fn next_definition(name: SymbolName) -> Option<usize> {
+    let own = elf::own_object()?;
+    let mut later = elf::loaded_objects().skip_while(|it| !it.is(own)).skip(1);
     later.find_map(|it| it.function(name, None))
 }
 
 /// The pages that the loader has made read-only again behind its work.
-fn sealed(own: Object) -> Range<usize> {
+fn relro_pages(own: LoadedObject) -> Range<usize> {
     let header = own.base() as *const Elf64_Ehdr;
     // SAFETY: a library is mapped from its first byte on, where its header is.
     let header = unsafe { &*header };
@@ -88,7 +88,7 @@ fn sealed(own: Object) -> Range<usize> {
 }
 
 /// What is called in place of a function of the C library.
-fn instead(name: Name) -> Option<usize> {
+fn replacement_for(name: SymbolName) -> Option<usize> {
     let others = [
         (c"close", close as *const () as usize),
         (c"pthread_create", threads::create as *const () as usize),
@@ -97,7 +97,9 @@ fn instead(name: Name) -> Option<usize> {
         // library goes without it.
         (c"__cxa_thread_atexit_impl", 0),
     ];
-    let found = others.iter().find(|(other, _)| name.is(Name::of(other)));
+    let found = others
+        .iter()
+        .find(|(other, _)| name.is(SymbolName::of(other)));
     found.map(|(_, address)| *address)
 }
 

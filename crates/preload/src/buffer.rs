@@ -78,7 +78,7 @@ pub fn is_writable(start: *mut c_void, len: usize) -> bool {
 }
 
 /// What lies there, if it is there.
-pub fn copied<T: Copy>(from: *const T) -> Option<T> {
+pub fn read_checked<T: Copy>(from: *const T) -> Option<T> {
     // SAFETY: readable, as was just seen; what is asked for is plain numbers and pointers.
     is_readable(from.cast(), size_of::<T>()).then(|| unsafe { from.read_unaligned() })
 }
@@ -87,7 +87,7 @@ pub fn copied<T: Copy>(from: *const T) -> Option<T> {
 ///
 /// # Safety
 /// The context is what a handler was given, for a fault of that instruction.
-pub unsafe fn is_caught(context: *mut c_void) -> bool {
+pub unsafe fn catch_fault(context: *mut c_void) -> bool {
     let context = context.cast::<ucontext_t>();
     // SAFETY: the caller's.
     let registers = unsafe { &mut (*context).uc_mcontext.gregs };

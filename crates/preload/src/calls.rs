@@ -12,8 +12,8 @@
 //! reads it only where it was.
 
 use crate::data::{self, BY_KERNEL};
-use crate::descriptors::announced;
-use crate::process::Since;
+use crate::descriptors::with_tracking_flag;
+use crate::process::ForkStamp;
 use crate::{
     descriptors, engine, messages, real, report, signals, table, thread, vector, withdraw,
 };
@@ -44,10 +44,10 @@ fn close_ours(fd: c_int) -> isize {
         // By the engine, where nobody is cancelled.
         return crate::sys::close(fd);
     }
-    if engine::owns(fd) {
+    if engine::is_internal_fd(fd) {
         return -(libc::EBADF as isize);
     }
-    descriptors::closed(fd)
+    descriptors::close_tracked(fd)
 }
 
 /// By `data` or `vector` if the descriptor is ours, or else by the real one.
@@ -63,7 +63,7 @@ macro_rules! transfer {
                         return result as $result;
                     }
                 } else if report::is_on() {
-                    report::unknown($fd);
+                    report::count_unknown_fd($fd);
                 }
                 // SAFETY: the arguments are the caller's.
                 unsafe { real::$name($fd $(, $arg)*) }
@@ -137,10 +137,10 @@ macro_rules! opening {
     ($($name:ident($($arg:ident: $kind:ty),*) with $flags:expr => $real:expr;)*) => {
         export! {
             $($name($($arg: $kind),*) -> c_int {
-                let since = Since::now();
+                let since = ForkStamp::now();
                 // SAFETY: the arguments are the caller's.
                 let fd = unsafe { $real };
-                descriptors::opened(fd, $flags, &since)
+                descriptors::file_opened(fd, $flags, &since)
             })*
         }
     };
@@ -151,21 +151,21 @@ const CREATES: c_int = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC;
 
 opening! {
     open(path: Path, flags: c_int, mode: mode_t) with flags
-        => real::open(path, announced(flags), mode);
+        => real::open(path, with_tracking_flag(flags), mode);
     open64(path: Path, flags: c_int, mode: mode_t) with flags
-        => real::open64(path, announced(flags), mode);
+        => real::open64(path, with_tracking_flag(flags), mode);
     openat(at: c_int, path: Path, flags: c_int, mode: mode_t) with flags
-        => real::openat(at, path, announced(flags), mode);
+        => real::openat(at, path, with_tracking_flag(flags), mode);
     openat64(at: c_int, path: Path, flags: c_int, mode: mode_t) with flags
-        => real::openat64(at, path, announced(flags), mode);
-    creat(path: Path, mode: mode_t) with CREATES => real::open(path, announced(CREATES), mode);
-    creat64(path: Path, mode: mode_t) with CREATES => real::open64(path, announced(CREATES), mode);
-    __open_2(path: Path, flags: c_int) with flags => real::__open_2(path, announced(flags));
-    __open64_2(path: Path, flags: c_int) with flags => real::__open64_2(path, announced(flags));
+        => real::openat64(at, path, with_tracking_flag(flags), mode);
+    creat(path: Path, mode: mode_t) with CREATES => real::open(path, with_tracking_flag(CREATES), mode);
+    creat64(path: Path, mode: mode_t) with CREATES => real::open64(path, with_tracking_flag(CREATES), mode);
+    __open_2(path: Path, flags: c_int) with flags => real::__open_2(path, with_tracking_flag(flags));
+    __open64_2(path: Path, flags: c_int) with flags => real::__open64_2(path, with_tracking_flag(flags));
     __openat_2(at: c_int, path: Path, flags: c_int) with flags
-        => real::__openat_2(at, path, announced(flags));
+        => real::__openat_2(at, path, with_tracking_flag(flags));
     __openat64_2(at: c_int, path: Path, flags: c_int) with flags
-        => real::__openat64_2(at, path, announced(flags));
+        => real::__openat64_2(at, path, with_tracking_flag(flags));
 }
 
 /// A new descriptor. It is not looked at closer, but that its number is nobody else's.
@@ -174,7 +174,7 @@ macro_rules! making {
         export! {
             $($name($($arg: $kind),*) -> c_int {
                 // SAFETY: the arguments are the caller's.
-                descriptors::came(unsafe { real::$name($($arg),*) })
+                descriptors::fd_created(unsafe { real::$name($($arg),*) })
             })*
         }
     };
@@ -209,14 +209,14 @@ macro_rules! behind {
 }
 
 behind! {
-    pipe(ends: *mut c_int) -> c_int: |result| descriptors::both_came(ends, result);
-    pipe2(ends: *mut c_int, flags: c_int) -> c_int: |result| descriptors::both_came(ends, result);
+    pipe(ends: *mut c_int) -> c_int: |result| descriptors::fd_pair_created(ends, result);
+    pipe2(ends: *mut c_int, flags: c_int) -> c_int: |result| descriptors::fd_pair_created(ends, result);
     socketpair(domain: c_int, kind: c_int, protocol: c_int, ends: *mut c_int) -> c_int:
-        |result| descriptors::both_came(ends, result);
+        |result| descriptors::fd_pair_created(ends, result);
     recvmsg(socket: c_int, message: *mut msghdr, flags: c_int) -> ssize_t:
-        |result| messages::received(message, result);
+        |result| messages::after_recvmsg(message, result);
     recvmmsg(socket: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int, limit: Buffer)
-        -> c_int: |result| messages::all_received(messages, result);
+        -> c_int: |result| messages::after_recvmmsg(messages, result);
 }
 
 /// Something is done about descriptors, and then the real one called.
@@ -236,25 +236,25 @@ macro_rules! before {
 
 before! {
     mmap(at: Buffer, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off64_t)
-        -> Buffer: descriptors::mapped(fd, flags);
+        -> Buffer: descriptors::before_mmap(fd, flags);
     mmap64(at: Buffer, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off64_t)
-        -> Buffer: descriptors::mapped(fd, flags);
+        -> Buffer: descriptors::before_mmap(fd, flags);
     copy_file_range(from: c_int, at: *mut off64_t, to: c_int, to_at: *mut off64_t, len: size_t, flags: c_uint)
-        -> ssize_t: descriptors::copied(from);
+        -> ssize_t: descriptors::before_copy_from(from);
     splice(from: c_int, at: *mut off64_t, to: c_int, to_at: *mut off64_t, len: size_t, flags: c_uint)
-        -> ssize_t: descriptors::copied(from);
+        -> ssize_t: descriptors::before_copy_from(from);
     sendfile(to: c_int, from: c_int, at: *mut off64_t, len: size_t) -> ssize_t:
-        descriptors::copied(from);
+        descriptors::before_copy_from(from);
     sendfile64(to: c_int, from: c_int, at: *mut off64_t, len: size_t) -> ssize_t:
-        descriptors::copied(from);
+        descriptors::before_copy_from(from);
     sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t:
-        messages::sent(message);
+        messages::before_sendmsg(message);
     sendmmsg(socket: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int) -> c_int:
-        messages::all_sent(messages, count);
-    fdopen(fd: c_int, mode: Path) -> Buffer: descriptors::streamed(fd);
-    fclose(stream: Buffer) -> c_int: descriptors::stream_ends(stream);
-    freopen(path: Path, mode: Path, stream: Buffer) -> Buffer: descriptors::stream_ends(stream);
-    freopen64(path: Path, mode: Path, stream: Buffer) -> Buffer: descriptors::stream_ends(stream);
+        messages::before_sendmmsg(messages, count);
+    fdopen(fd: c_int, mode: Path) -> Buffer: descriptors::before_fdopen(fd);
+    fclose(stream: Buffer) -> c_int: descriptors::before_fclose(stream);
+    freopen(path: Path, mode: Path, stream: Buffer) -> Buffer: descriptors::before_fclose(stream);
+    freopen64(path: Path, mode: Path, stream: Buffer) -> Buffer: descriptors::before_fclose(stream);
     // Of streams that are open only these may have a descriptor of ours.
     fcloseall() -> c_int: descriptors::forget_range(0, 2);
 }
@@ -332,14 +332,14 @@ export! {
 
     dup(fd: c_int) -> c_int {
         // SAFETY: it touches no memory; here and below.
-        descriptors::doubled(fd, || unsafe { real::dup(fd) })
+        descriptors::duplicate(fd, || unsafe { real::dup(fd) })
     }
 
     dup2(fd: c_int, to: c_int) -> c_int {
-        if engine::owns(to) {
+        if engine::is_internal_fd(to) {
             return crate::sys::returned(-(libc::EBUSY as isize)) as c_int;
         }
-        match descriptors::replaced(fd, to, || crate::sys::dup2(fd, to)) {
+        match descriptors::duplicate_onto(fd, to, || crate::sys::dup2(fd, to)) {
             // SAFETY: as above.
             BY_KERNEL => unsafe { real::dup2(fd, to) },
             result => crate::sys::returned(result) as c_int,
@@ -347,10 +347,10 @@ export! {
     }
 
     dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-        if engine::owns(to) {
+        if engine::is_internal_fd(to) {
             return crate::sys::returned(-(libc::EBUSY as isize)) as c_int;
         }
-        match descriptors::replaced(fd, to, || crate::sys::dup3(fd, to, flags)) {
+        match descriptors::duplicate_onto(fd, to, || crate::sys::dup3(fd, to, flags)) {
             // SAFETY: as above.
             BY_KERNEL => unsafe { real::dup3(fd, to, flags) },
             result => crate::sys::returned(result) as c_int,
@@ -365,9 +365,9 @@ macro_rules! controlling {
                 // SAFETY: the arguments are the caller's.
                 let control = || unsafe { real::$name(fd, command, argument) };
                 match command {
-                    libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => descriptors::doubled(fd, control),
-                    libc::F_SETFL => descriptors::flagged(fd, argument, control()),
-                    libc::F_GETFL => descriptors::shown_flags(fd, control()),
+                    libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => descriptors::duplicate(fd, control),
+                    libc::F_SETFL => descriptors::status_flags_set(fd, argument, control()),
+                    libc::F_GETFL => descriptors::visible_flags(fd, control()),
                     // Perhaps it waits for a lock, and is cancelled.
                     _ => control(),
                 }
@@ -390,7 +390,7 @@ export! {
                 libc::SYS_dup => return dup(fd).into(),
                 libc::SYS_dup2 => return dup2(fd, to).into(),
                 libc::SYS_dup3 => return dup3(fd, to, c as c_int).into(),
-                libc::SYS_fcntl if descriptors::is_followed(to) => return fcntl(fd, to, c).into(),
+                libc::SYS_fcntl if descriptors::is_tracked_command(to) => return fcntl(fd, to, c).into(),
                 libc::SYS_close_range => {
                     return close_range(a as c_uint, b as c_uint, c as c_int).into();
                 }
@@ -407,11 +407,11 @@ export! {
                 _ => {}
             }
         }
-        withdraw::called(number, a, c);
-        descriptors::called(number, a, b, c, d, e);
+        withdraw::before_syscall(number, a, c);
+        descriptors::before_syscall(number, a, b, c, d, e);
         // SAFETY: as above.
         let result = unsafe { real::syscall(number, a, b, c, d, e, f) };
-        descriptors::returned(number, a, b, d, result)
+        descriptors::after_syscall(number, a, b, d, result)
     }
 }
 
@@ -424,7 +424,7 @@ macro_rules! limits {
                 // SAFETY: the arguments are the caller's.
                 let result = unsafe { real::$name($($arg),*) };
                 if !thread::this().is_vforked() && !withdraw::is_withdrawn() {
-                    data::look_at_limits();
+                    data::refresh_size_limit();
                 }
                 result
             })*
@@ -433,12 +433,12 @@ macro_rules! limits {
 }
 
 limits! {
-    setrlimit(what: c_int, limit: *const c_void) -> c_int: |()| withdraw::limiting(0, what, limit);
-    setrlimit64(what: c_int, limit: *const c_void) -> c_int: |()| withdraw::limiting(0, what, limit);
+    setrlimit(what: c_int, limit: *const c_void) -> c_int: |()| withdraw::before_setrlimit(0, what, limit);
+    setrlimit64(what: c_int, limit: *const c_void) -> c_int: |()| withdraw::before_setrlimit(0, what, limit);
     prlimit(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) -> c_int:
-        |()| withdraw::limiting(pid, what, new);
+        |()| withdraw::before_setrlimit(pid, what, new);
     prlimit64(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) -> c_int:
-        |()| withdraw::limiting(pid, what, new);
+        |()| withdraw::before_setrlimit(pid, what, new);
     // The C library sets these past the others.
     ulimit(command: c_int, argument: c_long) -> c_long: |()| ();
     vlimit(what: c_int, limit: c_int) -> c_int: |()| ();
@@ -470,7 +470,7 @@ advising! {
 
 before! {
     prctl(option: c_int, a: c_long, b: c_long, c: c_long, d: c_long) -> c_int:
-        withdraw::controlling(option);
+        withdraw::before_prctl(option);
     mlockall(flags: c_int) -> c_int: withdraw::withdraw();
 }
 
@@ -490,10 +490,10 @@ export! {
     }
 
     sigset(signal: c_int, handler: size_t) -> size_t {
-        let known = signals::known(signal);
+        let known = signals::program_handler(signal);
         // SAFETY: the arguments are the caller's.
         let seen = unsafe { real::sigset(signal, handler) };
-        signals::adopt(signal, seen, known)
+        signals::wrap_new_handler(signal, seen, known)
     }
 
     siginterrupt(signal: c_int, interrupts: c_int) -> c_int {

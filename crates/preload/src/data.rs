@@ -13,11 +13,11 @@
 //! kernel does all of it. The offset is moved by number; so under the lock it is looked at
 //! whether the number still leads to the description (`table`).
 
-use crate::engine::{File, Why};
-use crate::entry::Mode;
-use crate::lock::Held;
-use crate::table::{self, Use};
-use crate::thread::{self, Inside};
+use crate::engine::{EngineFile, Why};
+use crate::lock::LockGuard;
+use crate::open_description::IoMode;
+use crate::table::{self, DescriptionUse};
+use crate::thread::{self, EngineGuard};
 use crate::{buffer, descriptors, engine, process, sys};
 use libc::{c_int, c_void, off64_t, size_t};
 use std::sync::atomic::AtomicBool;
@@ -35,7 +35,7 @@ pub static IS_SIZE_LIMITED: AtomicBool = AtomicBool::new(false);
 
 /// Where to write.
 #[derive(Clone, Copy)]
-pub enum Place {
+pub enum WritePosition {
     At(u64),
     /// At the end of the file.
     End,
@@ -43,49 +43,49 @@ pub enum Place {
 
 /// What was read or written.
 #[derive(Clone, Copy)]
-pub struct Done {
+pub struct TransferResult {
     pub bytes: usize,
     /// Where the offset is behind it, if not as many bytes further.
     pub end: Option<u64>,
 }
 
-impl Done {
+impl TransferResult {
     #[inline]
-    pub fn at_offset(bytes: usize) -> Done {
-        Done { bytes, end: None }
+    pub fn at_offset(bytes: usize) -> TransferResult {
+        TransferResult { bytes, end: None }
     }
 }
 
 /// A call that is under way on an entry. What it uses ends before it is no longer inside.
-pub struct Call {
-    pub entry: Use,
-    inside: Inside,
+pub struct DirectCall {
+    pub entry: DescriptionUse,
+    inside: EngineGuard,
 }
 
-impl Call {
+impl DirectCall {
     /// None: the kernel's.
     #[inline]
-    pub fn begin(fd: c_int) -> Option<Call> {
+    pub fn begin(fd: c_int) -> Option<DirectCall> {
         let inside = thread::this().enter()?;
         if !process::is_ours() {
             return None;
         }
         let entry = table::enter(fd)?;
-        Some(Call { entry, inside })
+        Some(DirectCall { entry, inside })
     }
 
     /// In a handler of the program the engine is not for reading and writing: it takes more
     /// stack than a handler's own may have left.
     #[inline]
     pub fn is_handling(&self) -> bool {
-        self.inside.thread().is_handling()
+        self.inside.thread().is_in_handler()
     }
 
     /// The file, if the engine has it now and may do this with it, and the number still leads to
     /// it.
     #[inline]
-    pub fn file(&self, fd: c_int, is_write: bool) -> Option<&File> {
-        if self.entry.mode() != Mode::Direct {
+    pub fn file(&self, fd: c_int, is_write: bool) -> Option<&EngineFile> {
+        if self.entry.mode() != IoMode::Direct {
             return self.by_kernel(Why::Flags);
         }
         if self.is_handling() {
@@ -94,10 +94,10 @@ impl Call {
         if is_write && IS_SIZE_LIMITED.load(Relaxed) {
             return self.by_kernel(Why::SizeLimit);
         }
-        let facts = self.entry.facts();
+        let attributes = self.entry.attributes();
         let may = match is_write {
-            true => facts.is_writable,
-            false => facts.is_readable,
+            true => attributes.is_writable,
+            false => attributes.is_readable,
         };
         if !may {
             return None;
@@ -105,45 +105,45 @@ impl Call {
         // SAFETY: it is used, and the mode was looked at.
         let file = unsafe { self.entry.file() };
         let changes = file.prepare()?;
-        self.leads(fd, changes).then_some(file)
+        self.refers_to_file(fd, changes).then_some(file)
     }
 
     /// The file, for what neither a right to read nor one to write is needed.
     #[inline]
-    fn any_file(&self) -> Option<&File> {
-        let is_direct = self.entry.mode() == Mode::Direct && !self.is_handling();
+    fn any_file(&self) -> Option<&EngineFile> {
+        let is_direct = self.entry.mode() == IoMode::Direct && !self.is_handling();
         // SAFETY: it is used, and the mode was looked at.
         is_direct.then(|| unsafe { self.entry.file() })
     }
 
     /// The same, if it is on the direct path and the number still leads to it.
-    fn any_sure_file(&self, fd: c_int) -> Option<&File> {
+    fn any_checked_file(&self, fd: c_int) -> Option<&EngineFile> {
         let file = self.any_file()?;
-        let changes = file.changes()?;
-        self.leads(fd, changes).then_some(file)
+        let changes = file.change_count()?;
+        self.refers_to_file(fd, changes).then_some(file)
     }
 
     /// Whether the number is known to lead elsewhere: it was closed past this library.
     #[inline]
-    fn is_lost(&self, fd: c_int) -> bool {
-        let changes = self.any_file().and_then(File::changes);
-        changes.is_some_and(|changes| !self.leads(fd, changes))
+    fn is_fd_reused(&self, fd: c_int) -> bool {
+        let changes = self.any_file().and_then(EngineFile::change_count);
+        changes.is_some_and(|changes| !self.refers_to_file(fd, changes))
     }
 
     /// Whether the number leads to the file, by what was seen since the last change.
     #[inline]
-    fn leads(&self, fd: c_int, changes: u64) -> bool {
-        self.entry.is_seen(fd, changes) || self.look(fd, changes)
+    fn refers_to_file(&self, fd: c_int, changes: u64) -> bool {
+        self.entry.is_checked(fd, changes) || self.check_fd(fd, changes)
     }
 
     /// Asks the kernel where the number leads. The count was read before. A number that leads
     /// elsewhere is the kernel's from now on.
     #[cold]
-    fn look(&self, fd: c_int, changes: u64) -> bool {
-        let leads = descriptors::leads_to(fd, &self.entry.facts());
+    fn check_fd(&self, fd: c_int, changes: u64) -> bool {
+        let leads = descriptors::refers_to(fd, &self.entry.attributes());
         match leads {
-            true => self.entry.note_seen(fd, changes),
-            false => self.entry.leave(fd),
+            true => self.entry.record_checked(fd, changes),
+            false => self.entry.remove_stale(fd),
         }
         leads
     }
@@ -152,17 +152,17 @@ impl Call {
     #[cold]
     pub fn by_kernel<T>(&self, why: Why) -> Option<T> {
         if let Some(file) = self.entry.any_file() {
-            file.note(why);
+            file.count_kernel(why);
         }
         None
     }
 
     /// Where a write to a given place goes. None: the kernel writes to the end instead.
     #[inline]
-    pub fn place(&self, at: u64) -> Option<Place> {
-        match self.entry.facts().appends {
+    pub fn place(&self, at: u64) -> Option<WritePosition> {
+        match self.entry.attributes().appends {
             true => self.by_kernel(Why::AppendAt),
-            false => Some(Place::At(at)),
+            false => Some(WritePosition::At(at)),
         }
     }
 
@@ -170,7 +170,7 @@ impl Call {
     #[inline]
     fn start(&self, len: usize, offset: off64_t) -> Option<u64> {
         match is_direct(len) {
-            true => start(len, offset),
+            true => start_offset(len, offset),
             false => self.too_long(len),
         }
     }
@@ -185,19 +185,19 @@ impl Call {
 
     /// Asks the engine for a file of the parent.
     #[inline]
-    pub fn ask(&self, fd: c_int) {
-        if self.entry.mode() == Mode::Inherited {
-            self.ask_again(fd);
+    pub fn reopen_if_inherited(&self, fd: c_int) {
+        if self.entry.mode() == IoMode::Inherited {
+            self.reopen_inherited(fd);
         }
     }
 
     #[cold]
-    fn ask_again(&self, fd: c_int) {
-        if !self.is_handling() && self.entry.begin_asking() {
-            let facts = self.entry.facts();
-            let (may_read, may_write) = (facts.is_readable, facts.is_writable);
-            let file = engine::open(fd, facts.dev, facts.ino, may_read, may_write);
-            self.entry.end_asking(file);
+    fn reopen_inherited(&self, fd: c_int) {
+        if !self.is_handling() && self.entry.begin_reopen() {
+            let attributes = self.entry.attributes();
+            let (may_read, may_write) = (attributes.is_readable, attributes.is_writable);
+            let file = engine::open(fd, attributes.dev, attributes.ino, may_read, may_write);
+            self.entry.end_reopen(file);
         }
     }
 }
@@ -209,7 +209,7 @@ fn is_direct(len: usize) -> bool {
 
 /// None where the kernel has an error to tell: a negative offset, or an end past all.
 #[inline]
-pub fn start(len: usize, offset: off64_t) -> Option<u64> {
+pub fn start_offset(len: usize, offset: off64_t) -> Option<u64> {
     offset.checked_add(off64_t::try_from(len).ok()?)?;
     u64::try_from(offset).ok()
 }
@@ -217,7 +217,7 @@ pub fn start(len: usize, offset: off64_t) -> Option<u64> {
 /// The engine reads into a program's memory. None: the kernel has to. What stack that takes,
 /// it takes from here on.
 #[inline(never)]
-pub fn fill(file: &File, into: *mut c_void, len: usize, at: u64) -> Option<usize> {
+pub fn read_into(file: &EngineFile, into: *mut c_void, len: usize, at: u64) -> Option<usize> {
     if !buffer::is_writable(into, len) {
         return None;
     }
@@ -229,30 +229,41 @@ pub fn fill(file: &File, into: *mut c_void, len: usize, at: u64) -> Option<usize
 
 /// The engine writes from a program's memory. None: the kernel has to.
 #[inline]
-pub fn put(call: &Call, fd: c_int, from: *const c_void, len: usize, place: Place) -> Option<Done> {
+pub fn write_from(
+    call: &DirectCall,
+    fd: c_int,
+    from: *const c_void,
+    len: usize,
+    place: WritePosition,
+) -> Option<TransferResult> {
     let file = call.file(fd, true)?;
     if !buffer::is_readable(from, len) {
         return None;
     }
-    // SAFETY: as in `fill`, read.
+    // SAFETY: as in `read_into`, read.
     let from = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), len) };
-    put_bytes(file, fd, from, place)
+    write_bytes(file, fd, from, place)
 }
 
 /// The same of memory that is this library's. What stack that takes, it takes from here on.
 #[inline(never)]
-pub fn put_bytes(file: &File, fd: c_int, from: &[u8], place: Place) -> Option<Done> {
+pub fn write_bytes(
+    file: &EngineFile,
+    fd: c_int,
+    from: &[u8],
+    place: WritePosition,
+) -> Option<TransferResult> {
     let bytes = from.len();
     match place {
-        Place::At(at) => {
+        WritePosition::At(at) => {
             let done = file.write(from, at)?;
             let rest = match done < bytes {
-                true => put_rest(fd, &from[done..], at + done as u64),
+                true => write_rest(fd, &from[done..], at + done as u64),
                 false => 0,
             };
-            Some(Done::at_offset(done + rest))
+            Some(TransferResult::at_offset(done + rest))
         }
-        Place::End => Some(Done {
+        WritePosition::End => Some(TransferResult {
             bytes,
             end: Some(file.append(from)?),
         }),
@@ -261,7 +272,7 @@ pub fn put_bytes(file: &File, fd: c_int, from: &[u8], place: Place) -> Option<Do
 
 /// What the engine left of a write. Who writes less than he wanted takes the medium for full.
 #[cold]
-fn put_rest(fd: c_int, from: &[u8], at: u64) -> usize {
+fn write_rest(fd: c_int, from: &[u8], at: u64) -> usize {
     let mut done = 0;
     while done < from.len() {
         let (rest, at) = (&from[done..], at + done as u64);
@@ -277,8 +288,8 @@ fn put_rest(fd: c_int, from: &[u8], at: u64) -> usize {
 }
 
 /// Makes what was just written durable, if that is wanted. An error is the call's.
-pub fn settle(call: &Call, fd: c_int, is_durable: bool, written: usize) -> isize {
-    if !is_durable && !call.entry.facts().is_durable {
+pub fn make_durable(call: &DirectCall, fd: c_int, is_durable: bool, written: usize) -> isize {
+    if !is_durable && !call.entry.attributes().is_durable {
         return written as isize;
     }
     if call.file(fd, true).is_some_and(is_synced) {
@@ -293,10 +304,10 @@ pub fn settle(call: &Call, fd: c_int, is_durable: bool, written: usize) -> isize
 #[inline(never)]
 pub extern "C" fn pread(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t) -> isize {
     let read = || {
-        let call = Call::begin(fd)?;
+        let call = DirectCall::begin(fd)?;
         let at = call.start(len, offset)?;
-        call.ask(fd);
-        fill(call.file(fd, false)?, into, len, at)
+        call.reopen_if_inherited(fd);
+        read_into(call.file(fd, false)?, into, len, at)
     };
     read().map_or(BY_KERNEL, |n| n as isize)
 }
@@ -304,64 +315,64 @@ pub extern "C" fn pread(fd: c_int, into: *mut c_void, len: size_t, offset: off64
 #[inline(never)]
 pub extern "C" fn pwrite(fd: c_int, from: *const c_void, len: size_t, offset: off64_t) -> isize {
     let write = || {
-        let call = Call::begin(fd)?;
+        let call = DirectCall::begin(fd)?;
         let at = call.start(len, offset)?;
-        call.ask(fd);
-        let written = put(&call, fd, from, len, call.place(at)?)?;
-        Some(settle(&call, fd, false, written.bytes))
+        call.reopen_if_inherited(fd);
+        let written = write_from(&call, fd, from, len, call.place(at)?)?;
+        Some(make_durable(&call, fd, false, written.bytes))
     };
     write().unwrap_or(BY_KERNEL)
 }
 
-/// Does `direct` at the offset and moves it, or else `kernel`, which moves it itself.
+/// Does `direct` at the offset and moves it, or else `by_kernel_in_turn`, which moves it itself.
 pub fn at_offset(
     fd: c_int,
     len: usize,
-    direct: impl FnOnce(&Call, u64) -> Option<Done>,
+    direct: impl FnOnce(&DirectCall, u64) -> Option<TransferResult>,
     kernel: impl FnOnce() -> isize,
 ) -> isize {
-    in_turn(fd, len, direct, |_| kernel())
+    with_offset_locked(fd, len, direct, |_| kernel())
 }
 
 /// A call that has the offset of its entry, to which the number leads meanwhile.
-struct Turn {
-    held: Held<'static>,
-    call: Call,
+struct LockedOffset {
+    held: LockGuard<'static>,
+    call: DirectCall,
 }
 
-impl Turn {
+impl LockedOffset {
     /// None: the kernel's.
-    fn begin(fd: c_int) -> Option<Turn> {
+    fn begin(fd: c_int) -> Option<LockedOffset> {
         loop {
-            let call = Call::begin(fd)?;
-            let held = call.entry.hold();
-            if call.entry.is_of(fd) {
-                return Some(Turn { held, call });
+            let call = DirectCall::begin(fd)?;
+            let held = call.entry.lock_offset();
+            if call.entry.is_entry_of(fd) {
+                return Some(LockedOffset { held, call });
             }
         }
     }
 }
 
-fn in_turn(
+fn with_offset_locked(
     fd: c_int,
     len: usize,
-    direct: impl FnOnce(&Call, u64) -> Option<Done>,
-    kernel: impl FnOnce(&Call) -> isize,
+    direct: impl FnOnce(&DirectCall, u64) -> Option<TransferResult>,
+    kernel: impl FnOnce(&DirectCall) -> isize,
 ) -> isize {
-    let Some(Turn { call, held }) = Turn::begin(fd) else {
+    let Some(LockedOffset { call, held }) = LockedOffset::begin(fd) else {
         return BY_KERNEL;
     };
     // Looked at behind whoever was here before it was so: his offset may not be settled yet.
-    if call.entry.is_shared() || call.entry.mode() != Mode::Direct {
-        note_turn(&call, len);
+    if call.entry.is_shared() || call.entry.mode() != IoMode::Direct {
+        count_kernel_offset(&call, len);
         return BY_KERNEL;
     }
     // Before the offset is moved by number.
-    if call.is_lost(fd) {
+    if call.is_fd_reused(fd) {
         return BY_KERNEL;
     }
     let done = if is_direct(len) && !call.is_handling() {
-        moved(fd, len, |at| direct(&call, at))
+        move_offset(fd, len, |at| direct(&call, at))
     } else if is_direct(len) {
         call.by_kernel(Why::Handler)
     } else {
@@ -369,7 +380,7 @@ fn in_turn(
     };
     let result = done.map_or_else(
         || {
-            held.leave_to_kernel();
+            held.mark_kernel_call();
             kernel(&call)
         },
         |done| done.bytes as isize,
@@ -380,7 +391,7 @@ fn in_turn(
 
 /// Why the kernel alone moves the offset.
 #[cold]
-fn note_turn(call: &Call, len: usize) {
+fn count_kernel_offset(call: &DirectCall, len: usize) {
     let _: Option<()> = match (len, call.entry.is_shared()) {
         // A seek.
         (0, _) => None,
@@ -390,7 +401,11 @@ fn note_turn(call: &Call, len: usize) {
 }
 
 /// Moves the offset by what `direct` did, or behind what it appended.
-fn moved(fd: c_int, len: usize, direct: impl FnOnce(u64) -> Option<Done>) -> Option<Done> {
+fn move_offset(
+    fd: c_int,
+    len: usize,
+    direct: impl FnOnce(u64) -> Option<TransferResult>,
+) -> Option<TransferResult> {
     let len = len as off64_t;
     let end = sys::lseek(fd, len, libc::SEEK_CUR) as off64_t;
     if end < 0 {
@@ -410,7 +425,9 @@ fn moved(fd: c_int, len: usize, direct: impl FnOnce(u64) -> Option<Done>) -> Opt
 
 #[inline(never)]
 pub extern "C" fn read(fd: c_int, into: *mut c_void, len: size_t) -> isize {
-    let direct = |call: &Call, at| fill(call.file(fd, false)?, into, len, at).map(Done::at_offset);
+    let direct = |call: &DirectCall, at| {
+        read_into(call.file(fd, false)?, into, len, at).map(TransferResult::at_offset)
+    };
     // SAFETY: the arguments are the caller's.
     at_offset(fd, len, direct, || unsafe { sys::read(fd, into, len) })
 }
@@ -419,31 +436,31 @@ pub extern "C" fn read(fd: c_int, into: *mut c_void, len: size_t) -> isize {
 pub extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> isize {
     // SAFETY: the arguments are the caller's.
     let kernel = || unsafe { sys::write(fd, from, len) };
-    let direct = |call: &Call, place| put(call, fd, from, len, place);
-    written(fd, len, false, direct, kernel)
+    let direct = |call: &DirectCall, place| write_from(call, fd, from, len, place);
+    write_at_offset(fd, len, false, direct, kernel)
 }
 
 /// `at_offset` for writing.
-pub fn written(
+pub fn write_at_offset(
     fd: c_int,
     len: usize,
     is_durable: bool,
-    direct: impl FnOnce(&Call, Place) -> Option<Done>,
+    direct: impl FnOnce(&DirectCall, WritePosition) -> Option<TransferResult>,
     kernel: impl FnOnce() -> isize,
 ) -> isize {
     let mut settled = 0;
-    let direct = |call: &Call, at| {
-        let place = match call.entry.facts().appends {
-            true => Place::End,
-            false => Place::At(at),
+    let direct = |call: &DirectCall, at| {
+        let place = match call.entry.attributes().appends {
+            true => WritePosition::End,
+            false => WritePosition::At(at),
         };
         let written = direct(call, place)?;
-        settled = settle(call, fd, is_durable, written.bytes);
+        settled = make_durable(call, fd, is_durable, written.bytes);
         Some(written)
     };
-    let result = in_turn(fd, len, direct, |call| {
+    let result = with_offset_locked(fd, len, direct, |call| {
         // It moves the offset by the end that it knows, which guests may have moved since.
-        if call.entry.facts().appends {
+        if call.entry.attributes().appends {
             sys::fstat(fd);
         }
         kernel()
@@ -468,8 +485,8 @@ pub extern "C" fn lseek(fd: c_int, offset: off64_t, whence: c_int) -> isize {
 /// have made the file longer since. One call sets the offset, so that it may be shared with
 /// other processes. None: the kernel's.
 fn seek_from_end(fd: c_int, offset: off64_t) -> Option<isize> {
-    let turn = Turn::begin(fd)?;
-    let Some(file) = turn.call.any_sure_file(fd) else {
+    let turn = LockedOffset::begin(fd)?;
+    let Some(file) = turn.call.any_checked_file(fd) else {
         // Has the kernel look.
         sys::fstat(fd);
         return None;
@@ -480,24 +497,24 @@ fn seek_from_end(fd: c_int, offset: off64_t) -> Option<isize> {
 
 #[inline(never)]
 pub extern "C" fn sync(fd: c_int) -> isize {
-    let sync = || Some(is_synced(Call::begin(fd)?.any_sure_file(fd)?));
+    let sync = || Some(is_synced(DirectCall::begin(fd)?.any_checked_file(fd)?));
     if sync() == Some(true) { 0 } else { BY_KERNEL }
 }
 
 // What stack these take, they take from here on.
 
 #[inline(never)]
-fn is_synced(file: &File) -> bool {
+fn is_synced(file: &EngineFile) -> bool {
     file.sync()
 }
 
 #[inline(never)]
-fn size_of(file: &File) -> Option<u64> {
+fn size_of(file: &EngineFile) -> Option<u64> {
     file.size()
 }
 
 /// The limit of file sizes may have changed.
 #[inline(never)]
-pub extern "C" fn look_at_limits() {
+pub extern "C" fn refresh_size_limit() {
     IS_SIZE_LIMITED.store(sys::is_file_size_limited(), Relaxed);
 }

@@ -12,7 +12,7 @@ use std::ffi::CStr;
 pub struct LinkMap {
     base: usize,
     name: *const c_char,
-    dynamic: *const Dynamic,
+    dynamic: *const DynamicEntry,
     next: *const LinkMap,
     previous: *const LinkMap,
 }
@@ -25,7 +25,7 @@ pub struct LoaderDebug {
 }
 
 #[repr(C)]
-struct Dynamic {
+struct DynamicEntry {
     tag: i64,
     value: usize,
 }
@@ -101,17 +101,17 @@ const INDIRECT_FUNCTION: u8 = 10;
 
 /// A loaded program or library. It stays loaded.
 #[derive(Clone, Copy)]
-pub struct Object {
+pub struct LoadedObject {
     map: &'static LinkMap,
 }
 
 /// A name that ends with a zero.
 #[derive(Clone, Copy)]
-pub struct Name(*const u8);
+pub struct SymbolName(*const u8);
 
-impl Name {
-    pub fn of(name: &'static CStr) -> Name {
-        Name(name.as_ptr().cast())
+impl SymbolName {
+    pub fn of(name: &'static CStr) -> SymbolName {
+        SymbolName(name.as_ptr().cast())
     }
 
     fn bytes(self) -> impl Iterator<Item = u8> {
@@ -124,7 +124,7 @@ impl Name {
         })
     }
 
-    pub fn is(self, other: Name) -> bool {
+    pub fn is(self, other: SymbolName) -> bool {
         let (mut left, mut right) = (self.bytes(), other.bytes());
         loop {
             match (left.next(), right.next()) {
@@ -148,22 +148,22 @@ unsafe extern "C" {
 }
 
 /// All that is loaded, in the order in which names are looked up.
-pub fn loaded() -> impl Iterator<Item = Object> {
+pub fn loaded_objects() -> impl Iterator<Item = LoadedObject> {
     // SAFETY: the loader fills it before any code of this library runs, and it stays.
     let first = unsafe { (&raw const _r_debug.map).read().as_ref() };
     // SAFETY: a list of the loader; null or the next.
     let next = |map: &&'static LinkMap| unsafe { map.next.as_ref() };
-    std::iter::successors(first, next).map(|map| Object { map })
+    std::iter::successors(first, next).map(|map| LoadedObject { map })
 }
 
 /// The library that this code is in.
-pub fn own() -> Option<Object> {
-    let own = (&raw const _DYNAMIC).cast::<Dynamic>();
-    loaded().find(|object| object.map.dynamic == own)
+pub fn own_object() -> Option<LoadedObject> {
+    let own = (&raw const _DYNAMIC).cast::<DynamicEntry>();
+    loaded_objects().find(|object| object.map.dynamic == own)
 }
 
-impl Object {
-    pub fn is(self, other: Object) -> bool {
+impl LoadedObject {
+    pub fn is(self, other: LoadedObject) -> bool {
         std::ptr::eq(self.map, other.map)
     }
 
@@ -176,7 +176,7 @@ impl Object {
         self.map.base
     }
 
-    fn entries(self) -> impl Iterator<Item = &'static Dynamic> {
+    fn entries(self) -> impl Iterator<Item = &'static DynamicEntry> {
         let mut at = self.map.dynamic;
         std::iter::from_fn(move || {
             // SAFETY: null, or a list that ends with a tag of 0.
@@ -203,21 +203,21 @@ impl Object {
         Some(address as *const T)
     }
 
-    fn string(self, at: usize) -> Option<Name> {
+    fn string(self, at: usize) -> Option<SymbolName> {
         let strings = self.table::<u8>(TAG_STRINGS)?;
-        Some(Name(strings.wrapping_add(at)))
+        Some(SymbolName(strings.wrapping_add(at)))
     }
 
-    pub fn soname(self) -> Option<Name> {
+    pub fn soname(self) -> Option<SymbolName> {
         self.string(self.value(TAG_SONAME)?)
     }
 
     /// The libraries that it was linked with, as far as they are loaded.
-    pub fn needed(self) -> impl Iterator<Item = Object> {
+    pub fn needed(self) -> impl Iterator<Item = LoadedObject> {
         let entries = self.entries().filter(|entry| entry.tag == TAG_NEEDED);
         let names = entries.filter_map(move |entry| self.string(entry.value));
-        let is = |other: Object, name| other.soname().is_some_and(|soname| soname.is(name));
-        names.filter_map(move |name| loaded().find(|other| is(*other, name)))
+        let is = |other: LoadedObject, name| other.soname().is_some_and(|soname| soname.is(name));
+        names.filter_map(move |name| loaded_objects().find(|other| is(*other, name)))
     }
 
     fn symbol(self, number: usize) -> Option<&'static Elf64_Sym> {
@@ -226,7 +226,7 @@ impl Object {
         Some(unsafe { &*symbols.add(number) })
     }
 
-    pub fn name_of(self, number: usize) -> Option<Name> {
+    pub fn name_of(self, number: usize) -> Option<SymbolName> {
         self.string(self.symbol(number)?.st_name as usize)
     }
 
@@ -261,19 +261,19 @@ impl Object {
         loop {
             // SAFETY: entries lead to each other by their distances; the last one's is 0.
             let needed = unsafe { &*file };
-            let mut at: *const VersionOfNeeded = step(file, needed.versions);
+            let mut at: *const VersionOfNeeded = offset_by(file, needed.versions);
             for _ in 0..needed.count {
                 // SAFETY: as above.
                 let version = unsafe { &*at };
                 if version.number & VERSION == number {
                     return Some(version.hash);
                 }
-                at = step(at, version.next);
+                at = offset_by(at, version.next);
             }
             if needed.next == 0 {
                 return None;
             }
-            file = step(file, needed.next);
+            file = offset_by(file, needed.next);
         }
     }
 
@@ -297,12 +297,12 @@ impl Object {
             if definition.next == 0 {
                 return false;
             }
-            at = step(at, definition.next);
+            at = offset_by(at, definition.next);
         }
     }
 
     /// The address of a function that it defines, by its GNU hash table.
-    pub fn function(self, name: Name, version: Option<u32>) -> Option<usize> {
+    pub fn function(self, name: SymbolName, version: Option<u32>) -> Option<usize> {
         let number = self.number_of(name, version)?;
         let symbol = self.symbol(number)?;
         let address = self.map.base + symbol.st_value as usize;
@@ -322,12 +322,12 @@ impl Object {
     }
 
     /// The address of a variable that it defines.
-    pub fn data(self, name: Name) -> Option<usize> {
+    pub fn data(self, name: SymbolName) -> Option<usize> {
         let symbol = self.symbol(self.number_of(name, None)?)?;
         (symbol.st_info & 0xf == VARIABLE).then_some(self.map.base + symbol.st_value as usize)
     }
 
-    fn number_of(self, name: Name, version: Option<u32>) -> Option<usize> {
+    fn number_of(self, name: SymbolName, version: Option<u32>) -> Option<usize> {
         let table: *const u32 = self.table(TAG_GNU_HASH)?;
         // SAFETY: a header of four words, a filter, buckets, and chains.
         let word = |at: usize| unsafe { table.add(at).read() };
@@ -355,6 +355,6 @@ impl Object {
     }
 }
 
-fn step<T, U>(from: *const T, bytes: u32) -> *const U {
+fn offset_by<T, U>(from: *const T, bytes: u32) -> *const U {
     from.wrapping_byte_add(bytes as usize).cast()
 }

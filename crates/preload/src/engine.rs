@@ -1,12 +1,12 @@
 //! The way to a file's pages without the kernel: the seam to whoever knows it.
 //!
-//! What it has to keep: nothing here but [`catches`] is called in a signal handler of the program, nor inside
+//! What it has to keep: nothing here but [`catches_fault`] is called in a signal handler of the program, nor inside
 //! another call of the same thread, so that all of it may allocate, and take more stack than
 //! a handler has. All are called with the thread *inside*: no handler of the program runs
 //! until they return, so that they should not wait long. Calls of the C library that the
 //! engine makes reach the kernel.
 //!
-//! What may take more than a little stack runs on one of this library's (`stack`).
+//! What may take more than a little stack runs on one of this library's (`engine_stack`).
 //!
 //! A buffer's pages were touched just before, but another thread may unmap them.
 
@@ -15,16 +15,16 @@ use crate::mounts;
 use crate::probe;
 use crate::stack;
 use libc::{c_char, c_int};
-pub use pagemesh_direct::account::{Told, Why};
+pub use pagemesh_direct::op_counters::{FileCounts, Why};
 use pagemesh_pmem::unreadable;
 use std::ffi::CStr;
 use std::os::fd::RawFd;
 
 /// An open description that is on the direct path.
-pub enum File {
-    Mounted(mounts::File),
+pub enum EngineFile {
+    Mounted(mounts::MountedFile),
     #[cfg(any(debug_assertions, feature = "probe"))]
-    Probed(probe::File),
+    Probed(probe::ProbeFile),
 }
 
 /// Once, when the library is loaded.
@@ -33,14 +33,14 @@ pub fn begin() {
 }
 
 /// What the environment says, or null. When the library is loaded, and only then.
-pub fn variable(name: &CStr) -> *mut c_char {
+pub fn env_string(name: &CStr) -> *mut c_char {
     // SAFETY: a string; the environment is only read, before the program runs.
     unsafe { libc::getenv(name.as_ptr()) }
 }
 
 /// The same, of a number.
-pub fn number(name: &CStr) -> Option<u64> {
-    let text = variable(name);
+pub fn env_number(name: &CStr) -> Option<u64> {
+    let text = env_string(name);
     if text.is_null() {
         return None;
     }
@@ -53,26 +53,32 @@ pub fn number(name: &CStr) -> Option<u64> {
 ///
 /// # Safety
 /// The information is that of a handler of this signal.
-pub unsafe fn catches(signal: c_int, info: *const libc::siginfo_t) -> bool {
+pub unsafe fn catches_fault(signal: c_int, info: *const libc::siginfo_t) -> bool {
     // SAFETY: the caller's.
-    unsafe { unreadable::catches(signal, info) }
+    unsafe { unreadable::handle_fault(signal, info) }
 }
 
 /// None: not one of the tests' engine.
 #[cfg_attr(not(any(debug_assertions, feature = "probe")), allow(unused_variables))]
-pub fn open(fd: RawFd, dev: u64, ino: u64, is_readable: bool, is_writable: bool) -> Option<File> {
-    stack::on_own(|| {
+pub fn open(
+    fd: RawFd,
+    dev: u64,
+    ino: u64,
+    is_readable: bool,
+    is_writable: bool,
+) -> Option<EngineFile> {
+    stack::on_engine_stack(|| {
         #[cfg(any(debug_assertions, feature = "probe"))]
         if probe::is_on_all() {
-            return probe::open(fd, dev, ino, is_readable, is_writable).map(File::Probed);
+            return probe::open(fd, dev, ino, is_readable, is_writable).map(EngineFile::Probed);
         }
-        Some(File::Mounted(mounts::open(dev, ino, fd)))
+        Some(EngineFile::Mounted(mounts::open(dev, ino, fd)))
     })?
 }
 
 /// Whether a file system of this kind (`f_type`) may be such a mount. What is not is not
 /// asked about again.
-pub fn may_be_on(fs_type: i64) -> bool {
+pub fn may_be_direct_mount(fs_type: i64) -> bool {
     /// `FUSE_SUPER_MAGIC`
     const FUSE: i64 = 0x6573_5546;
     #[cfg(any(debug_assertions, feature = "probe"))]
@@ -82,16 +88,16 @@ pub fn may_be_on(fs_type: i64) -> bool {
     fs_type == FUSE
 }
 
-impl File {
+impl EngineFile {
     /// A count that changes when a descriptor of the file may have been closed past this library:
     /// then descriptors are looked at again. None: the kernel does everything of this file.
     #[inline]
-    pub fn changes(&self) -> Option<u64> {
+    pub fn change_count(&self) -> Option<u64> {
         match self {
-            File::Mounted(file) => file.changes(),
+            EngineFile::Mounted(file) => file.change_count(),
             // The tests' engine sees all that is closed.
             #[cfg(any(debug_assertions, feature = "probe"))]
-            File::Probed(_) => Some(0),
+            EngineFile::Probed(_) => Some(0),
         }
     }
 
@@ -99,39 +105,41 @@ impl File {
     #[inline]
     pub fn prepare(&self) -> Option<u64> {
         match self {
-            File::Mounted(file) => file.ready().or_else(|| stack::on_own(|| file.prepare())?),
+            EngineFile::Mounted(file) => file
+                .ready_change_count()
+                .or_else(|| stack::on_engine_stack(|| file.prepare())?),
             #[cfg(any(debug_assertions, feature = "probe"))]
-            File::Probed(_) => Some(0),
+            EngineFile::Probed(_) => Some(0),
         }
     }
 
     /// Short at the end of the file. None: by the kernel.
     #[inline]
     pub fn read(&self, into: &mut [u8], offset: u64) -> Option<usize> {
-        stack::on_own(|| match self {
-            File::Mounted(file) => file.read(into, offset),
+        stack::on_engine_stack(|| match self {
+            EngineFile::Mounted(file) => file.read(into, offset),
             #[cfg(any(debug_assertions, feature = "probe"))]
-            File::Probed(file) => file.read(into, offset),
+            EngineFile::Probed(file) => file.read(into, offset),
         })?
     }
 
     /// Also behind the end. None: by the kernel.
     #[inline]
     pub fn write(&self, data: &[u8], offset: u64) -> Option<usize> {
-        stack::on_own(|| match self {
-            File::Mounted(file) => file.write(data, offset),
+        stack::on_engine_stack(|| match self {
+            EngineFile::Mounted(file) => file.write(data, offset),
             #[cfg(any(debug_assertions, feature = "probe"))]
-            File::Probed(file) => file.write(data, offset),
+            EngineFile::Probed(file) => file.write(data, offset),
         })?
     }
 
     /// To the end of the file, wherever that is. Gives the end behind it. None: by the kernel.
     #[inline]
     pub fn append(&self, data: &[u8]) -> Option<u64> {
-        stack::on_own(|| match self {
-            File::Mounted(file) => file.append(data),
+        stack::on_engine_stack(|| match self {
+            EngineFile::Mounted(file) => file.append(data),
             #[cfg(any(debug_assertions, feature = "probe"))]
-            File::Probed(file) => file.append(data),
+            EngineFile::Probed(file) => file.append(data),
         })?
     }
 
@@ -139,19 +147,19 @@ impl File {
     #[inline]
     pub fn size(&self) -> Option<u64> {
         match self {
-            File::Mounted(file) => file.size(),
+            EngineFile::Mounted(file) => file.size(),
             #[cfg(any(debug_assertions, feature = "probe"))]
-            File::Probed(file) => file.size(),
+            EngineFile::Probed(file) => file.size(),
         }
     }
 
     /// The kernel gets an operation, for this reason.
     #[cold]
-    pub fn note(&self, why: Why) {
+    pub fn count_kernel(&self, why: Why) {
         match self {
-            File::Mounted(file) => file.note(why),
+            EngineFile::Mounted(file) => file.count_kernel(why),
             #[cfg(any(debug_assertions, feature = "probe"))]
-            File::Probed(_) => {}
+            EngineFile::Probed(_) => {}
         }
     }
 
@@ -159,47 +167,47 @@ impl File {
     #[inline]
     pub fn sync(&self) -> bool {
         match self {
-            File::Mounted(file) => file.sync(),
+            EngineFile::Mounted(file) => file.sync(),
             #[cfg(any(debug_assertions, feature = "probe"))]
-            File::Probed(file) => file.sync(),
+            EngineFile::Probed(file) => file.sync(),
         }
     }
 }
 
 /// What this process did directly, and by the kernel.
-pub fn told() -> Vec<Told> {
-    mounts::told()
+pub fn file_counts() -> Vec<FileCounts> {
+    mounts::file_counts()
 }
 
 /// Whether a descriptor is the engine's own, which the program must not close or replace.
 #[inline]
-pub fn owns(fd: RawFd) -> bool {
-    mounts::owns(fd)
+pub fn is_internal_fd(fd: RawFd) -> bool {
+    mounts::is_internal_fd(fd)
 }
 
 /// The engine's own descriptors, in no order.
-pub fn owned() -> impl Iterator<Item = RawFd> {
-    mounts::owned()
+pub fn internal_fds() -> impl Iterator<Item = RawFd> {
+    mounts::internal_fds()
 }
 
 /// Before the process is copied. Waits for those who are at what a child must know of.
-pub fn before_copy() {
-    mounts::before_copy();
+pub fn before_fork() {
+    mounts::before_fork();
 }
 
 /// In the parent, behind it.
-pub fn after_copy() {
-    mounts::after_copy();
+pub fn after_fork() {
+    mounts::after_fork();
 }
 
 /// Lets go of all that the engine has, for good.
-pub fn leave() {
-    mounts::leave();
+pub fn leave_all_mounts() {
+    mounts::leave_all_mounts();
 }
 
 /// In the child, before anything else: forget everything of the parent, and close it.
-pub fn forked(closes: bool) {
+pub fn reset_in_child(closes: bool) {
     #[cfg(any(debug_assertions, feature = "probe"))]
-    probe::forked();
-    mounts::forked(closes);
+    probe::reset_in_child();
+    mounts::reset_in_child(closes);
 }

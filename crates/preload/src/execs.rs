@@ -35,12 +35,12 @@ unsafe extern "C" {
 }
 
 /// The path of this library, as the loader was told it.
-static OWN: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
+static OWN_PATH: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
 
 /// Once, when the library is loaded.
 pub fn begin() {
-    if let Some(own) = elf::own() {
-        OWN.store(own.path().cast_mut(), Relaxed);
+    if let Some(own) = elf::own_object() {
+        OWN_PATH.store(own.path().cast_mut(), Relaxed);
     }
 }
 
@@ -62,7 +62,7 @@ unsafe fn bytes<'s>(string: *const c_char) -> &'s [u8] {
 fn at(strings: Strings, index: usize) -> Option<*const c_char> {
     let place = strings.wrapping_add(index);
     let found = (!strings.is_null())
-        .then(|| buffer::copied(place))
+        .then(|| buffer::read_checked(place))
         .flatten()?;
     let is_there = !found.is_null() && buffer::is_readable(found.cast(), 1);
     is_there.then_some(found)
@@ -96,22 +96,22 @@ pub struct Environment {
 }
 
 /// Strings that are put one behind the other into memory that is free.
-struct Text {
+struct StringArea {
     free: *mut u8,
     room: usize,
 }
 
-impl Text {
+impl StringArea {
     fn add(&mut self, bytes: &[u8]) {
         let len = bytes.len().min(self.room);
-        // SAFETY: `room` bytes are free there, which are nobody else's.
+        // SAFETY: `allocate` bytes are free there, which are nobody else's.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.free, len) };
         self.free = self.free.wrapping_add(len);
         self.room -= len;
     }
 
     /// Adds the variable with all libraries but this one; none: there are no others.
-    fn add_others(&mut self, own: &[u8], entry: &[u8]) -> Option<*const c_char> {
+    fn add_other_libraries(&mut self, own: &[u8], entry: &[u8]) -> Option<*const c_char> {
         let others = || libraries(&entry[VARIABLE.len()..]).filter(|it| *it != own);
         others().next()?;
         let start = self.free;
@@ -140,7 +140,7 @@ impl Environment {
     /// Of this one, which names this library.
     fn without(own: &[u8], strings: Strings, spare: usize) -> Option<Environment> {
         let is_preload = |entry: &[u8]| entry.starts_with(VARIABLE);
-        // SAFETY: as in `variable`.
+        // SAFETY: as in `env_string`.
         let entries = || all(strings).map(|it| (it, unsafe { bytes(it) }));
         let preloads = entries().filter(|(_, entry)| is_preload(entry));
         let text: usize = preloads.map(|(_, entry)| entry.len() + 1).sum();
@@ -152,7 +152,7 @@ impl Environment {
             len,
             pointers: count + 1,
         };
-        let mut text = Text {
+        let mut text = StringArea {
             free: new.start.cast::<u8>().wrapping_add(words),
             room: text,
         };
@@ -161,7 +161,7 @@ impl Environment {
         for (it, entry) in entries().take(count) {
             let put = match is_preload(entry) {
                 false => Some(it),
-                true => text.add_others(own, entry),
+                true => text.add_other_libraries(own, entry),
             };
             if let Some(put) = put {
                 // SAFETY: one of the first `count` words of a fresh mapping, aligned to pages. A
@@ -187,18 +187,19 @@ fn environment_for(
     strings: Strings,
     spare: usize,
 ) -> Option<Environment> {
-    let own = OWN.load(Relaxed);
+    let own = OWN_PATH.load(Relaxed);
     if own.is_null() || path.is_null() || withdraw::is_filtered() {
         return None;
     }
     // SAFETY: a string of the loader, which stays.
     let name = unsafe { bytes(own) };
     let value = variable(strings, VARIABLE)?;
-    // SAFETY: as in `variable`.
+    // SAFETY: as in `env_string`.
     if !libraries(unsafe { bytes(value) }).any(|library| library == name) {
         return None;
     }
-    let is_refused = !programs::finds(own) || programs::refuses(directory, path);
+    let is_refused =
+        !programs::is_library_visible(own) || programs::is_incompatible(directory, path);
     is_refused.then(|| Environment::without(name, strings, spare))?
 }
 
@@ -218,7 +219,7 @@ fn environment_for_found(
         return environment_for((HERE, file), strings, spare);
     }
     let path = variable(current(), b"PATH=").unwrap_or(DEFAULT_PATH.as_ptr());
-    // SAFETY: as in `variable`.
+    // SAFETY: as in `env_string`.
     let path = unsafe { bytes(path) };
     let mut place = [0; libc::PATH_MAX as usize];
     for directory in path.split(|byte| *byte == b':') {
@@ -251,18 +252,18 @@ fn join(parts: &[&[u8]], into: &mut [u8]) -> Option<()> {
 
 /// Executes with another environment, which a child of `vfork` leaves to its parent to unmap.
 fn with(environment: &Environment, run: impl FnOnce(Strings) -> c_int) -> c_int {
-    thread::this().lend(environment.start as usize, environment.len);
+    thread::this().set_exec_mapping(environment.start as usize, environment.len);
     let result = run(environment.strings());
-    thread::this().lend(0, 0);
+    thread::this().set_exec_mapping(0, 0);
     result
 }
 
 /// In the parent, when a child of `vfork` is gone from its memory.
-pub fn unmap_lent() {
-    let (start, len) = thread::this().lent();
+pub fn unmap_exec_mapping() {
+    let (start, len) = thread::this().exec_mapping();
     if len > 0 {
         sys::unmap(start, len);
-        thread::this().lend(0, 0);
+        thread::this().set_exec_mapping(0, 0);
     }
 }
 
@@ -307,7 +308,7 @@ fn environment_for_at(
     flags: c_int,
     envp: Strings,
 ) -> Option<Environment> {
-    let is_empty = buffer::copied(path)? == 0;
+    let is_empty = buffer::read_checked(path)? == 0;
     match is_empty && flags & libc::AT_EMPTY_PATH != 0 {
         true => environment_for_fd(directory, envp),
         false => environment_for((directory, path), envp, 0),
@@ -331,13 +332,13 @@ fn environment_for_fd(fd: c_int, envp: Strings) -> Option<Environment> {
 
 /// The arguments of a call with a list of them: those in registers, and those on the stack.
 #[repr(C)]
-struct Listed {
+struct ExecArguments {
     registers: [*const c_char; 6],
 }
 
 /// Which of these calls it is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum ListedCall {
+enum ExecListCall {
     Execl,
     Execlp,
     Execle,
@@ -347,7 +348,7 @@ enum ListedCall {
 ///
 /// # Safety
 /// What a caller of `execl` or a relative passed.
-unsafe fn argument(listed: *const Listed, stack: Strings, index: usize) -> *const c_char {
+unsafe fn argument(listed: *const ExecArguments, stack: Strings, index: usize) -> *const c_char {
     match index + 1 {
         // SAFETY: the caller's.
         register @ ..6 => unsafe { (*listed).registers[register] },
@@ -360,7 +361,7 @@ unsafe fn argument(listed: *const Listed, stack: Strings, index: usize) -> *cons
 ///
 /// # Safety
 /// As `argument`.
-unsafe fn listed(call: ListedCall, listed: *const Listed, stack: Strings) {
+unsafe fn exec_with_list(call: ExecListCall, listed: *const ExecArguments, stack: Strings) {
     // SAFETY: the caller's.
     let at = |index| unsafe { argument(listed, stack, index) };
     // SAFETY: as above.
@@ -369,12 +370,14 @@ unsafe fn listed(call: ListedCall, listed: *const Listed, stack: Strings) {
         return;
     };
     let envp = match call {
-        ListedCall::Execle => at(count + 1).cast(),
-        ListedCall::Execl | ListedCall::Execlp => current(),
+        ExecListCall::Execle => at(count + 1).cast(),
+        ExecListCall::Execl | ExecListCall::Execlp => current(),
     };
     let environment = match call {
-        ListedCall::Execlp => environment_for_found(path, envp, count + 1),
-        ListedCall::Execl | ListedCall::Execle => environment_for((HERE, path), envp, count + 1),
+        ExecListCall::Execlp => environment_for_found(path, envp, count + 1),
+        ExecListCall::Execl | ExecListCall::Execle => {
+            environment_for((HERE, path), envp, count + 1)
+        }
     };
     let Some(environment) = environment else {
         return;
@@ -387,9 +390,9 @@ unsafe fn listed(call: ListedCall, listed: *const Listed, stack: Strings) {
     let argv = argv.cast_const();
     with(&environment, |strings| match call {
         // SAFETY: the arguments are the caller's.
-        ListedCall::Execlp => unsafe { real::execvpe(path, argv, strings) },
+        ExecListCall::Execlp => unsafe { real::execvpe(path, argv, strings) },
         // SAFETY: as above.
-        ListedCall::Execl | ListedCall::Execle => unsafe { real::execve(path, argv, strings) },
+        ExecListCall::Execl | ExecListCall::Execle => unsafe { real::execve(path, argv, strings) },
     });
 }
 
@@ -398,9 +401,9 @@ macro_rules! listing {
         $(
             /// # Safety
             /// As `argument`.
-            unsafe extern "C" fn $before(arguments: *const Listed, stack: Strings) -> *mut c_void {
+            unsafe extern "C" fn $before(arguments: *const ExecArguments, stack: Strings) -> *mut c_void {
                 // SAFETY: the caller's.
-                unsafe { listed(ListedCall::$call, arguments, stack) };
+                unsafe { exec_with_list(ExecListCall::$call, arguments, stack) };
                 real::addresses::$name()
             }
 
@@ -461,12 +464,12 @@ macro_rules! spawning {
                 argv: Strings,
                 envp: Strings,
             ) -> c_int {
-                process::before_copy();
+                process::before_fork();
                 let environment = $environment(path, envp, 0);
                 let strings = environment.as_ref().map_or(envp, Environment::strings);
                 // SAFETY: the arguments are the caller's, but for the environment.
                 let result = unsafe { real::$name(pid, path, actions, attributes, argv, strings) };
-                process::after_copy();
+                process::after_fork();
                 result
             }
             names! { $name: crate::execs::$name; }

@@ -14,7 +14,7 @@
 //! | `calls` | what programs call in place of the C library's |
 //! | `data`, `vector` | reading and writing, and the offset |
 //! | `descriptors`, `messages` | opening, closing, duplicating, sending |
-//! | `table`, `entry` | which descriptors are on the direct path |
+//! | `table`, `open_description` | which descriptors are on the direct path |
 //! | `process` | forking |
 //! | `execs`, `programs` | programs that cannot have this library |
 //! | `threads` | threads of the engine, which keep no process alive |
@@ -22,7 +22,7 @@
 //! | `signals`, `thread` | no handler inside an engine call |
 //! | `buffer` | bad pointers |
 //! | `report` | what went directly, and what by the kernel |
-//! | `stack` | the engine does not run on stacks of the program |
+//! | `engine_stack` | the engine does not run on stacks of the program |
 //! | `real`, `sys` | the way to the C library, and past it |
 //! | `binding`, `elf` | what this library itself calls is not the program's |
 //!
@@ -65,11 +65,11 @@ mod data;
 mod descriptors;
 mod elf;
 pub mod engine;
-mod entry;
 mod execs;
 mod lock;
 mod messages;
 mod mounts;
+mod open_description;
 #[cfg(any(debug_assertions, feature = "probe"))]
 mod probe;
 mod process;
@@ -93,7 +93,7 @@ extern "C" fn begin() {
     withdraw::begin();
     threads::begin();
     real::find_all();
-    data::look_at_limits();
+    data::refresh_size_limit();
     engine::begin();
     #[cfg(any(debug_assertions, feature = "probe"))]
     probe::begin();

@@ -13,9 +13,9 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 /// Besides: somebody may sleep.
-const AWAITED: u32 = 2;
+const HAS_WAITERS: u32 = 2;
 /// Besides: for a call of the kernel's alone.
-const KERNELS: u32 = 4;
+const IN_KERNEL_CALL: u32 = 4;
 
 /// Looks before sleeping: about as long as two short system calls.
 const SPINS_MAX: u32 = 100;
@@ -27,17 +27,17 @@ impl Lock {
         Lock(AtomicU32::new(FREE))
     }
 
-    pub fn hold(&self) -> Held<'_> {
+    pub fn hold(&self) -> LockGuard<'_> {
         for _ in 0..SPINS_MAX {
             if self.take_as(HELD).is_ok() {
-                return Held(self);
+                return LockGuard(self);
             }
             spin_loop();
         }
-        while let Err(seen) = self.take_as(HELD | AWAITED) {
+        while let Err(seen) = self.take_as(HELD | HAS_WAITERS) {
             self.sleep(seen);
         }
-        Held(self)
+        LockGuard(self)
     }
 
     fn take_as(&self, state: u32) -> Result<u32, u32> {
@@ -46,7 +46,7 @@ impl Lock {
 
     /// Until it is no longer as it was seen, or sooner.
     fn sleep(&self, seen: u32) {
-        let awaited = seen | AWAITED;
+        let awaited = seen | HAS_WAITERS;
         let mark = || self.0.compare_exchange(seen, awaited, Relaxed, Relaxed);
         if seen == awaited || mark().is_ok() {
             sys::futex_wait(&self.0, awaited);
@@ -55,12 +55,12 @@ impl Lock {
 
     /// Returns when nobody holds it, unless for a call of the kernel's alone. Whoever holds it
     /// from then on sees what the caller did before.
-    pub fn pass(&self) {
+    pub fn await_release(&self) {
         let mut has_slept = false;
         loop {
             // It writes, so that who takes the lock later has seen that.
             let seen = self.0.fetch_or(0, AcqRel);
-            if seen == FREE || seen & KERNELS != 0 {
+            if seen == FREE || seen & IN_KERNEL_CALL != 0 {
                 break;
             }
             self.sleep(seen);
@@ -78,20 +78,20 @@ impl Lock {
     }
 }
 
-pub struct Held<'a>(&'a Lock);
+pub struct LockGuard<'a>(&'a Lock);
 
-impl Held<'_> {
+impl LockGuard<'_> {
     /// What is left to do is one call of the kernel's.
-    pub fn leave_to_kernel(&self) {
-        if self.0.0.fetch_or(KERNELS, Release) & AWAITED != 0 {
+    pub fn mark_kernel_call(&self) {
+        if self.0.0.fetch_or(IN_KERNEL_CALL, Release) & HAS_WAITERS != 0 {
             sys::futex_wake_all(&self.0.0);
         }
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for LockGuard<'_> {
     fn drop(&mut self) {
-        if self.0.0.swap(FREE, Release) & AWAITED != 0 {
+        if self.0.0.swap(FREE, Release) & HAS_WAITERS != 0 {
             sys::futex_wake_one(&self.0.0);
         }
     }

@@ -5,7 +5,7 @@
 //! surely there, as far as the kernel would look; the error is the kernel's to tell.
 
 use crate::buffer;
-use crate::descriptors::{came, share};
+use crate::descriptors::{fd_created, share};
 use crate::table;
 use libc::{c_int, c_uint, cmsghdr, mmsghdr, msghdr};
 
@@ -18,9 +18,9 @@ const CONTROL_BYTES_MAX: usize = 1 << 20;
 
 /// A message may take descriptors to another process.
 #[inline(never)]
-pub extern "C" fn sent(message: *const msghdr) {
+pub extern "C" fn before_sendmsg(message: *const msghdr) {
     if !table::is_untouched() {
-        each_of(message, |fd| {
+        for_each_fd(message, |fd| {
             if table::is_ours(fd) {
                 share(fd);
             }
@@ -29,45 +29,45 @@ pub extern "C" fn sent(message: *const msghdr) {
 }
 
 #[inline(never)]
-pub extern "C" fn all_sent(messages: *const mmsghdr, count: c_uint) {
+pub extern "C" fn before_sendmmsg(messages: *const mmsghdr, count: c_uint) {
     for at in 0..(count as usize).min(MESSAGES_MAX) {
-        sent(messages.wrapping_add(at).cast());
+        before_sendmsg(messages.wrapping_add(at).cast());
     }
 }
 
 /// A message may have brought descriptors, if it was received.
 #[inline(never)]
-pub extern "C" fn received(message: *const msghdr, result: isize) {
+pub extern "C" fn after_recvmsg(message: *const msghdr, result: isize) {
     if result >= 0 && !table::is_untouched() {
-        each_of(message, |fd| {
-            came(fd);
+        for_each_fd(message, |fd| {
+            fd_created(fd);
         });
     }
 }
 
 #[inline(never)]
-pub extern "C" fn all_received(messages: *const mmsghdr, count: isize) {
+pub extern "C" fn after_recvmmsg(messages: *const mmsghdr, count: isize) {
     for at in 0..usize::try_from(count).unwrap_or(0).min(MESSAGES_MAX) {
-        received(messages.wrapping_add(at).cast(), 0);
+        after_recvmsg(messages.wrapping_add(at).cast(), 0);
     }
 }
 
 /// The descriptors in a message, up to the first part that is not whole.
-fn each_of(message: *const msghdr, tell: impl Fn(c_int)) {
+fn for_each_fd(message: *const msghdr, tell: impl Fn(c_int)) {
     const HEAD: usize = size_of::<cmsghdr>();
-    let Some(header) = buffer::copied(message) else {
+    let Some(header) = buffer::read_checked(message) else {
         return;
     };
     let mut part = header.msg_control.cast::<u8>().cast_const();
     let mut left = header.msg_controllen.min(CONTROL_BYTES_MAX);
     while left >= HEAD
-        && let Some(found) = buffer::copied(part.cast::<cmsghdr>())
+        && let Some(found) = buffer::read_checked(part.cast::<cmsghdr>())
         && (HEAD..=left).contains(&found.cmsg_len)
     {
         if found.cmsg_level == libc::SOL_SOCKET && found.cmsg_type == libc::SCM_RIGHTS {
             let fds = part.wrapping_add(HEAD).cast::<c_int>();
             for at in 0..(found.cmsg_len - HEAD) / size_of::<c_int>() {
-                let Some(fd) = buffer::copied(fds.wrapping_add(at)) else {
+                let Some(fd) = buffer::read_checked(fds.wrapping_add(at)) else {
                     return;
                 };
                 tell(fd);

@@ -1,18 +1,18 @@
 //! The engine: files on mounts, as a guest of theirs.
 
-use crate::engine::number;
+use crate::engine::env_number;
 use crate::{real, sys, threads};
 use libc::c_int;
-use pagemesh_direct::account::{Told, Why};
-use pagemesh_direct::guest::{self, Guest};
-use pagemesh_direct::owned;
+use pagemesh_direct::client::{self, DirectClient};
+use pagemesh_direct::internal_fds;
+use pagemesh_direct::op_counters::{FileCounts, Why};
 use pagemesh_pmem::unreadable;
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU32};
 
-pub struct File(guest::File);
+pub struct MountedFile(client::DirectFile);
 
 /// Calls that the kernel serves before a process joins its first mount. Most processes of a
 /// shell script, or compilers, never get there.
@@ -23,23 +23,26 @@ static PATIENCE_SET: AtomicU32 = AtomicU32::new(PATIENCE);
 
 /// Once, when the library is loaded.
 pub fn begin() {
-    unreadable::leave_to_caller();
-    let calls = number(c"PAGEMESH_PATIENCE").and_then(|calls| u32::try_from(calls).ok());
+    unreadable::let_caller_handle_signals();
+    let calls = env_number(c"PAGEMESH_PATIENCE").and_then(|calls| u32::try_from(calls).ok());
     if let Some(calls) = calls {
         PATIENCE_SET.store(calls, Release);
     }
 }
 
 /// Made for the first file on a FUSE mount, and never freed.
-static GUEST: AtomicPtr<Guest> = AtomicPtr::new(ptr::null_mut());
+static CLIENT: AtomicPtr<DirectClient> = AtomicPtr::new(ptr::null_mut());
 
-fn guest() -> &'static Guest {
-    let found = GUEST.load(Acquire);
+fn client() -> &'static DirectClient {
+    let found = CLIENT.load(Acquire);
     let found = match found.is_null() {
         false => found,
         true => {
-            let made = Box::into_raw(Box::new(Guest::new(masked, PATIENCE_SET.load(Acquire))));
-            match GUEST.compare_exchange(ptr::null_mut(), made, AcqRel, Acquire) {
+            let made = Box::into_raw(Box::new(DirectClient::new(
+                run_masked,
+                PATIENCE_SET.load(Acquire),
+            )));
+            match CLIENT.compare_exchange(ptr::null_mut(), made, AcqRel, Acquire) {
                 Ok(_) => made,
                 Err(other) => {
                     // SAFETY: nobody else has seen it.
@@ -54,8 +57,8 @@ fn guest() -> &'static Guest {
 }
 
 /// What this process did on the direct path, and by the kernel.
-pub fn told() -> Vec<Told> {
-    guest().told()
+pub fn file_counts() -> Vec<FileCounts> {
+    client().file_counts()
 }
 
 /// `PTHREAD_CANCEL_DISABLE`
@@ -63,8 +66,8 @@ const CANCEL_DISABLE: c_int = 1;
 
 /// Threads that are started meanwhile get none of the program's signals. This one is not
 /// cancelled where it waits for them.
-fn masked(run: &mut dyn FnMut()) {
-    let before = sys::mask(libc::SIG_BLOCK, crate::signals::OF_PROGRAMS);
+fn run_masked(run: &mut dyn FnMut()) {
+    let before = sys::mask(libc::SIG_BLOCK, crate::signals::MASKABLE);
     let (mut may_be, mut disabled) = (0, 0);
     // SAFETY: both are of this thread's stack.
     unsafe { real::pthread_setcancelstate(CANCEL_DISABLE, &mut may_be) };
@@ -74,19 +77,19 @@ fn masked(run: &mut dyn FnMut()) {
     sys::mask(libc::SIG_SETMASK, before);
 }
 
-pub fn open(device: u64, ino: u64, fd: RawFd) -> File {
-    File(guest().open(device, ino, fd))
+pub fn open(device: u64, ino: u64, fd: RawFd) -> MountedFile {
+    MountedFile(client().open(device, ino, fd))
 }
 
-impl File {
+impl MountedFile {
     #[inline]
-    pub fn changes(&self) -> Option<u64> {
-        self.0.changes()
+    pub fn change_count(&self) -> Option<u64> {
+        self.0.change_count()
     }
 
     #[inline]
-    pub fn ready(&self) -> Option<u64> {
-        self.0.ready()
+    pub fn ready_change_count(&self) -> Option<u64> {
+        self.0.ready_change_count()
     }
 
     #[cold]
@@ -115,8 +118,8 @@ impl File {
     }
 
     /// The kernel gets an operation, for this reason.
-    pub fn note(&self, why: Why) {
-        self.0.note(why);
+    pub fn count_kernel(&self, why: Why) {
+        self.0.count_kernel(why);
     }
 
     #[inline]
@@ -126,18 +129,18 @@ impl File {
 }
 
 /// Leaves all mounts, and joins none any more.
-pub fn leave() {
+pub fn leave_all_mounts() {
     // SAFETY: null, or from a box that is never freed.
-    if let Some(guest) = unsafe { GUEST.load(Acquire).as_ref() } {
-        guest.leave();
+    if let Some(client) = unsafe { CLIENT.load(Acquire).as_ref() } {
+        client.leave();
     }
 }
 
 /// What the parent's threads may be changing is left as it is, for ever.
-pub fn forked(closes: bool) {
-    GUEST.store(ptr::null_mut(), Release);
-    threads::forked();
-    owned::forked(|fd| {
+pub fn reset_in_child(closes: bool) {
+    CLIENT.store(ptr::null_mut(), Release);
+    threads::reset_in_child();
+    internal_fds::close_in_child(|fd| {
         if closes {
             sys::close(fd);
         }
@@ -145,22 +148,22 @@ pub fn forked(closes: bool) {
 }
 
 /// Before the process is copied: the child must know of all that is the engine's.
-pub fn before_copy() {
-    owned::before_copy();
+pub fn before_fork() {
+    internal_fds::before_fork();
 }
 
 /// In the parent, behind it.
-pub fn after_copy() {
-    owned::after_copy();
+pub fn after_fork() {
+    internal_fds::after_fork();
 }
 
 /// All that the engine has.
-pub fn owned() -> impl Iterator<Item = RawFd> {
-    owned::all()
+pub fn internal_fds() -> impl Iterator<Item = RawFd> {
+    internal_fds::all()
 }
 
 /// Whether a descriptor is the engine's, which the program must not close or replace.
 #[inline]
-pub fn owns(fd: RawFd) -> bool {
-    owned::has(fd)
+pub fn is_internal_fd(fd: RawFd) -> bool {
+    internal_fds::contains(fd)
 }

@@ -4,12 +4,12 @@
 //! environment names a directory. Below it every regular file is on the direct path.
 //!
 //! - `PAGEMESH_PROBE_DIR`: that directory.
-//! - `PAGEMESH_PROBE_COUNTS`: a file of [`COUNTS`] words; all processes count in it.
+//! - `PAGEMESH_PROBE_COUNTS`: a file of [`LIST_COUNTS`] words; all processes count in it.
 //! - `PAGEMESH_PROBE_DECLINE=n`: of every n calls it leaves one to the kernel.
 //! - `PAGEMESH_PROBE_DWELL_US`: how long it stays inside.
 //! - `PAGEMESH_PROBE_NULL`: says that it did what it was asked, and does nothing.
 
-use crate::engine::{number, variable};
+use crate::engine::{env_number, env_string};
 use crate::sys;
 use libc::{c_char, c_int, c_void};
 use std::cell::Cell;
@@ -26,7 +26,7 @@ const COUNTS: usize = 10;
 
 /// The order of the words, for the tests.
 #[derive(Clone, Copy)]
-enum Count {
+enum Counter {
     Opens,
     Reads,
     Writes,
@@ -50,21 +50,21 @@ thread_local! {
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-pub struct File {
+pub struct ProbeFile {
     fd: c_int,
     /// Which process has opened it, counted along forks; none when it was ended.
-    born: AtomicU64,
+    generation: AtomicU64,
 }
 
-static BORN: AtomicU64 = AtomicU64::new(1);
+static PROCESS_GENERATION: AtomicU64 = AtomicU64::new(1);
 
 /// Once, when the library is loaded.
 pub fn begin() {
-    DIRECTORY.store(variable(c"PAGEMESH_PROBE_DIR"), SeqCst);
-    DECLINE.store(number(c"PAGEMESH_PROBE_DECLINE").unwrap_or(0), SeqCst);
-    DWELL_US.store(number(c"PAGEMESH_PROBE_DWELL_US").unwrap_or(0), SeqCst);
-    IS_NULL.store(!variable(c"PAGEMESH_PROBE_NULL").is_null(), SeqCst);
-    let path = variable(c"PAGEMESH_PROBE_COUNTS");
+    DIRECTORY.store(env_string(c"PAGEMESH_PROBE_DIR"), SeqCst);
+    DECLINE.store(env_number(c"PAGEMESH_PROBE_DECLINE").unwrap_or(0), SeqCst);
+    DWELL_US.store(env_number(c"PAGEMESH_PROBE_DWELL_US").unwrap_or(0), SeqCst);
+    IS_NULL.store(!env_string(c"PAGEMESH_PROBE_NULL").is_null(), SeqCst);
+    let path = env_string(c"PAGEMESH_PROBE_COUNTS");
     if !path.is_null() {
         COUNTERS.store(map(path), SeqCst);
     }
@@ -86,10 +86,10 @@ fn map(path: *const c_char) -> *mut AtomicU64 {
     }
 }
 
-fn count(what: Count) {
+fn count(what: Counter) {
     let counters = COUNTERS.load(Relaxed);
     if !counters.is_null() {
-        // SAFETY: a mapped array of `COUNTS` words that stays.
+        // SAFETY: a mapped array of `LIST_COUNTS` words that stays.
         unsafe { &*counters.add(what as usize) }.fetch_add(1, Relaxed);
     }
 }
@@ -99,22 +99,22 @@ pub fn is_on_all() -> bool {
     !DIRECTORY.load(Relaxed).is_null()
 }
 
-pub fn open(fd: c_int, dev: u64, ino: u64, _reads: bool, _writes: bool) -> Option<File> {
+pub fn open(fd: c_int, dev: u64, ino: u64, _reads: bool, _writes: bool) -> Option<ProbeFile> {
     // The one on mounts does not ask where a descriptor leads.
     if sys::fstat(fd).is_none_or(|stat| (stat.st_dev, stat.st_ino) != (dev, ino)) {
-        count(Count::Wrong);
+        count(Counter::Wrong);
     }
     if !is_on_all() || !is_below(fd) {
         return None;
     }
-    count(Count::Opens);
+    count(Counter::Opens);
     // Descriptors with high numbers are its own, as those of a real engine are.
     // SAFETY: no memory is touched.
     let fd = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 1000) };
     // Another opening, so that its offset and flags are its own.
-    (fd >= 0).then(|| File {
+    (fd >= 0).then(|| ProbeFile {
         fd,
-        born: AtomicU64::new(BORN.load(Relaxed)),
+        generation: AtomicU64::new(PROCESS_GENERATION.load(Relaxed)),
     })
 }
 
@@ -128,9 +128,9 @@ fn is_below(fd: c_int) -> bool {
     usize::try_from(len).is_ok_and(|len| path[..len].starts_with(directory.to_bytes()))
 }
 
-impl File {
+impl ProbeFile {
     pub fn read(&self, into: &mut [u8], offset: u64) -> Option<usize> {
-        let _visit = self.visit(Count::Reads)?;
+        let _visit = self.begin_call(Counter::Reads)?;
         if IS_NULL.load(Relaxed) {
             return Some(into.len());
         }
@@ -140,7 +140,7 @@ impl File {
     }
 
     pub fn write(&self, data: &[u8], offset: u64) -> Option<usize> {
-        let _visit = self.visit(Count::Writes)?;
+        let _visit = self.begin_call(Counter::Writes)?;
         if IS_NULL.load(Relaxed) {
             return Some(data.len());
         }
@@ -152,7 +152,7 @@ impl File {
 
     /// The end is not its own business: whoever appends beside it may be seen as it.
     pub fn append(&self, data: &[u8]) -> Option<u64> {
-        let _visit = self.visit(Count::Writes)?;
+        let _visit = self.begin_call(Counter::Writes)?;
         let end = sys::lseek(self.fd, 0, libc::SEEK_END);
         if IS_NULL.load(Relaxed) {
             return Some(end as u64 + data.len() as u64);
@@ -164,60 +164,60 @@ impl File {
         (written == data.len()).then(|| end as u64 + written as u64)
     }
 
-    fn visit(&self, what: Count) -> Option<Visit> {
-        let visit = Visit::begin(what);
-        if self.born.load(Relaxed) != BORN.load(Relaxed) {
-            count(Count::Wrong);
+    fn begin_call(&self, what: Counter) -> Option<ProbeCall> {
+        let visit = ProbeCall::begin(what);
+        if self.generation.load(Relaxed) != PROCESS_GENERATION.load(Relaxed) {
+            count(Counter::Wrong);
         }
         visit
     }
 
     pub fn size(&self) -> Option<u64> {
-        let _visit = self.visit(Count::Sizes)?;
+        let _visit = self.begin_call(Counter::Sizes)?;
         u64::try_from(sys::fstat(self.fd)?.st_size).ok()
     }
 
     pub fn sync(&self) -> bool {
-        self.visit(Count::Syncs).is_some()
+        self.begin_call(Counter::Syncs).is_some()
     }
 }
 
-impl Drop for File {
+impl Drop for ProbeFile {
     fn drop(&mut self) {
-        count(Count::Ends);
-        self.born.store(0, Relaxed);
+        count(Counter::Ends);
+        self.generation.store(0, Relaxed);
         // SAFETY: it is this file's own.
         unsafe { libc::close(self.fd) };
     }
 }
 
 /// Between the beginning and the end of a call.
-struct Visit;
+struct ProbeCall;
 
-impl Visit {
-    fn begin(what: Count) -> Option<Visit> {
+impl ProbeCall {
+    fn begin(what: Counter) -> Option<ProbeCall> {
         let decline = DECLINE.load(Relaxed);
         if decline != 0 && CALLS.fetch_add(1, Relaxed).is_multiple_of(decline) {
             return None;
         }
         if COUNTERS.load(Relaxed).is_null() {
-            return Some(Visit);
+            return Some(ProbeCall);
         }
         count(what);
-        count(Count::Begun);
+        count(Counter::Begun);
         if IS_INSIDE.replace(true) {
-            count(Count::Wrong);
+            count(Counter::Wrong);
         }
         dwell();
-        Some(Visit)
+        Some(ProbeCall)
     }
 }
 
-impl Drop for Visit {
+impl Drop for ProbeCall {
     fn drop(&mut self) {
         if !COUNTERS.load(Relaxed).is_null() {
             IS_INSIDE.set(false);
-            count(Count::Ended);
+            count(Counter::Ended);
         }
     }
 }
@@ -232,8 +232,8 @@ fn dwell() {
     }
 }
 
-pub fn forked() {
-    count(Count::Forks);
-    BORN.fetch_add(1, Relaxed);
+pub fn reset_in_child() {
+    count(Counter::Forks);
+    PROCESS_GENERATION.fetch_add(1, Relaxed);
     IS_INSIDE.set(false);
 }

@@ -24,39 +24,41 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
 /// A word that is 1 in the process that this library knows itself to be in, and 0 in a copy
 /// of it. None before the library is ready.
-static BORN: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+static OWNERSHIP_WORD: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 static PID: AtomicI32 = AtomicI32::new(0);
 
 /// Another process is or was in this memory, or had these descriptors, beside this one.
-static IS_GIVEN_UP: AtomicBool = AtomicBool::new(false);
+static IS_KERNEL_ONLY: AtomicBool = AtomicBool::new(false);
 /// This is a copy that was not told, or not yet.
-static IS_UNTOLD: AtomicBool = AtomicBool::new(false);
+static IS_UNANNOUNCED_COPY: AtomicBool = AtomicBool::new(false);
 /// In a copy that was not told: it may have its parent's very descriptors.
 static MAY_SHARE_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
 
 /// Calls that may copy descriptors into another process.
-static COPIES_BEGUN: AtomicU64 = AtomicU64::new(0);
-static COPIES_ENDED: AtomicU64 = AtomicU64::new(0);
+static FORKS_BEGUN: AtomicU64 = AtomicU64::new(0);
+static FORKS_ENDED: AtomicU64 = AtomicU64::new(0);
 
-fn born() -> Option<&'static AtomicU32> {
+fn ownership_word() -> Option<&'static AtomicU32> {
     // SAFETY: null, or a page that is never unmapped.
-    NonNull::new(BORN.load(Relaxed)).map(|word| unsafe { word.as_ref() })
+    NonNull::new(OWNERSHIP_WORD.load(Relaxed)).map(|word| unsafe { word.as_ref() })
 }
 
 /// Once, when the library is loaded.
 pub fn begin() {
-    let Some(page) = wiped_page() else { return };
+    let Some(page) = wipe_on_fork_page() else {
+        return;
+    };
     // SAFETY: the handlers are functions that live as long as the process.
-    if unsafe { libc::pthread_atfork(Some(before_copy), Some(after_copy), Some(in_child)) } != 0 {
+    if unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) } != 0 {
         return;
     }
     PID.store(sys::getpid(), Relaxed);
     // SAFETY: a fresh page, aligned and zeroed.
     unsafe { page.as_ref() }.store(1, Relaxed);
-    BORN.store(page.as_ptr(), SeqCst);
+    OWNERSHIP_WORD.store(page.as_ptr(), SeqCst);
 }
 
-fn wiped_page() -> Option<NonNull<AtomicU32>> {
+fn wipe_on_fork_page() -> Option<NonNull<AtomicU32>> {
     const BYTES: usize = 4096;
     let (protection, flags) = (
         libc::PROT_READ | libc::PROT_WRITE,
@@ -78,9 +80,11 @@ fn wiped_page() -> Option<NonNull<AtomicU32>> {
 /// the library is ready. The caller's thread is inside, or has its signals blocked.
 #[inline]
 pub fn is_ours() -> bool {
-    let Some(born) = born() else { return false };
+    let Some(born) = ownership_word() else {
+        return false;
+    };
     if born.load(Relaxed) == 0 {
-        adopt_untold();
+        adopt_unannounced_copy();
     }
     true
 }
@@ -91,72 +95,75 @@ pub fn may_change() -> bool {
 }
 
 /// Whether no descriptor is to be put in the table any more.
-pub fn is_given_up() -> bool {
-    IS_GIVEN_UP.load(SeqCst) || IS_UNTOLD.load(SeqCst) || withdraw::is_withdrawn()
+pub fn is_kernel_only() -> bool {
+    IS_KERNEL_ONLY.load(SeqCst) || IS_UNANNOUNCED_COPY.load(SeqCst) || withdraw::is_withdrawn()
 }
 
 /// Before such a child.
-fn give_up(flags: c_int) {
+fn switch_to_kernel(flags: c_int) {
     if !thread::this().is_vforked() {
         let shares = flags & libc::CLONE_FILES != 0;
         MAY_SHARE_DESCRIPTORS.fetch_or(shares, SeqCst);
-        IS_GIVEN_UP.store(true, SeqCst);
+        IS_KERNEL_ONLY.store(true, SeqCst);
         descriptors::forget_range(0, c_uint::MAX);
     }
 }
 
 /// What a child of `clone` has of its parent's, and what follows.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Child {
+enum CloneKind {
     /// Memory and descriptors: it is of this process.
     Thread,
     /// Neither.
-    Copy,
+    Fork,
     /// This thread's memory, while this thread sleeps: a child of `vfork`.
-    Here,
+    Vfork,
     /// Memory alone, or descriptors alone, or both, in another process: nobody could tell who calls,
     /// or what the other one does to descriptors.
-    Beside,
+    SharingProcess,
 }
 
-fn child_of(flags: c_int) -> Child {
+fn clone_kind(flags: c_int) -> CloneKind {
     let has = |flag| flags & flag != 0;
     match (has(libc::CLONE_VM), has(libc::CLONE_FILES)) {
-        (_, true) if has(libc::CLONE_THREAD) => Child::Thread,
-        (false, false) => Child::Copy,
-        (true, false) if has(libc::CLONE_VFORK) && !has(libc::CLONE_SETTLS) => Child::Here,
-        _ => Child::Beside,
+        (_, true) if has(libc::CLONE_THREAD) => CloneKind::Thread,
+        (false, false) => CloneKind::Fork,
+        (true, false) if has(libc::CLONE_VFORK) && !has(libc::CLONE_SETTLS) => CloneKind::Vfork,
+        _ => CloneKind::SharingProcess,
     }
 }
 
 /// Before a system call that makes a process or a thread. Nothing is done behind it, so that
 /// nobody would know when a child that is here has gone.
-pub fn called(number: c_long, first: c_long) {
+pub fn before_clone_syscall(number: c_long, first: c_long) {
     let flags = match number {
         libc::SYS_vfork => libc::CLONE_VM | libc::CLONE_VFORK,
         libc::SYS_clone => first as c_int,
         // `struct clone_args` begins with the flags.
-        libc::SYS_clone3 => buffer::copied(first as *const u64).unwrap_or(0) as c_int,
+        libc::SYS_clone3 => buffer::read_checked(first as *const u64).unwrap_or(0) as c_int,
         _ => 0,
     };
-    before_copy();
-    if matches!(child_of(flags), Child::Here | Child::Beside) {
-        give_up(flags);
+    before_fork();
+    if matches!(
+        clone_kind(flags),
+        CloneKind::Vfork | CloneKind::SharingProcess
+    ) {
+        switch_to_kernel(flags);
     }
-    after_copy();
+    after_fork();
 }
 
 /// Makes the table this process's. What the engine has open is closed, if it is not its parent's, too.
-fn adopt(closes: bool) {
-    engine::forked(closes);
+fn adopt_in_child(closes: bool) {
+    engine::reset_in_child(closes);
     table::inherit();
-    signals::forked();
-    report::forked();
+    signals::reset_in_child();
+    report::reset_in_child();
     PID.store(sys::getpid(), Relaxed);
 }
 
-fn be_born() {
-    if let Some(born) = born() {
+fn claim_process() {
+    if let Some(born) = ownership_word() {
         born.store(1, Relaxed);
     }
 }
@@ -164,17 +171,17 @@ fn be_born() {
 /// The parent may have had other threads, and what they held (in `malloc`) is nobody's here: only
 /// what may be called in a handler may be called, and the engine may not.
 #[cold]
-fn adopt_untold() {
-    IS_UNTOLD.store(true, SeqCst);
-    adopt(!MAY_SHARE_DESCRIPTORS.load(SeqCst));
+fn adopt_unannounced_copy() {
+    IS_UNANNOUNCED_COPY.store(true, SeqCst);
+    adopt_in_child(!MAY_SHARE_DESCRIPTORS.load(SeqCst));
     table::ours_in(0, c_uint::MAX).for_each(table::remove);
-    be_born();
+    claim_process();
 }
 
 /// Before descriptors may be copied into another process.
 #[inline(never)]
-pub extern "C" fn before_copy() {
-    COPIES_BEGUN.fetch_add(1, SeqCst);
+pub extern "C" fn before_fork() {
+    FORKS_BEGUN.fetch_add(1, SeqCst);
     if withdraw::is_withdrawn() {
         return;
     }
@@ -183,52 +190,52 @@ pub extern "C" fn before_copy() {
     if is_ours() {
         table::share_all();
     }
-    engine::before_copy();
+    engine::before_fork();
     sys::mask(libc::SIG_SETMASK, mask);
 }
 
-pub extern "C" fn after_copy() {
+pub extern "C" fn after_fork() {
     if !withdraw::is_withdrawn() {
-        engine::after_copy();
+        engine::after_fork();
     }
-    COPIES_ENDED.fetch_add(1, SeqCst);
+    FORKS_ENDED.fetch_add(1, SeqCst);
 }
 
 extern "C" fn in_child() {
     thread::this().set_vforked(false);
-    COPIES_ENDED.store(COPIES_BEGUN.load(SeqCst), SeqCst);
+    FORKS_ENDED.store(FORKS_BEGUN.load(SeqCst), SeqCst);
     if withdraw::is_withdrawn() {
-        be_born();
+        claim_process();
         return;
     }
     let inside = thread::this().enter();
-    if born().is_some() {
-        adopt(true);
-        be_born();
+    if ownership_word().is_some() {
+        adopt_in_child(true);
+        claim_process();
     }
     // Somebody else's handler may have called before this one.
-    IS_UNTOLD.store(false, SeqCst);
+    IS_UNANNOUNCED_COPY.store(false, SeqCst);
     drop(inside);
 }
 
 /// Taken before a descriptor is made. It is the kernel's offset alone if descriptors were
 /// perhaps copied since.
-pub struct Since(Option<u64>);
+pub struct ForkStamp(Option<u64>);
 
-impl Since {
-    pub fn now() -> Since {
-        let ended = COPIES_ENDED.load(SeqCst);
-        Since((COPIES_BEGUN.load(SeqCst) == ended).then_some(ended))
+impl ForkStamp {
+    pub fn now() -> ForkStamp {
+        let ended = FORKS_ENDED.load(SeqCst);
+        ForkStamp((FORKS_BEGUN.load(SeqCst) == ended).then_some(ended))
     }
 
-    pub fn may_be_copied(&self) -> bool {
-        Some(COPIES_BEGUN.load(SeqCst)) != self.0
+    pub fn may_have_forked_since(&self) -> bool {
+        Some(FORKS_BEGUN.load(SeqCst)) != self.0
     }
 }
 
 /// Gives whether the caller is such a child itself.
 extern "C" fn begin_vfork() -> bool {
-    before_copy();
+    before_fork();
     let was_vforked = thread::this().is_vforked();
     thread::this().set_vforked(true);
     was_vforked
@@ -237,8 +244,8 @@ extern "C" fn begin_vfork() -> bool {
 /// In the parent, when the child is gone from its memory.
 extern "C" fn end_vfork(result: isize, was_vforked: bool) -> pid_t {
     thread::this().set_vforked(was_vforked);
-    execs::unmap_lent();
-    after_copy();
+    execs::unmap_exec_mapping();
+    after_fork();
     sys::returned(result) as pid_t
 }
 
@@ -274,10 +281,10 @@ macro_rules! copying {
         $(
             #[allow(non_snake_case)]
             unsafe extern "C" fn $name($($arg: $kind),*) -> $result {
-                before_copy();
+                before_fork();
                 // SAFETY: the arguments are the caller's.
                 let result = unsafe { real::$name($($arg),*) };
-                after_copy();
+                after_fork();
                 result
             }
             names! { $name: crate::process::$name; }
@@ -305,26 +312,26 @@ unsafe extern "C" fn clone(
     local: *mut c_void,
     child: c_long,
 ) -> c_int {
-    let child_is = child_of(flags);
-    if child_is == Child::Thread {
+    let child_is = clone_kind(flags);
+    if child_is == CloneKind::Thread {
         // SAFETY: the arguments are the caller's.
         return unsafe { real::clone(run, stack, flags, argument, parent, local, child) };
     }
-    before_copy();
+    before_fork();
     let thread = thread::this();
     let was_vforked = thread.is_vforked();
     match child_is {
-        Child::Here => thread.set_vforked(true),
-        Child::Beside => give_up(flags),
-        Child::Thread | Child::Copy => {}
+        CloneKind::Vfork => thread.set_vforked(true),
+        CloneKind::SharingProcess => switch_to_kernel(flags),
+        CloneKind::Thread | CloneKind::Fork => {}
     }
     // SAFETY: as above.
     let result = unsafe { real::clone(run, stack, flags, argument, parent, local, child) };
     thread.set_vforked(was_vforked);
-    if child_is == Child::Here {
-        execs::unmap_lent();
+    if child_is == CloneKind::Vfork {
+        execs::unmap_exec_mapping();
     }
-    after_copy();
+    after_fork();
     result
 }
 

@@ -10,12 +10,12 @@ const SCRIPTS_MAX: usize = 5;
 /// Bytes of a script's first line that the kernel reads.
 const LINE_MAX: usize = 256;
 /// Program headers that are looked at. Linkers put the loader's name in front.
-const PARTS_MAX: u64 = 64;
+const PROGRAM_HEADERS_MAX: u64 = 64;
 /// The end of a loader's path that is looked at: its name.
 const NAME_MAX: usize = 64;
 /// Whether a loader finds this library.
-pub fn finds(own: *const c_char) -> bool {
-    let opened = sys::open_to_look(libc::AT_FDCWD, own);
+pub fn is_library_visible(own: *const c_char) -> bool {
+    let opened = sys::open_for_inspection(libc::AT_FDCWD, own);
     if opened >= 0 {
         sys::close(opened as c_int);
     }
@@ -24,28 +24,28 @@ pub fn finds(own: *const c_char) -> bool {
 }
 
 /// What the beginning of a program's file says.
-enum Judged {
-    Fits,
-    Refused,
+enum ProgramKind {
+    Compatible,
+    Incompatible,
     /// A script. What executes it was put where the caller wants it.
     Script,
 }
 
 /// Whether a program cannot have this library.
-pub fn refuses(directory: c_int, path: *const c_char) -> bool {
+pub fn is_incompatible(directory: c_int, path: *const c_char) -> bool {
     let mut line = [0; LINE_MAX + 1];
     let (mut directory, mut path) = (directory, path);
     for _ in 0..=SCRIPTS_MAX {
-        let opened = sys::open_to_look(directory, path);
+        let opened = sys::open_for_inspection(directory, path);
         let Ok(fd @ 0..) = c_int::try_from(opened) else {
             return false;
         };
-        let judged = judge(fd, &mut line);
+        let judged = classify(fd, &mut line);
         sys::close(fd);
         match judged {
-            Judged::Fits => return false,
-            Judged::Refused => return true,
-            Judged::Script => {
+            ProgramKind::Compatible => return false,
+            ProgramKind::Incompatible => return true,
+            ProgramKind::Script => {
                 (directory, path) = (libc::AT_FDCWD, line.as_ptr().cast());
             }
         }
@@ -54,29 +54,29 @@ pub fn refuses(directory: c_int, path: *const c_char) -> bool {
 }
 
 /// By the header and the name of the loader (gabi, "Program Header").
-fn judge(fd: c_int, line: &mut [u8; LINE_MAX + 1]) -> Judged {
+fn classify(fd: c_int, line: &mut [u8; LINE_MAX + 1]) -> ProgramKind {
     const INTERPRETER: u32 = 3;
     const X86_64: u16 = 62;
     line.fill(0);
     let len = sys::read_at(fd, &mut line[..LINE_MAX], 0);
     if line.starts_with(b"#!") {
-        return match keep_interpreter(line) {
-            true => Judged::Script,
-            false => Judged::Fits,
+        return match extract_interpreter(line) {
+            true => ProgramKind::Script,
+            false => ProgramKind::Compatible,
         };
     }
     if len < 64 || !line.starts_with(b"\x7fELF") {
-        return Judged::Fits;
+        return ProgramKind::Compatible;
     }
     if line[4] != 2 || word::<2>(line, 18) != u64::from(X86_64) {
-        return Judged::Refused;
+        return ProgramKind::Incompatible;
     }
     let (start, size, count) = (
         word::<8>(line, 32),
         word::<2>(line, 54),
         word::<2>(line, 56),
     );
-    for number in 0..count.min(PARTS_MAX) {
+    for number in 0..count.min(PROGRAM_HEADERS_MAX) {
         let mut part = [0; 56];
         let Some(place) = start.checked_add(number * size) else {
             break;
@@ -94,24 +94,24 @@ fn judge(fd: c_int, line: &mut [u8; LINE_MAX + 1]) -> Judged {
             break;
         };
         let len = sys::read_at(fd, &mut name[..short as usize], from);
-        return match len > 0 && !is_of_gnu(&name[..len]) {
-            true => Judged::Refused,
-            false => Judged::Fits,
+        return match len > 0 && !is_gnu_loader(&name[..len]) {
+            true => ProgramKind::Incompatible,
+            false => ProgramKind::Compatible,
         };
     }
     // Static, or unreadable.
-    Judged::Fits
+    ProgramKind::Compatible
 }
 
 /// Whether the end of a loader's path names that of the GNU C library.
-fn is_of_gnu(path: &[u8]) -> bool {
+fn is_gnu_loader(path: &[u8]) -> bool {
     let mut parts = path.split(|byte| *byte == 0 || *byte == b'/');
     let name = parts.rfind(|part| !part.is_empty());
     name.is_some_and(|name| name.starts_with(b"ld-linux-x86-64"))
 }
 
 /// Leaves the path of a script's interpreter in the line, with a zero behind it.
-fn keep_interpreter(line: &mut [u8; LINE_MAX + 1]) -> bool {
+fn extract_interpreter(line: &mut [u8; LINE_MAX + 1]) -> bool {
     let is_blank = |byte: &u8| b" \t".contains(byte);
     let is_end = |byte: &u8| b" \t\n\0".contains(byte);
     let Some(from) = line[2..].iter().position(|byte| !is_blank(byte)) else {

@@ -6,7 +6,7 @@
 //! cancelled in them.
 
 use crate::binding;
-use crate::elf::Name;
+use crate::elf::SymbolName;
 use libc::{c_char, c_int, c_long, c_uint, c_void, iovec, mode_t, msghdr, off64_t, pid_t};
 use libc::{sigaction as action, siginfo_t, size_t, ssize_t};
 use std::ffi::CStr;
@@ -23,7 +23,7 @@ extern "C" fn missing() -> isize {
 #[inline(never)]
 fn find(cell: &AtomicPtr<c_void>, name: &'static CStr) -> *mut c_void {
     binding::begin();
-    let found = binding::behind(Name::of(name));
+    let found = binding::next_definition(SymbolName::of(name));
     let found = found.unwrap_or(missing as *const () as usize) as *mut c_void;
     cell.store(found, Relaxed);
     found

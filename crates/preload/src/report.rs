@@ -7,11 +7,11 @@
 //! not ours costs one load more.
 
 use crate::engine::{self, Why};
-use crate::entry::Facts;
+use crate::open_description::OpenAttributes;
 use crate::{descriptors, process, sys, thread, withdraw};
 use libc::{c_char, c_int};
-use pagemesh_direct::account::{self, Level};
-use pagemesh_direct::report::{self, Format, Name};
+use pagemesh_direct::op_counters::{self, Level};
+use pagemesh_direct::report::{self, FileName, Format};
 use std::ffi::{CStr, OsString};
 use std::fmt::Write;
 use std::os::unix::ffi::OsStringExt;
@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 
 /// Names that are kept: as many as there are files that are told apart.
-const NAMES_MAX: usize = account::FILES;
+const NAMES_MAX: usize = op_counters::TRACKED_FILES;
 /// Bytes of a message.
 const LINE_MAX: usize = 256;
 /// Bytes of a path, as the kernel has it.
@@ -30,12 +30,12 @@ const PATH_MAX: usize = 4096;
 static IS_ON: AtomicBool = AtomicBool::new(false);
 static IS_JSON: AtomicBool = AtomicBool::new(false);
 /// Where the report goes; of the environment, which the program may change: a copy that is never freed.
-static PLACE: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
-static NAMES: Mutex<Vec<Name>> = Mutex::new(Vec::new());
+static DESTINATION: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
+static NAMES: Mutex<Vec<FileName>> = Mutex::new(Vec::new());
 /// Messages up to this level are written.
 static LEVEL: AtomicU32 = AtomicU32::new(Level::Off as u32);
 /// Reasons of which there was a message.
-static SAID: AtomicU64 = AtomicU64::new(0);
+static LOGGED: AtomicU64 = AtomicU64::new(0);
 /// Where standard error led.
 static ERROR_DEVICE: AtomicU64 = AtomicU64::new(0);
 static ERROR_INODE: AtomicU64 = AtomicU64::new(0);
@@ -46,25 +46,25 @@ pub fn begin() {
         ERROR_DEVICE.store(stat.st_dev, Relaxed);
         ERROR_INODE.store(stat.st_ino, Relaxed);
     }
-    let place = engine::variable(c"PAGEMESH_REPORT");
+    let place = engine::env_string(c"PAGEMESH_REPORT");
     if !place.is_null() {
         // SAFETY: a string of the environment.
-        PLACE.store(unsafe { libc::strdup(place) }, Relaxed);
-        IS_JSON.store(is_said(c"PAGEMESH_REPORT_OUTPUT", "json"), Relaxed);
+        DESTINATION.store(unsafe { libc::strdup(place) }, Relaxed);
+        IS_JSON.store(env_is(c"PAGEMESH_REPORT_OUTPUT", "json"), Relaxed);
         IS_ON.store(true, Relaxed);
     }
-    let level = text(c"PAGEMESH_LOG").map_or(Level::Off, report::level);
+    let level = env_text(c"PAGEMESH_LOG").map_or(Level::Off, report::log_level);
     LEVEL.store(level as u32, Relaxed);
     if level > Level::Off {
-        account::listen(say);
+        op_counters::set_listener(log_once);
         if withdraw::is_withdrawn() {
-            say(Why::Confined);
+            log_once(Why::Confined);
         }
     }
 }
 
-fn text(name: &CStr) -> Option<&'static str> {
-    let text = engine::variable(name);
+fn env_text(name: &CStr) -> Option<&'static str> {
+    let text = engine::env_string(name);
     if text.is_null() {
         return None;
     }
@@ -72,8 +72,8 @@ fn text(name: &CStr) -> Option<&'static str> {
     unsafe { CStr::from_ptr(text) }.to_str().ok()
 }
 
-fn is_said(name: &CStr, word: &str) -> bool {
-    text(name) == Some(word)
+fn env_is(name: &CStr, word: &str) -> bool {
+    env_text(name) == Some(word)
 }
 
 /// Whether there will be a report.
@@ -83,21 +83,21 @@ pub fn is_on() -> bool {
 }
 
 /// Keeps the name of an open file. The caller is inside, and in no handler.
-pub fn name(fd: c_int, facts: &Facts) {
+pub fn record_name(fd: c_int, attributes: &OpenAttributes) {
     if !is_on() {
         return;
     }
     let Ok(mut names) = NAMES.try_lock() else {
         return;
     };
-    let is_of = |name: &Name| (name.device, name.ino) == (facts.dev, facts.ino);
+    let is_of = |name: &FileName| (name.device, name.ino) == (attributes.dev, attributes.ino);
     if names.len() < NAMES_MAX && !names.iter().any(is_of) {
         let mut path = vec![0; PATH_MAX];
         if let Some(len) = sys::path_of(fd, &mut path) {
             path.truncate(len);
-            names.push(Name {
-                device: facts.dev,
-                ino: facts.ino,
+            names.push(FileName {
+                device: attributes.dev,
+                ino: attributes.ino,
                 path: OsString::from_vec(path).into(),
             });
         }
@@ -107,22 +107,25 @@ pub fn name(fd: c_int, facts: &Facts) {
 /// A call goes to the kernel by a descriptor that is not in the table. If it leads to a file on a mount of
 /// pagemesh, that is counted.
 #[cold]
-pub fn unknown(fd: c_int) {
+pub fn count_unknown_fd(fd: c_int) {
     if withdraw::is_withdrawn() {
         return;
     }
     let Some(inside) = thread::this().enter() else {
         return;
     };
-    if inside.thread().is_handling() || !process::is_ours() {
+    if inside.thread().is_in_handler() || !process::is_ours() {
         return;
     }
     let Some(stat) = sys::fstat(fd).filter(descriptors::is_file) else {
         return;
     };
-    if sys::fs_type(fd).is_some_and(engine::may_be_on) && is_of_pagemesh(stat.st_dev) {
-        account::note(account::slot_of(stat.st_dev, stat.st_ino), Why::Unknown);
-        let facts = Facts {
+    if sys::fs_type(fd).is_some_and(engine::may_be_direct_mount) && is_of_pagemesh(stat.st_dev) {
+        op_counters::count_kernel(
+            op_counters::index_of(stat.st_dev, stat.st_ino),
+            Why::Unknown,
+        );
+        let attributes = OpenAttributes {
             dev: stat.st_dev,
             ino: stat.st_ino,
             is_readable: false,
@@ -130,7 +133,7 @@ pub fn unknown(fd: c_int) {
             appends: false,
             is_durable: false,
         };
-        name(fd, &facts);
+        record_name(fd, &attributes);
     }
 }
 
@@ -156,11 +159,11 @@ pub fn end() {
         return;
     };
     // What was interrupted may be allocating.
-    if inside.thread().is_handling() {
+    if inside.thread().is_in_handler() {
         return;
     }
-    let told = engine::told();
-    if told.is_empty() {
+    let file_counts = engine::file_counts();
+    if file_counts.is_empty() {
         return;
     }
     let names = NAMES.try_lock();
@@ -169,8 +172,8 @@ pub fn end() {
         true => Format::Json,
         false => Format::Text,
     };
-    let text = report::shown(format, &told, names);
-    let place = PLACE.load(Relaxed);
+    let text = report::render(format, &file_counts, names);
+    let place = DESTINATION.load(Relaxed);
     // SAFETY: a string that is never freed.
     let place = unsafe { CStr::from_ptr(place) };
     if place == c"-" {
@@ -192,12 +195,12 @@ fn write_error(bytes: &[u8]) {
 }
 
 /// A line that is put together without memory from the program's allocator: a handler may be calling.
-struct Line {
+struct LogLine {
     bytes: [u8; LINE_MAX],
     len: usize,
 }
 
-impl Write for Line {
+impl Write for LogLine {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
         let room = &mut self.bytes[self.len..];
         let len = text.len().min(room.len());
@@ -208,15 +211,15 @@ impl Write for Line {
 }
 
 /// Says once for each reason that the kernel gets operations.
-fn say(why: Why) {
+fn log_once(why: Why) {
     if why.level() as u32 > LEVEL.load(Relaxed) {
         return;
     }
     let bit = 1 << why as u32;
-    if SAID.load(Relaxed) & bit != 0 || SAID.fetch_or(bit, Relaxed) & bit != 0 {
+    if LOGGED.load(Relaxed) & bit != 0 || LOGGED.fetch_or(bit, Relaxed) & bit != 0 {
         return;
     }
-    let mut line = Line {
+    let mut line = LogLine {
         bytes: [0; LINE_MAX],
         len: 0,
     };
@@ -229,6 +232,6 @@ fn say(why: Why) {
 }
 
 /// In a child of fork: it says again what it meets.
-pub fn forked() {
-    SAID.store(0, Relaxed);
+pub fn reset_in_child() {
+    LOGGED.store(0, Relaxed);
 }

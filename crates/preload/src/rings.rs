@@ -3,7 +3,7 @@
 //! Each function is looked for when it is called: a plug-in may have loaded liburing for itself.
 
 use crate::binding;
-use crate::elf::Name;
+use crate::elf::SymbolName;
 use crate::withdraw;
 use libc::{c_int, c_uint, c_void, size_t};
 use std::ffi::CStr;
@@ -11,7 +11,7 @@ use std::ffi::CStr;
 /// A loaded library's, or what fails as the system would without `io_uring`.
 fn find(name: &'static CStr) -> Option<usize> {
     binding::begin();
-    binding::behind(Name::of(name))
+    binding::next_definition(SymbolName::of(name))
 }
 
 macro_rules! making {
@@ -33,7 +33,7 @@ macro_rules! making {
             let function = unsafe { std::mem::transmute::<usize, Function>(found) };
             // SAFETY: the caller's.
             let result = unsafe { function($($arg),*) };
-            withdraw::ring_made(result.into());
+            withdraw::io_uring_created(result.into());
             result
         }
         names! { $name: crate::rings::$name; }

@@ -14,8 +14,8 @@
 //! What the program asks about its handlers is answered with its own. A handler is one word,
 //! so that a signal sees the old or the new one whole.
 
-use crate::lock::{Held, Lock};
-use crate::thread::{self, Thread};
+use crate::lock::{Lock, LockGuard};
+use crate::thread::{self, ThreadState};
 use crate::{buffer, engine, real, sys, withdraw};
 use libc::{c_int, c_void, sigaction as Action, siginfo_t, ucontext_t};
 use std::mem::MaybeUninit;
@@ -27,15 +27,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 pub const ALL: u64 = u64::MAX;
 /// Those of the C library itself, to cancel a thread and to change the user of all threads
 /// (nptl(7)). Who changes users waits until each thread has taken it: none keeps it blocked.
-const OF_THE_LIBRARY: u64 = 1 << 31 | 1 << 32;
+const C_LIBRARY_SIGNALS: u64 = 1 << 31 | 1 << 32;
 /// Every signal that may be kept from a thread for good.
-pub const OF_PROGRAMS: u64 = ALL & !OF_THE_LIBRARY;
+pub const MASKABLE: u64 = ALL & !C_LIBRARY_SIGNALS;
 
 const SIGNALS: usize = 65;
 /// A handler's address has 47 bits; above it lie its flags.
 const ADDRESS: u64 = (1 << 48) - 1;
 const WITH_INFO: u64 = 1 << 48;
-const ONCE: u64 = 1 << 49;
+const ONE_SHOT: u64 = 1 << 49;
 /// Flags that the program did not set.
 const HIDES_STACK: u64 = 1 << 50;
 const HIDES_RESTART: u64 = 1 << 51;
@@ -44,7 +44,7 @@ const HIDES_RESTART: u64 = 1 << 51;
 static HANDLERS: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
 /// What each of them is to have blocked.
 static MASKS: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
-static CHANGING: Lock = Lock::new();
+static CHANGE_LOCK: Lock = Lock::new();
 /// `buffer` needs SIGSEGV and SIGBUS, also without a handler of the program or if it ignores
 /// them.
 static IS_GUARDED: AtomicBool = AtomicBool::new(false);
@@ -66,7 +66,7 @@ fn is_fault(signal: c_int) -> bool {
     )
 }
 
-fn guards(signal: c_int) -> bool {
+fn is_guarded(signal: c_int) -> bool {
     matches!(signal, libc::SIGSEGV | libc::SIGBUS)
 }
 
@@ -76,7 +76,7 @@ fn wrapper() -> usize {
 
 unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: what the kernel gave.
-    if guards(signal) && unsafe { is_mended(signal, info, context) } {
+    if is_guarded(signal) && unsafe { is_fault_handled(signal, info, context) } {
         return;
     }
     let thread = thread::this();
@@ -86,7 +86,7 @@ unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mu
     }
     // SAFETY: as above.
     unsafe {
-        release_before(thread, signal, context);
+        release_deferred(thread, signal, context);
         deliver(thread, signal, info, context);
     }
 }
@@ -95,9 +95,12 @@ unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mu
 ///
 /// # Safety
 /// The arguments are those of a handler.
-unsafe fn is_mended(signal: c_int, info: *const siginfo_t, context: *mut c_void) -> bool {
+unsafe fn is_fault_handled(signal: c_int, info: *const siginfo_t, context: *mut c_void) -> bool {
     // SAFETY: the caller's.
-    unsafe { is_own(signal, info) && buffer::is_caught(context) || engine::catches(signal, info) }
+    unsafe {
+        is_own_fault(signal, info) && buffer::catch_fault(context)
+            || engine::catches_fault(signal, info)
+    }
 }
 
 /// Leaves it for later. False: it is the call's own fault, or the kernel has no room for it;
@@ -106,20 +109,20 @@ unsafe fn is_mended(signal: c_int, info: *const siginfo_t, context: *mut c_void)
 /// # Safety
 /// The arguments are those of a handler.
 unsafe fn defer(
-    thread: &Thread,
+    thread: &ThreadState,
     signal: c_int,
     info: *mut siginfo_t,
     context: *mut c_void,
 ) -> bool {
     // SAFETY: the caller's.
-    let is_own = is_fault(signal) && unsafe { is_own(signal, info) };
+    let is_own = is_fault(signal) && unsafe { is_own_fault(signal, info) };
     if is_own || signal == libc::SIGABRT {
         return false;
     }
     // Already so, but for a handler that may be interrupted by its own signal.
     let before = sys::mask(libc::SIG_BLOCK, bit(signal));
     // SAFETY: the caller's.
-    if !unsafe { sys::send_again(signal, info) } {
+    if !unsafe { sys::requeue_signal(signal, info) } {
         sys::mask(libc::SIG_SETMASK, before);
         return false;
     }
@@ -134,7 +137,7 @@ unsafe fn defer(
 ///
 /// # Safety
 /// The info is that of a handler.
-unsafe fn is_own(signal: c_int, info: *const siginfo_t) -> bool {
+unsafe fn is_own_fault(signal: c_int, info: *const siginfo_t) -> bool {
     // SAFETY: the caller's.
     let code = unsafe { (*info).si_code };
     code > 0 && !(signal == libc::SIGBUS && code == libc::BUS_MCEERR_AO)
@@ -151,7 +154,7 @@ fn mask_of(context: *mut c_void) -> *mut u64 {
 ///
 /// # Safety
 /// The context is that of a handler.
-unsafe fn release_before(thread: &Thread, signal: c_int, context: *mut c_void) {
+unsafe fn release_deferred(thread: &ThreadState, signal: c_int, context: *mut c_void) {
     if thread.is_inside() {
         return;
     }
@@ -166,17 +169,17 @@ unsafe fn release_before(thread: &Thread, signal: c_int, context: *mut c_void) {
 
 /// # Safety
 /// The arguments are those of a handler.
-unsafe fn deliver(thread: &Thread, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+unsafe fn deliver(thread: &ThreadState, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let handler = HANDLERS[signal as usize].load(SeqCst);
-    if handler & ONCE != 0 && !use_up(signal, handler) {
+    if handler & ONE_SHOT != 0 && !consume_one_shot(signal, handler) {
         return sys::raise(signal);
     }
     let address = (handler & ADDRESS) as usize;
     if address == libc::SIG_DFL || address == libc::SIG_IGN {
         // SAFETY: the caller's.
-        return unsafe { by_default(signal, address, info) };
+        return unsafe { run_default(signal, address, info) };
     }
-    let began = thread.begin_handling(thread::stack_pointer(), other_stack(context));
+    let began = thread.begin_handler(thread::stack_pointer(), alternate_stack(context));
     // SAFETY: the program said that this is a handler, and of which kind.
     unsafe {
         if handler & WITH_INFO != 0 {
@@ -191,7 +194,7 @@ unsafe fn deliver(thread: &Thread, signal: c_int, info: *mut siginfo_t, context:
 }
 
 /// The stack for handlers that the interrupted code had set.
-fn other_stack(context: *mut c_void) -> Range<usize> {
+fn alternate_stack(context: *mut c_void) -> Range<usize> {
     // SAFETY: the context is that of a handler, whose alternate stack is in it.
     let other = unsafe { (*context.cast::<ucontext_t>()).uc_stack };
     let start = other.ss_sp as usize;
@@ -199,14 +202,14 @@ fn other_stack(context: *mut c_void) -> Range<usize> {
 }
 
 /// A handler for one time: from now on the kernel's default. False: another was first.
-fn use_up(signal: c_int, handler: u64) -> bool {
-    let _changing = Changing::begin();
+fn consume_one_shot(signal: c_int, handler: u64) -> bool {
+    let _changing = HandlerChange::begin();
     let place = &HANDLERS[signal as usize];
     if place.compare_exchange(handler, 0, SeqCst, SeqCst).is_err() {
         return false;
     }
     MASKS[signal as usize].store(0, Relaxed);
-    if !(guards(signal) && IS_GUARDED.load(SeqCst)) {
+    if !(is_guarded(signal) && IS_GUARDED.load(SeqCst)) {
         set_default(signal);
     }
     true
@@ -216,7 +219,7 @@ fn use_up(signal: c_int, handler: u64) -> bool {
 ///
 /// # Safety
 /// The info is that of a handler.
-unsafe fn by_default(signal: c_int, address: usize, info: *const siginfo_t) {
+unsafe fn run_default(signal: c_int, address: usize, info: *const siginfo_t) {
     // SAFETY: the caller's.
     let code = unsafe { (*info).si_code };
     let is_sent = code <= 0;
@@ -228,7 +231,7 @@ unsafe fn by_default(signal: c_int, address: usize, info: *const siginfo_t) {
         return;
     }
     {
-        let _changing = Changing::begin();
+        let _changing = HandlerChange::begin();
         set_default(signal);
     }
     if is_sent {
@@ -250,38 +253,38 @@ fn zeroed() -> Action {
 }
 
 /// One thread changes handlers, and no handler runs on it.
-struct Changing(#[allow(dead_code)] Option<Held<'static>>, u64);
+struct HandlerChange(#[allow(dead_code)] Option<LockGuard<'static>>, u64);
 
-impl Changing {
+impl HandlerChange {
     fn begin() -> Self {
         let mask = sys::mask(libc::SIG_SETMASK, ALL);
-        Changing(Some(CHANGING.hold()), mask)
+        HandlerChange(Some(CHANGE_LOCK.hold()), mask)
     }
 }
 
-impl Drop for Changing {
+impl Drop for HandlerChange {
     fn drop(&mut self) {
         drop(self.0.take());
         sys::mask(libc::SIG_SETMASK, self.1);
     }
 }
 
-pub fn forked() {
-    CHANGING.reset();
+pub fn reset_in_child() {
+    CHANGE_LOCK.reset();
 }
 
 /// From now on a fault in `buffer` is caught.
-pub fn guard() {
+pub fn guard_faults() {
     if IS_GUARDED.load(Relaxed) || IS_GUARDED.swap(true, SeqCst) {
         return;
     }
-    let _changing = Changing::begin();
+    let _changing = HandlerChange::begin();
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
         let mut now = zeroed();
         // SAFETY: both are there.
         unsafe { real::sigaction(signal, std::ptr::null(), &mut now) };
         if now.sa_sigaction <= libc::SIG_IGN {
-            let (word, new) = guarding(&now);
+            let (word, new) = guarded_action(&now);
             HANDLERS[signal as usize].store(word, SeqCst);
             // SAFETY: as above.
             unsafe { real::sigaction(signal, &new, std::ptr::null_mut()) };
@@ -291,13 +294,13 @@ pub fn guard() {
 
 /// The kernel has the program's own handlers again.
 pub fn restore() {
-    let _changing = Changing::begin();
+    let _changing = HandlerChange::begin();
     for (signal, handler) in (0..).zip(&HANDLERS).skip(1) {
         let mut now = zeroed();
         // SAFETY: room for an action.
         let result = unsafe { real::sigaction(signal, std::ptr::null(), &mut now) };
         if result == 0 && now.sa_sigaction == wrapper() {
-            show_own(&mut now, handler.load(SeqCst));
+            restore_program_action(&mut now, handler.load(SeqCst));
             // SAFETY: an action.
             unsafe { real::sigaction(signal, &now, std::ptr::null_mut()) };
         }
@@ -308,7 +311,7 @@ pub fn restore() {
 ///
 /// # Safety
 /// As the C library's.
-unsafe fn change_bare(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
+unsafe fn change_without_wrapper(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
     // SAFETY: the caller's.
     let result = unsafe { real::sigaction(signal, new, old) };
     let known = HANDLERS.get(signal as usize);
@@ -317,14 +320,14 @@ unsafe fn change_bare(signal: c_int, new: *const Action, old: *mut Action) -> c_
         // SAFETY: the caller's: null or an action, which was just written.
         && let Some(old) = unsafe { old.as_mut() }
     {
-        show_own(old, known.load(SeqCst));
+        restore_program_action(old, known.load(SeqCst));
     }
     result
 }
 
 /// In place of the default, or of ignoring it: what is known, and what the kernel gets. Who
 /// ignores a signal is not interrupted by it.
-fn guarding(wanted: &Action) -> (u64, Action) {
+fn guarded_action(wanted: &Action) -> (u64, Action) {
     let lacks = |flag, bit| if wanted.sa_flags & flag == 0 { bit } else { 0 };
     let word = wanted.sa_sigaction as u64
         | if wanted.sa_flags & libc::SA_SIGINFO != 0 {
@@ -346,7 +349,7 @@ fn guarding(wanted: &Action) -> (u64, Action) {
 pub unsafe fn change(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
     if withdraw::is_withdrawn() {
         // SAFETY: the caller's.
-        return unsafe { change_bare(signal, new, old) };
+        return unsafe { change_without_wrapper(signal, new, old) };
     }
     let is_one = (1..SIGNALS as c_int).contains(&signal);
     if !is_one || new.is_null() && old.is_null() {
@@ -360,10 +363,10 @@ pub unsafe fn change(signal: c_int, new: *const Action, old: *mut Action) -> c_i
     let wanted = unsafe { new.as_ref() }.copied();
     let mut before = zeroed();
     let result = {
-        let _changing = Changing::begin();
+        let _changing = HandlerChange::begin();
         let known = HANDLERS[signal as usize].load(SeqCst);
-        let result = exchange(signal, wanted.filter(|_| may_record), &mut before);
-        show_own(&mut before, known);
+        let result = install(signal, wanted.filter(|_| may_record), &mut before);
+        restore_program_action(&mut before, known);
         result
     };
     // SAFETY: the caller's: null or room for an action.
@@ -381,7 +384,7 @@ pub unsafe fn change(signal: c_int, new: *const Action, old: *mut Action) -> c_i
 }
 
 /// Gives the kernel `on_signal` for a handler, and everything else as it is.
-fn exchange(signal: c_int, wanted: Option<Action>, before: &mut Action) -> c_int {
+fn install(signal: c_int, wanted: Option<Action>, before: &mut Action) -> c_int {
     let Some(wanted) = wanted else {
         // SAFETY: room for an action.
         return unsafe { real::sigaction(signal, std::ptr::null(), before) };
@@ -395,9 +398,9 @@ fn exchange(signal: c_int, wanted: Option<Action>, before: &mut Action) -> c_int
         given.sa_flags = wanted.sa_flags & !libc::SA_RESETHAND | libc::SA_SIGINFO;
         place.store(word_of(&wanted), SeqCst);
         MASKS[signal as usize].store(first_word(&wanted.sa_mask), Relaxed);
-    } else if guards(signal) && IS_GUARDED.load(SeqCst) {
+    } else if is_guarded(signal) && IS_GUARDED.load(SeqCst) {
         let word;
-        (word, given) = guarding(&wanted);
+        (word, given) = guarded_action(&wanted);
         place.store(word, SeqCst);
     }
     // SAFETY: both are there.
@@ -411,7 +414,7 @@ fn exchange(signal: c_int, wanted: Option<Action>, before: &mut Action) -> c_int
 fn word_of(action: &Action) -> u64 {
     let has = |flag, bit| if action.sa_flags & flag != 0 { bit } else { 0 };
     let address = action.sa_sigaction as u64 & ADDRESS;
-    address | has(libc::SA_SIGINFO, WITH_INFO) | has(libc::SA_RESETHAND, ONCE)
+    address | has(libc::SA_SIGINFO, WITH_INFO) | has(libc::SA_RESETHAND, ONE_SHOT)
 }
 
 fn first_word(set: &libc::sigset_t) -> u64 {
@@ -420,7 +423,7 @@ fn first_word(set: &libc::sigset_t) -> u64 {
 }
 
 /// In place of `on_signal` what the program had set.
-fn show_own(action: &mut Action, known: u64) {
+fn restore_program_action(action: &mut Action, known: u64) {
     if action.sa_sigaction != wrapper() {
         return;
     }
@@ -429,7 +432,7 @@ fn show_own(action: &mut Action, known: u64) {
     if known & WITH_INFO != 0 {
         action.sa_flags |= libc::SA_SIGINFO;
     }
-    if known & ONCE != 0 {
+    if known & ONE_SHOT != 0 {
         action.sa_flags |= libc::SA_RESETHAND;
     }
     if known & HIDES_STACK != 0 {
@@ -442,7 +445,7 @@ fn show_own(action: &mut Action, known: u64) {
 
 /// After the C library set a handler by itself: puts `on_signal` in front of it. Gives the
 /// handler in place of ours, if `seen` is ours.
-pub fn adopt(signal: c_int, seen: usize, known: usize) -> usize {
+pub fn wrap_new_handler(signal: c_int, seen: usize, known: usize) -> usize {
     if withdraw::is_withdrawn() {
         return if seen == wrapper() { known } else { seen };
     }
@@ -458,7 +461,7 @@ pub fn adopt(signal: c_int, seen: usize, known: usize) -> usize {
 }
 
 /// The program's handler, as it is known.
-pub fn known(signal: c_int) -> usize {
+pub fn program_handler(signal: c_int) -> usize {
     let handler = HANDLERS
         .get(signal as usize)
         .map_or(0, |handler| handler.load(SeqCst));

@@ -32,7 +32,7 @@ pub fn begin() {
 }
 
 unsafe extern "C" fn unmap(top: *mut c_void) {
-    thread::this().set_stack(0);
+    thread::this().set_engine_stack(0);
     sys::unmap(
         top as usize - STACK_BYTES - GUARD_BYTES,
         STACK_BYTES + GUARD_BYTES,
@@ -41,15 +41,15 @@ unsafe extern "C" fn unmap(top: *mut c_void) {
 
 /// The end of this thread's own stack, or none: there is no memory for it.
 #[inline]
-fn top() -> Option<usize> {
-    match thread::this().stack() {
-        0 => map(),
+fn stack_top() -> Option<usize> {
+    match thread::this().engine_stack() {
+        0 => map_stack(),
         top => Some(top),
     }
 }
 
 #[cold]
-fn map() -> Option<usize> {
+fn map_stack() -> Option<usize> {
     let key = c_uint::try_from(KEY.load(Acquire)).ok()?;
     let start = sys::map_stack(STACK_BYTES, GUARD_BYTES)?;
     let top = start + GUARD_BYTES + STACK_BYTES;
@@ -58,22 +58,22 @@ fn map() -> Option<usize> {
         sys::unmap(start, STACK_BYTES + GUARD_BYTES);
         return None;
     }
-    thread::this().set_stack(top);
+    thread::this().set_engine_stack(top);
     Some(top)
 }
 
-struct Job<F, R> {
+struct StackJob<F, R> {
     run: MaybeUninit<F>,
     result: MaybeUninit<R>,
 }
 
 // Not part of its caller's frame, which is on the program's stack.
 #[inline(never)]
-extern "C" fn do_job<F: FnOnce() -> R, R>(job: *mut c_void) {
-    // SAFETY: `on_own` passes a job that has what is to be run, and reads the result only behind
+extern "C" fn run_job<F: FnOnce() -> R, R>(job: *mut c_void) {
+    // SAFETY: `on_engine_stack` passes a job that has what is to be run, and reads the result only behind
     // this.
     unsafe {
-        let job = &mut *job.cast::<Job<F, R>>();
+        let job = &mut *job.cast::<StackJob<F, R>>();
         job.result.write(job.run.assume_init_read()());
     }
 }
@@ -81,13 +81,13 @@ extern "C" fn do_job<F: FnOnce() -> R, R>(job: *mut c_void) {
 /// Runs something on this thread's own stack. The caller is inside. None: there is no memory for
 /// one, and nothing was done.
 #[inline]
-pub fn on_own<R>(run: impl FnOnce() -> R) -> Option<R> {
+pub fn on_engine_stack<R>(run: impl FnOnce() -> R) -> Option<R> {
     fn with<F: FnOnce() -> R, R>(top: usize, run: F) -> R {
-        let mut job = Job {
+        let mut job = StackJob {
             run: MaybeUninit::new(run),
             result: MaybeUninit::<R>::uninit(),
         };
-        let (work, argument) = (do_job::<F, R>, (&raw mut job).cast());
+        let (work, argument) = (run_job::<F, R>, (&raw mut job).cast());
         if (top - STACK_BYTES..top).contains(&thread::stack_pointer()) {
             work(argument);
         } else {
@@ -98,7 +98,7 @@ pub fn on_own<R>(run: impl FnOnce() -> R) -> Option<R> {
         // SAFETY: the job is done.
         unsafe { job.result.assume_init() }
     }
-    Some(with(top()?, run))
+    Some(with(stack_top()?, run))
 }
 
 unsafe extern "C" {

@@ -4,7 +4,7 @@
 //! interposed, by us or by others. Results are the kernel's: negative is an error number.
 
 use libc::{c_int, c_long, c_void, iovec, off64_t};
-use pagemesh_base::mapping::WILL_MAP;
+use pagemesh_base::proc_maps::WILL_MAP_IOCTL;
 use std::arch::asm;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -90,7 +90,7 @@ pub unsafe fn pwrite(fd: c_int, from: *const c_void, len: usize, offset: u64) ->
 ///
 /// # Safety
 /// As `read` and `write`.
-pub unsafe fn vector_here(
+pub unsafe fn vector_at_offset(
     number: c_long,
     fd: c_int,
     parts: *const iovec,
@@ -197,8 +197,8 @@ fn control(fd: c_int, command: c_int, argument: c_int) -> isize {
 
 /// Tells the mount of a file that the kernel will keep pages of it. Others do not know what is
 /// meant.
-pub fn will_map(fd: c_int) {
-    let args = [int(fd), WILL_MAP as usize, 0, 0, 0, 0];
+pub fn announce_mapping(fd: c_int) {
+    let args = [int(fd), WILL_MAP_IOCTL as usize, 0, 0, 0, 0];
     // SAFETY: it has no argument, and touches no memory.
     while unsafe { call(libc::SYS_ioctl, args) } == -(libc::EINTR as isize) {}
 }
@@ -221,7 +221,7 @@ pub fn path_of(fd: c_int, into: &mut [u8]) -> Option<usize> {
 }
 
 /// Opens a file of which nothing is known, only to look what it is. Gives the kernel's result.
-pub fn open_to_look(directory: c_int, path: *const libc::c_char) -> isize {
+pub fn open_for_inspection(directory: c_int, path: *const libc::c_char) -> isize {
     // A device or a pipe must neither be waited for nor become the terminal.
     let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
     let args = [int(directory), path as usize, int(flags), 0, 0, 0];
@@ -318,7 +318,7 @@ pub fn gettid() -> c_int {
 ///
 /// # Safety
 /// `info` is what a handler was given.
-pub unsafe fn send_again(signal: c_int, info: *const libc::siginfo_t) -> bool {
+pub unsafe fn requeue_signal(signal: c_int, info: *const libc::siginfo_t) -> bool {
     let args = [
         int(getpid()),
         int(gettid()),
@@ -414,7 +414,7 @@ pub fn read_file(path: &CStr, into: &mut [u8]) -> usize {
     done
 }
 
-pub fn nap(nanoseconds: c_long) {
+pub fn sleep_ns(nanoseconds: c_long) {
     let time = [0, nanoseconds];
     // SAFETY: a `struct timespec` of two words.
     unsafe { call(libc::SYS_nanosleep, [time.as_ptr() as usize, 0, 0, 0, 0, 0]) };
@@ -435,7 +435,7 @@ pub fn open_thread(thread: c_int) -> isize {
 }
 
 /// The address that the kernel clears when this thread ends, or 0: it does not tell.
-pub fn cleared_at_end() -> usize {
+pub fn exit_clear_address() -> usize {
     let mut address = 0usize;
     let args = [
         libc::PR_GET_TID_ADDRESS as usize,
@@ -453,7 +453,7 @@ pub fn cleared_at_end() -> usize {
 }
 
 /// Sleeps while `word` is `seen`, until it is woken as the kernel wakes who waits for a thread.
-pub fn wait_shared(word: &AtomicU32, seen: u32, limit: Option<Duration>) {
+pub fn futex_wait_shared(word: &AtomicU32, seen: u32, limit: Option<Duration>) {
     let limit = limit.map(|limit| [limit.as_secs(), u64::from(limit.subsec_nanos())]);
     let limit = limit.as_ref().map_or(0, |limit| limit.as_ptr() as usize);
     let args = [
@@ -468,7 +468,7 @@ pub fn wait_shared(word: &AtomicU32, seen: u32, limit: Option<Duration>) {
     unsafe { call(libc::SYS_futex, args) };
 }
 
-pub fn wake_shared(word: &AtomicU32) {
+pub fn futex_wake_shared(word: &AtomicU32) {
     let args = [
         word.as_ptr() as usize,
         int(libc::FUTEX_WAKE),
@@ -495,10 +495,10 @@ pub fn end_process(code: c_int) {
 
 /// Entries of a directory, as `getdents64` has them.
 #[repr(align(8))]
-pub struct Names(pub [u8; NAMES_BYTES]);
+pub struct DirectoryEntries(pub [u8; ENTRIES_BYTES]);
 
 /// At a time; more are asked for again.
-pub const NAMES_BYTES: usize = 1024;
+pub const ENTRIES_BYTES: usize = 1024;
 
 pub fn open_directory(path: &CStr) -> Option<c_int> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
@@ -510,11 +510,11 @@ pub fn open_directory(path: &CStr) -> Option<c_int> {
 }
 
 /// The next entries, as many bytes as there are. None: no more.
-pub fn names_in(directory: c_int, into: &mut Names) -> Option<usize> {
+pub fn read_entries(directory: c_int, into: &mut DirectoryEntries) -> Option<usize> {
     let args = [
         int(directory),
         into.0.as_mut_ptr() as usize,
-        NAMES_BYTES,
+        ENTRIES_BYTES,
         0,
         0,
         0,
@@ -525,7 +525,7 @@ pub fn names_in(directory: c_int, into: &mut Names) -> Option<usize> {
 }
 
 /// Of the entries' names those that are numbers.
-pub fn numbers_in(entries: &[u8]) -> impl Iterator<Item = c_int> {
+pub fn numeric_names(entries: &[u8]) -> impl Iterator<Item = c_int> {
     // `struct linux_dirent64`: two words, the entry's length, its kind, its name.
     const LEN_AT: usize = 16;
     const NAME_AT: usize = 19;

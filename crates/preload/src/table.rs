@@ -12,9 +12,9 @@
 //!
 //! Looking up a descriptor that is not ours is one load. Nothing here allocates.
 
-use crate::engine::File;
-use crate::entry::{Entry, Facts};
-use crate::lock::Held;
+use crate::engine::EngineFile;
+use crate::lock::LockGuard;
+use crate::open_description::{OpenAttributes, OpenDescription};
 use crate::{sys, thread};
 use libc::c_int;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -31,24 +31,24 @@ pub const ENTRIES_MAX: usize = 8192;
 /// In place of an entry's number while a descriptor is changing.
 const CHANGING: u32 = u32::MAX;
 /// The same, and somebody may sleep until it has.
-const AWAITED: u32 = CHANGING - 1;
+const CHANGING_AWAITED: u32 = CHANGING - 1;
 
 /// 0, or the number of an entry plus one, or that it is changing.
 static SLOTS: [AtomicU32; FDS_MAX] = [const { AtomicU32::new(0) }; FDS_MAX];
-static ENTRIES: [Entry; ENTRIES_MAX] = [const { Entry::new() }; ENTRIES_MAX];
+static ENTRIES: [OpenDescription; ENTRIES_MAX] = [const { OpenDescription::new() }; ENTRIES_MAX];
 
-/// The [`File::changes`] at which a descriptor was last seen to lead to its entry's file; 0: it
+/// The [`File::change_count`] at which a descriptor was last seen to lead to its entry's file; 0: it
 /// was not looked at.
-static SEEN: [AtomicU64; FDS_MAX] = [const { AtomicU64::new(0) }; FDS_MAX];
+static CHECKED_AT: [AtomicU64; FDS_MAX] = [const { AtomicU64::new(0) }; FDS_MAX];
 
 /// Entries below it were used at least once.
-static TOUCHED: AtomicU32 = AtomicU32::new(0);
+static ENTRIES_USED: AtomicU32 = AtomicU32::new(0);
 /// Descriptors from here on never were in the table, nor about to be.
 static FDS_END: AtomicU32 = AtomicU32::new(0);
 /// The first free entry plus one; above it a count of changes, against ABA (Treiber's stack).
-static FREE: AtomicU64 = AtomicU64::new(0);
+static FREE_LIST: AtomicU64 = AtomicU64::new(0);
 /// Some entry could not be buried where it lost its last name.
-static IS_LEFT: AtomicBool = AtomicBool::new(false);
+static HAS_UNFREED: AtomicBool = AtomicBool::new(false);
 
 #[inline]
 fn slot(fd: c_int) -> Option<&'static AtomicU32> {
@@ -67,49 +67,49 @@ pub fn is_untouched() -> bool {
 }
 
 /// An entry that is used: it stays what it is until this is dropped. Its thread is *inside*.
-pub struct Use {
-    entry: &'static Entry,
+pub struct DescriptionUse {
+    entry: &'static OpenDescription,
     number: u32,
     thread: u32,
 }
 
-impl Use {
+impl DescriptionUse {
     /// Its offset's lock.
     #[inline]
-    pub fn hold(&self) -> Held<'static> {
-        self.entry.offset.hold()
+    pub fn lock_offset(&self) -> LockGuard<'static> {
+        self.entry.offset_lock.hold()
     }
 
     /// Whether a number still leads here. As long as the offset's lock is held, the kernel's
     /// does too.
     #[inline]
-    pub fn is_of(&self, fd: c_int) -> bool {
+    pub fn is_entry_of(&self, fd: c_int) -> bool {
         slot(fd).is_some_and(|slot| slot.load(SeqCst) == self.number)
     }
 
     /// Whether a descriptor was seen to lead to this entry's file since this count.
     #[inline]
-    pub fn is_seen(&self, fd: c_int, changes: u64) -> bool {
-        let seen = SEEN.get(fd as u32 as usize);
+    pub fn is_checked(&self, fd: c_int, changes: u64) -> bool {
+        let seen = CHECKED_AT.get(fd as u32 as usize);
         seen.is_some_and(|seen| seen.load(SeqCst) == changes)
     }
 
     /// It leads here, as was seen after the count was read.
-    pub fn note_seen(&self, fd: c_int, changes: u64) {
-        if let Some(seen) = SEEN.get(fd as u32 as usize) {
+    pub fn record_checked(&self, fd: c_int, changes: u64) {
+        if let Some(seen) = CHECKED_AT.get(fd as u32 as usize) {
             seen.store(changes, SeqCst);
             // The number may have been given another entry meanwhile.
-            if !self.is_of(fd) {
+            if !self.is_entry_of(fd) {
                 seen.store(0, SeqCst);
             }
         }
     }
 
     /// The kernel's descriptor leads elsewhere, and nobody said so: the number is the kernel's.
-    pub fn leave(&self, fd: c_int) {
+    pub fn remove_stale(&self, fd: c_int) {
         let left = slot(fd).map(|slot| slot.compare_exchange(self.number, 0, SeqCst, SeqCst));
         if let Some(Ok(_)) = left {
-            self.entry.drop_name();
+            self.entry.remove_descriptor();
         }
     }
 
@@ -121,17 +121,17 @@ impl Use {
 
 /// None: not ours. The caller's thread is inside.
 #[inline]
-pub fn enter(fd: c_int) -> Option<Use> {
+pub fn enter(fd: c_int) -> Option<DescriptionUse> {
     let slot = slot(fd)?;
     loop {
         let mut number = slot.load(SeqCst);
-        if number >= AWAITED {
-            number = changed_to(slot);
+        if number >= CHANGING_AWAITED {
+            number = await_change(slot);
         }
         let entry = ENTRIES.get((number as usize).wrapping_sub(1))?;
         let thread = thread::this().number();
-        entry.count_in(thread);
-        let found = Use {
+        entry.add_user(thread);
+        let found = DescriptionUse {
             entry,
             number,
             thread,
@@ -144,46 +144,46 @@ pub fn enter(fd: c_int) -> Option<Use> {
 
 /// What a number leads to when it is not changing.
 #[cold]
-fn changed_to(slot: &AtomicU32) -> u32 {
+fn await_change(slot: &AtomicU32) -> u32 {
     loop {
         let number = slot.load(SeqCst);
-        if number < AWAITED {
+        if number < CHANGING_AWAITED {
             return number;
         }
-        let _ = slot.compare_exchange(CHANGING, AWAITED, SeqCst, SeqCst);
-        sys::futex_wait(slot, AWAITED);
+        let _ = slot.compare_exchange(CHANGING, CHANGING_AWAITED, SeqCst, SeqCst);
+        sys::futex_wait(slot, CHANGING_AWAITED);
     }
 }
 
 /// A descriptor is closed or replaced.
 #[must_use]
-pub struct Change {
+pub struct FdChange {
     slot: &'static AtomicU32,
     before: u32,
 }
 
 /// Begins when no call at the offset is under way by this number. None: it has no place in
 /// the table. The caller's thread is inside until it has ended this.
-pub fn change(fd: c_int) -> Option<Change> {
+pub fn begin_change(fd: c_int) -> Option<FdChange> {
     let slot = slot(fd)?;
     FDS_END.fetch_max(fd as u32 + 1, SeqCst);
     loop {
         let used = enter(fd);
         let before = used.as_ref().map_or(0, |used| used.number);
-        let held = used.as_ref().map(Use::hold);
+        let held = used.as_ref().map(DescriptionUse::lock_offset);
         let began = slot.compare_exchange(before, CHANGING, SeqCst, SeqCst);
         drop(held);
         if began.is_ok() {
-            SEEN[fd as u32 as usize].store(0, SeqCst);
-            return Some(Change { slot, before });
+            CHECKED_AT[fd as u32 as usize].store(0, SeqCst);
+            return Some(FdChange { slot, before });
         }
     }
 }
 
-impl Change {
+impl FdChange {
     /// It leads where it did.
     pub fn undo(self) {
-        self.lead_to(self.before);
+        self.set_slot(self.before);
     }
 
     /// It is the kernel's.
@@ -192,63 +192,67 @@ impl Change {
     }
 
     /// It is a name of this.
-    pub fn end_as(self, entry: &Use) {
-        entry.add_name();
+    pub fn end_as(self, entry: &DescriptionUse) {
+        entry.add_descriptor();
         self.end_with(entry.number);
     }
 
     fn end_with(self, number: u32) {
-        self.lead_to(number);
-        drop_name(self.before);
+        self.set_slot(number);
+        remove_descriptor(self.before);
     }
 
-    fn lead_to(&self, number: u32) {
-        if self.slot.swap(number, SeqCst) == AWAITED {
+    fn set_slot(&self, number: u32) {
+        if self.slot.swap(number, SeqCst) == CHANGING_AWAITED {
             sys::futex_wake_all(self.slot);
         }
     }
 }
 
-impl std::ops::Deref for Use {
-    type Target = Entry;
+impl std::ops::Deref for DescriptionUse {
+    type Target = OpenDescription;
 
     #[inline]
-    fn deref(&self) -> &Entry {
+    fn deref(&self) -> &OpenDescription {
         self.entry
     }
 }
 
-impl Drop for Use {
+impl Drop for DescriptionUse {
     #[inline]
     fn drop(&mut self) {
-        self.entry.count_out(self.thread);
-        if self.entry.is_unnamed() {
-            bury(self.number);
+        self.entry.remove_user(self.thread);
+        if self.entry.has_no_descriptor() {
+            free_or_defer(self.number);
         }
     }
 }
 
 /// Puts in a description that was just opened. None: there are too many.
-pub fn add(fd: c_int, facts: Facts, file: File) -> Option<&'static Entry> {
+pub fn add(
+    fd: c_int,
+    attributes: OpenAttributes,
+    file: EngineFile,
+) -> Option<&'static OpenDescription> {
     slot(fd)?;
     let number = take_free()?;
     let entry = &ENTRIES[number as usize - 1];
-    entry.begin(facts, file);
+    entry.begin(attributes, file);
     set(fd, number);
     Some(entry)
 }
 
 /// A second descriptor of a description came. Where the table has no place for it, the offset
 /// is the kernel's.
-pub fn add_name(fd: c_int, of: &Use) {
-    match change(fd) {
+pub fn add_descriptor(fd: c_int, of: &DescriptionUse) {
+    match begin_change(fd) {
         Some(change) => change.end_as(of),
         None => of.share(),
     }
 }
 
 fn set(fd: c_int, number: u32) {
-    if let Some(change) = change(fd) {
+    if let Some(change) = begin_change(fd) {
         change.end_with(number);
     }
 }
@@ -256,7 +260,7 @@ fn set(fd: c_int, number: u32) {
 /// Takes a descriptor out. The caller's thread is inside.
 pub fn remove(fd: c_int) {
     if is_ours(fd)
-        && let Some(change) = change(fd)
+        && let Some(change) = begin_change(fd)
     {
         change.end();
     }
@@ -268,30 +272,33 @@ pub fn ours_in(first: u32, last: u32) -> impl Iterator<Item = c_int> {
     (first..end).map(|fd| fd as c_int).filter(|fd| is_ours(*fd))
 }
 
-fn drop_name(number: u32) {
+fn remove_descriptor(number: u32) {
     if let Some(entry) = ENTRIES.get((number as usize).wrapping_sub(1)) {
-        entry.drop_name();
-        if entry.is_unnamed() {
-            bury(number);
+        entry.remove_descriptor();
+        if entry.has_no_descriptor() {
+            free_or_defer(number);
         }
     }
 }
 
 /// Ends a file without a name, unless the engine must not be called now.
-fn bury(number: u32) {
-    if thread::this().is_handling() {
-        IS_LEFT.store(true, SeqCst);
-    } else if ENTRIES[number as usize - 1].bury() {
+fn free_or_defer(number: u32) {
+    if thread::this().is_in_handler() {
+        HAS_UNFREED.store(true, SeqCst);
+    } else if ENTRIES[number as usize - 1].free_if_unused() {
         put_free(number);
     }
 }
 
 /// Buries what was left, if the engine may be called now. The caller's thread is inside.
-pub fn sweep() {
-    if IS_LEFT.load(Relaxed) && !thread::this().is_handling() && IS_LEFT.swap(false, SeqCst) {
-        for number in 1..=touched() {
-            if ENTRIES[number as usize - 1].is_unnamed() {
-                bury(number);
+pub fn free_deferred() {
+    if HAS_UNFREED.load(Relaxed)
+        && !thread::this().is_in_handler()
+        && HAS_UNFREED.swap(false, SeqCst)
+    {
+        for number in 1..=entries_used() {
+            if ENTRIES[number as usize - 1].has_no_descriptor() {
+                free_or_defer(number);
             }
         }
     }
@@ -299,58 +306,58 @@ pub fn sweep() {
 
 /// Whether no call uses an entry.
 pub fn is_unused() -> bool {
-    let entries = &ENTRIES[..touched() as usize];
-    entries.iter().all(Entry::is_unused)
+    let entries = &ENTRIES[..entries_used() as usize];
+    entries.iter().all(OpenDescription::is_unused)
 }
 
 /// Buries all that have no name. The caller's thread is inside.
-pub fn sweep_all() {
-    IS_LEFT.store(true, SeqCst);
-    sweep();
+pub fn free_all_unused() {
+    HAS_UNFREED.store(true, SeqCst);
+    free_deferred();
 }
 
-fn touched() -> u32 {
-    TOUCHED.load(SeqCst).min(ENTRIES_MAX as u32)
+fn entries_used() -> u32 {
+    ENTRIES_USED.load(SeqCst).min(ENTRIES_MAX as u32)
 }
 
 fn take_free() -> Option<u32> {
-    let mut head = FREE.load(SeqCst);
+    let mut head = FREE_LIST.load(SeqCst);
     while head as u32 != 0 {
         let number = head as u32;
         let next = ENTRIES[number as usize - 1].next_free.load(SeqCst);
-        let new = changed(head, next);
-        match FREE.compare_exchange(head, new, SeqCst, SeqCst) {
+        let new = tagged_head(head, next);
+        match FREE_LIST.compare_exchange(head, new, SeqCst, SeqCst) {
             Ok(_) => return Some(number),
             Err(now) => head = now,
         }
     }
     let below = |touched| (touched < ENTRIES_MAX as u32).then_some(touched + 1);
-    let before = TOUCHED.fetch_update(SeqCst, SeqCst, below).ok()?;
+    let before = ENTRIES_USED.fetch_update(SeqCst, SeqCst, below).ok()?;
     Some(before + 1)
 }
 
 fn put_free(number: u32) {
-    let mut head = FREE.load(SeqCst);
+    let mut head = FREE_LIST.load(SeqCst);
     loop {
         ENTRIES[number as usize - 1]
             .next_free
             .store(head as u32, SeqCst);
-        match FREE.compare_exchange(head, changed(head, number), SeqCst, SeqCst) {
+        match FREE_LIST.compare_exchange(head, tagged_head(head, number), SeqCst, SeqCst) {
             Ok(_) => return,
             Err(now) => head = now,
         }
     }
 }
 
-fn changed(head: u64, number: u32) -> u64 {
+fn tagged_head(head: u64, number: u32) -> u64 {
     (head >> 32).wrapping_add(1) << 32 | u64::from(number)
 }
 
 /// From now on the offset of every open description is the kernel's alone. Returns when nobody
 /// moves one who thought otherwise; what the kernel has begun it ends in its own turn.
 pub fn share_all() {
-    for entry in &ENTRIES[..touched() as usize] {
-        if !entry.is_buried() {
+    for entry in &ENTRIES[..entries_used() as usize] {
+        if !entry.is_free() {
             entry.share();
         }
     }
@@ -359,22 +366,26 @@ pub fn share_all() {
 /// In a child, whose only thread this is: its descriptors are the parent's, and the engine
 /// will be asked again about each.
 pub fn inherit() {
-    FREE.store(0, SeqCst);
-    let entries = &ENTRIES[..touched() as usize];
-    entries.iter().for_each(Entry::inherit);
-    for (slot, seen) in SLOTS.iter().zip(&SEEN).take(FDS_END.load(SeqCst) as usize) {
+    FREE_LIST.store(0, SeqCst);
+    let entries = &ENTRIES[..entries_used() as usize];
+    entries.iter().for_each(OpenDescription::inherit);
+    for (slot, seen) in SLOTS
+        .iter()
+        .zip(&CHECKED_AT)
+        .take(FDS_END.load(SeqCst) as usize)
+    {
         // The mount may count anew for a file that is asked for again.
         seen.store(0, SeqCst);
         let number = slot.load(SeqCst);
         if let Some(entry) = entries.get((number as usize).wrapping_sub(1)) {
-            entry.add_name();
+            entry.add_descriptor();
         } else if number != 0 {
             // Whoever was changing it is not here. It may be either, and is the kernel's.
             slot.store(0, SeqCst);
         }
     }
     for (entry, number) in entries.iter().zip(1..) {
-        if entry.bury() {
+        if entry.free_if_unused() {
             put_free(number);
         }
     }

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, compiler_fence};
 
-pub struct Thread {
+pub struct ThreadState {
     is_inside: AtomicBool,
     /// A child of `vfork` runs in this thread's memory.
     is_vforked: AtomicBool,
@@ -26,41 +26,41 @@ pub struct Thread {
     /// A handler runs while the stack pointer is below this, or in the range of the other stack
     /// that handlers may have.
     handler_end: AtomicUsize,
-    other_start: AtomicUsize,
-    other_end: AtomicUsize,
+    alternate_start: AtomicUsize,
+    alternate_end: AtomicUsize,
     /// The end of its own stack for the engine, or 0.
-    stack: AtomicUsize,
+    engine_stack: AtomicUsize,
     /// Where a mapping begins that a program is executed with, and its bytes, or 0.
-    lent_start: AtomicUsize,
-    lent_len: AtomicUsize,
+    exec_mapping_start: AtomicUsize,
+    exec_mapping_len: AtomicUsize,
     not_sync: PhantomData<*const ()>,
 }
 
 thread_local! {
-    static THREAD: Thread = const { Thread {
+    static THREAD: ThreadState = const { ThreadState {
         is_inside: AtomicBool::new(false),
         is_vforked: AtomicBool::new(false),
         is_cancelled_anywhere: AtomicBool::new(false),
         number: AtomicU32::new(0),
         deferred: AtomicU64::new(0),
         handler_end: AtomicUsize::new(0),
-        other_start: AtomicUsize::new(0),
-        other_end: AtomicUsize::new(0),
-        stack: AtomicUsize::new(0),
-        lent_start: AtomicUsize::new(0),
-        lent_len: AtomicUsize::new(0),
+        alternate_start: AtomicUsize::new(0),
+        alternate_end: AtomicUsize::new(0),
+        engine_stack: AtomicUsize::new(0),
+        exec_mapping_start: AtomicUsize::new(0),
+        exec_mapping_len: AtomicUsize::new(0),
         not_sync: PhantomData,
     } };
 }
 
-static THREADS: AtomicU32 = AtomicU32::new(0);
+static THREAD_COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// This thread. The reference cannot be sent to another.
 #[inline]
-pub fn this() -> &'static Thread {
+pub fn this() -> &'static ThreadState {
     let thread = THREAD.with(|thread| &raw const *thread);
     // SAFETY: the memory is this thread's as long as it runs code, since nothing in it is
-    // destroyed; and the reference stays here, since `Thread` is not `Sync`.
+    // destroyed; and the reference stays here, since `ThreadState` is not `Sync`.
     unsafe { &*thread }
 }
 
@@ -71,7 +71,7 @@ pub extern "C" fn is_cancelled_anywhere() -> bool {
     this().is_cancelled_anywhere.load(Relaxed)
 }
 
-impl Thread {
+impl ThreadState {
     /// Nothing forbids the engine on this thread now.
     #[inline]
     fn may_enter(&self) -> bool {
@@ -82,31 +82,31 @@ impl Thread {
 
     /// None: everything goes to the kernel.
     #[inline]
-    pub fn enter(&'static self) -> Option<Inside> {
+    pub fn enter(&'static self) -> Option<EngineGuard> {
         if !self.may_enter() {
             return None;
         }
         self.is_inside.store(true, Relaxed);
         compiler_fence(SeqCst);
-        Some(Inside(self))
+        Some(EngineGuard(self))
     }
 
     /// The same for what must be done also by a thread that may be cancelled anywhere: no
     /// signal comes meanwhile, and so no cancellation.
-    pub fn enter_to_change(&'static self) -> Option<Changing> {
+    pub fn enter_to_change(&'static self) -> Option<ChangeGuard> {
         if !self.is_cancelled_anywhere.load(Relaxed) {
-            return Some(Changing {
+            return Some(ChangeGuard {
                 inside: Some(self.enter()?),
-                masked: None,
+                previous_mask: None,
             });
         }
         let before = sys::mask(libc::SIG_SETMASK, signals::ALL);
         self.is_cancelled_anywhere.store(false, Relaxed);
         let inside = self.enter();
         self.is_cancelled_anywhere.store(true, Relaxed);
-        Some(Changing {
+        Some(ChangeGuard {
             inside,
-            masked: Some(before),
+            previous_mask: Some(before),
         })
         .filter(|it| it.inside.is_some())
     }
@@ -121,13 +121,16 @@ impl Thread {
     }
 
     /// A mapping that a program is executed with: its start and its bytes.
-    pub fn lend(&self, start: usize, len: usize) {
-        self.lent_start.store(start, Relaxed);
-        self.lent_len.store(len, Relaxed);
+    pub fn set_exec_mapping(&self, start: usize, len: usize) {
+        self.exec_mapping_start.store(start, Relaxed);
+        self.exec_mapping_len.store(len, Relaxed);
     }
 
-    pub fn lent(&self) -> (usize, usize) {
-        (self.lent_start.load(Relaxed), self.lent_len.load(Relaxed))
+    pub fn exec_mapping(&self) -> (usize, usize) {
+        (
+            self.exec_mapping_start.load(Relaxed),
+            self.exec_mapping_len.load(Relaxed),
+        )
     }
 
     pub fn set_vforked(&self, is_vforked: bool) {
@@ -139,12 +142,12 @@ impl Thread {
     }
 
     #[inline]
-    pub fn stack(&self) -> usize {
-        self.stack.load(Relaxed)
+    pub fn engine_stack(&self) -> usize {
+        self.engine_stack.load(Relaxed)
     }
 
-    pub fn set_stack(&self, top: usize) {
-        self.stack.store(top, Relaxed);
+    pub fn set_engine_stack(&self, top: usize) {
+        self.engine_stack.store(top, Relaxed);
     }
 
     /// Spreads threads over counters.
@@ -154,7 +157,7 @@ impl Thread {
         if number != 0 {
             return number;
         }
-        let number = THREADS.fetch_add(1, Relaxed) | 1 << 31;
+        let number = THREAD_COUNT.fetch_add(1, Relaxed) | 1 << 31;
         self.number.store(number, Relaxed);
         number
     }
@@ -171,35 +174,35 @@ impl Thread {
     /// be called. One that was left by `longjmp` is known by the stack pointer: whoever calls from
     /// above it has left it, and is in no handler wherever he goes from there.
     #[inline]
-    pub fn is_handling(&self) -> bool {
-        let is_any = self.handler_end.load(Relaxed) | self.other_end.load(Relaxed) != 0;
-        is_any && self.is_handling_still()
+    pub fn is_in_handler(&self) -> bool {
+        let is_any = self.handler_end.load(Relaxed) | self.alternate_end.load(Relaxed) != 0;
+        is_any && self.check_in_handler()
     }
 
     #[cold]
-    fn is_handling_still(&self) -> bool {
-        let is_so = self.handles_at(stack_pointer());
+    fn check_in_handler(&self) -> bool {
+        let is_so = self.is_handler_stack(stack_pointer());
         if !is_so {
             self.handler_end.store(0, Relaxed);
-            self.other_end.store(0, Relaxed);
+            self.alternate_end.store(0, Relaxed);
         }
         is_so
     }
 
-    fn handles_at(&self, here: usize) -> bool {
-        let other = self.other_start.load(Relaxed)..self.other_end.load(Relaxed);
+    fn is_handler_stack(&self, here: usize) -> bool {
+        let other = self.alternate_start.load(Relaxed)..self.alternate_end.load(Relaxed);
         here < self.handler_end.load(Relaxed) || other.contains(&here)
     }
 
     /// A handler begins below here, perhaps on the other stack. Gives what is 0 again behind it.
     /// None: it interrupts another, which counts on even if this one leaves by a jump into it.
-    pub fn begin_handling(&self, here: usize, other: Range<usize>) -> Option<&AtomicUsize> {
-        if self.handles_at(here) {
+    pub fn begin_handler(&self, here: usize, other: Range<usize>) -> Option<&AtomicUsize> {
+        if self.is_handler_stack(here) {
             return None;
         }
         let end = if other.contains(&here) {
-            self.other_start.store(other.start, Relaxed);
-            &self.other_end
+            self.alternate_start.store(other.start, Relaxed);
+            &self.alternate_end
         } else {
             &self.handler_end
         };
@@ -216,15 +219,15 @@ pub fn stack_pointer() -> usize {
     here
 }
 
-pub struct Inside(&'static Thread);
+pub struct EngineGuard(&'static ThreadState);
 
-impl Inside {
-    pub fn thread(&self) -> &'static Thread {
+impl EngineGuard {
+    pub fn thread(&self) -> &'static ThreadState {
         self.0
     }
 }
 
-impl Drop for Inside {
+impl Drop for EngineGuard {
     #[inline]
     fn drop(&mut self) {
         compiler_fence(SeqCst);
@@ -237,15 +240,15 @@ impl Drop for Inside {
     }
 }
 
-pub struct Changing {
-    inside: Option<Inside>,
-    masked: Option<u64>,
+pub struct ChangeGuard {
+    inside: Option<EngineGuard>,
+    previous_mask: Option<u64>,
 }
 
-impl Drop for Changing {
+impl Drop for ChangeGuard {
     fn drop(&mut self) {
         drop(self.inside.take());
-        if let Some(before) = self.masked {
+        if let Some(before) = self.previous_mask {
             sys::mask(libc::SIG_SETMASK, before);
         }
     }

@@ -4,7 +4,7 @@
 //! the engine sees one read or one write, as whole as any other; so there is a limit, and longer
 //! ones are the kernel's. The stack of a thread may have no room for them beside the engine.
 
-use crate::data::{self, BY_KERNEL, Call, Done, Place};
+use crate::data::{self, BY_KERNEL, DirectCall, TransferResult, WritePosition};
 use crate::engine::Why;
 use crate::{buffer, stack, sys};
 use libc::{c_int, c_long, iovec, off64_t};
@@ -24,7 +24,7 @@ const PARTS_MAX: usize = 1024;
 const FLAGS: c_int = libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_HIPRI;
 
 /// For so many bytes of several parts; none: there is no memory.
-fn room(len: usize) -> Option<Vec<u8>> {
+fn allocate(len: usize) -> Option<Vec<u8>> {
     let mut room = Vec::new();
     room.try_reserve_exact(len).ok()?;
     room.resize(len, 0);
@@ -33,14 +33,14 @@ fn room(len: usize) -> Option<Vec<u8>> {
 
 /// The parts of a call, whose array is known to be readable.
 #[derive(Clone, Copy)]
-struct Parts<'a> {
+struct IoParts<'a> {
     parts: &'a [iovec],
     len: usize,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> IoParts<'a> {
     /// None: the kernel's, with whatever error there is in them.
-    fn of(parts: *const iovec, count: c_int) -> Option<Parts<'a>> {
+    fn of(parts: *const iovec, count: c_int) -> Option<IoParts<'a>> {
         let count = usize::try_from(count)
             .ok()
             .filter(|count| (1..=PARTS_MAX).contains(count))?;
@@ -57,34 +57,34 @@ impl<'a> Parts<'a> {
         } else {
             GATHERED_BYTES_MAX
         };
-        (1..=max).contains(&len).then_some(Parts { parts, len })
+        (1..=max).contains(&len).then_some(IoParts { parts, len })
     }
 
-    fn some(self) -> impl Iterator<Item = &'a iovec> {
+    fn non_empty(self) -> impl Iterator<Item = &'a iovec> {
         self.parts.iter().filter(|part| part.iov_len != 0)
     }
 
-    fn read(self, call: &Call, fd: c_int, at: u64) -> Option<usize> {
+    fn read(self, call: &DirectCall, fd: c_int, at: u64) -> Option<usize> {
         match self.parts {
-            [part] => data::fill(call.file(fd, false)?, part.iov_base, part.iov_len, at),
+            [part] => data::read_into(call.file(fd, false)?, part.iov_base, part.iov_len, at),
             // What was interrupted may be allocating.
             _ if call.is_handling() => None,
-            _ => stack::on_own(|| self.scatter(call, fd, at))?,
+            _ => stack::on_engine_stack(|| self.scatter(call, fd, at))?,
         }
     }
 
-    fn scatter(self, call: &Call, fd: c_int, at: u64) -> Option<usize> {
+    fn scatter(self, call: &DirectCall, fd: c_int, at: u64) -> Option<usize> {
         if !self
-            .some()
+            .non_empty()
             .all(|part| buffer::is_writable(part.iov_base, part.iov_len))
         {
             return None;
         }
         let file = call.file(fd, false)?;
-        let mut gathered = room(self.len)?;
+        let mut gathered = allocate(self.len)?;
         let read = file.read(&mut gathered, at)?;
         let mut rest = gathered.get(..read)?;
-        for part in self.some() {
+        for part in self.non_empty() {
             let (now, later) = rest.split_at(part.iov_len.min(rest.len()));
             // SAFETY: each page was just written to, and `now` is no longer than the part.
             unsafe { ptr::copy(now.as_ptr(), part.iov_base.cast(), now.len()) };
@@ -93,19 +93,19 @@ impl<'a> Parts<'a> {
         Some(read)
     }
 
-    fn write(self, call: &Call, fd: c_int, place: Place) -> Option<Done> {
+    fn write(self, call: &DirectCall, fd: c_int, place: WritePosition) -> Option<TransferResult> {
         match self.parts {
-            [part] => data::put(call, fd, part.iov_base, part.iov_len, place),
+            [part] => data::write_from(call, fd, part.iov_base, part.iov_len, place),
             _ if call.is_handling() => None,
-            _ => stack::on_own(|| self.gather(call, fd, place))?,
+            _ => stack::on_engine_stack(|| self.gather(call, fd, place))?,
         }
     }
 
-    fn gather(self, call: &Call, fd: c_int, place: Place) -> Option<Done> {
+    fn gather(self, call: &DirectCall, fd: c_int, place: WritePosition) -> Option<TransferResult> {
         let file = call.file(fd, true)?;
-        let mut gathered = room(self.len)?;
+        let mut gathered = allocate(self.len)?;
         let mut end = 0;
-        for part in self.some() {
+        for part in self.non_empty() {
             let into = gathered.get_mut(end..end + part.iov_len)?;
             if !buffer::is_readable(part.iov_base, part.iov_len) {
                 return None;
@@ -114,7 +114,7 @@ impl<'a> Parts<'a> {
             unsafe { ptr::copy(part.iov_base.cast(), into.as_mut_ptr(), into.len()) };
             end += part.iov_len;
         }
-        data::put_bytes(file, fd, &gathered[..end], place)
+        data::write_bytes(file, fd, &gathered[..end], place)
     }
 }
 
@@ -127,7 +127,7 @@ pub extern "C" fn preadv2(
     flags: c_int,
 ) -> isize {
     if flags & !FLAGS != 0 {
-        return kernel(libc::SYS_preadv2, fd, parts, count, offset, flags);
+        return by_kernel_in_turn(libc::SYS_preadv2, fd, parts, count, offset, flags);
     }
     if offset == -1 {
         return readv(fd, parts, count, flags);
@@ -144,7 +144,7 @@ pub extern "C" fn pwritev2(
     flags: c_int,
 ) -> isize {
     if flags & !FLAGS != 0 {
-        return kernel(libc::SYS_pwritev2, fd, parts, count, offset, flags);
+        return by_kernel_in_turn(libc::SYS_pwritev2, fd, parts, count, offset, flags);
     }
     if offset == -1 {
         return writev(fd, parts, count, flags);
@@ -153,7 +153,7 @@ pub extern "C" fn pwritev2(
 }
 
 /// With flags that the engine does not know; still in its turn if it moves the offset.
-fn kernel(
+fn by_kernel_in_turn(
     number: c_long,
     fd: c_int,
     parts: *const iovec,
@@ -169,17 +169,17 @@ fn kernel(
         fd,
         0,
         |_, _| None,
-        || unsafe { sys::vector_here(number, fd, parts, count, flags) },
+        || unsafe { sys::vector_at_offset(number, fd, parts, count, flags) },
     )
 }
 
 #[inline(never)]
 pub extern "C" fn preadv(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t) -> isize {
     let read = || {
-        let call = Call::begin(fd)?;
-        let parts = Parts::of(parts, count).or_else(|| call.by_kernel(Why::Long))?;
-        let at = data::start(parts.len, offset)?;
-        call.ask(fd);
+        let call = DirectCall::begin(fd)?;
+        let parts = IoParts::of(parts, count).or_else(|| call.by_kernel(Why::Long))?;
+        let at = data::start_offset(parts.len, offset)?;
+        call.reopen_if_inherited(fd);
         parts.read(&call, fd, at)
     };
     read().map_or(BY_KERNEL, |n| n as isize)
@@ -192,35 +192,40 @@ pub extern "C" fn pwritev(fd: c_int, parts: *const iovec, count: c_int, offset: 
 
 fn write_at(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> isize {
     let write = || {
-        let call = Call::begin(fd)?;
-        let parts = Parts::of(parts, count).or_else(|| call.by_kernel(Why::Long))?;
-        let at = data::start(parts.len, offset)?;
-        call.ask(fd);
+        let call = DirectCall::begin(fd)?;
+        let parts = IoParts::of(parts, count).or_else(|| call.by_kernel(Why::Long))?;
+        let at = data::start_offset(parts.len, offset)?;
+        call.reopen_if_inherited(fd);
         let written = parts.write(&call, fd, call.place(at)?)?;
-        Some(data::settle(&call, fd, is_durable(flags), written.bytes))
+        Some(data::make_durable(
+            &call,
+            fd,
+            is_durable(flags),
+            written.bytes,
+        ))
     };
     write().unwrap_or(BY_KERNEL)
 }
 
 #[inline(never)]
 pub extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int, flags: c_int) -> isize {
-    let some = Parts::of(parts, count);
+    let some = IoParts::of(parts, count);
     let len = some.map_or(TOO_LONG, |some| some.len);
-    let direct = |call: &Call, at| some?.read(call, fd, at).map(Done::at_offset);
+    let direct = |call: &DirectCall, at| some?.read(call, fd, at).map(TransferResult::at_offset);
     // SAFETY: the arguments are the caller's.
     data::at_offset(fd, len, direct, || unsafe {
-        sys::vector_here(libc::SYS_preadv2, fd, parts, count, flags)
+        sys::vector_at_offset(libc::SYS_preadv2, fd, parts, count, flags)
     })
 }
 
 #[inline(never)]
 pub extern "C" fn writev(fd: c_int, parts: *const iovec, count: c_int, flags: c_int) -> isize {
-    let some = Parts::of(parts, count);
+    let some = IoParts::of(parts, count);
     let len = some.map_or(TOO_LONG, |some| some.len);
-    let direct = |call: &Call, place| some?.write(call, fd, place);
+    let direct = |call: &DirectCall, place| some?.write(call, fd, place);
     // SAFETY: the arguments are the caller's.
-    data::written(fd, len, is_durable(flags), direct, || unsafe {
-        sys::vector_here(libc::SYS_pwritev2, fd, parts, count, flags)
+    data::write_at_offset(fd, len, is_durable(flags), direct, || unsafe {
+        sys::vector_at_offset(libc::SYS_pwritev2, fd, parts, count, flags)
     })
 }
 

@@ -8,7 +8,7 @@
 //! Behind that no thread of the engine is left, nothing of pools is mapped, the program's signal
 //! handlers are the kernel's again, and no system call is made but those that the program makes.
 
-use crate::engine::number;
+use crate::engine::env_number;
 use crate::{buffer, engine, process, signals, sys, table, thread, threads};
 use libc::{c_int, c_long, c_ulong, c_void, pid_t};
 use std::arch::asm;
@@ -26,7 +26,7 @@ static FILTERS_KNOWN: AtomicU64 = AtomicU64::new(0);
 
 /// How long other threads are waited for that are inside the engine, and the engine's own.
 const LEAVE_TRIES_MAX: u32 = 20_000;
-const NAP_NS: c_long = 100_000;
+const POLL_INTERVAL_NS: c_long = 100_000;
 
 #[inline]
 pub fn is_withdrawn() -> bool {
@@ -40,7 +40,7 @@ pub fn is_filtered() -> bool {
 
 /// Once, when the library is loaded.
 pub fn begin() {
-    FILTERS_KNOWN.store(number(c"PAGEMESH_FILTERS").unwrap_or(0), Relaxed);
+    FILTERS_KNOWN.store(env_number(c"PAGEMESH_FILTERS").unwrap_or(0), Relaxed);
     if is_emulated() || is_sanitized() {
         IS_WITHDRAWN.store(true, SeqCst);
     }
@@ -71,7 +71,7 @@ fn is_emulated() -> bool {
 /// A sanitizer checks what the C library is called with, also how long a buffer is that is read
 /// into.
 fn is_sanitized() -> bool {
-    use crate::elf::{Name, loaded};
+    use crate::elf::{SymbolName, loaded_objects};
     let names = [
         c"__asan_init",
         c"__hwasan_init",
@@ -79,13 +79,14 @@ fn is_sanitized() -> bool {
         c"__tsan_init",
         c"__lsan_init",
     ];
-    let has = |name| loaded().any(|object| object.function(Name::of(name), None).is_some());
+    let has =
+        |name| loaded_objects().any(|object| object.function(SymbolName::of(name), None).is_some());
     names.into_iter().any(has)
 }
 
 /// Whether a first file may go on the direct path, by what the process has begun with. The caller
 /// is inside.
-pub fn may_begin() -> bool {
+pub fn may_use_direct_path() -> bool {
     if is_withdrawn() {
         return false;
     }
@@ -93,7 +94,7 @@ pub fn may_begin() -> bool {
         return true;
     }
     let is_limited = [libc::RLIMIT_AS, libc::RLIMIT_DATA].map(sys::is_limited);
-    let is_free = !is_limited.contains(&true) && filters() <= FILTERS_KNOWN.load(Relaxed);
+    let is_free = !is_limited.contains(&true) && filter_count() <= FILTERS_KNOWN.load(Relaxed);
     if !is_free {
         IS_WITHDRAWN.store(true, SeqCst);
     }
@@ -101,7 +102,7 @@ pub fn may_begin() -> bool {
 }
 
 /// How many filters of system calls this thread is under, as far as the kernel tells.
-fn filters() -> u64 {
+fn filter_count() -> u64 {
     let mut text = [0u8; 4096];
     let len = sys::read_file(c"/proc/self/status", &mut text);
     let text = text.get(..len).unwrap_or_default();
@@ -141,29 +142,29 @@ pub extern "C" fn withdraw() {
             sys::fstat(fd);
             table::remove(fd);
         }
-        table::sweep();
+        table::free_deferred();
     }
-    let is_quiet = waited(table::is_unused);
+    let is_quiet = wait_until(table::is_unused);
     {
         let Some(_inside) = thread.enter_to_change() else {
             return;
         };
-        table::sweep_all();
+        table::free_all_unused();
     }
-    engine::leave();
+    engine::leave_all_mounts();
     threads::stop_watching();
-    waited(|| threads::count() == 0);
+    wait_until(|| threads::count() == 0);
     if is_quiet {
         signals::restore();
     }
 }
 
-fn waited(is_so: impl Fn() -> bool) -> bool {
+fn wait_until(is_so: impl Fn() -> bool) -> bool {
     for _ in 0..LEAVE_TRIES_MAX {
         if is_so() {
             return true;
         }
-        sys::nap(NAP_NS);
+        sys::sleep_ns(POLL_INTERVAL_NS);
     }
     false
 }
@@ -172,20 +173,20 @@ fn waited(is_so: impl Fn() -> bool) -> bool {
 ///
 /// # Safety
 /// `limit` is a limit, null, or anything that the kernel would refuse.
-pub fn limiting(pid: pid_t, what: c_int, limit: *const c_void) {
+pub fn before_setrlimit(pid: pid_t, what: c_int, limit: *const c_void) {
     let is_of_memory = [libc::RLIMIT_AS, libc::RLIMIT_DATA].contains(&(what as u32));
     let is_own = pid == 0 || pid == sys::getpid();
     if is_of_memory
         && is_own
         && !limit.is_null()
-        && buffer::copied(limit.cast::<u64>()) != Some(libc::RLIM64_INFINITY)
+        && buffer::read_checked(limit.cast::<u64>()) != Some(libc::RLIM64_INFINITY)
     {
         withdraw();
     }
 }
 
 /// Before a filter of system calls is there.
-fn filtered() {
+fn before_filter() {
     withdraw();
     if is_withdrawn() && !thread::this().is_vforked() {
         IS_FILTERED.store(true, SeqCst);
@@ -194,26 +195,26 @@ fn filtered() {
 
 /// An `io_uring` was made, with this result: its requests may read and write at the current position,
 /// which the kernel moves only where it caches a file, as those that are opened from now on.
-pub extern "C" fn ring_made(result: c_long) {
+pub extern "C" fn io_uring_created(result: c_long) {
     if result >= 0 {
         withdraw();
     }
 }
 
 /// Before `prctl`.
-pub extern "C" fn controlling(option: c_int) {
+pub extern "C" fn before_prctl(option: c_int) {
     if option == libc::PR_SET_SECCOMP {
-        filtered();
+        before_filter();
     }
 }
 
 /// Before a system call by its number: those that set limits.
 #[inline]
-pub fn called(number: c_long, a: c_long, c: c_long) {
+pub fn before_syscall(number: c_long, a: c_long, c: c_long) {
     match number {
-        libc::SYS_prctl => controlling(a as c_int),
+        libc::SYS_prctl => before_prctl(a as c_int),
         // Who asks which filters there may be passes none.
-        libc::SYS_seccomp if a as c_ulong <= 1 && (a == 0 || c != 0) => filtered(),
+        libc::SYS_seccomp if a as c_ulong <= 1 && (a == 0 || c != 0) => before_filter(),
         libc::SYS_mlockall => withdraw(),
         _ => {}
     }

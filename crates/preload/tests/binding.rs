@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;
 use std::process::Command;
-use support::{Stage, check, library};
+use support::{TestDirs, check, library};
 
 /// What the start-up code of every program uses itself.
-const OF_STARTUP: [&str; 2] = ["__gmon_start__", "__cxa_finalize"];
+const STARTUP_SYMBOLS: [&str; 2] = ["__gmon_start__", "__cxa_finalize"];
 
 /// The kinds of relocations that the library has, and the names that they are about.
 fn relocations() -> Vec<(String, String)> {
@@ -53,22 +53,23 @@ fn library_calls_no_exported_name_through_the_plt() {
 }
 
 #[test]
-fn programs_own_sigaction_or_close_may_call_the_library() {
+fn program_defined_sigaction_and_close_may_call_library() {
     let counts = check("preempt", &[]);
     assert!(counts.writes == 2 && counts.reads == 1, "{counts:?}");
 }
 
 #[test]
-fn library_calls_nothing_that_the_program_defines() {
-    let stage = Stage::new();
+fn library_calls_no_function_that_the_program_defines() {
+    let stage = TestDirs::new();
     let is_function =
         |kind: &str| ["R_X86_64_JUMP_SLOT", "R_X86_64_GLOB_DAT", "R_X86_64_64"].contains(&kind);
     let imported = relocations()
         .into_iter()
         .filter(|(kind, _)| is_function(kind));
     let names: BTreeSet<String> = imported.map(|(_, name)| name).collect();
-    let is_left =
-        |name: &str| name.starts_with("_ITM") || name == "_r_debug" || OF_STARTUP.contains(&name);
+    let is_left = |name: &str| {
+        name.starts_with("_ITM") || name == "_r_debug" || STARTUP_SYMBOLS.contains(&name)
+    };
     let names: Vec<_> = names.iter().filter(|name| !is_left(name)).collect();
     for name in ["malloc", "close", "open64", "pthread_create", "memcpy"] {
         assert!(names.iter().any(|it| *it == name), "{names:?}");
@@ -86,6 +87,6 @@ fn library_calls_nothing_that_the_program_defines() {
         "-fcf-protection=none",
     ];
     let program = stage.build("hijack", &options);
-    let counts = stage.same(|| Command::new(&program), &[]);
+    let counts = stage.compare_with_kernel(|| Command::new(&program), &[]);
     assert!(counts.writes >= 6 && counts.reads >= 9, "{counts:?}");
 }

@@ -15,7 +15,7 @@ const NUMBERS_WRITES: u64 = 45;
 use support::check;
 
 #[test]
-fn every_way_to_read_and_write_is_the_kernels() {
+fn reads_and_writes_behave_as_in_the_kernel() {
     let counts = check("data", &[]);
     // The others are the kernel's: errors, appends at a given place, lengths, limits, rights.
     let done = (counts.reads, counts.writes, counts.sizes);
@@ -23,20 +23,20 @@ fn every_way_to_read_and_write_is_the_kernels() {
 }
 
 #[test]
-fn what_the_engine_declines_the_kernel_does() {
+fn declined_calls_are_served_by_the_kernel() {
     for every in ["1", "2", "3"] {
         check("data", &[("DECLINE", every)]);
     }
 }
 
 #[test]
-fn a_number_is_free_if_something_else_got_it() {
+fn fd_number_taken_over_by_another_file_is_dropped() {
     let counts = check("numbers", &[]);
     assert_eq!(counts.writes, NUMBERS_WRITES, "{counts:?}");
 }
 
 #[test]
-fn a_number_is_what_it_was_opened_as_last() {
+fn fd_number_leads_to_its_last_open() {
     let counts = check("descriptors", &[]);
     assert!(counts.reads > 20_000 && counts.writes > 900, "{counts:?}");
     // All but what the end of the process closed.

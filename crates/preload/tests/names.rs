@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
-use support::{AS_PACKAGES, Counts, Stage, check, check_built, library};
+use support::{Counts, PACKAGE_FLAGS, TestDirs, check, check_built, library};
 
-/// What of `names.c` the engine does.
+/// What of `descriptors.c` the engine does.
 const OPENS: u64 = 41;
 const READS: u64 = 29;
 const WRITES: u64 = 42;
@@ -29,7 +29,7 @@ const PROGRAMS: [&str; 9] = [
 ];
 
 #[test]
-fn every_name_does_what_the_kernel_does() {
+fn every_name_behaves_as_in_the_kernel() {
     let counts = check("names", &[]);
     // A name that is not in front has its file opened, or read, or written past the engine.
     let (opens, reads, writes) = (counts.opens, counts.reads, counts.writes);
@@ -41,26 +41,26 @@ fn every_name_does_what_the_kernel_does() {
 }
 
 #[test]
-fn what_the_engine_declines_is_done_under_every_name() {
+fn declined_calls_are_done_under_every_name() {
     for every in ["1", "2", "3"] {
         check("names", &[("DECLINE", every)]);
     }
 }
 
 #[test]
-fn programs_of_packages_are_the_same() {
+fn programs_with_package_flags_behave_the_same() {
     let reached = |counts: &Counts| (counts.opens, counts.reads, counts.writes, counts.sizes);
     for name in ["data", "names"] {
         let plain = check(name, &[]);
-        let counts = check_built(name, AS_PACKAGES, &[]);
+        let counts = check_built(name, PACKAGE_FLAGS, &[]);
         assert_eq!(reached(&counts), reached(&plain), "{name}: {counts:?}");
     }
     for name in ["descriptors", "numbers", "processes", "threads"] {
-        let counts = check_built(name, AS_PACKAGES, &[]);
+        let counts = check_built(name, PACKAGE_FLAGS, &[]);
         assert!(counts.writes > 20, "{name}: {counts:?}");
     }
     for (name, dwell_us) in [("signals", "200"), ("cancel", "20")] {
-        let counts = check_built(name, AS_PACKAGES, &[("DWELL_US", dwell_us)]);
+        let counts = check_built(name, PACKAGE_FLAGS, &[("DWELL_US", dwell_us)]);
         assert!(counts.writes > 200, "{name}: {counts:?}");
     }
 }
@@ -89,9 +89,9 @@ fn every_name_is_called_by_a_program() {
     // It is built with what another test writes.
     found.remove(OsStr::new("hijack"));
     assert_eq!(found, PROGRAMS.map(Into::into).into(), "all are built here");
-    let stage = Stage::new();
+    let stage = TestDirs::new();
     let builds = PROGRAMS.iter().flat_map(|name| {
-        [&[], AS_PACKAGES].map(|options| symbols(&stage.build(name, options), "--undefined-only"))
+        [&[], PACKAGE_FLAGS].map(|options| symbols(&stage.build(name, options), "--undefined-only"))
     });
     let called: BTreeSet<String> = builds.flatten().collect();
     let names = symbols(&library(), "--defined-only");

@@ -3,17 +3,17 @@
 mod support;
 
 use std::process::Command;
-use support::{Counts, Stage};
+use support::{Counts, TestDirs};
 
 /// A script does the same in both ways.
 fn check(script: &str) -> Counts {
-    let stage = Stage::new();
+    let stage = TestDirs::new();
     let make = || {
         let mut command = Command::new("bash");
         command.args(["-euc", script]);
         command
     };
-    stage.same(make, &[])
+    stage.compare_with_kernel(make, &[])
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn files_are_copied_and_changed() {
 }
 
 #[test]
-fn a_database_is_the_same() {
+fn sqlite_results_are_the_same_as_by_kernel() {
     let counts = check(
         "sqlite3 base 'create table t(a integer primary key, b); begin;
            insert into t select value, hex(value * 7) from generate_series(1, 20000); commit;
@@ -58,7 +58,7 @@ fn a_database_is_the_same() {
 }
 
 #[test]
-fn an_interpreter_is_the_same() {
+fn python_results_are_the_same_as_by_kernel() {
     let counts = check(
         "python3 - <<'END'
 import mmap, os, subprocess, threading

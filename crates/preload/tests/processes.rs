@@ -5,7 +5,7 @@ mod support;
 use support::check;
 
 #[test]
-fn children_share_what_they_share_with_the_kernel() {
+fn children_share_offsets_as_without_the_library() {
     let counts = check("processes", &[]);
     assert!(counts.forks >= 5 && counts.writes > 300, "{counts:?}");
     check("processes", &[("DECLINE", "3")]);
@@ -30,7 +30,7 @@ fn no_handler_runs_inside_the_engine() {
 }
 
 #[test]
-fn nobody_is_cancelled_inside_the_engine() {
+fn thread_is_not_cancelled_inside_the_engine() {
     let counts = check("cancel", &[("DWELL_US", "20")]);
     assert!(counts.writes > 200, "{counts:?}");
 }

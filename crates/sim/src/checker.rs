@@ -22,10 +22,10 @@
 //! - where a copy that followed is promoted, what was acknowledged last may be gone
 //!   (`checker/cut.rs`).
 
-mod cut;
-mod whole;
+mod atomicity;
+mod promotion;
 
-use cut::Cut;
+use promotion::PromotionPoint;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -34,13 +34,13 @@ use std::ops::Range;
 pub(crate) const SECTOR: u64 = 512;
 /// Operations open at once on a sector that can be told apart; a sector with
 /// more is given up.
-const OPEN_MAX: usize = 64;
+const OPEN_OPS_MAX: usize = 64;
 /// States that a sector may be in; a sector with more is given up.
 const STATES_MAX: usize = 5_000;
 
 /// What an operation does.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum OpKind {
     /// Every sector becomes this.
     Write(u64),
     /// The sectors of each part become its value.
@@ -51,7 +51,7 @@ pub(crate) enum Kind {
 
 /// How an operation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum OpOutcome {
     Done,
     /// It happened or did not, and that is decided.
     Decided,
@@ -66,16 +66,16 @@ struct Operation {
     channel: u32,
     /// Those of a transaction and all between them.
     sectors: Range<u64>,
-    kind: Kind,
+    kind: OpKind,
     /// What a read saw must be known before the search.
     is_known: bool,
-    after_fence: bool,
+    is_after_fence: bool,
     /// Its acknowledgement says that it lasts.
     is_durable: bool,
-    ending: Ending,
+    ending: OpOutcome,
     /// When, as events are counted; the end is that of an acknowledgement.
-    began: usize,
-    acknowledged: Option<usize>,
+    began_at: usize,
+    acknowledged_at: Option<usize>,
 }
 
 impl Operation {
@@ -85,9 +85,9 @@ impl Operation {
             return None;
         }
         match &self.kind {
-            Kind::Write(value) => Some(*value),
-            Kind::Read(values) => values.get((sector - self.sectors.start) as usize).copied(),
-            Kind::Transact(parts) => {
+            OpKind::Write(value) => Some(*value),
+            OpKind::Read(values) => values.get((sector - self.sectors.start) as usize).copied(),
+            OpKind::Transact(parts) => {
                 let part = parts.iter().find(|(sectors, _)| sectors.contains(&sector));
                 part.map(|(_, value)| *value)
             }
@@ -98,84 +98,84 @@ impl Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     Begin(usize),
-    End(usize, Ending),
+    End(usize, OpOutcome),
     /// A client has attached; the epoch names its attachment.
     Attached(u32),
     /// A copy goes on alone with what it has.
-    Cut(usize),
+    Promoted(usize),
 }
 
 /// The record of a history.
 #[derive(Default)]
-pub(crate) struct Checker {
+pub(crate) struct HistoryChecker {
     operations: Vec<Operation>,
     events: Vec<Event>,
     /// The highest attachment.
-    present: u32,
+    newest_attachment: u32,
     /// A leg is out of its reach: who still reaches that one may read there.
     is_partial: bool,
     /// Reads of clients before it with lower numbers may have been answered
     /// there.
     unfenced_below: usize,
-    cuts: Vec<Cut>,
+    promotions: Vec<PromotionPoint>,
     /// Flushes that were acknowledged: whose, and when they began.
     flushes: Vec<(u32, usize)>,
 }
 
 /// What the search came to.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Searched {
+pub(crate) struct SearchReport {
     pub(crate) sectors: u64,
     /// With too much at once to be searched.
-    pub(crate) given_up: u64,
+    pub(crate) skipped: u64,
     /// Transactions that were not acknowledged: what was seen says that they
     /// happened, that they did not, or neither.
     pub(crate) happened: u64,
-    pub(crate) vanished: u64,
-    pub(crate) open: u64,
+    pub(crate) rolled_back: u64,
+    pub(crate) unknown: u64,
     /// Acknowledged changes that promotions gave up, and durable ones before them.
     pub(crate) lost: u64,
-    pub(crate) lasted: u64,
+    pub(crate) durable_kept: u64,
 }
 
-impl Checker {
+impl HistoryChecker {
     /// An operation is submitted; its number names it later.
     pub(crate) fn begin(
         &mut self,
         attachment: u32,
         channel: u32,
         sectors: Range<u64>,
-        kind: Kind,
+        kind: OpKind,
     ) -> usize {
         let number = self.operations.len();
         self.operations.push(Operation {
             attachment,
             channel,
             sectors,
-            is_known: !matches!(kind, Kind::Read(_)),
+            is_known: !matches!(kind, OpKind::Read(_)),
             kind,
-            after_fence: attachment < self.present,
+            is_after_fence: attachment < self.newest_attachment,
             is_durable: false,
-            ending: Ending::Unknown,
-            began: self.events.len(),
-            acknowledged: None,
+            ending: OpOutcome::Unknown,
+            began_at: self.events.len(),
+            acknowledged_at: None,
         });
         self.events.push(Event::Begin(number));
         number
     }
 
     /// An operation has ended.
-    pub(crate) fn end(&mut self, number: usize, ending: Ending) -> Result<(), String> {
+    pub(crate) fn end(&mut self, number: usize, ending: OpOutcome) -> Result<(), String> {
         let operation = &self.operations[number];
-        if ending == Ending::Done && operation.after_fence && !self.may_be_given_up(number) {
+        if ending == OpOutcome::Done && operation.is_after_fence && !self.may_be_lost(number) {
             return Err(format!(
                 "{} was acknowledged, though attachment {} was there before it was submitted",
-                self.name(number),
-                self.present
+                self.describe(number),
+                self.newest_attachment
             ));
         }
-        let is_done = ending == Ending::Done;
-        self.operations[number].acknowledged = is_done.then_some(self.events.len());
+        let is_done = ending == OpOutcome::Done;
+        self.operations[number].acknowledged_at = is_done.then_some(self.events.len());
         self.operations[number].ending = ending;
         self.events.push(Event::End(number, ending));
         Ok(())
@@ -185,17 +185,19 @@ impl Checker {
     pub(crate) fn read(&mut self, number: usize, data: &[u8]) -> Result<(), String> {
         let values: Result<Vec<u64>, String> = data
             .chunks(SECTOR as usize)
-            .map(|sector| value_of(sector).map_err(|why| format!("{}: {why}", self.name(number))))
+            .map(|sector| {
+                value_of(sector).map_err(|why| format!("{}: {why}", self.describe(number)))
+            })
             .collect();
         let values = values?;
-        self.hold(number, &values);
-        if self.is_unfenced(number) && self.operations[number].attachment < self.present {
+        self.record_promoted_values(number, &values);
+        if self.is_unfenced(number) && self.operations[number].attachment < self.newest_attachment {
             return Ok(());
         }
         let operation = &mut self.operations[number];
-        operation.kind = Kind::Read(values);
+        operation.kind = OpKind::Read(values);
         operation.is_known = true;
-        self.end(number, Ending::Done)
+        self.end(number, OpOutcome::Done)
     }
 
     /// Whether a client before the newest may yet find a leg that knows of no other.
@@ -204,18 +206,18 @@ impl Checker {
     }
 
     /// From now on older clients can do nothing.
-    pub(crate) fn attached(&mut self, attachment: u32, is_partial: bool) {
-        if attachment >= self.present {
-            self.reached_all();
+    pub(crate) fn record_attach(&mut self, attachment: u32, is_partial: bool) {
+        if attachment >= self.newest_attachment {
+            self.record_all_legs_reached();
             self.is_partial = is_partial;
         }
-        self.present = self.present.max(attachment);
+        self.newest_attachment = self.newest_attachment.max(attachment);
         self.events.push(Event::Attached(attachment));
     }
 
     /// The newest client has reached every leg: what older ones read from now
     /// on is refused.
-    pub(crate) fn reached_all(&mut self) {
+    pub(crate) fn record_all_legs_reached(&mut self) {
         if std::mem::take(&mut self.is_partial) {
             self.unfenced_below = self.operations.len();
         }
@@ -224,14 +226,14 @@ impl Checker {
     /// Whether the newest client has this attachment, and has not reached every
     /// leg yet.
     pub(crate) fn is_partial(&self, attachment: u32) -> bool {
-        self.is_partial && attachment == self.present
+        self.is_partial && attachment == self.newest_attachment
     }
 
     pub(crate) fn is_transaction(&self, number: usize) -> bool {
-        matches!(self.operations[number].kind, Kind::Transact(_))
+        matches!(self.operations[number].kind, OpKind::Transact(_))
     }
 
-    fn name(&self, number: usize) -> String {
+    fn describe(&self, number: usize) -> String {
         let Operation {
             attachment,
             channel,
@@ -240,25 +242,25 @@ impl Checker {
             ..
         } = &self.operations[number];
         let what = match kind {
-            Kind::Write(value) => format!("write {value}"),
-            Kind::Transact(parts) => format!("transaction {parts:?}"),
-            Kind::Read(_) => "read".to_owned(),
+            OpKind::Write(value) => format!("write {value}"),
+            OpKind::Transact(parts) => format!("transaction {parts:?}"),
+            OpKind::Read(_) => "read".to_owned(),
         };
         format!("{what} of {sectors:?} by channel {channel} of attachment {attachment} (#{number})")
     }
 
     /// Searches every sector.
-    pub(crate) fn check(&self, sectors: u64) -> Result<Searched, String> {
-        let of_sector = self.of_sectors(sectors);
-        let none = Outcomes::new();
-        let (mut searched, mut given_up) = (Searched::default(), BTreeSet::new());
+    pub(crate) fn check(&self, sectors: u64) -> Result<SearchReport, String> {
+        let of_sector = self.events_by_sector(sectors);
+        let none = AssumedOutcomes::new();
+        let (mut searched, mut given_up) = (SearchReport::default(), BTreeSet::new());
         let (mut last, mut was_searched): (&[Event], _) = (&[], true);
         for (sector, events) in (0..).zip(&of_sector) {
-            if sector == 0 || last != events || !self.saw_the_same(sector, sector - 1, events) {
+            if sector == 0 || last != events || !self.has_equal_values(sector, sector - 1, events) {
                 let mut search = Search::new(self, sector, &none);
                 was_searched = match search.run(events) {
                     Ok(was_searched) => was_searched,
-                    Err(at) => return Err(self.story(sector, events, at, &search)),
+                    Err(at) => return Err(self.failure_report(sector, events, at, &search)),
                 };
                 last = events;
             }
@@ -267,15 +269,15 @@ impl Checker {
                 given_up.insert(sector);
             }
         }
-        searched.given_up = given_up.len() as u64;
-        let outcomes = self.check_whole(&of_sector, &given_up)?;
-        (searched.happened, searched.vanished, searched.open) = outcomes;
-        (searched.lost, searched.lasted) = self.check_cuts()?;
+        searched.skipped = given_up.len() as u64;
+        let outcomes = self.check_atomicity(&of_sector, &given_up)?;
+        (searched.happened, searched.rolled_back, searched.unknown) = outcomes;
+        (searched.lost, searched.durable_kept) = self.check_promotions()?;
         Ok(searched)
     }
 
     /// What happened to each sector.
-    fn of_sectors(&self, sectors: u64) -> Vec<Vec<Event>> {
+    fn events_by_sector(&self, sectors: u64) -> Vec<Vec<Event>> {
         let mut of_sector: Vec<Vec<Event>> = vec![vec![]; sectors as usize];
         for event in &self.events {
             match *event {
@@ -288,7 +290,7 @@ impl Checker {
                         }
                     }
                 }
-                Event::Attached(_) | Event::Cut(_) => {
+                Event::Attached(_) | Event::Promoted(_) => {
                     of_sector.iter_mut().for_each(|all| all.push(*event));
                 }
             }
@@ -298,45 +300,51 @@ impl Checker {
 
     /// Whether all operations did in a sector what they did in another: with the
     /// same events, its search comes to the same.
-    fn saw_the_same(&self, sector: u64, other: u64, events: &[Event]) -> bool {
+    fn has_equal_values(&self, sector: u64, other: u64, events: &[Event]) -> bool {
         events.iter().all(|event| match *event {
             Event::Begin(number) => {
                 let operation = &self.operations[number];
                 operation.value(sector) == operation.value(other)
             }
-            Event::Cut(cut) => {
-                let held = &self.cuts[cut];
+            Event::Promoted(cut) => {
+                let held = &self.promotions[cut];
                 held.value(sector) == held.value(other)
             }
             _ => true,
         })
     }
 
-    fn story(&self, sector: u64, events: &[Event], at: usize, search: &Search<'_>) -> String {
+    fn failure_report(
+        &self,
+        sector: u64,
+        events: &[Event],
+        at: usize,
+        search: &Search<'_>,
+    ) -> String {
         let mut story = format!("sector {sector} is not what it should be:\n");
-        story += &self.tale(sector, &events[..=at]);
-        let values: BTreeSet<u64> = search.before.iter().map(|state| state.0).collect();
+        story += &self.event_report(sector, &events[..=at]);
+        let values: BTreeSet<u64> = search.states_before.iter().map(|state| state.0).collect();
         let _ = write!(story, "  before that it was one of {values:?}");
         story
     }
 
-    fn tale(&self, sector: u64, events: &[Event]) -> String {
+    fn event_report(&self, sector: u64, events: &[Event]) -> String {
         let mut story = String::new();
         for event in events {
             // Writing to a string does not fail.
             let _ = match *event {
-                Event::Begin(number) => writeln!(story, "  begin {}", self.name(number)),
+                Event::Begin(number) => writeln!(story, "  begin {}", self.describe(number)),
                 Event::End(number, ending) => {
                     let operation = &self.operations[number];
                     let seen = match (&operation.kind, operation.value(sector)) {
-                        (Kind::Read(_), Some(value)) => format!(" saw {value}"),
+                        (OpKind::Read(_), Some(value)) => format!(" saw {value}"),
                         _ => String::new(),
                     };
-                    writeln!(story, "  {ending:?} {}{seen}", self.name(number))
+                    writeln!(story, "  {ending:?} {}{seen}", self.describe(number))
                 }
                 Event::Attached(attachment) => writeln!(story, "  attachment {attachment}"),
-                Event::Cut(cut) => {
-                    let held = self.cuts[cut].value(sector);
+                Event::Promoted(cut) => {
+                    let held = self.promotions[cut].value(sector);
                     writeln!(story, "  a copy goes on that has {held:?}")
                 }
             };
@@ -346,43 +354,43 @@ impl Checker {
 }
 
 /// A value, and a bit for each open operation that is in place.
-type State = (u64, u64);
+type SearchState = (u64, u64);
 
-struct Open {
+struct OpenOp {
     number: usize,
     /// Nothing puts it into place any more.
     is_closed: bool,
     is_read: bool,
     value: u64,
     /// It is taken for granted that it happened.
-    is_wanted: bool,
+    must_happen: bool,
 }
 
 /// There is too much at once to be searched.
-struct TooMuch;
+struct SearchLimit;
 
 /// What is taken for granted of transactions: whether they happened.
-type Outcomes = BTreeMap<usize, bool>;
+type AssumedOutcomes = BTreeMap<usize, bool>;
 
 struct Search<'c> {
-    checker: &'c Checker,
+    checker: &'c HistoryChecker,
     sector: u64,
-    outcomes: &'c Outcomes,
-    states: BTreeSet<State>,
-    before: BTreeSet<State>,
-    open: Vec<Option<Open>>,
+    outcomes: &'c AssumedOutcomes,
+    states: BTreeSet<SearchState>,
+    states_before: BTreeSet<SearchState>,
+    open: Vec<Option<OpenOp>>,
     states_max: usize,
 }
 
 impl<'c> Search<'c> {
-    fn new(checker: &'c Checker, sector: u64, outcomes: &'c Outcomes) -> Search<'c> {
+    fn new(checker: &'c HistoryChecker, sector: u64, outcomes: &'c AssumedOutcomes) -> Search<'c> {
         Search {
             states_max: STATES_MAX,
             checker,
             sector,
             outcomes,
             states: BTreeSet::from([(0, 0)]),
-            before: BTreeSet::new(),
+            states_before: BTreeSet::new(),
             open: vec![],
         }
     }
@@ -395,13 +403,13 @@ impl<'c> Search<'c> {
     /// names the event after which no state is left.
     fn run(&mut self, events: &[Event]) -> Result<bool, usize> {
         for (at, event) in events.iter().enumerate() {
-            self.before.clone_from(&self.states);
+            self.states_before.clone_from(&self.states);
             let taken = match *event {
                 Event::Begin(number) => self.begin(number),
                 Event::End(number, ending) => self.end(number, ending),
-                Event::Attached(attachment) => self.close(attachment),
-                Event::Cut(cut) => {
-                    self.restart(self.checker.cuts[cut].value(self.sector));
+                Event::Attached(attachment) => self.close_attachments_before(attachment),
+                Event::Promoted(cut) => {
+                    self.restart_from(self.checker.promotions[cut].value(self.sector));
                     Ok(())
                 }
             };
@@ -413,11 +421,11 @@ impl<'c> Search<'c> {
             }
         }
         // What has no answer by now may have happened, too.
-        let wanted = self.wanted(|_| true);
+        let wanted = self.required_bits(|_| true);
         if wanted == 0 {
             return Ok(true);
         }
-        let Ok(last) = self.closure() else {
+        let Ok(last) = self.reachable_states() else {
             return Ok(false);
         };
         match last.iter().any(|(_, bits)| bits & wanted == wanted) {
@@ -427,45 +435,45 @@ impl<'c> Search<'c> {
     }
 
     /// Those open operations of a kind that must happen.
-    fn wanted(&self, of: impl Fn(usize) -> bool) -> u64 {
+    fn required_bits(&self, of: impl Fn(usize) -> bool) -> u64 {
         let open = self.open.iter().enumerate();
         let open = open.filter_map(|(bit, open)| Some((bit, open.as_ref()?)));
-        let wanted = open.filter(|(_, open)| open.is_wanted && of(open.number));
+        let wanted = open.filter(|(_, open)| open.must_happen && of(open.number));
         wanted.fold(0, |bits, (bit, _)| bits | 1 << bit)
     }
 
-    fn begin(&mut self, number: usize) -> Result<(), TooMuch> {
+    fn begin(&mut self, number: usize) -> Result<(), SearchLimit> {
         let outcome = self.outcomes.get(&number);
         let operation = self.operation(number);
-        let is_read = matches!(operation.kind, Kind::Read(_));
+        let is_read = matches!(operation.kind, OpKind::Read(_));
         // What a superseded client changes is nowhere.
-        if outcome == Some(&false) || operation.after_fence && !is_read {
+        if outcome == Some(&false) || operation.is_after_fence && !is_read {
             return Ok(());
         }
         let free = self.open.iter().position(Option::is_none);
         let bit = free.unwrap_or(self.open.len());
-        if bit >= OPEN_MAX {
-            return Err(TooMuch);
+        if bit >= OPEN_OPS_MAX {
+            return Err(SearchLimit);
         }
         if bit == self.open.len() {
             self.open.push(None);
         }
-        self.open[bit] = Some(Open {
+        self.open[bit] = Some(OpenOp {
             number,
             is_closed: false,
             is_read,
             value: (operation.value(self.sector)).expect("an operation of this sector"),
-            is_wanted: outcome.is_some(),
+            must_happen: outcome.is_some(),
         });
         if is_read {
             let states = std::mem::take(&mut self.states).into_iter();
-            self.states = states.map(|state| self.with_reads(state)).collect();
+            self.states = states.map(|state| self.apply_reads(state)).collect();
         }
         Ok(())
     }
 
     /// What may come next, reads or writes: those that are not in place.
-    fn pending(&self, bits: u64, reads: bool) -> impl Iterator<Item = (usize, &Open)> {
+    fn pending(&self, bits: u64, reads: bool) -> impl Iterator<Item = (usize, &OpenOp)> {
         let open = self.open.iter().enumerate();
         let open = open.filter_map(|(bit, open)| Some((bit, open.as_ref()?)));
         open.filter(move |(bit, open)| {
@@ -474,55 +482,55 @@ impl<'c> Search<'c> {
     }
 
     /// Whether no write that its channel submitted before must come first.
-    fn is_first(&self, bits: u64, of: &Open) -> bool {
+    fn may_come_next(&self, bits: u64, of: &OpenOp) -> bool {
         let channel = self.operation(of.number).channel;
         let mut earlier = (self.pending(bits, false)).filter(|(_, it)| it.number < of.number);
         !earlier.any(|(_, it)| {
             let write = self.operation(it.number);
-            write.channel == channel && (!of.is_read || write.ending == Ending::Done)
+            write.channel == channel && (!of.is_read || write.ending == OpOutcome::Done)
         })
     }
 
     /// Puts into place what reads now.
-    fn with_reads(&self, (value, bits): State) -> State {
+    fn apply_reads(&self, (value, bits): SearchState) -> SearchState {
         let reads = self.pending(bits, true);
-        let now = reads.filter(|(_, it)| it.value == value && self.is_first(bits, it));
+        let now = reads.filter(|(_, it)| it.value == value && self.may_come_next(bits, it));
         (value, now.fold(bits, |bits, (bit, _)| bits | 1 << bit))
     }
 
     /// Everything that may have happened by now.
-    fn closure(&self) -> Result<BTreeSet<State>, TooMuch> {
+    fn reachable_states(&self) -> Result<BTreeSet<SearchState>, SearchLimit> {
         let mut found = self.states.clone();
-        let mut next: Vec<State> = found.iter().copied().collect();
+        let mut next: Vec<SearchState> = found.iter().copied().collect();
         while let Some((_, bits)) = next.pop() {
             let writes = self.pending(bits, false);
-            for (bit, write) in writes.filter(|(_, it)| self.is_first(bits, it)) {
-                let state = self.with_reads((write.value, bits | 1 << bit));
+            for (bit, write) in writes.filter(|(_, it)| self.may_come_next(bits, it)) {
+                let state = self.apply_reads((write.value, bits | 1 << bit));
                 if found.insert(state) {
                     next.push(state);
                 }
             }
             if found.len() > self.states_max {
-                return Err(TooMuch);
+                return Err(SearchLimit);
             }
         }
         Ok(found)
     }
 
-    fn end(&mut self, number: usize, ending: Ending) -> Result<(), TooMuch> {
-        let is_it = |open: &Option<Open>| open.as_ref().is_some_and(|open| open.number == number);
+    fn end(&mut self, number: usize, ending: OpOutcome) -> Result<(), SearchLimit> {
+        let is_it = |open: &Option<OpenOp>| open.as_ref().is_some_and(|open| open.number == number);
         let Some(bit) = self.open.iter().position(is_it) else {
             return Ok(());
         };
         let mask = 1 << bit;
         let all_in_place = self.states.iter().all(|(_, bits)| bits & mask != 0);
         let states = match ending {
-            Ending::Unknown => return Ok(()),
-            Ending::Done if all_in_place => std::mem::take(&mut self.states),
-            Ending::Done | Ending::Decided => self.closure()?,
+            OpOutcome::Unknown => return Ok(()),
+            OpOutcome::Done if all_in_place => std::mem::take(&mut self.states),
+            OpOutcome::Done | OpOutcome::Decided => self.reachable_states()?,
         };
         let open = self.open[bit].take();
-        let is_wanted = ending == Ending::Done || open.is_some_and(|open| open.is_wanted);
+        let is_wanted = ending == OpOutcome::Done || open.is_some_and(|open| open.must_happen);
         self.states = states
             .into_iter()
             .filter(|(_, bits)| !is_wanted || bits & mask != 0)
@@ -532,15 +540,15 @@ impl<'c> Search<'c> {
     }
 
     /// Nothing of what was before counts any more.
-    fn restart(&mut self, held: Option<u64>) {
+    fn restart_from(&mut self, held: Option<u64>) {
         self.states = held.map(|value| (value, 0)).into_iter().collect();
         self.open.clear();
     }
 
     /// Operations of attachments before this one are in place by now or never.
-    fn close(&mut self, attachment: u32) -> Result<(), TooMuch> {
-        self.states = self.closure()?;
-        let wanted = self.wanted(|number| self.operation(number).attachment < attachment);
+    fn close_attachments_before(&mut self, attachment: u32) -> Result<(), SearchLimit> {
+        self.states = self.reachable_states()?;
+        let wanted = self.required_bits(|number| self.operation(number).attachment < attachment);
         self.states.retain(|(_, bits)| bits & wanted == wanted);
         let mut over = 0;
         for (bit, place) in self.open.iter_mut().enumerate() {
@@ -551,7 +559,7 @@ impl<'c> Search<'c> {
             if operation.attachment < attachment {
                 open.is_closed = true;
                 // No answer will ask whether it is in place.
-                if operation.ending == Ending::Unknown {
+                if operation.ending == OpOutcome::Unknown {
                     over |= 1 << bit;
                     *place = None;
                 }

@@ -1,34 +1,35 @@
 //! A client: a driven volume, its channels, and the calls it waits for.
 
 use crate::cluster::{Cluster, tell};
-use crate::desk::{Counter, Desk};
-use crate::dice::Dice;
-use crate::files::Program;
-use crate::guests::Hosting;
+use crate::direct_clients::MountClients;
+use crate::files::MountProgram;
+use crate::manager_host::{ManagerConnection, ManagerHost};
 use crate::network::Peer;
-use crate::witness::Witness;
+use crate::read_oracle::ReadOracle;
+use crate::rng::Rng;
 use pagemesh_base::ids::Epoch;
-use pagemesh_base::layout::{BrickId, Name, SliceId};
+use pagemesh_base::layout::{BrickId, SliceId, VolumeName};
 use pagemesh_base::slice::{Leg, SliceError};
 use pagemesh_base::space::Channel;
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::tcp::TcpLeg;
 use pagemesh_volume::limits::SCRUB_BYTES_PER_S;
 use pagemesh_volume::{
-    Answer, AttachError, BrickAddress, Connector, Driven, Pending, ScrubPlan, VolumeState,
+    AttachError, BrickAddress, CallAnswer, Connector, DrivenVolume, PendingCall, ScrubPlan,
+    VolumeState,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Connects a client to bricks over the network.
-struct Connections {
+struct BrickConnector {
     cluster: Arc<Cluster>,
     client: u32,
-    witness: Witness,
+    oracle: ReadOracle,
 }
 
-impl Connector for Connections {
+impl Connector for BrickConnector {
     fn connect(
         &self,
         brick: BrickId,
@@ -38,8 +39,8 @@ impl Connector for Connections {
     ) -> Result<Box<dyn Leg>, SliceError> {
         let timeouts = Timeouts::default();
         let peer = Peer::Client(self.client);
-        let (remote, line) = self.cluster.connect(peer, &address.tcp, timeouts)?;
-        let house = self.cluster.house_of(brick);
+        let (remote, connection) = self.cluster.connect(peer, &address.tcp, timeouts)?;
+        let host = self.cluster.host_of(brick);
         if remote.brick() != brick {
             return Err(SliceError::Refused("another brick answers".into()));
         }
@@ -47,106 +48,106 @@ impl Connector for Connections {
         let word = attached
             .as_ref()
             .map_or_else(ToString::to_string, |_| "done".into());
-        let house = house.unwrap_or_default();
+        let host = host.unwrap_or_default();
         tell!(
             self.cluster,
-            "client {} connects to brick {house} as {line}, epoch {epoch}: {word}",
+            "client {} connects to brick {host} as {connection}, epoch {epoch}: {word}",
             self.client
         );
         let attached = attached?;
-        self.cluster.net().settle(line);
-        let leg = TcpLeg::over(remote, attached, timeouts);
-        Ok(self.witness.watch(slice, leg))
+        self.cluster.net().end_blocking_call(connection);
+        let leg = TcpLeg::from_connection(remote, attached, timeouts);
+        Ok(self.oracle.observe(slice, leg))
     }
 }
 
 /// A thread of the client's front.
-pub(crate) struct Thread {
+pub(crate) struct FrontThread {
     pub(crate) number: u32,
     pub(crate) channel: Box<dyn Channel>,
     /// Requests without an answer, by token.
-    pub(crate) pending: BTreeMap<u64, Asked>,
+    pub(crate) pending: BTreeMap<u64, PendingRequest>,
     /// It looks at no answers until then.
-    pub(crate) stopped_until: Duration,
+    pub(crate) stalled_until: Duration,
     /// A brick had no session for it: it ends.
-    pub(crate) is_turned_away: bool,
+    pub(crate) is_refused: bool,
 }
 
 /// A request without an answer.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked {
+pub(crate) struct PendingRequest {
     /// Which operation it is.
     pub(crate) operation: usize,
     /// The first byte of what is read.
-    pub(crate) from: u64,
+    pub(crate) offset: u64,
     /// Nothing but success may be the answer.
-    pub(crate) is_certain: bool,
+    pub(crate) must_succeed: bool,
     /// When, as the witness counts.
-    pub(crate) begun: u64,
+    pub(crate) oracle_time: u64,
     /// When, as the checker counts.
-    pub(crate) began: usize,
+    pub(crate) checker_time: usize,
 }
 
-pub(crate) struct Client {
+pub(crate) struct VolumeClient {
     pub(crate) number: u32,
-    pub(crate) driven: Driven,
+    pub(crate) driven: DrivenVolume,
     cluster: Arc<Cluster>,
-    connections: Connections,
-    pub(crate) witness: Witness,
-    counter: Counter,
+    connector: BrickConnector,
+    pub(crate) oracle: ReadOracle,
+    manager: ManagerConnection,
     /// Calls and answers under way, by the time of their arrival.
-    calls: VecDeque<(Duration, Pending)>,
-    answers: VecDeque<(Duration, Answer)>,
-    pub(crate) threads: Vec<Thread>,
+    calls: VecDeque<(Duration, PendingCall)>,
+    answers: VecDeque<(Duration, CallAnswer)>,
+    pub(crate) threads: Vec<FrontThread>,
     /// What works on the file system, where the volume holds one.
-    pub(crate) program: Option<Program>,
+    pub(crate) program: Option<MountProgram>,
     /// What it knows of its guests, where it has some.
-    pub(crate) hosting: Option<Hosting>,
+    pub(crate) mount_clients: Option<MountClients>,
     /// The epoch that names its attachment; 0 before.
     pub(crate) attachment: u32,
     /// It does nothing until then: its process is stopped.
     pub(crate) stopped_until: Duration,
     /// When its keeper wants its next turn.
-    pub(crate) due: Option<Duration>,
-    dice: Dice,
+    pub(crate) next_turn_at: Option<Duration>,
+    rng: Rng,
 }
 
-impl Client {
+impl VolumeClient {
     pub(crate) fn new(
         cluster: &Arc<Cluster>,
-        desk: &Arc<Desk>,
+        manager_host: &Arc<ManagerHost>,
         number: u32,
-        name: &Name,
+        name: &VolumeName,
         first_value: u64,
-        dice: Dice,
+        rng: Rng,
         unreachable: bool,
-    ) -> Client {
+    ) -> VolumeClient {
         tell!(cluster, "client {number} begins to attach");
-        let witness = Witness::new(first_value);
-        Client {
+        let oracle = ReadOracle::new(first_value);
+        VolumeClient {
             number,
-            driven: Driven::attach(name.clone()).expect("descriptors"),
+            driven: DrivenVolume::attach(name.clone()).expect("descriptors"),
             cluster: Arc::clone(cluster),
-            connections: Connections {
+            connector: BrickConnector {
                 cluster: Arc::clone(cluster),
                 client: number,
-                witness: witness.clone(),
+                oracle: oracle.clone(),
             },
-            witness,
-            counter: Counter {
-                desk: Arc::clone(desk),
+            oracle,
+            manager: ManagerConnection {
+                manager_host: Arc::clone(manager_host),
                 client: number,
-                unreachable,
+                found_no_copy: unreachable,
             },
             calls: VecDeque::new(),
             answers: VecDeque::new(),
             threads: Vec::new(),
             program: None,
-            hosting: None,
+            mount_clients: None,
             attachment: 0,
             stopped_until: Duration::ZERO,
-            due: None,
-            dice,
+            next_turn_at: None,
+            rng,
         }
     }
 
@@ -155,19 +156,19 @@ impl Client {
     }
 
     /// A turn of the keeper; tells what came of an attach.
-    pub(crate) fn turn(&mut self) -> Option<Result<(), AttachError>> {
+    pub(crate) fn run_turn(&mut self) -> Option<Result<(), AttachError>> {
         let now = self.cluster.now();
-        self.due = self.driven.turn(now);
-        let epoch = self.driven.shown_epoch();
-        if epoch > 0 && !self.witness.knows(epoch) {
-            self.witness
-                .adopt(epoch, self.counter.desk.layout_of(epoch));
+        self.next_turn_at = self.driven.poll(now);
+        let epoch = self.driven.published_epoch();
+        if epoch > 0 && !self.oracle.has_layout(epoch) {
+            self.oracle
+                .set_layout(epoch, self.manager.manager_host.layout_of(epoch));
         }
         while let Some(call) = self.driven.take_call() {
-            let at = now + self.dice.micros(500);
+            let at = now + self.rng.micros_below(500);
             self.calls.push_back((at, call));
         }
-        let attached = self.driven.take_attached();
+        let attached = self.driven.take_attach_result();
         if let (Some(Ok(())), Some(status)) = (&attached, self.driven.status()) {
             self.attachment = status.epoch;
         }
@@ -175,58 +176,62 @@ impl Client {
     }
 
     /// Makes one of the calls that are due, or hears of one.
-    pub(crate) fn call(&mut self) -> bool {
+    pub(crate) fn run_due_call(&mut self) -> bool {
         let now = self.cluster.now();
         let due = |at: Duration| at <= now;
         let places: Vec<usize> = (0..self.answers.len())
             .filter(|at| due(self.answers[*at].0))
             .collect();
-        if let Some(at) = self.dice.pick(&places) {
+        if let Some(at) = self.rng.pick(&places) {
             let (_, answer) = self.answers.remove(at).expect("an answer");
-            self.driven.answer(answer);
+            self.driven.complete_call(answer);
             return true;
         }
         let places: Vec<usize> = (0..self.calls.len())
             .filter(|at| due(self.calls[*at].0))
             .collect();
-        let Some(at) = self.dice.pick(&places) else {
+        let Some(at) = self.rng.pick(&places) else {
             return false;
         };
         let (_, call) = self.calls.remove(at).expect("a call");
         let label = format!("client-{}", self.number);
-        let answer = call.make(&label, &self.counter, &self.connections);
-        let slow = if self.dice.one_in(20) { 100_000 } else { 500 };
-        let at = self.cluster.now() + self.dice.micros(slow);
+        let answer = call.make(&label, &self.manager, &self.connector);
+        let slow = if self.rng.one_in(20) { 100_000 } else { 500 };
+        let at = self.cluster.now() + self.rng.micros_below(slow);
         self.answers.push_back((at, answer));
         true
     }
 
     /// When something of this client is due next.
-    pub(crate) fn next(&self) -> Option<Duration> {
+    pub(crate) fn next_due(&self) -> Option<Duration> {
         let calls = self.calls.iter().map(|(at, _)| *at);
         let answers = self.answers.iter().map(|(at, _)| *at);
-        let threads = self.threads.iter().map(|thread| thread.stopped_until);
+        let threads = self.threads.iter().map(|thread| thread.stalled_until);
         let threads = threads.filter(|at| *at > self.cluster.now());
-        let first = calls.chain(answers).chain(threads).chain(self.due).min();
+        let first = calls
+            .chain(answers)
+            .chain(threads)
+            .chain(self.next_turn_at)
+            .min();
         first.map(|at| at.max(self.stopped_until))
     }
 
     /// Scrubs the volume from now on, at any pace that is not felt.
-    pub(crate) fn scrub(&self, every: Duration) {
+    pub(crate) fn plan_scrubs(&self, every: Duration) {
         self.driven.plan_scrubs(ScrubPlan {
             every: Some(every),
             bytes_per_s: SCRUB_BYTES_PER_S,
         });
     }
 
-    pub(crate) fn open(&mut self, number: u32) {
+    pub(crate) fn open_thread(&mut self, number: u32) {
         match self.driven.open() {
-            Ok(channel) => self.threads.push(Thread {
+            Ok(channel) => self.threads.push(FrontThread {
                 number,
                 channel,
                 pending: BTreeMap::new(),
-                stopped_until: Duration::ZERO,
-                is_turned_away: false,
+                stalled_until: Duration::ZERO,
+                is_refused: false,
             }),
             Err(cause) => tell!(
                 self.cluster,
@@ -237,7 +242,7 @@ impl Client {
     }
 
     /// Its attachment, and whether all legs are in-sync.
-    pub(crate) fn attached(&self) -> (u32, bool) {
+    pub(crate) fn attachment_state(&self) -> (u32, bool) {
         let status = self.driven.status();
         let is_whole = status.is_some_and(|status| status.state == VolumeState::Healthy);
         (self.attachment, is_whole)
@@ -247,35 +252,35 @@ impl Client {
     pub(crate) fn is_idle(&self) -> bool {
         let program = self.program.as_ref();
         self.threads.iter().all(|thread| thread.pending.is_empty())
-            && program.is_none_or(Program::is_idle)
+            && program.is_none_or(MountProgram::is_idle)
     }
 
     /// Whether another client has taken the volume, as far as this one knows.
     pub(crate) fn is_fenced(&self) -> bool {
-        self.is(VolumeState::Fenced)
+        self.has_state(VolumeState::Fenced)
     }
 
-    fn is(&self, state: VolumeState) -> bool {
+    fn has_state(&self, state: VolumeState) -> bool {
         let status = self.driven.status();
         status.is_some_and(|status| status.state == state)
     }
 
     /// Whether it lost a leg and the manager has not said so yet.
     pub(crate) fn is_awaiting_manager(&self) -> bool {
-        self.is(VolumeState::AwaitingManager)
+        self.has_state(VolumeState::AwaitingManager)
     }
 
     /// Whether it is attached with every leg in use.
     pub(crate) fn is_healthy(&self) -> bool {
-        self.attachment > 0 && self.is(VolumeState::Healthy)
+        self.attachment > 0 && self.has_state(VolumeState::Healthy)
     }
 
     /// Whether nothing is under way, every leg is in use, and those that follow
     /// have all there is.
-    pub(crate) fn is_calm(&self) -> bool {
+    pub(crate) fn is_quiescent(&self) -> bool {
         let status = self.driven.status();
         let program = self.program.as_ref();
-        let channels = self.threads.len() + program.map_or(0, |it| it.mount.channels());
+        let channels = self.threads.len() + program.map_or(0, |it| it.handle.channel_count());
         self.is_idle()
             && status.is_some_and(|status| {
                 status.channels == channels

@@ -3,16 +3,16 @@
 //! Locks are held for moments and never while real code runs: that code sends
 //! and receives, and takes them itself.
 
-use crate::dice::Dice;
-use crate::guests::Crew;
-use crate::history::History;
-use crate::house::{Death, House, Running, survives};
-use crate::network::{LineId, Network, Peer, Way};
-use crate::wire::{BrickWire, PeerWire};
+use crate::brick_host::{BrickHost, CrashKind, RunningBrick, catch_crash};
+use crate::direct_clients::DirectClientSet;
+use crate::event_log::EventLog;
+use crate::network::{ConnectionId, Direction, Network, Peer};
+use crate::rng::Rng;
+use crate::sim_wire::{BrickEnd, PeerEnd};
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::slice::SliceError;
+use pagemesh_fabric::brick_client::BrickClient;
 use pagemesh_fabric::limits::Timeouts;
-use pagemesh_fabric::remote::Remote;
 use pagemesh_fabric::serve::Exchange;
 use std::collections::BTreeMap;
 use std::fmt::Arguments;
@@ -20,24 +20,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Turns of a brick in which a blocking call must have its answer.
-const RUSHED_TURNS_MAX: u32 = 64;
+const BLOCKING_CALL_TURNS_MAX: u32 = 64;
 
-pub(crate) fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(crate) struct Cluster {
     net: Mutex<Network>,
-    houses: Mutex<Vec<House>>,
-    exchanges: Mutex<BTreeMap<LineId, Exchange>>,
-    history: Mutex<History>,
-    dice: Mutex<Dice>,
+    hosts: Mutex<Vec<BrickHost>>,
+    exchanges: Mutex<BTreeMap<ConnectionId, Exchange>>,
+    event_log: Mutex<EventLog>,
+    rng: Mutex<Rng>,
     scrub_every: Option<Duration>,
-    pub(crate) crew: Mutex<Crew>,
+    pub(crate) direct_clients: Mutex<DirectClientSet>,
     /// Whether the bricks' pools are mapped by guests.
-    pub(crate) has_guests: bool,
+    pub(crate) has_direct_clients: bool,
     /// What the fake clock counts from; only differences matter.
-    start: Instant,
+    started_at: Instant,
 }
 
 /// Tells the history.
@@ -48,53 +48,53 @@ pub(crate) use tell;
 
 impl Cluster {
     pub(crate) fn new(
-        mut dice: Dice,
+        mut rng: Rng,
         pools: &[usize],
         scrub_every: Option<Duration>,
-        history: History,
-        crew: Option<Crew>,
+        history: EventLog,
+        client_set: Option<DirectClientSet>,
     ) -> Arc<Cluster> {
-        let houses = pools.iter().enumerate();
-        let houses = houses.map(|(number, bytes)| House::new(number, *bytes));
+        let hosts = pools.iter().enumerate();
+        let hosts = hosts.map(|(number, bytes)| BrickHost::new(number, *bytes));
         let cluster = Arc::new(Cluster {
-            net: Mutex::new(Network::new(dice.split(), pools.len())),
-            houses: Mutex::new(houses.collect()),
+            net: Mutex::new(Network::new(rng.split(), pools.len())),
+            hosts: Mutex::new(hosts.collect()),
             exchanges: Mutex::default(),
-            history: Mutex::new(history),
-            dice: Mutex::new(dice),
+            event_log: Mutex::new(history),
+            rng: Mutex::new(rng),
             scrub_every,
-            has_guests: crew.is_some(),
-            crew: Mutex::new(crew.unwrap_or_else(|| Crew::new(0))),
-            start: Instant::now(),
+            has_direct_clients: client_set.is_some(),
+            direct_clients: Mutex::new(client_set.unwrap_or_else(|| DirectClientSet::new(0))),
+            started_at: Instant::now(),
         });
-        (0..pools.len()).for_each(|house| cluster.plan_scrubs(house));
+        (0..pools.len()).for_each(|host| cluster.plan_scrubs(host));
         cluster
     }
 
-    fn plan_scrubs(&self, house: usize) {
-        if let (Some(every), Some(running)) = (self.scrub_every, self.running(house)) {
+    fn plan_scrubs(&self, host: usize) {
+        if let (Some(every), Some(running)) = (self.scrub_every, self.running_brick(host)) {
             running.brick.plan_scrubs(Some(every), self.instant());
         }
     }
 
     /// Scrubs of pools that came to their end in the bricks that run, and what
     /// they mended.
-    pub(crate) fn scrubs(&self) -> (u64, u64) {
+    pub(crate) fn scrub_counts(&self) -> (u64, u64) {
         let now = self.instant();
-        let houses = self.houses();
-        let running = houses.iter().filter_map(|house| house.running.as_ref());
+        let hosts = self.hosts();
+        let running = hosts.iter().filter_map(|host| host.running.as_ref());
         let scrubs = running.map(|running| running.brick.scrub_status(now));
         scrubs.fold((0, 0), |(passes, mended), scrubs| {
-            (passes + scrubs.passes, mended + scrubs.mended)
+            (passes + scrubs.passes, mended + scrubs.corrected)
         })
     }
 
     pub(crate) fn net(&self) -> MutexGuard<'_, Network> {
-        guard(&self.net)
+        lock(&self.net)
     }
 
-    pub(crate) fn houses(&self) -> MutexGuard<'_, Vec<House>> {
-        guard(&self.houses)
+    pub(crate) fn hosts(&self) -> MutexGuard<'_, Vec<BrickHost>> {
+        lock(&self.hosts)
     }
 
     pub(crate) fn now(&self) -> Duration {
@@ -102,28 +102,28 @@ impl Cluster {
     }
 
     pub(crate) fn instant(&self) -> Instant {
-        self.start + self.now()
+        self.started_at + self.now()
     }
 
     pub(crate) fn tell(&self, what: Arguments<'_>) {
         let now = self.now();
-        guard(&self.history).tell(now, what);
+        lock(&self.event_log).record(now, what);
     }
 
     pub(crate) fn digest(&self) -> u64 {
-        guard(&self.history).digest()
+        lock(&self.event_log).digest()
     }
 
-    pub(crate) fn running(&self, house: usize) -> Option<Arc<Running>> {
-        self.houses()[house].running.clone()
+    pub(crate) fn running_brick(&self, host: usize) -> Option<Arc<RunningBrick>> {
+        self.hosts()[host].running.clone()
     }
 
-    pub(crate) fn is_up(&self, house: usize) -> bool {
-        self.houses()[house].running.is_some()
+    pub(crate) fn is_up(&self, host: usize) -> bool {
+        self.hosts()[host].running.is_some()
     }
 
-    pub(crate) fn house_of(&self, brick: BrickId) -> Option<usize> {
-        self.houses().iter().position(|house| house.id == brick)
+    pub(crate) fn host_of(&self, brick: BrickId) -> Option<usize> {
+        self.hosts().iter().position(|host| host.id == brick)
     }
 
     /// A connection for blocking calls to whoever has this address.
@@ -132,164 +132,166 @@ impl Cluster {
         peer: Peer,
         address: &str,
         timeouts: Timeouts,
-    ) -> Result<(Remote<PeerWire>, LineId), SliceError> {
+    ) -> Result<(BrickClient<PeerEnd>, ConnectionId), SliceError> {
         let lost = |why: &str| SliceError::Lost(format!("the brick at {address}: {why}"));
         let found = {
-            let houses = self.houses();
-            let at = houses.iter().position(|house| house.address() == address);
-            let at = at.filter(|at| houses[*at].running.is_some());
-            at.map(|at| (at, houses[at].id))
+            let hosts = self.hosts();
+            let at = hosts.iter().position(|host| host.address() == address);
+            let at = at.filter(|at| hosts[*at].running.is_some());
+            at.map(|at| (at, hosts[at].id))
         };
-        let (house, id) = found.ok_or_else(|| lost("cannot be reached"))?;
-        let line = {
+        let (host, id) = found.ok_or_else(|| lost("cannot be reached"))?;
+        let connection = {
             let mut net = self.net();
-            if net.is_cut(peer, house) {
+            if net.is_partitioned(peer, host) {
                 return Err(lost("no answer"));
             }
-            net.open(peer, house)
+            net.open(peer, host)
         };
-        guard(&self.exchanges).insert(line, Exchange::default());
-        let wire = PeerWire::new(Arc::clone(self), line);
-        Ok((Remote::new(wire, id, timeouts.call), line))
+        lock(&self.exchanges).insert(connection, Exchange::default());
+        let wire = PeerEnd::new(Arc::clone(self), connection);
+        Ok((BrickClient::new(wire, id, timeouts.call), connection))
     }
 
     /// Lets a brick answer a blocking call; false if it does not.
-    pub(crate) fn rush(&self, line: LineId) -> bool {
-        for _ in 0..RUSHED_TURNS_MAX {
-            if self.net().deliver(line, Way::Down) {
+    pub(crate) fn serve_blocking_call(&self, connection: ConnectionId) -> bool {
+        for _ in 0..BLOCKING_CALL_TURNS_MAX {
+            if self.net().deliver(connection, Direction::ToPeer) {
                 return true;
             }
-            if !self.serve(line) {
+            if !self.serve(connection) {
                 break;
             }
         }
-        self.net().deliver(line, Way::Down)
+        self.net().deliver(connection, Direction::ToPeer)
     }
 
     /// A brick's turn with one connection: one message. False if there is
     /// nothing for it, or nobody.
-    pub(crate) fn serve(&self, line: LineId) -> bool {
-        let house = match self.net().line(line) {
-            Some(found) => found.house,
+    pub(crate) fn serve(&self, connection: ConnectionId) -> bool {
+        let host = match self.net().connection(connection) {
+            Some(found) => found.host,
             None => return false,
         };
-        let Some(running) = self.running(house) else {
+        let Some(running) = self.running_brick(host) else {
             return false;
         };
-        if !self.net().deliver(line, Way::Up) {
+        if !self.net().deliver(connection, Direction::ToBrick) {
             return false;
         }
-        let Some(mut exchange) = guard(&self.exchanges).remove(&line) else {
+        let Some(mut exchange) = lock(&self.exchanges).remove(&connection) else {
             return false;
         };
-        let wire = BrickWire {
+        let wire = BrickEnd {
             cluster: self,
-            line,
+            connection,
         };
-        self.rouse(house);
-        let served = survives(|| running.serve(&mut exchange, &wire));
-        self.rested();
+        self.begin_brick_work(host);
+        let served = catch_crash(|| running.serve_turn(&mut exchange, &wire));
+        self.end_brick_work();
         match served {
             Ok(Ok(true)) => {
-                guard(&self.exchanges).insert(line, exchange);
+                lock(&self.exchanges).insert(connection, exchange);
             }
             Ok(ended) => {
                 if let Err(broken) = ended {
-                    tell!(self, "brick {house} ends connection {line}: {broken}");
+                    tell!(self, "brick {host} ends connection {connection}: {broken}");
                 }
-                self.end_session(house, line, exchange);
+                self.end_session(host, connection, exchange);
             }
             Err(_) => {
-                self.kill_doomed(house);
+                self.crash_brick(host);
                 drop(exchange);
             }
         }
         true
     }
 
-    fn end_session(&self, house: usize, line: LineId, exchange: Exchange) {
-        self.net().hang_up(line);
-        self.rouse(house);
-        let dropped = survives(|| drop(exchange));
-        self.rested();
+    fn end_session(&self, host: usize, connection: ConnectionId, exchange: Exchange) {
+        self.net().close_brick_end(connection);
+        self.begin_brick_work(host);
+        let dropped = catch_crash(|| drop(exchange));
+        self.end_brick_work();
         if dropped.is_err() {
-            self.kill_doomed(house);
+            self.crash_brick(host);
         }
     }
 
     /// A connection breaks: both ends see it.
-    pub(crate) fn hang_up(&self, line: LineId) {
-        let house = self.net().line(line).map(|line| line.house);
-        let exchange = guard(&self.exchanges).remove(&line);
-        if let (Some(house), Some(exchange)) = (house, exchange) {
-            self.end_session(house, line, exchange);
+    pub(crate) fn hang_up(&self, connection: ConnectionId) {
+        let host = self.net().connection(connection).map(|line| line.host);
+        let exchange = lock(&self.exchanges).remove(&connection);
+        if let (Some(host), Some(exchange)) = (host, exchange) {
+            self.end_session(host, connection, exchange);
         }
     }
 
     /// A housekeeper's round, if the bell was rung.
-    pub(crate) fn tend(&self, house: usize) -> bool {
-        let Some(running) = self.running(house) else {
+    pub(crate) fn run_maintenance(&self, host: usize) -> bool {
+        let Some(running) = self.running_brick(host) else {
             return false;
         };
         if self.scrub_every.is_some() {
             let now = self.instant();
-            if survives(|| running.brick.scrub_if_due(now)).is_err() {
-                self.kill_doomed(house);
+            if catch_crash(|| running.brick.scrub_if_due(now)).is_err() {
+                self.crash_brick(host);
                 return true;
             }
         }
-        let rung = running.brick.view().control().rung();
-        if self.houses()[house].bell == rung {
+        let rung = running.brick.mapping().control().doorbell_count();
+        if self.hosts()[host].doorbell_count == rung {
             return false;
         }
-        self.houses()[house].bell = rung;
-        self.rouse(house);
-        let tended = survives(|| running.brick.tend());
-        self.rested();
+        self.hosts()[host].doorbell_count = rung;
+        self.begin_brick_work(host);
+        let tended = catch_crash(|| running.brick.maintain());
+        self.end_brick_work();
         match tended {
             // There is more to do.
-            Ok(true) => self.houses()[house].bell = rung.wrapping_sub(1),
+            Ok(true) => self.hosts()[host].doorbell_count = rung.wrapping_sub(1),
             Ok(false) => {}
-            Err(_) => self.kill_doomed(house),
+            Err(_) => self.crash_brick(host),
         }
         assert!(
             !running.brick.has_failed(),
-            "the pool of brick {house} failed"
+            "the pool of brick {host} failed"
         );
         true
     }
 
-    pub(crate) fn kill_doomed(&self, house: usize) {
-        let doom = self.houses()[house].doom;
-        self.kill(house, doom);
+    pub(crate) fn crash_brick(&self, host: usize) {
+        let doom = self.hosts()[host].crash_kind;
+        self.kill_brick(host, doom);
     }
 
     /// Ends a brick at once.
-    pub(crate) fn kill(&self, house: usize, death: Death) {
-        let seed = guard(&self.dice).word();
-        let Some(running) = self.houses()[house].end(death, seed) else {
-            if death == Death::Power {
-                self.houses()[house].lose_power(seed);
+    pub(crate) fn kill_brick(&self, host: usize, death: CrashKind) {
+        let seed = lock(&self.rng).next_u64();
+        let Some(running) = self.hosts()[host].stop(death, seed) else {
+            if death == CrashKind::Power {
+                self.hosts()[host].lose_power(seed);
             }
             return;
         };
-        tell!(self, "brick {house} dies: {death:?}");
-        if self.has_guests {
-            running.brick.view().abandon();
+        tell!(self, "brick {host} dies: {death:?}");
+        if self.has_direct_clients {
+            running.brick.mapping().mark_owner_gone();
         }
-        let lines: Vec<LineId> = {
+        let connections: Vec<ConnectionId> = {
             let mut net = self.net();
-            let exchanges = guard(&self.exchanges);
-            let of_house = |line: &LineId| net.line(*line).is_none_or(|l| l.house == house);
-            let lines = exchanges.keys().copied().filter(of_house).collect();
-            net.die(house, death == Death::Power);
-            lines
+            let exchanges = lock(&self.exchanges);
+            let of_house = |connection: &ConnectionId| {
+                net.connection(*connection).is_none_or(|l| l.host == host)
+            };
+            let connections = exchanges.keys().copied().filter(of_house).collect();
+            net.drop_brick(host, death == CrashKind::Power);
+            connections
         };
         let dead: Vec<Exchange> = {
-            let mut exchanges = guard(&self.exchanges);
-            lines
+            let mut exchanges = lock(&self.exchanges);
+            connections
                 .iter()
-                .filter_map(|line| exchanges.remove(line))
+                .filter_map(|connection| exchanges.remove(connection))
                 .collect()
         };
         drop(dead);
@@ -297,21 +299,21 @@ impl Cluster {
     }
 
     /// Starts a brick that is down; with a fuse it may die while it recovers.
-    pub(crate) fn start(&self, house: usize, fuse: Option<u32>, moves: bool) {
-        if self.is_up(house) {
+    pub(crate) fn start_brick(&self, host: usize, fuse: Option<u32>, has_new_port: bool) {
+        if self.is_up(host) {
             return;
         }
-        self.evict(house);
+        self.end_clients_mapping(host);
         let started = {
-            let mut houses = self.houses();
-            houses[house].port += u32::from(moves);
-            houses[house].start(fuse)
+            let mut hosts = self.hosts();
+            hosts[host].port += u32::from(has_new_port);
+            hosts[host].start(fuse)
         };
-        self.net().revive(house);
-        self.plan_scrubs(house);
+        self.net().restore_brick(host);
+        self.plan_scrubs(host);
         match started {
-            true => tell!(self, "brick {house} starts"),
-            false => tell!(self, "brick {house} dies while it recovers"),
+            true => tell!(self, "brick {host} starts"),
+            false => tell!(self, "brick {host} dies while it recovers"),
         }
     }
 }

@@ -1,11 +1,11 @@
 //! What goes wrong.
 
-use crate::client::Client;
+use crate::brick_host::CrashKind;
+use crate::client::VolumeClient;
 use crate::cluster::tell;
-use crate::house::Death;
-use crate::life::{Life, SEVERED};
-use crate::medium::{Flipped, Medium, Mishap};
-use crate::network::{Peer, Weather};
+use crate::medium::{FlippedSlot, SimMedium, WriteFault};
+use crate::network::{MessageFaults, Peer};
+use crate::scenario::{SEVER_ODDS, Scenario};
 use crate::workload::PAGE_SECTORS;
 use std::ops::Range;
 use std::time::Duration;
@@ -15,131 +15,131 @@ const STOP_MS_MAX: u64 = 10_000;
 /// How long a stalled channel looks at no answers, at most.
 const STALL_MS_MAX: u64 = 3000;
 /// Requests that a crowded page gets.
-const CROWD_REQUESTS: u32 = 80;
+const HOT_PAGE_REQUESTS: u32 = 80;
 /// Longer than anybody waits for a column without legs.
-const LONG: Duration = Duration::from_secs(30);
+const LONG_WAIT: Duration = Duration::from_secs(30);
 
 /// One step in so many sets a trap, where a history has transactions.
-const AMBUSHED: u64 = 800;
+const CRASH_TRAP_ODDS: u64 = 800;
 /// Steps from the first copy of a settling to its end, at most.
-const COPIES_STEPS_MAX: u64 = 40;
+const RECOVERY_STEPS_MAX: u64 = 40;
 
 /// How late what a severed connection carries arrives, at most.
-const LATE_US_MAX: u64 = 500_000;
+const SEVERED_DELAY_US_MAX: u64 = 500_000;
 
 /// A page that all threads want.
-pub(crate) struct Crowd {
+pub(crate) struct HotPage {
     pub(crate) sectors: Range<u64>,
     /// Requests to come.
-    pub(crate) left: u32,
+    pub(crate) requests_left: u32,
 }
 
 /// Steps that a stage of a siege may take.
 const STAGE_STEPS_MAX: u32 = 1500;
 
-/// See [`Life::besiege`].
-enum Stage {
+/// See [`Scenario::start_takeover`].
+enum TakeoverStage {
     /// All is made well, until one client is left and has all its legs.
-    Calm,
+    WaitingHealthy,
     /// The client has lost a leg, and the manager does not hear of it.
-    Alone,
+    Isolated,
     /// It hears nobody while another client attaches.
     Replaced,
 }
 
-/// See [`Life::besiege`].
-pub(crate) struct Siege {
+/// See [`Scenario::start_takeover`].
+pub(crate) struct TakeoverFault {
     /// Whom it is about.
     client: u32,
-    stage: Stage,
+    stage: TakeoverStage,
     steps: u32,
 }
 
-/// See [`Life::ambush`].
-enum Trap {
+/// See [`Scenario::ambush`].
+enum CrashTrapStage {
     /// The client's transaction reaches all but one brick, for so many steps.
-    Sent(u32),
+    Sending(u32),
     /// The next client attaches, and settles what was left.
-    Settles,
+    Recovering,
     /// It has begun to copy; so many steps to go.
-    Copies(u32),
+    Copying(u32),
 }
 
-/// See [`Life::ambush`].
-pub(crate) struct Ambush {
+/// See [`Scenario::ambush`].
+pub(crate) struct CrashTrap {
     client: u32,
     /// The brick that did not get the transaction.
-    spared: usize,
-    trap: Trap,
+    skipped_host: usize,
+    stage: CrashTrapStage,
     steps: u32,
 }
 
-impl Life {
-    fn count(&mut self, name: &'static str) {
-        self.outcome.count(name, 1);
+impl Scenario {
+    fn count_event(&mut self, name: &'static str) {
+        self.report.count(name, 1);
     }
 
     /// Whom faults may hit.
-    fn victim(&mut self) -> usize {
-        self.dice.roll(self.plan.pools.len() as u64) as usize
+    fn random_host(&mut self) -> usize {
+        self.rng.below(self.plan.pool_bytes.len() as u64) as usize
     }
 
-    fn death(&mut self) -> Death {
+    fn random_crash_kind(&mut self) -> CrashKind {
         // A machine has power for all of them, or for none.
-        match self.dice.one_in(2) || self.plan.guests {
-            true => Death::Process,
-            false => Death::Power,
+        match self.rng.one_in(2) || self.plan.has_direct_clients {
+            true => CrashKind::Process,
+            false => CrashKind::Power,
         }
     }
 
-    fn peer(&mut self) -> Peer {
+    fn random_peer(&mut self) -> Peer {
         let clients: Vec<u32> = self.clients.iter().map(|client| client.number).collect();
-        match self.dice.pick(&clients) {
-            Some(client) if !self.dice.one_in(4) => Peer::Client(client),
+        match self.rng.pick(&clients) {
+            Some(client) if !self.rng.one_in(4) => Peer::Client(client),
             _ => Peer::Manager,
         }
     }
 
     /// Something goes wrong, or is set right.
-    pub(crate) fn fault(&mut self) {
-        if self.plan.damaged.is_some() {
-            return self.mild_fault();
+    pub(crate) fn inject_fault(&mut self) {
+        if self.plan.damaged_brick.is_some() {
+            return self.inject_mild_fault();
         }
-        if self.siege.is_some() || self.is_bereft() {
+        if self.takeover.is_some() || self.is_promotion_under_way() {
             return;
         }
-        let mut houses = 0..self.plan.pools.len();
-        if houses.any(|house| !self.cluster.is_up(house)) && self.dice.one_in(3) {
-            return self.start();
+        let mut hosts = 0..self.plan.pool_bytes.len();
+        if hosts.any(|host| !self.cluster.is_up(host)) && self.rng.one_in(3) {
+            return self.start_random_brick();
         }
-        match self.dice.roll(27) {
-            0 => self.kill(),
-            1 | 2 => self.light(),
-            3..=6 => self.start(),
-            7 if self.dice.one_in(2) => self.black_out(),
-            8 => self.cut(),
+        match self.rng.below(27) {
+            0 => self.kill_random_brick(),
+            1 | 2 => self.arm_random_fuse(),
+            3..=6 => self.start_random_brick(),
+            7 if self.rng.one_in(2) => self.lose_power_everywhere(),
+            8 => self.partition_random_brick(),
             9 | 10 => {
-                self.cluster.net().mend();
+                self.cluster.net().clear_faults();
                 tell!(self.cluster, "the network is whole");
             }
-            11 => self.slow(),
-            12 => self.manager(),
+            11 => self.toggle_slow_brick(),
+            12 => self.inject_manager_fault(),
             13 => {
-                self.desk.mend();
+                self.manager_host.clear_faults();
             }
-            14 => self.crash(),
-            15 => self.contest(),
-            16 => self.stop(),
-            17 => self.replace_channel(),
-            18 | 19 => self.weather(),
-            20 if self.dice.one_in(4) => {
-                self.count("long wait");
-                self.pass(LONG);
+            14 => self.kill_random_client(),
+            15 => self.start_second_client(),
+            16 => self.stop_client(),
+            17 => self.reopen_channel(),
+            18 | 19 => self.set_message_faults(),
+            20 if self.rng.one_in(4) => {
+                self.count_event("long wait");
+                self.advance_time(LONG_WAIT);
             }
-            21 => self.hang_up(),
-            22 => self.besiege(),
-            23..=25 => self.stall(),
-            26 => self.crowd(),
+            21 => self.break_random_connection(),
+            22 => self.start_takeover(),
+            23..=25 => self.stall_thread(),
+            26 => self.start_hot_page(),
             _ => {}
         }
     }
@@ -149,206 +149,203 @@ impl Life {
     /// same. Nor may the damaged brick die: what it lost of its last record
     /// looks to its recovery like a record that was never whole. That clients
     /// end is open work, see RFD 003.
-    fn mild_fault(&mut self) {
-        if self.plan.copies > 2 && self.dice.one_in(4) {
-            return self.second_fault();
+    fn inject_mild_fault(&mut self) {
+        if self.plan.copies > 2 && self.rng.one_in(4) {
+            return self.inject_second_fault();
         }
-        match self.dice.roll(10) {
-            0 => self.crash(),
-            4 => self.contest(),
-            1 => self.replace_channel(),
-            2 => self.weather(),
-            3 => self.hang_up(),
-            5 => self.stall(),
-            _ => self.damage(),
+        match self.rng.below(10) {
+            0 => self.kill_random_client(),
+            4 => self.start_second_client(),
+            1 => self.reopen_channel(),
+            2 => self.set_message_faults(),
+            3 => self.break_random_connection(),
+            5 => self.stall_thread(),
+            _ => self.damage_medium(),
         }
     }
 
     /// A brick fails whose neighbour's medium goes wrong, or is set right.
-    fn second_fault(&mut self) {
-        let Some(damaged) = self.plan.damaged else {
+    fn inject_second_fault(&mut self) {
+        let Some(damaged) = self.plan.damaged_brick else {
             return;
         };
-        let house = (damaged + 1) % self.plan.pools.len();
-        if !self.cluster.is_up(house) {
-            return self.start();
+        let host = (damaged + 1) % self.plan.pool_bytes.len();
+        if !self.cluster.is_up(host) {
+            return self.start_random_brick();
         }
-        self.count("a brick fails beside a damaged one");
-        match self.dice.roll(4) {
-            0 => self.kill_one(house),
-            1 => self.light_one(house),
-            2 => self.cut_one(house),
-            _ => self.cluster.net().mend(),
+        self.count_event("a brick fails beside a damaged one");
+        match self.rng.below(4) {
+            0 => self.kill_brick(host),
+            1 => self.arm_fuse(host),
+            2 => self.partition_brick(host),
+            _ => self.cluster.net().clear_faults(),
         }
     }
 
-    fn kill(&mut self) {
-        let house = self.victim();
-        self.kill_one(house);
+    fn kill_random_brick(&mut self) {
+        let host = self.random_host();
+        self.kill_brick(host);
     }
 
-    fn kill_one(&mut self, house: usize) {
-        let death = self.death();
-        self.count(match death {
-            Death::Process => "brick killed",
-            Death::Power => "power lost",
+    fn kill_brick(&mut self, host: usize) {
+        let death = self.random_crash_kind();
+        self.count_event(match death {
+            CrashKind::Process => "brick killed",
+            CrashKind::Power => "power lost",
         });
-        self.cluster.kill(house, death);
+        self.cluster.kill_brick(host, death);
     }
 
     /// A brick will die in the middle of something.
-    fn light(&mut self) {
-        let house = self.victim();
-        self.light_one(house);
+    fn arm_random_fuse(&mut self) {
+        let host = self.random_host();
+        self.arm_fuse(host);
     }
 
-    fn light_one(&mut self, house: usize) {
-        let death = self.death();
-        let range = if self.dice.one_in(2) { 30 } else { 600 };
-        let accesses = self.dice.roll(range) as u32;
-        if let Some(running) = self.cluster.running(house) {
-            if running.medium.is_lit() {
+    fn arm_fuse(&mut self, host: usize) {
+        let death = self.random_crash_kind();
+        let range = if self.rng.one_in(2) { 30 } else { 600 };
+        let accesses = self.rng.below(range) as u32;
+        if let Some(running) = self.cluster.running_brick(host) {
+            if running.medium.is_fuse_armed() {
                 return;
             }
-            self.count(match death {
-                Death::Process => "brick killed inside an operation",
-                Death::Power => "power lost inside an operation",
+            self.count_event(match death {
+                CrashKind::Process => "brick killed inside an operation",
+                CrashKind::Power => "power lost inside an operation",
             });
-            self.cluster.houses()[house].doom = death;
-            running.medium.light(accesses);
-            tell!(
-                self.cluster,
-                "brick {house} will die in {accesses} accesses"
-            );
+            self.cluster.hosts()[host].crash_kind = death;
+            running.medium.arm_fuse(accesses);
+            tell!(self.cluster, "brick {host} will die in {accesses} accesses");
         }
     }
 
-    fn start(&mut self) {
-        let houses = 0..self.plan.pools.len();
-        let down: Vec<usize> = houses.filter(|it| !self.cluster.is_up(*it)).collect();
-        let Some(house) = self.dice.pick(&down) else {
+    fn start_random_brick(&mut self) {
+        let hosts = 0..self.plan.pool_bytes.len();
+        let down: Vec<usize> = hosts.filter(|it| !self.cluster.is_up(*it)).collect();
+        let Some(host) = self.rng.pick(&down) else {
             return;
         };
-        if self.dice.one_in(4) && !self.plan.guests {
+        if self.rng.one_in(4) && !self.plan.has_direct_clients {
             // A machine that was only without its brick loses its power, too.
-            self.cluster.kill(house, Death::Power);
+            self.cluster.kill_brick(host, CrashKind::Power);
         }
-        let fuse = self.dice.one_in(4).then(|| self.dice.roll(60) as u32);
+        let fuse = self.rng.one_in(4).then(|| self.rng.below(60) as u32);
         if fuse.is_some() {
-            self.count("death in recovery");
-            let death = self.death();
-            self.cluster.houses()[house].doom = death;
+            self.count_event("death in recovery");
+            let death = self.random_crash_kind();
+            self.cluster.hosts()[host].crash_kind = death;
         }
-        let moves = self.dice.one_in(4);
-        self.cluster.start(house, fuse, moves);
-        self.desk.hear(house);
+        let moves = self.rng.one_in(4);
+        self.cluster.start_brick(host, fuse, moves);
+        self.manager_host.send_heartbeat(host);
     }
 
     /// All machines lose their power, those of the clients, too.
-    fn black_out(&mut self) {
-        self.count("power lost everywhere");
-        self.kill_guests();
-        for house in 0..self.plan.pools.len() {
-            self.cluster.kill(house, Death::Power);
+    fn lose_power_everywhere(&mut self) {
+        self.count_event("power lost everywhere");
+        self.kill_direct_clients();
+        for host in 0..self.plan.pool_bytes.len() {
+            self.cluster.kill_brick(host, CrashKind::Power);
         }
-        self.desk.die(Death::Power);
-        self.desk.start();
+        self.manager_host.crash(CrashKind::Power);
+        self.manager_host.start();
         while !self.clients.is_empty() {
-            self.leave(0);
+            self.crash_client(0);
         }
-        self.enter();
+        self.start_client();
     }
 
-    fn cut(&mut self) {
-        let (peer, house) = (self.peer(), self.victim());
-        self.cut_between(peer, house);
+    fn partition_random_brick(&mut self) {
+        let (peer, host) = (self.random_peer(), self.random_host());
+        self.partition_pair(peer, host);
     }
 
-    fn cut_one(&mut self, house: usize) {
-        let peer = self.peer();
-        self.cut_between(peer, house);
+    fn partition_brick(&mut self, host: usize) {
+        let peer = self.random_peer();
+        self.partition_pair(peer, host);
     }
 
-    fn cut_between(&mut self, peer: Peer, house: usize) {
-        let (up, down) = [(true, true), (true, false), (false, true)][self.dice.roll(3) as usize];
-        self.count(match up && down {
+    fn partition_pair(&mut self, peer: Peer, host: usize) {
+        let (up, down) = [(true, true), (true, false), (false, true)][self.rng.below(3) as usize];
+        self.count_event(match up && down {
             true => "partition",
             false => "one-way partition",
         });
         tell!(
             self.cluster,
-            "{peer:?} and brick {house} are cut: up {up}, down {down}"
+            "{peer:?} and brick {host} are cut: up {up}, down {down}"
         );
-        self.cluster.net().cut(peer, house, up, down);
+        self.cluster.net().partition(peer, host, up, down);
     }
 
-    fn slow(&mut self) {
-        let house = self.victim();
-        let is_slow = !self.cluster.net().is_slow(house);
+    fn toggle_slow_brick(&mut self) {
+        let host = self.random_host();
+        let is_slow = !self.cluster.net().is_slow(host);
         if is_slow {
-            self.count("slow brick");
+            self.count_event("slow brick");
         }
-        tell!(self.cluster, "brick {house} is slow: {is_slow}");
-        self.cluster.net().slow(house, is_slow);
+        tell!(self.cluster, "brick {host} is slow: {is_slow}");
+        self.cluster.net().set_slow(host, is_slow);
     }
 
-    fn manager(&mut self) {
-        match self.dice.roll(5) {
+    fn inject_manager_fault(&mut self) {
+        match self.rng.below(5) {
             0 => {
-                self.count("manager killed");
+                self.count_event("manager killed");
                 self.kill_manager();
             }
             1 => {
-                self.count("manager restarted");
+                self.count_event("manager restarted");
                 self.kill_manager();
-                self.desk.start();
+                self.manager_host.start();
             }
             2 => {
-                self.count("manager killed inside a commit");
-                let writes = self.dice.roll(40) as u32;
-                self.desk.light(writes);
+                self.count_event("manager killed inside a commit");
+                let writes = self.rng.below(40) as u32;
+                self.manager_host.fail_disk_after(writes);
             }
             3 => {
-                self.count("answers of the manager lost");
-                self.desk.be_deaf(2);
+                self.count_event("answers of the manager lost");
+                self.manager_host.lose_answers(2);
             }
             _ => {
                 let clients: Vec<u32> = self.clients.iter().map(|c| c.number).collect();
-                if let Some(client) = self.dice.pick(&clients) {
-                    self.count("manager out of reach");
-                    self.desk.cut(client);
+                if let Some(client) = self.rng.pick(&clients) {
+                    self.count_event("manager out of reach");
+                    self.manager_host.partition_client(client);
                 }
             }
         }
     }
 
     fn kill_manager(&mut self) {
-        if self.desk.kill() == Death::Power {
-            self.count("power of the manager lost");
+        if self.manager_host.kill() == CrashKind::Power {
+            self.count_event("power of the manager lost");
         }
     }
 
-    fn crash(&mut self) {
+    fn kill_random_client(&mut self) {
         if self.clients.is_empty() {
             return;
         }
-        self.count("client killed");
-        let at = self.dice.roll(self.clients.len() as u64) as usize;
+        self.count_event("client killed");
+        let at = self.rng.below(self.clients.len() as u64) as usize;
         let was_newest = at + 1 == self.clients.len();
-        self.leave(at);
+        self.crash_client(at);
         if was_newest {
-            self.enter();
+            self.start_client();
         }
     }
 
     /// Another client takes the volume while one has it.
-    fn contest(&mut self) {
+    fn start_second_client(&mut self) {
         if self.plan.is_contested && self.clients.len() < 2 {
-            self.count("second client");
-            if self.dice.one_in(2) {
-                self.stop();
+            self.count_event("second client");
+            if self.rng.one_in(2) {
+                self.stop_client();
             }
-            self.enter();
+            self.start_client();
         }
     }
 
@@ -356,77 +353,82 @@ impl Life {
     /// something is amiss, and not that: a leg is lost, and the manager was not
     /// heard. Then that client asks the manager again, with bricks in reach.
     /// No other fault meanwhile: the way there is long.
-    fn besiege(&mut self) {
+    fn start_takeover(&mut self) {
         if !self.plan.is_contested || self.plan.copies < 2 {
             return;
         }
-        self.mend();
-        self.siege = Some(Siege {
+        self.clear_faults();
+        self.takeover = Some(TakeoverFault {
             client: 0,
-            stage: Stage::Calm,
+            stage: TakeoverStage::WaitingHealthy,
             steps: 0,
         });
     }
 
     /// The next stage of a siege, if its time has come.
-    pub(crate) fn go_on(&mut self) {
-        let Some(mut siege) = self.siege.take() else {
+    pub(crate) fn step_takeover(&mut self) {
+        let Some(mut takeover) = self.takeover.take() else {
             return;
         };
-        siege.steps += 1;
-        if siege.steps > STAGE_STEPS_MAX {
-            return self.mend();
+        takeover.steps += 1;
+        if takeover.steps > STAGE_STEPS_MAX {
+            return self.clear_faults();
         }
-        let client = self.clients.iter().position(|it| it.number == siege.client);
-        let stage = match (&siege.stage, client) {
-            (Stage::Calm, _) => self.isolate(&mut siege),
-            (_, None) => return self.mend(),
-            (Stage::Alone, Some(at)) => self.clients[at].is_awaiting_manager().then(|| {
-                self.replace(at);
-                Stage::Replaced
-            }),
-            (Stage::Replaced, Some(at)) => {
+        let client = self
+            .clients
+            .iter()
+            .position(|it| it.number == takeover.client);
+        let stage = match (&takeover.stage, client) {
+            (TakeoverStage::WaitingHealthy, _) => self.isolate_client(&mut takeover),
+            (_, None) => return self.clear_faults(),
+            (TakeoverStage::Isolated, Some(at)) => {
+                self.clients[at].is_awaiting_manager().then(|| {
+                    self.replace_isolated_client(at);
+                    TakeoverStage::Replaced
+                })
+            }
+            (TakeoverStage::Replaced, Some(at)) => {
                 let mut others = self.clients[at + 1..].iter();
                 if others.any(|other| other.attachment > 0) {
-                    tell!(self.cluster, "client {} is free", siege.client);
-                    return self.mend();
+                    tell!(self.cluster, "client {} is free", takeover.client);
+                    return self.clear_faults();
                 }
                 None
             }
         };
         if let Some(stage) = stage {
-            (siege.stage, siege.steps) = (stage, 0);
+            (takeover.stage, takeover.steps) = (stage, 0);
         }
-        self.siege = Some(siege);
+        self.takeover = Some(takeover);
     }
 
     /// Takes the manager and a brick from a client that had all.
-    fn isolate(&mut self, siege: &mut Siege) -> Option<Stage> {
-        self.dismiss();
+    fn isolate_client(&mut self, takeover: &mut TakeoverFault) -> Option<TakeoverStage> {
+        self.end_fenced_client();
         let [client] = &self.clients[..] else {
             return None;
         };
         if !client.is_healthy() {
             return None;
         }
-        siege.client = client.number;
-        self.count("siege");
-        tell!(self.cluster, "client {} loses the manager", siege.client);
-        self.desk.cut(siege.client);
-        self.kill();
-        Some(Stage::Alone)
+        takeover.client = client.number;
+        self.count_event("siege");
+        tell!(self.cluster, "client {} loses the manager", takeover.client);
+        self.manager_host.partition_client(takeover.client);
+        self.kill_random_brick();
+        Some(TakeoverStage::Isolated)
     }
 
     /// It stands still, or the network lets nothing through; another one enters.
-    fn replace(&mut self, at: usize) {
+    fn replace_isolated_client(&mut self, at: usize) {
         let client = &mut self.clients[at];
-        if self.dice.one_in(2) {
+        if self.rng.one_in(2) {
             client.stopped_until = self.cluster.now() + Duration::from_millis(STOP_MS_MAX);
             tell!(self.cluster, "client {} stands still", client.number);
         } else {
             let peer = Peer::Client(client.number);
-            for house in 0..self.plan.pools.len() {
-                self.cluster.net().cut(peer, house, true, true);
+            for host in 0..self.plan.pool_bytes.len() {
+                self.cluster.net().partition(peer, host, true, true);
             }
             tell!(
                 self.cluster,
@@ -434,134 +436,136 @@ impl Life {
                 client.number
             );
         }
-        self.enter();
+        self.start_client();
     }
 
     /// Has a client die whose transaction one brick lacks, and then a brick that
     /// may have it, while the next client makes them equal.
-    pub(crate) fn ambush(&mut self) {
-        let is_possible = self.plan.ambushes
-            && self.plan.damaged.is_none()
+    pub(crate) fn step_crash_trap(&mut self) {
+        let is_possible = self.plan.sets_crash_traps
+            && self.plan.damaged_brick.is_none()
             && self.plan.copies > 1
-            && self.siege.is_none()
-            && !self.is_bereft();
-        let Some(mut ambush) = self.ambush.take() else {
-            if is_possible && self.ambushing.one_in(AMBUSHED) {
-                self.set_trap();
+            && self.takeover.is_none()
+            && !self.is_promotion_under_way();
+        let Some(mut crash_trap) = self.crash_trap.take() else {
+            if is_possible && self.crash_trap_rng.one_in(CRASH_TRAP_ODDS) {
+                self.set_crash_trap();
             }
             return;
         };
-        ambush.steps += 1;
-        if ambush.steps > STAGE_STEPS_MAX || self.siege.is_some() {
-            return self.cluster.net().mend();
+        crash_trap.steps += 1;
+        if crash_trap.steps > STAGE_STEPS_MAX || self.takeover.is_some() {
+            return self.cluster.net().clear_faults();
         }
         let client = self
             .clients
             .iter()
-            .position(|it| it.number == ambush.client);
+            .position(|it| it.number == crash_trap.client);
         let Some(at) = client else {
             return;
         };
-        ambush.trap = match ambush.trap {
-            Trap::Sent(0) => {
-                self.cluster.net().mend();
-                self.leave(at);
-                self.enter();
-                ambush.client = self.next_client;
-                Trap::Settles
+        crash_trap.stage = match crash_trap.stage {
+            CrashTrapStage::Sending(0) => {
+                self.cluster.net().clear_faults();
+                self.crash_client(at);
+                self.start_client();
+                crash_trap.client = self.next_client;
+                CrashTrapStage::Recovering
             }
-            Trap::Sent(steps) => Trap::Sent(steps - 1),
-            Trap::Settles if self.clients[at].witness.has_copied() => {
-                Trap::Copies(self.ambushing.roll(COPIES_STEPS_MAX) as u32)
+            CrashTrapStage::Sending(steps) => CrashTrapStage::Sending(steps - 1),
+            CrashTrapStage::Recovering if self.clients[at].oracle.has_copied() => {
+                CrashTrapStage::Copying(self.crash_trap_rng.below(RECOVERY_STEPS_MAX) as u32)
             }
-            Trap::Settles => Trap::Settles,
-            Trap::Copies(0) => {
-                let others = (0..self.plan.pools.len()).filter(|it| *it != ambush.spared);
+            CrashTrapStage::Recovering => CrashTrapStage::Recovering,
+            CrashTrapStage::Copying(0) => {
+                let others =
+                    (0..self.plan.pool_bytes.len()).filter(|it| *it != crash_trap.skipped_host);
                 let others: Vec<usize> = others.collect();
-                if let Some(house) = self.ambushing.pick(&others) {
-                    self.count("settling interrupted");
-                    self.cluster.kill(house, Death::Process);
+                if let Some(host) = self.crash_trap_rng.pick(&others) {
+                    self.count_event("settling interrupted");
+                    self.cluster.kill_brick(host, CrashKind::Process);
                 }
                 return;
             }
-            Trap::Copies(steps) => Trap::Copies(steps - 1),
+            CrashTrapStage::Copying(steps) => CrashTrapStage::Copying(steps - 1),
         };
-        self.ambush = Some(ambush);
+        self.crash_trap = Some(crash_trap);
     }
 
-    fn set_trap(&mut self) {
-        let ready = |it: &Client| it.is_healthy() && !it.is_stopped() && !it.threads.is_empty();
+    fn set_crash_trap(&mut self) {
+        let ready =
+            |it: &VolumeClient| it.is_healthy() && !it.is_stopped() && !it.threads.is_empty();
         let Some(at) = self.clients.iter().position(ready) else {
             return;
         };
         let client = self.clients[at].number;
-        let spared = self.ambushing.roll(self.plan.pools.len() as u64) as usize;
+        let spared = self.crash_trap_rng.below(self.plan.pool_bytes.len() as u64) as usize;
         tell!(
             self.cluster,
             "client {client} does not reach brick {spared}, and will end"
         );
         self.cluster
             .net()
-            .cut(Peer::Client(client), spared, true, false);
+            .partition(Peer::Client(client), spared, true, false);
         self.transact(at, 0);
-        self.ambush = Some(Ambush {
+        self.crash_trap = Some(CrashTrap {
             client,
-            spared,
-            trap: Trap::Sent(10 + self.ambushing.roll(40) as u32),
+            skipped_host: spared,
+            stage: CrashTrapStage::Sending(10 + self.crash_trap_rng.below(40) as u32),
             steps: 0,
         });
     }
 
     /// All threads want one page for a while, and some messages take long: a
     /// change is on one leg when the other is read.
-    fn crowd(&mut self) {
-        if self.plan.files {
+    fn start_hot_page(&mut self) {
+        if self.plan.has_files {
             return;
         }
-        let page = self.dice.roll(self.sectors.div_ceil(PAGE_SECTORS)) * PAGE_SECTORS;
+        let page = self.rng.below(self.sectors.div_ceil(PAGE_SECTORS)) * PAGE_SECTORS;
         let sectors = page..(page + PAGE_SECTORS).min(self.sectors);
         tell!(self.cluster, "all threads want {sectors:?}");
-        self.count("crowd");
-        self.crowd = Some(Crowd {
+        self.count_event("crowd");
+        self.hot_page = Some(HotPage {
             sectors,
-            left: CROWD_REQUESTS,
+            requests_left: HOT_PAGE_REQUESTS,
         });
-        self.cluster.net().weather = Weather {
+        self.cluster.net().message_faults = MessageFaults {
             delayed: 4,
-            ..Weather::default()
+            ..MessageFaults::default()
         };
     }
 
     /// A thread of a client is busy with something else for a while.
-    fn stall(&mut self) {
-        let at = self.dice.roll(self.clients.len().max(1) as u64) as usize;
-        let until = self.cluster.now() + self.dice.micros(STALL_MS_MAX * 1000);
+    fn stall_thread(&mut self) {
+        let at = self.rng.below(self.clients.len().max(1) as u64) as usize;
+        let until = self.cluster.now() + self.rng.micros_below(STALL_MS_MAX * 1000);
         let threads = self.clients.get_mut(at).map(|client| &mut client.threads);
         if let Some(threads) = threads.filter(|threads| !threads.is_empty()) {
-            let thread = self.dice.roll(threads.len() as u64) as usize;
-            threads[thread].stopped_until = until;
+            let thread = self.rng.below(threads.len() as u64) as usize;
+            threads[thread].stalled_until = until;
             let number = threads[thread].number;
             tell!(self.cluster, "channel {number} stands still");
-            self.count("channel stalled");
-            if self.dice.one_in(2) {
-                self.hang_up();
+            self.count_event("channel stalled");
+            if self.rng.one_in(2) {
+                self.break_random_connection();
             }
         }
     }
 
     /// A client's process stands still for a while.
-    fn stop(&mut self) {
-        let at = self.dice.roll(self.clients.len().max(1) as u64) as usize;
-        let until = self.cluster.now() + self.dice.micros(STOP_MS_MAX * 1000);
+    fn stop_client(&mut self) {
+        let at = self.rng.below(self.clients.len().max(1) as u64) as usize;
+        let until = self.cluster.now() + self.rng.micros_below(STOP_MS_MAX * 1000);
         if let Some(client) = self.clients.get_mut(at) {
             tell!(self.cluster, "client {} stands still", client.number);
             client.stopped_until = until;
-            self.count("client stopped");
+            self.count_event("client stopped");
         }
     }
 
-    fn replace_channel(&mut self) {
-        let at = self.dice.roll(self.clients.len().max(1) as u64) as usize;
+    fn reopen_channel(&mut self) {
+        let at = self.rng.below(self.clients.len().max(1) as u64) as usize;
         let Some(client) = self.clients.get_mut(at) else {
             return;
         };
@@ -577,134 +581,140 @@ impl Life {
         {
             return;
         }
-        let thread = self.dice.roll(client.threads.len() as u64) as usize;
+        let thread = self.rng.below(client.threads.len() as u64) as usize;
         let gone = client.threads.swap_remove(thread);
         tell!(self.cluster, "channel {} is closed", gone.number);
         drop(gone);
         self.next_thread += 1;
-        client.open(self.next_thread);
-        self.count("channel closed");
+        client.open_thread(self.next_thread);
+        self.count_event("channel closed");
     }
 
-    fn weather(&mut self) {
-        let odds = |dice: &mut crate::dice::Dice, odds: u64| match dice.one_in(2) {
+    fn set_message_faults(&mut self) {
+        let odds = |rng: &mut crate::rng::Rng, odds: u64| match rng.one_in(2) {
             true => 0,
             false => odds,
         };
-        let dice = &mut self.dice;
-        let rough = self.plan.damaged.is_none();
-        let weather = Weather {
-            lost: if rough { odds(dice, 200) } else { 0 },
-            repeated: if rough { odds(dice, 200) } else { 0 },
-            corrupted: if rough { odds(dice, 300) } else { 0 },
-            delayed: odds(dice, 8),
-            overtaking: dice.one_in(2),
+        let rng = &mut self.rng;
+        let rough = self.plan.damaged_brick.is_none();
+        let weather = MessageFaults {
+            lost: if rough { odds(rng, 200) } else { 0 },
+            repeated: if rough { odds(rng, 200) } else { 0 },
+            corrupted: if rough { odds(rng, 300) } else { 0 },
+            delayed: odds(rng, 8),
+            overtaking: rng.one_in(2),
         };
         tell!(self.cluster, "{weather:?}");
-        self.cluster.net().weather = weather;
+        self.cluster.net().message_faults = weather;
     }
 
     /// A connection breaks.
-    fn hang_up(&mut self) {
-        let victim = self.plan.damaged;
+    fn break_random_connection(&mut self) {
+        let victim = self.plan.damaged_brick;
         let net = self.cluster.net();
-        let mut lines = Vec::new();
+        let mut connections = Vec::new();
         for client in &self.clients {
-            lines.extend(net.of(Peer::Client(client.number)));
+            connections.extend(net.open_connections_of(Peer::Client(client.number)));
         }
-        lines.retain(|id| {
-            let house = net.line(*id).map(|line| line.house);
-            victim.is_none_or(|victim| house == Some(victim))
+        connections.retain(|id| {
+            let host = net.connection(*id).map(|line| line.host);
+            victim.is_none_or(|victim| host == Some(victim))
         });
-        if let Some(line) = self.dice.pick(&lines) {
+        if let Some(connection) = self.rng.pick(&connections) {
             drop(net);
-            tell!(self.cluster, "connection {line} breaks");
-            self.cluster.hang_up(line);
-            self.count("connection broken");
+            tell!(self.cluster, "connection {connection} breaks");
+            self.cluster.hang_up(connection);
+            self.count_event("connection broken");
         }
     }
 
     /// A client loses a connection of which the brick does not know: what it
     /// had sent arrives when the client is back and has sent it again, maybe
     /// after what it wrote since. All threads want one page meanwhile.
-    pub(crate) fn sever(&mut self) {
-        if !self.plan.severs || self.is_bereft() {
+    pub(crate) fn sever_connection(&mut self) {
+        if !self.plan.severs_connections || self.is_promotion_under_way() {
             return;
         }
-        if self.severing.one_in(SEVERED) {
-            let page = self.severing.roll(self.sectors.div_ceil(PAGE_SECTORS)) * PAGE_SECTORS;
+        if self.sever_rng.one_in(SEVER_ODDS) {
+            let page = self.sever_rng.below(self.sectors.div_ceil(PAGE_SECTORS)) * PAGE_SECTORS;
             let sectors = page..(page + PAGE_SECTORS).min(self.sectors);
             tell!(
                 self.cluster,
                 "all threads want {sectors:?}, one loses its way"
             );
-            self.crowd = Some(Crowd {
+            self.hot_page = Some(HotPage {
                 sectors,
-                left: CROWD_REQUESTS,
+                requests_left: HOT_PAGE_REQUESTS,
             });
             self.is_severing = true;
         }
         if !self.is_severing {
             return;
         }
-        let laden = self.cluster.net().laden();
-        if let Some(line) = self.severing.pick(&laden) {
-            let late = self.severing.micros(LATE_US_MAX);
+        let laden = self.cluster.net().connections_with_requests();
+        if let Some(connection) = self.sever_rng.pick(&laden) {
+            let late = self.sever_rng.micros_below(SEVERED_DELAY_US_MAX);
             tell!(
                 self.cluster,
-                "connection {line} is severed, and is late by {late:?}"
+                "connection {connection} is severed, and is late by {late:?}"
             );
-            self.cluster.net().sever(line, late);
+            self.cluster.net().sever(connection, late);
             self.is_severing = false;
-            self.count("connection severed");
+            self.count_event("connection severed");
         }
     }
 
     /// The medium goes wrong.
-    fn damage(&mut self) {
+    fn damage_medium(&mut self) {
         let Some(running) = self
             .plan
-            .damaged
-            .and_then(|house| self.cluster.running(house))
+            .damaged_brick
+            .and_then(|host| self.cluster.running_brick(host))
         else {
             return;
         };
-        if self.plan.flips_slots && self.flipping.one_in(2) {
-            return self.flip_slot(&running.medium);
+        if self.plan.flips_slots && self.slot_flip_rng.one_in(2) {
+            return self.flip_table_slot(&running.medium);
         }
-        if self.plan.spoils && self.spoiling.one_in(3) {
-            if running.medium.spoil(self.spoiling.word()) {
+        if self.plan.has_unreadable_pages && self.unreadable_rng.one_in(3) {
+            if running
+                .medium
+                .make_unreadable(self.unreadable_rng.next_u64())
+            {
                 tell!(self.cluster, "a page cannot be read");
-                self.count("page unreadable");
+                self.count_event("page unreadable");
                 self.frames_withheld += 1;
             }
             return;
         }
-        let choice = self.dice.word();
+        let choice = self.rng.next_u64();
         match choice >> 60 {
             0..=7 => {
-                if running.medium.flip(choice) {
-                    self.count("bit flipped");
+                if running.medium.flip_data_bit(choice) {
+                    self.count_event("bit flipped");
                 }
             }
             8..=11 => {
-                running.medium.bungle(Mishap::Lost);
-                self.count("write lost");
+                running.medium.inject_write_fault(WriteFault::Lost);
+                self.count_event("write lost");
             }
             _ => {
-                running.medium.bungle(Mishap::Misdirected(choice));
-                self.count("write misdirected");
+                running
+                    .medium
+                    .inject_write_fault(WriteFault::Misdirected(choice));
+                self.count_event("write misdirected");
             }
         }
         tell!(self.cluster, "the medium goes wrong");
     }
 
-    fn flip_slot(&mut self, medium: &Medium) {
-        let Some(Flipped { level, is_mapped }) = medium.flip_slot(&mut self.flipping) else {
+    fn flip_table_slot(&mut self, medium: &SimMedium) {
+        let Some(FlippedSlot { level, is_mapped }) = medium.flip_slot(&mut self.slot_flip_rng)
+        else {
             return;
         };
         tell!(self.cluster, "a slot of level {level} loses a bit");
-        self.count(match level {
+        self.count_event(match level {
             0 => "slot of a page flipped",
             _ => "slot above the leaves flipped",
         });

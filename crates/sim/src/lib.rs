@@ -15,26 +15,26 @@
 
 #![forbid(unsafe_code)]
 
+mod brick_host;
 mod checker;
 mod client;
 mod cluster;
-mod desk;
-mod dice;
+mod coverage;
+mod direct_clients;
 mod disk;
+mod event_log;
 mod faults;
 mod files;
-mod guests;
-mod history;
-mod house;
-mod life;
+mod final_check;
+mod manager_host;
 mod medium;
 mod mount;
 mod network;
 mod promotion;
-mod rest;
-mod tally;
-mod wire;
-mod witness;
+mod read_oracle;
+mod rng;
+mod scenario;
+mod sim_wire;
 mod workload;
 
-pub use life::{Outcome, run, run_files, run_guests};
+pub use scenario::{HistoryReport, run, run_direct_clients, run_files};

@@ -5,12 +5,12 @@
 //! its stack unwinds, goes to a copy that nobody looks at: the state that
 //! counts was set aside when the fuse blew.
 
-use crate::dice::Dice;
-use crate::guests::guest;
-use pagemesh_base::checksum::Sums;
+use crate::direct_clients::client_thread;
+use crate::rng::Rng;
+use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::unreadable::PATTERN;
-use pagemesh_pmem::{Fenced, Media, Recorder, Unfenced};
+use pagemesh_pmem::{FenceProof, Media, Recorder, UnfencedStores};
 use pagemesh_store::geometry::{Geometry, OBJECT_BYTES};
 use pagemesh_store::object::HEIGHT;
 use pagemesh_store::slot::Slot;
@@ -20,11 +20,11 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Where the root slot lies in the entry of an object.
-const ROOT_AT: usize = 64;
+const ROOT_SLOT_OFFSET: usize = 64;
 
 /// What is wrong with the next page that is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mishap {
+pub(crate) enum WriteFault {
     /// It never arrives.
     Lost,
     /// It arrives in place of another page; the number chooses which.
@@ -33,70 +33,70 @@ pub(crate) enum Mishap {
 
 /// A slot of a page table that lost a bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Flipped {
+pub(crate) struct FlippedSlot {
     pub(crate) level: u8,
     /// Whether it named a frame.
     pub(crate) is_mapped: bool,
 }
 
 /// A slot that is sound and in use: its level, its byte, and what it says.
-type Place = (u8, usize, Slot);
+type SlotLocation = (u8, usize, Slot);
 
 /// A brick's memory.
-pub(crate) struct Medium {
+pub(crate) struct SimMedium {
     inner: Recorder,
     /// Accesses that change something until the brick dies; negative: never.
     fuse: AtomicI64,
-    left: Mutex<Option<Recorder>>,
-    mishap: Mutex<Option<Mishap>>,
+    surviving_state: Mutex<Option<Recorder>>,
+    write_fault: Mutex<Option<WriteFault>>,
     /// Where pages of data were written that have not become nodes since.
-    pages: Mutex<BTreeSet<usize>>,
+    data_pages: Mutex<BTreeSet<usize>>,
     /// Pages that cannot be read, and whether somebody has tried.
-    spoilt: Mutex<BTreeMap<usize, bool>>,
+    bad_pages: Mutex<BTreeMap<usize, bool>>,
     /// Whether there was ever one: every access asks.
-    is_spoilt: AtomicBool,
-    frames_at: usize,
+    has_bad_pages: AtomicBool,
+    frames_offset: usize,
 }
 
 /// The payload of the unwinding of a brick whose fuse blew.
-struct Died;
+struct FuseBlown;
 
-fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Medium {
-    pub(crate) fn new(inner: Recorder) -> Medium {
+impl SimMedium {
+    pub(crate) fn new(inner: Recorder) -> SimMedium {
         let plan = Geometry::plan(inner.len_bytes() as u64).expect("the size of a pool");
-        Medium {
-            frames_at: plan.frames.start as usize,
-            inner: inner.without_past(),
+        SimMedium {
+            frames_offset: plan.frames.start as usize,
+            inner: inner.without_crash_points(),
             fuse: AtomicI64::new(-1),
-            left: Mutex::default(),
-            mishap: Mutex::default(),
-            pages: Mutex::default(),
-            spoilt: Mutex::default(),
-            is_spoilt: AtomicBool::new(false),
+            surviving_state: Mutex::default(),
+            write_fault: Mutex::default(),
+            data_pages: Mutex::default(),
+            bad_pages: Mutex::default(),
+            has_bad_pages: AtomicBool::new(false),
         }
     }
 
     /// The brick dies at the access after so many.
-    pub(crate) fn light(&self, accesses: u32) {
+    pub(crate) fn arm_fuse(&self, accesses: u32) {
         self.fuse.store(i64::from(accesses), Ordering::Relaxed);
     }
 
-    pub(crate) fn light_out(&self) {
+    pub(crate) fn disarm_fuse(&self) {
         self.fuse.store(-1, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_lit(&self) -> bool {
+    pub(crate) fn is_fuse_armed(&self) -> bool {
         self.fuse.load(Ordering::Relaxed) >= 0
     }
 
     /// What a dead brick left behind: as its fuse blew, or as it is now.
-    pub(crate) fn leave(&self) -> Recorder {
+    pub(crate) fn take_surviving_state(&self) -> Recorder {
         self.fuse.store(-1, Ordering::Relaxed);
-        guard(&self.left)
+        lock(&self.surviving_state)
             .take()
             .unwrap_or_else(|| self.inner.fork())
     }
@@ -107,49 +107,49 @@ impl Medium {
     }
 
     /// Does an access that changes something. A guest does it to what its pool is by now.
-    fn change_by<T>(&self, act: impl FnOnce(&Recorder) -> T) -> T {
-        match guest::access(self.address()) {
-            true => self.seen_by_guest(act),
+    fn with_write_access<T>(&self, act: impl FnOnce(&Recorder) -> T) -> T {
+        match client_thread::count_access(self.address()) {
+            true => self.with_client_state(act),
             false => {
-                self.step();
+                self.count_access();
                 act(&self.inner)
             }
         }
     }
 
     /// The same for one that only looks.
-    fn look_by<T>(&self, act: impl FnOnce(&Recorder) -> T) -> T {
-        match guest::access(self.address()) {
-            true => self.seen_by_guest(act),
+    fn with_read_access<T>(&self, act: impl FnOnce(&Recorder) -> T) -> T {
+        match client_thread::count_access(self.address()) {
+            true => self.with_client_state(act),
             false => act(&self.inner),
         }
     }
 
     /// A brick that died has left the pool to those who have it mapped.
-    fn seen_by_guest<T>(&self, act: impl FnOnce(&Recorder) -> T) -> T {
-        let left = guard(&self.left);
+    fn with_client_state<T>(&self, act: impl FnOnce(&Recorder) -> T) -> T {
+        let left = lock(&self.surviving_state);
         act(left.as_ref().unwrap_or(&self.inner))
     }
 
     /// The brick has died: what it still does goes to a copy that nobody looks at.
-    pub(crate) fn set_aside(&self) {
+    pub(crate) fn freeze_state(&self) {
         self.fuse.store(-1, Ordering::Relaxed);
-        guard(&self.left).get_or_insert_with(|| self.inner.fork());
+        lock(&self.surviving_state).get_or_insert_with(|| self.inner.fork());
     }
 
     /// The next page written goes wrong.
-    pub(crate) fn bungle(&self, mishap: Mishap) {
-        *guard(&self.mishap) = Some(mishap);
+    pub(crate) fn inject_write_fault(&self, mishap: WriteFault) {
+        *lock(&self.write_fault) = Some(mishap);
     }
 
     /// Nothing goes wrong any more.
-    pub(crate) fn behave(&self) {
-        *guard(&self.mishap) = None;
+    pub(crate) fn clear_write_fault(&self) {
+        *lock(&self.write_fault) = None;
     }
 
     /// Flips a bit of a page of data; false if there is none.
-    pub(crate) fn flip(&self, choice: u64) -> bool {
-        let Some(page) = self.page(choice) else {
+    pub(crate) fn flip_data_bit(&self, choice: u64) -> bool {
+        let Some(page) = self.data_page(choice) else {
             return false;
         };
         let at = page + (choice >> 32) as usize % (PAGE_BYTES / 8) * 8;
@@ -164,23 +164,23 @@ impl Medium {
     }
 
     /// Has a page of data that cannot be read; false if there is none.
-    pub(crate) fn spoil(&self, choice: u64) -> bool {
-        let Some(page) = self.page(choice) else {
+    pub(crate) fn make_unreadable(&self, choice: u64) -> bool {
+        let Some(page) = self.data_page(choice) else {
             return false;
         };
-        self.is_spoilt.store(true, Ordering::Relaxed);
-        guard(&self.spoilt).insert(page, false).is_none()
+        self.has_bad_pages.store(true, Ordering::Relaxed);
+        lock(&self.bad_pages).insert(page, false).is_none()
     }
 
     /// The unreadable pages, if there was ever one.
-    fn spoilt(&self) -> Option<MutexGuard<'_, BTreeMap<usize, bool>>> {
-        let is_spoilt = self.is_spoilt.load(Ordering::Relaxed);
-        is_spoilt.then(|| guard(&self.spoilt))
+    fn bad_pages(&self) -> Option<MutexGuard<'_, BTreeMap<usize, bool>>> {
+        let is_spoilt = self.has_bad_pages.load(Ordering::Relaxed);
+        is_spoilt.then(|| lock(&self.bad_pages))
     }
 
     /// Spoilt pages come as the handler of a machine check shows them.
-    fn read_spoilt(&self, offset: usize, into: &mut [u8]) {
-        let Some(mut spoilt) = self.spoilt() else {
+    fn overlay_bad_pages(&self, offset: usize, into: &mut [u8]) {
+        let Some(mut spoilt) = self.bad_pages() else {
             return;
         };
         let end = offset + into.len();
@@ -196,43 +196,45 @@ impl Medium {
 
     /// A page that is overwritten before anybody tried to read it is well again; one that
     /// was found unreadable must not be used.
-    fn overwrite(&self, offset: usize) {
-        let removed = self.spoilt().and_then(|mut spoilt| spoilt.remove(&offset));
+    fn overwrite_bad_page(&self, offset: usize) {
+        let removed = self
+            .bad_pages()
+            .and_then(|mut spoilt| spoilt.remove(&offset));
         if let Some(is_met) = removed {
             assert!(!is_met, "the unreadable page at {offset} is used again");
         }
     }
 
     /// What changes a part of an unreadable page ends the process.
-    fn change(&self, offset: usize) {
+    fn assert_readable(&self, offset: usize) {
         let page = offset / PAGE_BYTES * PAGE_BYTES;
         let is_spoilt = self
-            .spoilt()
+            .bad_pages()
             .is_some_and(|spoilt| spoilt.contains_key(&page));
         assert!(!is_spoilt, "byte {offset} of an unreadable page is changed");
     }
 
     /// Flips a bit of a slot in use, if there is one. Above the leaves there are
     /// few, so that every second one is of those.
-    pub(crate) fn flip_slot(&self, dice: &mut Dice) -> Option<Flipped> {
-        let is_above = dice.one_in(2);
+    pub(crate) fn flip_slot(&self, rng: &mut Rng) -> Option<FlippedSlot> {
+        let is_above = rng.one_in(2);
         let mut slots = self.slots();
         slots.retain(|(level, _, _)| (*level > 0) == is_above);
-        let (level, at, slot) = dice.pick(&slots)?;
-        self.flip_bit(at, dice.roll(64));
-        Some(Flipped {
+        let (level, at, slot) = rng.pick(&slots)?;
+        self.flip_bit(at, rng.below(64));
+        Some(FlippedSlot {
             level,
             is_mapped: slot.frame().is_some(),
         })
     }
 
     /// The slots of all page tables that are sound and not empty.
-    fn slots(&self) -> Vec<Place> {
+    fn slots(&self) -> Vec<SlotLocation> {
         let plan = Geometry::plan(self.inner.len_bytes() as u64).expect("the size of a pool");
         let roots = (0..u64::from(plan.object_count()))
             .map(|object| (plan.objects.start + object * OBJECT_BYTES) as usize)
-            .map(|entry| (HEIGHT, entry + ROOT_AT));
-        let (mut slots, mut next): (Vec<Place>, Vec<_>) = (vec![], roots.collect());
+            .map(|entry| (HEIGHT, entry + ROOT_SLOT_OFFSET));
+        let (mut slots, mut next): (Vec<SlotLocation>, Vec<_>) = (vec![], roots.collect());
         while let Some((level, at)) = next.pop() {
             let found = Slot::decode(self.inner.load(at));
             let Some(slot) = found.ok().filter(|slot| *slot != Slot::EMPTY) else {
@@ -248,113 +250,123 @@ impl Medium {
         slots
     }
 
-    fn page(&self, choice: u64) -> Option<usize> {
-        let pages = guard(&self.pages);
+    fn data_page(&self, choice: u64) -> Option<usize> {
+        let pages = lock(&self.data_pages);
         let nth = (choice % 1_000_003) as usize % pages.len().max(1);
         pages.iter().nth(nth).copied()
     }
 
-    fn step(&self) {
+    fn count_access(&self) {
         let left = self.fuse.load(Ordering::Relaxed);
         if left < 0 {
             return;
         }
         self.fuse.store(left - 1, Ordering::Relaxed);
         if left == 0 {
-            *guard(&self.left) = Some(self.inner.fork());
-            resume_unwind(Box::new(Died));
+            *lock(&self.surviving_state) = Some(self.inner.fork());
+            resume_unwind(Box::new(FuseBlown));
         }
     }
 
     /// Where a page goes; none if it gets lost.
-    fn place(&self, offset: usize, page: &[u8; PAGE_BYTES]) -> Option<usize> {
-        if offset < self.frames_at {
+    fn write_location(&self, offset: usize, page: &[u8; PAGE_BYTES]) -> Option<usize> {
+        if offset < self.frames_offset {
             return Some(offset);
         }
         // A node is zeroed before it is used, and data of zeroes is no loss.
         if page.iter().all(|byte| *byte == 0) {
-            guard(&self.pages).remove(&offset);
+            lock(&self.data_pages).remove(&offset);
             return Some(offset);
         }
-        let place = match guard(&self.mishap).take() {
+        let place = match lock(&self.write_fault).take() {
             None => Some(offset),
-            Some(Mishap::Lost) => None,
-            Some(Mishap::Misdirected(choice)) => {
-                let is_else = |at: &usize| *at != offset && !guard(&self.spoilt).contains_key(at);
-                self.page(choice).filter(is_else)
+            Some(WriteFault::Lost) => None,
+            Some(WriteFault::Misdirected(choice)) => {
+                let is_else = |at: &usize| *at != offset && !lock(&self.bad_pages).contains_key(at);
+                self.data_page(choice).filter(is_else)
             }
         };
-        guard(&self.pages).insert(offset);
+        lock(&self.data_pages).insert(offset);
         place
     }
 }
 
-impl Media for Medium {
+impl Media for SimMedium {
     fn len_bytes(&self) -> usize {
         self.inner.len_bytes()
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) {
-        self.look_by(|inner| inner.read(offset, into));
-        self.read_spoilt(offset, into);
+        self.with_read_access(|inner| inner.read(offset, into));
+        self.overlay_bad_pages(offset, into);
     }
 
     fn load(&self, offset: usize) -> u64 {
-        let mut word = self.look_by(|inner| inner.load(offset)).to_le_bytes();
-        self.read_spoilt(offset, &mut word);
+        let mut word = self
+            .with_read_access(|inner| inner.load(offset))
+            .to_le_bytes();
+        self.overlay_bad_pages(offset, &mut word);
         u64::from_le_bytes(word)
     }
 
     fn store(&self, offset: usize, word: u64) {
-        self.change_by(|inner| {
-            self.change(offset);
+        self.with_write_access(|inner| {
+            self.assert_readable(offset);
             inner.store(offset, word);
         });
     }
 
-    fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
-        self.change_by(|inner| {
-            self.change(offset);
-            inner.swap(offset, old, new)
+    fn compare_exchange(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
+        self.with_write_access(|inner| {
+            self.assert_readable(offset);
+            inner.compare_exchange(offset, old, new)
         })
     }
 
-    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
-        self.change_by(|inner| {
-            self.change(offset);
+    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> UnfencedStores {
+        self.with_write_access(|inner| {
+            self.assert_readable(offset);
             inner.stream_line(offset, line)
         })
     }
 
-    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (Sums, Unfenced) {
-        let stream = |&(medium, offset): &(&Medium, usize)| {
-            medium.change_by(|inner| {
-                medium.overwrite(offset);
-                match medium.place(offset, page) {
+    fn stream_page(
+        targets: &[(&Self, usize)],
+        page: &[u8; PAGE_BYTES],
+    ) -> (PageChecksums, UnfencedStores) {
+        let stream = |&(medium, offset): &(&SimMedium, usize)| {
+            medium.with_write_access(|inner| {
+                medium.overwrite_bad_page(offset);
+                match medium.write_location(offset, page) {
                     Some(at) => Recorder::stream_page(&[(inner, at)], page).1,
                     None => inner.flush(offset, PAGE_BYTES),
                 }
             })
         };
-        let stores = targets.iter().map(stream).reduce(Unfenced::and);
-        (Sums::of(page), stores.expect("a page goes somewhere"))
+        let stores = targets.iter().map(stream).reduce(UnfencedStores::and);
+        (
+            PageChecksums::of(page),
+            stores.expect("a page goes somewhere"),
+        )
     }
 
-    fn flush(&self, offset: usize, len: usize) -> Unfenced {
-        self.change_by(|inner| inner.flush(offset, len))
+    fn flush(&self, offset: usize, len: usize) -> UnfencedStores {
+        self.with_write_access(|inner| inner.flush(offset, len))
     }
 
-    fn fence(&self, stores: Unfenced) -> Fenced {
-        self.change_by(|inner| inner.fence(stores))
+    fn fence(&self, stores: UnfencedStores) -> FenceProof {
+        self.with_write_access(|inner| inner.fence(stores))
     }
 
     fn is_unreadable(&self, offset: usize) -> bool {
         let page = offset / PAGE_BYTES * PAGE_BYTES;
-        guard(&self.spoilt).get(&page).is_some_and(|is_met| *is_met)
+        lock(&self.bad_pages)
+            .get(&page)
+            .is_some_and(|is_met| *is_met)
     }
 
-    fn unreadable(&self) -> Vec<usize> {
-        let spoilt = guard(&self.spoilt);
+    fn unreadable_pages(&self) -> Vec<usize> {
+        let spoilt = lock(&self.bad_pages);
         let met = spoilt.iter().filter(|(_, is_met)| **is_met);
         met.map(|(page, _)| *page).collect()
     }

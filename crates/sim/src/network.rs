@@ -6,9 +6,9 @@
 //! somebody gives the connection up. Replies of one stream may overtake each
 //! other where a history asks for it: the protocol allows that.
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 use pagemesh_fabric::message::HEADER_BYTES;
-use pagemesh_fabric::wire::Received;
+use pagemesh_fabric::wire::ReceiveResult;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::time::Duration;
@@ -24,43 +24,43 @@ pub(crate) enum Peer {
     Manager,
 }
 
-pub(crate) type LineId = u64;
+pub(crate) type ConnectionId = u64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     /// To the brick.
-    Up,
+    ToBrick,
     /// To its peer.
-    Down,
+    ToPeer,
 }
 
 /// One direction of a connection.
 #[derive(Default)]
-struct Lane {
+struct MessageStream {
     messages: VecDeque<(Duration, Vec<u8>)>,
     /// Sent, and no whole message yet.
-    partial: Vec<u8>,
+    unframed: Vec<u8>,
     arrived: VecDeque<u8>,
     /// When the last message arrives.
-    last: Duration,
+    last_arrival: Duration,
     /// The sender sends no more.
     is_ended: bool,
     /// Something was lost: nothing arrives any more.
-    stuck_since: Option<Duration>,
+    blocked_since: Option<Duration>,
 }
 
-impl Lane {
+impl MessageStream {
     fn is_due(&self, now: Duration) -> bool {
         let next = self.messages.front();
         !self.arrived.is_empty()
             || match next {
-                Some((at, _)) => self.stuck_since.is_none() && *at <= now,
+                Some((at, _)) => self.blocked_since.is_none() && *at <= now,
                 None => self.is_ended,
             }
     }
 
-    fn take(&mut self, now: Duration) -> bool {
-        if self.stuck_since.is_some() || self.messages.front().is_none_or(|(at, _)| *at > now) {
+    fn deliver_due(&mut self, now: Duration) -> bool {
+        if self.blocked_since.is_some() || self.messages.front().is_none_or(|(at, _)| *at > now) {
             return false;
         }
         let (_, bytes) = self.messages.pop_front().expect("a message");
@@ -71,38 +71,38 @@ impl Lane {
     /// The sender's end is gone: what is under way arrives in part.
     fn end(&mut self, kept: usize) {
         self.messages.truncate(kept);
-        if self.stuck_since.take().is_some() {
+        if self.blocked_since.take().is_some() {
             self.messages.clear();
         }
-        self.partial.clear();
+        self.unframed.clear();
         self.is_ended = true;
     }
 }
 
-pub(crate) struct Line {
+pub(crate) struct SimConnection {
     pub(crate) peer: Peer,
-    pub(crate) house: usize,
-    up: Lane,
-    down: Lane,
+    pub(crate) host: usize,
+    to_brick: MessageStream,
+    to_peer: MessageStream,
     /// A blocking call is made over it: messages arrive at once.
-    is_rushed: bool,
-    peer_left: bool,
-    brick_left: bool,
+    is_blocking_call: bool,
+    is_peer_closed: bool,
+    is_brick_closed: bool,
     /// The brick's machine lost its power: nobody says so until it is back.
-    is_orphan: bool,
+    is_brick_powerless: bool,
 }
 
 /// What cannot pass between a peer and a house.
 #[derive(Clone, Copy, Debug)]
-struct Cut {
-    up: bool,
-    down: bool,
+struct Partition {
+    blocks_to_brick: bool,
+    blocks_to_peer: bool,
     since: Duration,
 }
 
 /// What may go wrong with single messages.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Weather {
+pub(crate) struct MessageFaults {
     /// One in so many; 0 for never.
     pub(crate) lost: u64,
     pub(crate) repeated: u64,
@@ -114,7 +114,7 @@ pub(crate) struct Weather {
 
 /// What went wrong with single messages, counted.
 #[derive(Default)]
-pub(crate) struct Mishaps {
+pub(crate) struct MessageFaultCounts {
     lost: u64,
     repeated: u64,
     corrupted: u64,
@@ -122,8 +122,8 @@ pub(crate) struct Mishaps {
     overtaken: u64,
 }
 
-impl Mishaps {
-    pub(crate) fn named(&self) -> [(&'static str, u64); 5] {
+impl MessageFaultCounts {
+    pub(crate) fn by_name(&self) -> [(&'static str, u64); 5] {
         [
             ("messages lost", self.lost),
             ("messages repeated", self.repeated),
@@ -136,161 +136,180 @@ impl Mishaps {
 
 pub(crate) struct Network {
     pub(crate) now: Duration,
-    pub(crate) weather: Weather,
-    dice: Dice,
-    lines: BTreeMap<LineId, Line>,
-    next: LineId,
-    cuts: BTreeMap<(Peer, usize), Cut>,
+    pub(crate) message_faults: MessageFaults,
+    rng: Rng,
+    connections: BTreeMap<ConnectionId, SimConnection>,
+    last_id: ConnectionId,
+    partitions: BTreeMap<(Peer, usize), Partition>,
     slow: Vec<bool>,
     pub(crate) messages: u64,
-    pub(crate) mishaps: Mishaps,
+    pub(crate) fault_counts: MessageFaultCounts,
 }
 
-fn one_in(dice: &mut Dice, sides: u64) -> bool {
-    sides > 0 && dice.one_in(sides)
+fn happens_one_in(rng: &mut Rng, sides: u64) -> bool {
+    sides > 0 && rng.one_in(sides)
 }
 
 impl Network {
-    pub(crate) fn new(dice: Dice, houses: usize) -> Network {
+    pub(crate) fn new(rng: Rng, hosts: usize) -> Network {
         Network {
             now: Duration::ZERO,
-            weather: Weather::default(),
-            dice,
-            lines: BTreeMap::new(),
-            next: 0,
-            cuts: BTreeMap::new(),
-            slow: vec![false; houses],
+            message_faults: MessageFaults::default(),
+            rng,
+            connections: BTreeMap::new(),
+            last_id: 0,
+            partitions: BTreeMap::new(),
+            slow: vec![false; hosts],
             messages: 0,
-            mishaps: Mishaps::default(),
+            fault_counts: MessageFaultCounts::default(),
         }
     }
 
-    pub(crate) fn open(&mut self, peer: Peer, house: usize) -> LineId {
-        self.next += 1;
-        let line = Line {
+    pub(crate) fn open(&mut self, peer: Peer, host: usize) -> ConnectionId {
+        self.last_id += 1;
+        let connection = SimConnection {
             peer,
-            house,
-            up: Lane::default(),
-            down: Lane::default(),
-            is_rushed: true,
-            peer_left: false,
-            brick_left: false,
-            is_orphan: false,
+            host,
+            to_brick: MessageStream::default(),
+            to_peer: MessageStream::default(),
+            is_blocking_call: true,
+            is_peer_closed: false,
+            is_brick_closed: false,
+            is_brick_powerless: false,
         };
-        self.lines.insert(self.next, line);
-        self.next
+        self.connections.insert(self.last_id, connection);
+        self.last_id
     }
 
-    pub(crate) fn line(&self, id: LineId) -> Option<&Line> {
-        self.lines.get(&id)
+    pub(crate) fn connection(&self, id: ConnectionId) -> Option<&SimConnection> {
+        self.connections.get(&id)
     }
 
     /// The blocking calls are over.
-    pub(crate) fn settle(&mut self, id: LineId) {
-        if let Some(line) = self.lines.get_mut(&id) {
-            line.is_rushed = false;
+    pub(crate) fn end_blocking_call(&mut self, id: ConnectionId) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.is_blocking_call = false;
         }
     }
 
     /// How a way between two is cut, and for how long.
-    fn cut_of(&self, peer: Peer, house: usize, way: Way) -> (bool, bool) {
-        let Some(cut) = self.cuts.get(&(peer, house)) else {
+    fn partition_state(&self, peer: Peer, host: usize, way: Direction) -> (bool, bool) {
+        let Some(cut) = self.partitions.get(&(peer, host)) else {
             return (false, false);
         };
         let blocked = match way {
-            Way::Up => cut.up,
-            Way::Down => cut.down,
+            Direction::ToBrick => cut.blocks_to_brick,
+            Direction::ToPeer => cut.blocks_to_peer,
         };
         (blocked, self.now >= cut.since + KEEPALIVE)
     }
 
     /// Whether nothing passes on a line now, and whether both ends have given
     /// it up.
-    fn trouble(&self, line: &Line, way: Way) -> (bool, bool) {
-        let (blocked, is_dead) = self.cut_of(line.peer, line.house, way);
-        let stuck = line.up.stuck_since.into_iter().chain(line.down.stuck_since);
+    fn block_state(&self, connection: &SimConnection, way: Direction) -> (bool, bool) {
+        let (blocked, is_dead) = self.partition_state(connection.peer, connection.host, way);
+        let stuck = connection
+            .to_brick
+            .blocked_since
+            .into_iter()
+            .chain(connection.to_peer.blocked_since);
         let is_over = stuck
             .min()
             .is_some_and(|since| self.now >= since + KEEPALIVE);
         (blocked, is_dead || is_over)
     }
 
-    pub(crate) fn is_cut(&self, peer: Peer, house: usize) -> bool {
-        self.cuts.contains_key(&(peer, house))
+    pub(crate) fn is_partitioned(&self, peer: Peer, host: usize) -> bool {
+        self.partitions.contains_key(&(peer, host))
     }
 
-    pub(crate) fn cut(&mut self, peer: Peer, house: usize, up: bool, down: bool) {
+    pub(crate) fn partition(&mut self, peer: Peer, host: usize, up: bool, down: bool) {
         let since = self.now;
-        self.cuts.insert((peer, house), Cut { up, down, since });
+        self.partitions.insert(
+            (peer, host),
+            Partition {
+                blocks_to_brick: up,
+                blocks_to_peer: down,
+                since,
+            },
+        );
     }
 
-    pub(crate) fn mend(&mut self) {
-        self.cuts.clear();
+    pub(crate) fn clear_faults(&mut self) {
+        self.partitions.clear();
         self.slow.fill(false);
-        self.weather = Weather::default();
+        self.message_faults = MessageFaults::default();
     }
 
-    pub(crate) fn slow(&mut self, house: usize, is_slow: bool) {
-        self.slow[house] = is_slow;
+    pub(crate) fn set_slow(&mut self, host: usize, is_slow: bool) {
+        self.slow[host] = is_slow;
     }
 
-    pub(crate) fn is_slow(&self, house: usize) -> bool {
-        self.slow[house]
+    pub(crate) fn is_slow(&self, host: usize) -> bool {
+        self.slow[host]
     }
 
-    pub(crate) fn send(&mut self, id: LineId, way: Way, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn send(
+        &mut self,
+        id: ConnectionId,
+        way: Direction,
+        bytes: &[u8],
+    ) -> io::Result<()> {
         let Network {
             now,
-            weather,
-            dice,
-            lines,
+            message_faults: weather,
+            rng: dice,
+            connections: lines,
             messages,
-            mishaps,
+            fault_counts: mishaps,
             slow,
             ..
         } = self;
-        let line = lines.get_mut(&id).ok_or(io::ErrorKind::NotConnected)?;
-        let is_slow = slow[line.house];
+        let connection = lines.get_mut(&id).ok_or(io::ErrorKind::NotConnected)?;
+        let is_slow = slow[connection.host];
         let (lane, gone) = match way {
-            Way::Up => (&mut line.up, line.brick_left && !line.is_orphan),
-            Way::Down => (&mut line.down, line.peer_left),
+            Direction::ToBrick => (
+                &mut connection.to_brick,
+                connection.is_brick_closed && !connection.is_brick_powerless,
+            ),
+            Direction::ToPeer => (&mut connection.to_peer, connection.is_peer_closed),
         };
         if gone {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
-        lane.partial.extend_from_slice(bytes);
-        while let Some(message) = whole(&mut lane.partial) {
+        lane.unframed.extend_from_slice(bytes);
+        while let Some(message) = take_message(&mut lane.unframed) {
             *messages += 1;
-            let is_repeated = one_in(dice, weather.repeated);
+            let is_repeated = happens_one_in(dice, weather.repeated);
             mishaps.repeated += u64::from(is_repeated);
             for _ in 0..1 + u32::from(is_repeated) {
                 let mut message = message.clone();
-                if one_in(dice, weather.corrupted) {
+                if happens_one_in(dice, weather.corrupted) {
                     mishaps.corrupted += 1;
-                    let at = dice.roll(message.len() as u64) as usize;
-                    message[at] ^= 1 << dice.roll(8);
+                    let at = dice.below(message.len() as u64) as usize;
+                    message[at] ^= 1 << dice.below(8);
                 }
-                let mut at = *now + Duration::from_micros(20) + dice.micros(100);
-                if one_in(dice, weather.delayed) {
+                let mut at = *now + Duration::from_micros(20) + dice.micros_below(100);
+                if happens_one_in(dice, weather.delayed) {
                     mishaps.delayed += 1;
-                    at += dice.micros(20_000);
+                    at += dice.micros_below(20_000);
                 }
                 if is_slow {
-                    at += dice.micros(50_000);
+                    at += dice.micros_below(50_000);
                 }
-                let overtakes = weather.overtaking && way == Way::Down;
+                let overtakes = weather.overtaking && way == Direction::ToPeer;
                 if !overtakes {
-                    at = at.max(lane.last);
+                    at = at.max(lane.last_arrival);
                 }
-                lane.last = lane.last.max(at);
+                lane.last_arrival = lane.last_arrival.max(at);
                 let place = lane.messages.partition_point(|(other, _)| *other <= at);
                 mishaps.overtaken += (lane.messages.len() - place) as u64;
                 lane.messages.insert(place, (at, message));
             }
-            if one_in(dice, weather.lost) {
+            if happens_one_in(dice, weather.lost) {
                 mishaps.lost += 1;
                 lane.messages.pop_back();
-                lane.stuck_since = lane.stuck_since.or(Some(*now));
+                lane.blocked_since = lane.blocked_since.or(Some(*now));
             }
         }
         Ok(())
@@ -298,160 +317,186 @@ impl Network {
 
     /// Has the next message arrive, if its time has come. False if nothing is
     /// there to be taken, not even an end.
-    pub(crate) fn deliver(&mut self, id: LineId, way: Way) -> bool {
-        let Some(line) = self.lines.get(&id) else {
+    pub(crate) fn deliver(&mut self, id: ConnectionId, way: Direction) -> bool {
+        let Some(connection) = self.connections.get(&id) else {
             return false;
         };
-        let (blocked, is_dead) = self.trouble(line, way);
+        let (blocked, is_dead) = self.block_state(connection, way);
         let now = self.now;
-        let Some(line) = self.lines.get_mut(&id) else {
+        let Some(connection) = self.connections.get_mut(&id) else {
             return false;
         };
-        let now = if line.is_rushed { Duration::MAX } else { now };
+        let now = if connection.is_blocking_call {
+            Duration::MAX
+        } else {
+            now
+        };
         let lane = match way {
-            Way::Up => &mut line.up,
-            Way::Down => &mut line.down,
+            Direction::ToBrick => &mut connection.to_brick,
+            Direction::ToPeer => &mut connection.to_peer,
         };
         if !blocked {
-            lane.take(now);
+            lane.deliver_due(now);
         }
         is_dead || !lane.arrived.is_empty() || (!blocked && lane.is_due(now))
     }
 
     /// Whether a delivery would give something.
-    pub(crate) fn is_due(&self, id: LineId, way: Way) -> bool {
-        self.lines.get(&id).is_some_and(|line| {
-            let (blocked, is_dead) = self.trouble(line, way);
+    pub(crate) fn is_due(&self, id: ConnectionId, way: Direction) -> bool {
+        self.connections.get(&id).is_some_and(|connection| {
+            let (blocked, is_dead) = self.block_state(connection, way);
             let lane = match way {
-                Way::Up => &line.up,
-                Way::Down => &line.down,
+                Direction::ToBrick => &connection.to_brick,
+                Direction::ToPeer => &connection.to_peer,
             };
             is_dead || (!blocked && lane.is_due(self.now))
         })
     }
 
-    pub(crate) fn receive(&mut self, id: LineId, way: Way, into: &mut Vec<u8>) -> Received {
-        let Some(line) = self.lines.get_mut(&id) else {
-            return Received::End;
+    pub(crate) fn receive(
+        &mut self,
+        id: ConnectionId,
+        way: Direction,
+        into: &mut Vec<u8>,
+    ) -> ReceiveResult {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return ReceiveResult::End;
         };
         let room = into.capacity() - into.len();
         let lane = match way {
-            Way::Up => &mut line.up,
-            Way::Down => &mut line.down,
+            Direction::ToBrick => &mut connection.to_brick,
+            Direction::ToPeer => &mut connection.to_peer,
         };
         let len = room.min(lane.arrived.len());
         if len > 0 {
             into.extend(lane.arrived.drain(..len));
-            return Received::Bytes { all: len < room };
+            return ReceiveResult::Bytes {
+                drained: len < room,
+            };
         }
         let has_ended = lane.is_ended && lane.messages.is_empty();
-        let is_known = self.lines.get(&id).map(|line| self.trouble(line, way));
+        let is_known = self
+            .connections
+            .get(&id)
+            .map(|connection| self.block_state(connection, way));
         let (blocked, is_dead) = is_known.unwrap_or((false, true));
         match is_dead || (has_ended && !blocked) {
-            true => Received::End,
-            false => Received::Nothing,
+            true => ReceiveResult::End,
+            false => ReceiveResult::WouldBlock,
         }
     }
 
     /// The peer closes its end.
-    pub(crate) fn leave(&mut self, id: LineId) {
-        let Some(line) = self.lines.get_mut(&id) else {
+    pub(crate) fn close_peer_end(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        line.peer_left = true;
-        let kept = self.dice.roll(line.up.messages.len() as u64 + 1) as usize;
-        line.up.end(kept);
-        line.down = Lane::default();
-        if line.brick_left && !line.is_orphan {
-            self.lines.remove(&id);
+        connection.is_peer_closed = true;
+        let kept = self
+            .rng
+            .below(connection.to_brick.messages.len() as u64 + 1) as usize;
+        connection.to_brick.end(kept);
+        connection.to_peer = MessageStream::default();
+        if connection.is_brick_closed && !connection.is_brick_powerless {
+            self.connections.remove(&id);
         }
     }
 
     /// The peer loses the connection; what it had sent is late, and arrives.
-    pub(crate) fn sever(&mut self, id: LineId, late: Duration) {
-        if let Some(line) = self.lines.get_mut(&id) {
-            line.down = Lane::default();
-            line.down.is_ended = true;
-            for (at, _) in &mut line.up.messages {
+    pub(crate) fn sever(&mut self, id: ConnectionId, late: Duration) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.to_peer = MessageStream::default();
+            connection.to_peer.is_ended = true;
+            for (at, _) in &mut connection.to_brick.messages {
                 *at += late;
             }
-            line.up.last += late;
+            connection.to_brick.last_arrival += late;
         }
     }
 
     /// Connections of clients on whose way to the brick something is.
-    pub(crate) fn laden(&self) -> Vec<LineId> {
-        let laden = |line: &Line| {
-            let is_client = matches!(line.peer, Peer::Client(_));
-            let is_open = !line.peer_left && !line.brick_left;
-            is_client && is_open && !line.up.messages.is_empty()
+    pub(crate) fn connections_with_requests(&self) -> Vec<ConnectionId> {
+        let laden = |connection: &SimConnection| {
+            let is_client = matches!(connection.peer, Peer::Client(_));
+            let is_open = !connection.is_peer_closed && !connection.is_brick_closed;
+            is_client && is_open && !connection.to_brick.messages.is_empty()
         };
-        let lines = self.lines.iter();
-        lines
-            .filter(|(_, line)| laden(line))
+        let connections = self.connections.iter();
+        connections
+            .filter(|(_, connection)| laden(connection))
             .map(|(id, _)| *id)
             .collect()
     }
 
     /// The brick closes its end.
-    pub(crate) fn hang_up(&mut self, id: LineId) {
-        if let Some(line) = self.lines.get_mut(&id) {
-            line.brick_left = true;
-            line.up = Lane::default();
-            line.down.end(usize::MAX);
-            if line.peer_left {
-                self.lines.remove(&id);
+    pub(crate) fn close_brick_end(&mut self, id: ConnectionId) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.is_brick_closed = true;
+            connection.to_brick = MessageStream::default();
+            connection.to_peer.end(usize::MAX);
+            if connection.is_peer_closed {
+                self.connections.remove(&id);
             }
         }
     }
 
     /// The brick is gone with all its connections; without its power nobody is
     /// told.
-    pub(crate) fn die(&mut self, house: usize, is_powerless: bool) {
-        for line in self.lines.values_mut().filter(|line| line.house == house) {
-            if line.brick_left {
+    pub(crate) fn drop_brick(&mut self, host: usize, is_powerless: bool) {
+        for connection in self
+            .connections
+            .values_mut()
+            .filter(|line| line.host == host)
+        {
+            if connection.is_brick_closed {
                 continue;
             }
-            line.brick_left = true;
-            line.up = Lane::default();
-            let kept = self.dice.roll(line.down.messages.len() as u64 + 1) as usize;
-            line.down.end(kept);
-            line.down.is_ended = !is_powerless;
-            line.is_orphan = is_powerless;
+            connection.is_brick_closed = true;
+            connection.to_brick = MessageStream::default();
+            let kept = self.rng.below(connection.to_peer.messages.len() as u64 + 1) as usize;
+            connection.to_peer.end(kept);
+            connection.to_peer.is_ended = !is_powerless;
+            connection.is_brick_powerless = is_powerless;
         }
-        self.sweep();
+        self.remove_closed();
     }
 
     /// The machine is back: whoever still speaks to the dead brick is told.
-    pub(crate) fn revive(&mut self, house: usize) {
-        for line in self.lines.values_mut().filter(|line| line.house == house) {
-            if std::mem::take(&mut line.is_orphan) {
-                line.down.is_ended = true;
+    pub(crate) fn restore_brick(&mut self, host: usize) {
+        for connection in self
+            .connections
+            .values_mut()
+            .filter(|line| line.host == host)
+        {
+            if std::mem::take(&mut connection.is_brick_powerless) {
+                connection.to_peer.is_ended = true;
             }
         }
-        self.sweep();
+        self.remove_closed();
     }
 
-    fn sweep(&mut self) {
-        self.lines
-            .retain(|_, line| !(line.peer_left && line.brick_left));
+    fn remove_closed(&mut self) {
+        self.connections
+            .retain(|_, connection| !(connection.is_peer_closed && connection.is_brick_closed));
     }
 
     /// Connections at whose brick something has arrived.
-    pub(crate) fn busy(&self) -> Vec<LineId> {
-        let lines = self.lines.iter();
-        let live = lines.filter(|(_, line)| !line.brick_left);
+    pub(crate) fn connections_with_arrivals(&self) -> Vec<ConnectionId> {
+        let connections = self.connections.iter();
+        let live = connections.filter(|(_, connection)| !connection.is_brick_closed);
         live.map(|(id, _)| *id)
-            .filter(|id| self.is_due(*id, Way::Up))
+            .filter(|id| self.is_due(*id, Direction::ToBrick))
             .collect()
     }
 
     /// Connections of a peer that are open at both ends.
-    pub(crate) fn of(&self, peer: Peer) -> Vec<LineId> {
-        let lines = self.lines.iter();
-        let open = |line: &Line| line.peer == peer && !line.peer_left && !line.brick_left;
-        lines
-            .filter(|(_, line)| open(line))
+    pub(crate) fn open_connections_of(&self, peer: Peer) -> Vec<ConnectionId> {
+        let connections = self.connections.iter();
+        let open = |connection: &SimConnection| {
+            connection.peer == peer && !connection.is_peer_closed && !connection.is_brick_closed
+        };
+        connections
+            .filter(|(_, connection)| open(connection))
             .map(|(id, _)| *id)
             .collect()
     }
@@ -459,17 +504,17 @@ impl Network {
     /// When something arrives next that has not yet.
     pub(crate) fn next_arrival(&self) -> Option<Duration> {
         let lanes = self
-            .lines
+            .connections
             .values()
-            .flat_map(|line| [&line.up, &line.down])
-            .filter(|lane| lane.stuck_since.is_none());
+            .flat_map(|connection| [&connection.to_brick, &connection.to_peer])
+            .filter(|lane| lane.blocked_since.is_none());
         let next = lanes.filter_map(|lane| lane.messages.front());
         next.map(|(at, _)| *at).filter(|at| *at > self.now).min()
     }
 }
 
 /// Cuts the first whole message off.
-fn whole(bytes: &mut Vec<u8>) -> Option<Vec<u8>> {
+fn take_message(bytes: &mut Vec<u8>) -> Option<Vec<u8>> {
     /// Where a header tells the length of the body.
     const BODY_LEN_AT: usize = 20;
     let len = bytes.get(BODY_LEN_AT..)?.first_chunk::<4>()?;

@@ -5,265 +5,281 @@
 //! back, and end once more until a client has read what the copy has. What was lost stays
 //! so until faults set it right, or the history ends.
 
-use crate::client::Client;
+use crate::brick_host::CrashKind;
+use crate::client::VolumeClient;
 use crate::cluster::tell;
-use crate::desk::follower;
-use crate::dice::Dice;
-use crate::house::Death;
-use crate::life::Life;
+use crate::final_check::STEPS_MAX;
+use crate::manager_host::replica_leg;
 use crate::network::Peer;
-use crate::rest::STEPS_MAX;
+use crate::rng::Rng;
+use crate::scenario::Scenario;
 use pagemesh_base::layout::{Layout, LegState};
 
 /// Steps after which a promotion begins.
 const STEPS_BEFORE_MAX: u64 = 2500;
 /// Steps until the copy follows, and without an in-sync copy.
-const FOLLOW_STEPS_MAX: u32 = 40_000;
+const REPLICA_STEPS_MAX: u32 = 40_000;
 /// Steps for which that is held up by changes.
 const BUSY_STEPS_MAX: u32 = 2000;
-const BEREFT_STEPS_MAX: u32 = 3000;
+const PROMOTION_STEPS_MAX: u32 = 3000;
 /// One step in so many lets time pass until the manager takes bricks for dead.
-const WAITED: u64 = 40;
-const WAIT_US_MAX: u64 = 1_000_000;
+const TIME_STEP_ODDS: u64 = 40;
+const TIME_STEP_US_MAX: u64 = 1_000_000;
 /// Steps for which the copy may lag first.
 const LAG_STEPS_MAX: u64 = 200;
 
 /// Who promotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum PromotionTrigger {
     /// An operator, once the other bricks are dead.
-    Hand,
+    Operator,
     /// An operator who does not care.
-    Force,
+    OperatorForced,
     /// The manager, for a client that asks again.
     Manager,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
-enum Stage {
+enum PromotionStage {
     /// Nothing has happened yet.
-    Waits(u32),
+    Waiting(u32),
     /// The copy may be slow, for so many steps.
-    Lags(u32),
+    Lagging(u32),
     /// No in-sync copy is left.
-    Bereft,
+    CopiesLost,
     /// A client is to attach, and to read all.
     Promoted,
-    Over,
+    Finished,
 }
 
-/// See [`Life::promote`].
-pub(crate) struct Promotion {
-    dice: Dice,
-    way: Way,
-    stage: Stage,
+/// See [`Scenario::step_promotion`].
+pub(crate) struct PromotionFault {
+    rng: Rng,
+    trigger: PromotionTrigger,
+    stage: PromotionStage,
     steps: u32,
 }
 
-impl Promotion {
-    pub(crate) fn new(mut dice: Dice) -> Promotion {
-        Promotion {
-            way: [Way::Hand, Way::Force, Way::Manager, Way::Manager][dice.roll(4) as usize],
-            stage: Stage::Waits(dice.roll(STEPS_BEFORE_MAX) as u32),
-            dice,
+impl PromotionFault {
+    pub(crate) fn new(mut rng: Rng) -> PromotionFault {
+        PromotionFault {
+            trigger: [
+                PromotionTrigger::Operator,
+                PromotionTrigger::OperatorForced,
+                PromotionTrigger::Manager,
+                PromotionTrigger::Manager,
+            ][rng.below(4) as usize],
+            stage: PromotionStage::Waiting(rng.below(STEPS_BEFORE_MAX) as u32),
+            rng,
             steps: 0,
         }
     }
 
     /// Whether the manager may promote the copy by itself.
     pub(crate) fn is_automatic(&self) -> bool {
-        self.way == Way::Manager
+        self.trigger == PromotionTrigger::Manager
     }
 
-    fn turn_to(&mut self, stage: Stage) {
+    fn set_stage(&mut self, stage: PromotionStage) {
         (self.stage, self.steps) = (stage, 0);
     }
 }
 
-impl Life {
+impl Scenario {
     /// Whether a promotion is under way, so that nothing else may go wrong.
-    pub(crate) fn is_bereft(&self) -> bool {
+    pub(crate) fn is_promotion_under_way(&self) -> bool {
         let stage = self.promotion.as_ref().map(|it| it.stage);
-        matches!(stage, Some(Stage::Bereft | Stage::Promoted))
+        matches!(
+            stage,
+            Some(PromotionStage::CopiesLost | PromotionStage::Promoted)
+        )
     }
 
     /// What is out of reach is so for the next client, too.
-    pub(crate) fn bereave_the_next(&mut self) {
-        for house in &self.out_of_reach {
+    pub(crate) fn partition_next_client(&mut self) {
+        for host in &self.unreachable_bricks {
             let peer = Peer::Client(self.next_client);
-            self.cluster.net().cut(peer, *house, true, true);
+            self.cluster.net().partition(peer, *host, true, true);
         }
     }
 
     /// A client has attached: it may be the first that goes on with a promoted copy.
-    pub(crate) fn meet_promotion(&mut self, attachment: u32) {
-        let promoted = self.desk.promoted();
-        if self.plan.files {
+    pub(crate) fn check_promotion(&mut self, attachment: u32) {
+        let promoted = self.manager_host.promotion_epoch();
+        if self.plan.has_files {
             return;
         }
-        if self.checker.last_cut() < promoted && promoted <= attachment {
-            self.checker.cut(promoted, self.sectors);
+        if self.checker.last_promotion_epoch() < promoted && promoted <= attachment {
+            self.checker.record_promotion(promoted, self.sectors);
         }
     }
 
     /// The next step of a promotion, if its time has come.
-    pub(crate) fn promote(&mut self) -> Result<(), String> {
+    pub(crate) fn step_promotion(&mut self) -> Result<(), String> {
         let Some(mut promotion) = self.promotion.take() else {
             return Ok(());
         };
         // The manager may have done it by chance, and twice it cannot be.
-        if promotion.stage < Stage::Promoted && self.desk.promoted() > 0 {
-            promotion.turn_to(Stage::Promoted);
+        if promotion.stage < PromotionStage::Promoted && self.manager_host.promotion_epoch() > 0 {
+            promotion.set_stage(PromotionStage::Promoted);
         }
         promotion.steps += 1;
         match promotion.stage {
-            Stage::Waits(0) if self.siege.is_none() && self.ambush.is_none() => {
-                self.let_lag(&mut promotion)?;
+            PromotionStage::Waiting(0) if self.takeover.is_none() && self.crash_trap.is_none() => {
+                self.wait_for_replica(&mut promotion)?;
             }
-            Stage::Waits(steps) => promotion.stage = Stage::Waits(steps.saturating_sub(1)),
-            Stage::Lags(0) => self.bereave(&mut promotion),
-            Stage::Lags(steps) => {
+            PromotionStage::Waiting(steps) => {
+                promotion.stage = PromotionStage::Waiting(steps.saturating_sub(1))
+            }
+            PromotionStage::Lagging(0) => self.remove_in_sync_copies(&mut promotion),
+            PromotionStage::Lagging(steps) => {
                 self.submit()?;
-                promotion.stage = Stage::Lags(steps - 1);
+                promotion.stage = PromotionStage::Lagging(steps - 1);
             }
-            Stage::Bereft if promotion.steps > BEREFT_STEPS_MAX => {
-                self.out_of_reach.clear();
-                self.mend();
-                promotion.turn_to(Stage::Over);
+            PromotionStage::CopiesLost if promotion.steps > PROMOTION_STEPS_MAX => {
+                self.unreachable_bricks.clear();
+                self.clear_faults();
+                promotion.set_stage(PromotionStage::Finished);
             }
-            Stage::Bereft if promotion.dice.one_in(WAITED) => {
-                let by = promotion.dice.micros(WAIT_US_MAX);
-                self.pass(by);
-                self.replace_copies(&promotion);
+            PromotionStage::CopiesLost if promotion.rng.one_in(TIME_STEP_ODDS) => {
+                let by = promotion.rng.micros_below(TIME_STEP_US_MAX);
+                self.advance_time(by);
+                self.request_promotion(&promotion);
             }
-            Stage::Bereft => {}
-            Stage::Promoted => self.go_on_alone(&mut promotion),
-            Stage::Over => {}
+            PromotionStage::CopiesLost => {}
+            PromotionStage::Promoted => self.read_promoted_copy(&mut promotion),
+            PromotionStage::Finished => {}
         }
         self.promotion = Some(promotion);
         Ok(())
     }
 
-    fn followed(&self) -> Option<(usize, Layout)> {
-        let layout = self.desk.manager()?.show(&self.name).ok()?.layout;
-        let (copy, leg) = follower(&layout)?;
+    fn active_replica(&self) -> Option<(usize, Layout)> {
+        let layout = self.manager_host.manager()?.show(&self.name).ok()?.layout;
+        let (copy, leg) = replica_leg(&layout)?;
         (leg.state == LegState::Following).then_some((copy, layout.clone()))
     }
 
     /// All is made well until the copy follows, which may be slow.
-    fn let_lag(&mut self, promotion: &mut Promotion) -> Result<(), String> {
-        self.crowd = None;
-        self.mend();
-        let is_busy = promotion.dice.one_in(2);
-        if promotion.dice.one_in(2) {
+    fn wait_for_replica(&mut self, promotion: &mut PromotionFault) -> Result<(), String> {
+        self.hot_page = None;
+        self.clear_faults();
+        let is_busy = promotion.rng.one_in(2);
+        if promotion.rng.one_in(2) {
             // The copy was added last.
             let copies = self.plan.copies;
             let layout = self.layout()?;
-            let house = self.houses_of(&layout, |it| it == copies)[0];
-            tell!(self.cluster, "brick {house}, which is to follow, is slow");
-            self.cluster.net().slow(house, true);
+            let host = self.hosts_of(&layout, |it| it == copies)[0];
+            tell!(self.cluster, "brick {host}, which is to follow, is slow");
+            self.cluster.net().set_slow(host, true);
         }
-        for step in 0..FOLLOW_STEPS_MAX {
-            if self.followed().is_some() {
+        for step in 0..REPLICA_STEPS_MAX {
+            if self.active_replica().is_some() {
                 let most = if is_busy { 4 } else { LAG_STEPS_MAX };
-                let steps = promotion.dice.roll(most) as u32;
-                promotion.turn_to(Stage::Lags(steps));
+                let steps = promotion.rng.below(most) as u32;
+                promotion.set_stage(PromotionStage::Lagging(steps));
                 return Ok(());
             }
-            if is_busy && step < BUSY_STEPS_MAX && promotion.dice.one_in(4) {
+            if is_busy && step < BUSY_STEPS_MAX && promotion.rng.one_in(4) {
                 self.submit()?;
             }
             self.step()?;
-            self.dismiss();
+            self.end_fenced_client();
         }
         Err("a copy does not come to follow".into())
     }
 
-    fn houses_of(&self, layout: &Layout, is_meant: impl Fn(usize) -> bool) -> Vec<usize> {
+    fn hosts_of(&self, layout: &Layout, is_meant: impl Fn(usize) -> bool) -> Vec<usize> {
         let legs = layout.columns().flat_map(|column| column.legs.iter());
         let legs = legs.enumerate().filter(|(copy, _)| is_meant(*copy));
-        let houses = legs.filter_map(|(_, leg)| self.cluster.house_of(leg.brick));
-        houses.collect()
+        let hosts = legs.filter_map(|(_, leg)| self.cluster.host_of(leg.brick));
+        hosts.collect()
     }
 
     /// Takes every in-sync copy away: its brick dies, or is out of reach for all but
     /// the client that has the volume, which may go on.
-    fn bereave(&mut self, promotion: &mut Promotion) {
-        let followed = self.followed();
-        let Some((copy, layout)) = followed.filter(|_| self.siege.is_none()) else {
-            return promotion.turn_to(Stage::Waits(0));
+    fn remove_in_sync_copies(&mut self, promotion: &mut PromotionFault) {
+        let followed = self.active_replica();
+        let Some((copy, layout)) = followed.filter(|_| self.takeover.is_none()) else {
+            return promotion.set_stage(PromotionStage::Waiting(0));
         };
-        self.ambush = None;
-        self.crowd = None;
-        self.desk.mend();
-        if promotion.dice.one_in(2) {
-            self.cluster.net().mend();
+        self.crash_trap = None;
+        self.hot_page = None;
+        self.manager_host.clear_faults();
+        if promotion.rng.one_in(2) {
+            self.cluster.net().clear_faults();
         }
-        let follower = self.houses_of(&layout, |it| it == copy)[0];
-        if let Some(running) = self.cluster.running(follower) {
-            running.medium.light_out();
+        let follower = self.hosts_of(&layout, |it| it == copy)[0];
+        if let Some(running) = self.cluster.running_brick(follower) {
+            running.medium.disarm_fuse();
         }
-        self.cluster.start(follower, None, false);
-        self.desk.hear(follower);
-        let is_cut_off = promotion.dice.one_in(3);
-        for house in self.houses_of(&layout, |it| it != copy) {
+        self.cluster.start_brick(follower, None, false);
+        self.manager_host.send_heartbeat(follower);
+        let is_cut_off = promotion.rng.one_in(3);
+        for host in self.hosts_of(&layout, |it| it != copy) {
             if is_cut_off {
-                tell!(self.cluster, "brick {house} is out of reach for others");
-                self.cluster.net().cut(Peer::Manager, house, true, true);
-                self.out_of_reach.push(house);
-            } else if promotion.dice.one_in(2) {
-                self.cluster.kill(house, Death::Process);
+                tell!(self.cluster, "brick {host} is out of reach for others");
+                self.cluster
+                    .net()
+                    .partition(Peer::Manager, host, true, true);
+                self.unreachable_bricks.push(host);
+            } else if promotion.rng.one_in(2) {
+                self.cluster.kill_brick(host, CrashKind::Process);
             } else {
-                self.cluster.kill(house, Death::Power);
+                self.cluster.kill_brick(host, CrashKind::Power);
             }
         }
-        if promotion.dice.one_in(2) {
+        if promotion.rng.one_in(2) {
             while !self.clients.is_empty() {
-                self.leave(0);
+                self.crash_client(0);
             }
         }
-        promotion.turn_to(Stage::Bereft);
+        promotion.set_stage(PromotionStage::CopiesLost);
     }
 
     /// The volume is to go on with the copy.
-    fn replace_copies(&mut self, promotion: &Promotion) {
-        let Some((copy, _)) = self.followed() else {
+    fn request_promotion(&mut self, promotion: &PromotionFault) {
+        let Some((copy, _)) = self.active_replica() else {
             return;
         };
-        match promotion.way {
-            Way::Manager if self.clients.iter().all(|it| it.attachment > 0) => {
-                self.enter_again(true);
+        match promotion.trigger {
+            PromotionTrigger::Manager if self.clients.iter().all(|it| it.attachment > 0) => {
+                self.start_client_with(true);
             }
-            Way::Manager => {}
-            way => self.desk.promote(&self.name, copy, way == Way::Force),
+            PromotionTrigger::Manager => {}
+            way => {
+                self.manager_host
+                    .promote(&self.name, copy, way == PromotionTrigger::OperatorForced)
+            }
         }
     }
 
     /// The next client attaches and reads all.
-    fn go_on_alone(&mut self, promotion: &mut Promotion) {
-        let promoted = self.desk.promoted();
-        let is_next = |it: &Client| it.attachment == 0 || it.attachment >= promoted;
+    fn read_promoted_copy(&mut self, promotion: &mut PromotionFault) {
+        let promoted = self.manager_host.promotion_epoch();
+        let is_next = |it: &VolumeClient| it.attachment == 0 || it.attachment >= promoted;
         if !self.clients.iter().any(is_next) {
-            return self.enter();
+            return self.start_client();
         }
-        let is_known = match self.plan.files {
-            true => self.has_found_files(promoted),
-            false if self.checker.last_cut() < promoted => return,
+        let is_known = match self.plan.has_files {
+            true => self.has_read_files_since(promoted),
+            false if self.checker.last_promotion_epoch() < promoted => return,
             false => !self.checker.awaits_reads(),
         };
         if is_known {
             tell!(self.cluster, "what the copy has is known");
-            self.outcome.count(promotion.way.name(), 1);
-            self.out_of_reach.clear();
-            return promotion.turn_to(Stage::Over);
+            self.report.count(promotion.trigger.event_name(), 1);
+            self.unreachable_bricks.clear();
+            return promotion.set_stage(PromotionStage::Finished);
         }
-        if self.plan.files {
+        if self.plan.has_files {
             return;
         }
-        let is_ready = |it: &Client| it.attachment >= promoted && it.is_idle() && !it.is_stopped();
+        let is_ready =
+            |it: &VolumeClient| it.attachment >= promoted && it.is_idle() && !it.is_stopped();
         if let Some(at) = self.clients.iter().position(is_ready) {
             if self.clients[at].threads.is_empty() {
-                return self.leave(at);
+                return self.crash_client(at);
             }
             for part in self.parts() {
                 self.read(at, 0, part);
@@ -272,19 +288,19 @@ impl Life {
     }
 
     /// A promotion that has begun comes to its end.
-    pub(crate) fn until_promoted(&mut self) -> Result<(), String> {
+    pub(crate) fn run_until_promoted(&mut self) -> Result<(), String> {
         let stage = self.promotion.as_ref().map(|it| it.stage);
-        if self.desk.promoted() == 0 || stage == Some(Stage::Over) {
+        if self.manager_host.promotion_epoch() == 0 || stage == Some(PromotionStage::Finished) {
             self.promotion = None;
-            self.out_of_reach.clear();
+            self.unreachable_bricks.clear();
             return Ok(());
         }
         for _ in 0..STEPS_MAX {
-            self.promote()?;
+            self.step_promotion()?;
             if self
                 .promotion
                 .as_ref()
-                .is_none_or(|it| it.stage == Stage::Over)
+                .is_none_or(|it| it.stage == PromotionStage::Finished)
             {
                 return Ok(());
             }
@@ -294,12 +310,12 @@ impl Life {
     }
 }
 
-impl Way {
-    fn name(self) -> &'static str {
+impl PromotionTrigger {
+    fn event_name(self) -> &'static str {
         match self {
-            Way::Hand => "copy promoted by hand",
-            Way::Force => "copy promoted by force",
-            Way::Manager => "copy promoted by the manager",
+            PromotionTrigger::Operator => "copy promoted by hand",
+            PromotionTrigger::OperatorForced => "copy promoted by force",
+            PromotionTrigger::Manager => "copy promoted by the manager",
         }
     }
 }

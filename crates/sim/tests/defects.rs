@@ -2,7 +2,7 @@
 //! histories of a few seeds. Prints which check caught it, and after how many.
 
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_sim::{Outcome, run, run_files, run_guests};
+use pagemesh_sim::{HistoryReport, run, run_direct_clients, run_files};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -11,69 +11,85 @@ use std::thread;
 const SEEDS_MAX: u64 = 1000;
 
 /// What a check says when it finds something.
-const LEGS_DIFFER: &str = " differs: ";
-const NOT_LINEARIZABLE: &str = " is not what it should be";
-const SUPERSEDED: &str = " was acknowledged, though attachment ";
-const STALE_READ: &str = "a stale leg was read";
-const NO_REST: &str = "no rest";
-const POOL_FAILED: &str = "the pool of brick ";
+const LEGS_DIFFER_ERROR: &str = " differs: ";
+const LINEARIZABILITY_ERROR: &str = " is not what it should be";
+const SUPERSEDED_ERROR: &str = " was acknowledged, though attachment ";
+const STALE_READ_ERROR: &str = "a stale leg was read";
+const NOT_QUIESCENT_ERROR: &str = "no rest";
+const POOL_FAILED_ERROR: &str = "the pool of brick ";
 
-const REUSED: &str = " unreadable frames again";
-const HALF: &str = "half of a transaction";
-const PROMOTED: &str = " promoted copy";
-const FOUND: &str = " finds: ";
-const UNREADABLE: &str = " cannot read: ";
-const APPENDED: &str = "what was appended is wrong";
+const FRAME_REUSE_ERROR: &str = " unreadable frames again";
+const TORN_TRANSACTION_ERROR: &str = "half of a transaction";
+const PROMOTED_COPY_ERROR: &str = " promoted copy";
+const MOUNT_CONTENT_ERROR: &str = " finds: ";
+const MOUNT_READ_ERROR: &str = " cannot read: ";
+const APPEND_ERROR: &str = "what was appended is wrong";
 
 /// Legs that are not alike: reads may meet it before the end does.
-const DIVERGED: &[&str] = &[LEGS_DIFFER, NOT_LINEARIZABLE, HALF];
+const DIVERGENCE_ERRORS: &[&str] = &[
+    LEGS_DIFFER_ERROR,
+    LINEARIZABILITY_ERROR,
+    TORN_TRANSACTION_ERROR,
+];
 
 /// Those that take many histories first. Each with the checks that may find it:
 /// another one would mean that something else is wrong.
-const DEFECTS: &[(Defect, &[&str])] = &[
-    (Defect::DurableNotAwaited, &[PROMOTED, SUPERSEDED]),
-    (Defect::FollowsTheDead, &[PROMOTED, NO_REST]),
-    (Defect::SettledByPage, &[HALF]),
-    (Defect::DamageNotCleared, &[NO_REST]),
-    (Defect::UnreadableReused, &[REUSED]),
-    (Defect::NodesNotMended, &[NO_REST, POOL_FAILED]),
-    (Defect::OldConnectionTaken, DIVERGED),
-    (Defect::ForeignLayoutTaken, &[NOT_LINEARIZABLE, SUPERSEDED]),
-    (Defect::ReadNotHeld, &[NOT_LINEARIZABLE]),
-    (Defect::InFlightNotCopied, DIVERGED),
-    (Defect::SettledFromSyncing, DIVERGED),
-    (Defect::InFlightLost, DIVERGED),
-    (Defect::InFlightOfDeadLost, DIVERGED),
-    (Defect::SettledPageSkipped, DIVERGED),
-    (Defect::NotSettled, DIVERGED),
-    (Defect::OneLegAcknowledged, DIVERGED),
-    (Defect::NoTurns, DIVERGED),
-    (Defect::FirstPartResent, DIVERGED),
-    (Defect::FirstPartLocked, DIVERGED),
-    (Defect::ReadOvertakes, &[NOT_LINEARIZABLE]),
+const BLOCK_DEFECTS: &[(Defect, &[&str])] = &[
+    (
+        Defect::DurableNotAwaited,
+        &[PROMOTED_COPY_ERROR, SUPERSEDED_ERROR],
+    ),
+    (
+        Defect::ReplicaOfDeadClientKept,
+        &[PROMOTED_COPY_ERROR, NOT_QUIESCENT_ERROR],
+    ),
+    (Defect::RecoveredByPage, &[TORN_TRANSACTION_ERROR]),
+    (Defect::DamageNotCleared, &[NOT_QUIESCENT_ERROR]),
+    (Defect::UnreadableReused, &[FRAME_REUSE_ERROR]),
+    (
+        Defect::NodesNotCorrected,
+        &[NOT_QUIESCENT_ERROR, POOL_FAILED_ERROR],
+    ),
+    (Defect::OldConnectionTaken, DIVERGENCE_ERRORS),
+    (
+        Defect::ForeignLayoutTaken,
+        &[LINEARIZABILITY_ERROR, SUPERSEDED_ERROR],
+    ),
+    (Defect::ReadNotDelayed, &[LINEARIZABILITY_ERROR]),
+    (Defect::InFlightNotCopied, DIVERGENCE_ERRORS),
+    (Defect::RecoveredFromSyncing, DIVERGENCE_ERRORS),
+    (Defect::InFlightLost, DIVERGENCE_ERRORS),
+    (Defect::InFlightOfDeadLost, DIVERGENCE_ERRORS),
+    (Defect::RecoveredPageSkipped, DIVERGENCE_ERRORS),
+    (Defect::NotRecovered, DIVERGENCE_ERRORS),
+    (Defect::OneLegAcknowledged, DIVERGENCE_ERRORS),
+    (Defect::OverlapsNotSerialized, DIVERGENCE_ERRORS),
+    (Defect::FirstPartResent, DIVERGENCE_ERRORS),
+    (Defect::FirstPartLocked, DIVERGENCE_ERRORS),
+    (Defect::ReadOvertakes, &[LINEARIZABILITY_ERROR]),
     (
         Defect::StaleEpochTaken,
-        &[SUPERSEDED, LEGS_DIFFER, NOT_LINEARIZABLE],
+        &[SUPERSEDED_ERROR, LEGS_DIFFER_ERROR, LINEARIZABILITY_ERROR],
     ),
-    (Defect::SyncingLegRead, &[STALE_READ]),
-    (Defect::StaleLegRead, &[STALE_READ]),
-    (Defect::RegionNotResynced, DIVERGED),
-    (Defect::RoundNotStamped, DIVERGED),
+    (Defect::SyncingLegRead, &[STALE_READ_ERROR]),
+    (Defect::StaleLegRead, &[STALE_READ_ERROR]),
+    (Defect::RegionNotResynced, DIVERGENCE_ERRORS),
+    (Defect::RoundNotStamped, DIVERGENCE_ERRORS),
     (
         Defect::NoBarrier,
-        &[SUPERSEDED, LEGS_DIFFER, NOT_LINEARIZABLE],
+        &[SUPERSEDED_ERROR, LEGS_DIFFER_ERROR, LINEARIZABILITY_ERROR],
     ),
-    (Defect::ManagerNotSynced, &[NO_REST]),
+    (Defect::ManagerNotSynced, &[NOT_QUIESCENT_ERROR]),
 ];
 
-type History = fn(u64, bool) -> Result<Outcome, String>;
+type HistoryRun = fn(u64, bool) -> Result<HistoryReport, String>;
 
 /// The first seed of histories of files with `DurableNotAwaited`: seed 73 ends otherwise,
 /// which RFD 003 has among what is open.
-const DURABLE_FROM: u64 = 5000;
+const DURABLE_FIRST_SEED: u64 = 5000;
 
 /// What caught the defect, and after how many histories.
-fn caught(run: History, from: u64, defect: Defect) -> Option<(u64, String)> {
+fn find_failing_seed(run: HistoryRun, from: u64, defect: Defect) -> Option<(u64, String)> {
     defect::set(Some(defect));
     let found = (0..SEEDS_MAX).find_map(|seed| Some((seed + 1, run(from + seed, false).err()?)));
     defect::set(None);
@@ -81,49 +97,60 @@ fn caught(run: History, from: u64, defect: Defect) -> Option<(u64, String)> {
 }
 
 #[test]
-fn every_defect_is_caught() {
-    each_is_caught(run, 0, DEFECTS);
+fn block_histories_catch_every_defect() {
+    check_all_caught(run, 0, BLOCK_DEFECTS);
 }
 
 /// Those that programs would notice by their files.
-const OF_FILES: &[(Defect, &[&str])] = &[
-    (Defect::SettledByPage, &[FOUND, UNREADABLE]),
-    (Defect::FirstPartResent, &[FOUND]),
+const FILE_DEFECTS: &[(Defect, &[&str])] = &[
+    (
+        Defect::RecoveredByPage,
+        &[MOUNT_CONTENT_ERROR, MOUNT_READ_ERROR],
+    ),
+    (Defect::FirstPartResent, &[MOUNT_CONTENT_ERROR]),
     // Also by legs that differ in the end, which is what it leaves.
     (
         Defect::OneLegAcknowledged,
-        &[FOUND, UNREADABLE, LEGS_DIFFER],
+        &[MOUNT_CONTENT_ERROR, MOUNT_READ_ERROR, LEGS_DIFFER_ERROR],
     ),
-    (Defect::NotSettled, &[FOUND, UNREADABLE]),
+    (
+        Defect::NotRecovered,
+        &[MOUNT_CONTENT_ERROR, MOUNT_READ_ERROR],
+    ),
 ];
 
 #[test]
-fn defects_are_seen_in_files() {
-    each_is_caught(run_files, 0, OF_FILES);
-    let durable: (Defect, &[&str]) = (Defect::DurableNotAwaited, &[FOUND]);
-    each_is_caught(run_files, DURABLE_FROM, &[durable]);
+fn file_histories_catch_defects() {
+    check_all_caught(run_files, 0, FILE_DEFECTS);
+    let durable: (Defect, &[&str]) = (Defect::DurableNotAwaited, &[MOUNT_CONTENT_ERROR]);
+    check_all_caught(run_files, DURABLE_FIRST_SEED, &[durable]);
 }
 
 /// What guests and the mount see in their files, or the end does in the legs.
-const SEEN_BY_GUESTS: &[&str] = &[LEGS_DIFFER, NOT_LINEARIZABLE, FOUND, APPENDED];
+const DIRECT_CLIENT_ERRORS: &[&str] = &[
+    LEGS_DIFFER_ERROR,
+    LINEARIZABILITY_ERROR,
+    MOUNT_CONTENT_ERROR,
+    APPEND_ERROR,
+];
 
 /// Those of what guests do, or is done for them.
-const OF_GUESTS: &[(Defect, &[&str])] = &[
-    (Defect::FirstLegRead, SEEN_BY_GUESTS),
-    (Defect::NumberedFirst, SEEN_BY_GUESTS),
-    (Defect::NotHealed, SEEN_BY_GUESTS),
-    (Defect::HealedInPart, SEEN_BY_GUESTS),
-    (Defect::BoardNotAwaited, SEEN_BY_GUESTS),
-    (Defect::ClosedUnseen, SEEN_BY_GUESTS),
-    (Defect::HealedBesideGuests, SEEN_BY_GUESTS),
+const DIRECT_CLIENT_DEFECTS: &[(Defect, &[&str])] = &[
+    (Defect::FirstLegRead, DIRECT_CLIENT_ERRORS),
+    (Defect::NumberedBeforeLocks, DIRECT_CLIENT_ERRORS),
+    (Defect::NotReconciled, DIRECT_CLIENT_ERRORS),
+    (Defect::ReconciledInPart, DIRECT_CLIENT_ERRORS),
+    (Defect::SharedFileMapNotAwaited, DIRECT_CLIENT_ERRORS),
+    (Defect::AccessDisabledIgnored, DIRECT_CLIENT_ERRORS),
+    (Defect::ReconciledDuringClientWrites, DIRECT_CLIENT_ERRORS),
 ];
 
 #[test]
-fn defects_around_guests_are_caught() {
-    each_is_caught(run_guests, 0, OF_GUESTS);
+fn direct_client_histories_catch_defects() {
+    check_all_caught(run_direct_clients, 0, DIRECT_CLIENT_DEFECTS);
 }
 
-fn each_is_caught(run: History, from: u64, defects: &[(Defect, &[&str])]) {
+fn check_all_caught(run: HistoryRun, from: u64, defects: &[(Defect, &[&str])]) {
     let (next, (sender, receiver)) = (AtomicUsize::new(0), mpsc::channel());
     thread::scope(|scope| {
         for _ in 0..2 {
@@ -134,7 +161,7 @@ fn each_is_caught(run: History, from: u64, defects: &[(Defect, &[&str])]) {
                     defects.get(next.fetch_add(1, Ordering::Relaxed))
                 {
                     let began = std::time::Instant::now();
-                    let found = caught(run, from, defect);
+                    let found = find_failing_seed(run, from, defect);
                     let s = began.elapsed().as_secs_f64();
                     sender
                         .send((defect, checks, found, s))

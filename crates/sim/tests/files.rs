@@ -1,13 +1,13 @@
 //! Histories of volumes that hold a file system; `cargo xtask sim --files` runs many.
 
-use pagemesh_sim::{Outcome, run_files};
+use pagemesh_sim::{HistoryReport, run_files};
 
 /// Histories of each of the two tests, which run beside each other.
 const SEEDS: u64 = 500;
 
 #[track_caller]
 fn check(seeds: impl Iterator<Item = u64>) {
-    let mut all = Outcome::default();
+    let mut all = HistoryReport::default();
     for seed in seeds {
         match run_files(seed, false) {
             Ok(outcome) => all.add(outcome),
@@ -19,24 +19,24 @@ fn check(seeds: impl Iterator<Item = u64>) {
         }
     }
     assert_eq!(
-        all.missing(),
+        all.missing_events(),
         [""; 0],
         "what should happen did not: {all:#?}"
     );
 }
 
 #[test]
-fn files_survive_histories_1() {
+fn file_histories_keep_files_1() {
     check(0..SEEDS);
 }
 
 #[test]
-fn files_survive_histories_2() {
+fn file_histories_keep_files_2() {
     check(1_000_000..1_000_000 + SEEDS);
 }
 
 #[test]
-fn one_seed_is_one_history() {
+fn same_seed_gives_same_file_history() {
     for seed in 0..20 {
         let digest = || run_files(seed, false).expect("a whole history").digest;
         assert_eq!(digest(), digest(), "seed {seed}");

@@ -1,16 +1,16 @@
 //! Histories of volumes that hold a file system which guests use, too; `cargo xtask sim
 //! --guests` runs many.
 
-use pagemesh_sim::{Outcome, run_guests};
+use pagemesh_sim::{HistoryReport, run_direct_clients};
 
 /// Histories of each of the two tests, which run beside each other.
 const SEEDS: u64 = 100;
 
 #[track_caller]
 fn check(seeds: impl Iterator<Item = u64>) {
-    let mut all = Outcome::default();
+    let mut all = HistoryReport::default();
     for seed in seeds {
-        match run_guests(seed, false) {
+        match run_direct_clients(seed, false) {
             Ok(outcome) => all.add(outcome),
             Err(broken) => {
                 panic!(
@@ -20,35 +20,39 @@ fn check(seeds: impl Iterator<Item = u64>) {
         }
     }
     assert_eq!(
-        all.missing(),
+        all.missing_events(),
         [""; 0],
         "what should happen did not: {all:#?}"
     );
 }
 
 #[test]
-fn guests_see_one_file_1() {
+fn direct_clients_and_mount_agree_1() {
     check(0..SEEDS);
 }
 
 #[test]
-fn guests_see_one_file_2() {
+fn direct_clients_and_mount_agree_2() {
     check(1_000_000..1_000_000 + SEEDS);
 }
 
 #[test]
-fn one_seed_is_one_history() {
+fn same_seed_gives_same_direct_client_history() {
     for seed in 0..20 {
-        let digest = || run_guests(seed, false).expect("a whole history").digest;
+        let digest = || {
+            run_direct_clients(seed, false)
+                .expect("a whole history")
+                .digest
+        };
         assert_eq!(digest(), digest(), "seed {seed}");
     }
 }
 
 #[test]
 #[ignore = "repeats the seed in PAGEMESH_SEED, and prints it"]
-fn one_history() {
+fn replay_direct_client_seed() {
     let seed = std::env::var("PAGEMESH_SEED").expect("PAGEMESH_SEED");
-    let told = run_guests(seed.parse().expect("a number"), true);
+    let told = run_direct_clients(seed.parse().expect("a number"), true);
     println!("{told:?}");
     assert!(told.is_ok());
 }

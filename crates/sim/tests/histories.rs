@@ -1,13 +1,13 @@
 //! Two thousand histories with every run of the tests; `cargo xtask sim` runs many.
 
-use pagemesh_sim::{Outcome, run};
+use pagemesh_sim::{HistoryReport, run};
 
 /// Histories of each of the two tests, which run beside each other.
 const SEEDS: u64 = 1000;
 
 #[track_caller]
 fn check(seeds: impl Iterator<Item = u64>) {
-    let mut all = Outcome::default();
+    let mut all = HistoryReport::default();
     for seed in seeds {
         match run(seed, false) {
             Ok(outcome) => all.add(outcome),
@@ -17,30 +17,30 @@ fn check(seeds: impl Iterator<Item = u64>) {
         }
     }
     assert_eq!(
-        all.missing(),
+        all.missing_events(),
         [""; 0],
         "what should happen did not: {all:#?}"
     );
 }
 
 #[test]
-fn histories_end_whole_1() {
+fn block_histories_converge_1() {
     check(0..SEEDS);
 }
 
 #[test]
-fn histories_end_whole_2() {
+fn block_histories_converge_2() {
     check(1_000_000..1_000_000 + SEEDS);
 }
 
 /// Further seeds that found what is fixed by now, see RFD 003.
 #[test]
-fn histories_that_found_something() {
+fn seeds_of_fixed_bugs_converge() {
     check([47_859, 100_333, 2_008_514, 2_011_265, 20_022_597].into_iter());
 }
 
 #[test]
-fn one_seed_is_one_history() {
+fn same_seed_gives_same_block_history() {
     for seed in 0..20 {
         let digest = || run(seed, false).expect("a whole history").digest;
         assert_eq!(digest(), digest(), "seed {seed}");

@@ -14,7 +14,7 @@ use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::FrameNo;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::copy::crc32c_words;
-use pagemesh_pmem::{Media, Unfenced};
+use pagemesh_pmem::{Media, UnfencedStores};
 use std::ops::Range;
 use uuid::Uuid;
 
@@ -25,7 +25,7 @@ pub(crate) const LINE_FRAMES: u64 = LINE_WORDS as u64 * 64;
 /// Lines of a page.
 const PAGE_LINES: usize = PAGE_BYTES / LINE_BYTES;
 
-type Line = [u64; LINE_WORDS + 1];
+type BitmapLine = [u64; LINE_WORDS + 1];
 
 /// The bits of a pool.
 pub(crate) struct Bitmap {
@@ -44,12 +44,12 @@ pub(crate) struct Bitmap {
 
 /// A line whose seal does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BadLine {
+pub(crate) struct DamagedLine {
     pub(crate) number: u32,
-    found: Line,
+    found: BitmapLine,
 }
 
-impl BadLine {
+impl DamagedLine {
     /// The frames whose bits it has.
     pub(crate) fn frames(&self) -> Range<u64> {
         let start = u64::from(self.number) * LINE_FRAMES;
@@ -83,7 +83,7 @@ impl Bitmap {
     pub(crate) fn format<M: Media>(media: &M, geometry: &Geometry, pool: Uuid) {
         let bitmap = Bitmap::empty(geometry, pool);
         let lines = bitmap.words.len() / LINE_WORDS;
-        let mut stores: Option<Unfenced> = None;
+        let mut stores: Option<UnfencedStores> = None;
         for first in (0..lines).step_by(PAGE_LINES) {
             let mut page = [0; PAGE_BYTES];
             let bytes = page.as_chunks_mut::<LINE_BYTES>().0;
@@ -105,7 +105,7 @@ impl Bitmap {
         media: &M,
         geometry: &Geometry,
         pool: Uuid,
-    ) -> (Bitmap, Vec<BadLine>) {
+    ) -> (Bitmap, Vec<DamagedLine>) {
         let mut bitmap = Bitmap::empty(geometry, pool);
         let mut bad = Vec::new();
         let mut page = [0; PAGE_BYTES];
@@ -116,8 +116,8 @@ impl Bitmap {
                 let found = words_of(bytes);
                 bitmap.words[number * LINE_WORDS..][..LINE_WORDS]
                     .copy_from_slice(&found[..LINE_WORDS]);
-                if found[LINE_WORDS] != seal(bitmap.seed, number, &found) {
-                    bad.push(BadLine {
+                if found[LINE_WORDS] != line_checksum(bitmap.seed, number, &found) {
+                    bad.push(DamagedLine {
                         number: number as u32,
                         found,
                     });
@@ -125,14 +125,14 @@ impl Bitmap {
             }
         }
         for bad in &bad {
-            bitmap.mark(bad.number as usize);
+            bitmap.mark_dirty(bad.number as usize);
         }
-        bitmap.clip();
+        bitmap.mask_and_count();
         (bitmap, bad)
     }
 
     /// Clears the bits of no frame, and counts the others.
-    fn clip(&mut self) {
+    fn mask_and_count(&mut self) {
         let frames = &self.frames;
         let begin = (frames.start / 64) as usize;
         self.words[..begin].fill(0);
@@ -171,21 +171,21 @@ impl Bitmap {
     /// did, in order; bits of other frames cannot have been in motion.
     pub(crate) fn is_torn(
         &self,
-        bad: &BadLine,
+        bad: &DamagedLine,
         before: impl Iterator<Item = (u64, bool)>,
         changes: &[(u64, bool)],
     ) -> bool {
         let mut line = bad.found;
         let start = bad.frames().start;
-        let put = |line: &mut Line, (frame, set): (u64, bool)| {
+        let put = |line: &mut BitmapLine, (frame, set): (u64, bool)| {
             let (word, bit) = (((frame - start) / 64) as usize, 1 << (frame % 64));
             match set {
                 true => line[word] |= bit,
                 false => line[word] &= !bit,
             }
         };
-        let fits = |line: &Line| {
-            let seal = seal(self.seed, bad.number as usize, line);
+        let fits = |line: &BitmapLine| {
+            let seal = line_checksum(self.seed, bad.number as usize, line);
             line[LINE_WORDS] == seal
         };
         before.for_each(|frame| put(&mut line, frame));
@@ -198,7 +198,7 @@ impl Bitmap {
 
     /// Makes lines anew: gives each of their words what `wanted` says, by its
     /// number and what it is.
-    pub(crate) fn restore(
+    pub(crate) fn rebuild_lines(
         &mut self,
         lines: impl Iterator<Item = u32>,
         wanted: impl Fn(usize, u64) -> u64,
@@ -208,9 +208,9 @@ impl Bitmap {
             for word in first..first + LINE_WORDS {
                 self.words[word] = wanted(word, self.words[word]);
             }
-            self.mark(line as usize);
+            self.mark_dirty(line as usize);
         }
-        self.clip();
+        self.mask_and_count();
     }
 
     /// Lines of the bitmap.
@@ -233,11 +233,11 @@ impl Bitmap {
             true => self.used += 1,
             false => self.used -= 1,
         }
-        self.mark((frame / LINE_FRAMES) as usize);
+        self.mark_dirty((frame / LINE_FRAMES) as usize);
     }
 
     #[inline(always)]
-    fn mark(&mut self, line: usize) {
+    fn mark_dirty(&mut self, line: usize) {
         let (word, bit) = (line / 64, 1 << (line % 64));
         if self.is_dirty[word] & bit == 0 {
             self.is_dirty[word] |= bit;
@@ -246,10 +246,10 @@ impl Bitmap {
     }
 
     /// A line as it is to lie on media.
-    pub(crate) fn line(&self, number: usize) -> Line {
+    pub(crate) fn line(&self, number: usize) -> BitmapLine {
         let mut line = [0; LINE_WORDS + 1];
         line[..LINE_WORDS].copy_from_slice(&self.words[number * LINE_WORDS..][..LINE_WORDS]);
-        line[LINE_WORDS] = seal(self.seed, number, &line);
+        line[LINE_WORDS] = line_checksum(self.seed, number, &line);
         line
     }
 
@@ -260,8 +260,12 @@ impl Bitmap {
 
     /// Writes those of the lines anew that are not on media as they are here;
     /// how many. Changed ones are left to the next flush.
-    pub(crate) fn mend<M: Media>(&self, media: &M, lines: Range<u32>) -> (u64, Option<Unfenced>) {
-        let (mut mended, mut stores): (u64, Option<Unfenced>) = (0, None);
+    pub(crate) fn correct<M: Media>(
+        &self,
+        media: &M,
+        lines: Range<u32>,
+    ) -> (u64, Option<UnfencedStores>) {
+        let (mut corrected, mut stores): (u64, Option<UnfencedStores>) = (0, None);
         for number in lines.map(|number| number as usize) {
             let mut found = [0; LINE_BYTES];
             media.read(self.line_at(number), &mut found);
@@ -270,16 +274,16 @@ impl Bitmap {
             if found == line || is_dirty {
                 continue;
             }
-            mended += 1;
+            corrected += 1;
             let streamed = media.stream_line(self.line_at(number), &line);
             stores = Some(streamed.after(stores.take()));
         }
-        (mended, stores)
+        (corrected, stores)
     }
 
     /// Writes every changed line, if there is any.
-    pub(crate) fn flush<M: Media>(&mut self, media: &M) -> Option<Unfenced> {
-        let mut stores: Option<Unfenced> = None;
+    pub(crate) fn flush<M: Media>(&mut self, media: &M) -> Option<UnfencedStores> {
+        let mut stores: Option<UnfencedStores> = None;
         for &number in &self.dirty {
             let number = number as usize;
             self.is_dirty[number / 64] = 0;
@@ -308,13 +312,13 @@ pub(crate) fn is_used_on<M: Media>(
     );
     let line = words_of(&bytes);
     let bit = frame.0 % LINE_FRAMES;
-    line[LINE_WORDS] == seal(crc32c(pool.as_bytes()), number, &line)
+    line[LINE_WORDS] == line_checksum(crc32c(pool.as_bytes()), number, &line)
         && line[(bit / 64) as usize] >> (bit % 64) & 1 != 0
 }
 
 /// The last word of a line: the CRC32C of pool, place and bits.
 #[inline]
-fn seal(seed: u32, number: usize, line: &Line) -> u64 {
+fn line_checksum(seed: u32, number: usize, line: &BitmapLine) -> u64 {
     let mut words = [[0; 8]; LINE_WORDS + 1];
     words[0] = (number as u64).to_le_bytes();
     for (bytes, word) in words[1..].iter_mut().zip(line) {
@@ -325,13 +329,13 @@ fn seal(seed: u32, number: usize, line: &Line) -> u64 {
 
 /// Makes the seal of a line right, as it lies on media.
 #[cfg(test)]
-pub(crate) fn reseal(pool: Uuid, number: usize, bytes: &mut [u8; LINE_BYTES]) {
+pub(crate) fn update_line_checksum(pool: Uuid, number: usize, bytes: &mut [u8; LINE_BYTES]) {
     let mut line = words_of(bytes);
-    line[LINE_WORDS] = seal(crc32c(pool.as_bytes()), number, &line);
+    line[LINE_WORDS] = line_checksum(crc32c(pool.as_bytes()), number, &line);
     *bytes = bytes_of(&line);
 }
 
-fn words_of(bytes: &[u8; LINE_BYTES]) -> Line {
+fn words_of(bytes: &[u8; LINE_BYTES]) -> BitmapLine {
     let mut line = [0; LINE_WORDS + 1];
     for (word, bytes) in line.iter_mut().zip(bytes.as_chunks::<8>().0) {
         *word = u64::from_le_bytes(*bytes);
@@ -339,7 +343,7 @@ fn words_of(bytes: &[u8; LINE_BYTES]) -> Line {
     line
 }
 
-fn bytes_of(line: &Line) -> [u8; LINE_BYTES] {
+fn bytes_of(line: &BitmapLine) -> [u8; LINE_BYTES] {
     let mut bytes = [0; LINE_BYTES];
     for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(line) {
         *bytes = word.to_le_bytes();

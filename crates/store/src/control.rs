@@ -26,13 +26,13 @@
 //! owner. Nothing here is trusted by recovery.
 
 use crate::defect::{self, Defect};
-use crate::geometry::LANES_MAX;
-use crate::in_flight::Noted;
+use crate::geometry::JOURNALS_MAX;
+use crate::in_flight::JournaledOp;
 use crate::wait::{self, Deadline};
 use pagemesh_base::ids::{FrameNo, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::unreadable::PAGES_MAX;
-use pagemesh_pmem::{MapError, Shared};
+use pagemesh_pmem::{MapError, SharedSegment};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -41,22 +41,22 @@ const MAGIC: u64 = u64::from_le_bytes(*b"pmcntrl\0");
 /// 1: pages may be changed in place. Who does not know that would take them for damaged.
 const VERSION: u32 = 1;
 const SEQ_AT: usize = 64;
-const BELL_AT: usize = 128;
-const SLEEPING_AT: usize = 132;
-const MENDED_AT: usize = 136;
-const AWAITED_AT: usize = 144;
+const DOORBELL_AT: usize = 128;
+const OWNER_SLEEPING_AT: usize = 132;
+const CORRECTED_AT: usize = 136;
+const BLOCKING_SESSIONS_AT: usize = 144;
 const UNREADABLE_AT: usize = 192;
-const _: () = assert!(AWAITED_AT + LANES_MAX as usize / 8 <= UNREADABLE_AT);
+const _: () = assert!(BLOCKING_SESSIONS_AT + JOURNALS_MAX as usize / 8 <= UNREADABLE_AT);
 const LOCKS_AT: usize = PAGE_BYTES;
 /// Lock words: collisions of unrelated ranges stay rare, and the table fits
 /// into a second-level cache.
 pub const LOCKS: usize = 1 << 14;
 const SESSIONS_AT: usize = LOCKS_AT + LOCKS * 4;
-const SESSION_BYTES: usize = RUNS_AT + RUNS as usize * 8;
+const SESSION_BYTES: usize = GRANT_RUNS_AT + GRANT_RUNS as usize * 8;
 /// Runs in a grant ring: on a pool whose free frames are scattered a run is a
 /// frame or two, and the owner should be met once in thousands of writes.
-pub const RUNS: u64 = 8160;
-const RUNS_AT: usize = 256;
+pub const GRANT_RUNS: u64 = 8160;
+const GRANT_RUNS_AT: usize = 256;
 /// In a session's row: the half word that who waits for the owner sleeps on.
 const ANSWERED_AT: usize = 68;
 const _: () = assert!(SESSION_BYTES == 64 << 10, "sessions begin on pages");
@@ -71,31 +71,34 @@ const SPINS: u32 = if cfg!(test) { 1 } else { 200 };
 pub(crate) const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
 /// How often who waits for a lock looks again, and, from the second time on, tells the
 /// pool's owner for whom.
-pub(crate) const LOCK_NAP: Duration = Duration::from_millis(100);
+pub(crate) const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// How often who waits for the owner's answer looks whether it is gone: far more
 /// often than a new owner of the pool would wait for it.
-const ANSWER_NAP: Duration = Duration::from_millis(20);
+const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Frames granted to a session: consecutive numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct FrameRun {
     /// The first frame's number.
     pub start: u64,
     /// How many.
     pub len: u64,
 }
 
-impl Run {
+impl FrameRun {
     /// The longest run that a grant can name.
     pub const LEN_MAX: u64 = (1 << 24) - 1;
 
     fn encode(self) -> u64 {
-        assert!(self.start < 1 << 40 && self.len <= Run::LEN_MAX, "{self:?}");
+        assert!(
+            self.start < 1 << 40 && self.len <= FrameRun::LEN_MAX,
+            "{self:?}"
+        );
         self.start | self.len << 40
     }
 
-    fn decode(word: u64) -> Run {
-        Run {
+    fn decode(word: u64) -> FrameRun {
+        FrameRun {
             start: word & ((1 << 40) - 1),
             len: word >> 40,
         }
@@ -104,26 +107,26 @@ impl Run {
 
 /// A mapped control segment.
 pub struct Control {
-    shared: Shared,
-    lanes: u32,
+    shared: SharedSegment,
+    session_count: u32,
     /// Whether the owner is known to be gone: nobody in this process waits for
     /// anything then. No lock, no answer comes, and the pool must be unmapped
     /// before another owner can have it.
-    gone: AtomicBool,
+    is_owner_gone: AtomicBool,
 }
 
 /// A lock that was not released in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stalled;
+pub struct LockTimeout;
 
 /// Which lock words a range of pages needs, ascending.
 #[derive(Clone, Copy)]
-pub struct Range {
-    words: [u16; Range::MAX],
+pub struct LockWords {
+    words: [u16; LockWords::MAX],
     count: usize,
 }
 
-impl Range {
+impl LockWords {
     /// The longest record's pages, unaligned.
     const MAX: usize = 33 + 1;
 
@@ -132,20 +135,20 @@ impl Range {
     /// # Panics
     /// With more pages than a record has.
     #[must_use]
-    pub fn of(object: ObjectId, page: PageNo, count: u64) -> Range {
-        let mut range = Range {
-            words: [0; Range::MAX],
+    pub fn of(object: ObjectId, page: PageNo, count: u64) -> LockWords {
+        let mut range = LockWords {
+            words: [0; LockWords::MAX],
             count: 0,
         };
         range.set(object, page, count);
         range
     }
 
-    /// Becomes [`Range::of`]. In place: a load of what was just stored in other pieces
+    /// Becomes [`LockWords::of`]. In place: a load of what was just stored in other pieces
     /// waits until the stores have reached the cache.
     ///
     /// # Panics
-    /// As [`Range::of`].
+    /// As [`LockWords::of`].
     #[inline]
     pub(crate) fn set(&mut self, object: ObjectId, page: PageNo, count: u64) {
         let first = page.0 >> LOCK_PAGES_SHIFT;
@@ -153,13 +156,16 @@ impl Range {
         self.words[0] = lock_word(object, first);
         self.count = 1;
         if first != last {
-            self.set_many(object, first, last);
+            self.set_unaligned(object, first, last);
         }
     }
 
-    fn set_many(&mut self, object: ObjectId, first: u64, last: u64) {
+    fn set_unaligned(&mut self, object: ObjectId, first: u64, last: u64) {
         self.count = (last - first + 1) as usize;
-        assert!(self.count <= Range::MAX, "too many pages under one lock");
+        assert!(
+            self.count <= LockWords::MAX,
+            "too many pages under one lock"
+        );
         for (word, group) in self.words.iter_mut().zip(first..=last) {
             *word = lock_word(object, group);
         }
@@ -177,9 +183,9 @@ impl Range {
 
     /// The word that serialises the linking of a node.
     #[must_use]
-    pub fn of_node(object: ObjectId, level: u8, page: PageNo) -> Range {
-        let mut range = Range {
-            words: [0; Range::MAX],
+    pub fn of_node(object: ObjectId, level: u8, page: PageNo) -> LockWords {
+        let mut range = LockWords {
+            words: [0; LockWords::MAX],
             count: 1,
         };
         let node = page.0 >> (9 * u32::from(level));
@@ -188,7 +194,7 @@ impl Range {
     }
 
     /// The words of several ranges, as those of one.
-    pub(crate) fn of_all(ranges: impl Iterator<Item = Range>) -> Vec<u16> {
+    pub(crate) fn of_all(ranges: impl Iterator<Item = LockWords>) -> Vec<u16> {
         let mut words = Vec::new();
         ranges.for_each(|range| words.extend_from_slice(&range));
         words.sort_unstable();
@@ -197,7 +203,7 @@ impl Range {
     }
 }
 
-impl Deref for Range {
+impl Deref for LockWords {
     type Target = [u16];
 
     #[inline]
@@ -215,32 +221,36 @@ fn lock_word(object: ObjectId, group: u64) -> u16 {
 impl Control {
     /// Bytes of a segment for this many lanes.
     #[must_use]
-    pub fn len_for(lanes: u32) -> usize {
-        (SESSIONS_AT + lanes as usize * SESSION_BYTES).next_multiple_of(PAGE_BYTES)
+    pub fn len_for(session_count: u32) -> usize {
+        (SESSIONS_AT + session_count as usize * SESSION_BYTES).next_multiple_of(PAGE_BYTES)
     }
 
     /// Makes a new segment.
     ///
     /// # Errors
     /// When the system refuses.
-    pub fn create(lanes: u32, incarnation: Incarnation, next: Seq) -> Result<Control, MapError> {
-        let shared = Shared::create(Control::len_for(lanes))?;
-        shared.half(8).store(VERSION, Ordering::Relaxed);
-        shared.half(12).store(lanes, Ordering::Relaxed);
-        shared.half(16).store(incarnation.0, Ordering::Relaxed);
+    pub fn create(
+        session_count: u32,
+        incarnation: Incarnation,
+        next: Seq,
+    ) -> Result<Control, MapError> {
+        let shared = SharedSegment::create(Control::len_for(session_count))?;
+        shared.half_word(8).store(VERSION, Ordering::Relaxed);
+        shared.half_word(12).store(session_count, Ordering::Relaxed);
+        shared.half_word(16).store(incarnation.0, Ordering::Relaxed);
         shared.word(SEQ_AT).store(next.0, Ordering::Relaxed);
-        for lane in 0..lanes {
-            let cells = Cells {
+        for session in 0..session_count {
+            let cells = SessionCells {
                 shared: &shared,
-                at: SESSIONS_AT + lane as usize * SESSION_BYTES,
+                at: SESSIONS_AT + session as usize * SESSION_BYTES,
             };
             cells.floor().store(u64::MAX, Ordering::Relaxed);
         }
         shared.word(0).store(MAGIC, Ordering::Release);
         Ok(Control {
             shared,
-            lanes,
-            gone: AtomicBool::new(false),
+            session_count,
+            is_owner_gone: AtomicBool::new(false),
         })
     }
 
@@ -249,36 +259,36 @@ impl Control {
     /// # Errors
     /// What about it is not as expected.
     pub fn open(
-        shared: Shared,
-        lanes: u32,
+        shared: SharedSegment,
+        session_count: u32,
         incarnation: Incarnation,
     ) -> Result<Control, &'static str> {
-        if shared.len_bytes() != Control::len_for(lanes) {
+        if shared.len_bytes() != Control::len_for(session_count) {
             return Err("the control segment has an unexpected length");
         }
         if shared.word(0).load(Ordering::Acquire) != MAGIC {
             return Err("the control segment is none");
         }
-        if shared.half(8).load(Ordering::Relaxed) != VERSION {
+        if shared.half_word(8).load(Ordering::Relaxed) != VERSION {
             return Err("the control segment has another version; use the brick's version");
         }
         let found = (
-            shared.half(12).load(Ordering::Relaxed),
-            shared.half(16).load(Ordering::Relaxed),
+            shared.half_word(12).load(Ordering::Relaxed),
+            shared.half_word(16).load(Ordering::Relaxed),
         );
-        if found != (lanes, incarnation.0) {
+        if found != (session_count, incarnation.0) {
             return Err("the control segment belongs to another opening of the pool");
         }
         Ok(Control {
             shared,
-            lanes,
-            gone: AtomicBool::new(false),
+            session_count,
+            is_owner_gone: AtomicBool::new(false),
         })
     }
 
     /// The memory behind it, to be passed to other processes.
     #[must_use]
-    pub fn shared(&self) -> &Shared {
+    pub fn shared(&self) -> &SharedSegment {
         &self.shared
     }
 
@@ -289,8 +299,8 @@ impl Control {
 
     /// Slots of page tables that were mended since the opening, by the owner or any
     /// session.
-    pub(crate) fn mended_slots(&self) -> &AtomicU64 {
-        self.shared.word(MENDED_AT)
+    pub(crate) fn corrected_slots(&self) -> &AtomicU64 {
+        self.shared.word(CORRECTED_AT)
     }
 
     fn unreadable_words(&self) -> impl Iterator<Item = &AtomicU64> {
@@ -300,7 +310,7 @@ impl Control {
     /// Tells the owner of a frame that could not be read. It is not told of more at once
     /// than a process lives with.
     #[cold]
-    pub(crate) fn tell_unreadable(&self, frame: FrameNo) {
+    pub(crate) fn report_unreadable(&self, frame: FrameNo) {
         let told = frame.0 + 1;
         let _full = self.unreadable_words().find(|word| {
             let swapped = word.compare_exchange(0, told, Ordering::AcqRel, Ordering::Acquire);
@@ -310,156 +320,174 @@ impl Control {
 
     /// Takes the frames that could not be read, for the owner.
     pub(crate) fn take_unreadable(&self) -> impl Iterator<Item = FrameNo> {
-        let told = self.unreadable_words().filter_map(|word| {
+        let reported = self.unreadable_words().filter_map(|word| {
             // Nearly always there is nothing, and the line stays shared.
             let is_told = word.load(Ordering::Acquire) > 0;
             is_told.then(|| word.swap(0, Ordering::AcqRel))
         });
-        told.filter_map(|told| Some(FrameNo(told.checked_sub(1)?)))
+        reported.filter_map(|told| Some(FrameNo(told.checked_sub(1)?)))
     }
 
-    fn awaited_word(&self, session: u32) -> (&AtomicU64, u64) {
-        let at = AWAITED_AT + session as usize / 64 * 8;
+    fn blocking_session_word(&self, session: u32) -> (&AtomicU64, u64) {
+        let at = BLOCKING_SESSIONS_AT + session as usize / 64 * 8;
         (self.shared.word(at), 1 << (session % 64))
     }
 
     /// Tells the owner whose lock word is waited for for long: that one may stand still.
     #[cold]
-    fn tell_awaited(&self, holder: u32) {
+    fn report_blocking_session(&self, holder: u32) {
         let session = (holder & !WAITERS).checked_sub(1);
-        if let Some(session) = session.filter(|&session| session < self.lanes) {
-            let (word, bit) = self.awaited_word(session);
+        if let Some(session) = session.filter(|&session| session < self.session_count) {
+            let (word, bit) = self.blocking_session_word(session);
             word.fetch_or(bit, Ordering::AcqRel);
-            self.ring();
+            self.ring_doorbell();
         }
     }
 
     /// Tells the owner that somebody waits for whoever holds words of the range.
     #[cold]
-    pub(crate) fn tell_holders(&self, range: &Range) {
+    pub(crate) fn report_lock_holders(&self, range: &LockWords) {
         for &word in range.iter() {
-            self.tell_awaited(self.lock_half(word).load(Ordering::Acquire));
+            self.report_blocking_session(self.lock_atomic(word).load(Ordering::Acquire));
         }
     }
 
     /// A session that holds a word of the range, and its operation.
-    pub(crate) fn holder(&self, range: &Range) -> Option<(u32, u64)> {
+    pub(crate) fn lock_holder(&self, range: &LockWords) -> Option<(u32, u64)> {
         let session = range.iter().find_map(|&word| {
-            let held = self.lock_half(word).load(Ordering::Acquire) & !WAITERS;
-            held.checked_sub(1).filter(|&session| session < self.lanes)
+            let held = self.lock_atomic(word).load(Ordering::Acquire) & !WAITERS;
+            held.checked_sub(1)
+                .filter(|&session| session < self.session_count)
         })?;
-        Some((session, self.cells(session).active().load(Ordering::SeqCst)))
+        Some((
+            session,
+            self.session_cells(session).active().load(Ordering::SeqCst),
+        ))
     }
 
     /// The number of the operation that a session is inside of, by its own count.
     #[must_use]
-    pub fn operation(&self, session: u32) -> Option<u64> {
-        let active = self.cells(session).active().load(Ordering::SeqCst);
+    pub fn op_in_progress(&self, session: u32) -> Option<u64> {
+        let active = self.session_cells(session).active().load(Ordering::SeqCst);
         (active % 2 == 1).then_some(active)
     }
 
     /// Takes the sessions whose lock words are waited for for long, for the owner. Others
     /// wrote them: some may hold none, or not be open.
-    pub fn take_awaited(&self) -> Vec<u32> {
-        let first = (0..self.lanes).step_by(64);
-        let told = first.flat_map(|first| {
-            let (word, _) = self.awaited_word(first);
+    pub fn take_blocking_sessions(&self) -> Vec<u32> {
+        let first = (0..self.session_count).step_by(64);
+        let reported = first.flat_map(|first| {
+            let (word, _) = self.blocking_session_word(first);
             // Nearly always there is none, and the line stays shared.
-            let told = match word.load(Ordering::Acquire) {
+            let reported = match word.load(Ordering::Acquire) {
                 0 => 0,
                 _ => word.swap(0, Ordering::AcqRel),
             };
-            let bits = (0..64).filter(move |bit| told >> bit & 1 == 1);
+            let bits = (0..64).filter(move |bit| reported >> bit & 1 == 1);
             bits.map(move |bit| first + bit)
         });
-        told.filter(|&session| session < self.lanes).collect()
+        reported
+            .filter(|&session| session < self.session_count)
+            .collect()
     }
 
     fn half(&self, at: usize) -> &AtomicU32 {
         wait::step(at);
-        self.shared.half(at)
+        self.shared.half_word(at)
     }
 
     /// Sessions of the pool that nobody has at the moment.
     #[must_use]
-    pub fn spare_sessions(&self) -> u32 {
-        let free = |session: &u32| self.cells(*session).state().load(Ordering::Relaxed) == 0;
-        (0..self.lanes).filter(free).count() as u32
+    pub fn free_sessions(&self) -> u32 {
+        let free =
+            |session: &u32| self.session_cells(*session).state().load(Ordering::Relaxed) == 0;
+        (0..self.session_count).filter(free).count() as u32
     }
 
     /// Sessions of the pool, with its owner's.
     #[must_use]
-    pub fn sessions(&self) -> u32 {
-        self.lanes
+    pub fn session_count(&self) -> u32 {
+        self.session_count
     }
 
-    pub(crate) fn cells(&self, session: u32) -> Cells<'_> {
-        assert!(session < self.lanes, "session {session} of {}", self.lanes);
-        Cells {
+    pub(crate) fn session_cells(&self, session: u32) -> SessionCells<'_> {
+        assert!(
+            session < self.session_count,
+            "session {session} of {}",
+            self.session_count
+        );
+        SessionCells {
             shared: &self.shared,
             at: SESSIONS_AT + session as usize * SESSION_BYTES,
         }
     }
 
     /// Whether a living session has said that what was noted of it is complete.
-    pub(crate) fn has_completed(&self, noted: Noted) -> bool {
-        let complete = self.cells(noted.session).complete();
+    pub(crate) fn is_complete(&self, noted: JournaledOp) -> bool {
+        let complete = self.session_cells(noted.session).complete();
         noted.position < complete.load(Ordering::Acquire)
     }
 
     /// Wakes the owner, if it sleeps.
-    pub fn ring(&self) {
-        if defect::is(Defect::BellUnheard) && self.half(SLEEPING_AT).load(Ordering::SeqCst) == 0 {
-            self.half(BELL_AT).fetch_add(1, Ordering::SeqCst);
+    pub fn ring_doorbell(&self) {
+        if defect::is(Defect::DoorbellMissed)
+            && self.half(OWNER_SLEEPING_AT).load(Ordering::SeqCst) == 0
+        {
+            self.half(DOORBELL_AT).fetch_add(1, Ordering::SeqCst);
             return;
         }
-        self.half(BELL_AT).fetch_add(1, Ordering::SeqCst);
-        if self.half(SLEEPING_AT).load(Ordering::SeqCst) != 0 {
-            wait::wake(&self.shared, BELL_AT);
+        self.half(DOORBELL_AT).fetch_add(1, Ordering::SeqCst);
+        if self.half(OWNER_SLEEPING_AT).load(Ordering::SeqCst) != 0 {
+            wait::wake(&self.shared, DOORBELL_AT);
         }
     }
 
     /// Ends all waiting in this process, soon.
-    pub(crate) fn abandon(&self) {
-        self.gone.store(true, Ordering::Release);
+    pub(crate) fn mark_owner_gone(&self) {
+        self.is_owner_gone.store(true, Ordering::Release);
     }
 
-    pub(crate) fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Relaxed)
+    pub(crate) fn is_owner_gone(&self) -> bool {
+        self.is_owner_gone.load(Ordering::Relaxed)
     }
 
     /// Sleeps until the owner has answered a session's `ticket`, or is gone.
-    pub(crate) fn await_answer(&self, session: u32, ticket: u32, limit: Duration) {
-        let cells = self.cells(session);
+    pub(crate) fn wait_for_answer(&self, session: u32, ticket: u32, limit: Duration) {
+        let cells = self.session_cells(session);
         let end = Deadline::after(limit);
         loop {
             let answered = cells.answered().load(Ordering::Acquire);
-            if answered == ticket || end.is_over() || self.is_gone() {
+            if answered == ticket || end.is_over() || self.is_owner_gone() {
                 return;
             }
             #[cfg(test)]
-            if crate::enumerate::owner::tend() {
+            if crate::enumerate::owner::maintain_current() {
                 continue;
             }
             // A dead owner wakes nobody.
-            let nap = end.left().min(ANSWER_NAP);
-            wait::sleep(&self.shared, cells.at + ANSWERED_AT, answered, Some(nap));
+            let poll_interval = end.remaining().min(ANSWER_POLL_INTERVAL);
+            wait::sleep(
+                &self.shared,
+                cells.at + ANSWERED_AT,
+                answered,
+                Some(poll_interval),
+            );
         }
     }
 
     /// How often the bell was rung.
     #[must_use]
-    pub fn rung(&self) -> u32 {
-        self.half(BELL_AT).load(Ordering::SeqCst)
+    pub fn doorbell_count(&self) -> u32 {
+        self.half(DOORBELL_AT).load(Ordering::SeqCst)
     }
 
     /// Sleeps until the bell was rung more often than `seen`. For the owner.
-    pub fn await_bell(&self, seen: u32, limit: Option<Duration>) {
-        self.half(SLEEPING_AT).store(1, Ordering::SeqCst);
-        if self.rung() == seen {
-            wait::sleep(&self.shared, BELL_AT, seen, limit);
+    pub fn wait_for_doorbell(&self, seen: u32, limit: Option<Duration>) {
+        self.half(OWNER_SLEEPING_AT).store(1, Ordering::SeqCst);
+        if self.doorbell_count() == seen {
+            wait::sleep(&self.shared, DOORBELL_AT, seen, limit);
         }
-        self.half(SLEEPING_AT).store(0, Ordering::SeqCst);
+        self.half(OWNER_SLEEPING_AT).store(0, Ordering::SeqCst);
     }
 
     /// A write of this page will come: fetches what all sessions share of it, the lines of
@@ -471,21 +499,21 @@ impl Control {
         self.shared.prefetch(SEQ_AT);
     }
 
-    /// Takes every word, those of a [`Range`] or of several.
+    /// Takes every word, those of a [`LockWords`] or of several.
     ///
     /// # Errors
     /// When one is not released in time; none is then held.
-    pub(crate) fn lock(&self, words: &[u16], session: u32) -> Result<(), Stalled> {
+    pub(crate) fn lock(&self, words: &[u16], session: u32) -> Result<(), LockTimeout> {
         self.lock_within(words, session, LOCK_WAIT_MAX)
     }
 
-    /// As [`Control::lock`], of one who waits for none of them for so long.
+    /// As [`ControlConnection::lock_all`], of one who waits for none of them for so long.
     pub(crate) fn lock_within(
         &self,
         words: &[u16],
         session: u32,
         limit: Duration,
-    ) -> Result<(), Stalled> {
+    ) -> Result<(), LockTimeout> {
         for (i, &word) in words.iter().enumerate() {
             if let Err(stalled) = self.lock_word(word, session + 1, limit) {
                 self.unlock(&words[..i]);
@@ -499,27 +527,32 @@ impl Control {
         words.iter().for_each(|&word| self.unlock_word(word));
     }
 
-    fn lock_half(&self, word: u16) -> &AtomicU32 {
+    fn lock_atomic(&self, word: u16) -> &AtomicU32 {
         self.half(LOCKS_AT + usize::from(word) * 4)
     }
 
     #[inline]
-    fn lock_word(&self, word: u16, owner: u32, limit: Duration) -> Result<(), Stalled> {
+    fn lock_word(&self, word: u16, owner: u32, limit: Duration) -> Result<(), LockTimeout> {
         let taken =
-            self.lock_half(word)
+            self.lock_atomic(word)
                 .compare_exchange(0, owner, Ordering::AcqRel, Ordering::Relaxed);
         match taken {
             Ok(_) => Ok(()),
-            Err(_) => self.await_word(word, owner, limit),
+            Err(_) => self.wait_for_lock_word(word, owner, limit),
         }
     }
 
     #[cold]
-    fn await_word(&self, word: u16, owner: u32, limit: Duration) -> Result<(), Stalled> {
+    fn wait_for_lock_word(
+        &self,
+        word: u16,
+        owner: u32,
+        limit: Duration,
+    ) -> Result<(), LockTimeout> {
         for _ in 0..SPINS {
             std::hint::spin_loop();
             if self
-                .lock_half(word)
+                .lock_atomic(word)
                 .compare_exchange(0, owner, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
             {
@@ -527,14 +560,14 @@ impl Control {
             }
         }
         let end = Deadline::after(limit);
-        let late = Deadline::after(LOCK_NAP);
+        let late = Deadline::after(LOCK_POLL_INTERVAL);
         loop {
-            let found = self.lock_half(word).load(Ordering::Relaxed);
+            let found = self.lock_atomic(word).load(Ordering::Relaxed);
             // Who has slept takes the word with the waiters bit: others may
             // sleep still.
             if found & !WAITERS == 0 {
                 if self
-                    .lock_half(word)
+                    .lock_atomic(word)
                     .compare_exchange(found, owner | WAITERS, Ordering::AcqRel, Ordering::Relaxed)
                     .is_ok()
                 {
@@ -542,15 +575,15 @@ impl Control {
                 }
                 continue;
             }
-            if end.is_over() || self.is_gone() {
-                return Err(Stalled);
+            if end.is_over() || self.is_owner_gone() {
+                return Err(LockTimeout);
             }
             #[cfg(test)]
-            if crate::enumerate::guests::clean_up() {
+            if crate::enumerate::direct_clients::retire_dead() {
                 continue;
             }
             if late.is_over() {
-                self.tell_awaited(found);
+                self.report_blocking_session(found);
             }
             let marked = match defect::is(Defect::WaiterUnmarked) {
                 true => found,
@@ -558,26 +591,31 @@ impl Control {
             };
             if found == marked
                 || self
-                    .lock_half(word)
+                    .lock_atomic(word)
                     .compare_exchange(found, marked, Ordering::AcqRel, Ordering::Relaxed)
                     .is_ok()
             {
                 let at = LOCKS_AT + usize::from(word) * 4;
-                wait::sleep(&self.shared, at, marked, Some(LOCK_NAP.min(limit)));
+                wait::sleep(
+                    &self.shared,
+                    at,
+                    marked,
+                    Some(LOCK_POLL_INTERVAL.min(limit)),
+                );
             }
         }
     }
 
     #[inline]
     fn unlock_word(&self, word: u16) {
-        if self.lock_half(word).swap(0, Ordering::AcqRel) & WAITERS != 0 {
+        if self.lock_atomic(word).swap(0, Ordering::AcqRel) & WAITERS != 0 {
             wait::wake(&self.shared, LOCKS_AT + usize::from(word) * 4);
         }
     }
 
     /// Whether nobody holds a word of the range.
-    pub(crate) fn is_free(&self, range: &Range) -> bool {
-        let found = |&word: &u16| self.lock_half(word).load(Ordering::Acquire);
+    pub(crate) fn is_unlocked(&self, range: &LockWords) -> bool {
+        let found = |&word: &u16| self.lock_atomic(word).load(Ordering::Acquire);
         range.iter().all(|word| found(word) & !WAITERS == 0)
     }
 
@@ -586,7 +624,7 @@ impl Control {
         for word in 0..LOCKS as u16 {
             // Nobody takes a word in a dead session's name: when it is looked at
             // makes no difference to anyone.
-            let half = self.shared.half(LOCKS_AT + usize::from(word) * 4);
+            let half = self.shared.half_word(LOCKS_AT + usize::from(word) * 4);
             let holder = half.load(Ordering::Acquire) & !WAITERS;
             let is_due = holder == session + 1 || defect::is(Defect::LocksOfAllFreed);
             if is_due && !defect::is(Defect::LocksKept) {
@@ -598,8 +636,8 @@ impl Control {
 
 /// One session's cells.
 #[derive(Clone, Copy)]
-pub(crate) struct Cells<'c> {
-    shared: &'c Shared,
+pub(crate) struct SessionCells<'c> {
+    shared: &'c SharedSegment,
     at: usize,
 }
 
@@ -612,7 +650,7 @@ macro_rules! cells {
     };
 }
 
-impl<'c> Cells<'c> {
+impl<'c> SessionCells<'c> {
     cells! {
         /// Odd while an operation is inside the window.
         active: AtomicU64 word at 0;
@@ -632,13 +670,13 @@ impl<'c> Cells<'c> {
         /// flushed and fenced.
         settled: AtomicU64 word at 48;
         /// Not 0: no new operation may start.
-        revoked: AtomicU32 half at 64;
+        revoked: AtomicU32 half_word at 64;
         /// The ticket that the owner answered last.
-        answered: AtomicU32 half at ANSWERED_AT;
+        answered: AtomicU32 half_word at ANSWERED_AT;
         /// Twice how often grants were taken back; odd while they are.
-        recalls: AtomicU32 half at 72;
+        recalls: AtomicU32 half_word at 72;
         /// 0 free, 1 open.
-        state: AtomicU32 half at 76;
+        state: AtomicU32 half_word at 76;
         /// The lane's head.
         head: AtomicU64 word at 80;
         /// Frames granted since the opening.
@@ -648,21 +686,21 @@ impl<'c> Cells<'c> {
         /// Where the ring started after the last recall.
         ring_start: AtomicU64 word at 104;
         /// The process.
-        pid: AtomicU32 half at 128;
+        pid: AtomicU32 half_word at 128;
         /// When it started.
         start_time: AtomicU64 word at 136;
     }
 
-    pub(crate) fn run(self, index: u64) -> Run {
-        Run::decode(self.run_word(index).load(Ordering::Acquire))
+    pub(crate) fn run(self, index: u64) -> FrameRun {
+        FrameRun::decode(self.run_word(index).load(Ordering::Acquire))
     }
 
-    pub(crate) fn set_run(self, index: u64, run: Run) {
+    pub(crate) fn set_run(self, index: u64, run: FrameRun) {
         self.run_word(index).store(run.encode(), Ordering::Release);
     }
 
     fn run_word(self, index: u64) -> &'c AtomicU64 {
-        let at = self.at + RUNS_AT + (index % RUNS) as usize * 8;
+        let at = self.at + GRANT_RUNS_AT + (index % GRANT_RUNS) as usize * 8;
         wait::step(at);
         self.shared.word(at)
     }
@@ -679,25 +717,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_waits_for_an_owner_that_is_gone() {
+    fn waits_end_when_owner_is_gone() {
         const LIMIT: Duration = Duration::from_secs(60);
         let control = Control::create(4, Incarnation(1), Seq(1)).expect("a segment");
-        let range = Range::of(ObjectId(1), PageNo(7), 1);
+        let range = LockWords::of(ObjectId(1), PageNo(7), 1);
         control.lock(&range, 2).expect("the lock");
         let began = std::time::Instant::now();
         std::thread::scope(|scope| {
-            scope.spawn(|| control.await_answer(0, 1, LIMIT));
+            scope.spawn(|| control.wait_for_answer(0, 1, LIMIT));
             let refused = scope.spawn(|| control.lock(&range, 1));
-            control.abandon();
-            assert_eq!(refused.join().expect("no panic"), Err(Stalled));
+            control.mark_owner_gone();
+            assert_eq!(refused.join().expect("no panic"), Err(LockTimeout));
         });
         assert!(began.elapsed() < LOCK_WAIT_MAX.min(LIMIT));
     }
 
     #[test]
-    fn locks_exclude_and_a_dead_owner_loses_them() {
+    fn locks_exclude_and_are_released_for_dead_holder() {
         let control = Control::create(4, Incarnation(1), Seq(1)).expect("a segment");
-        let range = Range::of(ObjectId(1), PageNo(7), 300);
+        let range = LockWords::of(ObjectId(1), PageNo(7), 300);
         let counter = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for session in 0..2 {
@@ -720,19 +758,19 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_is_told_whose_locks_are_waited_for() {
-        let control = Control::create(LANES_MAX, Incarnation(1), Seq(1)).expect("a segment");
-        let range = Range::of(ObjectId(1), PageNo(7), 1);
-        for holder in [3, 64, LANES_MAX - 1] {
+    fn owner_learns_holders_of_contended_locks() {
+        let control = Control::create(JOURNALS_MAX, Incarnation(1), Seq(1)).expect("a segment");
+        let range = LockWords::of(ObjectId(1), PageNo(7), 1);
+        for holder in [3, 64, JOURNALS_MAX - 1] {
             control.lock(&range, holder).expect("free");
-            assert!(control.take_awaited().is_empty(), "nobody waits");
-            let rung = control.rung();
+            assert!(control.take_blocking_sessions().is_empty(), "nobody waits");
+            let rung = control.doorbell_count();
             std::thread::scope(|scope| {
                 let waiter = scope.spawn(|| control.lock(&range, 1));
                 for _ in 0..2 {
                     let told = std::iter::repeat_with(|| {
                         std::thread::yield_now();
-                        control.take_awaited()
+                        control.take_blocking_sessions()
                     });
                     let mut told = told.skip_while(Vec::is_empty);
                     assert_eq!(told.next(), Some(vec![holder]), "told again and again");
@@ -740,16 +778,16 @@ mod tests {
                 control.unlock(&range);
                 waiter.join().expect("no panic").expect("the lock");
             });
-            assert!(control.rung() >= rung + 2);
-            control.take_awaited();
+            assert!(control.doorbell_count() >= rung + 2);
+            control.take_blocking_sessions();
             control.unlock(&range);
         }
     }
 
     #[test]
-    fn a_range_names_each_word_once_in_order() {
+    fn lock_words_are_unique_and_ascending() {
         for (page, count) in [(0, 1), (15, 2), (3, 512), (1 << 35, 512)] {
-            let range = Range::of(ObjectId(9), PageNo(page), count);
+            let range = LockWords::of(ObjectId(9), PageNo(page), count);
             assert!(range.is_sorted_by(|a, b| a < b), "{page} {count}");
         }
     }

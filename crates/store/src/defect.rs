@@ -7,7 +7,7 @@ pub(crate) use pagemesh_base::defect::{present, without};
 
 #[cfg(test)]
 use crate::{
-    checkpoint::{Pass, Reach},
+    checkpoint::{CheckpointLimits, CheckpointPass},
     pool::Pool,
     recovery::PoolError,
 };
@@ -33,21 +33,21 @@ pub(crate) fn set(defect: Option<Defect>) {
 impl<M: Media> Pool<M> {
     /// [`Defect::FrameReuse`] in place of a checkpoint: frees what records
     /// freed, and leaves them as they are.
-    pub(crate) fn release_early(&mut self, pass: &mut Pass) -> Result<(), PoolError> {
-        let limit = self.limit();
+    pub(crate) fn release_early(&mut self, pass: &mut CheckpointPass) -> Result<(), PoolError> {
+        let limit = self.checkpoint_limit();
         let from = GRANTED.replace(limit.0);
-        let reach = Reach::checkpoint(limit);
-        for number in 0..self.block.lanes_end {
-            let applied = self.lanes.book(number).applied.clone();
-            self.apply_lane(number, reach, pass)?;
-            self.lanes.book(number).applied = applied;
+        let reach = CheckpointLimits::full(limit);
+        for number in 0..self.superblock.journals_end {
+            let applied = self.sessions.session(number).applied_journal.clone();
+            self.apply_journal(number, reach, pass)?;
+            self.sessions.session(number).applied_journal = applied;
         }
         let fresh = pass.records.iter().filter(|record| record.seq.0 >= from);
         for change in fresh.flat_map(|record| &record.changes) {
             if let Some(frame) = change.old.frame()
                 && change.new.frame() != Some(frame)
             {
-                let _was_in_use = self.frames.release(frame.0);
+                let _was_in_use = self.frame_allocator.release(frame.0);
             }
         }
         Ok(())

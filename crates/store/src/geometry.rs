@@ -12,7 +12,7 @@ pub const POOL_BYTES_MIN: u64 = 2 << 20;
 /// as many frames.
 pub const POOL_BYTES_MAX: u64 = 64 << 40;
 /// Lanes whose heads fit into a superblock.
-pub const LANES_MAX: u32 = 256;
+pub const JOURNALS_MAX: u32 = 256;
 /// Bytes of an entry of the object table.
 pub const OBJECT_BYTES: u64 = 128;
 /// Bytes of an entry of the frame table.
@@ -21,12 +21,12 @@ pub const FRAME_ENTRY_BYTES: u64 = 8;
 /// Bytes of an entry of the in-flight table.
 pub const IN_FLIGHT_BYTES: u64 = 32;
 
-const LANES_MIN: u32 = 4;
+const JOURNALS_MIN: u32 = 4;
 /// Sessions of a pool of a gigabyte and more: bricks serve many clients.
-const LANES_OF_A_GIGABYTE: u32 = 64;
+const JOURNALS_PER_GIGABYTE: u32 = 64;
 /// A lane holds the records of one checkpoint interval of one session; 32 768
 /// of them keep at most 128 MiB of freed frames waiting.
-const LANE_BYTES_MAX: u64 = 2 << 20;
+const JOURNAL_BYTES_MAX: u64 = 2 << 20;
 const OBJECTS_MIN: u64 = 128;
 const OBJECTS_MAX: u64 = 1 << 20;
 /// Entries of the in-flight table: what dead sessions leave until the next
@@ -57,11 +57,11 @@ pub struct Geometry {
     /// Size of the pool, whole pages.
     pub pool_bytes: u64,
     /// How many lanes.
-    pub lanes: u32,
+    pub journals: u32,
     /// Bytes of each.
-    pub lane_bytes: u64,
+    pub journal_bytes: u64,
     /// The lanes, one after the other.
-    pub lane_region: Region,
+    pub journal_region: Region,
     /// A bit per frame, in use at the last checkpoint, and a seal per line.
     pub bitmap: Region,
     /// The frame table.
@@ -106,15 +106,15 @@ impl Geometry {
             return Err(BadSize::TooSmall(pool_bytes));
         }
         let frames = pool_bytes / PAGE;
-        let lanes = match pool_bytes >> 30 {
-            0 => ((pool_bytes >> 22) as u32).clamp(LANES_MIN, LANES_OF_A_GIGABYTE),
+        let journals = match pool_bytes >> 30 {
+            0 => ((pool_bytes >> 22) as u32).clamp(JOURNALS_MIN, JOURNALS_PER_GIGABYTE),
             gigabytes => (gigabytes as u32)
                 .saturating_mul(16)
-                .clamp(LANES_OF_A_GIGABYTE, LANES_MAX),
+                .clamp(JOURNALS_PER_GIGABYTE, JOURNALS_MAX),
         }
         .next_power_of_two();
-        let lane_bytes = (pool_bytes / 64 / u64::from(lanes))
-            .clamp(PAGE, LANE_BYTES_MAX)
+        let lane_bytes = (pool_bytes / 64 / u64::from(journals))
+            .clamp(PAGE, JOURNAL_BYTES_MAX)
             .next_multiple_of(PAGE);
         let objects = (frames / 64).clamp(OBJECTS_MIN, OBJECTS_MAX);
         let in_flight = (frames / 64).clamp(IN_FLIGHT_MIN, IN_FLIGHT_MAX);
@@ -127,7 +127,7 @@ impl Geometry {
             end = region.end();
             region
         };
-        let lane_region = take(u64::from(lanes) * lane_bytes);
+        let lane_region = take(u64::from(journals) * lane_bytes);
         let bitmap = take(frames.div_ceil(LINE_FRAMES) * LINE_BYTES as u64);
         let frame_table = take(frames * FRAME_ENTRY_BYTES);
         let objects = take(objects * OBJECT_BYTES);
@@ -139,9 +139,9 @@ impl Geometry {
         };
         Ok(Geometry {
             pool_bytes,
-            lanes,
-            lane_bytes,
-            lane_region,
+            journals,
+            journal_bytes: lane_bytes,
+            journal_region: lane_region,
             bitmap,
             frame_table,
             objects,
@@ -176,15 +176,19 @@ impl Geometry {
 
     /// The byte where a lane starts.
     #[must_use]
-    pub fn lane_at(&self, lane: u32) -> usize {
-        assert!(lane < self.lanes, "lane {lane} of {}", self.lanes);
-        (self.lane_region.start + u64::from(lane) * self.lane_bytes) as usize
+    pub fn journal_at(&self, journal: u32) -> usize {
+        assert!(
+            journal < self.journals,
+            "journal {journal} of {}",
+            self.journals
+        );
+        (self.journal_region.start + u64::from(journal) * self.journal_bytes) as usize
     }
 
     /// Lines of a lane.
     #[must_use]
-    pub fn lane_lines(&self) -> u64 {
-        self.lane_bytes / LINE_BYTES as u64
+    pub fn journal_lines(&self) -> u64 {
+        self.journal_bytes / LINE_BYTES as u64
     }
 }
 
@@ -195,7 +199,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn sizes_that_are_no_pool_are_refused() {
+    fn invalid_pool_sizes_are_refused() {
         use BadSize::*;
         assert_eq!(Geometry::plan(0), Err(TooSmall(0)));
         assert_eq!(
@@ -254,7 +258,7 @@ mod tests {
         fn regions_follow_each_other_and_fill_the_pool(shift in 21u32..46, odd in 0u64..1 << 24) {
             let pool_bytes = ((1u64 << shift) + odd * PAGE).min(POOL_BYTES_MAX);
             let plan = Geometry::plan(pool_bytes).expect("a plan");
-            let regions = [plan.lane_region, plan.bitmap, plan.frame_table, plan.objects, plan.in_flight, plan.frames];
+            let regions = [plan.journal_region, plan.bitmap, plan.frame_table, plan.objects, plan.in_flight, plan.frames];
             let mut end = 2 * PAGE;
             for region in regions {
                 prop_assert_eq!(region.start, end);
@@ -262,7 +266,7 @@ mod tests {
                 end = region.end();
             }
             prop_assert_eq!(end, pool_bytes);
-            prop_assert!(plan.lanes <= LANES_MAX);
+            prop_assert!(plan.journals <= JOURNALS_MAX);
         }
 
         /// The promise: page tables, frame table and bitmap take at most 0.6 %
@@ -271,7 +275,7 @@ mod tests {
         /// leaves, which every object has, and rounding to whole pages take
         /// more: at 8 MiB and a page it is 0.63 %.
         #[test]
-        fn tables_take_at_most_six_thousandths(shift in 24u32..=46, part in 0u64..1 << 20) {
+        fn tables_take_at_most_0_6_percent(shift in 24u32..=46, part in 0u64..1 << 20) {
             let pool_bytes = (1u64 << shift) + ((1u64 << shift) >> 20) * part;
             let pool_bytes = (pool_bytes / PAGE * PAGE).min(POOL_BYTES_MAX);
             check_tables(pool_bytes)?;

@@ -1,12 +1,12 @@
 //! The owner's book of lanes: which session is open, what was granted to it,
 //! and how far its records are applied.
 
-use crate::control::{RUNS, Run};
-use crate::frames::Frames;
-use crate::lane::Lane;
-use crate::recovery::lane_of;
+use crate::control::{FrameRun, GRANT_RUNS};
+use crate::frame_allocator::FrameAllocator;
+use crate::journal::Journal;
+use crate::pool_mapping::PoolMapping;
+use crate::recovery::journal_of;
 use crate::superblock::Superblock;
-use crate::view::View;
 use pagemesh_pmem::Media;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -21,46 +21,46 @@ const GRANT_PART: u64 = 16;
 const RUN_MAX: u64 = 4096;
 
 /// One lane.
-pub(crate) struct Book {
+pub(crate) struct SessionState {
     pub(crate) is_open: bool,
     /// Follows the session; its end is the first line not applied.
-    pub(crate) applied: Lane,
+    pub(crate) applied_journal: Journal,
     /// Where the present session began: it settles its own records only.
-    pub(crate) begin: u64,
+    pub(crate) session_start: u64,
     /// Operations of records below this line are noted elsewhere.
-    pub(crate) noted: u64,
+    pub(crate) recorded_below: u64,
     /// Runs in the ring: the count of granted frames behind each, and it.
-    runs: VecDeque<(u64, Run)>,
+    granted_runs: VecDeque<(u64, FrameRun)>,
 }
 
 /// Every lane of a pool.
-pub(crate) struct Lanes(Vec<Book>);
+pub(crate) struct SessionTable(Vec<SessionState>);
 
-impl Lanes {
-    pub(crate) fn new<M: Media>(view: &View<M>, block: &Superblock) -> Lanes {
-        let book = |number| {
-            let applied = lane_of(block, number);
-            let cells = view.control.cells(number);
+impl SessionTable {
+    pub(crate) fn new<M: Media>(view: &PoolMapping<M>, block: &Superblock) -> SessionTable {
+        let session_state = |number| {
+            let applied = journal_of(block, number);
+            let cells = view.control.session_cells(number);
             cells.head().store(applied.end(), Ordering::Relaxed);
             cells.committed().store(applied.end(), Ordering::Relaxed);
             cells.settled().store(applied.end(), Ordering::Relaxed);
             cells.complete().store(applied.end(), Ordering::Relaxed);
-            Book {
+            SessionState {
                 is_open: false,
-                begin: applied.end(),
-                noted: applied.end(),
-                applied,
-                runs: VecDeque::new(),
+                session_start: applied.end(),
+                recorded_below: applied.end(),
+                applied_journal: applied,
+                granted_runs: VecDeque::new(),
             }
         };
-        Lanes((0..block.geometry.lanes).map(book).collect())
+        SessionTable((0..block.geometry.journals).map(session_state).collect())
     }
 
-    pub(crate) fn opened(&self) -> u32 {
+    pub(crate) fn open_count(&self) -> u32 {
         self.0.iter().filter(|book| book.is_open).count() as u32
     }
 
-    pub(crate) fn numbers_open(&self) -> Vec<u32> {
+    pub(crate) fn open_numbers(&self) -> Vec<u32> {
         (0..)
             .zip(&self.0)
             .filter(|(_, book)| book.is_open)
@@ -75,22 +75,22 @@ impl Lanes {
             .map(|(number, _)| number)
     }
 
-    pub(crate) fn book(&mut self, number: u32) -> &mut Book {
+    pub(crate) fn session(&mut self, number: u32) -> &mut SessionState {
         &mut self.0[number as usize]
     }
 
     pub(crate) fn open<M: Media>(
         &mut self,
-        view: &View<M>,
+        view: &PoolMapping<M>,
         number: u32,
         pid: u32,
         start_time: u64,
     ) {
-        let book = self.book(number);
-        assert!(!book.is_open, "session {number} is open");
-        book.is_open = true;
-        let cells = view.control.cells(number);
-        book.begin = cells.committed().load(Ordering::Acquire);
+        let session_state = self.session(number);
+        assert!(!session_state.is_open, "session {number} is open");
+        session_state.is_open = true;
+        let cells = view.control.session_cells(number);
+        session_state.session_start = cells.committed().load(Ordering::Acquire);
         cells.pid().store(pid, Ordering::Relaxed);
         cells.start_time().store(start_time, Ordering::Relaxed);
         cells.floor().store(u64::MAX, Ordering::Relaxed);
@@ -103,33 +103,37 @@ impl Lanes {
     }
 }
 
-impl Book {
+impl SessionState {
     /// Grants more frames, up to a target.
     pub(crate) fn refill<M: Media>(
         &mut self,
-        view: &View<M>,
+        view: &PoolMapping<M>,
         number: u32,
-        frames: &mut Frames,
+        frames: &mut FrameAllocator,
         wanted: u64,
     ) {
-        let cells = view.control.cells(number);
+        let cells = view.control.session_cells(number);
         let consumed = cells.consumed().load(Ordering::Acquire);
-        while self.runs.front().is_some_and(|&(end, _)| end <= consumed) {
-            self.runs.pop_front();
+        while self
+            .granted_runs
+            .front()
+            .is_some_and(|&(end, _)| end <= consumed)
+        {
+            self.granted_runs.pop_front();
         }
         let mut granted = cells.granted().load(Ordering::Relaxed);
-        let target = view.geometry.lane_lines().min(GRANT_MAX);
+        let target = view.geometry.journal_lines().min(GRANT_MAX);
         let target = target.min(frames.free() / GRANT_PART).max(wanted);
         let mut end = cells.ring_end().load(Ordering::Relaxed);
-        while granted - consumed < target && (self.runs.len() as u64) < RUNS {
+        while granted - consumed < target && (self.granted_runs.len() as u64) < GRANT_RUNS {
             let want = (target - (granted - consumed)).min(RUN_MAX);
-            let Some(run) = frames.take(want) else {
+            let Some(run) = frames.allocate(want) else {
                 break;
             };
             granted += run.len;
             cells.set_run(end, run);
             end += 1;
-            self.runs.push_back((granted, run));
+            self.granted_runs.push_back((granted, run));
         }
         cells.granted().store(granted, Ordering::Release);
         cells.ring_end().store(end, Ordering::Release);
@@ -137,21 +141,26 @@ impl Book {
 
     /// How many frames the session had consumed when it had taken this one, if
     /// it may be that it did not say so.
-    pub(crate) fn consumed_with(&self, frame: u64) -> Option<u64> {
+    pub(crate) fn consumed_through(&self, frame: u64) -> Option<u64> {
         // It is granted again only after its last user was published.
-        let mut runs = self.runs.iter().rev();
+        let mut runs = self.granted_runs.iter().rev();
         let (end, run) = runs.find(|(_, run)| (run.start..run.start + run.len).contains(&frame))?;
         Some(end - (run.start + run.len - 1 - frame))
     }
 
     /// Takes back what the session has not consumed. It must be outside the
     /// window, and will see the recall before it enters again.
-    pub(crate) fn take_back<M: Media>(&mut self, view: &View<M>, number: u32, frames: &mut Frames) {
-        let cells = view.control.cells(number);
+    pub(crate) fn recall<M: Media>(
+        &mut self,
+        view: &PoolMapping<M>,
+        number: u32,
+        frames: &mut FrameAllocator,
+    ) {
+        let cells = view.control.session_cells(number);
         let consumed = cells.consumed().load(Ordering::Acquire);
-        for (end, run) in self.runs.drain(..) {
+        for (end, run) in self.granted_runs.drain(..) {
             let used = (consumed + run.len).saturating_sub(end).min(run.len);
-            frames.give_back(Run {
+            frames.return_unused(FrameRun {
                 start: run.start + used,
                 len: run.len - used,
             });

@@ -22,40 +22,41 @@ use crate::table::reach;
 use pagemesh_base::bytes::{get_u32, get_u64, put};
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::{Epoch, ObjectId, PageNo};
-use pagemesh_base::slice::InFlight;
-use pagemesh_pmem::{Media, Unfenced};
+use pagemesh_base::slice::InFlightOp;
+use pagemesh_pmem::{Media, UnfencedStores};
 use std::collections::HashMap;
 use std::ops::Range;
 
 const BYTES: usize = IN_FLIGHT_BYTES as usize;
 
 /// The table, also in memory.
-pub(crate) struct Table {
+pub(crate) struct InFlightTable {
     region: Region,
-    entries: HashMap<ObjectId, Vec<Entry>>,
+    entries: HashMap<ObjectId, Vec<TableEntry>>,
     free: Vec<u32>,
-    damaged: Vec<Damaged>,
+    damaged: Vec<DamagedEntry>,
 }
 
 /// An entry of the table.
-struct Entry {
+struct TableEntry {
     /// Where it lies.
     index: u32,
-    what: InFlight,
+    operation: InFlightOp,
     /// Of whom, while the lane of a living session has it as well.
-    noted: Option<Noted>,
+    journaled: Option<JournaledOp>,
 }
 
-impl Entry {
+impl TableEntry {
     fn is_complete(&self, control: &Control) -> bool {
-        self.noted.is_some_and(|noted| control.has_completed(noted))
+        self.journaled
+            .is_some_and(|noted| control.is_complete(noted))
     }
 }
 
 /// An operation of a session that lives: a barrier noted it, and it is complete
 /// once the session says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Noted {
+pub(crate) struct JournaledOp {
     pub session: u32,
     /// Where its record begins in the lane.
     pub position: u64,
@@ -63,23 +64,23 @@ pub(crate) struct Noted {
 
 /// An entry that the medium damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Damaged {
+pub(crate) struct DamagedEntry {
     index: u32,
     /// The byte where it lies.
     pub(crate) at: usize,
     /// What it was, where one flipped bit explains it.
-    mended: Option<(ObjectId, InFlight)>,
+    corrected: Option<(ObjectId, InFlightOp)>,
 }
 
 /// No entry is free.
-pub(crate) struct Overflow;
+pub(crate) struct InFlightTableFull;
 
-impl Table {
+impl InFlightTable {
     /// Reads the table. Takes time by its fixed size.
-    pub(crate) fn load<M: Media>(media: &M, region: Region) -> Table {
+    pub(crate) fn load<M: Media>(media: &M, region: Region) -> InFlightTable {
         let mut bytes = vec![0; region.len as usize];
         media.read(region.start as usize, &mut bytes);
-        let mut table = Table {
+        let mut table = InFlightTable {
             region,
             entries: HashMap::new(),
             free: Vec::new(),
@@ -87,12 +88,12 @@ impl Table {
         };
         for (index, entry) in (0u32..).zip(bytes.as_chunks::<BYTES>().0) {
             match decode(entry) {
-                Found::Entry(object, found) => table.keep(object, index, found, None),
-                Found::Free => table.free.push(index),
-                Found::Damaged => table.damaged.push(Damaged {
+                DecodedEntry::Entry(object, found) => table.insert(object, index, found, None),
+                DecodedEntry::Free => table.free.push(index),
+                DecodedEntry::Damaged => table.damaged.push(DamagedEntry {
                     index,
                     at: region.start as usize + index as usize * BYTES,
-                    mended: mend(entry),
+                    corrected: correct(entry),
                 }),
             }
         }
@@ -101,18 +102,18 @@ impl Table {
     }
 
     /// Entries that the medium damaged.
-    pub(crate) fn damaged(&self) -> &[Damaged] {
+    pub(crate) fn damaged(&self) -> &[DamagedEntry] {
         &self.damaged
     }
 
     /// Writes damaged entries anew. False when one of them is lost: then
     /// nobody knows which object it was of.
-    pub(crate) fn heal<M: Media>(&mut self, media: &M, stores: &mut Vec<Unfenced>) -> bool {
+    pub(crate) fn repair<M: Media>(&mut self, media: &M, stores: &mut Vec<UnfencedStores>) -> bool {
         let mut is_whole = true;
         for damaged in std::mem::take(&mut self.damaged) {
             let index = damaged.index;
-            if let Some((object, entry)) = damaged.mended {
-                self.keep(object, index, entry, None);
+            if let Some((object, entry)) = damaged.corrected {
+                self.insert(object, index, entry, None);
                 stores.push(self.store(media, index, &encode(object, &entry)));
             } else {
                 is_whole = false;
@@ -123,24 +124,38 @@ impl Table {
         is_whole
     }
 
-    fn keep(&mut self, object: ObjectId, index: u32, what: InFlight, noted: Option<Noted>) {
-        let entry = Entry { index, what, noted };
+    fn insert(
+        &mut self,
+        object: ObjectId,
+        index: u32,
+        what: InFlightOp,
+        noted: Option<JournaledOp>,
+    ) {
+        let entry = TableEntry {
+            index,
+            operation: what,
+            journaled: noted,
+        };
         self.entries.entry(object).or_default().push(entry);
     }
 
     /// The entries of an object, but for those that are complete by now.
-    pub(crate) fn of(&self, object: ObjectId, control: &Control) -> impl Iterator<Item = InFlight> {
+    pub(crate) fn of(
+        &self,
+        object: ObjectId,
+        control: &Control,
+    ) -> impl Iterator<Item = InFlightOp> {
         let entries = self.entries.get(&object).into_iter().flatten();
         let open = entries.filter(|entry| !entry.is_complete(control));
-        open.map(|entry| entry.what)
+        open.map(|entry| entry.operation)
     }
 
     /// Forgets what a living session has completed since it was noted.
-    pub(crate) fn forget_complete<M: Media>(
+    pub(crate) fn remove_complete<M: Media>(
         &mut self,
         media: &M,
         control: &Control,
-    ) -> Option<Unfenced> {
+    ) -> Option<UnfencedStores> {
         let lists = self.entries.values_mut();
         let gone = lists.flat_map(|list| list.extract_if(.., |entry| entry.is_complete(control)));
         let gone = gone.collect();
@@ -148,15 +163,15 @@ impl Table {
     }
 
     /// Keeps what was noted of a session, whatever that says from now on.
-    pub(crate) fn keep_of(&mut self, session: u32) {
+    pub(crate) fn detach_session(&mut self, session: u32) {
         for entry in self.entries.values_mut().flatten() {
-            entry.noted = entry.noted.filter(|noted| noted.session != session);
+            entry.journaled = entry.journaled.filter(|noted| noted.session != session);
         }
     }
 
-    fn erase<M: Media>(&mut self, media: &M, gone: Vec<Entry>) -> Option<Unfenced> {
+    fn erase<M: Media>(&mut self, media: &M, gone: Vec<TableEntry>) -> Option<UnfencedStores> {
         let mut stores = None;
-        for Entry { index, .. } in gone {
+        for TableEntry { index, .. } in gone {
             stores = Some(self.store(media, index, &[0; BYTES]).after(stores));
             self.free.push(index);
         }
@@ -169,24 +184,28 @@ impl Table {
         &mut self,
         media: &M,
         object: ObjectId,
-        entry: InFlight,
-        noted: Option<Noted>,
-    ) -> Result<(bool, Unfenced), Overflow> {
+        entry: InFlightOp,
+        noted: Option<JournaledOp>,
+    ) -> Result<(bool, UnfencedStores), InFlightTableFull> {
         let mut present = self.entries.get_mut(&object).into_iter().flatten();
-        if let Some(present) = present.find(|present| present.what == entry) {
-            present.noted = present.noted.and(noted);
+        if let Some(present) = present.find(|present| present.operation == entry) {
+            present.journaled = present.journaled.and(noted);
             // Who wrote it may have died before its fence.
             let at = self.region.start as usize + present.index as usize * BYTES;
             return Ok((false, media.flush(at, BYTES)));
         }
-        let index = self.free.pop().ok_or(Overflow)?;
-        self.keep(object, index, entry, noted);
+        let index = self.free.pop().ok_or(InFlightTableFull)?;
+        self.insert(object, index, entry, noted);
         let stored = self.store(media, index, &encode(object, &entry));
         Ok((true, stored))
     }
 
     /// Forgets the entries of an object.
-    pub(crate) fn forget<M: Media>(&mut self, media: &M, object: ObjectId) -> Option<Unfenced> {
+    pub(crate) fn remove_object<M: Media>(
+        &mut self,
+        media: &M,
+        object: ObjectId,
+    ) -> Option<UnfencedStores> {
         let gone = self.entries.remove(&object)?;
         self.erase(media, gone)
     }
@@ -203,33 +222,37 @@ impl Table {
 
     /// Writes entries anew that are not what they should be. How many, and what
     /// must be fenced.
-    pub(crate) fn mend<M: Media>(&self, media: &M, part: Range<u32>) -> (u64, Option<Unfenced>) {
+    pub(crate) fn rewrite_damaged<M: Media>(
+        &self,
+        media: &M,
+        part: Range<u32>,
+    ) -> (u64, Option<UnfencedStores>) {
         let all = self.entries.iter();
         let all = all.flat_map(|(object, list)| list.iter().map(move |entry| (*object, entry)));
         let known: HashMap<u32, [u8; BYTES]> = all
             .filter(|(_, entry)| part.contains(&entry.index))
-            .map(|(object, entry)| (entry.index, encode(object, &entry.what)))
+            .map(|(object, entry)| (entry.index, encode(object, &entry.operation)))
             .collect();
         let mut bytes = vec![0; part.len() * BYTES];
         let at = self.region.start as usize + part.start as usize * BYTES;
         media.read(at, &mut bytes);
-        let (mut mended, mut stores) = (0, None);
+        let (mut corrected, mut stores) = (0, None);
         for (index, found) in part.zip(bytes.as_chunks::<BYTES>().0) {
             let wanted = match known.get(&index) {
                 Some(entry) if entry == found => continue,
                 Some(entry) => entry,
                 // As a crash may have left it.
-                None if matches!(decode(found), Found::Free) => continue,
+                None if matches!(decode(found), DecodedEntry::Free) => continue,
                 None => &[0; BYTES],
             };
             let stored = self.store(media, index, wanted);
             stores = Some(stored.after(stores));
-            mended += 1;
+            corrected += 1;
         }
-        (mended, stores)
+        (corrected, stores)
     }
 
-    fn store<M: Media>(&self, media: &M, index: u32, entry: &[u8; BYTES]) -> Unfenced {
+    fn store<M: Media>(&self, media: &M, index: u32, entry: &[u8; BYTES]) -> UnfencedStores {
         let at = self.region.start as usize + index as usize * BYTES;
         for (i, word) in entry.as_chunks::<8>().0.iter().enumerate() {
             media.store(at + i * 8, u64::from_le_bytes(*word));
@@ -238,7 +261,7 @@ impl Table {
     }
 }
 
-fn encode(object: ObjectId, entry: &InFlight) -> [u8; BYTES] {
+fn encode(object: ObjectId, entry: &InFlightOp) -> [u8; BYTES] {
     let mut bytes = [0; BYTES];
     put(&mut bytes, 4, object.0.to_le_bytes());
     put(&mut bytes, 8, entry.page.0.to_le_bytes());
@@ -250,40 +273,40 @@ fn encode(object: ObjectId, entry: &InFlight) -> [u8; BYTES] {
     bytes
 }
 
-enum Found {
-    Entry(ObjectId, InFlight),
+enum DecodedEntry {
+    Entry(ObjectId, InFlightOp),
     Free,
     Damaged,
 }
 
-fn decode(bytes: &[u8; BYTES]) -> Found {
+fn decode(bytes: &[u8; BYTES]) -> DecodedEntry {
     let (first, last, count) = (get_u64(bytes, 0), get_u64(bytes, 24), get_u32(bytes, 28));
     if first == 0 || last == 0 {
-        return Found::Free;
+        return DecodedEntry::Free;
     }
     let page = get_u64(bytes, 8);
     // No record has another count or place.
     let possible = (1..=PAGES_MAX as u32).contains(&count)
         && page.saturating_add(u64::from(count)) <= reach(HEIGHT);
     if !possible || crc32c(&bytes[4..]) != get_u32(bytes, 0) {
-        return Found::Damaged;
+        return DecodedEntry::Damaged;
     }
-    let entry = InFlight {
+    let entry = InFlightOp {
         page: PageNo(page),
         count,
         epoch: Epoch(get_u32(bytes, 24)),
         op: get_u64(bytes, 16),
     };
-    Found::Entry(ObjectId(get_u32(bytes, 4)), entry)
+    DecodedEntry::Entry(ObjectId(get_u32(bytes, 4)), entry)
 }
 
 /// The entry that a damaged one was, if one bit of it was flipped.
-fn mend(bytes: &[u8; BYTES]) -> Option<(ObjectId, InFlight)> {
+fn correct(bytes: &[u8; BYTES]) -> Option<(ObjectId, InFlightOp)> {
     (0..BYTES * 8).find_map(|bit| {
         let mut bytes = *bytes;
         bytes[bit / 8] ^= 1 << (bit % 8);
         match decode(&bytes) {
-            Found::Entry(object, found) => Some((object, found)),
+            DecodedEntry::Entry(object, found) => Some((object, found)),
             _ => None,
         }
     })
@@ -295,7 +318,7 @@ mod tests {
     use pagemesh_pmem::Recorder;
 
     #[test]
-    fn an_entry_that_nobody_fenced_is_durable_once_it_is_added_again() {
+    fn unfenced_entry_is_durable_once_added_again() {
         let media = Recorder::new(4096);
         let region = Region {
             start: 0,
@@ -303,7 +326,7 @@ mod tests {
         };
         let (object, entry) = (
             ObjectId(3),
-            InFlight {
+            InFlightOp {
                 page: PageNo(7),
                 count: 1,
                 epoch: Epoch(2),
@@ -314,14 +337,17 @@ mod tests {
         for (at, word) in encode(object, &entry).as_chunks::<8>().0.iter().enumerate() {
             media.store(at * 8, u64::from_le_bytes(*word));
         }
-        let mut table = Table::load(&media, region);
+        let mut table = InFlightTable::load(&media, region);
         let Ok((is_new, stored)) = table.add(&media, object, entry, None) else {
             panic!("entries are free");
         };
         assert!(!is_new);
         let _fenced = media.fence(stored);
         let left = Recorder::from_image(media.crash_point().image(0));
-        let found = &Table::load(&left, region).entries[&object];
-        assert_eq!(found.iter().map(|it| it.what).collect::<Vec<_>>(), [entry]);
+        let found = &InFlightTable::load(&left, region).entries[&object];
+        assert_eq!(
+            found.iter().map(|it| it.operation).collect::<Vec<_>>(),
+            [entry]
+        );
     }
 }

@@ -2,8 +2,8 @@
 //! several processes.
 //!
 //! [`pool::Pool`] is the owner's side, [`session`] the data path,
-//! [`view::View`] what both see. The format: [`geometry`], [`superblock`],
-//! [`object`], [`table`], [`slot`], [`record`], [`lane`].
+//! [`view::PoolMapping`] what both see. The format: [`geometry`], [`superblock`],
+//! [`visit_object`], [`table`], [`add_table`], [`record`], [`journal`].
 //!
 //! Invariants: decoding accepts any bytes without a panic, and accepts as
 //! valid only what carries a right checksum and keeps within the pool.
@@ -14,47 +14,47 @@
 #![forbid(unsafe_code)]
 
 mod bitmap;
-#[cfg(test)]
-mod buried;
-mod bypass;
 pub mod check;
 mod checkpoint;
+pub mod consistent_read;
 pub mod control;
 mod defect;
 #[cfg(test)]
 mod enumerate;
-mod frames;
+mod frame_allocator;
+mod frame_set;
 #[cfg(test)]
 mod fuzz;
 pub mod geometry;
 mod grants;
 mod in_flight;
-mod kept;
-pub mod lane;
-mod leaves;
+#[cfg(test)]
+mod in_place_patches;
+pub mod journal;
+mod leaf_cache;
 #[cfg(test)]
 mod models;
-pub mod moment;
+mod multi_pool_op;
 pub mod object;
+mod partial_checkpoint;
+mod partial_pages;
 pub mod patch;
-#[cfg(test)]
-mod patched;
 pub mod pool;
+pub mod pool_mapping;
 pub mod record;
 pub mod recovery;
 pub mod requests;
 pub mod scrub;
-mod seen;
 pub mod session;
 #[cfg(test)]
-mod settled;
+mod session_retirement;
 pub mod slot;
 #[cfg(test)]
-mod stopped;
+mod slot_flush;
+mod slot_repair;
+#[cfg(test)]
+mod stalled_sessions;
 pub mod superblock;
 pub mod table;
 pub mod transaction;
-pub mod view;
 pub mod wait;
-mod ways;
-mod window;

@@ -21,7 +21,7 @@
 //! ```
 
 use crate::geometry::OBJECT_BYTES;
-use crate::slot::TRACK_MAX;
+use crate::slot::ROUND_MAX;
 use crate::table::reach;
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::checksum::crc32c;
@@ -45,7 +45,7 @@ pub const HEIGHT: u8 = 4;
 
 /// What may be done with an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ObjectState {
     /// No object.
     Free,
     /// Read and written.
@@ -58,11 +58,11 @@ pub enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Object {
     /// What may be done.
-    pub state: State,
+    pub state: ObjectState,
     /// The degraded round stamped on writes.
     pub round: u8,
     /// In-flight operations were too many to list.
-    pub compare: bool,
+    pub needs_compare: bool,
     /// The fencing number.
     pub epoch: Epoch,
     /// The identity.
@@ -86,7 +86,7 @@ impl Gate {
     }
 
     pub(crate) fn round(self) -> u8 {
-        (self.0 >> 16) as u8 & TRACK_MAX
+        (self.0 >> 16) as u8 & ROUND_MAX
     }
 
     pub(crate) fn epoch(self) -> Epoch {
@@ -97,9 +97,9 @@ impl Gate {
 impl Object {
     /// No object.
     pub const FREE: Object = Object {
-        state: State::Free,
+        state: ObjectState::Free,
         round: 0,
-        compare: false,
+        needs_compare: false,
         epoch: Epoch(0),
         slice: SliceId(Uuid::nil()),
         size_bytes: 0,
@@ -108,17 +108,17 @@ impl Object {
     /// The entry as it lies on media, its root slot empty.
     #[must_use]
     pub fn encode(&self) -> [u8; OBJECT_BYTES as usize] {
-        assert!(self.round <= TRACK_MAX, "round {}", self.round);
+        assert!(self.round <= ROUND_MAX, "round {}", self.round);
         let mut entry = [0; OBJECT_BYTES as usize];
         let state = match self.state {
-            State::Free => 0,
-            State::Live => 1,
-            State::Deleting => 2,
+            ObjectState::Free => 0,
+            ObjectState::Live => 1,
+            ObjectState::Deleting => 2,
         };
         put(
             &mut entry,
             GATE_AT,
-            [state, HEIGHT, self.round, u8::from(self.compare)],
+            [state, HEIGHT, self.round, u8::from(self.needs_compare)],
         );
         put(&mut entry, 12, self.epoch.0.to_le_bytes());
         put(&mut entry, SLICE_AT, *self.slice.0.as_bytes());
@@ -135,7 +135,7 @@ impl Object {
     ///
     /// # Errors
     /// When none of them can be believed.
-    pub(crate) fn examine(
+    pub(crate) fn decode_redundant(
         entry: &[u8; OBJECT_BYTES as usize],
     ) -> Result<(Object, bool), DamagedObject> {
         let mut other = [0; OBJECT_BYTES as usize];
@@ -151,21 +151,21 @@ impl Object {
         match (used(entry), used(&other)) {
             (Ok(line), copy) => Ok((line, copy == Ok(line))),
             (Err(_), Ok(copy)) => Ok((copy, false)),
-            (Err(damaged), Err(_)) => Object::mend(entry)
-                .or_else(|| Object::mend(&other))
+            (Err(damaged), Err(_)) => Object::correct(entry)
+                .or_else(|| Object::correct(&other))
                 .map(|object| (object, false))
                 .ok_or(damaged),
         }
     }
 
     /// The slice that a damaged entry names, which may be damaged too.
-    pub(crate) fn named(entry: &[u8; OBJECT_BYTES as usize]) -> SliceId {
+    pub(crate) fn claimed_slice(entry: &[u8; OBJECT_BYTES as usize]) -> SliceId {
         SliceId(Uuid::from_bytes(field(entry, SLICE_AT)))
     }
 
     /// The entry that a damaged one was, if one bit of its first line was
     /// flipped.
-    fn mend(entry: &[u8; OBJECT_BYTES as usize]) -> Option<Object> {
+    fn correct(entry: &[u8; OBJECT_BYTES as usize]) -> Option<Object> {
         (0..LINE_BYTES * 8).find_map(|bit| {
             let mut entry = *entry;
             entry[bit / 8] ^= 1 << (bit % 8);
@@ -187,14 +187,14 @@ impl Object {
         let [state, height, round, flags] = field(entry, GATE_AT);
         let size_bytes = get_u64(entry, SIZE_AT);
         let state = match state {
-            0 => State::Free,
-            1 => State::Live,
-            2 => State::Deleting,
+            0 => ObjectState::Free,
+            1 => ObjectState::Live,
+            2 => ObjectState::Deleting,
             _ => return Err(DamagedObject),
         };
         let sound = crc32c(&entry[4..LINE_BYTES]) == get_u32(entry, 0)
             && height == HEIGHT
-            && round <= TRACK_MAX
+            && round <= ROUND_MAX
             && flags <= 1
             && size_bytes.is_multiple_of(PAGE_BYTES as u64)
             && size_bytes / PAGE_BYTES as u64 <= reach(HEIGHT);
@@ -204,7 +204,7 @@ impl Object {
         Ok(Object {
             state,
             round,
-            compare: flags == 1,
+            needs_compare: flags == 1,
             epoch: Epoch(get_u32(entry, 12)),
             slice: SliceId(Uuid::from_bytes(field(entry, SLICE_AT))),
             size_bytes,
@@ -217,11 +217,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn decodes_what_it_encodes_and_finds_every_flipped_bit() {
+    fn object_round_trips_and_every_flipped_bit_is_found() {
         let object = Object {
-            state: State::Live,
+            state: ObjectState::Live,
             round: 15,
-            compare: true,
+            needs_compare: true,
             epoch: Epoch(7),
             slice: SliceId(Uuid::from_u128(9)),
             size_bytes: 1 << 30,
@@ -242,30 +242,33 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_survives_the_loss_of_its_line_or_of_its_copy() {
+    fn object_entry_survives_loss_of_line_or_copy() {
         let object = Object {
-            state: State::Live,
+            state: ObjectState::Live,
             slice: SliceId(Uuid::from_u128(9)),
             size_bytes: 1 << 30,
             ..Object::FREE
         };
         let sound = object.encode();
-        assert_eq!(Object::examine(&sound), Ok((object, true)));
+        assert_eq!(Object::decode_redundant(&sound), Ok((object, true)));
         for junk in [0, 0xff, 0x5a] {
             let mut damaged = sound;
             damaged[..LINE_BYTES].fill(junk);
-            assert_eq!(Object::examine(&damaged), Ok((object, false)));
+            assert_eq!(Object::decode_redundant(&damaged), Ok((object, false)));
             damaged[LINE_BYTES..].fill(junk);
-            let lost = Object::examine(&damaged);
+            let lost = Object::decode_redundant(&damaged);
             assert_eq!(lost.is_ok(), junk == 0, "{lost:?}");
             let mut damaged = sound;
             damaged[LINE_BYTES..].fill(junk);
-            assert_eq!(Object::examine(&damaged), Ok((object, false)));
+            assert_eq!(Object::decode_redundant(&damaged), Ok((object, false)));
             damaged[20] ^= 4;
-            assert_eq!(Object::examine(&damaged), Ok((object, false)));
+            assert_eq!(Object::decode_redundant(&damaged), Ok((object, false)));
             damaged[20] ^= 3;
-            assert_eq!(Object::examine(&damaged), Err(DamagedObject));
+            assert_eq!(Object::decode_redundant(&damaged), Err(DamagedObject));
         }
-        assert_eq!(Object::examine(&[0; 128]), Ok((Object::FREE, true)));
+        assert_eq!(
+            Object::decode_redundant(&[0; 128]),
+            Ok((Object::FREE, true))
+        );
     }
 }

@@ -9,63 +9,64 @@
 //!   frames or room in their lane.
 
 use crate::bitmap::Bitmap;
-use crate::checkpoint::Pass;
+use crate::checkpoint::CheckpointPass;
 use crate::control::Control;
 use crate::defect::{self, Defect};
-use crate::frames::Frames;
+use crate::frame_allocator::FrameAllocator;
 use crate::geometry::{Geometry, OBJECT_BYTES};
-use crate::grants::Lanes;
+use crate::grants::SessionTable;
 use crate::in_flight;
-use crate::leaves::Leaves;
-use crate::object::{HEIGHT, Object, State};
+use crate::leaf_cache::LeafCache;
+use crate::object::{HEIGHT, Object, ObjectState};
+use crate::pool_mapping::{Handle, PoolMapping, StoreError};
 use crate::recovery::{
-    PoolError, Recovered, Recovery, read_superblock, recover, store_entry, write_superblock,
+    PoolError, RecoveryResult, RecoverySummary, read_superblock, recover, store_entry,
+    write_superblock,
 };
 use crate::session::Session;
 use crate::superblock::Superblock;
 use crate::table::reach;
-use crate::view::{Handle, StoreError, View};
 use pagemesh_base::ids::{Epoch, Incarnation, ObjectId, Seq};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::{Media, Stated, Unfenced};
+use pagemesh_pmem::{Media, StatedClass, UnfencedStores};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uuid::Uuid;
 
 /// The owner's session.
-pub(crate) const OWN: u32 = 0;
+pub(crate) const OWNER_SESSION: u32 = 0;
 
 /// A pool, opened by its owner.
 pub struct Pool<M> {
-    pub(crate) view: Arc<View<M>>,
-    pub(crate) block: Superblock,
-    pub(crate) frames: Frames,
-    pub(crate) lanes: Lanes,
-    pub(crate) own: Session<M>,
-    pub(crate) leaves: Leaves,
-    pub(crate) pass: Pass,
-    pub(crate) in_flight: in_flight::Table,
+    pub(crate) mapping: Arc<PoolMapping<M>>,
+    pub(crate) superblock: Superblock,
+    pub(crate) frame_allocator: FrameAllocator,
+    pub(crate) sessions: SessionTable,
+    pub(crate) owner_session: Session<M>,
+    pub(crate) leaf_cache: LeafCache,
+    pub(crate) checkpoint_pass: CheckpointPass,
+    pub(crate) in_flight: in_flight::InFlightTable,
     pub(crate) objects: HashMap<ObjectId, Object>,
     by_slice: HashMap<SliceId, ObjectId>,
     /// Entries that the medium damaged, and the slices that they seem to be of.
-    lost: Vec<(ObjectId, SliceId)>,
+    lost_objects: Vec<(ObjectId, SliceId)>,
     /// Entries that may be used again, and those that wait for a checkpoint.
     free_objects: Vec<ObjectId>,
     freed_objects: Vec<(Seq, ObjectId)>,
     /// Objects whose frames are being freed: the seq of their deletion.
     pub(crate) deleting: Vec<(Seq, ObjectId)>,
     /// Those whose deletion waits for a session that is inside a window.
-    ending: HashMap<SliceId, (Seq, ObjectId)>,
+    pending_deletes: HashMap<SliceId, (Seq, ObjectId)>,
     /// Records of lanes with a flipped bit that were mended.
-    pub(crate) mended_records: u64,
+    pub(crate) corrected_records: u64,
     /// Superblocks written anew since the last scrub.
-    pub(crate) kept_superblocks: u64,
+    pub(crate) rewritten_superblocks: u64,
     /// Those that a scrub has counted.
-    pub(crate) told_records: u64,
-    pub(crate) told_slots: u64,
-    pub(crate) failed: bool,
+    pub(crate) reported_records: u64,
+    pub(crate) reported_slots: u64,
+    pub(crate) has_failed: bool,
 }
 
 /// Why the owner refuses to change an object.
@@ -111,7 +112,7 @@ pub enum ObjectError {
     },
     /// A session did not leave its window in time; it must be ended first.
     #[error("session {session} of process {pid} is stopped inside an operation; end the process")]
-    Stuck {
+    SessionStuck {
         /// Its number.
         session: u32,
         /// Which operation, of its own count.
@@ -157,14 +158,14 @@ pub fn format<M: Media>(media: &M, pool: Uuid) -> Result<(), PoolError> {
 pub fn format_as<M: Media>(
     media: &M,
     pool: Uuid,
-    stated: Option<Stated>,
+    stated: Option<StatedClass>,
     boot: Option<Uuid>,
 ) -> Result<(), PoolError> {
     let pool_bytes = media.len_bytes() as u64;
     let geometry = Geometry::plan(pool_bytes).map_err(crate::superblock::BadSuperblock::from)?;
     for region in [geometry.objects, geometry.in_flight] {
         for at in (region.start..region.end()).step_by(PAGE_BYTES) {
-            zero_if_not(media, at as usize);
+            zero_page_if_needed(media, at as usize);
         }
     }
     Bitmap::format(media, &geometry, pool);
@@ -176,19 +177,19 @@ pub fn format_as<M: Media>(
         checkpoint: Seq(1),
         used_frames: 0,
         objects_end: 0,
-        lanes_end: OWN + 1,
+        journals_end: OWNER_SESSION + 1,
         stated,
         boot,
-        heads: vec![0; geometry.lanes as usize],
+        journal_heads: vec![0; geometry.journals as usize],
         geometry,
     };
-    zero_if_not(media, 0);
+    zero_page_if_needed(media, 0);
     media.sync()?;
     write_superblock(media, &block)?;
     Ok(())
 }
 
-fn zero_if_not<M: Media>(media: &M, at: usize) {
+fn zero_page_if_needed<M: Media>(media: &M, at: usize) {
     let mut page = [0; PAGE_BYTES];
     media.read(at, &mut page);
     if page.iter().any(|&byte| byte != 0) {
@@ -203,18 +204,18 @@ impl<M: Media> Pool<M> {
     ///
     /// # Errors
     /// When the medium holds no pool, or a damaged one.
-    pub fn open(media: Arc<M>, overlay: Arc<M>) -> Result<(Pool<M>, Recovered), PoolError> {
+    pub fn open(media: Arc<M>, overlay: Arc<M>) -> Result<(Pool<M>, RecoverySummary), PoolError> {
         let ordered = Arc::ptr_eq(&media, &overlay);
         let trial = (!ordered).then_some(&*overlay);
-        let Recovery {
+        let RecoveryResult {
             block,
             bitmap,
             summary: recovered,
             ..
         } = recover(&*media, ordered, trial)?;
         let geometry = block.geometry;
-        let control = Control::create(geometry.lanes, block.incarnation, block.checkpoint)?;
-        let view = View::new(
+        let control = Control::create(geometry.journals, block.incarnation, block.checkpoint)?;
+        let view = PoolMapping::new(
             media,
             overlay,
             control,
@@ -223,56 +224,59 @@ impl<M: Media> Pool<M> {
             block.incarnation,
         );
         let view = Arc::new(view);
-        let lanes = Lanes::new(&view, &block);
+        let journals = SessionTable::new(&view, &block);
         let mut pool = Pool {
-            frames: Frames::new(bitmap),
-            own: Session::of_owner(view.clone(), OWN),
-            in_flight: in_flight::Table::load(&*view.data, geometry.in_flight),
-            lanes,
-            leaves: Leaves::new(),
-            pass: Pass::default(),
+            frame_allocator: FrameAllocator::new(bitmap),
+            owner_session: Session::for_owner(view.clone(), OWNER_SESSION),
+            in_flight: in_flight::InFlightTable::load(&*view.data, geometry.in_flight),
+            sessions: journals,
+            leaf_cache: LeafCache::new(),
+            checkpoint_pass: CheckpointPass::default(),
             objects: HashMap::new(),
             by_slice: HashMap::new(),
-            lost: Vec::new(),
+            lost_objects: Vec::new(),
             free_objects: Vec::new(),
             freed_objects: Vec::new(),
             deleting: Vec::new(),
-            ending: HashMap::new(),
-            mended_records: 0,
-            kept_superblocks: 0,
-            told_records: 0,
-            told_slots: 0,
-            failed: false,
-            view,
-            block,
+            pending_deletes: HashMap::new(),
+            corrected_records: 0,
+            rewritten_superblocks: 0,
+            reported_records: 0,
+            reported_slots: 0,
+            has_failed: false,
+            mapping: view,
+            superblock: block,
         };
         pool.load_objects()?;
         pool.withhold_unreadable();
-        pool.lanes.open(&pool.view, OWN, 0, 0);
+        pool.sessions.open(&pool.mapping, OWNER_SESSION, 0, 0);
         Ok((pool, recovered))
     }
 
     /// The superblock of a medium, without opening it.
     ///
     /// # Errors
-    /// As [`Pool::open`].
+    /// As [`Pool::open_ops`].
     pub fn peek(media: &M) -> Result<Superblock, PoolError> {
         read_superblock(media)
     }
 
     fn load_objects(&mut self) -> Result<(), PoolError> {
-        for index in 0..self.block.objects_end {
+        for index in 0..self.superblock.objects_end {
             let object = ObjectId(index);
             let mut bytes = [0; OBJECT_BYTES as usize];
-            self.view.data.read(self.view.entry_at(object), &mut bytes);
-            let Ok((entry, _)) = Object::examine(&bytes) else {
-                self.lost.push((object, Object::named(&bytes)));
+            self.mapping
+                .data
+                .read(self.mapping.entry_at(object), &mut bytes);
+            let Ok((entry, _)) = Object::decode_redundant(&bytes) else {
+                self.lost_objects
+                    .push((object, Object::claimed_slice(&bytes)));
                 continue;
             };
             match entry.state {
-                State::Free => self.free_objects.push(object),
-                State::Deleting => self.deleting.push((Seq(0), object)),
-                State::Live => {
+                ObjectState::Free => self.free_objects.push(object),
+                ObjectState::Deleting => self.deleting.push((Seq(0), object)),
+                ObjectState::Live => {
                     self.by_slice.insert(entry.slice, object);
                 }
             }
@@ -283,31 +287,34 @@ impl<M: Media> Pool<M> {
 
     /// What sessions share.
     #[must_use]
-    pub fn view(&self) -> &Arc<View<M>> {
-        &self.view
+    pub fn mapping(&self) -> &Arc<PoolMapping<M>> {
+        &self.mapping
     }
 
     /// Records with a flipped bit that were mended since the opening, whoever
     /// met them.
     #[must_use]
-    pub fn mended_records(&self) -> u64 {
-        self.mended_records
+    pub fn corrected_records(&self) -> u64 {
+        self.corrected_records
     }
 
     /// Slots above the leaves with a flipped bit that were mended since the
     /// opening, whoever met them.
     #[must_use]
-    pub fn mended_slots(&self) -> u64 {
-        self.view.control.mended_slots().load(Ordering::Relaxed)
+    pub fn corrected_slots(&self) -> u64 {
+        self.mapping
+            .control
+            .corrected_slots()
+            .load(Ordering::Relaxed)
     }
 
     /// How full the pool is.
     #[must_use]
     pub fn usage(&self) -> Usage {
         Usage {
-            capacity_bytes: self.view.geometry.frames.len,
-            free_bytes: self.frames.free() * PAGE_BYTES as u64,
-            sessions: self.lanes.opened() - 1,
+            capacity_bytes: self.mapping.geometry.frames.len,
+            free_bytes: self.frame_allocator.free() * PAGE_BYTES as u64,
+            sessions: self.sessions.open_count() - 1,
         }
     }
 
@@ -325,15 +332,15 @@ impl<M: Media> Pool<M> {
     pub fn find(&self, slice: SliceId) -> Result<(ObjectId, Object), ObjectError> {
         match self.by_slice.get(&slice) {
             Some(object) => Ok((*object, self.objects[object])),
-            None => Err(self.missing(slice)),
+            None => Err(self.missing_slice_error(slice)),
         }
     }
 
     /// Why there is no such slice. With a lost entry nobody knows that there is
     /// none: it must not be taken for deleted.
-    fn missing(&self, slice: SliceId) -> ObjectError {
-        let same = self.lost.iter().find(|(_, named)| *named == slice);
-        match same.or(self.lost.first()) {
+    fn missing_slice_error(&self, slice: SliceId) -> ObjectError {
+        let same = self.lost_objects.iter().find(|(_, named)| *named == slice);
+        match same.or(self.lost_objects.first()) {
             Some(&(object, _)) => ObjectError::Lost {
                 slice,
                 entry: object.0,
@@ -347,7 +354,7 @@ impl<M: Media> Pool<M> {
     /// # Errors
     /// When there is no such slice.
     pub fn handle(&self, slice: SliceId) -> Result<Handle, ObjectError> {
-        Ok(self.view.handle(self.find(slice)?.0, slice)?)
+        Ok(self.mapping.handle(self.find(slice)?.0, slice)?)
     }
 
     /// Makes an empty object.
@@ -355,27 +362,27 @@ impl<M: Media> Pool<M> {
     /// # Errors
     /// When the slice exists, the size is impossible, or the table is full.
     pub fn create(&mut self, slice: SliceId, size_bytes: u64) -> Result<(), ObjectError> {
-        if self.by_slice.contains_key(&slice) || self.ending.contains_key(&slice) {
+        if self.by_slice.contains_key(&slice) || self.pending_deletes.contains_key(&slice) {
             return Err(ObjectError::Exists(slice));
         }
-        if self.lost.iter().any(|(_, named)| *named == slice) {
-            return Err(self.missing(slice));
+        if self.lost_objects.iter().any(|(_, named)| *named == slice) {
+            return Err(self.missing_slice_error(slice));
         }
         check_size(size_bytes)?;
         let object = self.free_objects.pop().or_else(|| {
-            let next = ObjectId(self.block.objects_end);
-            let fits = next.0 < self.view.geometry.object_count();
-            self.block.objects_end += u32::from(fits);
+            let next = ObjectId(self.superblock.objects_end);
+            let fits = next.0 < self.mapping.geometry.object_count();
+            self.superblock.objects_end += u32::from(fits);
             fits.then_some(next)
         });
         let object = object.ok_or(ObjectError::TableFull)?;
         let entry = Object {
-            state: State::Live,
+            state: ObjectState::Live,
             slice,
             size_bytes,
             ..Object::FREE
         };
-        self.put(object, entry)?;
+        self.commit_entry(object, entry)?;
         self.by_slice.insert(slice, object);
         Ok(())
     }
@@ -393,7 +400,7 @@ impl<M: Media> Pool<M> {
                 wanted: size_bytes,
             });
         }
-        self.put(
+        self.commit_entry(
             object,
             Object {
                 size_bytes,
@@ -409,42 +416,42 @@ impl<M: Media> Pool<M> {
     /// # Errors
     /// When there is none, or a session is stuck: then it is to be called again.
     pub fn delete(&mut self, slice: SliceId) -> Result<(), ObjectError> {
-        let (seq, object) = match self.ending.get(&slice) {
+        let (seq, object) = match self.pending_deletes.get(&slice) {
             Some(&begun) => begun,
             None => self.begin_delete(slice)?,
         };
-        self.await_windows()?;
-        self.ending.remove(&slice);
+        self.wait_for_ops()?;
+        self.pending_deletes.remove(&slice);
         self.deleting.push((seq, object));
-        self.view.control.ring();
+        self.mapping.control.ring_doorbell();
         Ok(())
     }
 
     fn begin_delete(&mut self, slice: SliceId) -> Result<(Seq, ObjectId), ObjectError> {
         let (object, entry) = self.find(slice)?;
-        let seq = self.put(
+        let seq = self.commit_entry(
             object,
             Object {
-                state: State::Deleting,
+                state: ObjectState::Deleting,
                 ..entry
             },
         )?;
         self.by_slice.remove(&slice);
-        self.ending.insert(slice, (seq, object));
-        let forgotten = self.in_flight.forget(&*self.view.data, object);
+        self.pending_deletes.insert(slice, (seq, object));
+        let forgotten = self.in_flight.remove_object(&*self.mapping.data, object);
         self.fence(forgotten);
         Ok((seq, object))
     }
 
     /// Frees the entry of an object that maps nothing any more.
     pub(crate) fn drop_object(&mut self, object: ObjectId) -> Result<(), ObjectError> {
-        let seq = self.put(object, Object::FREE)?;
-        self.leaves.clear();
+        let seq = self.commit_entry(object, Object::FREE)?;
+        self.leaf_cache.clear();
         self.freed_objects.push((seq, object));
         Ok(())
     }
 
-    /// Lets entries be used again that were freed below `checkpoint`.
+    /// Lets entries be used again that were freed below `full`.
     pub(crate) fn recycle_objects(&mut self, checkpoint: Seq) {
         let free = &mut self.free_objects;
         self.freed_objects.retain(|&(seq, object)| {
@@ -457,38 +464,38 @@ impl<M: Media> Pool<M> {
     }
 
     /// Commits an entry and makes it visible.
-    fn put(&mut self, object: ObjectId, entry: Object) -> Result<Seq, ObjectError> {
-        if self.failed {
+    fn commit_entry(&mut self, object: ObjectId, entry: Object) -> Result<Seq, ObjectError> {
+        if self.has_failed {
             return Err(PoolError::Failed.into());
         }
         let bytes = entry.encode();
-        let seq = self.retrying(|own| own.commit_object(object, bytes))?;
-        let at = self.view.entry_at(object);
-        let stores = store_entry(&*self.view.meta, at, &bytes);
-        let _fenced = self.view.meta.fence(stores);
+        let seq = self.with_retry(|own| own.commit_object(object, bytes))?;
+        let at = self.mapping.entry_at(object);
+        let stores = store_entry(&*self.mapping.meta, at, &bytes);
+        let _fenced = self.mapping.meta.fence(stores);
         self.objects.insert(object, entry);
         // On `file-sync` pools the record must be durable before the answer.
-        self.view.data.sync().map_err(PoolError::from)?;
+        self.mapping.data.sync().map_err(PoolError::from)?;
         Ok(seq)
     }
 
     /// Runs an operation of the owner's session; makes room for it if it must.
-    pub(crate) fn retrying<T>(
+    pub(crate) fn with_retry<T>(
         &mut self,
         mut run: impl FnMut(&mut Session<M>) -> Result<T, StoreError>,
     ) -> Result<T, ObjectError> {
-        match run(&mut self.own) {
-            Err(StoreError::Stalled) => {
+        match run(&mut self.owner_session) {
+            Err(StoreError::TimedOut) => {
                 self.checkpoint()?;
-                Ok(run(&mut self.own)?)
+                Ok(run(&mut self.owner_session)?)
             }
             result => Ok(result?),
         }
     }
 
-    pub(crate) fn fence(&self, stores: Option<Unfenced>) {
+    pub(crate) fn fence(&self, stores: Option<UnfencedStores>) {
         if let Some(stores) = stores {
-            let _fenced = self.view.data.fence(stores);
+            let _fenced = self.mapping.data.fence(stores);
         }
     }
 
@@ -512,7 +519,7 @@ impl<M: Media> Pool<M> {
             });
         }
         if (entry.epoch, entry.round) != (epoch, round) {
-            self.put(
+            self.commit_entry(
                 object,
                 Object {
                     epoch,
@@ -521,10 +528,10 @@ impl<M: Media> Pool<M> {
                 },
             )?;
         }
-        self.await_windows()?;
+        self.wait_for_ops()?;
         self.collect_in_flight(Some(object))?;
         if round != 0 {
-            self.stamp(object, round)?;
+            self.stamp_round(object, round)?;
         }
         Ok(())
     }
@@ -537,10 +544,10 @@ impl<M: Media> Pool<M> {
     pub fn in_flight(
         &self,
         slice: SliceId,
-    ) -> Result<Option<Vec<pagemesh_base::slice::InFlight>>, ObjectError> {
+    ) -> Result<Option<Vec<pagemesh_base::slice::InFlightOp>>, ObjectError> {
         let (object, entry) = self.find(slice)?;
         let listed = self.in_flight_of(object, entry.size_bytes);
-        Ok((!entry.compare).then(|| listed.collect()))
+        Ok((!entry.needs_compare).then(|| listed.collect()))
     }
 
     /// Those of an object of this size. Lanes may tell late of one that was deleted, when
@@ -549,9 +556,9 @@ impl<M: Media> Pool<M> {
         &self,
         object: ObjectId,
         size_bytes: u64,
-    ) -> impl Iterator<Item = pagemesh_base::slice::InFlight> {
+    ) -> impl Iterator<Item = pagemesh_base::slice::InFlightOp> {
         let pages = size_bytes.div_ceil(PAGE_BYTES as u64);
-        let listed = self.in_flight.of(object, &self.view.control);
+        let listed = self.in_flight.of(object, &self.mapping.control);
         listed.filter_map(move |mut entry| {
             let left = pages.checked_sub(entry.page.0)?;
             entry.count = u64::from(entry.count).min(left) as u32;
@@ -563,18 +570,18 @@ impl<M: Media> Pool<M> {
     ///
     /// # Errors
     /// When there is no such slice.
-    pub fn settle(&mut self, slice: SliceId) -> Result<(), ObjectError> {
+    pub fn clear_in_flight(&mut self, slice: SliceId) -> Result<(), ObjectError> {
         let (object, entry) = self.find(slice)?;
-        if entry.compare {
-            self.put(
+        if entry.needs_compare {
+            self.commit_entry(
                 object,
                 Object {
-                    compare: false,
+                    needs_compare: false,
                     ..entry
                 },
             )?;
         }
-        let forgotten = self.in_flight.forget(&*self.view.data, object);
+        let forgotten = self.in_flight.remove_object(&*self.mapping.data, object);
         self.fence(forgotten);
         Ok(())
     }
@@ -582,11 +589,11 @@ impl<M: Media> Pool<M> {
     /// Notes that an object's in-flight operations are too many to list.
     pub(crate) fn mark_compare(&mut self, object: ObjectId) -> Result<(), ObjectError> {
         match self.objects.get(&object).copied() {
-            Some(entry) if entry.state == State::Live && !entry.compare => {
-                self.put(
+            Some(entry) if entry.state == ObjectState::Live && !entry.needs_compare => {
+                self.commit_entry(
                     object,
                     Object {
-                        compare: true,
+                        needs_compare: true,
                         ..entry
                     },
                 )?;
@@ -596,31 +603,31 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    /// Opens a session for a process; [`Session::new`] takes it up.
+    /// Opens a session for a process; [`SessionAlone::empty_pool`] takes it up.
     ///
     /// # Errors
     /// When all are in use.
     pub fn open_session(&mut self, pid: u32, start_time: u64) -> Result<u32, ObjectError> {
-        if self.failed {
+        if self.has_failed {
             return Err(PoolError::Failed.into());
         }
-        let count = self.view.geometry.lanes;
+        let count = self.mapping.geometry.journals;
         let number = self
-            .lanes
+            .sessions
             .free_number()
             .ok_or(ObjectError::SessionsFull(count - 1))?;
-        if number >= self.block.lanes_end {
+        if number >= self.superblock.journals_end {
             // Recovery must know of the lane before anything is in it.
-            if !defect::is(Defect::NewerNotLookedAt) {
-                self.keep_superblock()?;
+            if !defect::is(Defect::NewerSuperblockNotChecked) {
+                self.ensure_newer_superblock()?;
             }
-            self.block.lanes_end = number + 1;
-            self.block.generation += 1;
-            if !defect::is(Defect::LaneNotNamed) {
-                write_superblock(&*self.view.data, &self.block).map_err(PoolError::from)?;
+            self.superblock.journals_end = number + 1;
+            self.superblock.generation += 1;
+            if !defect::is(Defect::JournalNotNamed) {
+                write_superblock(&*self.mapping.data, &self.superblock).map_err(PoolError::from)?;
             }
         }
-        self.lanes.open(&self.view, number, pid, start_time);
+        self.sessions.open(&self.mapping, number, pid, start_time);
         self.refill(number);
         Ok(number)
     }
@@ -629,7 +636,7 @@ impl<M: Media> Pool<M> {
     /// operation.
     #[must_use]
     pub fn revoke(&self, number: u32) -> bool {
-        let cells = self.view.control.cells(number);
+        let cells = self.mapping.control.session_cells(number);
         cells.revoked().store(1, Ordering::SeqCst);
         cells.active().load(Ordering::SeqCst) % 2 == 1
     }
@@ -637,7 +644,7 @@ impl<M: Media> Pool<M> {
     /// Whether a session may begin nothing new.
     #[must_use]
     pub fn is_revoked(&self, number: u32) -> bool {
-        let cells = self.view.control.cells(number);
+        let cells = self.mapping.control.session_cells(number);
         cells.revoked().load(Ordering::SeqCst) != 0
     }
 
@@ -649,41 +656,41 @@ impl<M: Media> Pool<M> {
     /// # Errors
     /// When the pool fails.
     pub fn close_session(&mut self, number: u32) -> Result<(), ObjectError> {
-        assert_ne!(number, OWN, "the owner's session stays");
-        self.bury(number)
+        assert_ne!(number, OWNER_SESSION, "the owner's session stays");
+        self.retire_session(number)
     }
 
     /// Whether a session is open.
     #[must_use]
     pub fn is_open(&self, number: u32) -> bool {
-        self.lanes.numbers_open().contains(&number)
+        self.sessions.open_numbers().contains(&number)
     }
 
     /// The process of a session, as told when it was opened.
     #[must_use]
-    pub fn process(&self, number: u32) -> u32 {
-        let cells = self.view.control.cells(number);
+    pub fn process_id(&self, number: u32) -> u32 {
+        let cells = self.mapping.control.session_cells(number);
         cells.pid().load(Ordering::Relaxed)
     }
 
     /// When the process of a session started, as told when it was opened.
     #[must_use]
-    pub fn started(&self, number: u32) -> u64 {
-        let cells = self.view.control.cells(number);
+    pub fn process_start_time(&self, number: u32) -> u64 {
+        let cells = self.mapping.control.session_cells(number);
         cells.start_time().load(Ordering::Relaxed)
     }
 
     /// The number of the operation that a session is inside of, by its own count.
     #[must_use]
-    pub fn operation(&self, number: u32) -> Option<u64> {
-        self.view.control.operation(number)
+    pub fn op_in_progress(&self, number: u32) -> Option<u64> {
+        self.mapping.control.op_in_progress(number)
     }
 
     /// Sessions that are inside an operation now.
     #[must_use]
-    pub fn inside(&self) -> Vec<u32> {
-        let mut open = self.lanes.numbers_open();
-        open.retain(|&number| self.operation(number).is_some());
+    pub fn sessions_in_op(&self) -> Vec<u32> {
+        let mut open = self.sessions.open_numbers();
+        open.retain(|&number| self.op_in_progress(number).is_some());
         open
     }
 
@@ -694,7 +701,7 @@ impl<M: Media> Pool<M> {
     pub fn flush(&self) -> Result<(), PoolError> {
         match defect::is(Defect::FlushNotSynced) {
             true => Ok(()),
-            false => Ok(self.view.data.sync()?),
+            false => Ok(self.mapping.data.sync()?),
         }
     }
 
@@ -704,7 +711,7 @@ impl<M: Media> Pool<M> {
     /// When the pool fails.
     pub fn close(mut self) -> Result<(), PoolError> {
         self.checkpoint()?;
-        self.view.abandon();
+        self.mapping.mark_owner_gone();
         Ok(())
     }
 }

@@ -7,14 +7,14 @@
 //! user bytes that look like one, never parse.
 //!
 //! Records that must all be there or none are a group: one behind the other in
-//! one lane, under one seq. Each tells its [`Standing`]; whether the others are
+//! one lane, under one seq. Each tells its [`GroupPosition`]; whether the others are
 //! there is for the reader of the lane to see.
 
 use crate::geometry::OBJECT_BYTES;
 use crate::slot::{DamagedSlot, FRAMES_MAX, Slot};
 use crate::table::reach;
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
-use pagemesh_base::checksum::{Sums, crc32c, flipped_bit};
+use pagemesh_base::checksum::{PageChecksums, crc32c, flipped_bit};
 use pagemesh_base::ids::{Epoch, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -36,7 +36,7 @@ const _: () = assert!(TRANSACTION_PAGES_MAX <= GROUP_LINES_MAX as u64);
 /// Of a head's half word for the count; those above tell the lines before.
 const COUNT_BITS: u32 = 10;
 /// In a head's byte for the level: the group goes on behind the record.
-const GOES_ON: u8 = 1 << 7;
+const GROUP_CONTINUES: u8 = 1 << 7;
 
 const KIND_MAP: u8 = 1;
 const KIND_OBJECT: u8 = 2;
@@ -58,10 +58,10 @@ const KIND_BYTES: u8 = 0xf0;
 /// Bytes of a page in such a line.
 pub(crate) const PATCH_LINE_BYTES: usize = LINE_BYTES - 1;
 /// Those before the kind.
-const BEFORE_KIND: usize = 4;
+const BYTES_BEFORE_KIND: usize = 4;
 /// Lines of an object record: its head, and the entry.
 const OBJECT_LINES: usize = 1 + OBJECT_BYTES as usize / LINE_BYTES;
-/// Where a head has the first change, and its checksum, `open` behind it.
+/// Where a head has the first change, and its checksum, `open_ops` behind it.
 const FIRST_AT: usize = 32;
 const DATA_CRC_AT: usize = 48;
 /// Where a head's first word has its kind.
@@ -79,12 +79,12 @@ type Line = [u8; LINE_BYTES];
 
 /// Where a record lies: the seed of its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RecordAddress {
     /// CRC32C of pool, incarnation and lane: the part that never changes while
     /// a lane is in use.
     seed: u32,
     /// The lane's number.
-    pub lane: u32,
+    pub journal: u32,
     /// Lines written to the lane since the pool was made; never wraps.
     pub position: u64,
 }
@@ -96,9 +96,9 @@ pub struct Change {
     pub old: Slot,
     /// What it becomes.
     pub new: Slot,
-    /// Of the frame that `new` names; zeroes where it names none. The second one where the
+    /// Of the frame that `empty_pool` names; zeroes where it names none. The second one where the
     /// record has those.
-    pub sums: Sums,
+    pub sums: PageChecksums,
 }
 
 /// Bytes of a part of a page, to be written where the page lies.
@@ -130,7 +130,7 @@ impl Patch {
     }
 
     /// Whether the page has room for it.
-    fn fits(&self) -> bool {
+    fn is_within_page(&self) -> bool {
         self.len < PAGE_BYTES && self.within + self.len <= PAGE_BYTES
     }
 
@@ -149,15 +149,15 @@ impl Patch {
 }
 
 /// Of no page.
-pub const NO_SUMS: Sums = Sums { crc: 0, words: 0 };
+pub const NO_SUMS: PageChecksums = PageChecksums { crc: 0, words: 0 };
 
 /// Where a record stands in its group. The default: it is alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct GroupPosition {
     /// Lines of the group that lie before it; below [`GROUP_LINES_MAX`].
     pub lines_before: u8,
     /// Whether another record of the group follows.
-    pub goes_on: bool,
+    pub is_continued: bool,
 }
 
 /// Slots of consecutive pages, swapped as one: a write, a discard, or a
@@ -180,10 +180,10 @@ pub struct Record {
     /// on another leg.
     pub open: u32,
     /// Its place in a group of records.
-    pub standing: Standing,
+    pub group_position: GroupPosition,
     /// Whether changes have a second sum. One is not enough to tell a flipped bit from
     /// data that never got there.
-    pub is_summed: bool,
+    pub has_second_sum: bool,
     /// One to [`PAGES_MAX`] pages, in order.
     pub changes: Vec<Change>,
     /// Of a record that changes one page in place: what it puts there. Both slots name
@@ -205,7 +205,7 @@ pub struct ObjectRecord {
 
 /// What a lane holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum JournalEntry {
     /// Slots swapped.
     Map(Record),
     /// An object made, resized, fenced or deleted.
@@ -215,7 +215,7 @@ pub enum Entry {
 /// Why bytes are not a record. After a crash this is what ends a lane, unless
 /// a later record says that this place was fenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoRecord {
+pub enum InvalidRecord {
     /// Too few bytes for the count, or a count, kind or level out of range.
     #[error("no record starts here")]
     Malformed,
@@ -230,7 +230,7 @@ pub enum NoRecord {
     Slot(#[from] DamagedSlot),
 }
 
-/// Lines that a record of `pages` pages takes.
+/// Lines that a record of `touched_pages` pages takes.
 #[must_use]
 pub fn lines(pages: usize) -> usize {
     1 + pages.saturating_sub(1).div_ceil(ENTRIES_PER_LINE)
@@ -242,25 +242,25 @@ pub fn patch_lines(bytes: usize) -> usize {
     1 + bytes.div_ceil(PATCH_LINE_BYTES)
 }
 
-impl Place {
+impl RecordAddress {
     /// The place of a line of a lane, in one opening of a pool.
     #[must_use]
-    pub fn new(pool: Uuid, incarnation: Incarnation, lane: u32, position: u64) -> Place {
+    pub fn new(pool: Uuid, incarnation: Incarnation, journal: u32, position: u64) -> RecordAddress {
         let mut bytes = [0; 24];
         put(&mut bytes, 0, *pool.as_bytes());
         put(&mut bytes, 16, incarnation.0.to_le_bytes());
-        put(&mut bytes, 20, lane.to_le_bytes());
-        Place {
+        put(&mut bytes, 20, journal.to_le_bytes());
+        RecordAddress {
             seed: crc32c(&bytes),
-            lane,
+            journal,
             position,
         }
     }
 
     /// Another line of the same lane.
     #[must_use]
-    pub fn at(self, position: u64) -> Place {
-        Place { position, ..self }
+    pub fn at(self, position: u64) -> RecordAddress {
+        RecordAddress { position, ..self }
     }
 
     /// The CRC32C of pool, incarnation, lane and position, then the record,
@@ -298,7 +298,7 @@ fn to_line(words: &Words) -> Line {
 
 /// A line of the bytes of a patch.
 fn bytes_line(bytes: &[u8; PATCH_LINE_BYTES]) -> Line {
-    // By words, as the line is streamed: see `Session::begin`.
+    // By words, as the line is streamed: see `SessionAlone::begin`.
     let first = get_u64(bytes, 0);
     let low = first & u64::from(u32::MAX);
     let high = (first << 8) & !(u64::MAX >> 24);
@@ -310,17 +310,17 @@ fn bytes_line(bytes: &[u8; PATCH_LINE_BYTES]) -> Line {
 
 /// Whether a line is the head of a patch, or was meant to be.
 fn is_patch_head(line: &Line) -> bool {
-    line[BEFORE_KIND] == KIND_PATCH
+    line[BYTES_BEFORE_KIND] == KIND_PATCH
 }
 
 /// Adds the checksum of an encoded record, for this place; of a patch, that of the lines
 /// behind its head as well, if they are there.
-pub fn seal(record: &mut [Line], place: &Place) {
+pub fn add_checksum(record: &mut [Line], place: &RecordAddress) {
     if let [head, body @ ..] = record
         && is_patch_head(head)
         && !body.is_empty()
     {
-        let new = with_body_sum(get_u64(head, NEW_AT), crc32c_lines(0, body));
+        let new = with_patch_sum(get_u64(head, NEW_AT), crc32c_lines(0, body));
         put(head, NEW_AT, new.to_le_bytes());
     }
     let crc = place.checksum(record);
@@ -330,9 +330,9 @@ pub fn seal(record: &mut [Line], place: &Place) {
 
 /// Sets the sums of the data of the change number `index` of an encoded record that has
 /// them.
-pub fn set_sums(record: &mut [Line], index: usize, sums: Sums) {
-    let (line, at) = entry_at(index);
-    // Whole words where they are, as the line is streamed: see `Session::begin`.
+pub fn set_sums(record: &mut [Line], index: usize, sums: PageChecksums) {
+    let (line, at) = change_at(index);
+    // Whole words where they are, as the line is streamed: see `SessionAlone::begin`.
     if index == 0 {
         let open = get_u64(&record[0], DATA_CRC_AT) & !u64::from(u32::MAX);
         let word = open | u64::from(sums.crc);
@@ -354,7 +354,7 @@ fn with_sum([old, new]: [u64; 2], sum: u16) -> [u64; 2] {
 }
 
 /// The word of the new slot with the sum of a patch's bytes in place of the frame.
-fn with_body_sum(new: u64, sum: u32) -> u64 {
+fn with_patch_sum(new: u64, sum: u32) -> u64 {
     new & !FRAME_MASK | u64::from(sum)
 }
 
@@ -363,28 +363,28 @@ fn first_word(kind: u8, level: u8, count: u16) -> u64 {
     u64::from(kind) << KIND_SHIFT | u64::from(level) << 40 | u64::from(count) << 48
 }
 
-fn pair(low: u32, high: u32) -> u64 {
+fn pack_u32s(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
 /// The line that says: the lane goes on at its start.
 #[must_use]
-pub fn encode_pad(place: &Place) -> Line {
+pub fn encode_pad(place: &RecordAddress) -> Line {
     let mut line = [0; LINE_BYTES];
     put(&mut line, 0, first_word(KIND_PAD, 0, 0).to_le_bytes());
-    seal(std::slice::from_mut(&mut line), place);
+    add_checksum(std::slice::from_mut(&mut line), place);
     line
 }
 
 /// Whether `line` is the pad of `place`.
 #[must_use]
-pub fn is_pad(line: &Line, place: &Place) -> bool {
+pub fn is_pad(line: &Line, place: &RecordAddress) -> bool {
     line[4] == KIND_PAD && place.checksum(std::slice::from_ref(line)) == get_u32(line, 0)
 }
 
 /// Whether `line` is the pad of `place` but for one flipped bit.
 #[must_use]
-pub fn was_pad(line: &Line, place: &Place) -> bool {
+pub fn is_damaged_pad(line: &Line, place: &RecordAddress) -> bool {
     (0..LINE_BYTES * 8).any(|bit| {
         let mut line = *line;
         line[bit / 8] ^= 1 << (bit % 8);
@@ -395,10 +395,10 @@ pub fn was_pad(line: &Line, place: &Place) -> bool {
 /// Lines of the entry that starts with `line`, as far as that says so: it is
 /// not checked yet.
 #[must_use]
-pub fn lines_claimed(line: &Line) -> usize {
+pub fn claimed_lines(line: &Line) -> usize {
     let [.., kind, _, low, high] = get_u64(line, 0).to_le_bytes();
     let packed = u16::from_le_bytes([low, high]);
-    match (kind, count_of(packed), usize::from(packed)) {
+    match (kind, page_count(packed), usize::from(packed)) {
         (KIND_MAP | KIND_SUMMED_MAP, count, _) if count <= PAGES_MAX => lines(count),
         (KIND_PATCH, _, bytes) if bytes < PAGE_BYTES => patch_lines(bytes),
         (KIND_OBJECT, ..) => OBJECT_LINES,
@@ -406,28 +406,28 @@ pub fn lines_claimed(line: &Line) -> usize {
     }
 }
 
-/// Whether a patch of an older build starts `lane`, which this one does not read.
+/// Whether a patch of an older build starts `journal`, which this one does not read.
 #[must_use]
-pub fn is_older_patch(lane: &[Line], place: &Place) -> bool {
-    let Some(head) = lane
+pub fn is_older_patch(journal: &[Line], place: &RecordAddress) -> bool {
+    let Some(head) = journal
         .first()
-        .filter(|head| head[BEFORE_KIND] == KIND_OLDER_PATCH)
+        .filter(|head| head[BYTES_BEFORE_KIND] == KIND_OLDER_PATCH)
     else {
         return false;
     };
     let [.., low, high] = get_u64(head, 0).to_le_bytes();
     let bytes = usize::from(u16::from_le_bytes([low, high]));
-    let record = lane.get(..patch_lines(bytes));
+    let record = journal.get(..patch_lines(bytes));
     record.is_some_and(|record| place.checksum(record) == get_u32(head, 0))
 }
 
 /// Pages, of the half word that also tells the lines before.
-fn count_of(packed: u16) -> usize {
+fn page_count(packed: u16) -> usize {
     usize::from(packed & ((1 << COUNT_BITS) - 1))
 }
 
 /// Where the change number `index` lies: line and byte.
-fn entry_at(index: usize) -> (usize, usize) {
+fn change_at(index: usize) -> (usize, usize) {
     if index == 0 {
         return (0, FIRST_AT);
     }
@@ -438,8 +438,8 @@ fn entry_at(index: usize) -> (usize, usize) {
 
 impl Record {
     /// Whether some slot holds what the record put there; the first of them lies
-    /// at `at`.
-    pub(crate) fn is_in<M: Media>(&self, media: &M, at: usize) -> bool {
+    /// at `location_at`.
+    pub(crate) fn is_published_at<M: Media>(&self, media: &M, at: usize) -> bool {
         let mut changes = (at..).step_by(8).zip(&self.changes);
         changes.any(|(at, change)| media.load(at) == change.new.encode())
     }
@@ -477,12 +477,13 @@ impl Record {
             "{count} pages in a record"
         );
         assert!(
-            self.level <= LEVELS_MAX && usize::from(self.standing.lines_before) < GROUP_LINES_MAX,
+            self.level <= LEVELS_MAX
+                && usize::from(self.group_position.lines_before) < GROUP_LINES_MAX,
             "level {} of a page table, {:?}",
             self.level,
-            self.standing
+            self.group_position
         );
-        into.push(self.head(self.slots(&self.changes[0])));
+        into.push(self.head(self.encode_slots(&self.changes[0])));
         if count == 1 {
             return;
         }
@@ -490,8 +491,8 @@ impl Record {
         into.resize(start + lines(count), [0; LINE_BYTES]);
         let record = &mut into[start..];
         for (index, change) in self.changes.iter().enumerate().skip(1) {
-            let (line, at) = entry_at(index);
-            let [old, new] = self.slots(change);
+            let (line, at) = change_at(index);
+            let [old, new] = self.encode_slots(change);
             put(&mut record[line], at, old.to_le_bytes());
             put(&mut record[line], at + 8, new.to_le_bytes());
             put(&mut record[line], at + 16, change.sums.crc.to_le_bytes());
@@ -505,12 +506,12 @@ impl Record {
     pub(crate) fn encode_patch(&self, sum: u32) -> Line {
         let Record { patch, changes, .. } = self;
         assert!(
-            changes.len() == 1 && self.level == 0 && patch.fits(),
+            changes.len() == 1 && self.level == 0 && patch.is_within_page(),
             "a part of one page"
         );
         let slots = [changes[0].old.encode(), changes[0].new.encode()];
         let [old, new] = with_sum(slots, patch.within as u16);
-        self.head([old, with_body_sum(new, sum)])
+        self.head([old, with_patch_sum(new, sum)])
     }
 
     /// The head, with the slots of the first change as they are encoded.
@@ -518,19 +519,19 @@ impl Record {
         to_line(&[
             self.first_word(),
             self.seq.0,
-            pair(self.object.0, self.epoch.0),
+            pack_u32s(self.object.0, self.epoch.0),
             self.page.0,
             old,
             new,
-            pair(self.changes[0].sums.crc, self.open),
+            pack_u32s(self.changes[0].sums.crc, self.open),
             self.op,
         ])
     }
 
     /// The slots of a change as they are encoded, but for patches.
-    fn slots(&self, change: &Change) -> [u64; 2] {
+    fn encode_slots(&self, change: &Change) -> [u64; 2] {
         let slots = [change.old.encode(), change.new.encode()];
-        match self.is_summed {
+        match self.has_second_sum {
             true => with_sum(slots, change.sums.words),
             false => slots,
         }
@@ -540,13 +541,13 @@ impl Record {
         if self.is_patch() {
             return first_word(KIND_PATCH, self.level, self.patch.len as u16);
         }
-        let Standing {
+        let GroupPosition {
             lines_before,
-            goes_on,
-        } = self.standing;
-        let level = self.level | if goes_on { GOES_ON } else { 0 };
+            is_continued: goes_on,
+        } = self.group_position;
+        let level = self.level | if goes_on { GROUP_CONTINUES } else { 0 };
         let count = self.changes.len() as u16 | u16::from(lines_before) << COUNT_BITS;
-        let kind = match self.is_summed {
+        let kind = match self.has_second_sum {
             true => KIND_SUMMED_MAP,
             false => KIND_MAP,
         };
@@ -564,61 +565,66 @@ impl Record {
             page: PageNo(0),
             op: 0,
             open: 0,
-            standing: Standing::default(),
-            is_summed: false,
+            group_position: GroupPosition::default(),
+            has_second_sum: false,
             changes: Vec::new(),
             patch: Patch::default(),
         }
     }
 
-    /// Reads the record at the start of `lane`, which may hold anything after
+    /// Reads the record at the start of `journal`, which may hold anything after
     /// it, into this one.
     ///
     /// # Errors
     /// When there is none, it is torn, or it belongs to another place; this
     /// one is then of no use.
-    pub fn decode_from(&mut self, lane: &[Line], place: &Place) -> Result<(), NoRecord> {
-        let head = lane.first().ok_or(NoRecord::Malformed)?;
+    pub fn decode_from(
+        &mut self,
+        journal: &[Line],
+        place: &RecordAddress,
+    ) -> Result<(), InvalidRecord> {
+        let head = journal.first().ok_or(InvalidRecord::Malformed)?;
         if is_patch_head(head) {
             self.decode_patch(head, place)?;
-            let body = lane.get(1..lines_claimed(head));
-            return self.take_body(body.ok_or(NoRecord::Malformed)?, get_u64(head, NEW_AT));
+            let body = journal.get(1..claimed_lines(head));
+            return self
+                .decode_patch_bytes(body.ok_or(InvalidRecord::Malformed)?, get_u64(head, NEW_AT));
         }
         let [.., kind, packed_level, low, high] = get_u64(head, 0).to_le_bytes();
         let packed = u16::from_le_bytes([low, high]);
-        let (level, count) = (packed_level & !GOES_ON, count_of(packed));
+        let (level, count) = (packed_level & !GROUP_CONTINUES, page_count(packed));
         let is_map = matches!(kind, KIND_MAP | KIND_SUMMED_MAP);
         if !is_map || level > LEVELS_MAX || !(1..=PAGES_MAX).contains(&count) {
-            return Err(NoRecord::Malformed);
+            return Err(InvalidRecord::Malformed);
         }
-        let record = lane.get(..lines_claimed(head));
-        let record = record.ok_or(NoRecord::Malformed)?;
+        let record = journal.get(..claimed_lines(head));
+        let record = record.ok_or(InvalidRecord::Malformed)?;
         if place.checksum(record) != get_u32(head, 0) {
-            return Err(NoRecord::Checksum);
+            return Err(InvalidRecord::Checksum);
         }
-        self.is_summed = kind == KIND_SUMMED_MAP;
+        self.has_second_sum = kind == KIND_SUMMED_MAP;
         self.changes.clear();
         self.changes
-            .push(get_change(head, FIRST_AT, self.is_summed)?);
+            .push(get_change(head, FIRST_AT, self.has_second_sum)?);
         for index in 1..count {
-            let (line, at) = entry_at(index);
+            let (line, at) = change_at(index);
             self.changes
-                .push(get_change(&record[line], at, self.is_summed)?);
+                .push(get_change(&record[line], at, self.has_second_sum)?);
         }
         self.patch.clear();
-        self.standing = Standing {
+        self.group_position = GroupPosition {
             lines_before: (packed >> COUNT_BITS) as u8,
-            goes_on: packed_level != level,
+            is_continued: packed_level != level,
         };
-        self.take_head(head, level)
+        self.decode_head_fields(head, level)
     }
 
     /// The same of the head alone, of one that is a single line, or a patch: this one
     /// then lacks its bytes.
     ///
     /// # Errors
-    /// As [`Record::decode_from`], and when it has other lines.
-    pub fn decode_head(&mut self, head: &Line, place: &Place) -> Result<(), NoRecord> {
+    /// As [`JournalRecord::decode_from`], and when it has other lines.
+    pub fn decode_head(&mut self, head: &Line, place: &RecordAddress) -> Result<(), InvalidRecord> {
         match is_patch_head(head) {
             true => self.decode_patch(head, place),
             false => self.decode_from(std::slice::from_ref(head), place),
@@ -626,7 +632,7 @@ impl Record {
     }
 
     /// Takes in the fields of a head, whose changes are there.
-    fn take_head(&mut self, head: &Line, level: u8) -> Result<(), NoRecord> {
+    fn decode_head_fields(&mut self, head: &Line, level: u8) -> Result<(), InvalidRecord> {
         let head: Words = std::array::from_fn(|i| get_u64(head, i * 8));
         self.seq = Seq(head[1]);
         self.object = ObjectId(head[2] as u32);
@@ -638,18 +644,18 @@ impl Record {
         let end = self.page.0.saturating_add(self.changes.len() as u64);
         match end <= reach(LEVELS_MAX) {
             true => Ok(()),
-            false => Err(NoRecord::Malformed),
+            false => Err(InvalidRecord::Malformed),
         }
     }
 
     /// Reads the head of a patch.
-    fn decode_patch(&mut self, head: &Line, place: &Place) -> Result<(), NoRecord> {
+    fn decode_patch(&mut self, head: &Line, place: &RecordAddress) -> Result<(), InvalidRecord> {
         if place.checksum(std::slice::from_ref(head)) != get_u32(head, 0) {
-            return Err(NoRecord::Checksum);
+            return Err(InvalidRecord::Checksum);
         }
         let [.., level, low, high] = get_u64(head, 0).to_le_bytes();
         let old = Slot::decode_unchecked(get_u64(head, FIRST_AT))?;
-        let frame = old.frame().ok_or(NoRecord::Malformed)?;
+        let frame = old.frame().ok_or(InvalidRecord::Malformed)?;
         let new = get_u64(head, NEW_AT);
         let is_sum = new & FRAME_MASK <= u64::from(u32::MAX);
         let new = Slot::decode_unchecked(new & !FRAME_MASK | frame.0)?;
@@ -658,43 +664,44 @@ impl Record {
         self.changes.push(Change {
             old,
             new,
-            sums: Sums { crc, words: 0 },
+            sums: PageChecksums { crc, words: 0 },
         });
-        self.is_summed = false;
-        self.standing = Standing::default();
+        self.has_second_sum = false;
+        self.group_position = GroupPosition::default();
         self.patch.bytes.clear();
         self.patch.within = u16::from_le_bytes([head[FIRST_AT + 7], head[NEW_AT + 7]]).into();
         self.patch.len = u16::from_le_bytes([low, high]).into();
-        self.take_head(head, level)?;
+        self.decode_head_fields(head, level)?;
         let is_changing = old.is_changing() || new.is_changing();
         let is_in_place = new.frame() == Some(frame) && !is_changing;
-        match level == 0 && is_sum && is_in_place && self.is_patch() && self.patch.fits() {
+        match level == 0 && is_sum && is_in_place && self.is_patch() && self.patch.is_within_page()
+        {
             true => Ok(()),
-            false => Err(NoRecord::Malformed),
+            false => Err(InvalidRecord::Malformed),
         }
     }
 
     /// Takes in the bytes of a patch from the lines behind its head, which has this word for
     /// its new slot.
-    fn take_body(&mut self, body: &[Line], new: u64) -> Result<(), NoRecord> {
+    fn decode_patch_bytes(&mut self, body: &[Line], new: u64) -> Result<(), InvalidRecord> {
         if u64::from(crc32c_lines(0, body)) != new & FRAME_MASK {
-            return Err(NoRecord::Checksum);
+            return Err(InvalidRecord::Checksum);
         }
         let Patch { bytes, len, .. } = &mut self.patch;
         bytes.resize(body.len() * PATCH_LINE_BYTES, 0);
         let chunks = bytes.as_chunks_mut::<PATCH_LINE_BYTES>().0;
         for (line, chunk) in body.iter().zip(chunks) {
-            if line[BEFORE_KIND] != KIND_BYTES {
-                return Err(NoRecord::Malformed);
+            if line[BYTES_BEFORE_KIND] != KIND_BYTES {
+                return Err(InvalidRecord::Malformed);
             }
-            chunk[..BEFORE_KIND].copy_from_slice(&line[..BEFORE_KIND]);
-            chunk[BEFORE_KIND..].copy_from_slice(&line[BEFORE_KIND + 1..]);
+            chunk[..BYTES_BEFORE_KIND].copy_from_slice(&line[..BYTES_BEFORE_KIND]);
+            chunk[BYTES_BEFORE_KIND..].copy_from_slice(&line[BYTES_BEFORE_KIND + 1..]);
         }
         let has_rest = bytes.iter().skip(*len).any(|&byte| byte != 0);
         bytes.truncate(*len);
         match bytes.len() == *len && !has_rest {
             true => Ok(()),
-            false => Err(NoRecord::Malformed),
+            false => Err(InvalidRecord::Malformed),
         }
     }
 }
@@ -713,10 +720,12 @@ impl ObjectRecord {
         into.extend(record);
     }
 
-    fn decode(lane: &[Line], place: &Place) -> Result<ObjectRecord, NoRecord> {
-        let record = lane.get(..OBJECT_LINES).ok_or(NoRecord::Malformed)?;
+    fn decode(journal: &[Line], place: &RecordAddress) -> Result<ObjectRecord, InvalidRecord> {
+        let record = journal
+            .get(..OBJECT_LINES)
+            .ok_or(InvalidRecord::Malformed)?;
         if place.checksum(record) != get_u32(&record[0], 0) {
-            return Err(NoRecord::Checksum);
+            return Err(InvalidRecord::Checksum);
         }
         Ok(ObjectRecord {
             seq: Seq(get_u64(&record[0], 8)),
@@ -726,13 +735,13 @@ impl ObjectRecord {
     }
 }
 
-impl Entry {
+impl JournalEntry {
     /// Its order in the pool.
     #[must_use]
     pub fn seq(&self) -> Seq {
         match self {
-            Entry::Map(record) => record.seq,
-            Entry::Object(record) => record.seq,
+            JournalEntry::Map(record) => record.seq,
+            JournalEntry::Object(record) => record.seq,
         }
     }
 
@@ -740,31 +749,31 @@ impl Entry {
     #[must_use]
     pub fn lines(&self) -> usize {
         match self {
-            Entry::Map(record) => record.lines(),
-            Entry::Object(_) => OBJECT_LINES,
+            JournalEntry::Map(record) => record.lines(),
+            JournalEntry::Object(_) => OBJECT_LINES,
         }
     }
 
     /// Appends the entry as it lies at `place` to `into`.
     ///
     /// # Panics
-    /// As [`Record::encode`].
-    pub fn encode(&self, place: &Place, into: &mut Vec<Line>) {
+    /// As [`JournalRecord::encode`].
+    pub fn encode(&self, place: &RecordAddress, into: &mut Vec<Line>) {
         let start = into.len();
         match self {
-            Entry::Map(record) => record.encode(into),
-            Entry::Object(record) => record.encode(into),
+            JournalEntry::Map(record) => record.encode(into),
+            JournalEntry::Object(record) => record.encode(into),
         }
-        seal(&mut into[start..], place);
+        add_checksum(&mut into[start..], place);
     }
 
-    /// The entry at the start of `lane`, if one flipped bit is all that is
+    /// The entry at the start of `journal`, if one flipped bit is all that is
     /// wrong with it.
     #[must_use]
-    pub fn mend(lane: &[Line], place: &Place) -> Option<Entry> {
-        let mut copy = lane.get(..lane.len().min(lines(PAGES_MAX)))?.to_vec();
+    pub fn correct(journal: &[Line], place: &RecordAddress) -> Option<JournalEntry> {
+        let mut copy = journal.get(..journal.len().min(lines(PAGES_MAX)))?.to_vec();
         let head = copy.first()?;
-        let claimed = lines_claimed(head);
+        let claimed = claimed_lines(head);
         let is_patch = is_patch_head(head);
         let covered = if is_patch { 1 } else { claimed };
         let found = place.checksum(copy.get(..covered).unwrap_or_default());
@@ -783,29 +792,29 @@ impl Entry {
             // The first word says how long the entry is: see below.
             if let Some(bit) = bit.filter(|&bit| is_body || bit >= 64) {
                 copy[first + bit / (LINE_BYTES * 8)][bit / 8 % LINE_BYTES] ^= 1 << (bit % 8);
-                return Entry::decode(&copy, place).ok();
+                return JournalEntry::decode(&copy, place).ok();
             }
         }
         (0..64).find_map(|bit| {
             copy[0][bit / 8] ^= 1 << (bit % 8);
-            let entry = Entry::decode(&copy, place).ok();
+            let entry = JournalEntry::decode(&copy, place).ok();
             copy[0][bit / 8] ^= 1 << (bit % 8);
             entry
         })
     }
 
-    /// The entry at the start of `lane`, which may hold anything after it.
+    /// The entry at the start of `journal`, which may hold anything after it.
     ///
     /// # Errors
     /// When there is none, it is torn, or it belongs to another place.
-    pub fn decode(lane: &[Line], place: &Place) -> Result<Entry, NoRecord> {
-        let head = lane.first().ok_or(NoRecord::Malformed)?;
+    pub fn decode(journal: &[Line], place: &RecordAddress) -> Result<JournalEntry, InvalidRecord> {
+        let head = journal.first().ok_or(InvalidRecord::Malformed)?;
         if head[4] == KIND_OBJECT {
-            return ObjectRecord::decode(lane, place).map(Entry::Object);
+            return ObjectRecord::decode(journal, place).map(JournalEntry::Object);
         }
         let mut record = Record::empty();
-        record.decode_from(lane, place)?;
-        Ok(Entry::Map(record))
+        record.decode_from(journal, place)?;
+        Ok(JournalEntry::Map(record))
     }
 }
 
@@ -816,7 +825,7 @@ fn get_change(line: &Line, at: usize, is_summed: bool) -> Result<Change, Damaged
         true => Change {
             old: Slot::decode_unchecked(old)?,
             new: Slot::decode_unchecked(new)?,
-            sums: Sums {
+            sums: PageChecksums {
                 crc,
                 words: u16::from_le_bytes([line[at + 7], line[at + 15]]),
             },
@@ -824,7 +833,7 @@ fn get_change(line: &Line, at: usize, is_summed: bool) -> Result<Change, Damaged
         false => Change {
             old: Slot::decode(old)?,
             new: Slot::decode(new)?,
-            sums: Sums { crc, words: 0 },
+            sums: PageChecksums { crc, words: 0 },
         },
     })
 }
@@ -835,8 +844,8 @@ mod tests {
     use pagemesh_base::ids::FrameNo;
     use proptest::prelude::*;
 
-    fn place() -> Place {
-        Place::new(Uuid::from_u128(7), Incarnation(3), 2, 1 << 40)
+    fn place() -> RecordAddress {
+        RecordAddress::new(Uuid::from_u128(7), Incarnation(3), 2, 1 << 40)
     }
 
     fn record(pages: usize) -> Record {
@@ -845,7 +854,7 @@ mod tests {
             Change {
                 old,
                 new: old.map(FrameNo(i + 1000), 5),
-                sums: Sums {
+                sums: PageChecksums {
                     crc: i as u32,
                     words: 0,
                 },
@@ -859,8 +868,8 @@ mod tests {
             page: PageNo(1 << 33),
             op: u64::MAX,
             open: 16,
-            standing: Standing::default(),
-            is_summed: false,
+            group_position: GroupPosition::default(),
+            has_second_sum: false,
             changes: (0..pages as u64).map(change).collect(),
             patch: Patch::default(),
         }
@@ -880,13 +889,13 @@ mod tests {
     fn encode(record: &Record) -> Vec<Line> {
         let mut lines = Vec::new();
         record.encode(&mut lines);
-        seal(&mut lines, &place());
+        add_checksum(&mut lines, &place());
         lines
     }
 
     #[test]
-    fn an_object_record_decodes_and_every_flipped_bit_is_found() {
-        let entry = Entry::Object(ObjectRecord {
+    fn object_record_decodes_and_flipped_bits_are_found() {
+        let entry = JournalEntry::Object(ObjectRecord {
             seq: Seq(5),
             object: ObjectId(3),
             entry: std::array::from_fn(|i| i as u8),
@@ -894,23 +903,26 @@ mod tests {
         let mut lines = Vec::new();
         entry.encode(&place(), &mut lines);
         assert_eq!(lines.len(), entry.lines());
-        assert_eq!(Entry::decode(&lines, &place()), Ok(entry));
+        assert_eq!(JournalEntry::decode(&lines, &place()), Ok(entry));
         for bit in 0..lines.len() * LINE_BYTES * 8 {
             let mut damaged = lines.clone();
             damaged.as_flattened_mut()[bit / 8] ^= 1 << (bit % 8);
-            assert!(Entry::decode(&damaged, &place()).is_err(), "bit {bit}");
+            assert!(
+                JournalEntry::decode(&damaged, &place()).is_err(),
+                "bit {bit}"
+            );
         }
     }
 
     #[test]
-    fn one_page_is_one_line() {
+    fn one_page_record_takes_one_line() {
         assert_eq!([lines(1), lines(2), lines(4), lines(5)], [1, 2, 2, 3]);
         assert_eq!(encode(&record(1)).len(), 1);
     }
 
     /// What a record looked like before there were groups.
     #[test]
-    fn a_record_that_is_alone_has_no_bit_of_a_group() {
+    fn single_record_has_no_group_bits() {
         for pages in [1, 2, PAGES_MAX] {
             let head = encode(&record(pages))[0];
             assert_eq!(get_u64(&head, 0) >> 32, 1 | (pages as u64) << 16);
@@ -918,68 +930,84 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_of_a_record_of_a_group_is_mended() {
-        let standing = Standing {
+    fn flipped_bits_of_group_record_are_corrected() {
+        let standing = GroupPosition {
             lines_before: 41,
-            goes_on: true,
+            is_continued: true,
         };
         let record = Record {
-            standing,
-            is_summed: true,
+            group_position: standing,
+            has_second_sum: true,
             ..record(5)
         };
         let lines = encode(&record);
         for bit in 0..lines.len() * LINE_BYTES * 8 {
             let mut damaged = lines.clone();
             damaged.as_flattened_mut()[bit / 8] ^= 1 << (bit % 8);
-            assert!(Entry::decode(&damaged, &place()).is_err(), "bit {bit}");
-            let mended = Entry::mend(&damaged, &place());
-            assert_eq!(mended, Some(Entry::Map(record.clone())), "bit {bit}");
+            assert!(
+                JournalEntry::decode(&damaged, &place()).is_err(),
+                "bit {bit}"
+            );
+            let corrected = JournalEntry::correct(&damaged, &place());
+            assert_eq!(
+                corrected,
+                Some(JournalEntry::Map(record.clone())),
+                "bit {bit}"
+            );
         }
     }
 
     #[test]
-    fn a_record_is_valid_only_at_its_place() {
+    fn record_is_valid_only_at_its_address() {
         let lines = encode(&record(3));
         let others = [
-            Place::new(Uuid::from_u128(8), Incarnation(3), 2, 1 << 40),
-            Place::new(Uuid::from_u128(7), Incarnation(4), 2, 1 << 40),
-            Place::new(Uuid::from_u128(7), Incarnation(3), 3, 1 << 40),
-            Place::new(Uuid::from_u128(7), Incarnation(3), 2, (1 << 40) + 1),
+            RecordAddress::new(Uuid::from_u128(8), Incarnation(3), 2, 1 << 40),
+            RecordAddress::new(Uuid::from_u128(7), Incarnation(4), 2, 1 << 40),
+            RecordAddress::new(Uuid::from_u128(7), Incarnation(3), 3, 1 << 40),
+            RecordAddress::new(Uuid::from_u128(7), Incarnation(3), 2, (1 << 40) + 1),
         ];
         for place in others {
-            assert_eq!(Entry::decode(&lines, &place), Err(NoRecord::Checksum));
+            assert_eq!(
+                JournalEntry::decode(&lines, &place),
+                Err(InvalidRecord::Checksum)
+            );
         }
     }
 
     #[track_caller]
     fn check_missing_lines(lines: &[Line]) {
         for kept in 0..lines.len() {
-            assert!(Entry::decode(&lines[..kept], &place()).is_err());
+            assert!(JournalEntry::decode(&lines[..kept], &place()).is_err());
             let mut torn = lines.to_vec();
             torn[kept] = [0; LINE_BYTES];
-            assert!(Entry::decode(&torn, &place()).is_err(), "line {kept}");
+            assert!(
+                JournalEntry::decode(&torn, &place()).is_err(),
+                "line {kept}"
+            );
         }
     }
 
     #[test]
-    fn every_flipped_bit_and_every_missing_line_is_found() {
+    fn flipped_bits_and_missing_lines_are_found() {
         let lines = encode(&record(7));
         for bit in 0..lines.len() * LINE_BYTES * 8 {
             let mut damaged = lines.clone();
             damaged.as_flattened_mut()[bit / 8] ^= 1 << (bit % 8);
-            assert!(Entry::decode(&damaged, &place()).is_err(), "bit {bit}");
+            assert!(
+                JournalEntry::decode(&damaged, &place()).is_err(),
+                "bit {bit}"
+            );
         }
         check_missing_lines(&lines);
     }
 
     #[test]
-    fn a_patch_lies_behind_its_head() {
+    fn patch_bytes_follow_their_head() {
         for (within, len) in [(0, 1), (4095, 1), (5, 63), (9, 64), (1, 4095), (0, 4095)] {
             let record = patch(within, len);
             let mut lines = encode(&record);
             assert_eq!(lines.len(), 1 + len.div_ceil(63));
-            assert_eq!(lines_claimed(&lines[0]), lines.len());
+            assert_eq!(claimed_lines(&lines[0]), lines.len());
             assert_eq!(
                 usize::from(lines[0][39]) | usize::from(lines[0][47]) << 8,
                 within
@@ -990,26 +1018,36 @@ mod tests {
             assert_eq!(bytes[..first], record.patch.bytes[..first]);
             assert!(bytes[first..].iter().all(|&byte| byte == 0));
             lines.push([0xaa; LINE_BYTES]);
-            assert_eq!(Entry::decode(&lines, &place()), Ok(Entry::Map(record)));
+            assert_eq!(
+                JournalEntry::decode(&lines, &place()),
+                Ok(JournalEntry::Map(record))
+            );
         }
     }
 
     #[test]
-    fn every_flipped_bit_of_a_patch_is_mended_and_every_missing_line_found() {
+    fn patch_bit_flips_are_corrected_and_missing_lines_found() {
         let record = patch(1000, 130);
         let lines = encode(&record);
         for bit in 0..lines.len() * LINE_BYTES * 8 {
             let mut damaged = lines.clone();
             damaged.as_flattened_mut()[bit / 8] ^= 1 << (bit % 8);
-            assert!(Entry::decode(&damaged, &place()).is_err(), "bit {bit}");
-            let mended = Entry::mend(&damaged, &place());
-            assert_eq!(mended, Some(Entry::Map(record.clone())), "bit {bit}");
+            assert!(
+                JournalEntry::decode(&damaged, &place()).is_err(),
+                "bit {bit}"
+            );
+            let corrected = JournalEntry::correct(&damaged, &place());
+            assert_eq!(
+                corrected,
+                Some(JournalEntry::Map(record.clone())),
+                "bit {bit}"
+            );
         }
         check_missing_lines(&lines);
     }
 
     #[test]
-    fn the_head_of_a_patch_tells_all_but_its_bytes() {
+    fn patch_head_decodes_without_its_bytes() {
         let mut record = patch(3000, 200);
         let mut lines = encode(&record);
         // Whatever became of them.
@@ -1031,12 +1069,12 @@ mod tests {
 
     /// Not even such as were made for the place where they come to lie.
     #[test]
-    fn the_bytes_of_a_patch_are_no_record() {
+    fn patch_bytes_never_decode_as_record() {
         let mut record = patch(0, 63 * 3);
         let second = place().at(place().position + 2);
         for entry in [
-            Entry::Map(super::tests::record(1)),
-            Entry::Map(record.clone()),
+            JournalEntry::Map(super::tests::record(1)),
+            JournalEntry::Map(record.clone()),
         ] {
             let mut lines = Vec::new();
             entry.encode(&second, &mut lines);
@@ -1046,24 +1084,24 @@ mod tests {
             assert!(rest.is_empty());
             record.patch.bytes[63..126].copy_from_slice(&[&first[..4], &first[5..]].concat());
             let lines = encode(&record);
-            assert!(Entry::decode(&lines[2..], &second).is_err());
+            assert!(JournalEntry::decode(&lines[2..], &second).is_err());
             record.patch.bytes[63..126].copy_from_slice(&first[..63]);
             let lines = encode(&record);
-            assert!(Entry::decode(&lines[2..], &second).is_err());
+            assert!(JournalEntry::decode(&lines[2..], &second).is_err());
         }
     }
 
     /// Whatever has the right checksum, of what no writer makes.
     #[test]
-    fn a_patch_that_cannot_be_is_refused() {
+    fn impossible_patch_is_refused() {
         let sound = encode(&patch(4000, 96));
         let refused = |change: &dyn Fn(&mut Vec<Line>)| {
             let mut lines = sound.clone();
             change(&mut lines);
-            let claimed = lines_claimed(&lines[0]);
-            seal(&mut lines[..claimed], &place());
-            let found = Entry::decode(&lines, &place());
-            assert_eq!(found, Err(NoRecord::Malformed));
+            let claimed = claimed_lines(&lines[0]);
+            add_checksum(&mut lines[..claimed], &place());
+            let found = JournalEntry::decode(&lines, &place());
+            assert_eq!(found, Err(InvalidRecord::Malformed));
         };
         // Beyond the page, of a node, while it is being changed, with bytes behind its end.
         refused(&|lines| lines[0][39] = 0xff);
@@ -1076,9 +1114,9 @@ mod tests {
 
     /// Where pools have it.
     #[test]
-    fn a_summed_record_has_its_sums_where_slots_have_check_bits() {
+    fn second_sums_replace_slot_check_bits() {
         let mut record = record(2);
-        record.is_summed = true;
+        record.has_second_sum = true;
         record.changes[0].sums.words = 0x1234;
         record.changes[1].sums.words = 0xabcd;
         let lines = encode(&record);
@@ -1090,11 +1128,11 @@ mod tests {
     }
 
     #[test]
-    fn checksums_of_data_can_come_later() {
+    fn data_checksums_can_be_set_after_encoding() {
         let mut record = record(9);
         let summed = record.changes.iter_mut().zip(0xabc0..);
         summed.for_each(|(change, sum)| change.sums.words = sum);
-        record.is_summed = true;
+        record.has_second_sum = true;
         let (mut blank, mut lines) = (record.clone(), Vec::new());
         blank
             .changes
@@ -1104,35 +1142,35 @@ mod tests {
         for (index, change) in record.changes.iter().enumerate() {
             set_sums(&mut lines, index, change.sums);
         }
-        seal(&mut lines, &place());
+        add_checksum(&mut lines, &place());
         assert_eq!(lines, encode(&record));
     }
 
     proptest! {
         #[test]
-        fn decodes_what_it_encodes(
+        fn record_round_trips(
             pages in 1..=PAGES_MAX,
             level in 0..=LEVELS_MAX,
             lines_before in 0..GROUP_LINES_MAX as u8,
-            goes_on in any::<bool>(),
-            is_summed in any::<bool>(),
+            is_continued in any::<bool>(),
+            has_second_sum in any::<bool>(),
             rest in 0usize..4,
         ) {
-            let standing = Standing { lines_before, goes_on };
-            let mut record = Record { level, standing, is_summed, ..record(pages) };
-            if is_summed {
+            let group_position = GroupPosition { lines_before, is_continued };
+            let mut record = Record { level, group_position, has_second_sum, ..record(pages) };
+            if has_second_sum {
                 let summed = record.changes.iter_mut().zip(0x7f80u16..);
                 summed.for_each(|(change, sum)| change.sums.words = sum);
             }
             let mut lane = encode(&record);
             lane.extend(vec![[0xaa; LINE_BYTES]; rest]);
-            prop_assert_eq!(Entry::decode(&lane, &place()), Ok(Entry::Map(record)));
+            prop_assert_eq!(JournalEntry::decode(&lane, &place()), Ok(JournalEntry::Map(record)));
         }
 
         #[test]
-        fn any_bytes_are_no_record(lane in prop::collection::vec(any::<[[u8; 32]; 2]>(), 0..8)) {
+        fn arbitrary_bytes_are_no_record(lane in prop::collection::vec(any::<[[u8; 32]; 2]>(), 0..8)) {
             let lane: Vec<Line> = lane.iter().map(|l| field(l.as_flattened(), 0)).collect();
-            prop_assert!(Entry::decode(&lane, &place()).is_err());
+            prop_assert!(JournalEntry::decode(&lane, &place()).is_err());
         }
     }
 }

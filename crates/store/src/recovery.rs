@@ -8,24 +8,24 @@
 //! before the recovered state is persistent under a new incarnation, in both
 //! superblocks: if one is damaged later, the other leads to the same lanes.
 
-use crate::bitmap::{BadLine, Bitmap};
+use crate::bitmap::{Bitmap, DamagedLine};
 use crate::defect::{self, Defect};
+use crate::frame_set::FrameSet;
 use crate::geometry::{Geometry, OBJECT_BYTES};
 use crate::in_flight;
-use crate::lane::{Damage, Lane};
+use crate::journal::{Journal, JournalDamage};
 use crate::object::{COPY_AT, COPY_BYTES, HEIGHT, Object, ROOT_AT};
-use crate::record::{Change, Entry, Place, Record};
-use crate::seen::Seen;
+use crate::pool_mapping::{frame_at, tolerate_unreadable_frames};
+use crate::record::{Change, JournalEntry, Record, RecordAddress};
 use crate::slot::Slot;
+use crate::slot_repair::{self, CorrectedSlot};
 use crate::superblock::{BadSuperblock, COUNT_MAX, Superblock};
-use crate::table::{BadTable, Location, Table};
-use crate::view::{frame_at, tolerate};
-use crate::ways::{self, MendedSlot};
+use crate::table::{BadTable, PageTable, SlotLocation};
 use pagemesh_base::checksum::{crc32c, flipped_bit, word_sum};
 use pagemesh_base::ids::{FrameNo, Incarnation, ObjectId, PageNo, Seq};
-use pagemesh_base::slice::InFlight;
+use pagemesh_base::slice::InFlightOp;
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::{MapError, Media, Unfenced};
+use pagemesh_pmem::{MapError, Media, UnfencedStores};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Why a pool cannot be opened or go on.
@@ -46,20 +46,20 @@ pub enum PoolError {
     },
     /// The journal lost something that was persistent.
     #[error("{0}; the medium lost it: replace the pool and let the volume copy it anew")]
-    Lane(#[from] Damage),
+    Journal(#[from] JournalDamage),
     /// A record that only an older build reads.
     #[error(
-        "lane {0} holds a record of an older build, which this one does not read; start that build once and end it in good order, so that the pool is closed"
+        "journal {0} holds a record of an older build, which this one does not read; start that build once and end it in good order, so that the pool is closed"
     )]
-    Older(u32),
+    OlderFormat(u32),
     /// A part of a transaction is lost.
     #[error(
-        "lane {0} lost a part of a transaction that was persistent; replace the pool and let the volume copy it anew"
+        "journal {0} lost a part of a transaction that was persistent; replace the pool and let the volume copy it anew"
     )]
     Transaction(u32),
     /// The newer superblock is lost, and the older one does not fit any more.
     #[error(
-        "one superblock is damaged, and the other is too old: lane {0} went on after it was written; replace the pool and let the volume copy it anew"
+        "one superblock is damaged, and the other is too old: journal {0} went on after it was written; replace the pool and let the volume copy it anew"
     )]
     Superseded(u32),
     /// A record that was persistent names data that is damaged.
@@ -95,7 +95,7 @@ pub enum PoolError {
     #[error("the pool failed before and must be opened again")]
     Failed,
     /// A session's journal makes no sense.
-    #[error("lane {0} holds a record that cannot be; its session is ended")]
+    #[error("journal {0} holds a record that cannot be; its session is ended")]
     Session(u32),
 }
 
@@ -146,7 +146,7 @@ pub(crate) fn write_superblock<M: Media>(media: &M, block: &Superblock) -> Resul
 
 /// What recovery found, for the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Recovered {
+pub struct RecoverySummary {
     /// Records replayed.
     pub records: u64,
     /// Records dropped because they were not whole: unacknowledged.
@@ -156,14 +156,14 @@ pub struct Recovered {
     /// Records, entries of the in-flight table and of the object table, and slots
     /// above the leaves that records need, which the medium had damaged, and that
     /// were mended.
-    pub mended: u64,
+    pub corrected: u64,
     /// Records kept although their data is damaged: reading it is an error
     /// until it is written anew.
     pub damaged: u64,
     /// Pages that differed in one bit from what their records say, and were mended: the
     /// medium lost it, or a part of the page did not get there, where its frame held an
     /// older version of it.
-    pub completed: u64,
+    pub corrected_pages: u64,
     /// Lines of the bitmap that the medium had damaged, and that were made
     /// anew.
     pub bitmap_lines: u64,
@@ -175,12 +175,12 @@ pub struct Recovered {
     pub withheld: u64,
 }
 
-impl Recovered {
+impl RecoverySummary {
     /// Whether the medium had lost something that was persistent.
     #[must_use]
     pub fn is_damaged(&self) -> bool {
         let counts = [
-            self.mended,
+            self.corrected,
             self.damaged,
             self.bitmap_lines,
             self.objects_lost,
@@ -191,20 +191,20 @@ impl Recovered {
 }
 
 /// A pool that was recovered.
-pub(crate) struct Recovery {
+pub(crate) struct RecoveryResult {
     pub(crate) block: Superblock,
     pub(crate) bitmap: Bitmap,
-    pub(crate) summary: Recovered,
+    pub(crate) summary: RecoverySummary,
     /// Lines of the bitmap that were damaged.
-    pub(crate) bad_lines: Vec<BadLine>,
+    pub(crate) damaged_lines: Vec<DamagedLine>,
     /// Entries of the object table that were mended.
-    pub(crate) mended_objects: Vec<(ObjectId, Object)>,
+    pub(crate) corrected_objects: Vec<(ObjectId, Object)>,
     /// Slots of page tables that were mended.
-    pub(crate) mended_slots: Vec<MendedSlot>,
+    pub(crate) corrected_slots: Vec<CorrectedSlot>,
     /// Pages of which one bit was wrong, and was mended.
-    pub(crate) completed: Vec<FlippedPage>,
+    pub(crate) corrected_pages: Vec<FlippedPage>,
     /// Frames in use by the bitmap and by the superblock, where they differed.
-    pub(crate) miscounted: Option<(u64, u64)>,
+    pub(crate) count_mismatch: Option<(u64, u64)>,
 }
 
 /// Replays the journal and starts a new incarnation. On a `file-sync` pool it
@@ -213,16 +213,16 @@ pub(crate) fn recover<M: Media>(
     media: &M,
     ordered: bool,
     trial: Option<&M>,
-) -> Result<Recovery, PoolError> {
+) -> Result<RecoveryResult, PoolError> {
     if !ordered && !defect::is(Defect::RecoveryNotSynced) {
         // What the process before left in the page cache may be lost still,
         // and must not be after a slot that names it was stored.
         media.sync()?;
     }
     let mut block = read_superblock(media)?;
-    tolerate(media, &block.geometry);
+    tolerate_unreadable_frames(media, &block.geometry);
     if let Some(trial) = trial {
-        tolerate(trial, &block.geometry);
+        tolerate_unreadable_frames(trial, &block.geometry);
     }
     // With one superblock, it may be the older one: the other was being
     // written, which is fine, or was damaged since.
@@ -231,7 +231,7 @@ pub(crate) fn recover<M: Media>(
     let (mut bitmap, bad) = Bitmap::load(media, &block.geometry, block.pool);
     let mut replay = Replay::new(media, &block, !bad.is_empty());
     let mut found = Vec::new();
-    let mut table = in_flight::Table::load(media, block.geometry.in_flight);
+    let mut table = in_flight::InFlightTable::load(media, block.geometry.in_flight);
     let mut overflowed = Vec::new();
     // Who wrote it may have died before its fence, and the other one is
     // overwritten below: it must be on media by then.
@@ -239,71 +239,72 @@ pub(crate) fn recover<M: Media>(
         true => Vec::new(),
         false => vec![media.flush(block.offset(), PAGE_BYTES)],
     };
-    let mut summary = Recovered::default();
-    summary.mended += table.damaged().len() as u64;
-    let must_compare = !table.heal(media, &mut stores);
-    let mut lanes_used = block.lanes_end;
-    let lanes_read = match is_alone {
-        true => block.geometry.lanes,
-        false => block.lanes_end,
+    let mut summary = RecoverySummary::default();
+    summary.corrected += table.damaged().len() as u64;
+    let must_compare = !table.repair(media, &mut stores);
+    let mut journals_used = block.journals_end;
+    let journals_read = match is_alone {
+        true => block.geometry.journals,
+        false => block.journals_end,
     };
     let (mut scans, mut torn) = (Vec::new(), Vec::new());
-    for number in 0..lanes_read {
-        let mut lane = lane_of(&block, number);
-        if is_alone && lane.is_lapped(media) {
+    for number in 0..journals_read {
+        let mut journal = journal_of(&block, number);
+        if is_alone && journal.has_next_lap(media) {
             return Err(PoolError::Superseded(number));
         }
         let scan = match ordered {
-            true => lane.recover(media)?,
-            false => lane.recover_unordered(media),
+            true => journal.recover(media)?,
+            false => journal.recover_unordered(media),
         };
-        if scan.is_older {
-            return Err(PoolError::Older(number));
+        if scan.has_older_format {
+            return Err(PoolError::OlderFormat(number));
         }
-        summary.mended += scan.mended.len() as u64;
-        summary.dropped += scan.torn.len() as u64;
-        let entries: Vec<Entry> = scan.entries.into_iter().map(|(_, entry)| entry).collect();
+        summary.corrected += scan.corrected.len() as u64;
+        summary.dropped += scan.torn_group.len() as u64;
+        let entries: Vec<JournalEntry> = scan.entries.into_iter().map(|(_, entry)| entry).collect();
         scans.push((entries, scan.end));
-        torn.push(scan.torn);
+        torn.push(scan.torn_group);
     }
     let read = scans.iter().flat_map(|(entries, _)| entries);
-    replay.note_patched(read.clone().filter(|entry| entry.seq() >= block.checkpoint));
+    replay.record_patched_frames(read.clone().filter(|entry| entry.seq() >= block.checkpoint));
     let read = read.chain(torn.iter().flatten());
     let needed = read.filter(|entry| entry.seq() >= block.checkpoint);
-    let mended_slots = ways::mend(media, &block.geometry, &bitmap, needed, &mut stores);
-    summary.mended += mended_slots.len() as u64;
+    let corrected_slots =
+        slot_repair::correct_slots(media, &block.geometry, &bitmap, needed, &mut stores);
+    summary.corrected += corrected_slots.len() as u64;
     for (number, torn) in (0..).zip(&torn) {
-        if replay.is_committed(torn, &scans, ordered) {
+        if replay.is_partial_group_committed(torn, &scans, ordered) {
             return Err(PoolError::Transaction(number));
         }
     }
-    let followed = match ordered {
-        true => replay.followed(&scans),
+    let superseded = match ordered {
+        true => replay.superseded_groups(&scans),
         false => BTreeSet::new(),
     };
     let mut flipped = Vec::new();
     for (number, (entries, end)) in (0..).zip(scans) {
         // A group whose data is not there was never fenced, so it can only be
         // the last; on a file anything since the checkpoint may be missing.
-        let last = entries.last().map(Entry::seq);
+        let last = entries.last().map(JournalEntry::seq);
         let mut kept = Vec::with_capacity(entries.len());
         for group in entries.chunk_by(|one, next| one.seq() == next.seq()) {
             let seq = group[0].seq();
             let suspect = seq >= block.checkpoint && (!ordered || Some(seq) == last);
-            let data: Vec<Data> = match suspect {
-                true => group.iter().map(|entry| replay.data(entry)).collect(),
+            let data: Vec<DataState> = match suspect {
+                true => group.iter().map(|entry| replay.data_state(entry)).collect(),
                 false => Vec::new(),
             };
             let whole = !data.iter().any(|&data| data.is_torn(ordered))
                 || group.iter().any(|entry| replay.is_swapped(entry))
-                || followed.contains(&seq);
+                || superseded.contains(&seq);
             if whole {
                 for (entry, _) in group
                     .iter()
                     .zip(&data)
-                    .filter(|(_, it)| **it != Data::Whole)
+                    .filter(|(_, it)| **it != DataState::Intact)
                 {
-                    match replay.flipped(entry) {
+                    match replay.correctable_pages(entry) {
                         Some(pages) => flipped.extend(pages),
                         None => summary.damaged += 1,
                     }
@@ -318,7 +319,7 @@ pub(crate) fn recover<M: Media>(
             let group = entries.iter().filter(|entry| entry.seq() == last);
             stores.extend(flush_records(media, &block.geometry, number, group));
         }
-        let open = open_at_end(&entries).filter(|_| !defect::is(Defect::InFlightLost));
+        let open = in_flight_at_end(&entries).filter(|_| !defect::is(Defect::InFlightLost));
         for mut entry in open {
             entry.1.page.0 += u64::from(defect::is(Defect::InFlightMisplaced));
             match table.add(media, entry.0, entry.1, None) {
@@ -326,78 +327,78 @@ pub(crate) fn recover<M: Media>(
                     summary.in_flight += u64::from(is_new);
                     stores.push(stored);
                 }
-                Err(in_flight::Overflow) => overflowed.push(entry.0),
+                Err(in_flight::InFlightTableFull) => overflowed.push(entry.0),
             }
         }
-        if end != block.heads[number as usize] {
-            lanes_used = lanes_used.max(number + 1);
+        if end != block.journal_heads[number as usize] {
+            journals_used = journals_used.max(number + 1);
         }
-        block.heads[number as usize] = end;
+        block.journal_heads[number as usize] = end;
         found.extend(
             entries
                 .into_iter()
                 .filter(|entry| entry.seq() >= block.checkpoint),
         );
     }
-    found.sort_unstable_by_key(Entry::seq);
+    found.sort_unstable_by_key(JournalEntry::seq);
     summary.records = found.len() as u64;
-    replay.complete(&mut flipped, &found);
-    summary.completed = flipped.len() as u64;
+    replay.correct_pages(&mut flipped, &found);
+    summary.corrected_pages = flipped.len() as u64;
     if ordered && !defect::is(Defect::ReplayedBeforeFence) {
         // A slot may reach the medium as soon as it is stored: what it names
         // must be there by then.
-        if let Some(stores) = stores.drain(..).reduce(Unfenced::and) {
+        if let Some(stores) = stores.drain(..).reduce(UnfencedStores::and) {
             let _fenced = media.fence(stores);
         }
     }
     // Where a record was lost, the slot tells which frame became free, until a
     // record behind it is applied. So frames are durable before slots are
     // stored: a recovery after a crash of this one need not know.
-    let tried = match trial.filter(|_| !defect::is(Defect::SlotsBeforeFrames)) {
+    let trial_replay = match trial.filter(|_| !defect::is(Defect::SlotsBeforeFrames)) {
         Some(private) => {
-            let mut tried = Replay::new(private, &block, !bad.is_empty());
-            tried.apply_all(&found, ordered)?;
+            let mut trial_replay = Replay::new(private, &block, !bad.is_empty());
+            trial_replay.apply_all(&found, ordered)?;
             // Its pages hide from now on what is healed in the file.
-            tried.heal_objects(&mut Recovered::default());
-            tried.mark_compare_all(&overflowed, must_compare);
-            Some(tried)
+            trial_replay.repair_objects(&mut RecoverySummary::default());
+            trial_replay.mark_compare_all(&overflowed, must_compare);
+            Some(trial_replay)
         }
         None => {
             replay.apply_all(&found, ordered)?;
             None
         }
     };
-    let applied = tried.as_ref().unwrap_or(&replay);
-    let bad_lines: Vec<BadLine> = bad
+    let applied = trial_replay.as_ref().unwrap_or(&replay);
+    let bad_lines: Vec<DamagedLine> = bad
         .into_iter()
-        .filter(|bad| !applied.explains(&bitmap, bad))
+        .filter(|bad| !applied.is_explained_by_crash(&bitmap, bad))
         .collect();
-    let expected = applied.settle_frames(&mut bitmap, block.used_frames);
+    let expected = applied.write_frame_bits(&mut bitmap, block.used_frames);
     // On a file a lost record can make the count wrong by one.
     let is_miscounted = ordered && bad_lines.is_empty() && bitmap.used() != expected;
     let miscounted = is_miscounted.then_some((bitmap.used(), expected));
     summary.bitmap_lines = bad_lines.len() as u64;
     if is_miscounted || !bad_lines.is_empty() {
-        summary.withheld = applied.derive(&mut bitmap, &bad_lines);
+        summary.withheld = applied.rebuild_bitmap(&mut bitmap, &bad_lines);
     }
-    if tried.is_some() {
+    if trial_replay.is_some() {
         if let Some(frames) = bitmap.flush(media) {
             let _fenced = media.fence(frames);
         }
         media.sync()?;
         replay.apply_all(&found, ordered)?;
     }
-    let mended_objects = replay.heal_objects(&mut summary);
+    let corrected_objects = replay.repair_objects(&mut summary);
     replay.mark_compare_all(&overflowed, must_compare);
     if let Some(last) = found.last() {
         block.checkpoint = Seq(last.seq().0 + 1);
     }
-    block.lanes_end = lanes_used;
+    block.journals_end = journals_used;
     block.objects_end = replay.objects_end;
     block.used_frames = bitmap.used();
     stores.extend(replay.stores);
     stores.extend(bitmap.flush(media));
-    if let Some(stores) = stores.into_iter().reduce(Unfenced::and) {
+    if let Some(stores) = stores.into_iter().reduce(UnfencedStores::and) {
         let _fenced = media.fence(stores);
     }
     media.sync()?;
@@ -405,15 +406,15 @@ pub(crate) fn recover<M: Media>(
         block.incarnation = Incarnation(block.incarnation.0 + 1);
     }
     write_superblocks(media, &mut block)?;
-    Ok(Recovery {
+    Ok(RecoveryResult {
         block,
         bitmap,
         summary,
-        bad_lines,
-        mended_objects,
-        mended_slots,
-        completed: flipped,
-        miscounted,
+        damaged_lines: bad_lines,
+        corrected_objects,
+        corrected_slots,
+        corrected_pages: flipped,
+        count_mismatch: miscounted,
     })
 }
 
@@ -423,12 +424,14 @@ fn flush_records<'e, M: Media>(
     media: &M,
     geometry: &Geometry,
     number: u32,
-    records: impl Iterator<Item = &'e Entry>,
-) -> Vec<Unfenced> {
-    let lane = geometry.lane_at(number);
-    let mut stores = vec![media.flush(lane, geometry.lane_bytes as usize)];
+    records: impl Iterator<Item = &'e JournalEntry>,
+) -> Vec<UnfencedStores> {
+    let journal = geometry.journal_at(number);
+    let mut stores = vec![media.flush(journal, geometry.journal_bytes as usize)];
     for entry in records {
-        let Entry::Map(record) = entry else { continue };
+        let JournalEntry::Map(record) = entry else {
+            continue;
+        };
         let frames = record
             .changes
             .iter()
@@ -440,27 +443,29 @@ fn flush_records<'e, M: Media>(
     stores
 }
 
-pub(crate) fn lane_of(block: &Superblock, number: u32) -> Lane {
-    let place = Place::new(
+pub(crate) fn journal_of(block: &Superblock, number: u32) -> Journal {
+    let place = RecordAddress::new(
         block.pool,
         block.incarnation,
         number,
-        block.heads[number as usize],
+        block.journal_heads[number as usize],
     );
-    Lane::new(
-        block.geometry.lane_at(number),
-        block.geometry.lane_lines(),
+    Journal::new(
+        block.geometry.journal_at(number),
+        block.geometry.journal_lines(),
         place,
     )
 }
 
 /// Operations that may be incomplete elsewhere: as far back as the last
 /// operation says.
-fn open_at_end(entries: &[Entry]) -> impl Iterator<Item = (ObjectId, InFlight)> {
+fn in_flight_at_end(entries: &[JournalEntry]) -> impl Iterator<Item = (ObjectId, InFlightOp)> {
     let mut oldest = None;
     let mut open = Vec::new();
     for entry in entries.iter().rev() {
-        let Entry::Map(record) = entry else { continue };
+        let JournalEntry::Map(record) = entry else {
+            continue;
+        };
         let Some(found) = in_flight_of(record) else {
             continue;
         };
@@ -475,8 +480,8 @@ fn open_at_end(entries: &[Entry]) -> impl Iterator<Item = (ObjectId, InFlight)> 
 
 /// The in-flight entry of a client's record; the owner's own and links have
 /// none.
-pub(crate) fn in_flight_of(record: &Record) -> Option<InFlight> {
-    (record.level == 0 && record.op != 0).then_some(InFlight {
+pub(crate) fn in_flight_of(record: &Record) -> Option<InFlightOp> {
+    (record.level == 0 && record.op != 0).then_some(InFlightOp {
         page: record.page,
         count: record.changes.len() as u32,
         epoch: record.epoch,
@@ -486,21 +491,21 @@ pub(crate) fn in_flight_of(record: &Record) -> Option<InFlight> {
 
 /// Whether what a record names is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Data {
-    Whole,
+enum DataState {
+    Intact,
     /// But for one bit of a page: the medium damaged it since, or a part of it never got
     /// there and its frame held an older version of it. Or it looks so.
     Flipped,
-    /// As `Flipped`, of one page, and a second sum leaves no doubt what it should be,
+    /// As `FlippedSlot`, of one page, and a second sum leaves no doubt what it should be,
     /// whichever happened: this bit, turned.
-    Known(usize),
+    Correctable(usize),
     /// A page cannot be read, so that nobody knows whether it got there.
     Unreadable,
     /// It never got there, or not as a whole.
     Torn,
 }
 
-impl Data {
+impl DataState {
     /// Whether a record was never committed, if its slot does not show that it was. Where
     /// no second sum tells, of two explanations for one wrong bit the likelier: if only the
     /// last record of a lane can be in doubt, that it was not. On a file a flip in what was
@@ -509,9 +514,9 @@ impl Data {
     fn is_torn(self, ordered: bool) -> bool {
         match self {
             // An unreadable page that was acknowledged must not become an older one.
-            Data::Whole | Data::Known(_) | Data::Unreadable => false,
-            Data::Flipped => ordered && !defect::is(Defect::NearlyWholeKept),
-            Data::Torn => true,
+            DataState::Intact | DataState::Correctable(_) | DataState::Unreadable => false,
+            DataState::Flipped => ordered && !defect::is(Defect::NearlyWholeKept),
+            DataState::Torn => true,
         }
     }
 }
@@ -538,8 +543,8 @@ struct Replay<'m, M> {
     /// What they do to frames, in order, where a line of the bitmap is bad.
     changes: Option<Vec<(u64, bool)>>,
     /// Frames that records change in place, and the last that does.
-    patched: BTreeMap<u64, Seq>,
-    stores: Vec<Unfenced>,
+    patched_frames: BTreeMap<u64, Seq>,
+    stores: Vec<UnfencedStores>,
 }
 
 impl<'m, M: Media> Replay<'m, M> {
@@ -550,18 +555,18 @@ impl<'m, M: Media> Replay<'m, M> {
             objects_end: block.objects_end,
             in_use: BTreeMap::new(),
             changes: keeps_changes.then(Vec::new),
-            patched: BTreeMap::new(),
+            patched_frames: BTreeMap::new(),
             stores: Vec::new(),
         }
     }
 
     /// Takes in which frames these records change in place.
-    fn note_patched<'e>(&mut self, entries: impl Iterator<Item = &'e Entry>) {
+    fn record_patched_frames<'e>(&mut self, entries: impl Iterator<Item = &'e JournalEntry>) {
         for entry in entries {
-            if let Entry::Map(record) = entry
+            if let JournalEntry::Map(record) = entry
                 && let (true, Some(frame)) = (record.is_patch(), record.changes[0].new.frame())
             {
-                let last = self.patched.entry(frame.0).or_insert(record.seq);
+                let last = self.patched_frames.entry(frame.0).or_insert(record.seq);
                 *last = record.seq.max(*last);
             }
         }
@@ -576,77 +581,77 @@ impl<'m, M: Media> Replay<'m, M> {
             return false;
         }
         let frame = change.new.frame();
-        let last = frame.and_then(|frame| self.patched.get(&frame.0));
+        let last = frame.and_then(|frame| self.patched_frames.get(&frame.0));
         last.is_some_and(|&last| change.old.frame() == frame || last > record.seq)
     }
 
-    fn data(&self, entry: &Entry) -> Data {
-        let Entry::Map(record) = entry else {
-            return Data::Whole;
+    fn data_state(&self, entry: &JournalEntry) -> DataState {
+        let JournalEntry::Map(record) = entry else {
+            return DataState::Intact;
         };
         if defect::is(Defect::SkippedCrc) {
-            return Data::Whole;
+            return DataState::Intact;
         }
         let changes = record.changes.iter();
-        changes.fold(Data::Whole, |so_far, change| {
-            so_far.max(self.data_of(record, change))
+        changes.fold(DataState::Intact, |so_far, change| {
+            so_far.max(self.change_data_state(record, change))
         })
     }
 
-    fn data_of(&self, record: &Record, change: &Change) -> Data {
+    fn change_data_state(&self, record: &Record, change: &Change) -> DataState {
         let Some(frame) = change.new.frame() else {
-            return Data::Whole;
+            return DataState::Intact;
         };
         if !self.geometry.frame_numbers().contains(&frame.0) {
-            return Data::Torn;
+            return DataState::Torn;
         }
         if record.level > 0 || record.is_patch() || self.is_patched(record, change) {
-            return Data::Whole;
+            return DataState::Intact;
         }
         let mut page = [0; PAGE_BYTES];
         self.media.read(frame_at(frame), &mut page);
         let sum = crc32c(&page);
         let is_right = |page: &[u8]| word_sum(page) == change.sums.words;
         if sum == change.sums.crc {
-            return match !record.is_summed || is_right(&page) {
-                true => Data::Whole,
-                false => Data::Torn,
+            return match !record.has_second_sum || is_right(&page) {
+                true => DataState::Intact,
+                false => DataState::Torn,
             };
         }
         let is_unreadable = self.media.is_unreadable(frame_at(frame));
         if is_unreadable && !defect::is(Defect::UnreadableDropped) {
-            return Data::Unreadable;
+            return DataState::Unreadable;
         }
         let Some(bit) = flipped_bit(PAGE_BYTES, sum, change.sums.crc) else {
-            return Data::Torn;
+            return DataState::Torn;
         };
-        if !record.is_summed || defect::is(Defect::NearlyWholeKept) {
-            return Data::Flipped;
+        if !record.has_second_sum || defect::is(Defect::NearlyWholeKept) {
+            return DataState::Flipped;
         }
         page[bit / 8] ^= 1 << (bit % 8);
         match is_right(&page) {
-            true => Data::Known(bit),
-            false => Data::Torn,
+            true => DataState::Correctable(bit),
+            false => DataState::Torn,
         }
     }
 
     /// The pages of a record of which one bit is wrong, and known; none if another is
     /// damaged otherwise.
-    fn flipped(&self, entry: &Entry) -> Option<Vec<FlippedPage>> {
-        let Entry::Map(record) = entry else {
+    fn correctable_pages(&self, entry: &JournalEntry) -> Option<Vec<FlippedPage>> {
+        let JournalEntry::Map(record) = entry else {
             return Some(Vec::new());
         };
         let mut flipped = Vec::new();
         for (page, change) in (record.page.0..).map(PageNo).zip(&record.changes) {
-            match (self.data_of(record, change), change.new.frame()) {
-                (Data::Known(bit), Some(frame)) => flipped.push(FlippedPage {
+            match (self.change_data_state(record, change), change.new.frame()) {
+                (DataState::Correctable(bit), Some(frame)) => flipped.push(FlippedPage {
                     seq: record.seq,
                     object: record.object,
                     page,
                     frame,
                     bit,
                 }),
-                (Data::Whole, _) => {}
+                (DataState::Intact, _) => {}
                 _ => return None,
             }
         }
@@ -655,13 +660,13 @@ impl<'m, M: Media> Replay<'m, M> {
 
     /// Mends these pages, but for those whose frames have been given to others since: records
     /// that are kept, in order, tell.
-    fn complete(&mut self, flipped: &mut Vec<FlippedPage>, records: &[Entry]) {
-        let names = |entry: &Entry, frame| match entry {
-            Entry::Map(record) => {
+    fn correct_pages(&mut self, flipped: &mut Vec<FlippedPage>, records: &[JournalEntry]) {
+        let names = |entry: &JournalEntry, frame| match entry {
+            JournalEntry::Map(record) => {
                 let mut named = record.changes.iter().map(|change| change.new.frame());
                 record.level == 0 && named.any(|named| named == Some(frame))
             }
-            Entry::Object(_) => false,
+            JournalEntry::Object(_) => false,
         };
         flipped.retain(|flipped| {
             let newest = records.iter().rfind(|entry| names(entry, flipped.frame));
@@ -678,20 +683,29 @@ impl<'m, M: Media> Replay<'m, M> {
     /// records found swapped: locks are released after the fence only, so the
     /// group was committed, and its page was damaged since. Dropped, its
     /// frame would be freed without ever having been in use.
-    fn followed(&self, scans: &[(Vec<Entry>, u64)]) -> BTreeSet<Seq> {
+    fn superseded_groups(&self, scans: &[(Vec<JournalEntry>, u64)]) -> BTreeSet<Seq> {
         let last = scans.iter().filter_map(|(entries, _)| {
             let seq = entries.last()?.seq();
-            let group: Vec<&Entry> = entries.iter().filter(|it| it.seq() == seq).collect();
+            let group: Vec<&JournalEntry> = entries.iter().filter(|it| it.seq() == seq).collect();
             Some((seq, group))
         });
-        let torn = last.filter(|(_, group)| group.iter().any(|it| self.data(it) != Data::Whole));
-        let followed = torn.filter(|(_, group)| group.iter().any(|it| is_followed(it, scans)));
-        followed.map(|(seq, _)| seq).collect()
+        let torn = last.filter(|(_, group)| {
+            group
+                .iter()
+                .any(|it| self.data_state(it) != DataState::Intact)
+        });
+        let superseded = torn.filter(|(_, group)| group.iter().any(|it| is_superseded(it, scans)));
+        superseded.map(|(seq, _)| seq).collect()
     }
 
     /// Whether a group was committed of which records are missing.
-    fn is_committed(&self, rest: &[Entry], scans: &[(Vec<Entry>, u64)], ordered: bool) -> bool {
-        let is_its = |entry| self.is_swapped(entry) || ordered && is_followed(entry, scans);
+    fn is_partial_group_committed(
+        &self,
+        rest: &[JournalEntry],
+        scans: &[(Vec<JournalEntry>, u64)],
+        ordered: bool,
+    ) -> bool {
+        let is_its = |entry| self.is_swapped(entry) || ordered && is_superseded(entry, scans);
         rest.iter().any(is_its) && !defect::is(Defect::GroupHalfRecovered)
     }
 
@@ -699,18 +713,18 @@ impl<'m, M: Media> Replay<'m, M> {
     /// fence only, so the record was committed and a page that does not match
     /// its checksum was damaged since. Dropped, its frame would be free and in
     /// use at once.
-    fn is_swapped(&self, entry: &Entry) -> bool {
-        let Entry::Map(record) = entry else {
+    fn is_swapped(&self, entry: &JournalEntry) -> bool {
+        let JournalEntry::Map(record) = entry else {
             return true;
         };
         match self.locate(record) {
-            Ok(Location::At(at)) => record.is_in(self.media, at),
+            Ok(SlotLocation::At(at)) => record.is_published_at(self.media, at),
             _ => false,
         }
     }
 
-    fn apply_all(&mut self, entries: &[Entry], ordered: bool) -> Result<(), PoolError> {
-        let moved = moves_of(entries);
+    fn apply_all(&mut self, entries: &[JournalEntry], ordered: bool) -> Result<(), PoolError> {
+        let moved = frame_moves(entries);
         for group in entries.chunk_by(|one, next| one.seq() == next.seq()) {
             let seq = group[0].seq();
             if seq.0 >= COUNT_MAX {
@@ -718,12 +732,12 @@ impl<'m, M: Media> Replay<'m, M> {
             }
             // On a file, another session's record that links a leaf may be lost:
             // then the group was never promised, and nothing of it may be there.
-            if !ordered && group.len() > 1 && !self.has_leaves(group)? {
+            if !ordered && group.len() > 1 && !self.are_leaves_linked(group)? {
                 continue;
             }
             for entry in group {
                 self.apply(entry, ordered)?;
-                if let Entry::Map(record) = entry
+                if let JournalEntry::Map(record) = entry
                     && record.is_patch()
                 {
                     self.apply_patch(record, &moved);
@@ -755,13 +769,13 @@ impl<'m, M: Media> Replay<'m, M> {
     }
 
     /// Whether every leaf that a group changes is linked.
-    fn has_leaves(&self, group: &[Entry]) -> Result<bool, PoolError> {
+    fn are_leaves_linked(&self, group: &[JournalEntry]) -> Result<bool, PoolError> {
         if defect::is(Defect::GroupWithoutLeaf) {
             return Ok(true);
         }
         for entry in group {
-            if let Entry::Map(record) = entry
-                && let Location::Unlinked(_) = self.locate(record)?
+            if let JournalEntry::Map(record) = entry
+                && let SlotLocation::Unlinked(_) = self.locate(record)?
             {
                 return Ok(false);
             }
@@ -770,19 +784,19 @@ impl<'m, M: Media> Replay<'m, M> {
     }
 
     /// Where a record's first slot lies.
-    fn locate(&self, record: &Record) -> Result<Location, PoolError> {
+    fn locate(&self, record: &Record) -> Result<SlotLocation, PoolError> {
         if record.object.0 >= self.geometry.object_count() {
             return Err(PoolError::Object(record.object.0));
         }
         let root_at = self.geometry.object_at(record.object) + ROOT_AT;
-        let table = Table::new(self.media, root_at, HEIGHT, self.geometry.frame_numbers());
+        let table = PageTable::new(self.media, root_at, HEIGHT, self.geometry.frame_numbers());
         Ok(table.locate(record.level, record.page)?)
     }
 
-    fn apply(&mut self, entry: &Entry, ordered: bool) -> Result<(), PoolError> {
+    fn apply(&mut self, entry: &JournalEntry, ordered: bool) -> Result<(), PoolError> {
         match entry {
-            Entry::Map(record) => self.apply_map(record, ordered),
-            Entry::Object(record) => {
+            JournalEntry::Map(record) => self.apply_map(record, ordered),
+            JournalEntry::Object(record) => {
                 if record.object.0 >= self.geometry.object_count() {
                     return Err(PoolError::Object(record.object.0));
                 }
@@ -801,13 +815,13 @@ impl<'m, M: Media> Replay<'m, M> {
         if !slots.all(is_ours) {
             return Err(PoolError::Record(record.seq));
         }
-        let Location::At(at) = self.locate(record)? else {
+        let SlotLocation::At(at) = self.locate(record)? else {
             // The object was deleted afterwards, and this node with it; or, on
             // a file, the record that links the node was lost, and this one
             // was never promised either.
             for change in &record.changes {
-                self.note_freed(change.old, ordered, ordered);
-                self.note_freed(change.new, false, ordered);
+                self.record_freed_frame(change.old, ordered, ordered);
+                self.record_freed_frame(change.new, false, ordered);
             }
             return Ok(());
         };
@@ -851,11 +865,11 @@ impl<'m, M: Media> Replay<'m, M> {
         // maps is free now, and what this record replaced never was in use.
         let found = Slot::decode(self.media.load(at));
         let follows = ordered || found == Ok(old);
-        self.note_freed(old, follows, ordered);
+        self.record_freed_frame(old, follows, ordered);
         if let (false, Ok(found)) = (follows, found) {
-            self.note_freed(found, true, ordered);
+            self.record_freed_frame(found, true, ordered);
         }
-        self.note(new, false, true);
+        self.record_frame_use(new, false, true);
         if let (1.., false, Some(node)) = (level, ordered, new.frame())
             && new.frame() != old.frame()
             && !defect::is(Defect::LostNodeKept)
@@ -876,17 +890,17 @@ impl<'m, M: Media> Replay<'m, M> {
 
     /// As [`Replay::note`] of a frame that is free now, unless it cannot be read: it would
     /// be granted. Looked for where that costs no read of a disk.
-    fn note_freed(&mut self, slot: Slot, was: bool, looks: bool) {
+    fn record_freed_frame(&mut self, slot: Slot, was: bool, looks: bool) {
         let is_unreadable = |frame| match looks {
             true => !self.media.can_read(frame_at(frame)),
             false => self.media.is_unreadable(frame_at(frame)),
         };
         let is = slot.frame().is_some_and(is_unreadable);
-        self.note(slot, was, is);
+        self.record_frame_use(slot, was, is);
     }
 
     /// A record names the slot's frame; `was` counts only for the first.
-    fn note(&mut self, slot: Slot, was: bool, is: bool) {
+    fn record_frame_use(&mut self, slot: Slot, was: bool, is: bool) {
         if let Some(frame) = slot.frame() {
             self.in_use.entry(frame.0).or_insert((was, is)).1 = is;
             if let Some(changes) = &mut self.changes {
@@ -898,24 +912,24 @@ impl<'m, M: Media> Replay<'m, M> {
     /// Writes entries of the object table anew that can be told in spite of
     /// damage. Records above the checkpoint have been applied: what a crash
     /// left is whole by now.
-    fn heal_objects(&mut self, summary: &mut Recovered) -> Vec<(ObjectId, Object)> {
-        let mut mended = Vec::new();
+    fn repair_objects(&mut self, summary: &mut RecoverySummary) -> Vec<(ObjectId, Object)> {
+        let mut corrected = Vec::new();
         for object in (0..self.objects_end).map(ObjectId) {
             let at = self.geometry.object_at(object);
             let mut entry = [0; OBJECT_BYTES as usize];
             self.media.read(at, &mut entry);
-            match Object::examine(&entry) {
+            match Object::decode_redundant(&entry) {
                 Ok((_, true)) => {}
                 Ok((found, false)) => {
                     self.stores
                         .push(store_entry(self.media, at, &found.encode()));
-                    mended.push((object, found));
+                    corrected.push((object, found));
                 }
                 Err(_) => summary.objects_lost += 1,
             }
         }
-        summary.mended += mended.len() as u64;
-        mended
+        summary.corrected += corrected.len() as u64;
+        corrected
     }
 
     /// Marks objects whose operations in flight are not known.
@@ -931,15 +945,15 @@ impl<'m, M: Media> Replay<'m, M> {
         let at = self.geometry.object_at(object);
         let mut entry = [0; OBJECT_BYTES as usize];
         self.media.read(at, &mut entry);
-        if let Ok((mut found, _)) = Object::examine(&entry) {
-            found.compare = true;
+        if let Ok((mut found, _)) = Object::decode_redundant(&entry) {
+            found.needs_compare = true;
             self.stores
                 .push(store_entry(self.media, at, &found.encode()));
         }
     }
 
     /// Whether a crash explains a bad line of the bitmap.
-    fn explains(&self, bitmap: &Bitmap, bad: &BadLine) -> bool {
+    fn is_explained_by_crash(&self, bitmap: &Bitmap, bad: &DamagedLine) -> bool {
         let frames = bad.frames();
         let named = self.in_use.range(frames.clone());
         let before = named.map(|(&frame, &(was, _))| (frame, was));
@@ -952,7 +966,7 @@ impl<'m, M: Media> Replay<'m, M> {
 
     /// Writes the bits of the frames that records name. Returns how many
     /// frames are in use if `used` were at the checkpoint.
-    fn settle_frames(&self, bitmap: &mut Bitmap, used: u64) -> u64 {
+    fn write_frame_bits(&self, bitmap: &mut Bitmap, used: u64) -> u64 {
         let mut used = used;
         for (&frame, &(was, is)) in &self.in_use {
             bitmap.write(frame, is);
@@ -968,34 +982,35 @@ impl<'m, M: Media> Replay<'m, M> {
     /// Derives lines of the bitmap from the page tables; all of them, where
     /// none is known to be bad. Returns how many frames may be free and are
     /// kept from use, because a page table cannot be followed.
-    fn derive(&self, bitmap: &mut Bitmap, bad: &[BadLine]) -> u64 {
-        let (seen, is_whole) = Seen::follow(self.media, &self.geometry, self.objects_end);
+    fn rebuild_bitmap(&self, bitmap: &mut Bitmap, bad: &[DamagedLine]) -> u64 {
+        let (frame_set, is_whole) =
+            FrameSet::from_tables(self.media, &self.geometry, self.objects_end);
         if bad.is_empty() {
             let all = bitmap.lines();
-            bitmap.restore(all, |word, found| match is_whole {
-                true => seen.words()[word],
-                false => seen.words()[word] | found,
+            bitmap.rebuild_lines(all, |word, found| match is_whole {
+                true => frame_set.words()[word],
+                false => frame_set.words()[word] | found,
             });
             return 0;
         }
         let bad = || bad.iter().map(|bad| bad.number);
-        bitmap.restore(bad(), |word, _| seen.words()[word]);
+        bitmap.rebuild_lines(bad(), |word, _| frame_set.words()[word]);
         if is_whole {
             return 0;
         }
         let known = bitmap.used();
-        bitmap.restore(bad(), |_, _| u64::MAX);
+        bitmap.rebuild_lines(bad(), |_, _| u64::MAX);
         bitmap.used() - known
     }
 }
 
 /// Frames that records put to use or give up, and the last that does. None, where nothing
 /// is changed in place.
-fn moves_of(entries: &[Entry]) -> BTreeMap<u64, Seq> {
+fn frame_moves(entries: &[JournalEntry]) -> BTreeMap<u64, Seq> {
     let records = || {
         entries.iter().filter_map(|entry| match entry {
-            Entry::Map(record) => Some(record),
-            Entry::Object(_) => None,
+            JournalEntry::Map(record) => Some(record),
+            JournalEntry::Object(_) => None,
         })
     };
     if !records().any(Record::is_patch) {
@@ -1013,14 +1028,14 @@ fn moves_of(entries: &[Entry]) -> BTreeMap<u64, Seq> {
 }
 
 /// Whether some record replaced what this one had put into a slot.
-fn is_followed(entry: &Entry, scans: &[(Vec<Entry>, u64)]) -> bool {
+fn is_superseded(entry: &JournalEntry, scans: &[(Vec<JournalEntry>, u64)]) -> bool {
     let mut all = scans.iter().flat_map(|(entries, _)| entries);
-    all.any(|other| follows(other, entry))
+    all.any(|other| supersedes(other, entry))
 }
 
 /// Whether a record replaced what another had put into a slot.
-fn follows(later: &Entry, earlier: &Entry) -> bool {
-    let (Entry::Map(later), Entry::Map(earlier)) = (later, earlier) else {
+fn supersedes(later: &JournalEntry, earlier: &JournalEntry) -> bool {
+    let (JournalEntry::Map(later), JournalEntry::Map(earlier)) = (later, earlier) else {
         return false;
     };
     let slots = |record: &Record| {
@@ -1046,7 +1061,7 @@ pub(crate) fn store_entry<M: Media>(
     media: &M,
     at: usize,
     entry: &[u8; OBJECT_BYTES as usize],
-) -> Unfenced {
+) -> UnfencedStores {
     let words = &entry.as_chunks::<8>().0[..ROOT_AT / 8];
     for (i, word) in words.iter().enumerate().take(COPY_BYTES / 8) {
         media.store(at + COPY_AT + i * 8, u64::from_le_bytes(*word));
@@ -1073,7 +1088,7 @@ mod tests {
     fn has_a_superblock() -> bool {
         let fresh = Recorder::new(2 << 20);
         format(&fresh, Uuid::from_u128(7)).expect("a pool");
-        let image = fresh.crash_point().everything();
+        let image = fresh.crash_point().all_persisted();
         let media = Arc::new(Recorder::from_image(image));
         let mut next = read_superblock(&*media).expect("sound");
         next.generation += 1;
@@ -1092,7 +1107,7 @@ mod tests {
 
     /// With the older superblock records are replayed whose frames others have by now.
     #[test]
-    fn a_page_is_mended_only_where_its_record_is_the_last_to_name_the_frame() {
+    fn page_is_corrected_only_by_last_record_of_its_frame() {
         let fresh = Recorder::new(2 << 20);
         format(&fresh, Uuid::from_u128(7)).expect("a pool");
         let block = read_superblock(&fresh).expect("sound");
@@ -1105,7 +1120,7 @@ mod tests {
                 new: Slot::EMPTY.map(frame, 0),
                 sums: NO_SUMS,
             };
-            Entry::Map(Record {
+            JournalEntry::Map(Record {
                 seq: Seq(seq),
                 changes: vec![change],
                 ..Record::empty()
@@ -1121,17 +1136,23 @@ mod tests {
         let mut replay = Replay::new(&fresh, &block, false);
         let before = fresh.load(at + 8);
         let mut all = vec![flipped(3)];
-        replay.complete(&mut all, &[names(3), names(5)]);
+        replay.correct_pages(&mut all, &[names(3), names(5)]);
         assert!(all.is_empty() && fresh.load(at + 8) == before);
         all.extend([flipped(3), flipped(5)]);
-        replay.complete(&mut all, &[names(3), names(5)]);
+        replay.correct_pages(&mut all, &[names(3), names(5)]);
         assert_eq!(all.len(), 1);
         assert_eq!(fresh.load(at + 8), before ^ 1 << 13);
-        let _fenced = fresh.fence(replay.stores.drain(..).reduce(Unfenced::and).expect("one"));
+        let _fenced = fresh.fence(
+            replay
+                .stores
+                .drain(..)
+                .reduce(UnfencedStores::and)
+                .expect("one"),
+        );
     }
 
     #[test]
-    fn recovery_keeps_the_superblock_that_it_began_with() {
+    fn recovery_keeps_its_initial_superblock() {
         assert!(has_a_superblock());
         defect::set(Some(Defect::SuperblockNotFlushed));
         assert!(!has_a_superblock());

@@ -4,13 +4,13 @@
 //! What only the owner of the pool can do (epochs, in-flight operations) is
 //! given back to the caller.
 
-use crate::session::{Member, Session, clear, write};
+use crate::pool_mapping::{Handle, StoreError};
+use crate::session::{LegSession, Session, clear, write};
 use crate::transaction::transact;
-use crate::view::{Handle, StoreError};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{
-    LISTED_MAX, Run, SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest,
+    LIST_ENTRIES_MAX, PageRun, SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest,
 };
 use pagemesh_base::space::{EXTENTS_MAX, Extent};
 use pagemesh_base::units::PAGE_BYTES;
@@ -22,7 +22,7 @@ pub const CLEAR_BYTES_MAX: u64 = 1 << 30;
 /// Pages that one question about dirty pages looks at: 16 GiB.
 const DIRTY_SCAN_MAX: u64 = 1 << 22;
 
-type Answer = Result<SliceReply, SliceError>;
+type RequestResult = Result<SliceReply, SliceError>;
 
 impl From<StoreError> for SliceError {
     fn from(cause: StoreError) -> SliceError {
@@ -32,9 +32,9 @@ impl From<StoreError> for SliceError {
             StoreError::Damaged { offset } => SliceError::Damaged { offset },
             StoreError::NoSuchObject => SliceError::NoSuchSlice(SliceId::default()),
             StoreError::OutOfRange { .. }
-            | StoreError::NoTransaction(_)
+            | StoreError::InvalidTransaction(_)
             | StoreError::TooLong { .. } => SliceError::OutOfRange(cause.to_string()),
-            StoreError::Revoked | StoreError::Gone | StoreError::Stalled => {
+            StoreError::Revoked | StoreError::OwnerGone | StoreError::TimedOut => {
                 SliceError::Lost(cause.to_string())
             }
         }
@@ -43,11 +43,11 @@ impl From<StoreError> for SliceError {
 
 /// What becomes of a request.
 #[derive(Debug)]
-pub enum Executed {
+pub enum ExecuteOutcome {
     /// Done, or refused.
-    Done(Answer),
+    Done(RequestResult),
     /// Only the owner of the pool can do it.
-    Owner(SliceRequest),
+    NeedsOwner(SliceRequest),
 }
 
 /// Does a request of a client whose newest epoch is `epoch`. A flush blocks
@@ -57,47 +57,48 @@ pub fn execute<M: Media>(
     handle: Handle,
     epoch: Epoch,
     request: SliceRequest,
-) -> Executed {
-    Executed::Done(match request {
+) -> ExecuteOutcome {
+    ExecuteOutcome::Done(match request {
         SliceRequest::Read { offset, len } => read(session, handle, epoch, offset, len),
         SliceRequest::Write {
             offset,
             data,
             stamp,
         } => check_len(data.len() as u64, u64::from(SLICE_IO_BYTES_MAX)).and_then(|()| {
-            let written = write(&mut [Member { session, handle }], offset, &data, stamp);
-            done(written.map_err(|failure| failure.cause))
+            let written = write(&mut [LegSession { session, handle }], offset, &data, stamp);
+            done_reply(written.map_err(|failure| failure.cause))
         }),
         SliceRequest::Clear { offset, len, stamp } => {
             check_len(len, CLEAR_BYTES_MAX).and_then(|()| {
-                let cleared = clear(&mut [Member { session, handle }], offset, len, stamp);
-                done(cleared.map_err(|failure| failure.cause))
+                let cleared = clear(&mut [LegSession { session, handle }], offset, len, stamp);
+                done_reply(cleared.map_err(|failure| failure.cause))
             })
         }
         SliceRequest::Transact { parts, stamp } => {
-            let changed = transact(&mut [Member { session, handle }], &parts, stamp);
-            done(changed.map_err(|failure| failure.cause))
+            let changed = transact(&mut [LegSession { session, handle }], &parts, stamp);
+            done_reply(changed.map_err(|failure| failure.cause))
         }
-        SliceRequest::Flush => match session.view().media().sync() {
+        SliceRequest::Flush => match session.mapping().media().sync() {
             Ok(()) => Ok(SliceReply::Done),
             Err(cause) => Err(SliceError::Lost(cause.to_string())),
         },
         SliceRequest::Extents { offset, len } => extents(session, handle, epoch, offset, len),
-        SliceRequest::Checksums { page, count } => check_len(u64::from(count), LISTED_MAX as u64)
-            .and_then(|()| {
+        SliceRequest::Checksums { page, count } => {
+            check_len(u64::from(count), LIST_ENTRIES_MAX as u64).and_then(|()| {
                 let sums = session.checksums(&handle, page, count, epoch)?;
                 Ok(SliceReply::Checksums(sums))
-            }),
+            })
+        }
         SliceRequest::Dirty { round, from } => dirty(session, handle, epoch, round, from),
         // Whoever executes the requests of a connection keeps it.
         SliceRequest::KeepOrder => Ok(SliceReply::Done),
-        SliceRequest::InFlight | SliceRequest::Settled | SliceRequest::RaiseEpoch { .. } => {
-            return Executed::Owner(request);
+        SliceRequest::InFlight | SliceRequest::ForgetInFlight | SliceRequest::RaiseEpoch { .. } => {
+            return ExecuteOutcome::NeedsOwner(request);
         }
     })
 }
 
-fn done(result: Result<(), StoreError>) -> Answer {
+fn done_reply(result: Result<(), StoreError>) -> RequestResult {
     result?;
     Ok(SliceReply::Done)
 }
@@ -115,7 +116,7 @@ fn read<M: Media>(
     epoch: Epoch,
     offset: u64,
     len: u32,
-) -> Answer {
+) -> RequestResult {
     check_len(u64::from(len), u64::from(SLICE_IO_BYTES_MAX))?;
     let mut data = vec![0; len as usize];
     session.read(&handle, offset, &mut data, epoch)?;
@@ -128,8 +129,8 @@ fn extents<M: Media>(
     epoch: Epoch,
     offset: u64,
     len: u64,
-) -> Answer {
-    let size_bytes = session.view().size_bytes(&handle);
+) -> RequestResult {
+    let size_bytes = session.mapping().size_bytes(&handle);
     let end = offset.checked_add(len).filter(|&end| end <= size_bytes);
     let beyond = || SliceError::OutOfRange(format!("{len} bytes at {offset} of {size_bytes}"));
     let end = end.ok_or_else(beyond)?;
@@ -163,21 +164,21 @@ fn dirty<M: Media>(
     epoch: Epoch,
     round: u8,
     from: PageNo,
-) -> Answer {
-    let pages = session.view().size_bytes(&handle) / PAGE;
+) -> RequestResult {
+    let pages = session.mapping().size_bytes(&handle) / PAGE;
     let end = pages.min(from.0.saturating_add(DIRTY_SCAN_MAX));
     let start = from.0.min(end);
-    let mut runs: Vec<Run> = Vec::new();
+    let mut runs: Vec<PageRun> = Vec::new();
     let stop = session.visit_slots(&handle, start..end, epoch, |page, count, slot| {
         // Of a damaged slot nobody knows: it may be of this round.
-        if round == 0 || slot.is_some_and(|slot| slot.track() != round) {
+        if round == 0 || slot.is_some_and(|slot| slot.round() != round) {
             return true;
         }
-        let is_full = runs.len() == LISTED_MAX;
+        let is_full = runs.len() == LIST_ENTRIES_MAX;
         match runs.last_mut() {
             Some(last) if last.page.0 + last.count == page.0 => last.count += count,
             _ if is_full => return false,
-            _ => runs.push(Run { page, count }),
+            _ => runs.push(PageRun { page, count }),
         }
         true
     })?;

@@ -15,14 +15,14 @@
 
 use crate::defect::{self, Defect};
 use crate::geometry::OBJECT_BYTES;
-use crate::lane::{Chunk, Lane};
-use crate::object::{Object, State};
+use crate::journal::{Journal, JournalChunk};
+use crate::object::{Object, ObjectState};
 use crate::pool::{ObjectError, Pool};
+use crate::pool_mapping::NODE_SLOTS;
 use crate::record::Record;
 use crate::recovery::{PoolError, store_entry, write_superblock};
 use crate::superblock::Superblock;
-use crate::table::{BadTable, Location, reach};
-use crate::view::NODE_SLOTS;
+use crate::table::{BadTable, SlotLocation, reach};
 use pagemesh_base::ids::{ObjectId, PageNo};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
@@ -31,7 +31,7 @@ use std::sync::atomic::Ordering;
 /// Lines of the bitmap looked at in one step: 256 KiB.
 const STEP_LINES: u32 = 4096;
 /// Lines of lanes after which a step ends: 1 MiB, and a lane more.
-const STEP_LANE_LINES: u64 = 1 << 14;
+const STEP_JOURNAL_LINES: u64 = 1 << 14;
 /// Entries of the in-flight table looked at in one step: 256 KiB.
 const STEP_IN_FLIGHT: u32 = 8192;
 /// Entries of the object table looked at in one step.
@@ -44,14 +44,14 @@ const LEAF_BYTES: u64 = NODE_SLOTS * PAGE_BYTES as u64;
 
 /// Where a scrub has come; the default is its begin.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Cursor(Stage);
+pub struct ScrubCursor(ScrubStage);
 
 #[derive(Clone, Copy, Debug, Default)]
-enum Stage {
+enum ScrubStage {
     #[default]
     Superblocks,
     /// From this lane on.
-    Lanes(u32),
+    Journals(u32),
     /// From this entry on.
     InFlight(u32),
     /// From this line on.
@@ -64,7 +64,7 @@ enum Stage {
 
 /// What a scrub looked at and what it found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Scrubbed {
+pub struct ScrubReport {
     /// Superblocks, records, lines of the bitmap, entries and ways to leaves
     /// looked at.
     pub checked: u64,
@@ -76,7 +76,7 @@ pub struct Scrubbed {
     /// Lanes with a record that cannot be mended, and that nothing but the slices'
     /// other legs needed: it was left behind, and all slices are compared as a
     /// whole when they are attached next.
-    pub left_behind: u64,
+    pub skipped_journals: u64,
     /// Entries of the in-flight table written anew.
     pub in_flight: u64,
     /// Lines of the bitmap written anew.
@@ -90,11 +90,11 @@ pub struct Scrubbed {
     pub damaged: u64,
 }
 
-impl Scrubbed {
+impl ScrubReport {
     /// Everything that was put right.
     #[must_use]
-    pub fn mended(&self) -> u64 {
-        let journal = self.records + self.left_behind + self.in_flight;
+    pub fn corrected(&self) -> u64 {
+        let journal = self.records + self.skipped_journals + self.in_flight;
         self.superblocks + journal + self.bitmap_lines + self.objects + self.slots
     }
 }
@@ -107,178 +107,186 @@ impl<M: Media> Pool<M> {
     /// the pool has then failed.
     pub fn scrub(
         &mut self,
-        Cursor(stage): Cursor,
-        found: &mut Scrubbed,
-    ) -> Result<Option<Cursor>, ObjectError> {
-        if self.failed {
+        ScrubCursor(stage): ScrubCursor,
+        found: &mut ScrubReport,
+    ) -> Result<Option<ScrubCursor>, ObjectError> {
+        if self.has_failed {
             return Err(PoolError::Failed.into());
         }
         let stepped = match stage {
-            Stage::Superblocks => self.scrub_superblocks(found).map_err(Into::into),
-            Stage::Lanes(number) => self.scrub_lanes(number, found),
-            Stage::InFlight(index) => self.scrub_in_flight(index, found).map_err(Into::into),
-            Stage::Bitmap(line) => self.scrub_bitmap(line, found).map_err(Into::into),
-            Stage::Objects(index) => self.scrub_objects(index, found).map_err(Into::into),
-            Stage::Tables(index, page) => {
+            ScrubStage::Superblocks => self.scrub_superblocks(found).map_err(Into::into),
+            ScrubStage::Journals(number) => self.scrub_journals(number, found),
+            ScrubStage::InFlight(index) => self.scrub_in_flight(index, found).map_err(Into::into),
+            ScrubStage::Bitmap(line) => self.scrub_bitmap(line, found).map_err(Into::into),
+            ScrubStage::Objects(index) => self.scrub_objects(index, found).map_err(Into::into),
+            ScrubStage::Tables(index, page) => {
                 let stepped = self.scrub_tables(index, page, found);
                 stepped.map_err(Into::into)
             }
         };
-        found.records += self.mended_records - self.told_records;
-        self.told_records = self.mended_records;
-        let slots = self.mended_slots();
+        found.records += self.corrected_records - self.reported_records;
+        self.reported_records = self.corrected_records;
+        let slots = self.corrected_slots();
         // Whoever maps the pool may have written anything there.
-        let mended = slots.saturating_sub(std::mem::replace(&mut self.told_slots, slots));
-        found.slots += mended;
-        let stepped = match mended {
+        let corrected = slots.saturating_sub(std::mem::replace(&mut self.reported_slots, slots));
+        found.slots += corrected;
+        let stepped = match corrected {
             0 => stepped,
             _ => stepped.and_then(|next| {
-                self.view.data.sync().map_err(PoolError::from)?;
+                self.mapping.data.sync().map_err(PoolError::from)?;
                 Ok(next)
             }),
         };
         if stepped.is_err() {
-            self.failed = true;
-            self.view.abandon();
+            self.has_failed = true;
+            self.mapping.mark_owner_gone();
         }
-        Ok(stepped?.map(Cursor))
+        Ok(stepped?.map(ScrubCursor))
     }
 
     /// How much of a scrub lies before this point, in percent of its steps.
     #[must_use]
-    pub fn scrub_progress(&self, Cursor(stage): Cursor) -> u8 {
+    pub fn scrub_progress(&self, ScrubCursor(stage): ScrubCursor) -> u8 {
         let leaves_below = |end: u32| {
             let live = self
                 .objects
                 .iter()
-                .filter(|(object, entry)| object.0 < end && entry.state == State::Live);
+                .filter(|(object, entry)| object.0 < end && entry.state == ObjectState::Live);
             let leaves = live.map(|(_, entry)| entry.size_bytes.div_ceil(LEAF_BYTES));
             leaves.sum::<u64>()
         };
         let steps = |count: u32, of: u32| u64::from(count.div_ceil(of));
         let in_flight = steps(self.in_flight.count(), STEP_IN_FLIGHT);
-        let bitmap = steps(self.frames.bitmap().lines().end, STEP_LINES);
-        let objects = steps(self.block.objects_end, STEP_OBJECTS);
+        let bitmap = steps(self.frame_allocator.bitmap().lines().end, STEP_LINES);
+        let objects = steps(self.superblock.objects_end, STEP_OBJECTS);
         let tables = 2 + in_flight + bitmap + objects;
         let total = tables + leaves_below(u32::MAX).div_ceil(STEP_LEAVES);
         let done = match stage {
-            Stage::Superblocks => 0,
-            Stage::Lanes(_) => 1,
-            Stage::InFlight(index) => 2 + steps(index, STEP_IN_FLIGHT),
-            Stage::Bitmap(line) => 2 + in_flight + steps(line, STEP_LINES),
-            Stage::Objects(index) => 2 + in_flight + bitmap + steps(index, STEP_OBJECTS),
-            Stage::Tables(index, page) => {
+            ScrubStage::Superblocks => 0,
+            ScrubStage::Journals(_) => 1,
+            ScrubStage::InFlight(index) => 2 + steps(index, STEP_IN_FLIGHT),
+            ScrubStage::Bitmap(line) => 2 + in_flight + steps(line, STEP_LINES),
+            ScrubStage::Objects(index) => 2 + in_flight + bitmap + steps(index, STEP_OBJECTS),
+            ScrubStage::Tables(index, page) => {
                 tables + (leaves_below(index) + page / reach(1)) / STEP_LEAVES
             }
         };
         (done * 100 / total).min(99) as u8
     }
 
-    fn scrub_superblocks(&mut self, found: &mut Scrubbed) -> Result<Option<Stage>, PoolError> {
-        let older = self.block.generation - 1;
+    fn scrub_superblocks(
+        &mut self,
+        found: &mut ScrubReport,
+    ) -> Result<Option<ScrubStage>, PoolError> {
+        let older = self.superblock.generation - 1;
         let is_older_sound = self.has_superblock(older);
-        self.keep_superblock()?;
-        found.superblocks += std::mem::take(&mut self.kept_superblocks);
+        self.ensure_newer_superblock()?;
+        found.superblocks += std::mem::take(&mut self.rewritten_superblocks);
         if !is_older_sound {
-            self.block.generation += 1;
-            write_superblock(&*self.view.data, &self.block)?;
+            self.superblock.generation += 1;
+            write_superblock(&*self.mapping.data, &self.superblock)?;
             found.superblocks += 1;
         }
         found.checked += 2;
-        Ok(Some(Stage::Lanes(0)))
+        Ok(Some(ScrubStage::Journals(0)))
     }
 
     /// Writes the newer superblock anew if it is damaged. In its place: the other
     /// stays what a crash meanwhile would find. Before the older is overwritten
     /// this has to be called: at no time is neither valid.
-    pub(crate) fn keep_superblock(&mut self) -> Result<(), PoolError> {
-        if self.has_superblock(self.block.generation) {
+    pub(crate) fn ensure_newer_superblock(&mut self) -> Result<(), PoolError> {
+        if self.has_superblock(self.superblock.generation) {
             return Ok(());
         }
-        self.kept_superblocks += 1;
+        self.rewritten_superblocks += 1;
         if defect::is(Defect::SuperblocksTogether) {
-            let page = self.block.encode();
-            let target = (&*self.view.data, self.block.offset());
+            let page = self.superblock.encode();
+            let target = (&*self.mapping.data, self.superblock.offset());
             let (_, _unfenced) = M::stream_page(&[target], &page);
-            self.block.generation += 1;
+            self.superblock.generation += 1;
         }
         if defect::is(Defect::OlderSuperblockFirst) {
-            self.block.generation += 1;
+            self.superblock.generation += 1;
         }
-        Ok(write_superblock(&*self.view.data, &self.block)?)
+        Ok(write_superblock(&*self.mapping.data, &self.superblock)?)
     }
 
     fn has_superblock(&self, generation: u64) -> bool {
         let mut page = [0; PAGE_BYTES];
         let at = (generation % 2) as usize * PAGE_BYTES;
-        self.view.data.read(at, &mut page);
+        self.mapping.data.read(at, &mut page);
         let block = Superblock::decode(&page);
-        block.is_ok_and(|it| it.pool == self.block.pool && it.generation == generation)
+        block.is_ok_and(|it| it.pool == self.superblock.pool && it.generation == generation)
     }
 
-    fn scrub_lanes(
+    fn scrub_journals(
         &mut self,
         from: u32,
-        found: &mut Scrubbed,
-    ) -> Result<Option<Stage>, ObjectError> {
+        found: &mut ScrubReport,
+    ) -> Result<Option<ScrubStage>, ObjectError> {
         let mut lines = 0;
-        for number in from..self.block.lanes_end {
-            if lines >= STEP_LANE_LINES {
-                return Ok(Some(Stage::Lanes(number)));
+        for number in from..self.superblock.journals_end {
+            if lines >= STEP_JOURNAL_LINES {
+                return Ok(Some(ScrubStage::Journals(number)));
             }
-            lines += self.scrub_lane(number, found)?;
+            lines += self.scrub_journal(number, found)?;
         }
-        Ok(Some(Stage::InFlight(0)))
+        Ok(Some(ScrubStage::InFlight(0)))
     }
 
     /// Reads what is live of a lane. How many lines that is.
-    pub(crate) fn scrub_lane(
+    pub(crate) fn scrub_journal(
         &mut self,
         number: u32,
-        found: &mut Scrubbed,
+        found: &mut ScrubReport,
     ) -> Result<u64, ObjectError> {
-        let committed = self.view.control.cells(number).committed();
+        let committed = self.mapping.control.session_cells(number).committed();
         let committed = committed.load(Ordering::Acquire);
-        let head = self.block.heads[number as usize];
-        let mended = self.mended_records;
-        let mut lane = self.lane_at(number, head);
-        let (mut chunk, mut record) = (Chunk::default(), Record::empty());
-        while lane.end() < committed {
-            lane.read_on(&*self.view.data, committed, &mut chunk);
-            while lane.end() < chunk.end() {
+        let head = self.superblock.journal_heads[number as usize];
+        let corrected = self.corrected_records;
+        let mut journal = self.journal_at(number, head);
+        let (mut chunk, mut record) = (JournalChunk::default(), Record::empty());
+        while journal.end() < committed {
+            journal.read_ahead(&*self.mapping.data, committed, &mut chunk);
+            while journal.end() < chunk.end() {
                 found.checked += 1;
-                match self.follow(&mut lane, committed, &mut chunk, &mut record) {
+                match self.read_next_record(&mut journal, committed, &mut chunk, &mut record) {
                     Ok(_) => {}
-                    Err(_) if self.is_applied(&lane) => {
-                        self.leave_behind(number)?;
-                        found.left_behind += 1;
+                    Err(_) if self.is_applied(&journal) => {
+                        self.skip_applied_records(number)?;
+                        found.skipped_journals += 1;
                         return Ok(committed - head);
                     }
                     Err(bad) => return Err(bad.into()),
                 }
             }
         }
-        if self.mended_records > mended {
-            self.view.data.sync().map_err(PoolError::from)?;
+        if self.corrected_records > corrected {
+            self.mapping.data.sync().map_err(PoolError::from)?;
         }
         Ok(committed - head)
     }
 
     /// Whether the checkpoint has passed the record at a lane's end.
-    pub(crate) fn is_applied(&mut self, lane: &Lane) -> bool {
-        lane.end() < self.lanes.book(lane.place().lane).applied.end()
+    pub(crate) fn is_applied(&mut self, journal: &Journal) -> bool {
+        journal.end()
+            < self
+                .sessions
+                .session(journal.next_address().journal)
+                .applied_journal
+                .end()
     }
 
     /// Lets recovery begin behind the records of a lane that are applied, one of
     /// which cannot be read. They only said which operations may be missing on
     /// other legs; nobody knows of which object, so all are compared as a whole.
-    pub(crate) fn leave_behind(&mut self, number: u32) -> Result<(), ObjectError> {
-        let marks_late = defect::is(Defect::MarkedAfterwards);
+    pub(crate) fn skip_applied_records(&mut self, number: u32) -> Result<(), ObjectError> {
+        let marks_late = defect::is(Defect::SlicesMarkedAfterHead);
         if !marks_late {
             self.mark_compare_all()?;
         }
-        let book = self.lanes.book(number);
-        book.noted = book.applied.end();
+        let session_state = self.sessions.session(number);
+        session_state.recorded_below = session_state.applied_journal.end();
         self.checkpoint()?;
         match marks_late {
             true => self.mark_compare_all(),
@@ -287,56 +295,61 @@ impl<M: Media> Pool<M> {
     }
 
     fn mark_compare_all(&mut self) -> Result<(), ObjectError> {
-        let mut objects = (0..self.block.objects_end).map(ObjectId);
+        let mut objects = (0..self.superblock.objects_end).map(ObjectId);
         objects.try_for_each(|object| self.mark_compare(object))
     }
 
     fn scrub_in_flight(
         &mut self,
         from: u32,
-        found: &mut Scrubbed,
-    ) -> Result<Option<Stage>, PoolError> {
+        found: &mut ScrubReport,
+    ) -> Result<Option<ScrubStage>, PoolError> {
         let end = self.in_flight.count();
         let to = end.min(from + STEP_IN_FLIGHT);
-        let (mended, stores) = self.in_flight.mend(&*self.view.data, from..to);
+        let (corrected, stores) = self
+            .in_flight
+            .rewrite_damaged(&*self.mapping.data, from..to);
         if let Some(stores) = stores {
-            let _fenced = self.view.data.fence(stores);
-            self.view.data.sync()?;
+            let _fenced = self.mapping.data.fence(stores);
+            self.mapping.data.sync()?;
         }
-        found.in_flight += mended;
+        found.in_flight += corrected;
         found.checked += u64::from(to - from);
         Ok(Some(match to == end {
-            true => Stage::Bitmap(0),
-            false => Stage::InFlight(to),
+            true => ScrubStage::Bitmap(0),
+            false => ScrubStage::InFlight(to),
         }))
     }
 
     fn scrub_bitmap(
         &mut self,
         from: u32,
-        found: &mut Scrubbed,
-    ) -> Result<Option<Stage>, PoolError> {
-        let end = self.frames.bitmap().lines().end;
+        found: &mut ScrubReport,
+    ) -> Result<Option<ScrubStage>, PoolError> {
+        let end = self.frame_allocator.bitmap().lines().end;
         let to = end.min(from + STEP_LINES);
-        let (mended, stores) = self.frames.bitmap().mend(&*self.view.data, from..to);
+        let (corrected, stores) = self
+            .frame_allocator
+            .bitmap()
+            .correct(&*self.mapping.data, from..to);
         if let Some(stores) = stores {
-            let _fenced = self.view.data.fence(stores);
-            self.view.data.sync()?;
+            let _fenced = self.mapping.data.fence(stores);
+            self.mapping.data.sync()?;
         }
-        found.bitmap_lines += mended;
+        found.bitmap_lines += corrected;
         found.checked += u64::from(to - from);
         Ok(Some(match to == end {
-            true => Stage::Objects(0),
-            false => Stage::Bitmap(to),
+            true => ScrubStage::Objects(0),
+            false => ScrubStage::Bitmap(to),
         }))
     }
 
     fn scrub_objects(
         &mut self,
         from: u32,
-        found: &mut Scrubbed,
-    ) -> Result<Option<Stage>, PoolError> {
-        let end = self.block.objects_end;
+        found: &mut ScrubReport,
+    ) -> Result<Option<ScrubStage>, PoolError> {
+        let end = self.superblock.objects_end;
         let to = end.min(from + STEP_OBJECTS);
         for object in (from..to).map(ObjectId) {
             found.checked += 1;
@@ -345,73 +358,77 @@ impl<M: Media> Pool<M> {
                 found.damaged += 1;
                 continue;
             };
-            let is_right = |media: &M| self.entry_on(media, object) == Some(entry);
+            let is_right = |media: &M| self.redundant_entry(media, object) == Some(entry);
             let mut is_mended = false;
-            if !is_right(&self.view.meta) {
-                self.mend_entry(&self.view.meta, object, &entry)?;
+            if !is_right(&self.mapping.meta) {
+                self.rewrite_entry(&self.mapping.meta, object, &entry)?;
                 is_mended = true;
             }
-            if self.view.has_overlay() && self.entry_on(&self.view.data, object).is_none() {
+            if self.mapping.has_overlay()
+                && self.redundant_entry(&self.mapping.data, object).is_none()
+            {
                 // The file may lag behind as long as it can be believed.
                 self.checkpoint()?;
-                self.mend_entry(&self.view.data, object, &entry)?;
+                self.rewrite_entry(&self.mapping.data, object, &entry)?;
                 is_mended = true;
             }
             found.objects += u64::from(is_mended);
         }
         Ok(Some(match to == end {
-            true => Stage::Tables(0, 0),
-            false => Stage::Objects(to),
+            true => ScrubStage::Tables(0, 0),
+            false => ScrubStage::Objects(to),
         }))
     }
 
     /// What an entry says, if line and copy both say it.
-    fn entry_on(&self, media: &M, object: ObjectId) -> Option<Object> {
+    fn redundant_entry(&self, media: &M, object: ObjectId) -> Option<Object> {
         let mut bytes = [0; OBJECT_BYTES as usize];
-        media.read(self.view.entry_at(object), &mut bytes);
-        match Object::examine(&bytes) {
+        media.read(self.mapping.entry_at(object), &mut bytes);
+        match Object::decode_redundant(&bytes) {
             Ok((entry, true)) => Some(entry),
             _ => None,
         }
     }
 
-    fn mend_entry(&self, media: &M, object: ObjectId, entry: &Object) -> Result<(), PoolError> {
-        let stores = store_entry(media, self.view.entry_at(object), &entry.encode());
+    fn rewrite_entry(&self, media: &M, object: ObjectId, entry: &Object) -> Result<(), PoolError> {
+        let stores = store_entry(media, self.mapping.entry_at(object), &entry.encode());
         let _fenced = media.fence(stores);
-        Ok(self.view.data.sync()?)
+        Ok(self.mapping.data.sync()?)
     }
 
     fn scrub_tables(
         &mut self,
         index: u32,
         page: u64,
-        found: &mut Scrubbed,
-    ) -> Result<Option<Stage>, PoolError> {
-        if index >= self.block.objects_end {
+        found: &mut ScrubReport,
+    ) -> Result<Option<ScrubStage>, PoolError> {
+        if index >= self.superblock.objects_end {
             return Ok(None);
         }
         let object = ObjectId(index);
         let live = self.objects.get(&object);
-        let live = live.filter(|entry| entry.state == State::Live);
+        let live = live.filter(|entry| entry.state == ObjectState::Live);
         let pages = live.map_or(0, |entry| entry.size_bytes / PAGE_BYTES as u64);
         let mut page = page;
         for _ in 0..STEP_LEAVES {
             if page >= pages {
-                return Ok(Some(Stage::Tables(index + 1, 0)));
+                return Ok(Some(ScrubStage::Tables(index + 1, 0)));
             }
             found.checked += 1;
-            let way = (self.view).locate_on(&self.view.meta, object, 0, PageNo(page));
+            let way = (self.mapping).locate_on(&self.mapping.meta, object, 0, PageNo(page));
             let level = match way {
-                Ok(Location::At(_)) => 1,
-                Ok(Location::Unlinked(level)) => level,
+                Ok(SlotLocation::At(_)) => 1,
+                Ok(SlotLocation::Unlinked(level)) => level,
                 Err(BadTable::Damaged { level, .. } | BadTable::NoSuchFrame { level, .. }) => {
                     found.damaged += 1;
                     level
                 }
-                Err(BadTable::OutOfReach { .. }) => return Ok(Some(Stage::Tables(index + 1, 0))),
+                Err(BadTable::OutOfReach { .. }) => {
+                    return Ok(Some(ScrubStage::Tables(index + 1, 0)));
+                }
             };
             page = (page / reach(level) + 1) * reach(level);
         }
-        Ok(Some(Stage::Tables(index, page)))
+        Ok(Some(ScrubStage::Tables(index, page)))
     }
 }

@@ -1,13 +1,13 @@
 //! A session: the right of one thread to change a pool's objects.
 //!
 //! Several runs of pages as a whole: [`transact`](crate::transaction::transact).
-//! What the members of an operation do together: [`window`].
+//! What the members of an operation do together: [`multi_pool_op`].
 //!
 //! A part of a page, changed in place: [`patch`].
 //!
 //! One write of a page, over one to three pools at once:
-//! [`write()`] → `Session::prepare` (frames granted, room in the lane) →
-//! `Session::enter` (not revoked, object live, epoch new enough) → lock words →
+//! [`write_records()`] → `SessionAlone::ensure_resources` (frames granted, room in the lane) →
+//! `SessionAlone::enter` (not revoked, object live, epoch new enough) → lock words →
 //! seqs → the bytes streamed into fresh frames of every pool, their checksum
 //! from the same pass, and one record per pool → **one fence: the commit** →
 //! slots swapped → committed index published → unlocked.
@@ -23,24 +23,26 @@
 //!   in the control segment and the lane before the commit;
 //! - a session waits for the owner only outside the window.
 
-use crate::control::{Cells, Range, Run};
+use crate::control::{FrameRun, LockWords, SessionCells};
 use crate::defect::{self, Defect};
-use crate::kept::{self, Kept, Of};
-use crate::lane::Lane;
-use crate::leaves::Leaves;
+use crate::journal::Journal;
+use crate::leaf_cache::LeafCache;
+use crate::multi_pool_op::{self, OpRequirements};
 use crate::object::Gate;
-use crate::patch::{self, PATCH_MAX, Taken};
-use crate::record::{Change, NO_SUMS, Place, Record, lines, seal, set_sums};
+use crate::partial_pages::{self, PageKey, PartialPageCache};
+use crate::patch::{self, PATCH_MAX, PatchBuffer};
+use crate::pool_mapping::{
+    Handle, NODE_SLOTS, PoolMapping, StoreError, damaged_page_error, frame_at,
+};
+use crate::record::{Change, NO_SUMS, Record, RecordAddress, add_checksum, lines, set_sums};
 use crate::slot::Slot;
-use crate::table::Location;
-use crate::view::{Handle, NODE_SLOTS, StoreError, View, damaged_page, frame_at};
+use crate::table::SlotLocation;
 use crate::wait::{self, Deadline};
-use crate::window::{self, Needs};
-use pagemesh_base::checksum::{Sums, crc32c, word_sum};
+use pagemesh_base::checksum::{PageChecksums, crc32c, word_sum};
 use pagemesh_base::ids::{Epoch, FrameNo, ObjectId, PageNo, Seq};
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
-use pagemesh_pmem::{Media, Unfenced};
+use pagemesh_pmem::{Media, UnfencedStores};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -59,22 +61,22 @@ const OWNER_WAITS_MAX: u32 = 3;
 
 /// Lines of a page that are fetched before it is read: as many as a core has on their way
 /// at once. The others follow by themselves.
-const LINES_FETCHED: usize = 12;
+const PREFETCHED_LINES: usize = 12;
 
 type Page = [u8; PAGE_BYTES];
 
 /// A session of a pool. It belongs to one thread at a time.
 pub struct Session<M> {
-    pub(crate) view: Arc<View<M>>,
+    pub(crate) mapping: Arc<PoolMapping<M>>,
     pub(crate) number: u32,
-    pub(crate) lane: Lane,
+    pub(crate) journal: Journal,
     active: u64,
-    grants: Grants,
+    grants: GrantCursor,
     /// Operations that may be incomplete on another leg: number, lane position.
-    open: VecDeque<(u64, u64)>,
-    leaves: Leaves,
+    open_ops: VecDeque<(u64, u64)>,
+    leaf_cache: LeafCache,
     /// Whether the bell was rung for the present state of lane and grants.
-    rung: Option<(u64, u64)>,
+    doorbell_state: Option<(u64, u64)>,
     /// The round that the operation at hand stamps.
     pub(crate) round: u8,
     ticket: u32,
@@ -83,41 +85,41 @@ pub struct Session<M> {
     /// How long the owner may take to answer.
     owner_wait: Duration,
     /// Does what the owner does when it is woken, where it is in this process.
-    tend: Option<Box<dyn Fn() + Send>>,
+    owner_work: Option<Box<dyn Fn() + Send>>,
     pub(crate) frames: Vec<FrameNo>,
     pub(crate) record: Record,
     pub(crate) encoded: Vec<[u8; LINE_BYTES]>,
-    range: Range,
+    lock_words: LockWords,
     /// Slots of the last records, swapped and not flushed: first byte, end.
-    unsettled: Option<(usize, usize)>,
+    unflushed_slots: Option<(usize, usize)>,
     /// Those of all records before the one at hand, flushed for its fence.
-    settling: Option<Unfenced>,
+    pending_slots: Option<UnfencedStores>,
     /// Bytes that the last record put into a page, not flushed: first byte, end.
-    patched: Option<(usize, usize)>,
+    unflushed_patch: Option<(usize, usize)>,
     /// Those of all records before, flushed for the fence of the one at hand.
-    flushed: Option<Unfenced>,
+    pending_patch: Option<UnfencedStores>,
     /// What a patch changes in its page: kept for its memory.
     pub(crate) delta: Box<[u8; PATCH_MAX]>,
     /// The bytes of a patch that is to come.
-    pub(crate) taken: Taken,
-    pub(crate) kept: Kept,
+    pub(crate) patch_buffer: PatchBuffer,
+    pub(crate) partial_pages: PartialPageCache,
     /// Whether the record at hand settles all before it.
-    settles: bool,
+    flushes_slots: bool,
     /// Slots were flushed that cannot be read: nothing is settled any more.
-    is_lost: bool,
+    has_lost_flush: bool,
 }
 
 /// Where the session stands in its granted frames.
 #[derive(Clone, Copy)]
-struct Grants {
-    run: Run,
+struct GrantCursor {
+    run: FrameRun,
     next: u64,
     consumed: u64,
     recalls: u32,
 }
 
 /// One leg of an operation: a session, and the slice of its pool.
-pub struct Member<'s, M> {
+pub struct LegSession<'s, M> {
     /// The session.
     pub session: &'s mut Session<M>,
     /// The object.
@@ -127,10 +129,10 @@ pub struct Member<'s, M> {
 /// Which leg failed, and how. The others did not change either, except for
 /// whole pages before the failing one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("leg {member}: {cause}")]
-pub struct Failure {
+#[error("leg {leg}: {cause}")]
+pub struct LegFailure {
     /// The leg's index.
-    pub member: usize,
+    pub leg: usize,
     /// What happened.
     pub cause: StoreError,
 }
@@ -138,19 +140,19 @@ pub struct Failure {
 impl<M: Media> Session<M> {
     /// Takes up the session that the owner opened under this number.
     #[must_use]
-    pub fn new(view: Arc<View<M>>, number: u32) -> Session<M> {
-        let cells = view.control.cells(number);
-        let place = Place::new(
+    pub fn new(view: Arc<PoolMapping<M>>, number: u32) -> Session<M> {
+        let cells = view.control.session_cells(number);
+        let place = RecordAddress::new(
             view.pool,
             view.incarnation,
             number,
             cells.head().load(Ordering::Acquire),
         );
-        let length = view.geometry.lane_lines();
-        let mut lane = Lane::new(view.geometry.lane_at(number), length, place);
-        lane.resume(cells.committed().load(Ordering::Acquire));
-        let grants = Grants {
-            run: Run { start: 0, len: 0 },
+        let length = view.geometry.journal_lines();
+        let mut journal = Journal::new(view.geometry.journal_at(number), length, place);
+        journal.resume(cells.committed().load(Ordering::Acquire));
+        let grants = GrantCursor {
+            run: FrameRun { start: 0, len: 0 },
             // No recall has this number: the ring is looked up when needed.
             next: 0,
             consumed: 0,
@@ -158,35 +160,35 @@ impl<M: Media> Session<M> {
         };
         Session {
             number,
-            lane,
+            journal,
             active: cells.active().load(Ordering::Acquire),
             grants,
-            open: VecDeque::new(),
-            leaves: Leaves::new(),
-            rung: None,
+            open_ops: VecDeque::new(),
+            leaf_cache: LeafCache::new(),
+            doorbell_state: None,
             round: 0,
             ticket: cells.asked().load(Ordering::Acquire) as u32,
             is_owner: false,
             owner_wait: OWNER_WAIT_MAX,
-            tend: None,
+            owner_work: None,
             frames: Vec::new(),
             record: Record::empty(),
             encoded: Vec::new(),
-            range: Range::of(ObjectId(0), PageNo(0), 1),
-            unsettled: None,
-            settling: None,
-            patched: None,
-            flushed: None,
+            lock_words: LockWords::of(ObjectId(0), PageNo(0), 1),
+            unflushed_slots: None,
+            pending_slots: None,
+            unflushed_patch: None,
+            pending_patch: None,
             delta: Box::new([0; PATCH_MAX]),
-            taken: Taken::default(),
-            kept: Kept::default(),
-            settles: false,
-            is_lost: false,
-            view,
+            patch_buffer: PatchBuffer::default(),
+            partial_pages: PartialPageCache::default(),
+            flushes_slots: false,
+            has_lost_flush: false,
+            mapping: view,
         }
     }
 
-    pub(crate) fn of_owner(view: Arc<View<M>>, number: u32) -> Session<M> {
+    pub(crate) fn for_owner(view: Arc<PoolMapping<M>>, number: u32) -> Session<M> {
         Session {
             is_owner: true,
             ..Session::new(view, number)
@@ -197,8 +199,8 @@ impl<M: Media> Session<M> {
     /// done by this call, which lets [`Pool::tend`](crate::pool::Pool::tend)
     /// run, and does not sleep for another thread.
     #[must_use]
-    pub fn beside_owner(mut self, tend: Box<dyn Fn() + Send>) -> Session<M> {
-        self.tend = Some(tend);
+    pub fn in_owner_process(mut self, tend: Box<dyn Fn() + Send>) -> Session<M> {
+        self.owner_work = Some(tend);
         self
     }
 
@@ -211,8 +213,8 @@ impl<M: Media> Session<M> {
 
     /// The pool's view.
     #[must_use]
-    pub fn view(&self) -> &Arc<View<M>> {
-        &self.view
+    pub fn mapping(&self) -> &Arc<PoolMapping<M>> {
+        &self.mapping
     }
 
     /// The session's number, which is its lane's.
@@ -224,62 +226,66 @@ impl<M: Media> Session<M> {
     /// Lines of the longest group. A quarter of the lane may have to be kept,
     /// and almost as many lines again may be skipped at the end of the ring.
     pub(crate) fn group_lines_max(&self) -> usize {
-        self.view.geometry.lane_lines() as usize * 3 / 8
+        self.mapping.geometry.journal_lines() as usize * 3 / 8
     }
 
     /// Pages of one record: what the lane has room for.
     #[must_use]
     pub fn pages_max(&self) -> u64 {
-        let by_lane = (self.view.geometry.lane_lines() / 4 - 1) * 3;
-        by_lane.min(RECORD_PAGES_MAX)
+        let by_journal = (self.mapping.geometry.journal_lines() / 4 - 1) * 3;
+        by_journal.min(RECORD_PAGES_MAX)
     }
 
-    /// How many of `len` bytes from here on one record can tell of, of [`write_numbered`]: its
+    /// How many of `len` bytes from here on one record can tell of, of [`write_with_number`]: its
     /// pages lie in one leaf, and it may begin and end with parts of pages.
     #[inline]
     #[must_use]
-    pub fn record_len(&self, offset: u64, len: u64) -> u64 {
+    pub fn record_len_max(&self, offset: u64, len: u64) -> u64 {
         let page = PAGE_BYTES as u64;
         let in_leaf = NODE_SLOTS - offset / page % NODE_SLOTS;
         let pages = in_leaf.min(self.pages_max());
         len.min(pages * page - offset % page)
     }
 
-    fn cells(&self) -> Cells<'_> {
-        self.view.control.cells(self.number)
+    fn session_cells(&self) -> SessionCells<'_> {
+        self.mapping.control.session_cells(self.number)
     }
 
-    /// Sees to `frames` granted frames and room for a record of `entry_lines`;
+    /// Sees to `frame_allocator` granted frames and room for a record of `entry_lines`;
     /// asks the owner for them if it must.
-    pub(crate) fn prepare(&mut self, frames: u64, entry_lines: usize) -> Result<(), StoreError> {
+    pub(crate) fn ensure_resources(
+        &mut self,
+        frames: u64,
+        entry_lines: usize,
+    ) -> Result<(), StoreError> {
         for tries in 0.. {
-            if self.view.is_gone() {
-                return Err(StoreError::Gone);
+            if self.mapping.is_owner_gone() {
+                return Err(StoreError::OwnerGone);
             }
-            self.refresh()?;
-            let has_frames = frames == 0 || self.available(frames) >= frames;
-            if has_frames && self.lane.has_room(entry_lines).is_ok() {
+            self.refresh_from_owner()?;
+            let has_frames = frames == 0 || self.available_frames(frames) >= frames;
+            if has_frames && self.journal.has_room(entry_lines).is_ok() {
                 break;
             }
             if self.is_owner || tries == OWNER_WAITS_MAX {
                 return Err(if has_frames {
-                    StoreError::Stalled
+                    StoreError::TimedOut
                 } else {
                     StoreError::NoSpace
                 });
             }
-            self.ask(frames)?;
+            self.request_frames(frames)?;
         }
-        self.ring_if_low();
+        self.ring_doorbell_if_low();
         Ok(())
     }
 
     /// Takes up what the owner changed. Outside the window.
-    fn refresh(&mut self) -> Result<(), StoreError> {
-        let recalls = self.await_recall()?;
-        let cells = self.view.control.cells(self.number);
+    fn refresh_from_owner(&mut self) -> Result<(), StoreError> {
+        let recalls = self.wait_for_recall()?;
+        let cells = self.mapping.control.session_cells(self.number);
         let head = cells.head().load(Ordering::Acquire);
-        self.lane.advance(head);
+        self.journal.advance(head);
         if recalls != self.grants.recalls {
             self.grants.recalls = recalls;
             self.grants.run.len = 0;
@@ -292,8 +298,8 @@ impl<M: Media> Session<M> {
 
     /// The recalls so far. While one is under way the ring's start is that of
     /// an earlier one: runs behind it are others' by now.
-    fn await_recall(&self) -> Result<u32, StoreError> {
-        let cells = self.cells();
+    fn wait_for_recall(&self) -> Result<u32, StoreError> {
+        let cells = self.session_cells();
         let recalls = cells.recalls().load(Ordering::Acquire);
         if recalls.is_multiple_of(2) {
             return Ok(recalls);
@@ -304,21 +310,21 @@ impl<M: Media> Session<M> {
             if recalls.is_multiple_of(2) {
                 return Ok(recalls);
             }
-            if self.view.is_gone() {
-                return Err(StoreError::Gone);
+            if self.mapping.is_owner_gone() {
+                return Err(StoreError::OwnerGone);
             }
             if end.is_over() {
-                return Err(StoreError::Stalled);
+                return Err(StoreError::TimedOut);
             }
             wait::pause();
         }
     }
 
     /// Granted frames, counted as far as `enough`.
-    fn available(&self, enough: u64) -> u64 {
+    fn available_frames(&self, enough: u64) -> u64 {
         let mut sum = self.grants.run.len;
         if sum < enough {
-            let cells = self.cells();
+            let cells = self.session_cells();
             let end = cells.ring_end().load(Ordering::Acquire);
             for index in self.grants.next..end {
                 sum += cells.run(index).len;
@@ -331,67 +337,72 @@ impl<M: Media> Session<M> {
     }
 
     #[cold]
-    fn ask(&mut self, frames: u64) -> Result<(), StoreError> {
+    fn request_frames(&mut self, frames: u64) -> Result<(), StoreError> {
         self.ticket = self.ticket.wrapping_add(1);
-        let cells = self.view.control.cells(self.number);
+        let cells = self.mapping.control.session_cells(self.number);
         cells
             .asked()
             .store(u64::from(self.ticket) | frames << 32, Ordering::SeqCst);
-        match &self.tend {
+        match &self.owner_work {
             Some(tend) => tend(),
             None => {
-                self.view.control.ring();
-                let control = &self.view.control;
-                control.await_answer(self.number, self.ticket, self.owner_wait);
+                self.mapping.control.ring_doorbell();
+                let control = &self.mapping.control;
+                control.wait_for_answer(self.number, self.ticket, self.owner_wait);
             }
         }
-        if self.view.is_gone() {
-            return Err(StoreError::Gone);
+        if self.mapping.is_owner_gone() {
+            return Err(StoreError::OwnerGone);
         }
         match cells.answered().load(Ordering::Acquire) == self.ticket {
             true => Ok(()),
-            false => Err(StoreError::Stalled),
+            false => Err(StoreError::TimedOut),
         }
     }
 
     /// Wakes the owner once when half of the lane or of the grants is used.
-    fn ring_if_low(&mut self) {
-        let cells = self.view.control.cells(self.number);
+    fn ring_doorbell_if_low(&mut self) {
+        let cells = self.mapping.control.session_cells(self.number);
         let granted = cells.granted().load(Ordering::Relaxed);
-        let (head, used) = (self.lane.head(), self.lane.end() - self.lane.head());
-        let half_a_lane = self.view.geometry.lane_lines() / 2;
-        let low = used > half_a_lane || granted - self.grants.consumed < half_a_lane / 2;
-        if low && self.rung != Some((head, granted)) && !self.is_owner {
-            self.rung = Some((head, granted));
-            self.view.control.ring();
+        let (head, used) = (
+            self.journal.head(),
+            self.journal.end() - self.journal.head(),
+        );
+        let half_a_journal = self.mapping.geometry.journal_lines() / 2;
+        let low = used > half_a_journal || granted - self.grants.consumed < half_a_journal / 2;
+        if low && self.doorbell_state != Some((head, granted)) && !self.is_owner {
+            self.doorbell_state = Some((head, granted));
+            self.mapping.control.ring_doorbell();
         }
     }
 
     /// Enters the window.
-    pub(crate) fn enter(&mut self, handle: &Handle, epoch: Epoch) -> Result<Gate, StoreError> {
-        let cells = self.view.control.cells(self.number);
+    pub(crate) fn begin_op(&mut self, handle: &Handle, epoch: Epoch) -> Result<Gate, StoreError> {
+        let cells = self.mapping.control.session_cells(self.number);
         self.active += 1;
         cells.active().swap(self.active, Ordering::SeqCst);
-        let admitted = self.admit(handle, epoch);
+        let admitted = self.check_admission(handle, epoch);
         if admitted.is_err() {
-            self.leave();
+            self.end_op();
         }
         admitted
     }
 
-    fn admit(&self, handle: &Handle, epoch: Epoch) -> Result<Gate, StoreError> {
-        let cells = self.cells();
-        if cells.revoked().load(Ordering::Acquire) != 0 && !defect::is(Defect::RevokedEnters) {
+    fn check_admission(&self, handle: &Handle, epoch: Epoch) -> Result<Gate, StoreError> {
+        let cells = self.session_cells();
+        if cells.revoked().load(Ordering::Acquire) != 0
+            && !defect::is(Defect::RevokedBeginsOperation)
+        {
             return Err(StoreError::Revoked);
         }
-        if self.view.is_gone() {
-            return Err(StoreError::Gone);
+        if self.mapping.is_owner_gone() {
+            return Err(StoreError::OwnerGone);
         }
         let recalls = cells.recalls().load(Ordering::Acquire);
-        if recalls != self.grants.recalls && !defect::is(Defect::RecallUnseen) {
-            return Err(StoreError::Stalled);
+        if recalls != self.grants.recalls && !defect::is(Defect::RecallIgnored) {
+            return Err(StoreError::TimedOut);
         }
-        let gate = self.view.gate(handle)?;
+        let gate = self.mapping.gate(handle)?;
         match gate.epoch() > epoch && !defect::is(Defect::StaleEpochTaken) {
             true => Err(StoreError::StaleEpoch {
                 current: gate.epoch(),
@@ -401,27 +412,27 @@ impl<M: Media> Session<M> {
     }
 
     /// Leaves the window.
-    pub(crate) fn leave(&mut self) {
+    pub(crate) fn end_op(&mut self) {
         self.active += 1;
-        self.view
+        self.mapping
             .control
-            .cells(self.number)
+            .session_cells(self.number)
             .active()
             .store(self.active, Ordering::Release);
     }
 
-    /// Takes `count` granted frames; `prepare` saw to them.
+    /// Takes `count` granted frames; `ensure_resources` saw to them.
     pub(crate) fn take_frames(&mut self, count: u64) {
         self.frames.clear();
         while (self.frames.len() as u64) < count {
             if self.grants.run.len == 0 {
-                let cells = self.view.control.cells(self.number);
+                let cells = self.mapping.control.session_cells(self.number);
                 let end = cells.ring_end().load(Ordering::Acquire);
                 assert!(self.grants.next < end, "prepare saw to the frames");
                 self.grants.run = cells.run(self.grants.next);
                 self.grants.next += 1;
-                let numbers = self.view.geometry.frame_numbers();
-                let Run { start, len } = self.grants.run;
+                let numbers = self.mapping.geometry.frame_numbers();
+                let FrameRun { start, len } = self.grants.run;
                 assert!(
                     numbers.start <= start && start + len <= numbers.end,
                     "granted frames"
@@ -443,94 +454,94 @@ impl<M: Media> Session<M> {
         handle: &Handle,
         page: PageNo,
     ) -> Result<Option<usize>, StoreError> {
-        let view = &*self.view;
-        self.leaves.slot_at(handle.object, page, || {
+        let view = &*self.mapping;
+        self.leaf_cache.slot_at(handle.object, page, || {
             Ok(match view.locate(handle.object, 0, page)? {
-                Location::At(at) => Some(at),
-                Location::Unlinked(_) => None,
+                SlotLocation::At(at) => Some(at),
+                SlotLocation::Unlinked(_) => None,
             })
         })
     }
 
     /// Takes a frame for each change.
-    fn take_changes(&mut self, count: usize) {
+    fn assign_frames(&mut self, count: usize) {
         self.take_frames(count as u64);
         for (change, &frame) in self.record.changes.iter_mut().zip(&self.frames) {
             change.new = change.old.map(frame, self.round);
             // Its store would else be waited for by the swap of the slot.
-            self.view
+            self.mapping
                 .meta
-                .prefetch(self.view.geometry.frame_entry_at(frame));
+                .prefetch(self.mapping.geometry.frame_entry_at(frame));
         }
     }
 
     /// A write of this page will come: fetches the lines that other cores had last.
     /// Nothing of slots for leaves that were not used before.
     #[inline]
-    pub fn expect_write(&self, handle: &Handle, page: PageNo) {
-        self.view.control.prefetch(handle.object, page);
-        if let Some(at) = self.guess_slot(handle, page) {
-            self.view.meta.prefetch(at);
+    pub fn prefetch_write(&self, handle: &Handle, page: PageNo) {
+        self.mapping.control.prefetch(handle.object, page);
+        if let Some(at) = self.cached_slot(handle, page) {
+            self.mapping.meta.prefetch(at);
         }
     }
 
     /// A read of this page will come: fetches its slot.
     #[inline]
-    pub fn expect_read(&self, handle: &Handle, page: PageNo) {
-        if let Some(at) = self.guess_slot(handle, page) {
-            self.view.meta.prefetch_load(at);
+    pub fn prefetch_read(&self, handle: &Handle, page: PageNo) {
+        if let Some(at) = self.cached_slot(handle, page) {
+            self.mapping.meta.prefetch_load(at);
         }
     }
 
     /// A read of this page comes next: fetches where it begins, as far as one can tell.
     #[inline]
-    pub fn expect_page(&self, handle: &Handle, page: PageNo) {
-        if let Some(frame) = self.guess_frame(handle, page) {
-            let view = &*self.view;
+    pub fn prefetch_page(&self, handle: &Handle, page: PageNo) {
+        if let Some(frame) = self.cached_frame(handle, page) {
+            let view = &*self.mapping;
             view.meta.prefetch_load(view.geometry.frame_entry_at(frame));
             let lines = (frame_at(frame)..).step_by(LINE_BYTES);
             lines
-                .take(LINES_FETCHED)
+                .take(PREFETCHED_LINES)
                 .for_each(|at| view.data.prefetch_load(at));
         }
     }
 
     /// Where the page's slot lies, if its leaf was used before: a hint.
     #[inline]
-    fn guess_slot(&self, handle: &Handle, page: PageNo) -> Option<usize> {
-        self.leaves.guess(handle.object, page)
+    fn cached_slot(&self, handle: &Handle, page: PageNo) -> Option<usize> {
+        self.leaf_cache.cached_slot_at(handle.object, page)
     }
 
     /// The page's frame, if its leaf was used before: a hint. Without the lock words
     /// somebody may be changing the slot.
     #[inline]
-    pub(crate) fn guess_frame(&self, handle: &Handle, page: PageNo) -> Option<FrameNo> {
-        let slot = self.view.slot(self.guess_slot(handle, page)?, page);
+    pub(crate) fn cached_frame(&self, handle: &Handle, page: PageNo) -> Option<FrameNo> {
+        let slot = self.mapping.slot(self.cached_slot(handle, page)?, page);
         slot.ok()?.frame()
     }
 
     /// Forgets the places of leaves: an object's number may be used anew.
-    pub fn forget_leaves(&mut self) {
-        self.leaves.clear();
+    pub fn clear_leaf_cache(&mut self) {
+        self.leaf_cache.clear();
     }
 
     /// Links the nodes down to the page's leaf. Outside the window.
     #[cold]
-    pub(crate) fn link(
+    pub(crate) fn link_leaf(
         &mut self,
         handle: &Handle,
         page: PageNo,
         epoch: Epoch,
     ) -> Result<(), StoreError> {
         loop {
-            self.prepare(1, 1)?;
-            match self.enter(handle, epoch) {
+            self.ensure_resources(1, 1)?;
+            match self.begin_op(handle, epoch) {
                 // Grants were taken back in between: look again.
-                Err(StoreError::Stalled) => continue,
+                Err(StoreError::TimedOut) => continue,
                 entered => entered?,
             };
-            let linked = self.link_one(handle, page, epoch);
-            self.leave();
+            let linked = self.link_next_node(handle, page, epoch);
+            self.end_op();
             if linked? {
                 return Ok(());
             }
@@ -538,22 +549,22 @@ impl<M: Media> Session<M> {
     }
 
     /// Links the highest node that is missing; true when none is.
-    fn link_one(
+    fn link_next_node(
         &mut self,
         handle: &Handle,
         page: PageNo,
         epoch: Epoch,
     ) -> Result<bool, StoreError> {
-        let Location::Unlinked(level) = self.view.locate(handle.object, 0, page)? else {
+        let SlotLocation::Unlinked(level) = self.mapping.locate(handle.object, 0, page)? else {
             return Ok(true);
         };
-        let range = Range::of_node(handle.object, level, page);
-        self.view
+        let range = LockWords::of_node(handle.object, level, page);
+        self.mapping
             .control
             .lock(&range, self.number)
-            .map_err(|_| StoreError::Stalled)?;
+            .map_err(|_| StoreError::TimedOut)?;
         let linked = self.link_locked(handle, level, page, epoch);
-        self.view.control.unlock(&range);
+        self.mapping.control.unlock(&range);
         linked.map(|()| false)
     }
 
@@ -564,16 +575,16 @@ impl<M: Media> Session<M> {
         page: PageNo,
         epoch: Epoch,
     ) -> Result<(), StoreError> {
-        let Location::At(at) = self.view.locate(handle.object, level, page)? else {
-            return Err(damaged_page(page));
+        let SlotLocation::At(at) = self.mapping.locate(handle.object, level, page)? else {
+            return Err(damaged_page_error(page));
         };
-        let old = Slot::decode(self.view.meta.load(at)).map_err(|_| damaged_page(page))?;
+        let old = Slot::decode(self.mapping.meta.load(at)).map_err(|_| damaged_page_error(page))?;
         if old.frame().is_some() {
             return Ok(());
         }
         self.take_frames(1);
         let node = self.frames[0];
-        self.zero(node);
+        self.zero_node(node);
         self.record.changes.clear();
         self.record.changes.push(Change {
             old,
@@ -582,7 +593,7 @@ impl<M: Media> Session<M> {
         });
         let first = page.0 & !((1 << (9 * u32::from(level))) - 1);
         let linked = self.commit_record(handle, level, PageNo(first), at, epoch);
-        linked.map_err(|_| damaged_page(page))
+        linked.map_err(|_| damaged_page_error(page))
     }
 
     /// Commits the prepared record, and publishes it even if a slot is damaged:
@@ -598,31 +609,31 @@ impl<M: Media> Session<M> {
         let stamp = Stamp {
             epoch,
             op: 0,
-            open: 0,
+            open_ops: 0,
         };
-        let is_summed = self.sum_named(level);
-        self.begin(handle, level, page, stamp, is_summed);
-        self.settle(at);
+        let is_summed = self.add_second_sums(level);
+        self.encode_record(handle, level, page, stamp, is_summed);
+        self.flush_pending_slots(at);
         let stores = self.stream_record();
-        let _committed = self.view.data.fence(stores);
+        let _committed = self.mapping.data.fence(stores);
         let swapped = self.swap_slots(at, page);
-        self.publish(None);
+        self.publish_record(None);
         swapped
     }
 
     /// Adds the second sums of pages that the prepared record names and that are there
     /// already, so that it is judged as the record that put them there. Of a page that
     /// is damaged nobody knows it: false, then.
-    fn sum_named(&mut self, level: u8) -> bool {
+    fn add_second_sums(&mut self, level: u8) -> bool {
         if level > 0 {
             return true;
         }
         let mut page = [0; PAGE_BYTES];
         for change in &mut self.record.changes {
             if let Some(frame) = change.new.frame() {
-                self.view.data.read(frame_at(frame), &mut page);
+                self.mapping.data.read(frame_at(frame), &mut page);
                 if crc32c(&page) != change.sums.crc {
-                    self.view.note_unreadable(frame);
+                    self.mapping.report_unreadable(frame);
                     return false;
                 }
                 change.sums.words = word_sum(&page);
@@ -632,8 +643,8 @@ impl<M: Media> Session<M> {
     }
 
     /// Zeroes a frame before it becomes a node, persistently.
-    fn zero(&self, node: FrameNo) {
-        let view = &self.view;
+    fn zero_node(&self, node: FrameNo) {
+        let view = &self.mapping;
         if defect::is(Defect::NodeNotZeroed) {
             return;
         }
@@ -648,12 +659,12 @@ impl<M: Media> Session<M> {
         }
     }
 
-    /// Takes a seq. Nothing may fail between this and `publish`.
+    /// Takes a seq. Nothing may fail between this and `publish_record`.
     pub(crate) fn take_seq(&mut self) {
-        let control = &self.view.control;
+        let control = &self.mapping.control;
         // The floor first: a checkpoint that finds our seq taken must find it.
         // The counter's release and its acquire there order the two.
-        let cells = control.cells(self.number);
+        let cells = control.session_cells(self.number);
         if !defect::is(Defect::FloorAfterSeq) {
             let next = control.seq().load(Ordering::Acquire);
             cells.floor().store(next, Ordering::Relaxed);
@@ -668,7 +679,14 @@ impl<M: Media> Session<M> {
     /// `self.record.changes`, as far as it is known. All of it comes before
     /// the data is streamed: what is stored then and loaded again at once, in
     /// other pieces, would wait until every streamed byte has left.
-    fn begin(&mut self, handle: &Handle, level: u8, page: PageNo, stamp: Stamp, is_summed: bool) {
+    fn encode_record(
+        &mut self,
+        handle: &Handle,
+        level: u8,
+        page: PageNo,
+        stamp: Stamp,
+        is_summed: bool,
+    ) {
         self.begin_record(handle, level, page, stamp, is_summed);
         self.record.encode(&mut self.encoded);
     }
@@ -682,7 +700,7 @@ impl<M: Media> Session<M> {
         stamp: Stamp,
         is_summed: bool,
     ) {
-        self.reserve(self.record.lines());
+        self.reserve_journal(self.record.lines());
         self.take_seq();
         let record = &mut self.record;
         record.object = handle.object;
@@ -690,18 +708,18 @@ impl<M: Media> Session<M> {
         record.level = level;
         record.page = page;
         record.op = stamp.op;
-        record.open = stamp.open;
-        record.is_summed = is_summed;
+        record.open = stamp.open_ops;
+        record.has_second_sum = is_summed;
         self.encoded.clear();
     }
 
     /// Flushes the slots of the record before, for the fence of the one at
-    /// hand, whose slots begin at `at`: they are in this core's cache, and will
+    /// hand, whose slots begin at `location_at`: they are in this core's cache, and will
     /// not be when a checkpoint needs them persistent. Those in the same line
     /// wait for each other: a flush may take the line from the cache.
-    fn settle(&mut self, at: usize) {
-        self.flush_patched();
-        if let Some((first, end)) = self.unsettled
+    fn flush_pending_slots(&mut self, at: usize) {
+        self.flush_patch();
+        if let Some((first, end)) = self.unflushed_slots
             && !(first / LINE_BYTES == at / LINE_BYTES && (end - 1) / LINE_BYTES == at / LINE_BYTES)
         {
             self.flush_slots(first, end);
@@ -712,95 +730,98 @@ impl<M: Media> Session<M> {
     /// several places cannot wait: the session remembers one, and the flush of a
     /// range over both costs what lies between. No crash shows whether they do, as
     /// such a range has every slot; `swap_slots` asserts it.
-    pub(crate) fn settle_now(&mut self) {
-        self.flush_patched();
-        if let Some((first, end)) = self.unsettled {
+    pub(crate) fn flush_all_slots(&mut self) {
+        self.flush_patch();
+        if let Some((first, end)) = self.unflushed_slots {
             self.flush_slots(first, end);
         }
     }
 
     /// Flushes what the record before put into its page: not at once, as the unlocking
     /// would wait for it.
-    fn flush_patched(&mut self) {
-        if let Some((first, end)) = self.patched.take()
-            && !defect::is(Defect::PatchNotSettled)
+    fn flush_patch(&mut self) {
+        if let Some((first, end)) = self.unflushed_patch.take()
+            && !defect::is(Defect::SessionPatchNotFlushed)
         {
-            let flushed = self.view.data.flush(first, end - first);
-            self.flushed = Some(flushed.after(self.flushed.take()));
+            let flushed = self.mapping.data.flush(first, end - first);
+            self.pending_patch = Some(flushed.after(self.pending_patch.take()));
         }
     }
 
     fn flush_slots(&mut self, first: usize, end: usize) {
-        let end = match defect::is(Defect::SlotsNotSettled) {
+        let end = match defect::is(Defect::SessionSlotsNotFlushed) {
             true => first,
             false => end,
         };
-        self.settling = Some(self.view.data.flush(first, end - first));
-        self.is_lost |= self.view.data.is_unreadable(first);
-        self.unsettled = None;
+        self.pending_slots = Some(self.mapping.data.flush(first, end - first));
+        self.has_lost_flush |= self.mapping.data.is_unreadable(first);
+        self.unflushed_slots = None;
     }
 
-    pub(crate) fn reserve(&mut self, entry_lines: usize) {
-        let room = self.lane.reserve(&*self.view.data, entry_lines);
+    pub(crate) fn reserve_journal(&mut self, entry_lines: usize) {
+        let room = self.journal.reserve(&*self.mapping.data, entry_lines);
         room.expect("prepare saw to room in the lane");
     }
 
     /// Takes in the sums of the data of the change number `index`.
-    fn set_sums(&mut self, index: usize, sums: Sums) {
+    fn set_sums(&mut self, index: usize, sums: PageChecksums) {
         self.record.changes[index].sums = sums;
         set_sums(&mut self.encoded, index, sums);
     }
 
     /// Streams the record that `begin` encoded.
-    fn stream_record(&mut self) -> Unfenced {
+    fn stream_record(&mut self) -> UnfencedStores {
         let sealed = match self.record.is_patch() {
             // Its lines have their sum.
             true => &mut self.encoded[..1],
             false => &mut self.encoded[..],
         };
-        seal(sealed, self.lane.place());
+        add_checksum(sealed, self.journal.next_address());
         self.append()
     }
 
     /// Streams the encoded entry into the lane.
-    pub(crate) fn append(&mut self) -> Unfenced {
-        self.settles = self.settling.is_some() && !self.is_lost;
-        let stores = self.lane.append(&*self.view.data, &self.encoded);
-        let flushed = [self.settling.take(), self.flushed.take()];
-        flushed.into_iter().fold(stores, Unfenced::after)
+    pub(crate) fn append(&mut self) -> UnfencedStores {
+        self.flushes_slots = self.pending_slots.is_some() && !self.has_lost_flush;
+        let stores = self.journal.append(&*self.mapping.data, &self.encoded);
+        let flushed = [self.pending_slots.take(), self.pending_patch.take()];
+        flushed.into_iter().fold(stores, UnfencedStores::after)
     }
 
     /// Bytes of a page were put there, and wait for the next record: they count as settled
     /// with the slot.
-    pub(crate) fn note_patched(&mut self, first: usize, len: usize) {
-        debug_assert!(self.patched.is_none(), "a record settles the one before");
-        self.patched = Some((first, first + len));
+    pub(crate) fn record_unflushed_patch(&mut self, first: usize, len: usize) {
+        debug_assert!(
+            self.unflushed_patch.is_none(),
+            "a record settles the one before"
+        );
+        self.unflushed_patch = Some((first, first + len));
     }
 
-    /// Shows the pages of the committed record, whose first slot lies at `at`:
+    /// Shows the pages of the committed record, whose first slot lies at `location_at`:
     /// their checksums first.
-    pub(crate) fn show(&mut self, at: usize, page: PageNo) -> Result<(), StoreError> {
+    pub(crate) fn publish_slots(&mut self, at: usize, page: PageNo) -> Result<(), StoreError> {
         if self.record.is_patch() {
-            self.note_unsettled(at, 1);
-            return match self.show_patch(at) {
+            self.record_unflushed_slots(at, 1);
+            return match self.publish_patch(at) {
                 true => Ok(()),
-                false => Err(damaged_page(page)),
+                false => Err(damaged_page_error(page)),
             };
         }
         for change in &self.record.changes {
             if let Some(frame) = change.new.frame() {
-                let at = self.view.geometry.frame_entry_at(frame);
-                self.view.meta.store(at, u64::from(change.sums.crc));
+                let at = self.mapping.geometry.frame_entry_at(frame);
+                self.mapping.meta.store(at, u64::from(change.sums.crc));
             }
         }
         self.swap_slots(at, page)
     }
 
-    /// Swaps the slots of the committed record, the first at `at`.
+    /// Swaps the slots of the committed record, the first at `location_at`.
     fn swap_slots(&mut self, at: usize, page: PageNo) -> Result<(), StoreError> {
-        self.note_unsettled(at, self.record.changes.len());
+        self.record_unflushed_slots(at, self.record.changes.len());
         let mut result = Ok(());
-        let meta = &*self.view.meta;
+        let meta = &*self.mapping.meta;
         for (i, change) in self.record.changes.iter().enumerate() {
             // We hold the lock, so a locked instruction is not needed: only
             // damage can have changed the slot. What does not check is damage.
@@ -809,18 +830,18 @@ impl<M: Media> Session<M> {
             if found == change.old.encode() || Slot::decode(found).is_err() {
                 meta.store(at, change.new.encode());
             } else {
-                result = Err(damaged_page(PageNo(page.0 + i as u64)));
+                result = Err(damaged_page_error(PageNo(page.0 + i as u64)));
             }
         }
         result
     }
 
-    /// So many slots, the first at `at`, are about to be swapped.
-    fn note_unsettled(&mut self, at: usize, slots: usize) {
-        if self.view.has_overlay() {
+    /// So many slots, the first at `location_at`, are about to be swapped.
+    fn record_unflushed_slots(&mut self, at: usize, slots: usize) {
+        if self.mapping.has_overlay() {
             return;
         }
-        let (first, end) = self.unsettled.unwrap_or((at, at));
+        let (first, end) = self.unflushed_slots.unwrap_or((at, at));
         // One range is remembered. If it grew from one place to another no
         // slot would be lost, but its flush would take all that lies between,
         // be it most of the pool.
@@ -829,46 +850,53 @@ impl<M: Media> Session<M> {
             line(first) == line(at) && line(end.max(at + 1) - 1) == line(at),
             "slots at {first} and {at} are unsettled at once"
         );
-        self.unsettled = Some((first.min(at), end.max(at + slots * 8)));
+        self.unflushed_slots = Some((first.min(at), end.max(at + slots * 8)));
     }
 
     /// Publishes the committed record.
-    pub(crate) fn publish(&mut self, op: Option<Stamp>) {
-        let cells = self.view.control.cells(self.number);
-        let start = self.lane.end() - self.encoded.len() as u64;
+    pub(crate) fn publish_record(&mut self, op: Option<Stamp>) {
+        let cells = self.mapping.control.session_cells(self.number);
+        let start = self.journal.end() - self.encoded.len() as u64;
         if let Some(stamp) = op {
-            forget_complete(&mut self.open, stamp);
-            self.open.push_back((stamp.op, start));
-            let complete = self.open.front().map_or(start, |&(_, position)| position);
+            remove_complete(&mut self.open_ops, stamp);
+            self.open_ops.push_back((stamp.op, start));
+            let complete = self
+                .open_ops
+                .front()
+                .map_or(start, |&(_, position)| position);
             cells.complete().store(complete, Ordering::Relaxed);
-        } else if self.open.is_empty() {
-            cells.complete().store(self.lane.end(), Ordering::Relaxed);
+        } else if self.open_ops.is_empty() {
+            cells
+                .complete()
+                .store(self.journal.end(), Ordering::Relaxed);
         }
         cells
             .consumed()
             .store(self.grants.consumed, Ordering::Relaxed);
-        if self.settles {
-            let settled = match defect::is(Defect::SettledTooFar) {
-                true => self.lane.end(),
+        if self.flushes_slots {
+            let settled = match defect::is(Defect::LastSlotsReportedFlushed) {
+                true => self.journal.end(),
                 false => start,
             };
             cells.settled().store(settled, Ordering::Release);
         }
-        cells.committed().store(self.lane.end(), Ordering::Release);
+        cells
+            .committed()
+            .store(self.journal.end(), Ordering::Release);
         cells.floor().store(u64::MAX, Ordering::Release);
     }
 
     /// Takes up which of its operations are complete on all legs: without this
     /// the last one counts as open until there is another, or for ever.
-    pub(crate) fn note_complete(&mut self, stamp: Stamp) {
-        forget_complete(&mut self.open, stamp);
-        let oldest = self.open.front().map(|&(_, position)| position);
-        let complete = oldest.unwrap_or(self.lane.end());
-        let cells = self.view.control.cells(self.number);
+    pub(crate) fn record_complete(&mut self, stamp: Stamp) {
+        remove_complete(&mut self.open_ops, stamp);
+        let oldest = self.open_ops.front().map(|&(_, position)| position);
+        let complete = oldest.unwrap_or(self.journal.end());
+        let cells = self.mapping.control.session_cells(self.number);
         cells.complete().store(complete, Ordering::Release);
         // A checkpoint makes it last: else the owner's death brings it back.
         if !self.is_owner {
-            self.view.control.ring();
+            self.mapping.control.ring_doorbell();
         }
     }
 
@@ -878,23 +906,24 @@ impl<M: Media> Session<M> {
         object: ObjectId,
         entry: [u8; 128],
     ) -> Result<Seq, StoreError> {
-        self.prepare(0, 3)?;
-        self.reserve(3);
+        self.ensure_resources(0, 3)?;
+        self.reserve_journal(3);
         self.take_seq();
         let seq = self.record.seq;
         let record = crate::record::ObjectRecord { seq, object, entry };
         self.encoded.clear();
-        crate::record::Entry::Object(record).encode(self.lane.place(), &mut self.encoded);
+        crate::record::JournalEntry::Object(record)
+            .encode(self.journal.next_address(), &mut self.encoded);
         let stores = self.append();
         if !defect::is(Defect::ObjectNotFenced) {
-            let _committed = self.view.data.fence(stores);
+            let _committed = self.mapping.data.fence(stores);
         }
-        self.publish(None);
+        self.publish_record(None);
         Ok(seq)
     }
 
     /// Swaps slots without moving data: unmaps pages, stamps a round, unlinks
-    /// nodes. `changes` are consecutive from `page`, whose slot lies at `at`.
+    /// nodes. `changes` are consecutive from `page`, whose slot lies at `location_at`.
     /// For the owner, which sees to locks.
     pub(crate) fn commit_changes(
         &mut self,
@@ -904,7 +933,7 @@ impl<M: Media> Session<M> {
         at: usize,
         changes: &[Change],
     ) -> Result<(), StoreError> {
-        self.prepare(0, lines(changes.len()))?;
+        self.ensure_resources(0, lines(changes.len()))?;
         self.record.changes.clear();
         self.record.changes.extend_from_slice(changes);
         self.commit_record(handle, level, page, at, Epoch(0))
@@ -917,70 +946,67 @@ impl<M: Media> Session<M> {
 /// # Errors
 /// The first member that failed.
 pub fn write<M: Media>(
-    members: &mut [Member<'_, M>],
+    members: &mut [LegSession<'_, M>],
     offset: u64,
     data: &[u8],
     stamp: Stamp,
-) -> Result<(), Failure> {
-    let merging = Merging::Own;
+) -> Result<(), LegFailure> {
+    let merging = MergeSource::EachLeg;
     write_merging(members, offset, data, merging, stamp.epoch, &|| stamp)
 }
 
 /// The same for who shares pages with others without locks of its own: each record
-/// gets the number that `stamp` takes, of this epoch, behind the lock words of its
+/// gets the number that `stamp_round` takes, of this epoch, behind the lock words of its
 /// pages. So the numbers of a page's records are in the order of their slots. Records
 /// are written in the order of the members: what the last one has of who dies, all have.
 /// The members hold the same: a page of which a part is written is read from the first.
 ///
 /// # Errors
-/// As [`write()`].
+/// As [`write_records()`].
 pub fn write_numbered<M: Media>(
-    members: &mut [Member<'_, M>],
+    members: &mut [LegSession<'_, M>],
     offset: u64,
     data: &[u8],
     epoch: Epoch,
     stamp: impl Fn() -> Stamp,
-) -> Result<(), Failure> {
-    write_merging(members, offset, data, Merging::First, epoch, &stamp)
+) -> Result<(), LegFailure> {
+    write_merging(members, offset, data, MergeSource::FirstLeg, epoch, &stamp)
 }
 
 /// Where the rest of a page comes from of which a part is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Merging {
+enum MergeSource {
     /// Each member's own page: one may lack bytes that are still to be copied to it.
-    Own,
+    EachLeg,
     /// The first member's: all hold the same.
-    First,
+    FirstLeg,
 }
 
 fn write_merging<M: Media>(
-    members: &mut [Member<'_, M>],
+    members: &mut [LegSession<'_, M>],
     offset: u64,
     data: &[u8],
-    merging: Merging,
+    merging: MergeSource,
     epoch: Epoch,
     stamp: &impl Fn() -> Stamp,
-) -> Result<(), Failure> {
+) -> Result<(), LegFailure> {
     for (index, member) in members.iter().enumerate() {
         let checked = member
             .session
-            .view
+            .mapping
             .check_range(&member.handle, offset, data.len() as u64);
-        checked.map_err(|cause| Failure {
-            member: index,
-            cause,
-        })?;
+        checked.map_err(|cause| LegFailure { leg: index, cause })?;
     }
     let sources = match merging {
-        Merging::First => 1,
-        Merging::Own => members.len(),
+        MergeSource::FirstLeg => 1,
+        MergeSource::EachLeg => members.len(),
     };
     let mut at = offset;
     let mut rest = data;
     while !rest.is_empty() {
         let page = PageNo(at / PAGE_BYTES as u64);
         let within = (at % PAGE_BYTES as u64) as usize;
-        let len = run_of(members, at, rest.len(), merging);
+        let len = record_bytes(members, at, rest.len(), merging);
         let part = (within, &rest[..len]);
         match within + len <= PAGE_BYTES && len < PAGE_BYTES {
             true => write_part(members, page, part, sources, epoch, stamp)?,
@@ -995,28 +1021,33 @@ fn write_merging<M: Media>(
 /// How many of `len` bytes from here on one record can tell of. Where all members hold the same,
 /// it may begin and end with parts of pages. A member that may lack bytes keeps the stamps of
 /// pages that it has parts of: they go alone.
-fn run_of<M: Media>(members: &[Member<'_, M>], offset: u64, len: usize, merging: Merging) -> usize {
+fn record_bytes<M: Media>(
+    members: &[LegSession<'_, M>],
+    offset: u64,
+    len: usize,
+    merging: MergeSource,
+) -> usize {
     let within = (offset % PAGE_BYTES as u64) as usize;
-    let record_len = |member: &Member<'_, M>| member.session.record_len(offset, len as u64);
+    let record_len = |member: &LegSession<'_, M>| member.session.record_len_max(offset, len as u64);
     let run = members.iter().map(record_len).min();
     let run = run.unwrap_or_default() as usize;
     match merging {
-        Merging::First => run,
-        Merging::Own if within != 0 || len < PAGE_BYTES => len.min(PAGE_BYTES - within),
-        Merging::Own => run / PAGE_BYTES * PAGE_BYTES,
+        MergeSource::FirstLeg => run,
+        MergeSource::EachLeg if within != 0 || len < PAGE_BYTES => len.min(PAGE_BYTES - within),
+        MergeSource::EachLeg => run / PAGE_BYTES * PAGE_BYTES,
     }
 }
 
 /// Enters the windows for one run of pages, with what it `needs`, and returns where its
 /// slots lie.
-fn enter_all<M: Media>(
-    members: &mut [Member<'_, M>],
+fn begin_all<M: Media>(
+    members: &mut [LegSession<'_, M>],
     page: PageNo,
-    needs: Needs,
+    needs: OpRequirements,
     epoch: Epoch,
-) -> Result<[(usize, u8); 3], Failure> {
+) -> Result<[(usize, u8); 3], LegFailure> {
     let mut places = [(0, 0); 3];
-    window::enter(members, needs, epoch, |index, member, gate| {
+    multi_pool_op::begin_all(members, needs, epoch, |index, member, gate| {
         let at = member.session.slot_at(&member.handle, page)?;
         Ok(match at {
             Some(at) => {
@@ -1031,113 +1062,114 @@ fn enter_all<M: Media>(
 
 /// Takes the range's locks in every pool.
 fn lock_all<M: Media>(
-    members: &mut [Member<'_, M>],
+    members: &mut [LegSession<'_, M>],
     page: PageNo,
     count: u64,
-) -> Result<(), Failure> {
+) -> Result<(), LegFailure> {
     for member in members.iter_mut() {
         let object = member.handle.object;
-        member.session.range.set(object, page, count);
+        member.session.lock_words.set(object, page, count);
     }
     if defect::is(Defect::NotLocked) {
         return Ok(());
     }
-    window::lock(members, |_, session| &session.range)
+    multi_pool_op::lock_all(members, |_, session| &session.lock_words)
 }
 
-fn settle_all<M: Media>(members: &mut [Member<'_, M>], places: &[(usize, u8); 3]) {
+fn flush_pending_slots_all<M: Media>(members: &mut [LegSession<'_, M>], places: &[(usize, u8); 3]) {
     for (member, &(at, _)) in members.iter_mut().zip(places) {
-        member.session.settle(at);
+        member.session.flush_pending_slots(at);
     }
 }
 
-fn unlock_and_leave<M: Media>(member: &mut Member<'_, M>) {
+fn unlock_and_end_op<M: Media>(member: &mut LegSession<'_, M>) {
     let session = &mut *member.session;
-    session.view.control.unlock(&session.range);
-    session.leave();
+    session.mapping.control.unlock(&session.lock_words);
+    session.end_op();
 }
 
 /// All members unlock and leave: nothing has happened, as one of them failed.
-fn give_up<M: Media>(
-    members: &mut [Member<'_, M>],
+fn abort_all<M: Media>(
+    members: &mut [LegSession<'_, M>],
     member: usize,
     cause: StoreError,
-) -> Result<(), Failure> {
-    members.iter_mut().for_each(unlock_and_leave);
-    Err(Failure { member, cause })
+) -> Result<(), LegFailure> {
+    members.iter_mut().for_each(unlock_and_end_op);
+    Err(LegFailure { leg: member, cause })
 }
 
 /// Writes pages in one record. Of the first and the last one it may be a part: then these are
 /// merged from the first member's for all.
 fn write_pages<M: Media>(
-    members: &mut [Member<'_, M>],
+    members: &mut [LegSession<'_, M>],
     page: PageNo,
     (within, data): (usize, &[u8]),
     epoch: Epoch,
     stamp: &impl Fn() -> Stamp,
-) -> Result<(), Failure> {
+) -> Result<(), LegFailure> {
     let count = (within + data.len()).div_ceil(PAGE_BYTES);
-    let needs = Needs {
+    let needs = OpRequirements {
         frames: count as u64,
         entry_lines: lines(count),
     };
-    let places = enter_all(members, page, needs, epoch)?;
-    let early = defect::is(Defect::NumberedFirst).then(stamp);
+    let places = begin_all(members, page, needs, epoch)?;
+    let early = defect::is(Defect::NumberedBeforeLocks).then(stamp);
     if let Err(failure) = lock_all(members, page, count as u64) {
-        members.iter_mut().for_each(|m| m.session.leave());
+        members.iter_mut().for_each(|m| m.session.end_op());
         return Err(failure);
     }
     for index in 0..members.len() {
         if let Err(cause) = members[index]
             .session
-            .fill_changes(page, count, places[index])
+            .load_changes(page, count, places[index])
         {
-            return give_up(members, index, cause);
+            return abort_all(members, index, cause);
         }
     }
     let merged = match merge_ends(members, page, places[0].0, (within, data)) {
         Ok(merged) => merged,
-        Err(cause) => return give_up(members, 0, cause),
+        Err(cause) => return abort_all(members, 0, cause),
     };
     // Locked instructions wait for streamed bytes, so all of them come first:
     // locks, number, seqs. From here on nothing fails.
     let stamp = early.unwrap_or_else(stamp);
     for member in members.iter_mut() {
         let session = &mut *member.session;
-        session.take_changes(count);
-        session.begin(&member.handle, 0, page, stamp, true);
+        session.assign_frames(count);
+        session.encode_record(&member.handle, 0, page, stamp, true);
     }
-    settle_all(members, &places);
+    flush_pending_slots_all(members, &places);
     let [first, last] = &merged;
     let whole = &data[first.as_ref().map_or(0, |_| PAGE_BYTES - within)..];
     let first = first.as_deref().into_iter();
     let pages = first.chain(whole.as_chunks().0).chain(last.as_deref());
     let mut stores = None;
     for (i, bytes) in pages.enumerate() {
-        stores = Some(stream(members, i, bytes));
+        stores = Some(stream_page(members, i, bytes));
     }
     commit(members, page, places, stamp, stores)?;
     let session = &mut *members[0].session;
     for (bytes, index) in merged.into_iter().zip([0, count - 1]) {
         if let Some(bytes) = bytes {
-            session.kept.put(&session.record, index, bytes);
+            session.partial_pages.put(&session.record, index, bytes);
         }
     }
     Ok(())
 }
 
 /// The first and the last page of a range that begins `within` a page and has several, where
-/// it has a part of them: merged with the first member's, whose slots begin at `at`.
+/// it has a part of them: merged with the first member's, whose slots begin at `location_at`.
 fn merge_ends<M: Media>(
-    members: &mut [Member<'_, M>],
+    members: &mut [LegSession<'_, M>],
     page: PageNo,
     at: usize,
     (within, data): (usize, &[u8]),
-) -> Result<[Option<kept::Bytes>; 2], StoreError> {
-    let Member { session, handle } = &mut members[0];
+) -> Result<[Option<partial_pages::PageBytes>; 2], StoreError> {
+    let LegSession { session, handle } = &mut members[0];
     let last = (within + data.len()) / PAGE_BYTES;
     let behind = (within + data.len()) % PAGE_BYTES;
-    let mut merge = |index: usize, part| session.merge(handle, (page, index), at + index * 8, part);
+    let mut merge =
+        |index: usize, part| session.merge_page(handle, (page, index), at + index * 8, part);
     let first = match within {
         0 => None,
         _ => Some(merge(0, (within, &data[..PAGE_BYTES - within]))?),
@@ -1150,10 +1182,14 @@ fn merge_ends<M: Media>(
 }
 
 /// Streams a page into the frame of this number that each member has taken.
-fn stream<M: Media>(members: &mut [Member<'_, M>], number: usize, bytes: &Page) -> Unfenced {
+fn stream_page<M: Media>(
+    members: &mut [LegSession<'_, M>],
+    number: usize,
+    bytes: &Page,
+) -> UnfencedStores {
     let target = |index: usize| {
         let session = &members[index.min(members.len() - 1)].session;
-        (&*session.view.data, frame_at(session.frames[number]))
+        (&*session.mapping.data, frame_at(session.frames[number]))
     };
     let targets = [target(0), target(1), target(2)];
     let (sums, streamed) = M::stream_page(&targets[..members.len()], bytes);
@@ -1169,12 +1205,12 @@ fn stream<M: Media>(members: &mut [Member<'_, M>], number: usize, bytes: &Page) 
 /// Records go to the members in their order: of who dies in between, what the last
 /// member has to finish all before it have, too. Guests read there.
 fn commit<M: Media>(
-    members: &mut [Member<'_, M>],
+    members: &mut [LegSession<'_, M>],
     page: PageNo,
     places: [(usize, u8); 3],
     stamp: Stamp,
-    mut stores: Option<Unfenced>,
-) -> Result<(), Failure> {
+    mut stores: Option<UnfencedStores>,
+) -> Result<(), LegFailure> {
     if defect::is(Defect::LastLegFirst) {
         for member in members.iter_mut().skip(1).rev() {
             stores = Some(member.session.stream_record().after(stores.take()));
@@ -1189,144 +1225,144 @@ fn commit<M: Media>(
         stores = Some(streamed.after(stores.take()));
     }
     if defect::is(Defect::UnlockBeforeFence) {
-        for Member { session, .. } in members.iter() {
-            session.view.control.unlock(&session.range);
+        for LegSession { session, .. } in members.iter() {
+            session.mapping.control.unlock(&session.lock_words);
         }
     }
     if defect::is(Defect::PatchedBeforeFence) {
-        for Member { session, .. } in members.iter() {
-            session.put_early();
+        for LegSession { session, .. } in members.iter() {
+            session.write_before_fence();
         }
     }
     if !defect::is(Defect::NoCommitFence) && !defect::is(Defect::SwapBeforeFence) {
-        window::fence(members, stores.take().expect("a record"));
+        multi_pool_op::fence_all(members, stores.take().expect("a record"));
     }
-    if defect::is(Defect::UnlockBeforeShown) {
-        for Member { session, .. } in members.iter() {
-            session.view.control.unlock(&session.range);
+    if defect::is(Defect::UnlockBeforePublish) {
+        for LegSession { session, .. } in members.iter() {
+            session.mapping.control.unlock(&session.lock_words);
         }
     }
     let mut result = Ok(());
     for (index, member) in members.iter_mut().enumerate() {
-        if let Err(cause) = member.session.show(places[index].0, page) {
-            result = Err(Failure {
-                member: index,
-                cause,
-            });
+        if let Err(cause) = member.session.publish_slots(places[index].0, page) {
+            result = Err(LegFailure { leg: index, cause });
         }
     }
     if defect::is(Defect::SwapBeforeFence) {
-        window::fence(members, stores.expect("a record"));
+        multi_pool_op::fence_all(members, stores.expect("a record"));
     }
     // Locked instructions wait for the stores above: those of all come first.
     for member in members.iter_mut() {
-        member.session.publish(Some(stamp));
-        unlock_and_leave(member);
+        member.session.publish_record(Some(stamp));
+        unlock_and_end_op(member);
     }
     result
 }
 
 /// Writes a part of a page: in place, if that is possible.
 fn write_part<M: Media>(
-    members: &mut [Member<'_, M>],
+    members: &mut [LegSession<'_, M>],
     page: PageNo,
     part: (usize, &[u8]),
     sources: usize,
     epoch: Epoch,
     stamp: &impl Fn() -> Stamp,
-) -> Result<(), Failure> {
-    let needs = Needs {
+) -> Result<(), LegFailure> {
+    let needs = OpRequirements {
         frames: 1,
         entry_lines: patch::entry_lines(part.1.len()),
     };
-    patch::expect(members, page, part);
-    let places = enter_all(members, page, needs, epoch)?;
-    let early = defect::is(Defect::NumberedFirst).then(stamp);
+    patch::stage(members, page, part);
+    let places = begin_all(members, page, needs, epoch)?;
+    let early = defect::is(Defect::NumberedBeforeLocks).then(stamp);
     if let Err(failure) = lock_all(members, page, 1) {
-        members.iter_mut().for_each(|m| m.session.leave());
+        members.iter_mut().for_each(|m| m.session.end_op());
         return Err(failure);
     }
-    if let Err(failure) = take_up_all(members, page, &places) {
-        members.iter_mut().for_each(unlock_and_leave);
+    if let Err(failure) = load_slots_all(members, page, &places) {
+        members.iter_mut().for_each(unlock_and_end_op);
         return Err(failure);
     }
     let place = (page, places);
     let stamp = || early.unwrap_or_else(stamp);
     let is_alike = sources < members.len();
-    if patch::fill(members, part.1.len(), is_alike) {
+    if patch::build_records(members, part.1.len(), is_alike) {
         return write_patch(members, place, stamp());
     }
     write_merged(members, sources, place, part, stamp)
 }
 
 /// Loads each member's slot of a page of which a part is written. Under locks.
-fn take_up_all<M: Media>(
-    members: &mut [Member<'_, M>],
+fn load_slots_all<M: Media>(
+    members: &mut [LegSession<'_, M>],
     page: PageNo,
     places: &[(usize, u8); 3],
-) -> Result<(), Failure> {
+) -> Result<(), LegFailure> {
     for (member, &place) in (0..members.len()).zip(places) {
-        let taken = members[member].session.take_up(page, place);
-        taken.map_err(|cause| Failure { member, cause })?;
+        let taken = members[member].session.load_slot(page, place);
+        taken.map_err(|cause| LegFailure { leg: member, cause })?;
     }
     Ok(())
 }
 
 /// Commits what [`patch::fill`] prepared.
 fn write_patch<M: Media>(
-    members: &mut [Member<'_, M>],
+    members: &mut [LegSession<'_, M>],
     (page, places): (PageNo, [(usize, u8); 3]),
     stamp: Stamp,
-) -> Result<(), Failure> {
+) -> Result<(), LegFailure> {
     patch::begin(members, page, stamp);
-    settle_all(members, &places);
+    flush_pending_slots_all(members, &places);
     commit(members, page, places, stamp, None)
 }
 
 /// Writes a part of a page, with the rest of it, into another frame: from the pages of so
 /// many members, each one's own, or the first's for all.
 fn write_merged<M: Media>(
-    members: &mut [Member<'_, M>],
+    members: &mut [LegSession<'_, M>],
     sources: usize,
     (page, places): (PageNo, [(usize, u8); 3]),
     part: (usize, &[u8]),
     stamp: impl FnOnce() -> Stamp,
-) -> Result<(), Failure> {
+) -> Result<(), LegFailure> {
     // What can fail comes before the seqs.
     let mut merged = [const { None }; 3];
     for ((index, bytes), &(at, _)) in merged.iter_mut().enumerate().take(sources).zip(&places) {
-        let Member { session, handle } = &mut members[index];
-        match session.merge(handle, (page, 0), at, part) {
+        let LegSession { session, handle } = &mut members[index];
+        match session.merge_page(handle, (page, 0), at, part) {
             Ok(page) => *bytes = Some(page),
-            Err(cause) => return give_up(members, index, cause),
+            Err(cause) => return abort_all(members, index, cause),
         }
     }
     let stamp = stamp();
     for member in members.iter_mut() {
-        member.session.take_changes(1);
-        member.session.begin(&member.handle, 0, page, stamp, true);
+        member.session.assign_frames(1);
+        member
+            .session
+            .encode_record(&member.handle, 0, page, stamp, true);
     }
-    settle_all(members, &places);
+    flush_pending_slots_all(members, &places);
     let all = merged.iter().flatten();
     let streamed = match sources {
-        1 => all.map(|bytes| stream(members, 0, bytes)).last(),
+        1 => all.map(|bytes| stream_page(members, 0, bytes)).last(),
         _ => {
             let each = members.iter_mut().zip(all);
             let streamed =
-                each.map(|(member, bytes)| stream(std::slice::from_mut(member), 0, bytes));
-            streamed.reduce(Unfenced::and)
+                each.map(|(member, bytes)| stream_page(std::slice::from_mut(member), 0, bytes));
+            streamed.reduce(UnfencedStores::and)
         }
     };
     commit(members, page, places, stamp, streamed)?;
-    for (Member { session, .. }, bytes) in members.iter_mut().zip(merged.into_iter().flatten()) {
-        session.kept.put(&session.record, 0, bytes);
+    for (LegSession { session, .. }, bytes) in members.iter_mut().zip(merged.into_iter().flatten())
+    {
+        session.partial_pages.put(&session.record, 0, bytes);
     }
     Ok(())
 }
 
 /// Forgets operations that a stamp says to be complete on all legs.
-fn forget_complete(open: &mut VecDeque<(u64, u64)>, stamp: Stamp) {
-    let oldest = stamp.op.saturating_sub(u64::from(stamp.open));
+fn remove_complete(open: &mut VecDeque<(u64, u64)>, stamp: Stamp) {
+    let oldest = stamp.op.saturating_sub(u64::from(stamp.open_ops));
     while open.front().is_some_and(|&(op, _)| op < oldest) {
         open.pop_front();
     }
@@ -1338,29 +1374,26 @@ fn forget_complete(open: &mut VecDeque<(u64, u64)>, stamp: Stamp) {
 /// # Errors
 /// The first member that failed.
 pub fn clear<M: Media>(
-    members: &mut [Member<'_, M>],
+    members: &mut [LegSession<'_, M>],
     offset: u64,
     len: u64,
     stamp: Stamp,
-) -> Result<(), Failure> {
+) -> Result<(), LegFailure> {
     const PAGE: u64 = PAGE_BYTES as u64;
     for (index, member) in members.iter_mut().enumerate() {
-        let fail = |cause| Failure {
-            member: index,
-            cause,
-        };
+        let fail = |cause| LegFailure { leg: index, cause };
         member
             .session
-            .view
+            .mapping
             .check_range(&member.handle, offset, len)
             .map_err(fail)?;
         if len == 0 {
-            member.session.note_complete(stamp);
+            member.session.record_complete(stamp);
             continue;
         }
         let end = offset + len;
         let (first, last) = (offset.next_multiple_of(PAGE), end / PAGE * PAGE);
-        let mut member = [Member {
+        let mut member = [LegSession {
             session: &mut *member.session,
             handle: member.handle,
         }];
@@ -1373,25 +1406,25 @@ pub fn clear<M: Media>(
         let [member] = &mut member;
         let mut page = first / PAGE;
         while page < last / PAGE {
-            page = clear_some(member, PageNo(page), last / PAGE, stamp).map_err(fail)?;
+            page = clear_next_run(member, PageNo(page), last / PAGE, stamp).map_err(fail)?;
         }
     }
     Ok(())
 }
 
 fn zero_part<M: Media>(
-    member: &mut [Member<'_, M>; 1],
+    member: &mut [LegSession<'_, M>; 1],
     offset: u64,
     len: u64,
     stamp: Stamp,
-) -> Result<(), Failure> {
+) -> Result<(), LegFailure> {
     if len == 0 {
         return Ok(());
     }
     let page = PageNo(offset / PAGE_BYTES as u64);
     let [one] = member;
     let holds_data = one.session.is_mapped(&one.handle, page, stamp.epoch);
-    match holds_data.map_err(|cause| Failure { member: 0, cause })? {
+    match holds_data.map_err(|cause| LegFailure { leg: 0, cause })? {
         false => Ok(()),
         true => {
             let zeroes = [0; PAGE_BYTES];
@@ -1404,8 +1437,8 @@ fn zero_part<M: Media>(
 }
 
 /// Unmaps the next run of mapped pages and returns where to go on.
-fn clear_some<M: Media>(
-    member: &mut Member<'_, M>,
+fn clear_next_run<M: Media>(
+    member: &mut LegSession<'_, M>,
     page: PageNo,
     end: u64,
     stamp: Stamp,
@@ -1415,40 +1448,40 @@ fn clear_some<M: Media>(
     let count = end - page.0;
     let handle = member.handle;
     let session = &mut *member.session;
-    session.prepare(0, lines(count as usize))?;
-    let gate = match session.enter(&handle, stamp.epoch) {
-        Err(StoreError::Stalled) => return Ok(page.0),
+    session.ensure_resources(0, lines(count as usize))?;
+    let gate = match session.begin_op(&handle, stamp.epoch) {
+        Err(StoreError::TimedOut) => return Ok(page.0),
         entered => entered?,
     };
     let at = match session.slot_at(&handle, page) {
         Ok(Some(at)) => at,
         other => {
-            session.leave();
+            session.end_op();
             // Nothing was ever written under this leaf.
             return other.map(|_| in_leaf);
         }
     };
     if let Err(failure) = lock_all(std::slice::from_mut(member), page, count) {
-        member.session.leave();
+        member.session.end_op();
         return Err(failure.cause);
     }
     let session = &mut *member.session;
-    match session.fill_unmap(at, page, count, gate.round()) {
+    match session.load_unmap_changes(at, page, count, gate.round()) {
         Ok((skipped, 0)) => {
-            unlock_and_leave(member);
+            unlock_and_end_op(member);
             Ok(page.0 + skipped)
         }
         Ok((skipped, found)) => {
             let places = [(at + skipped as usize * 8, 0); 3];
             let first = PageNo(page.0 + skipped);
-            session.begin(&handle, 0, first, stamp, true);
-            session.settle(places[0].0);
+            session.encode_record(&handle, 0, first, stamp, true);
+            session.flush_pending_slots(places[0].0);
             let committed = commit(std::slice::from_mut(member), first, places, stamp, None);
             committed.map_err(|failure| failure.cause)?;
             Ok(first.0 + found)
         }
         Err(cause) => {
-            unlock_and_leave(member);
+            unlock_and_end_op(member);
             Err(cause)
         }
     }
@@ -1456,7 +1489,7 @@ fn clear_some<M: Media>(
 
 impl<M: Media> Session<M> {
     /// Loads the slots that a write of whole pages replaces. Under locks.
-    pub(crate) fn fill_changes(
+    pub(crate) fn load_changes(
         &mut self,
         page: PageNo,
         count: usize,
@@ -1470,12 +1503,12 @@ impl<M: Media> Session<M> {
             // is written as a whole. A frame that it named stays in use, and is
             // found by a check of the pool; nothing is freed on the word of
             // damage.
-            let old = match Slot::decode(self.view.meta.load(at)) {
-                Err(_) if self.view.is_unreadable(at) => {
-                    return Err(damaged_page(PageNo(page.0 + i as u64)));
+            let old = match Slot::decode(self.mapping.meta.load(at)) {
+                Err(_) if self.mapping.is_unreadable(at) => {
+                    return Err(damaged_page_error(PageNo(page.0 + i as u64)));
                 }
                 Err(_) => Slot::EMPTY,
-                Ok(slot) => self.view.within(slot, PageNo(page.0 + i as u64))?,
+                Ok(slot) => self.mapping.check_frame(slot, PageNo(page.0 + i as u64))?,
             };
             self.record.changes.push(Change {
                 old,
@@ -1486,43 +1519,44 @@ impl<M: Media> Session<M> {
         Ok(())
     }
 
-    /// The page behind the slot at `at`, the number `index` of the record at hand, with a part
+    /// The page behind the slot at `location_at`, the number `index` of the record at hand, with a part
     /// of it replaced.
-    fn merge(
+    fn merge_page(
         &mut self,
         handle: &Handle,
         (first, index): (PageNo, usize),
         at: usize,
         (within, part): (usize, &[u8]),
-    ) -> Result<kept::Bytes, StoreError> {
+    ) -> Result<partial_pages::PageBytes, StoreError> {
         let page = PageNo(first.0 + index as u64);
-        let (mut bytes, is_it) = self.kept.take(Of {
+        let (mut bytes, is_it) = self.partial_pages.take(PageKey {
             object: handle.object,
             page,
             slot: self.record.changes[index].old,
-            crc: self.sum_before(index),
+            crc: self.checksum_before(index),
         });
         if !is_it {
-            self.view.read_slot(at, (handle.object, page), &mut bytes)?;
+            self.mapping
+                .read_slot(at, (handle.object, page), &mut bytes)?;
         }
         bytes[within..within + part.len()].copy_from_slice(part);
         Ok(bytes)
     }
 
     /// Loads the slot of a page of which a part is written. Under locks.
-    fn take_up(&mut self, page: PageNo, (at, round): (usize, u8)) -> Result<(), StoreError> {
-        self.fill_changes(page, 1, (at, round))?;
+    fn load_slot(&mut self, page: PageNo, (at, round): (usize, u8)) -> Result<(), StoreError> {
+        self.load_changes(page, 1, (at, round))?;
         // A syncing leg merges these bytes into stale ones: the page must still be copied,
         // so its stamp stays.
         if round == 0 {
-            self.round = self.record.changes[0].old.track();
+            self.round = self.record.changes[0].old.round();
         }
         Ok(())
     }
 
     /// Changes that unmap the first run of mapped or damaged pages of a range: how
     /// many pages lie before it, and its length.
-    pub(crate) fn fill_unmap(
+    pub(crate) fn load_unmap_changes(
         &mut self,
         at: usize,
         page: PageNo,
@@ -1535,11 +1569,13 @@ impl<M: Media> Session<M> {
             let page = PageNo(page.0 + i);
             // As for a write: what a damaged slot named need not be known.
             let at = at + i as usize * 8;
-            let (old, is_damaged) = match Slot::decode(self.view.meta.load(at)) {
-                Err(_) if defect::is(Defect::DamageNotCleared) => return Err(damaged_page(page)),
-                Err(_) if self.view.is_unreadable(at) => return Err(damaged_page(page)),
+            let (old, is_damaged) = match Slot::decode(self.mapping.meta.load(at)) {
+                Err(_) if defect::is(Defect::DamageNotCleared) => {
+                    return Err(damaged_page_error(page));
+                }
+                Err(_) if self.mapping.is_unreadable(at) => return Err(damaged_page_error(page)),
                 Err(_) => (Slot::EMPTY, true),
-                Ok(slot) => (self.view.within(slot, page)?, false),
+                Ok(slot) => (self.mapping.check_frame(slot, page)?, false),
             };
             if old.frame().is_some() || is_damaged {
                 let change = Change {
@@ -1563,31 +1599,31 @@ impl<M: Media> Session<M> {
         page: PageNo,
         epoch: Epoch,
     ) -> Result<bool, StoreError> {
-        self.within(handle, epoch, |session| {
+        self.with_op(handle, epoch, |session| {
             match session.slot_at(handle, page)? {
-                Some(at) => Ok(session.view.slot(at, page)?.frame().is_some()),
+                Some(at) => Ok(session.mapping.slot(at, page)?.frame().is_some()),
                 None => Ok(false),
             }
         })
     }
 
     /// Runs a reader inside the window.
-    pub(crate) fn within<T>(
+    pub(crate) fn with_op<T>(
         &mut self,
         handle: &Handle,
         epoch: Epoch,
         read: impl FnOnce(&mut Self) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        self.refresh()?;
+        self.refresh_from_owner()?;
         loop {
-            match self.enter(handle, epoch) {
-                Err(StoreError::Stalled) => self.refresh()?,
+            match self.begin_op(handle, epoch) {
+                Err(StoreError::TimedOut) => self.refresh_from_owner()?,
                 Err(cause) => return Err(cause),
                 Ok(_) => break,
             }
         }
         let result = read(self);
-        self.leave();
+        self.end_op();
         result
     }
 
@@ -1603,8 +1639,9 @@ impl<M: Media> Session<M> {
         into: &mut [u8],
         epoch: Epoch,
     ) -> Result<(), StoreError> {
-        self.view.check_range(handle, offset, into.len() as u64)?;
-        self.within(handle, epoch, |session| {
+        self.mapping
+            .check_range(handle, offset, into.len() as u64)?;
+        self.with_op(handle, epoch, |session| {
             session.read_pages(handle, offset, into)
         })
     }
@@ -1626,10 +1663,10 @@ impl<M: Media> Session<M> {
             match self.slot_at(handle, page)? {
                 None => part.fill(0),
                 Some(slot_at) => match <&mut Page>::try_from(&mut *part) {
-                    Ok(whole) => drop(self.view.read_slot(slot_at, of_object, whole)?),
+                    Ok(whole) => drop(self.mapping.read_slot(slot_at, of_object, whole)?),
                     Err(_) => {
                         let mut whole = [0; PAGE_BYTES];
-                        self.view.read_slot(slot_at, of_object, &mut whole)?;
+                        self.mapping.read_slot(slot_at, of_object, &mut whole)?;
                         part.copy_from_slice(&whole[within..within + count]);
                     }
                 },
@@ -1643,7 +1680,7 @@ impl<M: Media> Session<M> {
     /// The CRC32C of each page of a run, after reading and checking it.
     ///
     /// # Errors
-    /// As [`Session::read`].
+    /// As [`SessionAlone::read`].
     pub fn checksums(
         &mut self,
         handle: &Handle,
@@ -1653,19 +1690,21 @@ impl<M: Media> Session<M> {
     ) -> Result<Vec<u32>, StoreError> {
         const PAGE: u64 = PAGE_BYTES as u64;
         let offset = page.0.saturating_mul(PAGE);
-        self.view
+        self.mapping
             .check_range(handle, offset, u64::from(count) * PAGE)?;
         let of_zeroes = pagemesh_base::checksum::crc32c(&[0; PAGE_BYTES]);
         let mut buffer = [0; PAGE_BYTES];
-        self.within(handle, epoch, |session| {
+        self.with_op(handle, epoch, |session| {
             let pages = (page.0..page.0 + u64::from(count)).map(PageNo);
             let mut sums = Vec::with_capacity(count as usize);
             for page in pages {
                 let sum = match session.slot_at(handle, page)? {
                     None => None,
-                    Some(at) => session
-                        .view
-                        .read_slot(at, (handle.object, page), &mut buffer)?,
+                    Some(at) => {
+                        session
+                            .mapping
+                            .read_slot(at, (handle.object, page), &mut buffer)?
+                    }
                 };
                 sums.push(sum.unwrap_or(of_zeroes));
             }
@@ -1678,7 +1717,7 @@ impl<M: Media> Session<M> {
     /// Stops when it returns false, and returns the page after the last one visited.
     ///
     /// # Errors
-    /// As [`Session::read`].
+    /// As [`SessionAlone::read`].
     pub fn visit_slots(
         &mut self,
         handle: &Handle,
@@ -1686,7 +1725,7 @@ impl<M: Media> Session<M> {
         epoch: Epoch,
         mut visit: impl FnMut(PageNo, u64, Option<Slot>) -> bool,
     ) -> Result<u64, StoreError> {
-        self.within(handle, epoch, |session| {
+        self.with_op(handle, epoch, |session| {
             let mut page = pages.start;
             while page < pages.end {
                 let in_leaf = ((page / NODE_SLOTS + 1) * NODE_SLOTS).min(pages.end);
@@ -1698,7 +1737,7 @@ impl<M: Media> Session<M> {
                         page = in_leaf;
                     }
                     Some(at) => {
-                        let slot = session.view.slot(at, PageNo(page)).ok();
+                        let slot = session.mapping.slot(at, PageNo(page)).ok();
                         if !visit(PageNo(page), 1, slot) {
                             return Ok(page);
                         }

@@ -6,7 +6,7 @@ use std::fmt;
 
 const FRAME_BITS: u32 = 36;
 const HOLE_BIT: u32 = 36;
-const TRACK_SHIFT: u32 = 40;
+const ROUND_SHIFT: u32 = 40;
 const GENERATION_SHIFT: u32 = 44;
 const CHECK_SHIFT: u32 = 56;
 const GENERATION_MASK: u64 = 0xfff;
@@ -17,7 +17,7 @@ const RESERVED: u64 = 0b11 << 38;
 /// Frames a slot can name: 256 TiB of them.
 pub const FRAMES_MAX: u64 = 1 << FRAME_BITS;
 /// The largest degraded round; 0 is normal operation.
-pub const TRACK_MAX: u8 = 15;
+pub const ROUND_MAX: u8 = 15;
 
 /// A slot whose check bits were right when it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -43,7 +43,7 @@ impl Slot {
     }
 
     /// The slot that replaces this one and reads as zeroes. Unlike
-    /// [`Slot::EMPTY`] it has a generation and a track.
+    /// [`TrackedFile::EMPTY`] it has a generation and a track.
     ///
     /// # Panics
     /// When the track is beyond its maximum.
@@ -76,13 +76,13 @@ impl Slot {
     }
 
     fn next(self, target: u64, track: u8) -> Slot {
-        assert!(track <= TRACK_MAX, "track {track} is beyond {TRACK_MAX}");
+        assert!(track <= ROUND_MAX, "track {track} is beyond {ROUND_MAX}");
         // Zero is skipped, so that no slot but EMPTY has all bits zero.
         let generation = match (self.generation() + 1) & GENERATION_MASK {
             0 => 1,
             generation => generation,
         };
-        Slot::with_check(target | u64::from(track) << TRACK_SHIFT | generation << GENERATION_SHIFT)
+        Slot::with_check(target | u64::from(track) << ROUND_SHIFT | generation << GENERATION_SHIFT)
     }
 
     /// Reads a slot that came from media.
@@ -120,7 +120,7 @@ impl Slot {
     /// The slot that damaged bits were, if one of them was flipped: check bits
     /// of this kind tell one flipped bit from two (ITU-T I.432.1).
     #[must_use]
-    pub fn mend(bits: u64) -> Option<Slot> {
+    pub fn correct(bits: u64) -> Option<Slot> {
         (0..64).find_map(|bit| Slot::decode(bits ^ 1 << bit).ok())
     }
 
@@ -139,8 +139,8 @@ impl Slot {
 
     /// The degraded round in which this was written, 0 for none.
     #[must_use]
-    pub fn track(self) -> u8 {
-        (self.0 >> TRACK_SHIFT) as u8 & TRACK_MAX
+    pub fn round(self) -> u8 {
+        (self.0 >> ROUND_SHIFT) as u8 & ROUND_MAX
     }
 
     fn is_hole(self) -> bool {
@@ -156,7 +156,7 @@ impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Slot")
             .field("frame", &self.frame())
-            .field("track", &self.track())
+            .field("track", &self.round())
             .field("generation", &self.generation())
             .field("is_changing", &self.is_changing())
             .finish()
@@ -215,7 +215,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn each_swap_is_a_different_slot_even_with_the_same_frame() {
+    fn swapped_slot_differs_with_same_frame() {
         let mut slot = Slot::EMPTY;
         for _ in 0..5000 {
             let next = slot.map(FrameNo(7), 0);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_check_is_the_crc_of_its_bytes_one_after_the_other() {
+    fn slot_check_is_bytewise_crc() {
         for seed in 0..1000u64 {
             let bits = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 8;
             let serial = bits.to_le_bytes()[..7]
@@ -245,31 +245,31 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decodes_what_it_encodes(frame in 0..FRAMES_MAX, track in 0..=TRACK_MAX, times in 1u32..5000) {
+        fn slot_round_trips(frame in 0..FRAMES_MAX, track in 0..=ROUND_MAX, times in 1u32..5000) {
             let old = (0..times).fold(Slot::EMPTY, |slot, _| slot.unmap(0));
             let slot = old.map(FrameNo(frame), track);
             prop_assert_eq!(Slot::decode(slot.encode()), Ok(slot));
-            prop_assert_eq!((slot.frame(), slot.track()), (Some(FrameNo(frame)), track));
+            prop_assert_eq!((slot.frame(), slot.round()), (Some(FrameNo(frame)), track));
             let changing = slot.changing();
             prop_assert!(changing.is_changing() && !slot.is_changing());
             prop_assert_eq!(Slot::decode(changing.encode()), Ok(changing));
-            prop_assert_eq!((changing.frame(), changing.track()), (Some(FrameNo(frame)), track));
+            prop_assert_eq!((changing.frame(), changing.round()), (Some(FrameNo(frame)), track));
             prop_assert_eq!(changing.map(FrameNo(frame), track), slot.map(FrameNo(frame), track));
             let hole = slot.unmap(track);
             prop_assert_eq!(Slot::decode(hole.encode()), Ok(hole));
-            prop_assert_eq!((hole.frame(), hole.track()), (None, track));
+            prop_assert_eq!((hole.frame(), hole.round()), (None, track));
         }
 
         #[test]
-        fn finds_every_flipped_bit_and_every_two(frame in 0..FRAMES_MAX, track in 0..=TRACK_MAX) {
+        fn one_and_two_flipped_bits_are_found(frame in 0..FRAMES_MAX, track in 0..=ROUND_MAX) {
             let slot = Slot::EMPTY.map(FrameNo(frame), track);
             let bits = slot.encode();
             for one in 0..64 {
                 for two in 0..64 {
                     let damage = 1u64 << one | 1 << two;
                     prop_assert!(Slot::decode(bits ^ damage).is_err(), "{one} {two}");
-                    let mended = Slot::mend(bits ^ damage);
-                    prop_assert_eq!(mended, (one == two).then_some(slot));
+                    let corrected = Slot::correct(bits ^ damage);
+                    prop_assert_eq!(corrected, (one == two).then_some(slot));
                 }
             }
         }

@@ -2,12 +2,12 @@
 //! They alternate; the valid one of the higher generation counts, so that a
 //! torn write of one leaves the other.
 
-use crate::geometry::{BadSize, Geometry, LANES_MAX};
+use crate::geometry::{BadSize, Geometry, JOURNALS_MAX};
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::checksum::crc32c_append;
 use pagemesh_base::ids::{Epoch, Incarnation, Seq};
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::{Durability, Stated};
+use pagemesh_pmem::{Durability, StatedClass};
 use uuid::Uuid;
 
 const MAGIC: [u8; 8] = *b"pagemesh";
@@ -17,7 +17,7 @@ pub const VERSION: u32 = 0;
 /// second take a century to get there. Below it nothing that counts overflows.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;
 const HEADS_AT: usize = 1024;
-const HEADS_END: usize = HEADS_AT + LANES_MAX as usize * 8;
+const HEADS_END: usize = HEADS_AT + JOURNALS_MAX as usize * 8;
 const _: () = assert!(HEADS_END <= PAGE_BYTES, "all lane heads fit");
 
 /// What a superblock says.
@@ -38,17 +38,17 @@ pub struct Superblock {
     /// Entries of the object table from here on were never used.
     pub objects_end: u32,
     /// Lanes from here on were never used: recovery does not read them.
-    pub lanes_end: u32,
+    pub journals_end: u32,
     /// The durability class that the pool's maker stated; none leaves it to
     /// the medium.
-    pub stated: Option<Stated>,
+    pub stated: Option<StatedClass>,
     /// The boot of the machine in which the pool was made, where its class
     /// promises nothing beyond it but its medium stays.
     pub boot: Option<Uuid>,
     /// The pool's plan.
     pub geometry: Geometry,
     /// Each lane's first retained line, as an absolute position.
-    pub heads: Vec<u64>,
+    pub journal_heads: Vec<u64>,
 }
 
 /// Why a page is not a usable superblock.
@@ -69,7 +69,7 @@ pub enum BadSuperblock {
     Checksum,
     /// A right checksum over a plan that this size does not give.
     #[error("the superblock contradicts itself: {0}")]
-    Contradiction(&'static str),
+    Inconsistent(&'static str),
     /// A size that no pool has.
     #[error(transparent)]
     Size(#[from] BadSize),
@@ -89,8 +89,8 @@ impl Superblock {
     #[must_use]
     pub fn encode(&self) -> [u8; PAGE_BYTES] {
         assert_eq!(
-            self.heads.len(),
-            self.geometry.lanes as usize,
+            self.journal_heads.len(),
+            self.geometry.journals as usize,
             "a head for each lane"
         );
         let mut page = [0; PAGE_BYTES];
@@ -102,20 +102,20 @@ impl Superblock {
         put(&mut page, 44, self.epoch.0.to_le_bytes());
         put(&mut page, 48, self.checkpoint.0.to_le_bytes());
         put(&mut page, 56, self.geometry.pool_bytes.to_le_bytes());
-        put(&mut page, 64, self.geometry.lanes.to_le_bytes());
+        put(&mut page, 64, self.geometry.journals.to_le_bytes());
         if let Some(stated) = self.stated {
             put(
                 &mut page,
                 68,
-                [code(stated.class), stated.is_trusted.into()],
+                [durability_code(stated.class), stated.is_trusted.into()],
             );
         }
-        put(&mut page, 72, self.geometry.lane_bytes.to_le_bytes());
+        put(&mut page, 72, self.geometry.journal_bytes.to_le_bytes());
         put(&mut page, 80, self.used_frames.to_le_bytes());
         put(&mut page, 88, self.objects_end.to_le_bytes());
-        put(&mut page, 92, self.lanes_end.to_le_bytes());
+        put(&mut page, 92, self.journals_end.to_le_bytes());
         put(&mut page, 96, self.boot.unwrap_or_default().into_bytes());
-        for (head, at) in self.heads.iter().zip((HEADS_AT..).step_by(8)) {
+        for (head, at) in self.journal_heads.iter().zip((HEADS_AT..).step_by(8)) {
             put(&mut page, at, head.to_le_bytes());
         }
         let crc = checksum(&page);
@@ -140,8 +140,8 @@ impl Superblock {
             return Err(BadSuperblock::Version(get_u32(page, 8)));
         }
         let geometry = Geometry::plan(get_u64(page, 56))?;
-        if (geometry.lanes, geometry.lane_bytes) != (get_u32(page, 64), get_u64(page, 72)) {
-            return Err(BadSuperblock::Contradiction(
+        if (geometry.journals, geometry.journal_bytes) != (get_u32(page, 64), get_u64(page, 72)) {
+            return Err(BadSuperblock::Inconsistent(
                 "its lanes are not those of its size",
             ));
         }
@@ -149,21 +149,21 @@ impl Superblock {
         let lanes_end = get_u32(page, 92);
         if used_frames > geometry.frames.len / PAGE_BYTES as u64
             || objects_end > geometry.object_count()
-            || lanes_end > geometry.lanes
+            || lanes_end > geometry.journals
         {
-            return Err(BadSuperblock::Contradiction(
+            return Err(BadSuperblock::Inconsistent(
                 "it counts more frames, objects or lanes than there are",
             ));
         }
         let boot = Uuid::from_bytes(field(page, 96));
-        let heads = (HEADS_AT..).step_by(8).take(geometry.lanes as usize);
+        let heads = (HEADS_AT..).step_by(8).take(geometry.journals as usize);
         let heads: Vec<u64> = heads.map(|at| get_u64(page, at)).collect();
         let mut counts = [32, 48].map(|at| get_u64(page, at)).into_iter();
         if counts.any(|count| count > COUNT_MAX)
             || heads.iter().any(|&head| head > COUNT_MAX)
             || get_u32(page, 40) == u32::MAX
         {
-            return Err(BadSuperblock::Contradiction(
+            return Err(BadSuperblock::Inconsistent(
                 "it has counted further than a pool can live",
             ));
         }
@@ -175,11 +175,11 @@ impl Superblock {
             checkpoint: Seq(get_u64(page, 48)),
             used_frames,
             objects_end,
-            lanes_end,
-            stated: stated(field(page, 68))?,
+            journals_end: lanes_end,
+            stated: decode_stated(field(page, 68))?,
             boot: (!boot.is_nil()).then_some(boot),
             geometry,
-            heads,
+            journal_heads: heads,
         })
     }
 
@@ -189,7 +189,7 @@ impl Superblock {
     /// What is wrong with the first, when neither is valid.
     pub fn choose(pages: [&[u8; PAGE_BYTES]; 2]) -> Result<Superblock, BadSuperblock> {
         match pages.map(Superblock::decode) {
-            [Ok(a), Ok(b)] if a.pool != b.pool => Err(BadSuperblock::Contradiction(
+            [Ok(a), Ok(b)] if a.pool != b.pool => Err(BadSuperblock::Inconsistent(
                 "its two copies are of different pools",
             )),
             [Ok(a), Ok(b)] => Ok(if a.generation > b.generation { a } else { b }),
@@ -205,7 +205,7 @@ impl Superblock {
 }
 
 /// The byte of a class; zero is none.
-fn code(class: Durability) -> u8 {
+fn durability_code(class: Durability) -> u8 {
     match class {
         Durability::Pmem => 1,
         Durability::Eadr => 2,
@@ -214,15 +214,17 @@ fn code(class: Durability) -> u8 {
     }
 }
 
-fn stated([class, trusted]: [u8; 2]) -> Result<Option<Stated>, BadSuperblock> {
-    let found = Durability::ALL.into_iter().find(|&of| code(of) == class);
+fn decode_stated([class, trusted]: [u8; 2]) -> Result<Option<StatedClass>, BadSuperblock> {
+    let found = Durability::ALL
+        .into_iter()
+        .find(|&of| durability_code(of) == class);
     match (found, trusted) {
-        (Some(class), 0 | 1) => Ok(Some(Stated {
+        (Some(class), 0 | 1) => Ok(Some(StatedClass {
             class,
             is_trusted: trusted == 1,
         })),
         (None, 0) if class == 0 => Ok(None),
-        _ => Err(BadSuperblock::Contradiction(
+        _ => Err(BadSuperblock::Inconsistent(
             "its durability class is none that there is",
         )),
     }
@@ -247,28 +249,28 @@ mod tests {
             checkpoint: Seq(generation * 10),
             used_frames: 3,
             objects_end: 1,
-            lanes_end: 2,
+            journals_end: 2,
             stated: None,
             boot: None,
             geometry,
-            heads: (0..u64::from(geometry.lanes)).collect(),
+            journal_heads: (0..u64::from(geometry.journals)).collect(),
         }
     }
 
     const BLANK: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
 
     #[test]
-    fn decodes_what_it_encodes() {
+    fn superblock_round_trips() {
         let block = superblock(7);
         assert_eq!(Superblock::decode(&block.encode()), Ok(block));
     }
 
     #[test]
-    fn the_stated_class_is_kept_and_an_unknown_one_refused() {
+    fn stated_class_is_kept_and_unknown_class_refused() {
         for class in Durability::ALL {
             for is_trusted in [false, true] {
                 let block = Superblock {
-                    stated: Some(Stated { class, is_trusted }),
+                    stated: Some(StatedClass { class, is_trusted }),
                     boot: Some(Uuid::from_u128(8)),
                     ..superblock(7)
                 };
@@ -281,7 +283,7 @@ mod tests {
             let crc = checksum(&page);
             put(&mut page, 12, crc.to_le_bytes());
             let decoded = Superblock::decode(&page);
-            let is_refused = matches!(decoded, Err(BadSuperblock::Contradiction(_)));
+            let is_refused = matches!(decoded, Err(BadSuperblock::Inconsistent(_)));
             assert!(is_refused, "{wrong:?}: {decoded:?}");
         }
     }
@@ -297,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newer_valid_copy_counts() {
+    fn newer_valid_superblock_is_chosen() {
         let (old, new) = (superblock(8), superblock(9));
         assert_ne!(old.offset(), new.offset());
         let choose = |a: &_, b: &_| Superblock::choose([a, b]);
@@ -312,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_version_is_refused_even_in_one_copy() {
+    fn newer_version_is_refused_even_in_one_copy() {
         let mut newer = superblock(9).encode();
         put(&mut newer, 8, 1u32.to_le_bytes());
         let crc = checksum(&newer);

@@ -22,7 +22,7 @@ const SLOT_BYTES: usize = 8;
 const _: () = assert!(SLOT_BYTES << NODE_SHIFT == PAGE_BYTES, "a node is a frame");
 
 /// A view of one object's page table.
-pub struct Table<'m, M> {
+pub struct PageTable<'m, M> {
     media: &'m M,
     root_at: usize,
     height: u8,
@@ -31,7 +31,7 @@ pub struct Table<'m, M> {
 
 /// Where a slot lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Location {
+pub enum SlotLocation {
     /// At this byte of the pool.
     At(usize),
     /// Nowhere yet: a node must be linked at this level first.
@@ -91,12 +91,12 @@ pub(crate) struct NodeSlots {
     /// Words that are one bit from such a slot.
     pub(crate) damaged: usize,
     /// What the last of those was.
-    pub(crate) mended: Option<Slot>,
+    pub(crate) corrected: Option<Slot>,
 }
 
 impl NodeSlots {
     /// Counts them. None if it is no node: some word is no slot, or names no frame of
-    /// the pool's `frames`, or there are many numbers of one bit, which are one bit from
+    /// the pool's `frame_allocator`, or there are many numbers of one bit, which are one bit from
     /// an empty slot.
     pub(crate) fn of<M: Media>(media: &M, node: FrameNo, frames: &Range<u64>) -> Option<NodeSlots> {
         let is_ours = |slot: &Slot| slot.frame().is_none_or(|it| frames.contains(&it.0));
@@ -109,11 +109,11 @@ impl NodeSlots {
             match Slot::decode(bits) {
                 Ok(slot) if is_ours(&slot) => found.in_use += usize::from(bits != 0),
                 Ok(_) => return None,
-                Err(_) => match Slot::mend(bits).filter(is_ours)? {
+                Err(_) => match Slot::correct(bits).filter(is_ours)? {
                     Slot::EMPTY => strays += 1,
                     slot => {
                         found.damaged += 1;
-                        found.mended = Some(slot);
+                        found.corrected = Some(slot);
                     }
                 },
             }
@@ -122,19 +122,19 @@ impl NodeSlots {
     }
 }
 
-impl<'m, M: Media> Table<'m, M> {
+impl<'m, M: Media> PageTable<'m, M> {
     /// The table of `height` whose root slot lies at byte `root_at`, in a pool
-    /// whose frames are `frames`.
+    /// whose frames are `frame_allocator`.
     ///
     /// # Panics
     /// When the height is beyond the highest, or frames beyond the medium.
-    pub fn new(media: &'m M, root_at: usize, height: u8, frames: Range<u64>) -> Table<'m, M> {
+    pub fn new(media: &'m M, root_at: usize, height: u8, frames: Range<u64>) -> PageTable<'m, M> {
         assert!(height <= LEVELS_MAX, "a table of height {height}");
         assert!(
             frames.end <= (media.len_bytes() / PAGE_BYTES) as u64,
             "frames within the medium"
         );
-        Table {
+        PageTable {
             media,
             root_at,
             height,
@@ -149,7 +149,7 @@ impl<'m, M: Media> Table<'m, M> {
     ///
     /// # Panics
     /// When the level is above the table's height.
-    pub fn locate(&self, level: u8, page: PageNo) -> Result<Location, BadTable> {
+    pub fn locate(&self, level: u8, page: PageNo) -> Result<SlotLocation, BadTable> {
         assert!(
             level <= self.height,
             "level {level} of height {}",
@@ -162,11 +162,11 @@ impl<'m, M: Media> Table<'m, M> {
         let mut at = self.root_at;
         for above in (level + 1..=self.height).rev() {
             let Some(node) = self.load(at, above, page)?.frame() else {
-                return Ok(Location::Unlinked(above));
+                return Ok(SlotLocation::Unlinked(above));
             };
             at = slot_at(node, above - 1, page);
         }
-        Ok(Location::At(at))
+        Ok(SlotLocation::At(at))
     }
 
     /// The slot of a data page; an unlinked one was never written.
@@ -175,8 +175,8 @@ impl<'m, M: Media> Table<'m, M> {
     /// When the table is damaged on the way, or does not reach the page.
     pub fn lookup(&self, page: PageNo) -> Result<Slot, BadTable> {
         match self.locate(0, page)? {
-            Location::At(at) => self.load(at, 0, page),
-            Location::Unlinked(_) => Ok(Slot::EMPTY),
+            SlotLocation::At(at) => self.load(at, 0, page),
+            SlotLocation::Unlinked(_) => Ok(Slot::EMPTY),
         }
     }
 

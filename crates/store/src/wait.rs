@@ -3,9 +3,9 @@
 //!
 //! Tests explore the interleavings through it (`models`). Built for anything
 //! else, [`step`] is nothing. Threads that take turns, as a simulation has them, wait by
-//! [`take_turns`].
+//! [`set_yield_fn`].
 
-use pagemesh_pmem::Shared;
+use pagemesh_pmem::SharedSegment;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -26,65 +26,69 @@ pub(crate) const fn step(_at: usize) {}
 const CONTROL: &str = "control segment";
 
 /// What lets others go on in place of a wait; false: nobody can.
-type Others = Rc<dyn Fn() -> bool>;
+type YieldFn = Rc<dyn Fn() -> bool>;
 
 /// How the waits of a thread go that takes turns with others.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Turns {
+enum WaitMode {
     /// It takes none: time passes by itself.
-    None,
+    Blocking,
     /// Somebody goes on meanwhile, so no time is over.
-    Others,
+    Yielding,
     /// Nobody can: to wait longer is in vain.
-    InVain,
+    NoProgress,
 }
 
 thread_local! {
-    static OTHERS: RefCell<Option<Others>> = const { RefCell::new(None) };
-    static TURNS: Cell<Turns> = const { Cell::new(Turns::None) };
+    static OTHERS: RefCell<Option<YieldFn>> = const { RefCell::new(None) };
+    static TURNS: Cell<WaitMode> = const { Cell::new(WaitMode::Blocking) };
 }
 
 /// For a program whose threads take turns: where this one would wait for another it does
 /// this instead, as long as that says that somebody went on. Nothing but waits looks at it.
-pub fn take_turns(others: Option<Others>) {
-    TURNS.set(match others {
-        Some(_) => Turns::Others,
-        None => Turns::None,
+pub fn set_yield_fn(yield_fn: Option<YieldFn>) {
+    TURNS.set(match yield_fn {
+        Some(_) => WaitMode::Yielding,
+        None => WaitMode::Blocking,
     });
-    OTHERS.set(others);
+    OTHERS.set(yield_fn);
 }
 
 /// Lets others go on who take turns with this thread; false: it takes none.
 #[cold]
-fn pass_turn() -> bool {
+fn yield_to_others() -> bool {
     // Whoever goes on may wait, too.
     let Some(others) = OTHERS.with_borrow(Clone::clone) else {
         return false;
     };
     TURNS.set(match others() {
-        true => Turns::Others,
-        false => Turns::InVain,
+        true => WaitMode::Yielding,
+        false => WaitMode::NoProgress,
     });
     true
 }
 
-/// Sleeps while the half word is `expected`, at most for `limit`. May return
+/// Sleeps while the half word is `expected`, at most for `checkpoint_limit`. May return
 /// early.
-pub(crate) fn sleep(shared: &Shared, at: usize, expected: u32, limit: Option<Duration>) {
+pub(crate) fn sleep(shared: &SharedSegment, at: usize, expected: u32, limit: Option<Duration>) {
     #[cfg(test)]
     {
-        let load = || shared.half(at).load(std::sync::atomic::Ordering::SeqCst);
+        let load = || {
+            shared
+                .half_word(at)
+                .load(std::sync::atomic::Ordering::SeqCst)
+        };
         if pagemesh_models::sleep(CONTROL, at, || load() == expected) {
             return;
         }
     }
-    if !pass_turn() {
+    if !yield_to_others() {
         shared.wait(at, expected, limit);
     }
 }
 
 /// Wakes every process that sleeps on the half word.
-pub(crate) fn wake(shared: &Shared, at: usize) {
+pub(crate) fn wake(shared: &SharedSegment, at: usize) {
     #[cfg(test)]
     pagemesh_models::wake(CONTROL, at);
     shared.wake(at);
@@ -96,7 +100,7 @@ pub(crate) fn pause() {
     if pagemesh_models::pause() {
         return;
     }
-    if !pass_turn() {
+    if !yield_to_others() {
         std::thread::yield_now();
     }
 }
@@ -105,9 +109,9 @@ pub(crate) fn pause() {
 /// letting others go on, then by sleeping, so that those who are waited for have the
 /// processors.
 #[derive(Default)]
-pub(crate) struct Patience(u32);
+pub(crate) struct Backoff(u32);
 
-impl Patience {
+impl Backoff {
     /// A window lasts a microsecond, and so long do some of these.
     const YIELDS: u32 = 16;
     /// Short beside the time for which a scheduler leaves a process out.
@@ -118,12 +122,12 @@ impl Patience {
         if pagemesh_models::pause() {
             return;
         }
-        if pass_turn() {
+        if yield_to_others() {
             return;
         }
-        match self.0 < Patience::YIELDS {
+        match self.0 < Backoff::YIELDS {
             true => std::thread::yield_now(),
-            false => std::thread::sleep(Patience::SLEEP),
+            false => std::thread::sleep(Backoff::SLEEP),
         }
         self.0 = self.0.saturating_add(1);
     }
@@ -135,8 +139,8 @@ pub(crate) struct Deadline(Instant);
 
 impl Deadline {
     pub(crate) fn after(limit: Duration) -> Deadline {
-        if TURNS.get() == Turns::InVain {
-            TURNS.set(Turns::Others);
+        if TURNS.get() == WaitMode::NoProgress {
+            TURNS.set(WaitMode::Yielding);
         }
         Deadline(Instant::now() + limit)
     }
@@ -147,13 +151,13 @@ impl Deadline {
             return is_over;
         }
         match TURNS.get() {
-            Turns::None => self.left().is_zero(),
-            Turns::Others => false,
-            Turns::InVain => true,
+            WaitMode::Blocking => self.remaining().is_zero(),
+            WaitMode::Yielding => false,
+            WaitMode::NoProgress => true,
         }
     }
 
-    pub(crate) fn left(self) -> Duration {
+    pub(crate) fn remaining(self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
     }
 }

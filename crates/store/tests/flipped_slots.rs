@@ -4,18 +4,18 @@
 
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{Part, Run, SliceReply, SliceRequest, Stamp};
+use pagemesh_base::slice::{PageRun, SliceReply, SliceRequest, Stamp, TransactionPart};
 use pagemesh_base::space::Extent;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Media, Recorder};
 use pagemesh_store::geometry::Geometry;
 use pagemesh_store::pool::{Pool, format};
-use pagemesh_store::requests::{Executed, execute};
-use pagemesh_store::session::{Member, Session, clear, write};
+use pagemesh_store::pool_mapping::{Handle, StoreError};
+use pagemesh_store::requests::{ExecuteOutcome, execute};
+use pagemesh_store::session::{LegSession, Session, clear, write};
 use pagemesh_store::slot::Slot;
-use pagemesh_store::table::{Location, Table};
+use pagemesh_store::table::{PageTable, SlotLocation};
 use pagemesh_store::transaction::transact;
-use pagemesh_store::view::{Handle, StoreError};
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -27,7 +27,7 @@ const HEIGHT: u8 = 4;
 /// Of each part of a slot one bit: frame, hole, reserved, track, generation, check.
 const BITS: [u32; 9] = [0, 9, 35, 36, 38, 41, 44, 55, 60];
 
-struct Case {
+struct FlippedSlotPool {
     media: Arc<Recorder>,
     /// The file's, where slots lie in an overlay.
     overlay: Arc<Recorder>,
@@ -38,10 +38,10 @@ struct Case {
     ops: u64,
 }
 
-impl Case {
-    fn new(has_overlay: bool) -> Case {
+impl FlippedSlotPool {
+    fn empty_pool(has_overlay: bool) -> FlippedSlotPool {
         let media = match has_overlay {
-            true => Recorder::of_file(Image::filled(POOL_BYTES, 0)),
+            true => Recorder::for_file(Image::filled(POOL_BYTES, 0)),
             false => Recorder::new(POOL_BYTES),
         };
         let media = Arc::new(media);
@@ -53,10 +53,10 @@ impl Case {
         let (mut pool, _) = Pool::open(media.clone(), overlay.clone()).expect("a sound pool");
         pool.create(SLICE, SIZE).expect("a slice");
         let number = pool.open_session(1, 1).expect("a session");
-        Case {
-            session: Session::new(pool.view().clone(), number),
+        FlippedSlotPool {
+            session: Session::new(pool.mapping().clone(), number),
             handle: pool.handle(SLICE).expect("there"),
-            geometry: *pool.view().geometry(),
+            geometry: *pool.mapping().geometry(),
             media,
             overlay,
             pool,
@@ -65,10 +65,10 @@ impl Case {
     }
 
     /// A pool with some pages of two leaves; their slots are persistent.
-    fn written(has_overlay: bool) -> Case {
-        let mut case = Case::new(has_overlay);
+    fn written_pool(has_overlay: bool) -> FlippedSlotPool {
+        let mut case = FlippedSlotPool::empty_pool(has_overlay);
         for page in [0, 1, 2, 511, 700] {
-            case.put(page, page as u8).expect("room");
+            case.write_page(page, page as u8).expect("room");
         }
         case.pool.checkpoint().expect("a sound pool");
         case
@@ -79,38 +79,38 @@ impl Case {
         Stamp {
             epoch: Epoch(1),
             op: self.ops,
-            open: 0,
+            open_ops: 0,
         }
     }
 
-    fn put(&mut self, page: u64, byte: u8) -> Result<(), StoreError> {
-        self.put_part(page * PAGE, &[byte; PAGE_BYTES])
+    fn write_page(&mut self, page: u64, byte: u8) -> Result<(), StoreError> {
+        self.write_bytes(page * PAGE, &[byte; PAGE_BYTES])
     }
 
-    fn put_part(&mut self, offset: u64, data: &[u8]) -> Result<(), StoreError> {
+    fn write_bytes(&mut self, offset: u64, data: &[u8]) -> Result<(), StoreError> {
         let stamp = self.stamp();
         let (session, handle) = (&mut self.session, self.handle);
-        let written = write(&mut [Member { session, handle }], offset, data, stamp);
+        let written = write(&mut [LegSession { session, handle }], offset, data, stamp);
         written.map_err(|failure| failure.cause)
     }
 
     fn clear(&mut self, page: u64, count: u64) -> Result<(), StoreError> {
         let stamp = self.stamp();
         let (session, handle) = (&mut self.session, self.handle);
-        let members = &mut [Member { session, handle }];
+        let members = &mut [LegSession { session, handle }];
         clear(members, page * PAGE, count * PAGE, stamp).map_err(|failure| failure.cause)
     }
 
     fn ask(&mut self, request: SliceRequest) -> SliceReply {
         match execute(&mut self.session, self.handle, Epoch(9), request) {
-            Executed::Done(Ok(reply)) => reply,
+            ExecuteOutcome::Done(Ok(reply)) => reply,
             other => panic!("{other:?}"),
         }
     }
 
     /// The byte that a page is full of, found by a walk from the root.
-    fn get(&mut self, page: u64) -> Result<u8, StoreError> {
-        self.session.forget_leaves();
+    fn read_page(&mut self, page: u64) -> Result<u8, StoreError> {
+        self.session.clear_leaf_cache();
         let mut found = [0; PAGE_BYTES];
         let (session, handle) = (&mut self.session, &self.handle);
         session.read(handle, page * PAGE, &mut found, Epoch(1))?;
@@ -121,14 +121,14 @@ impl Case {
     /// Where the slot of `level` above a page lies.
     fn slot_at(&self, level: u8, page: u64) -> usize {
         let root_at = self.geometry.objects.start as usize + 64;
-        let table = Table::new(
+        let table = PageTable::new(
             &*self.overlay,
             root_at,
             HEIGHT,
             self.geometry.frame_numbers(),
         );
         match table.locate(level, PageNo(page)) {
-            Ok(Location::At(at)) => at,
+            Ok(SlotLocation::At(at)) => at,
             other => panic!("level {level} above page {page}: {other:?}"),
         }
     }
@@ -138,19 +138,19 @@ impl Case {
     }
 
     /// A new session: it knows no leaves.
-    fn reconnect(&mut self) {
+    fn open_new_session(&mut self) {
         let number = self.pool.open_session(1, 1).expect("a session");
-        let new = Session::new(self.pool.view().clone(), number);
+        let new = Session::new(self.pool.mapping().clone(), number);
         let old = std::mem::replace(&mut self.session, new);
         self.pool.close_session(old.number()).expect("a sound pool");
     }
 
     /// Deletes the slice and frees all its frames.
-    fn empty(&mut self) {
-        self.reconnect();
+    fn delete_slice(&mut self) {
+        self.open_new_session();
         self.pool.delete(SLICE).expect("there");
-        while self.pool.tend().expect("a sound pool") {}
-        self.pool.tend().expect("a sound pool");
+        while self.pool.maintain().expect("a sound pool") {}
+        self.pool.maintain().expect("a sound pool");
         self.pool
             .close_session(self.session.number())
             .expect("a sound pool");
@@ -165,41 +165,45 @@ impl Case {
 
 /// Has a bit of each slot above page 0 flip, one after the other, and does
 /// something that must meet and mend it.
-fn each_upper_flip(has_overlay: bool, levels: &[u8], meet: impl Fn(&mut Case)) {
+fn each_upper_flip(has_overlay: bool, levels: &[u8], meet: impl Fn(&mut FlippedSlotPool)) {
     for &level in levels {
         for bit in BITS {
-            let mut case = Case::written(has_overlay);
+            let mut case = FlippedSlotPool::written_pool(has_overlay);
             let at = case.slot_at(level, 0);
             let before = case.overlay.load(at);
             case.flip(at, 1 << bit);
             meet(&mut case);
             assert_eq!(case.overlay.load(at), before, "level {level}, bit {bit}");
-            assert_eq!(case.pool.mended_slots(), 1, "level {level}, bit {bit}");
+            assert_eq!(case.pool.corrected_slots(), 1, "level {level}, bit {bit}");
             for page in [1, 2, 511, 700] {
-                assert_eq!(case.get(page), Ok(page as u8), "level {level}, bit {bit}");
+                assert_eq!(
+                    case.read_page(page),
+                    Ok(page as u8),
+                    "level {level}, bit {bit}"
+                );
             }
         }
     }
 }
 
 #[test]
-fn who_reads_mends_what_is_above_the_page() {
+fn reader_corrects_slots_above_page() {
     for has_overlay in [false, true] {
         each_upper_flip(has_overlay, &[1, 2, 3, 4], |case| {
-            assert_eq!(case.get(0), Ok(0));
+            assert_eq!(case.read_page(0), Ok(0));
         });
     }
 }
 
 #[test]
-fn who_writes_or_clears_mends_what_is_above_the_page() {
+fn writer_and_clear_correct_slots_above_page() {
     for has_overlay in [false, true] {
         each_upper_flip(has_overlay, &[1, 2, 3, 4], |case| {
-            case.session.forget_leaves();
-            case.put(0, 9).expect("room");
+            case.session.clear_leaf_cache();
+            case.write_page(0, 9).expect("room");
         });
         each_upper_flip(has_overlay, &[1, 2, 3, 4], |case| {
-            case.session.forget_leaves();
+            case.session.clear_leaf_cache();
             case.clear(0, 1).expect("room");
         });
     }
@@ -208,21 +212,21 @@ fn who_writes_or_clears_mends_what_is_above_the_page() {
 /// A leaf that is not there yet is linked below what is damaged, and into an empty slot
 /// that is.
 #[test]
-fn who_links_a_leaf_mends_what_is_above_it() {
+fn leaf_link_corrects_slots_above_leaf() {
     for has_overlay in [false, true] {
         each_upper_flip(has_overlay, &[2, 3, 4], |case| {
-            case.put(1500, 7).expect("room");
-            assert_eq!(case.get(1500), Ok(7));
+            case.write_page(1500, 7).expect("room");
+            assert_eq!(case.read_page(1500), Ok(7));
         });
         for bit in 0..64 {
-            let mut case = Case::written(has_overlay);
+            let mut case = FlippedSlotPool::written_pool(has_overlay);
             let empty_at = case.slot_at(1, 1500);
             assert_eq!(case.overlay.load(empty_at), 0, "no leaf is linked");
             case.flip(empty_at, 1 << bit);
-            assert_eq!(case.get(1500), Ok(0), "bit {bit}");
+            assert_eq!(case.read_page(1500), Ok(0), "bit {bit}");
             case.flip(empty_at, 1 << bit);
-            case.put(1500, 7).expect("room");
-            assert_eq!(case.get(1500), Ok(7), "bit {bit}");
+            case.write_page(1500, 7).expect("room");
+            assert_eq!(case.read_page(1500), Ok(7), "bit {bit}");
         }
     }
 }
@@ -230,31 +234,31 @@ fn who_links_a_leaf_mends_what_is_above_it() {
 /// A checkpoint looks for slots that no session has flushed. On `file-sync` pools it
 /// goes the ways of the file.
 #[test]
-fn a_checkpoint_mends_what_is_above_the_pages_it_applies() {
+fn checkpoint_corrects_slots_above_applied_pages() {
     for has_overlay in [false, true] {
         for level in [1, 2, 3, 4] {
             for bit in BITS {
-                let mut case = Case::written(has_overlay);
-                case.put(0, 9).expect("room");
+                let mut case = FlippedSlotPool::written_pool(has_overlay);
+                case.write_page(0, 9).expect("room");
                 let at = case.slot_at(level, 0);
                 let before = case.media.load(at);
                 case.media.store(at, before ^ 1 << bit);
                 case.pool.checkpoint().expect("a sound pool");
                 assert_eq!(case.media.load(at), before, "level {level}, bit {bit}");
-                assert_eq!(case.get(0), Ok(9));
+                assert_eq!(case.read_page(0), Ok(9));
             }
         }
     }
 }
 
 #[test]
-fn the_end_of_a_slice_frees_what_is_below_a_flipped_slot() {
+fn slice_deletion_frees_frames_below_flipped_slot() {
     for level in [1, 2, 3, 4] {
         for bit in BITS {
-            let mut case = Case::written(false);
+            let mut case = FlippedSlotPool::written_pool(false);
             let at = case.slot_at(level, 0);
             case.flip(at, 1 << bit);
-            case.empty();
+            case.delete_slice();
             assert_eq!(case.used_bytes(), 0, "level {level}, bit {bit}");
         }
     }
@@ -262,45 +266,45 @@ fn the_end_of_a_slice_frees_what_is_below_a_flipped_slot() {
 
 /// Also where no check bits tell what the root was.
 #[test]
-fn a_new_slice_finds_the_root_of_a_deleted_one_empty() {
-    let mut case = Case::written(false);
+fn new_slice_starts_with_empty_root() {
+    let mut case = FlippedSlotPool::written_pool(false);
     let root_at = case.slot_at(HEIGHT, 0);
     case.flip(root_at, 0b101 << 40);
-    case.empty();
+    case.delete_slice();
     case.pool.create(SLICE, SIZE).expect("a slice");
     assert_eq!(case.pool.list().count(), 1);
     assert_eq!(case.overlay.load(root_at), 0);
     let number = case.pool.open_session(1, 1).expect("a session");
-    case.session = Session::new(case.pool.view().clone(), number);
+    case.session = Session::new(case.pool.mapping().clone(), number);
     case.handle = case.pool.handle(SLICE).expect("there");
-    case.put(3, 3).expect("room");
-    assert_eq!(case.get(3), Ok(3));
+    case.write_page(3, 3).expect("room");
+    assert_eq!(case.read_page(3), Ok(3));
 }
 
 /// Two slots of one way lost a bit each, before a checkpoint has the bitmap know of
 /// their frames and after.
 #[test]
-fn a_flipped_slot_below_another_keeps_neither_from_being_mended() {
+fn nested_flipped_slots_are_both_corrected() {
     for has_checkpoint in [false, true] {
         for (upper, lower) in [(4, 3), (4, 2), (3, 2), (2, 1)] {
-            let mut case = Case::new(false);
-            case.put(0, 9).expect("room");
+            let mut case = FlippedSlotPool::empty_pool(false);
+            case.write_page(0, 9).expect("room");
             if has_checkpoint {
                 case.pool.checkpoint().expect("a sound pool");
             }
             for at in [upper, lower].map(|level| case.slot_at(level, 0)) {
                 case.flip(at, 1 << 13);
             }
-            assert_eq!(case.get(0), Ok(9), "levels {upper} and {lower}");
-            assert_eq!(case.pool.mended_slots(), 2, "levels {upper} and {lower}");
+            assert_eq!(case.read_page(0), Ok(9), "levels {upper} and {lower}");
+            assert_eq!(case.pool.corrected_slots(), 2, "levels {upper} and {lower}");
         }
     }
 }
 
 /// Three flipped bits may look like one in another place, and so name something else.
 #[test]
-fn no_slot_is_mended_to_name_what_is_no_node() {
-    type Make = fn(&Case) -> Vec<u64>;
+fn slot_is_never_corrected_to_a_non_node() {
+    type Make = fn(&FlippedSlotPool) -> Vec<u64>;
     let looks: [(&str, Make); 4] = [
         ("zeroes", |_| vec![0; 512]),
         ("ones", |_| vec![1; 512]),
@@ -318,9 +322,9 @@ fn no_slot_is_mended_to_name_what_is_no_node() {
     ];
     for has_overlay in [false, true] {
         for (name, make) in looks {
-            let mut case = Case::written(has_overlay);
+            let mut case = FlippedSlotPool::written_pool(has_overlay);
             let bytes: Vec<u8> = make(&case).iter().flat_map(|it| it.to_le_bytes()).collect();
-            case.put_part(3 * PAGE, &bytes).expect("room");
+            case.write_bytes(3 * PAGE, &bytes).expect("room");
             case.pool.checkpoint().expect("a sound pool");
             let frame_of = |at| Slot::decode(case.overlay.load(at)).expect("sound").frame();
             let page = frame_of(case.slot_at(0, 3)).expect("mapped");
@@ -330,23 +334,23 @@ fn no_slot_is_mended_to_name_what_is_no_node() {
                 .map(page, 0);
             for bit in BITS {
                 case.overlay.store(at, other.encode() ^ 1 << bit);
-                assert_eq!(case.get(0), DAMAGED, "{name}, bit {bit}");
+                assert_eq!(case.read_page(0), DAMAGED, "{name}, bit {bit}");
             }
-            assert_eq!(case.pool.mended_slots(), 0, "{name}");
+            assert_eq!(case.pool.corrected_slots(), 0, "{name}");
         }
     }
 }
 
 /// A live slice has none above its leaves: its pages would read as zeroes.
 #[test]
-fn no_slot_above_the_leaves_is_mended_to_a_hole() {
+fn upper_slot_is_never_corrected_to_a_hole() {
     for level in [1, 2, 3, 4] {
-        let mut case = Case::written(false);
+        let mut case = FlippedSlotPool::written_pool(false);
         let at = case.slot_at(level, 0);
         let hole = Slot::decode(case.overlay.load(at)).expect("sound").unmap(0);
         for bit in BITS {
             case.overlay.store(at, hole.encode() ^ 1 << bit);
-            assert_eq!(case.get(0), DAMAGED, "level {level}, bit {bit}");
+            assert_eq!(case.read_page(0), DAMAGED, "level {level}, bit {bit}");
         }
     }
 }
@@ -354,53 +358,53 @@ fn no_slot_above_the_leaves_is_mended_to_a_hole() {
 const DAMAGED: Result<u8, StoreError> = Err(StoreError::Damaged { offset: 0 });
 
 /// Has a bit of the slot of page 0 flip, and does something that makes the page whole.
-fn each_leaf_flip(has_overlay: bool, replace: impl Fn(&mut Case), then: u8) {
+fn each_leaf_flip(has_overlay: bool, replace: impl Fn(&mut FlippedSlotPool), then: u8) {
     for bit in 0..64 {
-        let mut case = Case::written(has_overlay);
+        let mut case = FlippedSlotPool::written_pool(has_overlay);
         let at = case.slot_at(0, 0);
         let before = case.overlay.load(at);
         case.flip(at, 1 << bit);
-        assert_eq!(case.get(0), DAMAGED, "bit {bit}");
+        assert_eq!(case.read_page(0), DAMAGED, "bit {bit}");
         // Its old frame would be named by a wrong guess, too.
         assert_eq!(case.overlay.load(at), before ^ 1 << bit, "bit {bit}");
         replace(&mut case);
-        assert_eq!(case.get(0), Ok(then), "bit {bit}");
+        assert_eq!(case.read_page(0), Ok(then), "bit {bit}");
         case.pool.checkpoint().expect("a sound pool");
         for page in [1, 2, 511, 700] {
-            assert_eq!(case.get(page), Ok(page as u8), "bit {bit}");
+            assert_eq!(case.read_page(page), Ok(page as u8), "bit {bit}");
         }
-        case.empty();
+        case.delete_slice();
         // The frame that nobody names any more is found by a check of the pool.
         assert_eq!(case.used_bytes(), PAGE, "bit {bit}");
     }
 }
 
 #[test]
-fn a_page_with_a_flipped_slot_is_written_anew() {
+fn page_with_flipped_slot_can_be_rewritten() {
     for has_overlay in [false, true] {
-        each_leaf_flip(has_overlay, |case| case.put(0, 8).expect("room"), 8);
-        let transaction = |case: &mut Case| {
+        each_leaf_flip(has_overlay, |case| case.write_page(0, 8).expect("room"), 8);
+        let transaction = |case: &mut FlippedSlotPool| {
             let data = vec![8; PAGE_BYTES].into();
-            let parts = [Part::Write { offset: 0, data }];
+            let parts = [TransactionPart::Write { offset: 0, data }];
             let stamp = case.stamp();
             let (session, handle) = (&mut case.session, case.handle);
-            transact(&mut [Member { session, handle }], &parts, stamp).expect("room");
+            transact(&mut [LegSession { session, handle }], &parts, stamp).expect("room");
         };
         each_leaf_flip(has_overlay, transaction, 8);
     }
 }
 
 #[test]
-fn a_page_with_a_flipped_slot_is_cleared() {
+fn page_with_flipped_slot_can_be_cleared() {
     for has_overlay in [false, true] {
-        let clear = |case: &mut Case| case.clear(0, 1).expect("room");
+        let clear = |case: &mut FlippedSlotPool| case.clear(0, 1).expect("room");
         each_leaf_flip(has_overlay, clear, 0);
-        let transaction = |case: &mut Case| {
+        let transaction = |case: &mut FlippedSlotPool| {
             let (offset, len) = (0, PAGE);
             let stamp = case.stamp();
             let (session, handle) = (&mut case.session, case.handle);
-            let parts = [Part::Clear { offset, len }];
-            transact(&mut [Member { session, handle }], &parts, stamp).expect("room");
+            let parts = [TransactionPart::Clear { offset, len }];
+            transact(&mut [LegSession { session, handle }], &parts, stamp).expect("room");
         };
         each_leaf_flip(has_overlay, transaction, 0);
     }
@@ -408,21 +412,21 @@ fn a_page_with_a_flipped_slot_is_cleared() {
 
 /// Nobody knows what the rest of the page is.
 #[test]
-fn a_part_of_a_page_with_a_flipped_slot_is_not_written() {
-    let mut case = Case::written(false);
+fn partial_write_to_flipped_slot_is_refused() {
+    let mut case = FlippedSlotPool::written_pool(false);
     let at = case.slot_at(0, 0);
     case.flip(at, 1 << 3);
-    assert_eq!(case.put_part(512, &[1; 512]), DAMAGED.map(drop));
+    assert_eq!(case.write_bytes(512, &[1; 512]), DAMAGED.map(drop));
     let stamp = case.stamp();
     let (session, handle) = (&mut case.session, case.handle);
-    let cleared = clear(&mut [Member { session, handle }], 512, 512, stamp);
+    let cleared = clear(&mut [LegSession { session, handle }], 512, 512, stamp);
     assert_eq!(cleared.map_err(|it| it.cause), DAMAGED.map(drop));
 }
 
 #[test]
-fn a_page_with_a_flipped_slot_is_listed_among_others() {
+fn page_with_flipped_slot_is_listed() {
     for bit in 0..64 {
-        let mut case = Case::written(false);
+        let mut case = FlippedSlotPool::written_pool(false);
         let at = case.slot_at(0, 1);
         case.flip(at, 1 << bit);
         let (offset, len) = (0, 4 * PAGE);
@@ -436,7 +440,7 @@ fn a_page_with_a_flipped_slot_is_listed_among_others() {
         let (round, from) = (3, PageNo(0));
         let dirty = case.ask(SliceRequest::Dirty { round, from });
         let (runs, next) = (
-            vec![Run {
+            vec![PageRun {
                 page: PageNo(1),
                 count: 1,
             }],
@@ -449,17 +453,17 @@ fn a_page_with_a_flipped_slot_is_listed_among_others() {
 /// What was in flight when the round began is stamped, but for a page whose slot is
 /// damaged: it is listed anyway, and keeps the epoch from no slice.
 #[test]
-fn a_round_begins_in_spite_of_a_flipped_slot() {
+fn round_begins_despite_flipped_slot() {
     for bit in 0..64 {
-        let mut case = Case::new(false);
+        let mut case = FlippedSlotPool::empty_pool(false);
         for page in 0..4 {
             let (offset, data) = (page * PAGE, [1; PAGE_BYTES]);
             let stamp = Stamp {
-                open: page as u32,
+                open_ops: page as u32,
                 ..case.stamp()
             };
             let (session, handle) = (&mut case.session, case.handle);
-            write(&mut [Member { session, handle }], offset, &data, stamp).expect("room");
+            write(&mut [LegSession { session, handle }], offset, &data, stamp).expect("room");
         }
         let at = case.slot_at(0, 1);
         case.flip(at, 1 << bit);
@@ -469,7 +473,7 @@ fn a_round_begins_in_spite_of_a_flipped_slot() {
         let (round, from) = (3, PageNo(0));
         let dirty = case.ask(SliceRequest::Dirty { round, from });
         let (runs, next) = (
-            vec![Run {
+            vec![PageRun {
                 page: PageNo(0),
                 count: 4,
             }],

@@ -8,8 +8,8 @@ use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fuzz::Random;
 use pagemesh_pmem::Recorder;
 use pagemesh_store::pool::{Pool, format};
-use pagemesh_store::session::{Member, Session, write, write_numbered};
-use pagemesh_store::view::Handle;
+use pagemesh_store::pool_mapping::Handle;
+use pagemesh_store::session::{LegSession, Session, write, write_numbered};
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -17,9 +17,9 @@ const SLICE: SliceId = SliceId(Uuid::from_u128(7));
 const PAGES: usize = 3;
 const PAGE: usize = PAGE_BYTES;
 /// After so many changes in place a slot is what it was.
-const LAP: usize = 4095;
+const GENERATION_LAP: usize = 4095;
 
-struct World {
+struct TwoSessionPool {
     pool: Pool<Recorder>,
     sessions: [Session<Recorder>; 2],
     handle: Handle,
@@ -27,37 +27,37 @@ struct World {
     expected: Vec<u8>,
 }
 
-impl World {
-    fn new() -> World {
+impl TwoSessionPool {
+    fn new() -> TwoSessionPool {
         let media = Arc::new(Recorder::new(4 << 20));
         format(&*media, Uuid::from_u128(1)).expect("a pool");
         let (mut pool, _) = Pool::open(media.clone(), media).expect("sound");
         pool.create(SLICE, (PAGES * PAGE) as u64).expect("room");
         let sessions = [1, 2].map(|client| {
             let number = pool.open_session(client, 1).expect("a session");
-            Session::new(pool.view().clone(), number)
+            Session::new(pool.mapping().clone(), number)
         });
-        let mut world = World {
+        let mut world = TwoSessionPool {
             handle: pool.handle(SLICE).expect("the object"),
             pool,
             sessions,
             op: 0,
             expected: vec![0; PAGES * PAGE],
         };
-        world.put(0, 0, &[1; PAGES * PAGE]);
+        world.write_and_check(0, 0, &[1; PAGES * PAGE]);
         world
     }
 
     /// Writes by one of the sessions, as a volume and as guests do in turn, and looks.
-    fn put(&mut self, by: usize, at: usize, data: &[u8]) {
+    fn write_and_check(&mut self, by: usize, at: usize, data: &[u8]) {
         self.op += 1;
         let stamp = Stamp {
             epoch: Epoch(1),
             op: self.op,
-            open: 0,
+            open_ops: 0,
         };
         let (session, handle) = (&mut self.sessions[by], self.handle);
-        let members = &mut [Member { session, handle }];
+        let members = &mut [LegSession { session, handle }];
         let written = match self.op % 2 {
             0 => write(members, at as u64, data, stamp),
             _ => write_numbered(members, at as u64, data, stamp.epoch, || stamp),
@@ -78,9 +78,9 @@ impl World {
 }
 
 #[test]
-fn parts_of_pages_are_written_by_turns() {
+fn sessions_alternate_partial_page_writes() {
     for seed in 0..30 {
-        let (mut world, mut random) = (World::new(), Random::new(seed));
+        let (mut world, mut random) = (TwoSessionPool::new(), Random::new(seed));
         // One writes a log from end to end, the other anything.
         let mut end = 0;
         for turn in 0..400 {
@@ -92,14 +92,14 @@ fn parts_of_pages_are_written_by_turns() {
             let data: Vec<u8> = (0..len).map(|_| random.draw() as u8).collect();
             if random.below(3) > 0 {
                 end = if end + len > PAGES * PAGE { 0 } else { end };
-                world.put(0, end, &data);
+                world.write_and_check(0, end, &data);
                 end += len;
             } else {
                 let at = random.below(PAGES * PAGE - len + 1);
-                world.put(1, at, &data);
+                world.write_and_check(1, at, &data);
             }
             if turn % 50 == 0 {
-                world.pool.tend().expect("sound");
+                world.pool.maintain().expect("sound");
             }
         }
     }
@@ -107,16 +107,16 @@ fn parts_of_pages_are_written_by_turns() {
 
 /// The slot is the very same again, and the page is not.
 #[test]
-fn a_page_that_changed_for_a_lap_of_its_slot_is_read_again() {
-    for changes in [LAP - 1, LAP, LAP + 1] {
-        let mut world = World::new();
-        world.put(0, 100, &[2; 1000]);
+fn cached_page_is_reread_after_generation_lap() {
+    for changes in [GENERATION_LAP - 1, GENERATION_LAP, GENERATION_LAP + 1] {
+        let mut world = TwoSessionPool::new();
+        world.write_and_check(0, 100, &[2; 1000]);
         for change in 0..changes {
-            world.put(1, 2000 + change % 64, &[change as u8; 40]);
+            world.write_and_check(1, 2000 + change % 64, &[change as u8; 40]);
             if change % 20 == 0 {
-                world.pool.tend().expect("sound");
+                world.pool.maintain().expect("sound");
             }
         }
-        world.put(0, 1100, &[3; 600]);
+        world.write_and_check(0, 1100, &[3; 600]);
     }
 }

@@ -3,12 +3,12 @@
 
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{InFlight, Stamp};
+use pagemesh_base::slice::{InFlightOp, Stamp};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fuzz::image;
 use pagemesh_pmem::{Image, Recorder};
 use pagemesh_store::pool::{Pool, format};
-use pagemesh_store::session::{Member, Session, clear, write};
+use pagemesh_store::session::{LegSession, Session, clear, write};
 use std::path::Path;
 use std::sync::Arc;
 use uuid::Uuid;
@@ -16,19 +16,19 @@ use uuid::Uuid;
 const SLICE: SliceId = SliceId(Uuid::from_u128(7));
 const PAGES: u64 = 256;
 const PAGE: u64 = PAGE_BYTES as u64;
-const WAY_OUT: &str = "a pool of version 0 that an earlier build wrote is not read any more: undo \
+const RESOLUTION: &str = "a pool of version 0 that an earlier build wrote is not read any more: undo \
     what changed, or, if the format was meant to change, see the top of docs/formats.md";
 
 fn open(media: &Arc<Recorder>) -> Pool<Recorder> {
     let opened = Pool::open(media.clone(), media.clone());
     opened
-        .unwrap_or_else(|cause| panic!("{WAY_OUT} ({cause})"))
+        .unwrap_or_else(|cause| panic!("{RESOLUTION} ({cause})"))
         .0
 }
 
 fn session(pool: &mut Pool<Recorder>) -> Session<Recorder> {
     let number = pool.open_session(1, 1).expect("a session");
-    Session::new(pool.view().clone(), number)
+    Session::new(pool.mapping().clone(), number)
 }
 
 /// What is written, as bytes at an offset; nothing is a clear of two pages.
@@ -74,52 +74,53 @@ fn make() -> Vec<u8> {
         if op == 5 {
             // What this one did last may be missing elsewhere.
             pool.close_session(one.number()).expect("ended");
-            while pool.tend().expect("a sound pool") {}
+            while pool.maintain().expect("a sound pool") {}
             pool.checkpoint().expect("a sound pool");
             one = session(&mut pool);
         }
         let stamp = Stamp {
             epoch: Epoch(2),
             op,
-            open: u32::from(op == 4),
+            open_ops: u32::from(op == 4),
         };
         let session = &mut one;
-        let mut members = [Member { session, handle }];
+        let mut members = [LegSession { session, handle }];
         let done = match data.is_empty() {
             true => clear(&mut members, offset, 2 * PAGE, stamp),
             false => write(&mut members, offset, &data, stamp),
         };
         done.map_err(|failure| failure.cause).expect("room");
         if op < 4 {
-            while pool.tend().expect("a sound pool") {}
+            while pool.maintain().expect("a sound pool") {}
         }
     }
-    media.now().to_bytes()
+    media.visible_image().to_bytes()
 }
 
 #[test]
-fn a_kept_pool_of_version_0_is_opened() {
+fn stored_pool_of_version_0_is_opened() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/pool-0.txt");
-    let image = Image::from_bytes(&image::kept(&path, make));
+    let image = Image::from_bytes(&image::golden_image(&path, make));
     let mut pool = open(&Arc::new(Recorder::from_image(image)));
     let slices: Vec<_> = pool.list().map(|it| (it.slice, it.size_bytes)).collect();
-    assert_eq!(slices, [(SLICE, PAGES * PAGE)], "{WAY_OUT}");
-    let (_, entry) = pool.find(SLICE).expect(WAY_OUT);
-    assert_eq!((entry.epoch, entry.round), (Epoch(2), 5), "{WAY_OUT}");
-    let listed = pool.in_flight(SLICE).expect(WAY_OUT).expect("a list");
-    let told = InFlight {
+    assert_eq!(slices, [(SLICE, PAGES * PAGE)], "{RESOLUTION}");
+    let (_, entry) = pool.find(SLICE).expect(RESOLUTION);
+    assert_eq!((entry.epoch, entry.round), (Epoch(2), 5), "{RESOLUTION}");
+    let listed = pool.in_flight(SLICE).expect(RESOLUTION).expect("a list");
+    let told = InFlightOp {
         page: PageNo(200),
         count: 1,
         epoch: Epoch(2),
         op: 4,
     };
-    assert!(listed.contains(&told), "{WAY_OUT}: {listed:?}");
+    assert!(listed.contains(&told), "{RESOLUTION}: {listed:?}");
     let mut one = session(&mut pool);
-    let handle = pool.handle(SLICE).expect(WAY_OUT);
+    let handle = pool.handle(SLICE).expect(RESOLUTION);
     let mut found = vec![0xee; (PAGES * PAGE) as usize];
-    one.read(&handle, 0, &mut found, Epoch(2)).expect(WAY_OUT);
-    assert!(found == contents(), "{WAY_OUT}");
+    one.read(&handle, 0, &mut found, Epoch(2))
+        .expect(RESOLUTION);
+    assert!(found == contents(), "{RESOLUTION}");
     // And it goes on being a pool.
-    while pool.tend().expect(WAY_OUT) {}
-    pool.checkpoint().expect(WAY_OUT);
+    while pool.maintain().expect(RESOLUTION) {}
+    pool.checkpoint().expect(RESOLUTION);
 }

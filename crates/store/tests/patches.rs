@@ -6,11 +6,11 @@ use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fuzz::Random;
-use pagemesh_pmem::{Mapped, Media};
+use pagemesh_pmem::{MappedMedia, Media};
 use pagemesh_store::patch::PATCH_MAX;
 use pagemesh_store::pool::{Pool, format};
-use pagemesh_store::session::{Member, Session, write};
-use pagemesh_store::view::Handle;
+use pagemesh_store::pool_mapping::Handle;
+use pagemesh_store::session::{LegSession, Session, write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -26,17 +26,17 @@ const WRITES: u64 = 20_000;
 /// a few words to more than goes into a record.
 const PARTS: [(usize, usize); 4] = [(0, 24), (100, 300), (1000, PATCH_MAX), (2100, 1900)];
 
-fn put(session: &mut Session<Mapped>, handle: Handle, at: u64, data: &[u8], op: u64) {
+fn write_bytes(session: &mut Session<MappedMedia>, handle: Handle, at: u64, data: &[u8], op: u64) {
     let stamp = Stamp {
         epoch: Epoch(1),
         op,
-        open: 0,
+        open_ops: 0,
     };
-    write(&mut [Member { session, handle }], at, data, stamp).expect("room");
+    write(&mut [LegSession { session, handle }], at, data, stamp).expect("room");
 }
 
 /// Whether each part of a page is of one byte.
-fn check(page: &[u8; PAGE_BYTES], by: &str) {
+fn check_parts(page: &[u8; PAGE_BYTES], by: &str) {
     for (first, len) in PARTS {
         let part = &page[first..first + len];
         let is_whole = part.iter().all(|&byte| byte == part[0]);
@@ -44,21 +44,21 @@ fn check(page: &[u8; PAGE_BYTES], by: &str) {
     }
 }
 
-struct World {
-    media: Arc<Mapped>,
+struct PatchStress {
+    media: Arc<MappedMedia>,
     ops: AtomicU64,
     handle: Handle,
     is_over: AtomicBool,
 }
 
-impl World {
-    fn writes(&self, mut session: Session<Mapped>, seed: u64) {
+impl PatchStress {
+    fn write_loop(&self, mut session: Session<MappedMedia>, seed: u64) {
         let mut random = Random::new(seed);
         for _ in 0..WRITES {
             let (first, len) = PARTS[random.below(8).min(3)];
             let at = (random.draw() % PAGES) * PAGE + first as u64;
             let op = self.ops.fetch_add(1, Ordering::Relaxed);
-            put(
+            write_bytes(
                 &mut session,
                 self.handle,
                 at,
@@ -68,32 +68,32 @@ impl World {
         }
     }
 
-    fn reads(&self, mut session: Session<Mapped>, seed: u64) -> u64 {
+    fn read_loop(&self, mut session: Session<MappedMedia>, seed: u64) -> u64 {
         let (mut random, mut page, mut count) = (Random::new(seed), [0; PAGE_BYTES], 0);
         while !self.is_over.load(Ordering::Relaxed) {
             let at = (random.draw() % PAGES) * PAGE;
             let read = session.read(&self.handle, at, &mut page, Epoch(1));
             read.expect("nothing is damaged");
-            check(&page, "a read");
+            check_parts(&page, "a read");
             count += 1;
         }
         count
     }
 
     /// Looks at pages where they lie; how often they had stayed the same.
-    fn guards(&self, mut session: Session<Mapped>, seed: u64) -> u64 {
+    fn consistent_read_loop(&self, mut session: Session<MappedMedia>, seed: u64) -> u64 {
         let (mut random, mut page, mut count) = (Random::new(seed), [0; PAGE_BYTES], 0);
         while !self.is_over.load(Ordering::Relaxed) {
             let ranges = [((random.draw() % PAGES) * PAGE, PAGE)];
-            let found = session.moment(&self.handle, &ranges, Epoch(1));
+            let found = session.map_consistent(&self.handle, &ranges, Epoch(1));
             let Some(moment) = found.expect("nothing is damaged") else {
                 continue;
             };
-            for place in moment.places() {
+            for place in moment.page_offsets() {
                 self.media.read(place, &mut page);
             }
-            if moment.is_same() {
-                check(&page, "a guard");
+            if moment.is_unchanged() {
+                check_parts(&page, "a guard");
                 count += 1;
             }
         }
@@ -102,22 +102,22 @@ impl World {
 }
 
 #[test]
-fn readers_and_guards_see_no_torn_page() {
+fn readers_never_see_torn_patched_page() {
     let file = tempfile::tempfile_in("/dev/shm").expect("a file in memory");
     file.set_len(POOL_BYTES as u64).expect("room");
-    let media = Arc::new(Mapped::new(file, POOL_BYTES).expect("a mapping"));
+    let media = Arc::new(MappedMedia::new(file, POOL_BYTES).expect("a mapping"));
     format(&*media, Uuid::from_u128(1)).expect("a pool");
     let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("sound");
     pool.create(SLICE, PAGES * PAGE).expect("room");
     let mut sessions = (0..4).map(|_| {
         let number = pool.open_session(1, 1).expect("a session");
-        Session::new(pool.view().clone(), number)
+        Session::new(pool.mapping().clone(), number)
     });
     let [mut one, two, three, four] = std::array::from_fn(|_| sessions.next().expect("one"));
     drop(sessions);
     let handle = pool.handle(SLICE).expect("the slice");
-    put(&mut one, handle, 0, &[1; PAGES as usize * PAGE_BYTES], 1);
-    let world = World {
+    write_bytes(&mut one, handle, 0, &[1; PAGES as usize * PAGE_BYTES], 1);
+    let world = PatchStress {
         media: media.clone(),
         ops: AtomicU64::new(2),
         handle,
@@ -125,17 +125,17 @@ fn readers_and_guards_see_no_torn_page() {
     };
     let (reads, guards) = std::thread::scope(|scope| {
         let writers = [
-            scope.spawn(|| world.writes(one, 1)),
-            scope.spawn(|| world.writes(two, 2)),
+            scope.spawn(|| world.write_loop(one, 1)),
+            scope.spawn(|| world.write_loop(two, 2)),
         ];
-        let reader = scope.spawn(|| world.reads(three, 3));
-        let guard = scope.spawn(|| world.guards(four, 4));
+        let reader = scope.spawn(|| world.read_loop(three, 3));
+        let guard = scope.spawn(|| world.consistent_read_loop(four, 4));
         while writers.iter().any(|writer| !writer.is_finished()) {
-            let rung = pool.view().control().rung();
-            pool.tend().expect("sound");
-            pool.view()
+            let rung = pool.mapping().control().doorbell_count();
+            pool.maintain().expect("sound");
+            pool.mapping()
                 .control()
-                .await_bell(rung, Some(Duration::from_millis(1)));
+                .wait_for_doorbell(rung, Some(Duration::from_millis(1)));
         }
         world.is_over.store(true, Ordering::Relaxed);
         writers
@@ -151,11 +151,11 @@ fn readers_and_guards_see_no_torn_page() {
     let (mut pool, found) = Pool::open(media.clone(), media).expect("sound");
     assert_eq!(found.damaged, 0);
     let number = pool.open_session(1, 1).expect("a session");
-    let mut session = Session::new(pool.view().clone(), number);
+    let mut session = Session::new(pool.mapping().clone(), number);
     let mut page = [0; PAGE_BYTES];
     for at in (0..PAGES).map(|page| page * PAGE) {
         let read = session.read(&handle, at, &mut page, Epoch(1));
         read.expect("nothing is damaged");
-        check(&page, "what is left");
+        check_parts(&page, "what is left");
     }
 }

@@ -5,10 +5,10 @@ use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::{Mapped, Media, Recorder};
+use pagemesh_pmem::{MappedMedia, Media, Recorder};
 use pagemesh_store::pool::{ObjectError, Pool, format};
-use pagemesh_store::session::{Member, Session, clear, write};
-use pagemesh_store::view::{Handle, StoreError};
+use pagemesh_store::pool_mapping::{Handle, StoreError};
+use pagemesh_store::session::{LegSession, Session, clear, write};
 use proptest::prelude::*;
 use std::sync::Arc;
 use uuid::Uuid;
@@ -21,7 +21,7 @@ fn stamp(op: u64) -> Stamp {
     Stamp {
         epoch: Epoch(1),
         op,
-        open: 0,
+        open_ops: 0,
     }
 }
 
@@ -39,27 +39,39 @@ fn open<M: Media>(media: &Arc<M>) -> Pool<M> {
 
 fn session<M: Media>(pool: &mut Pool<M>) -> Session<M> {
     let number = pool.open_session(1, 1).expect("a session");
-    Session::new(pool.view().clone(), number)
+    Session::new(pool.mapping().clone(), number)
 }
 
-fn put<M: Media>(
+fn write_bytes<M: Media>(
     session: &mut Session<M>,
     handle: Handle,
     offset: u64,
     data: &[u8],
     op: u64,
 ) -> Result<(), StoreError> {
-    write(&mut [Member { session, handle }], offset, data, stamp(op)).map_err(|f| f.cause)
+    write(
+        &mut [LegSession { session, handle }],
+        offset,
+        data,
+        stamp(op),
+    )
+    .map_err(|f| f.cause)
 }
 
-fn cut<M: Media>(
+fn clear_bytes<M: Media>(
     session: &mut Session<M>,
     handle: Handle,
     offset: u64,
     len: u64,
     op: u64,
 ) -> Result<(), StoreError> {
-    clear(&mut [Member { session, handle }], offset, len, stamp(op)).map_err(|f| f.cause)
+    clear(
+        &mut [LegSession { session, handle }],
+        offset,
+        len,
+        stamp(op),
+    )
+    .map_err(|f| f.cause)
 }
 
 fn contents<M: Media>(session: &mut Session<M>, handle: Handle) -> Vec<u8> {
@@ -83,7 +95,7 @@ enum Step {
         offset: u64,
         len: u64,
     },
-    Tend,
+    Maintain,
     Reopen {
         cleanly: bool,
     },
@@ -99,7 +111,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             Step::Write { session, offset, len: len as usize, byte }
         }),
         3 => (any::<bool>(), range).prop_map(|(session, (offset, len))| Step::Clear { session, offset, len }),
-        2 => Just(Step::Tend),
+        2 => Just(Step::Maintain),
         1 => any::<bool>().prop_map(|cleanly| Step::Reopen { cleanly }),
     ];
     prop::collection::vec(step, 1..40)
@@ -108,7 +120,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn behaves_like_bytes(steps in steps()) {
+    fn slice_behaves_like_byte_array(steps in steps()) {
         let media = recorder();
         let mut pool = open(&media);
         pool.create(SLICE, SIZE).expect("an object");
@@ -116,18 +128,18 @@ proptest! {
         let mut sessions = [session(&mut pool), session(&mut pool)];
         let mut handle = pool.handle(SLICE).expect("the object");
         for (op, step) in (1..).zip(steps) {
-            pool.tend().expect("a sound pool");
+            pool.maintain().expect("a sound pool");
             match step {
                 Step::Write { session, offset, len, byte } => {
                     let data: Vec<u8> = (0..len).map(|i| byte.wrapping_add(i as u8)).collect();
-                    put(&mut sessions[usize::from(session)], handle, offset, &data, op).expect("a write");
+                    write_bytes(&mut sessions[usize::from(session)], handle, offset, &data, op).expect("a write");
                     model[offset as usize..][..len].copy_from_slice(&data);
                 }
                 Step::Clear { session, offset, len } => {
-                    cut(&mut sessions[usize::from(session)], handle, offset, len, op).expect("a clear");
+                    clear_bytes(&mut sessions[usize::from(session)], handle, offset, len, op).expect("a clear");
                     model[offset as usize..][..len as usize].fill(0);
                 }
-                Step::Tend => drop(pool.tend().expect("a sound pool")),
+                Step::Maintain => drop(pool.maintain().expect("a sound pool")),
                 Step::Reopen { cleanly } => {
                     let old = pool;
                     if cleanly { old.close().expect("a sound pool") } else { drop(old) }
@@ -143,9 +155,9 @@ proptest! {
             pool.close_session(number).expect("a sound pool");
         }
         pool.delete(SLICE).expect("the object");
-        while pool.tend().expect("a sound pool") {}
+        while pool.maintain().expect("a sound pool") {}
         pool.checkpoint().expect("a sound pool");
-        while pool.tend().expect("a sound pool") {}
+        while pool.maintain().expect("a sound pool") {}
         pool.checkpoint().expect("a sound pool");
         let usage = pool.usage();
         prop_assert_eq!(usage.free_bytes, usage.capacity_bytes);
@@ -153,7 +165,7 @@ proptest! {
 }
 
 #[test]
-fn a_full_pool_refuses_writes_and_still_deletes() {
+fn full_pool_refuses_writes_and_still_deletes() {
     let media = recorder();
     let mut pool = open(&media);
     pool.create(SLICE, 64 << 20).expect("thin");
@@ -163,16 +175,19 @@ fn a_full_pool_refuses_writes_and_still_deletes() {
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let view = pool.lock().expect("no panic").view().clone();
+            let view = pool.lock().expect("no panic").mapping().clone();
             while !stop.load(std::sync::atomic::Ordering::Acquire) {
-                let seen = view.control().rung();
-                pool.lock().expect("no panic").tend().expect("a sound pool");
-                view.control().await_bell(seen, None);
+                let seen = view.control().doorbell_count();
+                pool.lock()
+                    .expect("no panic")
+                    .maintain()
+                    .expect("a sound pool");
+                view.control().wait_for_doorbell(seen, None);
             }
         });
         let mut written = 0;
         let error = loop {
-            match put(
+            match write_bytes(
                 &mut one,
                 handle,
                 written * 4096,
@@ -188,34 +203,39 @@ fn a_full_pool_refuses_writes_and_still_deletes() {
             written * 4096 > (POOL_BYTES as u64) * 7 / 10,
             "{written} pages"
         );
-        cut(&mut one, handle, 0, 10 * 4096, written + 2).expect("a full pool discards");
-        put(&mut one, handle, 0, &[8; PAGE_BYTES], written + 3).expect("there is room again");
+        clear_bytes(&mut one, handle, 0, 10 * 4096, written + 2).expect("a full pool discards");
+        write_bytes(&mut one, handle, 0, &[8; PAGE_BYTES], written + 3)
+            .expect("there is room again");
         stop.store(true, std::sync::atomic::Ordering::Release);
-        pool.lock().expect("no panic").view().control().ring();
+        pool.lock()
+            .expect("no panic")
+            .mapping()
+            .control()
+            .ring_doorbell();
     });
     let mut pool = pool.into_inner().expect("no panic");
     pool.delete(SLICE).expect("a full pool deletes");
     for _ in 0..100 {
-        pool.tend().expect("a sound pool");
+        pool.maintain().expect("a sound pool");
     }
     assert!(pool.usage().free_bytes > (POOL_BYTES as u64) * 7 / 10);
 }
 
 #[test]
-fn an_old_epoch_is_refused_and_in_flight_operations_are_told() {
+fn old_epoch_is_refused_and_in_flight_is_listed() {
     let media = recorder();
     let mut pool = open(&media);
     pool.create(SLICE, SIZE).expect("an object");
     let handle = pool.handle(SLICE).expect("the object");
     let mut one = session(&mut pool);
-    put(&mut one, handle, 0, &[1; PAGE_BYTES], 5).expect("a write");
+    write_bytes(&mut one, handle, 0, &[1; PAGE_BYTES], 5).expect("a write");
     let late = Stamp {
         epoch: Epoch(1),
         op: 6,
-        open: 1,
+        open_ops: 1,
     };
     write(
-        &mut [Member {
+        &mut [LegSession {
             session: &mut one,
             handle,
         }],
@@ -225,16 +245,16 @@ fn an_old_epoch_is_refused_and_in_flight_operations_are_told() {
     )
     .expect("a write");
     pool.raise_epoch(SLICE, Epoch(2), 3).expect("a barrier");
-    let error = put(&mut one, handle, 0, &[2; PAGE_BYTES], 7).expect_err("fenced");
+    let error = write_bytes(&mut one, handle, 0, &[2; PAGE_BYTES], 7).expect_err("fenced");
     assert_eq!(error, StoreError::StaleEpoch { current: Epoch(2) });
     let mut found = pool.in_flight(SLICE).expect("the object").expect("few");
     found.sort_by_key(|entry| entry.op);
-    let told: Vec<_> = found.iter().map(|e| (e.page, e.count, e.op)).collect();
-    assert_eq!(told, [(PageNo(0), 1, 5), (PageNo(2), 2, 6)]);
+    let reported: Vec<_> = found.iter().map(|e| (e.page, e.count, e.op)).collect();
+    assert_eq!(reported, [(PageNo(0), 1, 5), (PageNo(2), 2, 6)]);
     // The round is stamped on what was in flight.
     let mut dirty = Vec::new();
     one.visit_slots(&handle, 0..SIZE / 4096, Epoch(2), |page, _, slot| {
-        if slot.is_some_and(|slot| slot.track() == 3) {
+        if slot.is_some_and(|slot| slot.round() == 3) {
             dirty.push(page.0);
         }
         true
@@ -255,7 +275,7 @@ fn an_old_epoch_is_refused_and_in_flight_operations_are_told() {
             .len(),
         2
     );
-    pool.settle(SLICE).expect("the object");
+    pool.clear_in_flight(SLICE).expect("the object");
     drop(pool);
     let pool = open(&media);
     assert_eq!(pool.in_flight(SLICE).expect("the object"), Some(vec![]));
@@ -264,7 +284,7 @@ fn an_old_epoch_is_refused_and_in_flight_operations_are_told() {
 /// Of one whose place in the table another has by now: what is noted of it late is no page
 /// of that one.
 #[test]
-fn what_was_in_flight_of_a_deleted_object_is_of_no_other() {
+fn in_flight_of_deleted_object_is_not_inherited() {
     const KEPT: SliceId = SliceId(Uuid::from_u128(76));
     const OTHER: SliceId = SliceId(Uuid::from_u128(77));
     let media = recorder();
@@ -272,16 +292,16 @@ fn what_was_in_flight_of_a_deleted_object_is_of_no_other() {
     pool.create(SLICE, SIZE).expect("an object");
     let handle = pool.handle(SLICE).expect("the object");
     let mut one = session(&mut pool);
-    put(&mut one, handle, 3 * PAGE_BYTES as u64, &[1; PAGE_BYTES], 5).expect("a write");
+    write_bytes(&mut one, handle, 3 * PAGE_BYTES as u64, &[1; PAGE_BYTES], 5).expect("a write");
     pool.delete(SLICE).expect("the object");
-    while pool.tend().expect("sound") {}
+    while pool.maintain().expect("sound") {}
     // Checkpoints pass its end, and its place can be used again.
     pool.create(KEPT, SIZE).expect("an object");
     let kept = pool.handle(KEPT).expect("the object");
     let mut two = session(&mut pool);
     for op in 1..2000 {
-        put(&mut two, kept, 0, &[1; PAGE_BYTES], op).expect("a write");
-        while pool.tend().expect("sound") {}
+        write_bytes(&mut two, kept, 0, &[1; PAGE_BYTES], op).expect("a write");
+        while pool.maintain().expect("sound") {}
     }
     pool.create(OTHER, PAGE_BYTES as u64).expect("an object");
     let other = pool.handle(OTHER).expect("the object");
@@ -291,15 +311,18 @@ fn what_was_in_flight_of_a_deleted_object_is_of_no_other() {
     for _ in 0..2 {
         pool.raise_epoch(OTHER, Epoch(2), 3)
             .expect("no page is missing");
-        let told = pool.in_flight(OTHER).expect("the object").expect("few");
-        assert!(told.iter().all(|it| it.page == PageNo(0)), "{told:?}");
+        let reported = pool.in_flight(OTHER).expect("the object").expect("few");
+        assert!(
+            reported.iter().all(|it| it.page == PageNo(0)),
+            "{reported:?}"
+        );
         drop(pool);
         pool = open(&media);
     }
 }
 
 #[test]
-fn what_a_living_session_completes_is_in_flight_no_more() {
+fn completed_operation_is_no_longer_in_flight() {
     let media = recorder();
     let mut pool = open(&media);
     pool.create(SLICE, SIZE).expect("an object");
@@ -310,27 +333,27 @@ fn what_a_living_session_completes_is_in_flight_no_more() {
         found.iter().map(|entry| entry.op).collect::<Vec<_>>()
     };
     for op in 5..50 {
-        put(&mut one, handle, 0, &[1; PAGE_BYTES], op).expect("a write");
+        write_bytes(&mut one, handle, 0, &[1; PAGE_BYTES], op).expect("a write");
         pool.raise_epoch(SLICE, Epoch(1), 0).expect("a barrier");
         assert_eq!(ops(&pool), [op], "no barrier leaves anything behind");
     }
     // A crash finds what is not complete, and what the table was not rid of.
-    let crashed = Arc::new(Recorder::from_image(media.crash_point().everything()));
+    let crashed = Arc::new(Recorder::from_image(media.crash_point().all_persisted()));
     let after = open(&crashed);
     assert_eq!(ops(&after), [49]);
     // Who says that all is complete leaves nothing, alive or when it ends.
     let all = Stamp {
         epoch: Epoch(1),
         op: 50,
-        open: 0,
+        open_ops: 0,
     };
-    let mut members = [Member {
+    let mut members = [LegSession {
         session: &mut one,
         handle,
     }];
     clear(&mut members, 0, 0, all).expect("a change of nothing");
     assert_eq!(ops(&pool), []);
-    put(&mut one, handle, 0, &[1; PAGE_BYTES], 51).expect("a write");
+    write_bytes(&mut one, handle, 0, &[1; PAGE_BYTES], 51).expect("a write");
     pool.raise_epoch(SLICE, Epoch(1), 0).expect("a barrier");
     drop(one);
     pool.close_session(1).expect("a session");
@@ -346,8 +369,8 @@ fn damage_is_found_and_never_read() {
     pool.create(SLICE, SIZE).expect("an object");
     let handle = pool.handle(SLICE).expect("the object");
     let mut one = session(&mut pool);
-    put(&mut one, handle, 4096, &[0x5a; PAGE_BYTES], 1).expect("a write");
-    let frames = pool.view().geometry().frame_numbers();
+    write_bytes(&mut one, handle, 4096, &[0x5a; PAGE_BYTES], 1).expect("a write");
+    let frames = pool.mapping().geometry().frame_numbers();
     let hit = frames
         .map(|frame| frame as usize * PAGE_BYTES)
         .find(|&at| media.load(at) == 0x5a5a_5a5a_5a5a_5a5a)
@@ -357,14 +380,14 @@ fn damage_is_found_and_never_read() {
         .read(&handle, 0, &mut [0; 8192], Epoch(1))
         .expect_err("damage");
     assert_eq!(error, StoreError::Damaged { offset: 4096 });
-    put(&mut one, handle, 4096, &[1; PAGE_BYTES], 2).expect("a whole page heals");
+    write_bytes(&mut one, handle, 4096, &[1; PAGE_BYTES], 2).expect("a whole page heals");
     one.read(&handle, 0, &mut [0; 8192], Epoch(1))
         .expect("healed");
 }
 
 /// Where a page of these bytes lies.
 fn frame_of(media: &Recorder, pool: &Pool<Recorder>, byte: u8) -> usize {
-    let frames = pool.view().geometry().frame_numbers();
+    let frames = pool.mapping().geometry().frame_numbers();
     let mut frames = frames.map(|frame| frame as usize * PAGE_BYTES);
     let word = u64::from_le_bytes([byte; 8]);
     let found = frames.find(|&at| media.load(at) == word);
@@ -372,8 +395,8 @@ fn frame_of(media: &Recorder, pool: &Pool<Recorder>, byte: u8) -> usize {
 }
 
 /// Frames that are marked as in use.
-fn marked(media: &Recorder, pool: &Pool<Recorder>) -> u32 {
-    let bitmap = pool.view().geometry().bitmap;
+fn used_frame_count(media: &Recorder, pool: &Pool<Recorder>) -> u32 {
+    let bitmap = pool.mapping().geometry().bitmap;
     let words = (bitmap.start..bitmap.start + bitmap.len).step_by(8);
     // The last word of a line is its seal.
     let words = words.filter(|at| at % 64 != 56);
@@ -385,38 +408,38 @@ fn marked(media: &Recorder, pool: &Pool<Recorder>) -> u32 {
 /// frames were then wrong (found beside seeds 90, 602 and 606 of the cluster
 /// simulation as it then was).
 #[test]
-fn a_record_that_another_one_followed_was_committed() {
+fn superseded_record_counts_as_committed() {
     let media = recorder();
     let mut pool = open(&media);
     pool.create(SLICE, SIZE).expect("an object");
     let handle = pool.handle(SLICE).expect("the object");
-    put(&mut session(&mut pool), handle, 4096, &[1; PAGE_BYTES], 1).expect("a write");
+    write_bytes(&mut session(&mut pool), handle, 4096, &[1; PAGE_BYTES], 1).expect("a write");
     let mut pool = open(&media);
     let handle = pool.handle(SLICE).expect("the object");
-    let in_use = marked(&media, &pool);
+    let in_use = used_frame_count(&media, &pool);
     let (mut one, mut two) = (session(&mut pool), session(&mut pool));
-    put(&mut one, handle, 4096, &[0x5a; PAGE_BYTES], 2).expect("a write");
+    write_bytes(&mut one, handle, 4096, &[0x5a; PAGE_BYTES], 2).expect("a write");
     let lost = frame_of(&media, &pool, 0x5a);
-    put(&mut two, handle, 4096, &[3; PAGE_BYTES], 3).expect("a write");
+    write_bytes(&mut two, handle, 4096, &[3; PAGE_BYTES], 3).expect("a write");
     media.store(lost + 800, 1);
     // The process ends without closing anything.
     let left = Arc::new(media.fork());
     drop((one, two, pool));
     let mut pool = open(&left);
-    assert_eq!(marked(&left, &pool), in_use);
+    assert_eq!(used_frame_count(&left, &pool), in_use);
     let handle = pool.handle(SLICE).expect("the object");
     let mut one = session(&mut pool);
     assert_eq!(contents(&mut one, handle)[4096..8192], [3; PAGE_BYTES]);
-    put(&mut one, handle, 4096, &[4; PAGE_BYTES], 4).expect("a write");
+    write_bytes(&mut one, handle, 4096, &[4; PAGE_BYTES], 4).expect("a write");
     pool.checkpoint().expect("a sound pool");
 }
 
 #[test]
-fn a_mapped_file_survives_reopening_and_a_file_sync_pool_its_overlay() {
+fn mapped_file_and_file_sync_pools_survive_reopening() {
     for directory in ["/dev/shm", "/var/tmp"] {
         let file = tempfile::tempfile_in(directory).expect("a file");
         file.set_len(POOL_BYTES as u64).expect("a size");
-        let media = Arc::new(Mapped::new(file, POOL_BYTES).expect("a mapping"));
+        let media = Arc::new(MappedMedia::new(file, POOL_BYTES).expect("a mapping"));
         format(&*media, Uuid::from_u128(3)).expect("a pool");
         let data: Vec<u8> = (0..SIZE).map(|i| (i / 999) as u8).collect();
         for round in 0..3u64 {
@@ -438,8 +461,8 @@ fn a_mapped_file_survives_reopening_and_a_file_sync_pool_its_overlay() {
             }
             for (i, chunk) in data.chunks(70_000).enumerate() {
                 let op = round * 100 + i as u64 + 1;
-                put(&mut one, handle, i as u64 * 70_000, chunk, op).expect("a write");
-                pool.tend().expect("a sound pool");
+                write_bytes(&mut one, handle, i as u64 * 70_000, chunk, op).expect("a write");
+                pool.maintain().expect("a sound pool");
             }
             pool.flush().expect("a sound medium");
             assert!(

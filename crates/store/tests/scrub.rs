@@ -8,10 +8,10 @@ use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Media, Recorder};
 use pagemesh_store::geometry::Geometry;
 use pagemesh_store::pool::{Pool, format};
-use pagemesh_store::scrub::{Cursor, Scrubbed};
-use pagemesh_store::session::{Member, Session, write};
+use pagemesh_store::pool_mapping::{Handle, StoreError};
+use pagemesh_store::scrub::{ScrubCursor, ScrubReport};
+use pagemesh_store::session::{LegSession, Session, write};
 use pagemesh_store::slot::Slot;
-use pagemesh_store::view::{Handle, StoreError};
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -25,7 +25,7 @@ fn byte_of(page: u64) -> u8 {
     (page % 250) as u8 + 1
 }
 
-struct Case {
+struct ScrubPool {
     media: Arc<Recorder>,
     /// The file's, where slots lie in an overlay.
     overlay: Arc<Recorder>,
@@ -35,10 +35,10 @@ struct Case {
     geometry: Geometry,
 }
 
-impl Case {
-    fn new(has_overlay: bool) -> Case {
+impl ScrubPool {
+    fn new(has_overlay: bool) -> ScrubPool {
         let media = match has_overlay {
-            true => Recorder::of_file(pagemesh_pmem::Image::filled(POOL_BYTES, 0)),
+            true => Recorder::for_file(pagemesh_pmem::Image::filled(POOL_BYTES, 0)),
             false => Recorder::new(POOL_BYTES),
         };
         let media = Arc::new(media);
@@ -52,10 +52,10 @@ impl Case {
         pool.create(SliceId(Uuid::from_u128(78)), SIZE)
             .expect("another");
         let number = pool.open_session(1, 1).expect("a session");
-        let session = Session::new(pool.view().clone(), number);
+        let session = Session::new(pool.mapping().clone(), number);
         let handle = pool.handle(SLICE).expect("there");
-        let geometry = *pool.view().geometry();
-        let mut case = Case {
+        let geometry = *pool.mapping().geometry();
+        let mut case = ScrubPool {
             media,
             overlay,
             pool,
@@ -64,28 +64,28 @@ impl Case {
             geometry,
         };
         for (op, page) in (1..).zip(PAGES) {
-            case.put(page, op);
+            case.write_page(page, op);
         }
         case.pool.checkpoint().expect("a checkpoint");
         case
     }
 
-    fn put(&mut self, page: u64, op: u64) {
+    fn write_page(&mut self, page: u64, op: u64) {
         let stamp = Stamp {
             epoch: Epoch(1),
             op,
-            open: 0,
+            open_ops: 0,
         };
         let (session, handle) = (&mut self.session, self.handle);
         let data = [byte_of(page); PAGE_BYTES];
-        let members = &mut [Member { session, handle }];
+        let members = &mut [LegSession { session, handle }];
         write(members, page * PAGE_BYTES as u64, &data, stamp)
             .map_err(|failure| failure.cause)
             .expect("room");
     }
 
     fn read(&mut self, page: u64) -> Result<u8, StoreError> {
-        self.session.forget_leaves();
+        self.session.clear_leaf_cache();
         let mut found = [0; PAGE_BYTES];
         let offset = page * PAGE_BYTES as u64;
         self.session
@@ -93,14 +93,14 @@ impl Case {
         Ok(found[17])
     }
 
-    fn holds_all(&mut self) {
+    fn assert_all_pages(&mut self) {
         for page in PAGES {
             assert_eq!(self.read(page), Ok(byte_of(page)), "page {page}");
         }
     }
 
-    fn scrub(&mut self) -> Scrubbed {
-        let (mut cursor, mut found) = (Some(Cursor::default()), Scrubbed::default());
+    fn scrub(&mut self) -> ScrubReport {
+        let (mut cursor, mut found) = (Some(ScrubCursor::default()), ScrubReport::default());
         for _ in 0..1000 {
             let Some(at) = cursor else {
                 return found;
@@ -142,103 +142,113 @@ impl Case {
 }
 
 #[test]
-fn nothing_is_written_to_a_sound_pool() {
+fn scrub_writes_nothing_to_sound_pool() {
     for has_overlay in [false, true] {
-        let mut case = Case::new(has_overlay);
-        let before = case.media.now().to_bytes();
+        let mut case = ScrubPool::new(has_overlay);
+        let before = case.media.visible_image().to_bytes();
         let found = case.scrub();
-        assert_eq!((found.mended(), found.damaged), (0, 0), "{found:?}");
+        assert_eq!((found.corrected(), found.damaged), (0, 0), "{found:?}");
         assert!(found.checked > 6, "{found:?}");
-        assert!(case.media.now().to_bytes() == before);
+        assert!(case.media.visible_image().to_bytes() == before);
     }
 }
 
 #[test]
-fn a_pool_that_is_written_meanwhile_is_sound() {
-    let mut case = Case::new(false);
+fn scrub_finds_no_damage_during_writes() {
+    let mut case = ScrubPool::new(false);
     let mut op = 100;
     for _ in 0..30 {
-        let (mut cursor, mut found) = (Some(Cursor::default()), Scrubbed::default());
+        let (mut cursor, mut found) = (Some(ScrubCursor::default()), ScrubReport::default());
         while let Some(at) = cursor {
             for page in 0..3 {
                 op += 1;
-                case.put((op * 37 + page) % 2048, op);
+                case.write_page((op * 37 + page) % 2048, op);
             }
             if op % 5 == 0 {
-                case.pool.tend().expect("tended");
+                case.pool.maintain().expect("tended");
             }
             cursor = case.pool.scrub(at, &mut found).expect("a sound medium");
         }
-        assert_eq!((found.mended(), found.damaged), (0, 0), "{found:?}");
+        assert_eq!((found.corrected(), found.damaged), (0, 0), "{found:?}");
     }
 }
 
 #[test]
-fn a_damaged_superblock_is_written_anew() {
+fn scrub_rewrites_damaged_superblock() {
     for has_overlay in [false, true] {
         for bit in (0..2 * PAGE_BYTES * 8).step_by(1543) {
-            let mut case = Case::new(has_overlay);
+            let mut case = ScrubPool::new(has_overlay);
             case.flip(&case.media, bit / 8, bit % 8);
             let found = case.scrub();
-            assert_eq!((found.superblocks, found.mended()), (1, 1), "bit {bit}");
-            assert_eq!(case.scrub().mended(), 0, "bit {bit}");
+            assert_eq!((found.superblocks, found.corrected()), (1, 1), "bit {bit}");
+            assert_eq!(case.scrub().corrected(), 0, "bit {bit}");
             // Whichever is lost now, the other one leads to everything.
             for other in [0, PAGE_BYTES] {
                 case.flip(&case.media, other + 300, 3);
-                let copy = Arc::new(Recorder::from_image(case.media.now()));
+                let copy = Arc::new(Recorder::from_image(case.media.visible_image()));
                 Pool::open(copy.clone(), copy).expect("one superblock is enough");
                 case.flip(&case.media, other + 300, 3);
             }
-            case.put(5, 99);
-            case.holds_all();
+            case.write_page(5, 99);
+            case.assert_all_pages();
         }
     }
 }
 
 #[test]
-fn a_damaged_line_of_the_bitmap_is_written_anew() {
+fn scrub_rewrites_damaged_bitmap_line() {
     for has_overlay in [false, true] {
-        let mut case = Case::new(has_overlay);
+        let mut case = ScrubPool::new(has_overlay);
         let lines = case.geometry.frame_numbers().end.div_ceil(448) as usize;
-        let before = case.media.now().to_bytes();
+        let before = case.media.visible_image().to_bytes();
         for byte in (0..lines * 64).step_by(5) {
             let at = case.geometry.bitmap.start as usize + byte;
             case.flip(&case.media, at, byte % 8);
             let found = case.scrub();
-            assert_eq!((found.bitmap_lines, found.mended()), (1, 1), "byte {byte}");
-            assert!(case.media.now().to_bytes() == before, "byte {byte}");
+            assert_eq!(
+                (found.bitmap_lines, found.corrected()),
+                (1, 1),
+                "byte {byte}"
+            );
+            assert!(
+                case.media.visible_image().to_bytes() == before,
+                "byte {byte}"
+            );
         }
     }
 }
 
 #[test]
-fn a_damaged_object_entry_is_written_anew() {
+fn scrub_rewrites_damaged_object_entry() {
     for has_overlay in [false, true] {
-        let mut case = Case::new(has_overlay);
-        let before = case.overlay.now().to_bytes();
+        let mut case = ScrubPool::new(has_overlay);
+        let before = case.overlay.visible_image().to_bytes();
         // The first line and its copy; the root slot lies between them.
         for byte in (0..64).chain(72..112) {
             let at = case.geometry.objects.start as usize + byte;
             case.flip(&case.overlay, at, byte % 8);
             let found = case.scrub();
-            assert_eq!((found.objects, found.mended()), (1, 1), "byte {byte}");
-            assert!(case.overlay.now().to_bytes() == before, "byte {byte}");
+            assert_eq!((found.objects, found.corrected()), (1, 1), "byte {byte}");
+            assert!(
+                case.overlay.visible_image().to_bytes() == before,
+                "byte {byte}"
+            );
             if has_overlay {
                 case.flip(&case.media, at, byte % 8);
                 let found = case.scrub();
-                assert_eq!((found.objects, found.mended()), (1, 1), "byte {byte}");
-                let file = case.media.now().to_bytes()[at];
+                assert_eq!((found.objects, found.corrected()), (1, 1), "byte {byte}");
+                let file = case.media.visible_image().to_bytes()[at];
                 assert_eq!(file, before[at], "byte {byte}");
             }
         }
-        case.holds_all();
+        case.assert_all_pages();
     }
 }
 
 #[test]
-fn a_flipped_bit_above_the_leaves_is_mended_and_more_are_named() {
+fn scrub_corrects_one_flipped_bit_and_reports_more() {
     for has_overlay in [false, true] {
-        let mut case = Case::new(has_overlay);
+        let mut case = ScrubPool::new(has_overlay);
         let slots = case.upper_slots();
         // The root, one node of each level, and two leaves.
         assert_eq!(slots.len(), 5, "{slots:?}");
@@ -246,23 +256,23 @@ fn a_flipped_bit_above_the_leaves_is_mended_and_more_are_named() {
             let bits = case.overlay.load(at);
             for bit in 0..64 {
                 case.overlay.store(at, bits ^ 1 << bit);
-                case.session.forget_leaves();
+                case.session.clear_leaf_cache();
                 let found = case.scrub();
-                assert_eq!((found.slots, found.mended()), (1, 1), "{at}, bit {bit}");
+                assert_eq!((found.slots, found.corrected()), (1, 1), "{at}, bit {bit}");
                 assert_eq!(found.damaged, 0, "{at}, bit {bit}");
                 assert_eq!(case.overlay.load(at), bits, "{at}, bit {bit}");
             }
-            case.holds_all();
+            case.assert_all_pages();
             case.overlay.store(at, bits ^ 0b101 << 40);
             let found = case.scrub();
-            assert_eq!((found.mended(), found.damaged), (0, 1), "{at}");
+            assert_eq!((found.corrected(), found.damaged), (0, 1), "{at}");
             let lost = PAGES
                 .iter()
                 .filter(|page| case.read(**page).is_err())
                 .count();
             assert!(lost > 0, "{at}");
             case.overlay.store(at, bits);
-            case.holds_all();
+            case.assert_all_pages();
         }
     }
 }
@@ -270,8 +280,8 @@ fn a_flipped_bit_above_the_leaves_is_mended_and_more_are_named() {
 /// One bit too many in a slot may look like one in another: what it then names
 /// must be a node.
 #[test]
-fn no_slot_is_mended_to_name_data() {
-    let mut case = Case::new(false);
+fn slot_is_never_corrected_to_data_frame() {
+    let mut case = ScrubPool::new(false);
     let root = case.root_at();
     let bits = case.overlay.load(root);
     let sound = Slot::decode(bits).expect("sound");
@@ -290,8 +300,8 @@ fn no_slot_is_mended_to_name_data() {
         }
         case.overlay.store(root, other ^ 1 << 45);
         let found = case.scrub();
-        assert_eq!((found.mended(), found.damaged), (0, 1), "frame {frame}");
+        assert_eq!((found.corrected(), found.damaged), (0, 1), "frame {frame}");
     }
     case.overlay.store(root, bits);
-    case.holds_all();
+    case.assert_all_pages();
 }

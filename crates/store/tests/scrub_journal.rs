@@ -3,16 +3,16 @@
 
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{InFlight, Stamp};
+use pagemesh_base::slice::{InFlightOp, Stamp};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{Media, Recorder};
 use pagemesh_store::geometry::Geometry;
-use pagemesh_store::lane::Lane;
+use pagemesh_store::journal::Journal;
 use pagemesh_store::pool::{ObjectError, Pool, format};
-use pagemesh_store::record::Place;
-use pagemesh_store::scrub::{Cursor, Scrubbed};
-use pagemesh_store::session::{Member, Session, write};
-use pagemesh_store::view::Handle;
+use pagemesh_store::pool_mapping::Handle;
+use pagemesh_store::record::RecordAddress;
+use pagemesh_store::scrub::{ScrubCursor, ScrubReport};
+use pagemesh_store::session::{LegSession, Session, write};
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -26,20 +26,20 @@ fn byte_of(op: u64) -> u8 {
     (op % 250) as u8 + 1
 }
 
-fn put(session: &mut Session<Recorder>, handle: Handle, page: u64, pages: usize, op: u64) {
+fn write_pages(session: &mut Session<Recorder>, handle: Handle, page: u64, pages: usize, op: u64) {
     let stamp = Stamp {
         epoch: Epoch(1),
         op,
-        open: 0,
+        open_ops: 0,
     };
     let data = vec![byte_of(op); pages * PAGE_BYTES];
-    let members = &mut [Member { session, handle }];
+    let members = &mut [LegSession { session, handle }];
     write(members, page * PAGE_BYTES as u64, &data, stamp)
         .map_err(|failure| failure.cause)
         .expect("room");
 }
 
-struct Case {
+struct JournalScrubPool {
     has_overlay: bool,
     media: Arc<Recorder>,
     pool: Pool<Recorder>,
@@ -48,14 +48,14 @@ struct Case {
     geometry: Geometry,
 }
 
-impl Case {
-    fn new(has_overlay: bool) -> Case {
+impl JournalScrubPool {
+    fn new(has_overlay: bool) -> JournalScrubPool {
         let media = Arc::new(match has_overlay {
-            true => Recorder::of_file(pagemesh_pmem::Image::filled(POOL_BYTES, 0)),
+            true => Recorder::for_file(pagemesh_pmem::Image::filled(POOL_BYTES, 0)),
             false => Recorder::new(POOL_BYTES),
         });
         format(&*media, ID).expect("a pool");
-        Case::open(media, has_overlay, |pool| {
+        JournalScrubPool::open(media, has_overlay, |pool| {
             pool.create(SLICE, SIZE).expect("a slice");
             pool.create(OTHER, SIZE).expect("another");
         })
@@ -65,7 +65,7 @@ impl Case {
         media: Arc<Recorder>,
         has_overlay: bool,
         prepare: impl FnOnce(&mut Pool<Recorder>),
-    ) -> Case {
+    ) -> JournalScrubPool {
         let overlay = match has_overlay {
             true => Arc::new(media.overlay()),
             false => media.clone(),
@@ -75,10 +75,10 @@ impl Case {
         prepare(&mut pool);
         let number = pool.open_session(1, 1).expect("a session");
         assert_eq!(number, 1);
-        let session = Session::new(pool.view().clone(), number);
+        let session = Session::new(pool.mapping().clone(), number);
         let handle = pool.handle(SLICE).expect("there");
-        let geometry = *pool.view().geometry();
-        Case {
+        let geometry = *pool.mapping().geometry();
+        JournalScrubPool {
             has_overlay,
             media,
             pool,
@@ -90,17 +90,17 @@ impl Case {
 
     /// Two records that are applied, of which the last may be missing elsewhere,
     /// and if that is asked for two that no checkpoint has seen.
-    fn write(&mut self, is_fresh: bool) {
-        put(&mut self.session, self.handle, 3, 1, 1);
-        put(&mut self.session, self.handle, 9, 4, 2);
+    fn write_records(&mut self, is_fresh: bool) {
+        write_pages(&mut self.session, self.handle, 3, 1, 1);
+        write_pages(&mut self.session, self.handle, 9, 4, 2);
         self.pool.checkpoint().expect("a checkpoint");
         if is_fresh {
-            put(&mut self.session, self.handle, 20, 1, 3);
-            put(&mut self.session, self.handle, 700, 5, 4);
+            write_pages(&mut self.session, self.handle, 20, 1, 3);
+            write_pages(&mut self.session, self.handle, 700, 5, 4);
         }
     }
 
-    fn holds(&mut self, is_fresh: bool) {
+    fn assert_records(&mut self, is_fresh: bool) {
         let written = [(3, 1, 1), (9, 4, 2), (20, 1, 3), (700, 5, 4)];
         let count = if is_fresh { 4 } else { 2 };
         for (page, pages, op) in written.into_iter().take(count) {
@@ -115,13 +115,13 @@ impl Case {
 
     /// Where the bytes of the records lie that recovery would read of the
     /// session's lane.
-    fn live(&self) -> Vec<std::ops::Range<usize>> {
+    fn live_record_bytes(&self) -> Vec<std::ops::Range<usize>> {
         let block = Pool::peek(&*self.media).expect("a superblock");
-        let place = Place::new(ID, block.incarnation, 1, block.heads[1]);
-        let (start, length) = (self.geometry.lane_at(1), self.geometry.lane_lines());
-        let mut lane = Lane::new(start, length, place);
-        let scan = lane.recover(&*self.media).expect("whole");
-        let place = |(position, entry): &(u64, pagemesh_store::record::Entry)| {
+        let place = RecordAddress::new(ID, block.incarnation, 1, block.journal_heads[1]);
+        let (start, length) = (self.geometry.journal_at(1), self.geometry.journal_lines());
+        let mut journal = Journal::new(start, length, place);
+        let scan = journal.recover(&*self.media).expect("whole");
+        let place = |(position, entry): &(u64, pagemesh_store::record::JournalEntry)| {
             let at = start + (position % length) as usize * LINE_BYTES;
             at..at + entry.lines() * LINE_BYTES
         };
@@ -134,8 +134,8 @@ impl Case {
             .store(byte / 8 * 8, word ^ 1 << (byte % 8 * 8 + bit));
     }
 
-    fn try_scrub(&mut self) -> Result<Scrubbed, ObjectError> {
-        let (mut cursor, mut found) = (Some(Cursor::default()), Scrubbed::default());
+    fn try_scrub(&mut self) -> Result<ScrubReport, ObjectError> {
+        let (mut cursor, mut found) = (Some(ScrubCursor::default()), ScrubReport::default());
         for _ in 0..1000 {
             let Some(at) = cursor else {
                 return Ok(found);
@@ -145,47 +145,50 @@ impl Case {
         panic!("a scrub does not end: {found:?}");
     }
 
-    fn scrub(&mut self) -> Scrubbed {
+    fn scrub(&mut self) -> ScrubReport {
         self.try_scrub().expect("a sound medium")
     }
 
     /// Kills everybody; what the next opening finds.
-    fn crashed(&self) -> Case {
-        let now = self.media.now();
+    fn after_crash(&self) -> JournalScrubPool {
+        let now = self.media.visible_image();
         let media = match self.has_overlay {
-            true => Recorder::of_file(now),
+            true => Recorder::for_file(now),
             false => Recorder::from_image(now),
         };
-        Case::open(Arc::new(media), self.has_overlay, |_| {})
+        JournalScrubPool::open(Arc::new(media), self.has_overlay, |_| {})
     }
 
     fn ops_in_flight(&self, slice: SliceId) -> Option<Vec<u64>> {
         let found = self.pool.in_flight(slice).expect("a slice")?;
-        let mut ops: Vec<u64> = found.iter().map(|it: &InFlight| it.op).collect();
+        let mut ops: Vec<u64> = found.iter().map(|it: &InFlightOp| it.op).collect();
         ops.sort_unstable();
         Some(ops)
     }
 }
 
 #[test]
-fn a_flipped_bit_of_a_live_record_is_mended() {
+fn flipped_bit_of_live_record_is_corrected() {
     for (has_overlay, is_fresh) in [(false, false), (false, true), (true, true)] {
-        let mut case = Case::new(has_overlay);
-        case.write(is_fresh);
-        let before = case.media.now().to_bytes();
-        let live = case.live();
+        let mut case = JournalScrubPool::new(has_overlay);
+        case.write_records(is_fresh);
+        let before = case.media.visible_image().to_bytes();
+        let live = case.live_record_bytes();
         // The node that the last write linked has a record, too.
         assert_eq!(live.len(), if is_fresh { 4 } else { 1 }, "{live:?}");
         for byte in live.into_iter().flatten().step_by(5) {
             case.flip(byte, byte % 8);
             let found = case.scrub();
-            assert_eq!((found.records, found.mended()), (1, 1), "byte {byte}");
+            assert_eq!((found.records, found.corrected()), (1, 1), "byte {byte}");
             assert_eq!(found.damaged, 0, "byte {byte}");
-            assert!(case.media.now().to_bytes() == before, "byte {byte}");
+            assert!(
+                case.media.visible_image().to_bytes() == before,
+                "byte {byte}"
+            );
         }
-        case.holds(is_fresh);
-        let mut after = case.crashed();
-        after.holds(is_fresh);
+        case.assert_records(is_fresh);
+        let mut after = case.after_crash();
+        after.assert_records(is_fresh);
         let last = if is_fresh { 4 } else { 2 };
         assert_eq!(after.ops_in_flight(SLICE), Some(vec![last]));
         assert_eq!(after.ops_in_flight(OTHER), Some(vec![]));
@@ -194,21 +197,21 @@ fn a_flipped_bit_of_a_live_record_is_mended() {
 
 /// Whoever reads a record first mends it, also if that is no scrub.
 #[test]
-fn a_checkpoint_mends_what_it_applies_and_the_next_scrub_counts_it() {
+fn checkpoint_correction_is_counted_by_next_scrub() {
     for has_overlay in [false, true] {
-        let mut case = Case::new(has_overlay);
-        case.write(true);
-        let live = case.live();
+        let mut case = JournalScrubPool::new(has_overlay);
+        case.write_records(true);
+        let live = case.live_record_bytes();
         for record in &live[1..] {
             case.flip(record.start + 21, 6);
         }
         case.pool.checkpoint().expect("every record is mended");
-        assert_eq!(case.pool.mended_records(), 3);
+        assert_eq!(case.pool.corrected_records(), 3);
         let found = case.scrub();
-        assert_eq!((found.records, found.mended()), (3, 3), "{found:?}");
-        assert_eq!(case.scrub().mended(), 0);
-        case.holds(true);
-        case.crashed().holds(true);
+        assert_eq!((found.records, found.corrected()), (3, 3), "{found:?}");
+        assert_eq!(case.scrub().corrected(), 0);
+        case.assert_records(true);
+        case.after_crash().assert_records(true);
         assert_eq!(case.pool.raise_epoch(SLICE, Epoch(2), 0).ok(), Some(()));
         assert_eq!(case.ops_in_flight(SLICE), Some(vec![4]));
     }
@@ -216,10 +219,10 @@ fn a_checkpoint_mends_what_it_applies_and_the_next_scrub_counts_it() {
 
 /// So does a barrier that lists what may be missing elsewhere.
 #[test]
-fn a_barrier_mends_what_it_lists() {
-    let mut case = Case::new(false);
-    case.write(false);
-    let live = case.live();
+fn barrier_corrects_listed_records() {
+    let mut case = JournalScrubPool::new(false);
+    case.write_records(false);
+    let live = case.live_record_bytes();
     case.flip(live[0].start + 56, 0);
     case.pool
         .raise_epoch(SLICE, Epoch(2), 0)
@@ -229,98 +232,105 @@ fn a_barrier_mends_what_it_lists() {
 }
 
 #[test]
-fn an_applied_record_beyond_mending_is_left_behind_and_slices_are_compared() {
+fn uncorrectable_applied_record_forces_slice_comparison() {
     for has_overlay in [false, true] {
-        let mut case = Case::new(has_overlay);
-        case.write(false);
-        let live = case.live();
+        let mut case = JournalScrubPool::new(has_overlay);
+        case.write_records(false);
+        let live = case.live_record_bytes();
         case.flip(live[0].start + 30, 1);
         case.flip(live[0].start + 40, 2);
         let found = case.scrub();
-        assert_eq!((found.left_behind, found.mended()), (1, 1), "{found:?}");
-        assert_eq!(case.live(), vec![], "recovery reads it still");
+        assert_eq!(
+            (found.skipped_journals, found.corrected()),
+            (1, 1),
+            "{found:?}"
+        );
+        assert_eq!(case.live_record_bytes(), vec![], "recovery reads it still");
         let again = case.scrub();
-        assert_eq!((again.mended(), again.damaged), (0, 0), "{again:?}");
+        assert_eq!((again.corrected(), again.damaged), (0, 0), "{again:?}");
         // Nobody knows of which slice it was.
         for slice in [SLICE, OTHER] {
             assert_eq!(case.ops_in_flight(slice), None, "{slice:?}");
-            assert_eq!(case.crashed().ops_in_flight(slice), None, "{slice:?}");
+            assert_eq!(case.after_crash().ops_in_flight(slice), None, "{slice:?}");
         }
-        case.holds(false);
-        case.crashed().holds(false);
+        case.assert_records(false);
+        case.after_crash().assert_records(false);
         // The session goes on in its lane.
-        put(&mut case.session, case.handle, 20, 1, 3);
-        put(&mut case.session, case.handle, 700, 5, 4);
+        write_pages(&mut case.session, case.handle, 20, 1, 3);
+        write_pages(&mut case.session, case.handle, 700, 5, 4);
         case.pool.checkpoint().expect("a checkpoint");
-        case.holds(true);
-        case.crashed().holds(true);
+        case.assert_records(true);
+        case.after_crash().assert_records(true);
     }
 }
 
 #[test]
-fn a_barrier_leaves_behind_what_it_cannot_list() {
-    let mut case = Case::new(false);
-    case.write(false);
-    let live = case.live();
+fn barrier_skips_unreadable_applied_records() {
+    let mut case = JournalScrubPool::new(false);
+    case.write_records(false);
+    let live = case.live_record_bytes();
     case.flip(live[0].start + 30, 1);
     case.flip(live[0].start + 40, 2);
     case.pool
         .raise_epoch(SLICE, Epoch(2), 0)
         .expect("a barrier");
     assert_eq!(case.ops_in_flight(SLICE), None);
-    assert_eq!(case.scrub().mended(), 0);
+    assert_eq!(case.scrub().corrected(), 0);
 }
 
 /// Nobody can say what the record changed: the pool must not go on.
 #[test]
-fn a_record_beyond_mending_that_is_not_applied_fails_the_pool() {
-    let mut case = Case::new(false);
-    case.write(true);
-    let live = case.live();
+fn uncorrectable_unapplied_record_fails_pool() {
+    let mut case = JournalScrubPool::new(false);
+    case.write_records(true);
+    let live = case.live_record_bytes();
     case.flip(live[1].start + 30, 1);
     case.flip(live[1].start + 40, 2);
     let failed = case.try_scrub().expect_err("the record is lost");
-    assert!(failed.to_string().contains("lane 1"), "{failed}");
+    assert!(failed.to_string().contains("journal 1"), "{failed}");
     assert!(case.pool.checkpoint().is_err());
 }
 
 #[test]
-fn a_damaged_entry_of_the_in_flight_table_is_written_anew() {
+fn scrub_rewrites_damaged_in_flight_entry() {
     for has_overlay in [false, true] {
-        let mut case = Case::new(has_overlay);
-        case.write(false);
+        let mut case = JournalScrubPool::new(has_overlay);
+        case.write_records(false);
         case.pool
             .raise_epoch(SLICE, Epoch(2), 0)
             .expect("a barrier");
         assert_eq!(case.ops_in_flight(SLICE), Some(vec![2]));
-        let before = case.media.now().to_bytes();
+        let before = case.media.visible_image().to_bytes();
         let start = case.geometry.in_flight.start as usize;
         // Two bits of each byte: this does not depend on checksums.
         for byte in (start..start + 32).step_by(3) {
             case.flip(byte, 1);
             case.flip(byte, 6);
             let found = case.scrub();
-            assert_eq!((found.in_flight, found.mended()), (1, 1), "byte {byte}");
-            assert!(case.media.now().to_bytes() == before, "byte {byte}");
+            assert_eq!((found.in_flight, found.corrected()), (1, 1), "byte {byte}");
+            assert!(
+                case.media.visible_image().to_bytes() == before,
+                "byte {byte}"
+            );
         }
         // One that is free, and would be taken for a damaged one.
         let free = start + 5 * 32;
         case.flip(free, 3);
-        assert_eq!(case.scrub().mended(), 0, "it counts as free");
+        assert_eq!(case.scrub().corrected(), 0, "it counts as free");
         case.flip(free + 31, 3);
         assert_eq!(case.scrub().in_flight, 1);
-        assert!(case.media.now().to_bytes() == before);
-        assert_eq!(case.crashed().ops_in_flight(SLICE), Some(vec![2]));
+        assert!(case.media.visible_image().to_bytes() == before);
+        assert_eq!(case.after_crash().ops_in_flight(SLICE), Some(vec![2]));
     }
 }
 
 /// A record that its session is just streaming lies behind what was published.
 #[test]
-fn a_record_that_is_being_written_is_not_looked_at() {
-    let mut case = Case::new(false);
-    case.write(true);
+fn scrub_ignores_record_being_written() {
+    let mut case = JournalScrubPool::new(false);
+    case.write_records(true);
     let checked = case.scrub().checked;
-    let live = case.live();
+    let live = case.live_record_bytes();
     let end = live.last().expect("records").end;
     // The first line of a longer record, and later lines of another.
     for at in (0..LINE_BYTES).step_by(8) {
@@ -328,33 +338,33 @@ fn a_record_that_is_being_written_is_not_looked_at() {
         case.media.store(end + at, word);
         case.media.store(end + 3 * LINE_BYTES + at, !word);
     }
-    let before = case.media.now().to_bytes();
+    let before = case.media.visible_image().to_bytes();
     let found = case.scrub();
-    assert_eq!((found.mended(), found.damaged), (0, 0), "{found:?}");
+    assert_eq!((found.corrected(), found.damaged), (0, 0), "{found:?}");
     assert_eq!(found.checked, checked);
-    assert!(case.media.now().to_bytes() == before);
+    assert!(case.media.visible_image().to_bytes() == before);
 }
 
 #[test]
-fn lanes_that_others_write_at_the_same_time_are_sound() {
-    let Case {
+fn scrub_finds_no_damage_in_journals_being_written() {
+    let JournalScrubPool {
         mut pool,
         mut session,
         handle,
         ..
-    } = Case::new(false);
+    } = JournalScrubPool::new(false);
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
             for op in 1..=3000 {
-                put(&mut session, handle, op * 37 % 500, 1 + op as usize % 7, op);
+                write_pages(&mut session, handle, op * 37 % 500, 1 + op as usize % 7, op);
             }
         });
-        let (mut cursor, mut found) = (Cursor::default(), Scrubbed::default());
+        let (mut cursor, mut found) = (ScrubCursor::default(), ScrubReport::default());
         while !writer.is_finished() {
-            pool.tend().expect("tended");
+            pool.maintain().expect("tended");
             let next = pool.scrub(cursor, &mut found).expect("sound");
             cursor = next.unwrap_or_default();
-            assert_eq!((found.mended(), found.damaged), (0, 0), "{found:?}");
+            assert_eq!((found.corrected(), found.damaged), (0, 0), "{found:?}");
         }
         assert!(found.checked > 0);
     });

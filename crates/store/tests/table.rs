@@ -4,29 +4,31 @@ use pagemesh_base::ids::{FrameNo, PageNo};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Media, Recorder};
 use pagemesh_store::slot::{FRAMES_MAX, Slot};
-use pagemesh_store::table::{BadTable, Location, Table, reach};
+use pagemesh_store::table::{BadTable, PageTable, SlotLocation, reach};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 const FRAMES: u64 = 256;
 const ROOT_AT: usize = 64;
 
-fn table(media: &Recorder, height: u8) -> Table<'_, Recorder> {
-    Table::new(media, ROOT_AT, height, 1..FRAMES)
+fn table(media: &Recorder, height: u8) -> PageTable<'_, Recorder> {
+    PageTable::new(media, ROOT_AT, height, 1..FRAMES)
 }
 
-/// Links nodes from `next` on until the page's slot lies somewhere.
+/// Links nodes from `next_address` on until the page's slot lies somewhere.
 fn locate(media: &Recorder, height: u8, page: PageNo, next: &mut u64) -> usize {
     loop {
         let table = table(media, height);
         match table.locate(0, page).expect("a sound table") {
-            Location::At(at) => return at,
-            Location::Unlinked(level) => {
-                let Location::At(at) = table.locate(level, page).expect("a sound table") else {
+            SlotLocation::At(at) => return at,
+            SlotLocation::Unlinked(level) => {
+                let SlotLocation::At(at) = table.locate(level, page).expect("a sound table") else {
                     panic!("the slot of the first unlinked level must lie somewhere");
                 };
                 let node = Slot::EMPTY.map(FrameNo(*next), 0);
-                media.swap(at, 0, node.encode()).expect("an empty slot");
+                media
+                    .compare_exchange(at, 0, node.encode())
+                    .expect("an empty slot");
                 *next += 1;
             }
         }
@@ -35,7 +37,7 @@ fn locate(media: &Recorder, height: u8, page: PageNo, next: &mut u64) -> usize {
 
 proptest! {
     #[test]
-    fn finds_what_was_mapped_and_nothing_else(
+    fn lookup_finds_only_mapped_pages(
         height in 0u8..=4,
         writes in prop::collection::vec((any::<u64>(), 1..FRAMES), 0..40),
         others in prop::collection::vec(any::<u64>(), 0..40),
@@ -49,7 +51,7 @@ proptest! {
             let at = locate(&media, height, PageNo(page), &mut next);
             let old = model.get(&page).copied().unwrap_or(Slot::EMPTY);
             let new = old.map(FrameNo(frame), 0);
-            prop_assert_eq!(media.swap(at, old.encode(), new.encode()), Ok(()));
+            prop_assert_eq!(media.compare_exchange(at, old.encode(), new.encode()), Ok(()));
             model.insert(page, new);
         }
         let table = table(&media, height);
@@ -64,7 +66,7 @@ proptest! {
 }
 
 #[test]
-fn a_flipped_bit_on_the_way_is_an_error_and_never_another_page() {
+fn flipped_bit_in_walk_is_error_and_never_another_page() {
     let media = Recorder::new(FRAMES as usize * PAGE_BYTES);
     let page = PageNo(1 << 20 | 3);
     let at = locate(&media, 3, page, &mut 1);
@@ -72,7 +74,7 @@ fn a_flipped_bit_on_the_way_is_an_error_and_never_another_page() {
     media.store(at, slot.encode());
     assert_eq!(table(&media, 3).lookup(page), Ok(slot));
     for level in 0..=3 {
-        let Ok(Location::At(at)) = table(&media, 3).locate(level, page) else {
+        let Ok(SlotLocation::At(at)) = table(&media, 3).locate(level, page) else {
             panic!("level {level} is linked");
         };
         let sound = media.load(at);

@@ -2,14 +2,14 @@
 
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{Part, Stamp};
+use pagemesh_base::slice::{Stamp, TransactionPart};
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Recorder;
 use pagemesh_store::pool::{Pool, format};
-use pagemesh_store::session::{Member, Session};
+use pagemesh_store::pool_mapping::StoreError;
+use pagemesh_store::session::{LegSession, Session};
 use pagemesh_store::transaction::transact;
-use pagemesh_store::view::StoreError;
 use std::sync::{Arc, Mutex};
 use uuid::Uuid;
 
@@ -18,26 +18,26 @@ const PAGE: u64 = PAGE_BYTES as u64;
 /// Three leaves.
 const PAGES: u64 = 1200;
 
-struct World {
+struct TransactionPool {
     media: Arc<Recorder>,
     pool: Pool<Recorder>,
     session: Session<Recorder>,
     op: u64,
 }
 
-impl World {
-    fn new(bytes: usize) -> World {
+impl TransactionPool {
+    fn new(bytes: usize) -> TransactionPool {
         let media = Arc::new(Recorder::new(bytes));
         format(&*media, Uuid::from_u128(9)).expect("a pool");
         let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("sound");
         pool.create(SLICE, PAGES * PAGE).expect("room");
-        World::of(media, pool)
+        TransactionPool::of(media, pool)
     }
 
-    fn of(media: Arc<Recorder>, mut pool: Pool<Recorder>) -> World {
+    fn of(media: Arc<Recorder>, mut pool: Pool<Recorder>) -> TransactionPool {
         let number = pool.open_session(1, 1).expect("a session");
-        let session = Session::new(pool.view().clone(), number);
-        World {
+        let session = Session::new(pool.mapping().clone(), number);
+        TransactionPool {
             media,
             pool,
             session,
@@ -45,21 +45,21 @@ impl World {
         }
     }
 
-    fn transact(&mut self, parts: &[Part]) -> Result<(), StoreError> {
+    fn transact(&mut self, parts: &[TransactionPart]) -> Result<(), StoreError> {
         self.op += 1;
         let stamp = Stamp {
             epoch: Epoch(1),
             op: self.op,
-            open: 0,
+            open_ops: 0,
         };
         let handle = self.pool.handle(SLICE).expect("the slice");
         let session = &mut self.session;
-        let done = transact(&mut [Member { session, handle }], parts, stamp);
+        let done = transact(&mut [LegSession { session, handle }], parts, stamp);
         done.map_err(|failure| failure.cause)
     }
 
     /// The byte that a page is full of.
-    fn page(&mut self, page: u64) -> u8 {
+    fn read_page(&mut self, page: u64) -> u8 {
         let handle = self.pool.handle(SLICE).expect("the slice");
         let mut bytes = [0; PAGE_BYTES];
         let read = self
@@ -71,32 +71,32 @@ impl World {
     }
 
     /// After a crash that keeps what was fenced and nothing else.
-    fn crash(self) -> World {
+    fn after_crash(self) -> TransactionPool {
         let points = self.media.crash_points();
         let image = points.last().expect("now").image(0);
         let media = Arc::new(Recorder::from_image(image));
         let (pool, _) = Pool::open(media.clone(), media.clone()).expect("sound");
-        World::of(media, pool)
+        TransactionPool::of(media, pool)
     }
 }
 
-fn write(page: u64, count: u64, byte: u8) -> Part {
-    Part::Write {
+fn write(page: u64, count: u64, byte: u8) -> TransactionPart {
+    TransactionPart::Write {
         offset: page * PAGE,
         data: vec![byte; (count * PAGE) as usize].into(),
     }
 }
 
-fn clear(page: u64, count: u64) -> Part {
-    Part::Clear {
+fn clear(page: u64, count: u64) -> TransactionPart {
+    TransactionPart::Clear {
         offset: page * PAGE,
         len: count * PAGE,
     }
 }
 
 #[test]
-fn parts_of_several_leaves_change_together() {
-    let mut world = World::new(4 << 20);
+fn parts_in_several_leaves_change_atomically() {
+    let mut world = TransactionPool::new(4 << 20);
     world
         .transact(&[write(3, 2, 1), write(510, 4, 2), write(1100, 1, 3)])
         .expect("room");
@@ -104,13 +104,13 @@ fn parts_of_several_leaves_change_together() {
         .transact(&[clear(510, 3), write(4, 1, 4), clear(700, 20), clear(1, 2)])
         .expect("room");
     let expected = [(3, 1), (4, 4), (510, 0), (512, 0), (513, 2), (1100, 3)];
-    let check = |world: &mut World| {
+    let check = |world: &mut TransactionPool| {
         for (page, byte) in expected {
-            assert_eq!(world.page(page), byte, "page {page}");
+            assert_eq!(world.read_page(page), byte, "page {page}");
         }
     };
     check(&mut world);
-    let mut world = world.crash();
+    let mut world = world.after_crash();
     check(&mut world);
     let listed = world.pool.in_flight(SLICE).expect("the slice");
     let listed = listed.expect("few");
@@ -120,52 +120,52 @@ fn parts_of_several_leaves_change_together() {
 }
 
 /// As many records as it takes, none of which lie beside each other.
-fn scattered(pages: u64, byte: u8) -> Vec<Part> {
+fn scattered(pages: u64, byte: u8) -> Vec<TransactionPart> {
     (0..pages).map(|page| write(page * 3, 1, byte)).collect()
 }
 
 #[test]
-fn a_small_pool_refuses_what_its_lanes_never_take_and_takes_the_rest_for_ever() {
+fn small_pool_refuses_only_transactions_beyond_its_journal() {
     const LINES_MAX: u64 = 48;
-    let mut world = World::new(2 << 20);
+    let mut world = TransactionPool::new(2 << 20);
     let refused = world.transact(&scattered(LINES_MAX + 1, 1));
     let expected = StoreError::TooLong {
         lines: LINES_MAX as usize + 1,
         lines_max: LINES_MAX as usize,
     };
     assert_eq!(refused, Err(expected));
-    assert_eq!(world.page(0), 0);
+    assert_eq!(world.read_page(0), 0);
     // Whatever is left of the lane's lap, and with nothing but the owner's
     // answers: the operation before it may be open elsewhere.
-    let World { pool, session, .. } = world;
+    let TransactionPool { pool, session, .. } = world;
     let pool = Arc::new(Mutex::new(pool));
     let owner = pool.clone();
     let tend = Box::new(move || {
-        let tended = owner.lock().expect("no panic").tend();
+        let tended = owner.lock().expect("no panic").maintain();
         tended.map(drop).expect("sound");
     });
-    let mut session = session.beside_owner(tend);
+    let mut session = session.in_owner_process(tend);
     let handle = pool.lock().expect("no panic").handle(SLICE);
     let handle = handle.expect("the slice");
     for op in 1..200 {
         let stamp = Stamp {
             epoch: Epoch(1),
             op,
-            open: 1,
+            open_ops: 1,
         };
         let parts = scattered([LINES_MAX, 1, 17, 2, 31][op as usize % 5], op as u8);
         let session = &mut session;
-        let done = transact(&mut [Member { session, handle }], &parts, stamp);
+        let done = transact(&mut [LegSession { session, handle }], &parts, stamp);
         done.expect("room");
     }
 }
 
 #[test]
-fn a_full_pool_refuses_a_transaction_and_changes_nothing() {
-    let mut world = World::new(2 << 20);
+fn full_pool_refuses_transaction_unchanged() {
+    let mut world = TransactionPool::new(2 << 20);
     let mut written = 0;
     let refused = loop {
-        world.pool.tend().expect("sound");
+        world.pool.maintain().expect("sound");
         let parts = [write(written, 8, 7), write(1100, 1, written as u8)];
         match world.transact(&parts) {
             Ok(()) => written += 8,
@@ -173,29 +173,32 @@ fn a_full_pool_refuses_a_transaction_and_changes_nothing() {
         }
     };
     assert!(
-        matches!(refused, StoreError::NoSpace | StoreError::Stalled),
+        matches!(refused, StoreError::NoSpace | StoreError::TimedOut),
         "{refused}"
     );
-    assert_eq!(world.page(written), 0);
-    assert_eq!(world.page(1100), (written - 8) as u8);
+    assert_eq!(world.read_page(written), 0);
+    assert_eq!(world.read_page(1100), (written - 8) as u8);
     // What frees needs no frame.
     world
         .transact(&[clear(0, 8), clear(16, 8)])
         .expect("a clear");
-    assert_eq!([world.page(0), world.page(8), world.page(16)], [0, 7, 0]);
+    assert_eq!(
+        [world.read_page(0), world.read_page(8), world.read_page(16)],
+        [0, 7, 0]
+    );
 }
 
 /// A record of the last group is damaged beyond mending.
 #[test]
-fn a_part_of_a_committed_transaction_is_not_lost_in_silence() {
-    let mut world = World::new(4 << 20);
+fn published_transaction_never_loses_a_part_silently() {
+    let mut world = TransactionPool::new(4 << 20);
     world.transact(&scattered(3, 1)).expect("room");
-    world.pool.tend().expect("sound");
+    world.pool.maintain().expect("sound");
     world.transact(&scattered(3, 2)).expect("room");
-    let geometry = *world.pool.view().geometry();
-    let lane_at = geometry.lane_at(world.session.number());
+    let geometry = *world.pool.mapping().geometry();
+    let lane_at = geometry.journal_at(world.session.number());
     let point = world.media.crash_point();
-    for (image, is_shown) in [(point.image(0), false), (point.everything(), true)] {
+    for (image, is_shown) in [(point.image(0), false), (point.all_persisted(), true)] {
         // Links, and two groups of three lines.
         let lines = (0..64).map(|line| lane_at + line * 64);
         let last = lines.rev().find(|&at| image.word(at) != 0);
@@ -209,8 +212,8 @@ fn a_part_of_a_committed_transaction_is_not_lost_in_silence() {
                 Ok((pool, found)) => {
                     assert!(!is_shown, "a part is lost: {found:?}");
                     assert_eq!(found.dropped, 2);
-                    let mut world = World::of(media, pool);
-                    assert_eq!([0, 3, 6].map(|page| world.page(page)), [1; 3]);
+                    let mut world = TransactionPool::of(media, pool);
+                    assert_eq!([0, 3, 6].map(|page| world.read_page(page)), [1; 3]);
                 }
             }
         }
@@ -218,10 +221,10 @@ fn a_part_of_a_committed_transaction_is_not_lost_in_silence() {
 }
 
 #[test]
-fn what_is_no_transaction_changes_nothing() {
-    let mut world = World::new(4 << 20);
+fn invalid_transaction_changes_nothing() {
+    let mut world = TransactionPool::new(4 << 20);
     world.transact(&[write(0, 3, 1)]).expect("room");
-    let half = Part::Write {
+    let half = TransactionPart::Write {
         offset: PAGE / 2,
         data: vec![2; PAGE_BYTES].into(),
     };
@@ -236,14 +239,14 @@ fn what_is_no_transaction_changes_nothing() {
         let refused = world.transact(&parts).expect_err("it is none");
         let refused = matches!(
             refused,
-            StoreError::NoTransaction(_) | StoreError::OutOfRange { .. }
+            StoreError::InvalidTransaction(_) | StoreError::OutOfRange { .. }
         );
         assert!(refused);
-        assert_eq!([world.page(0), world.page(1)], [1, 1]);
+        assert_eq!([world.read_page(0), world.read_page(1)], [1, 1]);
     }
     world.transact(&[]).expect("nothing to do");
     world
         .transact(&[clear(600, 64)])
         .expect("nothing is mapped");
-    assert_eq!(world.page(2), 1);
+    assert_eq!(world.read_page(2), 1);
 }

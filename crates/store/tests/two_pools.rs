@@ -10,14 +10,14 @@
 //!   them is newer, so that settling can make them equal;
 //! - both go on together.
 
-use pagemesh_base::checksum::Sums;
+use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{InFlight, Part, Stamp};
+use pagemesh_base::slice::{InFlightOp, Stamp, TransactionPart};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
-use pagemesh_pmem::{CrashPoint, Fenced, Image, Media, Recorder, Unfenced};
+use pagemesh_pmem::{CrashPoint, FenceProof, Image, Media, Recorder, UnfencedStores};
 use pagemesh_store::pool::{Pool, format};
-use pagemesh_store::session::{Member, Session, write, write_numbered};
+use pagemesh_store::session::{LegSession, Session, write, write_numbered};
 use pagemesh_store::transaction::transact;
 use std::sync::{Arc, Mutex};
 use uuid::Uuid;
@@ -32,39 +32,42 @@ const IMAGES_MAX: u64 = 40;
 const FIRST_OP: u64 = 100;
 
 /// Two media, and what a crash may leave of both at every moment.
-struct Both {
+struct MediaPair {
     media: [Recorder; 2],
-    moments: Mutex<Vec<[CrashPoint; 2]>>,
+    crash_points: Mutex<Vec<[CrashPoint; 2]>>,
 }
 
-impl Both {
-    fn moment(&self) -> [CrashPoint; 2] {
+impl MediaPair {
+    fn crash_point(&self) -> [CrashPoint; 2] {
         [0, 1].map(|at| self.media[at].crash_point())
     }
 
-    fn note(&self) {
-        let moment = self.moment();
-        self.moments.lock().expect("no panic inside").push(moment);
+    fn record_crash_point(&self) {
+        let moment = self.crash_point();
+        self.crash_points
+            .lock()
+            .expect("no panic inside")
+            .push(moment);
     }
 
-    fn noted(&self) -> usize {
-        self.moments.lock().expect("no panic inside").len()
+    fn recorded_count(&self) -> usize {
+        self.crash_points.lock().expect("no panic inside").len()
     }
 }
 
 /// One of them.
-struct Half {
-    both: Arc<Both>,
+struct PairedMedium {
+    pair: Arc<MediaPair>,
     at: usize,
 }
 
-impl Half {
+impl PairedMedium {
     fn media(&self) -> &Recorder {
-        &self.both.media[self.at]
+        &self.pair.media[self.at]
     }
 }
 
-impl Media for Half {
+impl Media for PairedMedium {
     fn len_bytes(&self) -> usize {
         self.media().len_bytes()
     }
@@ -77,26 +80,29 @@ impl Media for Half {
     fn store(&self, offset: usize, word: u64) {
         self.media().store(offset, word);
     }
-    fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
-        self.media().swap(offset, old, new)
+    fn compare_exchange(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
+        self.media().compare_exchange(offset, old, new)
     }
-    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
+    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> UnfencedStores {
         self.media().stream_line(offset, line)
     }
-    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (Sums, Unfenced) {
+    fn stream_page(
+        targets: &[(&Self, usize)],
+        page: &[u8; PAGE_BYTES],
+    ) -> (PageChecksums, UnfencedStores) {
         let inner: Vec<_> = targets.iter().map(|(h, at)| (h.media(), *at)).collect();
         Recorder::stream_page(&inner, page)
     }
-    fn flush(&self, offset: usize, len: usize) -> Unfenced {
+    fn flush(&self, offset: usize, len: usize) -> UnfencedStores {
         self.media().flush(offset, len)
     }
-    fn fence(&self, stores: Unfenced) -> Fenced {
-        self.both.note();
+    fn fence(&self, stores: UnfencedStores) -> FenceProof {
+        self.pair.record_crash_point();
         self.media().fence(stores)
     }
     /// One instruction for all, so one moment before it.
-    fn fence_each(halves: &[&Self], stores: Unfenced) -> Fenced {
-        halves[0].both.note();
+    fn fence_each(halves: &[&Self], stores: UnfencedStores) -> FenceProof {
+        halves[0].pair.record_crash_point();
         let inner: Vec<_> = halves.iter().map(|half| half.media()).collect();
         Recorder::fence_each(&inner, stores)
     }
@@ -104,23 +110,26 @@ impl Media for Half {
 
 /// Two pools, a session of each, and what the slice held in each of them after
 /// every operation so far.
-struct World {
-    both: Arc<Both>,
-    pools: [Pool<Half>; 2],
-    sessions: [Session<Half>; 2],
-    held: [Vec<Vec<u8>>; 2],
+struct TwoPools {
+    media_pair: Arc<MediaPair>,
+    pools: [Pool<PairedMedium>; 2],
+    sessions: [Session<PairedMedium>; 2],
+    contents_after: [Vec<Vec<u8>>; 2],
     op: u64,
     /// Pages that the last operation changes as a whole.
-    whole: Vec<usize>,
+    atomic_pages: Vec<usize>,
 }
 
-impl World {
-    fn open(media: [Recorder; 2], held: [Vec<u8>; 2], op: u64) -> World {
+impl TwoPools {
+    fn open(media: [Recorder; 2], held: [Vec<u8>; 2], op: u64) -> TwoPools {
         let moments = Mutex::default();
-        let both = Arc::new(Both { media, moments });
+        let both = Arc::new(MediaPair {
+            media,
+            crash_points: moments,
+        });
         let mut pools = [0, 1].map(|at| {
-            let half = Arc::new(Half {
-                both: both.clone(),
+            let half = Arc::new(PairedMedium {
+                pair: both.clone(),
                 at,
             });
             let opened = Pool::open(half.clone(), half);
@@ -128,26 +137,26 @@ impl World {
         });
         let sessions = pools.each_mut().map(|pool| {
             let number = pool.open_session(1, 1).expect("a session");
-            Session::new(pool.view().clone(), number)
+            Session::new(pool.mapping().clone(), number)
         });
-        World {
-            both,
+        TwoPools {
+            media_pair: both,
             pools,
             sessions,
-            held: held.map(|bytes| vec![bytes]),
+            contents_after: held.map(|bytes| vec![bytes]),
             op,
-            whole: Vec::new(),
+            atomic_pages: Vec::new(),
         }
     }
 
-    /// Two new pools with a slice of which the first `pages` were written.
-    fn format(pages: usize) -> World {
+    /// Two new pools with a slice of which the first `touched_pages` were written.
+    fn format(pages: usize) -> TwoPools {
         let media = [9, 10].map(|id| {
             let media = Recorder::from_image(Image::filled(POOL_BYTES, 0x5555_aaaa_1234_8765));
             format(&media, Uuid::from_u128(id)).expect("a pool");
             media
         });
-        let mut world = World::open(media, [vec![0; SIZE], vec![0; SIZE]], 0);
+        let mut world = TwoPools::open(media, [vec![0; SIZE], vec![0; SIZE]], 0);
         for pool in &mut world.pools {
             pool.create(SLICE, SIZE as u64).expect("an object");
         }
@@ -155,7 +164,7 @@ impl World {
             world.write(page * PAGE_BYTES, &[page as u8 + 1; PAGE_BYTES], 0);
             if page == pages / 2 {
                 for pool in &mut world.pools {
-                    while pool.tend().expect("a sound pool") {}
+                    while pool.maintain().expect("a sound pool") {}
                 }
             }
         }
@@ -167,7 +176,7 @@ impl World {
         Stamp {
             epoch: Epoch(0),
             op: self.op,
-            open,
+            open_ops: open,
         }
     }
 
@@ -177,21 +186,21 @@ impl World {
         let [one, other] = &mut self.sessions;
         let handles = [0, 1].map(|at| self.pools[at].handle(SLICE).expect("the slice"));
         let mut members = [(one, handles[0]), (other, handles[1])]
-            .map(|(session, handle)| Member { session, handle });
+            .map(|(session, handle)| LegSession { session, handle });
         write(&mut members, offset as u64, data, stamp).expect("a write");
-        self.hold(offset, data, &[true, true]);
+        self.record_contents(offset, data, &[true, true]);
     }
 
     /// The same as one of those who share pages without locks of their own.
-    fn write_numbered(&mut self, offset: usize, data: &[u8]) {
+    fn write_with_number(&mut self, offset: usize, data: &[u8]) {
         let stamp = self.stamp(0);
         let [one, other] = &mut self.sessions;
         let handles = [0, 1].map(|at| self.pools[at].handle(SLICE).expect("the slice"));
         let mut members = [(one, handles[0]), (other, handles[1])]
-            .map(|(session, handle)| Member { session, handle });
+            .map(|(session, handle)| LegSession { session, handle });
         let written = write_numbered(&mut members, offset as u64, data, stamp.epoch, || stamp);
         written.expect("a write");
-        self.hold(offset, data, &[true, true]);
+        self.record_contents(offset, data, &[true, true]);
     }
 
     /// One transaction in both pools: these pages are written with the byte, or
@@ -201,23 +210,23 @@ impl World {
         let part = |&(page, pages, byte): &(usize, usize, Option<u8>)| {
             let (offset, len) = ((page * PAGE_BYTES) as u64, pages * PAGE_BYTES);
             match byte {
-                Some(byte) => Part::Write {
+                Some(byte) => TransactionPart::Write {
                     offset,
                     data: vec![byte; len].into(),
                 },
-                None => Part::Clear {
+                None => TransactionPart::Clear {
                     offset,
                     len: len as u64,
                 },
             }
         };
-        let parts: Vec<Part> = runs.iter().map(part).collect();
+        let parts: Vec<TransactionPart> = runs.iter().map(part).collect();
         let [one, other] = &mut self.sessions;
         let handles = [0, 1].map(|at| self.pools[at].handle(SLICE).expect("the slice"));
         let mut members = [(one, handles[0]), (other, handles[1])]
-            .map(|(session, handle)| Member { session, handle });
+            .map(|(session, handle)| LegSession { session, handle });
         transact(&mut members, &parts, stamp).expect("a transaction");
-        for held in &mut self.held {
+        for held in &mut self.contents_after {
             let mut bytes = held.last().expect("the base").clone();
             for &(page, pages, byte) in runs {
                 bytes[page * PAGE_BYTES..][..pages * PAGE_BYTES].fill(byte.unwrap_or(0));
@@ -225,7 +234,7 @@ impl World {
             held.push(bytes);
         }
         let pages = runs.iter().flat_map(|&(page, pages, _)| page..page + pages);
-        self.whole = pages.collect();
+        self.atomic_pages = pages.collect();
     }
 
     /// A write that reached the first pool only.
@@ -234,17 +243,17 @@ impl World {
         let handle = self.pools[0].handle(SLICE).expect("the slice");
         let session = &mut self.sessions[0];
         write(
-            &mut [Member { session, handle }],
+            &mut [LegSession { session, handle }],
             offset as u64,
             data,
             stamp,
         )
         .expect("a write");
-        self.hold(offset, data, &[true, false]);
+        self.record_contents(offset, data, &[true, false]);
     }
 
-    fn hold(&mut self, offset: usize, data: &[u8], reached: &[bool; 2]) {
-        for (held, reached) in self.held.iter_mut().zip(reached) {
+    fn record_contents(&mut self, offset: usize, data: &[u8], reached: &[bool; 2]) {
+        for (held, reached) in self.contents_after.iter_mut().zip(reached) {
             let mut bytes = held.last().expect("the base").clone();
             if *reached {
                 bytes[offset..][..data.len()].copy_from_slice(data);
@@ -264,40 +273,40 @@ impl World {
 }
 
 /// What a recovered pool holds, and which operations it lists as in flight.
-struct Found {
+struct RecoveredPool {
     bytes: Vec<u8>,
-    listed: Vec<InFlight>,
+    in_flight: Vec<InFlightOp>,
 }
 
-fn recover(image: Image) -> Found {
+fn recover(image: Image) -> RecoveredPool {
     let media = Arc::new(Recorder::unrecorded(image));
     let (mut pool, _) = Pool::open(media.clone(), media).expect("a crash leaves a sound pool");
     let number = pool.open_session(1, 1).expect("a session");
-    let mut session = Session::new(pool.view().clone(), number);
+    let mut session = Session::new(pool.mapping().clone(), number);
     let handle = pool.handle(SLICE).expect("the slice");
     let mut bytes = vec![0; SIZE];
     session
         .read(&handle, 0, &mut bytes, Epoch(99))
         .expect("nothing is damaged");
     let listed = pool.in_flight(SLICE).expect("the slice");
-    Found {
+    RecoveredPool {
         bytes,
-        listed: listed.expect("few enough to list"),
+        in_flight: listed.expect("few enough to list"),
     }
 }
 
-impl Found {
+impl RecoveredPool {
     fn page(&self, page: usize) -> &[u8] {
         &self.bytes[page * PAGE_BYTES..][..PAGE_BYTES]
     }
 
     /// The newest operation on the page that may be missing elsewhere.
     fn newest(&self, page: usize) -> Option<(u32, u64)> {
-        let on_page = |entry: &&InFlight| {
+        let on_page = |entry: &&InFlightOp| {
             let pages = entry.page.0..entry.page.0 + u64::from(entry.count);
             pages.contains(&(page as u64))
         };
-        let entries = self.listed.iter().filter(on_page);
+        let entries = self.in_flight.iter().filter(on_page);
         entries.map(|entry| (entry.epoch.0, entry.op)).max()
     }
 }
@@ -308,7 +317,7 @@ fn images(point: &CrashPoint) -> Vec<Image> {
         return (0..point.count()).map(|index| point.image(index)).collect();
     }
     let sampled = (0..IMAGES_MAX - 2).map(|seed| point.sample(seed));
-    [point.image(0), point.everything()]
+    [point.image(0), point.all_persisted()]
         .into_iter()
         .chain(sampled)
         .collect()
@@ -316,22 +325,28 @@ fn images(point: &CrashPoint) -> Vec<Image> {
 
 /// How often something was checked.
 #[derive(Default)]
-struct Tally {
+struct PairCounts {
     pairs: u64,
     differing: u64,
 }
 
 /// Checks a crash at one moment. `certain` operations were acknowledged.
-fn check(world: &World, moment: &[CrashPoint; 2], certain: usize, what: &str, tally: &mut Tally) {
+fn check(
+    world: &TwoPools,
+    moment: &[CrashPoint; 2],
+    certain: usize,
+    what: &str,
+    tally: &mut PairCounts,
+) {
     let images = [0, 1].map(|at| images(&moment[at]));
     let found = images
         .each_ref()
         .map(|images| images.iter().cloned().map(recover).collect::<Vec<_>>());
     let versions = [0, 1].map(|at| {
-        let held = &world.held[at];
-        let of_image = |(number, found): (usize, &Found)| {
+        let held = &world.contents_after[at];
+        let of_image = |(number, found): (usize, &RecoveredPool)| {
             (0..PAGES)
-                .map(|page| version(held, certain, found, page))
+                .map(|page| matching_operation(held, certain, found, page))
                 .collect::<Option<Vec<_>>>()
                 .unwrap_or_else(|| {
                     panic!("{what}: pool {at}, image {number}: a page is neither old nor new")
@@ -346,7 +361,7 @@ fn check(world: &World, moment: &[CrashPoint; 2], certain: usize, what: &str, ta
     for (at, images) in versions.iter().enumerate() {
         for (number, pages) in images.iter().enumerate() {
             let mut whole = world
-                .whole
+                .atomic_pages
                 .iter()
                 .map(|&page| pages[page] < operations(world));
             let first = whole.next();
@@ -373,18 +388,23 @@ fn check(world: &World, moment: &[CrashPoint; 2], certain: usize, what: &str, ta
     let last = images[0].len().max(images[1].len());
     for turn in 0..last {
         let at = |which: usize, turn: usize| images[which][turn % images[which].len()].clone();
-        go_on([at(0, turn), at(1, last - 1 - turn)]);
+        write_after_recovery([at(0, turn), at(1, last - 1 - turn)]);
     }
 }
 
 /// How many operations there were.
-fn operations(world: &World) -> usize {
-    world.held[0].len() - 1
+fn operations(world: &TwoPools) -> usize {
+    world.contents_after[0].len() - 1
 }
 
 /// The first operation after which the page was as it is found; none if it
 /// never was, or is older than what is certain.
-fn version(held: &[Vec<u8>], certain: usize, found: &Found, page: usize) -> Option<usize> {
+fn matching_operation(
+    held: &[Vec<u8>],
+    certain: usize,
+    found: &RecoveredPool,
+    page: usize,
+) -> Option<usize> {
     let of = |bytes: &Vec<u8>| bytes[page * PAGE_BYTES..][..PAGE_BYTES] == *found.page(page);
     held[certain..].iter().any(of).then(|| {
         let first = held.iter().position(of);
@@ -393,35 +413,46 @@ fn version(held: &[Vec<u8>], certain: usize, found: &Found, page: usize) -> Opti
 }
 
 /// Both pools are recovered and written together.
-fn go_on(images: [Image; 2]) {
+fn write_after_recovery(images: [Image; 2]) {
     let media = images.map(Recorder::unrecorded);
-    let mut world = World::open(media, [vec![0; SIZE], vec![0; SIZE]], 1000);
+    let mut world = TwoPools::open(media, [vec![0; SIZE], vec![0; SIZE]], 1000);
     let fresh: Vec<u8> = (0..SIZE).map(|i| (i / 64) as u8 | 1).collect();
     world.write(0, &fresh, 0);
     world.write(PAGE_BYTES - 8, &[0xab; 16], 0);
     for at in 0..2 {
         let found = world.read(at);
-        assert!(found == world.held[at][2], "pool {at} does not go on");
+        assert!(
+            found == world.contents_after[at][2],
+            "pool {at} does not go on"
+        );
     }
 }
 
-/// Runs a write on two pools that were equal before `prepare`, and checks a
+/// Runs a write on two pools that were equal before `ensure_resources`, and checks a
 /// crash at every moment of it.
 fn enumerate(
     pages: usize,
     what: &str,
-    prepare: impl Fn(&mut World),
-    run: impl Fn(&mut World),
-) -> Tally {
-    let base = World::format(pages);
-    let images = base.both.moment().map(|point| point.image(0));
-    let held = base.held.map(|mut held| held.pop().expect("the base"));
-    let mut world = World::open(images.map(Recorder::from_image), held, FIRST_OP);
+    prepare: impl Fn(&mut TwoPools),
+    run: impl Fn(&mut TwoPools),
+) -> PairCounts {
+    let base = TwoPools::format(pages);
+    let images = base.media_pair.crash_point().map(|point| point.image(0));
+    let held = base
+        .contents_after
+        .map(|mut held| held.pop().expect("the base"));
+    let mut world = TwoPools::open(images.map(Recorder::from_image), held, FIRST_OP);
     prepare(&mut world);
-    let prepared = world.both.noted();
+    let prepared = world.media_pair.recorded_count();
     run(&mut world);
-    let mut tally = Tally::default();
-    let moments = std::mem::take(&mut *world.both.moments.lock().expect("no panic inside"));
+    let mut tally = PairCounts::default();
+    let moments = std::mem::take(
+        &mut *world
+            .media_pair
+            .crash_points
+            .lock()
+            .expect("no panic inside"),
+    );
     let during = &moments[prepared..];
     assert!(!during.is_empty(), "{what}: a write has a fence");
     let operations = operations(&world);
@@ -430,7 +461,13 @@ fn enumerate(
         check(&world, moment, operations - 1, &what, &mut tally);
     }
     let what = format!("{what}, acknowledged");
-    check(&world, &world.both.moment(), operations, &what, &mut tally);
+    check(
+        &world,
+        &world.media_pair.crash_point(),
+        operations,
+        &what,
+        &mut tally,
+    );
     tally
 }
 
@@ -438,53 +475,56 @@ fn enumerate(
 /// the other: otherwise the images were too few.
 fn check_write(pages: usize, offset: usize, len: usize) {
     let what = format!("{len} bytes at {offset} over {pages} pages");
-    let write = |world: &mut World| world.write(offset, &vec![0x80; len], 0);
+    let write = |world: &mut TwoPools| world.write(offset, &vec![0x80; len], 0);
     let tally = enumerate(pages, &what, |_| (), write);
     assert!(tally.pairs >= 1000, "{what}: {} pairs", tally.pairs);
     assert!(tally.differing > 0, "{what}: the pools never differed");
 }
 
 #[test]
-fn a_whole_page_is_old_or_new_in_each_pool() {
+fn whole_page_is_old_or_new_in_each_pool() {
     check_write(4, PAGE_BYTES, PAGE_BYTES);
 }
 
 #[test]
-fn the_first_page_of_an_object_links_its_nodes_in_each_pool() {
+fn first_page_links_nodes_in_each_pool() {
     check_write(0, 2 * PAGE_BYTES, PAGE_BYTES);
 }
 
 #[test]
-fn a_part_of_a_page_is_merged_in_each_pool() {
+fn partial_page_is_merged_in_each_pool() {
     check_write(4, PAGE_BYTES + 100, 300);
 }
 
 #[test]
-fn a_part_of_a_page_is_merged_from_the_first_pool() {
-    let write = |world: &mut World| world.write_numbered(PAGE_BYTES + 100, &[0x80; 300]);
+fn partial_page_is_merged_from_first_pool() {
+    let write = |world: &mut TwoPools| world.write_with_number(PAGE_BYTES + 100, &[0x80; 300]);
     let tally = enumerate(4, "a part with a number", |_| (), write);
     assert!(tally.pairs >= 1000 && tally.differing > 0);
 }
 
 /// The rest of the page, too, is the same in both pools then.
 #[test]
-fn what_one_pool_missed_comes_with_the_next_part() {
-    let mut world = World::format(4);
+fn next_partial_write_equalizes_lagging_pool() {
+    let mut world = TwoPools::format(4);
     world.write_first(PAGE_BYTES, &[0x70; PAGE_BYTES]);
     assert_ne!(world.read(0), world.read(1));
-    world.write_numbered(PAGE_BYTES + 100, &[0x80; 300]);
+    world.write_with_number(PAGE_BYTES + 100, &[0x80; 300]);
     let found = world.read(0);
-    assert_eq!(found, world.held[0][world.held[0].len() - 1]);
+    assert_eq!(
+        found,
+        world.contents_after[0][world.contents_after[0].len() - 1]
+    );
     assert!(found == world.read(1), "the pools are alike");
 }
 
 #[test]
-fn several_pages_of_one_record() {
+fn multi_page_record_is_atomic_in_each_pool() {
     check_write(4, 2 * PAGE_BYTES, 3 * PAGE_BYTES);
 }
 
 #[test]
-fn several_records_of_one_write() {
+fn multi_record_write_keeps_pages_atomic() {
     check_write(4, PAGE_BYTES / 2, 3 * PAGE_BYTES);
 }
 
@@ -497,7 +537,7 @@ fn check_transaction(pages: usize, runs: &[(usize, usize, Option<u8>)]) {
 }
 
 #[test]
-fn a_transaction_is_whole_in_each_pool() {
+fn transaction_is_all_or_nothing_in_each_pool() {
     check_transaction(
         8,
         &[(1, 1, Some(0x80)), (4, 2, Some(0x81)), (7, 1, Some(0x82))],
@@ -505,21 +545,21 @@ fn a_transaction_is_whole_in_each_pool() {
 }
 
 #[test]
-fn a_transaction_clears_and_writes_as_a_whole_in_each_pool() {
+fn transaction_clears_and_writes_atomically_in_each_pool() {
     check_transaction(8, &[(6, 2, None), (0, 1, Some(0x80)), (3, 1, None)]);
 }
 
 #[test]
-fn the_first_transaction_of_an_object_links_its_nodes_in_each_pool() {
+fn first_transaction_links_nodes_in_each_pool() {
     check_transaction(0, &[(2, 1, Some(0x80)), (9, 3, Some(0x81))]);
 }
 
 /// Its data is in one pool for good; whatever becomes of the write after it,
 /// the stamp of that one says that it is still open.
 #[test]
-fn an_earlier_write_that_reached_one_pool_stays_named() {
-    let missed = |world: &mut World| world.write_first(PAGE_BYTES, &[0x70; PAGE_BYTES]);
-    let next = |world: &mut World| world.write(3 * PAGE_BYTES, &[0x80; PAGE_BYTES], 1);
+fn earlier_one_pool_write_stays_in_flight() {
+    let missed = |world: &mut TwoPools| world.write_first(PAGE_BYTES, &[0x70; PAGE_BYTES]);
+    let next = |world: &mut TwoPools| world.write(3 * PAGE_BYTES, &[0x80; PAGE_BYTES], 1);
     let tally = enumerate(4, "a write after one that was missed", missed, next);
     assert!(
         tally.differing > tally.pairs,

@@ -7,14 +7,14 @@ use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::unreadable::PATTERN;
-use pagemesh_pmem::{Mapped, Shared};
-use pagemesh_store::check::{Options, check};
+use pagemesh_pmem::{MappedMedia, SharedSegment};
+use pagemesh_store::check::{CheckOptions, check};
 use pagemesh_store::control::Control;
 use pagemesh_store::pool::{ObjectError, Pool, format};
+use pagemesh_store::pool_mapping::{Handle, PoolMapping, StoreError};
 use pagemesh_store::recovery::PoolError;
-use pagemesh_store::session::{Failure, Member, Session, clear, write};
+use pagemesh_store::session::{LegFailure, LegSession, Session, clear, write};
 use pagemesh_store::slot::Slot;
-use pagemesh_store::view::{Handle, StoreError, View};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -28,13 +28,13 @@ const SLICE: SliceId = SliceId(Uuid::from_u128(7));
 const SIZE: u64 = 8 << 20;
 const PAGE: u64 = PAGE_BYTES as u64;
 
-fn map(file: &File) -> Arc<Mapped> {
+fn map(file: &File) -> Arc<MappedMedia> {
     let file = file.try_clone().expect("the file");
-    Arc::new(Mapped::new(file, POOL_BYTES).expect("a mapping"))
+    Arc::new(MappedMedia::new(file, POOL_BYTES).expect("a mapping"))
 }
 
 /// A new pool with a slice, and the file that it lies in.
-fn made() -> (File, Arc<Mapped>, Pool<Mapped>) {
+fn new_pool() -> (File, Arc<MappedMedia>, Pool<MappedMedia>) {
     let file = tempfile::tempfile_in("/dev/shm").expect("a file in memory");
     file.set_len(POOL_BYTES as u64).expect("room");
     let media = map(&file);
@@ -45,16 +45,16 @@ fn made() -> (File, Arc<Mapped>, Pool<Mapped>) {
 }
 
 /// The view of a client that maps the pool for itself.
-fn view_of_client(file: &File, pool: &Pool<Mapped>) -> Arc<View<Mapped>> {
+fn client_mapping(file: &File, pool: &Pool<MappedMedia>) -> Arc<PoolMapping<MappedMedia>> {
     let media = map(file);
     let block = Pool::peek(&*media).expect("a pool");
-    let control = pool.view().control().shared();
+    let control = pool.mapping().control().shared();
     let length = control.len_bytes();
     let control = control.as_fd().try_clone_to_owned().expect("a descriptor");
-    let shared = Shared::open(File::from(control), length).expect("the segment");
-    let control = Control::open(shared, block.geometry.lanes, block.incarnation);
+    let shared = SharedSegment::open(File::from(control), length).expect("the segment");
+    let control = Control::open(shared, block.geometry.journals, block.incarnation);
     let control = control.expect("the segment");
-    Arc::new(View::new(
+    Arc::new(PoolMapping::new(
         media.clone(),
         media,
         control,
@@ -65,15 +65,15 @@ fn view_of_client(file: &File, pool: &Pool<Mapped>) -> Arc<View<Mapped>> {
 }
 
 struct Writer {
-    session: Session<Mapped>,
+    session: Session<MappedMedia>,
     handle: Handle,
     op: u64,
 }
 
 impl Writer {
-    fn new(pool: &mut Pool<Mapped>, view: &Arc<View<Mapped>>) -> Writer {
+    fn new(pool: &mut Pool<MappedMedia>, view: &Arc<PoolMapping<MappedMedia>>) -> Writer {
         let number = pool.open_session(1, 1).expect("a session");
-        pool.tend().expect("grants");
+        pool.maintain().expect("grants");
         let session = Session::new(view.clone(), number);
         Writer {
             // Nobody tends the pool while it waits.
@@ -88,34 +88,39 @@ impl Writer {
         Stamp {
             epoch: Epoch(1),
             op: self.op,
-            open: 0,
+            open_ops: 0,
         }
     }
 
-    fn put(&mut self, page: u64, byte: u8) -> Result<(), Failure> {
+    fn write_page(&mut self, page: u64, byte: u8) -> Result<(), LegFailure> {
         let (stamp, handle) = (self.stamp(), self.handle);
         let session = &mut self.session;
-        let members = &mut [Member { session, handle }];
+        let members = &mut [LegSession { session, handle }];
         write(members, page * PAGE, &[byte; PAGE_BYTES], stamp)
     }
 
     /// Writes, and tends the pool for as long as there is no room.
-    fn put_tended(&mut self, pool: &mut Pool<Mapped>, page: u64, byte: u8) -> Result<(), Failure> {
+    fn write_with_maintenance(
+        &mut self,
+        pool: &mut Pool<MappedMedia>,
+        page: u64,
+        byte: u8,
+    ) -> Result<(), LegFailure> {
         for _ in 0..10 {
-            match self.put(page, byte) {
+            match self.write_page(page, byte) {
                 Err(failure)
-                    if matches!(failure.cause, StoreError::NoSpace | StoreError::Stalled) => {}
+                    if matches!(failure.cause, StoreError::NoSpace | StoreError::TimedOut) => {}
                 other => return other,
             }
-            pool.tend().expect("sound");
+            pool.maintain().expect("sound");
         }
-        self.put(page, byte)
+        self.write_page(page, byte)
     }
 
-    fn try_clear(&mut self, page: u64, count: u64) -> Result<(), Failure> {
+    fn try_clear(&mut self, page: u64, count: u64) -> Result<(), LegFailure> {
         let (stamp, handle) = (self.stamp(), self.handle);
         let session = &mut self.session;
-        let members = &mut [Member { session, handle }];
+        let members = &mut [LegSession { session, handle }];
         clear(members, page * PAGE, count * PAGE, stamp)
     }
 
@@ -123,7 +128,7 @@ impl Writer {
         self.try_clear(page, count).expect("cleared");
     }
 
-    fn get(&mut self, page: u64) -> Result<u8, StoreError> {
+    fn read_page(&mut self, page: u64) -> Result<u8, StoreError> {
         let mut bytes = [0; PAGE_BYTES];
         let handle = self.handle;
         self.session
@@ -135,32 +140,32 @@ impl Writer {
 
 /// When the pool is opened anew.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Opened {
+enum ReopenMode {
     Never,
     /// After its brick was killed, before a checkpoint had freed anything.
-    Killed,
+    AfterKill,
     /// After it was closed.
-    Closed,
+    AfterClose,
 }
 
 /// Fills a pool, has its last frame unreadable, and writes that page and others anew,
 /// many times.
-fn check_goes_on(is_client: bool, opened: Opened) {
-    let (file, media, mut pool) = made();
+fn check_pool_stays_usable(is_client: bool, opened: ReopenMode) {
+    let (file, media, mut pool) = new_pool();
     let view = match is_client {
-        true => view_of_client(&file, &pool),
-        false => pool.view().clone(),
+        true => client_mapping(&file, &pool),
+        false => pool.mapping().clone(),
     };
     let mut writer = Writer::new(&mut pool, &view);
     let mut pages = 0;
-    while writer.put_tended(&mut pool, pages, 1).is_ok() {
+    while writer.write_with_maintenance(&mut pool, pages, 1).is_ok() {
         pages += 1;
     }
     assert!(pages > 1000, "{pages} pages are in use");
     file.set_len((POOL_BYTES - PAGE_BYTES) as u64)
         .expect("cut off");
     let damaged: Vec<u64> = (0..pages)
-        .filter(|page| match writer.get(*page) {
+        .filter(|page| match writer.read_page(*page) {
             Ok(byte) => byte != 1,
             Err(StoreError::Damaged { offset }) => offset == page * PAGE,
             Err(cause) => panic!("{cause}"),
@@ -171,17 +176,17 @@ fn check_goes_on(is_client: bool, opened: Opened) {
 
     let first = if lost < pages / 2 { pages / 2 } else { 0 };
     writer.clear(first, pages / 2);
-    pool.tend().expect("sound");
-    let anew = writer.put_tended(&mut pool, lost, 2);
+    pool.maintain().expect("sound");
+    let anew = writer.write_with_maintenance(&mut pool, lost, 2);
     anew.expect("written elsewhere");
-    if opened != Opened::Killed {
-        use_all(&mut pool, &mut writer, first..first + pages / 2, pages);
-        assert_eq!(writer.get(lost), Ok(2));
+    if opened != ReopenMode::AfterKill {
+        use_all_frames(&mut pool, &mut writer, first..first + pages / 2, pages);
+        assert_eq!(writer.read_page(lost), Ok(2));
     }
     match opened {
-        Opened::Never => return,
-        Opened::Killed => drop((writer, pool)),
-        Opened::Closed => {
+        ReopenMode::Never => return,
+        ReopenMode::AfterKill => drop((writer, pool)),
+        ReopenMode::AfterClose => {
             let number = writer.session.number();
             pool.close_session(number).expect("closed");
             drop(writer);
@@ -189,57 +194,57 @@ fn check_goes_on(is_client: bool, opened: Opened) {
         }
     }
     drop((view, media));
-    let media = map_beyond(&file);
+    let media = map_truncated_file(&file);
     let (mut pool, _) = Pool::open(media.clone(), media).expect("opened");
-    let view = pool.view().clone();
+    let view = pool.mapping().clone();
     let mut writer = Writer::new(&mut pool, &view);
-    use_all(&mut pool, &mut writer, first..first + pages / 2, pages);
-    assert_eq!(writer.get(lost), Ok(2));
+    use_all_frames(&mut pool, &mut writer, first..first + pages / 2, pages);
+    assert_eq!(writer.read_page(lost), Ok(2));
 }
 
 /// Uses all free frames several times: as many as `free` pages take, which it frees again,
-/// with those from `pages` on.
-fn use_all(pool: &mut Pool<Mapped>, writer: &mut Writer, free: Range<u64>, pages: u64) {
+/// with those from `touched_pages` on.
+fn use_all_frames(pool: &mut Pool<MappedMedia>, writer: &mut Writer, free: Range<u64>, pages: u64) {
     let count = free.end - free.start;
     for round in 0..4 {
         let mut used = 0;
         for page in free.clone().chain(pages..SIZE / PAGE) {
-            if writer.put_tended(pool, page, round).is_err() {
+            if writer.write_with_maintenance(pool, page, round).is_err() {
                 break;
             }
-            assert_eq!(writer.get(page), Ok(round));
+            assert_eq!(writer.read_page(page), Ok(round));
             used += 1;
         }
         assert!(used > count - 8, "{used} frames were free");
         writer.clear(free.start, count);
         writer.clear(pages, SIZE / PAGE - pages);
-        pool.tend().expect("sound");
+        pool.maintain().expect("sound");
     }
 }
 
 #[test]
-fn an_unreadable_page_is_damaged_and_its_frame_not_used_again() {
-    check_goes_on(false, Opened::Never);
-    check_goes_on(false, Opened::Killed);
-    check_goes_on(false, Opened::Closed);
+fn unreadable_page_is_damaged_and_frame_withheld() {
+    check_pool_stays_usable(false, ReopenMode::Never);
+    check_pool_stays_usable(false, ReopenMode::AfterKill);
+    check_pool_stays_usable(false, ReopenMode::AfterClose);
 }
 
 #[test]
-fn a_client_tells_of_an_unreadable_page_that_it_meets() {
-    check_goes_on(true, Opened::Never);
-    check_goes_on(true, Opened::Closed);
+fn client_reports_unreadable_page() {
+    check_pool_stays_usable(true, ReopenMode::Never);
+    check_pool_stays_usable(true, ReopenMode::AfterClose);
 }
 
 /// A leaf that cannot be read: what it has is damaged, nothing is changed there, and what
 /// was is not given up.
 #[test]
-fn an_unreadable_leaf_is_damaged_and_not_changed() {
-    let (file, media, mut pool) = made();
-    let view = pool.view().clone();
+fn unreadable_leaf_is_damaged_and_unchanged() {
+    let (file, media, mut pool) = new_pool();
+    let view = pool.mapping().clone();
     let mut writer = Writer::new(&mut pool, &view);
-    writer.put(0, 1).expect("room");
-    pool.tend().expect("sound");
-    writer.put(1, 1).expect("room");
+    writer.write_page(0, 1).expect("room");
+    pool.maintain().expect("sound");
+    writer.write_page(1, 1).expect("room");
     let content = content_of(&file);
     let pages = content.as_chunks::<PAGE_BYTES>().0;
     let data = pages.iter().position(|page| *page == [1; PAGE_BYTES]);
@@ -261,21 +266,21 @@ fn an_unreadable_leaf_is_damaged_and_not_changed() {
         offset: page * PAGE,
     };
     for page in [0, 1, 2] {
-        assert_eq!(writer.get(page), Err(damaged(page)));
-        let put = writer.put(page, 2).map_err(|failure| failure.cause);
+        assert_eq!(writer.read_page(page), Err(damaged(page)));
+        let put = writer.write_page(page, 2).map_err(|failure| failure.cause);
         assert_eq!(put, Err(damaged(page)));
         let cleared = writer.try_clear(page, 1).map_err(|failure| failure.cause);
         assert_eq!(cleared, Err(damaged(page)));
     }
     // The record of page 1 has to stay: its slot never got to the medium.
-    let tended = pool.tend().map(drop);
+    let tended = pool.maintain().map(drop);
     let is_its = |cause: &PoolError| matches!(cause, PoolError::Unreadable(at) if *at / PAGE_BYTES == leaf as usize);
     assert!(
         matches!(&tended, Err(ObjectError::Pool(cause)) if is_its(cause)),
         "{tended:?}"
     );
     drop((writer, view, pool, media));
-    let media = map_beyond(&file);
+    let media = map_truncated_file(&file);
     let opened = Pool::open(media.clone(), media).map(drop);
     assert!(opened.as_ref().is_err_and(is_its), "{opened:?}");
 }
@@ -295,15 +300,15 @@ fn content_of(file: &File) -> Vec<u8> {
 
 /// What an opening counts as dropped and damaged, and what the pages 0 and 1 hold, if the
 /// last change of a session was of page 0 and its frame cannot be read.
-fn opened_without_its_last_page() -> (u64, u64, [Result<u8, StoreError>; 2]) {
-    let (file, media, mut pool) = made();
-    let view = pool.view().clone();
+fn open_with_unreadable_last_page() -> (u64, u64, [Result<u8, StoreError>; 2]) {
+    let (file, media, mut pool) = new_pool();
+    let view = pool.mapping().clone();
     let mut writer = Writer::new(&mut pool, &view);
     for (page, byte) in [(0, 1), (1, 1)] {
-        writer.put(page, byte).expect("room");
+        writer.write_page(page, byte).expect("room");
     }
     let before = content_of(&file);
-    writer.put(0, 2).expect("room");
+    writer.write_page(0, 2).expect("room");
     drop((writer, view, pool, media));
 
     // Frames are taken in their order: the last one lies behind all others in use.
@@ -329,28 +334,28 @@ fn opened_without_its_last_page() -> (u64, u64, [Result<u8, StoreError>; 2]) {
     }
     file.set_len((last * PAGE_BYTES) as u64).expect("cut off");
 
-    let media = map_beyond(&file);
+    let media = map_truncated_file(&file);
     let (mut pool, recovered) = Pool::open(media.clone(), media).expect("opened");
-    let view = pool.view().clone();
+    let view = pool.mapping().clone();
     let mut reader = Writer::new(&mut pool, &view);
-    let pages = [reader.get(0), reader.get(1)];
+    let pages = [reader.read_page(0), reader.read_page(1)];
     (recovered.dropped, recovered.damaged, pages)
 }
 
 /// It may have been acknowledged, so the page must not have its older bytes.
 #[test]
-fn a_page_that_is_unreadable_at_the_opening_is_damaged_and_not_older() {
+fn page_unreadable_at_open_is_damaged_and_not_older() {
     let damaged = Err(StoreError::Damaged { offset: 0 });
-    let found = opened_without_its_last_page();
+    let found = open_with_unreadable_last_page();
     assert_eq!(found, (0, 1, [damaged, Ok(1)]));
     defect::set(Some(Defect::UnreadableDropped));
-    let found = opened_without_its_last_page();
+    let found = open_with_unreadable_last_page();
     defect::set(None);
     assert_eq!(found, (1, 0, [Ok(1), Ok(1)]), "the defect shows");
 }
 
 /// Maps all of a pool's file that is cut off already.
-fn map_beyond(file: &File) -> Arc<Mapped> {
+fn map_truncated_file(file: &File) -> Arc<MappedMedia> {
     let length = file.metadata().expect("a size").len();
     file.set_len(POOL_BYTES as u64).expect("room");
     let media = map(file);
@@ -359,18 +364,18 @@ fn map_beyond(file: &File) -> Arc<Mapped> {
 }
 
 #[test]
-fn a_check_names_an_unreadable_page() {
-    let (file, media, mut pool) = made();
-    let view = pool.view().clone();
+fn check_names_unreadable_page() {
+    let (file, media, mut pool) = new_pool();
+    let view = pool.mapping().clone();
     let mut writer = Writer::new(&mut pool, &view);
-    writer.put(3, 5).expect("room");
+    writer.write_page(3, 5).expect("room");
     pool.close_session(writer.session.number()).expect("closed");
     drop((writer, view));
     pool.close().expect("closed");
     let last = last_page(&content_of(&file), 5);
     file.set_len((last * PAGE_BYTES) as u64).expect("cut off");
     let scratch = media.overlay().expect("an overlay");
-    let mut options = Options {
+    let mut options = CheckOptions {
         is_ordered: true,
         reads_data: true,
         progress: &mut |_, _| {},
@@ -379,12 +384,12 @@ fn a_check_names_an_unreadable_page() {
     let [finding] = &report.findings[..] else {
         panic!("{:?}", report.findings);
     };
-    assert_eq!(finding.place.pages, Some(3..4));
-    assert_eq!(finding.place.frame, Some(last as u64));
+    assert_eq!(finding.location.pages, Some(3..4));
+    assert_eq!(finding.location.frame, Some(last as u64));
 }
 
 #[test]
-fn what_stands_for_an_unreadable_page_is_no_slot() {
+fn unreadable_page_filler_is_no_valid_slot() {
     assert!(Slot::decode(PATTERN).is_err());
-    assert_eq!(Slot::mend(PATTERN), None);
+    assert_eq!(Slot::correct(PATTERN), None);
 }

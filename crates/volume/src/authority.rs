@@ -5,7 +5,7 @@
 
 use crate::status::CopyReport;
 use pagemesh_base::ids::Epoch;
-use pagemesh_base::layout::{BrickId, Layout, LegState, Name};
+use pagemesh_base::layout::{BrickId, Layout, LegState, VolumeName};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ impl BrickAddress {
 
 /// What an attach gives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Attached {
+pub struct ResolvedLayout {
     /// The layout, its epoch risen by the attach. That epoch also names the
     /// attachment in later calls.
     pub layout: Layout,
@@ -81,7 +81,7 @@ pub trait Authority: Send + Sync {
     ///
     /// # Errors
     /// When there is no such volume, or the manager does not answer.
-    fn attach(&self, name: &Name, client: &str) -> Result<Attached, AuthorityError>;
+    fn attach(&self, name: &VolumeName, client: &str) -> Result<ResolvedLayout, AuthorityError>;
 
     /// Compare-and-swap of leg states; the epoch rises and rounds follow the
     /// rules of the layout. `attachment` is the epoch that the attach gave.
@@ -91,7 +91,7 @@ pub trait Authority: Send + Sync {
     /// or the manager does not answer.
     fn change_legs(
         &self,
-        name: &Name,
+        name: &VolumeName,
         attachment: Epoch,
         expected: Epoch,
         changes: &[LegChange],
@@ -107,15 +107,15 @@ pub trait Authority: Send + Sync {
     /// When the attachment is over, or the manager does not answer.
     fn layout(
         &self,
-        name: &Name,
+        name: &VolumeName,
         attachment: Epoch,
-        told: &CopyReport,
-    ) -> Result<Attached, AuthorityError>;
+        report: &CopyReport,
+    ) -> Result<ResolvedLayout, AuthorityError>;
 
     /// Gives the volume back. An attachment that is not the present one is
     /// left alone.
     ///
     /// # Errors
     /// When the manager does not answer.
-    fn detach(&self, name: &Name, attachment: Epoch) -> Result<(), AuthorityError>;
+    fn detach(&self, name: &VolumeName, attachment: Epoch) -> Result<(), AuthorityError>;
 }

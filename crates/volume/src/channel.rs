@@ -9,23 +9,23 @@
 //! the generation that came later than the answer, so that a leg which was
 //! left out meanwhile cannot serve an old page.
 
-use crate::engine::{After, Answers, Engine, Outbox};
-use crate::hedge::Hedge;
-use crate::hub::{Hub, Link, Member, Note, guard};
-use crate::keeper::{Event, Mailbox};
+use crate::controller::{ControllerEvent, Mailbox};
+use crate::engine::{AckDependency, Engine, EngineBackend, LegAnswers};
+use crate::hedge::HedgeTracker;
 use crate::limits::CHANNELS_MAX;
-use crate::locks::{Holder, LockRange};
-use crate::mapped::{GuestLeg, MappedLeg};
-use crate::ship::Awaited;
+use crate::locks::{LockHolder, LockRange};
+use crate::mapped::{DirectLeg, MappedLeg};
+use crate::replication_queue::DoneWait;
+use crate::shared::{LegLink, Member, MemberMessage, VolumeShared, lock_unpoisoned};
+use crate::snapshot::{Gate, LayoutSnapshot, LegSet};
 use crate::status::Count;
 use crate::steps;
-use crate::view::{Gate, Mask, View};
 use arrayvec::ArrayVec;
 use bytes::Bytes;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
-use pagemesh_base::layout::COPIES_MAX;
-use pagemesh_base::slice::{Leg, Part, SliceCompletion, SliceRequest, Stamp};
+use pagemesh_base::layout::LEGS_MAX;
+use pagemesh_base::slice::{Leg, SliceCompletion, SliceRequest, Stamp, TransactionPart};
 use pagemesh_base::space::{Channel, Completion, Request, SpaceError, Token};
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -46,9 +46,13 @@ struct Connection {
 impl Connection {
     /// Tells the slice an epoch, and that whatever came before this number is
     /// complete.
-    fn change_nothing(&mut self, epoch: Epoch, op: u64) {
+    fn send_empty_change(&mut self, epoch: Epoch, op: u64) {
         self.outstanding += 1;
-        let stamp = Stamp { epoch, op, open: 0 };
+        let stamp = Stamp {
+            epoch,
+            op,
+            open_ops: 0,
+        };
         let (offset, len) = (0, 0);
         let nothing = SliceRequest::Clear { offset, len, stamp };
         self.leg.submit(IDLE_TAG, nothing);
@@ -56,73 +60,73 @@ impl Connection {
 }
 
 /// The world of an engine.
-struct Ports {
-    hub: Arc<Hub>,
+struct EngineIo {
+    shared: Arc<VolumeShared>,
     mailbox: Arc<Mailbox>,
-    number: u32,
+    member_number: u32,
     /// By column and leg.
     connections: Vec<Option<Connection>>,
     /// By column.
-    hedges: Vec<Hedge>,
+    hedges: Vec<HedgeTracker>,
     completions: Vec<Completion>,
-    turns: Vec<Holder>,
+    grants: Vec<LockHolder>,
     granted: Vec<u32>,
     /// Requests on all connections without an answer.
     outstanding: usize,
     /// Of the view that the engine has.
-    generation: u64,
+    snapshot_generation: u64,
     /// By column: the losses that flushes have told.
-    losses_told: Vec<u64>,
+    losses_reported: Vec<u64>,
     /// Whether it has made any change.
     has_changed: bool,
     /// The last number in the queue of the leg that follows that acknowledgements must
     /// not run ahead of.
-    must_wait: u64,
+    wait_for_number: u64,
     /// Acknowledgements that wait for that leg, with the numbers that they wait for.
-    held: VecDeque<(u64, Completion)>,
+    delayed: VecDeque<(u64, Completion)>,
 }
 
-impl Outbox for Ports {
-    fn do_at_once(&mut self, column: usize, legs: Mask, offset: u64) -> bool {
-        let Some(found) = self.mapped(column * COPIES_MAX, legs) else {
+impl EngineBackend for EngineIo {
+    fn can_change_sync(&mut self, column: usize, legs: LegSet, offset: u64) -> bool {
+        let Some(found) = self.mapped_legs(column * LEGS_MAX, legs) else {
             return false;
         };
-        found.iter().for_each(|leg| leg.expect_write(offset));
+        found.iter().for_each(|leg| leg.prefetch_write(offset));
         true
     }
 
-    fn write_at_once(
+    fn write_sync(
         &mut self,
         column: usize,
-        legs: Mask,
+        legs: LegSet,
         offset: u64,
         data: &Bytes,
         stamp: Stamp,
-    ) -> Answers {
-        match self.mapped(column * COPIES_MAX, legs) {
+    ) -> LegAnswers {
+        match self.mapped_legs(column * LEGS_MAX, legs) {
             Some(mut found) => MappedLeg::write_all(&mut found, offset, data, stamp),
             None => unreachable!("the legs said that they would"),
         }
     }
 
-    fn transact_at_once(
+    fn transact_sync(
         &mut self,
         column: usize,
-        legs: Mask,
-        parts: &[Part],
+        legs: LegSet,
+        parts: &[TransactionPart],
         stamp: Stamp,
-    ) -> Answers {
-        match self.mapped(column * COPIES_MAX, legs) {
+    ) -> LegAnswers {
+        match self.mapped_legs(column * LEGS_MAX, legs) {
             Some(mut found) => MappedLeg::transact_all(&mut found, parts, stamp),
             None => unreachable!("the legs said that they would"),
         }
     }
 
-    fn answer(&mut self, column: usize, legs: Mask, tag: u64, answers: Answers) {
-        let base = column * COPIES_MAX;
-        if let Some(found) = self.mapped(base, legs) {
+    fn queue_answers(&mut self, column: usize, legs: LegSet, tag: u64, answers: LegAnswers) {
+        let base = column * LEGS_MAX;
+        if let Some(found) = self.mapped_legs(base, legs) {
             for (leg, answer) in found.into_iter().zip(answers) {
-                leg.finish(tag, answer);
+                leg.push_completion(tag, answer);
             }
         }
         for leg in legs.legs() {
@@ -133,24 +137,24 @@ impl Outbox for Ports {
         }
     }
 
-    fn is_current(&self) -> bool {
-        self.hub.generation() == self.generation
+    fn is_snapshot_current(&self) -> bool {
+        self.shared.generation() == self.snapshot_generation
     }
 
     fn try_acquire(&mut self, range: LockRange, key: u32) -> bool {
-        self.hub.locks.try_acquire(range, self.holder(key))
+        self.shared.locks.try_acquire(range, self.holder(key))
     }
 
     fn try_acquire_all(&mut self, ranges: &[LockRange], key: u32) -> bool {
-        self.hub.locks.try_acquire_all(ranges, self.holder(key))
+        self.shared.locks.try_acquire_all(ranges, self.holder(key))
     }
 
-    fn send(&mut self, column: usize, legs: Mask, tag: u64, request: SliceRequest) {
-        let base = column * COPIES_MAX;
+    fn send(&mut self, column: usize, legs: LegSet, tag: u64, request: SliceRequest) {
+        let base = column * LEGS_MAX;
         if legs.len() > 1
-            && let Some(answers) = self.change_at_once(base, legs, &request)
+            && let Some(answers) = self.change_sync(base, legs, &request)
         {
-            return self.answer(column, legs, tag, answers);
+            return self.queue_answers(column, legs, tag, answers);
         }
         let mut left = legs.len();
         let mut request = Some(request);
@@ -170,94 +174,96 @@ impl Outbox for Ports {
             if let SliceRequest::Read { .. } = own
                 && let Some(now) = connection.leg.now()
             {
-                self.hedges[column].sent(tag, leg, now);
+                self.hedges[column].record_sent(tag, leg, now);
             }
             connection.leg.submit(tag, own);
         }
     }
 
     fn acquire(&mut self, range: LockRange, key: u32) -> bool {
-        self.hub.locks.acquire(range, self.holder(key))
+        self.shared.locks.acquire(range, self.holder(key))
     }
 
     fn acquire_all(&mut self, ranges: &[LockRange], key: u32) -> u32 {
-        self.hub.locks.acquire_all(ranges, self.holder(key))
+        self.shared.locks.acquire_all(ranges, self.holder(key))
     }
 
     fn release(&mut self, range: LockRange, key: u32) {
         let holder = self.holder(key);
-        self.hub.locks.release(range, holder, &mut self.turns);
-        self.hub
-            .pass_turns(&mut self.turns, self.number, &mut self.granted);
+        self.shared.locks.release(range, holder, &mut self.grants);
+        self.shared
+            .deliver_grants(&mut self.grants, self.member_number, &mut self.granted);
     }
 
-    fn is_still(&mut self, range: LockRange, key: u32) -> bool {
-        self.hub.locks.is_still(range, self.holder(key))
+    fn is_range_idle(&mut self, range: LockRange, key: u32) -> bool {
+        self.shared.locks.is_range_idle(range, self.holder(key))
     }
 
-    fn note_undecided(&mut self, range: LockRange) {
-        self.hub.undecided.note(range, self.generation);
+    fn record_indeterminate(&mut self, range: LockRange) {
+        self.shared
+            .indeterminate
+            .record(range, self.snapshot_generation);
     }
 
-    fn keep_guests_out(&mut self) -> bool {
-        let Some(guests) = self.hub.guests.get() else {
+    fn try_block_direct_clients(&mut self) -> bool {
+        let Some(guests) = self.shared.direct_access.get() else {
             return true;
         };
         guests.segment.close();
-        let is_quiet = guests.segment.is_quiet();
+        let is_quiet = guests.segment.is_idle();
         if !is_quiet {
             guests.segment.reopen();
         }
         is_quiet
     }
 
-    fn let_guests_in(&mut self) {
-        if let Some(guests) = self.hub.guests.get() {
+    fn unblock_direct_clients(&mut self) {
+        if let Some(guests) = self.shared.direct_access.get() {
             guests.segment.reopen();
         }
     }
 
-    fn is_undecided(&self, range: LockRange) -> bool {
-        self.hub.undecided.has(&range)
+    fn is_indeterminate(&self, range: LockRange) -> bool {
+        self.shared.indeterminate.contains(&range)
     }
 
     fn next_op(&mut self) -> u64 {
         self.has_changed = true;
-        self.hub.next_op()
+        self.shared.next_op()
     }
 
-    fn complete(&mut self, completion: Completion, after: After) {
+    fn complete(&mut self, completion: Completion, after: AckDependency) {
         let number = match after {
-            After::Nothing => 0,
-            After::Lag => self.must_wait,
-            After::Everything => self.hub.ship.last(),
+            AckDependency::NoReplication => 0,
+            AckDependency::BoundedLag => self.wait_for_number,
+            AckDependency::FullReplication => self.shared.replication.last_number(),
         };
-        match self.hub.ship.is_done(number) {
+        match self.shared.replication.is_done(number) {
             true => self.completions.push(completion),
-            false => self.held.push_back((number, completion)),
+            false => self.delayed.push_back((number, completion)),
         }
     }
 
-    fn ship(&mut self, serial: u64, change: SliceRequest) {
-        let Some(appended) = self.hub.ship.append(serial, change) else {
+    fn replicate(&mut self, serial: u64, change: SliceRequest) {
+        let Some(appended) = self.shared.replication.append(serial, change) else {
             return;
         };
         if appended.must_wait {
-            self.must_wait = appended.number;
+            self.wait_for_number = appended.number;
         }
-        if appended.wakes {
-            self.hub.wake_keeper();
+        if appended.must_wake {
+            self.shared.wake_controller();
         }
     }
 
-    fn lose(&mut self, column: usize, leg: usize, why: String) {
-        let place = column * COPIES_MAX + leg;
+    fn lose_connection(&mut self, column: usize, leg: usize, why: String) {
+        let place = column * LEGS_MAX + leg;
         let Some(connection) = self.connections[place].take() else {
             return;
         };
         self.outstanding -= connection.outstanding as usize;
-        self.hedges[column].forget(leg);
-        self.mailbox.post(Event::Lost {
+        self.hedges[column].reset_leg(leg);
+        self.mailbox.post(ControllerEvent::LegLost {
             column,
             leg,
             serial: connection.serial,
@@ -266,53 +272,55 @@ impl Outbox for Ports {
     }
 
     fn held_epoch(&self) -> Epoch {
-        self.hub.held_epoch()
+        self.shared.held_epoch()
     }
 
-    fn end(&mut self, why: &SpaceError) {
+    fn end_all(&mut self, why: &SpaceError) {
         self.connections.iter_mut().for_each(|c| *c = None);
         self.hedges.clear();
         self.outstanding = 0;
         // Whoever goes on with the leg that follows may not have it.
-        self.fail_held(why);
+        self.fail_delayed(why);
         if *why == SpaceError::Fenced {
-            self.mailbox.post(Event::Fenced);
+            self.mailbox.post(ControllerEvent::Fenced);
         }
     }
 
     fn count(&mut self, what: Count, by: u64) {
-        self.hub.tally.add(what, by);
+        self.shared.counters.add(what, by);
     }
 
-    fn acknowledged(&mut self, column: usize) {
-        self.hub.losses.acknowledged(column, self.generation);
+    fn record_acknowledged(&mut self, column: usize) {
+        self.shared
+            .lost_writes
+            .record_acknowledged(column, self.snapshot_generation);
     }
 
-    fn flush_starts(&mut self, column: usize) -> u64 {
-        self.hub.losses.flush_starts(column)
+    fn begin_flush(&mut self, column: usize) -> u64 {
+        self.shared.lost_writes.begin_flush(column)
     }
 
-    fn flushed(&mut self, column: usize, covers: u64) {
-        self.hub.losses.flushed(column, covers);
+    fn record_flushed(&mut self, column: usize, covers: u64) {
+        self.shared.lost_writes.record_flushed(column, covers);
     }
 
-    fn must_tell_loss(&mut self, column: usize) -> bool {
-        let told = &mut self.losses_told[column];
-        self.hub.losses.must_tell(column, told)
+    fn must_report_loss(&mut self, column: usize) -> bool {
+        let told = &mut self.losses_reported[column];
+        self.shared.lost_writes.must_report(column, told)
     }
 }
 
-impl Ports {
+impl EngineIo {
     /// The legs that would have said that the one that follows does so no more are out
     /// of reach for too long.
-    fn give_up_held(&mut self) {
+    fn fail_delayed_unreachable(&mut self) {
         let why = "no copy is in reach, and whether the one that follows has it is not known; \
                    start a brick with an in-sync copy";
-        self.fail_held(&SpaceError::Unavailable(why.into()));
+        self.fail_delayed(&SpaceError::Unavailable(why.into()));
     }
 
-    fn fail_held(&mut self, error: &SpaceError) {
-        let held = self.held.drain(..).map(|(_, completion)| Completion {
+    fn fail_delayed(&mut self, error: &SpaceError) {
+        let held = self.delayed.drain(..).map(|(_, completion)| Completion {
             result: Err(error.clone()),
             ..completion
         });
@@ -320,25 +328,25 @@ impl Ports {
     }
 
     /// Does a change that several legs do in one call, if all of these do.
-    fn change_at_once(
+    fn change_sync(
         &mut self,
         base: usize,
-        legs: Mask,
+        legs: LegSet,
         request: &SliceRequest,
-    ) -> Option<Answers> {
+    ) -> Option<LegAnswers> {
         match request {
             SliceRequest::Write {
                 offset,
                 data,
                 stamp,
             } => Some(MappedLeg::write_all(
-                &mut self.mapped(base, legs)?,
+                &mut self.mapped_legs(base, legs)?,
                 *offset,
                 data,
                 *stamp,
             )),
             SliceRequest::Transact { parts, stamp } => Some(MappedLeg::transact_all(
-                &mut self.mapped(base, legs)?,
+                &mut self.mapped_legs(base, legs)?,
                 parts,
                 *stamp,
             )),
@@ -347,9 +355,13 @@ impl Ports {
     }
 
     /// These legs, if all of them are mapped in this process.
-    fn mapped(&mut self, base: usize, legs: Mask) -> Option<ArrayVec<&mut MappedLeg, COPIES_MAX>> {
-        let places = self.connections[base..].iter_mut().take(COPIES_MAX);
-        let wanted = places.enumerate().filter(|(leg, _)| legs.has(*leg));
+    fn mapped_legs(
+        &mut self,
+        base: usize,
+        legs: LegSet,
+    ) -> Option<ArrayVec<&mut MappedLeg, LEGS_MAX>> {
+        let places = self.connections[base..].iter_mut().take(LEGS_MAX);
+        let wanted = places.enumerate().filter(|(leg, _)| legs.contains(*leg));
         let mut found = ArrayVec::new();
         for (_, connection) in wanted {
             let any = connection.as_mut()?.leg.as_any()?;
@@ -361,43 +373,43 @@ impl Ports {
     /// Reads do not say their epoch: they are of that of the connection, which
     /// rises with its changes alone. So each is told by a change of nothing;
     /// else a slice would take its own client for an older one.
-    fn tell_epoch(&mut self, epoch: Epoch) {
+    fn send_epoch(&mut self, epoch: Epoch) {
         let behind = self.connections.iter_mut().flatten();
         for connection in behind.filter(|connection| connection.epoch < epoch) {
             connection.epoch = epoch;
             self.outstanding += 1;
-            connection.change_nothing(epoch, 0);
+            connection.send_empty_change(epoch, 0);
         }
     }
 
     /// Every change of this channel is on all legs: they need not keep any of
     /// them in their in-flight tables when its sessions end.
-    fn tell_complete(&mut self) {
-        let op = self.hub.next_op();
+    fn send_complete(&mut self) {
+        let op = self.shared.next_op();
         for connection in self.connections.iter_mut().flatten() {
             self.outstanding += 1;
-            connection.change_nothing(connection.epoch, op);
+            connection.send_empty_change(connection.epoch, op);
         }
     }
 
     /// The time, by the clock of a column's legs that do not answer at once.
     fn now(&self, column: usize) -> Option<Instant> {
-        let legs = self.connections[column * COPIES_MAX..].iter();
-        let mut legs = legs.take(COPIES_MAX).flatten();
+        let legs = self.connections[column * LEGS_MAX..].iter();
+        let mut legs = legs.take(LEGS_MAX).flatten();
         legs.find_map(|connection| connection.leg.now())
     }
 
-    fn holder(&self, key: u32) -> Holder {
-        Holder {
-            member: self.number,
+    fn holder(&self, key: u32) -> LockHolder {
+        LockHolder {
+            member: self.member_number,
             key,
         }
     }
 
-    fn is_live(&self, view: &View, column: usize, leg: usize) -> bool {
+    fn is_live(&self, view: &LayoutSnapshot, column: usize, leg: usize) -> bool {
         let wanted = view.columns[column].legs[leg].serial;
         self.connections
-            .get(column * COPIES_MAX + leg)
+            .get(column * LEGS_MAX + leg)
             .and_then(Option::as_ref)
             .is_some_and(|connection| connection.serial == wanted)
     }
@@ -405,65 +417,65 @@ impl Ports {
 
 /// A channel without the duty to end well: the keeper takes it over when its
 /// thread drops it with changes in flight.
-pub(crate) struct Core {
+pub(crate) struct ChannelCore {
     engine: Engine,
-    ports: Ports,
+    io: EngineIo,
     member: Arc<Member>,
     /// Connections that wait for the view they belong to.
-    arrived: Vec<Link>,
+    unused_links: Vec<LegLink>,
     /// By place, with the serial of the connection that gave them.
-    answers: Vec<(usize, u64, SliceCompletion)>,
+    answers_by_leg: Vec<(usize, u64, SliceCompletion)>,
     reaped: Vec<SliceCompletion>,
-    ending: Ending,
+    close_phase: ClosePhase,
 }
 
 /// What a channel that was dropped waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
-    Changes,
+enum ClosePhase {
+    FinishChanges,
     Flush,
-    Answers,
+    AwaitAnswers,
 }
 
-impl Core {
+impl ChannelCore {
     pub(crate) fn new(
-        hub: Arc<Hub>,
+        hub: Arc<VolumeShared>,
         mailbox: Arc<Mailbox>,
         member: Arc<Member>,
         number: u32,
-    ) -> Core {
-        let newest = hub.view();
-        let ports = Ports {
-            hub,
+    ) -> ChannelCore {
+        let newest = hub.snapshot();
+        let ports = EngineIo {
+            shared: hub,
             mailbox,
-            number,
+            member_number: number,
             connections: vec![],
             hedges: vec![],
             completions: vec![],
-            turns: vec![],
+            grants: vec![],
             granted: vec![],
             outstanding: 0,
-            generation: newest.0,
-            losses_told: vec![],
+            snapshot_generation: newest.0,
+            losses_reported: vec![],
             has_changed: false,
-            must_wait: 0,
-            held: VecDeque::new(),
+            wait_for_number: 0,
+            delayed: VecDeque::new(),
         };
-        let mut core = Core {
+        let mut core = ChannelCore {
             engine: Engine::new(),
-            ports,
+            io: ports,
             member,
-            arrived: vec![],
-            answers: vec![],
+            unused_links: vec![],
+            answers_by_leg: vec![],
             reaped: vec![],
-            ending: Ending::Changes,
+            close_phase: ClosePhase::FinishChanges,
         };
         core.adopt(newest);
         core
     }
 
     pub(crate) fn submit(&mut self, token: Token, request: Request) {
-        self.engine.submit(token, request, &mut self.ports);
+        self.engine.submit(token, request, &mut self.io);
     }
 
     /// Whether the channel has its connections; see [`Channel::ready`].
@@ -472,7 +484,7 @@ impl Core {
         let mut completions = Vec::new();
         self.reap(&mut completions);
         debug_assert!(completions.is_empty(), "asked before the first request");
-        match self.engine.why_ended() {
+        match self.engine.end_cause() {
             Some(why) => Err(why.clone()),
             None => Ok(self.member.has_served()),
         }
@@ -480,95 +492,99 @@ impl Core {
 
     pub(crate) fn reap(&mut self, into: &mut Vec<Completion>) {
         loop {
-            self.take_notes();
+            self.take_messages();
             self.collect_answers();
-            if !self.ports.is_current() {
-                let newest = self.ports.hub.view();
+            if !self.io.is_snapshot_current() {
+                let newest = self.io.shared.snapshot();
                 self.adopt(newest);
                 // What waited for the view was sent, and mapped legs have
                 // done it already.
                 continue;
             }
-            if !self.answers.is_empty() || !self.ports.granted.is_empty() {
-                self.deliver();
-            } else if !self.release_held() {
+            if !self.answers_by_leg.is_empty() || !self.io.granted.is_empty() {
+                self.deliver_answers();
+            } else if !self.release_delayed() {
                 break;
             }
         }
-        self.hedge();
-        into.append(&mut self.ports.completions);
+        self.hedge_late_reads();
+        into.append(&mut self.io.completions);
     }
 
     /// Brings what a dropped channel left to a good end, bit by bit; whether
     /// there is more to do. Changes reach all legs, what they buffer is
     /// flushed, and they are told that nothing is in flight any more.
-    pub(crate) fn wind_up(&mut self) -> bool {
-        if self.engine.is_changing() {
+    pub(crate) fn drain(&mut self) -> bool {
+        if self.engine.has_changes() {
             return true;
         }
-        if self.ending == Ending::Changes {
-            self.ending = Ending::Flush;
-            self.engine.flush_rest(&mut self.ports);
-            if self.engine.is_changing() {
+        if self.close_phase == ClosePhase::FinishChanges {
+            self.close_phase = ClosePhase::Flush;
+            self.engine.flush_unflushed(&mut self.io);
+            if self.engine.has_changes() {
                 return true;
             }
         }
-        if self.ending == Ending::Flush {
-            self.ending = Ending::Answers;
-            if self.ports.has_changed && self.engine.is_complete() {
-                self.ports.tell_complete();
+        if self.close_phase == ClosePhase::Flush {
+            self.close_phase = ClosePhase::AwaitAnswers;
+            if self.io.has_changed && self.engine.has_no_incomplete_ops() {
+                self.io.send_complete();
             }
         }
-        self.ports.outstanding > 0
+        self.io.outstanding > 0
     }
 
     pub(crate) fn number(&self) -> u32 {
-        self.ports.number
+        self.io.member_number
     }
 
     pub(crate) fn wait_on(&self, into: &mut Vec<RawFd>) {
         into.push(self.member.wake.fd());
-        for connection in self.busy() {
-            connection.leg.wait_on(into);
+        for connection in self.busy_connections() {
+            connection.leg.poll_fds(into);
         }
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        if !self.ports.granted.is_empty() || !self.ports.completions.is_empty() {
+        if !self.io.granted.is_empty() || !self.io.completions.is_empty() {
             return Some(Instant::now());
         }
-        let silent = self.busy().filter_map(|c| c.leg.deadline());
-        let late = self.ports.hedges.iter().filter_map(Hedge::due);
+        let silent = self.busy_connections().filter_map(|c| c.leg.deadline());
+        let late = self
+            .io
+            .hedges
+            .iter()
+            .filter_map(HedgeTracker::next_hedge_at);
         silent.chain(late).min()
     }
 
     /// Only those with something to come: an idle connection that ended would
     /// be readable for ever, and is found out by the next request.
-    fn busy(&self) -> impl Iterator<Item = &Connection> {
-        let connections = self.ports.connections.iter().flatten();
+    fn busy_connections(&self) -> impl Iterator<Item = &Connection> {
+        let connections = self.io.connections.iter().flatten();
         connections.filter(|connection| connection.outstanding > 0)
     }
 
-    fn take_notes(&mut self) {
+    fn take_messages(&mut self) {
         if self.member.wake.take() {
-            self.heed();
+            self.process_messages();
         }
     }
 
     /// Does what the notes say.
-    pub(crate) fn heed(&mut self) {
-        for note in self.member.take_notes() {
+    pub(crate) fn process_messages(&mut self) {
+        for note in self.member.take_messages() {
             match note {
-                Note::Granted(key) => self.ports.granted.push(key),
-                Note::Link(link) => self.arrived.push(link),
-                Note::End {
+                MemberMessage::LockGranted(key) => self.io.granted.push(key),
+                MemberMessage::NewLink(link) => self.unused_links.push(link),
+                MemberMessage::EndLink {
                     column,
                     leg,
                     serial,
-                } => self.end(column, leg, serial),
-                Note::TurnedAway(why) => {
-                    self.arrived.clear();
-                    self.engine.end(SpaceError::Busy(why), &mut self.ports);
+                } => self.end_link(column, leg, serial),
+                MemberMessage::Rejected(why) => {
+                    self.unused_links.clear();
+                    self.engine.end(SpaceError::Busy(why), &mut self.io);
                 }
             }
         }
@@ -576,173 +592,179 @@ impl Core {
 
     /// Ends a connection that the next view replaces. What was sent over it is
     /// sent again with that view.
-    fn end(&mut self, column: usize, leg: usize, serial: u64) {
-        let place = self.ports.connections.get(column * COPIES_MAX + leg);
+    fn end_link(&mut self, column: usize, leg: usize, serial: u64) {
+        let place = self.io.connections.get(column * LEGS_MAX + leg);
         let present = place.and_then(Option::as_ref);
         if present.is_some_and(|connection| connection.serial == serial) {
             let why = "its connections are replaced".to_owned();
-            let ports = &mut self.ports;
+            let ports = &mut self.io;
             self.engine.lose_leg(column, leg, why, ports);
         }
-        self.arrived.retain(|link| link.serial != serial);
+        self.unused_links.retain(|link| link.serial != serial);
     }
 
     fn collect_answers(&mut self) {
-        if self.ports.outstanding == 0 {
+        if self.io.outstanding == 0 {
             return;
         }
-        for (place, connection) in self.ports.connections.iter_mut().enumerate() {
+        for (place, connection) in self.io.connections.iter_mut().enumerate() {
             let Some(connection) = connection else {
                 continue;
             };
             if connection.outstanding > 0 {
                 connection.leg.reap(&mut self.reaped);
                 connection.outstanding -= self.reaped.len() as u32;
-                self.ports.outstanding -= self.reaped.len();
+                self.io.outstanding -= self.reaped.len();
                 let serial = connection.serial;
                 let answers = self.reaped.drain(..).map(|answer| (place, serial, answer));
-                self.answers.extend(answers);
+                self.answers_by_leg.extend(answers);
             }
         }
     }
 
-    fn deliver(&mut self) {
-        let mut answers = std::mem::take(&mut self.answers);
+    fn deliver_answers(&mut self) {
+        let mut answers = std::mem::take(&mut self.answers_by_leg);
         for (place, serial, answer) in answers.drain(..) {
             // What a connection said that has been replaced since is void.
-            let current = self.ports.connections[place].as_ref();
+            let current = self.io.connections[place].as_ref();
             if current.is_none_or(|connection| connection.serial != serial) {
                 continue;
             }
-            let (column, leg) = (place / COPIES_MAX, place % COPIES_MAX);
-            let hedge = &mut self.ports.hedges[column];
-            if hedge.is_expecting()
+            let (column, leg) = (place / LEGS_MAX, place % LEGS_MAX);
+            let hedge = &mut self.io.hedges[column];
+            if hedge.has_pending()
                 && let Some(now) = current.and_then(|connection| connection.leg.now())
             {
-                hedge.answered(answer.tag, leg, now);
+                hedge.record_answer(answer.tag, leg, now);
             }
-            let ports = &mut self.ports;
+            let ports = &mut self.io;
             self.engine
-                .answered(column, leg, answer.tag, answer.result, ports);
+                .handle_answer(column, leg, answer.tag, answer.result, ports);
         }
-        self.answers = answers;
-        while let Some(key) = self.ports.granted.pop() {
-            self.engine.granted(key, &mut self.ports);
+        self.answers_by_leg = answers;
+        while let Some(key) = self.io.granted.pop() {
+            self.engine.handle_grant(key, &mut self.io);
         }
     }
 
     /// Takes the acknowledgements that need not wait for the leg that follows any
     /// more; false if there is nothing more to do about them now.
-    fn release_held(&mut self) -> bool {
-        let ports = &mut self.ports;
-        let Some(&(least, _)) = ports.held.iter().min_by_key(|(number, _)| *number) else {
+    fn release_delayed(&mut self) -> bool {
+        let ports = &mut self.io;
+        let Some(&(least, _)) = ports.delayed.iter().min_by_key(|(number, _)| *number) else {
             return false;
         };
-        if !ports.hub.ship.is_done(least) {
-            let awaited = ports.hub.ship.await_done(least, ports.number, &self.member);
-            if awaited == (Awaited::Later { wakes: true }) {
-                ports.hub.wake_keeper();
+        if !ports.shared.replication.is_done(least) {
+            let awaited =
+                ports
+                    .shared
+                    .replication
+                    .wait_for_done(least, ports.member_number, &self.member);
+            if awaited == (DoneWait::Registered { must_wake: true }) {
+                ports.shared.wake_controller();
             }
-            return awaited == Awaited::Done;
+            return awaited == DoneWait::Done;
         }
-        let (done, rest) = std::mem::take(&mut ports.held)
+        let (done, rest) = std::mem::take(&mut ports.delayed)
             .into_iter()
-            .partition(|(number, _)| ports.hub.ship.is_done(*number));
+            .partition(|(number, _)| ports.shared.replication.is_done(*number));
         // That the queue was closed shows with the next view, which may fence.
-        if !ports.is_current() {
-            ports.held = [done, rest].into_iter().flatten().collect();
+        if !ports.is_snapshot_current() {
+            ports.delayed = [done, rest].into_iter().flatten().collect();
             return true;
         }
         let done: VecDeque<(u64, Completion)> = done;
-        ports.held = rest;
+        ports.delayed = rest;
         let done = done.into_iter().map(|(_, completion)| completion);
         ports.completions.extend(done);
-        !ports.held.is_empty()
+        !ports.delayed.is_empty()
     }
 
     /// Asks a second leg for what is late.
-    fn hedge(&mut self) {
-        for column in 0..self.ports.hedges.len() {
-            if self.ports.hedges[column].due().is_none() {
+    fn hedge_late_reads(&mut self) {
+        for column in 0..self.io.hedges.len() {
+            if self.io.hedges[column].next_hedge_at().is_none() {
                 continue;
             }
-            let Some(now) = self.ports.now(column) else {
+            let Some(now) = self.io.now(column) else {
                 continue;
             };
-            while let Some(tag) = self.ports.hedges[column].take_late(now) {
-                self.engine.hedge(tag, &mut self.ports);
+            while let Some(tag) = self.io.hedges[column].take_late(now) {
+                self.engine.hedge(tag, &mut self.io);
             }
         }
     }
 
     /// Goes by a view from now on, of this generation.
-    fn adopt(&mut self, (generation, view): (u64, Arc<View>)) {
+    fn adopt(&mut self, (generation, view): (u64, Arc<LayoutSnapshot>)) {
         // Its connections were told of before it was shown, but maybe after notes were
         // taken last: nobody would look at them again.
-        if !defect::is(Defect::LinksComeLate) {
-            self.take_notes();
+        if !defect::is(Defect::NewConnectionsMissed) {
+            self.take_messages();
         }
-        self.ports.generation = generation;
+        self.io.snapshot_generation = generation;
         if view.fenced || self.engine.is_ended() {
             // Connections that arrive late are not for it any more.
-            self.arrived.clear();
-            return self.engine.fence(&mut self.ports);
+            self.unused_links.clear();
+            return self.engine.fence(&mut self.io);
         }
-        let places = view.columns.len() * COPIES_MAX;
-        if self.ports.connections.len() < places {
-            self.ports.connections.resize_with(places, || None);
+        let places = view.columns.len() * LEGS_MAX;
+        if self.io.connections.len() < places {
+            self.io.connections.resize_with(places, || None);
             let columns = view.columns.len();
-            self.ports.hedges.resize_with(columns, Hedge::new);
-            let told = &mut self.ports.losses_told;
+            self.io.hedges.resize_with(columns, HedgeTracker::new);
+            let told = &mut self.io.losses_reported;
             for column in told.len()..columns {
-                told.push(self.ports.hub.losses.known(column));
+                told.push(self.io.shared.lost_writes.count_of(column));
             }
         }
         for (column, picture) in view.columns.iter().enumerate() {
             for (leg, wanted) in picture.legs.iter().enumerate() {
-                self.connect(column, leg, wanted.serial);
+                self.replace_connection(column, leg, wanted.serial);
             }
         }
-        self.ports.tell_epoch(view.epoch);
+        self.io.send_epoch(view.epoch);
         if view
             .columns
             .iter()
             .any(|column| column.gate == Gate::Failed)
         {
-            self.ports.give_up_held();
+            self.io.fail_delayed_unreachable();
         }
-        let generation_links = |link: &Link| {
+        let generation_links = |link: &LegLink| {
             let legs = &view.columns.get(link.column).map(|column| &column.legs);
             legs.and_then(|legs| legs.get(link.leg))
                 .is_none_or(|leg| leg.serial < link.serial)
         };
-        self.arrived.retain(generation_links);
-        let Core { engine, ports, .. } = self;
+        self.unused_links.retain(generation_links);
+        let ChannelCore {
+            engine, io: ports, ..
+        } = self;
         let live: Vec<bool> = (0..places)
             .map(|place| {
-                let (column, leg) = (place / COPIES_MAX, place % COPIES_MAX);
+                let (column, leg) = (place / LEGS_MAX, place % LEGS_MAX);
                 leg < view.columns[column].legs.len() && ports.is_live(&view, column, leg)
             })
             .collect();
-        engine.adopt(&view, |column, leg| live[column * COPIES_MAX + leg], ports);
+        engine.adopt(&view, |column, leg| live[column * LEGS_MAX + leg], ports);
     }
 
     /// Ends a connection that the view does not have, and takes the one that
     /// it has, if that arrived.
-    fn connect(&mut self, column: usize, leg: usize, serial: u64) {
-        let place = &mut self.ports.connections[column * COPIES_MAX + leg];
+    fn replace_connection(&mut self, column: usize, leg: usize, serial: u64) {
+        let place = &mut self.io.connections[column * LEGS_MAX + leg];
         if place.as_ref().is_some_and(|have| have.serial == serial) {
             return;
         }
         if let Some(old) = place.take() {
-            self.ports.outstanding -= old.outstanding as usize;
-            self.ports.hedges[column].forget(leg);
+            self.io.outstanding -= old.outstanding as usize;
+            self.io.hedges[column].reset_leg(leg);
         }
-        let fits = |link: &Link| (link.column, link.leg, link.serial) == (column, leg, serial);
-        if let Some(at) = self.arrived.iter().position(fits) {
+        let fits = |link: &LegLink| (link.column, link.leg, link.serial) == (column, leg, serial);
+        if let Some(at) = self.unused_links.iter().position(fits) {
             *place = Some(Connection {
                 serial,
-                leg: self.arrived.swap_remove(at).connection,
+                leg: self.unused_links.swap_remove(at).connection,
                 outstanding: 0,
                 epoch: Epoch(0),
             });
@@ -760,9 +782,9 @@ pub(crate) struct VolumeChannel {
 impl VolumeChannel {
     /// The lock is free but for moments: only the keeper takes it beside this channel's
     /// thread, to end connections.
-    fn core(&self) -> MutexGuard<'_, Option<Box<Core>>> {
+    fn core(&self) -> MutexGuard<'_, Option<Box<ChannelCore>>> {
         steps::lock("core", &self.member.core);
-        guard(&self.member.core)
+        lock_unpoisoned(&self.member.core)
     }
 }
 
@@ -786,7 +808,7 @@ impl Channel for VolumeChannel {
         }
     }
 
-    fn wait_on(&self, into: &mut Vec<RawFd>) {
+    fn poll_fds(&self, into: &mut Vec<RawFd>) {
         if let Some(core) = &*self.core() {
             core.wait_on(into);
         }
@@ -798,9 +820,12 @@ impl Channel for VolumeChannel {
 }
 
 /// Opens a channel. The keeper connects it; requests wait until it has, or fail as
-/// [`SpaceError::Busy`] if a brick has no session for it.
-pub(crate) fn open(hub: &Arc<Hub>, mailbox: &Arc<Mailbox>) -> Result<VolumeChannel, SpaceError> {
-    if hub.view().1.fenced {
+/// [`SpaceError::Reconfiguring`] if a brick has no session for it.
+pub(crate) fn open(
+    hub: &Arc<VolumeShared>,
+    mailbox: &Arc<Mailbox>,
+) -> Result<VolumeChannel, SpaceError> {
+    if hub.snapshot().1.fenced {
         return Err(SpaceError::Fenced);
     }
     let member = Member::new()
@@ -811,14 +836,14 @@ pub(crate) fn open(hub: &Arc<Hub>, mailbox: &Arc<Mailbox>) -> Result<VolumeChann
             "the volume has {CHANNELS_MAX} channels already; close some"
         ))
     })?;
-    let core = Core::new(
+    let core = ChannelCore::new(
         Arc::clone(hub),
         Arc::clone(mailbox),
         Arc::clone(&member),
         number,
     );
-    *guard(&member.core) = Some(Box::new(core));
-    mailbox.post(Event::Joined);
+    *lock_unpoisoned(&member.core) = Some(Box::new(core));
+    mailbox.post(ControllerEvent::ChannelOpened);
     Ok(VolumeChannel {
         member,
         mailbox: Arc::clone(mailbox),
@@ -831,7 +856,7 @@ impl Drop for VolumeChannel {
     fn drop(&mut self) {
         let core = self.core().take();
         if let Some(core) = core {
-            self.mailbox.post(Event::Abandoned(core));
+            self.mailbox.post(ControllerEvent::ChannelDropped(core));
         }
     }
 }

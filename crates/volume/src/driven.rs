@@ -3,20 +3,21 @@
 //! and for simulations. [`Volume`](crate::Volume) is the same with threads.
 //!
 //! Invariants: nothing happens but in a method's call, and the only time is
-//! that which [`Driven::turn`] is told.
+//! that which [`DrivenVolume::turn`] is told.
 
 use crate::authority::Authority;
 use crate::channel;
 use crate::connector::Connector;
-use crate::guests::{Picture, Segment, Wound};
-use crate::hub::{Hub, Member};
-use crate::keeper::{
-    Call, Caller, Event, Keeper, Mailbox, Outcome, ScrubOrder, ScrubPlan, perform,
+use crate::controller::{
+    BlockingCall, CallOutcome, CallRunner, ControllerEvent, Mailbox, ScrubOrder, ScrubPlan,
+    VolumeController, perform,
 };
+use crate::direct_access::{DirectSegment, LayoutLease, TornOp};
+use crate::shared::{Member, VolumeShared};
+use crate::snapshot::LayoutSnapshot;
 use crate::status::VolumeStatus;
-use crate::view::View;
 use crate::volume::AttachError;
-use pagemesh_base::layout::Name;
+use pagemesh_base::layout::VolumeName;
 use pagemesh_base::space::{Channel, SpaceError};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -25,70 +26,73 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-type Calls = Rc<RefCell<VecDeque<(u64, Call)>>>;
+type QueuedCalls = Rc<RefCell<VecDeque<(u64, BlockingCall)>>>;
 
-struct Queue(Calls);
+struct CallQueue(QueuedCalls);
 
-impl Caller for Queue {
-    fn start(&self, id: u64, call: Call) {
+impl CallRunner for CallQueue {
+    fn start(&self, id: u64, call: BlockingCall) {
         self.0.borrow_mut().push_back((id, call));
     }
 }
 
 /// A volume that its caller drives.
-pub struct Driven {
-    name: Name,
-    keeper: Keeper,
-    pub(crate) hub: Arc<Hub>,
+pub struct DrivenVolume {
+    name: VolumeName,
+    controller: VolumeController,
+    pub(crate) shared: Arc<VolumeShared>,
     pub(crate) mailbox: Arc<Mailbox>,
-    calls: Calls,
+    calls: QueuedCalls,
 }
 
 /// A call that blocks, to be made by whoever drives.
-pub struct Pending {
+pub struct PendingCall {
     id: u64,
-    name: Name,
-    call: Call,
+    name: VolumeName,
+    call: BlockingCall,
 }
 
 /// What came of a call.
-pub struct Answer(u64, Outcome);
+pub struct CallAnswer(u64, CallOutcome);
 
-impl Pending {
+impl PendingCall {
     /// Makes the call; `client` names this client to people.
     pub fn make(
         self,
         client: &str,
         authority: &dyn Authority,
         connector: &dyn Connector,
-    ) -> Answer {
+    ) -> CallAnswer {
         let outcome = perform(self.call, &self.name, client, authority, connector);
-        Answer(self.id, outcome)
+        CallAnswer(self.id, outcome)
     }
 }
 
-impl Driven {
+impl DrivenVolume {
     /// Begins to attach a volume.
     ///
     /// # Errors
     /// When the process has no descriptors left.
-    pub fn attach(name: Name) -> std::io::Result<Driven> {
+    pub fn attach(name: VolumeName) -> std::io::Result<DrivenVolume> {
         let member = Arc::new(Member::new()?);
-        let hub = Arc::new(Hub::new(View::empty(), Arc::clone(&member)));
+        let hub = Arc::new(VolumeShared::new(
+            LayoutSnapshot::empty(),
+            Arc::clone(&member),
+        ));
         let mailbox = Arc::new(Mailbox::new(Arc::clone(&member)));
-        let calls = Calls::default();
-        let caller = Box::new(Queue(Rc::clone(&calls)));
-        let keeper = Keeper::new(
+        let calls = QueuedCalls::default();
+        let caller = Box::new(CallQueue(Rc::clone(&calls)));
+        let keeper = VolumeController::new(
             name.clone(),
             Arc::clone(&hub),
             member,
             Arc::clone(&mailbox),
             caller,
         );
-        Ok(Driven {
+        Ok(DrivenVolume {
             name,
-            keeper,
-            hub,
+            controller: keeper,
+            shared: hub,
             mailbox,
             calls,
         })
@@ -96,90 +100,93 @@ impl Driven {
 
     /// Makes all progress that can be made at this time. Gives the time of the
     /// next turn, if nothing happens before; times are since the first one.
-    pub fn turn(&mut self, now: Duration) -> Option<Duration> {
-        self.keeper.turn(now)
+    pub fn poll(&mut self, now: Duration) -> Option<Duration> {
+        self.controller.poll(now)
     }
 
     /// The oldest call that nobody has taken.
-    pub fn take_call(&mut self) -> Option<Pending> {
+    pub fn take_call(&mut self) -> Option<PendingCall> {
         let (id, call) = self.calls.borrow_mut().pop_front()?;
         let name = self.name.clone();
-        Some(Pending { id, name, call })
+        Some(PendingCall { id, name, call })
     }
 
     /// Tells what came of a call.
-    pub fn answer(&mut self, Answer(id, outcome): Answer) {
-        self.mailbox.post(Event::Called(id, outcome));
+    pub fn complete_call(&mut self, CallAnswer(id, outcome): CallAnswer) {
+        self.mailbox
+            .post(ControllerEvent::CallCompleted(id, outcome));
     }
 
     /// What came of the attach, once.
-    pub fn take_attached(&mut self) -> Option<Result<(), AttachError>> {
-        let result = self.keeper.take_attached()?;
+    pub fn take_attach_result(&mut self) -> Option<Result<(), AttachError>> {
+        let result = self.controller.take_attach_result()?;
         Some(result.map_err(|failure| AttachError::new(self.name.clone(), failure)))
     }
 
     /// Scrubs as [`Volume::plan_scrubs`](crate::Volume::plan_scrubs) does.
     pub fn plan_scrubs(&self, plan: ScrubPlan) {
-        self.mailbox.post(Event::Scrub(ScrubOrder::Plan(plan)));
+        self.mailbox
+            .post(ControllerEvent::Scrub(ScrubOrder::Plan(plan)));
     }
 
     /// Gives the volume back, once its channels are closed.
     pub fn detach(&mut self) {
-        self.mailbox.post(Event::Detach);
+        self.mailbox.post(ControllerEvent::Detach);
     }
 
     /// Whether there is nothing more to do, ever.
     #[must_use]
     pub fn is_ended(&self) -> bool {
-        self.keeper.is_ended()
+        self.controller.is_ended()
     }
 
     /// How it is, as of the last turn.
     #[must_use]
     pub fn status(&self) -> Option<VolumeStatus> {
-        self.mailbox.status(&self.hub, |_| Duration::ZERO)
+        self.mailbox.status(&self.shared, |_| Duration::ZERO)
     }
 
     /// The epoch of the layout that channels go by; 0 before there is one.
     #[must_use]
-    pub fn shown_epoch(&self) -> u32 {
-        self.hub.view().1.epoch.0
+    pub fn published_epoch(&self) -> u32 {
+        self.shared.snapshot().1.epoch.0
     }
 
     /// Bytes; may grow.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
-        self.hub.view().1.size_bytes
+        self.shared.snapshot().1.size_bytes
     }
 
-    /// Lets guests in, as [`Volume::admit_guests`](crate::Volume::admit_guests) does.
+    /// Lets guests in, as [`Volume::enable_direct_access`](crate::Volume::admit_guests) does.
     ///
     /// # Errors
     /// When the system has no memory for it.
-    pub fn admit_guests(&self) -> Result<Arc<Segment>, pagemesh_pmem::MapError> {
-        let guests = self.hub.admit_guests()?;
-        self.mailbox.post(Event::Guests);
+    pub fn enable_direct_access(&self) -> Result<Arc<DirectSegment>, pagemesh_pmem::MapError> {
+        let guests = self.shared.enable_direct_access()?;
+        self.mailbox.post(ControllerEvent::DirectAccessEnabled);
         Ok(Arc::clone(&guests.segment))
     }
 
     /// What guests work by now; none: they may do nothing.
     #[must_use]
-    pub fn guest_picture(&self) -> Option<Picture> {
-        self.hub.guests.get()?.picture()
+    pub fn layout_lease(&self) -> Option<LayoutLease> {
+        self.shared.direct_access.get()?.lease()
     }
 
     /// Begins what [`Volume::heal`](crate::Volume::heal) waits for: something comes when it
     /// is done.
     #[must_use]
-    pub fn heal(&self, row: usize, wound: Wound) -> Receiver<()> {
+    pub fn reconcile(&self, row: usize, wound: TornOp) -> Receiver<()> {
         let (done, told) = mpsc::channel();
-        self.mailbox.post(Event::Heal(row, wound, done));
+        self.mailbox
+            .post(ControllerEvent::Reconcile(row, wound, done));
         told
     }
 
-    /// As [`Volume::call_shipping`](crate::Volume::call_shipping).
-    pub fn call_shipping(&self) {
-        self.hub.wake_keeper();
+    /// As [`Volume::wake_replication`](crate::Volume::call_shipping).
+    pub fn wake_replication(&self) {
+        self.shared.wake_controller();
     }
 
     /// Opens a channel.
@@ -187,7 +194,7 @@ impl Driven {
     /// # Errors
     /// When there are too many already, or another client has attached.
     pub fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
-        let channel = channel::open(&self.hub, &self.mailbox)?;
+        let channel = channel::open(&self.shared, &self.mailbox)?;
         Ok(Box::new(channel))
     }
 }

@@ -11,49 +11,53 @@
 //! for [`HEDGE_READS`] answered reads; no clock: times are told.
 
 use crate::limits::{HEDGE_DELAY_MAX, HEDGE_DELAY_MIN, HEDGE_READS, HEDGES_MAX};
-use pagemesh_base::layout::COPIES_MAX;
+use pagemesh_base::layout::LEGS_MAX;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-struct Sent {
+struct SentRead {
     tag: u64,
     leg: usize,
-    at: Instant,
+    sent_at: Instant,
 }
 
 /// See the module.
-pub(crate) struct Hedge {
+pub(crate) struct HedgeTracker {
     /// Reads without an answer, in order of sending.
-    sent: VecDeque<Sent>,
+    sent: VecDeque<SentRead>,
     /// Those that were late.
-    late: Vec<Sent>,
+    late: Vec<SentRead>,
     /// By leg: 99 of 100 reads take at most so long.
-    usual: [Option<Duration>; COPIES_MAX],
+    latency_p99: [Option<Duration>; LEGS_MAX],
     /// Answered reads that have not been set against a hedge.
     credit: usize,
 }
 
-impl Hedge {
-    pub(crate) fn new() -> Hedge {
-        Hedge {
+impl HedgeTracker {
+    pub(crate) fn new() -> HedgeTracker {
+        HedgeTracker {
             sent: VecDeque::new(),
             late: Vec::new(),
-            usual: [None; COPIES_MAX],
+            latency_p99: [None; LEGS_MAX],
             credit: HEDGES_MAX * HEDGE_READS,
         }
     }
 
-    pub(crate) fn sent(&mut self, tag: u64, leg: usize, at: Instant) {
-        self.sent.push_back(Sent { tag, leg, at });
+    pub(crate) fn record_sent(&mut self, tag: u64, leg: usize, at: Instant) {
+        self.sent.push_back(SentRead {
+            tag,
+            leg,
+            sent_at: at,
+        });
     }
 
     /// Whether any read has no answer: only then a time is worth asking for.
-    pub(crate) fn is_expecting(&self) -> bool {
+    pub(crate) fn has_pending(&self) -> bool {
         !self.sent.is_empty() || !self.late.is_empty()
     }
 
-    pub(crate) fn answered(&mut self, tag: u64, leg: usize, now: Instant) {
-        let is_it = |sent: &Sent| sent.tag == tag && sent.leg == leg;
+    pub(crate) fn record_answer(&mut self, tag: u64, leg: usize, now: Instant) {
+        let is_it = |sent: &SentRead| sent.tag == tag && sent.leg == leg;
         let sent = match self.sent.iter().position(is_it) {
             Some(at) => self.sent.remove(at),
             None => {
@@ -63,14 +67,14 @@ impl Hedge {
         };
         if let Some(sent) = sent {
             self.credit = (self.credit + 1).min(HEDGES_MAX * HEDGE_READS);
-            self.learn(leg, now.saturating_duration_since(sent.at));
+            self.update_latency(leg, now.saturating_duration_since(sent.sent_at));
         }
     }
 
     /// Moves the leg's 99th percentile towards where one answer in a hundred
     /// is slower: up by 99 steps for those, down by one for the others.
-    fn learn(&mut self, leg: usize, took: Duration) {
-        let usual = self.usual[leg].get_or_insert(took);
+    fn update_latency(&mut self, leg: usize, took: Duration) {
+        let usual = self.latency_p99[leg].get_or_insert(took);
         let step = *usual / 2048;
         *usual = match took > *usual {
             true => (*usual + step * 99).min(took),
@@ -79,28 +83,28 @@ impl Hedge {
     }
 
     /// Expects no more answers of a leg.
-    pub(crate) fn forget(&mut self, leg: usize) {
+    pub(crate) fn reset_leg(&mut self, leg: usize) {
         self.sent.retain(|sent| sent.leg != leg);
         self.late.retain(|sent| sent.leg != leg);
-        self.usual[leg] = None;
+        self.latency_p99[leg] = None;
     }
 
     /// When the read that was sent first is late, if it may be hedged then.
-    pub(crate) fn due(&self) -> Option<Instant> {
+    pub(crate) fn next_hedge_at(&self) -> Option<Instant> {
         let first = self.sent.front()?;
         let may = self.credit >= HEDGE_READS && self.late.len() < HEDGES_MAX;
-        may.then(|| first.at + self.delay())
+        may.then(|| first.sent_at + self.hedge_delay())
     }
 
-    fn delay(&self) -> Duration {
-        let quickest = self.usual.iter().flatten().min();
+    fn hedge_delay(&self) -> Duration {
+        let quickest = self.latency_p99.iter().flatten().min();
         let delay = quickest.map_or(HEDGE_DELAY_MAX, |usual| *usual * 2);
         delay.clamp(HEDGE_DELAY_MIN, HEDGE_DELAY_MAX)
     }
 
     /// Takes the first read, if it is late: the tag of what to ask again.
     pub(crate) fn take_late(&mut self, now: Instant) -> Option<u64> {
-        if self.due()? > now {
+        if self.next_hedge_at()? > now {
             return None;
         }
         let sent = self.sent.pop_front()?;
@@ -118,62 +122,62 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     /// Answers that many reads of a leg, each after so long.
-    fn answers(hedge: &mut Hedge, leg: usize, reads: usize, took: Duration) {
+    fn answers(hedge: &mut HedgeTracker, leg: usize, reads: usize, took: Duration) {
         let start = Instant::now();
         for _ in 0..reads {
-            hedge.sent(7, leg, start);
-            hedge.answered(7, leg, start + took);
+            hedge.record_sent(7, leg, start);
+            hedge.record_answer(7, leg, start + took);
         }
     }
 
     #[test]
-    fn a_read_is_late_by_the_measure_of_the_quickest_leg() {
-        let mut hedge = Hedge::new();
+    fn read_is_late_relative_to_fastest_leg() {
+        let mut hedge = HedgeTracker::new();
         answers(&mut hedge, 0, 1000, MS * 30);
         answers(&mut hedge, 1, 1000, MS * 2);
         let start = Instant::now();
-        hedge.sent(1, 0, start);
+        hedge.record_sent(1, 0, start);
         assert_eq!(hedge.take_late(start + MS * 3), None);
         assert_eq!(hedge.take_late(start + MS * 5), Some(1));
         assert_eq!(hedge.take_late(start + MS * 50), None, "only once");
     }
 
     #[test]
-    fn a_column_that_slows_down_is_not_hedged_for_ever() {
-        let mut hedge = Hedge::new();
+    fn slowed_column_stops_hedging() {
+        let mut hedge = HedgeTracker::new();
         let start = Instant::now();
         answers(&mut hedge, 0, 1000, MS);
         answers(&mut hedge, 1, 1000, MS);
         let mut hedged = 0;
         for tag in 0..10_000 {
             let leg = tag as usize % 2;
-            hedge.sent(tag, leg, start);
+            hedge.record_sent(tag, leg, start);
             hedged += usize::from(hedge.take_late(start + MS * 10).is_some());
-            hedge.answered(tag, leg, start + MS * 10);
+            hedge.record_answer(tag, leg, start + MS * 10);
         }
         assert!((1..200).contains(&hedged), "{hedged}");
     }
 
     #[test]
-    fn a_leg_that_answers_nothing_costs_a_bounded_number_of_hedges() {
-        let mut hedge = Hedge::new();
+    fn silent_leg_causes_bounded_hedges() {
+        let mut hedge = HedgeTracker::new();
         let start = Instant::now();
         let tags = 0..4 * HEDGES_MAX as u64;
-        tags.for_each(|tag| hedge.sent(tag, 0, start));
+        tags.for_each(|tag| hedge.record_sent(tag, 0, start));
         let late = std::iter::from_fn(|| hedge.take_late(start + MS * 1000)).count();
         assert_eq!(late, HEDGES_MAX);
-        assert_eq!(hedge.due(), None, "nothing to wake up for");
-        hedge.forget(0);
+        assert_eq!(hedge.next_hedge_at(), None, "nothing to wake up for");
+        hedge.reset_leg(0);
         assert!(hedge.sent.is_empty() && hedge.late.is_empty());
     }
 
     #[test]
-    fn one_slow_answer_in_many_moves_little() {
-        let mut hedge = Hedge::new();
+    fn rare_slow_answer_barely_moves_delay() {
+        let mut hedge = HedgeTracker::new();
         for _ in 0..100 {
             answers(&mut hedge, 0, 150, MS * 2);
             answers(&mut hedge, 0, 1, MS * 900);
         }
-        assert!(hedge.delay() < MS * 5, "{:?}", hedge.delay());
+        assert!(hedge.hedge_delay() < MS * 5, "{:?}", hedge.hedge_delay());
     }
 }

@@ -19,36 +19,36 @@
 mod authority;
 mod channel;
 mod connector;
+mod controller;
+pub mod direct_access;
 mod driven;
 mod engine;
-pub mod guests;
 mod hedge;
-mod hub;
-mod keeper;
+mod in_flight_window;
+mod indeterminate;
 pub mod limits;
 mod locks;
-mod losses;
+mod lost_writes;
 mod mapped;
 #[cfg(test)]
 mod models;
-pub mod ring;
-mod ship;
+mod replication_queue;
+pub mod replication_ring;
+mod shared;
+mod snapshot;
 mod status;
 mod steps;
 #[cfg(test)]
 mod testing;
 mod transport;
-mod undecided;
-mod view;
 mod volume;
 mod wake;
-mod window;
 
-pub use authority::{Attached, Authority, AuthorityError, BrickAddress, LegChange};
+pub use authority::{Authority, AuthorityError, BrickAddress, LegChange, ResolvedLayout};
 pub use connector::Connector;
-pub use driven::{Answer, Driven, Pending};
-pub use keeper::ScrubPlan;
-pub use mapped::{GuestLeg, MappedLeg, overwrite_all, overwrite_together};
+pub use controller::ScrubPlan;
+pub use driven::{CallAnswer, DrivenVolume, PendingCall};
+pub use mapped::{DirectLeg, MappedLeg, overwrite_all, overwrite_atomically};
 pub use status::{
     CheckReport, ColumnStatus, CopyReport, Counters, Damage, Difference, Lag, LegStatus, Resync,
     ScrubPass, ScrubState, ScrubStatus, VolumeState, VolumeStatus,

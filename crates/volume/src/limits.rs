@@ -28,19 +28,19 @@ pub const UNFLUSHED_MAX: usize = 512;
 /// Ranges of failed changes that are remembered for a column until its copies are
 /// known to be the same: an engine has no more pieces. Beyond, no part of the
 /// column is read.
-pub const UNDECIDED_MAX: usize = 2048;
+pub const INDETERMINATE_RANGES_MAX: usize = 2048;
 /// Channels of one volume: each takes a session on every brick.
 pub const CHANNELS_MAX: usize = 64;
 
 /// How often the keeper looks whether guests have left: their operations take
 /// microseconds, but their threads may have to wait for a processor.
-pub const GUESTS_LOOK: Duration = Duration::from_millis(1);
+pub const DIRECT_CLIENT_POLL: Duration = Duration::from_millis(1);
 
 /// How long until it is tried again to make alike what a dead guest left: by then a lost
 /// leg is known to be lost.
-pub const HEAL_RETRY: Duration = Duration::from_millis(20);
+pub const RECONCILE_RETRY: Duration = Duration::from_millis(20);
 /// Tries before it is told that it takes long, and then each time that they are twice as many.
-pub const HEAL_TOLD_MIN: u64 = 64;
+pub const RECONCILE_WARN_TRIES_MIN: u64 = 64;
 
 /// First wait before the manager is asked again.
 pub const MANAGER_RETRY_MIN: Duration = Duration::from_millis(20);
@@ -50,31 +50,31 @@ pub const MANAGER_RETRY_MAX: Duration = Duration::from_millis(500);
 /// How often an attach asks a manager that does not answer.
 pub const ATTACH_TRIES_MAX: u32 = 5;
 /// First wait before a leg of a column without any in-sync leg is tried again.
-pub const REVIVE_RETRY_MIN: Duration = Duration::from_millis(20);
+pub const RECONNECT_RETRY_MIN: Duration = Duration::from_millis(20);
 /// Longest such wait: requests are stalled meanwhile.
-pub const REVIVE_RETRY_MAX: Duration = Duration::from_millis(250);
+pub const RECONNECT_RETRY_MAX: Duration = Duration::from_millis(250);
 /// How long requests wait for a column without any in-sync leg. Long enough
 /// for a brick to restart and recover, short of the time after which kernels
 /// and databases give a disk up.
 pub const DOWN_LIMIT: Duration = Duration::from_secs(25);
 /// First wait before a stale leg is tried again.
-pub const RETURN_RETRY_MIN: Duration = Duration::from_millis(250);
+pub const RESYNC_RETRY_MIN: Duration = Duration::from_millis(250);
 /// Longest such wait.
-pub const RETURN_RETRY_MAX: Duration = Duration::from_secs(5);
+pub const RESYNC_RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// Bytes of changes that a leg which follows has yet to get, before acknowledgements
 /// wait: what may be given up when it is promoted.
-pub const SHIP_BYTES_MAX: u64 = 64 << 20;
+pub const REPLICATION_BYTES_MAX: u64 = 64 << 20;
 /// Such changes: bounds what small ones cost. Few in this crate's tests.
-pub const SHIP_CHANGES_MAX: usize = if cfg!(test) { 64 } else { 1 << 16 };
+pub const REPLICATION_CHANGES_MAX: usize = if cfg!(test) { 64 } else { 1 << 16 };
 /// For so long after the last of them was sent those that nobody waits for are gathered,
 /// instead of waking who sends them for each.
-pub(crate) const SHIP_EVERY: Duration = Duration::from_micros(500);
+pub(crate) const REPLICATION_LINGER: Duration = Duration::from_micros(500);
 /// How long such a change may have waited before acknowledgements wait.
-pub const SHIP_AGE_MAX: Duration = Duration::from_secs(1);
+pub const REPLICATION_AGE_MAX: Duration = Duration::from_secs(1);
 /// Changes on their way to a leg that follows: enough to fill a fast network. Few in
 /// this crate's tests, so that more wait.
-pub const SHIPMENTS_MAX: usize = if cfg!(test) { 4 } else { 256 };
+pub const REPLICATION_IN_FLIGHT_MAX: usize = if cfg!(test) { 4 } else { 256 };
 
 /// Bytes copied under one range lock while resynchronising: with the next limit it
 /// bounds how long a write to the same place waits.
@@ -111,7 +111,7 @@ pub const SCRUB_TRIES_MAX: u32 = 5;
 /// The pause between two such tries.
 pub const SCRUB_RETRY: Duration = Duration::from_secs(1);
 /// How often the status is told how far a scrub has come.
-pub const SCRUB_TOLD_EVERY: Duration = Duration::from_millis(500);
+pub const SCRUB_REPORT_EVERY: Duration = Duration::from_millis(500);
 /// Reads of one channel and column that are hedged and not answered by all legs
 /// asked.
 pub const HEDGES_MAX: usize = 64;
@@ -128,7 +128,7 @@ pub const HEDGE_DELAY_MAX: Duration = Duration::from_millis(50);
 pub const SESSION_RETRY: Duration = Duration::from_millis(50);
 /// How soon a channel is tried again whose thread was inside of a call when the keeper
 /// was to end a connection of it: calls take microseconds, unless an owner stands still.
-pub(crate) const END_RETRY: Duration = Duration::from_millis(10);
+pub(crate) const LINK_END_RETRY: Duration = Duration::from_millis(10);
 /// How long a volume that is dropped waits for its keeper to end.
 pub const DETACH_LIMIT: Duration = Duration::from_secs(2);
 /// How often the manager is told that a volume is given back, while it is out of reach.
@@ -139,7 +139,7 @@ pub(crate) const MAPPED_DONE_MAX: usize = pagemesh_base::slice::LEG_REQUESTS_MAX
 
 /// How often a client asks the manager whether operators have changed the layout:
 /// one call of a few kilobytes.
-pub const LAYOUT_EVERY: Duration = Duration::from_secs(10);
+pub const LAYOUT_POLL: Duration = Duration::from_secs(10);
 
 /// The same while a copy returns, as people watch that.
-pub(crate) const LAYOUT_EVERY_RETURNING: Duration = Duration::from_secs(1);
+pub(crate) const LAYOUT_POLL_RESYNCING: Duration = Duration::from_secs(1);

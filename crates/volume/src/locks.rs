@@ -8,8 +8,8 @@
 //! take no lock and hold nobody up: they await the changes that are held when
 //! they look, and none that come later.
 
-use crate::hub::KEEPER;
 use crate::limits::{LOCK_SHARDS, REGION_BYTES};
+use crate::shared::CONTROLLER;
 use crate::steps;
 use arrayvec::ArrayVec;
 use pagemesh_base::defect::{self, Defect};
@@ -19,7 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Whose turn it is: a member of the hub, and its own name for the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Holder {
+pub(crate) struct LockHolder {
     pub member: u32,
     pub key: u32,
 }
@@ -65,101 +65,101 @@ impl LockRange {
     }
 }
 
-struct Entry {
+struct LockEntry {
     range: LockRange,
-    holder: Holder,
-    waits: bool,
+    holder: LockHolder,
+    is_waiting: bool,
 }
 
 /// A reader that saw changes in flight, and those that have not ended since.
-struct Watch {
-    reader: Holder,
-    awaited: Vec<Holder>,
+struct ReadWaiter {
+    reader: LockHolder,
+    pending_changes: Vec<LockHolder>,
 }
 
 #[derive(Default)]
-struct Line {
+struct LockQueue {
     /// In order of arrival.
-    entries: Vec<Entry>,
-    waiting: usize,
-    watches: Vec<Watch>,
+    entries: Vec<LockEntry>,
+    waiting_count: usize,
+    read_waiters: Vec<ReadWaiter>,
 }
 
 #[derive(Default)]
-struct Shard {
-    line: Mutex<Line>,
+struct LockShard {
+    queue: Mutex<LockQueue>,
     /// Entries in the line; changed under its mutex, before anything is sent
     /// by who takes a lock. Who has seen what a change did sees its entry, too.
-    entries: AtomicUsize,
+    entry_count: AtomicUsize,
 }
 
 pub(crate) struct RangeLocks {
-    shards: Vec<Shard>,
+    shards: Vec<LockShard>,
 }
 
 impl RangeLocks {
     pub(crate) fn new() -> RangeLocks {
         RangeLocks {
-            shards: (0..LOCK_SHARDS).map(|_| Shard::default()).collect(),
+            shards: (0..LOCK_SHARDS).map(|_| LockShard::default()).collect(),
         }
     }
 
     /// Takes a place in the line; true if it is held at once. If not, the
-    /// holder is among those that some [`RangeLocks::release`] tells of.
-    pub(crate) fn acquire(&self, range: LockRange, holder: Holder) -> bool {
+    /// holder is among those that some [`RangeLocks::complete_up_to`] tells of.
+    pub(crate) fn acquire(&self, range: LockRange, holder: LockHolder) -> bool {
         let shard = self.shard(&range);
-        let mut line = shard.line();
-        let held = line.enter(range, holder);
-        shard.count(&line);
+        let mut line = shard.lock_queue();
+        let held = line.enqueue(range, holder);
+        shard.update_entry_count(&line);
         held
     }
 
     /// Takes a place in the line for each of these ranges, which do not overlap,
     /// at one moment. Returns how many are not held yet; of each of them some
-    /// [`RangeLocks::release`] tells.
-    pub(crate) fn acquire_all(&self, ranges: &[LockRange], holder: Holder) -> u32 {
-        let mut lines = self.lines(ranges);
+    /// [`RangeLocks::complete_up_to`] tells.
+    pub(crate) fn acquire_all(&self, ranges: &[LockRange], holder: LockHolder) -> u32 {
+        let mut lines = self.lock_queues(ranges);
         let mut awaited = 0;
         for range in ranges {
-            let (shard, line) = line_of(self.number(range), &mut lines);
-            awaited += u32::from(!line.enter(*range, holder));
-            self.shards[shard].count(line);
+            let (shard, line) = queue_of_shard(self.shard_number(range), &mut lines);
+            awaited += u32::from(!line.enqueue(*range, holder));
+            self.shards[shard].update_entry_count(line);
         }
         awaited
     }
 
     /// Takes these locks if nobody holds or waits for any; else leaves no trace.
-    pub(crate) fn try_acquire_all(&self, ranges: &[LockRange], holder: Holder) -> bool {
-        let mut lines = self.lines(ranges);
+    pub(crate) fn try_acquire_all(&self, ranges: &[LockRange], holder: LockHolder) -> bool {
+        let mut lines = self.lock_queues(ranges);
         let is_free = |range: &LockRange| {
-            let (_, line) = line_of(self.number(range), &mut lines);
+            let (_, line) = queue_of_shard(self.shard_number(range), &mut lines);
             !line.entries.iter().any(|e| e.range.overlaps(range))
         };
         if !ranges.iter().all(is_free) {
             return false;
         }
         for range in ranges {
-            let (shard, line) = line_of(self.number(range), &mut lines);
-            line.enter(*range, holder);
-            self.shards[shard].count(line);
+            let (shard, line) = queue_of_shard(self.shard_number(range), &mut lines);
+            line.enqueue(*range, holder);
+            self.shards[shard].update_entry_count(line);
         }
         true
     }
 
     /// Takes a lock that nobody holds or waits for; else leaves no trace.
-    pub(crate) fn try_acquire(&self, range: LockRange, holder: Holder) -> bool {
+    pub(crate) fn try_acquire(&self, range: LockRange, holder: LockHolder) -> bool {
         let shard = self.shard(&range);
-        let mut line = shard.line();
+        let mut line = shard.lock_queue();
         if line.entries.iter().any(|e| e.range.overlaps(&range)) {
             return false;
         }
-        line.entries.push(Entry {
+        line.entries.push(LockEntry {
             range,
             holder,
-            waits: false,
+            is_waiting: false,
         });
         if !defect::is(Defect::ChangeNotCounted) {
-            shard.count(&line);
+            shard.update_entry_count(&line);
         }
         true
     }
@@ -167,71 +167,79 @@ impl RangeLocks {
     /// Whether no change of a range is in flight. If one is, the reader is
     /// told, as of a turn, once all that are now have ended. The keeper's do
     /// not count: it copies what is there already.
-    pub(crate) fn is_still(&self, range: LockRange, reader: Holder) -> bool {
+    pub(crate) fn is_range_idle(&self, range: LockRange, reader: LockHolder) -> bool {
         let shard = self.shard(&range);
         steps::step("range locks");
-        if shard.entries.load(Ordering::Acquire) == 0 {
+        if shard.entry_count.load(Ordering::Acquire) == 0 {
             return true;
         }
-        let mut line = shard.line();
+        let mut line = shard.lock_queue();
         let held = line.entries.iter();
-        let held = held.filter(|e| !e.waits && e.holder.member != KEEPER);
+        let held = held.filter(|e| !e.is_waiting && e.holder.member != CONTROLLER);
         let over = held.filter(|e| e.range.overlaps(&range));
         let skipped = usize::from(defect::is(Defect::FirstChangeNotAwaited));
-        let awaited: Vec<Holder> = over.map(|e| e.holder).skip(skipped).collect();
+        let awaited: Vec<LockHolder> = over.map(|e| e.holder).skip(skipped).collect();
         let is_still = awaited.is_empty();
         if !is_still {
-            line.watches.push(Watch { reader, awaited });
+            line.read_waiters.push(ReadWaiter {
+                reader,
+                pending_changes: awaited,
+            });
         }
         is_still
     }
 
-    /// Gives a lock, or the place in the line, back; `turns` gets those whose
+    /// Gives a lock, or the place in the line, back; `grants` gets those whose
     /// turn it is now, readers among them.
-    pub(crate) fn release(&self, range: LockRange, holder: Holder, turns: &mut Vec<Holder>) {
+    pub(crate) fn release(
+        &self,
+        range: LockRange,
+        holder: LockHolder,
+        turns: &mut Vec<LockHolder>,
+    ) {
         let shard = self.shard(&range);
-        let mut line = shard.line();
-        let own = |e: &Entry| e.holder == holder && e.range == range;
+        let mut line = shard.lock_queue();
+        let own = |e: &LockEntry| e.holder == holder && e.range == range;
         let Some(at) = line.entries.iter().position(own) else {
             debug_assert!(false, "released what is not held");
             return;
         };
         let gone = line.entries.remove(at);
-        shard.count(&line);
-        line.waiting -= usize::from(gone.waits);
-        if line.waiting > 0 {
+        shard.update_entry_count(&line);
+        line.waiting_count -= usize::from(gone.is_waiting);
+        if line.waiting_count > 0 {
             line.grant_from(at, &gone.range, turns);
         }
-        if !line.watches.is_empty() && !defect::is(Defect::ReadersNotTold) {
-            line.tell_readers(holder, turns);
+        if !line.read_waiters.is_empty() && !defect::is(Defect::ReadersNotWoken) {
+            line.notify_readers(holder, turns);
         }
     }
 
-    fn shard(&self, range: &LockRange) -> &Shard {
-        &self.shards[self.number(range)]
+    fn shard(&self, range: &LockRange) -> &LockShard {
+        &self.shards[self.shard_number(range)]
     }
 
-    fn number(&self, range: &LockRange) -> usize {
+    fn shard_number(&self, range: &LockRange) -> usize {
         let region = range.start / REGION_BYTES + u64::from(range.column) * 31;
         (region % LOCK_SHARDS as u64) as usize
     }
 
     /// The lines of these ranges, all held at once: taken in the order of their
     /// shards, so that two who do so do not wait for each other.
-    fn lines(&self, ranges: &[LockRange]) -> Lines<'_> {
-        let wanted = ranges.iter().map(|range| 1u64 << self.number(range));
+    fn lock_queues(&self, ranges: &[LockRange]) -> LockedQueues<'_> {
+        let wanted = ranges.iter().map(|range| 1u64 << self.shard_number(range));
         let wanted = wanted.fold(0, |all, one| all | one);
         let numbers = (0..LOCK_SHARDS).filter(|number| wanted & (1 << number) != 0);
         numbers
-            .map(|number| (number, self.shards[number].line()))
+            .map(|number| (number, self.shards[number].lock_queue()))
             .collect()
     }
 }
 
-type Lines<'a> = ArrayVec<(usize, MutexGuard<'a, Line>), LOCK_SHARDS>;
+type LockedQueues<'a> = ArrayVec<(usize, MutexGuard<'a, LockQueue>), LOCK_SHARDS>;
 const _: () = assert!(LOCK_SHARDS <= u64::BITS as usize);
 
-fn line_of<'a>(shard: usize, lines: &'a mut Lines<'_>) -> (usize, &'a mut Line) {
+fn queue_of_shard<'a>(shard: usize, lines: &'a mut LockedQueues<'_>) -> (usize, &'a mut LockQueue) {
     let found = lines.iter_mut().find(|(number, _)| *number == shard);
     let Some((number, line)) = found else {
         unreachable!("every shard of the ranges was taken");
@@ -239,49 +247,50 @@ fn line_of<'a>(shard: usize, lines: &'a mut Lines<'_>) -> (usize, &'a mut Line) 
     (*number, line)
 }
 
-impl Shard {
-    fn line(&self) -> MutexGuard<'_, Line> {
-        steps::lock("range locks", &self.line);
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+impl LockShard {
+    fn lock_queue(&self) -> MutexGuard<'_, LockQueue> {
+        steps::lock("range locks", &self.queue);
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn count(&self, line: &Line) {
+    fn update_entry_count(&self, line: &LockQueue) {
         steps::step("range locks");
-        self.entries.store(line.entries.len(), Ordering::Release);
+        self.entry_count
+            .store(line.entries.len(), Ordering::Release);
     }
 }
 
-impl Line {
+impl LockQueue {
     /// Whether it is held at once.
-    fn enter(&mut self, range: LockRange, holder: Holder) -> bool {
+    fn enqueue(&mut self, range: LockRange, holder: LockHolder) -> bool {
         let mut waits = self.entries.iter().any(|e| e.range.overlaps(&range));
-        waits &= !defect::is(Defect::NoTurns);
-        self.waiting += usize::from(waits);
-        self.entries.push(Entry {
+        waits &= !defect::is(Defect::OverlapsNotSerialized);
+        self.waiting_count += usize::from(waits);
+        self.entries.push(LockEntry {
             range,
             holder,
-            waits,
+            is_waiting: waits,
         });
         !waits
     }
 
-    fn grant_from(&mut self, from: usize, gone: &LockRange, turns: &mut Vec<Holder>) {
+    fn grant_from(&mut self, from: usize, gone: &LockRange, turns: &mut Vec<LockHolder>) {
         for at in from..self.entries.len() {
             let (before, rest) = self.entries.split_at_mut(at);
             let entry = &mut rest[0];
-            let freed = entry.waits && entry.range.overlaps(gone);
+            let freed = entry.is_waiting && entry.range.overlaps(gone);
             if freed && !before.iter().any(|e| e.range.overlaps(&entry.range)) {
-                entry.waits = false;
-                self.waiting -= 1;
+                entry.is_waiting = false;
+                self.waiting_count -= 1;
                 turns.push(entry.holder);
             }
         }
     }
 
-    fn tell_readers(&mut self, gone: Holder, turns: &mut Vec<Holder>) {
-        self.watches.retain_mut(|watch| {
-            watch.awaited.retain(|holder| *holder != gone);
-            let is_over = watch.awaited.is_empty();
+    fn notify_readers(&mut self, gone: LockHolder, turns: &mut Vec<LockHolder>) {
+        self.read_waiters.retain_mut(|watch| {
+            watch.pending_changes.retain(|holder| *holder != gone);
+            let is_over = watch.pending_changes.is_empty();
             if is_over {
                 turns.push(watch.reader);
             }
@@ -295,15 +304,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const fn holder(key: u32) -> Holder {
-        Holder {
-            member: KEEPER + 1,
+    const fn holder(key: u32) -> LockHolder {
+        LockHolder {
+            member: CONTROLLER + 1,
             key,
         }
     }
 
     #[test]
-    fn those_who_overlap_take_turns_in_order() {
+    fn overlapping_locks_are_granted_in_order() {
         let locks = RangeLocks::new();
         let range = |page: u64, pages: u64| LockRange::new(0, page * 4096, pages * 4096);
         assert!(locks.acquire(range(0, 4), holder(1)));
@@ -323,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn who_needs_several_waits_for_those_who_came_before_alone() {
+    fn multi_range_lock_waits_only_for_earlier_holders() {
         let locks = RangeLocks::new();
         let page = |page: u64| LockRange::new(0, page * 4096, 4096);
         let far = LockRange::new(0, 3 * REGION_BYTES, 4096);
@@ -335,7 +344,7 @@ mod tests {
         assert!(!locks.acquire(page(5), holder(4)));
         assert!(!locks.try_acquire_all(&[page(9), far], holder(5)));
         assert!(locks.try_acquire(page(9), holder(5)), "it left no trace");
-        assert!(!locks.is_still(far, holder(9)), "2 is in line before");
+        assert!(!locks.is_range_idle(far, holder(9)), "2 is in line before");
         locks.release(page(5), holder(1), &mut turns);
         assert_eq!(turns, [holder(2)]);
         turns.clear();
@@ -348,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_cut_where_regions_end() {
+    fn range_is_split_at_region_borders() {
         let split = |offset, len| LockRange::split(0, offset, len).collect::<Vec<_>>();
         let range = |offset, len| LockRange::new(0, offset, len);
         assert_eq!(split(4096, 8192), [range(4096, 8192)]);
@@ -360,16 +369,16 @@ mod tests {
     }
 
     #[test]
-    fn readers_await_the_changes_that_are_held_and_no_others() {
+    fn readers_wait_only_for_held_locks() {
         let locks = RangeLocks::new();
         let range = |page: u64, pages: u64| LockRange::new(0, page * 4096, pages * 4096);
-        assert!(locks.is_still(range(0, 4), holder(9)));
+        assert!(locks.is_range_idle(range(0, 4), holder(9)));
         assert!(locks.acquire(range(0, 1), holder(1)));
         assert!(locks.acquire(range(3, 1), holder(2)));
-        assert!(locks.is_still(range(1, 2), holder(9)));
-        assert!(!locks.is_still(range(0, 4), holder(9)));
+        assert!(locks.is_range_idle(range(1, 2), holder(9)));
+        assert!(!locks.is_range_idle(range(0, 4), holder(9)));
         assert!(!locks.acquire(range(0, 2), holder(3)), "1 holds it");
-        assert!(locks.is_still(range(1, 1), holder(8)), "3 only waits");
+        assert!(locks.is_range_idle(range(1, 1), holder(8)), "3 only waits");
         let mut turns = vec![];
         locks.release(range(0, 1), holder(1), &mut turns);
         assert_eq!(turns, [holder(3)], "a reader holds nobody up");
@@ -381,16 +390,16 @@ mod tests {
     }
 
     #[test]
-    fn readers_do_not_await_the_keeper() {
+    fn readers_ignore_controller_locks() {
         let locks = RangeLocks::new();
         let range = LockRange::new(0, 0, 4096);
-        let member = KEEPER;
-        assert!(locks.acquire(range, Holder { member, key: 1 }));
-        assert!(locks.is_still(range, holder(2)));
+        let member = CONTROLLER;
+        assert!(locks.acquire(range, LockHolder { member, key: 1 }));
+        assert!(locks.is_range_idle(range, holder(2)));
     }
 
     #[test]
-    fn parts_of_one_page_are_one_range() {
+    fn ranges_within_one_page_conflict() {
         let locks = RangeLocks::new();
         assert!(locks.acquire(LockRange::new(0, 512, 512), holder(1)));
         assert!(!locks.acquire(LockRange::new(0, 1024, 512), holder(2)));

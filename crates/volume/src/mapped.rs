@@ -8,21 +8,22 @@
 //! wait for all their waits. The mapping goes with the last leg, so that a new brick
 //! can recover the pool. The watcher never touches the pool.
 
-use crate::engine::Answers;
+use crate::engine::LegAnswers;
 use crate::limits::MAPPED_DONE_MAX;
 use arrayvec::ArrayVec;
 use pagemesh_base::ids::{Epoch, PageNo};
-use pagemesh_base::layout::COPIES_MAX;
+use pagemesh_base::layout::LEGS_MAX;
 use pagemesh_base::slice::{
-    Leg, Part, SLICE_IO_BYTES_MAX, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
+    Leg, SLICE_IO_BYTES_MAX, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
+    TransactionPart,
 };
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::{Mapped, Media};
-use pagemesh_store::moment::{Moment, Piece};
-use pagemesh_store::requests::{Executed, execute};
-use pagemesh_store::session::{Failure, Member, Session, write, write_numbered};
+use pagemesh_pmem::{MappedMedia, Media};
+use pagemesh_store::consistent_read::{ConsistentRead, ReadPiece};
+use pagemesh_store::pool_mapping::{Handle, PoolMapping};
+use pagemesh_store::requests::{ExecuteOutcome, execute};
+use pagemesh_store::session::{LegFailure, LegSession, Session, write, write_numbered};
 use pagemesh_store::transaction::{transact, transact_numbered};
-use pagemesh_store::view::{Handle, View};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{Shutdown, shutdown};
 use std::any::Any;
@@ -33,25 +34,25 @@ use std::time::Instant;
 
 /// A session of a mapped pool, and the brick that owns it.
 pub struct MappedLeg {
-    session: Session<Mapped>,
+    session: Session<MappedMedia>,
     handle: Handle,
     /// The newest epoch that this leg used.
     epoch: Epoch,
     /// The connection to the pool's owner.
     owner: Box<dyn Leg>,
     /// Requests that the owner has not answered.
-    asked: u32,
-    done: Vec<SliceCompletion>,
+    owner_pending: u32,
+    completions: Vec<SliceCompletion>,
     /// Why nothing is done any more: the owner is gone, or stands still.
-    lost: Option<SliceError>,
-    life: Arc<Life>,
+    loss_error: Option<SliceError>,
+    owner_link: Arc<OwnerLink>,
 }
 
 /// The connection that a session lives and dies with.
-struct Life {
+struct OwnerLink {
     socket: OwnedFd,
     /// Whether this end closed it.
-    ended: AtomicBool,
+    is_closed_locally: AtomicBool,
 }
 
 impl MappedLeg {
@@ -61,39 +62,42 @@ impl MappedLeg {
     /// # Errors
     /// When the watcher cannot be started.
     pub fn new(
-        session: Session<Mapped>,
+        session: Session<MappedMedia>,
         handle: Handle,
         epoch: Epoch,
         owner: Box<dyn Leg>,
         life: OwnedFd,
     ) -> std::io::Result<MappedLeg> {
-        let view = Arc::downgrade(session.view());
-        let life = Arc::new(Life {
+        let view = Arc::downgrade(session.mapping());
+        let life = Arc::new(OwnerLink {
             socket: life,
-            ended: AtomicBool::new(false),
+            is_closed_locally: AtomicBool::new(false),
         });
         let watched = life.clone();
         let watcher = std::thread::Builder::new().name("brick-watcher".into());
-        watcher.spawn(move || watch(&view, &watched))?;
+        watcher.spawn(move || watch_owner(&view, &watched))?;
         Ok(MappedLeg {
             session,
             handle,
             epoch,
             owner,
-            asked: 0,
-            done: Vec::new(),
-            lost: None,
-            life,
+            owner_pending: 0,
+            completions: Vec::new(),
+            loss_error: None,
+            owner_link: life,
         })
     }
 
     /// Keeps an answer until it is reaped; one that it is lost holds from then on.
-    pub(crate) fn finish(&mut self, tag: u64, result: Result<SliceReply, SliceError>) {
+    pub(crate) fn push_completion(&mut self, tag: u64, result: Result<SliceReply, SliceError>) {
         if let Err(error @ SliceError::Lost(_)) = &result {
-            self.lost = Some(error.clone());
+            self.loss_error = Some(error.clone());
         }
-        debug_assert!(self.done.len() < MAPPED_DONE_MAX, "completions are reaped");
-        self.done.push(SliceCompletion { tag, result });
+        debug_assert!(
+            self.completions.len() < MAPPED_DONE_MAX,
+            "completions are reaped"
+        );
+        self.completions.push(SliceCompletion { tag, result });
     }
 
     /// Writes the same bytes through every leg at once: each source byte is
@@ -103,7 +107,7 @@ impl MappedLeg {
         offset: u64,
         data: &[u8],
         stamp: Stamp,
-    ) -> Answers {
+    ) -> LegAnswers {
         if data.len() > SLICE_IO_BYTES_MAX as usize {
             let cause = SliceError::OutOfRange(format!("{} bytes in one write", data.len()));
             return legs.iter().map(|_| Err(cause.clone())).collect();
@@ -114,30 +118,30 @@ impl MappedLeg {
     /// The same for a transaction.
     pub(crate) fn transact_all(
         legs: &mut [&mut MappedLeg],
-        parts: &[Part],
+        parts: &[TransactionPart],
         stamp: Stamp,
-    ) -> Answers {
+    ) -> LegAnswers {
         MappedLeg::change_all(legs, stamp, &|members| transact(members, parts, stamp))
     }
 
     fn change_all(
         legs: &mut [&mut MappedLeg],
         stamp: Stamp,
-        change: &impl Fn(&mut [Member<'_, Mapped>]) -> Result<(), Failure>,
-    ) -> Answers {
+        change: &impl Fn(&mut [LegSession<'_, MappedMedia>]) -> Result<(), LegFailure>,
+    ) -> LegAnswers {
         let mut lost = legs.iter().enumerate();
-        let lost = lost.find_map(|(at, leg)| Some((at, leg.lost.clone()?)));
+        let lost = lost.find_map(|(at, leg)| Some((at, leg.loss_error.clone()?)));
         let failed = lost.or_else(|| {
             let members = legs.iter_mut().map(|leg| {
                 leg.epoch = leg.epoch.max(stamp.epoch);
-                Member {
+                LegSession {
                     session: &mut leg.session,
                     handle: leg.handle,
                 }
             });
-            let mut members: ArrayVec<_, COPIES_MAX> = members.collect();
+            let mut members: ArrayVec<_, LEGS_MAX> = members.collect();
             let failure = change(&mut members).err()?;
-            Some((failure.member, SliceError::from(failure.cause)))
+            Some((failure.leg, SliceError::from(failure.cause)))
         });
         let Some((failed, error)) = failed else {
             return legs.iter().map(|_| Ok(SliceReply::Done)).collect();
@@ -145,10 +149,10 @@ impl MappedLeg {
         // The others go on without it, as if they had been asked alone.
         let (before, rest) = legs.split_at_mut(failed);
         let (_, after) = rest.split_at_mut(1);
-        let mut others: ArrayVec<&mut MappedLeg, COPIES_MAX> = ArrayVec::new();
+        let mut others: ArrayVec<&mut MappedLeg, LEGS_MAX> = ArrayVec::new();
         others.extend(before.iter_mut().chain(after).map(|leg| &mut **leg));
         let mut answers = match others.is_empty() {
-            true => Answers::new(),
+            true => LegAnswers::new(),
             false => MappedLeg::change_all(&mut others, stamp, change),
         };
         answers.insert(failed, Err(error));
@@ -158,41 +162,41 @@ impl MappedLeg {
 
 /// What a guest works on: a session of a leg's pool, and nothing else of it. Guests have no
 /// engine, and share pages with others of their kind.
-pub trait GuestLeg {
+pub trait DirectLeg {
     /// Where the pool lies.
     type Media: Media;
 
     /// The session, and the slice in its pool.
-    fn seat(&self) -> (&Session<Self::Media>, &Handle);
+    fn session_and_handle(&self) -> (&Session<Self::Media>, &Handle);
 
     /// The same, to be used.
-    fn member(&mut self) -> Member<'_, Self::Media>;
+    fn session_member(&mut self) -> LegSession<'_, Self::Media>;
 
     /// A write of this place will come: fetches meanwhile what other cores had last.
     #[inline]
-    fn expect_write(&self, offset: u64) {
-        let (session, handle) = self.seat();
-        session.expect_write(handle, page_of(offset));
+    fn prefetch_write(&self, offset: u64) {
+        let (session, handle) = self.session_and_handle();
+        session.prefetch_write(handle, page_of(offset));
     }
 
     /// A read of this place will come: fetches meanwhile what tells where it lies.
     #[inline]
-    fn expect_read(&self, offset: u64) {
-        let (session, handle) = self.seat();
-        session.expect_read(handle, page_of(offset));
+    fn prefetch_read(&self, offset: u64) {
+        let (session, handle) = self.session_and_handle();
+        session.prefetch_read(handle, page_of(offset));
     }
 
     /// It comes next: fetches where it lies.
     #[inline]
-    fn expect_page(&self, offset: u64) {
-        let (session, handle) = self.seat();
-        session.expect_page(handle, page_of(offset));
+    fn prefetch_page(&self, offset: u64) {
+        let (session, handle) = self.session_and_handle();
+        session.prefetch_page(handle, page_of(offset));
     }
 
     /// How many of `len` bytes from here on one record can tell of.
     #[inline]
     fn record_len(&self, offset: u64, len: u64) -> u64 {
-        self.seat().0.record_len(offset, len)
+        self.session_and_handle().0.record_len_max(offset, len)
     }
 
     /// Reads bytes, each page checked against its checksum.
@@ -201,7 +205,7 @@ pub trait GuestLeg {
     /// As the store says.
     #[inline]
     fn read_into(&mut self, offset: u64, into: &mut [u8], epoch: Epoch) -> Result<(), SliceError> {
-        let Member { session, handle } = self.member();
+        let LegSession { session, handle } = self.session_member();
         Ok(session.read(&handle, offset, into, epoch)?)
     }
 
@@ -210,31 +214,31 @@ pub trait GuestLeg {
     ///
     /// # Errors
     /// As the store says.
-    fn read_together(
+    fn read_consistent(
         &mut self,
-        pieces: &mut [Piece<'_>],
+        pieces: &mut [ReadPiece<'_>],
         epoch: Epoch,
     ) -> Result<bool, SliceError> {
-        let Member { session, handle } = self.member();
-        Ok(session.read_together(&handle, pieces, epoch)?)
+        let LegSession { session, handle } = self.session_member();
+        Ok(session.read_consistent(&handle, pieces, epoch)?)
     }
 
     /// The same without a copy: where the pages lie. None: as there.
     ///
     /// # Errors
     /// As the store says.
-    fn moment(
+    fn map_consistent(
         &mut self,
         ranges: &[(u64, u64)],
         epoch: Epoch,
-    ) -> Result<Option<Box<Moment<Self::Media>>>, SliceError> {
-        let Member { session, handle } = self.member();
-        Ok(session.moment(&handle, ranges, epoch)?)
+    ) -> Result<Option<Box<ConsistentRead<Self::Media>>>, SliceError> {
+        let LegSession { session, handle } = self.session_member();
+        Ok(session.map_consistent(&handle, ranges, epoch)?)
     }
 
     /// Whole pages of one chunk that are written together or not at all.
-    fn atomic_pages(&self) -> u64 {
-        self.seat().0.pages_max()
+    fn atomic_pages_max(&self) -> u64 {
+        self.session_and_handle().0.pages_max()
     }
 }
 
@@ -243,60 +247,64 @@ fn page_of(offset: u64) -> PageNo {
 }
 
 /// Of an operation of a guest: what its session did before is on all legs.
-fn stamp(epoch: Epoch, op: u64) -> Stamp {
-    Stamp { epoch, op, open: 0 }
+fn op_stamp(epoch: Epoch, op: u64) -> Stamp {
+    Stamp {
+        epoch,
+        op,
+        open_ops: 0,
+    }
 }
 
-fn members<L: GuestLeg>(legs: &mut [L]) -> ArrayVec<Member<'_, L::Media>, COPIES_MAX> {
-    legs.iter_mut().map(GuestLeg::member).collect()
+fn session_members<L: DirectLeg>(legs: &mut [L]) -> ArrayVec<LegSession<'_, L::Media>, LEGS_MAX> {
+    legs.iter_mut().map(DirectLeg::session_member).collect()
 }
 
 /// Writes bytes through every leg at once, for a guest. Each record is of this epoch, and
-/// gets a number that `next` gives, behind the lock words of its pages.
+/// gets a number that `next_piece` gives, behind the lock words of its pages.
 ///
 /// # Errors
 /// What the first leg says that failed. Whole pages before the failing one are there.
 #[inline]
-pub fn overwrite_all<L: GuestLeg>(
+pub fn overwrite_all<L: DirectLeg>(
     legs: &mut [L],
     offset: u64,
     data: &[u8],
     epoch: Epoch,
     next: impl Fn() -> u64,
 ) -> Result<(), SliceError> {
-    let stamp = || stamp(epoch, next());
-    let written = write_numbered(&mut members(legs), offset, data, epoch, stamp);
+    let stamp = || op_stamp(epoch, next());
+    let written = write_numbered(&mut session_members(legs), offset, data, epoch, stamp);
     written.map_err(|failure| failure.cause.into())
 }
 
 /// Changes pages of several places through every leg at once, as a whole, with a
-/// number that `next` gives behind the lock words of all of them.
+/// number that `next_piece` gives behind the lock words of all of them.
 ///
 /// # Errors
 /// What the first leg says that failed. Nothing has changed then, unless a slot was
 /// found damaged after the commit.
-pub fn overwrite_together<L: GuestLeg>(
+pub fn overwrite_atomically<L: DirectLeg>(
     legs: &mut [L],
-    parts: &[Part],
+    parts: &[TransactionPart],
     epoch: Epoch,
     next: impl Fn() -> u64,
 ) -> Result<(), SliceError> {
-    let stamp = || stamp(epoch, next());
-    let written = transact_numbered(&mut members(legs), parts, epoch, stamp);
+    let stamp = || op_stamp(epoch, next());
+    let written = transact_numbered(&mut session_members(legs), parts, epoch, stamp);
     written.map_err(|failure| failure.cause.into())
 }
 
-impl GuestLeg for MappedLeg {
-    type Media = Mapped;
+impl DirectLeg for MappedLeg {
+    type Media = MappedMedia;
 
     #[inline]
-    fn seat(&self) -> (&Session<Mapped>, &Handle) {
+    fn session_and_handle(&self) -> (&Session<MappedMedia>, &Handle) {
         (&self.session, &self.handle)
     }
 
     #[inline]
-    fn member(&mut self) -> Member<'_, Mapped> {
-        Member {
+    fn session_member(&mut self) -> LegSession<'_, MappedMedia> {
+        LegSession {
             session: &mut self.session,
             handle: self.handle,
         }
@@ -307,26 +315,26 @@ impl GuestLeg for MappedLeg {
 impl MappedLeg {
     /// What it shares with all legs of its pool in this process.
     #[must_use]
-    pub fn view(&self) -> &Arc<View<Mapped>> {
-        self.session.view()
+    pub fn view(&self) -> &Arc<PoolMapping<MappedMedia>> {
+        self.session.mapping()
     }
 
     /// Sessions of its pool that nobody has at the moment, and all.
     #[must_use]
     pub fn sessions(&self) -> (u32, u32) {
-        let control = self.session.view().control();
-        (control.spare_sessions(), control.sessions())
+        let control = self.session.mapping().control();
+        (control.free_sessions(), control.session_count())
     }
 
     /// The descriptors of its brick's connection.
     pub fn descriptors(&self, into: &mut Vec<RawFd>) {
-        into.push(self.life.socket.as_raw_fd());
-        self.owner.wait_on(into);
+        into.push(self.owner_link.socket.as_raw_fd());
+        self.owner.poll_fds(into);
     }
 
     /// Those of its pool, which all legs of one pool in a process share.
     pub fn pool_descriptors(&self, into: &mut Vec<RawFd>) {
-        let view = self.session.view();
+        let view = self.session.mapping();
         into.push(view.media().file().as_raw_fd());
         into.push(view.control().shared().file().as_raw_fd());
     }
@@ -334,15 +342,15 @@ impl MappedLeg {
 
 /// Waits for the brick's end; then no session of the mapping does anything
 /// more.
-fn watch(view: &Weak<View<Mapped>>, life: &Life) {
+fn watch_owner(view: &Weak<PoolMapping<MappedMedia>>, life: &OwnerLink) {
     loop {
         let mut fds = [PollFd::new(&life.socket, PollFlags::RDHUP)];
         match poll(&mut fds, None) {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
-            _ if life.ended.load(Ordering::Acquire) => return,
+            _ if life.is_closed_locally.load(Ordering::Acquire) => return,
             _ => {
                 if let Some(view) = view.upgrade() {
-                    view.abandon();
+                    view.mark_owner_gone();
                 }
                 return;
             }
@@ -352,46 +360,48 @@ fn watch(view: &Weak<View<Mapped>>, life: &Life) {
 
 impl Drop for MappedLeg {
     fn drop(&mut self) {
-        self.life.ended.store(true, Ordering::Release);
+        self.owner_link
+            .is_closed_locally
+            .store(true, Ordering::Release);
         // Ends the session and its watcher; fails only if the brick is gone.
-        let _ = shutdown(&self.life.socket, Shutdown::Both);
+        let _ = shutdown(&self.owner_link.socket, Shutdown::Both);
     }
 }
 
 impl Leg for MappedLeg {
     fn submit(&mut self, tag: u64, request: SliceRequest) {
-        if let Some(error) = self.lost.clone() {
-            return self.finish(tag, Err(error));
+        if let Some(error) = self.loss_error.clone() {
+            return self.push_completion(tag, Err(error));
         }
         self.epoch = request.epoch().map_or(self.epoch, |it| it.max(self.epoch));
         match execute(&mut self.session, self.handle, self.epoch, request) {
-            Executed::Done(result) => self.finish(tag, result),
-            Executed::Owner(request) => {
-                self.asked += 1;
+            ExecuteOutcome::Done(result) => self.push_completion(tag, result),
+            ExecuteOutcome::NeedsOwner(request) => {
+                self.owner_pending += 1;
                 self.owner.submit(tag, request);
             }
         }
     }
 
     fn reap(&mut self, into: &mut Vec<SliceCompletion>) {
-        into.append(&mut self.done);
-        if self.asked > 0 {
+        into.append(&mut self.completions);
+        if self.owner_pending > 0 {
             let before = into.len();
             self.owner.reap(into);
-            self.asked -= (into.len() - before) as u32;
+            self.owner_pending -= (into.len() - before) as u32;
         }
     }
 
-    fn ended(&mut self) -> Option<SliceError> {
-        self.owner.ended()
+    fn poll_closed(&mut self) -> Option<SliceError> {
+        self.owner.poll_closed()
     }
 
-    fn wait_on(&self, into: &mut Vec<RawFd>) {
-        self.owner.wait_on(into);
+    fn poll_fds(&self, into: &mut Vec<RawFd>) {
+        self.owner.poll_fds(into);
     }
 
     fn deadline(&self) -> Option<Instant> {
-        match (self.done.is_empty(), self.asked) {
+        match (self.completions.is_empty(), self.owner_pending) {
             // Nothing will become readable for what is done already.
             (false, _) => Some(Instant::now()),
             (true, 0) => None,

@@ -1,7 +1,7 @@
 //! What a volume tells about itself.
 
 use crate::limits::{DAMAGES_MAX, DIFFERENCES_MAX};
-use pagemesh_base::layout::{BrickId, LegState, Name, SliceId};
+use pagemesh_base::layout::{BrickId, LegState, SliceId, VolumeName};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,14 +53,14 @@ pub struct CopyReport {
     /// What the copy that follows has yet to get, if one does.
     pub lag: Option<Lag>,
     /// Copies that return, in their order, over all columns.
-    pub returns: BTreeMap<usize, Resync>,
+    pub resyncs: BTreeMap<usize, Resync>,
 }
 
 impl CopyReport {
     /// Whether there is nothing to tell.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.lag.is_none() && self.returns.is_empty()
+        self.lag.is_none() && self.resyncs.is_empty()
     }
 }
 
@@ -154,7 +154,7 @@ counters! {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeStatus {
     /// Its name.
-    pub name: Name,
+    pub name: VolumeName,
     /// The epoch held.
     pub epoch: u32,
     /// How it is.

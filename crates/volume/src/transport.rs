@@ -12,13 +12,13 @@ use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{Leg, SliceError};
 use pagemesh_fabric::limits::Timeouts;
-use pagemesh_fabric::map::{self, Grant};
+use pagemesh_fabric::map::{self, MapGrant};
 use pagemesh_fabric::tcp::{self, TcpLeg};
-use pagemesh_pmem::{Mapped, Shared};
+use pagemesh_pmem::{MappedMedia, SharedSegment};
 use pagemesh_store::control::Control;
 use pagemesh_store::pool::Pool;
+use pagemesh_store::pool_mapping::PoolMapping;
 use pagemesh_store::session::Session;
-use pagemesh_store::view::View;
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::Path;
@@ -40,7 +40,7 @@ pub struct Transports {
     key: Key,
     transport: Transport,
     timeouts: Timeouts,
-    views: Mutex<HashMap<BrickId, Weak<View<Mapped>>>>,
+    mappings: Mutex<HashMap<BrickId, Weak<PoolMapping<MappedMedia>>>>,
 }
 
 impl Transports {
@@ -51,7 +51,7 @@ impl Transports {
             key,
             transport,
             timeouts,
-            views: Mutex::default(),
+            mappings: Mutex::default(),
         }
     }
 
@@ -87,7 +87,7 @@ impl Transports {
         let (grant, link) = map::connect(socket, self.timeouts)?;
         check_brick(brick, grant.brick)?;
         let number = grant.session;
-        let view = self.view(grant)?;
+        let view = self.pool_mapping(grant)?;
         let (attached, owner, life) = link.attach(slice, epoch)?;
         let handle = view.handle(pagemesh_base::ids::ObjectId(attached.handle), slice)?;
         // A brick that stands still costs writes as much as over tcp.
@@ -98,25 +98,25 @@ impl Transports {
 
     /// The mapping of a granted pool: the present one of this opening, or a
     /// new one.
-    fn view(&self, grant: Grant) -> Result<Arc<View<Mapped>>, SliceError> {
-        let mut views = self.views.lock().unwrap_or_else(PoisonError::into_inner);
+    fn pool_mapping(&self, grant: MapGrant) -> Result<Arc<PoolMapping<MappedMedia>>, SliceError> {
+        let mut views = self.mappings.lock().unwrap_or_else(PoisonError::into_inner);
         views.retain(|_, view| view.strong_count() > 0);
         let known = views.get(&grant.brick).and_then(Weak::upgrade);
         if let Some(view) = known
             && view.incarnation().0 == grant.incarnation
-            && !view.is_gone()
+            && !view.is_owner_gone()
         {
             return Ok(view);
         }
         let brick = grant.brick;
-        let view = Arc::new(open_view(grant)?);
+        let view = Arc::new(open_mapping(grant)?);
         views.insert(brick, Arc::downgrade(&view));
         Ok(view)
     }
 }
 
 /// Maps what was granted.
-fn open_view(grant: Grant) -> Result<View<Mapped>, SliceError> {
+fn open_mapping(grant: MapGrant) -> Result<PoolMapping<MappedMedia>, SliceError> {
     let unusable = |cause: &dyn std::fmt::Display| {
         SliceError::Refused(format!(
             "the pool of brick {} cannot be mapped: {cause}",
@@ -126,10 +126,12 @@ fn open_view(grant: Grant) -> Result<View<Mapped>, SliceError> {
     let size = |bytes: u64| usize::try_from(bytes).map_err(|cause| unusable(&cause));
     let (pool_bytes, control_bytes) = (size(grant.pool_bytes)?, size(grant.control_bytes)?);
     let pool = File::from(grant.pool);
-    let media = Mapped::new(pool, pool_bytes).map_err(|cause| unusable(&cause))?;
+    let media = MappedMedia::new(pool, pool_bytes).map_err(|cause| unusable(&cause))?;
     let block = Pool::peek(&media).map_err(|cause| unusable(&cause))?;
     let media = match block.stated {
-        Some(stated) => media.stated(stated).map_err(|cause| unusable(&cause))?,
+        Some(stated) => media
+            .with_stated_class(stated)
+            .map_err(|cause| unusable(&cause))?,
         None => media,
     };
     if BrickId(block.pool) != grant.brick {
@@ -139,11 +141,11 @@ fn open_view(grant: Grant) -> Result<View<Mapped>, SliceError> {
         return Err(unusable(&"its size is not as the brick says"));
     }
     let control = File::from(grant.control);
-    let shared = Shared::open(control, control_bytes).map_err(|cause| unusable(&cause))?;
-    let control = Control::open(shared, block.geometry.lanes, block.incarnation);
+    let shared = SharedSegment::open(control, control_bytes).map_err(|cause| unusable(&cause))?;
+    let control = Control::open(shared, block.geometry.journals, block.incarnation);
     let control = control.map_err(|cause| unusable(&cause))?;
     let media = Arc::new(media);
-    Ok(View::new(
+    Ok(PoolMapping::new(
         media.clone(),
         media,
         control,

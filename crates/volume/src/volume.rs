@@ -4,15 +4,16 @@
 use crate::authority::{Authority, AuthorityError};
 use crate::channel;
 use crate::connector::Connector;
-use crate::guests::{Picture, Segment, Wound};
-use crate::hub::{Hub, Member, guard};
-use crate::keeper::{
-    AttachFailure, Call, Caller, CheckJob, Event, Keeper, Mailbox, ScrubOrder, ScrubPlan, perform,
+use crate::controller::{
+    AttachFailure, BlockingCall, CallRunner, CheckJob, ControllerEvent, Mailbox, ScrubOrder,
+    ScrubPlan, VolumeController, perform,
 };
-use crate::limits::{DOWN_LIMIT, LAYOUT_EVERY, LAYOUT_EVERY_RETURNING};
+use crate::direct_access::{DirectSegment, LayoutLease, TornOp};
+use crate::limits::{DOWN_LIMIT, LAYOUT_POLL, LAYOUT_POLL_RESYNCING};
+use crate::shared::{Member, VolumeShared, lock_unpoisoned};
+use crate::snapshot::LayoutSnapshot;
 use crate::status::{CheckReport, VolumeStatus};
-use crate::view::View;
-use pagemesh_base::layout::Name;
+use pagemesh_base::layout::VolumeName;
 use pagemesh_base::space::{Channel, Space, SpaceError};
 use pagemesh_base::wait::until_readable;
 use std::os::fd::RawFd;
@@ -28,7 +29,7 @@ pub enum AttachError {
     #[error("the volume {name} was not attached: {cause}")]
     Authority {
         /// Which volume.
-        name: Name,
+        name: VolumeName,
         /// What the manager said.
         cause: AuthorityError,
     },
@@ -39,25 +40,25 @@ pub enum AttachError {
     )]
     Unreachable {
         /// Which volume.
-        name: Name,
+        name: VolumeName,
         /// Which bricks, and why not.
         cause: String,
     },
     /// Another client was faster.
     #[error("another client attached the volume {0} meanwhile; try again to take it over")]
-    Fenced(Name),
+    Fenced(VolumeName),
     /// The process has no threads or descriptors left.
     #[error("the volume {name} was not attached: {cause}")]
     System {
         /// Which volume.
-        name: Name,
+        name: VolumeName,
         /// What the system said.
         cause: std::io::Error,
     },
 }
 
 impl AttachError {
-    pub(crate) fn new(name: Name, failure: AttachFailure) -> AttachError {
+    pub(crate) fn new(name: VolumeName, failure: AttachFailure) -> AttachError {
         match failure {
             AttachFailure::Authority(cause) => AttachError::Authority { name, cause },
             AttachFailure::Unreachable(cause) => AttachError::Unreachable { name, cause },
@@ -71,7 +72,7 @@ impl AttachError {
 #[error("the layout of {name} was not read again: {cause}")]
 pub struct RefreshError {
     /// Which volume.
-    pub name: Name,
+    pub name: VolumeName,
     /// What went wrong.
     pub cause: String,
 }
@@ -81,42 +82,43 @@ pub struct RefreshError {
 #[error("the check of {name} did not end: {cause}")]
 pub struct CheckError {
     /// Which volume.
-    pub name: Name,
+    pub name: VolumeName,
     /// What went wrong.
     pub cause: String,
 }
 
 /// An attached volume. Dropping it gives it back to the manager.
 pub struct Volume {
-    name: Name,
-    hub: Arc<Hub>,
+    name: VolumeName,
+    shared: Arc<VolumeShared>,
     mailbox: Arc<Mailbox>,
-    keeper: Mutex<Option<JoinHandle<()>>>,
+    controller: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Makes each call on a thread of its own: they are few, and may take long.
-struct Threads {
-    name: Name,
+struct CallThreads {
+    name: VolumeName,
     client: String,
     authority: Arc<dyn Authority>,
     connector: Arc<dyn Connector>,
     mailbox: Arc<Mailbox>,
 }
 
-impl Caller for Threads {
-    fn start(&self, id: u64, call: Call) {
-        let if_not_made = call.if_not_made();
+impl CallRunner for CallThreads {
+    fn start(&self, id: u64, call: BlockingCall) {
+        let if_not_made = call.failure_outcome();
         let (name, client) = (self.name.clone(), self.client.clone());
         let (authority, connector) = (Arc::clone(&self.authority), Arc::clone(&self.connector));
         let mailbox = Arc::clone(&self.mailbox);
         let run = move || {
             let outcome = perform(call, &name, &client, &*authority, &*connector);
-            mailbox.post(Event::Called(id, outcome));
+            mailbox.post(ControllerEvent::CallCompleted(id, outcome));
         };
         let thread = std::thread::Builder::new().name("volume-call".into());
         if let Err(error) = thread.spawn(run) {
             let why = format!("no thread for a call: {error}");
-            self.mailbox.post(Event::Called(id, if_not_made(why)));
+            self.mailbox
+                .post(ControllerEvent::CallCompleted(id, if_not_made(why)));
         }
     }
 }
@@ -131,7 +133,7 @@ impl Volume {
     pub fn attach(
         authority: Arc<dyn Authority>,
         connector: Arc<dyn Connector>,
-        name: Name,
+        name: VolumeName,
         client: &str,
     ) -> Result<Volume, AttachError> {
         let system = |cause| AttachError::System {
@@ -139,9 +141,12 @@ impl Volume {
             cause,
         };
         let member = Arc::new(Member::new().map_err(system)?);
-        let hub = Arc::new(Hub::new(View::empty(), Arc::clone(&member)));
+        let hub = Arc::new(VolumeShared::new(
+            LayoutSnapshot::empty(),
+            Arc::clone(&member),
+        ));
         let mailbox = Arc::new(Mailbox::new(Arc::clone(&member)));
-        let threads = Threads {
+        let threads = CallThreads {
             name: name.clone(),
             client: client.to_owned(),
             authority,
@@ -154,16 +159,16 @@ impl Volume {
             let (name, hub, mailbox) = (name.clone(), Arc::clone(&hub), Arc::clone(&mailbox));
             move || {
                 let own = Arc::clone(&mailbox);
-                let keeper = Keeper::new(name, hub, member, mailbox, Box::new(threads));
-                keep(keeper, &own, &tell);
+                let keeper = VolumeController::new(name, hub, member, mailbox, Box::new(threads));
+                run_controller(keeper, &own, &tell);
             }
         };
         let keeper = Mutex::new(Some(thread.spawn(run).map_err(system)?));
         let volume = Volume {
             name: name.clone(),
-            hub,
+            shared: hub,
             mailbox,
-            keeper,
+            controller: keeper,
         };
         let failure = match told.recv() {
             Ok(Ok(())) => return Ok(volume),
@@ -176,7 +181,7 @@ impl Volume {
     /// How it is.
     #[must_use]
     pub fn status(&self) -> Option<VolumeStatus> {
-        self.mailbox.status(&self.hub, |told| told.elapsed())
+        self.mailbox.status(&self.shared, |told| told.elapsed())
     }
 
     /// Reads the layout again, after the volume has grown. Blocks until
@@ -186,7 +191,7 @@ impl Volume {
     /// When the manager does not answer, or a new part is not reachable.
     pub fn refresh(&self) -> Result<(), RefreshError> {
         let (answer, result) = mpsc::channel();
-        self.mailbox.post(Event::Refresh(answer));
+        self.mailbox.post(ControllerEvent::Refresh(answer));
         let result = result.recv_timeout(DOWN_LIMIT * 2);
         let result = result.unwrap_or_else(|_| Err("there was no answer in time".into()));
         result.map_err(|cause| RefreshError {
@@ -195,7 +200,7 @@ impl Volume {
         })
     }
 
-    /// Compares the in-sync legs while the volume is in use; `progress` is
+    /// Compares the in-sync legs while the volume is in use; `add_progress` is
     /// told bytes done and bytes in all. With `repair_from`, pages that differ
     /// are copied from that leg of the column.
     ///
@@ -211,13 +216,13 @@ impl Volume {
             progress: Mutex::default(),
             changed: Condvar::new(),
         });
-        self.mailbox.post(Event::Check(Arc::clone(&job)));
-        let mut state = guard(&job.progress);
+        self.mailbox.post(ControllerEvent::Check(Arc::clone(&job)));
+        let mut state = lock_unpoisoned(&job.progress);
         loop {
             if let Some(result) = state.result.take() {
                 return result.map_err(|cause| self.check_error(cause));
             }
-            if guard(&self.keeper)
+            if lock_unpoisoned(&self.controller)
                 .as_ref()
                 .is_none_or(JoinHandle::is_finished)
             {
@@ -227,7 +232,9 @@ impl Volume {
             drop(state);
             progress(done, total);
             let look_again = Duration::from_millis(100);
-            let waited = job.changed.wait_timeout(guard(&job.progress), look_again);
+            let waited = job
+                .changed
+                .wait_timeout(lock_unpoisoned(&job.progress), look_again);
             state = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
         }
     }
@@ -236,17 +243,18 @@ impl Volume {
     /// first time soon, and later as planned. Nothing is scrubbed unless this
     /// or [`Volume::start_scrub`] is called; a later plan replaces it.
     pub fn plan_scrubs(&self, plan: ScrubPlan) {
-        self.mailbox.post(Event::Scrub(ScrubOrder::Plan(plan)));
+        self.mailbox
+            .post(ControllerEvent::Scrub(ScrubOrder::Plan(plan)));
     }
 
     /// Begins a scrub now, or goes on with the one that was stopped.
     pub fn start_scrub(&self) {
-        self.mailbox.post(Event::Scrub(ScrubOrder::Start));
+        self.mailbox.post(ControllerEvent::Scrub(ScrubOrder::Start));
     }
 
     /// Stops the scrub that is under way where it is.
     pub fn stop_scrub(&self) {
-        self.mailbox.post(Event::Scrub(ScrubOrder::Stop));
+        self.mailbox.post(ControllerEvent::Scrub(ScrubOrder::Stop));
     }
 
     fn check_error(&self, cause: String) -> CheckError {
@@ -259,23 +267,23 @@ impl Volume {
 
 impl Space for Volume {
     fn size_bytes(&self) -> u64 {
-        self.hub.view().1.size_bytes
+        self.shared.snapshot().1.size_bytes
     }
 
-    fn buffers(&self) -> bool {
-        self.hub.view().1.buffers()
+    fn has_write_cache(&self) -> bool {
+        self.shared.snapshot().1.buffers()
     }
 
-    fn flush_waits(&self) -> bool {
-        self.buffers() || self.hub.ship.last() != 0
+    fn needs_flush(&self) -> bool {
+        self.has_write_cache() || self.shared.replication.last_number() != 0
     }
 
-    fn losses(&self) -> u64 {
-        self.hub.losses.all()
+    fn lost_writes(&self) -> u64 {
+        self.shared.lost_writes.total()
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
-        let channel = channel::open(&self.hub, &self.mailbox)?;
+        let channel = channel::open(&self.shared, &self.mailbox)?;
         Ok(Box::new(channel))
     }
 }
@@ -284,10 +292,10 @@ impl Volume {
     /// Gives it back to the manager, though others may still hold it; nothing can be done
     /// with it any more. For whoever ends the process: a thread that has it for a moment
     /// would otherwise be the one to drop it, and be ended while it does.
-    pub fn give_back(&self) {
-        let keeper = guard(&self.keeper).take();
+    pub fn detach(&self) {
+        let keeper = lock_unpoisoned(&self.controller).take();
         if let Some(keeper) = keeper {
-            self.mailbox.post(Event::Detach);
+            self.mailbox.post(ControllerEvent::Detach);
             // A panic there has been reported where it happened.
             let _ = keeper.join();
         }
@@ -296,51 +304,56 @@ impl Volume {
 
 /// What a mount does for its guests.
 impl Volume {
-    /// Lets processes work by [`guests::Picture`](crate::guests::Picture)s from now on,
+    /// Lets processes work by [`guests::LayoutLease`](crate::guests::Picture)s from now on,
     /// while all legs are of the kind for that. What they share lives as long as this.
     ///
     /// # Errors
     /// When the system has no memory for it.
-    pub fn admit_guests(&self) -> Result<&Segment, pagemesh_pmem::MapError> {
-        if let Some(guests) = self.hub.guests.get() {
+    pub fn enable_direct_access(&self) -> Result<&DirectSegment, pagemesh_pmem::MapError> {
+        if let Some(guests) = self.shared.direct_access.get() {
             return Ok(&guests.segment);
         }
-        let guests = self.hub.admit_guests()?;
-        self.mailbox.post(Event::Guests);
+        let guests = self.shared.enable_direct_access()?;
+        self.mailbox.post(ControllerEvent::DirectAccessEnabled);
         Ok(&guests.segment)
     }
 
     /// What guests work by now; none: they may do nothing.
-    pub fn guest_picture(&self) -> Option<Picture> {
-        self.hub.guests.get()?.picture()
+    pub fn layout_lease(&self) -> Option<LayoutLease> {
+        self.shared.direct_access.get()?.lease()
     }
 
     /// Makes all legs alike where a guest died inside of an operation, and has the copy that
     /// follows get what the guest had begun to say. The caller leaves the row as it is, and
     /// sees to it that nobody who goes through the kernel reads or changes these bytes
     /// meanwhile. Blocks until it is done, or the volume is over.
-    pub fn heal(&self, row: usize, wound: Wound) {
+    pub fn reconcile(&self, row: usize, wound: TornOp) {
         let (done, told) = mpsc::channel();
-        self.mailbox.post(Event::Heal(row, wound, done));
+        self.mailbox
+            .post(ControllerEvent::Reconcile(row, wound, done));
         // Dropped untold: nobody can do anything with the volume any more.
         let _ = told.recv();
     }
 
     /// A guest has changed something while nobody looked for what the copy that follows
     /// is to get.
-    pub fn call_shipping(&self) {
-        self.hub.wake_keeper();
+    pub fn wake_replication(&self) {
+        self.shared.wake_controller();
     }
 }
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        self.give_back();
+        self.detach();
     }
 }
 
 /// The keeper's thread.
-fn keep(mut keeper: Keeper, mailbox: &Mailbox, attached: &Sender<Result<(), AttachFailure>>) {
+fn run_controller(
+    mut keeper: VolumeController,
+    mailbox: &Mailbox,
+    attached: &Sender<Result<(), AttachFailure>>,
+) {
     let start = Instant::now();
     // Only once it has attached: before, no layout is its own.
     let mut look_at = None;
@@ -348,22 +361,22 @@ fn keep(mut keeper: Keeper, mailbox: &Mailbox, attached: &Sender<Result<(), Atta
     let mut descriptors: Vec<RawFd> = vec![];
     while !keeper.is_ended() {
         if look_at.is_some_and(|at| start.elapsed() >= at) {
-            let every = match keeper.has_returns() {
-                true => LAYOUT_EVERY_RETURNING,
-                false => LAYOUT_EVERY,
+            let every = match keeper.has_resyncs() {
+                true => LAYOUT_POLL_RESYNCING,
+                false => LAYOUT_POLL,
             };
             look_at = Some(start.elapsed() + every);
             // One question at a time: the manager may be away for longer.
             let is_open = |asked: &Receiver<_>| asked.try_recv() == Err(TryRecvError::Empty);
             if !asked.as_ref().is_some_and(is_open) {
                 let (answer, told) = mpsc::channel();
-                mailbox.post(Event::Refresh(answer));
+                mailbox.post(ControllerEvent::Refresh(answer));
                 asked = Some(told);
             }
         }
-        let next = keeper.turn(start.elapsed());
-        if let Some(result) = keeper.take_attached() {
-            look_at = result.is_ok().then(|| start.elapsed() + LAYOUT_EVERY);
+        let next = keeper.poll(start.elapsed());
+        if let Some(result) = keeper.take_attach_result() {
+            look_at = result.is_ok().then(|| start.elapsed() + LAYOUT_POLL);
             // An attach that nobody waits for ends with the volume's drop.
             let _ = attached.send(result);
         }

@@ -12,7 +12,7 @@ pub(crate) struct Wake {
     raised: AtomicBool,
     /// Raises that were taken before they reached the descriptor. Left there,
     /// they would keep it readable, and its sleeper awake. Only takers use it.
-    owed: AtomicU64,
+    uncounted_raises: AtomicU64,
 }
 
 impl Wake {
@@ -22,7 +22,7 @@ impl Wake {
         Ok(Wake {
             fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             raised: AtomicBool::new(false),
-            owed: AtomicU64::new(0),
+            uncounted_raises: AtomicU64::new(0),
         })
     }
 
@@ -37,7 +37,7 @@ impl Wake {
 
     /// True once for one or many raises.
     pub(crate) fn take(&self) -> bool {
-        let owed = self.owed.load(Ordering::Relaxed);
+        let owed = self.uncounted_raises.load(Ordering::Relaxed);
         step("flag");
         if owed == 0 && !self.raised.load(Ordering::Acquire) {
             return false;
@@ -55,7 +55,7 @@ impl Wake {
         let count = read.map_or(0, |_| u64::from_ne_bytes(count));
         let was_raised = cleared.unwrap_or_else(clear);
         let left = owed + u64::from(was_raised) - count;
-        self.owed.store(left, Ordering::Relaxed);
+        self.uncounted_raises.store(left, Ordering::Relaxed);
         was_raised
     }
 
@@ -77,7 +77,7 @@ mod tests {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     #[test]
-    fn a_raise_that_was_taken_early_does_not_keep_its_sleeper_awake() {
+    fn early_taken_raise_leaves_descriptor_clear() {
         let wake = Wake::new().unwrap();
         wake.raise();
         assert!(wake.is_readable() && wake.take());

@@ -4,21 +4,22 @@
 use bytes::Bytes;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{
-    BrickId, Column, EpochNumber, Layout, Leg as Place, LegState, Name, Segment, SliceId,
+    BrickId, Column, EpochNumber, Layout, Leg as Place, LegState, Segment, SliceId, VolumeName,
 };
 use pagemesh_base::slice::{
-    BrickControl, Leg, Part, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
+    BrickControl, Leg, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
+    TransactionPart,
 };
 use pagemesh_base::space::{Channel, Completion, Reply, Request, Space, SpaceError, Token};
 use pagemesh_base::wait::until_readable;
-use pagemesh_brick::brick::{Brick, Housekeeper};
+use pagemesh_brick::brick::{Brick, MaintenanceThread};
 use pagemesh_brick::file;
 use pagemesh_pmem::Durability;
 use pagemesh_store::pool::Pool;
 use pagemesh_store::session::Session;
 use pagemesh_volume::{
-    Attached, Authority, AuthorityError, BrickAddress, Connector, CopyReport, LegChange, MappedLeg,
-    Volume, VolumeState, VolumeStatus,
+    Authority, AuthorityError, BrickAddress, Connector, CopyReport, LegChange, MappedLeg,
+    ResolvedLayout, Volume, VolumeState, VolumeStatus,
 };
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -39,30 +40,30 @@ const fn slice(leg: usize) -> SliceId {
 }
 
 /// A running brick: its end is what its clients' lives hang on.
-struct Running {
+struct RunningBrick {
     brick: Arc<Brick>,
-    _housekeeper: Housekeeper,
-    lives: Vec<UnixStream>,
+    _housekeeper: MaintenanceThread,
+    client_sockets: Vec<UnixStream>,
 }
 
-struct House {
+struct BrickHost {
     directory: TempDir,
     id: BrickId,
-    running: Mutex<Option<Running>>,
+    running: Mutex<Option<RunningBrick>>,
 }
 
-impl House {
-    fn new(leg: usize, pool_bytes: u64, slice_bytes: u64) -> House {
+impl BrickHost {
+    fn new(leg: usize, pool_bytes: u64, slice_bytes: u64) -> BrickHost {
         let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
         let id = file::create(&directory.path().join("pool"), pool_bytes).expect("a pool");
-        let house = House {
+        let house = BrickHost {
             directory,
             id: BrickId(id),
             running: Mutex::new(None),
         };
         house.start();
         house
-            .with(|running| running.brick.create(slice(leg), slice_bytes))
+            .with_running(|running| running.brick.create(slice(leg), slice_bytes))
             .expect("a slice");
         house
     }
@@ -70,17 +71,17 @@ impl House {
     /// Once the last client of its life before has let go of the pool.
     fn start(&self) {
         let path = self.directory.path().join("pool");
-        let (brick, housekeeper) = until(
+        let (brick, housekeeper) = wait_for(
             || "the pool is free".into(),
             || {
                 let (brick, housekeeper, _) = Brick::open(&path).ok()?;
                 Some((brick, housekeeper))
             },
         );
-        *self.running.lock().expect("whole") = Some(Running {
+        *self.running.lock().expect("whole") = Some(RunningBrick {
             brick,
             _housekeeper: housekeeper,
-            lives: vec![],
+            client_sockets: vec![],
         });
     }
 
@@ -88,7 +89,7 @@ impl House {
         self.running.lock().expect("whole").take();
     }
 
-    fn with<T>(&self, look: impl FnOnce(&mut Running) -> T) -> T {
+    fn with_running<T>(&self, look: impl FnOnce(&mut RunningBrick) -> T) -> T {
         look(
             self.running
                 .lock()
@@ -100,22 +101,22 @@ impl House {
 }
 
 #[derive(Clone)]
-struct Houses(Arc<Vec<House>>);
+struct BrickHosts(Arc<Vec<BrickHost>>);
 
 /// The connection to the owner, without the wire.
-struct Owner {
+struct OwnerConnection {
     brick: Arc<Brick>,
     slice: SliceId,
     session: u32,
     done: Vec<SliceCompletion>,
     /// Readable when the brick has ended.
-    life: OwnedFd,
+    lifeline: OwnedFd,
 }
 
-impl Leg for Owner {
+impl Leg for OwnerConnection {
     fn submit(&mut self, tag: u64, request: SliceRequest) {
         let epoch = request.epoch().unwrap_or(Epoch(u32::MAX));
-        let result = self.brick.own(self.slice, epoch, request);
+        let result = self.brick.execute_as_owner(self.slice, epoch, request);
         self.done.push(SliceCompletion { tag, result });
     }
 
@@ -123,13 +124,13 @@ impl Leg for Owner {
         into.append(&mut self.done);
     }
 
-    fn ended(&mut self) -> Option<SliceError> {
-        let is_gone = self.brick.view().is_gone();
+    fn poll_closed(&mut self) -> Option<SliceError> {
+        let is_gone = self.brick.mapping().is_owner_gone();
         is_gone.then(|| SliceError::Lost("it has ended".into()))
     }
 
-    fn wait_on(&self, into: &mut Vec<RawFd>) {
-        into.push(self.life.as_raw_fd());
+    fn poll_fds(&self, into: &mut Vec<RawFd>) {
+        into.push(self.lifeline.as_raw_fd());
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -137,13 +138,13 @@ impl Leg for Owner {
     }
 }
 
-impl Drop for Owner {
+impl Drop for OwnerConnection {
     fn drop(&mut self) {
         self.brick.close_session(self.session);
     }
 }
 
-impl Connector for Houses {
+impl Connector for BrickHosts {
     fn connect(
         &self,
         brick: BrickId,
@@ -158,17 +159,17 @@ impl Connector for Houses {
         };
         let own = running.brick.clone();
         let (object, _) = own.attach(slice, epoch)?;
-        let handle = own.view().handle(object, slice)?;
+        let handle = own.mapping().handle(object, slice)?;
         let number = own.open_session(1, 1)?;
-        let session = Session::new(own.view().clone(), number);
+        let session = Session::new(own.mapping().clone(), number);
         let (ours, theirs) = UnixStream::pair().expect("a pair");
-        running.lives.push(theirs);
-        let owner = Owner {
+        running.client_sockets.push(theirs);
+        let owner = OwnerConnection {
             brick: own,
             slice,
             session: number,
             done: vec![],
-            life: ours.try_clone().expect("a descriptor").into(),
+            lifeline: ours.try_clone().expect("a descriptor").into(),
         };
         let leg = MappedLeg::new(session, handle, epoch, Box::new(owner), OwnedFd::from(ours));
         Ok(Box::new(leg.expect("a watcher")))
@@ -182,13 +183,13 @@ struct Manager {
 }
 
 impl Manager {
-    fn attached(layout: &Layout) -> Attached {
+    fn attached(layout: &Layout) -> ResolvedLayout {
         let address = BrickAddress {
             durability: "process".into(),
             ..BrickAddress::default()
         };
         let legs = layout.segments[0].columns[0].legs.iter();
-        Attached {
+        ResolvedLayout {
             layout: layout.clone(),
             bricks: legs
                 .map(|leg| (leg.brick, address.clone()))
@@ -198,7 +199,7 @@ impl Manager {
 }
 
 impl Authority for Manager {
-    fn attach(&self, _name: &Name, _client: &str) -> Result<Attached, AuthorityError> {
+    fn attach(&self, _name: &VolumeName, _client: &str) -> Result<ResolvedLayout, AuthorityError> {
         let (layout, attachment) = &mut *self.layout.lock().expect("whole");
         layout.epoch.0 += 1;
         *attachment = layout.epoch.into();
@@ -207,7 +208,7 @@ impl Authority for Manager {
 
     fn change_legs(
         &self,
-        _name: &Name,
+        _name: &VolumeName,
         attachment: Epoch,
         expected: Epoch,
         changes: &[LegChange],
@@ -232,15 +233,15 @@ impl Authority for Manager {
 
     fn layout(
         &self,
-        _name: &Name,
+        _name: &VolumeName,
         _attachment: Epoch,
         _told: &CopyReport,
-    ) -> Result<Attached, AuthorityError> {
+    ) -> Result<ResolvedLayout, AuthorityError> {
         Ok(Manager::attached(&self.layout.lock().expect("whole").0))
     }
 
     /// The first time it cannot be reached.
-    fn detach(&self, _name: &Name, _attachment: Epoch) -> Result<(), AuthorityError> {
+    fn detach(&self, _name: &VolumeName, _attachment: Epoch) -> Result<(), AuthorityError> {
         match self.detached.fetch_add(1, Ordering::SeqCst) {
             0 => Err(AuthorityError::Unreachable("out".into())),
             _ => Ok(()),
@@ -249,7 +250,7 @@ impl Authority for Manager {
 }
 
 #[track_caller]
-fn until<T>(what: impl Fn() -> String, mut look: impl FnMut() -> Option<T>) -> T {
+fn wait_for<T>(what: impl Fn() -> String, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + LIMIT;
     loop {
         if let Some(found) = look() {
@@ -260,16 +261,16 @@ fn until<T>(what: impl Fn() -> String, mut look: impl FnMut() -> Option<T>) -> T
     }
 }
 
-struct World {
+struct MappedCluster {
     manager: Arc<Manager>,
-    houses: Houses,
+    hosts: BrickHosts,
 }
 
-impl World {
-    fn new(pools: &[u64], slice_bytes: u64) -> World {
+impl MappedCluster {
+    fn new(pools: &[u64], slice_bytes: u64) -> MappedCluster {
         let houses = pools.iter().enumerate();
-        let houses = houses.map(|(leg, &bytes)| House::new(leg, bytes, slice_bytes));
-        let houses: Vec<House> = houses.collect();
+        let houses = houses.map(|(leg, &bytes)| BrickHost::new(leg, bytes, slice_bytes));
+        let houses: Vec<BrickHost> = houses.collect();
         let legs = houses.iter().enumerate().map(|(leg, house)| Place {
             brick: house.id,
             slice: slice(leg),
@@ -291,17 +292,17 @@ impl World {
                 columns: vec![column],
             }],
         };
-        World {
+        MappedCluster {
             manager: Arc::new(Manager {
                 layout: Mutex::new((layout, Epoch(0))),
                 detached: AtomicUsize::new(0),
             }),
-            houses: Houses(Arc::new(houses)),
+            hosts: BrickHosts(Arc::new(houses)),
         }
     }
 
     fn attach(&self) -> Client {
-        let connector = Arc::new(self.houses.clone());
+        let connector = Arc::new(self.hosts.clone());
         let volume = Volume::attach(self.manager.clone(), connector, name(), "test");
         let volume = volume.expect("attached");
         let channel = volume.open().expect("a channel");
@@ -314,22 +315,22 @@ impl World {
 
     /// What a brick tells about operations in flight.
     fn in_flight(&self, leg: usize) -> Vec<(u64, u32, u32, u64)> {
-        let table = self.houses.0[leg]
-            .with(|running| {
+        let table = self.hosts.0[leg]
+            .with_running(|running| {
                 running
                     .brick
-                    .own(slice(leg), Epoch(0), SliceRequest::InFlight)
+                    .execute_as_owner(slice(leg), Epoch(0), SliceRequest::InFlight)
             })
             .expect("a table");
         let SliceReply::InFlight(Some(table)) = table else {
             panic!("no table");
         };
-        let entry = |e: pagemesh_base::slice::InFlight| (e.page.0, e.count, e.epoch.0, e.op);
+        let entry = |e: pagemesh_base::slice::InFlightOp| (e.page.0, e.count, e.epoch.0, e.op);
         table.into_iter().map(entry).collect()
     }
 }
 
-fn name() -> Name {
+fn name() -> VolumeName {
     "v".parse().expect("a name")
 }
 
@@ -340,7 +341,7 @@ struct Client {
 }
 
 impl Client {
-    fn finish(&mut self, request: Request) -> Result<Reply, SpaceError> {
+    fn complete(&mut self, request: Request) -> Result<Reply, SpaceError> {
         self.next += 1;
         self.channel.submit(Token(self.next), request);
         let mut done: Vec<Completion> = vec![];
@@ -356,21 +357,21 @@ impl Client {
                 "no answer: {:?}",
                 self.volume.status()
             );
-            self.wait(end);
+            self.wait_for_signal(end);
         }
     }
 
     /// By the channel's own signs only, as fronts do: a sign that is missing
     /// is a request that never ends.
-    fn wait(&self, end: Instant) {
+    fn wait_for_signal(&self, end: Instant) {
         let mut fds = vec![];
-        self.channel.wait_on(&mut fds);
+        self.channel.poll_fds(&mut fds);
         let until = self.channel.deadline().map_or(end, |at| at.min(end));
         until_readable(&fds, Some(until)).expect("waited");
     }
 
     fn write(&mut self, offset: u64, len: u64, value: u8) -> Result<Reply, SpaceError> {
-        self.finish(Request::Write {
+        self.complete(Request::Write {
             offset,
             data: Bytes::from(vec![value; len as usize]),
             durable: false,
@@ -378,10 +379,10 @@ impl Client {
     }
 
     #[track_caller]
-    fn holds(&mut self, offset: u64, len: u64, value: u8) {
+    fn assert_holds(&mut self, offset: u64, len: u64, value: u8) {
         for _ in 0..3 {
             let len = len as u32;
-            let read = self.finish(Request::Read { offset, len });
+            let read = self.complete(Request::Read { offset, len });
             let expected = vec![value; len as usize];
             assert!(read == Ok(Reply::Data(expected)), "not {value} at {offset}");
         }
@@ -392,8 +393,8 @@ impl Client {
     }
 
     #[track_caller]
-    fn until(&self, state: VolumeState) {
-        until(
+    fn wait_for_state(&self, state: VolumeState) {
+        wait_for(
             || format!("{state:?}, but {:?}", self.status()),
             || (self.status().state == state).then_some(()),
         );
@@ -401,15 +402,15 @@ impl Client {
 
     /// The status tells of it soon after the write that met it is answered.
     #[track_caller]
-    fn until_left_out(&self, leg: usize) {
-        until(
+    fn wait_until_stale(&self, leg: usize) {
+        wait_for(
             || format!("leg {leg} stale, but {:?}", self.status()),
             || (self.status().columns[0].legs[leg].state == LegState::Stale).then_some(()),
         );
     }
 
     #[track_caller]
-    fn legs_are_equal(&self) {
+    fn assert_legs_equal(&self) {
         let report = self.volume.check(None, &mut |_, _| ()).expect("a check");
         assert_eq!((report.pages_differing, report.pages_damaged), (0, 0));
     }
@@ -417,26 +418,26 @@ impl Client {
 
 /// Of an owner that stands still each request would wait in vain, one after the other.
 #[test]
-fn a_leg_whose_owner_stood_still_is_lost_for_good() {
-    let house = House::new(0, 32 * MIB, 8 * MIB);
+fn leg_with_stalled_owner_stays_lost() {
+    let house = BrickHost::new(0, 32 * MIB, 8 * MIB);
     house.stop();
     let path = house.directory.path().join("pool");
-    let (media, _claim) = until(|| "the pool is free".into(), || file::open(&path).ok());
+    let (media, _claim) = wait_for(|| "the pool is free".into(), || file::open(&path).ok());
     let (media, durability) = (Arc::new(media), Durability::Process);
     let (pool, _) = Pool::open(Arc::clone(&media), media).expect("it is whole");
     // Nobody tends it but this test.
     let brick = Arc::new(Brick::new(pool, durability));
     let (object, _) = brick.attach(slice(0), Epoch(1)).expect("attached");
-    let handle = brick.view().handle(object, slice(0)).expect("a handle");
+    let handle = brick.mapping().handle(object, slice(0)).expect("a handle");
     let number = brick.open_session(1, 1).expect("a session");
-    let session = Session::new(brick.view().clone(), number).with_owner_wait(Duration::ZERO);
+    let session = Session::new(brick.mapping().clone(), number).with_owner_wait(Duration::ZERO);
     let (ours, _theirs) = UnixStream::pair().expect("a pair");
-    let owner = Owner {
+    let owner = OwnerConnection {
         brick: Arc::clone(&brick),
         slice: slice(0),
         session: number,
         done: vec![],
-        life: ours.try_clone().expect("a descriptor").into(),
+        lifeline: ours.try_clone().expect("a descriptor").into(),
     };
     let leg = MappedLeg::new(session, handle, Epoch(1), Box::new(owner), ours.into());
     let mut leg = leg.expect("a watcher");
@@ -444,7 +445,7 @@ fn a_leg_whose_owner_stood_still_is_lost_for_good() {
         let stamp = Stamp {
             epoch: Epoch(1),
             op,
-            open: 0,
+            open_ops: 0,
         };
         let data = Bytes::from(vec![1; MIB as usize]);
         let offset = op % 8 * MIB;
@@ -463,7 +464,7 @@ fn a_leg_whose_owner_stood_still_is_lost_for_good() {
     let first = (1..1000).find(|&op| write(op).is_err());
     let first = first.expect("what it was granted ends");
     // The owner goes on, and gives what was asked for.
-    while brick.tend() {}
+    while brick.maintain() {}
     let answer = write(first + 1);
     assert!(matches!(answer, Err(SliceError::Lost(_))), "{answer:?}");
 }
@@ -471,9 +472,9 @@ fn a_leg_whose_owner_stood_still_is_lost_for_good() {
 /// Every length and alignment, over two and three legs, and beyond what one
 /// record names.
 #[test]
-fn legs_that_are_written_together_are_the_same() {
+fn legs_written_together_are_equal() {
     for legs in [2, 3] {
-        let world = World::new(&vec![32 * MIB; legs], 8 * MIB);
+        let world = MappedCluster::new(&vec![32 * MIB; legs], 8 * MIB);
         let mut client = world.attach();
         let places = [
             (0, PAGE),
@@ -489,12 +490,12 @@ fn legs_that_are_written_together_are_the_same() {
             }
             let (offset, len) = (3 * MIB + 512 * round as u64, MIB);
             assert_eq!(
-                client.finish(Request::Discard { offset, len }),
+                client.complete(Request::Discard { offset, len }),
                 Ok(Reply::Done)
             );
-            client.holds(offset, len, 0);
-            client.holds(6 * MIB - 512, MIB + 1024, value);
-            client.legs_are_equal();
+            client.assert_holds(offset, len, 0);
+            client.assert_holds(6 * MIB - 512, MIB + 1024, value);
+            client.assert_legs_equal();
         }
         assert_eq!(client.status().counters.legs_lost, 0);
     }
@@ -503,8 +504,8 @@ fn legs_that_are_written_together_are_the_same() {
 /// The stamps of a fused write are those of separate ones: what a client that
 /// is gone had last is listed by every leg, with the same epoch and number.
 #[test]
-fn every_leg_lists_the_last_writes_of_a_client_that_is_gone() {
-    let world = World::new(&[16 * MIB, 16 * MIB, 16 * MIB], MIB);
+fn all_legs_list_last_writes_of_dead_client() {
+    let world = MappedCluster::new(&[16 * MIB, 16 * MIB, 16 * MIB], MIB);
     let mut client = world.attach();
     let epoch = client.status().epoch;
     for page in 0..5 {
@@ -522,42 +523,42 @@ fn every_leg_lists_the_last_writes_of_a_client_that_is_gone() {
     assert_eq!(world.in_flight(2), first);
     // Settled, they are forgotten.
     let client = world.attach();
-    client.legs_are_equal();
+    client.assert_legs_equal();
     assert_eq!(world.in_flight(0), []);
 }
 
 /// The pool of the leg in the middle fills up within a write: the others have
 /// all of it, and the client hears of nothing.
 #[test]
-fn a_leg_that_fills_up_within_a_write_is_left_out() {
+fn leg_filled_by_a_write_becomes_stale() {
     for full in [0, 1] {
         let mut pools = [32 * MIB; 3];
         pools[full] = 4 * MIB;
-        let world = World::new(&pools, 8 * MIB);
+        let world = MappedCluster::new(&pools, 8 * MIB);
         let mut client = world.attach();
         for piece in 0..8 {
             assert_eq!(client.write(piece * MIB, MIB, 3), Ok(Reply::Done));
         }
-        client.until_left_out(full);
-        client.holds(0, 8 * MIB, 3);
-        client.legs_are_equal();
+        client.wait_until_stale(full);
+        client.assert_holds(0, 8 * MIB, 3);
+        client.assert_legs_equal();
         // Room again: it returns.
         let all = Request::Discard {
             offset: 0,
             len: 8 * MIB,
         };
-        assert_eq!(client.finish(all), Ok(Reply::Done));
+        assert_eq!(client.complete(all), Ok(Reply::Done));
         assert_eq!(client.write(0, MIB, 4), Ok(Reply::Done));
-        client.until(VolumeState::Healthy);
-        client.legs_are_equal();
-        client.holds(0, MIB, 4);
+        client.wait_for_state(VolumeState::Healthy);
+        client.assert_legs_equal();
+        client.assert_holds(0, MIB, 4);
     }
 }
 
 /// All pools are full: the client is told, and the legs stay the same.
 #[test]
-fn pools_that_are_all_full_refuse_without_differing() {
-    let world = World::new(&[4 * MIB, 4 * MIB], 8 * MIB);
+fn full_pools_refuse_writes_and_stay_equal() {
+    let world = MappedCluster::new(&[4 * MIB, 4 * MIB], 8 * MIB);
     let mut client = world.attach();
     let mut refused = 0;
     for piece in 0..32 {
@@ -570,38 +571,38 @@ fn pools_that_are_all_full_refuse_without_differing() {
         }
     }
     assert!(refused > 0);
-    client.legs_are_equal();
+    client.assert_legs_equal();
     let all = Request::Discard {
         offset: 0,
         len: 8 * MIB,
     };
-    assert_eq!(client.finish(all), Ok(Reply::Done));
-    client.until(VolumeState::Healthy);
+    assert_eq!(client.complete(all), Ok(Reply::Done));
+    client.wait_for_state(VolumeState::Healthy);
     assert_eq!(client.write(0, MIB, 6), Ok(Reply::Done));
-    client.legs_are_equal();
+    client.assert_legs_equal();
 }
 
 #[test]
-fn a_brick_that_ends_and_returns_is_made_the_same_again() {
+fn restarted_brick_is_resynced() {
     for gone in 0..2 {
-        let world = World::new(&[32 * MIB, 32 * MIB], 4 * MIB);
+        let world = MappedCluster::new(&[32 * MIB, 32 * MIB], 4 * MIB);
         let mut client = world.attach();
         assert_eq!(client.write(0, 2 * MIB, 1), Ok(Reply::Done));
         // What a session had last counts as in flight.
         assert_eq!(client.write(3 * MIB, PAGE, 1), Ok(Reply::Done));
-        world.houses.0[gone].stop();
+        world.hosts.0[gone].stop();
         assert_eq!(client.write(MIB / 2, MIB, 2), Ok(Reply::Done));
         let trim = Request::Discard {
             offset: 0,
             len: PAGE,
         };
-        assert_eq!(client.finish(trim), Ok(Reply::Done));
-        client.until_left_out(gone);
-        world.houses.0[gone].start();
-        client.until(VolumeState::Healthy);
-        client.legs_are_equal();
-        client.holds(0, PAGE, 0);
-        client.holds(MIB / 2, MIB, 2);
+        assert_eq!(client.complete(trim), Ok(Reply::Done));
+        client.wait_until_stale(gone);
+        world.hosts.0[gone].start();
+        client.wait_for_state(VolumeState::Healthy);
+        client.assert_legs_equal();
+        client.assert_holds(0, PAGE, 0);
+        client.assert_holds(MIB / 2, MIB, 2);
         let moved = client.status().counters.bytes_resynced;
         // Twice what met the loss, once what came later.
         let most = 2 * MIB + 8 * PAGE;
@@ -612,9 +613,9 @@ fn a_brick_that_ends_and_returns_is_made_the_same_again() {
 /// Nobody reaps a channel whose thread waits for something else; its brick comes back all
 /// the same, which needs a pool that nobody maps.
 #[test]
-fn a_channel_that_nobody_reaps_lets_go_of_a_pool() {
+fn unreaped_channel_releases_pool() {
     for copies in 1..=2 {
-        let world = World::new(&[32 * MIB; 2][..copies], 4 * MIB);
+        let world = MappedCluster::new(&[32 * MIB; 2][..copies], 4 * MIB);
         let mut client = world.attach();
         let mut other = client.volume.open().expect("a channel");
         assert_eq!(client.write(0, MIB, 1), Ok(Reply::Done));
@@ -624,7 +625,7 @@ fn a_channel_that_nobody_reaps_lets_go_of_a_pool() {
         };
         // Both are in use, and one has something under way when the brick ends.
         other.submit(Token(1), read.clone());
-        until(
+        wait_for(
             || "the other channel is served".into(),
             || {
                 let mut done = vec![];
@@ -632,13 +633,13 @@ fn a_channel_that_nobody_reaps_lets_go_of_a_pool() {
                 done.pop()
             },
         );
-        world.houses.0[0].stop();
+        world.hosts.0[0].stop();
         other.submit(Token(2), read);
-        world.houses.0[0].start();
-        client.until(VolumeState::Healthy);
-        client.holds(0, PAGE, 1);
+        world.hosts.0[0].start();
+        client.wait_for_state(VolumeState::Healthy);
+        client.assert_holds(0, PAGE, 1);
         let mut done = vec![];
-        until(
+        wait_for(
             || "what was under way ends".into(),
             || {
                 other.reap(&mut done);
@@ -650,19 +651,19 @@ fn a_channel_that_nobody_reaps_lets_go_of_a_pool() {
 
 /// The old client's fused writes are refused by every leg.
 #[test]
-fn a_superseded_client_writes_to_no_leg() {
-    let world = World::new(&[64 * MIB, 64 * MIB], MIB);
+fn superseded_client_writes_no_leg() {
+    let world = MappedCluster::new(&[64 * MIB, 64 * MIB], MIB);
     let mut old = world.attach();
     assert_eq!(old.write(0, PAGE, 1), Ok(Reply::Done));
     let mut new = world.attach();
     assert_eq!(new.write(0, PAGE, 2), Ok(Reply::Done));
     assert_eq!(old.write(0, PAGE, 3), Err(SpaceError::Fenced));
-    new.holds(0, PAGE, 2);
-    new.legs_are_equal();
+    new.assert_holds(0, PAGE, 2);
+    new.assert_legs_equal();
 }
 
 fn transact(pages: &[u64], value: u8) -> Request {
-    let part = |page: &u64| Part::Write {
+    let part = |page: &u64| TransactionPart::Write {
         offset: page * PAGE,
         data: Bytes::from(vec![value; PAGE as usize]),
     };
@@ -672,48 +673,48 @@ fn transact(pages: &[u64], value: u8) -> Request {
 }
 
 #[test]
-fn a_transaction_on_mapped_legs_is_one_operation_on_each() {
-    let world = World::new(&[32 * MIB, 32 * MIB, 32 * MIB], 8 * MIB);
+fn mapped_transaction_is_one_operation_per_leg() {
+    let world = MappedCluster::new(&[32 * MIB, 32 * MIB, 32 * MIB], 8 * MIB);
     let mut client = world.attach();
     // Of three leaves, in no order.
     let pages = [1500, 3, 700, 4];
-    assert_eq!(client.finish(transact(&pages, 7)), Ok(Reply::Done));
+    assert_eq!(client.complete(transact(&pages, 7)), Ok(Reply::Done));
     for page in pages {
-        client.holds(page * PAGE, PAGE, 7);
+        client.assert_holds(page * PAGE, PAGE, 7);
     }
-    client.holds(5 * PAGE, PAGE, 0);
+    client.assert_holds(5 * PAGE, PAGE, 0);
     drop(client);
-    world.attach().legs_are_equal();
+    world.attach().assert_legs_equal();
 }
 
 #[test]
-fn a_mapped_leg_that_is_full_takes_nothing_of_a_transaction() {
-    let world = World::new(&[32 * MIB, 16 * MIB], 24 * MIB);
+fn full_mapped_leg_applies_no_part_of_transaction() {
+    let world = MappedCluster::new(&[32 * MIB, 16 * MIB], 24 * MIB);
     let mut client = world.attach();
     let mut at = 0;
     while client.status().state == VolumeState::Healthy {
         let pages: Vec<u64> = (0..60).map(|page| at + page + page / 30).collect();
-        assert_eq!(client.finish(transact(&pages, 9)), Ok(Reply::Done));
+        assert_eq!(client.complete(transact(&pages, 9)), Ok(Reply::Done));
         pages
             .iter()
-            .for_each(|page| client.holds(page * PAGE, PAGE, 9));
+            .for_each(|page| client.assert_holds(page * PAGE, PAGE, 9));
         at += 61;
     }
-    client.until(VolumeState::Degraded);
+    client.wait_for_state(VolumeState::Degraded);
 }
 
 /// Whoever ends a process gives its volumes back, whatever other thread has one for a
 /// moment, and although the manager does not hear of it at once.
 #[test]
-fn a_volume_is_given_back_while_others_hold_it() {
-    let world = World::new(&[8 << 20], 1 << 20);
+fn volume_detaches_while_shared() {
+    let world = MappedCluster::new(&[8 << 20], 1 << 20);
     let Client {
         volume, channel, ..
     } = world.attach();
     drop(channel);
     let volume = Arc::new(volume);
     let held = Arc::clone(&volume);
-    volume.give_back();
+    volume.detach();
     assert_eq!(world.manager.detached.load(Ordering::SeqCst), 2);
     assert!(held.check(None, &mut |_, _| {}).is_err());
     drop((volume, held));

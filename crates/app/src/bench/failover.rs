@@ -4,8 +4,8 @@ use crate::args::Measure;
 use crate::bench::files::{Serving, Wish};
 use crate::bench::{Daemon, ROOM_BYTES, Scratch};
 use anyhow::Context;
-use pagemesh_base::layout::Name;
-use pagemesh_bench::failover::{self, Case, Nodes, Options};
+use pagemesh_base::layout::VolumeName;
+use pagemesh_bench::failover::{self, FailoverCase, FailoverOptions, NodePair};
 use pagemesh_bench::report::Report;
 use pagemesh_manage::wire::ChooseReplica;
 use rustix::mount::{UnmountFlags, unmount};
@@ -21,8 +21,8 @@ const FIRST: usize = 0;
 const SECOND: usize = 1;
 
 /// Two synchronous copies over both transports, and one that follows.
-pub fn run(measure: &Measure, options: &Options, threads: usize) -> anyhow::Result<Report> {
-    let case = |name: &str, sync| Case {
+pub fn run(measure: &Measure, options: &FailoverOptions, threads: usize) -> anyhow::Result<Report> {
+    let case = |name: &str, sync| FailoverCase {
         name: name.into(),
         sync,
     };
@@ -82,7 +82,7 @@ impl Pair<'_> {
         self.round.as_mut().context("nothing is mounted")
     }
 
-    fn mount(&mut self, case: &Case) -> anyhow::Result<PathBuf> {
+    fn mount(&mut self, case: &FailoverCase) -> anyhow::Result<PathBuf> {
         self.round = None;
         let scratch = Scratch::sized(self.measure, 2, 2, FILES_BYTES + ROOM_BYTES)?;
         let transport = if case.name == "tcp" { "tcp" } else { "map" };
@@ -137,7 +137,7 @@ impl Round {
     /// The process of the brick that has the first copy.
     fn first_brick(&self) -> anyhow::Result<Pid> {
         let client = self.scratch.manager()?;
-        let name: Name = NAME.parse()?;
+        let name: VolumeName = NAME.parse()?;
         let layout = client.volume(&name)?.layout;
         let id = layout.segments[0].columns[0].legs[FIRST].brick;
         let bricks = client.bricks()?;
@@ -151,8 +151,8 @@ impl Round {
     }
 }
 
-impl Nodes for Pair<'_> {
-    fn mount(&mut self, case: &Case) -> Result<PathBuf, Box<dyn Error + Send + Sync>> {
+impl NodePair for Pair<'_> {
+    fn mount(&mut self, case: &FailoverCase) -> Result<PathBuf, Box<dyn Error + Send + Sync>> {
         Pair::mount(self, case).map_err(anyhow::Error::into_boxed_dyn_error)
     }
 
@@ -160,7 +160,7 @@ impl Nodes for Pair<'_> {
         Pair::kill(self).map_err(anyhow::Error::into_boxed_dyn_error)
     }
 
-    fn go_on(&mut self) -> Result<PathBuf, Box<dyn Error + Send + Sync>> {
+    fn fail_over(&mut self) -> Result<PathBuf, Box<dyn Error + Send + Sync>> {
         Pair::go_on(self).map_err(anyhow::Error::into_boxed_dyn_error)
     }
 }

@@ -4,10 +4,10 @@ use crate::args::{self, Measure};
 use crate::bench::{Daemon, ROOM_BYTES, Scratch};
 use crate::files;
 use anyhow::Context;
-use pagemesh_base::layout::{Leg, LegState, Name};
+use pagemesh_base::layout::{Leg, LegState, VolumeName};
 use pagemesh_bench::file_peers::FilePeer;
-use pagemesh_bench::many::{self, Mount, Mounted};
-use pagemesh_bench::mirror::{self, Place};
+use pagemesh_bench::many_files::{self, MountInfo, Mounter};
+use pagemesh_bench::mirror::{self, MountPlace};
 use pagemesh_bench::report::Report;
 use pagemesh_bench::{database, metadata, sqlite};
 use pagemesh_manage::wire::{AttachReplica, ChooseReplica, VolumeDetail};
@@ -66,7 +66,7 @@ impl Serving {
 }
 
 /// A mount; while it is there, so is the process that serves it.
-pub type Served = (Daemon, Place);
+pub type Served = (Daemon, MountPlace);
 
 impl Scratch {
     /// Makes a file system of so many copies; gives its durability class.
@@ -124,7 +124,7 @@ impl Scratch {
             self.serve_files(name, &self.mount_dir(name), transport, wish.serving)?;
         let mut pids = self.cluster.brick_pids();
         pids.push(daemon.0.id());
-        let place = Place {
+        let place = MountPlace {
             name: name.into(),
             class,
             dir,
@@ -138,7 +138,7 @@ impl Scratch {
     /// so. Waits until it does.
     pub fn mount_followed(&self, name: &str, wish: &Wish) -> anyhow::Result<Served> {
         let class = self.make_files(name, 2, wish.size_bytes)?;
-        let (client, volume) = (self.manager()?, name.parse::<Name>()?);
+        let (client, volume) = (self.manager()?, name.parse::<VolumeName>()?);
         let made = client.volume(&volume)?;
         let legs = |detail: &VolumeDetail| detail.layout.segments[0].columns[0].legs.clone();
         let is_near = |leg: &Leg| {
@@ -179,7 +179,7 @@ impl Scratch {
             .args(serving.args())
             .arg(dir);
         let (daemon, dir) = Daemon::start(command)?;
-        let place = Place {
+        let place = MountPlace {
             name: "null".into(),
             class: "none".into(),
             dir: dir.into(),
@@ -243,7 +243,7 @@ impl Clusters {
 /// Latency of synchronous writes against throughput.
 pub fn mirror(
     measure: &Measure,
-    options: &mirror::Options,
+    options: &mirror::MirrorOptions,
     serving: Serving,
 ) -> anyhow::Result<Report> {
     let wish = Wish {
@@ -253,17 +253,17 @@ pub fn mirror(
     let clusters = Clusters::start(measure, wish.size_bytes)?;
     let null = clusters.near.mount_null(serving)?;
     let served = [null].into_iter().chain(clusters.mount(&wish)?);
-    let (_daemons, mut places): (Vec<Daemon>, Vec<Place>) = served.unzip();
+    let (_daemons, mut places): (Vec<Daemon>, Vec<MountPlace>) = served.unzip();
     let mapped = places.iter().find(|place| place.name == "map");
     let direct = mapped.context("there is a mount over map")?.clone();
-    places.push(Place {
+    places.push(MountPlace {
         name: "map, directly".into(),
         prefix: direct_prefix()?,
         ..direct
     });
     // Each number of jobs has files of its own, and there must be room for what is not
     // yet freed.
-    let options = mirror::Options {
+    let options = mirror::MirrorOptions {
         size_bytes: FILES_BYTES * 3 / 4 / options.jobs.len() as u64,
         ..options.clone()
     };
@@ -274,9 +274,9 @@ pub fn mirror(
             None
         }
     };
-    let peer = glusterfs.as_ref().map(FilePeer::place);
+    let peer = glusterfs.as_ref().map(FilePeer::mount_place);
     let mut report = mirror::run_mirror(&places, peer.as_ref(), &options)?;
-    report.note(format!(
+    report.add_note(format!(
         "mounts are served by {} threads each, --fuse {}{}",
         serving.threads,
         serving.fuse.name(),
@@ -297,7 +297,7 @@ fn direct_prefix() -> anyhow::Result<Vec<String>> {
 }
 
 /// What a program costs whose threads reach the pools themselves, beside the same on a tmpfs.
-pub fn direct(measure: &Measure, options: &mirror::Options) -> anyhow::Result<Report> {
+pub fn direct(measure: &Measure, options: &mirror::MirrorOptions) -> anyhow::Result<Report> {
     // What fits into a cache is no measure of memory.
     let files_bytes = DIRECT_BYTES * options.jobs.len() as u64;
     let size_bytes = files_bytes + DIRECT_BYTES / 2;
@@ -310,13 +310,13 @@ pub fn direct(measure: &Measure, options: &mirror::Options) -> anyhow::Result<Re
     };
     let (_daemon, mut far) = apart.mount("map-tcp", 2, "auto", &wish)?;
     far.prefix = direct_prefix()?;
-    let by_kernel = Place {
+    let by_kernel = MountPlace {
         name: "map, by the kernel".into(),
         prefix: vec![],
         ..near.places[1].clone()
     };
     let places = [&near.places[..], &[far, by_kernel]].concat();
-    let options = mirror::Options {
+    let options = mirror::MirrorOptions {
         size_bytes: DIRECT_BYTES,
         ..options.clone()
     };
@@ -326,8 +326,8 @@ pub fn direct(measure: &Measure, options: &mirror::Options) -> anyhow::Result<Re
 /// A cluster on this machine with file systems that are reached directly, of one copy and of
 /// two, and a directory in memory like theirs.
 struct Near {
-    places: Vec<Place>,
-    tmpfs: Place,
+    places: Vec<MountPlace>,
+    tmpfs: MountPlace,
     // In the order of their end.
     _daemons: Vec<Daemon>,
     _memory: tempfile::TempDir,
@@ -347,7 +347,7 @@ impl Near {
         unmirrored.prefix = direct_prefix()?;
         mirrored.prefix = direct_prefix()?;
         let memory = tempfile::tempdir_in(scratch.pools.path())?;
-        let tmpfs = Place::unserved("tmpfs", memory.path());
+        let tmpfs = MountPlace::unserved("tmpfs", memory.path());
         Ok(Near {
             places: vec![unmirrored, mirrored],
             tmpfs,
@@ -372,7 +372,7 @@ impl Near {
 }
 
 /// Inserts of SQLite.
-pub fn sqlite(measure: &Measure, options: &sqlite::Options) -> anyhow::Result<Report> {
+pub fn sqlite(measure: &Measure, options: &sqlite::SqliteOptions) -> anyhow::Result<Report> {
     let mut near = Near::start(measure, FILES_BYTES, 3)?;
     near.mount_for_kernel(FILES_BYTES)?;
     let places = [&near.places[..], &[near.tmpfs.clone()]].concat();
@@ -380,7 +380,10 @@ pub fn sqlite(measure: &Measure, options: &sqlite::Options) -> anyhow::Result<Re
 }
 
 /// A database whose server reaches its files directly.
-pub fn direct_database(measure: &Measure, options: &database::Options) -> anyhow::Result<Report> {
+pub fn direct_database(
+    measure: &Measure,
+    options: &database::DatabaseOptions,
+) -> anyhow::Result<Report> {
     anyhow::ensure!(
         is_root(),
         "PostgreSQL is given another user; run it as root"
@@ -393,7 +396,7 @@ pub fn direct_database(measure: &Measure, options: &database::Options) -> anyhow
         std::fs::set_permissions(dir, Permissions::from_mode(0o711))?;
     }
     let places = near.places.iter().chain([&near.tmpfs]);
-    let places = places.map(|place| database::Place {
+    let places = places.map(|place| database::DatabasePlace {
         name: place.name.clone(),
         class: place.class.clone(),
         dir: place.dir.clone(),
@@ -408,7 +411,7 @@ pub fn direct_database(measure: &Measure, options: &database::Options) -> anyhow
 
 /// What a copy costs that follows over TCP, where programs reach the files themselves: one
 /// program that writes at a quarter of the rate that it could, beside the same with one copy.
-pub fn followed(measure: &Measure, options: &mirror::Options) -> anyhow::Result<Report> {
+pub fn followed(measure: &Measure, options: &mirror::MirrorOptions) -> anyhow::Result<Report> {
     let wish = Wish {
         size_bytes: DIRECT_BYTES * 3 / 2,
         serving: Serving::auto(DIRECT_THREADS),
@@ -417,7 +420,7 @@ pub fn followed(measure: &Measure, options: &mirror::Options) -> anyhow::Result<
     let apart = Scratch::sized(measure, 2, 1, wish.size_bytes + ROOM_BYTES)?;
     let (_unmirrored, mut alone) = near.mount("unmirrored", 1, "map", &wish)?;
     let (_followed, mut followed) = apart.mount_followed("tcp-async", &wish)?;
-    let by_kernel = Place {
+    let by_kernel = MountPlace {
         name: "tcp-async, by the kernel".into(),
         ..followed.clone()
     };
@@ -426,24 +429,24 @@ pub fn followed(measure: &Measure, options: &mirror::Options) -> anyhow::Result<
     let prefix: Vec<String> = [own, "exec", "--"].map(String::from).to_vec();
     alone.prefix.clone_from(&prefix);
     followed.prefix = prefix;
-    let options = mirror::Options {
+    let options = mirror::MirrorOptions {
         size_bytes: DIRECT_BYTES,
         ..options.clone()
     };
     let most = mirror::saturating_iops(&followed, &options)?;
     anyhow::ensure!(most > 0.0, "nothing was written to {}", followed.name);
-    let options = mirror::Options {
+    let options = mirror::MirrorOptions {
         rate_iops: Some((most / 4.0) as u32),
         ..options
     };
     let mut report = mirror::run_mirror(&[alone, followed, by_kernel], None, &options)?;
-    let name = "tcp-async".parse::<Name>()?;
+    let name = "tcp-async".parse::<VolumeName>()?;
     let leg = &apart.manager()?.volume(&name)?.layout.segments[0].columns[0].legs[1];
     anyhow::ensure!(
         leg.state == LegState::Following,
         "the copy does not follow any more"
     );
-    report.note(format!(
+    report.add_note(format!(
         "without O_SYNC; one program that writes to tcp-async without a pause does {most:.0} \
          writes/s; here it may do a quarter of them"
     ));
@@ -453,7 +456,7 @@ pub fn followed(measure: &Measure, options: &mirror::Options) -> anyhow::Result<
 /// Small files made and removed.
 pub fn metadata(
     measure: &Measure,
-    options: &metadata::Options,
+    options: &metadata::MetadataOptions,
     threads: usize,
 ) -> anyhow::Result<Report> {
     anyhow::ensure!(is_root(), "GlusterFS and ext4 need root; run it as root");
@@ -463,19 +466,19 @@ pub fn metadata(
     };
     let clusters = Clusters::start(measure, wish.size_bytes)?;
     let served = clusters.mount(&wish)?.into_iter();
-    let (_daemons, places): (Vec<Daemon>, Vec<Place>) = served.unzip();
+    let (_daemons, places): (Vec<Daemon>, Vec<MountPlace>) = served.unzip();
     let peers = [
         FilePeer::glusterfs(FILES_BYTES)?,
         FilePeer::ext4_sync(FILES_BYTES)?,
     ];
-    let peers = peers.each_ref().map(FilePeer::place);
+    let peers = peers.each_ref().map(FilePeer::mount_place);
     Ok(metadata::run_metadata(&places, &peers, options)?)
 }
 
 /// Databases on mounts.
 pub fn database(
     measure: &Measure,
-    options: &database::Options,
+    options: &database::DatabaseOptions,
     threads: usize,
 ) -> anyhow::Result<Report> {
     let wish = Wish {
@@ -494,7 +497,7 @@ pub fn database(
     let (mut _daemons, mut places) = (vec![], vec![]);
     for (daemon, place) in clusters.mount(&wish)? {
         _daemons.push(daemon);
-        places.push(database::Place {
+        places.push(database::DatabasePlace {
             name: place.name,
             class: place.class,
             dir: place.dir,
@@ -506,7 +509,7 @@ pub fn database(
     let [first, second] = ["first", "second"].map(|name| pools.join(name));
     std::fs::create_dir(&first)?;
     std::fs::create_dir(&second)?;
-    places.push(database::Place {
+    places.push(database::DatabasePlace {
         name: "its own replication".into(),
         class: "none".into(),
         dir: first,
@@ -517,7 +520,11 @@ pub fn database(
 }
 
 /// File systems with many files.
-pub fn many(measure: &Measure, options: &many::Options, threads: usize) -> anyhow::Result<Report> {
+pub fn many(
+    measure: &Measure,
+    options: &many_files::ManyFilesOptions,
+    threads: usize,
+) -> anyhow::Result<Report> {
     let size_bytes = (MANY_BYTES + options.files * BYTES_PER_FILE).next_multiple_of(MIB);
     let trees = options.per_directory.len() as u64;
     let scratch = Scratch::sized(measure, 2, 2, size_bytes * trees + ROOM_BYTES)?;
@@ -528,7 +535,7 @@ pub fn many(measure: &Measure, options: &many::Options, threads: usize) -> anyho
         class: String::new(),
         current: None,
     };
-    let mut report = many::run_many(&mut mounts, options)?;
+    let mut report = many_files::run_many_files(&mut mounts, options)?;
     report.class = mounts.class;
     Ok(report)
 }
@@ -543,7 +550,7 @@ struct Mounts<'a> {
 }
 
 impl Mounts<'_> {
-    fn mount(&mut self, name: &str) -> anyhow::Result<Mounted> {
+    fn mount(&mut self, name: &str) -> anyhow::Result<MountInfo> {
         // Dropped, it unmounts in order.
         drop(self.current.take());
         if !self.scratch.mount_dir(name).exists() {
@@ -555,12 +562,16 @@ impl Mounts<'_> {
         let (daemon, dir) = self.scratch.serve_files(name, &dir, "map", serving)?;
         let (took, pid) = (start.elapsed(), daemon.0.id());
         self.current = Some(daemon);
-        Ok(Mounted { dir, took, pid })
+        Ok(MountInfo {
+            dir,
+            mount_time: took,
+            pid,
+        })
     }
 }
 
-impl Mount for Mounts<'_> {
-    fn mount(&mut self, name: &str) -> Result<Mounted, Box<dyn Error + Send + Sync>> {
+impl Mounter for Mounts<'_> {
+    fn mount(&mut self, name: &str) -> Result<MountInfo, Box<dyn Error + Send + Sync>> {
         Mounts::mount(self, name).map_err(anyhow::Error::into_boxed_dyn_error)
     }
 

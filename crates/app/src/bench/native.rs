@@ -5,7 +5,7 @@ use crate::bench::files::{Serving, Wish};
 use crate::bench::{ROOM_BYTES, Scratch};
 use anyhow::Context;
 use pagemesh::{File, PAGE_BYTES, Part};
-use pagemesh_bench::calls::{Call, Options, run_calls};
+use pagemesh_bench::calls::{BenchCall, CallOptions, run_calls};
 use pagemesh_bench::report::Report;
 use std::hint::black_box;
 use std::os::unix::fs::FileExt;
@@ -58,7 +58,7 @@ pub fn run(measure: &Measure) -> anyhow::Result<Report> {
         shown => Some(shown),
     });
     found.context("the file is not on the direct path")??;
-    let options = Options {
+    let options = CallOptions {
         rounds: measure.rounds,
         runtime: Duration::from_secs(measure.seconds) / 4,
         class: mount.class,
@@ -67,46 +67,46 @@ pub fn run(measure: &Measure) -> anyhow::Result<Report> {
     Ok(run_calls(&mut calls(&file, &kernel), &options)?)
 }
 
-fn calls<'f>(file: &'f File, kernel: &'f std::fs::File) -> Vec<Call<'f>> {
+fn calls<'f>(file: &'f File, kernel: &'f std::fs::File) -> Vec<BenchCall<'f>> {
     let data = [7; PAGE_BYTES];
     let mut page = [0; PAGE_BYTES];
     let mut other = [0; PAGE_BYTES];
     vec![
-        Call {
+        BenchCall {
             name: "write",
             run: Box::new(move |number| Ok(file.write_all_at(&data, place(number))?)),
         },
-        Call {
+        BenchCall {
             name: "read",
             run: Box::new(move |number| Ok(file.read_exact_at(&mut page, place(number))?)),
         },
-        Call {
+        BenchCall {
             name: "guard",
             run: Box::new(move |number| look(file, place(number), PAGE_BYTES)),
         },
-        Call {
+        BenchCall {
             name: "guard of 8 pages",
             run: Box::new(move |number| {
                 look(file, place(number) % (FILE_BYTES / 2), PLACES * PAGE_BYTES)
             }),
         },
-        Call {
+        BenchCall {
             name: "atomic write of 2 pages",
             run: Box::new(move |number| write_apart(file, &places(number)[..2], &data)),
         },
-        Call {
+        BenchCall {
             name: "atomic write of 8 pages",
             run: Box::new(move |number| write_apart(file, &places(number), &data)),
         },
-        Call {
+        BenchCall {
             name: "persist",
             run: Box::new(move |_| Ok(file.persist()?)),
         },
-        Call {
+        BenchCall {
             name: "write by the kernel",
             run: Box::new(move |number| kernel.write_all_at(&data, place(number))),
         },
-        Call {
+        BenchCall {
             name: "read by the kernel",
             run: Box::new(move |number| kernel.read_exact_at(&mut other, place(number))),
         },

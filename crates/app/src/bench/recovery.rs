@@ -14,12 +14,12 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{BrickControl, Leg, SliceCompletion, SliceRequest, Stamp};
-use pagemesh_bench::recovery::{Options, Recovered, run_recovery};
+use pagemesh_bench::recovery::{RecoveryOptions, RecoverySample, run_recovery};
 use pagemesh_bench::report::Report;
 use pagemesh_brick::brick::Brick;
 use pagemesh_brick::file;
+use pagemesh_fabric::brick_client::BrickClient;
 use pagemesh_fabric::limits::Timeouts;
-use pagemesh_fabric::remote::Remote;
 use pagemesh_fabric::tcp::TcpLeg;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -58,9 +58,9 @@ pub fn run(measure: &Measure) -> anyhow::Result<Report> {
         seconds: measure.seconds,
         op: 0,
     };
-    let options = Options {
+    let options = RecoveryOptions {
         rounds: measure.rounds,
-        ..Options::default()
+        ..RecoveryOptions::default()
     };
     let mut recover = |size_bytes, round| {
         let recovered = bench.recover(size_bytes, round);
@@ -70,7 +70,7 @@ pub fn run(measure: &Measure) -> anyhow::Result<Report> {
 }
 
 impl Bench {
-    fn recover(&mut self, size_bytes: u64, round: usize) -> anyhow::Result<Recovered> {
+    fn recover(&mut self, size_bytes: u64, round: usize) -> anyhow::Result<RecoverySample> {
         let is_new = !self.filled.contains_key(&size_bytes);
         let path = match self.filled.get(&size_bytes) {
             Some(path) => path.clone(),
@@ -84,7 +84,7 @@ impl Bench {
         let (mut brick, address) = self.start(&path)?;
         let timeouts = Timeouts::default();
         if is_new {
-            let remote = Remote::connect(address, &self.key, timeouts)?;
+            let remote = BrickClient::connect(address, &self.key, timeouts)?;
             remote.create(SLICE, HELD_BYTES)?;
         }
         let epoch = Epoch(round as u32);
@@ -103,7 +103,7 @@ impl Bench {
         let held_bytes = opened.status()?.used_bytes;
         drop(opened);
         keeper.stop();
-        Ok(Recovered {
+        Ok(RecoverySample {
             wall,
             records: recovered.records,
             held_bytes,
@@ -153,7 +153,7 @@ impl Bench {
                 let stamp = Stamp {
                     epoch,
                     op: self.op,
-                    open: 0,
+                    open_ops: 0,
                 };
                 let offset = at * block_bytes;
                 let data = data.clone();

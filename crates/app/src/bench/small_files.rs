@@ -4,15 +4,19 @@ use crate::args::Measure;
 use crate::bench::files::{Serving, Wish, is_root};
 use crate::bench::{ROOM_BYTES, Scratch};
 use pagemesh_bench::file_peers::FilePeer;
-use pagemesh_bench::mirror::Place;
+use pagemesh_bench::mirror::MountPlace;
 use pagemesh_bench::report::Report;
-use pagemesh_bench::small_files::{self, Options};
+use pagemesh_bench::small_files::{self, SmallFilesOptions};
 
 /// Bytes of a file system: of a page for each file, and of what was removed and is not yet
 /// freed.
 const FILES_BYTES: u64 = 1 << 30;
 
-pub fn run(measure: &Measure, options: &Options, serving: Serving) -> anyhow::Result<Report> {
+pub fn run(
+    measure: &Measure,
+    options: &SmallFilesOptions,
+    serving: Serving,
+) -> anyhow::Result<Report> {
     let wish = Wish {
         size_bytes: FILES_BYTES,
         serving,
@@ -20,7 +24,7 @@ pub fn run(measure: &Measure, options: &Options, serving: Serving) -> anyhow::Re
     let scratch = Scratch::sized(measure, 2, 2, FILES_BYTES + ROOM_BYTES)?;
     let (_daemon, mirrored) = scratch.mount("map", 2, "map", &wish)?;
     let memory = tempfile::tempdir_in(scratch.pools.path())?;
-    let tmpfs = Place::unserved("tmpfs", memory.path());
+    let tmpfs = MountPlace::unserved("tmpfs", memory.path());
     let ext4 = match is_root() {
         true => Some(FilePeer::ext4(FILES_BYTES)?),
         false => {
@@ -28,10 +32,10 @@ pub fn run(measure: &Measure, options: &Options, serving: Serving) -> anyhow::Re
             None
         }
     };
-    let mut peers: Vec<Place> = ext4.iter().map(FilePeer::place).collect();
+    let mut peers: Vec<MountPlace> = ext4.iter().map(FilePeer::mount_place).collect();
     peers.push(tmpfs);
     let mut report = small_files::run_small_files(&[mirrored], &peers, options)?;
-    report.note(format!(
+    report.add_note(format!(
         "the mount is served by {} threads, --fuse {}",
         serving.threads,
         serving.fuse.name()

@@ -4,7 +4,7 @@ use super::rows::device;
 use super::support::mounted::{self, CLASSIC, Mounted};
 use super::support::until;
 use super::{check, direct, guest, opened};
-use pagemesh_direct::wire::{self, Question};
+use pagemesh_direct::wire::{self, ClientRequest};
 use rustix::mount::UnmountFlags;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -86,12 +86,12 @@ fn who_has_no_mount_any_more_lets_nobody_in() {
     let mut mount = Mounted::by(&cluster, "files", "map", CLASSIC);
     let name = device(&mount);
     let ask = || {
-        let socket = wire::socket().ok()?;
-        rustix::net::connect(&socket, &wire::address(&name).ok()?).ok()?;
+        let socket = wire::new_socket().ok()?;
+        rustix::net::connect(&socket, &wire::socket_address(&name).ok()?).ok()?;
         Some(socket)
     };
     let join = |socket: &std::os::fd::OwnedFd| {
-        wire::send(socket.as_fd(), &Question::Join.encode(), None).ok()?;
+        wire::send(socket.as_fd(), &ClientRequest::Join.encode(), None).ok()?;
         wire::receive(socket.as_fd()).ok()?
     };
     assert!(join(&ask().expect("it listens")).is_some());
@@ -99,7 +99,7 @@ fn who_has_no_mount_any_more_lets_nobody_in() {
     ending.freeze();
     // It is in the queue when the mount goes, and answered first of all.
     let asked = ask().expect("the kernel takes it");
-    wire::send(asked.as_fd(), &Question::Join.encode(), None).unwrap();
+    wire::send(asked.as_fd(), &ClientRequest::Join.encode(), None).unwrap();
     rustix::mount::unmount(&mount.dir, UnmountFlags::empty()).unwrap();
     ending.signal("CONT");
     let answer = wire::receive(asked.as_fd());

@@ -5,7 +5,7 @@ use super::rows::joined;
 use super::support::mounted::{self, Mounted};
 use super::support::{Cluster, until};
 use super::{Child, Direct, direct, filled, guest};
-use pagemesh_volume::guests::Segment;
+use pagemesh_volume::direct_access::DirectSegment;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -60,7 +60,7 @@ pub struct Case {
     pub file: File,
     mount: Mounted,
     programs: Programs,
-    segment: Segment,
+    segment: DirectSegment,
     model: Model,
     far_model: Model,
     pub cluster: Cluster,
@@ -131,9 +131,9 @@ impl Case {
             until("it works", || self.model.did(VICTIM[0]).writes > before);
             kill_process(pid, stop).unwrap();
             until("it is stopped", || is_stopped(victim));
-            let active = self.segment.active();
+            let active = self.segment.active_ops();
             let of_file = active.filter(|(_, place)| place.file == ino);
-            let inside = of_file.map(|(row, _)| (row, self.segment.row(row).active()));
+            let inside = of_file.map(|(row, _)| (row, self.segment.row(row).op_sequence()));
             let inside: Vec<Inside> = inside.collect();
             // The peer leaves what it is inside of meanwhile.
             let (peer, looked) = (self.peer_writes(), Instant::now());
@@ -141,7 +141,7 @@ impl Case {
                 std::thread::yield_now();
             }
             let goes_on = self.peer_writes() >= peer + 5;
-            let stays = |&(row, said): &Inside| self.segment.row(row).active() == said;
+            let stays = |&(row, said): &Inside| self.segment.row(row).op_sequence() == said;
             found = inside.into_iter().find(stays).filter(|_| goes_on);
             if found.is_none() {
                 kill_process(pid, Signal::CONT).unwrap();
@@ -152,7 +152,7 @@ impl Case {
     }
 
     pub fn is_inside(&self, (row, said): Inside) -> bool {
-        self.segment.row(row).active() == said
+        self.segment.row(row).op_sequence() == said
     }
 
     fn longest(&self) -> [Duration; 2] {

@@ -194,8 +194,8 @@ fn opens_and_closes_of_clients_are_counted() {
     file.write_all_at(&[1; 40_000], 0).unwrap();
     let direct = super::direct(super::guest(), &file);
     super::check(&direct, &file, 0, &[1; 4096]);
-    let first = direct.changes().unwrap();
-    let count = || direct.changes().unwrap() - first;
+    let first = direct.change_count().unwrap();
+    let count = || direct.change_count().unwrap() - first;
     other.stdin.take().unwrap().write_all(b"\n").unwrap();
     assert!(other.wait().unwrap().success());
     assert_eq!(count(), 0, "by another process");

@@ -2,8 +2,8 @@
 
 use super::support::mounted::{self, CLASSIC, Mounted};
 use super::support::until;
-use pagemesh_direct::wire::{self, Answer, Question};
-use pagemesh_volume::guests::Segment;
+use pagemesh_direct::wire::{self, ClientRequest, MountReply};
+use pagemesh_volume::direct_access::DirectSegment;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
@@ -16,14 +16,14 @@ pub fn device(mount: &Mounted) -> String {
 
 /// Another connection of this process, with a row, and the segment that all guests have
 /// mapped.
-pub fn joined(mount: &Mounted) -> (OwnedFd, u32, Segment) {
-    let socket = wire::socket().unwrap();
-    rustix::net::connect(&socket, &wire::address(&device(mount)).unwrap()).unwrap();
-    wire::send(socket.as_fd(), &Question::Join.encode(), None).unwrap();
+pub fn joined(mount: &Mounted) -> (OwnedFd, u32, DirectSegment) {
+    let socket = wire::new_socket().unwrap();
+    rustix::net::connect(&socket, &wire::socket_address(&device(mount)).unwrap()).unwrap();
+    wire::send(socket.as_fd(), &ClientRequest::Join.encode(), None).unwrap();
     let (bytes, memory) = wire::receive(socket.as_fd()).unwrap().unwrap();
-    let segment = Segment::join(memory.unwrap().into()).unwrap();
-    match Answer::decode(&bytes) {
-        Ok(Answer::Joined(row, _)) => (socket, row, segment),
+    let segment = DirectSegment::join(memory.unwrap().into()).unwrap();
+    match MountReply::decode(&bytes) {
+        Ok(MountReply::Joined(row, _)) => (socket, row, segment),
         other => panic!("{other:?}"),
     }
 }
@@ -43,17 +43,22 @@ fn a_row_is_given_away_only_by_who_has_it() {
             second, first,
             "somebody may be inside of an operation there"
         );
-        wire::send(given_back.as_fd(), &Question::Leave.encode(), None).unwrap();
+        wire::send(
+            given_back.as_fd(),
+            &ClientRequest::ReleaseRow.encode(),
+            None,
+        )
+        .unwrap();
         let (again, third, _) = joined(&mount);
         assert_ne!(third, first, "somebody may be inside of an operation there");
-        wire::send(again.as_fd(), &Question::Leave.encode(), None).unwrap();
+        wire::send(again.as_fd(), &ClientRequest::ReleaseRow.encode(), None).unwrap();
     }
     // Nothing is left that could use it.
     drop(segment);
     until("the row is given to others", || {
         let (socket, row, other) = joined(&mount);
         drop(other);
-        wire::send(socket.as_fd(), &Question::Leave.encode(), None).unwrap();
+        wire::send(socket.as_fd(), &ClientRequest::ReleaseRow.encode(), None).unwrap();
         row == first
     });
     mount.stop(&cluster);

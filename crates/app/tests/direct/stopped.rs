@@ -2,7 +2,7 @@
 
 use super::bounds::Case;
 use super::support::until;
-use pagemesh_base::resume::{Stop, stop_of};
+use pagemesh_base::resume::{StopReason, stop_reason};
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
@@ -15,7 +15,9 @@ const GOES_ON_MAX: Duration = Duration::from_secs(20);
 /// The victim has stayed stopped, lives, and works again when it is continued.
 fn goes_on(case: &Case, victim: &mut super::Child) {
     let pid = victim.0.id();
-    until("it is stopped again", || stop_of(pid) == Some(Stop::Signal));
+    until("it is stopped again", || {
+        stop_reason(pid) == Some(StopReason::Signal)
+    });
     let before = case.victim_writes();
     kill_process(Pid::from_child(&victim.0), Signal::CONT).unwrap();
     until("it goes on", || case.victim_writes() > before + 50);

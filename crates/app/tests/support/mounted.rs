@@ -3,7 +3,7 @@
 use super::daemon::Daemon;
 use super::skip::skip;
 use super::{Cluster, PAGEMESH, Pools, program, switch, until};
-use pagemesh_base::mapping::OPENED_BY_LIBRARY;
+use pagemesh_base::proc_maps::PRELOAD_OPEN_FLAG;
 use rustix::mount::UnmountFlags;
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
@@ -21,7 +21,7 @@ pub fn as_library(options: &mut OpenOptions) -> &mut OpenOptions {
 }
 
 /// The flags of such an open.
-pub const LIBRARY_FLAGS: u32 = OPENED_BY_LIBRARY;
+pub const LIBRARY_FLAGS: u32 = PRELOAD_OPEN_FLAG;
 
 /// Each of these tests for both ways that requests come from the kernel.
 #[macro_export]
@@ -46,7 +46,7 @@ macro_rules! by_both {
 
 /// Whether requests can come through io_uring; if not, that is said.
 pub fn has_io_uring() -> bool {
-    let is_there = switch::on().is_some();
+    let is_there = switch::turn_on().is_some();
     if !is_there {
         skip("needs FUSE over io_uring, and root to switch it on");
     }
@@ -59,7 +59,7 @@ pub struct Mounted {
     pub daemon: Option<Daemon>,
     fuse: &'static str,
     /// Dropped last: it comes back through the same.
-    _switch: Option<switch::On>,
+    _switch: Option<switch::UringOnGuard>,
 }
 
 impl Mounted {
@@ -70,7 +70,7 @@ impl Mounted {
         transport: &str,
         fuse: &'static str,
     ) -> Result<Mounted, std::process::Output> {
-        let switch = (fuse == IO_URING).then(|| switch::on().expect("it was there"));
+        let switch = (fuse == IO_URING).then(|| switch::turn_on().expect("it was there"));
         let dir = cluster.dir().join(at);
         fs::create_dir_all(&dir).unwrap();
         let daemon = start(cluster, name, &dir, transport, fuse)?;

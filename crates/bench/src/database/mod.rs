@@ -12,18 +12,18 @@ mod postgresql;
 
 use crate::error::BenchError;
 use crate::process;
-use crate::report::{Cell, Report};
+use crate::report::{Report, ReportCell};
 use crate::session::check_rounds;
 use crate::stats::{median, median_ratio};
-pub use postgresql::Sample;
-use postgresql::{Load, PACKAGE, Server};
+pub use postgresql::PgbenchSample;
+use postgresql::{PACKAGE, PgbenchLoad, PostgresServer};
 use serde_json::json;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Makes the tables of the second kind: a warehouse for each unit of scale.
-const ORDERS: &str = "
+const ORDER_TABLES: &str = "
 create table district (w int, d int, next_order int not null, taken numeric not null, primary key (w, d));
 create table customer (w int, d int, c int, balance numeric not null, orders int not null, primary key (w, d, c));
 create table item (i int primary key, price numeric not null);
@@ -38,7 +38,7 @@ insert into stock select w, i, 100, 0 from generate_series(1, :scale) w, generat
 
 /// A new order of five lines. Items are taken in ascending order, so that
 /// transactions never wait for each other in a circle.
-const NEW_ORDER: &str = "\\set w random(1, :scale)
+const NEW_ORDER_SCRIPT: &str = "\\set w random(1, :scale)
 \\set d random(1, 10)
 \\set c random(1, 300)
 \\set first random(1, 9000)
@@ -53,7 +53,7 @@ commit;
 ";
 
 /// Where a data directory lies.
-pub struct Place {
+pub struct DatabasePlace {
     /// What reports call it.
     pub name: String,
     /// A pool's durability class, or `none`.
@@ -68,7 +68,7 @@ pub struct Place {
 
 /// How to compare.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct DatabaseOptions {
     /// Rounds, at least [`crate::session::ROUNDS_MIN`].
     pub rounds: usize,
     /// Time of one case at one place in one round, in whole seconds.
@@ -79,9 +79,9 @@ pub struct Options {
     pub clients: u32,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for DatabaseOptions {
+    fn default() -> DatabaseOptions {
+        DatabaseOptions {
             rounds: 5,
             runtime: Duration::from_secs(3),
             scale: 4,
@@ -91,36 +91,41 @@ impl Default for Options {
 }
 
 /// The servers of a place.
-struct Served {
-    primary: Server,
-    _standby: Option<Server>,
+struct DatabaseServers {
+    primary: PostgresServer,
+    _standby: Option<PostgresServer>,
 }
 
-impl Served {
-    fn start(place: &Place, options: &Options, tables: &str) -> Result<Served, BenchError> {
+impl DatabaseServers {
+    fn start(
+        place: &DatabasePlace,
+        options: &DatabaseOptions,
+        tables: &str,
+    ) -> Result<DatabaseServers, BenchError> {
         let dir = place.dir.join("data");
-        let mut primary = Server::new(&place.name, dir, &place.prefix)?;
+        let mut primary = PostgresServer::new(&place.name, dir, &place.prefix)?;
         primary.make()?;
         primary.start(options.clients)?;
         primary.fill(options.scale)?;
-        primary.ask(tables)?;
+        primary.query(tables)?;
         let Some(dir) = &place.standby else {
-            return Ok(Served {
+            return Ok(DatabaseServers {
                 primary,
                 _standby: None,
             });
         };
-        let mut standby = Server::new(&format!("{}, second", place.name), dir.join("data"), &[])?;
-        standby.follow(&primary)?;
+        let mut standby =
+            PostgresServer::new(&format!("{}, second", place.name), dir.join("data"), &[])?;
+        standby.replicate_from(&primary)?;
         let host = primary.socket_dir().display();
         standby.configure(&format!("primary_conninfo = 'host={host} user=bench'\n"))?;
         standby.start(options.clients)?;
-        primary.ask("alter system set synchronous_standby_names = '*'")?;
-        primary.ask("select pg_reload_conf()")?;
+        primary.query("alter system set synchronous_standby_names = '*'")?;
+        primary.query("select pg_reload_conf()")?;
         let state = "select count(*) from pg_stat_replication where sync_state = 'sync'";
         for _ in 0..100 {
-            if primary.ask(state)? == "1" {
-                return Ok(Served {
+            if primary.query(state)? == "1" {
+                return Ok(DatabaseServers {
                     primary,
                     _standby: Some(standby),
                 });
@@ -146,35 +151,40 @@ const CASES: [(&str, bool); 4] = [
 ///
 /// # Errors
 /// When an option makes no sense, PostgreSQL is missing or fails, or a transaction fails.
-pub fn run_database(places: &[Place], options: &Options) -> Result<Report, BenchError> {
+pub fn run_database(
+    places: &[DatabasePlace],
+    options: &DatabaseOptions,
+) -> Result<Report, BenchError> {
     check_rounds(options.rounds)?;
     if places.len() < 2 || options.clients == 0 || options.scale == 0 {
         let text = "there is nothing to compare; name at least two places and one client";
         return Err(BenchError::Option(text.into()));
     }
-    process::require("pgbench", PACKAGE)?;
+    process::require_program("pgbench", PACKAGE)?;
     let cannot = || BenchError::system("write a script for pgbench");
     let mut script = tempfile::Builder::new()
         .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
         .tempfile()
         .map_err(cannot())?;
-    script.write_all(NEW_ORDER.as_bytes()).map_err(cannot())?;
-    let tables = ORDERS.replace(":scale", &options.scale.to_string());
+    script
+        .write_all(NEW_ORDER_SCRIPT.as_bytes())
+        .map_err(cannot())?;
+    let tables = ORDER_TABLES.replace(":scale", &options.scale.to_string());
     let servers = places
         .iter()
-        .map(|place| Served::start(place, options, &tables));
-    let servers: Vec<Served> = servers.collect::<Result<_, _>>()?;
+        .map(|place| DatabaseServers::start(place, options, &tables));
+    let servers: Vec<DatabaseServers> = servers.collect::<Result<_, _>>()?;
     let mut samples = vec![vec![Vec::new(); places.len()]; CASES.len()];
     for round in 0..options.rounds {
         for (case, (_, is_half)) in CASES.into_iter().enumerate() {
             let before: Option<f64> = match is_half {
-                true => samples[case - 1][0].last().map(|s: &Sample| s.tps),
+                true => samples[case - 1][0].last().map(|s: &PgbenchSample| s.tps),
                 false => None,
             };
             for turn in 0..places.len() {
                 let at = (turn + round) % places.len();
-                servers[at].primary.ask("checkpoint")?;
-                let sample = servers[at].primary.measure(Load {
+                servers[at].primary.query("checkpoint")?;
+                let sample = servers[at].primary.measure(PgbenchLoad {
                     script: (case >= 2).then_some(script.path()),
                     clients: options.clients,
                     rate: before.map(|tps| tps / 2.0),
@@ -188,7 +198,11 @@ pub fn run_database(places: &[Place], options: &Options) -> Result<Report, Bench
     Ok(report(places, options, &samples))
 }
 
-fn report(places: &[Place], options: &Options, samples: &[Vec<Vec<Sample>>]) -> Report {
+fn report(
+    places: &[DatabasePlace],
+    options: &DatabaseOptions,
+    samples: &[Vec<Vec<PgbenchSample>>],
+) -> Report {
     let title = "pgbench on PostgreSQL, all in one alternating run";
     let last = places.len() - 1;
     let to_first = format!("TPS to {}", places[0].name);
@@ -206,8 +220,8 @@ fn report(places: &[Place], options: &Options, samples: &[Vec<Vec<Sample>>]) -> 
         let tps = |at: usize| of_case[at].iter().map(|s| s.tps).collect::<Vec<f64>>();
         for (at, place) in places.iter().enumerate() {
             let latencies: Vec<f64> = of_case[at].iter().map(|s| s.latency_ms).collect();
-            report.push(vec![
-                Cell::from(*case),
+            report.add_row(vec![
+                ReportCell::from(*case),
                 place.name.as_str().into(),
                 median(&tps(at)).into(),
                 median(&latencies).into(),
@@ -216,7 +230,7 @@ fn report(places: &[Place], options: &Options, samples: &[Vec<Vec<Sample>>]) -> 
             ]);
         }
     }
-    report.note(format!(
+    report.add_note(format!(
         "medians of {} alternating rounds of {} s per cell, each after a checkpoint; {} \
          connections, scale {}; ratios are medians of the rounds' own",
         options.rounds,
@@ -224,7 +238,7 @@ fn report(places: &[Place], options: &Options, samples: &[Vec<Vec<Sample>>]) -> 
         options.clients,
         options.scale
     ));
-    report.note(
+    report.add_note(
         "half the rate: of what the first place reached as fast as it goes, in the same \
          round; the latency is that of the schedule"
             .to_owned(),

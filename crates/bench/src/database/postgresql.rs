@@ -1,7 +1,7 @@
 //! A PostgreSQL server in a directory, and pgbench on it.
 
 use crate::error::BenchError;
-use crate::process::{Child, bound};
+use crate::process::{ChildProcess, command_killed_with_thread};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _};
@@ -12,23 +12,23 @@ use std::time::Duration;
 
 pub(super) const PACKAGE: &str = "postgresql";
 /// It refuses to run as root, and runs as this user then.
-const NOBODY: u32 = 65534;
+const NOBODY_UID: u32 = 65534;
 /// Root by another name: who reaches files directly is of the mount's user.
-const RENAMED: [&str; 3] = ["--user", "--map-user=65534", "--map-group=65534"];
+const UNSHARE_USER_ARGS: [&str; 3] = ["--user", "--map-user=65534", "--map-group=65534"];
 /// Connections beside those that are measured.
-const CLIENTS_MORE: u32 = 20;
+const EXTRA_CONNECTIONS: u32 = 20;
 /// What any tool may take, filling the tables included.
-const TOOL_MAX: Duration = Duration::from_secs(120);
+const TOOL_TIME_MAX: Duration = Duration::from_secs(120);
 /// What pgbench may take beyond its time.
-const MARGIN: Duration = Duration::from_secs(30);
+const PGBENCH_MARGIN: Duration = Duration::from_secs(30);
 /// What the server may take to end.
-const END_MAX: Duration = Duration::from_secs(10);
+const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
 /// Between two looks whether the server answers.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What pgbench measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Sample {
+pub struct PgbenchSample {
     /// Transactions per second.
     pub tps: f64,
     /// Mean latency, with a rate that of the schedule.
@@ -37,7 +37,7 @@ pub struct Sample {
 
 /// Which transactions pgbench does, and how often.
 #[derive(Clone, Copy)]
-pub(super) struct Load<'a> {
+pub(super) struct PgbenchLoad<'a> {
     /// A script; none is its own, like TPC-B.
     pub script: Option<&'a Path>,
     pub clients: u32,
@@ -48,24 +48,24 @@ pub(super) struct Load<'a> {
 }
 
 /// A server; dropping it ends it.
-pub(super) struct Server {
+pub(super) struct PostgresServer {
     name: String,
     bin: PathBuf,
     dir: PathBuf,
     /// For its socket; nobody reaches it otherwise.
     sockets: tempfile::TempDir,
     prefix: Vec<String>,
-    child: Option<Child>,
+    child: Option<ChildProcess>,
 }
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-fn own(path: &Path) -> Result<(), BenchError> {
+fn chown_if_root(path: &Path) -> Result<(), BenchError> {
     if is_root() {
         let cannot = BenchError::system(format!("give {} away", path.display()));
-        chown(path, Some(NOBODY), Some(NOBODY)).map_err(cannot)?;
+        chown(path, Some(NOBODY_UID), Some(NOBODY_UID)).map_err(cannot)?;
     }
     Ok(())
 }
@@ -90,14 +90,18 @@ fn find_programs() -> Result<PathBuf, BenchError> {
     })
 }
 
-impl Server {
+impl PostgresServer {
     /// A server that has yet to be made. `name` is what errors call it.
-    pub(super) fn new(name: &str, dir: PathBuf, prefix: &[String]) -> Result<Server, BenchError> {
+    pub(super) fn new(
+        name: &str,
+        dir: PathBuf,
+        prefix: &[String],
+    ) -> Result<PostgresServer, BenchError> {
         let sockets = tempfile::tempdir().map_err(BenchError::system("make a directory"))?;
         if prefix.is_empty() {
-            own(sockets.path())?;
+            chown_if_root(sockets.path())?;
         }
-        Ok(Server {
+        Ok(PostgresServer {
             name: name.to_owned(),
             bin: find_programs()?,
             dir,
@@ -109,12 +113,12 @@ impl Server {
 
     fn command(&self, program: &str) -> Command {
         let program = self.bin.join(program).display().to_string();
-        let nobody = NOBODY.to_string();
-        let mut command = bound("env");
+        let nobody = NOBODY_UID.to_string();
+        let mut command = command_killed_with_thread("env");
         if is_root() && !self.prefix.is_empty() {
             command = Command::new("unshare");
             command
-                .args(RENAMED)
+                .args(UNSHARE_USER_ARGS)
                 .args(["--", "setpriv", "--pdeathsig", "KILL", "--"])
                 .args(&self.prefix)
                 .arg("env");
@@ -142,7 +146,7 @@ impl Server {
         let mut command = self.command(program);
         command.args(args).stdout(output);
         let label = format!("{program} on {}", self.name);
-        Child::start(&label, command)?.succeed_within(limit)?;
+        ChildProcess::start(&label, command)?.wait_for_success(limit)?;
         let mut text = String::new();
         said.rewind()
             .and_then(|()| said.read_to_string(&mut text))
@@ -155,32 +159,32 @@ impl Server {
         self.make_dir()?;
         let dir = self.dir.display().to_string();
         let args = ["-D", &dir, "-U", "bench", "-A", "trust", "--no-sync"];
-        self.run("initdb", &args, TOOL_MAX).map(drop)
+        self.run("initdb", &args, TOOL_TIME_MAX).map(drop)
     }
 
     fn make_dir(&self) -> Result<(), BenchError> {
         let cannot = BenchError::system(format!("make {}", self.dir.display()));
         fs::create_dir(&self.dir).map_err(cannot)?;
         match self.prefix.is_empty() {
-            true => own(&self.dir),
+            true => chown_if_root(&self.dir),
             false => Ok(()),
         }
     }
 
     /// Makes a copy of a running server that follows it.
-    pub(super) fn follow(&self, primary: &Server) -> Result<(), BenchError> {
+    pub(super) fn replicate_from(&self, primary: &PostgresServer) -> Result<(), BenchError> {
         self.make_dir()?;
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
         let cannot = BenchError::system(format!("close {}", self.dir.display()));
         fs::set_permissions(&self.dir, mode).map_err(cannot)?;
         let dir = self.dir.display().to_string();
         let args = ["-D", &dir, "-R", "-X", "stream", "-c", "fast", "--no-sync"];
-        primary.run("pg_basebackup", &args, TOOL_MAX).map(drop)
+        primary.run("pg_basebackup", &args, TOOL_TIME_MAX).map(drop)
     }
 
     /// Starts it, and waits until it answers.
     pub(super) fn start(&mut self, clients: u32) -> Result<(), BenchError> {
-        let connections = format!("max_connections={}", clients + CLIENTS_MORE);
+        let connections = format!("max_connections={}", clients + EXTRA_CONNECTIONS);
         let mut command = self.command("postgres");
         command
             .arg("-D")
@@ -190,16 +194,16 @@ impl Server {
             .args(["-h", "", "-c", "shared_buffers=64MB", "-c", &connections])
             .args(["-c", "max_wal_size=256MB", "-c", "min_wal_size=80MB"])
             .stdout(Stdio::null());
-        let child = Child::start(&format!("postgres on {}", self.name), command)?;
+        let child = ChildProcess::start(&format!("postgres on {}", self.name), command)?;
         self.child = Some(child);
-        let looks = TOOL_MAX.as_millis() / LOOK_EVERY.as_millis();
+        let looks = TOOL_TIME_MAX.as_millis() / POLL_INTERVAL.as_millis();
         for _ in 0..looks {
             if let Some(child) = &mut self.child
-                && child.ends_within(LOOK_EVERY)?
+                && child.wait_for_end(POLL_INTERVAL)?
             {
-                return Err(child.failure("it ended"));
+                return Err(child.program_error("it ended"));
             }
-            if self.run("pg_isready", &[], TOOL_MAX).is_ok() {
+            if self.run("pg_isready", &[], TOOL_TIME_MAX).is_ok() {
                 return Ok(());
             }
         }
@@ -209,17 +213,17 @@ impl Server {
         })
     }
 
-    pub(super) fn ask(&self, sql: &str) -> Result<String, BenchError> {
+    pub(super) fn query(&self, sql: &str) -> Result<String, BenchError> {
         let args = ["-Atq", "-v", "ON_ERROR_STOP=1", "-c", sql];
-        Ok(self.run("psql", &args, TOOL_MAX)?.trim().to_owned())
+        Ok(self.run("psql", &args, TOOL_TIME_MAX)?.trim().to_owned())
     }
 
     pub(super) fn fill(&self, scale: u32) -> Result<(), BenchError> {
         let args = ["-i", "-q", "-s", &scale.to_string()];
-        self.run("pgbench", &args, TOOL_MAX).map(drop)
+        self.run("pgbench", &args, TOOL_TIME_MAX).map(drop)
     }
 
-    pub(super) fn measure(&self, load: Load<'_>) -> Result<Sample, BenchError> {
+    pub(super) fn measure(&self, load: PgbenchLoad<'_>) -> Result<PgbenchSample, BenchError> {
         let mut args = vec![
             "-n".to_owned(),
             format!("--client={}", load.clients),
@@ -230,8 +234,8 @@ impl Server {
         args.extend(load.rate.map(|rate| format!("--rate={rate:.1}")));
         args.extend(load.script.map(|path| format!("--file={}", path.display())));
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        let said = self.run("pgbench", &args, load.runtime + MARGIN)?;
-        let sample = understand(&said);
+        let said = self.run("pgbench", &args, load.runtime + PGBENCH_MARGIN)?;
+        let sample = parse_pgbench(&said);
         sample.ok_or_else(|| BenchError::Program {
             program: format!("pgbench on {}", self.name),
             cause: format!("its output is not understood: {said}"),
@@ -251,7 +255,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for PostgresServer {
     /// As an operator would end it: killed, it leaves shared memory behind.
     fn drop(&mut self) {
         let Some(child) = &self.child else { return };
@@ -259,19 +263,19 @@ impl Drop for Server {
         if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
             // It may have ended; if it does not end, it is killed.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
-            let _ = child.ends_within(END_MAX);
+            let _ = child.wait_for_end(SHUTDOWN_MAX);
         }
     }
 }
 
 /// What pgbench says at its end.
-fn understand(said: &str) -> Option<Sample> {
+fn parse_pgbench(said: &str) -> Option<PgbenchSample> {
     let number = |before: &str| {
         let line = said.lines().find_map(|line| line.strip_prefix(before))?;
         line.split_whitespace().next()?.parse().ok()
     };
     let failed: f64 = number("number of failed transactions: ").unwrap_or(0.0);
-    Some(Sample {
+    Some(PgbenchSample {
         tps: number("tps = ").filter(|_| failed == 0.0)?,
         latency_ms: number("latency average = ")?,
     })
@@ -282,14 +286,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_pgbench_says_is_understood() {
+    fn pgbench_output_is_parsed() {
         let said = "transaction type: <builtin: TPC-B (sort of)>\nscaling factor: 10\n\
             number of transactions actually processed: 1000/1000\n\
             number of failed transactions: 0 (0.000%)\nlatency average = 1.250 ms\n\
             initial connection time = 4.2 ms\ntps = 3200.5 (without initial connection time)\n";
-        let sample = understand(said).expect("understood");
+        let sample = parse_pgbench(said).expect("understood");
         assert_eq!((sample.tps, sample.latency_ms), (3200.5, 1.25));
-        assert!(understand(&said.replace("transactions: 0", "transactions: 3")).is_none());
-        assert!(understand("pgbench: error").is_none());
+        assert!(parse_pgbench(&said.replace("transactions: 0", "transactions: 3")).is_none());
+        assert!(parse_pgbench("pgbench: error").is_none());
     }
 }

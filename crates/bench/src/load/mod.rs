@@ -1,11 +1,11 @@
 //! Drives a workload on a space: threads, queue depth, block size, share of
 //! reads, order; by time or by count; seeded, so that a run can be repeated.
 
-mod random;
+mod rng;
 mod worker;
 
-pub(crate) use random::Random;
-pub use worker::Worker;
+pub(crate) use rng::Rng;
+pub use worker::LoadWorker;
 pub(crate) use worker::{SOURCE_BYTES, random_bytes, thread_cpu};
 
 use crate::error::BenchError;
@@ -20,7 +20,7 @@ pub const THREADS_MAX: usize = 1024;
 
 /// Where the next request goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum AccessOrder {
     /// Anywhere, each block as likely as any other.
     Random,
     /// To the next block; each thread starts in a part of its own.
@@ -29,33 +29,35 @@ pub enum Order {
 
 /// When to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
+pub enum RunLimit {
     /// After this time.
     Time(Duration),
     /// After so many operations in all.
     Operations(u64),
 }
 
-impl Limit {
+impl RunLimit {
     fn from(self, start: Instant) -> (Instant, u64) {
         match self {
-            Limit::Time(time) => (start + time, u64::MAX),
+            RunLimit::Time(time) => (start + time, u64::MAX),
             // A year: as good as no end, and far from overflow.
-            Limit::Operations(count) => (start + Duration::from_secs(31_536_000), count),
+            RunLimit::Operations(count) => (start + Duration::from_secs(31_536_000), count),
         }
     }
 
-    fn share(self, nth: u64, of: u64) -> Limit {
+    fn share(self, nth: u64, of: u64) -> RunLimit {
         match self {
-            Limit::Time(time) => Limit::Time(time),
-            Limit::Operations(count) => Limit::Operations(count / of + u64::from(nth < count % of)),
+            RunLimit::Time(time) => RunLimit::Time(time),
+            RunLimit::Operations(count) => {
+                RunLimit::Operations(count / of + u64::from(nth < count % of))
+            }
         }
     }
 }
 
 /// What each thread does.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mix {
+pub struct RequestMix {
     /// Requests in flight per thread.
     pub queue_depth: usize,
     /// Bytes per request.
@@ -63,7 +65,7 @@ pub struct Mix {
     /// Reads in a hundred requests.
     pub read_percent: u8,
     /// Where they go.
-    pub order: Order,
+    pub order: AccessOrder,
     /// Whether writes complete only when they are durable.
     pub durable: bool,
     /// Where the sequence of requests starts.
@@ -72,14 +74,14 @@ pub struct Mix {
     pub span_bytes: Option<u64>,
 }
 
-impl Default for Mix {
+impl Default for RequestMix {
     /// Random writes of 4 KiB, one at a time.
-    fn default() -> Mix {
-        Mix {
+    fn default() -> RequestMix {
+        RequestMix {
             queue_depth: 1,
             block_bytes: 4096,
             read_percent: 0,
-            order: Order::Random,
+            order: AccessOrder::Random,
             durable: false,
             seed: 1,
             span_bytes: None,
@@ -87,7 +89,7 @@ impl Default for Mix {
     }
 }
 
-impl Mix {
+impl RequestMix {
     /// Blocks in the part of a space that is used.
     fn blocks_of(&self, size_bytes: u64) -> Result<u64, BenchError> {
         let option = |text: String| Err(BenchError::Option(text));
@@ -119,7 +121,7 @@ impl Mix {
 
 /// What a run came to.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
+pub struct LoadResult {
     /// Latencies of reads.
     pub reads: Latencies,
     /// Latencies of writes.
@@ -132,7 +134,7 @@ pub struct Outcome {
     pub bytes: u64,
 }
 
-impl Outcome {
+impl LoadResult {
     #[inline]
     fn record(&mut self, read: bool, latency: Duration, count: u64) {
         match read {
@@ -152,7 +154,7 @@ impl Outcome {
     }
 
     /// Latencies of both.
-    pub fn all(&self) -> Latencies {
+    pub fn all_latencies(&self) -> Latencies {
         let mut all = self.reads.clone();
         all.merge(&self.writes);
         all
@@ -168,7 +170,7 @@ impl Outcome {
         self.cpu.as_nanos() as f64 / self.operations() as f64
     }
 
-    fn merge(&mut self, other: &Outcome) {
+    fn merge(&mut self, other: &LoadResult) {
         self.reads.merge(&other.reads);
         self.writes.merge(&other.writes);
         self.wall = self.wall.max(other.wall);
@@ -184,17 +186,17 @@ impl Outcome {
 /// The first thread's error, after all have stopped.
 pub fn run(
     space: &dyn Space,
-    mix: &Mix,
+    mix: &RequestMix,
     threads: usize,
-    limit: Limit,
-) -> Result<Outcome, BenchError> {
+    limit: RunLimit,
+) -> Result<LoadResult, BenchError> {
     if !(1..=THREADS_MAX).contains(&threads) {
         let text = format!("{threads} threads are not 1 to {THREADS_MAX}");
         return Err(BenchError::Option(text));
     }
     let of = threads as u64;
-    let workers: Result<Vec<Worker>, BenchError> = (0..of)
-        .map(|nth| Worker::open(space, mix, nth, of))
+    let workers: Result<Vec<LoadWorker>, BenchError> = (0..of)
+        .map(|nth| LoadWorker::open(space, mix, nth, of))
         .collect();
     let shares = workers?.into_iter().zip(0..of).map(|(worker, nth)| {
         let share = limit.share(nth, of);
@@ -210,12 +212,12 @@ pub fn run(
 ///
 /// # Errors
 /// When the options make no sense, or the space refuses a channel.
-pub(crate) fn open_places(
+pub(crate) fn open_loops(
     space: &dyn Space,
-    mix: &Mix,
+    mix: &RequestMix,
     places: usize,
     threads_max: usize,
-) -> Result<Vec<Worker>, BenchError> {
+) -> Result<Vec<LoadWorker>, BenchError> {
     if places == 0 || !(1..=THREADS_MAX).contains(&threads_max) {
         let text = format!(
             "{places} requests in flight on {threads_max} threads; use at least one, and 1 to \
@@ -225,16 +227,16 @@ pub(crate) fn open_places(
     }
     let threads = places.min(threads_max);
     let open = |nth: usize| {
-        let share = Mix {
+        let share = RequestMix {
             queue_depth: places / threads + usize::from(nth < places % threads),
             ..mix.clone()
         };
-        Worker::open(space, &share, nth as u64, threads as u64)
+        LoadWorker::open(space, &share, nth as u64, threads as u64)
     };
     (0..threads).map(open).collect()
 }
 
-/// The longest block that [`fill`] writes.
+/// The longest block that [`fill_place`] writes.
 const FILL_BLOCK_BYTES_MAX: u64 = 256 << 10;
 
 /// Writes the first `span_bytes` once, a multiple of 4096, so that reads are
@@ -252,15 +254,15 @@ pub fn fill(space: &dyn Space, span_bytes: u64) -> Result<(), BenchError> {
     }
     // The longest power of two that leaves no rest.
     let block = (1 << span_bytes.trailing_zeros().min(63)).min(FILL_BLOCK_BYTES_MAX);
-    let mix = Mix {
+    let mix = RequestMix {
         queue_depth: 4,
         block_bytes: block as u32,
-        order: Order::Sequential,
+        order: AccessOrder::Sequential,
         span_bytes: Some(span_bytes),
-        ..Mix::default()
+        ..RequestMix::default()
     };
     let blocks = span_bytes / block;
-    Worker::open(space, &mix, 0, 1)?.run(Limit::Operations(blocks))?;
+    LoadWorker::open(space, &mix, 0, 1)?.run(RunLimit::Operations(blocks))?;
     Ok(())
 }
 
@@ -268,11 +270,11 @@ pub fn fill(space: &dyn Space, span_bytes: u64) -> Result<(), BenchError> {
 ///
 /// # Errors
 /// The first failed worker's error, after all have stopped.
-pub(crate) fn run_workers(workers: Vec<(Worker, Limit)>) -> Result<Outcome, BenchError> {
+pub(crate) fn run_workers(workers: Vec<(LoadWorker, RunLimit)>) -> Result<LoadResult, BenchError> {
     let start = Barrier::new(workers.len());
-    let results: Vec<Result<Outcome, BenchError>> = thread::scope(|scope| {
+    let results: Vec<Result<LoadResult, BenchError>> = thread::scope(|scope| {
         let start = &start;
-        let spawn = |(mut worker, limit): (Worker, Limit)| {
+        let spawn = |(mut worker, limit): (LoadWorker, RunLimit)| {
             scope.spawn(move || {
                 start.wait();
                 worker.run(limit)
@@ -286,7 +288,7 @@ pub(crate) fn run_workers(workers: Vec<(Worker, Limit)>) -> Result<Outcome, Benc
         };
         running.into_iter().map(join).collect()
     });
-    let mut outcome = Outcome::default();
+    let mut outcome = LoadResult::default();
     for result in results {
         outcome.merge(&result?);
     }

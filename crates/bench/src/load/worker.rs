@@ -2,15 +2,15 @@
 //!
 //! Invariants:
 //! - Exactly `queue_depth` requests are in flight while the limit is not
-//!   reached, none when `run` returns: rounds do not leak into each other.
+//!   reached, none when `run_fio` returns: rounds do not leak into each other.
 //! - Latency is from before `submit` to after the `reap` that brought the
 //!   completion. With a queue depth of one a single clock reading ends one
 //!   operation and starts the next.
 //! - It never spins: when nothing is reaped it waits on the channel's
 //!   descriptors and deadline. Whether to spin is the channel's choice.
 
-use super::random::Random;
-use super::{Limit, Mix, Order, Outcome};
+use super::rng::Rng;
+use super::{AccessOrder, LoadResult, RequestMix, RunLimit};
 use crate::error::BenchError;
 use bytes::Bytes;
 use pagemesh_base::space::{Channel, Completion, Reply, Request, Space, Token};
@@ -30,53 +30,58 @@ const STALL_MAX: Duration = Duration::from_secs(120);
 pub(crate) const SOURCE_BYTES: usize = 256 << 10;
 
 /// A channel and what is driven through it.
-pub struct Worker {
+pub struct LoadWorker {
     channel: Box<dyn Channel>,
-    mix: Mix,
-    random: Random,
+    mix: RequestMix,
+    random: Rng,
     blocks: u64,
     next_block: u64,
     source: Bytes,
-    flights: Vec<Flight>,
-    free: Vec<usize>,
+    slots: Vec<InFlightRequest>,
+    free_slots: Vec<usize>,
     completions: Vec<Completion>,
-    waiter: Waiter,
+    channel_waiter: ChannelWaiter,
 }
 
 #[derive(Clone, Copy)]
-struct Flight {
+struct InFlightRequest {
     started: Instant,
     read: bool,
 }
 
-impl Worker {
+impl LoadWorker {
     /// Opens a channel. `nth` of `of` tells threads apart: their seeds, and
     /// where sequential ones start.
     ///
     /// # Errors
     /// When the options make no sense for the space, or it refuses.
-    pub fn open(space: &dyn Space, mix: &Mix, nth: u64, of: u64) -> Result<Worker, BenchError> {
+    pub fn open(
+        space: &dyn Space,
+        mix: &RequestMix,
+        nth: u64,
+        of: u64,
+    ) -> Result<LoadWorker, BenchError> {
         let blocks = mix.blocks_of(space.size_bytes())?;
         let channel = space
             .open()
             .map_err(BenchError::space("opening a channel"))?;
-        let mut random = Random::new(mix.seed ^ nth.wrapping_mul(0xd6e8_feb8_6659_fd93));
+        let mut random = Rng::new(mix.seed ^ nth.wrapping_mul(0xd6e8_feb8_6659_fd93));
         let source = random_bytes(&mut random, SOURCE_BYTES + mix.block_bytes as usize);
-        let flight = Flight {
+        let flight = InFlightRequest {
             started: Instant::now(),
             read: false,
         };
-        Ok(Worker {
+        Ok(LoadWorker {
             channel,
             mix: mix.clone(),
             random,
             blocks,
             next_block: (u128::from(blocks) * u128::from(nth) / u128::from(of.max(1))) as u64,
             source: Bytes::from(source),
-            flights: vec![flight; mix.queue_depth],
-            free: (0..mix.queue_depth).rev().collect(),
+            slots: vec![flight; mix.queue_depth],
+            free_slots: (0..mix.queue_depth).rev().collect(),
             completions: Vec::with_capacity(mix.queue_depth),
-            waiter: Waiter::default(),
+            channel_waiter: ChannelWaiter::default(),
         })
     }
 
@@ -90,13 +95,13 @@ impl Worker {
     /// # Errors
     /// When a request fails, answers what was not asked, or none completes for
     /// two minutes. The channel is then not to be used any more.
-    pub fn run(&mut self, limit: Limit) -> Result<Outcome, BenchError> {
-        let mut outcome = Outcome::default();
+    pub fn run(&mut self, limit: RunLimit) -> Result<LoadResult, BenchError> {
+        let mut outcome = LoadResult::default();
         let cpu = thread_cpu();
         let start = Instant::now();
         match self.mix.queue_depth {
-            1 => self.run_one(start, limit, &mut outcome)?,
-            _ => self.run_many(start, limit, &mut outcome)?,
+            1 => self.run_depth_one(start, limit, &mut outcome)?,
+            _ => self.run_pipelined(start, limit, &mut outcome)?,
         }
         outcome.wall = start.elapsed();
         outcome.cpu = thread_cpu().saturating_sub(cpu);
@@ -104,18 +109,18 @@ impl Worker {
         Ok(outcome)
     }
 
-    fn run_one(
+    fn run_depth_one(
         &mut self,
         start: Instant,
-        limit: Limit,
-        outcome: &mut Outcome,
+        limit: RunLimit,
+        outcome: &mut LoadResult,
     ) -> Result<(), BenchError> {
         let (end, mut count) = limit.from(start);
         // A clock reading is a twentieth of a mapped write: runs by count
         // time one operation of a few, which stands for them all.
         let alike = matches!(self.mix.read_percent, 0 | 100);
         let stride = match limit {
-            Limit::Operations(_) if alike => TIMED_STRIDE,
+            RunLimit::Operations(_) if alike => TIMED_STRIDE,
             _ => 1,
         };
         while count > 0 {
@@ -123,12 +128,12 @@ impl Worker {
             if now >= end {
                 break;
             }
-            let read = self.do_one(now)?;
+            let read = self.execute_one(now)?;
             let latency = now.elapsed();
             let alike = count.min(stride);
             outcome.record(read, latency, alike);
             for _ in 1..alike {
-                self.do_one(now)?;
+                self.execute_one(now)?;
             }
             count -= alike;
         }
@@ -136,42 +141,42 @@ impl Worker {
     }
 
     /// Whether it was a read.
-    fn do_one(&mut self, now: Instant) -> Result<bool, BenchError> {
+    fn execute_one(&mut self, now: Instant) -> Result<bool, BenchError> {
         self.submit(0, now);
         self.reap()?;
-        let read = self.flights[0].read;
+        let read = self.slots[0].read;
         let completion = self.completions.pop().expect("reap brought one");
-        self.check(completion)?;
+        self.check_completion(completion)?;
         Ok(read)
     }
 
-    fn run_many(
+    fn run_pipelined(
         &mut self,
         start: Instant,
-        limit: Limit,
-        outcome: &mut Outcome,
+        limit: RunLimit,
+        outcome: &mut LoadResult,
     ) -> Result<(), BenchError> {
         let (end, mut count) = limit.from(start);
         let mut now = start;
         loop {
             while count > 0
                 && now < end
-                && let Some(slot) = self.free.pop()
+                && let Some(slot) = self.free_slots.pop()
             {
                 now = Instant::now();
                 self.submit(slot, now);
                 count -= 1;
             }
-            if self.free.len() == self.flights.len() {
+            if self.free_slots.len() == self.slots.len() {
                 return Ok(());
             }
             self.reap()?;
             now = Instant::now();
             while let Some(completion) = self.completions.pop() {
-                let slot = self.check(completion)?;
-                let Flight { started, read } = self.flights[slot];
+                let slot = self.check_completion(completion)?;
+                let InFlightRequest { started, read } = self.slots[slot];
                 outcome.record(read, now - started, 1);
-                self.free.push(slot);
+                self.free_slots.push(slot);
             }
         }
     }
@@ -182,7 +187,7 @@ impl Worker {
             100 => true,
             percent => self.random.below(100) < u64::from(percent),
         };
-        self.flights[slot] = Flight { started: now, read };
+        self.slots[slot] = InFlightRequest { started: now, read };
         let len = self.mix.block_bytes;
         let offset = self.next_offset();
         let request = match read {
@@ -198,8 +203,8 @@ impl Worker {
 
     fn next_offset(&mut self) -> u64 {
         let block = match self.mix.order {
-            Order::Random => self.random.below(self.blocks),
-            Order::Sequential => {
+            AccessOrder::Random => self.random.below(self.blocks),
+            AccessOrder::Sequential => {
                 let block = self.next_block;
                 self.next_block = (block + 1) % self.blocks;
                 block
@@ -223,16 +228,16 @@ impl Worker {
         }
         let give_up = Instant::now() + STALL_MAX;
         while self.completions.is_empty() {
-            self.waiter.wait(self.channel.as_ref(), give_up)?;
+            self.channel_waiter.wait(self.channel.as_ref(), give_up)?;
             self.channel.reap(&mut self.completions);
         }
         Ok(())
     }
 
     /// That it is the end of what was asked; its slot.
-    fn check(&self, completion: Completion) -> Result<usize, BenchError> {
+    fn check_completion(&self, completion: Completion) -> Result<usize, BenchError> {
         let slot = completion.token.0 as usize;
-        let (during, wanted) = match self.flights[slot].read {
+        let (during, wanted) = match self.slots[slot].read {
             true => ("a read", self.mix.block_bytes as usize),
             false => ("a write", 0),
         };
@@ -254,23 +259,23 @@ pub(crate) fn thread_cpu() -> Duration {
     )
 }
 
-pub(crate) fn random_bytes(random: &mut Random, len: usize) -> Vec<u8> {
-    let words = (0..len.div_ceil(8)).flat_map(|_| random.next().to_le_bytes());
+pub(crate) fn random_bytes(random: &mut Rng, len: usize) -> Vec<u8> {
+    let words = (0..len.div_ceil(8)).flat_map(|_| random.next_u64().to_le_bytes());
     words.take(len).collect()
 }
 
 /// Waits for a channel, with buffers that are kept.
 #[derive(Default)]
-struct Waiter {
+struct ChannelWaiter {
     fds: Vec<RawFd>,
     events: Vec<Event<RawFd>>,
 }
 
-impl Waiter {
+impl ChannelWaiter {
     fn wait(&mut self, channel: &dyn Channel, give_up: Instant) -> Result<(), BenchError> {
         self.fds.clear();
         self.events.clear();
-        channel.wait_on(&mut self.fds);
+        channel.poll_fds(&mut self.fds);
         let mut sources = Sources::with_capacity(self.fds.len());
         for fd in &self.fds {
             sources.register(*fd, fd, interest::READ);

@@ -9,21 +9,21 @@
 
 mod servers;
 
-pub use crate::fio::{Case, Direction, Sample};
+pub use crate::fio::{BlockCase, Direction, FioSample};
 
 use crate::error::BenchError;
-use crate::fio::{self, pick};
-use crate::plot::{Axis, Kind, Plot, Series};
+use crate::fio::{self, figures};
+use crate::plot::{Plot, PlotAxis, PlotKind, PlotSeries};
 use crate::process;
-use crate::report::{Cell, Report};
+use crate::report::{Report, ReportCell};
 use crate::session::check_rounds;
 use crate::stats::{median, median_ratio};
 use serde_json::json;
-use servers::Servers;
+use servers::PeerServers;
 use std::time::Duration;
 
 /// An endpoint to be compared.
-pub struct Peer {
+pub struct NbdPeer {
     /// What reports call it.
     pub name: String,
     /// What survives what there: a pool's durability class, or `none`.
@@ -32,14 +32,14 @@ pub struct Peer {
     pub uri: String,
     /// The processes that serve it, for the CPU column; none: not known.
     pub pids: Vec<u32>,
-    _servers: Option<Servers>,
+    _servers: Option<PeerServers>,
 }
 
-impl Peer {
+impl NbdPeer {
     /// An endpoint that somebody else serves, with its durability class and
     /// the processes that serve it.
-    pub fn given(name: &str, class: &str, uri: &str, pids: &[u32]) -> Peer {
-        Peer {
+    pub fn external(name: &str, class: &str, uri: &str, pids: &[u32]) -> NbdPeer {
+        NbdPeer {
             name: name.to_owned(),
             class: class.to_owned(),
             uri: uri.to_owned(),
@@ -51,7 +51,7 @@ impl Peer {
 
 /// How to compare.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct PeerOptions {
     /// Rounds, at least [`crate::session::ROUNDS_MIN`].
     pub rounds: usize,
     /// Time of one case on one endpoint in one round, [`RUNTIME_MIN`] to
@@ -60,18 +60,18 @@ pub struct Options {
     /// The part of each endpoint that is used, from its start: whole MiB.
     pub size_bytes: u64,
     /// What is asked of each.
-    pub cases: Vec<Case>,
+    pub cases: Vec<BlockCase>,
     /// So many endpoints, from the first, get a column of ratios.
-    pub ratios_of: usize,
+    pub ratio_columns: usize,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        let case = |direction, queue_depth| Case {
+impl Default for PeerOptions {
+    fn default() -> PeerOptions {
+        let case = |direction, queue_depth| BlockCase {
             direction,
             queue_depth,
         };
-        Options {
+        PeerOptions {
             rounds: 5,
             runtime: Duration::from_secs(2),
             size_bytes: 1 << 30,
@@ -81,7 +81,7 @@ impl Default for Options {
                 case(Direction::Write, 16),
                 case(Direction::Read, 16),
             ],
-            ratios_of: 1,
+            ratio_columns: 1,
         }
     }
 }
@@ -92,36 +92,37 @@ pub const RUNTIME_MIN: Duration = Duration::from_millis(100);
 pub const RUNTIME_MAX: Duration = Duration::from_secs(3600);
 
 /// Runs of one cell before it counts as failed.
-const TRIES_MAX: u32 = 4;
+const CELL_TRIES_MAX: u32 = 4;
 
 /// Samples by case, peer and round.
-type Samples = Vec<Vec<Vec<Sample>>>;
+type PeerSamples = Vec<Vec<Vec<FioSample>>>;
 
 /// Compares; see the module. The first peer is the one that ratios are of.
 ///
 /// # Errors
 /// When an option makes no sense, fio is missing or fails, or an endpoint
 /// fails a request.
-pub fn run_peers(peers: &[Peer], options: &Options) -> Result<Report, BenchError> {
+pub fn run_peers(peers: &[NbdPeer], options: &PeerOptions) -> Result<Report, BenchError> {
     check(peers, options)?;
-    process::require("fio", fio::PACKAGE)?;
+    process::require_program("fio", fio::PACKAGE)?;
     for peer in peers {
-        fio::fill(&peer.uri, options.size_bytes).map_err(|error| fio::blame(&told(peer), error))?;
+        fio::fill(&peer.uri, options.size_bytes)
+            .map_err(|error| fio::name_failed_place(&peer_label(peer), error))?;
     }
-    let mut samples: Samples = vec![vec![Vec::new(); peers.len()]; options.cases.len()];
+    let mut samples: PeerSamples = vec![vec![Vec::new(); peers.len()]; options.cases.len()];
     for round in 0..options.rounds {
         for (case, of_case) in options.cases.iter().zip(&mut samples) {
             for turn in 0..peers.len() {
                 let at = (turn + round) % peers.len();
                 let seed = round as u64 + 1;
-                of_case[at].push(measure_patiently(&peers[at], *case, options, seed)?);
+                of_case[at].push(measure_with_retries(&peers[at], *case, options, seed)?);
             }
         }
     }
     Ok(report(peers, options, &samples))
 }
 
-fn check(peers: &[Peer], options: &Options) -> Result<(), BenchError> {
+fn check(peers: &[NbdPeer], options: &PeerOptions) -> Result<(), BenchError> {
     check_rounds(options.rounds)?;
     let problem = if peers.is_empty() || options.cases.is_empty() {
         "there is nothing to compare; name at least one endpoint and one case"
@@ -139,37 +140,42 @@ fn check(peers: &[Peer], options: &Options) -> Result<(), BenchError> {
     Err(BenchError::Option(problem.to_owned()))
 }
 
-fn told(peer: &Peer) -> String {
+fn peer_label(peer: &NbdPeer) -> String {
     format!("against {} at {}", peer.name, peer.uri)
 }
 
 /// Measures again when fio fails: its nbd engine (3.33) sometimes waits for a
 /// reply that has come already, whatever the server.
-fn measure_patiently(
-    peer: &Peer,
-    case: Case,
-    options: &Options,
+fn measure_with_retries(
+    peer: &NbdPeer,
+    case: BlockCase,
+    options: &PeerOptions,
     seed: u64,
-) -> Result<Sample, BenchError> {
+) -> Result<FioSample, BenchError> {
     let mut tries = 0;
     loop {
         tries += 1;
         match measure(peer, case, options, seed) {
-            Err(_) if tries < TRIES_MAX => {}
+            Err(_) if tries < CELL_TRIES_MAX => {}
             measured => return measured,
         }
     }
 }
 
-fn measure(peer: &Peer, case: Case, options: &Options, seed: u64) -> Result<Sample, BenchError> {
-    fio::beside_servers(&peer.pids, options.runtime, &told(peer), || {
+fn measure(
+    peer: &NbdPeer,
+    case: BlockCase,
+    options: &PeerOptions,
+    seed: u64,
+) -> Result<FioSample, BenchError> {
+    fio::with_server_cpu(&peer.pids, options.runtime, &peer_label(peer), || {
         fio::measure(&peer.uri, case, options.size_bytes, options.runtime, seed)
     })
 }
 
-fn report(peers: &[Peer], options: &Options, samples: &Samples) -> Report {
+fn report(peers: &[NbdPeer], options: &PeerOptions, samples: &PeerSamples) -> Report {
     let title = "fio's nbd engine, random 4 KiB, one connection, all in one alternating run";
-    let own = peers.len().min(options.ratios_of);
+    let own = peers.len().min(options.ratio_columns);
     let ratios: Vec<String> = peers[..own]
         .iter()
         .map(|peer| format!("{} / it", peer.name))
@@ -192,21 +198,22 @@ fn report(peers: &[Peer], options: &Options, samples: &Samples) -> Report {
         for (peer, rounds) in peers.iter().zip(of_case) {
             let mut cells = row(*case, peer, rounds);
             cells.extend(of_case[..own].iter().map(|other| {
-                let iops = |rounds: &[Sample]| pick(rounds, |s| s.iops);
-                Cell::from(median_ratio(&iops(other), &iops(rounds)))
+                let iops = |rounds: &[FioSample]| figures(rounds, |s| s.iops);
+                ReportCell::from(median_ratio(&iops(other), &iops(rounds)))
             }));
-            report.push(cells);
+            report.add_row(cells);
         }
     }
-    report.note(format!(
+    report.add_note(format!(
         "medians of {} alternating rounds of {} ms per cell over {} MiB that were written once \
          before; ratios are medians of the rounds' own ratios",
         options.rounds,
         options.runtime.as_millis(),
         options.size_bytes >> 20
     ));
-    report
-        .note("the report's durability class is that of the first endpoint; each row has its own");
+    report.add_note(
+        "the report's durability class is that of the first endpoint; each row has its own",
+    );
     report.plots.push(plot(peers, options, samples));
     report.raw = json!({
         "cases": options.cases,
@@ -217,11 +224,11 @@ fn report(peers: &[Peer], options: &Options, samples: &Samples) -> Report {
     report
 }
 
-fn row(case: Case, peer: &Peer, rounds: &[Sample]) -> Vec<Cell> {
-    let middle = |of| median(&pick(rounds, of));
-    let us = |of| Cell::from(middle(of).map(|ns| ns / 1000.0));
+fn row(case: BlockCase, peer: &NbdPeer, rounds: &[FioSample]) -> Vec<ReportCell> {
+    let middle = |of| median(&figures(rounds, of));
+    let us = |of| ReportCell::from(middle(of).map(|ns| ns / 1000.0));
     let server = match peer.pids.is_empty() {
-        true => Cell::Missing,
+        true => ReportCell::Missing,
         false => middle(|s| s.server_cpu_percent).into(),
     };
     vec![
@@ -238,20 +245,22 @@ fn row(case: Case, peer: &Peer, rounds: &[Sample]) -> Vec<Cell> {
     ]
 }
 
-fn plot(peers: &[Peer], options: &Options, samples: &Samples) -> Plot {
-    let series = |(at, peer): (usize, &Peer)| Series {
+fn plot(peers: &[NbdPeer], options: &PeerOptions, samples: &PeerSamples) -> Plot {
+    let series = |(at, peer): (usize, &NbdPeer)| PlotSeries {
         name: peer.name.clone(),
         points: (0u32..)
             .zip(samples)
-            .filter_map(|(case, of)| Some((f64::from(case), median(&pick(&of[at], |s| s.iops))?)))
+            .filter_map(|(case, of)| {
+                Some((f64::from(case), median(&figures(&of[at], |s| s.iops))?))
+            })
             .collect(),
     };
     Plot {
         title: "Random 4 KiB over NBD".to_owned(),
-        kind: Kind::Bars,
-        x: Axis::linear(""),
-        y: Axis::linear("operations per second"),
-        categories: options.cases.iter().map(Case::to_string).collect(),
+        kind: PlotKind::Bars,
+        x: PlotAxis::linear(""),
+        y: PlotAxis::linear("operations per second"),
+        categories: options.cases.iter().map(BlockCase::to_string).collect(),
         series: peers.iter().enumerate().map(series).collect(),
     }
 }

@@ -2,9 +2,9 @@
 //! sockets there, and gone when dropped, or when the thread that started them
 //! ends: start them from a thread that lives as long as the comparison.
 
-use super::Peer;
+use super::NbdPeer;
 use crate::error::BenchError;
-use crate::process::{Child, bound, require};
+use crate::process::{ChildProcess, command_killed_with_thread, require_program};
 use std::io::Read as _;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -17,20 +17,20 @@ use tempfile::TempDir;
 /// How long a server may take until it greets.
 const READY_MAX: Duration = Duration::from_secs(10);
 /// Between two tries to connect, unless the server dies before.
-const TRY_AGAIN: Duration = Duration::from_millis(5);
+const CONNECT_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 /// What an NBD server sends first (the protocol's "newstyle").
 const GREETING: &[u8; 16] = b"NBDMAGICIHAVEOPT";
 
 /// Servers of one peer. The order of the fields is the order of their end.
-pub(crate) struct Servers {
-    children: Vec<Child>,
+pub(crate) struct PeerServers {
+    children: Vec<ChildProcess>,
     dir: TempDir,
 }
 
-impl Servers {
-    fn new() -> Result<Servers, BenchError> {
+impl PeerServers {
+    fn new() -> Result<PeerServers, BenchError> {
         let dir = tempfile::Builder::new().prefix("pagemesh-peer-").tempdir();
-        Ok(Servers {
+        Ok(PeerServers {
             children: Vec::new(),
             dir: dir.map_err(BenchError::system("make a directory for sockets"))?,
         })
@@ -41,43 +41,45 @@ impl Servers {
     }
 
     fn start(&mut self, program: &str, command: Command) -> Result<(), BenchError> {
-        self.children.push(Child::start(program, command)?);
+        self.children.push(ChildProcess::start(program, command)?);
         Ok(())
     }
 
     /// Waits for the last server's greeting on the socket.
-    fn into_peer(mut self, name: &str, export: &str, class: &str) -> Result<Peer, BenchError> {
+    fn into_peer(mut self, name: &str, export: &str, class: &str) -> Result<NbdPeer, BenchError> {
         let socket = self.socket();
         if let Some(child) = self.children.last_mut() {
-            wait_until_ready(child, &socket)?;
+            wait_for_greeting(child, &socket)?;
         }
-        Ok(Peer {
+        Ok(NbdPeer {
             name: name.to_owned(),
             class: class.to_owned(),
             uri: format!("nbd+unix:///{export}?socket={}", socket.display()),
-            pids: self.children.iter().map(Child::pid).collect(),
+            pids: self.children.iter().map(ChildProcess::pid).collect(),
             _servers: Some(self),
         })
     }
 }
 
-fn wait_until_ready(child: &mut Child, socket: &Path) -> Result<(), BenchError> {
+fn wait_for_greeting(child: &mut ChildProcess, socket: &Path) -> Result<(), BenchError> {
     let give_up = Instant::now() + READY_MAX;
     loop {
-        let cause = match greeting(socket) {
+        let cause = match read_greeting(socket) {
             Ok(()) => return Ok(()),
             Err(cause) => cause,
         };
-        if child.ends_within(TRY_AGAIN)? {
-            return Err(child.failure("it ended before it served"));
+        if child.wait_for_end(CONNECT_RETRY_INTERVAL)? {
+            return Err(child.program_error("it ended before it served"));
         }
         if Instant::now() >= give_up {
-            return Err(child.failure(&format!("no greeting at {}: {cause}", socket.display())));
+            return Err(
+                child.program_error(&format!("no greeting at {}: {cause}", socket.display()))
+            );
         }
     }
 }
 
-fn greeting(socket: &Path) -> std::io::Result<()> {
+fn read_greeting(socket: &Path) -> std::io::Result<()> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(READY_MAX))?;
     let mut bytes = [0; GREETING.len()];
@@ -88,15 +90,15 @@ fn greeting(socket: &Path) -> std::io::Result<()> {
     }
 }
 
-impl Peer {
+impl NbdPeer {
     /// `nbdkit memory`: neither mirrored nor persistent. Its class is `none`.
     ///
     /// # Errors
     /// When it is not installed or does not start.
-    pub fn nbdkit_memory(size_bytes: u64) -> Result<Peer, BenchError> {
-        require("nbdkit", "nbdkit")?;
-        let mut servers = Servers::new()?;
-        let mut command = bound("nbdkit");
+    pub fn nbdkit_memory(size_bytes: u64) -> Result<NbdPeer, BenchError> {
+        require_program("nbdkit", "nbdkit")?;
+        let mut servers = PeerServers::new()?;
+        let mut command = command_killed_with_thread("nbdkit");
         command
             .args(["--foreground", "-U"])
             .arg(servers.socket())
@@ -112,15 +114,15 @@ impl Peer {
     ///
     /// # Errors
     /// When it is not installed or does not start, or the file cannot be made.
-    pub fn qemu_nbd(dir: &Path, size_bytes: u64) -> Result<Peer, BenchError> {
-        require("qemu-nbd", "qemu-utils")?;
-        let mut servers = Servers::new()?;
+    pub fn qemu_nbd(dir: &Path, size_bytes: u64) -> Result<NbdPeer, BenchError> {
+        require_program("qemu-nbd", "qemu-utils")?;
+        let mut servers = PeerServers::new()?;
         let cannot = || BenchError::system(format!("make a file in {}", dir.display()));
         // qemu-nbd opens it by its name under /proc, so that it has none to
         // be left over.
         let file = tempfile::tempfile_in(dir).map_err(cannot())?;
         file.set_len(size_bytes).map_err(cannot())?;
-        let mut command = bound("qemu-nbd");
+        let mut command = command_killed_with_thread("qemu-nbd");
         command
             .args(["--persistent", "--format=raw", "--shared=0", "--socket"])
             .arg(servers.socket())
@@ -137,11 +139,11 @@ impl Peer {
     ///
     /// # Errors
     /// When a program is not installed or does not start.
-    pub fn qemu_quorum(size_bytes: u64) -> Result<Peer, BenchError> {
-        require("nbdkit", "nbdkit")?;
-        require("qemu-storage-daemon", "qemu-system-common")?;
-        let mut servers = Servers::new()?;
-        let mut daemon = bound("qemu-storage-daemon");
+    pub fn qemu_quorum(size_bytes: u64) -> Result<NbdPeer, BenchError> {
+        require_program("nbdkit", "nbdkit")?;
+        require_program("qemu-storage-daemon", "qemu-system-common")?;
+        let mut servers = PeerServers::new()?;
+        let mut daemon = command_killed_with_thread("qemu-storage-daemon");
         for node in ["left", "right"] {
             let port = start_nbdkit_tcp(&mut servers, size_bytes)?;
             daemon.arg("--blockdev").arg(format!(
@@ -171,12 +173,12 @@ impl Peer {
 /// descriptor 3 (systemd's socket activation): no port is guessed, and clients
 /// may connect at once. The shell only puts the descriptor in its place and
 /// the process id into the environment.
-fn start_nbdkit_tcp(servers: &mut Servers, size_bytes: u64) -> Result<u16, BenchError> {
+fn start_nbdkit_tcp(servers: &mut PeerServers, size_bytes: u64) -> Result<u16, BenchError> {
     let cannot = || BenchError::system("listen on a port of the loopback");
     let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(cannot())?;
     let port = listener.local_addr().map_err(cannot())?.port();
     let activate = "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\" 3<&0 0</dev/null";
-    let mut command = bound("sh");
+    let mut command = command_killed_with_thread("sh");
     command
         .args(["-c", activate, "sh", "nbdkit", "--foreground", "memory"])
         .arg(size_bytes.to_string())

@@ -10,9 +10,9 @@ mod raw;
 pub use raw::{RawCopies, RawMemory};
 
 use crate::error::BenchError;
-use crate::load::{Limit, Mix, Outcome, Worker, thread_cpu};
-use crate::plot::{Axis, Kind, Plot, Series};
-use crate::report::{Cell, Report};
+use crate::load::{LoadResult, LoadWorker, RequestMix, RunLimit, thread_cpu};
+use crate::plot::{Plot, PlotAxis, PlotKind, PlotSeries};
+use crate::report::{Report, ReportCell};
 use crate::stats::{Latencies, median, median_ratio};
 use pagemesh_base::space::Space;
 use serde::Serialize;
@@ -26,25 +26,25 @@ pub const ROUNDS_MAX: usize = 1000;
 
 /// How to run.
 #[derive(Clone, Debug)]
-pub struct Options {
-    /// Alternating rounds, [`ROUNDS_MIN`] to [`ROUNDS_MAX`].
+pub struct SessionOptions {
+    /// Alternating rounds, [`ROUNDS_MIN`] to [`MAINTENANCE_ROUNDS_MAX`].
     pub rounds: usize,
     /// Operations of each kind in a round.
     pub operations: u64,
     /// The mix; its share of reads is not used.
-    pub mix: Mix,
+    pub mix: RequestMix,
     /// The pools' durability class.
     pub class: String,
     /// What the space is, such as `mirror over map`.
     pub space: String,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for SessionOptions {
+    fn default() -> SessionOptions {
+        SessionOptions {
             rounds: 7,
             operations: 200_000,
-            mix: Mix::default(),
+            mix: RequestMix::default(),
             class: "process".to_owned(),
             space: "volume".to_owned(),
         }
@@ -53,13 +53,13 @@ impl Default for Options {
 
 /// What one part of one round gave.
 #[derive(Clone, Debug, Default, Serialize)]
-struct Part {
+struct PartSamples {
     wall_ns: Vec<f64>,
     cpu_ns: Vec<f64>,
     brick_share: Vec<f64>,
 }
 
-impl Part {
+impl PartSamples {
     fn push(&mut self, count: u64, wall: Duration, cpu: Duration, brick: Option<Duration>) {
         self.wall_ns.push(wall.as_nanos() as f64 / count as f64);
         self.cpu_ns.push(cpu.as_nanos() as f64 / count as f64);
@@ -79,21 +79,21 @@ pub fn run_session(
     space: &dyn Space,
     raw: &mut dyn RawCopies,
     brick_cpu: &mut dyn FnMut() -> Duration,
-    options: &Options,
+    options: &SessionOptions,
 ) -> Result<Report, BenchError> {
     check_rounds(options.rounds)?;
     if options.operations == 0 {
         let text = "0 operations measure nothing; ask for at least one per round";
         return Err(BenchError::Option(text.to_owned()));
     }
-    let mut worker = Worker::open(space, &options.mix, 0, 1)?;
-    let [mut copies, mut writes, mut reads] = [(); 3].map(|()| Part::default());
+    let mut worker = LoadWorker::open(space, &options.mix, 0, 1)?;
+    let [mut copies, mut writes, mut reads] = [(); 3].map(|()| PartSamples::default());
     let [mut write_latencies, mut read_latencies] = [(); 2].map(|()| Latencies::new());
     // One round that does not count: it maps what is mapped on first use.
     for round in 0..=options.rounds {
         let (wall, cpu) = time_copies(raw, options.operations);
-        let (write, write_brick) = drive(&mut worker, 0, brick_cpu, options.operations)?;
-        let (read, read_brick) = drive(&mut worker, 100, brick_cpu, options.operations)?;
+        let (write, write_brick) = run_worker(&mut worker, 0, brick_cpu, options.operations)?;
+        let (read, read_brick) = run_worker(&mut worker, 100, brick_cpu, options.operations)?;
         if round == 0 {
             continue;
         }
@@ -126,22 +126,22 @@ fn time_copies(raw: &mut dyn RawCopies, count: u64) -> (Duration, Duration) {
     (start.elapsed(), thread_cpu().saturating_sub(cpu))
 }
 
-fn drive(
-    worker: &mut Worker,
+fn run_worker(
+    worker: &mut LoadWorker,
     read_percent: u8,
     brick_cpu: &mut dyn FnMut() -> Duration,
     count: u64,
-) -> Result<(Outcome, Duration), BenchError> {
+) -> Result<(LoadResult, Duration), BenchError> {
     worker.set_read_percent(read_percent);
     let before = brick_cpu();
-    let outcome = worker.run(Limit::Operations(count))?;
+    let outcome = worker.run(RunLimit::Operations(count))?;
     Ok((outcome, brick_cpu().saturating_sub(before)))
 }
 
 fn report(
-    parts: &[(&str, &Part, Option<&Latencies>)],
+    parts: &[(&str, &PartSamples, Option<&Latencies>)],
     raw: &dyn RawCopies,
-    options: &Options,
+    options: &SessionOptions,
 ) -> Report {
     let title = format!(
         "{} B random writes and reads, one at a time, {} beside raw copies to memory",
@@ -164,7 +164,7 @@ fn report(
     let copies = parts[0].1;
     for (name, part, latencies) in parts {
         let share = median(&part.brick_share).map(|share| share * 100.0);
-        let mut row: Vec<Cell> = vec![
+        let mut row: Vec<ReportCell> = vec![
             (*name).into(),
             median(&part.wall_ns).into(),
             median(&part.cpu_ns).into(),
@@ -173,18 +173,18 @@ fn report(
             share.into(),
         ];
         row.extend(percentiles(*latencies));
-        report.push(row);
+        report.add_row(row);
     }
     describe(&mut report, raw, options);
     report.plots.push(plot(parts));
-    let rounds = |(name, part, _): &(&str, &Part, _)| ((*name).to_owned(), json!(part));
+    let rounds = |(name, part, _): &(&str, &PartSamples, _)| ((*name).to_owned(), json!(part));
     report.raw = serde_json::Value::Object(parts.iter().map(rounds).collect());
     report
 }
 
-fn percentiles(latencies: Option<&Latencies>) -> [Cell; 5] {
+fn percentiles(latencies: Option<&Latencies>) -> [ReportCell; 5] {
     let Some(latencies) = latencies else {
-        return [(); 5].map(|()| Cell::Missing);
+        return [(); 5].map(|()| ReportCell::Missing);
     };
     let summary = latencies.summary();
     [
@@ -196,22 +196,23 @@ fn percentiles(latencies: Option<&Latencies>) -> [Cell; 5] {
     ]
 }
 
-fn describe(report: &mut Report, raw: &dyn RawCopies, options: &Options) {
-    report.note(format!(
+fn describe(report: &mut Report, raw: &dyn RawCopies, options: &SessionOptions) {
+    report.add_note(format!(
         "medians of {} alternating rounds of {} operations each after one that does not count; \
          ratios are taken within rounds, percentiles over all rounds",
         options.rounds, options.operations
     ));
-    report.note(format!(
+    report.add_note(format!(
         "two raw copies: a random 4 KiB page to two mapped memories of class {} with \
          non-temporal stores, its sums in the same pass, and one fence",
         raw.class()
     ));
-    report.note("one operation in eight is timed for the percentiles, a clock reading included");
+    report
+        .add_note("one operation in eight is timed for the percentiles, a clock reading included");
 }
 
-fn plot(parts: &[(&str, &Part, Option<&Latencies>)]) -> Plot {
-    let bars = |name: &str, pick: fn(&Part) -> &Vec<f64>| Series {
+fn plot(parts: &[(&str, &PartSamples, Option<&Latencies>)]) -> Plot {
+    let bars = |name: &str, pick: fn(&PartSamples) -> &Vec<f64>| PlotSeries {
         name: name.to_owned(),
         points: (0u32..)
             .zip(parts)
@@ -220,9 +221,9 @@ fn plot(parts: &[(&str, &Part, Option<&Latencies>)]) -> Plot {
     };
     Plot {
         title: "Time per 4 KiB operation".to_owned(),
-        kind: Kind::Bars,
-        x: Axis::linear(""),
-        y: Axis::linear("ns per operation"),
+        kind: PlotKind::Bars,
+        x: PlotAxis::linear(""),
+        y: PlotAxis::linear("ns per operation"),
         categories: parts.iter().map(|(name, ..)| (*name).to_owned()).collect(),
         series: vec![bars("wall", |p| &p.wall_ns), bars("CPU", |p| &p.cpu_ns)],
     }

@@ -6,15 +6,15 @@
 //! locked, and no page is faulted in during the measurement.
 
 use crate::error::BenchError;
-use crate::load::{Random, SOURCE_BYTES, random_bytes};
+use crate::load::{Rng, SOURCE_BYTES, random_bytes};
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::{Mapped, Media};
+use pagemesh_pmem::{MappedMedia, Media};
 use std::fs::File;
 use std::path::Path;
 
 /// Something that makes two copies of random pages, each pair fenced.
 pub trait RawCopies {
-    /// Makes `count` pairs of copies.
+    /// Makes `count_records` pairs of copies.
     fn copy_pages(&mut self, count: u64);
 
     /// The memory's durability class.
@@ -23,10 +23,10 @@ pub trait RawCopies {
 
 /// Two files of one directory, mapped and touched throughout.
 pub struct RawMemory {
-    sides: [Mapped; 2],
+    copies: [MappedMedia; 2],
     pages: u64,
     sources: Vec<[u8; PAGE_BYTES]>,
-    random: Random,
+    random: Rng,
 }
 
 impl RawMemory {
@@ -36,14 +36,14 @@ impl RawMemory {
     /// # Errors
     /// When the files cannot be made, or there is no room for them.
     pub fn create(dir: &Path, bytes: usize) -> Result<RawMemory, BenchError> {
-        let mut random = Random::new(7);
+        let mut random = Rng::new(7);
         let page = |_| {
             let bytes = random_bytes(&mut random, PAGE_BYTES);
             bytes.try_into().expect("as many bytes as a page has")
         };
         let sources: Vec<[u8; PAGE_BYTES]> = (0..SOURCE_BYTES / PAGE_BYTES).map(page).collect();
         let memory = RawMemory {
-            sides: [map(dir, bytes)?, map(dir, bytes)?],
+            copies: [map(dir, bytes)?, map(dir, bytes)?],
             pages: (bytes / PAGE_BYTES) as u64,
             sources,
             random,
@@ -56,16 +56,16 @@ impl RawMemory {
 
     #[inline]
     fn copy(&self, source: usize, left: usize, right: usize) -> u32 {
-        let [first, second] = &self.sides;
+        let [first, second] = &self.copies;
         let targets = [(first, left * PAGE_BYTES), (second, right * PAGE_BYTES)];
         let source = &self.sources[source % self.sources.len()];
-        let (sums, stores) = Mapped::stream_page(&targets, source);
-        let _fenced = Mapped::fence_each(&[first, second], stores);
+        let (sums, stores) = MappedMedia::stream_page(&targets, source);
+        let _fenced = MappedMedia::fence_each(&[first, second], stores);
         sums.crc
     }
 }
 
-fn map(dir: &Path, bytes: usize) -> Result<Mapped, BenchError> {
+fn map(dir: &Path, bytes: usize) -> Result<MappedMedia, BenchError> {
     let cannot = || {
         let text = format!("make a file of {bytes} bytes in {}", dir.display());
         BenchError::system(text)
@@ -75,7 +75,7 @@ fn map(dir: &Path, bytes: usize) -> Result<Mapped, BenchError> {
     // SIGBUS later.
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64)
         .map_err(|errno| cannot()(errno.into()))?;
-    Mapped::new(file, bytes).map_err(|cause| BenchError::Map {
+    MappedMedia::new(file, bytes).map_err(|cause| BenchError::Map {
         path: dir.to_owned(),
         cause,
     })
@@ -94,7 +94,7 @@ impl RawCopies for RawMemory {
     }
 
     fn class(&self) -> String {
-        self.sides[0].durability().to_string()
+        self.copies[0].durability().to_string()
     }
 }
 
@@ -103,11 +103,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_sides_get_copies_of_sources() {
+    fn both_files_get_copies_of_sources() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut memory = RawMemory::create(dir.path(), 64 * PAGE_BYTES).expect("memory");
         memory.copy_pages(100);
-        for side in &memory.sides {
+        for side in &memory.copies {
             for page in 0..64 {
                 let mut bytes = [0; PAGE_BYTES];
                 side.read(page * PAGE_BYTES, &mut bytes);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_not_there_is_named() {
+    fn missing_directory_is_named() {
         let error = RawMemory::create(Path::new("/nonexistent/pagemesh"), 4096).err();
         let text = error.map(|e| e.to_string()).unwrap_or_default();
         assert!(text.contains("/nonexistent/pagemesh"), "{text}");

@@ -18,13 +18,13 @@
 
 mod machine;
 
-pub(crate) use machine::MachineCpu;
+pub(crate) use machine::CpuTicks;
 
 use crate::error::BenchError;
-use crate::load::{Limit, Mix, fill, open_places, run_workers};
+use crate::load::{RequestMix, RunLimit, fill, open_loops, run_workers};
 use crate::report::Report;
 use crate::session::check_rounds;
-use crate::stats::{Summary, median};
+use crate::stats::{LatencySummary, median};
 use pagemesh_base::space::Space;
 use pagemesh_base::units::PAGE_BYTES;
 use serde::Serialize;
@@ -39,9 +39,9 @@ pub const CASES_MAX: usize = 64;
 
 /// How to run, whatever the cases are.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SweepOptions {
     /// Alternating rounds, [`crate::session::ROUNDS_MIN`] to
-    /// [`crate::session::ROUNDS_MAX`].
+    /// [`crate::session::MAINTENANCE_ROUNDS_MAX`].
     pub rounds: usize,
     /// Time of one case in one round, [`RUNTIME_MIN`] to [`RUNTIME_MAX`].
     pub runtime: Duration,
@@ -62,9 +62,9 @@ pub struct Options {
     pub space: String,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for SweepOptions {
+    fn default() -> SweepOptions {
+        SweepOptions {
             rounds: 5,
             runtime: Duration::from_secs(1),
             threads: std::thread::available_parallelism().map_or(1, usize::from),
@@ -79,7 +79,7 @@ impl Default for Options {
 
 /// One kind of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Case {
+pub(crate) struct SweepCase {
     pub block_bytes: u32,
     pub read_percent: u8,
     pub places: usize,
@@ -87,14 +87,14 @@ pub(crate) struct Case {
 
 /// What a case gave in one round.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Sample {
+pub(crate) struct SweepSample {
     /// Operations per second.
     pub rate: f64,
     /// Bytes per second.
     pub bytes_rate: f64,
-    pub reads: Summary,
-    pub writes: Summary,
-    pub all: Summary,
+    pub reads: LatencySummary,
+    pub writes: LatencySummary,
+    pub all: LatencySummary,
     /// Of the submitting threads.
     pub cpu_ns_per_operation: f64,
     pub brick_cpu_ns_per_operation: f64,
@@ -105,21 +105,21 @@ pub(crate) struct Sample {
 }
 
 /// The samples of one case, by round.
-pub(crate) struct Rounds(pub Vec<Sample>);
+pub(crate) struct CaseSamples(pub Vec<SweepSample>);
 
-impl Rounds {
+impl CaseSamples {
     /// The median of one figure over the rounds.
-    pub(crate) fn median(&self, of: impl Fn(&Sample) -> f64) -> Option<f64> {
+    pub(crate) fn median(&self, of: impl Fn(&SweepSample) -> f64) -> Option<f64> {
         median(&self.0.iter().map(of).collect::<Vec<f64>>())
     }
 
     /// The median of a figure that not every round has.
-    pub(crate) fn median_of_known(&self, of: impl Fn(&Sample) -> Option<f64>) -> Option<f64> {
+    pub(crate) fn median_of_known(&self, of: impl Fn(&SweepSample) -> Option<f64>) -> Option<f64> {
         median(&self.0.iter().filter_map(of).collect::<Vec<f64>>())
     }
 
     /// The median of a time in ns, as µs.
-    pub(crate) fn median_us(&self, of: impl Fn(&Sample) -> f64) -> Option<f64> {
+    pub(crate) fn median_us(&self, of: impl Fn(&SweepSample) -> f64) -> Option<f64> {
         self.median(of).map(|ns| ns / 1000.0)
     }
 }
@@ -127,25 +127,25 @@ impl Rounds {
 /// Runs the cases; see the module. One entry per case.
 pub(crate) fn sweep(
     space: &dyn Space,
-    cases: &[Case],
+    cases: &[SweepCase],
     brick_cpu: &mut dyn FnMut() -> Duration,
-    options: &Options,
-) -> Result<Vec<Rounds>, BenchError> {
-    let span = check(space, cases, options)?;
+    options: &SweepOptions,
+) -> Result<Vec<CaseSamples>, BenchError> {
+    let span = check_span(space, cases, options)?;
     if options.fill {
         fill(space, span)?;
     }
-    let mut found: Vec<Rounds> = cases.iter().map(|_| Rounds(Vec::new())).collect();
+    let mut found: Vec<CaseSamples> = cases.iter().map(|_| CaseSamples(Vec::new())).collect();
     for round in 0..=options.rounds {
         for turn in 0..cases.len() {
             let at = (turn + round) % cases.len();
-            let mix = Mix {
+            let mix = RequestMix {
                 block_bytes: cases[at].block_bytes,
                 read_percent: cases[at].read_percent,
                 durable: options.durable,
                 seed: round as u64 + 1,
                 span_bytes: Some(span),
-                ..Mix::default()
+                ..RequestMix::default()
             };
             let sample = measure(space, &mix, cases[at].places, brick_cpu, options)?;
             if round > 0 {
@@ -157,7 +157,11 @@ pub(crate) fn sweep(
 }
 
 /// The bytes that are used.
-fn check(space: &dyn Space, cases: &[Case], options: &Options) -> Result<u64, BenchError> {
+fn check_span(
+    space: &dyn Space,
+    cases: &[SweepCase],
+    options: &SweepOptions,
+) -> Result<u64, BenchError> {
     check_rounds(options.rounds)?;
     let refuse = |text: String| Err(BenchError::Option(text));
     if !(1..=CASES_MAX).contains(&cases.len()) {
@@ -183,25 +187,25 @@ fn check(space: &dyn Space, cases: &[Case], options: &Options) -> Result<u64, Be
 
 fn measure(
     space: &dyn Space,
-    mix: &Mix,
+    mix: &RequestMix,
     places: usize,
     brick_cpu: &mut dyn FnMut() -> Duration,
-    options: &Options,
-) -> Result<Sample, BenchError> {
-    let workers = open_places(space, mix, places, options.threads)?;
-    let limit = Limit::Time(options.runtime);
+    options: &SweepOptions,
+) -> Result<SweepSample, BenchError> {
+    let workers = open_loops(space, mix, places, options.threads)?;
+    let limit = RunLimit::Time(options.runtime);
     let workers = workers.into_iter().map(|worker| (worker, limit)).collect();
-    let (brick, machine) = (brick_cpu(), MachineCpu::now());
+    let (brick, machine) = (brick_cpu(), CpuTicks::now());
     let outcome = run_workers(workers)?;
-    let machine = machine.zip(MachineCpu::now());
+    let machine = machine.zip(CpuTicks::now());
     let brick = brick_cpu().saturating_sub(brick);
     let share = machine.and_then(|(before, after)| after.share_since(&before));
-    Ok(Sample {
+    Ok(SweepSample {
         rate: outcome.rate(),
         bytes_rate: outcome.bytes as f64 / outcome.wall.as_secs_f64(),
         reads: outcome.reads.summary(),
         writes: outcome.writes.summary(),
-        all: outcome.all().summary(),
+        all: outcome.all_latencies().summary(),
         cpu_ns_per_operation: outcome.cpu_ns_per_operation(),
         brick_cpu_ns_per_operation: brick.as_nanos() as f64 / outcome.operations() as f64,
         machine_percent: share.map(|share| share.busy_percent),
@@ -210,21 +214,22 @@ fn measure(
 }
 
 /// Says how the figures came about.
-pub(crate) fn describe(report: &mut Report, options: &Options) {
+pub(crate) fn add_notes(report: &mut Report, options: &SweepOptions) {
     let filled = match options.fill {
         true => "a part of the space that was written once before",
         false => "a part of the space that was not written before: holes may have been read",
     };
-    report.note(format!(
+    report.add_note(format!(
         "medians of {} alternating rounds of {} ms per step after one that does not count, over {}",
         options.rounds,
         options.runtime.as_millis(),
         filled
     ));
-    report.note(format!(
+    report.add_note(format!(
         "requests in flight are places in the queues of at most {} threads; where the space answers \
          at once, latency includes what the same thread submitted after the request",
         options.threads
     ));
-    report.note("CPU is of the submitting threads; brick CPU is of the bricks, divided likewise");
+    report
+        .add_note("CPU is of the submitting threads; brick CPU is of the bricks, divided likewise");
 }

@@ -14,14 +14,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    AtOnce,
-    Later,
+pub enum CompletionMode {
+    Immediate,
+    OnThread,
 }
 
 /// What channels of a space have seen.
 #[derive(Default)]
-pub struct Seen {
+pub struct SpaceCounters {
     pub reads: AtomicU64,
     pub writes: AtomicU64,
     pub channels: AtomicUsize,
@@ -31,56 +31,56 @@ pub struct Seen {
     pub lens: Mutex<Vec<u64>>,
 }
 
-pub struct Memory {
+pub struct MemorySpace {
     size_bytes: u64,
-    kind: Kind,
+    kind: CompletionMode,
     /// Requests after this many fail.
-    pub good: u64,
-    pub seen: Arc<Seen>,
+    pub requests_before_failure: u64,
+    pub counters: Arc<SpaceCounters>,
 }
 
-impl Memory {
-    pub fn new(size_bytes: u64, kind: Kind) -> Memory {
-        Memory {
+impl MemorySpace {
+    pub fn new(size_bytes: u64, kind: CompletionMode) -> MemorySpace {
+        MemorySpace {
             size_bytes,
             kind,
-            good: u64::MAX,
-            seen: Arc::default(),
+            requests_before_failure: u64::MAX,
+            counters: Arc::default(),
         }
     }
 }
 
-impl Space for Memory {
+impl Space for MemorySpace {
     fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
-        self.seen.channels.fetch_add(1, Ordering::Relaxed);
-        let core = Core {
+        self.counters.channels.fetch_add(1, Ordering::Relaxed);
+        let core = ChannelCore {
             size_bytes: self.size_bytes,
-            good: self.good,
-            seen: Arc::clone(&self.seen),
+            requests_before_failure: self.requests_before_failure,
+            counters: Arc::clone(&self.counters),
         };
         Ok(match self.kind {
-            Kind::AtOnce => Box::new(AtOnce {
+            CompletionMode::Immediate => Box::new(ImmediateChannel {
                 core,
                 done: Vec::new(),
             }),
-            Kind::Later => Box::new(Later::start(core)),
+            CompletionMode::OnThread => Box::new(ThreadedChannel::start(core)),
         })
     }
 }
 
-struct Core {
+struct ChannelCore {
     size_bytes: u64,
-    good: u64,
-    seen: Arc<Seen>,
+    requests_before_failure: u64,
+    counters: Arc<SpaceCounters>,
 }
 
-impl Core {
+impl ChannelCore {
     fn answer(&self, token: Token, request: &Request) -> Completion {
-        let seen = &self.seen;
+        let seen = &self.counters;
         let (offset, len, counter) = match request {
             Request::Read { offset, len } => (*offset, u64::from(*len), &seen.reads),
             Request::Write { offset, data, .. } => (*offset, data.len() as u64, &seen.writes),
@@ -91,7 +91,7 @@ impl Core {
         seen.lens.lock().expect("not poisoned").push(len);
         let count = seen.reads.load(Ordering::Relaxed) + seen.writes.load(Ordering::Relaxed);
         let result = check_range(self.size_bytes, offset, len).and_then(|()| match request {
-            _ if count > self.good => Err(SpaceError::Fenced),
+            _ if count > self.requests_before_failure => Err(SpaceError::Fenced),
             Request::Read { len, .. } => Ok(Reply::Data(vec![0; *len as usize])),
             _ => Ok(Reply::Done),
         });
@@ -99,15 +99,15 @@ impl Core {
     }
 }
 
-struct AtOnce {
-    core: Core,
+struct ImmediateChannel {
+    core: ChannelCore,
     done: Vec<Completion>,
 }
 
-impl Channel for AtOnce {
+impl Channel for ImmediateChannel {
     fn submit(&mut self, token: Token, request: Request) {
         self.done.push(self.core.answer(token, &request));
-        let depth = &self.core.seen.depth_max;
+        let depth = &self.core.counters.depth_max;
         depth.fetch_max(self.done.len(), Ordering::Relaxed);
     }
 
@@ -115,28 +115,28 @@ impl Channel for AtOnce {
         into.append(&mut self.done);
     }
 
-    fn wait_on(&self, _into: &mut Vec<RawFd>) {
+    fn poll_fds(&self, _into: &mut Vec<RawFd>) {
         panic!("everything completes at once: nothing to wait for");
     }
 }
 
-struct Later {
+struct ThreadedChannel {
     requests: Option<Sender<(Token, Request)>>,
     completions: Receiver<Completion>,
-    bell: Arc<OwnedFd>,
+    doorbell: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     in_flight: usize,
-    seen: Arc<Seen>,
+    counters: Arc<SpaceCounters>,
 }
 
-impl Later {
-    fn start(core: Core) -> Later {
+impl ThreadedChannel {
+    fn start(core: ChannelCore) -> ThreadedChannel {
         let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("an eventfd");
         let bell = Arc::new(bell);
         let (requests, to_do) = channel::<(Token, Request)>();
         let (done, completions) = channel();
         let ring = Arc::clone(&bell);
-        let seen = Arc::clone(&core.seen);
+        let seen = Arc::clone(&core.counters);
         let thread = thread::spawn(move || {
             for (token, request) in to_do {
                 if done.send(core.answer(token, &request)).is_err() {
@@ -145,21 +145,21 @@ impl Later {
                 rustix::io::write(&ring, &1u64.to_ne_bytes()).expect("rung");
             }
         });
-        Later {
+        ThreadedChannel {
             requests: Some(requests),
             completions,
-            bell,
+            doorbell: bell,
             thread: Some(thread),
             in_flight: 0,
-            seen,
+            counters: seen,
         }
     }
 }
 
-impl Channel for Later {
+impl Channel for ThreadedChannel {
     fn submit(&mut self, token: Token, request: Request) {
         self.in_flight += 1;
-        self.seen
+        self.counters
             .depth_max
             .fetch_max(self.in_flight, Ordering::Relaxed);
         let requests = self.requests.as_ref().expect("open");
@@ -168,18 +168,18 @@ impl Channel for Later {
 
     fn reap(&mut self, into: &mut Vec<Completion>) {
         // The bell first: what comes after it rings again.
-        let _nothing_rang = rustix::io::read(&self.bell, &mut [0; 8]);
+        let _nothing_rang = rustix::io::read(&self.doorbell, &mut [0; 8]);
         let before = into.len();
         into.extend(self.completions.try_iter());
         self.in_flight -= into.len() - before;
     }
 
-    fn wait_on(&self, into: &mut Vec<RawFd>) {
-        into.push(self.bell.as_raw_fd());
+    fn poll_fds(&self, into: &mut Vec<RawFd>) {
+        into.push(self.doorbell.as_raw_fd());
     }
 }
 
-impl Drop for Later {
+impl Drop for ThreadedChannel {
     fn drop(&mut self) {
         drop(self.requests.take());
         if let Some(thread) = self.thread.take() {

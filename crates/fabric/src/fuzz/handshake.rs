@@ -3,8 +3,8 @@
 
 use super::target;
 use crate::auth::{
-    AuthError, CHALLENGE_BYTES, Client, HELLO_BYTES, PROOF_BYTES, Purpose, Server, VERDICT_BYTES,
-    Versions, Welcome, read_verdict, verdict,
+    AuthError, CHALLENGE_BYTES, ClientHandshake, HELLO_BYTES, HelloResponse, PROOF_BYTES, Purpose,
+    ServerHandshake, VERDICT_BYTES, Versions, read_verdict, verdict,
 };
 use pagemesh_base::key::Key;
 use std::mem::{Discriminant, discriminant};
@@ -13,40 +13,40 @@ use uuid::Uuid;
 const BRICK: Uuid = Uuid::from_u128(0xb);
 
 /// What a conversation of the two ends says: hello, challenge, proof, verdict.
-fn genuine(key: &Key, purpose: Purpose) -> Vec<u8> {
-    let (client, hello) = Client::new(key, purpose, Versions::OURS, Uuid::nil(), [1; 32]);
-    let welcome = Server::welcome(key, Versions::OURS, BRICK, [2; 32], &hello);
-    let Ok(Welcome::Challenge(_, challenge)) = welcome else {
+fn genuine_handshake(key: &Key, purpose: Purpose) -> Vec<u8> {
+    let (client, hello) = ClientHandshake::new(key, purpose, Versions::OURS, Uuid::nil(), [1; 32]);
+    let welcome = ServerHandshake::accept_hello(key, Versions::OURS, BRICK, [2; 32], &hello);
+    let Ok(HelloResponse::Challenge(_, challenge)) = welcome else {
         panic!("no challenge");
     };
-    let (proof, _) = client.answer(&challenge).expect("the same key");
+    let (proof, _) = client.answer_challenge(&challenge).expect("the same key");
     [&hello[..], &challenge, &proof, &verdict(Ok(()))].concat()
 }
 
-type Ends = Option<Discriminant<AuthError>>;
+type AuthErrorKind = Option<Discriminant<AuthError>>;
 
 /// How the hello, the challenge, the proof and the verdict were received.
-fn outcome(said: &[u8]) -> Option<(Ends, Ends, Ends, Ends)> {
+fn outcome(said: &[u8]) -> Option<(AuthErrorKind, AuthErrorKind, AuthErrorKind, AuthErrorKind)> {
     let (hello, said) = said.split_first_chunk::<HELLO_BYTES>()?;
     let (challenge, said) = said.split_first_chunk::<CHALLENGE_BYTES>()?;
     let (proof, said) = said.split_first_chunk::<PROOF_BYTES>()?;
     let last = said.first_chunk::<VERDICT_BYTES>()?;
     let key = Key::from_bytes([7; 32]);
-    let welcome = Server::welcome(&key, Versions::OURS, BRICK, [2; 32], hello);
+    let welcome = ServerHandshake::accept_hello(&key, Versions::OURS, BRICK, [2; 32], hello);
     let (at_server, proven) = match &welcome {
         Err(cause) => (Some(cause.clone()), None),
-        Ok(Welcome::Refuse(said, cause)) => {
+        Ok(HelloResponse::Refuse(said, cause)) => {
             assert_eq!(said[HELLO_BYTES..], [0; PROOF_BYTES], "nothing is proven");
             (Some(cause.clone()), None)
         }
-        Ok(Welcome::Challenge(server, _)) => {
+        Ok(HelloResponse::Challenge(server, _)) => {
             assert_eq!((&hello[..4], hello[6]), (&b"PMHI"[..], 1));
             assert!(Purpose::from_code(hello[7]).is_some());
             (None, Some(server.check(proof)))
         }
     };
     let purpose = Purpose::from_code(hello[7]).unwrap_or(Purpose::Session);
-    let truth = genuine(&key, purpose);
+    let truth = genuine_handshake(&key, purpose);
     let (true_hello, rest) = truth.split_at(HELLO_BYTES);
     let (true_challenge, rest) = rest.split_at(CHALLENGE_BYTES);
     if let Some(Ok(agreed)) = &proven {
@@ -55,8 +55,8 @@ fn outcome(said: &[u8]) -> Option<(Ends, Ends, Ends, Ends)> {
         assert_eq!(agreed.purpose.code(), hello[7]);
         assert!((hello[4]..=hello[5]).contains(&agreed.version));
     }
-    let (client, _) = Client::new(&key, purpose, Versions::OURS, Uuid::nil(), [1; 32]);
-    let answered = client.answer(challenge);
+    let (client, _) = ClientHandshake::new(&key, purpose, Versions::OURS, Uuid::nil(), [1; 32]);
+    let answered = client.answer_challenge(challenge);
     if let Ok((_, agreed)) = &answered {
         assert!(challenge[..] == *true_challenge, "a forged challenge");
         assert_eq!(agreed.identity, BRICK);
@@ -78,9 +78,9 @@ fn fuzz_handshake() {
     let other = Key::from_bytes([8; 32]);
     target("handshake")
         .seeds([
-            genuine(&key, Purpose::Session),
-            genuine(&key, Purpose::Control),
-            genuine(&other, Purpose::Session),
+            genuine_handshake(&key, Purpose::Session),
+            genuine_handshake(&key, Purpose::Control),
+            genuine_handshake(&other, Purpose::Session),
         ])
         .cases(10_000)
         .bytes_max(HELLO_BYTES + CHALLENGE_BYTES + PROOF_BYTES + VERDICT_BYTES)

@@ -3,15 +3,15 @@
 
 use super::*;
 use crate::limits::{BODY_BYTES_MAX, TEXT_BYTES_MAX};
-use crate::message::reply::{self, Answer, Attached, Reply};
+use crate::message::reply::{self, Answer, AttachReply, Reply};
 use crate::message::request::check_limits;
-use crate::message::{Direction, Malformed};
+use crate::message::{Direction, MalformedMessage};
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::slice::{
-    BrickStatus, InFlight, LISTED_MAX, Run, SliceError, SliceInfo, SliceReply,
+    BrickStatus, InFlightOp, LIST_ENTRIES_MAX, PageRun, SliceError, SliceInfo, SliceReply,
 };
 use pagemesh_base::space::{EXTENTS_MAX, Extent};
-use pagemesh_fuzz::allocated;
+use pagemesh_fuzz::measure_allocation;
 use std::mem::{Discriminant, discriminant};
 
 /// Bytes that decoding may have allocated per byte of a body: an extent takes
@@ -21,22 +21,22 @@ const ALLOCATED_MAX: u64 = 8;
 const SPARE_BYTES: u64 = 4096;
 
 #[derive(Hash)]
-enum Found<T> {
+enum DecodeOutcome<T> {
     Short,
-    Refused(Discriminant<Malformed>, Option<&'static str>),
+    Refused(Discriminant<MalformedMessage>, Option<&'static str>),
     Message(T),
 }
 
-fn refused<T>(cause: &Malformed) -> Found<T> {
+fn refused<T>(cause: &MalformedMessage) -> DecodeOutcome<T> {
     let what = match cause {
-        Malformed::Content { what, .. } => Some(*what),
+        MalformedMessage::Content { what, .. } => Some(*what),
         _ => None,
     };
-    Found::Refused(discriminant(cause), what)
+    DecodeOutcome::Refused(discriminant(cause), what)
 }
 
 /// The header and body of one whole message.
-fn open(bytes: &[u8], way: Direction) -> Result<(Header, &[u8]), Option<Malformed>> {
+fn open(bytes: &[u8], way: Direction) -> Result<(Header, &[u8]), Option<MalformedMessage>> {
     let (head, body) = bytes.split_first_chunk::<HEADER_BYTES>().ok_or(None)?;
     let header = Header::decode(head, way)?;
     assert_eq!(header.encode(), *head, "a header reads as it was written");
@@ -55,18 +55,18 @@ fn fuzz_request() {
         .seeds(seeds)
         .cases(30_000)
         .bytes_max(600)
-        .reseal(reseal_one)
+        .fixup(fix_one_message)
         .run(request);
 }
 
 fn request(bytes: &[u8]) -> impl std::hash::Hash + use<> {
     let (header, body) = match open(bytes, Direction::Request) {
         Ok(opened) => opened,
-        Err(None) => return Found::Short,
+        Err(None) => return DecodeOutcome::Short,
         Err(Some(cause)) => return refused(&cause),
     };
     let body = Bytes::copy_from_slice(body);
-    let (decoded, took) = allocated(|| Request::decode(&header, body.clone()));
+    let (decoded, took) = measure_allocation(|| Request::decode(&header, body.clone()));
     assert!(took <= SPARE_BYTES, "{took} bytes for {header:?}");
     let request = match decoded {
         Ok(request) => request,
@@ -79,7 +79,7 @@ fn request(bytes: &[u8]) -> impl std::hash::Hash + use<> {
     let mut stretched = joined((header, longer.into()));
     let len = header.body_len + 1;
     stretched[20..24].copy_from_slice(&len.to_le_bytes());
-    reseal_at(&mut stretched, 0);
+    fix_checksums_at(&mut stretched, 0);
     if let Ok((header, body)) = open(&stretched, Direction::Request) {
         let decoded = Request::decode(&header, Bytes::copy_from_slice(body));
         assert!(decoded.is_err(), "a byte too many: {decoded:?}");
@@ -88,19 +88,19 @@ fn request(bytes: &[u8]) -> impl std::hash::Hash + use<> {
         Request::Slice { request, .. } => check_limits(request).is_ok(),
         _ => true,
     };
-    Found::Message((header.kind as u8, limits, body.is_empty()))
+    DecodeOutcome::Message((header.kind as u8, limits, body.is_empty()))
 }
 
-fn answers() -> Vec<(Kind, Answer)> {
+fn answers() -> Vec<(MessageKind, Answer)> {
     let slice = |reply| Ok(Reply::Slice(reply));
     let extents = [(4096, true), (8192, false)].map(|(len, mapped)| Extent { len, mapped });
-    let run = Run {
+    let run = PageRun {
         page: PageNo(5),
         count: 6,
     };
     let runs = vec![run, run];
     let next = Some(PageNo(99));
-    let operation = InFlight {
+    let operation = InFlightOp {
         page: PageNo(1),
         count: 2,
         epoch: Epoch(3),
@@ -120,41 +120,50 @@ fn answers() -> Vec<(Kind, Answer)> {
         sessions: 5,
         incarnation: 6,
     };
-    let attached = Attached {
+    let attached = AttachReply {
         handle: 3,
         size_bytes: 1 << 20,
     };
     let current = Epoch(9);
     let text = || "why: é".to_owned();
     vec![
-        (Kind::Read, slice(SliceReply::Data(vec![7; 20]))),
-        (Kind::Write, slice(SliceReply::Done)),
-        (Kind::Extents, slice(SliceReply::Extents(extents.into()))),
-        (Kind::Checksums, slice(SliceReply::Checksums(vec![1, 2]))),
-        (Kind::Dirty, slice(SliceReply::Dirty { runs, next })),
-        (Kind::InFlight, slice(SliceReply::InFlight(None))),
+        (MessageKind::Read, slice(SliceReply::Data(vec![7; 20]))),
+        (MessageKind::Write, slice(SliceReply::Done)),
         (
-            Kind::InFlight,
+            MessageKind::Extents,
+            slice(SliceReply::Extents(extents.into())),
+        ),
+        (
+            MessageKind::Checksums,
+            slice(SliceReply::Checksums(vec![1, 2])),
+        ),
+        (MessageKind::Dirty, slice(SliceReply::Dirty { runs, next })),
+        (MessageKind::InFlight, slice(SliceReply::InFlight(None))),
+        (
+            MessageKind::InFlight,
             slice(SliceReply::InFlight(Some(vec![operation]))),
         ),
-        (Kind::Attach, Ok(Reply::Attached(attached))),
+        (MessageKind::Attach, Ok(Reply::Attach(attached))),
         (
-            Kind::List,
-            Ok(Reply::Listed {
+            MessageKind::List,
+            Ok(Reply::List {
                 slices: vec![info],
                 more: true,
             }),
         ),
-        (Kind::Status, Ok(Reply::Status(status))),
-        (Kind::Write, Err(SliceError::StaleEpoch { current })),
-        (Kind::Write, Err(SliceError::NoSpace)),
-        (Kind::Read, Err(SliceError::Damaged { offset: 4096 })),
-        (Kind::Attach, Err(SliceError::NoSuchSlice(SLICE))),
-        (Kind::Create, Err(SliceError::SliceExists(SLICE))),
-        (Kind::Read, Err(SliceError::OutOfRange(text()))),
-        (Kind::Flush, Err(SliceError::Lost(text()))),
-        (Kind::Settled, Err(SliceError::Refused(text()))),
-        (Kind::Attach, Err(SliceError::NoSession(text()))),
+        (MessageKind::Status, Ok(Reply::Status(status))),
+        (MessageKind::Write, Err(SliceError::StaleEpoch { current })),
+        (MessageKind::Write, Err(SliceError::NoSpace)),
+        (MessageKind::Read, Err(SliceError::Damaged { offset: 4096 })),
+        (MessageKind::Attach, Err(SliceError::NoSuchSlice(SLICE))),
+        (MessageKind::Create, Err(SliceError::SliceExists(SLICE))),
+        (MessageKind::Read, Err(SliceError::OutOfRange(text()))),
+        (MessageKind::Flush, Err(SliceError::Lost(text()))),
+        (
+            MessageKind::ForgetInFlight,
+            Err(SliceError::Refused(text())),
+        ),
+        (MessageKind::Attach, Err(SliceError::NoSession(text()))),
     ]
 }
 
@@ -167,18 +176,18 @@ fn fuzz_reply() {
         .seeds(seeds)
         .cases(30_000)
         .bytes_max(2000)
-        .reseal(reseal_one)
+        .fixup(fix_one_message)
         .run(reply);
 }
 
 fn reply(bytes: &[u8]) -> impl std::hash::Hash + use<> {
     let (header, body) = match open(bytes, Direction::Reply) {
         Ok(opened) => opened,
-        Err(None) => return Found::Short,
+        Err(None) => return DecodeOutcome::Short,
         Err(Some(cause)) => return refused(&cause),
     };
     let owned = body.to_vec();
-    let (decoded, took) = allocated(|| reply::decode(&header, owned));
+    let (decoded, took) = measure_allocation(|| reply::decode(&header, owned));
     let most = ALLOCATED_MAX * body.len() as u64 + SPARE_BYTES;
     assert!(took <= most, "{took} bytes for {header:?}");
     let answer = match decoded {
@@ -189,7 +198,7 @@ fn reply(bytes: &[u8]) -> impl std::hash::Hash + use<> {
     let form = form(&answer);
     let (again, payload) = reply::encode(header.kind, header.tag, answer.clone());
     assert_eq!((again, &payload[..]), (header, body), "{answer:?}");
-    Found::Message((header.kind as u8, form))
+    DecodeOutcome::Message((header.kind as u8, form))
 }
 
 /// No list or text is longer than its limit.
@@ -197,10 +206,10 @@ fn check_lengths(answer: &Answer) {
     let (len, max) = match answer {
         Ok(Reply::Slice(SliceReply::Data(data))) => (data.len(), BODY_BYTES_MAX as usize),
         Ok(Reply::Slice(SliceReply::Extents(list))) => (list.len(), EXTENTS_MAX),
-        Ok(Reply::Slice(SliceReply::Checksums(list))) => (list.len(), LISTED_MAX),
-        Ok(Reply::Slice(SliceReply::Dirty { runs, .. })) => (runs.len(), LISTED_MAX),
-        Ok(Reply::Slice(SliceReply::InFlight(Some(list)))) => (list.len(), LISTED_MAX),
-        Ok(Reply::Listed { slices, .. }) => (slices.len(), LISTED_MAX),
+        Ok(Reply::Slice(SliceReply::Checksums(list))) => (list.len(), LIST_ENTRIES_MAX),
+        Ok(Reply::Slice(SliceReply::Dirty { runs, .. })) => (runs.len(), LIST_ENTRIES_MAX),
+        Ok(Reply::Slice(SliceReply::InFlight(Some(list)))) => (list.len(), LIST_ENTRIES_MAX),
+        Ok(Reply::List { slices, .. }) => (slices.len(), LIST_ENTRIES_MAX),
         Ok(Reply::Status(status)) => (status.durability.len(), TEXT_BYTES_MAX),
         Err(
             SliceError::OutOfRange(text)
@@ -216,8 +225,8 @@ fn check_lengths(answer: &Answer) {
 fn form(answer: &Answer) -> (Option<Discriminant<SliceReply>>, u8) {
     match answer {
         Ok(Reply::Slice(reply)) => (Some(discriminant(reply)), 0),
-        Ok(Reply::Attached(_)) => (None, 1),
-        Ok(Reply::Listed { more, .. }) => (None, 2 + u8::from(*more)),
+        Ok(Reply::Attach(_)) => (None, 1),
+        Ok(Reply::List { more, .. }) => (None, 2 + u8::from(*more)),
         Ok(Reply::Status(_)) => (None, 4),
         Err(error) => (None, 5 + error_code(error)),
     }

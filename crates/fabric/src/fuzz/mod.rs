@@ -8,23 +8,23 @@ mod peers;
 mod streams;
 
 use crate::message::request::{Control, Request};
-use crate::message::{HEADER_BYTES, Header, Kind};
+use crate::message::{HEADER_BYTES, Header, MessageKind};
 use crate::stream::Stream;
 use bytes::Bytes;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{Part, SliceRequest, Stamp};
+use pagemesh_base::slice::{SliceRequest, Stamp, TransactionPart};
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_fuzz::{Random, Target};
+use pagemesh_fuzz::{FuzzTarget, Random};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
 use std::os::fd::OwnedFd;
 use uuid::Uuid;
 
 const SLICE: SliceId = SliceId(Uuid::from_u128(0x51));
 
-fn target(name: &'static str) -> Target {
-    Target::new(name, env!("CARGO_MANIFEST_DIR"))
+fn target(name: &'static str) -> FuzzTarget {
+    FuzzTarget::new(name, env!("CARGO_MANIFEST_DIR"))
 }
 
 fn pair() -> (OwnedFd, Stream) {
@@ -35,7 +35,7 @@ fn pair() -> (OwnedFd, Stream) {
 }
 
 /// Sends what fits into a socket's buffer.
-fn say(socket: &OwnedFd, bytes: &[u8]) {
+fn send_all(socket: &OwnedFd, bytes: &[u8]) {
     if !bytes.is_empty() {
         let sent = send(socket, bytes, SendFlags::NOSIGNAL);
         assert_eq!(sent, Ok(bytes.len()), "the socket takes it");
@@ -47,7 +47,7 @@ fn requests() -> Vec<Request> {
     let stamp = Stamp {
         epoch: Epoch(3),
         op: 9,
-        open: 2,
+        open_ops: 2,
     };
     let data = Bytes::from_static(b"forty-two bytes of a page, more or less...");
     let of_slice = [
@@ -83,7 +83,7 @@ fn requests() -> Vec<Request> {
             from: PageNo(0),
         },
         SliceRequest::InFlight,
-        SliceRequest::Settled,
+        SliceRequest::ForgetInFlight,
         SliceRequest::KeepOrder,
         SliceRequest::RaiseEpoch {
             epoch: Epoch(4),
@@ -107,7 +107,7 @@ fn requests() -> Vec<Request> {
             .map(|request| Request::Slice { handle: 0, request }),
     );
     requests.extend(control.map(Request::Control));
-    assert!(Kind::ALL.iter().all(|kind| {
+    assert!(MessageKind::ALL.iter().all(|kind| {
         let mut kinds = requests.iter().map(Request::kind);
         kinds.any(|found| found == *kind)
     }));
@@ -115,13 +115,13 @@ fn requests() -> Vec<Request> {
 }
 
 /// Of a transaction that is within all limits.
-fn parts() -> Vec<Part> {
+fn parts() -> Vec<TransactionPart> {
     let page = PAGE_BYTES as u64;
-    let write = |at, fill| Part::Write {
+    let write = |at, fill| TransactionPart::Write {
         offset: at * page,
         data: Bytes::from(vec![fill; PAGE_BYTES]),
     };
-    let clear = Part::Clear {
+    let clear = TransactionPart::Clear {
         offset: 5 * page,
         len: 2 * page,
     };
@@ -132,8 +132,8 @@ fn joined((header, body): (Header, Bytes)) -> Vec<u8> {
     [&header.encode(), &body[..]].concat()
 }
 
-/// Makes the checksums of the message at `at` right; tells where it ends.
-fn reseal_at(bytes: &mut [u8], at: usize) -> Option<usize> {
+/// Makes the checksums of the message at `taken_len` right; tells where it ends.
+fn fix_checksums_at(bytes: &mut [u8], at: usize) -> Option<usize> {
     let (head, body) = bytes
         .get_mut(at..)?
         .split_first_chunk_mut::<HEADER_BYTES>()?;
@@ -148,20 +148,20 @@ fn reseal_at(bytes: &mut [u8], at: usize) -> Option<usize> {
 }
 
 /// Makes the messages of a stream whole again.
-fn reseal_all(bytes: &mut [u8], from: usize) {
+fn fix_all_checksums(bytes: &mut [u8], from: usize) {
     let mut at = Some(from);
     while let Some(next) = at.filter(|&at| at < bytes.len()) {
-        at = reseal_at(bytes, next);
+        at = fix_checksums_at(bytes, next);
     }
 }
 
 /// Makes one message whole again, mostly with all the bytes that there are.
-fn reseal_one(bytes: &mut [u8], random: &mut Random) {
+fn fix_one_message(bytes: &mut [u8], random: &mut Random) {
     let len = bytes.len().saturating_sub(HEADER_BYTES) as u32;
     if random.below(4) > 0
         && let Some(field) = bytes.get_mut(20..24)
     {
         field.copy_from_slice(&len.to_le_bytes());
     }
-    reseal_at(bytes, 0);
+    fix_checksums_at(bytes, 0);
 }

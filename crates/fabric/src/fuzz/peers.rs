@@ -2,13 +2,13 @@
 //! clients that are answered anything.
 
 use super::*;
+use crate::brick_client::BrickClient;
 use crate::limits::Timeouts;
 use crate::message::Direction;
-use crate::message::reply::{self, Attached, Reply};
-use crate::remote::Remote;
-use crate::serve::{Broken, Connection};
+use crate::message::reply::{self, AttachReply, Reply};
+use crate::serve::{Connection, ConnectionError};
 use crate::service::{Handler, Outcome};
-use crate::stop::Stop;
+use crate::stop::StopSignal;
 use crate::tcp::TcpLeg;
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::slice::*;
@@ -27,20 +27,20 @@ const SOME_CUTS: usize = 40;
 
 /// A brick that writes down what it is asked.
 #[derive(Clone, Default)]
-struct Notes(Arc<Mutex<Vec<String>>>);
+struct RecordingBrick(Arc<Mutex<Vec<String>>>);
 
-impl Notes {
-    fn note(&self, what: String) {
+impl RecordingBrick {
+    fn record(&self, what: String) {
         self.0.lock().expect("no panic").push(what);
     }
 
     fn control(&self, what: String) -> Result<(), SliceError> {
-        self.note(what);
+        self.record(what);
         Ok(())
     }
 }
 
-impl BrickControl for Notes {
+impl BrickControl for RecordingBrick {
     fn create(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError> {
         self.control(format!("create {slice} {size_bytes}"))
     }
@@ -54,20 +54,20 @@ impl BrickControl for Notes {
     }
 
     fn list(&self) -> Result<Vec<SliceInfo>, SliceError> {
-        self.note("list".into());
+        self.record("list".into());
         Ok(vec![])
     }
 
     fn status(&self) -> Result<BrickStatus, SliceError> {
-        self.note("status".into());
+        self.record("status".into());
         Err(SliceError::NoSpace)
     }
 }
 
-impl Handler for Notes {
-    fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<Attached, SliceError> {
-        self.note(format!("attach {slice} {epoch:?}"));
-        Ok(Attached {
+impl Handler for RecordingBrick {
+    fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<AttachReply, SliceError> {
+        self.record(format!("attach {slice} {epoch:?}"));
+        Ok(AttachReply {
             handle: 0,
             size_bytes: 1 << 30,
         })
@@ -75,8 +75,8 @@ impl Handler for Notes {
 
     fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome {
         crate::message::request::check_limits(&request).expect("refused before it is seen");
-        self.note(format!("{handle} {request:?}"));
-        Outcome::Now(match request {
+        self.record(format!("{handle} {request:?}"));
+        Outcome::Done(match request {
             SliceRequest::Read { len, .. } if len <= READ_BYTES_MAX => {
                 Ok(SliceReply::Data(vec![7; len as usize]))
             }
@@ -87,18 +87,18 @@ impl Handler for Notes {
 }
 
 /// What a brick was asked, said, and how it ended.
-type Served = (Vec<String>, Vec<u8>, Option<Discriminant<Broken>>);
+type ServeResult = (Vec<String>, Vec<u8>, Option<Discriminant<ConnectionError>>);
 
 /// Serves a client that says these pieces and hangs up.
-fn serve(pieces: &[&[u8]]) -> Served {
+fn serve(pieces: &[&[u8]]) -> ServeResult {
     let (client, stream) = pair();
-    let notes = Notes::default();
-    let stop = Stop::new().expect("a descriptor");
+    let notes = RecordingBrick::default();
+    let stop = StopSignal::new().expect("a descriptor");
     let session = notes.clone();
     let mut open = || Ok(Box::new(session.clone()) as Box<dyn Handler>);
     let talk = || {
         for piece in pieces {
-            say(&client, piece);
+            send_all(&client, piece);
         }
         shutdown(&client, Shutdown::Write).expect("a socket");
     };
@@ -140,7 +140,7 @@ fn replies(mut said: &[u8]) -> Vec<Header> {
 }
 
 /// How many requests lie whole in a stream, and where each ends.
-fn ends(stream: &[u8]) -> Vec<usize> {
+fn request_ends(stream: &[u8]) -> Vec<usize> {
     let (mut ends, mut at) = (Vec::new(), 0);
     while let Some((head, rest)) = stream[at..].split_first_chunk::<HEADER_BYTES>() {
         let Ok(header) = Header::decode(head, Direction::Request) else {
@@ -161,7 +161,7 @@ fn ends(stream: &[u8]) -> Vec<usize> {
 
 fn brick(stream: &[u8]) -> impl std::hash::Hash + use<> {
     let whole = serve(&[stream]);
-    let ends = ends(stream);
+    let ends = request_ends(stream);
     let answered = replies(&whole.1);
     assert!(whole.0.len() <= ends.len(), "asked more than was said");
     if whole.2.is_none() {
@@ -215,11 +215,11 @@ fn fuzz_brick() {
         ])
         .cases(600)
         .bytes_max(1200)
-        .reseal(|bytes, _| reseal_all(bytes, 0))
+        .fixup(|bytes, _| fix_all_checksums(bytes, 0))
         .run(brick);
 }
 
-fn asked() -> [SliceRequest; 8] {
+fn leg_requests() -> [SliceRequest; 8] {
     [
         SliceRequest::Read { offset: 0, len: 16 },
         SliceRequest::Flush,
@@ -236,7 +236,7 @@ fn asked() -> [SliceRequest; 8] {
             from: PageNo(0),
         },
         SliceRequest::InFlight,
-        SliceRequest::Settled,
+        SliceRequest::ForgetInFlight,
         SliceRequest::KeepOrder,
     ]
 }
@@ -245,13 +245,13 @@ fn asked() -> [SliceRequest; 8] {
 fn leg() -> (TcpLeg, OwnedFd, Vec<Header>) {
     let (brick, stream) = pair();
     let timeouts = Timeouts::default();
-    let remote = Remote::new(stream, BRICK, timeouts.call);
-    let attached = Attached {
+    let remote = BrickClient::new(stream, BRICK, timeouts.call);
+    let attached = AttachReply {
         handle: 0,
         size_bytes: 1 << 20,
     };
-    let mut leg = TcpLeg::over(remote, attached, timeouts);
-    for (tag, request) in asked().into_iter().enumerate() {
+    let mut leg = TcpLeg::from_connection(remote, attached, timeouts);
+    for (tag, request) in leg_requests().into_iter().enumerate() {
         leg.submit(tag as u64, request);
     }
     let mut none = Vec::new();
@@ -277,7 +277,7 @@ fn fits(request: &SliceRequest, reply: &SliceReply) -> bool {
         | (SliceRequest::Dirty { .. }, SliceReply::Dirty { .. })
         | (SliceRequest::InFlight, SliceReply::InFlight(_))
         | (
-            SliceRequest::Flush | SliceRequest::Settled | SliceRequest::KeepOrder,
+            SliceRequest::Flush | SliceRequest::ForgetInFlight | SliceRequest::KeepOrder,
             SliceReply::Done,
         ) => true,
         _ => false,
@@ -302,13 +302,13 @@ fn answer<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Completed {
     for SliceCompletion { tag, result } in done {
         assert!(found.insert(tag, result).is_none(), "{tag} ended twice");
     }
-    assert_eq!(found.len(), asked().len(), "every request ends");
+    assert_eq!(found.len(), leg_requests().len(), "every request ends");
     found
 }
 
 fn client(bytes: &[u8]) -> impl std::hash::Hash + use<> {
     let whole = answer([bytes].into_iter());
-    for (request, (tag, result)) in asked().iter().zip(&whole) {
+    for (request, (tag, result)) in leg_requests().iter().zip(&whole) {
         let fit = result.as_ref().map_or(true, |reply| fits(request, reply));
         assert!(fit, "request {tag} {request:?} was answered {result:?}");
     }
@@ -371,7 +371,7 @@ fn fuzz_leg() {
         ])
         .cases(600)
         .bytes_max(1500)
-        .reseal(|bytes, _| reseal_all(bytes, 0))
+        .fixup(|bytes, _| fix_all_checksums(bytes, 0))
         .run(client);
 }
 
@@ -386,9 +386,9 @@ fn fuzz_listing() {
         };
         let slices = (from..from + count).map(info).collect();
         joined(reply::encode(
-            Kind::List,
+            MessageKind::List,
             tag,
-            Ok(Reply::Listed { slices, more }),
+            Ok(Reply::List { slices, more }),
         ))
     };
     target("listing")
@@ -404,12 +404,12 @@ fn fuzz_listing() {
         ])
         .cases(2000)
         .bytes_max(1500)
-        .reseal(|bytes, _| reseal_all(bytes, 0))
+        .fixup(|bytes, _| fix_all_checksums(bytes, 0))
         .run(|bytes| {
             let (brick, stream) = pair();
-            say(&brick, bytes);
+            send_all(&brick, bytes);
             shutdown(&brick, Shutdown::Write).expect("a socket");
-            let remote = Remote::new(stream, BRICK, Timeouts::default().call);
+            let remote = BrickClient::new(stream, BRICK, Timeouts::default().call);
             let listed = remote.list();
             if let Ok(slices) = &listed {
                 assert!(slices.is_sorted_by(|a, b| a.slice < b.slice), "{slices:?}");

@@ -2,12 +2,12 @@
 //! arrives in full is taken once and in order, and nothing else is.
 
 use super::*;
-use crate::inflow::Inflow;
 use crate::limits::{BODY_BYTES_MAX, RECEIVE_BYTES};
-use crate::message::{Direction, Malformed};
-use crate::wire::Received;
+use crate::message::{Direction, MalformedMessage};
+use crate::receive_buffer::ReceiveBuffer;
+use crate::wire::ReceiveResult;
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_fuzz::allocated;
+use pagemesh_fuzz::measure_allocation;
 use std::mem::discriminant;
 
 /// Streams up to here are cut at every byte, longer ones at some.
@@ -23,13 +23,13 @@ type Messages = Vec<(Header, Vec<u8>)>;
 fn deliver<'a>(
     pieces: impl Iterator<Item = &'a [u8]>,
     (way, aligned, shared): (Direction, bool, bool),
-) -> (Messages, Option<Malformed>) {
+) -> (Messages, Option<MalformedMessage>) {
     let (sender, stream) = pair();
-    let mut inflow = Inflow::new(way, aligned);
+    let mut inflow = ReceiveBuffer::new(way, aligned);
     let (mut messages, mut held) = (Vec::new(), Vec::new());
     for piece in pieces {
-        say(&sender, piece);
-        while inflow.receive(&stream).expect("a socket") != Received::Nothing {
+        send_all(&sender, piece);
+        while inflow.receive(&stream).expect("a socket") != ReceiveResult::WouldBlock {
             loop {
                 match inflow.next() {
                     Ok(None) => break,
@@ -80,7 +80,7 @@ fn stream(bytes: &[u8]) -> impl std::hash::Hash + use<> {
         _ => Direction::Reply,
     };
     let how = (way, how & 2 != 0, how & 4 != 0);
-    let (whole, took) = allocated(|| deliver([stream].into_iter(), how));
+    let (whole, took) = measure_allocation(|| deliver([stream].into_iter(), how));
     let held: usize = whole.0.iter().map(|(_, body)| 2 * body.len() + 256).sum();
     assert!(took <= ALLOCATED_MAX + 2 * held as u64, "{took} bytes");
     let mut at = 0;
@@ -127,7 +127,7 @@ fn write(len: usize) -> Request {
     let stamp = Stamp {
         epoch: Epoch(1),
         op: 1,
-        open: 0,
+        open_ops: 0,
     };
     let request = SliceRequest::Write {
         offset: 0,
@@ -154,6 +154,6 @@ fn fuzz_stream() {
         ])
         .cases(1500)
         .bytes_max(60_000)
-        .reseal(|bytes, _| reseal_all(bytes, 9))
+        .fixup(|bytes, _| fix_all_checksums(bytes, 9))
         .run(stream);
 }

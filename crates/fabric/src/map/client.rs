@@ -1,14 +1,14 @@
 //! The client's side: asks for a session, and gets the descriptors.
 
-use super::wire::{GRANT_BYTES, GrantHeader, NotUnderstood, hello};
+use super::wire::{GRANT_BYTES, GrantHeader, MapProtocolError, hello};
+use crate::brick_client::BrickClient;
 use crate::limits::{TEXT_BYTES_MAX, Timeouts};
-use crate::message::reply::Attached;
-use crate::remote::Remote;
+use crate::message::reply::AttachReply;
 use crate::stream::Stream;
 use crate::tcp::TcpLeg;
-use pagemesh_base::aside::aside;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::move_fd_high::move_fd_high;
 use pagemesh_base::slice::SliceError;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -27,7 +27,7 @@ const GRANT_FDS: usize = 2;
 
 /// A session of a pool, to be taken up in this process.
 #[derive(Debug)]
-pub struct Grant {
+pub struct MapGrant {
     /// The pool's identity, as its brick told.
     pub brick: BrickId,
     /// The opening of the pool.
@@ -46,16 +46,16 @@ pub struct Grant {
 
 /// The connection that a grant came with. The session ends with it.
 pub struct MapLink {
-    remote: Remote,
+    remote: BrickClient,
     timeouts: Timeouts,
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Failed {
+enum GrantError {
     #[error("{0}")]
     Socket(#[from] io::Error),
     #[error(transparent)]
-    NotUnderstood(#[from] NotUnderstood),
+    NotUnderstood(#[from] MapProtocolError),
     #[error("it granted a session without its memory")]
     NoDescriptors,
     #[error("{0}")]
@@ -68,18 +68,18 @@ enum Failed {
 ///
 /// # Errors
 /// When nobody listens there, the brick refuses, or it is of another version.
-pub fn connect(socket: &Path, timeouts: Timeouts) -> Result<(Grant, MapLink), SliceError> {
+pub fn connect(socket: &Path, timeouts: Timeouts) -> Result<(MapGrant, MapLink), SliceError> {
     try_connect(socket, timeouts).map_err(|cause| {
         let told = format!("the brick at {}: {cause}", socket.display());
         match cause {
-            Failed::Socket(_) => SliceError::Lost(told),
-            Failed::NoSession(_) => SliceError::NoSession(told),
+            GrantError::Socket(_) => SliceError::Lost(told),
+            GrantError::NoSession(_) => SliceError::NoSession(told),
             _ => SliceError::Refused(told),
         }
     })
 }
 
-fn try_connect(socket: &Path, timeouts: Timeouts) -> Result<(Grant, MapLink), Failed> {
+fn try_connect(socket: &Path, timeouts: Timeouts) -> Result<(MapGrant, MapLink), GrantError> {
     let until = Instant::now() + timeouts.handshake;
     let stream = open(socket)?;
     stream.send_all(&hello(), until)?;
@@ -88,12 +88,12 @@ fn try_connect(socket: &Path, timeouts: Timeouts) -> Result<(Grant, MapLink), Fa
     if let Some(refusal) = header.refused {
         let reason = receive_reason(&stream, refusal.reason_bytes, until)?;
         return Err(match refusal.no_session {
-            true => Failed::NoSession(reason),
-            false => Failed::Refused(reason),
+            true => GrantError::NoSession(reason),
+            false => GrantError::Refused(reason),
         });
     }
-    let [pool, control] = fds.try_into().map_err(|_| Failed::NoDescriptors)?;
-    let grant = Grant {
+    let [pool, control] = fds.try_into().map_err(|_| GrantError::NoDescriptors)?;
+    let grant = MapGrant {
         brick: header.brick,
         incarnation: header.incarnation,
         session: header.session,
@@ -102,14 +102,14 @@ fn try_connect(socket: &Path, timeouts: Timeouts) -> Result<(Grant, MapLink), Fa
         control,
         control_bytes: header.control_bytes,
     };
-    let remote = Remote::new(stream, header.brick, timeouts.call);
+    let remote = BrickClient::new(stream, header.brick, timeouts.call);
     Ok((grant, MapLink { remote, timeouts }))
 }
 
 /// Connects without waiting: a brick that does not accept is as good as none.
 fn open(path: &Path) -> io::Result<Stream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = aside(socket_with(
+    let socket = move_fd_high(socket_with(
         AddressFamily::UNIX,
         SocketType::STREAM,
         flags,
@@ -122,7 +122,7 @@ fn open(path: &Path) -> io::Result<Stream> {
 fn receive_grant(
     stream: &Stream,
     until: Instant,
-) -> Result<([u8; GRANT_BYTES], Vec<OwnedFd>), Failed> {
+) -> Result<([u8; GRANT_BYTES], Vec<OwnedFd>), GrantError> {
     let mut bytes = [0; GRANT_BYTES];
     let mut fds = Vec::new();
     let mut at = 0;
@@ -145,7 +145,7 @@ fn receive_grant(
         }
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(received) = message {
-                fds.extend(received.map(aside));
+                fds.extend(received.map(move_fd_high));
             }
         }
     }
@@ -172,11 +172,11 @@ impl MapLink {
         self,
         slice: SliceId,
         epoch: Epoch,
-    ) -> Result<(Attached, TcpLeg, OwnedFd), SliceError> {
+    ) -> Result<(AttachReply, TcpLeg, OwnedFd), SliceError> {
         let life = self.remote.as_fd().try_clone_to_owned();
-        let life = aside(life.map_err(|cause| SliceError::Lost(cause.to_string()))?);
+        let life = move_fd_high(life.map_err(|cause| SliceError::Lost(cause.to_string()))?);
         let attached = self.remote.attach(slice, epoch)?;
-        let leg = TcpLeg::over(self.remote, attached, self.timeouts);
+        let leg = TcpLeg::from_connection(self.remote, attached, self.timeouts);
         Ok((attached, leg, life))
     }
 }

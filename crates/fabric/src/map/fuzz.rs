@@ -1,19 +1,19 @@
 //! Fuzz targets of what is said before messages, see `crate::fuzz`.
 
 use super::wire::{
-    GRANT_BYTES, GrantHeader, HELLO_BYTES, NotUnderstood, Refusal, check_hello, hello,
+    GRANT_BYTES, GrantHeader, HELLO_BYTES, MapProtocolError, Refusal, check_hello, hello,
 };
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::layout::BrickId;
-use pagemesh_fuzz::{Random, Target};
+use pagemesh_fuzz::{FuzzTarget, Random};
 use std::mem::discriminant;
 use uuid::Uuid;
 
-fn target(name: &'static str) -> Target {
-    Target::new(name, env!("CARGO_MANIFEST_DIR")).reseal(reseal)
+fn target(name: &'static str) -> FuzzTarget {
+    FuzzTarget::new(name, env!("CARGO_MANIFEST_DIR")).fixup(fix_checksum)
 }
 
-fn reseal(bytes: &mut [u8], _: &mut Random) {
+fn fix_checksum(bytes: &mut [u8], _: &mut Random) {
     if let Some((said, crc)) = bytes.split_last_chunk_mut::<4>() {
         *crc = crc32c(said).to_le_bytes();
     }
@@ -31,7 +31,7 @@ fn fuzz_map_hello() {
             // But for the two bytes that are not looked at there is one hello.
             let same = said[..10] == hello()[..10];
             assert!(checked.is_err() || same, "{said:02x?}");
-            Some(checked.err().as_ref().map(discriminant::<NotUnderstood>))
+            Some(checked.err().as_ref().map(discriminant::<MapProtocolError>))
         });
 }
 

@@ -23,5 +23,5 @@ mod fuzz;
 mod server;
 mod wire;
 
-pub use client::{Grant, MapLink, connect};
-pub use server::{Granted, MapService, Peer, Server, SocketError};
+pub use client::{MapGrant, MapLink, connect};
+pub use server::{MapPeer, MapServer, MapService, MapSession, MapSocketError};

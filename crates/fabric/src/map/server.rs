@@ -1,14 +1,14 @@
 //! The brick's side: a listening unix socket, and a thread for each session.
 
-use super::wire::{GrantHeader, HELLO_BYTES, NotUnderstood, Refusal, check_hello};
-use crate::guests::{Guests, Place};
-use crate::limits::{HANDSHAKE_LIMIT, MAP_SESSIONS_MAX, MAP_VISITORS_MAX};
-use crate::message::reply::cut;
+use super::wire::{GrantHeader, HELLO_BYTES, MapProtocolError, Refusal, check_hello};
+use crate::connection_limiter::{ConnectionLimiter, ConnectionSlot};
+use crate::limits::{HANDSHAKE_LIMIT, MAP_HANDSHAKES_MAX, MAP_SESSIONS_MAX};
+use crate::message::reply::truncate_text;
 use crate::serve::Connection;
 use crate::service::Handler;
 use crate::stream::Stream;
 use pagemesh_base::layout::BrickId;
-use pagemesh_base::peer::peer;
+use pagemesh_base::peer::peer_credentials;
 use pagemesh_base::slice::{BrickControl, SliceError};
 use pagemesh_base::socket::UnixSocket;
 use rustix::net::{
@@ -24,7 +24,7 @@ use std::time::Instant;
 
 /// The process at the other end, as the kernel names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
+pub struct MapPeer {
     /// Its process.
     pub pid: u32,
     /// Its user.
@@ -32,7 +32,7 @@ pub struct Peer {
 }
 
 /// A session that was opened for a client.
-pub struct Granted {
+pub struct MapSession {
     /// Its number.
     pub session: u32,
     /// The opening of the pool.
@@ -59,7 +59,7 @@ pub trait MapService: Send + Sync {
     /// # Errors
     /// When there are too many, or the pool cannot be shared; the client gets
     /// the reason.
-    fn grant(&self, peer: Peer) -> Result<Granted, SliceError>;
+    fn grant(&self, peer: MapPeer) -> Result<MapSession, SliceError>;
 
     /// What managers ask.
     fn control(&self) -> &dyn BrickControl;
@@ -67,7 +67,7 @@ pub trait MapService: Send + Sync {
 
 /// Why a map socket cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum SocketError {
+pub enum MapSocketError {
     /// The path is not for us.
     #[error("cannot serve the map transport (--map): {0}")]
     Socket(#[from] pagemesh_base::socket::SocketError),
@@ -78,53 +78,53 @@ pub enum SocketError {
 
 /// A brick's map socket; removed when dropped, unless its path has become
 /// another's.
-pub struct Server {
+pub struct MapServer {
     path: PathBuf,
-    house: Arc<House>,
+    state: Arc<MapServerState>,
     acceptor: Option<JoinHandle<()>>,
 }
 
-struct House {
+struct MapServerState {
     service: Arc<dyn MapService>,
     uid: u32,
-    guests: Arc<Guests>,
+    limiter: Arc<ConnectionLimiter>,
 }
 
 #[derive(Debug, thiserror::Error)]
-enum TurnedAway {
+enum MapHandshakeError {
     #[error("the socket failed: {0}")]
     Socket(#[from] io::Error),
     #[error(transparent)]
-    NotUnderstood(#[from] NotUnderstood),
+    NotUnderstood(#[from] MapProtocolError),
     #[error("{0}")]
     Refused(SliceError),
 }
 
-impl Server {
+impl MapServer {
     /// Serves a unix socket; one that nobody serves any more is replaced.
     ///
     /// # Errors
     /// When somebody serves it, or the system refuses.
-    pub fn bind(path: &Path, service: Arc<dyn MapService>) -> Result<Server, SocketError> {
+    pub fn bind(path: &Path, service: Arc<dyn MapService>) -> Result<MapServer, MapSocketError> {
         let socket = UnixSocket::bind(path)?;
-        let guests = Guests::new(MAP_VISITORS_MAX, MAP_SESSIONS_MAX)?;
-        let house = Arc::new(House {
+        let limiter = ConnectionLimiter::new(MAP_HANDSHAKES_MAX, MAP_SESSIONS_MAX)?;
+        let state = Arc::new(MapServerState {
             service,
             uid: rustix::process::geteuid().as_raw(),
-            guests: Arc::new(guests),
+            limiter: Arc::new(limiter),
         });
-        let shared = house.clone();
+        let shared = state.clone();
         let acceptor = thread::Builder::new()
             .name("map-accept".into())
             .spawn(move || {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 let accept = || Ok(acceptfrom_with(&socket, flags)?.0);
                 let admit = |stream| shared.admit(stream);
-                shared.guests.accept_all(&socket, accept, admit);
+                shared.limiter.accept_all(&socket, accept, admit);
             })?;
-        Ok(Server {
+        Ok(MapServer {
             path: path.into(),
-            house,
+            state,
             acceptor: Some(acceptor),
         })
     }
@@ -136,30 +136,30 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for MapServer {
     fn drop(&mut self) {
-        self.house.guests.stop().say();
+        self.state.limiter.stop().signal();
         if let Some(acceptor) = self.acceptor.take()
             && acceptor.join().is_err()
         {
             tracing::error!("the accepting thread panicked");
         }
-        let left = self.house.guests.await_empty();
+        let left = self.state.limiter.wait_until_empty();
         if left > 0 {
             tracing::warn!(left, "map connections did not end in time");
         }
     }
 }
 
-impl House {
-    fn admit(self: &Arc<House>, socket: OwnedFd) {
-        let Some(mut place) = self.guests.enter() else {
+impl MapServerState {
+    fn admit(self: &Arc<MapServerState>, socket: OwnedFd) {
+        let Some(mut slot) = self.limiter.acquire_slot() else {
             tracing::warn!("too many map connections that did not say hello");
             return;
         };
-        let house = self.clone();
+        let state = self.clone();
         let started = thread::Builder::new().name("map".into()).spawn(move || {
-            if let Err(cause) = house.receive_guest(socket, &mut place) {
+            if let Err(cause) = state.serve_client(socket, &mut slot) {
                 tracing::debug!(%cause, "turned a map connection away");
             }
         });
@@ -168,20 +168,24 @@ impl House {
         }
     }
 
-    fn receive_guest(&self, socket: OwnedFd, place: &mut Place) -> Result<(), TurnedAway> {
+    fn serve_client(
+        &self,
+        socket: OwnedFd,
+        slot: &mut ConnectionSlot,
+    ) -> Result<(), MapHandshakeError> {
         let until = Instant::now() + HANDSHAKE_LIMIT;
-        let found = peer(&socket)?;
+        let found = peer_credentials(&socket)?;
         // What it may leave behind is known by its number.
         let pid = found.pid.ok_or(io::ErrorKind::PermissionDenied);
-        let peer = Peer {
+        let peer = MapPeer {
             pid: pid.map_err(io::Error::from)?.as_raw_pid().cast_unsigned(),
             uid: found.uid,
         };
         let stream = Stream::unix(socket);
         let hello: [u8; HELLO_BYTES] = stream.receive_exact(until)?;
         let granted = check_hello(&hello)
-            .map_err(TurnedAway::from)
-            .and_then(|()| self.grant(peer, place).map_err(TurnedAway::Refused));
+            .map_err(MapHandshakeError::from)
+            .and_then(|()| self.grant(peer, slot).map_err(MapHandshakeError::Refused));
         match granted {
             Ok(granted) => {
                 send_grant(&stream, self.service.brick(), &granted)?;
@@ -195,14 +199,14 @@ impl House {
         }
     }
 
-    fn grant(&self, peer: Peer, place: &mut Place) -> Result<Granted, SliceError> {
+    fn grant(&self, peer: MapPeer, slot: &mut ConnectionSlot) -> Result<MapSession, SliceError> {
         if peer.uid != self.uid && peer.uid != 0 {
             return Err(SliceError::Refused(format!(
                 "user {} may not map this pool; run as user {}, or use the tcp transport",
                 peer.uid, self.uid
             )));
         }
-        if !place.promote() {
+        if !slot.promote() {
             return Err(SliceError::NoSession(format!(
                 "all {MAP_SESSIONS_MAX} map connections are in use; close some"
             )));
@@ -210,12 +214,12 @@ impl House {
         self.service.grant(peer)
     }
 
-    fn refuse(&self, stream: &Stream, cause: &TurnedAway, until: Instant) -> io::Result<()> {
+    fn refuse(&self, stream: &Stream, cause: &MapHandshakeError, until: Instant) -> io::Result<()> {
         let text = cause.to_string();
-        let reason = cut(&text);
+        let reason = truncate_text(&text);
         let header = GrantHeader {
             refused: Some(Refusal {
-                no_session: matches!(cause, TurnedAway::Refused(SliceError::NoSession(_))),
+                no_session: matches!(cause, MapHandshakeError::Refused(SliceError::NoSession(_))),
                 reason_bytes: reason.len() as u32,
             }),
             session: 0,
@@ -228,7 +232,7 @@ impl House {
         stream.send_all(reason.as_bytes(), until)
     }
 
-    fn serve(&self, stream: &Stream, handler: Box<dyn Handler>, peer: Peer) {
+    fn serve(&self, stream: &Stream, handler: Box<dyn Handler>, peer: MapPeer) {
         let control = self.service.control();
         let mut never = || -> Result<Box<dyn Handler>, SliceError> {
             Err(SliceError::Refused(
@@ -236,7 +240,7 @@ impl House {
             ))
         };
         // Its messages are rare: looking for them would only cost.
-        let connection = Connection::new(stream, control, self.guests.stop(), &mut never, 0);
+        let connection = Connection::new(stream, control, self.limiter.stop(), &mut never, 0);
         if let Err(cause) = connection.with_handler(handler).run() {
             tracing::warn!(pid = peer.pid, %cause, "a map connection broke");
         }
@@ -245,7 +249,7 @@ impl House {
 
 /// Sends the grant and its descriptors; there is always room for this few
 /// bytes in a new socket.
-fn send_grant(stream: &Stream, brick: BrickId, granted: &Granted) -> io::Result<()> {
+fn send_grant(stream: &Stream, brick: BrickId, granted: &MapSession) -> io::Result<()> {
     let header = GrantHeader {
         refused: None,
         session: granted.session,

@@ -12,7 +12,7 @@
 //! Little endian; the UUID in the order of its text. Invariants: nothing is
 //! believed whose checksum is wrong.
 
-use crate::message::fields::Fields;
+use crate::message::fields::FieldReader;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::layout::BrickId;
 use uuid::Uuid;
@@ -26,7 +26,7 @@ const GRANT_MAGIC: &[u8; 8] = b"PMAPGRNT";
 
 /// Why something said is not understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum NotUnderstood {
+pub(super) enum MapProtocolError {
     #[error("this is not the map transport of a pagemesh brick")]
     Magic,
     #[error(
@@ -62,22 +62,25 @@ pub(super) struct Refusal {
 }
 
 /// What follows the version, once magic, checksum and version are right.
-fn open<'a>(bytes: &'a [u8], magic: &[u8; 8]) -> Result<Fields<'a>, NotUnderstood> {
-    let (said, crc) = bytes.split_last_chunk().ok_or(NotUnderstood::Magic)?;
-    let mut fields = Fields::new(said);
+fn check_envelope<'a>(
+    bytes: &'a [u8],
+    magic: &[u8; 8],
+) -> Result<FieldReader<'a>, MapProtocolError> {
+    let (said, crc) = bytes.split_last_chunk().ok_or(MapProtocolError::Magic)?;
+    let mut fields = FieldReader::new(said);
     if fields.array().as_ref() != Some(magic) {
-        return Err(NotUnderstood::Magic);
+        return Err(MapProtocolError::Magic);
     }
     if crc32c(said) != u32::from_le_bytes(*crc) {
-        return Err(NotUnderstood::Checksum);
+        return Err(MapProtocolError::Checksum);
     }
-    match fields.u16().ok_or(NotUnderstood::Magic)? {
+    match fields.u16().ok_or(MapProtocolError::Magic)? {
         VERSION => Ok(fields),
-        other => Err(NotUnderstood::Version(other)),
+        other => Err(MapProtocolError::Version(other)),
     }
 }
 
-fn seal(bytes: &mut [u8]) {
+fn append_checksum(bytes: &mut [u8]) {
     let crc_at = bytes.len() - 4;
     let crc = crc32c(&bytes[..crc_at]);
     bytes[crc_at..].copy_from_slice(&crc.to_le_bytes());
@@ -87,12 +90,12 @@ pub(super) fn hello() -> [u8; HELLO_BYTES] {
     let mut bytes = [0; HELLO_BYTES];
     bytes[..8].copy_from_slice(HELLO_MAGIC);
     bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
-    seal(&mut bytes);
+    append_checksum(&mut bytes);
     bytes
 }
 
-pub(super) fn check_hello(bytes: &[u8; HELLO_BYTES]) -> Result<(), NotUnderstood> {
-    open(bytes, HELLO_MAGIC).map(drop)
+pub(super) fn check_hello(bytes: &[u8; HELLO_BYTES]) -> Result<(), MapProtocolError> {
+    check_envelope(bytes, HELLO_MAGIC).map(drop)
 }
 
 impl GrantHeader {
@@ -111,16 +114,16 @@ impl GrantHeader {
         bytes[24..40].copy_from_slice(self.brick.0.as_bytes());
         bytes[40..48].copy_from_slice(&self.pool_bytes.to_le_bytes());
         bytes[48..56].copy_from_slice(&self.control_bytes.to_le_bytes());
-        seal(&mut bytes);
+        append_checksum(&mut bytes);
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8; GRANT_BYTES]) -> Result<GrantHeader, NotUnderstood> {
-        let fields = open(bytes, GRANT_MAGIC)?;
-        GrantHeader::read(fields).ok_or(NotUnderstood::Answer)
+    pub(super) fn decode(bytes: &[u8; GRANT_BYTES]) -> Result<GrantHeader, MapProtocolError> {
+        let fields = check_envelope(bytes, GRANT_MAGIC)?;
+        GrantHeader::read(fields).ok_or(MapProtocolError::Answer)
     }
 
-    fn read(mut fields: Fields<'_>) -> Option<GrantHeader> {
+    fn read(mut fields: FieldReader<'_>) -> Option<GrantHeader> {
         let status = fields.u16()?;
         let (session, incarnation) = (fields.u32()?, fields.u32()?);
         let refused = match (status, fields.u32()?) {
@@ -158,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn hello_and_grant_round_trip() {
         assert_eq!(check_hello(&hello()), Ok(()));
         let refused = |no_session| GrantHeader {
             refused: Some(Refusal {
@@ -173,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_is_noticed() {
+    fn every_flipped_grant_bit_is_detected() {
         let said = grant().encode();
         for bit in 0..GRANT_BYTES * 8 {
             let mut bytes = said;
@@ -186,7 +189,7 @@ mod tests {
     fn another_version_is_named() {
         let mut bytes = hello();
         bytes[8] = 9;
-        seal(&mut bytes);
-        assert_eq!(check_hello(&bytes), Err(NotUnderstood::Version(9)));
+        append_checksum(&mut bytes);
+        assert_eq!(check_hello(&bytes), Err(MapProtocolError::Version(9)));
     }
 }

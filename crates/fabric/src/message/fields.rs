@@ -1,11 +1,11 @@
 //! Reading numbers from the front of bytes, without ever reading beyond.
 
 /// Bytes not read yet.
-pub(crate) struct Fields<'a>(&'a [u8]);
+pub(crate) struct FieldReader<'a>(&'a [u8]);
 
-impl<'a> Fields<'a> {
-    pub(crate) fn new(bytes: &'a [u8]) -> Fields<'a> {
-        Fields(bytes)
+impl<'a> FieldReader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> FieldReader<'a> {
+        FieldReader(bytes)
     }
 
     pub(crate) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
@@ -37,7 +37,10 @@ impl<'a> Fields<'a> {
 
     /// Reads entries of one size until nothing is left; none if the last one
     /// is cut.
-    pub(crate) fn list<T>(mut self, one: impl Fn(&mut Fields<'a>) -> Option<T>) -> Option<Vec<T>> {
+    pub(crate) fn list<T>(
+        mut self,
+        one: impl Fn(&mut FieldReader<'a>) -> Option<T>,
+    ) -> Option<Vec<T>> {
         let mut entries = Vec::new();
         while !self.0.is_empty() {
             entries.push(one(&mut self)?);

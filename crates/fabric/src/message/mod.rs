@@ -21,7 +21,7 @@
 //! and [`reply`]; all other fields are zero, and a message in which they are
 //! not is refused, so that they can get a meaning later.
 //!
-//! Invariants: decoding is total: any bytes give a message or a [`Malformed`],
+//! Invariants: decoding is total: any bytes give a message or a [`MalformedMessage`],
 //! never a panic. A header is checked, its length against the limit of its
 //! kind, before room for a body is made. Nothing here does I/O.
 
@@ -30,9 +30,9 @@ pub mod request;
 
 pub(crate) mod fields;
 
-use fields::Fields;
+use fields::FieldReader;
 use pagemesh_base::checksum::crc32c;
-use pagemesh_base::slice::LISTED_MAX;
+use pagemesh_base::slice::LIST_ENTRIES_MAX;
 use pagemesh_base::space::EXTENTS_MAX;
 
 use crate::limits::{BODY_BYTES_MAX, TEXT_BYTES_MAX, TRANSACTION_BYTES_MAX};
@@ -66,7 +66,7 @@ const INFO_BYTES: usize = 32;
 
 /// Why bytes are no message. The connection that carried them ends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
+pub enum MalformedMessage {
     /// The first bytes are not those of a message.
     #[error("the peer does not speak this protocol (no message starts here)")]
     Magic,
@@ -103,16 +103,16 @@ pub enum Malformed {
     },
     /// A request that came before, or should have come before another one.
     #[error("message {0} comes a second time, or behind a later one")]
-    Repeated(u64),
+    RepeatedTag(u64),
     /// A reply to no request that is in flight, or of another kind.
     #[error("message {0} answers nothing that was asked")]
-    Unasked(u64),
+    UnexpectedReply(u64),
 }
 
 /// What is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum MessageKind {
     /// Bytes of a slice.
     Read = 1,
     /// Replace bytes.
@@ -130,7 +130,7 @@ pub enum Kind {
     /// Operations that may be missing elsewhere.
     InFlight = 8,
     /// Forget them.
-    Settled = 9,
+    ForgetInFlight = 9,
     /// Fence older clients.
     RaiseEpoch = 10,
     /// Change several places as a whole.
@@ -151,73 +151,75 @@ pub enum Kind {
     Status = 36,
 }
 
-impl Kind {
+impl MessageKind {
     /// Every kind.
-    pub const ALL: [Kind; 18] = [
-        Kind::Read,
-        Kind::Write,
-        Kind::Clear,
-        Kind::Flush,
-        Kind::Extents,
-        Kind::Checksums,
-        Kind::Dirty,
-        Kind::InFlight,
-        Kind::Settled,
-        Kind::RaiseEpoch,
-        Kind::Transact,
-        Kind::KeepOrder,
-        Kind::Attach,
-        Kind::Create,
-        Kind::Resize,
-        Kind::Delete,
-        Kind::List,
-        Kind::Status,
+    pub const ALL: [MessageKind; 18] = [
+        MessageKind::Read,
+        MessageKind::Write,
+        MessageKind::Clear,
+        MessageKind::Flush,
+        MessageKind::Extents,
+        MessageKind::Checksums,
+        MessageKind::Dirty,
+        MessageKind::InFlight,
+        MessageKind::ForgetInFlight,
+        MessageKind::RaiseEpoch,
+        MessageKind::Transact,
+        MessageKind::KeepOrder,
+        MessageKind::Attach,
+        MessageKind::Create,
+        MessageKind::Resize,
+        MessageKind::Delete,
+        MessageKind::List,
+        MessageKind::Status,
     ];
 
-    const fn from_code(code: u8) -> Option<Kind> {
+    const fn from_code(code: u8) -> Option<MessageKind> {
         Some(match code {
-            1 => Kind::Read,
-            2 => Kind::Write,
-            3 => Kind::Clear,
-            4 => Kind::Flush,
-            5 => Kind::Extents,
-            6 => Kind::Checksums,
-            7 => Kind::Dirty,
-            8 => Kind::InFlight,
-            9 => Kind::Settled,
-            10 => Kind::RaiseEpoch,
-            11 => Kind::Transact,
-            12 => Kind::KeepOrder,
-            16 => Kind::Attach,
-            32 => Kind::Create,
-            33 => Kind::Resize,
-            34 => Kind::Delete,
-            35 => Kind::List,
-            36 => Kind::Status,
+            1 => MessageKind::Read,
+            2 => MessageKind::Write,
+            3 => MessageKind::Clear,
+            4 => MessageKind::Flush,
+            5 => MessageKind::Extents,
+            6 => MessageKind::Checksums,
+            7 => MessageKind::Dirty,
+            8 => MessageKind::InFlight,
+            9 => MessageKind::ForgetInFlight,
+            10 => MessageKind::RaiseEpoch,
+            11 => MessageKind::Transact,
+            12 => MessageKind::KeepOrder,
+            16 => MessageKind::Attach,
+            32 => MessageKind::Create,
+            33 => MessageKind::Resize,
+            34 => MessageKind::Delete,
+            35 => MessageKind::List,
+            36 => MessageKind::Status,
             _ => return None,
         })
     }
 
     const fn request_bytes_max(self) -> u32 {
         match self {
-            Kind::Write => BODY_BYTES_MAX,
-            Kind::Transact => TRANSACTION_BYTES_MAX,
-            Kind::Attach | Kind::Create | Kind::Resize | Kind::Delete | Kind::List => {
-                ID_BYTES as u32
-            }
+            MessageKind::Write => BODY_BYTES_MAX,
+            MessageKind::Transact => TRANSACTION_BYTES_MAX,
+            MessageKind::Attach
+            | MessageKind::Create
+            | MessageKind::Resize
+            | MessageKind::Delete
+            | MessageKind::List => ID_BYTES as u32,
             _ => 0,
         }
     }
 
     const fn reply_bytes_max(self) -> u32 {
         let listed = match self {
-            Kind::Read => return BODY_BYTES_MAX,
-            Kind::Extents => EXTENTS_MAX * EXTENT_BYTES,
-            Kind::Checksums => LISTED_MAX * CHECKSUM_BYTES,
-            Kind::Dirty => LISTED_MAX * RUN_BYTES,
-            Kind::InFlight => LISTED_MAX * IN_FLIGHT_BYTES,
-            Kind::List => LISTED_MAX * INFO_BYTES,
-            Kind::Status => STATUS_BYTES + TEXT_BYTES_MAX,
+            MessageKind::Read => return BODY_BYTES_MAX,
+            MessageKind::Extents => EXTENTS_MAX * EXTENT_BYTES,
+            MessageKind::Checksums => LIST_ENTRIES_MAX * CHECKSUM_BYTES,
+            MessageKind::Dirty => LIST_ENTRIES_MAX * RUN_BYTES,
+            MessageKind::InFlight => LIST_ENTRIES_MAX * IN_FLIGHT_BYTES,
+            MessageKind::List => LIST_ENTRIES_MAX * INFO_BYTES,
+            MessageKind::Status => STATUS_BYTES + TEXT_BYTES_MAX,
             _ => 0,
         };
         listed as u32
@@ -237,7 +239,7 @@ pub enum Direction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// What is asked, or was.
-    pub kind: Kind,
+    pub kind: MessageKind,
     /// Request or reply.
     pub direction: Direction,
     flags: u16,
@@ -256,7 +258,7 @@ pub struct Header {
 }
 
 impl Header {
-    fn new(kind: Kind, direction: Direction, tag: u64) -> Header {
+    fn new(kind: MessageKind, direction: Direction, tag: u64) -> Header {
         Header {
             kind,
             direction,
@@ -281,7 +283,7 @@ impl Header {
     }
 
     /// The header without what only depends on the body's bytes.
-    fn bare(mut self) -> Header {
+    fn without_body_crc(mut self) -> Header {
         self.body_crc = 0;
         self
     }
@@ -321,22 +323,22 @@ impl Header {
     /// # Errors
     /// When it is damaged, of another version or kind, or announces a body
     /// beyond the limit of its kind.
-    pub fn decode(bytes: &[u8; HEADER_BYTES], way: Direction) -> Result<Header, Malformed> {
-        let mut fields = Fields::new(bytes);
+    pub fn decode(bytes: &[u8; HEADER_BYTES], way: Direction) -> Result<Header, MalformedMessage> {
+        let mut fields = FieldReader::new(bytes);
         if fields.array() != Some(MAGIC) {
-            return Err(Malformed::Magic);
+            return Err(MalformedMessage::Magic);
         }
-        let (header, stored) = Header::parse(&mut fields).ok_or(Malformed::Magic)?;
+        let (header, stored) = Header::parse(&mut fields).ok_or(MalformedMessage::Magic)?;
         if stored != crc32c(&bytes[..CHECKED_BYTES]) {
-            return Err(Malformed::HeaderChecksum);
+            return Err(MalformedMessage::HeaderChecksum);
         }
         let header = header?;
         if header.direction != way {
-            return Err(Malformed::Kind(bytes[5]));
+            return Err(MalformedMessage::Kind(bytes[5]));
         }
         let max = header.body_bytes_max();
         match header.body_len > max {
-            true => Err(Malformed::TooLong {
+            true => Err(MalformedMessage::TooLong {
                 len: header.body_len,
                 max,
             }),
@@ -346,15 +348,15 @@ impl Header {
 
     /// The fields behind the magic, and the checksum of the header. None if
     /// there are too few bytes.
-    fn parse(fields: &mut Fields<'_>) -> Option<(Result<Header, Malformed>, u32)> {
+    fn parse(fields: &mut FieldReader<'_>) -> Option<(Result<Header, MalformedMessage>, u32)> {
         let version = fields.u8()?;
         let code = fields.u8()?;
         let direction = match code & REPLY_BIT {
             0 => Direction::Request,
             _ => Direction::Reply,
         };
-        let kind = Kind::from_code(code & !REPLY_BIT);
-        let mut header = Header::new(kind.unwrap_or(Kind::Status), direction, 0);
+        let kind = MessageKind::from_code(code & !REPLY_BIT);
+        let mut header = Header::new(kind.unwrap_or(MessageKind::Status), direction, 0);
         header.flags = fields.u16()?;
         header.tag = fields.u64()?;
         header.handle = fields.u32()?;
@@ -368,8 +370,8 @@ impl Header {
         let stored = fields.u32()?;
         let checked = match (version, kind) {
             (VERSION, Some(_)) => Ok(header),
-            (VERSION, None) => Err(Malformed::Kind(code)),
-            (version, _) => Err(Malformed::Version(version)),
+            (VERSION, None) => Err(MalformedMessage::Kind(code)),
+            (version, _) => Err(MalformedMessage::Version(version)),
         };
         Some((checked, stored))
     }
@@ -386,15 +388,15 @@ impl Header {
     ///
     /// # Errors
     /// When it was damaged.
-    pub fn check_body(&self, body: &[u8]) -> Result<(), Malformed> {
+    pub fn check_body(&self, body: &[u8]) -> Result<(), MalformedMessage> {
         match crc32c(body) == self.body_crc {
             true => Ok(()),
-            false => Err(Malformed::BodyChecksum { tag: self.tag }),
+            false => Err(MalformedMessage::BodyChecksum { tag: self.tag }),
         }
     }
 
-    fn content(&self, what: &'static str) -> Malformed {
-        Malformed::Content {
+    fn malformed(&self, what: &'static str) -> MalformedMessage {
+        MalformedMessage::Content {
             tag: self.tag,
             what,
         }

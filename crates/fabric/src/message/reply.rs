@@ -26,15 +26,15 @@
 //! [`TEXT_BYTES_MAX`] bytes.
 
 use super::{
-    Direction, FLAG_ERROR, FLAG_MORE, Fields, Header, IN_FLIGHT_BYTES, INFO_BYTES, Kind, Malformed,
-    RUN_BYTES,
+    Direction, FLAG_ERROR, FLAG_MORE, FieldReader, Header, IN_FLIGHT_BYTES, INFO_BYTES,
+    MalformedMessage, MessageKind, RUN_BYTES,
 };
 use crate::limits::TEXT_BYTES_MAX;
 use bytes::Bytes;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{
-    BrickStatus, InFlight, Run, SliceError, SliceInfo, SliceReply, SliceRequest,
+    BrickStatus, InFlightOp, PageRun, SliceError, SliceInfo, SliceReply, SliceRequest,
 };
 use pagemesh_base::space::Extent;
 use uuid::Uuid;
@@ -44,7 +44,7 @@ const MAPPED: u64 = 1 << 63;
 
 /// A slice that was attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attached {
+pub struct AttachReply {
     /// Its name in requests; over `map` the object's place in the pool.
     pub handle: u32,
     /// Its size.
@@ -55,11 +55,11 @@ pub struct Attached {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// To attach.
-    Attached(Attached),
-    /// To a request of a slice; control calls are `Done`.
+    Attach(AttachReply),
+    /// To a request of a slice; control calls are `SliceResult`.
     Slice(SliceReply),
     /// To list.
-    Listed {
+    List {
         /// In the order of their identities.
         slices: Vec<SliceInfo>,
         /// Whether there are more behind the last.
@@ -71,11 +71,11 @@ pub enum Reply {
 
 /// Bytes or entries that the reply must have, if the request says it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Expected(usize);
+pub(crate) struct ExpectedLen(usize);
 
-impl Expected {
-    pub(crate) fn of(request: &SliceRequest) -> Expected {
-        Expected(match request {
+impl ExpectedLen {
+    pub(crate) fn of(request: &SliceRequest) -> ExpectedLen {
+        ExpectedLen(match request {
             SliceRequest::Read { len, .. } => *len as usize,
             SliceRequest::Checksums { count, .. } => *count as usize,
             _ => 0,
@@ -99,7 +99,7 @@ pub type Answer = Result<Reply, SliceError>;
 /// An answer of a form that the kind does not have, or beyond its limits, is
 /// the brick's mistake and is told as an error.
 #[must_use]
-pub fn encode(kind: Kind, tag: u64, answer: Answer) -> (Header, Bytes) {
+pub fn encode(kind: MessageKind, tag: u64, answer: Answer) -> (Header, Bytes) {
     let mut header = Header::new(kind, Direction::Reply, tag);
     let encoded = match answer {
         Ok(reply) => encode_reply(kind, &mut header, reply),
@@ -118,24 +118,30 @@ pub fn encode(kind: Kind, tag: u64, answer: Answer) -> (Header, Bytes) {
     (header.with_body(&body), body)
 }
 
-fn encode_reply(kind: Kind, header: &mut Header, reply: Reply) -> Result<Bytes, &'static str> {
+fn encode_reply(
+    kind: MessageKind,
+    header: &mut Header,
+    reply: Reply,
+) -> Result<Bytes, &'static str> {
     Ok(match (kind, reply) {
-        (Kind::Attach, Reply::Attached(attached)) => {
+        (MessageKind::Attach, Reply::Attach(attached)) => {
             (header.handle, header.len) = (attached.handle, attached.size_bytes);
             Bytes::new()
         }
-        (Kind::Read, Reply::Slice(SliceReply::Data(data))) => data.into(),
-        (Kind::Extents, Reply::Slice(SliceReply::Extents(extents))) => {
+        (MessageKind::Read, Reply::Slice(SliceReply::Data(data))) => data.into(),
+        (MessageKind::Extents, Reply::Slice(SliceReply::Extents(extents))) => {
             let word = |extent: &Extent| match extent.mapped {
                 true => extent.len | MAPPED,
                 false => extent.len & !MAPPED,
             };
             list(&extents, |extent, body| put(body, word(extent)))
         }
-        (Kind::Checksums, Reply::Slice(SliceReply::Checksums(sums))) => list(&sums, |sum, body| {
-            body.extend_from_slice(&sum.to_le_bytes());
-        }),
-        (Kind::Dirty, Reply::Slice(SliceReply::Dirty { runs, next })) => {
+        (MessageKind::Checksums, Reply::Slice(SliceReply::Checksums(sums))) => {
+            list(&sums, |sum, body| {
+                body.extend_from_slice(&sum.to_le_bytes());
+            })
+        }
+        (MessageKind::Dirty, Reply::Slice(SliceReply::Dirty { runs, next })) => {
             if let Some(page) = next {
                 (header.flags, header.offset) = (FLAG_MORE, page.0);
             }
@@ -144,37 +150,37 @@ fn encode_reply(kind: Kind, header: &mut Header, reply: Reply) -> Result<Bytes, 
                 put(body, run.count);
             })
         }
-        (Kind::InFlight, Reply::Slice(SliceReply::InFlight(None))) => {
+        (MessageKind::InFlight, Reply::Slice(SliceReply::InFlight(None))) => {
             header.flags = FLAG_MORE;
             Bytes::new()
         }
-        (Kind::InFlight, Reply::Slice(SliceReply::InFlight(Some(found)))) => {
+        (MessageKind::InFlight, Reply::Slice(SliceReply::InFlight(Some(found)))) => {
             list(&found, put_in_flight)
         }
-        (Kind::List, Reply::Listed { slices, more }) => {
+        (MessageKind::List, Reply::List { slices, more }) => {
             header.flags = if more { FLAG_MORE } else { 0 };
             list(&slices, put_info)
         }
-        (Kind::Status, Reply::Status(status)) => encode_status(&status),
-        (kind, Reply::Slice(SliceReply::Done)) if is_plain(kind) => Bytes::new(),
+        (MessageKind::Status, Reply::Status(status)) => encode_status(&status),
+        (kind, Reply::Slice(SliceReply::Done)) if is_answered_by_done(kind) => Bytes::new(),
         _ => return Err("the brick answered something that was not asked"),
     })
 }
 
 /// Whether requests of this kind are answered by nothing but the word "done".
-fn is_plain(kind: Kind) -> bool {
+fn is_answered_by_done(kind: MessageKind) -> bool {
     matches!(
         kind,
-        Kind::Write
-            | Kind::Clear
-            | Kind::Transact
-            | Kind::Flush
-            | Kind::Settled
-            | Kind::KeepOrder
-            | Kind::RaiseEpoch
-            | Kind::Create
-            | Kind::Resize
-            | Kind::Delete
+        MessageKind::Write
+            | MessageKind::Clear
+            | MessageKind::Transact
+            | MessageKind::Flush
+            | MessageKind::ForgetInFlight
+            | MessageKind::KeepOrder
+            | MessageKind::RaiseEpoch
+            | MessageKind::Create
+            | MessageKind::Resize
+            | MessageKind::Delete
     )
 }
 
@@ -190,7 +196,7 @@ fn list<T>(entries: &[T], one: impl Fn(&T, &mut Vec<u8>)) -> Bytes {
     body.into()
 }
 
-fn put_in_flight(operation: &InFlight, body: &mut Vec<u8>) {
+fn put_in_flight(operation: &InFlightOp, body: &mut Vec<u8>) {
     put(body, operation.page.0);
     put(body, operation.op);
     body.extend_from_slice(&operation.count.to_le_bytes());
@@ -211,18 +217,18 @@ fn encode_status(status: &BrickStatus) -> Bytes {
     put(&mut body, status.used_bytes);
     body.extend_from_slice(&status.sessions.to_le_bytes());
     body.extend_from_slice(&status.incarnation.to_le_bytes());
-    body.extend_from_slice(cut(&status.durability).as_bytes());
+    body.extend_from_slice(truncate_text(&status.durability).as_bytes());
     body.into()
 }
 
 /// The text, or as much of it as a message carries.
-pub(crate) fn cut(text: &str) -> &str {
+pub(crate) fn truncate_text(text: &str) -> &str {
     &text[..text.floor_char_boundary(TEXT_BYTES_MAX)]
 }
 
 fn encode_error(header: &mut Header, error: &SliceError) -> Bytes {
     header.flags = FLAG_ERROR;
-    let text = |text: &str| Bytes::copy_from_slice(cut(text).as_bytes());
+    let text = |text: &str| Bytes::copy_from_slice(truncate_text(text).as_bytes());
     let id = |slice: &SliceId| Bytes::copy_from_slice(slice.0.as_bytes());
     let (code, body) = match error {
         SliceError::StaleEpoch { current } => {
@@ -250,47 +256,47 @@ fn encode_error(header: &mut Header, error: &SliceError) -> Bytes {
 ///
 /// # Errors
 /// When a field has a value that its kind cannot have.
-pub fn decode(header: &Header, body: Vec<u8>) -> Result<Answer, Malformed> {
+pub fn decode(header: &Header, body: Vec<u8>) -> Result<Answer, MalformedMessage> {
     let answer = match header.is_error() {
         true => Err(decode_error(header, &body)?),
         false => Ok(decode_reply(header, body)?),
     };
     let mut exact = Header::new(header.kind, Direction::Reply, header.tag);
     exact.body_len = header.body_len;
-    mark(&mut exact, &answer);
-    match exact == header.bare() {
+    set_used_fields(&mut exact, &answer);
+    match exact == header.without_body_crc() {
         true => Ok(answer),
-        false => Err(header.content("an unused field is not zero")),
+        false => Err(header.malformed("an unused field is not zero")),
     }
 }
 
 /// Sets the fields that an answer uses: what decoding compares with.
-fn mark(header: &mut Header, answer: &Answer) {
+fn set_used_fields(header: &mut Header, answer: &Answer) {
     match answer {
         Err(error) => {
             encode_error(header, error);
         }
-        Ok(Reply::Attached(attached)) => {
+        Ok(Reply::Attach(attached)) => {
             (header.handle, header.len) = (attached.handle, attached.size_bytes);
         }
         Ok(Reply::Slice(SliceReply::Dirty {
             next: Some(page), ..
         })) => (header.flags, header.offset) = (FLAG_MORE, page.0),
-        Ok(Reply::Slice(SliceReply::InFlight(None)) | Reply::Listed { more: true, .. }) => {
+        Ok(Reply::Slice(SliceReply::InFlight(None)) | Reply::List { more: true, .. }) => {
             header.flags = FLAG_MORE;
         }
         Ok(_) => {}
     }
 }
 
-fn decode_error(header: &Header, body: &[u8]) -> Result<SliceError, Malformed> {
+fn decode_error(header: &Header, body: &[u8]) -> Result<SliceError, MalformedMessage> {
     let slice = || match Uuid::from_slice(body) {
         Ok(slice) => Ok(SliceId(slice)),
-        Err(_) => Err(header.content("no slice named")),
+        Err(_) => Err(header.malformed("no slice named")),
     };
     let reason = || match std::str::from_utf8(body) {
         Ok(reason) => Ok(reason.to_owned()),
-        Err(_) => Err(header.content("a reason that is not text")),
+        Err(_) => Err(header.malformed("a reason that is not text")),
     };
     let error = match header.handle {
         1 => SliceError::StaleEpoch {
@@ -306,47 +312,51 @@ fn decode_error(header: &Header, body: &[u8]) -> Result<SliceError, Malformed> {
         7 => SliceError::Lost(reason()?),
         8 => SliceError::Refused(reason()?),
         9 => SliceError::NoSession(reason()?),
-        _ => return Err(header.content("an unknown error")),
+        _ => return Err(header.malformed("an unknown error")),
     };
     match header.handle > 3 || body.is_empty() {
         true => Ok(error),
-        false => Err(header.content("a body where none belongs")),
+        false => Err(header.malformed("a body where none belongs")),
     }
 }
 
-fn decode_reply(header: &Header, body: Vec<u8>) -> Result<Reply, Malformed> {
+fn decode_reply(header: &Header, body: Vec<u8>) -> Result<Reply, MalformedMessage> {
     let more = header.flags & FLAG_MORE != 0;
-    let cut = || header.content("a list whose last entry is cut");
-    let fields = Fields::new(&body);
+    let cut = || header.malformed("a list whose last entry is cut");
+    let fields = FieldReader::new(&body);
     Ok(Reply::Slice(match header.kind {
-        Kind::Read => SliceReply::Data(body),
-        Kind::Extents => SliceReply::Extents(fields.list(extent).ok_or_else(cut)?),
-        Kind::Checksums => SliceReply::Checksums(fields.list(Fields::u32).ok_or_else(cut)?),
-        Kind::Dirty => SliceReply::Dirty {
+        MessageKind::Read => SliceReply::Data(body),
+        MessageKind::Extents => SliceReply::Extents(fields.list(extent).ok_or_else(cut)?),
+        MessageKind::Checksums => {
+            SliceReply::Checksums(fields.list(FieldReader::u32).ok_or_else(cut)?)
+        }
+        MessageKind::Dirty => SliceReply::Dirty {
             runs: fields.list(run).ok_or_else(cut)?,
             next: more.then_some(PageNo(header.offset)),
         },
-        Kind::InFlight if more && body.is_empty() => SliceReply::InFlight(None),
-        Kind::InFlight => SliceReply::InFlight(Some(fields.list(in_flight).ok_or_else(cut)?)),
-        Kind::Attach => {
-            return Ok(Reply::Attached(Attached {
+        MessageKind::InFlight if more && body.is_empty() => SliceReply::InFlight(None),
+        MessageKind::InFlight => {
+            SliceReply::InFlight(Some(fields.list(in_flight).ok_or_else(cut)?))
+        }
+        MessageKind::Attach => {
+            return Ok(Reply::Attach(AttachReply {
                 handle: header.handle,
                 size_bytes: header.len,
             }));
         }
-        Kind::List => {
+        MessageKind::List => {
             let slices = fields.list(info).ok_or_else(cut)?;
-            return Ok(Reply::Listed { slices, more });
+            return Ok(Reply::List { slices, more });
         }
-        Kind::Status => {
-            let status = status(fields).ok_or_else(|| header.content("a status that is cut"))?;
+        MessageKind::Status => {
+            let status = status(fields).ok_or_else(|| header.malformed("a status that is cut"))?;
             return Ok(Reply::Status(status));
         }
         _ => SliceReply::Done,
     }))
 }
 
-fn extent(fields: &mut Fields<'_>) -> Option<Extent> {
+fn extent(fields: &mut FieldReader<'_>) -> Option<Extent> {
     let word = fields.u64()?;
     Some(Extent {
         len: word & !MAPPED,
@@ -354,16 +364,16 @@ fn extent(fields: &mut Fields<'_>) -> Option<Extent> {
     })
 }
 
-fn run(fields: &mut Fields<'_>) -> Option<Run> {
-    Some(Run {
+fn run(fields: &mut FieldReader<'_>) -> Option<PageRun> {
+    Some(PageRun {
         page: PageNo(fields.u64()?),
         count: fields.u64()?,
     })
 }
 
-fn in_flight(fields: &mut Fields<'_>) -> Option<InFlight> {
+fn in_flight(fields: &mut FieldReader<'_>) -> Option<InFlightOp> {
     let (page, op) = (PageNo(fields.u64()?), fields.u64()?);
-    Some(InFlight {
+    Some(InFlightOp {
         page,
         count: fields.u32()?,
         epoch: Epoch(fields.u32()?),
@@ -371,7 +381,7 @@ fn in_flight(fields: &mut Fields<'_>) -> Option<InFlight> {
     })
 }
 
-fn info(fields: &mut Fields<'_>) -> Option<SliceInfo> {
+fn info(fields: &mut FieldReader<'_>) -> Option<SliceInfo> {
     let info = SliceInfo {
         slice: SliceId(Uuid::from_bytes(fields.array()?)),
         size_bytes: fields.u64()?,
@@ -381,7 +391,7 @@ fn info(fields: &mut Fields<'_>) -> Option<SliceInfo> {
     (fields.array()? == [0; 3]).then_some(info)
 }
 
-fn status(mut fields: Fields<'_>) -> Option<BrickStatus> {
+fn status(mut fields: FieldReader<'_>) -> Option<BrickStatus> {
     Some(BrickStatus {
         brick: BrickId(Uuid::from_bytes(fields.array()?)),
         capacity_bytes: fields.u64()?,

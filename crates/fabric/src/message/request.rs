@@ -29,14 +29,15 @@
 //! 12  what    4   1 write, 2 clear
 //! ```
 
-use super::fields::Fields;
-use super::{Direction, Header, ID_BYTES, Kind, Malformed, PART_BYTES};
+use super::fields::FieldReader;
+use super::{Direction, Header, ID_BYTES, MalformedMessage, MessageKind, PART_BYTES};
 use crate::limits::{CLEAR_BYTES_MAX, ROUND_MAX};
 use bytes::Bytes;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{
-    LISTED_MAX, Part, SLICE_IO_BYTES_MAX, SliceError, SliceRequest, Stamp, check_parts,
+    LIST_ENTRIES_MAX, SLICE_IO_BYTES_MAX, SliceError, SliceRequest, Stamp, TransactionPart,
+    check_parts,
 };
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use uuid::Uuid;
@@ -94,31 +95,31 @@ pub enum Control {
 }
 
 impl Control {
-    fn kind(self) -> Kind {
+    fn kind(self) -> MessageKind {
         match self {
-            Control::Create { .. } => Kind::Create,
-            Control::Resize { .. } => Kind::Resize,
-            Control::Delete { .. } => Kind::Delete,
-            Control::List { .. } => Kind::List,
-            Control::Status => Kind::Status,
+            Control::Create { .. } => MessageKind::Create,
+            Control::Resize { .. } => MessageKind::Resize,
+            Control::Delete { .. } => MessageKind::Delete,
+            Control::List { .. } => MessageKind::List,
+            Control::Status => MessageKind::Status,
         }
     }
 }
 
-fn kind_of(request: &SliceRequest) -> Kind {
+fn kind_of(request: &SliceRequest) -> MessageKind {
     match request {
-        SliceRequest::Read { .. } => Kind::Read,
-        SliceRequest::Write { .. } => Kind::Write,
-        SliceRequest::Clear { .. } => Kind::Clear,
-        SliceRequest::Flush => Kind::Flush,
-        SliceRequest::Extents { .. } => Kind::Extents,
-        SliceRequest::Checksums { .. } => Kind::Checksums,
-        SliceRequest::Dirty { .. } => Kind::Dirty,
-        SliceRequest::InFlight => Kind::InFlight,
-        SliceRequest::Settled => Kind::Settled,
-        SliceRequest::KeepOrder => Kind::KeepOrder,
-        SliceRequest::RaiseEpoch { .. } => Kind::RaiseEpoch,
-        SliceRequest::Transact { .. } => Kind::Transact,
+        SliceRequest::Read { .. } => MessageKind::Read,
+        SliceRequest::Write { .. } => MessageKind::Write,
+        SliceRequest::Clear { .. } => MessageKind::Clear,
+        SliceRequest::Flush => MessageKind::Flush,
+        SliceRequest::Extents { .. } => MessageKind::Extents,
+        SliceRequest::Checksums { .. } => MessageKind::Checksums,
+        SliceRequest::Dirty { .. } => MessageKind::Dirty,
+        SliceRequest::InFlight => MessageKind::InFlight,
+        SliceRequest::ForgetInFlight => MessageKind::ForgetInFlight,
+        SliceRequest::KeepOrder => MessageKind::KeepOrder,
+        SliceRequest::RaiseEpoch { .. } => MessageKind::RaiseEpoch,
+        SliceRequest::Transact { .. } => MessageKind::Transact,
     }
 }
 
@@ -129,9 +130,9 @@ fn id(slice: SliceId) -> Bytes {
 impl Request {
     /// What is asked.
     #[must_use]
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> MessageKind {
         match self {
-            Request::Attach { .. } => Kind::Attach,
+            Request::Attach { .. } => MessageKind::Attach,
             Request::Slice { request, .. } => kind_of(request),
             Request::Control(control) => control.kind(),
         }
@@ -155,7 +156,7 @@ impl Request {
             Request::Slice {
                 request: SliceRequest::Transact { parts, .. },
                 ..
-            } => body_of(parts),
+            } => encode_parts(parts),
             Request::Slice { .. } => Bytes::new(),
             Request::Control(control) => match *control {
                 Control::Create { slice, .. }
@@ -174,7 +175,7 @@ impl Request {
             Request::Attach { epoch, .. } => header.epoch = epoch.0,
             Request::Slice { handle, request } => {
                 header.handle = *handle;
-                place(request, &mut header);
+                set_header_fields(request, &mut header);
             }
             Request::Control(
                 Control::Create { size_bytes, .. } | Control::Resize { size_bytes, .. },
@@ -188,28 +189,32 @@ impl Request {
     ///
     /// # Errors
     /// When a field has a value that its kind cannot have.
-    pub fn decode(header: &Header, body: Bytes) -> Result<Request, Malformed> {
+    pub fn decode(header: &Header, body: Bytes) -> Result<Request, MalformedMessage> {
         let slice = Uuid::from_slice(&body).map(SliceId);
-        let named = || slice.clone().map_err(|_| header.content("no slice named"));
+        let named = || {
+            slice
+                .clone()
+                .map_err(|_| header.malformed("no slice named"))
+        };
         let request = match header.kind {
-            Kind::Attach => Request::Attach {
+            MessageKind::Attach => Request::Attach {
                 slice: named()?,
                 epoch: Epoch(header.epoch),
             },
-            Kind::Create => Request::Control(Control::Create {
+            MessageKind::Create => Request::Control(Control::Create {
                 slice: named()?,
                 size_bytes: header.len,
             }),
-            Kind::Resize => Request::Control(Control::Resize {
+            MessageKind::Resize => Request::Control(Control::Resize {
                 slice: named()?,
                 size_bytes: header.len,
             }),
-            Kind::Delete => Request::Control(Control::Delete { slice: named()? }),
-            Kind::List if body.is_empty() => Request::Control(Control::List { after: None }),
-            Kind::List => Request::Control(Control::List {
+            MessageKind::Delete => Request::Control(Control::Delete { slice: named()? }),
+            MessageKind::List if body.is_empty() => Request::Control(Control::List { after: None }),
+            MessageKind::List => Request::Control(Control::List {
                 after: Some(named()?),
             }),
-            Kind::Status => Request::Control(Control::Status),
+            MessageKind::Status => Request::Control(Control::Status),
             _ => Request::Slice {
                 handle: header.handle,
                 request: slice_request(header, body)?,
@@ -217,12 +222,12 @@ impl Request {
         };
         let mut exact = request.header(header.tag);
         exact.body_len = match header.kind {
-            Kind::List | Kind::Write | Kind::Transact => header.body_len,
+            MessageKind::List | MessageKind::Write | MessageKind::Transact => header.body_len,
             kind => kind.request_bytes_max(),
         };
-        match exact == header.bare() {
+        match exact == header.without_body_crc() {
             true => Ok(request),
-            false => Err(header.content("an unused field is not zero")),
+            false => Err(header.malformed("an unused field is not zero")),
         }
     }
 }
@@ -244,9 +249,11 @@ pub fn check_limits(request: &SliceRequest) -> Result<(), SliceError> {
             let checked = check_parts(parts, u64::MAX);
             return checked.map_err(|cause| SliceError::OutOfRange(cause.to_string()));
         }
-        SliceRequest::Checksums { count, .. } => {
-            ("checksums at once", u64::from(*count), LISTED_MAX as u64)
-        }
+        SliceRequest::Checksums { count, .. } => (
+            "checksums at once",
+            u64::from(*count),
+            LIST_ENTRIES_MAX as u64,
+        ),
         SliceRequest::Dirty { round: 0, .. } => {
             let cause = "round 0 is not a degraded one; ask for 1 to 15";
             return Err(SliceError::OutOfRange(cause.into()));
@@ -266,7 +273,7 @@ pub fn check_limits(request: &SliceRequest) -> Result<(), SliceError> {
 
 const IO_MAX: u64 = SLICE_IO_BYTES_MAX as u64;
 
-fn place(request: &SliceRequest, header: &mut Header) {
+fn set_header_fields(request: &SliceRequest, header: &mut Header) {
     match request {
         SliceRequest::Read { offset, len } => {
             (header.offset, header.len) = (*offset, u64::from(*len));
@@ -299,25 +306,25 @@ fn place(request: &SliceRequest, header: &mut Header) {
         }
         SliceRequest::Flush
         | SliceRequest::InFlight
-        | SliceRequest::Settled
+        | SliceRequest::ForgetInFlight
         | SliceRequest::KeepOrder => {}
     }
 }
 
-const WRITE: u32 = 1;
-const CLEAR: u32 = 2;
+const PART_WRITE: u32 = 1;
+const PART_CLEAR: u32 = 2;
 
-fn body_of(parts: &[Part]) -> Bytes {
+fn encode_parts(parts: &[TransactionPart]) -> Bytes {
     let mut body = Vec::new();
     for part in parts {
-        if let Part::Write { data, .. } = part {
+        if let TransactionPart::Write { data, .. } = part {
             body.extend_from_slice(data);
         }
     }
     for part in parts {
         let what = match part {
-            Part::Write { .. } => WRITE,
-            Part::Clear { .. } => CLEAR,
+            TransactionPart::Write { .. } => PART_WRITE,
+            TransactionPart::Clear { .. } => PART_CLEAR,
         };
         body.extend_from_slice(&part.offset().to_le_bytes());
         let len = u32::try_from(part.len()).unwrap_or(u32::MAX);
@@ -328,15 +335,18 @@ fn body_of(parts: &[Part]) -> Bytes {
 }
 
 /// The parts of a transaction; what they write is not copied.
-fn parts_of(header: &Header, mut body: Bytes) -> Result<Vec<Part>, Malformed> {
+fn decode_parts(
+    header: &Header,
+    mut body: Bytes,
+) -> Result<Vec<TransactionPart>, MalformedMessage> {
     let count = usize::try_from(header.len).unwrap_or(usize::MAX);
     if !(1..=TRANSACTION_PAGES_MAX as usize).contains(&count) {
-        return Err(header.content("a number of parts beyond limits"));
+        return Err(header.malformed("a number of parts beyond limits"));
     }
-    let cut = || header.content("the parts of a transaction do not fill its body");
+    let cut = || header.malformed("the parts of a transaction do not fill its body");
     let at = body.len().checked_sub(count * PART_BYTES).ok_or_else(cut)?;
     let table = body.split_off(at);
-    let mut fields = Fields::new(&table);
+    let mut fields = FieldReader::new(&table);
     let mut parts = Vec::with_capacity(count);
     for _ in 0..count {
         let told = (fields.u64(), fields.u32(), fields.u32());
@@ -344,16 +354,16 @@ fn parts_of(header: &Header, mut body: Bytes) -> Result<Vec<Part>, Malformed> {
             return Err(cut());
         };
         parts.push(match what {
-            WRITE if len as usize <= body.len() => Part::Write {
+            PART_WRITE if len as usize <= body.len() => TransactionPart::Write {
                 offset,
                 data: body.split_to(len as usize),
             },
-            WRITE => return Err(cut()),
-            CLEAR => Part::Clear {
+            PART_WRITE => return Err(cut()),
+            PART_CLEAR => TransactionPart::Clear {
                 offset,
                 len: u64::from(len),
             },
-            _ => return Err(header.content("a part that neither writes nor clears")),
+            _ => return Err(header.malformed("a part that neither writes nor clears")),
         });
     }
     match body.is_empty() {
@@ -363,57 +373,58 @@ fn parts_of(header: &Header, mut body: Bytes) -> Result<Vec<Part>, Malformed> {
 }
 
 fn put_stamp(stamp: Stamp, header: &mut Header) {
-    (header.epoch, header.op, header.open) = (stamp.epoch.0, stamp.op, stamp.open);
+    (header.epoch, header.op, header.open) = (stamp.epoch.0, stamp.op, stamp.open_ops);
 }
 
-fn slice_request(header: &Header, body: Bytes) -> Result<SliceRequest, Malformed> {
+fn slice_request(header: &Header, body: Bytes) -> Result<SliceRequest, MalformedMessage> {
     let offset = header.offset;
-    let small = || u32::try_from(header.len).map_err(|_| header.content("a length beyond limits"));
-    let round = || u8::try_from(header.len).map_err(|_| header.content("a round beyond limits"));
+    let small =
+        || u32::try_from(header.len).map_err(|_| header.malformed("a length beyond limits"));
+    let round = || u8::try_from(header.len).map_err(|_| header.malformed("a round beyond limits"));
     let stamp = Stamp {
         epoch: Epoch(header.epoch),
         op: header.op,
-        open: header.open,
+        open_ops: header.open,
     };
     Ok(match header.kind {
-        Kind::Read => SliceRequest::Read {
+        MessageKind::Read => SliceRequest::Read {
             offset,
             len: small()?,
         },
-        Kind::Write => SliceRequest::Write {
+        MessageKind::Write => SliceRequest::Write {
             offset,
             data: body,
             stamp,
         },
-        Kind::Clear => SliceRequest::Clear {
+        MessageKind::Clear => SliceRequest::Clear {
             offset,
             len: header.len,
             stamp,
         },
-        Kind::Transact => SliceRequest::Transact {
-            parts: parts_of(header, body)?,
+        MessageKind::Transact => SliceRequest::Transact {
+            parts: decode_parts(header, body)?,
             stamp,
         },
-        Kind::Flush => SliceRequest::Flush,
-        Kind::Extents => SliceRequest::Extents {
+        MessageKind::Flush => SliceRequest::Flush,
+        MessageKind::Extents => SliceRequest::Extents {
             offset,
             len: header.len,
         },
-        Kind::Checksums => SliceRequest::Checksums {
+        MessageKind::Checksums => SliceRequest::Checksums {
             page: PageNo(offset),
             count: small()?,
         },
-        Kind::Dirty => SliceRequest::Dirty {
+        MessageKind::Dirty => SliceRequest::Dirty {
             round: round()?,
             from: PageNo(offset),
         },
-        Kind::InFlight => SliceRequest::InFlight,
-        Kind::Settled => SliceRequest::Settled,
-        Kind::KeepOrder => SliceRequest::KeepOrder,
-        Kind::RaiseEpoch => SliceRequest::RaiseEpoch {
+        MessageKind::InFlight => SliceRequest::InFlight,
+        MessageKind::ForgetInFlight => SliceRequest::ForgetInFlight,
+        MessageKind::KeepOrder => SliceRequest::KeepOrder,
+        MessageKind::RaiseEpoch => SliceRequest::RaiseEpoch {
             epoch: Epoch(header.epoch),
             round: round()?,
         },
-        _ => return Err(header.content("not a request of a slice")),
+        _ => return Err(header.malformed("not a request of a slice")),
     })
 }

@@ -1,4 +1,4 @@
-use super::reply::{self, Answer, Attached, Reply};
+use super::reply::{self, Answer, AttachReply, Reply};
 use super::request::{Control, Request};
 use super::*;
 use bytes::Bytes;
@@ -17,15 +17,15 @@ fn stamps() -> impl Strategy<Value = Stamp> {
     any::<(u32, u64, u32)>().prop_map(|(epoch, op, open)| Stamp {
         epoch: Epoch(epoch),
         op,
-        open,
+        open_ops: open,
     })
 }
 
-fn parts() -> impl Strategy<Value = Vec<Part>> {
+fn parts() -> impl Strategy<Value = Vec<TransactionPart>> {
     let bytes = prop::collection::vec(any::<u8>(), 0..300).prop_map(Bytes::from);
     let part = prop_oneof![
-        (any::<u64>(), bytes).prop_map(|(offset, data)| Part::Write { offset, data }),
-        (any::<u64>(), any::<u32>()).prop_map(|(offset, len)| Part::Clear {
+        (any::<u64>(), bytes).prop_map(|(offset, data)| TransactionPart::Write { offset, data }),
+        (any::<u64>(), any::<u32>()).prop_map(|(offset, len)| TransactionPart::Clear {
             offset,
             len: len.into()
         }),
@@ -57,7 +57,7 @@ fn slice_requests() -> impl Strategy<Value = SliceRequest> {
             from: PageNo(page)
         }),
         Just(InFlight),
-        Just(Settled),
+        Just(ForgetInFlight),
         any::<(u32, u8)>().prop_map(|(epoch, round)| RaiseEpoch {
             epoch: Epoch(epoch),
             round
@@ -98,35 +98,37 @@ fn errors() -> impl Strategy<Value = SliceError> {
     ]
 }
 
-fn slice_replies() -> impl Strategy<Value = (Kind, SliceReply)> {
+fn slice_replies() -> impl Strategy<Value = (MessageKind, SliceReply)> {
     use prop::collection::vec;
     let extents = (0..1u64 << 63, any::<bool>()).prop_map(|(len, mapped)| Extent { len, mapped });
-    let runs = any::<(u64, u64)>().prop_map(|(page, count)| Run {
+    let runs = any::<(u64, u64)>().prop_map(|(page, count)| PageRun {
         page: PageNo(page),
         count,
     });
-    let operations = any::<(u64, u32, u32, u64)>().prop_map(|(page, count, epoch, op)| InFlight {
-        page: PageNo(page),
-        count,
-        epoch: Epoch(epoch),
-        op,
-    });
+    let operations =
+        any::<(u64, u32, u32, u64)>().prop_map(|(page, count, epoch, op)| InFlightOp {
+            page: PageNo(page),
+            count,
+            epoch: Epoch(epoch),
+            op,
+        });
     prop_oneof![
-        prop::sample::select(Kind::ALL.to_vec())
+        prop::sample::select(MessageKind::ALL.to_vec())
             .prop_filter("plain", |&kind| Header::new(kind, Direction::Reply, 0)
                 .body_bytes_max()
                 == 0
-                && kind != Kind::Attach)
+                && kind != MessageKind::Attach)
             .prop_map(|kind| (kind, SliceReply::Done)),
-        vec(any::<u8>(), 0..300).prop_map(|data| (Kind::Read, SliceReply::Data(data))),
-        vec(extents, 0..20).prop_map(|list| (Kind::Extents, SliceReply::Extents(list))),
-        vec(any::<u32>(), 0..20).prop_map(|list| (Kind::Checksums, SliceReply::Checksums(list))),
+        vec(any::<u8>(), 0..300).prop_map(|data| (MessageKind::Read, SliceReply::Data(data))),
+        vec(extents, 0..20).prop_map(|list| (MessageKind::Extents, SliceReply::Extents(list))),
+        vec(any::<u32>(), 0..20)
+            .prop_map(|list| (MessageKind::Checksums, SliceReply::Checksums(list))),
         (vec(runs, 0..20), prop::option::of(any::<u64>())).prop_map(|(runs, next)| {
             let next = next.map(PageNo);
-            (Kind::Dirty, SliceReply::Dirty { runs, next })
+            (MessageKind::Dirty, SliceReply::Dirty { runs, next })
         }),
         prop::option::of(vec(operations, 0..20))
-            .prop_map(|found| (Kind::InFlight, SliceReply::InFlight(found))),
+            .prop_map(|found| (MessageKind::InFlight, SliceReply::InFlight(found))),
     ]
 }
 
@@ -152,22 +154,22 @@ fn statuses() -> impl Strategy<Value = BrickStatus> {
     )
 }
 
-fn answers() -> impl Strategy<Value = (Kind, Answer)> {
-    let kinds = prop::sample::select(Kind::ALL.to_vec());
+fn answers() -> impl Strategy<Value = (MessageKind, Answer)> {
+    let kinds = prop::sample::select(MessageKind::ALL.to_vec());
     prop_oneof![
         4 => slice_replies().prop_map(|(kind, reply)| (kind, Ok(Reply::Slice(reply)))),
         1 => any::<(u32, u64)>().prop_map(|(handle, size_bytes)| {
-            (Kind::Attach, Ok(Reply::Attached(Attached { handle, size_bytes })))
+            (MessageKind::Attach, Ok(Reply::Attach(AttachReply { handle, size_bytes })))
         }),
         1 => (prop::collection::vec(infos(), 0..20), any::<bool>())
-            .prop_map(|(slices, more)| (Kind::List, Ok(Reply::Listed { slices, more }))),
-        1 => statuses().prop_map(|status| (Kind::Status, Ok(Reply::Status(status)))),
+            .prop_map(|(slices, more)| (MessageKind::List, Ok(Reply::List { slices, more }))),
+        1 => statuses().prop_map(|status| (MessageKind::Status, Ok(Reply::Status(status)))),
         2 => (kinds, errors()).prop_map(|(kind, error)| (kind, Err(error))),
     ]
 }
 
 /// What a receiver does with the bytes of one message.
-fn receive_request(bytes: &[u8]) -> Result<(u64, Request), Malformed> {
+fn receive_request(bytes: &[u8]) -> Result<(u64, Request), MalformedMessage> {
     let (header, body) = receive(bytes, Direction::Request)?;
     Ok((
         header.tag,
@@ -175,19 +177,21 @@ fn receive_request(bytes: &[u8]) -> Result<(u64, Request), Malformed> {
     ))
 }
 
-fn receive_answer(bytes: &[u8]) -> Result<(u64, Kind, Answer), Malformed> {
+fn receive_answer(bytes: &[u8]) -> Result<(u64, MessageKind, Answer), MalformedMessage> {
     let (header, body) = receive(bytes, Direction::Reply)?;
     let answer = reply::decode(&header, body.to_vec())?;
     Ok((header.tag, header.kind, answer))
 }
 
-fn receive(bytes: &[u8], way: Direction) -> Result<(Header, &[u8]), Malformed> {
+fn receive(bytes: &[u8], way: Direction) -> Result<(Header, &[u8]), MalformedMessage> {
     let first = bytes
         .first_chunk::<HEADER_BYTES>()
-        .ok_or(Malformed::Magic)?;
+        .ok_or(MalformedMessage::Magic)?;
     let header = Header::decode(first, way)?;
     let end = HEADER_BYTES + header.body_len as usize;
-    let body = bytes.get(HEADER_BYTES..end).ok_or(Malformed::Magic)?;
+    let body = bytes
+        .get(HEADER_BYTES..end)
+        .ok_or(MalformedMessage::Magic)?;
     header.check_body(body)?;
     Ok((header, body))
 }
@@ -197,7 +201,7 @@ fn joined((header, body): (Header, Bytes)) -> Vec<u8> {
 }
 
 /// Bytes of a header as they are, with the checksum put right.
-fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+fn with_fixed_checksums(mut bytes: Vec<u8>) -> Vec<u8> {
     if let Some((header, body)) = bytes.split_first_chunk_mut::<HEADER_BYTES>() {
         header[56..60].copy_from_slice(&crc32c(body).to_le_bytes());
         let crc = crc32c(&header[..60]);
@@ -208,21 +212,21 @@ fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn requests_come_back_as_they_went(request in requests(), tag: u64) {
+    fn requests_round_trip(request in requests(), tag: u64) {
         let bytes = joined(request.encode(tag));
         prop_assert_eq!(receive_request(&bytes), Ok((tag, request)));
         prop_assert!(receive_answer(&bytes).is_err());
     }
 
     #[test]
-    fn answers_come_back_as_they_went((kind, answer) in answers(), tag: u64) {
+    fn answers_round_trip((kind, answer) in answers(), tag: u64) {
         let bytes = joined(reply::encode(kind, tag, answer.clone()));
         prop_assert_eq!(receive_answer(&bytes), Ok((tag, kind, answer)));
         prop_assert!(receive_request(&bytes).is_err());
     }
 
     #[test]
-    fn any_bytes_are_a_message_or_malformed(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+    fn any_bytes_decode_or_are_malformed(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         let _ = receive_request(&bytes);
         let _ = receive_answer(&bytes);
     }
@@ -230,7 +234,7 @@ proptest! {
     /// With right checksums the fields themselves are tried. What is accepted
     /// is exactly what would be written again: no field is overlooked.
     #[test]
-    fn changed_fields_are_refused_or_mean_something(
+    fn changed_fields_are_refused_or_round_trip(
         request in requests(), (kind, answer) in answers(), at in 4usize..56, xor in 1u8..,
         cut in 0usize..40,
     ) {
@@ -239,7 +243,7 @@ proptest! {
             changed[at] ^= xor;
             let short = changed.len().saturating_sub(cut).max(HEADER_BYTES);
             changed.truncate(short);
-            let changed = sealed(changed);
+            let changed = with_fixed_checksums(changed);
             if let Ok((tag, request)) = receive_request(&changed) {
                 prop_assert_eq!(&joined(request.encode(tag))[..], &changed[..]);
             }
@@ -250,7 +254,7 @@ proptest! {
     }
 
     #[test]
-    fn a_flipped_bit_is_always_found(request in requests(), at: prop::sample::Index, bit in 0u8..8) {
+    fn flipped_bit_is_always_detected(request in requests(), at: prop::sample::Index, bit in 0u8..8) {
         let mut bytes = joined(request.encode(7));
         let at = at.index(bytes.len());
         bytes[at] ^= 1 << bit;
@@ -260,7 +264,7 @@ proptest! {
 
 #[test]
 fn lengths_beyond_limits_are_refused_by_the_header_alone() {
-    for kind in Kind::ALL {
+    for kind in MessageKind::ALL {
         for way in [Direction::Request, Direction::Reply] {
             let mut header = Header::new(kind, way, 1);
             header.body_len = header.body_bytes_max();
@@ -268,7 +272,7 @@ fn lengths_beyond_limits_are_refused_by_the_header_alone() {
             header.body_len += 1;
             let refused = Header::decode(&header.encode(), way);
             assert!(
-                matches!(refused, Err(Malformed::TooLong { .. })),
+                matches!(refused, Err(MalformedMessage::TooLong { .. })),
                 "{kind:?}"
             );
         }
@@ -276,15 +280,15 @@ fn lengths_beyond_limits_are_refused_by_the_header_alone() {
 }
 
 #[test]
-fn answers_that_break_a_limit_or_the_form_are_told_as_errors() {
+fn answers_beyond_limit_or_form_are_sent_as_errors() {
     let long = vec![0; BODY_BYTES_MAX as usize + 1];
     let cases = [
-        (Kind::Read, Reply::Slice(SliceReply::Data(long))),
-        (Kind::Read, Reply::Slice(SliceReply::Done)),
-        (Kind::Write, Reply::Slice(SliceReply::Data(vec![]))),
+        (MessageKind::Read, Reply::Slice(SliceReply::Data(long))),
+        (MessageKind::Read, Reply::Slice(SliceReply::Done)),
+        (MessageKind::Write, Reply::Slice(SliceReply::Data(vec![]))),
         (
-            Kind::Checksums,
-            Reply::Slice(SliceReply::Checksums(vec![0; LISTED_MAX + 1])),
+            MessageKind::Checksums,
+            Reply::Slice(SliceReply::Checksums(vec![0; LIST_ENTRIES_MAX + 1])),
         ),
     ];
     for (kind, reply) in cases {
@@ -301,7 +305,7 @@ fn answers_that_break_a_limit_or_the_form_are_told_as_errors() {
 fn long_reasons_are_cut_between_characters() {
     let reason = "é".repeat(TEXT_BYTES_MAX);
     let bytes = joined(reply::encode(
-        Kind::Read,
+        MessageKind::Read,
         1,
         Err(SliceError::Refused(reason)),
     ));
@@ -313,7 +317,7 @@ fn long_reasons_are_cut_between_characters() {
 
 /// The bytes of version 0: a change here is a change of the protocol.
 #[test]
-fn a_write_looks_as_drawn() {
+fn write_message_matches_format() {
     let request = Request::Slice {
         handle: 0x0403_0201,
         request: SliceRequest::Write {
@@ -322,7 +326,7 @@ fn a_write_looks_as_drawn() {
             stamp: Stamp {
                 epoch: Epoch(3),
                 op: 5,
-                open: 2,
+                open_ops: 2,
             },
         },
     };

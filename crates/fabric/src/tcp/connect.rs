@@ -1,8 +1,8 @@
 //! Connecting to a brick: the client's side of the handshake.
 
-use crate::auth::{self, Agreed, AuthError, Client, Purpose, Versions};
+use crate::auth::{self, AuthError, ClientHandshake, HandshakeResult, Purpose, Versions};
+use crate::brick_client::BrickClient;
 use crate::limits::Timeouts;
-use crate::remote::Remote;
 use crate::stream::Stream;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::BrickId;
@@ -16,7 +16,7 @@ use uuid::Uuid;
 /// The first address that a text as `host:port` names.
 ///
 /// # Errors
-/// [`SliceError::Lost`] when it names none.
+/// [`SliceError::LegLost`] when it names none.
 pub fn resolve(address: &str) -> Result<SocketAddr, SliceError> {
     let failed = |cause: &dyn std::fmt::Display| {
         SliceError::Lost(format!("the address {address} cannot be resolved: {cause}"))
@@ -72,25 +72,25 @@ fn try_connect(
     key: &Key,
     purpose: Purpose,
     timeouts: &Timeouts,
-) -> Result<(Stream, Agreed), ConnectError> {
+) -> Result<(Stream, HandshakeResult), ConnectError> {
     let failed = |action| move |cause| ConnectError::Socket { action, cause };
     let socket = TcpStream::connect_timeout(&address, timeouts.connect)
         .map_err(failed("cannot be reached"))?;
     let stream = Stream::tcp(socket).map_err(failed("the socket cannot be set up"))?;
     let nonce = nonce().map_err(failed("the system gives no random numbers"))?;
     let ours = Versions::OURS;
-    let (client, hello) = Client::new(key, purpose, ours, Uuid::nil(), nonce);
+    let (client, hello) = ClientHandshake::new(key, purpose, ours, Uuid::nil(), nonce);
     let shaking = failed("the handshake failed");
     let until = Instant::now() + timeouts.handshake;
     stream.send_all(&hello, until).map_err(shaking)?;
     let challenge = stream.receive_exact(until).map_err(shaking)?;
-    let (proof, agreed) = client.answer(&challenge)?;
+    let (proof, agreed) = client.answer_challenge(&challenge)?;
     stream.send_all(&proof, until).map_err(shaking)?;
     auth::read_verdict(stream.receive_exact(until).map_err(shaking)?)?;
     Ok((stream, agreed))
 }
 
-impl Remote {
+impl BrickClient {
     /// Connects to a brick for control calls.
     ///
     /// # Errors
@@ -99,8 +99,8 @@ impl Remote {
         address: SocketAddr,
         key: &Key,
         timeouts: Timeouts,
-    ) -> Result<Remote, SliceError> {
+    ) -> Result<BrickClient, SliceError> {
         let (stream, brick) = connect(address, key, Purpose::Control, &timeouts)?;
-        Ok(Remote::new(stream, brick, timeouts.call))
+        Ok(BrickClient::new(stream, brick, timeouts.call))
     }
 }

@@ -7,26 +7,26 @@
 //! gathered.
 //!
 //! A full socket: what could not be sent goes out with the next `reap`. While
-//! that is so, `wait_on` also gives a descriptor that becomes readable when
+//! that is so, `poll_fds` also gives a descriptor that becomes readable when
 //! the socket has room, and the deadline is close for those who cannot wait on
 //! it.
 //!
 //! Invariants: no call blocks. Once lost, every request in flight and every
-//! later one completes with `Lost`; nothing is sent again. The peer's silence
+//! later one completes with `LegLost`; nothing is sent again. The peer's silence
 //! is bounded while something is in flight.
 
 use super::connect::connect;
-use super::pending::{Pending, Table};
+use super::pending::{InFlightRequest, PendingTable};
 use crate::auth::Purpose;
-use crate::inflow::Inflow;
+use crate::brick_client::BrickClient;
 use crate::limits::{FULL_SOCKET_PAUSE, GATHERED_BYTES_MAX, Timeouts};
-use crate::message::reply::{self, Attached, Reply};
+use crate::message::reply::{self, AttachReply, Reply};
 use crate::message::request::{Request, check_limits};
-use crate::message::{Direction, Malformed};
-use crate::outflow::Outflow;
-use crate::remote::Remote;
+use crate::message::{Direction, MalformedMessage};
+use crate::receive_buffer::ReceiveBuffer;
+use crate::send_queue::SendQueue;
 use crate::stream::Stream;
-use crate::wire::{Received, Wire};
+use crate::wire::{ReceiveResult, Wire};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, SliceId};
@@ -41,34 +41,34 @@ use std::time::{Duration, Instant};
 /// A connection of one thread to one slice.
 pub struct TcpLeg<W = Stream> {
     stream: W,
-    inflow: Inflow,
-    outflow: Outflow,
+    inflow: ReceiveBuffer,
+    outflow: SendQueue,
     brick: BrickId,
     handle: u32,
     size_bytes: u64,
-    in_flight: Table,
+    in_flight: PendingTable,
     completed: Vec<SliceCompletion>,
-    lost: Option<String>,
+    lost_reason: Option<String>,
     /// When something last arrived, or the first request in flight was made.
-    progress: Instant,
+    last_progress: Instant,
     timeouts: Timeouts,
     /// Readable when the socket has room; there while it had none.
-    room: Option<OwnedFd>,
+    writable_fd: Option<OwnedFd>,
 }
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
-enum Ended {
+enum LegError {
     #[error("{0}")]
     Socket(#[from] io::Error),
     #[error(transparent)]
-    Malformed(#[from] Malformed),
+    Malformed(#[from] MalformedMessage),
     #[error("it closed the connection")]
     Closed,
     #[error("no reply came for {0} ms")]
     Silent(u128),
     #[error("{0}")]
-    Told(String),
+    Reported(String),
 }
 
 impl TcpLeg {
@@ -85,30 +85,34 @@ impl TcpLeg {
         epoch: Epoch,
     ) -> Result<TcpLeg, SliceError> {
         let (stream, brick) = connect(address, key, Purpose::Session, &timeouts)?;
-        let remote = Remote::new(stream, brick, timeouts.handshake);
+        let remote = BrickClient::new(stream, brick, timeouts.handshake);
         let attached = remote.attach(slice, epoch)?;
-        Ok(TcpLeg::over(remote, attached, timeouts))
+        Ok(TcpLeg::from_connection(remote, attached, timeouts))
     }
 }
 
 impl<W: Wire> TcpLeg<W> {
     /// A leg over a connection that has attached a slice.
-    pub fn over(remote: Remote<W>, attached: Attached, timeouts: Timeouts) -> TcpLeg<W> {
+    pub fn from_connection(
+        remote: BrickClient<W>,
+        attached: AttachReply,
+        timeouts: Timeouts,
+    ) -> TcpLeg<W> {
         let brick = remote.brick();
         let stream = remote.into_stream();
         TcpLeg {
             brick,
-            progress: stream.now(),
+            last_progress: stream.now(),
             stream,
-            inflow: Inflow::new(Direction::Reply, false),
-            outflow: Outflow::default(),
+            inflow: ReceiveBuffer::new(Direction::Reply, false),
+            outflow: SendQueue::default(),
             handle: attached.handle,
             size_bytes: attached.size_bytes,
-            in_flight: Table::default(),
+            in_flight: PendingTable::default(),
             completed: Vec::new(),
-            lost: None,
+            lost_reason: None,
             timeouts,
-            room: None,
+            writable_fd: None,
         }
     }
 
@@ -129,8 +133,8 @@ impl<W: Wire> TcpLeg<W> {
     }
 
     /// Why a request cannot be sent at all.
-    fn objection(&self, request: &SliceRequest) -> Option<SliceError> {
-        if let Some(reason) = &self.lost {
+    fn check_submit(&self, request: &SliceRequest) -> Option<SliceError> {
+        if let Some(reason) = &self.lost_reason {
             return Some(SliceError::Lost(reason.clone()));
         }
         if let Err(cause) = check_limits(request) {
@@ -146,37 +150,40 @@ impl<W: Wire> TcpLeg<W> {
     fn send(&mut self) -> io::Result<()> {
         self.outflow.flush(&self.stream)?;
         if self.outflow.is_empty() {
-            self.room = None;
-        } else if self.room.is_none() {
-            self.room = Some(self.stream.await_room()?);
+            self.writable_fd = None;
+        } else if self.writable_fd.is_none() {
+            self.writable_fd = Some(self.stream.writable_fd()?);
         }
         Ok(())
     }
 
-    fn progress(&mut self) -> Result<(), Ended> {
+    fn make_progress(&mut self) -> Result<(), LegError> {
         if !self.outflow.is_empty() {
             self.send()?;
         }
         loop {
             let received = self.inflow.receive(&self.stream)?;
-            if let Received::Bytes { .. } = received {
-                self.progress = self.stream.now();
+            if let ReceiveResult::Bytes { .. } = received {
+                self.last_progress = self.stream.now();
                 self.take_replies()?;
             }
             match received {
-                Received::Bytes { all: false } => {}
-                Received::Bytes { all: true } if self.inflow.is_within_large() => {}
-                Received::Bytes { all: true } => return Ok(()),
-                Received::Nothing => return self.check_silence(),
-                Received::End => return Err(Ended::Closed),
+                ReceiveResult::Bytes { drained: false } => {}
+                ReceiveResult::Bytes { drained: true } if self.inflow.is_within_large() => {}
+                ReceiveResult::Bytes { drained: true } => return Ok(()),
+                ReceiveResult::WouldBlock => return self.check_silence(),
+                ReceiveResult::End => return Err(LegError::Closed),
             }
         }
     }
 
-    fn check_silence(&self) -> Result<(), Ended> {
-        let silence = self.stream.now().saturating_duration_since(self.progress);
+    fn check_silence(&self) -> Result<(), LegError> {
+        let silence = self
+            .stream
+            .now()
+            .saturating_duration_since(self.last_progress);
         match !self.in_flight.is_empty() && silence > self.silence_max() {
-            true => Err(Ended::Silent(self.silence_max().as_millis())),
+            true => Err(LegError::Silent(self.silence_max().as_millis())),
             false => Ok(()),
         }
     }
@@ -190,7 +197,7 @@ impl<W: Wire> TcpLeg<W> {
         }
     }
 
-    fn take_replies(&mut self) -> Result<(), Ended> {
+    fn take_replies(&mut self) -> Result<(), LegError> {
         while let Some((header, body)) = self.inflow.next()? {
             let pending = self.in_flight.remove(header.tag, header.kind)?;
             let answer = match reply::decode(&header, self.inflow.take(body)) {
@@ -205,13 +212,13 @@ impl<W: Wire> TcpLeg<W> {
                     self.complete(pending.tag, Ok(reply));
                 }
                 Ok(_) => {
-                    let cause = Malformed::Unasked(header.tag);
+                    let cause = MalformedMessage::UnexpectedReply(header.tag);
                     self.abandon(pending.tag, &cause.to_string());
                     return Err(cause.into());
                 }
                 Err(SliceError::Lost(reason)) => {
                     self.abandon(pending.tag, &reason);
-                    return Err(Ended::Told(reason));
+                    return Err(LegError::Reported(reason));
                 }
                 Err(error) => self.complete(pending.tag, Err(error)),
             }
@@ -225,7 +232,7 @@ impl<W: Wire> TcpLeg<W> {
         self.complete(tag, Err(SliceError::Lost(reason)));
     }
 
-    fn lose(&mut self, cause: &Ended) {
+    fn fail(&mut self, cause: &LegError) {
         let reason = format!("brick {}: {cause}", self.brick);
         let error = SliceError::Lost(reason.clone());
         let ended = self.in_flight.drain().map(|pending| SliceCompletion {
@@ -233,16 +240,16 @@ impl<W: Wire> TcpLeg<W> {
             result: Err(error.clone()),
         });
         self.completed.extend(ended);
-        self.lost = Some(reason);
-        self.outflow = Outflow::default();
-        self.room = None;
+        self.lost_reason = Some(reason);
+        self.outflow = SendQueue::default();
+        self.writable_fd = None;
         self.stream.close();
     }
 }
 
 impl<W: Wire + Send> Leg for TcpLeg<W> {
     fn submit(&mut self, tag: u64, request: SliceRequest) {
-        if let Some(error) = self.objection(&request) {
+        if let Some(error) = self.check_submit(&request) {
             return self.complete(tag, Err(error));
         }
         let request = Request::Slice {
@@ -251,60 +258,60 @@ impl<W: Wire + Send> Leg for TcpLeg<W> {
         };
         let idle = self.in_flight.is_empty();
         if idle {
-            self.progress = self.stream.now();
+            self.last_progress = self.stream.now();
         }
         if let Request::Slice { request: asked, .. } = &request {
             let wire = self
                 .in_flight
-                .insert(Pending::new(tag, request.kind(), asked));
+                .insert(InFlightRequest::new(tag, request.kind(), asked));
             let (header, body) = request.encode(wire);
             self.outflow.push(&header, body);
         }
         let due = idle || self.outflow.len() >= GATHERED_BYTES_MAX;
         if due
-            && self.room.is_none()
+            && self.writable_fd.is_none()
             && let Err(cause) = self.send()
         {
-            self.lose(&cause.into());
+            self.fail(&cause.into());
         }
     }
 
     fn reap(&mut self, into: &mut Vec<SliceCompletion>) {
-        if self.lost.is_none()
-            && let Err(cause) = self.progress()
+        if self.lost_reason.is_none()
+            && let Err(cause) = self.make_progress()
         {
-            self.lose(&cause);
+            self.fail(&cause);
         }
         into.append(&mut self.completed);
     }
 
-    fn ended(&mut self) -> Option<SliceError> {
-        if self.lost.is_none()
+    fn poll_closed(&mut self) -> Option<SliceError> {
+        if self.lost_reason.is_none()
             && self.in_flight.is_empty()
-            && let Err(cause) = self.progress()
+            && let Err(cause) = self.make_progress()
         {
-            self.lose(&cause);
+            self.fail(&cause);
         }
-        self.lost.clone().map(SliceError::Lost)
+        self.lost_reason.clone().map(SliceError::Lost)
     }
 
-    fn wait_on(&self, into: &mut Vec<RawFd>) {
-        if self.lost.is_none() {
-            into.extend(self.stream.descriptor());
-            into.extend(self.room.as_ref().map(AsRawFd::as_raw_fd));
+    fn poll_fds(&self, into: &mut Vec<RawFd>) {
+        if self.lost_reason.is_none() {
+            into.extend(self.stream.readable_fd());
+            into.extend(self.writable_fd.as_ref().map(AsRawFd::as_raw_fd));
         }
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let gathered = !self.outflow.is_empty() && self.room.is_none();
+        let gathered = !self.outflow.is_empty() && self.writable_fd.is_none();
         if gathered || !self.completed.is_empty() {
             return Some(self.stream.now());
         }
         if self.in_flight.is_empty() {
             return None;
         }
-        let silent = self.progress + self.silence_max() + Duration::from_millis(1);
-        Some(match self.room {
+        let silent = self.last_progress + self.silence_max() + Duration::from_millis(1);
+        Some(match self.writable_fd {
             Some(_) => silent.min(self.stream.now() + FULL_SOCKET_PAUSE),
             None => silent,
         })

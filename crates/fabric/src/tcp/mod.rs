@@ -11,4 +11,4 @@ mod server;
 
 pub use connect::resolve;
 pub use leg::TcpLeg;
-pub use server::{BindError, Options, Server, StillRunning};
+pub use server::{BindError, ServerOptions, StopTimeout, TcpServer};

@@ -4,34 +4,37 @@
 //! place and counts the requests so far: it rises, and a late or repeated reply is
 //! never taken for another request's.
 
-use crate::message::reply::Expected;
-use crate::message::{Kind, Malformed};
+use crate::message::reply::ExpectedLen;
+use crate::message::{MalformedMessage, MessageKind};
 use pagemesh_base::slice::{LEG_REQUESTS_MAX, SliceReply, SliceRequest};
 
 const _: () = assert!(LEG_REQUESTS_MAX.is_power_of_two());
-const PLACE_BITS: u32 = LEG_REQUESTS_MAX.trailing_zeros();
+const SLOT_BITS: u32 = LEG_REQUESTS_MAX.trailing_zeros();
 
 /// A request in flight.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pending {
+pub(super) struct InFlightRequest {
     /// The submitter's number.
     pub(super) tag: u64,
-    kind: Kind,
-    expected: Expected,
+    kind: MessageKind,
+    expected: ExpectedLen,
 }
 
-impl Pending {
-    pub(super) fn new(tag: u64, kind: Kind, request: &SliceRequest) -> Pending {
-        Pending {
+impl InFlightRequest {
+    pub(super) fn new(tag: u64, kind: MessageKind, request: &SliceRequest) -> InFlightRequest {
+        InFlightRequest {
             tag,
             kind,
-            expected: Expected::of(request),
+            expected: ExpectedLen::of(request),
         }
     }
 
     /// Whether it may wait for a disk or a barrier.
     fn is_slow(&self) -> bool {
-        matches!(self.kind, Kind::Flush | Kind::RaiseEpoch | Kind::Settled)
+        matches!(
+            self.kind,
+            MessageKind::Flush | MessageKind::RaiseEpoch | MessageKind::ForgetInFlight
+        )
     }
 
     /// Whether a reply has as much as was asked for.
@@ -42,16 +45,16 @@ impl Pending {
 
 /// A place and its content.
 #[derive(Default)]
-struct Place {
+struct PendingSlot {
     /// The tag on the wire of its present or last use.
     tag: u64,
-    pending: Option<Pending>,
+    pending: Option<InFlightRequest>,
 }
 
 /// The table of requests in flight.
 #[derive(Default)]
-pub(super) struct Table {
-    places: Vec<Place>,
+pub(super) struct PendingTable {
+    slots: Vec<PendingSlot>,
     free: Vec<usize>,
     /// Requests so far: no connection lives to use up the bits that are left for it.
     inserted: u64,
@@ -59,9 +62,9 @@ pub(super) struct Table {
     slow: usize,
 }
 
-impl Table {
+impl PendingTable {
     pub(super) fn len(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.slots.len() - self.free.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -79,36 +82,40 @@ impl Table {
     }
 
     /// Keeps a request; gives its tag on the wire.
-    pub(super) fn insert(&mut self, pending: Pending) -> u64 {
+    pub(super) fn insert(&mut self, pending: InFlightRequest) -> u64 {
         self.slow += usize::from(pending.is_slow());
         let at = self.free.pop().unwrap_or_else(|| {
-            let at = self.places.len();
-            self.places.push(Place::default());
+            let at = self.slots.len();
+            self.slots.push(PendingSlot::default());
             at
         });
         self.inserted += 1;
-        let place = &mut self.places[at];
-        place.tag = self.inserted << PLACE_BITS | at as u64;
+        let place = &mut self.slots[at];
+        place.tag = self.inserted << SLOT_BITS | at as u64;
         place.pending = Some(pending);
         place.tag
     }
 
     /// Takes the request that a reply is for.
-    pub(super) fn remove(&mut self, tag: u64, kind: Kind) -> Result<Pending, Malformed> {
+    pub(super) fn remove(
+        &mut self,
+        tag: u64,
+        kind: MessageKind,
+    ) -> Result<InFlightRequest, MalformedMessage> {
         let at = tag as usize % LEG_REQUESTS_MAX;
-        let place = self.places.get_mut(at).filter(|place| place.tag == tag);
+        let place = self.slots.get_mut(at).filter(|place| place.tag == tag);
         let pending = place.and_then(|place| place.pending.take_if(|p| p.kind == kind));
-        let pending = pending.ok_or(Malformed::Unasked(tag))?;
+        let pending = pending.ok_or(MalformedMessage::UnexpectedReply(tag))?;
         self.slow -= usize::from(pending.is_slow());
         self.free.push(at);
         Ok(pending)
     }
 
     /// Takes all.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = Pending> + '_ {
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = InFlightRequest> + '_ {
         self.free.clear();
         self.slow = 0;
-        self.places.drain(..).filter_map(|place| place.pending)
+        self.slots.drain(..).filter_map(|place| place.pending)
     }
 }
 
@@ -117,35 +124,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reply_is_taken_once_and_only_for_its_request() {
-        let mut table = Table::default();
-        let pending = Pending::new(7, Kind::Flush, &SliceRequest::Flush);
+    fn reply_matches_its_request_only_once() {
+        let mut table = PendingTable::default();
+        let pending = InFlightRequest::new(7, MessageKind::Flush, &SliceRequest::Flush);
         let first = table.insert(pending);
         assert_eq!(
-            table.remove(first, Kind::Read).err(),
-            Some(Malformed::Unasked(first))
+            table.remove(first, MessageKind::Read).err(),
+            Some(MalformedMessage::UnexpectedReply(first))
         );
         assert!(table.has_slow());
-        assert_eq!(table.remove(first, Kind::Flush).map(|p| p.tag), Ok(7));
+        assert_eq!(
+            table.remove(first, MessageKind::Flush).map(|p| p.tag),
+            Ok(7)
+        );
         assert!(!table.has_slow());
         let second = table.insert(pending);
         assert!(first < second, "tags rise");
-        assert!(table.remove(first, Kind::Flush).is_err());
-        assert!(table.remove(u64::MAX, Kind::Flush).is_err());
+        assert!(table.remove(first, MessageKind::Flush).is_err());
+        assert!(table.remove(u64::MAX, MessageKind::Flush).is_err());
         assert_eq!(table.len(), 1);
     }
 
     #[test]
-    fn every_place_has_its_own_tag() {
-        let mut table = Table::default();
-        let pending = |tag| Pending::new(tag, Kind::Flush, &SliceRequest::Flush);
+    fn every_slot_has_its_own_tag() {
+        let mut table = PendingTable::default();
+        let pending = |tag| InFlightRequest::new(tag, MessageKind::Flush, &SliceRequest::Flush);
         let tags: Vec<u64> = (0..LEG_REQUESTS_MAX as u64)
             .map(|tag| table.insert(pending(tag)))
             .collect();
         assert!(table.is_full());
         for (own, wire) in tags.into_iter().enumerate().rev() {
             assert_eq!(
-                table.remove(wire, Kind::Flush).map(|p| p.tag),
+                table.remove(wire, MessageKind::Flush).map(|p| p.tag),
                 Ok(own as u64)
             );
         }

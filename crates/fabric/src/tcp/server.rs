@@ -6,9 +6,11 @@
 //! are dropped.
 
 use super::connect::nonce;
-use crate::auth::{self, Agreed, AuthError, Purpose, Versions, Welcome};
-use crate::guests::{Guests, Place};
-use crate::limits::{CONNECTIONS_MAX, HANDSHAKE_LIMIT, SPIN_US_MAX, STOP_LIMIT, STRANGERS_MAX};
+use crate::auth::{self, AuthError, HandshakeResult, HelloResponse, Purpose, Versions};
+use crate::connection_limiter::{ConnectionLimiter, ConnectionSlot};
+use crate::limits::{
+    CONNECTIONS_MAX, HANDSHAKE_LIMIT, SPIN_US_MAX, STOP_LIMIT, UNAUTHENTICATED_MAX,
+};
 use crate::serve::Connection;
 use crate::service::{PeerInfo, Service};
 use crate::stream::Stream;
@@ -22,7 +24,7 @@ use std::time::Instant;
 
 /// What may differ between servers.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct ServerOptions {
     /// Authenticated connections at once.
     pub connections_max: usize,
     /// Microseconds a thread looks for the next request before it sleeps, if
@@ -30,9 +32,9 @@ pub struct Options {
     pub spin_us_max: u32,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for ServerOptions {
+    fn default() -> ServerOptions {
+        ServerOptions {
             connections_max: CONNECTIONS_MAX,
             spin_us_max: SPIN_US_MAX,
         }
@@ -53,36 +55,36 @@ pub struct BindError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} connections did not end within {limit} s; they end with the process",
     limit = STOP_LIMIT.as_secs())]
-pub struct StillRunning(
+pub struct StopTimeout(
     /// Connections.
     pub usize,
 );
 
 /// A brick's listener; stopped when dropped.
-pub struct Server {
+pub struct TcpServer {
     address: SocketAddr,
-    house: Arc<House>,
+    state: Arc<ServerState>,
     acceptor: Option<JoinHandle<()>>,
 }
 
 /// What all threads of a server share.
-struct House {
+struct ServerState {
     key: Key,
     service: Arc<dyn Service>,
-    options: Options,
-    guests: Arc<Guests>,
+    options: ServerOptions,
+    limiter: Arc<ConnectionLimiter>,
 }
 
 /// Why a stranger was not let in.
 #[derive(Debug, thiserror::Error)]
-enum TurnedAway {
+enum HandshakeError {
     #[error("the socket failed: {0}")]
     Socket(#[from] io::Error),
     #[error(transparent)]
     Auth(#[from] AuthError),
 }
 
-impl Server {
+impl TcpServer {
     /// Listens on an address; port 0 takes a free one.
     ///
     /// # Errors
@@ -91,32 +93,33 @@ impl Server {
         address: SocketAddr,
         key: Key,
         service: Arc<dyn Service>,
-        options: Options,
-    ) -> Result<Server, BindError> {
+        options: ServerOptions,
+    ) -> Result<TcpServer, BindError> {
         let failed = |cause| BindError { address, cause };
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let local = listener.local_addr().map_err(failed)?;
-        let guests = Guests::new(STRANGERS_MAX, options.connections_max).map_err(failed)?;
-        let house = Arc::new(House {
+        let limiter =
+            ConnectionLimiter::new(UNAUTHENTICATED_MAX, options.connections_max).map_err(failed)?;
+        let state = Arc::new(ServerState {
             key,
             service,
             options,
-            guests: Arc::new(guests),
+            limiter: Arc::new(limiter),
         });
-        let shared = house.clone();
+        let shared = state.clone();
         let acceptor = thread::Builder::new()
             .name("accept".into())
             .spawn(move || {
                 let admit = |(socket, address)| shared.admit(socket, address);
                 shared
-                    .guests
+                    .limiter
                     .accept_all(&listener, || listener.accept(), admit);
             })
             .map_err(failed)?;
-        Ok(Server {
+        Ok(TcpServer {
             address: local,
-            house,
+            state,
             acceptor: Some(acceptor),
         })
     }
@@ -130,33 +133,33 @@ impl Server {
     /// Authenticated connections.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.house.guests.known()
+        self.state.limiter.authenticated()
     }
 
     /// Ends all connections. Requests in flight are lost to their clients.
     ///
     /// # Errors
     /// When some did not end in time.
-    pub fn stop(mut self) -> Result<(), StillRunning> {
+    pub fn stop(mut self) -> Result<(), StopTimeout> {
         self.end()
     }
 
-    fn end(&mut self) -> Result<(), StillRunning> {
+    fn end(&mut self) -> Result<(), StopTimeout> {
         let Some(acceptor) = self.acceptor.take() else {
             return Ok(());
         };
-        self.house.guests.stop().say();
+        self.state.limiter.stop().signal();
         if acceptor.join().is_err() {
             tracing::error!("the accepting thread panicked");
         }
-        match self.house.guests.await_empty() {
+        match self.state.limiter.wait_until_empty() {
             0 => Ok(()),
-            left => Err(StillRunning(left)),
+            left => Err(StopTimeout(left)),
         }
     }
 }
 
-impl Drop for Server {
+impl Drop for TcpServer {
     fn drop(&mut self) {
         if let Err(cause) = self.end() {
             tracing::warn!(%cause, "a server was dropped");
@@ -164,16 +167,16 @@ impl Drop for Server {
     }
 }
 
-impl House {
-    fn admit(self: &Arc<House>, socket: TcpStream, address: SocketAddr) {
-        let Some(mut place) = self.guests.enter() else {
+impl ServerState {
+    fn admit(self: &Arc<ServerState>, socket: TcpStream, address: SocketAddr) {
+        let Some(mut slot) = self.limiter.acquire_slot() else {
             tracing::warn!(%address, "too many connections that did not say who they are");
             return;
         };
-        let house = self.clone();
+        let state = self.clone();
         let thread = thread::Builder::new().name(format!("tcp {address}"));
-        let started = thread.spawn(move || match house.receive_guest(socket, &mut place) {
-            Ok((stream, agreed)) => house.serve(&stream, agreed, address),
+        let started = thread.spawn(move || match state.handshake(socket, &mut slot) {
+            Ok((stream, agreed)) => state.serve(&stream, agreed, address),
             Err(cause) => tracing::debug!(%address, %cause, "turned away"),
         });
         if let Err(cause) = started {
@@ -182,22 +185,28 @@ impl House {
     }
 
     /// The server's side of the handshake.
-    fn receive_guest(
+    fn handshake(
         &self,
         socket: TcpStream,
-        place: &mut Place,
-    ) -> Result<(Stream, Agreed), TurnedAway> {
+        slot: &mut ConnectionSlot,
+    ) -> Result<(Stream, HandshakeResult), HandshakeError> {
         let until = Instant::now() + HANDSHAKE_LIMIT;
         let stream = Stream::tcp(socket)?;
         let hello = stream.receive_exact(until)?;
         let identity = self.service.brick().0;
-        let welcome = auth::Server::welcome(&self.key, Versions::OURS, identity, nonce()?, &hello)?;
+        let welcome = auth::ServerHandshake::accept_hello(
+            &self.key,
+            Versions::OURS,
+            identity,
+            nonce()?,
+            &hello,
+        )?;
         let server = match welcome {
-            Welcome::Challenge(server, challenge) => {
+            HelloResponse::Challenge(server, challenge) => {
                 stream.send_all(&challenge, until)?;
                 server
             }
-            Welcome::Refuse(refusal, cause) => {
+            HelloResponse::Refuse(refusal, cause) => {
                 stream.send_all(&refusal, until)?;
                 return Err(cause.into());
             }
@@ -205,7 +214,7 @@ impl House {
         let proof = stream.receive_exact(until)?;
         let admitted = server
             .check(&proof)
-            .and_then(|agreed| match place.promote() {
+            .and_then(|agreed| match slot.promote() {
                 true => Ok(agreed),
                 false => Err(AuthError::Busy),
             });
@@ -214,7 +223,7 @@ impl House {
         Ok((stream, admitted?))
     }
 
-    fn serve(&self, stream: &Stream, agreed: Agreed, address: SocketAddr) {
+    fn serve(&self, stream: &Stream, agreed: HandshakeResult, address: SocketAddr) {
         let peer = PeerInfo {
             address,
             identity: agreed.identity,
@@ -228,7 +237,7 @@ impl House {
         let control = self.service.control();
         let spin_us_max = self.options.spin_us_max;
         let connection =
-            Connection::new(stream, control, self.guests.stop(), &mut open, spin_us_max);
+            Connection::new(stream, control, self.limiter.stop(), &mut open, spin_us_max);
         if let Err(cause) = connection.run() {
             tracing::warn!(%address, %cause, "a connection broke");
         }

@@ -13,9 +13,9 @@ use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::*;
 use pagemesh_base::wait::until_readable;
 use pagemesh_fabric::limits::Timeouts;
-use pagemesh_fabric::message::reply::Attached;
-use pagemesh_fabric::service::{Finished, Handler, Outcome, PeerInfo, Service, Ticket};
-use pagemesh_fabric::tcp::{Options, Server, TcpLeg};
+use pagemesh_fabric::message::reply::AttachReply;
+use pagemesh_fabric::service::{FinishedTicket, Handler, Outcome, PeerInfo, Service, Ticket};
+use pagemesh_fabric::tcp::{ServerOptions, TcpLeg, TcpServer};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// No wait of a test that passes comes near.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 pub const BRICK: BrickId = BrickId(Uuid::from_u128(0xb));
 pub const SLICE: SliceId = SliceId(Uuid::from_u128(0x51));
 pub const SLICE_BYTES: u64 = 4 << 20;
@@ -41,25 +41,29 @@ pub fn loopback() -> SocketAddr {
 /// Long enough that only those tests that shorten one see it pass.
 pub fn timeouts() -> Timeouts {
     Timeouts {
-        connect: PATIENCE,
-        handshake: PATIENCE,
-        stall: PATIENCE,
-        call: PATIENCE,
+        connect: TEST_TIMEOUT,
+        handshake: TEST_TIMEOUT,
+        stall: TEST_TIMEOUT,
+        call: TEST_TIMEOUT,
     }
 }
 
 pub fn stamp(epoch: u32) -> Stamp {
     let (epoch, op, open) = (Epoch(epoch), 1, 0);
-    Stamp { epoch, op, open }
+    Stamp {
+        epoch,
+        op,
+        open_ops: open,
+    }
 }
 
 /// How requests of slices end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
+pub enum ReplyMode {
     #[default]
-    Now,
-    /// With a ticket, until [`Memory::release`].
-    Later,
+    Immediate,
+    /// With a ticket, until [`MemoryBrick::release`].
+    Deferred,
     /// With a ticket that the batch's end finishes.
     AtBatchEnd,
     /// With one ticket for all.
@@ -67,11 +71,11 @@ pub enum Mode {
 }
 
 #[derive(Default)]
-pub struct State {
+pub struct MemoryBrickState {
     pub slices: BTreeMap<SliceId, (Vec<u8>, Epoch)>,
-    pub mode: Mode,
+    pub mode: ReplyMode,
     /// What sessions were asked.
-    pub asked: Vec<SliceRequest>,
+    pub requests: Vec<SliceRequest>,
     /// Answers to give instead of doing what is asked.
     pub script: VecDeque<Result<SliceReply, SliceError>>,
     /// How many requests had been asked at the end of each batch.
@@ -80,8 +84,8 @@ pub struct State {
     pub dropped: usize,
     /// Tickets out now, the most there were, and the most bytes they held.
     pub waiting: usize,
-    pub waiting_most: usize,
-    pub held_most: usize,
+    pub waiting_max: usize,
+    pub held_bytes_max: usize,
     /// Batches do not end while this is set.
     pub gate_closed: bool,
     pub fail_batches: bool,
@@ -89,38 +93,38 @@ pub struct State {
 }
 
 /// A brick in memory.
-pub struct Memory {
-    state: Mutex<State>,
+pub struct MemoryBrick {
+    state: Mutex<MemoryBrickState>,
     changed: Condvar,
     released: OwnedFd,
 }
 
-impl Memory {
-    pub fn new() -> Arc<Memory> {
-        let mut state = State::default();
+impl MemoryBrick {
+    pub fn new() -> Arc<MemoryBrick> {
+        let mut state = MemoryBrickState::default();
         let content = vec![0; SLICE_BYTES as usize];
         state.slices.insert(SLICE, (content, Epoch(1)));
-        Arc::new(Memory {
+        Arc::new(MemoryBrick {
             state: Mutex::new(state),
             changed: Condvar::new(),
             released: eventfd(0, EventfdFlags::NONBLOCK).expect("a descriptor"),
         })
     }
 
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, MemoryBrickState> {
         self.state.lock().expect("no thread panicked")
     }
 
-    pub fn change(&self, change: impl FnOnce(&mut State)) {
+    pub fn change(&self, change: impl FnOnce(&mut MemoryBrickState)) {
         change(&mut self.state());
         self.changed.notify_all();
     }
 
     #[track_caller]
-    pub fn wait(&self, what: &str, until: impl Fn(&State) -> bool) {
+    pub fn wait(&self, what: &str, until: impl Fn(&MemoryBrickState) -> bool) {
         let waited = self
             .changed
-            .wait_timeout_while(self.state(), PATIENCE, |state| !until(state));
+            .wait_timeout_while(self.state(), TEST_TIMEOUT, |state| !until(state));
         let (state, timed) = waited.expect("no thread panicked");
         drop(state);
         assert!(!timed.timed_out(), "waited in vain for {what}");
@@ -128,15 +132,15 @@ impl Memory {
 
     /// Finishes every ticket; from now on requests end at once.
     pub fn release(&self) {
-        self.change(|state| state.mode = Mode::Now);
+        self.change(|state| state.mode = ReplyMode::Immediate);
         rustix::io::write(&self.released, &1u64.to_ne_bytes()).expect("written");
     }
 }
 
 /// The brick as its server sees it.
-pub struct Bricks(pub Arc<Memory>);
+pub struct MemoryBrickService(pub Arc<MemoryBrick>);
 
-impl Service for Bricks {
+impl Service for MemoryBrickService {
     fn brick(&self) -> BrickId {
         BRICK
     }
@@ -146,12 +150,12 @@ impl Service for Bricks {
             state.opened += 1;
             state.peers.push(peer);
         });
-        Ok(Box::new(Session {
+        Ok(Box::new(MemorySession {
             memory: self.0.clone(),
             attached: Vec::new(),
             tickets: 0,
             waiting: HashMap::new(),
-            held: 0,
+            held_bytes: 0,
         }))
     }
 
@@ -160,7 +164,7 @@ impl Service for Bricks {
     }
 }
 
-impl BrickControl for Bricks {
+impl BrickControl for MemoryBrickService {
     fn create(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError> {
         let mut state = self.0.state();
         if state.slices.contains_key(&slice) {
@@ -206,19 +210,24 @@ impl BrickControl for Bricks {
     }
 }
 
-type Done = Result<SliceReply, SliceError>;
+type SliceResult = Result<SliceReply, SliceError>;
 
-struct Session {
-    memory: Arc<Memory>,
+struct MemorySession {
+    memory: Arc<MemoryBrick>,
     attached: Vec<SliceId>,
     tickets: u64,
     /// Results, kept back, and whether the batch's end has freed them.
-    waiting: HashMap<Ticket, (Done, bool)>,
-    held: usize,
+    waiting: HashMap<Ticket, (SliceResult, bool)>,
+    held_bytes: usize,
 }
 
-impl Session {
-    fn perform(&self, state: &mut State, handle: u32, request: &SliceRequest) -> Done {
+impl MemorySession {
+    fn perform(
+        &self,
+        state: &mut MemoryBrickState,
+        handle: u32,
+        request: &SliceRequest,
+    ) -> SliceResult {
         if let Some(answer) = state.script.pop_front() {
             return answer;
         }
@@ -250,8 +259,8 @@ impl Session {
     }
 }
 
-impl Handler for Session {
-    fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<Attached, SliceError> {
+impl Handler for MemorySession {
+    fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<AttachReply, SliceError> {
         let state = self.memory.state();
         let found = state.slices.get(&slice);
         let (content, current) = found.ok_or(SliceError::NoSuchSlice(slice))?;
@@ -259,7 +268,7 @@ impl Handler for Session {
             return Err(SliceError::StaleEpoch { current: *current });
         }
         self.attached.push(slice);
-        Ok(Attached {
+        Ok(AttachReply {
             handle: self.attached.len() as u32 - 1,
             size_bytes: content.len() as u64,
         })
@@ -269,36 +278,36 @@ impl Handler for Session {
         let memory = self.memory.clone();
         let mut state = memory.state();
         let result = self.perform(&mut state, handle, &request);
-        self.held += match &request {
+        self.held_bytes += match &request {
             SliceRequest::Write { data, .. } => data.len(),
             _ => 0,
         };
-        state.asked.push(request);
+        state.requests.push(request);
         let outcome = match state.mode {
-            Mode::Now => Outcome::Now(result),
+            ReplyMode::Immediate => Outcome::Done(result),
             mode => {
-                self.tickets += u64::from(mode != Mode::SameTicket);
+                self.tickets += u64::from(mode != ReplyMode::SameTicket);
                 let ticket = Ticket(self.tickets);
                 self.waiting.insert(ticket, (result, false));
-                Outcome::Later(ticket)
+                Outcome::Deferred(ticket)
             }
         };
         state.waiting = self.waiting.len();
-        state.waiting_most = state.waiting_most.max(state.waiting);
-        state.held_most = state.held_most.max(self.held);
+        state.waiting_max = state.waiting_max.max(state.waiting);
+        state.held_bytes_max = state.held_bytes_max.max(self.held_bytes);
         memory.changed.notify_all();
         outcome
     }
 
-    fn batch_end(&mut self) -> Result<(), SliceError> {
+    fn end_batch(&mut self) -> Result<(), SliceError> {
         let mut state = self.memory.state();
-        let asked = state.asked.len();
+        let asked = state.requests.len();
         state.batches.push(asked);
         self.memory.changed.notify_all();
         let gate = &self.memory.changed;
-        let gate = gate.wait_timeout_while(state, PATIENCE, |state| state.gate_closed);
+        let gate = gate.wait_timeout_while(state, TEST_TIMEOUT, |state| state.gate_closed);
         let (state, _) = gate.expect("no thread panicked");
-        if state.mode == Mode::AtBatchEnd {
+        if state.mode == ReplyMode::AtBatchEnd {
             self.waiting.values_mut().for_each(|(_, free)| *free = true);
         }
         match state.fail_batches {
@@ -307,9 +316,9 @@ impl Handler for Session {
         }
     }
 
-    fn poll(&mut self, done: &mut Vec<Finished>) {
+    fn poll(&mut self, done: &mut Vec<FinishedTicket>) {
         let mut word = [0; 8];
-        let released = self.memory.state().mode == Mode::Now;
+        let released = self.memory.state().mode == ReplyMode::Immediate;
         if released {
             let _ = rustix::io::read(&self.memory.released, &mut word);
         }
@@ -318,39 +327,39 @@ impl Handler for Session {
         // The last one begun is answered first: order must not matter.
         done.sort_by_key(|(ticket, _)| std::cmp::Reverse(*ticket));
         if self.waiting.is_empty() {
-            self.held = 0;
+            self.held_bytes = 0;
         }
     }
 
-    fn wait_on<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
         fds.push(self.memory.released.as_fd());
     }
 }
 
-impl Drop for Session {
+impl Drop for MemorySession {
     fn drop(&mut self) {
         self.memory.change(|state| state.dropped += 1);
     }
 }
 
-pub fn serve(memory: &Arc<Memory>) -> Server {
-    serve_with(memory, Options::default())
+pub fn serve(memory: &Arc<MemoryBrick>) -> TcpServer {
+    serve_with(memory, ServerOptions::default())
 }
 
-pub fn serve_with(memory: &Arc<Memory>, options: Options) -> Server {
-    let service = Arc::new(Bricks(memory.clone()));
-    Server::bind(loopback(), key(), service, options).expect("a free port")
+pub fn serve_with(memory: &Arc<MemoryBrick>, options: ServerOptions) -> TcpServer {
+    let service = Arc::new(MemoryBrickService(memory.clone()));
+    TcpServer::bind(loopback(), key(), service, options).expect("a free port")
 }
 
 #[track_caller]
-pub fn attach(server: &Server) -> TcpLeg {
+pub fn attach(server: &TcpServer) -> TcpLeg {
     TcpLeg::connect(server.address(), &key(), timeouts(), SLICE, Epoch(1)).expect("attached")
 }
 
 /// Waits as a volume does, until so many requests have completed.
 #[track_caller]
 pub fn reap(leg: &mut TcpLeg, count: usize) -> Vec<SliceCompletion> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TEST_TIMEOUT;
     let mut completions = Vec::new();
     loop {
         leg.reap(&mut completions);
@@ -365,7 +374,7 @@ pub fn reap(leg: &mut TcpLeg, count: usize) -> Vec<SliceCompletion> {
 
 fn wait_ready(leg: &TcpLeg, until: Instant) -> bool {
     let mut raw = Vec::new();
-    leg.wait_on(&mut raw);
+    leg.poll_fds(&mut raw);
     until_readable(&raw, Some(until)).expect("waited")
 }
 
@@ -375,7 +384,7 @@ pub fn has_arrived(leg: &TcpLeg) -> bool {
 }
 
 #[track_caller]
-pub fn ask(leg: &mut TcpLeg, request: SliceRequest) -> Done {
+pub fn execute(leg: &mut TcpLeg, request: SliceRequest) -> SliceResult {
     leg.submit(99, request);
     let mut completions = reap(leg, 1);
     let completion = completions.pop().expect("one");
@@ -384,7 +393,7 @@ pub fn ask(leg: &mut TcpLeg, request: SliceRequest) -> Done {
 }
 
 #[track_caller]
-pub fn assert_lost(done: &Done, says: &str) {
+pub fn assert_lost(done: &SliceResult, says: &str) {
     match done {
         Err(SliceError::Lost(reason)) => {
             assert!(reason.contains(says), "'{reason}' does not say '{says}'");

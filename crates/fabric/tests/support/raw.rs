@@ -1,56 +1,58 @@
 //! Peers that say what they like: blocking sockets, and messages as bytes.
 
-use super::{BRICK, PATIENCE, key};
+use super::{BRICK, TEST_TIMEOUT, key};
 use bytes::Bytes;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::key::Key;
-use pagemesh_fabric::auth::{self, CHALLENGE_BYTES, Client, Purpose, Versions, Welcome};
-use pagemesh_fabric::message::reply::{self, Answer, Attached, Reply};
+use pagemesh_fabric::auth::{
+    self, CHALLENGE_BYTES, ClientHandshake, HelloResponse, Purpose, Versions,
+};
+use pagemesh_fabric::message::reply::{self, Answer, AttachReply, Reply};
 use pagemesh_fabric::message::request::Request;
-use pagemesh_fabric::message::{Direction, HEADER_BYTES, Header, Kind};
+use pagemesh_fabric::message::{Direction, HEADER_BYTES, Header, MessageKind};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread::{self, JoinHandle};
 use uuid::Uuid;
 
 /// A socket, and the tag of what was asked last.
-pub struct Raw(pub TcpStream, u64);
+pub struct RawConnection(pub TcpStream, u64);
 
-impl Raw {
-    pub fn new(socket: TcpStream) -> Raw {
-        socket.set_read_timeout(Some(PATIENCE)).expect("set");
-        socket.set_write_timeout(Some(PATIENCE)).expect("set");
+impl RawConnection {
+    pub fn new(socket: TcpStream) -> RawConnection {
+        socket.set_read_timeout(Some(TEST_TIMEOUT)).expect("set");
+        socket.set_write_timeout(Some(TEST_TIMEOUT)).expect("set");
         socket.set_nodelay(true).expect("set");
-        Raw(socket, 0)
+        RawConnection(socket, 0)
     }
 
-    pub fn connect(address: SocketAddr) -> Raw {
-        Raw::new(TcpStream::connect(address).expect("connected"))
+    pub fn connect(address: SocketAddr) -> RawConnection {
+        RawConnection::new(TcpStream::connect(address).expect("connected"))
     }
 
     /// A client that has been let in.
-    pub fn client(address: SocketAddr, purpose: Purpose) -> Raw {
-        let mut raw = Raw::connect(address);
+    pub fn client(address: SocketAddr, purpose: Purpose) -> RawConnection {
+        let mut raw = RawConnection::connect(address);
         let (key, id) = (key(), Uuid::from_u128(0xc));
-        let (client, hello) = Client::new(&key, purpose, Versions::OURS, id, [1; 32]);
-        raw.say(&hello);
-        let challenge: [u8; CHALLENGE_BYTES] = raw.hear();
-        let (proof, _) = client.answer(&challenge).expect("the right key");
-        raw.say(&proof);
-        auth::read_verdict(raw.hear()).expect("let in");
+        let (client, hello) = ClientHandshake::new(&key, purpose, Versions::OURS, id, [1; 32]);
+        raw.send(&hello);
+        let challenge: [u8; CHALLENGE_BYTES] = raw.receive();
+        let (proof, _) = client.answer_challenge(&challenge).expect("the right key");
+        raw.send(&proof);
+        auth::read_verdict(raw.receive()).expect("let in");
         raw
     }
 
-    pub fn say(&mut self, bytes: &[u8]) {
+    pub fn send(&mut self, bytes: &[u8]) {
         self.0.write_all(bytes).expect("said");
     }
 
     /// Says it to one who may have hung up already.
-    pub fn mutter(&mut self, bytes: &[u8]) {
+    pub fn try_send(&mut self, bytes: &[u8]) {
         let _ = self.0.write_all(bytes);
     }
 
-    pub fn hear<const N: usize>(&mut self) -> [u8; N] {
+    pub fn receive<const N: usize>(&mut self) -> [u8; N] {
         let mut bytes = [0; N];
         self.0.read_exact(&mut bytes).expect("heard");
         bytes
@@ -66,8 +68,8 @@ impl Raw {
         }
     }
 
-    pub fn hear_message(&mut self, way: Direction) -> (Header, Vec<u8>) {
-        let first: [u8; HEADER_BYTES] = self.hear();
+    pub fn receive_message(&mut self, way: Direction) -> (Header, Vec<u8>) {
+        let first: [u8; HEADER_BYTES] = self.receive();
         let header = Header::decode(&first, way).expect("a header");
         let mut body = vec![0; header.body_len as usize];
         self.0.read_exact(&mut body).expect("a body");
@@ -75,27 +77,27 @@ impl Raw {
         (header, body)
     }
 
-    pub fn hear_answer(&mut self) -> (u64, Answer) {
-        let (header, body) = self.hear_message(Direction::Reply);
+    pub fn receive_answer(&mut self) -> (u64, Answer) {
+        let (header, body) = self.receive_message(Direction::Reply);
         (header.tag, reply::decode(&header, body).expect("a reply"))
     }
 
-    pub fn hear_request(&mut self) -> (Kind, u64, Request) {
-        let (header, body) = self.hear_message(Direction::Request);
+    pub fn receive_request(&mut self) -> (MessageKind, u64, Request) {
+        let (header, body) = self.receive_message(Direction::Request);
         let request = Request::decode(&header, Bytes::from(body)).expect("a request");
         (header.kind, header.tag, request)
     }
 
     pub fn ask(&mut self, request: &Request) -> Answer {
         self.1 += 1;
-        self.say(&asked(request, self.1));
-        let (tag, answer) = self.hear_answer();
+        self.send(&encode_request(request, self.1));
+        let (tag, answer) = self.receive_answer();
         assert_eq!(tag, self.1);
         answer
     }
 
-    pub fn answer(&mut self, kind: Kind, tag: u64, answer: Answer) {
-        self.say(&answered(kind, tag, answer));
+    pub fn answer(&mut self, kind: MessageKind, tag: u64, answer: Answer) {
+        self.send(&encode_answer(kind, tag, answer));
     }
 
     /// Waits until the peer has ended the connection.
@@ -104,12 +106,12 @@ impl Raw {
     }
 }
 
-pub fn asked(request: &Request, tag: u64) -> Vec<u8> {
+pub fn encode_request(request: &Request, tag: u64) -> Vec<u8> {
     let (header, body) = request.encode(tag);
     [&header.encode()[..], &body].concat()
 }
 
-pub fn answered(kind: Kind, tag: u64, answer: Answer) -> Vec<u8> {
+pub fn encode_answer(kind: MessageKind, tag: u64, answer: Answer) -> Vec<u8> {
     let (header, body) = reply::encode(kind, tag, answer);
     [&header.encode()[..], &body].concat()
 }
@@ -124,47 +126,47 @@ pub fn forged(message: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
 }
 
 /// A brick that lets one client in and then does as it likes.
-pub struct Impostor {
+pub struct FakeBrick {
     pub address: SocketAddr,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Impostor {
+impl FakeBrick {
     /// Says what it likes from the first byte on.
-    pub fn bare(script: impl FnOnce(Raw) + Send + 'static) -> Impostor {
+    pub fn without_handshake(script: impl FnOnce(RawConnection) + Send + 'static) -> FakeBrick {
         let listener = TcpListener::bind(super::loopback()).expect("a free port");
         let address = listener.local_addr().expect("bound");
         let thread = thread::spawn(move || {
             let (socket, _) = listener.accept().expect("a client");
-            script(Raw::new(socket));
+            script(RawConnection::new(socket));
         });
-        Impostor {
+        FakeBrick {
             address,
             thread: Some(thread),
         }
     }
 
     /// Knows the key.
-    pub fn admits(script: impl FnOnce(Raw) + Send + 'static) -> Impostor {
-        Impostor::bare(move |mut raw| {
+    pub fn authenticated(script: impl FnOnce(RawConnection) + Send + 'static) -> FakeBrick {
+        FakeBrick::without_handshake(move |mut raw| {
             admit(&mut raw, &key(), Versions::OURS);
             script(raw);
         })
     }
 
     /// Lets the client attach its slice, too.
-    pub fn attaches(script: impl FnOnce(Raw) + Send + 'static) -> Impostor {
-        Impostor::admits(move |mut raw| {
-            let (kind, tag, _) = raw.hear_request();
+    pub fn attached(script: impl FnOnce(RawConnection) + Send + 'static) -> FakeBrick {
+        FakeBrick::authenticated(move |mut raw| {
+            let (kind, tag, _) = raw.receive_request();
             let (handle, size_bytes) = (3, super::SLICE_BYTES);
-            let attached = Reply::Attached(Attached { handle, size_bytes });
+            let attached = Reply::Attach(AttachReply { handle, size_bytes });
             raw.answer(kind, tag, Ok(attached));
             script(raw);
         })
     }
 }
 
-impl Drop for Impostor {
+impl Drop for FakeBrick {
     fn drop(&mut self) {
         // After a failure it may wait for a client that never comes.
         if !thread::panicking() {
@@ -175,18 +177,20 @@ impl Drop for Impostor {
 }
 
 /// A server's handshake.
-pub fn admit(raw: &mut Raw, key: &Key, versions: Versions) {
-    let hello = raw.hear();
-    match auth::Server::welcome(key, versions, BRICK.0, [2; 32], &hello).expect("a hello") {
-        Welcome::Challenge(server, challenge) => {
-            raw.say(&challenge);
+pub fn admit(raw: &mut RawConnection, key: &Key, versions: Versions) {
+    let hello = raw.receive();
+    match auth::ServerHandshake::accept_hello(key, versions, BRICK.0, [2; 32], &hello)
+        .expect("a hello")
+    {
+        HelloResponse::Challenge(server, challenge) => {
+            raw.send(&challenge);
             let mut proof = [0; auth::PROOF_BYTES];
             // A client that does not believe the server hangs up.
             if raw.0.read_exact(&mut proof).is_ok() {
                 let outcome = server.check(&proof);
-                raw.say(&auth::verdict(outcome.as_ref().map(drop)));
+                raw.send(&auth::verdict(outcome.as_ref().map(drop)));
             }
         }
-        Welcome::Refuse(refusal, _) => raw.say(&refusal),
+        HelloResponse::Refuse(refusal, _) => raw.send(&refusal),
     }
 }

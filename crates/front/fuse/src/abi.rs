@@ -100,7 +100,7 @@ pub(crate) const READ_LOCK_OWNER: u32 = 1 << 1;
 
 /// How an opened file is used.
 pub(crate) const OPEN_DIRECT_IO: u32 = 1 << 0;
-/// No `FLUSH` when a descriptor is closed. Linux 5.16.
+/// No `FLUSH_OPERATION` when a descriptor is closed. Linux 5.16.
 pub(crate) const OPEN_NO_FLUSH: u32 = 1 << 5;
 /// Pages that the kernel caches stay valid when the file is opened.
 pub(crate) const OPEN_KEEP_CACHE: u32 = 1 << 1;
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn structures_are_as_long_as_the_kernels() {
+    fn struct_sizes_match_the_kernel() {
         assert_eq!(size_of::<InHeader>(), 40);
         assert_eq!(size_of::<OutHeader>(), 16);
         assert_eq!((size_of::<InitIn>(), size_of::<InitOut>()), (64, 64));

@@ -1,6 +1,6 @@
 //! Ends a connection whose mount cannot be reached by a path: other mount namespaces have
 //! it, or open files hold it. The kernel's control file system for FUSE has a directory for
-//! each connection, named by the minor number of its device, with a file `abort` that root
+//! each connection, named by the minor number of its device, with a file `abort_connection` that root
 //! and the user of the mount may write to (Documentation/filesystems/fuse/fuse.rst).
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -13,24 +13,26 @@ const CONTROL: &str = "/sys/fs/fuse/connections";
 const CONTROL_TYPE: &str = "fusectl";
 
 /// Ends the connection of a device: all its requests fail, and nobody can make further ones.
-pub(crate) fn abort(number: Option<(u32, u32)>) -> io::Result<()> {
+pub(crate) fn abort_connection(number: Option<(u32, u32)>) -> io::Result<()> {
     let unknown = || io::Error::other("the device number of the mount is not known");
     let (_, minor) = number.ok_or_else(unknown)?;
-    match abort_in(CWD, &format!("{CONTROL}/{minor}/abort")) {
+    match write_abort_file(CWD, &format!("{CONTROL}/{minor}/abort")) {
         // Nobody has mounted it here, as in many containers.
-        Err(Errno::NOENT) => abort_in(own_control()?.as_fd(), &format!("{minor}/abort")),
+        Err(Errno::NOENT) => {
+            write_abort_file(mount_control_fs()?.as_fd(), &format!("{minor}/abort"))
+        }
         ended => ended,
     }?;
     Ok(())
 }
 
-fn abort_in(dir: impl AsFd, path: &str) -> rustix::io::Result<()> {
+fn write_abort_file(dir: impl AsFd, path: &str) -> rustix::io::Result<()> {
     let file = openat(dir, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
     rustix::io::write(&file, b"1").map(drop)
 }
 
 /// A mount of the control file system that is in no place. For root.
-fn own_control() -> rustix::io::Result<OwnedFd> {
+fn mount_control_fs() -> rustix::io::Result<OwnedFd> {
     let context = fsopen(CONTROL_TYPE, FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(context.as_fd())?;
     let flags = FsMountFlags::FSMOUNT_CLOEXEC;

@@ -1,14 +1,14 @@
 //! What the kernel calls things, and what the file system calls them.
 
 use crate::abi;
-use crate::request::Wish;
-use pagemesh_fs::{Attr, Kind, Time};
+use crate::request::TimeUpdate;
+use pagemesh_fs::{Attr, InodeKind, Time};
 use rustix::fs::StatxFlags;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Seconds. Names and attributes change through this mount only, and the kernel sees
 /// to what its own calls change: it may keep them for as long as it likes.
-pub(crate) const KEPT_S: u64 = 86_400;
+pub(crate) const CACHE_TIMEOUT_S: u64 = 86_400;
 
 const BLOCK_BYTES: u64 = 512;
 const PAGE_BYTES: u64 = 4096;
@@ -18,16 +18,16 @@ const KIND_SHIFT: u32 = 12;
 
 /// How long the kernel may keep attributes. Of a file with set-id bits it keeps
 /// none: a write takes them away without telling it. Nor of one that guests make longer.
-pub(crate) fn kept_s(attr: &Attr) -> u64 {
-    let is_armed = attr.kind == Kind::File && attr.mode & SET_ID != 0;
-    match is_armed || attr.grows {
+pub(crate) fn attr_timeout_s(attr: &Attr) -> u64 {
+    let is_armed = attr.kind == InodeKind::File && attr.mode & SET_ID != 0;
+    match is_armed || attr.has_volatile_size {
         true => 0,
-        false => KEPT_S,
+        false => CACHE_TIMEOUT_S,
     }
 }
 
 /// As a listing tells it.
-pub(crate) fn kind_of_entry(kind: Kind) -> u32 {
+pub(crate) fn dirent_type(kind: InodeKind) -> u32 {
     u32::from(kind.bits()) >> KIND_SHIFT
 }
 
@@ -89,10 +89,10 @@ pub fn now() -> Time {
 }
 
 /// A time that a program sets.
-pub(crate) fn time(wish: Wish) -> Time {
+pub(crate) fn resolve_time(wish: TimeUpdate) -> Time {
     match wish {
-        Wish::Now => now(),
-        Wish::At(time) => time,
+        TimeUpdate::Now => now(),
+        TimeUpdate::At(time) => time,
     }
 }
 
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guests_have_the_same_clock() {
+    fn mount_clock_matches_direct_client_clock() {
         let told = || {
             let now = clock_gettime(ClockId::RealtimeCoarse);
             (now.tv_sec, now.tv_nsec as u32)

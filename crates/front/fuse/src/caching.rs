@@ -6,15 +6,15 @@
 
 use crate::Caching;
 use crate::abi;
-use crate::answer::{self, Answer};
-use crate::serve::{Asked, Served};
-use pagemesh_base::mapping::OPENED_BY_LIBRARY;
+use crate::reply::{self, FuseReply};
+use crate::serve::{FsHandler, RequestContext};
+use pagemesh_base::proc_maps::PRELOAD_OPEN_FLAG;
 use pagemesh_fs::{Attr, Ino, Result};
 use rustix::fs::OFlags;
 use std::ops::Range;
 
 /// How the kernel uses a file that it opens.
-pub(crate) fn opened_as(caching: Caching) -> abi::OpenOut {
+pub(crate) fn open_reply(caching: Caching) -> abi::OpenOut {
     let how = match caching {
         Caching::Bypassed => abi::OPEN_DIRECT_IO | abi::OPEN_PARALLEL_DIRECT_WRITES,
         Caching::PageCache => abi::OPEN_KEEP_CACHE,
@@ -26,18 +26,18 @@ pub(crate) fn opened_as(caching: Caching) -> abi::OpenOut {
     }
 }
 
-impl Served {
+impl FsHandler {
     /// Whether an open file is read and written through the page cache.
     fn is_cached(&self, file: u64) -> bool {
-        self.opened.get(file).is_some_and(|open| open.is_cached)
+        self.open_files.get(file).is_some_and(|open| open.is_cached)
     }
 }
 
-impl Asked<'_> {
+impl RequestContext<'_> {
     /// The answer to an open with these flags. The caller has the file open.
-    pub(crate) fn opened(&self, ino: Ino, flags: u32) -> Result<abi::OpenOut> {
-        let is_by_library = flags & OPENED_BY_LIBRARY != 0;
-        let is_cached = !is_by_library && self.served.caching == Caching::PageCache;
+    pub(crate) fn open_file(&self, ino: Ino, flags: u32) -> Result<abi::OpenOut> {
+        let is_by_library = flags & PRELOAD_OPEN_FLAG != 0;
+        let is_cached = !is_by_library && self.handler.caching == Caching::PageCache;
         if is_cached {
             self.fs.begin_caching(ino)?;
         }
@@ -49,31 +49,34 @@ impl Asked<'_> {
             false => Caching::Bypassed,
         };
         let is_synced = flags & OFlags::DSYNC.bits() != 0;
-        let file = self.served.opened.add(self.fs.seen(), is_synced, is_cached);
+        let file = self
+            .handler
+            .open_files
+            .add(self.fs.lost_write_cursor(), is_synced, is_cached);
         let opened = abi::OpenOut {
             file,
-            ..opened_as(caching)
+            ..open_reply(caching)
         };
         if is_by_library {
             let flags = opened.flags & !abi::OPEN_NO_FLUSH;
             return Ok(abi::OpenOut { flags, ..opened });
         }
-        self.fs.note_open(self.thread);
+        self.fs.call_open_hook(self.thread);
         Ok(opened)
     }
 
     /// The same for a file that was just made.
-    pub(crate) fn made(&self, made: &Attr, flags: u32) -> Result<Answer> {
-        let opened = self.opened(made.ino, flags).inspect_err(|_| {
+    pub(crate) fn created_reply(&self, made: &Attr, flags: u32) -> Result<FuseReply> {
+        let opened = self.open_file(made.ino, flags).inspect_err(|_| {
             self.fs.release(made.ino);
             self.fs.forget(made.ino, 1);
         })?;
-        Ok(Answer::both(&answer::entry(made), &opened))
+        Ok(FuseReply::from_pair(&reply::entry(made), &opened))
     }
 
     /// An open file is released.
-    pub(crate) fn released(&self, file: u64) {
-        let open = self.served.opened.remove(file);
+    pub(crate) fn close_file(&self, file: u64) {
+        let open = self.handler.open_files.remove(file);
         if open.is_some_and(|open| open.is_cached) {
             self.fs.end_caching(self.ino);
         }
@@ -81,41 +84,41 @@ impl Asked<'_> {
 
     /// Before a request that caches pages. While a cached open has the file, direct clients have
     /// not; a page fault of another open takes it from them.
-    pub(crate) fn note_cached(&self, file: u64) -> Result<()> {
-        match self.served.caching {
+    pub(crate) fn before_cached_request(&self, file: u64) -> Result<()> {
+        match self.handler.caching {
             Caching::Bypassed => Ok(()),
-            Caching::PageCache if self.served.is_cached(file) => {
-                self.fs.note_pages(self.ino);
+            Caching::PageCache if self.handler.is_cached(file) => {
+                self.fs.record_kernel_pages(self.ino);
                 Ok(())
             }
-            Caching::PageCache => self.fs.note_cached(self.ino),
+            Caching::PageCache => self.fs.record_cached_request(self.ino),
         }
     }
 
     /// Before a failed write is answered: behind an asynchronous one with direct I/O at the end the
     /// kernel cuts the file to the size that it knows (Linux, `fuse_do_truncate`).
-    pub(crate) fn note_failed(&self, how: u32) {
+    pub(crate) fn before_failed_write_reply(&self, how: u32) {
         let is_exact =
-            self.served.caching == Caching::Bypassed || self.fs.has_cached_open(self.ino);
+            self.handler.caching == Caching::Bypassed || self.fs.has_cached_open(self.ino);
         if how & abi::WRITE_LOCK_OWNER != 0 && !is_exact {
-            self.fs.tell_size(self.ino);
+            self.fs.notify_size(self.ino);
         }
     }
 
     /// After a write of bytes that the kernel took to be at `offset`, and before it is answered.
-    pub(crate) fn note_written(&self, how: u32, offset: u64, bytes: Range<u64>) {
+    pub(crate) fn before_write_reply(&self, how: u32, offset: u64, bytes: Range<u64>) {
         let is_past_cache = how & abi::WRITE_LOCK_OWNER != 0;
-        if self.served.caching == Caching::Bypassed {
+        if self.handler.caching == Caching::Bypassed {
             return;
         }
         match (is_past_cache, bytes.start == offset) {
             (true, is_in_place) => {
                 if !is_in_place {
-                    self.fs.tell_size(self.ino);
+                    self.fs.notify_size(self.ino);
                 }
                 self.fs.drop_written_pages(self.ino, bytes);
             }
-            (false, false) => self.fs.note_misplaced(self.ino),
+            (false, false) => self.fs.record_misplaced_write(self.ino),
             (false, true) => {}
         }
     }

@@ -1,11 +1,11 @@
 //! Requests from `/dev/fuse`, answers to it.
 
 use crate::abi;
-use crate::answer::Answer;
-use crate::busy::Noter;
-use crate::files::{DATA_BYTES_MAX, Files};
-use crate::near::Near;
-use crate::request::Incoming;
+use crate::busy::RequestCounter;
+use crate::cpu_affinity::CpuAffinity;
+use crate::reply::FuseReply;
+use crate::request::RawRequest;
+use crate::request_handler::{DATA_BYTES_MAX, RequestHandler};
 use bytes::{Bytes, BytesMut};
 use pagemesh_base::wait::until_readable;
 use rustix::fs::OFlags;
@@ -22,35 +22,35 @@ use zerocopy::IntoBytes;
 const BUFFER_BYTES: usize = DATA_BYTES_MAX as usize + 4096;
 
 /// Between two looks whether a further thread is needed.
-const NEED_EVERY: Duration = Duration::from_millis(20);
+const NEED_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What a look at the device found.
 #[allow(clippy::large_enum_variant, reason = "it is passed on at once")]
-pub(crate) enum Look {
-    Found(Incoming),
-    Nothing,
+pub(crate) enum ReceiveResult {
+    Request(RawRequest),
+    Empty,
     /// The mount is no more.
-    Over,
+    Unmounted,
 }
 
 pub(crate) struct Classic {
     device: Arc<OwnedFd>,
-    noter: Noter,
-    near: Near,
+    request_counter: RequestCounter,
+    cpu_affinity: CpuAffinity,
     /// As the device's open file is set.
-    blocks: bool,
+    is_blocking: bool,
     /// What the last request lies in.
-    lent: Bytes,
+    request_buffer: Bytes,
 }
 
 impl Classic {
-    pub(crate) fn new(device: Arc<OwnedFd>, noter: Noter) -> Classic {
+    pub(crate) fn new(device: Arc<OwnedFd>, noter: RequestCounter) -> Classic {
         Classic {
             device,
-            noter,
-            near: Near::default(),
-            blocks: true,
-            lent: Bytes::new(),
+            request_counter: noter,
+            cpu_affinity: CpuAffinity::default(),
+            is_blocking: true,
+            request_buffer: Bytes::new(),
         }
     }
 
@@ -60,56 +60,57 @@ impl Classic {
     }
 
     /// Waits for the next request; None: the mount is no more.
-    pub(crate) fn receive(&mut self) -> io::Result<Option<Incoming>> {
-        self.set_blocks(true)?;
-        let mut buffer = self.take_buffer();
+    pub(crate) fn receive(&mut self) -> io::Result<Option<RawRequest>> {
+        self.set_blocking(true)?;
+        let mut buffer = self.reclaim_buffer();
         let len = read(&self.device, &mut buffer)?;
-        self.lent = buffer.freeze();
+        self.request_buffer = buffer.freeze();
         len.map(|len| self.request(len)).transpose()
     }
 
-    pub(crate) fn answer(&self, unique: u64, answer: &Answer) {
+    pub(crate) fn answer(&self, unique: u64, answer: &FuseReply) {
         write(&self.device, unique, answer);
     }
 
     /// The next request, if it is there already. Those before it need not be answered.
-    pub(crate) fn look(&mut self) -> io::Result<Look> {
-        self.set_blocks(false)?;
-        let mut buffer = self.take_buffer();
+    pub(crate) fn try_receive(&mut self) -> io::Result<ReceiveResult> {
+        self.set_blocking(false)?;
+        let mut buffer = self.reclaim_buffer();
         let read = read_once(&self.device, &mut buffer)?;
-        self.lent = buffer.freeze();
+        self.request_buffer = buffer.freeze();
         match read {
-            Read::Bytes(len) => self.request(len).map(Look::Found),
-            Read::Nothing => Ok(Look::Nothing),
-            Read::Over => Ok(Look::Over),
+            ReadResult::Bytes(len) => self.request(len).map(ReceiveResult::Request),
+            ReadResult::Empty => Ok(ReceiveResult::Empty),
+            ReadResult::Unmounted => Ok(ReceiveResult::Unmounted),
         }
     }
 
     /// Nobody else uses this open file.
-    fn set_blocks(&mut self, blocks: bool) -> io::Result<()> {
-        if self.blocks != blocks {
+    fn set_blocking(&mut self, blocks: bool) -> io::Result<()> {
+        if self.is_blocking != blocks {
             let flags = match blocks {
                 true => OFlags::empty(),
                 false => OFlags::NONBLOCK,
             };
             rustix::fs::fcntl_setfl(&*self.device, flags)?;
-            self.blocks = blocks;
+            self.is_blocking = blocks;
         }
         Ok(())
     }
 
-    fn request(&mut self, len: usize) -> io::Result<Incoming> {
-        self.noter.note();
-        let incoming = Incoming::in_one(&self.lent.slice(..len));
+    fn request(&mut self, len: usize) -> io::Result<RawRequest> {
+        self.request_counter.count_request();
+        let incoming = RawRequest::from_message(&self.request_buffer.slice(..len));
         let what = || io::Error::other(format!("the kernel sent {len} bytes, no request"));
         let incoming = incoming.ok_or_else(what)?;
-        self.near.note(incoming.header.pid, incoming.header.opcode);
+        self.cpu_affinity
+            .record_request(incoming.header.pid, incoming.header.opcode);
         Ok(incoming)
     }
 
     /// A buffer that nobody else has.
-    fn take_buffer(&mut self) -> BytesMut {
-        match std::mem::take(&mut self.lent).try_into_mut() {
+    fn reclaim_buffer(&mut self) -> BytesMut {
+        match std::mem::take(&mut self.request_buffer).try_into_mut() {
             Ok(back) if back.len() == BUFFER_BYTES => back,
             // The first one, or somebody still holds a part of it: it is theirs.
             _ => BytesMut::zeroed(BUFFER_BYTES),
@@ -121,36 +122,36 @@ impl Classic {
 pub(crate) fn read(device: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     loop {
         match read_once(device, buffer)? {
-            Read::Bytes(len) => return Ok(Some(len)),
-            Read::Nothing => {}
-            Read::Over => return Ok(None),
+            ReadResult::Bytes(len) => return Ok(Some(len)),
+            ReadResult::Empty => {}
+            ReadResult::Unmounted => return Ok(None),
         }
     }
 }
 
-enum Read {
+enum ReadResult {
     Bytes(usize),
     /// The open file does not block.
-    Nothing,
+    Empty,
     /// The mount is no more.
-    Over,
+    Unmounted,
 }
 
-fn read_once(device: &OwnedFd, buffer: &mut [u8]) -> io::Result<Read> {
+fn read_once(device: &OwnedFd, buffer: &mut [u8]) -> io::Result<ReadResult> {
     loop {
         return match rustix::io::read(device, &mut *buffer) {
-            Ok(len) => Ok(Read::Bytes(len)),
+            Ok(len) => Ok(ReadResult::Bytes(len)),
             // The second: it was taken back before it could be read.
             Err(Errno::INTR | Errno::NOENT) => continue,
-            Err(Errno::AGAIN) => Ok(Read::Nothing),
-            Err(Errno::NODEV) => Ok(Read::Over),
+            Err(Errno::AGAIN) => Ok(ReadResult::Empty),
+            Err(Errno::NODEV) => Ok(ReadResult::Unmounted),
             Err(errno) => Err(errno.into()),
         };
     }
 }
 
 /// Writes an answer. Nobody may be waiting for it any more.
-pub(crate) fn write(device: &OwnedFd, unique: u64, answer: &Answer) {
+pub(crate) fn write(device: &OwnedFd, unique: u64, answer: &FuseReply) {
     let bytes = answer.bytes();
     let header = abi::OutHeader {
         len: (size_of::<abi::OutHeader>() + bytes.len()) as u32,
@@ -177,30 +178,30 @@ pub(crate) fn write(device: &OwnedFd, unique: u64, answer: &Answer) {
 
 /// Has the kernel forget the attributes and pages of an inode that it keeps. It waits for requests
 /// that read or write pages. Whether it did.
-pub(crate) fn forget(device: &OwnedFd, node: u64) -> bool {
-    forget_from(device, node, 0, 0)
+pub(crate) fn invalidate_inode(device: &OwnedFd, node: u64) -> bool {
+    notify_invalidate(device, node, 0, 0)
 }
 
 /// The same of attributes and the pages with these bytes, which are some.
-pub(crate) fn forget_bytes(device: &OwnedFd, node: u64, bytes: Range<u64>) -> bool {
+pub(crate) fn invalidate_bytes(device: &OwnedFd, node: u64, bytes: Range<u64>) -> bool {
     let len = bytes.end.saturating_sub(bytes.start).max(1);
-    forget_from(device, node, bytes.start.cast_signed(), len.cast_signed())
+    notify_invalidate(device, node, bytes.start.cast_signed(), len.cast_signed())
 }
 
 /// The same of attributes alone: it waits for nothing.
-pub(crate) fn forget_attributes(device: &OwnedFd, node: u64) -> bool {
-    forget_from(device, node, abi::NO_PAGES, 0)
+pub(crate) fn invalidate_attributes(device: &OwnedFd, node: u64) -> bool {
+    notify_invalidate(device, node, abi::NO_PAGES, 0)
 }
 
 /// A length of 0: to the end.
-fn forget_from(device: &OwnedFd, node: u64, offset: i64, len: i64) -> bool {
+fn notify_invalidate(device: &OwnedFd, node: u64, offset: i64, len: i64) -> bool {
     let body = abi::NotifyInvalInodeOut { node, offset, len };
     notify(device, node, abi::NOTIFY_INVAL_INODE, &[body.as_bytes()])
 }
 
 /// Tells the kernel that a file is so long at least, with its last byte. A page may be in the cache
 /// then.
-pub(crate) fn tell_size(device: &OwnedFd, node: u64, size: u64, last: u8) {
+pub(crate) fn notify_size(device: &OwnedFd, node: u64, size: u64, last: u8) {
     let Some(offset) = size.checked_sub(1) else {
         return;
     };
@@ -234,7 +235,7 @@ fn notify(device: &OwnedFd, node: u64, code: i32, body: &[&[u8]]) -> bool {
 }
 
 /// Serves one request after the other, until the mount is no more.
-pub(crate) fn serve(line: &mut Classic, files: &dyn Files) -> io::Result<()> {
+pub(crate) fn serve(line: &mut Classic, files: &dyn RequestHandler) -> io::Result<()> {
     while let Some(incoming) = line.receive()? {
         handle(line, files, incoming);
     }
@@ -244,27 +245,30 @@ pub(crate) fn serve(line: &mut Classic, files: &dyn Files) -> io::Result<()> {
 /// The same as long as requests are there, or the thread is needed for those that come.
 pub(crate) fn serve_while(
     line: &mut Classic,
-    files: &dyn Files,
+    files: &dyn RequestHandler,
     is_needed: impl Fn() -> bool,
 ) -> io::Result<()> {
     loop {
-        match line.look()? {
-            Look::Found(incoming) => handle(line, files, incoming),
-            Look::Nothing if is_needed() => {
-                until_readable(&[line.descriptor()], Some(Instant::now() + NEED_EVERY))?;
+        match line.try_receive()? {
+            ReceiveResult::Request(incoming) => handle(line, files, incoming),
+            ReceiveResult::Empty if is_needed() => {
+                until_readable(
+                    &[line.descriptor()],
+                    Some(Instant::now() + NEED_CHECK_INTERVAL),
+                )?;
             }
-            Look::Nothing | Look::Over => return Ok(()),
+            ReceiveResult::Empty | ReceiveResult::Unmounted => return Ok(()),
         }
     }
 }
 
-fn handle(line: &mut Classic, files: &dyn Files, incoming: Incoming) {
+fn handle(line: &mut Classic, files: &dyn RequestHandler, incoming: RawRequest) {
     let header = incoming.header;
     let answer = match incoming.decode() {
         Ok(request) => files.handle(&header, request),
-        Err(errno) => Answer::Error(errno),
+        Err(errno) => FuseReply::Error(errno),
     };
-    if !incoming.is_one_way() {
+    if !incoming.has_no_reply() {
         // With it goes what holds the line's memory.
         drop(incoming);
         line.answer(header.unique, &answer);

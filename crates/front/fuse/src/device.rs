@@ -44,14 +44,14 @@ fn number_at(dir: &Path) -> io::Result<DeviceNumber> {
 }
 
 /// How the mount is to be.
-pub(crate) struct How<'h> {
+pub(crate) struct DeviceOptions<'h> {
     pub(crate) source: &'h str,
     pub(crate) allow_other: bool,
 }
 
-impl How<'_> {
+impl DeviceOptions<'_> {
     /// What both ways of mounting say.
-    fn common(&self) -> String {
+    fn common_options(&self) -> String {
         let others = if self.allow_other { ",allow_other" } else { "" };
         format!("default_permissions,subtype={SUBTYPE}{others}")
     }
@@ -72,9 +72,9 @@ pub(crate) fn is_alive(device: &OwnedFd) -> bool {
 }
 
 impl Device {
-    pub(crate) fn mount(dir: &Path, how: &How<'_>) -> io::Result<Device> {
+    pub(crate) fn mount(dir: &Path, how: &DeviceOptions<'_>) -> io::Result<Device> {
         let dir = dir.canonicalize()?;
-        let file = match mount_directly(&dir, how) {
+        let file = match mount_as_root(&dir, how) {
             Err(cause) if cause.raw_os_error() == Some(Errno::PERM.raw_os_error()) => {
                 mount_by_helper(&dir, how)
             }
@@ -86,7 +86,7 @@ impl Device {
     }
 
     /// A further descriptor of the same connection, with requests of its own.
-    pub(crate) fn another(&self) -> io::Result<OwnedFd> {
+    pub(crate) fn clone_connection(&self) -> io::Result<OwnedFd> {
         let fresh = open_device()?;
         memory::clone_device(fresh.as_fd(), self.file.as_fd())?;
         Ok(fresh)
@@ -129,16 +129,16 @@ impl Device {
     }
 
     /// Ends the connection, whoever uses the mount, in whatever mount namespace.
-    pub(crate) fn cut_off(&self) -> io::Result<()> {
+    pub(crate) fn abort(&self) -> io::Result<()> {
         if !self.is_alive() {
             return Ok(());
         }
         let taken = match self.is_in_place() {
-            true => unmount_as_mounted(&self.dir, UnmountFlags::FORCE | UnmountFlags::DETACH),
+            true => unmount_with_fallback(&self.dir, UnmountFlags::FORCE | UnmountFlags::DETACH),
             false => Ok(()),
         };
         match self.is_alive() {
-            true => abort::abort(self.number).and(taken),
+            true => abort::abort_connection(self.number).and(taken),
             false => Ok(()),
         }
     }
@@ -154,7 +154,7 @@ pub fn unmount_dir(dir: &Path, lazy: bool) -> io::Result<()> {
         true => UnmountFlags::DETACH,
         false => UnmountFlags::empty(),
     };
-    unmount_as_mounted(dir, flags)
+    unmount_with_fallback(dir, flags)
 }
 
 /// Takes the mount on a directory from its place, and ends its connection for everybody who
@@ -162,11 +162,11 @@ pub fn unmount_dir(dir: &Path, lazy: bool) -> io::Result<()> {
 ///
 /// # Errors
 /// When it is another user's.
-pub fn cut_off_dir(dir: &Path) -> io::Result<()> {
+pub fn abort_dir(dir: &Path) -> io::Result<()> {
     let number = number_at(dir)?;
     match unmount(dir, UnmountFlags::FORCE | UnmountFlags::DETACH) {
         Err(Errno::PERM) => {
-            abort::abort(Some(number))?;
+            abort::abort_connection(Some(number))?;
             unmount_by_helper(dir, true)
         }
         unmounted => Ok(unmounted?),
@@ -174,14 +174,14 @@ pub fn cut_off_dir(dir: &Path) -> io::Result<()> {
 }
 
 /// Who is not root has mounted by the helper.
-fn unmount_as_mounted(dir: &Path, flags: UnmountFlags) -> io::Result<()> {
+fn unmount_with_fallback(dir: &Path, flags: UnmountFlags) -> io::Result<()> {
     match unmount(dir, flags) {
         Err(Errno::PERM) => unmount_by_helper(dir, flags.contains(UnmountFlags::DETACH)),
         unmounted => Ok(unmounted?),
     }
 }
 
-fn mount_directly(dir: &Path, how: &How<'_>) -> io::Result<OwnedFd> {
+fn mount_as_root(dir: &Path, how: &DeviceOptions<'_>) -> io::Result<OwnedFd> {
     let file = open_device()?;
     let options = format!(
         "fd={},rootmode={:o},user_id={},group_id={},{}",
@@ -189,7 +189,7 @@ fn mount_directly(dir: &Path, how: &How<'_>) -> io::Result<OwnedFd> {
         std::fs::metadata(dir)?.mode(),
         rustix::process::getuid().as_raw(),
         rustix::process::getgid().as_raw(),
-        how.common()
+        how.common_options()
     );
     let flags = MountFlags::NODEV | MountFlags::NOSUID;
     let options = CString::new(options)?;
@@ -198,13 +198,17 @@ fn mount_directly(dir: &Path, how: &How<'_>) -> io::Result<OwnedFd> {
 }
 
 /// Commas and backslashes separate options.
-fn escaped(option: &str) -> String {
+fn escape_option(option: &str) -> String {
     option.replace('\\', "\\\\").replace(',', "\\,")
 }
 
-fn mount_by_helper(dir: &Path, how: &How<'_>) -> io::Result<OwnedFd> {
+fn mount_by_helper(dir: &Path, how: &DeviceOptions<'_>) -> io::Result<OwnedFd> {
     let (theirs, ours) = UnixStream::pair()?;
-    let options = format!("fsname={},{}", escaped(how.source), how.common());
+    let options = format!(
+        "fsname={},{}",
+        escape_option(how.source),
+        how.common_options()
+    );
     let child = Command::new(HELPER)
         .args(["-o", &options, "--"])
         .arg(dir)
@@ -267,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_one_option() {
-        assert_eq!(escaped(r"a,b\c"), r"a\,b\\c");
+    fn name_with_commas_stays_one_option() {
+        assert_eq!(escape_option(r"a,b\c"), r"a\,b\\c");
     }
 }

@@ -11,7 +11,7 @@
 //! - No thread that serves requests makes such a call: the call waits for an answer.
 //! - The answer carries the size of the file, and the kernel believes it. So nothing moves the end
 //!   meanwhile: programs cannot, as the kernel has the inode's lock, and direct clients cannot, as
-//!   the append lock is held ([`Fs::hold_end`]).
+//!   the append lock is held ([`Fs::lock_end`]).
 //! - The mount can be unmounted at any time: the clone lasts for some files, and the thread has
 //!   nothing of the mount itself. The answer waits for no volume.
 //! - At most [`FILES_MAX`] files wait; others stay listed in the file system.
@@ -33,11 +33,11 @@ use std::time::{Duration, Instant};
 /// 0.1 ms.
 const FILES_MAX: usize = 64;
 /// How long an answer may wait for the file system. After that the file's turn comes again.
-const ANSWER_WITHIN: Duration = Duration::from_millis(20);
+const REPLY_TIMEOUT: Duration = Duration::from_millis(20);
 /// Between two looks for that.
-const LOOK_EVERY: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// How long the end of a mount waits for the thread. It lacks nothing if that is not enough.
-const END_WITHIN: Duration = Duration::from_secs(2);
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The number of the thread that makes the calls, as the kernel names it in requests; 0: there
 /// is none.
@@ -46,7 +46,7 @@ pub(crate) struct EventThread(AtomicU32);
 
 impl EventThread {
     /// Whether a request with this thread number comes from there.
-    pub(crate) fn is(&self, thread: u32) -> bool {
+    pub(crate) fn is_event_thread(&self, thread: u32) -> bool {
         thread != 0 && thread == self.0.load(Ordering::Relaxed)
     }
 }
@@ -55,12 +55,12 @@ impl EventThread {
 ///
 /// # Errors
 /// `EAGAIN` if the file system is busy for long.
-pub(crate) fn attr_soon(fs: &Fs, ino: Ino) -> Result<Attr, FsError> {
-    let until = Instant::now() + ANSWER_WITHIN;
+pub(crate) fn attr_with_timeout(fs: &Fs, ino: Ino) -> Result<Attr, FsError> {
+    let until = Instant::now() + REPLY_TIMEOUT;
     loop {
         match fs.try_attr(ino) {
             Err(FsError::Posix(Errno::AGAIN)) if Instant::now() < until => {
-                std::thread::sleep(LOOK_EVERY);
+                std::thread::sleep(POLL_INTERVAL);
             }
             told => return told,
         }
@@ -68,50 +68,50 @@ pub(crate) fn attr_soon(fs: &Fs, ino: Ino) -> Result<Attr, FsError> {
 }
 
 /// Has the kernel tell watchers.
-pub(crate) struct Events(Arc<Shared>);
+pub(crate) struct WriteEvents(Arc<EventShared>);
 
-struct Shared {
-    state: Mutex<State>,
+struct EventShared {
+    state: Mutex<EventState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct EventState {
     files: Vec<Ino>,
     is_refused: bool,
-    is_over: bool,
+    is_stopping: bool,
     has_ended: bool,
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl EventShared {
+    fn lock_state(&self) -> MutexGuard<'_, EventState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for files; none: the mount ends.
-    fn await_files(&self) -> Option<Vec<Ino>> {
-        let waits = |state: &mut State| state.files.is_empty() && !state.is_over;
-        let state = self.changed.wait_while(self.state(), waits);
+    fn wait_for_files(&self) -> Option<Vec<Ino>> {
+        let waits = |state: &mut EventState| state.files.is_empty() && !state.is_stopping;
+        let state = self.changed.wait_while(self.lock_state(), waits);
         let mut state = state.unwrap_or_else(PoisonError::into_inner);
-        (!state.is_over).then(|| std::mem::take(&mut state.files))
+        (!state.is_stopping).then(|| std::mem::take(&mut state.files))
     }
 
-    fn is_over(&self) -> bool {
-        self.state().is_over
+    fn is_stopping(&self) -> bool {
+        self.lock_state().is_stopping
     }
 }
 
-impl Events {
+impl WriteEvents {
     pub(crate) fn start(
         fs: &Arc<Fs>,
         device: &Arc<Device>,
         thread: &Arc<EventThread>,
-    ) -> io::Result<Events> {
-        let shared = Arc::new(Shared {
+    ) -> io::Result<WriteEvents> {
+        let shared = Arc::new(EventShared {
             state: Mutex::default(),
             changed: Condvar::new(),
         });
-        let sender = Sender {
+        let sender = EventSender {
             fs: Arc::downgrade(fs),
             device: Arc::downgrade(device),
             shared: Arc::clone(&shared),
@@ -125,18 +125,18 @@ impl Events {
                 sender.run();
                 thread.0.store(0, Ordering::Relaxed);
             })?;
-        Ok(Events(shared))
+        Ok(WriteEvents(shared))
     }
 
     /// Passes on the files that were written past the kernel since the last time.
-    pub(crate) fn pass_on(&self, fs: &Fs) {
+    pub(crate) fn queue_unseen_writes(&self, fs: &Fs) {
         // Only this thread adds some.
-        let room = match &*self.0.state() {
-            State { is_refused, .. } if *is_refused => usize::MAX,
+        let room = match &*self.0.lock_state() {
+            EventState { is_refused, .. } if *is_refused => usize::MAX,
             state => FILES_MAX - state.files.len(),
         };
         let files = fs.take_unseen_writes(room);
-        let mut state = self.0.state();
+        let mut state = self.0.lock_state();
         if !files.is_empty() && !state.is_refused {
             state.files.extend(files);
             self.0.changed.notify_all();
@@ -144,13 +144,16 @@ impl Events {
     }
 }
 
-impl Drop for Events {
+impl Drop for WriteEvents {
     fn drop(&mut self) {
-        let mut state = self.0.state();
-        state.is_over = true;
+        let mut state = self.0.lock_state();
+        state.is_stopping = true;
         self.0.changed.notify_all();
-        let waits = |state: &mut State| !state.has_ended;
-        let waited = self.0.changed.wait_timeout_while(state, END_WITHIN, waits);
+        let waits = |state: &mut EventState| !state.has_ended;
+        let waited = self
+            .0
+            .changed
+            .wait_timeout_while(state, STOP_TIMEOUT, waits);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if !state.has_ended {
             tracing::debug!("the thread that tells watchers of writes goes on");
@@ -158,84 +161,84 @@ impl Drop for Events {
     }
 }
 
-struct Sender {
+struct EventSender {
     fs: Weak<Fs>,
     device: Weak<Device>,
-    shared: Arc<Shared>,
+    shared: Arc<EventShared>,
 }
 
-impl Drop for Sender {
+impl Drop for EventSender {
     fn drop(&mut self) {
-        self.shared.state().has_ended = true;
+        self.shared.lock_state().has_ended = true;
         self.shared.changed.notify_all();
     }
 }
 
 /// Why watchers are not told.
-enum Failed {
+enum NotifyError {
     /// Never: the kernel, or the lack of a capability.
     Refused(&'static str, Errno),
     /// Not now.
-    Passing(Errno),
+    Transient(Errno),
 }
 
 /// Of a call that has to do with no file in particular.
-fn judged(call: &'static str, errno: Errno) -> Failed {
+fn classify(call: &'static str, errno: Errno) -> NotifyError {
     match errno {
         Errno::PERM | Errno::ACCESS | Errno::NOSYS | Errno::INVAL | Errno::OPNOTSUPP => {
-            Failed::Refused(call, errno)
+            NotifyError::Refused(call, errno)
         }
-        errno => Failed::Passing(errno),
+        errno => NotifyError::Transient(errno),
     }
 }
 
-impl Sender {
+impl EventSender {
     fn run(&self) {
         let mut is_alone = false;
-        while let Some(files) = self.shared.await_files() {
+        while let Some(files) = self.shared.wait_for_files() {
             if !is_alone {
                 is_alone = true;
                 if let Err(errno) = unshare_directories() {
-                    self.give_up("unshare", errno);
+                    self.disable("unshare", errno);
                     return;
                 }
             }
-            match self.tell_of(&files) {
+            match self.notify_watchers(&files) {
                 Ok(()) => {}
-                Err(Failed::Passing(cause)) => {
+                Err(NotifyError::Transient(cause)) => {
                     tracing::debug!(%cause, "watchers are told of direct writes later");
-                    files.iter().for_each(|&ino| self.return_later(ino));
+                    files.iter().for_each(|&ino| self.requeue(ino));
                 }
-                Err(Failed::Refused(call, cause)) => return self.give_up(call, cause),
+                Err(NotifyError::Refused(call, cause)) => return self.disable(call, cause),
             }
         }
     }
 
-    fn give_up(&self, call: &str, cause: Errno) {
+    fn disable(&self, call: &str, cause: Errno) {
         tracing::debug!(
             call, %cause,
             "watchers (inotify) are not told of direct writes; that takes CAP_DAC_READ_SEARCH \
              and CAP_SYS_ADMIN"
         );
-        let mut state = self.shared.state();
+        let mut state = self.shared.lock_state();
         state.is_refused = true;
         state.files.clear();
     }
 
     /// Tells the watchers of these files.
-    fn tell_of(&self, files: &[Ino]) -> Result<(), Failed> {
-        let Some(_there) = self.visit()? else {
+    fn notify_watchers(&self, files: &[Ino]) -> Result<(), NotifyError> {
+        let Some(_there) = self.enter_mount()? else {
             tracing::debug!("the mount is not in its place; no watcher is told of direct writes");
             return Ok(());
         };
         for &ino in files {
-            let Some(fs) = self.fs.upgrade().filter(|_| !self.shared.is_over()) else {
+            let Some(fs) = self.fs.upgrade().filter(|_| !self.shared.is_stopping()) else {
                 break;
             };
-            match self.tell_of_one(fs, ino) {
+            match self.notify_watchers_of(fs, ino) {
                 Ok(()) => {}
-                Err(Failed::Passing(Errno::AGAIN)) => self.return_later(ino),
-                Err(Failed::Passing(cause)) => {
+                Err(NotifyError::Transient(Errno::AGAIN)) => self.requeue(ino),
+                Err(NotifyError::Transient(cause)) => {
                     tracing::debug!(ino = ino.0, %cause, "no watcher is told of a direct write");
                 }
                 refused => return refused,
@@ -245,38 +248,40 @@ impl Sender {
     }
 
     /// None: the mount is not in its place.
-    fn visit(&self) -> Result<Option<Visit>, Failed> {
+    fn enter_mount(&self) -> Result<Option<MountDirectory>, NotifyError> {
         let cloned = self.device.upgrade().map(|device| device.clone_mount());
         let cloned = cloned.unwrap_or(Ok(None));
-        let cloned = cloned.map_err(|errno| judged("open_tree", errno))?;
-        cloned.map(Visit::begin).transpose()
+        let cloned = cloned.map_err(|errno| classify("open_tree", errno))?;
+        cloned.map(MountDirectory::enter).transpose()
     }
 
     /// Tells the watchers of a file. The file system is given back before what may wait for it:
     /// else the mount could not end.
-    fn tell_of_one(&self, fs: Arc<Fs>, ino: Ino) -> Result<(), Failed> {
+    fn notify_watchers_of(&self, fs: Arc<Fs>, ino: Ino) -> Result<(), NotifyError> {
         let attr = fs
             .attr(ino)
-            .map_err(|error| Failed::Passing(error.errno()))?;
-        let _held = fs.hold_end(ino).ok_or(Failed::Passing(Errno::AGAIN))?;
+            .map_err(|error| NotifyError::Transient(error.errno()))?;
+        let _held = fs
+            .lock_end(ino)
+            .ok_or(NotifyError::Transient(Errno::AGAIN))?;
         drop(fs);
         let node = open_node(ino.0, attr.generation).map_err(|errno| match errno {
             // The kernel has no such inode any more, so nobody watches it.
-            Errno::STALE => Failed::Passing(errno),
-            errno => judged("open_by_handle_at", errno),
+            Errno::STALE => NotifyError::Transient(errno),
+            errno => classify("open_by_handle_at", errno),
         })?;
         touch(&node)
     }
 
-    fn return_later(&self, ino: Ino) {
+    fn requeue(&self, ino: Ino) {
         if let Some(fs) = self.fs.upgrade() {
-            fs.return_unseen_write(ino);
+            fs.requeue_unseen_write(ino);
         }
     }
 }
 
 /// Sets the mtime of an open inode, and leaves the atime.
-fn touch(node: impl AsFd) -> Result<(), Failed> {
+fn touch(node: impl AsFd) -> Result<(), NotifyError> {
     let at = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
     let times = Timestamps {
         last_access: at(UTIME_OMIT),
@@ -285,22 +290,22 @@ fn touch(node: impl AsFd) -> Result<(), Failed> {
     let told = utimensat(node, c"", &times, AtFlags::EMPTY_PATH);
     told.map_err(|errno| match errno {
         // Linux 5.7 and before.
-        Errno::INVAL | Errno::NOSYS => Failed::Refused("utimensat", errno),
-        errno => Failed::Passing(errno),
+        Errno::INVAL | Errno::NOSYS => NotifyError::Refused("utimensat", errno),
+        errno => NotifyError::Transient(errno),
     })
 }
 
 /// The working directory of this thread is the clone, which is there as long as this is.
-struct Visit;
+struct MountDirectory;
 
-impl Visit {
-    fn begin(cloned: impl AsFd) -> Result<Visit, Failed> {
-        fchdir(cloned).map_err(|errno| judged("fchdir", errno))?;
-        Ok(Visit)
+impl MountDirectory {
+    fn enter(cloned: impl AsFd) -> Result<MountDirectory, NotifyError> {
+        fchdir(cloned).map_err(|errno| classify("fchdir", errno))?;
+        Ok(MountDirectory)
     }
 }
 
-impl Drop for Visit {
+impl Drop for MountDirectory {
     fn drop(&mut self) {
         if let Err(cause) = chdir("/") {
             tracing::warn!(%cause, "the mount may stay in use until its process ends");

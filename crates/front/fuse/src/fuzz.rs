@@ -1,9 +1,9 @@
 //! Arbitrary bytes as requests.
 
 use crate::abi::{self, OP_BYTES_MAX, op};
-use crate::request::{Incoming, Request};
+use crate::request::{RawRequest, Request};
 use bytes::Bytes;
-use pagemesh_fuzz::{Random, Target, allocated};
+use pagemesh_fuzz::{FuzzTarget, Random, measure_allocation};
 use rustix::io::Errno;
 use std::hash::Hash;
 use zerocopy::IntoBytes;
@@ -68,11 +68,11 @@ fn outcome(opcode: u32, decoded: &Result<Request<'_>, Errno>) -> impl Hash + use
 
 fn check(bytes: &[u8]) -> impl Hash + use<> {
     let whole = Bytes::copy_from_slice(bytes);
-    let Some(incoming) = Incoming::in_one(&whole) else {
+    let Some(incoming) = RawRequest::from_message(&whole) else {
         assert!(bytes.len() < HEADER, "a header is a header");
         return None;
     };
-    let (decoded, allocated) = allocated(|| incoming.decode());
+    let (decoded, allocated) = measure_allocation(|| incoming.decode());
     assert!(
         allocated <= 2 * bytes.len() as u64 + 64,
         "{allocated} bytes"
@@ -84,7 +84,7 @@ fn check(bytes: &[u8]) -> impl Hash + use<> {
         let mut place = [0; OP_BYTES_MAX];
         place[..op_len].copy_from_slice(own);
         let payload = Bytes::copy_from_slice(payload);
-        let apart = Incoming::apart(incoming.header, &place, payload);
+        let apart = RawRequest::from_parts(incoming.header, &place, payload);
         assert_eq!(apart.decode(), decoded);
     }
     Some(outcome(incoming.header.opcode, &decoded))
@@ -99,10 +99,10 @@ fn reseal(bytes: &mut [u8], random: &mut Random) {
 
 #[test]
 fn fuzz_fuse_request() {
-    Target::new("fuse_request", env!("CARGO_MANIFEST_DIR"))
+    FuzzTarget::new("fuse_request", env!("CARGO_MANIFEST_DIR"))
         .seeds(requests())
         .cases(20_000)
         .bytes_max(400)
-        .reseal(reseal)
+        .fixup(reseal)
         .run(check);
 }

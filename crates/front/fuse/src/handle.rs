@@ -14,7 +14,7 @@ const HANDLE_WORDS: usize = 3;
 /// `struct file_handle` with what FUSE puts into it: the halves of the node's number, the upper
 /// one first, and its generation.
 #[repr(C)]
-struct Handle {
+struct FileHandle {
     bytes: u32,
     kind: i32,
     words: [u32; HANDLE_WORDS],
@@ -36,14 +36,14 @@ pub(crate) fn unshare_directories() -> Result<(), Errno> {
 /// # Errors
 /// `ESTALE`: the kernel has no such inode any more; `EPERM` without `CAP_DAC_READ_SEARCH`.
 pub(crate) fn open_node(node: u64, generation: u32) -> Result<OwnedFd, Errno> {
-    let mut handle = Handle {
+    let mut handle = FileHandle {
         bytes: size_of::<[u32; HANDLE_WORDS]>() as u32,
         kind: HANDLE_TYPE,
         words: [(node >> 32) as u32, node as u32, generation],
     };
     let flags = libc::O_PATH | libc::O_CLOEXEC;
     let handle: *mut libc::file_handle = (&raw mut handle).cast();
-    // SAFETY: the kernel reads the header and as many bytes behind it as it says, which `Handle`
+    // SAFETY: the kernel reads the header and as many bytes behind it as it says, which `FileHandle`
     // has.
     let opened = unsafe { libc::open_by_handle_at(libc::AT_FDCWD, handle, flags) };
     match opened {

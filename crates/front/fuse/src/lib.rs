@@ -16,7 +16,7 @@
 //! Permissions are checked by the kernel (`default_permissions`), and locks are
 //! its own: they hold among the programs of this mount.
 //!
-//! `unsafe` is in two modules: `memory`, for what the kernel writes to behind the
+//! `unsafe` is in two modules: `create_memfd`, for what the kernel writes to behind the
 //! compiler's back, and `handle`, for calls that no library makes safe. Each block says what it
 //! relies on.
 
@@ -24,44 +24,44 @@
 
 mod abi;
 mod abort;
-mod answer;
 mod attr;
-mod beside;
+mod background;
+mod batching;
 mod busy;
 mod caching;
 mod classic;
-mod collect;
-mod crew;
+mod cpu_affinity;
 mod device;
 mod events;
-mod files;
+mod extra_threads;
 #[cfg(test)]
 mod fuzz;
 mod handle;
 mod memory;
 mod names;
-mod near;
 mod null;
-mod opened;
+mod open_files;
+mod reply;
 mod request;
-mod reserve;
+mod request_handler;
 mod ring;
 mod serve;
 mod session;
+mod worker_pool;
 
 pub use attr::now;
-pub use device::{cut_off_dir, unmount_dir};
+pub use device::{abort_dir, unmount_dir};
 pub use null::{NullMount, mount_null};
 
-use beside::Beside;
+use background::BackgroundThread;
 use device::Device;
-use events::{EventThread, Events};
+use events::{EventThread, WriteEvents};
 use pagemesh_fs::{Fs, FsError, Ino};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
-use serve::Served;
-use session::Session;
+use serve::FsHandler;
+use session::FuseSession;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -72,9 +72,9 @@ use std::time::{Duration, Instant};
 /// Threads that serve, at most: about as many as a volume has channels.
 pub const THREADS_MAX: usize = 64;
 /// How long the times of data writes may be known in memory only.
-const TIMES_EVERY: Duration = Duration::from_secs(1);
+const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 /// Under load every completion wakes whoever watches idle ports, too.
-const TEND_EVERY_MIN: Duration = Duration::from_millis(10);
+const POLL_INTERVAL_MIN: Duration = Duration::from_millis(10);
 
 /// How requests come from the kernel and answers get there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +100,7 @@ pub struct MountOptions {
     /// How requests come.
     pub transport: Transport,
     /// Whether idle processors may be kept from sleeping while the mount is busy.
-    pub may_keep_awake: bool,
+    pub may_keep_cpus_awake: bool,
     /// Whether the kernel caches pages of files.
     pub caching: Caching,
 }
@@ -135,23 +135,23 @@ pub enum MountError {
 }
 
 /// Called when the volume fails a change for good; several times perhaps.
-pub type Trouble = Box<dyn Fn(&FsError) + Send + Sync>;
+pub type ErrorHook = Box<dyn Fn(&FsError) + Send + Sync>;
 
 /// Bytes that the pools still have, where somebody knows: the file system can have
 /// less than its limit.
-pub type Room = Box<dyn Fn() -> Option<u64> + Send + Sync>;
+pub type FreeSpaceFn = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 
 /// Takes the socket that a thread offers by an `ioctl` on a file of the mount, with the
 /// argument, see [`pagemesh_base::contact`].
-pub type Connect = Box<dyn Fn(u32, &[u8]) -> Result<(), Errno> + Send + Sync>;
+pub type ConnectHook = Box<dyn Fn(u32, &[u8]) -> Result<(), Errno> + Send + Sync>;
 
 /// A mount that is there and served, until it is dropped.
-pub struct Mounted {
-    session: Session,
-    connect: Arc<OnceLock<Connect>>,
+pub struct FuseMount {
+    session: FuseSession,
+    connect_hook: Arc<OnceLock<ConnectHook>>,
     fs: Arc<Fs>,
-    caretaker: Caretaker,
-    freeing: Beside,
+    maintenance: MountMaintenance,
+    free_thread: BackgroundThread,
 }
 
 /// Unmounts from another thread.
@@ -163,7 +163,7 @@ pub struct Unmounter {
 
 impl Unmounter {
     /// Takes the mount from its place in this mount namespace, if it is there.
-    /// [`Mounted::serve`] returns when no other one has it.
+    /// [`FuseMount::serve`] returns when no other one has it.
     ///
     /// # Errors
     /// `EBUSY` while something in it is used.
@@ -182,11 +182,11 @@ impl Unmounter {
     ///
     /// # Errors
     /// What the kernel says. Then only the end of the process ends the connection.
-    pub fn cut_off(&self) -> io::Result<()> {
+    pub fn abort(&self) -> io::Result<()> {
         if let Some(fs) = self.fs.upgrade() {
-            fs.give_up();
+            fs.stop_resending();
         }
-        self.device.cut_off()
+        self.device.abort()
     }
 }
 
@@ -198,39 +198,39 @@ pub fn mount(
     fs: Arc<Fs>,
     dir: &Path,
     options: &MountOptions,
-    trouble: Trouble,
-    room: Room,
-) -> Result<Mounted, MountError> {
+    error_hook: ErrorHook,
+    free_space: FreeSpaceFn,
+) -> Result<FuseMount, MountError> {
     let connect = Arc::default();
     let event_thread: Arc<EventThread> = Arc::default();
-    let served = Served::new(
+    let served = FsHandler::new(
         Arc::clone(&fs),
-        trouble,
-        room,
+        error_hook,
+        free_space,
         Arc::clone(&connect),
         options.caching,
         Arc::clone(&event_thread),
     );
-    let served: Arc<dyn files::Files> = Arc::new(served);
-    let session = Session::start(dir, options, &served)?;
-    tell_kernel(&fs, &session.device.file);
-    let events = Events::start(&fs, &session.device, &event_thread)?;
-    Ok(Mounted {
-        caretaker: Caretaker::start(&fs, &session.device, events)?,
-        freeing: Beside::free(&fs)?,
+    let served: Arc<dyn request_handler::RequestHandler> = Arc::new(served);
+    let session = FuseSession::start(dir, options, &served)?;
+    register_kernel_callbacks(&fs, &session.device.file);
+    let events = WriteEvents::start(&fs, &session.device, &event_thread)?;
+    Ok(FuseMount {
+        maintenance: MountMaintenance::start(&fs, &session.device, events)?,
+        free_thread: BackgroundThread::start_free_thread(&fs)?,
         session,
-        connect,
+        connect_hook: connect,
         fs,
     })
 }
 
 /// Has the file system tell the kernel what direct clients change.
-fn tell_kernel(fs: &Fs, device: &Arc<OwnedFd>) {
+fn register_kernel_callbacks(fs: &Fs, device: &Arc<OwnedFd>) {
     let device = Arc::downgrade(device);
     let known = device.clone();
-    fs.tell_growth(move |ino| {
+    fs.set_append_hook(move |ino| {
         if let Some(device) = known.upgrade() {
-            classic::forget_attributes(&device, ino.0);
+            classic::invalidate_attributes(&device, ino.0);
         }
     });
     let known = device.clone();
@@ -239,19 +239,19 @@ fn tell_kernel(fs: &Fs, device: &Arc<OwnedFd>) {
             return false;
         };
         match bytes {
-            Some(bytes) => classic::forget_bytes(&device, ino.0, bytes),
-            None => classic::forget(&device, ino.0),
+            Some(bytes) => classic::invalidate_bytes(&device, ino.0, bytes),
+            None => classic::invalidate_inode(&device, ino.0),
         }
     };
     let tell_size = move |ino: Ino, size, last| {
         if let Some(device) = device.upgrade() {
-            classic::tell_size(&device, ino.0, size, last);
+            classic::notify_size(&device, ino.0, size, last);
         }
     };
-    fs.tell_kernel(Box::new(drop_pages), Box::new(tell_size));
+    fs.set_kernel_callbacks(Box::new(drop_pages), Box::new(tell_size));
 }
 
-impl Mounted {
+impl FuseMount {
     /// Unmounts from another thread.
     #[must_use]
     pub fn unmounter(&self) -> Unmounter {
@@ -262,9 +262,9 @@ impl Mounted {
     }
 
     /// Has processes reach the mounting process by files of the mount from now on.
-    pub fn connect_by(&self, connect: Connect) {
+    pub fn set_connect_hook(&self, connect: ConnectHook) {
         // The first one counts.
-        let _ = self.connect.set(connect);
+        let _ = self.connect_hook.set(connect);
     }
 
     /// How requests come: never [`Transport::Auto`].
@@ -279,7 +279,7 @@ impl Mounted {
     /// # Errors
     /// When the device or the volume fails.
     pub fn serve(self) -> Result<(), ServeError> {
-        self.serve_telling(|| {})
+        self.serve_with_hook(|| {})
     }
 
     /// The same, and calls `gone` when the kernel has the mount no more, before anything is
@@ -287,13 +287,13 @@ impl Mounted {
     ///
     /// # Errors
     /// As there.
-    pub fn serve_telling(self, gone: impl FnOnce()) -> Result<(), ServeError> {
-        self.session.serve(|| self.fs.give_up())?;
+    pub fn serve_with_hook(self, gone: impl FnOnce()) -> Result<(), ServeError> {
+        self.session.serve(|| self.fs.stop_resending())?;
         gone();
-        drop(self.freeing);
-        drop(self.caretaker);
-        let mut port = self.fs.borrow()?;
-        Ok(self.fs.sync_all(&mut port)?)
+        drop(self.free_thread);
+        drop(self.maintenance);
+        let mut channel = self.fs.borrow_channel()?;
+        Ok(self.fs.sync_all(&mut channel)?)
     }
 }
 
@@ -309,57 +309,61 @@ pub enum ServeError {
 }
 
 /// A thread that does what is due while nobody asks for anything.
-struct Caretaker {
-    end: Arc<OwnedFd>,
+struct MountMaintenance {
+    stop_event: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Caretaker {
-    fn start(fs: &Arc<Fs>, device: &Arc<Device>, events: Events) -> io::Result<Caretaker> {
+impl MountMaintenance {
+    fn start(
+        fs: &Arc<Fs>,
+        device: &Arc<Device>,
+        events: WriteEvents,
+    ) -> io::Result<MountMaintenance> {
         let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (fs, told) = (Arc::downgrade(fs), Arc::clone(&end));
         let device = Arc::clone(&device.file);
         let thread = std::thread::Builder::new()
             .name("fuse-care".into())
-            .spawn(move || take_care(&fs, &device, &events, &told))?;
-        Ok(Caretaker {
-            end,
+            .spawn(move || maintenance_loop(&fs, &device, &events, &told))?;
+        Ok(MountMaintenance {
+            stop_event: end,
             thread: Some(thread),
         })
     }
 }
 
-impl Drop for Caretaker {
+impl Drop for MountMaintenance {
     fn drop(&mut self) {
         // Its counter is far from full.
-        let _ = rustix::io::write(&*self.end, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&*self.stop_event, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-fn take_care(fs: &Weak<Fs>, device: &OwnedFd, events: &Events, end: &OwnedFd) {
-    let mut due = Instant::now() + TIMES_EVERY;
+fn maintenance_loop(fs: &Weak<Fs>, device: &OwnedFd, events: &WriteEvents, end: &OwnedFd) {
+    let mut due = Instant::now() + MAINTENANCE_INTERVAL;
     loop {
         let mut awaited = vec![end.as_raw_fd()];
         let until = match fs.upgrade() {
             None => return,
             Some(fs) => {
                 if Instant::now() >= due {
-                    for ino in fs.note_guests() {
-                        classic::forget(device, ino.0);
+                    for ino in fs.collect_direct_writes() {
+                        classic::invalidate_inode(device, ino.0);
                     }
-                    events.pass_on(&fs);
-                    if let Err(cause) = fs.put_times() {
+                    events.queue_unseen_writes(&fs);
+                    if let Err(cause) = fs.flush_all_times() {
                         tracing::debug!(%cause, "times of files were not put down");
                     }
-                    if let Err(cause) = fs.put_old_held() {
+                    if let Err(cause) = fs.flush_old_mmap_dirty() {
                         tracing::warn!(%cause, "what was stored into mappings is not in its file yet");
                     }
-                    due = Instant::now() + TIMES_EVERY;
+                    due = Instant::now() + MAINTENANCE_INTERVAL;
                 }
-                fs.tend(Instant::now(), &mut awaited)
+                fs.poll_idle_channels(Instant::now(), &mut awaited)
             }
         };
         let began = Instant::now();
@@ -367,7 +371,7 @@ fn take_care(fs: &Weak<Fs>, device: &OwnedFd, events: &Events, end: &OwnedFd) {
         if rustix::io::read(end, &mut [0; 8]).is_ok() {
             return;
         }
-        if let Some(rest) = TEND_EVERY_MIN.checked_sub(began.elapsed()) {
+        if let Some(rest) = POLL_INTERVAL_MIN.checked_sub(began.elapsed()) {
             wait(&[end.as_raw_fd()], Some(Instant::now() + rest));
         }
     }

@@ -1,8 +1,8 @@
 //! Memory that the kernel writes requests into and reads answers from, and the two
 //! calls to the kernel that no library makes safe.
 //!
-//! An [`Entry`]'s memory is the kernel's from the submission of a command until its
-//! completion; meanwhile it belongs to the [`Commands`] of a thread, and nobody can
+//! An [`EntryMemory`]'s memory is the kernel's from the submission of a command until its
+//! completion; meanwhile it belongs to the [`CommandRing`] of a thread, and nobody can
 //! touch it.
 
 #![allow(unsafe_code)]
@@ -62,19 +62,19 @@ fn submission(
 
 /// Mapped memory, unmapped when it is dropped.
 #[derive(Debug)]
-struct Mapping {
-    at: NonNull<u8>,
+struct SharedMapping {
+    address: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: it is memory, and no part of a thread; who may use it when is seen to by
 // what has the mapping.
-unsafe impl Send for Mapping {}
+unsafe impl Send for SharedMapping {}
 // SAFETY: as above; a shared reference only reads.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for SharedMapping {}
 
-impl Mapping {
-    fn of(memory: &OwnedFd, len: usize) -> io::Result<Mapping> {
+impl SharedMapping {
+    fn new(memory: &OwnedFd, len: usize) -> io::Result<SharedMapping> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses an address that nothing is mapped at.
         let at = unsafe {
@@ -88,40 +88,40 @@ impl Mapping {
             )?
         };
         let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Mapping { at, len })
+        Ok(SharedMapping { address: at, len })
     }
 
     /// Puts other memory at the same address. There must be no `Bytes` of it.
     fn replace(&mut self, memory: &OwnedFd) -> io::Result<()> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        let at: *mut c_void = self.at.as_ptr().cast();
+        let at: *mut c_void = self.address.as_ptr().cast();
         // SAFETY: what was mapped there is this mapping, of which there are no
-        // references: `Held` alone makes one, and of readers' mappings only.
+        // references: `PayloadBytes` alone makes one, and of readers' mappings only.
         unsafe { mmap(at, self.len, protection, flags, memory, 0)? };
         Ok(())
     }
 
-    /// Where so many bytes lie from `at` on.
-    fn place(&self, at: usize, len: usize) -> NonNull<u8> {
+    /// Where so many bytes lie from `address` on.
+    fn address_of(&self, at: usize, len: usize) -> NonNull<u8> {
         let fits = at.checked_add(len).is_some_and(|end| end <= self.len);
         assert!(fits, "{at} and {len} bytes lie within {}", self.len);
         // SAFETY: it is within the mapping.
-        unsafe { self.at.add(at) }
+        unsafe { self.address.add(at) }
     }
 }
 
-impl Drop for Mapping {
+impl Drop for SharedMapping {
     fn drop(&mut self) {
         // SAFETY: it was mapped so, and nothing refers to it any more.
-        let unmapped = unsafe { munmap(self.at.as_ptr().cast(), self.len) };
+        let unmapped = unsafe { munmap(self.address.as_ptr().cast(), self.len) };
         if let Err(cause) = unmapped {
             tracing::error!(%cause, "cannot unmap memory");
         }
     }
 }
 
-fn memory(len: usize) -> io::Result<OwnedFd> {
+fn create_memfd(len: usize) -> io::Result<OwnedFd> {
     let memory = memfd_create("pagemesh-fuse", MemfdFlags::CLOEXEC)?;
     ftruncate(&memory, len as u64)?;
     Ok(memory)
@@ -130,20 +130,20 @@ fn memory(len: usize) -> io::Result<OwnedFd> {
 /// The payload of an entry: mapped once for the kernel and this side's answers, and
 /// once for those who have what was written.
 struct Payload {
-    kernels: Mapping,
+    kernel_mapping: SharedMapping,
     /// The same memory. Shared by all `Bytes` of a request.
-    readers: Arc<Mapping>,
+    reader_mapping: Arc<SharedMapping>,
 }
 
 /// Keeps the memory of `Bytes`.
-struct Held {
-    mapping: Arc<Mapping>,
+struct PayloadBytes {
+    mapping: Arc<SharedMapping>,
     len: usize,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for PayloadBytes {
     fn as_ref(&self) -> &[u8] {
-        let at = self.mapping.place(0, self.len);
+        let at = self.mapping.address_of(0, self.len);
         // SAFETY: it is within the mapping, which lives as long as this. Nobody
         // writes to the memory while this lives: answers are put, and the entry goes to
         // the kernel, only after `Payload::reclaim`.
@@ -153,38 +153,38 @@ impl AsRef<[u8]> for Held {
 
 impl Payload {
     fn new(len: usize) -> io::Result<Payload> {
-        let memory = memory(len)?;
+        let memory = create_memfd(len)?;
         Ok(Payload {
-            kernels: Mapping::of(&memory, len)?,
-            readers: Arc::new(Mapping::of(&memory, len)?),
+            kernel_mapping: SharedMapping::new(&memory, len)?,
+            reader_mapping: Arc::new(SharedMapping::new(&memory, len)?),
         })
     }
 
     /// What was put there; less if there is no room for so many bytes.
     fn bytes(&self, len: usize) -> Bytes {
-        let mapping = Arc::clone(&self.readers);
+        let mapping = Arc::clone(&self.reader_mapping);
         let len = len.min(mapping.len);
-        Bytes::from_owner(Held { mapping, len })
+        Bytes::from_owner(PayloadBytes { mapping, len })
     }
 
     /// Sees to it that nobody has what was there: if somebody does, they keep it, and
     /// there is other memory for this side and the kernel.
     fn reclaim(&mut self) -> io::Result<()> {
-        if Arc::get_mut(&mut self.readers).is_none() {
-            let memory = memory(self.kernels.len)?;
-            let readers = Mapping::of(&memory, self.kernels.len)?;
-            self.kernels.replace(&memory)?;
-            self.readers = Arc::new(readers);
+        if Arc::get_mut(&mut self.reader_mapping).is_none() {
+            let memory = create_memfd(self.kernel_mapping.len)?;
+            let readers = SharedMapping::new(&memory, self.kernel_mapping.len)?;
+            self.kernel_mapping.replace(&memory)?;
+            self.reader_mapping = Arc::new(readers);
         }
         Ok(())
     }
 
     fn put(&mut self, answer: &[u8]) -> io::Result<()> {
         self.reclaim()?;
-        if answer.len() > self.kernels.len {
+        if answer.len() > self.kernel_mapping.len {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let to = self.kernels.place(0, answer.len());
+        let to = self.kernel_mapping.address_of(0, answer.len());
         // SAFETY: it is within the mapping. Nobody else uses the memory: the entry is
         // this side's, and there are no `Bytes` of it. An answer is memory of its own.
         unsafe { ptr::copy_nonoverlapping(answer.as_ptr(), to.as_ptr(), answer.len()) };
@@ -193,26 +193,26 @@ impl Payload {
 }
 
 /// The memory of an entry: headers and a payload. It is with the kernel from
-/// [`Commands::give`] until [`Commands::next`], and otherwise its owner's alone.
-pub(crate) struct Entry {
+/// [`CommandRing::submit_entry`] until [`CommandRing::next_event`], and otherwise its owner's alone.
+pub(crate) struct EntryMemory {
     /// The kernel's queue that it is for.
     pub(crate) queue: u16,
-    headers: Mapping,
+    headers: SharedMapping,
     payload: Payload,
 }
 
-impl Entry {
-    pub(crate) fn new(queue: u16, payload_bytes: usize) -> io::Result<Entry> {
-        Ok(Entry {
+impl EntryMemory {
+    pub(crate) fn new(queue: u16, payload_bytes: usize) -> io::Result<EntryMemory> {
+        Ok(EntryMemory {
             queue,
-            headers: Mapping::of(&memory(abi::ring::BYTES)?, abi::ring::BYTES)?,
+            headers: SharedMapping::new(&create_memfd(abi::ring::BYTES)?, abi::ring::BYTES)?,
             payload: Payload::new(payload_bytes)?,
         })
     }
 
     /// A header.
     pub(crate) fn get<T: FromBytes>(&self, at: usize) -> T {
-        let from = self.headers.place(at, size_of::<T>()).cast();
+        let from = self.headers.address_of(at, size_of::<T>()).cast();
         // SAFETY: it is within the mapping, any bytes make a `T`, and the kernel does
         // not write meanwhile, as it does not have the entry.
         unsafe { from.read_unaligned() }
@@ -220,7 +220,7 @@ impl Entry {
 
     /// Puts a header.
     pub(crate) fn put<T: IntoBytes + Immutable>(&mut self, at: usize, value: T) {
-        let to = self.headers.place(at, size_of::<T>()).cast();
+        let to = self.headers.address_of(at, size_of::<T>()).cast();
         // SAFETY: it is within the mapping, and nobody else uses it meanwhile, as the
         // kernel does not have the entry.
         unsafe { to.write_unaligned(value) }
@@ -238,32 +238,32 @@ impl Entry {
 }
 
 /// What a ring brings.
-pub(crate) enum Came {
+pub(crate) enum RingEvent {
     /// An entry, and how its command ended.
-    Entry(Entry, i32),
+    Entry(EntryMemory, i32),
     /// Another thread wants to be looked after.
-    Told,
+    Wakeup,
 }
 
 /// A ring of the calling thread's own, with commands for entries on their way.
-pub(crate) struct Commands {
+pub(crate) struct CommandRing {
     ring: IoUring<Entry128>,
     /// Entries that the kernel has, by the number of their command.
-    away: Vec<Option<Entry>>,
+    in_kernel: Vec<Option<EntryMemory>>,
     count: usize,
 }
 
 /// Numbers of what is no command for an entry.
-const TOLD: u64 = u64::MAX;
-const TELLING: u64 = u64::MAX - 1;
+const WAKEUP: u64 = u64::MAX;
+const WAKEUP_SENT: u64 = u64::MAX - 1;
 
-impl Commands {
-    /// For so many at a time. A thread that sleeps otherwise than by [`Commands::wait`]
+impl CommandRing {
+    /// For so many at a time. A thread that sleeps otherwise than by [`CommandRing::wait`]
     /// must say so.
-    pub(crate) fn new(entries: usize, sleeps: Sleeps) -> io::Result<Commands> {
-        Ok(Commands {
+    pub(crate) fn new(entries: usize, sleeps: WaitMode) -> io::Result<CommandRing> {
+        Ok(CommandRing {
             ring: make_ring(entries, sleeps)?,
-            away: (0..entries).map(|_| None).collect(),
+            in_kernel: (0..entries).map(|_| None).collect(),
             count: 0,
         })
     }
@@ -273,41 +273,41 @@ impl Commands {
         self.count
     }
 
-    /// Readable when a look may find something, if the ring is for [`Sleeps::Elsewhere`].
+    /// Readable when a look may find something, if the ring is for [`WaitMode::ByPoll`].
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.ring.as_fd()
     }
 
     /// Gives an entry to the kernel, with a command. The first one tells it where the
     /// memory is, and is submitted at once; others with the next look or wait.
-    pub(crate) fn give(
+    pub(crate) fn submit_entry(
         &mut self,
         device: BorrowedFd<'_>,
         code: u32,
         command: &abi::RingCommand,
-        mut entry: Entry,
+        mut entry: EntryMemory,
         is_first: bool,
     ) -> io::Result<()> {
         entry.payload.reclaim()?;
         // Two of the kernel's `iovec`.
         let places = [
-            entry.headers.at.as_ptr() as u64,
+            entry.headers.address.as_ptr() as u64,
             entry.headers.len as u64,
-            entry.payload.kernels.at.as_ptr() as u64,
-            entry.payload.kernels.len as u64,
+            entry.payload.kernel_mapping.address.as_ptr() as u64,
+            entry.payload.kernel_mapping.len as u64,
         ];
         let places = match is_first {
             true => (places.as_ptr() as u64, 2),
             false => (0, 0),
         };
-        let free = self.away.iter().position(Option::is_none);
+        let free = self.in_kernel.iter().position(Option::is_none);
         let number = free.ok_or(io::ErrorKind::ResourceBusy)?;
         let submission = submission(device, code, places, command);
         let submission = submission.user_data(number as u64);
-        self.away[number] = Some(entry);
+        self.in_kernel[number] = Some(entry);
         self.count += 1;
         // SAFETY: the kernel knows no other memory than the headers and the payload.
-        // Nobody touches them until the completion, as the entry lies in `away`, and
+        // Nobody touches them until the completion, as the entry lies in `in_kernel`, and
         // they stay mapped until then, or for ever. The array lives until the
         // submission below.
         unsafe { self.push(&submission) }?;
@@ -328,10 +328,10 @@ impl Commands {
         pushed.map_err(|_| io::ErrorKind::ResourceBusy.into())
     }
 
-    /// Wakes the thread of another ring, which is brought [`Came::Told`].
-    pub(crate) fn tell(&mut self, other: BorrowedFd<'_>) -> io::Result<()> {
-        let message = MsgRingData::new(Fd(other.as_raw_fd()), 0, TOLD, None).build();
-        let message = message.flags(Flags::SKIP_SUCCESS).user_data(TELLING);
+    /// Wakes the thread of another ring, which is brought [`RingEvent::Wakeup`].
+    pub(crate) fn wake(&mut self, other: BorrowedFd<'_>) -> io::Result<()> {
+        let message = MsgRingData::new(Fd(other.as_raw_fd()), 0, WAKEUP, None).build();
+        let message = message.flags(Flags::SKIP_SUCCESS).user_data(WAKEUP_SENT);
         // SAFETY: a message of two numbers names no memory.
         unsafe { self.push(&message.into()) }?;
         self.ring.submit()?;
@@ -339,70 +339,73 @@ impl Commands {
     }
 
     /// What has come and was not looked at.
-    pub(crate) fn next(&mut self) -> io::Result<Option<Came>> {
+    pub(crate) fn next_event(&mut self) -> io::Result<Option<RingEvent>> {
         let Some(completion) = self.ring.completion().next() else {
             return Ok(None);
         };
         let code = completion.result();
         let number = match completion.user_data() {
-            TOLD => return Ok(Some(Came::Told)),
-            TELLING => return Err(io::Error::from_raw_os_error(-code)),
+            WAKEUP => return Ok(Some(RingEvent::Wakeup)),
+            WAKEUP_SENT => return Err(io::Error::from_raw_os_error(-code)),
             number => usize::try_from(number).unwrap_or(usize::MAX),
         };
-        let entry = self.away.get_mut(number).and_then(Option::take);
+        let entry = self.in_kernel.get_mut(number).and_then(Option::take);
         let entry = entry.ok_or_else(|| io::Error::other("no command has this number"))?;
         self.count -= 1;
-        Ok(Some(Came::Entry(entry, code)))
+        Ok(Some(RingEvent::Entry(entry, code)))
     }
 
     /// Whether commands have not been submitted.
-    pub(crate) fn is_due(&mut self) -> bool {
+    pub(crate) fn has_unsubmitted(&mut self) -> bool {
         !self.ring.submission().is_empty()
     }
 
     /// Submits what is there, and brings what has come.
-    pub(crate) fn look(&mut self) -> io::Result<()> {
+    pub(crate) fn submit_pending(&mut self) -> io::Result<()> {
         let submissions = self.ring.submission();
         let is_idle =
             submissions.is_empty() && !submissions.taskrun() && !submissions.cq_overflow();
         drop(submissions);
         match is_idle {
             true => Ok(()),
-            false => unless_interrupted(self.ring.submit()),
+            false => ignore_interrupted(self.ring.submit()),
         }
     }
 
     /// Submits what is there, and waits until something comes.
     pub(crate) fn wait(&mut self) -> io::Result<()> {
-        unless_interrupted(self.ring.submit_and_wait(1))
+        ignore_interrupted(self.ring.submit_and_wait(1))
     }
 }
 
-fn unless_interrupted(result: io::Result<usize>) -> io::Result<()> {
+fn ignore_interrupted(result: io::Result<usize>) -> io::Result<()> {
     match result {
         Err(cause) if cause.kind() != io::ErrorKind::Interrupted => Err(cause),
         _ => Ok(()),
     }
 }
 
-impl Drop for Commands {
+impl Drop for CommandRing {
     fn drop(&mut self) {
         // The ring goes; the memory stays, as the kernel may still write to it.
-        self.away.drain(..).flatten().for_each(std::mem::forget);
+        self.in_kernel
+            .drain(..)
+            .flatten()
+            .for_each(std::mem::forget);
     }
 }
 
 /// How a thread waits for what comes by its ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sleeps {
+pub(crate) enum WaitMode {
     /// In the ring alone.
-    Here,
+    InRing,
     /// Also by polling the ring's descriptor beside others.
-    Elsewhere,
+    ByPoll,
 }
 
 /// A ring for the thread that calls, for so many commands at a time.
-pub(crate) fn make_ring(depth: usize, sleeps: Sleeps) -> io::Result<IoUring<Entry128>> {
+pub(crate) fn make_ring(depth: usize, sleeps: WaitMode) -> io::Result<IoUring<Entry128>> {
     let mut builder = IoUring::builder();
     // Without the last, a submission that fails would leave those behind it for later,
     // when what they name may be gone.
@@ -411,9 +414,9 @@ pub(crate) fn make_ring(depth: usize, sleeps: Sleeps) -> io::Result<IoUring<Entr
         .setup_taskrun_flag()
         .setup_submit_all();
     match sleeps {
-        Sleeps::Here => builder.setup_defer_taskrun(),
+        WaitMode::InRing => builder.setup_defer_taskrun(),
         // What is deferred wakes nobody who polls (Linux 6.18).
-        Sleeps::Elsewhere => builder.setup_coop_taskrun(),
+        WaitMode::ByPoll => builder.setup_coop_taskrun(),
     };
     builder.build(depth as u32)
 }
@@ -423,15 +426,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_somebody_holds_stays_as_it_was() {
+    fn held_payload_keeps_its_content() {
         let mut payload = Payload::new(8192).expect("memory");
         payload.put(b"first").expect("it fits");
-        let address = payload.kernels.at;
+        let address = payload.kernel_mapping.address;
         let held = payload.bytes(5).slice(1..);
         payload.put(b"other").expect("it fits");
         assert_eq!(&held[..], b"irst");
         assert_eq!(payload.bytes(5), b"other"[..]);
-        assert_eq!(payload.kernels.at, address, "the kernel knows this one");
+        assert_eq!(
+            payload.kernel_mapping.address, address,
+            "the kernel knows this one"
+        );
         drop(held);
         // Nobody holds the second one: it stays.
         payload.put(b"third").expect("it fits");

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 
 /// Refuses a name of another name space, as ext4 does.
-pub(crate) fn check(name: &[u8]) -> Result<()> {
+pub(crate) fn check_xattr_name(name: &[u8]) -> Result<()> {
     let rest = NAMESPACES
         .iter()
         .find_map(|space| name.strip_prefix(*space));
@@ -22,9 +22,9 @@ pub(crate) fn check(name: &[u8]) -> Result<()> {
 
 /// What is said of an attribute that is not there. One of a name that was set before such
 /// names were refused can be read and removed.
-pub(crate) fn missing(name: &[u8], error: FsError) -> FsError {
+pub(crate) fn missing_xattr_error(name: &[u8], error: FsError) -> FsError {
     match error {
-        FsError::Posix(Errno::NODATA) => check(name).err().unwrap_or(error),
+        FsError::Posix(Errno::NODATA) => check_xattr_name(name).err().unwrap_or(error),
         error => error,
     }
 }
@@ -34,18 +34,18 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn refused(name: &[u8], errno: Errno) {
-        assert_eq!(check(name).expect_err("refused").errno(), errno);
+    fn assert_refused(name: &[u8], errno: Errno) {
+        assert_eq!(check_xattr_name(name).expect_err("refused").errno(), errno);
     }
 
     #[test]
-    fn names_of_other_name_spaces_are_refused() {
+    fn xattr_names_of_other_namespaces_are_refused() {
         for name in [
             &b"user.a"[..],
             b"trusted.overlay.opaque",
             b"security.capability",
         ] {
-            check(name).expect("a name");
+            check_xattr_name(name).expect("a name");
         }
         for name in [
             &b"foo.bar"[..],
@@ -54,8 +54,8 @@ mod tests {
             b"user",
             b"osx.",
         ] {
-            refused(name, Errno::OPNOTSUPP);
+            assert_refused(name, Errno::OPNOTSUPP);
         }
-        refused(b"user.", Errno::INVAL);
+        assert_refused(b"user.", Errno::INVAL);
     }
 }

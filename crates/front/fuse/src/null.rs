@@ -2,13 +2,13 @@
 //! write to it takes is what the kernel and a transport take of any.
 
 use crate::abi;
-use crate::answer::{self, Answer};
-use crate::caching::opened_as;
-use crate::files::Files;
+use crate::caching::open_reply;
+use crate::reply::{self, FuseReply};
 use crate::request::Request;
-use crate::session::Session;
+use crate::request_handler::RequestHandler;
+use crate::session::FuseSession;
 use crate::{Caching, MountError, MountOptions, Transport, Unmounter};
-use pagemesh_fs::{Attr, Ino, Kind, Time};
+use pagemesh_fs::{Attr, Ino, InodeKind, Time};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io;
@@ -18,18 +18,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 const ROOT: u64 = 1;
 
 /// The mount of a file system that does nothing.
-pub struct NullMount(Session);
+pub struct NullMount(FuseSession);
 
 /// Mounts it as [`crate::mount`] does, with the same options.
 ///
 /// # Errors
 /// When the kernel refuses.
 pub fn mount_null(dir: &Path, options: &MountOptions) -> Result<NullMount, MountError> {
-    let files: Arc<dyn Files> = Arc::new(Null {
-        known: Mutex::default(),
+    let files: Arc<dyn RequestHandler> = Arc::new(NullFs {
+        state: Mutex::default(),
         caching: options.caching,
     });
-    Session::start(dir, options, &files).map(NullMount)
+    FuseSession::start(dir, options, &files).map(NullMount)
 }
 
 impl NullMount {
@@ -58,36 +58,45 @@ impl NullMount {
 }
 
 #[derive(Default)]
-struct Known {
+struct NullState {
     /// By directory and name.
     names: HashMap<(u64, Vec<u8>), u64>,
     files: HashMap<u64, Attr>,
 }
 
-struct Null {
-    known: Mutex<Known>,
+struct NullFs {
+    state: Mutex<NullState>,
     caching: Caching,
 }
 
-impl Null {
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+impl NullFs {
+    fn lock_state(&self) -> MutexGuard<'_, NullState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn attr(&self, number: u64) -> Result<Attr, Errno> {
         match number {
-            ROOT => Ok(attr(ROOT, Kind::Directory)),
-            _ => self.known().files.get(&number).cloned().ok_or(Errno::NOENT),
+            ROOT => Ok(attr(ROOT, InodeKind::Directory)),
+            _ => self
+                .lock_state()
+                .files
+                .get(&number)
+                .cloned()
+                .ok_or(Errno::NOENT),
         }
     }
 
     fn lookup(&self, parent: u64, name: &[u8]) -> Result<Attr, Errno> {
-        let number = self.known().names.get(&(parent, name.to_owned())).copied();
+        let number = self
+            .lock_state()
+            .names
+            .get(&(parent, name.to_owned()))
+            .copied();
         self.attr(number.ok_or(Errno::NOENT)?)
     }
 
-    fn make(&self, parent: u64, name: &[u8], kind: Kind) -> Attr {
-        let mut known = self.known();
+    fn make(&self, parent: u64, name: &[u8], kind: InodeKind) -> Attr {
+        let mut known = self.lock_state();
         let number = ROOT + 1 + known.files.len() as u64;
         let made = attr(number, kind);
         known.names.insert((parent, name.to_owned()), number);
@@ -95,44 +104,45 @@ impl Null {
         made
     }
 
-    fn answer(&self, node: u64, request: Request<'_>) -> Result<Answer, Errno> {
+    fn answer(&self, node: u64, request: Request<'_>) -> Result<FuseReply, Errno> {
         Ok(match request {
-            Request::Lookup(name) => Answer::of(&answer::entry(&self.lookup(node, name)?)),
-            Request::GetAttr => Answer::of(&answer::attr(&self.attr(node)?)),
+            Request::Lookup(name) => FuseReply::new(&reply::entry(&self.lookup(node, name)?)),
+            Request::GetAttr => FuseReply::new(&reply::attr(&self.attr(node)?)),
             Request::SetAttr(wished) => {
-                if let Some(found) = self.known().files.get_mut(&node) {
+                if let Some(found) = self.lock_state().files.get_mut(&node) {
                     found.size = wished.size.unwrap_or(found.size);
                 }
-                Answer::of(&answer::attr(&self.attr(node)?))
+                FuseReply::new(&reply::attr(&self.attr(node)?))
             }
             Request::Mkdir { name, .. } => {
-                let made = self.make(node, name, Kind::Directory);
-                Answer::of(&answer::entry(&made))
+                let made = self.make(node, name, InodeKind::Directory);
+                FuseReply::new(&reply::entry(&made))
             }
             // Its number stays taken: another file is never mistaken for it.
-            Request::Unlink(name) => match self.known().names.remove(&(node, name.to_owned())) {
-                Some(_) => Answer::DONE,
+            Request::Unlink(name) => match self.lock_state().names.remove(&(node, name.to_owned()))
+            {
+                Some(_) => FuseReply::DONE,
                 None => return Err(Errno::NOENT),
             },
-            Request::Open { .. } => Answer::of(&opened_as(self.caching)),
-            Request::OpenDir => Answer::of(&abi::OpenOut::default()),
+            Request::Open { .. } => FuseReply::new(&open_reply(self.caching)),
+            Request::OpenDir => FuseReply::new(&abi::OpenOut::default()),
             Request::Create { name, .. } => {
-                let made = self.make(node, name, Kind::File);
-                Answer::both(&answer::entry(&made), &opened_as(self.caching))
+                let made = self.make(node, name, InodeKind::File);
+                FuseReply::from_pair(&reply::entry(&made), &open_reply(self.caching))
             }
-            Request::Write { data, .. } => Answer::of(&abi::WriteOut {
+            Request::Write { data, .. } => FuseReply::new(&abi::WriteOut {
                 size: data.len() as u32,
                 unused: 0,
             }),
-            Request::Fsync { .. } | Request::Release { .. } | Request::Destroy => Answer::DONE,
-            Request::Statfs => Answer::of(&abi::StatfsOut::default()),
+            Request::Fsync { .. } | Request::Release { .. } | Request::Destroy => FuseReply::DONE,
+            Request::Statfs => FuseReply::new(&abi::StatfsOut::default()),
             Request::Allocate { .. } => return Err(Errno::OPNOTSUPP),
             _ => return Err(Errno::NOSYS),
         })
     }
 }
 
-fn attr(number: u64, kind: Kind) -> Attr {
+fn attr(number: u64, kind: InodeKind) -> Attr {
     let never = Time { sec: 0, nsec: 0 };
     Attr {
         ino: Ino(number),
@@ -149,13 +159,13 @@ fn attr(number: u64, kind: Kind) -> Attr {
         ctime: never,
         btime: never,
         device: 0,
-        grows: false,
+        has_volatile_size: false,
     }
 }
 
-impl Files for Null {
-    fn handle(&self, header: &abi::InHeader, request: Request<'_>) -> Answer {
+impl RequestHandler for NullFs {
+    fn handle(&self, header: &abi::InHeader, request: Request<'_>) -> FuseReply {
         let answer = self.answer(header.node, request);
-        answer.unwrap_or_else(Answer::Error)
+        answer.unwrap_or_else(FuseReply::Error)
     }
 }

@@ -1,7 +1,7 @@
 //! What the kernel asks, of whichever transport. Nothing here trusts a length.
 
 use crate::abi::{self, OP_BYTES_MAX, op, set};
-use crate::files::DATA_BYTES_MAX;
+use crate::request_handler::DATA_BYTES_MAX;
 use bytes::Bytes;
 use pagemesh_fs::Time;
 use rustix::io::Errno;
@@ -15,7 +15,7 @@ const COPIED_BYTES_MAX: usize = DATA_BYTES_MAX as usize / 2;
 const NSEC_MAX: u32 = 999_999_999;
 
 /// A request as it came: header, header of the operation, and what follows.
-pub(crate) struct Incoming {
+pub(crate) struct RawRequest {
     pub(crate) header: abi::InHeader,
     op: [u8; OP_BYTES_MAX],
     op_len: usize,
@@ -24,7 +24,7 @@ pub(crate) struct Incoming {
 
 /// When a file was read or changed, as a program wishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum TimeUpdate {
     Now,
     At(Time),
 }
@@ -36,15 +36,15 @@ pub(crate) struct SetAttr {
     pub(crate) uid: Option<u32>,
     pub(crate) gid: Option<u32>,
     pub(crate) size: Option<u64>,
-    pub(crate) atime: Option<Wish>,
-    pub(crate) mtime: Option<Wish>,
+    pub(crate) atime: Option<TimeUpdate>,
+    pub(crate) mtime: Option<TimeUpdate>,
     /// Who changes the size may not keep set-id bits.
-    pub(crate) disarms: bool,
+    pub(crate) clears_setid: bool,
 }
 
 /// A range of bytes or entries to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
+pub(crate) struct ReadRange {
     pub(crate) offset: u64,
     pub(crate) size: u32,
 }
@@ -101,11 +101,11 @@ pub(crate) enum Request<'r> {
     },
     Read {
         file: u64,
-        span: Span,
+        span: ReadRange,
         how: u32,
     },
-    ReadDir(Span),
-    ReadDirPlus(Span),
+    ReadDir(ReadRange),
+    ReadDirPlus(ReadRange),
     Write {
         file: u64,
         offset: u64,
@@ -174,16 +174,16 @@ fn name(bytes: &[u8]) -> Result<(&[u8], &[u8]), Errno> {
     Ok((&bytes[..end], &bytes[end + 1..]))
 }
 
-fn wish(
+fn time_update(
     valid: u32,
     (is_set, is_now): (u32, u32),
     (sec, nsec): (i64, u32),
-) -> Result<Option<Wish>, Errno> {
+) -> Result<Option<TimeUpdate>, Errno> {
     match (valid & is_set != 0, valid & is_now != 0) {
         (false, _) => Ok(None),
-        (true, true) => Ok(Some(Wish::Now)),
+        (true, true) => Ok(Some(TimeUpdate::Now)),
         (true, false) if nsec > NSEC_MAX => Err(Errno::INVAL),
-        (true, false) => Ok(Some(Wish::At(Time { sec, nsec }))),
+        (true, false) => Ok(Some(TimeUpdate::At(Time { sec, nsec }))),
     }
 }
 
@@ -200,38 +200,38 @@ impl TryFrom<abi::SetAttrIn> for SetAttr {
             uid: if_set(set::UID, wished.uid),
             gid: if_set(set::GID, wished.gid),
             size: (valid & set::SIZE != 0).then_some(wished.size),
-            atime: wish(valid, atime, (wished.atime, wished.atime_ns))?,
-            mtime: wish(valid, mtime, (wished.mtime, wished.mtime_ns))?,
-            disarms: valid & set::KILL_SUIDGID != 0,
+            atime: time_update(valid, atime, (wished.atime, wished.atime_ns))?,
+            mtime: time_update(valid, mtime, (wished.mtime, wished.mtime_ns))?,
+            clears_setid: valid & set::KILL_SUIDGID != 0,
         })
     }
 }
 
-impl From<abi::ReadIn> for Span {
-    fn from(read: abi::ReadIn) -> Span {
-        Span {
+impl From<abi::ReadIn> for ReadRange {
+    fn from(read: abi::ReadIn) -> ReadRange {
+        ReadRange {
             offset: read.offset,
             size: read.size,
         }
     }
 }
 
-impl Incoming {
+impl RawRequest {
     /// A request that lies in one piece. None: it is not even a header.
-    pub(crate) fn in_one(message: &Bytes) -> Option<Incoming> {
+    pub(crate) fn from_message(message: &Bytes) -> Option<RawRequest> {
         let (header, rest) = abi::InHeader::read_from_prefix(message).ok()?;
         let op_len = abi::op_bytes(header.opcode).unwrap_or(0).min(rest.len());
         let at = size_of::<abi::InHeader>();
         let payload = message.slice(at + op_len..);
-        Some(Incoming::apart(header, &rest[..op_len], payload))
+        Some(RawRequest::from_parts(header, &rest[..op_len], payload))
     }
 
     /// A request whose parts have places of their own.
-    pub(crate) fn apart(header: abi::InHeader, op: &[u8], payload: Bytes) -> Incoming {
+    pub(crate) fn from_parts(header: abi::InHeader, op: &[u8], payload: Bytes) -> RawRequest {
         let op_len = op.len().min(OP_BYTES_MAX);
         let mut own = [0; OP_BYTES_MAX];
         own[..op_len].copy_from_slice(&op[..op_len]);
-        Incoming {
+        RawRequest {
             header,
             op: own,
             op_len,
@@ -380,7 +380,7 @@ impl Incoming {
     }
 
     /// Whether it has no answer.
-    pub(crate) fn is_one_way(&self) -> bool {
+    pub(crate) fn has_no_reply(&self) -> bool {
         matches!(self.header.opcode, op::FORGET | op::BATCH_FORGET)
     }
 }
@@ -423,18 +423,18 @@ mod tests {
     #[track_caller]
     fn check(opcode: u32, op: &[u8], payload: &[u8], expected: &Result<Request<'_>, Errno>) {
         let whole = Bytes::from(message(opcode, op, payload));
-        let incoming = Incoming::in_one(&whole).expect("a header");
+        let incoming = RawRequest::from_message(&whole).expect("a header");
         assert_eq!(&incoming.decode(), expected);
         // The ring's place for it is always as long.
         let mut place = [0; OP_BYTES_MAX];
         place[..op.len()].copy_from_slice(op);
         let payload = Bytes::copy_from_slice(payload);
-        let apart = Incoming::apart(incoming.header, &place, payload);
+        let apart = RawRequest::from_parts(incoming.header, &place, payload);
         assert_eq!(&apart.decode(), expected);
     }
 
     #[test]
-    fn requests_are_the_same_on_both_ways() {
+    fn requests_decode_alike_from_both_transports() {
         check(op::LOOKUP, b"", b"name\0", &Ok(Request::Lookup(b"name")));
         check(op::LOOKUP, b"", b"name", &Err(Errno::IO));
         check(op::STATFS, b"", b"", &Ok(Request::Statfs));
@@ -483,7 +483,7 @@ mod tests {
         };
         let bytes = vec![1; len];
         let whole = Bytes::from(message(op::WRITE, write.as_bytes(), &bytes));
-        let incoming = Incoming::in_one(&whole).expect("a header");
+        let incoming = RawRequest::from_message(&whole).expect("a header");
         let Ok(Request::Write { data, .. }) = incoming.decode() else {
             panic!("a write");
         };
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn a_little_that_is_kept_keeps_no_large_buffer() {
+    fn short_write_does_not_retain_large_buffer() {
         check_written(1, true);
         check_written(COPIED_BYTES_MAX - 1, true);
         check_written(COPIED_BYTES_MAX, false);
@@ -507,8 +507,8 @@ mod tests {
             ..abi::SetAttrIn::default()
         };
         let expected = SetAttr {
-            atime: Some(Wish::Now),
-            mtime: Some(Wish::At(Time {
+            atime: Some(TimeUpdate::Now),
+            mtime: Some(TimeUpdate::At(Time {
                 sec: -2,
                 nsec: 800_000_000,
             })),

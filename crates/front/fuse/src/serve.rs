@@ -4,23 +4,23 @@
 //! (append, sync) comes with every write.
 
 use crate::abi;
-use crate::answer::{self, Answer, Listing};
-use crate::attr::{kind_of_entry, time};
-use crate::collect::{Begun, Hand};
+use crate::attr::{dirent_type, resolve_time};
+use crate::batching::{AsyncWriter, BeginResult};
 use crate::events::{self, EventThread};
-use crate::files::Files;
 use crate::names;
-use crate::opened::{OpenFile, Opened};
-use crate::request::{Request, SetAttr, Span};
-use crate::{Caching, Connect, Room, Trouble};
+use crate::open_files::{OpenFile, OpenFiles};
+use crate::reply::{self, FuseReply, Listing};
+use crate::request::{ReadRange, Request, SetAttr};
+use crate::request_handler::RequestHandler;
+use crate::{Caching, ConnectHook, ErrorHook, FreeSpaceFn};
 use bytes::Bytes;
-use pagemesh_base::contact::CONNECT;
-use pagemesh_base::mapping::WILL_MAP;
+use pagemesh_base::mount_connection::CONNECT_IOCTL;
+use pagemesh_base::proc_maps::WILL_MAP_IOCTL;
 use pagemesh_base::space::SpaceError;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::{
-    Allocate, Attr, Caller, Changes, Fs, FsError, Ino, Kind, Listed, Make, NAME_MAX, Pipe, Rename,
-    Result, Seek, SetXattr,
+    AllocateMode, Attr, AttrChanges, CreateKind, Credentials, DirEntry, Fs, FsError, Ino,
+    InodeKind, NAME_MAX, RenameMode, Result, SeekTarget, SetXattrMode, WriteQueue,
 };
 use rustix::fs::{FallocateFlags, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -37,103 +37,103 @@ const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
 const PERMISSIONS: u32 = 0o7777;
 
-pub(crate) struct Served {
+pub(crate) struct FsHandler {
     fs: Arc<Fs>,
-    trouble: Trouble,
-    room: Room,
-    connect: Arc<OnceLock<Connect>>,
-    pub(crate) opened: Opened,
+    error_hook: ErrorHook,
+    free_space: FreeSpaceFn,
+    connect_hook: Arc<OnceLock<ConnectHook>>,
+    pub(crate) open_files: OpenFiles,
     pub(crate) caching: Caching,
-    events: Arc<EventThread>,
+    event_thread: Arc<EventThread>,
 }
 
 fn refuse<T>(errno: Errno) -> Result<T> {
     Err(errno.into())
 }
 
-fn has(flags: u32, flag: OFlags) -> bool {
+fn has_flag(flags: u32, flag: OFlags) -> bool {
     flags & flag.bits() == flag.bits()
 }
 
-fn entry(attr: &Attr) -> Answer {
-    Answer::of(&answer::entry(attr))
+fn entry(attr: &Attr) -> FuseReply {
+    FuseReply::new(&reply::entry(attr))
 }
 
-fn attr(attr: &Attr) -> Answer {
-    Answer::of(&answer::attr(attr))
+fn attr(attr: &Attr) -> FuseReply {
+    FuseReply::new(&reply::attr(attr))
 }
 
-fn written(bytes: usize) -> Answer {
-    Answer::of(&abi::WriteOut {
+fn written(bytes: usize) -> FuseReply {
+    FuseReply::new(&abi::WriteOut {
         size: bytes as u32,
         unused: 0,
     })
 }
 
 /// The value of an attribute, or how long it is.
-fn xattr(value: Vec<u8>, size: u32) -> Result<Answer> {
+fn xattr(value: Vec<u8>, size: u32) -> Result<FuseReply> {
     match size {
-        0 => Ok(Answer::of(&abi::GetXattrOut {
+        0 => Ok(FuseReply::new(&abi::GetXattrOut {
             size: value.len() as u32,
             unused: 0,
         })),
         size if value.len() > size as usize => refuse(Errno::RANGE),
-        _ => Ok(Answer::Data(value)),
+        _ => Ok(FuseReply::Data(value)),
     }
 }
 
 /// Whether the old name gets a whiteout, too.
-fn how_to_rename(flags: u32) -> Option<(Rename, bool)> {
+fn rename_mode(flags: u32) -> Option<(RenameMode, bool)> {
     let flags = RenameFlags::from_bits(flags)?;
     let leaves_whiteout = flags.contains(RenameFlags::WHITEOUT);
     let how = match flags - RenameFlags::WHITEOUT {
-        RenameFlags::NOREPLACE => Some(Rename::NoReplace),
-        RenameFlags::EXCHANGE => Some(Rename::Exchange),
-        flags if flags.is_empty() => Some(Rename::Replace),
+        RenameFlags::NOREPLACE => Some(RenameMode::NoReplace),
+        RenameFlags::EXCHANGE => Some(RenameMode::Exchange),
+        flags if flags.is_empty() => Some(RenameMode::Replace),
         _ => None,
     };
     Some((how?, leaves_whiteout))
 }
 
-fn how_to_allocate(mode: u32) -> Option<Allocate> {
+fn allocate_mode(mode: u32) -> Option<AllocateMode> {
     let mode = FallocateFlags::from_bits(mode)?;
     let keep_size = mode.contains(FallocateFlags::KEEP_SIZE);
     let rest = mode - FallocateFlags::KEEP_SIZE;
     match rest {
-        rest if rest.is_empty() => Some(Allocate::Reserve { keep_size }),
-        FallocateFlags::PUNCH_HOLE if keep_size => Some(Allocate::Punch),
-        FallocateFlags::ZERO_RANGE => Some(Allocate::Zero { keep_size }),
+        rest if rest.is_empty() => Some(AllocateMode::Reserve { keep_size }),
+        FallocateFlags::PUNCH_HOLE if keep_size => Some(AllocateMode::Punch),
+        FallocateFlags::ZERO_RANGE => Some(AllocateMode::Zero { keep_size }),
         _ => None,
     }
 }
 
 /// One request: who asks, and about which inode.
-pub(crate) struct Asked<'a> {
-    pub(crate) served: &'a Served,
+pub(crate) struct RequestContext<'a> {
+    pub(crate) handler: &'a FsHandler,
     pub(crate) fs: &'a Fs,
     pub(crate) ino: Ino,
-    caller: Caller,
+    caller: Credentials,
     /// By its number in the process namespace of the mounting process.
     pub(crate) thread: u32,
 }
 
-impl Served {
+impl FsHandler {
     pub(crate) fn new(
         fs: Arc<Fs>,
-        trouble: Trouble,
-        room: Room,
-        connect: Arc<OnceLock<Connect>>,
+        error_hook: ErrorHook,
+        free_space: FreeSpaceFn,
+        connect: Arc<OnceLock<ConnectHook>>,
         caching: Caching,
         events: Arc<EventThread>,
-    ) -> Served {
-        Served {
+    ) -> FsHandler {
+        FsHandler {
             fs,
-            trouble,
-            room,
-            connect,
-            opened: Opened::default(),
+            error_hook,
+            free_space,
+            connect_hook: connect,
+            open_files: OpenFiles::default(),
             caching,
-            events,
+            event_thread: events,
         }
     }
 
@@ -141,23 +141,23 @@ impl Served {
         match error {
             FsError::Posix(_) | FsError::ReadOnly(_) | FsError::Space(SpaceError::NoSpace(_)) => {}
             FsError::Damaged { .. } => tracing::error!(%error, "a request failed"),
-            FsError::Space(_) | FsError::Stopped(_) => (self.trouble)(error),
+            FsError::Space(_) | FsError::Stopped(_) => (self.error_hook)(error),
         }
         error.errno()
     }
 }
 
 /// Writes that one thread has begun.
-struct Writes<'s> {
-    served: &'s Served,
+struct QueuedWrites<'s> {
+    served: &'s FsHandler,
     /// While there are some.
-    pipe: Option<Pipe<'s>>,
+    queue: Option<WriteQueue<'s>>,
 }
 
-impl Hand for Writes<'_> {
-    fn begin(&mut self, header: &abi::InHeader, request: &Request<'_>) -> Begun {
+impl AsyncWriter for QueuedWrites<'_> {
+    fn begin(&mut self, header: &abi::InHeader, request: &Request<'_>) -> BeginResult {
         if let Request::Fsync { file } = request {
-            return self.begin_sync(Ino(header.node), *file);
+            return self.skip_redundant_sync(Ino(header.node), *file);
         }
         let Request::Write {
             file,
@@ -167,119 +167,123 @@ impl Hand for Writes<'_> {
             how,
         } = request
         else {
-            return Begun::Not;
+            return BeginResult::NotStarted;
         };
-        let Some(at) = place_of(*offset, *flags) else {
-            return Begun::Not;
+        let Some(at) = write_offset(*offset, *flags) else {
+            return BeginResult::NotStarted;
         };
         if how & (abi::WRITE_KILL_SUIDGID | abi::WRITE_CACHE) != 0 {
-            return Begun::Not;
+            return BeginResult::NotStarted;
         }
         // The kernel drops its pages behind such a write, and nothing may wait for that here.
         let is_past_cache = how & abi::WRITE_LOCK_OWNER != 0;
         if is_past_cache && self.served.fs.has_cached_open(Ino(header.node)) {
-            return Begun::Not;
+            return BeginResult::NotStarted;
         }
         if !is_past_cache {
-            self.served.fs.note_pages(Ino(header.node));
+            self.served.fs.record_kernel_pages(Ino(header.node));
         }
         // Who answers it alone may wait for a port, or open one.
-        let Some(pipe) = self.pipe.take().or_else(|| self.served.fs.spare_pipe()) else {
-            return Begun::Not;
+        let Some(pipe) = self
+            .queue
+            .take()
+            .or_else(|| self.served.fs.try_write_queue())
+        else {
+            return BeginResult::NotStarted;
         };
-        let pipe = self.pipe.insert(pipe);
-        let (ino, is_durable) = (Ino(header.node), has(*flags, OFlags::DSYNC));
+        let pipe = self.queue.insert(pipe);
+        let (ino, is_durable) = (Ino(header.node), has_flag(*flags, OFlags::DSYNC));
         let fs = &self.served.fs;
         let begun = match fs.begin_write(pipe, header.unique, ino, at, data, is_durable) {
             Ok(true) => {
                 // The kernel syncs behind the answer.
-                self.served.opened.expect_sync(*file, *how);
-                Begun::UnderWay
+                self.served.open_files.expect_sync(*file, *how);
+                BeginResult::Pending
             }
-            Ok(false) => Begun::Not,
-            Err(error) => Begun::Ended(Answer::Error(self.served.errno(&error))),
+            Ok(false) => BeginResult::NotStarted,
+            Err(error) => BeginResult::Complete(FuseReply::Error(self.served.errno(&error))),
         };
-        self.put_away();
+        self.release_idle_queue();
         begun
     }
 
-    fn reap(&mut self, tell: &mut dyn FnMut(u64, Answer)) {
+    fn reap(&mut self, tell: &mut dyn FnMut(u64, FuseReply)) {
         let served = self.served;
-        if let Some(pipe) = &mut self.pipe {
+        if let Some(pipe) = &mut self.queue {
             pipe.reap(|unique, result| {
                 let answer = match result {
                     Ok(bytes) => written(bytes),
-                    Err(error) => Answer::Error(served.errno(&error)),
+                    Err(error) => FuseReply::Error(served.errno(&error)),
                 };
                 tell(unique, answer);
             });
         }
-        self.put_away();
+        self.release_idle_queue();
     }
 
     fn len(&self) -> usize {
-        self.pipe.as_ref().map_or(0, Pipe::len)
+        self.queue.as_ref().map_or(0, WriteQueue::len)
     }
 
     fn wait(&mut self, other: Option<RawFd>) {
-        if let Some(pipe) = &mut self.pipe {
+        if let Some(pipe) = &mut self.queue {
             pipe.wait(other);
         }
     }
 }
 
-impl Writes<'_> {
+impl QueuedWrites<'_> {
     /// Ends the sync behind a durable write, if it has nothing to do.
-    fn begin_sync(&self, ino: Ino, file: u64) -> Begun {
-        let opened = self.served.opened.get(file);
+    fn skip_redundant_sync(&self, ino: Ino, file: u64) -> BeginResult {
+        let opened = self.served.open_files.get(file);
         let is_done = |opened: &OpenFile| {
-            opened.expects_sync() && self.served.fs.is_synced(ino, &opened.seen)
+            opened.expects_sync() && self.served.fs.has_nothing_to_sync(ino, &opened.lost_writes)
         };
         match opened.filter(|opened| is_done(opened)) {
-            Some(opened) if opened.take_expected_sync() => Begun::Ended(Answer::DONE),
-            _ => Begun::Not,
+            Some(opened) if opened.take_expected_sync() => BeginResult::Complete(FuseReply::DONE),
+            _ => BeginResult::NotStarted,
         }
     }
 
     /// A port that nobody has takes part in what the volume does meanwhile.
-    fn put_away(&mut self) {
+    fn release_idle_queue(&mut self) {
         if self.len() == 0 {
-            self.pipe = None;
+            self.queue = None;
         }
     }
 }
 
 /// Where a write goes; none: to the end.
-fn place_of(offset: u64, flags: u32) -> Option<u64> {
-    (!has(flags, OFlags::APPEND)).then_some(offset)
+fn write_offset(offset: u64, flags: u32) -> Option<u64> {
+    (!has_flag(flags, OFlags::APPEND)).then_some(offset)
 }
 
-impl Files for Served {
-    fn hand(&self) -> Option<Box<dyn Hand + '_>> {
-        Some(Box::new(Writes {
+impl RequestHandler for FsHandler {
+    fn async_writer(&self) -> Option<Box<dyn AsyncWriter + '_>> {
+        Some(Box::new(QueuedWrites {
             served: self,
-            pipe: None,
+            queue: None,
         }))
     }
 
-    fn handle(&self, header: &abi::InHeader, request: Request<'_>) -> Answer {
-        let asked = Asked {
-            served: self,
+    fn handle(&self, header: &abi::InHeader, request: Request<'_>) -> FuseReply {
+        let asked = RequestContext {
+            handler: self,
             fs: &self.fs,
             ino: Ino(header.node),
-            caller: Caller {
+            caller: Credentials {
                 uid: header.uid,
                 gid: header.gid,
             },
             thread: header.pid,
         };
-        let answer = asked.answer(request);
-        answer.unwrap_or_else(|error| Answer::Error(self.errno(&error)))
+        let answer = asked.dispatch(request);
+        answer.unwrap_or_else(|error| FuseReply::Error(self.errno(&error)))
     }
 }
 
-impl Asked<'_> {
-    fn answer(&self, request: Request<'_>) -> Result<Answer> {
+impl RequestContext<'_> {
+    fn dispatch(&self, request: Request<'_>) -> Result<FuseReply> {
         match request {
             Request::Write {
                 file,
@@ -290,124 +294,135 @@ impl Asked<'_> {
             } => self.write(file, offset, &data, flags, how),
             Request::Read { file, span, how } => {
                 if how & abi::READ_LOCK_OWNER == 0 {
-                    self.note_cached(file)?;
+                    self.before_cached_request(file)?;
                 }
-                let mut port = self.fs.borrow()?;
-                let bytes = self.fs.read(&mut port, self.ino, span.offset, span.size)?;
-                Ok(Answer::Data(bytes))
+                let mut channel = self.fs.borrow_channel()?;
+                let bytes = self
+                    .fs
+                    .read(&mut channel, self.ino, span.offset, span.size)?;
+                Ok(FuseReply::Data(bytes))
             }
             Request::Lookup(name) => Ok(entry(&match name {
                 // Asked of files, too, by who exports the mount.
-                b"." => self.fs.remember(self.ino),
+                b"." => self.fs.lookup_ino(self.ino),
                 name => self.fs.lookup(self.ino, name),
             }?)),
             Request::Forget(lookups) => {
                 self.fs.forget(self.ino, lookups);
-                Ok(Answer::DONE)
+                Ok(FuseReply::DONE)
             }
             Request::ForgetAll(all) => {
                 for one in all {
                     self.fs.forget(Ino(one.node), one.lookups);
                 }
-                Ok(Answer::DONE)
+                Ok(FuseReply::DONE)
             }
             Request::GetAttr => Ok(attr(&self.fs.attr(self.ino)?)),
-            Request::Statx => Ok(answer::statx(&self.fs.attr(self.ino)?)),
-            Request::SetAttr(_) if self.served.events.is(self.thread) => {
-                let attr = events::attr_soon(self.fs, self.ino)?;
-                Ok(Answer::of(&answer::unkept_attr(&attr)))
+            Request::Statx => Ok(reply::statx(&self.fs.attr(self.ino)?)),
+            Request::SetAttr(_) if self.handler.event_thread.is_event_thread(self.thread) => {
+                let attr = events::attr_with_timeout(self.fs, self.ino)?;
+                Ok(FuseReply::new(&reply::uncached_attr(&attr)))
             }
             Request::SetAttr(wished) => {
                 let attr = self.set_attr(&wished)?;
                 Ok(match self.fs.has_direct_clients(self.ino) {
-                    true => Answer::of(&answer::unkept_attr(&attr)),
+                    true => FuseReply::new(&reply::uncached_attr(&attr)),
                     false => self::attr(&attr),
                 })
             }
             Request::Open { flags } => {
                 self.fs.open(self.ino)?;
-                let opened = self.opened(self.ino, flags);
+                let opened = self.open_file(self.ino, flags);
                 let opened = opened.inspect_err(|_| self.fs.release(self.ino))?;
-                Ok(Answer::of(&opened))
+                Ok(FuseReply::new(&opened))
             }
             Request::OpenDir => {
                 self.fs.open(self.ino)?;
-                Ok(Answer::of(&abi::OpenOut::default()))
+                Ok(FuseReply::new(&abi::OpenOut::default()))
             }
             Request::Release { file } => {
-                self.released(file);
+                self.close_file(file);
                 self.fs.release(self.ino);
-                Ok(Answer::DONE)
+                Ok(FuseReply::DONE)
             }
             Request::Flush => {
-                self.fs.note_closed(self.ino);
-                Ok(Answer::DONE)
+                self.fs.record_close(self.ino);
+                Ok(FuseReply::DONE)
             }
             Request::Fsync { file } => {
                 self.sync(self.ino, file)?;
-                Ok(Answer::DONE)
+                Ok(FuseReply::DONE)
             }
             Request::ReadDir(span) => self.list(span),
             Request::ReadDirPlus(span) => self.list_with_attributes(span),
             Request::Statfs => Ok(self.statfs()),
-            Request::Destroy => Ok(Answer::DONE),
-            other => self.answer_name(other),
+            Request::Destroy => Ok(FuseReply::DONE),
+            other => self.dispatch_name_op(other),
         }
     }
 
     /// What names, links, and makes.
-    fn answer_name(&self, request: Request<'_>) -> Result<Answer> {
+    fn dispatch_name_op(&self, request: Request<'_>) -> Result<FuseReply> {
         match request {
             Request::Create { name, mode, flags } => {
                 let mode = (mode & PERMISSIONS) as u16;
                 let made = self.fs.create_opened(self.ino, name, mode, self.caller)?;
-                self.made(&made, flags)
+                self.created_reply(&made, flags)
             }
             Request::CreateUnnamed { mode, flags } => {
                 let mode = (mode & PERMISSIONS) as u16;
                 let made = self.fs.create_unnamed(self.ino, mode, self.caller)?;
-                self.made(&made, flags)
+                self.created_reply(&made, flags)
             }
             Request::Mknod { name, mode, device } => {
-                let make = match Kind::of_mode(mode as u16) {
-                    Some(Kind::File) => Make::File,
-                    None | Some(Kind::Directory | Kind::Symlink) => return refuse(Errno::INVAL),
-                    Some(kind) => Make::Special(kind, device),
+                let make = match InodeKind::of_mode(mode as u16) {
+                    Some(InodeKind::File) => CreateKind::File,
+                    None | Some(InodeKind::Directory | InodeKind::Symlink) => {
+                        return refuse(Errno::INVAL);
+                    }
+                    Some(kind) => CreateKind::Special(kind, device),
                 };
                 Ok(entry(&self.make(name, make, mode)?))
             }
-            Request::Mkdir { name, mode } => Ok(entry(&self.make(name, Make::Directory, mode)?)),
-            Request::Symlink { name, target } => {
-                Ok(entry(&self.make(name, Make::Symlink(target), 0o777)?))
+            Request::Mkdir { name, mode } => {
+                Ok(entry(&self.make(name, CreateKind::Directory, mode)?))
             }
-            Request::ReadLink => Ok(Answer::Data(self.fs.read_link(self.ino)?)),
+            Request::Symlink { name, target } => Ok(entry(&self.make(
+                name,
+                CreateKind::Symlink(target),
+                0o777,
+            )?)),
+            Request::ReadLink => Ok(FuseReply::Data(self.fs.read_link(self.ino)?)),
             Request::Link { node, name } => Ok(entry(&self.fs.link(Ino(node), self.ino, name)?)),
-            Request::Unlink(name) => self.fs.unlink(self.ino, name).map(|()| Answer::DONE),
-            Request::Rmdir(name) => self.fs.rmdir(self.ino, name).map(|()| Answer::DONE),
+            Request::Unlink(name) => self.fs.unlink(self.ino, name).map(|()| FuseReply::DONE),
+            Request::Rmdir(name) => self.fs.rmdir(self.ino, name).map(|()| FuseReply::DONE),
             Request::Rename {
                 name,
                 to,
                 new,
                 flags,
             } => {
-                let (how, leaves_whiteout) = how_to_rename(flags).ok_or(Errno::INVAL)?;
+                let (how, leaves_whiteout) = rename_mode(flags).ok_or(Errno::INVAL)?;
                 let (from, to) = ((self.ino, name), (Ino(to), new));
                 match leaves_whiteout {
                     false => self.fs.rename(from, to, how)?,
-                    true => self.fs.rename_and_white_out(from, to, how, self.caller)?,
+                    true => self.fs.rename_with_whiteout(from, to, how, self.caller)?,
                 }
-                Ok(Answer::DONE)
+                Ok(FuseReply::DONE)
             }
-            other => self.answer_more(other),
+            other => self.dispatch_range_op(other),
         }
     }
 
     /// Attributes, and ranges of files.
-    fn answer_more(&self, request: Request<'_>) -> Result<Answer> {
+    fn dispatch_range_op(&self, request: Request<'_>) -> Result<FuseReply> {
         match request {
             Request::GetXattr { name, size } => {
                 let value = self.fs.xattr(self.ino, name);
-                xattr(value.map_err(|error| names::missing(name, error))?, size)
+                xattr(
+                    value.map_err(|error| names::missing_xattr_error(name, error))?,
+                    size,
+                )
             }
             Request::ListXattr { size } => {
                 let names = self.fs.xattr_names(self.ino)?;
@@ -418,20 +433,20 @@ impl Asked<'_> {
                 xattr(ended.collect(), size)
             }
             Request::SetXattr { name, value, flags } => {
-                names::check(name)?;
+                names::check_xattr_name(name)?;
                 let how = match flags {
-                    0 => SetXattr::Always,
-                    XATTR_CREATE => SetXattr::Create,
-                    XATTR_REPLACE => SetXattr::Replace,
+                    0 => SetXattrMode::Always,
+                    XATTR_CREATE => SetXattrMode::Create,
+                    XATTR_REPLACE => SetXattrMode::Replace,
                     _ => return refuse(Errno::INVAL),
                 };
                 self.fs.set_xattr(self.ino, name, value, how)?;
-                Ok(Answer::DONE)
+                Ok(FuseReply::DONE)
             }
             Request::RemoveXattr(name) => {
                 let removed = self.fs.remove_xattr(self.ino, name);
-                removed.map_err(|error| names::missing(name, error))?;
-                Ok(Answer::DONE)
+                removed.map_err(|error| names::missing_xattr_error(name, error))?;
+                Ok(FuseReply::DONE)
             }
             Request::Allocate {
                 file,
@@ -439,41 +454,43 @@ impl Asked<'_> {
                 length,
                 mode,
             } => {
-                let how = how_to_allocate(mode).ok_or(Errno::OPNOTSUPP)?;
-                self.disarm(self.ino)?;
-                let mut port = self.fs.borrow()?;
-                self.fs.allocate(&mut port, self.ino, how, offset, length)?;
-                drop(port);
-                self.sync_if_asked(self.ino, file)?;
-                Ok(Answer::DONE)
+                let how = allocate_mode(mode).ok_or(Errno::OPNOTSUPP)?;
+                self.clear_setid(self.ino)?;
+                let mut channel = self.fs.borrow_channel()?;
+                self.fs
+                    .allocate(&mut channel, self.ino, how, offset, length)?;
+                drop(channel);
+                self.sync_if_opened_sync(self.ino, file)?;
+                Ok(FuseReply::DONE)
             }
             Request::Ioctl {
-                command: WILL_MAP, ..
+                command: WILL_MAP_IOCTL,
+                ..
             } => {
-                self.fs.bar_guests(self.ino)?;
-                self.fs.tell_mapped_size(self.ino)?;
-                Ok(Answer::of(&abi::IoctlOut::default()))
+                self.fs.disable_direct_access(self.ino)?;
+                self.fs.notify_mmapped_size(self.ino)?;
+                Ok(FuseReply::new(&abi::IoctlOut::default()))
             }
             Request::Ioctl {
-                command: CONNECT,
+                command: CONNECT_IOCTL,
                 argument,
             } => {
-                let connect = self.served.connect.get().ok_or(Errno::NOSYS)?;
+                let connect = self.handler.connect_hook.get().ok_or(Errno::NOSYS)?;
                 connect(self.thread, argument)?;
-                Ok(Answer::of(&abi::IoctlOut::default()))
+                Ok(FuseReply::new(&abi::IoctlOut::default()))
             }
             // `ENOTTY` for who asked.
             Request::Ioctl { .. } => refuse(Errno::NOSYS),
             Request::Seek { offset, whence } => {
                 let what = match whence {
-                    SEEK_DATA => Seek::Data,
-                    SEEK_HOLE => Seek::Hole,
+                    SEEK_DATA => SeekTarget::Data,
+                    SEEK_HOLE => SeekTarget::Hole,
                     _ => return refuse(Errno::INVAL),
                 };
                 let offset = u64::try_from(offset).map_err(|_| Errno::NXIO)?;
-                let mut port = self.fs.borrow()?;
-                let found = self.fs.seek(&mut port, self.ino, offset, what)?;
-                Ok(Answer::of(&abi::LseekOut {
+                let mut channel = self.fs.borrow_channel()?;
+                let found = self.fs.seek(&mut channel, self.ino, offset, what)?;
+                Ok(FuseReply::new(&abi::LseekOut {
                     offset: found.cast_signed(),
                 }))
             }
@@ -485,12 +502,12 @@ impl Asked<'_> {
                 len,
             } => {
                 let (from, to) = ((self.ino, from), (Ino(to_node), to));
-                self.disarm(to.0)?;
-                let mut port = self.fs.borrow()?;
+                self.clear_setid(to.0)?;
+                let mut channel = self.fs.borrow_channel()?;
                 let len = len.min(COPIED_BYTES_MAX);
-                let copied = self.fs.copy(&mut port, from, to, len)?;
-                drop(port);
-                self.sync_if_asked(to.0, to_file)?;
+                let copied = self.fs.copy(&mut channel, from, to, len)?;
+                drop(channel);
+                self.sync_if_opened_sync(to.0, to_file)?;
                 Ok(written(copied as usize))
             }
             _ => refuse(Errno::NOSYS),
@@ -498,92 +515,103 @@ impl Asked<'_> {
     }
 
     fn sync(&self, ino: Ino, file: u64) -> Result<()> {
-        let port = &mut *self.fs.borrow()?;
-        match self.served.opened.get(file) {
+        let channel = &mut *self.fs.borrow_channel()?;
+        match self.handler.open_files.get(file) {
             Some(opened) if opened.take_expected_sync() => {
-                self.fs.sync_written(port, ino, &opened.seen)
+                self.fs
+                    .sync_after_durable_write(channel, ino, &opened.lost_writes)
             }
-            Some(opened) => self.fs.sync_opened(port, ino, &opened.seen),
+            Some(opened) => self.fs.sync_open_file(channel, ino, &opened.lost_writes),
             // A directory, all of which is durable in any case.
-            None => self.fs.sync(port, ino),
+            None => self.fs.sync(channel, ino),
         }
     }
 
     /// What changes a file opened with O_DSYNC or O_SYNC is durable when it returns.
-    fn sync_if_asked(&self, ino: Ino, file: u64) -> Result<()> {
-        match Opened::is_synced(file) {
+    fn sync_if_opened_sync(&self, ino: Ino, file: u64) -> Result<()> {
+        match OpenFiles::is_synced(file) {
             true => self.sync(ino, file),
             false => Ok(()),
         }
     }
 
-    fn make(&self, name: &[u8], make: Make<'_>, mode: u32) -> Result<Attr> {
+    fn make(&self, name: &[u8], make: CreateKind<'_>, mode: u32) -> Result<Attr> {
         let mode = (mode & PERMISSIONS) as u16;
         self.fs.create(self.ino, name, make, mode, self.caller)
     }
 
     /// Takes set-id bits from a file that somebody without the privilege for them changes.
     /// The kernel does not say who has it, but for writes and sizes.
-    fn disarm(&self, ino: Ino) -> Result<()> {
+    fn clear_setid(&self, ino: Ino) -> Result<()> {
         match self.caller.uid {
             0 => Ok(()),
-            _ => self.fs.disarm(ino),
+            _ => self.fs.clear_setid(ino),
         }
     }
 
     fn set_attr(&self, wished: &SetAttr) -> Result<Attr> {
-        let changes = Changes {
+        let changes = AttrChanges {
             mode: wished.mode.map(|mode| (mode & PERMISSIONS) as u16),
             uid: wished.uid,
             gid: wished.gid,
-            atime: wished.atime.map(time),
-            mtime: wished.mtime.map(time),
+            atime: wished.atime.map(resolve_time),
+            mtime: wished.mtime.map(resolve_time),
         };
         if let Some(size) = wished.size {
-            if wished.disarms {
-                self.fs.disarm(self.ino)?;
+            if wished.clears_setid {
+                self.fs.clear_setid(self.ino)?;
             }
-            let attr = self.fs.set_size(&mut *self.fs.borrow()?, self.ino, size)?;
-            if changes == Changes::default() {
+            let attr = self
+                .fs
+                .set_size(&mut *self.fs.borrow_channel()?, self.ino, size)?;
+            if changes == AttrChanges::default() {
                 return Ok(attr);
             }
         }
         self.fs.set_attr(self.ino, changes)
     }
 
-    fn write(&self, file: u64, offset: u64, data: &Bytes, flags: u32, how: u32) -> Result<Answer> {
+    fn write(
+        &self,
+        file: u64,
+        offset: u64,
+        data: &Bytes,
+        flags: u32,
+        how: u32,
+    ) -> Result<FuseReply> {
         if how & abi::WRITE_KILL_SUIDGID != 0 {
-            self.fs.disarm(self.ino)?;
+            self.fs.clear_setid(self.ino)?;
         }
         if how & (abi::WRITE_CACHE | abi::WRITE_LOCK_OWNER) == 0 {
-            self.note_cached(file)?;
+            self.before_cached_request(file)?;
         }
-        let mut port = self.fs.borrow()?;
+        let mut channel = self.fs.borrow_channel()?;
         if how & abi::WRITE_CACHE != 0 {
-            self.fs.hold(&mut port, self.ino, offset, data)?;
+            self.fs
+                .buffer_mmap_write(&mut channel, self.ino, offset, data)?;
             return Ok(written(data.len()));
         }
-        let at = place_of(offset, flags);
-        let is_durable = has(flags, OFlags::DSYNC);
-        let bytes = self.fs.write(&mut port, self.ino, at, data, is_durable);
-        drop(port);
-        let bytes = bytes.inspect_err(|_| self.note_failed(how))?;
-        self.note_written(how, offset, bytes.clone());
-        self.served.opened.expect_sync(file, how);
+        let at = write_offset(offset, flags);
+        let is_durable = has_flag(flags, OFlags::DSYNC);
+        let bytes = self.fs.write(&mut channel, self.ino, at, data, is_durable);
+        drop(channel);
+        let bytes = bytes.inspect_err(|_| self.before_failed_write_reply(how))?;
+        self.before_write_reply(how, offset, bytes.clone());
+        self.handler.open_files.expect_sync(file, how);
         Ok(written((bytes.end - bytes.start) as usize))
     }
 
-    fn list(&self, span: Span) -> Result<Answer> {
+    fn list(&self, span: ReadRange) -> Result<FuseReply> {
         let mut listing = Listing::new(span.size);
         self.fs.list(self.ino, span.offset, |listed| {
-            let entry = (listed.ino.0, listed.cookie, kind_of_entry(listed.kind));
+            let entry = (listed.ino.0, listed.cookie, dirent_type(listed.kind));
             listing.add(None, entry, &listed.name)
         })?;
-        Ok(listing.end())
+        Ok(listing.finish())
     }
 
-    fn list_with_attributes(&self, span: Span) -> Result<Answer> {
-        let mut all: Vec<Listed> = Vec::new();
+    fn list_with_attributes(&self, span: ReadRange) -> Result<FuseReply> {
+        let mut all: Vec<DirEntry> = Vec::new();
         self.fs.list(self.ino, span.offset, |listed| {
             all.push(listed.clone());
             all.len() < LISTED_MAX
@@ -594,22 +622,22 @@ impl Asked<'_> {
             let is_dots = listed.name == b"." || listed.name == b"..";
             let attr = match is_dots {
                 true => self.fs.attr(listed.ino),
-                false => self.fs.remember(listed.ino),
+                false => self.fs.lookup_ino(listed.ino),
             };
             // It went meanwhile.
             let Ok(attr) = attr else { continue };
-            let entry = (listed.ino.0, listed.cookie, kind_of_entry(attr.kind));
-            if !listing.add(Some(&answer::entry(&attr)), entry, &listed.name) {
+            let entry = (listed.ino.0, listed.cookie, dirent_type(attr.kind));
+            if !listing.add(Some(&reply::entry(&attr)), entry, &listed.name) {
                 if !is_dots {
                     self.fs.forget(listed.ino, 1);
                 }
                 break;
             }
         }
-        Ok(listing.end())
+        Ok(listing.finish())
     }
 
-    fn statfs(&self) -> Answer {
+    fn statfs(&self) -> FuseReply {
         const PAGE: u64 = PAGE_BYTES as u64;
         let usage = self.fs.usage();
         let used = usage.used_bytes / PAGE;
@@ -617,12 +645,12 @@ impl Asked<'_> {
             0 => u64::MAX,
             limit => (limit / PAGE).saturating_sub(used),
         };
-        let in_pools = (self.served.room)().map_or(u64::MAX, |bytes| bytes / PAGE);
+        let in_pools = (self.handler.free_space)().map_or(u64::MAX, |bytes| bytes / PAGE);
         let free = match within_limit.min(in_pools) {
             u64::MAX => 0,
             free => free,
         };
-        Answer::of(&abi::StatfsOut {
+        FuseReply::new(&abi::StatfsOut {
             blocks: used + free,
             free,
             available: free,

@@ -1,17 +1,17 @@
 //! A mount and the threads that serve it.
 
 use crate::abi::{self, init};
-use crate::answer::Answer;
-use crate::busy::Keeper;
+use crate::batching::{self, BatchingLimiter};
+use crate::busy::CpuAwakeThread;
 use crate::classic::{self, Classic};
-use crate::collect::{self, Turns};
-use crate::crew::{self, Crew, Role};
-use crate::device::{Device, How};
-use crate::files::{DATA_BYTES_MAX, Files};
-use crate::reserve::{Reserve, Start, Watched};
-use crate::ring::{self, Queues};
+use crate::device::{Device, DeviceOptions};
+use crate::extra_threads::{CountedHandler, ExtraThreads, StartThread};
+use crate::reply::FuseReply;
+use crate::request_handler::{DATA_BYTES_MAX, RequestHandler};
+use crate::ring::{self, RingQueues};
+use crate::worker_pool::{self, Role, WorkerPool};
 use crate::{Caching, MountError, MountOptions, THREADS_MAX, Transport};
-use pagemesh_base::awake;
+use pagemesh_base::cpu_latency;
 use rustix::io::Errno;
 use std::io;
 use std::num::NonZero;
@@ -31,7 +31,7 @@ const PAGES_MAX: u16 = (DATA_BYTES_MAX / 4096) as u16;
 const INITS_MAX: usize = 2;
 
 /// What is settled with the kernel, where it can.
-const WANTED: [(u64, &str); 10] = [
+const FEATURES: [(u64, &str); 10] = [
     (init::ASYNC_READ, "asynchronous reads"),
     (init::BIG_WRITES, "writes of more than a page"),
     (init::MAX_PAGES, "requests of 1 MiB"),
@@ -48,14 +48,14 @@ const WANTED: [(u64, &str); 10] = [
 ];
 
 /// The same where no file is opened to be cached.
-const WANTED_BYPASSED: [(u64, &str); 2] = [
+const FEATURES_WITHOUT_CACHE: [(u64, &str); 2] = [
     (init::AUTO_INVAL_DATA, "forgetting of what changed"),
     (init::DIRECT_IO_ALLOW_MMAP, "shared mappings"),
 ];
 
 /// The same for files that are read and written through the page cache. Direct clients change none
 /// of them, so no change of a time makes the kernel drop pages.
-const WANTED_CACHED: [(u64, &str); 2] = [
+const FEATURES_WITH_CACHE: [(u64, &str); 2] = [
     (
         init::EXPLICIT_INVAL_DATA,
         "cached pages that stay valid when a file changes",
@@ -67,41 +67,41 @@ const WANTED_CACHED: [(u64, &str); 2] = [
 ];
 
 /// A mount that is served.
-pub(crate) struct Session {
+pub(crate) struct FuseSession {
     pub(crate) device: Arc<Device>,
     pub(crate) transport: Transport,
     threads: Vec<Option<JoinHandle<io::Result<()>>>>,
-    turns: Arc<Turns>,
-    keeper: Keeper,
-    ended: Receiver<usize>,
-    watch: Option<Watch>,
+    batching_limiter: Arc<BatchingLimiter>,
+    cpu_awake_thread: CpuAwakeThread,
+    thread_exits: Receiver<usize>,
+    extra_threads: Option<ExtraThreadsGuard>,
 }
 
 /// Why there is no session.
-enum Refused {
+enum SessionError {
     /// The kernel offered a ring and then did not take it.
     Ring(io::Error),
     Other(io::Error),
 }
 
-impl From<io::Error> for Refused {
-    fn from(cause: io::Error) -> Refused {
-        Refused::Other(cause)
+impl From<io::Error> for SessionError {
+    fn from(cause: io::Error) -> SessionError {
+        SessionError::Other(cause)
     }
 }
 
-impl Session {
+impl FuseSession {
     pub(crate) fn start(
         dir: &Path,
         options: &MountOptions,
-        files: &Arc<dyn Files>,
-    ) -> Result<Session, MountError> {
+        files: &Arc<dyn RequestHandler>,
+    ) -> Result<FuseSession, MountError> {
         let queues = match options.transport {
             Transport::Classic => None,
             _ => match ring::queues() {
                 Ok(queues) => Some(queues),
                 Err(why) => {
-                    without_ring(options, why)?;
+                    check_ring_optional(options, why)?;
                     None
                 }
             },
@@ -110,14 +110,16 @@ impl Session {
             dir: dir.to_owned(),
             cause,
         };
-        match Session::mount(dir, options, files, queues) {
+        match FuseSession::mount(dir, options, files, queues) {
             Ok(session) => Ok(session),
-            Err(Refused::Other(cause)) => Err(refused(cause)),
-            Err(Refused::Ring(cause)) => {
-                without_ring(options, format!("the kernel refused it: {cause}"))?;
-                match Session::mount(dir, options, files, None) {
+            Err(SessionError::Other(cause)) => Err(refused(cause)),
+            Err(SessionError::Ring(cause)) => {
+                check_ring_optional(options, format!("the kernel refused it: {cause}"))?;
+                match FuseSession::mount(dir, options, files, None) {
                     Ok(session) => Ok(session),
-                    Err(Refused::Other(cause) | Refused::Ring(cause)) => Err(refused(cause)),
+                    Err(SessionError::Other(cause) | SessionError::Ring(cause)) => {
+                        Err(refused(cause))
+                    }
                 }
             }
         }
@@ -127,66 +129,70 @@ impl Session {
     fn mount(
         dir: &Path,
         options: &MountOptions,
-        files: &Arc<dyn Files>,
+        files: &Arc<dyn RequestHandler>,
         queues: Option<usize>,
-    ) -> Result<Session, Refused> {
-        let how = How {
+    ) -> Result<FuseSession, SessionError> {
+        let how = DeviceOptions {
             source: &options.source,
             allow_other: options.allow_other,
         };
         let device = Arc::new(Device::mount(dir, &how)?);
         let (ending, ended) = channel();
         let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
-        let mut session = Session {
+        let mut session = FuseSession {
             device,
             transport: Transport::Classic,
             threads: Vec::new(),
-            turns: Arc::new(Turns::new(processors)),
-            keeper: Keeper::start(options.may_keep_awake.then(|| awake::DEVICE.into()))?,
-            ended,
-            watch: None,
+            batching_limiter: Arc::new(BatchingLimiter::new(processors)),
+            cpu_awake_thread: CpuAwakeThread::start(
+                options
+                    .may_keep_cpus_awake
+                    .then(|| cpu_latency::CPU_DMA_LATENCY_DEVICE.into()),
+            )?,
+            thread_exits: ended,
+            extra_threads: None,
         };
         // From here on a drop unmounts.
-        let is_offered = greet(&session.device.file, queues.is_some(), options.caching)?;
+        let is_offered = handshake(&session.device.file, queues.is_some(), options.caching)?;
         let threads = options.threads.clamp(1, THREADS_MAX);
-        let each = queues.map_or(threads, |queues| ring::entries(queues, threads).first);
-        let reserve = Arc::new(Reserve::new(queues.unwrap_or(1), each));
-        let files: &Arc<dyn Files> = &(Arc::new(Watched {
-            files: Arc::clone(files),
-            reserve: Arc::clone(&reserve),
-        }) as Arc<dyn Files>);
+        let each = queues.map_or(threads, |queues| ring::entries(queues, threads).initial);
+        let reserve = Arc::new(ExtraThreads::new(queues.unwrap_or(1), each));
+        let files: &Arc<dyn RequestHandler> = &(Arc::new(CountedHandler {
+            handler: Arc::clone(files),
+            extra_threads: Arc::clone(&reserve),
+        }) as Arc<dyn RequestHandler>);
         let mut crews = Vec::new();
         match queues {
             Some(_) if !is_offered => {
                 let cause = io::Error::other("it does not offer it for this mount");
-                return Err(Refused::Ring(cause));
+                return Err(SessionError::Ring(cause));
             }
             Some(queues) => crews = session.start_rings(&ending, files, queues, threads)?,
             None => {
                 for _ in 1..threads {
-                    let device = Arc::new(session.device.another()?);
+                    let device = Arc::new(session.device.clone_connection()?);
                     session.start_classic(&ending, files, device)?;
                 }
             }
         }
         let device = Arc::clone(&session.device.file);
         session.start_classic(&ending, files, device)?;
-        session.start_watch(files, &reserve, crews)?;
+        session.start_extra_threads(files, &reserve, crews)?;
         Ok(session)
     }
 
     /// Starts the thread that starts more threads where all others are stuck.
-    fn start_watch(
+    fn start_extra_threads(
         &mut self,
-        files: &Arc<dyn Files>,
-        reserve: &Arc<Reserve>,
-        crews: Vec<Arc<Crew>>,
+        files: &Arc<dyn RequestHandler>,
+        reserve: &Arc<ExtraThreads>,
+        crews: Vec<Arc<WorkerPool>>,
     ) -> io::Result<()> {
         let (device, files) = (Arc::clone(&self.device), Arc::clone(files));
-        let noter = self.keeper.noter();
+        let noter = self.cpu_awake_thread.request_counter();
         let watched = Arc::clone(reserve);
         let reserve = Arc::clone(reserve);
-        let start: Start = Box::new(move |line| {
+        let start: StartThread = Box::new(move |line| {
             let files = Arc::clone(&files);
             let thread = std::thread::Builder::new().name("fuse-more".into());
             let ended = |served: io::Result<()>| {
@@ -194,44 +200,45 @@ impl Session {
                     tracing::warn!(%cause, "a further thread of the mount ended");
                 }
             };
-            match crews.get(line / ring::QUEUES_OF_A_CREW) {
+            match crews.get(line / ring::QUEUES_PER_POOL) {
                 Some(crew) => {
                     let (crew, role) = (Arc::clone(crew), Role::Follower(line as u16));
-                    thread.spawn(move || ended(crew::serve(&crew, &*files, role, |_| {})))
+                    thread.spawn(move || ended(worker_pool::serve(&crew, &*files, role, |_| {})))
                 }
                 None => {
-                    let mut more = Classic::new(Arc::new(device.another()?), noter.clone());
+                    let mut more =
+                        Classic::new(Arc::new(device.clone_connection()?), noter.clone());
                     let reserve = Arc::clone(&reserve);
                     thread.spawn(move || {
                         let is_needed = || reserve.needs_more(line);
                         ended(classic::serve_while(&mut more, &*files, is_needed));
-                        reserve.note_less(line);
+                        reserve.record_exit(line);
                     })
                 }
             }
         });
         let thread = std::thread::Builder::new().name("fuse-reserve".into());
         let ended = Arc::clone(&watched);
-        let thread = thread.spawn(move || watched.watch(&start))?;
-        self.watch = Some(Watch(ended, Some(thread)));
+        let thread = thread.spawn(move || watched.run(&start))?;
+        self.extra_threads = Some(ExtraThreadsGuard(ended, Some(thread)));
         Ok(())
     }
 
     fn start_classic(
         &mut self,
         ending: &Sender<usize>,
-        files: &Arc<dyn Files>,
+        files: &Arc<dyn RequestHandler>,
         device: Arc<OwnedFd>,
     ) -> io::Result<()> {
         let files = Arc::clone(files);
-        let turns = Arc::clone(&self.turns);
-        let noter = self.keeper.noter();
+        let turns = Arc::clone(&self.batching_limiter);
+        let noter = self.cpu_awake_thread.request_counter();
         // Where there is a ring, what is left for the device is served one by one.
         let is_alone = self.transport == Transport::Classic;
         self.spawn("fuse", ending, move || {
             let mut line = Classic::new(device, noter);
-            match files.hand().filter(|_| is_alone) {
-                Some(hand) => collect::serve(&mut line, &*files, hand, &turns),
+            match files.async_writer().filter(|_| is_alone) {
+                Some(hand) => batching::serve(&mut line, &*files, hand, &turns),
                 None => classic::serve(&mut line, &*files),
             }
         })
@@ -240,23 +247,28 @@ impl Session {
     fn start_rings(
         &mut self,
         ending: &Sender<usize>,
-        files: &Arc<dyn Files>,
+        files: &Arc<dyn RequestHandler>,
         queues: usize,
         threads: usize,
-    ) -> Result<Vec<Arc<Crew>>, Refused> {
+    ) -> Result<Vec<Arc<WorkerPool>>, SessionError> {
         self.transport = Transport::IoUring;
         let entries = ring::entries(queues, threads);
         let (told, answers) = channel();
         let queues: Vec<u16> = (0..queues as u16).collect();
         let mut crews = Vec::new();
-        for queues in queues.chunks(ring::QUEUES_OF_A_CREW) {
-            let device = Queues(Arc::clone(&self.device.file));
-            let crew = Arc::new(Crew::new(device, self.keeper.noter(), queues, entries));
+        for queues in queues.chunks(ring::QUEUES_PER_POOL) {
+            let device = RingQueues(Arc::clone(&self.device.file));
+            let crew = Arc::new(WorkerPool::new(
+                device,
+                self.cpu_awake_thread.request_counter(),
+                queues,
+                entries,
+            ));
             crews.push(Arc::clone(&crew));
             for role in crew.roles() {
                 let (crew, files, told) = (Arc::clone(&crew), Arc::clone(files), told.clone());
                 self.spawn("fuse-ring", ending, move || {
-                    crew::serve(&crew, &*files, role, |failed| {
+                    worker_pool::serve(&crew, &*files, role, |failed| {
                         // Whoever starts it waits for this.
                         let _ = told.send(failed);
                         drop(told);
@@ -266,7 +278,7 @@ impl Session {
         }
         drop(told);
         match answers.iter().flatten().next() {
-            Some(cause) => Err(Refused::Ring(cause)),
+            Some(cause) => Err(SessionError::Ring(cause)),
             None => Ok(crews),
         }
     }
@@ -279,7 +291,7 @@ impl Session {
         serve: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> io::Result<()> {
         let number = self.threads.len();
-        let ending = Ending(ending.clone(), number);
+        let ending = ExitNotifier(ending.clone(), number);
         let thread = std::thread::Builder::new()
             .name(format!("{name}-{number}"))
             .spawn(move || {
@@ -294,7 +306,9 @@ impl Session {
     /// everybody is cut off. Says when the first of those who serve ends.
     pub(crate) fn serve(mut self, is_ending: impl Fn()) -> io::Result<()> {
         for _ in 0..self.threads.len() {
-            let Ok(number) = self.ended.recv() else { break };
+            let Ok(number) = self.thread_exits.recv() else {
+                break;
+            };
             is_ending();
             let Some(thread) = self.threads[number].take() else {
                 continue;
@@ -302,23 +316,23 @@ impl Session {
             let served = thread.join();
             let served = served.unwrap_or_else(|_| Err(io::Error::other("a server panicked")));
             if let Err(cause) = served {
-                if let Err(cause) = self.device.cut_off() {
+                if let Err(cause) = self.device.abort() {
                     tracing::error!(%cause, "cannot end the mount");
                 }
                 return Err(cause);
             }
         }
-        self.watch = None;
+        self.extra_threads = None;
         Ok(())
     }
 }
 
 /// The thread that starts others. Dropped, those have ended, as the mount has.
-struct Watch(Arc<Reserve>, Option<JoinHandle<()>>);
+struct ExtraThreadsGuard(Arc<ExtraThreads>, Option<JoinHandle<()>>);
 
-impl Drop for Watch {
+impl Drop for ExtraThreadsGuard {
     fn drop(&mut self) {
-        self.0.end();
+        self.0.stop();
         if let Some(thread) = self.1.take() {
             // A panic was told already.
             let _ = thread.join();
@@ -326,28 +340,28 @@ impl Drop for Watch {
     }
 }
 
-impl Drop for Session {
+impl Drop for FuseSession {
     fn drop(&mut self) {
         // It was not served, or that failed, or it is gone already.
         // One that is in use is cut off, here or in another mount namespace.
         let _ = self.device.unmount();
-        if let Err(cause) = self.device.cut_off() {
+        if let Err(cause) = self.device.abort() {
             tracing::warn!(%cause, "cannot unmount");
         }
     }
 }
 
 /// Says that a thread has ended, however it did.
-struct Ending(Sender<usize>, usize);
+struct ExitNotifier(Sender<usize>, usize);
 
-impl Drop for Ending {
+impl Drop for ExitNotifier {
     fn drop(&mut self) {
         // Nobody waits for it if the mount is not served.
         let _ = self.0.send(self.1);
     }
 }
 
-fn without_ring(options: &MountOptions, why: String) -> Result<(), MountError> {
+fn check_ring_optional(options: &MountOptions, why: String) -> Result<(), MountError> {
     match options.transport {
         Transport::IoUring => Err(MountError::NoRing(why)),
         _ => {
@@ -358,7 +372,7 @@ fn without_ring(options: &MountOptions, why: String) -> Result<(), MountError> {
 }
 
 /// Answers the first request. Whether the ring was wanted and is offered.
-fn greet(device: &OwnedFd, wants_ring: bool, caching: Caching) -> io::Result<bool> {
+fn handshake(device: &OwnedFd, wants_ring: bool, caching: Caching) -> io::Result<bool> {
     // It must hold the longest request that could be.
     let mut buffer = vec![0; DATA_BYTES_MAX as usize];
     for _ in 0..INITS_MAX {
@@ -380,11 +394,11 @@ fn greet(device: &OwnedFd, wants_ring: bool, caching: Caching) -> io::Result<boo
                 minor: abi::MINOR,
                 ..abi::InitOut::default()
             };
-            classic::write(device, header.unique, &Answer::of(&answer));
+            classic::write(device, header.unique, &FuseReply::new(&answer));
             continue;
         }
         if (told.major, told.minor) < (abi::MAJOR, abi::MINOR_MIN) {
-            classic::write(device, header.unique, &Answer::Error(Errno::PROTO));
+            classic::write(device, header.unique, &FuseReply::Error(Errno::PROTO));
             return Err(io::Error::other(format!(
                 "the kernel speaks FUSE {}.{}; it must be {}.{} at least (Linux 5.4)",
                 told.major,
@@ -393,8 +407,8 @@ fn greet(device: &OwnedFd, wants_ring: bool, caching: Caching) -> io::Result<boo
                 abi::MINOR_MIN
             )));
         }
-        let (answer, has_ring) = settle(&told, wants_ring, caching);
-        classic::write(device, header.unique, &Answer::of(&answer));
+        let (answer, has_ring) = negotiate(&told, wants_ring, caching);
+        classic::write(device, header.unique, &FuseReply::new(&answer));
         return Ok(has_ring);
     }
     Err(io::Error::other(
@@ -403,17 +417,17 @@ fn greet(device: &OwnedFd, wants_ring: bool, caching: Caching) -> io::Result<boo
 }
 
 /// What both sides can.
-fn settle(told: &abi::InitIn, wants_ring: bool, caching: Caching) -> (abi::InitOut, bool) {
+fn negotiate(told: &abi::InitIn, wants_ring: bool, caching: Caching) -> (abi::InitOut, bool) {
     let mut offered = u64::from(told.flags);
     if offered & init::EXT != 0 {
         offered |= u64::from(told.flags2) << 32;
     }
     let mut flags = offered & init::EXT;
     let by_caching: &[(u64, &str)] = match caching {
-        Caching::Bypassed => &WANTED_BYPASSED,
-        Caching::PageCache => &WANTED_CACHED,
+        Caching::Bypassed => &FEATURES_WITHOUT_CACHE,
+        Caching::PageCache => &FEATURES_WITH_CACHE,
     };
-    for &(flag, what) in WANTED.iter().chain(by_caching) {
+    for &(flag, what) in FEATURES.iter().chain(by_caching) {
         match offered & flag {
             0 => tracing::info!(what, "the kernel does without"),
             flag => flags |= flag,
@@ -444,22 +458,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_settled_that_was_not_offered() {
+    fn only_offered_features_are_negotiated() {
         let told = abi::InitIn {
             flags: init::ASYNC_READ as u32,
             // Without the flag that says so it means nothing.
             flags2: u32::MAX,
             ..abi::InitIn::default()
         };
-        let (answer, has_ring) = settle(&told, true, Caching::Bypassed);
+        let (answer, has_ring) = negotiate(&told, true, Caching::Bypassed);
         assert_eq!((answer.flags, answer.flags2), (told.flags, 0));
         assert!(!has_ring);
         let told = abi::InitIn {
             flags: u32::MAX,
             ..told
         };
-        assert!(settle(&told, true, Caching::Bypassed).1);
-        let (answer, has_ring) = settle(&told, false, Caching::Bypassed);
+        assert!(negotiate(&told, true, Caching::Bypassed).1);
+        let (answer, has_ring) = negotiate(&told, false, Caching::Bypassed);
         assert!(!has_ring);
         assert_eq!(answer.flags2, (init::DIRECT_IO_ALLOW_MMAP >> 32) as u32);
     }

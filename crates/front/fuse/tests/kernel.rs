@@ -12,9 +12,9 @@ mod skip;
 mod switch;
 
 use bytes::Bytes;
-use memory::Memory;
+use memory::MemorySpace;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
-use pagemesh_fs::{Caller, Fs, Ino, MakeOptions, Wait, make};
+use pagemesh_fs::{Credentials, Fs, Ino, MkfsOptions, Wait, mkfs};
 use pagemesh_fuse::{Caching, MountOptions, Transport, Unmounter, mount, mount_null, now};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
@@ -58,43 +58,43 @@ macro_rules! by_both {
 by_both! {
     names_files_and_links_outlive_the_mount
     renames_have_flags
-    appends_of_many_do_not_overlap
+    concurrent_appends_do_not_overlap
     holes_are_found_and_made
     attributes_are_as_they_were_set
     programs_run_and_are_replaced
-    a_full_file_system_says_so_and_has_room_again
+    full_file_system_reports_enospc_until_space_is_freed
     files_without_a_name_get_one_or_go
     long_reads_and_writes_are_whole
-    who_is_in_a_call_is_cut_off
+    pending_calls_fail_when_the_mount_is_aborted
     writes_go_on_while_others_begin
-    who_waits_for_a_write_is_woken_by_another
-    what_a_crash_left_is_freed_beside_the_mount
+    waiting_writer_thread_is_woken_by_next_request
+    crash_leftovers_are_freed_in_the_background
 }
 
 /// A mount; dropping it unmounts.
-struct Mount {
+struct TestMount {
     dir: tempfile::TempDir,
     unmounter: Unmounter,
-    serving: Option<JoinHandle<()>>,
-    _switch: Option<switch::On>,
+    serve_thread: Option<JoinHandle<()>>,
+    _switch: Option<switch::UringOnGuard>,
 }
 
-impl Mount {
+impl TestMount {
     /// None, and said so, where nobody may mount, or not so.
-    fn new(memory: &Memory, transport: Transport) -> Option<Mount> {
+    fn new(memory: &MemorySpace, transport: Transport) -> Option<TestMount> {
         let caching = Caching::PageCache;
-        Mount::of(memory.shared(), memory::wait, transport, caching)
+        TestMount::with_space(memory.shared(), memory::wait, transport, caching)
     }
 
-    fn of(
+    fn with_space(
         space: Arc<dyn Space>,
         wait: Wait,
         transport: Transport,
         caching: Caching,
-    ) -> Option<Mount> {
+    ) -> Option<TestMount> {
         let switch = match transport {
             Transport::IoUring => {
-                let on = switch::on();
+                let on = switch::turn_on();
                 if on.is_none() {
                     skip::skip("needs FUSE over io_uring, and root to switch it on");
                     return None;
@@ -110,7 +110,7 @@ impl Mount {
             threads: THREADS,
             allow_other: true,
             transport,
-            may_keep_awake: false,
+            may_keep_cpus_awake: false,
             caching,
         };
         let trouble = |error: &_| panic!("memory fails nothing: {error}");
@@ -131,10 +131,10 @@ impl Mount {
         assert_eq!(mounted.transport(), transport);
         let unmounter = mounted.unmounter();
         let serving = std::thread::spawn(move || mounted.serve().unwrap());
-        Some(Mount {
+        Some(TestMount {
             dir,
             unmounter,
-            serving: Some(serving),
+            serve_thread: Some(serving),
             _switch: switch,
         })
     }
@@ -144,43 +144,43 @@ impl Mount {
     }
 }
 
-impl Drop for Mount {
+impl Drop for TestMount {
     fn drop(&mut self) {
         if self.unmounter.unmount().is_err() {
             // A test that panicked has files open.
             let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
             rustix::mount::unmount(self.dir.path(), flags).unwrap();
         }
-        let served = self.serving.take().unwrap().join();
+        let served = self.serve_thread.take().unwrap().join();
         assert!(served.is_ok() || std::thread::panicking());
     }
 }
 
-fn made() -> Memory {
-    let memory = Memory::new(1 << 40);
-    let options = MakeOptions {
+fn new_memory_fs() -> MemorySpace {
+    let memory = MemorySpace::new(1 << 40);
+    let options = MkfsOptions {
         uuid: uuid::Uuid::from_u128(1),
         hash_key: [2, 3],
         limit_bytes: LIMIT,
-        owner: Caller { uid: 0, gid: 0 },
+        owner: Credentials { uid: 0, gid: 0 },
         mode: 0o777,
     };
-    make(&memory.shared(), memory::wait, now, options).unwrap();
+    mkfs(&memory.shared(), memory::wait, now, options).unwrap();
     memory
 }
 
-fn refused<T: std::fmt::Debug>(result: std::io::Result<T>, errno: Errno) {
+fn assert_refused<T: std::fmt::Debug>(result: std::io::Result<T>, errno: Errno) {
     let code = result.expect_err("refused").raw_os_error();
     assert_eq!(code, Some(errno.raw_os_error()));
 }
 
-fn inodes(mount: &Mount) -> u64 {
+fn inodes(mount: &TestMount) -> u64 {
     let told = rustix::fs::statvfs(mount.dir.path()).unwrap();
     told.f_files - told.f_ffree
 }
 
 /// Waits for what another thread does.
-fn until(is_so: impl Fn() -> bool) {
+fn wait_until(is_so: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !is_so() {
         assert!(Instant::now() < deadline, "it never is so");
@@ -198,8 +198,8 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 fn names_files_and_links_outlive_the_mount(transport: Transport) {
-    let memory = made();
-    let Some(mount) = Mount::new(&memory, transport) else {
+    let memory = new_memory_fs();
+    let Some(mount) = TestMount::new(&memory, transport) else {
         return;
     };
     let content: Vec<u8> = (0..300_000u32).flat_map(u32::to_le_bytes).collect();
@@ -210,15 +210,15 @@ fn names_files_and_links_outlive_the_mount(transport: Transport) {
     fs::rename(mount.path("a/b/link"), mount.path("a/b/moved")).unwrap();
     let long = "n".repeat(255);
     fs::write(mount.path(&long), b"x").unwrap();
-    refused(
+    assert_refused(
         fs::write(mount.path(&"n".repeat(256)), b""),
         Errno::NAMETOOLONG,
     );
-    refused(
+    assert_refused(
         fs::rename(mount.path("a"), mount.path("a/b/a")),
         Errno::INVAL,
     );
-    refused(fs::remove_dir(mount.path("a")), Errno::NOTEMPTY);
+    assert_refused(fs::remove_dir(mount.path("a")), Errno::NOTEMPTY);
     let told = fs::metadata(mount.path("a/other")).unwrap();
     assert_eq!((told.nlink(), told.size()), (2, 1_200_000));
     assert_eq!(told.blocks(), 1_200_000u64.div_ceil(4096) * 8);
@@ -228,7 +228,7 @@ fn names_files_and_links_outlive_the_mount(transport: Transport) {
     }
     drop(mount);
 
-    let mount = Mount::new(&memory, transport).unwrap();
+    let mount = TestMount::new(&memory, transport).unwrap();
     assert_eq!(fs::read(mount.path("a/other")).unwrap(), content);
     assert_eq!(fs::metadata(mount.path("a/b/file")).unwrap().ino(), ino);
     let target = fs::read_link(mount.path("a/b/moved")).unwrap();
@@ -240,8 +240,8 @@ fn names_files_and_links_outlive_the_mount(transport: Transport) {
 }
 
 fn renames_have_flags(transport: Transport) {
-    let memory = made();
-    let Some(mount) = Mount::new(&memory, transport) else {
+    let memory = new_memory_fs();
+    let Some(mount) = TestMount::new(&memory, transport) else {
         return;
     };
     fs::write(mount.path("one"), b"1").unwrap();
@@ -253,7 +253,7 @@ fn renames_have_flags(transport: Transport) {
     // The kernel would answer by itself.
     drop(cwd);
     drop(mount);
-    let mount = Mount::new(&memory, transport).unwrap();
+    let mount = TestMount::new(&memory, transport).unwrap();
     assert_eq!(fs::read(mount.path("one")).unwrap(), b"2");
     assert_eq!(fs::read(mount.path("two")).unwrap(), b"1");
     // A character device with number 0 is in the old place.
@@ -261,15 +261,15 @@ fn renames_have_flags(transport: Transport) {
     rustix::fs::renameat_with(&cwd, "one", &cwd, "two", RenameFlags::WHITEOUT).unwrap();
     drop(cwd);
     drop(mount);
-    let mount = Mount::new(&memory, transport).unwrap();
+    let mount = TestMount::new(&memory, transport).unwrap();
     assert_eq!(fs::read(mount.path("two")).unwrap(), b"2");
     let left = fs::symlink_metadata(mount.path("one")).unwrap();
     assert!(left.file_type().is_char_device() && left.rdev() == 0);
 }
 
-fn appends_of_many_do_not_overlap(transport: Transport) {
+fn concurrent_appends_do_not_overlap(transport: Transport) {
     const EACH: usize = 200;
-    let Some(mount) = Mount::new(&made(), transport) else {
+    let Some(mount) = TestMount::new(&new_memory_fs(), transport) else {
         return;
     };
     let path = mount.path("log");
@@ -296,7 +296,7 @@ fn appends_of_many_do_not_overlap(transport: Transport) {
 }
 
 fn holes_are_found_and_made(transport: Transport) {
-    let Some(mount) = Mount::new(&made(), transport) else {
+    let Some(mount) = TestMount::new(&new_memory_fs(), transport) else {
         return;
     };
     let mut file = File::create_new(mount.path("holes")).unwrap();
@@ -325,7 +325,7 @@ fn holes_are_found_and_made(transport: Transport) {
 }
 
 fn attributes_are_as_they_were_set(transport: Transport) {
-    let Some(mount) = Mount::new(&made(), transport) else {
+    let Some(mount) = TestMount::new(&new_memory_fs(), transport) else {
         return;
     };
     let path = mount.path("file");
@@ -357,7 +357,7 @@ fn attributes_are_as_they_were_set(transport: Transport) {
 }
 
 fn programs_run_and_are_replaced(transport: Transport) {
-    let Some(mount) = Mount::new(&made(), transport) else {
+    let Some(mount) = TestMount::new(&new_memory_fs(), transport) else {
         return;
     };
     // The kernel maps what it runs: the one mapping that needs no `unsafe`.
@@ -371,8 +371,8 @@ fn programs_run_and_are_replaced(transport: Transport) {
     assert!(!ran.success());
 }
 
-fn a_full_file_system_says_so_and_has_room_again(transport: Transport) {
-    let Some(mount) = Mount::new(&made(), transport) else {
+fn full_file_system_reports_enospc_until_space_is_freed(transport: Transport) {
+    let Some(mount) = TestMount::new(&new_memory_fs(), transport) else {
         return;
     };
     let path = mount.path("big");
@@ -401,8 +401,8 @@ fn a_full_file_system_says_so_and_has_room_again(transport: Transport) {
 }
 
 #[test]
-fn io_uring_is_used_where_it_is() {
-    let Some(_on) = switch::on() else {
+fn io_uring_is_used_where_available() {
+    let Some(_on) = switch::turn_on() else {
         return skip::skip("needs FUSE over io_uring, and root to switch it on");
     };
     let dir = tempfile::tempdir().unwrap();
@@ -411,7 +411,7 @@ fn io_uring_is_used_where_it_is() {
         threads: 1,
         allow_other: false,
         transport: Transport::Auto,
-        may_keep_awake: true,
+        may_keep_cpus_awake: true,
         caching: Caching::PageCache,
     };
     let mounted = mount_null(dir.path(), &options).unwrap();
@@ -423,8 +423,8 @@ fn io_uring_is_used_where_it_is() {
 }
 
 fn files_without_a_name_get_one_or_go(transport: Transport) {
-    let memory = made();
-    let Some(mount) = Mount::new(&memory, transport) else {
+    let memory = new_memory_fs();
+    let Some(mount) = TestMount::new(&memory, transport) else {
         return;
     };
     let unnamed = || {
@@ -460,18 +460,18 @@ fn files_without_a_name_get_one_or_go(transport: Transport) {
     fs::remove_file(mount.path("unlinked")).unwrap();
     assert_eq!(link(&open, "again"), Err(Errno::NOENT));
     // Killed here, the one that was named is there and nothing is left of the others.
-    let killed = memory.after_now();
+    let killed = memory.snapshot();
     drop((kept, gone, open));
     drop(mount);
     for memory in [killed, memory] {
-        let mount = Mount::new(&memory, transport).unwrap();
+        let mount = TestMount::new(&memory, transport).unwrap();
         assert_eq!(fs::read(mount.path("named")).unwrap(), [5; 100_000]);
-        until(|| inodes(&mount) == before + 1);
+        wait_until(|| inodes(&mount) == before + 1);
     }
 }
 
 fn long_reads_and_writes_are_whole(transport: Transport) {
-    let Some(mount) = Mount::new(&made(), transport) else {
+    let Some(mount) = TestMount::new(&new_memory_fs(), transport) else {
         return;
     };
     let bytes: Vec<u8> = (0..5u32 << 18).flat_map(u32::to_le_bytes).collect();
@@ -488,16 +488,16 @@ fn long_reads_and_writes_are_whole(transport: Transport) {
     assert!(back[0] == bytes[0] && back[1..=bytes.len()] == bytes);
 }
 
-fn who_is_in_a_call_is_cut_off(transport: Transport) {
-    let memory = made();
-    let Some(mount) = Mount::new(&memory, transport) else {
+fn pending_calls_fail_when_the_mount_is_aborted(transport: Transport) {
+    let memory = new_memory_fs();
+    let Some(mount) = TestMount::new(&memory, transport) else {
         return;
     };
     let file = File::create_new(mount.path("file")).unwrap();
     file.write_all_at(&[1; 8192], 0).unwrap();
     std::thread::scope(|scope| {
         // More than there are threads that serve.
-        let calls: Vec<_> = memory.while_held(|await_one| {
+        let calls: Vec<_> = memory.while_stalled(|await_one| {
             let write = || file.write_all_at(&[2; 4096], 0);
             let calls = (0..8).map(|_| scope.spawn(write)).collect();
             await_one();
@@ -511,42 +511,42 @@ fn who_is_in_a_call_is_cut_off(transport: Transport) {
             assert!(cut_off.map(Some).contains(&code), "{code:?}");
         }
     });
-    refused(file.write_all_at(&[2; 4096], 0), Errno::NOTCONN);
+    assert_refused(file.write_all_at(&[2; 4096], 0), Errno::NOTCONN);
     drop(file);
     // It ends well: whoever waits for an answer is gone.
     drop(mount);
-    let mount = Mount::new(&memory, transport).unwrap();
+    let mount = TestMount::new(&memory, transport).unwrap();
     assert_eq!(fs::read(mount.path("file")).unwrap().len(), 8192);
 }
 
 /// A space that tells of what is done only when it is asked for the fourth time.
-struct Late {
+struct LateSpace {
     inner: Arc<dyn Space>,
     /// Requests of one channel that were not told of, at most.
-    most: Arc<AtomicUsize>,
+    pending_max: Arc<AtomicUsize>,
 }
 
-struct LateWay {
+struct LateChannel {
     inner: Box<dyn Channel>,
-    done: Vec<(usize, Completion)>,
-    most: Arc<AtomicUsize>,
+    delayed: Vec<(usize, Completion)>,
+    pending_max: Arc<AtomicUsize>,
 }
 
-impl Space for Late {
+impl Space for LateSpace {
     fn size_bytes(&self) -> u64 {
         self.inner.size_bytes()
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
-        Ok(Box::new(LateWay {
+        Ok(Box::new(LateChannel {
             inner: self.inner.open()?,
-            done: Vec::new(),
-            most: Arc::clone(&self.most),
+            delayed: Vec::new(),
+            pending_max: Arc::clone(&self.pending_max),
         }))
     }
 }
 
-impl Channel for LateWay {
+impl Channel for LateChannel {
     fn submit(&mut self, token: Token, request: Request) {
         self.inner.submit(token, request);
     }
@@ -555,20 +555,22 @@ impl Channel for LateWay {
         const TIMES: usize = 4;
         let mut new = Vec::new();
         self.inner.reap(&mut new);
-        self.done.extend(new.into_iter().map(|done| (TIMES, done)));
-        self.most.fetch_max(self.done.len(), Ordering::Relaxed);
-        for (times, done) in std::mem::take(&mut self.done) {
+        self.delayed
+            .extend(new.into_iter().map(|done| (TIMES, done)));
+        self.pending_max
+            .fetch_max(self.delayed.len(), Ordering::Relaxed);
+        for (times, done) in std::mem::take(&mut self.delayed) {
             match times - 1 {
                 0 => into.push(done),
-                times => self.done.push((times, done)),
+                times => self.delayed.push((times, done)),
             }
         }
     }
 
-    fn wait_on(&self, _: &mut Vec<RawFd>) {}
+    fn poll_fds(&self, _: &mut Vec<RawFd>) {}
 }
 
-fn look_again(_: &[RawFd], _: Option<Instant>) {
+fn poll_again(_: &[RawFd], _: Option<Instant>) {
     std::thread::yield_now();
 }
 
@@ -577,12 +579,12 @@ fn writes_go_on_while_others_begin(transport: Transport) {
     const PROGRAMS: u64 = 6;
     const PAGES: u64 = 40;
     let most = Arc::new(AtomicUsize::new(0));
-    let space = Arc::new(Late {
-        inner: made().shared(),
-        most: Arc::clone(&most),
+    let space = Arc::new(LateSpace {
+        inner: new_memory_fs().shared(),
+        pending_max: Arc::clone(&most),
     });
     // The kernel sends one cached write of a file at a time.
-    let Some(mount) = Mount::of(space, look_again, transport, Caching::Bypassed) else {
+    let Some(mount) = TestMount::with_space(space, poll_again, transport, Caching::Bypassed) else {
         return;
     };
     let shared = mount.path("shared");
@@ -622,50 +624,50 @@ fn writes_go_on_while_others_begin(transport: Transport) {
 }
 
 /// Writes that complete together, at most.
-const MEETING: usize = 3;
+const BARRIER_WRITES: usize = 3;
 /// Looks at writes that wait, until they count as waiting in vain: looks, as all of this
 /// process may stand still for as long as it takes.
-const LOOKS_MAX: u32 = 200;
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLLS_MAX: u32 = 200;
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A space that completes a write only when others are under way, too.
-struct Meetings {
+struct BarrierSpace {
     inner: Arc<dyn Space>,
-    meeting: Arc<Meeting>,
+    barrier: Arc<WriteBarrier>,
 }
 
 /// Where so many writes wait for each other.
-struct Meeting {
+struct WriteBarrier {
     size: usize,
     /// Changed under the lock of those that wait.
-    is_on: AtomicBool,
+    is_active: AtomicBool,
     /// What to wake the channels of writes that wait with.
     waiting: Mutex<Vec<Arc<OwnedFd>>>,
     /// How often they were enough.
-    met: AtomicUsize,
+    meetings: AtomicUsize,
 }
 
-impl Meeting {
-    fn new(size: usize) -> Meeting {
-        Meeting {
+impl WriteBarrier {
+    fn new(size: usize) -> WriteBarrier {
+        WriteBarrier {
             size,
-            is_on: AtomicBool::new(false),
+            is_active: AtomicBool::new(false),
             waiting: Mutex::default(),
-            met: AtomicUsize::new(0),
+            meetings: AtomicUsize::new(0),
         }
     }
 
     /// Waits for the end, and brings it about where nobody comes any more; whether so.
-    fn was_in_vain(&self) -> bool {
+    fn timed_out(&self) -> bool {
         let (mut before, mut looks) = (0, 0);
-        while self.is_on.load(Ordering::SeqCst) && looks < LOOKS_MAX {
-            std::thread::sleep(LOOK_EVERY);
-            let met = self.met.load(Ordering::SeqCst);
+        while self.is_active.load(Ordering::SeqCst) && looks < POLLS_MAX {
+            std::thread::sleep(POLL_INTERVAL);
+            let met = self.meetings.load(Ordering::SeqCst);
             looks = if met == before { looks + 1 } else { 0 };
             before = met;
         }
         self.end();
-        looks == LOOKS_MAX
+        looks == POLLS_MAX
     }
 
     fn wake_all(waiting: &mut Vec<Arc<OwnedFd>>) {
@@ -676,45 +678,45 @@ impl Meeting {
 
     fn end(&self) {
         let mut waiting = self.waiting.lock().unwrap();
-        self.is_on.store(false, Ordering::SeqCst);
-        Meeting::wake_all(&mut waiting);
+        self.is_active.store(false, Ordering::SeqCst);
+        WriteBarrier::wake_all(&mut waiting);
     }
 }
 
-struct MeetingWay {
+struct BarrierChannel {
     inner: Box<dyn Channel>,
-    meeting: Arc<Meeting>,
+    barrier: Arc<WriteBarrier>,
     wake: Arc<OwnedFd>,
     held: Vec<Completion>,
 }
 
-impl Space for Meetings {
+impl Space for BarrierSpace {
     fn size_bytes(&self) -> u64 {
         self.inner.size_bytes()
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        Ok(Box::new(MeetingWay {
+        Ok(Box::new(BarrierChannel {
             inner: self.inner.open()?,
-            meeting: Arc::clone(&self.meeting),
+            barrier: Arc::clone(&self.barrier),
             wake: Arc::new(eventfd(0, flags).unwrap()),
             held: Vec::new(),
         }))
     }
 }
 
-impl Channel for MeetingWay {
+impl Channel for BarrierChannel {
     fn submit(&mut self, token: Token, request: Request) {
         let waits = matches!(request, Request::Write { .. });
         self.inner.submit(token, request);
-        let mut waiting = self.meeting.waiting.lock().unwrap();
-        if waits && self.meeting.is_on.load(Ordering::SeqCst) {
+        let mut waiting = self.barrier.waiting.lock().unwrap();
+        if waits && self.barrier.is_active.load(Ordering::SeqCst) {
             self.inner.reap(&mut self.held);
             waiting.push(Arc::clone(&self.wake));
-            if waiting.len() >= self.meeting.size {
-                self.meeting.met.fetch_add(1, Ordering::SeqCst);
-                Meeting::wake_all(&mut waiting);
+            if waiting.len() >= self.barrier.size {
+                self.barrier.meetings.fetch_add(1, Ordering::SeqCst);
+                WriteBarrier::wake_all(&mut waiting);
             }
         }
     }
@@ -726,13 +728,13 @@ impl Channel for MeetingWay {
         }
     }
 
-    fn wait_on(&self, into: &mut Vec<RawFd>) {
+    fn poll_fds(&self, into: &mut Vec<RawFd>) {
         into.push(self.wake.as_raw_fd());
     }
 }
 
 /// Requests of one processor that are taken before it is known that some wait.
-fn first_of_a_processor(transport: Transport) -> usize {
+fn initial_entries_per_cpu(transport: Transport) -> usize {
     if transport == Transport::Classic {
         return THREADS;
     }
@@ -743,25 +745,25 @@ fn first_of_a_processor(transport: Transport) -> usize {
 
 /// A thread that sleeps because its writes wait takes the next request when it comes, and
 /// not when they end.
-fn who_waits_for_a_write_is_woken_by_another(transport: Transport) {
+fn waiting_writer_thread_is_woken_by_next_request(transport: Transport) {
     const WRITES: u64 = 200;
     /// So that whoever waits for the last one sleeps by then.
     const THINKS: Duration = Duration::from_micros(300);
     // All of them on one processor would wait for its first entries.
     let all = sched_getaffinity(None).unwrap();
     let processors = (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu));
-    let first = first_of_a_processor(transport) * processors.clone().count();
-    let programs = first.min(MEETING) as u64;
+    let first = initial_entries_per_cpu(transport) * processors.clone().count();
+    let programs = first.min(BARRIER_WRITES) as u64;
     if programs < 2 {
         return skip::skip("needs two processors");
     }
-    let meeting = Arc::new(Meeting::new(programs as usize));
-    let space = Arc::new(Meetings {
-        inner: made().shared(),
-        meeting: Arc::clone(&meeting),
+    let meeting = Arc::new(WriteBarrier::new(programs as usize));
+    let space = Arc::new(BarrierSpace {
+        inner: new_memory_fs().shared(),
+        barrier: Arc::clone(&meeting),
     });
     let caching = Caching::Bypassed;
-    let Some(mount) = Mount::of(space, pagemesh_fuse::wait, transport, caching) else {
+    let Some(mount) = TestMount::with_space(space, pagemesh_fuse::wait, transport, caching) else {
         return;
     };
     let path = mount.path("file");
@@ -770,7 +772,7 @@ fn who_waits_for_a_write_is_woken_by_another(transport: Transport) {
     let files: Vec<File> = (0..programs)
         .map(|_| OpenOptions::new().write(true).open(&path).unwrap())
         .collect();
-    meeting.is_on.store(true, Ordering::SeqCst);
+    meeting.is_active.store(true, Ordering::SeqCst);
     let was_in_vain = std::thread::scope(|scope| {
         for ((program, file), processor) in (0..programs).zip(&files).zip(processors.cycle()) {
             let meeting = &meeting;
@@ -790,20 +792,20 @@ fn who_waits_for_a_write_is_woken_by_another(transport: Transport) {
                 meeting.end();
             });
         }
-        meeting.was_in_vain()
+        meeting.timed_out()
     });
     assert!(!was_in_vain, "they waited in vain");
 }
 
 #[test]
-fn the_switch_is_on_for_whoever_wants_it_while_others_come_and_go() {
-    if switch::on().is_none() {
+fn uring_switch_stays_on_while_other_users_come_and_go() {
+    if switch::turn_on().is_none() {
         return skip::skip("needs FUSE over io_uring, and root to switch it on");
     }
     std::thread::scope(|threads| {
         let users = threads.spawn(|| {
             for _ in 0..2000 {
-                let _on = switch::on().unwrap();
+                let _on = switch::turn_on().unwrap();
                 assert!(switch::is_on());
             }
         });
@@ -816,20 +818,20 @@ fn the_switch_is_on_for_whoever_wants_it_while_others_come_and_go() {
     });
 }
 
-fn what_a_crash_left_is_freed_beside_the_mount(transport: Transport) {
-    let memory = made();
+fn crash_leftovers_are_freed_in_the_background(transport: Transport) {
+    let memory = new_memory_fs();
     let before = memory.mapped_pages();
     let fs = Fs::mount(memory.shared(), memory::wait, now).unwrap();
-    let orphan = fs.create_unnamed(Ino::ROOT, 0o600, Caller { uid: 0, gid: 0 });
+    let orphan = fs.create_unnamed(Ino::ROOT, 0o600, Credentials { uid: 0, gid: 0 });
     let bytes = Bytes::from(vec![7; 1 << 20]);
-    let (ino, mut port) = (orphan.unwrap().ino, fs.port().unwrap());
+    let (ino, mut port) = (orphan.unwrap().ino, fs.open_channel().unwrap());
     fs.write(&mut port, ino, Some(0), &bytes, false).unwrap();
     assert!(memory.mapped_pages() >= before + 256);
-    let left = memory.after_now();
-    let Some(mount) = Mount::new(&left, transport) else {
+    let left = memory.snapshot();
+    let Some(mount) = TestMount::new(&left, transport) else {
         return;
     };
-    until(|| inodes(&mount) == 2);
+    wait_until(|| inodes(&mount) == 2);
     fs::write(mount.path("file"), b"new").unwrap();
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let stats = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("stat")).ok());

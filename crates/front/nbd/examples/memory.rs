@@ -9,7 +9,7 @@
 #[path = "../tests/support/memory.rs"]
 mod memory;
 
-use memory::{Memory, Mode};
+use memory::{CompletionMode, Memory};
 use pagemesh_nbd::{ExportOptions, Exports, Listen, Server};
 use std::error::Error;
 use std::io::Read;
@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .ok_or("usage: memory SOCKET MIB")?
         .parse()?;
     let exports = Exports::new();
-    let space = Arc::new(Memory::new(size_mib << 20, Mode::AtOnce));
+    let space = Arc::new(Memory::new(size_mib << 20, CompletionMode::AtOnce));
     exports.add("memory", space, ExportOptions::default())?;
     let server = Server::bind(Listen::Unix(path.into()), exports)?;
     let serving = server.clone();

@@ -14,17 +14,19 @@
 //! to the drain limit. The thread never blocks except in `wait`, or where the
 //! space does.
 
-use crate::in_flight::{InFlight, Outcome, Progress};
+use crate::in_flight::{CompletionStep, InFlight, RequestOutcome};
 use crate::limits::{BATCH_REQUESTS, HELD_BYTES_MAX, Limits, REQUESTS_MAX, SPIN_US};
-use crate::negotiation::{Session, Violation};
-use crate::outbox::Outbox;
-use crate::plan::{Plan, plan};
-use crate::receiver::{Filled, Frame, Receiver};
-use crate::signal::{Level, Signal};
-use crate::spin::Spin;
+use crate::negotiation::{NegotiatedOptions, ProtocolViolation};
+use crate::outbox::ReplyQueue;
+use crate::plan::{RequestPlan, plan};
+use crate::receiver::{ReceiveOutcome, Receiver, RequestFrame};
+use crate::spin::SpinPolicy;
+use crate::stop_signal::{StopLevel, StopSignal};
 use crate::wait::{Interest, wait};
 use crate::wire::command;
-use pagemesh_base::awake::{Awake, BUSY_MIN, DEVICE, LINGER};
+use pagemesh_base::cpu_latency::{
+    BUSY_REQUESTS_MIN, CPU_DMA_LATENCY_DEVICE, CpuLatencyRequest, IDLE_GRACE,
+};
 use pagemesh_base::space::{Channel, Completion, SpaceError};
 use rustix::fd::{AsFd, OwnedFd, RawFd};
 use rustix::net::{Shutdown, shutdown};
@@ -34,7 +36,7 @@ use std::time::{Duration, Instant};
 
 /// Why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Ended {
+pub(crate) enum EndReason {
     #[error("the client disconnected")]
     Disconnected,
     #[error("the client closed the connection without saying so")]
@@ -42,15 +44,15 @@ pub(crate) enum Ended {
     #[error("the server asked it to end")]
     Stopped,
     #[error("the client broke the protocol: {0}")]
-    Violated(#[from] Violation),
+    Violated(#[from] ProtocolViolation),
     #[error("the handshake took too long")]
     HandshakeTimeout,
     #[error("the client stopped in the middle of a request")]
-    Stalled,
+    ClientStalled,
     #[error("requests were still in flight at the drain limit")]
     DrainTimeout,
     #[error("its space serves this connection no more: {0}")]
-    ChannelDead(SpaceError),
+    ChannelFailed(SpaceError),
     #[error("the channel waits on a descriptor that is not open")]
     BrokenChannel,
     #[error("the socket failed: {0}")]
@@ -59,37 +61,37 @@ pub(crate) enum Ended {
 
 /// Such waits before the channel is taken for broken: each takes a moment, in which one that
 /// is not has named others.
-const CLOSED_MAX: u32 = 100;
+const CLOSED_FD_WAITS_MAX: u32 = 100;
 
 /// See the module.
 pub(crate) struct Connection {
     socket: OwnedFd,
-    signal: Arc<Signal>,
+    signal: Arc<StopSignal>,
     channel: Box<dyn Channel>,
-    session: Session,
+    session: NegotiatedOptions,
     limits: Limits,
     receiver: Receiver,
     /// A request that waits for others to make room.
-    waiting: Option<Frame>,
+    waiting_frame: Option<RequestFrame>,
     in_flight: InFlight,
     completions: Vec<Completion>,
-    outbox: Outbox,
-    spin: Spin,
+    reply_queue: ReplyQueue,
+    spin: SpinPolicy,
     /// Waits in a row with little time between them, and when the last one was;
     /// none: idle processors may sleep.
-    busy: Option<(u32, Instant)>,
-    awake: Option<Awake>,
+    busy_waits: Option<(u32, Instant)>,
+    awake: Option<CpuLatencyRequest>,
     /// Requests answered since the last wait.
-    served: u64,
+    answered_requests: u64,
     descriptors: Vec<RawFd>,
     /// Waits in a row in which the channel named a descriptor that was not open.
-    closed: u32,
+    closed_fd_waits: u32,
     /// Whether the socket may have bytes.
-    readable: bool,
+    may_receive_bytes: bool,
     /// Whether the receiver may have whole requests.
-    unparsed: bool,
+    may_have_requests: bool,
     /// Why no more requests are taken, and until when those in flight may run.
-    ending: Option<(Ended, Instant)>,
+    ending: Option<(EndReason, Instant)>,
     /// When the last bytes of an unfinished request came.
     last_received: Instant,
 }
@@ -98,9 +100,9 @@ impl Connection {
     /// A connection after its handshake; `first` came behind it.
     pub(crate) fn new(
         socket: OwnedFd,
-        signal: Arc<Signal>,
+        signal: Arc<StopSignal>,
         channel: Box<dyn Channel>,
-        session: Session,
+        session: NegotiatedOptions,
         limits: Limits,
         first: &[u8],
     ) -> Self {
@@ -111,62 +113,62 @@ impl Connection {
             session,
             limits,
             receiver: Receiver::new(first),
-            waiting: None,
+            waiting_frame: None,
             in_flight: InFlight::default(),
             completions: Vec::new(),
-            outbox: Outbox::default(),
-            spin: Spin::new(),
-            busy: limits.may_keep_awake.then(|| (0, Instant::now())),
-            closed: 0,
+            reply_queue: ReplyQueue::default(),
+            spin: SpinPolicy::new(),
+            busy_waits: limits.may_keep_cpus_awake.then(|| (0, Instant::now())),
+            closed_fd_waits: 0,
             awake: None,
-            served: 0,
+            answered_requests: 0,
             descriptors: Vec::new(),
-            readable: true,
-            unparsed: true,
+            may_receive_bytes: true,
+            may_have_requests: true,
             ending: None,
             last_received: Instant::now(),
         }
     }
 
     /// Serves the client until it or the server ends the connection.
-    pub(crate) fn serve(mut self) -> Ended {
+    pub(crate) fn serve(mut self) -> EndReason {
         let mut active = false;
         loop {
-            active |= self.pass();
-            if let Some(ended) = self.has_ended() {
+            active |= self.run_pass();
+            if let Some(ended) = self.end_reason() {
                 // Closing with requests unread would reset the connection,
                 // and the last replies with it.
                 let _ = shutdown(&self.socket, Shutdown::Write);
                 return ended;
             }
-            if self.may_admit() || (self.readable && self.may_receive()) {
+            if self.may_admit() || (self.may_receive_bytes && self.may_receive()) {
                 continue;
             }
             if active && self.may_spin() && self.spin() {
                 continue;
             }
             active = false;
-            if let Err(ended) = self.sleep() {
+            if let Err(ended) = self.wait_for_event() {
                 return ended;
             }
         }
     }
 
     /// Receives, submits, reaps and sends once. True if it brought anything.
-    fn pass(&mut self) -> bool {
+    fn run_pass(&mut self) -> bool {
         match self.signal.level() {
-            Level::Run => {}
-            Level::Drain => self.end(Ended::Stopped),
-            Level::Abandon => {
-                self.end(Ended::Stopped);
-                self.ending = Some((Ended::Stopped, Instant::now()));
+            StopLevel::Running => {}
+            StopLevel::Drain => self.begin_end(EndReason::Stopped),
+            StopLevel::Abandon => {
+                self.begin_end(EndReason::Stopped);
+                self.ending = Some((EndReason::Stopped, Instant::now()));
             }
         }
-        let mut active = self.readable && self.may_receive() && self.receive();
-        active |= self.admit();
+        let mut active = self.may_receive_bytes && self.may_receive() && self.receive();
+        active |= self.submit_batch();
         active |= self.reap();
-        if let Err(errno) = self.outbox.send(self.socket.as_fd()) {
-            self.lose(errno);
+        if let Err(errno) = self.reply_queue.send(self.socket.as_fd()) {
+            self.end_with_socket_error(errno);
         }
         active
     }
@@ -175,110 +177,113 @@ impl Connection {
     fn may_admit(&self) -> bool {
         self.ending.is_none()
             && self.has_room()
-            && match &self.waiting {
-                Some(frame) => self.fits(frame),
-                None => self.unparsed,
+            && match &self.waiting_frame {
+                Some(frame) => self.fits_in_limits(frame),
+                None => self.may_have_requests,
             }
     }
 
     /// Whether more requests are wanted from the socket.
     fn may_receive(&self) -> bool {
-        self.ending.is_none() && self.waiting.is_none() && !self.unparsed && self.has_room()
+        self.ending.is_none()
+            && self.waiting_frame.is_none()
+            && !self.may_have_requests
+            && self.has_room()
     }
 
     fn has_room(&self) -> bool {
-        self.in_flight.len() + self.outbox.replies() < REQUESTS_MAX
+        self.in_flight.len() + self.reply_queue.replies() < REQUESTS_MAX
     }
 
     /// Receives once. True if something came, be it the end.
     fn receive(&mut self) -> bool {
-        match self.receiver.fill(self.socket.as_fd()) {
-            Ok(Filled::Some { more }) => {
-                self.readable = more;
-                self.unparsed = true;
-                if self.receiver.is_amid() {
+        match self.receiver.receive_once(self.socket.as_fd()) {
+            Ok(ReceiveOutcome::Some { more }) => {
+                self.may_receive_bytes = more;
+                self.may_have_requests = true;
+                if self.receiver.is_in_progress() {
                     self.last_received = Instant::now();
                 }
                 true
             }
-            Ok(Filled::Empty) => {
-                self.readable = false;
+            Ok(ReceiveOutcome::Empty) => {
+                self.may_receive_bytes = false;
                 false
             }
-            Ok(Filled::End) => {
-                self.end(Ended::Closed);
+            Ok(ReceiveOutcome::End) => {
+                self.begin_end(EndReason::Closed);
                 true
             }
             Err(errno) => {
-                self.lose(errno);
+                self.end_with_socket_error(errno);
                 true
             }
         }
     }
 
     /// Takes no more requests, for this reason unless there was one before.
-    fn end(&mut self, why: Ended) {
-        self.readable = false;
+    fn begin_end(&mut self, why: EndReason) {
+        self.may_receive_bytes = false;
         if self.ending.is_none() {
             self.ending = Some((why, Instant::now() + self.limits.drain));
         }
     }
 
     /// The client is gone: nothing can be sent any more.
-    fn lose(&mut self, errno: rustix::io::Errno) {
+    fn end_with_socket_error(&mut self, errno: rustix::io::Errno) {
         use rustix::io::Errno as Os;
-        self.outbox.clear();
-        self.end(match errno {
-            Os::PIPE | Os::CONNRESET => Ended::Closed,
-            errno => Ended::Socket(errno),
+        self.reply_queue.clear();
+        self.begin_end(match errno {
+            Os::PIPE | Os::CONNRESET => EndReason::Closed,
+            errno => EndReason::Socket(errno),
         });
     }
 
     /// Submits a batch of requests. True if there was any.
-    fn admit(&mut self) -> bool {
+    fn submit_batch(&mut self) -> bool {
         for admitted in 0..BATCH_REQUESTS {
             if !self.may_admit() {
                 return admitted > 0;
             }
-            let Some(frame) = self.waiting.take().or_else(|| self.parse()) else {
+            let Some(frame) = self.waiting_frame.take().or_else(|| self.next_frame()) else {
                 return admitted > 0;
             };
-            if self.fits(&frame) {
-                self.start(frame);
+            if self.fits_in_limits(&frame) {
+                self.start_request(frame);
             } else {
-                self.waiting = Some(frame);
+                self.waiting_frame = Some(frame);
             }
         }
         true
     }
 
-    fn parse(&mut self) -> Option<Frame> {
+    fn next_frame(&mut self) -> Option<RequestFrame> {
         match self.receiver.next() {
             Ok(frame) => {
-                self.unparsed = frame.is_some();
+                self.may_have_requests = frame.is_some();
                 frame
             }
             Err(violation) => {
-                self.end(violation.into());
+                self.begin_end(violation.into());
                 None
             }
         }
     }
 
     /// Whether the bytes of a request may be held now; the first always may.
-    fn fits(&self, frame: &Frame) -> bool {
-        let held = self.in_flight.held_bytes() + self.outbox.held_bytes();
+    fn fits_in_limits(&self, frame: &RequestFrame) -> bool {
+        let held = self.in_flight.held_bytes() + self.reply_queue.held_bytes();
         held == 0 || held + held_bytes(frame) <= HELD_BYTES_MAX
     }
 
-    fn start(&mut self, frame: Frame) {
+    fn start_request(&mut self, frame: RequestFrame) {
         let held_bytes = held_bytes(&frame);
         let (header, planned) = match frame {
-            Frame::Refused(header, failure) => (header, Plan::Fail(failure)),
-            Frame::Whole(header, payload) => (header, plan(&self.session, &header, payload)),
+            RequestFrame::Refused(header, failure) => (header, RequestPlan::Fail(failure)),
+            RequestFrame::Whole(header, payload) => (header, plan(&self.session, &header, payload)),
         };
         match planned {
-            Plan::Submit(request, then) => {
+            RequestPlan::Submit(request, then) => {
                 let token = self.in_flight.begin(
                     header.cookie,
                     header.offset,
@@ -288,14 +293,17 @@ impl Connection {
                 );
                 self.channel.submit(token, request);
             }
-            Plan::Fail(failure) => self.reply(header.cookie, Outcome::Failed(failure)),
-            Plan::Disconnect => self.end(Ended::Disconnected),
+            RequestPlan::Fail(failure) => {
+                self.reply(header.cookie, RequestOutcome::Failed(failure))
+            }
+            RequestPlan::Disconnect => self.begin_end(EndReason::Disconnected),
         }
     }
 
-    fn reply(&mut self, cookie: u64, outcome: Outcome) {
-        self.served += 1;
-        self.outbox.put(self.session.structured, cookie, outcome);
+    fn reply(&mut self, cookie: u64, outcome: RequestOutcome) {
+        self.answered_requests += 1;
+        self.reply_queue
+            .push(self.session.has_structured_replies, cookie, outcome);
     }
 
     /// Takes what has completed. True if anything has.
@@ -310,11 +318,11 @@ impl Connection {
             // All later requests would fail in the same way. The client gets the errors of
             // those in flight, and may connect anew.
             if let Err(error @ (SpaceError::Fenced | SpaceError::Busy(_))) = &completion.result {
-                self.end(Ended::ChannelDead(error.clone()));
+                self.begin_end(EndReason::ChannelFailed(error.clone()));
             }
             match self.in_flight.complete(completion) {
-                Some(Progress::Submit(request)) => self.channel.submit(token, request),
-                Some(Progress::End { cookie, outcome }) => self.reply(cookie, outcome),
+                Some(CompletionStep::Submit(request)) => self.channel.submit(token, request),
+                Some(CompletionStep::End { cookie, outcome }) => self.reply(cookie, outcome),
                 None => tracing::error!(token = token.0, "the space completed an unknown request"),
             }
         }
@@ -323,44 +331,44 @@ impl Connection {
     }
 
     /// The reason, once nothing is left to wait for.
-    fn has_ended(&self) -> Option<Ended> {
+    fn end_reason(&self) -> Option<EndReason> {
         let (why, until) = self.ending.as_ref()?;
-        if self.in_flight.len() == 0 && self.outbox.is_empty() {
+        if self.in_flight.len() == 0 && self.reply_queue.is_empty() {
             return Some(why.clone());
         }
         if Instant::now() < *until {
             return None;
         }
         if self.in_flight.len() > 0 {
-            return Some(Ended::DrainTimeout);
+            return Some(EndReason::DrainTimeout);
         }
         Some(why.clone())
     }
 
     fn may_spin(&mut self) -> bool {
-        let served = std::mem::take(&mut self.served);
-        if self.ending.is_some() || !self.outbox.is_empty() {
+        let served = std::mem::take(&mut self.answered_requests);
+        if self.ending.is_some() || !self.reply_queue.is_empty() {
             return false;
         }
         let now = Instant::now();
         self.keep_awake(now);
-        self.spin.is_worth_it(now, served)
+        self.spin.should_spin(now, served)
     }
 
     /// Sees to it that idle processors do not sleep while the client is busy:
     /// waking one, its own above all, takes longer than serving a request.
     fn keep_awake(&mut self, now: Instant) {
-        let Some((waits, last)) = &mut self.busy else {
+        let Some((waits, last)) = &mut self.busy_waits else {
             return;
         };
-        let paused = now.duration_since(std::mem::replace(last, now)) > LINGER;
+        let paused = now.duration_since(std::mem::replace(last, now)) > IDLE_GRACE;
         *waits = if paused { 0 } else { waits.saturating_add(1) };
-        if *waits >= BUSY_MIN && self.awake.is_none() {
-            match Awake::hold(Path::new(DEVICE)) {
+        if *waits >= BUSY_REQUESTS_MIN && self.awake.is_none() {
+            match CpuLatencyRequest::open(Path::new(CPU_DMA_LATENCY_DEVICE)) {
                 Ok(awake) => self.awake = Some(awake),
                 Err(cause) => {
-                    tracing::debug!(%cause, "{DEVICE} cannot be used");
-                    self.busy = None;
+                    tracing::debug!(%cause, "{CPU_DMA_LATENCY_DEVICE} cannot be used");
+                    self.busy_waits = None;
                 }
             }
         }
@@ -382,16 +390,16 @@ impl Connection {
     }
 
     /// Waits until something can be done.
-    fn sleep(&mut self) -> Result<(), Ended> {
+    fn wait_for_event(&mut self) -> Result<(), EndReason> {
         self.descriptors.clear();
-        self.channel.wait_on(&mut self.descriptors);
+        self.channel.poll_fds(&mut self.descriptors);
         let interest = Interest {
             readable: self.may_receive(),
-            writable: !self.outbox.is_empty(),
+            writable: !self.reply_queue.is_empty(),
         };
-        let stalled = self.stalled_at(interest);
+        let stalled = self.stall_deadline(interest);
         let drained = self.ending.as_ref().map(|(_, until)| *until);
-        let idle = self.awake.as_ref().map(|_| Instant::now() + LINGER);
+        let idle = self.awake.as_ref().map(|_| Instant::now() + IDLE_GRACE);
         let until = [stalled, drained, idle, self.channel.deadline()]
             .into_iter()
             .flatten()
@@ -405,36 +413,38 @@ impl Connection {
         )?;
         // What waits behind a channel may close its descriptors meanwhile, and the channel
         // then names others: only one that goes on naming closed ones is broken.
-        self.closed = if ready.broken_channel {
-            self.closed + 1
+        self.closed_fd_waits = if ready.has_broken_channel {
+            self.closed_fd_waits + 1
         } else {
             0
         };
-        if self.closed > CLOSED_MAX {
-            return Err(Ended::BrokenChannel);
+        if self.closed_fd_waits > CLOSED_FD_WAITS_MAX {
+            return Err(EndReason::BrokenChannel);
         }
-        self.readable |= ready.readable;
+        self.may_receive_bytes |= ready.readable;
         if !ready.readable && idle.is_some_and(|at| Instant::now() >= at) {
             self.awake = None;
         }
         if !ready.readable && stalled.is_some_and(|at| Instant::now() >= at) {
-            return Err(Ended::Stalled);
+            return Err(EndReason::ClientStalled);
         }
         Ok(())
     }
 
     /// When the client has taken too long to finish a request.
-    fn stalled_at(&self, interest: Interest) -> Option<Instant> {
-        (interest.readable && self.receiver.is_amid())
+    fn stall_deadline(&self, interest: Interest) -> Option<Instant> {
+        (interest.readable && self.receiver.is_in_progress())
             .then(|| self.last_received + self.limits.stalled_message)
     }
 }
 
 /// Bytes that a request holds until its reply is sent.
-fn held_bytes(frame: &Frame) -> u64 {
+fn held_bytes(frame: &RequestFrame) -> u64 {
     match frame {
-        Frame::Whole(header, payload) if header.command == command::WRITE => payload.len() as u64,
-        Frame::Whole(header, _) if header.command == command::READ => u64::from(header.len),
+        RequestFrame::Whole(header, payload) if header.command == command::WRITE => {
+            payload.len() as u64
+        }
+        RequestFrame::Whole(header, _) if header.command == command::READ => u64::from(header.len),
         _ => 0,
     }
 }

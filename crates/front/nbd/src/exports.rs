@@ -5,7 +5,7 @@
 //! finish what is in flight and end. The registry never opens a space.
 
 use crate::limits::{DESCRIPTION_BYTES_MAX, EXPORTS_MAX, NAME_BYTES_MAX};
-use crate::signal::{Level, Signal};
+use crate::stop_signal::{StopLevel, StopSignal};
 use pagemesh_base::space::Space;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -38,10 +38,10 @@ pub enum ExportError {
     #[error(
         "the description of export '{0}' is too long; use at most {DESCRIPTION_BYTES_MAX} bytes"
     )]
-    LongDescription(String),
+    DescriptionTooLong(String),
     /// The registry is full.
     #[error("there are {EXPORTS_MAX} exports already; remove one or start another server")]
-    TooMany,
+    TooManyExports,
 }
 
 /// The registry; clones share it.
@@ -69,20 +69,20 @@ impl Exports {
     ) -> Result<(), ExportError> {
         check_name(name)?;
         if options.description.len() > DESCRIPTION_BYTES_MAX {
-            return Err(ExportError::LongDescription(name.into()));
+            return Err(ExportError::DescriptionTooLong(name.into()));
         }
-        let mut table = hold(&self.table);
+        let mut table = lock(&self.table);
         if table.contains_key(name) {
             return Err(ExportError::Exists(name.into()));
         }
         if table.len() >= EXPORTS_MAX {
-            return Err(ExportError::TooMany);
+            return Err(ExportError::TooManyExports);
         }
         let export = Export {
             name: name.into(),
             space,
             options,
-            members: Mutex::new(Members::default()),
+            connections: Mutex::new(ExportConnections::default()),
         };
         table.insert(name.into(), Arc::new(export));
         Ok(())
@@ -91,13 +91,13 @@ impl Exports {
     /// Ends an export and tells its connections to finish. False if there is
     /// none of that name.
     pub fn remove(&self, name: &str) -> bool {
-        let Some(export) = hold(&self.table).remove(name) else {
+        let Some(export) = lock(&self.table).remove(name) else {
             return false;
         };
-        let mut members = hold(&export.members);
-        members.removed = true;
+        let mut members = lock(&export.connections);
+        members.is_removed = true;
         for signal in members.signals.values() {
-            signal.raise(Level::Drain);
+            signal.raise(StopLevel::Drain);
         }
         true
     }
@@ -105,11 +105,11 @@ impl Exports {
     /// Tells the connections of an export to finish; clients may still try to connect, and
     /// hear what its space says. False if there is none of that name.
     pub fn disconnect(&self, name: &str) -> bool {
-        let Some(export) = hold(&self.table).get(name).cloned() else {
+        let Some(export) = lock(&self.table).get(name).cloned() else {
             return false;
         };
-        for signal in hold(&export.members).signals.values() {
-            signal.raise(Level::Drain);
+        for signal in lock(&export.connections).signals.values() {
+            signal.raise(StopLevel::Drain);
         }
         true
     }
@@ -117,21 +117,21 @@ impl Exports {
     /// The names, sorted.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
-        hold(&self.table).keys().cloned().collect()
+        lock(&self.table).keys().cloned().collect()
     }
 
     /// How many connections an export has; none if there is no such export.
     #[must_use]
     pub fn connections(&self, name: &str) -> Option<usize> {
-        let export = hold(&self.table).get(name).cloned()?;
-        let members = hold(&export.members);
+        let export = lock(&self.table).get(name).cloned()?;
+        let members = lock(&export.connections);
         Some(members.signals.len())
     }
 
     /// The export that a client means: the one of that name, or for an empty
     /// name the only one.
     pub(crate) fn find(&self, name: &[u8]) -> Option<Arc<Export>> {
-        let table = hold(&self.table);
+        let table = lock(&self.table);
         if name.is_empty() && table.len() == 1 {
             return table.values().next().cloned();
         }
@@ -140,7 +140,7 @@ impl Exports {
 
     /// All of them, by name.
     pub(crate) fn all(&self) -> Vec<Arc<Export>> {
-        hold(&self.table).values().cloned().collect()
+        lock(&self.table).values().cloned().collect()
     }
 }
 
@@ -175,25 +175,25 @@ pub(crate) struct Export {
     pub(crate) name: String,
     pub(crate) space: Arc<dyn Space>,
     pub(crate) options: ExportOptions,
-    members: Mutex<Members>,
+    connections: Mutex<ExportConnections>,
 }
 
 #[derive(Default)]
-struct Members {
-    signals: HashMap<u64, Arc<Signal>>,
-    removed: bool,
+struct ExportConnections {
+    signals: HashMap<u64, Arc<StopSignal>>,
+    is_removed: bool,
 }
 
 impl Export {
     /// Counts a connection until the membership is dropped.
-    pub(crate) fn join(
+    pub(crate) fn add_connection(
         self: &Arc<Self>,
         connection: u64,
-        signal: &Arc<Signal>,
+        signal: &Arc<StopSignal>,
         connections_max: usize,
     ) -> Result<Membership, String> {
-        let mut members = hold(&self.members);
-        if members.removed {
+        let mut members = lock(&self.connections);
+        if members.is_removed {
             return Err(format!("export '{}' was removed", self.name));
         }
         if members.signals.len() >= connections_max {
@@ -218,12 +218,14 @@ pub(crate) struct Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        hold(&self.export.members).signals.remove(&self.connection);
+        lock(&self.export.connections)
+            .signals
+            .remove(&self.connection);
     }
 }
 
 /// Locks, whether or not a thread panicked while it held the lock: every
 /// change made under these locks is a single insertion or removal.
-pub(crate) fn hold<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

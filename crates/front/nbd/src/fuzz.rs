@@ -3,18 +3,20 @@
 //!
 //! See `pagemesh_fuzz` for how they run, `docs/rfd/004-fuzzing.md` for why.
 
-use crate::connection::Ended;
+use crate::connection::EndReason;
 use crate::exports::{ExportOptions, Exports};
 use crate::handshake::Handshake;
 use crate::limits::{Limits, OPTIONS_MAX, PAYLOAD_BYTES_MAX, RECEIVE_BYTES, SKIPPED_BYTES_MAX};
-use crate::negotiation::{INPUT_BYTES_MAX, Negotiation, Session, Step, Violation};
-use crate::plan::{Plan, Then, next_zeroes, plan};
-use crate::receiver::{Filled, Frame, Receiver};
-use crate::signal::Signal;
+use crate::negotiation::{
+    INPUT_BYTES_MAX, NegotiatedOptions, Negotiation, NegotiationStep, ProtocolViolation,
+};
+use crate::plan::{Continuation, RequestPlan, next_zeroes, plan};
+use crate::receiver::{ReceiveOutcome, Receiver, RequestFrame};
+use crate::stop_signal::StopSignal;
 use crate::wire::{HEADER_BYTES, OPTION_MAGIC, OPTION_REPLY_MAGIC, REQUEST_MAGIC, command, option};
-use memory::{Memory, Mode};
+use memory::{CompletionMode, Memory};
 use pagemesh_base::space::{Request, check_range};
-use pagemesh_fuzz::{Random, Target, allocated};
+use pagemesh_fuzz::{FuzzTarget, Random, measure_allocation};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
 use rustix::net::{recv, send, shutdown, socketpair};
@@ -30,21 +32,21 @@ const SIZE: u64 = 1 << 20;
 const ALL_CUTS_BYTES: usize = 300;
 const SOME_CUTS: usize = 40;
 /// Where a whole server is behind it, which takes three threads.
-const SERVED_CUTS: usize = 10;
+const SERVER_CUTS: usize = 10;
 /// What answering an option may take: the option, what it is parsed into, and
 /// the answer.
 const ANSWER_BYTES_MAX: u64 = 8 * INPUT_BYTES_MAX as u64;
 /// A receiver's buffer, one payload, and their like once more while copied.
 const RECEIVED_BYTES_MAX: u64 = 2 * (RECEIVE_BYTES + PAYLOAD_BYTES_MAX as usize) as u64;
 
-fn target(name: &'static str) -> Target {
-    Target::new(name, env!("CARGO_MANIFEST_DIR"))
+fn target(name: &'static str) -> FuzzTarget {
+    FuzzTarget::new(name, env!("CARGO_MANIFEST_DIR"))
 }
 
 fn exports() -> Exports {
     let exports = Exports::new();
     for (name, read_only) in [("disk", false), ("glass", true)] {
-        let space = Arc::new(Memory::new(SIZE, Mode::AtOnce));
+        let space = Arc::new(Memory::new(SIZE, CompletionMode::AtOnce));
         let options = ExportOptions {
             read_only,
             description: "of a test".into(),
@@ -54,7 +56,7 @@ fn exports() -> Exports {
     exports
 }
 
-fn cuts(len: usize) -> impl Iterator<Item = usize> {
+fn cut_positions(len: usize) -> impl Iterator<Item = usize> {
     let step = match len <= ALL_CUTS_BYTES {
         true => 1,
         false => len.div_ceil(SOME_CUTS),
@@ -62,7 +64,7 @@ fn cuts(len: usize) -> impl Iterator<Item = usize> {
     (0..len).step_by(step)
 }
 
-fn asked(kind: u32, data: &[u8]) -> Vec<u8> {
+fn option_message(kind: u32, data: &[u8]) -> Vec<u8> {
     let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
     bytes.extend(kind.to_be_bytes());
     bytes.extend((data.len() as u32).to_be_bytes());
@@ -70,61 +72,74 @@ fn asked(kind: u32, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn text(text: &str) -> Vec<u8> {
+fn length_prefixed_text(text: &str) -> Vec<u8> {
     let len = text.len() as u32;
     [&len.to_be_bytes(), text.as_bytes()].concat()
 }
 
-fn info(name: &str, wanted: &[u16]) -> Vec<u8> {
+fn info_data(name: &str, wanted: &[u16]) -> Vec<u8> {
     let wanted: Vec<u8> = wanted.iter().flat_map(|kind| kind.to_be_bytes()).collect();
     let count = wanted.len() as u16 / 2;
-    [text(name), count.to_be_bytes().into(), wanted].concat()
+    [
+        length_prefixed_text(name),
+        count.to_be_bytes().into(),
+        wanted,
+    ]
+    .concat()
 }
 
-fn context(name: &str, queries: &[&str]) -> Vec<u8> {
-    let mut data = text(name);
+fn context_data(name: &str, queries: &[&str]) -> Vec<u8> {
+    let mut data = length_prefixed_text(name);
     data.extend((queries.len() as u32).to_be_bytes());
-    queries.iter().for_each(|query| data.extend(text(query)));
+    queries
+        .iter()
+        .for_each(|query| data.extend(length_prefixed_text(query)));
     data
 }
 
 /// Handshakes as clients make them, the flags included.
-fn handshakes() -> Vec<Vec<u8>> {
+fn handshake_seeds() -> Vec<Vec<u8>> {
     let flags = 3u32.to_be_bytes().to_vec();
-    let structured = asked(option::STRUCTURED_REPLY, &[]);
-    let set = asked(
+    let structured = option_message(option::STRUCTURED_REPLY, &[]);
+    let set = option_message(
         option::SET_META_CONTEXT,
-        &context("disk", &["base:allocation"]),
+        &context_data("disk", &["base:allocation"]),
     );
     let scripts = [
-        vec![asked(option::EXPORT_NAME, b"disk")],
+        vec![option_message(option::EXPORT_NAME, b"disk")],
         vec![
             structured.clone(),
             set.clone(),
-            asked(option::GO, &info("disk", &[0, 1, 2, 3])),
+            option_message(option::GO, &info_data("disk", &[0, 1, 2, 3])),
         ],
-        vec![asked(option::LIST, &[]), asked(option::ABORT, &[])],
         vec![
-            asked(option::INFO, &info("glass", &[3])),
-            asked(option::GO, &info("nothing", &[])),
-            asked(option::GO, &info("glass", &[])),
+            option_message(option::LIST, &[]),
+            option_message(option::ABORT, &[]),
+        ],
+        vec![
+            option_message(option::INFO, &info_data("glass", &[3])),
+            option_message(option::GO, &info_data("nothing", &[])),
+            option_message(option::GO, &info_data("glass", &[])),
         ],
         vec![
             structured,
-            asked(option::LIST_META_CONTEXT, &context("disk", &[])),
-            asked(option::LIST_META_CONTEXT, &context("disk", &["base:", "x"])),
+            option_message(option::LIST_META_CONTEXT, &context_data("disk", &[])),
+            option_message(
+                option::LIST_META_CONTEXT,
+                &context_data("disk", &["base:", "x"]),
+            ),
             set,
-            asked(99, b"?"),
+            option_message(99, b"?"),
         ],
     ];
     let whole = |script: Vec<Vec<u8>>| [&flags[..], &script.concat()].concat();
     let mut all: Vec<Vec<u8>> = scripts.into_iter().map(whole).collect();
-    all.push([&[0; 4][..], &asked(option::EXPORT_NAME, b"disk")].concat());
+    all.push([&[0; 4][..], &option_message(option::EXPORT_NAME, b"disk")].concat());
     all
 }
 
 /// Makes the lengths of options right again.
-fn reseal_options(bytes: &mut [u8], random: &mut Random) {
+fn fix_option_lengths(bytes: &mut [u8], random: &mut Random) {
     let magic = OPTION_MAGIC.to_be_bytes();
     let starts: Vec<usize> = (0..bytes.len())
         .filter(|&at| bytes[at..].starts_with(&magic))
@@ -141,15 +156,17 @@ fn reseal_options(bytes: &mut [u8], random: &mut Random) {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum End {
+enum NegotiationEnd {
     More,
     Closed,
-    Chosen(Session),
-    Violated(Violation),
+    Chosen(NegotiatedOptions),
+    Violated(ProtocolViolation),
 }
 
 /// What the server says to these pieces, how it ends, and bytes not taken.
-fn negotiate<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<u8>, End, Vec<u8>) {
+fn run_negotiation<'a>(
+    pieces: impl Iterator<Item = &'a [u8]>,
+) -> (Vec<u8>, NegotiationEnd, Vec<u8>) {
     let mut negotiation = Negotiation::new(exports());
     let (mut input, mut out) = (Vec::new(), Vec::new());
     negotiation.greet(&mut out);
@@ -158,7 +175,7 @@ fn negotiate<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<u8>, End, Vec<u
     let mut options = 0;
     let end = loop {
         let before = input.len();
-        let (step, took) = allocated(|| negotiation.step(&mut input, &mut out));
+        let (step, took) = measure_allocation(|| negotiation.step(&mut input, &mut out));
         assert!(
             took <= ANSWER_BYTES_MAX + 2 * out.len() as u64,
             "{took} bytes"
@@ -166,21 +183,21 @@ fn negotiate<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<u8>, End, Vec<u
         options += u32::from(input.len() < before);
         assert!(options <= OPTIONS_MAX + 1, "options without end");
         match step {
-            Err(violation) => break End::Violated(violation),
-            Ok(Step::Close) => break End::Closed,
-            Ok(Step::Again) => assert!(input.len() < before, "again without progress"),
-            Ok(Step::Open(export)) => {
-                let opened = negotiation.opened(Ok(export.space.size_bytes()), &mut out);
+            Err(violation) => break NegotiationEnd::Violated(violation),
+            Ok(NegotiationStep::Close) => break NegotiationEnd::Closed,
+            Ok(NegotiationStep::Again) => assert!(input.len() < before, "again without progress"),
+            Ok(NegotiationStep::Open(export)) => {
+                let opened = negotiation.finish_open(Ok(export.space.size_bytes()), &mut out);
                 match opened.expect("it may be opened") {
-                    Some(session) => break End::Chosen(session),
+                    Some(session) => break NegotiationEnd::Chosen(session),
                     None => panic!("it was opened"),
                 }
             }
-            Ok(Step::More) => {
+            Ok(NegotiationStep::More) => {
                 if rest.is_empty() {
                     match pieces.next() {
                         Some(piece) => rest.extend(piece),
-                        None => break End::More,
+                        None => break NegotiationEnd::More,
                     }
                 }
                 // As the handshake does it: never more than fits.
@@ -211,27 +228,31 @@ fn check_answers(out: &[u8], chosen: bool) -> usize {
     count
 }
 
-fn negotiation(bytes: &[u8]) -> impl Hash + use<> {
-    let whole = negotiate([bytes].into_iter());
-    let chosen = matches!(whole.1, End::Chosen(_));
+fn check_negotiation(bytes: &[u8]) -> impl Hash + use<> {
+    let whole = run_negotiation([bytes].into_iter());
+    let chosen = matches!(whole.1, NegotiationEnd::Chosen(_));
     let answers = check_answers(&whole.0, chosen);
-    let split = negotiate(bytes.chunks(1));
+    let split = run_negotiation(bytes.chunks(1));
     assert!(split == whole, "byte by byte: {:?}, {:?}", split.1, whole.1);
     let odd = bytes.chunks(7 + bytes.len() % 11);
-    assert!(negotiate(odd) == whole, "in pieces");
-    for cut in cuts(bytes.len()) {
-        let (out, end, _) = negotiate([&bytes[..cut]].into_iter());
+    assert!(run_negotiation(odd) == whole, "in pieces");
+    for cut in cut_positions(bytes.len()) {
+        let (out, end, _) = run_negotiation([&bytes[..cut]].into_iter());
         assert!(whole.0.starts_with(&out), "cut at {cut}");
-        assert!(end == End::More || end == whole.1, "cut at {cut}: {end:?}");
+        assert!(
+            end == NegotiationEnd::More || end == whole.1,
+            "cut at {cut}: {end:?}"
+        );
     }
     let end = match &whole.1 {
-        End::More => (0, None),
-        End::Closed => (1, None),
-        End::Chosen(session) => (
-            2 + u8::from(session.structured) + 2 * u8::from(session.allocation),
+        NegotiationEnd::More => (0, None),
+        NegotiationEnd::Closed => (1, None),
+        NegotiationEnd::Chosen(session) => (
+            2 + u8::from(session.has_structured_replies)
+                + 2 * u8::from(session.has_allocation_context),
             None,
         ),
-        End::Violated(violation) => (9, Some(discriminant(violation))),
+        NegotiationEnd::Violated(violation) => (9, Some(discriminant(violation))),
     };
     // The kinds of answers tell options apart.
     let kinds: Vec<u8> = whole
@@ -247,14 +268,14 @@ fn negotiation(bytes: &[u8]) -> impl Hash + use<> {
 #[test]
 fn fuzz_negotiation() {
     target("negotiation")
-        .seeds(handshakes())
+        .seeds(handshake_seeds())
         .cases(1500)
         .bytes_max(700)
-        .reseal(reseal_options)
-        .run(negotiation);
+        .fixup(fix_option_lengths)
+        .run(check_negotiation);
 }
 
-fn request(command: u16, flags: u16, offset: u64, len: u32, data: &[u8]) -> Vec<u8> {
+fn request_message(command: u16, flags: u16, offset: u64, len: u32, data: &[u8]) -> Vec<u8> {
     let mut bytes = REQUEST_MAGIC.to_be_bytes().to_vec();
     bytes.extend(flags.to_be_bytes());
     bytes.extend(command.to_be_bytes());
@@ -265,31 +286,31 @@ fn request(command: u16, flags: u16, offset: u64, len: u32, data: &[u8]) -> Vec<
     bytes
 }
 
-fn requests() -> Vec<Vec<u8>> {
-    let short = request(command::WRITE, 1, 4096, 100, &[7; 100]);
-    let long = request(command::WRITE, 0, 0, 20_000, &[8; 20_000]);
-    let read = request(command::READ, 0, 4000, 200, &[]);
+fn request_seeds() -> Vec<Vec<u8>> {
+    let short = request_message(command::WRITE, 1, 4096, 100, &[7; 100]);
+    let long = request_message(command::WRITE, 0, 0, 20_000, &[8; 20_000]);
+    let read = request_message(command::READ, 0, 4000, 200, &[]);
     let others = [
-        request(command::FLUSH, 0, 0, 0, &[]),
-        request(command::TRIM, 1, 8192, 4096, &[]),
-        request(command::WRITE_ZEROES, 2, 100, 9000, &[]),
-        request(command::BLOCK_STATUS, 8, 0, 1 << 20, &[]),
-        request(command::CACHE, 0, 0, 512, &[]),
+        request_message(command::FLUSH, 0, 0, 0, &[]),
+        request_message(command::TRIM, 1, 8192, 4096, &[]),
+        request_message(command::WRITE_ZEROES, 2, 100, 9000, &[]),
+        request_message(command::BLOCK_STATUS, 8, 0, 1 << 20, &[]),
+        request_message(command::CACHE, 0, 0, 512, &[]),
     ];
-    let end = request(command::DISCONNECT, 0, 0, 0, &[]);
-    let edge = [100, 101].map(|len| request(command::READ, 0, SIZE - 100, len, &[]));
+    let end = request_message(command::DISCONNECT, 0, 0, 0, &[]);
+    let edge = [100, 101].map(|len| request_message(command::READ, 0, SIZE - 100, len, &[]));
     vec![
         edge.concat(),
         [&short[..], &read].concat(),
         [&others.concat()[..], &end].concat(),
         [&long[..], &short, &long].concat(),
-        request(command::WRITE, 0, 0, PAYLOAD_BYTES_MAX + 1, &[1; 50]),
+        request_message(command::WRITE, 0, 0, PAYLOAD_BYTES_MAX + 1, &[1; 50]),
         [&read[..], &others[3], &short, &end].concat(),
     ]
 }
 
 /// Makes payloads as long as their requests say, where a request begins.
-fn reseal_requests(bytes: &mut [u8], random: &mut Random) {
+fn fix_request_lengths(bytes: &mut [u8], random: &mut Random) {
     let magic = REQUEST_MAGIC.to_be_bytes();
     let starts: Vec<usize> = (0..bytes.len())
         .filter(|&at| bytes[at..].starts_with(&magic))
@@ -307,29 +328,29 @@ fn reseal_requests(bytes: &mut [u8], random: &mut Random) {
     }
 }
 
-fn pair() -> (OwnedFd, OwnedFd) {
+fn socket_pair() -> (OwnedFd, OwnedFd) {
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
     socketpair(family, SocketType::STREAM, flags, None).expect("a pair of sockets")
 }
 
-fn say(socket: &OwnedFd, bytes: &[u8]) {
+fn send_all(socket: &OwnedFd, bytes: &[u8]) {
     if !bytes.is_empty() {
         let sent = send(socket, bytes, SendFlags::NOSIGNAL);
         assert_eq!(sent, Ok(bytes.len()), "the socket takes it");
     }
 }
 
-type Frames = (Vec<Frame>, Option<Violation>);
+type ReceivedFrames = (Vec<RequestFrame>, Option<ProtocolViolation>);
 
 /// What arrives of these pieces, delivered one after the other.
-fn receive<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Frames {
-    let (client, server) = pair();
+fn receive_pieces<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> ReceivedFrames {
+    let (client, server) = socket_pair();
     let mut receiver = Receiver::new(&[]);
     let mut frames = Vec::new();
     for piece in pieces {
-        say(&client, piece);
+        send_all(&client, piece);
         loop {
-            let filled = receiver.fill(server.as_fd()).expect("a socket");
+            let filled = receiver.receive_once(server.as_fd()).expect("a socket");
             loop {
                 match receiver.next() {
                     Ok(Some(frame)) => frames.push(frame),
@@ -337,7 +358,7 @@ fn receive<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Frames {
                     Err(violation) => return (frames, Some(violation)),
                 }
             }
-            if filled == Filled::Empty {
+            if filled == ReceiveOutcome::Empty {
                 break;
             }
         }
@@ -345,26 +366,26 @@ fn receive<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Frames {
     (frames, None)
 }
 
-fn transmission(bytes: &[u8]) -> impl Hash + use<> {
-    let (whole, took) = allocated(|| receive([bytes].into_iter()));
+fn check_transmission(bytes: &[u8]) -> impl Hash + use<> {
+    let (whole, took) = measure_allocation(|| receive_pieces([bytes].into_iter()));
     let held: usize = whole.0.len() * 256 + bytes.len();
     assert!(took <= RECEIVED_BYTES_MAX + 4 * held as u64, "{took} bytes");
     let mut at = 0;
     let mut plans = Vec::new();
     for frame in &whole.0 {
         let header = match frame {
-            Frame::Whole(header, payload) => {
+            RequestFrame::Whole(header, payload) => {
                 let start = at + HEADER_BYTES;
                 assert_eq!(payload[..], bytes[start..start + payload.len()]);
                 let writes = header.command == command::WRITE;
                 let len = if writes { header.len as usize } else { 0 };
                 assert_eq!(payload.len(), len);
                 assert!(len <= PAYLOAD_BYTES_MAX as usize);
-                plans.extend([false, true].map(|read_only| judge(frame, read_only)));
+                plans.extend([false, true].map(|read_only| check_plan(frame, read_only)));
                 at = start + len;
                 header
             }
-            Frame::Refused(header, _) => {
+            RequestFrame::Refused(header, _) => {
                 assert!(header.len > PAYLOAD_BYTES_MAX && header.len <= SKIPPED_BYTES_MAX);
                 at += HEADER_BYTES + header.len as usize;
                 header
@@ -390,11 +411,11 @@ fn transmission(bytes: &[u8]) -> impl Hash + use<> {
         false => 997,
     };
     assert!(
-        receive(bytes.chunks(chunk)) == whole,
+        receive_pieces(bytes.chunks(chunk)) == whole,
         "in pieces of {chunk}"
     );
-    for cut in cuts(bytes.len()) {
-        let (frames, end) = receive([&bytes[..cut]].into_iter());
+    for cut in cut_positions(bytes.len()) {
+        let (frames, end) = receive_pieces([&bytes[..cut]].into_iter());
         assert!(whole.0.starts_with(&frames), "cut at {cut}");
         assert!(end.is_none() || end == whole.1, "cut at {cut}: {end:?}");
     }
@@ -403,24 +424,24 @@ fn transmission(bytes: &[u8]) -> impl Hash + use<> {
 }
 
 /// What is planned keeps within the export and its rights.
-fn judge(frame: &Frame, read_only: bool) -> (u8, u16) {
-    let Frame::Whole(header, payload) = frame else {
+fn check_plan(frame: &RequestFrame, read_only: bool) -> (u8, u16) {
+    let RequestFrame::Whole(header, payload) = frame else {
         return (9, 0);
     };
-    let session = Session {
+    let session = NegotiatedOptions {
         size_bytes: SIZE,
         read_only,
-        structured: header.cookie % 2 == 0,
-        allocation: header.cookie % 3 == 0,
+        has_structured_replies: header.cookie % 2 == 0,
+        has_allocation_context: header.cookie % 3 == 0,
     };
     let planned = plan(&session, header, payload.clone());
     let (mut request, mut then) = match planned {
-        Plan::Submit(request, then) => (request, then),
-        Plan::Fail(failure) => {
-            assert!(!failure.why.is_empty());
+        RequestPlan::Submit(request, then) => (request, then),
+        RequestPlan::Fail(failure) => {
+            assert!(!failure.reason.is_empty());
             return (1, header.command.min(9));
         }
-        Plan::Disconnect => return (2, 0),
+        RequestPlan::Disconnect => return (2, 0),
     };
     let mut steps = 0u64;
     loop {
@@ -437,7 +458,7 @@ fn judge(frame: &Frame, read_only: bool) -> (u8, u16) {
         assert!(!(changes && read_only), "{request:?} of a read-only export");
         steps += 1;
         assert!(steps <= SIZE, "zeroes without end");
-        let Then::Zeroes { next, end, durable } = then else {
+        let Continuation::Zeroes { next, end, durable } = then else {
             return (3, header.command);
         };
         (request, then) = next_zeroes(next, end, durable);
@@ -447,17 +468,17 @@ fn judge(frame: &Frame, read_only: bool) -> (u8, u16) {
 #[test]
 fn fuzz_transmission() {
     target("transmission")
-        .seeds(requests())
+        .seeds(request_seeds())
         .cases(600)
         .bytes_max(50_000)
-        .reseal(reseal_requests)
-        .run(transmission);
+        .fixup(fix_request_lengths)
+        .run(check_transmission);
 }
 
 /// Serves a client that says this and hangs up; what it hears.
-fn serve(pieces: &[&[u8]]) -> (Vec<u8>, u8) {
-    let (client, server) = pair();
-    let signal = Arc::new(Signal::new().expect("a descriptor"));
+fn serve_client(pieces: &[&[u8]]) -> (Vec<u8>, u8) {
+    let (client, server) = socket_pair();
+    let signal = Arc::new(StopSignal::new().expect("a descriptor"));
     let exports = exports();
     let talk = || {
         for piece in pieces {
@@ -485,11 +506,11 @@ fn serve(pieces: &[&[u8]]) -> (Vec<u8>, u8) {
             Err(ended) => ended,
         };
         let ended = match ended {
-            Ended::Disconnected => 0,
-            Ended::Closed => 1,
-            Ended::Violated(_) => 2,
+            EndReason::Disconnected => 0,
+            EndReason::Closed => 1,
+            EndReason::Violated(_) => 2,
             // A client that hangs up while it is answered.
-            Ended::Socket(_) => 3,
+            EndReason::Socket(_) => 3,
             other => panic!("{other}"),
         };
         (heard.join().expect("no panic"), ended)
@@ -498,7 +519,7 @@ fn serve(pieces: &[&[u8]]) -> (Vec<u8>, u8) {
 
 /// How often each byte was heard: refusals overtake what a space works on, so
 /// that the order of replies says nothing.
-fn counts(heard: &[u8]) -> [usize; 256] {
+fn byte_counts(heard: &[u8]) -> [usize; 256] {
     let mut counts = [0; 256];
     heard
         .iter()
@@ -506,18 +527,18 @@ fn counts(heard: &[u8]) -> [usize; 256] {
     counts
 }
 
-fn client(bytes: &[u8]) -> impl Hash + use<> {
-    let whole = serve(&[bytes]);
-    let most = counts(&whole.0);
+fn check_client(bytes: &[u8]) -> impl Hash + use<> {
+    let whole = serve_client(&[bytes]);
+    let most = byte_counts(&whole.0);
     let pieces: Vec<&[u8]> = bytes.chunks(5 + bytes.len() / 9).collect();
-    let split = serve(&pieces);
+    let split = serve_client(&pieces);
     assert_eq!(split.1, whole.1, "another delivery, another end");
     // Where the protocol is broken, what was not answered yet is not any more.
     let is_kept = whole.1 < 2;
-    assert!(!is_kept || counts(&split.0) == most, "other answers");
-    for cut in (0..bytes.len()).step_by(bytes.len().div_ceil(SERVED_CUTS).max(1)) {
-        let (heard, _) = serve(&[&bytes[..cut]]);
-        let fewer = counts(&heard).iter().zip(&most).all(|(a, b)| a <= b);
+    assert!(!is_kept || byte_counts(&split.0) == most, "other answers");
+    for cut in (0..bytes.len()).step_by(bytes.len().div_ceil(SERVER_CUTS).max(1)) {
+        let (heard, _) = serve_client(&[&bytes[..cut]]);
+        let fewer = byte_counts(&heard).iter().zip(&most).all(|(a, b)| a <= b);
         assert!(!is_kept || fewer, "cut at {cut}");
     }
     (whole.1, whole.0.len().ilog2())
@@ -526,20 +547,20 @@ fn client(bytes: &[u8]) -> impl Hash + use<> {
 /// A whole server, with a socket and threads of its own.
 #[test]
 fn fuzz_client() {
-    let handshakes = handshakes();
-    let mut seeds: Vec<Vec<u8>> = requests()
+    let handshakes = handshake_seeds();
+    let mut seeds: Vec<Vec<u8>> = request_seeds()
         .into_iter()
         .map(|requests| [&handshakes[1][..], &requests].concat())
         .collect();
-    seeds.push([&handshakes[0][..], &requests()[4]].concat());
+    seeds.push([&handshakes[0][..], &request_seeds()[4]].concat());
     seeds.extend(handshakes);
     target("client")
         .seeds(seeds)
         .cases(50)
         .bytes_max(30_000)
-        .reseal(|bytes, random| {
-            reseal_options(bytes, random);
-            reseal_requests(bytes, random);
+        .fixup(|bytes, random| {
+            fix_option_lengths(bytes, random);
+            fix_request_lengths(bytes, random);
         })
-        .run(client);
+        .run(check_client);
 }

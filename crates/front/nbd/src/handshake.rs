@@ -4,13 +4,14 @@
 //! It ends within the handshake limit, whatever the client does or omits, and
 //! holds at most one option and its answer.
 
-use crate::connection::{Connection, Ended};
+use crate::connection::{Connection, EndReason};
 use crate::exports::{Export, Exports, Membership};
-use crate::limits::{Limits, READY_LIMIT};
+use crate::limits::{CHANNEL_READY_LIMIT, Limits};
 use crate::negotiation::{
-    INPUT_BYTES_MAX, Negotiation, Refusal, Session, Step, Violation, refuse_length,
+    INPUT_BYTES_MAX, NegotiatedOptions, Negotiation, NegotiationStep, OpenRefusal,
+    ProtocolViolation, put_length_refusal,
 };
-use crate::signal::{Level, Signal};
+use crate::stop_signal::{StopLevel, StopSignal};
 use crate::wait::{Interest, wait};
 use pagemesh_base::space::{Channel, SpaceError};
 use rustix::fd::{AsFd, OwnedFd};
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// A connection that may be served, and its place in the export.
-pub(crate) struct Served {
+pub(crate) struct OpenedConnection {
     pub(crate) connection: Connection,
     pub(crate) export: Arc<Export>,
     pub(crate) membership: Membership,
@@ -30,21 +31,21 @@ pub(crate) struct Served {
 pub(crate) struct Handshake {
     id: u64,
     socket: OwnedFd,
-    signal: Arc<Signal>,
+    signal: Arc<StopSignal>,
     limits: Limits,
     negotiation: Negotiation,
     input: Vec<u8>,
-    out: Vec<u8>,
-    until: Instant,
+    output: Vec<u8>,
+    deadline: Instant,
 }
 
-type Opened = (Arc<Export>, Membership, Box<dyn Channel>);
+type OpenedExport = (Arc<Export>, Membership, Box<dyn Channel>);
 
 impl Handshake {
     pub(crate) fn new(
         id: u64,
         socket: OwnedFd,
-        signal: Arc<Signal>,
+        signal: Arc<StopSignal>,
         exports: Exports,
         limits: Limits,
     ) -> Self {
@@ -55,41 +56,44 @@ impl Handshake {
             limits,
             negotiation: Negotiation::new(exports),
             input: Vec::new(),
-            out: Vec::new(),
-            until: Instant::now() + limits.handshake,
+            output: Vec::new(),
+            deadline: Instant::now() + limits.handshake,
         }
     }
 
     /// Talks until an export is chosen or the connection must end.
-    pub(crate) fn run(mut self) -> Result<Served, Ended> {
-        self.negotiation.greet(&mut self.out);
+    pub(crate) fn run(mut self) -> Result<OpenedConnection, EndReason> {
+        self.negotiation.greet(&mut self.output);
         loop {
-            let step = self.negotiation.step(&mut self.input, &mut self.out);
-            if let Err(Violation::OptionLength(option, _)) = step {
-                refuse_length(&mut self.out, option);
+            let step = self.negotiation.step(&mut self.input, &mut self.output);
+            if let Err(ProtocolViolation::OptionLength(option, _)) = step {
+                put_length_refusal(&mut self.output, option);
                 self.send()?;
             }
             match step? {
-                Step::Again => self.send()?,
-                Step::More => {
+                NegotiationStep::Again => self.send()?,
+                NegotiationStep::More => {
                     self.send()?;
                     self.receive()?;
                 }
-                Step::Close => {
+                NegotiationStep::Close => {
                     self.send()?;
-                    return Err(Ended::Disconnected);
+                    return Err(EndReason::Disconnected);
                 }
-                Step::Open(export) => {
-                    if let Some((session, opened)) = self.open(export)? {
-                        return Ok(self.finish(session, opened));
+                NegotiationStep::Open(export) => {
+                    if let Some((session, opened)) = self.open_export(export)? {
+                        return Ok(self.into_opened(session, opened));
                     }
                 }
             }
         }
     }
 
-    fn open(&mut self, export: Arc<Export>) -> Result<Option<(Session, Opened)>, Ended> {
-        let opened = self.enter(&export);
+    fn open_export(
+        &mut self,
+        export: Arc<Export>,
+    ) -> Result<Option<(NegotiatedOptions, OpenedExport)>, EndReason> {
+        let opened = self.join_export(&export);
         let (result, opened) = match opened {
             Ok((membership, channel)) => (
                 Ok(export.space.size_bytes()),
@@ -100,16 +104,19 @@ impl Handshake {
                 (Err(refusal), None)
             }
         };
-        let session = self.negotiation.opened(result, &mut self.out)?;
+        let session = self.negotiation.finish_open(result, &mut self.output)?;
         self.send()?;
         Ok(session.zip(opened))
     }
 
-    fn enter(&self, export: &Arc<Export>) -> Result<(Membership, Box<dyn Channel>), Refusal> {
+    fn join_export(
+        &self,
+        export: &Arc<Export>,
+    ) -> Result<(Membership, Box<dyn Channel>), OpenRefusal> {
         let membership = export
-            .join(self.id, &self.signal, self.limits.export_connections_max)
-            .map_err(Refusal::Policy)?;
-        let mut channel = export.space.open().map_err(refusal)?;
+            .add_connection(self.id, &self.signal, self.limits.export_connections_max)
+            .map_err(OpenRefusal::Policy)?;
+        let mut channel = export.space.open().map_err(refusal_of)?;
         self.await_ready(&mut *channel)?;
         Ok((membership, channel))
     }
@@ -117,15 +124,15 @@ impl Handshake {
     /// Waits until the space says that the channel will serve. A space that does not know
     /// within the limit is taken for one that will: its requests then wait as long as the
     /// space lets them, and a channel that turns out to be of no use ends the connection.
-    fn await_ready(&self, channel: &mut dyn Channel) -> Result<(), Refusal> {
-        let until = self.until.min(Instant::now() + READY_LIMIT);
+    fn await_ready(&self, channel: &mut dyn Channel) -> Result<(), OpenRefusal> {
+        let until = self.deadline.min(Instant::now() + CHANNEL_READY_LIMIT);
         let mut descriptors = Vec::new();
-        while !channel.ready().map_err(refusal)? {
-            if self.signal.level() != Level::Run || Instant::now() >= until {
+        while !channel.ready().map_err(refusal_of)? {
+            if self.signal.level() != StopLevel::Running || Instant::now() >= until {
                 return Ok(());
             }
             descriptors.clear();
-            channel.wait_on(&mut descriptors);
+            channel.poll_fds(&mut descriptors);
             let next = channel.deadline().map_or(until, |next| next.min(until));
             let socket = self.socket.as_fd();
             let nothing = Interest {
@@ -133,13 +140,17 @@ impl Handshake {
                 writable: false,
             };
             let waited = wait(&self.signal, socket, nothing, &descriptors, Some(next));
-            waited.map_err(|errno| Refusal::Unavailable(format!("cannot wait: {errno}")))?;
+            waited.map_err(|errno| OpenRefusal::Unavailable(format!("cannot wait: {errno}")))?;
         }
         Ok(())
     }
 
-    fn finish(self, session: Session, (export, membership, channel): Opened) -> Served {
-        Served {
+    fn into_opened(
+        self,
+        session: NegotiatedOptions,
+        (export, membership, channel): OpenedExport,
+    ) -> OpenedConnection {
+        OpenedConnection {
             connection: Connection::new(
                 self.socket,
                 self.signal,
@@ -153,31 +164,31 @@ impl Handshake {
         }
     }
 
-    fn send(&mut self) -> Result<(), Ended> {
+    fn send(&mut self) -> Result<(), EndReason> {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let mut sent = 0;
-        while sent < self.out.len() {
-            match send(&self.socket, &self.out[sent..], flags) {
+        while sent < self.output.len() {
+            match send(&self.socket, &self.output[sent..], flags) {
                 Ok(count) => sent += count,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.wait(Interest {
                     readable: false,
                     writable: true,
                 })?,
-                Err(errno) => return Err(closed(errno)),
+                Err(errno) => return Err(end_reason(errno)),
             }
         }
-        self.out.clear();
+        self.output.clear();
         Ok(())
     }
 
-    fn receive(&mut self) -> Result<(), Ended> {
+    fn receive(&mut self) -> Result<(), EndReason> {
         let mut received = [0; 4096];
         // An option that is longer is refused before this is full.
         let room = received.len().min(INPUT_BYTES_MAX - self.input.len());
         loop {
             match recv(&self.socket, &mut received[..room], RecvFlags::DONTWAIT) {
-                Ok((0, _)) => return Err(Ended::Closed),
+                Ok((0, _)) => return Err(EndReason::Closed),
                 Ok((count, _)) => {
                     self.input.extend_from_slice(&received[..count]);
                     return Ok(());
@@ -187,35 +198,35 @@ impl Handshake {
                     readable: true,
                     writable: false,
                 })?,
-                Err(errno) => return Err(closed(errno)),
+                Err(errno) => return Err(end_reason(errno)),
             }
         }
     }
 
-    fn wait(&self, interest: Interest) -> Result<(), Ended> {
-        if self.signal.level() != Level::Run {
-            return Err(Ended::Stopped);
+    fn wait(&self, interest: Interest) -> Result<(), EndReason> {
+        if self.signal.level() != StopLevel::Running {
+            return Err(EndReason::Stopped);
         }
-        if Instant::now() >= self.until {
-            return Err(Ended::HandshakeTimeout);
+        if Instant::now() >= self.deadline {
+            return Err(EndReason::HandshakeTimeout);
         }
         let socket = self.socket.as_fd();
-        wait(&self.signal, socket, interest, &[], Some(self.until))?;
+        wait(&self.signal, socket, interest, &[], Some(self.deadline))?;
         Ok(())
     }
 }
 
-fn refusal(error: SpaceError) -> Refusal {
+fn refusal_of(error: SpaceError) -> OpenRefusal {
     match error {
-        SpaceError::Busy(why) => Refusal::Policy(why),
-        SpaceError::Fenced => Refusal::Ended(error.to_string()),
-        other => Refusal::Unavailable(other.to_string()),
+        SpaceError::Busy(why) => OpenRefusal::Policy(why),
+        SpaceError::Fenced => OpenRefusal::Permanent(error.to_string()),
+        other => OpenRefusal::Unavailable(other.to_string()),
     }
 }
 
-fn closed(errno: Errno) -> Ended {
+fn end_reason(errno: Errno) -> EndReason {
     match errno {
-        Errno::PIPE | Errno::CONNRESET => Ended::Closed,
-        errno => Ended::Socket(errno),
+        Errno::PIPE | Errno::CONNRESET => EndReason::Closed,
+        errno => EndReason::Socket(errno),
     }
 }

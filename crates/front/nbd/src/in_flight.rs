@@ -5,13 +5,13 @@
 //! answers is checked against what was asked: an answer of the wrong kind or
 //! length fails the request, it never reaches the client.
 
-use crate::plan::{Failure, Then, next_zeroes};
+use crate::plan::{Continuation, Failure, next_zeroes};
 use crate::wire::Errno;
 use pagemesh_base::space::{Completion, Extent, Reply, Request, SpaceError, Token};
 
 /// What a request ends with.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum RequestOutcome {
     Done,
     Data { offset: u64, data: Vec<u8> },
     Extents(Vec<Extent>),
@@ -20,26 +20,29 @@ pub(crate) enum Outcome {
 
 /// What a completion leads to.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum CompletionStep {
     /// The request goes on with another of the space's.
     Submit(Request),
     /// It has ended.
-    End { cookie: u64, outcome: Outcome },
+    End {
+        cookie: u64,
+        outcome: RequestOutcome,
+    },
 }
 
 #[derive(Debug)]
-struct Pending {
+struct PendingRequest {
     cookie: u64,
     offset: u64,
     len: u32,
     held_bytes: u64,
-    then: Then,
+    continuation: Continuation,
 }
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
-    slots: Vec<Option<Pending>>,
+    slots: Vec<Option<PendingRequest>>,
     free: Vec<usize>,
     held_bytes: u64,
 }
@@ -61,14 +64,14 @@ impl InFlight {
         offset: u64,
         len: u32,
         held_bytes: u64,
-        then: Then,
+        then: Continuation,
     ) -> Token {
-        let pending = Pending {
+        let pending = PendingRequest {
             cookie,
             offset,
             len,
             held_bytes,
-            then,
+            continuation: then,
         };
         self.held_bytes += held_bytes;
         let place = self.free.pop().unwrap_or(self.slots.len());
@@ -81,48 +84,53 @@ impl InFlight {
     }
 
     /// What follows a completion; none if nothing is in flight by its token.
-    pub(crate) fn complete(&mut self, completion: Completion) -> Option<Progress> {
+    pub(crate) fn complete(&mut self, completion: Completion) -> Option<CompletionStep> {
         let place = usize::try_from(completion.token.0).ok()?;
         let pending = self.slots.get_mut(place)?.as_mut()?;
-        let outcome = match (completion.result, pending.then) {
-            (Err(error), _) => Outcome::Failed(failure(&error)),
-            (Ok(Reply::Done), Then::Flush) => {
-                pending.then = Then::Done;
-                return Some(Progress::Submit(Request::Flush));
+        let outcome = match (completion.result, pending.continuation) {
+            (Err(error), _) => RequestOutcome::Failed(failure_of(&error)),
+            (Ok(Reply::Done), Continuation::Flush) => {
+                pending.continuation = Continuation::Done;
+                return Some(CompletionStep::Submit(Request::Flush));
             }
-            (Ok(Reply::Done), Then::Zeroes { next, end, durable }) => {
+            (Ok(Reply::Done), Continuation::Zeroes { next, end, durable }) => {
                 let (request, then) = next_zeroes(next, end, durable);
-                pending.then = then;
-                return Some(Progress::Submit(request));
+                pending.continuation = then;
+                return Some(CompletionStep::Submit(request));
             }
-            (Ok(reply), then) => conclude(pending, reply, then),
+            (Ok(reply), then) => outcome_of(pending, reply, then),
         };
         let (cookie, held_bytes) = (pending.cookie, pending.held_bytes);
         self.slots[place] = None;
         self.free.push(place);
         self.held_bytes -= held_bytes;
-        Some(Progress::End { cookie, outcome })
+        Some(CompletionStep::End { cookie, outcome })
     }
 }
 
-fn conclude(pending: &Pending, reply: Reply, then: Then) -> Outcome {
+fn outcome_of(pending: &PendingRequest, reply: Reply, then: Continuation) -> RequestOutcome {
     match (then, reply) {
-        (Then::Done, Reply::Done) => Outcome::Done,
-        (Then::Data, Reply::Data(data)) if data.len() == pending.len as usize => Outcome::Data {
-            offset: pending.offset,
-            data,
-        },
-        (Then::Extents { one }, Reply::Extents(extents)) => {
-            let mut extents = join(&extents, u64::from(pending.len));
+        (Continuation::Done, Reply::Done) => RequestOutcome::Done,
+        (Continuation::Data, Reply::Data(data)) if data.len() == pending.len as usize => {
+            RequestOutcome::Data {
+                offset: pending.offset,
+                data,
+            }
+        }
+        (Continuation::Extents { one }, Reply::Extents(extents)) => {
+            let mut extents = merge_extents(&extents, u64::from(pending.len));
             if one {
                 extents.truncate(1);
             }
             if extents.is_empty() {
-                return Outcome::Failed(Failure::new(Errno::Io, "the space told no extents"));
+                return RequestOutcome::Failed(Failure::new(
+                    Errno::Io,
+                    "the space told no extents",
+                ));
             }
-            Outcome::Extents(extents)
+            RequestOutcome::Extents(extents)
         }
-        _ => Outcome::Failed(Failure::new(
+        _ => RequestOutcome::Failed(Failure::new(
             Errno::Io,
             "the space answered something else than was asked",
         )),
@@ -130,7 +138,7 @@ fn conclude(pending: &Pending, reply: Reply, then: Then) -> Outcome {
 }
 
 /// Merges neighbours of one kind, and cuts at the end of the range.
-fn join(extents: &[Extent], len: u64) -> Vec<Extent> {
+fn merge_extents(extents: &[Extent], len: u64) -> Vec<Extent> {
     let mut joined: Vec<Extent> = Vec::with_capacity(extents.len());
     let mut left = len;
     for extent in extents {
@@ -145,7 +153,7 @@ fn join(extents: &[Extent], len: u64) -> Vec<Extent> {
     joined
 }
 
-fn failure(error: &SpaceError) -> Failure {
+fn failure_of(error: &SpaceError) -> Failure {
     if matches!(error, SpaceError::Damaged { .. }) {
         // What clients make of it names no block: most show a bare EIO.
         tracing::error!(%error, "a request failed");

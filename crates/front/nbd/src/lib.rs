@@ -2,7 +2,7 @@
 //! protocol, over unix sockets and TCP.
 //!
 //! It speaks the fixed newstyle handshake and structured replies, and offers
-//! flush, FUA, trim, zeroes, block status (`base:allocation`) and several
+//! flush, FUA, trim, zeroes, block status (`base:has_allocation_context`) and several
 //! connections to one export. A flush on one connection covers the completed
 //! writes of all: that is the space's promise, which this server only passes
 //! on. It has no TLS: a TCP listener belongs on a trusted network.
@@ -13,7 +13,7 @@
 //!                                          └─ Channel of the Space
 //! ```
 //!
-//! `negotiation`, `plan`, `in_flight`, `spin` and the parsing half of
+//! `check_negotiation`, `plan`, `in_flight`, `spin` and the parsing half of
 //! `receiver` are pure; `handshake` and `connection` are the I/O around them.
 //!
 //! A client never makes a thread panic, block without limit, or hold more
@@ -36,12 +36,12 @@ mod outbox;
 mod plan;
 mod receiver;
 mod server;
-mod signal;
 mod spin;
+mod stop_signal;
 mod wait;
 mod wire;
 
 pub use exports::{ExportError, ExportOptions, Exports};
 pub use limits::{DESCRIPTION_BYTES_MAX, EXPORTS_MAX, Limits, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX};
 pub use listener::{Listen, ServerError};
-pub use server::{Counters, Server, Stopped};
+pub use server::{Counters, Server, StopReport};

@@ -38,9 +38,9 @@ pub(crate) const RECEIVE_BYTES: usize = 256 << 10;
 pub(crate) const COPIED_BYTES_MAX: usize = 16 << 10;
 /// Bytes asked for at once while long writes arrive, so that little of the
 /// next long payload lands in the shared buffer, from where it is copied.
-pub(crate) const NARROW_BYTES: usize = 4 << 10;
+pub(crate) const SHORT_RECEIVE_BYTES: usize = 4 << 10;
 /// Other requests in a row after which long writes are taken to be over.
-pub(crate) const NARROW_REQUESTS: u32 = 8;
+pub(crate) const SHORT_RECEIVE_REQUESTS: u32 = 8;
 /// Buffers handed to one send.
 pub(crate) const SEND_PARTS_MAX: usize = 64;
 /// Requests submitted before their replies are sent: the client works on
@@ -70,7 +70,7 @@ pub(crate) const SPIN_GAP_MAX: Duration = Duration::from_millis(1);
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a handshake waits for its channel to be ready. Connecting to every brick takes
 /// milliseconds. A volume without a copy in reach is waited for by requests, not here.
-pub(crate) const READY_LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const CHANNEL_READY_LIMIT: Duration = Duration::from_secs(5);
 
 /// What a server can be told to bound differently.
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +87,7 @@ pub struct Limits {
     /// For requests in flight, and their replies, when a connection ends.
     pub drain: Duration,
     /// Whether idle processors may be kept from sleeping while a client is busy.
-    pub may_keep_awake: bool,
+    pub may_keep_cpus_awake: bool,
 }
 
 impl Default for Limits {
@@ -98,7 +98,7 @@ impl Default for Limits {
             handshake: Duration::from_secs(15),
             stalled_message: Duration::from_secs(300),
             drain: Duration::from_secs(10),
-            may_keep_awake: true,
+            may_keep_cpus_awake: true,
         }
     }
 }

@@ -55,12 +55,12 @@ pub enum ServerError {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    socket: Socket,
+    socket: ListenSocket,
     place: Listen,
 }
 
 #[derive(Debug)]
-enum Socket {
+enum ListenSocket {
     Unix(UnixSocket),
     Tcp(TcpListener),
 }
@@ -69,9 +69,9 @@ impl Listener {
     pub(crate) fn bind(place: &Listen) -> Result<Self, ServerError> {
         match place {
             Listen::Unix(path) => {
-                let socket = UnixSocket::bind(path).map_err(|cause| refused(cause, place))?;
+                let socket = UnixSocket::bind(path).map_err(|cause| bind_error(cause, place))?;
                 Ok(Listener {
-                    socket: Socket::Unix(socket),
+                    socket: ListenSocket::Unix(socket),
                     place: place.clone(),
                 })
             }
@@ -99,13 +99,13 @@ impl Listener {
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.socket {
-            Socket::Unix(socket) => socket.as_fd(),
-            Socket::Tcp(socket) => socket.as_fd(),
+            ListenSocket::Unix(socket) => socket.as_fd(),
+            ListenSocket::Tcp(socket) => socket.as_fd(),
         }
     }
 }
 
-fn refused(cause: SocketError, place: &Listen) -> ServerError {
+fn bind_error(cause: SocketError, place: &Listen) -> ServerError {
     match cause {
         SocketError::InUse(_) => ServerError::InUse(place.clone()),
         SocketError::NotASocket(path) => ServerError::NotASocket(path),
@@ -131,7 +131,7 @@ fn bind_tcp(address: SocketAddr, place: &Listen) -> Result<Listener, ServerError
     listener.set_nonblocking(true).map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     Ok(Listener {
-        socket: Socket::Tcp(listener),
+        socket: ListenSocket::Tcp(listener),
         place: Listen::Tcp(bound),
     })
 }

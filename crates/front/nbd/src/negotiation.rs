@@ -3,7 +3,7 @@
 //! It looks at one option at a time, so that an answer is sent before the next
 //! question is read. It never does I/O, never opens a space, and never keeps
 //! more of a client's bytes than one option. What a client asked for and may
-//! not have is answered; what is not the protocol is a [`Violation`] and ends
+//! not have is answered; what is not the protocol is a [`ProtocolViolation`] and ends
 //! the connection.
 
 use crate::exports::{Export, Exports};
@@ -22,7 +22,7 @@ const PADDING_BYTES: usize = 124;
 
 /// Why a connection cannot go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Violation {
+pub(crate) enum ProtocolViolation {
     #[error("the client's flags {0:#x} are unknown")]
     ClientFlags(u32),
     #[error("an option starts with {0:#x}, which is no option")]
@@ -40,7 +40,7 @@ pub(crate) enum Violation {
 }
 
 /// What to do next.
-pub(crate) enum Step {
+pub(crate) enum NegotiationStep {
     /// Read more, after sending what there is to send.
     More,
     /// An option was answered; ask again after sending.
@@ -53,17 +53,17 @@ pub(crate) enum Step {
 
 /// What both ends agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Session {
+pub(crate) struct NegotiatedOptions {
     /// The size told to the client; it holds for the whole connection.
     pub(crate) size_bytes: u64,
     pub(crate) read_only: bool,
-    pub(crate) structured: bool,
-    /// Whether `base:allocation` was chosen.
-    pub(crate) allocation: bool,
+    pub(crate) has_structured_replies: bool,
+    /// Whether `base:has_allocation_context` was chosen.
+    pub(crate) has_allocation_context: bool,
 }
 
 /// The option that is waiting for an export to be opened.
-enum Opening {
+enum PendingOpen {
     Go { wanted: Vec<u16> },
     ExportName,
 }
@@ -71,25 +71,25 @@ enum Opening {
 /// See the module.
 pub(crate) struct Negotiation {
     exports: Exports,
-    greeted: bool,
-    no_zeroes: bool,
-    structured: bool,
-    /// The export for which `base:allocation` was chosen.
-    context_of: Option<String>,
-    opening: Option<(Opening, Arc<Export>)>,
-    options: u32,
+    has_client_flags: bool,
+    omits_padding: bool,
+    has_structured_replies: bool,
+    /// The export for which `base:has_allocation_context` was chosen.
+    context_export: Option<String>,
+    pending_open: Option<(PendingOpen, Arc<Export>)>,
+    option_count: u32,
 }
 
 impl Negotiation {
     pub(crate) fn new(exports: Exports) -> Self {
         Self {
             exports,
-            greeted: false,
-            no_zeroes: false,
-            structured: false,
-            context_of: None,
-            opening: None,
-            options: 0,
+            has_client_flags: false,
+            omits_padding: false,
+            has_structured_replies: false,
+            context_export: None,
+            pending_open: None,
+            option_count: 0,
         }
     }
 
@@ -105,73 +105,81 @@ impl Negotiation {
         &mut self,
         input: &mut Vec<u8>,
         out: &mut Vec<u8>,
-    ) -> Result<Step, Violation> {
-        if !self.greeted {
+    ) -> Result<NegotiationStep, ProtocolViolation> {
+        if !self.has_client_flags {
             let Some((flags, _)) = take_u32(input) else {
-                return Ok(Step::More);
+                return Ok(NegotiationStep::More);
             };
             self.accept_flags(flags)?;
             input.drain(..4);
-            return Ok(Step::Again);
+            return Ok(NegotiationStep::Again);
         }
         let Some((kind, len)) = option_header(input)? else {
-            return Ok(Step::More);
+            return Ok(NegotiationStep::More);
         };
         let end = OPTION_HEADER_BYTES + len;
         if input.len() < end {
-            return Ok(Step::More);
+            return Ok(NegotiationStep::More);
         }
-        self.options += 1;
-        if self.options > OPTIONS_MAX {
-            return Err(Violation::TooManyOptions);
+        self.option_count += 1;
+        if self.option_count > OPTIONS_MAX {
+            return Err(ProtocolViolation::TooManyOptions);
         }
-        let step = self.answer(kind, &input[OPTION_HEADER_BYTES..end], out);
+        let step = self.answer_option(kind, &input[OPTION_HEADER_BYTES..end], out);
         input.drain(..end);
         step
     }
 
-    fn accept_flags(&mut self, flags: u32) -> Result<(), Violation> {
+    fn accept_flags(&mut self, flags: u32) -> Result<(), ProtocolViolation> {
         let known = u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES);
         if flags & !known != 0 {
-            return Err(Violation::ClientFlags(flags));
+            return Err(ProtocolViolation::ClientFlags(flags));
         }
-        self.no_zeroes = flags & u32::from(handshake::NO_ZEROES) != 0;
-        self.greeted = true;
+        self.omits_padding = flags & u32::from(handshake::NO_ZEROES) != 0;
+        self.has_client_flags = true;
         Ok(())
     }
 
-    fn answer(&mut self, kind: u32, data: &[u8], out: &mut Vec<u8>) -> Result<Step, Violation> {
+    fn answer_option(
+        &mut self,
+        kind: u32,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<NegotiationStep, ProtocolViolation> {
         match kind {
             option::EXPORT_NAME => {
-                let export = self.exports.find(data).ok_or(Violation::NoSuchExport)?;
-                self.opening = Some((Opening::ExportName, Arc::clone(&export)));
-                return Ok(Step::Open(export));
+                let export = self
+                    .exports
+                    .find(data)
+                    .ok_or(ProtocolViolation::NoSuchExport)?;
+                self.pending_open = Some((PendingOpen::ExportName, Arc::clone(&export)));
+                return Ok(NegotiationStep::Open(export));
             }
             option::ABORT => {
                 put_answer(out, kind, answer::ACK, &[]);
-                return Ok(Step::Close);
+                return Ok(NegotiationStep::Close);
             }
-            option::LIST => self.list(data, out),
-            option::INFO | option::GO => return Ok(self.inform(kind, data, out)),
+            option::LIST => self.list_exports(data, out),
+            option::INFO | option::GO => return Ok(self.answer_info(kind, data, out)),
             option::STRUCTURED_REPLY => {
                 if data.is_empty() {
-                    self.structured = true;
+                    self.has_structured_replies = true;
                     put_answer(out, kind, answer::ACK, &[]);
                 } else {
-                    refuse(out, kind, answer::ERR_INVALID, "this option takes no data");
+                    put_refusal(out, kind, answer::ERR_INVALID, "this option takes no data");
                 }
             }
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 self.choose_context(kind, data, out);
             }
-            _ => refuse(out, kind, answer::ERR_UNSUPPORTED, "unknown option"),
+            _ => put_refusal(out, kind, answer::ERR_UNSUPPORTED, "unknown option"),
         }
-        Ok(Step::Again)
+        Ok(NegotiationStep::Again)
     }
 
-    fn list(&self, data: &[u8], out: &mut Vec<u8>) {
+    fn list_exports(&self, data: &[u8], out: &mut Vec<u8>) {
         if !data.is_empty() {
-            refuse(
+            put_refusal(
                 out,
                 option::LIST,
                 answer::ERR_INVALID,
@@ -189,40 +197,40 @@ impl Negotiation {
         put_answer(out, option::LIST, answer::ACK, &[]);
     }
 
-    fn inform(&mut self, kind: u32, data: &[u8], out: &mut Vec<u8>) -> Step {
+    fn answer_info(&mut self, kind: u32, data: &[u8], out: &mut Vec<u8>) -> NegotiationStep {
         let Some((name, wanted)) = parse_info(data) else {
-            refuse(out, kind, answer::ERR_INVALID, "malformed option");
-            return Step::Again;
+            put_refusal(out, kind, answer::ERR_INVALID, "malformed option");
+            return NegotiationStep::Again;
         };
         let Some(export) = self.exports.find(name) else {
-            refuse(out, kind, answer::ERR_UNKNOWN, &unknown_export(name));
-            return Step::Again;
+            put_refusal(out, kind, answer::ERR_UNKNOWN, &unknown_export(name));
+            return NegotiationStep::Again;
         };
         if kind == option::GO {
-            self.opening = Some((Opening::Go { wanted }, Arc::clone(&export)));
-            return Step::Open(export);
+            self.pending_open = Some((PendingOpen::Go { wanted }, Arc::clone(&export)));
+            return NegotiationStep::Open(export);
         }
-        let session = self.session(&export, export.space.size_bytes());
+        let session = self.negotiated_options(&export, export.space.size_bytes());
         put_info(out, kind, &export, &session, &wanted);
-        Step::Again
+        NegotiationStep::Again
     }
 
     fn choose_context(&mut self, kind: u32, data: &[u8], out: &mut Vec<u8>) {
         let setting = kind == option::SET_META_CONTEXT;
         if setting {
-            self.context_of = None;
+            self.context_export = None;
         }
         let Some((name, queries)) = parse_context(data) else {
-            refuse(out, kind, answer::ERR_INVALID, "malformed option");
+            put_refusal(out, kind, answer::ERR_INVALID, "malformed option");
             return;
         };
-        if setting && !self.structured {
+        if setting && !self.has_structured_replies {
             let why = "negotiate structured replies first";
-            refuse(out, kind, answer::ERR_INVALID, why);
+            put_refusal(out, kind, answer::ERR_INVALID, why);
             return;
         }
         let Some(export) = self.exports.find(name) else {
-            refuse(out, kind, answer::ERR_UNKNOWN, &unknown_export(name));
+            put_refusal(out, kind, answer::ERR_UNKNOWN, &unknown_export(name));
             return;
         };
         let all = !setting && queries.is_empty();
@@ -235,77 +243,77 @@ impl Negotiation {
             context.extend(wire::BASE_ALLOCATION.as_bytes());
             put_answer(out, kind, answer::META_CONTEXT, &context);
             if setting {
-                self.context_of = Some(export.name.clone());
+                self.context_export = Some(export.name.clone());
             }
         }
         put_answer(out, kind, answer::ACK, &[]);
     }
 
-    fn session(&self, export: &Export, size_bytes: u64) -> Session {
-        Session {
+    fn negotiated_options(&self, export: &Export, size_bytes: u64) -> NegotiatedOptions {
+        NegotiatedOptions {
             size_bytes,
             read_only: export.options.read_only,
-            structured: self.structured,
-            allocation: self.context_of.as_ref() == Some(&export.name),
+            has_structured_replies: self.has_structured_replies,
+            has_allocation_context: self.context_export.as_ref() == Some(&export.name),
         }
     }
 
-    /// The end of a [`Step::Open`]: the session, or none if it is refused, in
+    /// The end of a [`NegotiationStep::Open`]: the session, or none if it is refused, in
     /// which case the client may go on choosing.
-    pub(crate) fn opened(
+    pub(crate) fn finish_open(
         &mut self,
-        result: Result<u64, Refusal>,
+        result: Result<u64, OpenRefusal>,
         out: &mut Vec<u8>,
-    ) -> Result<Option<Session>, Violation> {
-        let Some((opening, export)) = self.opening.take() else {
+    ) -> Result<Option<NegotiatedOptions>, ProtocolViolation> {
+        let Some((opening, export)) = self.pending_open.take() else {
             return Ok(None);
         };
         match (opening, result) {
-            (Opening::Go { wanted }, Ok(size_bytes)) => {
-                let session = self.session(&export, size_bytes);
+            (PendingOpen::Go { wanted }, Ok(size_bytes)) => {
+                let session = self.negotiated_options(&export, size_bytes);
                 put_info(out, option::GO, &export, &session, &wanted);
                 Ok(Some(session))
             }
-            (Opening::Go { .. }, Err(refusal)) => {
+            (PendingOpen::Go { .. }, Err(refusal)) => {
                 let (kind, why) = match refusal {
-                    Refusal::Policy(why) => (answer::ERR_POLICY, why),
-                    Refusal::Ended(why) => (answer::ERR_SHUTDOWN, why),
-                    Refusal::Unavailable(why) => (answer::ERR_UNKNOWN, why),
+                    OpenRefusal::Policy(why) => (answer::ERR_POLICY, why),
+                    OpenRefusal::Permanent(why) => (answer::ERR_SHUTDOWN, why),
+                    OpenRefusal::Unavailable(why) => (answer::ERR_UNKNOWN, why),
                 };
-                refuse(out, option::GO, kind, &why);
+                put_refusal(out, option::GO, kind, &why);
                 Ok(None)
             }
-            (Opening::ExportName, Ok(size_bytes)) => {
-                let session = self.session(&export, size_bytes);
+            (PendingOpen::ExportName, Ok(size_bytes)) => {
+                let session = self.negotiated_options(&export, size_bytes);
                 out.extend(size_bytes.to_be_bytes());
                 out.extend(export_flags(&session).to_be_bytes());
-                if !self.no_zeroes {
+                if !self.omits_padding {
                     out.extend([0; PADDING_BYTES]);
                 }
                 Ok(Some(session))
             }
-            (Opening::ExportName, Err(_)) => Err(Violation::NoSuchExport),
+            (PendingOpen::ExportName, Err(_)) => Err(ProtocolViolation::NoSuchExport),
         }
     }
 }
 
 /// Why an export that exists cannot be had.
 #[derive(Clone, Debug)]
-pub(crate) enum Refusal {
+pub(crate) enum OpenRefusal {
     /// A limit.
     Policy(String),
     /// The space will never serve this server's clients again.
-    Ended(String),
+    Permanent(String),
     /// The space cannot be opened.
     Unavailable(String),
 }
 
-fn option_header(input: &[u8]) -> Result<Option<(u32, usize)>, Violation> {
+fn option_header(input: &[u8]) -> Result<Option<(u32, usize)>, ProtocolViolation> {
     let Some((magic, rest)) = take_u64(input) else {
         return Ok(None);
     };
     if magic != wire::OPTION_MAGIC {
-        return Err(Violation::OptionMagic(magic));
+        return Err(ProtocolViolation::OptionMagic(magic));
     }
     let Some((kind, rest)) = take_u32(rest) else {
         return Ok(None);
@@ -314,7 +322,7 @@ fn option_header(input: &[u8]) -> Result<Option<(u32, usize)>, Violation> {
         return Ok(None);
     };
     if len as usize > OPTION_BYTES_MAX {
-        return Err(Violation::OptionLength(kind, len));
+        return Err(ProtocolViolation::OptionLength(kind, len));
     }
     Ok(Some((kind, len as usize)))
 }
@@ -354,7 +362,7 @@ fn parse_context(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
     rest.is_empty().then_some((name, queries))
 }
 
-fn export_flags(session: &Session) -> u16 {
+fn export_flags(session: &NegotiatedOptions) -> u16 {
     let mut flags = export_flag::HAS_FLAGS
         | export_flag::SEND_FLUSH
         | export_flag::SEND_FUA
@@ -365,13 +373,19 @@ fn export_flags(session: &Session) -> u16 {
         flags |=
             export_flag::SEND_TRIM | export_flag::SEND_WRITE_ZEROES | export_flag::SEND_FAST_ZERO;
     }
-    if session.structured {
+    if session.has_structured_replies {
         flags |= export_flag::SEND_DF;
     }
     flags
 }
 
-fn put_info(out: &mut Vec<u8>, kind: u32, export: &Export, session: &Session, wanted: &[u16]) {
+fn put_info(
+    out: &mut Vec<u8>,
+    kind: u32,
+    export: &Export,
+    session: &NegotiatedOptions,
+    wanted: &[u16],
+) {
     let mut about = info::EXPORT.to_be_bytes().to_vec();
     about.extend(session.size_bytes.to_be_bytes());
     about.extend(export_flags(session).to_be_bytes());
@@ -408,13 +422,13 @@ fn put_answer(out: &mut Vec<u8>, option: u32, kind: u32, data: &[u8]) {
     put_text(out, data);
 }
 
-fn refuse(out: &mut Vec<u8>, option: u32, kind: u32, why: &str) {
+fn put_refusal(out: &mut Vec<u8>, option: u32, kind: u32, why: &str) {
     put_answer(out, option, kind, why.as_bytes());
 }
 
 /// Tells a client that its option is too long; the connection ends after it.
-pub(crate) fn refuse_length(out: &mut Vec<u8>, option: u32) {
-    refuse(out, option, answer::ERR_TOO_BIG, "the option is too long");
+pub(crate) fn put_length_refusal(out: &mut Vec<u8>, option: u32) {
+    put_refusal(out, option, answer::ERR_TOO_BIG, "the option is too long");
 }
 
 fn unknown_export(name: &[u8]) -> String {

@@ -4,7 +4,7 @@
 //! where the space put them and go out from there. Replies leave in the order
 //! in which they were put.
 
-use crate::in_flight::Outcome;
+use crate::in_flight::RequestOutcome;
 use crate::limits::SEND_PARTS_MAX;
 use crate::plan::Failure;
 use crate::wire::{self, allocation, chunk};
@@ -17,18 +17,18 @@ use std::io::IoSlice;
 
 /// Bytes of the longest explanation sent with an error; the protocol allows
 /// 4096.
-const WHY_BYTES_MAX: usize = 1024;
+const ERROR_TEXT_BYTES_MAX: usize = 1024;
 
-enum Part {
+enum ReplyPart {
     /// So many bytes of the buffer of headers.
-    Head(usize),
+    Header(usize),
     Data(Vec<u8>),
 }
 
-impl Part {
+impl ReplyPart {
     fn len(&self) -> usize {
         match self {
-            Self::Head(len) => *len,
+            Self::Header(len) => *len,
             Self::Data(data) => data.len(),
         }
     }
@@ -36,18 +36,18 @@ impl Part {
 
 /// See the module.
 #[derive(Default)]
-pub(crate) struct Outbox {
-    heads: Vec<u8>,
-    /// Bytes of `heads` that are sent.
-    heads_sent: usize,
-    parts: VecDeque<Part>,
+pub(crate) struct ReplyQueue {
+    headers: Vec<u8>,
+    /// Bytes of `headers` that are sent.
+    header_bytes_sent: usize,
+    parts: VecDeque<ReplyPart>,
     /// Bytes of the first part that are sent.
-    first_sent: usize,
+    first_part_bytes_sent: usize,
     replies: usize,
     held_bytes: u64,
 }
 
-impl Outbox {
+impl ReplyQueue {
     pub(crate) fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }
@@ -64,73 +64,73 @@ impl Outbox {
 
     /// Forgets everything: the client is gone.
     pub(crate) fn clear(&mut self) {
-        self.heads.clear();
-        self.heads_sent = 0;
+        self.headers.clear();
+        self.header_bytes_sent = 0;
         self.parts.clear();
-        self.first_sent = 0;
+        self.first_part_bytes_sent = 0;
         self.replies = 0;
         self.held_bytes = 0;
     }
 
     /// Appends a reply.
-    pub(crate) fn put(&mut self, structured: bool, cookie: u64, outcome: Outcome) {
+    pub(crate) fn push(&mut self, structured: bool, cookie: u64, outcome: RequestOutcome) {
         self.replies += 1;
-        let before = self.heads.len();
+        let before = self.headers.len();
         let mut data = None;
         match outcome {
-            Outcome::Done => self.put_simple(cookie, 0),
-            Outcome::Failed(failure) if structured => self.put_error(cookie, &failure),
-            Outcome::Failed(failure) => self.put_simple(cookie, failure.errno as u32),
-            Outcome::Data { offset, data: read } => {
+            RequestOutcome::Done => self.push_simple(cookie, 0),
+            RequestOutcome::Failed(failure) if structured => self.push_error(cookie, &failure),
+            RequestOutcome::Failed(failure) => self.push_simple(cookie, failure.errno as u32),
+            RequestOutcome::Data { offset, data: read } => {
                 if structured {
-                    self.put_chunk(chunk::OFFSET_DATA, cookie, 8 + read.len());
-                    self.heads.extend(offset.to_be_bytes());
+                    self.push_chunk(chunk::OFFSET_DATA, cookie, 8 + read.len());
+                    self.headers.extend(offset.to_be_bytes());
                 } else {
-                    self.put_simple(cookie, 0);
+                    self.push_simple(cookie, 0);
                 }
                 data = Some(read);
             }
-            Outcome::Extents(extents) => self.put_extents(cookie, &extents),
+            RequestOutcome::Extents(extents) => self.push_extents(cookie, &extents),
         }
-        let added = self.heads.len() - before;
+        let added = self.headers.len() - before;
         match self.parts.back_mut() {
-            Some(Part::Head(len)) => *len += added,
-            _ => self.parts.push_back(Part::Head(added)),
+            Some(ReplyPart::Header(len)) => *len += added,
+            _ => self.parts.push_back(ReplyPart::Header(added)),
         }
         if let Some(data) = data {
             self.held_bytes += data.len() as u64;
-            self.parts.push_back(Part::Data(data));
+            self.parts.push_back(ReplyPart::Data(data));
         }
     }
 
-    fn put_simple(&mut self, cookie: u64, errno: u32) {
-        self.heads.extend(wire::SIMPLE_REPLY_MAGIC.to_be_bytes());
-        self.heads.extend(errno.to_be_bytes());
-        self.heads.extend(cookie.to_be_bytes());
+    fn push_simple(&mut self, cookie: u64, errno: u32) {
+        self.headers.extend(wire::SIMPLE_REPLY_MAGIC.to_be_bytes());
+        self.headers.extend(errno.to_be_bytes());
+        self.headers.extend(cookie.to_be_bytes());
     }
 
     /// The head of a chunk that is a whole reply; its length is bounded by
     /// that of a request.
-    fn put_chunk(&mut self, kind: u16, cookie: u64, len: usize) {
-        self.heads.extend(wire::CHUNK_MAGIC.to_be_bytes());
-        self.heads.extend(chunk::FLAG_DONE.to_be_bytes());
-        self.heads.extend(kind.to_be_bytes());
-        self.heads.extend(cookie.to_be_bytes());
-        self.heads.extend((len as u32).to_be_bytes());
+    fn push_chunk(&mut self, kind: u16, cookie: u64, len: usize) {
+        self.headers.extend(wire::CHUNK_MAGIC.to_be_bytes());
+        self.headers.extend(chunk::FLAG_DONE.to_be_bytes());
+        self.headers.extend(kind.to_be_bytes());
+        self.headers.extend(cookie.to_be_bytes());
+        self.headers.extend((len as u32).to_be_bytes());
     }
 
-    fn put_error(&mut self, cookie: u64, failure: &Failure) {
-        let end = failure.why.floor_char_boundary(WHY_BYTES_MAX);
-        let why = &failure.why.as_bytes()[..end];
-        self.put_chunk(chunk::ERROR, cookie, 6 + why.len());
-        self.heads.extend((failure.errno as u32).to_be_bytes());
-        self.heads.extend((why.len() as u16).to_be_bytes());
-        self.heads.extend(why);
+    fn push_error(&mut self, cookie: u64, failure: &Failure) {
+        let end = failure.reason.floor_char_boundary(ERROR_TEXT_BYTES_MAX);
+        let why = &failure.reason.as_bytes()[..end];
+        self.push_chunk(chunk::ERROR, cookie, 6 + why.len());
+        self.headers.extend((failure.errno as u32).to_be_bytes());
+        self.headers.extend((why.len() as u16).to_be_bytes());
+        self.headers.extend(why);
     }
 
-    fn put_extents(&mut self, cookie: u64, extents: &[Extent]) {
-        self.put_chunk(chunk::BLOCK_STATUS, cookie, 4 + 8 * extents.len());
-        self.heads.extend(wire::BASE_ALLOCATION_ID.to_be_bytes());
+    fn push_extents(&mut self, cookie: u64, extents: &[Extent]) {
+        self.push_chunk(chunk::BLOCK_STATUS, cookie, 4 + 8 * extents.len());
+        self.headers.extend(wire::BASE_ALLOCATION_ID.to_be_bytes());
         for extent in extents {
             let flags = if extent.mapped {
                 0
@@ -138,15 +138,15 @@ impl Outbox {
                 allocation::HOLE | allocation::ZERO
             };
             // They were cut at the end of a range of 32 bits.
-            self.heads.extend((extent.len as u32).to_be_bytes());
-            self.heads.extend(flags.to_be_bytes());
+            self.headers.extend((extent.len as u32).to_be_bytes());
+            self.headers.extend(flags.to_be_bytes());
         }
     }
 
     /// Sends until all is sent or the socket is full.
     pub(crate) fn send(&mut self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         while !self.parts.is_empty() {
-            match self.send_some(socket) {
+            match self.send_once(socket) {
                 Ok(sent) => self.advance(sent),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(()),
@@ -156,25 +156,25 @@ impl Outbox {
         Ok(())
     }
 
-    fn send_some(&self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
+    fn send_once(&self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let mut head = &self.heads[self.heads_sent..];
-        if let [Part::Head(len)] = self.parts.as_slices().0
+        let mut head = &self.headers[self.header_bytes_sent..];
+        if let [ReplyPart::Header(len)] = self.parts.as_slices().0
             && self.parts.len() == 1
         {
-            return send(socket, &head[..*len - self.first_sent], flags);
+            return send(socket, &head[..*len - self.first_part_bytes_sent], flags);
         }
         let mut slices = [IoSlice::new(&[]); SEND_PARTS_MAX];
-        let mut skip = self.first_sent;
+        let mut skip = self.first_part_bytes_sent;
         let mut count = 0;
         for (slice, part) in slices.iter_mut().zip(&self.parts) {
             let bytes = match part {
-                Part::Head(len) => {
+                ReplyPart::Header(len) => {
                     let (bytes, rest) = head.split_at(*len - skip);
                     head = rest;
                     bytes
                 }
-                Part::Data(data) => &data[skip..],
+                ReplyPart::Data(data) => &data[skip..],
             };
             *slice = IoSlice::new(bytes);
             skip = 0;
@@ -190,17 +190,17 @@ impl Outbox {
 
     fn advance(&mut self, mut sent: usize) {
         while let Some(part) = self.parts.front() {
-            let left = part.len() - self.first_sent;
+            let left = part.len() - self.first_part_bytes_sent;
             let taken = sent.min(left);
-            if matches!(part, Part::Head(_)) {
-                self.heads_sent += taken;
+            if matches!(part, ReplyPart::Header(_)) {
+                self.header_bytes_sent += taken;
             }
             if taken < left {
-                self.first_sent += taken;
+                self.first_part_bytes_sent += taken;
                 return;
             }
             sent -= taken;
-            self.first_sent = 0;
+            self.first_part_bytes_sent = 0;
             self.parts.pop_front();
         }
         self.clear();

@@ -6,7 +6,7 @@
 //! request of the space at a time for one of the client's.
 
 use crate::limits::{PAYLOAD_BYTES_MAX, ZEROES_BYTES};
-use crate::negotiation::Session;
+use crate::negotiation::NegotiatedOptions;
 use crate::wire::{Errno, Header, command, command_flag};
 use bytes::Bytes;
 use pagemesh_base::space::Request;
@@ -15,19 +15,19 @@ use pagemesh_base::space::Request;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) errno: Errno,
-    pub(crate) why: String,
+    pub(crate) reason: String,
 }
 
 impl Failure {
     pub(crate) fn new(errno: Errno, why: impl Into<String>) -> Self {
         let why = why.into();
-        Self { errno, why }
+        Self { errno, reason: why }
     }
 }
 
 /// What follows when the space has completed a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Then {
+pub(crate) enum Continuation {
     /// A reply without data.
     Done,
     /// The bytes read.
@@ -42,24 +42,28 @@ pub(crate) enum Then {
 
 /// What to do with a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Plan {
-    Submit(Request, Then),
+pub(crate) enum RequestPlan {
+    Submit(Request, Continuation),
     Fail(Failure),
     Disconnect,
 }
 
 /// Judges a request. Writes bring their payload, others none.
-pub(crate) fn plan(session: &Session, header: &Header, payload: Bytes) -> Plan {
+pub(crate) fn plan(session: &NegotiatedOptions, header: &Header, payload: Bytes) -> RequestPlan {
     if header.command == command::DISCONNECT {
-        return Plan::Disconnect;
+        return RequestPlan::Disconnect;
     }
-    match judge(session, header, payload) {
-        Ok((request, then)) => Plan::Submit(request, then),
-        Err(failure) => Plan::Fail(failure),
+    match check_request(session, header, payload) {
+        Ok((request, then)) => RequestPlan::Submit(request, then),
+        Err(failure) => RequestPlan::Fail(failure),
     }
 }
 
-fn judge(session: &Session, header: &Header, payload: Bytes) -> Result<(Request, Then), Failure> {
+fn check_request(
+    session: &NegotiatedOptions,
+    header: &Header,
+    payload: Bytes,
+) -> Result<(Request, Continuation), Failure> {
     let durable = header.flags & command_flag::FUA != 0;
     let Header { offset, len, .. } = *header;
     check_flags(session, header)?;
@@ -70,7 +74,7 @@ fn judge(session: &Session, header: &Header, payload: Bytes) -> Result<(Request,
                 let why = format!("a read of {len} bytes; at most {PAYLOAD_BYTES_MAX} are taken");
                 return Err(Failure::new(Errno::Invalid, why));
             }
-            Ok((Request::Read { offset, len }, Then::Data))
+            Ok((Request::Read { offset, len }, Continuation::Data))
         }
         command::WRITE => {
             check_writable(session)?;
@@ -82,18 +86,22 @@ fn judge(session: &Session, header: &Header, payload: Bytes) -> Result<(Request,
                     data,
                     durable,
                 },
-                Then::Done,
+                Continuation::Done,
             ))
         }
         command::FLUSH if offset != 0 || len != 0 => Err(Failure::new(
             Errno::Invalid,
             "a flush has neither offset nor length",
         )),
-        command::FLUSH => Ok((Request::Flush, Then::Done)),
+        command::FLUSH => Ok((Request::Flush, Continuation::Done)),
         command::TRIM => {
             check_writable(session)?;
             check_range(session, header, Errno::Invalid)?;
-            let then = if durable { Then::Flush } else { Then::Done };
+            let then = if durable {
+                Continuation::Flush
+            } else {
+                Continuation::Done
+            };
             let len = u64::from(len);
             Ok((Request::Discard { offset, len }, then))
         }
@@ -103,14 +111,17 @@ fn judge(session: &Session, header: &Header, payload: Bytes) -> Result<(Request,
             write_zeroes(header, durable)
         }
         command::BLOCK_STATUS => {
-            if !session.allocation {
+            if !session.has_allocation_context {
                 let why = "no metadata context was negotiated";
                 return Err(Failure::new(Errno::Invalid, why));
             }
             check_range(session, header, Errno::Invalid)?;
             let one = header.flags & command_flag::REQ_ONE != 0;
             let len = u64::from(len);
-            Ok((Request::Extents { offset, len }, Then::Extents { one }))
+            Ok((
+                Request::Extents { offset, len },
+                Continuation::Extents { one },
+            ))
         }
         command::CACHE => Err(Failure::new(
             Errno::Invalid,
@@ -123,7 +134,7 @@ fn judge(session: &Session, header: &Header, payload: Bytes) -> Result<(Request,
     }
 }
 
-fn write_zeroes(header: &Header, durable: bool) -> Result<(Request, Then), Failure> {
+fn write_zeroes(header: &Header, durable: bool) -> Result<(Request, Continuation), Failure> {
     let Header { offset, len, .. } = *header;
     let len = u64::from(len);
     if header.flags & command_flag::NO_HOLE == 0 {
@@ -132,7 +143,7 @@ fn write_zeroes(header: &Header, durable: bool) -> Result<(Request, Then), Failu
             len,
             durable,
         };
-        return Ok((request, Then::Done));
+        return Ok((request, Continuation::Done));
     }
     if header.flags & command_flag::FAST_ZERO != 0 {
         let why = "zeroes without holes are written like data, which is not fast";
@@ -142,25 +153,25 @@ fn write_zeroes(header: &Header, durable: bool) -> Result<(Request, Then), Failu
 }
 
 /// The next piece of a range to fill with zeroes, and what follows it.
-pub(crate) fn next_zeroes(next: u64, end: u64, durable: bool) -> (Request, Then) {
-    static ZEROES: [u8; ZEROES_BYTES] = [0; ZEROES_BYTES];
+pub(crate) fn next_zeroes(next: u64, end: u64, durable: bool) -> (Request, Continuation) {
+    static ZERO_PAGE: [u8; ZEROES_BYTES] = [0; ZEROES_BYTES];
     let len = (end - next).min(ZEROES_BYTES as u64);
     let request = Request::Write {
         offset: next,
-        data: Bytes::from_static(&ZEROES[..len as usize]),
+        data: Bytes::from_static(&ZERO_PAGE[..len as usize]),
         durable,
     };
     let next = next + len;
     if next == end {
-        return (request, Then::Done);
+        return (request, Continuation::Done);
     }
-    (request, Then::Zeroes { next, end, durable })
+    (request, Continuation::Zeroes { next, end, durable })
 }
 
-fn check_flags(session: &Session, header: &Header) -> Result<(), Failure> {
+fn check_flags(session: &NegotiatedOptions, header: &Header) -> Result<(), Failure> {
     let allowed = command_flag::FUA
         | match header.command {
-            command::READ if session.structured => command_flag::DONT_FRAGMENT,
+            command::READ if session.has_structured_replies => command_flag::DONT_FRAGMENT,
             command::WRITE_ZEROES => command_flag::NO_HOLE | command_flag::FAST_ZERO,
             command::BLOCK_STATUS => command_flag::REQ_ONE,
             _ => 0,
@@ -176,14 +187,14 @@ fn check_flags(session: &Session, header: &Header) -> Result<(), Failure> {
     Err(Failure::new(Errno::Invalid, why))
 }
 
-fn check_writable(session: &Session) -> Result<(), Failure> {
+fn check_writable(session: &NegotiatedOptions) -> Result<(), Failure> {
     if session.read_only {
         return Err(Failure::new(Errno::Permission, "the export is read-only"));
     }
     Ok(())
 }
 
-fn check_range(session: &Session, header: &Header, beyond: Errno) -> Result<(), Failure> {
+fn check_range(session: &NegotiatedOptions, header: &Header, beyond: Errno) -> Result<(), Failure> {
     if header.len == 0 {
         return Err(Failure::new(Errno::Invalid, "a range of no bytes"));
     }

@@ -6,10 +6,10 @@
 //! buffer. It never looks at what a request means, only at how long it is.
 
 use crate::limits::{
-    COPIED_BYTES_MAX, NARROW_BYTES, NARROW_REQUESTS, PAYLOAD_BYTES_MAX, RECEIVE_BYTES,
-    SKIPPED_BYTES_MAX,
+    COPIED_BYTES_MAX, PAYLOAD_BYTES_MAX, RECEIVE_BYTES, SHORT_RECEIVE_BYTES,
+    SHORT_RECEIVE_REQUESTS, SKIPPED_BYTES_MAX,
 };
-use crate::negotiation::Violation;
+use crate::negotiation::ProtocolViolation;
 use crate::plan::Failure;
 use crate::wire::{Errno, HEADER_BYTES, Header, command};
 use bytes::Bytes;
@@ -19,7 +19,7 @@ use rustix::net::{RecvFlags, recv};
 
 /// A whole request.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Frame {
+pub(crate) enum RequestFrame {
     Whole(Header, Bytes),
     /// Its payload was thrown away.
     Refused(Header, Failure),
@@ -27,7 +27,7 @@ pub(crate) enum Frame {
 
 /// What an attempt to receive gave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Filled {
+pub(crate) enum ReceiveOutcome {
     /// Bytes; `more` if there were as many as were asked for.
     Some { more: bool },
     /// None for now.
@@ -36,12 +36,12 @@ pub(crate) enum Filled {
     End,
 }
 
-struct Long {
+struct LongWrite {
     header: Header,
     data: Vec<u8>,
 }
 
-impl Long {
+impl LongWrite {
     fn is_whole(&self) -> bool {
         self.data.len() >= self.header.len as usize
     }
@@ -52,11 +52,11 @@ pub(crate) struct Receiver {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    long: Option<Long>,
+    long_write: Option<LongWrite>,
     /// A refused write, and the bytes of it still to be thrown away.
-    skipping: Option<(Header, usize, Failure)>,
+    refused_write: Option<(Header, usize, Failure)>,
     /// Requests until long writes are taken to be over.
-    narrow: u32,
+    short_receives_left: u32,
 }
 
 impl Receiver {
@@ -68,22 +68,25 @@ impl Receiver {
             buffer,
             start: 0,
             end: first.len(),
-            long: None,
-            skipping: None,
-            narrow: 0,
+            long_write: None,
+            refused_write: None,
+            short_receives_left: 0,
         }
     }
 
     /// Whether a request has begun and not ended.
-    pub(crate) fn is_amid(&self) -> bool {
-        self.long.is_some() || self.skipping.is_some() || self.start < self.end
+    pub(crate) fn is_in_progress(&self) -> bool {
+        self.long_write.is_some() || self.refused_write.is_some() || self.start < self.end
     }
 
     /// Receives once, without blocking.
-    pub(crate) fn fill(&mut self, socket: BorrowedFd<'_>) -> Result<Filled, rustix::io::Errno> {
-        let received = match &mut self.long {
+    pub(crate) fn receive_once(
+        &mut self,
+        socket: BorrowedFd<'_>,
+    ) -> Result<ReceiveOutcome, rustix::io::Errno> {
+        let received = match &mut self.long_write {
             // A finished one is taken before more is received.
-            Some(long) if long.is_whole() => return Ok(Filled::Some { more: true }),
+            Some(long) if long.is_whole() => return Ok(ReceiveOutcome::Some { more: true }),
             Some(long) => {
                 let asked = long.data.capacity() - long.data.len();
                 receive(|| recv(socket, spare_capacity(&mut long.data), RecvFlags::DONTWAIT))?
@@ -92,8 +95,8 @@ impl Receiver {
             None => {
                 self.compact();
                 let room = &mut self.buffer[self.end..];
-                let asked = if self.narrow > 0 {
-                    room.len().min(NARROW_BYTES)
+                let asked = if self.short_receives_left > 0 {
+                    room.len().min(SHORT_RECEIVE_BYTES)
                 } else {
                     room.len()
                 };
@@ -103,9 +106,9 @@ impl Receiver {
             }
         };
         Ok(match received {
-            None => Filled::Empty,
-            Some((0, _)) => Filled::End,
-            Some((count, asked)) => Filled::Some {
+            None => ReceiveOutcome::Empty,
+            Some((0, _)) => ReceiveOutcome::End,
+            Some((count, asked)) => ReceiveOutcome::Some {
                 more: count >= asked,
             },
         })
@@ -122,26 +125,26 @@ impl Receiver {
     }
 
     /// The next whole request, if there is one.
-    pub(crate) fn next(&mut self) -> Result<Option<Frame>, Violation> {
-        if let Some(frame) = self.finish() {
+    pub(crate) fn next(&mut self) -> Result<Option<RequestFrame>, ProtocolViolation> {
+        if let Some(frame) = self.finish_write() {
             return Ok(Some(frame));
         }
-        if self.long.is_some() || self.skipping.is_some() {
+        if self.long_write.is_some() || self.refused_write.is_some() {
             return Ok(None);
         }
         let available = &self.buffer[self.start..self.end];
         let Some((head, rest)) = available.split_first_chunk() else {
             return Ok(None);
         };
-        let header = Header::decode(head).ok_or(Violation::RequestMagic)?;
+        let header = Header::decode(head).ok_or(ProtocolViolation::RequestMagic)?;
         if header.command != command::WRITE {
             self.start += HEADER_BYTES;
-            self.narrow = self.narrow.saturating_sub(1);
-            return Ok(Some(Frame::Whole(header, Bytes::new())));
+            self.short_receives_left = self.short_receives_left.saturating_sub(1);
+            return Ok(Some(RequestFrame::Whole(header, Bytes::new())));
         }
         let len = header.len as usize;
         if header.len > SKIPPED_BYTES_MAX {
-            return Err(Violation::WriteLength(header.len));
+            return Err(ProtocolViolation::WriteLength(header.len));
         }
         if header.len > PAYLOAD_BYTES_MAX {
             let why = format!("a write of {len} bytes; at most {PAYLOAD_BYTES_MAX} are taken");
@@ -150,8 +153,8 @@ impl Receiver {
         if let Some(payload) = rest.get(..len) {
             let payload = Bytes::copy_from_slice(payload);
             self.start += HEADER_BYTES + len;
-            self.narrow = self.narrow.saturating_sub(1);
-            return Ok(Some(Frame::Whole(header, payload)));
+            self.short_receives_left = self.short_receives_left.saturating_sub(1);
+            return Ok(Some(RequestFrame::Whole(header, payload)));
         }
         if len > COPIED_BYTES_MAX {
             return Ok(self.begin_long(header));
@@ -159,7 +162,7 @@ impl Receiver {
         Ok(None)
     }
 
-    fn begin_long(&mut self, header: Header) -> Option<Frame> {
+    fn begin_long(&mut self, header: Header) -> Option<RequestFrame> {
         let mut data = Vec::new();
         let len = header.len as usize;
         let reserved = data.try_reserve_exact(len);
@@ -169,33 +172,33 @@ impl Receiver {
         }
         data.extend_from_slice(&self.buffer[self.start + HEADER_BYTES..self.end]);
         (self.start, self.end) = (0, 0);
-        self.long = Some(Long { header, data });
-        self.narrow = NARROW_REQUESTS;
+        self.long_write = Some(LongWrite { header, data });
+        self.short_receives_left = SHORT_RECEIVE_REQUESTS;
         None
     }
 
-    fn skip(&mut self, header: Header, failure: Failure) -> Option<Frame> {
+    fn skip(&mut self, header: Header, failure: Failure) -> Option<RequestFrame> {
         self.start += HEADER_BYTES;
-        self.skipping = Some((header, header.len as usize, failure));
-        self.finish()
+        self.refused_write = Some((header, header.len as usize, failure));
+        self.finish_write()
     }
 
     /// Ends the unfinished request, if all of it is there.
-    fn finish(&mut self) -> Option<Frame> {
-        if let Some((_, left, _)) = &mut self.skipping {
+    fn finish_write(&mut self) -> Option<RequestFrame> {
+        if let Some((_, left, _)) = &mut self.refused_write {
             let skipped = (self.end - self.start).min(*left);
             self.start += skipped;
             *left -= skipped;
         }
-        if let Some((header, _, failure)) = self.skipping.take_if(|(_, left, _)| *left == 0) {
-            return Some(Frame::Refused(header, failure));
+        if let Some((header, _, failure)) = self.refused_write.take_if(|(_, left, _)| *left == 0) {
+            return Some(RequestFrame::Refused(header, failure));
         }
-        let Long { header, mut data } = self.long.take_if(|long| long.is_whole())?;
+        let LongWrite { header, mut data } = self.long_write.take_if(|long| long.is_whole())?;
         // The vector may have had a little more room than was asked for.
         let surplus = data.split_off(header.len as usize);
         self.buffer[..surplus.len()].copy_from_slice(&surplus);
         (self.start, self.end) = (0, surplus.len());
-        Some(Frame::Whole(header, Bytes::from(data)))
+        Some(RequestFrame::Whole(header, Bytes::from(data)))
     }
 }
 

@@ -4,12 +4,12 @@
 //! next client comes, the rest when the server stops. Only a thread that is
 //! stuck in the space beyond all limits is left behind, and counted.
 
-use crate::connection::Ended;
-use crate::exports::{Exports, hold};
+use crate::connection::EndReason;
+use crate::exports::{Exports, lock};
 use crate::handshake::Handshake;
 use crate::limits::{ACCEPT_PAUSE, Limits};
 use crate::listener::{Listen, Listener, ServerError};
-use crate::signal::{Level, Signal};
+use crate::stop_signal::{StopLevel, StopSignal};
 use crate::wait::{Interest, wait};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 /// What is given to connections beyond the drain limit to notice that it is
 /// over.
-const ABANDON: Duration = Duration::from_secs(2);
+const ABANDON_LIMIT: Duration = Duration::from_secs(2);
 
 /// What a server has seen so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,12 +35,12 @@ pub struct Counters {
     /// Connections that chose an export.
     pub opened: u64,
     /// Connections ended because the client broke the protocol or stalled.
-    pub violated: u64,
+    pub violations: u64,
 }
 
 /// How a server stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stopped {
+pub struct StopReport {
     /// Connections whose requests had not all ended at the drain limit.
     pub cut_off: usize,
     /// Threads that are stuck in their space and were left behind.
@@ -50,38 +50,38 @@ pub struct Stopped {
 /// A server on one listening socket; clones are the same server.
 #[derive(Clone)]
 pub struct Server {
-    inner: Arc<Inner>,
+    inner: Arc<ServerState>,
 }
 
-struct Inner {
+struct ServerState {
     exports: Exports,
     limits: Limits,
     place: Listen,
-    signal: Signal,
+    signal: StopSignal,
     listener: Mutex<Option<Arc<Listener>>>,
-    table: Mutex<Table>,
-    ended: Condvar,
+    table: Mutex<ConnectionTable>,
+    connection_ended: Condvar,
     accepted: AtomicU64,
     refused: AtomicU64,
     opened: AtomicU64,
-    violated: AtomicU64,
+    violations: AtomicU64,
 }
 
 #[derive(Default)]
-struct Table {
-    connections: HashMap<u64, Entry>,
-    finished: Vec<JoinHandle<()>>,
-    /// Calls of `serve` under way.
-    serving: usize,
+struct ConnectionTable {
+    connections: HashMap<u64, ConnectionEntry>,
+    finished_threads: Vec<JoinHandle<()>>,
+    /// Calls of `serve_client` under way.
+    serve_calls: usize,
 }
 
-struct Entry {
-    signal: Arc<Signal>,
+struct ConnectionEntry {
+    signal: Arc<StopSignal>,
     thread: JoinHandle<()>,
 }
 
 impl Server {
-    /// Listens; clients wait until [`Server::serve`] is called.
+    /// Listens; clients wait until [`Server::serve_client`] is called.
     ///
     /// # Errors
     /// When the place is in use or cannot be listened on.
@@ -100,23 +100,23 @@ impl Server {
     ) -> Result<Self, ServerError> {
         let listener = Listener::bind(&listen)?;
         let place = listener.place().clone();
-        let signal = Signal::new().map_err(|cause| ServerError::System {
+        let signal = StopSignal::new().map_err(|cause| ServerError::System {
             doing: "make a wake-up for",
             place: place.clone(),
             cause,
         })?;
-        let inner = Inner {
+        let inner = ServerState {
             exports,
             limits,
             place,
             signal,
             listener: Mutex::new(Some(Arc::new(listener))),
             table: Mutex::default(),
-            ended: Condvar::new(),
+            connection_ended: Condvar::new(),
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             opened: AtomicU64::new(0),
-            violated: AtomicU64::new(0),
+            violations: AtomicU64::new(0),
         };
         Ok(Self {
             inner: Arc::new(inner),
@@ -125,7 +125,7 @@ impl Server {
 
     /// Where it listens; for TCP with the port in use.
     #[must_use]
-    pub fn listens_on(&self) -> &Listen {
+    pub fn listen_address(&self) -> &Listen {
         &self.inner.place
     }
 
@@ -135,10 +135,10 @@ impl Server {
     /// When the listening socket fails.
     pub fn serve(&self) -> Result<(), ServerError> {
         let inner = &self.inner;
-        hold(&inner.table).serving += 1;
+        lock(&inner.table).serve_calls += 1;
         let result = inner.accept_all();
-        hold(&inner.table).serving -= 1;
-        inner.ended.notify_all();
+        lock(&inner.table).serve_calls -= 1;
+        inner.connection_ended.notify_all();
         result.map_err(|errno| ServerError::System {
             doing: "accept connections on",
             place: inner.place.clone(),
@@ -149,15 +149,15 @@ impl Server {
     /// Stops accepting, lets connections finish what is in flight, ends them,
     /// joins their threads and removes the socket file. Takes little longer
     /// than the drain limit, whatever clients and spaces do.
-    pub fn stop(&self) -> Stopped {
+    pub fn stop(&self) -> StopReport {
         let inner = &self.inner;
-        inner.signal.raise(Level::Drain);
-        hold(&inner.listener).take();
-        let cut_off = inner.end_all(Level::Drain, inner.limits.drain);
-        let abandoned = inner.end_all(Level::Abandon, ABANDON);
-        let finished = std::mem::take(&mut hold(&inner.table).finished);
-        join(finished);
-        Stopped { cut_off, abandoned }
+        inner.signal.raise(StopLevel::Drain);
+        lock(&inner.listener).take();
+        let cut_off = inner.end_all(StopLevel::Drain, inner.limits.drain);
+        let abandoned = inner.end_all(StopLevel::Abandon, ABANDON_LIMIT);
+        let finished = std::mem::take(&mut lock(&inner.table).finished_threads);
+        join_threads(finished);
+        StopReport { cut_off, abandoned }
     }
 
     /// What it has seen so far.
@@ -165,21 +165,21 @@ impl Server {
     pub fn counters(&self) -> Counters {
         let inner = &self.inner;
         Counters {
-            connections: hold(&inner.table).connections.len(),
+            connections: lock(&inner.table).connections.len(),
             accepted: inner.accepted.load(Ordering::Relaxed),
             refused: inner.refused.load(Ordering::Relaxed),
             opened: inner.opened.load(Ordering::Relaxed),
-            violated: inner.violated.load(Ordering::Relaxed),
+            violations: inner.violations.load(Ordering::Relaxed),
         }
     }
 }
 
-impl Inner {
+impl ServerState {
     fn accept_all(self: &Arc<Self>) -> Result<(), Errno> {
-        let Some(listener) = hold(&self.listener).clone() else {
+        let Some(listener) = lock(&self.listener).clone() else {
             return Ok(());
         };
-        while self.signal.level() == Level::Run {
+        while self.signal.level() == StopLevel::Running {
             self.accept(&listener)?;
         }
         Ok(())
@@ -192,13 +192,13 @@ impl Inner {
             writable: false,
         };
         wait(&self.signal, listener.as_fd(), interest, &[], None)?;
-        let finished = std::mem::take(&mut hold(&self.table).finished);
-        join(finished);
+        let finished = std::mem::take(&mut lock(&self.table).finished_threads);
+        join_threads(finished);
         match listener.accept() {
-            Ok(_) if self.signal.level() != Level::Run => Ok(()),
+            Ok(_) if self.signal.level() != StopLevel::Running => Ok(()),
             Ok(socket) => {
                 self.accepted.fetch_add(1, Ordering::Relaxed);
-                self.admit(socket);
+                self.start_connection(socket);
                 Ok(())
             }
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(()),
@@ -212,9 +212,9 @@ impl Inner {
     }
 
     /// Starts a thread for a client, or closes its socket.
-    fn admit(self: &Arc<Self>, socket: OwnedFd) {
+    fn start_connection(self: &Arc<Self>, socket: OwnedFd) {
         let id = self.accepted.load(Ordering::Relaxed);
-        let mut table = hold(&self.table);
+        let mut table = lock(&self.table);
         if table.connections.len() >= self.limits.connections_max {
             drop(table);
             self.refused.fetch_add(1, Ordering::Relaxed);
@@ -227,7 +227,7 @@ impl Inner {
         }
         // The table is held until the entry is in it, so that the thread
         // finds itself there when it ends.
-        match self.spawn(id, socket) {
+        match self.spawn_connection(id, socket) {
             Ok(entry) => {
                 table.connections.insert(id, entry);
             }
@@ -238,21 +238,25 @@ impl Inner {
         }
     }
 
-    fn spawn(self: &Arc<Self>, id: u64, socket: OwnedFd) -> std::io::Result<Entry> {
-        let signal = Arc::new(Signal::new()?);
+    fn spawn_connection(
+        self: &Arc<Self>,
+        id: u64,
+        socket: OwnedFd,
+    ) -> std::io::Result<ConnectionEntry> {
+        let signal = Arc::new(StopSignal::new()?);
         let inner = Arc::clone(self);
         let own = Arc::clone(&signal);
         let thread = std::thread::Builder::new()
             .name(format!("nbd-{id}"))
             .spawn(move || {
-                let _leave = Leave { inner: &inner, id };
-                let ended = inner.talk(id, socket, own);
-                inner.note(id, &ended);
+                let _leave = ConnectionGuard { inner: &inner, id };
+                let ended = inner.run_connection(id, socket, own);
+                inner.record_end(id, &ended);
             })?;
-        Ok(Entry { signal, thread })
+        Ok(ConnectionEntry { signal, thread })
     }
 
-    fn talk(&self, id: u64, socket: OwnedFd, signal: Arc<Signal>) -> Ended {
+    fn run_connection(&self, id: u64, socket: OwnedFd, signal: Arc<StopSignal>) -> EndReason {
         let exports = self.exports.clone();
         let handshake = Handshake::new(id, socket, signal, exports, self.limits);
         let served = match handshake.run() {
@@ -270,37 +274,37 @@ impl Inner {
         ended
     }
 
-    fn note(&self, id: u64, ended: &Ended) {
+    fn record_end(&self, id: u64, ended: &EndReason) {
         match ended {
-            Ended::Disconnected | Ended::Closed | Ended::Stopped => {
+            EndReason::Disconnected | EndReason::Closed | EndReason::Stopped => {
                 tracing::info!(connection = id, %ended, "connection ended");
                 return;
             }
-            Ended::Violated(_) | Ended::HandshakeTimeout | Ended::Stalled => {
-                self.violated.fetch_add(1, Ordering::Relaxed);
+            EndReason::Violated(_) | EndReason::HandshakeTimeout | EndReason::ClientStalled => {
+                self.violations.fetch_add(1, Ordering::Relaxed);
             }
-            Ended::ChannelDead(_)
-            | Ended::DrainTimeout
-            | Ended::BrokenChannel
-            | Ended::Socket(_) => {}
+            EndReason::ChannelFailed(_)
+            | EndReason::DrainTimeout
+            | EndReason::BrokenChannel
+            | EndReason::Socket(_) => {}
         }
         tracing::warn!(connection = id, %ended, "connection ended");
     }
 
     /// Tells all connections to end and waits for it, and for the listening
     /// socket to be closed. How many connections have not ended.
-    fn end_all(&self, level: Level, limit: Duration) -> usize {
+    fn end_all(&self, level: StopLevel, limit: Duration) -> usize {
         let until = Instant::now() + limit;
-        let mut table = hold(&self.table);
+        let mut table = lock(&self.table);
         for entry in table.connections.values() {
             entry.signal.raise(level);
         }
-        while !table.connections.is_empty() || table.serving > 0 {
+        while !table.connections.is_empty() || table.serve_calls > 0 {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
             }
-            table = match self.ended.wait_timeout(table, left) {
+            table = match self.connection_ended.wait_timeout(table, left) {
                 Ok((table, _)) => table,
                 Err(poisoned) => poisoned.into_inner().0,
             };
@@ -310,24 +314,24 @@ impl Inner {
 }
 
 /// Takes a thread out of the table when it ends, even by a panic.
-struct Leave<'a> {
-    inner: &'a Inner,
+struct ConnectionGuard<'a> {
+    inner: &'a ServerState,
     id: u64,
 }
 
-impl Drop for Leave<'_> {
+impl Drop for ConnectionGuard<'_> {
     fn drop(&mut self) {
-        let mut table = hold(&self.inner.table);
+        let mut table = lock(&self.inner.table);
         if let Some(entry) = table.connections.remove(&self.id) {
-            table.finished.push(entry.thread);
+            table.finished_threads.push(entry.thread);
         }
-        self.inner.ended.notify_all();
+        self.inner.connection_ended.notify_all();
     }
 }
 
 /// Joins threads that are at their very end. A panic was reported where it
 /// happened.
-fn join(threads: Vec<JoinHandle<()>>) {
+fn join_threads(threads: Vec<JoinHandle<()>>) {
     for thread in threads {
         let _ = thread.join();
     }

@@ -16,7 +16,7 @@ use crate::limits::{
 use std::time::{Duration, Instant};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum SpinPhase {
     /// By number: those with an even one spin.
     Trial(usize),
     Run,
@@ -24,86 +24,86 @@ enum Phase {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Spin {
-    phase: Phase,
+pub(crate) struct SpinPolicy {
+    phase: SpinPhase,
     /// Waits left in the phase.
-    left: u32,
+    waits_left: u32,
     /// Requests served, and the time that took, in the phase.
     served: u64,
-    took: Duration,
-    last: Option<Instant>,
+    elapsed: Duration,
+    last_wait: Option<Instant>,
     /// Nanoseconds per request, by trial: spinning, sleeping.
-    each_ns: [[u64; SPIN_TRIALS / 2]; 2],
+    ns_per_request: [[u64; SPIN_TRIALS / 2]; 2],
     /// What the last trials found.
-    spins: bool,
+    is_spinning_faster: bool,
     /// Waits of the next run.
-    run: u32,
+    run_waits: u32,
 }
 
-impl Spin {
+impl SpinPolicy {
     pub(crate) fn new() -> Self {
         Self {
-            phase: Phase::Trial(0),
-            left: SPIN_TRIAL_WAITS,
+            phase: SpinPhase::Trial(0),
+            waits_left: SPIN_TRIAL_WAITS,
             served: 0,
-            took: Duration::ZERO,
-            last: None,
-            each_ns: [[u64::MAX; SPIN_TRIALS / 2]; 2],
-            spins: false,
-            run: SPIN_RUN_MIN,
+            elapsed: Duration::ZERO,
+            last_wait: None,
+            ns_per_request: [[u64::MAX; SPIN_TRIALS / 2]; 2],
+            is_spinning_faster: false,
+            run_waits: SPIN_RUN_MIN,
         }
     }
 
     /// Whether to spin before the wait that comes now, after so many requests
     /// were served since the last one.
-    pub(crate) fn is_worth_it(&mut self, now: Instant, served: u64) -> bool {
-        if let Some(last) = self.last.replace(now) {
-            self.took += now.duration_since(last).min(SPIN_GAP_MAX);
+    pub(crate) fn should_spin(&mut self, now: Instant, served: u64) -> bool {
+        if let Some(last) = self.last_wait.replace(now) {
+            self.elapsed += now.duration_since(last).min(SPIN_GAP_MAX);
             self.served += served;
-            self.left -= 1;
-            if self.left == 0 {
-                self.turn();
+            self.waits_left -= 1;
+            if self.waits_left == 0 {
+                self.end_phase();
             }
         }
         match self.phase {
-            Phase::Trial(number) => number.is_multiple_of(2),
-            Phase::Run => self.spins,
+            SpinPhase::Trial(number) => number.is_multiple_of(2),
+            SpinPhase::Run => self.is_spinning_faster,
         }
     }
 
     /// Ends a phase.
-    fn turn(&mut self) {
-        let nanoseconds = u64::try_from(self.took.as_nanos()).unwrap_or(u64::MAX);
+    fn end_phase(&mut self) {
+        let nanoseconds = u64::try_from(self.elapsed.as_nanos()).unwrap_or(u64::MAX);
         let each_ns = nanoseconds / self.served.max(1);
-        (self.served, self.took) = (0, Duration::ZERO);
-        (self.phase, self.left) = match self.phase {
-            Phase::Trial(number) => {
-                self.each_ns[number % 2][number / 2] = each_ns;
+        (self.served, self.elapsed) = (0, Duration::ZERO);
+        (self.phase, self.waits_left) = match self.phase {
+            SpinPhase::Trial(number) => {
+                self.ns_per_request[number % 2][number / 2] = each_ns;
                 if number + 1 < SPIN_TRIALS {
-                    (Phase::Trial(number + 1), SPIN_TRIAL_WAITS)
+                    (SpinPhase::Trial(number + 1), SPIN_TRIAL_WAITS)
                 } else {
-                    self.judge();
-                    (Phase::Run, self.run)
+                    self.choose_mode();
+                    (SpinPhase::Run, self.run_waits)
                 }
             }
-            Phase::Run => (Phase::Trial(0), SPIN_TRIAL_WAITS),
+            SpinPhase::Run => (SpinPhase::Trial(0), SPIN_TRIAL_WAITS),
         };
     }
 
-    fn judge(&mut self) {
-        let [spinning_ns, sleeping_ns] = self.each_ns.map(|mut trials| {
+    fn choose_mode(&mut self) {
+        let [spinning_ns, sleeping_ns] = self.ns_per_request.map(|mut trials| {
             trials.sort_unstable();
             trials[trials.len() / 2]
         });
         let gained = u128::from(spinning_ns) * u128::from(100 + SPIN_GAIN_PERCENT);
         let spins = gained < u128::from(sleeping_ns) * 100;
         // The same answer again makes the next question less urgent.
-        self.run = if spins == self.spins {
-            (self.run * 2).min(SPIN_RUN_MAX)
+        self.run_waits = if spins == self.is_spinning_faster {
+            (self.run_waits * 2).min(SPIN_RUN_MAX)
         } else {
             SPIN_RUN_MIN
         };
-        self.spins = spins;
+        self.is_spinning_faster = spins;
     }
 }
 
@@ -112,11 +112,11 @@ mod tests {
     use super::*;
 
     /// Spins among so many waits, if a request takes so many microseconds.
-    fn spins_of(spin: &mut Spin, waits: u32, spinning_us: u64, sleeping_us: u64) -> u32 {
-        let mut now = spin.last.unwrap_or_else(Instant::now);
+    fn count_spins(spin: &mut SpinPolicy, waits: u32, spinning_us: u64, sleeping_us: u64) -> u32 {
+        let mut now = spin.last_wait.unwrap_or_else(Instant::now);
         let mut spins = 0;
         for _ in 0..waits {
-            let spun = spin.is_worth_it(now, 1);
+            let spun = spin.should_spin(now, 1);
             spins += u32::from(spun);
             now += Duration::from_micros(if spun { spinning_us } else { sleeping_us });
         }
@@ -124,28 +124,28 @@ mod tests {
     }
 
     #[test]
-    fn spinning_that_pays_goes_on() {
-        let mut spin = Spin::new();
-        let spins = spins_of(&mut spin, 200_000, 9, 16);
+    fn worthwhile_spinning_continues() {
+        let mut spin = SpinPolicy::new();
+        let spins = count_spins(&mut spin, 200_000, 9, 16);
         assert!(spins > 196_000, "{spins}");
     }
 
     #[test]
-    fn spinning_that_does_not_pay_is_only_tried_now_and_then() {
+    fn useless_spinning_is_rarely_tried() {
         for (spinning_us, sleeping_us) in [(9, 6), (16, 16), (1000, 1000), (56, 16)] {
-            let mut spin = Spin::new();
-            let spins = spins_of(&mut spin, 200_000, spinning_us, sleeping_us);
+            let mut spin = SpinPolicy::new();
+            let spins = count_spins(&mut spin, 200_000, spinning_us, sleeping_us);
             assert!((1..4000).contains(&spins), "{spins}");
         }
     }
 
     #[test]
-    fn few_odd_trials_do_not_mislead() {
-        let mut spin = Spin::new();
+    fn few_outlier_trials_do_not_change_choice() {
+        let mut spin = SpinPolicy::new();
         let mut now = Instant::now();
         let mut spins = 0;
         for wait in 0..200_000u32 {
-            let spun = spin.is_worth_it(now, 1);
+            let spun = spin.should_spin(now, 1);
             spins += u32::from(spun);
             // Of five trials, one is disturbed or lucky.
             let stall = if spun && wait % 151 == 150 { 180 } else { 0 };
@@ -156,22 +156,22 @@ mod tests {
     }
 
     #[test]
-    fn it_follows_a_change() {
-        let mut spin = Spin::new();
-        spins_of(&mut spin, 200_000, 9, 16);
-        spins_of(
+    fn spin_choice_adapts_to_new_timing() {
+        let mut spin = SpinPolicy::new();
+        count_spins(&mut spin, 200_000, 9, 16);
+        count_spins(
             &mut spin,
             SPIN_RUN_MAX + SPIN_TRIALS as u32 * SPIN_TRIAL_WAITS,
             9,
             6,
         );
-        assert!(spins_of(&mut spin, SPIN_RUN_MAX, 9, 6) < SPIN_RUN_MAX / 4);
-        spins_of(
+        assert!(count_spins(&mut spin, SPIN_RUN_MAX, 9, 6) < SPIN_RUN_MAX / 4);
+        count_spins(
             &mut spin,
             SPIN_RUN_MAX + SPIN_TRIALS as u32 * SPIN_TRIAL_WAITS,
             9,
             16,
         );
-        assert!(spins_of(&mut spin, SPIN_RUN_MAX, 9, 16) > SPIN_RUN_MAX / 4 * 3);
+        assert!(count_spins(&mut spin, SPIN_RUN_MAX, 9, 16) > SPIN_RUN_MAX / 4 * 3);
     }
 }

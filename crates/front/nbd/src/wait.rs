@@ -1,7 +1,7 @@
 //! Sleeping until a descriptor is ready or a time has come. The only module
 //! with `unsafe`: a channel names its descriptors by number.
 
-use crate::signal::Signal;
+use crate::stop_signal::StopSignal;
 use pagemesh_base::wait::timeout;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd, RawFd};
@@ -17,37 +17,40 @@ pub(crate) struct Interest {
 
 /// What ended a wait; nothing, if only time passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Ready {
+pub(crate) struct WaitResult {
     /// The socket has bytes, its end, or an error.
     pub(crate) readable: bool,
     /// A channel named a descriptor that is not open.
-    pub(crate) broken_channel: bool,
+    pub(crate) has_broken_channel: bool,
 }
 
-/// Waits for the signal, the socket and a channel's descriptors, until `until`
+/// Waits for the signal, the socket and a channel's descriptors, until `deadline`
 /// at the latest. A socket of no interest is left out, so that its end does
 /// not end the wait.
 pub(crate) fn wait(
-    signal: &Signal,
+    signal: &StopSignal,
     socket: BorrowedFd<'_>,
     interest: Interest,
     channel: &[RawFd],
     until: Option<Instant>,
-) -> Result<Ready, Errno> {
+) -> Result<WaitResult, Errno> {
     let mut flags = PollFlags::empty();
     flags.set(PollFlags::IN, interest.readable);
     flags.set(PollFlags::OUT, interest.writable);
     let mut polled = Vec::with_capacity(2 + channel.len());
     polled.push(PollFd::from_borrowed_fd(signal.as_fd(), PollFlags::IN));
     for &descriptor in channel.iter().filter(|descriptor| **descriptor >= 0) {
-        polled.push(PollFd::from_borrowed_fd(borrow(descriptor), PollFlags::IN));
+        polled.push(PollFd::from_borrowed_fd(
+            borrow_fd(descriptor),
+            PollFlags::IN,
+        ));
     }
     if !flags.is_empty() {
         polled.push(PollFd::from_borrowed_fd(socket, flags));
     }
     match poll(&mut polled, timeout(until).as_ref()) {
         Ok(_) => {}
-        Err(Errno::INTR) => return Ok(Ready::default()),
+        Err(Errno::INTR) => return Ok(WaitResult::default()),
         Err(errno) => return Err(errno),
     }
     let fired = |index: usize| {
@@ -63,16 +66,16 @@ pub(crate) fn wait(
     } else {
         fired(polled.len() - 1)
     };
-    Ok(Ready {
+    Ok(WaitResult {
         readable: interest.readable && last.intersects(!PollFlags::OUT),
-        broken_channel: polled
+        has_broken_channel: polled
             .iter()
             .any(|polled| polled.revents().contains(PollFlags::NVAL)),
     })
 }
 
 #[allow(unsafe_code)]
-fn borrow<'a>(descriptor: RawFd) -> BorrowedFd<'a> {
+fn borrow_fd<'a>(descriptor: RawFd) -> BorrowedFd<'a> {
     // SAFETY: the number is not -1, and the borrow lives for one `poll` in
     // `wait`, which neither reads from the descriptor nor keeps it. The
     // channel that named it is owned by the calling thread; should the descriptor

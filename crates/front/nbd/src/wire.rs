@@ -97,7 +97,7 @@ pub(crate) mod chunk {
     pub(crate) const ERROR: u16 = (1 << 15) | 1;
 }
 
-/// Flags of an extent in `base:allocation`.
+/// Flags of an extent in `base:has_allocation_context`.
 pub(crate) mod allocation {
     pub(crate) const HOLE: u32 = 1 << 0;
     pub(crate) const ZERO: u32 = 1 << 1;

@@ -7,13 +7,13 @@ mod support;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::Running;
-use support::memory::Mode;
+use support::TestServer;
+use support::memory::CompletionMode;
 
 const MIB: u64 = 1 << 20;
 
 /// Runs a program to its end, in a directory of its own, and gives its output.
-fn run(program: &str, dir: &Path, arguments: &[&str]) -> String {
+fn run_program(program: &str, dir: &Path, arguments: &[&str]) -> String {
     let result = Command::new(program)
         .args(arguments)
         .current_dir(dir)
@@ -35,7 +35,7 @@ fn run(program: &str, dir: &Path, arguments: &[&str]) -> String {
 }
 
 /// A file with data, holes and zeroes.
-fn image(dir: &Path, size_bytes: u64) -> PathBuf {
+fn make_image(dir: &Path, size_bytes: u64) -> PathBuf {
     let mut bytes = vec![0; size_bytes as usize];
     let mut state = 1u32;
     for (at, chunk) in bytes.chunks_mut(64 << 10).enumerate() {
@@ -52,18 +52,21 @@ fn image(dir: &Path, size_bytes: u64) -> PathBuf {
 }
 
 /// Each way to listen, and each way to complete.
-fn everywhere(size_bytes: u64, check: impl Fn(&Running)) {
-    check(&Running::new(size_bytes, Mode::AtOnce));
-    check(&Running::new(size_bytes, Mode::Shuffled(11)));
-    check(&Running::tcp(size_bytes, Mode::Shuffled(12)));
+fn for_each_transport(size_bytes: u64, check: impl Fn(&TestServer)) {
+    check(&TestServer::new(size_bytes, CompletionMode::AtOnce));
+    check(&TestServer::new(size_bytes, CompletionMode::Shuffled(11)));
+    check(&TestServer::on_tcp(
+        size_bytes,
+        CompletionMode::Shuffled(12),
+    ));
 }
 
 #[test]
-fn nbdinfo_tells_all_about_an_export() {
-    everywhere(16 * MIB, |running| {
+fn nbdinfo_shows_export_properties() {
+    for_each_transport(16 * MIB, |running| {
         let dir = running.dir.path();
         let uri = running.uri("disk");
-        let json = run("nbdinfo", dir, &["--json", &uri]);
+        let json = run_program("nbdinfo", dir, &["--json", &uri]);
         for wanted in [
             "\"export-size\": 16777216",
             "\"can_multi_conn\": true",
@@ -81,14 +84,14 @@ fn nbdinfo_tells_all_about_an_export() {
         ] {
             assert!(json.contains(wanted), "{wanted} is not in {json}");
         }
-        let list = run("nbdinfo", dir, &["--list", &running.uri("")]);
+        let list = run_program("nbdinfo", dir, &["--list", &running.uri("")]);
         assert!(list.contains("export=\"disk\""), "{list}");
-        run(
+        run_program(
             "qemu-io",
             dir,
             &["-f", "raw", "-c", "write -P 1 1M 2M", &uri],
         );
-        let map = run("nbdinfo", dir, &["--map", &uri]);
+        let map = run_program("nbdinfo", dir, &["--map", &uri]);
         let rows: Vec<Vec<&str>> = map
             .lines()
             .map(|line| line.split_whitespace().take(3).collect())
@@ -104,46 +107,46 @@ fn nbdinfo_tells_all_about_an_export() {
 
 #[test]
 fn nbdcopy_copies_there_and_back() {
-    everywhere(24 * MIB, |running| {
+    for_each_transport(24 * MIB, |running| {
         let dir = running.dir.path();
-        let image = image(dir, 24 * MIB);
+        let image = make_image(dir, 24 * MIB);
         let uri = running.uri("disk");
-        run("nbdcopy", dir, &["--flush", image.to_str().unwrap(), &uri]);
+        run_program("nbdcopy", dir, &["--flush", image.to_str().unwrap(), &uri]);
         assert!(running.memory.bytes() == std::fs::read(&image).unwrap());
-        run("nbdcopy", dir, &[&uri, "copy"]);
+        run_program("nbdcopy", dir, &[&uri, "copy"]);
         assert!(std::fs::read(dir.join("copy")).unwrap() == std::fs::read(&image).unwrap());
     });
 }
 
 #[test]
 fn qemu_img_converts_compares_and_maps() {
-    everywhere(24 * MIB, |running| {
+    for_each_transport(24 * MIB, |running| {
         let dir = running.dir.path();
-        let image = image(dir, 24 * MIB);
+        let image = make_image(dir, 24 * MIB);
         let image = image.to_str().unwrap();
         let uri = running.uri("disk");
         let raw = ["-f", "raw", "-O", "raw"];
-        run(
+        run_program(
             "qemu-img",
             dir,
             &[&["convert", "-n"], &raw[..], &[image, &uri]].concat(),
         );
-        run(
+        run_program(
             "qemu-img",
             dir,
             &["compare", "-f", "raw", "-F", "raw", image, &uri],
         );
-        run(
+        run_program(
             "qemu-img",
             dir,
             &[&["convert"], &raw[..], &[&uri, "back"]].concat(),
         );
-        run(
+        run_program(
             "qemu-img",
             dir,
             &["compare", "-f", "raw", "-F", "raw", image, "back"],
         );
-        let map = run(
+        let map = run_program(
             "qemu-img",
             dir,
             &["map", "-f", "raw", "--output", "json", &uri],
@@ -154,8 +157,8 @@ fn qemu_img_converts_compares_and_maps() {
 }
 
 #[test]
-fn qemu_io_reads_the_patterns_it_wrote() {
-    everywhere(16 * MIB, |running| {
+fn qemu_io_reads_back_written_patterns() {
+    for_each_transport(16 * MIB, |running| {
         let commands = [
             "write -P 0xa1 0 4M",
             "write -P 0xb2 1234 777",
@@ -184,14 +187,14 @@ fn qemu_io_reads_the_patterns_it_wrote() {
             arguments.extend(["-c", command]);
         }
         arguments.push(&uri);
-        let output = run("qemu-io", running.dir.path(), &arguments);
+        let output = run_program("qemu-io", running.dir.path(), &arguments);
         assert!(!output.contains("verification failed"), "{output}");
     });
 }
 
 #[test]
-fn fio_verifies_what_it_wrote() {
-    everywhere(32 * MIB, |running| {
+fn fio_verifies_written_data() {
+    for_each_transport(32 * MIB, |running| {
         let uri = format!("--uri={}", running.uri("disk"));
         let arguments = [
             "--name=verify",
@@ -207,6 +210,6 @@ fn fio_verifies_what_it_wrote() {
             "--verify_fatal=1",
             "--randseed=7",
         ];
-        run("fio", running.dir.path(), &arguments);
+        run_program("fio", running.dir.path(), &arguments);
     });
 }

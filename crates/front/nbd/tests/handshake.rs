@@ -7,29 +7,29 @@ mod support;
 use pagemesh_nbd::{ExportOptions, Limits};
 use std::sync::Arc;
 use std::time::Duration;
-use support::Running;
+use support::TestServer;
 use support::client::*;
-use support::memory::{Memory, Mode};
+use support::memory::{CompletionMode, Memory};
 
 const SIZE: u64 = 1 << 20;
 
-fn running() -> Running {
-    Running::new(SIZE, Mode::AtOnce)
+fn start_server() -> TestServer {
+    TestServer::new(SIZE, CompletionMode::AtOnce)
 }
 
-fn add(running: &Running, name: &str, read_only: bool, description: &str) {
+fn add_export(running: &TestServer, name: &str, read_only: bool, description: &str) {
     let options = ExportOptions {
         read_only,
         description: description.into(),
     };
-    let space = Arc::new(Memory::new(2 * SIZE, Mode::AtOnce));
+    let space = Arc::new(Memory::new(2 * SIZE, CompletionMode::AtOnce));
     running.exports.add(name, space, options).unwrap();
 }
 
 #[test]
-fn go_tells_size_flags_and_block_sizes() {
-    let running = running();
-    let mut client = Client::connect(&running.path());
+fn go_reports_size_flags_and_block_sizes() {
+    let running = start_server();
+    let mut client = NbdClient::connect(&running.path());
     client.option(STRUCTURED, &[]);
     let answers = client.option(GO, &info("disk", &[1, 2, 3]));
     let told = |kind: u8| {
@@ -51,31 +51,31 @@ fn go_tells_size_flags_and_block_sizes() {
 
 #[test]
 fn read_only_exports_say_so_and_refuse_changes() {
-    let running = running();
-    add(&running, "frozen", true, "");
-    let mut client = Client::connect(&running.path());
+    let running = start_server();
+    add_export(&running, "frozen", true, "");
+    let mut client = NbdClient::connect(&running.path());
     client.go("frozen");
     assert_eq!(client.flags & 0b1000_0110_0010, 0b10);
     for ask in [
-        Ask::write(0, vec![1; 512]),
-        Ask::write(0, vec![1; 100_000]),
-        Ask::new(TRIM, 0, 512),
-        Ask::new(ZEROES, 0, 512),
+        NbdRequest::write(0, vec![1; 512]),
+        NbdRequest::write(0, vec![1; 100_000]),
+        NbdRequest::new(TRIM, 0, 512),
+        NbdRequest::new(ZEROES, 0, 512),
     ] {
-        assert_eq!(client.ask(&ask).errno(), EPERM);
+        assert_eq!(client.request(&ask).errno(), EPERM);
     }
     assert_eq!(
-        client.ask(&Ask::new(READ, 0, 512)),
-        Answer::Data(0, vec![0; 512])
+        client.request(&NbdRequest::new(READ, 0, 512)),
+        NbdReply::Data(0, vec![0; 512])
     );
 }
 
 #[test]
-fn the_default_export_is_the_only_one() {
-    let running = running();
-    Client::connect(&running.path()).go("");
-    add(&running, "other", false, "");
-    let mut client = Client::connect(&running.path());
+fn empty_name_selects_only_export() {
+    let running = start_server();
+    NbdClient::connect(&running.path()).go("");
+    add_export(&running, "other", false, "");
+    let mut client = NbdClient::connect(&running.path());
     let answers = client.option(GO, &info("", &[]));
     assert_eq!(answers[0].0, UNKNOWN);
     client.go("other");
@@ -83,9 +83,9 @@ fn the_default_export_is_the_only_one() {
 }
 
 #[test]
-fn an_unknown_export_is_named_in_the_refusal() {
-    let running = running();
-    let mut client = Client::connect(&running.path());
+fn unknown_export_is_named_in_refusal() {
+    let running = start_server();
+    let mut client = NbdClient::connect(&running.path());
     for option in [INFO, GO] {
         let answers = client.option(option, &info("no\nsuch", &[]));
         let why = String::from_utf8(answers[0].1.clone()).unwrap();
@@ -99,9 +99,9 @@ fn an_unknown_export_is_named_in_the_refusal() {
 
 #[test]
 fn exports_are_listed_with_descriptions() {
-    let running = running();
-    add(&running, "a", false, "the first");
-    let mut client = Client::connect(&running.path());
+    let running = start_server();
+    add_export(&running, "a", false, "the first");
+    let mut client = NbdClient::connect(&running.path());
     let answers = client.option(LIST, &[]);
     let entry = |name: &str, rest: &str| {
         let mut data = (name.len() as u32).to_be_bytes().to_vec();
@@ -118,39 +118,42 @@ fn exports_are_listed_with_descriptions() {
 
 #[test]
 fn abort_is_acknowledged() {
-    let running = running();
-    let mut client = Client::connect(&running.path());
+    let running = start_server();
+    let mut client = NbdClient::connect(&running.path());
     assert_eq!(client.option(ABORT, &[]), [(ACK, vec![])]);
     assert!(client.is_closed());
 }
 
 #[test]
 fn export_name_pads_only_for_old_clients() {
-    let running = running();
+    let running = start_server();
     for (client_flags, padding) in [(3u32, 0), (1, 124)] {
-        let mut client = Client::connect_silent(&running.path());
+        let mut client = NbdClient::connect_without_handshake(&running.path());
         client.take(18);
         client.send(&client_flags.to_be_bytes());
         client.send(&option(EXPORT_NAME, b"disk"));
         assert_eq!(client.take_u64(), SIZE);
         client.take_u16();
         assert_eq!(client.take(padding), vec![0; padding]);
-        assert_eq!(client.ask(&Ask::new(FLUSH, 0, 0)), Answer::Done);
+        assert_eq!(
+            client.request(&NbdRequest::new(FLUSH, 0, 0)),
+            NbdReply::Done
+        );
     }
-    let mut client = Client::connect(&running.path());
+    let mut client = NbdClient::connect(&running.path());
     client.send(&option(EXPORT_NAME, b"other"));
     assert!(client.is_closed());
 }
 
 #[test]
-fn requests_sent_right_behind_the_choice_are_served() {
-    let running = running();
-    let mut client = Client::connect(&running.path());
+fn requests_pipelined_after_go_are_served() {
+    let running = start_server();
+    let mut client = NbdClient::connect(&running.path());
     let mut bytes = option(EXPORT_NAME, b"disk");
-    bytes.extend(Ask::write(0, vec![7; 9000]).encode(5));
+    bytes.extend(NbdRequest::write(0, vec![7; 9000]).encode(5));
     client.send(&bytes);
     client.take(10);
-    assert_eq!(client.answer(|_| 0), (5, Answer::Done));
+    assert_eq!(client.read_reply(|_| 0), (5, NbdReply::Done));
     assert_eq!(
         running.memory.bytes()[..9001],
         [&[7; 9000][..], &[0]].concat()
@@ -158,9 +161,9 @@ fn requests_sent_right_behind_the_choice_are_served() {
 }
 
 #[test]
-fn unknown_and_malformed_options_leave_the_connection_usable() {
-    let running = running();
-    let mut client = Client::connect(&running.path());
+fn malformed_options_leave_connection_usable() {
+    let running = start_server();
+    let mut client = NbdClient::connect(&running.path());
     for unknown in [4, 5, 11, 99] {
         assert_eq!(client.option(unknown, b"data")[0].0, UNSUPPORTED);
     }
@@ -179,10 +182,10 @@ fn unknown_and_malformed_options_leave_the_connection_usable() {
 }
 
 #[test]
-fn contexts_are_chosen_for_one_export_after_structured_replies() {
-    let running = running();
-    add(&running, "other", false, "");
-    let mut client = Client::connect(&running.path());
+fn contexts_require_structured_replies_and_one_export() {
+    let running = start_server();
+    add_export(&running, "other", false, "");
+    let mut client = NbdClient::connect(&running.path());
     let chosen = context("disk", &["qemu:dirty", "base:allocation"]);
     assert_eq!(client.option(SET_CONTEXT, &chosen)[0].0, INVALID);
     for queries in [&[][..], &["base:"], &["base:allocation"]] {
@@ -201,77 +204,80 @@ fn contexts_are_chosen_for_one_export_after_structured_replies() {
     let answers = client.option(SET_CONTEXT, &chosen);
     assert_eq!(answers[0], (CONTEXT, b"\0\0\0\x01base:allocation".to_vec()));
     client.go("other");
-    assert_eq!(client.ask(&Ask::new(STATUS, 0, 4096)).errno(), EINVAL);
+    assert_eq!(
+        client.request(&NbdRequest::new(STATUS, 0, 4096)).errno(),
+        EINVAL
+    );
 }
 
 #[test]
-fn what_is_not_the_protocol_ends_the_connection() {
-    let running = running();
-    let mut client = Client::connect_silent(&running.path());
+fn protocol_violation_ends_connection() {
+    let running = start_server();
+    let mut client = NbdClient::connect_without_handshake(&running.path());
     client.send(&0xffu32.to_be_bytes());
     assert!(client.is_closed(), "unknown flags");
 
-    let mut client = Client::connect(&running.path());
+    let mut client = NbdClient::connect(&running.path());
     client.send(b"GET / HTTP/1.1\r\n");
     assert!(client.is_closed(), "no option");
 
-    let mut client = Client::connect(&running.path());
+    let mut client = NbdClient::connect(&running.path());
     let mut long = option(GO, &[]);
     long[12..].copy_from_slice(&(1u32 << 30).to_be_bytes());
     client.send(&long);
     assert_eq!(client.take_answer().1, TOO_BIG);
     assert!(client.is_closed(), "a long option");
 
-    let mut client = Client::connect(&running.path());
+    let mut client = NbdClient::connect(&running.path());
     for _ in 0..256 {
         client.option(99, &[]);
     }
     client.send(&option(99, &[]));
     assert!(client.is_closed(), "too many options");
-    running.await_idle();
-    assert_eq!(running.server.counters().violated, 4);
+    running.wait_until_idle();
+    assert_eq!(running.server.counters().violations, 4);
 }
 
 #[test]
-fn a_handshake_that_takes_too_long_ends() {
+fn slow_handshake_times_out() {
     let limits = Limits {
         handshake: Duration::from_millis(50),
         ..Limits::default()
     };
-    let running = Running::with(SIZE, Mode::AtOnce, limits);
-    let mut silent = Client::connect_silent(&running.path());
-    let mut half = Client::connect(&running.path());
+    let running = TestServer::with_limits(SIZE, CompletionMode::AtOnce, limits);
+    let mut silent = NbdClient::connect_without_handshake(&running.path());
+    let mut half = NbdClient::connect(&running.path());
     half.send(&option(GO, &info("disk", &[]))[..20]);
     assert!(silent.is_closed() && half.is_closed());
-    running.await_idle();
-    assert_eq!(running.server.counters().violated, 2);
+    running.wait_until_idle();
+    assert_eq!(running.server.counters().violations, 2);
 }
 
 #[test]
-fn a_client_that_does_not_read_answers_ends_too() {
+fn handshake_without_reading_answers_times_out() {
     let limits = Limits {
         handshake: Duration::from_millis(100),
         ..Limits::default()
     };
-    let running = Running::with(SIZE, Mode::AtOnce, limits);
+    let running = TestServer::with_limits(SIZE, CompletionMode::AtOnce, limits);
     for number in 0..400 {
-        add(&running, &format!("e{number}"), false, &"d".repeat(1000));
+        add_export(&running, &format!("e{number}"), false, &"d".repeat(1000));
     }
-    let mut client = Client::connect(&running.path());
+    let mut client = NbdClient::connect(&running.path());
     client.send(&option(LIST, &[]));
-    running.await_idle();
+    running.wait_until_idle();
 }
 
 #[test]
-fn a_space_that_cannot_be_opened_is_refused_with_its_reason() {
-    let running = running();
+fn unopenable_space_is_refused_with_reason() {
+    let running = start_server();
     let why = "volume v is awaiting its manager";
     running
         .memory
         .fail_with(Some(pagemesh_base::space::SpaceError::Unavailable(
             why.into(),
         )));
-    let mut client = Client::connect(&running.path());
+    let mut client = NbdClient::connect(&running.path());
     let answers = client.option(GO, &info("disk", &[]));
     assert_eq!(answers, [(UNKNOWN, why.as_bytes().to_vec())]);
     assert_eq!(running.exports.connections("disk"), Some(0));
@@ -282,24 +288,27 @@ fn a_space_that_cannot_be_opened_is_refused_with_its_reason() {
 
 #[test]
 fn full_space_refuses_handshake_until_it_has_room() {
-    let running = running();
+    let running = start_server();
     let why = "the pool has no session left";
     let full = pagemesh_base::space::SpaceError::Busy(why.into());
     running.memory.fail_with(Some(full));
-    let mut client = Client::connect(&running.path());
+    let mut client = NbdClient::connect(&running.path());
     let answers = client.option(GO, &info("disk", &[]));
     assert_eq!(answers, [(POLICY, why.as_bytes().to_vec())]);
     running.memory.fail_with(None);
     client.go("disk");
-    assert_eq!(client.ask(&Ask::new(FLUSH, 0, 0)), Answer::Done);
+    assert_eq!(
+        client.request(&NbdRequest::new(FLUSH, 0, 0)),
+        NbdReply::Done
+    );
 }
 
 #[test]
 fn fenced_space_refuses_handshake_and_says_so() {
-    let running = running();
+    let running = start_server();
     let fenced = pagemesh_base::space::SpaceError::Fenced;
     running.memory.fail_with(Some(fenced));
-    let mut client = Client::connect(&running.path());
+    let mut client = NbdClient::connect(&running.path());
     let answers = client.option(GO, &info("disk", &[]));
     let why = String::from_utf8(answers[0].1.clone()).unwrap();
     assert_eq!(answers[0].0, SHUTTING_DOWN, "{why}");
@@ -307,12 +316,18 @@ fn fenced_space_refuses_handshake_and_says_so() {
 }
 
 #[test]
-fn a_new_size_is_seen_by_new_connections() {
-    let running = running();
-    let mut old = Client::open(&running.path());
+fn new_connection_sees_new_size() {
+    let running = start_server();
+    let mut old = NbdClient::open(&running.path());
     running.memory.grow(2 * SIZE);
-    assert_eq!(old.ask(&Ask::write(SIZE, vec![1; 10])).errno(), ENOSPC);
-    let mut new = Client::open(&running.path());
+    assert_eq!(
+        old.request(&NbdRequest::write(SIZE, vec![1; 10])).errno(),
+        ENOSPC
+    );
+    let mut new = NbdClient::open(&running.path());
     assert_eq!(new.size_bytes, 2 * SIZE);
-    assert_eq!(new.ask(&Ask::write(SIZE, vec![1; 10])), Answer::Done);
+    assert_eq!(
+        new.request(&NbdRequest::write(SIZE, vec![1; 10])),
+        NbdReply::Done
+    );
 }

@@ -8,14 +8,14 @@ mod support;
 use proptest::prelude::*;
 use std::io::{Read, Write};
 use std::net::Shutdown;
-use support::Running;
+use support::TestServer;
 use support::client::*;
-use support::memory::Mode;
+use support::memory::CompletionMode;
 
 const SIZE: u64 = 1 << 20;
 
 /// Sends the bytes, hears the server out, and checks what is left behind.
-fn check(running: &Running, mut client: Client, bytes: &[u8]) {
+fn send_and_check(running: &TestServer, mut client: NbdClient, bytes: &[u8]) {
     let mut reader = client.stream.try_clone().unwrap();
     let listener = std::thread::spawn(move || {
         // Its end may come as an error; it comes in any case.
@@ -26,15 +26,15 @@ fn check(running: &Running, mut client: Client, bytes: &[u8]) {
     let _ = client.stream.shutdown(Shutdown::Write);
     listener.join().unwrap();
     drop(client);
-    running.await_idle();
-    let mut other = Client::open(&running.path());
-    assert_eq!(other.ask(&Ask::new(READ, 0, 1)).errno(), 0);
-    other.send(&Ask::new(DISC, 0, 0).encode(1));
+    running.wait_until_idle();
+    let mut other = NbdClient::open(&running.path());
+    assert_eq!(other.request(&NbdRequest::new(READ, 0, 1)).errno(), 0);
+    other.send(&NbdRequest::new(DISC, 0, 0).encode(1));
     assert!(other.is_closed());
 }
 
 /// An option with a plausible frame.
-fn some_option() -> impl Strategy<Value = Vec<u8>> {
+fn any_option() -> impl Strategy<Value = Vec<u8>> {
     let data = prop_oneof![
         prop::collection::vec(any::<u8>(), 0..200),
         Just(info("disk", &[0, 3])),
@@ -52,7 +52,7 @@ fn some_option() -> impl Strategy<Value = Vec<u8>> {
 }
 
 /// A request with a plausible frame.
-fn some_request() -> impl Strategy<Value = Vec<u8>> {
+fn any_request() -> impl Strategy<Value = Vec<u8>> {
     let len = prop_oneof![0..70_000u32, Just((33 << 20) + 1), any::<u32>()];
     let offset = prop_oneof![0..SIZE, any::<u64>()];
     let flags = prop_oneof![Just(0), 0..32u16, any::<u16>()];
@@ -65,7 +65,7 @@ fn some_request() -> impl Strategy<Value = Vec<u8>> {
         } else {
             len
         };
-        Ask {
+        NbdRequest {
             command,
             flags,
             offset,
@@ -80,43 +80,43 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1, ..ProptestConfig::default() })]
 
     #[test]
-    fn noise_instead_of_a_handshake(
+    fn random_bytes_as_handshake_are_survived(
         noises in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..3000), 60),
     ) {
-        let running = Running::new(SIZE, Mode::AtOnce);
+        let running = TestServer::new(SIZE, CompletionMode::AtOnce);
         for noise in noises {
-            check(&running, Client::connect_silent(&running.path()), &noise);
+            send_and_check(&running, NbdClient::connect_without_handshake(&running.path()), &noise);
         }
     }
 
     #[test]
-    fn options_of_any_kind(
-        scripts in prop::collection::vec(prop::collection::vec(some_option(), 1..12), 150),
+    fn random_options_are_survived(
+        scripts in prop::collection::vec(prop::collection::vec(any_option(), 1..12), 150),
     ) {
-        let running = Running::new(SIZE, Mode::AtOnce);
+        let running = TestServer::new(SIZE, CompletionMode::AtOnce);
         for script in scripts {
-            check(&running, Client::connect(&running.path()), &script.concat());
+            send_and_check(&running, NbdClient::connect(&running.path()), &script.concat());
         }
     }
 
     #[test]
-    fn requests_of_any_kind(
-        scripts in prop::collection::vec(prop::collection::vec(some_request(), 1..12), 100),
+    fn random_requests_are_survived(
+        scripts in prop::collection::vec(prop::collection::vec(any_request(), 1..12), 100),
         seed: u64,
     ) {
-        let running = Running::new(SIZE, Mode::Shuffled(seed));
+        let running = TestServer::new(SIZE, CompletionMode::Shuffled(seed));
         for script in scripts {
-            check(&running, Client::open(&running.path()), &script.concat());
+            send_and_check(&running, NbdClient::open(&running.path()), &script.concat());
         }
     }
 
     #[test]
-    fn noise_instead_of_requests(
+    fn random_bytes_as_requests_are_survived(
         noises in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..3000), 60),
     ) {
-        let running = Running::new(SIZE, Mode::AtOnce);
+        let running = TestServer::new(SIZE, CompletionMode::AtOnce);
         for noise in noises {
-            check(&running, Client::open(&running.path()), &noise);
+            send_and_check(&running, NbdClient::open(&running.path()), &noise);
         }
     }
 }

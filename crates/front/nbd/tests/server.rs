@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use support::client::*;
-use support::memory::{Memory, Mode};
-use support::{Running, await_that};
+use support::memory::{CompletionMode, Memory};
+use support::{TestServer, wait_until};
 
 const SIZE: u64 = 1 << 20;
 
@@ -21,7 +21,7 @@ fn bind(path: &std::path::Path) -> Result<Server, ServerError> {
 }
 
 #[test]
-fn a_unix_socket_is_its_owners_and_goes_with_the_server() {
+fn unix_socket_is_private_and_removed_at_stop() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let server = bind(&path).unwrap();
@@ -33,7 +33,7 @@ fn a_unix_socket_is_its_owners_and_goes_with_the_server() {
 }
 
 #[test]
-fn a_live_socket_is_refused_and_a_dead_one_replaced() {
+fn live_socket_is_refused_and_stale_one_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let live = bind(&path).unwrap();
@@ -51,7 +51,7 @@ fn a_live_socket_is_refused_and_a_dead_one_replaced() {
 }
 
 #[test]
-fn what_is_not_a_socket_stays() {
+fn file_at_socket_path_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     std::fs::write(&path, "precious").unwrap();
@@ -64,7 +64,7 @@ fn what_is_not_a_socket_stays() {
 }
 
 #[test]
-fn a_path_that_became_anothers_is_not_removed() {
+fn socket_path_of_another_server_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let server = bind(&path).unwrap();
@@ -75,7 +75,7 @@ fn a_path_that_became_anothers_is_not_removed() {
 }
 
 #[test]
-fn places_that_cannot_be_listened_on_are_named() {
+fn unusable_listen_address_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let long = dir.path().join("x".repeat(120));
     assert!(matches!(bind(&long), Err(ServerError::PathTooLong(_))));
@@ -85,7 +85,7 @@ fn places_that_cannot_be_listened_on_are_named() {
 
     let tcp = Listen::Tcp("127.0.0.1:0".parse().unwrap());
     let first = Server::bind(tcp, Exports::new()).unwrap();
-    let error = Server::bind(first.listens_on().clone(), Exports::new());
+    let error = Server::bind(first.listen_address().clone(), Exports::new());
     assert!(matches!(error, Err(ServerError::InUse(_))));
 }
 
@@ -93,7 +93,7 @@ fn places_that_cannot_be_listened_on_are_named() {
 fn export_names_are_checked() {
     let exports = Exports::new();
     let add = |name: &str| {
-        let space = Arc::new(Memory::new(4096, Mode::AtOnce));
+        let space = Arc::new(Memory::new(4096, CompletionMode::AtOnce));
         exports.add(name, space, ExportOptions::default())
     };
     add("a/b c").unwrap();
@@ -114,57 +114,57 @@ fn connections_are_limited_in_total_and_per_export() {
         export_connections_max: 1,
         ..Limits::default()
     };
-    let running = Running::with(SIZE, Mode::AtOnce, limits);
-    let mut first = Client::open(&running.path());
-    let mut second = Client::connect(&running.path());
+    let running = TestServer::with_limits(SIZE, CompletionMode::AtOnce, limits);
+    let mut first = NbdClient::open(&running.path());
+    let mut second = NbdClient::connect(&running.path());
     let answers = second.option(GO, &info("disk", &[]));
     assert_eq!(answers[0].0, POLICY);
-    assert_eq!(first.ask(&Ask::new(FLUSH, 0, 0)), Answer::Done);
+    assert_eq!(first.request(&NbdRequest::new(FLUSH, 0, 0)), NbdReply::Done);
 
-    let _third = Client::connect(&running.path());
-    assert!(Client::connect_silent(&running.path()).is_closed());
+    let _third = NbdClient::connect(&running.path());
+    assert!(NbdClient::connect_without_handshake(&running.path()).is_closed());
     let counters = running.server.counters();
     assert_eq!((counters.connections, counters.refused), (3, 1));
     assert_eq!((counters.accepted, counters.opened), (4, 1));
 
-    first.send(&Ask::new(DISC, 0, 0).encode(1));
+    first.send(&NbdRequest::new(DISC, 0, 0).encode(1));
     assert!(first.is_closed());
-    await_that("the place is free", || {
+    wait_until("the place is free", || {
         running.exports.connections("disk") == Some(0)
     });
     second.go("disk");
 }
 
 #[test]
-fn a_client_that_stops_amid_a_request_is_let_go() {
+fn client_stalled_in_request_is_disconnected() {
     let limits = Limits {
         stalled_message: Duration::from_millis(50),
         ..Limits::default()
     };
-    let running = Running::with(SIZE, Mode::AtOnce, limits);
-    let mut idle = Client::open(&running.path());
+    let running = TestServer::with_limits(SIZE, CompletionMode::AtOnce, limits);
+    let mut idle = NbdClient::open(&running.path());
     for sent in [5, 28, 1000] {
-        let mut client = Client::open(&running.path());
-        client.send(&Ask::write(0, vec![1; 50_000]).encode(1)[..sent]);
+        let mut client = NbdClient::open(&running.path());
+        client.send(&NbdRequest::write(0, vec![1; 50_000]).encode(1)[..sent]);
         assert!(client.is_closed(), "after {sent} bytes");
     }
-    assert_eq!(idle.ask(&Ask::new(FLUSH, 0, 0)), Answer::Done);
+    assert_eq!(idle.request(&NbdRequest::new(FLUSH, 0, 0)), NbdReply::Done);
 }
 
 #[test]
-fn a_removed_export_finishes_what_is_in_flight() {
-    let running = Running::new(SIZE, Mode::Held);
-    let mut client = Client::open(&running.path());
-    client.send(&Ask::write(0, vec![1; 4096]).encode(1));
-    let seen = running.memory.seen();
-    await_that("the write is submitted", || {
+fn removed_export_finishes_requests_in_flight() {
+    let running = TestServer::new(SIZE, CompletionMode::Held);
+    let mut client = NbdClient::open(&running.path());
+    client.send(&NbdRequest::write(0, vec![1; 4096]).encode(1));
+    let seen = running.memory.counters();
+    wait_until("the write is submitted", || {
         seen.submitted.load(Ordering::SeqCst) == 1
     });
     assert!(running.exports.remove("disk"));
-    let mut late = Client::connect(&running.path());
+    let mut late = NbdClient::connect(&running.path());
     assert_eq!(late.option(GO, &info("disk", &[]))[0].0, UNKNOWN);
     running.memory.release();
-    assert_eq!(client.answer(|_| 0), (1, Answer::Done));
+    assert_eq!(client.read_reply(|_| 0), (1, NbdReply::Done));
     assert!(client.is_closed());
 }
 
@@ -175,26 +175,26 @@ fn stop_drains_and_then_cuts_off() {
             drain: Duration::from_millis(if released { 10_000 } else { 50 }),
             ..Limits::default()
         };
-        let running = Running::with(SIZE, Mode::Held, limits);
+        let running = TestServer::with_limits(SIZE, CompletionMode::Held, limits);
         let path = running.path();
-        let mut client = Client::open(&path);
-        let mut amid = Client::connect(&path);
-        client.send(&Ask::write(0, vec![1; 4096]).encode(1));
-        await_that("the write is submitted", || {
-            running.memory.seen().submitted.load(Ordering::SeqCst) == 1
+        let mut client = NbdClient::open(&path);
+        let mut amid = NbdClient::connect(&path);
+        client.send(&NbdRequest::write(0, vec![1; 4096]).encode(1));
+        wait_until("the write is submitted", || {
+            running.memory.counters().submitted.load(Ordering::SeqCst) == 1
         });
         let server = running.server.clone();
         let stopping = std::thread::spawn(move || server.stop());
         assert!(amid.is_closed());
         if released {
             running.memory.release();
-            assert_eq!(client.answer(|_| 0), (1, Answer::Done));
+            assert_eq!(client.read_reply(|_| 0), (1, NbdReply::Done));
         }
         assert!(client.is_closed());
         let stopped = stopping.join().unwrap();
         assert_eq!(stopped.abandoned, 0);
         assert!(!released || stopped.cut_off == 0);
         assert!(!path.exists());
-        running.await_idle();
+        running.wait_until_idle();
     }
 }

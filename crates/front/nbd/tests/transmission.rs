@@ -9,163 +9,190 @@ use proptest::prelude::*;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use support::client::*;
-use support::memory::Mode;
-use support::{Running, await_that};
+use support::memory::CompletionMode;
+use support::{TestServer, wait_until};
 
 const SIZE: u64 = 300_000;
 
-fn running() -> Running {
-    Running::new(SIZE, Mode::AtOnce)
+fn start_server() -> TestServer {
+    TestServer::new(SIZE, CompletionMode::AtOnce)
 }
 
 #[test]
-fn what_was_written_is_read_with_either_kind_of_reply() {
-    let running = running();
+fn written_data_is_read_with_both_reply_kinds() {
+    let running = start_server();
     let data: Vec<u8> = (0..200_000u32).map(|at| (at % 251) as u8).collect();
-    let mut structured = Client::open(&running.path());
-    let mut simple = Client::open_simple(&running.path());
+    let mut structured = NbdClient::open(&running.path());
+    let mut simple = NbdClient::open_simple(&running.path());
     for (first, len) in [(1, 1), (4096, 4096), (5000, 40_000), (0, 200_000)] {
         let wanted = data[..len as usize].to_vec();
-        assert_eq!(simple.ask(&Ask::write(first, wanted.clone())), Answer::Done);
-        let read = Ask::new(READ, first, len);
-        assert_eq!(simple.ask(&read), Answer::Data(0, wanted.clone()));
+        assert_eq!(
+            simple.request(&NbdRequest::write(first, wanted.clone())),
+            NbdReply::Done
+        );
+        let read = NbdRequest::new(READ, first, len);
+        assert_eq!(simple.request(&read), NbdReply::Data(0, wanted.clone()));
         let read = read.flags(DF);
-        assert_eq!(structured.ask(&read), Answer::Data(first, wanted));
-    }
-    assert_eq!(simple.ask(&Ask::new(READ, 0, 1).flags(DF)).errno(), EINVAL);
-}
-
-#[test]
-fn bad_requests_fail_and_the_connection_goes_on() {
-    let running = running();
-    let mut client = Client::open(&running.path());
-    let end = SIZE - 10;
-    for (ask, errno) in [
-        (Ask::new(READ, end, 11), EINVAL),
-        (Ask::new(READ, u64::MAX, 2), EINVAL),
-        (Ask::write(end, vec![1; 11]), ENOSPC),
-        (Ask::write(u64::MAX - 5, vec![1; 20_000]), ENOSPC),
-        (Ask::new(ZEROES, end, 11), ENOSPC),
-        (Ask::new(TRIM, end, u32::MAX), EINVAL),
-        (Ask::new(STATUS, end, 11), EINVAL),
-        (Ask::new(READ, 0, 0), EINVAL),
-        (Ask::write(0, vec![]), EINVAL),
-        (Ask::new(FLUSH, 0, 1), EINVAL),
-        (Ask::new(CACHE, 0, 4096), EINVAL),
-        (Ask::new(77, 0, 0), EINVAL),
-        (Ask::new(READ, 0, 1).flags(NO_HOLE), EINVAL),
-        (Ask::new(TRIM, 0, 1).flags(1 << 9), EINVAL),
-        (Ask::new(READ, 0, (32 << 20) + 1), EINVAL),
-        (Ask::write(0, vec![1; (32 << 20) + 1]), EINVAL),
-    ] {
-        let answer = client.ask(&ask);
-        assert_eq!(answer.errno(), errno, "{} {answer:?}", ask.command);
-        assert!(matches!(answer, Answer::Error(_, why) if !why.is_empty()));
+        assert_eq!(structured.request(&read), NbdReply::Data(first, wanted));
     }
     assert_eq!(
-        client.ask(&Ask::new(READ, end, 10)),
-        Answer::Data(end, vec![0; 10])
+        simple
+            .request(&NbdRequest::new(READ, 0, 1).flags(DF))
+            .errno(),
+        EINVAL
     );
 }
 
 #[test]
-fn a_read_longer_than_the_limit_is_refused_within_the_size() {
-    let running = Running::new(40 << 20, Mode::AtOnce);
-    let mut client = Client::open(&running.path());
+fn bad_requests_fail_and_connection_survives() {
+    let running = start_server();
+    let mut client = NbdClient::open(&running.path());
+    let end = SIZE - 10;
+    for (ask, errno) in [
+        (NbdRequest::new(READ, end, 11), EINVAL),
+        (NbdRequest::new(READ, u64::MAX, 2), EINVAL),
+        (NbdRequest::write(end, vec![1; 11]), ENOSPC),
+        (NbdRequest::write(u64::MAX - 5, vec![1; 20_000]), ENOSPC),
+        (NbdRequest::new(ZEROES, end, 11), ENOSPC),
+        (NbdRequest::new(TRIM, end, u32::MAX), EINVAL),
+        (NbdRequest::new(STATUS, end, 11), EINVAL),
+        (NbdRequest::new(READ, 0, 0), EINVAL),
+        (NbdRequest::write(0, vec![]), EINVAL),
+        (NbdRequest::new(FLUSH, 0, 1), EINVAL),
+        (NbdRequest::new(CACHE, 0, 4096), EINVAL),
+        (NbdRequest::new(77, 0, 0), EINVAL),
+        (NbdRequest::new(READ, 0, 1).flags(NO_HOLE), EINVAL),
+        (NbdRequest::new(TRIM, 0, 1).flags(1 << 9), EINVAL),
+        (NbdRequest::new(READ, 0, (32 << 20) + 1), EINVAL),
+        (NbdRequest::write(0, vec![1; (32 << 20) + 1]), EINVAL),
+    ] {
+        let answer = client.request(&ask);
+        assert_eq!(answer.errno(), errno, "{} {answer:?}", ask.command);
+        assert!(matches!(answer, NbdReply::Error(_, why) if !why.is_empty()));
+    }
     assert_eq!(
-        client.ask(&Ask::new(READ, 0, (32 << 20) + 1)).errno(),
+        client.request(&NbdRequest::new(READ, end, 10)),
+        NbdReply::Data(end, vec![0; 10])
+    );
+}
+
+#[test]
+fn read_above_payload_limit_is_refused() {
+    let running = TestServer::new(40 << 20, CompletionMode::AtOnce);
+    let mut client = NbdClient::open(&running.path());
+    assert_eq!(
+        client
+            .request(&NbdRequest::new(READ, 0, (32 << 20) + 1))
+            .errno(),
         EINVAL
     );
     let most = vec![3; 32 << 20];
-    assert_eq!(client.ask(&Ask::write(9, most.clone())), Answer::Done);
     assert_eq!(
-        client.ask(&Ask::new(READ, 9, 32 << 20)),
-        Answer::Data(9, most)
+        client.request(&NbdRequest::write(9, most.clone())),
+        NbdReply::Done
+    );
+    assert_eq!(
+        client.request(&NbdRequest::new(READ, 9, 32 << 20)),
+        NbdReply::Data(9, most)
     );
 }
 
 #[test]
-fn garbage_and_absurd_writes_end_the_connection() {
-    let running = running();
-    let mut client = Client::open(&running.path());
+fn garbage_and_oversized_writes_end_connection() {
+    let running = start_server();
+    let mut client = NbdClient::open(&running.path());
     client.send(&[0x55; 28]);
     assert!(client.is_closed());
-    let mut client = Client::open(&running.path());
-    let mut absurd = Ask::new(WRITE, 0, u32::MAX).encode(1);
+    let mut client = NbdClient::open(&running.path());
+    let mut absurd = NbdRequest::new(WRITE, 0, u32::MAX).encode(1);
     absurd.extend([0; 5000]);
     client.send(&absurd);
     assert!(client.is_closed());
-    running.await_idle();
-    assert_eq!(running.server.counters().violated, 2);
+    running.wait_until_idle();
+    assert_eq!(running.server.counters().violations, 2);
 }
 
 #[test]
-fn half_a_request_changes_nothing_and_leaves_nothing() {
-    let running = running();
+fn partial_request_has_no_effect() {
+    let running = start_server();
     for sent in [1, 27, 28, 29, 100, 60_000] {
-        let mut client = Client::open(&running.path());
-        client.send(&Ask::write(0, vec![9; 100_000]).encode(1)[..sent]);
+        let mut client = NbdClient::open(&running.path());
+        client.send(&NbdRequest::write(0, vec![9; 100_000]).encode(1)[..sent]);
     }
-    running.await_idle();
+    running.wait_until_idle();
     assert!(running.memory.bytes().iter().all(|byte| *byte == 0));
 }
 
 #[test]
-fn durability_is_passed_on() {
-    let running = running();
-    let mut client = Client::open(&running.path());
-    let seen = running.memory.seen();
+fn fua_and_flush_reach_the_space() {
+    let running = start_server();
+    let mut client = NbdClient::open(&running.path());
+    let seen = running.memory.counters();
     let counts = || {
         let flushes = seen.flushes.load(Ordering::SeqCst);
         (seen.durable_writes.load(Ordering::SeqCst), flushes)
     };
-    client.ask(&Ask::write(0, vec![1; 10]));
-    client.ask(&Ask::new(TRIM, 0, 10));
+    client.request(&NbdRequest::write(0, vec![1; 10]));
+    client.request(&NbdRequest::new(TRIM, 0, 10));
     assert_eq!(counts(), (0, 0));
-    client.ask(&Ask::write(0, vec![1; 10]).flags(FUA));
-    client.ask(&Ask::new(ZEROES, 0, 10).flags(FUA));
+    client.request(&NbdRequest::write(0, vec![1; 10]).flags(FUA));
+    client.request(&NbdRequest::new(ZEROES, 0, 10).flags(FUA));
     assert_eq!(counts(), (2, 0));
-    client.ask(&Ask::new(ZEROES, 0, 10).flags(FUA | NO_HOLE));
+    client.request(&NbdRequest::new(ZEROES, 0, 10).flags(FUA | NO_HOLE));
     assert_eq!(counts(), (3, 0));
-    client.ask(&Ask::new(TRIM, 0, 10).flags(FUA));
+    client.request(&NbdRequest::new(TRIM, 0, 10).flags(FUA));
     assert_eq!(counts(), (3, 1));
-    assert_eq!(client.ask(&Ask::new(FLUSH, 0, 0)), Answer::Done);
-    assert_eq!(client.ask(&Ask::new(READ, 0, 1).flags(FUA)).errno(), 0);
+    assert_eq!(
+        client.request(&NbdRequest::new(FLUSH, 0, 0)),
+        NbdReply::Done
+    );
+    assert_eq!(
+        client
+            .request(&NbdRequest::new(READ, 0, 1).flags(FUA))
+            .errno(),
+        0
+    );
     assert_eq!(counts(), (3, 2));
 }
 
 #[test]
-fn extents_tell_data_from_holes() {
+fn block_status_distinguishes_data_and_holes() {
     const MAPPED: u32 = 0;
     const HOLE: u32 = 3;
-    let running = Running::new(8 << 20, Mode::AtOnce);
-    let mut client = Client::open(&running.path());
-    client.ask(&Ask::write(4096, vec![1; 8192]));
-    let status = Ask::new(STATUS, 0, 20_480);
-    let all = Answer::Extents(vec![(4096, HOLE), (8192, MAPPED), (8192, HOLE)]);
-    assert_eq!(client.ask(&status), all);
+    let running = TestServer::new(8 << 20, CompletionMode::AtOnce);
+    let mut client = NbdClient::open(&running.path());
+    client.request(&NbdRequest::write(4096, vec![1; 8192]));
+    let status = NbdRequest::new(STATUS, 0, 20_480);
+    let all = NbdReply::Extents(vec![(4096, HOLE), (8192, MAPPED), (8192, HOLE)]);
+    assert_eq!(client.request(&status), all);
     let one = status.clone().flags(REQ_ONE);
-    assert_eq!(client.ask(&one), Answer::Extents(vec![(4096, HOLE)]));
+    assert_eq!(client.request(&one), NbdReply::Extents(vec![(4096, HOLE)]));
 
-    let zeroes = Ask::new(ZEROES, 0, 5 << 20);
-    assert_eq!(client.ask(&zeroes.clone().flags(FAST_ZERO)), Answer::Done);
-    assert_eq!(client.ask(&status), Answer::Extents(vec![(20_480, HOLE)]));
+    let zeroes = NbdRequest::new(ZEROES, 0, 5 << 20);
+    assert_eq!(
+        client.request(&zeroes.clone().flags(FAST_ZERO)),
+        NbdReply::Done
+    );
+    assert_eq!(
+        client.request(&status),
+        NbdReply::Extents(vec![(20_480, HOLE)])
+    );
     let both = zeroes.clone().flags(FAST_ZERO | NO_HOLE);
-    assert_eq!(client.ask(&both).errno(), ENOTSUP);
-    assert_eq!(client.ask(&zeroes.flags(NO_HOLE)), Answer::Done);
-    let status = Ask::new(STATUS, 0, 8 << 20);
-    let all = Answer::Extents(vec![(5 << 20, MAPPED), (3 << 20, HOLE)]);
-    assert_eq!(client.ask(&status), all);
+    assert_eq!(client.request(&both).errno(), ENOTSUP);
+    assert_eq!(client.request(&zeroes.flags(NO_HOLE)), NbdReply::Done);
+    let status = NbdRequest::new(STATUS, 0, 8 << 20);
+    let all = NbdReply::Extents(vec![(5 << 20, MAPPED), (3 << 20, HOLE)]);
+    assert_eq!(client.request(&status), all);
 
-    let mut simple = Client::open_simple(&running.path());
-    assert_eq!(simple.ask(&status).errno(), EINVAL);
+    let mut simple = NbdClient::open_simple(&running.path());
+    assert_eq!(simple.request(&status).errno(), EINVAL);
 }
 
 #[test]
-fn errors_of_the_space_reach_the_client_with_their_words() {
-    let running = running();
-    let mut client = Client::open(&running.path());
-    let mut simple = Client::open_simple(&running.path());
+fn space_errors_reach_client_with_text() {
+    let running = start_server();
+    let mut client = NbdClient::open(&running.path());
+    let mut simple = NbdClient::open_simple(&running.path());
     let place = "brick 3".to_string();
     for (error, errno) in [
         (SpaceError::NoSpace("v".into()), ENOSPC),
@@ -188,126 +215,132 @@ fn errors_of_the_space_reach_the_client_with_their_words() {
     ] {
         running.memory.fail_with(Some(error.clone()));
         for ask in [
-            Ask::new(READ, 0, 5000),
-            Ask::write(0, vec![1; 5000]),
-            Ask::new(TRIM, 0, 1).flags(FUA),
-            Ask::new(ZEROES, 0, 1).flags(NO_HOLE),
-            Ask::new(FLUSH, 0, 0),
-            Ask::new(STATUS, 0, 1),
+            NbdRequest::new(READ, 0, 5000),
+            NbdRequest::write(0, vec![1; 5000]),
+            NbdRequest::new(TRIM, 0, 1).flags(FUA),
+            NbdRequest::new(ZEROES, 0, 1).flags(NO_HOLE),
+            NbdRequest::new(FLUSH, 0, 0),
+            NbdRequest::new(STATUS, 0, 1),
         ] {
-            let wanted = Answer::Error(errno, error.to_string());
-            assert_eq!(client.ask(&ask), wanted, "{ask:?}");
+            let wanted = NbdReply::Error(errno, error.to_string());
+            assert_eq!(client.request(&ask), wanted, "{ask:?}");
             if ask.command != STATUS {
-                assert_eq!(simple.ask(&ask).errno(), errno);
+                assert_eq!(simple.request(&ask).errno(), errno);
             }
         }
     }
     running.memory.fail_with(None);
-    assert_eq!(client.ask(&Ask::new(FLUSH, 0, 0)), Answer::Done);
+    assert_eq!(
+        client.request(&NbdRequest::new(FLUSH, 0, 0)),
+        NbdReply::Done
+    );
 }
 
 #[test]
-fn dead_channel_ends_its_connection_after_the_error() {
-    let running = running();
+fn failed_channel_ends_connection_after_error() {
+    let running = start_server();
     for (error, errno) in [
         (SpaceError::Fenced, ESHUTDOWN),
         (SpaceError::Busy("no session".into()), EIO),
     ] {
-        let mut client = Client::open(&running.path());
+        let mut client = NbdClient::open(&running.path());
         running.memory.fail_with(Some(error));
-        assert_eq!(client.ask(&Ask::new(FLUSH, 0, 0)).errno(), errno);
+        assert_eq!(client.request(&NbdRequest::new(FLUSH, 0, 0)).errno(), errno);
         assert!(client.is_closed());
         running.memory.fail_with(None);
         // Its cause is over, and so is the error.
-        let mut client = Client::open(&running.path());
-        assert_eq!(client.ask(&Ask::new(FLUSH, 0, 0)), Answer::Done);
+        let mut client = NbdClient::open(&running.path());
+        assert_eq!(
+            client.request(&NbdRequest::new(FLUSH, 0, 0)),
+            NbdReply::Done
+        );
     }
 }
 
 #[test]
-fn no_more_requests_are_taken_than_a_channel_takes() {
-    const ASKED: usize = 3000;
-    let running = Running::new(SIZE, Mode::Held);
-    let mut client = Client::open(&running.path());
-    let flushes: Vec<u8> = (0..ASKED as u64)
-        .flat_map(|cookie| Ask::new(FLUSH, 0, 0).encode(cookie))
+fn requests_in_flight_stay_within_channel_limit() {
+    const SENT_REQUESTS: usize = 3000;
+    let running = TestServer::new(SIZE, CompletionMode::Held);
+    let mut client = NbdClient::open(&running.path());
+    let flushes: Vec<u8> = (0..SENT_REQUESTS as u64)
+        .flat_map(|cookie| NbdRequest::new(FLUSH, 0, 0).encode(cookie))
         .collect();
     client.send(&flushes);
-    let submitted = || running.memory.seen().submitted.load(Ordering::SeqCst);
-    await_that("requests are submitted", || submitted() >= 1024);
+    let submitted = || running.memory.counters().submitted.load(Ordering::SeqCst);
+    wait_until("requests are submitted", || submitted() >= 1024);
     assert_eq!(submitted(), 1024);
     running.memory.release();
-    let mut seen = [false; ASKED];
-    for _ in 0..ASKED {
-        let (cookie, answer) = client.answer(|_| 0);
-        assert_eq!(answer, Answer::Done);
+    let mut seen = [false; SENT_REQUESTS];
+    for _ in 0..SENT_REQUESTS {
+        let (cookie, answer) = client.read_reply(|_| 0);
+        assert_eq!(answer, NbdReply::Done);
         assert!(!std::mem::replace(&mut seen[cookie as usize], true));
     }
 }
 
 #[test]
-fn held_bytes_are_bounded_and_all_are_answered() {
-    const ASKED: u64 = 12;
-    let running = Running::new(32 << 20, Mode::Held);
-    let mut client = Client::open(&running.path());
-    for cookie in 0..ASKED {
-        client.send(&Ask::new(READ, 0, 16 << 20).encode(cookie));
+fn held_bytes_are_bounded_and_requests_answered() {
+    const SENT_REQUESTS: u64 = 12;
+    let running = TestServer::new(32 << 20, CompletionMode::Held);
+    let mut client = NbdClient::open(&running.path());
+    for cookie in 0..SENT_REQUESTS {
+        client.send(&NbdRequest::new(READ, 0, 16 << 20).encode(cookie));
     }
-    let submitted = || running.memory.seen().submitted.load(Ordering::SeqCst);
-    await_that("requests are submitted", || submitted() >= 4);
+    let submitted = || running.memory.counters().submitted.load(Ordering::SeqCst);
+    wait_until("requests are submitted", || submitted() >= 4);
     assert_eq!(submitted(), 4, "64 MiB are 4 reads of 16 MiB");
     running.memory.release();
-    for _ in 0..ASKED {
-        let (_, answer) = client.answer(|_| 0);
-        assert_eq!(answer, Answer::Data(0, vec![0; 16 << 20]));
+    for _ in 0..SENT_REQUESTS {
+        let (_, answer) = client.read_reply(|_| 0);
+        assert_eq!(answer, NbdReply::Data(0, vec![0; 16 << 20]));
     }
 }
 
 #[test]
-fn a_client_that_leaves_is_waited_for_until_its_requests_end() {
+fn channel_closes_after_requests_of_gone_client_end() {
     for says_so in [true, false] {
-        let running = Running::new(SIZE, Mode::Held);
-        let mut client = Client::open(&running.path());
-        client.send(&Ask::write(0, vec![1; 4096]).encode(1));
-        let seen = running.memory.seen();
-        await_that("the write is submitted", || {
+        let running = TestServer::new(SIZE, CompletionMode::Held);
+        let mut client = NbdClient::open(&running.path());
+        client.send(&NbdRequest::write(0, vec![1; 4096]).encode(1));
+        let seen = running.memory.counters();
+        wait_until("the write is submitted", || {
             seen.submitted.load(Ordering::SeqCst) == 1
         });
         if says_so {
-            client.send(&Ask::new(DISC, 0, 0).encode(2));
+            client.send(&NbdRequest::new(DISC, 0, 0).encode(2));
         }
         drop(client);
         // Another connection lives and dies meanwhile.
-        let mut other = Client::open(&running.path());
-        other.send(&Ask::new(DISC, 0, 0).encode(2));
+        let mut other = NbdClient::open(&running.path());
+        other.send(&NbdRequest::new(DISC, 0, 0).encode(2));
         assert!(other.is_closed());
         let channels = || seen.channels.load(Ordering::SeqCst);
-        await_that("the other channel closes", || channels() < 2);
+        wait_until("the other channel closes", || channels() < 2);
         assert_eq!(channels(), 1);
         running.memory.release();
-        running.await_idle();
+        running.wait_until_idle();
     }
 }
 
 #[test]
-fn replies_sent_before_a_disconnect_arrive() {
-    let running = Running::new(SIZE, Mode::Shuffled(9));
-    let mut client = Client::open(&running.path());
+fn replies_before_disconnect_arrive() {
+    let running = TestServer::new(SIZE, CompletionMode::Shuffled(9));
+    let mut client = NbdClient::open(&running.path());
     let mut bytes = Vec::new();
     for cookie in 0..50 {
-        bytes.extend(Ask::new(READ, 0, 4096).encode(cookie));
+        bytes.extend(NbdRequest::new(READ, 0, 4096).encode(cookie));
     }
-    bytes.extend(Ask::new(DISC, 0, 0).encode(99));
+    bytes.extend(NbdRequest::new(DISC, 0, 0).encode(99));
     bytes.extend([0xff; 1000]);
     client.send(&bytes);
     for _ in 0..50 {
-        assert_eq!(client.answer(|_| 0).1, Answer::Data(0, vec![0; 4096]));
+        assert_eq!(client.read_reply(|_| 0).1, NbdReply::Data(0, vec![0; 4096]));
     }
     assert!(client.is_closed());
-    assert_eq!(running.server.counters().violated, 0);
+    assert_eq!(running.server.counters().violations, 0);
 }
 
-fn asks() -> impl Strategy<Value = Vec<Ask>> {
+fn any_requests() -> impl Strategy<Value = Vec<NbdRequest>> {
     let range = (0..SIZE, 1..60_000u32).prop_map(|(offset, len)| {
         let len = u64::from(len).min(SIZE - offset) as u32;
         (offset, len)
@@ -316,10 +349,10 @@ fn asks() -> impl Strategy<Value = Vec<Ask>> {
         let (offset, len) = range;
         let flags = if fua { FUA } else { 0 };
         let ask = match kind {
-            0 | 1 => Ask::new(READ, offset, len),
-            2 => Ask::write(offset, vec![byte; len as usize]),
-            3 => Ask::new(TRIM, offset, len),
-            _ => Ask::new(ZEROES, offset, len),
+            0 | 1 => NbdRequest::new(READ, offset, len),
+            2 => NbdRequest::write(offset, vec![byte; len as usize]),
+            3 => NbdRequest::new(TRIM, offset, len),
+            _ => NbdRequest::new(ZEROES, offset, len),
         };
         ask.flags(flags)
     });
@@ -327,20 +360,20 @@ fn asks() -> impl Strategy<Value = Vec<Ask>> {
 }
 
 /// What each request answers, if they take effect in this order.
-fn expect(model: &mut [u8], asks: &[Ask]) -> HashMap<u64, Answer> {
+fn expected_replies(model: &mut [u8], asks: &[NbdRequest]) -> HashMap<u64, NbdReply> {
     let mut wanted = HashMap::new();
     for (cookie, ask) in asks.iter().enumerate() {
         let start = ask.offset as usize;
         let range = start..start + ask.len as usize;
         let answer = match ask.command {
-            READ => Answer::Data(ask.offset, model[range].to_vec()),
+            READ => NbdReply::Data(ask.offset, model[range].to_vec()),
             WRITE => {
                 model[range].copy_from_slice(&ask.data);
-                Answer::Done
+                NbdReply::Done
             }
             _ => {
                 model[range].fill(0);
-                Answer::Done
+                NbdReply::Done
             }
         };
         wanted.insert(cookie as u64, answer);
@@ -353,23 +386,23 @@ proptest! {
 
     /// Any requests, cut into pieces anywhere, answered in any order.
     #[test]
-    fn pipelined_requests_do_what_they_would_one_by_one(
-        asks in asks(),
+    fn pipelined_requests_act_like_sequential_ones(
+        asks in any_requests(),
         seed: u64,
         at_once: bool,
         cuts in prop::collection::vec(1..20_000usize, 1..8),
     ) {
-        let mode = if at_once { Mode::AtOnce } else { Mode::Shuffled(seed) };
-        let running = Running::new(SIZE, mode);
-        let client = Client::open(&running.path());
+        let mode = if at_once { CompletionMode::AtOnce } else { CompletionMode::Shuffled(seed) };
+        let running = TestServer::new(SIZE, mode);
+        let client = NbdClient::open(&running.path());
         let mut model = vec![0; SIZE as usize];
-        let mut wanted = expect(&mut model, &asks);
+        let mut wanted = expected_replies(&mut model, &asks);
         let bytes: Vec<u8> = asks
             .iter()
             .enumerate()
             .flat_map(|(cookie, ask)| ask.encode(cookie as u64))
             .collect();
-        let mut reader = Client {
+        let mut reader = NbdClient {
             stream: client.stream.try_clone().unwrap(),
             ..client
         };
@@ -386,7 +419,7 @@ proptest! {
             }
         });
         while !wanted.is_empty() {
-            let (cookie, answer) = reader.answer(|_| 0);
+            let (cookie, answer) = reader.read_reply(|_| 0);
             prop_assert_eq!(wanted.remove(&cookie), Some(answer));
         }
         sender.join().unwrap();

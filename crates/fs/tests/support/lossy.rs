@@ -1,30 +1,30 @@
 //! A space whose copies may be gone for a while, as a volume tells it: each channel's next
 //! flush fails once. Or they are out of reach, and changes fail that may have been made.
 
-use super::memory::Memory;
+use super::memory::MemorySpace;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 #[derive(Clone)]
-pub struct Lossy {
-    pub memory: Memory,
-    losses: Arc<AtomicU64>,
+pub struct LossySpace {
+    pub memory: MemorySpace,
+    lost_writes: Arc<AtomicU64>,
     flushes: Arc<AtomicU64>,
     /// Transactions that fail from now on.
     failing: Arc<AtomicU64>,
     /// Which requests fail as well, and how many more of them.
-    refused: Arc<Mutex<Option<Refused>>>,
+    refused: Arc<Mutex<Option<RefusalRule>>>,
 }
 
-type Refused = (fn(&Request) -> bool, u64);
+type RefusalRule = (fn(&Request) -> bool, u64);
 
-impl Lossy {
-    pub fn new(memory: &Memory) -> Lossy {
-        Lossy {
+impl LossySpace {
+    pub fn new(memory: &MemorySpace) -> LossySpace {
+        LossySpace {
             memory: memory.clone(),
-            losses: Arc::default(),
+            lost_writes: Arc::default(),
             flushes: Arc::default(),
             failing: Arc::default(),
             refused: Arc::default(),
@@ -32,17 +32,17 @@ impl Lossy {
     }
 
     /// Lets so many transactions fail; every second one is made all the same.
-    pub fn fail(&self, transactions: u64) {
+    pub fn fail_transactions(&self, transactions: u64) {
         self.failing.store(transactions, Ordering::SeqCst);
     }
 
     /// Lets so many of the requests fail that are like this; they change nothing.
-    pub fn refuse(&self, is_like: fn(&Request) -> bool, requests: u64) {
+    pub fn refuse_requests(&self, is_like: fn(&Request) -> bool, requests: u64) {
         *self.refused.lock().unwrap() = Some((is_like, requests));
     }
 
-    /// Requests that [`Lossy::refuse`] would still have fail.
-    pub fn refusing(&self) -> u64 {
+    /// Requests that [`LossySpace::refuse`] would still have fail.
+    pub fn refusals_left(&self) -> u64 {
         self.refused.lock().unwrap().map_or(0, |(_, left)| left)
     }
 
@@ -57,13 +57,13 @@ impl Lossy {
     }
 
     /// Transactions that would still fail.
-    pub fn failing(&self) -> u64 {
+    pub fn failures_left(&self) -> u64 {
         self.failing.load(Ordering::SeqCst)
     }
 
     /// All copies were gone.
-    pub fn lose(&self) {
-        self.losses.fetch_add(1, Ordering::SeqCst);
+    pub fn lose_writes(&self) {
+        self.lost_writes.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Flushes that succeeded.
@@ -72,33 +72,33 @@ impl Lossy {
     }
 }
 
-impl Space for Lossy {
+impl Space for LossySpace {
     fn size_bytes(&self) -> u64 {
         self.memory.size_bytes()
     }
 
-    fn losses(&self) -> u64 {
-        self.losses.load(Ordering::SeqCst)
+    fn lost_writes(&self) -> u64 {
+        self.lost_writes.load(Ordering::SeqCst)
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
-        Ok(Box::new(Way {
+        Ok(Box::new(LossyChannel {
             inner: self.memory.open()?,
-            told: self.losses(),
+            lost_writes_reported: self.lost_writes(),
             space: self.clone(),
             done: Vec::new(),
         }))
     }
 }
 
-struct Way {
+struct LossyChannel {
     inner: Box<dyn Channel>,
-    told: u64,
-    space: Lossy,
+    lost_writes_reported: u64,
+    space: LossySpace,
     done: Vec<Completion>,
 }
 
-impl Channel for Way {
+impl Channel for LossyChannel {
     fn submit(&mut self, token: Token, request: Request) {
         if self.space.is_refused(&request) {
             self.done.push(Completion {
@@ -108,8 +108,8 @@ impl Channel for Way {
             return;
         }
         if request == Request::Flush {
-            let losses = self.space.losses();
-            if std::mem::replace(&mut self.told, losses) != losses {
+            let losses = self.space.lost_writes();
+            if std::mem::replace(&mut self.lost_writes_reported, losses) != losses {
                 let why = "every copy was gone for a while".into();
                 self.done.push(Completion {
                     token,
@@ -120,7 +120,7 @@ impl Channel for Way {
             self.space.flushes.fetch_add(1, Ordering::SeqCst);
         }
         if let Request::Transact { .. } = request
-            && let Some(left) = self.space.failing().checked_sub(1)
+            && let Some(left) = self.space.failures_left().checked_sub(1)
         {
             self.space.failing.store(left, Ordering::SeqCst);
             if left % 2 == 1 {
@@ -141,5 +141,5 @@ impl Channel for Way {
         self.inner.reap(into);
     }
 
-    fn wait_on(&self, _: &mut Vec<RawFd>) {}
+    fn poll_fds(&self, _: &mut Vec<RawFd>) {}
 }

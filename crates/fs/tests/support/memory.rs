@@ -1,7 +1,7 @@
 //! A space in memory that remembers every change, so that a crash can be tried
 //! after each: what a test mounts is the space as it was then.
 
-use pagemesh_base::slice::{Part, check_parts};
+use pagemesh_base::slice::{TransactionPart, check_parts};
 use pagemesh_base::space::{
     Channel, Completion, Extent, Reply, Request, Space, SpaceError, Token, check_range,
 };
@@ -17,44 +17,44 @@ const PAGE: u64 = PAGE_BYTES as u64;
 pub type Page = [u8; PAGE_BYTES];
 
 /// One request that changed something: pages as they are afterwards.
-type Step = Vec<(u64, Option<Arc<Page>>)>;
+type ChangedPages = Vec<(u64, Option<Arc<Page>>)>;
 
 #[derive(Default)]
-struct Content {
+struct MemoryContent {
     pages: BTreeMap<u64, Arc<Page>>,
     /// What they were before the first change.
     base: BTreeMap<u64, Arc<Page>>,
-    steps: Vec<Step>,
+    steps: Vec<ChangedPages>,
     /// Mapped pages that there is room for.
     room: Option<usize>,
     /// Pages that cannot be read.
     lost: BTreeSet<u64>,
     /// Changes are counted, and what they were is forgotten.
-    forgets: bool,
+    discards_history: bool,
 }
 
 #[derive(Clone)]
-pub struct Memory {
+pub struct MemorySpace {
     size_bytes: u64,
-    content: Arc<Mutex<Content>>,
+    content: Arc<Mutex<MemoryContent>>,
     /// Requests that have come and are not done.
-    asked: Arc<AtomicUsize>,
+    requests_waiting: Arc<AtomicUsize>,
 }
 
-impl Memory {
-    pub fn new(size_bytes: u64) -> Memory {
-        Memory {
+impl MemorySpace {
+    pub fn new(size_bytes: u64) -> MemorySpace {
+        MemorySpace {
             size_bytes,
             content: Arc::default(),
-            asked: Arc::default(),
+            requests_waiting: Arc::default(),
         }
     }
 
     /// Runs something while requests stand still; what it is given waits for one.
-    pub fn while_held<T>(&self, run: impl FnOnce(&dyn Fn()) -> T) -> T {
+    pub fn while_stalled<T>(&self, run: impl FnOnce(&dyn Fn()) -> T) -> T {
         let _held = self.content.lock().unwrap();
         run(&|| {
-            while self.asked.load(Ordering::SeqCst) == 0 {
+            while self.requests_waiting.load(Ordering::SeqCst) == 0 {
                 std::thread::yield_now();
             }
         })
@@ -75,8 +75,8 @@ impl Memory {
     }
 
     /// As it was after so many changes.
-    pub fn after(&self, steps: usize) -> Memory {
-        let old = Memory::new(self.size_bytes);
+    pub fn after_steps(&self, steps: usize) -> MemorySpace {
+        let old = MemorySpace::new(self.size_bytes);
         {
             let content = self.content.lock().unwrap();
             let mut into = old.content.lock().unwrap();
@@ -94,24 +94,24 @@ impl Memory {
     }
 
     /// A copy of what it holds.
-    pub fn after_now(&self) -> Memory {
-        self.sized(self.size_bytes)
+    pub fn snapshot(&self) -> MemorySpace {
+        self.with_size(self.size_bytes)
     }
 
     /// A copy of what it holds, of another size, which only counts its changes.
-    pub fn sized(&self, size_bytes: u64) -> Memory {
-        let copy = Memory::new(size_bytes);
+    pub fn with_size(&self, size_bytes: u64) -> MemorySpace {
+        let copy = MemorySpace::new(size_bytes);
         {
             let mut into = copy.content.lock().unwrap();
             into.pages = self.content.lock().unwrap().pages.clone();
-            into.forgets = true;
+            into.discards_history = true;
         }
         copy
     }
 
     /// Flips bits of a byte.
-    pub fn flip(&self, page: u64, at: usize, with: u8) {
-        self.alter(page, |bytes| bytes[at] ^= with);
+    pub fn flip_bits(&self, page: u64, at: usize, with: u8) {
+        self.corrupt(page, |bytes| bytes[at] ^= with);
     }
 
     pub fn page(&self, page: u64) -> Page {
@@ -119,7 +119,7 @@ impl Memory {
     }
 
     /// Changes bytes as somebody else with the volume would.
-    pub fn alter(&self, page: u64, change: impl FnOnce(&mut Page)) {
+    pub fn corrupt(&self, page: u64, change: impl FnOnce(&mut Page)) {
         let mut content = self.content.lock().unwrap();
         let mut bytes = content.page(page);
         change(&mut bytes);
@@ -127,7 +127,7 @@ impl Memory {
     }
 
     /// Lets a page be damaged beyond repair.
-    pub fn lose(&self, page: u64) {
+    pub fn make_unreadable(&self, page: u64) {
         self.content.lock().unwrap().lost.insert(page);
     }
 
@@ -136,7 +136,7 @@ impl Memory {
     }
 }
 
-fn apply(pages: &mut BTreeMap<u64, Arc<Page>>, step: &Step) {
+fn apply(pages: &mut BTreeMap<u64, Arc<Page>>, step: &ChangedPages) {
     for (page, bytes) in step {
         match bytes {
             Some(bytes) => pages.insert(*page, bytes.clone()),
@@ -145,30 +145,30 @@ fn apply(pages: &mut BTreeMap<u64, Arc<Page>>, step: &Step) {
     }
 }
 
-impl Space for Memory {
+impl Space for MemorySpace {
     fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
-        Ok(Box::new(Way {
+        Ok(Box::new(MemoryChannel {
             memory: self.clone(),
             done: Vec::new(),
         }))
     }
 }
 
-struct Way {
-    memory: Memory,
+struct MemoryChannel {
+    memory: MemorySpace,
     done: Vec<Completion>,
 }
 
-impl Content {
+impl MemoryContent {
     fn page(&self, page: u64) -> Page {
         self.pages.get(&page).map_or([0; PAGE_BYTES], |page| **page)
     }
 
-    fn commit(&mut self, step: Step) -> Result<Reply, SpaceError> {
+    fn commit(&mut self, step: ChangedPages) -> Result<Reply, SpaceError> {
         let more = step
             .iter()
             .filter(|(page, bytes)| bytes.is_some() && !self.pages.contains_key(page));
@@ -178,14 +178,14 @@ impl Content {
             return Err(SpaceError::NoSpace("memory".into()));
         }
         apply(&mut self.pages, &step);
-        self.steps.push(match self.forgets {
-            true => Step::new(),
+        self.steps.push(match self.discards_history {
+            true => ChangedPages::new(),
             false => step,
         });
         Ok(Reply::Done)
     }
 
-    fn write(&self, offset: u64, data: &[u8], step: &mut Step) {
+    fn write(&self, offset: u64, data: &[u8], step: &mut ChangedPages) {
         let mut at = offset;
         let mut rest = data;
         while !rest.is_empty() {
@@ -200,10 +200,10 @@ impl Content {
     }
 }
 
-impl Way {
+impl MemoryChannel {
     fn run(&self, request: Request) -> Result<Reply, SpaceError> {
         let size = self.memory.size_bytes;
-        self.memory.asked.fetch_add(1, Ordering::SeqCst);
+        self.memory.requests_waiting.fetch_add(1, Ordering::SeqCst);
         let mut content = self.memory.content.lock().unwrap();
         match request {
             Request::Read { offset, len } => {
@@ -222,7 +222,7 @@ impl Way {
             Request::Write { offset, data, .. } => {
                 check_range(size, offset, data.len() as u64)?;
                 // Page by page: a crash may come between two.
-                let mut step = Step::new();
+                let mut step = ChangedPages::new();
                 content.write(offset, &data, &mut step);
                 for page in step {
                     content.commit(vec![page])?;
@@ -231,11 +231,13 @@ impl Way {
             }
             Request::Transact { parts, .. } => {
                 check_parts(&parts, size)?;
-                let mut step = Step::new();
+                let mut step = ChangedPages::new();
                 for part in parts {
                     match part {
-                        Part::Write { offset, data } => content.write(offset, &data, &mut step),
-                        Part::Clear { offset, len } => {
+                        TransactionPart::Write { offset, data } => {
+                            content.write(offset, &data, &mut step)
+                        }
+                        TransactionPart::Clear { offset, len } => {
                             let pages = offset / PAGE..(offset + len) / PAGE;
                             step.extend(pages.map(|page| (page, None)));
                         }
@@ -274,10 +276,10 @@ impl Way {
     }
 }
 
-impl Channel for Way {
+impl Channel for MemoryChannel {
     fn submit(&mut self, token: Token, request: Request) {
         let result = self.run(request);
-        self.memory.asked.fetch_sub(1, Ordering::SeqCst);
+        self.memory.requests_waiting.fetch_sub(1, Ordering::SeqCst);
         self.done.push(Completion { token, result });
     }
 
@@ -285,7 +287,7 @@ impl Channel for Way {
         into.append(&mut self.done);
     }
 
-    fn wait_on(&self, _: &mut Vec<RawFd>) {}
+    fn poll_fds(&self, _: &mut Vec<RawFd>) {}
 }
 
 /// Nothing here is ever waited for.

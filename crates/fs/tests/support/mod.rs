@@ -1,15 +1,15 @@
 //! What the tests share.
 
 #[allow(dead_code)]
-pub mod guests;
+pub mod direct_client;
 #[allow(dead_code)]
 pub mod lossy;
 pub mod memory;
 #[allow(dead_code)]
 pub mod pool;
 
-use memory::{Memory, wait};
-use pagemesh_fs::{Fs, MakeOptions, Port, Time, make};
+use memory::{MemorySpace, wait};
+use pagemesh_fs::{Fs, IoChannel, MkfsOptions, Time, mkfs};
 use std::sync::atomic::{AtomicU64, Ordering};
 use uuid::Uuid;
 
@@ -26,32 +26,32 @@ pub fn clock() -> Time {
 }
 
 /// An empty file system.
-pub fn made(memory: &Memory) -> (Fs, Port) {
-    made_with_limit(memory, 0)
+pub fn new_fs(memory: &MemorySpace) -> (Fs, IoChannel) {
+    new_fs_with_limit(memory, 0)
 }
 
-pub fn made_with_limit(memory: &Memory, limit_bytes: u64) -> (Fs, Port) {
-    let options = MakeOptions {
+pub fn new_fs_with_limit(memory: &MemorySpace, limit_bytes: u64) -> (Fs, IoChannel) {
+    let options = MkfsOptions {
         uuid: Uuid::from_u128(1),
         hash_key: [2, 3],
         limit_bytes,
         owner: OWNER,
         mode: 0o755,
     };
-    make(&memory.shared(), wait, clock, options).expect("made");
-    mounted(memory)
+    mkfs(&memory.shared(), wait, clock, options).expect("made");
+    mount_and_free(memory)
 }
 
 /// With nothing left of what a crash left.
-pub fn mounted(memory: &Memory) -> (Fs, Port) {
-    let (fs, port) = mounted_with_left(memory);
-    while fs.free_some() {}
+pub fn mount_and_free(memory: &MemorySpace) -> (Fs, IoChannel) {
+    let (fs, port) = mount_with_leftovers(memory);
+    while fs.free_deferred_piece() {}
     (fs, port)
 }
 
 #[allow(dead_code)]
-pub fn mounted_with_left(memory: &Memory) -> (Fs, Port) {
+pub fn mount_with_leftovers(memory: &MemorySpace) -> (Fs, IoChannel) {
     let fs = Fs::mount(memory.shared(), wait, clock).expect("mounted");
-    let port = fs.port().expect("a port");
+    let port = fs.open_channel().expect("a port");
     (fs, port)
 }

@@ -11,10 +11,10 @@ use pagemesh_base::space::{
     Channel, Completion, Reply, Request, Space, SpaceError, Token, check_range,
 };
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_fs::{Fs, MakeOptions, Port, make};
+use pagemesh_fs::{Fs, IoChannel, MkfsOptions, mkfs};
 use pagemesh_pmem::{CrashPoint, Image, Recorder};
 use pagemesh_store::pool::{Pool, format};
-use pagemesh_store::requests::{Executed, execute};
+use pagemesh_store::requests::{ExecuteOutcome, execute};
 use pagemesh_store::session::Session;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
@@ -27,7 +27,7 @@ const EPOCH: Epoch = Epoch(1);
 
 /// The slice, and the process that has it.
 #[derive(Clone)]
-pub struct Pooled {
+pub struct PoolSpace {
     media: Arc<Recorder>,
     /// It is a file: what is not flushed may be lost.
     buffers: bool,
@@ -45,41 +45,41 @@ fn open(media: &Arc<Recorder>, buffers: bool) -> Pool<Recorder> {
     pool
 }
 
-impl Pooled {
+impl PoolSpace {
     /// A new pool, and a file system in it.
-    pub fn new(pool_bytes: usize, size_bytes: u64, buffers: bool) -> Pooled {
+    pub fn new(pool_bytes: usize, size_bytes: u64, buffers: bool) -> PoolSpace {
         let media = Arc::new(match buffers {
-            true => Recorder::of_file(Image::filled(pool_bytes, 0)),
+            true => Recorder::for_file(Image::filled(pool_bytes, 0)),
             false => Recorder::new(pool_bytes),
         });
         format(&*media, Uuid::from_u128(9)).expect("a pool");
         let mut pool = open(&media, buffers);
         pool.create(SLICE, size_bytes).expect("room");
-        let made = Pooled::of(media, pool, buffers);
-        let options = MakeOptions {
+        let made = PoolSpace::of(media, pool, buffers);
+        let options = MkfsOptions {
             uuid: Uuid::from_u128(1),
             hash_key: [2, 3],
             limit_bytes: 0,
             owner: OWNER,
             mode: 0o755,
         };
-        make(&made.shared(), wait, clock, options).expect("made");
+        mkfs(&made.shared(), wait, clock, options).expect("made");
         made
     }
 
     /// After a crash.
-    pub fn recovered(image: Image, buffers: bool) -> Pooled {
+    pub fn recover(image: Image, buffers: bool) -> PoolSpace {
         let media = Arc::new(match buffers {
-            true => Recorder::of_file(image).without_past(),
+            true => Recorder::for_file(image).without_crash_points(),
             false => Recorder::unrecorded(image),
         });
         let pool = open(&media, buffers);
-        Pooled::of(media, pool, buffers)
+        PoolSpace::of(media, pool, buffers)
     }
 
     /// Lets somebody else take all the room that the pool has.
     pub fn fill(&self) {
-        let created = self.guard().create(OTHER, self.size_bytes).map(drop);
+        let created = self.lock_pool().create(OTHER, self.size_bytes).map(drop);
         created.expect("room");
         for offset in (0..self.size_bytes).step_by(PAGE_BYTES) {
             let write = SliceRequest::Write {
@@ -87,7 +87,7 @@ impl Pooled {
                 data: Bytes::from(vec![9; PAGE_BYTES]),
                 stamp: self.stamp(),
             };
-            match self.ask_of(OTHER, write) {
+            match self.execute_on_slice(OTHER, write) {
                 Ok(_) => {}
                 Err(SliceError::NoSpace) => return,
                 Err(other) => panic!("the pool refuses: {other}"),
@@ -100,21 +100,21 @@ impl Pooled {
         self.run(Request::Flush).expect("a sound medium");
     }
 
-    fn of(media: Arc<Recorder>, mut pool: Pool<Recorder>, buffers: bool) -> Pooled {
+    fn of(media: Arc<Recorder>, mut pool: Pool<Recorder>, buffers: bool) -> PoolSpace {
         let number = pool.open_session(1, 1).expect("a session");
-        let session = Session::new(pool.view().clone(), number);
+        let session = Session::new(pool.mapping().clone(), number);
         let (_, object) = pool.find(SLICE).expect("the slice");
         let pool = Arc::new(Mutex::new(pool));
         let owner = pool.clone();
         let tend = Box::new(move || {
-            let tended = owner.lock().expect("no panic").tend();
+            let tended = owner.lock().expect("no panic").maintain();
             tended.map(drop).expect("sound");
         });
-        Pooled {
+        PoolSpace {
             media,
             buffers,
             size_bytes: object.size_bytes,
-            session: Arc::new(Mutex::new((session.beside_owner(tend), 0))),
+            session: Arc::new(Mutex::new((session.in_owner_process(tend), 0))),
             pool,
         }
     }
@@ -128,10 +128,10 @@ impl Pooled {
         Arc::new(self.clone())
     }
 
-    pub fn mounted(&self) -> (Fs, Port) {
+    pub fn mount(&self) -> (Fs, IoChannel) {
         let fs = Fs::mount(self.shared(), wait, clock).expect("mounted");
-        while fs.free_some() {}
-        let port = fs.port().expect("a port");
+        while fs.free_deferred_piece() {}
+        let port = fs.open_channel().expect("a port");
         (fs, port)
     }
 
@@ -142,7 +142,7 @@ impl Pooled {
         while at < self.size_bytes {
             let len = self.size_bytes - at;
             let Ok(SliceReply::Extents(extents)) =
-                self.ask(SliceRequest::Extents { offset: at, len })
+                self.execute_request(SliceRequest::Extents { offset: at, len })
             else {
                 panic!("it tells of extents");
             };
@@ -154,25 +154,29 @@ impl Pooled {
         bytes / 4096
     }
 
-    fn guard(&self) -> std::sync::MutexGuard<'_, Pool<Recorder>> {
+    fn lock_pool(&self) -> std::sync::MutexGuard<'_, Pool<Recorder>> {
         self.pool.lock().expect("no panic")
     }
 
-    fn ask(&self, request: SliceRequest) -> Result<SliceReply, SliceError> {
-        self.ask_of(SLICE, request)
+    fn execute_request(&self, request: SliceRequest) -> Result<SliceReply, SliceError> {
+        self.execute_on_slice(SLICE, request)
     }
 
-    fn ask_of(&self, slice: SliceId, request: SliceRequest) -> Result<SliceReply, SliceError> {
+    fn execute_on_slice(
+        &self,
+        slice: SliceId,
+        request: SliceRequest,
+    ) -> Result<SliceReply, SliceError> {
         // The owner's share first: nobody else does it here.
         let handle = {
-            let mut pool = self.guard();
-            pool.tend().expect("sound");
+            let mut pool = self.lock_pool();
+            pool.maintain().expect("sound");
             pool.handle(slice).expect("the slice")
         };
         let mut session = self.session.lock().expect("no panic");
         match execute(&mut session.0, handle, EPOCH, request) {
-            Executed::Done(answer) => answer,
-            Executed::Owner(request) => panic!("nobody asks for {request:?}"),
+            ExecuteOutcome::Done(answer) => answer,
+            ExecuteOutcome::NeedsOwner(request) => panic!("nobody asks for {request:?}"),
         }
     }
 
@@ -182,7 +186,7 @@ impl Pooled {
         Stamp {
             epoch: EPOCH,
             op: session.1,
-            open: 0,
+            open_ops: 0,
         }
     }
 
@@ -209,7 +213,7 @@ impl Pooled {
                         offset: offset + bytes.len() as u64,
                         len: rest.min(SLICE_IO_BYTES_MAX),
                     };
-                    match self.ask(read).map_err(refused)? {
+                    match self.execute_request(read).map_err(space_error)? {
                         SliceReply::Data(data) => bytes.extend(data),
                         other => panic!("a read gives {other:?}"),
                     }
@@ -244,7 +248,7 @@ impl Pooled {
             Request::WriteZeroes { .. } => panic!("nobody asks for it"),
             Request::Flush => self.change(SliceRequest::Flush),
             Request::Extents { offset, len } => {
-                match self.ask(SliceRequest::Extents { offset, len }) {
+                match self.execute_request(SliceRequest::Extents { offset, len }) {
                     Ok(SliceReply::Extents(extents)) => Ok(Reply::Extents(extents)),
                     other => panic!("a question for extents gives {other:?}"),
                 }
@@ -253,43 +257,43 @@ impl Pooled {
     }
 
     fn change(&self, request: SliceRequest) -> Result<Reply, SpaceError> {
-        self.ask(request).map_err(refused)?;
+        self.execute_request(request).map_err(space_error)?;
         Ok(Reply::Done)
     }
 }
 
-fn refused(cause: SliceError) -> SpaceError {
+fn space_error(cause: SliceError) -> SpaceError {
     match cause {
         SliceError::NoSpace => SpaceError::NoSpace("the pool".into()),
         other => panic!("the pool refuses: {other}"),
     }
 }
 
-impl Space for Pooled {
+impl Space for PoolSpace {
     fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    fn buffers(&self) -> bool {
+    fn has_write_cache(&self) -> bool {
         self.buffers
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
-        Ok(Box::new(Way {
-            pooled: self.clone(),
+        Ok(Box::new(PoolChannel {
+            space: self.clone(),
             done: Vec::new(),
         }))
     }
 }
 
-struct Way {
-    pooled: Pooled,
+struct PoolChannel {
+    space: PoolSpace,
     done: Vec<Completion>,
 }
 
-impl Channel for Way {
+impl Channel for PoolChannel {
     fn submit(&mut self, token: Token, request: Request) {
-        let result = self.pooled.run(request);
+        let result = self.space.run(request);
         self.done.push(Completion { token, result });
     }
 
@@ -297,5 +301,5 @@ impl Channel for Way {
         into.append(&mut self.done);
     }
 
-    fn wait_on(&self, _: &mut Vec<RawFd>) {}
+    fn poll_fds(&self, _: &mut Vec<RawFd>) {}
 }

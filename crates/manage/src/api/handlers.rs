@@ -12,7 +12,7 @@ use crate::wire::{
 use axum::Json;
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
-use pagemesh_base::layout::{BrickId, Layout, Name};
+use pagemesh_base::layout::{BrickId, Layout, VolumeName};
 use utoipa::openapi::OpenApi;
 
 type Answer<T> = Result<Json<T>, Refusal>;
@@ -135,7 +135,7 @@ pub(super) async fn create_volume(
     responses((status = 200, body = VolumeDetail), (status = 404, body = ErrorBody)))]
 pub(super) async fn show_volume(
     State(api): State<Api>,
-    Named(name): Named<Name>,
+    Named(name): Named<VolumeName>,
 ) -> Answer<VolumeDetail> {
     api.quick(move |manager| manager.show(&name))
         .await
@@ -149,7 +149,7 @@ pub(super) async fn show_volume(
         (status = 409, body = ErrorBody)))]
 pub(super) async fn delete_volume(
     State(api): State<Api>,
-    Named(name): Named<Name>,
+    Named(name): Named<VolumeName>,
     Asked(Force { force }): Asked<Force>,
 ) -> Answer<Deleted> {
     let delete = move |manager: &crate::Manager| manager.delete(&name, force);
@@ -164,7 +164,7 @@ pub(super) async fn delete_volume(
         (status = 502, body = ErrorBody), (status = 507, body = ErrorBody)))]
 pub(super) async fn grow_volume(
     State(api): State<Api>,
-    Named(name): Named<Name>,
+    Named(name): Named<VolumeName>,
     Body(wish): Body<GrowVolume>,
 ) -> Answer<Sized> {
     api.slow(move |manager| manager.grow(&name, wish))
@@ -180,7 +180,7 @@ pub(super) async fn grow_volume(
         (status = 502, body = ErrorBody), (status = 507, body = ErrorBody)))]
 pub(super) async fn attach_replica(
     State(api): State<Api>,
-    Named(name): Named<Name>,
+    Named(name): Named<VolumeName>,
     Body(wish): Body<AttachReplica>,
 ) -> Result<(StatusCode, Json<VolumeDetail>), Refusal> {
     let attach = move |manager: &crate::Manager| manager.attach_replica(&name, wish);
@@ -194,7 +194,7 @@ pub(super) async fn attach_replica(
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 pub(super) async fn detach_replica(
     State(api): State<Api>,
-    Named(name): Named<Name>,
+    Named(name): Named<VolumeName>,
     Body(wish): Body<ChooseReplica>,
 ) -> Answer<VolumeDetail> {
     let detach = move |manager: &crate::Manager| manager.detach_replica(&name, wish);
@@ -209,7 +209,7 @@ pub(super) async fn detach_replica(
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 pub(super) async fn promote_replica(
     State(api): State<Api>,
-    Named(name): Named<Name>,
+    Named(name): Named<VolumeName>,
     Body(wish): Body<ChooseReplica>,
 ) -> Answer<VolumeDetail> {
     let promote = move |manager: &crate::Manager| manager.promote_replica(&name, wish);
@@ -222,7 +222,7 @@ pub(super) async fn promote_replica(
     responses((status = 200, body = Attached), (status = 404, body = ErrorBody)))]
 pub(super) async fn attach_volume(
     State(api): State<Api>,
-    Named(name): Named<Name>,
+    Named(name): Named<VolumeName>,
     Body(wish): Body<AttachVolume>,
 ) -> Answer<Attached> {
     let attach = move |manager: &crate::Manager| manager.attach(&name, &wish);
@@ -237,7 +237,7 @@ pub(super) async fn attach_volume(
         (status = 409, body = ErrorBody)))]
 pub(super) async fn tell_copies(
     State(api): State<Api>,
-    Named(name): Named<Name>,
+    Named(name): Named<VolumeName>,
     Body(told): Body<TellCopies>,
 ) -> Answer<VolumeDetail> {
     let tell = move |manager: &crate::Manager| manager.tell_copies(&name, told);
@@ -250,7 +250,7 @@ pub(super) async fn tell_copies(
     responses((status = 200, body = Detached), (status = 404, body = ErrorBody)))]
 pub(super) async fn detach_volume(
     State(api): State<Api>,
-    Named(name): Named<Name>,
+    Named(name): Named<VolumeName>,
     Body(wish): Body<DetachVolume>,
 ) -> Answer<Detached> {
     let detach = move |manager: &crate::Manager| manager.detach(&name, wish);
@@ -264,7 +264,7 @@ pub(super) async fn detach_volume(
         (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 pub(super) async fn change_legs(
     State(api): State<Api>,
-    Named(name): Named<Name>,
+    Named(name): Named<VolumeName>,
     Body(wish): Body<ChangeLegs>,
 ) -> Answer<Layout> {
     let change = move |manager: &crate::Manager| manager.change_legs(&name, &wish);

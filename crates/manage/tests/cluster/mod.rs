@@ -4,7 +4,7 @@
 #![allow(dead_code)]
 
 use pagemesh_base::key::Key;
-use pagemesh_base::layout::{BrickId, Layout, Leg, Name, SliceId};
+use pagemesh_base::layout::{BrickId, Layout, Leg, SliceId, VolumeName};
 use pagemesh_base::slice::{BrickControl, BrickStatus, SliceError, SliceInfo};
 use pagemesh_manage::clock::Clock;
 use pagemesh_manage::store::Store;
@@ -243,7 +243,7 @@ pub fn registration(number: usize) -> BrickRegistration {
     }
 }
 
-pub fn name(text: &str) -> Name {
+pub fn name(text: &str) -> VolumeName {
     text.parse().expect("a name")
 }
 

@@ -10,7 +10,7 @@ const FEW_UNITS: usize = 8;
 const DRAWS_MAX: u32 = 64;
 
 /// The number of a unit, and its stores: word in the unit, value.
-type Pending = (usize, Vec<(usize, u64)>);
+type UnitStores = (usize, Vec<(usize, u64)>);
 
 /// The moment just before stores become persistent: what is certain, and what
 /// may be there.
@@ -19,7 +19,7 @@ pub struct CrashPoint {
     pub(super) durable: Image,
     pub(super) unit_words: usize,
     /// Lines or sectors, and what was stored to them.
-    pub(super) units: Vec<Pending>,
+    pub(super) units: Vec<UnitStores>,
 }
 
 impl CrashPoint {
@@ -41,11 +41,11 @@ impl CrashPoint {
         let states = self.states();
         let count = count(&states);
         assert!(index < count, "image {index} of {count}");
-        self.numbered(&states, index)
+        self.image_from_states(&states, index)
     }
 
     /// The image in which every store persisted.
-    pub fn everything(&self) -> Image {
+    pub fn all_persisted(&self) -> Image {
         self.build(self.units.iter().map(|(_, stores)| stores.len()))
     }
 
@@ -53,24 +53,24 @@ impl CrashPoint {
     /// of four are near what breaks protocols: everything but little, little
     /// but nothing else, and pages that are there as a whole or not.
     pub fn sample(&self, seed: u64) -> Image {
-        self.build(self.drawn(seed))
+        self.build(self.sample_counts(seed))
     }
 
     /// Every legal image, if there are at most `all_max`; otherwise nothing,
     /// everything, and samples of the seed, at most `sampled` in all. None is
     /// given twice.
-    pub fn images(&self, all_max: u64, sampled: u64, seed: u64) -> Images<'_> {
+    pub fn images(&self, all_max: u64, sampled: u64, seed: u64) -> CrashImages<'_> {
         let states = self.states();
         let count = count(&states);
         let is_all = count <= all_max;
-        Images {
+        CrashImages {
             point: self,
             is_all,
             left: if is_all { count } else { sampled },
             next: 0,
             states,
             seed,
-            given: HashSet::new(),
+            given_sums: HashSet::new(),
         }
     }
 
@@ -80,7 +80,7 @@ impl CrashPoint {
         self.units.iter().map(|unit| self.states_of(unit)).collect()
     }
 
-    fn states_of(&self, (unit, stores): &Pending) -> Vec<usize> {
+    fn states_of(&self, (unit, stores): &UnitStores) -> Vec<usize> {
         let (mut held, mut sum) = (BTreeMap::new(), 0);
         let mut fewest = HashMap::from([(sum, 0)]);
         let mut states = vec![0];
@@ -88,16 +88,16 @@ impl CrashPoint {
             let durable = || self.durable.get(unit * self.unit_words + word);
             let old = held.insert(word, value).unwrap_or_else(durable);
             // Equal words have equal sums, whatever was stored before.
-            sum ^= mark(word, old) ^ mark(word, value);
+            sum ^= state_hash(word, old) ^ state_hash(word, value);
             states.push(*fewest.entry(sum).or_insert(count));
         }
         states
     }
 
-    fn numbered(&self, states: &[Vec<usize>], index: u64) -> Image {
+    fn image_from_states(&self, states: &[Vec<usize>], index: u64) -> Image {
         let mut rest = index;
         self.build(states.iter().map(|states| {
-            let mut different = different(states);
+            let mut different = distinct_states(states);
             let choices = different.clone().count() as u64;
             let chosen = different.nth((rest % choices) as usize);
             rest /= choices;
@@ -106,7 +106,7 @@ impl CrashPoint {
     }
 
     /// How many stores of each unit persist in the sample of a seed.
-    fn drawn(&self, seed: u64) -> Vec<usize> {
+    fn sample_counts(&self, seed: u64) -> Vec<usize> {
         let mut state = seed.wrapping_mul(0xd129_0d3f_2d4b_05cd);
         let mut draw = || random(&mut state);
         let style = match self.units.len() <= FEW_UNITS {
@@ -115,7 +115,7 @@ impl CrashPoint {
         };
         if style == 3 {
             let salt = draw();
-            let of_page = |(unit, stores): &Pending| {
+            let of_page = |(unit, stores): &UnitStores| {
                 let mut page = salt ^ (unit * self.unit_words / PAGE_WORDS) as u64;
                 if random(&mut page).is_multiple_of(2) {
                     return stores.len();
@@ -130,8 +130,8 @@ impl CrashPoint {
         }
         let count = self.units.len() as u64;
         let odd: Vec<u64> = (0..=draw() % 3).map(|_| draw() % count.max(1)).collect();
-        let of_unit = |(at, (_, stores)): (u64, &Pending)| {
-            let any = any(draw(), stores.len());
+        let of_unit = |(at, (_, stores)): (u64, &UnitStores)| {
+            let any = random_count(draw(), stores.len());
             match (style, odd.contains(&at)) {
                 (1, false) => stores.len(),
                 (2, false) => 0,
@@ -145,9 +145,9 @@ impl CrashPoint {
     /// Memory that starts as one of the images: the seed draws how much of
     /// each unit persisted, whatever became of the others.
     #[must_use]
-    pub fn survivor(&self, seed: u64) -> Recorder {
+    pub fn sample_recorder(&self, seed: u64) -> Recorder {
         let mut state = seed;
-        let of_unit = |(_, stores): &Pending| any(random(&mut state), stores.len());
+        let of_unit = |(_, stores): &UnitStores| random_count(random(&mut state), stores.len());
         Recorder::from_image(self.build(self.units.iter().map(of_unit)))
     }
 
@@ -164,7 +164,7 @@ impl CrashPoint {
 }
 
 /// Images of a crash point, see [`CrashPoint::images`].
-pub struct Images<'p> {
+pub struct CrashImages<'p> {
     point: &'p CrashPoint,
     is_all: bool,
     /// How many at most.
@@ -174,10 +174,10 @@ pub struct Images<'p> {
     states: Vec<Vec<usize>>,
     seed: u64,
     /// Sums of the samples so far.
-    given: HashSet<u64>,
+    given_sums: HashSet<u64>,
 }
 
-impl Images<'_> {
+impl CrashImages<'_> {
     /// Whether they are all that are legal.
     #[must_use]
     pub fn is_all(&self) -> bool {
@@ -190,7 +190,7 @@ impl Images<'_> {
         match at {
             0 => vec![0; self.states.len()],
             1 => self.states.iter().map(|states| states.len() - 1).collect(),
-            _ => self.point.drawn(self.seed.wrapping_add(at)),
+            _ => self.point.sample_counts(self.seed.wrapping_add(at)),
         }
     }
 
@@ -199,19 +199,20 @@ impl Images<'_> {
         let fewest = self.states.iter().zip(drawn).map(|(states, &n)| states[n]);
         let marks = (0..)
             .zip(fewest)
-            .map(|(unit, fewest)| mark(unit, fewest as u64));
-        self.given.insert(marks.fold(0, |sum, mark| sum ^ mark))
+            .map(|(unit, fewest)| state_hash(unit, fewest as u64));
+        self.given_sums
+            .insert(marks.fold(0, |sum, mark| sum ^ mark))
     }
 }
 
-impl Iterator for Images<'_> {
+impl Iterator for CrashImages<'_> {
     type Item = Image;
 
     fn next(&mut self) -> Option<Image> {
         self.left = self.left.checked_sub(1)?;
         if self.is_all {
             self.next += 1;
-            return Some(self.point.numbered(&self.states, self.next - 1));
+            return Some(self.point.image_from_states(&self.states, self.next - 1));
         }
         for _ in 0..DRAWS_MAX {
             let drawn = self.draw();
@@ -225,7 +226,7 @@ impl Iterator for Images<'_> {
 }
 
 /// The states that differ from each other.
-fn different(states: &[usize]) -> impl Iterator<Item = usize> + Clone {
+fn distinct_states(states: &[usize]) -> impl Iterator<Item = usize> + Clone {
     let places = states.iter().enumerate();
     places
         .filter(|(at, fewest)| at == *fewest)
@@ -234,19 +235,21 @@ fn different(states: &[usize]) -> impl Iterator<Item = usize> + Clone {
 
 /// How many images states of units make; saturates.
 fn count(states: &[Vec<usize>]) -> u64 {
-    let choices = states.iter().map(|states| different(states).count() as u64);
+    let choices = states
+        .iter()
+        .map(|states| distinct_states(states).count() as u64);
     choices.fold(1, u64::saturating_mul)
 }
 
 /// A number for a word and what it holds; sums of them tell units apart.
-fn mark(word: usize, value: u64) -> u64 {
+fn state_hash(word: usize, value: u64) -> u64 {
     let mut state = value ^ (word as u64).wrapping_mul(0xff51_afd7_ed55_8ccd);
     random(&mut state)
 }
 
 /// How many of a unit's stores persisted. None and all are where protocols
 /// break.
-fn any(drawn: u64, stores: usize) -> usize {
+fn random_count(drawn: u64, stores: usize) -> usize {
     match drawn >> 62 {
         0 => 0,
         1 => stores,

@@ -25,13 +25,13 @@ pub struct Counts {
 
 /// A run of a program: what it said, how it ended, and the files that it left.
 #[derive(Debug, PartialEq)]
-pub struct Run {
-    pub said: String,
+pub struct ProgramRun {
+    pub output: String,
     pub status: String,
     pub files: BTreeMap<PathBuf, Vec<u8>>,
 }
 
-pub struct Stage {
+pub struct TestDirs {
     root: TempDir,
 }
 
@@ -44,13 +44,13 @@ pub fn library() -> PathBuf {
     library
 }
 
-impl Stage {
-    pub fn new() -> Stage {
+impl TestDirs {
+    pub fn new() -> TestDirs {
         let root = TempDir::new().expect("a temporary directory");
         for name in ["kernel", "direct"] {
             fs::create_dir(root.path().join(name)).expect("a directory");
         }
-        Stage { root }
+        TestDirs { root }
     }
 
     /// Something beside the directories of the runs.
@@ -58,7 +58,7 @@ impl Stage {
         self.root.path().join(name)
     }
 
-    /// The program `name`, built from `tests/programs` with these options.
+    /// The program `record_name`, built from `tests/programs` with these options.
     pub fn build(&self, name: &str, options: &[&str]) -> PathBuf {
         let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
         let program = self.root.path().join(name);
@@ -83,7 +83,7 @@ impl Stage {
         program
     }
 
-    fn run(&self, directory: &str, command: &mut Command) -> Run {
+    fn run(&self, directory: &str, command: &mut Command) -> ProgramRun {
         let directory = self.root.path().join(directory);
         let Output {
             status,
@@ -95,19 +95,19 @@ impl Stage {
             .expect("the program starts");
         let said = [stdout, stderr].concat();
         let said = String::from_utf8_lossy(&said).into_owned();
-        Run {
-            said,
+        ProgramRun {
+            output: said,
             status: status.to_string(),
             files: files_of(&directory),
         }
     }
 
-    pub fn by_kernel(&self, command: &mut Command) -> Run {
+    pub fn by_kernel(&self, command: &mut Command) -> ProgramRun {
         self.run("kernel", command)
     }
 
     /// With the library, and these settings of its engine.
-    pub fn direct(&self, command: &mut Command, settings: &[(&str, &str)]) -> (Run, Counts) {
+    pub fn direct(&self, command: &mut Command, settings: &[(&str, &str)]) -> (ProgramRun, Counts) {
         let counts = self.root.path().join("counts");
         fs::write(&counts, [0u8; 80]).expect("a file for counts");
         command
@@ -122,15 +122,19 @@ impl Stage {
     }
 
     /// The same command in both ways has the same effects, and ends well.
-    pub fn same(&self, mut make: impl FnMut() -> Command, settings: &[(&str, &str)]) -> Counts {
+    pub fn compare_with_kernel(
+        &self,
+        mut make: impl FnMut() -> Command,
+        settings: &[(&str, &str)],
+    ) -> Counts {
         let by_kernel = self.by_kernel(&mut make());
         let (direct, counts) = self.direct(&mut make(), settings);
         assert_eq!(
-            by_kernel.said, direct.said,
+            by_kernel.output, direct.output,
             "left: by the kernel, right: direct"
         );
         assert_eq!(by_kernel, direct);
-        assert_eq!(direct.status, "exit status: 0", "{}", direct.said);
+        assert_eq!(direct.status, "exit status: 0", "{}", direct.output);
         assert_eq!(counts.wrong, 0, "{counts:?}");
         assert_eq!(counts.begun, counts.ended, "{counts:?}");
         counts
@@ -138,7 +142,7 @@ impl Stage {
 }
 
 /// How most programs are built today: for long files, and their calls checked.
-pub const AS_PACKAGES: &[&str] = &[
+pub const PACKAGE_FLAGS: &[&str] = &[
     "-D_FILE_OFFSET_BITS=64",
     "-D_FORTIFY_SOURCE=2",
     "-Wno-unused-result",
@@ -151,9 +155,9 @@ pub fn check(name: &str, settings: &[(&str, &str)]) -> Counts {
 
 /// The same of one that is built with these options.
 pub fn check_built(name: &str, options: &[&str], settings: &[(&str, &str)]) -> Counts {
-    let stage = Stage::new();
+    let stage = TestDirs::new();
     let program = stage.build(name, options);
-    stage.same(|| Command::new(&program), settings)
+    stage.compare_with_kernel(|| Command::new(&program), settings)
 }
 
 fn files_of(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {

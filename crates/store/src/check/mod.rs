@@ -14,22 +14,24 @@
 mod plan;
 mod walk;
 
-pub use plan::Plan;
+pub use plan::RepairPlan;
 
 use crate::geometry::{Geometry, OBJECT_BYTES};
 use crate::in_flight;
-use crate::object::{HEIGHT, Object, ROOT_AT, State};
-use crate::recovery::{PoolError, Recovery, lane_of, read_superblock, recover, superblock_pages};
+use crate::object::{HEIGHT, Object, ObjectState, ROOT_AT};
+use crate::pool_mapping::frame_at;
+use crate::recovery::{
+    PoolError, RecoveryResult, journal_of, read_superblock, recover, superblock_pages,
+};
 use crate::slot::Slot;
 use crate::superblock::{BadSuperblock, Superblock};
 use crate::table::reach;
-use crate::view::frame_at;
 use pagemesh_base::ids::ObjectId;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 use std::ops::Range;
-use walk::Walk;
+use walk::TableWalk;
 
 /// Findings that are listed one by one: a medium that is broken all over is
 /// known to be after so many, and others are only counted.
@@ -39,16 +41,16 @@ pub const FINDINGS_MAX: usize = 1000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// What, and why it matters.
-    pub what: What,
+    pub kind: FindingKind,
     /// Where.
-    pub place: Place,
+    pub location: FindingLocation,
     /// What can be done.
     pub remedy: Remedy,
 }
 
 /// Where something is. Unknown parts are none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct FindingLocation {
     /// Of which object.
     pub object: Option<ObjectId>,
     /// And its slice.
@@ -74,13 +76,13 @@ pub enum Remedy {
 
 /// Kinds of findings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum What {
+pub enum FindingKind {
     /// One of the two copies.
     #[error("a superblock is damaged, or was being written when the machine stopped ({0})")]
     Superblock(BadSuperblock),
     /// A flipped bit in the journal.
-    #[error("a record of lane {lane} at line {position} has a flipped bit")]
-    Record {
+    #[error("a record of journal {lane} at line {position} has a flipped bit")]
+    JournalRecord {
         /// Its lane.
         lane: u32,
         /// Its line, since the pool was made.
@@ -120,7 +122,7 @@ pub enum What {
     },
     /// Mapped behind the object's end.
     #[error("pages behind the object's end are mapped")]
-    Beyond,
+    BeyondEnd,
     /// A page does not have its checksum.
     #[error(
         "the page's bytes are not those that were written: checksum {found:#010x}, not {expected:#010x}"
@@ -140,7 +142,7 @@ pub enum What {
     #[error(
         "{0} frames are in use, but the bitmap has them free: writes would destroy what they hold"
     )]
-    NotUsed(u64),
+    UsedButFree(u64),
     /// Used by nothing.
     #[error("{0} frames are not in use, but the bitmap has them so: their space is lost")]
     Leaked(u64),
@@ -170,7 +172,7 @@ pub enum What {
 
 /// What was looked at and what was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct PoolReport {
     /// Records above the checkpoint, replayed in memory: none after a brick
     /// ended in good order.
     pub records: u64,
@@ -185,34 +187,34 @@ pub struct Report {
     /// The first [`FINDINGS_MAX`] findings.
     pub findings: Vec<Finding>,
     /// Findings beyond those.
-    pub more: u64,
+    pub unlisted_findings: u64,
     /// Whether every page table could be followed to its end. If not, the
     /// bitmap is only compared where frames are known to be in use.
-    pub is_whole: bool,
+    pub is_complete: bool,
 }
 
-impl Report {
+impl PoolReport {
     /// Nothing is wrong.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         self.findings.is_empty()
     }
 
-    fn add(&mut self, what: What, place: Place, remedy: Remedy) {
+    fn add(&mut self, what: FindingKind, place: FindingLocation, remedy: Remedy) {
         if self.findings.len() == FINDINGS_MAX {
-            self.more += 1;
+            self.unlisted_findings += 1;
             return;
         }
         self.findings.push(Finding {
-            what,
-            place,
+            kind: what,
+            location: place,
             remedy,
         });
     }
 }
 
 /// How to check.
-pub struct Options<'p> {
+pub struct CheckOptions<'p> {
     /// Whether a fence orders what reaches the medium: false for `file-sync`.
     pub is_ordered: bool,
     /// Read every mapped page and sum it.
@@ -227,61 +229,68 @@ pub struct Options<'p> {
 /// When there is no pool at all: nothing to check.
 pub fn check<M: Media>(
     scratch: &M,
-    options: &mut Options<'_>,
-) -> Result<(Report, Plan), PoolError> {
+    options: &mut CheckOptions<'_>,
+) -> Result<(PoolReport, RepairPlan), PoolError> {
     let block = read_superblock(scratch)?;
-    let mut report = Report {
-        is_whole: true,
-        ..Report::default()
+    let mut report = PoolReport {
+        is_complete: true,
+        ..PoolReport::default()
     };
-    let mut plan = Plan::new(options.is_ordered);
-    look_at_superblocks(scratch, &block, &mut report);
-    look_at_lanes(scratch, &block, &mut report);
-    look_at_in_flight(scratch, &block.geometry, &mut report);
+    let mut plan = RepairPlan::new(options.is_ordered);
+    check_superblocks(scratch, &block, &mut report);
+    check_journals(scratch, &block, &mut report);
+    check_in_flight(scratch, &block.geometry, &mut report);
     let (block, bitmap) = match recover(scratch, options.is_ordered, None) {
         Ok(recovery) => {
             report.records = recovery.summary.records;
-            look_at_mended(scratch, &recovery, &mut report);
+            report_corrected(scratch, &recovery, &mut report);
             (recovery.block, Some(recovery.bitmap))
         }
         Err(cause) => {
-            let what = What::Recovery(cause.to_string());
-            report.add(what, Place::default(), Remedy::Replace);
-            report.is_whole = false;
-            plan.give_up();
+            let what = FindingKind::Recovery(cause.to_string());
+            report.add(what, FindingLocation::default(), Remedy::Replace);
+            report.is_complete = false;
+            plan.mark_impossible();
             (block, None)
         }
     };
-    let mut walk = Walk::new(scratch, &block, options, &mut report, &mut plan);
+    let mut walk = TableWalk::new(scratch, &block, options, &mut report, &mut plan);
     for object in (0..block.objects_end).map(ObjectId) {
-        look_at_object(&mut walk, &block.geometry, object);
+        check_object(&mut walk, &block.geometry, object);
     }
-    let seen = walk.finish();
+    let frame_set = walk.finish();
     if let Some(mut bitmap) = bitmap {
-        plan.compare(&mut bitmap, &seen, &mut report);
+        plan.compare_bitmap(&mut bitmap, &frame_set, &mut report);
     }
     Ok((report, plan))
 }
 
-fn at(byte: usize) -> Place {
-    Place {
+fn location_at(byte: usize) -> FindingLocation {
+    FindingLocation {
         byte: Some(byte as u64),
-        ..Place::default()
+        ..FindingLocation::default()
     }
 }
 
 /// A byte of what is an object's.
-fn within<M: Media>(media: &M, geometry: &Geometry, object: ObjectId, byte: usize) -> Place {
+fn location_in_object<M: Media>(
+    media: &M,
+    geometry: &Geometry,
+    object: ObjectId,
+    byte: usize,
+) -> FindingLocation {
     let mut bytes = [0; OBJECT_BYTES as usize];
     media.read(geometry.object_at(object), &mut bytes);
-    Place {
+    FindingLocation {
         object: Some(object),
-        slice: Object::examine(&bytes).ok().map(|(entry, _)| entry.slice),
-        ..at(byte)
+        slice: Object::decode_redundant(&bytes)
+            .ok()
+            .map(|(entry, _)| entry.slice),
+        ..location_at(byte)
     }
 }
 
-fn look_at_superblocks<M: Media>(media: &M, block: &Superblock, report: &mut Report) {
+fn check_superblocks<M: Media>(media: &M, block: &Superblock, report: &mut PoolReport) {
     let pages = superblock_pages(media);
     for (i, page) in pages.iter().enumerate() {
         // A new pool has one copy only.
@@ -289,24 +298,28 @@ fn look_at_superblocks<M: Media>(media: &M, block: &Superblock, report: &mut Rep
             continue;
         }
         if let Err(cause) = Superblock::decode(page) {
-            report.add(What::Superblock(cause), at(i * PAGE_BYTES), Remedy::Pool);
+            report.add(
+                FindingKind::Superblock(cause),
+                location_at(i * PAGE_BYTES),
+                Remedy::Pool,
+            );
         }
     }
 }
 
 /// Records that have a flipped bit. Recovery mends them, or says what it
 /// cannot.
-fn look_at_lanes<M: Media>(media: &M, block: &Superblock, report: &mut Report) {
-    for number in 0..block.lanes_end {
-        let mended = lane_of(block, number).recover_unordered(media).mended;
-        for position in mended {
-            let line = position % block.geometry.lane_lines();
-            let byte = block.geometry.lane_at(number) as u64 + line * 64;
-            let place = Place {
+fn check_journals<M: Media>(media: &M, block: &Superblock, report: &mut PoolReport) {
+    for number in 0..block.journals_end {
+        let corrected = journal_of(block, number).recover_unordered(media).corrected;
+        for position in corrected {
+            let line = position % block.geometry.journal_lines();
+            let byte = block.geometry.journal_at(number) as u64 + line * 64;
+            let place = FindingLocation {
                 byte: Some(byte),
-                ..Place::default()
+                ..FindingLocation::default()
             };
-            let what = What::Record {
+            let what = FindingKind::JournalRecord {
                 lane: number,
                 position,
             };
@@ -316,91 +329,91 @@ fn look_at_lanes<M: Media>(media: &M, block: &Superblock, report: &mut Report) {
 }
 
 /// What recovery mended in the tables, and pages that it mended.
-fn look_at_mended<M: Media>(media: &M, recovery: &Recovery, report: &mut Report) {
+fn report_corrected<M: Media>(media: &M, recovery: &RecoveryResult, report: &mut PoolReport) {
     let geometry = &recovery.block.geometry;
-    for (object, entry) in &recovery.mended_objects {
-        let place = Place {
+    for (object, entry) in &recovery.corrected_objects {
+        let place = FindingLocation {
             object: Some(*object),
-            slice: (entry.state != State::Free).then_some(entry.slice),
-            ..at(geometry.object_at(*object))
+            slice: (entry.state != ObjectState::Free).then_some(entry.slice),
+            ..location_at(geometry.object_at(*object))
         };
-        report.add(What::Object, place, Remedy::Pool);
+        report.add(FindingKind::Object, place, Remedy::Pool);
     }
-    for slot in &recovery.mended_slots {
-        let what = What::Slot {
+    for slot in &recovery.corrected_slots {
+        let what = FindingKind::Slot {
             level: slot.level,
             bits: slot.bits,
         };
         let first = slot.page.0 / reach(slot.level) * reach(slot.level);
-        let place = Place {
+        let place = FindingLocation {
             pages: Some(first..first + reach(slot.level)),
-            ..within(media, geometry, slot.object, slot.at)
+            ..location_in_object(media, geometry, slot.object, slot.at)
         };
         report.add(what, place, Remedy::Pool);
     }
-    for flipped in &recovery.completed {
+    for flipped in &recovery.corrected_pages {
         let byte = frame_at(flipped.frame);
-        let place = Place {
+        let place = FindingLocation {
             pages: Some(flipped.page.0..flipped.page.0 + 1),
             frame: Some(flipped.frame.0),
-            ..within(media, geometry, flipped.object, byte)
+            ..location_in_object(media, geometry, flipped.object, byte)
         };
-        report.add(What::Flipped, place, Remedy::Pool);
+        report.add(FindingKind::Flipped, place, Remedy::Pool);
     }
-    for bad in &recovery.bad_lines {
-        let what = What::Bitmap {
+    for bad in &recovery.damaged_lines {
+        let what = FindingKind::Bitmap {
             line: bad.number,
             frames: bad.frames(),
         };
         let byte = recovery.bitmap.line_at(bad.number as usize);
-        report.add(what, at(byte), Remedy::Pool);
+        report.add(what, location_at(byte), Remedy::Pool);
     }
-    if let Some((found, expected)) = recovery.miscounted {
-        let what = What::Count { found, expected };
-        report.add(what, Place::default(), Remedy::Pool);
+    if let Some((found, expected)) = recovery.count_mismatch {
+        let what = FindingKind::Count { found, expected };
+        report.add(what, FindingLocation::default(), Remedy::Pool);
     }
 }
 
-fn look_at_in_flight<M: Media>(media: &M, geometry: &Geometry, report: &mut Report) {
-    let table = in_flight::Table::load(media, geometry.in_flight);
+fn check_in_flight<M: Media>(media: &M, geometry: &Geometry, report: &mut PoolReport) {
+    let table = in_flight::InFlightTable::load(media, geometry.in_flight);
     for damaged in table.damaged() {
-        report.add(What::InFlight, at(damaged.at), Remedy::Pool);
+        report.add(FindingKind::InFlight, location_at(damaged.at), Remedy::Pool);
     }
 }
 
-fn look_at_object<M: Media>(walk: &mut Walk<'_, '_, M>, geometry: &Geometry, object: ObjectId) {
+fn check_object<M: Media>(walk: &mut TableWalk<'_, '_, M>, geometry: &Geometry, object: ObjectId) {
     let entry_at = geometry.object_at(object);
     let mut bytes = [0; OBJECT_BYTES as usize];
     walk.media.read(entry_at, &mut bytes);
-    let place = Place {
+    let place = FindingLocation {
         object: Some(object),
-        ..at(entry_at)
+        ..location_at(entry_at)
     };
     let root = walk.media.load(entry_at + ROOT_AT);
     // What could be mended, recovery has mended.
-    let Ok((entry, _)) = Object::examine(&bytes) else {
-        let slice = Some(Object::named(&bytes));
-        let place = Place { slice, ..place };
-        walk.report.add(What::Object, place, Remedy::Replace);
+    let Ok((entry, _)) = Object::decode_redundant(&bytes) else {
+        let slice = Some(Object::claimed_slice(&bytes));
+        let place = FindingLocation { slice, ..place };
+        walk.report.add(FindingKind::Object, place, Remedy::Replace);
         // The root has check bits of its own: what is in use can be told.
         let any = Object {
-            state: State::Live,
-            slice: Object::named(&bytes),
+            state: ObjectState::Live,
+            slice: Object::claimed_slice(&bytes),
             size_bytes: reach(HEIGHT) * PAGE_BYTES as u64,
             ..Object::FREE
         };
-        walk.object(object, &any, entry_at + ROOT_AT);
+        walk.visit_object(object, &any, entry_at + ROOT_AT);
         return;
     };
-    if entry.state != State::Free {
+    if entry.state != ObjectState::Free {
         walk.report.objects += 1;
-        walk.object(object, &entry, entry_at + ROOT_AT);
+        walk.visit_object(object, &entry, entry_at + ROOT_AT);
     } else if root != Slot::EMPTY.encode() {
-        let place = Place {
+        let place = FindingLocation {
             byte: Some((entry_at + ROOT_AT) as u64),
             ..place
         };
-        walk.report.add(What::Root, place, Remedy::Pool);
-        walk.plan.set(entry_at + ROOT_AT, 0);
+        walk.report.add(FindingKind::Root, place, Remedy::Pool);
+        walk.plan.set_word(entry_at + ROOT_AT, 0);
     }
 }

@@ -4,88 +4,93 @@
 //! may be stored again, and in any order: a repair that was interrupted is
 //! begun anew with another check.
 
-use super::{Place, Remedy, Report, What};
+use super::{FindingKind, FindingLocation, PoolReport, Remedy};
 use crate::bitmap::{Bitmap, LINE_FRAMES};
-use crate::recovery::{PoolError, Recovery, recover, write_superblocks};
-use crate::seen::Seen;
+use crate::frame_set::FrameSet;
+use crate::recovery::{PoolError, RecoveryResult, recover, write_superblocks};
 use pagemesh_base::units::LINE_BYTES;
-use pagemesh_pmem::{Media, Unfenced};
+use pagemesh_pmem::{Media, UnfencedStores};
 
 /// What to write to a pool to mend it.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct RepairPlan {
     is_ordered: bool,
-    is_given_up: bool,
+    is_impossible: bool,
     words: Vec<(usize, u64)>,
     used_frames: Option<u64>,
 }
 
-impl Plan {
-    pub(super) fn new(is_ordered: bool) -> Plan {
-        Plan {
+impl RepairPlan {
+    pub(super) fn new(is_ordered: bool) -> RepairPlan {
+        RepairPlan {
             is_ordered,
-            is_given_up: false,
+            is_impossible: false,
             words: Vec::new(),
             used_frames: None,
         }
     }
 
     /// The pool cannot be recovered: nothing may be written to it.
-    pub(super) fn give_up(&mut self) {
-        self.is_given_up = true;
+    pub(super) fn mark_impossible(&mut self) {
+        self.is_impossible = true;
     }
 
     /// Whether the pool can be recovered, and so be written to.
     #[must_use]
     pub fn is_possible(&self) -> bool {
-        !self.is_given_up
+        !self.is_impossible
     }
 
-    pub(super) fn set(&mut self, at: usize, word: u64) {
+    pub(super) fn set_word(&mut self, at: usize, word: u64) {
         self.words.push((at, word));
     }
 
     /// Compares the bitmap and the count with the frames that were seen.
-    pub(super) fn compare(&mut self, bitmap: &mut Bitmap, seen: &Seen, report: &mut Report) {
-        let (mut not_used, mut leaked) = (Run::default(), Run::default());
+    pub(super) fn compare_bitmap(
+        &mut self,
+        bitmap: &mut Bitmap,
+        frame_set: &FrameSet,
+        report: &mut PoolReport,
+    ) {
+        let (mut not_used, mut leaked) = (FrameCount::default(), FrameCount::default());
         let mut lines = Vec::new();
-        for (i, (&seen, &found)) in seen.words().iter().zip(bitmap.words()).enumerate() {
+        for (i, (&seen, &found)) in frame_set.words().iter().zip(bitmap.words()).enumerate() {
             not_used.add(i, seen & !found);
             // What could not be followed may be in use.
-            if report.is_whole {
+            if report.is_complete {
                 leaked.add(i, found & !seen);
             }
-            let differs = seen & !found != 0 || report.is_whole && seen != found;
+            let differs = seen & !found != 0 || report.is_complete && seen != found;
             let line = (i as u64 * 64 / LINE_FRAMES) as u32;
             if differs && lines.last() != Some(&line) {
                 lines.push(line);
             }
         }
         for (run, what) in [
-            (&not_used, What::NotUsed(not_used.count)),
-            (&leaked, What::Leaked(leaked.count)),
+            (&not_used, FindingKind::UsedButFree(not_used.count)),
+            (&leaked, FindingKind::Leaked(leaked.count)),
         ] {
             if let Some(frame) = run.first {
                 let line = (frame / LINE_FRAMES) as usize;
                 let byte = bitmap.line_at(line) as u64 + frame % LINE_FRAMES / 8;
-                let place = Place {
+                let place = FindingLocation {
                     frame: Some(frame),
                     byte: Some(byte),
-                    ..Place::default()
+                    ..FindingLocation::default()
                 };
                 report.add(what, place, Remedy::Pool);
             }
         }
-        let is_whole = report.is_whole;
-        bitmap.restore(lines.iter().copied(), |word, found| match is_whole {
-            true => seen.words()[word],
-            false => seen.words()[word] | found,
+        let is_whole = report.is_complete;
+        bitmap.rebuild_lines(lines.iter().copied(), |word, found| match is_whole {
+            true => frame_set.words()[word],
+            false => frame_set.words()[word] | found,
         });
         for line in lines {
             let at = bitmap.line_at(line as usize);
             let words = bitmap.line(line as usize);
             for (at, word) in (at..at + LINE_BYTES).step_by(8).zip(words) {
-                self.set(at, word);
+                self.set_word(at, word);
             }
         }
         self.used_frames = Some(bitmap.used());
@@ -97,11 +102,11 @@ impl Plan {
     /// # Errors
     /// When the pool cannot be recovered, or the medium fails.
     pub fn apply<M: Media>(&self, media: &M) -> Result<(), PoolError> {
-        if self.is_given_up {
+        if self.is_impossible {
             return Err(PoolError::Failed);
         }
-        let Recovery { mut block, .. } = recover(media, self.is_ordered, None)?;
-        let mut stores: Option<Unfenced> = None;
+        let RecoveryResult { mut block, .. } = recover(media, self.is_ordered, None)?;
+        let mut stores: Option<UnfencedStores> = None;
         for &(at, word) in &self.words {
             media.store(at, word);
             let flushed = media.flush(at, 8);
@@ -119,12 +124,12 @@ impl Plan {
 
 /// How many frames, and the first.
 #[derive(Default)]
-struct Run {
+struct FrameCount {
     first: Option<u64>,
     count: u64,
 }
 
-impl Run {
+impl FrameCount {
     fn add(&mut self, word: usize, bits: u64) {
         if bits != 0 {
             let frame = word as u64 * 64 + u64::from(bits.trailing_zeros());

@@ -1,13 +1,13 @@
 //! Following every page table of a pool, once, and noting each frame.
 
-use super::{Options, Place, Plan, Remedy, Report, What};
+use super::{CheckOptions, FindingKind, FindingLocation, PoolReport, Remedy, RepairPlan};
+use crate::frame_set::FrameSet;
 use crate::geometry::Geometry;
 use crate::object::{HEIGHT, Object};
-use crate::seen::Seen;
+use crate::pool_mapping::frame_at;
 use crate::slot::Slot;
 use crate::superblock::Superblock;
 use crate::table::{NodeSlots, reach};
-use crate::view::frame_at;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::{FrameNo, ObjectId};
 use pagemesh_base::units::PAGE_BYTES;
@@ -16,14 +16,14 @@ use pagemesh_pmem::Media;
 /// Visited frames between two words of progress.
 const PROGRESS_FRAMES: u64 = 1024;
 
-pub(super) struct Walk<'c, 'p, M> {
+pub(super) struct TableWalk<'c, 'p, M> {
     pub(super) media: &'c M,
-    pub(super) report: &'c mut Report,
-    pub(super) plan: &'c mut Plan,
-    options: &'c mut Options<'p>,
+    pub(super) report: &'c mut PoolReport,
+    pub(super) plan: &'c mut RepairPlan,
+    options: &'c mut CheckOptions<'p>,
     geometry: Geometry,
     used: u64,
-    seen: Seen,
+    frames_found: FrameSet,
     visited: u64,
     object: ObjectId,
     entry: Object,
@@ -31,7 +31,7 @@ pub(super) struct Walk<'c, 'p, M> {
 
 /// A slot and where it stands in its object's table.
 #[derive(Clone, Copy)]
-struct Spot {
+struct SlotPosition {
     at: usize,
     bits: u64,
     level: u8,
@@ -39,49 +39,49 @@ struct Spot {
     page: u64,
 }
 
-impl<'c, 'p, M: Media> Walk<'c, 'p, M> {
+impl<'c, 'p, M: Media> TableWalk<'c, 'p, M> {
     pub(super) fn new(
         media: &'c M,
         block: &Superblock,
-        options: &'c mut Options<'p>,
-        report: &'c mut Report,
-        plan: &'c mut Plan,
-    ) -> Walk<'c, 'p, M> {
-        Walk {
+        options: &'c mut CheckOptions<'p>,
+        report: &'c mut PoolReport,
+        plan: &'c mut RepairPlan,
+    ) -> TableWalk<'c, 'p, M> {
+        TableWalk {
             media,
             report,
             plan,
             options,
             geometry: block.geometry,
             used: block.used_frames,
-            seen: Seen::none(&block.geometry),
+            frames_found: FrameSet::empty(&block.geometry),
             visited: 0,
             object: ObjectId(0),
             entry: Object::FREE,
         }
     }
 
-    pub(super) fn finish(self) -> Seen {
+    pub(super) fn finish(self) -> FrameSet {
         (self.options.progress)(self.visited, self.visited);
-        self.seen
+        self.frames_found
     }
 
     /// Follows the table of an object from its root slot.
-    pub(super) fn object(&mut self, object: ObjectId, entry: &Object, root_at: usize) {
+    pub(super) fn visit_object(&mut self, object: ObjectId, entry: &Object, root_at: usize) {
         self.object = object;
         self.entry = *entry;
-        let root = Spot {
+        let root = SlotPosition {
             at: root_at,
             bits: self.media.load(root_at),
             level: HEIGHT,
             page: 0,
         };
-        self.spot(root);
+        self.visit_slot(root);
     }
 
     /// Follows a slot. As deep as a table is high.
-    fn spot(&mut self, spot: Spot) {
-        let Some(slot) = self.decoded(spot) else {
+    fn visit_slot(&mut self, spot: SlotPosition) {
+        let Some(slot) = self.decode_or_correct(spot) else {
             return;
         };
         let Some(frame) = slot.frame() else {
@@ -89,25 +89,25 @@ impl<'c, 'p, M: Media> Walk<'c, 'p, M> {
         };
         let level = spot.level;
         if !self.geometry.frame_numbers().contains(&frame.0) {
-            self.lost(What::NoSuchFrame { level }, spot, Some(frame));
+            self.report_lost(FindingKind::NoSuchFrame { level }, spot, Some(frame));
             return;
         }
-        if self.seen.has(frame) {
-            self.lost(What::Shared { level }, spot, Some(frame));
+        if self.frames_found.has(frame) {
+            self.report_lost(FindingKind::Shared { level }, spot, Some(frame));
             return;
         }
-        self.seen.add(frame);
+        self.frames_found.add(frame);
         self.visited += 1;
         if self.visited.is_multiple_of(PROGRESS_FRAMES) {
             (self.options.progress)(self.visited, self.used.max(self.visited));
         }
         match level {
-            0 => self.page(spot, frame),
-            _ => self.node(spot, frame),
+            0 => self.visit_page(spot, frame),
+            _ => self.visit_node(spot, frame),
         }
     }
 
-    fn node(&mut self, spot: Spot, frame: FrameNo) {
+    fn visit_node(&mut self, spot: SlotPosition, frame: FrameNo) {
         self.report.nodes += 1;
         let mut bytes = [0; PAGE_BYTES];
         self.media.read(frame_at(frame), &mut bytes);
@@ -115,7 +115,7 @@ impl<'c, 'p, M: Media> Walk<'c, 'p, M> {
         for (i, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
             let bits = u64::from_le_bytes(*word);
             if bits != 0 {
-                self.spot(Spot {
+                self.visit_slot(SlotPosition {
                     at: frame_at(frame) + i * 8,
                     bits,
                     level,
@@ -125,11 +125,12 @@ impl<'c, 'p, M: Media> Walk<'c, 'p, M> {
         }
     }
 
-    fn page(&mut self, spot: Spot, frame: FrameNo) {
+    fn visit_page(&mut self, spot: SlotPosition, frame: FrameNo) {
         self.report.pages += 1;
         if spot.page * PAGE_BYTES as u64 >= self.entry.size_bytes {
-            let place = self.place(spot, Some(frame));
-            self.report.add(What::Beyond, place, Remedy::Replace);
+            let place = self.location_of(spot, Some(frame));
+            self.report
+                .add(FindingKind::BeyondEnd, place, Remedy::Replace);
         }
         if !self.options.reads_data {
             return;
@@ -137,11 +138,11 @@ impl<'c, 'p, M: Media> Walk<'c, 'p, M> {
         self.report.pages_summed += 1;
         let (found, expected) = self.sums(frame);
         if found != expected {
-            let place = Place {
+            let place = FindingLocation {
                 byte: Some(frame_at(frame) as u64),
-                ..self.place(spot, Some(frame))
+                ..self.location_of(spot, Some(frame))
             };
-            let what = What::Data { found, expected };
+            let what = FindingKind::Data { found, expected };
             self.report.add(what, place, Remedy::Leg);
         }
     }
@@ -155,30 +156,30 @@ impl<'c, 'p, M: Media> Walk<'c, 'p, M> {
     }
 
     /// The slot as it is, or as it was before a bit flipped.
-    fn decoded(&mut self, spot: Spot) -> Option<Slot> {
+    fn decode_or_correct(&mut self, spot: SlotPosition) -> Option<Slot> {
         if let Ok(slot) = Slot::decode(spot.bits) {
             return Some(slot);
         }
         let (level, bits) = (spot.level, spot.bits);
-        let mended = Slot::mend(bits).filter(|&slot| self.is_proven(slot, level));
-        let what = What::Slot { level, bits };
-        match mended {
+        let corrected = Slot::correct(bits).filter(|&slot| self.is_confirmed(slot, level));
+        let what = FindingKind::Slot { level, bits };
+        match corrected {
             Some(slot) => {
-                let place = self.place(spot, slot.frame());
+                let place = self.location_of(spot, slot.frame());
                 self.report.add(what, place, Remedy::Pool);
-                self.plan.set(spot.at, slot.encode());
+                self.plan.set_word(spot.at, slot.encode());
             }
-            None => self.lost(what, spot, None),
+            None => self.report_lost(what, spot, None),
         }
-        mended
+        corrected
     }
 
     /// Whether what a mended slot names speaks for it.
-    fn is_proven(&self, slot: Slot, level: u8) -> bool {
+    fn is_confirmed(&self, slot: Slot, level: u8) -> bool {
         let Some(frame) = slot.frame() else {
             return true;
         };
-        if !self.geometry.frame_numbers().contains(&frame.0) || self.seen.has(frame) {
+        if !self.geometry.frame_numbers().contains(&frame.0) || self.frames_found.has(frame) {
             return false;
         }
         if level == 0 {
@@ -189,18 +190,18 @@ impl<'c, 'p, M: Media> Walk<'c, 'p, M> {
     }
 
     /// What is below this slot is not known any more.
-    fn lost(&mut self, what: What, spot: Spot, frame: Option<FrameNo>) {
-        self.report.is_whole = false;
+    fn report_lost(&mut self, what: FindingKind, spot: SlotPosition, frame: Option<FrameNo>) {
+        self.report.is_complete = false;
         // A page behind a slot that does not check is an error to read, and so
         // is found by its volume. Writing it needs the slot.
-        let place = self.place(spot, frame);
+        let place = self.location_of(spot, frame);
         self.report.add(what, place, Remedy::Replace);
     }
 
-    fn place(&self, spot: Spot, frame: Option<FrameNo>) -> Place {
+    fn location_of(&self, spot: SlotPosition, frame: Option<FrameNo>) -> FindingLocation {
         let end = self.entry.size_bytes / PAGE_BYTES as u64;
         let below = spot.page..spot.page.saturating_add(reach(spot.level));
-        Place {
+        FindingLocation {
             object: Some(self.object),
             slice: Some(self.entry.slice),
             pages: Some(below.start..below.end.min(end).max(below.start + 1)),

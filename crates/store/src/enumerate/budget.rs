@@ -15,7 +15,7 @@ pub(super) struct Budget {
 }
 
 /// Points are counted, and what is legal there; no image is checked.
-pub(super) const COUNTED: Budget = Budget {
+pub(super) const COUNT_ONLY: Budget = Budget {
     all_max: 0,
     sampled: 0,
 };
@@ -29,17 +29,17 @@ pub(super) const EXTREMES: Budget = Budget {
 /// Points by how many images are legal there: of each power of two, the points
 /// that it bounds and no smaller one does, and their images.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Legal(BTreeMap<u64, (u64, u64)>);
+pub(super) struct ImageHistogram(BTreeMap<u64, (u64, u64)>);
 
-impl Legal {
-    pub(super) fn note(&mut self, images: u64) {
+impl ImageHistogram {
+    pub(super) fn record(&mut self, images: u64) {
         let bound = images.checked_next_power_of_two().unwrap_or(u64::MAX);
         let (points, sum) = self.0.entry(bound).or_default();
         *points += 1;
         *sum = sum.saturating_add(images);
     }
 
-    pub(super) fn add(&mut self, other: &Legal) {
+    pub(super) fn add(&mut self, other: &ImageHistogram) {
         for (bound, (points, images)) in &other.0 {
             let own = self.0.entry(*bound).or_default();
             *own = (own.0 + points, own.1.saturating_add(*images));
@@ -47,7 +47,7 @@ impl Legal {
     }
 
     /// Points above a bound.
-    fn above(&self, bound: u64) -> u64 {
+    fn points_above(&self, bound: u64) -> u64 {
         let above = self.0.range(bound.saturating_add(1)..);
         above.map(|(_, (points, _))| points).sum()
     }
@@ -56,12 +56,12 @@ impl Legal {
     fn cost(&self, budget: Budget) -> u64 {
         let all = self.0.range(..=budget.all_max);
         let all = all.map(|(_, (_, images))| *images);
-        let sampled = self.above(budget.all_max) * budget.sampled;
+        let sampled = self.points_above(budget.all_max) * budget.sampled;
         all.fold(sampled, u64::saturating_add)
     }
 
     /// The highest bound that so many images pay for.
-    pub(super) fn exhaust(&self, images: u64, least: Budget) -> Budget {
+    pub(super) fn highest_bound(&self, images: u64, least: Budget) -> Budget {
         let with = |&all_max: &u64| Budget { all_max, ..least };
         let bounds = self.0.keys().filter(|bound| **bound > least.all_max);
         let mut bounds = bounds.map(with).filter(|it| self.cost(*it) <= images);
@@ -69,34 +69,34 @@ impl Legal {
     }
 
     /// The same, and then the most samples.
-    pub(super) fn spend(&self, images: u64, least: Budget) -> Budget {
-        let mut budget = self.exhaust(images, least);
+    pub(super) fn with_samples(&self, images: u64, least: Budget) -> Budget {
+        let mut budget = self.highest_bound(images, least);
         let rest = images.saturating_sub(self.cost(budget));
-        budget.sampled += rest / self.above(budget.all_max).max(1);
+        budget.sampled += rest / self.points_above(budget.all_max).max(1);
         budget
     }
 }
 
 /// A workload's part of the enumeration.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
+pub(super) struct WorkloadShare {
     /// With every run of the tests.
     pub(super) budget: Budget,
     /// Images that it comes to then, at least.
-    pub(super) least: u64,
+    pub(super) images_min: u64,
     /// Of a campaign's images, so many in a hundred.
     pub(super) percent: u64,
 }
 
-impl Part {
+impl WorkloadShare {
     /// Images of a campaign, if one was asked for (`cargo xtask enumerate`).
-    pub(super) fn asked_for(&self) -> Option<u64> {
-        number("PAGEMESH_IMAGES").map(|images| (images * self.percent).div_ceil(100))
+    pub(super) fn campaign_images(&self) -> Option<u64> {
+        env_number("PAGEMESH_IMAGES").map(|images| (images * self.percent).div_ceil(100))
     }
 }
 
 /// A number of the environment.
-pub(super) fn number(name: &str) -> Option<u64> {
+pub(super) fn env_number(name: &str) -> Option<u64> {
     let text = env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}")))
 }
@@ -109,10 +109,10 @@ impl fmt::Display for Budget {
 }
 
 #[test]
-fn a_larger_budget_exhausts_first_and_then_samples() {
-    let mut legal = Legal::default();
+fn larger_budget_exhausts_first_and_then_samples() {
+    let mut legal = ImageHistogram::default();
     for images in [1, 3, 4, 30, 200, u64::MAX] {
-        legal.note(images);
+        legal.record(images);
     }
     let least = Budget {
         all_max: 4,
@@ -120,7 +120,7 @@ fn a_larger_budget_exhausts_first_and_then_samples() {
     };
     assert_eq!(legal.cost(least), 1 + 3 + 4 + 3 * 2);
     let spent = |images| {
-        let Budget { all_max, sampled } = legal.spend(images, least);
+        let Budget { all_max, sampled } = legal.with_samples(images, least);
         (all_max, sampled)
     };
     assert_eq!(spent(0), (4, 2), "never less");

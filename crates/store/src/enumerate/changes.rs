@@ -1,21 +1,21 @@
 //! Changes through a session: the records they should leave, and what is known
 //! of them when they end.
 
-use super::medium::{Death, Medium};
+use super::harness::{CrashHarness, OpOutcome};
+use super::medium::{CrashMedium, ThreadDeath};
 use super::model::{
-    Bytes, Content, Effect, Found, Open, Step, Thing, UNORDERED, Wrong, apply, content, note_open,
-    wrong,
+    CheckFailure, Content, Effect, ExpectedInFlight, ObjectContents, PageBytes, PossibleRecord,
+    RecoveredContents, UNORDERED, apply, content, fail, record_open,
 };
 use super::owner;
-use super::recover::{self, Kind};
-use super::world::{End, World};
+use super::recover::{self, MediumKind};
 use crate::control;
-use crate::session::{Failure, Member, clear, write};
+use crate::pool_mapping::StoreError;
+use crate::session::{LegFailure, LegSession, clear, write};
 use crate::transaction::transact;
-use crate::view::StoreError;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{Part, Stamp};
+use pagemesh_base::slice::{Stamp, TransactionPart};
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,20 +23,22 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 const NODE_PAGES: u64 = 512;
 
-impl World<'_> {
+impl CrashHarness<'_> {
     /// Whether a dead session keeps these pages locked.
     fn is_locked(&self, slice: SliceId, pages: Range<u64>) -> bool {
         let handle = self.handle(slice);
         let pool = self.pool.borrow();
-        let control = pool.view().control();
+        let control = pool.mapping().control();
         let of_pages = (pages.start..pages.end)
             .step_by(16)
             .chain([pages.end - 1])
-            .any(|page| !control.is_free(&control::Range::of(handle.object, PageNo(page), 1)));
+            .any(|page| {
+                !control.is_unlocked(&control::LockWords::of(handle.object, PageNo(page), 1))
+            });
         let of_nodes = |page: u64| {
             (1..=4u8).any(|level| {
-                let range = control::Range::of_node(handle.object, level, PageNo(page));
-                !control.is_free(&range)
+                let range = control::LockWords::of_node(handle.object, level, PageNo(page));
+                !control.is_unlocked(&range)
             })
         };
         of_pages || of_nodes(pages.start) || of_nodes(pages.end - 1)
@@ -47,7 +49,7 @@ impl World<'_> {
         offset / page..(offset + len).div_ceil(page)
     }
 
-    /// Writes through a session. `open` operations before it may be missing
+    /// Writes through a session. `open_ops` operations before it may be missing
     /// elsewhere; the session may die after `death` accesses.
     pub(super) fn write(
         &mut self,
@@ -57,7 +59,7 @@ impl World<'_> {
         data: &[u8],
         open: u32,
         death: Option<i64>,
-    ) -> Result<Option<End>, Wrong> {
+    ) -> Result<Option<OpOutcome>, CheckFailure> {
         let pages = Self::byte_pages(offset, data.len() as u64);
         if !self.may_change(client, slice, [pages]) {
             return Ok(None);
@@ -77,7 +79,7 @@ impl World<'_> {
         len: u64,
         open: u32,
         death: Option<i64>,
-    ) -> Result<Option<End>, Wrong> {
+    ) -> Result<Option<OpOutcome>, CheckFailure> {
         if !self.may_change(client, slice, [Self::byte_pages(offset, len)]) {
             return Ok(None);
         }
@@ -92,11 +94,11 @@ impl World<'_> {
         &mut self,
         client: usize,
         slice: SliceId,
-        parts: &[Part],
+        parts: &[TransactionPart],
         open: u32,
         death: Option<i64>,
-    ) -> Result<Option<End>, Wrong> {
-        let pages = |part: &Part| Self::byte_pages(part.offset(), part.len());
+    ) -> Result<Option<OpOutcome>, CheckFailure> {
+        let pages = |part: &TransactionPart| Self::byte_pages(part.offset(), part.len());
         if !self.may_change(client, slice, parts.iter().map(pages)) {
             return Ok(None);
         }
@@ -117,21 +119,21 @@ impl World<'_> {
         self.clients[client].died_in.is_none() && !pages.any(|it| self.is_locked(slice, it))
     }
 
-    fn shown(&self, slice: SliceId) -> Thing<Content> {
-        let mut held = self.oracle.now();
+    fn current_contents(&self, slice: SliceId) -> ObjectContents<Content> {
+        let mut held = self.oracle.current();
         held.remove(&slice).expect("the model has it")
     }
 
     /// The records of a write: parts of pages by themselves, whole pages of a
     /// leaf together.
     fn write_effects(&self, slice: SliceId, offset: u64, data: &[u8]) -> Vec<Effect> {
-        let shown = self.shown(slice);
+        let shown = self.current_contents(slice);
         let (mut at, mut rest, mut effects) = (offset, data, Vec::new());
         while !rest.is_empty() {
             let (page, within) = (at / PAGE_BYTES as u64, at as usize % PAGE_BYTES);
             let taken = if within != 0 || rest.len() < PAGE_BYTES {
                 let taken = rest.len().min(PAGE_BYTES - within);
-                let merged = merge(shown.pages.get(&page), within, &rest[..taken]);
+                let merged = merge_part(shown.pages.get(&page), within, &rest[..taken]);
                 effects.push(Effect::Pages(slice, vec![(page, Some(merged))]));
                 taken
             } else {
@@ -150,18 +152,18 @@ impl World<'_> {
 
     /// All records of a transaction are there or none: to the model they are
     /// one.
-    fn transaction_effects(&self, slice: SliceId, parts: &[Part]) -> Vec<Effect> {
-        let shown = self.shown(slice);
+    fn transaction_effects(&self, slice: SliceId, parts: &[TransactionPart]) -> Vec<Effect> {
+        let shown = self.current_contents(slice);
         let mut pages = Vec::new();
         for part in parts {
             let (offset, len) = (part.offset(), part.len());
             match part {
-                Part::Write { data, .. } => {
+                TransactionPart::Write { data, .. } => {
                     let chunks = data.as_chunks::<PAGE_BYTES>().0.iter();
                     let first = offset / PAGE_BYTES as u64;
                     pages.extend((first..).zip(chunks.map(|bytes| Some(content(*bytes)))));
                 }
-                Part::Clear { .. } => {
+                TransactionPart::Clear { .. } => {
                     let mapped = |page: &u64| shown.pages.contains_key(page);
                     let cleared = Self::byte_pages(offset, len).filter(mapped);
                     pages.extend(cleared.map(|page| (page, None)));
@@ -176,13 +178,13 @@ impl World<'_> {
 
     fn clear_effects(&self, slice: SliceId, offset: u64, len: u64) -> Vec<Effect> {
         let page_bytes = PAGE_BYTES as u64;
-        let shown = self.shown(slice);
+        let shown = self.current_contents(slice);
         let mut effects = Vec::new();
         let mut part = |offset: u64, len: u64| {
             let page = offset / page_bytes;
             if let (Some(old), true) = (shown.pages.get(&page), len > 0) {
                 let within = (offset % page_bytes) as usize;
-                let merged = merge(Some(old), within, &vec![0; len as usize]);
+                let merged = merge_part(Some(old), within, &vec![0; len as usize]);
                 effects.push(Effect::Pages(slice, vec![(page, Some(merged))]));
             }
         };
@@ -220,59 +222,70 @@ impl World<'_> {
         effects: Vec<Effect>,
         open: u32,
         death: Option<i64>,
-        run: impl FnOnce(&mut [Member<'_, Medium>; 1], Stamp) -> Result<(), Failure>,
-    ) -> Result<Option<End>, Wrong> {
+        run: impl FnOnce(&mut [LegSession<'_, CrashMedium>; 1], Stamp) -> Result<(), LegFailure>,
+    ) -> Result<Option<OpOutcome>, CheckFailure> {
         self.op += 1;
         let (op, before) = (self.op, self.oracle.clone());
         let epoch = Epoch(before.certain[&slice].entry.epoch);
-        let stamp = Stamp { epoch, op, open };
+        let stamp = Stamp {
+            epoch,
+            op,
+            open_ops: open,
+        };
         let handle = self.handle(slice);
         let group = match self.kind {
-            Kind::Memory => op as usize,
-            Kind::File => UNORDERED,
+            MediumKind::Memory => op as usize,
+            MediumKind::File => UNORDERED,
         };
         let oldest = op - u64::from(open);
-        let told = |(old, _): &mut (u64, Open)| *old < oldest;
+        let told = |(old, _): &mut (u64, ExpectedInFlight)| *old < oldest;
         for (old, _) in self.clients[client].ops.extract_if(.., told) {
             self.oracle.open.remove(&old);
-            for step in self.oracle.maybe.iter_mut().filter(|step| step.op == old) {
+            for step in self
+                .oracle
+                .possible
+                .iter_mut()
+                .filter(|step| step.op == old)
+            {
                 step.is_open = false;
             }
         }
-        let first = self.oracle.maybe.len();
-        let steps = effects.into_iter().map(|effect| Step {
+        let first = self.oracle.possible.len();
+        let steps = effects.into_iter().map(|effect| PossibleRecord {
             effect,
             op,
             epoch: epoch.0,
             is_open: true,
             group,
         });
-        self.oracle.maybe.extend(steps);
+        self.oracle.possible.extend(steps);
         if let Some(accesses) = death {
             self.medium.die_after(accesses);
         }
         let session = &mut self.clients[client].session;
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            owner::with(&self.pool, || run(&mut [Member { session, handle }], stamp))
+            owner::with_owner(&self.pool, || {
+                run(&mut [LegSession { session, handle }], stamp)
+            })
         }));
-        let _left = self.medium.live();
+        let _left = self.medium.cancel_death();
         let during = self.oracle.clone();
         let outcome = outcome.map(|done| done.map_err(|failure| failure.cause));
         let end = match outcome {
-            Ok(Ok(())) => End::Done,
-            Ok(Err(StoreError::NoSpace)) => End::Full,
-            Ok(Err(cause)) => return wrong("operations", format!("{slice}: {cause}")),
-            Err(cause) if cause.is::<Death>() => End::Died,
+            Ok(Ok(())) => OpOutcome::Completed,
+            Ok(Err(StoreError::NoSpace)) => OpOutcome::PoolFull,
+            Ok(Err(cause)) => return fail("operations", format!("{slice}: {cause}")),
+            Err(cause) if cause.is::<ThreadDeath>() => OpOutcome::Died,
             Err(cause) => resume_unwind(cause),
         };
-        if end != End::Died {
-            if end == End::Full {
-                self.keep_shown(slice, first)?;
+        if end != OpOutcome::Died {
+            if end == OpOutcome::PoolFull {
+                self.keep_visible_steps(slice, first)?;
             }
-            if self.oracle.maybe.len() > first {
+            if self.oracle.possible.len() > first {
                 let mut open = BTreeMap::new();
-                let steps = self.oracle.maybe[first..].iter();
-                steps.for_each(|step| note_open(&mut open, step));
+                let steps = self.oracle.possible[first..].iter();
+                steps.for_each(|step| record_open(&mut open, step));
                 self.clients[client].ops.extend(open.clone());
                 self.acknowledge(first, open);
             }
@@ -285,45 +298,45 @@ impl World<'_> {
     }
 
     /// Some of the last operation's steps happened: those that can be seen.
-    fn keep_shown(&mut self, slice: SliceId, first: usize) -> Result<(), Wrong> {
-        self.tally.full += 1;
+    fn keep_visible_steps(&mut self, slice: SliceId, first: usize) -> Result<(), CheckFailure> {
+        self.tally.pool_full += 1;
         let alive = self
             .clients
             .iter_mut()
             .find(|client| client.died_in.is_none());
         let session = &mut alive.expect("the one that was refused").session;
-        let found = recover::look(&self.pool, session, &self.unread)?;
-        while !self.shows(&found, slice) {
-            if self.oracle.maybe.len() == first {
-                return wrong("refused writes", "something else changed");
+        let found = recover::read_contents(&self.pool, session, &self.unread_sums)?;
+        while !self.matches(&found, slice) {
+            if self.oracle.possible.len() == first {
+                return fail("refused writes", "something else changed");
             }
-            self.oracle.maybe.pop();
+            self.oracle.possible.pop();
         }
         Ok(())
     }
 
-    pub(super) fn shows(&self, found: &Found, slice: SliceId) -> bool {
-        let sums = |thing: Thing<Content>| -> BTreeMap<u64, u32> {
+    pub(super) fn matches(&self, found: &RecoveredContents, slice: SliceId) -> bool {
+        let sums = |thing: ObjectContents<Content>| -> BTreeMap<u64, u32> {
             thing
                 .pages
                 .into_iter()
                 .map(|(page, content)| (page, content.0))
                 .collect()
         };
-        sums(self.shown(slice)) == found.things[&slice].pages
+        sums(self.current_contents(slice)) == found.objects[&slice].pages
     }
 
-    /// The steps from `first` on are acknowledged.
-    fn acknowledge(&mut self, first: usize, open: BTreeMap<u64, Open>) {
-        if self.kind == Kind::File {
+    /// The steps from `first_owner` on are acknowledged.
+    fn acknowledge(&mut self, first: usize, open: BTreeMap<u64, ExpectedInFlight>) {
+        if self.kind == MediumKind::File {
             return;
         }
         self.oracle.open.extend(open);
-        for step in self.oracle.maybe.split_off(first) {
+        for step in self.oracle.possible.split_off(first) {
             apply(&mut self.oracle.certain, &step.effect);
             // What a dead session may still have done to these came before.
             if let Effect::Pages(slice, pages) = step.effect {
-                for other in &mut self.oracle.maybe {
+                for other in &mut self.oracle.possible {
                     if let Effect::Pages(of, theirs) = &mut other.effect
                         && *of == slice
                     {
@@ -335,8 +348,8 @@ impl World<'_> {
     }
 }
 
-fn merge(old: Option<&Content>, within: usize, part: &[u8]) -> Content {
-    let mut bytes: Bytes = old.map_or([0; PAGE_BYTES], |old| *old.1);
+fn merge_part(old: Option<&Content>, within: usize, part: &[u8]) -> Content {
+    let mut bytes: PageBytes = old.map_or([0; PAGE_BYTES], |old| *old.1);
     bytes[within..][..part.len()].copy_from_slice(part);
     content(bytes)
 }

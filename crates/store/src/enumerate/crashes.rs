@@ -1,25 +1,29 @@
 //! What crashes may have left: each image is recovered and compared.
 
 use super::budget::Budget;
-use super::model::{Oracle, Wrong};
+use super::harness::CrashHarness;
+use super::model::{CheckFailure, Oracle};
 use super::recover::{self, recover};
-use super::world::World;
 use crate::defect::{self, Defect};
 use pagemesh_pmem::{CrashPoint, Image};
 use std::collections::BTreeMap;
 
 /// Every so many images the objects that images share are read, too.
-const READ_ALL: u64 = 64;
+const READ_ALL_INTERVAL: u64 = 64;
 /// Every so many images the recovery itself crashes.
-const CRASH_RECOVERY: u64 = 48;
+const CRASH_RECOVERY_INTERVAL: u64 = 48;
 
-impl World<'_> {
+impl CrashHarness<'_> {
     /// Checks the crashes since the last call: all but the last happened
-    /// before `after` was.
-    pub(super) fn check_crashes(&mut self, during: &Oracle, after: &Oracle) -> Result<(), Wrong> {
+    /// before `reopened` was.
+    pub(super) fn check_crashes(
+        &mut self,
+        during: &Oracle,
+        after: &Oracle,
+    ) -> Result<(), CheckFailure> {
         let points = self.medium.recorder.take_crash_points();
-        let (last, synced) = (points.len() - 1, self.synced.take());
-        self.last.clear();
+        let (last, synced) = (points.len() - 1, self.oracle_after_sync.take());
+        self.last_points.clear();
         for (number, point) in points.into_iter().enumerate() {
             let oracle = match (number, &synced) {
                 _ if number == last => after,
@@ -27,54 +31,54 @@ impl World<'_> {
                 _ => during,
             };
             self.check_point(&point, oracle)?;
-            self.last.push((point, oracle.clone()));
+            self.last_points.push((point, oracle.clone()));
         }
         Ok(())
     }
 
-    fn check_point(&mut self, point: &CrashPoint, oracle: &Oracle) -> Result<(), Wrong> {
+    fn check_point(&mut self, point: &CrashPoint, oracle: &Oracle) -> Result<(), CheckFailure> {
         let Some(Budget { all_max, sampled }) = self.budget else {
             return Ok(());
         };
         let mut images = point.images(all_max.max(sampled), sampled, self.tally.images);
         self.tally.points += 1;
-        self.tally.exhausted += u64::from(images.is_all());
-        self.tally.legal.note(point.count());
+        self.tally.exhausted_points += u64::from(images.is_all());
+        self.tally.legal_images.record(point.count());
         images.try_for_each(|image| self.check_image(image, oracle))
     }
 
-    fn check_image(&mut self, image: Image, oracle: &Oracle) -> Result<(), Wrong> {
+    fn check_image(&mut self, image: Image, oracle: &Oracle) -> Result<(), CheckFailure> {
         self.tally.images += 1;
-        if self.tally.images.is_multiple_of(CRASH_RECOVERY) {
+        if self.tally.images.is_multiple_of(CRASH_RECOVERY_INTERVAL) {
             self.crash_recovery(image.clone(), oracle)?;
         }
         let nothing = BTreeMap::new();
-        let unread = match self.tally.images.is_multiple_of(READ_ALL) {
+        let unread = match self.tally.images.is_multiple_of(READ_ALL_INTERVAL) {
             true => &nothing,
-            false => &self.unread,
+            false => &self.unread_sums,
         };
         // It is the pool at work that grants too early.
         let found = defect::without(Defect::FrameReuse, || recover(self.kind, image, unread))?;
-        let is_compared = found.listed.values().any(Option::is_none);
-        self.tally.compared += u64::from(is_compared);
-        oracle.judge(&found).map(drop)
+        let is_compared = found.in_flight.values().any(Option::is_none);
+        self.tally.unlisted_images += u64::from(is_compared);
+        oracle.check(&found).map(drop)
     }
 
     /// A crash while recovering from a crash.
-    fn crash_recovery(&mut self, image: Image, oracle: &Oracle) -> Result<(), Wrong> {
-        let (medium, _pool) = recover::open(self.kind, self.kind.recorded(image))?;
+    fn crash_recovery(&mut self, image: Image, oracle: &Oracle) -> Result<(), CheckFailure> {
+        let (medium, _pool) = recover::open(self.kind, self.kind.recorder(image))?;
         for point in medium.recorder.take_crash_points() {
             for image in [
                 point.image(0),
-                point.everything(),
+                point.all_persisted(),
                 point.sample(self.tally.images),
             ] {
                 self.tally.images += 1;
-                self.tally.of_recovery += 1;
+                self.tally.recovery_images += 1;
                 let found = defect::without(Defect::FrameReuse, || {
-                    recover(self.kind, image, &self.unread)
+                    recover(self.kind, image, &self.unread_sums)
                 })?;
-                oracle.judge(&found)?;
+                oracle.check(&found)?;
             }
         }
         Ok(())

@@ -3,12 +3,12 @@
 //! many images.
 
 use super::budget::Budget;
-use super::fixed::{self, Dead};
-use super::mending::{self, MENDINGS};
-use super::model::{Wrong, wrong};
+use super::correction::{self, CORRECTIONS};
+use super::fixed::{self, DeathMode};
+use super::model::{CheckFailure, fail};
 use super::random::{self, plan};
-use super::recover::Kind;
-use super::{Tally, guard};
+use super::recover::MediumKind;
+use super::{CheckCounts, catch_panic};
 use crate::defect::{self, Defect};
 use std::sync::mpsc;
 use std::thread;
@@ -16,12 +16,12 @@ use std::thread;
 /// Images after which a defect counts as not caught.
 const IMAGES_MAX: u64 = 60_000;
 /// Of each point, so that many points are met soon.
-const BUDGET: Budget = Budget {
+const POINT_BUDGET: Budget = Budget {
     all_max: 64,
     sampled: 8,
 };
 /// One of them shows in few images of few pairs.
-const OF_PAIRS: Budget = Budget {
+const PAIR_BUDGET: Budget = Budget {
     all_max: 64,
     sampled: 64,
 };
@@ -29,244 +29,298 @@ const OF_PAIRS: Budget = Budget {
 /// The workload that a defect shows in.
 #[derive(Clone, Copy, Debug)]
 enum Workload {
-    Operations(Kind),
-    Pairs(Kind),
-    Deaths(Dead),
-    Laps(Kind),
-    Hidden,
-    Mendings(Kind),
-    Behind(Kind),
-    Sequences(Kind, bool),
+    Operations(MediumKind),
+    Pairs(MediumKind),
+    Deaths(DeathMode),
+    Laps(MediumKind),
+    SlotOnlyFrame,
+    Corrections(MediumKind),
+    SkippedRecords(MediumKind),
+    Sequences(MediumKind, bool),
 }
 
-use Workload::{Behind, Deaths, Hidden, Laps, Mendings, Operations, Pairs, Sequences};
+use Workload::{
+    Corrections, Deaths, Laps, Operations, Pairs, Sequences, SkippedRecords, SlotOnlyFrame,
+};
 
 /// Each with a workload that shows it, and the check that it fails first.
 const DEFECTS: &[(Defect, Workload, &str)] = &[
     (
         Defect::NoCommitFence,
-        Operations(Kind::Memory),
+        Operations(MediumKind::Memory),
         "acknowledged writes",
     ),
-    (Defect::SwapBeforeFence, Operations(Kind::Memory), "reading"),
+    (
+        Defect::SwapBeforeFence,
+        Operations(MediumKind::Memory),
+        "reading",
+    ),
     (
         Defect::UnlockBeforeFence,
-        Deaths(Dead::Session),
+        Deaths(DeathMode::SessionAlone),
         "frames in use",
     ),
     (
         Defect::DataAfterRecord,
-        Operations(Kind::Memory),
+        Operations(MediumKind::Memory),
         "acknowledged writes",
     ),
-    (Defect::SkippedCrc, Operations(Kind::Memory), "reading"),
+    (
+        Defect::SkippedCrc,
+        Operations(MediumKind::Memory),
+        "reading",
+    ),
     (
         Defect::NearlyWholeKept,
-        Sequences(Kind::Memory, false),
+        Sequences(MediumKind::Memory, false),
         "damage",
     ),
     (
         Defect::NearlyWholeKept,
-        Sequences(Kind::File, false),
+        Sequences(MediumKind::File, false),
         "damage",
     ),
     (
-        Defect::SlotsNotSettled,
-        Sequences(Kind::Memory, false),
+        Defect::SessionSlotsNotFlushed,
+        Sequences(MediumKind::Memory, false),
         "frames in use",
     ),
     (
-        Defect::SettledTooFar,
-        Sequences(Kind::Memory, false),
+        Defect::LastSlotsReportedFlushed,
+        Sequences(MediumKind::Memory, false),
         "reading",
     ),
-    (Defect::PassOpenWindow, Deaths(Dead::Session), "reading"),
     (
-        Defect::BypassPassesWindow,
-        Deaths(Dead::Unnoticed),
+        Defect::CheckpointPassesUnpublished,
+        Deaths(DeathMode::SessionAlone),
+        "reading",
+    ),
+    (
+        Defect::PartialCheckpointPassesUnpublished,
+        Deaths(DeathMode::Unnoticed),
         "ending a session",
     ),
     (
-        Defect::BypassKeepsRecords,
-        Deaths(Dead::Unnoticed),
+        Defect::PartialCheckpointKeepsRecords,
+        Deaths(DeathMode::Unnoticed),
         "frames in use",
     ),
     (
-        Defect::BypassNotesNothing,
-        Deaths(Dead::Unnoticed),
+        Defect::PartialCheckpointListsNothing,
+        Deaths(DeathMode::Unnoticed),
         "operations in flight",
     ),
     (
-        Defect::BypassedOfDeadForgotten,
-        Deaths(Dead::Unnoticed),
+        Defect::PartialCheckpointOfDeadForgotten,
+        Deaths(DeathMode::Unnoticed),
         "operations in flight",
     ),
-    (Defect::HoleKept, Deaths(Dead::Session), "checkpoints"),
     (
-        Defect::DeadNotFinished,
-        Deaths(Dead::Session),
+        Defect::SeqHoleKept,
+        Deaths(DeathMode::SessionAlone),
+        "checkpoints",
+    ),
+    (
+        Defect::DeadNotRolledForward,
+        Deaths(DeathMode::SessionAlone),
         "a dead session's operation",
     ),
     (
         Defect::InFlightLost,
-        Operations(Kind::Memory),
+        Operations(MediumKind::Memory),
         "operations in flight",
     ),
     (
         Defect::InFlightMisplaced,
-        Operations(Kind::Memory),
+        Operations(MediumKind::Memory),
         "operations in flight",
     ),
     (
         Defect::InFlightOfDeadLost,
-        Pairs(Kind::Memory),
+        Pairs(MediumKind::Memory),
         "operations in flight",
     ),
     (
         Defect::HeadPastOpen,
-        Pairs(Kind::Memory),
+        Pairs(MediumKind::Memory),
         "operations in flight",
     ),
-    (Defect::NodeNotZeroed, Operations(Kind::Memory), "reading"),
+    (
+        Defect::NodeNotZeroed,
+        Operations(MediumKind::Memory),
+        "reading",
+    ),
     (
         Defect::PadNotFenced,
-        Sequences(Kind::Memory, false),
+        Sequences(MediumKind::Memory, false),
         "opening",
     ),
     (
         Defect::TablesWithSuperblock,
-        Pairs(Kind::Memory),
+        Pairs(MediumKind::Memory),
         "ending a session",
     ),
-    (Defect::FrameTableNotFlushed, Pairs(Kind::Memory), "reading"),
-    (Defect::FrameReuse, Laps(Kind::File), "reading"),
-    (Defect::LaneReuse, Laps(Kind::Memory), "opening"),
     (
-        Defect::LaneNotNamed,
-        Operations(Kind::Memory),
+        Defect::FrameTableNotFlushed,
+        Pairs(MediumKind::Memory),
+        "reading",
+    ),
+    (Defect::FrameReuse, Laps(MediumKind::File), "reading"),
+    (Defect::JournalReuse, Laps(MediumKind::Memory), "opening"),
+    (
+        Defect::JournalNotNamed,
+        Operations(MediumKind::Memory),
         "acknowledged writes",
     ),
     (
         Defect::ReplayedBeforeFence,
-        Deaths(Dead::Everybody),
+        Deaths(DeathMode::AllProcesses),
         "reading",
     ),
     (
         Defect::IncarnationKept,
-        Sequences(Kind::File, false),
+        Sequences(MediumKind::File, false),
         "tending",
     ),
     (
         Defect::ObjectNotFenced,
-        Pairs(Kind::Memory),
+        Pairs(MediumKind::Memory),
         "frames in use",
     ),
     (
         Defect::CheckpointNotSynced,
-        Sequences(Kind::File, false),
+        Sequences(MediumKind::File, false),
         "damage",
     ),
     (
         Defect::FlushNotSynced,
-        Pairs(Kind::File),
+        Pairs(MediumKind::File),
         "acknowledged writes",
     ),
     (
         Defect::AppliedOutOfOrder,
-        Sequences(Kind::File, false),
+        Sequences(MediumKind::File, false),
         "frames in use",
     ),
     (
         Defect::RecoveryNotSynced,
-        Sequences(Kind::File, false),
+        Sequences(MediumKind::File, false),
         "frames in use",
     ),
-    (Defect::SlotsBeforeFrames, Hidden, "frames in use"),
-    (Defect::LostNodeKept, Operations(Kind::File), "reading"),
+    (Defect::SlotsBeforeFrames, SlotOnlyFrame, "frames in use"),
+    (
+        Defect::LostNodeKept,
+        Operations(MediumKind::File),
+        "reading",
+    ),
     (
         Defect::GroupHalfRecovered,
-        Operations(Kind::Memory),
+        Operations(MediumKind::Memory),
         "atomic records",
     ),
     (
         Defect::GroupHalfRecovered,
-        Operations(Kind::File),
+        Operations(MediumKind::File),
         "atomic records",
     ),
     (
         Defect::GroupPublishedEarly,
-        Deaths(Dead::Session),
+        Deaths(DeathMode::SessionAlone),
         "operations",
     ),
     (
         Defect::PatchedBeforeFence,
-        Operations(Kind::Memory),
+        Operations(MediumKind::Memory),
         "reading",
     ),
     (
-        Defect::PatchNotSettled,
-        Sequences(Kind::Memory, false),
+        Defect::SessionPatchNotFlushed,
+        Sequences(MediumKind::Memory, false),
         "reading",
     ),
-    (Defect::PatchNotFlushed, Pairs(Kind::Memory), "reading"),
-    (Defect::PatchedFrameFreed, Pairs(Kind::Memory), "tending"),
-    (Defect::PatchedPageTorn, Pairs(Kind::Memory), "damage"),
-    (Defect::DeadPatchNotPut, Deaths(Dead::Session), "reading"),
-    (Defect::NewerNotLookedAt, Mendings(Kind::Memory), "opening"),
-    (Defect::NewerNotLookedAt, Mendings(Kind::File), "opening"),
     (
-        Defect::OlderSuperblockFirst,
-        Mendings(Kind::Memory),
+        Defect::CheckpointPatchNotFlushed,
+        Pairs(MediumKind::Memory),
+        "reading",
+    ),
+    (
+        Defect::PatchedFrameFreed,
+        Pairs(MediumKind::Memory),
+        "tending",
+    ),
+    (Defect::PatchedPageTorn, Pairs(MediumKind::Memory), "damage"),
+    (
+        Defect::DeadPatchNotApplied,
+        Deaths(DeathMode::SessionAlone),
+        "reading",
+    ),
+    (
+        Defect::NewerSuperblockNotChecked,
+        Corrections(MediumKind::Memory),
+        "opening",
+    ),
+    (
+        Defect::NewerSuperblockNotChecked,
+        Corrections(MediumKind::File),
         "opening",
     ),
     (
         Defect::OlderSuperblockFirst,
-        Mendings(Kind::File),
+        Corrections(MediumKind::Memory),
+        "opening",
+    ),
+    (
+        Defect::OlderSuperblockFirst,
+        Corrections(MediumKind::File),
         "opening",
     ),
     (
         Defect::SuperblocksTogether,
-        Mendings(Kind::Memory),
+        Corrections(MediumKind::Memory),
         "opening",
     ),
-    (Defect::SuperblocksTogether, Mendings(Kind::File), "opening"),
     (
-        Defect::MarkedAfterwards,
-        Behind(Kind::Memory),
+        Defect::SuperblocksTogether,
+        Corrections(MediumKind::File),
+        "opening",
+    ),
+    (
+        Defect::SlicesMarkedAfterHead,
+        SkippedRecords(MediumKind::Memory),
         "operations in flight",
     ),
     (
-        Defect::MarkedAfterwards,
-        Behind(Kind::File),
+        Defect::SlicesMarkedAfterHead,
+        SkippedRecords(MediumKind::File),
         "operations in flight",
     ),
 ];
 
 /// Runs the workload until something is wrong.
-fn hunt(workload: Workload, tally: &mut Tally) -> Result<(), Wrong> {
+fn run_workload(workload: Workload, tally: &mut CheckCounts) -> Result<(), CheckFailure> {
     match workload {
         Operations(kind) => {
-            for op in fixed::all() {
-                fixed::enumerate(kind, &[op, super::ops::Op::Flush], 0, BUDGET, tally)?;
+            for op in fixed::all_ops() {
+                fixed::enumerate(kind, &[op, super::ops::Op::Flush], 0, POINT_BUDGET, tally)?;
             }
         }
         Pairs(kind) => {
-            for (known, mut pair) in fixed::pairs() {
+            for (known, mut pair) in fixed::op_pairs() {
                 pair.push(super::ops::Op::Flush);
-                fixed::enumerate(kind, &pair, known, OF_PAIRS, tally)?;
+                fixed::enumerate(kind, &pair, known, PAIR_BUDGET, tally)?;
                 if tally.images > IMAGES_MAX {
                     break;
                 }
             }
         }
-        Deaths(dead) => fixed::deaths(Kind::Memory, dead, BUDGET, tally)?,
-        Laps(kind) => fixed::laps(kind, BUDGET, tally)?,
-        Hidden => fixed::hidden(tally)?,
-        Mendings(kind) => mending::mendings(kind, MENDINGS.budget, tally)?,
-        Behind(kind) => mending::left_behind(kind, MENDINGS.budget, tally)?,
+        Deaths(dead) => fixed::deaths(MediumKind::Memory, dead, POINT_BUDGET, tally)?,
+        Laps(kind) => fixed::laps(kind, POINT_BUDGET, tally)?,
+        SlotOnlyFrame => fixed::slot_only_frame(tally)?,
+        Corrections(kind) => correction::corrections(kind, CORRECTIONS.budget, tally)?,
+        SkippedRecords(kind) => correction::skipped_records(kind, CORRECTIONS.budget, tally)?,
         Sequences(kind, is_full) => {
             for seed in 1.. {
-                let mut own = Tally::default();
+                let mut own = CheckCounts::default();
                 let outcome = random::run(plan(kind, is_full), seed, &mut own);
                 tally.add(&own);
                 outcome?;
@@ -280,10 +334,10 @@ fn hunt(workload: Workload, tally: &mut Tally) -> Result<(), Wrong> {
 }
 
 /// What caught the defect, and the work it took.
-fn caught(defect: Defect, workload: Workload) -> (Result<(), Wrong>, Tally) {
-    let mut tally = Tally::default();
+fn run_with_defect(defect: Defect, workload: Workload) -> (Result<(), CheckFailure>, CheckCounts) {
+    let mut tally = CheckCounts::default();
     defect::set(Some(defect));
-    let outcome = guard(|| hunt(workload, &mut tally));
+    let outcome = catch_panic(|| run_workload(workload, &mut tally));
     defect::set(None);
     (outcome, tally)
 }
@@ -296,7 +350,7 @@ fn every_defect_is_caught() {
             let sender = sender.clone();
             scope.spawn(move || {
                 for &(defect, workload, by) in DEFECTS.iter().skip(part).step_by(2) {
-                    let found = caught(defect, workload);
+                    let found = run_with_defect(defect, workload);
                     sender
                         .send((defect, workload, by, found))
                         .expect("the test waits");
@@ -311,7 +365,7 @@ fn every_defect_is_caught() {
     );
     let (mut missed, mut others) = (Vec::new(), Vec::new());
     for (defect, workload, by, (outcome, tally)) in receiver {
-        let Err(Wrong { check, detail }) = outcome else {
+        let Err(CheckFailure { check, detail }) = outcome else {
             missed.push((defect, workload));
             continue;
         };
@@ -330,8 +384,8 @@ fn every_defect_is_caught() {
 }
 
 #[test]
-fn a_panic_of_the_store_is_a_failure_of_a_check() {
-    assert!(guard(|| panic!("a frame is freed twice")).is_err());
-    assert!(guard(|| wrong("a check", "")).is_err());
-    assert!(guard(|| Ok(())).is_ok());
+fn store_panic_fails_a_check() {
+    assert!(catch_panic(|| panic!("a frame is freed twice")).is_err());
+    assert!(catch_panic(|| fail("a check", "")).is_err());
+    assert!(catch_panic(|| Ok(())).is_ok());
 }

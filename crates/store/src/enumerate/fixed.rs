@@ -1,11 +1,11 @@
 //! Every operation, every pair, and every access at which a session can die.
 
-use super::budget::{Budget, COUNTED, Part};
-use super::model::{Held, Oracle, Wrong, wrong};
-use super::ops::{self, FILL, MAIN, MAIN_PAGES, OTHER, Op, Run};
-use super::recover::{self, Kind};
-use super::world::World;
-use super::{POOL_BYTES, Tally, guard};
+use super::budget::{Budget, COUNT_ONLY, WorkloadShare};
+use super::harness::CrashHarness;
+use super::model::{CheckFailure, Oracle, PoolContents, fail};
+use super::ops::{self, FILL, MAIN, MAIN_PAGES, OTHER, Op, PartSpec};
+use super::recover::{self, MediumKind};
+use super::{CheckCounts, POOL_BYTES, catch_panic};
 use crate::pool::format;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Recorder};
@@ -16,11 +16,11 @@ use uuid::Uuid;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Records that fill the lanes of two sessions but for a few lines.
-const LANE_RECORDS: u64 = 2 * 117;
+const JOURNAL_RECORDS: u64 = 2 * 117;
 /// Images at each sync of that recovery.
-const IMAGES_OF_HIDDEN: u64 = 100;
+const SLOT_ONLY_IMAGES: u64 = 100;
 /// Records that are more than a quarter of a lane.
-const HELD_RECORDS: u64 = 34;
+const UNAPPLIED_RECORDS: u64 = 34;
 /// Pages of the object that fills a pool, and about how many frames are left.
 const FILL_PAGES: u64 = 460;
 const FREE_FRAMES: u64 = 20;
@@ -30,39 +30,39 @@ const CLIENTS: usize = 3;
 
 /// A pool with data: part of it checkpointed, part not.
 #[derive(Clone)]
-pub(super) struct Base {
-    pub(super) kind: Kind,
+pub(super) struct BasePool {
+    pub(super) kind: MediumKind,
     pub(super) image: Image,
-    pub(super) held: Held,
+    pub(super) contents: PoolContents,
 }
 
 /// The base of each kind, roomy or nearly full.
-pub(super) fn base(kind: Kind, is_full: bool) -> &'static Base {
-    static BASES: [OnceLock<Base>; 4] = [const { OnceLock::new() }; 4];
-    let place = usize::from(kind == Kind::File) * 2 + usize::from(is_full);
+pub(super) fn base(kind: MediumKind, is_full: bool) -> &'static BasePool {
+    static BASES: [OnceLock<BasePool>; 4] = [const { OnceLock::new() }; 4];
+    let place = usize::from(kind == MediumKind::File) * 2 + usize::from(is_full);
     BASES[place].get_or_init(|| {
         let present = crate::defect::present();
         crate::defect::set(None);
-        let base = make(kind, is_full).unwrap_or_else(|wrong| panic!("the base: {wrong:?}"));
+        let base = make_base(kind, is_full).unwrap_or_else(|wrong| panic!("the base: {wrong:?}"));
         crate::defect::set(present);
         base
     })
 }
 
-fn make(kind: Kind, is_full: bool) -> Result<Base, Wrong> {
+fn make_base(kind: MediumKind, is_full: bool) -> Result<BasePool, CheckFailure> {
     // Frames hold what was there before: nothing may rely on zeroes.
     let recorder = Recorder::unrecorded(Image::filled(POOL_BYTES, 0x5555_aaaa_1234_8765));
     format(&recorder, Uuid::from_u128(9)).expect("a pool");
-    let mut tally = Tally::default();
-    let image = recorder.now();
-    let mut world = World::open(kind, image, Oracle::default(), 2, None, &mut tally)?;
-    let create = |world: &mut World<'_>, slice, pages| {
-        let entry = super::model::Entry {
+    let mut tally = CheckCounts::default();
+    let image = recorder.visible_image();
+    let mut world = CrashHarness::open(kind, image, Oracle::default(), 2, None, &mut tally)?;
+    let create = |world: &mut CrashHarness<'_>, slice, pages| {
+        let entry = super::model::ObjectEntry {
             pages,
             epoch: 0,
             round: 0,
         };
-        world.own(
+        world.owner_op(
             true,
             Some(super::model::Effect::Put(slice, Some(entry))),
             |pool| {
@@ -77,39 +77,39 @@ fn make(kind: Kind, is_full: bool) -> Result<Base, Wrong> {
         for chunk in 0..FILL_PAGES / 10 {
             let data = ops::bytes(1 << 32 | chunk, 10 * PAGE_BYTES);
             world.write(0, FILL, chunk * 10 * PAGE, &data, 0, None)?;
-            ops::run(&mut world, &Op::Tend, 0)?;
+            ops::run(&mut world, &Op::Maintain, 0)?;
         }
     }
     // Lanes are about to wrap.
-    for record in 0..LANE_RECORDS {
+    for record in 0..JOURNAL_RECORDS {
         write(&mut world, record as usize % 2, 20, 1, 1000 + record)?;
         if record % 40 == 0 {
-            ops::run(&mut world, &Op::Tend, 0)?;
+            ops::run(&mut world, &Op::Maintain, 0)?;
         }
     }
     for page in [0, 1, 2, 20] {
         write(&mut world, 0, page, 1, page)?;
     }
-    ops::run(&mut world, &Op::Tend, 0)?;
-    ops::run(&mut world, &Op::Settle(MAIN), 0)?;
-    ops::run(&mut world, &Op::Settle(FILL), 0)?;
+    ops::run(&mut world, &Op::Maintain, 0)?;
+    ops::run(&mut world, &Op::ClearInFlight(MAIN), 0)?;
+    ops::run(&mut world, &Op::ClearInFlight(FILL), 0)?;
     write(&mut world, 1, 3, 1, 99)?;
     ops::run(&mut world, &Op::Flush, 0)?;
     let held = world.oracle.certain.clone();
-    Ok(Base {
+    Ok(BasePool {
         kind,
         image: world.medium.recorder.crash_point().image(0),
-        held,
+        contents: held,
     })
 }
 
 pub(super) fn write(
-    world: &mut World<'_>,
+    world: &mut CrashHarness<'_>,
     client: usize,
     page: u64,
     pages: u64,
     tag: u64,
-) -> Result<(), Wrong> {
+) -> Result<(), CheckFailure> {
     let op = Op::Write {
         client,
         slice: MAIN,
@@ -121,30 +121,30 @@ pub(super) fn write(
     ops::run(world, &op, 1 << 33 | tag)
 }
 
-impl Base {
+impl BasePool {
     /// The pool at work.
     pub(super) fn open<'t>(
         &self,
         clients: usize,
         budget: Option<Budget>,
-        tally: &'t mut Tally,
-    ) -> Result<World<'t>, Wrong> {
+        tally: &'t mut CheckCounts,
+    ) -> Result<CrashHarness<'t>, CheckFailure> {
         let oracle = Oracle {
-            certain: self.held.clone(),
+            certain: self.contents.clone(),
             ..Oracle::default()
         };
         let image = self.image.clone();
-        let mut world = World::open(self.kind, image, oracle, clients, budget, tally)?;
-        if let Some(fill) = self.held.get(&FILL) {
+        let mut world = CrashHarness::open(self.kind, image, oracle, clients, budget, tally)?;
+        if let Some(fill) = self.contents.get(&FILL) {
             let sums = fill.pages.iter().map(|(&page, content)| (page, content.0));
-            world.unread = BTreeMap::from([(FILL, sums.collect())]);
+            world.unread_sums = BTreeMap::from([(FILL, sums.collect())]);
         }
         Ok(world)
     }
 }
 
 /// Every operation in a form or two.
-pub(super) fn all() -> Vec<Op> {
+pub(super) fn all_ops() -> Vec<Op> {
     let write = |client, slice, at, len, open| Op::Write {
         client,
         slice,
@@ -161,7 +161,7 @@ pub(super) fn all() -> Vec<Op> {
         open: 0,
         death: None,
     };
-    let run = |page, pages, is_written| Run {
+    let run = |page, pages, is_written| PartSpec {
         page,
         pages,
         is_written,
@@ -212,9 +212,9 @@ pub(super) fn all() -> Vec<Op> {
         Op::Create,
         Op::Grow(MAIN),
         Op::Delete(MAIN),
-        Op::Raise(MAIN, 2),
-        Op::Settle(MAIN),
-        Op::Tend,
+        Op::RaiseEpoch(MAIN, 2),
+        Op::ClearInFlight(MAIN),
+        Op::Maintain,
         Op::Flush,
         Op::Reopen,
         Op::Replace(0),
@@ -224,12 +224,12 @@ pub(super) fn all() -> Vec<Op> {
 /// Runs operations from a pool with data and checks a crash at each fence. The
 /// first `known` operations are not checked: another list begins with them.
 pub(super) fn enumerate(
-    kind: Kind,
+    kind: MediumKind,
     list: &[Op],
     known: usize,
     budget: Budget,
-    tally: &mut Tally,
-) -> Result<(), Wrong> {
+    tally: &mut CheckCounts,
+) -> Result<(), CheckFailure> {
     tally.sequences += 1;
     // The opening is the same for all.
     let opening = list.is_empty().then_some(budget);
@@ -238,19 +238,20 @@ pub(super) fn enumerate(
         world.budget = (at >= known).then_some(budget);
         ops::run(&mut world, op, at as u64 + 1)?;
     }
-    world.empty()
+    world.empty_pool()
 }
 
 /// Lists of operations, of which the first so many are known.
 fn enumerate_all(
-    kind: Kind,
+    kind: MediumKind,
     lists: impl Iterator<Item = (usize, Vec<Op>)>,
     budget: Budget,
-    tally: &mut Tally,
-) -> Result<(), Wrong> {
+    tally: &mut CheckCounts,
+) -> Result<(), CheckFailure> {
     for (known, list) in lists {
         let checked = enumerate(kind, &list, known, budget, tally);
-        checked.or_else(|Wrong { check, detail }| wrong(check, format!("{list:?}: {detail}")))?;
+        checked
+            .or_else(|CheckFailure { check, detail }| fail(check, format!("{list:?}: {detail}")))?;
     }
     Ok(())
 }
@@ -258,63 +259,65 @@ fn enumerate_all(
 /// Runs a workload with the budget of the tests, or of a campaign.
 pub(super) fn check(
     name: &str,
-    part: Part,
-    workload: impl Fn(Budget, &mut Tally) -> Result<(), Wrong>,
-) -> Tally {
+    part: WorkloadShare,
+    workload: impl Fn(Budget, &mut CheckCounts) -> Result<(), CheckFailure>,
+) -> CheckCounts {
     let run = |budget| {
-        let mut tally = Tally::default();
-        let outcome = guard(|| workload(budget, &mut tally));
+        let mut tally = CheckCounts::default();
+        let outcome = catch_panic(|| workload(budget, &mut tally));
         outcome.unwrap_or_else(|wrong| panic!("{name}, {budget}, after {tally}: {wrong:?}"));
         tally
     };
-    let budget = match part.asked_for() {
+    let budget = match part.campaign_images() {
         None => part.budget,
-        Some(images) => run(COUNTED).legal.spend(images, part.budget),
+        Some(images) => run(COUNT_ONLY)
+            .legal_images
+            .with_samples(images, part.budget),
     };
     let tally = run(budget);
     println!("{name}, {budget}: {tally}");
-    assert!(tally.images >= part.least, "{tally:?}");
+    assert!(tally.images >= part.images_min, "{tally:?}");
     tally
 }
 
-const OPERATIONS: Part = Part {
+const OPERATIONS: WorkloadShare = WorkloadShare {
     budget: Budget {
         all_max: 4096,
         sampled: 200,
     },
-    least: 3000,
+    images_min: 3000,
     percent: 5,
 };
-const PAIRS: Part = Part {
+const PAIRS: WorkloadShare = WorkloadShare {
     budget: Budget {
         all_max: 1024,
         sampled: 8,
     },
-    least: 20_000,
+    images_min: 20_000,
     percent: 10,
 };
-const DEATHS: Part = Part {
+const DEATHS: WorkloadShare = WorkloadShare {
     budget: Budget {
         all_max: 256,
         sampled: 8,
     },
-    least: 10_000,
+    images_min: 10_000,
     percent: 5,
 };
-const STANDING: Part = Part {
+const STALLS: WorkloadShare = WorkloadShare {
     budget: Budget {
         all_max: 16,
         sampled: 4,
     },
-    least: 10_000,
+    images_min: 10_000,
     percent: 5,
 };
-const LAPS: Part = Part {
+const LAPS: WorkloadShare = WorkloadShare {
     budget: Budget {
         all_max: 64,
         sampled: 6,
     },
-    least: 1000,
+    images_min: 1000,
     percent: 5,
 };
 const _: () = {
@@ -326,16 +329,16 @@ const _: () = {
         DEATHS,
         DEATHS,
         DEATHS,
-        STANDING,
+        STALLS,
         LAPS,
         LAPS,
-        super::mending::MENDINGS,
-        super::mending::MENDINGS,
-        super::random::PART,
+        super::correction::CORRECTIONS,
+        super::correction::CORRECTIONS,
+        super::random::SHARE,
     ];
     let (mut at, mut images, mut percent) = (0, 0, 0);
     while at < parts.len() {
-        images += parts[at].least;
+        images += parts[at].images_min;
         percent += parts[at].percent;
         at += 1;
     }
@@ -343,7 +346,7 @@ const _: () = {
 };
 
 /// The operations, after those without which they would be ruled out.
-fn possible(mut list: Vec<Op>) -> Vec<Op> {
+fn with_prerequisites(mut list: Vec<Op>) -> Vec<Op> {
     let is_other = |op: &Op| matches!(op, Op::Write { slice: OTHER, .. });
     if list.iter().any(is_other) {
         list.insert(0, Op::Create);
@@ -353,14 +356,16 @@ fn possible(mut list: Vec<Op>) -> Vec<Op> {
 
 /// Nothing but the opening, and every operation; none is known.
 fn operations() -> impl Iterator<Item = (usize, Vec<Op>)> {
-    let single = all().into_iter().map(|op| (0, possible(vec![op])));
+    let single = all_ops()
+        .into_iter()
+        .map(|op| (0, with_prerequisites(vec![op])));
     std::iter::once((0, Vec::new())).chain(single)
 }
 
 /// Of each pair all but the second operation is known.
-pub(super) fn pairs() -> impl Iterator<Item = (usize, Vec<Op>)> {
-    let pair = |a: Op| all().into_iter().map(move |b| vec![a.clone(), b]);
-    let pairs = all().into_iter().flat_map(pair).map(possible);
+pub(super) fn op_pairs() -> impl Iterator<Item = (usize, Vec<Op>)> {
+    let pair = |a: Op| all_ops().into_iter().map(move |b| vec![a.clone(), b]);
+    let pairs = all_ops().into_iter().flat_map(pair).map(with_prerequisites);
     pairs.map(|list| (list.len() - 1, list))
 }
 
@@ -372,11 +377,11 @@ fn impossible_pairs() -> u64 {
         }
         _ => false,
     };
-    all().iter().filter(|op| changes_main(op)).count() as u64
+    all_ops().iter().filter(|op| changes_main(op)).count() as u64
 }
 
 /// What a file got is durable at the end.
-fn flushed((known, mut list): (usize, Vec<Op>)) -> (usize, Vec<Op>) {
+fn with_flush((known, mut list): (usize, Vec<Op>)) -> (usize, Vec<Op>) {
     if !list.is_empty() {
         list.push(Op::Flush);
     }
@@ -386,43 +391,48 @@ fn flushed((known, mut list): (usize, Vec<Op>)) -> (usize, Vec<Op>) {
 #[test]
 fn every_operation_in_memory() {
     let tally = check("every operation in memory", OPERATIONS, |budget, tally| {
-        enumerate_all(Kind::Memory, operations(), budget, tally)
+        enumerate_all(MediumKind::Memory, operations(), budget, tally)
     });
-    assert_eq!(tally.ruled_out, 0, "operations of the list were not run");
+    assert_eq!(tally.inapplicable, 0, "operations of the list were not run");
 }
 
 #[test]
 fn every_operation_in_a_file() {
     let tally = check("every operation in a file", OPERATIONS, |budget, tally| {
-        enumerate_all(Kind::File, operations().map(flushed), budget, tally)
+        enumerate_all(
+            MediumKind::File,
+            operations().map(with_flush),
+            budget,
+            tally,
+        )
     });
-    assert_eq!(tally.ruled_out, 0, "operations of the list were not run");
+    assert_eq!(tally.inapplicable, 0, "operations of the list were not run");
 }
 
 #[test]
 fn every_pair_in_memory() {
     let tally = check("every pair in memory", PAIRS, |budget, tally| {
-        enumerate_all(Kind::Memory, pairs(), budget, tally)
+        enumerate_all(MediumKind::Memory, op_pairs(), budget, tally)
     });
-    assert_eq!(tally.ruled_out, impossible_pairs(), "operations not run");
+    assert_eq!(tally.inapplicable, impossible_pairs(), "operations not run");
 }
 
 #[test]
 fn every_pair_in_a_file() {
     let tally = check("every pair in a file", PAIRS, |budget, tally| {
-        enumerate_all(Kind::File, pairs().map(flushed), budget, tally)
+        enumerate_all(MediumKind::File, op_pairs().map(with_flush), budget, tally)
     });
-    assert_eq!(tally.ruled_out, impossible_pairs(), "operations not run");
+    assert_eq!(tally.inapplicable, impossible_pairs(), "operations not run");
 }
 
 /// Who dies when a session does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Dead {
+pub(super) enum DeathMode {
     /// It alone: another writes, the owner makes a checkpoint, ends the dead
     /// one, and the other goes on.
-    Session,
+    SessionAlone,
     /// All processes: the pool is opened with what was not fenced yet.
-    Everybody,
+    AllProcesses,
     /// It alone, and nobody notices until others have filled their lanes: as one that
     /// stands still.
     Unnoticed,
@@ -431,14 +441,14 @@ pub(super) enum Dead {
 /// Two clients write the same pages, of which the dead one has none: one until the
 /// owner has much to do, the other behind it. Where the dead one is inside with a seq it
 /// takes a bypass.
-fn fill_lanes(
-    world: &mut World<'_>,
+fn fill_journals(
+    world: &mut CrashHarness<'_>,
     [one, other]: [usize; 2],
     round: u64,
     budget: Budget,
-) -> Result<(), Wrong> {
+) -> Result<(), CheckFailure> {
     world.budget = None;
-    let write = |world: &mut World<'_>, client, page, record: u64| {
+    let write = |world: &mut CrashHarness<'_>, client, page, record: u64| {
         // A part of each page: some go in place.
         let len = [PAGE, 200][record as usize % 5 / 4];
         let op = Op::Write {
@@ -451,31 +461,31 @@ fn fill_lanes(
         };
         ops::run(world, &op, 1 << 34 | round << 16 | page << 8 | record)
     };
-    for record in 0..HELD_RECORDS {
+    for record in 0..UNAPPLIED_RECORDS {
         write(world, one, 60, record)?;
     }
     write(world, other, 60, 0)?;
     write(world, other, 70, 0)?;
     world.budget = Some(budget);
-    ops::run(world, &Op::Tend, 0)?;
+    ops::run(world, &Op::Maintain, 0)?;
     let pool = world.pool.borrow();
-    let next = pool.view().control().seq().load(Ordering::Acquire);
-    world.tally.bypasses += u64::from(pool.limit().0 < next);
-    assert!(!pool.is_held_up(), "no bypass");
+    let next = pool.mapping().control().seq().load(Ordering::Acquire);
+    world.tally.partial_checkpoints += u64::from(pool.checkpoint_limit().0 < next);
+    assert!(!pool.is_journal_blocked(), "no bypass");
     drop(pool);
-    write(world, one, 60, HELD_RECORDS)?;
+    write(world, one, 60, UNAPPLIED_RECORDS)?;
     write(world, other, 70, 1)
 }
 
 /// A session dies at each of its accesses. On a file it is a thread of the owner, and
 /// everybody dies.
 pub(super) fn deaths(
-    kind: Kind,
-    dead: Dead,
+    kind: MediumKind,
+    dead: DeathMode,
     budget: Budget,
-    tally: &mut Tally,
-) -> Result<(), Wrong> {
-    let changes = all().into_iter().filter(|op| match op {
+    tally: &mut CheckCounts,
+) -> Result<(), CheckFailure> {
+    let changes = all_ops().into_iter().filter(|op| match op {
         Op::Write { slice, .. } => *slice == MAIN,
         Op::Clear { .. } | Op::Transact { .. } => true,
         _ => false,
@@ -501,86 +511,90 @@ pub(super) fn deaths(
                 assert!(accesses > 0 || is_empty, "{change:?} cannot die");
                 break;
             }
-            if dead == Dead::Everybody {
+            if dead == DeathMode::AllProcesses {
                 world.reopen()?;
-            } else if dead == Dead::Unnoticed {
+            } else if dead == DeathMode::Unnoticed {
                 let others = [1, 2].map(|next| (victims + next) % CLIENTS);
                 for round in 0..2 {
-                    fill_lanes(&mut world, others, round, budget)?;
+                    fill_journals(&mut world, others, round, budget)?;
                 }
-                ops::bury(&mut world)?;
+                ops::retire_dead_clients(&mut world)?;
             } else {
                 // Where its locks are free, the other goes to the same pages.
                 for (tag, page, pages) in [(2, 1, 1), (3, 36, 1)] {
                     write(&mut world, (victims + 1) % CLIENTS, page, pages, tag)?;
                 }
-                ops::run(&mut world, &Op::Tend, 0)?;
-                ops::bury(&mut world)?;
+                ops::run(&mut world, &Op::Maintain, 0)?;
+                ops::retire_dead_clients(&mut world)?;
             }
             for (client, page) in [(0, 1), (1, 2), (0, 36)] {
                 write(&mut world, client, page, 1, 10 + page)?;
             }
-            world.empty()?;
+            world.empty_pool()?;
         }
     }
     Ok(())
 }
 
 #[test]
-fn a_session_dies_at_every_access() {
+fn session_death_at_every_access() {
     let tally = check("a session that dies", DEATHS, |budget, tally| {
-        deaths(Kind::Memory, Dead::Session, budget, tally)
+        deaths(MediumKind::Memory, DeathMode::SessionAlone, budget, tally)
     });
-    assert!(tally.finished > 3 && tally.voided > 10, "{tally:?}");
+    assert!(tally.rolled_forward > 3 && tally.voided > 10, "{tally:?}");
 }
 
 #[test]
-fn a_session_stands_still_at_every_access() {
-    let tally = check("a session that stands still", STANDING, |budget, tally| {
-        deaths(Kind::Memory, Dead::Unnoticed, budget, tally)
+fn session_stall_at_every_access() {
+    let tally = check("a session that stands still", STALLS, |budget, tally| {
+        deaths(MediumKind::Memory, DeathMode::Unnoticed, budget, tally)
     });
-    assert!(tally.finished > 3 && tally.voided > 10, "{tally:?}");
-    assert!(tally.bypasses > 50, "{tally:?}");
+    assert!(tally.rolled_forward > 3 && tally.voided > 10, "{tally:?}");
+    assert!(tally.partial_checkpoints > 50, "{tally:?}");
 }
 
 #[test]
-fn everybody_dies_at_every_access() {
+fn all_processes_die_at_every_access() {
     check("everybody dies", DEATHS, |budget, tally| {
-        deaths(Kind::Memory, Dead::Everybody, budget, tally)
+        deaths(MediumKind::Memory, DeathMode::AllProcesses, budget, tally)
     });
 }
 
 #[test]
-fn everybody_dies_at_every_access_to_a_file() {
+fn all_processes_die_at_every_file_access() {
     check("everybody dies on a file", DEATHS, |budget, tally| {
-        deaths(Kind::File, Dead::Everybody, budget, tally)
+        deaths(MediumKind::File, DeathMode::AllProcesses, budget, tally)
     });
 }
 
 /// Writes two pages in turn, until every line of the lane, and on a nearly full
 /// pool every free frame, was used again. Nobody asks for a checkpoint: the
 /// session does when it lacks something.
-pub(super) fn laps(kind: Kind, budget: Budget, tally: &mut Tally) -> Result<(), Wrong> {
+pub(super) fn laps(
+    kind: MediumKind,
+    budget: Budget,
+    tally: &mut CheckCounts,
+) -> Result<(), CheckFailure> {
     tally.sequences += 1;
-    let mut world = base(kind, kind == Kind::File).open(1, None, tally)?;
+    let mut world = base(kind, kind == MediumKind::File).open(1, None, tally)?;
     world.budget = Some(budget);
     let records = match kind {
-        Kind::Memory => LANE_RECORDS,
-        Kind::File => 4 * FREE_FRAMES,
+        MediumKind::Memory => JOURNAL_RECORDS,
+        MediumKind::File => 4 * FREE_FRAMES,
     };
     for record in 0..records {
         write(&mut world, 0, 1 + record % 2, 1, record)?;
     }
-    world.empty()
+    world.empty_pool()
 }
 
 /// A page is written, without its data reaching the file, and cleared. Its
 /// first frame is named by the slot alone, until recovery stores the hole; the
 /// recovery crashes.
-pub(super) fn hidden(tally: &mut Tally) -> Result<(), Wrong> {
+pub(super) fn slot_only_frame(tally: &mut CheckCounts) -> Result<(), CheckFailure> {
     const TAG: u64 = 7;
     tally.sequences += 1;
-    let mut world = base(Kind::File, false).open(1, None, tally)?;
+    let mut world = base(MediumKind::File, false).open(1, None, tally)?;
     write(&mut world, 0, 1, 2, TAG)?;
     let clear = Op::Clear {
         client: 0,
@@ -591,7 +605,7 @@ pub(super) fn hidden(tally: &mut Tally) -> Result<(), Wrong> {
         death: None,
     };
     ops::run(&mut world, &clear, 0)?;
-    let mut image = world.medium.recorder.crash_point().everything();
+    let mut image = world.medium.recorder.crash_point().all_persisted();
     let lost = ops::bytes(1 << 33 | TAG, 8);
     let lost = u64::from_le_bytes(*lost.first_chunk().expect("a word"));
     for at in (0..POOL_BYTES).step_by(PAGE_BYTES) {
@@ -601,45 +615,45 @@ pub(super) fn hidden(tally: &mut Tally) -> Result<(), Wrong> {
                 .for_each(|word| image.set_word(at + word, 0));
         }
     }
-    let (medium, _pool) = recover::open(Kind::File, Kind::File.recorded(image))?;
+    let (medium, _pool) = recover::open(MediumKind::File, MediumKind::File.recorder(image))?;
     for point in medium.recorder.take_crash_points() {
-        for seed in 0..IMAGES_OF_HIDDEN {
+        for seed in 0..SLOT_ONLY_IMAGES {
             world.tally.images += 1;
-            recover::recover(Kind::File, point.sample(seed), &BTreeMap::new())?;
+            recover::recover(MediumKind::File, point.sample(seed), &BTreeMap::new())?;
         }
     }
     Ok(())
 }
 
 #[test]
-fn a_recovery_that_crashes_frees_what_only_a_slot_named() {
-    let mut tally = Tally::default();
-    let outcome = guard(|| hidden(&mut tally));
+fn crashed_recovery_frees_frame_named_only_by_slot() {
+    let mut tally = CheckCounts::default();
+    let outcome = catch_panic(|| slot_only_frame(&mut tally));
     outcome.unwrap_or_else(|wrong| panic!("after {tally:?}: {wrong:?}"));
 }
 
 #[test]
-fn lines_and_frames_are_used_again() {
-    for kind in [Kind::Memory, Kind::File] {
+fn journal_lines_and_frames_are_reused() {
+    for kind in [MediumKind::Memory, MediumKind::File] {
         let name = format!("laps, {kind:?}");
         check(&name, LAPS, |budget, tally| laps(kind, budget, tally));
     }
 }
 
 #[test]
-fn the_base_holds_what_it_says() {
+fn base_pool_holds_its_contents() {
     for (kind, is_full) in [
-        (Kind::Memory, false),
-        (Kind::Memory, true),
-        (Kind::File, false),
-        (Kind::File, true),
+        (MediumKind::Memory, false),
+        (MediumKind::Memory, true),
+        (MediumKind::File, false),
+        (MediumKind::File, true),
     ] {
         let base = base(kind, is_full);
         let found = recover::recover(kind, base.image.clone(), &BTreeMap::new()).expect("sound");
         let oracle = Oracle {
-            certain: base.held.clone(),
+            certain: base.contents.clone(),
             ..Oracle::default()
         };
-        oracle.judge(&found).expect("the same");
+        oracle.check(&found).expect("the same");
     }
 }

@@ -1,60 +1,60 @@
 //! A recorded medium whose user dies at some access.
 
 use crate::defect::{self, Defect};
-use pagemesh_base::checksum::Sums;
+use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
-use pagemesh_pmem::{Fenced, MapError, Media, Recorder, Unfenced};
+use pagemesh_pmem::{FenceProof, MapError, Media, Recorder, UnfencedStores};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// What the thread that dies unwinds with.
-pub(super) struct Death;
+pub(super) struct ThreadDeath;
 
 /// Pages whose stores are late, and where they belong.
-type Late = Mutex<Vec<(usize, Box<[u8; PAGE_BYTES]>)>>;
+type LatePages = Mutex<Vec<(usize, Box<[u8; PAGE_BYTES]>)>>;
 
 /// One of the mappings of a pool.
-pub(super) struct Medium {
+pub(super) struct CrashMedium {
     pub(super) recorder: Arc<Recorder>,
     /// Accesses left, of all mappings; negative: immortal.
-    left: Arc<AtomicI64>,
-    late: Late,
+    accesses_left: Arc<AtomicI64>,
+    late_pages: LatePages,
 }
 
-impl Medium {
-    pub(super) fn new(recorder: Recorder) -> Medium {
-        Medium {
+impl CrashMedium {
+    pub(super) fn new(recorder: Recorder) -> CrashMedium {
+        CrashMedium {
             recorder: Arc::new(recorder),
-            left: Arc::new(AtomicI64::new(-1)),
-            late: Mutex::default(),
+            accesses_left: Arc::new(AtomicI64::new(-1)),
+            late_pages: Mutex::default(),
         }
     }
 
     /// A private mapping of the same file.
-    pub(super) fn overlay(&self) -> Medium {
-        Medium {
+    pub(super) fn overlay(&self) -> CrashMedium {
+        CrashMedium {
             recorder: Arc::new(self.recorder.overlay()),
-            left: self.left.clone(),
-            late: Mutex::default(),
+            accesses_left: self.accesses_left.clone(),
+            late_pages: Mutex::default(),
         }
     }
 
     /// Whoever uses it dies after so many accesses.
     pub(super) fn die_after(&self, accesses: i64) {
-        self.left.store(accesses, Ordering::Relaxed);
+        self.accesses_left.store(accesses, Ordering::Relaxed);
     }
 
     /// Nobody dies any more; the accesses that were left.
-    pub(super) fn live(&self) -> i64 {
-        self.left.swap(-1, Ordering::Relaxed)
+    pub(super) fn cancel_death(&self) -> i64 {
+        self.accesses_left.swap(-1, Ordering::Relaxed)
     }
 
     fn step(&self) {
-        let left = self.left.load(Ordering::Relaxed);
+        let left = self.accesses_left.load(Ordering::Relaxed);
         if left >= 0 {
-            self.left.store(left - 1, Ordering::Relaxed);
+            self.accesses_left.store(left - 1, Ordering::Relaxed);
             if left == 0 {
-                std::panic::resume_unwind(Box::new(Death));
+                std::panic::resume_unwind(Box::new(ThreadDeath));
             }
         }
     }
@@ -72,7 +72,7 @@ pub(super) fn lines_of(offset: usize, bytes: &[u8]) -> impl Iterator<Item = (usi
     })
 }
 
-impl Media for Medium {
+impl Media for CrashMedium {
     fn len_bytes(&self) -> usize {
         self.recorder.len_bytes()
     }
@@ -93,22 +93,25 @@ impl Media for Medium {
             self.recorder.write(at, part);
         }
     }
-    fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
+    fn compare_exchange(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
         self.step();
-        self.recorder.swap(offset, old, new)
+        self.recorder.compare_exchange(offset, old, new)
     }
-    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
+    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> UnfencedStores {
         self.step();
         self.recorder.stream_line(offset, line)
     }
-    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (Sums, Unfenced) {
+    fn stream_page(
+        targets: &[(&Self, usize)],
+        page: &[u8; PAGE_BYTES],
+    ) -> (PageChecksums, UnfencedStores) {
         targets[0].0.step();
         if defect::is(Defect::DataAfterRecord) {
             for (medium, at) in targets {
-                let mut late = medium.late.lock().expect("no panic inside");
+                let mut late = medium.late_pages.lock().expect("no panic inside");
                 late.push((*at, Box::new(*page)));
             }
-            return (Sums::of(page), targets[0].0.recorder.flush(0, 0));
+            return (PageChecksums::of(page), targets[0].0.recorder.flush(0, 0));
         }
         let inner: Vec<_> = targets
             .iter()
@@ -116,14 +119,14 @@ impl Media for Medium {
             .collect();
         Recorder::stream_page(&inner, page)
     }
-    fn flush(&self, offset: usize, len: usize) -> Unfenced {
+    fn flush(&self, offset: usize, len: usize) -> UnfencedStores {
         self.step();
         self.recorder.flush(offset, len)
     }
-    fn fence(&self, stores: Unfenced) -> Fenced {
+    fn fence(&self, stores: UnfencedStores) -> FenceProof {
         self.step();
         let fenced = self.recorder.fence(stores);
-        for (at, page) in self.late.lock().expect("no panic inside").drain(..) {
+        for (at, page) in self.late_pages.lock().expect("no panic inside").drain(..) {
             let (_, _unfenced) = Recorder::stream_page(&[(&*self.recorder, at)], &page);
         }
         fenced

@@ -18,23 +18,23 @@
 
 mod budget;
 mod changes;
+mod correction;
 mod crashes;
 mod defects;
-mod dice;
+pub(crate) mod direct_clients;
 mod fixed;
-pub(crate) mod guests;
+mod harness;
 mod medium;
-mod mending;
 mod model;
 mod ops;
 pub(crate) mod owner;
 mod random;
 mod recover;
+mod rng;
 mod unlinked;
-mod world;
 
-use budget::Legal;
-use model::Wrong;
+use budget::ImageHistogram;
+use model::CheckFailure;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -46,74 +46,74 @@ const IMAGES: u64 = 200_000;
 
 /// What was checked.
 #[derive(Clone, Debug, Default)]
-struct Tally {
+struct CheckCounts {
     images: u64,
     /// Of them, of a recovery that crashed.
-    of_recovery: u64,
+    recovery_images: u64,
     /// Images in which too much is in flight to be listed, or so it says.
-    compared: u64,
+    unlisted_images: u64,
     points: u64,
     /// Points of which every image was checked; of the others samples were.
-    exhausted: u64,
+    exhausted_points: u64,
     /// Points by how many images are legal there.
-    legal: Legal,
+    legal_images: ImageHistogram,
     operations: u64,
     /// Operations that the state of the pool had no place for.
-    ruled_out: u64,
+    inapplicable: u64,
     /// Operations that would have met a dead session's lock.
-    left_out: u64,
+    blocked: u64,
     /// Operations refused because the pool was full.
-    full: u64,
+    pool_full: u64,
     deaths: u64,
-    finished: u64,
+    rolled_forward: u64,
     voided: u64,
     /// Lanes that were filled behind a window that stayed open.
-    bypasses: u64,
+    partial_checkpoints: u64,
     /// Crashes from which a sequence went on.
-    lives: u64,
+    resumptions: u64,
     sequences: u64,
 }
 
-impl Tally {
-    fn add(&mut self, other: &Tally) {
-        let Tally {
+impl CheckCounts {
+    fn add(&mut self, other: &CheckCounts) {
+        let CheckCounts {
             images,
-            of_recovery,
-            compared,
+            recovery_images: of_recovery,
+            unlisted_images: compared,
             points,
-            exhausted,
-            legal,
+            exhausted_points: exhausted,
+            legal_images: legal,
             operations,
-            ruled_out,
-            left_out,
-            full,
+            inapplicable: ruled_out,
+            blocked: left_out,
+            pool_full: full,
             deaths,
-            finished,
+            rolled_forward: finished,
             voided,
-            bypasses,
-            lives,
+            partial_checkpoints: bypasses,
+            resumptions: lives,
             sequences,
         } = other;
         self.images += images;
-        self.of_recovery += of_recovery;
-        self.compared += compared;
+        self.recovery_images += of_recovery;
+        self.unlisted_images += compared;
         self.points += points;
-        self.exhausted += exhausted;
-        self.legal.add(legal);
+        self.exhausted_points += exhausted;
+        self.legal_images.add(legal);
         self.operations += operations;
-        self.ruled_out += ruled_out;
-        self.left_out += left_out;
-        self.full += full;
+        self.inapplicable += ruled_out;
+        self.blocked += left_out;
+        self.pool_full += full;
         self.deaths += deaths;
-        self.finished += finished;
+        self.rolled_forward += finished;
         self.voided += voided;
-        self.bypasses += bypasses;
-        self.lives += lives;
+        self.partial_checkpoints += bypasses;
+        self.resumptions += lives;
         self.sequences += sequences;
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for CheckCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -122,24 +122,24 @@ impl fmt::Display for Tally {
              {} lives; {} images that list nothing in flight",
             self.points,
             self.images,
-            self.of_recovery,
-            self.exhausted,
-            self.points - self.exhausted,
+            self.recovery_images,
+            self.exhausted_points,
+            self.points - self.exhausted_points,
             self.sequences,
             self.operations,
-            self.full,
+            self.pool_full,
             self.deaths,
-            self.lives,
-            self.compared,
+            self.resumptions,
+            self.unlisted_images,
         )
     }
 }
 
 /// Runs a check; a panic of the store is a failure like any other.
-fn guard(run: impl FnOnce() -> Result<(), Wrong>) -> Result<(), Wrong> {
+fn catch_panic(run: impl FnOnce() -> Result<(), CheckFailure>) -> Result<(), CheckFailure> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|cause| {
         let text = cause.downcast_ref::<String>().cloned();
         let text = text.or_else(|| cause.downcast_ref::<&str>().map(ToString::to_string));
-        model::wrong("the store's own assertions", text.unwrap_or_default())
+        model::fail("the store's own assertions", text.unwrap_or_default())
     })
 }

@@ -7,17 +7,17 @@
 
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::InFlight;
+use pagemesh_base::slice::InFlightOp;
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-pub(super) type Bytes = [u8; PAGE_BYTES];
+pub(super) type PageBytes = [u8; PAGE_BYTES];
 
 /// A page: its checksum and bytes.
-pub(super) type Content = (u32, Arc<Bytes>);
+pub(super) type Content = (u32, Arc<PageBytes>);
 
-pub(super) fn content(bytes: Bytes) -> Content {
+pub(super) fn content(bytes: PageBytes) -> Content {
     (crc32c(&bytes), Arc::new(bytes))
 }
 
@@ -27,7 +27,7 @@ pub(super) fn sum_of_zeroes() -> u32 {
 
 /// The first line of an object's entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct ObjectEntry {
     pub(super) pages: u64,
     pub(super) epoch: u32,
     pub(super) round: u8,
@@ -35,13 +35,13 @@ pub(super) struct Entry {
 
 /// An object; pages that are not there are holes.
 #[derive(Clone, Debug)]
-pub(super) struct Thing<P> {
-    pub(super) entry: Entry,
+pub(super) struct ObjectContents<P> {
+    pub(super) entry: ObjectEntry,
     pub(super) pages: BTreeMap<u64, P>,
 }
 
 /// What a pool holds.
-pub(super) type Held = BTreeMap<SliceId, Thing<Content>>;
+pub(super) type PoolContents = BTreeMap<SliceId, ObjectContents<Content>>;
 
 /// What one record does.
 #[derive(Clone, Debug)]
@@ -49,10 +49,10 @@ pub(super) enum Effect {
     /// Pages change, all of them; none is a hole.
     Pages(SliceId, Vec<(u64, Option<Content>)>),
     /// An object's entry changes; none deletes it.
-    Put(SliceId, Option<Entry>),
+    Put(SliceId, Option<ObjectEntry>),
 }
 
-pub(super) fn apply(held: &mut Held, effect: &Effect) {
+pub(super) fn apply(held: &mut PoolContents, effect: &Effect) {
     match effect {
         Effect::Pages(slice, pages) => {
             let Some(thing) = held.get_mut(slice) else {
@@ -67,7 +67,7 @@ pub(super) fn apply(held: &mut Held, effect: &Effect) {
         }
         Effect::Put(slice, None) => drop(held.remove(slice)),
         Effect::Put(slice, Some(entry)) => {
-            let fresh = || Thing {
+            let fresh = || ObjectContents {
                 entry: *entry,
                 pages: BTreeMap::new(),
             };
@@ -78,7 +78,7 @@ pub(super) fn apply(held: &mut Held, effect: &Effect) {
 
 /// A record that may be there or not.
 #[derive(Clone, Debug)]
-pub(super) struct Step {
+pub(super) struct PossibleRecord {
     pub(super) effect: Effect,
     /// The operation, as other legs know it; 0 for the owner's.
     pub(super) op: u64,
@@ -96,15 +96,15 @@ pub(super) const UNORDERED: usize = 0;
 /// What must be there, and what may.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Oracle {
-    pub(super) certain: Held,
-    pub(super) maybe: Vec<Step>,
+    pub(super) certain: PoolContents,
+    pub(super) possible: Vec<PossibleRecord>,
     /// Operations that must be listed as in flight.
-    pub(super) open: BTreeMap<u64, Open>,
+    pub(super) open: BTreeMap<u64, ExpectedInFlight>,
 }
 
 /// What must be listed of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Open {
+pub(super) struct ExpectedInFlight {
     pub(super) slice: SliceId,
     pub(super) epoch: u32,
     pub(super) pages: BTreeSet<u64>,
@@ -112,51 +112,51 @@ pub(super) struct Open {
 
 /// What a recovered pool held.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Found {
-    pub(super) things: BTreeMap<SliceId, Thing<u32>>,
+pub(super) struct RecoveredContents {
+    pub(super) objects: BTreeMap<SliceId, ObjectContents<u32>>,
     /// Operations in flight; none: too many to list.
-    pub(super) listed: BTreeMap<SliceId, Option<Vec<InFlight>>>,
+    pub(super) in_flight: BTreeMap<SliceId, Option<Vec<InFlightOp>>>,
 }
 
 /// Which check failed, and how.
 #[derive(Clone, Debug)]
-pub(super) struct Wrong {
+pub(super) struct CheckFailure {
     pub(super) check: &'static str,
     pub(super) detail: String,
 }
 
-pub(super) fn wrong<T>(check: &'static str, detail: impl Into<String>) -> Result<T, Wrong> {
+pub(super) fn fail<T>(check: &'static str, detail: impl Into<String>) -> Result<T, CheckFailure> {
     let detail = detail.into();
-    Err(Wrong { check, detail })
+    Err(CheckFailure { check, detail })
 }
 
 impl Oracle {
     /// Takes every record for certain.
-    pub(super) fn settle(&mut self) {
-        for step in std::mem::take(&mut self.maybe) {
+    pub(super) fn make_certain(&mut self) {
+        for step in std::mem::take(&mut self.possible) {
             apply(&mut self.certain, &step.effect);
         }
     }
 
     /// What the pool shows while nothing crashes.
-    pub(super) fn now(&self) -> Held {
+    pub(super) fn current(&self) -> PoolContents {
         let mut held = self.certain.clone();
-        for step in &self.maybe {
+        for step in &self.possible {
             apply(&mut held, &step.effect);
         }
         held
     }
 
     /// Compares; the steps that must be there.
-    pub(super) fn judge(&self, found: &Found) -> Result<BTreeSet<usize>, Wrong> {
-        let puts: Vec<usize> = (0..self.maybe.len())
-            .filter(|&i| matches!(self.maybe[i].effect, Effect::Put(..)))
+    pub(super) fn check(&self, found: &RecoveredContents) -> Result<BTreeSet<usize>, CheckFailure> {
+        let puts: Vec<usize> = (0..self.possible.len())
+            .filter(|&i| matches!(self.possible[i].effect, Effect::Put(..)))
             .collect();
         let mut first = None;
         for count in 0..=puts.len() {
-            match self.judge_with(found, &puts[..count], &puts[count..]) {
+            match self.check_with_entries(found, &puts[..count], &puts[count..]) {
                 Ok(present) => {
-                    self.judge_listed(found, &present)?;
+                    self.check_in_flight(found, &present)?;
                     return Ok(present);
                 }
                 Err(wrong) => first = first.or(Some(wrong)),
@@ -165,56 +165,62 @@ impl Oracle {
         Err(first.expect("at least one try"))
     }
 
-    fn judge_with(
+    fn check_with_entries(
         &self,
-        found: &Found,
+        found: &RecoveredContents,
         with: &[usize],
         without: &[usize],
-    ) -> Result<BTreeSet<usize>, Wrong> {
+    ) -> Result<BTreeSet<usize>, CheckFailure> {
         let mut held = self.certain.clone();
         for &index in with {
-            apply(&mut held, &self.maybe[index].effect);
+            apply(&mut held, &self.possible[index].effect);
         }
-        let objects = |found: Vec<(SliceId, Entry)>| found;
+        let objects = |found: Vec<(SliceId, ObjectEntry)>| found;
         let wanted = objects(held.iter().map(|(&s, t)| (s, t.entry)).collect());
-        let present = objects(found.things.iter().map(|(&s, t)| (s, t.entry)).collect());
+        let present = objects(found.objects.iter().map(|(&s, t)| (s, t.entry)).collect());
         if wanted != present {
-            return wrong("objects", format!("{present:?} instead of {wanted:?}"));
+            return fail("objects", format!("{present:?} instead of {wanted:?}"));
         }
         let mut is_in: BTreeSet<usize> = with.iter().copied().collect();
         let mut is_out: BTreeSet<usize> = without.iter().copied().collect();
         for (slice, thing) in &held {
-            self.judge_pages(*slice, thing, &found.things[slice], &mut is_in, &mut is_out)?;
+            self.check_pages(
+                *slice,
+                thing,
+                &found.objects[slice],
+                &mut is_in,
+                &mut is_out,
+            )?;
         }
         if let Some(&both) = is_in.intersection(&is_out).next() {
-            let step = &self.maybe[both];
-            return wrong("atomic records", format!("a part of {}", describe(step)));
+            let step = &self.possible[both];
+            return fail("atomic records", format!("a part of {}", describe(step)));
         }
         for &index in &is_in {
-            let group = self.maybe[index].group;
-            let later = |&&out: &&usize| out < index && self.maybe[out].group == group;
+            let group = self.possible[index].group;
+            let later = |&&out: &&usize| out < index && self.possible[out].group == group;
             if group != UNORDERED
                 && let Some(&out) = is_out.iter().find(later)
             {
-                let (step, missing) = (&self.maybe[index], &self.maybe[out]);
+                let (step, missing) = (&self.possible[index], &self.possible[out]);
                 let detail = format!("{} without {}", describe(step), describe(missing));
-                return wrong("order", detail);
+                return fail("order", detail);
             }
         }
         Ok(is_in)
     }
 
-    fn judge_pages(
+    fn check_pages(
         &self,
         slice: SliceId,
-        thing: &Thing<Content>,
-        found: &Thing<u32>,
+        thing: &ObjectContents<Content>,
+        found: &ObjectContents<u32>,
         is_in: &mut BTreeSet<usize>,
         is_out: &mut BTreeSet<usize>,
-    ) -> Result<(), Wrong> {
+    ) -> Result<(), CheckFailure> {
         let zeroes = sum_of_zeroes();
         let mut writers: BTreeMap<u64, Vec<(usize, u32)>> = BTreeMap::new();
-        for (index, step) in self.maybe.iter().enumerate() {
+        for (index, step) in self.possible.iter().enumerate() {
             if let Effect::Pages(of, pages) = &step.effect
                 && *of == slice
             {
@@ -234,12 +240,12 @@ impl Oracle {
             let sources = of_page.iter().filter(|(_, written)| *written == sum);
             match (sources.clone().count(), base == sum) {
                 (0, false) if of_page.iter().any(|_| true) => {
-                    return wrong("contents", format!("page {page} of {slice} is of no write"));
+                    return fail("contents", format!("page {page} of {slice} is of no write"));
                 }
                 (0, false) => {
                     let detail =
                         format!("page {page} of {slice} was acknowledged and is not there");
-                    return wrong("acknowledged writes", detail);
+                    return fail("acknowledged writes", detail);
                 }
                 (0, true) => is_out.extend(of_page.iter().map(|(index, _)| *index)),
                 (1, false) => {
@@ -255,23 +261,27 @@ impl Oracle {
         Ok(())
     }
 
-    fn judge_listed(&self, found: &Found, present: &BTreeSet<usize>) -> Result<(), Wrong> {
+    fn check_in_flight(
+        &self,
+        found: &RecoveredContents,
+        present: &BTreeSet<usize>,
+    ) -> Result<(), CheckFailure> {
         let mut open = self.open.clone();
-        let steps = present.iter().map(|&index| &self.maybe[index]);
-        steps.for_each(|step| note_open(&mut open, step));
+        let steps = present.iter().map(|&index| &self.possible[index]);
+        steps.for_each(|step| record_open(&mut open, step));
         for (op, open) in open {
-            let Some(Some(listed)) = found.listed.get(&open.slice) else {
+            let Some(Some(listed)) = found.in_flight.get(&open.slice) else {
                 continue;
             };
             let own = listed.iter().filter(|entry| entry.op == op);
-            let is_right = |entry: &&InFlight| entry.epoch.0 == open.epoch;
+            let is_right = |entry: &&InFlightOp| entry.epoch.0 == open.epoch;
             let listed: BTreeSet<u64> = own
                 .filter(is_right)
                 .flat_map(|entry| entry.page.0..entry.page.0 + u64::from(entry.count))
                 .collect();
             if !open.pages.is_subset(&listed) {
                 let detail = format!("operation {op}, {open:?}, is listed with pages {listed:?}");
-                return wrong("operations in flight", detail);
+                return fail("operations in flight", detail);
             }
         }
         Ok(())
@@ -279,9 +289,9 @@ impl Oracle {
 }
 
 /// Takes in what must be listed of a step that happened.
-pub(super) fn note_open(open: &mut BTreeMap<u64, Open>, step: &Step) {
+pub(super) fn record_open(open: &mut BTreeMap<u64, ExpectedInFlight>, step: &PossibleRecord) {
     if let (Effect::Pages(slice, pages), true) = (&step.effect, step.is_open) {
-        let fresh = || Open {
+        let fresh = || ExpectedInFlight {
             slice: *slice,
             epoch: step.epoch,
             pages: BTreeSet::new(),
@@ -291,7 +301,7 @@ pub(super) fn note_open(open: &mut BTreeMap<u64, Open>, step: &Step) {
     }
 }
 
-fn describe(step: &Step) -> String {
+fn describe(step: &PossibleRecord) -> String {
     match &step.effect {
         Effect::Pages(slice, pages) => {
             let pages: Vec<u64> = pages.iter().map(|(page, _)| *page).collect();

@@ -1,10 +1,10 @@
 //! The operations of workloads.
 
-use super::model::{Effect, Entry, Wrong};
-use super::world::{End, World};
+use super::harness::{CrashHarness, OpOutcome};
+use super::model::{CheckFailure, Effect, ObjectEntry};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::Part;
+use pagemesh_base::slice::TransactionPart;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use uuid::Uuid;
 
@@ -18,7 +18,7 @@ const PAGE: u64 = PAGE_BYTES as u64;
 
 /// A part of a transaction, in pages.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Run {
+pub(super) struct PartSpec {
     pub(super) page: u64,
     pub(super) pages: u64,
     /// Else it is cleared.
@@ -47,16 +47,16 @@ pub(super) enum Op {
     Transact {
         client: usize,
         slice: SliceId,
-        runs: Vec<Run>,
+        runs: Vec<PartSpec>,
         open: u32,
         death: Option<i64>,
     },
     Create,
     Grow(SliceId),
     Delete(SliceId),
-    Raise(SliceId, u8),
-    Settle(SliceId),
-    Tend,
+    RaiseEpoch(SliceId, u8),
+    ClearInFlight(SliceId),
+    Maintain,
     Checkpoint,
     Flush,
     Reopen,
@@ -73,19 +73,19 @@ pub(super) fn bytes(tag: u64, len: usize) -> Vec<u8> {
             .flat_map(|page| nearly_alike(tag << 8 | page as u64))
             .collect();
     }
-    unlike(tag, len)
+    unique_bytes(tag, len)
 }
 
 /// A page, each bit of whose name is a bit of a line of its own.
 fn nearly_alike(name: u64) -> Vec<u8> {
-    let mut page = unlike(0, PAGE_BYTES);
+    let mut page = unique_bytes(0, PAGE_BYTES);
     for bit in 0..64 {
         page[bit * LINE_BYTES] ^= (name >> bit & 1) as u8;
     }
     page
 }
 
-fn unlike(tag: u64, len: usize) -> Vec<u8> {
+fn unique_bytes(tag: u64, len: usize) -> Vec<u8> {
     let mut state = tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
     while bytes.len() < len {
@@ -98,19 +98,19 @@ fn unlike(tag: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-fn part(run: &Run, tag: u64) -> Part {
+fn part(run: &PartSpec, tag: u64) -> TransactionPart {
     let (offset, len) = (run.page * PAGE, run.pages * PAGE);
     match run.is_written {
-        true => Part::Write {
+        true => TransactionPart::Write {
             offset,
             data: bytes(tag, len as usize).into(),
         },
-        false => Part::Clear { offset, len },
+        false => TransactionPart::Clear { offset, len },
     }
 }
 
 /// Does an operation; one that the state of the world rules out is left.
-pub(super) fn run(world: &mut World<'_>, op: &Op, tag: u64) -> Result<(), Wrong> {
+pub(super) fn run(world: &mut CrashHarness<'_>, op: &Op, tag: u64) -> Result<(), CheckFailure> {
     match *op {
         Op::Write {
             client,
@@ -120,13 +120,13 @@ pub(super) fn run(world: &mut World<'_>, op: &Op, tag: u64) -> Result<(), Wrong>
             open,
             death,
         } => {
-            let Some((client, len)) = fit(world, client, slice, at, len) else {
-                world.tally.ruled_out += 1;
+            let Some((client, len)) = clip_range(world, client, slice, at, len) else {
+                world.tally.inapplicable += 1;
                 return Ok(());
             };
             let data = bytes(tag, len as usize);
             let end = world.write(client, slice, at, &data, open, death)?;
-            note(world, end);
+            count_outcome(world, end);
         }
         Op::Clear {
             client,
@@ -136,12 +136,12 @@ pub(super) fn run(world: &mut World<'_>, op: &Op, tag: u64) -> Result<(), Wrong>
             open,
             death,
         } => {
-            let Some((client, len)) = fit(world, client, slice, at, len) else {
-                world.tally.ruled_out += 1;
+            let Some((client, len)) = clip_range(world, client, slice, at, len) else {
+                world.tally.inapplicable += 1;
                 return Ok(());
             };
             let end = world.clear(client, slice, at, len, open, death)?;
-            note(world, end);
+            count_outcome(world, end);
         }
         Op::Transact {
             client,
@@ -152,25 +152,25 @@ pub(super) fn run(world: &mut World<'_>, op: &Op, tag: u64) -> Result<(), Wrong>
         } => {
             let size = world.entry(slice).map_or(0, |entry| entry.pages);
             let runs = runs.iter().filter(|run| run.page + run.pages <= size);
-            let parts: Vec<Part> = (0..)
+            let parts: Vec<TransactionPart> = (0..)
                 .zip(runs)
                 .map(|(number, run)| part(run, tag << 8 | number))
                 .collect();
             if parts.is_empty() || client >= world.clients.len() {
-                world.tally.ruled_out += 1;
+                world.tally.inapplicable += 1;
                 return Ok(());
             }
             let end = world.transact(client, slice, &parts, open, death)?;
-            note(world, end);
+            count_outcome(world, end);
         }
         Op::Create => {
             if world.entry(OTHER).is_none() {
-                let entry = Entry {
+                let entry = ObjectEntry {
                     pages: OTHER_PAGES,
                     epoch: 0,
                     round: 0,
                 };
-                put(world, OTHER, Some(entry), |pool| {
+                put_entry(world, OTHER, Some(entry), |pool| {
                     pool.create(OTHER, OTHER_PAGES * PAGE)
                 })?;
             }
@@ -178,49 +178,49 @@ pub(super) fn run(world: &mut World<'_>, op: &Op, tag: u64) -> Result<(), Wrong>
         Op::Grow(slice) => {
             if let Some(entry) = world.entry(slice) {
                 let pages = entry.pages + 1;
-                let grown = Entry { pages, ..entry };
-                put(world, slice, Some(grown), |pool| {
+                let grown = ObjectEntry { pages, ..entry };
+                put_entry(world, slice, Some(grown), |pool| {
                     pool.resize(slice, pages * PAGE)
                 })?;
             }
         }
         Op::Delete(slice) => {
             if world.entry(slice).is_some() {
-                bury(world)?;
-                put(world, slice, None, |pool| pool.delete(slice))?;
+                retire_dead_clients(world)?;
+                put_entry(world, slice, None, |pool| pool.delete(slice))?;
                 world.forget_open(slice);
                 world.forget_leaves();
             }
         }
-        Op::Raise(slice, round) => {
+        Op::RaiseEpoch(slice, round) => {
             if let Some(entry) = world.entry(slice) {
-                bury(world)?;
+                retire_dead_clients(world)?;
                 let epoch = entry.epoch + 1;
-                let raised = Entry {
+                let raised = ObjectEntry {
                     epoch,
                     round,
                     ..entry
                 };
-                put(world, slice, Some(raised), |pool| {
+                put_entry(world, slice, Some(raised), |pool| {
                     pool.raise_epoch(slice, Epoch(epoch), round)
                 })?;
             }
         }
-        Op::Settle(slice) => {
+        Op::ClearInFlight(slice) => {
             if world.entry(slice).is_some() {
-                bury(world)?;
+                retire_dead_clients(world)?;
                 world.forget_open(slice);
-                own(world, false, |pool| pool.settle(slice))?;
+                owner_op(world, false, |pool| pool.clear_in_flight(slice))?;
             }
         }
-        Op::Tend => own(world, true, |pool| pool.tend().map(drop))?,
-        Op::Checkpoint => own(world, true, |pool| Ok(pool.checkpoint()?))?,
-        Op::Flush => own(world, true, |pool| Ok(pool.flush()?))?,
+        Op::Maintain => owner_op(world, true, |pool| pool.maintain().map(drop))?,
+        Op::Checkpoint => owner_op(world, true, |pool| Ok(pool.checkpoint()?))?,
+        Op::Flush => owner_op(world, true, |pool| Ok(pool.flush()?))?,
         Op::Reopen => world.reopen()?,
         Op::Replace(client) => {
             if client < world.clients.len() {
                 let count = world.clients.len();
-                world.end(client)?;
+                world.end_client(client)?;
                 world.open_clients(count)?;
             }
         }
@@ -228,46 +228,46 @@ pub(super) fn run(world: &mut World<'_>, op: &Op, tag: u64) -> Result<(), Wrong>
     Ok(())
 }
 
-type Pool = crate::pool::Pool<super::medium::Medium>;
+type Pool = crate::pool::Pool<super::medium::CrashMedium>;
 type Outcome = Result<(), crate::pool::ObjectError>;
 
-fn own(
-    world: &mut World<'_>,
+fn owner_op(
+    world: &mut CrashHarness<'_>,
     syncs: bool,
     run: impl FnOnce(&mut Pool) -> Outcome,
-) -> Result<(), Wrong> {
-    world.own(syncs, None, |pool| {
+) -> Result<(), CheckFailure> {
+    world.owner_op(syncs, None, |pool| {
         run(&mut pool.borrow_mut()).map_err(|cause| cause.to_string())
     })
 }
 
-fn put(
-    world: &mut World<'_>,
+fn put_entry(
+    world: &mut CrashHarness<'_>,
     slice: SliceId,
-    entry: Option<Entry>,
+    entry: Option<ObjectEntry>,
     run: impl FnOnce(&mut Pool) -> Outcome,
-) -> Result<(), Wrong> {
-    world.own(true, Some(Effect::Put(slice, entry)), |pool| {
+) -> Result<(), CheckFailure> {
+    world.owner_op(true, Some(Effect::Put(slice, entry)), |pool| {
         run(&mut pool.borrow_mut()).map_err(|cause| cause.to_string())
     })
 }
 
 /// Ends every dead client: barriers would wait for it.
-pub(super) fn bury(world: &mut World<'_>) -> Result<(), Wrong> {
+pub(super) fn retire_dead_clients(world: &mut CrashHarness<'_>) -> Result<(), CheckFailure> {
     let count = world.clients.len();
     while let Some(dead) = world
         .clients
         .iter()
         .position(|client| client.died_in.is_some())
     {
-        world.end(dead)?;
+        world.end_client(dead)?;
     }
     world.open_clients(count)
 }
 
 /// The client, and as much of the range as the object has.
-fn fit(
-    world: &World<'_>,
+fn clip_range(
+    world: &CrashHarness<'_>,
     client: usize,
     slice: SliceId,
     at: u64,
@@ -278,9 +278,9 @@ fn fit(
     (len > 0 && client < world.clients.len()).then_some((client, len))
 }
 
-fn note(world: &mut World<'_>, end: Option<End>) {
+fn count_outcome(world: &mut CrashHarness<'_>, end: Option<OpOutcome>) {
     match end {
         Some(_) => world.tally.operations += 1,
-        None => world.tally.left_out += 1,
+        None => world.tally.blocked += 1,
     }
 }

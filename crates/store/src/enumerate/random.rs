@@ -1,13 +1,13 @@
 //! Random sequences: several sessions, some of which die, checkpoints, a pool
 //! that is nearly full, and crashes from which the sequence goes on.
 
-use super::budget::{Budget, COUNTED, EXTREMES, Part, number};
-use super::dice::Dice;
+use super::budget::{Budget, COUNT_ONLY, EXTREMES, WorkloadShare, env_number};
 use super::fixed::base;
-use super::model::Wrong;
-use super::ops::{self, MAIN, MAIN_PAGES, OTHER, Op, Run};
-use super::recover::Kind;
-use super::{Tally, guard};
+use super::model::CheckFailure;
+use super::ops::{self, MAIN, MAIN_PAGES, OTHER, Op, PartSpec};
+use super::recover::MediumKind;
+use super::rng::Rng;
+use super::{CheckCounts, catch_panic};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
 use std::fmt;
@@ -18,13 +18,13 @@ use std::time::Instant;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Operations between two crashes.
-const LIFE: u64 = 12;
-const LIVES: u64 = 4;
+const OPS_PER_LIFE: u64 = 12;
+const LIVES_PER_SEQUENCE: u64 = 4;
 
 /// What sequences of a kind look like.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
-    pub(super) kind: Kind,
+pub(super) struct SequencePlan {
+    pub(super) kind: MediumKind,
     pub(super) is_full: bool,
     /// Whether some operations are transactions.
     pub(super) transacts: bool,
@@ -33,36 +33,36 @@ pub(super) struct Plan {
 
 /// Few pages, so that operations meet: near each other, in a second leaf, and
 /// far enough for another lock.
-fn place(dice: &mut Dice, slice: SliceId) -> u64 {
-    match (slice == MAIN, dice.roll(10)) {
-        (true, 0) => 508 + dice.roll(8),
-        (true, 1..=4) => 30 + dice.roll(6),
-        _ => dice.roll(8),
+fn random_page(rng: &mut Rng, slice: SliceId) -> u64 {
+    match (slice == MAIN, rng.below(10)) {
+        (true, 0) => 508 + rng.below(8),
+        (true, 1..=4) => 30 + rng.below(6),
+        _ => rng.below(8),
     }
 }
 
-fn range(dice: &mut Dice, slice: SliceId) -> (u64, u64) {
-    let page = place(dice, slice) * PAGE;
-    match dice.roll(8) {
+fn random_range(rng: &mut Rng, slice: SliceId) -> (u64, u64) {
+    let page = random_page(rng, slice) * PAGE;
+    match rng.below(8) {
         0..=2 => (page, PAGE),
-        3 => (page, (2 + dice.roll(4)) * PAGE),
-        4 => (page + dice.roll(PAGE - 512), 1 + dice.roll(512)),
-        5 => (page + dice.roll(PAGE), PAGE + dice.roll(3 * PAGE)),
-        6 => (page, PAGE * (1 + dice.roll(3)) + 100),
+        3 => (page, (2 + rng.below(4)) * PAGE),
+        4 => (page + rng.below(PAGE - 512), 1 + rng.below(512)),
+        5 => (page + rng.below(PAGE), PAGE + rng.below(3 * PAGE)),
+        6 => (page, PAGE * (1 + rng.below(3)) + 100),
         _ => (page, PAGE),
     }
 }
 
 /// Up to five parts that do not overlap.
-fn runs(dice: &mut Dice, slice: SliceId) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
-    for _ in 0..2 + dice.roll(4) {
-        let run = Run {
-            page: place(dice, slice),
-            pages: dice.any(&[1, 1, 1, 2, 4]),
-            is_written: dice.roll(4) != 0,
+fn random_parts(rng: &mut Rng, slice: SliceId) -> Vec<PartSpec> {
+    let mut runs: Vec<PartSpec> = Vec::new();
+    for _ in 0..2 + rng.below(4) {
+        let run = PartSpec {
+            page: random_page(rng, slice),
+            pages: rng.pick(&[1, 1, 1, 2, 4]),
+            is_written: rng.below(4) != 0,
         };
-        let is_beside = |other: &Run| {
+        let is_beside = |other: &PartSpec| {
             other.page + other.pages <= run.page || run.page + run.pages <= other.page
         };
         if runs.iter().all(is_beside) {
@@ -72,16 +72,16 @@ fn runs(dice: &mut Dice, slice: SliceId) -> Vec<Run> {
     runs
 }
 
-fn choose(dice: &mut Dice, plan: Plan) -> Op {
-    let slice = dice.any(&[MAIN, MAIN, MAIN, OTHER]);
-    let client = dice.roll(2) as usize;
-    let open = dice.any(&[0, 0, 1, 2, 5]);
+fn random_op(rng: &mut Rng, plan: SequencePlan) -> Op {
+    let slice = rng.pick(&[MAIN, MAIN, MAIN, OTHER]);
+    let client = rng.below(2) as usize;
+    let open = rng.pick(&[0, 0, 1, 2, 5]);
     // On a file a session is a thread of the owner: they die together.
-    let is_transaction = plan.transacts && dice.roll(5) == 0;
-    let mortal = plan.kind == Kind::Memory && dice.roll(6) == 0;
-    let death = mortal.then(|| dice.roll(90) as i64);
+    let is_transaction = plan.transacts && rng.below(5) == 0;
+    let mortal = plan.kind == MediumKind::Memory && rng.below(6) == 0;
+    let death = mortal.then(|| rng.below(90) as i64);
     if is_transaction {
-        let runs = runs(dice, slice);
+        let runs = random_parts(rng, slice);
         return Op::Transact {
             client,
             slice,
@@ -90,9 +90,9 @@ fn choose(dice: &mut Dice, plan: Plan) -> Op {
             death,
         };
     }
-    match dice.roll(40) {
+    match rng.below(40) {
         0..=19 => {
-            let (at, len) = range(dice, slice);
+            let (at, len) = random_range(rng, slice);
             Op::Write {
                 client,
                 slice,
@@ -103,7 +103,7 @@ fn choose(dice: &mut Dice, plan: Plan) -> Op {
             }
         }
         20..=24 => {
-            let (at, len) = range(dice, slice);
+            let (at, len) = random_range(rng, slice);
             Op::Clear {
                 client,
                 slice,
@@ -116,9 +116,9 @@ fn choose(dice: &mut Dice, plan: Plan) -> Op {
         25 => Op::Create,
         26 => Op::Grow(slice),
         27 => Op::Delete(OTHER),
-        28 => Op::Raise(slice, dice.roll(3) as u8),
-        29..=30 => Op::Settle(slice),
-        31..=33 => Op::Tend,
+        28 => Op::RaiseEpoch(slice, rng.below(3) as u8),
+        29..=30 => Op::ClearInFlight(slice),
+        31..=33 => Op::Maintain,
         34 => Op::Checkpoint,
         35..=36 => Op::Flush,
         37 => Op::Reopen,
@@ -127,47 +127,51 @@ fn choose(dice: &mut Dice, plan: Plan) -> Op {
 }
 
 /// One sequence.
-pub(super) fn run(plan: Plan, seed: u64, tally: &mut Tally) -> Result<(), Wrong> {
-    let mut dice = Dice::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
+pub(super) fn run(
+    plan: SequencePlan,
+    seed: u64,
+    tally: &mut CheckCounts,
+) -> Result<(), CheckFailure> {
+    let mut rng = Rng::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
     tally.sequences += 1;
     let mut tag = 0;
     let mut world = base(plan.kind, plan.is_full).open(2, Some(EXTREMES), tally)?;
     world.budget = Some(plan.budget);
-    for life in 0..LIVES {
-        for _ in 0..1 + dice.roll(LIFE) {
-            if world.clients.iter().any(|client| client.died_in.is_some()) && dice.roll(3) == 0 {
-                ops::bury(&mut world)?;
+    for life in 0..LIVES_PER_SEQUENCE {
+        for _ in 0..1 + rng.below(OPS_PER_LIFE) {
+            if world.clients.iter().any(|client| client.died_in.is_some()) && rng.below(3) == 0 {
+                ops::retire_dead_clients(&mut world)?;
             }
             tag += 1;
-            let op = choose(&mut dice, plan);
+            let op = random_op(&mut rng, plan);
             ops::run(&mut world, &op, seed << 16 | tag)?;
         }
-        if life + 1 < LIVES {
-            let chosen = dice.roll(world.last.len() as u64) as usize;
-            let (point, oracle) = world.last[chosen].clone();
-            let image = match dice.roll(4) {
+        if life + 1 < LIVES_PER_SEQUENCE {
+            let chosen = rng.below(world.last_points.len() as u64) as usize;
+            let (point, oracle) = world.last_points[chosen].clone();
+            let image = match rng.below(4) {
                 0 => point.image(0),
-                1 => point.everything(),
-                _ => point.sample(dice.roll(1 << 40)),
+                1 => point.all_persisted(),
+                _ => point.sample(rng.below(1 << 40)),
             };
-            world.crash_to(image, oracle, 2)?;
+            world.resume_from_image(image, oracle, 2)?;
         }
     }
-    ops::bury(&mut world)?;
-    world.empty()
+    ops::retire_dead_clients(&mut world)?;
+    world.empty_pool()
 }
 
 /// Runs one seed after the other until the plan's part is done. What a seed
 /// does depends on the budget, and on nothing else.
-fn run_all(plan: Plan, images: u64) -> Result<Tally, String> {
-    let mut tally = Tally::default();
-    let only = number("PAGEMESH_SEED");
-    let mut seed = only.or(number("PAGEMESH_FROM")).unwrap_or(1);
+fn run_all(plan: SequencePlan, images: u64) -> Result<CheckCounts, String> {
+    let mut tally = CheckCounts::default();
+    let only = env_number("PAGEMESH_SEED");
+    let mut seed = only.or(env_number("PAGEMESH_FROM")).unwrap_or(1);
     while tally.images < images {
-        let mut own = Tally::default();
-        let outcome = guard(|| run(plan, seed, &mut own));
+        let mut own = CheckCounts::default();
+        let outcome = catch_panic(|| run(plan, seed, &mut own));
         tally.add(&own);
-        if let Err(Wrong { check, detail }) = outcome {
+        if let Err(CheckFailure { check, detail }) = outcome {
             let all_max = plan.budget.all_max;
             return Err(format!(
                 "{plan:?}, after {own:?}: {check}: {detail}\n  \
@@ -181,68 +185,68 @@ fn run_all(plan: Plan, images: u64) -> Result<Tally, String> {
     }
     println!("{plan}, seeds below {seed}: {tally}");
     if only.is_none() {
-        plan.look_at(&tally)?;
+        plan.check_coverage(&tally)?;
     }
     Ok(tally)
 }
 
 /// The plan with the highest bound for which a quarter of so many images
 /// exhausts a few of its sequences: the other quarters are other sequences.
-fn grown(plan: Plan, images: u64) -> Plan {
-    let mut counted = Tally::default();
-    let first = number("PAGEMESH_FROM").unwrap_or(1);
+fn plan_for_images(plan: SequencePlan, images: u64) -> SequencePlan {
+    let mut counted = CheckCounts::default();
+    let first = env_number("PAGEMESH_FROM").unwrap_or(1);
     for seed in first..first + COUNTED_SEQUENCES {
-        let only_counted = Plan {
-            budget: COUNTED,
+        let only_counted = SequencePlan {
+            budget: COUNT_ONLY,
             ..plan
         };
         // What is wrong with one is told when its images are checked.
-        let _told_later = guard(|| run(only_counted, seed, &mut counted));
+        let _told_later = catch_panic(|| run(only_counted, seed, &mut counted));
     }
-    Plan {
-        budget: counted.legal.exhaust(images / 4, plan.budget),
+    SequencePlan {
+        budget: counted.legal_images.highest_bound(images / 4, plan.budget),
         ..plan
     }
 }
 
-pub(super) const PART: Part = Part {
+pub(super) const SHARE: WorkloadShare = WorkloadShare {
     budget: Budget {
         all_max: 16,
         sampled: 6,
     },
-    least: 160_000,
+    images_min: 160_000,
     percent: 30,
 };
 
 /// Sequences of a plan whose points are counted to find the bound of a campaign.
 const COUNTED_SEQUENCES: u64 = 16;
 
-pub(super) const fn plan(kind: Kind, is_full: bool) -> Plan {
-    Plan {
+pub(super) const fn plan(kind: MediumKind, is_full: bool) -> SequencePlan {
+    SequencePlan {
         kind,
         is_full,
         transacts: true,
-        budget: PART.budget,
+        budget: SHARE.budget,
     }
 }
 
-const PLANS: [Plan; 4] = [
-    plan(Kind::Memory, false),
-    plan(Kind::File, false),
-    plan(Kind::Memory, true),
-    plan(Kind::File, true),
+const PLANS: [SequencePlan; 4] = [
+    plan(MediumKind::Memory, false),
+    plan(MediumKind::File, false),
+    plan(MediumKind::Memory, true),
+    plan(MediumKind::File, true),
 ];
 
-impl Plan {
+impl SequencePlan {
     /// Whether sequences met what they are for.
-    fn look_at(&self, tally: &Tally) -> Result<(), String> {
-        let mortal = self.kind == Kind::Memory;
+    fn check_coverage(&self, tally: &CheckCounts) -> Result<(), String> {
+        let mortal = self.kind == MediumKind::Memory;
         let met = [
-            ("a full pool", !self.is_full || tally.full > 8),
+            ("a full pool", !self.is_full || tally.pool_full > 8),
             ("deaths", !mortal || tally.deaths > 8),
             (
                 "operations finished for the dead",
-                !mortal || tally.finished > 2,
+                !mortal || tally.rolled_forward > 2,
             ),
             (
                 "operations voided for the dead",
@@ -250,14 +254,14 @@ impl Plan {
             ),
             (
                 "recoveries that crash",
-                tally.of_recovery > tally.images / 100,
+                tally.recovery_images > tally.images / 100,
             ),
-            ("lives", tally.lives > 50),
+            ("lives", tally.resumptions > 50),
             (
                 "lists of what is in flight",
-                tally.compared < tally.images / 10,
+                tally.unlisted_images < tally.images / 10,
             ),
-            ("operations", tally.left_out < tally.operations / 4),
+            ("operations", tally.blocked < tally.operations / 4),
         ];
         match met.iter().find(|(_, is_met)| !is_met) {
             None => Ok(()),
@@ -266,7 +270,7 @@ impl Plan {
     }
 }
 
-impl fmt::Display for Plan {
+impl fmt::Display for SequencePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let room = if self.is_full { "nearly full" } else { "roomy" };
         write!(f, "{:?}, {room}, {}", self.kind, self.budget)
@@ -278,20 +282,20 @@ fn random_sequences() {
     let (began, plans) = (Instant::now(), PLANS.len() as u64);
     let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let threads = thread::available_parallelism().map_or(1, usize::from);
-    let run = |plan: Plan| match (number("PAGEMESH_ALL_MAX"), PART.asked_for()) {
+    let run = |plan: SequencePlan| match (env_number("PAGEMESH_ALL_MAX"), SHARE.campaign_images()) {
         (Some(all_max), images) => {
             let budget = Budget {
                 all_max,
                 ..plan.budget
             };
-            let images = images.unwrap_or(PART.least);
-            run_all(Plan { budget, ..plan }, images.div_ceil(plans))
+            let images = images.unwrap_or(SHARE.images_min);
+            run_all(SequencePlan { budget, ..plan }, images.div_ceil(plans))
         }
         (None, Some(images)) => {
             let images = images.div_ceil(plans);
-            run_all(grown(plan, images), images)
+            run_all(plan_for_images(plan, images), images)
         }
-        (None, None) => run_all(plan, PART.least.div_ceil(plans)),
+        (None, None) => run_all(plan, SHARE.images_min.div_ceil(plans)),
     };
     thread::scope(|scope| {
         for _ in 0..threads.min(PLANS.len()) {
@@ -303,7 +307,7 @@ fn random_sequences() {
             });
         }
     });
-    let mut tally = Tally::default();
+    let mut tally = CheckCounts::default();
     for outcome in outcomes.into_inner().expect("no panic inside") {
         tally.add(&outcome.unwrap_or_else(|wrong| panic!("{wrong}")));
     }
@@ -311,23 +315,23 @@ fn random_sequences() {
         "random sequences in {} s: {tally}",
         began.elapsed().as_secs()
     );
-    if number("PAGEMESH_SEED").is_none() {
-        let least = PART.asked_for().unwrap_or(PART.least);
-        assert!(tally.images >= least && tally.lives > 0, "{tally:?}");
+    if env_number("PAGEMESH_SEED").is_none() {
+        let least = SHARE.campaign_images().unwrap_or(SHARE.images_min);
+        assert!(tally.images >= least && tally.resumptions > 0, "{tally:?}");
     }
 }
 
 #[test]
-fn sequences_that_found_something() {
+fn regression_sequences() {
     // Frames that stayed in use, and counts of frames that drifted until a
     // write was refused, or the pool.
     for (is_full, seed) in [(false, 79), (true, 1043), (true, 100_053)] {
-        let mut tally = Tally::default();
-        let found_by = Plan {
+        let mut tally = CheckCounts::default();
+        let found_by = SequencePlan {
             transacts: false,
-            ..plan(Kind::File, is_full)
+            ..plan(MediumKind::File, is_full)
         };
-        let outcome = guard(|| run(found_by, seed, &mut tally));
+        let outcome = catch_panic(|| run(found_by, seed, &mut tally));
         outcome.unwrap_or_else(|wrong| panic!("seed {seed}, after {tally:?}: {wrong:?}"));
     }
 }

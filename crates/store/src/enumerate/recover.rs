@@ -1,12 +1,12 @@
 //! What a crash image is put through: opened, read, used again, emptied.
 
-use super::medium::Medium;
-use super::model::{Bytes, Entry, Found, Thing, Wrong, wrong};
-use super::owner::{self, Owned};
+use super::medium::CrashMedium;
+use super::model::{CheckFailure, ObjectContents, ObjectEntry, PageBytes, RecoveredContents, fail};
+use super::owner::{self, SharedPool};
 use crate::bitmap::Bitmap;
 use crate::pool::Pool;
-use crate::session::{Member, Session, write};
-use crate::view::{Handle, StoreError};
+use crate::pool_mapping::{Handle, StoreError};
+use crate::session::{LegSession, Session, write};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
@@ -19,72 +19,78 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 /// Later than every epoch of a workload.
-pub(super) const LAST: Epoch = Epoch(1 << 20);
+pub(super) const LAST_EPOCH: Epoch = Epoch(1 << 20);
 /// Free frames with which a write of two pages must succeed: they, and the
 /// nodes above them.
 const ROOM_FRAMES: u64 = 24;
 /// Far more than the deletion of everything takes.
-const TENDS_MAX: u32 = 500;
-const FRESH: SliceId = SliceId(Uuid::from_u128(77));
+const MAINTENANCE_MAX: u32 = 500;
+const NEW_SLICE: SliceId = SliceId(Uuid::from_u128(77));
 
 /// What kind of medium a pool lies on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MediumKind {
     /// Class `pmem`.
     Memory,
     /// Class `file-sync`.
     File,
 }
 
-impl Kind {
+impl MediumKind {
     /// A medium whose crashes can be enumerated.
-    pub(super) fn recorded(self, image: Image) -> Recorder {
+    pub(super) fn recorder(self, image: Image) -> Recorder {
         match self {
-            Kind::Memory => Recorder::from_image(image),
-            Kind::File => Recorder::of_file(image),
+            MediumKind::Memory => Recorder::from_image(image),
+            MediumKind::File => Recorder::for_file(image),
         }
     }
 }
 
 /// Opens a pool on a medium.
-pub(super) fn open(kind: Kind, recorder: Recorder) -> Result<(Arc<Medium>, Owned), Wrong> {
-    let data = Arc::new(Medium::new(recorder));
+pub(super) fn open(
+    kind: MediumKind,
+    recorder: Recorder,
+) -> Result<(Arc<CrashMedium>, SharedPool), CheckFailure> {
+    let data = Arc::new(CrashMedium::new(recorder));
     Ok((data.clone(), reopen(kind, &data)?))
 }
 
 /// Opens the pool of a medium whose owner is gone.
-pub(super) fn reopen(kind: Kind, data: &Arc<Medium>) -> Result<Owned, Wrong> {
+pub(super) fn reopen(
+    kind: MediumKind,
+    data: &Arc<CrashMedium>,
+) -> Result<SharedPool, CheckFailure> {
     let overlay = match kind {
-        Kind::Memory => data.clone(),
-        Kind::File => Arc::new(data.overlay()),
+        MediumKind::Memory => data.clone(),
+        MediumKind::File => Arc::new(data.overlay()),
     };
     match Pool::open(data.clone(), overlay) {
         // What a crash leaves is torn, but never damaged.
         Ok((_, found)) if found.damaged > 0 => {
-            wrong("damage", format!("recovery believes in it: {found:?}"))
+            fail("damage", format!("recovery believes in it: {found:?}"))
         }
         Ok((pool, _)) => Ok(Rc::new(RefCell::new(pool))),
-        Err(cause) => wrong("opening", cause.to_string()),
+        Err(cause) => fail("opening", cause.to_string()),
     }
 }
 
-pub(super) fn session(pool: &Owned) -> Session<Medium> {
+pub(super) fn session(pool: &SharedPool) -> Session<CrashMedium> {
     let mut pool = pool.borrow_mut();
     let number = pool.open_session(1, 1).expect("a session is free");
-    Session::new(pool.view().clone(), number)
+    Session::new(pool.mapping().clone(), number)
 }
 
-/// Reads what the pool holds; of `unread` objects it takes the given sums.
-pub(super) fn look(
-    pool: &Owned,
-    session: &mut Session<Medium>,
+/// Reads what the pool holds; of `unread_sums` objects it takes the given sums.
+pub(super) fn read_contents(
+    pool: &SharedPool,
+    session: &mut Session<CrashMedium>,
     unread: &BTreeMap<SliceId, BTreeMap<u64, u32>>,
-) -> Result<Found, Wrong> {
-    let mut found = Found::default();
+) -> Result<RecoveredContents, CheckFailure> {
+    let mut found = RecoveredContents::default();
     let objects: Vec<_> = pool.borrow().list().collect();
     for object in objects {
         let handle = pool.borrow().handle(object.slice).expect("it is listed");
-        let entry = Entry {
+        let entry = ObjectEntry {
             pages: object.size_bytes / PAGE_BYTES as u64,
             epoch: object.epoch.0,
             round: object.round,
@@ -93,33 +99,35 @@ pub(super) fn look(
             Some(pages) => pages.clone(),
             None => read(session, &handle, entry.pages)?,
         };
-        found.things.insert(object.slice, Thing { entry, pages });
+        found
+            .objects
+            .insert(object.slice, ObjectContents { entry, pages });
         let listed = pool.borrow().in_flight(object.slice).expect("it is there");
-        found.listed.insert(object.slice, listed);
+        found.in_flight.insert(object.slice, listed);
     }
     Ok(found)
 }
 
 fn read(
-    session: &mut Session<Medium>,
+    session: &mut Session<CrashMedium>,
     handle: &Handle,
     pages: u64,
-) -> Result<BTreeMap<u64, u32>, Wrong> {
+) -> Result<BTreeMap<u64, u32>, CheckFailure> {
     let mut mapped = Vec::new();
-    let visited = session.visit_slots(handle, 0..pages, LAST, |page, _, slot| {
+    let visited = session.visit_slots(handle, 0..pages, LAST_EPOCH, |page, _, slot| {
         if slot.is_none_or(|slot| slot.frame().is_some()) {
             mapped.push(page.0);
         }
         true
     });
     if let Err(cause) = visited {
-        return wrong("reading", cause.to_string());
+        return fail("reading", cause.to_string());
     }
     let mut found = BTreeMap::new();
     for page in mapped {
-        match session.checksums(handle, PageNo(page), 1, LAST) {
+        match session.checksums(handle, PageNo(page), 1, LAST_EPOCH) {
             Ok(sums) => found.insert(page, sums[0]),
-            Err(cause) => return wrong("reading", cause.to_string()),
+            Err(cause) => return fail("reading", cause.to_string()),
         };
     }
     Ok(found)
@@ -127,95 +135,103 @@ fn read(
 
 /// Puts an image through everything; what it held.
 pub(super) fn recover(
-    kind: Kind,
+    kind: MediumKind,
     image: Image,
     unread: &BTreeMap<SliceId, BTreeMap<u64, u32>>,
-) -> Result<Found, Wrong> {
+) -> Result<RecoveredContents, CheckFailure> {
     let (_, pool) = open(kind, Recorder::unrecorded(image))?;
-    examine(&pool, unread)
+    read_use_and_empty(&pool, unread)
 }
 
 /// Reads a pool, uses it again and empties it; what it held.
-pub(super) fn examine(
-    pool: &Owned,
+pub(super) fn read_use_and_empty(
+    pool: &SharedPool,
     unread: &BTreeMap<SliceId, BTreeMap<u64, u32>>,
-) -> Result<Found, Wrong> {
+) -> Result<RecoveredContents, CheckFailure> {
     let mut one = session(pool);
-    let found = look(pool, &mut one, unread)?;
-    for &slice in found.things.keys() {
+    let found = read_contents(pool, &mut one, unread)?;
+    for &slice in found.objects.keys() {
         write_again(pool, &mut one, slice)?;
     }
-    empty(pool, vec![one], found.things.keys().copied())?;
+    empty(pool, vec![one], found.objects.keys().copied())?;
     pool.borrow_mut()
-        .create(FRESH, 2 * PAGE_BYTES as u64)
+        .create(NEW_SLICE, 2 * PAGE_BYTES as u64)
         .expect("an emptied pool has room");
     let mut one = session(pool);
-    write_again(pool, &mut one, FRESH)?;
+    write_again(pool, &mut one, NEW_SLICE)?;
     Ok(found)
 }
 
-fn write_again(pool: &Owned, session: &mut Session<Medium>, slice: SliceId) -> Result<(), Wrong> {
+fn write_again(
+    pool: &SharedPool,
+    session: &mut Session<CrashMedium>,
+    slice: SliceId,
+) -> Result<(), CheckFailure> {
     let handle = pool.borrow().handle(slice).expect("it is there");
     let has_room = pool.borrow().usage().free_bytes >= ROOM_FRAMES * PAGE_BYTES as u64;
     let stamp = Stamp {
-        epoch: LAST,
+        epoch: LAST_EPOCH,
         op: 1 << 40,
-        open: 0,
+        open_ops: 0,
     };
-    let pages = (session.view().size_bytes(&handle) as usize / PAGE_BYTES).min(2);
+    let pages = (session.mapping().size_bytes(&handle) as usize / PAGE_BYTES).min(2);
     let fresh = [0xab; 2 * PAGE_BYTES];
     let fresh = &fresh[..pages * PAGE_BYTES];
-    let written = owner::with(pool, || {
-        write(&mut [Member { session, handle }], 0, fresh, stamp)
+    let written = owner::with_owner(pool, || {
+        write(&mut [LegSession { session, handle }], 0, fresh, stamp)
     });
     match written.map_err(|failure| failure.cause) {
         Ok(()) => {}
         Err(StoreError::NoSpace) if !has_room => return Ok(()),
-        Err(cause) => return wrong("writing again", cause.to_string()),
+        Err(cause) => return fail("writing again", cause.to_string()),
     }
-    let mut found: [Bytes; 2] = [[0; PAGE_BYTES]; 2];
+    let mut found: [PageBytes; 2] = [[0; PAGE_BYTES]; 2];
     let found = &mut found.as_flattened_mut()[..fresh.len()];
-    match session.read(&handle, 0, found, LAST) {
+    match session.read(&handle, 0, found, LAST_EPOCH) {
         Ok(()) if found == fresh => Ok(()),
-        Ok(()) => wrong("writing again", "what was written is not read"),
-        Err(cause) => wrong("writing again", cause.to_string()),
+        Ok(()) => fail("writing again", "what was written is not read"),
+        Err(cause) => fail("writing again", cause.to_string()),
     }
 }
 
 /// Deletes everything: every frame must be free then.
 pub(super) fn empty(
-    pool: &Owned,
-    sessions: Vec<Session<Medium>>,
+    pool: &SharedPool,
+    sessions: Vec<Session<CrashMedium>>,
     slices: impl Iterator<Item = SliceId>,
-) -> Result<(), Wrong> {
+) -> Result<(), CheckFailure> {
     let mut pool = pool.borrow_mut();
     for session in sessions {
         let closed = pool.close_session(session.number());
-        closed.or_else(|cause| wrong("ending a session", cause.to_string()))?;
+        closed.or_else(|cause| fail("ending a session", cause.to_string()))?;
     }
     for slice in slices {
         let deleted = pool.delete(slice);
-        deleted.or_else(|cause| wrong("deleting", cause.to_string()))?;
+        deleted.or_else(|cause| fail("deleting", cause.to_string()))?;
     }
     // A deletion, and the freeing of its entry, each need a checkpoint.
     let (mut quiet, mut tended) = (0, 0);
     while quiet < 6 {
-        match pool.tend() {
+        match pool.maintain() {
             Ok(true) => {}
             Ok(false) => quiet += 1,
-            Err(cause) => return wrong("tending", cause.to_string()),
+            Err(cause) => return fail("tending", cause.to_string()),
         }
         tended += 1;
-        if tended > TENDS_MAX {
-            return wrong("tending", "it does not come to an end");
+        if tended > MAINTENANCE_MAX {
+            return fail("tending", "it does not come to an end");
         }
     }
-    let (bitmap, bad) = Bitmap::load(&*pool.view.data, &pool.view.geometry, pool.view.pool);
+    let (bitmap, bad) = Bitmap::load(
+        &*pool.mapping.data,
+        &pool.mapping.geometry,
+        pool.mapping.pool,
+    );
     if !bad.is_empty() {
-        return wrong("the bitmap", format!("{bad:?}"));
+        return fail("the bitmap", format!("{bad:?}"));
     }
     if bitmap.used() > 0 {
-        return wrong(
+        return fail(
             "frames in use",
             format!("{} are, and nothing names them", bitmap.used()),
         );
@@ -223,7 +239,7 @@ pub(super) fn empty(
     let usage = pool.usage();
     match usage.free_bytes == usage.capacity_bytes {
         true => Ok(()),
-        false => wrong(
+        false => fail(
             "counting frames",
             format!(
                 "{} of {} bytes are free",

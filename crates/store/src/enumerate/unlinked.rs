@@ -2,18 +2,18 @@
 //! session that links one of its leaves does not.
 
 use super::fixed::base;
-use super::model::Wrong;
-use super::ops::{self, MAIN, Op, Run};
-use super::recover::{self, Kind};
-use super::world::World;
-use super::{Tally, guard};
+use super::harness::CrashHarness;
+use super::model::CheckFailure;
+use super::ops::{self, MAIN, Op, PartSpec};
+use super::recover::{self, MediumKind};
+use super::{CheckCounts, catch_panic};
 use crate::defect::{self, Defect};
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeMap;
 
 /// One session links the second leaf, another changes pages of both. A crash
 /// loses the lane of the first alone.
-fn lose_a_link(world: &mut World<'_>) -> Result<(), Wrong> {
+fn crash_with_lost_link(world: &mut CrashHarness<'_>) -> Result<(), CheckFailure> {
     let durable = world.medium.recorder.crash_point().image(0);
     let page = PAGE_BYTES as u64;
     let link = Op::Write {
@@ -24,7 +24,7 @@ fn lose_a_link(world: &mut World<'_>) -> Result<(), Wrong> {
         open: 0,
         death: None,
     };
-    let run = |page| Run {
+    let run = |page| PartSpec {
         page,
         pages: 1,
         is_written: true,
@@ -38,38 +38,38 @@ fn lose_a_link(world: &mut World<'_>) -> Result<(), Wrong> {
     };
     ops::run(world, &link, 1)?;
     ops::run(world, &transact, 2)?;
-    let mut image = world.medium.recorder.crash_point().everything();
+    let mut image = world.medium.recorder.crash_point().all_persisted();
     let number = world.clients[1].session.number();
-    let lane = {
+    let journal = {
         let pool = world.pool.borrow();
-        let geometry = pool.view().geometry();
-        let at = geometry.lane_at(number);
-        at..at + geometry.lane_bytes as usize
+        let geometry = pool.mapping().geometry();
+        let at = geometry.journal_at(number);
+        at..at + geometry.journal_bytes as usize
     };
-    for at in lane.step_by(8) {
+    for at in journal.step_by(8) {
         image.set_word(at, durable.word(at));
     }
-    let found = recover::recover(Kind::File, image, &BTreeMap::new())?;
+    let found = recover::recover(MediumKind::File, image, &BTreeMap::new())?;
     assert!(
-        !found.things[&MAIN].pages.contains_key(&530),
+        !found.objects[&MAIN].pages.contains_key(&530),
         "the link is lost"
     );
-    world.oracle.judge(&found).map(drop)
+    world.oracle.check(&found).map(drop)
 }
 
-fn check() -> Result<(), Wrong> {
-    let mut tally = Tally::default();
-    guard(|| {
-        let mut world = base(Kind::File, false).open(2, None, &mut tally)?;
-        lose_a_link(&mut world)
+fn check_lost_link() -> Result<(), CheckFailure> {
+    let mut tally = CheckCounts::default();
+    catch_panic(|| {
+        let mut world = base(MediumKind::File, false).open(2, None, &mut tally)?;
+        crash_with_lost_link(&mut world)
     })
 }
 
 #[test]
-fn a_transaction_goes_with_a_leaf_that_another_session_linked() {
-    check().unwrap_or_else(|wrong| panic!("{wrong:?}"));
+fn transaction_is_lost_with_leaf_of_another_session() {
+    check_lost_link().unwrap_or_else(|wrong| panic!("{wrong:?}"));
     defect::set(Some(Defect::GroupWithoutLeaf));
-    let caught = check();
+    let caught = check_lost_link();
     defect::set(None);
     println!("{caught:?}");
     assert!(caught.is_err(), "half of it is there");

@@ -2,29 +2,29 @@
 //! encoder would say, and encodes to it.
 
 use super::target;
-use crate::geometry::{Geometry, LANES_MAX, OBJECT_BYTES};
-use crate::object::{Object, State};
+use crate::geometry::{Geometry, JOURNALS_MAX, OBJECT_BYTES};
+use crate::object::{Object, ObjectState};
 use crate::record::{
-    Change, Entry, ObjectRecord, PAGES_MAX, Patch, Place, Record, Standing, encode_pad, is_pad,
-    seal,
+    Change, GroupPosition, JournalEntry, ObjectRecord, PAGES_MAX, Patch, Record, RecordAddress,
+    add_checksum, encode_pad, is_pad,
 };
-use crate::slot::{Slot, TRACK_MAX};
+use crate::slot::{ROUND_MAX, Slot};
 use crate::superblock::{BadSuperblock, Superblock};
-use pagemesh_base::checksum::{Sums, crc32c, crc32c_append};
+use pagemesh_base::checksum::{PageChecksums, crc32c, crc32c_append};
 use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
-use pagemesh_fuzz::{Random, allocated};
-use pagemesh_pmem::{Durability, Stated};
+use pagemesh_fuzz::{Random, measure_allocation};
+use pagemesh_pmem::{Durability, StatedClass};
 use std::mem::discriminant;
 use uuid::Uuid;
 
 /// Bytes that reading one structure may allocate: the longest record's changes
 /// while their vector grows, or the heads of all lanes.
 const ALLOCATED_MAX: u64 = 3 * (PAGES_MAX * size_of::<Change>()) as u64;
-const _: () = assert!(LANES_MAX as u64 * 8 <= ALLOCATED_MAX);
+const _: () = assert!(JOURNALS_MAX as u64 * 8 <= ALLOCATED_MAX);
 
-fn superblock(pool_bytes: u64, stated: Option<Stated>) -> Vec<u8> {
+fn superblock(pool_bytes: u64, stated: Option<StatedClass>) -> Vec<u8> {
     let geometry = Geometry::plan(pool_bytes).expect("a plan");
     let block = Superblock {
         pool: Uuid::from_u128(5),
@@ -34,11 +34,11 @@ fn superblock(pool_bytes: u64, stated: Option<Stated>) -> Vec<u8> {
         checkpoint: Seq(70),
         used_frames: 3,
         objects_end: 1,
-        lanes_end: 2,
+        journals_end: 2,
         stated,
         boot: stated.map(|_| Uuid::from_u128(8)),
         geometry,
-        heads: (0..u64::from(geometry.lanes)).collect(),
+        journal_heads: (0..u64::from(geometry.journals)).collect(),
     };
     // Two thirds of a page are zeroes: the target adds them again.
     block.encode()[..2048].to_vec()
@@ -51,7 +51,7 @@ pub(super) fn reseal_superblock(page: &mut [u8; PAGE_BYTES]) {
 
 #[test]
 fn fuzz_superblock() {
-    let stated = Stated {
+    let stated = StatedClass {
         class: Durability::Process,
         is_trusted: true,
     };
@@ -63,7 +63,7 @@ fn fuzz_superblock() {
         ])
         .cases(20_000)
         .bytes_max(PAGE_BYTES)
-        .reseal(|bytes, _| {
+        .fixup(|bytes, _| {
             let mut page = [0; PAGE_BYTES];
             page[..bytes.len()].copy_from_slice(bytes);
             reseal_superblock(&mut page);
@@ -74,7 +74,7 @@ fn fuzz_superblock() {
         .run(|bytes| {
             let mut page = [0; PAGE_BYTES];
             page[..bytes.len()].copy_from_slice(bytes);
-            let (decoded, took) = allocated(|| Superblock::decode(&page));
+            let (decoded, took) = measure_allocation(|| Superblock::decode(&page));
             assert!(took <= ALLOCATED_MAX, "{took} bytes");
             let block = match decoded {
                 Ok(block) => block,
@@ -83,19 +83,19 @@ fn fuzz_superblock() {
             let geometry = Geometry::plan(block.geometry.pool_bytes);
             assert_eq!(geometry, Ok(block.geometry), "a plan that there is");
             assert!(block.objects_end <= geometry.expect("a plan").object_count());
-            assert_eq!(block.heads.len(), block.geometry.lanes as usize);
+            assert_eq!(block.journal_heads.len(), block.geometry.journals as usize);
             assert_eq!(Superblock::decode(&block.encode()), Ok(block.clone()));
             // Beside a copy of another pool it is refused, whichever is newer.
             let mut other = block.clone();
             other.pool = Uuid::from_u128(!block.pool.as_u128());
             let chosen = Superblock::choose([&page, &other.encode()]);
-            assert!(matches!(chosen, Err(BadSuperblock::Contradiction(_))));
+            assert!(matches!(chosen, Err(BadSuperblock::Inconsistent(_))));
             Ok((block.stated.is_some(), block.boot.is_some()))
         });
 }
 
-fn place() -> Place {
-    Place::new(Uuid::from_u128(3), Incarnation(4), 5, 1000)
+fn place() -> RecordAddress {
+    RecordAddress::new(Uuid::from_u128(3), Incarnation(4), 5, 1000)
 }
 
 fn flat(lines: &[[u8; LINE_BYTES]]) -> Vec<u8> {
@@ -108,7 +108,7 @@ fn map(pages: usize, level: u8) -> Vec<u8> {
         Change {
             old,
             new: old.map(FrameNo(900 + index as u64), 3),
-            sums: Sums {
+            sums: PageChecksums {
                 crc: index as u32,
                 words: 0x0101 * index as u16,
             },
@@ -122,13 +122,13 @@ fn map(pages: usize, level: u8) -> Vec<u8> {
         page: PageNo(512),
         op: 9,
         open: 1,
-        standing: Standing::default(),
-        is_summed: pages > 4,
+        group_position: GroupPosition::default(),
+        has_second_sum: pages > 4,
         changes: (0..pages).map(change).collect(),
         patch: Patch::default(),
     };
     let mut lines = Vec::new();
-    Entry::Map(record).encode(&place(), &mut lines);
+    JournalEntry::Map(record).encode(&place(), &mut lines);
     flat(&lines)
 }
 
@@ -145,7 +145,7 @@ fn patch(within: usize, len: usize) -> Vec<u8> {
         bytes: (1..=len).map(|at| at as u8).collect(),
     };
     let mut lines = Vec::new();
-    Entry::Map(record).encode(&place(), &mut lines);
+    JournalEntry::Map(record).encode(&place(), &mut lines);
     flat(&lines)
 }
 
@@ -155,20 +155,20 @@ fn group() -> Vec<u8> {
     let alone = map(4, 0);
     let (lines, _) = alone.as_chunks();
     record.decode_from(lines, &place()).expect("a record");
-    record.standing = Standing {
+    record.group_position = GroupPosition {
         lines_before: 3,
-        goes_on: true,
+        is_continued: true,
     };
     let mut lines = Vec::new();
-    Entry::Map(record).encode(&place(), &mut lines);
+    JournalEntry::Map(record).encode(&place(), &mut lines);
     flat(&lines)
 }
 
-fn object(state: State) -> [u8; OBJECT_BYTES as usize] {
+fn object(state: ObjectState) -> [u8; OBJECT_BYTES as usize] {
     let object = Object {
         state,
         round: 3,
-        compare: true,
+        needs_compare: true,
         epoch: Epoch(7),
         slice: SliceId(Uuid::from_u128(9)),
         size_bytes: 1 << 30,
@@ -179,18 +179,18 @@ fn object(state: State) -> [u8; OBJECT_BYTES as usize] {
 fn reseal_record(bytes: &mut [u8], _: &mut Random) {
     let (lines, _) = bytes.as_chunks_mut::<LINE_BYTES>();
     if let Some(first) = lines.first() {
-        let claimed = crate::record::lines_claimed(first).min(lines.len());
-        seal(&mut lines[..claimed], &place());
+        let claimed = crate::record::claimed_lines(first).min(lines.len());
+        add_checksum(&mut lines[..claimed], &place());
     }
 }
 
 #[test]
 fn fuzz_record() {
     let mut lines = Vec::new();
-    Entry::Object(ObjectRecord {
+    JournalEntry::Object(ObjectRecord {
         seq: Seq(78),
         object: ObjectId(1),
-        entry: object(State::Live),
+        entry: object(ObjectState::Live),
     })
     .encode(&place(), &mut lines);
     target("record")
@@ -207,39 +207,45 @@ fn fuzz_record() {
         ])
         .cases(30_000)
         .bytes_max(1024)
-        .reseal(reseal_record)
+        .fixup(reseal_record)
         .run(|bytes| {
-            let (lane, _) = bytes.as_chunks::<LINE_BYTES>();
-            let pad = lane.first().is_some_and(|line| is_pad(line, &place()));
-            let (decoded, took) = allocated(|| Entry::decode(lane, &place()));
+            let (journal, _) = bytes.as_chunks::<LINE_BYTES>();
+            let pad = journal.first().is_some_and(|line| is_pad(line, &place()));
+            let (decoded, took) = measure_allocation(|| JournalEntry::decode(journal, &place()));
             assert!(took <= ALLOCATED_MAX, "{took} bytes");
             let entry = match decoded {
                 Ok(entry) => entry,
                 Err(cause) => return Err((pad, discriminant(&cause))),
             };
             assert!(!pad, "a pad and a record at once");
-            assert!(entry.lines() <= lane.len());
-            assert!(Entry::decode(lane, &place().at(1001)).is_err(), "elsewhere");
+            assert!(entry.lines() <= journal.len());
+            assert!(
+                JournalEntry::decode(journal, &place().at(1001)).is_err(),
+                "elsewhere"
+            );
             let mut again = Vec::new();
             entry.encode(&place(), &mut again);
             assert_eq!(again.len(), entry.lines());
-            assert_eq!(Entry::decode(&again, &place()), Ok(entry.clone()));
+            assert_eq!(JournalEntry::decode(&again, &place()), Ok(entry.clone()));
             Ok(match entry {
-                Entry::Map(record) if record.is_patch() => (8, record.lines().min(4)),
-                Entry::Map(record) => (record.level, record.changes.len().min(5)),
-                Entry::Object(_) => (9, 0),
+                JournalEntry::Map(record) if record.is_patch() => (8, record.lines().min(4)),
+                JournalEntry::Map(record) => (record.level, record.changes.len().min(5)),
+                JournalEntry::Object(_) => (9, 0),
             })
         });
 }
 
 #[test]
 fn fuzz_object() {
-    let (states, root) = ([State::Free, State::Live, State::Deleting], 64);
+    let (states, root) = (
+        [ObjectState::Free, ObjectState::Live, ObjectState::Deleting],
+        64,
+    );
     target("object")
         .seeds(states.map(|state| object(state)[..root].to_vec()))
         .cases(20_000)
         .bytes_max(root)
-        .reseal(|bytes, _| {
+        .fixup(|bytes, _| {
             let crc = bytes.get(4..).map(|covered| crc32c(covered).to_le_bytes());
             if let (Some(crc), Some(stored)) = (crc, bytes.get_mut(..4)) {
                 stored.copy_from_slice(&crc);
@@ -249,12 +255,16 @@ fn fuzz_object() {
             let mut entry = [0; OBJECT_BYTES as usize];
             entry[..bytes.len()].copy_from_slice(bytes);
             let object = Object::decode(&entry).ok()?;
-            assert!(object.round <= TRACK_MAX);
+            assert!(object.round <= ROUND_MAX);
             assert_eq!(object.size_bytes % PAGE_BYTES as u64, 0);
             if entry != [0; OBJECT_BYTES as usize] {
                 assert_eq!(Object::decode(&object.encode()), Ok(object));
             }
-            Some((object.state as u8, object.compare, object.size_bytes == 0))
+            Some((
+                object.state as u8,
+                object.needs_compare,
+                object.size_bytes == 0,
+            ))
         });
 }
 
@@ -272,7 +282,7 @@ fn fuzz_slot() {
             let bits = u64::from_le_bytes(*bytes.first_chunk()?);
             let slot = Slot::decode(bits).ok()?;
             assert_eq!(slot.encode(), bits);
-            assert!(slot.track() <= TRACK_MAX);
+            assert!(slot.round() <= ROUND_MAX);
             let flipped = |bit: u32| Slot::decode(bits ^ 1 << bit).is_ok();
             assert!(!(0..64).any(flipped), "{bits:#x}: a flipped bit");
             assert!(!slot.is_changing() || slot.frame().is_some());

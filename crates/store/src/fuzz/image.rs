@@ -6,18 +6,18 @@
 //! An input is the number of a pool that the code itself wrote, and changes of
 //! its image, see `tampering`: an image of 2 MiB is kept as some dozen bytes.
 
-use super::tampering::{CHANGE_BYTES, Image};
+use super::tampering::{CHANGE_BYTES, TamperedImage};
 use super::target;
-use crate::check::{FINDINGS_MAX, Options, Remedy, What, check};
+use crate::check::{CheckOptions, FINDINGS_MAX, FindingKind, Remedy, check};
 use crate::pool::{ObjectError, Pool, format};
+use crate::pool_mapping::{Handle, StoreError};
 use crate::recovery::{PoolError, recover};
-use crate::scrub::{Cursor, Scrubbed};
-use crate::session::{Member, Session, clear, write};
+use crate::scrub::{ScrubCursor, ScrubReport};
+use crate::session::{LegSession, Session, clear, write};
 use crate::transaction::transact;
-use crate::view::{Handle, StoreError};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{Part, Stamp};
+use pagemesh_base::slice::{Stamp, TransactionPart};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Recorder;
 use std::hash::Hash;
@@ -41,22 +41,22 @@ const ROUNDS_MAX: u32 = 100;
 const SCRUB_STEPS_MAX: u32 = 1000;
 
 type Medium = Arc<Recorder>;
-type Opened = Result<Pool<Recorder>, PoolError>;
+type OpenResult = Result<Pool<Recorder>, PoolError>;
 
-fn open(media: &Medium) -> Opened {
+fn open(media: &Medium) -> OpenResult {
     Pool::open(media.clone(), media.clone()).map(|(pool, _)| pool)
 }
 
 fn session(pool: &mut Pool<Recorder>) -> Result<Session<Recorder>, ObjectError> {
     let number = pool.open_session(1, 1)?;
-    Ok(Session::new(pool.view().clone(), number))
+    Ok(Session::new(pool.mapping().clone(), number))
 }
 
 fn stamp(op: u64) -> Stamp {
     Stamp {
         epoch: Epoch(1),
         op,
-        open: 1,
+        open_ops: 1,
     }
 }
 
@@ -67,7 +67,7 @@ fn put(
     data: &[u8],
     stamp: Stamp,
 ) -> Result<(), StoreError> {
-    write(&mut [Member { session, handle }], offset, data, stamp).map_err(|failed| failed.cause)
+    write(&mut [LegSession { session, handle }], offset, data, stamp).map_err(|failed| failed.cause)
 }
 
 fn page(byte: u8) -> Vec<u8> {
@@ -83,22 +83,22 @@ fn with_groups() -> pagemesh_pmem::Image {
     let handle = pool.handle(OLD).expect("the object");
     let mut session = session(&mut pool).expect("a session");
     for op in 1..4 {
-        let part = |number: u64| Part::Write {
+        let part = |number: u64| TransactionPart::Write {
             offset: (op + number * 7) * PAGE_BYTES as u64,
             data: page((op + number) as u8).into(),
         };
-        let parts: Vec<Part> = (0..4).map(part).collect();
+        let parts: Vec<TransactionPart> = (0..4).map(part).collect();
         let session = &mut session;
-        transact(&mut [Member { session, handle }], &parts, stamp(op)).expect("room");
+        transact(&mut [LegSession { session, handle }], &parts, stamp(op)).expect("room");
     }
-    media.crash_point().everything()
+    media.crash_point().all_persisted()
 }
 
 /// Pools as the code leaves them: new, in use, closed, emptied, torn.
 fn bases() -> Vec<pagemesh_pmem::Image> {
     let media = Arc::new(Recorder::new(POOL_BYTES));
     format(&*media, Uuid::from_u128(1)).expect("a pool");
-    let mut bases = vec![media.crash_point().everything()];
+    let mut bases = vec![media.crash_point().all_persisted()];
     let mut pool = open(&media).expect("a sound pool");
     for slice in [OLD, OTHER] {
         pool.create(slice, SLICE_BYTES).expect("an object");
@@ -109,68 +109,71 @@ fn bases() -> Vec<pagemesh_pmem::Image> {
     let mut two = session(&mut pool).expect("a session");
     for op in 1..12 {
         put(&mut one, old, op * 4096, &page(op as u8), stamp(op)).expect("a write");
-        pool.tend().expect("a sound pool");
+        pool.maintain().expect("a sound pool");
     }
     for op in 1..6 {
         put(&mut two, other, op * 8192, &page(7).repeat(3), stamp(op)).expect("a write");
         put(&mut one, old, op * 5000, &[9; 700], stamp(op + 20)).expect("a write");
     }
-    let member = |session| Member {
+    let member = |session| LegSession {
         session,
         handle: old,
     };
     clear(&mut [member(&mut one)], 8192, 8192, stamp(40)).expect("a clear");
-    bases.push(media.crash_point().everything());
+    bases.push(media.crash_point().all_persisted());
     put(&mut two, other, 0, &page(8).repeat(8), stamp(30)).expect("a write");
-    bases.push(media.crash_point().survivor(5).now());
+    bases.push(media.crash_point().sample_recorder(5).visible_image());
     pool.raise_epoch(OLD, Epoch(2), 3).expect("a barrier");
     drop((one, two));
     pool.close_session(1).expect("a sound pool");
     pool.delete(OTHER).expect("the object");
-    bases.push(media.crash_point().everything());
-    while pool.tend().expect("a sound pool") {}
+    bases.push(media.crash_point().all_persisted());
+    while pool.maintain().expect("a sound pool") {}
     pool.close().expect("a sound pool");
-    bases.push(media.crash_point().everything());
+    bases.push(media.crash_point().all_persisted());
     bases.push(with_groups());
     bases
 }
 
 /// How far a case came: each step's end.
 #[derive(Hash)]
-enum Outcome {
+enum CaseOutcome {
     Refused(Discriminant<PoolError>),
-    Opened(Vec<Ended>, Result<usize, Discriminant<PoolError>>),
+    Exercised(Vec<StepResult>, Result<usize, Discriminant<PoolError>>),
 }
 
 #[derive(Hash)]
-enum Ended {
+enum StepResult {
     Done,
     Store(Discriminant<StoreError>),
     Object(Discriminant<ObjectError>, Option<Discriminant<PoolError>>),
 }
 
-impl From<Result<(), StoreError>> for Ended {
-    fn from(result: Result<(), StoreError>) -> Ended {
-        result.map_or_else(|error| Ended::Store(discriminant(&error)), |()| Ended::Done)
+impl From<Result<(), StoreError>> for StepResult {
+    fn from(result: Result<(), StoreError>) -> StepResult {
+        result.map_or_else(
+            |error| StepResult::Store(discriminant(&error)),
+            |()| StepResult::Done,
+        )
     }
 }
 
-impl From<ObjectError> for Ended {
-    fn from(error: ObjectError) -> Ended {
+impl From<ObjectError> for StepResult {
+    fn from(error: ObjectError) -> StepResult {
         let inner = match &error {
             ObjectError::Pool(inner) => Some(discriminant(inner)),
             _ => None,
         };
-        Ended::Object(discriminant(&error), inner)
+        StepResult::Object(discriminant(&error), inner)
     }
 }
 
 fn case(bases: &[pagemesh_pmem::Image], input: &[u8]) -> Option<impl Hash + use<>> {
     let (&base, script) = input.split_first()?;
-    let mut image = Image::new(&bases[usize::from(base) % bases.len()]);
+    let mut image = TamperedImage::new(&bases[usize::from(base) % bases.len()]);
     image.tamper(script);
-    let (is_evident, is_counting) = (image.is_evident, image.is_counting);
-    let image = image.tampered();
+    let (is_evident, is_counting) = (image.is_detectable, image.has_true_counters);
+    let image = image.to_image();
     let repaired = [true, false].map(|is_ordered| repair(&image, is_ordered, is_counting));
     let scrubbed = scrub_twice(&image, is_counting);
     let used = use_pool(image, is_evident, is_counting);
@@ -178,13 +181,13 @@ fn case(bases: &[pagemesh_pmem::Image], input: &[u8]) -> Option<impl Hash + use<
 }
 
 /// Kinds of findings, and whether the pool could be repaired.
-type Repaired = Result<(Vec<Discriminant<What>>, bool), Discriminant<PoolError>>;
+type RepairResult = Result<(Vec<Discriminant<FindingKind>>, bool), Discriminant<PoolError>>;
 
 /// Checks a pool and writes what mends it. Where the superblock's numbers are a lie,
 /// records of another incarnation may count after the repair, or no number be left.
-fn repair(image: &pagemesh_pmem::Image, is_ordered: bool, is_counting: bool) -> Repaired {
+fn repair(image: &pagemesh_pmem::Image, is_ordered: bool, is_counting: bool) -> RepairResult {
     let look = |image: pagemesh_pmem::Image| {
-        let mut options = Options {
+        let mut options = CheckOptions {
             is_ordered,
             reads_data: true,
             progress: &mut |_, _| {},
@@ -197,7 +200,7 @@ fn repair(image: &pagemesh_pmem::Image, is_ordered: bool, is_counting: bool) -> 
     let applied = plan.apply(&media).is_ok();
     assert_eq!(applied, plan.is_possible(), "repaired, or said not to be");
     if applied && is_counting {
-        let (again, _) = look(media.crash_point().everything()).expect("a pool");
+        let (again, _) = look(media.crash_point().all_persisted()).expect("a pool");
         let mut left = again.findings.iter();
         let left = left.find(|it| it.remedy == Remedy::Pool);
         assert!(left.is_none(), "{left:?} after a repair of {report:?}");
@@ -205,7 +208,7 @@ fn repair(image: &pagemesh_pmem::Image, is_ordered: bool, is_counting: bool) -> 
     let mut kinds: Vec<_> = report
         .findings
         .iter()
-        .map(|it| discriminant(&it.what))
+        .map(|it| discriminant(&it.kind))
         .collect();
     kinds.dedup();
     Ok((kinds, applied))
@@ -216,7 +219,7 @@ fn repair(image: &pagemesh_pmem::Image, is_ordered: bool, is_counting: bool) -> 
 fn scrub_twice(
     image: &pagemesh_pmem::Image,
     is_counting: bool,
-) -> Option<Result<(u64, u64), Ended>> {
+) -> Option<Result<(u64, u64), StepResult>> {
     let media = Arc::new(Recorder::from_image(image.clone()));
     let mut pool = open(&media).ok()?;
     let first = match scrub(&mut pool) {
@@ -225,14 +228,14 @@ fn scrub_twice(
     };
     let again = scrub(&mut pool).expect("a pool that was scrubbed");
     assert!(
-        !is_counting || (again.mended(), again.damaged) == (0, first.damaged),
+        !is_counting || (again.corrected(), again.damaged) == (0, first.damaged),
         "{first:?}, then {again:?}"
     );
-    Some(Ok((first.mended(), first.damaged)))
+    Some(Ok((first.corrected(), first.damaged)))
 }
 
-fn scrub(pool: &mut Pool<Recorder>) -> Result<Scrubbed, ObjectError> {
-    let (mut next, mut found) = (Some(Cursor::default()), Scrubbed::default());
+fn scrub(pool: &mut Pool<Recorder>) -> Result<ScrubReport, ObjectError> {
+    let (mut next, mut found) = (Some(ScrubCursor::default()), ScrubReport::default());
     for _ in 0..SCRUB_STEPS_MAX {
         let Some(cursor) = next else {
             return Ok(found);
@@ -249,7 +252,7 @@ fn use_pool(image: pagemesh_pmem::Image, is_evident: bool, is_counting: bool) ->
     let unordered = unordered.map(drop).map_err(|error| discriminant(&error));
     let media = Arc::new(Recorder::from_image(image));
     let pool = match open(&media) {
-        Err(error) => return (unordered, Outcome::Refused(discriminant(&error))),
+        Err(error) => return (unordered, CaseOutcome::Refused(discriminant(&error))),
         Ok(pool) => pool,
     };
     let (steps, closed, kept) = exercise(pool);
@@ -261,7 +264,7 @@ fn use_pool(image: pagemesh_pmem::Image, is_evident: bool, is_counting: bool) ->
             // Its openings may be counted up, or be those that older records are of,
             // where that was a lie.
             Err(_) if !is_counting => {
-                return (unordered, Outcome::Opened(steps, Ok(0)));
+                return (unordered, CaseOutcome::Exercised(steps, Ok(0)));
             }
             Err(error) => panic!("a pool that was closed opens: {error}"),
         };
@@ -276,28 +279,28 @@ fn use_pool(image: pagemesh_pmem::Image, is_evident: bool, is_counting: bool) ->
     let closed = closed
         .map(|listed| listed.len())
         .map_err(|error| discriminant(&error));
-    (unordered, Outcome::Opened(steps, closed))
+    (unordered, CaseOutcome::Exercised(steps, closed))
 }
 
-type Closed = Result<Vec<SliceId>, PoolError>;
+type CloseResult = Result<Vec<SliceId>, PoolError>;
 /// Pages that were acknowledged, and what is in them.
-type Kept = Option<Vec<(u64, Vec<u8>)>>;
+type AcknowledgedPages = Option<Vec<(u64, Vec<u8>)>>;
 
-fn exercise(mut pool: Pool<Recorder>) -> (Vec<Ended>, Closed, Kept) {
+fn exercise(mut pool: Pool<Recorder>) -> (Vec<StepResult>, CloseResult, AcknowledgedPages) {
     let mut steps = Vec::new();
     let mut slices: Vec<SliceId> = pool.list().map(|object| object.slice).collect();
     slices.sort_unstable();
-    assert!(slices.len() <= pool.view().geometry().object_count() as usize);
+    assert!(slices.len() <= pool.mapping().geometry().object_count() as usize);
     let mut kept = None;
     match session(&mut pool) {
         Err(error) => steps.push(error.into()),
         Ok(mut session) => {
             for slice in slices.iter().take(3) {
-                look(&mut pool, &mut session, *slice, &mut steps);
+                read_slice(&mut pool, &mut session, *slice, &mut steps);
             }
-            kept = add(&mut pool, &mut session, &mut steps);
+            kept = add_slice(&mut pool, &mut session, &mut steps);
             for slice in slices.iter().take(3) {
-                change(&mut pool, &mut session, *slice, &mut steps);
+                change_slice(&mut pool, &mut session, *slice, &mut steps);
             }
         }
     }
@@ -305,13 +308,13 @@ fn exercise(mut pool: Pool<Recorder>) -> (Vec<Ended>, Closed, Kept) {
         if slice != NEW {
             steps.push(
                 pool.delete(slice)
-                    .map_or_else(Ended::from, |()| Ended::Done),
+                    .map_or_else(StepResult::from, |()| StepResult::Done),
             );
         }
     }
     for round in 0.. {
         assert!(round < ROUNDS_MAX, "housekeeping does not end");
-        match pool.tend() {
+        match pool.maintain() {
             Ok(true) => {}
             Ok(false) => break,
             Err(error) => {
@@ -326,11 +329,11 @@ fn exercise(mut pool: Pool<Recorder>) -> (Vec<Ended>, Closed, Kept) {
     (steps, closed.map(|()| listed), kept)
 }
 
-fn look(
+fn read_slice(
     pool: &mut Pool<Recorder>,
     session: &mut Session<Recorder>,
     slice: SliceId,
-    steps: &mut Vec<Ended>,
+    steps: &mut Vec<StepResult>,
 ) {
     let (handle, object) = match (pool.handle(slice), pool.find(slice)) {
         (Ok(handle), Ok((_, object))) => (handle, object),
@@ -360,26 +363,30 @@ fn look(
 
 /// Whether the writes to come need not wait for the owner, which is this
 /// thread.
-fn has_frames(
+fn has_frames_for_writes(
     pool: &mut Pool<Recorder>,
     session: &Session<Recorder>,
-    steps: &mut Vec<Ended>,
+    steps: &mut Vec<StepResult>,
 ) -> bool {
-    if let Err(error) = pool.tend() {
+    if let Err(error) = pool.maintain() {
         steps.push(error.into());
         return false;
     }
-    let cells = pool.view().control().cells(session.number());
+    let cells = pool.mapping().control().session_cells(session.number());
     let granted = cells.granted().load(Ordering::Acquire);
     granted.wrapping_sub(cells.consumed().load(Ordering::Acquire)) >= FRAMES_NEEDED
 }
 
-fn add(pool: &mut Pool<Recorder>, session: &mut Session<Recorder>, steps: &mut Vec<Ended>) -> Kept {
+fn add_slice(
+    pool: &mut Pool<Recorder>,
+    session: &mut Session<Recorder>,
+    steps: &mut Vec<StepResult>,
+) -> AcknowledgedPages {
     if let Err(error) = pool.create(NEW, SLICE_BYTES) {
         steps.push(error.into());
         return None;
     }
-    if !has_frames(pool, session, steps) {
+    if !has_frames_for_writes(pool, session, steps) {
         return None;
     }
     let handle = pool.handle(NEW).expect("it was made");
@@ -395,32 +402,32 @@ fn add(pool: &mut Pool<Recorder>, session: &mut Session<Recorder>, steps: &mut V
     Some(kept)
 }
 
-fn change(
+fn change_slice(
     pool: &mut Pool<Recorder>,
     session: &mut Session<Recorder>,
     slice: SliceId,
-    steps: &mut Vec<Ended>,
+    steps: &mut Vec<StepResult>,
 ) {
     let (Ok(handle), Ok((_, object))) = (pool.handle(slice), pool.find(slice)) else {
         return;
     };
-    if slice == NEW || !has_frames(pool, session, steps) {
+    if slice == NEW || !has_frames_for_writes(pool, session, steps) {
         return;
     }
     let stamp = Stamp {
         epoch: object.epoch,
         op: 100,
-        open: 0,
+        open_ops: 0,
     };
     steps.push(put(session, handle, 4096, &page(5), stamp).into());
-    let mut members = [Member { session, handle }];
+    let mut members = [LegSession { session, handle }];
     let cleared = clear(&mut members, 8192, 3 * 4096, stamp);
     steps.push(cleared.map_err(|failed| failed.cause).into());
     let raised = pool.raise_epoch(slice, Epoch(object.epoch.0.saturating_add(1)), 2);
-    steps.push(raised.map_or_else(Ended::from, |()| Ended::Done));
+    steps.push(raised.map_or_else(StepResult::from, |()| StepResult::Done));
     steps.push(
-        pool.settle(slice)
-            .map_or_else(Ended::from, |()| Ended::Done),
+        pool.clear_in_flight(slice)
+            .map_or_else(StepResult::from, |()| StepResult::Done),
     );
 }
 

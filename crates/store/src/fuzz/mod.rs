@@ -6,8 +6,8 @@ mod entries;
 mod image;
 mod tampering;
 
-use pagemesh_fuzz::Target;
+use pagemesh_fuzz::FuzzTarget;
 
-fn target(name: &'static str) -> Target {
-    Target::new(name, env!("CARGO_MANIFEST_DIR"))
+fn target(name: &'static str) -> FuzzTarget {
+    FuzzTarget::new(name, env!("CARGO_MANIFEST_DIR"))
 }

@@ -1,7 +1,7 @@
 //! Changes of a pool's image, written as bytes: 12 each.
 //!
 //! ```text
-//! 0  what   1   see `Image::apply`
+//! 0  what   1   see `TamperedImage::apply`
 //! 1  unit   1   which entry
 //! 2  at     2   where in it
 //! 4  value  8
@@ -13,7 +13,7 @@
 use super::entries::reseal_superblock;
 use crate::bitmap;
 use crate::geometry::{Geometry, IN_FLIGHT_BYTES, OBJECT_BYTES, Region};
-use crate::record::{Entry, Place, lines_claimed, seal};
+use crate::record::{JournalEntry, RecordAddress, add_checksum, claimed_lines};
 use crate::slot::Slot;
 use crate::superblock::Superblock;
 use pagemesh_base::checksum::crc32c;
@@ -25,30 +25,30 @@ pub(super) const CHANGE_BYTES: usize = 12;
 const CHANGES_MAX: usize = 16;
 
 /// A pool's bytes.
-pub(super) struct Image {
+pub(super) struct TamperedImage {
     bytes: Vec<u8>,
     block: Superblock,
     /// Whether only bytes were changed that have a checksum, and none was made
     /// right again.
-    pub(super) is_evident: bool,
+    pub(super) is_detectable: bool,
     /// Whether no superblock was changed and its checksum made right again.
-    pub(super) is_counting: bool,
+    pub(super) has_true_counters: bool,
 }
 
-impl Image {
-    pub(super) fn new(image: &pagemesh_pmem::Image) -> Image {
+impl TamperedImage {
+    pub(super) fn new(image: &pagemesh_pmem::Image) -> TamperedImage {
         let bytes = image.to_bytes();
         let page = |number: usize| bytes[number * PAGE_BYTES..].first_chunk().expect("a page");
         let block = Superblock::choose([page(0), page(1)]).expect("a sound pool");
-        Image {
+        TamperedImage {
             bytes,
             block,
-            is_evident: true,
-            is_counting: true,
+            is_detectable: true,
+            has_true_counters: true,
         }
     }
 
-    pub(super) fn tampered(&self) -> pagemesh_pmem::Image {
+    pub(super) fn to_image(&self) -> pagemesh_pmem::Image {
         pagemesh_pmem::Image::from_bytes(&self.bytes)
     }
 
@@ -72,8 +72,8 @@ impl Image {
     fn apply(&mut self, what: u8, unit: usize, at: usize, value: u64) {
         let geometry = self.geometry();
         let is_bitmap = what % 16 == 7 && unit.is_multiple_of(2);
-        self.is_evident &= is_bitmap || [3, 6, 8].contains(&(what % 16));
-        self.is_counting &= !what.is_multiple_of(16);
+        self.is_detectable &= is_bitmap || [3, 6, 8].contains(&(what % 16));
+        self.has_true_counters &= !what.is_multiple_of(16);
         match what % 16 {
             0 => self.change_superblock(unit, at, value, true),
             1 => self.change_superblock(unit, at, value, false),
@@ -144,7 +144,7 @@ impl Image {
         let line = at / LINE_BYTES;
         let bytes = self.bytes[start + line * LINE_BYTES..].first_chunk_mut();
         if let (true, Some(bytes)) = (reseal, bytes) {
-            bitmap::reseal(self.block.pool, line, bytes);
+            bitmap::update_line_checksum(self.block.pool, line, bytes);
         }
     }
 
@@ -180,18 +180,18 @@ impl Image {
 
     /// Where the record number `nth` that recovery will read lies, and its
     /// place.
-    fn record(&self, nth: usize) -> Option<(usize, usize, Place)> {
+    fn record(&self, nth: usize) -> Option<(usize, usize, RecordAddress)> {
         let mut found = Vec::new();
-        for lane in 0..self.block.lanes_end {
-            let start = self.geometry().lane_at(lane);
+        for journal in 0..self.block.journals_end {
+            let start = self.geometry().journal_at(journal);
             let (pool, incarnation) = (self.block.pool, self.block.incarnation);
-            let head = self.block.heads[lane as usize];
-            let mut place = Place::new(pool, incarnation, lane, head);
+            let head = self.block.journal_heads[journal as usize];
+            let mut place = RecordAddress::new(pool, incarnation, journal, head);
             loop {
-                let line = place.position % self.geometry().lane_lines();
+                let line = place.position % self.geometry().journal_lines();
                 let at = start + line as usize * LINE_BYTES;
                 let lines = self.bytes[at..].as_chunks::<LINE_BYTES>().0;
-                let Ok(entry) = Entry::decode(lines, &place) else {
+                let Ok(entry) = JournalEntry::decode(lines, &place) else {
                     found.push((at, 1, place));
                     break;
                 };
@@ -202,11 +202,11 @@ impl Image {
         found.get(nth % found.len().max(1)).copied()
     }
 
-    fn seal_record(&mut self, at: usize, place: &Place) {
+    fn seal_record(&mut self, at: usize, place: &RecordAddress) {
         let (lines, _) = self.bytes[at..].as_chunks_mut::<LINE_BYTES>();
-        let count = lines_claimed(&lines[0]);
+        let count = claimed_lines(&lines[0]);
         if let Some(record) = lines.get_mut(..count) {
-            seal(record, place);
+            add_checksum(record, place);
         }
     }
 

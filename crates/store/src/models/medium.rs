@@ -4,10 +4,10 @@
 //! Streamed bytes may wait in the processor until its fence. A medium is made
 //! for one of the two extremes: they are seen at once, or not before.
 
-use pagemesh_base::checksum::Sums;
+use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_models::{Access, step, this_thread};
-use pagemesh_pmem::{Fenced, Image, Media, Recorder, Unfenced};
+use pagemesh_pmem::{FenceProof, Image, Media, Recorder, UnfencedStores};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const POOL: &str = "pool";
@@ -15,50 +15,50 @@ const HALF_BYTES: usize = PAGE_BYTES / 2;
 
 /// When others see what was streamed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Streams {
-    AtOnce,
-    AtTheFence,
+pub(super) enum StreamVisibility {
+    Immediate,
+    AtFence,
 }
 
 /// A line that waits for its thread's fence.
-struct Late {
+struct PendingLine {
     thread: usize,
     offset: usize,
     line: [u8; LINE_BYTES],
 }
 
-pub(super) struct Medium {
+pub(super) struct ModelMedium {
     recorder: Recorder,
-    streams: Streams,
-    late: Mutex<Vec<Late>>,
+    streams: StreamVisibility,
+    pending: Mutex<Vec<PendingLine>>,
 }
 
 fn lines(offset: usize, len: usize) -> std::ops::Range<usize> {
     offset / LINE_BYTES..(offset + len).div_ceil(LINE_BYTES)
 }
 
-impl Medium {
-    pub(super) fn new(image: Image, streams: Streams) -> Medium {
-        Medium {
+impl ModelMedium {
+    pub(super) fn new(image: Image, streams: StreamVisibility) -> ModelMedium {
+        ModelMedium {
             recorder: Recorder::unrecorded(image),
             streams,
-            late: Mutex::default(),
+            pending: Mutex::default(),
         }
     }
 
     /// What the death of all processes leaves.
     pub(super) fn now(&self) -> Image {
-        self.recorder.now()
+        self.recorder.visible_image()
     }
 
-    fn late(&self) -> MutexGuard<'_, Vec<Late>> {
-        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_pending(&self) -> MutexGuard<'_, Vec<PendingLine>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets everybody see what a thread has streamed: it fenced, or is gone.
-    pub(super) fn drain(&self, thread: usize) {
-        let due: Vec<Late> = {
-            let mut late = self.late();
+    pub(super) fn publish_pending(&self, thread: usize) {
+        let due: Vec<PendingLine> = {
+            let mut late = self.lock_pending();
             let (due, kept) = std::mem::take(&mut *late)
                 .into_iter()
                 .partition(|late| late.thread == thread);
@@ -75,11 +75,11 @@ impl Medium {
         }
     }
 
-    fn stream(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
+    fn stream(&self, offset: usize, line: &[u8; LINE_BYTES]) -> UnfencedStores {
         match (self.streams, this_thread()) {
-            (Streams::AtTheFence, Some(thread)) => {
+            (StreamVisibility::AtFence, Some(thread)) => {
                 let line = *line;
-                self.late().push(Late {
+                self.lock_pending().push(PendingLine {
                     thread,
                     offset,
                     line,
@@ -91,9 +91,13 @@ impl Medium {
     }
 
     /// A thread sees what itself has streamed.
-    fn show_own(&self, offset: usize, into: &mut [u8]) {
+    fn overlay_pending(&self, offset: usize, into: &mut [u8]) {
         let Some(thread) = this_thread() else { return };
-        for late in self.late().iter().filter(|late| late.thread == thread) {
+        for late in self
+            .lock_pending()
+            .iter()
+            .filter(|late| late.thread == thread)
+        {
             let begin = late.offset.max(offset);
             let end = (late.offset + LINE_BYTES).min(offset + into.len());
             if begin < end {
@@ -104,7 +108,7 @@ impl Medium {
     }
 }
 
-impl Media for Medium {
+impl Media for ModelMedium {
     fn len_bytes(&self) -> usize {
         self.recorder.len_bytes()
     }
@@ -115,7 +119,7 @@ impl Media for Medium {
             step(POOL, lines(at, part.len()), Access::Load);
             self.recorder.read(at, part);
         }
-        self.show_own(offset, into);
+        self.overlay_pending(offset, into);
     }
 
     fn load(&self, offset: usize) -> u64 {
@@ -139,17 +143,20 @@ impl Media for Medium {
         }
     }
 
-    fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
+    fn compare_exchange(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
         step(POOL, lines(offset, 8), Access::Change);
-        self.recorder.swap(offset, old, new)
+        self.recorder.compare_exchange(offset, old, new)
     }
 
-    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
+    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> UnfencedStores {
         step(POOL, lines(offset, LINE_BYTES), Access::Change);
         self.stream(offset, line)
     }
 
-    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (Sums, Unfenced) {
+    fn stream_page(
+        targets: &[(&Self, usize)],
+        page: &[u8; PAGE_BYTES],
+    ) -> (PageChecksums, UnfencedStores) {
         let mut stores = None;
         for (medium, offset) in targets {
             for (index, line) in page.as_chunks::<LINE_BYTES>().0.iter().enumerate() {
@@ -160,16 +167,16 @@ impl Media for Medium {
                 stores = Some(medium.stream(at, line));
             }
         }
-        (Sums::of(page), stores.expect("a target"))
+        (PageChecksums::of(page), stores.expect("a target"))
     }
 
-    fn flush(&self, offset: usize, len: usize) -> Unfenced {
+    fn flush(&self, offset: usize, len: usize) -> UnfencedStores {
         self.recorder.flush(offset, len)
     }
 
-    fn fence(&self, stores: Unfenced) -> Fenced {
+    fn fence(&self, stores: UnfencedStores) -> FenceProof {
         if let Some(thread) = this_thread() {
-            self.drain(thread);
+            self.publish_pending(thread);
         }
         self.recorder.fence(stores)
     }

@@ -5,13 +5,13 @@
 //! Each model is shown to fail on deliberate defects of what it is about.
 
 mod checkpoint;
-mod endings;
+mod correction;
 mod grants;
 mod locks;
 mod medium;
-mod mending;
+mod model_pool;
 mod patches;
 mod scrub;
+mod session_ends;
 mod slots;
 mod transactions;
-mod world;

@@ -1,16 +1,18 @@
 //! Damage in the bitmap: named, and undone by whoever opens or repairs the pool.
 
-use crate::pools::{Case, End, Kind, POOL_BYTES, Random, bitmap_of, checked, with_bitmap};
+use crate::pools::{
+    DamageCase, LifeEnd, MediumKind, POOL_BYTES, Rng, bitmap_of, check_image, with_bitmap,
+};
 use pagemesh_pmem::Recorder;
-use pagemesh_store::check::{Finding, Remedy, What};
+use pagemesh_store::check::{Finding, FindingKind, Remedy};
 use pagemesh_store::geometry::Geometry;
 use pagemesh_store::pool::format;
 use uuid::Uuid;
 
-impl Case {
+impl DamageCase {
     /// Damages lines of the bitmap: the check names them, and opening makes
     /// them what they were, whether it or `Plan::apply` does it.
-    fn damage_bitmap(&self, damage: impl Fn(&mut [u64])) {
+    fn check_bitmap_damage(&self, damage: impl Fn(&mut [u64])) {
         let sound = bitmap_of(&self.image);
         let mut words = sound.clone();
         damage(&mut words);
@@ -22,16 +24,16 @@ impl Case {
             .map(|line| (line, Some(at(line)), Remedy::Pool))
             .collect();
         let image = with_bitmap(&self.image, &words);
-        let (report, plan) = checked(self.kind, &image).expect("a pool");
-        let named = |it: &Finding| match it.what {
-            What::Bitmap { line, .. } => Some((line, it.place.byte, it.remedy)),
+        let (report, plan) = check_image(self.kind, &image).expect("a pool");
+        let named = |it: &Finding| match it.kind {
+            FindingKind::Bitmap { line, .. } => Some((line, it.location.byte, it.remedy)),
             _ => None,
         };
         let named: Vec<_> = report.findings.iter().filter_map(named).collect();
         // Frames that records name may have been in motion: which bits they
         // have is no damage.
         match self.end {
-            End::Closed => assert_eq!(named, expected, "{report:?}"),
+            LifeEnd::Close => assert_eq!(named, expected, "{report:?}"),
             _ => assert!(named.iter().all(|it| expected.contains(it)), "{report:?}"),
         }
         for mends in [false, true] {
@@ -48,46 +50,46 @@ impl Case {
 }
 
 #[test]
-fn damage_in_the_bitmap_is_named_and_undone() {
+fn bitmap_damage_is_named_and_repaired() {
     for (seed, end) in [
-        (1, End::Closed),
-        (2, End::Closed),
-        (3, End::Crashed),
-        (4, End::Crashed),
-        (5, End::Crashed),
+        (1, LifeEnd::Close),
+        (2, LifeEnd::Close),
+        (3, LifeEnd::Crash),
+        (4, LifeEnd::Crash),
+        (5, LifeEnd::Crash),
     ] {
-        let case = Case::new(Kind::Memory, seed, end);
-        let mut random = Random(seed);
+        let case = DamageCase::new(MediumKind::Memory, seed, end);
+        let mut random = Rng(seed);
         for bit in 0..1024 {
             if bit % 3 == seed % 3 {
-                case.damage_bitmap(|words| words[bit as usize / 64] ^= 1 << (bit % 64));
+                case.check_bitmap_damage(|words| words[bit as usize / 64] ^= 1 << (bit % 64));
             }
         }
         let garbage: Vec<u64> = (0..16).map(|_| random.next()).collect();
-        case.damage_bitmap(|words| words[..8].copy_from_slice(&garbage[..8]));
-        case.damage_bitmap(|words| words[8..].copy_from_slice(&garbage[..8]));
-        case.damage_bitmap(|words| words.copy_from_slice(&garbage));
-        case.damage_bitmap(|words| words.fill(0));
-        case.damage_bitmap(|words| words.fill(u64::MAX));
+        case.check_bitmap_damage(|words| words[..8].copy_from_slice(&garbage[..8]));
+        case.check_bitmap_damage(|words| words[8..].copy_from_slice(&garbage[..8]));
+        case.check_bitmap_damage(|words| words.copy_from_slice(&garbage));
+        case.check_bitmap_damage(|words| words.fill(0));
+        case.check_bitmap_damage(|words| words.fill(u64::MAX));
         // Each line sound, and in the other's place.
-        case.damage_bitmap(|words| words.rotate_left(8));
+        case.check_bitmap_damage(|words| words.rotate_left(8));
         for word in 0..16 {
-            case.damage_bitmap(|words| words[word] = garbage[word]);
+            case.check_bitmap_damage(|words| words[word] = garbage[word]);
         }
     }
 }
 
 /// A medium that lost the last write of a line leaves one that checks.
 #[test]
-fn a_line_of_the_bitmap_that_is_too_old_is_told_by_the_count() {
+fn stale_bitmap_line_is_found_by_frame_count() {
     for seed in 1..6 {
-        let case = Case::new(Kind::Memory, seed, End::Closed);
+        let case = DamageCase::new(MediumKind::Memory, seed, LifeEnd::Close);
         let fresh = Recorder::new(POOL_BYTES);
         format(&fresh, Uuid::from_u128(7)).expect("a pool");
-        let empty = bitmap_of(&fresh.crash_point().everything());
+        let empty = bitmap_of(&fresh.crash_point().all_persisted());
         let image = with_bitmap(&case.image, &empty);
-        let (report, _) = checked(case.kind, &image).expect("a pool");
-        let counts = |it: &Finding| matches!(it.what, What::Count { .. });
+        let (report, _) = check_image(case.kind, &image).expect("a pool");
+        let counts = |it: &Finding| matches!(it.kind, FindingKind::Count { .. });
         assert!(report.findings.iter().all(counts), "{report:?}");
         assert_eq!(
             report.is_sound(),

@@ -1,17 +1,18 @@
 //! Slots and entries that cannot be mended, and the rest of their pool.
 
 use crate::pools::{
-    Case, End, Kind, Model, PAGE, PAGES, POOL_BYTES, checked, put, read_all, session, slice,
+    DamageCase, LifeEnd, MediumKind, PAGE, PAGES, POOL_BYTES, SliceModel, check_image, put,
+    read_all, session, slice,
 };
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Media, Recorder};
-use pagemesh_store::check::What;
+use pagemesh_store::check::FindingKind;
 use pagemesh_store::geometry::{Geometry, OBJECT_BYTES};
 use pagemesh_store::pool::{Pool, format};
+use pagemesh_store::pool_mapping::StoreError;
 use pagemesh_store::session::Session;
-use pagemesh_store::table::{Location, Table};
-use pagemesh_store::view::StoreError;
+use pagemesh_store::table::{PageTable, SlotLocation};
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -19,7 +20,7 @@ use uuid::Uuid;
 /// writing a part of it too, and writing it as a whole makes it anew. The frame
 /// that it named is lost to use until a check finds it.
 #[test]
-fn a_page_behind_a_damaged_slot_is_written_anew() {
+fn page_with_damaged_slot_can_be_rewritten() {
     let fresh = Arc::new(Recorder::new(POOL_BYTES));
     format(&*fresh, Uuid::from_u128(7)).expect("a pool");
     let (mut pool, _) = Pool::open(fresh.clone(), fresh.clone()).expect("sound");
@@ -30,10 +31,10 @@ fn a_page_behind_a_damaged_slot_is_written_anew() {
         |one: &mut Session<Recorder>, at: u64, data: &[u8], op| put(one, handle, at, data, op);
     put(&mut one, 0, &[1; 3 * PAGE_BYTES], 1).expect("room");
     pool.checkpoint().expect("sound");
-    let geometry = *pool.view().geometry();
+    let geometry = *pool.mapping().geometry();
     let root_at = geometry.objects.start as usize + 64;
-    let table = Table::new(&*fresh, root_at, 4, geometry.frame_numbers());
-    let Ok(Location::At(slot_at)) = table.locate(0, PageNo(1)) else {
+    let table = PageTable::new(&*fresh, root_at, 4, geometry.frame_numbers());
+    let Ok(SlotLocation::At(slot_at)) = table.locate(0, PageNo(1)) else {
         panic!("the leaf is linked");
     };
     fresh.store(slot_at, fresh.load(slot_at) ^ 0b11);
@@ -50,26 +51,31 @@ fn a_page_behind_a_damaged_slot_is_written_anew() {
     assert_eq!(one.read(&handle, 0, &mut found, Epoch(5)), Ok(()));
     assert!(found == model[..3 * PAGE_BYTES]);
 
-    let model = Model::from([(slice(0), model)]);
+    let model = SliceModel::from([(slice(0), model)]);
     let crashed = fresh.crash_point().image(0);
     pool.close_session(one.number()).expect("sound");
     pool.close().expect("sound");
-    for image in [crashed, fresh.crash_point().everything()] {
-        let (report, plan) = checked(Kind::Memory, &image).expect("a pool");
-        let whats: Vec<_> = report.findings.iter().map(|it| &it.what).collect();
-        assert_eq!(whats, [&What::Leaked(1)]);
+    for image in [crashed, fresh.crash_point().all_persisted()] {
+        let (report, plan) = check_image(MediumKind::Memory, &image).expect("a pool");
+        let whats: Vec<_> = report.findings.iter().map(|it| &it.kind).collect();
+        assert_eq!(whats, [&FindingKind::Leaked(1)]);
         assert_eq!(
-            read_all(Kind::Memory, &image, &model, None)
+            read_all(MediumKind::Memory, &image, &model, None)
                 .expect("it opens")
                 .1,
             0
         );
-        let media = Kind::Memory.media(&image);
+        let media = MediumKind::Memory.media(&image);
         plan.apply(&*media).expect("it can be mended");
-        let mended = media.crash_point().image(0);
-        assert!(checked(Kind::Memory, &mended).expect("a pool").0.is_sound());
+        let corrected = media.crash_point().image(0);
+        assert!(
+            check_image(MediumKind::Memory, &corrected)
+                .expect("a pool")
+                .0
+                .is_sound()
+        );
         assert_eq!(
-            read_all(Kind::Memory, &mended, &model, None)
+            read_all(MediumKind::Memory, &corrected, &model, None)
                 .expect("it opens")
                 .1,
             0
@@ -80,12 +86,12 @@ fn a_page_behind_a_damaged_slot_is_written_anew() {
 /// A file's object table is healed where the overlay has it, too: a record that is
 /// replayed may have made the page the overlay's own.
 #[test]
-fn an_entry_is_healed_beside_one_that_is_replayed() {
+fn object_entry_is_repaired_next_to_replayed_entry() {
     let fresh = Recorder::new(POOL_BYTES);
     format(&fresh, Uuid::from_u128(7)).expect("a pool");
-    let media = Kind::File.media(&fresh.crash_point().everything());
-    let (mut pool, _) = Kind::File.open(&media).expect("sound");
-    let mut model = Model::new();
+    let media = MediumKind::File.media(&fresh.crash_point().all_persisted());
+    let (mut pool, _) = MediumKind::File.open(&media).expect("sound");
+    let mut model = SliceModel::new();
     for number in 0..2 {
         pool.create(slice(number), PAGES * PAGE).expect("room");
         model.insert(slice(number), vec![0; (PAGES * PAGE) as usize]);
@@ -93,17 +99,17 @@ fn an_entry_is_healed_beside_one_that_is_replayed() {
             pool.checkpoint().expect("sound");
         }
     }
-    let geometry = *pool.view().geometry();
+    let geometry = *pool.mapping().geometry();
     let image = media.crash_point().image(0);
     for at in [0, 24, 72 + 24] {
         let at = geometry.objects.start as usize + at;
         let mut image = image.clone();
         image.set_word(at, image.word(at) ^ 1 << 14);
-        let (_, recovered) = Kind::File
-            .open(&Kind::File.media(&image))
+        let (_, recovered) = MediumKind::File
+            .open(&MediumKind::File.media(&image))
             .expect("it opens");
-        assert_eq!(recovered.mended, 1);
-        let (_, damaged) = read_all(Kind::File, &image, &model, None).expect("it opens");
+        assert_eq!(recovered.corrected, 1);
+        let (_, damaged) = read_all(MediumKind::File, &image, &model, None).expect("it opens");
         assert_eq!(damaged, 0);
     }
 }
@@ -111,14 +117,14 @@ fn an_entry_is_healed_beside_one_that_is_replayed() {
 /// Line and copy of one object's entry are lost: that slice is refused by its
 /// name, no other is, and none of its frames is granted.
 #[test]
-fn a_lost_object_entry_refuses_its_slice_and_no_other() {
+fn lost_object_entry_refuses_only_its_slice() {
     for seed in 1..6 {
-        let case = Case::new(Kind::Memory, seed, End::Closed);
+        let case = DamageCase::new(MediumKind::Memory, seed, LifeEnd::Close);
         if case.model.len() < 2 {
             continue;
         }
         let geometry = Geometry::plan(POOL_BYTES as u64).expect("a plan");
-        let block = Pool::peek(&*Kind::Memory.media(&case.image)).expect("a superblock");
+        let block = Pool::peek(&*MediumKind::Memory.media(&case.image)).expect("a superblock");
         let name = *case.model.keys().next().expect("a slice");
         let words = name.0.as_bytes().as_chunks::<8>().0;
         let names = |at: usize| {
@@ -132,12 +138,12 @@ fn a_lost_object_entry_refuses_its_slice_and_no_other() {
         for at in [at + 32, at + 72 + 32] {
             image.set_word(at, image.word(at) ^ 0x3000);
         }
-        let (report, _) = checked(Kind::Memory, &image).expect("a pool");
-        let whats: Vec<_> = report.findings.iter().map(|it| &it.what).collect();
-        assert_eq!(whats, [&What::Object]);
-        assert_eq!(report.findings[0].place.slice, Some(name));
+        let (report, _) = check_image(MediumKind::Memory, &image).expect("a pool");
+        let whats: Vec<_> = report.findings.iter().map(|it| &it.kind).collect();
+        assert_eq!(whats, [&FindingKind::Object]);
+        assert_eq!(report.findings[0].location.slice, Some(name));
 
-        let media = Kind::Memory.media(&image);
+        let media = MediumKind::Memory.media(&image);
         let (mut pool, recovered) = Pool::open(media.clone(), media.clone()).expect("it opens");
         assert_eq!(recovered.objects_lost, 1);
         let refused = pool.find(name).expect_err("its entry is lost").to_string();
@@ -153,17 +159,17 @@ fn a_lost_object_entry_refuses_its_slice_and_no_other() {
         for op in 1..=4 * PAGES {
             let data = [0xdd; PAGE_BYTES];
             let written = put(&mut one, handle, (op - 1) * PAGE, &data, op);
-            pool.tend().expect("sound");
+            pool.maintain().expect("sound");
             if written.is_err() {
                 break;
             }
         }
         pool.delete(slice(99)).expect("the slice");
         pool.close_session(one.number()).expect("sound");
-        while pool.tend().expect("sound") {}
+        while pool.maintain().expect("sound") {}
         pool.close().expect("sound");
         // With its entry as it was, the slice is what it was.
-        let mut after = media.crash_point().everything();
+        let mut after = media.crash_point().all_persisted();
         for word in (0..OBJECT_BYTES as usize).step_by(8).filter(|&it| it != 64) {
             after.set_word(at + word, case.image.word(at + word));
         }

@@ -1,20 +1,20 @@
 //! What the check says of damage, by where it is: every kind of finding.
 
-use crate::pools::{Case, End, Kind, PAGE, PAGES, checked, live_lines};
+use crate::pools::{DamageCase, LifeEnd, MediumKind, PAGE, PAGES, check_image, live_lines};
 use pagemesh_base::ids::{FrameNo, PageNo};
 use pagemesh_pmem::{Image, Recorder};
-use pagemesh_store::check::{Finding, Remedy, What};
+use pagemesh_store::check::{Finding, FindingKind, Remedy};
 use pagemesh_store::geometry::{Geometry, OBJECT_BYTES};
 use pagemesh_store::pool::Pool;
 use pagemesh_store::slot::{FRAMES_MAX, Slot};
-use pagemesh_store::table::{Location, Table};
+use pagemesh_store::table::{PageTable, SlotLocation};
 use std::collections::BTreeSet;
 
 const ROOT_AT: usize = 64;
 
 /// Where things lie in a pool that was closed.
-struct Map {
-    kind: Kind,
+struct PoolLayout {
+    kind: MediumKind,
     image: Image,
     geometry: Geometry,
     /// Entries of live objects, and of free ones below the last.
@@ -22,8 +22,8 @@ struct Map {
     free: Vec<usize>,
 }
 
-impl Map {
-    fn new(case: &Case) -> Map {
+impl PoolLayout {
+    fn new(case: &DamageCase) -> PoolLayout {
         let media = Recorder::unrecorded(case.image.clone());
         let block = Pool::peek(&media).expect("a superblock");
         let geometry = block.geometry;
@@ -35,7 +35,7 @@ impl Map {
             states.collect()
         };
         let (free, objects) = (in_state(0), in_state(1));
-        Map {
+        PoolLayout {
             kind: case.kind,
             image: case.image.clone(),
             geometry,
@@ -48,10 +48,10 @@ impl Map {
     fn slot_at(&self, entry: usize, level: u8, page: u64) -> Option<usize> {
         let media = Recorder::unrecorded(self.image.clone());
         let numbers = self.geometry.frame_numbers();
-        let table = Table::new(&media, entry + ROOT_AT, 4, numbers);
+        let table = PageTable::new(&media, entry + ROOT_AT, 4, numbers);
         match table.locate(level, PageNo(page)).expect("a sound table") {
-            Location::At(at) => Some(at),
-            Location::Unlinked(_) => None,
+            SlotLocation::At(at) => Some(at),
+            SlotLocation::Unlinked(_) => None,
         }
     }
 
@@ -78,50 +78,50 @@ impl Map {
     }
 
     /// What the check finds with words changed.
-    fn with(&self, words: &[(usize, u64)]) -> Vec<Finding> {
+    fn check_with_words(&self, words: &[(usize, u64)]) -> Vec<Finding> {
         let mut image = self.image.clone();
         for &(at, word) in words {
             image.set_word(at, word);
         }
-        checked(self.kind, &image).expect("a pool").0.findings
+        check_image(self.kind, &image).expect("a pool").0.findings
     }
 
-    fn flipped(&self, byte: usize, bit: u32) -> Vec<Finding> {
+    fn check_with_flip(&self, byte: usize, bit: u32) -> Vec<Finding> {
         let at = byte / 8 * 8;
-        self.with(&[(at, self.image.word(at) ^ 1 << bit)])
+        self.check_with_words(&[(at, self.image.word(at) ^ 1 << bit)])
     }
 }
 
 /// The kind of a finding, without what it says of this one.
-fn kind_of(what: &What) -> &'static str {
+fn kind_of(what: &FindingKind) -> &'static str {
     match what {
-        What::Superblock(_) => "Superblock",
-        What::Record { .. } => "Record",
-        What::Recovery(_) => "Recovery",
-        What::Object => "Object",
-        What::Root => "Root",
-        What::InFlight => "InFlight",
-        What::Slot { .. } => "Slot",
-        What::NoSuchFrame { .. } => "NoSuchFrame",
-        What::Shared { .. } => "Shared",
-        What::Beyond => "Beyond",
-        What::Data { .. } => "Data",
-        What::Flipped => "Flipped",
-        What::NotUsed(_) => "NotUsed",
-        What::Leaked(_) => "Leaked",
-        What::Bitmap { .. } => "Bitmap",
-        What::Count { .. } => "Count",
+        FindingKind::Superblock(_) => "Superblock",
+        FindingKind::JournalRecord { .. } => "Record",
+        FindingKind::Recovery(_) => "Recovery",
+        FindingKind::Object => "Object",
+        FindingKind::Root => "Root",
+        FindingKind::InFlight => "InFlight",
+        FindingKind::Slot { .. } => "Slot",
+        FindingKind::NoSuchFrame { .. } => "NoSuchFrame",
+        FindingKind::Shared { .. } => "Shared",
+        FindingKind::BeyondEnd => "Beyond",
+        FindingKind::Data { .. } => "Data",
+        FindingKind::Flipped => "Flipped",
+        FindingKind::UsedButFree(_) => "NotUsed",
+        FindingKind::Leaked(_) => "Leaked",
+        FindingKind::Bitmap { .. } => "Bitmap",
+        FindingKind::Count { .. } => "Count",
     }
 }
 
 /// What is found, and nothing else: kinds with their remedies. Those with a place
 /// name the byte.
 #[derive(Default)]
-struct Expected {
-    seen: BTreeSet<&'static str>,
+struct FindingCoverage {
+    seen_kinds: BTreeSet<&'static str>,
 }
 
-impl Expected {
+impl FindingCoverage {
     fn check(
         &mut self,
         found: &[Finding],
@@ -130,25 +130,25 @@ impl Expected {
     ) {
         let kinds: Vec<_> = found
             .iter()
-            .map(|it| (kind_of(&it.what), it.remedy))
+            .map(|it| (kind_of(&it.kind), it.remedy))
             .collect();
         assert_eq!(kinds, wanted, "{found:?}");
         if let Some(byte) = byte.into() {
-            assert_eq!(found[0].place.byte, Some(byte as u64), "{found:?}");
+            assert_eq!(found[0].location.byte, Some(byte as u64), "{found:?}");
         }
-        self.seen.extend(wanted.iter().map(|(kind, _)| *kind));
+        self.seen_kinds.extend(wanted.iter().map(|(kind, _)| *kind));
     }
 }
 
 /// One flipped bit, by the structure that it is in.
-fn flips(case: &Case, expected: &mut Expected) {
-    let map = Map::new(case);
+fn check_flips(case: &DamageCase, expected: &mut FindingCoverage) {
+    let map = PoolLayout::new(case);
     let Geometry {
         bitmap, in_flight, ..
     } = map.geometry;
     for page in [0, PAGE as usize] {
         for byte in [page, page + 1024] {
-            let found = map.flipped(byte, 5);
+            let found = map.check_with_flip(byte, 5);
             expected.check(&found, &[("Superblock", Remedy::Pool)], page);
         }
     }
@@ -156,7 +156,7 @@ fn flips(case: &Case, expected: &mut Expected) {
     if let Some(&line) = lines.first() {
         // Of a record, its first line.
         for word in [0, 24, 56] {
-            let found = map.flipped(line as usize + word, 7);
+            let found = map.check_with_flip(line as usize + word, 7);
             expected.check(&found, &[("Record", Remedy::Pool)], line as usize);
         }
     }
@@ -166,7 +166,7 @@ fn flips(case: &Case, expected: &mut Expected) {
         // A record of one page that is written, of kind 4, and replayed; in memory, the
         // last of its lane alone is in doubt.
         let is_written = map.image.word(line + 40) & (FRAMES_MAX - 1) != 0;
-        map.kind == Kind::File
+        map.kind == MediumKind::File
             && is_written
             && map.image.word(line) >> 32 == 0x0001_0004
             && map.image.word(line + 8) >= block.checkpoint.0
@@ -174,77 +174,77 @@ fn flips(case: &Case, expected: &mut Expected) {
     if let Some(line) = summed {
         let frame = map.image.word(line + 40) & (FRAMES_MAX - 1);
         let byte = (frame * PAGE) as usize;
-        let found = map.flipped(byte + 2048, 9);
+        let found = map.check_with_flip(byte + 2048, 9);
         expected.check(&found, &[("Flipped", Remedy::Pool)], byte);
     }
     let entries = (in_flight.start as usize..in_flight.end() as usize).step_by(32);
     let is_used = |at: &usize| map.image.word(*at) != 0 && map.image.word(at + 24) != 0;
     if let Some(at) = entries.into_iter().find(is_used) {
         for word in [0, 8, 24] {
-            let found = map.flipped(at + word, 3);
+            let found = map.check_with_flip(at + word, 3);
             expected.check(&found, &[("InFlight", Remedy::Pool)], at);
         }
     }
-    if case.end != End::Closed {
+    if case.end != LifeEnd::Close {
         // Records may make anew what they name.
         return;
     }
     for &entry in &map.objects {
         for at in [entry + 32, entry + 72 + 32] {
-            let found = map.flipped(at, 13);
+            let found = map.check_with_flip(at, 13);
             expected.check(&found, &[("Object", Remedy::Pool)], entry);
         }
         for level in 1..=4 {
             if let Some(at) = map.slot_at(entry, level, 0) {
-                let found = map.flipped(at, 1);
+                let found = map.check_with_flip(at, 1);
                 expected.check(&found, &[("Slot", Remedy::Pool)], at);
             }
         }
     }
     let line = bitmap.start as usize;
     for at in [line, line + 56] {
-        let found = map.flipped(at, 2);
+        let found = map.check_with_flip(at, 2);
         expected.check(&found, &[("Bitmap", Remedy::Pool)], line);
     }
     for at in map.mapped() {
-        let found = map.flipped(at, 44);
+        let found = map.check_with_flip(at, 44);
         expected.check(&found, &[("Slot", Remedy::Pool)], at);
         let frame = map.slot(at).frame().expect("mapped");
         let byte = (frame.0 * PAGE) as usize;
-        let found = map.flipped(byte + 2048, 9);
+        let found = map.check_with_flip(byte + 2048, 9);
         expected.check(&found, &[("Data", Remedy::Leg)], byte);
         let sum = (map.geometry.frame_table.start + frame.0 * 8) as usize;
-        let found = map.flipped(sum, 9);
+        let found = map.check_with_flip(sum, 9);
         expected.check(&found, &[("Data", Remedy::Leg)], byte);
     }
     for &entry in &map.free {
-        let found = map.flipped(entry + ROOT_AT, 3);
+        let found = map.check_with_flip(entry + ROOT_AT, 3);
         let wanted = [("Root", Remedy::Pool)];
         expected.check(&found, &wanted, entry + ROOT_AT);
     }
 }
 
 /// What more than one bit does: slots that check, and say what cannot be.
-fn forgeries(case: &Case, expected: &mut Expected) {
-    let map = Map::new(case);
+fn check_forgeries(case: &DamageCase, expected: &mut FindingCoverage) {
+    let map = PoolLayout::new(case);
     let mapped = map.mapped();
     let (Some(&entry), [one, two, ..]) = (map.objects.first(), &mapped[..]) else {
         return;
     };
     let leak = ("Leaked", Remedy::Pool);
-    let found = map.with(&[(*one, 0)]);
+    let found = map.check_with_words(&[(*one, 0)]);
     expected.check(&found, &[leak], None);
     // Frames are told to be lost only where every table can be followed.
-    let shared = map.with(&[(*two, map.image.word(*one))]);
+    let shared = map.check_with_words(&[(*two, map.image.word(*one))]);
     expected.check(&shared, &[("Shared", Remedy::Replace)], *two);
     let nowhere = Slot::EMPTY.map(FrameNo(1 << 30), 0).encode();
-    let found = map.with(&[(*one, nowhere)]);
+    let found = map.check_with_words(&[(*one, nowhere)]);
     expected.check(&found, &[("NoSuchFrame", Remedy::Replace)], *one);
     if let Some(at) = map
         .slot_at(entry, 1, 0)
         .filter(|&at| map.image.word(at) != 0)
     {
-        let found = map.with(&[(at, nowhere)]);
+        let found = map.check_with_words(&[(at, nowhere)]);
         expected.check(&found, &[("NoSuchFrame", Remedy::Replace)], at);
     }
     let frame = map.free_frame();
@@ -257,29 +257,33 @@ fn forgeries(case: &Case, expected: &mut Expected) {
     let sum = u64::from(pagemesh_base::checksum::crc32c(&bytes));
     let slot = Slot::EMPTY.map(frame, 0).encode();
     let unused = ("NotUsed", Remedy::Pool);
-    let found = map.with(&[(*one, slot), (sum_at, sum)]);
+    let found = map.check_with_words(&[(*one, slot), (sum_at, sum)]);
     expected.check(&found, &[unused, leak], None);
     if let Some(leaf) = map.slot_at(entry, 0, PAGES + 3) {
-        let found = map.with(&[(leaf, slot), (sum_at, sum)]);
+        let found = map.check_with_words(&[(leaf, slot), (sum_at, sum)]);
         expected.check(&found, &[("Beyond", Remedy::Replace), unused], leaf);
     }
     // Line and copy: the slice is lost.
     let lost = [entry + 32, entry + 72 + 32].map(|at| (at, map.image.word(at) ^ 0x3000));
-    expected.check(&map.with(&lost), &[("Object", Remedy::Replace)], entry);
+    expected.check(
+        &map.check_with_words(&lost),
+        &[("Object", Remedy::Replace)],
+        entry,
+    );
 }
 
 /// A record that lost two bits, with others behind it, cannot be told.
-fn lost_records(case: &Case, expected: &mut Expected) {
-    let map = Map::new(case);
-    let Some(&line) = live_lines(Kind::Memory, &map.image).first() else {
+fn check_lost_records(case: &DamageCase, expected: &mut FindingCoverage) {
+    let map = PoolLayout::new(case);
+    let Some(&line) = live_lines(MediumKind::Memory, &map.image).first() else {
         return;
     };
     let at = line as usize;
     let words = [(at, 3u64), (at + 24, 1)].map(|(at, mask)| (at, map.image.word(at) ^ mask));
-    let found = map.with(&words);
+    let found = map.check_with_words(&words);
     if let [
         Finding {
-            what: What::Recovery(cause),
+            kind: FindingKind::Recovery(cause),
             ..
         },
         ..,
@@ -287,24 +291,24 @@ fn lost_records(case: &Case, expected: &mut Expected) {
     {
         assert!(cause.contains("is damaged at line"), "{cause}");
         assert_eq!(found[0].remedy, Remedy::Replace);
-        expected.seen.insert("Recovery");
+        expected.seen_kinds.insert("Recovery");
     }
 }
 
 #[test]
-fn every_finding_is_told_by_what_is_damaged() {
-    let mut expected = Expected::default();
+fn every_finding_is_named_by_its_damage() {
+    let mut expected = FindingCoverage::default();
     for seed in 1..7 {
-        for kind in [Kind::Memory, Kind::File] {
-            flips(&Case::new(kind, seed, End::Closed), &mut expected);
-            flips(&Case::new(kind, seed, End::Crashed), &mut expected);
-            forgeries(&Case::new(kind, seed, End::Closed), &mut expected);
+        for kind in [MediumKind::Memory, MediumKind::File] {
+            check_flips(&DamageCase::new(kind, seed, LifeEnd::Close), &mut expected);
+            check_flips(&DamageCase::new(kind, seed, LifeEnd::Crash), &mut expected);
+            check_forgeries(&DamageCase::new(kind, seed, LifeEnd::Close), &mut expected);
         }
-        let crashed = Case::new(Kind::Memory, seed, End::Crashed);
-        lost_records(&crashed, &mut expected);
+        let crashed = DamageCase::new(MediumKind::Memory, seed, LifeEnd::Crash);
+        check_lost_records(&crashed, &mut expected);
     }
     // A line of the bitmap that is older than the others:
-    // `a_line_of_the_bitmap_that_is_too_old_is_told_by_the_count`.
+    // `stale_bitmap_line_is_found_by_frame_count`.
     let all = [
         "Beyond",
         "Bitmap",
@@ -322,5 +326,5 @@ fn every_finding_is_told_by_what_is_damaged() {
         "Slot",
         "Superblock",
     ];
-    assert_eq!(expected.seen, BTreeSet::from(all));
+    assert_eq!(expected.seen_kinds, BTreeSet::from(all));
 }

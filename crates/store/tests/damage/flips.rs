@@ -1,8 +1,8 @@
 //! Any bit flips, in pools that were closed and in pools that a crash left.
 
 use crate::pools::{
-    Case, End, Found, Kind, Model, PAGE, PAGES, POOL_BYTES, Random, choose, put, session, slice,
-    stamp,
+    DamageCase, FlipOutcome, LifeEnd, MediumKind, PAGE, PAGES, POOL_BYTES, Rng, SliceModel,
+    choose_bit, put, session, slice, stamp,
 };
 use pagemesh_base::checksum::{crc32c, flipped_bit};
 use pagemesh_base::ids::{Epoch, PageNo};
@@ -10,38 +10,41 @@ use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Media, Recorder};
 use pagemesh_store::geometry::OBJECT_BYTES;
 use pagemesh_store::pool::{Pool, format};
-use pagemesh_store::session::{Member, clear, write};
-use pagemesh_store::table::{Location, Table};
+use pagemesh_store::session::{LegSession, clear, write};
+use pagemesh_store::table::{PageTable, SlotLocation};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use uuid::Uuid;
 
-fn number(name: &str, default: u64) -> u64 {
+fn env_number(name: &str, default: u64) -> u64 {
     let set = std::env::var(name).ok();
     set.map_or(default, |text| text.parse().expect("a number"))
 }
 
 /// Why one flipped bit may refuse a pool: it was the newer superblock's, and a lane
 /// has gone on for a lap since the older was written.
-fn is_listed(cause: &str) -> bool {
+fn is_expected_refusal(cause: &str) -> bool {
     cause.starts_with("one superblock is damaged, and the other is too old")
 }
 
-fn flips(kind: Kind, ends: &[End], least: &[(Found, u64)]) {
-    let (first, count) = (number("PAGEMESH_SEED", 1), number("PAGEMESH_POOLS", 12));
-    let mut tally: BTreeMap<Found, u64> = BTreeMap::new();
+fn check_flips(kind: MediumKind, ends: &[LifeEnd], least: &[(FlipOutcome, u64)]) {
+    let (first, count) = (
+        env_number("PAGEMESH_SEED", 1),
+        env_number("PAGEMESH_POOLS", 12),
+    );
+    let mut tally: BTreeMap<FlipOutcome, u64> = BTreeMap::new();
     for seed in first..first + count {
         let end = ends[seed as usize % ends.len()];
-        let case = Case::new(kind, seed, end);
-        let mut random = Random(seed ^ 0xf11b);
-        for _ in 0..number("PAGEMESH_FLIPS", 100) {
+        let case = DamageCase::new(kind, seed, end);
+        let mut random = Rng(seed ^ 0xf11b);
+        for _ in 0..env_number("PAGEMESH_FLIPS", 100) {
             let live = case.lines.len() as u64;
             let bit = match random.below(6) {
                 0 if live > 0 => {
                     let line = case.lines[random.below(live) as usize];
                     line * 8 + random.below(512)
                 }
-                _ => choose(&case.image, &mut random),
+                _ => choose_bit(&case.image, &mut random),
             };
             let run = std::panic::AssertUnwindSafe(|| case.flip(bit));
             let found = std::panic::catch_unwind(run);
@@ -59,20 +62,20 @@ fn flips(kind: Kind, ends: &[End], least: &[(Found, u64)]) {
     }
     println!("{kind:?}, {ends:?}: {tally:?}");
     let flips: u64 = tally.values().sum();
-    let of = |found: &Found| tally.get(found).copied().unwrap_or_default();
+    let of = |found: &FlipOutcome| tally.get(found).copied().unwrap_or_default();
     for (found, percent) in least {
         assert!(of(found) * 100 >= flips * percent, "{found:?}: {tally:?}");
     }
-    assert!(of(&Found::Unused) < flips * 2 / 3, "{tally:?}");
+    assert!(of(&FlipOutcome::Unused) < flips * 2 / 3, "{tally:?}");
     let refused = tally
         .keys()
-        .filter(|it| matches!(it, Found::Refused(cause) if !is_listed(cause)));
+        .filter(|it| matches!(it, FlipOutcome::Refused(cause) if !is_expected_refusal(cause)));
     assert_eq!(refused.count(), 0, "{tally:?}");
 }
 
-/// A brick that dies after `before` writes, a checkpoint, and `after` more, by
+/// A brick that dies after `before` writes, a checkpoint, and `reopened` more, by
 /// a session of a lane that was used before, or never was.
-fn superblocks(before: u64, after: u64, new_lane: bool) {
+fn check_superblocks(before: u64, after: u64, new_journal: bool) {
     let fresh = Arc::new(Recorder::new(POOL_BYTES));
     format(&*fresh, Uuid::from_u128(7)).expect("a pool");
     let open = |media: &Arc<Recorder>| Pool::open(media.clone(), media.clone()).expect("sound").0;
@@ -80,18 +83,18 @@ fn superblocks(before: u64, after: u64, new_lane: bool) {
     pool.create(slice(0), PAGES * PAGE).expect("room");
     let _first = session(&mut pool);
     pool.close().expect("sound");
-    let media = Kind::Memory.media(&fresh.crash_point().everything());
+    let media = MediumKind::Memory.media(&fresh.crash_point().all_persisted());
     let mut pool = open(&media);
     let handle = pool.handle(slice(0)).expect("the slice");
     // Opening the session of a new lane writes a superblock.
-    let count = 1 + usize::from(new_lane);
+    let count = 1 + usize::from(new_journal);
     let mut sessions: Vec<_> = (0..count).map(|_| session(&mut pool)).collect();
     let mut bytes = vec![0; (PAGES * PAGE) as usize];
     for op in 1..=before + after {
-        let session = &mut sessions[usize::from(new_lane)];
+        let session = &mut sessions[usize::from(new_journal)];
         let (page, byte) = (op % PAGES, op as u8);
         let stamp = stamp(op);
-        let mut members = [Member { session, handle }];
+        let mut members = [LegSession { session, handle }];
         let range = (page * PAGE) as usize..((page + 1) * PAGE) as usize;
         // Half of them clear a page: a session has more lines than frames.
         if op % 2 == 0 {
@@ -102,15 +105,15 @@ fn superblocks(before: u64, after: u64, new_lane: bool) {
             bytes[range].fill(byte);
         }
         if op == before {
-            pool.tend().expect("sound");
+            pool.maintain().expect("sound");
         }
     }
-    let case = Case::of(
-        Kind::Memory,
+    let case = DamageCase::of(
+        MediumKind::Memory,
         media.crash_point().image(0),
-        Model::from([(slice(0), bytes)]),
+        SliceModel::from([(slice(0), bytes)]),
         None,
-        End::Crashed,
+        LifeEnd::Crash,
     );
     for page in 0..2 {
         case.flip(page * PAGE * 8 + 300);
@@ -118,39 +121,41 @@ fn superblocks(before: u64, after: u64, new_lane: bool) {
 }
 
 #[test]
-fn a_damaged_superblock_never_loses_a_write() {
+fn damaged_superblock_never_loses_a_write() {
     for (before, after) in [(0, 1), (0, 9), (1, 0), (9, 9), (30, 1), (30, 30), (40, 50)] {
-        for new_lane in [false, true] {
-            superblocks(before, after, new_lane);
+        for new_journal in [false, true] {
+            check_superblocks(before, after, new_journal);
         }
     }
 }
 
 /// Of the flips, in percent: so many are mended, or make an error of a page, at
 /// least. Else they hit what nobody uses.
-const CLOSED: &[(Found, u64)] = &[(Found::Repaired, 30), (Found::ReadError, 5)];
-const CRASHED: &[(Found, u64)] = &[(Found::Repaired, 35), (Found::ReadError, 2)];
+const CLOSED_MIN: &[(FlipOutcome, u64)] =
+    &[(FlipOutcome::Repaired, 30), (FlipOutcome::ReadError, 5)];
+const CRASHED_MIN: &[(FlipOutcome, u64)] =
+    &[(FlipOutcome::Repaired, 35), (FlipOutcome::ReadError, 2)];
 
 #[test]
-fn a_flipped_bit_in_a_closed_pool_is_never_silent() {
-    flips(Kind::Memory, &[End::Closed], CLOSED);
+fn flipped_bit_in_closed_pool_is_never_silent() {
+    check_flips(MediumKind::Memory, &[LifeEnd::Close], CLOSED_MIN);
 }
 
 #[test]
-fn a_flipped_bit_in_a_crashed_pool_is_never_silent() {
-    let ends = [End::Crashed, End::CrashedInside, End::CrashedInside];
-    flips(Kind::Memory, &ends, CRASHED);
+fn flipped_bit_in_crashed_pool_is_never_silent() {
+    let ends = [LifeEnd::Crash, LifeEnd::CrashInOp, LifeEnd::CrashInOp];
+    check_flips(MediumKind::Memory, &ends, CRASHED_MIN);
 }
 
 #[test]
-fn a_flipped_bit_in_a_closed_file_is_never_silent() {
-    flips(Kind::File, &[End::Closed], CLOSED);
+fn flipped_bit_in_closed_file_is_never_silent() {
+    check_flips(MediumKind::File, &[LifeEnd::Close], CLOSED_MIN);
 }
 
 #[test]
-fn a_flipped_bit_in_a_crashed_file_is_never_silent() {
-    let ends = [End::Crashed, End::CrashedInside, End::CrashedInside];
-    flips(Kind::File, &ends, CRASHED);
+fn flipped_bit_in_crashed_file_is_never_silent() {
+    let ends = [LifeEnd::Crash, LifeEnd::CrashInOp, LifeEnd::CrashInOp];
+    check_flips(MediumKind::File, &ends, CRASHED_MIN);
 }
 
 /// Where the root slots of a pool lie, and the slots of nodes on the way to the
@@ -162,11 +167,11 @@ fn upper_slots(image: &Image) -> Vec<usize> {
     let mut found = Vec::new();
     for object in 0..u64::from(block.objects_end) {
         let root_at = (geometry.objects.start + object * OBJECT_BYTES) as usize + 64;
-        let table = Table::new(&media, root_at, 4, geometry.frame_numbers());
+        let table = PageTable::new(&media, root_at, 4, geometry.frame_numbers());
         let located = (1..=4).map(|level| table.locate(level, PageNo(0)));
         found.extend(located.filter_map(|it| match it.expect("a sound table") {
-            Location::At(at) => Some(at),
-            Location::Unlinked(_) => None,
+            SlotLocation::At(at) => Some(at),
+            SlotLocation::Unlinked(_) => None,
         }));
     }
     found
@@ -176,26 +181,26 @@ fn upper_slots(image: &Image) -> Vec<usize> {
 /// them is mended, and named; with two the pool is refused, unless the record
 /// that linked the slot is replayed, too, and makes it anew.
 #[test]
-fn records_are_replayed_though_a_slot_above_them_lost_a_bit() {
-    let (mut mended, mut refused) = (0, 0);
-    for (seed, kind) in (1..9).zip([Kind::Memory, Kind::File].into_iter().cycle()) {
-        let case = Case::new(kind, seed, End::Crashed);
+fn replay_corrects_flipped_slot_above_record() {
+    let (mut corrected, mut refused) = (0, 0);
+    for (seed, kind) in (1..9).zip([MediumKind::Memory, MediumKind::File].into_iter().cycle()) {
+        let case = DamageCase::new(kind, seed, LifeEnd::Crash);
         for at in upper_slots(&case.image) {
             for bit in (seed % 9..64).step_by(9) {
                 let found = case.flip(at as u64 * 8 + bit);
-                assert!(!matches!(found, Found::Refused(_)), "{at}: {found:?}");
+                assert!(!matches!(found, FlipOutcome::Refused(_)), "{at}: {found:?}");
                 let flipped = |mask: u64| {
                     let mut image = case.image.clone();
                     image.set_word(at, image.word(at) ^ mask);
                     let opened = kind.open(&kind.media(&image));
-                    opened.map(|(_, recovered)| recovered.mended)
+                    opened.map(|(_, recovered)| recovered.corrected)
                 };
                 let one = flipped(1 << bit).expect("it opens");
                 if one == 0 {
                     continue;
                 }
-                assert_eq!((one, found), (1, Found::Repaired));
-                mended += 1;
+                assert_eq!((one, found), (1, FlipOutcome::Repaired));
+                corrected += 1;
                 if let Err(cause) = flipped(1 << bit | 1 << ((bit + 9) % 64)) {
                     let text = cause.to_string();
                     assert!(text.contains("the page table is damaged"), "{text}");
@@ -204,12 +209,15 @@ fn records_are_replayed_though_a_slot_above_them_lost_a_bit() {
             }
         }
     }
-    assert!(mended > 200 && refused > mended / 2, "{mended}, {refused}");
+    assert!(
+        corrected > 200 && refused > corrected / 2,
+        "{corrected}, {refused}"
+    );
 }
 
 /// Adds a multiple of the polynomial of CRC32C to a page, which changes the sum of
 /// nothing: x^32 + 0x1edc6f41, as the bits of a message follow each other.
-fn add_nothing(page: &mut [u8], first_bit: usize) {
+fn add_crc_multiple(page: &mut [u8], first_bit: usize) {
     const POLYNOMIAL: u64 = 1 << 32 | 0x1edc_6f41;
     for (bit, power) in (first_bit..).zip((0..=32).rev()) {
         page[bit / 8] ^= ((POLYNOMIAL >> power & 1) as u8) << (bit % 8);
@@ -219,12 +227,12 @@ fn add_nothing(page: &mut [u8], first_bit: usize) {
 /// On a file, a page of which one bit is wrong is mended, whatever happened to it; one that
 /// is wrong otherwise, and has the CRC32C of such a page, never got there.
 #[test]
-fn a_torn_page_of_a_file_is_not_taken_for_one_with_a_flipped_bit() {
+fn torn_file_page_is_not_taken_for_flipped_bit() {
     const BIT: usize = 1234;
     let fresh = Arc::new(Recorder::new(POOL_BYTES));
     format(&*fresh, Uuid::from_u128(7)).expect("a pool");
-    let media = Kind::File.media(&fresh.crash_point().everything());
-    let (mut pool, _) = Kind::File.open(&media).expect("sound");
+    let media = MediumKind::File.media(&fresh.crash_point().all_persisted());
+    let (mut pool, _) = MediumKind::File.open(&media).expect("sound");
     pool.create(slice(0), PAGES * PAGE).expect("room");
     let handle = pool.handle(slice(0)).expect("the slice");
     let mut session = session(&mut pool);
@@ -235,7 +243,7 @@ fn a_torn_page_of_a_file_is_not_taken_for_one_with_a_flipped_bit() {
             pool.flush().expect("sound");
         }
     }
-    let image = media.crash_point().everything();
+    let image = media.crash_point().all_persisted();
     let pages = POOL_BYTES / PAGE_BYTES;
     let media = Recorder::from_image(image.clone());
     let mut found = [0; PAGE_BYTES];
@@ -249,20 +257,20 @@ fn a_torn_page_of_a_file_is_not_taken_for_one_with_a_flipped_bit() {
         for (word, bytes) in page.as_chunks::<8>().0.iter().enumerate() {
             image.set_word(at + word * 8, u64::from_le_bytes(*bytes));
         }
-        let media = Kind::File.media(&image);
-        let (mut pool, recovered) = Kind::File.open(&media).expect("sound");
+        let media = MediumKind::File.media(&image);
+        let (mut pool, recovered) = MediumKind::File.open(&media).expect("sound");
         let handle = pool.handle(slice(0)).expect("the slice");
         let mut read = [0; PAGE_BYTES];
         let mut reader = crate::pools::session(&mut pool);
         let found = reader.read(&handle, 0, &mut read, Epoch(9));
         found.expect("it is whole");
-        (read, recovered.completed, recovered.dropped)
+        (read, recovered.corrected_pages, recovered.dropped)
     };
     let mut page = doubtful;
     assert!(opened_with(&page) == (doubtful, 0, 0));
     page[BIT / 8] ^= 1 << (BIT % 8);
     assert!(opened_with(&page) == (doubtful, 1, 0));
-    add_nothing(&mut page, 20_000);
+    add_crc_multiple(&mut page, 20_000);
     let (seen, right) = (crc32c(&page), crc32c(&doubtful));
     assert_eq!(flipped_bit(PAGE_BYTES, seen, right), Some(BIT));
     assert!(opened_with(&page) == (synced, 0, 1));

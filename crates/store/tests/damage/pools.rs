@@ -2,19 +2,19 @@
 
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{Part, Stamp};
+use pagemesh_base::slice::{Stamp, TransactionPart};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Recorder};
-use pagemesh_store::check::{Options, Plan, Remedy, Report, check};
+use pagemesh_store::check::{CheckOptions, PoolReport, Remedy, RepairPlan, check};
 use pagemesh_store::geometry::{Geometry, OBJECT_BYTES};
-use pagemesh_store::lane::Lane;
+use pagemesh_store::journal::Journal;
 use pagemesh_store::pool::{Pool, format};
-use pagemesh_store::record::Place;
-use pagemesh_store::recovery::{PoolError, Recovered};
-use pagemesh_store::session::{Failure, Member, Session, clear, write};
-use pagemesh_store::table::{Location, Table};
+use pagemesh_store::pool_mapping::{Handle, StoreError};
+use pagemesh_store::record::RecordAddress;
+use pagemesh_store::recovery::{PoolError, RecoverySummary};
+use pagemesh_store::session::{LegFailure, LegSession, Session, clear, write};
+use pagemesh_store::table::{PageTable, SlotLocation};
 use pagemesh_store::transaction::transact;
-use pagemesh_store::view::{Handle, StoreError};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,14 +25,14 @@ pub(crate) const POOL_BYTES: usize = 2 << 20;
 pub(crate) const PAGE: u64 = PAGE_BYTES as u64;
 pub(crate) const PAGES: u64 = 25;
 /// Operations of one life of a pool.
-pub(crate) const OPS: u64 = 14;
+pub(crate) const OPS_PER_LIFE: u64 = 14;
 
-pub(crate) type Model = BTreeMap<SliceId, Vec<u8>>;
+pub(crate) type SliceModel = BTreeMap<SliceId, Vec<u8>>;
 
 /// SplitMix64 (Steele et al. 2014).
-pub(crate) struct Random(pub(crate) u64);
+pub(crate) struct Rng(pub(crate) u64);
 
-impl Random {
+impl Rng {
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -55,28 +55,28 @@ pub(crate) fn slice(number: u64) -> SliceId {
 
 /// What a pool lies on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MediumKind {
     /// Class `pmem`.
     Memory,
     /// Class `file-sync`: its tables are in an overlay.
     File,
 }
 
-impl Kind {
+impl MediumKind {
     pub(crate) fn media(self, image: &Image) -> Arc<Recorder> {
         Arc::new(match self {
-            Kind::Memory => Recorder::from_image(image.clone()),
-            Kind::File => Recorder::of_file(image.clone()),
+            MediumKind::Memory => Recorder::from_image(image.clone()),
+            MediumKind::File => Recorder::for_file(image.clone()),
         })
     }
 
     pub(crate) fn open(
         self,
         media: &Arc<Recorder>,
-    ) -> Result<(Pool<Recorder>, Recovered), PoolError> {
+    ) -> Result<(Pool<Recorder>, RecoverySummary), PoolError> {
         let overlay = match self {
-            Kind::Memory => media.clone(),
-            Kind::File => Arc::new(media.overlay()),
+            MediumKind::Memory => media.clone(),
+            MediumKind::File => Arc::new(media.overlay()),
         };
         Pool::open(media.clone(), overlay)
     }
@@ -85,7 +85,7 @@ impl Kind {
 pub(crate) fn session(pool: &mut Pool<Recorder>) -> Session<Recorder> {
     let number = pool.open_session(1, 1).expect("a session");
     // The owner is this thread: there is nobody to wait for.
-    Session::new(pool.view().clone(), number).with_owner_wait(Duration::ZERO)
+    Session::new(pool.mapping().clone(), number).with_owner_wait(Duration::ZERO)
 }
 
 /// Of an operation behind which nothing is open.
@@ -93,7 +93,7 @@ pub(crate) fn stamp(op: u64) -> Stamp {
     Stamp {
         epoch: Epoch(5),
         op,
-        open: 0,
+        open_ops: 0,
     }
 }
 
@@ -105,15 +105,18 @@ pub(crate) fn put(
     data: &[u8],
     op: u64,
 ) -> Result<(), StoreError> {
-    let mut members = [Member { session, handle }];
+    let mut members = [LegSession { session, handle }];
     write(&mut members, at, data, stamp(op)).map_err(|failed| failed.cause)
 }
 
 /// Does it, and once more after the owner has made room in the lane.
-pub(crate) fn with_room(pool: &mut Pool<Recorder>, mut act: impl FnMut() -> Result<(), Failure>) {
+pub(crate) fn with_journal_room(
+    pool: &mut Pool<Recorder>,
+    mut act: impl FnMut() -> Result<(), LegFailure>,
+) {
     match act() {
-        Err(failure) if failure.cause == StoreError::Stalled => {
-            pool.tend().expect("sound");
+        Err(failure) if failure.cause == StoreError::TimedOut => {
+            pool.maintain().expect("sound");
             act().expect("room");
         }
         done => done.expect("room"),
@@ -121,14 +124,14 @@ pub(crate) fn with_room(pool: &mut Pool<Recorder>, mut act: impl FnMut() -> Resu
 }
 
 /// Some parts of a transaction, in turn by their pages.
-pub(crate) fn parts(random: &mut Random, fill: u8) -> Vec<Part> {
+pub(crate) fn random_parts(random: &mut Rng, fill: u8) -> Vec<TransactionPart> {
     let mut parts = Vec::new();
     let mut page = random.below(6);
     while page + 3 <= PAGES {
         let (offset, len) = (page * PAGE, (1 + random.below(3)) * PAGE);
         parts.push(match random.below(4) {
-            0 => Part::Clear { offset, len },
-            _ => Part::Write {
+            0 => TransactionPart::Clear { offset, len },
+            _ => TransactionPart::Write {
                 offset,
                 data: vec![fill; len as usize].into(),
             },
@@ -140,41 +143,41 @@ pub(crate) fn parts(random: &mut Random, fill: u8) -> Vec<Part> {
 
 /// How a life of a pool ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum LifeEnd {
     /// Closed in good order.
-    Closed,
+    Close,
     /// A crash behind the last operation.
-    Crashed,
+    Crash,
     /// A crash at some fence of the last operation: each of its pages, and
     /// what else it changes, may be as it was before.
-    CrashedInside,
+    CrashInOp,
 }
 
 /// What a pool held before its last operation.
 #[derive(Clone, Default)]
-pub(crate) struct Before {
-    model: Model,
+pub(crate) struct PriorState {
+    model: SliceModel,
     /// The operation was a transaction: all of it is there or nothing.
     is_whole: bool,
 }
 
 /// Some operations on a pool, and how it ends; what it held before the last one,
 /// if that may be all there is.
-pub(crate) fn live(
-    kind: Kind,
+pub(crate) fn run_life(
+    kind: MediumKind,
     image: &Image,
-    model: &mut Model,
-    random: &mut Random,
-    end: End,
-) -> (Image, Option<Before>) {
+    model: &mut SliceModel,
+    random: &mut Rng,
+    end: LifeEnd,
+) -> (Image, Option<PriorState>) {
     let media = kind.media(image);
     let (mut pool, _) = kind.open(&media).expect("a sound pool");
     let mut sessions = [session(&mut pool), session(&mut pool)];
-    let mut before = Before::default();
-    for op in 1..=OPS {
+    let mut before = PriorState::default();
+    for op in 1..=OPS_PER_LIFE {
         if op % 4 == 0 {
             // A lane of so small a pool holds few records.
-            pool.tend().expect("sound");
+            pool.maintain().expect("sound");
         }
         let name = slice(random.below(3));
         let is_only = model.keys().all(|&other| other == name);
@@ -183,7 +186,7 @@ pub(crate) fn live(
             pool.create(name, PAGES * PAGE).expect("room");
             model.insert(name, vec![0; (PAGES * PAGE) as usize]);
             // It may have the number of one that is gone.
-            sessions.iter_mut().for_each(Session::forget_leaves);
+            sessions.iter_mut().for_each(Session::clear_leaf_cache);
         }
         let handle = pool.handle(name).expect("the slice");
         let start = random.below(PAGES * PAGE - 1);
@@ -196,31 +199,31 @@ pub(crate) fn live(
         let stamp = Stamp {
             epoch,
             op,
-            open: random.below(2).min(op - 1) as u32,
+            open_ops: random.below(2).min(op - 1) as u32,
         };
-        if kind == Kind::File && op == OPS {
+        if kind == MediumKind::File && op == OPS_PER_LIFE {
             pool.flush().expect("sound");
         }
         let session = &mut sessions[random.below(2) as usize];
-        let mut members = [Member { session, handle }];
+        let mut members = [LegSession { session, handle }];
         media.take_crash_points();
         before.model.clone_from(model);
         before.is_whole = false;
         let bytes = model.get_mut(&name).expect("it is there");
         match random.below(12) {
             0 => {
-                with_room(&mut pool, || clear(&mut members, offset, len, stamp));
+                with_journal_room(&mut pool, || clear(&mut members, offset, len, stamp));
                 bytes[range].fill(0);
             }
             1 | 4 => {
                 before.is_whole = true;
                 let fill = random.next() as u8;
-                let parts = parts(random, fill);
-                with_room(&mut pool, || transact(&mut members, &parts, stamp));
+                let parts = random_parts(random, fill);
+                with_journal_room(&mut pool, || transact(&mut members, &parts, stamp));
                 for part in &parts {
                     let fill = match part {
-                        Part::Write { .. } => fill,
-                        Part::Clear { .. } => 0,
+                        TransactionPart::Write { .. } => fill,
+                        TransactionPart::Clear { .. } => 0,
                     };
                     let (offset, len) = (part.offset() as usize, part.len() as usize);
                     bytes[offset..][..len].fill(fill);
@@ -236,39 +239,42 @@ pub(crate) fn live(
             _ => {
                 let byte = random.next() as u8;
                 let data: Vec<u8> = (0..len).map(|i| byte.wrapping_add(i as u8)).collect();
-                with_room(&mut pool, || write(&mut members, offset, &data, stamp));
+                with_journal_room(&mut pool, || write(&mut members, offset, &data, stamp));
                 bytes[range].copy_from_slice(&data);
             }
         }
     }
-    if end == End::Closed {
+    if end == LifeEnd::Close {
         for number in [1, 2] {
             pool.close_session(number).expect("sound");
         }
-        while pool.tend().expect("sound") {}
+        while pool.maintain().expect("sound") {}
         pool.close().expect("sound");
-        return (media.crash_point().everything(), None);
+        return (media.crash_point().all_persisted(), None);
     }
     let points = media.take_crash_points();
     // A file may lose what came since the last sync also when the operation has
     // ended.
     let inside = match kind {
-        Kind::Memory => &points[..points.len() - 1],
-        Kind::File => &points[..],
+        MediumKind::Memory => &points[..points.len() - 1],
+        MediumKind::File => &points[..],
     };
-    if end == End::CrashedInside && !inside.is_empty() {
+    if end == LifeEnd::CrashInOp && !inside.is_empty() {
         let point = &inside[random.below(inside.len() as u64) as usize];
         return (point.sample(random.next()), Some(before));
     }
-    if kind == Kind::File {
+    if kind == MediumKind::File {
         pool.flush().expect("sound");
     }
     (media.crash_point().sample(random.next()), None)
 }
 
-pub(crate) fn checked(kind: Kind, image: &Image) -> Result<(Report, Plan), String> {
-    let mut options = Options {
-        is_ordered: kind == Kind::Memory,
+pub(crate) fn check_image(
+    kind: MediumKind,
+    image: &Image,
+) -> Result<(PoolReport, RepairPlan), String> {
+    let mut options = CheckOptions {
+        is_ordered: kind == MediumKind::Memory,
         reads_data: true,
         progress: &mut |_, _| {},
     };
@@ -278,10 +284,10 @@ pub(crate) fn checked(kind: Kind, image: &Image) -> Result<(Report, Plan), Strin
 /// Opens, and reads every page of every slice. Gives the image right after
 /// opening, and the pages that could not be read.
 pub(crate) fn read_all(
-    kind: Kind,
+    kind: MediumKind,
     image: &Image,
-    model: &Model,
-    before: Option<&Before>,
+    model: &SliceModel,
+    before: Option<&PriorState>,
 ) -> Result<(Image, u64), String> {
     let media = kind.media(image);
     let opened = kind.open(&media);
@@ -289,11 +295,11 @@ pub(crate) fn read_all(
     let image = media.crash_point().image(0);
     assert_eq!(
         image,
-        media.crash_point().everything(),
+        media.crash_point().all_persisted(),
         "opening is durable"
     );
     let listed: Vec<SliceId> = pool.list().map(|object| object.slice).collect();
-    let holds = |model: &Model| {
+    let holds = |model: &SliceModel| {
         listed.len() == model.len() && listed.iter().all(|name| model.contains_key(name))
     };
     let was_there = before.is_some_and(|before| holds(&before.model));
@@ -302,7 +308,7 @@ pub(crate) fn read_all(
     let mut reader = session(&mut pool);
     let mut damaged = 0;
     for name in listed {
-        let of = |model: &Model| model.get(&name).cloned();
+        let of = |model: &SliceModel| model.get(&name).cloned();
         let old = before.and_then(|before| of(&before.model));
         let bytes = of(model).or(old.clone()).expect("one of them has it");
         let handle = pool.handle(name).expect("the slice is there");
@@ -373,11 +379,11 @@ pub(crate) fn used_bytes(image: &Image, objects_end: u32) -> Vec<bool> {
     for object in 0..u64::from(objects_end) {
         let at = geometry.objects.start + object * OBJECT_BYTES;
         add(at, 112);
-        let table = Table::new(&media, at as usize + 64, 4, numbers.clone());
+        let table = PageTable::new(&media, at as usize + 64, 4, numbers.clone());
         for page in (0..PAGES).map(PageNo) {
             for level in 0..4 {
                 let located = table.locate(level, page).expect("a sound table");
-                if let Location::At(slot_at) = located {
+                if let SlotLocation::At(slot_at) = located {
                     add(slot_at as u64 / PAGE * PAGE, PAGE);
                 }
             }
@@ -397,11 +403,11 @@ pub(crate) fn used_bytes(image: &Image, objects_end: u32) -> Vec<bool> {
 }
 
 /// A bit to flip: every region as often, and what is not zero more often.
-pub(crate) fn choose(image: &Image, random: &mut Random) -> u64 {
+pub(crate) fn choose_bit(image: &Image, random: &mut Rng) -> u64 {
     let geometry = Geometry::plan(POOL_BYTES as u64).expect("a plan");
     let regions = [
         0..2 * PAGE,
-        geometry.lane_region.start..geometry.lane_region.end(),
+        geometry.journal_region.start..geometry.journal_region.end(),
         geometry.bitmap.start..geometry.bitmap.end(),
         geometry.frame_table.start..geometry.frame_table.end(),
         geometry.objects.start..geometry.objects.end(),
@@ -421,72 +427,75 @@ pub(crate) fn choose(image: &Image, random: &mut Random) -> u64 {
 }
 
 /// The bytes at which live lines of lanes start.
-pub(crate) fn live_lines(kind: Kind, image: &Image) -> Vec<u64> {
+pub(crate) fn live_lines(kind: MediumKind, image: &Image) -> Vec<u64> {
     let media = Recorder::from_image(image.clone());
     let block = Pool::peek(&media).expect("a superblock");
     let geometry = block.geometry;
     let mut lines = Vec::new();
-    for number in 0..block.lanes_end {
-        let (start, head) = (geometry.lane_at(number), block.heads[number as usize]);
-        let place = Place::new(block.pool, block.incarnation, number, head);
-        let mut lane = Lane::new(start, geometry.lane_lines(), place);
+    for number in 0..block.journals_end {
+        let (start, head) = (
+            geometry.journal_at(number),
+            block.journal_heads[number as usize],
+        );
+        let place = RecordAddress::new(block.pool, block.incarnation, number, head);
+        let mut journal = Journal::new(start, geometry.journal_lines(), place);
         let end = match kind {
-            Kind::Memory => lane.recover(&media).expect("sound").end,
-            Kind::File => lane.recover_unordered(&media).end,
+            MediumKind::Memory => journal.recover(&media).expect("sound").end,
+            MediumKind::File => journal.recover_unordered(&media).end,
         };
-        lines.extend((head..end).map(|line| start as u64 + line % geometry.lane_lines() * 64));
+        lines.extend((head..end).map(|line| start as u64 + line % geometry.journal_lines() * 64));
     }
     lines
 }
 
-pub(crate) struct Case {
-    pub(crate) kind: Kind,
-    pub(crate) end: End,
+pub(crate) struct DamageCase {
+    pub(crate) kind: MediumKind,
+    pub(crate) end: LifeEnd,
     /// What it may hold instead.
-    pub(crate) before: Option<Before>,
+    pub(crate) prior: Option<PriorState>,
     pub(crate) lines: Vec<u64>,
     pub(crate) image: Image,
-    pub(crate) model: Model,
+    pub(crate) model: SliceModel,
     pub(crate) opened: Image,
     pub(crate) used: Vec<bool>,
 }
 
-impl Case {
+impl DamageCase {
     /// A pool with a past.
-    pub(crate) fn new(kind: Kind, seed: u64, end: End) -> Case {
-        let mut random = Random(seed);
+    pub(crate) fn new(kind: MediumKind, seed: u64, end: LifeEnd) -> DamageCase {
+        let mut random = Rng(seed);
         let fresh = Recorder::new(POOL_BYTES);
         format(&fresh, Uuid::from_u128(7)).expect("a pool");
-        let (mut image, mut model) = (fresh.crash_point().everything(), Model::new());
+        let (mut image, mut model) = (fresh.crash_point().all_persisted(), SliceModel::new());
         for _ in 0..random.below(3) {
             let end = match random.below(2) {
-                0 => End::Closed,
-                _ => End::Crashed,
+                0 => LifeEnd::Close,
+                _ => LifeEnd::Crash,
             };
-            (image, _) = live(kind, &image, &mut model, &mut random, end);
+            (image, _) = run_life(kind, &image, &mut model, &mut random, end);
         }
-        let (image, before) = live(kind, &image, &mut model, &mut random, end);
-        Case::of(kind, image, model, before, end)
+        let (image, before) = run_life(kind, &image, &mut model, &mut random, end);
+        DamageCase::of(kind, image, model, before, end)
     }
 
     pub(crate) fn of(
-        kind: Kind,
+        kind: MediumKind,
         image: Image,
-        model: Model,
-        before: Option<Before>,
-        end: End,
-    ) -> Case {
-        let (report, _) = checked(kind, &image).expect("a pool");
+        model: SliceModel,
+        before: Option<PriorState>,
+        end: LifeEnd,
+    ) -> DamageCase {
+        let (report, _) = check_image(kind, &image).expect("a pool");
         assert!(report.is_sound(), "nothing is flipped: {report:?}");
         let (opened, damaged) =
             read_all(kind, &image, &model, before.as_ref()).expect("a sound pool");
         assert_eq!(damaged, 0);
         let block = Pool::peek(&*kind.media(&opened)).expect("a superblock");
         let used = used_bytes(&opened, block.objects_end);
-        Case {
+        DamageCase {
             kind,
             end,
-            before,
+            prior: before,
             lines: live_lines(kind, &image),
             image,
             model,
@@ -496,14 +505,14 @@ impl Case {
     }
 
     pub(crate) fn read(&self, image: &Image) -> Result<(Image, u64), String> {
-        read_all(self.kind, image, &self.model, self.before.as_ref())
+        read_all(self.kind, image, &self.model, self.prior.as_ref())
     }
 
-    pub(crate) fn flip(&self, bit: u64) -> Found {
+    pub(crate) fn flip(&self, bit: u64) -> FlipOutcome {
         let mut image = self.image.clone();
         let at = bit as usize / 64 * 8;
         image.set_word(at, image.word(at) ^ 1 << (bit % 64));
-        let report = checked(self.kind, &image);
+        let report = check_image(self.kind, &image);
         let is_silent = matches!(&report, Ok((report, _)) if report.is_sound());
         let found = match self.read(&image) {
             Ok((opened, damaged)) => {
@@ -515,20 +524,20 @@ impl Case {
                 };
                 let lost = (0..POOL_BYTES).find(|&byte| self.used[byte] && differs(byte));
                 // What nobody had heard of may go with its record.
-                let may_go = self.before.is_some();
+                let may_go = self.prior.is_some();
                 assert!(
                     !is_silent || may_go || lost.is_none(),
                     "silently lost: byte {lost:?}"
                 );
                 match (is_silent, damaged) {
-                    (true, _) => Found::Unused,
-                    (false, 0) => Found::Repaired,
-                    (false, _) => Found::ReadError,
+                    (true, _) => FlipOutcome::Unused,
+                    (false, 0) => FlipOutcome::Repaired,
+                    (false, _) => FlipOutcome::ReadError,
                 }
             }
             Err(error) => {
                 assert!(!is_silent, "refused, and the check is content: {error}");
-                Found::Refused(error)
+                FlipOutcome::Refused(error)
             }
         };
         let Ok((report, plan)) = report else {
@@ -537,10 +546,10 @@ impl Case {
         if report.findings.iter().all(|it| it.remedy == Remedy::Pool) {
             let media = self.kind.media(&image);
             plan.apply(&*media).expect("it can be mended");
-            let mended = media.crash_point().image(0);
-            let (again, _) = checked(self.kind, &mended).expect("a pool");
+            let corrected = media.crash_point().image(0);
+            let (again, _) = check_image(self.kind, &corrected).expect("a pool");
             assert!(again.is_sound(), "not mended: {report:?}, then {again:?}");
-            let (_, damaged) = self.read(&mended).expect("a mended pool");
+            let (_, damaged) = self.read(&corrected).expect("a mended pool");
             assert_eq!(damaged, 0, "mended: {report:?}");
         }
         found
@@ -549,7 +558,7 @@ impl Case {
 
 /// What became of a flipped bit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Found {
+pub(crate) enum FlipOutcome {
     /// Opening the pool mends it, and the check names it.
     Repaired,
     /// Nothing is stored there.

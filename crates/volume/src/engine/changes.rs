@@ -1,21 +1,21 @@
 //! Changes: writes, clears, flushes and repairs. They go to every leg that is
 //! written, and are sent again when the write set changes.
 
-use super::piece::{Act, Phase, tag_of};
+use super::piece::{Phase, PieceOp, tag_of};
 use super::request::Job;
-use super::{Engine, Outbox, Piece};
+use super::{Engine, EngineBackend, Piece};
 use crate::limits::UNFLUSHED_MAX;
+use crate::snapshot::{ColumnExtent, LegSet};
 use crate::status::Count;
-use crate::view::{Mask, Place};
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_base::slice::{Part, SliceError, SliceReply, SliceRequest, Stamp};
+use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest, Stamp, TransactionPart};
 use pagemesh_base::space::SpaceError;
 
 impl Engine {
     /// It holds its range lock.
-    pub(super) fn start_change(&mut self, slot: u32, out: &mut impl Outbox) {
+    pub(super) fn start_change(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
-        piece.phase = Phase::Held;
+        piece.phase = Phase::Queued;
         let column = piece.column;
         if self.columns[column].is_open() {
             self.send_change(slot, out);
@@ -27,52 +27,52 @@ impl Engine {
     }
 
     /// Sends it to all legs it is for; anew if it was sent before.
-    pub(super) fn send_change(&mut self, slot: u32, out: &mut impl Outbox) {
+    pub(super) fn send_change(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
-        match piece.act {
-            Act::Flush => return self.send_flush(slot, out),
-            Act::Repair { bad, .. } => return self.send_repair(slot, bad, out),
+        match piece.op_kind {
+            PieceOp::Flush => return self.send_flush(slot, out),
+            PieceOp::Repair { bad, .. } => return self.send_repair(slot, bad, out),
             _ => {}
         }
         let column = &mut self.columns[piece.column];
         let legs = column.written;
         let is_again = piece.op != 0;
-        let stamp = stamp(piece, column, self.view.epoch, out);
-        let request = request(piece, is_again, stamp);
+        let stamp = assign_stamp(piece, column, self.snapshot.epoch, out);
+        let request = change_request(piece, is_again, stamp);
         send(piece, slot, column, legs, request, out);
     }
 
-    fn send_flush(&mut self, slot: u32, out: &mut impl Outbox) {
+    fn send_flush(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
         let column = &mut self.columns[piece.column];
-        let legs = column.flushed();
+        let legs = column.flush_legs();
         let asked = self.jobs.get(piece.job as usize);
         let asked = asked.is_some_and(|job| job.token.is_some());
-        if asked && out.must_tell_loss(piece.column) {
+        if asked && out.must_report_loss(piece.column) {
             let why = "every copy was gone for a while; writes before this flush \
                        may be lost, write them again";
             let error = SpaceError::Unavailable(why.into());
-            return self.finish(slot, Err(error), out);
+            return self.finish_piece(slot, Err(error), out);
         }
         if legs.is_empty() {
-            return self.finish(slot, Ok(SliceReply::Done), out);
+            return self.finish_piece(slot, Ok(SliceReply::Done), out);
         }
         start_flush(piece, column, out);
         send(piece, slot, column, legs, SliceRequest::Flush, out);
     }
 
-    pub(super) fn change_answered(
+    pub(super) fn handle_change_answer(
         &mut self,
         slot: u32,
         leg: usize,
         result: Result<SliceReply, SliceError>,
-        out: &mut impl Outbox,
+        out: &mut impl EngineBackend,
     ) {
         let piece = &mut self.pieces[slot as usize];
         let column = piece.column;
-        let is_flush = piece.phase == Phase::Flushing || matches!(piece.act, Act::Flush);
-        if let Act::Repair { .. } = piece.act {
-            self.repair_answered(slot, result, out);
+        let is_flush = piece.phase == Phase::Flushing || matches!(piece.op_kind, PieceOp::Flush);
+        if let PieceOp::Repair { .. } = piece.op_kind {
+            self.handle_repair_answer(slot, result, out);
         } else {
             match result {
                 Ok(_) => piece.done.add(leg),
@@ -82,90 +82,98 @@ impl Engine {
                 }
                 // Full by now, say. Were it counted as refused, all legs might
                 // seem to have refused what one of them holds.
-                Err(_) if piece.held.has(leg) && !is_flush => piece.done.add(leg),
+                Err(_) if piece.accepted.contains(leg) && !is_flush => piece.done.add(leg),
                 Err(error) => {
                     piece.failed.add(leg);
                     piece.error.get_or_insert(error);
                 }
             }
             if piece.pending.is_empty() || defect::is(Defect::OneLegAcknowledged) {
-                self.settle_change(slot, out);
+                self.resolve_change(slot, out);
             }
         }
         self.resume_if_drained(column, out);
     }
 
     /// All legs have answered, or are gone.
-    pub(super) fn settle_change(&mut self, slot: u32, out: &mut impl Outbox) {
+    pub(super) fn resolve_change(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
         let column = &self.columns[piece.column];
         // While the set of legs changes, it is sent again in any case.
-        if piece.version != column.version || !column.is_complete() {
+        if piece.version != column.version || !column.is_answer_final() {
             return;
         }
-        let flushing = piece.phase == Phase::Flushing || matches!(piece.act, Act::Flush);
+        let flushing = piece.phase == Phase::Flushing || matches!(piece.op_kind, PieceOp::Flush);
         let wanted = if flushing {
-            column.flushed()
+            column.flush_legs()
         } else {
             column.written
         };
         let is_short = defect::is(Defect::OneLegAcknowledged) && !piece.done.is_empty();
-        if piece.done.covers(wanted) || is_short {
-            self.change_done(slot, flushing, out);
-        } else if !piece.failed.is_empty() && wanted.covers(piece.failed) {
+        if piece.done.is_superset(wanted) || is_short {
+            self.complete_change(slot, flushing, out);
+        } else if !piece.failed.is_empty() && wanted.is_superset(piece.failed) {
             let mut heard = piece.done;
             piece.failed.legs().for_each(|leg| heard.add(leg));
-            if heard.covers(wanted) {
-                self.change_failed(slot, out);
+            if heard.is_superset(wanted) {
+                self.fail_change(slot, out);
             }
         }
     }
 
-    fn change_done(&mut self, slot: u32, flushing: bool, out: &mut impl Outbox) {
+    fn complete_change(&mut self, slot: u32, flushing: bool, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
         let column = &mut self.columns[piece.column];
-        let flushed = column.flushed();
+        let flushed = column.flush_legs();
         if flushing {
-            column.window.flushed(piece.flush);
-            out.flushed(piece.column, piece.covers);
-            return self.finish(slot, Ok(SliceReply::Done), out);
+            column.in_flight.flushed(piece.flush_number);
+            out.record_flushed(piece.column, piece.flush_covers);
+            return self.finish_piece(slot, Ok(SliceReply::Done), out);
         }
         let buffered = !flushed.is_empty();
-        column.window.acknowledge(piece.op, buffered);
+        column.in_flight.acknowledge(piece.op, buffered);
         let (epoch, op) = (piece.epoch, piece.op);
         let piece = &self.pieces[slot as usize];
-        self.ship(piece.column, out, || {
-            request(piece, false, Stamp { epoch, op, open: 0 })
+        self.replicate(piece.column, out, || {
+            change_request(
+                piece,
+                false,
+                Stamp {
+                    epoch,
+                    op,
+                    open_ops: 0,
+                },
+            )
         });
         let piece = &mut self.pieces[slot as usize];
         let column = &mut self.columns[piece.column];
         if buffered {
-            out.acknowledged(piece.column);
+            out.record_acknowledged(piece.column);
         }
         if buffered && piece.durable {
             piece.phase = Phase::Flushing;
             start_flush(piece, column, out);
-            piece.forget_answers();
+            piece.reset_answers();
             return transmit(piece, slot, column, flushed, SliceRequest::Flush, out);
         }
         let number = piece.column;
-        self.finish(slot, Ok(SliceReply::Done), out);
+        self.finish_piece(slot, Ok(SliceReply::Done), out);
         if buffered {
-            self.flush_if_many(number, out);
+            self.flush_if_over_limit(number, out);
         }
     }
 
     /// Every leg has answered, some with an error. If all in-sync legs say so
     /// nothing was changed there, and the client is told. Else those that
     /// refused are behind, and must leave.
-    fn change_failed(&mut self, slot: u32, out: &mut impl Outbox) {
+    fn fail_change(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &self.pieces[slot as usize];
         let (number, done, failed) = (piece.column, piece.done, piece.failed);
         let in_sync = self.columns[number].in_sync;
         let flushing = piece.phase == Phase::Flushing;
         let error = piece.error.clone();
         let why = error.as_ref().map_or(String::new(), ToString::to_string);
-        if flushing || !failed.covers(in_sync) {
+        if flushing || !failed.is_superset(in_sync) {
             for leg in failed.legs() {
                 self.lose_leg(number, leg, why.clone(), out);
             }
@@ -185,78 +193,82 @@ impl Engine {
             return;
         };
         if piece.op != 0 {
-            self.columns[number].window.leave(piece.op);
+            self.columns[number].in_flight.remove(piece.op);
         }
         let error = self.space_error(slot, error);
-        self.finish(slot, Err(error), out);
+        self.finish_piece(slot, Err(error), out);
     }
 
-    fn flush_if_many(&mut self, number: usize, out: &mut impl Outbox) {
-        if self.columns[number].window.unflushed() >= UNFLUSHED_MAX {
+    fn flush_if_over_limit(&mut self, number: usize, out: &mut impl EngineBackend) {
+        if self.columns[number].in_flight.unflushed_count() >= UNFLUSHED_MAX {
             self.flush_in_background(number, out);
         }
     }
 
-    pub(super) fn flush_in_background(&mut self, number: usize, out: &mut impl Outbox) {
+    pub(super) fn flush_in_background(&mut self, number: usize, out: &mut impl EngineBackend) {
         let column = &mut self.columns[number];
         if std::mem::replace(&mut column.background_flush, true) {
             return;
         }
         let job = self.jobs.insert(Job::background_flush()) as u32;
-        let place = Place {
+        let place = ColumnExtent {
             column: number,
             offset: 0,
             len: 0,
-            at: 0,
+            volume_offset: 0,
         };
-        self.insert_piece(Piece::new(job, place, Act::Flush, false), out);
+        self.insert_piece(Piece::new(job, place, PieceOp::Flush, false), out);
         out.count(Count::BackgroundFlushes, 1);
     }
 
-    pub(super) fn insert_piece(&mut self, mut piece: Piece, out: &mut impl Outbox) {
-        self.order += 1;
-        piece.order = self.order;
+    pub(super) fn insert_piece(&mut self, mut piece: Piece, out: &mut impl EngineBackend) {
+        self.last_order += 1;
+        piece.order = self.last_order;
         let slot = self.pieces.insert(piece) as u32;
-        self.start(slot, out);
+        self.start_piece(slot, out);
     }
 
-    fn send_repair(&mut self, slot: u32, bad: usize, out: &mut impl Outbox) {
+    fn send_repair(&mut self, slot: u32, bad: usize, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
         let column = &mut self.columns[piece.column];
         let (offset, len) = (piece.offset, piece.len as u32);
-        let data = match &piece.act {
-            Act::Repair { data, .. } => data.clone(),
+        let data = match &piece.op_kind {
+            PieceOp::Repair { data, .. } => data.clone(),
             _ => None,
         };
         if let Some(data) = data {
-            let stamp = stamp(piece, column, self.view.epoch, out);
+            let stamp = assign_stamp(piece, column, self.snapshot.epoch, out);
             let request = SliceRequest::Write {
                 offset,
                 data,
                 stamp,
             };
-            return send(piece, slot, column, Mask::of(bad), request, out);
+            return send(piece, slot, column, LegSet::of(bad), request, out);
         }
-        let good = column.readable().without(Mask::of(bad)).legs().next();
+        let good = column
+            .readable_legs()
+            .difference(LegSet::of(bad))
+            .legs()
+            .next();
         match good {
-            Some(leg) if column.readable().has(bad) => {
+            Some(leg) if column.readable_legs().contains(bad) => {
                 let request = SliceRequest::Read { offset, len };
-                send(piece, slot, column, Mask::of(leg), request, out);
+                send(piece, slot, column, LegSet::of(leg), request, out);
             }
             _ => self.end_repair(slot, false, out),
         }
     }
 
-    fn repair_answered(
+    fn handle_repair_answer(
         &mut self,
         slot: u32,
         result: Result<SliceReply, SliceError>,
-        out: &mut impl Outbox,
+        out: &mut impl EngineBackend,
     ) {
         let piece = &mut self.pieces[slot as usize];
         let current = self.columns[piece.column].version == piece.version
             && self.columns[piece.column].is_open();
-        let Act::Repair { data, .. } = &mut piece.act else {
+        let PieceOp::Repair { data, .. } = &mut piece.op_kind else {
             return;
         };
         match result {
@@ -270,19 +282,19 @@ impl Engine {
     }
 
     /// A repair is not worth driving through a change of legs.
-    pub(super) fn drop_if_repair(&mut self, slot: u32, out: &mut impl Outbox) -> bool {
+    pub(super) fn drop_if_repair(&mut self, slot: u32, out: &mut impl EngineBackend) -> bool {
         let piece = &self.pieces[slot as usize];
-        let repair = matches!(piece.act, Act::Repair { .. });
+        let repair = matches!(piece.op_kind, PieceOp::Repair { .. });
         if repair && piece.pending.is_empty() {
             self.end_repair(slot, false, out);
         }
         repair
     }
 
-    fn end_repair(&mut self, slot: u32, done: bool, out: &mut impl Outbox) {
+    fn end_repair(&mut self, slot: u32, done: bool, out: &mut impl EngineBackend) {
         let piece = &self.pieces[slot as usize];
         if piece.op != 0 {
-            self.columns[piece.column].window.leave(piece.op);
+            self.columns[piece.column].in_flight.remove(piece.op);
         }
         let what = if done {
             Count::PagesRepaired
@@ -290,21 +302,21 @@ impl Engine {
             Count::RepairsFailed
         };
         out.count(what, 1);
-        self.finish(slot, Ok(SliceReply::Done), out);
+        self.finish_piece(slot, Ok(SliceReply::Done), out);
     }
 }
 
 /// A change as legs get it.
-fn request(piece: &Piece, is_again: bool, stamp: Stamp) -> SliceRequest {
+fn change_request(piece: &Piece, is_again: bool, stamp: Stamp) -> SliceRequest {
     let (offset, len) = (piece.offset, piece.len);
-    match &piece.act {
-        Act::Write(data) => SliceRequest::Write {
+    match &piece.op_kind {
+        PieceOp::Write(data) => SliceRequest::Write {
             offset,
             data: data.clone(),
             stamp,
         },
-        Act::Transact(parts) => SliceRequest::Transact {
-            parts: sent_parts(parts, is_again).to_vec(),
+        PieceOp::Transact(parts) => SliceRequest::Transact {
+            parts: parts_to_send(parts, is_again).to_vec(),
             stamp,
         },
         _ => SliceRequest::Clear { offset, len, stamp },
@@ -312,65 +324,65 @@ fn request(piece: &Piece, is_again: bool, stamp: Stamp) -> SliceRequest {
 }
 
 /// All of them, whenever they are sent.
-fn sent_parts(parts: &[Part], is_again: bool) -> &[Part] {
+fn parts_to_send(parts: &[TransactionPart], is_again: bool) -> &[TransactionPart] {
     match is_again && defect::is(Defect::FirstPartResent) {
         true => &parts[..1],
         false => parts,
     }
 }
 
-fn start_flush(piece: &mut Piece, column: &mut super::Column, out: &mut impl Outbox) {
-    piece.flush = column.window.start_flush();
-    piece.covers = out.flush_starts(piece.column);
+fn start_flush(piece: &mut Piece, column: &mut super::ColumnState, out: &mut impl EngineBackend) {
+    piece.flush_number = column.in_flight.start_flush();
+    piece.flush_covers = out.begin_flush(piece.column);
 }
 
 /// A change gets its number when it is first sent, holding its lock.
-fn stamp(
+fn assign_stamp(
     piece: &mut Piece,
-    column: &mut super::Column,
+    column: &mut super::ColumnState,
     epoch: pagemesh_base::ids::Epoch,
-    out: &mut impl Outbox,
+    out: &mut impl EngineBackend,
 ) -> Stamp {
     if piece.op == 0 {
         piece.op = out.next_op();
-        column.window.enter(piece.op);
+        column.in_flight.insert(piece.op);
     }
     piece.epoch = epoch;
     Stamp {
         epoch,
         op: piece.op,
-        open: column.window.open(piece.op),
+        open_ops: column.in_flight.open_distance(piece.op),
     }
 }
 
 fn send(
     piece: &mut Piece,
     slot: u32,
-    column: &mut super::Column,
-    legs: Mask,
+    column: &mut super::ColumnState,
+    legs: LegSet,
     request: SliceRequest,
-    out: &mut impl Outbox,
+    out: &mut impl EngineBackend,
 ) {
     piece.phase = Phase::Sent;
-    piece.forget_answers();
+    piece.reset_answers();
     transmit(piece, slot, column, legs, request, out);
 }
 
 fn transmit(
     piece: &mut Piece,
     slot: u32,
-    column: &mut super::Column,
-    legs: Mask,
+    column: &mut super::ColumnState,
+    legs: LegSet,
     request: SliceRequest,
-    out: &mut impl Outbox,
+    out: &mut impl EngineBackend,
 ) {
-    await_answers(piece, column, legs);
+    expect_answers(piece, column, legs);
     out.send(piece.column, legs, tag_of(slot, piece), request);
 }
 
 /// Expects an answer of each of these legs.
-pub(super) fn await_answers(piece: &mut Piece, column: &mut super::Column, legs: Mask) {
+pub(super) fn expect_answers(piece: &mut Piece, column: &mut super::ColumnState, legs: LegSet) {
     piece.version = column.version;
     piece.pending = legs;
-    column.pending += legs.len();
+    column.pending_answers += legs.len();
 }

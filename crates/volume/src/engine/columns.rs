@@ -1,19 +1,19 @@
 //! What the engine knows of a column, and what happens when that changes.
 
 use super::piece::Phase;
-use super::{Engine, Outbox, Piece};
-use crate::view::{ColumnView, Gate, Mask, View};
-use crate::window::Window;
+use super::{Engine, EngineBackend, Piece};
+use crate::in_flight_window::InFlightWindow;
+use crate::snapshot::{ColumnSnapshot, Gate, LayoutSnapshot, LegSet};
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_base::layout::COPIES_MAX;
+use pagemesh_base::layout::LEGS_MAX;
 use slab::Slab;
 use std::sync::Arc;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Flow {
+enum FlowState {
     Open,
     /// A leg that must be written is not there: the keeper sees to it.
-    Held,
+    Blocked,
     /// The write set changed: old messages are awaited before changes are
     /// sent again.
     Draining,
@@ -21,147 +21,148 @@ enum Flow {
 }
 
 #[derive(Debug)]
-pub(super) struct Column {
-    flow: Flow,
+pub(super) struct ColumnState {
+    flow: FlowState,
     /// Rises whenever the set of legs or their connections change.
     pub version: u32,
     /// The connections of the written legs, 0 for the others.
-    serials: [u64; COPIES_MAX],
-    pub written: Mask,
-    pub in_sync: Mask,
-    buffering: Mask,
+    serials: [u64; LEGS_MAX],
+    pub written: LegSet,
+    pub in_sync: LegSet,
+    buffering: LegSet,
     /// Those written to that have a live connection.
-    usable: Mask,
+    usable: LegSet,
     /// Changes in flight, those that wait included.
     pub changes: Vec<u32>,
     /// Messages of changes on their way.
-    pub pending: u32,
-    pub window: Window,
+    pub pending_answers: u32,
+    pub in_flight: InFlightWindow,
     /// Reads on their way, by leg.
-    pub load: [u32; COPIES_MAX],
+    pub reads_by_leg: [u32; LEGS_MAX],
     /// Answers that nobody waits for any more: the legs, with the tags of reads
     /// that another leg answered first. They are among the load.
-    pub overdue: Vec<(usize, u64)>,
-    turn: usize,
+    pub overdue_answers: Vec<(usize, u64)>,
+    read_rotation: usize,
     /// Reads behind a change of this channel.
-    pub trailing: Vec<u32>,
+    pub trailing_reads: Vec<u32>,
     /// Reads without an in-sync leg.
-    pub waiting: Vec<u32>,
+    pub waiting_reads: Vec<u32>,
     pub background_flush: bool,
 }
 
-impl Column {
-    pub(super) fn new(view: &ColumnView, live: impl Fn(usize) -> bool) -> Column {
-        let mut column = Column {
-            flow: Flow::Open,
+impl ColumnState {
+    pub(super) fn new(view: &ColumnSnapshot, live: impl Fn(usize) -> bool) -> ColumnState {
+        let mut column = ColumnState {
+            flow: FlowState::Open,
             version: 0,
-            serials: [0; COPIES_MAX],
-            written: Mask::NONE,
-            in_sync: Mask::NONE,
-            buffering: Mask::NONE,
-            usable: Mask::NONE,
+            serials: [0; LEGS_MAX],
+            written: LegSet::NONE,
+            in_sync: LegSet::NONE,
+            buffering: LegSet::NONE,
+            usable: LegSet::NONE,
             changes: vec![],
-            pending: 0,
-            window: Window::default(),
-            load: [0; COPIES_MAX],
-            overdue: vec![],
-            turn: 0,
-            trailing: vec![],
-            waiting: vec![],
+            pending_answers: 0,
+            in_flight: InFlightWindow::default(),
+            reads_by_leg: [0; LEGS_MAX],
+            overdue_answers: vec![],
+            read_rotation: 0,
+            trailing_reads: vec![],
+            waiting_reads: vec![],
             background_flush: false,
         };
-        column.look_at(view, &live);
-        column.flow = column.flow_wanted(view, Flow::Open);
+        column.apply_snapshot(view, &live);
+        column.flow = column.flow_for_gate(view, FlowState::Open);
         column
     }
 
     /// Takes the legs over from the view.
-    fn look_at(&mut self, view: &ColumnView, live: &dyn Fn(usize) -> bool) {
+    fn apply_snapshot(&mut self, view: &ColumnSnapshot, live: &dyn Fn(usize) -> bool) {
         self.written = view.written();
         self.in_sync = match defect::is(Defect::SyncingLegRead) {
             true => view.written(),
             false => view.in_sync(),
         };
         self.buffering = view.buffering();
-        self.usable = Mask::NONE;
+        self.usable = LegSet::NONE;
         let written = self.written.legs();
         written
             .filter(|&leg| live(leg))
             .for_each(|leg| self.usable.add(leg));
-        self.serials = [0; COPIES_MAX];
+        self.serials = [0; LEGS_MAX];
         let written = self.written.legs();
         written.for_each(|leg| self.serials[leg] = view.legs[leg].serial);
     }
 
-    fn flow_wanted(&self, view: &ColumnView, when_open: Flow) -> Flow {
+    fn flow_for_gate(&self, view: &ColumnSnapshot, when_open: FlowState) -> FlowState {
         match view.gate {
-            Gate::Failed => Flow::Failed,
-            Gate::Down => Flow::Held,
-            Gate::Open if self.usable.covers(self.written) => when_open,
-            Gate::Open => Flow::Held,
+            Gate::Failed => FlowState::Failed,
+            Gate::Down => FlowState::Blocked,
+            Gate::Open if self.usable.is_superset(self.written) => when_open,
+            Gate::Open => FlowState::Blocked,
         }
     }
 
     pub(super) fn is_open(&self) -> bool {
-        self.flow == Flow::Open
+        self.flow == FlowState::Open
     }
 
     pub(super) fn is_failed(&self) -> bool {
-        self.flow == Flow::Failed
+        self.flow == FlowState::Failed
     }
 
     /// Whether answers of all legs count as they come: not while one is lost.
-    pub(super) fn is_complete(&self) -> bool {
-        matches!(self.flow, Flow::Open | Flow::Draining) && self.usable.covers(self.written)
+    pub(super) fn is_answer_final(&self) -> bool {
+        matches!(self.flow, FlowState::Open | FlowState::Draining)
+            && self.usable.is_superset(self.written)
     }
 
-    pub(super) fn readable(&self) -> Mask {
-        self.in_sync.and(self.usable)
+    pub(super) fn readable_legs(&self) -> LegSet {
+        self.in_sync.intersection(self.usable)
     }
 
     /// Legs on which a flush means something.
-    pub(super) fn flushed(&self) -> Mask {
-        self.written.and(self.buffering)
+    pub(super) fn flush_legs(&self) -> LegSet {
+        self.written.intersection(self.buffering)
     }
 
     /// The readable leg with the least reads, in turns among equals.
-    pub(super) fn choose(&mut self, except: Mask) -> Option<usize> {
-        let candidates = self.readable().without(except);
-        self.turn += 1;
-        let from = self.turn % COPIES_MAX;
-        (0..COPIES_MAX)
-            .map(|step| (from + step) % COPIES_MAX)
-            .filter(|&leg| candidates.has(leg))
-            .min_by_key(|&leg| self.load[leg])
+    pub(super) fn choose_read_leg(&mut self, except: LegSet) -> Option<usize> {
+        let candidates = self.readable_legs().difference(except);
+        self.read_rotation += 1;
+        let from = self.read_rotation % LEGS_MAX;
+        (0..LEGS_MAX)
+            .map(|step| (from + step) % LEGS_MAX)
+            .filter(|&leg| candidates.contains(leg))
+            .min_by_key(|&leg| self.reads_by_leg[leg])
     }
 
-    pub(super) fn list(&mut self, piece: &mut Piece, slot: u32) {
-        piece.listed = self.changes.len();
+    pub(super) fn add_change(&mut self, piece: &mut Piece, slot: u32) {
+        piece.change_index = self.changes.len();
         self.changes.push(slot);
     }
 
-    pub(super) fn unlist(&mut self, piece: &Piece, pieces: &mut Slab<Piece>) {
-        self.changes.swap_remove(piece.listed);
-        if let Some(&moved) = self.changes.get(piece.listed) {
-            pieces[moved as usize].listed = piece.listed;
+    pub(super) fn remove_change(&mut self, piece: &Piece, pieces: &mut Slab<Piece>) {
+        self.changes.swap_remove(piece.change_index);
+        if let Some(&moved) = self.changes.get(piece.change_index) {
+            pieces[moved as usize].change_index = piece.change_index;
         }
     }
 
-    pub(super) fn forget(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.changes.clear();
-        self.trailing.clear();
-        self.waiting.clear();
-        self.pending = 0;
-        self.load = [0; COPIES_MAX];
-        self.overdue.clear();
+        self.trailing_reads.clear();
+        self.waiting_reads.clear();
+        self.pending_answers = 0;
+        self.reads_by_leg = [0; LEGS_MAX];
+        self.overdue_answers.clear();
     }
 
     /// An answer came that no piece waits for. True if it was overdue.
-    pub(super) fn note_overdue(&mut self, leg: usize, tag: u64) -> bool {
-        let at = self.overdue.iter().position(|&it| it == (leg, tag));
+    pub(super) fn take_overdue(&mut self, leg: usize, tag: u64) -> bool {
+        let at = self.overdue_answers.iter().position(|&it| it == (leg, tag));
         if let Some(at) = at {
-            self.overdue.swap_remove(at);
-            self.load[leg] -= 1;
+            self.overdue_answers.swap_remove(at);
+            self.reads_by_leg[leg] -= 1;
         }
         at.is_some()
     }
@@ -174,43 +175,43 @@ impl Engine {
         number: usize,
         leg: usize,
         why: String,
-        out: &mut impl Outbox,
+        out: &mut impl EngineBackend,
     ) {
         let column = &mut self.columns[number];
-        if column.usable.has(leg) {
+        if column.usable.contains(leg) {
             column.usable.remove(leg);
-            if column.flow != Flow::Failed {
-                column.flow = Flow::Held;
+            if column.flow != FlowState::Failed {
+                column.flow = FlowState::Blocked;
             }
-            out.lose(number, leg, why);
+            out.lose_connection(number, leg, why);
         }
-        self.abandon(number, Mask::of(leg), out);
+        self.drop_pending_answers(number, LegSet::of(leg), out);
     }
 
     /// Expects no answers from these legs any more.
-    fn abandon(&mut self, number: usize, legs: Mask, out: &mut impl Outbox) {
+    fn drop_pending_answers(&mut self, number: usize, legs: LegSet, out: &mut impl EngineBackend) {
         let mut reads = vec![];
         let mut changes = vec![];
         let column = &mut self.columns[number];
         for (slot, piece) in &mut self.pieces {
-            let gone = piece.pending.and(legs);
+            let gone = piece.pending.intersection(legs);
             if piece.column != number || gone.is_empty() {
                 continue;
             }
-            piece.pending = piece.pending.without(legs);
+            piece.pending = piece.pending.difference(legs);
             if piece.is_change() {
-                column.pending -= gone.len();
+                column.pending_answers -= gone.len();
                 changes.push(slot as u32);
             } else {
-                gone.legs().for_each(|leg| column.load[leg] -= 1);
+                gone.legs().for_each(|leg| column.reads_by_leg[leg] -= 1);
                 if piece.pending.is_empty() {
                     reads.push(slot as u32);
                 }
             }
         }
-        let load = &mut column.load;
-        column.overdue.retain(|&(leg, _)| {
-            let is_gone = legs.has(leg);
+        let load = &mut column.reads_by_leg;
+        column.overdue_answers.retain(|&(leg, _)| {
+            let is_gone = legs.contains(leg);
             load[leg] -= u32::from(is_gone);
             !is_gone
         });
@@ -223,25 +224,25 @@ impl Engine {
         self.resume_if_drained(number, out);
     }
 
-    /// A new picture of the volume. `live` tells which legs are connected as
+    /// A new picture of the volume. `run_steps` tells which legs are connected as
     /// the view has them.
     pub(crate) fn adopt(
         &mut self,
-        view: &Arc<View>,
+        view: &Arc<LayoutSnapshot>,
         live: impl Fn(usize, usize) -> bool,
-        out: &mut impl Outbox,
+        out: &mut impl EngineBackend,
     ) {
         if view.fenced {
             return self.fence(out);
         }
-        let epoch_rose = view.epoch != self.view.epoch;
-        self.view = Arc::clone(view);
+        let epoch_rose = view.epoch != self.snapshot.epoch;
+        self.snapshot = Arc::clone(view);
         for (number, column) in view.columns.iter().enumerate() {
             let live = |leg| live(number, leg);
             if number < self.columns.len() {
                 self.adopt_column(number, column, epoch_rose, &live, out);
             } else {
-                self.columns.push(Column::new(column, live));
+                self.columns.push(ColumnState::new(column, live));
             }
         }
     }
@@ -249,36 +250,40 @@ impl Engine {
     fn adopt_column(
         &mut self,
         number: usize,
-        view: &ColumnView,
+        view: &ColumnSnapshot,
         epoch_rose: bool,
         live: &dyn Fn(usize) -> bool,
-        out: &mut impl Outbox,
+        out: &mut impl EngineBackend,
     ) {
         let column = &mut self.columns[number];
         let before = (column.written, column.in_sync, column.usable);
         let serials = column.serials;
-        column.look_at(view, live);
-        let replaced = Mask::where_leg(|leg| column.serials[leg] != serials[leg]);
+        column.apply_snapshot(view, live);
+        let replaced = LegSet::from_fn(|leg| column.serials[leg] != serials[leg]);
         let now = (column.written, column.in_sync, column.usable);
         let changed = before != now || !replaced.is_empty();
         if changed {
             column.version += 1;
         }
-        let calm = column.flow == Flow::Open && !changed && !epoch_rose;
-        let open = if calm { Flow::Open } else { Flow::Draining };
-        column.flow = column.flow_wanted(view, open);
-        let readable = column.readable();
+        let calm = column.flow == FlowState::Open && !changed && !epoch_rose;
+        let open = if calm {
+            FlowState::Open
+        } else {
+            FlowState::Draining
+        };
+        column.flow = column.flow_for_gate(view, open);
+        let readable = column.readable_legs();
         let usable = column.usable;
-        let gone = Mask::where_leg(|leg| !usable.has(leg) || replaced.has(leg));
+        let gone = LegSet::from_fn(|leg| !usable.contains(leg) || replaced.contains(leg));
         // What a leg held, its next life may have lost, or was made to forget.
         for &slot in &self.columns[number].changes {
             let piece = &mut self.pieces[slot as usize];
-            piece.held = piece.held.without(gone);
-            piece.done = piece.done.without(gone);
+            piece.accepted = piece.accepted.difference(gone);
+            piece.done = piece.done.difference(gone);
         }
-        self.abandon(number, gone, out);
+        self.drop_pending_answers(number, gone, out);
         self.redirect_reads(number, readable, out);
-        if self.columns[number].flow == Flow::Failed {
+        if self.columns[number].flow == FlowState::Failed {
             self.fail_column(number, out);
         }
         self.resume_if_drained(number, out);
@@ -286,14 +291,14 @@ impl Engine {
 
     /// Reads that wait get another try; those under way to a leg that no
     /// longer serves reads go elsewhere.
-    fn redirect_reads(&mut self, number: usize, readable: Mask, out: &mut impl Outbox) {
-        let mut again = std::mem::take(&mut self.columns[number].waiting);
+    fn redirect_reads(&mut self, number: usize, readable: LegSet, out: &mut impl EngineBackend) {
+        let mut again = std::mem::take(&mut self.columns[number].waiting_reads);
         let column = &mut self.columns[number];
         for (slot, piece) in &mut self.pieces {
-            let astray = piece.pending.without(readable);
+            let astray = piece.pending.difference(readable);
             if piece.column == number && !piece.is_change() && !astray.is_empty() {
-                astray.legs().for_each(|leg| column.load[leg] -= 1);
-                piece.pending = piece.pending.without(astray);
+                astray.legs().for_each(|leg| column.reads_by_leg[leg] -= 1);
+                piece.pending = piece.pending.difference(astray);
                 if piece.pending.is_empty() {
                     again.push(slot as u32);
                 }
@@ -301,13 +306,13 @@ impl Engine {
         }
         for slot in again {
             if let Some(piece) = self.pieces.get_mut(slot as usize) {
-                piece.failed = Mask::NONE;
+                piece.failed = LegSet::NONE;
                 self.send_read(slot, out);
             }
         }
     }
 
-    fn fail_column(&mut self, number: usize, out: &mut impl Outbox) {
+    fn fail_column(&mut self, number: usize, out: &mut impl EngineBackend) {
         let column = &self.columns[number];
         let order = |&slot: &u32| (slot, self.pieces[slot as usize].order);
         for (slot, order) in column.changes.iter().map(order).collect::<Vec<_>>() {
@@ -321,12 +326,12 @@ impl Engine {
 
     /// Once every old message is answered, what is not complete is sent again
     /// in order, and what was held goes on.
-    pub(super) fn resume_if_drained(&mut self, number: usize, out: &mut impl Outbox) {
+    pub(super) fn resume_if_drained(&mut self, number: usize, out: &mut impl EngineBackend) {
         let column = &mut self.columns[number];
-        if column.flow != Flow::Draining || column.pending > 0 {
+        if column.flow != FlowState::Draining || column.pending_answers > 0 {
             return;
         }
-        column.flow = Flow::Open;
+        column.flow = FlowState::Open;
         let mut again = vec![];
         for &slot in &column.changes {
             let piece = &self.pieces[slot as usize];

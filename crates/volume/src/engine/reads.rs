@@ -6,30 +6,30 @@
 //! read has shown is on every leg. If the change ended undecided, the read fails.
 //! (Extents are hints, and do neither.)
 
-use super::piece::{Act, Phase, tag_of};
-use super::{Column, Engine, Outbox, Piece};
+use super::piece::{Phase, PieceOp, tag_of};
+use super::{ColumnState, Engine, EngineBackend, Piece};
 use crate::limits::{PIECES_MAX, REPAIRS_MAX};
+use crate::snapshot::{ColumnExtent, LegSet};
 use crate::status::Count;
-use crate::view::{Mask, Place};
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest};
 use pagemesh_base::space::SpaceError;
 use pagemesh_base::units::PAGE_BYTES;
 
 impl Engine {
-    pub(super) fn start_read(&mut self, slot: u32, out: &mut impl Outbox) {
+    pub(super) fn start_read(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
-        piece.phase = Phase::Held;
+        piece.phase = Phase::Queued;
         let column = piece.column;
-        if self.trails(slot) && !defect::is(Defect::ReadOvertakes) {
-            self.columns[column].trailing.push(slot);
+        if self.is_behind_change(slot) && !defect::is(Defect::ReadOvertakes) {
+            self.columns[column].trailing_reads.push(slot);
         } else {
             self.send_read(slot, out);
         }
     }
 
     /// Whether a change that was submitted before, and overlaps, is in flight.
-    fn trails(&self, slot: u32) -> bool {
+    fn is_behind_change(&self, slot: u32) -> bool {
         let read = &self.pieces[slot as usize];
         self.columns[read.column].changes.iter().any(|&change| {
             let change = &self.pieces[change as usize];
@@ -37,34 +37,34 @@ impl Engine {
         })
     }
 
-    pub(super) fn retry_trailing(&mut self, column: usize, out: &mut impl Outbox) {
-        for slot in std::mem::take(&mut self.columns[column].trailing) {
+    pub(super) fn restart_trailing_reads(&mut self, column: usize, out: &mut impl EngineBackend) {
+        for slot in std::mem::take(&mut self.columns[column].trailing_reads) {
             self.start_read(slot, out);
         }
     }
 
     /// Sends it to the in-sync leg with the least to do that has not failed it.
-    pub(super) fn send_read(&mut self, slot: u32, out: &mut impl Outbox) {
+    pub(super) fn send_read(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
         let column = &mut self.columns[piece.column];
-        piece.phase = Phase::Held;
-        if let Some(leg) = column.choose(piece.failed) {
+        piece.phase = Phase::Queued;
+        if let Some(leg) = column.choose_read_leg(piece.failed) {
             piece.phase = Phase::Sent;
-            piece.epoch = self.view.epoch;
-            ask(piece, slot, column, leg, out);
+            piece.epoch = self.snapshot.epoch;
+            send_to_leg(piece, slot, column, leg, out);
         } else if column.is_failed() {
             self.fail_unavailable(slot, out);
-        } else if !column.in_sync.is_empty() && piece.failed.covers(column.in_sync) {
+        } else if !column.in_sync.is_empty() && piece.failed.is_superset(column.in_sync) {
             let error = piece.error.take();
             let error = self.space_error(slot, error);
-            self.finish(slot, Err(error), out);
+            self.finish_piece(slot, Err(error), out);
         } else {
-            column.waiting.push(slot);
+            column.waiting_reads.push(slot);
         }
     }
 
     /// A read is late: asks another leg, too.
-    pub(crate) fn hedge(&mut self, tag: u64, out: &mut impl Outbox) {
+    pub(crate) fn hedge(&mut self, tag: u64, out: &mut impl EngineBackend) {
         let slot = tag as u32;
         // A repair reads, too, but is counted as a change, and must not read
         // the page that it is to mend.
@@ -74,44 +74,46 @@ impl Engine {
             return;
         };
         let column = &mut self.columns[piece.column];
-        if let Some(leg) = column.choose(piece.failed.or(piece.pending)) {
+        if let Some(leg) = column.choose_read_leg(piece.failed.union(piece.pending)) {
             out.count(Count::ReadsHedged, 1);
-            ask(piece, slot, column, leg, out);
+            send_to_leg(piece, slot, column, leg, out);
         }
     }
 
-    pub(super) fn read_answered(
+    pub(super) fn handle_read_answer(
         &mut self,
         slot: u32,
         leg: usize,
         result: Result<SliceReply, SliceError>,
-        out: &mut impl Outbox,
+        out: &mut impl EngineBackend,
     ) {
         let piece = &mut self.pieces[slot as usize];
         let number = piece.column;
         let whole = match &result {
             Ok(SliceReply::Data(data)) => {
-                matches!(piece.act, Act::Read) && data.len() as u64 == piece.len
+                matches!(piece.op_kind, PieceOp::Read) && data.len() as u64 == piece.len
             }
-            Ok(SliceReply::Extents(_)) => matches!(piece.act, Act::Extents),
+            Ok(SliceReply::Extents(_)) => matches!(piece.op_kind, PieceOp::Extents),
             _ => false,
         };
         // The picture may have changed while it was under way.
-        if whole && self.columns[number].in_sync.has(leg) {
+        if whole && self.columns[number].in_sync.contains(leg) {
             // Looked at after the answer came: a change that it shows was
             // there before it.
             let tag = tag_of(slot, piece);
             let column = &mut self.columns[number];
-            let late = std::mem::replace(&mut piece.pending, Mask::NONE);
-            column.overdue.extend(late.legs().map(|leg| (leg, tag)));
+            let late = std::mem::replace(&mut piece.pending, LegSet::NONE);
+            column
+                .overdue_answers
+                .extend(late.legs().map(|leg| (leg, tag)));
             piece.answer = result.ok();
-            if piece.is_held_back() && !out.is_still(piece.extent(), slot) {
-                piece.phase = Phase::Watching;
+            if piece.needs_stable_data() && !out.is_range_idle(piece.lock_range(), slot) {
+                piece.phase = Phase::AwaitingChanges;
                 piece.version = column.version;
                 out.count(Count::ReadsDelayed, 1);
                 return;
             }
-            return self.show_if_decided(slot, out);
+            return self.deliver_if_determinate(slot, out);
         }
         if !piece.pending.is_empty() {
             // The other leg that was asked may do better. What is wrong with
@@ -136,16 +138,16 @@ impl Engine {
             // Sent before this client's own barrier: again, or with the view
             // that comes with it.
             Err(SliceError::StaleEpoch { current }) if piece.epoch < current => {
-                if self.view.epoch < current {
-                    piece.phase = Phase::Held;
-                    self.columns[number].waiting.push(slot);
+                if self.snapshot.epoch < current {
+                    piece.phase = Phase::Queued;
+                    self.columns[number].waiting_reads.push(slot);
                     return;
                 }
             }
             Err(SliceError::StaleEpoch { .. }) => {
                 let why = "it refuses reads of its own client".to_owned();
-                self.columns[number].waiting.push(slot);
-                self.pieces[slot as usize].phase = Phase::Held;
+                self.columns[number].waiting_reads.push(slot);
+                self.pieces[slot as usize].phase = Phase::Queued;
                 return self.lose_leg(number, leg, why, out);
             }
             Err(error) => {
@@ -162,37 +164,37 @@ impl Engine {
 
     /// The changes that were in flight when it was answered have ended. If
     /// they failed with the column, what it saw of them may not stay.
-    pub(super) fn pass_read(&mut self, slot: u32, out: &mut impl Outbox) {
+    pub(super) fn resume_read(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
         let column = &self.columns[piece.column];
         if piece.version == column.version && !column.is_failed() {
-            return self.show_if_decided(slot, out);
+            return self.deliver_if_determinate(slot, out);
         }
         piece.answer = None;
         self.send_read(slot, out);
     }
 
     /// Shows it unless that may be taken back. Nothing that it shows is in flight.
-    fn show_if_decided(&mut self, slot: u32, out: &mut impl Outbox) {
+    fn deliver_if_determinate(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
-        if !piece.is_held_back() || defect::is(Defect::UndecidedRead) {
-            return self.show(slot, out);
+        if !piece.needs_stable_data() || defect::is(Defect::IndeterminateRead) {
+            return self.deliver_read(slot, out);
         }
-        if out.is_undecided(piece.extent()) {
-            return self.fail_undecided(slot, out);
+        if out.is_indeterminate(piece.lock_range()) {
+            return self.fail_indeterminate(slot, out);
         }
         // What was undecided may have been decided just now, against the leg
         // that answered: it is read again with the view that did.
-        if !out.is_current() {
-            piece.phase = Phase::Held;
+        if !out.is_snapshot_current() {
+            piece.phase = Phase::Queued;
             piece.answer = None;
-            return self.columns[piece.column].waiting.push(slot);
+            return self.columns[piece.column].waiting_reads.push(slot);
         }
-        self.show(slot, out);
+        self.deliver_read(slot, out);
     }
 
     /// Hands its answer out.
-    fn show(&mut self, slot: u32, out: &mut impl Outbox) {
+    fn deliver_read(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
         let (column, damaged) = (piece.column, piece.failed);
         let (answer, error) = (piece.answer.take(), piece.error.take());
@@ -204,77 +206,77 @@ impl Engine {
         let Some(answer) = answer else {
             unreachable!("it was answered");
         };
-        self.finish(slot, Ok(answer), out);
+        self.finish_piece(slot, Ok(answer), out);
     }
 
-    fn repair(&mut self, column: usize, offset: u64, bad: usize, out: &mut impl Outbox) {
-        if self.repairs >= REPAIRS_MAX || self.pieces.len() >= PIECES_MAX {
+    fn repair(&mut self, column: usize, offset: u64, bad: usize, out: &mut impl EngineBackend) {
+        if self.repairs_in_flight >= REPAIRS_MAX || self.pieces.len() >= PIECES_MAX {
             return;
         }
         // A guest that is inside may be writing the page; a scrub repairs it then.
-        if !out.keep_guests_out() {
+        if !out.try_block_direct_clients() {
             return;
         }
-        self.repairs += 1;
+        self.repairs_in_flight += 1;
         let page = PAGE_BYTES as u64;
         let offset = offset / page * page;
-        let place = Place {
+        let place = ColumnExtent {
             column,
             offset,
             len: page,
-            at: self.view.volume_offset(column, offset),
+            volume_offset: self.snapshot.volume_offset(column, offset),
         };
-        let act = Act::Repair { bad, data: None };
+        let act = PieceOp::Repair { bad, data: None };
         self.insert_piece(Piece::new(u32::MAX, place, act, false), out);
     }
 
-    fn fail_undecided(&mut self, slot: u32, out: &mut impl Outbox) {
+    fn fail_indeterminate(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &self.pieces[slot as usize];
         let error = SpaceError::Unavailable(format!(
             "a write to these bytes failed, and one copy may have it and another not; until \
              it is known which of the bricks {} counts they are not read: make the manager \
              reachable",
-            self.bricks(piece.column)
+            self.brick_names(piece.column)
         ));
-        self.finish(slot, Err(error), out);
+        self.finish_piece(slot, Err(error), out);
     }
 
     /// Those that hold a column.
-    fn bricks(&self, column: usize) -> String {
-        let legs = self.view.columns[column].legs.iter();
+    fn brick_names(&self, column: usize) -> String {
+        let legs = self.snapshot.columns[column].legs.iter();
         let bricks: Vec<String> = legs.map(|leg| leg.brick.to_string()).collect();
         bricks.join(", ")
     }
 
-    pub(super) fn fail_unavailable(&mut self, slot: u32, out: &mut impl Outbox) {
+    pub(super) fn fail_unavailable(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &self.pieces[slot as usize];
-        piece.note_if_undecided(out);
-        let bricks = self.bricks(piece.column);
+        piece.record_if_indeterminate(out);
+        let bricks = self.brick_names(piece.column);
         if piece.op != 0 {
-            self.columns[piece.column].window.leave(piece.op);
+            self.columns[piece.column].in_flight.remove(piece.op);
         }
         let error = SpaceError::Unavailable(format!(
             "no in-sync copy is reachable; start one of the bricks {bricks} again"
         ));
-        if matches!(piece.act, Act::Repair { .. }) {
-            self.repairs_failed(slot, out);
+        if matches!(piece.op_kind, PieceOp::Repair { .. }) {
+            self.fail_repair(slot, out);
         } else {
-            self.finish(slot, Err(error), out);
+            self.finish_piece(slot, Err(error), out);
         }
     }
 
-    fn repairs_failed(&mut self, slot: u32, out: &mut impl Outbox) {
+    fn fail_repair(&mut self, slot: u32, out: &mut impl EngineBackend) {
         out.count(Count::RepairsFailed, 1);
-        self.finish(slot, Ok(SliceReply::Done), out);
+        self.finish_piece(slot, Ok(SliceReply::Done), out);
     }
 
     pub(super) fn space_error(&self, slot: u32, error: Option<SliceError>) -> SpaceError {
         let piece = &self.pieces[slot as usize];
-        let place = || self.bricks(piece.column);
+        let place = || self.brick_names(piece.column);
         match error {
             Some(SliceError::NoSpace) => SpaceError::NoSpace(place()),
             Some(SliceError::Damaged { offset }) => SpaceError::Damaged {
-                offset: self.view.volume_offset(piece.column, offset),
+                offset: self.snapshot.volume_offset(piece.column, offset),
                 place: place(),
             },
             Some(SliceError::StaleEpoch { .. }) => SpaceError::Fenced,
@@ -285,16 +287,22 @@ impl Engine {
 }
 
 /// Asks one more leg for what a piece reads.
-fn ask(piece: &mut Piece, slot: u32, column: &mut Column, leg: usize, out: &mut impl Outbox) {
+fn send_to_leg(
+    piece: &mut Piece,
+    slot: u32,
+    column: &mut ColumnState,
+    leg: usize,
+    out: &mut impl EngineBackend,
+) {
     piece.pending.add(leg);
-    column.load[leg] += 1;
+    column.reads_by_leg[leg] += 1;
     let (offset, len) = (piece.offset, piece.len);
-    let request = match piece.act {
-        Act::Read => SliceRequest::Read {
+    let request = match piece.op_kind {
+        PieceOp::Read => SliceRequest::Read {
             offset,
             len: len as u32,
         },
         _ => SliceRequest::Extents { offset, len },
     };
-    out.send(piece.column, Mask::of(leg), tag_of(slot, piece), request);
+    out.send(piece.column, LegSet::of(leg), tag_of(slot, piece), request);
 }

@@ -1,30 +1,30 @@
 //! A request of the front while it is in flight: what is still to be split
 //! off, and what came back.
 
-use super::piece::{Act, Piece};
-use super::{After, after_change};
+use super::piece::{Piece, PieceOp};
+use super::{AckDependency, change_dependency};
 use crate::limits::{REGION_BYTES, REQUEST_PIECES_MAX};
-use crate::view::{Place, View, atomic_len};
+use crate::snapshot::{ColumnExtent, LayoutSnapshot, atomic_len};
 use bytes::Bytes;
-use pagemesh_base::slice::{Part, SliceReply, check_parts};
+use pagemesh_base::slice::{SliceReply, TransactionPart, check_parts};
 use pagemesh_base::space::{
     EXTENTS_MAX, Extent, REQUEST_BYTES_MAX, Reply, Request, SpaceError, Token, check_range,
 };
 use pagemesh_base::units::PAGE_BYTES;
 
-enum Kind {
+enum JobKind {
     Read,
     Write(Bytes),
     Clear,
     /// With its place; it becomes the one piece.
-    Transact(Place, Vec<Part>),
+    Transact(ColumnExtent, Vec<TransactionPart>),
     Flush,
     Extents,
 }
 
 /// What is split off next.
 #[derive(Clone, Copy)]
-enum Cursor {
+enum SplitCursor {
     /// From this byte of the volume.
     Byte(u64),
     /// From this byte of the run of this column.
@@ -32,13 +32,13 @@ enum Cursor {
     End,
 }
 
-pub(super) enum Next {
+pub(super) enum NextPiece {
     /// The flag: it is the last one.
-    Piece(Place, Act, bool),
+    Piece(ColumnExtent, PieceOp, bool),
     End,
 }
 
-enum Answer {
+enum JobAnswer {
     Nothing,
     Data(Vec<u8>),
     Extents(Vec<(u64, u64, Vec<Extent>)>),
@@ -47,17 +47,17 @@ enum Answer {
 pub(super) struct Job {
     /// None for work of the engine's own.
     pub token: Option<Token>,
-    kind: Kind,
+    kind: JobKind,
     pub durable: bool,
     begin: u64,
     end: u64,
-    cursor: Cursor,
+    cursor: SplitCursor,
     /// Pieces in flight.
-    pub flying: u32,
+    pub in_flight: u32,
     /// Pieces are being made right now.
-    pub issuing: bool,
-    made: u32,
-    answer: Answer,
+    pub is_issuing: bool,
+    pieces_made: u32,
+    answer: JobAnswer,
     error: Option<SpaceError>,
 }
 
@@ -66,48 +66,48 @@ impl Job {
     pub(super) fn new(
         token: Token,
         request: Request,
-        view: &View,
+        view: &LayoutSnapshot,
     ) -> Result<Job, Result<Reply, SpaceError>> {
         let size_bytes = view.size_bytes;
         let (kind, offset, len, durable) = match request {
-            Request::Read { offset, len } => (Kind::Read, offset, u64::from(len), false),
+            Request::Read { offset, len } => (JobKind::Read, offset, u64::from(len), false),
             Request::Write {
                 offset,
                 data,
                 durable,
             } => {
                 let len = data.len() as u64;
-                (Kind::Write(data), offset, len, durable)
+                (JobKind::Write(data), offset, len, durable)
             }
-            Request::Discard { offset, len } => (Kind::Clear, offset, len, false),
+            Request::Discard { offset, len } => (JobKind::Clear, offset, len, false),
             Request::WriteZeroes {
                 offset,
                 len,
                 durable,
-            } => (Kind::Clear, offset, len, durable),
+            } => (JobKind::Clear, offset, len, durable),
             Request::Transact { parts, durable } => {
-                let (place, parts) = place_parts(parts, view).map_err(Err)?;
-                let (at, len) = (place.at, place.len);
-                (Kind::Transact(place, parts), at, len, durable)
+                let (place, parts) = map_parts(parts, view).map_err(Err)?;
+                let (at, len) = (place.volume_offset, place.len);
+                (JobKind::Transact(place, parts), at, len, durable)
             }
-            Request::Flush => (Kind::Flush, 0, size_bytes, false),
-            Request::Extents { offset, len } => (Kind::Extents, offset, len, false),
+            Request::Flush => (JobKind::Flush, 0, size_bytes, false),
+            Request::Extents { offset, len } => (JobKind::Extents, offset, len, false),
         };
         check_range(size_bytes, offset, len).map_err(Err)?;
-        if matches!(kind, Kind::Read | Kind::Write(_)) && len > u64::from(REQUEST_BYTES_MAX) {
+        if matches!(kind, JobKind::Read | JobKind::Write(_)) && len > u64::from(REQUEST_BYTES_MAX) {
             return Err(Err(SpaceError::Unavailable(format!(
                 "a request of {len} bytes is longer than {REQUEST_BYTES_MAX}; split it"
             ))));
         }
         match kind {
-            Kind::Read if len == 0 => return Err(Ok(Reply::Data(vec![]))),
-            Kind::Extents if len == 0 => return Err(Ok(Reply::Extents(vec![]))),
+            JobKind::Read if len == 0 => return Err(Ok(Reply::Data(vec![]))),
+            JobKind::Extents if len == 0 => return Err(Ok(Reply::Extents(vec![]))),
             _ if len == 0 => return Err(Ok(Reply::Done)),
             _ => {}
         }
         let cursor = match kind {
-            Kind::Clear | Kind::Flush => Cursor::Column(0, 0),
-            _ => Cursor::Byte(offset),
+            JobKind::Clear | JobKind::Flush => SplitCursor::Column(0, 0),
+            _ => SplitCursor::Byte(offset),
         };
         Ok(Job {
             token: Some(token),
@@ -116,10 +116,10 @@ impl Job {
             begin: offset,
             end: offset + len,
             cursor,
-            flying: 0,
-            issuing: false,
-            made: 0,
-            answer: Answer::Nothing,
+            in_flight: 0,
+            is_issuing: false,
+            pieces_made: 0,
+            answer: JobAnswer::Nothing,
             error: None,
         })
     }
@@ -128,28 +128,32 @@ impl Job {
     pub(super) fn background_flush() -> Job {
         Job {
             token: None,
-            kind: Kind::Flush,
+            kind: JobKind::Flush,
             durable: false,
             begin: 0,
             end: 0,
-            cursor: Cursor::End,
-            flying: 1,
-            issuing: false,
-            made: 1,
-            answer: Answer::Nothing,
+            cursor: SplitCursor::End,
+            in_flight: 1,
+            is_issuing: false,
+            pieces_made: 1,
+            answer: JobAnswer::Nothing,
             error: None,
         }
     }
 
     pub(super) fn is_issued(&self) -> bool {
-        matches!(self.cursor, Cursor::End)
+        matches!(self.cursor, SplitCursor::End)
     }
 
     /// Whether a later request must wait until this one is all in flight.
     pub(super) fn conflicts(&self, later: &Job) -> bool {
-        let changes =
-            |job: &Job| matches!(job.kind, Kind::Write(_) | Kind::Clear | Kind::Transact(..));
-        let flush = |job: &Job| matches!(job.kind, Kind::Flush);
+        let changes = |job: &Job| {
+            matches!(
+                job.kind,
+                JobKind::Write(_) | JobKind::Clear | JobKind::Transact(..)
+            )
+        };
+        let flush = |job: &Job| matches!(job.kind, JobKind::Flush);
         (changes(self) || changes(later))
             && !flush(self)
             && !flush(later)
@@ -158,123 +162,132 @@ impl Job {
     }
 
     /// What its acknowledgement waits for where a leg follows.
-    pub(super) fn after(&self) -> After {
+    pub(super) fn ack_dependency(&self) -> AckDependency {
         match self.kind {
-            Kind::Read | Kind::Extents => After::Nothing,
-            Kind::Flush => After::Everything,
-            Kind::Write(_) | Kind::Clear | Kind::Transact(..) => after_change(self.durable),
+            JobKind::Read | JobKind::Extents => AckDependency::NoReplication,
+            JobKind::Flush => AckDependency::FullReplication,
+            JobKind::Write(_) | JobKind::Clear | JobKind::Transact(..) => {
+                change_dependency(self.durable)
+            }
         }
     }
 
     /// Where a transaction lies, and its parts there.
-    pub(super) fn transaction(&self) -> Option<(Place, &[Part])> {
+    pub(super) fn transaction_parts(&self) -> Option<(ColumnExtent, &[TransactionPart])> {
         match &self.kind {
-            Kind::Transact(place, parts) => Some((*place, parts)),
+            JobKind::Transact(place, parts) => Some((*place, parts)),
             _ => None,
         }
     }
 
-    pub(super) fn next(&mut self, view: &View) -> Next {
-        if let Kind::Transact(place, parts) = &mut self.kind {
-            self.cursor = Cursor::End;
-            return Next::Piece(*place, Act::Transact(std::mem::take(parts)), true);
+    pub(super) fn next_piece(&mut self, view: &LayoutSnapshot) -> NextPiece {
+        if let JobKind::Transact(place, parts) = &mut self.kind {
+            self.cursor = SplitCursor::End;
+            return NextPiece::Piece(*place, PieceOp::Transact(std::mem::take(parts)), true);
         }
         let next = match self.cursor {
-            Cursor::Byte(at) => self.next_bytes(view, at),
-            Cursor::Column(column, offset) => self.next_of_column(view, column, offset),
-            Cursor::End => Next::End,
+            SplitCursor::Byte(at) => self.next_bytes(view, at),
+            SplitCursor::Column(column, offset) => self.next_in_column(view, column, offset),
+            SplitCursor::End => NextPiece::End,
         };
-        self.made += 1;
+        self.pieces_made += 1;
         next
     }
 
-    fn next_bytes(&mut self, view: &View, at: u64) -> Next {
-        let lists = matches!(self.kind, Kind::Extents);
+    fn next_bytes(&mut self, view: &LayoutSnapshot, at: u64) -> NextPiece {
+        let lists = matches!(self.kind, JobKind::Extents);
         let found = match self.kind {
-            Kind::Extents => view.long_place(at, self.end),
-            Kind::Write(_) => view.atomic_place(at, self.end),
-            _ => view.place(at, self.end),
+            JobKind::Extents => view.contiguous_extent(at, self.end),
+            JobKind::Write(_) => view.atomic_extent(at, self.end),
+            _ => view.io_extent(at, self.end),
         };
         let Some(place) = found else {
-            self.cursor = Cursor::End;
-            return Next::End;
+            self.cursor = SplitCursor::End;
+            return NextPiece::End;
         };
         let next = at + place.len;
         // Extents may end early: one window of pieces is enough.
-        let last = next >= self.end || lists && self.made + 1 >= REQUEST_PIECES_MAX;
+        let last = next >= self.end || lists && self.pieces_made + 1 >= REQUEST_PIECES_MAX;
         self.cursor = if last {
-            Cursor::End
+            SplitCursor::End
         } else {
-            Cursor::Byte(next)
+            SplitCursor::Byte(next)
         };
         let act = match &self.kind {
-            Kind::Write(data) if at == self.begin && next == self.end => Act::Write(data.clone()),
-            Kind::Write(data) => {
-                let from = (at - self.begin) as usize;
-                Act::Write(data.slice(from..from + place.len as usize))
+            JobKind::Write(data) if at == self.begin && next == self.end => {
+                PieceOp::Write(data.clone())
             }
-            Kind::Extents => Act::Extents,
+            JobKind::Write(data) => {
+                let from = (at - self.begin) as usize;
+                PieceOp::Write(data.slice(from..from + place.len as usize))
+            }
+            JobKind::Extents => PieceOp::Extents,
             _ => {
                 if !last && at == self.begin {
-                    self.answer = Answer::Data(vec![0; (self.end - self.begin) as usize]);
+                    self.answer = JobAnswer::Data(vec![0; (self.end - self.begin) as usize]);
                 }
-                Act::Read
+                PieceOp::Read
             }
         };
-        Next::Piece(place, act, last)
+        NextPiece::Piece(place, act, last)
     }
 
-    fn next_of_column(&mut self, view: &View, mut column: usize, mut offset: u64) -> Next {
-        let flush = matches!(self.kind, Kind::Flush);
+    fn next_in_column(
+        &mut self,
+        view: &LayoutSnapshot,
+        mut column: usize,
+        mut offset: u64,
+    ) -> NextPiece {
+        let flush = matches!(self.kind, JobKind::Flush);
         while column < view.columns.len() {
-            let (from, to) = view.column_run(column, self.begin, self.end);
+            let (from, to) = view.column_range(column, self.begin, self.end);
             let from = from.max(offset);
             if from >= to {
                 (column, offset) = (column + 1, 0);
                 continue;
             }
             let (len, act) = if flush {
-                (0, Act::Flush)
+                (0, PieceOp::Flush)
             } else {
                 let len = (to - from).min(REGION_BYTES - from % REGION_BYTES);
-                (clear_len(from, len), Act::Clear)
+                (clear_len(from, len), PieceOp::Clear)
             };
             self.cursor = if flush || from + len == to {
-                Cursor::Column(column + 1, 0)
+                SplitCursor::Column(column + 1, 0)
             } else {
-                Cursor::Column(column, from + len)
+                SplitCursor::Column(column, from + len)
             };
-            let place = Place {
+            let place = ColumnExtent {
                 column,
                 offset: from,
                 len,
-                at: view.volume_offset(column, from),
+                volume_offset: view.volume_offset(column, from),
             };
             let single = view.columns.len() == 1 && (flush || from + len == to);
             if single {
-                self.cursor = Cursor::End;
+                self.cursor = SplitCursor::End;
             }
-            return Next::Piece(place, act, single);
+            return NextPiece::Piece(place, act, single);
         }
-        self.cursor = Cursor::End;
-        Next::End
+        self.cursor = SplitCursor::End;
+        NextPiece::End
     }
 
     /// Takes in what a piece gave.
-    pub(super) fn keep(&mut self, piece: &Piece, reply: SliceReply) {
+    pub(super) fn add_reply(&mut self, piece: &Piece, reply: SliceReply) {
         match (reply, &mut self.answer) {
-            (SliceReply::Data(data), Answer::Data(all)) => {
-                let from = (piece.at - self.begin) as usize;
+            (SliceReply::Data(data), JobAnswer::Data(all)) => {
+                let from = (piece.volume_offset - self.begin) as usize;
                 if data.len() as u64 == piece.len {
                     all[from..from + data.len()].copy_from_slice(&data);
                 }
             }
-            (SliceReply::Data(data), answer) => *answer = Answer::Data(data),
-            (SliceReply::Extents(extents), Answer::Extents(all)) => {
-                all.push((piece.at, piece.len, extents));
+            (SliceReply::Data(data), answer) => *answer = JobAnswer::Data(data),
+            (SliceReply::Extents(extents), JobAnswer::Extents(all)) => {
+                all.push((piece.volume_offset, piece.len, extents));
             }
             (SliceReply::Extents(extents), answer) => {
-                *answer = Answer::Extents(vec![(piece.at, piece.len, extents)]);
+                *answer = JobAnswer::Extents(vec![(piece.volume_offset, piece.len, extents)]);
             }
             _ => {}
         }
@@ -283,7 +296,7 @@ impl Job {
     /// The first failure counts, and nothing more is split off.
     pub(super) fn fail(&mut self, error: SpaceError) {
         self.error.get_or_insert(error);
-        self.cursor = Cursor::End;
+        self.cursor = SplitCursor::End;
     }
 
     pub(super) fn into_result(self) -> Result<Reply, SpaceError> {
@@ -291,53 +304,56 @@ impl Job {
             return Err(error);
         }
         Ok(match self.answer {
-            Answer::Nothing => Reply::Done,
-            Answer::Data(data) => Reply::Data(data),
-            Answer::Extents(parts) => Reply::Extents(join(parts)),
+            JobAnswer::Nothing => Reply::Done,
+            JobAnswer::Data(data) => Reply::Data(data),
+            JobAnswer::Extents(parts) => Reply::Extents(join_extents(parts)),
         })
     }
 }
 
 /// Parts of a volume as parts of the one column that they lie in, in ascending
 /// order, and how far they reach there.
-fn place_parts(parts: Vec<Part>, view: &View) -> Result<(Place, Vec<Part>), SpaceError> {
+fn map_parts(
+    parts: Vec<TransactionPart>,
+    view: &LayoutSnapshot,
+) -> Result<(ColumnExtent, Vec<TransactionPart>), SpaceError> {
     check_parts(&parts, view.size_bytes)?;
     let mut column = None;
     let mut placed = Vec::with_capacity(parts.len());
     for part in parts {
         let (at, len) = (part.offset(), part.len());
-        let place = view.long_place(at, at + len);
+        let place = view.contiguous_extent(at, at + len);
         let place = place.filter(|place| place.len == len);
         let place = place.filter(|it| column.is_none_or(|column| column == it.column));
         let Some(place) = place else {
-            return Err(several_columns(view));
+            return Err(multi_column_error(view));
         };
         column = Some(place.column);
         let offset = place.offset;
         placed.push(match part {
-            Part::Write { data, .. } => Part::Write { offset, data },
-            Part::Clear { len, .. } => Part::Clear { offset, len },
+            TransactionPart::Write { data, .. } => TransactionPart::Write { offset, data },
+            TransactionPart::Clear { len, .. } => TransactionPart::Clear { offset, len },
         });
     }
-    placed.sort_unstable_by_key(Part::offset);
+    placed.sort_unstable_by_key(TransactionPart::offset);
     let (Some(column), Some(first), Some(last)) = (column, placed.first(), placed.last()) else {
         unreachable!("a transaction has parts");
     };
     let offset = first.offset();
-    let place = Place {
+    let place = ColumnExtent {
         column,
         offset,
         len: last.offset() + last.len() - offset,
-        at: view.volume_offset(column, offset),
+        volume_offset: view.volume_offset(column, offset),
     };
     Ok((place, placed))
 }
 
-fn several_columns(view: &View) -> SpaceError {
+fn multi_column_error(view: &LayoutSnapshot) -> SpaceError {
     let columns: Vec<String> = view
         .segments
         .iter()
-        .map(|s| s.columns.to_string())
+        .map(|s| s.column_count.to_string())
         .collect();
     SpaceError::Unsupported(format!(
         "a transaction must lie in one column; this volume has segments of {} columns, and its \
@@ -359,7 +375,7 @@ fn clear_len(offset: u64, len: u64) -> u64 {
 }
 
 /// Puts the extents of pieces in order, up to the first gap.
-fn join(mut parts: Vec<(u64, u64, Vec<Extent>)>) -> Vec<Extent> {
+fn join_extents(mut parts: Vec<(u64, u64, Vec<Extent>)>) -> Vec<Extent> {
     parts.sort_by_key(|(at, ..)| *at);
     let mut all: Vec<Extent> = Vec::new();
     for (_, len, extents) in parts {

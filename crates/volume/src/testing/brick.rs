@@ -1,17 +1,17 @@
 //! A model of bricks: slices with pages, stamps, epochs, rounds, sessions and
 //! the tables of what was in flight. Connections move only when stepped.
 
-use super::Dice;
-use super::mapped::Mapped;
+use super::Rng;
+use super::mapped_sessions::MappedSession;
 use crate::authority::BrickAddress;
 use crate::connector::Connector;
-use crate::hub::guard;
+use crate::shared::lock_unpoisoned;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{
-    InFlight, Leg, Part, Run, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
-    check_parts,
+    InFlightOp, Leg, PageRun, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
+    TransactionPart, check_parts,
 };
 use pagemesh_base::space::Extent;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -30,20 +30,20 @@ pub(crate) type Page = Option<Box<[u8; 4096]>>;
 
 /// What a crash leaves; on a buffering brick only as of the last flush.
 #[derive(Clone, Default)]
-struct Kept {
+struct SliceState {
     pages: Vec<Page>,
     stamps: Vec<u8>,
     epoch: u32,
     round: u8,
     table_max: usize,
     /// None once it was too much.
-    table: Option<Vec<InFlight>>,
+    table: Option<Vec<InFlightOp>>,
     /// By connection, what may be incomplete elsewhere.
-    open: BTreeMap<u64, Vec<InFlight>>,
+    open_by_connection: BTreeMap<u64, Vec<InFlightOp>>,
 }
 
-impl Kept {
-    fn note(&mut self, entries: &[InFlight]) {
+impl SliceState {
+    fn add_entries(&mut self, entries: &[InFlightOp]) {
         let Some(table) = &mut self.table else {
             return;
         };
@@ -60,31 +60,31 @@ impl Kept {
 
 #[derive(Default)]
 pub(crate) struct Slice {
-    now: Kept,
-    durable: Kept,
+    current: SliceState,
+    durable: SliceState,
     pub damaged: BTreeSet<u64>,
     pub reads: u64,
 }
 
 impl Slice {
     pub(crate) fn pages(&self) -> &[Page] {
-        &self.now.pages
+        &self.current.pages
     }
 
     pub(crate) fn epoch(&self) -> u32 {
-        self.now.epoch
+        self.current.epoch
     }
 
     /// Has a page from the start, as of another volume.
-    pub(crate) fn hold(&mut self, page: usize, bytes: &[u8]) {
-        for kept in [&mut self.now, &mut self.durable] {
+    pub(crate) fn set_page(&mut self, page: usize, bytes: &[u8]) {
+        for kept in [&mut self.current, &mut self.durable] {
             let mut own = Box::new([0; 4096]);
             own.copy_from_slice(bytes);
             kept.pages[page] = Some(own);
         }
     }
 
-    pub(crate) fn spoil(&mut self, page: u64) {
+    pub(crate) fn damage_page(&mut self, page: u64) {
         self.damaged.insert(page);
     }
 }
@@ -126,14 +126,14 @@ pub(crate) struct Bricks {
     pub bricks: BTreeMap<BrickId, Brick>,
     connections: BTreeMap<u64, Connection>,
     /// Sessions of guests.
-    pub mapped: BTreeMap<u64, Mapped>,
+    pub mapped: BTreeMap<u64, MappedSession>,
     pub next: u64,
     /// Barriers stay on their way.
     pub hold_barriers: bool,
     /// Of slices that are created from now on.
     pub table_max: Option<usize>,
     /// Carry requests out as they come, and answer at once.
-    pub at_once: bool,
+    pub is_synchronous: bool,
     /// What legs say the time is.
     pub clock: Option<Instant>,
 }
@@ -156,16 +156,16 @@ impl Bricks {
 
     pub(crate) fn create(&mut self, brick: BrickId, slice: SliceId, bytes: u64) {
         let pages = bytes.div_ceil(PAGE) as usize;
-        let kept = Kept {
+        let kept = SliceState {
             pages: vec![None; pages],
             stamps: vec![0; pages],
             table_max: self.table_max.unwrap_or(TABLE_MAX),
             table: Some(vec![]),
-            ..Kept::default()
+            ..SliceState::default()
         };
         let slice_model = Slice {
             durable: kept.clone(),
-            now: kept,
+            current: kept,
             ..Slice::default()
         };
         let slices = &mut self.bricks.get_mut(&brick).expect("brick").slices;
@@ -184,7 +184,7 @@ impl Bricks {
     /// The process dies; a buffering one loses what was not flushed.
     pub(crate) fn kill(&mut self, id: BrickId) {
         for number in self.connections_of(id) {
-            self.cut(number);
+            self.break_connection(number);
         }
         self.lose_mapped(id);
         let brick = self.bricks.get_mut(&id).expect("brick");
@@ -192,7 +192,7 @@ impl Bricks {
         let buffers = brick.buffers;
         for slice in brick.slices.values_mut() {
             if buffers {
-                slice.now = slice.durable.clone();
+                slice.current = slice.durable.clone();
             }
             slice.end_sessions();
         }
@@ -232,13 +232,13 @@ impl Bricks {
     }
 
     /// Whether a brick that stands still was asked for something.
-    pub(crate) fn waits_for_frozen(&self) -> bool {
+    pub(crate) fn has_request_to_frozen(&self) -> bool {
         let mut all = self.connections.values();
         all.any(|c| !c.queue.is_empty() && self.bricks[&c.brick].frozen)
     }
 
     /// Whether an answer has come that nobody has taken.
-    pub(crate) fn has_unread(&self) -> bool {
+    pub(crate) fn has_unreaped(&self) -> bool {
         self.connections.values().any(|c| !c.arrived.is_empty())
     }
 
@@ -249,7 +249,7 @@ impl Bricks {
     }
 
     /// Takes what is on its way to the bricks out of the network.
-    pub(crate) fn hold_back(&mut self) -> Vec<(u64, u64, SliceRequest)> {
+    pub(crate) fn take_messages(&mut self) -> Vec<(u64, u64, SliceRequest)> {
         let mut all = vec![];
         for (number, connection) in &mut self.connections {
             let queue = connection.queue.drain(..);
@@ -259,7 +259,7 @@ impl Bricks {
     }
 
     /// Puts it back.
-    pub(crate) fn let_go(&mut self, messages: Vec<(u64, u64, SliceRequest)>) {
+    pub(crate) fn restore_messages(&mut self, messages: Vec<(u64, u64, SliceRequest)>) {
         for (number, tag, request) in messages {
             if let Some(connection) = self.connections.get_mut(&number) {
                 connection.queue.push_back((tag, request));
@@ -274,15 +274,15 @@ impl Bricks {
 
     /// A connection breaks: its session ends at the brick.
     /// Cuts one of the connections, if there is any.
-    pub(crate) fn cut_any(&mut self, dice: &mut Dice) {
+    pub(crate) fn break_any_connection(&mut self, dice: &mut Rng) {
         let connections = self.connections();
         if !connections.is_empty() {
-            let at = dice.roll(connections.len() as u64) as usize;
-            self.cut(connections[at]);
+            let at = dice.below(connections.len() as u64) as usize;
+            self.break_connection(connections[at]);
         }
     }
 
-    pub(crate) fn cut(&mut self, number: u64) {
+    pub(crate) fn break_connection(&mut self, number: u64) {
         let connection = self.connections.get_mut(&number).expect("connection");
         if connection.lost {
             return;
@@ -307,7 +307,7 @@ impl Bricks {
 
     /// Carries out one request of a connection, or delivers one answer; false
     /// if it has nothing to do.
-    pub(crate) fn step(&mut self, number: u64, dice: &mut Dice) -> bool {
+    pub(crate) fn step(&mut self, number: u64, dice: &mut Rng) -> bool {
         let Some(connection) = self.connections.get_mut(&number) else {
             return false;
         };
@@ -320,7 +320,7 @@ impl Bricks {
         }
         if barrier {
             let slice = connection.slice;
-            if !self.await_mapped(slice) {
+            if !self.drain_mapped(slice) {
                 return false;
             }
         }
@@ -328,7 +328,7 @@ impl Bricks {
         let deliver = !connection.answers.is_empty() && dice.one_in(2);
         if !deliver && let Some((tag, request)) = connection.queue.pop_front() {
             let (brick, slice) = (connection.brick, connection.slice);
-            let result = self.carry_out(brick, slice, number, request);
+            let result = self.execute(brick, slice, number, request);
             let connection = self.connections.get_mut(&number).expect("connection");
             connection
                 .answers
@@ -336,14 +336,14 @@ impl Bricks {
         } else if let Some(answer) = connection.answers.pop_front() {
             connection.arrived.push(answer);
         } else if connection.orphan {
-            self.cut(number);
+            self.break_connection(number);
         } else {
             return false;
         }
         true
     }
 
-    fn carry_out(
+    fn execute(
         &mut self,
         brick: BrickId,
         slice: SliceId,
@@ -355,7 +355,7 @@ impl Bricks {
             return Err(SliceError::Lost("the client has come back".into()));
         }
         if let SliceRequest::RaiseEpoch { epoch, .. } = request
-            && epoch.0 == self.slice(brick, slice).now.epoch
+            && epoch.0 == self.slice(brick, slice).current.epoch
         {
             let older = self.connections.range_mut(..connection);
             let older = older.filter(|(_, c)| (c.brick, c.slice) == (brick, slice));
@@ -365,15 +365,15 @@ impl Bricks {
         let slice = brick.slices.get_mut(&slice).expect("slice");
         let number = connection;
         let Some(connection) = self.connections.get_mut(&number) else {
-            return slice.carry_out(number, &mut brick.room, request);
+            return slice.execute(number, &mut brick.room, request);
         };
         let is_change = request.is_change();
         if connection.is_broken && is_change {
             return Err(SliceError::Refused("a change before it failed".into()));
         }
         connection.keeps_order |= request == SliceRequest::KeepOrder;
-        let admitted = slice.admit_connection(connection, &request);
-        let done = admitted.and_then(|()| slice.carry_out(number, &mut brick.room, request));
+        let admitted = slice.check_connection_epoch(connection, &request);
+        let done = admitted.and_then(|()| slice.execute(number, &mut brick.room, request));
         let breaks = connection.keeps_order && is_change && done.is_err();
         connection.is_broken |= breaks && !defect::is(Defect::OrderNotKept);
         done
@@ -382,7 +382,7 @@ impl Bricks {
 
 impl Slice {
     fn end_sessions(&mut self) {
-        let numbers: Vec<u64> = self.now.open.keys().copied().collect();
+        let numbers: Vec<u64> = self.current.open_by_connection.keys().copied().collect();
         numbers
             .into_iter()
             .for_each(|number| self.end_session(number));
@@ -390,14 +390,14 @@ impl Slice {
 
     /// What it may have left incomplete goes to the table.
     pub(super) fn end_session(&mut self, number: u64) {
-        for kept in [&mut self.now, &mut self.durable] {
-            if let Some(open) = kept.open.remove(&number) {
-                kept.note(&open);
+        for kept in [&mut self.current, &mut self.durable] {
+            if let Some(open) = kept.open_by_connection.remove(&number) {
+                kept.add_entries(&open);
             }
         }
     }
 
-    fn carry_out(
+    fn execute(
         &mut self,
         connection: u64,
         room: &mut u64,
@@ -410,7 +410,7 @@ impl Slice {
                 data,
                 stamp,
             } => {
-                self.admit(stamp)?;
+                self.check_epoch(stamp)?;
                 self.change(
                     connection,
                     room,
@@ -421,28 +421,28 @@ impl Slice {
                 )
             }
             SliceRequest::Clear { len: 0, stamp, .. } => {
-                self.admit(stamp)?;
-                self.note_complete(connection, stamp);
+                self.check_epoch(stamp)?;
+                self.trim_completed(connection, stamp);
                 Ok(SliceReply::Done)
             }
             SliceRequest::Clear { offset, len, stamp } => {
-                self.admit(stamp)?;
+                self.check_epoch(stamp)?;
                 self.change(connection, room, offset, len, None, stamp)
             }
             SliceRequest::Transact { parts, stamp } => {
-                self.admit(stamp)?;
+                self.check_epoch(stamp)?;
                 self.transact(connection, room, &parts, stamp)
             }
             SliceRequest::Flush => {
-                self.durable = self.now.clone();
+                self.durable = self.current.clone();
                 Ok(SliceReply::Done)
             }
             SliceRequest::Extents { offset, len } => Ok(self.extents(offset, len)),
             SliceRequest::Checksums { page, count } => self.checksums(page.0, count),
             SliceRequest::Dirty { round, from } => Ok(self.dirty(round, from.0)),
             SliceRequest::InFlight => Ok(SliceReply::InFlight(self.in_flight())),
-            SliceRequest::Settled => {
-                self.now.table = Some(vec![]);
+            SliceRequest::ForgetInFlight => {
+                self.current.table = Some(vec![]);
                 self.durable.table = Some(vec![]);
                 Ok(SliceReply::Done)
             }
@@ -452,7 +452,7 @@ impl Slice {
     }
 
     /// What does not say its epoch is of the newest that its connection used.
-    fn admit_connection(
+    fn check_connection_epoch(
         &self,
         connection: &mut Connection,
         request: &SliceRequest,
@@ -465,79 +465,90 @@ impl Slice {
                 | SliceRequest::Extents { .. }
                 | SliceRequest::Checksums { .. }
                 | SliceRequest::Dirty { .. }
-                | SliceRequest::Settled
+                | SliceRequest::ForgetInFlight
         );
-        if looks && connection.epoch.0 < self.now.epoch {
-            let current = Epoch(self.now.epoch);
+        if looks && connection.epoch.0 < self.current.epoch {
+            let current = Epoch(self.current.epoch);
             return Err(SliceError::StaleEpoch { current });
         }
         Ok(())
     }
 
-    fn admit(&self, stamp: Stamp) -> Result<(), SliceError> {
-        if stamp.epoch.0 < self.now.epoch {
-            let current = Epoch(self.now.epoch);
+    fn check_epoch(&self, stamp: Stamp) -> Result<(), SliceError> {
+        if stamp.epoch.0 < self.current.epoch {
+            let current = Epoch(self.current.epoch);
             return Err(SliceError::StaleEpoch { current });
         }
         Ok(())
     }
 
     fn raise(&mut self, epoch: Epoch, round: u8) -> Result<SliceReply, SliceError> {
-        if epoch.0 < self.now.epoch {
-            let current = Epoch(self.now.epoch);
+        if epoch.0 < self.current.epoch {
+            let current = Epoch(self.current.epoch);
             return Err(SliceError::StaleEpoch { current });
         }
-        self.now.epoch = epoch.0;
-        self.now.round = round;
+        self.current.epoch = epoch.0;
+        self.current.round = round;
         let in_flight = self.in_flight();
         if in_flight.is_none() {
             // Too many to stamp: all is compared when the leg returns.
-            self.now.table = None;
+            self.current.table = None;
         }
         if round != 0 {
             for entry in in_flight.iter().flatten() {
                 for page in entry.page.0..entry.page.0 + u64::from(entry.count) {
-                    self.now.stamps[page as usize] = round;
+                    self.current.stamps[page as usize] = round;
                     self.durable.stamps[page as usize] = round;
                 }
             }
         }
         // Itself, and nothing that was written before.
-        self.durable.epoch = self.now.epoch;
-        self.durable.round = self.now.round;
-        self.durable.table = self.now.table.clone();
-        self.durable.open = self.now.open.clone();
+        self.durable.epoch = self.current.epoch;
+        self.durable.round = self.current.round;
+        self.durable.table = self.current.table.clone();
+        self.durable.open_by_connection = self.current.open_by_connection.clone();
         Ok(SliceReply::Done)
     }
 
     /// What sessions that ended left, and what those that live have open.
-    fn in_flight(&self) -> Option<Vec<InFlight>> {
-        let mut all = self.now.clone();
-        let open: Vec<InFlight> = self.now.open.values().flatten().copied().collect();
-        all.note(&open);
+    fn in_flight(&self) -> Option<Vec<InFlightOp>> {
+        let mut all = self.current.clone();
+        let open: Vec<InFlightOp> = self
+            .current
+            .open_by_connection
+            .values()
+            .flatten()
+            .copied()
+            .collect();
+        all.add_entries(&open);
         all.table
     }
 
-    fn enter(&mut self, connection: u64, offset: u64, len: u64, stamp: Stamp) {
+    fn record_in_flight(&mut self, connection: u64, offset: u64, len: u64, stamp: Stamp) {
         let page = offset / PAGE;
-        let entry = InFlight {
+        let entry = InFlightOp {
             page: PageNo(page),
             count: ((offset + len).div_ceil(PAGE) - page) as u32,
             epoch: stamp.epoch,
             op: stamp.op,
         };
-        self.note_complete(connection, stamp);
-        self.now.open.entry(connection).or_default().push(entry);
+        self.trim_completed(connection, stamp);
+        self.current
+            .open_by_connection
+            .entry(connection)
+            .or_default()
+            .push(entry);
     }
 
     /// Whether nothing would have to be looked at after a client's death.
     pub(crate) fn has_nothing_in_flight(&self) -> bool {
-        self.now.table == Some(vec![]) && self.now.open.values().all(Vec::is_empty)
+        self.current.table == Some(vec![])
+            && self.current.open_by_connection.values().all(Vec::is_empty)
     }
 
-    fn note_complete(&mut self, connection: u64, stamp: Stamp) {
-        let oldest = stamp.op - u64::from(stamp.open);
-        if let Some(open) = self.now.open.get_mut(&connection) {
+    fn trim_completed(&mut self, connection: u64, stamp: Stamp) {
+        let oldest = stamp.op - u64::from(stamp.open_ops);
+        if let Some(open) = self.current.open_by_connection.get_mut(&connection) {
             open.retain(|earlier| earlier.op >= oldest);
         }
     }
@@ -546,7 +557,7 @@ impl Slice {
         self.reads += 1;
         let end = offset + u64::from(len);
         assert!(
-            end <= self.now.pages.len() as u64 * PAGE,
+            end <= self.current.pages.len() as u64 * PAGE,
             "a read beyond the slice"
         );
         let mut data = Vec::with_capacity(len as usize);
@@ -557,7 +568,7 @@ impl Slice {
             }
             let start = page * PAGE;
             let (from, to) = (offset.max(start) - start, end.min(start + PAGE) - start);
-            match &self.now.pages[page as usize] {
+            match &self.current.pages[page as usize] {
                 Some(bytes) => data.extend_from_slice(&bytes[from as usize..to as usize]),
                 None => data.resize(data.len() + (to - from) as usize, 0),
             }
@@ -567,9 +578,9 @@ impl Slice {
 
     /// The round's rule for stamps, for one page.
     fn stamp(&mut self, page: u64, whole: bool) {
-        let round = self.now.round;
+        let round = self.current.round;
         if whole || round != 0 {
-            self.now.stamps[page as usize] = round;
+            self.current.stamps[page as usize] = round;
         }
     }
 
@@ -597,7 +608,7 @@ impl Slice {
             };
             let data = data.map(|data| &data[(at - offset) as usize..(to - offset) as usize]);
             if self.change_record(room, at, to, data)? {
-                self.enter(connection, at, to - at, stamp);
+                self.record_in_flight(connection, at, to - at, stamp);
             }
             at = to;
         }
@@ -609,16 +620,16 @@ impl Slice {
         &mut self,
         connection: u64,
         room: &mut u64,
-        parts: &[Part],
+        parts: &[TransactionPart],
         stamp: Stamp,
     ) -> Result<SliceReply, SliceError> {
-        check_parts(parts, self.now.pages.len() as u64 * PAGE).expect("the volume has checked");
+        check_parts(parts, self.current.pages.len() as u64 * PAGE).expect("the volume has checked");
         let mut needed = 0;
         for part in parts {
             let pages = part.offset() / PAGE..(part.offset() + part.len()) / PAGE;
             match part {
-                Part::Write { .. } => needed += pages.end - pages.start,
-                Part::Clear { .. } => self.check_slots(pages)?,
+                TransactionPart::Write { .. } => needed += pages.end - pages.start,
+                TransactionPart::Clear { .. } => self.check_slots(pages)?,
             }
         }
         if needed > *room {
@@ -627,8 +638,8 @@ impl Slice {
         for part in parts {
             let (offset, len) = (part.offset(), part.len());
             let data = match part {
-                Part::Write { data, .. } => Some(&data[..]),
-                Part::Clear { .. } => None,
+                TransactionPart::Write { data, .. } => Some(&data[..]),
+                TransactionPart::Clear { .. } => None,
             };
             let done = self.change(connection, room, offset, len, data, stamp);
             done.expect("nothing fails after the look at all parts");
@@ -638,7 +649,7 @@ impl Slice {
 
     /// Clearing needs slots that can be read.
     fn check_slots(&self, pages: std::ops::Range<u64>) -> Result<(), SliceError> {
-        let is_mapped = |page: u64| self.now.pages[page as usize].is_some();
+        let is_mapped = |page: u64| self.current.pages[page as usize].is_some();
         let mut unread = pages.filter(|page| !is_mapped(*page) && self.damaged.contains(page));
         match unread.next() {
             Some(page) => Err(SliceError::Damaged {
@@ -658,7 +669,7 @@ impl Slice {
     ) -> Result<bool, SliceError> {
         let pages = from / PAGE..to.div_ceil(PAGE);
         let whole = (to - from).is_multiple_of(PAGE);
-        let mapped = |slice: &Slice, page: u64| slice.now.pages[page as usize].is_some();
+        let mapped = |slice: &Slice, page: u64| slice.current.pages[page as usize].is_some();
         // Where nothing is mapped, the damage is one of the slot: only a page
         // that is written as a whole replaces it unread.
         if data.is_none() {
@@ -682,7 +693,7 @@ impl Slice {
             let start = page * PAGE;
             let (first, last) = (from.max(start), to.min(start + PAGE));
             let within = (first - start) as usize..(last - start) as usize;
-            let slot = &mut self.now.pages[page as usize];
+            let slot = &mut self.current.pages[page as usize];
             match data {
                 None if whole && slot.is_none() => continue,
                 None if whole => *slot = None,
@@ -710,7 +721,8 @@ impl Slice {
         for page in offset / PAGE..end.div_ceil(PAGE) {
             let (from, to) = (offset.max(page * PAGE), end.min((page + 1) * PAGE));
             // Of what is damaged nobody knows.
-            let mapped = self.now.pages[page as usize].is_some() || self.damaged.contains(&page);
+            let mapped =
+                self.current.pages[page as usize].is_some() || self.damaged.contains(&page);
             match all.last_mut() {
                 Some(last) if last.mapped == mapped => last.len += to - from,
                 _ => all.push(Extent {
@@ -730,7 +742,9 @@ impl Slice {
                 return Err(SliceError::Damaged { offset });
             }
             let zero = [0; 4096];
-            let bytes = self.now.pages[page as usize].as_deref().unwrap_or(&zero);
+            let bytes = self.current.pages[page as usize]
+                .as_deref()
+                .unwrap_or(&zero);
             // FNV-1a, folded: sectors that are the same number over and over must not
             // cancel each other out.
             let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
@@ -743,9 +757,9 @@ impl Slice {
     }
 
     fn dirty(&self, round: u8, from: u64) -> SliceReply {
-        let mut runs: Vec<Run> = vec![];
-        for page in from..self.now.stamps.len() as u64 {
-            if self.now.stamps[page as usize] != round {
+        let mut runs: Vec<PageRun> = vec![];
+        for page in from..self.current.stamps.len() as u64 {
+            if self.current.stamps[page as usize] != round {
                 continue;
             }
             let full = runs.len() == 3;
@@ -756,7 +770,7 @@ impl Slice {
                     let next = Some(PageNo(page));
                     return SliceReply::Dirty { runs, next };
                 }
-                _ => runs.push(Run {
+                _ => runs.push(PageRun {
                     page: PageNo(page),
                     count: 1,
                 }),
@@ -773,8 +787,8 @@ struct FakeLeg {
 
 impl Leg for FakeLeg {
     fn submit(&mut self, tag: u64, request: SliceRequest) {
-        let mut bricks = guard(&self.fabric.0);
-        let at_once = bricks.at_once;
+        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let at_once = bricks.is_synchronous;
         let connection = bricks
             .connections
             .get_mut(&self.number)
@@ -785,7 +799,7 @@ impl Leg for FakeLeg {
             let result = Err(SliceError::Lost("the connection broke before".into()));
             connection.arrived.push(SliceCompletion { tag, result });
         } else if at_once {
-            let result = bricks.carry_out(brick, slice, self.number, request);
+            let result = bricks.execute(brick, slice, self.number, request);
             let connection = bricks
                 .connections
                 .get_mut(&self.number)
@@ -797,7 +811,7 @@ impl Leg for FakeLeg {
     }
 
     fn reap(&mut self, into: &mut Vec<SliceCompletion>) {
-        let mut bricks = guard(&self.fabric.0);
+        let mut bricks = lock_unpoisoned(&self.fabric.0);
         let connection = bricks
             .connections
             .get_mut(&self.number)
@@ -805,26 +819,26 @@ impl Leg for FakeLeg {
         into.append(&mut connection.arrived);
     }
 
-    fn ended(&mut self) -> Option<SliceError> {
-        let bricks = guard(&self.fabric.0);
+    fn poll_closed(&mut self) -> Option<SliceError> {
+        let bricks = lock_unpoisoned(&self.fabric.0);
         let connection = bricks.connections.get(&self.number).expect("connection");
         let is_idle = connection.arrived.is_empty();
         (connection.lost && is_idle).then(|| SliceError::Lost("the connection broke".into()))
     }
 
-    fn wait_on(&self, _into: &mut Vec<RawFd>) {}
+    fn poll_fds(&self, _into: &mut Vec<RawFd>) {}
 
     fn now(&self) -> Option<Instant> {
-        let bricks = guard(&self.fabric.0);
-        bricks.clock.filter(|_| !bricks.at_once)
+        let bricks = lock_unpoisoned(&self.fabric.0);
+        bricks.clock.filter(|_| !bricks.is_synchronous)
     }
 }
 
 impl Drop for FakeLeg {
     /// What was sent may still be carried out.
     fn drop(&mut self) {
-        let mut bricks = guard(&self.fabric.0);
-        let at_once = bricks.at_once;
+        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let at_once = bricks.is_synchronous;
         let connection = bricks
             .connections
             .get_mut(&self.number)
@@ -833,7 +847,7 @@ impl Drop for FakeLeg {
         if connection.lost {
             bricks.connections.remove(&self.number);
         } else if at_once {
-            bricks.cut(self.number);
+            bricks.break_connection(self.number);
         }
     }
 }
@@ -846,7 +860,7 @@ impl Connector for Fabric {
         slice: SliceId,
         epoch: Epoch,
     ) -> Result<Box<dyn Leg>, SliceError> {
-        let mut bricks = guard(&self.0);
+        let mut bricks = lock_unpoisoned(&self.0);
         let present = bricks.bricks.get(&brick).filter(|brick| brick.up);
         let Some(present) = present else {
             return Err(SliceError::Lost("nobody listens".into()));
@@ -855,8 +869,8 @@ impl Connector for Fabric {
             .slices
             .get(&slice)
             .ok_or(SliceError::NoSuchSlice(slice))?;
-        if epoch.0 < model.now.epoch {
-            let current = Epoch(model.now.epoch);
+        if epoch.0 < model.current.epoch {
+            let current = Epoch(model.current.epoch);
             return Err(SliceError::StaleEpoch { current });
         }
         if bricks.connections_of(brick).len() >= bricks.bricks[&brick].sessions_max {

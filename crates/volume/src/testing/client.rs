@@ -3,17 +3,17 @@
 use super::brick::Fabric;
 use super::manager::Manager;
 use crate::channel::{self, VolumeChannel};
-use crate::driven::{Answer, Driven};
-use crate::hub::{Hub, guard};
-use crate::keeper::Mailbox;
+use crate::controller::Mailbox;
+use crate::driven::{CallAnswer, DrivenVolume};
+use crate::shared::{VolumeShared, lock_unpoisoned};
 use crate::status::VolumeStatus;
 use crate::volume::AttachError;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) struct Client {
-    driven: Driven,
-    pub hub: Arc<Hub>,
+    volume: DrivenVolume,
+    pub shared: Arc<VolumeShared>,
     pub mailbox: Arc<Mailbox>,
     fabric: Fabric,
     manager: Manager,
@@ -23,11 +23,11 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn new(fabric: &Fabric, manager: &Manager) -> Client {
-        let driven = Driven::attach(manager.layout().name).expect("a descriptor");
+        let driven = DrivenVolume::attach(manager.layout().name).expect("a descriptor");
         Client {
-            hub: Arc::clone(&driven.hub),
+            shared: Arc::clone(&driven.shared),
             mailbox: Arc::clone(&driven.mailbox),
-            driven,
+            volume: driven,
             fabric: fabric.clone(),
             manager: manager.clone(),
             start: Instant::now(),
@@ -35,40 +35,40 @@ impl Client {
         }
     }
 
-    pub(crate) fn turn(&mut self) {
-        guard(&self.fabric.0).clock = Some(self.start + self.now);
-        self.driven.turn(self.now);
+    pub(crate) fn poll(&mut self) {
+        lock_unpoisoned(&self.fabric.0).clock = Some(self.start + self.now);
+        self.volume.poll(self.now);
     }
 
     /// Makes the oldest call; false if there is none.
-    pub(crate) fn call(&mut self) -> bool {
-        let Some(call) = self.driven.take_call() else {
+    pub(crate) fn run_call(&mut self) -> bool {
+        let Some(call) = self.volume.take_call() else {
             return false;
         };
         let answer = call.make("test", &self.manager, &self.fabric);
-        self.driven.answer(answer);
+        self.volume.complete_call(answer);
         true
     }
 
     /// Makes the oldest call, and keeps its answer on the way.
-    pub(crate) fn ask(&mut self) -> Option<Answer> {
-        let call = self.driven.take_call()?;
+    pub(crate) fn perform_call(&mut self) -> Option<CallAnswer> {
+        let call = self.volume.take_call()?;
         Some(call.make("test", &self.manager, &self.fabric))
     }
 
-    pub(crate) fn tell(&mut self, answer: Answer) {
-        self.driven.answer(answer);
+    pub(crate) fn deliver_answer(&mut self, answer: CallAnswer) {
+        self.volume.complete_call(answer);
     }
 
-    pub(crate) fn take_attached(&mut self) -> Option<Result<(), AttachError>> {
-        self.driven.take_attached()
+    pub(crate) fn take_attach_result(&mut self) -> Option<Result<(), AttachError>> {
+        self.volume.take_attach_result()
     }
 
     pub(crate) fn open(&self) -> VolumeChannel {
-        channel::open(&self.hub, &self.mailbox).expect("a channel")
+        channel::open(&self.shared, &self.mailbox).expect("a channel")
     }
 
     pub(crate) fn status(&self) -> VolumeStatus {
-        self.driven.status().expect("a status")
+        self.volume.status().expect("a status")
     }
 }

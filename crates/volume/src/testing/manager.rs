@@ -1,40 +1,40 @@
 //! A manager in memory: layouts under compare-and-swap, and outages before or
 //! after a change is made.
 
-use crate::authority::{Attached, Authority, AuthorityError, BrickAddress, LegChange};
-use crate::hub::guard;
+use crate::authority::{Authority, AuthorityError, BrickAddress, LegChange, ResolvedLayout};
+use crate::shared::lock_unpoisoned;
 use crate::status::CopyReport;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{
-    BrickId, Column, EpochNumber, Layout, Leg, LegState, Name, Segment, SliceId,
+    BrickId, Column, EpochNumber, Layout, Leg, LegState, Segment, SliceId, VolumeName,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use uuid::Uuid;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answering {
-    Yes,
-    No,
+pub(crate) enum ManagerMode {
+    Up,
+    Down,
     /// The next change is made, but nobody hears of it.
-    Deafly,
+    LoseNextReply,
     /// The same, and nothing from then on.
-    DeaflyAtLast,
+    LoseNextReplyThenDown,
 }
 
-pub(crate) struct Store {
+pub(crate) struct ManagerState {
     pub layout: Layout,
-    pub answering: Answering,
+    pub mode: ManagerMode,
     pub durability: String,
     /// What was told of copies.
-    pub told: CopyReport,
+    pub last_report: CopyReport,
     /// The last round of each segment and column.
     rounds: BTreeMap<(usize, usize), u8>,
     attachment: Epoch,
 }
 
 #[derive(Clone)]
-pub(crate) struct Manager(pub Arc<Mutex<Store>>);
+pub(crate) struct Manager(pub Arc<Mutex<ManagerState>>);
 
 pub(crate) fn brick(number: u128) -> BrickId {
     BrickId(Uuid::from_u128(number + 1))
@@ -70,30 +70,30 @@ impl Manager {
             epoch: EpochNumber(1),
             segments,
         };
-        Manager(Arc::new(Mutex::new(Store {
+        Manager(Arc::new(Mutex::new(ManagerState {
             layout,
-            answering: Answering::Yes,
+            mode: ManagerMode::Up,
             durability: durability.into(),
-            told: CopyReport::default(),
+            last_report: CopyReport::default(),
             rounds: BTreeMap::new(),
             attachment: Epoch(0),
         })))
     }
 
     pub(crate) fn layout(&self) -> Layout {
-        guard(&self.0).layout.clone()
+        lock_unpoisoned(&self.0).layout.clone()
     }
 
     /// An operator adds a segment.
     pub(crate) fn grow(&self, segment: Segment) {
-        let mut store = guard(&self.0);
+        let mut store = lock_unpoisoned(&self.0);
         store.layout.segments.push(segment);
         store.layout.epoch.0 += 1;
     }
 
     /// An operator adds a copy on this brick to the only column.
     pub(crate) fn add_copy(&self, brick: BrickId, slice: SliceId, asynchronous: bool) {
-        let mut store = guard(&self.0);
+        let mut store = lock_unpoisoned(&self.0);
         let column = &mut store.layout.segments[0].columns[0];
         column.legs.push(Leg {
             brick,
@@ -112,7 +112,7 @@ impl Manager {
 
     /// An operator goes on with a copy of the only column.
     pub(crate) fn promote(&self, copy: usize) {
-        let mut store = guard(&self.0);
+        let mut store = lock_unpoisoned(&self.0);
         let column = &mut store.layout.segments[0].columns[0];
         for (number, leg) in column.legs.iter_mut().enumerate() {
             let is_it = number == copy;
@@ -129,13 +129,13 @@ impl Manager {
         store.attachment = Epoch(0);
     }
 
-    pub(crate) fn answer(&self, how: Answering) {
-        guard(&self.0).answering = how;
+    pub(crate) fn set_mode(&self, how: ManagerMode) {
+        lock_unpoisoned(&self.0).mode = how;
     }
 }
 
-impl Store {
-    fn attached(&self) -> Attached {
+impl ManagerState {
+    fn attached(&self) -> ResolvedLayout {
         let legs = self
             .layout
             .segments
@@ -147,22 +147,22 @@ impl Store {
             map_socket: Some("socket".into()),
             ..BrickAddress::default()
         };
-        Attached {
+        ResolvedLayout {
             layout: self.layout.clone(),
             bricks: legs.map(|leg| (leg.brick, address.clone())).collect(),
         }
     }
 
-    fn hear(&mut self) -> Result<bool, AuthorityError> {
-        match self.answering {
-            Answering::Yes => Ok(true),
-            Answering::No => Err(AuthorityError::Unreachable("out".into())),
-            Answering::Deafly => {
-                self.answering = Answering::Yes;
+    fn accept_call(&mut self) -> Result<bool, AuthorityError> {
+        match self.mode {
+            ManagerMode::Up => Ok(true),
+            ManagerMode::Down => Err(AuthorityError::Unreachable("out".into())),
+            ManagerMode::LoseNextReply => {
+                self.mode = ManagerMode::Up;
                 Ok(false)
             }
-            Answering::DeaflyAtLast => {
-                self.answering = Answering::No;
+            ManagerMode::LoseNextReplyThenDown => {
+                self.mode = ManagerMode::Down;
                 Ok(false)
             }
         }
@@ -201,9 +201,9 @@ fn is_whole(leg: &Leg) -> bool {
 }
 
 impl Authority for Manager {
-    fn attach(&self, _name: &Name, _client: &str) -> Result<Attached, AuthorityError> {
-        let mut store = guard(&self.0);
-        let heard = store.hear()?;
+    fn attach(&self, _name: &VolumeName, _client: &str) -> Result<ResolvedLayout, AuthorityError> {
+        let mut store = lock_unpoisoned(&self.0);
+        let heard = store.accept_call()?;
         store.layout.epoch.0 += 1;
         store.attachment = store.layout.epoch.into();
         if heard {
@@ -215,13 +215,13 @@ impl Authority for Manager {
 
     fn change_legs(
         &self,
-        _name: &Name,
+        _name: &VolumeName,
         attachment: Epoch,
         expected: Epoch,
         changes: &[LegChange],
     ) -> Result<Layout, AuthorityError> {
-        let mut store = guard(&self.0);
-        let heard = store.hear()?;
+        let mut store = lock_unpoisoned(&self.0);
+        let heard = store.accept_call()?;
         if attachment != store.attachment {
             return Err(AuthorityError::Fenced);
         }
@@ -240,22 +240,22 @@ impl Authority for Manager {
 
     fn layout(
         &self,
-        _name: &Name,
+        _name: &VolumeName,
         attachment: Epoch,
         told: &CopyReport,
-    ) -> Result<Attached, AuthorityError> {
-        let mut store = guard(&self.0);
-        store.hear()?;
+    ) -> Result<ResolvedLayout, AuthorityError> {
+        let mut store = lock_unpoisoned(&self.0);
+        store.accept_call()?;
         match attachment == store.attachment {
             true => {
-                store.told = told.clone();
+                store.last_report = told.clone();
                 Ok(store.attached())
             }
             false => Err(AuthorityError::Fenced),
         }
     }
 
-    fn detach(&self, _name: &Name, _attachment: Epoch) -> Result<(), AuthorityError> {
+    fn detach(&self, _name: &VolumeName, _attachment: Epoch) -> Result<(), AuthorityError> {
         Ok(())
     }
 }

@@ -4,31 +4,31 @@
 
 mod brick;
 mod client;
-mod following;
-mod guests;
-mod guests_followed;
-mod hedged;
+mod cluster;
+mod direct_clients;
+mod direct_replication;
+mod hedging;
 mod idle;
+mod indeterminate;
 mod manager;
-mod mapped;
+mod mapped_sessions;
 mod oracle;
+mod replication;
 mod scenarios;
 mod scrub;
 mod sessions;
 mod simulation;
-mod undecided;
-mod world;
 
-use crate::hub::guard;
+use crate::shared::lock_unpoisoned;
 use brick::Fabric;
 use client::Client;
 use std::time::Duration;
 
 /// Seeded numbers (SplitMix64): the same seed, the same run.
-pub(crate) struct Dice(pub u64);
+pub(crate) struct Rng(pub u64);
 
-impl Dice {
-    pub(crate) fn roll(&mut self, sides: u64) -> u64 {
+impl Rng {
+    pub(crate) fn below(&mut self, sides: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -37,42 +37,42 @@ impl Dice {
     }
 
     pub(crate) fn one_in(&mut self, n: u64) -> bool {
-        self.roll(n) == 0
+        self.below(n) == 0
     }
 }
 
 /// Something that happens by itself: a brick answers, the client has its turn, one of its
 /// calls is made, or time passes.
-fn let_happen(dice: &mut Dice, fabric: &Fabric, client: &mut Client) {
-    match dice.roll(10) {
+fn step_background(dice: &mut Rng, fabric: &Fabric, client: &mut Client) {
+    match dice.below(10) {
         0..=5 => {
-            let mut bricks = guard(&fabric.0);
+            let mut bricks = lock_unpoisoned(&fabric.0);
             let busy = bricks.busy();
             if !busy.is_empty() {
-                let at = dice.roll(busy.len() as u64) as usize;
+                let at = dice.below(busy.len() as u64) as usize;
                 bricks.step(busy[at], dice);
             }
         }
-        6 | 7 => client.turn(),
+        6 | 7 => client.poll(),
         8 => {
-            client.call();
+            client.run_call();
         }
-        _ => client.now += Duration::from_millis(dice.roll(20)),
+        _ => client.now += Duration::from_millis(dice.below(20)),
     }
 }
 
 /// How many seeds PAGEMESH_SEEDS asks for, if it does.
-fn seeds_asked() -> Option<u64> {
+fn seeds_from_env() -> Option<u64> {
     std::env::var("PAGEMESH_SEEDS").ok()?.parse().ok()
 }
 
 /// Tells the seed of a life that ends in a panic, and the test that repeats it.
-struct Seed(u64, &'static str);
+struct SeedReporter(u64, &'static str);
 
-impl Drop for Seed {
+impl Drop for SeedReporter {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let Seed(seed, test) = self;
+            let SeedReporter(seed, test) = self;
             eprintln!(
                 "seed {seed}: PAGEMESH_SEED={seed} cargo test -p pagemesh-volume {test} -- --ignored"
             );

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 pub(crate) const SECTOR: u64 = 512;
 
 #[derive(Clone, Copy, Debug)]
-struct Candidate {
+struct CandidateValue {
     value: u64,
     completed: u64,
     channel: usize,
@@ -14,7 +14,7 @@ struct Candidate {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Change {
+pub(crate) struct ActiveChange {
     pub sectors: std::ops::Range<u64>,
     pub value: u64,
     pub channel: usize,
@@ -22,45 +22,45 @@ pub(crate) struct Change {
 }
 
 /// A transaction without an answer.
-struct Transaction {
+struct ActiveTransaction {
     /// Of its parts.
     orders: Vec<u64>,
     value: u64,
     /// What it writes and no change beside it does: all of that holds its value
     /// after a crash, or none.
-    alone: BTreeSet<u64>,
+    exclusive_sectors: BTreeSet<u64>,
 }
 
 /// Sectors that all hold a value, or none of them does.
-pub(crate) struct Whole {
+pub(crate) struct AtomicSectors {
     pub value: u64,
     pub sectors: BTreeSet<u64>,
 }
 
-pub(crate) struct Oracle {
-    sectors: Vec<Vec<Candidate>>,
-    transactions: Vec<Transaction>,
-    active: Vec<Change>,
+pub(crate) struct ReadOracle {
+    sectors: Vec<Vec<CandidateValue>>,
+    transactions: Vec<ActiveTransaction>,
+    active: Vec<ActiveChange>,
     /// Of changes that ended without an answer: they may go on.
-    undecided: Vec<std::ops::Range<u64>>,
+    indeterminate: Vec<std::ops::Range<u64>>,
     /// Reads under way: what each of their sectors may return.
     reads: Vec<(u64, u64, Vec<BTreeSet<u64>>)>,
     clock: u64,
 }
 
-impl Oracle {
-    pub(crate) fn new(sectors: u64) -> Oracle {
-        let zero = Candidate {
+impl ReadOracle {
+    pub(crate) fn new(sectors: u64) -> ReadOracle {
+        let zero = CandidateValue {
             value: 0,
             completed: 0,
             channel: usize::MAX,
             order: 0,
         };
-        Oracle {
+        ReadOracle {
             sectors: vec![vec![zero]; sectors as usize],
             transactions: vec![],
             active: vec![],
-            undecided: vec![],
+            indeterminate: vec![],
             reads: vec![],
             clock: 1,
         }
@@ -83,9 +83,11 @@ impl Oracle {
             }
         }
         for other in &mut self.transactions {
-            other.alone.retain(|sector| !sectors.contains(sector));
+            other
+                .exclusive_sectors
+                .retain(|sector| !sectors.contains(sector));
         }
-        self.active.push(Change {
+        self.active.push(ActiveChange {
             sectors,
             value,
             channel,
@@ -104,32 +106,32 @@ impl Oracle {
         let written = parts.iter().filter(|(_, written)| *written == value);
         let mut alone: BTreeSet<u64> = written.flat_map(|(sectors, _)| sectors.clone()).collect();
         let active = self.active.iter().map(|change| &change.sectors);
-        for beside in active.chain(&self.undecided) {
+        for beside in active.chain(&self.indeterminate) {
             alone.retain(|sector| !beside.contains(sector));
         }
         let begin = |(sectors, value): &(std::ops::Range<u64>, u64)| {
             self.begin(channel, sectors.clone(), *value)
         };
         let orders: Vec<u64> = parts.iter().map(begin).collect();
-        self.transactions.push(Transaction {
+        self.transactions.push(ActiveTransaction {
             orders: orders.clone(),
             value,
-            alone,
+            exclusive_sectors: alone,
         });
         orders
     }
 
     /// It was refused before anything saw it.
-    pub(crate) fn refuse(&mut self, order: u64) {
-        self.take(order);
+    pub(crate) fn cancel(&mut self, order: u64) {
+        self.remove_active(order);
     }
 
     /// It was acknowledged.
     pub(crate) fn complete(&mut self, order: u64) {
         self.clock += 1;
-        let change = self.take(order);
+        let change = self.remove_active(order);
         for sector in change.sectors.clone() {
-            let own = Candidate {
+            let own = CandidateValue {
                 value: change.value,
                 completed: self.clock,
                 channel: change.channel,
@@ -151,12 +153,12 @@ impl Oracle {
     }
 
     /// It may have happened, or not.
-    pub(crate) fn forget(&mut self, order: u64) {
+    pub(crate) fn mark_indeterminate(&mut self, order: u64) {
         self.clock += 1;
-        let change = self.take(order);
-        self.undecided.push(change.sectors.clone());
+        let change = self.remove_active(order);
+        self.indeterminate.push(change.sectors.clone());
         for sector in change.sectors.clone() {
-            self.sectors[sector as usize].push(Candidate {
+            self.sectors[sector as usize].push(CandidateValue {
                 value: change.value,
                 completed: u64::MAX,
                 channel: usize::MAX,
@@ -167,17 +169,20 @@ impl Oracle {
 
     /// The client is gone: so may be all it had under way, but transactions as
     /// a whole.
-    pub(crate) fn crash(&mut self) -> Vec<Whole> {
-        let whole = self.transactions.drain(..).map(|transaction| Whole {
-            value: transaction.value,
-            sectors: transaction.alone,
-        });
+    pub(crate) fn crash(&mut self) -> Vec<AtomicSectors> {
+        let whole = self
+            .transactions
+            .drain(..)
+            .map(|transaction| AtomicSectors {
+                value: transaction.value,
+                sectors: transaction.exclusive_sectors,
+            });
         let whole = whole.collect();
         for order in self.active.iter().map(|c| c.order).collect::<Vec<_>>() {
-            self.forget(order);
+            self.mark_indeterminate(order);
         }
         self.reads.clear();
-        self.undecided.clear();
+        self.indeterminate.clear();
         // From now on each sector has one value; which, the next write ends.
         for candidate in self.sectors.iter_mut().flatten() {
             candidate.completed = candidate.completed.min(self.clock);
@@ -186,7 +191,7 @@ impl Oracle {
         whole
     }
 
-    fn take(&mut self, order: u64) -> Change {
+    fn remove_active(&mut self, order: u64) -> ActiveChange {
         let at = self
             .active
             .iter()
@@ -196,7 +201,7 @@ impl Oracle {
         self.active.swap_remove(at)
     }
 
-    pub(crate) fn allowed(&self, sector: u64) -> BTreeSet<u64> {
+    pub(crate) fn allowed_values(&self, sector: u64) -> BTreeSet<u64> {
         let held = self.sectors[sector as usize].iter().map(|c| c.value);
         let active = self.active.iter().filter(|c| c.sectors.contains(&sector));
         held.chain(active.map(|c| c.value)).collect()
@@ -204,7 +209,10 @@ impl Oracle {
 
     pub(crate) fn begin_read(&mut self, sectors: std::ops::Range<u64>) -> u64 {
         self.clock += 1;
-        let allowed = sectors.clone().map(|sector| self.allowed(sector)).collect();
+        let allowed = sectors
+            .clone()
+            .map(|sector| self.allowed_values(sector))
+            .collect();
         self.reads.push((self.clock, sectors.start, allowed));
         self.clock
     }
@@ -230,7 +238,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// A read that began at `since` has shown this: what was over when it began, or when
+    /// A read that began at `loss_generation` has shown this: what was over when it began, or when
     /// what it shows did, is overwritten.
     fn observe(&mut self, sector: u64, value: u64, since: u64) {
         // Of zeroes it is not known whose they are.

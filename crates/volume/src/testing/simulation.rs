@@ -8,120 +8,120 @@
 
 use super::brick::Fabric;
 use super::client::Client;
-use super::manager::{Answering, Manager, brick, segment};
-use super::oracle::{Oracle, SECTOR, Whole, fill, value_of};
-use super::world::create_slices;
-use super::{Dice, Seed, let_happen, seeds_asked};
+use super::cluster::create_slices;
+use super::manager::{Manager, ManagerMode, brick, segment};
+use super::oracle::{AtomicSectors, ReadOracle, SECTOR, fill, value_of};
+use super::{Rng, SeedReporter, seeds_from_env, step_background};
 use crate::channel::VolumeChannel;
-use crate::hub::guard;
 use crate::limits::DOWN_LIMIT;
+use crate::shared::lock_unpoisoned;
 use crate::status::VolumeState;
 use bytes::Bytes;
 use pagemesh_base::layout::{BrickId, LegState, STRIPE_BYTES};
-use pagemesh_base::slice::Part;
+use pagemesh_base::slice::TransactionPart;
 use pagemesh_base::space::{Channel, Reply, Request, SpaceError, Token};
 use std::collections::BTreeMap;
 
 const STEPS: usize = 3000;
 /// Steps after the last fault in which all must have come to rest.
-const REST_STEPS_MAX: usize = 200_000;
+const SETTLE_STEPS_MAX: usize = 200_000;
 /// Steps that a look after a crash has: some legs may be away.
-const LOOK_STEPS_MAX: usize = 2000;
+const READ_STEPS_MAX: usize = 2000;
 const IN_FLIGHT_MAX: usize = 8;
 const PAGE_SECTORS: u64 = 4096 / SECTOR;
 const STRIPE_PAGES: u64 = STRIPE_BYTES / 4096;
 
-enum Pending {
+enum PendingRequest {
     Change(u64),
     Transaction(Vec<u64>),
     Read(u64),
     Flush,
 }
 
-struct Thread {
+struct ChannelThread {
     channel: VolumeChannel,
-    pending: BTreeMap<u64, Pending>,
+    pending: BTreeMap<u64, PendingRequest>,
 }
 
-struct Life {
-    dice: Dice,
+struct Scenario {
+    rng: Rng,
     fabric: Fabric,
     manager: Manager,
     client: Client,
-    threads: Vec<Thread>,
-    oracle: Oracle,
+    threads: Vec<ChannelThread>,
+    oracle: ReadOracle,
     sectors: u64,
     copies: usize,
     /// It is one column.
-    is_plain: bool,
+    has_one_column: bool,
     buffers: bool,
     /// What a crash left undecided.
-    whole: Vec<Whole>,
+    atomic_sectors: Vec<AtomicSectors>,
     transactions_seen: u64,
     /// The next token, value, and so on.
     next: u64,
     /// Requests that ended, and those that ended for want of legs.
-    ends: u64,
+    completed: u64,
     unavailable: u64,
 }
 
-impl Life {
-    fn new(seed: u64) -> Life {
-        let mut dice = Dice(seed);
-        let copies = [1, 2, 2, 2, 3][dice.roll(5) as usize];
-        let columns = 1 + dice.roll(2) as usize;
+impl Scenario {
+    fn new(seed: u64) -> Scenario {
+        let mut dice = Rng(seed);
+        let copies = [1, 2, 2, 2, 3][dice.below(5) as usize];
+        let columns = 1 + dice.below(2) as usize;
         let buffers = dice.one_in(3);
-        let count = 1 + dice.roll(2) as usize;
+        let count = 1 + dice.below(2) as usize;
         let segments: Vec<_> = (0..count)
             .map(|n| segment(n, columns, copies, STRIPE_BYTES * columns as u64))
             .collect();
         let fabric = Fabric::default();
-        guard(&fabric.0).table_max = dice.one_in(3).then_some(6);
+        lock_unpoisoned(&fabric.0).table_max = dice.one_in(3).then_some(6);
         for copy in 0..copies {
-            guard(&fabric.0).add(brick(copy as u128), buffers);
+            lock_unpoisoned(&fabric.0).add(brick(copy as u128), buffers);
         }
         create_slices(&fabric, &segments);
         let bytes: u64 = segments.iter().map(|s| s.bytes).sum();
         let manager = Manager::new(segments, if buffers { "file-sync" } else { "process" });
         let client = Client::new(&fabric, &manager);
-        Life {
-            dice,
+        Scenario {
+            rng: dice,
             fabric,
             manager,
             client,
             threads: vec![],
-            oracle: Oracle::new(bytes / SECTOR),
+            oracle: ReadOracle::new(bytes / SECTOR),
             sectors: bytes / SECTOR,
             copies,
-            is_plain: columns == 1 && count == 1,
+            has_one_column: columns == 1 && count == 1,
             buffers,
-            whole: vec![],
+            atomic_sectors: vec![],
             transactions_seen: 0,
             next: 0,
-            ends: 0,
+            completed: 0,
             unavailable: 0,
         }
     }
 
     /// Attaches, whatever it takes.
     fn attach(&mut self) {
-        for _ in 0..REST_STEPS_MAX {
+        for _ in 0..SETTLE_STEPS_MAX {
             self.background();
-            self.client.turn();
-            match self.client.take_attached() {
+            self.client.poll();
+            match self.client.take_attach_result() {
                 Some(Ok(())) => {
-                    let channels = 1 + self.dice.roll(3);
+                    let channels = 1 + self.rng.below(3);
                     (0..channels).for_each(|_| self.open());
                     return;
                 }
                 Some(Err(_)) => {
-                    self.heal();
+                    self.restore_all();
                     self.client = Client::new(&self.fabric, &self.manager);
                 }
                 None => {}
             }
-            if self.dice.one_in(400) {
-                self.fault();
+            if self.rng.one_in(400) {
+                self.inject_fault();
             }
         }
         panic!("an attach does not end");
@@ -129,7 +129,7 @@ impl Life {
 
     fn open(&mut self) {
         let channel = self.client.open();
-        self.threads.push(Thread {
+        self.threads.push(ChannelThread {
             channel,
             pending: BTreeMap::new(),
         });
@@ -137,26 +137,26 @@ impl Life {
 
     /// Everything but submissions and faults.
     fn background(&mut self) {
-        let_happen(&mut self.dice, &self.fabric, &mut self.client);
+        step_background(&mut self.rng, &self.fabric, &mut self.client);
     }
 
     fn submit(&mut self) {
-        let at = self.dice.roll(self.threads.len() as u64) as usize;
+        let at = self.rng.below(self.threads.len() as u64) as usize;
         if self.threads[at].pending.len() >= IN_FLIGHT_MAX {
             return;
         }
         self.next += 1;
         let token = self.next;
-        let len = if self.dice.one_in(6) {
-            8 + self.dice.roll(200)
+        let len = if self.rng.one_in(6) {
+            8 + self.rng.below(200)
         } else {
-            1 + self.dice.roll(20)
+            1 + self.rng.below(20)
         };
-        let start = self.dice.roll(self.sectors);
+        let start = self.rng.below(self.sectors);
         let end = (start + len).min(self.sectors);
         let (offset, bytes) = (start * SECTOR, (end - start) * SECTOR);
-        let durable = self.dice.one_in(4);
-        let (request, pending) = match self.dice.roll(11) {
+        let durable = self.rng.one_in(4);
+        let (request, pending) = match self.rng.below(11) {
             0..=3 => {
                 let order = self.oracle.begin(at, start..end, token);
                 let data = Bytes::from(fill(token, end - start));
@@ -165,7 +165,7 @@ impl Life {
                     data,
                     durable,
                 };
-                (request, Pending::Change(order))
+                (request, PendingRequest::Change(order))
             }
             4 => {
                 let order = self.oracle.begin(at, start..end, 0);
@@ -174,9 +174,9 @@ impl Life {
                     len: bytes,
                     durable,
                 };
-                (request, Pending::Change(order))
+                (request, PendingRequest::Change(order))
             }
-            5 => (Request::Flush, Pending::Flush),
+            5 => (Request::Flush, PendingRequest::Flush),
             6 => self.transaction(at, token),
             _ => {
                 let number = self.oracle.begin_read(start..end);
@@ -184,7 +184,7 @@ impl Life {
                     offset,
                     len: bytes as u32,
                 };
-                (request, Pending::Read(number))
+                (request, PendingRequest::Read(number))
             }
         };
         let thread = &mut self.threads[at];
@@ -193,38 +193,38 @@ impl Life {
     }
 
     /// One to four parts of a page or a few, one of which may be a clear.
-    fn transaction(&mut self, at: usize, token: u64) -> (Request, Pending) {
+    fn transaction(&mut self, at: usize, token: u64) -> (Request, PendingRequest) {
         let pages = self.sectors / PAGE_SECTORS;
-        let dice = &mut self.dice;
+        let dice = &mut self.rng;
         // Mostly where one column is surely all there is.
-        let base = dice.roll(pages / STRIPE_PAGES) * STRIPE_PAGES;
+        let base = dice.below(pages / STRIPE_PAGES) * STRIPE_PAGES;
         let (base, room) = match dice.one_in(8) {
             true => (0, pages),
             false => (base, STRIPE_PAGES),
         };
         let mut taken = std::collections::BTreeSet::new();
         let (mut parts, mut changes) = (vec![], vec![]);
-        for _ in 0..1 + dice.roll(4) {
-            let len = 1 + dice.roll(3);
-            let from = dice.roll(room - len + 1) + base;
+        for _ in 0..1 + dice.below(4) {
+            let len = 1 + dice.below(3);
+            let from = dice.below(room - len + 1) + base;
             if (from..from + len).any(|page| !taken.insert(page)) {
                 continue;
             }
             let (offset, bytes) = (from * 4096, len * 4096);
             let sectors = from * PAGE_SECTORS..(from + len) * PAGE_SECTORS;
             if dice.one_in(4) {
-                parts.push(Part::Clear { offset, len: bytes });
+                parts.push(TransactionPart::Clear { offset, len: bytes });
                 changes.push((sectors, 0));
             } else {
                 let data = Bytes::from(fill(token, len * PAGE_SECTORS));
-                parts.push(Part::Write { offset, data });
+                parts.push(TransactionPart::Write { offset, data });
                 changes.push((sectors, token));
             }
         }
         let durable = dice.one_in(4);
         let orders = self.oracle.begin_transaction(at, &changes, token);
         let request = Request::Transact { parts, durable };
-        (request, Pending::Transaction(orders))
+        (request, PendingRequest::Transaction(orders))
     }
 
     fn reap(&mut self, at: usize) {
@@ -236,92 +236,98 @@ impl Life {
                 .pending
                 .remove(&token)
                 .expect("answered once");
-            self.ends += 1;
+            self.completed += 1;
             self.unavailable += u64::from(matches!(
                 &completion.result,
                 Err(SpaceError::Unavailable(_))
             ));
             match (pending, completion.result) {
-                (Pending::Change(order), Ok(Reply::Done)) => self.oracle.complete(order),
+                (PendingRequest::Change(order), Ok(Reply::Done)) => self.oracle.complete(order),
                 (
-                    Pending::Change(order),
+                    PendingRequest::Change(order),
                     Err(SpaceError::Unavailable(_) | SpaceError::NoSpace(_)),
-                ) => self.oracle.forget(order),
-                (Pending::Transaction(orders), result) => {
+                ) => self.oracle.mark_indeterminate(order),
+                (PendingRequest::Transaction(orders), result) => {
                     for order in orders {
                         match &result {
                             Ok(_) => self.oracle.complete(order),
-                            Err(SpaceError::Unsupported(_)) if !self.is_plain => {
-                                self.oracle.refuse(order);
+                            Err(SpaceError::Unsupported(_)) if !self.has_one_column => {
+                                self.oracle.cancel(order);
                             }
                             Err(SpaceError::Unavailable(_) | SpaceError::NoSpace(_)) => {
-                                self.oracle.forget(order);
+                                self.oracle.mark_indeterminate(order);
                             }
                             Err(cause) => panic!("token {token} ended with {cause}"),
                         }
                     }
                 }
-                (Pending::Read(number), Ok(Reply::Data(data))) => {
+                (PendingRequest::Read(number), Ok(Reply::Data(data))) => {
                     self.oracle
                         .end_read(number, Some(&data))
                         .expect("an allowed value");
                 }
-                (Pending::Read(number), Err(SpaceError::Unavailable(_))) => {
+                (PendingRequest::Read(number), Err(SpaceError::Unavailable(_))) => {
                     self.oracle.end_read(number, None).expect("nothing");
                 }
-                (Pending::Flush, Ok(_) | Err(SpaceError::Unavailable(_))) => {}
+                (PendingRequest::Flush, Ok(_) | Err(SpaceError::Unavailable(_))) => {}
                 (_, result) => panic!("token {token} ended with {result:?}"),
             }
         }
     }
 
-    fn fault(&mut self) {
-        let number = brick(u128::from(self.dice.roll(self.copies as u64)));
-        match self.dice.roll(12) {
-            0 | 1 if self.may_kill() => guard(&self.fabric.0).kill(number),
-            2..=4 => guard(&self.fabric.0).restart(number),
-            5 => guard(&self.fabric.0).cut_any(&mut self.dice),
+    fn inject_fault(&mut self) {
+        let number = brick(u128::from(self.rng.below(self.copies as u64)));
+        match self.rng.below(12) {
+            0 | 1 if self.may_kill_brick() => lock_unpoisoned(&self.fabric.0).kill(number),
+            2..=4 => lock_unpoisoned(&self.fabric.0).restart(number),
+            5 => lock_unpoisoned(&self.fabric.0).break_any_connection(&mut self.rng),
             6 => {
-                let how = [Answering::No, Answering::Deafly, Answering::Yes];
-                self.manager.answer(how[self.dice.roll(3) as usize]);
+                let how = [
+                    ManagerMode::Down,
+                    ManagerMode::LoseNextReply,
+                    ManagerMode::Up,
+                ];
+                self.manager.set_mode(how[self.rng.below(3) as usize]);
             }
             7 => {
-                let room = self.dice.one_in(2).then(|| self.dice.roll(40));
-                self.give_room(number, room.unwrap_or(u64::MAX));
+                let room = self.rng.one_in(2).then(|| self.rng.below(40));
+                self.set_room(number, room.unwrap_or(u64::MAX));
             }
             8 => {
                 for copy in 0..self.copies {
-                    let room = self.dice.roll(40);
-                    self.give_room(brick(copy as u128), room);
+                    let room = self.rng.below(40);
+                    self.set_room(brick(copy as u128), room);
                 }
             }
             9 => {
                 for copy in 0..self.copies {
-                    self.give_room(brick(copy as u128), u64::MAX);
+                    self.set_room(brick(copy as u128), u64::MAX);
                 }
             }
-            10 if !self.threads.is_empty() && self.may_kill() => self.die_with(number),
+            10 if !self.threads.is_empty() && self.may_kill_brick() => {
+                self.kill_brick_and_client(number)
+            }
             // So long that nobody waits any more.
-            11 if self.dice.one_in(4) => self.client.now += DOWN_LIMIT,
-            _ => self.manager.answer(Answering::Yes),
+            11 if self.rng.one_in(4) => self.client.now += DOWN_LIMIT,
+            _ => self.manager.set_mode(ManagerMode::Up),
         }
     }
 
-    fn give_room(&mut self, number: BrickId, room: u64) {
-        let mut bricks = guard(&self.fabric.0);
+    fn set_room(&mut self, number: BrickId, room: u64) {
+        let mut bricks = lock_unpoisoned(&self.fabric.0);
         bricks.bricks.get_mut(&number).expect("brick").room = room;
     }
 
     /// A brick dies, and before its writes are driven again so does the
     /// client: what only that brick has is known to nobody else.
-    fn die_with(&mut self, number: BrickId) {
-        for _ in 0..self.dice.roll(6) {
+    fn kill_brick_and_client(&mut self, number: BrickId) {
+        for _ in 0..self.rng.below(6) {
             self.submit();
         }
-        let mut bricks = guard(&self.fabric.0);
+        let mut bricks = lock_unpoisoned(&self.fabric.0);
         for connection in bricks.connections_of(number) {
-            for _ in 0..self.dice.roll(6) {
-                bricks.step(connection, &mut self.dice);
+            for _ in 0..self.rng.below(6) {
+                bricks.step(connection, &mut self.rng);
             }
         }
         bricks.kill(number);
@@ -331,12 +337,12 @@ impl Life {
 
     /// A buffering brick that dies takes with it what was not flushed: the
     /// others must have it all.
-    fn may_kill(&mut self) -> bool {
+    fn may_kill_brick(&mut self) -> bool {
         if !self.buffers {
             return true;
         }
         // What channels noticed must have reached the status.
-        self.client.turn();
+        self.client.poll();
         let layout = self.manager.layout();
         let mut legs = layout
             .segments
@@ -344,7 +350,7 @@ impl Life {
             .flat_map(|s| &s.columns)
             .flat_map(|c| &c.legs);
         let in_sync = legs.all(|leg| leg.state == LegState::InSync);
-        let bricks = guard(&self.fabric.0);
+        let bricks = lock_unpoisoned(&self.fabric.0);
         let whole = bricks.bricks.values().all(|brick| brick.up) && !bricks.has_lost();
         self.copies > 1
             && in_sync
@@ -357,16 +363,16 @@ impl Life {
         self.client = Client::new(&self.fabric, &self.manager);
         self.threads.clear();
         // What nobody has written since, a crash meanwhile does not decide.
-        self.whole.extend(self.oracle.crash());
+        self.atomic_sectors.extend(self.oracle.crash());
         self.attach();
-        self.look_at_transactions();
+        self.check_transactions();
     }
 
     /// What was in flight when the client died is there as a whole or not at
     /// all, whichever leg answers.
-    fn look_at_transactions(&mut self) {
-        for whole in std::mem::take(&mut self.whole) {
-            let found = whole.sectors.iter().map(|sector| self.look(*sector));
+    fn check_transactions(&mut self) {
+        for whole in std::mem::take(&mut self.atomic_sectors) {
+            let found = whole.sectors.iter().map(|sector| self.read_sector(*sector));
             let Some(found) = found.collect::<Option<Vec<u64>>>() else {
                 return;
             };
@@ -382,7 +388,7 @@ impl Life {
     }
 
     /// What a sector reads as; nothing if it cannot be read now.
-    fn look(&mut self, sector: u64) -> Option<u64> {
+    fn read_sector(&mut self, sector: u64) -> Option<u64> {
         self.next += 1;
         let token = self.next;
         let request = Request::Read {
@@ -390,7 +396,7 @@ impl Life {
             len: SECTOR as u32,
         };
         self.threads[0].channel.submit(Token(token), request);
-        for _ in 0..LOOK_STEPS_MAX {
+        for _ in 0..READ_STEPS_MAX {
             self.background();
             let mut completions = vec![];
             self.threads[0].channel.reap(&mut completions);
@@ -403,59 +409,61 @@ impl Life {
                 };
             }
         }
-        self.threads[0].pending.insert(token, Pending::Flush);
+        self.threads[0].pending.insert(token, PendingRequest::Flush);
         None
     }
 
     fn replace_channel(&mut self) {
-        let at = self.dice.roll(self.threads.len() as u64) as usize;
+        let at = self.rng.below(self.threads.len() as u64) as usize;
         let gone = self.threads.swap_remove(at);
         for pending in gone.pending.into_values() {
             match pending {
-                Pending::Change(order) => self.oracle.forget(order),
-                Pending::Transaction(orders) => {
+                PendingRequest::Change(order) => self.oracle.mark_indeterminate(order),
+                PendingRequest::Transaction(orders) => {
                     orders
                         .into_iter()
-                        .for_each(|order| self.oracle.forget(order));
+                        .for_each(|order| self.oracle.mark_indeterminate(order));
                 }
-                Pending::Read(number) => self.oracle.end_read(number, None).expect("nothing"),
-                Pending::Flush => {}
+                PendingRequest::Read(number) => {
+                    self.oracle.end_read(number, None).expect("nothing")
+                }
+                PendingRequest::Flush => {}
             }
         }
         drop(gone.channel);
         self.open();
     }
 
-    fn live(&mut self) {
+    fn run_steps(&mut self) {
         self.attach();
         for _ in 0..STEPS {
-            match self.dice.roll(100) {
+            match self.rng.below(100) {
                 0..=19 => self.submit(),
                 20..=39 => {
-                    let at = self.dice.roll(self.threads.len() as u64) as usize;
+                    let at = self.rng.below(self.threads.len() as u64) as usize;
                     self.reap(at);
                 }
                 40..=97 => self.background(),
-                98 => self.fault(),
-                _ => match self.dice.roll(10) {
+                98 => self.inject_fault(),
+                _ => match self.rng.below(10) {
                     0 => self.crash(),
                     1 => self.replace_channel(),
                     _ => {}
                 },
             }
         }
-        self.rest();
-        self.compare();
-        if self.dice.one_in(3) {
+        self.run_until_healthy();
+        self.compare_legs();
+        if self.rng.one_in(3) {
             self.crash();
-            self.rest();
-            self.compare();
+            self.run_until_healthy();
+            self.compare_legs();
         }
     }
 
-    fn heal(&mut self) {
-        self.manager.answer(Answering::Yes);
-        let mut bricks = guard(&self.fabric.0);
+    fn restore_all(&mut self) {
+        self.manager.set_mode(ManagerMode::Up);
+        let mut bricks = lock_unpoisoned(&self.fabric.0);
         (0..self.copies).for_each(|copy| bricks.restart(brick(copy as u128)));
         bricks
             .bricks
@@ -463,14 +471,15 @@ impl Life {
             .for_each(|brick| brick.room = u64::MAX);
     }
 
-    fn rest(&mut self) {
-        self.heal();
-        for _ in 0..REST_STEPS_MAX {
+    fn run_until_healthy(&mut self) {
+        self.restore_all();
+        for _ in 0..SETTLE_STEPS_MAX {
             self.background();
             (0..self.threads.len()).for_each(|at| self.reap(at));
             let calm = self.threads.iter().all(|t| t.pending.is_empty());
             // Channels that were dropped end their changes, too.
-            let ended = guard(&self.client.hub.members).len() == self.threads.len() + 1;
+            let ended =
+                lock_unpoisoned(&self.client.shared.members).len() == self.threads.len() + 1;
             if calm && ended && self.client.status().state == VolumeState::Healthy {
                 return;
             }
@@ -479,10 +488,10 @@ impl Life {
         panic!("no rest; pending {pending:?}, {:#?}", self.client.status());
     }
 
-    fn compare(&mut self) {
+    fn compare_legs(&mut self) {
         let layout = self.manager.layout();
-        let bricks = guard(&self.fabric.0);
-        let view = self.client.hub.view().1;
+        let bricks = lock_unpoisoned(&self.fabric.0);
+        let view = self.client.shared.snapshot().1;
         let columns = layout.segments.iter().flat_map(|s| &s.columns);
         for (number, column) in columns.enumerate() {
             assert_eq!(column.round, 0);
@@ -512,7 +521,7 @@ impl Life {
                         .as_ref()
                         .map_or(Ok(0), |b| value_of(&b[from..from + 512]));
                     let value = value.expect("no torn sector");
-                    let allowed = self.oracle.allowed(at);
+                    let allowed = self.oracle.allowed_values(at);
                     assert!(
                         allowed.contains(&value),
                         "sector {at} holds {value}, not {allowed:?}"
@@ -523,12 +532,12 @@ impl Life {
     }
 }
 
-fn run(seed: u64) {
-    let _told = Seed(seed, "one_life");
-    let mut life = Life::new(seed);
-    life.live();
+fn run_seed(seed: u64) {
+    let _told = SeedReporter(seed, "one_life");
+    let mut life = Scenario::new(seed);
+    life.run_steps();
     if std::env::var("PAGEMESH_TELL").is_ok() {
-        let (unavailable, ends) = (life.unavailable, life.ends);
+        let (unavailable, ends) = (life.unavailable, life.completed);
         eprintln!(
             "seed {seed}: {ends} ends, {unavailable} unavailable, {} transactions seen, {:?}",
             life.transactions_seen,
@@ -538,22 +547,22 @@ fn run(seed: u64) {
 }
 
 fn seeds(from: u64) {
-    (from..from + seeds_asked().unwrap_or(400)).for_each(run);
+    (from..from + seeds_from_env().unwrap_or(400)).for_each(run_seed);
 }
 
 #[test]
-fn lives_end_equal_and_whole_1() {
+fn random_histories_converge_1() {
     seeds(0);
 }
 
 #[test]
-fn lives_end_equal_and_whole_2() {
+fn random_histories_converge_2() {
     seeds(1_000_000);
 }
 
 #[test]
 #[ignore = "repeats the seed in PAGEMESH_SEED"]
-fn one_life() {
+fn replay_history_seed() {
     let seed = std::env::var("PAGEMESH_SEED").expect("PAGEMESH_SEED");
-    run(seed.parse().expect("a number"));
+    run_seed(seed.parse().expect("a number"));
 }

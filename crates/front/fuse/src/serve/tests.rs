@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::abi::ForgetOne;
-use pagemesh_fs::{MakeOptions, make};
+use pagemesh_fs::{MkfsOptions, mkfs};
 
 #[path = "../../../../fs/tests/support/lossy.rs"]
 #[allow(dead_code)]
@@ -13,23 +13,23 @@ mod memory;
 
 const ROOT: u64 = 1;
 
-struct Kernel(Served, lossy::Lossy);
+struct KernelModel(FsHandler, lossy::LossySpace);
 
-impl Kernel {
-    fn new() -> Kernel {
-        let memory = memory::Memory::new(1 << 30);
-        let options = MakeOptions {
+impl KernelModel {
+    fn new() -> KernelModel {
+        let memory = memory::MemorySpace::new(1 << 30);
+        let options = MkfsOptions {
             uuid: uuid::Uuid::from_u128(1),
             hash_key: [2, 3],
             limit_bytes: 1 << 24,
-            owner: Caller { uid: 0, gid: 0 },
+            owner: Credentials { uid: 0, gid: 0 },
             mode: 0o777,
         };
-        make(&memory.shared(), memory::wait, crate::now, options).expect("there is room");
-        let space = lossy::Lossy::new(&memory);
+        mkfs(&memory.shared(), memory::wait, crate::now, options).expect("there is room");
+        let space = lossy::LossySpace::new(&memory);
         let shared = Arc::new(space.clone());
         let fs = Fs::mount(shared, memory::wait, crate::now).expect("it was made");
-        let served = Served::new(
+        let served = FsHandler::new(
             Arc::new(fs),
             Box::new(|_| {}),
             Box::new(|| None),
@@ -37,10 +37,10 @@ impl Kernel {
             crate::Caching::PageCache,
             Arc::default(),
         );
-        Kernel(served, space)
+        KernelModel(served, space)
     }
 
-    fn answer(&self, node: u64, request: Request<'_>) -> Answer {
+    fn answer(&self, node: u64, request: Request<'_>) -> FuseReply {
         let header = abi::InHeader {
             node,
             ..abi::InHeader::default()
@@ -48,7 +48,7 @@ impl Kernel {
         self.0.handle(&header, request)
     }
 
-    fn ask(&self, node: u64, request: Request<'_>) -> Answer {
+    fn ask(&self, node: u64, request: Request<'_>) -> FuseReply {
         let answer = self.answer(node, request);
         assert_eq!(answer.error(), 0, "{answer:?}");
         answer
@@ -74,12 +74,12 @@ impl Kernel {
 }
 
 #[test]
-fn an_inode_stays_until_the_kernel_forgets_it() {
-    let kernel = Kernel::new();
+fn inode_stays_until_the_kernel_forgets_it() {
+    let kernel = KernelModel::new();
     let before = kernel.inodes();
     let (name, other): (&[u8], &[u8]) = (b"name", b"other");
     let mode = 0o600;
-    let list = |size| Request::ReadDirPlus(Span { offset: 0, size });
+    let list = |size| Request::ReadDirPlus(ReadRange { offset: 0, size });
     // Each of these tells of it once.
     let node = kernel.node(
         ROOT,
@@ -98,7 +98,7 @@ fn an_inode_stays_until_the_kernel_forgets_it() {
     assert_eq!(listed.bytes().len(), dots);
     let told = 5;
     // And these do not.
-    let span = Span {
+    let span = ReadRange {
         offset: 0,
         size: 4096,
     };
@@ -121,8 +121,8 @@ fn an_inode_stays_until_the_kernel_forgets_it() {
 }
 
 #[test]
-fn who_may_not_loses_set_id_bits() {
-    let kernel = Kernel::new();
+fn unprivileged_write_clears_setid_bits() {
+    let kernel = KernelModel::new();
     let name: &[u8] = b"name";
     let node = kernel.node(
         ROOT,
@@ -147,8 +147,8 @@ fn who_may_not_loses_set_id_bits() {
 }
 
 #[test]
-fn appended_is_what_did_not_come_from_a_mapping() {
-    let kernel = Kernel::new();
+fn mmap_writeback_is_not_appended() {
+    let kernel = KernelModel::new();
     let (name, mode): (&[u8], u32) = (b"name", 0o600);
     let node = kernel.node(
         ROOT,
@@ -174,23 +174,23 @@ fn appended_is_what_did_not_come_from_a_mapping() {
 }
 
 #[test]
-fn each_open_file_hears_of_a_loss_once() {
-    let kernel = Kernel::new();
+fn lost_write_is_reported_once_per_open_file() {
+    let kernel = KernelModel::new();
     let (name, mode, flags): (&[u8], _, _) = (b"name", 0o600, 0);
     let node = kernel.node(ROOT, Request::Create { name, mode, flags });
     let open = || kernel.open(node, OFlags::RDWR);
     let sync = |file| kernel.answer(node, Request::Fsync { file }).error();
     let [one, other, closed] = [open(), open(), open()];
     kernel.ask(node, Request::Release { file: closed });
-    kernel.1.lose();
+    kernel.1.lose_writes();
     let told = -Errno::IO.raw_os_error();
     assert_eq!([one, other, one, other].map(sync), [told, told, 0, 0]);
     assert_eq!(sync(open()), 0);
 }
 
 #[test]
-fn what_changes_a_file_opened_with_sync_is_flushed() {
-    let kernel = Kernel::new();
+fn changes_of_file_opened_o_sync_are_flushed() {
+    let kernel = KernelModel::new();
     let (name, mode, flags): (&[u8], _, _) = (b"name", 0o600, 0);
     let node = kernel.node(ROOT, Request::Create { name, mode, flags });
     let (mode, offset, length) = (0, 0, 1 << 20);

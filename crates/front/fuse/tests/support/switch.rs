@@ -24,26 +24,26 @@ fn open(path: &str) -> Option<File> {
     options.open(path).ok()
 }
 
-struct Gate(File);
+struct GateLock(File);
 
-impl Drop for Gate {
+impl Drop for GateLock {
     fn drop(&mut self) {
-        let_go(&self.0);
+        unlock(&self.0);
     }
 }
 
-fn pass_gate() -> Option<Gate> {
+fn pass_gate() -> Option<GateLock> {
     let gate = open(GATE)?;
     flock(&gate, FlockOperation::LockExclusive).ok()?;
-    Some(Gate(gate))
+    Some(GateLock(gate))
 }
 
-fn is_alone(users: &File) -> bool {
+fn try_lock_exclusive(users: &File) -> bool {
     flock(users, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
 
 /// What the switch was before tests used it. For who is in the gate.
-fn found(users: &mut File) -> Option<String> {
+fn initial_setting(users: &mut File) -> Option<String> {
     let mut found = String::new();
     users.rewind().ok()?;
     users.read_to_string(&mut found).ok()?;
@@ -58,13 +58,13 @@ pub fn is_on() -> bool {
     read_to_string(SWITCH).is_ok_and(|switch| switch.trim() == "Y")
 }
 
-fn let_go(lock: &File) {
+fn unlock(lock: &File) {
     let _ = flock(lock, FlockOperation::Unlock);
 }
 
 /// Puts it back. For who is alone, in the gate.
-fn put_back(users: &mut File) {
-    if let Some(found) = found(users)
+fn restore(users: &mut File) {
+    if let Some(found) = initial_setting(users)
         && write(SWITCH, found).is_ok()
     {
         let _ = users.set_len(0);
@@ -72,54 +72,54 @@ fn put_back(users: &mut File) {
 }
 
 /// It is off as long as this lives, which is short: others wait for it.
-pub struct Off {
+pub struct UringOffGuard {
     users: File,
-    _gate: Gate,
+    _gate: GateLock,
 }
 
 /// None where there is no switch, or nobody may use it. Waits for those who want it on.
-pub fn off() -> Option<Off> {
+pub fn turn_off() -> Option<UringOffGuard> {
     let mut users = open(USERS)?;
     loop {
         let gate = pass_gate()?;
-        if is_alone(&users) {
-            found(&mut users)?;
+        if try_lock_exclusive(&users) {
+            initial_setting(&mut users)?;
             write(SWITCH, "N").ok()?;
-            return Some(Off { users, _gate: gate });
+            return Some(UringOffGuard { users, _gate: gate });
         }
         // They pass the gate when they go.
         drop(gate);
         flock(&users, FlockOperation::LockExclusive).ok()?;
-        let_go(&users);
+        unlock(&users);
     }
 }
 
-impl Drop for Off {
+impl Drop for UringOffGuard {
     fn drop(&mut self) {
-        put_back(&mut self.users);
-        let_go(&self.users);
+        restore(&mut self.users);
+        unlock(&self.users);
     }
 }
 
 /// It is on as long as this lives.
-pub struct On(File);
+pub struct UringOnGuard(File);
 
 /// None where there is no switch, or nobody may use it.
-pub fn on() -> Option<On> {
+pub fn turn_on() -> Option<UringOnGuard> {
     let mut users = open(USERS)?;
     let _gate = pass_gate()?;
-    found(&mut users)?;
+    initial_setting(&mut users)?;
     write(SWITCH, "Y").ok()?;
     flock(&users, FlockOperation::LockShared).ok()?;
-    Some(On(users))
+    Some(UringOnGuard(users))
 }
 
-impl Drop for On {
+impl Drop for UringOnGuard {
     fn drop(&mut self) {
         let Some(_gate) = pass_gate() else { return };
-        if is_alone(&self.0) {
-            put_back(&mut self.0);
+        if try_lock_exclusive(&self.0) {
+            restore(&mut self.0);
         }
-        let_go(&self.0);
+        unlock(&self.0);
     }
 }

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, clippy::unwrap_used)] // Not every test needs all of it.
 
-use super::PATIENCE;
+use super::WAIT_MAX;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -51,7 +51,7 @@ pub const ESHUTDOWN: u32 = 108;
 
 /// A request as the client thinks of it.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct NbdRequest {
     pub command: u16,
     pub flags: u16,
     pub offset: u64,
@@ -59,7 +59,7 @@ pub struct Ask {
     pub data: Vec<u8>,
 }
 
-impl Ask {
+impl NbdRequest {
     pub fn new(command: u16, offset: u64, len: u32) -> Self {
         let data = Vec::new();
         Self {
@@ -95,7 +95,7 @@ impl Ask {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum NbdReply {
     Done,
     Data(u64, Vec<u8>),
     /// Length and flags.
@@ -103,7 +103,7 @@ pub enum Answer {
     Error(u32, String),
 }
 
-impl Answer {
+impl NbdReply {
     pub fn errno(&self) -> u32 {
         match self {
             Self::Error(errno, _) => *errno,
@@ -112,17 +112,17 @@ impl Answer {
     }
 }
 
-pub struct Client {
+pub struct NbdClient {
     pub stream: UnixStream,
     /// Size and flags that the export told.
     pub size_bytes: u64,
     pub flags: u16,
 }
 
-impl Client {
+impl NbdClient {
     /// Connected, and past the greeting.
     pub fn connect(path: &Path) -> Self {
-        let mut client = Self::connect_silent(path);
+        let mut client = Self::connect_without_handshake(path);
         assert_eq!(client.take(8), b"NBDMAGIC");
         assert_eq!(client.take(8), b"IHAVEOPT");
         assert_eq!(client.take(2), 3u16.to_be_bytes());
@@ -130,10 +130,10 @@ impl Client {
         client
     }
 
-    pub fn connect_silent(path: &Path) -> Self {
+    pub fn connect_without_handshake(path: &Path) -> Self {
         let stream = UnixStream::connect(path).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
+        stream.set_write_timeout(Some(WAIT_MAX)).unwrap();
         Self {
             stream,
             size_bytes: 0,
@@ -219,42 +219,42 @@ impl Client {
         (of, answer, self.take(len as usize))
     }
 
-    pub fn ask(&mut self, ask: &Ask) -> Answer {
+    pub fn request(&mut self, ask: &NbdRequest) -> NbdReply {
         self.send(&ask.encode(42));
         let data = if ask.command == READ { ask.len } else { 0 };
-        let (cookie, answer) = self.answer(|_| data);
+        let (cookie, answer) = self.read_reply(|_| data);
         assert_eq!(cookie, 42);
         answer
     }
 
     /// The next reply; `data` tells how many bytes follow a simple one.
-    pub fn answer(&mut self, data: impl Fn(u64) -> u32) -> (u64, Answer) {
+    pub fn read_reply(&mut self, data: impl Fn(u64) -> u32) -> (u64, NbdReply) {
         match self.take_u32() {
             0x6744_6698 => {
                 let (errno, cookie) = (self.take_u32(), self.take_u64());
                 let answer = match (errno, data(cookie)) {
-                    (0, 0) => Answer::Done,
-                    (0, len) => Answer::Data(0, self.take(len as usize)),
-                    (errno, _) => Answer::Error(errno, String::new()),
+                    (0, 0) => NbdReply::Done,
+                    (0, len) => NbdReply::Data(0, self.take(len as usize)),
+                    (errno, _) => NbdReply::Error(errno, String::new()),
                 };
                 (cookie, answer)
             }
-            0x668e_33ef => self.chunk(),
+            0x668e_33ef => self.read_chunk(),
             other => panic!("no reply starts with {other:#x}"),
         }
     }
 
-    fn chunk(&mut self) -> (u64, Answer) {
+    fn read_chunk(&mut self) -> (u64, NbdReply) {
         assert_eq!(self.take_u16(), 1, "every reply is one chunk");
         let kind = self.take_u16();
         let cookie = self.take_u64();
         let len = self.take_u32() as usize;
         let answer = match kind {
-            1 => Answer::Data(self.take_u64(), self.take(len - 8)),
+            1 => NbdReply::Data(self.take_u64(), self.take(len - 8)),
             5 => {
                 assert_eq!(self.take_u32(), 1);
                 let count = (len - 4) / 8;
-                Answer::Extents(
+                NbdReply::Extents(
                     (0..count)
                         .map(|_| (self.take_u32(), self.take_u32()))
                         .collect(),
@@ -264,7 +264,7 @@ impl Client {
                 let errno = self.take_u32();
                 let len = self.take_u16();
                 let why = self.take(len.into());
-                Answer::Error(errno, String::from_utf8(why).unwrap())
+                NbdReply::Error(errno, String::from_utf8(why).unwrap())
             }
             other => panic!("unknown chunk {other}"),
         };

@@ -17,7 +17,7 @@ pub const PAGE: u64 = 4096;
 
 /// When requests complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum CompletionMode {
     /// Inside `submit`.
     AtOnce,
     /// Later and in another order, which follows from the seed.
@@ -26,56 +26,56 @@ pub enum Mode {
     Held,
 }
 
-struct Content {
+struct SpaceContent {
     bytes: Vec<u8>,
     mapped: Vec<bool>,
 }
 
 #[derive(Default)]
-pub struct Seen {
+pub struct SpaceCounters {
     pub flushes: AtomicUsize,
     pub durable_writes: AtomicUsize,
     pub submitted: AtomicUsize,
     pub channels: AtomicUsize,
 }
 
-struct Inner {
-    content: RwLock<Content>,
-    mode: Mode,
+struct SpaceState {
+    content: RwLock<SpaceContent>,
+    mode: CompletionMode,
     released: AtomicBool,
-    wakes: Mutex<Vec<Arc<OwnedFd>>>,
+    wake_fds: Mutex<Vec<Arc<OwnedFd>>>,
     fault: Mutex<Option<SpaceError>>,
-    seen: Seen,
-    opened: AtomicU64,
+    counters: SpaceCounters,
+    channels_opened: AtomicU64,
 }
 
 #[derive(Clone)]
-pub struct Memory(Arc<Inner>);
+pub struct Memory(Arc<SpaceState>);
 
 impl Memory {
-    pub fn new(size_bytes: u64, mode: Mode) -> Self {
-        Self(Arc::new(Inner {
-            content: RwLock::new(Content {
+    pub fn new(size_bytes: u64, mode: CompletionMode) -> Self {
+        Self(Arc::new(SpaceState {
+            content: RwLock::new(SpaceContent {
                 bytes: vec![0; size_bytes as usize],
                 mapped: vec![false; size_bytes.div_ceil(PAGE) as usize],
             }),
             mode,
             released: AtomicBool::new(false),
-            wakes: Mutex::default(),
+            wake_fds: Mutex::default(),
             fault: Mutex::default(),
-            seen: Seen::default(),
-            opened: AtomicU64::new(0),
+            counters: SpaceCounters::default(),
+            channels_opened: AtomicU64::new(0),
         }))
     }
 
-    pub fn seen(&self) -> &Seen {
-        &self.0.seen
+    pub fn counters(&self) -> &SpaceCounters {
+        &self.0.counters
     }
 
     /// Makes held requests complete, also those to come.
     pub fn release(&self) {
         self.0.released.store(true, Ordering::SeqCst);
-        for wake in self.0.wakes.lock().unwrap().iter() {
+        for wake in self.0.wake_fds.lock().unwrap().iter() {
             rustix::io::write(wake.as_ref(), &1u64.to_ne_bytes()).unwrap();
         }
     }
@@ -109,11 +109,13 @@ impl Space for Memory {
             return Err(error);
         }
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
-        self.0.wakes.lock().unwrap().push(Arc::clone(&wake));
-        self.0.seen.channels.fetch_add(1, Ordering::SeqCst);
+        self.0.wake_fds.lock().unwrap().push(Arc::clone(&wake));
+        self.0.counters.channels.fetch_add(1, Ordering::SeqCst);
         let seed = match self.0.mode {
-            Mode::Shuffled(seed) => seed ^ self.0.opened.fetch_add(1, Ordering::SeqCst),
-            Mode::AtOnce | Mode::Held => 0,
+            CompletionMode::Shuffled(seed) => {
+                seed ^ self.0.channels_opened.fetch_add(1, Ordering::SeqCst)
+            }
+            CompletionMode::AtOnce | CompletionMode::Held => 0,
         };
         Ok(Box::new(MemoryChannel {
             inner: Arc::clone(&self.0),
@@ -125,7 +127,7 @@ impl Space for Memory {
 }
 
 struct MemoryChannel {
-    inner: Arc<Inner>,
+    inner: Arc<SpaceState>,
     wake: Arc<OwnedFd>,
     ended: Vec<Completion>,
     random: u64,
@@ -133,26 +135,26 @@ struct MemoryChannel {
 
 impl Drop for MemoryChannel {
     fn drop(&mut self) {
-        self.inner.seen.channels.fetch_sub(1, Ordering::SeqCst);
+        self.inner.counters.channels.fetch_sub(1, Ordering::SeqCst);
         let wake = &self.wake;
-        let mut wakes = self.inner.wakes.lock().unwrap();
+        let mut wakes = self.inner.wake_fds.lock().unwrap();
         wakes.retain(|other| !Arc::ptr_eq(other, wake));
     }
 }
 
 impl MemoryChannel {
-    fn draw(&mut self) -> u64 {
+    fn next_random(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         self.random
     }
 
-    fn signal(&self) {
+    fn wake(&self) {
         rustix::io::write(self.wake.as_ref(), &1u64.to_ne_bytes()).unwrap();
     }
 
-    fn clear(&self) {
+    fn clear_wake(&self) {
         let _ = rustix::io::read(self.wake.as_ref(), &mut [0; 8]);
     }
 }
@@ -168,51 +170,51 @@ impl Channel for MemoryChannel {
     fn submit(&mut self, token: Token, request: Request) {
         let result = self.inner.perform(request);
         self.ended.push(Completion { token, result });
-        if matches!(self.inner.mode, Mode::Shuffled(_)) {
-            self.signal();
+        if matches!(self.inner.mode, CompletionMode::Shuffled(_)) {
+            self.wake();
         }
     }
 
     fn reap(&mut self, into: &mut Vec<Completion>) {
         match self.inner.mode {
-            Mode::AtOnce => into.append(&mut self.ended),
-            Mode::Held => {
-                self.clear();
+            CompletionMode::AtOnce => into.append(&mut self.ended),
+            CompletionMode::Held => {
+                self.clear_wake();
                 if self.inner.released.load(Ordering::SeqCst) {
                     into.append(&mut self.ended);
                 }
             }
-            Mode::Shuffled(_) => {
-                self.clear();
-                let mut count = self.draw() as usize % (self.ended.len() + 1);
+            CompletionMode::Shuffled(_) => {
+                self.clear_wake();
+                let mut count = self.next_random() as usize % (self.ended.len() + 1);
                 while count > 0 {
-                    let place = self.draw() as usize % self.ended.len();
+                    let place = self.next_random() as usize % self.ended.len();
                     into.push(self.ended.swap_remove(place));
                     count -= 1;
                 }
                 if !self.ended.is_empty() {
-                    self.signal();
+                    self.wake();
                 }
             }
         }
     }
 
-    fn wait_on(&self, into: &mut Vec<RawFd>) {
-        if self.inner.mode != Mode::AtOnce {
+    fn poll_fds(&self, into: &mut Vec<RawFd>) {
+        if self.inner.mode != CompletionMode::AtOnce {
             into.push(self.wake.as_raw_fd());
         }
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let waits = self.inner.mode == Mode::AtOnce && !self.ended.is_empty();
+        let waits = self.inner.mode == CompletionMode::AtOnce && !self.ended.is_empty();
         waits.then(Instant::now)
     }
 }
 
-impl Inner {
+impl SpaceState {
     fn perform(&self, request: Request) -> Result<Reply, SpaceError> {
-        if self.mode != Mode::AtOnce {
-            self.seen.submitted.fetch_add(1, Ordering::SeqCst);
+        if self.mode != CompletionMode::AtOnce {
+            self.counters.submitted.fetch_add(1, Ordering::SeqCst);
         }
         if let Some(error) = self.fault.lock().unwrap().clone() {
             return Err(error);
@@ -230,7 +232,7 @@ impl Inner {
                 len,
                 durable,
             } => {
-                self.note(durable);
+                self.count_write(durable);
                 self.clear(offset, len)
             }
             Request::Transact { .. } => {
@@ -238,16 +240,16 @@ impl Inner {
                 Err(SpaceError::Unsupported(why.into()))
             }
             Request::Flush => {
-                self.seen.flushes.fetch_add(1, Ordering::SeqCst);
+                self.counters.flushes.fetch_add(1, Ordering::SeqCst);
                 Ok(Reply::Done)
             }
             Request::Extents { offset, len } => self.extents(offset, len),
         }
     }
 
-    fn note(&self, durable: bool) {
+    fn count_write(&self, durable: bool) {
         if durable {
-            self.seen.durable_writes.fetch_add(1, Ordering::SeqCst);
+            self.counters.durable_writes.fetch_add(1, Ordering::SeqCst);
         }
     }
 
@@ -261,7 +263,7 @@ impl Inner {
     }
 
     fn write(&self, offset: u64, data: &Bytes, durable: bool) -> Result<Reply, SpaceError> {
-        self.note(durable);
+        self.count_write(durable);
         let mut content = self.content.write().unwrap();
         check_range(content.bytes.len() as u64, offset, data.len() as u64)?;
         let start = offset as usize;

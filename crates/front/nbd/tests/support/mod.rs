@@ -5,7 +5,7 @@
 pub mod client;
 pub mod memory;
 
-use memory::{Memory, Mode};
+use memory::{CompletionMode, Memory};
 use pagemesh_nbd::{ExportOptions, Exports, Limits, Listen, Server};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,22 +15,22 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// The longest that anything may take before a test fails.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Waits for another thread to bring something about.
-pub fn await_that(what: &str, mut condition: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
         assert!(
-            start.elapsed() < PATIENCE,
-            "{what}: not within {PATIENCE:?}"
+            start.elapsed() < WAIT_MAX,
+            "{what}: not within {WAIT_MAX:?}"
         );
         std::thread::yield_now();
     }
 }
 
 /// A server that runs until it is dropped.
-pub struct Running {
+pub struct TestServer {
     pub server: Server,
     pub exports: Exports,
     pub memory: Memory,
@@ -38,19 +38,19 @@ pub struct Running {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Running {
+impl TestServer {
     /// One export, `disk`, on a unix socket.
-    pub fn new(size_bytes: u64, mode: Mode) -> Self {
-        Self::with(size_bytes, mode, Limits::default())
+    pub fn new(size_bytes: u64, mode: CompletionMode) -> Self {
+        Self::with_limits(size_bytes, mode, Limits::default())
     }
 
-    pub fn with(size_bytes: u64, mode: Mode, limits: Limits) -> Self {
+    pub fn with_limits(size_bytes: u64, mode: CompletionMode, limits: Limits) -> Self {
         Self::start(size_bytes, mode, limits, |dir| {
             Listen::Unix(dir.path().join("nbd.sock"))
         })
     }
 
-    pub fn tcp(size_bytes: u64, mode: Mode) -> Self {
+    pub fn on_tcp(size_bytes: u64, mode: CompletionMode) -> Self {
         Self::start(size_bytes, mode, Limits::default(), |_| {
             Listen::Tcp("127.0.0.1:0".parse().unwrap())
         })
@@ -58,7 +58,7 @@ impl Running {
 
     fn start(
         size_bytes: u64,
-        mode: Mode,
+        mode: CompletionMode,
         limits: Limits,
         listen: impl FnOnce(&TempDir) -> Listen,
     ) -> Self {
@@ -81,7 +81,7 @@ impl Running {
     }
 
     pub fn path(&self) -> PathBuf {
-        match self.server.listens_on() {
+        match self.server.listen_address() {
             Listen::Unix(path) => path.clone(),
             Listen::Tcp(_) => panic!("listens on TCP"),
         }
@@ -89,22 +89,22 @@ impl Running {
 
     /// For clients that want one.
     pub fn uri(&self, export: &str) -> String {
-        match self.server.listens_on() {
+        match self.server.listen_address() {
             Listen::Unix(path) => format!("nbd+unix:///{export}?socket={}", path.display()),
             Listen::Tcp(address) => format!("nbd://{address}/{export}"),
         }
     }
 
     /// No connection, and no channel, is left.
-    pub fn await_idle(&self) {
-        await_that("every connection ends", || {
+    pub fn wait_until_idle(&self) {
+        wait_until("every connection ends", || {
             self.server.counters().connections == 0
-                && self.memory.seen().channels.load(Ordering::SeqCst) == 0
+                && self.memory.counters().channels.load(Ordering::SeqCst) == 0
         });
     }
 }
 
-impl Drop for Running {
+impl Drop for TestServer {
     fn drop(&mut self) {
         self.server.stop();
         if let Some(thread) = self.thread.take()

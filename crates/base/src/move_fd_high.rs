@@ -1,0 +1,41 @@
+//! Descriptors of a library in a program of somebody else's.
+
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::process::{Resource, getrlimit};
+use std::os::fd::OwnedFd;
+
+/// Above what programs name themselves, and below the usual limit of 1024 by more than
+/// anybody needs.
+const HIGH_FD_MIN: u64 = 700;
+
+/// The same under a number that the program does not ask for. Shells and others put something
+/// in the place of low ones, which here would be taken, and standard streams that were closed
+/// leave the lowest. As it is, where no such number is to be had.
+#[must_use]
+pub fn move_fd_high(fd: OwnedFd) -> OwnedFd {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let first = HIGH_FD_MIN.min(limit / 4 * 3);
+    match fcntl_dupfd_cloexec(&fd, first as i32) {
+        Ok(moved) => moved,
+        Err(_) => fd,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn moved_fd_is_same_file_with_high_number() {
+        let (file, mut other) = std::os::unix::net::UnixStream::pair().expect("sockets");
+        let low = file.as_raw_fd();
+        let moved = move_fd_high(file.into());
+        assert!(moved.as_raw_fd() > low && moved.as_raw_fd() >= 100);
+        other.write_all(b"x").expect("room");
+        assert_eq!(rustix::io::read(&moved, &mut [0; 1]), Ok(1));
+        let flags = rustix::io::fcntl_getfd(&moved).expect("open");
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    }
+}

@@ -1,0 +1,386 @@
+//! How many operations of a process went directly, how many by the kernel, and why.
+//!
+//! Two tables. One is of the process: for each file the operations that the kernel got, by
+//! reason, and the direct ones of mounts that ended. The other, a [`OpCounters`], is of the process
+//! and a mount, in memory of the mount: so `pagemesh mount status` reads it while the process
+//! runs.
+//!
+//! ```text
+//!      0  magic 8, version 4
+//!   4096  for each of 256 files 256 bytes: inode 8, operations by the kernel for each reason 8
+//!  69632  for each of 16 stations, for each file: direct operations 8
+//! ```
+//!
+//! Invariants: a direct operation is counted by the holder of its station, in a line that no other
+//! station writes, without a locked instruction. What the kernel got is counted by locked
+//! instructions: the kernel takes a thousand times as long. Counting neither allocates nor waits.
+
+use pagemesh_base::spin_lock::SpinLock;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{MapError, SharedSegment};
+use std::fs::File;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// Files of a process that are told apart; the last place is that of all others.
+pub const TRACKED_FILES: usize = 256;
+const UNTRACKED_FILES: usize = TRACKED_FILES - 1;
+/// Stations of a process and mount.
+pub(crate) const IO_SLOTS: usize = 16;
+const MAGIC: u64 = u64::from_le_bytes(*b"pmaccnt\0");
+const VERSION: u32 = 1;
+const VERSION_AT: usize = 8;
+const FILES_AT: usize = PAGE_BYTES;
+const FILE_BYTES: usize = 256;
+const DIRECT_AT: usize = FILES_AT + TRACKED_FILES * FILE_BYTES;
+const IO_SLOT_BYTES: usize = TRACKED_FILES * 8;
+/// Bytes of a ledger.
+pub const COUNTERS_BYTES: usize = DIRECT_AT + IO_SLOTS * IO_SLOT_BYTES;
+const _: () = assert!(COUNTERS_BYTES.is_multiple_of(PAGE_BYTES), "whole pages");
+const _: () = assert!(8 + Why::ALL.len() * 8 <= FILE_BYTES, "room for all reasons");
+
+macro_rules! reasons {
+    ($($name:ident $level:ident $code:literal $text:literal;)*) => {
+        /// Why the kernel serves an operation.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Why { $(#[doc = $text] $name,)* }
+
+        impl Why {
+            /// All reasons.
+            pub const ALL: &[Why] = &[$(Why::$name),*];
+
+            /// For programs.
+            #[must_use]
+            pub fn code(self) -> &'static str {
+                match self { $(Why::$name => $code,)* }
+            }
+
+            /// For people.
+            #[must_use]
+            pub fn text(self) -> &'static str {
+                match self { $(Why::$name => $text,)* }
+            }
+
+            /// How much it matters.
+            #[must_use]
+            pub fn level(self) -> Level {
+                match self { $(Why::$name => Level::$level,)* }
+            }
+        }
+    };
+}
+
+/// Of a message to the user, as of `PAGEMESH_LOG`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// No message.
+    Off,
+    /// The whole mount is served by the kernel.
+    Warn,
+    /// A file or descriptor is.
+    Info,
+    /// A single call is: that passes.
+    Debug,
+}
+
+reasons! {
+    Patience Debug "patience" "first calls of the process (--patience)";
+    NoMount Warn "no-mount" "the mount cannot be reached, or lets no process in";
+    OtherUser Warn "other-user" "the mount is of another user";
+    Turned Warn "connections" "the mount refused the process: another user, or all connections are in use";
+    Version Warn "version" "the mount is of another version";
+    MountGone Warn "mount-gone" "the mount has ended";
+    Joining Debug "joining" "the process is just joining the mount, or forking";
+    NoSession Warn "no-session" "no free session of a pool, or no free row of the mount";
+    Withheld Warn "withheld" "the mount lets no process in just now";
+    Legs Warn "legs" "a copy of the volume is not in-sync";
+    Tcp Warn "tcp" "a copy of the volume is reached over TCP";
+    Buffers Warn "file-sync" "a pool of the volume is of class file-sync";
+    Columns Warn "columns" "the volume has several columns";
+    Renewing Debug "renewing" "the sessions are being renewed";
+    Asking Debug "opened" "first accesses after an open or a change by others";
+    Mapped Info "mapped" "the file is mapped";
+    Cached Info "page-cache" "a program without the library has the file open, and the kernel caches its pages";
+    Shape Info "shape" "the file has holes, shared pages, set-id bits or extended attributes";
+    Boards Info "files" "the mount has no place for a further file";
+    Busy Debug "busy" "another thread had the same station";
+    Closed Debug "in-use" "others used the file by the kernel at that moment";
+    Growth Debug "growth" "the file becomes longer than the mount lent";
+    Lost Warn "leg-lost" "a leg failed";
+    Long Debug "long" "more than 1 MiB at once, or several parts of more than 8 KiB";
+    Handler Debug "signal-handler" "called in a signal handler";
+    Flags Info "append-changed" "O_APPEND was set or cleared later";
+    Forked Info "shared-offset" "another process may have the descriptor, and so its offset";
+    AppendAt Debug "append-at" "pwrite with O_APPEND";
+    SizeLimit Info "size-limit" "the process has a limit of file sizes";
+    Unknown Info "unknown-descriptor" "the descriptor is unknown to the library: inherited, received, or a stream's";
+    Confined Warn "confined" "the process has a limit of memory, memory that is locked, a filter of system calls, or an io_uring, or runs under valgrind or a sanitizer";
+}
+
+/// Of a process and a mount.
+pub struct OpCounters(SharedSegment);
+
+/// What an account says of a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FileCounts {
+    /// Its device number.
+    pub device: u64,
+    /// Its inode; 0: several files that are not told apart.
+    pub ino: u64,
+    /// Operations that went directly.
+    pub direct: u64,
+    /// Those by the kernel, by reason.
+    pub kernel: Vec<(Why, u64)>,
+}
+
+impl OpCounters {
+    /// Makes an empty one.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn create() -> Result<OpCounters, MapError> {
+        let shared = SharedSegment::create(COUNTERS_BYTES)?;
+        shared.half_word(VERSION_AT).store(VERSION, Relaxed);
+        shared.word(0).store(MAGIC, Release);
+        Ok(OpCounters(shared))
+    }
+
+    /// Takes one that a mount made; it takes no descriptor.
+    ///
+    /// # Errors
+    /// What about it is not as expected.
+    pub fn join(file: File) -> Result<OpCounters, String> {
+        let shared =
+            SharedSegment::open(file, COUNTERS_BYTES).map_err(|cause| cause.to_string())?;
+        let version = shared.half_word(VERSION_AT).load(Relaxed);
+        match (shared.word(0).load(Acquire), version) {
+            (MAGIC, VERSION) => Ok(OpCounters(shared.without_file())),
+            _ => Err("it is no ledger of this version".into()),
+        }
+    }
+
+    /// The memory's file, to be passed to the process.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        self.0.file()
+    }
+
+    fn kernel_counter(&self, index: usize, why: Why) -> &AtomicU64 {
+        self.0
+            .word(FILES_AT + index * FILE_BYTES + 8 + why as usize * 8)
+    }
+
+    fn ino(&self, index: usize) -> &AtomicU64 {
+        self.0.word(FILES_AT + index * FILE_BYTES)
+    }
+
+    fn direct_counter(&self, io_slot: usize, index: usize) -> &AtomicU64 {
+        self.0.word(DIRECT_AT + io_slot * IO_SLOT_BYTES + index * 8)
+    }
+
+    /// Counts a direct operation. The caller has the station alone.
+    #[inline]
+    pub(crate) fn count_direct(&self, io_slot: usize, index: usize) {
+        let cell = self.direct_counter(io_slot, index);
+        cell.store(cell.load(Relaxed) + 1, Relaxed);
+    }
+
+    fn direct_count(&self, index: usize) -> u64 {
+        let cells = (0..IO_SLOTS).map(|io_slot| self.direct_counter(io_slot, index).load(Relaxed));
+        cells.fold(0, u64::wrapping_add)
+    }
+
+    /// What it says, file by file. The process may say anything.
+    #[must_use]
+    pub fn file_counts(&self) -> Vec<FileCounts> {
+        let file_counts = |index| FileCounts {
+            device: 0,
+            ino: self.ino(index).load(Relaxed),
+            direct: self.direct_count(index),
+            kernel: counts(|why| self.kernel_counter(index, why).load(Relaxed)),
+        };
+        let all = (0..TRACKED_FILES).map(file_counts);
+        all.filter(|file_counts| file_counts.direct > 0 || !file_counts.kernel.is_empty())
+            .collect()
+    }
+}
+
+fn counts(count: impl Fn(Why) -> u64) -> Vec<(Why, u64)> {
+    let all = Why::ALL.iter().map(|&why| (why, count(why)));
+    all.filter(|&(_, count)| count > 0).collect()
+}
+
+/// A file of this process.
+struct TrackedFile {
+    device: AtomicU64,
+    ino: AtomicU64,
+    /// Of mounts that ended.
+    direct: AtomicU64,
+    kernel: [AtomicU64; Why::ALL.len()],
+}
+
+static PROCESS_FILES: [TrackedFile; TRACKED_FILES] = [const {
+    TrackedFile {
+        device: AtomicU64::new(0),
+        ino: AtomicU64::new(0),
+        direct: AtomicU64::new(0),
+        kernel: [const { AtomicU64::new(0) }; Why::ALL.len()],
+    }
+}; TRACKED_FILES];
+/// Held while a file gets a place.
+static ADD_LOCK: SpinLock = SpinLock::new();
+/// Called with each reason.
+static LISTENER: OnceLock<fn(Why)> = OnceLock::new();
+
+impl TrackedFile {
+    fn is_of(&self, device: u64, ino: u64) -> bool {
+        self.ino.load(Acquire) == ino && self.device.load(Relaxed) == device
+    }
+
+    fn assign(&self, device: u64, ino: u64) {
+        self.device.store(device, Relaxed);
+        self.ino.store(ino, Release);
+    }
+}
+
+/// The place of a file; the same as long as the process lives.
+#[must_use]
+pub fn index_of(device: u64, ino: u64) -> usize {
+    let tracked = &PROCESS_FILES[..UNTRACKED_FILES];
+    let find = || tracked.iter().position(|file| file.is_of(device, ino));
+    if let Some(index) = find() {
+        return index;
+    }
+    let _adding = ADD_LOCK.lock();
+    let is_free = |file: &TrackedFile| file.ino.load(Relaxed) == 0;
+    let found = find().or_else(|| {
+        let free = tracked.iter().position(is_free)?;
+        tracked[free].assign(device, ino);
+        Some(free)
+    });
+    found.unwrap_or(UNTRACKED_FILES)
+}
+
+/// Has this called with the reason of each operation that the kernel gets. The first one counts.
+pub fn set_listener(listener: fn(Why)) {
+    let _ = LISTENER.set(listener);
+}
+
+/// Counts an operation that the kernel gets.
+#[cold]
+pub fn count_kernel(index: usize, why: Why) {
+    PROCESS_FILES[index].kernel[why as usize].fetch_add(1, Relaxed);
+    if let Some(listener) = LISTENER.get() {
+        listener(why);
+    }
+}
+
+impl OpCounters {
+    /// The same in the ledger.
+    #[cold]
+    pub(crate) fn count_kernel(&self, index: usize, why: Why) {
+        self.kernel_counter(index, why).fetch_add(1, Relaxed);
+    }
+
+    /// The file of a place is this.
+    pub(crate) fn set_ino(&self, index: usize, ino: u64) {
+        if index != UNTRACKED_FILES {
+            self.ino(index).store(ino, Relaxed);
+        }
+    }
+
+    /// Takes over what the kernel got of the mount's files before the process joined it.
+    pub(crate) fn import_process_counts(&self, device: u64) {
+        let all = PROCESS_FILES.iter().enumerate();
+        for (index, tracked) in all.filter(|(_, tracked)| tracked.device.load(Relaxed) == device) {
+            self.set_ino(index, tracked.ino.load(Relaxed));
+            for (why, count) in counts(|why| tracked.kernel[why as usize].load(Relaxed)) {
+                self.kernel_counter(index, why).fetch_add(count, Relaxed);
+            }
+        }
+    }
+
+    /// The mount has ended: the process keeps what went directly there.
+    pub(crate) fn export_direct_counts(&self) {
+        for (index, tracked) in PROCESS_FILES.iter().enumerate() {
+            tracked.direct.fetch_add(self.direct_count(index), Relaxed);
+        }
+    }
+}
+
+/// What this process did, file by file, with the direct operations of mounts that it is at.
+#[must_use]
+pub fn file_counts(counters: &[&OpCounters]) -> Vec<FileCounts> {
+    let file_counts = |(index, tracked): (usize, &TrackedFile)| FileCounts {
+        device: tracked.device.load(Relaxed),
+        ino: tracked.ino.load(Acquire),
+        direct: counters
+            .iter()
+            .fold(tracked.direct.load(Relaxed), |sum, counters| {
+                sum.wrapping_add(counters.direct_count(index))
+            }),
+        kernel: counts(|why| tracked.kernel[why as usize].load(Relaxed)),
+    };
+    let all = PROCESS_FILES.iter().enumerate().map(file_counts);
+    all.filter(|file_counts| file_counts.direct > 0 || !file_counts.kernel.is_empty())
+        .collect()
+}
+
+/// In a child of fork: what its parent did is the parent's.
+pub(crate) fn reset() {
+    ADD_LOCK.reset();
+    for file in &PROCESS_FILES {
+        file.assign(0, 0);
+        file.direct.store(0, Relaxed);
+        file.kernel.iter().for_each(|count| count.store(0, Relaxed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_reported_per_file() {
+        // Numbers that no other test has.
+        let (device, ino) = (77_777, 12);
+        let index = index_of(device, ino);
+        assert_eq!(index_of(device, ino), index);
+        assert_ne!(index_of(device, ino + 1), index);
+        count_kernel(index, Why::Patience);
+        let mount = OpCounters::create().expect("memory");
+        let file = mount.file().try_clone().expect("a descriptor");
+        let counters = OpCounters::join(file).expect("the same");
+        counters.import_process_counts(device);
+        for io_slot in [0, IO_SLOTS - 1] {
+            counters.count_direct(io_slot, index);
+        }
+        count_kernel(index, Why::Mapped);
+        counters.count_kernel(index, Why::Mapped);
+        let kernel = vec![(Why::Patience, 1), (Why::Mapped, 1)];
+        let expected = |device| FileCounts {
+            device,
+            ino,
+            direct: 2,
+            kernel: kernel.clone(),
+        };
+        assert_eq!(mount.file_counts(), [expected(0)]);
+        let of_file = |file_counts: Vec<FileCounts>| {
+            file_counts
+                .into_iter()
+                .find(|file_counts| file_counts.device == device)
+        };
+        assert_eq!(of_file(file_counts(&[&counters])), Some(expected(device)));
+        counters.export_direct_counts();
+        assert_eq!(of_file(file_counts(&[])), Some(expected(device)));
+    }
+
+    #[test]
+    fn reasons_have_unique_codes() {
+        let mut codes: Vec<_> = Why::ALL.iter().map(|why| why.code()).collect();
+        codes.sort_unstable();
+        codes.dedup();
+        assert_eq!(codes.len(), Why::ALL.len());
+    }
+}

@@ -1,0 +1,252 @@
+//! Blocking calls to a brick at the other end of a connection, TCP or unix.
+//!
+//! Invariants: a call ends within its limit. After a call that failed for
+//! anything but a refusal the connection is over: every later call fails at
+//! once, and nothing is tried again.
+
+use crate::limits::LIST_ANSWERS_MAX;
+use crate::message::reply::{self, Answer, AttachReply, ExpectedLen, Reply};
+use crate::message::request::{Control, Request, check_limits};
+use crate::message::{Direction, MalformedMessage};
+use crate::receive_buffer::ReceiveBuffer;
+use crate::send_queue::SendQueue;
+use crate::stream::Stream;
+use crate::wire::{ReceiveResult, WaitFor, Wire};
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::slice::{
+    BrickControl, BrickStatus, SliceError, SliceInfo, SliceReply, SliceRequest,
+};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A connection to a brick for blocking calls, by one thread at a time.
+#[derive(Debug)]
+pub struct BrickClient<W = Stream> {
+    stream: W,
+    calls: Mutex<CallState>,
+    brick: BrickId,
+    limit: Duration,
+}
+
+struct CallState {
+    inflow: ReceiveBuffer,
+    outflow: SendQueue,
+    tag: u64,
+    lost_reason: Option<String>,
+}
+
+impl std::fmt::Debug for CallState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Calls")
+            .field("lost", &self.lost_reason)
+            .finish()
+    }
+}
+
+/// Why a call has no answer.
+#[derive(Debug, thiserror::Error)]
+enum CallError {
+    #[error("{0}")]
+    Socket(#[from] io::Error),
+    #[error(transparent)]
+    Malformed(#[from] MalformedMessage),
+    #[error("it closed the connection")]
+    Closed,
+}
+
+impl<W: Wire> BrickClient<W> {
+    /// Calls over a connection whose peer is known to be this brick; each has
+    /// so long.
+    pub fn new(stream: W, brick: BrickId, limit: Duration) -> BrickClient<W> {
+        BrickClient {
+            stream,
+            calls: Mutex::new(CallState {
+                inflow: ReceiveBuffer::new(Direction::Reply, false),
+                outflow: SendQueue::default(),
+                tag: 0,
+                lost_reason: None,
+            }),
+            brick,
+            limit,
+        }
+    }
+
+    /// The brick's identity, as it told and, over TCP, proved.
+    #[must_use]
+    pub fn brick(&self) -> BrickId {
+        self.brick
+    }
+
+    /// Whether the brick has ended the connection. The descriptor of
+    /// [`AsFd`] becomes readable when it does, and also for a moment whenever
+    /// another thread's call is answered.
+    #[must_use]
+    pub fn has_hung_up(&self) -> bool {
+        self.stream.has_hung_up()
+    }
+
+    /// Attaches a slice as a client of this epoch.
+    ///
+    /// # Errors
+    /// When there is no such slice, it has a newer epoch, or the brick is
+    /// lost.
+    pub fn attach(&self, slice: SliceId, epoch: Epoch) -> Result<AttachReply, SliceError> {
+        match self.call(&Request::Attach { slice, epoch })? {
+            Reply::Attach(attached) => Ok(attached),
+            _ => Err(self.unexpected_reply()),
+        }
+    }
+
+    /// Asks something of an attached slice and waits for the answer.
+    ///
+    /// # Errors
+    /// What the slice answers, or when the brick is lost.
+    pub fn execute(&self, handle: u32, request: SliceRequest) -> Result<SliceReply, SliceError> {
+        check_limits(&request)?;
+        let expected = ExpectedLen::of(&request);
+        match self.call(&Request::Slice { handle, request })? {
+            Reply::Slice(reply) if expected.fits(&reply) => Ok(reply),
+            _ => Err(self.unexpected_reply()),
+        }
+    }
+
+    fn call_control(&self, control: Control) -> Result<(), SliceError> {
+        match self.call(&Request::Control(control))? {
+            Reply::Slice(SliceReply::Done) => Ok(()),
+            _ => Err(self.unexpected_reply()),
+        }
+    }
+
+    /// Ends a connection to a brick whose answers do not fit what was asked.
+    fn unexpected_reply(&self) -> SliceError {
+        self.mark_lost(&mut self.calls(), "it answers something that was not asked")
+    }
+
+    fn mark_lost(&self, calls: &mut CallState, cause: &str) -> SliceError {
+        let reason = format!("brick {}: {cause}", self.brick);
+        calls.lost_reason = Some(reason.clone());
+        self.stream.close();
+        SliceError::Lost(reason)
+    }
+
+    fn calls(&self) -> MutexGuard<'_, CallState> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn call(&self, request: &Request) -> Answer {
+        let mut calls = self.calls();
+        if let Some(reason) = &calls.lost_reason {
+            return Err(SliceError::Lost(reason.clone()));
+        }
+        let until = self.stream.now() + self.limit;
+        match calls.exchange(&self.stream, request, until) {
+            Ok(Err(SliceError::Lost(reason))) => Err(self.mark_lost(&mut calls, &reason)),
+            Ok(answer) => answer,
+            Err(cause) => Err(self.mark_lost(&mut calls, &describe(&cause, self.limit))),
+        }
+    }
+
+    /// Gives the connection up for other use, if no call has failed.
+    pub(crate) fn into_stream(self) -> W {
+        self.stream
+    }
+}
+
+/// Whether these slices are in order and behind what is known already: a
+/// listing that does not move on would never end.
+fn is_progress(after: Option<SliceId>, slices: &[SliceInfo]) -> bool {
+    let ids = slices.iter().map(|info| info.slice);
+    after.into_iter().chain(ids).is_sorted_by(|a, b| a < b)
+}
+
+/// The cause as people read it.
+fn describe(cause: &CallError, limit: Duration) -> String {
+    match cause {
+        CallError::Socket(cause) if cause.kind() == io::ErrorKind::TimedOut => {
+            format!("no answer within {} ms", limit.as_millis())
+        }
+        cause => cause.to_string(),
+    }
+}
+
+impl CallState {
+    fn exchange(
+        &mut self,
+        stream: &impl Wire,
+        request: &Request,
+        until: Instant,
+    ) -> Result<Answer, CallError> {
+        self.tag += 1;
+        let (header, body) = request.encode(self.tag);
+        self.outflow.push(&header, body);
+        loop {
+            self.outflow.flush(stream)?;
+            if self.outflow.is_empty() {
+                break;
+            }
+            stream.wait(WaitFor::Writable, until)?;
+        }
+        loop {
+            if let Some((found, body)) = self.inflow.next()? {
+                if (found.tag, found.kind) != (header.tag, header.kind) {
+                    return Err(MalformedMessage::UnexpectedReply(found.tag).into());
+                }
+                return Ok(reply::decode(&found, self.inflow.take(body))?);
+            }
+            match self.inflow.receive(stream)? {
+                ReceiveResult::Bytes { .. } => {}
+                ReceiveResult::WouldBlock => stream.wait(WaitFor::Readable, until)?,
+                ReceiveResult::End => return Err(CallError::Closed),
+            }
+        }
+    }
+}
+
+impl AsFd for BrickClient {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+impl<W: Wire + Send + Sync> BrickControl for BrickClient<W> {
+    fn create(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError> {
+        self.call_control(Control::Create { slice, size_bytes })
+    }
+
+    fn resize(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError> {
+        self.call_control(Control::Resize { slice, size_bytes })
+    }
+
+    fn delete(&self, slice: SliceId) -> Result<(), SliceError> {
+        self.call_control(Control::Delete { slice })
+    }
+
+    fn list(&self) -> Result<Vec<SliceInfo>, SliceError> {
+        let mut all: Vec<SliceInfo> = Vec::new();
+        for _ in 0..LIST_ANSWERS_MAX {
+            let after = all.last().map(|info| info.slice);
+            match self.call(&Request::Control(Control::List { after }))? {
+                Reply::List { slices, more } if is_progress(after, &slices) => {
+                    let more = more && !slices.is_empty();
+                    all.extend(slices);
+                    if !more {
+                        return Ok(all);
+                    }
+                }
+                _ => return Err(self.unexpected_reply()),
+            }
+        }
+        let cause = format!("brick {} lists slices without end", self.brick);
+        Err(SliceError::Refused(cause))
+    }
+
+    fn status(&self) -> Result<BrickStatus, SliceError> {
+        match self.call(&Request::Control(Control::Status))? {
+            Reply::Status(status) => Ok(status),
+            _ => Err(self.unexpected_reply()),
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Serving several requests at once: a thread that has begun one goes on to take others
+//! while the volume waits for its legs, so that they share messages and wake-ups.
+//!
+//! Only what may take long and holds nobody up is begun like that ([`AsyncWriter`]); anything
+//! else is answered before the next is taken, after what was begun has ended: it may have
+//! to wait for it.
+//!
+//! As long as a thread collects requests, others that have nothing to do stay away from
+//! the device: each would take one away from it. Where requests end at once, as over
+//! `map`, nobody collects, or no more after a while, and all threads wait at the device.
+
+use crate::abi;
+use crate::classic::{Classic, ReceiveResult};
+use crate::reply::FuseReply;
+use crate::request::{RawRequest, Request};
+use crate::request_handler::RequestHandler;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Requests that a thread has begun and not answered, at most.
+const PENDING_MAX: usize = 64;
+
+/// Requests in a row that ended at once, after which nothing is collected any more.
+pub(crate) const IMMEDIATE_MAX: u32 = 64;
+
+/// What became of a request that should begin.
+pub(crate) enum BeginResult {
+    /// It is told of when it has ended.
+    Pending,
+    /// It has ended already.
+    Complete(FuseReply),
+    /// It cannot go on beside others; nothing has happened.
+    NotStarted,
+}
+
+/// What a thread has begun.
+pub(crate) trait AsyncWriter {
+    fn begin(&mut self, header: &abi::InHeader, request: &Request<'_>) -> BeginResult;
+
+    /// Makes progress without blocking, and tells the answers of what has ended.
+    fn reap(&mut self, tell: &mut dyn FnMut(u64, FuseReply));
+
+    /// Requests under way.
+    fn len(&self) -> usize;
+
+    /// Sleeps until there may be something to reap, or the other descriptor is readable.
+    fn wait(&mut self, other: Option<RawFd>);
+}
+
+/// Who takes requests from a device.
+#[derive(Debug)]
+pub(crate) struct BatchingLimiter {
+    batchers_max: usize,
+    /// Changed under the lock, as the next.
+    batchers: AtomicUsize,
+    /// Threads that stay away.
+    parked: AtomicUsize,
+    is_stopping: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl BatchingLimiter {
+    /// For so many processors, of which programs need some, too.
+    pub(crate) fn new(processors: usize) -> BatchingLimiter {
+        BatchingLimiter {
+            batchers_max: (processors / 2).max(1),
+            batchers: AtomicUsize::new(0),
+            parked: AtomicUsize::new(0),
+            is_stopping: Mutex::new(false),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, bool> {
+        self.is_stopping
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_at_limit(&self) -> bool {
+        self.batchers.load(Ordering::Relaxed) >= self.batchers_max
+    }
+
+    /// Waits until another thread is of use at the device.
+    fn wait_until_needed(&self) {
+        if !self.is_at_limit() {
+            return;
+        }
+        let mut is_over = self.lock();
+        self.parked.fetch_add(1, Ordering::Relaxed);
+        while self.is_at_limit() && !*is_over {
+            let woken = self.changed.wait(is_over);
+            is_over = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+        self.parked.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn try_begin_batching(&self) -> bool {
+        let _lock = self.lock();
+        let is_free = !self.is_at_limit();
+        self.batchers
+            .fetch_add(usize::from(is_free), Ordering::Relaxed);
+        is_free
+    }
+
+    /// A thread leaves the device for what may take long: one that stays away takes its
+    /// place, so that nobody waits while there is one.
+    fn leave_device(&self, collected: bool) {
+        // Who is about to park has seen a collector, which leaves under the lock.
+        if collected || self.parked.load(Ordering::Relaxed) > 0 {
+            let _lock = self.lock();
+            self.batchers
+                .fetch_sub(usize::from(collected), Ordering::Relaxed);
+            if !self.is_at_limit() {
+                self.changed.notify_one();
+            }
+        }
+    }
+
+    /// Nothing is there to collect: all are of use at the device.
+    fn stop_batching(&self) {
+        let _lock = self.lock();
+        self.batchers.fetch_sub(1, Ordering::Relaxed);
+        self.changed.notify_all();
+    }
+
+    fn stop(&self) {
+        *self.lock() = true;
+        self.changed.notify_all();
+    }
+}
+
+/// One thread's serving.
+struct BatchingServer<'s> {
+    line: &'s mut Classic,
+    files: &'s dyn RequestHandler,
+    async_writer: Box<dyn AsyncWriter + 's>,
+    limiter: &'s BatchingLimiter,
+    is_batching: bool,
+    /// Requests in a row that ended at once, while this one collects.
+    immediate_requests: u32,
+}
+
+impl Drop for BatchingServer<'_> {
+    fn drop(&mut self) {
+        self.leave_device();
+        // The mount is no more, or will be cut off.
+        self.limiter.stop();
+    }
+}
+
+/// Serves until the mount is no more.
+pub(crate) fn serve<'s>(
+    line: &'s mut Classic,
+    files: &'s dyn RequestHandler,
+    hand: Box<dyn AsyncWriter + 's>,
+    turns: &'s BatchingLimiter,
+) -> io::Result<()> {
+    let mut server = BatchingServer {
+        line,
+        files,
+        async_writer: hand,
+        limiter: turns,
+        is_batching: false,
+        immediate_requests: 0,
+    };
+    while server.serve_some()? {}
+    Ok(())
+}
+
+impl BatchingServer<'_> {
+    /// False: the mount is no more.
+    fn serve_some(&mut self) -> io::Result<bool> {
+        if self.async_writer.len() == 0 {
+            if !self.is_batching {
+                self.limiter.wait_until_needed();
+            }
+            let Some(incoming) = self.line.receive()? else {
+                return Ok(false);
+            };
+            self.handle_request(incoming);
+        } else if self.is_batching {
+            while self.async_writer.len() < PENDING_MAX {
+                match self.line.try_receive()? {
+                    ReceiveResult::Request(incoming) => self.handle_request(incoming),
+                    ReceiveResult::Empty => break,
+                    ReceiveResult::Unmounted => return Ok(false),
+                }
+            }
+        }
+        self.reap();
+        if self.async_writer.len() == 0 {
+            self.record_immediate();
+        } else {
+            self.immediate_requests = 0;
+            self.is_batching = self.is_batching || self.limiter.try_begin_batching();
+            let has_room = self.is_batching && self.async_writer.len() < PENDING_MAX;
+            self.async_writer
+                .wait(has_room.then(|| self.line.descriptor()));
+            self.reap();
+        }
+        Ok(true)
+    }
+
+    /// A leg that was slow for a moment must not leave one thread alone at the device.
+    fn record_immediate(&mut self) {
+        self.immediate_requests = self.immediate_requests.saturating_add(1);
+        if self.is_batching && self.immediate_requests >= IMMEDIATE_MAX {
+            self.is_batching = false;
+            self.limiter.stop_batching();
+        }
+    }
+
+    fn reap(&mut self) {
+        let line = &*self.line;
+        self.async_writer
+            .reap(&mut |unique, answer| line.answer(unique, &answer));
+    }
+
+    fn handle_request(&mut self, incoming: RawRequest) {
+        let header = incoming.header;
+        let answer = match incoming.decode() {
+            Ok(request) => match self.async_writer.begin(&header, &request) {
+                BeginResult::Pending => return,
+                BeginResult::Complete(answer) => answer,
+                BeginResult::NotStarted => {
+                    self.drain();
+                    self.files.handle(&header, request)
+                }
+            },
+            Err(errno) => FuseReply::Error(errno),
+        };
+        if !incoming.has_no_reply() {
+            // With it goes what holds the line's memory.
+            drop(incoming);
+            self.line.answer(header.unique, &answer);
+        }
+    }
+
+    /// Answers all that was begun, while another thread takes requests.
+    fn drain(&mut self) {
+        self.leave_device();
+        while self.async_writer.len() > 0 {
+            self.reap();
+            if self.async_writer.len() > 0 {
+                self.async_writer.wait(None);
+            }
+        }
+    }
+
+    fn leave_device(&mut self) {
+        self.limiter
+            .leave_device(std::mem::take(&mut self.is_batching));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Threads that stay away come back, one for each that leaves the device.
+    #[test]
+    fn thread_that_leaves_the_device_is_replaced() {
+        const AWAY: usize = 3;
+        let turns = BatchingLimiter::new(2);
+        assert!(turns.try_begin_batching());
+        assert!(
+            !turns.try_begin_batching(),
+            "one is enough for two processors"
+        );
+        let back = AtomicUsize::new(0);
+        let until = |is_so: &dyn Fn() -> bool| {
+            while !is_so() {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..AWAY {
+                scope.spawn(|| {
+                    turns.wait_until_needed();
+                    back.fetch_add(1, Ordering::SeqCst);
+                });
+            }
+            until(&|| turns.parked.load(Ordering::SeqCst) == AWAY);
+            turns.leave_device(false);
+            assert_eq!(back.load(Ordering::SeqCst), 0, "another one collects");
+            for left in 1..=AWAY {
+                turns.leave_device(left == 1);
+                until(&|| back.load(Ordering::SeqCst) >= left);
+                assert!(turns.parked.load(Ordering::SeqCst) <= AWAY - left);
+            }
+        });
+        turns.wait_until_needed();
+        assert!(turns.try_begin_batching());
+        std::thread::scope(|scope| {
+            (0..AWAY).for_each(|_| drop(scope.spawn(|| turns.wait_until_needed())));
+            until(&|| turns.parked.load(Ordering::SeqCst) == AWAY);
+            turns.stop_batching();
+        });
+        assert!(turns.try_begin_batching());
+        turns.stop();
+        turns.wait_until_needed();
+    }
+}

@@ -1,0 +1,90 @@
+//! Files that the kernel has open, by the number that it gives back with each request.
+
+use crate::abi;
+use pagemesh_fs::LostWriteCursor;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// In the number of a file that was opened with O_DSYNC or O_SYNC.
+const SYNCED: u64 = 1;
+
+/// An open file.
+pub(crate) struct OpenFile {
+    /// The losses that it was told of.
+    pub(crate) lost_writes: LostWriteCursor,
+    /// Writes for each of which the kernel sends a sync.
+    expected_syncs: AtomicU32,
+    /// It is read and written through the kernel's page cache.
+    pub(crate) is_cached: bool,
+}
+
+impl OpenFile {
+    pub(crate) fn expects_sync(&self) -> bool {
+        self.expected_syncs.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether a sync may be the one that the kernel sends behind a write to a file opened with
+    /// O_DSYNC or O_SYNC. A sync by another thread can be taken for it, and the other way round.
+    pub(crate) fn take_expected_sync(&self) -> bool {
+        let less = |syncs: u32| syncs.checked_sub(1);
+        let order = Ordering::Relaxed;
+        self.expected_syncs.fetch_update(order, order, less).is_ok()
+    }
+}
+
+/// As many as the kernel has open. 0 is none of them.
+#[derive(Default)]
+pub(crate) struct OpenFiles(Mutex<OpenTable>);
+
+#[derive(Default)]
+struct OpenTable {
+    last: u64,
+    open: HashMap<u64, Arc<OpenFile>>,
+}
+
+impl OpenFiles {
+    fn lock_table(&self) -> MutexGuard<'_, OpenTable> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of a file that is opened now.
+    pub(crate) fn add(&self, seen: LostWriteCursor, is_synced: bool, is_cached: bool) -> u64 {
+        let open = OpenFile {
+            lost_writes: seen,
+            expected_syncs: AtomicU32::new(0),
+            is_cached,
+        };
+        let mut files = self.lock_table();
+        files.last += 1;
+        let file = files.last << 1 | if is_synced { SYNCED } else { 0 };
+        files.open.insert(file, Arc::new(open));
+        file
+    }
+
+    pub(crate) fn remove(&self, file: u64) -> Option<Arc<OpenFile>> {
+        self.lock_table().open.remove(&file)
+    }
+
+    /// None: it is a directory.
+    pub(crate) fn get(&self, file: u64) -> Option<Arc<OpenFile>> {
+        self.lock_table().open.get(&file).cloned()
+    }
+
+    pub(crate) fn is_synced(file: u64) -> bool {
+        file & SYNCED != 0
+    }
+
+    /// Notes a write behind which the kernel sends a sync: one to a cached file that was opened with
+    /// O_DSYNC or O_SYNC. (It sends none behind an asynchronous one with `O_DIRECT`: a later sync is
+    /// taken for it.)
+    pub(crate) fn expect_sync(&self, file: u64, write_flags: u32) {
+        if write_flags & abi::WRITE_CACHE == 0
+            && OpenFiles::is_synced(file)
+            && let Some(open) = self.get(file)
+            && open.is_cached
+        {
+            open.expected_syncs.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! What many histories came to, and whether that is enough to trust them.
+
+use crate::scenario::HistoryReport;
+
+/// Histories that must have met every fault, all together; fewer prove nothing.
+const HISTORIES_MIN: u64 = 500;
+/// The same of histories of guests, which take longer.
+const DIRECT_HISTORIES_MIN: u64 = 100;
+/// Requests that a history has acknowledged on average, at least.
+const ACKNOWLEDGED_MIN: u64 = 100;
+/// One sector in so many may be given up by the search.
+const SEARCHED_PER_SKIPPED: u64 = 1000;
+
+/// What must happen in histories.
+const COMMON_EVENTS: &[&str] = &[
+    "a brick fails beside a damaged one",
+    "answers of the manager lost",
+    "bit flipped",
+    "brick killed",
+    "brick killed inside an operation",
+    "client killed",
+    "client stopped",
+    "connection broken",
+    "copy promoted by force",
+    "copy promoted by hand",
+    "copy promoted by the manager",
+    "death in recovery",
+    "long wait",
+    "manager killed",
+    "manager killed inside a commit",
+    "manager out of reach",
+    "manager restarted",
+    "messages corrupted",
+    "messages delayed",
+    "messages lost",
+    "messages repeated",
+    "one-way partition",
+    "page unreadable",
+    "partition",
+    "pool scrubbed",
+    "power lost",
+    "power lost everywhere",
+    "power lost inside an operation",
+    "power of the manager lost",
+    "reads hedged",
+    "replies overtaken",
+    "second client",
+    "siege",
+    "slot above the leaves flipped",
+    "slot of a page flipped",
+    "slow brick",
+    "volume scrubbed",
+    "write lost",
+    "write misdirected",
+];
+
+/// And where requests are made to the volume itself.
+const BLOCK_EVENTS: &[&str] = &[
+    "change lost with a promotion",
+    "channel closed",
+    "channel stalled",
+    "connection severed",
+    "crowd",
+    "durable change kept by a promotion",
+    "requests without room",
+    "settling interrupted",
+    "transaction acknowledged",
+    "transaction of unknown outcome",
+    "transaction settled as a whole",
+    "transaction without an answer happened",
+    "transaction without an answer vanished",
+];
+
+/// And where they are made to files.
+const FILE_EVENTS: &[&str] = &[
+    "file system made",
+    "file system mounted again",
+    "operation failed",
+    "operation without an answer done",
+    "operation without an answer partly done",
+    "operation without an answer undone",
+    "operations lost with a promotion",
+];
+
+/// And, of the others only some, where guests reach the files.
+const DIRECT_CLIENT_EVENTS: &[&str] = &[
+    "guest wrote",
+    "brick killed",
+    "brick killed inside an operation",
+    "brick killed that cleaned up first",
+    "client killed",
+    "client stopped",
+    "death in recovery",
+    "file system made",
+    "file system mounted again",
+    "guest appended",
+    "guest failed",
+    "guest killed inside an operation",
+    "guest read",
+    "guest sent to the kernel",
+    "guest wrote for a copy that follows",
+    "mount read beside guests",
+    "mount wrote beside guests",
+    "partition",
+    "power lost everywhere",
+    "row of a dead guest cleared",
+    "second client",
+    "siege",
+];
+
+impl HistoryReport {
+    /// Adds what another history came to.
+    pub fn add(&mut self, other: HistoryReport) {
+        self.histories += other.histories;
+        self.digest = self.digest.rotate_left(1) ^ other.digest;
+        self.acknowledged += other.acknowledged;
+        self.failed += other.failed;
+        self.messages += other.messages;
+        self.sectors_searched += other.sectors_searched;
+        self.sectors_skipped += other.sectors_skipped;
+        self.pages_repaired += other.pages_repaired;
+        self.simulated_time += other.simulated_time;
+        for (fault, count) in other.event_counts {
+            self.count(fault, count);
+        }
+    }
+
+    pub(crate) fn count(&mut self, name: &'static str, times: u64) {
+        if times > 0 {
+            *self.event_counts.entry(name).or_default() += times;
+        }
+    }
+
+    /// What did not happen and should have. Few histories may not have met
+    /// everything: nothing is missing then.
+    #[must_use]
+    pub fn missing_events(&self) -> Vec<String> {
+        let mut missing = vec![];
+        let has_guests = self.event_counts.contains_key(DIRECT_CLIENT_EVENTS[0]);
+        let least = match has_guests {
+            true => DIRECT_HISTORIES_MIN,
+            false => HISTORIES_MIN,
+        };
+        if self.histories < least {
+            return missing;
+        }
+        let has_files = self.event_counts.contains_key(FILE_EVENTS[0]);
+        if (!has_files || has_guests)
+            && self.sectors_skipped * SEARCHED_PER_SKIPPED >= self.sectors_searched
+        {
+            let (given_up, sectors) = (self.sectors_skipped, self.sectors_searched);
+            missing.push(format!("{given_up} of {sectors} sectors were not searched"));
+        }
+        if self.acknowledged < ACKNOWLEDGED_MIN * self.histories {
+            let (acknowledged, histories) = (self.acknowledged, self.histories);
+            missing.push(format!(
+                "{acknowledged} requests acknowledged in {histories} histories"
+            ));
+        }
+        let (faults, others) = match (has_guests, has_files) {
+            (true, _) => (&[] as &[&str], DIRECT_CLIENT_EVENTS),
+            (false, true) => (COMMON_EVENTS, FILE_EVENTS),
+            (false, false) => (COMMON_EVENTS, BLOCK_EVENTS),
+        };
+        let never = faults.iter().chain(others);
+        let never = never.filter(|it| !self.event_counts.contains_key(*it));
+        missing.extend(never.map(|fault| format!("never: {fault}")));
+        if self.pages_repaired == 0 && !has_guests {
+            missing.push("never: page repaired".into());
+        }
+        missing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full_report() -> HistoryReport {
+        let mut enough = HistoryReport {
+            histories: HISTORIES_MIN,
+            acknowledged: HISTORIES_MIN * ACKNOWLEDGED_MIN,
+            sectors_searched: 10 * SEARCHED_PER_SKIPPED,
+            sectors_skipped: 1,
+            pages_repaired: 1,
+            ..HistoryReport::default()
+        };
+        let musts = COMMON_EVENTS.iter().chain(BLOCK_EVENTS);
+        musts.for_each(|fault| enough.count(fault, 1));
+        enough
+    }
+
+    #[track_caller]
+    fn check(spoil: impl FnOnce(&mut HistoryReport), missing: &str) {
+        let mut outcome = full_report();
+        spoil(&mut outcome);
+        assert_eq!(outcome.missing_events(), [missing]);
+    }
+
+    #[test]
+    fn missing_events_are_reported() {
+        assert_eq!(full_report().missing_events(), [""; 0]);
+        check(|it| it.pages_repaired = 0, "never: page repaired");
+        check(
+            |it| {
+                it.event_counts.remove("siege");
+            },
+            "never: siege",
+        );
+        check(
+            |it| {
+                let musts = DIRECT_CLIENT_EVENTS
+                    .iter()
+                    .filter(|it| **it != "guest read");
+                musts.for_each(|fault| it.count(fault, 1));
+                it.pages_repaired = 0;
+            },
+            "never: guest read",
+        );
+        check(
+            |it| it.sectors_skipped = 10,
+            "10 of 10000 sectors were not searched",
+        );
+        check(
+            |it| it.acknowledged -= 1,
+            "49999 requests acknowledged in 500 histories",
+        );
+    }
+}

@@ -1,0 +1,742 @@
+//! A history whose mount has guests (RFD 021): they read and write files on the direct path
+//! beside the mount's program, die where they are, and are cleaned up behind.
+//!
+//! Invariants: operations of the program leave these files alone. Every sector of them is a
+//! register that guests and the mount read and write; what a dead guest was inside of is
+//! open until its row is cleared.
+
+mod append_log;
+mod client_set;
+pub(crate) mod client_thread;
+pub(crate) mod shared_files;
+
+pub(crate) use client_set::DirectClientSet;
+
+use crate::brick_host::CrashKind;
+use crate::checker::{OpKind, OpOutcome, SECTOR, fill};
+use crate::cluster::{lock, tell};
+use crate::mount::MountJob;
+use crate::rng::Rng;
+use crate::scenario::Scenario;
+use append_log::{APPEND_SECTORS_MAX, AppendLog, LOG_BYTES};
+use client_set::{CheckedOp, ClientOp, DeadClient};
+use client_thread::{ActionResult, ExposedFile, FileAction};
+use pagemesh_direct::rows;
+use pagemesh_volume::direct_access::{DirectSegment, TornOp};
+use shared_files::{
+    ALL_FILES, APPEND_FILE, FILE_SECTORS, FileReply, FileRequest, OVERWRITTEN_FILES, PAGES,
+};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
+
+/// Tells the dice of guests from all others of a seed.
+const DIRECT_CLIENT_SEED: u64 = 0x6775_6573_7469_6e67;
+/// Guests of a mount.
+const CLIENTS_PER_MOUNT: usize = 3;
+/// A guest that may go on dies instead, once in so many times.
+const DEATH_ODDS: u64 = 60;
+/// A host that may hear of a dead guest does, once in so many times.
+const DEATH_REPORT_ODDS: u64 = 30;
+/// A brick that has cleaned up behind a dead guest before others dies soon, once in so
+/// many times.
+const BRICK_TRAP_ODDS: u64 = 8;
+/// So soon, in steps of guests.
+const BRICK_TRAP_STEPS: u64 = 60;
+/// Crowds of guests at the end, and steps of each.
+const FINAL_ROUNDS: u32 = 3;
+const FINAL_ROUND_STEPS: u32 = 150;
+/// One operation in so many is of the file that gets longer.
+const APPEND_FILE_ODDS: u64 = 4;
+/// Sectors of a page.
+const PAGE_SECTORS: u64 = 4096 / SECTOR;
+/// Of both files.
+const ALL_FILES_SECTORS: u64 = OVERWRITTEN_FILES as u64 * FILE_SECTORS;
+/// The mount's own requests are those of a channel that no guest has.
+const KERNEL_CHANNEL: u32 = 1 << 20;
+
+/// What a mount knows of its guests.
+pub(crate) struct MountClients {
+    pub(crate) segment: Arc<DirectSegment>,
+    exposed_files: [Option<ExposedFile>; ALL_FILES],
+    /// Rows of the dead that are not cleared yet.
+    pending_reconciles: Vec<PendingReconcile>,
+}
+
+struct PendingReconcile {
+    dead_client: DeadClient,
+    reconciled: Receiver<()>,
+}
+
+/// What is asked of the mount, and how the checker has it.
+#[derive(Clone)]
+pub(crate) struct PendingFileRequest {
+    file: usize,
+    request: FileRequest,
+    operation: Option<CheckedOp>,
+}
+
+impl PendingFileRequest {
+    pub(crate) fn job(&self) -> MountJob {
+        MountJob::FileRequest(self.file, self.request.clone())
+    }
+}
+
+pub(crate) struct DirectClientWorkload {
+    rng: Rng,
+    last_number: u32,
+    last_value: u64,
+    append_log: AppendLog,
+    /// Where a guest died last, that others look at it.
+    last_death: Option<(usize, Range<u64>)>,
+    /// Guests want these pages of each file; fewer than all meet more often.
+    hot_pages: u64,
+    /// A brick that dies after so many steps.
+    brick_trap: Option<(usize, u64)>,
+    /// Nobody begins anything any more.
+    is_stopped: bool,
+    /// Nobody dies any more.
+    is_fault_free: bool,
+}
+
+impl DirectClientWorkload {
+    pub(crate) fn new(seed: u64) -> (DirectClientWorkload, DirectClientSet) {
+        let mut rng = Rng::new(seed ^ DIRECT_CLIENT_SEED);
+        let client_set = DirectClientSet::new(rng.next_u64());
+        let hot_pages = [1, 2, PAGES][rng.below(3) as usize];
+        let guests = DirectClientWorkload {
+            rng,
+            last_death: None,
+            hot_pages,
+            last_number: 0,
+            last_value: 0,
+            append_log: AppendLog::default(),
+            brick_trap: None,
+            is_stopped: false,
+            is_fault_free: false,
+        };
+        (guests, client_set)
+    }
+
+    /// An append, and what it writes.
+    fn begin_append(&mut self, is_gradual: bool) -> (CheckedOp, Vec<u8>) {
+        let (value, sectors) = (self.next_value(), 1 + self.rng.below(APPEND_SECTORS_MAX));
+        self.append_log.begin(value, sectors, is_gradual);
+        (CheckedOp::Append(value), fill(value, sectors))
+    }
+
+    fn next_value(&mut self) -> u64 {
+        self.last_value += 1;
+        self.last_value
+    }
+
+    /// Some sectors of a file, often whole pages.
+    fn random_range(&mut self) -> (usize, Range<u64>) {
+        let file = self.rng.below(OVERWRITTEN_FILES as u64) as usize;
+        let start = self.rng.below(self.hot_pages * PAGE_SECTORS);
+        let (start, len) = match self.rng.one_in(2) {
+            true => (start, 1 + self.rng.below(PAGE_SECTORS)),
+            false => {
+                let pages = [1, 1, 1, 2, 3][self.rng.below(5) as usize];
+                (start / PAGE_SECTORS * PAGE_SECTORS, pages * PAGE_SECTORS)
+            }
+        };
+        (file, start..(start + len).min(FILE_SECTORS))
+    }
+}
+
+/// All that was appended.
+fn append_file_read() -> FileRequest {
+    FileRequest::Read(0, 2 * LOG_BYTES as u32)
+}
+
+/// As the checker counts them.
+fn checker_sectors(file: usize, own: &Range<u64>) -> Range<u64> {
+    let first = file as u64 * FILE_SECTORS;
+    first + own.start..first + own.end
+}
+
+impl MountClients {
+    pub(crate) fn new(segment: Arc<DirectSegment>) -> MountClients {
+        MountClients {
+            segment,
+            exposed_files: [const { None }; ALL_FILES],
+            pending_reconciles: Vec::new(),
+        }
+    }
+}
+
+impl Scenario {
+    fn client_workload(&mut self) -> &mut DirectClientWorkload {
+        self.direct_clients.as_mut().expect("a history of guests")
+    }
+
+    /// A step of guests, or of those who clean up behind them.
+    pub(crate) fn step_direct_clients(&mut self) -> Result<(), String> {
+        if self.direct_clients.is_none() {
+            return Ok(());
+        }
+        self.step_brick_trap();
+        self.report_dead_clients()?;
+        self.clear_dead_rows()?;
+        if !self.client_workload().is_stopped {
+            self.admit_direct_clients();
+        }
+        let count = lock(&self.cluster.direct_clients).clients.len();
+        if count == 0 {
+            return Ok(());
+        }
+        let at = self.client_workload().rng.below(count as u64) as usize;
+        let ended = lock(&self.cluster.direct_clients).take_result(at);
+        if let Some((work, end, must_call)) = ended {
+            return self.end_client_op(at, &work, end, must_call);
+        }
+        let is_inside = lock(&self.cluster.direct_clients).clients[at].op.is_some();
+        if is_inside {
+            let guests = self.client_workload();
+            if !guests.is_stopped && !guests.is_fault_free && guests.rng.one_in(DEATH_ODDS) {
+                self.kill_direct_client(at);
+            } else {
+                lock(&self.cluster.direct_clients).continue_client(at);
+            }
+            return Ok(());
+        }
+        self.begin_client_op(at)
+    }
+
+    fn kill_direct_client(&mut self, at: usize) {
+        let number = lock(&self.cluster.direct_clients).clients[at].number;
+        let work = lock(&self.cluster.direct_clients).clients[at].op.clone();
+        self.client_workload().last_death = work
+            .filter(|work| work.file != APPEND_FILE)
+            .map(|work| (work.file, work.sectors));
+        let bricks = lock(&self.cluster.direct_clients).kill(at);
+        let picked = self.client_workload().rng.pick(&bricks);
+        tell!(self.cluster, "guest {number} dies");
+        self.report.count("guest killed inside an operation", 1);
+        let guests = self.client_workload();
+        if let Some(host) = picked
+            && guests.brick_trap.is_none()
+            && guests.rng.one_in(BRICK_TRAP_ODDS)
+        {
+            let steps = guests.rng.below(BRICK_TRAP_STEPS);
+            guests.brick_trap = Some((host, steps));
+            self.cluster.begin_brick_work(host);
+            self.cluster.end_brick_work();
+            tell!(self.cluster, "brick {host} has cleaned up, and will die");
+        }
+    }
+
+    /// What one leg has of a dead guest, and others have not, goes with its brick.
+    fn step_brick_trap(&mut self) {
+        let guests = self.client_workload();
+        match guests.brick_trap.take() {
+            Some((_, 0)) if guests.is_stopped => {}
+            Some((host, 0)) if self.takeover.is_none() => {
+                self.report.count("brick killed that cleaned up first", 1);
+                self.cluster.kill_brick(host, CrashKind::Process);
+            }
+            Some((host, steps)) => {
+                self.client_workload().brick_trap = Some((host, steps.saturating_sub(1)));
+            }
+            None => {}
+        }
+    }
+
+    /// The mount has as many guests as it should.
+    fn admit_direct_clients(&mut self) {
+        let Some(at) = self.hosting_client() else {
+            return;
+        };
+        let client = &self.clients[at];
+        let hosting = client.mount_clients.as_ref().expect("it lets guests in");
+        let segment = Arc::clone(&hosting.segment);
+        let mut client_set = lock(&self.cluster.direct_clients);
+        let own = |guest: &&client_set::DirectClient| guest.client == client.number;
+        let mut rows: Vec<usize> = client_set
+            .clients
+            .iter()
+            .filter(own)
+            .map(|it| it.row)
+            .collect();
+        let living = rows.len();
+        rows.extend(
+            hosting
+                .pending_reconciles
+                .iter()
+                .map(|it| it.dead_client.row),
+        );
+        let fallen = client_set
+            .dead_clients
+            .iter()
+            .filter(|it| it.client == client.number);
+        rows.extend(fallen.map(|it| it.row));
+        if living < CLIENTS_PER_MOUNT {
+            let row = (0..).find(|row| !rows.contains(row)).expect("a row");
+            let guests = self.direct_clients.as_mut().expect("a history of guests");
+            guests.last_number += 1;
+            client_set.admit(guests.last_number, client.number, row, segment);
+        }
+    }
+
+    /// The client whose mount has guests.
+    fn hosting_client(&self) -> Option<usize> {
+        let hosts = |client: &crate::client::VolumeClient| {
+            let program = client.program.as_ref();
+            client.mount_clients.is_some() && program.is_some_and(|it| it.hosts_direct_clients())
+        };
+        self.clients.iter().position(hosts)
+    }
+
+    /// Guests of a client end what they have begun.
+    pub(crate) fn orphan_direct_clients(&mut self, client: u32) {
+        for guest in &mut lock(&self.cluster.direct_clients).clients {
+            guest.is_orphan |= guest.client == client;
+        }
+    }
+
+    /// All guests die, as when their machine loses its power.
+    pub(crate) fn kill_direct_clients(&mut self) {
+        let mut client_set = lock(&self.cluster.direct_clients);
+        while !client_set.clients.is_empty() {
+            client_set.kill(0);
+        }
+    }
+
+    fn begin_client_op(&mut self, at: usize) -> Result<(), String> {
+        let (client, is_orphan, number) = {
+            let client_set = lock(&self.cluster.direct_clients);
+            let guest = &client_set.clients[at];
+            (guest.client, guest.is_orphan, guest.number)
+        };
+        let host = self.clients.iter().position(|it| it.number == client);
+        let Some(host) = host.filter(|_| !is_orphan) else {
+            self.cluster.release_sessions(at, true);
+            return Ok(());
+        };
+        let lease = self.clients[host].driven.layout_lease();
+        let has = lock(&self.cluster.direct_clients).clients[at].lease.clone();
+        let Some(lease) = lease else {
+            return Ok(());
+        };
+        if has.as_ref() != Some(&lease) {
+            if let Err(cause) = self.cluster.open_sessions(at, lease) {
+                tell!(self.cluster, "guest {number} has no legs: {cause}");
+            }
+            return Ok(());
+        }
+        let attachment = self.clients[host].attachment;
+        let guests = self.direct_clients.as_mut().expect("a history of guests");
+        if guests.is_stopped || guests.rng.one_in(3) {
+            return Ok(());
+        }
+        let (mut file, mut own) = guests.random_range();
+        let looks = guests.last_death.is_some() && guests.rng.one_in(2);
+        if let Some(at) = guests.last_death.clone().filter(|_| looks) {
+            (file, own) = at;
+        }
+        let hosting = self.clients[host].mount_clients.as_ref().expect("its host");
+        if guests.rng.one_in(APPEND_FILE_ODDS) {
+            let Some(shown) = hosting.exposed_files[APPEND_FILE].clone() else {
+                return Ok(());
+            };
+            let size = shown.map.size();
+            let (operation, deed) = match size > LOG_BYTES || guests.rng.one_in(4) {
+                true => {
+                    // A shorter one would cut what is appended meanwhile.
+                    let len = 2 * LOG_BYTES as usize;
+                    (
+                        CheckedOp::LogRead(guests.append_log.now()),
+                        FileAction::Read(0, len),
+                    )
+                }
+                false => {
+                    let (operation, data) = guests.begin_append(false);
+                    (operation, FileAction::Write(None, data))
+                }
+            };
+            tell!(self.cluster, "guest {number} begins {operation:?}");
+            let work = ClientOp {
+                checked: operation,
+                file: APPEND_FILE,
+                sectors: 0..0,
+                action: deed,
+                ino: shown.ino,
+            };
+            lock(&self.cluster.direct_clients).begin(at, shown, work);
+            return Ok(());
+        }
+        let Some(shown) = hosting.exposed_files[file].clone() else {
+            return Ok(());
+        };
+        let offset = own.start * SECTOR;
+        let (deed, kind) = match looks || guests.rng.one_in(3) {
+            true => {
+                let len = (own.end - own.start) * SECTOR;
+                (FileAction::Read(offset, len as usize), OpKind::Read(vec![]))
+            }
+            false => {
+                let value = guests.next_value();
+                let data = fill(value, own.end - own.start);
+                (FileAction::Write(Some(offset), data), OpKind::Write(value))
+            }
+        };
+        let all = checker_sectors(file, &own);
+        tell!(self.cluster, "guest {number} begins {kind:?} of {all:?}");
+        let operation = self.checker.begin(attachment, number, all, kind);
+        let operation = CheckedOp::Sectors(operation);
+        let work = ClientOp {
+            checked: operation,
+            file,
+            sectors: own,
+            action: deed,
+            ino: shown.ino,
+        };
+        lock(&self.cluster.direct_clients).begin(at, shown, work);
+        Ok(())
+    }
+
+    fn end_client_op(
+        &mut self,
+        at: usize,
+        work: &ClientOp,
+        end: ActionResult,
+        must_call: bool,
+    ) -> Result<(), String> {
+        let (number, client, is_followed) = {
+            let client_set = lock(&self.cluster.direct_clients);
+            let guest = &client_set.clients[at];
+            let is_followed = guest.segment.ring().has_replica();
+            (guest.number, guest.client, is_followed)
+        };
+        let host = self.clients.iter().position(|it| it.number == client);
+        if let Some(host) = host.filter(|_| must_call) {
+            self.clients[host].driven.wake_replication();
+        }
+        let operation = work.checked;
+        match end {
+            ActionResult::Read(data) => {
+                tell!(self.cluster, "guest {number} has read");
+                self.report.count("guest read", 1);
+                self.record_read(operation, &data)
+            }
+            ActionResult::Written => {
+                tell!(self.cluster, "guest {number} has written");
+                self.report.count("guest wrote", 1);
+                if is_followed {
+                    self.report.count("guest wrote for a copy that follows", 1);
+                }
+                self.report.acknowledged += 1;
+                if matches!(operation, CheckedOp::Append(_)) {
+                    self.report.count("guest appended", 1);
+                }
+                self.record_end(operation, OpOutcome::Done)
+            }
+            ActionResult::ByKernel | ActionResult::NoRoom => {
+                let is_short = matches!(end, ActionResult::NoRoom);
+                self.report.count("guest sent to the kernel", 1);
+                if let Some(host) = host
+                    && let Some(hosting) = &mut self.clients[host].mount_clients
+                    && let Some(shown) = &hosting.exposed_files[work.file]
+                    && (is_short || shown.map.is_outdated())
+                {
+                    hosting.exposed_files[work.file] = None;
+                }
+                self.record_refusal(operation)
+            }
+            ActionResult::Failed(cause) => {
+                tell!(self.cluster, "guest {number} fails: {cause}");
+                self.report.count("guest failed", 1);
+                self.cluster.release_sessions(at, false);
+                self.record_refusal(operation)
+            }
+        }
+    }
+
+    /// Hosts hear of their dead.
+    fn report_dead_clients(&mut self) -> Result<(), String> {
+        let is_heard = self.client_workload().is_stopped
+            || self.client_workload().rng.one_in(DEATH_REPORT_ODDS);
+        let fallen = match is_heard {
+            true => std::mem::take(&mut lock(&self.cluster.direct_clients).dead_clients),
+            false => return Ok(()),
+        };
+        let mut over = vec![];
+        for fallen in fallen {
+            let host = self.clients.iter_mut();
+            let host = host
+                .filter(|it| it.number == fallen.client)
+                .find_map(|it| Some((&it.driven, it.mount_clients.as_mut()?)));
+            let Some((driven, hosting)) = host else {
+                continue;
+            };
+            let wound = TornOp::of_row(fallen.segment.row(fallen.row));
+            let Some(wound) = wound else {
+                // It died with its row left: by now it is there or not.
+                over.push(fallen.op.checked);
+                continue;
+            };
+            let healed = driven.reconcile(fallen.row, wound);
+            hosting.pending_reconciles.push(PendingReconcile {
+                dead_client: fallen,
+                reconciled: healed,
+            });
+        }
+        over.into_iter()
+            .try_for_each(|operation| self.record_end(operation, OpOutcome::Decided))
+    }
+
+    /// An operation has ended.
+    fn record_end(&mut self, operation: CheckedOp, ending: OpOutcome) -> Result<(), String> {
+        let log = &mut self
+            .direct_clients
+            .as_mut()
+            .expect("it has some")
+            .append_log;
+        match (operation, ending) {
+            (CheckedOp::Sectors(number), _) => return self.checker.end(number, ending),
+            (CheckedOp::Append(value), OpOutcome::Done) => log.acknowledge(value),
+            (CheckedOp::Append(value), _) => log.record_client_death(value),
+            (CheckedOp::LogRead(_), _) => {}
+        }
+        Ok(())
+    }
+
+    /// A guest has left it to the kernel.
+    fn record_refusal(&mut self, operation: CheckedOp) -> Result<(), String> {
+        match operation {
+            CheckedOp::Append(value) => {
+                self.client_workload().append_log.record_refusal(value);
+                Ok(())
+            }
+            operation => self.record_end(operation, OpOutcome::Decided),
+        }
+    }
+
+    fn record_read(&mut self, operation: CheckedOp, data: &[u8]) -> Result<(), String> {
+        match operation {
+            CheckedOp::Sectors(number) => self.checker.read(number, data),
+            CheckedOp::LogRead(began) => self.client_workload().append_log.read(began, data),
+            CheckedOp::Append(_) => Err("an append has read".into()),
+        }
+    }
+
+    /// Rows of the dead are cleared where all is alike again.
+    fn clear_dead_rows(&mut self) -> Result<(), String> {
+        let mut over = vec![];
+        for client in &mut self.clients {
+            let Some(hosting) = &mut client.mount_clients else {
+                continue;
+            };
+            let (mut cleared, mut wounded) = (vec![], vec![]);
+            for one in std::mem::take(&mut hosting.pending_reconciles) {
+                match one.reconciled.try_recv() {
+                    Err(TryRecvError::Empty) => wounded.push(one),
+                    // It is over, and nobody heals any more.
+                    Err(TryRecvError::Disconnected) => {}
+                    Ok(()) => cleared.push(one.dead_client),
+                }
+            }
+            if wounded.is_empty() && !cleared.is_empty() {
+                self.direct_clients
+                    .as_mut()
+                    .expect("it has some")
+                    .last_death = None;
+            }
+            hosting.pending_reconciles = wounded;
+            for fallen in cleared {
+                let shown = hosting.exposed_files[fallen.op.file].as_ref();
+                let shown = shown.filter(|shown| shown.ino == fallen.op.ino);
+                let board = shown.map(|shown| &*shown.map);
+                rows::clear_row(&fallen.segment, fallen.row, board);
+                tell!(self.cluster, "row of guest {} is cleared", fallen.number);
+                self.report.count("row of a dead guest cleared", 1);
+                over.push(fallen.op.checked);
+            }
+        }
+        over.into_iter()
+            .try_for_each(|operation| self.record_end(operation, OpOutcome::Decided))
+    }
+
+    /// Nobody is inside, and all is cleaned up.
+    pub(crate) fn are_direct_clients_quiescent(&self) -> bool {
+        let client_set = lock(&self.cluster.direct_clients);
+        let is_idle = client_set.clients.iter().all(|guest| guest.op.is_none());
+        let mut hosting = self
+            .clients
+            .iter()
+            .filter_map(|it| it.mount_clients.as_ref());
+        is_idle
+            && client_set.dead_clients.is_empty()
+            && hosting.all(|it| it.pending_reconciles.is_empty())
+    }
+
+    /// No guest begins anything any more.
+    pub(crate) fn stop_direct_clients(&mut self) {
+        if let Some(guests) = &mut self.direct_clients {
+            guests.is_stopped = true;
+        }
+    }
+
+    /// With all legs and nobody who dies, guests want the same page at once: what they did
+    /// to it last, each leg has, and one that follows, too.
+    pub(crate) fn final_check_direct_clients(&mut self) -> Result<(), String> {
+        if self.direct_clients.is_none() {
+            return Ok(());
+        }
+        self.client_workload().is_fault_free = true;
+        self.client_workload().hot_pages = 1;
+        for _ in 0..FINAL_ROUNDS {
+            for file in 0..ALL_FILES {
+                self.start_file_request(PendingFileRequest {
+                    file,
+                    request: FileRequest::Expose(file == APPEND_FILE),
+                    operation: None,
+                })?;
+                self.run_until_quiescent()?;
+            }
+            self.client_workload().is_stopped = false;
+            for _ in 0..FINAL_ROUND_STEPS {
+                self.step()?;
+                self.step_direct_clients()?;
+            }
+            self.client_workload().is_stopped = true;
+            self.run_until_quiescent()?;
+            self.compare_all_legs()?;
+        }
+        for file in 0..OVERWRITTEN_FILES {
+            let len = (FILE_SECTORS * SECTOR) as u32;
+            let (ask, kind) = (FileRequest::Read(0, len), OpKind::Read(vec![]));
+            let asked = self.begin_file_request(0, file, &(0..FILE_SECTORS), ask, kind);
+            self.start_file_request(asked)?;
+            self.run_until_quiescent()?;
+        }
+        let operation = CheckedOp::LogRead(self.client_workload().append_log.now());
+        self.start_file_request(PendingFileRequest {
+            file: APPEND_FILE,
+            request: append_file_read(),
+            operation: Some(operation),
+        })?;
+        self.run_until_quiescent()?;
+        self.end_direct_clients();
+        let searched = self.checker.check(ALL_FILES_SECTORS)?;
+        (self.report.sectors_searched, self.report.sectors_skipped) =
+            (searched.sectors, searched.skipped);
+        Ok(())
+    }
+
+    /// Guests go, with nothing begun.
+    fn end_direct_clients(&mut self) {
+        while !lock(&self.cluster.direct_clients).clients.is_empty() {
+            self.cluster.release_sessions(0, true);
+        }
+    }
+
+    /// What the mount is asked next about the files of its guests.
+    pub(crate) fn next_file_request(&mut self, at: usize) -> Option<PendingFileRequest> {
+        let client = &self.clients[at];
+        let hosting = client.mount_clients.as_ref()?;
+        let missing: Vec<usize> = (0..ALL_FILES)
+            .filter(|&file| {
+                let shown = hosting.exposed_files[file].as_ref();
+                shown.is_none_or(|shown| shown.map.is_outdated())
+            })
+            .collect();
+        let guests = self.direct_clients.as_mut()?;
+        if let Some(file) = guests.rng.pick(&missing)
+            && !guests.rng.one_in(4)
+        {
+            return Some(PendingFileRequest {
+                file,
+                request: FileRequest::Expose(file == APPEND_FILE && !guests.rng.one_in(4)),
+                operation: None,
+            });
+        }
+        if !guests.rng.one_in(2) {
+            return None;
+        }
+        if guests.rng.one_in(APPEND_FILE_ODDS) {
+            let size = hosting.exposed_files[APPEND_FILE]
+                .as_ref()
+                .map_or(0, |it| it.map.size());
+            let (ask, operation) = match size > LOG_BYTES || guests.rng.one_in(2) {
+                true => (
+                    append_file_read(),
+                    CheckedOp::LogRead(guests.append_log.now()),
+                ),
+                false => {
+                    let (operation, data) = guests.begin_append(true);
+                    (FileRequest::Write(None, data), operation)
+                }
+            };
+            return Some(PendingFileRequest {
+                file: APPEND_FILE,
+                request: ask,
+                operation: Some(operation),
+            });
+        }
+        let (file, own) = guests.random_range();
+        let (offset, count) = (own.start * SECTOR, own.end - own.start);
+        let (ask, kind) = match guests.rng.one_in(2) {
+            true => {
+                let len = (count * SECTOR) as u32;
+                (FileRequest::Read(offset, len), OpKind::Read(vec![]))
+            }
+            false => {
+                let value = guests.next_value();
+                (
+                    FileRequest::Write(Some(offset), fill(value, count)),
+                    OpKind::Write(value),
+                )
+            }
+        };
+        Some(self.begin_file_request(at, file, &own, ask, kind))
+    }
+
+    fn begin_file_request(
+        &mut self,
+        at: usize,
+        file: usize,
+        own: &Range<u64>,
+        ask: FileRequest,
+        kind: OpKind,
+    ) -> PendingFileRequest {
+        let (number, attachment) = (self.clients[at].number, self.clients[at].attachment);
+        let all = checker_sectors(file, own);
+        tell!(self.cluster, "client {number} begins {kind:?} of {all:?}");
+        let operation = self
+            .checker
+            .begin(attachment, KERNEL_CHANNEL + number, all, kind);
+        PendingFileRequest {
+            file,
+            request: ask,
+            operation: Some(CheckedOp::Sectors(operation)),
+        }
+    }
+
+    /// The mount has answered.
+    pub(crate) fn handle_file_reply(
+        &mut self,
+        at: usize,
+        asked: &PendingFileRequest,
+        reply: FileReply,
+    ) -> Result<(), String> {
+        let operation = || asked.operation.expect("it was begun");
+        match reply {
+            FileReply::Exposed(shown) => {
+                if let Some(hosting) = &mut self.clients[at].mount_clients {
+                    hosting.exposed_files[asked.file] = shown;
+                }
+                Ok(())
+            }
+            FileReply::Data(data) => {
+                self.report.count("mount read beside guests", 1);
+                self.record_read(operation(), &data)
+            }
+            FileReply::Done => {
+                self.report.count("mount wrote beside guests", 1);
+                self.record_end(operation(), OpOutcome::Done)
+            }
+        }
+    }
+}

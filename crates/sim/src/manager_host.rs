@@ -1,0 +1,480 @@
+//! The manager: the real one over a store in memory, and the ways to it.
+//!
+//! Its calls are made directly, with what would go over HTTP taken through
+//! JSON; it reaches bricks with real messages over the network.
+
+use crate::brick_host::{CrashKind, brick_status};
+use crate::cluster::{Cluster, lock, tell};
+use crate::disk::SimDisk;
+use crate::network::Peer;
+use crate::rng::Rng;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{BrickId, EpochNumber, Layout, Leg, VolumeName};
+use pagemesh_base::slice::{BrickControl, SliceError};
+use pagemesh_fabric::limits::Timeouts;
+use pagemesh_manage::clock::Clock;
+use pagemesh_manage::fault::{Code, Fault};
+use pagemesh_manage::store::Store;
+use pagemesh_manage::wire::{self, BrickRegistration};
+use pagemesh_manage::{Bricks, Durability, Manager, Settings};
+use pagemesh_volume::{
+    Authority, AuthorityError, BrickAddress, CopyReport, LegChange, ResolvedLayout,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use uuid::Uuid;
+
+thread_local! {
+    /// The last id that a manager of this thread's history gave.
+    static LAST_ID: Cell<u128> = const { Cell::new(0) };
+}
+
+fn next_id() -> Uuid {
+    LAST_ID.set(LAST_ID.get() + 1);
+    Uuid::from_u128(LAST_ID.get())
+}
+
+struct FakeClock(Arc<Cluster>);
+
+impl Clock for FakeClock {
+    fn elapsed(&self) -> Duration {
+        self.0.now()
+    }
+
+    fn unix_s(&self) -> u64 {
+        self.0.now().as_secs()
+    }
+}
+
+/// How the manager reaches bricks.
+struct BrickDialer(Arc<Cluster>);
+
+impl Bricks for BrickDialer {
+    fn control(&self, address: &str) -> Result<Box<dyn BrickControl>, SliceError> {
+        let (remote, _) = self
+            .0
+            .connect(Peer::Manager, address, Timeouts::default())?;
+        Ok(Box::new(remote))
+    }
+}
+
+/// The manager's machine.
+pub(crate) struct ManagerHost {
+    cluster: Arc<Cluster>,
+    disk: Mutex<SimDisk>,
+    manager: Mutex<Option<Arc<Manager>>>,
+    rng: Mutex<Rng>,
+    /// What a loss of power leaves on the disk.
+    power_rng: Mutex<Rng>,
+    /// Clients that cannot reach it.
+    partitioned_clients: Mutex<BTreeSet<u32>>,
+    /// One answer in so many is lost; 0 for none.
+    lost_answer_odds: Mutex<u64>,
+    /// By epoch.
+    layouts: Mutex<BTreeMap<u32, Layout>>,
+    /// The epoch of the last attach that it made, whether it was heard or not.
+    last_attach_epoch: AtomicU32,
+    /// A copy follows, or did when a manager last told.
+    expects_promotion: AtomicBool,
+    /// The epoch with which that was seen to have been promoted.
+    promotion_epoch: AtomicU32,
+}
+
+impl ManagerHost {
+    pub(crate) fn new(cluster: &Arc<Cluster>, rng: Rng) -> Arc<ManagerHost> {
+        LAST_ID.set(0);
+        let manager_host = Arc::new(ManagerHost {
+            cluster: Arc::clone(cluster),
+            disk: Mutex::default(),
+            manager: Mutex::default(),
+            power_rng: Mutex::new(rng.derive()),
+            rng: Mutex::new(rng),
+            partitioned_clients: Mutex::default(),
+            lost_answer_odds: Mutex::default(),
+            layouts: Mutex::default(),
+            last_attach_epoch: AtomicU32::new(0),
+            expects_promotion: AtomicBool::new(false),
+            promotion_epoch: AtomicU32::new(0),
+        });
+        manager_host.start();
+        manager_host
+    }
+
+    pub(crate) fn manager(&self) -> Option<Arc<Manager>> {
+        lock(&self.manager).clone()
+    }
+
+    /// Starts the manager, if it is not running.
+    pub(crate) fn start(&self) {
+        if self.manager().is_some() {
+            return;
+        }
+        let disk = lock(&self.disk).clone();
+        let store = Store::open_on(disk, Path::new("disk"));
+        let store = store.unwrap_or_else(|cause| panic!("the manager's store: {cause}"));
+        let settings = Settings {
+            new_id: next_id,
+            overprovision_factor: 1000,
+            ..Settings::default()
+        };
+        let ways = Arc::new(BrickDialer(Arc::clone(&self.cluster)));
+        let clock = Arc::new(FakeClock(Arc::clone(&self.cluster)));
+        let manager = Manager::new(store, ways, clock, settings);
+        let manager = manager.unwrap_or_else(|cause| panic!("the manager: {cause}"));
+        // An attach that failed with the disk may have reached it all the same.
+        for made in manager.volumes().into_iter().filter_map(|it| it.attached) {
+            self.last_attach_epoch
+                .fetch_max(made.epoch.0, Ordering::Relaxed);
+        }
+        for volume in manager.volumes() {
+            let detail = manager.show(&volume.name).expect("a volume");
+            self.detect_promotion(&detail.layout);
+        }
+        *lock(&self.manager) = Some(Arc::new(manager));
+        tell!(self.cluster, "the manager starts");
+        let hosts = self.cluster.hosts().len();
+        for host in 0..hosts {
+            self.send_heartbeat(host);
+        }
+    }
+
+    /// Ends the manager's process, or its machine. Tells which.
+    pub(crate) fn kill(&self) -> CrashKind {
+        let death = match lock(&self.power_rng).one_in(2) {
+            true => CrashKind::Process,
+            false => CrashKind::Power,
+        };
+        self.crash(death);
+        death
+    }
+
+    pub(crate) fn crash(&self, death: CrashKind) {
+        let mut disk = lock(&self.disk);
+        let next = disk.take_surviving_state(death, &mut lock(&self.power_rng));
+        *disk = next;
+        drop(disk);
+        if lock(&self.manager).take().is_some() {
+            tell!(self.cluster, "the manager dies: {death:?}");
+        }
+    }
+
+    /// Its disk, and with it its process, ends after so many writes.
+    pub(crate) fn fail_disk_after(&self, writes: u32) {
+        lock(&self.disk).fail_after(Some(writes));
+    }
+
+    pub(crate) fn partition_client(&self, client: u32) {
+        lock(&self.partitioned_clients).insert(client);
+    }
+
+    pub(crate) fn lose_answers(&self, one_in: u64) {
+        *lock(&self.lost_answer_odds) = one_in;
+    }
+
+    pub(crate) fn clear_faults(&self) {
+        lock(&self.partitioned_clients).clear();
+        self.lose_answers(0);
+        lock(&self.disk).fail_after(None);
+        self.start();
+    }
+
+    /// A brick's heartbeat.
+    pub(crate) fn send_heartbeat(&self, host: usize) {
+        let (Some(manager), Some(running)) = (self.manager(), self.cluster.running_brick(host))
+        else {
+            return;
+        };
+        if self.cluster.net().is_partitioned(Peer::Manager, host) {
+            return;
+        }
+        let status = brick_status(&running);
+        let address = self.cluster.hosts()[host].address();
+        let registration = BrickRegistration {
+            brick: status.brick,
+            address,
+            map_socket: self
+                .cluster
+                .has_direct_clients
+                .then(|| format!("/brick-{host}.sock")),
+            domain: format!("machine-{host}"),
+            durability: Durability::Pmem,
+            capacity_bytes: status.capacity_bytes,
+            used_bytes: status.used_bytes,
+            incarnation: status.incarnation,
+            sessions: status.sessions,
+            scrub: None,
+        };
+        if let Err(fault) = manager.heartbeat(json_round_trip(&registration)) {
+            tell!(self.cluster, "the manager refuses brick {host}: {fault}");
+            assert!(
+                lock(&self.disk).has_failed() || matches!(fault, Fault::BrickTwice { .. }),
+                "a heartbeat of brick {host} is refused: {fault}"
+            );
+        }
+        self.crash_if_disk_failed();
+    }
+
+    fn crash_if_disk_failed(&self) {
+        if lock(&self.disk).has_failed() {
+            self.kill();
+        }
+    }
+
+    fn call_manager<T: Serialize + DeserializeOwned>(
+        &self,
+        client: u32,
+        what: &str,
+        act: impl FnOnce(&Manager) -> Result<T, Fault>,
+    ) -> Result<T, AuthorityError> {
+        let unreachable = || AuthorityError::Unreachable("no answer".into());
+        if lock(&self.partitioned_clients).contains(&client) {
+            return Err(unreachable());
+        }
+        let manager = self.manager().ok_or_else(unreachable)?;
+        let result = act(&manager);
+        drop(manager);
+        let word = match &result {
+            Ok(_) => "done".to_owned(),
+            Err(fault) => fault.to_string(),
+        };
+        tell!(
+            self.cluster,
+            "client {client} asks the manager: {what}: {word}"
+        );
+        let broke = lock(&self.disk).has_failed();
+        self.crash_if_disk_failed();
+        let deaf = *lock(&self.lost_answer_odds);
+        if broke || (deaf > 0 && lock(&self.rng).one_in(deaf)) {
+            tell!(self.cluster, "client {client} does not hear the answer");
+            return Err(unreachable());
+        }
+        result
+            .map(|answer| json_round_trip(&answer))
+            .map_err(|fault| authority_error(&fault))
+    }
+}
+
+/// What comes out at the other end of a connection that carries JSON.
+fn json_round_trip<T: Serialize + DeserializeOwned>(sent: &T) -> T {
+    let text = serde_json::to_string(sent).expect("it becomes JSON");
+    serde_json::from_str(&text).expect("it was JSON")
+}
+
+/// As the manager's client and its user in the app translate refusals.
+fn authority_error(fault: &Fault) -> AuthorityError {
+    match (fault.code(), fault.epoch()) {
+        (Code::EpochConflict, Some(epoch)) => AuthorityError::Conflict {
+            current: epoch.into(),
+        },
+        (Code::Fenced, _) => AuthorityError::Fenced,
+        _ => AuthorityError::Refused(fault.to_string()),
+    }
+}
+
+impl ManagerHost {
+    /// Remembers a layout as a client is told of it.
+    fn record_layout(&self, layout: &Layout) {
+        lock(&self.layouts).insert(layout.epoch.0, layout.clone());
+    }
+
+    /// Whether somebody took the volume after this attachment was made.
+    pub(crate) fn is_superseded(&self, attachment: u32) -> bool {
+        self.last_attach_epoch.load(Ordering::Relaxed) > attachment
+    }
+
+    /// The epoch of the last promotion; 0 before any.
+    pub(crate) fn promotion_epoch(&self) -> u32 {
+        self.promotion_epoch.load(Ordering::Relaxed)
+    }
+
+    /// An operator promotes a copy, and first ends the attachment of a client that is
+    /// taken for dead; with force the manager ends it.
+    pub(crate) fn promote(&self, name: &VolumeName, copy: usize, force: bool) {
+        let Some(manager) = self.manager() else {
+            return;
+        };
+        let request = wire::ChooseReplica {
+            copy,
+            force,
+            expected: None,
+        };
+        if !force {
+            self.detach(&manager, name);
+        }
+        let promoted = manager.promote_replica(name, json_round_trip(&request));
+        drop(manager);
+        let word = match &promoted {
+            Ok(_) => "done".to_owned(),
+            Err(fault) => fault.to_string(),
+        };
+        tell!(
+            self.cluster,
+            "copy {copy} is promoted, by force {force}: {word}"
+        );
+        self.crash_if_disk_failed();
+        if let Ok(detail) = &promoted {
+            // The client that had the volume is over, though nobody has it yet.
+            self.last_attach_epoch
+                .fetch_max(detail.layout.epoch.0, Ordering::Relaxed);
+            self.detect_promotion(&detail.layout);
+        }
+    }
+
+    /// Ends the attachment of whoever has the volume.
+    fn detach(&self, manager: &Manager, name: &VolumeName) {
+        let ended = manager.detach(name, wire::DetachVolume::default());
+        if let (Ok(_), Ok(detail)) = (ended, manager.show(name)) {
+            self.last_attach_epoch
+                .fetch_max(detail.layout.epoch.0 + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// A copy was added that may follow.
+    pub(crate) fn expect_promotion_later(&self) {
+        self.expects_promotion.store(true, Ordering::Relaxed);
+    }
+
+    fn detect_promotion(&self, layout: &Layout) {
+        if replica_leg(layout).is_none() && self.expects_promotion.swap(false, Ordering::Relaxed) {
+            self.promotion_epoch
+                .store(layout.epoch.0, Ordering::Relaxed);
+        }
+    }
+
+    /// The layout of an epoch that a client was told of.
+    pub(crate) fn layout_of(&self, epoch: u32) -> Layout {
+        let layouts = lock(&self.layouts);
+        let found = layouts.get(&epoch).cloned();
+        found.unwrap_or_else(|| panic!("nobody was told of a layout of epoch {epoch}"))
+    }
+}
+
+/// The copy that may follow, with its leg: there is one column.
+pub(crate) fn replica_leg(layout: &Layout) -> Option<(usize, &Leg)> {
+    let mut legs = layout.columns().next()?.legs.iter().enumerate();
+    legs.find(|(_, leg)| leg.asynchronous)
+}
+
+fn copy_report_request(attachment: Epoch, report: &CopyReport) -> wire::TellCopies {
+    let lag = report.lag.map(|lag| wire::Lag {
+        changes: lag.changes,
+        bytes: lag.bytes,
+        age_us: lag.age_us,
+    });
+    let returns = report
+        .resyncs
+        .iter()
+        .map(|(&copy, resync)| wire::CopyReturn {
+            copy,
+            bytes_todo: resync.bytes_todo,
+            bytes_done: resync.bytes_done,
+            elapsed_ms: resync.elapsed_ms,
+        });
+    wire::TellCopies {
+        attachment: EpochNumber(attachment.0),
+        lag,
+        returns: returns.collect(),
+    }
+}
+
+/// The manager as one client reaches it.
+pub(crate) struct ManagerConnection {
+    pub(crate) manager_host: Arc<ManagerHost>,
+    pub(crate) client: u32,
+    /// It has attached in vain: no in-sync copy was in reach.
+    pub(crate) found_no_copy: bool,
+}
+
+fn to_attached(layout: Layout, bricks: BTreeMap<BrickId, wire::BrickAddress>) -> ResolvedLayout {
+    let address = |address: wire::BrickAddress| BrickAddress {
+        tcp: address.tcp,
+        map_socket: address.map_socket,
+        durability: address.durability.to_string(),
+    };
+    let bricks = bricks.into_iter();
+    ResolvedLayout {
+        layout,
+        bricks: bricks.map(|(brick, at)| (brick, address(at))).collect(),
+    }
+}
+
+impl Authority for ManagerConnection {
+    fn attach(&self, name: &VolumeName, client: &str) -> Result<ResolvedLayout, AuthorityError> {
+        let request = wire::AttachVolume {
+            client: client.to_owned(),
+            unreachable: self.found_no_copy,
+        };
+        let told = self.manager_host.call_manager(self.client, "attach", |m| {
+            let made = m.attach(name, &json_round_trip(&request))?;
+            self.manager_host
+                .last_attach_epoch
+                .fetch_max(made.layout.epoch.0, Ordering::Relaxed);
+            self.manager_host.detect_promotion(&made.layout);
+            Ok(made)
+        })?;
+        self.manager_host.record_layout(&told.layout);
+        Ok(to_attached(told.layout, told.bricks))
+    }
+
+    fn change_legs(
+        &self,
+        name: &VolumeName,
+        attachment: Epoch,
+        expected: Epoch,
+        changes: &[LegChange],
+    ) -> Result<Layout, AuthorityError> {
+        let change = |change: &LegChange| wire::LegChange {
+            segment: change.segment,
+            column: change.column,
+            leg: change.leg,
+            to: change.to,
+            note: None,
+        };
+        let request = wire::ChangeLegs {
+            expected: EpochNumber(expected.0),
+            attachment: Some(EpochNumber(attachment.0)),
+            changes: changes.iter().map(change).collect(),
+        };
+        let what = format!("change {changes:?}");
+        let layout = self.manager_host.call_manager(self.client, &what, |m| {
+            m.change_legs(name, &json_round_trip(&request))
+        })?;
+        self.manager_host.record_layout(&layout);
+        Ok(layout)
+    }
+
+    fn layout(
+        &self,
+        name: &VolumeName,
+        attachment: Epoch,
+        told: &CopyReport,
+    ) -> Result<ResolvedLayout, AuthorityError> {
+        let told = (!told.is_empty()).then(|| copy_report_request(attachment, told));
+        let detail = self
+            .manager_host
+            .call_manager(self.client, "layout", |m| match &told {
+                Some(told) => m.tell_copies(name, json_round_trip(told)),
+                None => m.show(name),
+            })?;
+        self.manager_host.record_layout(&detail.layout);
+        match detail.is_attached_as(EpochNumber(attachment.0)) {
+            true => Ok(to_attached(detail.layout, detail.bricks)),
+            false => Err(AuthorityError::Fenced),
+        }
+    }
+
+    fn detach(&self, name: &VolumeName, attachment: Epoch) -> Result<(), AuthorityError> {
+        let request = wire::DetachVolume {
+            attachment: Some(EpochNumber(attachment.0)),
+        };
+        self.manager_host
+            .call_manager(self.client, "detach", |m| m.detach(name, request))
+            .map(drop)
+    }
+}

@@ -1,0 +1,654 @@
+//! One history: a cluster, clients that read and write, faults, and at the end
+//! a rest in which all must be well.
+
+use crate::checker::HistoryChecker;
+use crate::client::VolumeClient;
+use crate::cluster::{Cluster, tell};
+use crate::direct_clients::DirectClientWorkload;
+use crate::event_log::EventLog;
+use crate::faults::{CrashTrap, HotPage, TakeoverFault};
+use crate::files::{FilesOracle, VOLUME_BYTES};
+use crate::manager_host::ManagerHost;
+use crate::promotion::PromotionFault;
+use crate::rng::Rng;
+use pagemesh_base::layout::{LEGS_MAX, Layout, VolumeName};
+use pagemesh_manage::Kind;
+use pagemesh_manage::wire::{AttachReplica, Content, CreateVolume};
+use pagemesh_store::wait::set_yield_fn;
+use pagemesh_volume::AttachError;
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Steps with faults.
+const STEPS: u64 = 4000;
+/// The same where there are files: an operation takes some thirty.
+const STEPS_WITH_FILES: u64 = 12_000;
+const HEARTBEAT: Duration = Duration::from_secs(2);
+/// One step in so many severs a connection, where a history has that.
+pub(crate) const SEVER_ODDS: u64 = 500;
+/// Tells the dice of severed connections from all others of a seed.
+const SEVER_SEED: u64 = 0x7365_7665_7265_6421;
+/// Tells the dice of transactions from all others of a seed.
+const TRANSACTION_SEED: u64 = 0x7472_616e_7361_6374;
+/// Tells the dice of traps from all others of a seed.
+const CRASH_TRAP_SEED: u64 = 0x616d_6275_7368_6520;
+/// Tells the dice of flipped slots from all others of a seed.
+const SLOT_FLIP_SEED: u64 = 0x666c_6970_7069_6e67;
+/// Tells the dice of pages that cannot be read from all others of a seed.
+const UNREADABLE_SEED: u64 = 0x7370_6f69_6c69_6e67;
+const REPLICA_SEED: u64 = 0x666f_6c6c_6f77_696e;
+/// Tells the dice of promotions from all others of a seed.
+const PROMOTION_SEED: u64 = 0x7072_6f6d_6f74_696e;
+/// Steps without anything to do after which time is moved on.
+const IDLE_STEPS_MAX: u32 = 2;
+
+/// What a history is like.
+#[derive(Clone, Debug)]
+pub(crate) struct ScenarioPlan {
+    pub(crate) kind: Kind,
+    pub(crate) copies: usize,
+    pub(crate) columns: usize,
+    pub(crate) pool_bytes: Vec<usize>,
+    pub(crate) volume_bytes: u64,
+    pub(crate) channels_max: u64,
+    /// The volume is larger than the pools.
+    pub(crate) is_undersized: bool,
+    /// Whose medium goes wrong. All other faults then hit nobody else: two
+    /// that fail are one too many for two copies.
+    pub(crate) damaged_brick: Option<usize>,
+    /// Two clients may want the volume.
+    pub(crate) is_contested: bool,
+    /// One step in so many is a fault.
+    pub(crate) fault_odds: u64,
+    /// Requests begin in so many of the first sectors.
+    pub(crate) hot_sectors: u64,
+    /// How often clients scrub the volume and bricks their pools.
+    pub(crate) scrub_every: Option<Duration>,
+    /// Connections are severed, see [`Scenario::sever_connection`].
+    pub(crate) severs_connections: bool,
+    /// Some requests are transactions.
+    pub(crate) has_transactions: bool,
+    /// Traps are set, see [`Scenario::ambush`].
+    pub(crate) sets_crash_traps: bool,
+    /// Where a medium goes wrong, slots of its page tables flip, too.
+    pub(crate) flips_slots: bool,
+    /// And pages of data cannot be read.
+    pub(crate) has_unreadable_pages: bool,
+    /// A further copy follows.
+    pub(crate) has_replica: bool,
+    /// And is promoted, see [`Scenario::step_promotion`].
+    pub(crate) promotes_replica: bool,
+    /// The volume holds a file system.
+    pub(crate) has_files: bool,
+    /// Its mount has guests: bricks, mount and guests are one machine.
+    pub(crate) has_direct_clients: bool,
+}
+
+impl ScenarioPlan {
+    fn random(rng: &mut Rng) -> ScenarioPlan {
+        let mut lots = rng.derive();
+        let scrub_every = (lots.one_in(4)).then(|| Duration::from_secs(1 + lots.below(20)));
+        let is_tight = rng.one_in(6);
+        let copies = [1, 2, 2, 2, 2, 3][rng.below(6) as usize];
+        let columns = if is_tight || rng.one_in(2) { 1 } else { 2 };
+        let kind = match (columns, copies) {
+            (1, 1) => Kind::Concat,
+            (1, _) => Kind::Mirror,
+            (_, 1) => Kind::Stripe,
+            _ => Kind::StripeMirror,
+        };
+        let hosts = copies.max(columns) + rng.below(2) as usize;
+        let bytes = if is_tight { 2 << 20 } else { 64 << 20 };
+        let volume_bytes = match is_tight {
+            true => 4 << 20,
+            false => columns as u64 * (64 << 10) * (1 + rng.below(3)),
+        };
+        let damaged = copies > 1 && !is_tight && rng.one_in(4);
+        let damaged = damaged.then(|| rng.below(hosts as u64) as usize);
+        let is_contested = !is_tight && rng.one_in(2);
+        // Two clients of many channels may need all sessions that a pool has: a
+        // leg that is lost for that would be the second that fails.
+        let channels_max = match is_tight || damaged.is_some() && is_contested {
+            true => 1,
+            false => 3,
+        };
+        ScenarioPlan {
+            kind,
+            copies,
+            columns,
+            pool_bytes: vec![bytes; hosts],
+            volume_bytes,
+            channels_max,
+            is_undersized: is_tight,
+            damaged_brick: damaged,
+            is_contested,
+            fault_odds: 25 + rng.below(200),
+            hot_sectors: if rng.one_in(3) { 32 } else { u64::MAX },
+            scrub_every,
+            severs_connections: false,
+            has_transactions: false,
+            sets_crash_traps: false,
+            flips_slots: false,
+            has_unreadable_pages: false,
+            has_replica: false,
+            promotes_replica: false,
+            has_files: false,
+            has_direct_clients: false,
+        }
+    }
+}
+
+impl ScenarioPlan {
+    /// The volume holds a file system: it has one column, and pools with room for it.
+    fn set_files(&mut self) {
+        self.kind = if self.copies == 1 {
+            Kind::Concat
+        } else {
+            Kind::Mirror
+        };
+        (self.columns, self.is_undersized, self.has_files) = (1, false, true);
+        self.pool_bytes.fill(64 << 20);
+        self.volume_bytes = VOLUME_BYTES;
+    }
+}
+
+impl ScenarioPlan {
+    /// Its mount has guests: copies that they write, and one machine that has power or not.
+    fn set_direct_clients(&mut self) {
+        (self.has_direct_clients, self.damaged_brick) = (true, None);
+        if self.copies == 1 {
+            (self.copies, self.kind) = (2, Kind::Mirror);
+            let pool = self.pool_bytes[0];
+            self.pool_bytes.resize(self.pool_bytes.len().max(2), pool);
+        }
+        // Room for one that follows.
+        let pool = self.pool_bytes[0];
+        let wanted = (self.copies + 1).min(LEGS_MAX);
+        self.pool_bytes
+            .resize(self.pool_bytes.len().max(wanted), pool);
+    }
+}
+
+/// What a volume holds, and who uses it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum VolumeUse {
+    Blocks,
+    Files,
+    DirectClients,
+}
+
+/// What a history came to, or many of them.
+#[derive(Clone, Debug, Default)]
+pub struct HistoryReport {
+    /// How many these are.
+    pub histories: u64,
+    /// The same for two runs of a seed.
+    pub digest: u64,
+    /// Operations that were acknowledged, and those that were not.
+    pub acknowledged: u64,
+    /// See above.
+    pub failed: u64,
+    /// Messages sent.
+    pub messages: u64,
+    /// Faults that happened, by name.
+    pub event_counts: std::collections::BTreeMap<&'static str, u64>,
+    /// Sectors searched, and those that were given up.
+    pub sectors_searched: u64,
+    /// See above.
+    pub sectors_skipped: u64,
+    /// Pages that were rewritten from another leg.
+    pub pages_repaired: u64,
+    /// Time that passed, in the simulation.
+    pub simulated_time: Duration,
+}
+
+pub(crate) struct Scenario {
+    pub(crate) plan: ScenarioPlan,
+    pub(crate) rng: Rng,
+    pub(crate) sever_rng: Rng,
+    pub(crate) transaction_rng: Rng,
+    pub(crate) crash_trap_rng: Rng,
+    pub(crate) slot_flip_rng: Rng,
+    pub(crate) unreadable_rng: Rng,
+    /// Slots of pages that lost what they named, and pages that cannot be read.
+    pub(crate) frames_withheld: u64,
+    /// The next connection that carries something to a brick is severed.
+    pub(crate) is_severing: bool,
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) manager_host: Arc<ManagerHost>,
+    pub(crate) name: VolumeName,
+    pub(crate) checker: HistoryChecker,
+    /// The last one is the newest.
+    pub(crate) clients: Vec<VolumeClient>,
+    pub(crate) next_client: u32,
+    pub(crate) next_thread: u32,
+    pub(crate) next_value: u64,
+    pub(crate) sectors: u64,
+    /// Where bytes lie; who is in-sync changes.
+    pub(crate) layout: Layout,
+    pub(crate) next_heartbeat: Duration,
+    pub(crate) idle_steps: u32,
+    /// Parts of transactions without an answer, by their first sector, that a
+    /// later client has read.
+    reread_parts: BTreeSet<(usize, u64)>,
+    pub(crate) takeover: Option<TakeoverFault>,
+    pub(crate) hot_page: Option<HotPage>,
+    pub(crate) crash_trap: Option<CrashTrap>,
+    pub(crate) promotion: Option<PromotionFault>,
+    pub(crate) files: Option<FilesOracle>,
+    pub(crate) direct_clients: Option<DirectClientWorkload>,
+    /// Bricks that no client that enters reaches.
+    pub(crate) unreachable_bricks: Vec<usize>,
+    /// All is well again: every request that begins now succeeds.
+    pub(crate) is_fault_free: bool,
+    /// Every page was written since the last fault: no medium may lack one.
+    pub(crate) is_rewritten: bool,
+    pub(crate) report: HistoryReport,
+}
+
+impl Scenario {
+    fn new(seed: u64, used: VolumeUse, is_printed: bool) -> Scenario {
+        let has_files = used != VolumeUse::Blocks;
+        let mut rng = Rng::new(seed);
+        // Dice of their own: a history without such faults is as it was before
+        // there were any.
+        let mut severing = Rng::new(seed ^ SEVER_SEED);
+        let mut plan = ScenarioPlan::random(&mut rng);
+        if has_files {
+            plan.set_files();
+        }
+        if used == VolumeUse::DirectClients {
+            plan.set_direct_clients();
+        }
+        let odds = if plan.copies == 1 { 2 } else { 12 };
+        plan.severs_connections = plan.damaged_brick.is_none() && severing.one_in(odds);
+        let mut transacting = Rng::new(seed ^ TRANSACTION_SEED);
+        plan.has_transactions = transacting.one_in(2);
+        let mut ambushing = Rng::new(seed ^ CRASH_TRAP_SEED);
+        plan.sets_crash_traps = plan.has_transactions && ambushing.one_in(2);
+        let mut flipping = Rng::new(seed ^ SLOT_FLIP_SEED);
+        plan.flips_slots = plan.damaged_brick.is_some() && flipping.one_in(2);
+        let mut spoiling = Rng::new(seed ^ UNREADABLE_SEED);
+        plan.has_unreadable_pages = plan.damaged_brick.is_some() && spoiling.one_in(2);
+        let has_room = plan.copies < plan.pool_bytes.len().min(LEGS_MAX);
+        let has_room = has_room && plan.columns == 1 && !plan.is_undersized;
+        plan.has_replica = has_room && Rng::new(seed ^ REPLICA_SEED).one_in(2);
+        let mut promoting = Rng::new(seed ^ PROMOTION_SEED);
+        plan.promotes_replica = has_room
+            && plan.damaged_brick.is_none()
+            && !plan.has_direct_clients
+            && !promoting.one_in(3);
+        plan.has_replica |= plan.promotes_replica;
+        let promotion = plan
+            .promotes_replica
+            .then(|| PromotionFault::new(promoting));
+        if has_files {
+            // These have requests of their own.
+            (
+                plan.severs_connections,
+                plan.has_transactions,
+                plan.sets_crash_traps,
+            ) = (false, false, false);
+        }
+        let files = has_files.then(|| FilesOracle::new(seed));
+        let history = EventLog::new(is_printed);
+        let (guests, client_set) = plan
+            .has_direct_clients
+            .then(|| DirectClientWorkload::new(seed))
+            .unzip();
+        let every = plan.scrub_every;
+        let cluster = Cluster::new(rng.split(), &plan.pool_bytes, every, history, client_set);
+        if plan.has_direct_clients {
+            let weak = Arc::downgrade(&cluster);
+            set_yield_fn(Some(Rc::new(move || {
+                let cluster = weak.upgrade();
+                cluster.is_some_and(|cluster| cluster.continue_any_client())
+            })));
+        }
+        tell!(cluster, "seed {seed}: {plan:?}");
+        let manager_host = ManagerHost::new(&cluster, rng.split());
+        let name: VolumeName = "volume".parse().expect("a name");
+        let request = CreateVolume {
+            name: name.clone(),
+            size_bytes: plan.volume_bytes,
+            layout: plan.kind,
+            columns: (plan.columns > 1).then_some(plan.columns),
+            copies: (plan.copies > 1).then_some(plan.copies),
+            durability: None,
+            content: if has_files {
+                Content::Files
+            } else {
+                Content::Blocks
+            },
+        };
+        let manager = manager_host.manager().expect("a manager that runs");
+        let made = manager.create(&request);
+        let made = made.unwrap_or_else(|fault| panic!("no volume was made: {fault}"));
+        if plan.has_replica {
+            let request = AttachReplica {
+                asynchronous: true,
+                auto_promote: promotion.as_ref().is_some_and(PromotionFault::is_automatic),
+                ..AttachReplica::default()
+            };
+            let added = manager.attach_replica(&name, request);
+            added.unwrap_or_else(|fault| panic!("no copy was added: {fault}"));
+            manager_host.expect_promotion_later();
+        }
+        let sectors = made.volume.layout.size_bytes() / crate::checker::SECTOR;
+        let mut scenario = Scenario {
+            plan,
+            rng,
+            sever_rng: severing,
+            transaction_rng: transacting,
+            crash_trap_rng: ambushing,
+            slot_flip_rng: flipping,
+            unreadable_rng: spoiling,
+            frames_withheld: 0,
+            is_severing: false,
+            cluster,
+            manager_host,
+            name,
+            checker: HistoryChecker::default(),
+            clients: Vec::new(),
+            next_client: 0,
+            next_thread: 0,
+            next_value: 0,
+            sectors,
+            layout: made.volume.layout,
+            next_heartbeat: HEARTBEAT,
+            idle_steps: 0,
+            reread_parts: BTreeSet::new(),
+            takeover: None,
+            hot_page: None,
+            crash_trap: None,
+            promotion,
+            files,
+            direct_clients: guests,
+            unreachable_bricks: vec![],
+            is_fault_free: false,
+            is_rewritten: false,
+            report: HistoryReport::default(),
+        };
+        scenario.start_client();
+        scenario
+    }
+
+    /// Another client begins to attach.
+    pub(crate) fn start_client(&mut self) {
+        self.start_client_with(false);
+    }
+
+    /// Another client begins to attach, after one has tried in vain or as the first.
+    pub(crate) fn start_client_with(&mut self, found_no_copy: bool) {
+        self.next_client += 1;
+        self.partition_next_client();
+        let client = VolumeClient::new(
+            &self.cluster,
+            &self.manager_host,
+            self.next_client,
+            &self.name,
+            self.next_value + 1,
+            self.rng.split(),
+            found_no_copy,
+        );
+        self.clients.push(client);
+    }
+
+    fn host_count(&self) -> usize {
+        self.plan.pool_bytes.len()
+    }
+
+    /// Something that happens by itself; true if anything did.
+    pub(crate) fn step(&mut self) -> Result<bool, String> {
+        let at = self.rng.below(self.clients.len().max(1) as u64) as usize;
+        let acted = match self.rng.below(100) {
+            0..=34 => self.serve_random_connection(),
+            35..=59 => self.run_client_turn(at)?,
+            60..=71 => self.run_client_call(at),
+            72..=79 => {
+                let by = self.rng.micros_below(200);
+                self.advance_time(by);
+                false
+            }
+            _ => {
+                let host = self.rng.below(self.host_count() as u64) as usize;
+                self.cluster.run_maintenance(host)
+            }
+        };
+        self.idle_steps = if acted { 0 } else { self.idle_steps + 1 };
+        if self.idle_steps > IDLE_STEPS_MAX {
+            self.idle_steps = 0;
+            if !self.run_due_event()? {
+                self.jump_to_next_event();
+            }
+        }
+        Ok(acted)
+    }
+
+    /// Something that is due and that the dice did not hit.
+    fn run_due_event(&mut self) -> Result<bool, String> {
+        let clients = self.clients.len();
+        if self.serve_random_connection() || (0..clients).any(|at| self.run_client_call(at)) {
+            return Ok(true);
+        }
+        for at in 0..clients {
+            if self.run_client_turn(at)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn run_client_call(&mut self, at: usize) -> bool {
+        let client = self.clients.get_mut(at);
+        client.is_some_and(|client| !client.is_stopped() && client.run_due_call())
+    }
+
+    fn serve_random_connection(&mut self) -> bool {
+        let connections = self.cluster.net().connections_with_arrivals();
+        let Some(connection) = self.rng.pick(&connections) else {
+            return false;
+        };
+        let is_slow = {
+            let net = self.cluster.net();
+            net.connection(connection)
+                .is_some_and(|line| net.is_slow(line.host))
+        };
+        (!is_slow || self.rng.one_in(10)) && self.cluster.serve(connection)
+    }
+
+    /// A client's turn: keeper and channels.
+    fn run_client_turn(&mut self, at: usize) -> Result<bool, String> {
+        let Some(client) = self.clients.get_mut(at) else {
+            return Ok(false);
+        };
+        if client.is_stopped() {
+            return Ok(false);
+        }
+        let number = client.number;
+        match client.run_turn() {
+            Some(Ok(())) => {
+                tell!(self.cluster, "client {number} has attached");
+                let (attachment, is_whole) = self.clients[at].attachment_state();
+                self.check_promotion(attachment);
+                self.checker.record_attach(attachment, !is_whole);
+                if let Some(every) = self.plan.scrub_every {
+                    self.clients[at].plan_scrubs(every);
+                }
+                if self.plan.has_files {
+                    return self.start_program(at).map(|()| true);
+                }
+                let channels = 1 + self.rng.below(self.plan.channels_max);
+                for _ in 0..channels {
+                    self.next_thread += 1;
+                    self.clients[at].open_thread(self.next_thread);
+                }
+                self.read_unanswered_transactions(at);
+                return Ok(true);
+            }
+            Some(Err(cause)) => {
+                tell!(self.cluster, "client {number} does not attach: {cause}");
+                self.crash_client(at);
+                if self.clients.is_empty() {
+                    let is_unreachable = matches!(cause, AttachError::Unreachable { .. });
+                    self.start_client_with(is_unreachable && self.plan.promotes_replica);
+                }
+                return Ok(true);
+            }
+            None => {}
+        }
+        let client = &self.clients[at];
+        if self.checker.is_partial(client.attachment) && client.is_healthy() {
+            self.checker.record_all_legs_reached();
+        }
+        Ok(self.step_program(at)? | self.reap_completions(at)?)
+    }
+
+    /// Ends a client as a crash would.
+    pub(crate) fn crash_client(&mut self, at: usize) {
+        if self.plan.has_files {
+            self.end_program(at);
+        }
+        let client = self.clients.remove(at);
+        tell!(self.cluster, "client {} is gone", client.number);
+        self.add_client_counts(&client);
+    }
+
+    /// A client that has just attached reads what transactions of others left
+    /// that have no answer.
+    fn read_unanswered_transactions(&mut self, at: usize) {
+        if self.clients[at].threads.is_empty() {
+            return;
+        }
+        let parts = self
+            .checker
+            .unanswered_transactions_before(self.clients[at].attachment);
+        for (number, sectors) in parts {
+            if self.reread_parts.insert((number, sectors.start)) {
+                self.read(at, 0, sectors);
+            }
+        }
+    }
+
+    /// Adds what a client that ends has counted.
+    pub(crate) fn add_client_counts(&mut self, client: &VolumeClient) {
+        let Some(status) = client.driven.status() else {
+            return;
+        };
+        self.report.pages_repaired += status.counters.pages_repaired;
+        self.report
+            .count("reads hedged", status.counters.reads_hedged);
+        self.report.count(
+            "transaction settled as a whole",
+            client.oracle.transactions_recovered(),
+        );
+        let scrub = &status.scrub;
+        self.report.count("volume scrubbed", scrub.passes);
+        let found = scrub.last.iter().chain(&scrub.pass);
+        let repaired = found.map(|pass| pass.found.pages_repaired).sum();
+        self.report.count("page repaired by a scrub", repaired);
+    }
+
+    pub(crate) fn advance_time(&mut self, by: Duration) {
+        self.cluster.net().now += by;
+        let now = self.cluster.now();
+        if now >= self.next_heartbeat {
+            self.next_heartbeat = now + HEARTBEAT;
+            for host in 0..self.host_count() {
+                self.manager_host.send_heartbeat(host);
+            }
+            if let Some(manager) = self.manager_host.manager() {
+                manager.sweep();
+            }
+        }
+    }
+
+    /// Moves time to where something happens next.
+    fn jump_to_next_event(&mut self) {
+        let now = self.cluster.now();
+        let clients = self.clients.iter().filter_map(VolumeClient::next_due);
+        let arrival = self.cluster.net().next_arrival();
+        let next = clients.chain(arrival).chain([self.next_heartbeat]);
+        let next = next.filter(|at| *at > now).min();
+        let by = next.map_or(Duration::from_millis(1), |at| at - now);
+        // A silent leg is only found out by looking at it.
+        self.advance_time(by.min(Duration::from_millis(250)));
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        let steps = if self.plan.has_files {
+            STEPS_WITH_FILES
+        } else {
+            STEPS
+        };
+        for _ in 0..steps {
+            self.step_takeover();
+            self.sever_connection();
+            self.step_crash_trap();
+            self.step_promotion()?;
+            self.step_direct_clients()?;
+            if self.rng.one_in(self.plan.fault_odds) {
+                self.inject_fault();
+            } else if self.rng.one_in(4) {
+                self.submit()?;
+            } else {
+                self.step()?;
+            }
+        }
+        self.final_check()
+    }
+}
+
+/// Runs the history of a seed.
+///
+/// # Errors
+/// What was broken.
+pub fn run(seed: u64, is_printed: bool) -> Result<HistoryReport, String> {
+    run_history(seed, VolumeUse::Blocks, is_printed)
+}
+
+/// Runs the history of a seed whose volume holds a file system.
+///
+/// # Errors
+/// What was broken.
+pub fn run_files(seed: u64, is_printed: bool) -> Result<HistoryReport, String> {
+    run_history(seed, VolumeUse::Files, is_printed)
+}
+
+/// Runs the history of a seed whose volume holds a file system that guests use, too.
+///
+/// # Errors
+/// What was broken.
+pub fn run_direct_clients(seed: u64, is_printed: bool) -> Result<HistoryReport, String> {
+    run_history(seed, VolumeUse::DirectClients, is_printed)
+}
+
+fn run_history(seed: u64, used: VolumeUse, is_printed: bool) -> Result<HistoryReport, String> {
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        let mut scenario = Scenario::new(seed, used, is_printed);
+        let lived = scenario.run();
+        if let Err(broken) = &lived {
+            tell!(scenario.cluster, "{broken}");
+        }
+        lived?;
+        let mut outcome = scenario.report.clone();
+        outcome.histories = 1;
+        outcome.digest = scenario.cluster.digest();
+        outcome.simulated_time = scenario.cluster.now();
+        let net = scenario.cluster.net();
+        outcome.messages = net.messages;
+        for (name, times) in net.fault_counts.by_name() {
+            outcome.count(name, times);
+        }
+        Ok(outcome)
+    }));
+    set_yield_fn(None);
+    ended.unwrap_or_else(|payload| {
+        let text = payload.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string));
+        Err(text.unwrap_or_else(|| "a panic without words".into()))
+    })
+}

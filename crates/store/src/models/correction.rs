@@ -1,0 +1,59 @@
+//! Mending of slots above the leaves beside those who link nodes there.
+//!
+//! Property: who mends a slot undoes the flipped bit and nothing else; a node that
+//! another links there meanwhile is not lost.
+
+use super::medium::StreamVisibility;
+use super::model_pool::{ModelPool, initial_byte};
+use crate::defect::Defect;
+use crate::object::ROOT_AT;
+use crate::session::Session;
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_models::{Model, assert_finds, run_threads};
+use pagemesh_pmem::Media;
+use uuid::Uuid;
+
+/// The root slot, which names nothing yet, lost a bit. One links a node there,
+/// another walks by.
+fn link_and_walk() {
+    let mut world = ModelPool::new(2, StreamVisibility::Immediate);
+    let view = world.pool.mapping().clone();
+    let empty = SliceId(Uuid::from_u128(2));
+    world.pool.create(empty, 1 << 20).expect("room");
+    let handle = world.pool.handle(empty).expect("the object");
+    let root_at = view.entry_at(handle.object()) + ROOT_AT;
+    world.medium.store(root_at, 1 << 45);
+    let [one, two] = &mut world.sessions[..] else {
+        panic!("two sessions");
+    };
+    let walk = |session: &mut Session<_>| {
+        let found = session.visit_slots(&handle, 0..1, Epoch(1), |_, _, _| true);
+        found.expect("a sound table");
+    };
+    run_threads(vec![
+        Box::new(|| one.link_leaf(&handle, PageNo(0), Epoch(1)).expect("room")),
+        Box::new(|| walk(two)),
+    ]);
+    assert!(
+        one.slot_at(&handle, PageNo(0))
+            .expect("a sound table")
+            .is_some(),
+        "a node is lost"
+    );
+    world.check(&[
+        &[initial_byte(0)],
+        &[initial_byte(1)],
+        &[initial_byte(2)],
+        &[initial_byte(3)],
+    ]);
+}
+
+const MODEL: Model = Model::new("mending", 2);
+
+#[test]
+fn correction_never_undoes_link() {
+    let explored = MODEL.check(link_and_walk);
+    assert!(explored.executions > 100, "{explored:?}");
+    assert_finds(&[Defect::CorrectedBlindly], MODEL, link_and_walk);
+}

@@ -1,0 +1,105 @@
+//! Ends of sessions while others work.
+//!
+//! Properties: a session that dies anywhere leaves its write whole or not done,
+//! and no lock, floor or frame behind; its locks are free once, when its write
+//! cannot change anything any more; one that is revoked and alive begins nothing
+//! after the owner has looked.
+
+use super::medium::StreamVisibility;
+use super::model_pool::{ModelPool, initial_byte, write_page};
+use crate::defect::Defect;
+use crate::pool_mapping::StoreError;
+use pagemesh_models::{Model, assert_finds, has_ended, pause, pause_until, run_threads};
+
+/// Two write the same page, and the first one may die at any access.
+fn session_death(streams: StreamVisibility) {
+    let mut world = ModelPool::new(2, streams);
+    let (pool, handle, medium) = (&mut world.pool, world.handle, world.medium.clone());
+    let [mortal, other] = &mut world.sessions[..] else {
+        panic!("two sessions");
+    };
+    let number = mortal.number();
+    run_threads(vec![
+        Box::new(|| write_page(mortal, handle, 0, 1).expect("room")),
+        Box::new(|| write_page(other, handle, 0, 2).expect("room")),
+        Box::new(|| {
+            pause_until(|| has_ended(0));
+            medium.publish_pending(0);
+            pool.close_session(number).expect("a sound pool");
+        }),
+    ]);
+    world.check(&[
+        &[1, 2],
+        &[initial_byte(1)],
+        &[initial_byte(2)],
+        &[initial_byte(3)],
+    ]);
+}
+
+/// The owner ends a session that is alive, as a brick that stops does.
+fn session_revocation() {
+    let mut world = ModelPool::new(2, StreamVisibility::Immediate);
+    let (pool, handle) = (&mut world.pool, world.handle);
+    let one = &mut world.sessions[0];
+    let number = one.number();
+    run_threads(vec![
+        Box::new(|| match write_page(one, handle, 0, 1) {
+            Ok(()) => {}
+            // Nobody answers one that is ended.
+            Err(failure) => {
+                let expected = [StoreError::Revoked, StoreError::TimedOut];
+                assert!(expected.contains(&failure.cause), "{failure}");
+            }
+        }),
+        Box::new(|| {
+            while pool.revoke(number) {
+                pause();
+            }
+            pool.close_session(number).expect("a sound pool");
+        }),
+    ]);
+    world.check(&[
+        &[initial_byte(0), 1],
+        &[initial_byte(1)],
+        &[initial_byte(2)],
+        &[initial_byte(3)],
+    ]);
+}
+
+const DEATH: Model = Model::new("a session dies", 1).with_mortal(0);
+const LATE: Model = Model::new("a session dies before its fence", 0).with_mortal(0);
+const REVOCATION: Model = Model::new("a session is revoked", 3).with_time();
+
+#[test]
+fn dead_session_leaves_nothing_behind() {
+    assert!(
+        DEATH
+            .check(|| session_death(StreamVisibility::Immediate))
+            .executions
+            > 1000
+    );
+    assert!(
+        LATE.check(|| session_death(StreamVisibility::AtFence))
+            .executions
+            > 100
+    );
+    let defects = [
+        Defect::LocksKept,
+        Defect::LocksFreedFirst,
+        Defect::SeqHoleKept,
+        Defect::DeadNotRolledForward,
+    ];
+    assert_finds(&defects, DEATH, || {
+        session_death(StreamVisibility::Immediate)
+    });
+}
+
+#[test]
+fn revoked_session_begins_no_operation() {
+    assert!(REVOCATION.check(session_revocation).executions > 1000);
+    assert_finds(
+        &[Defect::RevokedBeginsOperation],
+        REVOCATION,
+        session_revocation,
+    );
+}

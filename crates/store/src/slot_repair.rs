@@ -1,0 +1,251 @@
+//! The ways down page tables, where the medium may have damaged them: a slot above
+//! the leaves that lost a bit is mended by whoever meets it on the way.
+//!
+//! A slot is one word, so no crash leaves a part of one: check bits that do not
+//! fit are damage. They tell one flipped bit from two. Three may look like one
+//! in another place, so what the mended slot names must speak for it: its frame
+//! is a node, and no page of data that looks like one. A slot of a page has nothing
+//! that speaks for it, and is never mended.
+//!
+//! Nothing is taken back to an older state: the word is made what it was before
+//! it was damaged. So it does not matter when, or whether, it becomes persistent,
+//! and in a pool at work no lock is needed: the very bits that do not check are
+//! swapped, and whoever has stored something else there meanwhile is not
+//! disturbed.
+
+use crate::bitmap::{self, Bitmap};
+use crate::defect::{self, Defect};
+use crate::geometry::Geometry;
+use crate::object::{HEIGHT, ROOT_AT};
+use crate::pool_mapping::{PoolMapping, frame_at};
+use crate::record::{JournalEntry, Record};
+use crate::slot::{DamagedSlot, Slot};
+use crate::table::{BadTable, NodeSlots, PageTable, SlotLocation};
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::ids::{FrameNo, ObjectId, PageNo};
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{Media, UnfencedStores};
+use std::sync::atomic::Ordering;
+
+/// A slot that was mended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CorrectedSlot {
+    pub(crate) object: ObjectId,
+    pub(crate) level: u8,
+    /// A page below it.
+    pub(crate) page: PageNo,
+    /// The byte where it lies.
+    pub(crate) at: usize,
+    /// As found.
+    pub(crate) bits: u64,
+}
+
+/// Mends the slots on the ways to those that the records change. What must be
+/// fenced goes to `stores`.
+pub(crate) fn correct_slots<'e, M: Media>(
+    media: &M,
+    geometry: &Geometry,
+    bitmap: &Bitmap,
+    entries: impl Iterator<Item = &'e JournalEntry>,
+    stores: &mut Vec<UnfencedStores>,
+) -> Vec<CorrectedSlot> {
+    let mut all = Vec::new();
+    for entry in entries {
+        let JournalEntry::Map(record) = entry else {
+            continue;
+        };
+        // What cannot be mended is refused when it is applied.
+        while let Some(mended) = correct_first_slot(media, geometry, bitmap, record) {
+            stores.push(media.flush(mended.at, size_of::<Slot>()));
+            all.push(mended);
+        }
+    }
+    all
+}
+
+/// Mends the first slot on the way to a record's that does not check.
+fn correct_first_slot<M: Media>(
+    media: &M,
+    geometry: &Geometry,
+    bitmap: &Bitmap,
+    record: &Record,
+) -> Option<CorrectedSlot> {
+    let (object, page) = (record.object, record.page);
+    if object.0 >= geometry.object_count() {
+        return None;
+    }
+    let root_at = geometry.object_at(object) + ROOT_AT;
+    let table = PageTable::new(media, root_at, HEIGHT, geometry.frame_numbers());
+    let Err(BadTable::Damaged { level, .. }) = table.locate(record.level, page) else {
+        return None;
+    };
+    let Ok(SlotLocation::At(at)) = table.locate(level, page) else {
+        return None;
+    };
+    let bits = media.load(at);
+    let verifier = NodeVerifier {
+        nodes: media,
+        pages: media,
+        geometry,
+    };
+    let is_used = |frame| bitmap.has(frame);
+    let slot = Slot::correct(bits).filter(|slot| verifier.confirms(level, *slot, &is_used))?;
+    media.store(at, slot.encode());
+    Some(CorrectedSlot {
+        object,
+        level,
+        page,
+        at,
+        bits,
+    })
+}
+
+/// What a mended slot names, asked whether it is a node.
+struct NodeVerifier<'w, M> {
+    /// Where nodes and the frame table lie.
+    nodes: &'w M,
+    /// Where pages lie.
+    pages: &'w M,
+    geometry: &'w Geometry,
+}
+
+impl<M: Media> NodeVerifier<'_, M> {
+    /// Whether what a mended slot of `level` names speaks for it: a node with a slot in
+    /// use that checks, or with one that lost a bit and is spoken for itself. An empty
+    /// node is not told from a free frame, nor one of which every slot is damaged,
+    /// unless the frame `is_used`.
+    fn confirms(&self, level: u8, slot: Slot, is_used: &impl Fn(FrameNo) -> bool) -> bool {
+        let Some(frame) = slot.frame() else {
+            return true;
+        };
+        let found = NodeSlots::of(self.nodes, frame, &self.geometry.frame_numbers());
+        let Some(found) = found.filter(|_| !self.is_data_page(frame)) else {
+            return false;
+        };
+        if found.in_use > 0 || is_used(frame) {
+            return true;
+        }
+        let below = found.corrected.filter(|slot| slot.frame().is_some());
+        below.is_some_and(|below| level > 1 && self.confirms(level - 1, below, is_used))
+    }
+
+    /// Whether the frame's checksum is that of its bytes. That of a node is of what its
+    /// frame held before.
+    fn is_data_page(&self, frame: FrameNo) -> bool {
+        let mut page = [0; PAGE_BYTES];
+        self.pages.read(frame_at(frame), &mut page);
+        let sum = self.nodes.load(self.geometry.frame_entry_at(frame)) as u32;
+        crc32c(&page) == sum
+    }
+}
+
+impl<M: Media> PoolMapping<M> {
+    /// Where the slot of `level` above `page` lies on one of the view's media.
+    pub(crate) fn locate_on(
+        &self,
+        media: &M,
+        object: ObjectId,
+        level: u8,
+        page: PageNo,
+    ) -> Result<SlotLocation, BadTable> {
+        match self.table(media, object).locate(level, page) {
+            Err(bad) => self.locate_with_correction(media, object, level, page, bad),
+            found => found,
+        }
+    }
+
+    /// Mends what does not check on the way, slot by slot.
+    #[cold]
+    fn locate_with_correction(
+        &self,
+        media: &M,
+        object: ObjectId,
+        level: u8,
+        page: PageNo,
+        mut bad: BadTable,
+    ) -> Result<SlotLocation, BadTable> {
+        while let BadTable::Damaged { level: above, .. } = bad
+            && self.correct_slot(media, object, above, page)
+        {
+            match self.table(media, object).locate(level, page) {
+                Err(next) => bad = next,
+                found => return found,
+            }
+        }
+        Err(bad)
+    }
+
+    /// The slot of `level` above `page`, which lies at this byte and names a node.
+    pub(crate) fn node_slot(
+        &self,
+        object: ObjectId,
+        level: u8,
+        page: PageNo,
+        at: usize,
+    ) -> Result<Slot, DamagedSlot> {
+        let load = || Slot::decode(self.meta.load(at));
+        load().or_else(
+            |damaged| match self.correct_slot(&self.meta, object, level, page) {
+                true => load(),
+                false => Err(damaged),
+            },
+        )
+    }
+
+    /// Mends the slot of `level` above `page`, and makes that persistent; false if
+    /// it cannot be. Inside a window, or by the owner: what is on the way stays.
+    #[cold]
+    pub(crate) fn correct_slot(
+        &self,
+        media: &M,
+        object: ObjectId,
+        level: u8,
+        page: PageNo,
+    ) -> bool {
+        assert!(level > 0, "slots of pages are not mended");
+        let Ok(SlotLocation::At(at)) = self.table(media, object).locate(level, page) else {
+            return false;
+        };
+        let bits = media.load(at);
+        if Slot::decode(bits).is_ok() {
+            return true;
+        }
+        let is_used = |frame| bitmap::is_used_on(&*self.data, &self.geometry, self.pool, frame);
+        // The overlay has what is not in the file yet.
+        let verifier = NodeVerifier {
+            nodes: &*self.meta,
+            pages: &*self.data,
+            geometry: &self.geometry,
+        };
+        let slot = Slot::correct(bits).filter(|slot| {
+            self.is_plausible(object, *slot) && verifier.confirms(level, *slot, &is_used)
+        });
+        let Some(slot) = slot.filter(|_| !defect::is(Defect::NodesNotCorrected)) else {
+            return false;
+        };
+        // On `file-sync` pools the overlay may show what the file has.
+        let mut is_first = swap_durably(&*self.meta, at, bits, slot);
+        if self.has_overlay() {
+            is_first |= swap_durably(&*self.data, at, bits, slot);
+        }
+        let corrected = self.control.corrected_slots();
+        corrected.fetch_add(u64::from(is_first), Ordering::Relaxed);
+        true
+    }
+
+    /// In the table of a live object no slot above the leaves is a hole.
+    fn is_plausible(&self, object: ObjectId, slot: Slot) -> bool {
+        slot.frame().is_some() || slot == Slot::EMPTY || !self.is_live(object)
+    }
+}
+
+/// False if another one came first.
+fn swap_durably<M: Media>(media: &M, at: usize, bits: u64, slot: Slot) -> bool {
+    if defect::is(Defect::CorrectedBlindly) {
+        media.store(at, slot.encode());
+    } else if media.compare_exchange(at, bits, slot.encode()).is_err() {
+        return false;
+    }
+    let _fenced = media.fence(media.flush(at, size_of::<Slot>()));
+    true
+}

@@ -1,0 +1,93 @@
+//! Calls that block, made elsewhere on the keeper's behalf.
+
+use crate::authority::{Authority, AuthorityError, BrickAddress, LegChange, ResolvedLayout};
+use crate::connector::Connector;
+use crate::status::CopyReport;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{BrickId, Layout, SliceId, VolumeName};
+use pagemesh_base::slice::{Leg, SliceError};
+
+pub(crate) enum BlockingCall {
+    Attach,
+    ChangeLegs {
+        attachment: Epoch,
+        expected: Epoch,
+        changes: Vec<LegChange>,
+    },
+    FetchLayout {
+        attachment: Epoch,
+        report: CopyReport,
+    },
+    Detach {
+        attachment: Epoch,
+    },
+    Connect {
+        brick: BrickId,
+        address: BrickAddress,
+        slice: SliceId,
+        epoch: Epoch,
+    },
+}
+
+pub(crate) enum CallOutcome {
+    Layout(Result<ResolvedLayout, AuthorityError>),
+    LegsChanged(Result<Layout, AuthorityError>),
+    Connected(Result<Box<dyn Leg>, SliceError>),
+    Detached(Result<(), AuthorityError>),
+}
+
+impl BlockingCall {
+    /// What to answer if it cannot even be made.
+    pub(crate) fn failure_outcome(&self) -> fn(String) -> CallOutcome {
+        match self {
+            BlockingCall::Attach | BlockingCall::FetchLayout { .. } => {
+                |why| CallOutcome::Layout(Err(AuthorityError::Unreachable(why)))
+            }
+            BlockingCall::ChangeLegs { .. } => {
+                |why| CallOutcome::LegsChanged(Err(AuthorityError::Unreachable(why)))
+            }
+            BlockingCall::Detach { .. } => {
+                |why| CallOutcome::Detached(Err(AuthorityError::Unreachable(why)))
+            }
+            BlockingCall::Connect { .. } => {
+                |why| CallOutcome::Connected(Err(SliceError::Lost(why)))
+            }
+        }
+    }
+}
+
+/// Makes calls without blocking the keeper: the outcome comes as an event.
+pub(crate) trait CallRunner {
+    fn start(&self, id: u64, call: BlockingCall);
+}
+
+/// Makes one call, blocking.
+pub(crate) fn perform(
+    call: BlockingCall,
+    name: &VolumeName,
+    client: &str,
+    authority: &dyn Authority,
+    connector: &dyn Connector,
+) -> CallOutcome {
+    match call {
+        BlockingCall::Attach => CallOutcome::Layout(authority.attach(name, client)),
+        BlockingCall::FetchLayout {
+            attachment,
+            report: told,
+        } => CallOutcome::Layout(authority.layout(name, attachment, &told)),
+        BlockingCall::ChangeLegs {
+            attachment,
+            expected,
+            changes,
+        } => CallOutcome::LegsChanged(authority.change_legs(name, attachment, expected, &changes)),
+        BlockingCall::Detach { attachment } => {
+            CallOutcome::Detached(authority.detach(name, attachment))
+        }
+        BlockingCall::Connect {
+            brick,
+            address,
+            slice,
+            epoch,
+        } => CallOutcome::Connected(connector.connect(brick, &address, slice, epoch)),
+    }
+}

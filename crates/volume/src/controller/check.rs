@@ -1,0 +1,337 @@
+//! Comparing the legs of a volume while it is in use.
+
+use super::copy::{self, HolePolicy, LegConnection, chunks};
+use super::reconfigure::lose_leg_if_gone;
+use super::recover_in_flight::{differing_ranges, differs};
+use super::replicate;
+use super::state::{ControllerState, RangeGuard};
+use crate::limits::{DAMAGES_MAX, DIFFERENCES_MAX};
+use crate::shared::lock_unpoisoned;
+use crate::snapshot::{Gate, LegSet};
+use crate::status::{CheckReport, Count, Damage, Difference};
+use pagemesh_base::slice::SliceError;
+use pagemesh_base::units::PAGE_BYTES;
+use std::rc::Rc;
+use std::sync::{Arc, Condvar, Mutex};
+
+#[derive(Default)]
+pub(crate) struct CheckProgress {
+    pub done_bytes: u64,
+    pub total_bytes: u64,
+    pub result: Option<Result<CheckReport, String>>,
+}
+
+/// A check that someone waits for.
+pub(crate) struct CheckJob {
+    /// Make the others like this leg where they differ.
+    pub repair_from: Option<usize>,
+    pub progress: Mutex<CheckProgress>,
+    pub changed: Condvar,
+}
+
+impl CheckJob {
+    fn update(&self, change: impl FnOnce(&mut CheckProgress)) {
+        change(&mut lock_unpoisoned(&self.progress));
+        self.changed.notify_all();
+    }
+}
+
+pub(super) async fn check(state: Rc<ControllerState>, job: Arc<CheckJob>) {
+    let columns = state.model().columns.len();
+    let total = state
+        .model()
+        .columns
+        .iter()
+        .map(|column| column.bytes)
+        .sum();
+    job.update(|progress| progress.total_bytes = total);
+    let mut report = CheckReport::default();
+    let mut result = Ok(());
+    for column in 0..columns {
+        result = check_column(&state, &job, column, &mut report).await;
+        if result.is_err() {
+            break;
+        }
+    }
+    job.update(|progress| progress.result = Some(result.map(|()| report)));
+}
+
+async fn check_column(
+    state: &ControllerState,
+    job: &CheckJob,
+    column: usize,
+    report: &mut CheckReport,
+) -> Result<(), String> {
+    let bytes = state.model().columns[column].bytes;
+    for (offset, len) in chunks(0, bytes) {
+        let _turn = lock_when_serving(state, column, offset, len).await?;
+        let legs = state.model().columns[column].sources();
+        let parties = copy::leg_connections(state, column, legs).unwrap_or_default();
+        let Some((first, others)) = parties.split_first() else {
+            return Err(format!("column {column} has no in-sync leg to compare"));
+        };
+        if differs(state, first, others, offset, len).await {
+            let found = report.pages_differing;
+            let right = job
+                .repair_from
+                .map_or(RepairSource::Unknown, RepairSource::Leg);
+            compare_chunk(state, column, (offset, len), right, report).await?;
+            if job.repair_from.is_some() && report.pages_differing > found {
+                // It got what the others have no more.
+                replicate::end_replication(state, column, "a page that differed was repaired");
+            }
+        }
+        if replicate::replica(state, column).is_some() {
+            if !replicate::wait_until_caught_up(state, column).await {
+                return Err("the copy that follows is too far behind; try again later".into());
+            }
+            compare_replica(state, column, (offset, len), report).await?;
+        }
+        report.pages_compared += len.div_ceil(PAGE_BYTES as u64);
+        job.update(|progress| progress.done_bytes += len);
+    }
+    Ok(())
+}
+
+/// Locks a range of a column that serves: its legs have heard of the epoch that repairs
+/// are stamped with.
+async fn lock_when_serving(
+    state: &ControllerState,
+    column: usize,
+    offset: u64,
+    len: u64,
+) -> Result<RangeGuard<'_>, String> {
+    loop {
+        let gate = || state.model().columns[column].gate;
+        state
+            .wait_until(|| state.is_closing() || gate() != Gate::Down)
+            .await;
+        let turn = state.lock(column, offset, len).await;
+        match gate() {
+            _ if state.is_closing() => return Err("the volume is detached".into()),
+            Gate::Open => return Ok(turn),
+            Gate::Failed => return Err(format!("column {column} has no leg in reach")),
+            Gate::Down => {}
+        }
+    }
+}
+
+/// Which copy is right where they differ.
+#[derive(Clone, Copy)]
+pub(super) enum RepairSource {
+    /// Nobody knows.
+    Unknown,
+    /// That of this leg.
+    Leg(usize),
+    /// Each; guests read the last, so it is that one if it can be read.
+    LastReadable,
+}
+
+/// Compares a chunk page by page, and repairs it: what is damaged from a leg
+/// that has it right, what differs from the one that is `right`. Its range must
+/// be locked.
+pub(super) async fn compare_chunk(
+    state: &ControllerState,
+    column: usize,
+    (offset, len): (u64, u64),
+    right: RepairSource,
+    report: &mut CheckReport,
+) -> Result<(), String> {
+    let page = PAGE_BYTES as u64;
+    for (at, len) in page_ranges(offset, len) {
+        let legs = state.model().columns[column].sources();
+        let parties = copy::leg_connections(state, column, legs).unwrap_or_default();
+        let (damaged, differing) = compare_page(state, column, &parties, at).await?;
+        report.pages_damaged += u64::from(!damaged.is_empty());
+        if differing {
+            record_difference(state, column, at / page, report);
+        }
+        if damaged.is_empty() && !differing {
+            continue;
+        }
+        let bad = if differing {
+            let right = match right {
+                RepairSource::Unknown => None,
+                RepairSource::Leg(leg) => Some(leg),
+                RepairSource::LastReadable => legs.difference(damaged).legs().last(),
+            };
+            right.map(|leg| legs.difference(LegSet::of(leg)))
+        } else {
+            // Damage is repaired from whoever has the page right.
+            Some(damaged).filter(|damaged| !damaged.is_empty())
+        };
+        let outcome = match bad {
+            None => Err("the other copies differ, and which one is right is not known".into()),
+            Some(bad) if bad == legs => Err("no copy is left to repair it from".into()),
+            Some(bad) => repair_page(state, column, bad, (at, len)).await?,
+        };
+        record_repair(state, column, (at, damaged), outcome, report);
+    }
+    Ok(())
+}
+
+/// What came of a page that was damaged on these legs, or differed.
+fn record_repair(
+    state: &ControllerState,
+    column: usize,
+    (at, damaged): (u64, LegSet),
+    outcome: Result<(), String>,
+    report: &mut CheckReport,
+) {
+    report.pages_repaired += u64::from(outcome.is_ok());
+    if outcome.is_ok() {
+        state.shared.counters.add(Count::PagesRepaired, 1);
+    }
+    if !damaged.is_empty() && report.damages.len() < DAMAGES_MAX {
+        let keeps = &state.model().columns[column].legs;
+        report.damages.push(Damage {
+            offset: state.shared.snapshot().1.volume_offset(column, at),
+            bricks: damaged.legs().map(|leg| keeps[leg].leg.brick).collect(),
+            repaired: outcome.is_ok(),
+            cause: outcome.err().unwrap_or_default(),
+        });
+    }
+}
+
+/// Compares a chunk of the leg that follows with one that is in-sync, and copies what it
+/// has wrong: nobody reads it, so what it should hold is known. Its range must be locked,
+/// and the leg have all that was changed in it; so the leg stays what the volume was at
+/// some moment.
+pub(super) async fn compare_replica(
+    state: &ControllerState,
+    column: usize,
+    (offset, len): (u64, u64),
+    report: &mut CheckReport,
+) -> Result<(), String> {
+    let Some(follower) = replicate::replica(state, column) else {
+        return Ok(());
+    };
+    let legs = state.model().columns[column].sources();
+    let sources = copy::leg_connections(state, column, legs).unwrap_or_default();
+    let Some(first) = sources.first() else {
+        return Err(format!("column {column} has no in-sync leg to compare"));
+    };
+    let to = std::slice::from_ref(&follower);
+    for (start, len) in differing_ranges(state, first, to, offset, len).await {
+        for (at, len) in page_ranges(start, len) {
+            let both = [first.clone(), follower.clone()];
+            let (damaged, differing) = compare_page(state, column, &both, at).await?;
+            let is_wrong = differing || damaged.contains(follower.leg);
+            // A source that cannot be read was told of, and is no reason to write.
+            if damaged.contains(first.leg) || !is_wrong {
+                continue;
+            }
+            if differing {
+                let offset = state.shared.snapshot().1.volume_offset(column, at);
+                tracing::error!(volume = %state.name, offset, "a page of the copy that follows was not what was sent to it");
+            }
+            let outcome = rewrite_page(state, column, (&sources, to), (at, len), damaged).await?;
+            report.pages_damaged += 1;
+            let wrong = LegSet::of(follower.leg);
+            record_repair(state, column, (at, wrong), outcome, report);
+        }
+    }
+    Ok(())
+}
+
+/// Rewrites a page on the legs that have it wrong. What cannot be repaired is
+/// no reason to end: the inner error says why.
+async fn repair_page(
+    state: &ControllerState,
+    column: usize,
+    bad: LegSet,
+    place: (u64, u64),
+) -> Result<Result<(), String>, String> {
+    let legs = state.model().columns[column].sources();
+    let parties = |legs| {
+        let parties =
+            copy::leg_connections(state, column, legs).filter(|parties| !parties.is_empty());
+        parties.ok_or("a leg was lost meanwhile")
+    };
+    let (from, to) = (parties(legs.difference(bad))?, parties(bad)?);
+    rewrite_page(state, column, (&from, &to), place, bad).await
+}
+
+async fn rewrite_page(
+    state: &ControllerState,
+    column: usize,
+    (from, to): (&[LegConnection], &[LegConnection]),
+    place: (u64, u64),
+    bad: LegSet,
+) -> Result<Result<(), String>, String> {
+    let mut repaired = copy::copy_chunk(state, from, to, place, HolePolicy::Clear).await;
+    if matches!(&repaired, Err(failure) if failure.is_damage() && bad.contains(failure.leg)) {
+        // A hole, over a slot that does not say what it was.
+        repaired = copy::copy_chunk(state, from, to, place, HolePolicy::WriteZeroes).await;
+    }
+    let Err(failure) = repaired else {
+        return Ok(Ok(()));
+    };
+    lose_leg_if_gone(state, column, failure.leg, &failure.error);
+    state.shared.counters.add(Count::RepairsFailed, 1);
+    match failure.is_damage() {
+        true => {
+            let keeps = &state.model().columns[column].legs;
+            let brick = keeps[failure.leg].leg.brick;
+            Ok(Err(format!(
+                "the page table above it is damaged on brick {brick}; stop that brick and run \
+                 `pagemesh pool check --repair` on its pool"
+            )))
+        }
+        false => Err(format!("repairing failed: {}", failure.error)),
+    }
+}
+
+/// The pages of a range; the last one may be cut short.
+fn page_ranges(offset: u64, len: u64) -> impl Iterator<Item = (u64, u64)> {
+    let page = PAGE_BYTES as u64;
+    let starts = (offset..offset + len).step_by(PAGE_BYTES);
+    starts.map(move |at| (at, page.min(offset + len - at)))
+}
+
+/// Which legs cannot read a page, and whether the others differ.
+pub(super) async fn compare_page(
+    state: &ControllerState,
+    column: usize,
+    parties: &[LegConnection],
+    at: u64,
+) -> Result<(LegSet, bool), String> {
+    let mut damaged = LegSet::NONE;
+    let mut seen = None;
+    let mut differing = false;
+    for party in parties {
+        let request = pagemesh_base::slice::SliceRequest::Checksums {
+            page: pagemesh_base::ids::PageNo(at / PAGE_BYTES as u64),
+            count: 1,
+        };
+        match party.control.call(state, request).await {
+            Ok(sum) => differing |= *seen.get_or_insert(sum.clone()) != sum,
+            Err(SliceError::Damaged { .. }) => damaged.add(party.leg),
+            Err(error) => {
+                lose_leg_if_gone(state, column, party.leg, &error);
+                return Err(error.to_string());
+            }
+        }
+    }
+    Ok((damaged, differing))
+}
+
+fn record_difference(state: &ControllerState, column: usize, page: u64, report: &mut CheckReport) {
+    report.pages_differing += 1;
+    let (segment, number) = {
+        let model = state.model();
+        (model.columns[column].segment, model.columns[column].number)
+    };
+    if let Some(last) = report.differences.last_mut()
+        && (last.segment, last.column, last.page + last.count) == (segment, number, page)
+    {
+        last.count += 1;
+    } else if report.differences.len() < DIFFERENCES_MAX {
+        report.differences.push(Difference {
+            segment,
+            column: number,
+            page,
+            count: 1,
+        });
+    }
+}

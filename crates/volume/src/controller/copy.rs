@@ -1,0 +1,380 @@
+//! Copying between the legs of a column.
+//!
+//! Invariants: a page that no source can give is never passed over silently;
+//! holes are copied as holes.
+
+use super::control::ControlConnection;
+use super::state::ControllerState;
+use crate::limits::RESYNC_CHUNK_BYTES;
+use crate::snapshot::LegSet;
+use bytes::Bytes;
+use pagemesh_base::ids::PageNo;
+use pagemesh_base::slice::{
+    PageRun, SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest, Stamp, TransactionPart,
+};
+use pagemesh_base::space::Extent;
+use pagemesh_base::units::PAGE_BYTES;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::Poll;
+
+/// Which leg could not go on.
+pub(super) struct CopyError {
+    pub leg: usize,
+    pub error: SliceError,
+}
+
+impl CopyError {
+    pub(super) fn is_damage(&self) -> bool {
+        matches!(self.error, SliceError::Damaged { .. })
+    }
+
+    pub(super) fn is_damage_of(&self, leg: usize) -> bool {
+        self.leg == leg && self.is_damage()
+    }
+}
+
+#[derive(Clone)]
+pub(super) struct LegConnection {
+    pub leg: usize,
+    pub control: Rc<ControlConnection>,
+}
+
+/// What becomes of pages that hold nothing on the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HolePolicy {
+    /// They are cleared.
+    Clear,
+    /// They are cleared, and carry the round's stamp, even if they hold
+    /// nothing on the target either: clearing those would leave no trace, and
+    /// a leg that is still stale and holds something there, may one day have
+    /// nobody but the target to tell it.
+    ClearAndStamp,
+    /// They are cleared, and nothing else is copied: makes room.
+    ClearOnly,
+    /// They are written as zeroes. Clearing needs to know what is there, which a
+    /// damaged slot does not tell; a page that is written as a whole does not.
+    WriteZeroes,
+}
+
+/// The connections to these legs; none if one of them has none.
+pub(super) fn leg_connections(
+    state: &ControllerState,
+    column: usize,
+    legs: LegSet,
+) -> Option<Vec<LegConnection>> {
+    let model = state.model();
+    let keeps = &model.columns[column].legs;
+    let party = |leg: usize| {
+        let control = keeps.get(leg)?.control.clone()?;
+        Some(LegConnection { leg, control })
+    };
+    legs.legs().map(party).collect()
+}
+
+/// Runs futures, `most` of them at once, begun in their order. Once one has failed no
+/// more begin, and those that have go on to their end: nothing of them is on its way
+/// when this tells the first failure.
+pub(super) async fn run_concurrently<F: Future<Output = Result<(), String>>>(
+    state: &ControllerState,
+    most: usize,
+    mut futures: impl Iterator<Item = F>,
+) -> Result<(), String> {
+    let mut begun: Vec<Pin<Box<F>>> = vec![];
+    let mut result = Ok(());
+    poll_fn(|context| {
+        let room = most - begun.len();
+        let begins = if result.is_ok() { room } else { 0 };
+        begun.extend(futures.by_ref().take(begins).map(Box::pin));
+        let before = begun.len();
+        begun.retain_mut(|future| match future.as_mut().poll(context) {
+            Poll::Pending => true,
+            Poll::Ready(one) => {
+                if result.is_ok() {
+                    result = one;
+                }
+                false
+            }
+        });
+        if before == 0 {
+            return Poll::Ready(());
+        }
+        if begun.len() < before {
+            state.record_activity();
+        }
+        Poll::Pending
+    })
+    .await;
+    result
+}
+
+/// Makes a range of `to` like the first of `from` that can be read. The caller
+/// sees to it that nobody changes the range meanwhile. At most
+/// [`RESYNC_CHUNK_BYTES`].
+pub(super) async fn copy_chunk(
+    state: &ControllerState,
+    from: &[LegConnection],
+    to: &[LegConnection],
+    (offset, len): (u64, u64),
+    holes: HolePolicy,
+) -> Result<(), CopyError> {
+    debug_assert!(len <= RESYNC_CHUNK_BYTES && len <= u64::from(SLICE_IO_BYTES_MAX));
+    let mut last = None;
+    for source in from {
+        match copy_from_leg(state, source, to, (offset, len), holes).await {
+            Err(failure) if failure.is_damage_of(source.leg) => last = Some(failure),
+            other => return other,
+        }
+    }
+    let Some(failure) = last else {
+        return Ok(());
+    };
+    let page = PAGE_BYTES as u64;
+    if len <= page || from.len() == 1 {
+        return Err(failure);
+    }
+    // No source is whole, but for each page one may be.
+    for at in (offset..offset + len).step_by(PAGE_BYTES) {
+        let mut done = Err(CopyError {
+            leg: failure.leg,
+            error: failure.error.clone(),
+        });
+        for source in from {
+            let one = (at, page.min(offset + len - at));
+            done = copy_from_leg(state, source, to, one, holes).await;
+            if !matches!(&done, Err(failure) if failure.is_damage_of(source.leg)) {
+                break;
+            }
+        }
+        done?;
+    }
+    Ok(())
+}
+
+async fn copy_from_leg(
+    state: &ControllerState,
+    from: &LegConnection,
+    to: &[LegConnection],
+    (offset, len): (u64, u64),
+    holes: HolePolicy,
+) -> Result<(), CopyError> {
+    let fail = |error| CopyError {
+        leg: from.leg,
+        error,
+    };
+    let (mut at, end) = (offset, offset + len);
+    while at < end {
+        for extent in extents(state, from, at, end).await? {
+            let len = extent.len.min(end - at);
+            if extent.mapped && holes == HolePolicy::ClearOnly {
+                // Comes later, when there is room.
+            } else if (extent.mapped || holes == HolePolicy::WriteZeroes) && len > 0 {
+                let request = SliceRequest::Read {
+                    offset: at,
+                    len: len as u32,
+                };
+                let reply = from.control.call(state, request).await.map_err(fail)?;
+                let SliceReply::Data(data) = reply else {
+                    return Err(fail(SliceError::Refused("it gives no data".into())));
+                };
+                let data = Bytes::from(data);
+                let write = |stamp| SliceRequest::Write {
+                    offset: at,
+                    data: data.clone(),
+                    stamp,
+                };
+                apply_change(state, to, write).await?;
+            } else if len > 0 {
+                if holes == HolePolicy::ClearAndStamp {
+                    fill_holes(state, to, at, at + len).await?;
+                }
+                clear(state, to, at, len).await?;
+            }
+            at += len;
+        }
+    }
+    Ok(())
+}
+
+/// A page as this leg has it, as a part of a transaction.
+pub(super) async fn read_page(
+    state: &ControllerState,
+    from: &LegConnection,
+    offset: u64,
+) -> Result<TransactionPart, CopyError> {
+    let len = PAGE_BYTES as u64;
+    let extents = extents(state, from, offset, offset + len).await?;
+    if !extents.iter().any(|extent| extent.mapped) {
+        return Ok(TransactionPart::Clear { offset, len });
+    }
+    let fail = |error| CopyError {
+        leg: from.leg,
+        error,
+    };
+    let request = SliceRequest::Read {
+        offset,
+        len: PAGE_BYTES as u32,
+    };
+    match from.control.call(state, request).await.map_err(fail)? {
+        SliceReply::Data(data) => Ok(TransactionPart::Write {
+            offset,
+            data: data.into(),
+        }),
+        _ => Err(fail(SliceError::Refused("it gives no data".into()))),
+    }
+}
+
+/// Changes several pages of these legs, in each as a whole.
+pub(super) async fn transact(
+    state: &ControllerState,
+    to: &[LegConnection],
+    parts: &[TransactionPart],
+) -> Result<(), CopyError> {
+    let transact = |stamp| SliceRequest::Transact {
+        parts: parts.to_vec(),
+        stamp,
+    };
+    apply_change(state, to, transact).await
+}
+
+/// The pages of a range that a leg holds something in.
+pub(super) async fn mapped_runs(
+    state: &ControllerState,
+    of: &LegConnection,
+    mut at: u64,
+    end: u64,
+) -> Result<Vec<PageRun>, CopyError> {
+    let page = PAGE_BYTES as u64;
+    let mut runs = vec![];
+    while at < end {
+        for extent in extents(state, of, at, end).await? {
+            let stop = (at + extent.len).min(end);
+            if extent.mapped && stop > at {
+                let first = at / page;
+                runs.push(PageRun {
+                    page: PageNo(first),
+                    count: stop.div_ceil(page) - first,
+                });
+            }
+            at = stop;
+        }
+    }
+    Ok(runs)
+}
+
+/// What a leg holds from `at` on; never nothing, and maybe not up to the end.
+pub(super) async fn extents(
+    state: &ControllerState,
+    of: &LegConnection,
+    at: u64,
+    end: u64,
+) -> Result<Vec<Extent>, CopyError> {
+    let fail = |error| CopyError { leg: of.leg, error };
+    let request = SliceRequest::Extents {
+        offset: at,
+        len: end - at,
+    };
+    match of.control.call(state, request).await.map_err(fail)? {
+        SliceReply::Extents(extents) if extents.iter().any(|e| e.len > 0) => Ok(extents),
+        _ => Err(fail(SliceError::Refused("it lists no extents".into()))),
+    }
+}
+
+/// Writes zeroes where the targets hold nothing, so that clearing them leaves
+/// a stamp. Few pages: those written and discarded again while two legs were
+/// away.
+async fn fill_holes(
+    state: &ControllerState,
+    to: &[LegConnection],
+    offset: u64,
+    end: u64,
+) -> Result<(), CopyError> {
+    for party in to {
+        let mut at = offset;
+        while at < end {
+            for extent in extents(state, party, at, end).await? {
+                let len = extent.len.min(end - at);
+                if !extent.mapped && len > 0 {
+                    let data = Bytes::from(vec![0; len as usize]);
+                    let write = |stamp| SliceRequest::Write {
+                        offset: at,
+                        data: data.clone(),
+                        stamp,
+                    };
+                    apply_change(state, std::slice::from_ref(party), write).await?;
+                }
+                at += len;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn clear(
+    state: &ControllerState,
+    to: &[LegConnection],
+    offset: u64,
+    len: u64,
+) -> Result<(), CopyError> {
+    let clear = |stamp| SliceRequest::Clear { offset, len, stamp };
+    apply_change(state, to, clear).await
+}
+
+/// Tells legs that what the keeper did to them is complete: their in-flight
+/// tables need not keep it.
+pub(super) async fn send_complete(
+    state: &ControllerState,
+    to: &[LegConnection],
+) -> Result<(), CopyError> {
+    clear(state, to, 0, 0).await
+}
+
+/// The same change on several legs.
+async fn apply_change(
+    state: &ControllerState,
+    to: &[LegConnection],
+    request: impl Fn(Stamp) -> SliceRequest,
+) -> Result<(), CopyError> {
+    let op = state.next_op();
+    let start = |party: &LegConnection| {
+        let epoch = party.control.epoch(state);
+        let stamp = Stamp {
+            epoch,
+            op,
+            open_ops: 0,
+        };
+        party.control.submit(state, request(stamp))
+    };
+    let tags: Vec<u64> = to.iter().map(start).collect();
+    for (party, mut tag) in to.iter().zip(tags) {
+        loop {
+            match party.control.answer(state, tag).await {
+                Ok(_) => break,
+                // The keeper itself raised it meanwhile.
+                Err(SliceError::StaleEpoch { current }) if current <= state.shared.held_epoch() => {
+                    tag = start(party);
+                }
+                Err(error) => {
+                    let leg = party.leg;
+                    return Err(CopyError { leg, error });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Chunks of a run of pages: no longer than one lock may be held for, and
+/// within one region of the locks.
+pub(super) fn chunks(start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+    let mut at = start;
+    std::iter::from_fn(move || {
+        let len = RESYNC_CHUNK_BYTES
+            .min(end.saturating_sub(at))
+            .min(RESYNC_CHUNK_BYTES - at % RESYNC_CHUNK_BYTES);
+        let chunk = (at, len);
+        at += len;
+        (len > 0).then_some(chunk)
+    })
+}

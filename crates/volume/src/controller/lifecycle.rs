@@ -1,0 +1,280 @@
+//! The beginning and the end: attach, columns that come up again, growth,
+//! detach.
+
+use super::call::{BlockingCall, CallOutcome};
+use super::reconfigure::{self, CONNECTS_MAX};
+use super::state::ControllerState;
+use crate::authority::AuthorityError;
+use crate::limits::{
+    ATTACH_TRIES_MAX, DETACH_LIMIT, DETACH_TRIES_MAX, MANAGER_RETRY_MAX, MANAGER_RETRY_MIN,
+    RECONNECT_RETRY_MAX, RECONNECT_RETRY_MIN,
+};
+use crate::snapshot::Gate;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::LegState;
+use pagemesh_base::slice::SliceError;
+use std::rc::Rc;
+use std::sync::mpsc::Sender;
+
+/// Why a volume was not attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AttachFailure {
+    Authority(AuthorityError),
+    /// These bricks hold a column's only in-sync copies.
+    Unreachable(String),
+    Fenced,
+}
+
+pub(super) async fn attach_and_run(state: Rc<ControllerState>) {
+    let result = attach(&state).await;
+    let attached = result.is_ok();
+    state.attach_result.set(Some(result));
+    state.record_activity();
+    if attached {
+        reconfigure::run_reconfigurations(state).await;
+    } else {
+        state.ended.set(true);
+    }
+}
+
+async fn attach(state: &ControllerState) -> Result<(), AttachFailure> {
+    let attached = request_attach(state)
+        .await
+        .map_err(AttachFailure::Authority)?;
+    {
+        let epoch = attached.layout.epoch.into();
+        state.adopt(attached);
+        state.model_mut().attachment = epoch;
+        state.shared.hold_epoch(epoch);
+    }
+    let columns = state.model().columns.len();
+    for column in 0..columns {
+        connect_lost_legs(state, column, LegState::Syncing).await;
+    }
+    let mut tries = 0;
+    loop {
+        if state.model().fenced {
+            return Err(AttachFailure::Fenced);
+        }
+        check_sources(state)?;
+        reconfigure::change_legs(state).await;
+        reconfigure::reconfigure(state).await;
+        if is_serving(state) {
+            return Ok(());
+        }
+        let retry_at = state.model().retry_at;
+        if retry_at > state.now() {
+            tries += 1;
+            if tries >= ATTACH_TRIES_MAX {
+                let why = "a leg is lost, and it could not be marked stale".to_owned();
+                return Err(AttachFailure::Authority(AuthorityError::Unreachable(why)));
+            }
+            state.sleep(retry_at - state.now()).await;
+        }
+    }
+}
+
+async fn request_attach(
+    state: &ControllerState,
+) -> Result<crate::authority::ResolvedLayout, AuthorityError> {
+    let mut wait = MANAGER_RETRY_MIN;
+    for left in (0..ATTACH_TRIES_MAX).rev() {
+        match state.call(BlockingCall::Attach).await {
+            CallOutcome::Layout(Err(AuthorityError::Unreachable(_))) if left > 0 => {
+                state.sleep(wait).await;
+                wait = (wait * 2).min(MANAGER_RETRY_MAX);
+            }
+            CallOutcome::Layout(result) => return result,
+            _ => {}
+        }
+    }
+    Err(AuthorityError::Unreachable("it does not answer".into()))
+}
+
+fn is_serving(state: &ControllerState) -> bool {
+    let model = state.model();
+    let open = model.columns.iter().all(|column| column.gate == Gate::Open);
+    open && model.snapshot() == *state.shared.snapshot().1
+}
+
+fn check_sources(state: &ControllerState) -> Result<(), AttachFailure> {
+    let model = state.model();
+    for column in &model.columns {
+        if !column.has_source() {
+            let legs = column.legs.iter().map(|keep| {
+                let trouble = keep
+                    .last_error
+                    .as_deref()
+                    .unwrap_or("its copy is not in-sync");
+                format!("{}: {trouble}", keep.leg.brick)
+            });
+            return Err(AttachFailure::Unreachable(
+                legs.collect::<Vec<_>>().join("; "),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Connects to the legs of a column that are lost, from in-sync ones down to
+/// those of this state.
+async fn connect_lost_legs(state: &ControllerState, column: usize, least: LegState) {
+    let wanted: Vec<usize> = {
+        let legs = &state.model().columns[column].legs;
+        let in_state = |state| {
+            let legs = legs.iter().enumerate();
+            legs.filter(move |(_, keep)| keep.is_lost() && keep.leg.state == state)
+        };
+        // One leg comes back at a time: another one starts anew.
+        let syncing = in_state(LegState::Syncing).take(usize::from(least == LegState::Syncing));
+        let wanted = in_state(LegState::InSync).chain(syncing);
+        wanted.map(|(leg, _)| leg).take(CONNECTS_MAX).collect()
+    };
+    let calls: Vec<u64> = wanted
+        .iter()
+        .map(|&leg| state.start_connect(column, leg))
+        .collect();
+    for (leg, call) in wanted.into_iter().zip(calls) {
+        match state.connect_outcome(call).await {
+            Ok(connection) => {
+                let control = state.control(connection);
+                let mut model = state.model_mut();
+                let serial = model.next_serial();
+                let keep = &mut model.columns[column].legs[leg];
+                // The authority may have left it out meanwhile.
+                if keep.is_lost() {
+                    keep.control = Some(control);
+                    keep.serial = serial;
+                    keep.last_barrier = None;
+                    keep.last_error = None;
+                }
+            }
+            Err(SliceError::StaleEpoch { current }) if current > state.shared.held_epoch() => {
+                state.fence();
+            }
+            Err(error) => {
+                let keep = &mut state.model_mut().columns[column].legs[leg];
+                keep.last_error = Some(error.to_string());
+            }
+        }
+    }
+}
+
+/// Tries to reach the in-sync legs of a column that has lost them all.
+pub(super) async fn reconnect(state: Rc<ControllerState>, column: usize) {
+    let mut wait = RECONNECT_RETRY_MIN;
+    // A brick may take the keeper's connection and refuse those of channels.
+    let revived = state.model().columns[column].reconnected_at;
+    if let Some(again) = revived.map(|at| at + RECONNECT_RETRY_MAX)
+        && again > state.now()
+    {
+        state.sleep(again - state.now()).await;
+    }
+    loop {
+        if state.is_closing() {
+            return;
+        }
+        connect_lost_legs(&state, column, LegState::InSync).await;
+        if state.model().columns[column].has_source() {
+            let mut model = state.model_mut();
+            let keep = &mut model.columns[column];
+            keep.has_task = false;
+            keep.reconnected_at = Some(state.now());
+            return;
+        }
+        state.sleep(wait).await;
+        wait = (wait * 2).min(RECONNECT_RETRY_MAX);
+        if wait == RECONNECT_RETRY_MAX {
+            refresh_addresses(&state).await;
+        }
+    }
+}
+
+/// A brick may be back at another address.
+pub(super) async fn refresh_addresses(state: &ControllerState) {
+    if let Ok(attached) = state.fetch_layout().await {
+        state.adopt_addresses(attached.bricks);
+    }
+}
+
+/// Takes over a layout that may have grown.
+pub(super) async fn refresh_layout(state: Rc<ControllerState>, answer: Sender<Result<(), String>>) {
+    let result = match state.is_closing() {
+        true => Err("the volume is not this client's any more".into()),
+        false => match state.fetch_layout().await {
+            Ok(attached) => {
+                state.adopt(attached);
+                Ok(())
+            }
+            Err(error) => {
+                tracing::info!(volume = %state.name, %error, "the layout was not read again");
+                Err(error.to_string())
+            }
+        },
+    };
+    if result.is_ok() {
+        let serving = || state.is_closing() || is_serving(&state);
+        let until = state.now() + crate::limits::DOWN_LIMIT;
+        state
+            .wait_until(|| {
+                state.wake_at(until);
+                serving() || state.now() >= until
+            })
+            .await;
+    }
+    let result = match result {
+        Ok(()) if !is_serving(&state) => Err("a new part of the volume cannot be reached".into()),
+        other => other,
+    };
+    // Nobody may be waiting any more.
+    let _ = answer.send(result);
+}
+
+/// Lets channels end, then gives the volume back.
+pub(super) async fn detach(state: Rc<ControllerState>) {
+    let until = state.now() + DETACH_LIMIT;
+    state
+        .wait_until(|| {
+            state.wake_at(until);
+            let members = crate::shared::lock_unpoisoned(&state.shared.members).len();
+            members <= 1 || state.now() >= until
+        })
+        .await;
+    // A leg that follows has everything, if it can.
+    let last = state.shared.replication.last_number();
+    state
+        .wait_until(|| {
+            state.wake_at(until);
+            state.shared.replication.is_done(last) || state.now() >= until
+        })
+        .await;
+    state.closing.set(true);
+    let attachment = state.model().attachment;
+    state.fence_channels();
+    if let Err(error) = send_detach(&state, attachment).await {
+        tracing::warn!(
+            volume = %state.name,
+            %error,
+            "the manager was not told that the volume is given back: to it, it is attached \
+             until another client takes it over, or `pagemesh volume detach`"
+        );
+    }
+    state.ended.set(true);
+    state.record_activity();
+}
+
+async fn send_detach(state: &ControllerState, attachment: Epoch) -> Result<(), AuthorityError> {
+    let mut tries = 1;
+    loop {
+        match state.call(BlockingCall::Detach { attachment }).await {
+            CallOutcome::Detached(Err(AuthorityError::Unreachable(_)))
+                if tries < DETACH_TRIES_MAX =>
+            {
+                tries += 1;
+                state.sleep(MANAGER_RETRY_MIN).await;
+            }
+            CallOutcome::Detached(result) => return result,
+            _ => return Err(AuthorityError::Unreachable("it gave no answer".into())),
+        }
+    }
+}

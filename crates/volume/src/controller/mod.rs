@@ -1,0 +1,316 @@
+//! The keeper: one per volume. It attaches, leaves lost legs out, brings them
+//! back, and tells the channels.
+//!
+//! Invariants: its tasks are polled by [`VolumeController::turn`] and nothing else; they
+//! have no clock, thread or randomness, and wait only for answers of legs,
+//! calls, range locks and the time they are told. Blocking calls go through a
+//! [`CallRunner`]. A leg is left out, taken in or declared in-sync only after the
+//! authority has said so, and channels hear of it only after every leg that
+//! stays has raised its epoch.
+
+mod call;
+mod check;
+mod control;
+mod copy;
+mod lifecycle;
+mod model;
+mod reconcile;
+mod reconfigure;
+mod recover_in_flight;
+mod replicate;
+mod report;
+mod resync;
+mod runs;
+mod scrub;
+mod state;
+
+use crate::channel::ChannelCore;
+use crate::direct_access::TornOp;
+use crate::limits::REPLICATION_AGE_MAX;
+use crate::shared::{Member, MemberMessage, VolumeShared, lock_unpoisoned};
+use crate::status::VolumeStatus;
+pub(crate) use call::{BlockingCall, CallOutcome, CallRunner, perform};
+pub(crate) use check::CheckJob;
+pub(crate) use lifecycle::AttachFailure;
+use pagemesh_base::layout::VolumeName;
+pub(crate) use scrub::ScrubOrder;
+pub use scrub::ScrubPlan;
+use state::ControllerState;
+use std::future::Future;
+use std::os::fd::RawFd;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// Rounds of polling in one turn; then the events of others are looked at.
+const POLL_PASSES_MAX: usize = 64;
+
+/// What the keeper is told.
+pub(crate) enum ControllerEvent {
+    /// A channel lost a leg.
+    LegLost {
+        column: usize,
+        leg: usize,
+        serial: u64,
+        why: String,
+    },
+    /// A channel was opened, and needs connections.
+    ChannelOpened,
+    /// A leg has a higher epoch than this client holds.
+    Fenced,
+    /// A channel was dropped, maybe with changes under way.
+    ChannelDropped(Box<ChannelCore>),
+    /// A call has ended.
+    CallCompleted(u64, CallOutcome),
+    /// The layout may have grown.
+    Refresh(Sender<Result<(), String>>),
+    /// The legs are to be compared.
+    Check(Arc<CheckJob>),
+    /// The copies are to be scrubbed, or not.
+    Scrub(ScrubOrder),
+    /// Guests are let in from now on.
+    DirectAccessEnabled,
+    /// The guest of this row died inside of an operation; whoever has this is told when all
+    /// legs are alike there.
+    Reconcile(usize, TornOp, Sender<()>),
+    /// The volume is to be given back.
+    Detach,
+}
+
+/// What the keeper told of itself, and when.
+struct StatusReport {
+    at: Instant,
+    /// The same by its own time.
+    now: Duration,
+    status: VolumeStatus,
+}
+
+/// The way to the keeper.
+pub(crate) struct Mailbox {
+    /// None once nobody reads it any more.
+    events: Mutex<Option<Vec<ControllerEvent>>>,
+    member: Arc<Member>,
+    status: Mutex<Option<StatusReport>>,
+}
+
+impl Mailbox {
+    pub(crate) fn new(member: Arc<Member>) -> Mailbox {
+        Mailbox {
+            events: Mutex::new(Some(vec![])),
+            member,
+            status: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn post(&self, event: ControllerEvent) {
+        // Outside of the lock: an event may hold a channel, and that this.
+        let unread = match &mut *lock_unpoisoned(&self.events) {
+            Some(events) => {
+                events.push(event);
+                None
+            }
+            None => Some(event),
+        };
+        drop(unread);
+        self.member.wake.raise();
+    }
+
+    /// What the keeper told last, with what changes all the time as it is now. `loss_generation` gives the
+    /// time that is gone since it told.
+    pub(crate) fn status(
+        &self,
+        hub: &VolumeShared,
+        since: impl FnOnce(Instant) -> Duration,
+    ) -> Option<VolumeStatus> {
+        let told = lock_unpoisoned(&self.status);
+        let told = told.as_ref()?;
+        let elapsed = since(told.at);
+        let mut status = told.status.clone();
+        status.age(elapsed);
+        let legs = status
+            .columns
+            .iter_mut()
+            .flat_map(|column| &mut column.legs);
+        for leg in legs.filter(|leg| leg.lag.is_some()) {
+            leg.lag = hub.replication.lag(told.now + elapsed);
+        }
+        status.counters = hub.counters.sums();
+        status.channels = lock_unpoisoned(&hub.members).len().saturating_sub(1);
+        Some(status)
+    }
+
+    fn take(&self) -> Vec<ControllerEvent> {
+        let mut events = lock_unpoisoned(&self.events);
+        events.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+}
+
+impl Drop for VolumeController {
+    /// What comes later is dropped where it comes from.
+    fn drop(&mut self) {
+        let unread = lock_unpoisoned(&self.mailbox.events).take();
+        drop(unread);
+    }
+}
+
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+pub(crate) struct VolumeController {
+    state: Rc<ControllerState>,
+    tasks: Vec<Task>,
+    /// Channels whose threads are gone, driven until they have ended well.
+    dropped_channels: Vec<ChannelCore>,
+    member: Arc<Member>,
+    mailbox: Arc<Mailbox>,
+}
+
+impl VolumeController {
+    /// A keeper that attaches in its first turns.
+    pub(crate) fn new(
+        name: VolumeName,
+        hub: Arc<VolumeShared>,
+        member: Arc<Member>,
+        mailbox: Arc<Mailbox>,
+        caller: Box<dyn CallRunner>,
+    ) -> VolumeController {
+        let state = Rc::new(ControllerState::new(name, hub, caller));
+        let task: Task = Box::pin(lifecycle::attach_and_run(Rc::clone(&state)));
+        VolumeController {
+            state,
+            tasks: vec![task],
+            dropped_channels: vec![],
+            member,
+            mailbox,
+        }
+    }
+
+    /// What came of the attach, once.
+    pub(crate) fn take_attach_result(&self) -> Option<Result<(), AttachFailure>> {
+        self.state.attach_result.take()
+    }
+
+    /// Whether a leg is being brought back.
+    pub(crate) fn has_resyncs(&self) -> bool {
+        let model = self.state.model();
+        let mut legs = model.columns.iter().flat_map(|column| &column.legs);
+        legs.any(|leg| leg.resync.is_some())
+    }
+
+    /// Whether there is nothing more to do, ever.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.state.ended.get() && self.dropped_channels.is_empty()
+    }
+
+    /// Makes all progress that can be made now; tells when to come back if
+    /// nothing happens before.
+    pub(crate) fn poll(&mut self, now: Duration) -> Option<Duration> {
+        self.state.begin_turn(now);
+        for _ in 0..POLL_PASSES_MAX {
+            let before = self.state.activity.get();
+            self.take_events();
+            self.drive_dropped_channels();
+            self.state.deadline.set(None);
+            self.poll_tasks();
+            self.state.end_links();
+            if self.state.activity.get() == before {
+                // Who waits for a leg, lost or not, is told when that takes too long.
+                if self.state.shared.replication.is_behind() {
+                    self.state.wake_at(now + REPLICATION_AGE_MAX / 4);
+                }
+                self.report();
+                return self.state.deadline.get();
+            }
+        }
+        self.report();
+        Some(now)
+    }
+
+    /// Descriptors that become readable when there is something to do.
+    /// Gives the time at which a leg must be looked at in any case.
+    pub(crate) fn wait_on(&self, into: &mut Vec<RawFd>) -> Option<Instant> {
+        into.push(self.member.wake.fd());
+        self.dropped_channels
+            .iter()
+            .for_each(|core| core.wait_on(into));
+        let abandoned = self
+            .dropped_channels
+            .iter()
+            .filter_map(ChannelCore::deadline);
+        abandoned.chain(self.state.wait_on(into)).min()
+    }
+
+    fn take_events(&mut self) {
+        if !self.member.wake.take() {
+            return;
+        }
+        for note in self.member.take_messages() {
+            if let MemberMessage::LockGranted(key) = note {
+                self.state.granted.borrow_mut().insert(key);
+                self.state.record_activity();
+            }
+        }
+        for event in self.mailbox.take() {
+            self.state.record_activity();
+            match event {
+                ControllerEvent::ChannelDropped(core) => self.dropped_channels.push(*core),
+                ControllerEvent::Check(job) => {
+                    let task = check::check(Rc::clone(&self.state), job);
+                    self.tasks.push(Box::pin(task));
+                }
+                ControllerEvent::Scrub(order) => {
+                    if self.state.order_scrub(order) {
+                        let task = scrub::run_scrubs(Rc::clone(&self.state));
+                        self.tasks.push(Box::pin(task));
+                    }
+                }
+                ControllerEvent::Refresh(answer) => {
+                    let task = lifecycle::refresh_layout(Rc::clone(&self.state), answer);
+                    self.tasks.push(Box::pin(task));
+                }
+                ControllerEvent::Reconcile(row, wound, done) => {
+                    let task = reconcile::reconcile(Rc::clone(&self.state), row, wound, done);
+                    self.tasks.push(Box::pin(task));
+                }
+                ControllerEvent::Detach => {
+                    let task = lifecycle::detach(Rc::clone(&self.state));
+                    self.tasks.push(Box::pin(task));
+                }
+                other => self.state.take_event(other),
+            }
+        }
+    }
+
+    fn drive_dropped_channels(&mut self) {
+        let hub = &self.state.shared;
+        let mut nobody = vec![];
+        self.dropped_channels.retain_mut(|core| {
+            core.reap(&mut nobody);
+            let busy = !self.state.ended.get() && core.drain();
+            if !busy {
+                hub.leave(core.number());
+            }
+            busy
+        });
+    }
+
+    fn poll_tasks(&mut self) {
+        let mut context = Context::from_waker(Waker::noop());
+        self.tasks
+            .retain_mut(|task| task.as_mut().poll(&mut context) == Poll::Pending);
+        self.tasks.append(&mut self.state.spawned.borrow_mut());
+    }
+
+    fn report(&self) {
+        if self.state.status_changed.replace(false) {
+            let status = report::status(&self.state);
+            *lock_unpoisoned(&self.mailbox.status) = Some(StatusReport {
+                at: Instant::now(),
+                now: self.state.now(),
+                status,
+            });
+        }
+    }
+}

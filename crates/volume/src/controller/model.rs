@@ -1,0 +1,317 @@
+//! What the keeper knows of the volume: the layout, and how each leg is.
+
+use super::control::ControlConnection;
+use crate::authority::{BrickAddress, LegChange};
+use crate::snapshot::{ColumnSnapshot, Gate, LayoutSnapshot, LegSet, LegSnapshot, SegmentSnapshot};
+use pagemesh_base::defect::{self, Defect};
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{BrickId, Layout, Leg, LegState};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// A leg's return.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ResyncProgress {
+    pub todo: u64,
+    pub done: u64,
+    pub since: Duration,
+}
+
+pub(super) struct LegEntry {
+    pub leg: Leg,
+    /// The keeper's connection; none is lost, or stale.
+    pub control: Option<Rc<ControlConnection>>,
+    /// Of its connections; rises with each loss and return.
+    pub serial: u64,
+    /// The epoch and round it was last told.
+    pub last_barrier: Option<(Epoch, u8)>,
+    pub last_error: Option<String>,
+    /// What it is ready to become.
+    pub requested_state: Option<LegState>,
+    pub resync: Option<ResyncProgress>,
+    /// Its return failed for want of space.
+    pub full: bool,
+    /// A task sees to its return.
+    pub has_task: bool,
+    /// Changes are sent to it in their order, over its connection.
+    pub is_replicating: bool,
+    /// The authority may think that it follows: it does, or was asked to, and has not
+    /// said since that it is stale.
+    pub may_be_replica: bool,
+}
+
+impl LegEntry {
+    fn new(leg: &Leg) -> LegEntry {
+        LegEntry {
+            leg: leg.clone(),
+            control: None,
+            serial: 0,
+            last_barrier: None,
+            last_error: None,
+            requested_state: None,
+            resync: None,
+            full: false,
+            has_task: false,
+            is_replicating: false,
+            may_be_replica: leg.state == LegState::Following,
+        }
+    }
+
+    /// Whether a change is on it before it is acknowledged.
+    pub(super) fn is_written(&self) -> bool {
+        matches!(self.leg.state, LegState::InSync | LegState::Syncing)
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        (self.is_written() || self.may_be_replica) && self.control.is_none()
+    }
+
+    /// The connection that changes wait for. That of a leg that follows counts until
+    /// the authority knows that it does not: it may be promoted.
+    pub(super) fn replication_serial(&self) -> Option<u64> {
+        let is_sent = self.is_replicating && self.control.is_some();
+        (self.may_be_replica || is_sent).then_some(self.serial)
+    }
+
+    pub(super) fn is_source(&self) -> bool {
+        self.leg.state == LegState::InSync && self.control.is_some()
+    }
+}
+
+pub(super) struct ColumnEntry {
+    pub segment: usize,
+    pub number: usize,
+    /// Bytes of its slices.
+    pub bytes: u64,
+    /// As in the layout.
+    pub round: u8,
+    pub legs: Vec<LegEntry>,
+    pub gate: Gate,
+    pub down_since: Option<Duration>,
+    /// Its legs must be made equal before it serves.
+    pub needs_recovery: bool,
+    /// A task tries to reach its legs.
+    pub has_task: bool,
+    /// When that last succeeded.
+    pub reconnected_at: Option<Duration>,
+}
+
+impl ColumnEntry {
+    pub(super) fn has_source(&self) -> bool {
+        self.legs.iter().any(LegEntry::is_source)
+    }
+
+    pub(super) fn has_stale(&self) -> bool {
+        self.legs.iter().any(|leg| leg.leg.state == LegState::Stale)
+    }
+
+    /// The round that its slices are told.
+    pub(super) fn barrier_round(&self) -> u8 {
+        match self.has_stale() && !defect::is(Defect::RoundNotStamped) {
+            true => self.round,
+            false => 0,
+        }
+    }
+
+    pub(super) fn sources(&self) -> LegSet {
+        LegSet::from_fn(|leg| self.legs.get(leg).is_some_and(LegEntry::is_source))
+    }
+}
+
+#[derive(Default)]
+pub(super) struct VolumeModel {
+    pub layout: Option<Layout>,
+    /// The epoch that names the attachment.
+    pub attachment: Epoch,
+    pub bricks: BTreeMap<BrickId, BrickAddress>,
+    pub columns: Vec<ColumnEntry>,
+    pub fenced: bool,
+    /// A change was asked for, and whether it was made is not known.
+    pub is_layout_uncertain: bool,
+    /// The manager is asked again then.
+    pub retry_at: Duration,
+    pub retry_wait: Duration,
+    pub serials: u64,
+}
+
+impl VolumeModel {
+    pub(super) fn epoch(&self) -> Epoch {
+        let epoch = self.layout.as_ref().map(|layout| layout.epoch);
+        epoch.map_or(Epoch(0), Epoch::from)
+    }
+
+    /// Takes a layout of the authority over; its word on states counts. An older one
+    /// than the present one is left: answers overtake each other.
+    pub(super) fn adopt(&mut self, layout: Layout, now: Duration) {
+        if Epoch::from(layout.epoch) < self.epoch() {
+            return;
+        }
+        let mut number = 0;
+        for (segment_number, segment) in layout.segments.iter().enumerate() {
+            for (column_number, column) in segment.columns.iter().enumerate() {
+                if self.columns.len() == number {
+                    self.columns.push(ColumnEntry {
+                        segment: segment_number,
+                        number: column_number,
+                        bytes: segment.slice_bytes(),
+                        round: column.round,
+                        legs: column.legs.iter().map(LegEntry::new).collect(),
+                        gate: Gate::Down,
+                        down_since: Some(now),
+                        needs_recovery: true,
+                        has_task: false,
+                        reconnected_at: None,
+                    });
+                }
+                self.columns[number].adopt(column);
+                number += 1;
+            }
+        }
+        self.layout = Some(layout);
+    }
+
+    /// Whether changes are durable on a leg only after a flush.
+    pub(super) fn buffers(&self, column: usize, leg: usize) -> bool {
+        let brick = self.columns[column].legs[leg].leg.brick;
+        self.bricks.get(&brick).is_none_or(BrickAddress::buffers)
+    }
+
+    pub(super) fn next_serial(&mut self) -> u64 {
+        self.serials += 1;
+        self.serials
+    }
+
+    /// Whether there is something to ask it for, or to hear of: what nobody heard of may
+    /// have been done, although it is not wanted any more.
+    pub(super) fn needs_authority(&self) -> bool {
+        self.is_layout_uncertain || !self.wanted_changes().is_empty()
+    }
+
+    /// What the authority should be asked for: lost legs stale, as long as an
+    /// in-sync one is left, and what has become ready.
+    pub(super) fn wanted_changes(&self) -> Vec<LegChange> {
+        let goes_on = |keep: &LegEntry| {
+            keep.may_be_replica && keep.serial == 0 && defect::is(Defect::ReplicaOfDeadClientKept)
+        };
+        let mut changes = vec![];
+        for column in self.columns.iter().filter(|column| column.has_source()) {
+            for (leg, keep) in column.legs.iter().enumerate() {
+                let to = match keep.requested_state {
+                    _ if keep.is_lost() && !goes_on(keep) => LegState::Stale,
+                    Some(to) if keep.control.is_some() && to != keep.leg.state => to,
+                    _ => continue,
+                };
+                changes.push(LegChange {
+                    segment: column.segment,
+                    column: column.number,
+                    leg,
+                    to,
+                });
+            }
+        }
+        changes
+    }
+
+    /// The authority has made these changes.
+    pub(super) fn record_changes(&mut self, changes: &[LegChange]) {
+        for change in changes.iter().filter(|it| it.to == LegState::Stale) {
+            let place = (change.segment, change.column);
+            let mut columns = self.columns.iter_mut();
+            let column = columns.find(|it| (it.segment, it.number) == place);
+            if let Some(keep) = column.and_then(|it| it.legs.get_mut(change.leg)) {
+                keep.may_be_replica = false;
+            }
+        }
+    }
+
+    /// The picture for the channels. A lost leg has no serial: writes wait.
+    pub(super) fn snapshot(&self) -> LayoutSnapshot {
+        let mut view = LayoutSnapshot {
+            epoch: self.epoch(),
+            size_bytes: 0,
+            segments: vec![],
+            columns: vec![],
+            fenced: self.fenced,
+        };
+        let segments = self.layout.iter().flat_map(|layout| &layout.segments);
+        for segment in segments {
+            view.segments.push(SegmentSnapshot {
+                start: view.size_bytes,
+                bytes: segment.bytes,
+                first_column: view.segments.iter().map(|s| s.column_count).sum(),
+                column_count: segment.columns.len(),
+            });
+            view.size_bytes += segment.bytes;
+        }
+        let columns = self.columns.iter();
+        view.columns = columns.map(|column| self.column_snapshot(column)).collect();
+        view
+    }
+
+    fn column_snapshot(&self, column: &ColumnEntry) -> ColumnSnapshot {
+        let is_taken = |keep: &LegEntry| keep.control.is_some() && defect::is(Defect::StaleLegRead);
+        let follows_the_dead = defect::is(Defect::ReplicaOfDeadClientKept);
+        let buffers = |keep: &LegEntry| {
+            let brick = self.bricks.get(&keep.leg.brick);
+            brick.is_none_or(BrickAddress::buffers)
+        };
+        let leg = |keep: &LegEntry| LegSnapshot {
+            brick: keep.leg.brick,
+            slice: keep.leg.slice,
+            state: match keep.leg.state {
+                LegState::Stale if is_taken(keep) => LegState::InSync,
+                // It follows the client before this one. Nothing is changed before
+                // the authority has heard that it does not follow this one.
+                _ if keep.may_be_replica && keep.serial == 0 && !follows_the_dead => {
+                    LegState::Syncing
+                }
+                LegState::Following => LegState::Stale,
+                state => state,
+            },
+            buffers: buffers(keep),
+            serial: match keep.control {
+                Some(_) if keep.is_written() || is_taken(keep) => keep.serial,
+                _ => 0,
+            },
+        };
+        ColumnSnapshot {
+            legs: column.legs.iter().map(leg).collect(),
+            gate: column.gate,
+            replica_serial: column
+                .legs
+                .iter()
+                .find_map(LegEntry::replication_serial)
+                .unwrap_or(0),
+        }
+    }
+}
+
+impl ColumnEntry {
+    fn adopt(&mut self, column: &pagemesh_base::layout::Column) {
+        self.round = column.round;
+        for (number, leg) in column.legs.iter().enumerate() {
+            let Some(keep) = self.legs.get_mut(number) else {
+                self.legs.push(LegEntry::new(leg));
+                continue;
+            };
+            if (keep.leg.brick, keep.leg.slice) != (leg.brick, leg.slice) {
+                let tended = keep.has_task;
+                *keep = LegEntry::new(leg);
+                keep.has_task = tended;
+                continue;
+            }
+            keep.leg.clone_from(leg);
+            keep.may_be_replica |= leg.state == LegState::Following;
+            if keep.requested_state == Some(leg.state) {
+                keep.requested_state = None;
+            }
+            if leg.state == LegState::Stale
+                && keep.requested_state.is_none()
+                && !keep.is_replicating
+            {
+                keep.control = None;
+            }
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! Behind a guest that died inside of an operation: each brick finishes or drops it, and
+//! they may differ. What it had claimed in the ring, and not filled, is filled with what
+//! came of it.
+//!
+//! Nobody who goes through the kernel reads or changes the pages meanwhile: who asks for
+//! this keeps them from doing so. Other guests of the file are kept out here. No range is
+//! locked; who holds one may be waiting for this to end.
+//!
+//! What was one transaction is copied as one: were the source lost half-way, no leg would be
+//! left with half of it.
+
+use super::check::{RepairSource, compare_chunk, compare_page};
+use super::copy::{self, CopyError, LegConnection, leg_connections};
+use super::model::LegEntry;
+use super::reconfigure::lose_leg_if_gone;
+use super::replicate;
+use super::state::ControllerState;
+use crate::direct_access::{DirectAccess, FileRange, TornOp};
+use crate::limits::{RECONCILE_RETRY, RECONCILE_WARN_TRIES_MIN};
+use crate::replication_ring::{RingEntry, UnfilledClaim, record_len, slots_of};
+use crate::snapshot::{Gate, LegSet};
+use crate::status::CheckReport;
+use pagemesh_base::defect::{self, Defect};
+use pagemesh_base::slice::{PageRun, SliceReply, SliceRequest};
+use pagemesh_base::units::PAGE_BYTES;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::mpsc::Sender;
+
+/// The only column of a volume that has guests.
+const DIRECT_COLUMN: usize = 0;
+/// Why a copy follows no more.
+const REPAIRED_CAUSE: &str = "a page that differed was repaired";
+
+/// Makes the legs alike there, as the leg has it that guests read. The row stays active until
+/// then.
+pub(super) async fn reconcile(
+    state: Rc<ControllerState>,
+    row: usize,
+    wound: TornOp,
+    done: Sender<()>,
+) {
+    let guests = state.shared.direct_access.get();
+    if let Some(guests) = guests {
+        guests.record_dead_row(row);
+    }
+    // Until all of it is done: what a try that failed had begun may end later.
+    let _out = match defect::is(Defect::ReconciledDuringClientWrites) {
+        true => None,
+        false => Some(
+            state
+                .block_live_direct_clients(|file| file == wound.file())
+                .await,
+        ),
+    };
+    let mut tries = 0u64;
+    loop {
+        let gate = || {
+            state
+                .model()
+                .columns
+                .get(DIRECT_COLUMN)
+                .map(|column| column.gate)
+        };
+        state
+            .wait_until(|| state.is_closing() || gate() == Some(Gate::Open))
+            .await;
+        let healed = match state.is_closing() {
+            true => Ok(()),
+            false => try_reconcile(&state, row, &wound).await,
+        };
+        if healed.is_ok() {
+            if let Some(guests) = guests {
+                guests.clear_dead_row(row);
+            }
+            // Whoever asked may have stopped waiting.
+            let _ = done.send(());
+            return;
+        }
+        tries += 1;
+        if let Err(cause) = healed
+            && tries >= RECONCILE_WARN_TRIES_MIN
+            && tries.is_power_of_two()
+        {
+            let volume = &state.name;
+            tracing::warn!(%volume, row, tries, cause, "what a dead guest left is not healed yet");
+        }
+        state.sleep(RECONCILE_RETRY).await;
+    }
+}
+
+/// Once. Else why it has to be tried again.
+async fn try_reconcile(
+    state: &ControllerState,
+    row: usize,
+    wound: &TornOp,
+) -> Result<(), &'static str> {
+    let epoch = state.model().epoch();
+    // A leg that is lost is in-sync until that is noted, and may come back as it is.
+    let Some(written) = written_legs(state) else {
+        return Err("a leg is lost");
+    };
+    if !raise_barrier(state, &written).await {
+        return Err("a leg has not cleaned up behind it");
+    }
+    let mut report = CheckReport::default();
+    let compared = match wound {
+        _ if defect::is(Defect::NotReconciled) => Ok(()),
+        TornOp::PerPage(place) => {
+            equalize_pages(state, (place.offset, place.len), &mut report).await
+        }
+        TornOp::Atomic { runs, .. } => equalize_atomically(state, runs, &mut report).await,
+    };
+    if let Err(cause) = &compared {
+        tracing::warn!(volume = %state.name, %cause, "what a guest left is not alike yet");
+    }
+    let is_alike = report.pages_repaired >= report.pages_differing;
+    let is_same = |all: Vec<LegConnection>| {
+        let mut both = all.iter().zip(&written);
+        let is_one = |(one, other): (&LegConnection, &LegConnection)| {
+            Rc::ptr_eq(&one.control, &other.control)
+        };
+        all.len() == written.len() && both.all(is_one)
+    };
+    let are_all_here = self::written_legs(state).is_some_and(is_same);
+    if compared.is_err() || !is_alike {
+        return Err("its pages differ, and cannot be made alike");
+    }
+    if !are_all_here || state.model().epoch() != epoch {
+        return Err("legs came or went meanwhile");
+    }
+    let differed = report.pages_differing > 0;
+    match (state.shared.direct_access.get(), wound) {
+        (Some(guests), TornOp::PerPage(place)) => {
+            match resolve_claim(state, guests, (row, *place), differed).await {
+                true => Ok(()),
+                false => Err("what it claimed for a copy that follows has no end yet"),
+            }
+        }
+        (Some(_), TornOp::Atomic { .. }) => {
+            // Nothing of it is claimed.
+            if differed {
+                replicate::end_replication(state, DIRECT_COLUMN, REPAIRED_CAUSE);
+            }
+            Ok(())
+        }
+        (None, _) => Ok(()),
+    }
+}
+
+/// Page by page.
+async fn equalize_pages(
+    state: &ControllerState,
+    (offset, len): (u64, u64),
+    report: &mut CheckReport,
+) -> Result<(), String> {
+    let page = PAGE_BYTES as u64;
+    let start = offset / page * page;
+    // What a dead guest said may be anything.
+    let end = (offset + len).next_multiple_of(page).min(bytes(state));
+    let len = end.saturating_sub(start);
+    let (start, len) = match defect::is(Defect::ReconciledInPart) {
+        true => (start + page.min(len), len.saturating_sub(page)),
+        false => (start, len),
+    };
+    compare_chunk(
+        state,
+        DIRECT_COLUMN,
+        (start, len),
+        RepairSource::LastReadable,
+        report,
+    )
+    .await
+}
+
+/// All pages or none, from the last leg that has all of them. Where each lacks one, or a slot is
+/// damaged where they are copied to, they cannot be copied as one.
+async fn equalize_atomically(
+    state: &ControllerState,
+    runs: &[PageRun],
+    report: &mut CheckReport,
+) -> Result<(), String> {
+    let page = PAGE_BYTES as u64;
+    let end = bytes(state) / page;
+    let pages = runs
+        .iter()
+        .flat_map(|run| run.page.0..run.page.0 + run.count);
+    let within = pages.filter(|&page| page < end);
+    // What a dead guest said may be anything.
+    let offsets: BTreeSet<u64> = within.map(|at| at * page).collect();
+    let legs = state.model().columns[DIRECT_COLUMN].sources();
+    let all = leg_connections(state, DIRECT_COLUMN, legs).unwrap_or_default();
+    if all.is_empty() {
+        return Err("no leg is in-sync".into());
+    }
+    let (mut differing, mut damaged) = (0, LegSet::default());
+    for &offset in &offsets {
+        let (found, differs) = compare_page(state, DIRECT_COLUMN, &all, offset).await?;
+        differing += u64::from(differs);
+        damaged = damaged.union(found);
+    }
+    if differing == 0 && damaged.is_empty() {
+        return Ok(());
+    }
+    // What becomes of them page by page counts anew.
+    report.pages_differing += differing;
+    report.pages_repaired += differing;
+    if let Some(from) = all.iter().rposition(|party| !damaged.contains(party.leg)) {
+        let mut others = all;
+        let from = others.remove(from);
+        match copy_atomically(state, &from, &others, &offsets).await {
+            Ok(()) => return Ok(()),
+            Err(failure) if failure.is_damage() => {}
+            Err(CopyError { leg, error }) => {
+                lose_leg_if_gone(state, DIRECT_COLUMN, leg, &error);
+                return Err(error.to_string());
+            }
+        }
+    }
+    for offset in offsets {
+        equalize_pages(state, (offset, page), report).await?;
+    }
+    Ok(())
+}
+
+/// As one transaction.
+async fn copy_atomically(
+    state: &ControllerState,
+    from: &LegConnection,
+    to: &[LegConnection],
+    offsets: &BTreeSet<u64>,
+) -> Result<(), CopyError> {
+    let mut parts = Vec::new();
+    for &offset in offsets {
+        parts.push(copy::read_page(state, from, offset).await?);
+    }
+    copy::transact(state, to, &parts).await
+}
+
+fn bytes(state: &ControllerState) -> u64 {
+    state.model().columns[DIRECT_COLUMN].bytes
+}
+
+/// Ends what a dead guest had claimed in the ring. False: it has to be tried again.
+async fn resolve_claim(
+    state: &ControllerState,
+    guests: &DirectAccess,
+    (row, place): (usize, FileRange),
+    differed: bool,
+) -> bool {
+    let ring = guests.segment.ring();
+    match ring.unfilled_claim_of(guests.segment.row(row)) {
+        UnfilledClaim::Absent if differed => {
+            // It got what the others have no more, or was not told.
+            replicate::end_replication(state, DIRECT_COLUMN, REPAIRED_CAUSE);
+            true
+        }
+        UnfilledClaim::Absent => true,
+        UnfilledClaim::Unknown => {
+            ring.mark_incomplete();
+            replicate::end_replication(
+                state,
+                DIRECT_COLUMN,
+                "a guest died before it said what it changes",
+            );
+            ring.fill_unowned_claims(&guests.segment, |row| guests.is_dead_row(row))
+        }
+        UnfilledClaim::FromSlot(first) => {
+            let Some(left) = read_claimed_bytes(state, first, place).await else {
+                return false;
+            };
+            let is_known = record_len(place.offset, place.len) == place.len && place.len > 0;
+            if !is_known || ring.has_later_overlap(&guests.segment, &left) {
+                ring.mark_incomplete();
+                replicate::end_replication(
+                    state,
+                    DIRECT_COLUMN,
+                    "a guest died, and others wrote over its pages",
+                );
+            }
+            // The task that sends is polled behind this.
+            let _ = ring.fill(first, left.offset, &left.data);
+            state.record_activity();
+            true
+        }
+    }
+}
+
+/// What the legs hold where a guest died, as it would have said it.
+async fn read_claimed_bytes(
+    state: &ControllerState,
+    first: u64,
+    place: FileRange,
+) -> Option<RingEntry> {
+    let len = record_len(place.offset, place.len);
+    let (leg, control) = {
+        let model = state.model();
+        let column = &model.columns[DIRECT_COLUMN];
+        let leg = column.sources().legs().next()?;
+        (leg, column.legs[leg].control.clone()?)
+    };
+    let (offset, wanted) = (place.offset, len as u32);
+    let request = SliceRequest::Read {
+        offset,
+        len: wanted,
+    };
+    match control.call(state, request).await {
+        Ok(SliceReply::Data(data)) if data.len() as u64 == len => Some(RingEntry {
+            slot: first,
+            slot_count: slots_of(offset, len).max(1),
+            offset,
+            data: data.into(),
+        }),
+        Ok(_) => None,
+        Err(error) => {
+            lose_leg_if_gone(state, DIRECT_COLUMN, leg, &error);
+            None
+        }
+    }
+}
+
+/// All legs that are written; none if one is not in reach.
+fn written_legs(state: &ControllerState) -> Option<Vec<LegConnection>> {
+    let is_written = {
+        let model = state.model();
+        let legs = &model.columns[DIRECT_COLUMN].legs;
+        LegSet::from_fn(|leg| legs.get(leg).is_some_and(LegEntry::is_written))
+    };
+    leg_connections(state, DIRECT_COLUMN, is_written)
+}
+
+/// The barrier: behind it each brick has cleaned up behind who died before.
+async fn raise_barrier(state: &ControllerState, written: &[LegConnection]) -> bool {
+    let (epoch, round) = {
+        let model = state.model();
+        (model.epoch(), model.columns[DIRECT_COLUMN].barrier_round())
+    };
+    // It may be so new that no leg has heard of it.
+    state.shared.hold_epoch(epoch);
+    let asked = written.iter().map(|party| {
+        let raise = SliceRequest::RaiseEpoch { epoch, round };
+        (party, party.control.submit(state, raise))
+    });
+    let asked: Vec<_> = asked.collect();
+    let mut all = true;
+    for (party, tag) in asked {
+        if let Err(error) = party.control.answer(state, tag).await {
+            lose_leg_if_gone(state, DIRECT_COLUMN, party.leg, &error);
+            all = false;
+        }
+    }
+    all
+}

@@ -1,0 +1,565 @@
+//! Brings what the authority says, what the legs were told and what the
+//! channels see into line, whatever changed.
+//!
+//! The order is what makes it safe: the authority's word, then the barrier on
+//! every leg that stays, then connections for every channel, then the view.
+
+use super::call::{BlockingCall, CallOutcome};
+use super::model::{ColumnEntry, LegEntry};
+use super::state::ControllerState;
+use super::{lifecycle, recover_in_flight, resync};
+use crate::authority::{AuthorityError, BrickAddress};
+use crate::direct_access::{self, DirectDisabledReason, LayoutLease};
+use crate::limits::{DOWN_LIMIT, MANAGER_RETRY_MAX, MANAGER_RETRY_MIN, SESSION_RETRY};
+use crate::shared::{CONTROLLER, LegLink, Member, MemberMessage};
+use crate::snapshot::{Gate, LayoutSnapshot, LegSnapshot};
+use crate::status::Count;
+use pagemesh_base::defect::{self, Defect};
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{BrickId, LegState};
+use pagemesh_base::slice::{SliceError, SliceRequest};
+use pagemesh_base::units::PAGE_BYTES;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Connections made at once.
+pub(super) const CONNECTS_MAX: usize = 16;
+
+pub(super) async fn run_reconfigurations(state: Rc<ControllerState>) {
+    state.spawn(Box::pin(send_leg_changes(Rc::clone(&state))));
+    while !state.is_closing() {
+        let due = || state.is_closing() || is_due(&state) || !unsupervised(&state).is_empty();
+        state.wait_until(due).await;
+        supervise(&state);
+        if !state.is_closing() && is_due(&state) {
+            reconfigure(&state).await;
+        }
+    }
+}
+
+/// Has the authority change the legs. Beside everything else: columns that do
+/// not need its word do not wait for it.
+async fn send_leg_changes(state: Rc<ControllerState>) {
+    while !state.is_closing() {
+        state
+            .wait_until(|| {
+                let model = state.model();
+                let waits = model.retry_at > state.now();
+                if waits {
+                    state.wake_at(model.retry_at);
+                }
+                model.fenced || state.closing.get() || !waits && model.needs_authority()
+            })
+            .await;
+        change_legs(&state).await;
+    }
+}
+
+/// A leg, or with none a column, that needs a task of its own.
+fn unsupervised(state: &ControllerState) -> Vec<(usize, Option<usize>)> {
+    let model = state.model();
+    let mut all = vec![];
+    for (number, column) in model.columns.iter().enumerate() {
+        if !column.has_source() && !column.has_task {
+            all.push((number, None));
+        }
+        for (leg, keep) in column.legs.iter().enumerate() {
+            let resumes = keep.leg.state == LegState::Syncing
+                && keep.control.is_some()
+                && column.gate == Gate::Open;
+            if !keep.has_task && (keep.leg.state == LegState::Stale || resumes) {
+                all.push((number, Some(leg)));
+            }
+        }
+    }
+    all
+}
+
+fn supervise(state: &Rc<ControllerState>) {
+    for (column, leg) in unsupervised(state) {
+        let mut model = state.model_mut();
+        let own = Rc::clone(state);
+        if let Some(leg) = leg {
+            model.columns[column].legs[leg].has_task = true;
+            drop(model);
+            state.spawn(Box::pin(resync::resync(own, column, leg)));
+        } else {
+            model.columns[column].has_task = true;
+            drop(model);
+            state.spawn(Box::pin(lifecycle::reconnect(own, column)));
+        }
+    }
+}
+
+fn is_due(state: &ControllerState) -> bool {
+    let model = state.model();
+    for column in &model.columns {
+        if let (Gate::Down, Some(since)) = (column.gate, column.down_since) {
+            state.wake_at(since + DOWN_LIMIT);
+            if state.now() >= since + DOWN_LIMIT {
+                return true;
+            }
+        }
+        if can_recover(column) || needs_barrier(column, model.epoch()) {
+            return true;
+        }
+    }
+    state.channels_opened.get() || model.snapshot() != *state.shared.snapshot().1
+}
+
+/// Whether a leg has yet to hear of the present epoch and round.
+fn needs_barrier(column: &ColumnEntry, epoch: Epoch) -> bool {
+    let told = (epoch, column.barrier_round());
+    if defect::is(Defect::NoBarrier) {
+        return false;
+    }
+    let written = column.legs.iter().filter(|leg| leg.is_written());
+    let mut connected = written.filter(|leg| leg.control.is_some());
+    connected.any(|leg| leg.last_barrier != Some(told))
+}
+
+/// What a leg has in flight is known behind the barrier only. One that was connected
+/// after the others heard of the epoch has that before it.
+fn is_ready_to_recover(state: &ControllerState, number: usize) -> bool {
+    let model = state.model();
+    let column = &model.columns[number];
+    can_recover(column) && !needs_barrier(column, model.epoch())
+}
+
+fn can_recover(column: &ColumnEntry) -> bool {
+    let is_awaited = |leg: &LegEntry| leg.is_written() && leg.is_lost();
+    column.needs_recovery && column.has_source() && !column.legs.iter().any(is_awaited)
+}
+
+/// One pass. What fails is noted in the model, and is due again.
+pub(super) async fn reconfigure(state: &ControllerState) {
+    if state.is_closing() || !raise_epoch_on_all(state).await {
+        return;
+    }
+    let columns = state.model().columns.len();
+    for number in 0..columns {
+        if is_ready_to_recover(state, number)
+            && recover_in_flight::recover_in_flight(state, number)
+                .await
+                .is_err()
+        {
+            return;
+        }
+    }
+    fail_expired_columns(state);
+    if connect_channels(state).await {
+        publish(state);
+    } else {
+        state.channels_opened.set(true);
+    }
+}
+
+fn fail_expired_columns(state: &ControllerState) {
+    let now = state.now();
+    for column in &mut state.model_mut().columns {
+        let waited = column
+            .down_since
+            .is_some_and(|since| now >= since + DOWN_LIMIT);
+        if column.gate == Gate::Down && waited {
+            column.gate = Gate::Failed;
+        }
+    }
+}
+
+pub(super) async fn change_legs(state: &ControllerState) {
+    let (changes, uncertain) = {
+        let model = state.model();
+        if !model.needs_authority() || model.retry_at > state.now() {
+            return;
+        }
+        (model.wanted_changes(), model.is_layout_uncertain)
+    };
+    if uncertain {
+        match state.fetch_layout().await {
+            Ok(attached) => {
+                state.adopt(attached);
+                state.model_mut().is_layout_uncertain = false;
+            }
+            Err(error) => schedule_retry(state, &error),
+        }
+        return;
+    }
+    let (attachment, expected) = {
+        let model = state.model();
+        (model.attachment, model.epoch())
+    };
+    let call = BlockingCall::ChangeLegs {
+        attachment,
+        expected,
+        changes: changes.clone(),
+    };
+    match state.call(call).await {
+        CallOutcome::LegsChanged(Ok(layout)) => {
+            let now = state.now();
+            let mut model = state.model_mut();
+            model.retry_wait = Duration::ZERO;
+            model.record_changes(&changes);
+            model.adopt(layout, now);
+        }
+        CallOutcome::LegsChanged(Err(AuthorityError::Conflict { .. })) => {
+            state.model_mut().is_layout_uncertain = true
+        }
+        CallOutcome::LegsChanged(Err(error)) => schedule_retry(state, &error),
+        _ => {}
+    }
+}
+
+/// The manager did not do it: asks again later. What was lost stays to be
+/// said; who wanted a promotion asks again.
+fn schedule_retry(state: &ControllerState, error: &AuthorityError) {
+    if *error == AuthorityError::Fenced {
+        return state.fence();
+    }
+    tracing::warn!(volume = %state.name, %error, "the manager did not change the legs");
+    let now = state.now();
+    let mut model = state.model_mut();
+    model.is_layout_uncertain = true;
+    model.retry_wait = (model.retry_wait * 2).clamp(MANAGER_RETRY_MIN, MANAGER_RETRY_MAX);
+    model.retry_at = now + model.retry_wait;
+}
+
+/// The barrier: every leg that is written hears of the epoch and its round.
+async fn raise_epoch_on_all(state: &ControllerState) -> bool {
+    let mut asked = vec![];
+    {
+        let model = state.model();
+        let epoch = model.epoch();
+        state.shared.hold_epoch(epoch);
+        for (number, column) in model.columns.iter().enumerate() {
+            let round = column.barrier_round();
+            for (leg, keep) in column.legs.iter().enumerate() {
+                let Some(control) = keep.control.as_ref().filter(|_| keep.is_written()) else {
+                    continue;
+                };
+                if keep.last_barrier != Some((epoch, round)) && !defect::is(Defect::NoBarrier) {
+                    let request = SliceRequest::RaiseEpoch { epoch, round };
+                    let tag = control.submit(state, request);
+                    asked.push((number, leg, (epoch, round), Rc::clone(control), tag));
+                }
+            }
+        }
+    }
+    if !asked.is_empty() {
+        state.shared.counters.add(Count::EpochsRaised, 1);
+    }
+    let mut all = true;
+    for (number, leg, told, control, tag) in asked {
+        match control.answer(state, tag).await {
+            Ok(_) => state.model_mut().columns[number].legs[leg].last_barrier = Some(told),
+            Err(error) => {
+                all = false;
+                handle_leg_error(state, number, leg, &error);
+            }
+        }
+    }
+    all
+}
+
+/// A leg refused what it must do: it is lost, or all is.
+pub(super) fn handle_leg_error(
+    state: &ControllerState,
+    column: usize,
+    leg: usize,
+    error: &SliceError,
+) {
+    match error {
+        SliceError::StaleEpoch { current } if *current > state.shared.held_epoch() => state.fence(),
+        other => state.lose_leg(column, leg, &other.to_string()),
+    }
+}
+
+/// A leg that could not do something that others can live without.
+pub(super) fn lose_leg_if_gone(
+    state: &ControllerState,
+    column: usize,
+    leg: usize,
+    error: &SliceError,
+) {
+    if matches!(error, SliceError::Lost(_) | SliceError::StaleEpoch { .. }) {
+        handle_leg_error(state, column, leg, error);
+    }
+}
+
+/// Column, leg and serial of a connection.
+type LinkKey = (usize, usize, u64);
+
+/// The connections of a view, by column and leg: what a member has when it is
+/// equipped, no more and no less.
+fn snapshot_links(view: &LayoutSnapshot) -> BTreeMap<(usize, usize), u64> {
+    let columns = view.columns.iter().enumerate();
+    let legs = columns.flat_map(|(column, picture)| {
+        let legs = picture.legs.iter().enumerate();
+        legs.map(move |(leg, wanted)| ((column, leg), wanted.serial))
+    });
+    legs.filter(|(_, serial)| *serial != 0).collect()
+}
+
+/// Lets guests in by the view that is shown, if they can do all that channels do: every
+/// leg that is written is in-sync and mapped, and there is nothing to be flushed
+/// afterwards. What a copy that follows is to get they put into the ring.
+pub(super) fn grant_lease(state: &ControllerState) {
+    let Some(guests) = state.shared.direct_access.get() else {
+        return;
+    };
+    let model = state.model();
+    let (generation, view) = state.shared.snapshot();
+    match lease_legs(&view, &model.bricks) {
+        Ok(seats) => {
+            let picture = LayoutLease {
+                generation,
+                epoch: view.epoch,
+                legs: seats,
+            };
+            guests.grant_lease(picture, view.replica_serial() != 0);
+        }
+        Err(hindrance) => guests.segment.set_disabled_reason(Some(hindrance)),
+    }
+}
+
+fn lease_legs(
+    view: &LayoutSnapshot,
+    bricks: &BTreeMap<BrickId, BrickAddress>,
+) -> Result<Vec<direct_access::LeaseLeg>, DirectDisabledReason> {
+    let [column] = view.columns.as_slice() else {
+        return Err(DirectDisabledReason::MultipleColumns);
+    };
+    if column.gate != Gate::Open || view.fenced {
+        return Err(DirectDisabledReason::Reconfiguring);
+    }
+    if column.written() != column.in_sync() {
+        return Err(DirectDisabledReason::LegNotInSync);
+    }
+    if view.buffers() {
+        return Err(DirectDisabledReason::BufferedPool);
+    }
+    let legs = column.written().legs().map(|leg| column.legs[leg]);
+    let seat = |leg: LegSnapshot| {
+        let socket = bricks.get(&leg.brick)?.map_socket.as_deref()?;
+        Some(direct_access::LeaseLeg {
+            brick: leg.brick,
+            slice: leg.slice,
+            socket: socket.into(),
+        })
+    };
+    legs.map(|leg| seat(leg).ok_or(DirectDisabledReason::TcpLeg))
+        .collect()
+}
+
+type MissingLink = (u32, Arc<Member>, LinkKey);
+
+/// A connection for a member, not handed over yet.
+struct PendingLink {
+    number: u32,
+    member: Arc<Member>,
+    link: LegLink,
+}
+
+/// What a channel does for which a brick has no session.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NoSessionAction {
+    /// It ends.
+    RejectChannel,
+    /// It gets one later, and all wait for that.
+    RetryLater,
+    /// It goes on without the leg, as all do.
+    LoseLeg,
+}
+
+/// Gives every channel the connections that the next view needs; false if not all have
+/// them.
+async fn connect_channels(state: &ControllerState) -> bool {
+    state.channels_opened.set(false);
+    let seats = snapshot_links(&state.model().snapshot());
+    // The oldest first: they have served, and others can be turned away.
+    let members: Vec<(u32, Arc<Member>)> = {
+        let members = crate::shared::lock_unpoisoned(&state.shared.members);
+        let channels = members.iter().filter(|(number, _)| **number != CONTROLLER);
+        channels
+            .map(|(number, it)| (*number, Arc::clone(it)))
+            .collect()
+    };
+    let mut wanted: Vec<MissingLink> = vec![];
+    for (number, member) in members {
+        let missing = end_obsolete_links(state, &seats, &member).into_iter();
+        wanted.extend(missing.map(|place| (number, Arc::clone(&member), place)));
+    }
+    state.end_links();
+    let mut have_all = true;
+    for batch in wanted.chunks(CONNECTS_MAX) {
+        let Some((fresh, have)) = connect_batch(state, batch).await else {
+            return false;
+        };
+        have_all &= have;
+        if !verify_incarnations(state, &fresh).await {
+            return false;
+        }
+        for PendingLink { member, link, .. } in fresh {
+            let place = (link.column, link.leg);
+            crate::shared::lock_unpoisoned(&member.links).insert(place, link.serial);
+            member.send(MemberMessage::NewLink(link));
+        }
+    }
+    match have_all {
+        true => state.no_session_since.set(None),
+        false => state.sleep(SESSION_RETRY).await,
+    }
+    have_all
+}
+
+/// Ends a member's connections that the view does not have, and tells those that
+/// it lacks. A lost brick cannot come back before the last connection that maps its
+/// pool is gone, even one that no view ever used. And two sessions for one seat may
+/// be more than its brick has: without a new one there is no new view that would end
+/// the old one.
+fn end_obsolete_links(
+    state: &ControllerState,
+    seats: &BTreeMap<(usize, usize), u64>,
+    member: &Arc<Member>,
+) -> Vec<LinkKey> {
+    if member.end_links(|place, serial| seats.get(place) != Some(&serial)) {
+        state.add_ending_member(member);
+    }
+    let links = crate::shared::lock_unpoisoned(&member.links);
+    let missing = seats.iter().filter(|(place, _)| !links.contains_key(place));
+    missing
+        .map(|(&(column, leg), &serial)| (column, leg, serial))
+        .collect()
+}
+
+/// What could be had, and whether that is all; none if a leg is lost.
+async fn connect_batch(
+    state: &ControllerState,
+    batch: &[MissingLink],
+) -> Option<(Vec<PendingLink>, bool)> {
+    let places = batch.iter().map(|(_, _, place)| place);
+    let calls: Vec<u64> = places
+        .map(|&(column, leg, _)| state.start_connect(column, leg))
+        .collect();
+    let mut fresh = Some(vec![]);
+    let (mut turned_away, mut have_all) = (vec![], true);
+    for (wanted, call) in batch.iter().zip(calls) {
+        let &(number, ref member, (column, leg, serial)) = wanted;
+        match state.connect_outcome(call).await {
+            Ok(connection) => {
+                let link = LegLink {
+                    column,
+                    leg,
+                    serial,
+                    connection,
+                };
+                let member = Arc::clone(member);
+                if let Some(fresh) = &mut fresh {
+                    fresh.push(PendingLink {
+                        number,
+                        member,
+                        link,
+                    });
+                }
+            }
+            Err(SliceError::NoSession(why)) => match handle_no_session(state, wanted, &why) {
+                NoSessionAction::RejectChannel => turned_away.push(number),
+                NoSessionAction::RetryLater => have_all = false,
+                NoSessionAction::LoseLeg => fresh = None,
+            },
+            Err(error) => {
+                fresh = None;
+                if state.serial(column, leg) == serial {
+                    handle_leg_error(state, column, leg, &error);
+                }
+            }
+        }
+    }
+    let mut fresh = fresh?;
+    fresh.retain(|fresh| !turned_away.contains(&fresh.number));
+    Some((fresh, have_all))
+}
+
+/// A brick that has no session left for a channel is as sound as before. A channel that
+/// has not served yet is turned away. One that has may have changes under way on other
+/// legs, so that it cannot just end. To it, a leg that is on its return comes later, since
+/// the volume does without; for an in-sync one all wait, as they do for one that is not
+/// there. What keeps sessions meanwhile is idle channels, whose owners close them, or
+/// other clients.
+fn handle_no_session(state: &ControllerState, wanted: &MissingLink, why: &str) -> NoSessionAction {
+    let &(number, ref member, (column, leg, serial)) = wanted;
+    if !member.has_served() {
+        state.reject_channel(number, member, why);
+        return NoSessionAction::RejectChannel;
+    }
+    let since = state.no_session_since.get().unwrap_or(state.now());
+    let is_in_sync = state.model().columns[column].legs[leg].leg.state == LegState::InSync;
+    if is_in_sync && state.now() < since + DOWN_LIMIT {
+        state.no_session_since.set(Some(since));
+        return NoSessionAction::RetryLater;
+    }
+    state.no_session_since.set(None);
+    if state.serial(column, leg) == serial {
+        state.lose_leg(column, leg, why);
+    }
+    NoSessionAction::LoseLeg
+}
+
+/// A brick that was restarted may have lost what it had not flushed, and takes
+/// connections all the same. That the keeper's own connection, which is older,
+/// still answers shows that it is the same life of the brick.
+async fn verify_incarnations(state: &ControllerState, fresh: &[PendingLink]) -> bool {
+    let mut places: Vec<LinkKey> = fresh
+        .iter()
+        .map(|fresh| (fresh.link.column, fresh.link.leg, fresh.link.serial))
+        .collect();
+    places.sort_unstable();
+    places.dedup();
+    for (column, leg, serial) in places {
+        let control = {
+            let model = state.model();
+            let keep = &model.columns[column].legs[leg];
+            keep.control.clone().filter(|_| keep.serial == serial)
+        };
+        let Some(control) = control else {
+            return false;
+        };
+        let len = PAGE_BYTES as u64;
+        let request = SliceRequest::Extents { offset: 0, len };
+        if let Err(error) = control.call(state, request).await {
+            if state.serial(column, leg) == serial {
+                handle_leg_error(state, column, leg, &error);
+            }
+            return false;
+        }
+    }
+    true
+}
+
+/// Channels see it, if nothing has changed since they were equipped for it.
+fn publish(state: &ControllerState) {
+    let view = {
+        let model = state.model();
+        let epoch = model.epoch();
+        if model
+            .columns
+            .iter()
+            .any(|column| needs_barrier(column, epoch))
+        {
+            return;
+        }
+        model.snapshot()
+    };
+    let seats = snapshot_links(&view);
+    let ready = |members: &BTreeMap<u32, Arc<Member>>| {
+        let mut channels = members.iter().filter(|(number, _)| **number != CONTROLLER);
+        channels.all(|(_, member)| *crate::shared::lock_unpoisoned(&member.links) == seats)
+    };
+    match state.shared.publish_if(view.clone(), ready) {
+        true => grant_lease(state),
+        false => state.channels_opened.set(true),
+    }
+    state.record_activity();
+    state.status_changed.set(true);
+}

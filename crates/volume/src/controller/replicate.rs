@@ -1,0 +1,224 @@
+//! Sends changes to the leg that follows, in the order of their numbers.
+//!
+//! What the leg has is always what the volume was at some number, since the last time
+//! that it began to follow: one connection, which makes changes in the order in which
+//! they come and none after one that failed.
+
+use super::control::ControlConnection;
+use super::copy::LegConnection;
+use super::state::ControllerState;
+use crate::limits::{REPLICATION_AGE_MAX, REPLICATION_IN_FLIGHT_MAX, REPLICATION_LINGER};
+use pagemesh_base::layout::LegState;
+use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest, Stamp};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+/// Over which connection, to which leg.
+pub(super) struct ReplicaRoute {
+    pub column: usize,
+    pub leg: usize,
+    pub serial: u64,
+    pub control: Rc<ControlConnection>,
+    /// Changes are durable on the leg only after a flush.
+    pub buffers: bool,
+}
+
+/// What is on its way.
+#[derive(Default)]
+struct InFlightChanges {
+    /// Numbers of changes, with the tags of their messages.
+    changes: VecDeque<(u64, u64)>,
+    /// The last change that was answered.
+    answered: u64,
+    /// The last change that is done.
+    done: u64,
+    /// The last change before a flush, with its tag.
+    flush: Option<(u64, u64)>,
+    /// When a look for more is the last before it sleeps.
+    lingers_until: Duration,
+}
+
+/// Sends until the leg is lost, or the volume given back.
+pub(super) async fn run_sender(state: Rc<ControllerState>, route: ReplicaRoute) {
+    let mut flight = InFlightChanges::default();
+    let ended = poll_fn(|_| {
+        if state.ended.get() || state.model().fenced || !is_route_current(&state, &route) {
+            return Poll::Ready(Ok(()));
+        }
+        match flight.advance(&state, &route) {
+            Ok(()) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    });
+    let Err(error) = ended.await else {
+        return;
+    };
+    if let SliceError::StaleEpoch { current } = error
+        && current > state.shared.held_epoch()
+    {
+        return state.fence();
+    }
+    if is_route_current(&state, &route) {
+        let is_full = error == SliceError::NoSpace;
+        state.model_mut().columns[route.column].legs[route.leg].full |= is_full;
+        state.lose_leg(route.column, route.leg, &error.to_string());
+    }
+}
+
+/// The leg follows no more: it comes back by comparison.
+pub(super) fn end_replication(state: &ControllerState, column: usize, why: &str) {
+    let legs = state.model().columns[column].legs.len();
+    for leg in 0..legs {
+        let ships = {
+            let keep = &state.model().columns[column].legs[leg];
+            keep.is_replicating && keep.control.is_some()
+        };
+        if ships {
+            state.lose_leg(column, leg, why);
+        }
+    }
+}
+
+fn is_route_current(state: &ControllerState, route: &ReplicaRoute) -> bool {
+    let model = state.model();
+    let keep = &model.columns[route.column].legs[route.leg];
+    let is_its = |control: &Rc<ControlConnection>| Rc::ptr_eq(control, &route.control);
+    keep.is_replicating && keep.control.as_ref().is_some_and(is_its)
+}
+
+impl InFlightChanges {
+    fn advance(&mut self, state: &ControllerState, route: &ReplicaRoute) -> Result<(), SliceError> {
+        if state.shared.replication.is_incomplete() {
+            let why = "what a guest changed is not known";
+            return Err(SliceError::Lost(why.into()));
+        }
+        self.take_answers(state, route)?;
+        // Where answers come at once there may be more for as long as others change
+        // something: the keeper has other things to do, too.
+        for _ in 0..REPLICATION_IN_FLIGHT_MAX {
+            if self.changes.len() == REPLICATION_IN_FLIGHT_MAX {
+                break;
+            }
+            let lingers = state.now() < self.lingers_until;
+            let Some(next) = state.shared.replication.take_change(route.serial, lingers) else {
+                if lingers {
+                    state.wake_at(self.lingers_until);
+                }
+                break;
+            };
+            self.lingers_until = state.now() + REPLICATION_LINGER;
+            state.record_activity();
+            let op = state.next_op();
+            let epoch = route.control.epoch(state);
+            // On all other legs it is complete.
+            let stamp = Stamp {
+                epoch,
+                op,
+                open_ops: 0,
+            };
+            let tag = route.control.submit(state, with_stamp(next.change, stamp));
+            self.changes.push_back((next.number, tag));
+            if route.control.is_synchronous() {
+                // Nobody else would keep the order.
+                self.take_answers(state, route)?;
+            }
+        }
+        self.flush_if_needed(state, route);
+        Ok(())
+    }
+
+    fn take_answers(
+        &mut self,
+        state: &ControllerState,
+        route: &ReplicaRoute,
+    ) -> Result<(), SliceError> {
+        while let Some(&(number, tag)) = self.changes.front() {
+            match route.control.try_answer(state, tag) {
+                Some(Ok(SliceReply::Done)) => self.answered = number,
+                Some(Ok(_)) => return Err(SliceError::Refused("a strange answer".into())),
+                Some(Err(error)) => return Err(error),
+                None => break,
+            }
+            self.changes.pop_front();
+        }
+        let durable = match (route.buffers, self.flush) {
+            (false, _) => self.answered,
+            (true, Some((covers, tag))) => match route.control.try_answer(state, tag) {
+                Some(Ok(_)) => {
+                    self.flush = None;
+                    covers
+                }
+                Some(Err(error)) => return Err(error),
+                None => self.done,
+            },
+            (true, None) => self.done,
+        };
+        if durable > self.done {
+            self.done = durable;
+            state.shared.replication.record_done(route.serial, durable);
+        }
+        Ok(())
+    }
+
+    /// What is not flushed counts as lagging, so there is a flush from time to time
+    /// also where nobody waits.
+    fn flush_if_needed(&mut self, state: &ControllerState, route: &ReplicaRoute) {
+        if !route.buffers || self.flush.is_some() || self.answered == self.done {
+            return;
+        }
+        let lag = state.shared.replication.lag(state.now());
+        let is_old =
+            lag.is_some_and(|lag| lag.age_us >= (REPLICATION_AGE_MAX / 4).as_micros() as u64);
+        if is_old || state.shared.replication.has_waiters() || self.changes.is_empty() {
+            let tag = route.control.submit(state, SliceRequest::Flush);
+            self.flush = Some((self.answered, tag));
+        }
+    }
+}
+
+fn with_stamp(change: SliceRequest, stamp: Stamp) -> SliceRequest {
+    match change {
+        SliceRequest::Write { offset, data, .. } => SliceRequest::Write {
+            offset,
+            data,
+            stamp,
+        },
+        SliceRequest::Clear { offset, len, .. } => SliceRequest::Clear { offset, len, stamp },
+        SliceRequest::Transact { parts, .. } => SliceRequest::Transact { parts, stamp },
+        other => other,
+    }
+}
+
+/// The leg that follows, if it is in reach.
+pub(super) fn replica(state: &ControllerState, column: usize) -> Option<LegConnection> {
+    let model = state.model();
+    let mut legs = model.columns[column].legs.iter().enumerate();
+    legs.find_map(|(leg, keep)| {
+        let follows = keep.is_replicating && keep.leg.state == LegState::Following;
+        let control = keep.control.clone().filter(|_| follows)?;
+        Some(LegConnection { leg, control })
+    })
+}
+
+/// Waits until the leg that follows has what was changed so far; false if that takes as
+/// long as nobody waits for it. Where a range is locked meanwhile, it holds there what the
+/// others hold.
+pub(super) async fn wait_until_caught_up(state: &ControllerState, column: usize) -> bool {
+    let last = state.shared.replication.last_number();
+    let until = state.now() + REPLICATION_AGE_MAX;
+    let has_it = || replica(state, column).is_none() || state.shared.replication.is_done(last);
+    let is_late = || {
+        state.wake_at(until);
+        state.is_closing() || state.now() >= until
+    };
+    state.wait_until(|| has_it() || is_late()).await;
+    has_it()
+}
+
+/// Whether the authority lets the leg follow.
+pub(super) fn is_replica(state: &ControllerState, column: usize, leg: usize) -> bool {
+    state.model().columns[column].legs[leg].leg.state == LegState::Following
+}

@@ -1,0 +1,463 @@
+//! The scrub: reading every copy of the volume now and then, slowly, so that
+//! damage is found while another copy can still repair it.
+//!
+//! A pass walks all columns by chunks. The copies of a chunk are summed where
+//! they lie, without any lock; only where something is wrong the range is
+//! locked and each page looked at again, as a check does. Nothing about passes
+//! is kept on media: [`start_of`] says why that is enough.
+//!
+//! Invariants: a page that is being written is never reported; no repair
+//! overwrites what is newer; one batch is never sooner than the pace allows.
+
+use super::check::{RepairSource, compare_chunk, compare_replica};
+use super::copy::{self, LegConnection};
+use super::recover_in_flight::differs;
+use super::replicate;
+use super::state::ControllerState;
+use crate::limits::{
+    DAMAGES_MAX, RESYNC_CHUNK_BYTES, SCRUB_BATCH_BYTES, SCRUB_BUSY_SHARE, SCRUB_BYTES_PER_S,
+    SCRUB_DELAY, SCRUB_REPORT_EVERY, SCRUB_RETRY, SCRUB_TRIES_MAX,
+};
+use crate::snapshot::Gate;
+use crate::status::{CheckReport, Count, Damage, ScrubPass, ScrubState, ScrubStatus};
+use pagemesh_base::units::PAGE_BYTES;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// When to scrub, and how fast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScrubPlan {
+    /// From the begin of one pass to that of the next; none: only when asked.
+    pub every: Option<Duration>,
+    /// Bytes of the volume per second, each read on all copies; a quarter of
+    /// it while there are writes.
+    pub bytes_per_s: u64,
+}
+
+/// What the keeper is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScrubOrder {
+    Plan(ScrubPlan),
+    /// Begin a pass now, or go on with the one that was stopped.
+    Start,
+    /// Stop the pass where it is.
+    Stop,
+}
+
+/// Where a pass is: bytes are numbered through all columns.
+struct ScrubProgress {
+    columns: usize,
+    start: u64,
+    total: u64,
+    done: u64,
+    begun: Duration,
+    report: CheckReport,
+    skipped: u64,
+}
+
+/// What is known of scrubs since the attach.
+#[derive(Default)]
+pub(super) struct Scrubber {
+    plan: Option<ScrubPlan>,
+    next_at: Option<Duration>,
+    is_stopped: bool,
+    pass: Option<ScrubProgress>,
+    passes: u64,
+    /// The last one that finished, and when.
+    last: Option<(ScrubPass, Duration)>,
+    /// A task walks, or waits for its time.
+    pub has_task: bool,
+}
+
+impl Scrubber {
+    pub(super) fn apply_order(&mut self, order: ScrubOrder, now: Duration) {
+        match order {
+            ScrubOrder::Plan(plan) => {
+                self.plan = Some(plan);
+                self.next_at = plan.every.map(|every| now + every.min(SCRUB_DELAY));
+            }
+            ScrubOrder::Start => {
+                self.is_stopped = false;
+                if self.pass.is_none() {
+                    self.next_at = Some(now);
+                }
+            }
+            ScrubOrder::Stop => self.is_stopped = self.pass.is_some(),
+        }
+    }
+
+    fn every(&self) -> Option<Duration> {
+        self.plan.and_then(|plan| plan.every)
+    }
+
+    fn bytes_per_s(&self) -> u64 {
+        let plan = self.plan.map(|plan| plan.bytes_per_s);
+        plan.unwrap_or(SCRUB_BYTES_PER_S).max(1)
+    }
+
+    pub(super) fn status(&self, now: Duration) -> ScrubStatus {
+        let told = |pass: &ScrubProgress| ScrubPass {
+            bytes_todo: pass.total,
+            bytes_done: pass.done,
+            bytes_skipped: pass.skipped,
+            elapsed_ms: now.saturating_sub(pass.begun).as_millis() as u64,
+            ended_ms_ago: 0,
+            found: pass.report.clone(),
+        };
+        ScrubStatus {
+            state: match (&self.pass, self.is_stopped, self.next_at) {
+                (Some(_), true, _) => ScrubState::Stopped,
+                (Some(_), false, _) => ScrubState::Running,
+                (None, _, Some(_)) => ScrubState::Waiting,
+                (None, _, None) => ScrubState::Off,
+            },
+            passes: self.passes,
+            next_in_ms: self.next_at.filter(|_| self.pass.is_none()).map(|at| {
+                // Milliseconds of the keeper's clock fit.
+                at.saturating_sub(now).as_millis() as u64
+            }),
+            pass: self.pass.as_ref().map(told),
+            last: self.last.as_ref().map(|(pass, ended)| ScrubPass {
+                ended_ms_ago: now.saturating_sub(*ended).as_millis() as u64,
+                ..pass.clone()
+            }),
+        }
+    }
+}
+
+/// Begins passes when it is their time, until the volume is given back.
+pub(super) async fn run_scrubs(state: Rc<ControllerState>) {
+    loop {
+        state
+            .wait_until(|| state.is_closing() || is_due(&state))
+            .await;
+        if state.is_closing() {
+            return;
+        }
+        begin_pass(&state);
+        run_pass(&state).await;
+    }
+}
+
+fn is_due(state: &ControllerState) -> bool {
+    let Some(at) = state.scrub().next_at else {
+        return false;
+    };
+    state.wake_at(at);
+    at <= state.now()
+}
+
+fn begin_pass(state: &ControllerState) {
+    let (total, epoch, columns) = {
+        let model = state.model();
+        let total = model.columns.iter().map(|column| column.bytes).sum();
+        (total, model.epoch().0, model.columns.len())
+    };
+    let now = state.now();
+    let start = start_of(epoch, total);
+    let within = chunk_at(state, columns, start).map_or(0, |(_, within)| within);
+    let mut scrub = state.scrub_mut();
+    scrub.next_at = scrub.every().map(|every| now + every);
+    scrub.pass = Some(ScrubProgress {
+        columns,
+        start: start - within,
+        total,
+        done: 0,
+        begun: now,
+        report: CheckReport::default(),
+        skipped: 0,
+    });
+    drop(scrub);
+    state.status_changed.set(true);
+    tracing::info!(volume = %state.name, bytes = total, "a scrub begins");
+}
+
+/// Where the pass begins. Where it has come is not kept: a client that lives
+/// shorter than a pass would look at the first part of the volume only. The
+/// epoch rises with each attach, and multiples of the golden ratio fall evenly
+/// over the volume.
+fn start_of(epoch: u32, total: u64) -> u64 {
+    const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+    let share = u64::from(epoch).wrapping_mul(GOLDEN);
+    ((u128::from(share) * u128::from(total)) >> 64) as u64
+}
+
+/// A part of a column that is looked at in one go.
+struct ScrubChunk {
+    column: usize,
+    offset: u64,
+    len: u64,
+}
+
+/// The chunk that a byte lies in, and where in it.
+fn chunk_at(state: &ControllerState, columns: usize, at: u64) -> Option<(ScrubChunk, u64)> {
+    let mut offset = at;
+    for (column, keep) in state.model().columns.iter().take(columns).enumerate() {
+        if offset < keep.bytes {
+            let within = offset % RESYNC_CHUNK_BYTES;
+            let offset = offset - within;
+            let len = RESYNC_CHUNK_BYTES.min(keep.bytes - offset);
+            let chunk = ScrubChunk {
+                column,
+                offset,
+                len,
+            };
+            return Some((chunk, within));
+        }
+        offset -= keep.bytes;
+    }
+    None
+}
+
+async fn run_pass(state: &ControllerState) {
+    let (columns, mut at, total) = {
+        let scrub = state.scrub();
+        let Some(pass) = scrub.pass.as_ref() else {
+            return;
+        };
+        (pass.columns, pass.start, pass.total)
+    };
+    let (mut done, mut batch, mut told) = (0, 0, Duration::ZERO);
+    let mut ops = state.channel_ops();
+    let mut may_go_on = state.now();
+    while done < total {
+        let Some((chunk, _)) = chunk_at(state, columns, at) else {
+            at = 0;
+            continue;
+        };
+        let goes_on = || !state.scrub().is_stopped && is_serving(state, chunk.column);
+        let calm = || state.is_closing() || goes_on();
+        state.wait_until(calm).await;
+        if state.is_closing() {
+            return;
+        }
+        let hole = hole_len(state, &chunk).await.min(total - done);
+        let len = if hole > 0 {
+            record_findings(
+                state,
+                CheckReport::of_pages(hole.div_ceil(PAGE_BYTES as u64)),
+            );
+            // Nothing is read of it.
+            batch += PAGE_BYTES as u64;
+            hole
+        } else {
+            scrub_chunk(state, &chunk).await;
+            batch += chunk.len;
+            chunk.len
+        };
+        (at, done) = (at + len, done + len);
+        if let Some(pass) = &mut state.scrub_mut().pass {
+            pass.done = done;
+        }
+        if state.now() >= told + SCRUB_REPORT_EVERY {
+            told = state.now();
+            state.status_changed.set(true);
+        }
+        if batch >= SCRUB_BATCH_BYTES || done >= total {
+            // Since the last look, the sleep before this batch included.
+            let before = std::mem::replace(&mut ops, state.channel_ops());
+            let is_busy = ops > before;
+            may_go_on = may_go_on.max(state.now()) + batch_duration(state, batch, is_busy);
+            state.sleep(may_go_on.saturating_sub(state.now())).await;
+            batch = 0;
+        }
+    }
+    end_pass(state);
+}
+
+/// What a batch may take at least. Others at work come first.
+fn batch_duration(state: &ControllerState, bytes: u64, is_busy: bool) -> Duration {
+    let share = if is_busy { SCRUB_BUSY_SHARE } else { 1 };
+    let nanos = u128::from(bytes) * u128::from(share) * 1_000_000_000;
+    let nanos = nanos / u128::from(state.scrub().bytes_per_s());
+    Duration::from_nanos(nanos.try_into().unwrap_or(u64::MAX))
+}
+
+/// Whether the column serves and no leg of it is on its way back.
+fn is_serving(state: &ControllerState, column: usize) -> bool {
+    let model = state.model();
+    let column = &model.columns[column];
+    let returns = column.legs.iter().any(|leg| leg.resync.is_some());
+    column.gate == Gate::Open && column.has_source() && !returns
+}
+
+/// Looks at one chunk on all its legs, and repairs what can be.
+async fn scrub_chunk(state: &ControllerState, chunk: &ScrubChunk) {
+    let &ScrubChunk {
+        column,
+        offset,
+        len,
+    } = chunk;
+    let pages = len.div_ceil(PAGE_BYTES as u64);
+    for _ in 0..SCRUB_TRIES_MAX {
+        if is_consistent(state, chunk).await {
+            return record_findings(state, CheckReport::of_pages(pages));
+        }
+        let turn = state.lock(column, offset, len).await;
+        let is_level = replicate::wait_until_caught_up(state, column).await;
+        // What differed may only have been on its way.
+        if is_consistent(state, chunk).await {
+            return record_findings(state, CheckReport::of_pages(pages));
+        }
+        let mut report = CheckReport::default();
+        match compare_pages(state, chunk, is_level, &mut report).await {
+            Ok(()) => {
+                report.pages_compared = pages;
+                return record_findings(state, report);
+            }
+            Err(why) => {
+                tracing::debug!(volume = %state.name, column, offset, why, "scrub tries again");
+            }
+        }
+        drop(turn);
+        // A leg was lost, or the epoch rose: its column is seen to first.
+        state.sleep(SCRUB_RETRY).await;
+        state
+            .wait_until(|| state.is_closing() || is_serving(state, column))
+            .await;
+        if state.is_closing() {
+            return;
+        }
+    }
+    let (_, view) = state.shared.snapshot();
+    let at = view.volume_offset(column, offset);
+    tracing::warn!(volume = %state.name, offset = at, bytes = len, "a scrub passes over a part of the volume that its bricks do not give");
+    if let Some(pass) = &mut state.scrub_mut().pass {
+        pass.skipped += len;
+    }
+}
+
+/// Page by page, on all legs. The range must be locked, and the leg that follows level.
+async fn compare_pages(
+    state: &ControllerState,
+    chunk: &ScrubChunk,
+    is_level: bool,
+    report: &mut CheckReport,
+) -> Result<(), String> {
+    let place = (chunk.offset, chunk.len);
+    compare_chunk(state, chunk.column, place, RepairSource::Unknown, report).await?;
+    match is_level {
+        true => compare_replica(state, chunk.column, place, report).await,
+        false => Err("the copy that follows is too far behind".into()),
+    }
+}
+
+/// The legs of a column that are compared; none if none is in-sync.
+fn compared_legs(state: &ControllerState, column: usize) -> Vec<LegConnection> {
+    let legs = state.model().columns[column].sources();
+    let mut parties = copy::leg_connections(state, column, legs).unwrap_or_default();
+    if !parties.is_empty() {
+        parties.extend(replicate::replica(state, column));
+    }
+    parties
+}
+
+/// Bytes from a chunk on in which no leg holds anything: whole chunks, or up to the end of
+/// the column. A file system has many times more addresses than it may hold pages.
+async fn hole_len(state: &ControllerState, chunk: &ScrubChunk) -> u64 {
+    let end = state.model().columns[chunk.column].bytes;
+    let mut least = end - chunk.offset;
+    let parties = compared_legs(state, chunk.column);
+    for party in &parties {
+        let Ok(extents) = copy::extents(state, party, chunk.offset, end).await else {
+            return 0;
+        };
+        let unmapped = extents.iter().take_while(|extent| !extent.mapped);
+        least = least.min(unmapped.map(|extent| extent.len).sum());
+    }
+    match (parties.is_empty(), chunk.offset + least == end) {
+        (true, _) => 0,
+        (_, true) => least,
+        _ => least - least % RESYNC_CHUNK_BYTES,
+    }
+}
+
+async fn is_consistent(state: &ControllerState, chunk: &ScrubChunk) -> bool {
+    let parties = compared_legs(state, chunk.column);
+    match parties.split_first() {
+        Some((first, others)) => !differs(state, first, others, chunk.offset, chunk.len).await,
+        None => false,
+    }
+}
+
+fn record_findings(state: &ControllerState, found: CheckReport) {
+    let tally = &state.shared.counters;
+    tally.add(Count::PagesScrubbed, found.pages_compared);
+    let is_clean = found.pages_damaged + found.pages_differing == 0;
+    if !is_clean {
+        state.status_changed.set(true);
+    }
+    let mut scrub = state.scrub_mut();
+    let Some(pass) = &mut scrub.pass else {
+        return;
+    };
+    let room = DAMAGES_MAX - pass.report.damages.len();
+    for damage in found.damages.iter().take(room) {
+        log_damage(state, damage);
+    }
+    let few = pass.report.differences.len() < DAMAGES_MAX;
+    for run in found.differences.iter().filter(|_| few) {
+        tracing::error!(
+            volume = %state.name, segment = run.segment, column = run.column, page = run.page,
+            pages = run.count, "copies differ, and which one is right is not known; \
+             choose one: `pagemesh volume check --repair-from`"
+        );
+    }
+    pass.report.add(found);
+}
+
+/// One damaged page, for the log.
+fn log_damage(state: &ControllerState, damage: &Damage) {
+    let bricks: Vec<String> = damage.bricks.iter().map(ToString::to_string).collect();
+    let (volume, offset, bricks) = (&state.name, damage.offset, bricks.join(", "));
+    match damage.repaired {
+        true => tracing::warn!(%volume, offset, bricks, "a damaged page was repaired"),
+        false => tracing::error!(
+            %volume, offset, bricks, "a damaged page was not repaired: {}", damage.cause
+        ),
+    }
+}
+
+fn end_pass(state: &ControllerState) {
+    let now = state.now();
+    state.status_changed.set(true);
+    let mut scrub = state.scrub_mut();
+    let told = scrub.status(now).pass;
+    scrub.pass = None;
+    scrub.is_stopped = false;
+    scrub.passes += 1;
+    let Some(pass) = told else {
+        return;
+    };
+    scrub.last = Some((pass.clone(), now));
+    drop(scrub);
+    let found = &pass.found;
+    if found.pages_damaged + found.pages_differing == 0 {
+        tracing::info!(volume = %state.name, pages = found.pages_compared, "a scrub found nothing wrong");
+    } else {
+        tracing::warn!(
+            volume = %state.name, pages = found.pages_compared, damaged = found.pages_damaged,
+            differing = found.pages_differing, repaired = found.pages_repaired,
+            "a scrub found damage; a medium that loses bits should be replaced"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clients that never finish a pass still look at every part in time.
+    #[test]
+    fn start_offsets_of_consecutive_epochs_are_spread() {
+        let total = 1 << 40;
+        for first in [1, 77, 100_000] {
+            let mut starts: Vec<u64> = (first..first + 32).map(|it| start_of(it, total)).collect();
+            starts.sort_unstable();
+            let gaps = starts.windows(2).map(|pair| pair[1] - pair[0]);
+            let widest = gaps.max().unwrap();
+            assert!(widest < total / 12, "{widest} of {total}");
+            assert!(starts.iter().all(|&start| start < total));
+        }
+    }
+}

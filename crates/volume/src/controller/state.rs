@@ -1,0 +1,533 @@
+//! What the keeper's tasks share, and what they can wait for.
+
+use super::call::{BlockingCall, CallOutcome, CallRunner};
+use super::control::ControlConnection;
+use super::model::VolumeModel;
+use super::scrub::{ScrubOrder, Scrubber};
+use super::{AttachFailure, ControllerEvent, Task, reconfigure, report};
+use crate::authority::{AuthorityError, BrickAddress, ResolvedLayout};
+use crate::direct_access::DirectAccess;
+use crate::limits::{DIRECT_CLIENT_POLL, LINK_END_RETRY};
+use crate::locks::{LockHolder, LockRange};
+use crate::shared::{CONTROLLER, Member, MemberMessage, VolumeShared};
+use crate::status::Count;
+use pagemesh_base::layout::{BrickId, LegState, VolumeName};
+use pagemesh_base::slice::{Leg, SliceError};
+use std::cell::{Cell, Ref, RefCell, RefMut};
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::poll_fn;
+use std::os::fd::RawFd;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+pub(super) struct ControllerState {
+    pub name: VolumeName,
+    pub shared: Arc<VolumeShared>,
+    caller: Box<dyn CallRunner>,
+    now: Cell<Duration>,
+    /// The earliest time that a task waits for.
+    pub deadline: Cell<Option<Duration>>,
+    /// Rises with everything that may let a task go on.
+    pub activity: Cell<u64>,
+    /// Operations that this began itself.
+    controller_ops: Cell<u64>,
+    /// The status is to be reported anew.
+    pub status_changed: Cell<bool>,
+    /// Channels have come that lack connections.
+    pub channels_opened: Cell<bool>,
+    model: RefCell<VolumeModel>,
+    scrub: RefCell<Scrubber>,
+    calls: RefCell<BTreeMap<u64, Option<CallOutcome>>>,
+    next_id: Cell<u64>,
+    pub granted: RefCell<BTreeSet<u32>>,
+    controls: RefCell<Vec<Weak<ControlConnection>>>,
+    /// Channels that were told to end connections, and may not have looked.
+    ending_members: RefCell<Vec<Arc<Member>>>,
+    /// Since when a channel that has served lacks a session for the next view.
+    pub no_session_since: Cell<Option<Duration>>,
+    pub spawned: RefCell<Vec<Task>>,
+    pub attach_result: Cell<Option<Result<(), AttachFailure>>>,
+    pub closing: Cell<bool>,
+    pub ended: Cell<bool>,
+}
+
+impl ControllerState {
+    pub(super) fn new(
+        name: VolumeName,
+        hub: Arc<VolumeShared>,
+        caller: Box<dyn CallRunner>,
+    ) -> ControllerState {
+        ControllerState {
+            name,
+            shared: hub,
+            caller,
+            now: Cell::default(),
+            deadline: Cell::default(),
+            activity: Cell::default(),
+            controller_ops: Cell::default(),
+            status_changed: Cell::new(true),
+            channels_opened: Cell::default(),
+            model: RefCell::default(),
+            scrub: RefCell::default(),
+            calls: RefCell::default(),
+            next_id: Cell::default(),
+            granted: RefCell::default(),
+            controls: RefCell::default(),
+            ending_members: RefCell::default(),
+            no_session_since: Cell::default(),
+            spawned: RefCell::default(),
+            attach_result: Cell::default(),
+            closing: Cell::default(),
+            ended: Cell::default(),
+        }
+    }
+
+    pub(super) fn model(&self) -> Ref<'_, VolumeModel> {
+        self.model.borrow()
+    }
+
+    pub(super) fn model_mut(&self) -> RefMut<'_, VolumeModel> {
+        self.status_changed.set(true);
+        self.record_activity();
+        self.model.borrow_mut()
+    }
+
+    pub(super) fn scrub(&self) -> Ref<'_, Scrubber> {
+        self.scrub.borrow()
+    }
+
+    pub(super) fn scrub_mut(&self) -> RefMut<'_, Scrubber> {
+        self.scrub.borrow_mut()
+    }
+
+    /// Takes an order; true if there is no task yet that follows it.
+    pub(super) fn order_scrub(&self, order: ScrubOrder) -> bool {
+        self.status_changed.set(true);
+        self.record_activity();
+        let mut scrub = self.scrub_mut();
+        scrub.apply_order(order, self.now());
+        !std::mem::replace(&mut scrub.has_task, true)
+    }
+
+    pub(super) fn record_activity(&self) {
+        self.activity.set(self.activity.get() + 1);
+    }
+
+    /// The number of a new operation.
+    pub(super) fn next_op(&self) -> u64 {
+        self.controller_ops.set(self.controller_ops.get() + 1);
+        self.shared.next_op()
+    }
+
+    /// How many operations channels began: tells whether others are at work.
+    pub(super) fn channel_ops(&self) -> u64 {
+        self.shared.last_op() - self.controller_ops.get()
+    }
+
+    pub(super) fn begin_turn(&self, now: Duration) {
+        self.now.set(now);
+        self.shared.replication.update_age(now);
+        self.check_connections();
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.now.get()
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.get() || self.model().fenced
+    }
+
+    pub(super) fn wait_on(&self, into: &mut Vec<RawFd>) -> Option<Instant> {
+        let mut controls = self.controls.borrow_mut();
+        controls.retain(|control| control.strong_count() > 0);
+        let controls = controls.iter().filter_map(Weak::upgrade);
+        controls.filter_map(|control| control.wait_on(into)).min()
+    }
+
+    pub(super) fn take_event(&self, event: ControllerEvent) {
+        match event {
+            ControllerEvent::LegLost {
+                column,
+                leg,
+                serial,
+                why,
+            } => self.lose_leg_if_current(column, leg, serial, &why),
+            ControllerEvent::Fenced => self.fence(),
+            ControllerEvent::ChannelOpened => self.channels_opened.set(true),
+            ControllerEvent::DirectAccessEnabled => reconfigure::grant_lease(self),
+            ControllerEvent::CallCompleted(id, outcome) => {
+                if let Some(slot) = self.calls.borrow_mut().get_mut(&id) {
+                    *slot = Some(outcome);
+                }
+            }
+            ControllerEvent::ChannelDropped(_)
+            | ControllerEvent::Check(_)
+            | ControllerEvent::Scrub(_)
+            | ControllerEvent::Refresh(_)
+            | ControllerEvent::Reconcile(..)
+            | ControllerEvent::Detach => {}
+        }
+    }
+
+    pub(super) fn spawn(&self, task: Task) {
+        self.spawned.borrow_mut().push(task);
+        self.record_activity();
+    }
+
+    // What a task can wait for.
+
+    /// Waits until something is so.
+    pub(super) async fn wait_until(&self, mut is_so: impl FnMut() -> bool) {
+        poll_fn(|_| {
+            if is_so() {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+        .await;
+    }
+
+    /// Has the turn come back at this time at the latest.
+    pub(super) fn wake_at(&self, at: Duration) {
+        let earliest = self.deadline.get().map_or(at, |other| other.min(at));
+        self.deadline.set(Some(earliest));
+    }
+
+    pub(super) async fn sleep(&self, time: Duration) {
+        let at = self.now() + time;
+        self.wait_until(|| {
+            self.wake_at(at);
+            self.now() >= at
+        })
+        .await;
+    }
+
+    pub(super) fn start_call(&self, call: BlockingCall) -> u64 {
+        let id = self.next_id.get() + 1;
+        self.next_id.set(id);
+        self.calls.borrow_mut().insert(id, None);
+        self.caller.start(id, call);
+        id
+    }
+
+    pub(super) async fn call_outcome(&self, id: u64) -> CallOutcome {
+        poll_fn(|_| {
+            let mut calls = self.calls.borrow_mut();
+            match calls.get_mut(&id).and_then(Option::take) {
+                Some(outcome) => {
+                    calls.remove(&id);
+                    self.record_activity();
+                    Poll::Ready(outcome)
+                }
+                None => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    pub(super) async fn call(&self, call: BlockingCall) -> CallOutcome {
+        let id = self.start_call(call);
+        self.call_outcome(id).await
+    }
+
+    /// The layout as the authority has it, if the volume is still this
+    /// client's.
+    pub(super) async fn fetch_layout(&self) -> Result<ResolvedLayout, AuthorityError> {
+        let attachment = self.model().attachment;
+        let told = report::copy_report(self);
+        match self
+            .call(BlockingCall::FetchLayout {
+                attachment,
+                report: told,
+            })
+            .await
+        {
+            CallOutcome::Layout(Err(AuthorityError::Fenced)) => {
+                self.fence();
+                Err(AuthorityError::Fenced)
+            }
+            CallOutcome::Layout(result) => result,
+            _ => Err(AuthorityError::Unreachable("it gave no layout".into())),
+        }
+    }
+
+    /// Starts to connect to a leg.
+    pub(super) fn start_connect(&self, column: usize, leg: usize) -> u64 {
+        let model = self.model();
+        let keep = &model.columns[column].legs[leg].leg;
+        let call = BlockingCall::Connect {
+            brick: keep.brick,
+            address: model.bricks.get(&keep.brick).cloned().unwrap_or_default(),
+            slice: keep.slice,
+            epoch: model.epoch(),
+        };
+        drop(model);
+        self.start_call(call)
+    }
+
+    pub(super) async fn connect_outcome(&self, id: u64) -> Result<Box<dyn Leg>, SliceError> {
+        match self.call_outcome(id).await {
+            CallOutcome::Connected(result) => result,
+            _ => Err(SliceError::Lost("no connection was made".into())),
+        }
+    }
+
+    /// Takes over where bricks are.
+    pub(super) fn adopt_addresses(&self, bricks: BTreeMap<BrickId, BrickAddress>) {
+        self.model_mut().bricks = bricks;
+    }
+
+    /// Takes over what the authority says.
+    pub(super) fn adopt(&self, attached: ResolvedLayout) {
+        let now = self.now();
+        self.adopt_addresses(attached.bricks);
+        self.model_mut().adopt(attached.layout, now);
+    }
+
+    pub(super) fn control(&self, leg: Box<dyn Leg>) -> Rc<ControlConnection> {
+        let control = ControlConnection::new(leg, self.model().epoch());
+        self.controls.borrow_mut().push(Rc::downgrade(&control));
+        control
+    }
+
+    /// Takes a range lock for as long as the guard lives.
+    pub(super) async fn lock(&self, column: usize, offset: u64, len: u64) -> RangeGuard<'_> {
+        let key = self.next_id.get() as u32 + 1;
+        self.next_id.set(self.next_id.get() + 1);
+        let range = LockRange::new(column, offset, len);
+        let guard = RangeGuard {
+            state: self,
+            range,
+            key,
+            _direct_access: DirectAccessGuard::new(self.shared.direct_access.get()),
+        };
+        if !self.shared.locks.acquire(range, guard.holder()) {
+            self.wait_until(|| self.granted.borrow_mut().remove(&key))
+                .await;
+            self.record_activity();
+        }
+        self.wait_for_direct_clients().await;
+        guard
+    }
+
+    /// Keeps guests away for as long as the guard lives, once all are out, and what the dead left
+    /// is alike.
+    pub(super) async fn block_direct_clients(&self) -> DirectAccessGuard<'_> {
+        let guard = DirectAccessGuard::new(self.shared.direct_access.get());
+        self.wait_for_direct_clients().await;
+        guard
+    }
+
+    /// The same, once those are out that were inside of files that are meant, and live. The
+    /// dead are out when their pages are alike, which waits for the column: whoever makes
+    /// it serve may not wait for that.
+    pub(super) async fn block_live_direct_clients(
+        &self,
+        is_meant: impl Fn(u64) -> bool,
+    ) -> DirectAccessGuard<'_> {
+        let guard = DirectAccessGuard::new(self.shared.direct_access.get());
+        self.wait_until_idle(|guests| guests.are_files_idle(&is_meant))
+            .await;
+        guard
+    }
+
+    /// Their operations take microseconds, unless one stands still: its mount sees to that.
+    async fn wait_for_direct_clients(&self) {
+        self.wait_until_idle(|guests| guests.segment.is_idle())
+            .await;
+    }
+
+    async fn wait_until_idle(&self, are_quiet: impl Fn(&DirectAccess) -> bool) {
+        let Some(guests) = self.shared.direct_access.get() else {
+            return;
+        };
+        self.wait_until(|| {
+            let is_quiet = are_quiet(guests);
+            if !is_quiet {
+                self.wake_at(self.now() + DIRECT_CLIENT_POLL);
+            }
+            is_quiet || self.is_closing()
+        })
+        .await;
+    }
+
+    // What happens to legs.
+
+    /// Looks at all connections, also at those of no leg yet, whose ends would be
+    /// waited for in vain; loses the legs whose connections have ended.
+    fn check_connections(&self) {
+        let controls = self.controls.borrow();
+        let controls = controls.iter().filter_map(Weak::upgrade);
+        controls.for_each(|control| control.poll());
+        let mut lost = vec![];
+        for (column, keep) in self.model().columns.iter().enumerate() {
+            for (leg, keep) in keep.legs.iter().enumerate() {
+                let why = keep
+                    .control
+                    .as_ref()
+                    .and_then(|control| control.loss_cause());
+                lost.extend(why.map(|why| (column, leg, why)));
+            }
+        }
+        for (column, leg, why) in lost {
+            self.lose_leg(column, leg, &why);
+        }
+    }
+
+    fn lose_leg_if_current(&self, column: usize, leg: usize, serial: u64, why: &str) {
+        if self.serial(column, leg) == serial {
+            self.lose_leg(column, leg, why);
+        }
+    }
+
+    /// The serial of a leg's connections, 0 if it has none.
+    pub(super) fn serial(&self, column: usize, leg: usize) -> u64 {
+        let model = self.model();
+        let keep = model.columns.get(column).and_then(|c| c.legs.get(leg));
+        keep.filter(|keep| keep.control.is_some())
+            .map_or(0, |keep| keep.serial)
+    }
+
+    /// A leg cannot be reached, or cannot go on.
+    pub(super) fn lose_leg(&self, number: usize, leg: usize, why: &str) {
+        let now = self.now();
+        let mut model = self.model_mut();
+        let column = &mut model.columns[number];
+        let keep = &mut column.legs[leg];
+        if let Some(control) = keep.control.take() {
+            control.fail(why);
+            tracing::warn!(volume = %self.name, brick = %keep.leg.brick, why, "lost a leg");
+            self.shared.counters.add(Count::LegsLost, 1);
+            // Not only with the next view: that may have to wait for others.
+            let seat = (number, leg);
+            for member in crate::shared::lock_unpoisoned(&self.shared.members).values() {
+                if member.end_links(|&place, _| place == seat) {
+                    self.add_ending_member(member);
+                }
+            }
+        }
+        keep.requested_state = None;
+        keep.last_barrier = None;
+        keep.resync = None;
+        keep.is_replicating = false;
+        keep.last_error = Some(why.to_owned());
+        if !column.has_source() && !column.needs_recovery {
+            column.needs_recovery = true;
+            column.gate = crate::snapshot::Gate::Down;
+            column.down_since = Some(now);
+        }
+        if column.needs_recovery && !column.has_source() {
+            // What is being brought up to date has nothing to follow.
+            for keep in &mut column.legs {
+                if keep.leg.state == LegState::Syncing {
+                    if let Some(control) = keep.control.take() {
+                        control.fail("its source is lost");
+                    }
+                    keep.resync = None;
+                }
+            }
+        }
+    }
+
+    /// A channel was told to end connections.
+    pub(super) fn add_ending_member(&self, member: &Arc<Member>) {
+        self.ending_members.borrow_mut().push(Arc::clone(member));
+    }
+
+    /// A brick has no session for a channel that has not served yet: that channel fails,
+    /// and nothing else.
+    pub(super) fn reject_channel(&self, number: u32, member: &Arc<Member>, why: &str) {
+        tracing::warn!(volume = %self.name, why, "a channel was turned away");
+        self.shared.leave(number);
+        let why = format!("no further channel of {} can be had: {why}", self.name);
+        member.send(MemberMessage::Rejected(why));
+        self.add_ending_member(member);
+    }
+
+    /// Ends the connections that channels were told to end, whether or not their threads
+    /// look: they may wait for something else, while the pool of a brick that is gone stays
+    /// mapped, or a session is kept that the next connection needs. A channel whose thread
+    /// is inside of a call is tried again soon.
+    pub(super) fn end_links(&self) {
+        let mut ending = self.ending_members.borrow_mut();
+        ending.retain(|member| !member.try_process_messages());
+        if !ending.is_empty() {
+            self.wake_at(self.now() + LINK_END_RETRY);
+        }
+    }
+
+    pub(super) fn fence(&self) {
+        if !self.model().fenced {
+            tracing::warn!(volume = %self.name, "another client attached");
+            self.model_mut().fenced = true;
+            let view = self.model().snapshot();
+            self.shared.publish(view);
+        }
+    }
+}
+
+impl ControllerState {
+    /// Ends what channels still do: the volume is given back.
+    pub(super) fn fence_channels(&self) {
+        let mut view = self.model().snapshot();
+        view.fenced = true;
+        self.shared.publish(view);
+    }
+}
+
+/// Keeps guests away.
+pub(super) struct DirectAccessGuard<'a>(Option<&'a DirectAccess>);
+
+impl<'a> DirectAccessGuard<'a> {
+    fn new(guests: Option<&'a DirectAccess>) -> DirectAccessGuard<'a> {
+        if let Some(guests) = guests {
+            guests.segment.close();
+        }
+        DirectAccessGuard(guests)
+    }
+}
+
+impl Drop for DirectAccessGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(guests) = self.0 {
+            guests.segment.reopen();
+        }
+    }
+}
+
+/// A range lock of the keeper. Guests do not know range locks, and are kept out of all.
+pub(super) struct RangeGuard<'a> {
+    state: &'a ControllerState,
+    range: LockRange,
+    key: u32,
+    _direct_access: DirectAccessGuard<'a>,
+}
+
+impl RangeGuard<'_> {
+    fn holder(&self) -> LockHolder {
+        LockHolder {
+            member: CONTROLLER,
+            key: self.key,
+        }
+    }
+}
+
+impl Drop for RangeGuard<'_> {
+    fn drop(&mut self) {
+        let mut turns = vec![];
+        self.state
+            .shared
+            .locks
+            .release(self.range, self.holder(), &mut turns);
+        let mut mine = vec![];
+        self.state
+            .shared
+            .deliver_grants(&mut turns, CONTROLLER, &mut mine);
+        self.state.granted.borrow_mut().extend(mine);
+        self.state.record_activity();
+    }
+}

@@ -1,0 +1,180 @@
+//! Ranges of changes that ended without anybody knowing how: sent, maybe done by
+//! one leg and not by another, and not sent again, since their column failed. A
+//! read of such a range fails. Shown what one leg has, it might be taken back when
+//! the next view is made of another.
+//!
+//! A column is decided by the first view in which it is open again: either its
+//! legs were settled, or what the others hold does not count any more. Invariants:
+//! a range is noted before its lock is given back, and forgotten after the
+//! generation of that view is in place. So whoever finds neither a change in
+//! flight nor a note, and then sees its own view to be the newest, shows nothing
+//! that may be taken back. A note that comes late, of a view before, is not taken.
+
+use crate::limits::INDETERMINATE_RANGES_MAX;
+use crate::locks::LockRange;
+use crate::shared::lock_unpoisoned;
+use crate::snapshot::{ColumnSnapshot, Gate};
+use crate::steps;
+use pagemesh_base::defect::{self, Defect};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+#[derive(Debug, Default)]
+struct IndeterminateColumn {
+    /// The generation of the view that decided it last.
+    resolved_generation: u64,
+    ranges: Vec<LockRange>,
+    /// There were too many ranges: all of it is undecided.
+    covers_whole_column: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct IndeterminateWrites {
+    columns: Mutex<Vec<IndeterminateColumn>>,
+    /// Columns with notes; changed under the mutex.
+    columns_with_ranges: AtomicUsize,
+}
+
+impl IndeterminateWrites {
+    /// A change of this range has failed, in the view of this generation.
+    pub(crate) fn record(&self, range: LockRange, generation: u64) {
+        let mut columns = self.columns();
+        if columns.len() <= range.column() {
+            columns.resize_with(range.column() + 1, IndeterminateColumn::default);
+        }
+        let column = &mut columns[range.column()];
+        let is_late = generation < column.resolved_generation
+            && !defect::is(Defect::LateIndeterminateRecorded);
+        if is_late || column.covers_whole_column || column.ranges.contains(&range) {
+            return;
+        }
+        match column.ranges.len() < INDETERMINATE_RANGES_MAX {
+            true => column.ranges.push(range),
+            false => (column.covers_whole_column, column.ranges) = (true, vec![]),
+        }
+        self.update_count(&columns);
+    }
+
+    /// Whether what this range holds may be taken back.
+    pub(crate) fn contains(&self, range: &LockRange) -> bool {
+        steps::step("undecided");
+        if self.columns_with_ranges.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let columns = self.columns();
+        let column = columns.get(range.column());
+        column.is_some_and(|it| {
+            it.covers_whole_column || it.ranges.iter().any(|at| at.overlaps(range))
+        })
+    }
+
+    /// The view of this generation is in place.
+    pub(crate) fn snapshot_changed(
+        &self,
+        old: &[ColumnSnapshot],
+        new: &[ColumnSnapshot],
+        generation: u64,
+    ) {
+        let is_open = |view: &ColumnSnapshot| view.gate == Gate::Open;
+        let opened = |number: &usize| {
+            let was_open = old.get(*number).is_some_and(is_open);
+            is_open(&new[*number]) && !was_open
+        };
+        let opened: Vec<usize> = (0..new.len()).filter(opened).collect();
+        if opened.is_empty() {
+            return;
+        }
+        let mut columns = self.columns();
+        if columns.len() < new.len() {
+            columns.resize_with(new.len(), IndeterminateColumn::default);
+        }
+        for number in opened {
+            columns[number] = IndeterminateColumn {
+                resolved_generation: generation,
+                ..IndeterminateColumn::default()
+            };
+        }
+        self.update_count(&columns);
+    }
+
+    fn columns(&self) -> MutexGuard<'_, Vec<IndeterminateColumn>> {
+        steps::lock("undecided", &self.columns);
+        lock_unpoisoned(&self.columns)
+    }
+
+    fn update_count(&self, columns: &[IndeterminateColumn]) {
+        let noted = columns
+            .iter()
+            .filter(|it| it.covers_whole_column || !it.ranges.is_empty());
+        steps::step("undecided");
+        self.columns_with_ranges
+            .store(noted.count(), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gates(gates: [Gate; 2]) -> Vec<ColumnSnapshot> {
+        let column = |gate| ColumnSnapshot {
+            legs: vec![],
+            gate,
+            replica_serial: 0,
+        };
+        gates.map(column).to_vec()
+    }
+
+    fn pages(column: usize, page: u64, count: u64) -> LockRange {
+        LockRange::new(column, page * 4096, count * 4096)
+    }
+
+    #[test]
+    fn range_is_indeterminate_until_column_reopens() {
+        let undecided = IndeterminateWrites::default();
+        let failed = gates([Gate::Failed, Gate::Failed]);
+        let [first, second] = [0, 1].map(|column| pages(column, 3, 2));
+        undecided.record(first, 5);
+        undecided.record(second, 5);
+        for (page, is_undecided) in [(2, false), (3, true), (4, true), (5, false)] {
+            assert_eq!(undecided.contains(&pages(0, page, 1)), is_undecided);
+        }
+        assert!(undecided.contains(&pages(0, 0, 100)));
+        // Views in which it is not open, or was before, decide nothing.
+        undecided.snapshot_changed(&gates([Gate::Open, Gate::Down]), &failed, 6);
+        assert!(undecided.contains(&first) && undecided.contains(&second));
+        undecided.snapshot_changed(&failed, &gates([Gate::Failed, Gate::Open]), 7);
+        assert!(undecided.contains(&first) && !undecided.contains(&second));
+        undecided.snapshot_changed(&failed, &gates([Gate::Open, Gate::Open]), 8);
+        assert!(!undecided.contains(&first));
+    }
+
+    #[test]
+    fn record_from_an_older_snapshot_is_ignored() {
+        let undecided = IndeterminateWrites::default();
+        let [failed, open] = [Gate::Failed, Gate::Open].map(|gate| gates([gate, Gate::Open]));
+        undecided.snapshot_changed(&failed, &open, 7);
+        undecided.record(pages(0, 0, 1), 6);
+        assert!(!undecided.contains(&pages(0, 0, 1)));
+        // It failed again since.
+        undecided.snapshot_changed(&open, &failed, 8);
+        undecided.record(pages(0, 0, 1), 8);
+        assert!(undecided.contains(&pages(0, 0, 1)));
+    }
+
+    #[test]
+    fn too_many_ranges_mark_whole_column() {
+        let undecided = IndeterminateWrites::default();
+        for page in 0..INDETERMINATE_RANGES_MAX as u64 {
+            // What is noted already takes no place.
+            undecided.record(pages(0, 2 * page, 1), 1);
+            undecided.record(pages(0, 2 * page, 1), 1);
+        }
+        assert!(!undecided.contains(&pages(0, 1, 1)));
+        undecided.record(pages(0, 1_000_000, 1), 1);
+        assert!(undecided.contains(&pages(0, 1, 1)) && !undecided.contains(&pages(1, 1, 1)));
+        let [failed, open] = [Gate::Failed, Gate::Open].map(|gate| gates([gate, gate]));
+        undecided.snapshot_changed(&failed, &open, 2);
+        assert!(!undecided.contains(&pages(0, 0, 1)));
+    }
+}

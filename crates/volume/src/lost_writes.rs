@@ -1,0 +1,193 @@
+//! What was acknowledged on legs that buffer and may be gone with them, of all
+//! channels together: a flush on any channel covers what any was told, so it
+//! must also say when that was lost.
+//!
+//! A column has lost what no flush covered when none of its in-sync legs
+//! stayed connected from one view to the next. Every channel's next flush says
+//! so once. One that joins later does not, unless nobody has said it yet:
+//! whoever wrote may be gone, or come back as another channel.
+
+use crate::shared::lock_unpoisoned;
+use crate::snapshot::ColumnSnapshot;
+use std::sync::Mutex;
+
+#[derive(Debug, Default)]
+struct ColumnLosses {
+    /// Acknowledged changes.
+    acknowledged: u64,
+    /// Those of them that a flush has covered, or that are lost.
+    covered: u64,
+    losses: u64,
+    reported: u64,
+    /// The generation of the view that came with the last loss: answers of
+    /// earlier ones are of legs that may have forgotten since.
+    loss_generation: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct LostWrites {
+    columns: Mutex<Vec<ColumnLosses>>,
+}
+
+impl LostWrites {
+    fn with_column<T>(&self, column: usize, act: impl FnOnce(&mut ColumnLosses) -> T) -> T {
+        let mut columns = lock_unpoisoned(&self.columns);
+        if columns.len() <= column {
+            columns.resize_with(column + 1, ColumnLosses::default);
+        }
+        act(&mut columns[column])
+    }
+
+    /// A change was acknowledged by legs of which some buffer, in the view of
+    /// this generation.
+    pub(crate) fn record_acknowledged(&self, column: usize, generation: u64) {
+        self.with_column(column, |it| {
+            it.acknowledged += 1;
+            if generation < it.loss_generation {
+                it.losses += 1;
+                it.covered = it.acknowledged;
+            }
+        });
+    }
+
+    /// What a flush that starts now covers once it is done.
+    pub(crate) fn begin_flush(&self, column: usize) -> u64 {
+        self.with_column(column, |it| it.acknowledged)
+    }
+
+    /// Every leg has flushed.
+    pub(crate) fn record_flushed(&self, column: usize, covers: u64) {
+        self.with_column(column, |it| it.covered = it.covered.max(covers));
+    }
+
+    /// The view changes. Called before anybody can have the new one, or while
+    /// whoever wants it waits.
+    pub(crate) fn snapshot_changed(
+        &self,
+        old: &[ColumnSnapshot],
+        new: &[ColumnSnapshot],
+        generation: u64,
+    ) {
+        for (number, (old, new)) in old.iter().zip(new).enumerate() {
+            if kept_an_in_sync_leg(old, new) {
+                continue;
+            }
+            self.with_column(number, |it| {
+                it.loss_generation = generation;
+                if it.acknowledged > it.covered {
+                    it.losses += 1;
+                    it.covered = it.acknowledged;
+                }
+            });
+        }
+    }
+
+    /// Losses of all columns.
+    pub(crate) fn total(&self) -> u64 {
+        lock_unpoisoned(&self.columns)
+            .iter()
+            .map(|it| it.losses)
+            .sum()
+    }
+
+    /// What a channel that joins need not tell.
+    pub(crate) fn count_of(&self, column: usize) -> u64 {
+        self.with_column(column, |it| it.losses)
+    }
+
+    /// Whether a flush must fail; `seen` is what its channel has told.
+    pub(crate) fn must_report(&self, column: usize, seen: &mut u64) -> bool {
+        self.with_column(column, |it| {
+            let must = *seen < it.losses || it.reported < it.losses;
+            (*seen, it.reported) = (it.losses, it.losses);
+            must
+        })
+    }
+}
+
+/// Whether an in-sync leg is still there with all that it was told.
+fn kept_an_in_sync_leg(old: &ColumnSnapshot, new: &ColumnSnapshot) -> bool {
+    let (before, after) = (old.in_sync(), new.in_sync());
+    before
+        .intersection(after)
+        .legs()
+        .any(|leg| old.legs[leg].serial == new.legs[leg].serial)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::{Gate, LegSnapshot};
+    use pagemesh_base::layout::{BrickId, LegState, SliceId};
+    use uuid::Uuid;
+
+    fn column(serials: [u64; 2]) -> [ColumnSnapshot; 1] {
+        let leg = |serial| LegSnapshot {
+            brick: BrickId(Uuid::nil()),
+            slice: SliceId(Uuid::nil()),
+            state: LegState::InSync,
+            buffers: true,
+            serial,
+        };
+        [ColumnSnapshot {
+            legs: serials.map(leg).to_vec(),
+            gate: Gate::Open,
+            replica_serial: 0,
+        }]
+    }
+
+    #[test]
+    fn loss_is_reported_once_per_channel() {
+        let losses = LostWrites::default();
+        let (mut here, mut there) = (losses.count_of(0), losses.count_of(0));
+        losses.record_acknowledged(0, 1);
+        // One leg after the other may go.
+        losses.snapshot_changed(&column([1, 1]), &column([2, 1]), 2);
+        losses.snapshot_changed(&column([2, 1]), &column([2, 2]), 3);
+        assert!(!losses.must_report(0, &mut here));
+        assert_eq!(losses.total(), 0);
+        losses.snapshot_changed(&column([2, 2]), &column([3, 3]), 4);
+        assert_eq!(losses.total(), 1);
+        assert!(losses.must_report(0, &mut here) && losses.must_report(0, &mut there));
+        assert!(!losses.must_report(0, &mut here) && !losses.must_report(0, &mut there));
+        let mut later = losses.count_of(0);
+        assert!(!losses.must_report(0, &mut later));
+    }
+
+    #[test]
+    fn unreported_loss_is_reported_to_new_channel() {
+        let losses = LostWrites::default();
+        losses.record_acknowledged(0, 1);
+        losses.snapshot_changed(&column([1, 1]), &column([2, 2]), 2);
+        let mut later = losses.count_of(0);
+        assert!(losses.must_report(0, &mut later));
+    }
+
+    #[test]
+    fn flushed_writes_are_not_lost() {
+        let losses = LostWrites::default();
+        let mut seen = losses.count_of(0);
+        losses.record_acknowledged(0, 1);
+        let covers = losses.begin_flush(0);
+        losses.record_flushed(0, covers);
+        losses.snapshot_changed(&column([1, 1]), &column([2, 2]), 2);
+        assert!(!losses.must_report(0, &mut seen));
+        // This one came while the flush was under way.
+        let covers = losses.begin_flush(0);
+        losses.record_acknowledged(0, 2);
+        losses.record_flushed(0, covers);
+        losses.snapshot_changed(&column([2, 2]), &column([3, 3]), 3);
+        assert!(losses.must_report(0, &mut seen));
+    }
+
+    #[test]
+    fn late_acknowledgement_counts_as_lost() {
+        let losses = LostWrites::default();
+        let mut seen = losses.count_of(0);
+        losses.snapshot_changed(&column([1, 1]), &column([2, 2]), 2);
+        losses.record_acknowledged(0, 1);
+        assert!(losses.must_report(0, &mut seen));
+        losses.record_acknowledged(0, 2);
+        assert!(!losses.must_report(0, &mut seen));
+    }
+}

@@ -1,0 +1,451 @@
+//! What guests changed, on its way to a copy that follows (RFD 018). It lies behind the
+//! rows of the segment; several guests put something in, the keeper takes it out.
+//!
+//! ```text
+//!   136  places claimed 8                         (on the line of the numbers)
+//!   192  a copy follows 4, kept away 4, spoiled 4   (seldom changed)
+//!   256  places taken 8                           (the taker's line)
+//!   320  taker sleeps 4
+//! 151552  heads of places, 32 bytes each:
+//!     0  filled 8 (the place's number and one), first byte 8, bytes 8
+//! 217088  pages of places
+//! ```
+//!
+//! Places have numbers that are never used again; each lies at its number modulo
+//! [`RING_SLOTS`]. A record has as many in a row as pages, and a head in the first. A head of
+//! no bytes says that nothing was changed, and counts for one place. Bytes are streamed to
+//! their pages past the caches: lines that the taker has read would have to be asked for again.
+//!
+//! Invariants: whoever claims has found room before, and claims once, so that no
+//! place is claimed that is not free. A place is taken only when it is filled, in
+//! order, so nobody is still to fill one that is claimed anew.
+
+use crate::direct_access::{ClientRow, DirectSegment, ROWS, RUNS_END_AT};
+use crate::steps::step;
+use bytes::Bytes;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::SharedSegment;
+use pagemesh_pmem::copy::store_fence;
+use pagemesh_store::pool_mapping::NODE_SLOTS;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Places of the ring: half of them for what waits, which a copy gets within milliseconds,
+/// and half for those who found room at the same moment.
+pub const RING_SLOTS: u64 = 2048;
+/// Places of a record: what databases write at once.
+pub const RECORD_SLOTS_MAX: u64 = 4;
+/// Its bytes.
+pub const RECORD_BYTES_MAX: usize = RECORD_SLOTS_MAX as usize * PAGE_BYTES;
+const _: () = assert!(ROWS as u64 * RECORD_SLOTS_MAX <= RING_SLOTS / 2, "room");
+
+const TAIL_AT: usize = 136;
+const HAS_REPLICA_AT: usize = 192;
+const THROTTLED_AT: usize = 196;
+const INCOMPLETE_AT: usize = 200;
+const HEAD_AT: usize = 256;
+const CONSUMER_SLEEPS_AT: usize = 320;
+const HEADS_AT: usize = RUNS_END_AT;
+const HEAD_BYTES: usize = 32;
+const DATA_AT: usize = HEADS_AT + RING_SLOTS as usize * HEAD_BYTES;
+/// Where it ends in the segment.
+pub(crate) const RING_END_AT: usize = DATA_AT + RING_SLOTS as usize * PAGE_BYTES;
+const PAGE: u64 = PAGE_BYTES as u64;
+
+/// A row that may have claimed places, and did not say which.
+pub(crate) const CLAIM_PENDING: u64 = u64::MAX;
+
+/// The ring of a segment.
+#[derive(Clone, Copy)]
+pub struct ReplicationRing<'s> {
+    shared: &'s SharedSegment,
+}
+
+/// A change that was taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RingEntry {
+    /// Its first place.
+    pub slot: u64,
+    pub slot_count: u64,
+    pub offset: u64,
+    /// Empty if nothing was changed.
+    pub data: Bytes,
+}
+
+/// What a dead guest left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UnfilledClaim {
+    /// Nothing that is not filled.
+    Absent,
+    /// A claim that is not filled, from this place on.
+    FromSlot(u64),
+    /// Maybe a claim, and nobody knows which.
+    Unknown,
+}
+
+/// How much of a change is one record: a part of a page, or whole pages of one leaf, as the
+/// store writes them. Two records of one claim would not be in the order of their slots.
+#[must_use]
+pub fn record_len(offset: u64, len: u64) -> u64 {
+    let within = offset % PAGE;
+    let in_leaf = NODE_SLOTS - offset / PAGE % NODE_SLOTS;
+    match within != 0 || len < PAGE {
+        true => len.min(PAGE - within),
+        false => (len / PAGE).min(RECORD_SLOTS_MAX).min(in_leaf) * PAGE,
+    }
+}
+
+/// Places of a record.
+#[must_use]
+pub fn slots_of(offset: u64, len: u64) -> u64 {
+    (offset % PAGE).saturating_add(len).div_ceil(PAGE)
+}
+
+impl DirectSegment {
+    /// Its ring.
+    #[inline]
+    #[must_use]
+    pub fn ring(&self) -> ReplicationRing<'_> {
+        ReplicationRing {
+            shared: self.shared(),
+        }
+    }
+}
+
+impl<'s> ReplicationRing<'s> {
+    fn tail_word(self) -> &'s AtomicU64 {
+        self.shared.word(TAIL_AT)
+    }
+
+    fn flag(self, at: usize) -> &'s AtomicU32 {
+        self.shared.half_word(at)
+    }
+
+    fn head_word(self, place: u64, index: usize) -> &'s AtomicU64 {
+        self.shared
+            .word(ReplicationRing::head_at(place) + index * 8)
+    }
+
+    fn head_at(place: u64) -> usize {
+        HEADS_AT + (place % RING_SLOTS) as usize * HEAD_BYTES
+    }
+
+    fn is_filled(self, place: u64) -> bool {
+        self.head_word(place, 0).load(Ordering::Acquire) == place + 1
+    }
+
+    /// The bytes of so many places, where they lie in one piece each.
+    fn data_ranges(place: u64, len: usize) -> [(usize, std::ops::Range<usize>); 2] {
+        let at = (place % RING_SLOTS) as usize * PAGE_BYTES;
+        let first = len.min(RING_SLOTS as usize * PAGE_BYTES - at);
+        [(DATA_AT + at, 0..first), (DATA_AT, first..len)]
+    }
+}
+
+/// What guests do.
+impl ReplicationRing<'_> {
+    /// Whether what is written must be told here.
+    #[inline]
+    #[must_use]
+    pub fn has_replica(self) -> bool {
+        self.flag(HAS_REPLICA_AT).load(Ordering::SeqCst) != 0
+    }
+
+    /// Whether one record may be claimed now. If not, the kernel's way waits as it
+    /// should. So many places are known to be `taken`; the taker's line is looked at only where
+    /// that is too old.
+    #[inline]
+    #[must_use]
+    pub fn has_room(self, taken: &mut u64) -> bool {
+        let tail = self.tail();
+        if tail - *taken >= RING_SLOTS / 2 {
+            *taken = self.head();
+        }
+        tail - *taken < RING_SLOTS / 2 && self.flag(THROTTLED_AT).load(Ordering::Relaxed) == 0
+    }
+
+    /// Claims places for a record of the row's place, behind the lock words of its pages.
+    #[inline]
+    #[must_use]
+    pub fn claim(self, row: ClientRow<'_>, places: u64) -> u64 {
+        debug_assert!((1..=RECORD_SLOTS_MAX).contains(&places), "{places} places");
+        row.claim().store(CLAIM_PENDING, Ordering::Release);
+        step("ring");
+        let place = self.tail_word().fetch_add(places, Ordering::AcqRel);
+        step("ring");
+        row.claim().store(place + 1, Ordering::Release);
+        place
+    }
+
+    /// A claimed place will be filled soon.
+    #[inline]
+    pub fn prefetch_head(self, place: u64) {
+        self.shared.prefetch(ReplicationRing::head_at(place));
+    }
+
+    /// Says what was changed. True: the taker has to be called.
+    #[inline]
+    #[must_use]
+    pub fn fill(self, place: u64, offset: u64, bytes: &[u8]) -> bool {
+        for (at, range) in ReplicationRing::data_ranges(place, bytes.len()) {
+            self.shared.stream(at, &bytes[range]);
+        }
+        store_fence();
+        self.publish_head(place, offset, bytes.len() as u64);
+        self.must_wake_consumer()
+    }
+
+    /// It is not known what became of a change with these places. True: the taker has to
+    /// be called.
+    #[cold]
+    #[must_use]
+    pub fn abandon_claim(self, place: u64, places: u64) -> bool {
+        self.mark_incomplete();
+        (place..place + places).for_each(|place| self.fill_empty(place));
+        self.must_wake_consumer()
+    }
+
+    /// The taker was not called after all.
+    pub fn rearm_wakeup(self) {
+        self.flag(CONSUMER_SLEEPS_AT).store(1, Ordering::SeqCst);
+    }
+
+    fn publish_head(self, place: u64, offset: u64, len: u64) {
+        self.head_word(place, 1).store(offset, Ordering::Relaxed);
+        self.head_word(place, 2).store(len, Ordering::Relaxed);
+        step("ring");
+        self.head_word(place, 0).store(place + 1, Ordering::Release);
+    }
+
+    fn must_wake_consumer(self) -> bool {
+        // Either the taker sees what was filled before it sleeps, or this sees that it does.
+        fence(Ordering::SeqCst);
+        step("ring");
+        let sleeps = self.flag(CONSUMER_SLEEPS_AT);
+        sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::SeqCst) != 0
+    }
+}
+
+/// What the mount does.
+impl ReplicationRing<'_> {
+    /// The first place that is not claimed.
+    #[inline]
+    pub(crate) fn tail(self) -> u64 {
+        step("ring");
+        self.tail_word().load(Ordering::Acquire)
+    }
+
+    /// The first place that is not taken.
+    #[inline]
+    pub(crate) fn head(self) -> u64 {
+        self.shared.word(HEAD_AT).load(Ordering::Acquire)
+    }
+
+    /// The first place that is claimed and not filled, if it is the next to be taken.
+    #[must_use]
+    pub fn next_unfilled(self) -> Option<u64> {
+        let head = self.head();
+        (head < self.tail() && !self.is_filled(head)).then_some(head)
+    }
+
+    /// Whether there is something to be taken.
+    pub(crate) fn has_next(self) -> bool {
+        let head = self.head();
+        step("ring");
+        // It was claimed, then; who claims would wait for a look at that line.
+        self.is_filled(head)
+    }
+
+    /// Takes the next change. None: there is none, or it is not filled yet.
+    pub(crate) fn take(self) -> Option<RingEntry> {
+        if !self.has_next() {
+            return None;
+        }
+        let place = self.head();
+        let (offset, len) = self.read_head(place);
+        let mut data = vec![0; len as usize];
+        for (at, range) in ReplicationRing::data_ranges(place, data.len()) {
+            self.shared.get(at, &mut data[range]);
+        }
+        let places = slots_of(offset, len).max(1);
+        step("ring");
+        let taken = self.shared.word(HEAD_AT);
+        taken.store(place + places, Ordering::Release);
+        Some(RingEntry {
+            slot: place,
+            slot_count: places,
+            offset,
+            data: data.into(),
+        })
+    }
+
+    /// What the head of a filled place says, if that can be; else that nothing was
+    /// changed, and not all is there.
+    fn read_head(self, place: u64) -> (u64, u64) {
+        let [offset, len] =
+            [1, 2].map(|index| self.head_word(place, index).load(Ordering::Relaxed));
+        let is_one = len == 0 || record_len(offset, len) == len;
+        if !is_one || offset.checked_add(len).is_none() {
+            self.mark_incomplete();
+            return (0, 0);
+        }
+        (offset, len)
+    }
+
+    /// Nothing comes of this place.
+    pub(crate) fn fill_empty(self, place: u64) {
+        self.publish_head(place, 0, 0);
+    }
+
+    /// Not all that was changed is here: the copy must not follow any more.
+    pub(crate) fn mark_incomplete(self) {
+        self.flag(INCOMPLETE_AT).store(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_incomplete(self) -> bool {
+        self.flag(INCOMPLETE_AT).load(Ordering::SeqCst) != 0
+    }
+
+    /// A copy follows anew.
+    pub(crate) fn clear_incomplete(self) {
+        self.flag(INCOMPLETE_AT).store(0, Ordering::SeqCst);
+    }
+
+    pub(crate) fn set_has_replica(self, followed: bool) {
+        let flag = self.flag(HAS_REPLICA_AT);
+        flag.store(u32::from(followed), Ordering::SeqCst);
+    }
+
+    /// Whether guests must leave what they write to the kernel's way.
+    pub(crate) fn set_throttled(self, shut: bool) {
+        let (flag, shut) = (self.flag(THROTTLED_AT), u32::from(shut));
+        // Guests have the line.
+        if flag.load(Ordering::Relaxed) != shut {
+            flag.store(shut, Ordering::Relaxed);
+        }
+    }
+
+    /// Whoever fills a place must call the taker. True: it may sleep, as none is filled.
+    pub(crate) fn enter_sleep(self) -> bool {
+        step("ring");
+        self.flag(CONSUMER_SLEEPS_AT).store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let may_sleep = !self.has_next();
+        if !may_sleep {
+            self.leave_sleep();
+        }
+        may_sleep
+    }
+
+    pub(crate) fn leave_sleep(self) {
+        let sleeps = self.flag(CONSUMER_SLEEPS_AT);
+        if sleeps.load(Ordering::Relaxed) != 0 {
+            sleeps.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Behind dead guests. Their rows are as they left them.
+impl ReplicationRing<'_> {
+    pub(crate) fn unfilled_claim_of(self, row: ClientRow<'_>) -> UnfilledClaim {
+        match row.claim().load(Ordering::Acquire) {
+            0 => UnfilledClaim::Absent,
+            CLAIM_PENDING => UnfilledClaim::Unknown,
+            claim if claim - 1 < self.head() || self.is_filled(claim - 1) => UnfilledClaim::Absent,
+            claim => UnfilledClaim::FromSlot(claim - 1),
+        }
+    }
+
+    /// Whether a claim behind this one may be for some of these bytes. No guest that lives
+    /// is inside of an operation on them.
+    pub(crate) fn has_later_overlap(self, segment: &DirectSegment, left: &RingEntry) -> bool {
+        let (start, end) = page_bounds(left.offset, left.data.len() as u64);
+        let mut place = left.slot + left.slot_count;
+        while place < self.tail() {
+            let Some((offset, len)) = self.range_of(segment, place) else {
+                return true;
+            };
+            let (first, last) = page_bounds(offset, len);
+            if first < end && start < last {
+                return true;
+            }
+            place += slots_of(offset, len).max(1);
+        }
+        false
+    }
+
+    /// What a claim is for, if anybody knows.
+    fn range_of(self, segment: &DirectSegment, place: u64) -> Option<(u64, u64)> {
+        if self.is_filled(place) {
+            return Some(self.read_head(place));
+        }
+        let claimed = claimed_range(segment, place);
+        // Whoever has filled it meanwhile may say already what its next record is.
+        match self.is_filled(place) {
+            true => Some(self.read_head(place)),
+            false => claimed,
+        }
+    }
+
+    /// Voids what is claimed by nobody. False: a guest is just claiming.
+    pub(crate) fn fill_unowned_claims(
+        self,
+        segment: &DirectSegment,
+        is_dead: impl Fn(usize) -> bool,
+    ) -> bool {
+        let tail = self.tail();
+        let is_claiming = |number: usize| {
+            let row = segment.row(number);
+            row.active_range().is_some() && row.claim().load(Ordering::Acquire) == CLAIM_PENDING
+        };
+        // Who claims from now on gets what lies behind.
+        if (0..ROWS).any(|number| is_claiming(number) && !is_dead(number)) {
+            return false;
+        }
+        let mut place = self.head();
+        while place < tail {
+            let told = self.range_of(segment, place);
+            if told.is_none() {
+                self.fill_empty(place);
+            }
+            let (offset, len) = told.unwrap_or_default();
+            place += slots_of(offset, len).max(1);
+        }
+        true
+    }
+}
+
+/// The pages of a range, as bytes.
+fn page_bounds(offset: u64, len: u64) -> (u64, u64) {
+    let end = offset.saturating_add(len);
+    (
+        offset / PAGE * PAGE,
+        end.div_ceil(PAGE).saturating_mul(PAGE),
+    )
+}
+
+/// What the row is about that claimed this place.
+fn claimed_range(segment: &DirectSegment, place: u64) -> Option<(u64, u64)> {
+    let mut active = segment.active_ops();
+    let (_, about) = active.find(|&(number, _)| {
+        let claim = segment.row(number).claim();
+        claim.load(Ordering::Acquire) == place + 1
+    })?;
+    let (offset, len) = (about.offset, about.len);
+    (record_len(offset, len) == len).then_some((offset, len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claim_covers_one_record() {
+        assert_eq!(record_len(100, 10_000), PAGE - 100);
+        assert_eq!(record_len(PAGE, 100), 100);
+        assert_eq!(record_len(0, 9 * PAGE), RECORD_SLOTS_MAX * PAGE);
+        // The store begins a new record with each leaf.
+        let border = NODE_SLOTS * PAGE;
+        assert_eq!(record_len(border - 2 * PAGE, 4 * PAGE), 2 * PAGE);
+        assert_eq!(record_len(border, 3 * PAGE + 7), 3 * PAGE);
+    }
+}

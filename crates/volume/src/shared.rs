@@ -1,0 +1,308 @@
+//! What the channels of a volume and its keeper share.
+//!
+//! Invariants: a view is replaced as a whole, and its generation rises after
+//! it is in place; nothing here blocks but for a look at a short list.
+
+use crate::channel::ChannelCore;
+use crate::direct_access::DirectAccess;
+use crate::indeterminate::IndeterminateWrites;
+use crate::limits::CHANNELS_MAX;
+use crate::locks::{LockHolder, RangeLocks};
+use crate::lost_writes::LostWrites;
+use crate::replication_queue::ReplicationQueue;
+use crate::snapshot::LayoutSnapshot;
+use crate::status::Tally;
+use crate::steps;
+use crate::wake::Wake;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::slice::Leg;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+
+/// Numbers that channels may have taken, but not told of, while guests are admitted.
+const FIRST_OP_GAP: u64 = 1 << 16;
+
+/// The keeper's place among the members.
+pub(crate) const CONTROLLER: u32 = 0;
+
+pub(crate) fn lock_unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A connection of a channel to a leg.
+pub(crate) struct LegLink {
+    pub column: usize,
+    pub leg: usize,
+    pub serial: u64,
+    pub connection: Box<dyn Leg>,
+}
+
+/// What members are told.
+pub(crate) enum MemberMessage {
+    /// A range lock's turn has come, or what a reader awaits has ended.
+    LockGranted(u32),
+    /// A connection for the next view.
+    NewLink(LegLink),
+    /// A connection that is to be replaced ends now: its session may be the
+    /// one that the next needs.
+    EndLink {
+        column: usize,
+        leg: usize,
+        serial: u64,
+    },
+    /// A brick has no session for this channel, which has not served yet: why. It is no
+    /// member any more.
+    Rejected(String),
+}
+
+pub(crate) struct Member {
+    pub wake: Wake,
+    messages: Mutex<Vec<MemberMessage>>,
+    /// Serials of the connections it was given, by column and leg.
+    pub links: Mutex<BTreeMap<(usize, usize), u64>>,
+    /// Its channel, while that is open. Held by its thread during each call, and by the
+    /// keeper while that ends connections of a channel that nobody looks at.
+    pub core: Mutex<Option<Box<ChannelCore>>>,
+    /// It had all connections of a view that had some.
+    served: AtomicBool,
+}
+
+impl Member {
+    pub(crate) fn new() -> std::io::Result<Member> {
+        Ok(Member {
+            wake: Wake::new()?,
+            messages: Mutex::default(),
+            links: Mutex::default(),
+            core: Mutex::default(),
+            served: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn send(&self, note: MemberMessage) {
+        steps::step("notes");
+        lock_unpoisoned(&self.messages).push(note);
+        self.wake.raise();
+    }
+
+    /// Ends the connections to such places, with such serials; whether there were any.
+    pub(crate) fn end_links(&self, is_meant: impl Fn(&(usize, usize), u64) -> bool) -> bool {
+        let mut links = lock_unpoisoned(&self.links);
+        let before = links.len();
+        links.retain(|place, serial| {
+            let is_meant = is_meant(place, *serial);
+            if is_meant {
+                let &(column, leg) = place;
+                let serial = *serial;
+                self.send(MemberMessage::EndLink {
+                    column,
+                    leg,
+                    serial,
+                });
+            }
+            !is_meant
+        });
+        links.len() < before
+    }
+
+    pub(crate) fn has_served(&self) -> bool {
+        self.served.load(Ordering::Relaxed)
+    }
+
+    /// Has the channel do what it was told, on this thread. False: its own is inside of a
+    /// call just now, which may have looked before.
+    pub(crate) fn try_process_messages(&self) -> bool {
+        steps::step("core");
+        let mut core = match self.core.try_lock() {
+            Ok(core) => core,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        if let Some(core) = core.as_deref_mut() {
+            core.process_messages();
+            // Its thread sees to what came of that.
+            self.wake.raise();
+        }
+        true
+    }
+
+    pub(crate) fn take_messages(&self) -> Vec<MemberMessage> {
+        steps::step("notes");
+        std::mem::take(&mut *lock_unpoisoned(&self.messages))
+    }
+}
+
+pub(crate) struct VolumeShared {
+    snapshot: Mutex<Arc<LayoutSnapshot>>,
+    generation: AtomicU64,
+    held_epoch: AtomicU32,
+    last_op: AtomicU64,
+    /// The number of the last member.
+    last_member: AtomicU32,
+    pub locks: RangeLocks,
+    pub lost_writes: LostWrites,
+    pub indeterminate: IndeterminateWrites,
+    pub replication: ReplicationQueue,
+    /// What is shared with guests, once there may be some; numbers are from there then.
+    pub direct_access: OnceLock<DirectAccess>,
+    pub members: Mutex<BTreeMap<u32, Arc<Member>>>,
+    pub counters: Tally,
+}
+
+impl VolumeShared {
+    pub(crate) fn new(view: LayoutSnapshot, keeper: Arc<Member>) -> VolumeShared {
+        VolumeShared {
+            held_epoch: AtomicU32::new(view.epoch.0),
+            snapshot: Mutex::new(Arc::new(view)),
+            generation: AtomicU64::new(0),
+            last_op: AtomicU64::new(0),
+            last_member: AtomicU32::new(CONTROLLER),
+            locks: RangeLocks::new(),
+            lost_writes: LostWrites::default(),
+            indeterminate: IndeterminateWrites::default(),
+            replication: ReplicationQueue::default(),
+            direct_access: OnceLock::new(),
+            members: Mutex::new(BTreeMap::from([(CONTROLLER, keeper)])),
+            counters: Tally::default(),
+        }
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        steps::step("view");
+        self.generation.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn snapshot(&self) -> (u64, Arc<LayoutSnapshot>) {
+        steps::lock("view", &self.snapshot);
+        let view = lock_unpoisoned(&self.snapshot);
+        (self.generation(), Arc::clone(&view))
+    }
+
+    pub(crate) fn publish(&self, view: LayoutSnapshot) {
+        self.publish_if(view, |_| true);
+    }
+
+    /// Publishes if all members are ready for it; none can join meanwhile.
+    pub(crate) fn publish_if(
+        &self,
+        view: LayoutSnapshot,
+        is_ready: impl Fn(&BTreeMap<u32, Arc<Member>>) -> bool,
+    ) -> bool {
+        let members = lock_unpoisoned(&self.members);
+        if !is_ready(&members) {
+            return false;
+        }
+        steps::lock("view", &self.snapshot);
+        let mut present = lock_unpoisoned(&self.snapshot);
+        let generation = self.generation.fetch_add(1, Ordering::AcqRel) + 1;
+        // Whoever sees the generation waits for the view until this is known.
+        self.lost_writes
+            .snapshot_changed(&present.columns, &view.columns, generation);
+        self.indeterminate
+            .snapshot_changed(&present.columns, &view.columns, generation);
+        let (before, after) = (present.replica_serial(), view.replica_serial());
+        *present = Arc::new(view);
+        if let Some(guests) = self.direct_access.get() {
+            guests.revoke_lease();
+        }
+        // Nobody has the new view yet, and nobody who has the old one is acknowledged.
+        match after {
+            _ if before == after => {}
+            0 => self.replication.close(),
+            serial => self.replication.open(serial),
+        }
+        drop(present);
+        for member in members.values() {
+            if !lock_unpoisoned(&member.links).is_empty() {
+                member.served.store(true, Ordering::Relaxed);
+            }
+            member.wake.raise();
+        }
+        true
+    }
+
+    pub(crate) fn held_epoch(&self) -> Epoch {
+        Epoch(self.held_epoch.load(Ordering::Acquire))
+    }
+
+    /// Before any leg hears of it: its refusals of the older one are then
+    /// known to be our own doing.
+    pub(crate) fn hold_epoch(&self, epoch: Epoch) {
+        self.held_epoch.fetch_max(epoch.0, Ordering::AcqRel);
+    }
+
+    /// What is shared with guests, from now on.
+    pub(crate) fn enable_direct_access(&self) -> Result<&DirectAccess, pagemesh_pmem::MapError> {
+        if let Some(guests) = self.direct_access.get() {
+            return Ok(guests);
+        }
+        // Who takes a number beside this takes a smaller one.
+        let guests = DirectAccess::new(self.last_op() + FIRST_OP_GAP)?;
+        let guests = self.direct_access.get_or_init(|| guests);
+        self.replication.attach_segment(&guests.segment);
+        Ok(guests)
+    }
+
+    /// Taken while a range lock is held.
+    pub(crate) fn next_op(&self) -> u64 {
+        match self.direct_access.get() {
+            None => self.last_op.fetch_add(1, Ordering::Relaxed) + 1,
+            Some(guests) => guests.segment.next_op(),
+        }
+    }
+
+    /// How many operations there were.
+    pub(crate) fn last_op(&self) -> u64 {
+        let shared = self
+            .direct_access
+            .get()
+            .map(|guests| guests.segment.last_op());
+        shared.unwrap_or(&self.last_op).load(Ordering::Relaxed)
+    }
+
+    /// Tells those whose turn has come, `own` apart.
+    pub(crate) fn deliver_grants(
+        &self,
+        turns: &mut Vec<LockHolder>,
+        own: u32,
+        mine: &mut Vec<u32>,
+    ) {
+        if turns.is_empty() {
+            return;
+        }
+        let members = lock_unpoisoned(&self.members);
+        for turn in turns.drain(..) {
+            if turn.member == own {
+                mine.push(turn.key);
+            } else if let Some(member) = members.get(&turn.member) {
+                member.send(MemberMessage::LockGranted(turn.key));
+            }
+        }
+    }
+
+    pub(crate) fn wake_controller(&self) {
+        if let Some(keeper) = lock_unpoisoned(&self.members).get(&CONTROLLER) {
+            keeper.wake.raise();
+        }
+    }
+
+    /// A number for a new member, if there is room. Nobody had it before: a
+    /// turn that comes late for who is gone is nobody's.
+    pub(crate) fn join(&self, member: &Arc<Member>) -> Option<u32> {
+        let mut members = lock_unpoisoned(&self.members);
+        if members.len() > CHANNELS_MAX {
+            return None;
+        }
+        let number = self
+            .last_member
+            .fetch_add(1, Ordering::Relaxed)
+            .checked_add(1)?;
+        members.insert(number, Arc::clone(member));
+        Some(number)
+    }
+
+    pub(crate) fn leave(&self, number: u32) {
+        lock_unpoisoned(&self.members).remove(&number);
+        self.replication.remove_waiter(number);
+    }
+}
