@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// Names of functions are at least as long, unlike other words in backquotes, but for
 /// those of fuzz targets.
 const NAME_CHARS_MIN: usize = 12;
-/// The part of ARCHITECTURE.md that names tests; the others name any function.
+/// The part of docs/testing.md that names tests.
 const TESTS_HEADING: &str = "\n## Invariants and the tests that hold them\n";
 
 /// The functions of the workspace, and those of them that are tests.
@@ -92,6 +92,33 @@ fn check(document: &str, text: &str, known: &BTreeSet<String>) {
     assert!(
         missing.is_empty(),
         "{document} names what is not there: {missing:?}"
+    );
+}
+
+/// Checks the function of each `Type::function` in backquotes.
+#[track_caller]
+fn check_methods(document: &str, text: &str, known: &BTreeSet<String>) {
+    let quoted = text.split('`').skip(1).step_by(2);
+    let methods: Vec<(&str, &str)> = quoted
+        .filter_map(|word| word.rsplit_once("::"))
+        .filter(|(of, function)| {
+            let of_type = of
+                .rsplit("::")
+                .next()
+                .is_some_and(|it| it.starts_with(char::is_uppercase));
+            of_type && function.starts_with(char::is_lowercase)
+        })
+        .collect();
+    assert!(methods.len() > 20, "{document} names methods");
+    let missing = methods
+        .iter()
+        .filter(|(_, function)| !known.contains(*function));
+    let missing: Vec<String> = missing
+        .map(|(of, function)| format!("{of}::{function}"))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "{document} names missing methods: {missing:?}"
     );
 }
 
@@ -288,10 +315,13 @@ fn promises_name_tests_that_exist() {
         &read("docs/promises.md"),
         &functions.tests,
     );
-    let architecture = read("ARCHITECTURE.md");
-    check("ARCHITECTURE.md", &architecture, &functions.all);
-    let (_, of_tests) = architecture.split_once(TESTS_HEADING).expect("the part");
-    let (of_tests, _) = of_tests.split_once("\n## ").expect("a part behind it");
+    check_methods(
+        "docs/internals.md",
+        &read("docs/internals.md"),
+        &functions.all,
+    );
+    let testing = read("docs/testing.md");
+    let (_, of_tests) = testing.split_once(TESTS_HEADING).expect("the part");
     check("the invariants", of_tests, &functions.tests);
 }
 
