@@ -1,12 +1,12 @@
-# For scripts that need a mounted file system: a cluster of two bricks in memory
-# that is gone when the script ends, however it ends. For root. Sets $dir, which is
-# removed then, too, and whose mnt is the mount. Wants $pagemesh.
+# For scripts that need a mounted file system: a cluster of two bricks in memory, which an exit trap
+# removes in every case. Needs root and $pagemesh. Sets $dir, the directory that the trap also
+# removes; $dir/mnt is the mount.
 [ "$(id -u)" -eq 0 ] || { echo "error: run it as root" >&2; exit 1; }
 dir=$(mktemp -d /tmp/pagemesh-mounted.XXXXXX)
 export PAGEMESH_MANAGER=http://127.0.0.77:7070 PAGEMESH_KEY=$dir/cluster/key
 export XDG_CONFIG_HOME=$dir
 started=()
-# What programs are started with: with EXEC=1 they reach files of the mount themselves.
+# The command prefix of programs: with EXEC=1 they access the files of the mount directly.
 under=()
 [ -z "${EXEC:-}" ] || under=("$pagemesh" exec --patience 0 --)
 
@@ -16,7 +16,7 @@ finish() {
     kill "$pid" 2>/dev/null || true
     wait "$pid" || true
   done
-  # The pools are in memory, where a link leads.
+  # The link points to the pools in memory.
   if [ -L "$dir/cluster/pools" ]; then rm -rf "$(readlink "$dir/cluster/pools")"; fi
   rm -rf "$dir"
 }
@@ -30,7 +30,7 @@ await() {
   done
 }
 
-# A file system of $2 bytes in pools of $1 bytes.
+# Creates a file system of $2 bytes in pools of $1 bytes.
 start_cluster() {
   mkdir "$dir/mnt"
   "$pagemesh" up --dir "$dir/cluster" --bricks 2 --size "$1" --memory \
@@ -48,7 +48,7 @@ start_mount() {
   await "$dir/mount.log" "$dir/mnt"
 }
 
-# Unmounts, and fails if the mounting process did not end well.
+# Unmounts, and fails if the mount process exited with an error.
 end_mount() {
   "$pagemesh" umount "$dir/mnt"
   wait "${started[-1]}"

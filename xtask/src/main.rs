@@ -1,5 +1,5 @@
-//! Chores of the repository: `cargo xtask sim`, `cargo xtask enumerate`,
-//! `cargo xtask fuzz`, `cargo xtask models`.
+//! Tasks of the repository: `cargo xtask sim`, `cargo xtask enumerate`, `cargo xtask fuzz`, `cargo
+//! xtask models`.
 
 use anyhow::bail;
 use clap::{Parser, Subcommand};
@@ -18,57 +18,58 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// Runs histories of the cluster simulation.
+    /// Run histories of the cluster simulation.
     Sim {
-        /// How many histories.
+        /// Number of histories.
         #[arg(long, default_value_t = 2000)]
         seeds: u64,
         /// The first seed.
         #[arg(long, default_value_t = 0)]
         from: u64,
-        /// Runs one seed alone and prints its history.
+        /// Run one seed alone, and print its history.
         #[arg(long, conflicts_with_all = ["seeds", "from"])]
         seed: Option<u64>,
-        /// The volume holds a file system.
+        /// Histories of a volume with a file system.
         #[arg(long)]
         files: bool,
-        /// It does, and guests use it, too.
+        /// Histories of a volume with a file system and direct clients.
         #[arg(long, conflicts_with = "files")]
         guests: bool,
     },
-    /// Enumerates what crashes leave, see docs/rfd/005-defects.md.
+    /// Enumerate crash images, see docs/rfd/005-defects.md.
     Enumerate {
-        /// How many images.
+        /// Number of images.
         #[arg(long, default_value_t = 1_000_000)]
         images: u64,
         /// The first seed.
         #[arg(long, default_value_t = 1)]
         from: u64,
-        /// Runs one seed of the random sequences alone.
+        /// Run one seed of the random sequences alone.
         #[arg(long, conflicts_with_all = ["images", "from"])]
         seed: Option<u64>,
-        /// All images of a point of that seed up to so many, as it was said.
+        /// Maximum number of images at a crash point for a full enumeration, as printed with the
+        /// seed.
         #[arg(long, requires = "seed")]
         all_max: Option<u64>,
     },
-    /// Fuzzes decoders, see docs/rfd/004-fuzzing.md.
+    /// Fuzz the decoders, see docs/rfd/004-fuzzing.md.
     Fuzz {
-        /// How long each target runs; two or so run at a time.
+        /// Seconds that each target runs; about two run at a time.
         #[arg(long, default_value_t = 60)]
         seconds: u64,
-        /// One target alone.
+        /// Run one target alone.
         #[arg(long)]
         target: Option<String>,
-        /// Mutations of this seed; others each time if missing.
+        /// Seed of the mutations; random if missing.
         #[arg(long)]
         seed: Option<u64>,
-        /// Keeps inputs with new outcomes in the corpus.
+        /// Add inputs with new outcomes to the corpus.
         #[arg(long)]
         keep: bool,
     },
-    /// Runs random interleavings, see docs/rfd/008-concurrency-models.md.
+    /// Run random interleavings, see docs/rfd/008-concurrency-models.md.
     Models {
-        /// How long each model runs, after its exhaustive part.
+        /// Seconds that each model runs, after its exhaustive part.
         #[arg(long, default_value_t = 60)]
         seconds: u64,
         /// The first seed.
@@ -114,7 +115,7 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-/// Runs the concurrency models, optimized.
+/// Runs the concurrency models in an optimized build.
 fn models(seconds: u64, seed: u64) -> anyhow::Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -131,8 +132,8 @@ fn models(seconds: u64, seed: u64) -> anyhow::Result<()> {
     }
 }
 
-/// Runs the crash enumeration, optimized: all workloads, or one seed of the
-/// random sequences.
+/// Runs the crash enumeration in an optimized build: all workloads, or one seed of the random
+/// sequences.
 fn enumerate(
     images: u64,
     from: u64,
@@ -163,13 +164,12 @@ fn enumerate(
     match command.status()?.success() {
         true => Ok(()),
         false => bail!(
-            "an image is wrong, and the seed above shows it alone, or too little was met, as is told above"
+            "an image is wrong (the seed above reproduces it), or the coverage is too low (see above)"
         ),
     }
 }
 
-/// Runs the tests that are fuzz targets, in the profile with checks of
-/// overflow.
+/// Runs the tests that are fuzz targets, in the profile with overflow checks.
 fn fuzz(seconds: u64, target: Option<&str>, seed: Option<u64>, keep: bool) -> anyhow::Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -191,7 +191,7 @@ fn fuzz(seconds: u64, target: Option<&str>, seed: Option<u64>, keep: bool) -> an
     }
 }
 
-/// What histories came to.
+/// The combined results of histories.
 #[derive(Default)]
 struct HistoryTotals {
     outcome: HistoryReport,
@@ -200,7 +200,7 @@ struct HistoryTotals {
 
 type HistoryRun = fn(u64, bool) -> Result<HistoryReport, String>;
 
-/// Which history, and the flag that asks for it.
+/// The function that runs a history, and its command line flag.
 fn history_runner(files: bool, guests: bool) -> (HistoryRun, &'static str) {
     match (files, guests) {
         (_, true) => (run_direct_clients, "--guests "),
@@ -259,7 +259,7 @@ fn run_histories(from: u64, seeds: u64, (history, flag): (HistoryRun, &str)) -> 
     }
     let missing = outcome.missing_events();
     if !missing.is_empty() {
-        bail!("what should happen did not: {}", missing.join("; "));
+        bail!("expected events did not happen: {}", missing.join("; "));
     }
     Ok(())
 }

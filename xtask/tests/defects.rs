@@ -1,4 +1,4 @@
-//! A defect that nobody looks for proves nothing.
+//! Every injected defect has a test that must detect it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ fn defect_variants(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// The defects that a file names, but for the places that make them.
+/// The defects that a file references, apart from the places that inject them.
 fn referenced_defects(text: &str) -> Vec<String> {
     let lines = text.lines().filter(|line| !line.trim().starts_with("//"));
     let text: String = lines.collect();

@@ -1,11 +1,11 @@
-//! The documents that say which test holds what must not outlive the tests.
+//! The documents name the tests of invariants and promises; those tests must exist.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Names of functions are at least as long, unlike other words in backquotes, but for
-/// those of fuzz targets.
+/// Minimum length of a function name in backquotes, to tell it from other words. Names of fuzz
+/// targets are exempt.
 const NAME_CHARS_MIN: usize = 12;
 /// The part of docs/testing.md that names tests.
 const TESTS_HEADING: &str = "\n## Invariants and the tests that hold them\n";
@@ -33,7 +33,7 @@ impl FunctionNames {
         let mut is_test = false;
         let by_both = by_both(text);
         for line in text.lines().map(str::trim) {
-            // Those in `proptest!` have the attribute, too.
+            // Tests in `proptest!` have the attribute, too.
             is_test |= line == "#[test]";
             let Some(function) = function_name(line) else {
                 continue;
@@ -46,14 +46,14 @@ impl FunctionNames {
     }
 }
 
-/// The functions that `by_both!` makes tests of, a line each.
+/// The functions that `by_both!` turns into tests, one a line.
 fn by_both(text: &str) -> BTreeSet<&str> {
     let lines = text.lines().skip_while(|line| *line != "by_both! {");
     let lines = lines.skip(1).take_while(|line| *line != "}");
     lines.map(str::trim).collect()
 }
 
-/// The function whose signature begins on a line.
+/// The name of the function with its signature on this line.
 fn function_name(line: &str) -> Option<&str> {
     let (before, after) = line.split_once("fn ")?;
     let is_word = |word: &str| {
@@ -68,8 +68,7 @@ fn leading_identifier(text: &str) -> &str {
     &text[..end.unwrap_or(text.len())]
 }
 
-/// Words in backquotes that can only be names of functions, also where a part
-/// of one is left out.
+/// Words in backquotes that can only be function names, also those with an elided part.
 fn quoted_function_names(text: &str) -> BTreeSet<&str> {
     let quoted = text.split('`').skip(1).step_by(2);
     let looks = |word: &&str| {
@@ -95,7 +94,7 @@ fn check(document: &str, text: &str, known: &BTreeSet<String>) {
     );
 }
 
-/// Checks the function of each `Type::function` in backquotes.
+/// Checks that the function of each `Type::function` in backquotes exists.
 #[track_caller]
 fn check_methods(document: &str, text: &str, known: &BTreeSet<String>) {
     let quoted = text.split('`').skip(1).step_by(2);
@@ -122,10 +121,10 @@ fn check_methods(document: &str, text: &str, known: &BTreeSet<String>) {
     );
 }
 
-/// A function of a test, and whom it calls.
+/// A function in a test file, and its calls.
 struct Caller {
     file: PathBuf,
-    /// The type whose method it is, or else the stem of its file.
+    /// The type of a method, or else the stem of the file.
     owner: String,
     name: String,
     is_test: bool,
@@ -140,7 +139,7 @@ struct Call {
 }
 
 impl Caller {
-    /// Whether this is who a function in a file of the same room calls.
+    /// Whether this function is the target of a call in `by`.
     fn is_called_by(&self, by: &Caller, call: &Call) -> bool {
         let is_it = match &call.owner {
             Some(of) if of == "super" => by.file.parent() == Some(&self.file.with_extension("")),
@@ -151,7 +150,7 @@ impl Caller {
     }
 }
 
-/// The calls on a line; of methods none.
+/// The calls on a line, without method calls.
 fn calls_of_line(line: &str) -> Vec<Call> {
     let is_path = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let before_each = line.match_indices('(').map(|(at, _)| &line[..at]);
@@ -168,7 +167,7 @@ fn calls_of_line(line: &str) -> Vec<Call> {
     paths.filter_map(call).collect()
 }
 
-/// The functions of a file of tests.
+/// The functions of a test file.
 fn callers_of_file(file: &Path, text: &str) -> Vec<Caller> {
     let stem = file.file_stem().and_then(|stem| stem.to_str());
     let stem = stem.unwrap_or_default();
@@ -208,7 +207,7 @@ fn collect_rust_files(dir: &Path, into: &mut Vec<PathBuf>) {
     }
 }
 
-/// The tests among them that may be left out: those that get to `skip`.
+/// The tests that may be skipped: those that reach a call of `skip`.
 fn skippable_tests(callers: &[Caller]) -> BTreeSet<String> {
     let calls_skip = |caller: &Caller| caller.calls.iter().any(|call| call.name == "skip");
     let mut found: Vec<bool> = callers.iter().map(calls_skip).collect();
@@ -253,7 +252,7 @@ fn root() -> &'static Path {
     own.parent().expect("a root")
 }
 
-/// A promise that rests on a test which not everybody can run says so.
+/// The promises mark each test that needs privileges with "(root)".
 #[test]
 fn promises_mark_tests_that_need_root() {
     let mut skipped = BTreeSet::new();
@@ -267,9 +266,9 @@ fn promises_mark_tests_that_need_root() {
         skipped.extend(skippable_tests(&all));
     }
     for known in [
-        "a_client_is_cut_off_from_a_brick",
-        "pools_on_a_full_tmpfs",
-        "clocks_jump_between_lives",
+        "client_cut_off_from_brick_continues",
+        "pools_work_on_full_tmpfs",
+        "clock_jumps_between_restarts_are_harmless",
         "mounted_device_is_refused",
         "concurrent_appends_do_not_overlap",
     ] {

@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line. The doc comments of arguments are the help texts.
 
 use clap::builder::RangedU64ValueParser;
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -13,33 +13,32 @@ use std::str::FromStr;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// The words of durability classes.
+/// The names of durability classes.
 const CLASSES: [&str; 4] = ["pmem", "eadr", "file-sync", "process"];
 
-/// Software-defined memory: pools, bricks, and mirrored volumes of persistent
-/// memory.
+/// Software-defined memory: pools, bricks, and mirrored volumes of persistent memory.
 ///
-/// Exit codes: 0 done; 1 it failed, and standard error says why; 2 the command
-/// line is wrong; 3 a check found differences or damage; 4 another client took over the
-/// volume or the file system; 126 and 127 `exec` cannot run the program, or does not find it.
+/// Exit codes: 0 success; 1 failure, with the cause on standard error; 2 invalid command line; 3 a
+/// check found differences or damage; 4 another client has taken over the volume or the file
+/// system; 126 `exec` cannot run the program; 127 `exec` cannot find it.
 #[derive(Parser)]
 #[command(name = "pagemesh", version, about, max_term_width = 100)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// How to print.
+/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// For people.
+    /// A table, for people.
     Table,
-    /// For programs.
+    /// JSON, for programs.
     Json,
 }
 
-/// A time between one thing and the next, or never.
+/// The time between two repetitions, or never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interval(pub Option<Duration>);
 
@@ -68,15 +67,15 @@ impl FromStr for Interval {
 /// Seconds of the longest interval: ten years.
 const INTERVAL_MAX: u64 = 3650 * 24 * 3600;
 
-/// A path that may be empty, as an environment variable may be.
-fn any_path() -> impl TypedValueParser<Value = PathBuf> {
+/// Accepts an empty path, because an environment variable may be empty.
+fn path_parser() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().map(PathBuf::from)
 }
 
 /// The manager's address, and the key that proves membership in the cluster.
 #[derive(Args, Clone)]
-pub struct Client {
-    /// The manager's address.
+pub struct ManagerArgs {
+    /// Address of the manager.
     #[arg(
         long,
         env = "PAGEMESH_MANAGER",
@@ -84,256 +83,254 @@ pub struct Client {
         global = true
     )]
     pub manager: String,
-    /// The file that holds the cluster key; by default the one that `up` wrote.
-    #[arg(long, env = "PAGEMESH_KEY", global = true, value_parser = any_path())]
+    /// File with the cluster key; by default the key file that `up` stored for this address.
+    #[arg(long, env = "PAGEMESH_KEY", global = true, value_parser = path_parser())]
     pub key: Option<PathBuf>,
-    /// How to print.
+    /// Output format.
     #[arg(long, value_enum, default_value = "table", global = true)]
     pub output: Output,
 }
 
-/// Which transport reaches bricks.
+/// The transport between a client and a brick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Transport {
-    /// `map` where the brick is on this machine and its pool allows it.
+    /// `map` if the brick is on this machine and its pool allows it, otherwise `tcp`.
     Auto,
-    /// Memory mapped into this process.
+    /// Map the pool into this process.
     Map,
-    /// Messages over tcp.
+    /// Send messages over TCP.
     Tcp,
 }
 
-/// How a mount's requests come from the kernel.
+/// The transport of FUSE requests from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Fuse {
-    /// Through io_uring where the kernel has that on, otherwise classic.
+pub enum FuseTransport {
+    /// `io-uring` if the kernel has it enabled, otherwise `classic`.
     Auto,
-    /// By reading and writing /dev/fuse.
+    /// Read and write /dev/fuse.
     Classic,
-    /// Through io_uring, or not at all.
+    /// FUSE over io_uring; fail if the kernel does not offer it.
     IoUring,
 }
 
-impl Fuse {
-    /// As it is written.
+impl FuseTransport {
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
-            Fuse::Auto => "auto",
-            Fuse::Classic => "classic",
-            Fuse::IoUring => "io-uring",
+            FuseTransport::Auto => "auto",
+            FuseTransport::Classic => "classic",
+            FuseTransport::IoUring => "io-uring",
         }
     }
 }
 
-/// What to do.
+/// The commands.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Run a whole cluster on this machine, for trying.
-    Up(Up),
-    Down(Down),
-    /// Make, look at and verify pools.
+    /// Run a whole cluster on this machine, to try pagemesh.
+    Up(UpArgs),
+    Down(DownArgs),
+    /// Create, show and check pools.
     #[command(subcommand)]
-    Pool(Pool),
-    /// Run the brick of a pool; list bricks, have their pools scrubbed.
-    Brick(Brick),
+    Pool(PoolCommand),
+    /// Run the brick of a pool; list bricks and scrub their pools.
+    Brick(BrickArgs),
     /// Run the manager.
-    Manager(Manager),
-    /// Make, look at, grow and delete volumes.
+    Manager(ManagerDaemonArgs),
+    /// Create, show, grow, check and delete volumes.
     #[command(subcommand)]
-    Volume(Volume),
-    /// Add copies to volumes, remove them, and go on with one of them.
+    Volume(VolumeCommand),
+    /// Add, remove and promote copies of a volume.
     #[command(subcommand)]
-    Replica(Replica),
-    /// Serve volumes to applications.
+    Replica(ReplicaCommand),
+    /// Export volumes to applications.
     #[command(subcommand)]
-    Export(Export),
-    /// Make, look at and delete file systems.
+    Export(ExportCommand),
+    /// Create, show, grow and delete file systems.
     #[command(subcommand)]
-    Fs(FileSystem),
-    /// Mount a file system on a directory, or show which programs use a mount directly.
-    Mount(Mount),
-    /// Run a program whose threads reach files of mounts themselves.
-    Exec(Exec),
-    /// Unmount a file system, and wait until its process has ended.
+    Fs(FileSystemCommand),
+    /// Mount a file system, or show the direct clients of a mount.
+    Mount(MountArgs),
+    /// Run a program with direct access to the files of mounts.
+    Exec(ExecArgs),
+    /// Unmount a file system, and wait until its mount process has exited.
     Umount {
-        /// Where it is mounted.
+        /// Mount point.
         dir: PathBuf,
-        /// Take it from its place at once, also while files are open; the mount
-        /// ends with the last of them. Nobody waits for that.
+        /// Detach the mount at once, even with open files. The mount ends with the last open file;
+        /// the command does not wait for that.
         #[arg(long)]
         lazy: bool,
-        /// Take it from all processes that use it, in all mount namespaces: their calls fail from
-        /// then on.
+        /// Unmount in all mount namespaces, even with open files. Later calls of processes on these
+        /// files fail.
         #[arg(long, conflicts_with = "lazy")]
         force: bool,
     },
-    /// Show the cluster: manager, bricks, volumes.
+    /// Show the manager, the bricks and the volumes.
     Status {
         #[command(flatten)]
-        client: Client,
+        client: ManagerArgs,
     },
-    /// Measure.
+    /// Run benchmarks.
     #[command(subcommand)]
-    Bench(Bench),
+    Bench(BenchCommand),
     /// Print the manual page.
     #[command(hide = true)]
     Man,
-    /// Print completions for a shell.
+    /// Print shell completions.
     Completions {
-        /// Which shell.
+        /// Shell.
         shell: clap_complete::Shell,
     },
 }
 
-/// Run a whole cluster on this machine, for trying.
+/// Run a whole cluster on this machine, to try pagemesh.
 #[derive(Args)]
-pub struct Up {
-    /// Where the cluster lives; a later `up` on it finds its data again.
+pub struct UpArgs {
+    /// Directory of the cluster; a later `up` on it finds the same data.
     #[arg(long, default_value = "pagemesh-data")]
     pub dir: PathBuf,
-    /// How many bricks.
+    /// Number of bricks.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub bricks: u32,
     /// Size of each new pool.
     #[arg(long, default_value = "1G")]
     pub size: Size,
-    /// The manager's address.
+    /// Address of the manager.
     #[arg(long, default_value = "127.0.0.1:7070")]
     pub listen: String,
-    /// Keep the pools in memory (class `process`): fast, lost when the machine
-    /// restarts. They are made in /dev/shm, or in a tmpfs that is named.
+    /// Keep the pools in memory (class `process`), in /dev/shm or the given tmpfs. This is fast,
+    /// but a restart of the machine loses the data.
     #[arg(long, value_name = "TMPFS", num_args = 0..=1, require_equals = true, default_missing_value = "/dev/shm")]
     pub memory: Option<PathBuf>,
-    /// Remove the cluster and its data at the end. Without it the data stays, in memory too.
+    /// Remove the cluster and its data at the end. Otherwise the data stays, also in memory.
     #[arg(long)]
     pub ephemeral: bool,
-    /// End when standard input ends.
+    /// Exit when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_ends: bool,
 }
 
-/// End the cluster that `up` runs in a directory.
+/// Stop the cluster that `up` runs in a directory.
 #[derive(Args)]
-pub struct Down {
-    /// The directory of the cluster.
+pub struct DownArgs {
+    /// Directory of the cluster.
     #[arg(long, default_value = "pagemesh-data")]
     pub dir: PathBuf,
-    /// Remove the cluster's data, too: pools, keys, logs and the manager's database.
+    /// Remove the data of the cluster, too: pools, keys, logs and the manager's database.
     #[arg(long)]
     pub remove: bool,
 }
 
-/// Make, look at and verify pools.
+/// Create, show and check pools.
 #[derive(Subcommand)]
-pub enum Pool {
-    /// Make a pool. On a plain file it is of class `file-sync`, on tmpfs
-    /// `process`, on DAX `pmem`, unless `--class` says otherwise.
+pub enum PoolCommand {
+    /// Create a pool. Its class is `file-sync` on a plain file, `process` on tmpfs and `pmem` on
+    /// DAX, unless `--class` names another.
     Create {
-        /// A file that does not exist, or a device.
+        /// New file, or a device.
         path: PathBuf,
-        /// Its size.
+        /// Size of the pool.
         #[arg(long)]
         size: Size,
-        /// Its durability class; by default that of its medium. `eadr` is for
-        /// memory whose caches survive power loss. `process` on a plain file
-        /// is lost when the machine restarts.
+        /// Durability class; by default the class of the medium. `eadr` needs CPU caches that
+        /// survive power loss. `process` on a plain file loses the data when the machine restarts.
         #[arg(long, value_parser = CLASSES)]
         class: Option<String>,
-        /// Take the class on your word, where nothing shows that the medium
-        /// keeps what it promises. If it does not, power loss loses or damages
+        /// Accept the class although nothing shows that the medium fulfils it.
+        ///
+        /// Data loss: if the medium does not fulfil the class, a power failure loses or damages
         /// acknowledged writes.
         #[arg(long, requires = "class")]
         trust_medium: bool,
-        /// How to print.
+        /// Output format.
         #[arg(long, value_enum, default_value = "table")]
         output: Output,
     },
-    /// Verify a pool that no brick runs on. Nothing is written to it, also if
-    /// its brick died: its journal is replayed in memory only.
+    /// Check a pool while no brick runs on it. Without `--repair` the check writes nothing; it
+    /// replays the journal of a crashed brick in memory only.
     ///
-    /// It compares both superblocks, journal, object table, page tables, the
-    /// bitmap and counts of frames, and the in-flight table, and reads every
-    /// page to compare its checksum. Each finding names slice, page, frame and
-    /// byte where it has them. Exit code 3: something is damaged and was not
-    /// repaired.
+    /// The check compares both superblocks, the journal, the object table, the page tables, the
+    /// bitmap, the frame counts and the in-flight table. It also reads every page and verifies its
+    /// checksum. Each finding names the slice, page, frame and byte, where known. Exit code 3: the
+    /// pool has damage that is not repaired.
     Check {
-        /// The pool.
+        /// Pool to check.
         path: PathBuf,
-        /// Write what the pool can mend by itself: superblocks, bitmap, lost
-        /// frames, counts, single flipped bits of journal and tables. Damaged
-        /// pages are left to another copy of their volume.
+        /// Repair the parts that the pool can restore by itself: superblocks, bitmap, lost frames,
+        /// counts, and single flipped bits of journal and tables. A damaged page needs another copy
+        /// of its volume.
         #[arg(long)]
         repair: bool,
-        /// Check structures only: pages are not read.
+        /// Check only structures, and skip the pages.
         #[arg(long)]
         skip_data: bool,
-        /// How to print.
+        /// Output format.
         #[arg(long, value_enum, default_value = "table")]
         output: Output,
     },
-    /// Show what a pool says of itself.
+    /// Show the superblock of a pool.
     Show {
-        /// The pool.
+        /// Pool to show.
         path: PathBuf,
-        /// How to print.
+        /// Output format.
         #[arg(long, value_enum, default_value = "table")]
         output: Output,
     },
 }
 
-/// Run the brick of a pool; list bricks, have their pools scrubbed.
+/// Run the brick of a pool; list bricks and scrub their pools.
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-pub struct Brick {
-    /// What to do instead of running one.
+pub struct BrickArgs {
+    /// Command to run instead of a brick.
     #[command(subcommand)]
     pub command: Option<BrickCommand>,
-    /// The pool.
+    /// Pool to serve.
     #[arg(long, required = true)]
     pub pool: Option<PathBuf>,
-    /// Address of the tcp transport; port 0 takes a free one.
+    /// Address of the TCP transport; port 0 takes a free port.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: String,
     /// Unix socket of the map transport.
     #[arg(long)]
     pub map: Option<PathBuf>,
-    /// The address that clients are told, where it differs from --listen.
+    /// Address for clients, if it differs from --listen.
     #[arg(long)]
     pub advertise: Option<String>,
-    /// What fails together with this brick; by default the host's name.
+    /// Failure domain of this brick; by default the host name.
     #[arg(long)]
     pub domain: Option<String>,
-    /// Leave the holes of a sparse pool: for measurements only.
+    /// Keep a sparse pool sparse; for benchmarks only.
     #[arg(long, hide = true)]
     pub sparse: bool,
-    /// How often what the pool keeps beside pages is compared with what the
-    /// brick knows, and mended: as `12h` or `7d`, or `never`. SIGUSR2 and
-    /// `pagemesh brick scrub` do it at once, SIGUSR1 and `pagemesh brick list` tell
-    /// what was found.
+    /// Interval of pool scrubs, as `12h` or `7d`, or `never`. A scrub compares the metadata of the
+    /// pool with the brick's state in memory, and corrects it. SIGUSR2 and `pagemesh brick scrub`
+    /// start or stop a scrub; SIGUSR1 and `pagemesh brick list` show the findings.
     #[arg(long, default_value = "1d", value_name = "TIME")]
     pub scrub_every: Interval,
-    /// End when standard input ends.
+    /// Exit when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_ends: bool,
     #[command(flatten)]
-    pub client: Client,
+    pub client: ManagerArgs,
 }
 
-/// Look at running bricks.
+/// List bricks and scrub their pools.
 #[derive(Subcommand)]
 pub enum BrickCommand {
-    /// List bricks, how full they are, and the scrubs of their pools.
+    /// List bricks with their usage and the scrubs of their pools.
     List,
-    /// Have running bricks scrub their pools now. A brick hears of it with its
-    /// next heartbeat; `pagemesh brick list` shows how far it has come.
+    /// Start a scrub of the pools of running bricks. A brick receives the request with its next
+    /// heartbeat; `pagemesh brick list` shows the progress.
     Scrub {
-        /// Which brick: its UUID.
+        /// UUID of the brick.
         #[arg(required_unless_present = "all", conflicts_with = "all")]
         brick: Option<Uuid>,
-        /// All that are alive.
+        /// All living bricks.
         #[arg(long)]
         all: bool,
-        /// End the scrub that is under way.
+        /// Stop the running scrub instead of starting one.
         #[arg(long)]
         stop: bool,
     },
@@ -341,303 +338,306 @@ pub enum BrickCommand {
 
 /// Run the manager.
 #[derive(Args)]
-pub struct Manager {
-    /// Its database.
+pub struct ManagerDaemonArgs {
+    /// Database of the manager.
     #[arg(long, default_value = "manager.redb")]
     pub store: PathBuf,
-    /// Its address.
+    /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1:7070")]
     pub listen: String,
-    /// The file that holds the cluster key; by default one in the user's
-    /// configuration directory, which is made if it is not there.
-    #[arg(long, env = "PAGEMESH_KEY", value_parser = any_path())]
+    /// File with the cluster key; by default one in the user's configuration directory, which is
+    /// created if missing.
+    #[arg(long, env = "PAGEMESH_KEY", value_parser = path_parser())]
     pub key: Option<PathBuf>,
-    /// End when standard input ends.
+    /// Exit when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_ends: bool,
 }
 
-/// The shape of a volume.
+/// The layout of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Layout {
-    /// One slice.
+pub enum LayoutArg {
+    /// One copy, on one brick or, if it does not fit, on several.
     Concat,
-    /// Spread over columns.
+    /// One copy, striped over columns.
     Stripe,
-    /// Copies.
+    /// Two or three copies.
     Mirror,
-    /// Copies, spread over columns.
+    /// Two or three copies of each column of a stripe.
     #[value(name = "stripe+mirror", alias = "stripe-mirror")]
     StripeMirror,
 }
 
-/// When a copy has what is written.
+/// The time at which a copy receives a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ReplicaMode {
-    /// Before it is acknowledged.
+    /// Before the write is acknowledged.
     Sync,
-    /// Soon after, in the same order; what is to be durable (O_SYNC, O_DSYNC, fsync,
-    /// FUA, flush) before it is acknowledged.
+    /// Shortly after the acknowledgement, in order. A durable write (O_SYNC, O_DSYNC, fsync, FUA,
+    /// flush) is acknowledged once the copy has it.
     Async,
 }
 
-/// Add copies to volumes, remove them, and go on with one of them.
+/// Add, remove and promote copies of a volume.
 #[derive(Subcommand)]
-pub enum Replica {
-    /// Add a copy to a volume, also while it is in use: it is filled meanwhile, and
-    /// then has every write before it is acknowledged.
+pub enum ReplicaCommand {
+    /// Add a copy to a volume, even while it is in use. After its first resync a synchronous copy
+    /// holds every acknowledged write.
     Attach {
-        /// Which volume.
+        /// Volume.
         volume: VolumeName,
-        /// The UUID of the brick that it goes to; by default wherever there is room
-        /// in a failure domain that has no copy yet.
+        /// UUID of the brick for the copy; by default any brick with room in a failure domain that
+        /// has no copy yet.
         #[arg(long)]
         brick: Option<uuid::Uuid>,
-        /// When it has what is written.
+        /// When the copy receives a write.
         #[arg(long, value_enum, default_value_t = ReplicaMode::Sync)]
         mode: ReplicaMode,
-        /// Let the manager promote an asynchronous copy: whoever attaches the volume and
-        /// can reach no in-sync copy, while every brick with one is dead, goes on with
-        /// it. What was acknowledged last and was not to be durable may be missing then.
+        /// Let the manager promote the asynchronous copy for a client that reaches no in-sync copy,
+        /// while every brick with an in-sync copy is dead.
+        ///
+        /// Data loss: the promoted copy may lack the last acknowledged writes that were not
+        /// durable.
         #[arg(long)]
         auto_promote: bool,
         #[command(flatten)]
-        client: Client,
+        client: ManagerArgs,
     },
     /// Remove a copy of a volume.
     Detach {
-        /// Which volume.
+        /// Volume.
         volume: VolumeName,
-        /// Which copy, counted from 0.
+        /// Number of the copy, from 0.
         #[arg(long)]
         copy: usize,
-        /// Although a client has the volume, which is then fenced.
+        /// Remove it although a client has attached the volume, which is then fenced, or although
+        /// no living brick would have an in-sync copy.
         #[arg(long)]
         force: bool,
         #[command(flatten)]
-        client: Client,
+        client: ManagerArgs,
     },
-    /// Go on with one copy alone. Not needed while an in-sync copy can be reached:
-    /// then the next client goes on by itself. The others become copies of this one.
+    /// Make one copy the only in-sync one; the others resync from it. Not needed while any in-sync
+    /// copy is reachable: the next client then uses that copy by itself.
     Promote {
-        /// Which volume.
+        /// Volume.
         volume: VolumeName,
-        /// Which copy, counted from 0.
+        /// Number of the copy, from 0.
         #[arg(long)]
         copy: usize,
-        /// Although a client has the volume, which is then fenced; and although the
-        /// copy is not in-sync: what it lacks is given up.
+        /// Promote it although a client has attached the volume, which is then fenced, or although
+        /// the copy is not in-sync.
+        ///
+        /// Data loss: acknowledged writes that the copy lacks are lost.
         #[arg(long)]
         force: bool,
         #[command(flatten)]
-        client: Client,
+        client: ManagerArgs,
     },
     /// Show the copies of a volume.
     Status {
-        /// Which volume.
+        /// Volume.
         volume: VolumeName,
         #[command(flatten)]
-        client: Client,
+        client: ManagerArgs,
     },
 }
 
-/// Make, look at, grow and delete volumes.
+/// Create, show, grow, check and delete volumes.
 #[derive(Subcommand)]
-pub enum Volume {
-    /// Make a volume.
+pub enum VolumeCommand {
+    /// Create a volume.
     Create {
-        /// Its name.
+        /// Name of the volume.
         name: VolumeName,
-        /// Its size; space is taken when it is written.
+        /// Size; the volume is thin, so space is allocated on write.
         #[arg(long)]
         size: Size,
-        /// Its shape.
+        /// Layout.
         #[arg(long, value_enum, default_value = "mirror")]
-        layout: Layout,
-        /// Copies of a mirror, 2 or 3.
+        layout: LayoutArg,
+        /// Copies of a mirror, 2 or 3; 2 by default.
         #[arg(long)]
         copies: Option<usize>,
-        /// Columns of a stripe.
+        /// Columns of a stripe; 2 by default.
         #[arg(long)]
         columns: Option<usize>,
-        /// Durability class of its bricks; by default the strongest with room.
+        /// Durability class of its bricks; by default the strongest class with room.
         #[arg(long, value_parser = CLASSES)]
         class: Option<String>,
         #[command(flatten)]
-        client: Client,
+        client: ManagerArgs,
     },
     /// List volumes.
     List {
         #[command(flatten)]
-        client: Client,
+        client: ManagerArgs,
     },
-    /// Show where a volume lies and how its legs are.
+    /// Show the layout of a volume and the states of its legs.
     Show {
-        /// Which.
+        /// Volume.
         name: VolumeName,
         #[command(flatten)]
-        client: Client,
+        client: ManagerArgs,
     },
-    /// Make a volume larger, also while it is in use.
+    /// Grow a volume, even while it is in use.
     Grow {
-        /// Which.
+        /// Volume.
         name: VolumeName,
-        /// Its new size.
+        /// New size.
         #[arg(long)]
         size: Size,
         #[command(flatten)]
-        client: Client,
+        client: ManagerArgs,
     },
-    /// Delete a volume and everything on it.
+    /// Delete a volume and all data on it.
     Delete {
-        /// Which.
+        /// Volume.
         name: VolumeName,
-        /// Although a client has attached it.
+        /// Delete it although a client has attached it.
         #[arg(long)]
         force: bool,
         #[command(flatten)]
-        client: Client,
+        client: ManagerArgs,
     },
-    /// Forget which client attached a volume, as when its machine is gone. If it runs
-    /// after all, it is fenced when it asks the manager next, within ten seconds.
+    /// End the attachment of a volume, as after the loss of the client's machine. A client that
+    /// still runs is fenced at its next request to the manager, within ten seconds.
     Detach {
-        /// Which.
+        /// Volume.
         name: VolumeName,
         #[command(flatten)]
-        client: Client,
+        client: ManagerArgs,
     },
-    /// Compare the copies of a volume. It must not be attached.
+    /// Compare the copies of a volume that no client has attached.
     Check {
-        /// Which.
+        /// Volume.
         name: VolumeName,
-        /// Take it over from the client that attached it, which is then fenced.
+        /// Take the volume over from the client that has attached it; the client is fenced.
         #[arg(long)]
         force: bool,
-        /// Make pages that differ equal to this copy, counted from 0.
+        /// Number of the copy, from 0, that replaces differing pages on the other copies.
         #[arg(long)]
         repair_from: Option<usize>,
-        /// Which transport reaches bricks.
+        /// Transport to the bricks.
         #[arg(long, value_enum, default_value = "auto")]
         transport: Transport,
         #[command(flatten)]
-        client: Client,
+        client: ManagerArgs,
     },
 }
 
-/// Serve volumes to applications.
+/// Export volumes to applications.
 #[derive(Subcommand)]
-pub enum Export {
-    /// Serve volumes over the network block device protocol.
+pub enum ExportCommand {
+    /// Export volumes over the network block device protocol (NBD).
     ///
-    /// SIGINT and SIGTERM end it. SIGUSR1 makes it write how its volumes are
-    /// to standard output, as one line of JSON each: whether writes wait (the
-    /// state `awaiting-manager` or `unavailable`), the state of every leg and
-    /// what its brick's trouble is, how far its return has come, what scrubs have
-    /// found, and sums such as the bytes copied. SIGUSR2 begins a scrub of all
-    /// volumes at once, and stops the one that is under way.
+    /// SIGINT and SIGTERM stop the export. On SIGUSR1 it writes the status of each volume to
+    /// standard output, as one line of JSON: stalled writes (state `awaiting-manager` or
+    /// `unavailable`), the state of every leg and the error of its brick, the progress of resyncs,
+    /// scrub findings, and totals such as the copied bytes. SIGUSR2 starts a scrub of all volumes,
+    /// or stops the running scrubs.
     Nbd {
-        /// The volumes; each is an export of its name.
+        /// Volumes to export, each under its own name.
         #[arg(required = true)]
         volumes: Vec<VolumeName>,
-        /// A unix socket.
+        /// Unix socket to listen on.
         #[arg(long, required_unless_present = "listen", conflicts_with = "listen")]
         socket: Option<PathBuf>,
-        /// An address.
+        /// Address to listen on, as host:port.
         #[arg(long)]
         listen: Option<String>,
-        /// Refuse changes.
+        /// Refuse writes.
         #[arg(long)]
         read_only: bool,
-        /// Let idle processors sleep while clients are busy. Otherwise they
-        /// poll, where this process may open /dev/cpu_dma_latency: faster, but
-        /// it costs power.
+        /// Let idle processors sleep while clients are busy. Otherwise the processors poll, if this
+        /// process may open /dev/cpu_dma_latency; that is faster, but needs more power.
         #[arg(long)]
         no_keep_awake: bool,
         #[command(flatten)]
-        scrubs: Scrubs,
-        /// End when standard input ends.
+        scrubs: ScrubArgs,
+        /// Exit when standard input ends.
         #[arg(long, hide = true)]
         until_stdin_ends: bool,
-        /// Which transport reaches bricks.
+        /// Transport to the bricks.
         #[arg(long, value_enum, default_value = "auto")]
         transport: Transport,
         #[command(flatten)]
-        client: Client,
+        client: ManagerArgs,
     },
 }
 
-/// Make, look at, grow and delete file systems.
+/// Create, show, grow and delete file systems.
 #[derive(Subcommand)]
-pub enum FileSystem {
-    /// Make a file system.
+pub enum FileSystemCommand {
+    /// Create a file system.
     Create {
-        /// Its name.
+        /// Name of the file system.
         name: VolumeName,
-        /// What its files may take together; space is taken when it is written.
+        /// Limit of all files together; space is allocated on write.
         #[arg(long)]
         size: Size,
-        /// Copies, each on a brick of its own.
+        /// Number of copies, each on its own brick.
         #[arg(long, default_value_t = 2, value_parser = RangedU64ValueParser::<usize>::new().range(1..=3))]
         copies: usize,
-        /// Durability class of its bricks; by default the strongest with room.
+        /// Durability class of its bricks; by default the strongest class with room.
         #[arg(long, value_parser = CLASSES)]
         class: Option<String>,
-        /// Which transport reaches bricks.
+        /// Transport to the bricks.
         #[arg(long, value_enum, default_value = "auto")]
         transport: Transport,
         #[command(flatten)]
-        client: Client,
+        client: ManagerArgs,
     },
     /// List file systems.
     List {
         #[command(flatten)]
-        client: Client,
+        client: ManagerArgs,
     },
-    /// Show where a file system lies and how its copies are.
+    /// Show the layout of a file system and the states of its copies.
     Show {
-        /// Which.
+        /// File system.
         name: VolumeName,
         #[command(flatten)]
-        client: Client,
+        client: ManagerArgs,
     },
-    /// Let the files of a file system take more, also while it is mounted.
+    /// Raise the limit of a file system, even while it is mounted.
     Grow {
-        /// Which.
+        /// File system.
         name: VolumeName,
-        /// What its files may take together from then on: at most four times what it
-        /// was made with, or 256 MiB where that is more.
+        /// New limit of all files together: at most four times the original limit, or 256 MiB if
+        /// that is more.
         #[arg(long)]
         size: Size,
         #[command(flatten)]
-        client: Client,
+        client: ManagerArgs,
     },
-    /// Delete a file system and everything in it.
+    /// Delete a file system and all files in it.
     Delete {
-        /// Which.
+        /// File system.
         name: VolumeName,
-        /// Although it is mounted.
+        /// Delete it although it is mounted.
         #[arg(long)]
         force: bool,
         #[command(flatten)]
-        client: Client,
+        client: ManagerArgs,
     },
 }
 
-/// When attached volumes are scrubbed.
+/// The scrub settings of attached volumes.
 #[derive(Args)]
-pub struct Scrubs {
-    /// How often all copies are read in the background, and repaired where they are
-    /// damaged: as `12h` or `7d`, or `never`.
+pub struct ScrubArgs {
+    /// Interval of volume scrubs, as `12h` or `7d`, or `never`. A scrub reads all copies in the
+    /// background, and repairs damaged pages.
     #[arg(long, default_value = "7d", value_name = "TIME")]
     scrub_every: Interval,
-    /// Bytes of a volume scrubbed per second, each on all copies; a quarter of it while
-    /// there are writes.
+    /// Bytes of a volume scrubbed per second, each on all copies. A scrub slows down to a quarter
+    /// while there are writes.
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     scrub_rate: Size,
 }
 
-impl Scrubs {
-    /// What the volume is to be told.
+impl ScrubArgs {
+    /// The scrub plan of a volume.
     pub fn plan(&self) -> ScrubPlan {
         ScrubPlan {
             every: self.scrub_every.0,
@@ -646,330 +646,328 @@ impl Scrubs {
     }
 }
 
-/// Run a program whose threads read files of mounts, overwrite them and append to them
-/// themselves.
+/// Run a program with direct access to the files of mounts.
 ///
-/// Everything else, and programs that are linked statically, go through the kernel as
-/// ever, and see the same. It takes effect for files on pools that are mapped and need no
-/// flush, on mounts of the same user or root.
+/// The program's threads read, overwrite and append to these files themselves. All other calls, and
+/// statically linked programs, use the kernel as usual and see the same data. Direct access needs
+/// mapped pools that need no flush, and a mount of the same user or of root.
 #[derive(Args)]
-pub struct Exec {
-    /// The library that catches the program's calls; by default it is looked for beside
-    /// this program.
+pub struct ExecArgs {
+    /// Library that intercepts the program's calls; by default the one installed with this program.
     #[arg(long, env = "PAGEMESH_PRELOAD", value_name = "FILE")]
     pub library: Option<PathBuf>,
-    /// How many calls of each process on files of mounts the kernel serves before the process
-    /// reaches them itself: what that takes costs more than a hundred of them. 32 by default.
+    /// Calls of a process on files of mounts that use the kernel before the process switches to
+    /// direct access. The switch costs more than a hundred calls. 32 by default.
     #[arg(long, env = "PAGEMESH_PATIENCE", value_name = "CALLS")]
     pub patience: Option<u32>,
-    /// Each process says at its end how many operations went directly, how many the kernel
-    /// got, and why: on standard error, or at the end of a file.
+    /// Let each process report at its exit how many operations were direct, how many used the
+    /// kernel, and why. The report goes to standard error, or is appended to a file.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     pub report: Option<PathBuf>,
-    /// How the report is written: JSON is one line for each process.
+    /// Format of the report; JSON is one line per process.
     #[arg(long, value_enum, default_value = "table")]
     pub output: Output,
-    /// Say on standard error why the program is not on the direct path, if that is known
-    /// before it runs. What a running program is told by `PAGEMESH_LOG=info` and --report.
+    /// Write to standard error why the program gets no direct access, if that is known before it
+    /// runs. For a running program use `PAGEMESH_LOG=info` or --report.
     #[arg(long)]
     pub verbose: bool,
-    /// The program and its arguments.
+    /// Program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub command: Vec<std::ffi::OsString>,
 }
 
 /// Mount a file system on a directory.
 ///
-/// It prints `ready` and serves until it is unmounted (`pagemesh umount`) or gets
-/// SIGINT or SIGTERM, which cuts off whoever has files open. Whoever had it mounted
-/// before is fenced. SIGUSR1 makes it write how its volume is to standard output, as one
-/// line of JSON, and SIGUSR2 begins or stops a scrub, as `export nbd` does.
+/// The command prints `ready`, and serves until an unmount (`pagemesh umount`), SIGINT or SIGTERM.
+/// The signals cut off processes with open files. The mount fences a client that had the file
+/// system mounted before. On SIGUSR1 it writes the status of its volume to standard output, as one
+/// line of JSON; SIGUSR2 starts or stops a scrub, as for `export nbd`.
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-pub struct Mount {
-    /// What to do instead of mounting.
+pub struct MountArgs {
+    /// Command to run instead of a mount.
     #[command(subcommand)]
     pub command: Option<MountCommand>,
-    /// Which.
+    /// File system.
     #[arg(required = true)]
     pub name: Option<VolumeName>,
-    /// Where: a directory that is there.
+    /// Mount point: an existing directory.
     #[arg(required = true)]
     pub dir: Option<PathBuf>,
-    /// Let all users in, as permissions say; otherwise only the one who mounts.
+    /// Give all users access, by permissions; otherwise only the mounting user has access.
     #[arg(long)]
     pub allow_other: bool,
-    /// Threads that serve.
-    #[arg(long, default_value_t = 4, value_parser = threads())]
+    /// Number of server threads.
+    #[arg(long, default_value_t = 4, value_parser = thread_count_parser())]
     pub threads: usize,
-    /// End when standard input ends.
+    /// Exit when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_ends: bool,
-    /// Serve in a session of its own, without a terminal.
+    /// Serve in a new session, without a terminal.
     #[arg(long, hide = true)]
     pub detach: bool,
-    /// Which transport reaches bricks.
+    /// Transport to the bricks.
     #[arg(long, value_enum, default_value = "auto")]
     pub transport: Transport,
-    /// How requests come from the kernel.
+    /// Transport of FUSE requests from the kernel.
     #[arg(long, value_enum, default_value = "auto")]
-    pub fuse: Fuse,
-    /// Let idle processors sleep while the mount is busy. Otherwise they poll, where this
-    /// process may open /dev/cpu_dma_latency: faster, but it costs power.
+    pub fuse: FuseTransport,
+    /// Let idle processors sleep while the mount is busy. Otherwise the processors poll, if this
+    /// process may open /dev/cpu_dma_latency; that is faster, but needs more power.
     #[arg(long)]
     pub no_keep_awake: bool,
-    /// Keep files out of the kernel's page cache: each call is a request, and writes of one file go
-    /// on at the same time. DATA LOSS: a program that uses io_uring at the current position
-    /// (offset -1) overwrites its own bytes.
+    /// Keep files out of the kernel's page cache: each call becomes a request, and writes to one
+    /// file run in parallel.
+    ///
+    /// Data loss: a program that uses io_uring at the current position (offset -1) overwrites its
+    /// own bytes.
     #[arg(long)]
     pub direct_io: bool,
     #[command(flatten)]
-    pub scrubs: Scrubs,
+    pub scrubs: ScrubArgs,
     #[command(flatten)]
-    pub client: Client,
+    pub client: ManagerArgs,
 }
 
-/// Look at mounts of this machine.
+/// Show the mounts of this machine.
 #[derive(Subcommand)]
 pub enum MountCommand {
-    /// Show which processes are direct clients of a mount, how many operations went directly and how
-    /// many the kernel got, and why. A file system named `status` is mounted by `mount -- status DIR`.
+    /// Show the direct clients of a mount, how many operations were direct, how many used the
+    /// kernel, and why. A file system named `status` is mounted by `mount -- status DIR`.
     Status {
-        /// A mount's directory, or `all`.
+        /// Mount point, or `all`.
         #[arg(default_value = "all")]
         dir: PathBuf,
     },
 }
 
-/// Mount a file system that forgets what is written to it.
+/// Mount a file system that discards all writes.
 #[derive(Args)]
-pub struct NullMount {
-    /// Where: a directory that is there.
+pub struct NullMountArgs {
+    /// Mount point: an existing directory.
     pub dir: PathBuf,
-    /// Threads that serve.
-    #[arg(long, default_value_t = 4, value_parser = threads())]
+    /// Number of server threads.
+    #[arg(long, default_value_t = 4, value_parser = thread_count_parser())]
     pub threads: usize,
-    /// How requests come from the kernel.
+    /// Transport of FUSE requests from the kernel.
     #[arg(long, value_enum, default_value = "auto")]
-    pub fuse: Fuse,
-    /// Let idle processors sleep while the mount is busy. Otherwise they poll, where this
-    /// process may open /dev/cpu_dma_latency: faster, but it costs power.
+    pub fuse: FuseTransport,
+    /// Let idle processors sleep while the mount is busy. Otherwise the processors poll, if this
+    /// process may open /dev/cpu_dma_latency; that is faster, but needs more power.
     #[arg(long)]
     pub no_keep_awake: bool,
     /// Keep files out of the kernel's page cache.
     #[arg(long)]
     pub direct_io: bool,
-    /// End when standard input ends.
+    /// Exit when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_ends: bool,
 }
 
-/// Seconds of the longest measurement: what the workloads take.
+/// Seconds of the longest measurement: the limit of the workloads.
 pub const SECONDS_MAX: u64 = RUNTIME_MAX.as_secs();
 
-fn threads() -> RangedU64ValueParser<usize> {
+fn thread_count_parser() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=pagemesh_fuse::THREADS_MAX as u64)
 }
 
-fn rounds() -> RangedU64ValueParser<usize> {
+fn round_count_parser() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(ROUNDS_MIN as u64..=ROUNDS_MAX as u64)
 }
 
-/// Where results go, and how long to measure.
+/// The length of a benchmark, and the place of its results.
 #[derive(Args, Clone)]
-pub struct Measure {
-    /// Rounds, 5 to 1000; figures are medians over them.
-    #[arg(long, default_value_t = 5, value_parser = rounds())]
+pub struct MeasureArgs {
+    /// Number of rounds, 5 to 1000; results are medians over them.
+    #[arg(long, default_value_t = 5, value_parser = round_count_parser())]
     pub rounds: usize,
     /// Seconds of each measurement, up to an hour.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
     pub seconds: u64,
-    /// Where raw results and plots are written.
+    /// Directory for raw results and plots.
     #[arg(long)]
     pub save: Option<PathBuf>,
-    /// How to print.
+    /// Output format.
     #[arg(long, value_enum, default_value = "table")]
     pub output: Output,
-    /// Where pools are made: a tmpfs, hugetlbfs or DAX directory. A tmpfs with
-    /// huge pages (mount -o huge=always) is fastest.
+    /// Directory for pools: on tmpfs, hugetlbfs or DAX. A tmpfs with huge pages (mount -o
+    /// huge=always) is fastest.
     #[arg(long, default_value = "/dev/shm")]
     pub pools: PathBuf,
 }
 
-/// Measure.
+/// Run benchmarks.
 #[derive(Subcommand)]
-pub enum Bench {
-    /// 4 KiB writes and reads of a mirrored volume mapped into this process,
-    /// beside two plain non-temporal copies.
-    Session(Measure),
-    /// 1 to 128 readers of 8 KiB.
+pub enum BenchCommand {
+    /// 4 KiB writes and reads of a mirrored volume mapped into this process, compared with two
+    /// plain non-temporal copies.
+    Session(MeasureArgs),
+    /// 8 KiB reads by 1 to 128 readers.
     Ramp {
         #[command(flatten)]
-        measure: Measure,
-        /// Which transport reaches the bricks.
+        measure: MeasureArgs,
+        /// Transport to the bricks.
         #[arg(long, value_enum, default_value = "auto")]
         transport: Transport,
     },
-    /// 70 % reads, 30 % writes, by block size.
+    /// 70 % reads and 30 % writes, by block size.
     Table {
         #[command(flatten)]
-        measure: Measure,
-        /// Which transport reaches the bricks.
+        measure: MeasureArgs,
+        /// Transport to the bricks.
         #[arg(long, value_enum, default_value = "auto")]
         transport: Transport,
     },
-    /// fio against this and other block servers, alternating.
-    Peers(Measure),
-    /// How long a pool takes to recover after its brick was killed under load.
-    Recovery(Measure),
-    /// Mirrored files: latency of synchronous writes against throughput, beside a
-    /// mount that does nothing and, as root, GlusterFS with two copies.
+    /// fio on this and other block servers, in turn.
+    Peers(MeasureArgs),
+    /// Recovery time of a pool after its brick is killed under load.
+    Recovery(MeasureArgs),
+    /// Mirrored files: latency of synchronous writes against throughput, compared with a null mount
+    /// and, as root, GlusterFS with two copies.
     Mirror {
         #[command(flatten)]
-        measure: Measure,
+        measure: MeasureArgs,
         /// Bytes of a write.
         #[arg(long, value_delimiter = ',', default_values_t = [512, 4096, 65536], value_parser = clap::value_parser!(u32).range(512..=1 << 20))]
         sizes: Vec<u32>,
-        /// Programs that write at the same time.
+        /// Number of concurrent writers.
         #[arg(long, value_delimiter = ',', default_values_t = [1, 16], value_parser = clap::value_parser!(u32).range(1..=64))]
         jobs: Vec<u32>,
-        /// What each does between two writes, in µs.
+        /// Think time between two writes of a writer, in µs.
         #[arg(long, value_delimiter = ',', default_values_t = [0, 50, 200], value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
         think_us: Vec<u32>,
-        /// Without `--sync=1`: a write need not be durable when it returns, and does not
-        /// wait for a copy that follows.
+        /// Omit `--sync=1`: a write need not be durable when it returns, and does not wait for an
+        /// asynchronous copy.
         #[arg(long)]
         plain: bool,
-        /// Threads that serve each mount.
-        #[arg(long, default_value_t = 4, value_parser = threads())]
+        /// Number of server threads of each mount.
+        #[arg(long, default_value_t = 4, value_parser = thread_count_parser())]
         threads: usize,
-        /// How requests come from the kernel to every mount.
+        /// Transport of FUSE requests to every mount.
         #[arg(long, value_enum, default_value = "classic")]
-        fuse: Fuse,
+        fuse: FuseTransport,
         /// Keep files out of the kernel's page cache on every mount.
         #[arg(long)]
         direct_io: bool,
     },
-    /// Programs that reach the files of a mount directly, with one copy and two, beside the
-    /// same on a tmpfs and through the kernel.
+    /// Direct access to the files of a mount, with one copy and two, compared with a tmpfs and with
+    /// the kernel path.
     Direct {
         #[command(flatten)]
-        measure: Measure,
+        measure: MeasureArgs,
         /// Bytes of a request.
         #[arg(long, value_delimiter = ',', default_values_t = [512, 4096], value_parser = clap::value_parser!(u32).range(512..=1 << 20))]
         sizes: Vec<u32>,
-        /// Bytes of what is written to the end of a new file.
+        /// Bytes of each append to a new file.
         #[arg(long, value_delimiter = ',', default_values_t = [100], value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
         appends: Vec<u32>,
-        /// Programs at the same time.
+        /// Number of concurrent programs.
         #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 16], value_parser = clap::value_parser!(u32).range(1..=64))]
         jobs: Vec<u32>,
-        /// What each does between two requests, in µs.
+        /// Think time between two requests of a program, in µs.
         #[arg(long, value_delimiter = ',', default_values_t = [0], value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
         think_us: Vec<u32>,
-        /// Instead: one program that writes 4096 bytes, at a quarter of the rate that it could,
-        /// with a copy that follows over TCP, and with one copy.
+        /// Measure instead one program that writes 4096 bytes at a quarter of its maximum rate,
+        /// with an asynchronous copy over TCP and with one copy.
         #[arg(long, conflicts_with_all = ["sizes", "jobs", "think_us"])]
         followed: bool,
     },
-    /// Calls of libpagemesh on a file with two copies, beside those of the kernel.
-    Native(Measure),
-    /// Small files made and removed on mounts with one and two copies, beside
-    /// GlusterFS with two and ext4 with synchronous writes. Needs root.
+    /// Calls of libpagemesh on a file with two copies, compared with the kernel's.
+    Native(MeasureArgs),
+    /// Creation and removal of small files on mounts with one and two copies, compared with
+    /// GlusterFS with two copies and ext4 with synchronous writes. Needs root.
     Metadata {
         #[command(flatten)]
-        measure: Measure,
-        /// Programs that make files at the same time.
+        measure: MeasureArgs,
+        /// Number of programs that create files concurrently.
         #[arg(long, value_delimiter = ',', default_values_t = [1, 2], value_parser = clap::value_parser!(u32).range(1..=64))]
         jobs: Vec<u32>,
         /// Bytes of a file.
         #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=65536))]
         bytes: u32,
-        /// Threads that serve each mount.
-        #[arg(long, default_value_t = 4, value_parser = threads())]
+        /// Number of server threads of each mount.
+        #[arg(long, default_value_t = 4, value_parser = thread_count_parser())]
         threads: usize,
     },
-    /// Small files made, read and removed by one program on a mount with two copies, and
-    /// `rm -rf`, beside a tmpfs and, as root, ext4.
+    /// Creation, reading and removal of small files by one program on a mount with two copies, and
+    /// `rm -rf`, compared with a tmpfs and, as root, ext4.
     SmallFiles {
         #[command(flatten)]
-        measure: Measure,
-        /// Files.
+        measure: MeasureArgs,
+        /// Number of files.
         #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..=100_000))]
         files: u64,
-        /// Entries that `rm -rf` removes; 0: none.
+        /// Number of entries that `rm -rf` removes; 0 skips that part.
         #[arg(long, default_value_t = 70_000, value_parser = clap::value_parser!(u64).range(0..=100_000))]
         entries: u64,
-        /// Threads that serve the mount.
-        #[arg(long, default_value_t = 4, value_parser = threads())]
+        /// Number of server threads of the mount.
+        #[arg(long, default_value_t = 4, value_parser = thread_count_parser())]
         threads: usize,
-        /// How requests come from the kernel.
+        /// Transport of FUSE requests from the kernel.
         #[arg(long, value_enum, default_value = "auto")]
-        fuse: Fuse,
+        fuse: FuseTransport,
     },
-    /// A file system with many files: how long it takes to mount, what that takes of
-    /// memory, and whether find(1) sees all of them.
+    /// A file system with many files: its mount time and memory, and whether find(1) lists all
+    /// files.
     Many {
         #[command(flatten)]
-        measure: Measure,
-        /// Files of a tree.
+        measure: MeasureArgs,
+        /// Number of files of a tree.
         #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=4_000_000))]
         files: u64,
-        /// Files of a directory; a tree for each.
+        /// Files per directory; each value makes a tree.
         #[arg(long, value_delimiter = ',', default_values_t = [1000, 1_000_000], value_parser = clap::value_parser!(u64).range(1..))]
         per_directory: Vec<u64>,
-        /// Threads that serve the mount.
-        #[arg(long, default_value_t = 4, value_parser = threads())]
+        /// Number of server threads of the mount.
+        #[arg(long, default_value_t = 4, value_parser = thread_count_parser())]
         threads: usize,
     },
-    /// A node that dies under load, brick and mounting process at once: how long it
-    /// takes until the other one has the files mounted and writes them, and whether all
-    /// is there that must be.
+    /// Failure of a node under load, with its brick and its mount process: the time until the other
+    /// node has mounted and writes the files, and a check that no required write is lost.
     Failover {
         #[command(flatten)]
-        measure: Measure,
-        /// Programs that write.
+        measure: MeasureArgs,
+        /// Number of writers.
         #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
         writers: u32,
-        /// Threads that serve each mount.
-        #[arg(long, default_value_t = 4, value_parser = threads())]
+        /// Number of server threads of each mount.
+        #[arg(long, default_value_t = 4, value_parser = thread_count_parser())]
         threads: usize,
     },
-    /// A database: pgbench on PostgreSQL, whose files are on mounts with one and two
-    /// copies, beside its own synchronous replication. Needs root.
+    /// pgbench on PostgreSQL, with its files on mounts with one and two copies, compared with
+    /// PostgreSQL's own synchronous replication. Needs root.
     Database {
         #[command(flatten)]
-        measure: Measure,
-        /// The server reaches its files directly, beside the same through the kernel and on
-        /// a tmpfs.
+        measure: MeasureArgs,
+        /// Give the server direct access to its files, and compare with the kernel path and a
+        /// tmpfs.
         #[arg(long)]
         direct: bool,
-        /// Connections at the same time.
+        /// Number of concurrent connections.
         #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=240))]
         clients: u32,
-        /// Units of 100 000 accounts.
+        /// Scale factor of pgbench: units of 100 000 accounts.
         #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=20))]
         scale: u32,
-        /// Threads that serve each mount.
-        #[arg(long, default_value_t = 4, value_parser = threads())]
+        /// Number of server threads of each mount.
+        #[arg(long, default_value_t = 4, value_parser = thread_count_parser())]
         threads: usize,
     },
-    /// Inserts by SQLite, each durable, on the direct path with one copy and two, beside the
-    /// same through the kernel and on a tmpfs.
+    /// Durable inserts by SQLite with direct access, on one copy and two, compared with the kernel
+    /// path and a tmpfs.
     Sqlite {
         #[command(flatten)]
-        measure: Measure,
-        /// Inserts of one round at one place.
+        measure: MeasureArgs,
+        /// Number of inserts in one round on one mount.
         #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
         inserts: u32,
         /// Bytes of a row.
         #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=65536))]
         row_bytes: u32,
     },
-    /// Mount what does nothing: what others are measured against.
+    /// Mount a null file system, the baseline of other benchmarks.
     #[command(hide = true)]
-    Null(NullMount),
-    /// What three bricks, a manager and an export take of a processor while
-    /// nobody uses them.
-    Idle(Measure),
+    Null(NullMountArgs),
+    /// CPU time of three idle bricks, a manager and an export.
+    Idle(MeasureArgs),
 }

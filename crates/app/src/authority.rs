@@ -1,23 +1,23 @@
-//! The manager as a volume sees it, over its client.
+//! The manager from the volume's point of view, over a manager client.
 
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, EpochNumber, Layout, VolumeName};
 use pagemesh_manage::wire;
-use pagemesh_manage::{Client, ManagerError};
+use pagemesh_manage::{ManagerClient, ManagerError};
 use pagemesh_volume::{
     Authority, AuthorityError, BrickAddress, CopyReport, LegChange, ResolvedLayout,
 };
 use std::collections::BTreeMap;
 
-/// Asks a manager.
-pub struct Managed {
-    /// What is asked.
-    pub client: Client,
-    /// Whether no in-sync copy could be reached after an attach a moment ago.
+/// Sends requests of a volume to a manager.
+pub struct ManagerAuthority {
+    /// The manager client.
+    pub client: ManagerClient,
+    /// Whether no in-sync copy was reachable after the last attach.
     pub unreachable: bool,
 }
 
-fn refusal(cause: ManagerError) -> AuthorityError {
+fn authority_error(cause: ManagerError) -> AuthorityError {
     match cause {
         ManagerError::Conflict { current, .. } => AuthorityError::Conflict {
             current: current.into(),
@@ -28,7 +28,7 @@ fn refusal(cause: ManagerError) -> AuthorityError {
     }
 }
 
-fn address(address: wire::BrickAddress) -> BrickAddress {
+fn brick_address(address: wire::BrickAddress) -> BrickAddress {
     BrickAddress {
         tcp: address.tcp,
         map_socket: address.map_socket,
@@ -36,40 +36,48 @@ fn address(address: wire::BrickAddress) -> BrickAddress {
     }
 }
 
-fn attached(layout: Layout, bricks: BTreeMap<BrickId, wire::BrickAddress>) -> ResolvedLayout {
+fn resolved_layout(
+    layout: Layout,
+    bricks: BTreeMap<BrickId, wire::BrickAddress>,
+) -> ResolvedLayout {
     let bricks = bricks.into_iter();
     ResolvedLayout {
         layout,
-        bricks: bricks.map(|(brick, at)| (brick, address(at))).collect(),
+        bricks: bricks
+            .map(|(brick, at)| (brick, brick_address(at)))
+            .collect(),
     }
 }
 
-fn tell(attachment: Epoch, told: &CopyReport) -> wire::TellCopies {
-    let lag = told.lag.map(|lag| wire::Lag {
+fn replication_report(attachment: Epoch, told: &CopyReport) -> wire::ReportReplication {
+    let lag = told.lag.map(|lag| wire::ReplicaLag {
         changes: lag.changes,
         bytes: lag.bytes,
         age_us: lag.age_us,
     });
-    let returns = told.resyncs.iter().map(|(&copy, resync)| wire::CopyReturn {
-        copy,
-        bytes_todo: resync.bytes_todo,
-        bytes_done: resync.bytes_done,
-        elapsed_ms: resync.elapsed_ms,
-    });
-    wire::TellCopies {
+    let returns = told
+        .resyncs
+        .iter()
+        .map(|(&copy, resync)| wire::ResyncProgress {
+            copy,
+            bytes_todo: resync.bytes_todo,
+            bytes_done: resync.bytes_done,
+            elapsed_ms: resync.elapsed_ms,
+        });
+    wire::ReportReplication {
         attachment: EpochNumber(attachment.0),
         lag,
         returns: returns.collect(),
     }
 }
 
-impl Authority for Managed {
+impl Authority for ManagerAuthority {
     fn attach(&self, name: &VolumeName, client: &str) -> Result<ResolvedLayout, AuthorityError> {
-        let wire::Attached { layout, bricks } = self
+        let wire::AttachReply { layout, bricks } = self
             .client
             .attach_as(name, client, self.unreachable)
-            .map_err(refusal)?;
-        Ok(attached(layout, bricks))
+            .map_err(authority_error)?;
+        Ok(resolved_layout(layout, bricks))
     }
 
     fn change_legs(
@@ -92,7 +100,7 @@ impl Authority for Managed {
         let attachment = Some(EpochNumber(attachment.0));
         self.client
             .change_legs(name, attachment, EpochNumber(expected.0), &changes)
-            .map_err(refusal)
+            .map_err(authority_error)
     }
 
     fn layout(
@@ -103,11 +111,13 @@ impl Authority for Managed {
     ) -> Result<ResolvedLayout, AuthorityError> {
         let detail = match told.is_empty() {
             true => self.client.volume(name),
-            false => self.client.tell_copies(name, &tell(attachment, told)),
+            false => self
+                .client
+                .report_replication(name, &replication_report(attachment, told)),
         };
-        let detail = detail.map_err(refusal)?;
+        let detail = detail.map_err(authority_error)?;
         match detail.is_attached_as(EpochNumber(attachment.0)) {
-            true => Ok(attached(detail.layout, detail.bricks)),
+            true => Ok(resolved_layout(detail.layout, detail.bricks)),
             false => Err(AuthorityError::Fenced),
         }
     }
@@ -116,6 +126,6 @@ impl Authority for Managed {
         self.client
             .detach(name, Some(EpochNumber(attachment.0)))
             .map(drop)
-            .map_err(refusal)
+            .map_err(authority_error)
     }
 }

@@ -1,7 +1,7 @@
-//! `pagemesh bench`: scratch clusters, and what is measured on them.
+//! `pagemesh bench`: scratch clusters and their benchmarks.
 //!
-//! Invariants: nothing that exists is touched; scratch pools, sockets and
-//! processes are gone when the command ends.
+//! Invariants: a benchmark changes no existing data; scratch pools, sockets and processes are gone
+//! when the command ends.
 
 mod failover;
 mod files;
@@ -9,11 +9,11 @@ mod native;
 mod recovery;
 mod small_files;
 
-use crate::args::{self, Bench, Measure, Output};
-use crate::cluster::{Cluster, Plan};
-use crate::ending::Ending;
+use crate::args::{self, BenchCommand, MeasureArgs, Output};
+use crate::cluster::{Cluster, ClusterPlan};
 use crate::mount;
 use crate::output;
+use crate::shutdown::Shutdown;
 use crate::volume::attach;
 use anyhow::Context;
 use pagemesh_base::layout::VolumeName;
@@ -25,8 +25,8 @@ use pagemesh_bench::session::{self, RawMemory};
 use pagemesh_bench::{
     database, idle, load, many_files, metadata, mirror, ramp, sqlite, sweep, table,
 };
-use pagemesh_manage::wire::{Content, CreateVolume};
-use pagemesh_manage::{Client, Kind};
+use pagemesh_manage::wire::{CreateVolume, VolumeContent};
+use pagemesh_manage::{LayoutKind, ManagerClient};
 use pagemesh_volume::Volume;
 use rustix::mount::{UnmountFlags, unmount};
 use std::io::{BufRead, BufReader};
@@ -38,9 +38,9 @@ use tempfile::TempDir;
 
 /// Bytes of a scratch volume.
 const VOLUME_BYTES: u64 = 1 << 30;
-/// Bytes of a scratch pool beyond its volumes: what is not yet freed.
-const ROOM_BYTES: u64 = 512 << 20;
-/// Operations of one part of a round of `session`, per second asked for.
+/// Bytes of a scratch pool beyond its volumes, for frames that are not freed yet.
+const SPARE_BYTES: u64 = 512 << 20;
+/// Operations of one part of a `session` round, per second of the requested time.
 const SESSION_OPERATIONS_PER_S: u64 = 400_000;
 const _: () = assert!(
     SESSION_OPERATIONS_PER_S
@@ -48,34 +48,39 @@ const _: () = assert!(
         .is_some(),
     "the longest measurement can be counted"
 );
-/// What work left behind is over by then.
-const SETTLE: Duration = Duration::from_secs(2);
+/// Wait for the background work of earlier phases.
+const SETTLE_TIME: Duration = Duration::from_secs(2);
 
-/// A cluster that is gone when dropped.
-struct Scratch {
+/// A cluster that is removed when dropped.
+struct ScratchCluster {
     cluster: Cluster,
     dir: TempDir,
     pools: TempDir,
 }
 
-impl Scratch {
-    fn start(measure: &Measure, bricks: u32, volumes: u64) -> anyhow::Result<Scratch> {
-        Scratch::sized(measure, bricks, bricks, VOLUME_BYTES * volumes + ROOM_BYTES)
+impl ScratchCluster {
+    fn start(measure: &MeasureArgs, bricks: u32, volumes: u64) -> anyhow::Result<ScratchCluster> {
+        ScratchCluster::with_pools(
+            measure,
+            bricks,
+            bricks,
+            VOLUME_BYTES * volumes + SPARE_BYTES,
+        )
     }
 
-    /// Bricks with pools of `size_bytes`; only the first `mapped` are as if they were
-    /// on this machine.
-    fn sized(
-        measure: &Measure,
+    /// Starts bricks with pools of `size_bytes`. Clients may map only the first `mapped` bricks;
+    /// the others act like bricks on other machines.
+    fn with_pools(
+        measure: &MeasureArgs,
         bricks: u32,
         mapped: u32,
         size_bytes: u64,
-    ) -> anyhow::Result<Scratch> {
-        let ending = Ending::listen(false)?;
+    ) -> anyhow::Result<ScratchCluster> {
+        let ending = Shutdown::listen(false)?;
         let dir = tempfile::tempdir()?;
         let pools = TempDir::new_in(&measure.pools)
             .with_context(|| format!("cannot make pools in {}", measure.pools.display()))?;
-        let plan = Plan {
+        let plan = ClusterPlan {
             dir: dir.path(),
             pools: pools.path(),
             bricks,
@@ -84,35 +89,35 @@ impl Scratch {
             listen: "127.0.0.1:0",
         };
         let cluster = Cluster::start(&plan, &ending)?;
-        remove_at_end(ending, [dir.path(), pools.path()])?;
-        Ok(Scratch {
+        remove_on_shutdown(ending, [dir.path(), pools.path()])?;
+        Ok(ScratchCluster {
             cluster,
             dir,
             pools,
         })
     }
 
-    /// Makes a mirrored volume; gives its durability class.
-    fn create(&self, name: &VolumeName) -> anyhow::Result<String> {
-        let client = self.manager()?;
+    /// Creates a mirrored volume, and returns its durability class.
+    fn create_volume(&self, name: &VolumeName) -> anyhow::Result<String> {
+        let client = self.manager_client()?;
         let sized = client.create(&CreateVolume {
             name: name.clone(),
             size_bytes: VOLUME_BYTES,
-            layout: Kind::Mirror,
+            layout: LayoutKind::Mirror,
             columns: None,
             copies: None,
             durability: None,
-            content: Content::Blocks,
+            content: VolumeContent::Blocks,
         })?;
         Ok(sized.volume.info.durability.to_string())
     }
 
-    fn manager(&self) -> anyhow::Result<Client> {
-        Ok(Client::new(&self.cluster.url, &self.cluster.key)?)
+    fn manager_client(&self) -> anyhow::Result<ManagerClient> {
+        Ok(ManagerClient::new(&self.cluster.url, &self.cluster.key)?)
     }
 
-    fn client(&self) -> args::Client {
-        args::Client {
+    fn manager_args(&self) -> args::ManagerArgs {
+        args::ManagerArgs {
             manager: self.cluster.url.clone(),
             key: Some(self.dir.path().join("key")),
             output: Output::Table,
@@ -120,7 +125,7 @@ impl Scratch {
     }
 
     fn attach(&self, name: &VolumeName, transport: args::Transport) -> anyhow::Result<Volume> {
-        attach(&self.client(), transport, name)
+        attach(&self.manager_args(), transport, name)
     }
 
     fn brick_cpu(&self) -> impl FnMut() -> Duration + use<> {
@@ -128,8 +133,8 @@ impl Scratch {
         move || pids.iter().filter_map(|pid| process_cpu(*pid)).sum()
     }
 
-    /// Exports a volume with a process of its own; gives the export's URI.
-    fn export(&self, name: &VolumeName, transport: &str) -> anyhow::Result<(Daemon, String)> {
+    /// Exports a volume in a child process, and returns the export's URI.
+    fn export(&self, name: &VolumeName, transport: &str) -> anyhow::Result<(ChildDaemon, String)> {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .args(["export", "nbd", &name.to_string()])
@@ -138,13 +143,16 @@ impl Scratch {
             .arg(self.dir.path().join(format!("{name}.nbd")))
             .arg("--key")
             .arg(self.dir.path().join("key"));
-        Daemon::start(command)
+        ChildDaemon::start(command)
     }
 }
 
-/// Ends this process when it is told to end, all scratch directories first; its
-/// children end with it.
-fn remove_at_end<const N: usize>(ending: Ending, directories: [&Path; N]) -> anyhow::Result<()> {
+/// On a shutdown, removes all scratch directories and exits this process; its children exit with
+/// it.
+fn remove_on_shutdown<const N: usize>(
+    ending: Shutdown,
+    directories: [&Path; N],
+) -> anyhow::Result<()> {
     static ALL: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
     let all = || ALL.lock().unwrap_or_else(PoisonError::into_inner);
     let is_first = all().is_empty();
@@ -156,12 +164,12 @@ fn remove_at_end<const N: usize>(ending: Ending, directories: [&Path; N]) -> any
     thread.spawn(move || {
         ending.wait();
         for directory in all().iter() {
-            // What is mounted there goes first: files need not be removed one by one.
+            // Unmount first: files on a mount need not be removed one by one.
             for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-                // Most are not mounts.
+                // Most entries are not mount points.
                 let _ = unmount(entry.path(), UnmountFlags::DETACH);
             }
-            // What cannot be removed is left: this is the end.
+            // The process exits, so a directory that cannot be removed stays.
             let _ = std::fs::remove_dir_all(directory);
         }
         std::process::exit(130);
@@ -169,12 +177,12 @@ fn remove_at_end<const N: usize>(ending: Ending, directories: [&Path; N]) -> any
     Ok(())
 }
 
-/// A child process of this program; dropping it ends it.
-struct Daemon(Child);
+/// A child process of this program; dropping it ends the child.
+struct ChildDaemon(Child);
 
-impl Daemon {
-    /// Starts it, and gives what it says when it is ready.
-    fn start(mut command: Command) -> anyhow::Result<(Daemon, String)> {
+impl ChildDaemon {
+    /// Starts the child, and returns the rest of its `ready` line.
+    fn start(mut command: Command) -> anyhow::Result<(ChildDaemon, String)> {
         let mut child = command
             .arg("--until-stdin-ends")
             .stdin(Stdio::piped())
@@ -185,7 +193,7 @@ impl Daemon {
             .stdout
             .take()
             .context("a child process has no output")?;
-        let daemon = Daemon(child);
+        let daemon = ChildDaemon(child);
         let mut line = String::new();
         BufReader::new(said).read_line(&mut line)?;
         let ready = line.trim().strip_prefix("ready ");
@@ -194,24 +202,28 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
+impl Drop for ChildDaemon {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
-        // It was started here and ends when its input does.
+        // The child was started here, and exits when its input ends.
         let _ = self.0.wait();
     }
 }
 
-/// Measures.
-pub fn run(command: &Bench) -> anyhow::Result<()> {
+/// Runs a benchmark.
+pub fn run(command: &BenchCommand) -> anyhow::Result<()> {
     match command {
-        Bench::Session(measure) => finish(&session(measure)?, measure),
-        Bench::Ramp { measure, transport } => finish(&ramp(measure, *transport)?, measure),
-        Bench::Table { measure, transport } => finish(&table(measure, *transport)?, measure),
-        Bench::Peers(measure) => finish(&peers(measure)?, measure),
-        Bench::Recovery(measure) => finish(&recovery::run(measure)?, measure),
-        Bench::Idle(measure) => finish(&idle(measure)?, measure),
-        Bench::Mirror {
+        BenchCommand::Session(measure) => print_report(&session(measure)?, measure),
+        BenchCommand::Ramp { measure, transport } => {
+            print_report(&ramp(measure, *transport)?, measure)
+        }
+        BenchCommand::Table { measure, transport } => {
+            print_report(&table(measure, *transport)?, measure)
+        }
+        BenchCommand::Peers(measure) => print_report(&peers(measure)?, measure),
+        BenchCommand::Recovery(measure) => print_report(&recovery::run(measure)?, measure),
+        BenchCommand::Idle(measure) => print_report(&idle(measure)?, measure),
+        BenchCommand::Mirror {
             measure,
             sizes,
             jobs,
@@ -230,14 +242,14 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
                 sync: !plain,
                 ..mirror::MirrorOptions::default()
             };
-            let serving = files::Serving {
+            let serving = files::MountServing {
                 threads: *threads,
                 fuse: *fuse,
                 direct_io: *direct_io,
             };
-            finish(&files::mirror(measure, &options, serving)?, measure)
+            print_report(&files::mirror(measure, &options, serving)?, measure)
         }
-        Bench::Direct {
+        BenchCommand::Direct {
             measure,
             sizes,
             appends,
@@ -264,12 +276,12 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
                     sync: false,
                     ..options
                 };
-                return finish(&files::followed(measure, &options)?, measure);
+                return print_report(&files::async_replica(measure, &options)?, measure);
             }
-            finish(&files::direct(measure, &options)?, measure)
+            print_report(&files::direct(measure, &options)?, measure)
         }
-        Bench::Native(measure) => finish(&native::run(measure)?, measure),
-        Bench::Metadata {
+        BenchCommand::Native(measure) => print_report(&native::run(measure)?, measure),
+        BenchCommand::Metadata {
             measure,
             jobs,
             bytes,
@@ -281,9 +293,9 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
                 jobs: jobs.clone(),
                 bytes: *bytes as usize,
             };
-            finish(&files::metadata(measure, &options, *threads)?, measure)
+            print_report(&files::metadata(measure, &options, *threads)?, measure)
         }
-        Bench::SmallFiles {
+        BenchCommand::SmallFiles {
             measure,
             files,
             entries,
@@ -295,14 +307,14 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
                 files: *files,
                 entries: *entries,
             };
-            let serving = files::Serving {
+            let serving = files::MountServing {
                 threads: *threads,
                 fuse: *fuse,
                 direct_io: false,
             };
-            finish(&small_files::run(measure, &options, serving)?, measure)
+            print_report(&small_files::run(measure, &options, serving)?, measure)
         }
-        Bench::Many {
+        BenchCommand::Many {
             measure,
             files,
             per_directory,
@@ -314,9 +326,9 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
                 per_directory: per_directory.clone(),
                 class: String::new(),
             };
-            finish(&files::many(measure, &options, *threads)?, measure)
+            print_report(&files::many(measure, &options, *threads)?, measure)
         }
-        Bench::Failover {
+        BenchCommand::Failover {
             measure,
             writers,
             threads,
@@ -326,9 +338,9 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
                 runtime: Duration::from_secs(measure.seconds),
                 writers: *writers as usize,
             };
-            finish(&failover::run(measure, &options, *threads)?, measure)
+            print_report(&failover::run(measure, &options, *threads)?, measure)
         }
-        Bench::Sqlite {
+        BenchCommand::Sqlite {
             measure,
             inserts,
             row_bytes,
@@ -338,9 +350,9 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
                 inserts: *inserts,
                 row_bytes: *row_bytes,
             };
-            finish(&files::sqlite(measure, &options)?, measure)
+            print_report(&files::sqlite(measure, &options)?, measure)
         }
-        Bench::Database {
+        BenchCommand::Database {
             measure,
             direct,
             clients,
@@ -357,16 +369,16 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
                 true => files::direct_database(measure, &options)?,
                 false => files::database(measure, &options, *threads)?,
             };
-            finish(&report, measure)
+            print_report(&report, measure)
         }
-        Bench::Null(wish) => mount::run_null(wish),
+        BenchCommand::Null(wish) => mount::run_null(wish),
     }
 }
 
-fn finish(report: &Report, measure: &Measure) -> anyhow::Result<()> {
+fn print_report(report: &Report, measure: &MeasureArgs) -> anyhow::Result<()> {
     match measure.output {
-        Output::Json => output::say(&report.json())?,
-        Output::Table => output::say(&report.text())?,
+        Output::Json => output::print_text(&report.json())?,
+        Output::Table => output::print_text(&report.text())?,
     }
     if let Some(dir) = &measure.save {
         for path in report.save(dir)? {
@@ -376,10 +388,10 @@ fn finish(report: &Report, measure: &Measure) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn session(measure: &Measure) -> anyhow::Result<Report> {
-    let scratch = Scratch::start(measure, 2, 1)?;
+fn session(measure: &MeasureArgs) -> anyhow::Result<Report> {
+    let scratch = ScratchCluster::start(measure, 2, 1)?;
     let name: VolumeName = "session".parse()?;
-    let class = scratch.create(&name)?;
+    let class = scratch.create_volume(&name)?;
     let volume = scratch.attach(&name, args::Transport::Map)?;
     load::fill(&volume, VOLUME_BYTES)?;
     let mut raw = RawMemory::create(&measure.pools, VOLUME_BYTES as usize)?;
@@ -394,8 +406,12 @@ fn session(measure: &Measure) -> anyhow::Result<Report> {
     Ok(session::run_session(&volume, &mut raw, &mut cpu, &options)?)
 }
 
-fn swept(measure: &Measure, class: String, transport: args::Transport) -> sweep::SweepOptions {
-    // Writes of the other classes are durable when they are acknowledged.
+fn sweep_options(
+    measure: &MeasureArgs,
+    class: String,
+    transport: args::Transport,
+) -> sweep::SweepOptions {
+    // In the other classes a write is durable when it is acknowledged.
     let durable = class == "file-sync";
     let over = match (transport, durable) {
         (args::Transport::Auto, false) | (args::Transport::Map, _) => "map",
@@ -411,25 +427,25 @@ fn swept(measure: &Measure, class: String, transport: args::Transport) -> sweep:
     }
 }
 
-fn ramp(measure: &Measure, transport: args::Transport) -> anyhow::Result<Report> {
-    let scratch = Scratch::start(measure, 2, 1)?;
+fn ramp(measure: &MeasureArgs, transport: args::Transport) -> anyhow::Result<Report> {
+    let scratch = ScratchCluster::start(measure, 2, 1)?;
     let name: VolumeName = "ramp".parse()?;
-    let class = scratch.create(&name)?;
+    let class = scratch.create_volume(&name)?;
     let volume = scratch.attach(&name, transport)?;
     let options = ramp::RampOptions {
-        sweep_options: swept(measure, class, transport),
+        sweep_options: sweep_options(measure, class, transport),
         ..ramp::RampOptions::default()
     };
     Ok(ramp::run_ramp(&volume, &mut scratch.brick_cpu(), &options)?)
 }
 
-fn table(measure: &Measure, transport: args::Transport) -> anyhow::Result<Report> {
-    let scratch = Scratch::start(measure, 2, 1)?;
+fn table(measure: &MeasureArgs, transport: args::Transport) -> anyhow::Result<Report> {
+    let scratch = ScratchCluster::start(measure, 2, 1)?;
     let name: VolumeName = "table".parse()?;
-    let class = scratch.create(&name)?;
+    let class = scratch.create_volume(&name)?;
     let volume = scratch.attach(&name, transport)?;
     let options = table::TableOptions {
-        sweep_options: swept(measure, class, transport),
+        sweep_options: sweep_options(measure, class, transport),
         ..table::TableOptions::default()
     };
     Ok(table::run_table(
@@ -439,8 +455,8 @@ fn table(measure: &Measure, transport: args::Transport) -> anyhow::Result<Report
     )?)
 }
 
-fn peers(measure: &Measure) -> anyhow::Result<Report> {
-    let scratch = Scratch::start(measure, 2, 2)?;
+fn peers(measure: &MeasureArgs) -> anyhow::Result<Report> {
+    let scratch = ScratchCluster::start(measure, 2, 2)?;
     let options = peers::PeerOptions {
         rounds: measure.rounds,
         runtime: Duration::from_secs(measure.seconds),
@@ -452,7 +468,7 @@ fn peers(measure: &Measure) -> anyhow::Result<Report> {
     let mut peers = Vec::new();
     for transport in ["map", "tcp"] {
         let name: VolumeName = transport.parse()?;
-        let class = scratch.create(&name)?;
+        let class = scratch.create_volume(&name)?;
         let (exporter, uri) = scratch.export(&name, transport)?;
         let mut pids = scratch.cluster.brick_pids();
         pids.push(exporter.0.id());
@@ -473,14 +489,14 @@ fn peers(measure: &Measure) -> anyhow::Result<Report> {
     Ok(peers::run_peers(&peers, &options)?)
 }
 
-fn idle(measure: &Measure) -> anyhow::Result<Report> {
-    let scratch = Scratch::start(measure, 3, 1)?;
+fn idle(measure: &MeasureArgs) -> anyhow::Result<Report> {
+    let scratch = ScratchCluster::start(measure, 3, 1)?;
     let name: VolumeName = "idle".parse()?;
-    let class = scratch.create(&name)?;
+    let class = scratch.create_volume(&name)?;
     let (exporter, _) = scratch.export(&name, "map")?;
-    std::thread::sleep(SETTLE);
+    std::thread::sleep(SETTLE_TIME);
     let mut cluster = scratch.cluster.pids();
-    // This process looks after the others as `up` does.
+    // This process supervises the others as `up` does.
     cluster.push(std::process::id());
     let group = |name: &str, pids| idle::ProcessGroup {
         name: name.into(),

@@ -1,10 +1,9 @@
-//! `pagemesh brick`: opens a pool, serves it, and tells the manager that it is
-//! there.
+//! `pagemesh brick`: opens a pool, serves it, and registers with the manager.
 
 use crate::args;
-use crate::ending::Ending;
 use crate::export::listen_address;
 use crate::key;
+use crate::shutdown::Shutdown;
 use anyhow::{Context, bail};
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::slice::BrickControl;
@@ -12,8 +11,8 @@ use pagemesh_brick::brick::Brick;
 use pagemesh_brick::scrub::{ScrubState, ScrubStatus};
 use pagemesh_brick::service::BrickService;
 use pagemesh_fabric::{map, tcp};
-use pagemesh_manage::Client;
-use pagemesh_manage::wire::{self, BrickRegistration, BrickScrub, ScrubFound, ScrubWish};
+use pagemesh_manage::ManagerClient;
+use pagemesh_manage::wire::{self, BrickRegistration, BrickScrub, ScrubCounts, ScrubRequest};
 use pagemesh_store::scrub::ScrubReport;
 use signal_hook::consts::{SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
@@ -23,19 +22,19 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
-/// How often a manager that did not answer is told again.
+/// Interval of heartbeats to a manager that did not answer.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Runs a brick until it is told to end.
-pub fn run(args: &args::Brick) -> anyhow::Result<()> {
+/// Runs a brick until its shutdown.
+pub fn run(args: &args::BrickArgs) -> anyhow::Result<()> {
     let Some(pool) = &args.pool else {
         bail!("no pool is named; name it with --pool");
     };
     let key = key::find(args.client.key.as_deref(), &args.client.manager)?;
-    let manager = Client::new(&args.client.manager, &key)?;
-    let ending = Ending::listen(args.until_stdin_ends)?;
+    let manager = ManagerClient::new(&args.client.manager, &key)?;
+    let ending = Shutdown::listen(args.until_stdin_ends)?;
     let listen = listen_address(&args.listen)?;
-    // Before anything takes time: without a listener the signal would end us.
+    // Register before any slow operation: an unregistered signal would kill this process.
     let asked = Signals::new([SIGUSR1, SIGUSR2]).context("cannot listen for signals")?;
     let (brick, keeper, recovered) = match args.sparse {
         false => Brick::open(pool)?,
@@ -45,12 +44,12 @@ pub fn run(args: &args::Brick) -> anyhow::Result<()> {
     let obeys = Arc::downgrade(&brick);
     std::thread::Builder::new()
         .name("status".into())
-        .spawn(move || obey(asked, &obeys))?;
+        .spawn(move || handle_signals(asked, &obeys))?;
     tracing::info!(?recovered, pool = %pool.display(), "recovered");
     let served = Arc::new(BrickService(brick.clone()));
     let tcp = tcp::TcpServer::bind(listen, key, served.clone(), tcp::ServerOptions::default())?;
     let map = match &args.map {
-        Some(path) => Some(map::MapServer::bind(&absolute(path)?, served)?),
+        Some(path) => Some(map::MapServer::bind(&absolute_path(path)?, served)?),
         None => None,
     };
     let told = Registrar {
@@ -64,7 +63,7 @@ pub fn run(args: &args::Brick) -> anyhow::Result<()> {
         domain: args.domain.clone().unwrap_or_else(host_name),
     };
     println!("ready brick {} {}", brick.id(), told.address);
-    let ended = told.keep_telling(&ending);
+    let ended = told.send_heartbeats(&ending);
     drop(map);
     if let Err(left) = tcp.stop() {
         tracing::warn!(%left, "ending with open connections");
@@ -73,8 +72,8 @@ pub fn run(args: &args::Brick) -> anyhow::Result<()> {
     ended
 }
 
-/// Does what signals ask for.
-fn obey(mut asked: Signals, brick: &Weak<Brick>) {
+/// Handles status and scrub signals.
+fn handle_signals(mut asked: Signals, brick: &Weak<Brick>) {
     for signal in asked.forever() {
         let Some(brick) = brick.upgrade() else {
             return;
@@ -84,22 +83,22 @@ fn obey(mut asked: Signals, brick: &Weak<Brick>) {
         match (signal, status.state) {
             (SIGUSR2, ScrubState::Running) => brick.stop_scrub(now),
             (SIGUSR2, _) => brick.start_scrub(now),
-            _ => tell_scrubs(brick.id(), &status),
+            _ => print_scrubs(brick.id(), &status),
         }
     }
 }
 
-/// Writes what is known of scrubs to standard output.
-fn tell_scrubs(brick: BrickId, status: &ScrubStatus) {
-    let line = serde_json::json!({"brick": brick, "scrub": told_scrubs(status, None)});
+/// Writes the state of scrubs to standard output.
+fn print_scrubs(brick: BrickId, status: &ScrubStatus) {
+    let line = serde_json::json!({"brick": brick, "scrub": scrub_report(status, None)});
     if let Err(cause) = writeln!(std::io::stdout().lock(), "{line}") {
         tracing::warn!(%cause, "the status was not written");
     }
 }
 
-/// What is known of scrubs, as it is told to people and to the manager.
-fn told_scrubs(status: &ScrubStatus, fulfilled: Option<Uuid>) -> BrickScrub {
-    let found = |found: ScrubReport| ScrubFound {
+/// The state of scrubs, as reported to people and to the manager.
+fn scrub_report(status: &ScrubStatus, fulfilled: Option<Uuid>) -> BrickScrub {
+    let found = |found: ScrubReport| ScrubCounts {
         checked: found.checked,
         superblocks: found.superblocks,
         records: found.records,
@@ -128,11 +127,11 @@ fn told_scrubs(status: &ScrubStatus, fulfilled: Option<Uuid>) -> BrickScrub {
     }
 }
 
-fn absolute(path: &Path) -> anyhow::Result<std::path::PathBuf> {
+fn absolute_path(path: &Path) -> anyhow::Result<std::path::PathBuf> {
     std::path::absolute(path).with_context(|| format!("{} is no path", path.display()))
 }
 
-/// What this machine calls itself.
+/// The name of this machine.
 pub fn host_name() -> String {
     let name = rustix::system::uname()
         .nodename()
@@ -144,10 +143,10 @@ pub fn host_name() -> String {
     }
 }
 
-/// Keeps a brick registered.
+/// Keeps a brick registered with the manager.
 struct Registrar<'a> {
     brick: &'a Brick,
-    manager: Client,
+    manager: ManagerClient,
     address: String,
     map_socket: Option<String>,
     domain: String,
@@ -167,11 +166,11 @@ impl Registrar<'_> {
             used_bytes: status.used_bytes,
             incarnation: status.incarnation,
             sessions: status.sessions,
-            scrub: Some(told_scrubs(&scrubs, fulfilled)),
+            scrub: Some(scrub_report(&scrubs, fulfilled)),
         })
     }
 
-    fn fulfil(&self, wish: ScrubWish) {
+    fn apply_scrub_request(&self, wish: ScrubRequest) {
         let now = Instant::now();
         match wish.stop {
             true => self.brick.stop_scrub(now),
@@ -179,10 +178,10 @@ impl Registrar<'_> {
         }
     }
 
-    /// Sends heartbeats until the end is told or the pool fails.
-    fn keep_telling(&self, ending: &Ending) -> anyhow::Result<()> {
+    /// Sends heartbeats until a shutdown or a pool failure.
+    fn send_heartbeats(&self, ending: &Shutdown) -> anyhow::Result<()> {
         let mut was_heard = true;
-        // The manager repeats a wish until it hears that it is fulfilled.
+        // The manager repeats a scrub request until the brick reports it as carried out.
         let mut fulfilled = None;
         loop {
             if self.brick.has_failed() {
@@ -190,20 +189,20 @@ impl Registrar<'_> {
             }
             let told = self.manager.heartbeat(&self.registration(fulfilled)?);
             match &told {
-                Err(cause) if was_heard => tracing::warn!(%cause, "no heartbeat"),
-                Ok(_) if !was_heard => tracing::info!("heartbeats are heard again"),
+                Err(cause) if was_heard => tracing::warn!(%cause, "cannot send a heartbeat"),
+                Ok(_) if !was_heard => tracing::info!("the manager answers heartbeats again"),
                 _ => {}
             }
             was_heard = told.is_ok();
             let wish = told.as_ref().ok().and_then(|reply| reply.scrub);
             if let Some(wish) = wish.filter(|wish| fulfilled != Some(wish.id)) {
-                self.fulfil(wish);
+                self.apply_scrub_request(wish);
                 fulfilled = Some(wish.id);
             }
             let interval = told.map_or(RETRY_INTERVAL, |reply| {
                 Duration::from_millis(reply.interval_ms.max(10))
             });
-            if ending.within(interval) {
+            if ending.wait_for(interval) {
                 return Ok(());
             }
         }

@@ -1,20 +1,19 @@
-//! `pagemesh brick list` and `pagemesh brick scrub`: bricks as the manager knows
-//! them.
+//! `pagemesh brick list` and `pagemesh brick scrub`: bricks as the manager knows them.
 
 use crate::args::{self, BrickCommand};
 use crate::output::{self, bytes, table};
-use crate::volume::client;
+use crate::volume::manager_client;
 use pagemesh_base::layout::BrickId;
-use pagemesh_manage::Client;
+use pagemesh_manage::ManagerClient;
 use pagemesh_manage::wire::{BrickInfo, BrickScrub, ScrubState};
 
-/// Lists bricks, or has them scrubbed.
-pub fn run(command: &BrickCommand, args: &args::Client) -> anyhow::Result<()> {
-    let manager = client(args)?;
+/// Lists bricks, or requests scrubs of them.
+pub fn run(command: &BrickCommand, args: &args::ManagerArgs) -> anyhow::Result<()> {
+    let manager = manager_client(args)?;
     match *command {
         BrickCommand::List => {
             let bricks = manager.bricks()?;
-            output::print(args.output, &bricks, || shown(&bricks))
+            output::print(args.output, &bricks, || brick_table(&bricks))
         }
         BrickCommand::Scrub { brick, stop, .. } => {
             let asked = match brick {
@@ -23,16 +22,16 @@ pub fn run(command: &BrickCommand, args: &args::Client) -> anyhow::Result<()> {
             };
             output::print(args.output, &asked, || match (asked.len(), stop) {
                 (0, _) => "no brick is alive".into(),
-                (count, true) => format!("{count} asked to end the scrub under way"),
+                (count, true) => format!("{count} asked to end the running scrub"),
                 (count, false) => {
-                    format!("{count} asked to scrub; see how far with: pagemesh brick list")
+                    format!("{count} asked to scrub; show the progress with: pagemesh brick list")
                 }
             })
         }
     }
 }
 
-fn scrub_all(manager: &Client, stop: bool) -> anyhow::Result<Vec<BrickInfo>> {
+fn scrub_all(manager: &ManagerClient, stop: bool) -> anyhow::Result<Vec<BrickInfo>> {
     let bricks = manager.bricks()?;
     let alive = bricks.iter().filter(|brick| brick.alive);
     alive
@@ -41,7 +40,7 @@ fn scrub_all(manager: &Client, stop: bool) -> anyhow::Result<Vec<BrickInfo>> {
 }
 
 /// Bricks as a table.
-pub fn shown(bricks: &[BrickInfo]) -> String {
+pub fn brick_table(bricks: &[BrickInfo]) -> String {
     let rows = bricks.iter().map(|brick| {
         vec![
             brick.brick.to_string(),
@@ -56,8 +55,8 @@ pub fn shown(bricks: &[BrickInfo]) -> String {
             bytes(brick.capacity_bytes),
             brick.slices.to_string(),
             brick.sessions.to_string(),
-            scrub(brick),
-            brick.scrub.as_ref().map_or_else(|| "-".into(), damage),
+            scrub_text(brick),
+            brick.scrub.as_ref().map_or_else(|| "-".into(), damage_text),
         ]
     });
     let head = [
@@ -76,7 +75,7 @@ pub fn shown(bricks: &[BrickInfo]) -> String {
     table(&head, rows)
 }
 
-fn scrub(brick: &BrickInfo) -> String {
+fn scrub_text(brick: &BrickInfo) -> String {
     let Some(scrub) = brick.scrub.as_ref().filter(|_| brick.alive) else {
         return "-".into();
     };
@@ -84,7 +83,9 @@ fn scrub(brick: &BrickInfo) -> String {
         (Some(wish), _) if wish.stop => "to end".into(),
         (Some(_), _) => "to begin".into(),
         (None, ScrubState::Off) => "off".into(),
-        (None, ScrubState::Waiting) => format!("in {}", time(scrub.next_in_ms.unwrap_or(0))),
+        (None, ScrubState::Waiting) => {
+            format!("in {}", duration_text(scrub.next_in_ms.unwrap_or(0)))
+        }
         (None, ScrubState::Running) => match scrub.progress_percent {
             Some(percent) => format!("{percent} % done"),
             None => "begins".into(),
@@ -92,16 +93,16 @@ fn scrub(brick: &BrickInfo) -> String {
     }
 }
 
-fn damage(scrub: &BrickScrub) -> String {
+fn damage_text(scrub: &BrickScrub) -> String {
     match (scrub.mended, scrub.damaged()) {
         (0, 0) => "none".into(),
-        (mended, 0) => format!("{mended} mended"),
-        (mended, damaged) => format!("{mended} mended, {damaged} left"),
+        (mended, 0) => format!("{mended} corrected"),
+        (mended, damaged) => format!("{mended} corrected, {damaged} left"),
     }
 }
 
-/// A time as people say it, in its largest whole unit.
-fn time(ms: u64) -> String {
+/// A duration for people, in its largest whole unit.
+fn duration_text(ms: u64) -> String {
     let seconds = ms / 1000;
     let units = [(24 * 3600, "d"), (3600, "h"), (60, "m")];
     let unit = units.into_iter().find(|(unit, _)| seconds >= *unit);

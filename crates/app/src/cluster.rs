@@ -1,39 +1,37 @@
-//! A manager and bricks as child processes of this one: what `up` runs and
-//! what measurements use.
+//! A manager and bricks as child processes, for `up` and for benchmarks.
 //!
-//! Invariants: children end with this process, however it ends, because they
-//! watch their standard input; a child that ends is started again, at most
-//! once per pause.
+//! Invariants: children exit with this process, however it ends, because they watch their standard
+//! input. A child that exits is restarted, at most once per pause.
 
-use crate::ending::Ending;
+use crate::shutdown::Shutdown;
 use crate::{key, output};
 use anyhow::{Context, bail};
 use pagemesh_base::key::Key;
 use pagemesh_brick::resource_limits;
-use pagemesh_manage::Client;
+use pagemesh_manage::ManagerClient;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The shortest time between two starts of one child.
+/// Minimum time between two starts of one child.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
-/// How long the cluster has to get ready.
+/// Limit of the start of the cluster.
 const READY_LIMIT: Duration = Duration::from_secs(30);
-/// How often to look whether it is.
+/// Interval of checks for its readiness.
 const READY_PAUSE: Duration = Duration::from_millis(20);
-/// Pools in memory should leave one part of so many of the machine's.
-const MEMORY_LEFT_MIN: u64 = 4;
-/// How long children have to end.
+/// Pools in memory should leave this fraction of the machine's memory (one quarter) to programs.
+const MEMORY_RESERVE_DIVISOR: u64 = 4;
+/// Limit of the exit of the children.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// A process that is kept running.
-struct Kept {
+/// A supervised child process.
+struct SupervisedChild {
     name: String,
     arguments: Vec<String>,
     log: PathBuf,
-    /// Where its log began when it was started.
-    log_from: usize,
+    /// Length of the log before the child's last start.
+    log_offset: usize,
     child: Child,
     started: Instant,
 }
@@ -56,15 +54,15 @@ fn spawn(arguments: &[String], log: &Path) -> anyhow::Result<(Child, usize)> {
     Ok((child, from))
 }
 
-impl Kept {
-    fn start(name: &str, arguments: Vec<String>, dir: &Path) -> anyhow::Result<Kept> {
+impl SupervisedChild {
+    fn start(name: &str, arguments: Vec<String>, dir: &Path) -> anyhow::Result<SupervisedChild> {
         let log = dir.join(format!("{name}.log"));
         let (child, log_from) = spawn(&arguments, &log)?;
-        Ok(Kept {
+        Ok(SupervisedChild {
             name: name.into(),
             arguments,
             log,
-            log_from,
+            log_offset: log_from,
             child,
             started: Instant::now(),
         })
@@ -74,26 +72,26 @@ impl Kept {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Starts it again if it ended, or says when that may be done.
+    /// Restarts the child if it has exited, or returns the earliest time of the restart.
     fn restart_if_ended(&mut self) -> Option<Instant> {
         let end = match self.child.try_wait() {
             Ok(None) => return None,
             Ok(Some(status)) => status.to_string(),
-            Err(cause) => format!("nobody knows how: {cause}"),
+            Err(cause) => format!("with an unknown status: {cause}"),
         };
         let due = self.started + RESTART_PAUSE;
         if Instant::now() < due {
             return Some(due);
         }
         eprintln!(
-            "{} ended ({end}), and said last: {}; starting it again",
+            "{} ended ({end}), its last message: {}; starting it again",
             self.name,
-            self.last_words()
+            self.last_log_line()
         );
         self.started = Instant::now();
         match spawn(&self.arguments, &self.log) {
             Ok((child, from)) => {
-                (self.child, self.log_from) = (child, from);
+                (self.child, self.log_offset) = (child, from);
                 None
             }
             Err(cause) => {
@@ -103,24 +101,24 @@ impl Kept {
         }
     }
 
-    /// What it has said since it was started.
-    fn said(&self) -> String {
+    /// The output of the child since its last start.
+    fn output(&self) -> String {
         let text = std::fs::read_to_string(&self.log).unwrap_or_default();
-        text.get(self.log_from..).unwrap_or_default().to_owned()
+        text.get(self.log_offset..).unwrap_or_default().to_owned()
     }
 
-    /// The last line of its log.
-    fn last_words(&self) -> String {
-        let text = self.said();
+    /// The last line of the log.
+    fn last_log_line(&self) -> String {
+        let text = self.output();
         let last = text.lines().next_back().unwrap_or("it said nothing");
         format!("{last}; see {}", self.log.display())
     }
 
-    /// Waits until it says a line that starts so; gives the rest of the line.
-    fn await_line(&mut self, start: &str, ending: &Ending) -> anyhow::Result<String> {
+    /// Waits for a line with this start; returns the rest of the line.
+    fn await_line(&mut self, start: &str, ending: &Shutdown) -> anyhow::Result<String> {
         let until = Instant::now() + READY_LIMIT;
         loop {
-            let said = self.said();
+            let said = self.output();
             let whole = said
                 .lines()
                 .filter(|line| said.contains(&format!("{line}\n")));
@@ -128,27 +126,27 @@ impl Kept {
                 return Ok(rest.to_owned());
             }
             if !self.is_running() {
-                bail!("{} did not start: {}", self.name, self.last_words());
+                bail!("{} did not start: {}", self.name, self.last_log_line());
             }
             if Instant::now() > until {
-                bail!("{} is not ready: {}", self.name, self.last_words());
+                bail!("{} is not ready: {}", self.name, self.last_log_line());
             }
-            if ending.within(READY_PAUSE) {
+            if ending.wait_for(READY_PAUSE) {
                 bail!("ended before it was ready");
             }
         }
     }
 }
 
-/// What a cluster is to be.
-pub struct Plan<'a> {
-    /// Where keys, logs, sockets and the manager's store are.
+/// The plan of a cluster.
+pub struct ClusterPlan<'a> {
+    /// Directory of keys, logs, sockets and the manager's store.
     pub dir: &'a Path,
-    /// Where the pools are.
+    /// Directory of the pools.
     pub pools: &'a Path,
-    /// How many bricks.
+    /// Number of bricks.
     pub bricks: u32,
-    /// How many of them, from the first on, clients may map.
+    /// Number of bricks, from the first on, that clients may map.
     pub mapped: u32,
     /// Bytes of each new pool.
     pub size_bytes: u64,
@@ -156,19 +154,18 @@ pub struct Plan<'a> {
     pub listen: &'a str,
 }
 
-/// Children; dropping it ends them.
+/// The running children; dropping it ends them.
 pub struct Cluster {
-    children: Vec<Kept>,
-    /// The manager's.
+    children: Vec<SupervisedChild>,
+    /// The URL of the manager.
     pub url: String,
-    /// The cluster's.
+    /// The cluster key.
     pub key: Key,
 }
 
 impl Cluster {
-    /// Starts a manager and bricks, makes pools that are not there, and waits
-    /// until all are ready.
-    pub fn start(plan: &Plan<'_>, ending: &Ending) -> anyhow::Result<Cluster> {
+    /// Creates missing pools, starts a manager and bricks, and waits until all are ready.
+    pub fn start(plan: &ClusterPlan<'_>, ending: &Shutdown) -> anyhow::Result<Cluster> {
         make_pools(plan)?;
         eprintln!("starting a manager and {} bricks", plan.bricks);
         let key_path = plan.dir.join("key");
@@ -178,19 +175,20 @@ impl Cluster {
             url: String::new(),
             key,
         };
-        let first = Kept::start("manager", manager(plan, &key_path), plan.dir)?;
+        let first =
+            SupervisedChild::start("manager", manager_arguments(plan, &key_path), plan.dir)?;
         cluster.children.push(first);
         cluster.url = cluster.children[0].await_line("ready ", ending)?;
-        // Started again, it must be where bricks and clients know it.
+        // A restarted manager must listen where bricks and clients know it.
         let found = cluster.url.trim_start_matches("http://");
-        let again = Plan {
+        let again = ClusterPlan {
             listen: found,
             ..*plan
         };
-        cluster.children[0].arguments = manager(&again, &key_path);
+        cluster.children[0].arguments = manager_arguments(&again, &key_path);
         for number in 1..=plan.bricks {
-            let arguments = brick(plan, number, &cluster.url, &key_path);
-            let kept = Kept::start(&format!("brick-{number}"), arguments, plan.dir)?;
+            let arguments = brick_arguments(plan, number, &cluster.url, &key_path);
+            let kept = SupervisedChild::start(&format!("brick-{number}"), arguments, plan.dir)?;
             cluster.children.push(kept);
         }
         for brick in &mut cluster.children[1..] {
@@ -200,8 +198,8 @@ impl Cluster {
         Ok(cluster)
     }
 
-    fn await_alive(&self, bricks: usize, ending: &Ending) -> anyhow::Result<()> {
-        let client = Client::new(&self.url, &self.key)?;
+    fn await_alive(&self, bricks: usize, ending: &Shutdown) -> anyhow::Result<()> {
+        let client = ManagerClient::new(&self.url, &self.key)?;
         let until = Instant::now() + READY_LIMIT;
         loop {
             let alive = client.status()?.bricks_alive;
@@ -209,27 +207,27 @@ impl Cluster {
                 return Ok(());
             }
             if Instant::now() > until {
-                bail!("the manager hears {alive} of {bricks} bricks; see the logs");
+                bail!("the manager has heartbeats of {alive} of {bricks} bricks; see the logs");
             }
-            if ending.within(READY_PAUSE) {
+            if ending.wait_for(READY_PAUSE) {
                 bail!("ended before it was ready");
             }
         }
     }
 
-    /// Starts children again that ended. Those that ended too soon are left
-    /// until the moment that it returns.
-    pub fn tend(&mut self) -> Option<Instant> {
+    /// Restarts exited children. Returns the earliest time at which a child that exited too soon
+    /// may restart.
+    pub fn supervise(&mut self) -> Option<Instant> {
         let kept = self.children.iter_mut();
-        kept.filter_map(Kept::restart_if_ended).min()
+        kept.filter_map(SupervisedChild::restart_if_ended).min()
     }
 
-    /// The processes: the manager's, then the bricks'.
+    /// The process ids: the manager's, then the bricks'.
     pub fn pids(&self) -> Vec<u32> {
         self.children.iter().map(|kept| kept.child.id()).collect()
     }
 
-    /// The processes of the bricks.
+    /// The process ids of the bricks.
     pub fn brick_pids(&self) -> Vec<u32> {
         self.pids().split_off(1)
     }
@@ -237,7 +235,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // Bricks before the manager, so that they end in peace.
+        // Stop the bricks before the manager, so that they shut down orderly.
         for kept in self.children.iter_mut().rev() {
             drop(kept.child.stdin.take());
         }
@@ -246,7 +244,7 @@ impl Drop for Cluster {
             while kept.is_running() {
                 if Instant::now() > until {
                     eprintln!("{} does not end; killing it", kept.name);
-                    // Fails only if it has ended meanwhile.
+                    // This fails only if the child has exited meanwhile.
                     let _ = kept.child.kill();
                     let _ = kept.child.wait();
                     break;
@@ -261,8 +259,8 @@ fn pool_path(pools: &Path, number: u32) -> PathBuf {
     pools.join(format!("brick-{number}.pool"))
 }
 
-/// Makes the pools that are not there: all of them or none.
-fn make_pools(plan: &Plan<'_>) -> anyhow::Result<()> {
+/// Creates the missing pools: all of them or none.
+fn make_pools(plan: &ClusterPlan<'_>) -> anyhow::Result<()> {
     let paths = (1..=plan.bricks).map(|number| pool_path(plan.pools, number));
     let missing: Vec<PathBuf> = paths.filter(|path| !path.exists()).collect();
     let bytes = plan.size_bytes.saturating_mul(missing.len() as u64);
@@ -272,7 +270,7 @@ fn make_pools(plan: &Plan<'_>) -> anyhow::Result<()> {
             "no room for {count} pools in {pools}; use fewer --bricks, a smaller --size, or a disk"
         )
     })?;
-    warn_of_little_memory(plan.pools, bytes);
+    warn_of_low_memory(plan.pools, bytes);
     if count > 0 {
         let size = output::bytes(plan.size_bytes);
         eprintln!("making {count} pools of {size} in {pools}");
@@ -285,7 +283,7 @@ fn make_pools(plan: &Plan<'_>) -> anyhow::Result<()> {
         let made =
             pagemesh_brick::file::create_with_class(path, plan.size_bytes, None, &mut progress);
         if let Err(cause) = made {
-            // They are empty, and in the way of another size.
+            // The new pools are empty, and would block a retry with another size.
             for made in &missing[..at] {
                 let _ = std::fs::remove_file(made);
             }
@@ -297,15 +295,15 @@ fn make_pools(plan: &Plan<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says so when pools in memory leave little of it to programs.
-fn warn_of_little_memory(pools: &Path, bytes: u64) {
+/// Warns if pools in memory leave too little memory to programs.
+fn warn_of_low_memory(pools: &Path, bytes: u64) {
     let Some((all, available)) =
         resource_limits::machine_memory().filter(|_| resource_limits::is_memory(pools))
     else {
         return;
     };
     let left = available.saturating_sub(bytes);
-    if left < all / MEMORY_LEFT_MIN {
+    if left < all / MEMORY_RESERVE_DIVISOR {
         eprintln!(
             "warning: with these pools {} of the {} of memory are left for programs and caches; \
              the kernel ends programs when there is none. Use fewer --bricks, a smaller --size, \
@@ -316,12 +314,12 @@ fn warn_of_little_memory(pools: &Path, bytes: u64) {
     }
 }
 
-fn text(path: &Path) -> String {
+fn path_text(path: &Path) -> String {
     path.display().to_string()
 }
 
-fn manager(plan: &Plan<'_>, key: &Path) -> Vec<String> {
-    let store = text(&plan.dir.join("manager.redb"));
+fn manager_arguments(plan: &ClusterPlan<'_>, key: &Path) -> Vec<String> {
+    let store = path_text(&plan.dir.join("manager.redb"));
     let arguments = [
         "manager",
         "--until-stdin-ends",
@@ -330,29 +328,29 @@ fn manager(plan: &Plan<'_>, key: &Path) -> Vec<String> {
         "--listen",
         plan.listen,
         "--key",
-        &text(key),
+        &path_text(key),
     ];
     arguments.map(str::to_owned).to_vec()
 }
 
-fn brick(plan: &Plan<'_>, number: u32, url: &str, key: &Path) -> Vec<String> {
+fn brick_arguments(plan: &ClusterPlan<'_>, number: u32, url: &str, key: &Path) -> Vec<String> {
     let name = format!("brick-{number}");
     let arguments = [
         "brick",
         "--until-stdin-ends",
         "--pool",
-        &text(&pool_path(plan.pools, number)),
+        &path_text(&pool_path(plan.pools, number)),
         "--domain",
         &name,
         "--manager",
         url,
         "--key",
-        &text(key),
+        &path_text(key),
     ];
     let mut arguments = arguments.map(str::to_owned).to_vec();
     if number <= plan.mapped {
         let socket = plan.dir.join(format!("{name}.sock"));
-        arguments.extend(["--map".to_owned(), text(&socket)]);
+        arguments.extend(["--map".to_owned(), path_text(&socket)]);
     }
     arguments
 }

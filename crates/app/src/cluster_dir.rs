@@ -1,9 +1,10 @@
 //! The directory of a cluster that `up` runs: its lock, its pools, and its removal.
 //!
-//! Pools in memory lie in a directory on a tmpfs. The link `pools` leads to that directory, and the file
-//! `cluster` in it names the cluster's directory.
+//! Pools in memory are in a directory on a tmpfs. The link `pools` points to that directory, and
+//! the file `cluster` in it names the cluster's directory.
 //!
-//! Invariant: a removal deletes only files that `up` makes, and a directory only if it is empty then.
+//! Invariant: a removal deletes only files that `up` creates, and a directory only if it is then
+//! empty.
 
 use crate::output::bytes;
 use anyhow::{Context, bail};
@@ -12,15 +13,15 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The start of the name of each directory with pools in memory.
+/// Name prefix of each directory with pools in memory.
 const MEMORY_PREFIX: &str = "pagemesh-";
-/// In such a directory: the path of the cluster's directory.
+/// The file in such a directory with the path of the cluster's directory.
 const BACK_REFERENCE: &str = "cluster";
 
-/// Takes the directory for one `up`.
+/// Locks the directory for one `up`.
 ///
 /// # Errors
-/// Another `up` has it.
+/// When another `up` has locked it.
 pub fn lock(dir: &Path) -> anyhow::Result<File> {
     match try_lock(dir)? {
         Some(lock) => Ok(lock),
@@ -31,7 +32,7 @@ pub fn lock(dir: &Path) -> anyhow::Result<File> {
     }
 }
 
-/// None: an `up` has the directory.
+/// Locks the directory; `None` if an `up` has locked it.
 pub fn try_lock(dir: &Path) -> anyhow::Result<Option<File>> {
     let path = dir.join("lock");
     let file = OpenOptions::new()
@@ -47,7 +48,7 @@ pub fn try_lock(dir: &Path) -> anyhow::Result<Option<File>> {
     }
 }
 
-/// The process that holds the lock, by the kernel's list of locks (proc_locks(5)).
+/// The process that holds the lock, by the kernel's lock list (proc_locks(5)).
 pub fn lock_holder(dir: &Path) -> anyhow::Result<Option<u32>> {
     let lock = std::fs::metadata(dir.join("lock"))?;
     let (major, minor) = (rustix::fs::major(lock.dev()), rustix::fs::minor(lock.dev()));
@@ -56,7 +57,7 @@ pub fn lock_holder(dir: &Path) -> anyhow::Result<Option<u32>> {
     Ok(locks.lines().find_map(|line| holder_of(line, &inode)))
 }
 
-/// The holder that a line names, if it is about an flock(2) of this inode.
+/// The holder in a line of that list, if the line describes an flock(2) of this inode.
 fn holder_of(line: &str, inode: &str) -> Option<u32> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     match fields[..] {
@@ -65,14 +66,14 @@ fn holder_of(line: &str, inode: &str) -> Option<u32> {
     }
 }
 
-/// The directory of the pools: the cluster's own, or one on the tmpfs.
+/// Creates the directory of the pools: the cluster's own, or one on the tmpfs.
 ///
 /// # Errors
-/// It cannot be made.
+/// When the directory cannot be created.
 pub fn make_pools_dir(dir: &Path, tmpfs: Option<&Path>) -> anyhow::Result<PathBuf> {
     let link = dir.join("pools");
     if let Ok(target) = link.read_link() {
-        // A restart of the machine has emptied the tmpfs.
+        // A restart of the machine empties the tmpfs.
         make_memory_dir(&target, dir)?;
         return Ok(target);
     }
@@ -101,7 +102,7 @@ fn make_memory_dir(target: &Path, dir: &Path) -> anyhow::Result<()> {
 /// Removes a directory of pools in memory that holds no pool, and the link to it.
 pub fn remove_if_without_pools(dir: &Path, pools: &Path) {
     if pools != dir && !has_pools(pools) {
-        // A file that is left is harmless: the next start uses the directory again.
+        // A leftover file is harmless: the next start uses the directory again.
         let _ = std::fs::remove_file(pools.join(BACK_REFERENCE));
         if std::fs::remove_dir(pools).is_ok() {
             let _ = std::fs::remove_file(dir.join("pools"));
@@ -110,17 +111,17 @@ pub fn remove_if_without_pools(dir: &Path, pools: &Path) {
 }
 
 fn has_pools(dir: &Path) -> bool {
-    names(dir).iter().any(|name| name.ends_with(".pool"))
+    file_names(dir).iter().any(|name| name.ends_with(".pool"))
 }
 
-fn names(dir: &Path) -> Vec<String> {
+fn file_names(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
     names.collect()
 }
 
-/// A directory of pools on a tmpfs whose cluster is gone.
-pub struct Leftover {
+/// Pools in memory of a cluster with no directory any more.
+pub struct LeftoverPools {
     pub dir: PathBuf,
     pub cluster: PathBuf,
     pub bytes: u64,
@@ -128,7 +129,7 @@ pub struct Leftover {
 
 /// A pool in a directory that a brick or a client has locked.
 fn locked_pool(dir: &Path) -> Option<PathBuf> {
-    let pools = names(dir)
+    let pools = file_names(dir)
         .into_iter()
         .filter(|name| name.ends_with(".pool"));
     pools.map(|name| dir.join(name)).find(|path| {
@@ -137,10 +138,10 @@ fn locked_pool(dir: &Path) -> Option<PathBuf> {
     })
 }
 
-/// The directories of pools on a tmpfs that no cluster's directory leads to any more. A cluster that this
-/// process cannot see, in another mount namespace, has its pools locked while it runs.
-pub fn leftovers(tmpfs: &Path) -> Vec<Leftover> {
-    let dirs = names(tmpfs)
+/// The pool directories on a tmpfs that no cluster directory links to. A running cluster in another
+/// mount namespace, which this process cannot see, has its pools locked and is skipped.
+pub fn leftovers(tmpfs: &Path) -> Vec<LeftoverPools> {
+    let dirs = file_names(tmpfs)
         .into_iter()
         .filter(|name| name.starts_with(MEMORY_PREFIX));
     let leftover = |name: String| {
@@ -150,12 +151,12 @@ pub fn leftovers(tmpfs: &Path) -> Vec<Leftover> {
             .join("pools")
             .read_link()
             .is_ok_and(|target| target == dir);
-        let sizes = names(&dir)
+        let sizes = file_names(&dir)
             .into_iter()
             .filter_map(|name| dir.join(name).metadata().ok());
         let bytes = sizes.map(|found| found.blocks() * 512).sum();
         let is_used = is_used || locked_pool(&dir).is_some();
-        (!is_used).then_some(Leftover {
+        (!is_used).then_some(LeftoverPools {
             dir,
             cluster,
             bytes,
@@ -164,16 +165,16 @@ pub fn leftovers(tmpfs: &Path) -> Vec<Leftover> {
     dirs.filter_map(leftover).collect()
 }
 
-/// Warns of memory that clusters have left behind.
+/// Warns of memory in use by leftover pools.
 pub fn warn_of_leftovers(tmpfs: &Path) {
-    for Leftover {
+    for LeftoverPools {
         dir,
         cluster,
         bytes: held,
     } in leftovers(tmpfs)
     {
         eprintln!(
-            "note: {} holds {} of memory for a cluster in {}, which is not there any more; remove it with: rm -r {}",
+            "note: {} holds {} of memory for a cluster in {}, which no longer exists; remove it with: rm -r {}",
             dir.display(),
             bytes(held),
             cluster.display(),
@@ -182,8 +183,8 @@ pub fn warn_of_leftovers(tmpfs: &Path) {
     }
 }
 
-/// Whether `up` makes a file of this name.
-fn is_own(name: &str) -> bool {
+/// Whether `up` creates a file of this name.
+fn is_cluster_file(name: &str) -> bool {
     const FIXED: [&str; 6] = [
         "key",
         "lock",
@@ -200,11 +201,11 @@ fn is_own(name: &str) -> bool {
     FIXED.contains(&name) || is_of_brick().is_some()
 }
 
-/// Removes the cluster with its data. The caller holds the lock. The names of files that are left,
-/// because `up` does not make them.
+/// Removes the cluster with its data; the caller holds the lock. Returns the files that stay
+/// because `up` does not create them.
 ///
 /// # Errors
-/// A client has a pool, or a file cannot be removed.
+/// When a client uses a pool, or a file cannot be removed.
 pub fn remove(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut left = Vec::new();
     let memory = dir.join("pools").read_link().ok();
@@ -219,9 +220,9 @@ pub fn remove(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
         }
     }
     for each in memory.iter().map(PathBuf::as_path).chain([dir]) {
-        for name in names(each) {
+        for name in file_names(each) {
             let path = each.join(&name);
-            match is_own(&name) {
+            match is_cluster_file(&name) {
                 true => std::fs::remove_file(&path)
                     .with_context(|| format!("cannot remove {}", path.display()))?,
                 false => left.push(path),

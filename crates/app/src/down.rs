@@ -1,4 +1,4 @@
-//! `pagemesh down`: ends the `up` of a directory, and removes its data if asked to.
+//! `pagemesh down`: stops the `up` of a directory, and removes its data on request.
 
 use crate::args;
 use crate::cluster_dir;
@@ -7,12 +7,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The time that an `up` has to end: its children get 10 s.
+/// Limit of the exit of an `up`; its children have 10 s.
 const END_LIMIT: Duration = Duration::from_secs(30);
-/// Between two looks whether it has ended.
+/// Interval of checks for its exit.
 const END_PAUSE: Duration = Duration::from_millis(20);
 
-pub fn run(args: &args::Down) -> anyhow::Result<()> {
+pub fn run(args: &args::DownArgs) -> anyhow::Result<()> {
     let dir = std::path::absolute(&args.dir)?;
     if !dir.join("lock").exists() {
         bail!(
@@ -20,7 +20,7 @@ pub fn run(args: &args::Down) -> anyhow::Result<()> {
             dir.display()
         );
     }
-    let lock = end(&dir)?;
+    let lock = stop_cluster(&dir)?;
     if args.remove {
         remove(&dir)?;
     } else {
@@ -33,7 +33,7 @@ pub fn run(args: &args::Down) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes a cluster whose lock the caller holds, and says which files are left.
+/// Removes a cluster and reports the files that stay. The caller holds the cluster's lock.
 pub fn remove(dir: &Path) -> anyhow::Result<()> {
     let left = cluster_dir::remove(dir)?;
     println!("removed the cluster in {}", dir.display());
@@ -43,8 +43,8 @@ pub fn remove(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ends the `up` on a directory, and takes its lock.
-fn end(dir: &Path) -> anyhow::Result<std::fs::File> {
+/// Stops the `up` of a directory, and takes its lock.
+fn stop_cluster(dir: &Path) -> anyhow::Result<std::fs::File> {
     if let Some(lock) = cluster_dir::try_lock(dir)? {
         return Ok(lock);
     }

@@ -1,85 +1,86 @@
-//! `pagemesh exec`: runs a program whose threads reach files of mounts themselves.
+//! `pagemesh exec`: runs a program with direct access to the files of mounts.
 
 mod obstacle;
 
-use crate::args::{Exec, Output};
+use crate::args::{ExecArgs, Output};
 use anyhow::{Context, bail};
-use obstacle::{Obstacle, obstacle};
+use obstacle::{PreloadObstacle, find_obstacle};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The library that catches the program's calls.
+/// The library that intercepts the program's calls.
 const LIBRARY: &str = "libpagemesh_preload.so";
-/// Where it is, from the directory of this program.
-const PLACES: [&str; 3] = [".", "../lib/pagemesh", "../lib"];
-const PRELOAD: &str = "LD_PRELOAD";
-const ASAN: &str = "ASAN_OPTIONS";
-/// What the library looks at.
-const PATIENCE: &str = "PAGEMESH_PATIENCE";
-const REPORT: &str = "PAGEMESH_REPORT";
-const REPORT_OUTPUT: &str = "PAGEMESH_REPORT_OUTPUT";
-/// The same: filters of system calls that this process is under, and the library may take for granted.
-const FILTERS: &str = "PAGEMESH_FILTERS";
+/// Directories of the library, relative to the directory of this program.
+const LIBRARY_DIRS: [&str; 3] = [".", "../lib/pagemesh", "../lib"];
+const PRELOAD_ENV: &str = "LD_PRELOAD";
+const ASAN_ENV: &str = "ASAN_OPTIONS";
+/// Environment variables that the library reads.
+const PATIENCE_ENV: &str = "PAGEMESH_PATIENCE";
+const REPORT_ENV: &str = "PAGEMESH_REPORT";
+const REPORT_OUTPUT_ENV: &str = "PAGEMESH_REPORT_OUTPUT";
+/// The library also reads the number of seccomp filters on this process. It uses direct access only
+/// if the program has no further filters.
+const FILTERS_ENV: &str = "PAGEMESH_FILTERS";
 
-/// Becomes the program.
-pub fn run(args: &Exec) -> anyhow::Result<()> {
+/// Replaces this process by the program.
+pub fn run(args: &ExecArgs) -> anyhow::Result<()> {
     let Some((program, rest)) = args.command.split_first() else {
-        bail!("say which program is to run: pagemesh exec -- PROGRAM ARGUMENT…");
+        bail!("name the program: pagemesh exec -- PROGRAM ARGUMENT…");
     };
     let library = match &args.library {
-        Some(path) => checked(path)?,
-        None => found()?,
+        Some(path) => check_library_path(path)?,
+        None => find_library()?,
     };
     let mut command = Command::new(program);
     command.args(rest);
-    let obstacle = obstacle(program);
-    if let Some(Obstacle::Refused(why) | Obstacle::LeftOut(why)) = obstacle
+    let obstacle = find_obstacle(program);
+    if let Some(PreloadObstacle::Refused(why) | PreloadObstacle::LeftOut(why)) = obstacle
         && args.verbose
     {
         let program = Path::new(program).display();
         eprintln!("pagemesh exec: {program} is not on the direct path: {why}");
     }
-    // The loader of such a program says that it cannot load the library, or ends it.
-    if !matches!(obstacle, Some(Obstacle::Refused(_))) {
+    // The loader of such a program would print an error, or end the program.
+    if !matches!(obstacle, Some(PreloadObstacle::Refused(_))) {
         preload(&mut command, library);
     }
-    if let Some(filters) = filters() {
-        command.env(FILTERS, filters);
+    if let Some(filters) = seccomp_filters() {
+        command.env(FILTERS_ENV, filters);
     }
     if let Some(calls) = args.patience {
-        command.env(PATIENCE, calls.to_string());
+        command.env(PATIENCE_ENV, calls.to_string());
     }
     if let Some(place) = &args.report {
-        // The program may change its directory.
+        // The program may change its working directory.
         let place = match place.as_os_str() == "-" {
             true => place.clone(),
             false => std::path::absolute(place).context("--report: no such place")?,
         };
-        command.env(REPORT, place);
+        command.env(REPORT_ENV, place);
         if args.output == Output::Json {
-            command.env(REPORT_OUTPUT, "json");
+            command.env(REPORT_OUTPUT_ENV, "json");
         }
     }
     let cause = command.exec();
-    Err(NotRun {
+    Err(ExecError {
         program: program.into(),
         cause,
     }
     .into())
 }
 
-/// The program could not be started.
+/// The program did not start.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot run {}: {cause}", program.display())]
-pub struct NotRun {
+pub struct ExecError {
     program: PathBuf,
     cause: std::io::Error,
 }
 
-impl NotRun {
-    /// The exit code that shells, env(1) and nohup(1) have for it (POSIX, 2.8.2).
+impl ExecError {
+    /// The exit code that shells, env(1) and nohup(1) use for this error (POSIX, 2.8.2).
     pub fn exit_code(&self) -> u8 {
         match self.cause.kind() {
             std::io::ErrorKind::NotFound => 127,
@@ -88,7 +89,7 @@ impl NotRun {
     }
 }
 
-/// Has the library loaded into the program and its children.
+/// Makes the loader load the library into the program and its children.
 fn preload(command: &mut Command, library: PathBuf) {
     let with = |name, value: OsString| {
         let mut with = value;
@@ -98,14 +99,14 @@ fn preload(command: &mut Command, library: PathBuf) {
         }
         with
     };
-    command.env(PRELOAD, with(PRELOAD, library.into()));
-    // A sanitizer that is not first of all libraries refuses to run; so no check of that. The library leaves
-    // such programs alone.
-    command.env(ASAN, with(ASAN, "verify_asan_link_order=0".into()));
+    command.env(PRELOAD_ENV, with(PRELOAD_ENV, library.into()));
+    // A sanitizer refuses to run unless it is the first library, so disable that check. The library
+    // does not intercept calls of such programs.
+    command.env(ASAN_ENV, with(ASAN_ENV, "verify_asan_link_order=0".into()));
 }
 
-/// Filters of system calls (seccomp) that this process is under (proc_pid_status(5)).
-fn filters() -> Option<String> {
+/// The number of system call filters (seccomp) on this process (proc_pid_status(5)).
+fn seccomp_filters() -> Option<String> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let mut values = status
         .lines()
@@ -113,10 +114,10 @@ fn filters() -> Option<String> {
     Some(values.next()?.trim().to_owned())
 }
 
-fn checked(path: &Path) -> anyhow::Result<PathBuf> {
+fn check_library_path(path: &Path) -> anyhow::Result<PathBuf> {
     let path = path.canonicalize();
     let path = path.context("the library of the direct path is not where --library says")?;
-    // The loader divides what it is told at these.
+    // The loader splits `LD_PRELOAD` at these characters.
     match path.to_str() {
         Some(text) if !text.contains([':', ' ']) => Ok(path),
         _ => bail!(
@@ -126,14 +127,16 @@ fn checked(path: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
-fn found() -> anyhow::Result<PathBuf> {
-    let program = std::env::current_exe().context("cannot tell where this program is")?;
+fn find_library() -> anyhow::Result<PathBuf> {
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
     let beside = program.parent().unwrap_or(Path::new("/"));
-    let mut places = PLACES.iter().map(|place| beside.join(place).join(LIBRARY));
+    let mut places = LIBRARY_DIRS
+        .iter()
+        .map(|place| beside.join(place).join(LIBRARY));
     match places.find(|path| path.is_file()) {
-        Some(path) => checked(&path),
+        Some(path) => check_library_path(&path),
         None => bail!(
-            "{LIBRARY} is not beside {}, nor in ../lib; build it (cargo build --release -p \
+            "{LIBRARY} is not next to {}, nor in ../lib; build it (cargo build --release -p \
              pagemesh-preload), or say where it is: pagemesh exec --library FILE -- PROGRAM",
             program.display()
         ),

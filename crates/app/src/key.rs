@@ -1,8 +1,8 @@
-//! Where the cluster key is.
+//! The place of the cluster key.
 //!
-//! Named by `--key` or `PAGEMESH_KEY`; else the one that belongs to the
-//! manager's address in the user's configuration directory, so that several
-//! clusters of one user do not disturb each other.
+//! `--key` or `PAGEMESH_KEY` names the key file. Otherwise it is the file of the manager's address
+//! in the user's configuration directory, so that several clusters of one user do not disturb each
+//! other.
 
 use anyhow::{Context, bail};
 use pagemesh_base::key::{KEY_BYTES, Key};
@@ -12,7 +12,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// The key file of a manager's address.
+/// The default key file of a manager's address.
 pub fn default_path(manager: &str) -> anyhow::Result<PathBuf> {
     let config = match std::env::var_os("XDG_CONFIG_HOME") {
         Some(config) if !config.is_empty() => PathBuf::from(config),
@@ -31,14 +31,14 @@ pub fn default_path(manager: &str) -> anyhow::Result<PathBuf> {
     Ok(config.join("pagemesh").join("keys").join(address))
 }
 
-/// The key file that was named. An empty name, as of an empty `PAGEMESH_KEY`, names none.
-pub fn named(path: Option<&Path>) -> Option<&Path> {
+/// The named key file. An empty name, as from an empty `PAGEMESH_KEY`, counts as none.
+pub fn nonempty_path(path: Option<&Path>) -> Option<&Path> {
     path.filter(|path| !path.as_os_str().is_empty())
 }
 
-/// Reads the key that was named, or the one of the manager's address.
+/// Reads the named key file, or the default file of the manager's address.
 pub fn find(named: Option<&Path>, manager: &str) -> anyhow::Result<Key> {
-    match self::named(named) {
+    match self::nonempty_path(named) {
         Some(path) => Ok(Key::load(path)?),
         None => {
             let path = default_path(manager)?;
@@ -53,8 +53,8 @@ pub fn find(named: Option<&Path>, manager: &str) -> anyhow::Result<Key> {
     }
 }
 
-/// Reads a key file, or makes one with a new key. Of several who make it at
-/// once one does, and all have its key.
+/// Reads a key file, or creates one with a new key. Of several processes that create it at once,
+/// one succeeds, and all read its key.
 pub fn find_or_create(path: &Path) -> anyhow::Result<Key> {
     if path.exists() {
         return Ok(Key::load(path)?);
@@ -64,29 +64,29 @@ pub fn find_or_create(path: &Path) -> anyhow::Result<Key> {
     while at < bytes.len() {
         at += getrandom(&mut bytes[at..], GetRandomFlags::empty())?;
     }
-    let made = draft(path, &Key::from_bytes(bytes))?.persist_noclobber(path);
+    let made = write_temporary(path, &Key::from_bytes(bytes))?.persist_noclobber(path);
     match made {
         Err(failed) if failed.error.kind() != ErrorKind::AlreadyExists => {
-            Err(failed.error).with_context(|| unwritten(path))
+            Err(failed.error).with_context(|| write_error(path))
         }
         _ => Ok(Key::load(path)?),
     }
 }
 
-/// Writes a key file that only its owner can read; replaces what is there.
+/// Writes a key file that only its owner can read; replaces an existing one.
 pub fn store(path: &Path, key: &Key) -> anyhow::Result<()> {
-    let stored = draft(path, key)?.persist(path);
-    stored.map(drop).with_context(|| unwritten(path))
+    let stored = write_temporary(path, key)?.persist(path);
+    stored.map(drop).with_context(|| write_error(path))
 }
 
-fn unwritten(path: &Path) -> String {
+fn write_error(path: &Path) -> String {
     format!("cannot write the key file {}", path.display())
 }
 
-/// A whole key file under a new name that nobody can foresee, beside its own;
-/// it goes again unless it is given its name. Nobody can have opened it before
-/// (open(2), O_EXCL), and its mode is 0600.
-fn draft(path: &Path, key: &Key) -> anyhow::Result<NamedTempFile> {
+/// Writes the whole key to a temporary file next to the key file, under an unpredictable name. The
+/// file is removed unless it is renamed. No other process can have opened it before (open(2),
+/// O_EXCL), and its mode is 0600.
+fn write_temporary(path: &Path, key: &Key) -> anyhow::Result<NamedTempFile> {
     let parent = path
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty());
@@ -106,7 +106,7 @@ fn draft(path: &Path, key: &Key) -> anyhow::Result<NamedTempFile> {
         file.as_file().sync_all()?;
         Ok::<_, std::io::Error>(file)
     };
-    write().with_context(|| unwritten(path))
+    write().with_context(|| write_error(path))
 }
 
 #[cfg(test)]
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn managers_that_make_the_key_at_once_have_the_same() {
+    fn concurrent_managers_create_one_key() {
         for _round in 0..50 {
             let dir = tempfile::tempdir().expect("a directory");
             let path = dir.path().join("keys").join("address");
@@ -151,13 +151,13 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_written_through_no_link_and_for_its_owner_only() {
+    fn key_file_is_private_and_not_written_through_link() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("key");
         let other = dir.path().join("other");
         std::fs::write(&other, "precious").expect("written");
-        // The name itself, and the one that a draft might have by the number
-        // of the process.
+        // The key file itself, and a temporary name that an attacker could guess from the process
+        // id.
         let draft = path.with_extension(format!("{}.new", std::process::id()));
         for link in [&path, &draft] {
             symlink(&other, link).expect("a link");
@@ -168,14 +168,14 @@ mod tests {
         assert!(found.is_file());
         assert_eq!(found.permissions().mode() & 0o7777, 0o600);
         assert_eq!(Key::load(&path).expect("a key").as_bytes(), &[1; KEY_BYTES]);
-        // What was there and open to others is replaced.
+        // A key file that others can read is replaced.
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).expect("mode set");
         store(&path, &key(2)).expect("stored");
         assert_eq!(Key::load(&path).expect("a key").as_bytes(), &[2; KEY_BYTES]);
     }
 
     #[test]
-    fn a_key_that_is_no_key_is_not_replaced_by_a_new_one() {
+    fn invalid_key_file_is_not_replaced() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("key");
         symlink(dir.path().join("nowhere"), &path).expect("a link");

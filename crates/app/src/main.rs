@@ -1,36 +1,36 @@
 //! The pagemesh command: one binary for the manager, bricks, clients and
 //! measurements.
 //!
-//! Each module is a command, or what several of them need. Errors end here:
-//! they are printed once, with their causes, and decide the exit code.
+//! Each module is a command, or shared by several commands. Errors end here: `main` prints them
+//! once, with their causes, and derives the exit code.
 
 #![forbid(unsafe_code)]
 
 mod args;
-mod asked;
 mod authority;
 mod bench;
 mod brick;
 mod bricks;
-mod clients;
 mod cluster;
 mod cluster_dir;
 mod down;
-mod ending;
 mod exec;
 mod export;
-mod fenced;
-mod files;
-mod helper;
+mod fence_watch;
+mod file_systems;
 mod key;
 mod manager;
 mod mount;
+mod mount_helper;
+mod mount_status;
 mod mounts;
 mod output;
 mod pool;
 mod pool_check;
 mod replica;
+mod shutdown;
 mod status;
+mod status_signals;
 mod unmount;
 mod up;
 mod volume;
@@ -40,24 +40,24 @@ use clap::{CommandFactory, Parser};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-/// What a command ended with, other than an error.
+/// The outcome of a command without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// Done.
+    /// Success.
     Done,
     /// A check found differences or damage.
-    Differs,
+    Damaged,
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = helper::run_if_named() {
+    if let Some(code) = mount_helper::run_if_named() {
         return code;
     }
     let cli = Cli::parse();
     start_log();
     match run(cli.command) {
         Ok(Verdict::Done) => ExitCode::SUCCESS,
-        Ok(Verdict::Differs) => ExitCode::from(3),
+        Ok(Verdict::Damaged) => ExitCode::from(3),
         Err(error) => {
             eprintln!("error: {error:#}");
             exit_code(&error)
@@ -65,19 +65,18 @@ fn main() -> ExitCode {
     }
 }
 
-/// The exit code that tells programs what kind of failure it was.
+/// The exit code that tells programs the kind of the failure.
 fn exit_code(error: &anyhow::Error) -> ExitCode {
-    if let Some(not_run) = error.downcast_ref::<exec::NotRun>() {
+    if let Some(not_run) = error.downcast_ref::<exec::ExecError>() {
         return ExitCode::from(not_run.exit_code());
     }
-    match error.is::<fenced::TakenOver>() {
-        true => ExitCode::from(fenced::EXIT_CODE),
+    match error.is::<fence_watch::FencedError>() {
+        true => ExitCode::from(fence_watch::EXIT_CODE),
         false => ExitCode::FAILURE,
     }
 }
 
-/// Logs go to standard error; `PAGEMESH_LOG` chooses what, as `debug` or
-/// `pagemesh_volume=debug`.
+/// Logs go to standard error; `PAGEMESH_LOG` selects them, as `debug` or `pagemesh_volume=debug`.
 fn start_log() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("PAGEMESH_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
@@ -101,16 +100,16 @@ fn run(command: Command) -> anyhow::Result<Verdict> {
         Command::Volume(command) => return volume::run(&command),
         Command::Replica(command) => replica::run(&command)?,
         Command::Export(command) => export::run(&command)?,
-        Command::Fs(command) => files::run(&command)?,
+        Command::Fs(command) => file_systems::run(&command)?,
         Command::Mount(mount) => match &mount.command {
             None => mount::run(&mount)?,
-            Some(command) => clients::run(command, mount.client.output)?,
+            Some(command) => mount_status::run(command, mount.client.output)?,
         },
         Command::Umount { dir, lazy, force } => {
             let how = match (lazy, force) {
-                (_, true) => unmount::How::ByForce,
-                (true, false) => unmount::How::Lazily,
-                (false, false) => unmount::How::Idle,
+                (_, true) => unmount::UnmountMode::Forced,
+                (true, false) => unmount::UnmountMode::Lazy,
+                (false, false) => unmount::UnmountMode::IfUnused,
             };
             unmount::unmount(&dir, how)?;
         }
@@ -122,17 +121,17 @@ fn run(command: Command) -> anyhow::Result<Verdict> {
             let mut command = Cli::command();
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut command, "pagemesh", &mut script);
-            output::say(&String::from_utf8_lossy(&script))?;
+            output::print_text(&String::from_utf8_lossy(&script))?;
         }
     }
     Ok(Verdict::Done)
 }
 
-/// The page of the command, followed by those of its subcommands.
+/// Prints the manual page of the command, followed by those of its subcommands.
 fn print_man() -> anyhow::Result<()> {
     let mut pages = Vec::new();
     print_page(Cli::command(), &mut pages)?;
-    output::say(&String::from_utf8_lossy(&pages))
+    output::print_text(&String::from_utf8_lossy(&pages))
 }
 
 fn print_page(command: clap::Command, out: &mut impl std::io::Write) -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! The mounts that the kernel tells of, and the processes that have them.
+//! The kernel's list of mounts, and the processes that hold them.
 
 use anyhow::Context;
 use pagemesh_base::mounts::{MountEntry, list_mounts, parse_mountinfo};
@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Mount namespaces, and processes of each, that a message names.
-const NAMED_MAX: usize = 4;
+/// Maximum of mount namespaces in a message, and of processes of each.
+const LISTED_MAX: usize = 4;
 
-/// The path without links. What is mounted there is not looked at: it may hang
-/// or be dead.
-pub fn place(dir: &Path) -> anyhow::Result<PathBuf> {
+/// Resolves links in the parent of a path. It does not access the last component, because a file
+/// system mounted there may hang or be dead.
+pub fn resolve_parent(dir: &Path) -> anyhow::Result<PathBuf> {
     let dir = std::path::absolute(dir)?;
     let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else {
         return Ok(dir);
@@ -21,23 +21,23 @@ pub fn place(dir: &Path) -> anyhow::Result<PathBuf> {
     Ok(parent.join(name))
 }
 
-pub fn mount_on(dir: &Path) -> anyhow::Result<Option<MountEntry>> {
+pub fn find_mount_at(dir: &Path) -> anyhow::Result<Option<MountEntry>> {
     let mounts = list_mounts().context("cannot read the mounts")?;
     Ok(mounts.into_iter().rev().find(|known| known.dir == dir))
 }
 
-/// A mount namespace that has a mount, and its processes.
+/// A mount namespace that contains a mount, and its processes.
 #[derive(Debug)]
-pub struct Holder {
-    /// Where the mount is, as its first process sees it.
+pub struct MountHolder {
+    /// The mount point, as the namespace's first process sees it.
     dir: PathBuf,
     /// Process ids and commands.
     processes: Vec<(u32, String)>,
 }
 
-impl fmt::Display for Holder {
+impl fmt::Display for MountHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = self.processes.iter().take(NAMED_MAX);
+        let named = self.processes.iter().take(LISTED_MAX);
         let named: Vec<String> = named.map(|(pid, name)| format!("{pid} ({name})")).collect();
         let more = self.processes.len() - named.len();
         let named = named.join(", ");
@@ -50,29 +50,29 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The mount namespaces of visible processes that have the file system of a device.
-pub fn holders(device: &str) -> Vec<Holder> {
+/// The mount namespaces of visible processes that contain the file system of a device.
+pub fn holders(device: &str) -> Vec<MountHolder> {
     holders_in(Path::new("/proc"), device)
 }
 
-fn holders_in(proc: &Path, device: &str) -> Vec<Holder> {
+fn holders_in(proc: &Path, device: &str) -> Vec<MountHolder> {
     let mut pids: Vec<u32> = std::fs::read_dir(proc)
         .into_iter()
         .flatten()
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .collect();
     pids.sort_unstable();
-    let mut found: BTreeMap<PathBuf, Option<Holder>> = BTreeMap::new();
+    let mut found: BTreeMap<PathBuf, Option<MountHolder>> = BTreeMap::new();
     for pid in pids {
         let dir = proc.join(pid.to_string());
-        // A process that has ended meanwhile has nothing.
+        // A process that has exited meanwhile holds no mount.
         let Ok(namespace) = dir.join("ns/mnt").read_link() else {
             continue;
         };
         let holder = found.entry(namespace).or_insert_with(|| {
             let mounts = parse_mountinfo(&std::fs::read(dir.join("mountinfo")).ok()?);
             let mount = mounts.into_iter().find(|mount| mount.device == device)?;
-            Some(Holder {
+            Some(MountHolder {
                 dir: mount.dir,
                 processes: Vec::new(),
             })
@@ -85,9 +85,9 @@ fn holders_in(proc: &Path, device: &str) -> Vec<Holder> {
     found.into_values().flatten().collect()
 }
 
-/// The holders in words; none if no process is seen that has the mount.
-pub fn named(holders: &[Holder]) -> Option<String> {
-    let named = holders.iter().take(NAMED_MAX).map(Holder::to_string);
+/// Describes the holders; `None` if no visible process holds the mount.
+pub fn describe_holders(holders: &[MountHolder]) -> Option<String> {
+    let named = holders.iter().take(LISTED_MAX).map(MountHolder::to_string);
     let named: Vec<String> = named.collect();
     let more = holders.len() - named.len();
     let named = named.join("; ");
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holders_of_mount_are_found_by_namespace() {
+    fn mount_holders_are_grouped_by_namespace() {
         let proc = tempfile::tempdir().expect("a directory");
         let ours = "98 29 0:53 / /mnt rw - fuse.pagemesh pagemesh:v rw,user_id=0\n";
         let others = "99 29 0:54 / /mnt rw - fuse.pagemesh pagemesh:w rw,user_id=0\n";
@@ -120,11 +120,11 @@ mod tests {
             std::fs::write(dir.join("comm"), format!("name{pid}\n")).expect("written");
         }
         std::fs::create_dir(proc.path().join("self")).expect("made");
-        let found = named(&holders_in(proc.path(), "0:53")).expect("some");
+        let found = describe_holders(&holders_in(proc.path(), "0:53")).expect("some");
         assert_eq!(
             found,
             "processes 7 (name7), 30 (name30) with it on /mnt; process 31 (name31) with it on /mnt"
         );
-        assert_eq!(named(&holders_in(proc.path(), "0:55")), None);
+        assert_eq!(describe_holders(&holders_in(proc.path(), "0:55")), None);
     }
 }

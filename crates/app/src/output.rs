@@ -1,4 +1,4 @@
-//! Printing: tables for people, JSON for programs.
+//! Output: tables for people, JSON for programs.
 
 use crate::args::Output;
 use comfy_table::presets::NOTHING;
@@ -6,7 +6,7 @@ use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 use std::io::Write;
 
-/// Prints a value as JSON, or what people see of it.
+/// Prints a value as JSON, or as its text for people.
 pub fn print(
     output: Output,
     value: &impl Serialize,
@@ -16,19 +16,18 @@ pub fn print(
         Output::Json => serde_json::to_string_pretty(value)?,
         Output::Table => people(),
     };
-    say(text.trim_end())
+    print_text(text.trim_end())
 }
 
-/// Prints a text. Whoever reads may stop early, as `head` does.
-pub fn say(text: &str) -> anyhow::Result<()> {
+/// Prints a text. A reader may close the pipe early, as `head` does.
+pub fn print_text(text: &str) -> anyhow::Result<()> {
     match writeln!(std::io::stdout().lock(), "{text}") {
         Err(cause) if cause.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         written => Ok(written?),
     }
 }
 
-/// A table without lines; columns whose head starts with `>` are aligned to
-/// the right.
+/// A table without lines. A head that starts with `>` aligns its column to the right.
 pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_preset(NOTHING);
@@ -46,7 +45,7 @@ pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Stri
     table.to_string()
 }
 
-/// Bytes as people say them, in powers of 1024.
+/// Bytes for people, in powers of 1024.
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut shown = count as f64;

@@ -1,43 +1,43 @@
 //! `pagemesh pool`.
 
-use crate::args::Pool;
+use crate::args::PoolCommand;
 use crate::{Verdict, output, pool_check};
 use pagemesh_brick::file;
 use pagemesh_pmem::StatedClass;
 use serde::Serialize;
 use std::path::Path;
 
-/// What a superblock says.
+/// The contents of a superblock.
 #[derive(Serialize)]
-struct Shown {
+struct PoolInfo {
     pool: String,
     pool_bytes: u64,
     frame_bytes: u64,
-    /// What no frame can have: lanes, bitmap, the tables. Page tables are
+    /// Share of the pool that is not in frames: journals, bitmap and tables. Page tables are in
     /// frames.
     reserved_percent: f64,
     sessions_max: u32,
     slices_max: u32,
     incarnation: u32,
     checkpoint: u64,
-    /// The class that was stated; none leaves it to the medium.
+    /// The stated class; `None` if the medium decides.
     class: Option<String>,
     class_trusted: bool,
 }
 
-/// What was made.
+/// A new pool.
 #[derive(Serialize)]
-struct Made {
+struct CreatedPool {
     pool: String,
     path: String,
     pool_bytes: u64,
     class: String,
 }
 
-/// Makes, shows or checks a pool.
-pub fn run(command: &Pool) -> anyhow::Result<Verdict> {
+/// Creates, shows or checks a pool.
+pub fn run(command: &PoolCommand) -> anyhow::Result<Verdict> {
     match command {
-        Pool::Create {
+        PoolCommand::Create {
             path,
             size,
             class,
@@ -56,7 +56,7 @@ pub fn run(command: &Pool) -> anyhow::Result<Verdict> {
             });
             bar.finish_and_clear();
             let (pool, class) = made?;
-            let made = Made {
+            let made = CreatedPool {
                 pool: pool.to_string(),
                 path: path.display().to_string(),
                 pool_bytes: size.0,
@@ -70,8 +70,8 @@ pub fn run(command: &Pool) -> anyhow::Result<Verdict> {
                 )
             })?;
         }
-        Pool::Show { path, output } => show(path, *output)?,
-        Pool::Check {
+        PoolCommand::Show { path, output } => show(path, *output)?,
+        PoolCommand::Check {
             path,
             repair,
             skip_data,
@@ -85,7 +85,7 @@ fn show(path: &Path, output: crate::args::Output) -> anyhow::Result<()> {
     let block = file::read_superblock(path)?;
     let geometry = &block.geometry;
     let fixed = geometry.pool_bytes - geometry.frames.len;
-    let shown = Shown {
+    let shown = PoolInfo {
         pool: block.pool.to_string(),
         pool_bytes: geometry.pool_bytes,
         frame_bytes: geometry.frames.len,
@@ -102,7 +102,7 @@ fn show(path: &Path, output: crate::args::Output) -> anyhow::Result<()> {
         output::table(
             &["pool", &shown.pool],
             [
-                row("class", class(&shown)),
+                row("class", class_text(&shown)),
                 row("size", output::bytes(shown.pool_bytes)),
                 row("for data", output::bytes(shown.frame_bytes)),
                 row("reserved", format!("{:.2} %", shown.reserved_percent)),
@@ -114,10 +114,10 @@ fn show(path: &Path, output: crate::args::Output) -> anyhow::Result<()> {
     })
 }
 
-fn class(shown: &Shown) -> String {
+fn class_text(shown: &PoolInfo) -> String {
     match (&shown.class, shown.class_trusted) {
-        (None, _) => "that of its medium".into(),
+        (None, _) => "class of the medium".into(),
         (Some(class), false) => class.clone(),
-        (Some(class), true) => format!("{class}, on its maker's word"),
+        (Some(class), true) => format!("{class}, by --trust-medium"),
     }
 }

@@ -9,65 +9,65 @@ use pagemesh_store::check::{Finding, PoolReport, Remedy, RepairPlan};
 use serde::Serialize;
 use std::path::Path;
 
-/// What was looked at and found.
+/// The extent and the findings of a check.
 #[derive(Serialize)]
-struct Checked {
+struct CheckOutput {
     path: String,
-    /// Nothing is damaged, or nothing any more.
+    /// No damage was found, or all of it was repaired.
     sound: bool,
-    /// Records of the journal that the next opening replays.
+    /// Journal records that the next opening replays.
     records: u64,
     slices: u64,
     nodes: u64,
     pages: u64,
     pages_read: u64,
-    /// Whether every page table could be followed to its end.
+    /// Whether every page table could be read to its end.
     tables_whole: bool,
-    findings: Vec<Found>,
-    /// Findings that are not listed.
+    findings: Vec<FindingOutput>,
+    /// Number of findings that are not listed.
     more: u64,
 }
 
 /// One finding.
 #[derive(Serialize)]
-struct Found {
+struct FindingOutput {
     what: String,
     slice: Option<String>,
     object: Option<u32>,
-    /// First page of the slice, and how many.
+    /// The first page in the slice, and the number of pages.
     page: Option<u64>,
     pages: Option<u64>,
     frame: Option<u64>,
-    /// In the pool.
+    /// Byte offset in the pool.
     byte: Option<u64>,
-    /// Who can repair it: `pool`, `copy` or `replace`.
+    /// The repairer: `pool`, `copy` or `replace_client`.
     remedy: &'static str,
     repaired: bool,
 }
 
-/// Checks a pool, and mends it if asked.
+/// Checks a pool, and repairs it on request.
 pub fn run(path: &Path, repair: bool, reads_data: bool, out: Output) -> anyhow::Result<Verdict> {
     let pool = file::open_offline(path)?;
-    let (report, plan) = look(&pool, path, reads_data)?;
+    let (report, plan) = run_check(&pool, path, reads_data)?;
     let mends = |it: &Finding| it.remedy == Remedy::Pool;
-    // Without a recovery of the pool itself nothing can be written.
+    // A pool that cannot be recovered cannot be written.
     let mendable = plan.is_possible() && report.findings.iter().any(mends);
     let left = match repair && mendable {
         true => {
             pool.repair(&plan)?;
-            look(&pool, path, reads_data)?.0
+            run_check(&pool, path, reads_data)?.0
         }
         false => report.clone(),
     };
-    let checked = checked(path, &report, &left);
-    output::print(out, &checked, || told(&checked, repair))?;
+    let checked = check_output(path, &report, &left);
+    output::print(out, &checked, || output_text(&checked, repair))?;
     Ok(match checked.sound {
         true => Verdict::Done,
-        false => Verdict::Differs,
+        false => Verdict::Damaged,
     })
 }
 
-fn look(
+fn run_check(
     pool: &OfflinePool,
     path: &Path,
     reads_data: bool,
@@ -81,16 +81,16 @@ fn look(
     Ok(found?)
 }
 
-/// The first report, and what is left of it in the second. What only the
-/// second has was hidden by what is repaired now.
-fn checked(path: &Path, report: &PoolReport, left: &PoolReport) -> Checked {
+/// Combines the report before a repair with the report after it. Damage that only the second report
+/// has was hidden by damage that is repaired now.
+fn check_output(path: &Path, report: &PoolReport, left: &PoolReport) -> CheckOutput {
     let gone = report
         .findings
         .iter()
         .filter(|it| !left.findings.contains(it));
-    let gone = gone.map(|it| found(it, true));
-    let stays = left.findings.iter().map(|it| found(it, false));
-    Checked {
+    let gone = gone.map(|it| finding_output(it, true));
+    let stays = left.findings.iter().map(|it| finding_output(it, false));
+    CheckOutput {
         path: path.display().to_string(),
         sound: left.is_sound(),
         records: report.records,
@@ -104,9 +104,9 @@ fn checked(path: &Path, report: &PoolReport, left: &PoolReport) -> Checked {
     }
 }
 
-fn found(finding: &Finding, repaired: bool) -> Found {
+fn finding_output(finding: &Finding, repaired: bool) -> FindingOutput {
     let place = &finding.location;
-    Found {
+    FindingOutput {
         what: finding.kind.to_string(),
         slice: place.slice.map(|slice| slice.to_string()),
         object: place.object.map(|object| object.0),
@@ -123,7 +123,7 @@ fn found(finding: &Finding, repaired: bool) -> Found {
     }
 }
 
-fn told(checked: &Checked, repair: bool) -> String {
+fn output_text(checked: &CheckOutput, repair: bool) -> String {
     let read = match checked.pages_read {
         0 => String::new(),
         count => format!(", {count} of them read"),
@@ -135,7 +135,11 @@ fn told(checked: &Checked, repair: bool) -> String {
     if checked.findings.is_empty() {
         return format!("{seen}\nnothing is damaged");
     }
-    let lines = checked.findings.iter().map(line).collect::<String>();
+    let lines = checked
+        .findings
+        .iter()
+        .map(finding_line)
+        .collect::<String>();
     let more = match checked.more {
         0 => String::new(),
         more => format!("\nand {more} more that are not listed"),
@@ -143,7 +147,7 @@ fn told(checked: &Checked, repair: bool) -> String {
     format!("{seen}\n{lines}{more}{}", advice(checked, repair))
 }
 
-fn line(found: &Found) -> String {
+fn finding_line(found: &FindingOutput) -> String {
     let mut line = match found.repaired {
         true => "\nrepaired: ".to_owned(),
         false => "\ndamaged: ".to_owned(),
@@ -168,15 +172,15 @@ fn line(found: &Found) -> String {
     format!("{line}: {}", found.what)
 }
 
-/// What to do about what is left.
-fn advice(checked: &Checked, repair: bool) -> String {
+/// The way out for the remaining damage.
+fn advice(checked: &CheckOutput, repair: bool) -> String {
     let left = |remedy: &str| {
         let mut findings = checked.findings.iter();
         findings.any(|it| !it.repaired && it.remedy == remedy)
     };
     let mut advice = String::new();
     if left("pool") && !repair {
-        advice.push_str("\n\nthe pool can mend some of this: run it again with --repair");
+        advice.push_str("\n\nthe pool can repair some of this: run the check again with --repair");
     }
     if left("copy") {
         advice.push_str(

@@ -1,19 +1,18 @@
-//! `pagemesh replica`: a copy more of a volume, one less, and the one that goes on
-//! alone.
+//! `pagemesh replica`: adds, removes and promotes copies of a volume.
 
-use crate::args::{self, Replica as Command, ReplicaMode};
+use crate::args::{self, ReplicaCommand as Command, ReplicaMode};
 use crate::output::{self, bytes, table};
-use crate::status::word;
-use crate::volume::client;
+use crate::status::json_word;
+use crate::volume::manager_client;
 use anyhow::Context;
 use pagemesh_base::layout::{BrickId, Column, LegState, VolumeName};
-use pagemesh_manage::Client;
+use pagemesh_manage::ManagerClient;
 use pagemesh_manage::wire::{
-    AttachReplica, ChooseReplica, CopiesTold, CopyReturn, Lag, VolumeDetail,
+    AttachReplica, ChooseReplica, ReplicaLag, ReplicationStatus, ResyncProgress, VolumeDetail,
 };
 use serde::Serialize;
 
-/// Attaches, detaches, promotes and shows replicas.
+/// Attaches, detaches, promotes and shows copies.
 pub fn run(command: &Command) -> anyhow::Result<()> {
     match command {
         Command::Attach {
@@ -28,12 +27,12 @@ pub fn run(command: &Command) -> anyhow::Result<()> {
                 asynchronous: *mode == ReplicaMode::Async,
                 auto_promote: *auto_promote,
             };
-            let detail = client(args)?.attach_replica(volume, wish)?;
+            let detail = manager_client(args)?.attach_replica(volume, wish)?;
             let copy = detail.info.copies - 1;
-            tell(
+            print_copies(
                 args,
                 &detail,
-                &format!("{volume} has copy {copy} now; {}", filling(&detail)),
+                &format!("{volume} has copy {copy} now; {}", fill_hint(&detail)),
             )
         }
         Command::Detach {
@@ -42,10 +41,10 @@ pub fn run(command: &Command) -> anyhow::Result<()> {
             force,
             client: args,
         } => {
-            let client = client(args)?;
-            let choice = choose(&client, volume, *copy, *force)?;
+            let client = manager_client(args)?;
+            let choice = select_copy(&client, volume, *copy, *force)?;
             let detail = client.detach_replica(volume, choice)?;
-            tell(
+            print_copies(
                 args,
                 &detail,
                 &format!("{volume} has no copy {copy} any more"),
@@ -57,15 +56,15 @@ pub fn run(command: &Command) -> anyhow::Result<()> {
             force,
             client: args,
         } => {
-            let client = client(args)?;
-            let choice = choose(&client, volume, *copy, *force)?;
+            let client = manager_client(args)?;
+            let choice = select_copy(&client, volume, *copy, *force)?;
             let detail = client.promote_replica(volume, choice)?;
-            tell(
+            print_copies(
                 args,
                 &detail,
                 &format!(
-                    "{volume} goes on with copy {copy}; {}",
-                    next(volume, &detail)
+                    "copy {copy} of {volume} is promoted; {}",
+                    usage_hint(volume, &detail)
                 ),
             )
         }
@@ -73,17 +72,17 @@ pub fn run(command: &Command) -> anyhow::Result<()> {
             volume,
             client: args,
         } => {
-            let detail = client(args)?.volume(volume)?;
-            let copies = copies(&detail)?;
-            output::print(args.output, &copies, || show(&copies))
+            let detail = manager_client(args)?.volume(volume)?;
+            let copies = copy_statuses(&detail)?;
+            output::print(args.output, &copies, || copy_table(&copies))
         }
     }
 }
 
-/// Names a copy by its number in the present layout: were the answer lost, and the
-/// command given again, the number would be another copy's.
-fn choose(
-    client: &Client,
+/// Names a copy by its number and the current epoch. If the answer is lost and the user repeats the
+/// command, the number may already mean another copy.
+fn select_copy(
+    client: &ManagerClient,
     volume: &VolumeName,
     copy: usize,
     force: bool,
@@ -96,65 +95,65 @@ fn choose(
     })
 }
 
-fn tell(args: &args::Client, detail: &VolumeDetail, what: &str) -> anyhow::Result<()> {
-    let copies = copies(detail)?;
+fn print_copies(args: &args::ManagerArgs, detail: &VolumeDetail, what: &str) -> anyhow::Result<()> {
+    let copies = copy_statuses(detail)?;
     output::print(args.output, &copies, || {
-        format!("{what}\n\n{}", show(&copies))
+        format!("{what}\n\n{}", copy_table(&copies))
     })
 }
 
-fn filling(detail: &VolumeDetail) -> &'static str {
+fn fill_hint(detail: &VolumeDetail) -> &'static str {
     match detail.info.attached {
-        Some(_) => "the client that has it will fill the copy, and tells how far it is",
-        None => "the next client that attaches it fills the copy",
+        Some(_) => "the attached client resyncs the copy, and reports the progress",
+        None => "the next client that attaches the volume resyncs the copy",
     }
 }
 
-fn next(volume: &VolumeName, detail: &VolumeDetail) -> String {
+fn usage_hint(volume: &VolumeName, detail: &VolumeDetail) -> String {
     let verb = match detail.info.content {
-        pagemesh_manage::wire::Content::Blocks => format!("pagemesh export nbd {volume}"),
-        pagemesh_manage::wire::Content::Files => format!("pagemesh mount {volume} DIR"),
+        pagemesh_manage::wire::VolumeContent::Blocks => format!("pagemesh export nbd {volume}"),
+        pagemesh_manage::wire::VolumeContent::Files => format!("pagemesh mount {volume} DIR"),
     };
     format!("use it with: {verb}")
 }
 
-/// One copy of all columns of a volume.
+/// One copy, over all columns of a volume.
 #[derive(Serialize)]
-struct Copy {
+struct CopyStatus {
     copy: usize,
     state: LegState,
-    /// Whether it is to follow, and not to become in-sync.
+    /// Whether the copy is asynchronous, and becomes `following` instead of in-sync.
     asynchronous: bool,
-    /// Columns by the states of their legs.
+    /// Number of columns by the state of their leg.
     in_sync: usize,
     following: usize,
     syncing: usize,
     stale: usize,
-    /// What one that follows had yet to get.
-    lag: Option<Lag>,
-    /// How far one that returns, or is filled, had come.
-    progress: Option<Progress>,
-    /// How long ago the client said so.
+    /// Reported lag of an asynchronous copy.
+    lag: Option<ReplicaLag>,
+    /// Reported progress of a resync.
+    progress: Option<CopyProgress>,
+    /// Age of the client's report.
     told_us_ago: Option<u64>,
     bricks: Vec<BrickId>,
 }
 
 #[derive(Serialize)]
-struct Progress {
-    /// To copy or to compare, as far as that is known.
+struct CopyProgress {
+    /// Bytes to copy or compare, as far as known.
     bytes_todo: u64,
     bytes_done: u64,
     elapsed_ms: u64,
-    /// Until it is done, at the pace so far; none before there is one.
+    /// Estimated time to the end at the average rate; `None` before there is a rate.
     eta_ms: Option<u64>,
 }
 
-impl Progress {
-    fn new(told: CopyReturn) -> Progress {
+impl CopyProgress {
+    fn new(told: ResyncProgress) -> CopyProgress {
         let left = told.bytes_todo.saturating_sub(told.bytes_done);
         let takes = u128::from(left) * u128::from(told.elapsed_ms);
         let eta = takes.checked_div(u128::from(told.bytes_done));
-        Progress {
+        CopyProgress {
             bytes_todo: told.bytes_todo,
             bytes_done: told.bytes_done,
             elapsed_ms: told.elapsed_ms,
@@ -163,19 +162,19 @@ impl Progress {
     }
 }
 
-fn copies(detail: &VolumeDetail) -> anyhow::Result<Vec<Copy>> {
+fn copy_statuses(detail: &VolumeDetail) -> anyhow::Result<Vec<CopyStatus>> {
     let columns = || detail.layout.columns();
     let count = columns().map(|column| column.legs.len()).max();
     let count = count.context("the volume has no columns")?;
-    let one = |copy| one(copy, columns(), detail.told.as_ref());
+    let one = |copy| copy_status(copy, columns(), detail.told.as_ref());
     Ok((0..count).map(one).collect())
 }
 
-fn one<'a>(
+fn copy_status<'a>(
     copy: usize,
     columns: impl Iterator<Item = &'a Column>,
-    told: Option<&CopiesTold>,
-) -> Copy {
+    told: Option<&ReplicationStatus>,
+) -> CopyStatus {
     let legs: Vec<_> = columns.filter_map(|column| column.legs.get(copy)).collect();
     let count = |state| legs.iter().filter(|leg| leg.state == state).count();
     let mut bricks: Vec<BrickId> = legs.iter().map(|leg| leg.brick).collect();
@@ -197,9 +196,9 @@ fn one<'a>(
     let lag = lag.filter(|_| state == LegState::Following);
     let mut returns = told.into_iter().flat_map(|told| &told.returns);
     let progress = returns.find(|it| it.copy == copy);
-    let progress = progress.map(|&it| Progress::new(it));
+    let progress = progress.map(|&it| CopyProgress::new(it));
     let is_told = lag.is_some() || progress.is_some();
-    Copy {
+    CopyStatus {
         copy,
         state,
         asynchronous: legs.iter().any(|leg| leg.asynchronous),
@@ -214,8 +213,8 @@ fn one<'a>(
     }
 }
 
-/// How far a copy is behind, or in its return, and how old that is.
-fn behind(copy: &Copy) -> String {
+/// The lag or the resync progress of a copy, and the age of the report.
+fn lag_text(copy: &CopyStatus) -> String {
     let what = match (&copy.lag, &copy.progress) {
         (Some(lag), _) => format!(
             "{} in {} changes, the oldest of {} µs",
@@ -226,24 +225,24 @@ fn behind(copy: &Copy) -> String {
         (None, Some(progress)) => {
             let left = match progress.eta_ms {
                 Some(ms) => format!("{:.0} s left", (ms as f64 / 1e3).ceil()),
-                None => "pace not known yet".into(),
+                None => "time left not known yet".into(),
             };
             let (done, todo) = (bytes(progress.bytes_done), bytes(progress.bytes_todo));
             format!("{done} of {todo} done, {left}")
         }
-        (None, None) if copy.state == LegState::Following => return "not told yet".into(),
+        (None, None) if copy.state == LegState::Following => return "not reported yet".into(),
         (None, None) => return String::new(),
     };
     let ago = copy.told_us_ago.unwrap_or_default();
-    format!("{what}; told {:.1} s ago", ago as f64 / 1e6)
+    format!("{what}; reported {:.1} s ago", ago as f64 / 1e6)
 }
 
-fn show(copies: &[Copy]) -> String {
+fn copy_table(copies: &[CopyStatus]) -> String {
     let rows = copies.iter().map(|copy| {
         let bricks: Vec<String> = copy.bricks.iter().map(ToString::to_string).collect();
         vec![
             copy.copy.to_string(),
-            word(&copy.state),
+            json_word(&copy.state),
             match copy.asynchronous {
                 true => "async".into(),
                 false => "sync".into(),
@@ -253,7 +252,7 @@ fn show(copies: &[Copy]) -> String {
                 copy.in_sync,
                 copy.in_sync + copy.following + copy.syncing + copy.stale
             ),
-            behind(copy),
+            lag_text(copy),
             bricks.join(", "),
         ]
     });
@@ -275,15 +274,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_left_goes_by_the_pace_so_far() {
+    fn eta_follows_current_rate() {
         let told = |bytes_todo, bytes_done, elapsed_ms| {
-            let told = CopyReturn {
+            let told = ResyncProgress {
                 copy: 1,
                 bytes_todo,
                 bytes_done,
                 elapsed_ms,
             };
-            Progress::new(told).eta_ms
+            CopyProgress::new(told).eta_ms
         };
         assert_eq!(told(4000, 1000, 500), Some(1500));
         assert_eq!(told(4000, 4000, 500), Some(0));

@@ -1,24 +1,24 @@
 //! `pagemesh status`.
 
-use crate::args::Client;
+use crate::args::ManagerArgs;
 use crate::bricks;
 use crate::output::{self, bytes, table};
-use crate::volume::client;
-use pagemesh_manage::wire::{BrickInfo, Status, VolumeInfo};
+use crate::volume::manager_client;
+use pagemesh_manage::wire::{BrickInfo, ClusterStatus, VolumeInfo};
 use serde::Serialize;
 
 #[derive(Serialize)]
-struct Cluster {
+struct ClusterOutput {
     manager: String,
-    status: Status,
+    status: ClusterStatus,
     bricks: Vec<BrickInfo>,
     volumes: Vec<VolumeInfo>,
 }
 
 /// Shows the cluster.
-pub fn run(args: &Client) -> anyhow::Result<()> {
-    let manager = client(args)?;
-    let cluster = Cluster {
+pub fn run(args: &ManagerArgs) -> anyhow::Result<()> {
+    let manager = manager_client(args)?;
+    let cluster = ClusterOutput {
         manager: manager.url().to_owned(),
         status: manager.status()?,
         bricks: manager.bricks()?,
@@ -30,7 +30,7 @@ pub fn run(args: &Client) -> anyhow::Result<()> {
             (0, 0) => String::new(),
             (mended, damaged) => {
                 format!(
-                    "\nscrubs of pools have mended {mended} places, {damaged} are damaged still"
+                    "\nscrubs of pools have corrected {mended} places, {damaged} are still damaged"
                 )
             }
         };
@@ -43,14 +43,14 @@ pub fn run(args: &Client) -> anyhow::Result<()> {
             bytes(status.used_bytes),
             bytes(status.capacity_bytes),
             bytes(status.provisioned_bytes),
-            bricks::shown(&cluster.bricks),
-            volumes(&cluster.volumes)
+            bricks::brick_table(&cluster.bricks),
+            volume_table(&cluster.volumes)
         )
     })
 }
 
 /// Volumes as a table.
-pub fn volumes(volumes: &[VolumeInfo]) -> String {
+pub fn volume_table(volumes: &[VolumeInfo]) -> String {
     if volumes.is_empty() {
         return "no volumes; make one with: pagemesh volume create NAME --size 1G".into();
     }
@@ -64,9 +64,9 @@ pub fn volumes(volumes: &[VolumeInfo]) -> String {
         vec![
             volume.name.to_string(),
             bytes(volume.size_bytes),
-            format!("{}{shape}", word(&volume.layout)),
+            format!("{}{shape}", json_word(&volume.layout)),
             volume.durability.to_string(),
-            word(&volume.health),
+            json_word(&volume.health),
             volume.epoch.0.to_string(),
             volume
                 .attached
@@ -86,8 +86,8 @@ pub fn volumes(volumes: &[VolumeInfo]) -> String {
     table(&head, rows)
 }
 
-/// The word that an enumeration has in JSON.
-pub fn word(value: &impl Serialize) -> String {
+/// The JSON name of an enumeration's value.
+pub fn json_word(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
         other => format!("{other:?}"),

@@ -1,17 +1,15 @@
-//! `pagemesh umount`, and how the mounting process tells of its end.
+//! `pagemesh umount`, and the messages by which a mount process announces its end.
 //!
-//! An operator who unmounts wants to know when everything is in its place. So the mounting
-//! process listens on a socket whose name, in the abstract namespace, is that of the
-//! mount's device. It sends a word on every connection at once, if its mount is there,
-//! another when the kernel has the mount no more, and a third when everything is written;
-//! its end closes them. The kernel gives the device's number to the next mount while the
-//! process of the last one has the name yet.
-//!
-//! Invariant: every wait here has a limit. A mount that other mount namespaces keep, and
-//! open files of one that was taken from its place, have no end that could be waited for.
+//! The operator of an unmount must learn when all data is written. So the mount process listens on
+//! an abstract socket with the name of the mount's device. It sends a first message on every new
+//! connection while its mount exists, a second one when the kernel has removed the mount, and a
+//! third one when all data is written; its exit closes the connections. The kernel may reuse the
+//! device number for the next mount while the old mount process still has the socket name.
+//! Invariant: every wait here has a limit. A mount in other mount namespaces, and open files of a
+//! detached mount, may last for ever.
 
-use crate::ending::Ending;
-use crate::mounts::{self, mount_on, place};
+use crate::mounts::{self, find_mount_at, resolve_parent};
+use crate::shutdown::Shutdown;
 use anyhow::{Context, bail};
 use pagemesh_base::mounts::MountEntry;
 use pagemesh_base::peer::{PeerCredentials, connect_abstract, peer_credentials};
@@ -25,50 +23,49 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Between two looks at an address that another process has.
+/// Pause between two attempts to take an address that another process has.
 const ADDRESS_PAUSE: Duration = Duration::from_millis(5);
-/// Who waits for the end of a mount at the same time; others find the connection closed.
-const WAITING_MAX: usize = 64;
-pub const NOBODY_WAITS: &str = "nobody can wait for the end of this mount";
-/// The mounting process is there.
-const HERE: &[u8] = b"here";
-/// The kernel has the mount no more.
-const GONE: &[u8] = b"gone";
-/// Everything is written.
-const DONE: &[u8] = b"done";
-/// How long the first word is waited for.
-const HERE_MAX: Duration = Duration::from_secs(5);
-/// How long the second one is waited for. The kernel ends an unmounted file system within
+/// Maximum of connections that wait for the end of a mount; the server closes further ones.
+const WAITERS_MAX: usize = 64;
+pub const NOBODY_WAITS: &str = "umount cannot wait for the end of this mount";
+/// The mount process serves the mount.
+const MESSAGE_MOUNTED: &[u8] = b"here";
+/// The kernel has removed the mount.
+const MESSAGE_UNMOUNTED: &[u8] = b"gone";
+/// All data is written.
+const MESSAGE_COMPLETE: &[u8] = b"done";
+/// Limit of the wait for the first message.
+const MOUNTED_TIMEOUT: Duration = Duration::from_secs(5);
+/// Limit of the wait for the second message. The kernel ends an unmounted file system within
 /// milliseconds, unless another mount namespace has it.
-const GONE_MAX: Duration = Duration::from_secs(5);
-/// How long the last one is waited for: longer than requests to bricks and a manager that
-/// are away.
-const DONE_MAX: Duration = Duration::from_secs(120);
-/// How long somebody may have an address whom this one does not wait for: anybody can
-/// take any name.
-const STRANGER_MAX: Duration = Duration::from_secs(1);
+const UNMOUNTED_TIMEOUT: Duration = Duration::from_secs(5);
+/// Limit of the wait for the last message: longer than the time-outs of requests to unreachable
+/// bricks and an unreachable manager.
+const COMPLETE_TIMEOUT: Duration = Duration::from_secs(120);
+/// Limit of the wait for an address that an untrusted process has: any process can take any name.
+const UNTRUSTED_OWNER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Of the address at which the process of a mount is waited for.
-fn name(device: &str) -> String {
+/// The socket name of the mount process of a device.
+fn address_name(device: &str) -> String {
     format!("pagemesh-mount-{device}")
 }
 
-/// Connections of those who wait for the end of a mount.
-pub type Waiting = Arc<Mutex<Vec<UnixStream>>>;
+/// Connections that wait for the end of a mount.
+pub type UnmountWaiters = Arc<Mutex<Vec<UnixStream>>>;
 
-/// How a mount waits for the addresses of its device.
-pub struct Patience<'a> {
+/// The wait of a new mount for the addresses of its device.
+pub struct AddressWait<'a> {
     pub until: Instant,
-    pub ending: &'a Ending,
+    pub shutdown: &'a Shutdown,
     pub is_mounted: &'a IsMounted,
 }
 
-impl Patience<'_> {
-    /// Takes an address, as soon as it is free. The kernel gives a device number away again
-    /// when its mount is gone, and that one's process has the addresses of this name until
-    /// it ends. In vain is a wait for a mount that is to end, or is gone itself, and for who is
-    /// no mount of this user or root, as `holder` tells.
-    pub fn once_free<T>(
+impl AddressWait<'_> {
+    /// Takes an address as soon as it is free. The kernel reuses a device number once its mount is
+    /// gone, while the old mount process has the addresses until it exits. The wait ends early if
+    /// this mount shall end or is gone, or if the owner that `holder` reports is neither this user
+    /// nor root.
+    pub fn take_when_free<T>(
         &self,
         take: impl Fn() -> std::io::Result<T>,
         holder: impl Fn() -> std::io::Result<PeerCredentials>,
@@ -82,14 +79,14 @@ impl Patience<'_> {
             }
             is_of_strangers = match holder() {
                 Ok(peer) if peer.is_trusted() => None,
-                _ => is_of_strangers.or(Some(Instant::now() + STRANGER_MAX)),
+                _ => is_of_strangers.or(Some(Instant::now() + UNTRUSTED_OWNER_TIMEOUT)),
             };
             if is_of_strangers.is_some_and(|until| Instant::now() >= until) {
                 return taken;
             }
-            if self.ending.within(ADDRESS_PAUSE) {
-                // For whoever waits for it behind this.
-                self.ending.teller().end();
+            if self.shutdown.wait_for(ADDRESS_PAUSE) {
+                // Trigger the shutdown again for the code that waits for it later.
+                self.shutdown.trigger().trigger();
                 return taken;
             }
             if !(self.is_mounted)() {
@@ -99,12 +96,12 @@ impl Patience<'_> {
     }
 }
 
-/// Lets others wait for the end of this mount.
-pub fn listen(device: &str, patience: &Patience<'_>) -> Waiting {
-    let waiting = Waiting::default();
-    let name = name(device);
+/// Lets other processes wait for the end of this mount.
+pub fn serve_waiters(device: &str, patience: &AddressWait<'_>) -> UnmountWaiters {
+    let waiting = UnmountWaiters::default();
+    let name = address_name(device);
     let holder = || peer_credentials(connect_abstract(SocketType::STREAM, &name)?);
-    let bind = |address| patience.once_free(|| UnixListener::bind_addr(&address), holder);
+    let bind = |address| patience.take_when_free(|| UnixListener::bind_addr(&address), holder);
     let listener = SocketAddr::from_abstract_name(&name).and_then(bind);
     let listener = match listener {
         Ok(listener) => listener,
@@ -123,13 +120,14 @@ pub fn listen(device: &str, patience: &Patience<'_>) -> Waiting {
                     std::thread::sleep(ADDRESS_PAUSE);
                     continue;
                 };
-                // Else who asks means the next mount. A new socket has room for a word.
-                if !is_mounted() || stream.write_all(HERE).is_err() {
+                // Otherwise the connection is meant for the next mount. A new socket has room for a
+                // message.
+                if !is_mounted() || stream.write_all(MESSAGE_MOUNTED).is_err() {
                     continue;
                 }
                 let mut waiting = accepted.lock().unwrap_or_else(PoisonError::into_inner);
                 waiting.retain(|stream| !has_hung_up(stream));
-                if waiting.len() < WAITING_MAX {
+                if waiting.len() < WAITERS_MAX {
                     waiting.push(stream);
                 }
             }
@@ -140,70 +138,70 @@ pub fn listen(device: &str, patience: &Patience<'_>) -> Waiting {
     waiting
 }
 
-/// A connection to the process of a mount. It says at once that it is there, unless it is slow,
-/// or of a version that did not; another mount's says nothing and hangs up.
-fn process_of(known: &MountEntry) -> std::io::Result<Process> {
-    let socket = connect_abstract(SocketType::STREAM, &name(&known.device))?;
+/// Connects to the process of a mount. The process sends its first message at once, unless it is
+/// slow or an older version. The process of another mount closes the connection without a message.
+fn connect_process(known: &MountEntry) -> std::io::Result<MountProcess> {
+    let socket = connect_abstract(SocketType::STREAM, &address_name(&known.device))?;
     let PeerCredentials { pid, uid } = peer_credentials(&socket)?;
     if uid != 0 && Some(uid) != known.user {
         return Err(ErrorKind::PermissionDenied.into());
     }
     let mut stream = UnixStream::from(socket);
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(HERE_MAX))?;
-    let mut said = [0; HERE.len()];
+    stream.set_read_timeout(Some(MOUNTED_TIMEOUT))?;
+    let mut said = [0; MESSAGE_MOUNTED.len()];
     let heard = stream.read_exact(&mut said);
     match heard {
-        Ok(()) if said == HERE => {}
+        Ok(()) if said == MESSAGE_MOUNTED => {}
         Ok(()) => return Err(ErrorKind::InvalidData.into()),
         Err(cause) if cause.kind() == ErrorKind::WouldBlock => {}
         Err(cause) => return Err(cause),
     }
-    Ok(Process {
+    Ok(MountProcess {
         stream,
         pid: pid.map(|pid| pid.as_raw_nonzero().get()),
-        said: Vec::new(),
+        received: Vec::new(),
     })
 }
 
-/// Whether the other side waits no more.
+/// Whether the other side has closed its end.
 fn has_hung_up(stream: &UnixStream) -> bool {
     let mut polled = [PollFd::new(stream, PollFlags::RDHUP)];
     !matches!(poll(&mut polled, Some(&Timespec::default())), Ok(0))
 }
 
-/// The kernel has the mount no more.
-pub fn tell_gone(waiting: &Waiting) {
-    tell(waiting, GONE);
+/// Reports that the kernel has removed the mount.
+pub fn notify_unmounted(waiting: &UnmountWaiters) {
+    notify(waiting, MESSAGE_UNMOUNTED);
 }
 
-/// Everything is written.
-pub fn tell_done(waiting: &Waiting) {
-    tell(waiting, DONE);
+/// Reports that all data is written.
+pub fn notify_complete(waiting: &UnmountWaiters) {
+    notify(waiting, MESSAGE_COMPLETE);
 }
 
-fn tell(waiting: &Waiting, word: &[u8]) {
+fn notify(waiting: &UnmountWaiters, word: &[u8]) {
     let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
     for stream in waiting.iter_mut() {
-        // The other side may have stopped waiting. A socket has room for a few words.
+        // The other side may have closed. A socket has room for a few messages.
         let _ = stream.write_all(word);
     }
 }
 
-/// The process of a mount, as `pagemesh umount` hears it.
-struct Process {
+/// The process of a mount, as seen by `pagemesh umount`.
+struct MountProcess {
     stream: UnixStream,
-    /// None where it is not seen from here.
+    /// `None` if the process is not visible in this PID namespace.
     pid: Option<i32>,
-    said: Vec<u8>,
+    received: Vec<u8>,
 }
 
-impl Process {
-    /// Listens until it has said a word, its end at the latest. False: the time is over.
-    fn hears(&mut self, word: &[u8], limit: Duration) -> std::io::Result<bool> {
+impl MountProcess {
+    /// Waits until the process has sent a message or exited. Returns false at the limit.
+    fn wait_for_message(&mut self, word: &[u8], limit: Duration) -> std::io::Result<bool> {
         let until = Instant::now() + limit;
         loop {
-            if self.has_said(word) {
+            if self.has_received(word) {
                 return Ok(true);
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -214,26 +212,26 @@ impl Process {
             let mut more = [0; 16];
             match self.stream.read(&mut more) {
                 Ok(0) => return Ok(true),
-                Ok(len) => self.said.extend_from_slice(&more[..len]),
-                Err(cause) if is_late(cause.kind()) => {}
+                Ok(len) => self.received.extend_from_slice(&more[..len]),
+                Err(cause) if is_timeout(cause.kind()) => {}
                 Err(cause) => return Err(cause),
             }
         }
     }
 
-    fn has_said(&self, word: &[u8]) -> bool {
-        self.said.windows(word.len()).any(|said| said == word)
+    fn has_received(&self, word: &[u8]) -> bool {
+        self.received.windows(word.len()).any(|said| said == word)
     }
 
-    /// Its name for people.
-    fn name(&self) -> String {
+    /// The name of the process for people.
+    fn display_name(&self) -> String {
         match self.pid {
             Some(pid) => format!("the mounting process {pid}"),
             None => "the mounting process".into(),
         }
     }
 
-    fn kill(&self) -> String {
+    fn kill_command(&self) -> String {
         match self.pid {
             Some(pid) => format!("kill {pid}"),
             None => "end the mounting process".into(),
@@ -241,34 +239,34 @@ impl Process {
     }
 }
 
-fn is_late(kind: ErrorKind) -> bool {
+fn is_timeout(kind: ErrorKind) -> bool {
     matches!(
         kind,
         ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
     )
 }
 
-/// How a mount is taken away.
+/// How to unmount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
-    /// If nothing in it is in use.
-    Idle,
-    /// From its place at once. It ends with the last open file, which nobody waits for.
-    Lazily,
-    /// From everybody who uses it.
-    ByForce,
+pub enum UnmountMode {
+    /// Only if no process uses the mount.
+    IfUnused,
+    /// Detach at once. The mount ends with its last open file; the command does not wait for that.
+    Lazy,
+    /// From all processes that use it.
+    Forced,
 }
 
-/// Unmounts, and waits until the mounting process has put everything in place.
-pub fn unmount(dir: &Path, how: How) -> anyhow::Result<()> {
-    let at = place(dir)?;
-    let Some(known) = mount_on(&at)? else {
+/// Unmounts, and waits until the mount process has written all data.
+pub fn unmount(dir: &Path, how: UnmountMode) -> anyhow::Result<()> {
+    let at = resolve_parent(dir)?;
+    let Some(known) = find_mount_at(&at)? else {
         bail!("no file system of pagemesh is mounted on {}", dir.display());
     };
-    let process = process_of(&known);
+    let process = connect_process(&known);
     let taken = match how {
-        How::ByForce => pagemesh_fuse::abort_dir(&at),
-        how => pagemesh_fuse::unmount_dir(&at, how == How::Lazily),
+        UnmountMode::Forced => pagemesh_fuse::abort_dir(&at),
+        how => pagemesh_fuse::unmount_dir(&at, how == UnmountMode::Lazy),
     };
     taken.with_context(|| {
         let shown = dir.display();
@@ -277,39 +275,39 @@ pub fn unmount(dir: &Path, how: How) -> anyhow::Result<()> {
              its place with --lazy, or from everybody with --force"
         )
     })?;
-    if how == How::Lazily {
+    if how == UnmountMode::Lazy {
         return Ok(());
     }
     let Ok(mut process) = process else {
-        tracing::warn!("its process had ended before, or cannot be seen from here");
+        tracing::warn!("its mount process has exited before, or is not visible here");
         return Ok(());
     };
     await_end(&mut process, &known, dir)
 }
 
-fn await_end(process: &mut Process, known: &MountEntry, dir: &Path) -> anyhow::Result<()> {
+fn await_end(process: &mut MountProcess, known: &MountEntry, dir: &Path) -> anyhow::Result<()> {
     let shown = dir.display();
-    if !process.hears(GONE, GONE_MAX)?
-        && let Some(holders) = mounts::named(&mounts::holders(&known.device))
+    if !process.wait_for_message(MESSAGE_UNMOUNTED, UNMOUNTED_TIMEOUT)?
+        && let Some(holders) = mounts::describe_holders(&mounts::holders(&known.device))
     {
         bail!(
             "{shown} is unmounted here, but other mount namespaces have it still: {holders}. The \
              file system stays mounted until they end or unmount it. To take it from them: {}",
-            process.kill()
+            process.kill_command()
         );
     }
-    if !process.hears(DONE, DONE_MAX)? {
+    if !process.wait_for_message(MESSAGE_COMPLETE, COMPLETE_TIMEOUT)? {
         bail!(
             "{shown} is unmounted, but {} has not ended within {} s: it waits for bricks or the \
              manager, or programs have files open that are not seen from here; see its log, or \
              end it: {}",
-            process.name(),
-            DONE_MAX.as_secs(),
-            process.kill()
+            process.display_name(),
+            COMPLETE_TIMEOUT.as_secs(),
+            process.kill_command()
         );
     }
-    match process.has_said(DONE) {
+    match process.has_received(MESSAGE_COMPLETE) {
         true => Ok(()),
-        false => bail!("{shown} is unmounted, but its process did not end well; see what it said"),
+        false => bail!("{shown} is unmounted, but its mount process failed; see its log"),
     }
 }

@@ -1,22 +1,22 @@
 //! `pagemesh up`: a whole cluster in the foreground.
 //!
-//! Invariants: one directory is used by one `up` at a time. Its data stays when `up` ends, unless the
+//! Invariants: one `up` at a time uses a directory. Its data stays when `up` ends, unless the
 //! cluster is ephemeral.
 
 use crate::args;
-use crate::cluster::{Cluster, Plan};
+use crate::cluster::{Cluster, ClusterPlan};
 use crate::cluster_dir;
 use crate::down;
-use crate::ending::Ending;
 use crate::key;
 use crate::output::bytes;
+use crate::shutdown::Shutdown;
 use anyhow::Context;
 use pagemesh_base::key::Key;
 use std::path::Path;
 
-/// Runs a cluster until it is told to end.
-pub fn run(args: &args::Up) -> anyhow::Result<()> {
-    let ending = Ending::listen(args.until_stdin_ends)?;
+/// Runs a cluster until its shutdown.
+pub fn run(args: &args::UpArgs) -> anyhow::Result<()> {
+    let ending = Shutdown::listen(args.until_stdin_ends)?;
     let dir = std::path::absolute(&args.dir)?;
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let lock = cluster_dir::lock(&dir)?;
@@ -24,7 +24,7 @@ pub fn run(args: &args::Up) -> anyhow::Result<()> {
         cluster_dir::warn_of_leftovers(tmpfs);
     }
     let pools = cluster_dir::make_pools_dir(&dir, args.memory.as_deref())?;
-    let plan = Plan {
+    let plan = ClusterPlan {
         dir: &dir,
         pools: &pools,
         bricks: args.bricks,
@@ -37,8 +37,8 @@ pub fn run(args: &args::Up) -> anyhow::Result<()> {
         started.inspect_err(|_| cluster_dir::remove_if_without_pools(&dir, &pools))?;
     let key_is_shared = share_key(&cluster.url, &cluster.key);
     println!("ready {}", cluster.url);
-    greet(&dir, &cluster.url, key_is_shared, args);
-    while !ending.or_child(cluster.tend()) {}
+    print_instructions(&dir, &cluster.url, key_is_shared, args);
+    while !ending.wait_for_child(cluster.supervise()) {}
     match args.ephemeral {
         false => println!("ending; the data stays in {}", dir.display()),
         true => {
@@ -50,19 +50,19 @@ pub fn run(args: &args::Up) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Gives the user's other commands the key of this address.
+/// Stores the key for this address, so that the user's other commands find it.
 fn share_key(url: &str, key: &Key) -> bool {
     let stored = key::default_path(url).and_then(|path| key::store(&path, key));
     match stored {
         Ok(()) => true,
         Err(cause) => {
-            tracing::warn!(%cause, "other commands will not find the key by themselves");
+            tracing::warn!(%cause, "cannot store the key for other commands; name it with --key");
             false
         }
     }
 }
 
-fn greet(dir: &Path, url: &str, key_is_shared: bool, args: &args::Up) {
+fn print_instructions(dir: &Path, url: &str, key_is_shared: bool, args: &args::UpArgs) {
     let mut set = String::new();
     if url != "http://127.0.0.1:7070" {
         set += &format!("  export PAGEMESH_MANAGER={url}\n");

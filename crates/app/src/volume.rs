@@ -1,61 +1,61 @@
 //! `pagemesh volume`.
 
 use crate::Verdict;
-use crate::args::{self, Volume as Command};
-use crate::authority::Managed;
+use crate::args::{self, VolumeCommand as Command};
+use crate::authority::ManagerAuthority;
 use crate::brick::host_name;
 use crate::key;
 use crate::output::{self, bytes, table};
-use crate::status::{volumes, word};
+use crate::status::{json_word, volume_table};
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressStyle};
 use pagemesh_base::layout::{LegState, VolumeName};
 use pagemesh_fabric::limits::Timeouts;
-use pagemesh_manage::wire::{Content, CreateVolume, VolumeDetail};
-use pagemesh_manage::{Client, Kind};
+use pagemesh_manage::wire::{CreateVolume, VolumeContent, VolumeDetail};
+use pagemesh_manage::{LayoutKind, ManagerClient};
 use pagemesh_volume::{AttachError, CheckReport, LegStatus, Transport, Transports, Volume};
 use std::sync::Arc;
 
-/// A client of the manager that was named.
-pub fn client(args: &args::Client) -> anyhow::Result<Client> {
+/// A client of the manager that the arguments name.
+pub fn manager_client(args: &args::ManagerArgs) -> anyhow::Result<ManagerClient> {
     let key = key::find(args.key.as_deref(), &args.manager)?;
-    Ok(Client::new(&args.manager, &key)?)
+    Ok(ManagerClient::new(&args.manager, &key)?)
 }
 
-/// Refuses a volume that holds something else.
-pub fn expect(
-    args: &args::Client,
+/// Refuses a volume with another kind of content.
+pub fn expect_content(
+    args: &args::ManagerArgs,
     name: &VolumeName,
-    content: Content,
+    content: VolumeContent,
 ) -> anyhow::Result<VolumeDetail> {
-    let detail = client(args)?.volume(name)?;
+    let detail = manager_client(args)?.volume(name)?;
     if detail.info.content == content {
         return Ok(detail);
     }
     match content {
-        Content::Blocks => {
+        VolumeContent::Blocks => {
             bail!("the volume {name} holds files; use it with: pagemesh mount {name} DIR")
         }
-        Content::Files => bail!(
+        VolumeContent::Files => bail!(
             "the volume {name} holds blocks, and no file system of pagemesh; use it with: \
              pagemesh export nbd {name}, or make a file system: pagemesh fs create"
         ),
     }
 }
 
-/// A volume that is given back when this goes, before the process ends.
-pub struct GivenBack(pub Arc<Volume>);
+/// Detaches the volume when dropped, before the process ends.
+pub struct DetachGuard(pub Arc<Volume>);
 
-impl Drop for GivenBack {
+impl Drop for DetachGuard {
     fn drop(&mut self) {
         self.0.detach();
     }
 }
 
-/// Attaches a volume in this process. Where no in-sync copy can be reached, the manager is
-/// asked a second time: it may promote one that follows.
+/// Attaches a volume in this process. If no in-sync copy is reachable, it asks the manager a second
+/// time; the manager may then promote an asynchronous copy.
 pub fn attach(
-    args: &args::Client,
+    args: &args::ManagerArgs,
     transport: args::Transport,
     name: &VolumeName,
 ) -> anyhow::Result<Volume> {
@@ -65,13 +65,13 @@ pub fn attach(
         args::Transport::Map => Transport::Map,
         args::Transport::Tcp => Transport::Tcp,
     };
-    let client = Client::new(&args.manager, &key)?;
+    let client = ManagerClient::new(&args.manager, &key)?;
     let connector = Arc::new(Transports::new(key, transport, Timeouts::default()));
     let host = host_name();
     let who = format!("{host}:{}", std::process::id());
     let attach = |unreachable| {
         let client = client.clone();
-        let authority = Arc::new(Managed {
+        let authority = Arc::new(ManagerAuthority {
             client,
             unreachable,
         });
@@ -85,7 +85,7 @@ pub fn attach(
     }
 }
 
-/// Makes, shows, grows, checks and deletes volumes.
+/// Creates, shows, grows, checks and deletes volumes.
 pub fn run(command: &Command) -> anyhow::Result<Verdict> {
     match command {
         Command::Create {
@@ -104,16 +104,16 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
                 columns: *columns,
                 copies: *copies,
                 durability: class.as_deref().map(str::parse).transpose()?,
-                content: Content::Blocks,
+                content: VolumeContent::Blocks,
             };
             create(args, &wish)?;
         }
         Command::List { client: args } => {
-            let found = client(args)?.volumes()?;
-            output::print(args.output, &found, || volumes(&found))?;
+            let found = manager_client(args)?.volumes()?;
+            output::print(args.output, &found, || volume_table(&found))?;
         }
         Command::Show { name, client: args } => {
-            let found = client(args)?.volume(name)?;
+            let found = manager_client(args)?.volume(name)?;
             output::print(args.output, &found, || show(&found))?;
         }
         Command::Grow {
@@ -121,13 +121,13 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
             size,
             client: args,
         } => {
-            if client(args)?.volume(name)?.info.content == Content::Files {
+            if manager_client(args)?.volume(name)?.info.content == VolumeContent::Files {
                 bail!(
                     "the volume {name} holds files; let them take more with: \
                      pagemesh fs grow {name} --size SIZE"
                 );
             }
-            let sized = client(args)?.grow(name, size.0)?;
+            let sized = manager_client(args)?.grow(name, size.0)?;
             output::print(args.output, &sized, || {
                 format!("{name} has {} now", bytes(sized.volume.info.size_bytes))
             })?;
@@ -137,16 +137,16 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
             force,
             client: args,
         } => {
-            let deleted = client(args)?.delete(name, *force)?;
+            let deleted = manager_client(args)?.delete(name, *force)?;
             output::print(args.output, &deleted, || match deleted.pending_deletions {
                 0 => format!("{name} is deleted"),
                 count => format!(
-                    "{name} is deleted; {count} of its slices are freed when their bricks are back"
+                    "{name} is deleted; {count} of its slices are freed when their bricks return"
                 ),
             })?;
         }
         Command::Detach { name, client: args } => {
-            let detached = client(args)?.detach(name, None)?;
+            let detached = manager_client(args)?.detach(name, None)?;
             output::print(args.output, &detached, || match detached.detached {
                 true => format!("{name} is detached"),
                 false => format!("{name} was not attached"),
@@ -163,17 +163,17 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-fn kind(layout: args::Layout) -> Kind {
+fn kind(layout: args::LayoutArg) -> LayoutKind {
     match layout {
-        args::Layout::Concat => Kind::Concat,
-        args::Layout::Stripe => Kind::Stripe,
-        args::Layout::Mirror => Kind::Mirror,
-        args::Layout::StripeMirror => Kind::StripeMirror,
+        args::LayoutArg::Concat => LayoutKind::Concat,
+        args::LayoutArg::Stripe => LayoutKind::Stripe,
+        args::LayoutArg::Mirror => LayoutKind::Mirror,
+        args::LayoutArg::StripeMirror => LayoutKind::StripeMirror,
     }
 }
 
-fn create(args: &args::Client, wish: &CreateVolume) -> anyhow::Result<()> {
-    let sized = client(args)?.create(wish)?;
+fn create(args: &args::ManagerArgs, wish: &CreateVolume) -> anyhow::Result<()> {
+    let sized = manager_client(args)?.create(wish)?;
     output::print(args.output, &sized, || {
         format!(
             "made volume {} of {}; use it with: pagemesh export nbd {} --socket /tmp/{}.sock",
@@ -197,28 +197,31 @@ pub fn show(detail: &VolumeDetail) -> String {
                     format!("{at}.{column}"),
                     leg.brick.to_string(),
                     address.map_or_else(|| "-".into(), |address| address.tcp.clone()),
-                    word(&leg.state),
+                    json_word(&leg.state),
                 ]);
             }
         }
     }
-    let notes = detail.notes.iter().map(|note| format!("\n{}", word(note)));
+    let notes = detail
+        .notes
+        .iter()
+        .map(|note| format!("\n{}", json_word(note)));
     format!(
         "{}\n\n{}{}",
-        volumes(std::slice::from_ref(info)),
+        volume_table(std::slice::from_ref(info)),
         table(&["COLUMN", "BRICK", "ADDRESS", "LEG"], rows),
         notes.collect::<String>()
     )
 }
 
 fn check(
-    args: &args::Client,
+    args: &args::ManagerArgs,
     transport: args::Transport,
     name: &VolumeName,
     force: bool,
     repair_from: Option<usize>,
 ) -> anyhow::Result<Verdict> {
-    let detail = client(args)?.volume(name)?;
+    let detail = manager_client(args)?.volume(name)?;
     if let Some(by) = &detail.info.attached
         && !force
     {
@@ -234,28 +237,28 @@ fn check(
         bar.set_position(done);
     })?;
     bar.finish_and_clear();
-    for leg in left_out(&volume) {
+    for leg in uncompared_legs(&volume) {
         eprintln!(
             "warning: the copy on brick {} is {} and was not compared; check again when it is in-sync",
             leg.brick,
-            word(&leg.state)
+            json_word(&leg.state)
         );
     }
-    output::print(args.output, &report, || told(name, &report))?;
-    Ok(match is_right(&report) {
+    output::print(args.output, &report, || report_text(name, &report))?;
+    Ok(match is_sound(&report) {
         true => Verdict::Done,
-        false => Verdict::Differs,
+        false => Verdict::Damaged,
     })
 }
 
-/// Copies that do not count, and so are not compared.
-fn left_out(volume: &Volume) -> Vec<LegStatus> {
+/// Legs that are not in-sync, and so are not compared.
+fn uncompared_legs(volume: &Volume) -> Vec<LegStatus> {
     let columns = volume.status().map_or(Vec::new(), |status| status.columns);
     let legs = columns.into_iter().flat_map(|column| column.legs);
     legs.filter(|leg| leg.state != LegState::InSync).collect()
 }
 
-fn told(name: &VolumeName, report: &CheckReport) -> String {
+fn report_text(name: &VolumeName, report: &CheckReport) -> String {
     let compared = report.pages_compared;
     if report.pages_differing + report.pages_damaged == 0 {
         return format!("the copies of {name} are identical: {compared} pages compared");
@@ -264,7 +267,7 @@ fn told(name: &VolumeName, report: &CheckReport) -> String {
         "{} of {compared} pages of {name} differ, {} are damaged, {} were repaired",
         report.pages_differing, report.pages_damaged, report.pages_repaired,
     );
-    if is_right(report) {
+    if is_sound(report) {
         return found;
     }
     let rows = report.differences.iter().map(|run| {
@@ -288,12 +291,12 @@ fn told(name: &VolumeName, report: &CheckReport) -> String {
     }
 }
 
-/// Whether nothing is wrong, or nothing any more.
-fn is_right(report: &CheckReport) -> bool {
+/// Whether the check found no error, or repaired all of them.
+fn is_sound(report: &CheckReport) -> bool {
     report.pages_differing + report.pages_damaged == report.pages_repaired
 }
 
-/// A bar for bytes, on standard error; nothing where that is no terminal.
+/// A progress bar in bytes on standard error; hidden unless that is a terminal.
 pub fn progress(what: &str) -> ProgressBar {
     let bar = ProgressBar::new(0);
     let style = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";

@@ -1,5 +1,5 @@
-//! Attributes of files on a mount, beside what a tmpfs makes of the same calls. For root with
-//! /dev/fuse.
+//! Attributes of files on a mount, compared with the results of the same calls on a tmpfs. Needs
+//! root and /dev/fuse.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
@@ -15,7 +15,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use support::Pools;
-use support::mounted::{self, Mounted};
+use support::mounted::{self, TestMount};
 use support::skip::skip;
 
 const CAPABILITIES: &str = "security.capability";
@@ -32,10 +32,10 @@ fn errno<T>(result: rustix::io::Result<T>) -> Option<Errno> {
     result.err()
 }
 
-type Change = (&'static str, fn(&File, &Path));
+type FileChange = (&'static str, fn(&File, &Path));
 
-/// What changes a file, and what only looks.
-const CHANGES: [Change; 12] = [
+/// Operations that change a file, and operations that only read it.
+const CHANGES: [FileChange; 12] = [
     ("overwrite", |file, _| file.write_all_at(b"new", 2).unwrap()),
     ("extend", |file, _| {
         file.write_all_at(b"new", 20_000).unwrap()
@@ -72,7 +72,7 @@ const CHANGES: [Change; 12] = [
     }),
 ];
 
-/// Whether capabilities and the other attribute are there after each change, and the mode.
+/// For each operation: whether the capabilities and the other attribute remain, and the mode.
 fn after_changes(dir: &Path) -> Vec<(&'static str, bool, bool, u32)> {
     let path = dir.join("program");
     CHANGES
@@ -99,7 +99,7 @@ fn after_changes(dir: &Path) -> Vec<(&'static str, bool, bool, u32)> {
 }
 
 #[test]
-fn change_by_root_takes_capabilities_away() {
+fn change_by_root_clears_capabilities() {
     let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;
     };
@@ -108,7 +108,7 @@ fn change_by_root_takes_capabilities_away() {
     let kept: Vec<&str> = expected.iter().filter(|it| it.1).map(|it| it.0).collect();
     assert_eq!(kept, ["look"], "{expected:?}");
     for fuse in ["classic", "auto"] {
-        let mount = Mounted::by(&cluster, "files", "auto", fuse);
+        let mount = TestMount::with_fuse(&cluster, "files", "auto", fuse);
         assert_eq!(after_changes(&mount.dir), expected);
         mount.stop(&cluster);
     }
@@ -119,7 +119,7 @@ fn attributes_of_unknown_name_spaces_are_refused() {
     let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;
     };
-    let mount = Mounted::new(&cluster, "files", "auto");
+    let mount = TestMount::new(&cluster, "files", "auto");
     let path = mount.path("file");
     fs::write(&path, b"").unwrap();
     let set = |name: &str| errno(setxattr(&path, name, b"x", XattrFlags::empty()));
@@ -141,7 +141,7 @@ fn attributes_of_unknown_name_spaces_are_refused() {
         errno(getxattr(&path, "user.b", &mut [0; 8])),
         Some(Errno::NODATA)
     );
-    // Those of users are of files and directories alone.
+    // Linux allows `user.` attributes on files and directories only.
     mount.sh("mkfifo fifo; ln -s file link");
     let fifo = mount.path("fifo");
     let refused = errno(setxattr(&fifo, "user.a", b"x", XattrFlags::empty()));
@@ -150,7 +150,7 @@ fn attributes_of_unknown_name_spaces_are_refused() {
 }
 
 #[test]
-fn statx_tells_when_file_was_made() {
+fn statx_returns_creation_time() {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = kernel.split(['.', '-']).map(|it| it.parse().unwrap_or(0));
     let release: (u32, u32) = (numbers.next().unwrap(), numbers.next().unwrap());
@@ -160,7 +160,7 @@ fn statx_tells_when_file_was_made() {
     let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;
     };
-    let mount = Mounted::new(&cluster, "files", "auto");
+    let mount = TestMount::new(&cluster, "files", "auto");
     let path = mount.path("file");
     let made = |path: &Path| {
         let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
@@ -182,7 +182,7 @@ fn statx_tells_when_file_was_made() {
     let moved = mount.path("moved");
     assert_eq!(made(&moved), Some((before.0, before.1, 5)));
     mount.stop(&cluster);
-    let mount = Mounted::new(&cluster, "files", "auto");
+    let mount = TestMount::new(&cluster, "files", "auto");
     assert_eq!(made(&moved), Some((before.0, before.1, 5)));
     assert!(moved.metadata().unwrap().created().is_ok());
     mount.stop(&cluster);

@@ -1,5 +1,5 @@
-//! What people and strangers get wrong: each is refused in words that name it,
-//! and nothing is lost.
+//! Wrong input from users and from unauthenticated connections: the program refuses each case with
+//! an error that names it, and no data is lost.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
@@ -16,7 +16,7 @@ use support::{Cluster, Export, Pools, own_ip, program, until, write_key};
 
 const PAGE: usize = 4096;
 
-/// The command line itself is wrong: code 2, before anything was asked.
+/// Checks that a wrong command line ends with code 2 before any request is sent.
 fn check_usage(cluster: &Cluster, args: &[&str], parts: &[&str]) {
     let output = cluster.run(args);
     let text = String::from_utf8_lossy(&output.stderr);
@@ -26,7 +26,7 @@ fn check_usage(cluster: &Cluster, args: &[&str], parts: &[&str]) {
         .for_each(|part| assert!(text.contains(part), "{args:?}: no '{part}' in {text}"));
 }
 
-/// A daemon that must not start.
+/// Checks that a daemon refuses to start.
 fn check_no_start(cluster: &Cluster, args: &[&str], parts: &[&str]) {
     match cluster.try_daemon("refused", args, 1) {
         Ok(_) => panic!("{args:?} started"),
@@ -35,7 +35,7 @@ fn check_no_start(cluster: &Cluster, args: &[&str], parts: &[&str]) {
 }
 
 #[test]
-fn impossible_sizes_of_pools_are_refused_and_leave_no_file() {
+fn invalid_pool_sizes_are_refused_and_leave_no_file() {
     let cluster = Cluster::new(Pools::Memory, 0);
     let path = cluster.dir().join("new.pool");
     let name = path.to_str().unwrap();
@@ -170,8 +170,8 @@ fn impossible_volumes_are_refused() {
     );
 }
 
-/// Changes the first pages of a pool that a stopped brick had, looks whether
-/// the brick starts, and gives the pool back.
+/// Changes the first pages of the pool of a stopped brick, checks whether the brick starts, and
+/// restores the pool.
 fn check_superblocks(cluster: &mut Cluster, change: impl Fn(&mut [u8]), refusal: &[&str]) {
     let pool = cluster.pool(0).to_owned();
     let good = std::fs::read(&pool).unwrap();
@@ -189,7 +189,7 @@ fn check_superblocks(cluster: &mut Cluster, change: impl Fn(&mut [u8]), refusal:
     std::fs::write(&pool, &good).unwrap();
 }
 
-/// A superblock of another version, whole.
+/// Writes a valid superblock of another version.
 fn set_version(page: &mut [u8], version: u32) {
     page[8..12].copy_from_slice(&version.to_le_bytes());
     let crc = crc32c_append(crc32c_append(0, &page[..12]), &page[16..]);
@@ -197,7 +197,7 @@ fn set_version(page: &mut [u8], version: u32) {
 }
 
 #[test]
-fn pools_that_are_none_or_damaged_are_refused_and_keep_their_data() {
+fn damaged_or_foreign_pools_are_refused_unchanged() {
     let mut cluster = Cluster::new(Pools::Memory, 2);
     cluster.create("disk", "8M", &[]);
     let export = cluster.export(&["disk"], "auto");
@@ -220,7 +220,7 @@ fn pools_that_are_none_or_damaged_are_refused_and_keep_their_data() {
     let both = |pages: &mut [u8]| pages.chunks_mut(PAGE).for_each(|page| page[60] ^= 1);
     check_superblocks(&mut cluster, both, &["superblock", "damaged", "replace"]);
 
-    // Truncated, as it stands and to nothing.
+    // Truncated with its contents, and truncated to nothing.
     let pool = cluster.pool(0).to_owned();
     let good = std::fs::read(&pool).unwrap();
     let name = pool.to_str().unwrap().to_owned();
@@ -239,7 +239,7 @@ fn pools_that_are_none_or_damaged_are_refused_and_keep_their_data() {
         &["/nowhere", "No such file"],
     );
 
-    // One of the two is enough, whichever.
+    // One of the two superblocks is enough, either one.
     for page in [0, PAGE] {
         let mut one = std::fs::read(&pool).unwrap();
         one[page..page + PAGE].fill(0xee);
@@ -255,7 +255,7 @@ fn pools_that_are_none_or_damaged_are_refused_and_keep_their_data() {
 }
 
 #[test]
-fn what_is_in_use_is_not_taken() {
+fn resources_in_use_are_refused() {
     let cluster = Cluster::new(Pools::Memory, 2);
     cluster.create("disk", "8M", &[]);
     cluster.create("other", "8M", &[]);
@@ -313,7 +313,7 @@ fn what_is_in_use_is_not_taken() {
         &[&nbd[..], &["--socket", socket]].concat(),
         &[socket, "in use"],
     );
-    // A refused place does not fence the client that has the volume.
+    // A refused listen address does not fence the client that holds the volume.
     let again = ["export", "nbd", "disk", "--socket", socket];
     check_no_start(&cluster, &again, &[socket, "in use"]);
     let file = cluster.dir().join("file");
@@ -333,14 +333,14 @@ fn what_is_in_use_is_not_taken() {
     );
 
     export.io(&["read -P 3 0 1M", "write -P 4 1M 1M"]);
-    // What a killed server left is nobody's.
+    // The next server may replace the socket of a killed server.
     export.kill();
     let export = cluster.export_at(&["disk"], "auto", &["--socket", socket]);
     export.io(&["read -P 3 0 1M", "read -P 4 1M 1M"]);
 }
 
 #[test]
-fn a_wrong_key_opens_nothing() {
+fn wrong_key_is_refused_everywhere() {
     let cluster = Cluster::new(Pools::Memory, 2);
     cluster.create("disk", "8M", &[]);
     let wrong = cluster.dir().join("wrong");
@@ -373,7 +373,7 @@ fn a_wrong_key_opens_nothing() {
 }
 
 #[test]
-fn an_older_client_is_fenced_and_says_so() {
+fn older_client_is_fenced_and_logs_it() {
     let cluster = Cluster::new(Pools::Memory, 2);
     cluster.create("disk", "8M", &[]);
     let older = cluster.export(&["disk"], "tcp");
@@ -394,14 +394,14 @@ fn an_older_client_is_fenced_and_says_so() {
         log.contains("fenced") || log.contains("another client")
     });
     drop(older);
-    // Its end does not take the volume from the one that has it.
+    // The end of this client does not detach the volume from the client that holds it.
     newer.io(&["read -P 2 0 1M", "write -P 3 0 1M", "flush"]);
     newer.stop();
     cluster.check_identical("disk");
 }
 
 #[test]
-fn a_full_pool_says_so_and_takes_deletes() {
+fn full_pool_reports_no_space_and_accepts_deletes() {
     let cluster = Cluster::with_pools(Pools::Memory, &[16, 16]);
     cluster.create("large", "24M", &[]);
     cluster.create("small", "4M", &[]);
@@ -415,7 +415,7 @@ fn a_full_pool_says_so_and_takes_deletes() {
         format!("{full:?}").contains("No space left on device"),
         "{full:?}"
     );
-    // What was acknowledged is there, and can be changed and freed.
+    // Acknowledged data is readable, and it can be overwritten and discarded.
     export.io(&[
         "read -P 1 0 8M",
         "discard 0 24M",
@@ -441,19 +441,19 @@ fn a_full_pool_says_so_and_takes_deletes() {
     cluster.check_identical("small");
 }
 
-/// Ends loops also when the test fails.
-struct Over<'a>(&'a AtomicBool);
+/// Stops the loops also when the test fails.
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-trait Socket: Read + Write + Send {}
-impl<T: Read + Write + Send> Socket for T {}
+trait RawSocket: Read + Write + Send {}
+impl<T: Read + Write + Send> RawSocket for T {}
 
-fn connect_tcp(address: &str) -> Option<Box<dyn Socket>> {
+fn connect_tcp(address: &str) -> Option<Box<dyn RawSocket>> {
     let stream = TcpStream::connect(address).ok()?;
     stream
         .set_read_timeout(Some(Duration::from_millis(200)))
@@ -464,7 +464,7 @@ fn connect_tcp(address: &str) -> Option<Box<dyn Socket>> {
     Some(Box::new(stream))
 }
 
-fn connect_unix(path: &Path) -> Option<Box<dyn Socket>> {
+fn connect_unix(path: &Path) -> Option<Box<dyn RawSocket>> {
     let stream = UnixStream::connect(path).ok()?;
     stream
         .set_read_timeout(Some(Duration::from_millis(200)))
@@ -475,7 +475,7 @@ fn connect_unix(path: &Path) -> Option<Box<dyn Socket>> {
     Some(Box::new(stream))
 }
 
-/// Bytes that make no sense, or half of it, or too much.
+/// Random bytes, half messages and oversized messages.
 fn garbage() -> Vec<Vec<u8>> {
     let noise = (0..200_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8);
     let noise: Vec<u8> = noise.collect();
@@ -495,11 +495,11 @@ fn garbage() -> Vec<Vec<u8>> {
         vec![0; 70_000],
         vec![0xff; 70_000],
         b"\r\n\r\n".to_vec(),
-        // NBD: an option of 4 GiB, half of one, and a transmission without one.
+        // NBD: an option of 4 GiB, half an option, and a transmission phase without an option.
         option(u32::MAX),
         [option(4000), vec![b'x'; 10]].concat(),
         [option(8), vec![0; 8], noise[..500].to_vec()].concat(),
-        // HTTP: half a head, an endless one, and a body that is said to be huge.
+        // HTTP: half a head, an endless head, and a body with a huge declared length.
         http("GET /api/v1/status HTTP/1.1"),
         [http("GET / HTTP/1.1"), vec![b'h'; 100_000]].concat(),
         http("POST /api/v1/volumes HTTP/1.1\r\nContent-Length: 99999999999999\r\n"),
@@ -508,7 +508,7 @@ fn garbage() -> Vec<Vec<u8>> {
             b"\r\n{{{{{".to_vec(),
         ]
         .concat(),
-        // Fabric: a hello and a half, and a proof that proves nothing.
+        // Fabric: a hello and a half, and an invalid proof.
         hello[..33].to_vec(),
         [&hello[..], &noise[..32]].concat(),
         [b"PMHI\x09\x01\x07\x09".to_vec(), noise[..200].to_vec()].concat(),
@@ -516,14 +516,14 @@ fn garbage() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Says each of it to a server, and then as many silent clients as strangers
-/// can have; gives those back.
-fn molest(connect: impl Fn() -> Option<Box<dyn Socket>>) -> Vec<Box<dyn Socket>> {
+/// Sends each of these messages to a server, then opens as many silent connections as the limit for
+/// unauthenticated connections allows. Returns the silent connections.
+fn send_garbage(connect: impl Fn() -> Option<Box<dyn RawSocket>>) -> Vec<Box<dyn RawSocket>> {
     for bytes in garbage() {
         let Some(mut stream) = connect() else {
             continue;
         };
-        // It may hang up before it has heard all.
+        // The server may hang up before it has read everything.
         let _ = stream.write_all(&bytes);
         let _ = stream.read(&mut [0; 4096]);
     }
@@ -531,7 +531,7 @@ fn molest(connect: impl Fn() -> Option<Box<dyn Socket>>) -> Vec<Box<dyn Socket>>
 }
 
 #[test]
-fn garbage_on_every_socket_disturbs_nobody() {
+fn garbage_on_every_socket_is_harmless() {
     let mut cluster = Cluster::new(Pools::Memory, 2);
     cluster.create("tcp", "16M", &[]);
     cluster.create("map", "16M", &[]);
@@ -542,7 +542,7 @@ fn garbage_on_every_socket_disturbs_nobody() {
     let is_over = AtomicBool::new(false);
     let socket = |export: &Export| export.uri.split_once("?socket=").unwrap().1.to_owned();
     let silent = std::thread::scope(|scope| {
-        let over = Over(&is_over);
+        let over = StopOnDrop(&is_over);
         let workers: Vec<_> = exports
             .iter()
             .map(|export| {
@@ -569,20 +569,20 @@ fn garbage_on_every_socket_disturbs_nobody() {
                     socket(&exports[n]),
                 );
                 [
-                    scope.spawn(move || molest(|| connect_tcp(&tcp))),
-                    scope.spawn(move || molest(|| connect_unix(&map))),
-                    scope.spawn(move || molest(|| connect_unix(Path::new(&nbd)))),
+                    scope.spawn(move || send_garbage(|| connect_tcp(&tcp))),
+                    scope.spawn(move || send_garbage(|| connect_unix(&map))),
+                    scope.spawn(move || send_garbage(|| connect_unix(Path::new(&nbd)))),
                 ]
             })
             .collect();
         let manager = cluster.manager_address();
-        let manager = scope.spawn(move || molest(|| connect_tcp(manager)));
+        let manager = scope.spawn(move || send_garbage(|| connect_tcp(manager)));
         let mut silent: Vec<_> = strangers
             .into_iter()
             .flat_map(|it| it.join().unwrap())
             .collect();
         silent.extend(manager.join().unwrap());
-        // Those who stay silent keep others out for a handshake's time at most.
+        // Silent connections block other clients for one handshake time-out at most.
         until("a volume can be made", || {
             let create = ["volume", "create", "new", "--size", "8M"];
             cluster.run(&create).status.success()

@@ -1,4 +1,4 @@
-//! Programs that people have, against volumes of a real cluster.
+//! Common client programs against volumes of a real cluster.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
@@ -24,7 +24,7 @@ fn noise(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// A file system with files of many sizes in directories.
+/// A file system image with files of many sizes in directories.
 fn ext4_image(dir: &Path, size_mib: u64) -> PathBuf {
     let root = dir.join("root");
     for n in 0..60usize {
@@ -46,8 +46,7 @@ fn info(uri: &str) -> Value {
     told["exports"][0].clone()
 }
 
-/// Where data is, as `nbdinfo --map` tells: offset, length, and whether it is
-/// data.
+/// The extents that `nbdinfo --map` reports: offset, length, and whether the extent holds data.
 fn map(uri: &str) -> Vec<(u64, u64, bool)> {
     let text = program::ok("nbdinfo", &["--map", "--json", uri]);
     let told: Vec<Value> = serde_json::from_str(&text).unwrap();
@@ -63,9 +62,8 @@ fn map(uri: &str) -> Vec<(u64, u64, bool)> {
         .collect()
 }
 
-/// A file system goes into a mirrored volume, is compared, comes out, and is
-/// whole.
-fn check_trip(pools: Pools, transport: &str) {
+/// Copies a file system into a mirrored volume, compares it, copies it out, and checks it.
+fn check_file_system_copy(pools: Pools, transport: &str) {
     let cluster = Cluster::with_pools(pools, &[128, 128, 128]);
     let image = ext4_image(cluster.dir(), 96);
     let image = image.to_str().unwrap();
@@ -104,21 +102,21 @@ fn check_trip(pools: Pools, transport: &str) {
 }
 
 #[test]
-fn a_file_system_survives_the_trip_over_map() {
-    check_trip(Pools::Memory, "map");
+fn file_system_survives_copy_over_map() {
+    check_file_system_copy(Pools::Memory, "map");
 }
 
 #[test]
-fn a_file_system_survives_the_trip_over_tcp() {
-    check_trip(Pools::Memory, "tcp");
+fn file_system_survives_copy_over_tcp() {
+    check_file_system_copy(Pools::Memory, "tcp");
 }
 
 #[test]
-fn a_file_system_survives_the_trip_to_pools_on_a_disk() {
-    check_trip(Pools::Disk, "auto");
+fn file_system_survives_copy_to_disk_pools() {
+    check_file_system_copy(Pools::Disk, "auto");
 }
 
-/// What qemu-io can do, at places that are not aligned too.
+/// qemu-io operations, also at unaligned offsets.
 fn check_patterns(pools: Pools, transport: &str) {
     let cluster = Cluster::new(pools, 3);
     cluster.create("disk", "32M", &[]);
@@ -145,7 +143,7 @@ fn check_patterns(pools: Pools, transport: &str) {
         "discard 512k 256k",
         "read -P 0 512k 256k",
         "read -P 0x11 768k 256k",
-        // Never written, and the very end.
+        // Never written, and the last bytes of the volume.
         "read -P 0 16M 1M",
         "write -P 0x44 33554431 1",
         "read -P 0x44 33554431 1",
@@ -176,12 +174,12 @@ fn patterns_are_read_back_over_tcp() {
 }
 
 #[test]
-fn patterns_are_read_back_from_pools_on_a_disk() {
+fn patterns_are_read_back_from_disk_pools() {
     check_patterns(Pools::Disk, "auto");
 }
 
 #[test]
-fn every_layout_keeps_what_many_connections_write() {
+fn every_layout_keeps_writes_of_many_connections() {
     let cluster = Cluster::new(Pools::Memory, 4);
     let source = cluster.dir().join("source");
     std::fs::write(&source, noise(16 * MIB as usize, 5)).unwrap();
@@ -214,7 +212,7 @@ fn every_layout_keeps_what_many_connections_write() {
         program::ok("cmp", &["-n", "16777216", source, copy.to_str().unwrap()]);
         export.stop();
         cluster.check_identical(name);
-        // The same pools must hold the next ones.
+        // The next volumes need the room in the same pools.
         cluster.ok(&["volume", "delete", name]);
     }
     let status = cluster.json(&["status"]);
@@ -222,7 +220,7 @@ fn every_layout_keeps_what_many_connections_write() {
 }
 
 #[test]
-fn nbdinfo_tells_size_abilities_and_where_data_is() {
+fn nbdinfo_shows_size_abilities_and_allocation() {
     let cluster = Cluster::new(Pools::Memory, 3);
     cluster.create("disk", "32M", &[]);
     let export = cluster.export(&["disk"], "auto");
@@ -307,7 +305,7 @@ fn one_process_serves_many_volumes_over_tcp() {
 }
 
 #[test]
-fn a_volume_that_grew_is_larger_for_the_next_client() {
+fn grown_volume_is_larger_for_next_client() {
     let cluster = Cluster::new(Pools::Memory, 3);
     cluster.create("disk", "8M", &[]);
     let export = cluster.export(&["disk"], "auto");
@@ -317,7 +315,7 @@ fn a_volume_that_grew_is_larger_for_the_next_client() {
     export.io(&[
         "read -P 1 0 8M",
         "read -P 0 8M 16M",
-        // Across the seam and to the new end.
+        // Across the old end and up to the new end.
         "write -P 2 7M 2M",
         "write -P 3 23M 1M",
         "read -P 1 0 7M",
@@ -334,7 +332,7 @@ fn a_volume_that_grew_is_larger_for_the_next_client() {
 }
 
 #[test]
-fn a_read_only_export_serves_reads_and_refuses_changes() {
+fn read_only_export_serves_reads_and_refuses_writes() {
     let cluster = Cluster::new(Pools::Memory, 2);
     cluster.create("disk", "8M", &[]);
     let export = cluster.export(&["disk"], "auto");

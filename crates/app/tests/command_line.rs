@@ -1,5 +1,5 @@
-//! The commands as people and programs use them: what they print, what they
-//! return, and what they leave behind.
+//! The commands as users and programs call them: their output, their exit codes, and the state
+//! after them.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
@@ -14,15 +14,15 @@ use support::{Cluster, Export, MIB, PAGEMESH, Pools, own_ip, program, until};
 use tempfile::TempDir;
 
 /// A user's machine: a directory, a configuration directory, and an address.
-struct Place {
+struct UserEnv {
     dir: TempDir,
     memory: TempDir,
     listen: String,
 }
 
-impl Place {
-    fn new() -> Place {
-        Place {
+impl UserEnv {
+    fn new() -> UserEnv {
+        UserEnv {
             dir: tempfile::Builder::new()
                 .prefix("pm-")
                 .tempdir_in("/tmp")
@@ -32,8 +32,8 @@ impl Place {
         }
     }
 
-    fn tell(&self, command: &mut Command) {
-        // No key: commands find the one that `up` shares.
+    fn set_env(&self, command: &mut Command) {
+        // No key: the commands find the key that `up` shares.
         command
             .env("XDG_CONFIG_HOME", self.dir.path().join("config"))
             .env("PAGEMESH_MANAGER", format!("http://{}", self.listen))
@@ -48,7 +48,7 @@ impl Place {
     fn try_up_with(&self, more: &[&str]) -> Result<Daemon, Output> {
         let memory = format!("--memory={}", self.memory.path().display());
         let mut command = Command::new(PAGEMESH);
-        self.tell(&mut command);
+        self.set_env(&mut command);
         command.args(["up", "--dir", "data", "--bricks", "3", "--size", "32M"]);
         command.args(["--listen", &self.listen, &memory, "--until-stdin-ends"]);
         command.args(more);
@@ -67,7 +67,7 @@ impl Place {
 
     fn run(&self, args: &[&str]) -> Output {
         let mut command = program::limited(PAGEMESH);
-        self.tell(&mut command);
+        self.set_env(&mut command);
         command.args(args).output().unwrap()
     }
 
@@ -84,7 +84,7 @@ impl Place {
     fn export(&self, volume: &str) -> Export {
         let socket = self.dir.path().join(format!("{volume}.sock"));
         let mut command = Command::new(PAGEMESH);
-        self.tell(&mut command);
+        self.set_env(&mut command);
         command
             .args(["export", "nbd", volume, "--until-stdin-ends", "--socket"])
             .arg(socket);
@@ -109,8 +109,8 @@ fn is_running(pid: u32) -> bool {
     stat(pid).is_some_and(|fields| fields[0] != "Z")
 }
 
-/// Child processes by what they are: `manager` or `brick`.
-fn children(parent: u32) -> Vec<(u32, String)> {
+/// Child processes with the name of their command: `manager` or `brick`.
+fn child_processes(parent: u32) -> Vec<(u32, String)> {
     let processes = std::fs::read_dir("/proc").unwrap();
     let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let children = pids.filter(|pid| {
@@ -130,8 +130,8 @@ fn cpu(pid: u32) -> Duration {
 }
 
 #[test]
-fn up_keeps_its_data_over_signals_and_leaves_nothing_running() {
-    let place = Place::new();
+fn up_keeps_data_and_ends_children_on_signal() {
+    let place = UserEnv::new();
     let mut up = place.up();
     assert_eq!(up.ready, [format!("ready http://{}", place.listen)]);
     place.ok(&["volume", "create", "disk", "--size", "8M"]);
@@ -139,7 +139,10 @@ fn up_keeps_its_data_over_signals_and_leaves_nothing_running() {
     export.io(&["write -P 1 0 8M", "flush"]);
     export.stop();
     for signal in ["INT", "TERM"] {
-        let pids: Vec<u32> = children(up.pid()).into_iter().map(|(pid, _)| pid).collect();
+        let pids: Vec<u32> = child_processes(up.pid())
+            .into_iter()
+            .map(|(pid, _)| pid)
+            .collect();
         assert_eq!(pids.len(), 4);
         up.signal(signal);
         let status = up.await_end();
@@ -157,8 +160,8 @@ fn up_keeps_its_data_over_signals_and_leaves_nothing_running() {
 }
 
 #[test]
-fn down_ends_a_cluster_and_removes_it() {
-    let place = Place::new();
+fn down_ends_and_removes_cluster() {
+    let place = UserEnv::new();
     let mut up = place.up();
     place.ok(&["volume", "create", "disk", "--size", "8M"]);
     let pools = place.dir.path().join("data/pools").read_link().unwrap();
@@ -181,7 +184,7 @@ fn down_ends_a_cluster_and_removes_it() {
 
 #[test]
 fn ephemeral_cluster_leaves_nothing() {
-    let place = Place::new();
+    let place = UserEnv::new();
     let mut up = place.up_with(&["--ephemeral"]);
     let pools = place.dir.path().join("data/pools").read_link().unwrap();
     up.signal("TERM");
@@ -190,8 +193,8 @@ fn ephemeral_cluster_leaves_nothing() {
 }
 
 #[test]
-fn memory_of_a_lost_cluster_is_noted() {
-    let place = Place::new();
+fn leftover_pools_of_lost_cluster_are_reported() {
+    let place = UserEnv::new();
     place.up().stop();
     let pools = place.dir.path().join("data/pools").read_link().unwrap();
     std::fs::remove_dir_all(place.dir.path().join("data")).unwrap();
@@ -203,10 +206,10 @@ fn memory_of_a_lost_cluster_is_noted() {
 
 #[test]
 fn empty_key_variable_counts_as_unset() {
-    let place = Place::new();
+    let place = UserEnv::new();
     let up = place.up();
     let mut command = program::limited(PAGEMESH);
-    place.tell(&mut command);
+    place.set_env(&mut command);
     let output = command
         .env("PAGEMESH_KEY", "")
         .arg("status")
@@ -217,8 +220,8 @@ fn empty_key_variable_counts_as_unset() {
 }
 
 #[test]
-fn two_ups_do_not_share_a_directory_or_an_address() {
-    let place = Place::new();
+fn second_up_on_directory_or_address_is_refused() {
+    let place = UserEnv::new();
     let up = place.up();
     let ended = place.try_up().err().expect("the second is refused");
     program::refused(
@@ -226,9 +229,9 @@ fn two_ups_do_not_share_a_directory_or_an_address() {
         &ended,
         &["another pagemesh up", "/data", "--dir"],
     );
-    let other = Place {
+    let other = UserEnv {
         listen: place.listen.clone(),
-        ..Place::new()
+        ..UserEnv::new()
     };
     let ended = other.try_up().err().expect("the address is refused");
     program::refused("an up elsewhere", &ended, &[&place.listen, "--listen"]);
@@ -237,35 +240,35 @@ fn two_ups_do_not_share_a_directory_or_an_address() {
 }
 
 #[test]
-fn an_up_that_is_killed_leaves_no_children() {
-    let place = Place::new();
+fn killed_up_leaves_no_children() {
+    let place = UserEnv::new();
     let up = place.up();
-    let pids = children(up.pid());
+    let pids = child_processes(up.pid());
     assert_eq!(pids.len(), 4);
     up.kill();
     until("the children end", || {
         pids.iter().all(|(pid, _)| !is_running(*pid))
     });
-    // And what they left is good.
+    // The pools of the ended processes are sound.
     place.up().stop();
 }
 
 /// Kills a brick and the manager of an `up` that listens on a port.
 fn check_restarts(port: u16) {
-    let mut place = Place::new();
+    let mut place = UserEnv::new();
     place.listen = format!("{}:{port}", own_ip());
     let up = place.up();
-    // Port 0 took one that was free; it must be the same ever after.
+    // Port 0 picks a free port; `up` must keep that port from then on.
     place.listen = up.ready[0].strip_prefix("ready http://").unwrap().into();
     place.ok(&["volume", "create", "disk", "--size", "8M"]);
     let export = place.export("disk");
     export.io(&["write -P 1 0 4M"]);
     for what in ["brick", "manager"] {
-        let before = children(up.pid());
+        let before = child_processes(up.pid());
         let (victim, _) = before.iter().find(|(_, kind)| kind == what).unwrap();
         program::signal(*victim, "KILL");
         until(&format!("a new {what} runs"), || {
-            let now = children(up.pid());
+            let now = child_processes(up.pid());
             now.len() == 4 && now.iter().all(|(pid, _)| pid != victim)
         });
         until("the manager answers", || {
@@ -283,26 +286,29 @@ fn check_restarts(port: u16) {
 }
 
 #[test]
-fn up_starts_children_again() {
+fn up_restarts_dead_children() {
     check_restarts(7070);
 }
 
 #[test]
-fn up_starts_children_again_where_it_found_a_port() {
+fn up_restarts_dead_children_on_free_port() {
     check_restarts(0);
 }
 
 #[test]
-fn an_idle_cluster_costs_next_to_nothing() {
-    let place = Place::new();
+fn idle_cluster_uses_almost_no_cpu() {
+    let place = UserEnv::new();
     let up = place.up();
     place.ok(&["volume", "create", "disk", "--size", "8M"]);
     let export = place.export("disk");
     export.io(&["write -P 1 0 4M"]);
-    let mut pids: Vec<u32> = children(up.pid()).into_iter().map(|(pid, _)| pid).collect();
+    let mut pids: Vec<u32> = child_processes(up.pid())
+        .into_iter()
+        .map(|(pid, _)| pid)
+        .collect();
     pids.push(up.pid());
     let used = |pids: &[u32]| pids.iter().map(|pid| cpu(*pid)).sum::<Duration>();
-    // What work left behind ends within the first second.
+    // Background work of the start ends within the first second.
     std::thread::sleep(Duration::from_secs(1));
     let (began, before, export_before) = (Instant::now(), used(&pids), cpu(export.daemon.pid()));
     std::thread::sleep(Duration::from_secs(5));
@@ -321,7 +327,7 @@ fn an_idle_cluster_costs_next_to_nothing() {
 }
 
 #[test]
-fn every_command_tells_programs_what_it_tells_people() {
+fn every_command_prints_json_and_text() {
     let cluster = Cluster::new(Pools::Memory, 2);
     let said = |args: &[&str], people: &[&str]| {
         let text = cluster.ok(args);
@@ -396,7 +402,7 @@ fn every_command_tells_programs_what_it_tells_people() {
 }
 
 #[test]
-fn a_pool_has_the_class_that_was_stated_if_its_medium_can() {
+fn pool_has_stated_class_if_medium_supports_it() {
     let cluster = Cluster::new(Pools::Memory, 0);
     let (disk, memory) = (Pools::Disk.dir(), Pools::Memory.dir());
     let path = |dir: &TempDir, name: &str| dir.path().join(name).to_str().unwrap().to_owned();
@@ -416,7 +422,7 @@ fn a_pool_has_the_class_that_was_stated_if_its_medium_can() {
     let output = cluster.run(&create(&path(&memory, "refused"), &["--trust-medium"]));
     assert_eq!(output.status.code(), Some(2), "{output:?}");
 
-    // Bricks on such pools, and a volume over them.
+    // Bricks on these pools, and a volume on them.
     let mut daemons = Vec::new();
     for (dir, name) in [(&memory, "eadr-0"), (&disk, "eadr-1"), (&disk, "process-0")] {
         let (class, _) = name.split_once('-').unwrap();
@@ -451,7 +457,7 @@ fn a_pool_has_the_class_that_was_stated_if_its_medium_can() {
 }
 
 #[test]
-fn an_attached_volume_says_by_whom_and_is_not_deleted_or_checked() {
+fn attached_volume_names_client_and_is_not_deleted() {
     let cluster = Cluster::new(Pools::Memory, 2);
     cluster.create("disk", "8M", &[]);
     let export = cluster.export(&["disk"], "auto");
@@ -468,7 +474,7 @@ fn an_attached_volume_says_by_whom_and_is_not_deleted_or_checked() {
     cluster.ok(&["volume", "delete", "disk"]);
 }
 
-/// Writes over a bit of a page full of 0xa7 in the pool of a brick.
+/// Overwrites one bit of a page full of 0xa7 in the pool of a brick.
 fn damage(cluster: &mut Cluster, n: usize) {
     cluster.stop_brick(n);
     let mut pool = std::fs::read(cluster.pool(n)).unwrap();
@@ -479,7 +485,7 @@ fn damage(cluster: &mut Cluster, n: usize) {
     cluster.restart_brick(n);
 }
 
-fn mirror_with_a_page(cluster: &Cluster) {
+fn create_mirror_with_page(cluster: &Cluster) {
     cluster.create("disk", "8M", &[]);
     let export = cluster.export(&["disk"], "auto");
     export.io(&["write -P 1 0 1M", "write -P 0xa7 1M 4k", "flush"]);
@@ -487,9 +493,9 @@ fn mirror_with_a_page(cluster: &Cluster) {
 }
 
 #[test]
-fn a_check_repairs_a_page_that_one_medium_damaged() {
+fn check_repairs_page_damaged_on_one_copy() {
     let mut cluster = Cluster::new(Pools::Memory, 2);
-    mirror_with_a_page(&cluster);
+    create_mirror_with_page(&cluster);
     damage(&mut cluster, 1);
     cluster.await_bricks(2);
     let report = cluster.json(&["volume", "check", "disk"]);
@@ -502,9 +508,9 @@ fn a_check_repairs_a_page_that_one_medium_damaged() {
 }
 
 #[test]
-fn a_check_that_finds_damage_on_all_copies_returns_3() {
+fn check_with_damage_on_all_copies_exits_with_3() {
     let mut cluster = Cluster::new(Pools::Memory, 2);
-    mirror_with_a_page(&cluster);
+    create_mirror_with_page(&cluster);
     (0..2).for_each(|n| damage(&mut cluster, n));
     cluster.await_bricks(2);
     let output = cluster.run(&["volume", "check", "disk"]);
@@ -517,19 +523,18 @@ fn a_check_that_finds_damage_on_all_copies_returns_3() {
         format!("{read:?}").contains("Input/output error"),
         "{read:?}"
     );
-    // The rest is there, and so is what is written anew.
+    // The other pages are intact, and newly written pages can be read.
     export.io(&["read -P 1 0 1M", "write -P 2 1M 4k", "read -P 2 1M 4k"]);
     export.stop();
     cluster.check_identical("disk");
 }
 
-/// An older copy in the place of a pool, of one opening less, is not told from
-/// it when it is opened: docs/operations.md says never to do that. A comparison
-/// finds what it lacks, and mends it.
+/// Opening does not detect an older copy of a pool if it is one opening older: docs/operations.md
+/// forbids this replacement. A comparison finds the missing writes and repairs them.
 #[test]
-fn a_pool_that_went_back_in_time_is_brought_up_to_date() {
+fn replaced_older_pool_is_found_and_repaired() {
     let mut cluster = Cluster::new(Pools::Memory, 2);
-    mirror_with_a_page(&cluster);
+    create_mirror_with_page(&cluster);
     cluster.stop_brick(1);
     let old = std::fs::read(cluster.pool(1)).unwrap();
     cluster.restart_brick(1);
@@ -537,10 +542,10 @@ fn a_pool_that_went_back_in_time_is_brought_up_to_date() {
     let export = cluster.export(&["disk"], "auto");
     export.io(&["write -P 0xb8 1M 16k", "flush"]);
     export.stop();
-    // Somebody puts the old copy in the place of the new pool.
+    // The operator puts the old copy in the place of the new pool.
     cluster.stop_brick(1);
     std::fs::write(cluster.pool(1), old).unwrap();
-    // Sooner, it would be taken for a second brick of the same pool.
+    // With an earlier start, the manager would take it for a second brick of the same pool.
     cluster.await_bricks(1);
     cluster.restart_brick(1);
     cluster.await_bricks(2);
@@ -563,8 +568,8 @@ fn a_pool_that_went_back_in_time_is_brought_up_to_date() {
 }
 
 #[test]
-fn the_manual_and_completions_are_whole() {
-    let place = Place::new();
+fn manual_and_completions_are_complete() {
+    let place = UserEnv::new();
     let manual = place.ok(&["man"]);
     for part in [
         ".TH pagemesh 1",
@@ -591,8 +596,8 @@ fn the_manual_and_completions_are_whole() {
     program::ok("bash", &["-n", path.to_str().unwrap()]);
 }
 
-/// The exit code of a command, and what it says to standard error.
-fn check_code(place: &Place, args: &[&str], code: i32, parts: &[&str]) {
+/// Checks the exit code of a command and its standard error.
+fn check_code(place: &UserEnv, args: &[&str], code: i32, parts: &[&str]) {
     let output = place.run(args);
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
@@ -603,8 +608,8 @@ fn check_code(place: &Place, args: &[&str], code: i32, parts: &[&str]) {
 }
 
 #[test]
-fn exit_codes_tell_what_kind_of_failure_it_was() {
-    let place = Place::new();
+fn exit_codes_tell_kind_of_failure() {
+    let place = UserEnv::new();
     check_code(&place, &["--version"], 0, &[]);
     check_code(&place, &["volume", "--help"], 0, &[]);
     check_code(&place, &[], 2, &["Usage"]);
@@ -614,7 +619,7 @@ fn exit_codes_tell_what_kind_of_failure_it_was() {
     check_code(&place, &["brick"], 2, &["--pool"]);
     check_code(&place, &["brick", "--pool", "x", "list"], 2, &["list"]);
     check_code(&place, &["brick", "scrub"], 2, &["BRICK"]);
-    // Nobody has shared a key, and nobody listens.
+    // There is no shared key, and no manager listens.
     check_code(
         &place,
         &["status"],
@@ -646,8 +651,8 @@ fn exit_codes_tell_what_kind_of_failure_it_was() {
 }
 
 #[test]
-fn impossible_measurements_are_refused_before_a_cluster_is_made() {
-    let place = Place::new();
+fn invalid_bench_options_are_refused_before_start() {
+    let place = UserEnv::new();
     for bench in [
         "session", "ramp", "table", "peers", "recovery", "idle", "mirror",
     ] {
@@ -659,7 +664,7 @@ fn impossible_measurements_are_refused_before_a_cluster_is_made() {
             ("--seconds", "3601"),
             ("--seconds", "18446744073709551615"),
         ] {
-            // Pools could not be made there.
+            // The benchmark cannot make pools there.
             let args = ["bench", bench, option, value, "--pools", "/nowhere"];
             check_code(&place, &args, 2, &[option, value]);
         }

@@ -1,85 +1,85 @@
-//! The direct path: processes that reach the files of a mount themselves, beside others
-//! that go through the kernel. For root with /dev/fuse.
+//! The direct path: processes that access the files of a mount without the kernel, next to
+//! processes that go through the kernel. Needs root and /dev/fuse.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
-#[path = "direct/after.rs"]
-mod after;
-#[path = "direct/apart.rs"]
-mod apart;
-#[path = "direct/beside.rs"]
-mod beside;
-#[path = "direct/bounds.rs"]
-mod bounds;
 #[path = "direct/cached.rs"]
 mod cached;
 #[path = "direct/cancelled.rs"]
 mod cancelled;
-#[path = "direct/crowd.rs"]
-mod crowd;
+#[path = "direct/client_rows.rs"]
+mod client_rows;
+#[path = "direct/confinement.rs"]
+mod confinement;
+#[path = "direct/descriptors.rs"]
+mod descriptors;
+#[path = "direct/device_reuse.rs"]
+mod device_reuse;
 #[path = "direct/doors.rs"]
 mod doors;
-#[path = "direct/end.rs"]
-mod end;
-#[path = "direct/ends.rs"]
-mod ends;
 #[path = "direct/exec.rs"]
 mod exec;
-#[path = "direct/maps.rs"]
-mod maps;
-#[path = "direct/numbers.rs"]
-mod numbers;
-#[path = "direct/pairs.rs"]
-mod pairs;
-#[path = "direct/partly.rs"]
-mod partly;
+#[path = "direct/file_end.rs"]
+mod file_end;
+#[path = "direct/inotify_watchers.rs"]
+mod inotify_watchers;
+#[path = "direct/many_processes.rs"]
+mod many_processes;
+#[path = "direct/mmap_exclusion.rs"]
+mod mmap_exclusion;
+#[path = "direct/namespaces.rs"]
+mod namespaces;
+#[path = "direct/page_pairs.rs"]
+mod page_pairs;
+#[path = "direct/partial_writes.rs"]
+mod partial_writes;
 #[path = "direct/patience.rs"]
 mod patience;
 #[path = "direct/report.rs"]
 mod report;
-#[path = "direct/rows.rs"]
-mod rows;
 #[path = "direct/signals.rs"]
 mod signals;
 #[path = "direct/stacks.rs"]
 mod stacks;
+#[path = "direct/stall_bounds.rs"]
+mod stall_bounds;
 #[path = "direct/stopped.rs"]
 mod stopped;
 mod support;
-#[path = "direct/two.rs"]
-mod two;
-#[path = "direct/watched.rs"]
-mod watched;
-#[path = "direct/withdrawn.rs"]
-mod withdrawn;
+#[path = "direct/thread_exit.rs"]
+mod thread_exit;
+#[path = "direct/two_mounts.rs"]
+mod two_mounts;
+#[path = "direct/uncaught_writers.rs"]
+mod uncaught_writers;
 
 use pagemesh_direct::client::{DirectClient, DirectFile as Direct};
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use support::mounted::{self, Mounted, as_library, library};
+use support::mounted::{self, TestMount, open_as_library, preload_library};
 use support::random::Random;
 use support::{Cluster, program, until};
 
-fn opened(mount: &Mounted, name: &str) -> File {
+fn open_file(mount: &TestMount, name: &str) -> File {
     let mut options = OpenOptions::new();
     let options = options.read(true).write(true).create(true);
-    as_library(options).open(mount.dir.join(name)).unwrap()
+    open_as_library(options).open(mount.dir.join(name)).unwrap()
 }
 
-fn direct(guest: &'static DirectClient, file: &File) -> Direct {
+fn direct_file(guest: &'static DirectClient, file: &File) -> Direct {
     let found = file.metadata().unwrap();
     guest.open(found.dev(), found.ino(), file.as_raw_fd())
 }
 
-/// A process of its own, as far as its mounts can tell. It joins at once.
-fn guest() -> &'static DirectClient {
+/// A direct client that its mounts take for a process of its own. It joins at once.
+fn new_client() -> &'static DirectClient {
     Box::leak(Box::new(DirectClient::new(|run| run(), 0)))
 }
 
-/// A program in C that lies in the folder of these tests.
-fn built(cluster: &Cluster, name: &str) -> PathBuf {
+/// Compiles a C program from the directory of these tests.
+fn compile_c(cluster: &Cluster, name: &str) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/direct/{name}.c"));
     let path = cluster.dir().join(name);
     let words = ["-O2", "-g", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"];
@@ -90,10 +90,10 @@ fn built(cluster: &Cluster, name: &str) -> PathBuf {
     path
 }
 
-/// What is at a place, by both ways.
+/// Compares a range of a file by the direct path and by the kernel.
 fn check(direct: &Direct, file: &File, offset: u64, expected: &[u8]) {
     let mut bytes = vec![0; expected.len()];
-    until("guests are let in again", || {
+    until("direct access is allowed again", || {
         direct.read(&mut bytes, offset) == Some(expected.len())
     });
     assert!(bytes == expected, "directly, at {offset}");
@@ -103,17 +103,17 @@ fn check(direct: &Direct, file: &File, offset: u64, expected: &[u8]) {
 }
 
 #[test]
-fn what_a_guest_writes_is_what_the_kernel_reads() {
+fn direct_writes_are_read_by_kernel() {
     let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let file = opened(&mount, "file");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
+    let file = open_file(&mount, "file");
     let mut random = Random::new(1);
     let mut model = vec![0; 3 << 20];
     random.fill(&mut model);
     file.write_all_at(&model, 0).unwrap();
-    let direct = direct(guest(), &file);
+    let direct = direct_file(new_client(), &file);
     check(&direct, &file, 0, &model[..1 << 20]);
     for round in 0..2000 {
         let len = 1 + random.below(20_000) as usize;
@@ -122,13 +122,14 @@ fn what_a_guest_writes_is_what_the_kernel_reads() {
         random.fill(part);
         match round % 3 {
             0 => file.write_all_at(part, offset).unwrap(),
-            _ => until("guests are let in", || {
+            _ => until("direct access is allowed", || {
                 direct.write(part, offset) == Some(len)
             }),
         }
         check(&direct, &file, offset, part);
     }
-    // Longer, by the kernel and by the guest, over the end and behind it.
+    // Writes that lengthen the file, by the kernel and by the direct client, across the end and at
+    // it.
     let mut longer = 0;
     for round in 0..200 {
         let len = 1 + random.below(9000) as usize;
@@ -138,7 +139,7 @@ fn what_a_guest_writes_is_what_the_kernel_reads() {
         random.fill(&mut part);
         match round % 7 {
             0 => file.write_all_at(&part, offset).unwrap(),
-            // At the end of what is lent it is the kernel's.
+            // At the end of the granted append space the kernel must write.
             _ => match direct.write(&part, offset) {
                 Some(written) => {
                     assert_eq!(written, len);
@@ -154,37 +155,37 @@ fn what_a_guest_writes_is_what_the_kernel_reads() {
         let last = model.len().saturating_sub(12_000);
         check(&direct, &file, last as u64, &model[last..]);
     }
-    assert!(longer > 50, "{longer} by the guest");
+    assert!(longer > 50, "{longer} by the direct client");
     assert_eq!(direct.write(&[1], model.len() as u64 + 1), None);
     let mut bytes = [0; 100];
     for (offset, expected) in [(model.len() - 40, 40), (model.len() + 40, 0)] {
-        // Now and then the mount has the file for itself, and says so.
-        until("guests are let in", || {
+        // At times the mount holds the file exclusively, and the direct read returns `None`.
+        until("direct access is allowed", || {
             let read = direct.read(&mut bytes, offset as u64);
             read.inspect(|&read| assert_eq!(read, expected)).is_some()
         });
     }
-    // Shorter: what was cut off is nobody's any more.
+    // Shorter: the truncated bytes are gone.
     file.set_len(10_000).unwrap();
-    until("guests are let in again", || {
+    until("direct access is allowed again", || {
         direct.read(&mut bytes, 9_950) == Some(50)
     });
-    until("guests are let in", || {
+    until("direct access is allowed", || {
         direct.write(&[1; 10], 9_995) == Some(10)
     });
     assert_eq!(file.metadata().unwrap().len(), 10_005);
     assert_eq!(direct.write(&[1; 10], 10_006), None);
-    // Holes are the kernel's.
+    // Holes are read by the kernel only.
     file.set_len(50_000).unwrap();
     for _ in 0..20 {
         assert_eq!(direct.read(&mut bytes, 9_950), None);
     }
-    drop((direct, guest, file));
+    drop((direct, new_client, file));
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
 
-/// Records of a log: length, whose, which, and bytes that follow from these.
+/// A record of a log: its length, its writer, its number, and bytes that derive from these.
 fn record(own: u64, seq: u64) -> Vec<u8> {
     let mut random = Random::new(own << 40 | seq);
     let len = match random.below(8) {
@@ -199,7 +200,8 @@ fn record(own: u64, seq: u64) -> Vec<u8> {
     bytes
 }
 
-/// Nothing but whole records, each once, and those of each in order: how many by whom.
+/// Asserts that the log holds whole records only, each once and in the order of its writer. Returns
+/// the number of records per writer.
 fn records(bytes: &[u8]) -> std::collections::BTreeMap<u64, u64> {
     let mut counts = std::collections::BTreeMap::new();
     let mut at = 0;
@@ -224,15 +226,15 @@ fn records(bytes: &[u8]) -> std::collections::BTreeMap<u64, u64> {
     counts
 }
 
-/// Two guests, and one who goes through the kernel, while others look.
+/// Two direct clients and one writer through the kernel append, while other threads read.
 #[test]
-fn appends_of_several_are_whole_and_each_once() {
+fn concurrent_appends_are_whole_and_written_once() {
     const RECORDS: u64 = 3000;
     let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let file = opened(&mount, "log");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
+    let file = open_file(&mount, "log");
     let path = mount.path("log");
     let by_guests = std::sync::atomic::AtomicU64::new(0);
     let is_over = std::sync::atomic::AtomicBool::new(false);
@@ -240,10 +242,10 @@ fn appends_of_several_are_whole_and_each_once() {
         let writers = [0, 1, 2].map(|own| {
             let (path, by_guests) = (&path, &by_guests);
             scope.spawn(move || {
-                let file = as_library(OpenOptions::new().append(true)).open(path);
+                let file = open_as_library(OpenOptions::new().append(true)).open(path);
                 let file = file.unwrap();
-                let direct = (own < 2).then(|| direct(guest(), &file));
-                // Who goes through the kernel takes the file from guests each time.
+                let direct = (own < 2).then(|| direct_file(new_client(), &file));
+                // Each append through the kernel takes the file from the direct clients.
                 let count = if own < 2 { RECORDS } else { RECORDS / 20 };
                 for seq in 0..count {
                     let bytes = record(own, seq);
@@ -262,7 +264,7 @@ fn appends_of_several_are_whole_and_each_once() {
         });
         let (path, is_over) = (&path, &is_over);
         let reader = scope.spawn(move || {
-            let file = as_library(OpenOptions::new().read(true))
+            let file = open_as_library(OpenOptions::new().read(true))
                 .open(path)
                 .unwrap();
             let mut seen = 0;
@@ -282,25 +284,25 @@ fn appends_of_several_are_whole_and_each_once() {
         reader.join().unwrap();
     });
     let by_guests = by_guests.into_inner();
-    assert!(by_guests > RECORDS / 2, "{by_guests} by guests");
+    assert!(by_guests > RECORDS / 2, "{by_guests} by direct clients");
     let counts = records(&std::fs::read(&path).unwrap());
     let counts: Vec<u64> = counts.into_values().collect();
     assert_eq!(counts, [RECORDS, RECORDS, RECORDS / 20]);
     drop(file);
     mount.stop(&cluster);
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     records(&std::fs::read(mount.path("log")).unwrap());
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
 
-/// A program that appends finds its offset behind what it wrote, and sees how long the file is.
+/// An appending program finds its offset after its own bytes, and sees the length of the file.
 #[test]
-fn an_offset_follows_what_was_appended() {
+fn file_offset_follows_appends() {
     let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     let script = "
 import os
 fd = os.open('log', os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -329,20 +331,20 @@ for i in range(3000):
 ";
     let dir = mount.dir.display();
     let script = format!("cd {dir} && python3 -c \"{script}\"");
-    does(&script);
+    run_script(&script);
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
 
-/// A log is cut while it grows: nothing comes back, and nothing is where it was not written.
+/// A growing log is truncated: no truncated byte returns, and no byte appears at a wrong offset.
 #[test]
-fn a_file_that_grows_is_cut() {
+fn growing_file_is_truncated() {
     let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let file = opened(&mount, "log");
-    let direct = direct(guest(), &file);
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
+    let file = open_file(&mount, "log");
+    let direct = direct_file(new_client(), &file);
     let mut random = Random::new(5);
     let mut model: Vec<u8> = Vec::new();
     let mut by_guest = 0;
@@ -351,7 +353,7 @@ fn a_file_that_grows_is_cut() {
             let mut part = vec![0; 1 + random.below(5000) as usize];
             random.fill(&mut part);
             model.extend_from_slice(&part);
-            // At the end of what is lent it is the kernel's.
+            // At the end of the granted append space the kernel must write.
             match direct.append(&part) {
                 Some(end) => {
                     assert_eq!(end, model.len() as u64);
@@ -369,7 +371,7 @@ fn a_file_that_grows_is_cut() {
         }
         if round % 4 < 2 {
             file.set_len(model.len() as u64).unwrap();
-            // Holes are the kernel's, until they are filled.
+            // Holes are read by the kernel only, until they are filled.
             file.write_all_at(&model, 0).unwrap();
         }
         assert_eq!(file.metadata().unwrap().len(), model.len() as u64);
@@ -382,70 +384,70 @@ fn a_file_that_grows_is_cut() {
             file.set_len(0).unwrap();
         }
     }
-    assert!(by_guest > 100, "{by_guest} by the guest");
-    drop((direct, guest, file));
+    assert!(by_guest > 100, "{by_guest} by the direct client");
+    drop((direct, new_client, file));
     mount.stop(&cluster);
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     assert!(std::fs::read(mount.path("log")).unwrap() == model);
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
 
 #[test]
-fn the_time_of_a_guests_write_is_told() {
+fn mtime_of_direct_write_is_visible() {
     let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let file = opened(&mount, "file");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
+    let file = open_file(&mount, "file");
     file.write_all_at(&[1; 8192], 0).unwrap();
     let old = file.metadata().unwrap();
     file.set_modified(std::time::UNIX_EPOCH).unwrap();
-    let direct = direct(guest(), &file);
-    until("guests are let in", || {
+    let direct = direct_file(new_client(), &file);
+    until("direct access is allowed", || {
         direct.write(&[2; 4096], 0).is_some()
     });
-    until("the time is told", || {
+    until("the time is reported", || {
         let now = file.metadata().unwrap();
         (now.mtime(), now.mtime_nsec()) > (old.mtime(), old.mtime_nsec())
     });
-    drop((direct, guest, file));
+    drop((direct, new_client, file));
     mount.stop(&cluster);
 }
 
 #[test]
-fn a_guests_write_has_its_time_after_an_unmount() {
+fn mtime_of_direct_write_survives_unmount() {
     let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let file = opened(&mount, "file");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
+    let file = open_file(&mount, "file");
     file.write_all_at(&[1; 8192], 0).unwrap();
     let old = file.metadata().unwrap();
-    let guest = guest();
-    let direct = direct(guest, &file);
-    until("guests are let in", || {
+    let guest = new_client();
+    let direct = direct_file(guest, &file);
+    until("direct access is allowed", || {
         direct.write(&[2; 4096], 0).is_some()
     });
     file.set_modified(std::time::UNIX_EPOCH).unwrap();
-    direct.write(&[3; 4096], 0).expect("a guest's");
+    direct.write(&[3; 4096], 0).expect("a direct write");
     drop((direct, file));
     mount.stop(&cluster);
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     let new = std::fs::metadata(mount.dir.join("file")).unwrap();
     assert!((new.mtime(), new.mtime_nsec()) >= (old.mtime(), old.mtime_nsec()));
     mount.stop(&cluster);
 }
 
 #[test]
-fn a_brick_goes_and_returns_under_a_guest() {
+fn brick_dies_and_returns_under_direct_client() {
     let Some(mut cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let file = opened(&mount, "file");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
+    let file = open_file(&mount, "file");
     file.write_all_at(&[0; 1 << 20], 0).unwrap();
-    let direct = direct(guest(), &file);
+    let direct = direct_file(new_client(), &file);
     let mut random = Random::new(3);
     let mut model = vec![0; 1 << 20];
     let mut by_guest = 0;
@@ -461,23 +463,23 @@ fn a_brick_goes_and_returns_under_a_guest() {
             None => file.write_all_at(part, offset).unwrap(),
         }
     };
-    for _ in 0..1000 {
-        write(&mut by_guest);
-    }
-    assert!(by_guest > 900, "{by_guest}");
+    until("900 writes are direct", || {
+        (0..100).for_each(|_| write(&mut by_guest));
+        by_guest > 900
+    });
     cluster.kill_brick(1);
     for _ in 0..1000 {
         write(&mut by_guest);
     }
     cluster.restart_brick(1);
     let alone = by_guest;
-    until("guests are let in with both copies", || {
+    until("direct access is allowed with both copies", || {
         write(&mut by_guest);
         let shown = cluster.json(&["volume", "show", "files"]).to_string();
         by_guest > alone && !shown.contains("stale") && !shown.contains("syncing")
     });
     let healthy = by_guest;
-    until("guests are let in with both copies", || {
+    until("direct access is allowed with both copies", || {
         write(&mut by_guest);
         by_guest > healthy
     });
@@ -487,17 +489,18 @@ fn a_brick_goes_and_returns_under_a_guest() {
     let mut bytes = vec![0; 1 << 20];
     file.read_exact_at(&mut bytes, 0).unwrap();
     assert!(bytes == model);
-    drop((direct, guest, file));
+    drop((direct, new_client, file));
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
 
-/// Has python do a script on the direct path, with the paths of a file of a mount and of one that
-/// is not on it; the copies are the same then. What it said; none: nothing can be mounted.
-fn python_says(script: &str) -> Option<String> {
+/// Runs a Python script on the direct path, with the paths of a file on a mount and of a file
+/// outside it. Asserts that the copies are identical afterwards. Returns the output, or `None` if
+/// this user cannot mount.
+fn run_python(script: &str) -> Option<String> {
     let cluster = mounted::cluster(&[256, 256], "64M")?;
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let mut command = mounted::directly(&["python3", "-c", script]);
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
+    let mut command = mounted::direct_command(&["python3", "-c", script]);
     let paths = [mount.path("file"), cluster.dir().join("beside")];
     let ended = command.args(paths).output().unwrap();
     let said = program::succeeded("a script of python on the direct path", ended);
@@ -506,19 +509,21 @@ fn python_says(script: &str) -> Option<String> {
     Some(said)
 }
 
-/// A script on the direct path, to its end.
-fn does(script: &str) {
-    let ended = mounted::directly(&["bash", "-c", script]).output().unwrap();
+/// Runs a shell script on the direct path to its end.
+fn run_script(script: &str) {
+    let ended = mounted::direct_command(&["bash", "-c", script])
+        .output()
+        .unwrap();
     program::succeeded("a script on the direct path", ended);
 }
 
-/// Programs that people have do under `exec` what they do without it.
+/// Common programs do the same under `pagemesh exec` as without it.
 #[test]
-fn programs_find_what_they_put_there_directly() {
+fn programs_read_back_direct_writes() {
     let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     let script = "set -euo pipefail
         head -c 3000000 /dev/urandom > a; cp a b; cmp a b
         for i in $(seq 40); do
@@ -542,12 +547,12 @@ fn programs_find_what_they_put_there_directly() {
         git gc -q; git fsck --strict; test $(git log --oneline | wc -l) = 30
         test -z \"$(git status --porcelain)\"";
     let script = format!("cd {}\n{script}", mount.dir.display());
-    let library = library();
+    let library = preload_library();
     let library = library.to_str().unwrap();
-    does(&script);
+    run_script(&script);
     let told = cluster.ok(&["exec", "--library", library, "--", "bash", "-c", "exit 0"]);
     assert_eq!(told, "");
-    // As a shell says that there is no such program.
+    // The exit code and message are those of a shell that does not find a program.
     let missing = cluster.run(&["exec", "--library", library, "--", "no-such-program"]);
     assert_eq!(missing.status.code(), Some(127));
     assert!(String::from_utf8_lossy(&missing.stderr).contains("no-such-program"));
@@ -556,7 +561,7 @@ fn programs_find_what_they_put_there_directly() {
         &["--library"],
     );
     mount.stop(&cluster);
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     mount.sh(
         "cmp a b; test $(sqlite3 db 'pragma integrity_check') = ok; cd repo; git fsck --strict",
     );
@@ -564,21 +569,21 @@ fn programs_find_what_they_put_there_directly() {
     cluster.check_identical("files");
 }
 
-/// Pages of the file that everybody hammers.
+/// Pages of the file that all writers overwrite.
 const PAGES: u64 = 64;
 const PAGE: usize = 4096;
-/// Kills of a campaign, by `make guests ROUNDS=1000`.
-const ROUNDS: &str = "PAGEMESH_TEST_ROUNDS";
-/// What a child of the test does, and where.
-const JOB: &str = "PAGEMESH_TEST_GUEST";
+/// Number of kills of a campaign, set by `make guests ROUNDS=1000`.
+const ROUNDS_ENV: &str = "PAGEMESH_TEST_ROUNDS";
+/// The job of a child of the test, and its paths.
+const CHILD_JOB_ENV: &str = "PAGEMESH_TEST_GUEST";
 
-/// Every eight bytes of a page say the same: which page it is, and which write.
+/// A page in which each 8 bytes hold the same word: the page number and the write number.
 fn filled(page: u64, seq: u64) -> Vec<u8> {
     let word = (page << 48 | seq).to_le_bytes();
     word.repeat(PAGE / 8)
 }
 
-/// Which write a page is of.
+/// The number of the write that a page holds. Panics if the page is torn.
 fn seq_of(page: u64, bytes: &[u8]) -> u64 {
     let word = |at: usize| u64::from_le_bytes(bytes[at * 8..][..8].try_into().unwrap());
     let first = word(0);
@@ -591,10 +596,10 @@ fn seq_of(page: u64, bytes: &[u8]) -> u64 {
     first & ((1 << 48) - 1)
 }
 
-/// What was acknowledged, by page: a file in memory that all children have.
-struct Acknowledged(File);
+/// The last acknowledged write of each page, in a file that all children share.
+struct AcknowledgedWrites(File);
 
-impl Acknowledged {
+impl AcknowledgedWrites {
     fn get(&self, page: u64) -> u64 {
         let mut word = [0; 8];
         self.0.read_exact_at(&mut word, page * 8).unwrap();
@@ -610,13 +615,13 @@ impl Acknowledged {
     }
 }
 
-/// One of several that write every third page, as often as they can.
-fn hammer(file: &File, acknowledged: &Acknowledged, own: u64) {
+/// One of several writers: each overwrites every third page as fast as it can.
+fn write_pages(file: &File, acknowledged: &AcknowledgedWrites, own: u64) {
     let mut random = Random::new(own + std::process::id() as u64);
     let mut bytes = vec![0; PAGE];
     let mut seqs = [0; PAGES as usize];
     for page in (own..PAGES).step_by(3) {
-        // One who was killed may have written what it did not acknowledge.
+        // A killed writer may have written a page without acknowledging it.
         file.read_exact_at(&mut bytes, page * PAGE as u64).unwrap();
         seqs[page as usize] = seq_of(page, &bytes);
         assert!(
@@ -634,9 +639,9 @@ fn hammer(file: &File, acknowledged: &Acknowledged, own: u64) {
     }
 }
 
-/// Reads what others write: nothing that was acknowledged is missing, and nothing that was
-/// seen goes.
-fn watch(file: &File, acknowledged: &Acknowledged) {
+/// Reads pages that other processes write: no acknowledged write is missing, and no page goes back
+/// to an older write.
+fn watch_pages(file: &File, acknowledged: &AcknowledgedWrites) {
     let mut random = Random::new(std::process::id().into());
     let mut bytes = vec![0; PAGE];
     let mut seen = [0; PAGES as usize];
@@ -650,12 +655,12 @@ fn watch(file: &File, acknowledged: &Acknowledged) {
     }
 }
 
-/// Writes before each sync of who counts.
+/// Writes between two syncs of the `count` child.
 const SYNC_EVERY: u64 = 97;
 
-/// Writes one page after the other, and now and then makes all of it durable. What is
-/// acknowledged: the last write, and the last before a sync.
-fn count(file: &File, acknowledged: &Acknowledged) {
+/// Writes the pages in turn and syncs after every `SYNC_EVERY` writes. Acknowledges the last write,
+/// and the last write before a sync.
+fn write_and_sync(file: &File, acknowledged: &AcknowledgedWrites) {
     for seq in acknowledged.get(0) + 1.. {
         let page = seq % PAGES;
         file.write_all_at(&filled(page, seq), page * PAGE as u64)
@@ -668,9 +673,9 @@ fn count(file: &File, acknowledged: &Acknowledged) {
     }
 }
 
-/// One of several that append to a log.
-fn append(path: &str, acknowledged: &Acknowledged, own: u64) {
-    let file = as_library(OpenOptions::new().append(true)).open(path);
+/// One of several writers that append to a log.
+fn append_records(path: &str, acknowledged: &AcknowledgedWrites, own: u64) {
+    let file = open_as_library(OpenOptions::new().append(true)).open(path);
     let mut file = file.unwrap();
     for seq in 0.. {
         let bytes = record(own, seq);
@@ -680,59 +685,66 @@ fn append(path: &str, acknowledged: &Acknowledged, own: u64) {
     }
 }
 
-/// Not a test by itself: what the children of the next one run.
+/// Not a test: the entry point of the children of the following tests.
 #[test]
 fn child() {
-    let Ok(job) = std::env::var(JOB) else { return };
+    let Ok(job) = std::env::var(CHILD_JOB_ENV) else {
+        return;
+    };
     let [what, path, acknowledged] = job.split(',').collect::<Vec<_>>()[..] else {
         panic!("{job}");
     };
     let mut options = OpenOptions::new();
     options.read(true).write(true);
-    let acknowledged = Acknowledged(options.open(acknowledged).unwrap());
+    let acknowledged = AcknowledgedWrites(options.open(acknowledged).unwrap());
     if let Some(own) = what.strip_prefix("append ") {
-        return append(path, &acknowledged, own.parse().unwrap());
+        return append_records(path, &acknowledged, own.parse().unwrap());
     }
-    let file = as_library(&mut options).open(path).unwrap();
+    let file = open_as_library(&mut options).open(path).unwrap();
     let way = std::env::var_os("LD_PRELOAD").map_or("by the kernel", |_| "directly");
     eprintln!("{what}, {way}: process {}", std::process::id());
     if let Some(own) = what.strip_prefix("pairs") {
-        return pairs::hammer(&file, &acknowledged, own.parse().unwrap());
+        return page_pairs::write_pairs(&file, &acknowledged, own.parse().unwrap());
     }
     match what.parse() {
-        Ok(own) => hammer(&file, &acknowledged, own),
-        Err(_) if what == "count" => count(&file, &acknowledged),
-        Err(_) => watch(&file, &acknowledged),
+        Ok(own) => write_pages(&file, &acknowledged, own),
+        Err(_) if what == "count" => write_and_sync(&file, &acknowledged),
+        Err(_) => watch_pages(&file, &acknowledged),
     }
 }
 
-struct Child(std::process::Child);
+struct ChildGuard(std::process::Child);
 
-impl Child {
+impl ChildGuard {
     fn kill(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
 }
 
-impl Drop for Child {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Starts a child, by the kernel alone or on the direct path.
-fn run_child(cluster: &support::Cluster, mount: &Mounted, what: &str, is_direct: bool) -> Child {
+/// Starts a child, either through the kernel only or on the direct path.
+fn run_child(
+    cluster: &support::Cluster,
+    mount: &TestMount,
+    what: &str,
+    is_direct: bool,
+) -> ChildGuard {
     let own = std::env::current_exe().unwrap();
     let own = own.to_str().unwrap();
     let run = ["--exact", "child", "--nocapture"];
     let mut command = match is_direct {
         false => std::process::Command::new(own),
         true => {
-            // Becomes the child: whoever kills it kills that.
+            // `pagemesh exec` becomes the child, so a kill of the command kills the child.
             let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pagemesh"));
-            command.args(mounted::exec()).arg(own);
+            command.args(mounted::exec_args()).arg(own);
             command
         }
     };
@@ -742,23 +754,23 @@ fn run_child(cluster: &support::Cluster, mount: &Mounted, what: &str, is_direct:
         mount.path("file").display(),
         acknowledged.display()
     );
-    command.args(run).env(JOB, job);
-    Child(command.spawn().unwrap())
+    command.args(run).env(CHILD_JOB_ENV, job);
+    ChildGuard(command.spawn().unwrap())
 }
 
 fn acknowledged_path(cluster: &support::Cluster) -> std::path::PathBuf {
     cluster.dir().join("acknowledged")
 }
 
-/// How often guests are killed.
+/// The number of kills of direct clients.
 fn rounds(few: u32) -> u32 {
-    let rounds = std::env::var(ROUNDS).ok();
+    let rounds = std::env::var(ROUNDS_ENV).ok();
     rounds.map_or(few, |rounds| rounds.parse().unwrap())
 }
 
-/// Makes the file that everybody hammers, and the one that says what was acknowledged.
-fn prepare(cluster: &support::Cluster, mount: &Mounted) -> (File, Acknowledged) {
-    let file = opened(mount, "file");
+/// Makes the file that all writers overwrite, and the file of the acknowledged writes.
+fn prepare_files(cluster: &support::Cluster, mount: &TestMount) -> (File, AcknowledgedWrites) {
+    let file = open_file(mount, "file");
     file.write_all_at(&vec![0; PAGES as usize * PAGE], 0)
         .unwrap();
     let acknowledged = File::create_new(acknowledged_path(cluster)).unwrap();
@@ -767,14 +779,14 @@ fn prepare(cluster: &support::Cluster, mount: &Mounted) -> (File, Acknowledged) 
     let open = OpenOptions::new()
         .read(true)
         .open(acknowledged_path(cluster));
-    (file, Acknowledged(open.unwrap()))
+    (file, AcknowledgedWrites(open.unwrap()))
 }
 
-/// Writers and readers, some by the kernel, while writers are killed and stand still.
-fn hammer_and_kill(
+/// Runs writers and readers, some through the kernel, and meanwhile kills and stops writers.
+fn write_and_kill(
     cluster: &support::Cluster,
-    mount: &Mounted,
-    acknowledged: &Acknowledged,
+    mount: &TestMount,
+    acknowledged: &AcknowledgedWrites,
     rounds: u32,
 ) {
     let start = |what: &str, is_direct| run_child(cluster, mount, what, is_direct);
@@ -786,7 +798,7 @@ fn hammer_and_kill(
         let before = acknowledged.sum();
         let more = 50 + random.below(500);
         until("more is written", || acknowledged.sum() >= before + more);
-        // The one that is no guest is killed now and then, and not counted.
+        // The writer through the kernel is killed at times, and these kills do not count.
         if round % 8 == 7 {
             writers[2].kill();
             writers[2] = start("2", false);
@@ -797,7 +809,7 @@ fn hammer_and_kill(
             rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
             let before = acknowledged.sum();
             until("the others go on", || acknowledged.sum() > before + 20);
-            // One that stood still inside of an operation may have been ended.
+            // The brick may have killed a writer that was stopped in an operation.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::CONT);
         }
         writers[victim].kill();
@@ -808,7 +820,7 @@ fn hammer_and_kill(
                 "a reader found a fault"
             );
         }
-        // A writer that ended by itself found that something was lost.
+        // A writer that has ended by itself has found a lost write.
         for writer in &mut writers {
             assert!(
                 writer.0.try_wait().unwrap().is_none(),
@@ -818,8 +830,8 @@ fn hammer_and_kill(
     }
 }
 
-/// Which write each page is of: none that was acknowledged is missing.
-fn hammered(file: &File, acknowledged: &Acknowledged) -> Vec<u64> {
+/// The number of the write that each page holds. Asserts that no acknowledged write is missing.
+fn check_pages(file: &File, acknowledged: &AcknowledgedWrites) -> Vec<u64> {
     let mut bytes = vec![0; PAGE];
     let mut seqs = vec![];
     for page in 0..PAGES {
@@ -832,14 +844,14 @@ fn hammered(file: &File, acknowledged: &Acknowledged) -> Vec<u64> {
 }
 
 #[test]
-fn guests_are_killed_beside_others() {
+fn direct_clients_are_killed_while_others_write() {
     let Some(mut cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let (file, acknowledged) = prepare(&cluster, &mount);
-    hammer_and_kill(&cluster, &mount, &acknowledged, rounds(25));
-    hammered(&file, &acknowledged);
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
+    let (file, acknowledged) = prepare_files(&cluster, &mount);
+    write_and_kill(&cluster, &mount, &acknowledged, rounds(25));
+    check_pages(&file, &acknowledged);
     drop(file);
     mount.stop(&cluster);
     cluster.check_identical("files");
@@ -850,18 +862,18 @@ fn guests_are_killed_beside_others() {
     }
 }
 
-/// What a guest does goes directly where a copy follows, and to that, too.
+/// Writes of a direct client stay on the direct path with an asynchronous replica, and reach it.
 #[test]
-fn a_copy_follows_what_guests_write() {
-    let Some((mut cluster, mount)) = mounted::followed() else {
+fn async_replica_receives_direct_writes() {
+    let Some((mut cluster, mount)) = mounted::mount_with_async_replica() else {
         return;
     };
-    let file = opened(&mount, "file");
+    let file = open_file(&mount, "file");
     let mut random = Random::new(11);
     let mut model = vec![0; 1 << 20];
     random.fill(&mut model);
     file.write_all_at(&model, 0).unwrap();
-    let direct = direct(guest(), &file);
+    let direct = direct_file(new_client(), &file);
     check(&direct, &file, 0, &model);
     assert!(!direct.is_durable(), "the copy has to be waited for");
     let mut by_guest = 0;
@@ -887,42 +899,44 @@ fn a_copy_follows_what_guests_write() {
         }
     }
     assert!(by_guest > 800, "{by_guest}");
-    // Waits for the copy.
+    // The sync waits for the asynchronous replica.
     file.sync_data().unwrap();
-    drop((direct, guest, file));
-    let mount = mounted::promote(&mut cluster, mount);
+    drop((direct, new_client, file));
+    let mount = mounted::promote_async_replica(&mut cluster, mount);
     let mut bytes = vec![0; model.len()];
-    opened(&mount, "file").read_exact_at(&mut bytes, 0).unwrap();
-    mounted::check_followed(&bytes, &model);
+    open_file(&mount, "file")
+        .read_exact_at(&mut bytes, 0)
+        .unwrap();
+    mounted::check_async_replica(&bytes, &model);
     mount.stop(&cluster);
 }
 
-/// What a copy has of a program that died with its machine is a moment of what it did, and
-/// not before its last sync.
+/// After the program and its machine have died, the asynchronous replica holds a prefix of the
+/// program's writes. The prefix includes all writes before its last sync.
 #[test]
-fn a_copy_has_a_moment_of_what_a_guest_wrote() {
-    let Some((mut cluster, mount)) = mounted::followed() else {
+fn async_replica_holds_prefix_of_direct_writes() {
+    let Some((mut cluster, mount)) = mounted::mount_with_async_replica() else {
         return;
     };
-    let (file, acknowledged) = prepare(&cluster, &mount);
+    let (file, acknowledged) = prepare_files(&cluster, &mount);
     drop(file);
     let mut counter = run_child(&cluster, &mount, "count", true);
     until("much is written and synced", || {
         assert!(counter.0.try_wait().unwrap().is_none(), "it found a fault");
         acknowledged.get(1) > 3000
     });
-    cluster.brick(2).freeze();
+    cluster.brick(2).stop_all_threads();
     until("all is written up to a sync", || {
         acknowledged.get(0) == acknowledged.get(1) + SYNC_EVERY
     });
-    // Who waits for the kernel's answer ends with it.
+    // A process that waits for the kernel ends only when the mount does, so the kill does not wait.
     counter.0.kill().unwrap();
     mount.daemon.as_ref().unwrap().signal("KILL");
     counter.0.wait().unwrap();
     let (last, synced) = (acknowledged.get(0), acknowledged.get(1));
     cluster.brick(2).signal("CONT");
-    let mount = mounted::promote(&mut cluster, mount);
-    let file = opened(&mount, "file");
+    let mount = mounted::promote_async_replica(&mut cluster, mount);
+    let file = open_file(&mount, "file");
     let mut bytes = vec![0; PAGE];
     let seqs: Vec<u64> = (0..PAGES)
         .map(|page| {
@@ -944,16 +958,16 @@ fn a_copy_has_a_moment_of_what_a_guest_wrote() {
     mount.stop(&cluster);
 }
 
-/// Guests are killed, then their mount; a new one brings the copy back, and what it has in the
-/// end is what was there.
+/// Direct clients are killed, then their mount. A new mount resyncs the asynchronous replica, which
+/// holds the same pages at the end.
 #[test]
-fn guests_are_killed_beside_a_copy_that_follows() {
-    let Some((mut cluster, mut mount)) = mounted::followed() else {
+fn direct_clients_are_killed_with_async_replica() {
+    let Some((mut cluster, mut mount)) = mounted::mount_with_async_replica() else {
         return;
     };
-    let (file, acknowledged) = prepare(&cluster, &mount);
-    hammer_and_kill(&cluster, &mount, &acknowledged, rounds(12));
-    hammered(&file, &acknowledged);
+    let (file, acknowledged) = prepare_files(&cluster, &mount);
+    write_and_kill(&cluster, &mount, &acknowledged, rounds(12));
+    check_pages(&file, &acknowledged);
     drop(file);
     let mut writers = [
         run_child(&cluster, &mount, "0", true),
@@ -966,31 +980,31 @@ fn guests_are_killed_beside_a_copy_that_follows() {
         let _ = writer.0.kill();
         writer.0.wait().unwrap();
     }
-    mount.come_back(&cluster, "files", "auto");
-    mounted::await_followed(&cluster);
-    let file = opened(&mount, "file");
-    hammered(&file, &acknowledged);
-    hammer_and_kill(&cluster, &mount, &acknowledged, rounds(4));
-    let seqs = hammered(&file, &acknowledged);
+    mount.remount(&cluster, "files", "auto");
+    mounted::await_async_replica(&cluster);
+    let file = open_file(&mount, "file");
+    check_pages(&file, &acknowledged);
+    write_and_kill(&cluster, &mount, &acknowledged, rounds(4));
+    let seqs = check_pages(&file, &acknowledged);
     file.sync_data().unwrap();
     drop(file);
     let shown = cluster.json(&["volume", "show", "files"]).to_string();
     assert!(shown.contains("following"), "{shown}");
-    let mount = mounted::promote(&mut cluster, mount);
-    let file = opened(&mount, "file");
-    assert_eq!(hammered(&file, &acknowledged), seqs);
+    let mount = mounted::promote_async_replica(&mut cluster, mount);
+    let file = open_file(&mount, "file");
+    assert_eq!(check_pages(&file, &acknowledged), seqs);
     drop(file);
     mount.stop(&cluster);
 }
 
-/// Appending guests are killed, some stand still, and at last everybody is killed.
+/// Appending direct clients are killed, some are stopped, and finally all are killed.
 #[test]
-fn what_killed_guests_appended_is_there() {
+fn appends_of_killed_direct_clients_are_kept() {
     const CHILDREN: u64 = 40;
     let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
-    let mut mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mut mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     File::create_new(mount.path("file")).unwrap();
     let acknowledged = File::create_new(acknowledged_path(&cluster)).unwrap();
     acknowledged.set_len(CHILDREN * 8).unwrap();
@@ -998,12 +1012,12 @@ fn what_killed_guests_appended_is_there() {
     let open = OpenOptions::new()
         .read(true)
         .open(acknowledged_path(&cluster));
-    let acknowledged = Acknowledged(open.unwrap());
+    let acknowledged = AcknowledgedWrites(open.unwrap());
     let sum = || (0..CHILDREN).map(|own| acknowledged.get(own)).sum::<u64>();
-    let start_one = |mount: &Mounted, own: u64| {
+    let start_one = |mount: &TestMount, own: u64| {
         run_child(&cluster, mount, &format!("append {own}"), own % 4 < 3)
     };
-    let check = |mount: &Mounted| {
+    let check = |mount: &TestMount| {
         let counts = records(&std::fs::read(mount.path("file")).unwrap());
         for own in 0..CHILDREN {
             let (there, told) = (
@@ -1019,7 +1033,7 @@ fn what_killed_guests_appended_is_there() {
     let mut random = Random::new(11);
     let (mut own, mut own_seq) = (0, 0);
     for life in 0..4 {
-        let mut writers: Vec<Child> = Vec::new();
+        let mut writers: Vec<ChildGuard> = Vec::new();
         while writers.len() < 3 {
             writers.push(start_one(&mount, own));
             own += 1;
@@ -1046,19 +1060,19 @@ fn what_killed_guests_appended_is_there() {
         let (before, more) = (sum(), 300);
         until("more is written", || sum() >= before + more);
         if life % 2 == 0 {
-            // The mount first, while guests go on.
+            // The mount dies first, while direct clients still run.
             mount.daemon.take().unwrap().kill();
         }
         drop(writers);
         if life % 2 == 0 {
-            mount.come_back(&cluster, "files", "map");
+            mount.remount(&cluster, "files", "map");
         }
         check(&mount);
-        // Nobody who died keeps others from the path.
-        let file = as_library(OpenOptions::new().append(true)).open(mount.path("file"));
-        let (file, guest) = (file.unwrap(), guest());
-        let direct = direct(guest, &file);
-        until("guests append again", || {
+        // A dead direct client does not block the direct path for others.
+        let file = open_as_library(OpenOptions::new().append(true)).open(mount.path("file"));
+        let (file, guest) = (file.unwrap(), new_client());
+        let direct = direct_file(guest, &file);
+        until("direct clients append again", || {
             let bytes = record(CHILDREN, own_seq);
             own_seq += 1;
             let appended = direct.append(&bytes).is_some();
@@ -1070,7 +1084,7 @@ fn what_killed_guests_appended_is_there() {
         });
     }
     mount.stop(&cluster);
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     check(&mount);
     mount.stop(&cluster);
     cluster.check_identical("files");

@@ -1,4 +1,4 @@
-//! Mounts that end although other mount namespaces, or open files, keep them. For root with
+//! Mounts that end although other mount namespaces or open files hold them. Needs root and
 //! /dev/fuse.
 
 #![allow(clippy::unwrap_used)] // Tests.
@@ -9,13 +9,13 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use support::Cluster;
-use support::mounted::{self, Mounted};
+use support::mounted::{self, TestMount};
 
-/// A process in a mount namespace of its own, which is killed in the end.
-struct Elsewhere(Child);
+/// A process in a mount namespace of its own; dropping it kills it.
+struct OtherNamespace(Child);
 
-impl Elsewhere {
-    fn new() -> Elsewhere {
+impl OtherNamespace {
+    fn new() -> OtherNamespace {
         let mut child = Command::new("unshare")
             .args(["--mount", "sh", "-c", "echo; exec sleep 600"])
             .stdout(Stdio::piped())
@@ -24,37 +24,37 @@ impl Elsewhere {
         let mut line = String::new();
         let stdout = child.stdout.take().unwrap();
         BufReader::new(stdout).read_line(&mut line).unwrap();
-        Elsewhere(child)
+        OtherNamespace(child)
     }
 
-    /// Whether calls on a file of the mount fail for it.
-    fn is_cut_off(&self, mount: &Mounted) -> bool {
+    /// Whether calls of this process on a file of the mount fail.
+    fn is_cut_off(&self, mount: &TestMount) -> bool {
         let pid = self.0.id();
         let path = format!("/proc/{pid}/root{}", mount.path("file").display());
         fs::read(path).is_err()
     }
 }
 
-impl Drop for Elsewhere {
+impl Drop for OtherNamespace {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-fn mounted_elsewhere() -> Option<(Cluster, Mounted, Elsewhere)> {
+fn mount_in_other_namespace() -> Option<(Cluster, TestMount, OtherNamespace)> {
     let cluster = mounted::cluster(&[64, 64], "50M")?;
-    let mount = Mounted::new(&cluster, "files", "auto");
+    let mount = TestMount::new(&cluster, "files", "auto");
     fs::write(mount.path("file"), b"kept").unwrap();
-    let elsewhere = Elsewhere::new();
+    let elsewhere = OtherNamespace::new();
     assert!(!elsewhere.is_cut_off(&mount));
     Some((cluster, mount, elsewhere))
 }
 
 #[test]
-fn umount_names_who_keeps_mount_and_term_ends_it() {
-    let Some((cluster, mut mount, elsewhere)) = mounted_elsewhere() else {
+fn umount_names_mount_holder_and_term_ends_mount() {
+    let Some((cluster, mut mount, elsewhere)) = mount_in_other_namespace() else {
         return;
     };
     let dir = mount.dir.to_str().unwrap().to_owned();
@@ -65,21 +65,21 @@ fn umount_names_who_keeps_mount_and_term_ends_it() {
         &["umount", &dir],
         &["other mount namespaces", &held, &dir, &kill],
     );
-    assert!(!elsewhere.is_cut_off(&mount), "nobody said to");
+    assert!(!elsewhere.is_cut_off(&mount), "cut off without a request");
     daemon.signal("TERM");
     assert!(daemon.await_end().success(), "{}", daemon.log());
     assert!(daemon.log().contains(&held), "{}", daemon.log());
     assert!(elsewhere.is_cut_off(&mount));
     let shown = cluster.json(&["fs", "show", "files"]);
     assert!(shown["info"]["attached"].is_null(), "{shown}");
-    mount.come_back(&cluster, "files", "auto");
+    mount.remount(&cluster, "files", "auto");
     assert_eq!(fs::read(mount.path("file")).unwrap(), b"kept");
     mount.stop(&cluster);
 }
 
 #[test]
 fn umount_waits_for_namespace_that_ends_soon() {
-    let Some((cluster, mount, elsewhere)) = mounted_elsewhere() else {
+    let Some((cluster, mount, elsewhere)) = mount_in_other_namespace() else {
         return;
     };
     drop(elsewhere);
@@ -87,8 +87,8 @@ fn umount_waits_for_namespace_that_ends_soon() {
 }
 
 #[test]
-fn forced_umount_takes_mount_from_everybody() {
-    let Some((cluster, mut mount, elsewhere)) = mounted_elsewhere() else {
+fn forced_umount_detaches_mount_in_all_namespaces() {
+    let Some((cluster, mut mount, elsewhere)) = mount_in_other_namespace() else {
         return;
     };
     let open = File::create(mount.path("open")).unwrap();
@@ -101,11 +101,11 @@ fn forced_umount_takes_mount_from_everybody() {
 }
 
 #[test]
-fn fenced_mount_ends_though_others_keep_it() {
-    let Some((cluster, mut mount, elsewhere)) = mounted_elsewhere() else {
+fn fenced_mount_ends_despite_other_namespaces() {
+    let Some((cluster, mut mount, elsewhere)) = mount_in_other_namespace() else {
         return;
     };
-    let second = Mounted::try_new(&cluster, "files", "mnt2", "auto", "auto").unwrap();
+    let second = TestMount::try_new(&cluster, "files", "mnt2", "auto", "auto").unwrap();
     let mut daemon = mount.daemon.take().unwrap();
     assert_eq!(daemon.await_end().code(), Some(support::FENCED));
     assert!(elsewhere.is_cut_off(&mount));
@@ -113,11 +113,11 @@ fn fenced_mount_ends_though_others_keep_it() {
 }
 
 #[test]
-fn term_ends_mount_that_open_file_keeps_out_of_place() {
+fn term_ends_lazily_unmounted_mount_with_open_file() {
     let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;
     };
-    let mut mount = Mounted::new(&cluster, "files", "auto");
+    let mut mount = TestMount::new(&cluster, "files", "auto");
     let open = File::create(mount.path("open")).unwrap();
     cluster.ok(&["umount", "--lazy", mount.dir.to_str().unwrap()]);
     let mut daemon = mount.daemon.take().unwrap();

@@ -1,4 +1,4 @@
-//! `pagemesh exec`: exit codes, and children that cannot have the library.
+//! `pagemesh exec`: exit codes, and children that cannot load the library.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
@@ -7,13 +7,13 @@ mod support;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use support::mounted::library;
+use support::mounted::preload_library;
 use support::program::{self, limited};
 use support::{PAGEMESH, skip};
 
 #[track_caller]
 fn check(words: &[&str], code: i32, part: &str) {
-    // Any file will do for a library of what does not run.
+    // The program does not run, so any file serves as its library.
     let head = ["exec", "--library", PAGEMESH, "--"];
     let output = limited(PAGEMESH).args(head).args(words).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -22,7 +22,7 @@ fn check(words: &[&str], code: i32, part: &str) {
 }
 
 #[test]
-fn exec_of_missing_program_exits_as_shells_do() {
+fn exec_of_missing_program_exits_like_shell() {
     check(
         &["no-such-program-at-all"],
         127,
@@ -37,7 +37,7 @@ fn exec_of_missing_program_exits_as_shells_do() {
     check(&[dir.path().to_str().unwrap()], 126, "cannot run");
 }
 
-/// Says its last word and which libraries it was started with.
+/// Prints its last word and the libraries that were preloaded into it.
 const CHILD: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,7 +56,7 @@ int main(int argc, char **argv)
 }
 "#;
 
-const WAYS: [&str; 13] = [
+const EXEC_CALLS: [&str; 13] = [
     "execve",
     "execv",
     "execvp",
@@ -73,42 +73,42 @@ const WAYS: [&str; 13] = [
 ];
 
 /// Programs in a directory, one of which starts the others.
-struct Children(tempfile::TempDir);
+struct TestPrograms(tempfile::TempDir);
 
-impl Children {
-    fn new() -> Children {
+impl TestPrograms {
+    fn new() -> TestPrograms {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("child.c"), CHILD).unwrap();
-        let children = Children(dir);
+        let children = TestPrograms(dir);
         children.build("child", &["cc"]);
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/exec/children.c");
         let source = source.to_str().unwrap();
         program::ok(
             "cc",
-            &["-O2", "-Wall", "-o", &children.at("children"), source],
+            &["-O2", "-Wall", "-o", &children.path("children"), source],
         );
         children
     }
 
-    fn at(&self, name: &str) -> String {
+    fn path(&self, name: &str) -> String {
         self.0.path().join(name).to_str().unwrap().to_owned()
     }
 
     fn build(&self, name: &str, compiler: &[&str]) {
         let mut words = compiler[1..].to_vec();
-        let (to, from) = (self.at(name), self.at("child.c"));
+        let (to, from) = (self.path(name), self.path("child.c"));
         words.extend(["-o", &to, &from]);
         program::ok(compiler[0], &words);
     }
 
-    /// Starts a program in this way.
+    /// Starts a program by one function of the C library, and checks its output.
     #[track_caller]
     fn check(&self, way: &str, words: &[&str], said: &str) {
         let mut command = limited(PAGEMESH);
-        let library = library();
+        let library = preload_library();
         let own = library.to_str().unwrap();
         command.args(["exec", "--library", own, "--"]);
-        command.args([&self.at("children"), way]).args(words);
+        command.args([&self.path("children"), way]).args(words);
         let ended = command.output().unwrap();
         let told = [&ended.stdout, &ended.stderr].map(|bytes| String::from_utf8_lossy(bytes));
         let times = if way == "vfork" { 3 } else { 1 };
@@ -117,43 +117,43 @@ impl Children {
     }
 }
 
-fn own() -> String {
-    let library = library().canonicalize().unwrap();
+fn expected_line() -> String {
+    let library = preload_library().canonicalize().unwrap();
     format!("word, {}\n", library.display())
 }
 
 #[test]
-fn children_that_cannot_have_the_library_run_without() {
-    let children = Children::new();
+fn children_that_cannot_preload_run_without_library() {
+    let children = TestPrograms::new();
     // A loader of another C library, as its name says.
-    let loader = children.at("ld-musl-x86_64.so.1");
+    let loader = children.path("ld-musl-x86_64.so.1");
     std::os::unix::fs::symlink("/lib64/ld-linux-x86-64.so.2", &loader).unwrap();
     children.build("other", &["cc", &format!("-Wl,--dynamic-linker={loader}")]);
-    let script = format!("#! {}\n", children.at("other"));
-    fs::write(children.at("script"), script).unwrap();
-    program::ok("chmod", &["+x", &children.at("script")]);
-    for way in WAYS {
-        children.check(way, &[&children.at("child")], &own());
-        children.check(way, &[&children.at("other")], "word, nothing\n");
+    let script = format!("#! {}\n", children.path("other"));
+    fs::write(children.path("script"), script).unwrap();
+    program::ok("chmod", &["+x", &children.path("script")]);
+    for way in EXEC_CALLS {
+        children.check(way, &[&children.path("child")], &expected_line());
+        children.check(way, &[&children.path("other")], "word, nothing\n");
         if way != "fexecve" {
-            // There the interpreter is given a descriptor that is closed by then.
-            children.check(way, &[&children.at("script")], "word, nothing\n");
+            // There the interpreter gets a descriptor that is already closed.
+            children.check(way, &[&children.path("script")], "word, nothing\n");
         }
     }
 }
 
-/// Programs of real other loaders, where the compilers are.
+/// Programs with real loaders of other C libraries, where their compilers are installed.
 #[test]
-fn children_of_other_loaders_say_nothing() {
-    let children = Children::new();
+fn children_with_other_loaders_print_no_error() {
+    let children = TestPrograms::new();
     for (name, compiler) in [("musl", &["musl-gcc"][..]), ("32", &["cc", "-m32"])] {
         let tried = Command::new(compiler[0])
             .args(&compiler[1..])
-            .args(["-o", &children.at(name), &children.at("child.c")])
+            .args(["-o", &children.path(name), &children.path("child.c")])
             .output();
         match tried {
             Ok(built) if built.status.success() => {
-                children.check("execve", &[&children.at(name)], "word, nothing\n");
+                children.check("execve", &[&children.path(name)], "word, nothing\n");
             }
             _ => skip::skip(&format!("needs {}", compiler.join(" "))),
         }
@@ -161,13 +161,13 @@ fn children_of_other_loaders_say_nothing() {
 }
 
 #[test]
-fn children_in_a_root_without_the_library_say_nothing() {
+fn children_in_chroot_without_library_print_no_error() {
     if !rustix::process::geteuid().is_root() {
         skip::skip("needs root");
         return;
     }
-    let children = Children::new();
-    let root = children.at("root");
+    let children = TestPrograms::new();
+    let root = children.path("root");
     let libraries = [
         "/lib64/ld-linux-x86-64.so.2",
         "/lib/x86_64-linux-gnu/libc.so.6",
@@ -180,31 +180,40 @@ fn children_in_a_root_without_the_library_say_nothing() {
             return;
         }
     }
-    fs::copy(children.at("child"), format!("{root}/child")).unwrap();
-    for way in WAYS {
+    fs::copy(children.path("child"), format!("{root}/child")).unwrap();
+    for way in EXEC_CALLS {
         children.check(way, &["/child", &root], "word, nothing\n");
     }
 }
 
-/// Other libraries and all variables stay, however many there are.
+/// Other libraries and all variables remain, however many there are.
 #[test]
-fn children_without_the_library_keep_all_else() {
-    let children = Children::new();
-    let loader = children.at("ld-musl-x86_64.so.1");
+fn children_without_library_keep_environment() {
+    let children = TestPrograms::new();
+    let loader = children.path("ld-musl-x86_64.so.1");
     std::os::unix::fs::symlink("/lib64/ld-linux-x86-64.so.2", &loader).unwrap();
     children.build("other", &["cc", &format!("-Wl,--dynamic-linker={loader}")]);
     let mut command = limited(PAGEMESH);
-    // In front of this one stands that of the direct path.
-    let others = children.at("other.so");
-    fs::write(children.at("empty.c"), "").unwrap();
-    let empty = children.at("empty.c");
+    // The library of the direct path comes before this one.
+    let others = children.path("other.so");
+    fs::write(children.path("empty.c"), "").unwrap();
+    let empty = children.path("empty.c");
     program::ok("cc", &["-shared", "-o", &others, &empty]);
     command.env("LD_PRELOAD", format!("{others}:{others}"));
     for number in 0..5000 {
         command.env(format!("VARIABLE_{number}"), "x".repeat(20));
     }
-    command.args(["exec", "--library", library().to_str().unwrap(), "--"]);
-    command.args([&children.at("children"), "execve", &children.at("other")]);
+    command.args([
+        "exec",
+        "--library",
+        preload_library().to_str().unwrap(),
+        "--",
+    ]);
+    command.args([
+        &children.path("children"),
+        "execve",
+        &children.path("other"),
+    ]);
     let ended = command.output().unwrap();
     let said = String::from_utf8_lossy(&ended.stdout);
     let expected = format!("word, {others}:{others}\n5000 variables\n");

@@ -1,27 +1,27 @@
-//! NBD exports of a real cluster at their limits, and what becomes of one that is fenced.
+//! NBD exports of a real cluster at their limits, and the end of a fenced export.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
 mod support;
 #[path = "faults/nbd.rs"]
-#[allow(dead_code)] // It has more than these tests use.
+#[allow(dead_code)] // These tests use a part of it.
 mod wire;
 
 use std::path::Path;
 use support::{Cluster, Pools, until};
-use wire::{Command, Nbd};
+use wire::{Command, NbdConnection};
 
 /// The errno of one read.
-fn read(nbd: &mut Nbd) -> u32 {
+fn read(nbd: &mut NbdConnection) -> u32 {
     nbd.send(1, (Command::Read, 0), 0, 4096, &[]).unwrap();
     nbd.reply().unwrap().errno
 }
 
-/// Connects until the export refuses; the connections, and its words.
-fn connect_all(socket: &Path) -> (Vec<Nbd>, String) {
+/// Opens connections until the export refuses one. Returns the connections and the error message.
+fn connect_all(socket: &Path) -> (Vec<NbdConnection>, String) {
     let mut taken = Vec::new();
     loop {
-        match Nbd::connect(socket, "disk", true) {
+        match NbdConnection::connect(socket, "disk", true) {
             Ok(nbd) => taken.push(nbd),
             Err(refused) => return (taken, refused.to_string()),
         }
@@ -30,7 +30,7 @@ fn connect_all(socket: &Path) -> (Vec<Nbd>, String) {
 
 #[test]
 fn export_refuses_connections_beyond_sessions_of_pool() {
-    // A pool of this size has a session for fewer connections than a volume has channels.
+    // A pool of this size has sessions for fewer connections than a volume has channels.
     let cluster = Cluster::with_pools(Pools::Memory, &[32, 32]);
     cluster.create("disk", "8M", &["--layout", "mirror", "--copies", "2"]);
     let export = cluster.export(&["disk"], "map");
@@ -39,11 +39,11 @@ fn export_refuses_connections_beyond_sessions_of_pool() {
     for nbd in &mut taken {
         assert_eq!(read(nbd), 0);
     }
-    // The cause ends, and with it the error.
+    // The error ends with its cause.
     let before = taken.len();
     taken.truncate(before / 2);
     until("closed connections make room", || {
-        let Ok(mut nbd) = Nbd::connect(&export.socket(), "disk", true) else {
+        let Ok(mut nbd) = NbdConnection::connect(&export.socket(), "disk", true) else {
             return false;
         };
         assert_eq!(read(&mut nbd), 0);
@@ -59,7 +59,7 @@ fn fenced_export_ends_and_frees_its_socket() {
     let cluster = Cluster::new(Pools::Memory, 2);
     cluster.create("disk", "8M", &[]);
     let mut older = cluster.export(&["disk"], "map");
-    let mut idle = Nbd::connect(&older.socket(), "disk", true).unwrap();
+    let mut idle = NbdConnection::connect(&older.socket(), "disk", true).unwrap();
     assert_eq!(read(&mut idle), 0);
     let newer = cluster.export(&["disk"], "map");
     older.await_fenced();
@@ -70,19 +70,19 @@ fn fenced_export_ends_and_frees_its_socket() {
 }
 
 #[test]
-fn export_of_two_volumes_outlives_a_fence_of_one() {
+fn export_of_two_volumes_survives_fence_of_one() {
     let cluster = Cluster::new(Pools::Memory, 2);
     cluster.create("disk", "8M", &[]);
     cluster.create("other", "8M", &[]);
     let mut export = cluster.export(&["disk", "other"], "map");
     let newer = cluster.export(&["disk"], "map");
-    until("the fence is told", || {
+    until("the fence is reported", || {
         export.daemon.log().contains("another client took over")
     });
-    let refused = Nbd::connect(&export.socket(), "disk", true);
+    let refused = NbdConnection::connect(&export.socket(), "disk", true);
     let refused = refused.map(drop).unwrap_err().to_string();
     assert!(refused.contains("another client"), "{refused}");
-    let mut other = Nbd::connect(&export.socket(), "other", true).unwrap();
+    let mut other = NbdConnection::connect(&export.socket(), "other", true).unwrap();
     assert_eq!(read(&mut other), 0);
     drop(other);
     let second = cluster.export(&["other"], "map");

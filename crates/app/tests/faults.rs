@@ -1,8 +1,8 @@
-//! What a cluster of real processes does when parts of it die.
+//! Behaviour of a cluster of real processes when parts of it die.
 //!
-//! Every test writes under a checked load, takes something away, gives it
-//! back, and then knows for each block what it must hold. The variable
-//! PAGEMESH_TEST_ROUNDS says how often the client is killed.
+//! Every test writes under a checked load, takes a part away, gives it back, and then knows the
+//! contents that each block must hold. The variable PAGEMESH_TEST_ROUNDS sets the number of client
+//! kills.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // Tests.
 

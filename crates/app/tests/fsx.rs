@@ -1,48 +1,48 @@
-//! Random operations on files of a mount, beside the same ones in memory: after each
-//! both hold the same. Now and then the mount goes and comes back, in order or
-//! because its process was killed, also in the middle of a write.
+//! Random operations on files of a mount and the same operations in memory: after each operation
+//! both hold the same bytes. At times the mount ends and returns, either unmounted or because its
+//! process was killed, also in the middle of a write.
 //!
-//! The idea is that of fsx (Apple, 1991). PAGEMESH_FSX_OPS says how many operations,
-//! PAGEMESH_FSX_SEED which: `make fsx OPS=10000000 SEED=7`. For root with /dev/fuse.
+//! The idea is that of fsx (Apple, 1991). PAGEMESH_FSX_OPS sets the number of operations,
+//! PAGEMESH_FSX_SEED their order: `make fsx OPS=10000000 SEED=7`. Needs root and /dev/fuse.
 //!
-//! Once more with part of the work done by other processes, some of them on the direct
-//! path, also several at once, and killed now and then; and by one that maps the files, by
-//! the kernel or under `exec`.
+//! Further tests give a part of the work to other processes, some of them on the direct path, also
+//! several at once, and kill them at times. Another one maps the files, through the kernel or under
+//! `pagemesh exec`.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
-#[path = "fsx/hand.rs"]
-mod hand;
-#[path = "fsx/hands.rs"]
-mod hands;
 #[path = "fsx/mapper.rs"]
 mod mapper;
 mod support;
+#[path = "fsx/worker.rs"]
+mod worker;
+#[path = "fsx/worker_ops.rs"]
+mod worker_ops;
 
-use hand::{Hand, Order, What};
-use mapper::Mapper;
+use mapper::MapperProcess;
 use pagemesh_fuzz::Random;
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, copy_file_range, fallocate};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::time::{Duration, Instant};
 use support::Cluster;
-use support::mounted::{self, LIBRARY_FLAGS, Mounted};
+use support::mounted::{self, LIBRARY_FLAGS, TestMount};
+use worker::{FsxWorker, WorkerOp, WorkerRequest};
 
-/// Of a run of all tests.
+/// Operations when all tests run.
 const OPERATIONS: u64 = 100_000;
-/// The same of one with mappings, most of which take a sync.
+/// Operations of a run with mappings, most of which take a sync.
 const MAP_OPERATIONS: u64 = 10_000;
 const FILES: usize = 3;
-/// So long may a file become; few pages, so that operations meet.
+/// The longest file: few pages, so that operations overlap.
 const BYTES_MAX: u64 = 600_000;
 const LEN_MAX: u64 = 70_000;
 const PAGE: u64 = 4096;
-/// Operations from one remount to the next, at most.
+/// Operations between two remounts, at most.
 const BETWEEN_MOUNTS: u64 = 8000;
-/// The same where mapped files are nobody's on the direct path from then on.
+/// The same for tests that map files: a mapped file has no direct path until the next mount.
 const BETWEEN_MAPPED_MOUNTS: u64 = 200;
-/// How often a long run says how far it is.
+/// How often a long run reports its progress.
 const TELL_EVERY: Duration = Duration::from_secs(20);
 
 fn number(name: &str, otherwise: u64) -> u64 {
@@ -50,52 +50,52 @@ fn number(name: &str, otherwise: u64) -> u64 {
     given.map_or(otherwise, |it| it.parse().unwrap())
 }
 
-struct Files {
-    mount: Mounted,
+struct FsxState {
+    mount: TestMount,
     open: Vec<File>,
     models: Vec<Vec<u8>>,
-    /// Processes that do part of the work; in most tests none.
-    hands: Vec<Hand>,
-    mapper: Option<Mapper>,
-    /// What those on the direct path did without the kernel.
-    direct: u64,
-    /// Files are opened as the library does, so that they have a direct path.
+    /// Processes that do a part of the work; none in most tests.
+    workers: Vec<FsxWorker>,
+    mapper: Option<MapperProcess>,
+    /// Operations of direct clients that did not use the kernel.
+    direct_count: u64,
+    /// Whether files are opened as the library opens them, so that they have a direct path.
     is_library: bool,
-    dice: Random,
-    /// What happened to be done, for a failure.
-    last: Vec<String>,
+    rng: Random,
+    /// The latest operations, printed at a failure.
+    recent_ops: Vec<String>,
 }
 
-fn path_of(mount: &Mounted, at: usize) -> std::path::PathBuf {
+fn path_of(mount: &TestMount, at: usize) -> std::path::PathBuf {
     mount.path(&format!("f{at}"))
 }
 
-impl Files {
-    fn roll(&mut self, end: u64) -> u64 {
-        self.dice.below(end as usize) as u64
+impl FsxState {
+    fn below(&mut self, end: u64) -> u64 {
+        self.rng.below(end as usize) as u64
     }
 
-    /// Somewhere in a file or behind its end; often where a page begins.
+    /// An offset in a file or after its end; often the start of a page.
     fn offset(&mut self) -> u64 {
-        let at = self.roll(BYTES_MAX - LEN_MAX);
-        match self.roll(3) {
+        let at = self.below(BYTES_MAX - LEN_MAX);
+        match self.below(3) {
             0 => at - at % PAGE,
             _ => at,
         }
     }
 
     fn len(&mut self) -> u64 {
-        match self.roll(4) {
-            0 => PAGE * (1 + self.roll(8)),
-            1 => 1 + self.roll(100),
-            _ => 1 + self.roll(LEN_MAX),
+        match self.below(4) {
+            0 => PAGE * (1 + self.below(8)),
+            1 => 1 + self.below(100),
+            _ => 1 + self.below(LEN_MAX),
         }
     }
 
     fn bytes(&mut self, len: u64) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(len as usize + 8);
         while (bytes.len() as u64) < len {
-            bytes.extend(self.dice.draw().to_le_bytes());
+            bytes.extend(self.rng.draw().to_le_bytes());
         }
         bytes.truncate(len as usize);
         bytes
@@ -112,111 +112,111 @@ impl Files {
         options.open(path_of(&self.mount, at)).unwrap()
     }
 
-    fn grow(&mut self, at: usize, size: u64) {
+    fn grow_model(&mut self, at: usize, size: u64) {
         let model = &mut self.models[at];
         if (model.len() as u64) < size {
             model.resize(size as usize, 0);
         }
     }
 
-    fn put(&mut self, at: usize, offset: u64, bytes: &[u8]) {
-        self.grow(at, offset + bytes.len() as u64);
+    fn apply_write(&mut self, at: usize, offset: u64, bytes: &[u8]) {
+        self.grow_model(at, offset + bytes.len() as u64);
         self.models[at][offset as usize..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    fn did(&mut self, what: String) {
-        if self.last.len() == 200 {
-            self.last.remove(0);
+    fn log_op(&mut self, what: String) {
+        if self.recent_ops.len() == 200 {
+            self.recent_ops.remove(0);
         }
-        self.last.push(what);
+        self.recent_ops.push(what);
     }
 
     fn operation(&mut self) {
-        let at = self.roll(FILES as u64) as usize;
+        let at = self.below(FILES as u64) as usize;
         let (offset, len) = (self.offset(), self.len());
-        match self.roll(22) {
+        match self.below(22) {
             0..=5 => {
                 let bytes = self.bytes(len);
-                self.did(format!("write {at} {offset} {len}"));
+                self.log_op(format!("write {at} {offset} {len}"));
                 self.open[at].write_all_at(&bytes, offset).unwrap();
-                self.put(at, offset, &bytes);
+                self.apply_write(at, offset, &bytes);
             }
             6..=9 => {
-                self.did(format!("read {at} {offset} {len}"));
+                self.log_op(format!("read {at} {offset} {len}"));
                 self.compare(at, offset, len);
             }
             10 => {
-                let size = self.roll(BYTES_MAX);
-                self.did(format!("truncate {at} {size}"));
+                let size = self.below(BYTES_MAX);
+                self.log_op(format!("truncate {at} {size}"));
                 self.open[at].set_len(size).unwrap();
                 self.models[at].resize(size as usize, 0);
             }
             11 => {
                 let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                self.did(format!("punch {at} {offset} {len}"));
+                self.log_op(format!("punch {at} {offset} {len}"));
                 fallocate(&self.open[at], flags, offset, len).unwrap();
-                self.zero(at, offset, len);
+                self.zero_model(at, offset, len);
             }
             12 => {
-                let keeps = self.roll(2) == 0;
+                let keeps = self.below(2) == 0;
                 let mut flags = FallocateFlags::ZERO_RANGE;
                 flags.set(FallocateFlags::KEEP_SIZE, keeps);
-                self.did(format!("zero {at} {offset} {len} {keeps}"));
+                self.log_op(format!("zero {at} {offset} {len} {keeps}"));
                 fallocate(&self.open[at], flags, offset, len).unwrap();
                 if !keeps {
-                    self.grow(at, offset + len);
+                    self.grow_model(at, offset + len);
                 }
-                self.zero(at, offset, len);
+                self.zero_model(at, offset, len);
             }
             13 => {
-                let keeps = self.roll(2) == 0;
+                let keeps = self.below(2) == 0;
                 let mut flags = FallocateFlags::empty();
                 flags.set(FallocateFlags::KEEP_SIZE, keeps);
-                self.did(format!("allocate {at} {offset} {len} {keeps}"));
+                self.log_op(format!("allocate {at} {offset} {len} {keeps}"));
                 fallocate(&self.open[at], flags, offset, len).unwrap();
                 if !keeps {
-                    self.grow(at, offset + len);
+                    self.grow_model(at, offset + len);
                 }
             }
-            14 if self.roll(2) == 0 => self.copy_whole(at),
+            14 if self.below(2) == 0 => self.copy_whole(at),
             14 => self.copy(at, offset, len),
             15 => {
-                self.did(format!("append {at} {len}"));
+                self.log_op(format!("append {at} {len}"));
                 if self.models[at].len() as u64 + len < BYTES_MAX {
                     let bytes = self.bytes(len);
                     let end = self.models[at].len() as u64;
                     let file = self.open(at, OFlags::APPEND);
-                    // Where it is told to write does not count.
+                    // O_APPEND overrides the offset that the write names.
                     file.write_all_at(&bytes, offset).unwrap();
-                    self.put(at, end, &bytes);
+                    self.apply_write(at, end, &bytes);
                 }
             }
             16 => {
-                self.did(format!("write durably {at} {offset} {len}"));
+                self.log_op(format!("write durably {at} {offset} {len}"));
                 let bytes = self.bytes(len);
                 let file = self.open(at, OFlags::SYNC);
                 file.write_all_at(&bytes, offset).unwrap();
-                self.put(at, offset, &bytes);
+                self.apply_write(at, offset, &bytes);
             }
             17 => {
-                self.did(format!("look for holes {at}"));
+                self.log_op(format!("look for holes {at}"));
                 self.seek(at, offset);
             }
             18 => {
-                self.did(format!("reopen {at}"));
+                self.log_op(format!("reopen {at}"));
                 self.open[at].sync_all().unwrap();
                 self.open[at] = self.open(at, OFlags::empty());
             }
-            19 | 20 if self.mapper.is_some() => self.map(at),
+            19 | 20 if self.mapper.is_some() => self.map_operation(at),
             _ => {
-                self.did(format!("stat {at}"));
+                self.log_op(format!("stat {at}"));
                 let size = self.open[at].metadata().unwrap().size();
-                assert_eq!(size, self.models[at].len() as u64, "{:#?}", self.last);
+                assert_eq!(size, self.models[at].len() as u64, "{:#?}", self.recent_ops);
             }
         }
     }
 
-    fn zero(&mut self, at: usize, offset: u64, len: u64) {
+    fn zero_model(&mut self, at: usize, offset: u64, len: u64) {
         let model = &mut self.models[at];
         let end = (offset + len).min(model.len() as u64);
         if offset < end {
@@ -225,7 +225,7 @@ impl Files {
     }
 
     fn other(&mut self, than: usize) -> usize {
-        (than + 1 + self.roll(FILES as u64 - 1) as usize) % FILES
+        (than + 1 + self.below(FILES as u64 - 1) as usize) % FILES
     }
 
     fn copy(&mut self, from: usize, offset: u64, len: u64) {
@@ -233,10 +233,10 @@ impl Files {
         self.copy_to((from, offset), (to, target), len);
     }
 
-    /// The other then shares the pages of the one.
+    /// The copy then shares the pages of its source.
     fn copy_whole(&mut self, from: usize) {
         let to = self.other(from);
-        self.did(format!("empty {to}"));
+        self.log_op(format!("empty {to}"));
         self.open[to].set_len(0).unwrap();
         self.models[to].clear();
         self.copy_to((from, 0), (to, 0), BYTES_MAX);
@@ -244,11 +244,12 @@ impl Files {
 
     fn copy_to(&mut self, (from, mut offset): (usize, u64), to: (usize, u64), len: u64) {
         let (to, mut target) = to;
-        self.did(format!("copy {from} {offset} to {to} {target} {len}"));
+        self.log_op(format!("copy {from} {offset} to {to} {target} {len}"));
         let mut left = len;
         while left > 0 {
-            // The kernel copies up to the end that it was told last (`generic_copy_file_checks`);
-            // guests may have made the file longer since. Programs ask before, too.
+            // The kernel copies up to the file size that it last heard of
+            // (`generic_copy_file_checks`). Direct clients may have made the file longer since.
+            // Programs ask for the size before, too.
             self.open[from].metadata().unwrap();
             let (begin, goal) = (offset, target);
             let (one, other) = (&self.open[from], &self.open[to]);
@@ -261,32 +262,36 @@ impl Files {
             );
             let copied = copied.unwrap() as u64;
             if copied == 0 {
-                assert!(begin >= self.models[from].len() as u64, "{:#?}", self.last);
+                assert!(
+                    begin >= self.models[from].len() as u64,
+                    "{:#?}",
+                    self.recent_ops
+                );
                 return;
             }
             let bytes = self.models[from][begin as usize..][..copied as usize].to_vec();
-            self.put(to, goal, &bytes);
+            self.apply_write(to, goal, &bytes);
             left -= copied;
         }
     }
 
-    /// Where the file is said to have a hole, it has zeroes.
+    /// Where the file reports a hole, it has zeroes.
     fn seek(&mut self, at: usize, offset: u64) {
         let size = self.models[at].len() as u64;
         let found = rustix::fs::seek(&self.open[at], SeekFrom::Data(offset));
         match found {
             Ok(data) => {
-                assert!((offset..size).contains(&data), "{:#?}", self.last);
+                assert!((offset..size).contains(&data), "{:#?}", self.recent_ops);
                 let hole = &self.models[at][offset as usize..data as usize];
-                assert!(hole.iter().all(|byte| *byte == 0), "{:#?}", self.last);
+                assert!(hole.iter().all(|byte| *byte == 0), "{:#?}", self.recent_ops);
                 let end = rustix::fs::seek(&self.open[at], SeekFrom::Hole(data)).unwrap();
-                assert!(data < end && end <= size, "{:#?}", self.last);
+                assert!(data < end && end <= size, "{:#?}", self.recent_ops);
             }
             Err(rustix::io::Errno::NXIO) => {
                 let rest = self.models[at].get(offset as usize..).unwrap_or(&[]);
-                assert!(rest.iter().all(|byte| *byte == 0), "{:#?}", self.last);
+                assert!(rest.iter().all(|byte| *byte == 0), "{:#?}", self.recent_ops);
             }
-            Err(other) => panic!("{other}: {:#?}", self.last),
+            Err(other) => panic!("{other}: {:#?}", self.recent_ops),
         }
     }
 
@@ -302,11 +307,16 @@ impl Files {
         }
         let model = self.models[at].get(offset as usize..).unwrap_or(&[]);
         let model = &model[..model.len().min(len as usize)];
-        assert_eq!(read, model.len(), "bytes of file {at}: {:#?}", self.last);
+        assert_eq!(
+            read,
+            model.len(),
+            "bytes of file {at}: {:#?}",
+            self.recent_ops
+        );
         let differs = (0..read).find(|&byte| found[byte] != model[byte]);
         if let Some(byte) = differs {
             let where_ = offset + byte as u64;
-            panic!("file {at} differs at byte {where_}: {:#?}", self.last);
+            panic!("file {at} differs at byte {where_}: {:#?}", self.recent_ops);
         }
     }
 
@@ -321,48 +331,48 @@ impl Files {
         self.open = open.collect();
     }
 
-    /// Takes the mount away and brings it back.
+    /// Unmounts and mounts again.
     fn remount(&mut self, cluster: &Cluster) {
-        match self.roll(4) {
+        match self.below(4) {
             0 => {
-                self.did("unmount".into());
+                self.log_op("unmount".into());
                 self.close();
                 cluster.ok(&["umount", self.mount.dir.to_str().unwrap()]);
                 let mut daemon = self.mount.daemon.take().unwrap();
                 assert!(daemon.await_end().success(), "{}", daemon.log());
             }
             1 => {
-                self.did("kill".into());
+                self.log_op("kill".into());
                 self.mount.daemon.take().unwrap().kill();
             }
-            _ => return self.kill_amid(cluster),
+            _ => return self.kill_during_write(cluster),
         }
-        self.come_back(cluster);
+        self.remount_and_reopen(cluster);
         self.compare_all();
     }
 
     fn close(&mut self) {
         self.open.clear();
-        let order = Order::of(What::Close, 0, 0, 0);
-        for hand in &mut self.hands {
-            hand.does(&order).unwrap();
+        let order = WorkerRequest::of(WorkerOp::Close, 0, 0, 0);
+        for hand in &mut self.workers {
+            hand.execute(&order).unwrap();
         }
     }
 
-    fn come_back(&mut self, cluster: &Cluster) {
+    fn remount_and_reopen(&mut self, cluster: &Cluster) {
         self.close();
-        self.mount.come_back(cluster, "files", "auto");
+        self.mount.remount(cluster, "files", "auto");
         self.reopen();
     }
 
-    /// Kills while a write is under way: each of its pages is there or not, and all
-    /// are if it was acknowledged.
-    fn kill_amid(&mut self, cluster: &Cluster) {
-        let at = self.roll(FILES as u64) as usize;
+    /// Kills the mount during a write: each page of the write is there or not, and all pages are if
+    /// the write was acknowledged.
+    fn kill_during_write(&mut self, cluster: &Cluster) {
+        let at = self.below(FILES as u64) as usize;
         let (offset, len) = (self.offset(), self.len());
         let bytes = self.bytes(len);
-        let turns = self.roll(100_000);
-        self.did(format!(
+        let turns = self.below(100_000);
+        self.log_op(format!(
             "kill amid write {at} {offset} {len}, {turns} turns"
         ));
         let (file, daemon) = (&self.open[at], self.mount.daemon.take().unwrap());
@@ -373,20 +383,24 @@ impl Files {
             write.join().unwrap()
         });
         let old = self.models[at].clone();
-        self.put(at, offset, &bytes);
-        self.come_back(cluster);
+        self.apply_write(at, offset, &bytes);
+        self.remount_and_reopen(cluster);
         if !is_done {
-            self.models[at] = self.either(at, &old, offset);
+            self.models[at] = self.read_torn_write(at, &old, offset);
         }
         self.compare_all();
     }
 
-    /// What a file holds, each page of which is as before a write from `offset` on or
-    /// as after it.
-    fn either(&self, at: usize, old: &[u8], offset: u64) -> Vec<u8> {
+    /// The contents of a file after a torn write: each page from `offset` on is as before the write
+    /// or as after it.
+    fn read_torn_write(&self, at: usize, old: &[u8], offset: u64) -> Vec<u8> {
         let new = &self.models[at];
         let size = self.open[at].metadata().unwrap().size() as usize;
-        assert!((old.len()..=new.len()).contains(&size), "{:#?}", self.last);
+        assert!(
+            (old.len()..=new.len()).contains(&size),
+            "{:#?}",
+            self.recent_ops
+        );
         let mut found = vec![0; size];
         self.open[at].read_exact_at(&mut found, 0).unwrap();
         let mut padded = old.to_vec();
@@ -397,7 +411,7 @@ impl Files {
             assert!(
                 is_of(&padded) || is_of(new) && first + page.len() > offset as usize,
                 "page {number} of file {at} is neither: {:#?}",
-                self.last
+                self.recent_ops
             );
         }
         found
@@ -413,106 +427,115 @@ fn files_hold_what_they_hold_in_memory(fuse: &'static str) {
     let Some(cluster) = mounted::cluster(&[64, 64], "32M") else {
         return;
     };
-    work(&cluster, fuse, (OPERATIONS, BETWEEN_MOUNTS), &[], Maps::No);
+    run_fsx(
+        &cluster,
+        fuse,
+        (OPERATIONS, BETWEEN_MOUNTS),
+        &[],
+        MapMode::No,
+    );
 }
 
-/// The same, with a program that maps them.
+/// The same, with a program that maps the files.
 fn files_hold_what_is_stored_into_mappings(fuse: &'static str) {
     let Some(cluster) = mounted::cluster(&[64, 64], "32M") else {
         return;
     };
-    work(
+    run_fsx(
         &cluster,
         fuse,
         (MAP_OPERATIONS, BETWEEN_MOUNTS),
         &[],
-        Maps::ByKernel,
+        MapMode::ByKernel,
     );
 }
 
-/// Not a test by itself: what the processes of the next one do.
+/// Not a test: the entry point of the worker processes of the following tests.
 #[test]
-fn hand_works() {
-    hand::work();
+fn worker_process() {
+    worker::run_worker();
 }
 
 #[test]
-fn files_hold_it_if_guests_and_others_work_at_once() {
+fn files_match_model_with_concurrent_clients() {
     let Some(cluster) = mounted::cluster(&[256, 256], "32M") else {
         return;
     };
-    work(
+    run_fsx(
         &cluster,
         mounted::CLASSIC,
-        (hands::OPERATIONS, hands::BETWEEN_MOUNTS),
+        (worker_ops::OPERATIONS, worker_ops::BETWEEN_MOUNTS),
         &[true, true, false],
-        Maps::No,
+        MapMode::No,
     );
 }
 
-/// Whoever maps a file bars it from the direct path, as long as somebody has it open.
+/// A mapping bars its file from the direct path as long as any process has the file open.
 #[test]
-fn files_hold_it_if_guests_map_them() {
+fn files_match_model_if_direct_clients_map_them() {
     let Some(cluster) = mounted::cluster(&[256, 256], "32M") else {
         return;
     };
-    work(
+    run_fsx(
         &cluster,
         mounted::CLASSIC,
         (MAP_OPERATIONS, BETWEEN_MAPPED_MOUNTS),
         &[true, true],
-        Maps::Directly,
+        MapMode::Directly,
     );
 }
 
-/// Whether some of the work is done through mappings.
+/// Whether a part of the work is done through mappings.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Maps {
+enum MapMode {
     No,
     ByKernel,
     Directly,
 }
 
-/// Does random operations, and remounts, so many between them at most, with hands that are
-/// on the direct path or not.
-fn work(
+/// Runs random operations, with at most `between` of them between two remounts, and with workers on
+/// the direct path or through the kernel.
+fn run_fsx(
     cluster: &Cluster,
     fuse: &'static str,
     (operations, between): (u64, u64),
     hands: &[bool],
-    maps: Maps,
+    maps: MapMode,
 ) {
     let operations = number("PAGEMESH_FSX_OPS", operations);
-    let mut files = Files {
-        mount: Mounted::by(cluster, "files", "auto", fuse),
+    let mut files = FsxState {
+        mount: TestMount::with_fuse(cluster, "files", "auto", fuse),
         open: vec![],
         models: vec![vec![]; FILES],
-        hands: vec![],
+        workers: vec![],
         mapper: None,
-        direct: 0,
+        direct_count: 0,
         is_library: hands.contains(&true),
-        dice: Random::new(number("PAGEMESH_FSX_SEED", 1)),
-        last: vec![],
+        rng: Random::new(number("PAGEMESH_FSX_SEED", 1)),
+        recent_ops: vec![],
     };
     files.reopen();
     let started = hands
         .iter()
-        .map(|&it| Hand::start(cluster, &files.mount, it));
-    files.hands = started.collect();
+        .map(|&it| FsxWorker::start(cluster, &files.mount, it));
+    files.workers = started.collect();
     files.mapper = match maps {
-        Maps::No => None,
-        maps => Some(Mapper::start(&files.mount, maps == Maps::Directly)),
+        MapMode::No => None,
+        maps => Some(MapperProcess::start(
+            &files.mount,
+            maps == MapMode::Directly,
+        )),
     };
     let (began, mut told) = (Instant::now(), Instant::now());
-    let mut until_remount = files.roll(between);
+    let mut until_remount = files.below(between);
     for done in 0..operations {
-        match files.hands.is_empty() {
+        match files.workers.is_empty() {
             true => files.operation(),
-            false => files.operation_with_hands(cluster),
+            false => files.operation_with_workers(cluster),
         }
         if until_remount == 0 {
             files.remount(cluster);
-            until_remount = files.roll(between);
+            until_remount = files.below(between);
         }
         until_remount -= until_remount.min(1);
         if told.elapsed() > TELL_EVERY {
@@ -521,12 +544,12 @@ fn work(
         }
     }
     files.compare_all();
-    // Mapped files are the kernel's.
-    if maps == Maps::No {
-        files.check_hands(operations);
+    // Mapped files have no direct path.
+    if maps == MapMode::No {
+        files.check_direct_count(operations);
     }
     files.close();
-    files.hands.clear();
+    files.workers.clear();
     files.mapper = None;
     files.mount.stop(cluster);
     cluster.check_identical("files");

@@ -1,4 +1,4 @@
-//! The helpers of mount(8) and umount(8). For root with /dev/fuse.
+//! The helpers of mount(8) and umount(8). Needs root and /dev/fuse.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
@@ -12,21 +12,21 @@ use std::process::Output;
 use support::skip::skip;
 use support::{Cluster, PAGEMESH, mounted, program, until};
 
-/// A cluster with a file system, and the helpers beside it.
-struct Helpers {
+/// A cluster with a file system, and the directory of the helpers.
+struct HelperFixture {
     cluster: Cluster,
     dir: PathBuf,
 }
 
-impl Helpers {
-    fn new() -> Option<Helpers> {
+impl HelperFixture {
+    fn new() -> Option<HelperFixture> {
         let cluster = mounted::cluster(&[64, 64], "50M")?;
         let dir = cluster.dir().join("mnt");
         fs::create_dir(&dir).unwrap();
         for name in ["mount.pagemesh", "umount.fuse.pagemesh"] {
             symlink(PAGEMESH, cluster.dir().join(name)).unwrap();
         }
-        Some(Helpers { cluster, dir })
+        Some(HelperFixture { cluster, dir })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -59,14 +59,14 @@ impl Helpers {
     }
 }
 
-/// The process that a verbose helper tells of.
+/// The process that a verbose helper names.
 fn process(told: &str) -> PathBuf {
     let (_, rest) = told.split_once("; process ").unwrap();
     let (pid, _) = rest.split_once(' ').unwrap();
     Path::new("/proc").join(pid)
 }
 
-fn failed(output: &Output, code: i32, part: &str) {
+fn assert_failed(output: &Output, code: i32, part: &str) {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{said}");
     assert!(said.contains(part), "no '{part}' in: {said}");
@@ -74,14 +74,14 @@ fn failed(output: &Output, code: i32, part: &str) {
 
 #[test]
 fn helper_returns_once_mount_is_there() {
-    let Some(helpers) = Helpers::new() else {
+    let Some(helpers) = HelperFixture::new() else {
         return;
     };
     let told = program::succeeded("mount", helpers.mount(""));
     let process = process(&told);
     fs::write(helpers.dir.join("file"), b"kept").unwrap();
     assert!(process.exists());
-    failed(&helpers.mount(""), 32, "is busy");
+    assert_failed(&helpers.mount(""), 32, "is busy");
     helpers.umount();
     until("the process has ended", || !process.exists());
     let told = program::succeeded("mount", helpers.mount(",ro,noexec"));
@@ -95,33 +95,33 @@ fn helper_returns_once_mount_is_there() {
 }
 
 #[test]
-fn helper_fails_with_codes_of_mount() {
-    let Some(helpers) = Helpers::new() else {
+fn helper_exits_with_codes_of_mount() {
+    let Some(helpers) = HelperFixture::new() else {
         return;
     };
     let dir = helpers.dir.to_str().unwrap();
     let options = helpers.options();
     let mount = |words: &[&str]| helpers.run("mount.pagemesh", words);
-    failed(&mount(&["files"]), 1, "name the file system");
-    failed(&mount(&["files", dir, "-o", "what"]), 1, "what");
+    assert_failed(&mount(&["files"]), 1, "name the file system");
+    assert_failed(&mount(&["files", dir, "-o", "what"]), 1, "what");
     let bad_threads = format!("{options},threads=no");
-    failed(&mount(&["files", dir, "-o", &bad_threads]), 1, "threads");
-    failed(&mount(&["none", dir, "-o", &options]), 32, "no volume none");
-    failed(
+    assert_failed(&mount(&["files", dir, "-o", &bad_threads]), 1, "threads");
+    assert_failed(&mount(&["none", dir, "-o", &options]), 32, "no volume none");
+    assert_failed(
         &mount(&["files", "/nowhere/x", "-o", &options]),
         32,
         "/nowhere",
     );
     let umount = helpers.run("umount.fuse.pagemesh", &[dir]);
-    failed(&umount, 32, "no file system of pagemesh");
+    assert_failed(&umount, 32, "no file system of pagemesh");
     program::succeeded("fake", mount(&["files", dir, "-f", "-o", &options]));
     assert_eq!(fs::read_dir(&helpers.dir).unwrap().count(), 0);
 }
 
-/// The helpers lie over /sbin in a mount namespace that ends with the test.
+/// The helpers are mounted over /sbin in a mount namespace that ends with the test.
 #[test]
 fn mount_and_umount_find_helpers_and_fstab() {
-    let Some(helpers) = Helpers::new() else {
+    let Some(helpers) = HelperFixture::new() else {
         return;
     };
     let systems = fs::read_to_string("/proc/filesystems").unwrap();

@@ -1,5 +1,4 @@
-//! A mount below overlay file systems, as container engines keep layers. For root with
-//! /dev/fuse.
+//! A mount below overlay file systems, as container engines store layers. Needs root and /dev/fuse.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
@@ -11,7 +10,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use support::Pools;
-use support::mounted::{self, Mounted};
+use support::mounted::{self, TestMount};
 use support::program;
 use support::skip::skip;
 
@@ -43,7 +42,7 @@ enum Overlay {
 }
 
 impl Overlay {
-    /// The tree that programs find in the overlay, at once and after a second mount of it.
+    /// The tree that programs find in the overlay, directly and after a second mount of it.
     fn tree(self, upper: &Path, aside: &Path) -> String {
         let dir = |base: &Path, name: &str| {
             let dir = base.join(name);
@@ -80,12 +79,12 @@ fn check_like_tmpfs(overlay: Overlay) {
         dir
     });
     let expected = overlay.tree(reference.path(), &dirs[0]);
-    let mount = Mounted::new(&cluster, "files", "auto");
+    let mount = TestMount::new(&cluster, "files", "auto");
     assert_eq!(overlay.tree(&mount.dir, &dirs[1]), expected);
     assert!(expected.contains("./again/only"), "{expected}");
     assert!(!expected.contains("./again/before"), "{expected}");
     mount.stop(&cluster);
-    let mount = Mounted::new(&cluster, "files", "auto");
+    let mount = TestMount::new(&cluster, "files", "auto");
     let whiteout = mount.path("upper/gone").symlink_metadata().unwrap();
     assert!(whiteout.file_type().is_char_device() && whiteout.rdev() == 0);
     mount.stop(&cluster);
@@ -110,7 +109,7 @@ fn rename_leaves_whiteout_under_old_name() {
     let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;
     };
-    let mount = Mounted::new(&cluster, "files", "auto");
+    let mount = TestMount::new(&cluster, "files", "auto");
     let (old, new) = (mount.path("old"), mount.path("new"));
     let rename = |flags| renameat_with(CWD, &old, CWD, &new, flags).err();
     fs::write(&old, b"1").unwrap();

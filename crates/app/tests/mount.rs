@@ -1,5 +1,5 @@
-//! File systems of a real cluster, mounted through the kernel, and programs that
-//! people have on them. For root with /dev/fuse.
+//! File systems of a real cluster, mounted through the kernel, and common programs on them. Needs
+//! root and /dev/fuse.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
@@ -12,18 +12,18 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use support::mounted::{self, Mounted};
+use support::mounted::{self, TestMount};
 use support::skip::skip;
 use support::until;
 
 by_both! {
-    programs_find_what_they_put_there
+    programs_read_back_their_files
     copies_share_their_pages
-    sqlite_keeps_its_promises_on_a_mount
-    what_was_acknowledged_outlives_the_mounting_process
-    a_second_mount_fences_the_first
-    mounts_end_as_they_should
-    a_dead_process_leaves_a_dead_mount
+    sqlite_is_consistent_on_mount
+    acknowledged_writes_survive_mount_kill
+    second_mount_fences_first
+    mounts_end_cleanly
+    killed_mount_process_leaves_disconnected_mount
 }
 
 /// `cp` asks for a reflink, and then for copy_file_range.
@@ -31,7 +31,7 @@ fn copies_share_their_pages(fuse: &'static str) {
     let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "tcp", fuse);
+    let mount = TestMount::with_fuse(&cluster, "files", "tcp", fuse);
     mount.sh("head -c 9000001 /dev/urandom > one; for i in 1 2 3 4; do cp one copy$i; done");
     mount.sh("test $(df --output=used -B1 . | tail -1) -lt 12000000; for i in 1 2 3 4; do cmp one copy$i; done");
     mount.sh(
@@ -40,9 +40,9 @@ fn copies_share_their_pages(fuse: &'static str) {
          rm copy1; truncate -s 4M copy3; cmp one copy4; cmp copy2 expected; cmp -n 4194304 one copy3",
     );
     mount.stop(&cluster);
-    let mount = Mounted::by(&cluster, "files", "tcp", fuse);
+    let mount = TestMount::with_fuse(&cluster, "files", "tcp", fuse);
     mount.sh("rm one expected; cmp -n 4194304 copy4 copy3; ! cmp -s copy4 copy2; sync; rm copy*");
-    // Files are freed once the kernel has forgotten them.
+    // The mount frees files once the kernel has forgotten them.
     until("their pages are free", || {
         let told = rustix::fs::statvfs(&mount.dir).unwrap();
         (told.f_blocks - told.f_bfree) * told.f_frsize < 3 << 20
@@ -50,12 +50,12 @@ fn copies_share_their_pages(fuse: &'static str) {
     mount.stop(&cluster);
 }
 
-fn programs_find_what_they_put_there(fuse: &'static str) {
+fn programs_read_back_their_files(fuse: &'static str) {
     let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
     for transport in ["map", "tcp"] {
-        let mount = Mounted::by(&cluster, "files", transport, fuse);
+        let mount = TestMount::with_fuse(&cluster, "files", transport, fuse);
         mount.sh(
             "mkdir src; for i in $(seq 40); do mkdir -p src/d$((i % 7)); \
              head -c $((i * i * 97)) /dev/urandom > src/d$((i % 7))/f$i; done; \
@@ -78,8 +78,8 @@ fn programs_find_what_they_put_there(fuse: &'static str) {
              git gc -q; cd ..; git clone -q repo clone; cd clone; git fsck --strict; git log --oneline | wc -l",
         );
         mount.stop(&cluster);
-        // Everything is there for whoever mounts next.
-        let mount = Mounted::by(&cluster, "files", transport, fuse);
+        // The next mount finds everything.
+        let mount = TestMount::with_fuse(&cluster, "files", transport, fuse);
         mount
             .sh("diff -r -x fifo src out/src; cd clone; git fsck --strict; git status --porcelain");
         mount.sh("rm -rf src copy out repo clone all.tar s2");
@@ -88,11 +88,11 @@ fn programs_find_what_they_put_there(fuse: &'static str) {
     cluster.check_identical("files");
 }
 
-fn sqlite_keeps_its_promises_on_a_mount(fuse: &'static str) {
+fn sqlite_is_consistent_on_mount(fuse: &'static str) {
     let Some(cluster) = mounted::cluster(&[128, 128], "100M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "auto", fuse);
+    let mount = TestMount::with_fuse(&cluster, "files", "auto", fuse);
     mount.sh(
         "sqlite3 db 'pragma journal_mode=wal; create table t(a integer primary key, b blob);'; \
          for i in $(seq 4); do sqlite3 -cmd '.timeout 20000' db \"begin immediate; \
@@ -107,11 +107,11 @@ fn sqlite_keeps_its_promises_on_a_mount(fuse: &'static str) {
     mount.stop(&cluster);
 }
 
-/// Files that are there at once; older ones are deleted.
+/// Files that exist at once; older ones are deleted.
 const FILES: u64 = 500;
 
-/// Writes files until told to stop; each that is counted was acknowledged. None:
-/// it was stopped, otherwise why a call failed.
+/// Writes files until `stop` is set; each counted file was acknowledged. Returns `None` if it was
+/// stopped, or the cause if a call failed.
 fn write_files(dir: &Path, count: &AtomicU64, stop: &AtomicBool) -> Option<std::io::Error> {
     while !stop.load(Ordering::Relaxed) {
         let n = count.load(Ordering::Relaxed);
@@ -132,7 +132,7 @@ fn write_files(dir: &Path, count: &AtomicU64, stop: &AtomicBool) -> Option<std::
     None
 }
 
-/// The last files that were counted are there. The oldest may be deleted already.
+/// The last counted files are there. The oldest ones may be deleted already.
 fn check_files(dir: &Path, count: u64) {
     for n in (count + 1).saturating_sub(FILES)..count {
         let content = fs::read_to_string(dir.join(format!("f{n}"))).unwrap();
@@ -140,13 +140,13 @@ fn check_files(dir: &Path, count: u64) {
     }
 }
 
-fn what_was_acknowledged_outlives_the_mounting_process(fuse: &'static str) {
+fn acknowledged_writes_survive_mount_kill(fuse: &'static str) {
     let Some(cluster) = mounted::cluster(&[128, 128], "100M") else {
         return;
     };
     let mut so_far = 0;
     for round in 0..3 {
-        let mount = Mounted::by(&cluster, "files", "auto", fuse);
+        let mount = TestMount::with_fuse(&cluster, "files", "auto", fuse);
         check_files(&mount.dir, so_far);
         let (count, stop) = (AtomicU64::new(so_far), AtomicBool::new(false));
         let dir = mount.dir.clone();
@@ -160,20 +160,20 @@ fn what_was_acknowledged_outlives_the_mounting_process(fuse: &'static str) {
         so_far = count.load(Ordering::Relaxed);
         assert!(so_far > 100 * (round + 1));
     }
-    let mount = Mounted::by(&cluster, "files", "auto", fuse);
+    let mount = TestMount::with_fuse(&cluster, "files", "auto", fuse);
     check_files(&mount.dir, so_far);
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
 
-fn a_dead_process_leaves_a_dead_mount(fuse: &'static str) {
+fn killed_mount_process_leaves_disconnected_mount(fuse: &'static str) {
     let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;
     };
-    let mut mount = Mounted::by(&cluster, "files", "auto", fuse);
+    let mut mount = TestMount::with_fuse(&cluster, "files", "auto", fuse);
     let open = File::create(mount.path("open")).unwrap();
     mount.daemon.take().unwrap().kill();
-    // The kernel may still be about to take notice.
+    // The kernel may not have noticed the end of the connection yet.
     until("everything fails as it should", || {
         let written = (&open).write_all(b"x");
         let listed = fs::read_dir(&mount.dir).map(drop);
@@ -188,13 +188,13 @@ fn a_dead_process_leaves_a_dead_mount(fuse: &'static str) {
     drop(open);
     cluster.ok(&["umount", mount.dir.to_str().unwrap()]);
     assert_eq!(fs::read_dir(&mount.dir).unwrap().count(), 0);
-    mount.come_back(&cluster, "files", "auto");
+    mount.remount(&cluster, "files", "auto");
     assert_eq!(fs::read(mount.path("open")).unwrap(), b"");
     mount.stop(&cluster);
 }
 
 #[test]
-fn what_cannot_be_had_is_chosen_otherwise_or_refused() {
+fn missing_io_uring_falls_back_or_is_refused() {
     let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;
     };
@@ -208,18 +208,18 @@ fn what_cannot_be_had_is_chosen_otherwise_or_refused() {
         &["mount", "files", dir, "--fuse", "io-uring"],
         &["cannot mount with io_uring", "--fuse classic"],
     );
-    let mount = Mounted::by(&cluster, "files", "auto", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "auto", "auto");
     fs::write(mount.path("file"), b"kept").unwrap();
     mount.stop(&cluster);
     drop(off);
 }
 
 #[test]
-fn a_brick_dies_and_the_mount_goes_on() {
+fn mount_continues_if_brick_dies() {
     let Some(mut cluster) = mounted::cluster(&[128, 128], "100M") else {
         return;
     };
-    let mount = Mounted::new(&cluster, "files", "auto");
+    let mount = TestMount::new(&cluster, "files", "auto");
     let (count, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let dir = mount.dir.clone();
     let written = |more: u64| {
@@ -245,17 +245,17 @@ fn a_brick_dies_and_the_mount_goes_on() {
     cluster.check_identical("files");
 }
 
-fn a_second_mount_fences_the_first(fuse: &'static str) {
+fn second_mount_fences_first(fuse: &'static str) {
     let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;
     };
-    let mut first = Mounted::by(&cluster, "files", "auto", fuse);
+    let mut first = TestMount::with_fuse(&cluster, "files", "auto", fuse);
     fs::write(first.path("file"), b"kept").unwrap();
     let open = File::options()
         .write(true)
         .open(first.path("file"))
         .unwrap();
-    let second = Mounted::try_new(&cluster, "files", "mnt2", "auto", fuse).unwrap();
+    let second = TestMount::try_new(&cluster, "files", "mnt2", "auto", fuse).unwrap();
     assert_eq!(fs::read(second.path("file")).unwrap(), b"kept");
     (&open).write_all(b"lost").expect_err("fenced");
     let mut daemon = first.daemon.take().unwrap();
@@ -270,11 +270,11 @@ fn a_second_mount_fences_the_first(fuse: &'static str) {
 }
 
 #[test]
-fn a_small_pool_fills_and_is_told_of() {
+fn full_small_pool_is_reported() {
     let Some(cluster) = mounted::cluster(&[24, 24], "64M") else {
         return;
     };
-    let mount = Mounted::new(&cluster, "files", "auto");
+    let mount = TestMount::new(&cluster, "files", "auto");
     let path = mount.path("big");
     let mut file = File::create(&path).unwrap();
     let full = loop {
@@ -285,7 +285,7 @@ fn a_small_pool_fills_and_is_told_of() {
     assert_eq!(full.kind(), ErrorKind::StorageFull);
     drop(file);
     let free = || rustix::fs::statvfs(&mount.dir).unwrap().f_bavail * 4096;
-    until("it is told to be full", || free() < 4 << 20);
+    until("it is reported as full", || free() < 4 << 20);
     fs::remove_file(&path).unwrap();
     until("there is room again", || free() > 12 << 20);
     until("it is usable", || {
@@ -294,17 +294,17 @@ fn a_small_pool_fills_and_is_told_of() {
     mount.stop(&cluster);
 }
 
-fn mounts_end_as_they_should(fuse: &'static str) {
+fn mounts_end_cleanly(fuse: &'static str) {
     let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "auto", fuse);
+    let mount = TestMount::with_fuse(&cluster, "files", "auto", fuse);
     let dir = mount.dir.to_str().unwrap().to_owned();
     let open = File::create(mount.path("open")).unwrap();
     cluster.refused(&["mount", "files", &dir], &["busy", "umount"]);
     cluster.refused(&["umount", &dir], &["cannot unmount", "--lazy"]);
     cluster.refused(&["fs", "delete", "files"], &["attached"]);
-    // Away from its place, and there for whoever has it open.
+    // Unmounted from its directory, and still there for processes with open files.
     cluster.ok(&["umount", &dir, "--lazy"]);
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
     (&open).write_all(b"late").unwrap();
@@ -313,8 +313,8 @@ fn mounts_end_as_they_should(fuse: &'static str) {
     assert!(mount.daemon.take().unwrap().await_end().success());
     drop(mount);
 
-    // A signal cuts off who has files open.
-    let mut mount = Mounted::by(&cluster, "files", "auto", fuse);
+    // A signal cuts off processes with open files.
+    let mut mount = TestMount::with_fuse(&cluster, "files", "auto", fuse);
     assert_eq!(fs::read(mount.path("open")).unwrap(), b"late");
     let open = File::create(mount.path("other")).unwrap();
     mount.daemon.as_ref().unwrap().signal("TERM");
@@ -329,7 +329,7 @@ fn mounts_end_as_they_should(fuse: &'static str) {
 }
 
 #[test]
-fn what_cannot_be_mounted_is_refused() {
+fn invalid_mounts_are_refused() {
     let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;
     };
@@ -376,8 +376,8 @@ fn what_cannot_be_mounted_is_refused() {
     assert_eq!(listed[0]["size_bytes"], 50 << 20);
 }
 
-/// Bytes of a pool that a brick serves, wherever they are.
-fn spoil(pool: &Path, bytes: &[u8]) -> usize {
+/// Damages each occurrence of these bytes in a pool that a brick serves. Returns their number.
+fn corrupt_pool(pool: &Path, bytes: &[u8]) -> usize {
     let content = fs::read(pool).unwrap();
     let file = File::options().write(true).open(pool).unwrap();
     let found = content.windows(bytes.len()).enumerate();
@@ -392,20 +392,20 @@ fn spoil(pool: &Path, bytes: &[u8]) -> usize {
 }
 
 #[test]
-fn a_damaged_file_system_is_mounted_to_be_read() {
+fn damaged_file_system_is_mounted_read_only() {
     let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;
     };
-    let mount = Mounted::new(&cluster, "files", "auto");
+    let mount = TestMount::new(&cluster, "files", "auto");
     fs::write(mount.path("early"), b"kept").unwrap();
-    // Inodes of another page of the table than that of the root.
+    // Inodes on another page of the table than the root inode.
     mount.sh("for i in $(seq 40); do echo $i > f$i; done");
     symlink("a place that is found", mount.path("link")).unwrap();
     mount.stop(&cluster);
     for brick in 0..2 {
-        assert!(spoil(cluster.pool(brick), b"a place that is found") > 0);
+        assert!(corrupt_pool(cluster.pool(brick), b"a place that is found") > 0);
     }
-    let mut mount = Mounted::new(&cluster, "files", "auto");
+    let mut mount = TestMount::new(&cluster, "files", "auto");
     assert_eq!(fs::read(mount.path("early")).unwrap(), b"kept");
     assert!(fs::read_dir(&mount.dir).unwrap().count() >= 30);
     let lost = fs::read_link(mount.path("link")).unwrap_err();
@@ -429,7 +429,7 @@ fn a_damaged_file_system_is_mounted_to_be_read() {
     ] {
         assert!(log.contains(part), "{part:?} is not in {log}");
     }
-    // The copies are damaged alike, and told to be.
+    // The copies are damaged alike, and the check reports the damage.
     let checked = cluster.run(&["volume", "check", "files"]);
     let told = String::from_utf8_lossy(&checked.stdout).into_owned();
     assert!(
@@ -439,15 +439,15 @@ fn a_damaged_file_system_is_mounted_to_be_read() {
 }
 
 #[test]
-fn a_file_system_grows_in_use_and_out_of_use() {
+fn file_system_grows_mounted_and_unmounted() {
     let Some(cluster) = mounted::cluster(&[256, 256], "20M") else {
         return;
     };
-    let size = |mount: &Mounted| {
+    let size = |mount: &TestMount| {
         let told = rustix::fs::statvfs(&mount.dir).unwrap();
         told.f_blocks * told.f_frsize
     };
-    let mount = Mounted::new(&cluster, "files", "auto");
+    let mount = TestMount::new(&cluster, "files", "auto");
     assert_eq!(size(&mount), 20 << 20);
     let full = fs::write(mount.path("big"), vec![1; 30 << 20]).unwrap_err();
     assert_eq!(full.kind(), ErrorKind::StorageFull);
@@ -458,7 +458,7 @@ fn a_file_system_grows_in_use_and_out_of_use() {
     mount.stop(&cluster);
     let told = cluster.ok(&["fs", "grow", "files", "--size", "60M"]);
     assert!(told.contains("next mount"), "{told}");
-    let mount = Mounted::new(&cluster, "files", "auto");
+    let mount = TestMount::new(&cluster, "files", "auto");
     assert_eq!(size(&mount), 60 << 20);
     fs::write(mount.path("more"), vec![2; 20 << 20]).unwrap();
     mount.stop(&cluster);
@@ -471,11 +471,11 @@ fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> Errno {
 }
 
 #[test]
-fn odd_requests_are_answered_as_on_other_file_systems() {
+fn unusual_requests_get_standard_errors() {
     let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;
     };
-    let mount = Mounted::new(&cluster, "files", "auto");
+    let mount = TestMount::new(&cluster, "files", "auto");
     // Names.
     let longest = "n".repeat(255);
     fs::write(mount.path(&longest), b"x").unwrap();
@@ -487,7 +487,7 @@ fn odd_requests_are_answered_as_on_other_file_systems() {
         Errno::NAMETOOLONG
     );
     assert_eq!(errno(fs::metadata(&longer)), Errno::NAMETOOLONG);
-    // A path deeper than any that can be named at once.
+    // A path deeper than a single path name can be.
     let step = "d".repeat(100);
     let directory = OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut at = rustix::fs::open(&mount.dir, directory, Mode::empty()).unwrap();
@@ -500,7 +500,7 @@ fn odd_requests_are_answered_as_on_other_file_systems() {
     File::from(deep).write_all(b"deep").unwrap();
     drop(at);
     mount.sh("test $(find . -name file | wc -c) -gt 6000; rm -r dddd*");
-    // Links in a circle; a directory into itself, by way of another, too.
+    // Links in a circle; a directory moved into itself, also by way of another one.
     symlink("loop", mount.path("loop")).unwrap();
     assert_eq!(errno(fs::read(mount.path("loop"))), Errno::LOOP);
     fs::create_dir_all(mount.path("a/b/c")).unwrap();
@@ -554,7 +554,7 @@ fn odd_requests_are_answered_as_on_other_file_systems() {
     file.write_at(b"x", (1 << 44) - 1).unwrap();
     file.set_len(10).unwrap();
 
-    // What is refused, changes nothing.
+    // A refused call changes nothing.
     for mode in [FallocateFlags::COLLAPSE_RANGE, FallocateFlags::INSERT_RANGE] {
         let refused = rustix::fs::fallocate(&file, mode, 0, 4096);
         assert_eq!(refused, Err(Errno::OPNOTSUPP));

@@ -1,5 +1,4 @@
-//! `libpagemesh` on a mount, beside programs that go through the kernel. For root with
-//! /dev/fuse.
+//! `libpagemesh` on a mount, next to programs that go through the kernel. Needs root and /dev/fuse.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
@@ -14,17 +13,17 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
-use support::mounted::{self, Mounted, as_library};
+use support::mounted::{self, TestMount, open_as_library};
 use support::random::Random;
 use support::{Cluster, Pools, program, until};
 
 const PAGE: usize = 4096;
-/// What a child of these tests does, and where.
-const JOB: &str = "PAGEMESH_TEST_NATIVE";
-/// Kills of a campaign, by `make natives ROUNDS=1000`.
-const ROUNDS: &str = "PAGEMESH_TEST_ROUNDS";
-/// Longer than a write takes, and shorter than a copy that stands still is waited for.
-const LACKING: Duration = Duration::from_millis(300);
+/// The job of a child of these tests, and its directory.
+const CHILD_JOB_ENV: &str = "PAGEMESH_TEST_NATIVE";
+/// Number of kills of a campaign, set by `make natives ROUNDS=1000`.
+const ROUNDS_ENV: &str = "PAGEMESH_TEST_ROUNDS";
+/// Longer than a write takes, and shorter than the time-out for a stalled replica.
+const WAIT_MIN: Duration = Duration::from_millis(300);
 
 /// FNV-1a (Fowler, Noll, Vo).
 fn hash(bytes: &[u8]) -> u64 {
@@ -33,25 +32,25 @@ fn hash(bytes: &[u8]) -> u64 {
 }
 
 /// A child of this test, killed when it is dropped.
-struct Running(Child);
+struct ChildGuard(Child);
 
-impl Drop for Running {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-impl Running {
+impl ChildGuard {
     fn command(what: &str, dir: &Path) -> Command {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "child", "--nocapture"]);
-        command.env(JOB, format!("{what},{}", dir.display()));
+        command.env(CHILD_JOB_ENV, format!("{what},{}", dir.display()));
         command
     }
 
-    fn start(what: &str, dir: &Path) -> Running {
-        Running(Running::command(what, dir).spawn().unwrap())
+    fn start(what: &str, dir: &Path) -> ChildGuard {
+        ChildGuard(ChildGuard::command(what, dir).spawn().unwrap())
     }
 
     fn kill(&mut self) {
@@ -59,28 +58,30 @@ impl Running {
         self.0.wait().unwrap();
     }
 
-    fn is_well(&mut self) -> bool {
+    fn is_running(&mut self) -> bool {
         self.0.try_wait().unwrap().is_none()
     }
 
     fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.0);
-        // One that stood still inside of an operation may have been ended.
+        // The brick may have killed a child that was stopped in an operation.
         let _ = rustix::process::kill_process(pid, signal);
     }
 }
 
-/// Not a test by itself: what the children run.
+/// Not a test: the entry point of the children.
 #[test]
 fn child() {
-    let Ok(job) = std::env::var(JOB) else { return };
+    let Ok(job) = std::env::var(CHILD_JOB_ENV) else {
+        return;
+    };
     let [what, dir] = job.split(',').collect::<Vec<_>>()[..] else {
         panic!("{job}");
     };
     let dir = Path::new(dir);
     eprintln!("{what}: process {}", std::process::id());
     match what {
-        "answer" => answer(&dir.join("file")),
+        "answer" => answer_reads(&dir.join("file")),
         "native" => watch_native(dir),
         "guard" => watch_by_guard(dir),
         "kernel" => watch_by_kernel(dir),
@@ -88,9 +89,9 @@ fn child() {
     }
 }
 
-/// Tells what the kernel reads where it is asked.
-fn answer(path: &Path) {
-    let file = as_library(OpenOptions::new().read(true)).open(path);
+/// Reads the requested ranges through the kernel and answers with a hash of each.
+fn answer_reads(path: &Path) {
+    let file = open_as_library(OpenOptions::new().read(true)).open(path);
     let file = file.unwrap();
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
@@ -103,22 +104,22 @@ fn answer(path: &Path) {
 }
 
 /// Another process that reads through the kernel.
-struct Other {
-    child: Running,
+struct KernelReader {
+    child: ChildGuard,
     told: BufReader<std::process::ChildStdout>,
 }
 
-impl Other {
-    fn new(dir: &Path) -> Other {
-        let mut command = Running::command("answer", dir);
+impl KernelReader {
+    fn new(dir: &Path) -> KernelReader {
+        let mut command = ChildGuard::command("answer", dir);
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
         let told = BufReader::new(child.stdout.take().unwrap());
-        Other {
-            child: Running(child),
+        KernelReader {
+            child: ChildGuard(child),
             told,
         }
     }
@@ -145,7 +146,7 @@ fn bytes_of(guard: &pagemesh::Guard<'_>) -> Vec<u8> {
     bytes
 }
 
-/// What is at a place, by all ways of this process.
+/// Compares a range of a file by all read functions of this process.
 fn check(file: &File, offset: u64, expected: &[u8]) {
     let mut bytes = vec![0; expected.len()];
     file.read_exact_at(&mut bytes, offset).unwrap();
@@ -158,13 +159,13 @@ fn check(file: &File, offset: u64, expected: &[u8]) {
     }
 }
 
-/// Random changes of every kind, each of which is seen at once.
-fn change_and_check(mount: &Mounted, rounds: u64, is_direct: bool) {
+/// Random changes of every kind, each of which is visible at once.
+fn change_and_check(mount: &TestMount, rounds: u64, is_direct: bool) {
     let path = mount.path("file");
     fs::write(&path, vec![0; 3 << 20]).unwrap();
     let file = File::open(&path).unwrap();
     assert_eq!(file.is_direct(), is_direct);
-    let mut other = Other::new(&mount.dir);
+    let mut other = KernelReader::new(&mount.dir);
     let mut random = Random::new(1);
     let mut model = vec![0; 3 << 20];
     let mut shown = 0;
@@ -177,7 +178,7 @@ fn change_and_check(mount: &Mounted, rounds: u64, is_direct: bool) {
                 random.fill(part);
                 file.write_all_at(part, offset).unwrap();
             }
-            // Bytes of any place and length, and a page far from there.
+            // A range at any offset, and a page far from it.
             2 => {
                 random.fill(part);
                 let far = (offset as usize + (1 << 20)) % (2 << 20) / PAGE * PAGE;
@@ -217,7 +218,7 @@ fn change_and_check(mount: &Mounted, rounds: u64, is_direct: bool) {
     assert_eq!(shown > rounds / 2, is_direct, "{shown} of {rounds} guards");
     file.persist().unwrap();
     grow_and_check(mount);
-    // Longer and shorter.
+    // Makes the file longer, and shorter.
     file.write_all_at(&[9; 5000], model.len() as u64 - 1000)
         .unwrap();
     model.truncate(model.len() - 1000);
@@ -235,8 +236,8 @@ fn change_and_check(mount: &Mounted, rounds: u64, is_direct: bool) {
     file.persist().unwrap();
 }
 
-/// A log that gets longer, and its last page and its first one change as a whole.
-fn grow_and_check(mount: &Mounted) {
+/// A log grows, and its last page and its first page change atomically together.
+fn grow_and_check(mount: &TestMount) {
     let path = mount.path("log");
     fs::write(&path, [0; 3 * PAGE]).unwrap();
     let file = File::open(&path).unwrap();
@@ -249,7 +250,7 @@ fn grow_and_check(mount: &Mounted) {
         file.write_all_at(&model[end..], end as u64).unwrap();
         let last = match round % 10 {
             0 => model.len() - 20,
-            // Whole, and so maybe the page that has the end.
+            // A whole page, maybe the page that has the end of the file.
             1 => (model.len() - PAGE) / PAGE * PAGE,
             _ => continue,
         };
@@ -269,14 +270,14 @@ fn grow_and_check(mount: &Mounted) {
     }
 }
 
-/// The first page is changed before the end is: no read shows it the other way round.
+/// The first page is changed before the end is: no read shows the new end with the old first page.
 #[test]
-fn a_read_shows_one_moment_of_a_file_that_grows() {
+fn read_of_growing_file_is_consistent() {
     let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
     const ROUNDS: u64 = 10_000;
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     let path = mount.path("file");
     fs::write(&path, [0; PAGE]).unwrap();
     let (file, reader) = (File::open(&path).unwrap(), File::open(&path).unwrap());
@@ -294,7 +295,7 @@ fn a_read_shows_one_moment_of_a_file_that_grows() {
             let read = reader.read_at(&mut bytes, 0).unwrap();
             let first = u64::from_le_bytes(bytes[..8].try_into().unwrap());
             let appended = ((read - PAGE) / 8) as u64;
-            assert!(first >= appended, "{first} beside an end of {appended}");
+            assert!(first >= appended, "{first} with an end of {appended}");
         }
     });
     drop((file, reader));
@@ -302,10 +303,10 @@ fn a_read_shows_one_moment_of_a_file_that_grows() {
     cluster.check_identical("files");
 }
 
-/// What is persistent and what changed as a whole is so for a copy that follows, too.
+/// Persisted writes and atomic writes reach an asynchronous replica, too.
 #[test]
-fn a_copy_follows_what_is_written_natively() {
-    let Some((mut cluster, mount)) = mounted::followed() else {
+fn async_replica_receives_native_writes() {
+    let Some((mut cluster, mount)) = mounted::mount_with_async_replica() else {
         return;
     };
     let mut model = vec![0; 1 << 20];
@@ -335,19 +336,19 @@ fn a_copy_follows_what_is_written_natively() {
     file.write_all_at(&[7; PAGE], 0).unwrap();
     model[..PAGE].fill(7);
     check(&file, 0, &model);
-    // Waits for the copy.
+    // `persist` waits for the asynchronous replica.
     file.persist().unwrap();
     drop(file);
-    let mount = mounted::promote(&mut cluster, mount);
+    let mount = mounted::promote_async_replica(&mut cluster, mount);
     let found = fs::read(mount.path("file")).unwrap();
-    mounted::check_followed(&found, &model);
+    mounted::check_async_replica(&found, &model);
     mount.stop(&cluster);
 }
 
-/// Who opens a file so waits for such a copy with each write.
+/// Each write to a file that is open with `O_DSYNC` waits for the asynchronous replica.
 #[test]
-fn a_write_with_o_dsync_waits_for_a_copy_that_follows() {
-    let Some((cluster, mount)) = mounted::followed() else {
+fn o_dsync_write_waits_for_async_replica() {
+    let Some((cluster, mount)) = mounted::mount_with_async_replica() else {
         return;
     };
     let path = mount.path("file");
@@ -356,22 +357,22 @@ fn a_write_with_o_dsync_waits_for_a_copy_that_follows() {
     let flags = rustix::fs::OFlags::DSYNC.bits() as i32;
     let opened = options.read(true).write(true).custom_flags(flags);
     let file = File::new(opened.open(&path).unwrap()).unwrap();
-    // The first ones go through the kernel.
+    // The first writes go through the kernel.
     (0..50).for_each(|page| file.write_all_at(&[1; PAGE], page * PAGE as u64).unwrap());
     let check = |what: &str, write: &(dyn Fn() -> Result<(), Error> + Sync)| {
-        cluster.brick(2).freeze();
+        cluster.brick(2).stop_all_threads();
         thread::scope(|scope| {
             let (told, ended) = mpsc::channel();
             scope.spawn(move || told.send(write()));
-            let early = ended.recv_timeout(LACKING);
+            let early = ended.recv_timeout(WAIT_MIN);
             cluster.brick(2).signal("CONT");
             assert!(
                 early.is_err(),
-                "{what}: {early:?} while the copy stood still"
+                "{what}: {early:?} while the replica was stalled"
             );
             ended.recv().unwrap().unwrap();
         });
-        mounted::await_followed(&cluster);
+        mounted::await_async_replica(&cluster);
     };
     let part = [Part::new(PAGE as u64, &[3; 100])];
     check("written", &|| file.write_all_at(&[2; PAGE], 0));
@@ -380,13 +381,14 @@ fn a_write_with_o_dsync_waits_for_a_copy_that_follows() {
     mount.stop(&cluster);
 }
 
-/// Also who has only read before: nobody is asked, as the mount stands still.
+/// A file that was only read so far can be written directly: the mount is stopped and gets no
+/// request.
 #[test]
-fn who_has_read_a_file_writes_it_past_the_kernel() {
+fn reader_of_file_writes_it_directly() {
     let Some(cluster) = mounted::cluster(&[256, 256], "64M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     let path = mount.path("file");
     fs::write(&path, [7; 16 * PAGE]).unwrap();
     let file = File::open(&path).unwrap();
@@ -395,7 +397,7 @@ fn who_has_read_a_file_writes_it_past_the_kernel() {
         file.read_exact_at(&mut page, 0).unwrap();
     }
     let daemon = mount.daemon.as_ref().unwrap();
-    daemon.freeze();
+    daemon.stop_all_threads();
     thread::scope(|scope| {
         let (done, is_done) = mpsc::channel();
         let waits = scope.spawn(move || {
@@ -403,7 +405,8 @@ fn who_has_read_a_file_writes_it_past_the_kernel() {
             daemon.signal("CONT");
             has_written
         });
-        // By the thread that has read: each has connections of its own.
+        // The writing thread is the one that has read, since each thread has connections of its
+        // own.
         file.write_all_at(&[8; PAGE], 0).unwrap();
         let _ = done.send(());
         assert!(waits.join().unwrap(), "the mount was waited for");
@@ -414,47 +417,47 @@ fn who_has_read_a_file_writes_it_past_the_kernel() {
 }
 
 #[test]
-fn what_is_written_natively_is_seen_by_all_at_once() {
+fn native_writes_are_visible_at_once() {
     let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     change_and_check(&mount, 1000, true);
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
 
 #[test]
-fn where_the_direct_path_is_closed_all_is_the_same() {
-    let Some(cluster) = mounted::cluster_in(Pools::Disk, &[256, 256], "200M") else {
+fn native_calls_work_without_direct_path() {
+    let Some(cluster) = mounted::cluster_with_medium(Pools::Disk, &[256, 256], "200M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "auto", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "auto", "auto");
     change_and_check(&mount, 100, false);
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
 
-// Sets of pages that are always written as a whole.
+// Sets of pages that are always written atomically.
 
 const SETS: usize = 3;
-/// Pages of a set that lie side by side, over the ends of spans.
-const NEAR: usize = 8;
-/// A file that says that the mount is taken away.
-const GONE: &str = "gone";
+/// Adjacent pages of a set, which cross the ends of spans.
+const ADJACENT_PAGES: usize = 8;
+/// A file that tells the children, by its presence, that the mount is unmounted.
+const UNMOUNTED_MARKER: &str = "gone";
 /// The set that both writers write.
-const SHARED: usize = 2;
+const SHARED_SET: usize = 2;
 
-fn near(set: usize) -> u64 {
+fn adjacent_offset(set: usize) -> u64 {
     ((4 + set * 34) * PAGE) as u64
 }
 
-fn far(set: usize) -> u64 {
+fn distant_offset(set: usize) -> u64 {
     ((600 + set * 3) * PAGE) as u64
 }
 
-/// Which write the pages are of: all of the same.
-fn value_of(bytes: &[u8], what: &str) -> u64 {
+/// The number of the write that the pages hold. Panics unless all pages are of the same write.
+fn set_value(bytes: &[u8], what: &str) -> u64 {
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     let first = word(0);
     let torn = (0..bytes.len()).step_by(8).find(|&at| word(at) != first);
@@ -468,10 +471,10 @@ fn value_of(bytes: &[u8], what: &str) -> u64 {
     first
 }
 
-/// What a call gave; ends this child where the mount has gone, which is no fault.
-fn given<T, E: std::fmt::Display>(result: Result<T, E>, dir: &Path) -> T {
+/// The value of a result. Ends this child without a fault if the mount is gone.
+fn unwrap_or_exit<T, E: std::fmt::Display>(result: Result<T, E>, dir: &Path) -> T {
     result.unwrap_or_else(|cause| {
-        if dir.join(GONE).exists() {
+        if dir.join(UNMOUNTED_MARKER).exists() {
             std::process::exit(0);
         }
         panic!("{cause}");
@@ -479,10 +482,10 @@ fn given<T, E: std::fmt::Display>(result: Result<T, E>, dir: &Path) -> T {
 }
 
 fn write_set(file: &File, set: usize, value: u64) -> Result<(), Error> {
-    let bytes = value.to_le_bytes().repeat(NEAR * PAGE / 8);
-    let place = near(set);
+    let bytes = value.to_le_bytes().repeat(ADJACENT_PAGES * PAGE / 8);
+    let place = adjacent_offset(set);
     let mut parts: Vec<Part<'_>> = match value % 64 {
-        // Not of whole pages: by the mount.
+        // Parts of pages, which the mount writes.
         7 => vec![
             Part::new(place, &bytes[..104]),
             Part::new(place + 104, &bytes[104..]),
@@ -495,50 +498,50 @@ fn write_set(file: &File, set: usize, value: u64) -> Result<(), Error> {
                 .collect()
         }
     };
-    parts.push(Part::new(far(set), &bytes[..PAGE]));
+    parts.push(Part::new(distant_offset(set), &bytes[..PAGE]));
     file.write_atomic(&parts)
 }
 
-/// The value of a set that nobody writes now, by the kernel.
-fn whole_set(file: &fs::File, set: usize) -> u64 {
-    let mut bytes = vec![0; (NEAR + 1) * PAGE];
-    let (one, other) = bytes.split_at_mut(NEAR * PAGE);
-    file.read_exact_at(one, near(set)).unwrap();
-    file.read_exact_at(other, far(set)).unwrap();
-    value_of(&bytes, "a set that nobody writes")
+/// The value of a set without a running writer, read through the kernel.
+fn read_set(file: &fs::File, set: usize) -> u64 {
+    let mut bytes = vec![0; (ADJACENT_PAGES + 1) * PAGE];
+    let (one, other) = bytes.split_at_mut(ADJACENT_PAGES * PAGE);
+    file.read_exact_at(one, adjacent_offset(set)).unwrap();
+    file.read_exact_at(other, distant_offset(set)).unwrap();
+    set_value(&bytes, "a set without a writer")
 }
 
-/// One of two that write a set of their own, and one together.
+/// One of two writers: each writes a set of its own, and both write the shared set.
 fn write_sets(dir: &Path, own: usize) {
     let path = dir.join("mnt/file");
     let acknowledged = OpenOptions::new()
         .write(true)
         .open(dir.join("acknowledged"))
         .unwrap();
-    let kernel = as_library(OpenOptions::new().read(true)).open(&path);
+    let kernel = open_as_library(OpenOptions::new().read(true)).open(&path);
     let kernel = kernel.unwrap();
     let file = File::open(&path).unwrap();
-    let mut value = whole_set(&kernel, own);
+    let mut value = read_set(&kernel, own);
     loop {
         value += 1;
-        given(write_set(&file, own, value), dir);
+        unwrap_or_exit(write_set(&file, own, value), dir);
         acknowledged
             .write_all_at(&value.to_le_bytes(), own as u64 * 8)
             .unwrap();
         if value.is_multiple_of(3) {
-            given(write_set(&file, SHARED, value << 8 | own as u64), dir);
+            unwrap_or_exit(write_set(&file, SHARED_SET, value << 8 | own as u64), dir);
         }
     }
 }
 
-fn watch(what: &str, mut read: impl FnMut(usize, &mut [u8]) -> bool) {
-    let mut bytes = vec![0; NEAR * PAGE];
+fn watch_sets(what: &str, mut read: impl FnMut(usize, &mut [u8]) -> bool) {
+    let mut bytes = vec![0; ADJACENT_PAGES * PAGE];
     let mut seen = [0; SETS];
     for set in (0..SETS).cycle() {
         if read(set, &mut bytes) {
-            let value = value_of(&bytes, what);
+            let value = set_value(&bytes, what);
             assert!(
-                set == SHARED || value >= seen[set],
+                set == SHARED_SET || value >= seen[set],
                 "{what}: {value} after {}",
                 seen[set]
             );
@@ -549,8 +552,8 @@ fn watch(what: &str, mut read: impl FnMut(usize, &mut [u8]) -> bool) {
 
 fn watch_native(dir: &Path) {
     let file = File::open(dir.join("mnt/file")).unwrap();
-    watch("read", |set, into| {
-        given(file.read_exact_at(into, near(set)), dir);
+    watch_sets("read", |set, into| {
+        unwrap_or_exit(file.read_exact_at(into, adjacent_offset(set)), dir);
         true
     });
 }
@@ -558,12 +561,12 @@ fn watch_native(dir: &Path) {
 fn watch_by_guard(dir: &Path) {
     let file = File::open(dir.join("mnt/file")).unwrap();
     let (mut valid, mut over) = (0u64, 0u64);
-    watch("shown", |set, into| {
-        let guard = given(file.guard(near(set), into.len()), dir);
-        // Looked at late, its frames may hold something else by now.
+    watch_sets("shown", |set, into| {
+        let guard = unwrap_or_exit(file.guard(adjacent_offset(set), into.len()), dir);
+        // The guard is read late: its frames may hold other data by then.
         let mut page = [0; PAGE];
         for number in 0..(valid + over) % 3 * 200 {
-            given(
+            unwrap_or_exit(
                 file.read_exact_at(&mut page, number % 600 * PAGE as u64),
                 dir,
             );
@@ -580,44 +583,46 @@ fn watch_by_guard(dir: &Path) {
 }
 
 fn watch_by_kernel(dir: &Path) {
-    let file = as_library(OpenOptions::new().read(true)).open(dir.join("mnt/file"));
+    let file = open_as_library(OpenOptions::new().read(true)).open(dir.join("mnt/file"));
     let file = file.unwrap();
-    watch("read by the kernel", |set, into| {
-        given(file.read_exact_at(into, near(set)), dir);
+    watch_sets("read by the kernel", |set, into| {
+        unwrap_or_exit(file.read_exact_at(into, adjacent_offset(set)), dir);
         true
     });
 }
 
-/// A file with sets, and writers and readers of it.
-struct Campaign {
+/// A file with sets, and its writers and readers.
+struct KillCampaign {
     dir: PathBuf,
     acknowledged: fs::File,
-    writers: Vec<Running>,
-    readers: Vec<Running>,
+    writers: Vec<ChildGuard>,
+    readers: Vec<ChildGuard>,
 }
 
-impl Campaign {
-    fn start(cluster: &Cluster, mount: &Mounted) -> Campaign {
+impl KillCampaign {
+    fn start(cluster: &Cluster, mount: &TestMount) -> KillCampaign {
         let dir = cluster.dir().to_owned();
         fs::write(mount.path("file"), vec![0; 700 * PAGE]).unwrap();
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create_new(true);
         let acknowledged = options.open(dir.join("acknowledged")).unwrap();
         acknowledged.write_all_at(&[0; SETS * 8], 0).unwrap();
-        let mut campaign = Campaign {
+        let mut campaign = KillCampaign {
             dir,
             acknowledged,
             writers: vec![],
             readers: vec![],
         };
-        campaign.begin();
+        campaign.start_children();
         campaign
     }
 
-    fn begin(&mut self) {
-        self.writers = ["0", "1"].map(|own| Running::start(own, &self.dir)).into();
+    fn start_children(&mut self) {
+        self.writers = ["0", "1"]
+            .map(|own| ChildGuard::start(own, &self.dir))
+            .into();
         let ways = ["native", "guard", "kernel"];
-        self.readers = ways.map(|way| Running::start(way, &self.dir)).into();
+        self.readers = ways.map(|way| ChildGuard::start(way, &self.dir)).into();
     }
 
     fn acknowledged(&self, own: usize) -> u64 {
@@ -638,15 +643,16 @@ impl Campaign {
     fn check(&mut self) {
         let all = self.readers.iter_mut().chain(&mut self.writers);
         assert!(
-            all.into_iter().all(Running::is_well),
-            "somebody found a fault"
+            all.into_iter().all(ChildGuard::is_running),
+            "a child found a fault"
         );
     }
 
-    /// What nobody writes any more is whole, and nothing that was acknowledged is lost.
-    fn check_set(&self, mount: &Mounted, own: usize) {
+    /// Asserts that a set without a running writer is whole, and that no acknowledged write is
+    /// lost.
+    fn check_set(&self, mount: &TestMount, own: usize) {
         let file = fs::File::open(mount.path("file")).unwrap();
-        let value = whole_set(&file, own);
+        let value = read_set(&file, own);
         let least = self.acknowledged(own);
         assert!(
             value >= least,
@@ -654,21 +660,21 @@ impl Campaign {
         );
     }
 
-    fn end(&mut self) {
+    fn stop_children(&mut self) {
         self.readers.clear();
         self.writers.clear();
     }
 }
 
 #[test]
-fn atomic_writes_are_whole_though_writers_are_killed() {
+fn atomic_writes_are_whole_if_writers_are_killed() {
     let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
-    let rounds = std::env::var(ROUNDS).ok();
+    let rounds = std::env::var(ROUNDS_ENV).ok();
     let rounds: usize = rounds.map_or(25, |rounds| rounds.parse().unwrap());
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let mut campaign = Campaign::start(&cluster, &mount);
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
+    let mut campaign = KillCampaign::start(&cluster, &mount);
     let mut random = Random::new(7);
     for round in 0..rounds {
         let victim = random.below(2) as usize;
@@ -680,35 +686,35 @@ fn atomic_writes_are_whole_though_writers_are_killed() {
         }
         campaign.writers[victim].kill();
         campaign.check_set(&mount, victim);
-        campaign.writers[victim] = Running::start(&victim.to_string(), &campaign.dir);
+        campaign.writers[victim] = ChildGuard::start(&victim.to_string(), &campaign.dir);
         campaign.check();
     }
-    campaign.end();
+    campaign.stop_children();
     mount.stop(&cluster);
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     (0..2).for_each(|own| campaign.check_set(&mount, own));
-    whole_set(&fs::File::open(mount.path("file")).unwrap(), SHARED);
+    read_set(&fs::File::open(mount.path("file")).unwrap(), SHARED_SET);
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
 
 #[test]
-fn atomic_writes_are_whole_though_everything_is_killed() {
+fn atomic_writes_are_whole_if_everything_is_killed() {
     let Some(mut cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
-    let mut mount = Mounted::by(&cluster, "files", "map", "auto");
-    let mut campaign = Campaign::start(&cluster, &mount);
+    let mut mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
+    let mut campaign = KillCampaign::start(&cluster, &mount);
     for round in 0..4 {
         if round > 0 {
-            fs::remove_file(cluster.dir().join(GONE)).unwrap();
-            campaign.begin();
+            fs::remove_file(cluster.dir().join(UNMOUNTED_MARKER)).unwrap();
+            campaign.start_children();
         }
         campaign.await_more(0, 200);
         campaign.await_more(1, 200);
         campaign.check();
-        fs::write(cluster.dir().join(GONE), "").unwrap();
-        // In either order: the writers may outlive the mount, and one brick the other.
+        fs::write(cluster.dir().join(UNMOUNTED_MARKER), "").unwrap();
+        // In either order: the writers may outlive the mount, and one brick may outlive the other.
         if round % 2 == 0 {
             mount.daemon.take().unwrap().kill();
         }
@@ -718,23 +724,23 @@ fn atomic_writes_are_whole_though_everything_is_killed() {
             mount.daemon.take().unwrap().kill();
         }
         cluster.kill_brick(1 - first);
-        campaign.end();
+        campaign.stop_children();
         (0..2).for_each(|brick| cluster.restart_brick(brick));
-        mount.come_back(&cluster, "files", "map");
+        mount.remount(&cluster, "files", "map");
         (0..2).for_each(|own| campaign.check_set(&mount, own));
-        whole_set(&fs::File::open(mount.path("file")).unwrap(), SHARED);
+        read_set(&fs::File::open(mount.path("file")).unwrap(), SHARED_SET);
     }
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
 
-/// What a guard shows is used again when it is due, and then the guard is over.
+/// The frames of a guard are reused after enough writes, and then the guard is invalid.
 #[test]
-fn what_a_guard_shows_too_late_is_void() {
+fn guard_becomes_invalid_when_frames_are_reused() {
     let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     fs::write(mount.path("file"), vec![7; 100 * PAGE]).unwrap();
     let file = File::open(mount.path("file")).unwrap();
     let mut guards = Vec::new();
@@ -751,14 +757,14 @@ fn what_a_guard_shows_too_late_is_void() {
     assert!(kept.is_valid() && void.is_valid());
     (0..8).for_each(write);
     assert!(kept.is_valid() && !void.is_valid());
-    // Nobody has kept the frames: all of the pool is written to, again and again.
+    // The guard does not pin the frames: the loop overwrites all of the pool, again and again.
     until("its frames hold something else", || {
         (0..2000).for_each(|number| write(20 + number % 20));
         !is_as_it_was(&void)
     });
     let ended = void.finish();
     assert!(matches!(ended, Err(Error::Changed)), "{ended:?}");
-    // The other is the same, and nobody vouches for that after so many changes.
+    // The other guard shows the same bytes, but after so many changes it is not valid any more.
     assert!(is_as_it_was(&kept) && !kept.is_valid());
     drop((kept, guards));
     drop(file);
@@ -766,14 +772,14 @@ fn what_a_guard_shows_too_late_is_void() {
     cluster.check_identical("files");
 }
 
-/// A guard keeps no pool: when its brick goes it is over, shows zeroes, and does not keep
-/// the next brick from opening the pool.
+/// A guard does not hold its pool. When its brick dies, the guard is invalid and shows zeroes, and
+/// the next brick can open the pool.
 #[test]
-fn a_guard_is_over_when_its_brick_goes() {
+fn guard_becomes_invalid_when_brick_dies() {
     let Some(mut cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     fs::write(mount.path("file"), vec![7; 1 << 20]).unwrap();
     let file = File::open(mount.path("file")).unwrap();
     let mut guards = Vec::new();
@@ -788,7 +794,7 @@ fn a_guard_is_over_when_its_brick_goes() {
         bytes_of(&guards[0]).iter().all(|&byte| byte == 0)
     });
     (0..2).for_each(|brick| cluster.restart_brick(brick));
-    until("guests are let in again", || {
+    until("direct access is allowed again", || {
         let guard = file.guard(0, PAGE).unwrap();
         !guard.is_copy() && bytes_of(&guard) == [7; PAGE] && guard.finish().is_ok()
     });
@@ -800,8 +806,8 @@ fn a_guard_is_over_when_its_brick_goes() {
     cluster.check_identical("files");
 }
 
-/// Compiles a program of `crates/native`, against the library beside this test.
-fn compiled(source: &str, into: &Path) -> (PathBuf, PathBuf) {
+/// Compiles a program of `crates/native` against the library in the directory of this test.
+fn compile_c(source: &str, into: &Path) -> (PathBuf, PathBuf) {
     let own = std::env::current_exe().unwrap();
     let libraries = own.parent().unwrap().to_owned();
     let native = Path::new(env!("CARGO_MANIFEST_DIR")).join("../native");
@@ -827,10 +833,10 @@ fn compiled(source: &str, into: &Path) -> (PathBuf, PathBuf) {
     (compiled, libraries)
 }
 
-/// Whom the mount does not let in it promises nothing.
-fn refuse_others(mount: &Mounted, dir: &Path) {
-    let (program, libraries) = compiled("examples/ledger.c", dir);
-    // Another user sees neither directory.
+/// A process of another user gets no direct access, so an atomic write fails.
+fn refuse_others(mount: &TestMount, dir: &Path) {
+    let (program, libraries) = compile_c("examples/ledger.c", dir);
+    // Another user can enter neither directory.
     let place = tempfile::tempdir_in("/tmp").unwrap();
     let all = |mode| fs::Permissions::from_mode(mode);
     fs::set_permissions(place.path(), all(0o755)).unwrap();
@@ -845,17 +851,17 @@ fn refuse_others(mount: &Mounted, dir: &Path) {
     command.arg(program).arg(mount.path("ledger")).arg("1");
     let output = command.env("LD_LIBRARY_PATH", place.path()).output();
     let told = String::from_utf8(output.unwrap().stderr).unwrap();
-    assert!(told.contains("move: nothing keeps several pages"), "{told}");
+    assert!(told.contains("move: this file has no atomic"), "{told}");
 }
 
 #[test]
-fn c_programs_do_the_same() {
+fn c_programs_use_native_library() {
     let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     let run = |source: &str, args: &[&str]| {
-        let (compiled, libraries) = compiled(source, cluster.dir());
+        let (compiled, libraries) = compile_c(source, cluster.dir());
         let mut command = program::limited(compiled.to_str().unwrap());
         let output = command
             .args(args)
@@ -873,14 +879,14 @@ fn c_programs_do_the_same() {
     cluster.check_identical("files");
 }
 
-/// A pool stays locked as long as anybody has it open as its bricks do.
+/// A pool stays locked as long as any process has it open with the brick's open file description.
 #[test]
-fn a_child_of_fork_has_no_pool_of_a_program_with_the_library() {
+fn forked_child_has_no_pool_of_native_program() {
     let Some(cluster) = mounted::cluster(&[256, 256], "64M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let (program, libraries) = compiled("tests/forks.c", cluster.dir());
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
+    let (program, libraries) = compile_c("tests/forks.c", cluster.dir());
     for round in 0..4 {
         let file = mount.path(&format!("file-{round}"));
         fs::write(&file, vec![0; 64 * PAGE]).unwrap();

@@ -1,5 +1,5 @@
-//! `pool check`: it writes nothing unless asked, names what is damaged, mends
-//! what the pool can, and leaves the rest to the other copy of a volume.
+//! `pool check`: it writes nothing unless asked, names the damage, repairs all that the pool's own
+//! redundancy allows, and leaves the rest to the other copy of a volume.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
@@ -11,7 +11,7 @@ use support::{Cluster, MIB, Pools};
 
 const PAGE: usize = 4096;
 
-/// What `pool check` says, with its exit code.
+/// Runs `pool check`, asserts its exit code, and returns its report.
 fn check(cluster: &Cluster, args: &[&str], code: i32) -> Value {
     let pool = cluster.pool(0).to_str().unwrap();
     let all = [&["pool", "check", pool, "--output", "json"], args].concat();
@@ -21,7 +21,7 @@ fn check(cluster: &Cluster, args: &[&str], code: i32) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-fn whats(told: &Value) -> Vec<(String, bool)> {
+fn finding_texts(told: &Value) -> Vec<(String, bool)> {
     let findings = told["findings"].as_array().unwrap().iter();
     let what = |it: &Value| it["what"].as_str().unwrap().to_owned();
     findings
@@ -29,7 +29,7 @@ fn whats(told: &Value) -> Vec<(String, bool)> {
         .collect()
 }
 
-fn story(pools: Pools) {
+fn check_damage_and_repair(pools: Pools) {
     let mut cluster = Cluster::new(pools, 2);
     cluster.create("disk", "8M", &[]);
     let export = cluster.export(&["disk"], "auto");
@@ -40,7 +40,7 @@ fn story(pools: Pools) {
     export.stop();
 
     cluster.kill_brick(0);
-    // Whose opening passes every record: what is told of a page differs where one is left.
+    // Opening the pool checks every record: the report on a page differs if a record is left.
     cluster.restart_brick(0);
     cluster.kill_brick(0);
     let killed = std::fs::read(&pool).unwrap();
@@ -52,7 +52,7 @@ fn story(pools: Pools) {
         "nothing is written"
     );
 
-    // A superblock, a frame that is in use, and a page.
+    // A superblock, a frame in use, and a page.
     let geometry = Geometry::plan(64 * MIB).unwrap();
     let frames = geometry.frame_numbers();
     let mut frames = frames.map(|frame| frame as usize);
@@ -65,7 +65,7 @@ fn story(pools: Pools) {
     std::fs::write(&pool, &damaged).unwrap();
     let told = check(&cluster, &[], 3);
     let expected = [("superblock", false), ("bytes", false)];
-    let found = whats(&told);
+    let found = finding_texts(&told);
     assert_eq!(found.len(), expected.len(), "{told}");
     for ((what, repaired), (word, expected)) in found.iter().zip(expected) {
         assert!(what.contains(word) && *repaired == expected, "{told}");
@@ -81,7 +81,10 @@ fn story(pools: Pools) {
     assert_eq!(check(&cluster, &["--skip-data"], 3)["pages_read"], 0);
 
     let told = check(&cluster, &["--repair"], 3);
-    let repaired: Vec<_> = whats(&told).iter().map(|(_, repaired)| *repaired).collect();
+    let repaired: Vec<_> = finding_texts(&told)
+        .iter()
+        .map(|(_, repaired)| *repaired)
+        .collect();
     assert_eq!(repaired, [true, false], "{told}");
     assert_eq!(
         check(&cluster, &[], 3)["findings"]
@@ -96,8 +99,8 @@ fn story(pools: Pools) {
     bytes[bit_at] ^= 1 << (data % 8);
     std::fs::write(&pool, &bytes).unwrap();
     let told = check(&cluster, &["--repair"], 3);
-    assert!(whats(&told)[0].0.contains("bitmap"), "{told}");
-    assert_eq!(whats(&told).len(), 2, "{told}");
+    assert!(finding_texts(&told)[0].0.contains("bitmap"), "{told}");
+    assert_eq!(finding_texts(&told).len(), 2, "{told}");
     let people = cluster.run(&["pool", "check", name]);
     let people = String::from_utf8_lossy(&people.stdout).into_owned();
     assert!(people.contains("volume check --repair-from"), "{people}");
@@ -116,11 +119,11 @@ fn story(pools: Pools) {
 }
 
 #[test]
-fn a_pool_in_memory() {
-    story(Pools::Memory);
+fn memory_pool_damage_is_found_and_repaired() {
+    check_damage_and_repair(Pools::Memory);
 }
 
 #[test]
-fn a_pool_on_a_disk() {
-    story(Pools::Disk);
+fn disk_pool_damage_is_found_and_repaired() {
+    check_damage_and_repair(Pools::Disk);
 }

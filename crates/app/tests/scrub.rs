@@ -1,6 +1,6 @@
-//! Scrubs of real processes: flipped bits in the pools of a mirrored volume are
-//! found while it is served, repaired from the other copy and counted; what no
-//! copy has is named.
+//! Scrubs of real processes: a scrub finds flipped bits in the pools of a mirrored volume while it
+//! is served, repairs them from the other copy, and counts them. It names pages that no copy holds
+//! intact.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
@@ -15,7 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use support::daemon::Daemon;
-use support::mounted::{self, Mounted};
+use support::mounted::{self, TestMount};
 use support::{Cluster, Export, MIB, PAGEMESH, Pools, until};
 
 const PAGE: usize = 4096;
@@ -28,14 +28,14 @@ fn find_frames(pool: &Path, pattern: u8) -> Vec<u64> {
     numbers.filter(is_it).collect()
 }
 
-/// The one that there is.
+/// The only frame that is full of this byte.
 fn frame_of(pool: &Path, pattern: u8) -> usize {
     let found = find_frames(pool, pattern);
     assert_eq!(found.len(), 1, "{pattern:#x}: {found:?}");
     found[0] as usize
 }
 
-/// Where the slot lies that names this frame.
+/// The offset of the slot that names this frame.
 fn slot_of(pool: &Path, frame: usize) -> usize {
     let bytes = std::fs::read(pool).unwrap();
     let start = Geometry::plan(64 * MIB).unwrap().frames.start as usize;
@@ -48,7 +48,7 @@ fn slot_of(pool: &Path, frame: usize) -> usize {
 }
 
 /// Flips a bit of a pool that a brick serves.
-fn flip(pool: &Path, byte: usize, bit: u8) {
+fn flip_bit(pool: &Path, byte: usize, bit: u8) {
     let file = File::options().read(true).write(true).open(pool).unwrap();
     let mut found = [0];
     file.read_exact_at(&mut found, byte as u64).unwrap();
@@ -56,13 +56,13 @@ fn flip(pool: &Path, byte: usize, bit: u8) {
         .unwrap();
 }
 
-/// Has the volume scrubbed; what was found.
-fn scrub(export: &Export) -> Value {
-    scrub_by(&export.daemon)
+/// Scrubs the volume of an export; returns the findings.
+fn scrub_export(export: &Export) -> Value {
+    scrub_volume(&export.daemon)
 }
 
-/// The same, by whoever has it attached.
-fn scrub_by(client: &Daemon) -> Value {
+/// Scrubs the volume through the client that has it attached.
+fn scrub_volume(client: &Daemon) -> Value {
     let status = || -> Value {
         client.signal("USR1");
         serde_json::from_str(&client.line()).unwrap()
@@ -78,7 +78,7 @@ fn scrub_by(client: &Daemon) -> Value {
     last
 }
 
-/// Has a brick scrub its pool; what was found.
+/// Has a brick scrub its pool; returns the findings.
 fn scrub_pool(cluster: &Cluster, n: usize) -> Value {
     let brick = cluster.brick(n);
     let status = || -> Value {
@@ -96,7 +96,7 @@ fn scrub_pool(cluster: &Cluster, n: usize) -> Value {
     last["scrub"]["last"].clone()
 }
 
-fn story(pools: Pools, transport: &str) {
+fn check_volume_scrub(pools: Pools, transport: &str) {
     let cluster = Cluster::new(pools, 2);
     cluster.create("disk", "8M", &[]);
     let place = cluster.dir().join("scrub.sock");
@@ -108,22 +108,22 @@ fn story(pools: Pools, transport: &str) {
     let writes: Vec<&str> = writes.iter().map(String::as_str).collect();
     export.io(&writes);
     export.io(&["flush"]);
-    let clean = scrub(&export);
+    let clean = scrub_export(&export);
     let found = &clean["scrub"]["last"]["found"];
     assert_eq!(found["pages_compared"], 8 * MIB / PAGE as u64, "{clean}");
     assert_eq!(found["pages_damaged"], 0, "{clean}");
 
-    // Data on each copy and, where slots lie in shared memory, page tables.
+    // Data on each copy and, where slots are in shared memory, page tables.
     let (one, other) = (cluster.pool(0), cluster.pool(1));
-    flip(one, frame_of(one, 1) * PAGE + 77, 3);
-    flip(other, frame_of(other, 2) * PAGE + 4095, 7);
+    flip_bit(one, frame_of(one, 1) * PAGE + 77, 3);
+    flip_bit(other, frame_of(other, 2) * PAGE + 4095, 7);
     let mut damaged = vec![1, 2];
     if pools == Pools::Memory {
-        flip(one, slot_of(one, frame_of(one, 3)) + 1, 0);
-        flip(other, slot_of(other, frame_of(other, 4)) + 6, 5);
+        flip_bit(one, slot_of(one, frame_of(one, 3)) + 1, 0);
+        flip_bit(other, slot_of(other, frame_of(other, 4)) + 6, 5);
         damaged.extend([3, 4]);
     }
-    let told = scrub(&export);
+    let told = scrub_export(&export);
     let found = &told["scrub"]["last"]["found"];
     assert_eq!(found["pages_damaged"], damaged.len(), "{told}");
     assert_eq!(found["pages_repaired"], damaged.len(), "{told}");
@@ -140,15 +140,18 @@ fn story(pools: Pools, transport: &str) {
     let reads: Vec<String> = (1..8).map(read).collect();
     let reads: Vec<&str> = reads.iter().map(String::as_str).collect();
     (0..2).for_each(|_| drop(export.io(&reads)));
-    assert_eq!(scrub(&export)["scrub"]["last"]["found"]["pages_damaged"], 0);
+    assert_eq!(
+        scrub_export(&export)["scrub"]["last"]["found"]["pages_damaged"],
+        0
+    );
 
-    // What only the brick knows: a superblock and, above a leaf, a slot under
-    // which no page could be written.
+    // Damage that only the brick can detect: a superblock and, above a leaf, a slot under which no
+    // page could be written.
     for (n, pool) in [one, other].into_iter().enumerate() {
-        flip(pool, PAGE + 40, 2);
+        flip_bit(pool, PAGE + 40, 2);
         if pools == Pools::Memory {
             let leaf = slot_of(pool, frame_of(pool, 6)) / PAGE;
-            flip(pool, slot_of(pool, leaf) + 2, 4);
+            flip_bit(pool, slot_of(pool, leaf) + 2, 4);
         }
         let found = scrub_pool(&cluster, n);
         assert_eq!(found["superblocks"], 1, "{found}");
@@ -157,14 +160,17 @@ fn story(pools: Pools, transport: &str) {
         let log = cluster.brick(n).log();
         assert!(log.contains("scrub mended"), "{log}");
     }
-    assert_eq!(scrub(&export)["scrub"]["last"]["found"]["pages_damaged"], 0);
+    assert_eq!(
+        scrub_export(&export)["scrub"]["last"]["found"]["pages_damaged"],
+        0
+    );
     (0..2).for_each(|_| drop(export.io(&reads)));
 
-    // Both copies of one page: nothing is left to repair it from.
+    // Both copies of one page: no source for a repair is left.
     for pool in [one, other] {
-        flip(pool, frame_of(pool, 5) * PAGE + 9, 1);
+        flip_bit(pool, frame_of(pool, 5) * PAGE + 9, 1);
     }
-    let told = scrub(&export);
+    let told = scrub_export(&export);
     let damage = &told["scrub"]["last"]["found"]["damages"][0];
     assert_eq!(damage["offset"], 5 * MIB, "{told}");
     assert_eq!(damage["repaired"], false, "{told}");
@@ -183,24 +189,24 @@ fn story(pools: Pools, transport: &str) {
 }
 
 #[test]
-fn copies_in_memory_that_clients_map() {
-    story(Pools::Memory, "auto");
+fn scrub_repairs_mapped_memory_copies() {
+    check_volume_scrub(Pools::Memory, "auto");
 }
 
 #[test]
-fn copies_in_memory_over_tcp() {
-    story(Pools::Memory, "tcp");
+fn scrub_repairs_memory_copies_over_tcp() {
+    check_volume_scrub(Pools::Memory, "tcp");
 }
 
 #[test]
-fn copies_on_a_disk() {
-    story(Pools::Disk, "auto");
+fn scrub_repairs_disk_copies() {
+    check_volume_scrub(Pools::Disk, "auto");
 }
 
-/// On a disk a running brick keeps its own picture of the page tables: what is
-/// damaged below it counts from the next start on.
+/// On a disk a running brick holds the page tables in memory: damage on the disk takes effect at
+/// the next start.
 #[test]
-fn page_tables_on_a_disk() {
+fn scrub_repairs_page_tables_on_disk() {
     let mut cluster = Cluster::new(Pools::Disk, 2);
     cluster.create("disk", "8M", &[]);
     let place = cluster.dir().join("scrub.sock");
@@ -210,16 +216,16 @@ fn page_tables_on_a_disk() {
     for n in 0..2 {
         let page = n as u64 + 1;
         export.io(&[&format!("write -P {page} {page}M 4k"), "flush"]);
-        // Until then the write is in flight, and comes back with the copy.
+        // Until then the write is in flight, and resync writes it to the returning copy.
         until("the connection has ended well", || {
             export.status()["channels"] == 0
         });
         cluster.stop_brick(n);
         let pool = cluster.pool(n);
-        flip(pool, slot_of(pool, frame_of(pool, page as u8)) + 1, 3);
+        flip_bit(pool, slot_of(pool, frame_of(pool, page as u8)) + 1, 3);
         cluster.restart_brick(n);
         export.await_state("healthy");
-        let told = scrub(&export);
+        let told = scrub_export(&export);
         let found = &told["scrub"]["last"]["found"];
         assert_eq!(found["pages_repaired"], 1, "{told}");
         assert_eq!(found["damages"][0]["offset"], page * MIB, "{told}");
@@ -235,18 +241,18 @@ fn page_tables_on_a_disk() {
 }
 
 #[test]
-fn copies_of_a_mounted_file_system() {
+fn scrub_repairs_mounted_file_system() {
     let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
         return;
     };
-    let mount = Mounted::new(&cluster, "files", "map");
+    let mount = TestMount::new(&cluster, "files", "map");
     mount.sh(
         "for byte in 1 2; do head -c 20000 /dev/zero | tr '\\0' \"\\\\$byte\" > $byte; done; sync",
     );
     for (pool, byte) in [(cluster.pool(0), 1), (cluster.pool(1), 2)] {
-        flip(pool, find_frames(pool, byte)[0] as usize * PAGE + 7, 1);
+        flip_bit(pool, find_frames(pool, byte)[0] as usize * PAGE + 7, 1);
     }
-    let told = scrub_by(mount.daemon.as_ref().unwrap());
+    let told = scrub_volume(mount.daemon.as_ref().unwrap());
     let found = &told["scrub"]["last"]["found"];
     assert_eq!(found["pages_repaired"], 2, "{told}");
     assert_eq!(found["pages_differing"], 0, "{told}");
@@ -255,17 +261,17 @@ fn copies_of_a_mounted_file_system() {
 }
 
 /// A client that stays connected.
-struct Client(Child);
+struct NbdClient(Child);
 
-impl Client {
-    fn new(export: &Export) -> Client {
+impl NbdClient {
+    fn new(export: &Export) -> NbdClient {
         let mut command = Command::new("qemu-io");
         command.args(["-f", "raw", &export.uri]);
         command.stdin(Stdio::piped()).stdout(Stdio::null());
-        Client(command.spawn().unwrap())
+        NbdClient(command.spawn().unwrap())
     }
 
-    /// Writes a page full of this byte at as many MiB.
+    /// Writes a page full of this byte at offset `pattern` MiB, and waits until both pools have it.
     fn write(&mut self, pattern: u8, pools: [&Path; 2]) {
         let command = format!("write -P {pattern} {pattern}M 4k\n");
         let stdin = self.0.stdin.as_mut().unwrap();
@@ -278,22 +284,22 @@ impl Client {
     }
 }
 
-impl Drop for Client {
+impl Drop for NbdClient {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Where the record lies that put this frame to use.
+/// The offset of the record that allocates this frame.
 fn record_of(pool: &Path, frame: usize) -> usize {
     let bytes = std::fs::read(pool).unwrap();
     let geometry = Geometry::plan(64 * MIB).unwrap();
     let lanes = geometry.journal_region.start as usize;
     let end = lanes + geometry.journal_region.len as usize;
     let is_it = |at: &usize| {
-        // Whether or not it has a second sum in place of the check bits.
+        // Both kinds of map records: with check bits, and with a second checksum in their place.
         let is_map = matches!(bytes[*at + 4], 1 | 4);
         let word = u64::from_le_bytes(bytes[*at + 40..][..8].try_into().unwrap());
         is_map && word & (FRAMES_MAX - 1) == frame as u64
@@ -312,8 +318,9 @@ fn in_flight(pool: &Path) -> Vec<usize> {
     (start..start + len).step_by(32).filter(is_used).collect()
 }
 
-/// What recovery would need is mended while it is used; then everything dies.
-fn journal(pools: Pools, transport: &str) {
+/// A scrub corrects records that recovery would need, while the pool is in use; then all processes
+/// die.
+fn check_journal_scrub(pools: Pools, transport: &str) {
     let mut cluster = Cluster::new(pools, 2);
     cluster.create("disk", "128M", &[]);
     let export = cluster.export(&["disk"], transport);
@@ -321,15 +328,15 @@ fn journal(pools: Pools, transport: &str) {
     let bytes_at = |n: usize, at: usize, len: usize| {
         std::fs::read(cluster.pool(n)).unwrap()[at..][..len].to_vec()
     };
-    let mut client = Client::new(&export);
+    let mut client = NbdClient::new(&export);
     client.write(0x61, both());
     for n in 0..2 {
         let pool = cluster.pool(n);
         let record = record_of(pool, frame_of(pool, 0x61));
         let before = bytes_at(n, record, 64);
-        // Once before a checkpoint has read it, and once after.
+        // Once before a checkpoint has read the record, and once after.
         for byte in [9, 57] {
-            flip(pool, record + byte, 4);
+            flip_bit(pool, record + byte, 4);
             let found = scrub_pool(&cluster, n);
             assert_eq!(found["records"], 1, "{found}");
             assert_eq!(found["mended"], 1, "{found}");
@@ -339,7 +346,7 @@ fn journal(pools: Pools, transport: &str) {
         assert!(log.contains("mended"), "{log}");
         assert_eq!(in_flight(pool), [0usize; 0]);
     }
-    // Killed: one that ends well leaves nothing in flight.
+    // Killed: a client that ends normally leaves nothing in flight.
     export.kill();
     drop(client);
     for n in 0..2 {
@@ -349,7 +356,7 @@ fn journal(pools: Pools, transport: &str) {
         });
         let entry = in_flight(pool)[0];
         let before = bytes_at(n, entry, 32);
-        flip(pool, entry + 17, 2);
+        flip_bit(pool, entry + 17, 2);
         let found = scrub_pool(&cluster, n);
         assert_eq!(found["in_flight"], 1, "{found}");
         assert_eq!(found["mended"], 1, "{found}");
@@ -357,10 +364,10 @@ fn journal(pools: Pools, transport: &str) {
     }
 
     let export = cluster.export(&["disk"], transport);
-    let mut client = Client::new(&export);
+    let mut client = NbdClient::new(&export);
     client.write(0x62, both());
     for (n, pool) in both().into_iter().enumerate() {
-        flip(pool, record_of(pool, frame_of(pool, 0x62)) + 30, 1);
+        flip_bit(pool, record_of(pool, frame_of(pool, 0x62)) + 30, 1);
         assert_eq!(scrub_pool(&cluster, n)["records"], 1);
     }
     drop(client);
@@ -382,38 +389,38 @@ fn journal(pools: Pools, transport: &str) {
 }
 
 #[test]
-fn a_journal_in_memory_is_mended_and_everything_dies() {
-    journal(Pools::Memory, "auto");
+fn corrected_memory_journal_survives_kills() {
+    check_journal_scrub(Pools::Memory, "auto");
 }
 
 #[test]
-fn a_journal_on_a_disk_is_mended_and_everything_dies() {
-    journal(Pools::Disk, "tcp");
+fn corrected_disk_journal_survives_kills() {
+    check_journal_scrub(Pools::Disk, "tcp");
 }
 
 /// A brick as the manager lists it.
-fn listed(cluster: &Cluster, id: &str) -> Value {
+fn listed_brick(cluster: &Cluster, id: &str) -> Value {
     let bricks = cluster.json(&["brick", "list"]);
     let mut bricks = bricks.as_array().unwrap().iter();
     bricks.find(|brick| brick["brick"] == id).unwrap().clone()
 }
 
 #[test]
-fn bricks_are_asked_to_scrub_through_the_manager() {
+fn manager_requests_brick_scrubs() {
     let mut cluster = Cluster::new(Pools::Memory, 2);
     let (one, other) = (cluster.brick_id(0), cluster.brick_id(1));
     let await_passes = |id: &str, passes: u64| {
         let mut last = Value::Null;
         until("the manager hears of the scrub", || {
-            last = listed(&cluster, id);
+            last = listed_brick(&cluster, id);
             last["scrub"]["passes"] == passes && last["scrub_wish"].is_null()
         });
         last["scrub"].clone()
     };
-    let idle = listed(&cluster, &one);
+    let idle = listed_brick(&cluster, &one);
     assert_eq!(idle["scrub"]["state"], "waiting", "{idle}");
     assert_eq!(idle["scrub"]["passes"], 0, "{idle}");
-    flip(cluster.pool(0), PAGE + 40, 2);
+    flip_bit(cluster.pool(0), PAGE + 40, 2);
     let asked = cluster.json(&["brick", "scrub", &one]);
     assert_eq!(asked[0]["brick"], one, "{asked}");
     assert_eq!(asked[0]["scrub_wish"]["stop"], false, "{asked}");
@@ -421,17 +428,17 @@ fn bricks_are_asked_to_scrub_through_the_manager() {
     assert_eq!(told["last"]["superblocks"], 1, "{told}");
     assert_eq!(told["last"]["damaged"], 0, "{told}");
     assert_eq!(told["state"], "waiting", "{told}");
-    assert_eq!(listed(&cluster, &other)["scrub"]["passes"], 0);
+    assert_eq!(listed_brick(&cluster, &other)["scrub"]["passes"], 0);
     let status = cluster.json(&["status"]);
     assert_eq!(status["status"]["scrubs_mended"], 1, "{status}");
     assert_eq!(status["status"]["scrubs_damaged"], 0, "{status}");
     let table = cluster.ok(&["brick", "list"]);
-    for part in ["SCRUB", "in 23h", "1 mended", "none"] {
+    for part in ["SCRUB", "in 23h", "1 corrected", "none"] {
         assert!(table.contains(part), "no {part} in {table}");
     }
     let said = cluster.ok(&["status"]);
-    assert!(said.contains("mended 1 places"), "{said}");
-    // All at once; and what was done is not done again.
+    assert!(said.contains("corrected 1 places"), "{said}");
+    // All bricks at once; a finished scrub is not repeated.
     let asked = cluster.json(&["brick", "scrub", "--all"]);
     assert_eq!(asked.as_array().unwrap().len(), 2, "{asked}");
     await_passes(&one, 2);
@@ -456,7 +463,7 @@ fn bricks_are_asked_to_scrub_through_the_manager() {
 }
 
 #[test]
-fn intervals_that_are_none_are_refused() {
+fn invalid_scrub_intervals_are_refused() {
     for wrong in ["7", "d", "-1d", "0s", "1w", "99999999999999d", "Never"] {
         let mut command = Command::new(PAGEMESH);
         command.args(["export", "nbd", "disk", "--socket", "/nowhere"]);

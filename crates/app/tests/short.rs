@@ -1,4 +1,4 @@
-//! Pools where memory, or a limit, is short.
+//! Pools on machines where memory, or a limit, is short.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
@@ -12,8 +12,8 @@ use support::program::{self, limited};
 use support::skip::skip;
 use support::{PAGEMESH, Pools, until};
 
-/// Runs a shell that sets a limit and then becomes `pagemesh` with these words.
-fn within(limit: &str, words: &[&str]) -> Output {
+/// Runs a shell that sets a limit and then becomes `pagemesh` with these arguments.
+fn run_with_limit(limit: &str, words: &[&str]) -> Output {
     let script = format!("{limit} && exec \"$@\"");
     let mut command = limited("sh");
     command.args(["-c", &script, "sh", PAGEMESH]).args(words);
@@ -21,14 +21,18 @@ fn within(limit: &str, words: &[&str]) -> Output {
 }
 
 #[test]
-fn pool_beyond_limit_of_file_sizes_is_refused_by_name() {
+fn pool_beyond_file_size_limit_is_refused_by_name() {
     let dir = Pools::Disk.dir();
     let pool = dir.path().join("pool");
     let words = ["pool", "create", pool.to_str().unwrap(), "--size", "64M"];
-    let output = within("ulimit -f 1000", &words);
+    let output = run_with_limit("ulimit -f 1000", &words);
     program::refused("create", &output, &["limit of file sizes", "ulimit -f"]);
     assert!(!pool.exists());
-    assert!(within("ulimit -f unlimited", &words).status.success());
+    assert!(
+        run_with_limit("ulimit -f unlimited", &words)
+            .status
+            .success()
+    );
 }
 
 #[test]
@@ -36,7 +40,7 @@ fn pool_larger_than_memory_is_refused_by_name() {
     let dir = Pools::Memory.dir();
     let pool = dir.path().join("pool");
     let words = ["pool", "create", pool.to_str().unwrap(), "--size", "16T"];
-    let output = within("true", &words);
+    let output = run_with_limit("true", &words);
     program::refused("create", &output, &["MiB are needed", "raise its size"]);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     let data = dir.path().join("data");
@@ -49,7 +53,7 @@ fn pool_larger_than_memory_is_refused_by_name() {
         "8T",
         &memory,
     ];
-    let output = within("true", &words);
+    let output = run_with_limit("true", &words);
     program::refused("up", &output, &["no room for 3 pools", "fewer --bricks"]);
     let left = |name: &str| data.join(name).symlink_metadata().is_ok();
     assert!(!left("pools") && !left("brick-1.pool"));
@@ -60,14 +64,14 @@ fn pool_larger_than_memory_is_refused_by_name() {
     );
 }
 
-/// A control group with a limit of memory; none where none can be made.
-struct Group {
+/// A control group with a memory limit; none where none can be made.
+struct MemoryGroup {
     dir: PathBuf,
     limit: &'static str,
 }
 
-impl Group {
-    fn new(bytes: u64) -> Option<Group> {
+impl MemoryGroup {
+    fn new(bytes: u64) -> Option<MemoryGroup> {
         let name = format!("pagemesh-test-{}", std::process::id());
         let tops = [
             ("/sys/fs/cgroup", "memory.max"),
@@ -75,9 +79,9 @@ impl Group {
         ];
         tops.into_iter().find_map(|(top, limit)| {
             let dir = Path::new(top).join(&name);
-            // Where the controller is not on for children, the file is not there.
+            // Where the controller is off for children, the file does not exist.
             fs::create_dir(&dir).ok()?;
-            let group = Group { dir, limit };
+            let group = MemoryGroup { dir, limit };
             let file = File::options().write(true).open(group.dir.join(limit));
             let written = file.and_then(|mut file| file.write_all(bytes.to_string().as_bytes()));
             written.is_ok().then_some(group)
@@ -85,16 +89,16 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // It is empty once its process has ended.
+        // The group is empty once its process has ended.
         let _ = fs::remove_dir(&self.dir);
     }
 }
 
 #[test]
 fn pool_beyond_control_group_is_refused_and_not_killed() {
-    let Some(group) = Group::new(100 << 20) else {
+    let Some(group) = MemoryGroup::new(100 << 20) else {
         return skip("needs root and a hierarchy of control groups with memory");
     };
     let dir = Pools::Memory.dir();
@@ -102,7 +106,7 @@ fn pool_beyond_control_group_is_refused_and_not_killed() {
     let enter = format!("echo $$ > {}/cgroup.procs", group.dir.display());
     let create = |size: &str| {
         let words = ["pool", "create", pool.to_str().unwrap(), "--size", size];
-        within(&enter, &words)
+        run_with_limit(&enter, &words)
     };
     let refused = program::refused("create", &create("256M"), &["control group", "MemoryMax="]);
     assert!(refused.contains(group.limit), "{refused}");
@@ -111,7 +115,7 @@ fn pool_beyond_control_group_is_refused_and_not_killed() {
 }
 
 #[test]
-fn killed_creation_leaves_no_file_in_the_way() {
+fn killed_pool_create_leaves_no_partial_file() {
     let dir = Pools::Memory.dir();
     let pool = dir.path().join("pool");
     let words = ["pool", "create", pool.to_str().unwrap(), "--size", "256M"];
@@ -119,6 +123,6 @@ fn killed_creation_leaves_no_file_in_the_way() {
     until("the file has its name", || pool.exists());
     child.kill().unwrap();
     child.wait().unwrap();
-    // Only a whole pool has a name.
+    // Only a complete pool gets a name.
     program::ok(PAGEMESH, &["pool", "check", pool.to_str().unwrap()]);
 }

@@ -7,25 +7,23 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
 }
 
-/// The CRC32C of what `seed` is the CRC32C of, followed by `bytes`.
+/// Extends the CRC32C `seed` by `bytes`.
 #[must_use]
 pub fn crc32c_append(seed: u32, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(seed, bytes)
 }
 
-/// Which bit of `len_bytes` summed bytes was flipped, if one flipped bit
-/// explains that their CRC32C is `found` and not `expected`. Counted from the
-/// first byte's lowest bit.
+/// The bit of `len_bytes` bytes that was flipped, if one flipped bit explains that their CRC32C is
+/// `found` and not `expected`. Bits count from the first byte's lowest bit.
 ///
-/// CRC32C tells every two flipped bits from one, at any length used here
-/// (Koopman 2002: Hamming distance 4 up to 2^31 bits). Of other damage, it
-/// takes one in 2^32 / bits for a flipped bit.
+/// CRC32C distinguishes two flipped bits from one, at any length used here (Koopman 2002: Hamming
+/// distance 4 up to 2^31 bits). Other damage looks like a flipped bit with probability bits / 2^32.
 #[must_use]
 pub fn flipped_bit(len_bytes: usize, found: u32, expected: u32) -> Option<usize> {
     const POLYNOMIAL: u32 = 0x82f6_3b78;
     let syndrome = found ^ expected;
-    // What a flip of the last bit does to the sum; one bit earlier, one step
-    // of the division more.
+    // The effect of a flip of the last bit on the sum; each bit earlier is one more step of the
+    // division.
     let mut effect = POLYNOMIAL;
     for bit in (0..len_bytes * 8).rev() {
         if effect == syndrome {
@@ -36,7 +34,8 @@ pub fn flipped_bit(len_bytes: usize, found: u32, expected: u32) -> Option<usize>
     None
 }
 
-/// The sums of a page: a flipped bit is known by the first, and the second tells that it was
+/// The checksums of a page. The first locates a flipped bit; the second verifies that nothing else
+/// differs.
 /// no more than that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageChecksums {
@@ -47,7 +46,7 @@ pub struct PageChecksums {
 }
 
 impl PageChecksums {
-    /// Of whole lines.
+    /// The checksums of whole lines.
     #[must_use]
     pub fn of(bytes: &[u8]) -> PageChecksums {
         PageChecksums {
@@ -57,20 +56,20 @@ impl PageChecksums {
     }
 }
 
-/// What a sum of words comes from: for each word of a line of 64 bytes the sum of all
-/// words at its place, and the sum of these sums after each line, modulo 2^64 (after
-/// J. Fletcher, "An Arithmetic Checksum for Serial Transmissions", IEEE Transactions on
-/// Communications 30 (1), 1982). Additions alone, of as many words at once as a processor can.
+/// The state of a word sum: for each word position in a line of 64 bytes the sum of all words
+/// there, and the sum of these sums after each line, modulo 2^64 (after J. Fletcher, "An Arithmetic
+/// Checksum for Serial Transmissions", IEEE Transactions on Communications 30 (1), 1982). It needs
+/// additions only, which a processor vectorizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WordSums {
-    /// By place.
+    /// The sums by word position.
     pub sums: [u64; 8],
-    /// Of the sums.
+    /// The sums of the sums.
     pub running_sums: [u64; 8],
 }
 
 impl WordSums {
-    /// Takes in a line.
+    /// Adds a line.
     #[inline(always)]
     pub fn add(&mut self, line: &[u8; 64]) {
         for (place, word) in line.as_chunks::<8>().0.iter().enumerate() {
@@ -78,15 +77,15 @@ impl WordSums {
         }
     }
 
-    /// Takes in the word at a place of a line; those at one place in their order.
+    /// Adds the word at a position of a line; the words of one position in their order.
     #[inline(always)]
     pub fn add_word(&mut self, place: usize, word: u64) {
         self.sums[place] = self.sums[place].wrapping_add(word);
         self.running_sums[place] = self.running_sums[place].wrapping_add(self.sums[place]);
     }
 
-    /// The sixteen sums as one of 16 bits. No change of one word leaves the 64 bits that it
-    /// is taken of the same: its factor is odd.
+    /// Folds the sixteen sums into 16 bits. A change of one word always changes the 64-bit value
+    /// before the last step, because its factor is odd.
     #[must_use]
     pub fn finish(&self) -> u16 {
         /// 2^64 divided by the golden ratio.
@@ -95,7 +94,7 @@ impl WordSums {
         let places = self.sums.iter().zip(&self.running_sums).zip(factors);
         let sum = places.fold(0u64, |sum, ((first, second), factor)| {
             let first = first.wrapping_mul(factor);
-            // Even, so that with any number of them the first one stays odd.
+            // An even factor: the factor of the first sum stays odd for any number of second sums.
             let second = second.wrapping_mul(factor.rotate_left(32) << 1);
             sum.wrapping_add(first).wrapping_add(second)
         });
@@ -103,8 +102,8 @@ impl WordSums {
     }
 }
 
-/// A second sum, of 16 bits, that CRC32C tells nothing of. Bytes behind the last line of 64
-/// do not count.
+/// A second sum of 16 bits, independent of CRC32C. Bytes after the last whole line of 64 are
+/// ignored.
 #[must_use]
 pub fn word_sum(bytes: &[u8]) -> u16 {
     let mut sums = WordSums::default();
@@ -139,8 +138,8 @@ mod tests {
         assert_eq!(crc32c(&ascending), 0x46dd_794e);
     }
 
-    /// Bytes that differ by a flipped bit and a multiple of the polynomial have the CRC32C
-    /// of those with the flipped bit alone.
+    /// Bytes that differ by a flipped bit and a multiple of the polynomial have the same CRC32C as
+    /// those with only the flipped bit.
     #[test]
     fn word_sum_rejects_damage_that_looks_like_one_flip() {
         const LEN: usize = 64;
@@ -160,7 +159,7 @@ mod tests {
         }
     }
 
-    /// Pools have these sums: they are part of a format.
+    /// The sums are part of the pool format.
     #[test]
     fn word_sum_matches_format_vectors() {
         let ascending: Vec<u8> = (0..=255).cycle().take(4096).collect();

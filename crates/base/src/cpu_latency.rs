@@ -1,28 +1,27 @@
 //! Keeping idle processors from sleeping.
 //!
-//! Waking a processor that sleeps takes from 2 µs to more than 100, by machine
-//! and depth of sleep, and tens in virtual machines, whose host sleeps with
-//! them. Linux lets a process bound that time for all processors: a signed 32-bit
-//! number of microseconds in `/dev/cpu_dma_latency` holds for as long as the
-//! descriptor is open (kernel documentation, "PM Quality Of Service
-//! Interface"), so that it ends with the process at the latest. At zero, idle
-//! processors poll. Only root may open it by default.
+//! Waking a sleeping processor takes from 2 µs to more than 100, by machine and depth of sleep,
+//! and tens of µs in virtual machines, because their host sleeps too. Linux lets a process bound
+//! that time for all processors: a signed 32-bit number of microseconds in `/dev/cpu_dma_latency`
+//! applies while the descriptor is open (kernel documentation, "PM Quality Of Service Interface"),
+//! so it ends with the process at the latest. At zero, idle processors poll. Only root may open the
+//! device by default.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
-/// Where the kernel takes it.
+/// The kernel's device for the latency limit.
 pub const CPU_DMA_LATENCY_DEVICE: &str = "/dev/cpu_dma_latency";
 
-/// Requests without a pause after which a client is busy, and idle processors are kept
-/// awake for it.
+/// Requests without a pause after which a client counts as busy, and idle processors are kept awake
+/// for it.
 pub const BUSY_REQUESTS_MIN: u32 = 64;
-/// The pause: how long they are kept awake for a client that asks for nothing.
+/// How long idle processors are kept awake for a client without requests.
 pub const IDLE_GRACE: Duration = Duration::from_millis(1);
 
-/// Idle processors do not sleep while this exists.
+/// A latency request. Idle processors do not sleep while it exists.
 #[derive(Debug)]
 pub struct CpuLatencyRequest {
     _descriptor: File,

@@ -1,17 +1,18 @@
 //! Deliberate defects: proof that checks can fail.
 //!
-//! Each is a way to break the product, named here and made at the place that
-//! asks [`is`]. Tests switch one on for their thread and must see it caught:
-//! `store/src/enumerate/defects.rs` by the images that crashes leave,
-//! `store/src/models` and `volume/src/models.rs` by the orders of what threads do,
-//! `sim/tests/defects.rs` by histories of a cluster, those of transactions also by
-//! stories of a volume (`volume/src/testing/scenarios.rs`), those of guests by
-//! `store/src/enumerate/guests` and `volume/src/testing/guests`.
+//! Each defect is a way to break the product, named here and implemented at the place that calls
+//! [`is`]. A test enables one for its thread and must catch it. The tests are:
 //!
-//! Only the feature `defects`, which nothing but those tests' dependencies turn
-//! on, gives [`is`] something to look at, and only where debug assertions are
-//! on. In every other build, and in every release build whatever its features,
-//! it is a constant false and nothing is left.
+//! - `store/src/enumerate/defects.rs`, by the images that crashes leave;
+//! - `store/src/models` and `volume/src/models.rs`, by thread interleavings;
+//! - `sim/tests/defects.rs`, by histories of a cluster;
+//! - `volume/src/testing/scenarios.rs`, by scenarios of a volume, for transactions;
+//! - `store/src/enumerate/direct_clients` and `volume/src/testing/direct_clients`, for direct
+//!   clients.
+//!
+//! [`is`] reads the defect only with the feature `defects`, which only the dependencies of those
+//! tests enable, and only with debug assertions. In every other build, and in every release build
+//! with any features, it is a constant false and compiles to nothing.
 
 /// A way to break the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,260 +23,256 @@ pub enum Defect {
     SwapBeforeFence,
     /// Locks are released before the fence.
     UnlockBeforeFence,
-    /// Data is stored after the fence of the record that names it. Made by the
-    /// medium of the tests.
+    /// Data is stored after the fence of the record that names it. The medium of the tests
+    /// implements it.
     DataAfterRecord,
-    /// Recovery takes the records of a group of which others are missing.
+    /// Recovery applies an incomplete group of records.
     GroupHalfRecovered,
     /// A session publishes a group before its last record is there.
     GroupPublishedEarly,
-    /// Recovery does not look at the data of the last record.
+    /// Recovery does not check the data of the last record.
     SkippedCrc,
-    /// Recovery takes a page of the last record that is whole but for a bit.
+    /// Recovery accepts a page of the last record that has one flipped bit.
     NearlyWholeKept,
-    /// Frames that cannot be read are used again.
+    /// Unreadable frames are reused.
     UnreadableReused,
-    /// Recovery takes a page that it cannot read for one that never was whole.
+    /// Recovery treats an unreadable page as one that was never complete.
     UnreadableDropped,
-    /// Slots above the leaves that lost a bit stay as they are in a pool at work.
+    /// Flipped bits in slots above the leaves are not corrected while the pool runs.
     NodesNotCorrected,
     /// Pages with a damaged slot are not cleared.
     DamageNotCleared,
-    /// A session does not flush the slots that it says are settled.
+    /// A session does not flush the slots that it reports as flushed.
     SessionSlotsNotFlushed,
-    /// A session says that the slots of its last record are settled, too.
+    /// A session also reports the slots of its last record as flushed.
     LastSlotsReportedFlushed,
-    /// A checkpoint passes a record that is not published yet.
+    /// A checkpoint passes an unpublished record.
     CheckpointPassesUnpublished,
-    /// A checkpoint goes back to a floor that is older than the one before.
+    /// A checkpoint publishes a floor older than the previous one.
     CheckpointGoesBack,
-    /// A bypass passes a record that is not published yet.
+    /// A partial checkpoint passes an unpublished record.
     PartialCheckpointPassesUnpublished,
-    /// A bypass leaves records in lanes that it has applied.
+    /// A partial checkpoint keeps the records that it applied in the journals.
     PartialCheckpointKeepsRecords,
-    /// A bypass does not list what may be missing on another leg.
+    /// A partial checkpoint does not list the operations that may be missing on another leg.
     PartialCheckpointListsNothing,
-    /// What a bypass listed of a session is forgotten when that dies.
+    /// The operations that a partial checkpoint listed for a session are forgotten when it dies.
     PartialCheckpointOfDeadForgotten,
-    /// A bypass reads the seq after the ends of lanes.
+    /// A partial checkpoint reads the seq after the ends of the journals.
     PartialCheckpointReadsSeqLate,
-    /// The seq that a dead session took stays a hole that nobody closes.
+    /// The seq that a dead session took stays an open hole.
     SeqHoleKept,
-    /// Bytes of a part of a page are put there before the fence.
+    /// A patch is written into its page before the fence.
     PatchedBeforeFence,
-    /// A page does not show that bytes are being put there.
+    /// The page's slot is not marked while a patch is copied in.
     PatchNotMarked,
-    /// A session does not flush the bytes that it says are settled.
+    /// A session does not flush the patches that it reports as flushed.
     SessionPatchNotFlushed,
-    /// A checkpoint leaves the flush of all bytes to sessions.
+    /// A checkpoint does not flush patches itself.
     CheckpointPatchNotFlushed,
-    /// A checkpoint frees the frame that was changed in place.
+    /// A checkpoint frees the frame of a page that was patched in place.
     PatchedFrameFreed,
-    /// Recovery puts bytes into a frame that another page has by now.
+    /// Recovery patches a frame that belongs to another page now.
     PatchOnMovedFrame,
-    /// Recovery takes a page that was changed in place for a torn one.
+    /// Recovery treats a patched page as torn.
     PatchedPageTorn,
-    /// Of a part of a page that a dead session had committed only the slot is shown.
+    /// A dead session's committed patch is published in the slot but not copied into the page.
     DeadPatchNotApplied,
-    /// The operation that a dead session had committed is left undone.
+    /// A dead session's committed operation is not rolled forward.
     DeadNotRolledForward,
     /// Recovery does not list operations in flight.
     InFlightLost,
-    /// Operations in flight are listed with the page behind theirs.
+    /// Operations in flight are listed with the page after theirs.
     InFlightMisplaced,
-    /// What a dead session had in flight is not listed.
+    /// A dead session's operations in flight are not listed.
     InFlightOfDeadLost,
-    /// A lane gives up records that may be missing on another leg.
+    /// A journal drops records that may be missing on another leg.
     HeadPastOpen,
-    /// A new node holds what its frame held.
+    /// A new node is not zeroed.
     NodeNotZeroed,
-    /// A pad is not fenced before the record behind it.
+    /// A pad is not fenced before the next record.
     PadNotFenced,
-    /// The tables are fenced together with the superblock that counts on them.
+    /// The tables are fenced together with the superblock that relies on them.
     TablesWithSuperblock,
     /// The checkpoint does not flush the checksums of frames.
     FrameTableNotFlushed,
     /// `file-sync`: freed frames are granted before the records that freed them
     /// are durable.
     FrameReuse,
-    /// Lane lines are used again without the superblock that gives them up.
+    /// Journal lines are reused before the superblock that frees them.
     JournalReuse,
-    /// A session's lane is used before the superblock names it.
+    /// A session's journal is used before the superblock names it.
     JournalNotNamed,
     /// Recovery overwrites a superblock before the one that it chose is durable.
     SuperblockNotFlushed,
     /// A checkpoint overwrites the older superblock though the newer is damaged.
     NewerSuperblockNotChecked,
-    /// A scrub overwrites the older superblock, and not the newer, which is
-    /// damaged.
+    /// A scrub overwrites the older superblock before the damaged newer one.
     OlderSuperblockFirst,
     /// A scrub writes both superblocks with one fence.
     SuperblocksTogether,
-    /// Slices are marked to be compared after the head has passed a record that
-    /// cannot be read.
+    /// Slices are marked for comparison after the head has passed an unreadable record.
     SlicesMarkedAfterHead,
     /// Recovery stores slots before the records that it replays are durable.
     ReplayedBeforeFence,
-    /// An opening goes on under the number of the one before.
+    /// An opening keeps the incarnation of the previous one.
     IncarnationKept,
     /// An object changes without a fence for its record.
     ObjectNotFenced,
-    /// `file-sync`: a checkpoint applies what is not durable yet.
+    /// `file-sync`: a checkpoint applies records that are not durable yet.
     CheckpointNotSynced,
-    /// `file-sync`: a flush returns before anything is durable.
+    /// `file-sync`: a flush returns before its data is durable.
     FlushNotSynced,
-    /// `file-sync`: records are applied lane by lane, not by their seqs.
+    /// `file-sync`: records are applied journal by journal, not in seq order.
     AppliedOutOfOrder,
-    /// `file-sync`: recovery applies what a dead process left in the page cache
-    /// and the disk may not have.
+    /// `file-sync`: recovery applies records of a dead process that are in the page cache and may
+    /// not be on the disk.
     RecoveryNotSynced,
-    /// `file-sync`: recovery stores slots before the frames they free are
-    /// durably free.
+    /// `file-sync`: recovery stores slots before the frames that they free are durably free.
     SlotsBeforeFrames,
-    /// `file-sync`: a node whose zeroes were lost is used as it is.
+    /// `file-sync`: a node with lost zeroes is used as it is.
     LostNodeKept,
-    /// `file-sync`: recovery applies the rest of a group of which a leaf was
+    /// `file-sync`: recovery applies the rest of a group with a leaf that was never linked.
     /// never linked.
     GroupWithoutLeaf,
 
-    // Of what guests do on the direct path, or is done for them.
-    /// A guest takes the number of its operation before the lock words.
+    // Defects of direct clients, or of the work done for them.
+    /// A direct client takes its operation number before the lock words.
     NumberedBeforeLocks,
-    /// Locks are released behind the fence, before the slots are swapped.
+    /// Locks are released after the fence, before the slots are swapped.
     UnlockBeforePublish,
-    /// Records go to the leg first that guests read.
+    /// Records go first to the leg that direct clients read.
     LastLegFirst,
-    /// Settling looks at the newest operation on a page alone.
+    /// The recovery of in-flight writes compares only the newest operation on a page.
     RecoveredByNewest,
-    /// A guest reads the leg whose record is written first.
+    /// A direct client reads the leg that gets the record first.
     FirstLegRead,
-    /// A guest begins although guests are kept away.
+    /// A direct client begins an operation although direct access is disabled.
     AccessDisabledIgnored,
-    /// What a dead guest left is made alike while other guests go on.
+    /// A torn operation is reconciled while other direct clients write.
     ReconciledDuringClientWrites,
-    /// The first page that a dead guest left unlike stays so.
+    /// The first page of a torn operation is not reconciled.
     ReconciledInPart,
-    /// Settling waits for what a dead guest left, which waits for the settling.
+    /// The recovery of in-flight writes waits for a torn operation to be reconciled, and the
+    /// reconcile waits for the recovery.
     RecoveryAwaitsReconcile,
-    /// The row of a dead guest is cleared before its pages are alike.
+    /// The row of a dead direct client is cleared before its pages are reconciled.
     RowClearedFirst,
-    /// Nothing is made alike where a guest died.
+    /// A torn operation is not reconciled.
     NotReconciled,
-    /// Who closes a board does not wait for guests that are inside.
+    /// Closing a shared file map does not wait for direct clients in an operation.
     SharedFileMapNotAwaited,
 
-    // Of what threads do at the same time: caught by the models.
-    /// Who mends a slot does not look whether it is still the same.
+    // Defects of concurrent threads: caught by the models.
+    /// A slot is corrected without a check that it is unchanged.
     CorrectedBlindly,
-    /// Who waits for a lock word sleeps without a mark on it.
+    /// A waiter for a lock word sleeps without setting its waiters bit.
     WaiterUnmarked,
     /// The lock words of a dead session stay taken.
     LocksKept,
-    /// With a dead session's lock words all others are freed.
+    /// The lock words of all sessions are freed with those of a dead one.
     LocksOfAllFreed,
-    /// The lock words of a dead session are free before its operation is
-    /// finished.
+    /// The lock words of a dead session are freed before its operation is rolled forward.
     LocksFreedFirst,
     /// A write does not take its lock words.
     NotLocked,
-    /// A transaction takes the lock words of its first run only.
+    /// A transaction takes only the lock words of its first run.
     GroupNotLocked,
-    /// Whether the owner sleeps is looked at before the bell is rung.
+    /// The check whether the owner sleeps precedes the ring of the doorbell.
     DoorbellMissed,
-    /// A session enters the window after it was revoked.
+    /// A session begins an operation after it was revoked.
     RevokedBeginsOperation,
-    /// A session enters the window after its grants were taken back.
+    /// A session begins an operation after its grants were recalled.
     RecallIgnored,
-    /// Grants are taken back from who entered the window meanwhile.
+    /// A recall does not wait for a session that began an operation meanwhile.
     RecallNotAwaited,
-    /// A recall that is given up goes on for ever.
+    /// A recall that was given up stays in force.
     GivenUpRecallKept,
     /// The floor is published after the seq was taken.
     FloorAfterSeq,
-    /// A reader does not look whether the slot is still the same.
+    /// A reader does not recheck the slot.
     SlotNotRechecked,
-    /// Who reads pages as of one moment does not look whether somebody changes them.
+    /// A consistent read does not check for changes in progress.
     LocksNotChecked,
-    /// A change that finds nobody ahead of it is not counted.
+    /// A change that does not wait for another is not counted.
     ChangeNotCounted,
-    /// Readers that wait for changes are not told that these have ended.
+    /// Readers that wait for changes are not woken at their end.
     ReadersNotWoken,
-    /// A read waits for all changes beside it but the first.
+    /// A read waits for all concurrent changes but the first.
     FirstChangeNotAwaited,
-    /// That a range is undecided is noted after its column was decided.
+    /// An indeterminate range is recorded after its column was resolved.
     LateIndeterminateRecorded,
-    /// A wake-up is cleared before its descriptor is read.
+    /// A wake flag is cleared before its descriptor is read.
     WakeClearedFirst,
-    /// A channel takes a view without the connections that it was just told of.
+    /// A channel adopts a layout snapshot without the connections announced just before.
     NewConnectionsMissed,
 
-    // Of a brick, a volume or the manager: caught by the simulation.
-    /// A slice takes requests of an epoch that is over.
+    // Defects of a brick, a volume or the manager: caught by the simulation.
+    /// A slice accepts requests of an old epoch.
     StaleEpochTaken,
-    /// A client's old connection goes on beside the one that replaced it.
+    /// A client's old connection stays valid along with the one that replaced it.
     OldConnectionTaken,
-    /// A change is acknowledged when the first leg has it.
+    /// A change is acknowledged once the first leg has it.
     OneLegAcknowledged,
-    /// A leg that is still being brought up to date is read.
+    /// A syncing leg is read.
     SyncingLegRead,
-    /// A stale leg is taken for one that is in-sync once it is connected.
+    /// A stale leg counts as in-sync once it is connected.
     StaleLegRead,
-    /// A returning leg is not given what changed in a region.
+    /// A returning leg does not get the changes of a region.
     RegionNotResynced,
-    /// What changes while a leg is stale is not marked.
+    /// Changes made while a leg is stale are not marked.
     RoundNotStamped,
-    /// A returning leg keeps what was in flight on it.
+    /// A returning leg keeps its own operations in flight.
     InFlightNotCopied,
-    /// Settling copies from a leg that is still being brought up to date.
+    /// The recovery of in-flight writes copies from a syncing leg.
     RecoveredFromSyncing,
-    /// Settling leaves the first page that differs as it is.
+    /// The recovery of in-flight writes skips the first page that differs.
     RecoveredPageSkipped,
-    /// A volume opens after an attach without being settled.
+    /// A volume opens after an attach without the recovery of in-flight writes.
     NotRecovered,
     /// The manager answers before its store is durable.
     ManagerNotSynced,
-    /// The manager shows the layout of another attachment as one's own.
+    /// The manager's layout of another attachment is taken for the own one.
     ForeignLayoutTaken,
-    /// A read shows a change that is not on every leg yet.
+    /// A read returns a change that is not on every leg yet.
     ReadNotDelayed,
-    /// A read shows what a failed change left on one leg.
+    /// A read returns data that a failed change left on one leg.
     IndeterminateRead,
-    /// A hedged read counts a leg that it asked under an old epoch as failed.
+    /// A hedged read counts a leg as failed that it asked under an old epoch.
     OutdatedLegFailed,
-    /// A read does not wait for the changes of its channel before it.
+    /// A read does not wait for earlier changes of its channel.
     ReadOvertakes,
-    /// Overlapping changes do not take turns. The models catch it, too.
+    /// Overlapping changes are not serialized. The models catch it, too.
     OverlapsNotSerialized,
-    /// A transaction has the range locks of its first part alone.
+    /// A transaction takes only the range locks of its first part.
     FirstPartLocked,
-    /// A transaction that is sent again is only its first part.
+    /// Only the first part of a transaction is resent.
     FirstPartResent,
-    /// Settling copies a transaction page by page.
+    /// The recovery of in-flight writes copies a transaction page by page.
     RecoveredByPage,
-    /// A view is shown before every leg has heard of its epoch.
+    /// A layout snapshot is published before every leg knows its epoch.
     NoBarrier,
-    /// A change is made although one before it failed on a connection that keeps
-    /// their order.
+    /// A connection that keeps the order of changes makes a change after a failed one.
     OrderNotKept,
-    /// What is to be durable is acknowledged before the leg that follows has it.
+    /// A durable change is acknowledged before the asynchronous replica has it.
     DurableNotAwaited,
-    /// A leg is said to follow before it has what was changed while it was copied to.
+    /// A leg is reported as an asynchronous replica before it has the changes made during its copy.
     ReplicaReportedTooEarly,
-    /// Changes wait for the leg that follows behind those that came later.
+    /// Changes wait for the asynchronous replica behind later ones.
     ReplicatedOutOfOrder,
-    /// The keeper changes a leg with an epoch that this was not told over the connection.
+    /// The controller changes a leg with an epoch that was not announced over the connection.
     EpochNotAnnounced,
-    /// A client goes on with a leg that followed the client before it.
+    /// A client continues with an asynchronous replica of the previous client.
     ReplicaOfDeadClientKept,
 }
 
-/// The defect of a thread, on its way to one that it starts.
+/// The defect of a thread, carried to a thread that it starts.
 pub struct CarriedDefect {
     #[cfg(all(feature = "defects", debug_assertions))]
     defect: Option<Defect>,
 }
 
-/// Takes this thread's defect along, if it has one.
+/// Captures this thread's defect, if it has one.
 #[must_use]
 pub fn capture() -> CarriedDefect {
     CarriedDefect {
@@ -285,7 +282,7 @@ pub fn capture() -> CarriedDefect {
 }
 
 impl CarriedDefect {
-    /// Gives it to this thread.
+    /// Sets it on this thread.
     pub fn install(self) {
         #[cfg(all(feature = "defects", debug_assertions))]
         set(self.defect);
@@ -307,7 +304,7 @@ mod present {
         PRESENT.get() == Some(defect)
     }
 
-    /// Gives this thread a defect, or takes it away.
+    /// Sets or clears this thread's defect.
     pub fn set(defect: Option<Defect>) {
         PRESENT.set(defect);
     }
@@ -318,7 +315,7 @@ mod present {
         PRESENT.get()
     }
 
-    /// Runs something without the defect, if it is the one.
+    /// Runs a function without the defect, if it is the present one.
     pub fn without<T>(defect: Defect, run: impl FnOnce() -> T) -> T {
         let present = PRESENT.get();
         PRESENT.set(present.filter(|&present| present != defect));

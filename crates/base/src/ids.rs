@@ -1,5 +1,5 @@
-//! Numbers with a meaning. Each is a transparent integer: what it counts is
-//! in its type, and arithmetic between different kinds does not compile.
+//! Typed numbers. Each is a transparent integer with its unit in its type, so that arithmetic
+//! between different kinds does not compile.
 
 use std::fmt;
 

@@ -1,10 +1,8 @@
-//! The cluster key: what both ends of a connection must know before either
-//! says anything else.
+//! The cluster key: both ends of a connection must know it before either sends another message.
 //!
-//! Invariants: the key never appears in what is printed, formatted or
-//! serialised; the type can be none of these by accident. A key file that
-//! others can read is no secret and is refused. Reading that file is the only
-//! I/O of this crate; keys are made elsewhere.
+//! Invariants: the key never appears in printed, formatted or serialised output; its type
+//! implements none of these. A key file that others can read is no secret and is refused. Reading
+//! that file is the only I/O of this module; keys are made elsewhere.
 
 use std::fmt;
 use std::fs::File;
@@ -14,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 /// Bytes of a key: as many as HMAC-SHA256 gives.
 pub const KEY_BYTES: usize = 32;
-/// Bytes of the longest key file that is read: the digits, and white space
-/// around them. Longer ones are not key files.
+/// Bytes of the longest key file: the digits, and white space around them. Longer files are not key
+/// files.
 const FILE_BYTES_MAX: u64 = 256;
 /// Permission bits of group and others.
 const GROUP_AND_OTHERS: u32 = 0o077;
@@ -26,7 +24,7 @@ const DIGITS: usize = KEY_BYTES * 2;
 #[derive(Clone)]
 pub struct Key([u8; KEY_BYTES]);
 
-/// Why there is no key. None of these repeats what the file holds.
+/// Why there is no key. No error repeats the content of the file.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// No such file, or no right to read it.
@@ -37,7 +35,7 @@ pub enum KeyError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         cause: io::Error,
     },
     /// Group or others may read or change it.
@@ -51,12 +49,12 @@ pub enum KeyError {
         /// Its permission bits.
         mode: u32,
     },
-    /// It holds something else.
+    /// It is not a key.
     #[error("the key file {} is not a key: {cause}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong with the text.
+        /// The error in the text.
         cause: BadKey,
     },
 }
@@ -76,7 +74,7 @@ pub enum BadKey {
 }
 
 impl Key {
-    /// The key made of these bytes.
+    /// The key of these bytes.
     #[must_use]
     pub fn from_bytes(bytes: [u8; KEY_BYTES]) -> Key {
         Key(bytes)
@@ -122,8 +120,8 @@ impl Key {
             path: path.to_owned(),
             cause,
         };
-        // Looked at before opening: opening a pipe would wait for a writer.
-        // The opened file is looked at again, as the name may change between.
+        // Checked before opening: opening a pipe would wait for a writer. The opened file is
+        // checked again, as another file may get the name in between.
         if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
             return Err(malformed(BadKey::NotText));
         }

@@ -1,5 +1,5 @@
-//! Layouts: where the bytes of a volume lie. The manager owns them, clients
-//! compute placement from them.
+//! Layouts: the placement of a volume's bytes. The manager owns them, clients compute placement
+//! from them.
 //!
 //! A volume is a concatenation of segments; a segment is striped over columns;
 //! a column is mirrored over legs. One column is no striping, one leg no
@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 /// Bytes of the longest name.
 pub const NAME_BYTES_MAX: usize = 64;
-/// Copies of a mirror.
+/// Legs of a mirror.
 pub const LEGS_MAX: usize = 3;
 /// Columns of a stripe.
 pub const COLUMNS_MAX: usize = 16;
@@ -21,7 +21,7 @@ pub const COLUMNS_MAX: usize = 16;
 pub const SEGMENTS_MAX: usize = 64;
 /// Bytes of a stripe unit.
 pub const STRIPE_BYTES: u64 = 64 << 10;
-/// The largest slice: what a page table reaches, kept below a quarter.
+/// The largest slice: the reach of a page table, limited to less than a quarter of it.
 pub const SLICE_BYTES_MAX: u64 = 64 << 40;
 
 /// The name of a volume: 1 to 64 of `A-Z a-z 0-9 . _ -`, not starting with a
@@ -39,10 +39,10 @@ pub enum BadVolumeName {
     /// Too many bytes.
     #[error("a name has at most {NAME_BYTES_MAX} bytes, this one has {0}")]
     TooLong(usize),
-    /// A character that paths, exports or terminals would trip over.
+    /// A character with a special meaning in paths, exports or terminals.
     #[error("{0:?} cannot stand in a name; use letters, digits, '.', '_' and '-'")]
     Character(char),
-    /// It would look like an option or a hidden file.
+    /// The name would look like an option or a hidden file.
     #[error("a name starts with a letter, a digit or '_', not with {0:?}")]
     Start(char),
 }
@@ -118,7 +118,7 @@ impl fmt::Display for SliceId {
     }
 }
 
-/// What a leg may be used for.
+/// The state of a leg, which determines its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LegState {
@@ -128,29 +128,29 @@ pub enum LegState {
     Stale,
     /// Being brought up to date: written, not read.
     Syncing,
-    /// Holds everything that was acknowledged up to some change, and nothing beyond;
-    /// of what was acknowledged as durable, all. Its client sends it changes in their
-    /// order after it has acknowledged them. Neither written with the others nor read.
+    /// An asynchronous replica. It holds a prefix of the acknowledged changes, and every change
+    /// that was acknowledged as durable. Its client sends it the changes in their order after it
+    /// has acknowledged them. It is neither written synchronously nor read.
     Following,
 }
 
-/// One copy of a column.
+/// One leg of a column's mirror.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leg {
-    /// Where.
+    /// The brick.
     pub brick: BrickId,
-    /// Which slice of that brick.
+    /// The slice of that brick.
     pub slice: SliceId,
-    /// What it may be used for.
+    /// Its state.
     pub state: LegState,
-    /// It was not in-sync since it was added, or since another copy was promoted:
-    /// whatever rounds say, all of it may differ.
+    /// The leg needs a full resync: it was not in-sync since it was added, or since another leg was
+    /// promoted. All of it may differ, regardless of rounds.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fresh: bool,
-    /// It was never in-sync: it may hold nothing.
+    /// The leg was never in-sync: it may hold no data.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub empty: bool,
-    /// Once it is up to date it follows, and does not become in-sync.
+    /// Once up to date the leg becomes an asynchronous replica instead of in-sync.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub asynchronous: bool,
 }
@@ -158,44 +158,44 @@ pub struct Leg {
 /// A column: the same bytes in each leg.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Column {
-    /// One to three copies.
+    /// One to three legs.
     pub legs: Vec<Leg>,
     /// The degraded round in which writes to this column are tracked: 1 to 15
     /// while a leg is stale, else 0.
     pub round: u8,
 }
 
-/// A run of a volume, striped over its columns.
+/// A run of a volume's bytes, striped over its columns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "SegmentFields")]
 pub struct Segment {
-    /// Bytes of the volume that lie here, whole pages; where there are several
-    /// columns, whole stripes of [`STRIPE_BYTES`] times the columns.
+    /// Bytes of the volume in this segment: whole pages; with several columns, whole stripes of
+    /// [`STRIPE_BYTES`] times the columns.
     pub bytes: u64,
     /// One or more.
     pub columns: Vec<Column>,
 }
 
-/// A segment as it was said, not checked.
+/// The unchecked fields of a segment.
 #[derive(Deserialize)]
 struct SegmentFields {
     bytes: u64,
     columns: Vec<Column>,
 }
 
-/// Why a layout cannot be one.
+/// Why a layout is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadLayout {
-    /// Nowhere to lie, or too many places.
+    /// No columns, or too many.
     #[error("a segment has {0} columns; there are 1 to {COLUMNS_MAX}")]
     Columns(usize),
-    /// No copy, or too many.
+    /// No legs, or too many.
     #[error("a column has {0} legs; there are 1 to {LEGS_MAX}")]
     Legs(usize),
-    /// A round that no slot can be stamped with.
+    /// A round that does not fit into a slot.
     #[error("a column has the degraded round {0}; there are 0 to 15")]
     Round(u8),
-    /// A size that does not come out even.
+    /// A size that does not divide evenly.
     #[error("a segment of {bytes} bytes does not fill {columns} columns")]
     Uneven {
         /// Its size.
@@ -206,7 +206,7 @@ pub enum BadLayout {
     /// Slices beyond the largest.
     #[error("a segment of {0} bytes is larger than its slices can be")]
     TooLarge(u64),
-    /// Nothing, or more than a volume can grow.
+    /// No segments, or more than a volume can have.
     #[error("a layout has {0} segments; there are 1 to {SEGMENTS_MAX}")]
     Segments(usize),
 }
@@ -242,7 +242,7 @@ impl TryFrom<SegmentFields> for Segment {
     }
 }
 
-/// Where a volume lies. Every change raises the epoch.
+/// The layout of a volume. Every change raises the epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "LayoutFields")]
 pub struct Layout {
@@ -250,13 +250,13 @@ pub struct Layout {
     pub volume: Uuid,
     /// Its name.
     pub name: VolumeName,
-    /// Its fencing number; attaching, losing a leg and a leg's return raise it.
+    /// Its fencing number. An attach, the loss of a leg and the return of a leg raise it.
     pub epoch: EpochNumber,
     /// In order of the volume's bytes.
     pub segments: Vec<Segment>,
 }
 
-/// A layout as it was said, not checked.
+/// The unchecked fields of a layout.
 #[derive(Deserialize)]
 struct LayoutFields {
     volume: Uuid,
@@ -281,7 +281,7 @@ impl TryFrom<LayoutFields> for Layout {
     }
 }
 
-/// An [`Epoch`] as it is written in JSON.
+/// An [`Epoch`] in JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct EpochNumber(pub u32);
@@ -292,12 +292,12 @@ impl From<EpochNumber> for Epoch {
     }
 }
 
-/// A run of a volume's bytes that lies in one column without a gap.
+/// A contiguous run of a volume's bytes in one column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayoutExtent {
-    /// Which segment.
+    /// The segment.
     pub segment: usize,
-    /// Which of its columns.
+    /// The column of the segment.
     pub column: usize,
     /// The first byte in the column's slices.
     pub offset: u64,
@@ -317,7 +317,7 @@ impl Layout {
         self.segments.iter().map(|segment| segment.bytes).sum()
     }
 
-    /// Where a range lies, in order. A range beyond the end is cut there.
+    /// The extents of a range, in order. A range beyond the end is truncated.
     #[must_use]
     pub fn map(&self, offset: u64, len: u64) -> Vec<LayoutExtent> {
         let end = offset.saturating_add(len).min(self.size_bytes());
@@ -435,8 +435,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every byte has one place, no two bytes share one, none lies beyond
-        /// its slice, and a range is where its bytes are.
+        /// Each byte has one place in its slice, no two bytes share one, and a range maps to the
+        /// places of its bytes.
         #[test]
         fn mapping_is_one_to_one(
             segments in prop::collection::vec((1usize..5, 1u64..5), 1..4),

@@ -1,9 +1,11 @@
-//! Words everything shares: ids, units and checksums; and listening sockets.
+//! Shared definitions: ids, units, checksums, layouts, the traits between crates, and helpers for
+//! sockets and processes.
 //!
-//! Invariants: no I/O but reading a key file, binding a unix socket, keeping processors awake,
-//! asking what processes map and what is mounted, and handing a socket to a mount, and running a stopped process for a moment; no clock but that
-//! of a wait, no randomness; `unsafe` in `wait`, `peer_credentials`, `mount_connection` and `resume`. Numbers that mean different things have different types, so
-//! that a page is never used as a frame, nor a seq as an epoch.
+//! Invariants: no randomness, and no clock except that of waits. The only I/O is reading a key
+//! file, binding and connecting unix sockets, keeping processors awake, reading the mappings of
+//! processes and the list of mounts, passing a socket to a mount, and running a stopped process
+//! briefly. `unsafe` is in `wait`, `peer`, `mount_connection` and `resume`. Numbers with different
+//! meanings have different types, so that a page is never used as a frame, nor a seq as an epoch.
 
 #![deny(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! How a process reaches the mounting process by a file of the mount that it has open.
+//! Connects a process to the process that serves a mount, by a file of the mount that it has open.
 //!
 //! The mount's socket has a name of the abstract namespace, which belongs to a network
 //! namespace. A process in another one, or in a container that sees the mounted directory and
@@ -21,25 +21,25 @@ pub const CONNECT_IOCTL: u32 =
 /// Bytes of its argument: descriptor 4, zero 4, inode of the socket 8. Little endian.
 const OFFER_BYTES: usize = 16;
 
-/// Hands a socket to the process that serves the mount of a file, which has this device number.
+/// Passes a socket to the process that serves the mount of a file on this device.
 ///
 /// # Errors
-/// `EBADF` if the descriptor leads to another device by now. `ENOTTY` from a file that is on no
-/// mount of pagemesh, or where no process reaches files directly. `EPERM` where the mounting
-/// process may not copy the descriptor.
+/// `EBADF` if the descriptor refers to another device by now. `ENOTTY` from a file that is on no
+/// mount of pagemesh, or on one without direct access. `EPERM` if the mounting process may not copy
+/// the descriptor.
 pub fn offer((file, device): (RawFd, u64), socket: impl AsFd) -> io::Result<()> {
     let socket = socket.as_fd();
     let mut argument = [0; OFFER_BYTES];
     argument[..4].copy_from_slice(&socket.as_raw_fd().to_le_bytes());
     argument[8..].copy_from_slice(&fstat(socket)?.st_ino.to_le_bytes());
-    // SAFETY: it is neither kept nor closed. If the program closed it, the kernel says so.
+    // SAFETY: it is neither kept nor closed. If the program closed it, the kernel reports that.
     #[allow(unsafe_code)]
     let file = unsafe { BorrowedFd::borrow_raw(file) };
     if fstat(file)?.st_dev != device {
         return Err(Errno::BADF.into());
     }
-    // SAFETY: the kernel reads as many bytes of the argument as the request says, whatever the
-    // descriptor is.
+    // SAFETY: the kernel reads as many bytes of the argument as the request encodes, for any
+    // descriptor.
     #[allow(unsafe_code)]
     let result = unsafe {
         libc::ioctl(
@@ -54,11 +54,11 @@ pub fn offer((file, device): (RawFd, u64), socket: impl AsFd) -> io::Result<()> 
     }
 }
 
-/// Takes the socket that a thread offers, which waits in the `ioctl` meanwhile.
+/// Takes the socket that a thread offers. The thread waits in the `ioctl` meanwhile.
 ///
 /// # Errors
-/// When the thread is gone, or not visible from here, or offers something else; what the kernel
-/// says.
+/// When the thread is gone, or not visible from here, or offers another descriptor; or the error of
+/// the kernel.
 pub fn accept(thread: u32, argument: &[u8]) -> Result<OwnedFd, Errno> {
     let argument: [u8; OFFER_BYTES] = argument.try_into().map_err(|_| Errno::INVAL)?;
     let word = |at: usize| argument[at..at + 4].try_into().expect("four bytes");

@@ -1,4 +1,4 @@
-//! Mounts of pagemesh, as the kernel lists them, proc(5).
+//! Mounts of pagemesh, from the kernel's list, proc(5).
 
 use std::ffi::OsString;
 use std::io;
@@ -29,7 +29,7 @@ pub fn list_mounts() -> io::Result<Vec<MountEntry>> {
     Ok(parse_mountinfo(&std::fs::read("/proc/self/mountinfo")?))
 }
 
-/// The same for the text of a mountinfo, which may be another process's.
+/// The same from the text of a mountinfo, possibly another process's.
 #[must_use]
 pub fn parse_mountinfo(mountinfo: &[u8]) -> Vec<MountEntry> {
     let lines = mountinfo.split(|&byte| byte == b'\n');
@@ -50,7 +50,7 @@ fn parse_mountinfo_line(line: &[u8]) -> Option<MountEntry> {
     })
 }
 
-/// The user in the options of a file system that a process serves.
+/// The user in the options of a FUSE file system.
 fn user_of_options(options: &[u8]) -> Option<u32> {
     let options = std::str::from_utf8(options).ok()?;
     let mut options = options.split(',');

@@ -1,16 +1,15 @@
-//! Descriptors of a library in a program of somebody else's.
+//! Descriptors of a library inside a foreign program.
 
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, getrlimit};
 use std::os::fd::OwnedFd;
 
-/// Above what programs name themselves, and below the usual limit of 1024 by more than
-/// anybody needs.
+/// Above the numbers that programs use, and far enough below the usual limit of 1024.
 const HIGH_FD_MIN: u64 = 700;
 
-/// The same under a number that the program does not ask for. Shells and others put something
-/// in the place of low ones, which here would be taken, and standard streams that were closed
-/// leave the lowest. As it is, where no such number is to be had.
+/// Moves a descriptor to a number that the program does not use. Shells and others replace low
+/// numbers, which would close a descriptor of the library, and closed standard streams free the
+/// lowest. Returns the descriptor unchanged if no high number is available.
 #[must_use]
 pub fn move_fd_high(fd: OwnedFd) -> OwnedFd {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);

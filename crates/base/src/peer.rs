@@ -1,33 +1,34 @@
-//! Who is at the other end of a unix socket, by the kernel's word.
+//! The peer of a unix socket, as the kernel reports it.
 
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, geteuid};
 use std::io;
 
-/// A process, as it was when it connected or began to listen.
+/// A process at the time when it connected or began to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCredentials {
-    /// None: of a namespace of processes that is not seen from this one, as that of the
-    /// machine is from a container.
+    /// None: a process of a pid namespace that is not visible from this one, as the machine's is
+    /// from a container.
     pub pid: Option<Pid>,
-    /// Its user.
+    /// The user of the process.
     pub uid: u32,
 }
 
 impl PeerCredentials {
-    /// Whether it is of this process's user, or root: anybody can take any name of an address.
+    /// Whether the process belongs to this process's user, or to root: any process can bind any
+    /// abstract name.
     #[must_use]
     pub fn is_trusted(&self) -> bool {
         self.uid == 0 || self.uid == geteuid().as_raw()
     }
 }
 
-/// Connects to who listens under a name of the abstract namespace, unix(7), if somebody does and
-/// has room for it. The socket does not block.
+/// Connects to the listener of a name in the abstract namespace, unix(7). The socket does not
+/// block.
 ///
 /// # Errors
-/// Else, and what the system says.
+/// When no process listens there or its queue is full, or the error of the system.
 pub fn connect_abstract(kind: SocketType, name: &str) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -36,8 +37,8 @@ pub fn connect_abstract(kind: SocketType, name: &str) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The process at the other end. `rustix` has the same, but for processes that have no
-/// number here: its type has no room for them.
+/// The process at the other end. `rustix` has the same function, but its type cannot represent a
+/// process without a pid in this namespace.
 ///
 /// # Errors
 /// When it is no unix socket.

@@ -1,25 +1,23 @@
-//! What processes have mapped: of others, proc(5); and what is said to mounts of files.
+//! The mappings of processes, proc(5), and the requests to mounts about mapped files.
 
-/// `ioctl` on a file of a mount, without an argument, before it is mapped: the kernel keeps
-/// pages of it from then on. Whoever asks has it open, so that it reaches this mount
-/// and no other, whatever else of the direct path there is or comes later. Returns when nobody
-/// changes the file past the kernel any more; as `_IO('P', 'M')`.
+/// `ioctl` on a file of a mount, without an argument, before the file is mapped: from then on the
+/// kernel caches its pages. The caller has the file open, so the request reaches this mount and no
+/// other. It returns once no client changes the file past the kernel any more; as `_IO('P', 'M')`.
 pub const WILL_MAP_IOCTL: u32 = (b'P' as u32) << 8 | b'M' as u32;
 
-/// `O_ASYNC`, with which the preload library opens every file: the kernel passes the flag to the
+/// `O_ASYNC`. The preload library opens every file with it: the kernel passes the flag to the
 /// mount, and it has no other effect on a regular file. The mount asks the kernel for a message
-/// whenever a descriptor of such an open file is closed, also past the library (RFD 022), and has the
-/// kernel read and write the file past its page cache (RFD 023).
+/// whenever a descriptor of such an open file is closed, also past the library (RFD 022). It also
+/// has the kernel read and write the file past its page cache (RFD 023).
 pub const PRELOAD_OPEN_FLAG: u32 = 0o20000;
 
-/// Whether a process has this inode mapped; none: it cannot be looked at, or is gone. One that
-/// has executed another program has nothing mapped any more of what it had before, and none of
-/// the threads.
+/// Whether a process has this inode mapped. None: its mappings cannot be read, or it is gone. A
+/// process that executed another program has lost its former mappings, and all its other threads.
 #[must_use]
 pub fn has_mapped(pid: u32, dev: u64, inode: u64) -> Option<bool> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
     let wanted = (rustix::fs::major(dev), rustix::fs::minor(dev), inode);
-    // Of a process that is ending, or a thread of the kernel's, nothing is told.
+    // The file is empty for an ending process and for a kernel thread.
     (!maps.is_empty()).then(|| {
         maps.lines()
             .any(|line| parse_maps_line(line) == Some(wanted))

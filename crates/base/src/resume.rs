@@ -1,36 +1,36 @@
-//! Runs a stopped process for a moment, so that it leaves what others wait for.
+//! Runs a stopped process briefly, so that it leaves an operation that others wait for.
 //!
-//! A process that SIGSTOP or a terminal stopped in the middle of an operation holds locks in
-//! shared memory. Nobody can finish the operation in its place: it may be continued at any instruction, and
-//! its next store goes to the pool. So it finishes the operation itself. It is traced
-//! (`PTRACE_SEIZE`), its threads run until it is outside, and then it is let go. The kernel remembers
-//! that it was stopped (ptrace(2), "group-stop") and stops it again. Neither the process nor its
-//! parent gets a signal; and a SIGCONT that comes meanwhile counts.
+//! A process that SIGSTOP or a terminal stopped in an operation holds locks in shared memory. No
+//! other process can finish the operation for it: it may be continued at any instruction, and its
+//! next store goes to the pool. So it must finish the operation itself. This module traces it
+//! (`PTRACE_SEIZE`), runs its threads until it has left the operation, and detaches. The kernel
+//! remembers that it was stopped (ptrace(2), "group-stop") and stops it again. Neither the process
+//! nor its parent gets a signal, and a SIGCONT that arrives meanwhile takes effect.
 //!
-//! Where tracing is not permitted, SIGCONT and SIGSTOP do the same. The parent sees both then.
+//! Where tracing is not permitted, SIGCONT and SIGSTOP do the same. The parent then sees both.
 //!
-//! Invariants: a thread of its own does all of it; the end of the thread lets go of all that it traces.
-//! A process that another one traces is left alone. Every wait is bounded.
+//! Invariants: one dedicated thread does all of it, and its end detaches all traced threads. A
+//! process with another tracer is left alone. Every wait is bounded.
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::time::{Duration, Instant};
 
-/// How long a process may run before it must be outside: operations take microseconds, and wait for
-/// others that are stopped with it.
+/// How long a process may run before it must have left the operation. Operations take microseconds,
+/// and wait for others that are stopped with it.
 pub const RUN_MAX: Duration = Duration::from_millis(200);
-/// How often it is stopped inside of the next operation before it stays there.
+/// How often a process may be stopped inside of a following operation before the attempt ends.
 const ROUNDS_MAX: usize = 500;
-/// How long a thread may take to stop: it may be in a call of the kernel that is not interrupted.
+/// How long a thread may take to stop: it may be in an uninterruptible system call.
 const STOP_MAX: Duration = Duration::from_millis(200);
-/// Between two looks.
+/// The interval of the checks.
 const POLL_PAUSE: Duration = Duration::from_micros(20);
 
-/// How a process is stopped.
+/// The cause of a stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// By a signal: SIGSTOP, SIGTSTP, SIGTTIN or SIGTTOU.
+    /// A signal: SIGSTOP, SIGTSTP, SIGTTIN or SIGTTOU.
     Signal,
-    /// By the process that traces it: a debugger.
+    /// The process that traces it: a debugger.
     Tracer(u32),
 }
 
@@ -57,8 +57,8 @@ pub fn process_name(pid: u32) -> String {
     name.trim_end().to_owned()
 }
 
-/// Lets a process that a signal stopped run until it is outside, and has it stopped again. False: it
-/// did not come out, or cannot be run.
+/// Runs a process that a signal stopped until it has left the operation, and stops it again. False:
+/// it did not leave, or cannot be run.
 pub fn run_until_outside(pid: u32, is_outside: &(dyn Fn() -> bool + Sync)) -> bool {
     if is_outside() {
         return true;
@@ -75,7 +75,7 @@ pub fn run_until_outside(pid: u32, is_outside: &(dyn Fn() -> bool + Sync)) -> bo
     }
 }
 
-/// The same by signals.
+/// The same with SIGCONT and SIGSTOP.
 fn run_by_signals(pid: u32, is_outside: &(dyn Fn() -> bool + Sync)) -> bool {
     let target = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let handle = target.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
@@ -99,7 +99,7 @@ fn run_by_signals(pid: u32, is_outside: &(dyn Fn() -> bool + Sync)) -> bool {
     is_outside()
 }
 
-/// Waits for something, but not for long.
+/// Waits until a condition holds, at most for the limit.
 fn wait_for(holds: &dyn Fn() -> bool, limit: Duration) -> bool {
     let began = Instant::now();
     while !holds() {
@@ -120,20 +120,20 @@ mod traced {
     use std::time::Instant;
 
     pub(super) enum RunOutcome {
-        /// It is outside, and stopped.
+        /// The process has left the operation, and is stopped.
         Outside,
-        /// It stays inside.
+        /// The process stays in the operation.
         Inside,
         /// This process may not trace it.
         Refused,
     }
 
-    /// A thread that is traced by this one.
+    /// A thread that this thread traces.
     struct TracedThread {
         id: pid_t,
         is_stopped: bool,
         has_ended: bool,
-        /// A signal that it is to get when it goes on.
+        /// A signal to deliver when it continues.
         signal: c_int,
     }
 
@@ -153,7 +153,7 @@ mod traced {
             })
         }
 
-        /// Takes in what it did since.
+        /// Collects the thread's state changes.
         fn poll(&mut self) {
             if self.is_stopped || self.has_ended {
                 return;
@@ -188,7 +188,7 @@ mod traced {
         }
     }
 
-    /// All threads, of which new ones may come until all are traced.
+    /// Attaches to all threads. New threads are traced too.
     fn seize_all(pid: u32, threads: &mut Vec<TracedThread>) -> bool {
         let listed = std::fs::read_dir(format!("/proc/{pid}/task"));
         let names = listed.into_iter().flatten().flatten();
@@ -206,7 +206,7 @@ mod traced {
         !threads.is_empty()
     }
 
-    /// Waits until all are stopped.
+    /// Waits until all threads are stopped or ended.
     fn stop(threads: &mut [TracedThread]) -> bool {
         threads.iter().for_each(TracedThread::interrupt);
         let began = Instant::now();
@@ -225,14 +225,14 @@ mod traced {
         }
     }
 
-    /// Lets all run until they are outside, for so long at most.
+    /// Runs all threads until the process has left the operation, at most for the limit.
     fn run_threads(threads: &mut [TracedThread], is_outside: &dyn Fn() -> bool) {
         threads.iter_mut().for_each(TracedThread::continue_running);
         let began = Instant::now();
         while !is_outside() && began.elapsed() < RUN_MAX {
             for thread in &mut *threads {
                 thread.poll();
-                // A signal was on its way to it.
+                // It may have stopped again for a pending signal.
                 thread.continue_running();
             }
             std::hint::spin_loop();
@@ -242,7 +242,7 @@ mod traced {
     pub(super) fn run_traced(pid: u32, is_outside: &dyn Fn() -> bool) -> RunOutcome {
         let mut threads = Vec::new();
         if !seize_all(pid, &mut threads) {
-            // The end of this thread lets go of what is traced already.
+            // The end of this thread detaches the threads traced so far.
             return RunOutcome::Refused;
         }
         let began = Instant::now();
@@ -270,14 +270,18 @@ mod traced {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::process::CommandExt;
     use std::process::{Child, Command};
 
     const WATCHDOG: Duration = Duration::from_secs(60);
 
     /// A program that writes all the time.
+    /// In a process group of its own: the kernel ignores SIGTSTP in an orphaned group, as tests in the
+    /// background may have.
     fn busy() -> Child {
         let mut command = Command::new("sh");
         command.args(["-c", "while :; do echo > /dev/null; done"]);
+        command.process_group(0);
         command.spawn().expect("a shell")
     }
 

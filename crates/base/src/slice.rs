@@ -1,6 +1,6 @@
-//! The seam between a volume and its legs: what a client asks of one slice on
-//! one brick, and what a manager asks of the brick. The transports of the
-//! fabric implement it; so do the fakes of tests.
+//! The interface between a volume and its legs: the requests of a client to one slice of a brick,
+//! and the calls of a manager to the brick. The transports of the fabric implement it, and so do
+//! the fakes of tests.
 
 use crate::ids::{Epoch, PageNo};
 use crate::layout::{BrickId, SliceId};
@@ -18,7 +18,7 @@ pub const LIST_ENTRIES_MAX: usize = 4096;
 /// Requests in flight on one leg.
 pub const LEG_REQUESTS_MAX: usize = 4096;
 
-/// Who changes a page, and in which order.
+/// The author of a change to a page, and its order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stamp {
     /// The volume's epoch; a slice with a higher one refuses.
@@ -31,14 +31,14 @@ pub struct Stamp {
     pub open_ops: u32,
 }
 
-/// A part of a transaction: whole pages of one place, from a page's boundary.
+/// A part of a transaction: whole pages in a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TransactionPart {
     /// Replaces pages.
     Write {
         /// First byte.
         offset: u64,
-        /// What to write.
+        /// The data.
         data: Bytes,
     },
     /// Frees pages; they then read as zeroes.
@@ -61,7 +61,7 @@ impl TransactionPart {
         }
     }
 
-    /// Bytes that it changes; never none in what [`check_parts`] let pass.
+    /// Bytes that it changes; never zero after [`check_parts`].
     #[must_use]
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> u64 {
@@ -72,12 +72,11 @@ impl TransactionPart {
     }
 }
 
-/// Checks the parts of a transaction against the size of what they lie in:
-/// some whole pages each, none of them twice, not too many in all.
+/// Checks the parts of a transaction against the size of the slice or space: whole pages each, at
+/// least one, no page twice, not too many in all.
 ///
 /// # Errors
-/// [`SpaceError::OutOfRange`], or [`SpaceError::Unsupported`] with what is
-/// wrong with them.
+/// [`SpaceError::OutOfRange`], or [`SpaceError::Unsupported`] with the reason.
 pub fn check_parts(parts: &[TransactionPart], size_bytes: u64) -> Result<(), SpaceError> {
     const PAGE: u64 = PAGE_BYTES as u64;
     let refuse = |why: String| Err(SpaceError::Unsupported(why));
@@ -90,11 +89,11 @@ pub fn check_parts(parts: &[TransactionPart], size_bytes: u64) -> Result<(), Spa
         check_range(size_bytes, offset, len)?;
         if len == 0 || !offset.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {
             return refuse(format!(
-                "a part of {len} bytes at {offset} is not of whole pages of {PAGE} bytes;                  write what else the pages hold along with it"
+                "a part of {len} bytes at {offset} is not of whole pages of {PAGE} bytes; write the rest of those pages along with it"
             ));
         }
         pages += len / PAGE;
-        // Bounds the look at those before, too: each part has a page.
+        // This also bounds the search of earlier parts: each part has a page.
         if pages > TRANSACTION_PAGES_MAX {
             return refuse(format!(
                 "a transaction changes more than {TRANSACTION_PAGES_MAX} pages; split it"
@@ -112,8 +111,8 @@ pub fn check_parts(parts: &[TransactionPart], size_bytes: u64) -> Result<(), Spa
     Ok(())
 }
 
-/// What a client asks of one slice. Offsets and lengths are bytes, of any
-/// alignment. Overlapping requests are not in flight together.
+/// A client's request to one slice. Offsets and lengths are bytes, of any alignment. Overlapping
+/// requests are not in flight together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SliceRequest {
     /// The bytes of a range, checked against their checksums.
@@ -143,14 +142,14 @@ pub enum SliceRequest {
     },
     /// Changes pages of several places as a whole or not at all.
     Transact {
-        /// As [`check_parts`] wants them.
+        /// Parts that pass [`check_parts`].
         parts: Vec<TransactionPart>,
         /// Their order: they are one operation.
         stamp: Stamp,
     },
     /// Makes all completed changes durable, as the pool's class promises.
     Flush,
-    /// Which parts of a range are mapped.
+    /// Lists the extents of a range.
     Extents {
         /// First byte.
         offset: u64,
@@ -169,23 +168,21 @@ pub enum SliceRequest {
     Dirty {
         /// 1 to 15.
         round: u8,
-        /// Where to start looking.
+        /// The first page to check.
         from: PageNo,
     },
-    /// The operations that may be missing on another leg: of dead or fenced
-    /// sessions, since the last [`SliceRequest::ForgetInFlight`].
+    /// The operations that may be missing on another leg: those of dead or fenced sessions, since
+    /// the last [`SliceRequest::ForgetInFlight`].
     InFlight,
-    /// From here on, a change of this connection that fails fails all that come after
-    /// it: the slice holds what was changed over it up to some change, and nothing
-    /// beyond. Changes may be in flight together although they overlap; they are made
-    /// in the order in which they came.
+    /// From here on, a failed change of this connection fails all later ones, so that the slice
+    /// holds a prefix of the changes sent over it. Changes may be in flight together although they
+    /// overlap; they are made in the order of their arrival.
     KeepOrder,
-    /// The legs were made equal: forgets what [`SliceRequest::InFlightOp`] told.
+    /// The legs were reconciled: clears the list of [`SliceRequest::InFlight`].
     ForgetInFlight,
-    /// A barrier: refuses older epochs, and returns when every operation
-    /// admitted before has ended and is in the answer to `InFlightOp`. A round
-    /// other than 0 is stamped on all later writes, and on the pages of the
-    /// operations in flight.
+    /// A barrier: refuses older epochs. It returns when every operation admitted before has ended
+    /// and is in the answer to `InFlight`. A round other than 0 is stamped on all later writes, and
+    /// on the pages of the operations in flight.
     RaiseEpoch {
         /// At least the present one.
         epoch: Epoch,
@@ -239,7 +236,7 @@ pub struct PageRun {
     pub count: u64,
 }
 
-/// What a slice answers.
+/// A slice's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SliceReply {
     /// Done.
@@ -257,8 +254,8 @@ pub enum SliceReply {
         /// The page to ask from next; none at the end.
         next: Option<PageNo>,
     },
-    /// Operations in no order. None: they were too many to keep, so that the
-    /// whole slice must be compared.
+    /// Operations in no order. None: there were too many to record, so the whole slice must be
+    /// compared.
     InFlight(Option<Vec<InFlightOp>>),
 }
 
@@ -289,15 +286,15 @@ pub enum SliceError {
     /// Beyond the slice, or beyond a limit.
     #[error("the request is out of range: {0}")]
     OutOfRange(String),
-    /// The connection or the brick is gone; what was in flight may or may not
-    /// have happened.
+    /// The connection or the brick is gone. The requests in flight may or may not have been
+    /// executed.
     #[error("the brick is lost: {0}")]
     Lost(String),
     /// The brick cannot do this.
     #[error("{0}")]
     Refused(String),
-    /// The brick has no session or connection left for a new connection. Those that are
-    /// open go on, and one that is closed makes room.
+    /// The brick has no session or connection left for a new connection. Open ones continue, and a
+    /// closed one makes room.
     #[error("{0}")]
     NoSession(String),
 }
@@ -307,27 +304,26 @@ pub enum SliceError {
 pub struct SliceCompletion {
     /// The submitter's number.
     pub tag: u64,
-    /// What came of it.
+    /// The result.
     pub result: Result<SliceReply, SliceError>,
 }
 
-/// One thread's connection to one slice. After [`SliceError::LegLost`] every
-/// request fails so, those in flight included; nothing is retried.
+/// One thread's connection to one slice. After [`SliceError::Lost`] every request fails with it,
+/// those in flight included; nothing is retried.
 pub trait Leg: Send {
     /// Starts a request; at most [`LEG_REQUESTS_MAX`] are in flight.
     fn submit(&mut self, tag: u64, request: SliceRequest);
 
-    /// Makes progress without blocking and moves what has completed to `into`.
+    /// Makes progress without blocking and moves completed requests to `into`.
     fn reap(&mut self, into: &mut Vec<SliceCompletion>);
 
-    /// Looks, without waiting, whether the connection has ended although nothing
-    /// is in flight: why, then. Requests in flight tell by their answers.
+    /// Checks, without waiting, whether the connection has ended while no request is in flight;
+    /// returns the reason. Requests in flight get it in their answers.
     fn poll_closed(&mut self) -> Option<SliceError> {
         None
     }
 
-    /// Descriptors that become readable when `reap` may have something to do,
-    /// or the connection has ended.
+    /// Descriptors that become readable when `reap` may have work, or the connection has ended.
     fn poll_fds(&self, into: &mut Vec<RawFd>);
 
     /// When `reap` must be called even if no descriptor is readable.
@@ -335,20 +331,19 @@ pub trait Leg: Send {
         None
     }
 
-    /// The time, by the clock that answers are waited for with; none: requests
-    /// are done inside `submit`, and no answer is late.
+    /// The time, by the clock of the time-outs; none: requests complete inside `submit`, and no
+    /// answer is late.
     fn now(&self) -> Option<Instant> {
         None
     }
 
-    /// The leg itself, for a volume that can write several legs of one kind at
-    /// once.
+    /// The leg itself, for a volume that can write several legs of one kind at once.
     fn as_any(&mut self) -> Option<&mut dyn std::any::Any> {
         None
     }
 }
 
-/// What a brick tells about one slice.
+/// A brick's information about one slice.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SliceInfo {
     /// Its identity.
@@ -361,7 +356,7 @@ pub struct SliceInfo {
     pub round: u8,
 }
 
-/// What a brick tells about itself.
+/// A brick's information about itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrickStatus {
     /// The pool's identity.
@@ -378,7 +373,7 @@ pub struct BrickStatus {
     pub incarnation: u32,
 }
 
-/// What a manager asks of a brick. Calls block for a bounded time.
+/// A manager's calls to a brick. They block for a bounded time.
 pub trait BrickControl: Send + Sync {
     /// Makes an empty slice of at least this size in whole pages, thin.
     ///
@@ -386,13 +381,13 @@ pub trait BrickControl: Send + Sync {
     /// When it exists, or the pool's object table is full.
     fn create(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError>;
 
-    /// Makes it larger; a smaller size is refused.
+    /// Grows it; a smaller size is refused.
     ///
     /// # Errors
     /// When it does not exist or would shrink.
     fn resize(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError>;
 
-    /// Deletes it, whoever uses it; its space is freed in the background.
+    /// Deletes it, even while clients use it; its space is freed in the background.
     ///
     /// # Errors
     /// When it does not exist.
@@ -404,7 +399,7 @@ pub trait BrickControl: Send + Sync {
     /// When the brick is lost.
     fn list(&self) -> Result<Vec<SliceInfo>, SliceError>;
 
-    /// About the brick.
+    /// The brick's status.
     ///
     /// # Errors
     /// When the brick is lost.

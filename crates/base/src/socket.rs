@@ -1,10 +1,8 @@
-//! Listening unix sockets, as every server of this project has them.
+//! Listening unix sockets, for every server of this project.
 //!
-//! Invariants: a socket is only for its user (mode 0600) from its first
-//! connection on. A socket file that nobody listens on is replaced; one that
-//! is alive, and anything that is not a socket, is left alone and refused.
-//! When the socket is dropped its file is removed, unless the path has become
-//! somebody else's.
+//! Invariants: a socket has mode 0600 before its first connection. A socket file without a listener
+//! is replaced. A live one, and any other file, is left alone and refused. Dropping the socket
+//! removes its file, unless another file has taken the path.
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, RenameFlags, Stat};
@@ -17,18 +15,18 @@ use std::time::Duration;
 
 /// Connections that the kernel queues before they are accepted.
 const BACKLOG: i32 = 128;
-/// Connections tried before the owner of a socket is taken to be dead.
+/// Connection attempts before the owner of a socket counts as dead.
 const PROBES: u32 = 3;
-/// Between two of them: an owner may be between `bind` and `listen`.
+/// The interval of the attempts: an owner may be between `bind` and `listen`.
 const PROBE_PAUSE: Duration = Duration::from_millis(20);
 
 /// Why a unix socket cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Somebody listens there already.
+    /// Another process listens there already.
     #[error("{0} is served by another process; stop it, or choose another path")]
     InUse(PathBuf),
-    /// A file is in the way.
+    /// Another file exists at the path.
     #[error("{0} exists and is not a socket; remove it or choose another path")]
     NotASocket(PathBuf),
     /// The path does not fit into a socket address.
@@ -37,11 +35,11 @@ pub enum SocketError {
     /// Anything else.
     #[error("cannot {doing} {path}: {cause}")]
     System {
-        /// What failed.
+        /// The failed action.
         doing: &'static str,
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         cause: std::io::Error,
     },
 }
@@ -54,8 +52,8 @@ pub struct UnixSocket {
     file: FileIdentity,
 }
 
-/// Inode numbers are given out again at once, so the time of creation
-/// belongs to the identity; neither a rename nor a change of mode touches it.
+/// The identity of a socket file. The kernel reuses inode numbers at once, so the identity includes
+/// the creation time; neither a rename nor a change of mode changes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileIdentity {
     device: u64,
@@ -77,8 +75,7 @@ impl UnixSocket {
     /// Listens at a path.
     ///
     /// # Errors
-    /// When somebody else does, something else is there, or the system
-    /// refuses.
+    /// When another process listens there, another file exists, or the system refuses.
     pub fn bind(path: &Path) -> Result<UnixSocket, SocketError> {
         let address =
             SocketAddrUnix::new(path).map_err(|_| SocketError::PathTooLong(path.into()))?;
@@ -106,7 +103,7 @@ impl UnixSocket {
         Ok(bound)
     }
 
-    /// Where it listens.
+    /// The path that it listens on.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -123,7 +120,7 @@ impl Drop for UnixSocket {
     fn drop(&mut self) {
         let found = rustix::fs::lstat(&self.path);
         if found.is_ok_and(|found| FileIdentity::of(&found) == self.file) {
-            // Fails only if somebody else removed it.
+            // Fails only if another process removed it.
             let _ = rustix::fs::unlink(&self.path);
         }
     }
@@ -142,7 +139,7 @@ fn open() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-/// Removes a socket file that nobody listens on.
+/// Removes a socket file without a listener.
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
     let found = match rustix::fs::lstat(path) {
         Err(Errno::NOENT) => return Ok(()),
@@ -160,14 +157,14 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError
             Err(Errno::CONNREFUSED) => {}
             Err(Errno::NOENT) => return Ok(()),
             Ok(()) | Err(Errno::AGAIN) => return Err(SocketError::InUse(path.into())),
-            Err(errno) => return Err(system_error("find out who listens on", path)(errno)),
+            Err(errno) => return Err(system_error("find the listener of", path)(errno)),
         }
     }
     remove_dead_socket(path, &found)
 }
 
-/// Removes exactly the file that was found dead. Another server may be
-/// replacing it too: what is moved aside is put back if it is another.
+/// Removes exactly the file that was found dead. Another server may be replacing it too: the file
+/// is renamed first, and renamed back if it is another one.
 fn remove_dead_socket(path: &Path, found: &Stat) -> Result<(), SocketError> {
     let mut aside: OsString = path.into();
     aside.push(format!(".stale-{}", std::process::id()));
@@ -195,11 +192,11 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("s");
         drop(UnixListener::bind(&path).expect("a socket"));
-        let live = UnixSocket::bind(&path).expect("nobody listens");
+        let live = UnixSocket::bind(&path).expect("no listener");
         let mode = path.metadata().expect("the file").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         UnixStream::connect(&path).expect("it listens");
-        let error = UnixSocket::bind(&path).expect_err("somebody listens");
+        let error = UnixSocket::bind(&path).expect_err("a listener");
         assert!(matches!(error, SocketError::InUse(_)), "{error}");
         drop(live);
         let left = directory.path().read_dir().expect("the directory").count();

@@ -1,40 +1,38 @@
-//! The seam between what stores bytes and what serves them: a
-//! byte-addressable persistent space, driven by submission.
+//! The interface between storage and its front ends: a byte-addressable persistent space, driven by
+//! submission.
 //!
-//! A front opens one [`Channel`] per thread, submits requests and reaps
-//! completions; nothing here blocks on I/O. Requests own their bytes until
-//! they complete, because a volume may have to drive one again after losing a
-//! leg.
+//! A front end opens one [`Channel`] per thread, submits requests and reaps completions; nothing
+//! here blocks on I/O. Requests own their bytes until they complete, because a volume may have to
+//! resend one after losing a leg.
 //!
-//! Ordering: requests in flight together have no order, except that those
-//! which overlap take effect in the order of their submission on one channel.
-//! Durability: a completed `Write`, `Discard`, `WriteZeroes` or `Transact` has
-//! reached every in-sync copy. On pools of class `file-sync` it survives power loss
-//! once it was `durable`, or a later `FlushInstruction` has completed.
+//! Ordering: requests in flight together have no order, except that overlapping ones take effect in
+//! the order of their submission on one channel. Durability: a completed `Write`, `Discard`,
+//! `WriteZeroes` or `Transact` has reached every in-sync leg. On pools of class `file-sync` it
+//! survives power loss once it was `durable`, or a later `Flush` has completed.
 
 use crate::slice::TransactionPart;
 use bytes::Bytes;
 use std::os::fd::RawFd;
 use std::time::Instant;
 
-/// Bytes of the longest request: fronts split longer ones or refuse them.
+/// Bytes of the longest request: front ends split longer ones or refuse them.
 pub const REQUEST_BYTES_MAX: u32 = 32 << 20;
 /// Requests that a channel takes before completions must be reaped.
 pub const REQUESTS_MAX: usize = 1024;
 
-/// Pages of all parts of a transaction together: a pool keeps the records of
-/// one behind each other in a lane, and every copy holds their locks at once.
+/// Pages of all parts of a transaction together: a pool keeps its records consecutive in a journal,
+/// and every leg holds their locks at once.
 pub const TRANSACTION_PAGES_MAX: u64 = 64;
 
-/// The submitter's name for a request, given back with its completion.
+/// The submitter's number of a request, returned with its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
 
-/// What a space can be asked. Offsets and lengths are bytes, of any
-/// alignment; ranges lie within the space.
+/// A request to a space. Offsets and lengths are bytes, of any alignment; ranges lie within the
+/// space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// The bytes of a range; what was never written reads as zeroes.
+    /// Reads the bytes of a range; unwritten ones read as zeroes.
     Read {
         /// First byte.
         offset: u64,
@@ -45,12 +43,12 @@ pub enum Request {
     Write {
         /// First byte.
         offset: u64,
-        /// What to write.
+        /// The data.
         data: Bytes,
-        /// Complete only when it survives what the class promises.
+        /// Complete only when the data survives the failures of the pool's class.
         durable: bool,
     },
-    /// Frees what a range occupies; it then reads as zeroes.
+    /// Frees the pages of a range, which then reads as zeroes.
     Discard {
         /// First byte.
         offset: u64,
@@ -66,19 +64,18 @@ pub enum Request {
         /// As for a write.
         durable: bool,
     },
-    /// Changes pages of several places: all of them or none, in every copy,
-    /// for whoever reads after a crash. Who reads beside it may see some parts
-    /// before others. A space may refuse what it cannot keep whole, as
-    /// [`SpaceError::Unsupported`].
+    /// Changes pages of several places: all of them or none, on every leg, for a reader after a
+    /// crash. A concurrent reader may see some parts before others. A space may refuse a
+    /// transaction that it cannot make atomic, with [`SpaceError::Unsupported`].
     Transact {
-        /// In any order, as [`crate::slice::check_parts`] wants them.
+        /// In any order; parts that pass [`crate::slice::check_parts`].
         parts: Vec<TransactionPart>,
         /// As for a write.
         durable: bool,
     },
     /// Makes every completed change durable.
     Flush,
-    /// Which parts of a range hold data.
+    /// Lists the extents of a range.
     Extents {
         /// First byte.
         offset: u64,
@@ -87,7 +84,7 @@ pub enum Request {
     },
 }
 
-/// A part of a range, all of it written or all of it a hole.
+/// A part of a range, wholly written or wholly a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Bytes.
@@ -96,10 +93,10 @@ pub struct Extent {
     pub mapped: bool,
 }
 
-/// Extents of one answer; the asker goes on where it ends.
+/// Extents of one answer; the caller continues at its end.
 pub const EXTENTS_MAX: usize = 1024;
 
-/// What a request gave.
+/// The result of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// Done.
@@ -114,7 +111,7 @@ pub enum Reply {
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpaceError {
-    /// Beyond the end.
+    /// The range lies beyond the end.
     #[error("bytes {offset}..{end} are beyond the end at {size_bytes}")]
     OutOfRange {
         /// First byte asked for.
@@ -124,31 +121,30 @@ pub enum SpaceError {
         /// The space's size.
         size_bytes: u64,
     },
-    /// The pool behind it is full. Nothing was changed beyond whole pages
-    /// that came before the failing one.
+    /// The pool behind it is full. Only whole pages before the failing one were changed.
     #[error("no space is left in the pool of {0}; delete or discard something, or add space")]
     NoSpace(String),
-    /// Another client attached; this one must not write any more.
+    /// Another client attached the volume; this one must not write any more.
     #[error("another client attached the volume; attach it again to go on")]
     Fenced,
-    /// A page cannot be read right from any copy.
+    /// A page cannot be read intact from any leg.
     #[error(
         "the page at byte {offset} is damaged on {place} and no copy is left to repair it from"
     )]
     Damaged {
         /// The page's first byte.
         offset: u64,
-        /// Where.
+        /// The place of the page.
         place: String,
     },
-    /// Nothing that could answer is reachable.
+    /// No leg that could answer is reachable.
     #[error("{0}")]
     Unavailable(String),
-    /// The space cannot do this, whenever it is asked. Nothing was changed.
+    /// The space never supports this. Nothing was changed.
     #[error("{0}")]
     Unsupported(String),
-    /// There is no further channel: as many are open as the space, or a brick behind it,
-    /// has room for. Others go on, and one that is closed makes room.
+    /// No further channel: as many are open as the space, or a brick behind it, supports. Open ones
+    /// continue, and a closed one makes room.
     #[error("{0}")]
     Busy(String),
 }
@@ -156,34 +152,34 @@ pub enum SpaceError {
 /// The end of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// Whose.
+    /// The token of the request.
     pub token: Token,
-    /// What came of it.
+    /// The result.
     pub result: Result<Reply, SpaceError>,
 }
 
-/// One thread's way into a space.
+/// One thread's access to a space.
 pub trait Channel: Send {
-    /// Whether the space has all that requests of this channel need. To be called before
-    /// the first request, and again when a descriptor of [`Channel::poll_fds`] is readable.
-    /// A request that is submitted earlier waits until then.
+    /// Whether the space has all resources that requests of this channel need. To be called before
+    /// the first request, and again when a descriptor of [`Channel::poll_fds`] is readable. A
+    /// request submitted earlier waits until then.
     ///
     /// # Errors
-    /// Why the channel will never serve ([`SpaceError::Busy`], [`SpaceError::FenceProof`]):
-    /// all its requests would fail so. A further channel may find room.
+    /// Why the channel will never serve ([`SpaceError::Busy`], [`SpaceError::Fenced`]): all its
+    /// requests would fail with it. A later channel may find room.
     fn ready(&mut self) -> Result<bool, SpaceError> {
         Ok(true)
     }
 
-    /// Starts a request. It may complete at once; in any case its completion
-    /// is reaped. Callers keep at most [`REQUESTS_MAX`] in flight.
+    /// Starts a request. It may complete at once; in any case its completion is reaped. Callers
+    /// keep at most [`REQUESTS_MAX`] in flight.
     fn submit(&mut self, token: Token, request: Request);
 
-    /// Makes progress without blocking and moves what has completed to `into`.
+    /// Makes progress without blocking and moves completed requests to `into`.
     fn reap(&mut self, into: &mut Vec<Completion>);
 
-    /// Descriptors that become readable when `reap` may have something to do.
-    /// They may change after any call; ask again before each wait.
+    /// Descriptors that become readable when `reap` may have work. They may change after any call;
+    /// ask again before each wait.
     fn poll_fds(&self, into: &mut Vec<RawFd>);
 
     /// When `reap` must be called even if no descriptor is readable.
@@ -197,20 +193,18 @@ pub trait Space: Send + Sync {
     /// Bytes; may grow while the space is open.
     fn size_bytes(&self) -> u64;
 
-    /// Whether what is acknowledged may be lost with the power until it is flushed: any
-    /// of it, in any order.
+    /// Whether power loss may lose acknowledged data that was not flushed: any of it, in any order.
     fn has_write_cache(&self) -> bool {
         false
     }
 
-    /// Whether a flush may have anything to do or to wait for: bytes that are buffered, or an
-    /// asynchronous replica.
+    /// Whether a flush may have work or wait: for buffered bytes, or for an asynchronous replica.
     fn needs_flush(&self) -> bool {
         self.has_write_cache()
     }
 
-    /// How often what was acknowledged and not flushed may have been lost, since the
-    /// space was opened. It only rises.
+    /// How often acknowledged, unflushed data may have been lost since the space was opened. It
+    /// only rises.
     fn lost_writes(&self) -> u64 {
         0
     }
@@ -218,8 +212,8 @@ pub trait Space: Send + Sync {
     /// Opens a channel.
     ///
     /// # Errors
-    /// When there are too many already ([`SpaceError::Busy`], which may also be how its
-    /// requests end, all of them from the first on), or nothing behind it is reachable.
+    /// When too many are open already ([`SpaceError::Busy`], which may instead fail all requests of
+    /// the channel from the first on), or no leg behind it is reachable.
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError>;
 }
 

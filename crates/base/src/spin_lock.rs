@@ -1,5 +1,5 @@
-//! A lock that is held for a moment, and that a child of `fork` can free: a mutex whose holder
-//! is a thread of the parent stays locked there.
+//! A lock for short critical sections that a child of `fork` can free: a mutex held by a thread of
+//! the parent stays locked there.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,13 +12,13 @@ pub struct SpinLock(AtomicBool);
 pub struct SpinLockGuard<'a>(&'a SpinLock);
 
 impl SpinLock {
-    /// One that nobody holds.
+    /// An unlocked lock.
     #[must_use]
     pub const fn new() -> SpinLock {
         SpinLock(AtomicBool::new(false))
     }
 
-    /// Waits until nobody else holds it.
+    /// Waits until the lock is free, and takes it.
     pub fn lock(&self) -> SpinLockGuard<'_> {
         while self.0.swap(true, Ordering::Acquire) {
             std::thread::yield_now();
@@ -26,7 +26,7 @@ impl SpinLock {
         SpinLockGuard(self)
     }
 
-    /// In a child, where the thread that held it is not there.
+    /// Frees the lock in a child of `fork`, which does not have the thread that held it.
     pub fn reset(&self) {
         self.0.store(false, Ordering::Release);
     }

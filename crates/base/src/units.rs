@@ -1,22 +1,22 @@
-//! Sizes: the page, the cache line, and what people type for a size.
+//! Sizes: the page, the cache line, and the text form of sizes.
 
 use std::fmt;
 use std::str::FromStr;
 
 /// Bytes of a page and of a frame.
 pub const PAGE_BYTES: usize = 4096;
-/// Bytes of a cache line: what is flushed as one.
+/// Bytes of a cache line: the unit of a flush.
 pub const LINE_BYTES: usize = 64;
 
-/// A size in bytes that people write as `4096`, `64M` or `4G`.
-/// Suffixes are powers of 1024 and may be followed by `iB` or `B`.
+/// A size in bytes, in text `4096`, `64M` or `4G`. Suffixes are powers of 1024 and may be followed
+/// by `iB` or `B`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
 
 /// Why a text is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
-    /// No digits where a number must stand.
+    /// No digits at the start.
     #[error("'{0}' is not a size; write a whole number with an optional K, M, G or T, as in 64M")]
     NotANumber(String),
     /// A suffix that names no unit.
@@ -24,10 +24,10 @@ pub enum SizeError {
     UnknownUnit {
         /// The whole text.
         text: String,
-        /// What stands behind the digits.
+        /// The text after the digits.
         suffix: String,
     },
-    /// More bytes than 64 bits count.
+    /// More bytes than 64 bits hold.
     #[error("'{0}' is more bytes than can be counted; the largest size is below 16777216T")]
     TooLarge(String),
 }

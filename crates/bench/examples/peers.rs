@@ -1,6 +1,6 @@
-//! Compares the other NBD servers alone: shows that they start here, and what
-//! they reach on this machine. `cargo run --release --example peers [MS] [DIR]`
-//! with the time of a cell, and a directory for the raw results.
+//! Compares the other NBD servers only: checks that they start here, and shows their figures on
+//! this machine. `cargo run --release --example peers [MS] [DIR]` with the time of a cell, and a
+//! directory for the raw results.
 
 use pagemesh_bench::BenchError;
 use pagemesh_bench::peers::{NbdPeer, PeerOptions, run_peers};

@@ -1,6 +1,6 @@
-//! What single calls cost: some kinds of them, one at a time, by one thread.
+//! The cost of single calls: some kinds of them, one at a time, by one thread.
 //!
-//! Rounds alternate between the kinds, so that what else the machine does meets all alike.
+//! Rounds alternate between the kinds, so that other load of the machine affects all equally.
 
 use crate::error::BenchError;
 use crate::load::thread_cpu;
@@ -11,45 +11,45 @@ use serde_json::json;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Calls between two looks at the clock.
+/// Calls between two clock readings.
 const BATCH: u64 = 256;
 
 /// A kind of call.
 pub struct BenchCall<'c> {
-    /// What it does.
+    /// Its name.
     pub name: &'static str,
-    /// Does it, the time of this number.
+    /// Makes the call; the argument counts the calls.
     pub run: Box<dyn FnMut(u64) -> io::Result<()> + 'c>,
 }
 
-/// How to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct CallOptions {
     /// Alternating rounds.
     pub rounds: usize,
-    /// Of each kind in a round.
+    /// Time of each kind in a round.
     pub runtime: Duration,
     /// The pools' durability class.
     pub class: String,
-    /// What is called.
+    /// The title of the report.
     pub title: String,
 }
 
-/// What a kind gave, by round.
+/// The samples of a kind, by round.
 #[derive(Default)]
 struct CallTimes {
     wall_ns: Vec<f64>,
     cpu_ns: Vec<f64>,
 }
 
-/// Measures; see the module.
+/// Runs the benchmark; see the module.
 ///
 /// # Errors
-/// When an option makes no sense or a call fails.
+/// If an option is invalid or a call fails.
 pub fn run_calls(calls: &mut [BenchCall<'_>], options: &CallOptions) -> Result<Report, BenchError> {
     check_rounds(options.rounds)?;
     let mut figures: Vec<CallTimes> = calls.iter().map(|_| CallTimes::default()).collect();
-    // One round that does not count: it maps what is mapped on first use.
+    // The first round does not count: it maps memory on first use.
     for round in 0..=options.rounds {
         for (call, figures) in calls.iter_mut().zip(&mut figures) {
             let (wall, cpu) = time_calls(call, options.runtime)?;
@@ -82,7 +82,7 @@ pub fn run_calls(calls: &mut [BenchCall<'_>], options: &CallOptions) -> Result<R
     Ok(report)
 }
 
-/// Nanoseconds of one call, by the clock and of this thread's processor.
+/// Time and CPU time of one call, in nanoseconds.
 fn time_calls(call: &mut BenchCall<'_>, runtime: Duration) -> Result<(f64, f64), BenchError> {
     let (cpu, began) = (thread_cpu(), Instant::now());
     let mut count = 0;

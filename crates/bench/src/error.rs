@@ -1,25 +1,25 @@
-//! Why a benchmark did not run to its end.
+//! Errors of benchmarks.
 
 use pagemesh_base::space::SpaceError;
 use pagemesh_pmem::MapError;
 use std::io;
 use std::path::PathBuf;
 
-/// Why a benchmark did not run to its end.
+/// The reason that a benchmark ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// An option makes no sense.
+    /// An option is invalid.
     #[error("{0}")]
     Option(String),
     /// The space failed a request or refused a channel.
     #[error("the space failed during {during}: {cause}")]
     Space {
-        /// What was done.
+        /// The operation.
         during: String,
-        /// Its word.
+        /// The error of the space.
         cause: SpaceError,
     },
-    /// A reply that no such request has.
+    /// A reply of the wrong kind for its request.
     #[error("{0} was answered with something else; this is a defect of the space")]
     WrongReply(&'static str),
     /// A request did not complete in time.
@@ -28,31 +28,31 @@ pub enum BenchError {
     /// The memory for the raw figure could not be mapped.
     #[error("cannot map {path}: {cause}")]
     Map {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// The mapper's word.
+        /// The error of the mapper.
         cause: MapError,
     },
     /// The system refused.
     #[error("cannot {action}: {cause}")]
     System {
-        /// What was attempted.
+        /// The action that failed.
         action: String,
-        /// The system's word.
+        /// The error of the system.
         cause: io::Error,
     },
-    /// A recovery was not made.
+    /// A recovery failed.
     #[error("recovery {round} of a pool of {size_bytes} bytes failed: {cause}")]
     Recovery {
-        /// The pool.
+        /// The size of the pool.
         size_bytes: u64,
-        /// Which, from 1.
+        /// The round, from 1.
         round: usize,
-        /// The word of who makes them.
+        /// The error of the code that makes recoveries.
         #[source]
         cause: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A mount was not made, or is not as it should be.
+    /// A mount failed, or its content is wrong.
     #[error("the mount failed: {0}")]
     Mount(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A program is not installed.
@@ -68,7 +68,7 @@ pub enum BenchError {
     Program {
         /// The program.
         program: String,
-        /// What it said.
+        /// Its error output.
         cause: String,
     },
 }

@@ -1,13 +1,13 @@
-//! A node dies under load, the process that mounts and the brick beside it at once, and
-//! another one goes on with the other copy: how long that takes from the command until
-//! a file can be written, and whether all is there that must be.
+//! A node fails under load, with its mounting process and its brick, and another node goes on with
+//! the other copy. The benchmark measures the time from the command until a file can be written,
+//! and checks the surviving data.
 //!
-//! Writers append records of a page to files of their own. A record says which it is, so
-//! that none is taken for another. With synchronous writes all that were acknowledged
-//! must be there, otherwise a *prefix* over all files: with a write that is missing, all
-//! are missing that began after it was acknowledged.
+//! Writers append records of a page to files of their own. Each record encodes its number, so that
+//! none is taken for another. With synchronous writes all acknowledged records must survive.
+//! Otherwise a *prefix* over all files must survive: if a record is missing, all records are
+//! missing that began after it was acknowledged.
 //!
-//! Who measures supplies the mounts and ends the node; every visit has new ones.
+//! The caller supplies the mounts and kills the node; every visit has new ones.
 
 use crate::error::BenchError;
 use crate::report::{Report, ReportCell};
@@ -26,21 +26,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const RECORD_BYTES: usize = 4096;
-/// Records of one file: bounds what a file system has to hold.
+/// Records of one file; bounds the content of a file system.
 pub const RECORDS_MAX: u64 = 1 << 15;
 
-/// How to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct FailoverOptions {
-    /// Deaths of each case, at least [`crate::session::ROUNDS_MIN`].
+    /// Failures of each case, at least [`crate::session::ROUNDS_MIN`].
     pub rounds: usize,
-    /// How long the load lasts before.
+    /// Duration of the load before the failure.
     pub runtime: Duration,
-    /// Files that are written at the same time.
+    /// Files that are written concurrently.
     pub writers: usize,
 }
 
-/// What is compared.
+/// One case of the comparison.
 #[derive(Clone, Debug)]
 pub struct FailoverCase {
     /// Its name.
@@ -51,43 +51,43 @@ pub struct FailoverCase {
 
 type NodeResult<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Mounts of one node and the other.
+/// The mounts of two nodes.
 pub trait NodePair {
-    /// Makes a file system with two copies and has the first node mount it.
+    /// Creates a file system with two copies, and mounts it on the first node.
     ///
     /// # Errors
-    /// Whatever prevented it; the run then ends.
+    /// Any error ends the run.
     fn mount(&mut self, case: &FailoverCase) -> NodeResult<PathBuf>;
     /// Kills the first node.
     ///
     /// # Errors
-    /// Whatever prevented it; the run then ends.
+    /// Any error ends the run.
     fn kill(&mut self) -> NodeResult<()>;
-    /// Does what an operator does then; gives where the files are mounted.
+    /// Does the steps of an operator. Returns the directory of the new mount.
     ///
     /// # Errors
-    /// Whatever prevented it; the run then ends.
+    /// Any error ends the run.
     fn fail_over(&mut self) -> NodeResult<PathBuf>;
 }
 
-/// One death.
+/// One failure.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct FailoverSample {
     /// From the command until the files were mounted.
     mounted_s: f64,
-    /// And until a write had returned that must be durable.
+    /// From the command until a durable write had returned.
     writable_s: f64,
     acknowledged: u64,
     missing: u64,
 }
 
-/// When a record began to be written, and when that was acknowledged.
+/// Start of a record's write, and its acknowledgement.
 type RecordTimes = (Instant, Option<Instant>);
 
-/// Measures; see the module.
+/// Runs the benchmark; see the module.
 ///
 /// # Errors
-/// When an option makes no sense, or something is not there that must be.
+/// If an option is invalid, or data is missing.
 pub fn run_failover(
     nodes: &mut dyn NodePair,
     cases: &[FailoverCase],
@@ -96,7 +96,9 @@ pub fn run_failover(
 ) -> Result<Report, BenchError> {
     check_rounds(options.rounds)?;
     if options.writers == 0 || cases.is_empty() {
-        return Err(BenchError::Option("nobody would write anything".into()));
+        return Err(BenchError::Option(
+            "there is nothing to write; give writers and cases".into(),
+        ));
     }
     let mut found = vec![Vec::new(); cases.len()];
     for round in 0..options.rounds {
@@ -184,7 +186,7 @@ fn record_bytes(writer: usize, number: u64) -> [u8; RECORD_BYTES] {
     bytes
 }
 
-/// Writes until the mount is gone.
+/// Writes until the mount fails.
 fn write_records(
     path: &Path,
     writer: usize,
@@ -201,7 +203,7 @@ fn write_records(
         let result = file.write_all_at(&bytes, number * RECORD_BYTES as u64);
         written.push((began, result.is_ok().then(Instant::now)));
         if let Err(cause) = result {
-            // It may have failed a moment before it is told so.
+            // The write may have failed just before the flag is set.
             let gone = [
                 Errno::NOTCONN,
                 Errno::CONNABORTED,
@@ -226,8 +228,7 @@ fn write_records(
     )))
 }
 
-/// Records at the start of a file that are what they should be; fails if anything else
-/// follows.
+/// Number of valid records at the start of a file; fails if any other bytes follow.
 fn count_records(path: &Path, writer: usize, begun: u64) -> Result<u64, BenchError> {
     let cannot = || BenchError::system(format!("read {}", path.display()));
     let mut file = File::open(path).map_err(cannot())?;
@@ -235,7 +236,10 @@ fn count_records(path: &Path, writer: usize, begun: u64) -> Result<u64, BenchErr
     file.read_to_end(&mut bytes).map_err(cannot())?;
     let wrong = |what: String| BenchError::Mount(format!("{}: {what}", path.display()).into());
     if !bytes.len().is_multiple_of(RECORD_BYTES) {
-        return Err(wrong(format!("{} bytes are no whole records", bytes.len())));
+        return Err(wrong(format!(
+            "{} bytes are not a whole number of records",
+            bytes.len()
+        )));
     }
     let count = (bytes.len() / RECORD_BYTES) as u64;
     if count > begun {
@@ -245,14 +249,16 @@ fn count_records(path: &Path, writer: usize, begun: u64) -> Result<u64, BenchErr
     }
     for (number, found) in (0..).zip(bytes.chunks_exact(RECORD_BYTES)) {
         if found != record_bytes(writer, number) {
-            return Err(wrong(format!("record {number} is not what was written")));
+            return Err(wrong(format!(
+                "record {number} differs from the written one"
+            )));
         }
     }
     Ok(count)
 }
 
-/// Whether all is there that must be, of the first records of each file; how many that
-/// were acknowledged are not.
+/// Checks that the first `kept` records of each file include all that must survive. Returns the
+/// number of missing records that were acknowledged.
 fn check_records(
     written: &[Vec<RecordTimes>],
     kept: &[u64],
@@ -280,7 +286,7 @@ fn check_records(
         .max();
     match (missing().min(), newest) {
         (Some(first), Some(newest)) if newest > first => Err(wrong(
-            "what is there is no prefix of what was acknowledged".into(),
+            "the surviving records are not a prefix of the acknowledged ones".into(),
         )),
         _ => Ok(count),
     }
@@ -344,8 +350,8 @@ mod tests {
         }
     }
 
-    /// Two files, written in turns, each record acknowledged before the next begins; the
-    /// last of the second file was not.
+    /// Two files, written in turns, each record acknowledged before the next begins. The last
+    /// record of the second file was not acknowledged.
     fn interleaved_records() -> Vec<Vec<RecordTimes>> {
         let start = Instant::now();
         let at = |n: u64| start + Duration::from_secs(n);
@@ -405,7 +411,7 @@ mod tests {
         assert!(count_records(&path, 1, 3).is_err(), "half a record");
     }
 
-    /// A node whose files are there after its death, or not.
+    /// Nodes on a directory; killing the first has no effect.
     struct DirNodes(tempfile::TempDir);
 
     impl NodePair for DirNodes {
@@ -420,7 +426,7 @@ mod tests {
         }
 
         fn fail_over(&mut self) -> NodeResult<PathBuf> {
-            Err("nobody comes so far".into())
+            Err("the run must fail before this".into())
         }
     }
 

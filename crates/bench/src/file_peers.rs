@@ -1,12 +1,11 @@
-//! File systems to compare with: GlusterFS with two copies, and ext4 as it is and with
-//! synchronous writes.
+//! File systems to compare with: GlusterFS with two copies, and ext4, plain and with synchronous
+//! writes.
 //!
-//! Each runs in namespaces of its own, for mounts, processes and the network: what it
-//! mounts, where it listens and where it keeps its state is seen by nobody else, and
-//! the machine's own directories are covered there by memory. Its first process ends
-//! with the [`FilePeer`], or with the thread that made it; the kernel then ends all
-//! others, and takes away the mounts and the memory below them. Files are reached
-//! through the root directory of that first process, proc(5). Needs root.
+//! Each runs in namespaces of its own, for mounts, processes and the network. Its mounts, addresses
+//! and state are invisible outside, and memory covers the machine's own directories there. Its
+//! first process ends with the [`FilePeer`], or with the thread that created it. The kernel then
+//! ends all other processes, and removes the mounts and their memory. Files are reached through the
+//! root directory of that first process, proc(5). Needs root.
 
 use crate::error::BenchError;
 use crate::mirror::MountPlace;
@@ -16,15 +15,15 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-/// Daemons start, find each other and mount.
+/// Time for daemons to start, find each other and mount.
 const START_MAX: Duration = Duration::from_secs(60);
-/// A kernel ends a handful of processes and mounts.
+/// Time for the kernel to end a few processes and mounts.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
-/// Where the files are, for those within.
+/// Directory of the files, inside the namespaces.
 const FILES_DIR: &str = "mnt/files";
 
-/// What both begin with: the first process as those outside see it, then its own
-/// processes only. What is said goes to standard error; `$1` is the size in bytes.
+/// Common start of the scripts: reports the first process as seen from outside, then mounts a
+/// `/proc` of the namespace. Output goes to standard error; `$1` is the size in bytes.
 const SETUP_SCRIPT: &str = "
 exec 3>&1 1>&2 4<&0 </dev/null
 PATH=$PATH:/usr/sbin:/sbin
@@ -37,15 +36,15 @@ mount -t tmpfs -o mode=755,size=\"$1\" none /mnt
 mkdir /mnt/files
 ";
 
-/// Serves until nobody wants it any more.
+/// Serves until its input ends.
 const SERVE_SCRIPT: &str = "
 echo \"ready $pid\" >&3
 exec 3>&-
 read -r line <&4 || true
 ";
 
-/// Two bricks in memory and a mount, as GlusterFS' own commands set them up.
-/// It refuses loopback addresses, so there is another one, on the same device.
+/// Two bricks in memory and a mount, set up by GlusterFS' own commands. GlusterFS refuses loopback
+/// addresses, so the device gets another one.
 const GLUSTERFS_SCRIPT: &str = "
 need glusterd glusterfs-server
 need glusterfs glusterfs-client
@@ -75,16 +74,15 @@ done 2>/dev/null
 rm /mnt/files/.there
 ";
 
-/// On a loop device on a file in memory. By default it would have an inode for each 16 KiB
-/// only.
+/// ext4 on a loop device on a file in memory. The default would be one inode per 16 KiB only.
 const EXT4_SCRIPT: &str = "
 need mke2fs e2fsprogs
 truncate -s \"$2\" /mnt/image
 mke2fs -q -F -t ext4 -i 8192 -E lazy_itable_init=0,lazy_journal_init=0 /mnt/image
 mount -o loop$EXT4_OPTIONS /mnt/image /mnt/files
 ";
-/// With `sync` every change is on the device before a call returns, as on a mount of
-/// pagemesh, without calls that a program would have to add.
+/// With `sync` every change is on the device before a call returns, as on a mount of pagemesh,
+/// without additional calls by the program.
 const EXT4_SYNC_OPTIONS: &str = ",sync,max_batch_time=0";
 
 /// A running file system; dropping it ends it.
@@ -96,10 +94,10 @@ pub struct FilePeer {
 }
 
 impl FilePeer {
-    /// GlusterFS with two copies in memory that holds at most so many bytes.
+    /// GlusterFS with two copies in memory, for at most `size_bytes` bytes.
     ///
     /// # Errors
-    /// When it is not installed or does not start.
+    /// If it is not installed or does not start.
     pub fn glusterfs(size_bytes: u64) -> Result<FilePeer, BenchError> {
         FilePeer::start("GlusterFS", GLUSTERFS_SCRIPT, 2 * size_bytes)
     }
@@ -107,13 +105,13 @@ impl FilePeer {
     /// ext4 on a loop device.
     ///
     /// # Errors
-    /// When a tool is not installed, or it cannot be mounted.
+    /// If a tool is not installed, or the mount fails.
     pub fn ext4(size_bytes: u64) -> Result<FilePeer, BenchError> {
         let script = format!("EXT4_OPTIONS=\n{EXT4_SCRIPT}");
         FilePeer::start("ext4", &script, size_bytes)
     }
 
-    /// The same, mounted with `sync`.
+    /// As [`FilePeer::ext4`], mounted with `sync`.
     ///
     /// # Errors
     /// As [`FilePeer::ext4`].
@@ -129,7 +127,7 @@ impl FilePeer {
         command
             .args(["--mount", "--net", "--pid", "--fork", "--kill-child=KILL"])
             .args(["sh", "-c", &script, "sh"])
-            // A little more than what is asked for.
+            // A little more than the requested size.
             .arg((size_bytes + size_bytes / 8).to_string())
             .arg(size_bytes.to_string())
             .stdin(Stdio::piped())
@@ -147,7 +145,7 @@ impl FilePeer {
         }
     }
 
-    /// Where its files are.
+    /// The directory of its files.
     #[must_use]
     pub fn mount_place(&self) -> MountPlace {
         MountPlace {
@@ -174,7 +172,7 @@ impl FilePeer {
 }
 
 impl Drop for FilePeer {
-    /// Its first process ends, and with it all others; what does not is killed.
+    /// Ends its first process, and with it all others; kills it if it does not end.
     fn drop(&mut self) {
         self.child.close_stdin();
         let _ = self.child.wait_for_end(SHUTDOWN_MAX);
@@ -189,7 +187,7 @@ mod skip;
 mod tests {
     use super::*;
 
-    /// Also what needs root is tested where root is.
+    /// Tests that need root run only as root.
     #[test]
     fn dropped_peer_ends_all_its_processes() {
         if !rustix::process::geteuid().is_root() {

@@ -1,5 +1,4 @@
-//! fio, one cell of a comparison at a time: its nbd engine, and its psync engine on
-//! files.
+//! fio, one cell of a comparison at a time: its nbd engine, and its psync engine on files.
 
 use crate::error::BenchError;
 use crate::process::{ChildProcess, command_killed_with_thread, process_cpu};
@@ -10,18 +9,18 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What fio may take beyond its run time, to connect and to sum up.
+/// Time of fio beyond its run time, to connect and to sum up.
 const FIO_MARGIN: Duration = Duration::from_secs(10);
 /// The longest fill: 64 GiB at a slow 100 MB/s.
 const FILL_MAX: Duration = Duration::from_secs(660);
-/// The name of files that are written once before.
+/// The name of files that are filled before.
 const FILLED_NAME: &str = "test";
-/// What is appended is this part of the files at most: pools have room for them, and a little.
+/// Appended data is at most this part of the files, because pools have only a little more room.
 const APPEND_DIVISOR: u64 = 8;
-/// Names the nbd engine's own package, if fio was split.
+/// The Debian package of fio with its nbd engine.
 pub(crate) const PACKAGE: &str = "fio";
 
-/// What is done to the endpoint.
+/// The kind of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
@@ -42,7 +41,7 @@ impl Direction {
         }
     }
 
-    /// What fio calls it.
+    /// The name of the workload in fio.
     fn workload(self) -> &'static str {
         match self {
             Direction::Read => "randread",
@@ -52,7 +51,7 @@ impl Direction {
     }
 }
 
-/// One case of the comparison: random 4 KiB requests.
+/// One case of the comparison: random requests of 4 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockCase {
     /// Reads or writes.
@@ -67,7 +66,7 @@ impl std::fmt::Display for BlockCase {
     }
 }
 
-/// What fio measured.
+/// The figures of one run of fio.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FioSample {
     /// Operations per second.
@@ -91,8 +90,8 @@ pub(crate) fn figures(rounds: &[FioSample], of: fn(&FioSample) -> f64) -> Vec<f6
     rounds.iter().map(of).collect()
 }
 
-/// Measures, and adds what the serving processes took. `place` is what errors call
-/// what was measured.
+/// Runs a measurement, and adds the CPU time of the serving processes. `place` names the measured
+/// place in errors.
 pub(crate) fn with_server_cpu(
     pids: &[u32],
     runtime: Duration,
@@ -102,15 +101,14 @@ pub(crate) fn with_server_cpu(
     let used = || -> Duration { pids.iter().filter_map(|pid| process_cpu(*pid)).sum() };
     let (before, start) = (used(), Instant::now());
     let mut sample = measure().map_err(|error| name_failed_place(place, error))?;
-    // Of the time that requests came: fio's own start and end are idle for
-    // the server.
+    // Only the time of requests counts: the server is idle while fio starts and ends.
     let busy = runtime.min(start.elapsed());
     let cpu = used().saturating_sub(before);
     sample.server_cpu_percent = cpu.as_secs_f64() / busy.as_secs_f64() * 100.0;
     Ok(sample)
 }
 
-/// Says where a program failed.
+/// Adds the place to an error of a program.
 pub(crate) fn name_failed_place(place: &str, error: BenchError) -> BenchError {
     match error {
         BenchError::Program { program, cause } => BenchError::Program {
@@ -142,7 +140,7 @@ pub(crate) fn measure(
     parse_sample(&run_fio(command, runtime + FIO_MARGIN)?, case.direction)
 }
 
-/// Writes all of the range once, so that no endpoint answers from holes.
+/// Writes the whole range once, so that no endpoint answers from holes.
 pub(crate) fn fill(uri: &str, size_bytes: u64) -> Result<(), BenchError> {
     let mut command = nbd_command(uri, size_bytes);
     command.args(["--rw=write", "--bs=256k", "--iodepth=4"]);
@@ -153,7 +151,7 @@ fn nbd_command(uri: &str, size_bytes: u64) -> Command {
     let mut command = command_killed_with_thread("fio");
     command.args([
         "--name=peers",
-        // A thread, not a process: nothing is left when fio is killed.
+        // A thread, not a process, ends when fio is killed.
         "--thread",
         "--ioengine=nbd",
         "--output-format=json",
@@ -163,21 +161,20 @@ fn nbd_command(uri: &str, size_bytes: u64) -> Command {
     command
 }
 
-/// Synchronous random writes to files, as the paper on mirrored persistent memory
-/// made them.
+/// Synchronous random writes to files, as in the paper on mirrored persistent memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileCase {
     /// Reads or writes.
     pub direction: Direction,
-    /// Of one request.
+    /// Bytes of one request.
     pub bytes: u32,
-    /// Programs that write at the same time, each to its own file.
+    /// Programs that write concurrently, each to its own file.
     pub jobs: u32,
-    /// What each does between two writes, busily.
+    /// Busy time of each program between two writes.
     pub think_us: u32,
-    /// So many requests in a second, at most.
+    /// Most requests per second.
     pub rate_iops: Option<u32>,
-    /// Whether each write is to be durable when it returns.
+    /// Whether each write must be durable when it returns.
     pub sync: bool,
     /// Whether each job is a process.
     pub processes: bool,
@@ -216,7 +213,7 @@ pub(crate) fn measure_files(
             files_command(prefix, dir, FILLED_NAME, case.jobs, size_bytes)
         }
     };
-    // A thread is gone with fio, when that is killed.
+    // A thread ends when fio is killed.
     command.args((!case.processes).then_some("--thread"));
     command.args([
         "--invalidate=1",
@@ -231,7 +228,7 @@ pub(crate) fn measure_files(
         Direction::Append => {
             command.args(["--create_on_open=1", "--fallocate=none", "--unlink=1"]);
         }
-        // At the end of a file it would begin anew, and overwrite.
+        // With it fio restarts at the end of a file; an append would then overwrite.
         Direction::Read | Direction::Write => drop(command.arg("--time_based")),
     }
     if let Some(rate) = case.rate_iops {
@@ -247,7 +244,7 @@ pub(crate) fn measure_files(
     parse_sample(&run_fio(command, runtime + FIO_MARGIN)?, case.direction)
 }
 
-/// Writes all of the files once, so that nobody writes into holes.
+/// Writes all files once, so that no case writes into holes.
 pub(crate) fn fill_files(dir: &Path, jobs: u32, size_bytes: u64) -> Result<(), BenchError> {
     let mut command = files_command(&[], dir, FILLED_NAME, jobs, size_bytes);
     command.args(["--thread", "--rw=write", "--bs=1m"]);

@@ -1,8 +1,7 @@
-//! What processes cost that have nothing to do.
+//! CPU time of idle processes.
 //!
-//! Each round watches all groups of processes for the same time, so that they
-//! are alternatives to nothing and need no turns. A group's figure is the CPU
-//! time of its processes by the time that passed.
+//! Each round watches all groups of processes at the same time, so they need no turns. A group's
+//! figure is the CPU time of its processes divided by the elapsed time.
 
 use crate::error::BenchError;
 use crate::process::process_cpu;
@@ -12,13 +11,12 @@ use crate::stats::median;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// How to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct IdleOptions {
-    /// Rounds, [`crate::session::ROUNDS_MIN`] to
-    /// [`crate::session::MAINTENANCE_ROUNDS_MAX`].
+    /// Rounds, [`crate::session::ROUNDS_MIN`] to [`crate::session::ROUNDS_MAX`].
     pub rounds: usize,
-    /// How long each round watches.
+    /// Duration of a round.
     pub runtime: Duration,
     /// The durability class of the pools that are served.
     pub class: String,
@@ -27,7 +25,7 @@ pub struct IdleOptions {
 /// Processes that are measured together.
 #[derive(Clone, Debug)]
 pub struct ProcessGroup {
-    /// What they are.
+    /// Their name in the report.
     pub name: String,
     /// The processes.
     pub pids: Vec<u32>,
@@ -45,15 +43,15 @@ impl ProcessGroup {
     }
 }
 
-/// Watches; see the module. The report has a row per group, in per cent of one
+/// Runs the benchmark; see the module. The report has a row per group, in per cent of one
 /// processor.
 ///
 /// # Errors
-/// When an option makes no sense, or a process is gone.
+/// If an option is invalid, or a process has ended.
 pub fn run_idle(groups: &[ProcessGroup], options: &IdleOptions) -> Result<Report, BenchError> {
     check_rounds(options.rounds)?;
     if options.runtime.is_zero() {
-        let text = "rounds of no time show nothing; give them some seconds";
+        let text = "rounds of no time measure nothing; give them some seconds";
         return Err(BenchError::Option(text.to_owned()));
     }
     let mut shares: Vec<Vec<f64>> = vec![Vec::new(); groups.len()];

@@ -1,17 +1,15 @@
-//! Workloads, peers and reports: every published number has a command that
-//! ends here.
+//! Workloads, peers and reports: every published number comes from a command that runs this code.
 //!
 //! Invariants:
-//! - Whatever is compared is measured in one alternating run: round by round,
-//!   one after the other, so that a noisy machine hits all alike. What is
-//!   reported is the median of the rounds; ratios are medians of the rounds'
-//!   own ratios.
-//! - A report names the durability class, the machine and the command's facts;
-//!   a number without them is never printed.
+//! - All candidates of a comparison are measured in one alternating run: round by round, one after
+//!   the other, so that load of the machine affects all equally. A report shows the median of the
+//!   rounds; ratios are medians of the rounds' own ratios.
+//! - A report names the durability class, the machine and the options of the command; a number
+//!   without them is never printed.
 //! - A failed request fails the run: no error is counted as an operation.
-//! - Nothing started here outlives the value that holds it.
+//! - A process started here does not outlive the value that holds it.
 //!
-//! It never sets up clusters or volumes: callers pass spaces and endpoints.
+//! This crate never sets up clusters or volumes: callers pass spaces and endpoints.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -1,9 +1,9 @@
-//! Many files: how long a file system that has them takes to mount, what the mounting
-//! process then has in memory, and whether find(1) sees exactly what was made.
+//! Many files: the time to mount a file system that has them, the memory of the mounting process,
+//! and whether find(1) lists exactly the files that were made.
 //!
-//! Who measures supplies how a mount is made; every mount but the first is of what the
-//! one before left behind. Names that were made and names that are found are compared
-//! by their number and by a checksum that does not depend on their order.
+//! The caller supplies the mounts; every mount but the first is of the file system that the
+//! previous one left. Created and listed names are compared by number and by a checksum that
+//! ignores their order.
 
 use crate::error::BenchError;
 use crate::process::{self, ChildProcess, command_killed_with_thread};
@@ -19,21 +19,21 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// Making files slower than so is not worth waiting for.
+/// Longest time for creating the files of a tree.
 const CREATE_TIME_MAX: Duration = Duration::from_secs(1200);
-/// And finding them.
+/// Longest time for finding them.
 const FIND_TIME_MAX: Duration = Duration::from_secs(600);
-/// How often it is told how many there are.
+/// Interval of progress messages.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct ManyFilesOptions {
-    /// Mounts of what was made, at least [`crate::session::ROUNDS_MIN`].
+    /// Mounts of the created files, at least [`crate::session::ROUNDS_MIN`].
     pub rounds: usize,
     /// Files of each kind of tree.
     pub files: u64,
-    /// Files of a directory, a tree for each.
+    /// Files per directory; one tree for each value.
     pub per_directory: Vec<u64>,
     /// The pools' durability class.
     pub class: String,
@@ -42,26 +42,26 @@ pub struct ManyFilesOptions {
 /// A mount.
 #[derive(Clone, Debug)]
 pub struct MountInfo {
-    /// Where.
+    /// Its directory.
     pub dir: PathBuf,
     /// From the start of the mounting process until it served.
     pub mount_time: Duration,
-    /// That process.
+    /// The mounting process.
     pub pid: u32,
 }
 
 /// Makes mounts, one at a time.
 pub trait Mounter {
-    /// Unmounts what is mounted, in order, and mounts the file system of this name; a
-    /// new name is a new file system.
+    /// Unmounts the current mount cleanly, and mounts the file system of this name; a new name is a
+    /// new file system.
     ///
     /// # Errors
-    /// Whatever prevented it; the run then ends.
+    /// Any error ends the run.
     fn mount(&mut self, name: &str) -> Result<MountInfo, Box<dyn Error + Send + Sync>>;
-    /// Bytes of memory that a process has of its own, without pools.
+    /// Private memory of a process in bytes, without pools.
     ///
     /// # Errors
-    /// Whatever prevented it; the run then ends.
+    /// Any error ends the run.
     fn resident_bytes(&mut self, pid: u32) -> Result<u64, Box<dyn Error + Send + Sync>>;
 }
 
@@ -72,16 +72,15 @@ struct TreeSample {
     empty_mount_s: f64,
     mounts_s: Vec<f64>,
     resident_bytes: Vec<u64>,
-    /// After all were found.
+    /// After all files were found.
     resident_after_bytes: u64,
     find_s: f64,
 }
 
-/// Measures; see the module.
+/// Runs the benchmark; see the module.
 ///
 /// # Errors
-/// When an option makes no sense, a file cannot be made, or others are found than were
-/// made.
+/// If an option is invalid, a file cannot be created, or find lists other files than were created.
 pub fn run_many_files(
     mount: &mut dyn Mounter,
     options: &ManyFilesOptions,
@@ -249,7 +248,7 @@ fn report(trees: &[TreeSample], options: &ManyFilesOptions) -> Report {
 mod tests {
     use super::*;
 
-    /// A directory, of which something may be lost between two mounts.
+    /// A directory that may lose files between two mounts.
     struct DirMounter {
         dir: tempfile::TempDir,
         lost_name: Option<&'static str>,

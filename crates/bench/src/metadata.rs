@@ -1,10 +1,9 @@
-//! How many small files can be made and removed in a second.
+//! Creations and removals of small files per second.
 //!
-//! Each job makes files in a directory of its own, writes a few bytes to each and
-//! closes it, until the time is over; then it removes them all. It asks for nothing to
-//! be made durable: the places are such that every change is when its call returns, or
-//! such that it never is. In each round every case visits every place; who comes first
-//! moves on by one.
+//! Each job creates files in a directory of its own, writes a few bytes to each and closes it,
+//! until the time is over. Then it removes them all. It does not sync: a place makes every change
+//! durable before its call returns, or never. In each round every case visits every place; the
+//! first place moves on by one.
 
 use crate::error::BenchError;
 use crate::mirror::MountPlace;
@@ -21,20 +20,19 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// Files of one job in one round: more would be another experiment.
+/// Most files of one job in one round: more would be another experiment.
 const FILES_MAX: u64 = 200_000;
 
-/// How to compare.
+/// Options of a comparison.
 #[derive(Clone, Debug)]
 pub struct MetadataOptions {
     /// Rounds, at least [`crate::session::ROUNDS_MIN`].
     pub rounds: usize,
-    /// For how long files are made at one place in one round. Removing them takes
-    /// what it takes.
+    /// Time for creating files at one place in one round. Removing them has no limit.
     pub runtime: Duration,
-    /// Programs at the same time.
+    /// Concurrent programs of each case.
     pub jobs: Vec<u32>,
-    /// Of a file.
+    /// Bytes of a file.
     pub bytes: usize,
 }
 
@@ -49,25 +47,25 @@ impl Default for MetadataOptions {
     }
 }
 
-/// What one visit gave.
+/// The result of one visit.
 #[derive(Clone, Debug, Serialize)]
 struct MetadataSample {
     files: u64,
-    /// Per second.
+    /// Files created per second.
     made: f64,
     removed: f64,
-    /// Of both, the files made and removed again.
+    /// Files created and removed again, per second of both.
     pairs: f64,
     making: LatencySummary,
     removing: LatencySummary,
     server_cpu_percent: f64,
 }
 
-/// Compares; see the module. Ratios are to each of the `peers`, which are measured like
+/// Runs the comparison; see the module. Ratios are to each of the `peers`, which are measured like
 /// the places.
 ///
 /// # Errors
-/// When an option makes no sense, or a file cannot be made or removed.
+/// If an option is invalid, or a file cannot be created or removed.
 pub fn run_metadata(
     places: &[MountPlace],
     peers: &[MountPlace],
@@ -107,7 +105,7 @@ fn job_dir(place: &MountPlace, job: u32) -> std::path::PathBuf {
     place.dir.join(format!("job-{job}"))
 }
 
-/// What one job did.
+/// The result of one job.
 struct JobResult {
     files: u64,
     making: Latencies,
@@ -121,7 +119,7 @@ fn measure_place(
 ) -> io::Result<MetadataSample> {
     let used = || -> Duration { place.pids.iter().filter_map(|&pid| process_cpu(pid)).sum() };
     let (cpu, start) = (used(), Instant::now());
-    // Jobs, and this thread, which takes the time.
+    // The jobs, and this thread, which takes the time.
     let barrier = Barrier::new(jobs as usize + 1);
     let (done, made, removed) = std::thread::scope(|scope| {
         let barrier = &barrier;
@@ -155,7 +153,7 @@ fn measure_place(
     })
 }
 
-/// Makes files until the time is over, waits for the others, and removes them.
+/// Creates files until the time is over, waits for the other jobs, and removes the files.
 fn run_job(dir: &Path, options: &MetadataOptions, barrier: &Barrier) -> io::Result<JobResult> {
     let mut done = JobResult {
         files: 0,
@@ -164,7 +162,7 @@ fn run_job(dir: &Path, options: &MetadataOptions, barrier: &Barrier) -> io::Resu
     };
     let dir = File::open(dir);
     let made = dir.as_ref().map(|dir| make_files(dir, options, &mut done));
-    // Whoever failed must not keep the others.
+    // A job that failed must still reach the barrier.
     barrier.wait();
     match made {
         Ok(made) => made?,

@@ -1,14 +1,13 @@
 //! Mirrored files: latency of small synchronous writes as a function of throughput.
 //!
-//! The experiment of the paper on persistent memory mirrored over a fabric, with its
-//! flags: `fio --invalidate=1 --sync=1 --rw=randwrite --allrandrepeat=1
-//! --ioengine=psync --thinktime=T --thinktime_spin=T`, where the time between two
-//! writes of a job is the knob. Beside it `--thread`, `--norandommap` and a run time;
-//! each job has a file of its own that was written once before.
+//! The experiment of the paper on persistent memory mirrored over a fabric, with its flags: `fio
+//! --invalidate=1 --sync=1 --rw=randwrite --allrandrepeat=1 --ioengine=psync --thinktime=T
+//! --thinktime_spin=T`. The time between two writes of a job is the variable. Additional flags are
+//! `--thread`, `--norandommap` and a run time; each job has a file of its own that was filled
+//! before.
 //!
-//! In each round every case visits every place; who comes first moves on by one.
-//! Round trips over TCP are measured in each round, too. GlusterFS with two copies
-//! may be one of the places.
+//! In each round every case visits every place; the first place moves on by one. Round trips over
+//! TCP are measured in each round, too. GlusterFS with two copies may be one of the places.
 
 use crate::error::BenchError;
 pub use crate::fio::Direction;
@@ -26,10 +25,10 @@ use std::time::Duration;
 /// Round trips of one measurement.
 const ROUND_TRIPS: u32 = 10_000;
 
-/// Where files are written.
+/// A place for files.
 #[derive(Clone, Debug)]
 pub struct MountPlace {
-    /// What reports call it.
+    /// Its name in reports.
     pub name: String,
     /// A pool's durability class, or `none`.
     pub class: String,
@@ -37,7 +36,7 @@ pub struct MountPlace {
     pub dir: PathBuf,
     /// The processes that serve it, for the CPU column.
     pub pids: Vec<u32>,
-    /// What runs fio there; nothing: it runs by itself.
+    /// The command that runs fio there; empty: fio runs directly.
     pub prefix: Vec<String>,
 }
 
@@ -55,7 +54,7 @@ impl MountPlace {
     }
 }
 
-/// How to compare.
+/// Options of a comparison.
 #[derive(Clone, Debug)]
 pub struct MirrorOptions {
     /// Rounds, at least [`crate::session::ROUNDS_MIN`].
@@ -66,17 +65,17 @@ pub struct MirrorOptions {
     pub size_bytes: u64,
     /// Bytes of a write.
     pub sizes: Vec<u32>,
-    /// Programs at the same time.
+    /// Concurrent programs of each case.
     pub jobs: Vec<u32>,
     /// Times between two writes, in µs.
     pub think_us: Vec<u32>,
-    /// So many requests in a second of each program, at most.
+    /// Most requests per second of each program.
     pub rate_iops: Option<u32>,
     /// Whether files are opened with `O_SYNC`.
     pub sync: bool,
     /// Whether files are written, or read.
     pub directions: Vec<Direction>,
-    /// Bytes of what is written to the ends of new files.
+    /// Sizes in bytes of appends to new files.
     pub appends: Vec<u32>,
     /// Whether each job is a process, as without `--thread`.
     pub processes: bool,
@@ -125,7 +124,7 @@ impl MirrorOptions {
     }
 }
 
-/// What was found.
+/// The samples of all cases.
 struct MirrorSamples {
     cases: Vec<FileCase>,
     /// By case, place and round.
@@ -134,12 +133,12 @@ struct MirrorSamples {
     round_trips_ns: Vec<f64>,
 }
 
-/// Compares; see the module. Other places are compared with the first one, a server
-/// that does nothing, with the second, which has one copy, and all of them with `peer`,
-/// which is measured like them.
+/// Runs the comparison; see the module. Other places are compared with the first, with the second,
+/// which has one copy, and with `peer`, which is measured like them. The first is a server that
+/// does nothing.
 ///
 /// # Errors
-/// When an option makes no sense, fio is missing or fails, or a write fails.
+/// If an option is invalid, fio is missing or fails, or a write fails.
 pub fn run_mirror(
     places: &[MountPlace],
     peer: Option<&MountPlace>,
@@ -177,7 +176,7 @@ pub fn run_mirror(
     Ok(report(&places, peer, options, &found))
 }
 
-/// What one program does to a place in a second that writes without a pause: the first case.
+/// Writes per second of one program without pauses at a place, in the first case.
 ///
 /// # Errors
 /// As [`run_mirror`].
@@ -197,11 +196,11 @@ pub fn saturating_iops(place: &MountPlace, options: &MirrorOptions) -> Result<f6
     Ok(median(&figures(&rounds, |s| s.iops)).unwrap_or_default())
 }
 
-/// Makes the files of a number of jobs.
+/// Fills the files of a number of jobs.
 fn fill_place(place: &MountPlace, jobs: u32, options: &MirrorOptions) -> Result<(), BenchError> {
     let dir = jobs_dir(place, jobs);
     let cannot = BenchError::system(format!("make the directory {}", dir.display()));
-    // Two places may be one directory, reached in two ways.
+    // Two places may be one directory with two kinds of access.
     std::fs::create_dir_all(&dir).map_err(cannot)?;
     fio::fill_files(&dir, jobs, options.size_bytes)
         .map_err(|error| fio::name_failed_place(&place_label(place), error))
@@ -232,7 +231,7 @@ fn measure(
     })
 }
 
-/// What the rounds took longer than those of another, in µs.
+/// The additional latency of the rounds over those of another place, in µs.
 fn extra_latency_us(rounds: &[FioSample], than: &[FioSample]) -> Vec<f64> {
     let pairs = rounds.iter().zip(than);
     let longer = pairs.map(|(one, other)| (one.clat_mean_ns - other.clat_mean_ns) / 1e3);
@@ -325,7 +324,7 @@ fn report(
     report
 }
 
-/// One for each size and number of jobs.
+/// One plot for each size and number of jobs.
 fn plots(places: &[&MountPlace], options: &MirrorOptions, found: &MirrorSamples) -> Vec<Plot> {
     let mut plots = vec![];
     let kinds = options.directions.iter().flat_map(|&direction| {

@@ -1,9 +1,8 @@
 //! Charts as SVG, without a library: lines or grouped bars, axes, a legend,
 //! linear or logarithmic scales.
 //!
-//! The file stands alone: no scripts, no fonts of its own, nothing loaded.
-//! Points that a scale cannot show (not finite; zero or less on a logarithmic
-//! one) are left out, never drawn elsewhere.
+//! The file has no dependencies: no scripts, no fonts, no external data. Points that a scale cannot
+//! show (not finite; zero or less on a logarithmic scale) are omitted, never drawn elsewhere.
 
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -14,14 +13,14 @@ const LEFT: f64 = 84.0;
 const RIGHT: f64 = 24.0;
 const TOP: f64 = 56.0;
 const BOTTOM: f64 = 96.0;
-/// Told apart by most who do not see all colours (Okabe and Ito, 2008).
+/// Colours that most people with colour blindness can distinguish (Okabe and Ito, 2008).
 const COLOURS: [&str; 7] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000",
 ];
-/// More places than these on the x axis are not labelled one by one.
+/// Most positions on the x axis with a label each.
 const LABELLED_MAX: usize = 16;
 
-/// How values are drawn.
+/// The kind of chart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PlotKind {
@@ -32,7 +31,7 @@ pub enum PlotKind {
     Bars,
 }
 
-/// What an axis shows, and how.
+/// An axis.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlotAxis {
     /// The quantity and its unit.
@@ -42,13 +41,13 @@ pub struct PlotAxis {
 }
 
 impl PlotAxis {
-    /// One of equal steps.
+    /// A linear axis.
     pub fn linear(label: &str) -> PlotAxis {
         let label = label.to_owned();
         PlotAxis { label, log: false }
     }
 
-    /// One of equal factors.
+    /// A logarithmic axis.
     pub fn log(label: &str) -> PlotAxis {
         let label = label.to_owned();
         PlotAxis { label, log: true }
@@ -58,7 +57,7 @@ impl PlotAxis {
 /// One line, or the bars of one colour.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PlotSeries {
-    /// What the legend calls it.
+    /// Its name in the legend.
     pub name: String,
     /// x and y.
     pub points: Vec<(f64, f64)>,
@@ -67,9 +66,9 @@ pub struct PlotSeries {
 /// A chart.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plot {
-    /// What it shows.
+    /// Its title.
     pub title: String,
-    /// How.
+    /// Its kind.
     pub kind: PlotKind,
     /// The horizontal axis.
     pub x: PlotAxis,
@@ -77,7 +76,7 @@ pub struct Plot {
     pub y: PlotAxis,
     /// Names of the groups of bars.
     pub categories: Vec<String>,
-    /// What is drawn.
+    /// The lines or bars.
     pub series: Vec<PlotSeries>,
 }
 
@@ -150,7 +149,7 @@ fn is_drawable(log: bool, value: f64) -> bool {
     value.is_finite() && (!log || value > 0.0)
 }
 
-/// A step of 1, 2 or 5 times a power of ten that makes four to ten of a range.
+/// A step of 1, 2 or 5 times a power of ten that divides the range into four to ten.
 fn nice_step(range: f64) -> f64 {
     if range <= 0.0 || !range.is_finite() {
         return 1.0;
@@ -193,7 +192,7 @@ fn escape(text: &str) -> String {
     safe
 }
 
-/// Text being drawn.
+/// SVG text under construction.
 struct SvgCanvas(String);
 
 impl SvgCanvas {
@@ -210,7 +209,7 @@ impl SvgCanvas {
 }
 
 impl Plot {
-    /// Draws it. `facts` is printed below: class and machine.
+    /// Draws the chart. `facts` is printed below it: class and machine.
     pub fn svg(&self, facts: &str) -> String {
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
         let values = |pick: fn(&(f64, f64)) -> f64| -> Vec<f64> {

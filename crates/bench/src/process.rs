@@ -1,9 +1,8 @@
 //! Programs as child processes, and the CPU time of any process.
 //!
-//! A [`ChildProcess`] is killed and reaped when it is dropped, and killed by the kernel
-//! when the thread that started it ends without dropping it: at a signal, an
-//! abort or a panic of the whole process. Nothing is ended by name. Output goes
-//! to a file, so that a talkative program never blocks.
+//! A [`ChildProcess`] is killed and reaped when it is dropped. The kernel kills it when the thread
+//! that started it ends without a drop, by a signal, an abort or a panic of the process. No process
+//! is killed by name. Output goes to a file, so that a program with much output never blocks.
 
 use crate::error::BenchError;
 use nix::time::clock_getcpuclockid;
@@ -16,20 +15,20 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Bytes of a program's last words that an error shows.
+/// Most bytes of a program's output in an error.
 const STDERR_BYTES_MAX: usize = 2000;
 
-/// A program that the kernel kills when the calling thread ends, however it
-/// does (prctl(2), `PR_SET_PDEATHSIG`). setpriv(1) asks for it and then becomes
-/// the program: its process id stays that of the child. [`require_program`] the program
-/// before: setpriv is what starts, also if the program is missing.
+/// A command for a program that the kernel kills when the calling thread ends for any reason
+/// (prctl(2), `PR_SET_PDEATHSIG`). setpriv(1) sets the signal and then executes the program under
+/// the same process id. Call [`require_program`] first: setpriv itself starts even if the program
+/// is missing.
 pub(crate) fn command_killed_with_thread(program: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--", program]);
     command
 }
 
-/// The Debian package of what [`command_killed_with_thread`] uses.
+/// The Debian package with setpriv, which [`command_killed_with_thread`] uses.
 const SETPRIV_PACKAGE: &str = "util-linux";
 
 /// A running program.
@@ -41,14 +40,13 @@ pub(crate) struct ChildProcess {
 }
 
 impl ChildProcess {
-    /// Starts what [`command_killed_with_thread`] made, with its errors kept. `program` is what
-    /// errors call it.
+    /// Starts a command from [`command_killed_with_thread`], and keeps its error output. `program`
+    /// is its name in errors.
     pub(crate) fn start(program: &str, command: Command) -> Result<ChildProcess, BenchError> {
         ChildProcess::spawn(program, command, SETPRIV_PACKAGE)
     }
 
-    /// `package` is the Debian package to name when what the command starts is
-    /// not installed.
+    /// `package` is the Debian package to name if the started program is not installed.
     fn spawn(
         program: &str,
         mut command: Command,
@@ -87,7 +85,7 @@ impl ChildProcess {
         self.child.id()
     }
 
-    /// Waits until it ends, at most so long; whether it has.
+    /// Waits until the program ends, at most `limit`. Returns whether it has ended.
     pub(crate) fn wait_for_end(&self, limit: Duration) -> Result<bool, BenchError> {
         self.wait_for_input(&self.pidfd, Instant::now() + limit)
     }
@@ -111,8 +109,7 @@ impl ChildProcess {
         }
     }
 
-    /// The first line that it says, of a program whose output is piped; at most so
-    /// long it may take.
+    /// Waits for the first line of a program with piped output, at most `limit`.
     pub(crate) fn read_line(&mut self, limit: Duration) -> Result<String, BenchError> {
         let until = Instant::now() + limit;
         let Some(mut output) = self.child.stdout.take() else {
@@ -132,12 +129,12 @@ impl ChildProcess {
         Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
     }
 
-    /// Ends its input.
+    /// Closes its input.
     pub(crate) fn close_stdin(&mut self) {
         drop(self.child.stdin.take());
     }
 
-    /// Waits for a good end, at most so long.
+    /// Waits for a successful end, at most `limit`.
     pub(crate) fn wait_for_success(mut self, limit: Duration) -> Result<(), BenchError> {
         if !self.wait_for_end(limit)? {
             return Err(self.program_error(&format!("it did not end within {} s", limit.as_secs())));
@@ -150,7 +147,7 @@ impl ChildProcess {
         }
     }
 
-    /// An error that says what happened and what the program said last.
+    /// An error with its description and the program's last output.
     pub(crate) fn program_error(&mut self, what: &str) -> BenchError {
         let mut words = Vec::new();
         let read = self
@@ -178,17 +175,16 @@ impl Drop for ChildProcess {
     }
 }
 
-/// Both calls fail only if it has ended and was waited for.
+/// Both calls fail only if the process has ended and was reaped.
 fn kill_and_wait(child: &mut std::process::Child) {
     let _already_ended = child.kill();
     let _already_reaped = child.wait();
 }
 
-/// What a program may take to say its version: its first start may read it from
-/// a slow disk.
+/// Longest time for a program to print its version: its first start may read from a slow disk.
 const VERSION_MAX: Duration = Duration::from_secs(10);
 
-/// Fails when a program is not there.
+/// Fails if a program is missing.
 pub(crate) fn require_program(
     program: &'static str,
     package: &'static str,
@@ -201,8 +197,8 @@ pub(crate) fn require_program(
     ChildProcess::spawn(program, command, package)?.wait_for_success(VERSION_MAX)
 }
 
-/// CPU time that a process has used, all its threads together, also those that
-/// have ended, to the nanosecond; nothing if it is gone.
+/// CPU time of a process in nanoseconds, including all threads and those that have ended; `None` if
+/// the process has ended.
 pub fn process_cpu(pid: u32) -> Option<Duration> {
     let pid = unistd::Pid::from_raw(i32::try_from(pid).ok()?);
     let used = clock_getcpuclockid(pid).ok()?.now().ok()?;
@@ -249,7 +245,7 @@ mod tests {
         assert_eq!(process_cpu(pid), None);
     }
 
-    /// Says a byte once it runs, and waits for input that never comes.
+    /// Starts a program that prints a byte and then waits for input.
     fn start_blocked_child() -> ChildProcess {
         let mut command = command_killed_with_thread("sh");
         command

@@ -1,12 +1,11 @@
-//! The ramp of readers: how rate and latency grow with the readers, each one
-//! making single random reads in a closed loop, without writers.
+//! The ramp of readers: rate and latency as the number of readers grows. Each reader makes single
+//! random reads in a closed loop, without writers.
 //!
-//! **A reader** is a place (see [`crate::sweep_options`]), not a thread: one read in
-//! flight, followed by the next as soon as it has completed, through few
-//! threads. It is what SLOB's readers are to a storage, without the cost of
-//! scheduling 128 processes on few cores.
+//! **A reader** is a place (see [`crate::sweep`]), not a thread: one read in flight, followed by
+//! the next as soon as it has completed, through few threads. SLOB's readers load a storage in the
+//! same way, but 128 processes on few cores cost scheduling.
 //!
-//! Every step has its time in every round; which comes first moves on by one.
+//! Every step has its time in every round; the first step moves on by one.
 
 use crate::error::BenchError;
 use crate::plot::{Plot, PlotAxis, PlotKind, PlotSeries};
@@ -16,14 +15,14 @@ use pagemesh_base::space::Space;
 use serde_json::json;
 use std::time::Duration;
 
-/// How to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct RampOptions {
     /// Readers of each step, in the order of the report.
     pub readers: Vec<usize>,
     /// Bytes per read.
     pub block_bytes: u32,
-    /// Rounds, time, threads, and what is used of the space.
+    /// Rounds, time, threads, and the used part of the space.
     pub sweep_options: sweep::SweepOptions,
 }
 
@@ -38,15 +37,16 @@ impl Default for RampOptions {
     }
 }
 
-/// Measures; see the module. The report has a row per step: IOPS in 1/s, MB/s
-/// of 10^6 bytes, latencies in µs from before the submission until the
-/// completion was reaped, CPU in µs per operation.
+/// Runs the benchmark; see the module. The report has a row per step: IOPS in 1/s, MB/s of 10^6
+/// bytes, latencies in µs from before the submission until the completion was reaped, CPU in µs per
+/// operation.
 ///
-/// `brick_cpu` tells the CPU time that all bricks of the space have used so
-/// far. **What the space holds is lost** unless `fill_place` is turned off.
+/// `brick_cpu` returns the CPU time that all bricks of the space have used so far.
+///
+/// **Data loss:** the content of the space is overwritten, unless `fill` is off.
 ///
 /// # Errors
-/// When an option makes no sense or the space fails.
+/// If an option is invalid or the space fails.
 pub fn run_ramp(
     space: &dyn Space,
     brick_cpu: &mut dyn FnMut() -> Duration,

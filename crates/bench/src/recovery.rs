@@ -1,13 +1,12 @@
-//! How long pools take to be opened after their brick was killed, beside each
-//! other by size: recovery must not depend on the size of the pool.
+//! Time to open pools after their brick was killed, compared by size: recovery must not depend on
+//! the size of the pool.
 //!
-//! Who measures supplies how one recovery is made: a pool of the given size,
-//! load, a kill, and the time from the start of opening until it serves. In
-//! each round every size has its recovery; which comes first moves on by one.
-//! Every recovery counts, the first as well: there is no second one for who
-//! waits for it.
+//! The caller supplies the recoveries: a pool of the given size, load, a kill, and the time from
+//! the start of opening until it serves. In each round every size has its recovery; the first size
+//! moves on by one. Every recovery counts, the first one too, because in operation each one is a
+//! first.
 //!
-//! It never opens or kills anything itself.
+//! This module opens and kills no pool itself.
 
 use crate::error::BenchError;
 use crate::plot::{Plot, PlotAxis, PlotKind, PlotSeries};
@@ -19,20 +18,19 @@ use serde_json::json;
 use std::error::Error;
 use std::time::Duration;
 
-/// Sizes of one comparison: more than a chart can show.
+/// Most sizes of one comparison: a chart cannot show more.
 pub const SIZES_MAX: usize = 16;
 
-/// How to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct RecoveryOptions {
-    /// Recoveries per size, [`crate::session::ROUNDS_MIN`] to
-    /// [`crate::session::MAINTENANCE_ROUNDS_MAX`].
+    /// Recoveries per size, [`crate::session::ROUNDS_MIN`] to [`crate::session::ROUNDS_MAX`].
     pub rounds: usize,
     /// Pool sizes in bytes; ratios are to the first.
     pub sizes_bytes: Vec<u64>,
     /// The pools' durability class.
     pub class: String,
-    /// What the pools go through, such as `kill -9 under 4 KiB random writes`.
+    /// The load on the pools, such as `kill -9 under 4 KiB random writes`.
     pub load: String,
 }
 
@@ -56,7 +54,7 @@ pub struct RecoverySample {
     pub wall: Duration,
     /// Records that were replayed.
     pub records: u64,
-    /// Bytes that the pool held when its brick was killed.
+    /// Bytes in the pool when its brick was killed.
     pub held_bytes: u64,
 }
 
@@ -66,12 +64,11 @@ fn as_ns<S: serde::Serializer>(wall: &Duration, to: S) -> Result<S::Ok, S::Error
 
 /// Makes one measured recovery at a time.
 pub trait RecoverPool {
-    /// Loads a pool of this size, kills what serves it, opens it again and
-    /// says how long that took. `three_digits` counts from 1. A pool may be used
-    /// again in the next round.
+    /// Loads a pool of this size, kills its server, opens the pool again and returns the time.
+    /// `round` counts from 1. A pool may be used again in the next round.
     ///
     /// # Errors
-    /// Whatever prevented it; the run then ends.
+    /// Any error ends the run.
     fn recover(
         &mut self,
         size_bytes: u64,
@@ -92,11 +89,11 @@ where
     }
 }
 
-/// Measures; see the module. The report has a row per size, times in ms; the
-/// ratio is the median of the rounds' own ratios to the first size.
+/// Runs the benchmark; see the module. The report has a row per size, times in ms; the ratio is the
+/// median of the rounds' own ratios to the first size.
 ///
 /// # Errors
-/// When an option makes no sense, or a recovery fails.
+/// If an option is invalid, or a recovery fails.
 pub fn run_recovery(
     recover: &mut dyn RecoverPool,
     options: &RecoveryOptions,
@@ -192,7 +189,7 @@ fn size_name(bytes: u64) -> String {
     }
 }
 
-/// A recovery that found nothing to replay shows less than it seems to.
+/// Notes that a recovery without records to replay proves less than it seems to.
 fn warn_of_empty_recovery(report: &mut Report, found: &[Vec<RecoverySample>]) {
     let all: Vec<&RecoverySample> = found.iter().flatten().collect();
     let idle = all.iter().filter(|r| r.records == 0).count();

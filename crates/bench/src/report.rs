@@ -1,9 +1,8 @@
-//! Reports: a table with the facts that give it a meaning, as text, JSON and
-//! SVG.
+//! Reports: a table with the facts that give it a meaning, as text, JSON and SVG.
 //!
-//! Invariants: every row has a cell per column; numbers are finite; a report
-//! carries its durability class and the machine. Saving never replaces an
-//! earlier run: names carry the time, and an existing file is an error.
+//! Invariants: every row has a cell per column; numbers are finite; a report has its durability
+//! class and the machine. Saving never replaces an earlier run: names contain the time, and an
+//! existing file is an error.
 
 use crate::error::BenchError;
 use crate::plot::Plot;
@@ -15,22 +14,22 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Version of the JSON form; it rises when a field changes its meaning.
+/// Version of the JSON format; it rises when a field changes its meaning.
 pub const FORMAT: u32 = 0;
 
-/// Facts of the machine a run was made on; no host name, no addresses.
+/// Facts of the machine of a run; no host name, no addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Cores the run could use.
+    /// Cores available to the run.
     pub cores: usize,
-    /// The processor, as it names itself.
+    /// The model name of the processor.
     pub cpu_model: String,
     /// The kernel's release.
     pub kernel: String,
 }
 
 impl Machine {
-    /// This one.
+    /// The machine of this process.
     pub fn current() -> Machine {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -52,13 +51,13 @@ fn model_name(info: &str) -> Option<&str> {
 /// One column of a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReportColumn {
-    /// What it shows.
+    /// Its name.
     pub name: String,
     /// The unit; empty for names and ratios.
     pub unit: String,
 }
 
-/// One field.
+/// One cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum ReportCell {
@@ -116,7 +115,7 @@ impl ReportCell {
     }
 }
 
-/// Three digits that mean something; whole numbers from 100 on.
+/// Three significant digits; whole numbers from 100 on.
 fn three_digits(number: f64) -> String {
     match number.abs() {
         large if large >= 99.95 => match number < 0.0 {
@@ -130,7 +129,7 @@ fn three_digits(number: f64) -> String {
     }
 }
 
-/// 1234567 as 1 234 567.
+/// Groups digits: 1234567 becomes 1 234 567.
 fn group_digits(count: u64) -> String {
     let digits = count.to_string();
     let mut grouped = String::with_capacity(digits.len() * 4 / 3);
@@ -143,36 +142,35 @@ fn group_digits(count: u64) -> String {
     grouped
 }
 
-/// What a benchmark found.
+/// The result of a benchmark.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// The version of this form, [`FORMAT`].
+    /// The version of the format, [`FORMAT`].
     pub format: u32,
     /// The benchmark's short name, such as `session`: names the files.
     pub name: String,
-    /// What was measured, in a line.
+    /// One line on the measurement.
     pub title: String,
-    /// What survives what on the measured pools: `pmem`, `file-sync`,
-    /// `process`.
+    /// Durability class of the measured pools: `pmem`, `file-sync`, `process`.
     pub class: String,
-    /// Seconds since 1970 when it was made.
+    /// Creation time in seconds since 1970.
     pub unix_time_s: u64,
-    /// Where.
+    /// The machine.
     pub machine: Machine,
-    /// What the cells of each row are.
+    /// The columns of each row.
     pub columns: Vec<ReportColumn>,
     /// Medians of rounds, unless a note says otherwise.
     pub rows: Vec<Vec<ReportCell>>,
-    /// How it was measured, and what to beware of.
+    /// Methods and caveats.
     pub notes: Vec<String>,
-    /// Charts of it.
+    /// Its charts.
     pub plots: Vec<Plot>,
-    /// Every round's own figures.
+    /// The figures of every round.
     pub raw: serde_json::Value,
 }
 
 impl Report {
-    /// An empty one of this machine and time. Columns are names and units.
+    /// An empty report of this machine and time. Columns are names and units.
     #[expect(clippy::disallowed_methods, reason = "for people")]
     pub fn new(name: &str, title: &str, class: &str, columns: &[(&str, &str)]) -> Report {
         let column = |(name, unit): &(&str, &str)| ReportColumn {
@@ -198,7 +196,7 @@ impl Report {
     /// Adds a row.
     ///
     /// # Panics
-    /// When it has not a cell per column: a defect of the benchmark.
+    /// If it does not have one cell per column: a defect of the benchmark.
     pub fn add_row(&mut self, row: Vec<ReportCell>) {
         assert_eq!(row.len(), self.columns.len(), "a cell per column");
         self.rows.push(row);
@@ -209,8 +207,7 @@ impl Report {
         self.notes.push(note.into());
     }
 
-    /// The cell of the first row whose first cell reads `row`, in the column
-    /// of this name.
+    /// The cell in the first row with the first cell `row`, in the column `column`.
     pub fn cell(&self, row: &str, column: &str) -> Option<&ReportCell> {
         let at = self.columns.iter().position(|c| c.name == column)?;
         let row = self.rows.iter().find(|r| r[0].render() == row)?;
@@ -256,11 +253,11 @@ impl Report {
         serde_json::to_string_pretty(self).expect("maps have string keys and numbers are finite")
     }
 
-    /// Writes `NAME-CLASS-TIME.json` and an SVG per plot into `dir`, made if
-    /// it does not exist, and says which.
+    /// Writes `NAME-CLASS-TIME.json` and an SVG per plot into `dir`, which is created if it does
+    /// not exist. Returns the paths.
     ///
     /// # Errors
-    /// When a file exists already or cannot be written.
+    /// If a file exists already or cannot be written.
     pub fn save(&self, dir: &Path) -> Result<Vec<PathBuf>, BenchError> {
         let cannot =
             |action: &str, path: &Path| BenchError::system(format!("{action} {}", path.display()));

@@ -1,5 +1,5 @@
-//! What the kernel's TCP takes for a request of a page and a short answer: the
-//! limit of a synchronous copy over loopback.
+//! Time of a round trip over the kernel's TCP, with a request of a page and a short reply: the
+//! lower bound for a synchronous copy over loopback.
 
 use crate::error::BenchError;
 use rustix::process::Pid;
@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 const REQUEST_BYTES: usize = 4096;
 const ANSWER_BYTES: usize = 16;
-/// Some before it counts: connections start slowly.
+/// Uncounted round trips at the start: new connections are slow.
 const WARM_UP_TRIPS: u32 = 200;
 
-/// The mean of so many round trips between two threads that block, on two cores if
-/// this process may use two.
+/// The mean of `count` round trips between two threads with blocking calls, on two cores if this
+/// process may use two.
 pub(crate) fn mean_round_trip(count: u32) -> Result<Duration, BenchError> {
     time_round_trips(count).map_err(BenchError::system("measure a round trip over loopback"))
 }
@@ -32,13 +32,13 @@ fn time_round_trips(count: u32) -> io::Result<Duration> {
         scope.spawn(move || -> io::Result<()> {
             pin_to_core(last)?;
             let mut request = [0; REQUEST_BYTES];
-            // Until the other end is closed.
+            // Ends when the peer closes.
             while server.read_exact(&mut request).is_ok() {
                 server.write_all(&[0; ANSWER_BYTES])?;
             }
             Ok(())
         });
-        // A thread of its own: the caller stays where it may be.
+        // A thread of its own, so that the caller keeps its CPU affinity.
         let asking = scope.spawn(move || {
             pin_to_core(first)?;
             let mut began = Instant::now();

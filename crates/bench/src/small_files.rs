@@ -1,11 +1,10 @@
-//! How long one program takes to make, read and remove small files, and `rm -rf` to
-//! remove a tree.
+//! Time of one program to create, read and remove small files, and of `rm -rf` to remove a tree.
 //!
-//! In each round the program visits every place; the first place moves on by one. A visit
-//! makes files of several sizes in directories of [`FILES_PER_DIRECTORY`], reads each whole,
-//! and unlinks all. Then it makes a tree of empty files, untimed, and times `rm -rf` of
-//! that. Nothing is synced while time is taken; each visit ends with an untimed
-//! `syncfs`, so that no place writes in another one's time.
+//! In each round the program visits every place; the first place moves on by one. A visit creates
+//! files of several sizes in directories of [`FILES_PER_DIRECTORY`], reads each whole, and unlinks
+//! all. Then it creates a tree of empty files, untimed, and times `rm -rf` of that. The timed parts
+//! do not sync. Each visit ends with an untimed `syncfs`, so that no place writes in another one's
+//! time.
 
 use crate::error::BenchError;
 use crate::mirror::MountPlace;
@@ -26,14 +25,14 @@ const FILES_PER_DIRECTORY: u64 = 1000;
 /// Sizes of the files, in bytes, in turn.
 const FILE_SIZES: [usize; 5] = [300, 700, 1500, 2600, 4096];
 
-/// How to compare.
+/// Options of a comparison.
 #[derive(Clone, Debug)]
 pub struct SmallFilesOptions {
     /// Rounds, at least [`crate::session::ROUNDS_MIN`].
     pub rounds: usize,
-    /// Files that are made, read and unlinked.
+    /// Files that are created, read and unlinked.
     pub files: u64,
-    /// Entries of the tree that `rm -rf` removes; 0: none is made.
+    /// Entries of the tree that `rm -rf` removes; 0: no tree.
     pub entries: u64,
 }
 
@@ -55,17 +54,17 @@ struct SmallFilesSample {
     unlinked: f64,
     /// The sum of these three.
     all: f64,
-    /// By `rm -rf`.
+    /// Removal of the tree by `rm -rf`.
     tree_removed: f64,
     /// Processor time of the servers during the first three.
     server_cpu: f64,
 }
 
-/// Compares; see the module. The report gives the ratio of each place's times to those of
-/// each of the `peers`, which are measured like the places.
+/// Runs the comparison; see the module. The report gives the ratio of each place's times to those
+/// of each of the `peers`, which are measured like the places.
 ///
 /// # Errors
-/// When an option makes no sense, or a call fails.
+/// If an option is invalid, or a call fails.
 pub fn run_small_files(
     places: &[MountPlace],
     peers: &[MountPlace],
@@ -133,7 +132,7 @@ fn remove_tree(root: &Path, entries: u64) -> io::Result<f64> {
     })
 }
 
-/// The directories and files of one visit, in the order in which they are made.
+/// The directories and files of one visit, in the order of creation.
 struct TreePaths {
     root: PathBuf,
     directories: Vec<PathBuf>,

@@ -1,9 +1,8 @@
 //! Inserts by SQLite's shell, each a transaction that is durable when it is acknowledged:
 //! `journal_mode=wal`, `synchronous=full`. Databases lie on mounts and, last, on a peer.
 //!
-//! In each round every place gets the same inserts, into a database of its own that is
-//! there since the first round; who comes first moves on by one. The time is that of the
-//! whole program.
+//! In each round every place gets the same inserts, into a database of its own that exists since
+//! the first round; the first place moves on by one. The time is that of the whole program.
 
 use crate::error::BenchError;
 use crate::mirror::MountPlace;
@@ -19,21 +18,21 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 const PACKAGE: &str = "sqlite3";
-/// What one program may take.
+/// Longest time of one program.
 const TOOL_TIME_MAX: Duration = Duration::from_secs(120);
 
-/// How to compare.
+/// Options of a comparison.
 #[derive(Clone, Debug)]
 pub struct SqliteOptions {
     /// Rounds, at least [`crate::session::ROUNDS_MIN`].
     pub rounds: usize,
-    /// Of one round at one place.
+    /// Inserts of one round at one place.
     pub inserts: u32,
-    /// Bytes of a row, about.
+    /// Approximate bytes of a row.
     pub row_bytes: u32,
 }
 
-/// What the shell is told.
+/// The input of the shell.
 fn insert_script(options: &SqliteOptions) -> String {
     let head = "pragma journal_mode=wal;\npragma synchronous=full;\n\
         create table if not exists rows (id integer primary key, at integer, text blob);\n";
@@ -71,10 +70,10 @@ fn inserts_per_second(
     Ok(f64::from(options.inserts) / start.elapsed().as_secs_f64())
 }
 
-/// Compares; see the module. The first place has one copy.
+/// Runs the comparison; see the module. The first place has one copy.
 ///
 /// # Errors
-/// When an option makes no sense, or sqlite3 is missing or fails.
+/// If an option is invalid, or sqlite3 is missing or fails.
 pub fn run_sqlite(places: &[MountPlace], options: &SqliteOptions) -> Result<Report, BenchError> {
     check_rounds(options.rounds)?;
     if places.len() < 2 || options.inserts == 0 {

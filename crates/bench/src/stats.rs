@@ -1,15 +1,13 @@
 //! Latencies, medians and ratios.
 //!
-//! Latencies are nanoseconds in an HDR histogram of three digits, 1 ns to
-//! [`LATENCY_NS_MAX`]; longer ones count as that. Medians of nothing are none,
-//! never zero.
+//! Latencies are nanoseconds in an HDR histogram of three digits, 1 ns to [`LATENCY_NS_MAX`];
+//! longer ones count as that. The median of no values is `None`, never zero.
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The longest latency that is told apart: a minute is longer than any request
-/// may stall before a run is given up.
+/// The longest recorded latency, one minute: a request that stalls longer ends the run.
 pub const LATENCY_NS_MAX: u64 = 60_000_000_000;
 /// Significant digits: percentiles are right to 0.1 %.
 const DIGITS: u8 = 3;
@@ -27,45 +25,45 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// None yet.
+    /// An empty histogram.
     pub fn new() -> Latencies {
         let histogram = Histogram::new_with_bounds(1, LATENCY_NS_MAX, DIGITS)
             .expect("the bounds are constants that the histogram takes");
         Latencies { histogram }
     }
 
-    /// Counts one.
+    /// Counts one latency.
     #[inline]
     pub fn record_ns(&mut self, ns: u64) {
         self.histogram.saturating_record(ns.max(1));
     }
 
-    /// Counts one.
+    /// Counts one latency.
     #[inline]
     pub fn record(&mut self, latency: Duration) {
         self.record_ns(u64::try_from(latency.as_nanos()).unwrap_or(LATENCY_NS_MAX));
     }
 
-    /// Counts one that stands for others like it.
+    /// Counts one latency for several similar operations.
     #[inline]
     pub fn record_many(&mut self, latency: Duration, count: u64) {
         let ns = u64::try_from(latency.as_nanos()).unwrap_or(LATENCY_NS_MAX);
         self.histogram.saturating_record_n(ns.max(1), count);
     }
 
-    /// Adds those of another thread or round.
+    /// Adds the latencies of another thread or round.
     pub fn merge(&mut self, other: &Latencies) {
         self.histogram
             .add(&other.histogram)
             .expect("all histograms have the same bounds");
     }
 
-    /// How many were counted.
+    /// Number of latencies.
     pub fn count(&self) -> u64 {
         self.histogram.len()
     }
 
-    /// The figures that reports show.
+    /// The figures for reports.
     pub fn summary(&self) -> LatencySummary {
         let at = |quantile| self.histogram.value_at_quantile(quantile);
         LatencySummary {
@@ -81,7 +79,7 @@ impl Latencies {
     }
 }
 
-/// What a histogram comes to.
+/// The figures of a histogram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencySummary {
     /// Operations.
@@ -102,8 +100,7 @@ pub struct LatencySummary {
     pub max_ns: u64,
 }
 
-/// The median; of an even number the mean of the middle two. Values that are
-/// not numbers do not count.
+/// The median; for an even number the mean of the middle two. NaN values do not count.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted: Vec<f64> = values.iter().copied().filter(|v| !v.is_nan()).collect();
     sorted.sort_by(f64::total_cmp);
@@ -115,9 +112,8 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// The median of what each round gave, divided by what the same round gave for
-/// the other: rounds that are not comparable are not compared. A round whose
-/// divisor is zero does not count.
+/// The median of each round's value divided by the same round's divisor, so that only values of one
+/// round are compared. A round with a zero divisor does not count.
 pub fn median_ratio(values: &[f64], divisors: &[f64]) -> Option<f64> {
     let ratios: Vec<f64> = values
         .iter()

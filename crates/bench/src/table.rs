@@ -1,9 +1,9 @@
-//! The table of block sizes: a mix of 70 % random reads and 30 % random
-//! writes, from small blocks with many in flight to large ones with few, so
-//! that about the same number of bytes is in flight in every row.
+//! The table of block sizes: a mix of 70 % random reads and 30 % random writes, from small blocks
+//! with many in flight to large ones with few. About the same number of bytes is in flight in every
+//! row.
 //!
-//! Every row has its time in every round; which comes first moves on by one.
-//! Requests in flight are places of few threads, see [`crate::sweep_options`].
+//! Every row has its time in every round; the first row moves on by one. Requests in flight are
+//! places of few threads, see [`crate::sweep`].
 
 use crate::error::BenchError;
 use crate::plot::{Plot, PlotAxis, PlotKind, PlotSeries};
@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::json;
 use std::time::Duration;
 
-/// One row: a size and how many of it are in flight.
+/// One row: a block size and the number of requests in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct TableRow {
     /// Bytes per request.
@@ -23,14 +23,14 @@ pub struct TableRow {
     pub in_flight: usize,
 }
 
-/// How to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct TableOptions {
-    /// What is measured, in the order of the report.
+    /// The rows, in the order of the report.
     pub rows: Vec<TableRow>,
     /// Reads in a hundred requests.
     pub read_percent: u8,
-    /// Rounds, time, threads, and what is used of the space.
+    /// Rounds, time, threads, and the used part of the space.
     pub sweep_options: sweep::SweepOptions,
 }
 
@@ -49,17 +49,17 @@ impl Default for TableOptions {
     }
 }
 
-/// Measures; see the module. The report has a line per row: operations in 1/s,
-/// MB/s of 10^6 bytes, response times in µs from before the submission until
-/// the completion was reaped, their standard deviation over reads and writes
-/// together, the mean queue depth, CPU in µs per operation, and the whole machine's CPU in % of all
-/// its cores.
+/// Runs the benchmark; see the module. The report has a line per row: operations in 1/s, MB/s of
+/// 10^6 bytes, response times in µs, their standard deviation over reads and writes together, the
+/// mean queue depth, CPU in µs per operation, and the whole machine's CPU in % of all its cores.
+/// Response times are from before the submission until the completion was reaped.
 ///
-/// `brick_cpu` tells the CPU time that all bricks of the space have used so
-/// far. **What the space holds is lost.**
+/// `brick_cpu` returns the CPU time that all bricks of the space have used so far.
+///
+/// **Data loss:** the content of the space is overwritten.
 ///
 /// # Errors
-/// When an option makes no sense or the space fails.
+/// If an option is invalid or the space fails.
 pub fn run_table(
     space: &dyn Space,
     brick_cpu: &mut dyn FnMut() -> Duration,
@@ -148,8 +148,8 @@ fn read_percent(sample: &SweepSample) -> f64 {
     sample.reads.count as f64 / sample.all.count as f64 * 100.0
 }
 
-/// Requests in the space at a time, by Little's law: below those in flight by
-/// what had completed and was not replaced yet.
+/// Mean number of requests in the space, by Little's law. It is below those in flight, because
+/// completed requests are replaced with a delay.
 fn queue_depth(sample: &SweepSample) -> f64 {
     sample.rate * sample.all.mean_ns / 1e9
 }

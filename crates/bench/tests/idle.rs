@@ -1,4 +1,4 @@
-//! What is measured of processes that sleep, and of one that does not.
+//! Idle benchmark with processes that sleep, and with one that does not.
 
 use pagemesh_bench::idle::{IdleOptions, ProcessGroup, run_idle};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +36,7 @@ fn busy_and_idle_processes_differ() {
     .unwrap();
     let percent = &report.raw["percent_by_group_round"];
     let of = |at: usize, round: usize| percent[at][round].as_f64().unwrap();
-    // One thread works all the time, on a machine that others may share.
+    // One thread works all the time, on a machine that other programs may share.
     assert!((0..5).any(|round| of(0, round) > 5.0), "{percent}");
     assert!((0..5).all(|round| of(1, round) == 0.0), "{percent}");
 }

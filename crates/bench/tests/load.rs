@@ -1,4 +1,4 @@
-//! The driver against a space that answers at once and one that answers later.
+//! The driver on a space that answers within `submit`, and on one that answers later.
 
 mod support;
 

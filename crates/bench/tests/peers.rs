@@ -1,5 +1,5 @@
-//! fio against the other servers, as they are. Without them installed the
-//! tests say so and check nothing.
+//! fio against the other servers. If they are not installed, the tests report that and check
+//! nothing.
 
 use pagemesh_bench::BenchError;
 use pagemesh_bench::peers::{BlockCase, Direction, NbdPeer, PeerOptions, RUNTIME_MIN, run_peers};
@@ -23,7 +23,7 @@ fn short_options() -> PeerOptions {
     }
 }
 
-/// None, and a word about it, when a program is not installed.
+/// Returns `None`, and prints a message, if a program is not installed.
 fn unless_missing<T>(result: Result<T, BenchError>) -> Option<T> {
     match result {
         Ok(found) => Some(found),

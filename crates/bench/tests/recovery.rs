@@ -1,4 +1,4 @@
-//! Recoveries that are made up: order, ratios, and failures.
+//! Simulated recoveries: order, ratios, and failures.
 
 use pagemesh_bench::BenchError;
 use pagemesh_bench::recovery::{RecoveryOptions, RecoverySample, run_recovery};

@@ -1,4 +1,4 @@
-//! The session's report over a space in memory and raw memory.
+//! The session's report on a space in memory and raw memory.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! The ramp and the table over a space in memory.
+//! The ramp and the table on a space in memory.
 
 mod support;
 
@@ -14,7 +14,7 @@ use support::{CompletionMode, MemorySpace};
 
 const SIZE: u64 = 1 << 20;
 
-/// The shortest run that is allowed.
+/// The shortest permitted run.
 fn short_options() -> sweep::SweepOptions {
     sweep::SweepOptions {
         runtime: RUNTIME_MIN,
@@ -51,7 +51,7 @@ fn number(report: &Report, row: &str, column: &str) -> f64 {
     }
 }
 
-/// A clock of bricks that use a millisecond between two looks.
+/// A CPU clock of bricks that use a millisecond between two readings.
 fn busy_bricks() -> impl FnMut() -> Duration {
     let mut used = Duration::ZERO;
     move || {
@@ -140,7 +140,7 @@ fn table_separates_reads_and_writes() {
         }
     }
     assert_eq!(report.cell("4K", "in flight"), Some(&ReportCell::Count(16)));
-    // One in flight on one thread is in the space nearly all the time.
+    // One request in flight on one thread is in the space nearly all the time.
     let depth = number(&report, "64K", "queue depth");
     assert!(depth > 0.5 && depth < 1.01, "{depth}");
     assert_eq!(report.plots.len(), 3);
@@ -170,8 +170,8 @@ fn first_case_rotates_per_round() {
         [middle, large, small],
         [large, small, middle],
     ];
-    // Where one round ends with what the next begins with, dedup joins them:
-    // no two neighbours here do.
+    // If one round ended with the case that the next begins with, dedup would join them; here no
+    // two adjacent cases are equal.
     let wanted: Vec<u64> = rounds.iter().cycle().take(6).flatten().copied().collect();
     assert_eq!(lens, wanted);
 }

@@ -1,10 +1,10 @@
-//! A pool and those who use it within this process: the housekeeper, and a
-//! worker for each connection.
+//! A pool and its users within this process: the maintenance thread, and a worker for each
+//! connection.
 //!
-//! Invariants: the data path of a worker takes no lock of this process; only
-//! opening, closing and control calls lock the pool, and a worker that ran out
-//! of frames or lane: it does the housekeeper's round itself. The housekeeper
-//! sleeps until a session rings, so an idle brick costs nothing.
+//! Invariants: the data path of a worker takes no lock of this process. Only opening, closing and
+//! control calls lock the pool, and a worker that has no frames or no journal room left: it runs
+//! the maintenance itself. The maintenance thread sleeps until a session rings the doorbell, so an
+//! idle brick costs nothing.
 
 use crate::file::{self, FileError};
 use crate::process;
@@ -29,29 +29,27 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
-/// Processes that one barrier ends before it gives up: each takes a second to
-/// be found.
+/// Processes that one barrier kills before it gives up: each takes a second to be found.
 const KILLS_MAX: usize = 8;
-/// How long a session may stay inside an operation that the brick waits for: far longer
-/// than any takes, even on a loaded machine. Then its process is ended.
+/// How long a session may stay in an operation that the brick waits for, before its process is
+/// killed. No operation takes nearly as long, even on a loaded machine.
 pub(crate) const OPERATION_LIMIT: Duration = Duration::from_secs(1);
-/// How long a session of a process that a signal stopped may stay inside an operation that others wait
-/// for; then the process runs for a moment, until it is outside.
+/// How long a session of a process that a signal stopped may stay in an operation that others wait
+/// for. Then the brick runs the process until the session has left the operation.
 pub(crate) const RESUME_AFTER: Duration = Duration::from_millis(100);
-/// The same for one that a debugger stopped: below the ten seconds that a client waits for a
-/// barrier, or for a lock.
+/// The same for a process that a debugger stopped: below the ten seconds that a client waits for a
+/// barrier or a lock.
 pub(crate) const TRACED_LIMIT: Duration = Duration::from_secs(7);
-/// How long the pool is left to others between two looks at such a session.
+/// How long the pool stays unlocked between two checks of such a session.
 const RECHECK_PAUSE: Duration = Duration::from_millis(1);
 /// How long after its process's end a connection is expected to close.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
-/// How long a process whose connection has ended may stay in an operation: it
-/// takes microseconds unless it is stopped.
+/// How long a process may stay in an operation after its connection has ended: an operation takes
+/// microseconds unless the process is stopped.
 const EXIT_LIMIT: Duration = Duration::from_secs(1);
-/// How often to look whether it has left.
+/// The first interval of the checks whether it has left.
 const EXIT_PAUSE: Duration = Duration::from_millis(1);
-/// The same when it has stayed for long, as one that cannot be ended: each look
-/// locks the pool.
+/// The longest interval, for a process that cannot be killed: each check locks the pool.
 const EXIT_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// A running pool.
@@ -59,7 +57,7 @@ pub struct Brick<M = MappedMedia> {
     pool: Mutex<Pool<M>>,
     mapping: Arc<PoolMapping<M>>,
     durability: Durability,
-    /// Told whenever a session was closed.
+    /// Notified whenever a session was closed.
     session_closed: Condvar,
     stopping: AtomicBool,
     failed: AtomicBool,
@@ -69,21 +67,21 @@ pub struct Brick<M = MappedMedia> {
     attached: Mutex<Vec<(SliceId, u32)>>,
     /// Locked last.
     stalled: Mutex<StalledSessions>,
-    /// None for a pool that is no file.
+    /// None for a pool that is not in a file.
     owner_lock: Option<file::OwnerLock>,
 }
 
-/// The thread that checkpoints and grants; ends the brick when dropped.
+/// The thread that checkpoints and grants frames. Dropping it ends the brick.
 pub struct MaintenanceThread {
     brick: Arc<Brick>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Brick {
-    /// Opens the pool of a file: recovers it and starts its housekeeper.
+    /// Opens the pool of a file: recovers it and starts its maintenance thread.
     ///
     /// # Errors
-    /// When it is no pool, damaged, or in use.
+    /// When the file is no pool, damaged, or in use.
     pub fn open(
         path: &Path,
     ) -> Result<(Arc<Brick>, MaintenanceThread, RecoverySummary), FileError> {
@@ -125,7 +123,7 @@ impl Brick {
         let thread = thread
             .spawn(move || runner.maintenance_loop())
             .map_err(|cause| FileError::System {
-                action: "start the housekeeper of",
+                action: "start the maintenance thread of",
                 path: path.into(),
                 cause,
             })?;
@@ -168,15 +166,15 @@ impl<M: Media> Brick<M> {
         }
     }
 
-    /// A brick without threads, around a pool that is open: whoever owns it
-    /// calls [`Brick::maintain`] when the bell of the control segment was rung.
+    /// A brick without threads, around an open pool. Its owner calls [`Brick::maintain`] when the
+    /// doorbell of the control segment was rung.
     #[must_use]
     pub fn new(pool: Pool<M>, durability: Durability) -> Brick<M> {
         Brick::from_pool(pool, durability, None)
     }
 
-    /// One round of housekeeping: checkpoint, grants, answers to sessions that
-    /// wait. True when there is more to do at once.
+    /// One round of maintenance: checkpoint, grants, answers to waiting sessions. True if more work
+    /// is due at once.
     pub fn maintain(&self) -> bool {
         let mut mended = 0;
         let tended = self.retry_while_stuck(|pool| {
@@ -195,7 +193,7 @@ impl<M: Media> Brick<M> {
         self.end_stalled();
         match tended {
             Ok(more) => more,
-            // Told already; the next ring tries again.
+            // Reported already; the next doorbell retries.
             Err(ObjectError::SessionStuck { .. }) => false,
             Err(cause) => {
                 self.fail(&cause);
@@ -204,8 +202,7 @@ impl<M: Media> Brick<M> {
         }
     }
 
-    /// Ends the brick: what is durable is not known any more, so the pool must
-    /// be recovered.
+    /// Ends the brick: the durable state is unknown, so the pool must be recovered.
     pub(crate) fn fail(&self, cause: &dyn std::fmt::Display) {
         if !self.failed.swap(true, Ordering::AcqRel) {
             tracing::error!(%cause, pool = %self.mapping.pool(), "the pool failed");
@@ -213,7 +210,7 @@ impl<M: Media> Brick<M> {
         }
     }
 
-    /// The error of a pool as a client sees it; one of its medium ends the brick.
+    /// A pool's error as the client's error. An error of the medium ends the brick.
     fn report_error(&self, cause: ObjectError) -> SliceError {
         if let ObjectError::Pool(PoolError::System(_) | PoolError::Failed) = cause {
             self.fail(&cause);
@@ -229,7 +226,7 @@ impl<M: Media> Brick<M> {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What sessions share.
+    /// The mapping of the pool that sessions share.
     #[must_use]
     pub fn mapping(&self) -> &Arc<PoolMapping<M>> {
         &self.mapping
@@ -241,7 +238,7 @@ impl<M: Media> Brick<M> {
         BrickId(self.mapping.pool())
     }
 
-    /// What the pool's medium promises.
+    /// The durability class of the pool's medium.
     #[must_use]
     pub fn durability(&self) -> Durability {
         self.durability
@@ -262,41 +259,41 @@ impl<M: Media> Brick<M> {
     /// Opens a session for a thread of this process or for another process.
     ///
     /// # Errors
-    /// When all are in use.
+    /// When all sessions are in use.
     pub fn open_session(&self, pid: u32, start_time: u64) -> Result<u32, SliceError> {
         self.pool()
             .open_session(pid, start_time)
             .map_err(|cause| self.report_error(cause))
     }
 
-    /// Ends a session whose connection has ended.
+    /// Ends a session after its connection has ended.
     pub fn close_session(&self, number: u32) {
-        // Before its number can be another's.
+        // Before another session can get the number.
         self.attached().retain(|(_, session)| *session != number);
         self.wait_until_outside(number);
         if let Err(cause) = self.pool().close_session(number) {
             tracing::error!(%cause, number, "cannot end a session");
         }
         self.session_closed.notify_all();
-        // Its frames can be granted again.
+        // The session's frames can be granted again.
         self.mapping.control().ring_doorbell();
     }
 
-    /// Waits until a session is outside of every operation. Its connection may
-    /// have ended while its process goes on, as when this brick ends: what it
-    /// stores then must not meet frames that are others' by now.
+    /// Waits until a session has left every operation. Its process may outlive its connection, for
+    /// example when this brick ends. A late store of that process must not reach frames that the
+    /// pool has granted to others.
     fn wait_until_outside(&self, number: u32) {
         let (pid, started) = {
             let pool = self.pool();
             (pool.process_id(number), pool.process_start_time(number))
         };
         if pid == std::process::id() {
-            // The thread that ends the session is the one that had it.
+            // The thread that ends the session is the one that used it.
             return;
         }
         let began = Instant::now();
         let mut is_told = false;
-        // Its threads may be gone with the program that they ran.
+        // A process that executed another program has no thread left in the operation.
         let is_there = || process::is_running(pid, started) && !self.is_unmapped_by(pid);
         while self.revoke_session(number) && is_there() {
             let waited = began.elapsed();
@@ -305,9 +302,9 @@ impl<M: Media> Brick<M> {
             }
             if !is_told && waited > EXIT_LIMIT {
                 is_told = true;
-                tracing::warn!(number, pid, "ending a process that stays in an operation");
+                tracing::warn!(number, pid, "killing a process that stays in an operation");
                 if let Err(cause) = process::kill(pid, started) {
-                    tracing::error!(number, pid, %cause, "a session cannot end: its lane and frames are not used again before the process ends, or the brick is started again");
+                    tracing::error!(number, pid, %cause, "cannot kill a process that stays in an operation: the brick does not reuse its journal and frames before the process ends or the brick restarts");
                 }
             }
             std::thread::sleep(recheck_pause(waited));
@@ -320,14 +317,15 @@ impl<M: Media> Brick<M> {
             .is_some_and(|it| it.is_unmapped_by(pid))
     }
 
-    /// In a function of its own: the pool must not stay locked.
+    /// A function of its own, so that the pool does not stay locked.
     fn revoke_session(&self, number: u32) -> bool {
         self.pool().revoke(number)
     }
 
-    /// Runs something that waits for all operations to end. A client's process
-    /// that stays inside of one is ended, as nothing else keeps its late
-    /// stores out; not one that was just met there, behind others that came and went.
+    /// Runs `run`, which waits for all operations to end, and retries it while a session is stuck.
+    /// A client's process that stays in an operation is killed: nothing else prevents its late
+    /// stores. A session that was only just found in an operation, after others came and went, is
+    /// not killed.
     fn retry_while_stuck<T>(
         &self,
         mut run: impl FnMut(&mut Pool<M>) -> Result<T, ObjectError>,
@@ -349,7 +347,7 @@ impl<M: Media> Brick<M> {
             let waited = still.record(session, operation).since.elapsed();
             if waited >= RESUME_AFTER {
                 let stopped = stopped_sessions(&pool);
-                // Others need the pool meanwhile.
+                // Other threads need the pool meanwhile.
                 drop(pool);
                 for (session, pid) in stopped {
                     self.resume(session, pid);
@@ -357,7 +355,7 @@ impl<M: Media> Brick<M> {
                 pool = self.pool();
             }
             if waited < OPERATION_LIMIT || has_traced_session(&pool) && waited < TRACED_LIMIT {
-                // Who cleans up behind the dead needs the pool.
+                // The clean-up of dead sessions needs the pool.
                 let waited = self.session_closed.wait_timeout(pool, RECHECK_PAUSE);
                 pool = waited.unwrap_or_else(PoisonError::into_inner).0;
                 continue;
@@ -369,19 +367,19 @@ impl<M: Media> Brick<M> {
                 continue;
             }
             let (session, pid) = self.blocking_session(&pool).unwrap_or((session, pid));
-            tracing::warn!(session, pid, "ending a process that stays in an operation");
+            tracing::warn!(session, pid, "killing a process that stays in an operation");
             if tries == KILLS_MAX {
                 return result;
             }
             if let Err(cause) = process::kill(pid, pool.process_start_time(session)) {
-                tracing::error!(pid, %cause, "a session is stuck");
+                tracing::error!(pid, %cause, "cannot kill the process of a stuck session");
                 return result;
             }
             pool = self.wait_for_close(pool, session);
         }
     }
 
-    /// Lets a process that a signal stopped run until its session is outside of every operation.
+    /// Runs a process that a signal stopped until its session has left every operation.
     pub(crate) fn resume(&self, session: u32, pid: u32) {
         if resume::stop_reason(pid) != Some(StopReason::Signal) {
             return;
@@ -395,12 +393,12 @@ impl<M: Media> Brick<M> {
             pid,
             name,
             is_out,
-            "a stopped process ran until it was outside of an operation"
+            "ran a stopped process so that it leaves its operation"
         );
     }
 
-    /// Of those inside of operations, who holds up the others, and its process: one that is
-    /// stopped, or else whom they have waited for long. Nobody: each may only be slow.
+    /// The session in an operation that blocks the others, and its process: one that is stopped, or
+    /// else the one awaited for long. None: each of them may only be slow.
     fn blocking_session(&self, pool: &Pool<M>) -> Option<(u32, u32)> {
         let inside = pool.sessions_in_op();
         let is_stopped = |number: &u32| process::is_stopped(pool.process_id(*number));
@@ -413,9 +411,9 @@ impl<M: Media> Brick<M> {
         Some((first, pool.process_id(first)))
     }
 
-    /// Waits until those are cleaned up behind who died inside of an operation. Their locks
-    /// hold others up inside, who would be taken for the ones that stand still; and what
-    /// frees the locks needs the pool.
+    /// Waits until the sessions of dead processes are cleaned up. Their lock words block other
+    /// sessions, which would be taken for stalled ones. The clean-up needs the pool lock, so the
+    /// wait releases it.
     fn wait_for_dead_cleanup<'a>(
         &self,
         mut pool: MutexGuard<'a, Pool<M>>,
@@ -429,7 +427,7 @@ impl<M: Media> Brick<M> {
         pool
     }
 
-    /// Waits until a dead session's connection has been noticed.
+    /// Waits until a dead session's connection was closed.
     fn wait_for_close<'a>(
         &self,
         pool: MutexGuard<'a, Pool<M>>,
@@ -442,8 +440,8 @@ impl<M: Media> Brick<M> {
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Does what only the owner of the pool can do for a slice, for a connection of
-    /// this epoch.
+    /// Executes a request that only the owner of the pool can answer, for a connection of this
+    /// epoch.
     ///
     /// # Errors
     /// When there is no such slice, or its epoch is newer.
@@ -479,7 +477,7 @@ impl<M: Media> Brick<M> {
             }
             SliceRequest::ForgetInFlight => {
                 let (_, entry) = pool.find(slice).map_err(|cause| self.report_error(cause))?;
-                // What has come to be in flight since is not what that client made equal.
+                // The older client did not reconcile the operations recorded since.
                 if epoch < entry.epoch {
                     let current = entry.epoch;
                     return Err(SliceError::StaleEpoch { current });
@@ -514,16 +512,15 @@ impl<M: Media> Brick<M> {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A session of this process has attached a slice.
+    /// Records that a session of this process has attached a slice.
     pub(crate) fn record_attached(&self, slice: SliceId, number: u32) {
         self.attached().push((slice, number));
     }
 
-    /// Ends what sessions that attached a slice before this one may still do,
-    /// if this epoch is in force already. A client that comes back with an epoch
-    /// it has used sends again what was lost with its old connections; what they
-    /// still carry must not come later and undo what was acknowledged since.
-    /// An epoch that is raised keeps them out by itself.
+    /// Revokes the sessions that attached a slice before this one, if this epoch is in force
+    /// already. A client that reconnects with an epoch it has used sends again the requests that
+    /// its old connections lost. Requests still in those connections must not arrive later and undo
+    /// changes acknowledged since. A raised epoch fences the old connections by itself.
     fn revoke_older_sessions(
         &self,
         slice: SliceId,
@@ -541,16 +538,16 @@ impl<M: Media> Brick<M> {
         }
         let older = attached.iter().take_while(|at| **at != (slice, number));
         for (_, older) in older.filter(|at| at.0 == slice && at.1 != number) {
-            // The barrier awaits what it is inside of.
+            // The barrier waits for the operation that it is in.
             let _is_inside = pool.revoke(*older);
         }
         Ok(())
     }
 
-    /// The object behind a slice, for those who map the pool, and its size.
+    /// The object of a slice, for clients that map the pool, and its size.
     ///
     /// # Errors
-    /// When there is none, or it has a newer epoch.
+    /// When there is no such slice, or it has a newer epoch.
     pub fn attach(&self, slice: SliceId, epoch: Epoch) -> Result<(ObjectId, u64), SliceError> {
         let (object, entry) = self
             .pool()
@@ -564,8 +561,8 @@ impl<M: Media> Brick<M> {
         }
     }
 
-    /// A session of this process: it does not sleep for the housekeeper, which
-    /// may be busy with another's, but does its round.
+    /// A session of this process. It does not sleep until the maintenance thread has served it,
+    /// which may be busy with another session, but runs the maintenance itself.
     pub(crate) fn session(self: &Arc<Self>, number: u32) -> Session<M>
     where
         M: Send + Sync + 'static,
@@ -591,7 +588,7 @@ impl MaintenanceThread {
         self.brick.stopping.store(true, Ordering::Release);
         self.brick.mapping.control().ring_doorbell();
         if thread.join().is_err() {
-            tracing::error!("the housekeeper panicked");
+            tracing::error!("the maintenance thread panicked");
         }
         self.brick.mapping.mark_owner_gone();
         if let Err(cause) = self.brick.pool().checkpoint() {
@@ -606,13 +603,13 @@ impl Drop for MaintenanceThread {
     }
 }
 
-/// How long not to look at a process that has been waited for so long.
+/// The interval of the checks of a process that has been awaited for `waited`.
 fn recheck_pause(waited: Duration) -> Duration {
     let late = waited.saturating_sub(EXIT_LIMIT);
     (EXIT_PAUSE + late / 8).min(EXIT_PAUSE_MAX)
 }
 
-/// Says what recovery found damaged. A medium that loses bits loses more.
+/// Reports the damage that recovery found. A medium that loses bits will lose more.
 fn warn_of_damage(path: &Path, pool: Uuid, found: &RecoverySummary) {
     if found.corrected_pages > 0 {
         tracing::warn!(
@@ -641,7 +638,7 @@ fn warn_of_damage(path: &Path, pool: Uuid, found: &RecoverySummary) {
     }
 }
 
-/// Sessions inside of operations whose processes a signal stopped.
+/// Sessions in an operation, with their processes, that a signal stopped.
 fn stopped_sessions<M: Media>(pool: &Pool<M>) -> Vec<(u32, u32)> {
     let inside = pool.sessions_in_op().into_iter();
     let all = inside.map(|session| (session, pool.process_id(session)));
@@ -649,7 +646,7 @@ fn stopped_sessions<M: Media>(pool: &Pool<M>) -> Vec<(u32, u32)> {
         .collect()
 }
 
-/// Whether a debugger holds a process inside of an operation.
+/// Whether a debugger holds a process in an operation.
 fn has_traced_session<M: Media>(pool: &Pool<M>) -> bool {
     let mut inside = pool.sessions_in_op().into_iter();
     inside.any(|session| {
@@ -660,7 +657,7 @@ fn has_traced_session<M: Media>(pool: &Pool<M>) -> bool {
     })
 }
 
-/// A session that is inside of an operation though its process has ended.
+/// A session in an operation though its process has ended.
 fn dead_session<M: Media>(pool: &Pool<M>) -> Option<u32> {
     let mut inside = pool.sessions_in_op().into_iter();
     inside.find(|&number| {
@@ -668,7 +665,7 @@ fn dead_session<M: Media>(pool: &Pool<M>) -> Option<u32> {
     })
 }
 
-/// The error of a pool as a client sees it.
+/// A pool's error as the client's error.
 fn slice_error(cause: ObjectError) -> SliceError {
     match cause {
         ObjectError::Exists(slice) => SliceError::SliceExists(slice),
@@ -751,7 +748,7 @@ mod tests {
         assert_eq!(looks_within(EXIT_LIMIT), 1000, "each millisecond");
         assert!(looks_within(Duration::from_secs(60)) < 1000 + 150);
         assert!(looks_within(Duration::from_secs(3600)) < 1000 + 3700);
-        // One that was ended is gone within milliseconds, and is seen to be.
+        // A killed process is gone within milliseconds, and the brick must notice that.
         assert!(recheck_pause(EXIT_LIMIT + Duration::from_millis(50)) < Duration::from_millis(10));
     }
 }

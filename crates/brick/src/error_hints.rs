@@ -1,15 +1,15 @@
-//! What to do about errors of the system, in words.
+//! Remedies for errors of the system, as texts.
 
 use pagemesh_pmem::MapError;
 use std::io;
 
-/// What to do about the system's word, where it is known.
+/// The remedy for an error of the system, if one is known.
 pub(crate) fn io_hint(cause: &io::Error) -> &'static str {
     match cause.kind() {
         io::ErrorKind::NotFound => {
             "; check the path: a pool is made by `pagemesh pool create`, in a directory that is there"
         }
-        io::ErrorKind::PermissionDenied => "; run this as the user who may write there",
+        io::ErrorKind::PermissionDenied => "; run this as a user with write access to it",
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "; make room on its file system, or choose a smaller --size"
         }

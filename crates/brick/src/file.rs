@@ -1,9 +1,9 @@
 //! The file or device that holds a pool.
 //!
-//! Invariants: whoever has the pool mapped shares an open file description
-//! that is locked; so nobody recovers a pool that a client still maps. A brick
-//! holds a second lock, a [`OwnerLock`], that tells it from its clients. Plain
-//! files are fully allocated before they become a pool, and before one is opened.
+//! Invariants: every process that has the pool mapped shares an open file description that is
+//! locked, so a brick never recovers a pool that a client still maps. A brick holds a second lock,
+//! an [`OwnerLock`], that distinguishes it from its clients. Plain files are fully allocated before
+//! they become a pool, and before one is opened.
 
 use crate::error_hints::{io_hint, map_hint};
 use crate::new_file::{NewFile, dir_of};
@@ -22,21 +22,21 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
-/// How long clients of a dead brick have to unmap its pool; they notice the
-/// brick's end at once, so later ones are stopped, and are ended.
+/// How long clients of a dead brick have to unmap its pool. They notice the brick's end at once; a
+/// later one is stopped, and is killed.
 const UNMAP_LIMIT: Duration = Duration::from_secs(2);
 /// How long to wait for a pool in all.
 const LOCK_LIMIT: Duration = Duration::from_secs(4);
-/// How long a claim that was given up may still be there: a child of its process has
-/// a copy of each descriptor between fork and exec.
+/// How long the owner lock of an ended brick may persist: a forked child of its process has a copy
+/// of each descriptor between fork and exec.
 const OWNER_LOCK_LIMIT: Duration = Duration::from_millis(200);
-/// How often to look whether the pool is free.
+/// The interval of the checks whether the pool is free.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
-/// What `stat_field` counts blocks in, whatever the file system's are.
+/// The unit of `st_blocks`, independent of the file system's block size.
 const STAT_BLOCK_BYTES: u64 = 512;
 
-/// What is mapped of a DAX device to see its superblocks: its alignment.
+/// Bytes mapped of a DAX device to read its superblocks: its alignment.
 const DAX_MAP_BYTES: u64 = 2 << 20;
 
 /// Why a pool's file cannot be used.
@@ -45,69 +45,69 @@ pub enum FileError {
     /// The system refused.
     #[error("cannot {action} {path}: {cause}{}", io_hint(cause))]
     System {
-        /// What was attempted.
+        /// The failed action.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// The system's word.
+        /// The error of the system.
         cause: io::Error,
     },
-    /// Something is there already.
+    /// A file exists at the path.
     #[error("{0} exists; remove it first if nothing on it is needed")]
     Exists(PathBuf),
-    /// A pool, on a device.
+    /// The device holds a pool.
     #[error(
         "{0} holds a pagemesh pool; if nothing in it is needed, clear its first 8 KiB \
          (dd if=/dev/zero of={0} bs=4096 count=2) and try again"
     )]
     HoldsPool(PathBuf),
-    /// A device that is mounted, or in use by something else of the kernel.
+    /// A device that is mounted, or that the kernel uses otherwise.
     #[error("{0} is mounted, or in use otherwise; name another device")]
     Mounted(PathBuf),
-    /// Another brick, or a client of one that died, holds it.
+    /// Another brick, or a client of a dead one, holds the pool.
     #[error("{0} is in use by a running brick, or by a client that still maps it; end them first")]
     InUse(PathBuf),
-    /// A plain file with holes, which there is no room to fill.
+    /// A plain file with holes that cannot be allocated.
     #[error(
         "{path} has holes, and {missing_bytes} bytes more cannot be allocated: {cause}; make room on its file system, as writing to a hole of a full one would end the brick"
     )]
     Holes {
         /// The file.
         path: PathBuf,
-        /// What it lacks.
+        /// Bytes that are not allocated.
         missing_bytes: u64,
-        /// The system's word.
+        /// The error of the system.
         cause: io::Error,
     },
-    /// A limit of the system leaves no room for it.
+    /// A limit of the system leaves no room for the pool.
     #[error("no room for {path}: {cause}; or choose a smaller --size, or a path on a disk")]
     NoRoom {
         /// The file.
         path: PathBuf,
-        /// Which.
+        /// The limit.
         cause: resource_limits::Shortage,
     },
-    /// Its medium is not for its class.
+    /// The medium does not support the class.
     #[error("{path} cannot be of class {class}: {cause}")]
     Class {
         /// The file.
         path: PathBuf,
         /// The class stated.
         class: Durability,
-        /// Why.
+        /// The cause.
         cause: MapError,
     },
-    /// Not mappable.
+    /// The file cannot be mapped.
     #[error("{path}: {cause}{}", map_hint(cause))]
     Map {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         cause: MapError,
     },
-    /// Made in an earlier boot, and promised nothing beyond it.
+    /// A pool of class `process` from an earlier boot, which its class does not survive.
     #[error(
-        "{0} is of class process, and the machine was restarted since it was made: what its medium kept may be a mixture; remove it and make it anew, and its volumes are copied from their other legs"
+        "{0} is of class process, and the machine was restarted since it was made: its medium may hold a mixture of old and new data; remove and recreate it, and its volumes are copied from their other legs"
     )]
     Restarted(PathBuf),
     /// Not a pool, or a damaged one.
@@ -115,7 +115,7 @@ pub enum FileError {
     Pool {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         cause: PoolError,
     },
 }
@@ -131,18 +131,17 @@ pub(crate) fn system<'p>(
     }
 }
 
-/// Makes a file of `size_bytes` a new pool of its medium's class, or a device
-/// all of which is used when `size_bytes` is its size.
+/// Makes a file of `size_bytes`, or a device of that size, a new pool of its medium's class.
 ///
 /// # Errors
-/// When it exists, the size is impossible, or the system refuses; a file that
-/// could not be finished is removed.
+/// When the file exists, the size is impossible, or the system refuses. A file that could not be
+/// finished is removed.
 pub fn create(path: &Path, size_bytes: u64) -> Result<Uuid, FileError> {
     Ok(create_with_class(path, size_bytes, None, &mut |_, _| {})?.0)
 }
 
-/// The same with a class that is stated; tells the class that the pool has, and
-/// while memory is touched the bytes that are done, and of how many.
+/// The same with a stated class. Returns the class of the pool. While it populates memory it
+/// reports the bytes done and their total.
 ///
 /// # Errors
 /// As [`create`], and when the medium cannot have the class.
@@ -155,8 +154,8 @@ pub fn create_with_class(
     create_with(path, size_bytes, stated, Allocation::Allocated, progress)
 }
 
-/// The same without allocating: for measurements only, as a file system that
-/// runs full ends every process that uses the pool.
+/// The same without allocating, for measurements only: a full file system ends every process that
+/// uses such a pool.
 ///
 /// # Errors
 /// As [`create`].
@@ -166,7 +165,7 @@ pub fn create_sparse(path: &Path, size_bytes: u64) -> Result<Uuid, FileError> {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Allocation {
-    /// All of it when the pool is made: running out later would be a SIGBUS.
+    /// All of it when the pool is made: a later shortage would be a SIGBUS.
     Allocated,
     Sparse,
 }
@@ -237,8 +236,7 @@ fn check_is_free(path: &Path, file: &File) -> Result<(), FileError> {
     }
 }
 
-/// Refuses a medium that is shorter than the pool: beyond its end every access
-/// would be a SIGBUS.
+/// Refuses a medium shorter than the pool: every access beyond its end would be a SIGBUS.
 fn check_length(path: &Path, file: &File, wanted: u64) -> Result<(), FileError> {
     match length(path, file)? {
         Some(found) if found < wanted => Err(FileError::Pool {
@@ -249,7 +247,7 @@ fn check_length(path: &Path, file: &File, wanted: u64) -> Result<(), FileError> 
     }
 }
 
-/// Bytes of a file or device; none where mapping it tells.
+/// Bytes of a file or block device; none for a character device, which only a mapping measures.
 fn length(path: &Path, mut file: &File) -> Result<Option<u64>, FileError> {
     use std::io::{Seek, SeekFrom};
     let found = file.metadata().map_err(system("look at", path))?;
@@ -272,8 +270,8 @@ fn make_pool(
     let media = map(path, file, size_bytes)?;
     let outlives_boot = media.durability() == Durability::FileSync;
     if media.durability() == Durability::Process && space == Allocation::Allocated {
-        // The kernel clears memory when it is first touched, 2 MiB at a time:
-        // now, and not under some write.
+        // The kernel clears memory at the first touch, 2 MiB at a time. Populating does that now,
+        // so that no write has to.
         media.populate(progress).map_err(|cause| FileError::Map {
             path: path.into(),
             cause,
@@ -318,7 +316,7 @@ fn apply_stated_class(
         })
 }
 
-/// What the kernel calls the time since the machine was started.
+/// The kernel's id of the current boot.
 fn boot_id() -> Result<Uuid, FileError> {
     let path = Path::new("/proc/sys/kernel/random/boot_id");
     let text = std::fs::read_to_string(path).map_err(system("read", path))?;
@@ -326,17 +324,16 @@ fn boot_id() -> Result<Uuid, FileError> {
     parsed.map_err(|cause| system("understand", path)(io::Error::other(cause)))
 }
 
-/// The lock of a running brick, which clients never have. It lies on an open
-/// file description of its own: a lock of the process would end with any
-/// other descriptor of the pool that is closed.
+/// The lock of a running brick, which clients never have. It lies on an open file description of
+/// its own: a lock of the process would end when the process closes any other descriptor of the
+/// pool.
 #[derive(Debug)]
 pub struct OwnerLock {
     file: File,
 }
 
 impl OwnerLock {
-    /// Whether a process has let go of the pool: it maps it no more. False where that cannot
-    /// be told.
+    /// Whether a process no longer maps the pool. False if that is unknown.
     pub(crate) fn is_unmapped_by(&self, pid: u32) -> bool {
         let found = self.file.metadata();
         found.is_ok_and(|found| has_mapped(pid, found.dev(), found.ino()) == Some(false))
@@ -372,7 +369,7 @@ fn open_locked(path: &Path) -> Result<(File, OwnerLock), FileError> {
 
 fn take_owner_lock(path: &Path) -> Result<OwnerLock, FileError> {
     let file = open_file(path)?;
-    // All of the file, whatever becomes of its length.
+    // The whole file, even if its length changes.
     let whole = nix::libc::flock {
         l_type: nix::libc::F_WRLCK as i16,
         l_whence: nix::libc::SEEK_SET as i16,
@@ -394,12 +391,12 @@ fn take_owner_lock(path: &Path) -> Result<OwnerLock, FileError> {
     }
 }
 
-/// Ends clients of a dead brick that did not let go of its pool: they are stopped.
+/// Kills clients of a dead brick that have not released its pool: they are stopped.
 fn end_stalled_clients(path: &Path) {
     for (pid, started) in process::holders(path) {
-        tracing::warn!(pid, path = %path.display(), "ending a client that does not let go of the pool of a dead brick");
+        tracing::warn!(pid, path = %path.display(), "killing a client that does not release the pool of a dead brick");
         if let Err(cause) = process::kill(pid, started) {
-            tracing::error!(pid, %cause, "cannot end a client");
+            tracing::error!(pid, %cause, "cannot kill a client");
         }
     }
 }
@@ -407,8 +404,8 @@ fn end_stalled_clients(path: &Path) {
 /// Locks and maps an existing pool, without recovering it.
 ///
 /// # Errors
-/// When it is no pool, in use, shorter than its superblock says, on a medium
-/// that does not keep what its class promises, or the system refuses.
+/// When the file is no pool, in use, shorter than its superblock says, on a medium that does not
+/// keep the promise of its class, or the system refuses.
 pub fn open(path: &Path) -> Result<(MappedMedia, OwnerLock), FileError> {
     open_with(path, Allocation::Allocated)
 }
@@ -434,12 +431,12 @@ fn open_with(path: &Path, space: Allocation) -> Result<(MappedMedia, OwnerLock),
     }
 }
 
-/// Allocates what a plain file lacks, as a copy does that leaves out zeroes.
+/// Allocates the holes of a plain file, as left by a copy that skips zeroes.
 fn fill_holes(path: &Path, file: &File, size_bytes: u64) -> Result<(), FileError> {
     let found = file.metadata().map_err(system("look at", path))?;
     // An estimate: file systems count blocks of their own among the file's.
     let missing_bytes = size_bytes.saturating_sub(found.blocks() * STAT_BLOCK_BYTES);
-    // A file that is too short is refused with a word of its own.
+    // A file that is too short is refused later, with an error of its own.
     if !found.is_file() || found.len() < size_bytes {
         return Ok(());
     }
@@ -463,7 +460,7 @@ fn fill_holes(path: &Path, file: &File, size_bytes: u64) -> Result<(), FileError
     }
 }
 
-/// Maps what is a pool by its superblock, as the class it has.
+/// Maps a pool with the class in its superblock.
 fn map_pool(path: &Path, file: File, block: &Superblock) -> Result<MappedMedia, FileError> {
     let size_bytes = block.geometry.pool_bytes;
     check_length(path, &file, size_bytes)?;
@@ -471,14 +468,14 @@ fn map_pool(path: &Path, file: File, block: &Superblock) -> Result<MappedMedia, 
     apply_stated_class(path, media, block.stated)
 }
 
-/// A pool that is locked and mapped, and not recovered: to be checked.
+/// A pool that is locked and mapped, and not recovered: for checks.
 pub struct OfflinePool {
     path: PathBuf,
     media: MappedMedia,
     _claim: OwnerLock,
 }
 
-/// Locks a pool for a check. Nobody is waited for and nobody ended.
+/// Locks a pool for a check. It waits for no process and kills none.
 ///
 /// # Errors
 /// As [`open`]; a pool of an earlier boot is no error here.
@@ -503,7 +500,7 @@ impl OfflinePool {
     /// Checks the pool through a private mapping: nothing is written to it.
     ///
     /// # Errors
-    /// When it is no pool, or the system refuses.
+    /// When the file is no pool, or the system refuses.
     pub fn check(
         &self,
         reads_data: bool,
@@ -521,7 +518,7 @@ impl OfflinePool {
         check(&scratch, &mut options).map_err(|cause| self.pool_error(cause))
     }
 
-    /// Recovers the pool and writes what mends it.
+    /// Recovers the pool and writes the repairs of the plan.
     ///
     /// # Errors
     /// When it cannot be recovered, or the medium fails.
@@ -538,14 +535,14 @@ impl OfflinePool {
     }
 }
 
-/// What the superblock of a file says, whether or not a brick runs on it.
+/// The superblock of a file, whether or not a brick runs on it.
 ///
 /// # Errors
-/// When it is no pool.
+/// When the file is no pool.
 pub fn read_superblock(path: &Path) -> Result<Superblock, FileError> {
     let is_char = |m: std::fs::Metadata| m.file_type().is_char_device();
     let file = match path.metadata().is_ok_and(is_char) {
-        // It can only be mapped, and only to be written.
+        // A character device can only be mapped, and mapping needs write access.
         true => open_file(path)?,
         false => File::open(path).map_err(system("open", path))?,
     };
@@ -567,7 +564,7 @@ fn read_superblock_of(path: &Path, file: &File) -> Result<Superblock, FileError>
     for (page, at) in pages.iter_mut().zip([0, 4096]) {
         match file.read_exact_at(page, at) {
             Ok(()) => {}
-            // Too short for a pool: decoding says so.
+            // Too short for a pool: decoding reports it.
             Err(cause) if cause.kind() == io::ErrorKind::UnexpectedEof => {}
             Err(cause) => return Err(system("read", path)(cause)),
         }
@@ -582,7 +579,7 @@ fn choose_superblock(path: &Path, pages: &[[u8; 4096]; 2]) -> Result<Superblock,
     })
 }
 
-/// Whether a fence is enough for what the medium promises.
+/// Whether durability on this class needs `fdatasync` besides a fence.
 #[must_use]
 pub fn needs_sync(durability: Durability) -> bool {
     durability == Durability::FileSync

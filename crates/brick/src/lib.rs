@@ -1,8 +1,7 @@
 //! The brick: the daemon that owns a pool.
 //!
-//! [`mod@file`] finds and locks the pool, [`brick`] keeps house, [`worker`] is one
-//! connection's session, [`service`] joins them to the fabric. Nothing here
-//! knows of volumes.
+//! [`mod@file`] finds and locks the pool, [`brick`] runs the maintenance loop, [`worker`] is one
+//! connection's session, [`service`] connects them to the fabric. Nothing here depends on volumes.
 
 #![forbid(unsafe_code)]
 

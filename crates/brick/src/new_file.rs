@@ -1,4 +1,4 @@
-//! A file that becomes a pool as a whole, or is not there.
+//! A file that becomes a pool as a whole, or does not exist.
 
 use crate::file::{FileError, system};
 use rustix::fs::{AtFlags, CWD, linkat};
@@ -16,10 +16,10 @@ pub(crate) fn dir_of(path: &Path) -> &Path {
     }
 }
 
-/// Such a file. It has its name only once it is a pool, so that a process that is killed
-/// meanwhile, as the kernel does when memory is short, leaves nothing behind. Where the file
-/// system has no files without a name it has it from the beginning, and loses it when this is
-/// dropped before.
+/// A file in the making. It gets its name only once it is a pool, so a process that is killed
+/// before, for example by the kernel when memory is short, leaves nothing behind. On a file system
+/// without unnamed files the file has its name from the start, and is removed if this value is
+/// dropped before the end.
 pub(crate) struct NewFile<'p> {
     pub(crate) file: File,
     path: &'p Path,
@@ -59,7 +59,7 @@ impl NewFile<'_> {
 
     pub(crate) fn persist(mut self) -> Result<(), FileError> {
         if !self.is_named {
-            // open(2) has this for files of O_TMPFILE.
+            // open(2) documents this for files of O_TMPFILE.
             let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
             linkat(CWD, own, CWD, self.path, AtFlags::SYMLINK_FOLLOW)
                 .map_err(|cause| exists_or_system("name", self.path, cause.into()))?;
@@ -78,7 +78,7 @@ impl Drop for NewFile<'_> {
     }
 }
 
-/// Whether a file system does not know O_TMPFILE, as open(2) tells it.
+/// Whether a file system does not support O_TMPFILE, by the errors of open(2).
 fn lacks_tmpfile(cause: &io::Error) -> bool {
     let codes = [
         nix::libc::EOPNOTSUPP,

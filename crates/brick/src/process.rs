@@ -1,7 +1,7 @@
-//! Other processes: who they are, and their end.
+//! Other processes: identifying and killing them.
 //!
-//! Invariants: a process is named by its number and its start time, so that a
-//! later one of the same number is never ended.
+//! Invariants: a process is identified by its number and its start time, so that a later process
+//! with the same number is never killed.
 
 use pagemesh_base::proc_maps::has_mapped;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -9,11 +9,11 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// A field of a process's `stat_field`, by its number in proc(5), from 3 on; none if
-/// the process is gone.
+/// A field of a process's `stat` file, by its number in proc(5), from 3 on; none if the process is
+/// gone.
 fn stat_field(pid: u32, number: usize) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may hold anything; the third field follows it.
+    // The name, in parentheses, may contain anything; the third field follows it.
     let (_, rest) = stat.rsplit_once(')')?;
     Some(rest.split_ascii_whitespace().nth(number - 3)?.to_owned())
 }
@@ -23,12 +23,12 @@ pub(crate) fn start_time(pid: u32) -> Option<u64> {
     stat_field(pid, 22)?.parse().ok()
 }
 
-/// Whether the process that started then has a thread that may still run.
+/// Whether the process with this start time has a thread that may still run.
 pub(crate) fn is_running(pid: u32, started: u64) -> bool {
     let Some(target) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return false;
     };
-    // Only this is a sure sign that there is none; what cannot be asked runs.
+    // Only ESRCH proves that there is none; on any other error the process counts as running.
     let handle = match pidfd_open(target, PidfdFlags::empty()) {
         Ok(handle) => handle,
         Err(cause) => return cause != rustix::io::Errno::SRCH,
@@ -36,7 +36,7 @@ pub(crate) fn is_running(pid: u32, started: u64) -> bool {
     if start_time(pid) != Some(started) {
         return false;
     }
-    // Readable once all of its threads have ended, whoever waits for it.
+    // Readable once all threads of the process have ended, even before its parent reaps it.
     let mut fds = [PollFd::new(&handle, PollFlags::IN)];
     let at_once = Timespec::default();
     !matches!(poll(&mut fds, Some(&at_once)), Ok(1..))
@@ -47,7 +47,7 @@ pub(crate) fn is_stopped(pid: u32) -> bool {
     matches!(stat_field(pid, 3).as_deref(), Some("T" | "t"))
 }
 
-/// Ends a process for good, if it is still the one that started then.
+/// Kills a process, if it still has this start time.
 pub(crate) fn kill(pid: u32, started: u64) -> Result<(), String> {
     let told = |cause: rustix::io::Errno| {
         format!("process {pid} is stopped inside an operation and cannot be ended: {cause}; end it")
@@ -65,7 +65,7 @@ pub(crate) fn kill(pid: u32, started: u64) -> Result<(), String> {
         Err(rustix::io::Errno::SRCH) => return Ok(()),
         Err(cause) => return Err(told(cause)),
     };
-    // The handle pins the process, so that this cannot name another one.
+    // The handle pins the process, so that it cannot refer to another one.
     if start_time(pid) != Some(started) {
         return Ok(());
     }
@@ -75,10 +75,9 @@ pub(crate) fn kill(pid: u32, started: u64) -> Result<(), String> {
     }
 }
 
-/// Processes that keep a locked file from everybody else and do not let go of
-/// it by themselves, with their start times: those that have it mapped, and
-/// those that were stopped between receiving its descriptor and mapping it, or
-/// between unmapping it and closing the descriptor.
+/// Processes that hold the lock of a file, and their start times. They have the file mapped, or
+/// were stopped between receiving its descriptor and mapping it, or between unmapping it and
+/// closing the descriptor.
 pub(crate) fn holders(file: &Path) -> Vec<(u32, u64)> {
     let Ok(wanted) = file.metadata() else {
         return Vec::new();
@@ -96,8 +95,8 @@ pub(crate) fn holders(file: &Path) -> Vec<(u32, u64)> {
         .collect()
 }
 
-/// Whether a descriptor of a process shares a lock of this inode. Who only
-/// opened the file, as to copy it, does not.
+/// Whether a descriptor of a process shares a lock of this inode. A process that only opened the
+/// file, for example to copy it, does not.
 fn holds_lock(pid: u32, dev: u64, inode: u64) -> bool {
     let Ok(listed) = std::fs::read_dir(format!("/proc/{pid}/fd")) else {
         return false;

@@ -1,8 +1,8 @@
-//! Whether the system has room for a pool, before anything is made.
+//! Checks that the system has room for a pool, before anything is made.
 //!
-//! The kernel does not refuse memory that is not there: it ends a process, without a word,
-//! when the machine or its control group has no more. A file beyond the limit of file sizes
-//! ends the process as well (SIGXFSZ). So each limit is looked at first, and named.
+//! The kernel does not refuse memory that it does not have: it kills a process, without a message,
+//! when the machine or its control group runs out. A file beyond the limit of file sizes also ends
+//! the process (SIGXFSZ). So each limit is checked first, and the error names it.
 //!
 //! Sources: proc_meminfo(5), cgroups(7), Documentation/admin-guide/cgroup-v2.rst (memory)
 //! and cgroup-v1/memory.rst.
@@ -16,28 +16,28 @@ const MIB: u64 = 1 << 20;
 /// statfs(2).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
-/// What the kernel takes beside a pool's pages, for its index and page tables: less than
-/// two words for each page.
+/// Memory that the kernel needs beyond a pool's pages, for its index and page tables: less than two
+/// words for each page.
 const OVERHEAD_SHIFT: u32 = 7;
-/// What the process itself needs until the pool is made.
+/// Memory that the process itself needs until the pool is made.
 const PROCESS_BYTES: u64 = 16 * MIB;
 
-/// A limit that is in the way, and how to change it.
+/// The limit that is exceeded, and how to change it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Limit {
-    /// Memory of the machine.
+    /// The memory of the machine.
     #[error(
         "the memory of this machine (MemAvailable and SwapFree in /proc/meminfo); end other \
          programs"
     )]
     Machine,
-    /// Memory of a control group.
+    /// The memory limit of a control group.
     #[error(
         "the limit of memory of its control group, {}; raise it (systemd: MemoryMax= of the \
          unit; containers: the option --memory)", .0.display()
     )]
     Cgroup(PathBuf),
-    /// A file system in memory has a size.
+    /// The size of a file system in memory.
     #[error(
         "the size of the tmpfs at {}; make room on it, raise its size (mount -o \
          remount,size=SIZE)", .0.display()
@@ -51,15 +51,15 @@ pub enum Limit {
     AddressSpace,
 }
 
-/// There is less room than is wanted.
+/// A limit leaves less room than the pool needs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} MiB are needed, and {} MiB are left by {limit}", wanted_bytes.div_ceil(MIB), left_bytes / MIB)]
 pub struct Shortage {
-    /// What is needed.
+    /// Bytes needed.
     pub wanted_bytes: u64,
-    /// What there is.
+    /// Bytes left.
     pub left_bytes: u64,
-    /// The least of all limits.
+    /// The lowest of all limits.
     pub limit: Limit,
 }
 
@@ -78,7 +78,7 @@ fn check_limit(
     }
 }
 
-/// Whether files of a directory are memory.
+/// Whether files of a directory are in memory.
 #[must_use]
 pub fn is_memory(dir: &Path) -> bool {
     statfs(dir).is_ok_and(|found| is_memory_type(found.f_type as u64))
@@ -88,14 +88,14 @@ fn is_memory_type(magic: u64) -> bool {
     [TMPFS_MAGIC, RAMFS_MAGIC].contains(&(magic & u64::from(u32::MAX)))
 }
 
-/// Memory that pools of so many bytes in memory take.
+/// Memory that pools of this many bytes take, their overhead included.
 fn pool_memory_bytes(bytes: u64) -> u64 {
     bytes
         .saturating_add(bytes >> OVERHEAD_SHIFT)
         .saturating_add(PROCESS_BYTES)
 }
 
-/// Refuses a pool of a new file for which a limit leaves no room.
+/// Refuses a pool in a new file for which a limit leaves no room.
 ///
 /// # Errors
 /// The limit.
@@ -109,8 +109,8 @@ pub(crate) fn check_file(dir: &Path, size_bytes: u64) -> Result<(), Shortage> {
     check_pools(dir, size_bytes)
 }
 
-/// Refuses pools of so many bytes together, if their directory is memory and a limit leaves
-/// no room for them.
+/// Refuses pools of this many bytes in all, if their directory is in memory and a limit leaves no
+/// room for them.
 ///
 /// # Errors
 /// The limit.
@@ -118,7 +118,7 @@ pub fn check_pools(dir: &Path, bytes: u64) -> Result<(), Shortage> {
     if !is_memory(dir) {
         return Ok(());
     }
-    // A tmpfs without a size has no blocks.
+    // A tmpfs without a size reports no blocks.
     if let Ok(found) = statfs(dir)
         && found.f_blocks > 0
     {
@@ -146,8 +146,8 @@ fn own_address_bytes() -> u64 {
     parse_kib_line(&told, "VmSize").unwrap_or(0)
 }
 
-/// Refuses so much more memory if the machine, or a control group of this process, does not
-/// have it.
+/// Refuses this much more memory if the machine, or a control group of this process, does not have
+/// it.
 ///
 /// # Errors
 /// The limit.
@@ -155,14 +155,14 @@ pub fn check_memory(wanted_bytes: u64) -> Result<(), Shortage> {
     check_memory_in(Path::new("/"), wanted_bytes)
 }
 
-/// Bytes of memory: all, and what programs can have more.
+/// Bytes of memory: the total, and the part that programs can still get.
 #[must_use]
 pub fn machine_memory() -> Option<(u64, u64)> {
     let told = Meminfo::read(Path::new("/"));
     Some((told.get("MemTotal")?, told.get("MemAvailable")?))
 }
 
-/// The same with the files of the kernel in this directory.
+/// The same with the kernel's files below this directory.
 fn check_memory_in(root: &Path, wanted_bytes: u64) -> Result<(), Shortage> {
     let told = Meminfo::read(root);
     let swap = told.get("SwapFree").unwrap_or(0);
@@ -197,11 +197,11 @@ fn parse_kib_line(text: &str, name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// What one version of control groups calls its files.
+/// The file names of one version of control groups.
 struct CgroupFiles {
     limit: &'static str,
     used: &'static str,
-    /// Fields of `memory.stat_field` that are caches of files, which the kernel gives up first.
+    /// Fields of `memory.stat` that are caches of files, which the kernel reclaims first.
     caches: [&'static str; 2],
     swap: Option<[&'static str; 2]>,
 }
@@ -219,7 +219,7 @@ const CGROUP_V1: CgroupFiles = CgroupFiles {
     swap: None,
 };
 
-/// The file of each limit above this process, and what it leaves.
+/// The file of each limit above this process, and the bytes that it leaves.
 fn cgroup_limits(root: &Path, swap: u64) -> Vec<(PathBuf, u64)> {
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
     let (own, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
@@ -236,8 +236,8 @@ fn cgroup_limits(root: &Path, swap: u64) -> Vec<(PathBuf, u64)> {
     found
 }
 
-/// For a line of mountinfo that mounts the controller of memory: its names, where it is
-/// mounted, and the group of this process below that.
+/// For a line of mountinfo that mounts the memory controller: its file names, its mount point, and
+/// the group of this process below that.
 fn memory_cgroup<'t>(
     mount: &'t str,
     own: &'t str,
@@ -260,7 +260,7 @@ fn memory_cgroup<'t>(
         };
         is_it.then_some(path)
     })?;
-    // In a container the group may lie outside of what is mounted.
+    // In a container the group may lie outside of the mounted subtree.
     let (root, top) = (*words.get(3)?, *words.get(4)?);
     Some((names, top, path.strip_prefix(root).unwrap_or("")))
 }
@@ -268,7 +268,7 @@ fn memory_cgroup<'t>(
 fn cgroup_bytes_left(dir: &Path, names: &CgroupFiles, swap: u64) -> Option<(PathBuf, u64)> {
     let number = |name| read_number(&dir.join(name));
     let file = dir.join(names.limit);
-    // `max` is no number, and no limit.
+    // `max` is not a number, and means no limit.
     let (limit, used) = (read_number(&file)?, number(names.used)?);
     let stat = std::fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
     let field = |name: &&str| {
@@ -348,7 +348,7 @@ mod tests {
             ("sys/fs/cgroup/pod/pagemesh/memory.max", "max\n"),
             ("sys/fs/cgroup/pod/pagemesh/memory.current", "1000\n"),
         ]);
-        // Caches of files are given up for it.
+        // The kernel reclaims caches of files.
         let left = GIB - 100_000_000;
         assert_eq!(check_memory_in(root.path(), left), Ok(()));
         let found = refused(root.path(), left + 1);

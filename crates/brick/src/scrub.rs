@@ -1,7 +1,7 @@
-//! When a brick scrubs what its pool keeps beside pages, and how slowly.
+//! When and how fast a brick scrubs the metadata of its pool.
 //!
-//! The housekeeper does a step, then a pause, until the pass has ended; between
-//! two passes it sleeps as before.
+//! The maintenance thread does a step, then pauses, until the pass has ended. Between two passes it
+//! sleeps as before.
 
 use crate::brick::Brick;
 use pagemesh_pmem::Media;
@@ -9,11 +9,11 @@ use pagemesh_store::scrub::{ScrubCursor, ScrubReport};
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The pause between two steps of a scrub, each of which takes about a
-/// millisecond: sessions that wait for the housekeeper hardly notice.
+/// The pause between two steps of a scrub. A step takes about a millisecond, so waiting sessions
+/// hardly notice it.
 pub const SCRUB_PAUSE: Duration = Duration::from_millis(100);
-/// When the first scrub begins at the latest. Opening the pool has read all but
-/// its page tables.
+/// The latest start of the first scrub. Opening the pool has checked everything except its page
+/// tables.
 pub const SCRUB_DELAY: Duration = Duration::from_secs(3600);
 
 /// Whether a pool is being scrubbed.
@@ -21,28 +21,28 @@ pub const SCRUB_DELAY: Duration = Duration::from_secs(3600);
 pub enum ScrubState {
     /// None is planned.
     Off,
-    /// The next one has its time.
+    /// The next scrub is scheduled.
     Waiting,
-    /// One is under way.
+    /// A scrub is running.
     Running,
 }
 
 /// The scrubs of a pool since it was opened.
 #[derive(Clone, Copy, Debug)]
 pub struct ScrubStatus {
-    /// What is going on.
+    /// The current state.
     pub state: ScrubState,
-    /// Scrubs that came to their end.
+    /// Completed scrubs.
     pub passes: u64,
-    /// The time to the next one, if none is under way.
+    /// The time to the next scrub, if none is running.
     pub next_in: Option<Duration>,
-    /// What the one under way has found by now.
+    /// The findings of the running scrub so far.
     pub pass: Option<ScrubReport>,
-    /// How much of it is done.
+    /// The progress of the running scrub, in percent.
     pub percent: Option<u8>,
-    /// What all of them have mended.
+    /// Places that all scrubs have corrected.
     pub corrected: u64,
-    /// What the last one found, and how long ago it ended.
+    /// The findings of the last scrub, and the time since its end.
     pub last: Option<(ScrubReport, Duration)>,
 }
 
@@ -56,7 +56,7 @@ struct PoolScrubPass {
 #[derive(Default)]
 pub(crate) struct ScrubSchedule {
     interval: Option<Duration>,
-    /// The next step, or the next pass.
+    /// The time of the next step, or of the next pass.
     next_at: Option<Instant>,
     pass: Option<PoolScrubPass>,
     passes: u64,
@@ -69,8 +69,8 @@ impl<M: Media> Brick<M> {
         self.scrubs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Scrubs from time to time, the first time soon; with none only when asked.
-    /// Nothing is scrubbed before this or [`Brick::start_scrub`].
+    /// Schedules scrubs at this interval, the first one soon; with none only on request. No scrub
+    /// runs before this call or [`Brick::start_scrub`].
     pub fn plan_scrubs(&self, every: Option<Duration>, now: Instant) {
         let mut scrubs = self.scrubs();
         scrubs.interval = every;
@@ -81,7 +81,7 @@ impl<M: Media> Brick<M> {
         self.mapping().control().ring_doorbell();
     }
 
-    /// Begins a scrub now, unless one is under way.
+    /// Starts a scrub now, unless one is running.
     pub fn start_scrub(&self, now: Instant) {
         let mut scrubs = self.scrubs();
         if scrubs.pass.is_none() {
@@ -91,7 +91,7 @@ impl<M: Media> Brick<M> {
         self.mapping().control().ring_doorbell();
     }
 
-    /// Ends the scrub that is under way; the next one begins anew.
+    /// Stops the running scrub. The next one starts from the beginning.
     pub fn stop_scrub(&self, now: Instant) {
         let mut scrubs = self.scrubs();
         if scrubs.pass.take().is_some() {
@@ -99,7 +99,7 @@ impl<M: Media> Brick<M> {
         }
     }
 
-    /// What is known of scrubs.
+    /// The status of scrubs.
     #[must_use]
     pub fn scrub_status(&self, now: Instant) -> ScrubStatus {
         let scrubs = self.scrubs();
@@ -121,7 +121,7 @@ impl<M: Media> Brick<M> {
         }
     }
 
-    /// Does a step if it is time for one. The time to the next.
+    /// Does a step if one is due. Returns the time to the next.
     pub fn scrub_if_due(&self, now: Instant) -> Option<Duration> {
         let mut scrubs = self.scrubs();
         let at = scrubs.next_at?;

@@ -1,9 +1,8 @@
-//! The brick as the fabric serves it: over tcp a worker runs the session, over
-//! `map` the client does.
+//! The brick's interface to the fabric: over `tcp` a worker runs the session, over `map` the client
+//! does.
 //!
-//! Invariants: a map session ends when its connection does. A pool of class
-//! `file-sync` is not mapped by clients: its slots live in an overlay that is
-//! private to the brick.
+//! Invariants: a map session ends when its connection does. Clients do not map a pool of class
+//! `file-sync`: its slots live in an overlay that is private to the brick.
 
 use crate::brick::Brick;
 use crate::process::start_time;
@@ -18,7 +17,7 @@ use pagemesh_pmem::{MappedMedia, Media};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// Serves a brick.
+/// The service of a brick.
 pub struct BrickService<M = MappedMedia>(pub Arc<Brick<M>>);
 
 impl<M: Media + Send + Sync + 'static> Service for BrickService<M> {
@@ -89,7 +88,7 @@ impl MapService for BrickService {
     }
 }
 
-/// Does for a mapped session what only the pool's owner can.
+/// Answers the requests of a mapped session that only the pool's owner can.
 struct OwnerHandler {
     brick: Arc<Brick>,
     number: u32,
@@ -100,7 +99,7 @@ struct OwnerHandler {
 struct OwnerAttachment {
     handle: u32,
     slice: SliceId,
-    /// The newest that this connection said.
+    /// The newest epoch that this connection used.
     epoch: Epoch,
 }
 
@@ -124,7 +123,7 @@ impl Handler for OwnerHandler {
     }
 
     fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome {
-        // The latest: the number of a deleted object is used again.
+        // The latest one: the pool reuses the number of a deleted object.
         let mut latest = self.attached.iter_mut().rev();
         Outcome::Done(match latest.find(|seat| seat.handle == handle) {
             Some(seat) => {

@@ -1,9 +1,9 @@
-//! Sessions that stand still inside of an operation and hold lock words that others wait
-//! for.
+//! Sessions that are stalled in an operation and hold lock words that other sessions wait for.
 //!
-//! Nothing else ends them: who needs frames or room in a lane goes on without them, and
-//! barriers are rare. Invariants: nobody is ended in whose way nobody is. Who runs may wait for
-//! the lock of another: of those that stay for long, whoever was told of first is ended.
+//! Nothing else ends them: a session that needs frames or journal room continues without them, and
+//! barriers are rare. Invariants: a process is killed only if its session blocks another. A session
+//! that runs may itself wait for the lock of another. Therefore, of the sessions that stay in an
+//! operation for long, only the one reported first is killed.
 
 use crate::brick::{Brick, OPERATION_LIMIT, RESUME_AFTER};
 use crate::process;
@@ -12,13 +12,15 @@ use pagemesh_pmem::Media;
 use pagemesh_store::pool::Pool;
 use std::time::{Duration, Instant};
 
-/// How long one that does not come out may be waited for: a debugger stopped it, its container is
-/// frozen, or its memory does not come. Who waits gives the leg up a little later.
+/// How long to wait for a session that does not leave its operation: a debugger stopped its
+/// process, its container is frozen, or its memory does not arrive. Waiting sessions give the leg
+/// up a little later.
 const UNRESPONSIVE_LIMIT: Duration = Duration::from_secs(8);
-/// The same for one that a signal stopped, and that did not come out when it ran.
+/// The same for a process that a signal stopped and that did not leave the operation when it was
+/// run.
 const STOPPED_LIMIT: Duration = Duration::from_secs(4);
-/// So often must others have told of it meanwhile, ten times a second: the machine may have
-/// stood still as a whole.
+/// Reports by waiting sessions, ten a second, that are needed too: the whole machine may have been
+/// paused.
 const REPORTS_MIN: u32 = 40;
 
 /// A session that others wait for.
@@ -26,18 +28,18 @@ const REPORTS_MIN: u32 = 40;
 pub(crate) struct AwaitedSession {
     session: u32,
     operation: u64,
-    /// Since when it is known to be inside of that operation.
+    /// When its operation was first reported.
     pub(crate) since: Instant,
-    /// How often that was told.
+    /// How often it was reported.
     reports: u32,
 }
 
-/// Those that others wait for; as many as there are sessions, at most.
+/// The sessions that others wait for; at most as many as there are sessions.
 #[derive(Default)]
 pub(crate) struct StalledSessions(Vec<AwaitedSession>);
 
 impl StalledSessions {
-    /// Takes in that others wait for a session's operation. What is known of it.
+    /// Records a report that others wait for a session's operation. Returns its record.
     pub(crate) fn record(&mut self, session: u32, operation: u64) -> AwaitedSession {
         self.0
             .retain(|known| known.session != session || known.operation == operation);
@@ -55,8 +57,8 @@ impl StalledSessions {
         awaited
     }
 
-    /// Whom others have waited for the longest, and for long, among sessions that are inside of
-    /// these operations.
+    /// The session that others have awaited longest, and for long, among the sessions in these
+    /// operations.
     pub(crate) fn longest_awaited(&self, inside: &[(u32, u64)]) -> Option<u32> {
         let is_meant = |known: &&AwaitedSession| {
             let is_awaited = known.since.elapsed() >= OPERATION_LIMIT / 2 && known.reports > 1;
@@ -68,8 +70,8 @@ impl StalledSessions {
 }
 
 impl AwaitedSession {
-    /// Whether its process is run for a moment if it is stopped. That takes a fifth of a second where it does
-    /// not help, and others must be looked at meanwhile.
+    /// Whether its process, if stopped, is run now. A run that does not help takes a fifth of a
+    /// second, and other sessions must be checked meanwhile.
     fn should_resume(&self) -> bool {
         self.reports <= 4 || self.reports.is_multiple_of(10)
     }
@@ -80,9 +82,9 @@ impl AwaitedSession {
 }
 
 impl<M: Media> Brick<M> {
-    /// Lets processes that a signal stopped inside of an operation others wait for run until they are
-    /// outside, and of those that stay there for very long kills the first. Others tell of them again and
-    /// again.
+    /// Runs the processes that a signal stopped in an operation that others wait for, until their
+    /// sessions have left it. Of the sessions that stay there too long, it kills the process of the
+    /// first. Waiting sessions report again and again.
     pub(crate) fn end_stalled(&self) {
         let noted: Vec<_> = {
             let pool = self.pool();
@@ -108,7 +110,7 @@ impl<M: Media> Brick<M> {
         }
     }
 
-    /// Takes in for whom others have waited since the last look.
+    /// Records the sessions that others have reported since the last check.
     pub(crate) fn record_awaited(&self, pool: &Pool<M>) -> Vec<AwaitedSession> {
         let told = self
             .mapping()
@@ -129,7 +131,7 @@ impl<M: Media> Brick<M> {
         } = awaited;
         let (pid, started) = {
             let pool = self.pool();
-            // It may have left since it was looked at, and be stopped elsewhere.
+            // The session may have left since the check, and be stopped in another operation.
             if pool.op_in_progress(session) != Some(operation) {
                 return;
             }
@@ -144,10 +146,10 @@ impl<M: Media> Brick<M> {
             name,
             ?stopped,
             ?waited,
-            "ending a process that stands still in an operation others wait for"
+            "killing a process that is stalled in an operation that others wait for"
         );
         if let Err(cause) = process::kill(pid, started) {
-            tracing::error!(pid, %cause, "a session is stuck");
+            tracing::error!(pid, %cause, "cannot kill the process of a stuck session");
         }
     }
 }

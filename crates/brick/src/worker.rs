@@ -1,7 +1,7 @@
-//! One connection's way into the pool: a session and the slices it attached.
+//! A connection's access to the pool: a session and the slices that it attached.
 //!
-//! Dropping a worker ends its session: what may be missing on other legs is
-//! then in the in-flight table.
+//! Dropping a worker ends its session. The operations that may be missing on other legs are then in
+//! the in-flight table.
 
 use crate::brick::Brick;
 use pagemesh_base::defect::{self, Defect};
@@ -33,14 +33,14 @@ struct WorkerAttachment {
     order: ChangeOrder,
 }
 
-/// What a change that failed means for those after it.
+/// The effect of a failed change on later changes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ChangeOrder {
-    /// Nothing.
+    /// No effect.
     Free,
-    /// They fail as well.
+    /// Later changes fail as well.
     Ordered,
-    /// One has failed.
+    /// A change has failed.
     Broken,
 }
 
@@ -48,7 +48,7 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
     /// Opens a session.
     ///
     /// # Errors
-    /// When all are in use.
+    /// When all sessions are in use.
     pub fn open(brick: &Arc<Brick<M>>, pid: u32, start_time: u64) -> Result<Self, SliceError> {
         let number = brick.open_session(pid, start_time)?;
         Ok(Worker {
@@ -58,11 +58,10 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
         })
     }
 
-    /// Attaches a slice. Gives the handle that names it in requests, and its
-    /// size.
+    /// Attaches a slice. Returns its handle for requests, and its size.
     ///
     /// # Errors
-    /// When there is none, it has a newer epoch, or too many are attached.
+    /// When there is no such slice, it has a newer epoch, or too many are attached.
     pub fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<(u32, u64), SliceError> {
         let (object, size_bytes) = self.brick.attach(slice, epoch)?;
         let handle = self.session.mapping().handle(object, slice)?;
@@ -82,17 +81,17 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
         Ok((self.attached.len() as u32 - 1, size_bytes))
     }
 
-    /// The slice and handle behind an attached number.
+    /// The slice and handle of an attached number.
     ///
     /// # Errors
-    /// When nothing is attached under it.
+    /// When no slice is attached under it.
     fn attached(&mut self, number: u32) -> Result<&mut WorkerAttachment, SliceError> {
         let unknown = || SliceError::OutOfRange(format!("nothing is attached as {number}"));
         self.attached.get_mut(number as usize).ok_or_else(unknown)
     }
 
-    /// Does a request. May block for fdatasync on `file-sync` pools, and for
-    /// room while the pool checkpoints.
+    /// Executes a request. May block for fdatasync on `file-sync` pools, and for room while the
+    /// pool checkpoints.
     ///
     /// # Errors
     /// When it is out of range, fenced, or the pool refuses.
@@ -140,7 +139,7 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
         let is_flush = matches!(request, SliceRequest::Flush);
         match execute(&mut self.session, handle, epoch, request) {
             ExecuteOutcome::Done(Err(cause)) if is_flush => {
-                // Only its medium fails a flush, and then for ever.
+                // A flush fails only on an error of the medium, and then permanently.
                 self.brick.fail(&cause);
                 Err(cause)
             }
@@ -155,7 +154,7 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
 }
 
 fn out_of_order_error() -> SliceError {
-    let why = "a change before this one failed, and this connection keeps their order";
+    let why = "an earlier change failed, and this connection keeps the order of changes";
     SliceError::Refused(why.into())
 }
 

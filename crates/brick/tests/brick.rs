@@ -1,5 +1,5 @@
-//! Bricks on real files: workers, epochs, rounds, what a dead connection
-//! leaves, and files that are no pools.
+//! Bricks on real files: workers, epochs, rounds, the state after a dead connection, and files that
+//! are no pools.
 
 use bytes::Bytes;
 use pagemesh_base::ids::{Epoch, PageNo};
@@ -42,7 +42,7 @@ impl PoolDir {
         home
     }
 
-    /// Of a class that is stated; the maker answers for the medium if it must.
+    /// A pool of a stated class; `is_trusted` if the medium does not show it.
     fn with_class(parent: &str, class: Durability, is_trusted: bool) -> PoolDir {
         let home = PoolDir {
             directory: tempfile::tempdir_in(parent).expect("a directory"),
@@ -154,7 +154,7 @@ fn slice_is_written_read_and_listed() {
         let holds = |fill| Ok(SliceReply::Data(vec![fill; 4096]));
         check(&mut one, read(9 * page), holds(8));
         check(&mut one, read(3 * page), holds(0));
-        // One part beyond the end: nothing of the others.
+        // One part beyond the end: none of the parts is applied.
         let beyond = one.execute(0, transact(vec![part(0, 5), part(SIZE, 5)], 4));
         assert!(
             matches!(beyond, Err(SliceError::OutOfRange(_))),
@@ -251,7 +251,7 @@ fn epochs_fence_and_rounds_are_tracked() {
         from: PageNo(0),
     };
     check(&mut new, dirty, Ok(SliceReply::Dirty { runs, next: None }));
-    // Without a round, a whole page loses the stamp and a part keeps it.
+    // Without a round, a write of a whole page clears the stamp and a partial one keeps it.
     check(
         &mut new,
         SliceRequest::RaiseEpoch {
@@ -321,7 +321,7 @@ fn older_connection_is_refused_under_same_epoch() {
         let refused = old.execute(0, request);
         assert!(matches!(refused, Err(SliceError::Lost(_))), "{refused:?}");
     }
-    // Those that came after the one that raises stay, however often it does.
+    // Sessions attached after the raising one stay valid, however often it raises.
     check(&mut keeper, raise(1), Ok(SliceReply::Done));
     check(
         &mut channel,
@@ -330,8 +330,8 @@ fn older_connection_is_refused_under_same_epoch() {
     );
 }
 
-/// Once a change on it has failed, such a connection makes none: what was sent behind it
-/// was sent before its answer.
+/// After a failed change the connection makes no further change: the client sent those before it
+/// had the answer.
 #[test]
 fn ordered_connection_refuses_changes_after_a_failure() {
     let home = PoolDir::new("/dev/shm");
@@ -342,7 +342,7 @@ fn ordered_connection_refuses_changes_after_a_failure() {
     for (worker, first) in [(&mut free, 1), (&mut kept, 10)] {
         let page = |with, op| write(0, vec![with; 4096], stamp(2, op));
         check(worker, page(1, first), Ok(SliceReply::Done));
-        // Neither a read nor what changes nothing breaks it.
+        // Neither a read nor a request that changes nothing breaks the order.
         let beyond = SliceRequest::Read {
             offset: SIZE,
             len: 4096,
@@ -382,8 +382,8 @@ fn ordered_connection_refuses_changes_after_a_failure() {
     check(&mut kept, read, Ok(SliceReply::Data(vec![4; 4096])));
 }
 
-/// A client that stood still while another attached must not make the slice forget what
-/// that one has in flight (seed 47880 of the cluster simulation as it then was).
+/// A client that was stalled while another attached must not clear the in-flight operations of that
+/// other client (seed 47880 of the cluster simulation as it then was).
 #[test]
 fn fenced_client_clears_no_in_flight_operations() {
     let home = PoolDir::new("/dev/shm");
@@ -456,7 +456,7 @@ fn closed_connection_leaves_its_open_operations() {
     };
     assert_eq!(told(two.execute(0, SliceRequest::InFlight)), [4, 5]);
     drop(two);
-    // A new brick on the same pool knows it too.
+    // A new brick on the same pool has the same epoch and round.
     keeper.stop();
     drop(brick);
     let (brick, _keeper) = home.open();
@@ -533,7 +533,7 @@ fn files_that_are_not_pools_are_refused_with_reason() {
     }
     put(&bad);
     assert!(refused(&path).contains("both superblocks are damaged"));
-    // One damaged superblock: the other counts.
+    // One damaged superblock: the other one is used.
     let mut one_bad = whole.clone();
     one_bad[100] ^= 1;
     put(&one_bad);
@@ -618,7 +618,7 @@ fn process_pool_on_disk_is_refused_after_reboot() {
     move_to_another_boot(&home.path());
     let refused = Brick::open(&home.path()).err().expect("a refusal");
     assert!(matches!(refused, FileError::Restarted(_)), "{refused}");
-    // Others outlive it, or do not outlive their medium.
+    // Other classes survive a boot, or other media do not.
     for (parent, class) in [
         ("/var/tmp", Durability::FileSync),
         ("/dev/shm", Durability::Process),
@@ -630,7 +630,7 @@ fn process_pool_on_disk_is_refused_after_reboot() {
     }
 }
 
-/// A brick that ends late must not take the path from the one that follows it.
+/// A brick that ends late must not remove the socket of its successor.
 #[test]
 fn map_socket_taken_over_by_another_brick_is_kept() {
     let homes = [PoolDir::new("/dev/shm"), PoolDir::new("/dev/shm")];
@@ -669,12 +669,12 @@ time.sleep(600)";
     child
 }
 
-/// A process that ends with this.
+/// A process that is killed when this is dropped.
 struct KilledOnDrop(Child);
 
 impl Drop for KilledOnDrop {
     fn drop(&mut self) {
-        // It fails only if it has ended.
+        // Fails only if the process has ended.
         let _ = self.0.kill();
         self.0.wait().expect("our own child");
     }
@@ -686,7 +686,7 @@ impl KilledOnDrop {
     }
 }
 
-/// A process that does nothing, and its start time.
+/// An idle process, and its start time.
 fn idle_process(maps: Option<&Path>) -> (KilledOnDrop, u64) {
     let child = KilledOnDrop(match maps {
         None => Command::new("sleep").arg("600").spawn().expect("a process"),
@@ -701,14 +701,14 @@ fn idle_process(maps: Option<&Path>) -> (KilledOnDrop, u64) {
     )
 }
 
-/// The word of the control segment that is odd while a session is inside an
-/// operation, as docs/formats.md draws it.
+/// The word of the control segment that is odd while a session is in an operation, see
+/// docs/formats.md.
 fn operation_word(brick: &Brick, number: u32) -> &AtomicU64 {
     let shared = brick.mapping().control().shared();
     shared.word(69632 + number as usize * (64 << 10))
 }
 
-/// Ends the session of a process that lives; gives whether it does after that.
+/// Ends the session of a running process; returns whether the process survives.
 fn survives_session_end(is_inside: bool, maps: bool) -> bool {
     let home = PoolDir::new("/dev/shm");
     let (brick, _keeper) = home.open();
@@ -736,8 +736,8 @@ fn session_end_kills_process_inside_operation() {
     );
 }
 
-/// Each of them comes and goes, longer than the brick waits for one at a time, and at every
-/// look one is inside.
+/// Each session enters and leaves operations, for longer than the brick waits for one, and every
+/// check finds one in an operation.
 #[test]
 fn busy_clients_survive_a_barrier() {
     const OPERATIONS: u32 = 12;

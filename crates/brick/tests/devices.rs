@@ -1,4 +1,4 @@
-//! Pools on block devices, as root alone can make them.
+//! Pools on block devices. Only root can create them.
 
 #[path = "support/skip.rs"]
 mod skip;
@@ -15,7 +15,7 @@ struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// None without the right to make one.
+    /// None without permission to create one.
     fn new(dir: &Path, bytes: u64) -> Option<LoopDevice> {
         if !nix::unistd::geteuid().is_root() {
             skip::skip("loop devices are made by root");

@@ -1,4 +1,4 @@
-//! A medium that cannot be made durable any more: its brick ends.
+//! A medium that cannot be made durable any more ends its brick.
 
 use bytes::Bytes;
 use pagemesh_base::checksum::PageChecksums;
@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 const SLICE: SliceId = SliceId(Uuid::from_u128(5));
 
-/// Memory whose `sync` fails from some moment on.
+/// Memory with a `sync` that fails once told to.
 struct FailingMedia {
     memory: Recorder,
     fails: AtomicBool,
@@ -94,8 +94,7 @@ fn worker(brick: &Arc<Brick<FailingMedia>>) -> Worker<FailingMedia> {
     worker
 }
 
-/// What is asked of the brick once its medium fails ends it, and the
-/// housekeeper hears of it at once.
+/// A request after the medium's failure ends the brick, and wakes the maintenance thread at once.
 #[track_caller]
 fn check(
     ask: impl FnOnce(&Brick<FailingMedia>, &mut Worker<FailingMedia>) -> Result<(), SliceError>,
@@ -111,7 +110,7 @@ fn check(
     assert_ne!(
         brick.mapping().control().doorbell_count(),
         rung,
-        "the housekeeper sleeps"
+        "the maintenance thread sleeps"
     );
 }
 

@@ -1,5 +1,5 @@
-//! Who keeps a pool from the next brick: a process that shares the lock of its
-//! descriptor, though it maps nothing.
+//! A process that keeps a pool from the next brick: it shares the lock of the pool's descriptor,
+//! but maps nothing.
 
 use pagemesh_brick::file::{self, FileError};
 use rustix::fs::{FlockOperation, flock};
@@ -11,12 +11,12 @@ use std::process::{Child, Command, Stdio};
 const MIB: u64 = 1 << 20;
 const KILLED: i32 = 9;
 
-/// A process that has the pool's file open, and the lock if it is locked.
+/// A process that has the pool's file open, and its lock if `is_locked`.
 fn spawn_holder(pool: &Path, is_locked: bool) -> Child {
     let file = File::options().read(true).write(true).open(pool);
     let file = file.expect("the pool");
     if is_locked {
-        flock(&file, FlockOperation::NonBlockingLockExclusive).expect("nobody else has it");
+        flock(&file, FlockOperation::NonBlockingLockExclusive).expect("the lock is free");
     }
     let mut command = Command::new("sleep");
     command.arg("1000").stdin(Stdio::from(file));
@@ -33,7 +33,7 @@ fn stop(child: &Child) {
     }
 }
 
-/// Kills it; whether it still ran.
+/// Kills it; returns whether it still ran.
 fn end(mut child: Child) -> bool {
     let ended = child.try_wait().expect("a child");
     child.kill().expect("a child");
@@ -52,11 +52,11 @@ fn stopped_process_sharing_lock_is_ended() {
     stop(&reader);
     let opened = file::open(&pool);
     let ended = child.try_wait().expect("a child");
-    assert!(end(reader), "who only has the file open was ended");
+    assert!(end(reader), "a process without the lock was killed");
     if ended.is_none() {
         end(child);
     }
-    opened.expect("nobody has it any more");
+    opened.expect("the pool is free");
     assert_eq!(ended.and_then(|status| status.signal()), Some(KILLED));
 }
 
@@ -67,6 +67,6 @@ fn running_process_sharing_lock_is_left_alone() {
     file::create(&pool, 16 * MIB).expect("a pool");
     let child = spawn_holder(&pool, true);
     let opened = file::open(&pool).map(drop);
-    assert!(end(child), "it was ended");
+    assert!(end(child), "it was killed");
     assert!(matches!(opened, Err(FileError::InUse(_))), "{opened:?}");
 }

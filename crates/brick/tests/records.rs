@@ -1,4 +1,4 @@
-//! How much of a write one record tells of: all of that is there or nothing.
+//! How much of a write one record covers: that much is applied as a whole or not at all.
 
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
@@ -13,7 +13,7 @@ use uuid::Uuid;
 const SLICE: SliceId = SliceId(Uuid::from_u128(5));
 const BYTES: u64 = 1100 * PAGE_BYTES as u64;
 
-/// A guest goes on from record to record, and says where it is when one fails.
+/// A direct client continues record by record, and reports its position when one fails.
 #[test]
 fn write_is_one_record_per_announced_length() {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");

@@ -1,4 +1,4 @@
-//! When a brick scrubs its pool, and what it tells of it.
+//! When a brick scrubs its pool, and its reports.
 
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::BrickControl;
@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// Without threads: the test is the housekeeper and its clock.
+/// A brick without threads: the test is the maintenance thread and its clock.
 fn brick() -> Brick<Recorder> {
     let media = Arc::new(Recorder::new(4 << 20));
     format(&*media, Uuid::from_u128(1)).expect("a pool");
@@ -27,7 +27,7 @@ fn brick() -> Brick<Recorder> {
     brick
 }
 
-/// Does what is due until the pass has ended; steps, and the time it took.
+/// Does the due steps until the pass has ended; returns their number and the end time.
 fn pass(brick: &Brick<Recorder>, mut now: Instant) -> (u32, Instant) {
     let before = brick.scrub_status(now).passes;
     let mut percent = 0;
@@ -76,7 +76,7 @@ fn scrubs_keep_their_schedule() {
     let (_, now) = pass(&brick, now + DAY);
     brick.plan_scrubs(None, now);
     assert_eq!(brick.scrub_if_due(now + DAY * 100), None);
-    // When asked all the same; and ended before its time.
+    // On request all the same; and stopped before its end.
     brick.start_scrub(now);
     assert_eq!(brick.scrub_if_due(now), Some(SCRUB_PAUSE));
     brick.stop_scrub(now);
@@ -98,7 +98,7 @@ fn scrub_corrects_served_pool() {
         brick
             .create(SliceId(Uuid::from_u128(5)), 1 << 20)
             .expect("a slice");
-        // A checkpoint would write a superblock anew, too.
+        // A checkpoint would rewrite a superblock, too.
         assert!(!brick.maintain());
         let bitmap = brick.mapping().geometry().bitmap.start;
         let file = File::options()
@@ -106,7 +106,7 @@ fn scrub_corrects_served_pool() {
             .write(true)
             .open(&path)
             .expect("the pool");
-        // Both superblocks would be too much.
+        // Damage of both superblocks would be too much.
         let bytes = [4096 + 40, bitmap + 9, bitmap + 64 + 56];
         for at in bytes {
             let mut byte = [0];
@@ -120,7 +120,7 @@ fn scrub_corrects_served_pool() {
             if let Some((found, _)) = brick.scrub_status(Instant::now()).last {
                 break found;
             }
-            assert!(Instant::now() < end, "the housekeeper does not scrub");
+            assert!(Instant::now() < end, "no scrub has run");
             std::thread::yield_now();
         };
         assert_eq!((found.superblocks, found.bitmap_lines), (1, 2), "{found:?}");

@@ -1,5 +1,5 @@
-//! A process that stays inside of an operation is ended once others have waited for it for long, and
-//! no other is.
+//! A process that stays in an operation is killed once others have waited for it for long, and no
+//! other process is.
 
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
@@ -19,9 +19,9 @@ use uuid::Uuid;
 const SLICE: SliceId = SliceId(Uuid::from_u128(5));
 const PAGE: [u8; 4096] = [7; 4096];
 const KILLED: i32 = 9;
-/// The bound of the brick, `OPERATION_LIMIT`.
+/// The brick's limit, `OPERATION_LIMIT`.
 const OPERATION_LIMIT: Duration = Duration::from_secs(1);
-/// The same for who is not stopped; those who wait give up after ten.
+/// The limit for a process that is not stopped; waiters give up after ten seconds.
 const UNRESPONSIVE_LIMIT: Duration = Duration::from_secs(8);
 
 fn stamp() -> Stamp {
@@ -32,7 +32,7 @@ fn stamp() -> Stamp {
     }
 }
 
-/// Killed at the end, also of a test that fails.
+/// Killed when dropped, in a failing test too.
 struct ChildProcess(Child);
 
 impl ChildProcess {
@@ -45,7 +45,7 @@ impl ChildProcess {
         )
     }
 
-    /// A field of its `stat_field`, by its number in proc(5).
+    /// A field of its `stat` file, by its number in proc(5).
     fn stat(&self, number: usize) -> String {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id()));
         let stat = stat.expect("it is there");
@@ -73,7 +73,7 @@ impl Drop for ChildProcess {
     }
 }
 
-/// A brick, its directory and its keeper, and a slice of it.
+/// A brick, its directory and its maintenance thread, and a slice of it.
 fn slice() -> (TempDir, Arc<Brick>, MaintenanceThread, Handle) {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let path = dir.path().join("pool");
@@ -85,15 +85,15 @@ fn slice() -> (TempDir, Arc<Brick>, MaintenanceThread, Handle) {
     (dir, brick, keeper, handle)
 }
 
-/// A session that seems to be the process's.
+/// A session registered for the process.
 fn session_of(brick: &Brick, process: &ChildProcess) -> u32 {
     let started = process.stat(22).parse().expect("a number");
     let number = brick.open_session(process.0.id(), started);
     number.expect("a session")
 }
 
-/// Writes, and stays inside with its lock words until it is told to go on: it asks for its
-/// number under them.
+/// Writes, and stays in the operation with its lock words until the test continues it: it asks for
+/// its operation number while it holds them.
 fn write_slowly(
     session: &mut Session<MappedMedia>,
     handle: Handle,
@@ -109,7 +109,7 @@ fn write_slowly(
     write_numbered(members, 0, &PAGE, Epoch(1), stamp).expect("room");
 }
 
-/// What becomes of the process of one that others wait for. It `stops`, or goes on.
+/// The process of a session that others wait for is killed, whether it `stops` or runs.
 fn check_blocking_process_is_ended(stops: bool) {
     let (_dir, brick, keeper, handle) = slice();
     let view = brick.mapping().clone();
@@ -121,7 +121,7 @@ fn check_blocking_process_is_ended(stops: bool) {
     let (inside, is_inside) = mpsc::channel();
     let (go_on, goes_on) = mpsc::channel();
     let ended = std::thread::scope(|scope| {
-        // Dropped, it lets the one inside go, also from a test that fails.
+        // Dropped, this lets the session in the operation continue, also from a failing test.
         let go_on = go_on;
         scope.spawn(move || write_slowly(&mut holder, handle, &inside, &goes_on));
         is_inside.recv().expect("it gets there");
@@ -129,7 +129,7 @@ fn check_blocking_process_is_ended(stops: bool) {
             let session = &mut waiter;
             write(&mut [LegSession { session, handle }], 0, &PAGE, stamp()).expect("room");
         });
-        // For longer than anybody may stand still; but this one runs.
+        // Longer than the limit of a stalled process; but this one runs.
         let (began, rung) = (Instant::now(), view.control().doorbell_count());
         while began.elapsed() < 2 * OPERATION_LIMIT || view.control().doorbell_count() < rung + 12 {
             std::thread::yield_now();
@@ -140,14 +140,15 @@ fn check_blocking_process_is_ended(stops: bool) {
         }
         let stopped = Instant::now();
         let ended = loop {
-            // This process traces it, too: a wait would take what the tracer waits for.
+            // The brick may trace it from this process, too: a wait here would take the tracer's
+            // status.
             if process.stat(3) == "Z" {
                 break process.0.wait().expect("a child");
             }
-            assert!(stopped.elapsed() < UNRESPONSIVE_LIMIT, "nobody ends it");
+            assert!(stopped.elapsed() < UNRESPONSIVE_LIMIT, "it is not killed");
             std::thread::yield_now();
         };
-        assert!(!waits.is_finished(), "nobody has unlocked");
+        assert!(!waits.is_finished(), "the lock was freed");
         go_on.send(()).expect("it waits");
         waits.join().expect("no panic");
         ended
@@ -164,21 +165,21 @@ fn stopped_lock_holder_is_ended() {
     check_blocking_process_is_ended(true);
 }
 
-/// As one in a container that was frozen.
+/// Like a process in a frozen container.
 #[test]
 fn unresponsive_lock_holder_is_ended_before_waiters_give_up() {
     check_blocking_process_is_ended(false);
 }
 
-/// A barrier finds one inside who only waits for another's lock words: it ends the other, who
-/// is not stopped either, and came later.
+/// A barrier finds a session in an operation that only waits for another's lock words. It kills the
+/// process of the other one, which is not stopped either, and started its operation later.
 #[test]
 fn barrier_ends_lock_holder_and_not_waiter() {
     let (_dir, brick, keeper, handle) = slice();
     let view = brick.mapping().clone();
     let mut processes = [ChildProcess::start(), ChildProcess::start()];
     let numbers = [0, 1].map(|which: usize| session_of(&brick, &processes[which]));
-    assert!(numbers[0] < numbers[1], "who waits is found first");
+    assert!(numbers[0] < numbers[1], "the waiter is found first");
     let [mut waiter, mut holder] = numbers.map(|number| Session::new(view.clone(), number));
     let (inside, is_inside) = mpsc::channel();
     let (go_on, goes_on) = mpsc::channel();
@@ -196,7 +197,7 @@ fn barrier_ends_lock_holder_and_not_waiter() {
         });
         let began = Instant::now();
         let ended = loop {
-            assert!(began.elapsed() < UNRESPONSIVE_LIMIT, "nobody is ended");
+            assert!(began.elapsed() < UNRESPONSIVE_LIMIT, "no process is killed");
             let ended = processes
                 .each_mut()
                 .map(|process| process.0.try_wait().expect("a child"));
@@ -208,10 +209,10 @@ fn barrier_ends_lock_holder_and_not_waiter() {
         let signals = ended.map(|ended| ended.and_then(|ended| ended.signal()));
         assert_eq!(signals, [None, Some(KILLED)]);
         go_on.send(()).expect("it waits");
-        // It was inside before the epoch was raised, and may end.
+        // The session entered the operation before the epoch was raised, and may finish.
         waits.join().expect("no panic").expect("the lock");
         brick.close_session(numbers[1]);
-        barrier.join().expect("no panic").expect("nobody is inside");
+        barrier.join().expect("no panic").expect("no operation");
     });
     brick.close_session(numbers[0]);
     keeper.stop();

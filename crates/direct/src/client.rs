@@ -1,17 +1,19 @@
-//! The side of a process that reaches files of mounts itself.
+//! The process's side of the direct path: it reads and writes files of mounts itself.
 //!
-//! Each mount has a few **stations**: a row, and a session of every leg. A thread always uses
-//! the same one; two that share one take turns, and who would have to wait is served by the kernel.
-//! Sessions are scarce: guests leave a part of every pool's to those who cannot do without, and
-//! where few are left a station that nobody uses gives its own back.
+//! For each mount a process has a few I/O slots ([`io_slot`]): a row, and a session of every leg. A
+//! thread always uses the same slot. Threads that share a slot take turns; the kernel serves a call
+//! that would have to wait long.
 //!
-//! A process reaches a mount by the name of its socket, or, in another network namespace, by a file
-//! of the mount that it has open ([`contact`](pagemesh_base::contact)).
+//! Sessions are scarce. Direct clients leave a part of every pool's sessions to users that cannot
+//! do without them. Where few sessions are left, an idle slot gives its own back.
 //!
-//! Invariants: nothing is done but inside of the row's operation, after a look that nobody
-//! keeps guests away; whatever fails is left to the kernel, which does all of it again. What
-//! belongs to a brick that is gone is dropped at once, by a thread that waits for that:
-//! else the next brick would have to end this process.
+//! A process reaches a mount by the name of its socket, or, in another network namespace, through a
+//! file of the mount that it has open ([`mount_connection`](pagemesh_base::mount_connection)).
+//!
+//! Invariants: an operation does its work only inside of the row's operation, after it has checked
+//! that direct access is not disabled. If it fails, the kernel does all of it again. A thread waits
+//! for bricks to end and drops everything that belongs to an ended brick at once: otherwise the
+//! next brick would have to kill this process.
 
 mod append;
 pub mod io_slot;
@@ -50,66 +52,65 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Mounts that one process reaches; the kernel serves further ones.
+/// Mounts that one process reaches directly; the kernel serves further ones.
 const MOUNTS_MAX: usize = 16;
-/// Looks at a busy station before the kernel serves the call: operations take a microsecond
-/// or two.
+/// Attempts to lock a busy slot before the kernel serves the call: operations take a microsecond or
+/// two.
 const SPINS: u32 = 400;
-/// Between attempts to be let in, or to have the legs of a new picture.
+/// Delay between attempts to join a mount, or to map the legs of a new layout lease.
 const RETRY: Duration = Duration::from_millis(10);
-/// The same where the process is just copied: a fork takes about as long.
+/// Delay between attempts while the process forks: a fork takes about as long.
 const FORK_RETRY: Duration = Duration::from_millis(1);
-/// So often it is tried at most by who waits for forks.
+/// Attempts of a caller that waits for forks to end.
 const FORK_TRIES_MAX: u32 = 100;
-/// The same where rows or sessions are lacking: as long as many processes want more than there
-/// are, each attempt of each of them costs connections to the mount and the bricks.
+/// Delay between attempts where rows or sessions are lacking. While more processes want one than
+/// there are, each attempt costs connections to the mount and the bricks.
 const FULL_RETRY: Duration = Duration::from_secs(1);
-/// Sessions of a pool that guests leave to others: ports of mounts, a copy that comes back,
-/// another client. At least so many, and of a large pool this part.
+/// Sessions of a pool that direct clients leave to others (channels of mounts, a leg that resyncs,
+/// another client): at least so many, and of a large pool this part.
 const SESSIONS_RESERVED_MIN: u32 = 8;
 const SESSIONS_RESERVED_PART: u32 = 8;
-/// Where fewer sessions are left than this part of a pool's, a station gives back what it does
-/// not use; elsewhere it keeps them, since having them again costs milliseconds and the memory
-/// map of the pool.
+/// If fewer sessions are left than this part of a pool's, an idle slot gives its sessions back.
+/// Otherwise it keeps them, since mapping the pool again costs milliseconds.
 const SESSIONS_SCARCE_PART: u32 = 2;
-/// Between two looks at stations that somebody is at: bricks wait for two seconds until
-/// whoever maps their pools lets go.
+/// Delay between two looks while a slot or the control link is locked: bricks wait two seconds
+/// until a process that maps their pools lets go.
 const BUSY_POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// So long nobody used such a station, at least, and twice as long at most.
+/// A slot is idle if no thread used it for at least this time, and for at most twice this time.
 const IDLE_MAX: Duration = Duration::from_secs(5);
-/// Calls that the kernel serves after a file was opened, or its size or pages changed, before
-/// the mount is asked how it is: whoever reads a small file once, or makes one longer all the
-/// time, would ask for nothing.
+/// Calls that the kernel serves after a file was opened, or its size or pages changed, before the
+/// client asks the mount for the file map. A program that reads a small file once, or extends a
+/// file all the time, would ask in vain.
 const KERNEL_CALLS_PER_REQUEST: u32 = 4;
-/// Seconds of waiting for an answer of a mount; the kernel serves meanwhile.
+/// Longest wait for an answer of a mount; the kernel serves meanwhile.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Stack for joining a mount, whose stations take 80 KiB, and for what a station needs a
-/// connection to each brick for.
+/// Stack for joining a mount (its slots take 80 KiB) and for mapping the legs of a slot, which
+/// needs a connection to each brick.
 const HELPER_STACK_BYTES: usize = 256 << 10;
 
-/// Where the kernel says who somebody is no key is asked for.
+/// The kernel identifies the peer of a unix socket, so bricks ask for no key.
 const NO_KEY: [u8; KEY_BYTES] = [0; KEY_BYTES];
 
-/// Runs something with all signals kept away from the threads that it starts, where its own is not
-/// cancelled.
+/// Runs a closure with all signals blocked in the threads that it starts, and with cancellation of
+/// the calling thread disabled.
 pub type RunMasked = fn(&mut dyn FnMut());
 
-/// What a process has of mounts, by device number.
+/// The mounts that a process has joined, or failed to join, by device number.
 pub struct DirectClient {
     mounts: Mutex<Vec<(u64, MountState)>>,
     run_masked: RunMasked,
-    /// Calls that the kernel is still left with.
+    /// Calls that the kernel serves before this process joins a mount.
     patience: AtomicU32,
     has_left: AtomicBool,
 }
 
-/// What a process knows of a mount.
+/// The state of a mount in this process.
 enum MountState {
     Joined(Arc<JoinedMount>),
-    /// It did not let this process in; until then it is not asked again, in milliseconds of
-    /// the monotonic clock.
+    /// The mount refused this process. The client does not ask it again before this time, in
+    /// milliseconds of the monotonic clock.
     Refused(u64, Why),
-    /// A thread of this process is asking it.
+    /// A thread of this process is joining it.
     Joining,
 }
 
@@ -117,22 +118,23 @@ enum MountState {
 pub struct DirectFile {
     client: &'static DirectClient,
     device: u64,
-    /// Once this process has joined it.
+    /// Set once this process has joined it.
     mount: OnceLock<Arc<JoinedMount>>,
-    /// When it may be tried again, in milliseconds of the monotonic clock, and why not now.
+    /// When the next attempt to join is due, in milliseconds of the monotonic clock, and the reason
+    /// for the delay.
     join_retry_at: AtomicU64,
     join_reason: AtomicReason,
-    /// Once it was asked for: the same as long as the file is open.
+    /// Set by the first successful request; the same as long as the file is open.
     file_map: OnceLock<Arc<SharedFileMap>>,
     ino: u64,
     /// The descriptor that the file was opened by. The program may have closed it since.
     descriptor: RawFd,
-    /// Its place in the account.
+    /// Its index in the operation counters.
     account_index: usize,
-    /// Why the mount does not tell how the file is.
+    /// Why the mount gives no current map of the file.
     file_map_reason: AtomicReason,
     misses: AtomicU32,
-    /// Somebody wanted to make it longer.
+    /// A write reached beyond the append extent.
     wants_append_space: AtomicBool,
 }
 
@@ -142,50 +144,51 @@ struct JoinedMount {
     transports: Transports,
     run_masked: RunMasked,
     segment: DirectSegment,
-    /// Which memory that is.
+    /// The identity of the segment's memory, see [`memory_id`].
     segment_id: Option<(u64, u64)>,
     io_slots: [Mutex<SlotResources>; IO_SLOTS],
-    /// For questions about files.
+    /// For requests about files.
     control_link: Mutex<MountLink>,
     file_maps: Mutex<HashMap<u64, Weak<SharedFileMap>>>,
-    /// Of the pools that are mapped.
+    /// Read mappings of the pools that are mapped.
     read_mappings: Mutex<Vec<PoolReadMapping>>,
     is_gone: AtomicBool,
-    /// When a station may try again, in milliseconds of the monotonic clock, and why not now.
+    /// When a slot may be equipped again, in milliseconds of the monotonic clock, and the reason
+    /// for the delay.
     retry_at: AtomicU64,
     retry_reason: AtomicReason,
-    /// None: the mount has no memory for it.
+    /// None: the mount has no memory for counters.
     counters: Option<OpCounters>,
-    /// Wakes the thread that waits for ends.
+    /// Wakes the thread that watches for ended bricks and the end of the mount.
     wake_fd: OwnedFd,
 }
 
-/// A pool that this process has mapped, and its pane.
+/// A pool that this process has mapped, and its read mapping.
 type PoolReadMapping = (Weak<PoolMapping<MappedMedia>>, Arc<ReadMapping>);
 
-/// A station of this process, and what it has from others.
+/// An I/O slot of this process, and the resources that the mount and the bricks gave it.
 #[derive(Default)]
 struct SlotResources {
     io_slot: IoSlot<MappedLeg>,
     link: Option<MountLink>,
-    /// Since it was looked at for that.
+    /// Whether a thread used it since the last idle check.
     is_used: bool,
-    /// What was listed of their descriptors: one that has ended may tell of none.
+    /// The listed descriptors of its legs: a leg that has ended may report none.
     listed_fds: Vec<RawFd>,
 }
 
-/// Why a station has no legs.
+/// Why a slot has no legs.
 enum EquipError {
-    /// There is no row or session left for it.
+    /// No row or session is left for it.
     NoCapacity,
-    /// What passes, or has ended.
+    /// The layout changes, or a brick or the mount has ended.
     LayoutUnavailable,
 }
 
 impl From<io::Error> for EquipError {
     fn from(error: io::Error) -> EquipError {
         match error.kind() {
-            // The mount has as many connections as it takes.
+            // The mount serves no further connection.
             io::ErrorKind::UnexpectedEof => EquipError::NoCapacity,
             _ => EquipError::LayoutUnavailable,
         }
@@ -201,7 +204,7 @@ impl From<SliceError> for EquipError {
     }
 }
 
-/// A reason that may become another.
+/// A reason that other threads may replace.
 struct AtomicReason(AtomicU32);
 
 impl AtomicReason {
@@ -219,13 +222,13 @@ impl AtomicReason {
     }
 }
 
-/// Why a mount was not joined.
+/// Why an attempt to join a mount failed.
 fn join_failure_reason(cause: &io::Error) -> Why {
     use io::ErrorKind as Kind;
     match cause.kind() {
         _ if is_fork_in_progress(cause) => Why::Joining,
         Kind::UnexpectedEof | Kind::ConnectionReset | Kind::BrokenPipe => Why::Turned,
-        // It speaks otherwise.
+        // It speaks another version of the protocol.
         Kind::Other => Why::Version,
         _ => Why::NoMount,
     }
@@ -240,7 +243,7 @@ fn now_ms() -> u64 {
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
-/// The number of this thread, for its station.
+/// The number of this thread, which selects its slot.
 fn thread_number() -> usize {
     static THREADS: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -254,8 +257,8 @@ fn thread_number() -> usize {
     })
 }
 
-/// Does something on a thread that has room for it: those of programs may have little stack.
-/// None: there is no such thread.
+/// Runs a closure on a thread with a stack large enough: threads of programs may have a small one.
+/// None: the system cannot start such a thread.
 fn run_on_helper_stack<T: Send>(
     run_masked: RunMasked,
     run: impl FnOnce() -> T + Send,
@@ -272,8 +275,8 @@ fn run_on_helper_stack<T: Send>(
 }
 
 impl DirectClient {
-    /// Of nothing yet. So many calls are left to the kernel before a mount is joined: having
-    /// all that writes need costs a process more than a hundred of them.
+    /// A client without mounts. The kernel serves the first `patience` calls before a mount is
+    /// joined: the resources for writes cost a process more than a hundred calls.
     #[must_use]
     pub const fn new(run_masked: RunMasked, patience: u32) -> DirectClient {
         DirectClient {
@@ -284,8 +287,9 @@ impl DirectClient {
         }
     }
 
-    /// The file with this device number and inode, whether its mount lets this process in or
-    /// not. The caller has it open until the [`File`] is dropped, now by this descriptor.
+    /// The file with this device number and inode, also if its mount refuses this process. The
+    /// caller keeps it open until the [`DirectFile`] is dropped; at this call it is open by this
+    /// descriptor.
     #[must_use]
     pub fn open(&'static self, device: u64, ino: u64, descriptor: RawFd) -> DirectFile {
         let file = DirectFile {
@@ -309,8 +313,8 @@ impl DirectClient {
         file
     }
 
-    /// The same where the process is copied by forks alone, not by commands that last: they are
-    /// waited for.
+    /// As [`DirectClient::open`], but waits for forks in progress. The caller knows that the
+    /// process forks only briefly, and does not wait for a command meanwhile.
     #[must_use]
     pub fn open_waiting_for_forks(
         &'static self,
@@ -329,7 +333,7 @@ impl DirectClient {
         file
     }
 
-    /// What this process did on the direct path and by the kernel, file by file.
+    /// The counts of direct operations and of operations by the kernel, file by file.
     #[must_use]
     pub fn file_counts(&self) -> Vec<FileCounts> {
         let mounts = self.mounts.try_lock();
@@ -341,7 +345,7 @@ impl DirectClient {
         op_counters::file_counts(&joined.collect::<Vec<_>>())
     }
 
-    /// Leaves all mounts, and joins none any more. Threads end soon afterwards.
+    /// Leaves all mounts, and joins none any more. Its threads end soon afterwards.
     pub fn leave(&self) {
         self.has_left.store(true, Ordering::SeqCst);
         for (_, known) in guard(&self.mounts).drain(..) {
@@ -351,15 +355,15 @@ impl DirectClient {
         }
     }
 
-    /// Whether the kernel is to have one call more.
+    /// Whether the kernel serves one call more.
     fn consume_patience(&self) -> bool {
         let less = |left: u32| left.checked_sub(1);
         let order = Ordering::Relaxed;
         self.patience.fetch_update(order, order, less).is_ok()
     }
 
-    /// The mount, if it lets this process in; or how long it is not to be asked again, and why. It is
-    /// asked by one thread, and others go on meanwhile, here and at other mounts.
+    /// The mount, if it lets this process in; otherwise the delay until the next attempt, and the
+    /// reason. One thread asks a mount; other threads go on meanwhile, here and at other mounts.
     fn mount(&self, device: u64, file: RawFd) -> Result<Arc<JoinedMount>, (Duration, Why)> {
         if self.has_left.load(Ordering::SeqCst) {
             return Err((FULL_RETRY, Why::Confined));
@@ -396,7 +400,7 @@ impl DirectClient {
         })
     }
 
-    /// The same, as far as it is known; if it is not, the caller is to ask.
+    /// The known state of the mount. None: the caller must ask; until then the state is `Joining`.
     fn known_mount(&self, device: u64) -> Option<Result<Arc<JoinedMount>, (Duration, Why)>> {
         let now = now_ms();
         let mut mounts = guard(&self.mounts);
@@ -432,20 +436,21 @@ impl SlotResources {
         }
     }
 
-    /// Drops the legs. What is off the list and not closed yet no child may get.
+    /// Drops the legs. No child may inherit a descriptor that is off the list and not closed yet.
     fn release_legs(&mut self, _making: &internal_fds::FdCreation) {
         self.listed_fds.drain(..).for_each(internal_fds::remove);
         self.io_slot.release_legs();
     }
 
-    /// Whether a pool has not enough sessions for others.
+    /// Whether a pool has too few sessions left for other users.
     fn exceeds_session_share(&self) -> bool {
         let legs = self.io_slot.legs().iter();
         legs.map(MappedLeg::sessions)
             .any(|(spare, all)| spare < SESSIONS_RESERVED_MIN.max(all / SESSIONS_RESERVED_PART))
     }
 
-    /// Gives back what nobody has used since the last look, unless there is plenty of it.
+    /// Gives legs and row back if no thread has used the slot since the last check, unless sessions
+    /// are plentiful.
     fn release_if_idle(&mut self) {
         let is_used = std::mem::take(&mut self.is_used);
         let is_few = |(spare, all)| spare < all / SESSIONS_SCARCE_PART;
@@ -486,7 +491,8 @@ impl Drop for JoinedMount {
 }
 
 impl JoinedMount {
-    /// Whoever asks is the first at this station.
+    /// Joins a mount. The row that the mount gives goes to slot `first`, that of the calling
+    /// thread.
     fn join(
         (device, file): (u64, RawFd),
         run_masked: RunMasked,
@@ -495,7 +501,7 @@ impl JoinedMount {
         let (link, method) = MountLink::connect(device, file)?;
         let (reply, memory) = link.ask(ClientRequest::Join)?;
         let memory = memory.ok_or(io::ErrorKind::PermissionDenied)?;
-        // There may be a row for it another time.
+        // The mount may have no row for it now; a later attempt may get one.
         let row = match reply {
             MountReply::Joined(row, _) => Some(row as usize),
             _ => None,
@@ -534,8 +540,8 @@ impl JoinedMount {
             connect_method: method,
         });
         internal_fds::add(mount.wake_fd.as_raw_fd());
-        // For all children: in a virtual machine it is the host that answers, one question
-        // after the other. None is copied meanwhile, who would wait for the answer for ever.
+        // Detected once, for all children: in a virtual machine the host answers CPUID, one request
+        // after the other. No fork runs meanwhile: the child would wait for the answer for ever.
         let _known = pagemesh_pmem::cpu::cpu();
         drop(creation);
         if let Some(row) = row {
@@ -562,7 +568,7 @@ impl JoinedMount {
                 let mut file_maps = guard(&self.file_maps);
                 file_maps.retain(|_, file_map| file_map.strong_count() > 0);
                 if let Some(known) = file_maps.get(&ino).and_then(Weak::upgrade) {
-                    // The number may be another file's by now.
+                    // Another file may have the inode number by now.
                     if known.is_backed_by(&memory) {
                         return Ok(known);
                     }
@@ -579,7 +585,7 @@ impl JoinedMount {
             }),
             Ok(_) => Err(Why::Asking),
             Err(cause) => {
-                // An answer that comes late would be taken for that of the next question.
+                // A late answer would be taken for that of the next request.
                 match cause.kind() {
                     io::ErrorKind::WouldBlock => self.reconnect_control(&mut control_link),
                     _ => self.mark_gone(),
@@ -589,7 +595,7 @@ impl JoinedMount {
         }
     }
 
-    /// The mount is there, and takes longer: the next question goes by another connection.
+    /// The mount is slow but there: later requests go by another connection.
     #[cold]
     fn reconnect_control(&self, control_link: &mut MountLink) {
         let link = match self.connect_method {
@@ -605,11 +611,12 @@ impl JoinedMount {
         }
     }
 
-    /// Another connection, while the process is not copied.
+    /// Another connection. The caller holds an [`FdCreation`](internal_fds::FdCreation).
     fn connect_again(&self) -> Result<MountLink, EquipError> {
         match self.connect_method {
             ConnectMethod::SocketName => Ok(MountLink::connect_by_name(&self.device)?),
-            // It may wait for an answer; another try comes soon.
+            // Its lock may be held by a thread that waits for an answer; the next attempt comes
+            // soon.
             ConnectMethod::OpenFile => {
                 let control_link = self
                     .control_link
@@ -646,8 +653,8 @@ impl JoinedMount {
         }
     }
 
-    /// The pane of a pool that a leg of this mount has. The caller is at a station of it, so
-    /// that nobody lets go of the pool meanwhile.
+    /// The read mapping of a pool that a leg of this mount has. The caller holds a slot of the
+    /// mount, so the pool stays mapped meanwhile.
     fn read_mapping(&self, pool: &Arc<PoolMapping<MappedMedia>>) -> Option<Arc<ReadMapping>> {
         let mut mappings = guard(&self.read_mappings);
         let is_its = |known: &Weak<PoolMapping<MappedMedia>>| {
@@ -661,11 +668,11 @@ impl JoinedMount {
         Some(mapping)
     }
 
-    /// Lets go of pools whose legs are gone: the next brick would have to end this process.
+    /// Unmaps the pools of ended bricks: otherwise the next brick would have to kill this process.
     fn unmap_ended_pools(&self) {
         guard(&self.read_mappings).retain(|(pool, mapping)| {
             let is_there = pool.upgrade().is_some_and(|pool| !pool.is_owner_gone());
-            // A system without room for that has the brick end this process.
+            // If the system has no resources to unmap it, the brick kills this process.
             is_there || mapping.detach().is_err()
         });
     }
@@ -680,11 +687,11 @@ impl JoinedMount {
     }
 
     fn wake(&self) {
-        // Its counter is far from full.
+        // The counter of the eventfd is far from full.
         let _ = rustix::io::write(&self.wake_fd, &1u64.to_ne_bytes());
     }
 
-    /// This thread's station, if nobody else is at it.
+    /// This thread's slot, unless another thread keeps it locked.
     #[inline]
     fn lock_io_slot(&self) -> Option<(usize, MutexGuard<'_, SlotResources>)> {
         let number = thread_number() % IO_SLOTS;
@@ -698,14 +705,14 @@ impl JoinedMount {
         None
     }
 
-    /// No station tries again before so long.
+    /// No slot is equipped again before this delay has passed.
     fn delay_retry(&self, now_ms: u64, wait: Duration, why: Why) {
         self.retry_reason.set(why);
         let retry_at = now_ms + wait.as_millis() as u64;
         self.retry_at.store(retry_at, Ordering::Relaxed);
     }
 
-    /// Gets a station what it needs, now and then.
+    /// Gets a slot its row and legs, unless an attempt failed shortly before.
     #[cold]
     fn equip_slot(&self, slot: &mut SlotResources) -> Result<(), Why> {
         let now = now_ms();
@@ -722,7 +729,8 @@ impl JoinedMount {
             Ok(()) => None,
             Err(EquipError::LayoutUnavailable) => Some((RETRY, Why::Renewing)),
             Err(EquipError::NoCapacity) => {
-                // Others can do nothing with a session without a row, nor with one of one leg.
+                // Other processes cannot use a session without a row, nor a session of one leg
+                // only.
                 slot.release_row();
                 Some((FULL_RETRY, Why::NoSession))
             }
@@ -735,7 +743,7 @@ impl JoinedMount {
         error.map_or(Ok(()), |(_, why)| Err(why))
     }
 
-    /// Why nobody may use the path at the moment.
+    /// Why direct access is disabled at the moment.
     fn disabled_reason(&self) -> Why {
         disabled_reason_for(self.segment.disabled_reason())
     }
@@ -745,7 +753,7 @@ impl JoinedMount {
         slot: &mut SlotResources,
         creation: &internal_fds::FdCreation,
     ) -> Result<(), EquipError> {
-        // A session that is not used any more may be the one that the brick lacks.
+        // An unused session of this slot may be the one that the brick lacks.
         slot.release_legs(creation);
         let request = match slot.link {
             None => ClientRequest::Join,
@@ -760,13 +768,13 @@ impl JoinedMount {
         if let Ok((_, Some(memory))) = &reply
             && memory_id(memory) != self.segment_id
         {
-            // The next mount, which has the device's number now.
+            // This is the next mount, which has got the same device number.
             self.mark_gone();
             return Err(EquipError::NoCapacity);
         }
         let reply = reply.map(|(reply, _)| reply);
         let Ok(MountReply::Joined(row, picture)) = reply else {
-            // A row that comes late is given back with it.
+            // A late row is given back with the link.
             slot.release_row();
             reply?;
             return Err(EquipError::NoCapacity);
@@ -787,7 +795,7 @@ impl JoinedMount {
         }
     }
 
-    /// Waits for bricks that go, and for the mount.
+    /// Watches for ended bricks and for the end of the mount.
     fn watch_ends(&self) {
         let mut descriptors = Vec::new();
         let mut look_at = None;
@@ -795,7 +803,7 @@ impl JoinedMount {
             descriptors.clear();
             descriptors.push(self.wake_fd.as_raw_fd());
             let (mut has_link, mut is_busy) = (false, false);
-            // Whoever asks reads the answer. It is not looked for meanwhile.
+            // The thread that asks reads the answer. The link is not polled meanwhile.
             match self.control_link.try_lock() {
                 Ok(control_link) => descriptors.push(control_link.as_fd().as_raw_fd()),
                 Err(_) => is_busy = true,
@@ -809,12 +817,12 @@ impl JoinedMount {
                 let legs = slot.io_slot.legs().iter();
                 legs.for_each(|leg| leg.descriptors(&mut descriptors));
             }
-            // Who has nothing to give back sleeps.
+            // A process without links has nothing to give back, and sleeps.
             look_at = match has_link {
                 true => look_at.or(Some(Instant::now() + IDLE_MAX)),
                 false => None,
             };
-            // Who is at a station may wait for a mount that hangs, while bricks come and go.
+            // The holder of a slot may wait for a stalled mount, while bricks come and go.
             let busy_until = is_busy.then(|| Instant::now() + BUSY_POLL_INTERVAL);
             let until = look_at.into_iter().chain(busy_until).min();
             if until_readable(&descriptors, until).is_err() {
@@ -851,7 +859,7 @@ impl JoinedMount {
     }
 
     fn is_mount_disconnected(&self) -> bool {
-        // Whoever asks reads the answer, and would notice the end itself.
+        // The thread that asks reads the answer, and notices the end of the connection itself.
         let Ok(control_link) = self.control_link.try_lock() else {
             return false;
         };
@@ -871,7 +879,7 @@ pub(crate) fn disabled_reason_for(hindrance: Option<DirectDisabledReason>) -> Wh
     }
 }
 
-/// What a mount tells of its clients, as JSON.
+/// The status of a mount's direct clients, as JSON.
 pub(crate) fn request_status(device: u64, file: RawFd) -> io::Result<Vec<u8>> {
     let (link, _) = MountLink::connect(device, file)?;
     let (_, memory) = link.ask(ClientRequest::GetStatus)?;
@@ -882,7 +890,7 @@ pub(crate) fn request_status(device: u64, file: RawFd) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Why guests may not begin anything with a file just now.
+/// Why no direct operation may begin on a file at the moment.
 #[cold]
 fn begin_failure_reason(mount: &JoinedMount, file_map: &SharedFileMap) -> Why {
     match mount.segment.is_closed() || file_map.is_closed() {
@@ -891,7 +899,7 @@ fn begin_failure_reason(mount: &JoinedMount, file_map: &SharedFileMap) -> Why {
     }
 }
 
-/// Wakes who sends what is in the ring.
+/// Wakes the thread of the mount that sends the contents of the replication ring.
 #[cold]
 fn wake_replicator(link: Option<&MountLink>, segment: &DirectSegment) {
     let called = link.map(|link| {
@@ -903,8 +911,9 @@ fn wake_replicator(link: Option<&MountLink>, segment: &DirectSegment) {
     }
 }
 
-/// Bytes of a file where they lie in a pool, see [`File::show`]. Whoever has changed them
-/// since has made them over, and may have them changed under one who reads.
+/// Bytes of a file at their place in a pool, see [`DirectFile::map_consistent`]. Writers do not
+/// wait for a reader: the bytes may change while they are read. [`ConsistentMapping::is_unchanged`]
+/// detects that afterwards.
 pub struct ConsistentMapping {
     consistent_read: Box<ConsistentRead<MappedMedia>>,
     mapping: Arc<ReadMapping>,
@@ -912,8 +921,8 @@ pub struct ConsistentMapping {
 }
 
 impl ConsistentMapping {
-    /// The bytes in their order, in pieces of at most a page. They can be read as long as
-    /// this is there.
+    /// The bytes in order, in pieces of at most a page. The pieces can be read as long as this
+    /// mapping lives.
     pub fn slices(&self) -> impl Iterator<Item = (NonNull<u8>, usize)> + '_ {
         let page = PAGE_BYTES as u64;
         let parts = self.extents.iter().flat_map(move |run| {
@@ -929,34 +938,34 @@ impl ConsistentMapping {
         places.map(|(place, (within, len))| (self.mapping.at(place + within, len), len))
     }
 
-    /// Whether all that was read there until now is what the file had at one moment.
+    /// Whether everything that was read so far belongs to one consistent state of the file.
     #[must_use]
     pub fn is_unchanged(&self) -> bool {
         self.consistent_read.is_unchanged() && !self.mapping.is_detached()
     }
 }
 
-/// Has the mount with this device number overwrite parts of a file that is open by this descriptor, all of them or none,
-/// whatever of the direct path is there; see [`pagemesh_fs::Fs::write_atomic`]. Waits as
-/// long as the mount does. The caller has the file open to be written.
+/// Asks the mount with this device number to overwrite parts of the open file `descriptor`, all of
+/// them or none, also if the direct path is not available; see [`pagemesh_fs::Fs::write_atomic`].
+/// It waits as long as the mount needs. The caller has the file open for writing.
 ///
-/// # Errors
-/// `EOPNOTSUPP` where there is no mount, or this process may not be its guest; `EIO` when
-/// it went meanwhile, and the parts are changed or not; what the mount says. What the system
-/// lacks, and `EAGAIN` for a mount that does not answer, with nothing changed.
+/// # Errors `EOPNOTSUPP` if there is no mount, or the mount does not admit this process. `EIO` if
+/// the mount ended meanwhile; then the parts are changed or not. The error of the mount. Errors of
+/// the system, and `EAGAIN` for a mount that does not answer, with nothing changed.
 pub fn write_by_mount(
     (device, ino, descriptor): (u64, u64, RawFd),
     parts: &[(u64, &[u8])],
 ) -> io::Result<()> {
     use io::ErrorKind as Kind;
     let told = |cause: io::Error| match cause.kind() {
-        // Nobody listens, or not the mount.
+        // No process listens, or it is not the mount.
         Kind::NotFound | Kind::ConnectionRefused | Kind::PermissionDenied
-        // Who may not be a guest finds the connection closed, before it has asked or after.
+        // The mount closes the connection of a process that it does not admit, before or after the
+        // request.
         | Kind::UnexpectedEof | Kind::ConnectionReset | Kind::BrokenPipe
-        // It speaks otherwise.
+        // It speaks another version of the protocol.
         | Kind::Other => Errno::OPNOTSUPP.into(),
-        // That passes.
+        // A transient error.
         _ => cause,
     };
     let (link, _) = {
@@ -983,9 +992,9 @@ pub fn write_by_mount(
 }
 
 impl DirectFile {
-    /// Reads bytes, fewer at the end; none: the kernel does it. It may allocate, and wait for
-    /// the mount and for bricks. As many pages as change together are read as they are at one
-    /// moment.
+    /// Reads bytes, fewer at the end of the file; none: the kernel must do it. It may allocate, and
+    /// wait for the mount and for bricks. Each group of pages that writes change atomically is read
+    /// as one consistent state.
     #[must_use]
     pub fn read(&self, into: &mut [u8], offset: u64) -> Option<usize> {
         let place = (offset, into.len(), Intent::Read);
@@ -993,10 +1002,10 @@ impl DirectFile {
         self.or_count_kernel(read)
     }
 
-    /// Shows bytes where they lie, fewer at the end, as they are at one moment; none: they
+    /// Maps bytes in place, fewer at the end of the file, as one consistent state; none: the bytes
     /// can only be read. At most [`CONSISTENT_READ_PAGES_MAX`] pages.
     ///
-    /// [`CONSISTENT_READ_PAGES_MAX`]: pagemesh_store::moment::MOMENT_PAGES_MAX
+    /// [`CONSISTENT_READ_PAGES_MAX`]: pagemesh_store::consistent_read::CONSISTENT_READ_PAGES_MAX
     #[must_use]
     pub fn map_consistent(&self, offset: u64, len: usize) -> Option<ConsistentMapping> {
         let mount = self.or_count_kernel(self.mount())?;
@@ -1013,8 +1022,8 @@ impl DirectFile {
         })
     }
 
-    /// Overwrites whole pages of several places, all of them or none; none: the mount does
-    /// it, see [`write_by_mount`].
+    /// Overwrites whole pages of several places, all of them or none; none: the mount must do it,
+    /// see [`write_by_mount`].
     #[must_use]
     pub fn write_atomic(&self, parts: &[(u64, &[u8])]) -> Option<()> {
         let bytes: usize = parts.iter().map(|(_, data)| data.len()).sum();
@@ -1034,7 +1043,7 @@ impl DirectFile {
         self.or_count_kernel(written)
     }
 
-    /// Counts an operation that the kernel gets, for a reason that the caller knows.
+    /// Counts an operation that the kernel serves, for a reason that the caller knows.
     #[cold]
     pub fn count_kernel(&self, why: Why) {
         op_counters::count_kernel(self.account_index, why);
@@ -1051,13 +1060,13 @@ impl DirectFile {
         done.inspect_err(|&why| self.count_kernel(why)).ok()
     }
 
-    /// The mount, if this process is a guest of it, or becomes one.
+    /// The mount, if this process is a direct client of it, or becomes one.
     #[inline]
     fn mount(&self) -> Result<&JoinedMount, Why> {
         self.joined_mount().map_or_else(|| self.join(), Ok)
     }
 
-    /// The same, if it was one already.
+    /// The mount, if this process has joined it already.
     #[inline]
     fn joined_mount(&self) -> Option<&JoinedMount> {
         self.mount.get().map(Arc::as_ref)
@@ -1074,7 +1083,7 @@ impl DirectFile {
         self.try_join().map_err(|(_, why)| why)
     }
 
-    /// Else how long it is not to be tried again, and why.
+    /// Joins the mount; otherwise returns the delay until the next attempt, and the reason.
     fn try_join(&self) -> Result<&JoinedMount, (Duration, Why)> {
         let joined = self.client.mount(self.device, self.descriptor);
         let joined = joined.inspect_err(|(wait, why)| {
@@ -1088,9 +1097,9 @@ impl DirectFile {
         Ok(self.mount.get_or_init(|| joined))
     }
 
-    /// Bytes of the file, as long as guests may have it; none: the kernel is to be asked.
-    /// Nothing is begun for it: each end that a board tells was the file's at some moment since
-    /// the look, since who changes more than that outdates it first.
+    /// Bytes of the file, as long as direct access is allowed; none: ask the kernel. It begins no
+    /// row operation. Each end in a file map was the file's end at some moment since the check,
+    /// since the mount outdates the map before it changes more than the end.
     #[must_use]
     pub fn size(&self) -> Option<u64> {
         let file_map = self.file_map.get()?;
@@ -1098,12 +1107,12 @@ impl DirectFile {
         may.then(|| file_map.size())
     }
 
-    /// Whether everything that the file was given is durable as it is.
+    /// Whether all writes to the file that have returned are durable without an fsync.
     #[must_use]
     pub fn is_durable(&self) -> bool {
-        // Guests are let in where nothing is buffered. What a copy follows with is waited
-        // for in the kernel's way, and so is what was stored into mappings: where there are
-        // some the file is closed to guests.
+        // Direct access is allowed only where nothing is buffered. The kernel's path waits for
+        // writes that an asynchronous replica lacks, and for stores into mappings: the mount closes
+        // the map of a mapped file.
         let has_guests =
             |file_map: &Arc<SharedFileMap>| !file_map.is_closed() && !file_map.is_outdated();
         self.is_direct_allowed()
@@ -1111,14 +1120,14 @@ impl DirectFile {
             && self.file_map.get().is_some_and(has_guests)
     }
 
-    /// Whether its mount lets guests in at the moment.
+    /// Whether its mount allows direct access at the moment.
     #[must_use]
     pub fn is_direct_allowed(&self) -> bool {
         let lets_in = |mount: &JoinedMount| mount.segment.generation() != 0 && !mount.is_gone();
         self.joined_mount().is_some_and(lets_in)
     }
 
-    /// Whether a copy gets later what is confirmed.
+    /// Whether an asynchronous replica receives acknowledged writes later.
     #[must_use]
     pub fn has_async_replica(&self) -> bool {
         let is_followed = |mount: &JoinedMount| mount.segment.ring().has_replica();
@@ -1126,10 +1135,10 @@ impl DirectFile {
     }
 
     /// A count that changes whenever a descriptor of the file was closed, and whenever a process
-    /// with direct clients opened a file of the mount past its preload library. Callers that know
-    /// the file by a descriptor number check the number when the count has changed. 0 is never
-    /// returned. None: the file is not on the direct path yet, so that no operation of this file
-    /// will be done here.
+    /// with direct clients opened a file of the mount without its preload library. Callers that
+    /// know the file by a descriptor number check the number when the count has changed. 0 is never
+    /// returned. None: the file is not on the direct path yet, so this client does no operation of
+    /// it.
     #[inline]
     #[must_use]
     pub fn change_count(&self) -> Option<u64> {
@@ -1137,15 +1146,16 @@ impl DirectFile {
         Some(1 + file_map.close_count() + mount.segment.untracked_opens())
     }
 
-    /// The same, if nothing has to be asked for before reading or writing.
+    /// As [`DirectFile::change_count`], but only if a read or write needs no request to the mount
+    /// first.
     #[inline]
     #[must_use]
     pub fn ready_change_count(&self) -> Option<u64> {
         self.change_count().filter(|_| self.has_current_map())
     }
 
-    /// The same for a caller that wants to read or write: joins the mount and asks for the file,
-    /// now and then.
+    /// As [`DirectFile::change_count`], for a caller that wants to read or write. Now and then it
+    /// joins the mount and asks for the file map.
     #[inline]
     #[must_use]
     pub fn prepare(&self) -> Option<u64> {
@@ -1172,8 +1182,8 @@ impl DirectFile {
             .is_some_and(|file_map| !file_map.is_outdated())
     }
 
-    /// Does an operation, if guests may, and this one can. `is_done` tells whether what came of
-    /// it counts.
+    /// Runs an operation if direct access is allowed and the operation can be done. `is_done`
+    /// decides whether its result counts as a direct operation.
     #[inline]
     fn operate<T>(
         &self,
@@ -1219,7 +1229,8 @@ impl DirectFile {
         }
     }
 
-    /// Asks how the file is now, now and then. An error: it may not be tried.
+    /// Asks for the current file map, on one call in [`KERNEL_CALLS_PER_REQUEST`]. An error: the
+    /// operation goes to the kernel.
     #[cold]
     fn refresh_file_map(&self) -> Result<(), Why> {
         if self.misses.fetch_add(1, Ordering::Relaxed) % KERNEL_CALLS_PER_REQUEST
@@ -1240,7 +1251,7 @@ impl DirectFile {
         }
     }
 
-    /// A leg did not do it: what it can do no more is dropped.
+    /// A leg failed: drops the legs if the session or its epoch is lost.
     #[cold]
     fn drop_failed_legs(
         &self,

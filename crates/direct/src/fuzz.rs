@@ -1,4 +1,4 @@
-//! Fuzz targets of what guests and mounts say, see RFD 004.
+//! Fuzz targets of the packets of direct clients and mounts, see RFD 004.
 
 use crate::wire::{ClientRequest, FileRefusal, MountReply, decode_parts, encode_parts};
 use bytes::Bytes;

@@ -1,11 +1,11 @@
 //! Descriptors of this process that belong to the direct path and not to the program.
 //!
-//! A program may close whatever it finds open, or put something else in its place; and a
-//! child of fork has copies of them all. So whoever catches the program's calls asks here.
+//! A program may close any descriptor that it finds open, or replace it; and a child of fork has
+//! copies of all of them. Code that intercepts the program's calls therefore checks this list.
 //!
-//! Invariants: what is listed is open; it is taken off the list before it is closed. Looking
-//! takes no lock, so that a child can, whatever its parent's threads were doing. What a child
-//! keeps copies of is listed before `fork` goes on.
+//! Invariants: a listed descriptor is open; it is taken off the list before it is closed. A lookup
+//! takes no lock, so that a child can do it in any state of its parent's threads. Descriptors that
+//! a child inherits are listed before `fork` goes on.
 
 use crate::op_counters;
 use pagemesh_base::spin_lock::SpinLock;
@@ -17,29 +17,29 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long who copies the process waits for those who make descriptors, which takes them a
-/// millisecond or two if nobody hangs.
+/// How long a forking thread waits for threads that create descriptors, which takes a millisecond
+/// or two unless one of them hangs.
 const FORK_WAIT_MAX: Duration = Duration::from_secs(1);
-/// How long who must close or make some waits for those who copy the process. Most are done much
-/// earlier, and bricks wait two seconds until all 16 stations have let go.
+/// How long a thread that must close or create descriptors waits for forks. Most forks end much
+/// earlier, and bricks wait two seconds until all 16 slots have let go.
 const CREATE_WAIT_MAX: Duration = Duration::from_millis(50);
-/// Between two looks.
+/// Delay between two looks.
 const POLL_INTERVAL: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000,
 };
-/// Threads that copy the process, and those that make descriptors which are not listed yet.
+/// Threads that fork, and threads that create descriptors which are not listed yet.
 static FORKS_IN_PROGRESS: AtomicU32 = AtomicU32::new(0);
 static FD_CREATIONS: AtomicU32 = AtomicU32::new(0);
 
-/// Which of those that copy are known: more than wait for commands at once in most programs.
+/// Forking threads that are tracked: in most programs more than wait for commands at once.
 const FORKING_THREADS_MAX: usize = 64;
-/// The threads that copy the process. Who is cancelled while it waits for a command never says
-/// that it ended.
+/// The threads that fork. A thread that is cancelled while it waits for a command never reports
+/// that its fork ended.
 static FORKING_THREADS: [AtomicI32; FORKING_THREADS_MAX] =
     [const { AtomicI32::new(EMPTY) }; FORKING_THREADS_MAX];
 
-/// Takes a thread's place for another, if there is one.
+/// Replaces a thread's entry by another one, if there is an entry.
 fn replace_forking_thread(from: i32, to: i32) -> bool {
     let order = Ordering::SeqCst;
     let replace = |place: &AtomicI32| place.compare_exchange(from, to, order, order).is_ok();
@@ -50,7 +50,7 @@ fn current_thread_id() -> i32 {
     gettid().as_raw_nonzero().get()
 }
 
-/// Whether nobody copies the process but threads that have ended.
+/// Forgets forks of threads that have ended. Returns whether no fork is left.
 #[cold]
 fn forget_ended_forks() -> bool {
     let is_there = |thread: i32| {
@@ -66,20 +66,22 @@ fn forget_ended_forks() -> bool {
     FORKS_IN_PROGRESS.load(Ordering::SeqCst) == 0
 }
 
-/// Some are made, and listed before this is dropped; or they are off the list, and closed.
+/// Guards a change: descriptors are created, and listed before this is dropped; or they are taken
+/// off the list, and closed.
 pub(crate) struct FdCreation;
 
 impl FdCreation {
-    /// None: the process is just being copied.
+    /// None: a fork is in progress.
     pub(crate) fn begin() -> Option<FdCreation> {
         FD_CREATIONS.fetch_add(1, Ordering::SeqCst);
         let creation = FdCreation;
-        // One of the two sees the other.
+        // One of the two threads sees the other.
         let is_copied = FORKS_IN_PROGRESS.load(Ordering::SeqCst) != 0 && !forget_ended_forks();
         (!is_copied).then_some(creation)
     }
 
-    /// In any case: who copies the process is waited for, but not as long as for a command.
+    /// Waits briefly for forks in progress, but not as long as for a command; then it begins in any
+    /// case.
     pub(crate) fn begin_regardless() -> FdCreation {
         let began = Instant::now();
         while began.elapsed() < CREATE_WAIT_MAX {
@@ -94,7 +96,7 @@ impl FdCreation {
 }
 
 fn sleep_briefly() {
-    // The C library's could be left by a cancellation.
+    // A cancellation could interrupt the sleep of the C library.
     let _ = nanosleep(&POLL_INTERVAL);
 }
 
@@ -104,8 +106,8 @@ impl Drop for FdCreation {
     }
 }
 
-/// Before `fork`. Everything is listed when it returns, and nobody makes anything. It is no
-/// place to be cancelled.
+/// Runs before `fork`. When it returns, all descriptors are listed, and no thread creates any,
+/// unless one took longer than `FORK_WAIT_MAX`. It is no cancellation point.
 pub fn before_fork() {
     replace_forking_thread(EMPTY, current_thread_id());
     FORKS_IN_PROGRESS.fetch_add(1, Ordering::SeqCst);
@@ -115,37 +117,37 @@ pub fn before_fork() {
     }
 }
 
-/// In the parent, by the same thread.
+/// Runs in the parent, in the same thread.
 pub fn after_fork() {
     replace_forking_thread(current_thread_id(), EMPTY);
     FORKS_IN_PROGRESS.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// Descriptors that can be listed: of 16 mounts with 16 stations of two legs.
+/// Descriptors that can be listed: of 16 mounts with 16 slots of two legs.
 const INTERNAL_FDS_MAX: usize = 2048;
 const EMPTY: RawFd = -1;
 
 static INTERNAL_FDS: [AtomicI32; INTERNAL_FDS_MAX] =
     [const { AtomicI32::new(EMPTY) }; INTERNAL_FDS_MAX];
-/// No place from here on was ever used.
+/// No entry from here on was ever used.
 static USED_END: AtomicUsize = AtomicUsize::new(0);
 /// How often each is listed.
 static LIST_COUNTS: [AtomicU32; INTERNAL_FDS_MAX] = [const { AtomicU32::new(0) }; INTERNAL_FDS_MAX];
-/// Held by who changes the list, for a moment.
+/// Held while the list changes, for a moment.
 static LIST_LOCK: SpinLock = SpinLock::new();
 
 fn used_entries() -> &'static [AtomicI32] {
     &INTERNAL_FDS[..USED_END.load(Ordering::Acquire)]
 }
 
-/// Whether a descriptor is one of these.
+/// Whether a descriptor is listed.
 #[inline]
 #[must_use]
 pub fn contains(fd: RawFd) -> bool {
     fd >= 0 && all().any(|listed| listed == fd)
 }
 
-/// All of them.
+/// All listed descriptors.
 pub fn all() -> impl Iterator<Item = RawFd> {
     let listed = used_entries()
         .iter()
@@ -159,7 +161,7 @@ fn index_of(fd: RawFd) -> Option<usize> {
         .position(|place| place.load(Ordering::Relaxed) == fd)
 }
 
-/// Lists one, once more. Beyond the limit it is not protected.
+/// Lists a descriptor, once more. Beyond the limit it is not protected.
 pub fn add(fd: RawFd) {
     let _changing = LIST_LOCK.lock();
     if let Some(place) = index_of(fd).or_else(|| index_of(EMPTY)) {
@@ -169,7 +171,7 @@ pub fn add(fd: RawFd) {
     }
 }
 
-/// Takes one off the list, once: it will be closed.
+/// Takes a descriptor off the list, once: it will be closed.
 pub fn remove(fd: RawFd) {
     let _changing = LIST_LOCK.lock();
     if let Some(place) = index_of(fd)
@@ -179,8 +181,8 @@ pub fn remove(fd: RawFd) {
     }
 }
 
-/// In a child of fork, which has one thread: nothing of the parent's is left. Its mappings are not
-/// here; its descriptors would keep bricks and mounts from noticing its end.
+/// Closes the parent's descriptors in a child of fork, which has one thread. The child has none of
+/// the parent's mappings; the descriptors would hide the parent's end from bricks and mounts.
 pub fn close_in_child(close: impl Fn(RawFd)) {
     all().for_each(close);
     reset();
@@ -188,7 +190,7 @@ pub fn close_in_child(close: impl Fn(RawFd)) {
     unreadable::reset_after_fork();
 }
 
-/// Nothing is listed, and nobody is at it.
+/// Empties the list, and resets all locks and counts.
 fn reset() {
     for (place, count) in INTERNAL_FDS.iter().zip(&LIST_COUNTS) {
         place.store(EMPTY, Ordering::Relaxed);
@@ -209,7 +211,7 @@ mod tests {
 
     #[test]
     fn fd_listed_twice_stays_until_removed_twice() {
-        // Numbers that no test process has.
+        // Numbers that no test process uses.
         let (one, other) = (1_000_001, 1_000_002);
         add(one);
         add(other);
@@ -233,7 +235,7 @@ mod tests {
         assert!(FdCreation::begin().is_some());
         std::thread::spawn(before_fork).join().expect("it ends");
         let began = Instant::now();
-        // It is joined a moment before it is gone.
+        // A thread is joined a moment before it is gone.
         while FdCreation::begin().is_none() {
             assert!(began.elapsed() < FORK_WAIT_MAX, "it counts for ever");
             sleep_briefly();

@@ -1,15 +1,15 @@
-//! The direct path: processes that read and write files of a mount by their own
-//! threads, as guests (RFD 015), also behind the end (RFD 016).
+//! The direct path: processes read and write files of a mount in their own threads, as direct
+//! clients (RFD 015), also behind the end (RFD 016).
 //!
-//! [`server`] is the mount's side, [`guest`] that of a process. Both map
-//! [`pagemesh_volume::connections::DirectSegment`] and, for each file, a [`board`]; what else they
-//! say to each other is in [`wire`].
+//! [`server`] is the mount's side, [`client`] that of a process. Both map
+//! [`pagemesh_volume::direct_access::DirectSegment`] and, for each file, a [`shared_file_map`];
+//! [`wire`] defines their messages.
 //!
-//! Invariants: a guest changes nothing but bytes that a file has, and what was lent behind
-//! them; whatever it cannot do at once, and surely right, it leaves to the kernel. A mount
-//! believes nothing of what a guest says but which file it means, and where that ends, within
-//! what was lent; that guests keep to the protocol is trusted, as
-//! with all who have a pool mapped.
+//! Invariants: a direct client changes only bytes below the end of a file, and bytes of the append
+//! space that the mount granted behind the end. Each operation that it cannot do at once, and
+//! surely right, it leaves to the kernel. A mount takes from a client only the file that it means,
+//! and the end of that file within the granted space. It trusts clients to keep to the protocol, as
+//! all processes that have a pool mapped.
 
 #![forbid(unsafe_code)]
 

@@ -1,19 +1,20 @@
-//! How many operations of a process went directly, how many by the kernel, and why.
+//! Counts how many operations of a process went directly and how many by the kernel, and why.
 //!
-//! Two tables. One is of the process: for each file the operations that the kernel got, by
-//! reason, and the direct ones of mounts that ended. The other, a [`OpCounters`], is of the process
-//! and a mount, in memory of the mount: so `pagemesh mount status` reads it while the process
-//! runs.
+//! There are two tables. One belongs to the process: for each file it has the operations that the
+//! kernel served, by reason, and the direct operations of mounts that ended. The other, an
+//! [`OpCounters`], belongs to a process and a mount and lies in memory of the mount: `pagemesh
+//! mount status` reads it while the process runs.
 //!
 //! ```text
 //!      0  magic 8, version 4
 //!   4096  for each of 256 files 256 bytes: inode 8, operations by the kernel for each reason 8
-//!  69632  for each of 16 stations, for each file: direct operations 8
+//!  69632  for each of 16 I/O slots, for each file: direct operations 8
 //! ```
 //!
-//! Invariants: a direct operation is counted by the holder of its station, in a line that no other
-//! station writes, without a locked instruction. What the kernel got is counted by locked
-//! instructions: the kernel takes a thousand times as long. Counting neither allocates nor waits.
+//! Invariants: the holder of an I/O slot counts its direct operations, in a cache line that no
+//! other slot writes, without a locked instruction. Operations by the kernel are counted with
+//! locked instructions: the kernel takes a thousand times as long. Counting neither allocates nor
+//! waits.
 
 use pagemesh_base::spin_lock::SpinLock;
 use pagemesh_base::units::PAGE_BYTES;
@@ -23,10 +24,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Files of a process that are told apart; the last place is that of all others.
+/// Files of a process that have counters of their own; the last index is that of all others.
 pub const TRACKED_FILES: usize = 256;
 const UNTRACKED_FILES: usize = TRACKED_FILES - 1;
-/// Stations of a process and mount.
+/// I/O slots of a process and mount.
 pub(crate) const IO_SLOTS: usize = 16;
 const MAGIC: u64 = u64::from_le_bytes(*b"pmaccnt\0");
 const VERSION: u32 = 1;
@@ -35,7 +36,7 @@ const FILES_AT: usize = PAGE_BYTES;
 const FILE_BYTES: usize = 256;
 const DIRECT_AT: usize = FILES_AT + TRACKED_FILES * FILE_BYTES;
 const IO_SLOT_BYTES: usize = TRACKED_FILES * 8;
-/// Bytes of a ledger.
+/// Bytes of the counters.
 pub const COUNTERS_BYTES: usize = DIRECT_AT + IO_SLOTS * IO_SLOT_BYTES;
 const _: () = assert!(COUNTERS_BYTES.is_multiple_of(PAGE_BYTES), "whole pages");
 const _: () = assert!(8 + Why::ALL.len() * 8 <= FILE_BYTES, "room for all reasons");
@@ -71,16 +72,16 @@ macro_rules! reasons {
     };
 }
 
-/// Of a message to the user, as of `PAGEMESH_LOG`.
+/// The level of a message to the user, as in `PAGEMESH_LOG`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// No message.
     Off,
-    /// The whole mount is served by the kernel.
+    /// The kernel serves the whole mount.
     Warn,
-    /// A file or descriptor is.
+    /// The kernel serves a file or descriptor.
     Info,
-    /// A single call is: that passes.
+    /// The kernel serves a single call: that passes.
     Debug,
 }
 
@@ -104,9 +105,9 @@ reasons! {
     Cached Info "page-cache" "a program without the library has the file open, and the kernel caches its pages";
     Shape Info "shape" "the file has holes, shared pages, set-id bits or extended attributes";
     Boards Info "files" "the mount has no place for a further file";
-    Busy Debug "busy" "another thread had the same station";
+    Busy Debug "busy" "another thread used the same I/O slot";
     Closed Debug "in-use" "others used the file by the kernel at that moment";
-    Growth Debug "growth" "the file becomes longer than the mount lent";
+    Growth Debug "growth" "the write exceeds the append space that the mount granted";
     Lost Warn "leg-lost" "a leg failed";
     Long Debug "long" "more than 1 MiB at once, or several parts of more than 8 KiB";
     Handler Debug "signal-handler" "called in a signal handler";
@@ -118,27 +119,26 @@ reasons! {
     Confined Warn "confined" "the process has a limit of memory, memory that is locked, a filter of system calls, or an io_uring, or runs under valgrind or a sanitizer";
 }
 
-/// Of a process and a mount.
+/// The counters of a process and a mount.
 pub struct OpCounters(SharedSegment);
 
-/// What an account says of a file.
+/// The counts of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileCounts {
     /// Its device number.
     pub device: u64,
-    /// Its inode; 0: several files that are not told apart.
+    /// Its inode; 0: several files that share one counter.
     pub ino: u64,
     /// Operations that went directly.
     pub direct: u64,
-    /// Those by the kernel, by reason.
+    /// Operations by the kernel, by reason.
     pub kernel: Vec<(Why, u64)>,
 }
 
 impl OpCounters {
-    /// Makes an empty one.
+    /// Makes empty counters.
     ///
-    /// # Errors
-    /// When the system refuses.
+    /// # Errors If the system refuses.
     pub fn create() -> Result<OpCounters, MapError> {
         let shared = SharedSegment::create(COUNTERS_BYTES)?;
         shared.half_word(VERSION_AT).store(VERSION, Relaxed);
@@ -146,17 +146,16 @@ impl OpCounters {
         Ok(OpCounters(shared))
     }
 
-    /// Takes one that a mount made; it takes no descriptor.
+    /// Maps counters that a mount made; it keeps no descriptor.
     ///
-    /// # Errors
-    /// What about it is not as expected.
+    /// # Errors The property that is not as expected.
     pub fn join(file: File) -> Result<OpCounters, String> {
         let shared =
             SharedSegment::open(file, COUNTERS_BYTES).map_err(|cause| cause.to_string())?;
         let version = shared.half_word(VERSION_AT).load(Relaxed);
         match (shared.word(0).load(Acquire), version) {
             (MAGIC, VERSION) => Ok(OpCounters(shared.without_file())),
-            _ => Err("it is no ledger of this version".into()),
+            _ => Err("the memory holds no counters of this version".into()),
         }
     }
 
@@ -179,7 +178,7 @@ impl OpCounters {
         self.0.word(DIRECT_AT + io_slot * IO_SLOT_BYTES + index * 8)
     }
 
-    /// Counts a direct operation. The caller has the station alone.
+    /// Counts a direct operation. The caller holds the slot.
     #[inline]
     pub(crate) fn count_direct(&self, io_slot: usize, index: usize) {
         let cell = self.direct_counter(io_slot, index);
@@ -191,7 +190,7 @@ impl OpCounters {
         cells.fold(0, u64::wrapping_add)
     }
 
-    /// What it says, file by file. The process may say anything.
+    /// The counts, file by file. The process writes them, so the mount must not trust them.
     #[must_use]
     pub fn file_counts(&self) -> Vec<FileCounts> {
         let file_counts = |index| FileCounts {
@@ -215,7 +214,7 @@ fn counts(count: impl Fn(Why) -> u64) -> Vec<(Why, u64)> {
 struct TrackedFile {
     device: AtomicU64,
     ino: AtomicU64,
-    /// Of mounts that ended.
+    /// Direct operations at mounts that ended.
     direct: AtomicU64,
     kernel: [AtomicU64; Why::ALL.len()],
 }
@@ -228,9 +227,9 @@ static PROCESS_FILES: [TrackedFile; TRACKED_FILES] = [const {
         kernel: [const { AtomicU64::new(0) }; Why::ALL.len()],
     }
 }; TRACKED_FILES];
-/// Held while a file gets a place.
+/// Held while a file gets an index.
 static ADD_LOCK: SpinLock = SpinLock::new();
-/// Called with each reason.
+/// Called with the reason of each operation that the kernel serves.
 static LISTENER: OnceLock<fn(Why)> = OnceLock::new();
 
 impl TrackedFile {
@@ -244,7 +243,7 @@ impl TrackedFile {
     }
 }
 
-/// The place of a file; the same as long as the process lives.
+/// The index of a file; it is the same as long as the process lives.
 #[must_use]
 pub fn index_of(device: u64, ino: u64) -> usize {
     let tracked = &PROCESS_FILES[..UNTRACKED_FILES];
@@ -262,12 +261,13 @@ pub fn index_of(device: u64, ino: u64) -> usize {
     found.unwrap_or(UNTRACKED_FILES)
 }
 
-/// Has this called with the reason of each operation that the kernel gets. The first one counts.
+/// Sets the function that is called with the reason of each operation that the kernel serves. Only
+/// the first call has an effect.
 pub fn set_listener(listener: fn(Why)) {
     let _ = LISTENER.set(listener);
 }
 
-/// Counts an operation that the kernel gets.
+/// Counts an operation that the kernel serves.
 #[cold]
 pub fn count_kernel(index: usize, why: Why) {
     PROCESS_FILES[index].kernel[why as usize].fetch_add(1, Relaxed);
@@ -277,20 +277,21 @@ pub fn count_kernel(index: usize, why: Why) {
 }
 
 impl OpCounters {
-    /// The same in the ledger.
+    /// Counts an operation that the kernel serves, in the mount's memory.
     #[cold]
     pub(crate) fn count_kernel(&self, index: usize, why: Why) {
         self.kernel_counter(index, why).fetch_add(1, Relaxed);
     }
 
-    /// The file of a place is this.
+    /// Sets the inode of an index.
     pub(crate) fn set_ino(&self, index: usize, ino: u64) {
         if index != UNTRACKED_FILES {
             self.ino(index).store(ino, Relaxed);
         }
     }
 
-    /// Takes over what the kernel got of the mount's files before the process joined it.
+    /// Adds the operations on the mount's files that the kernel served before the process joined
+    /// it.
     pub(crate) fn import_process_counts(&self, device: u64) {
         let all = PROCESS_FILES.iter().enumerate();
         for (index, tracked) in all.filter(|(_, tracked)| tracked.device.load(Relaxed) == device) {
@@ -301,7 +302,7 @@ impl OpCounters {
         }
     }
 
-    /// The mount has ended: the process keeps what went directly there.
+    /// Saves the direct operations of a mount that has ended in the process's table.
     pub(crate) fn export_direct_counts(&self) {
         for (index, tracked) in PROCESS_FILES.iter().enumerate() {
             tracked.direct.fetch_add(self.direct_count(index), Relaxed);
@@ -309,7 +310,7 @@ impl OpCounters {
     }
 }
 
-/// What this process did, file by file, with the direct operations of mounts that it is at.
+/// The counts of this process, file by file, with the direct operations at joined mounts.
 #[must_use]
 pub fn file_counts(counters: &[&OpCounters]) -> Vec<FileCounts> {
     let file_counts = |(index, tracked): (usize, &TrackedFile)| FileCounts {
@@ -327,7 +328,7 @@ pub fn file_counts(counters: &[&OpCounters]) -> Vec<FileCounts> {
         .collect()
 }
 
-/// In a child of fork: what its parent did is the parent's.
+/// Clears the table in a child of fork: the counts belong to its parent.
 pub(crate) fn reset() {
     ADD_LOCK.reset();
     for file in &PROCESS_FILES {
@@ -343,7 +344,7 @@ mod tests {
 
     #[test]
     fn counts_are_reported_per_file() {
-        // Numbers that no other test has.
+        // Numbers that no other test uses.
         let (device, ino) = (77_777, 12);
         let index = index_of(device, ino);
         assert_eq!(index_of(device, ino), index);

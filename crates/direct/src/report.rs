@@ -24,7 +24,7 @@ pub struct FileName {
     pub device: u64,
     /// Its inode.
     pub ino: u64,
-    /// Where it was.
+    /// Its path at that time.
     pub path: PathBuf,
 }
 
@@ -63,8 +63,8 @@ fn device_name(device: u64) -> String {
     format!("{major}:{minor}")
 }
 
-/// The level that `PAGEMESH_LOG` gives messages of the library: the last of its directives that is for
-/// `pagemesh_preload`, or for all.
+/// The level that `PAGEMESH_LOG` gives messages of the library: the last of its directives that is
+/// for `pagemesh_preload`, or for all.
 #[must_use]
 pub fn log_level(text: &str) -> Level {
     let word = |word: &str| match word.to_ascii_lowercase().as_str() {
@@ -137,7 +137,7 @@ fn render_text(report: &ProcessReport<'_>, file_counts: &[FileCounts]) -> String
             (None, Some(mount), ino) => format!("inode {ino} of {}", mount.display()),
             (None, None, ino) => format!("inode {ino} of device {}", file.device),
         };
-        // A string takes all.
+        // Writing to a string cannot fail.
         let _ = writeln!(
             text,
             "  {shown}: {} directly, {} by the kernel",

@@ -1,5 +1,5 @@
-//! What a mount does with rows, wherever its guests are: no process, no thread, no clock.
-//! The [`server`](crate::server) waits and ends processes beside it.
+//! Row handling of the mount, for clients of any kind: no process, no thread, no clock. The
+//! [`server`](crate::server) adds waiting and killing of processes.
 
 use crate::shared_file_map::SharedFileMap;
 use pagemesh_base::defect::{self, Defect};
@@ -7,8 +7,8 @@ use pagemesh_fs::{AppendExtent, Ino, Time};
 use pagemesh_volume::direct_access::DirectSegment;
 use std::sync::Arc;
 
-/// Returns once no guest is inside of an operation on a file whose board is closed. Between
-/// two looks `wait` is told of a row that is; false: nobody is waited for any more.
+/// Returns once no client is in an operation on a file with a closed map. Between two looks it
+/// calls `wait` with the number of an active row; if `wait` returns false, it stops waiting.
 pub fn drain_file(segment: &DirectSegment, ino: Ino, mut wait: impl FnMut(usize) -> bool) {
     if defect::is(Defect::SharedFileMapNotAwaited) {
         return;
@@ -24,8 +24,9 @@ pub fn drain_file(segment: &DirectSegment, ino: Ino, mut wait: impl FnMut(usize)
     }
 }
 
-/// A dead guest's row may be another's: the legs are alike where it was inside of an
-/// operation. What it held of the file's board says nothing any more.
+/// Frees a dead client's row for another client. The caller has reconciled the legs where the
+/// client was in an operation. If the client held the append lock, the file map is outdated from
+/// now on.
 pub fn clear_row(segment: &DirectSegment, number: usize, file_map: Option<&SharedFileMap>) {
     if let Some(file_map) = file_map {
         file_map.release_dead_lock(number);
@@ -33,14 +34,15 @@ pub fn clear_row(segment: &DirectSegment, number: usize, file_map: Option<&Share
     segment.row(number).end_op();
 }
 
-/// A file's board, as its file system sees it: once it is closed no guest is inside any more.
+/// A file's map, as its file system uses it: once `close` returns, no client is in an operation on
+/// the file.
 pub struct DrainingFileMap {
     file_map: Arc<SharedFileMap>,
     drain: Box<dyn Fn() + Send + Sync>,
 }
 
 impl DrainingFileMap {
-    /// Of this board; whoever closes it waits by `await_quiet`.
+    /// Wraps a map; `close` waits by `await_quiet`.
     pub fn new(
         file_map: Arc<SharedFileMap>,
         await_quiet: impl Fn() + Send + Sync + 'static,
@@ -51,7 +53,7 @@ impl DrainingFileMap {
         }
     }
 
-    /// What guests see.
+    /// The map that clients read.
     #[must_use]
     pub fn file_map(&self) -> &SharedFileMap {
         &self.file_map

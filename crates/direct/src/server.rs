@@ -1,10 +1,10 @@
-//! The mount's side: lets guests in, shows them files, keeps them away, and cleans up behind
-//! those that are gone.
+//! The mount's side of the direct path: it admits direct clients, publishes file maps to them,
+//! disables direct access, and cleans up after clients that are gone.
 //!
-//! Invariants: a row belongs to one connection, and is given to another only when it is
-//! not active; one that its guest left active is cleared only when its bytes are alike on all
-//! legs. Only processes of the mount's user, or of root, are let in, by the kernel's word
-//! about them.
+//! Invariants: a row belongs to one connection, and another connection gets it only when the row is
+//! not active. A row that its client left active is cleared only when its bytes are equal on all
+//! legs. The mount admits only processes of its own user, or of root, as the kernel identifies
+//! them.
 
 use crate::rows::{self, DrainingFileMap};
 use crate::shared_file_map;
@@ -36,53 +36,54 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Connections that the kernel keeps before they are accepted.
+/// Connections that the kernel queues before the mount accepts them.
 const BACKLOG: i32 = 64;
-/// Connections at the same time: each process has one for questions, and one for each row.
-/// More processes than there are rows ask, too: who maps a file has to say so.
+/// Concurrent connections: each process has one for requests, and one for each row. More processes
+/// connect than there are rows, since each program that maps a file must report it.
 const CONNECTIONS_MAX: usize = 16 * ROWS;
-/// Files with boards, each of which takes a descriptor; the kernel serves further ones.
+/// Files with maps, each of which takes a descriptor; the kernel serves further ones.
 const FILE_MAPS_MAX: usize = 4096;
-/// Looks at a guest that is inside before the thread gives up its processor: operations take
-/// a microsecond or two.
+/// Polls of a client in an operation before the thread yields its processor: operations take a
+/// microsecond or two.
 const SPINS: u32 = 200;
-/// Between two later looks.
+/// Delay between later polls.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
-/// How long a guest that a signal stopped may stay inside of an operation that another process waits
-/// for; then it runs for a moment, until it is outside.
+/// How long a client that a signal stopped may stay in an operation that another process waits for.
+/// Then the mount lets it run until it has left the operation.
 const RESUME_AFTER: Duration = Duration::from_millis(100);
-/// How long the end of a process that was killed is waited for.
+/// How long the mount waits for the end of a process that it killed.
 const KILL_WAIT_MAX: Duration = Duration::from_secs(2);
-/// How long one that runs, or that a debugger stopped, may stay there; then it is killed: longer
-/// than it waits for a brick, or for the lock of one that is stopped, before it gives up.
+/// How long a client that runs, or that a debugger stopped, may stay in an operation; then the
+/// mount kills it. It is longer than a client waits for a brick, or for the lock of a stopped
+/// client, before it gives up.
 const OPERATION_TIME_MAX: Duration = Duration::from_secs(15);
 
-/// How long those who are inside may take to come out of a mount that is taken away.
+/// How long clients may take to leave their operations when the mount is unmounted.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
-/// Between two tries to accept where the system lacks something.
+/// Delay between attempts to accept where the system lacks resources.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// Between two looks at guests that somebody waits for who does not come here.
+/// Delay between two checks for clients that the volume or the replication ring waits for.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Lets guests of a mount in, until it is dropped.
+/// Admits direct clients of a mount, until it is dropped.
 pub struct DirectServer {
     shared: Arc<ServerShared>,
     listener: Arc<OwnedFd>,
     threads: Vec<JoinHandle<()>>,
-    /// Dropped, nobody looks any more.
+    /// Dropping it stops the thread that watches operations.
     watcher_stop: Option<Sender<()>>,
 }
 
-/// Whether the mount is there. Once it is not, another one may have its device number, and
-/// who asks here means that.
+/// Whether the mount is still there. Afterwards another mount may have its device number, and a
+/// client that connects here means that one.
 pub type IsMounted = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// What all connections share.
+/// State that all connections share.
 struct ServerShared {
     volume: Arc<Volume>,
     fs: Weak<Fs>,
     is_mounted: IsMounted,
-    /// By row: the process that has it.
+    /// By row: the connection of the process that has it.
     rows: Mutex<Vec<Option<Arc<ClientConnection>>>>,
     file_maps: Mutex<HashMap<Ino, Weak<DrainingFileMap>>>,
     connections: AtomicUsize,
@@ -103,7 +104,7 @@ fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl DirectServer {
-    /// Listens for guests of the mount with this device number (`major:minor`).
+    /// Listens for direct clients of the mount with this device number (`major:minor`).
     ///
     /// # Errors
     /// When the system has no socket, memory or thread for it.
@@ -152,7 +153,7 @@ impl DirectServer {
         Ok(server)
     }
 
-    /// Takes in a process by the socket that one of its threads offers, see [`contact`].
+    /// Admits a process by the socket that one of its threads offers, see [`mount_connection`].
     pub fn connector(&self) -> impl Fn(u32, &[u8]) -> Result<(), Errno> + Send + Sync + use<> {
         let shared = Arc::downgrade(&self.shared);
         move |thread, argument| {
@@ -166,8 +167,8 @@ impl DirectServer {
         }
     }
 
-    /// Nobody is waited for any more, as the mount is being taken away. Its files may be served
-    /// for a while yet, so guests are kept out for good, and those inside come out first.
+    /// Stops waiting for clients, as the mount is being unmounted. Its files may be served for a
+    /// while yet, so direct access is closed for good, and clients leave their operations first.
     pub fn stop(&self) {
         if !self.shared.is_stopping.load(Ordering::Acquire)
             && let Some(segment) = self.shared.segment()
@@ -185,7 +186,7 @@ impl DirectServer {
 impl Drop for DirectServer {
     fn drop(&mut self) {
         self.stop();
-        // Wakes who accepts; it fails only for a socket that does not listen.
+        // Wakes the accepting thread; it fails only for a socket that does not listen.
         let _ = shutdown(&*self.listener, Shutdown::Both);
         self.watcher_stop = None;
         for thread in self.threads.drain(..) {
@@ -197,7 +198,7 @@ impl Drop for DirectServer {
     }
 }
 
-/// Boards and connections take more descriptors than a process is given unasked.
+/// Raises the limit of descriptors: file maps and connections take more than the default.
 fn raise_fd_limit() {
     let limits = getrlimit(Resource::Nofile);
     let wanted = Rlimit {
@@ -205,12 +206,12 @@ fn raise_fd_limit() {
         ..limits
     };
     if let Err(cause) = setrlimit(Resource::Nofile, wanted) {
-        tracing::debug!(%cause, "the limit of descriptors stays as it is");
+        tracing::debug!(%cause, "cannot raise the limit of descriptors; it is unchanged");
     }
 }
 
-/// Ends guests that do not come out of an operation, where the keeper waits for them, or the
-/// copy that follows for what they have to say.
+/// Resumes or kills clients that do not leave an operation, while the volume controller or the
+/// asynchronous replica waits for them.
 fn watch_operations(shared: &ServerShared, ended: &Receiver<()>) {
     let mut inside: HashMap<usize, (u64, Instant)> = HashMap::new();
     while ended.recv_timeout(WATCH_INTERVAL) == Err(RecvTimeoutError::Timeout) {
@@ -228,7 +229,7 @@ fn watch_operations(shared: &ServerShared, ended: &Receiver<()>) {
             }
             let waited = since.1.elapsed();
             if waited >= OPERATION_TIME_MAX {
-                shared.kill(number, "it did not come out of an operation");
+                shared.kill(number, "it did not leave an operation");
             } else if waited >= RESUME_AFTER {
                 shared.resume(segment, number);
             }
@@ -243,8 +244,8 @@ fn accept_loop(shared: &Arc<ServerShared>, listener: &OwnedFd) {
             Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => continue,
             Err(_) if shared.is_stopping.load(Ordering::Acquire) => return,
             Err(cause) => {
-                // Who waits to be let in must not do so for ever.
-                tracing::warn!(%cause, "cannot let guests of the mount in; trying again");
+                // Without a retry a client would wait for ever to be admitted.
+                tracing::warn!(%cause, "cannot accept direct clients of the mount; trying again");
                 std::thread::sleep(ACCEPT_RETRY);
                 continue;
             }
@@ -253,7 +254,7 @@ fn accept_loop(shared: &Arc<ServerShared>, listener: &OwnedFd) {
     }
 }
 
-/// Serves a connection on a thread of its own. The kernel serves a process that is turned away.
+/// Serves a connection on a thread of its own. The kernel serves a process that is refused.
 fn accept_connection(shared: &Arc<ServerShared>, socket: OwnedFd) {
     if shared.connections.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS_MAX {
         shared.connections.fetch_sub(1, Ordering::AcqRel);
@@ -270,14 +271,13 @@ fn accept_connection(shared: &Arc<ServerShared>, socket: OwnedFd) {
     });
     if let Err(cause) = spawned {
         shared.connections.fetch_sub(1, Ordering::AcqRel);
-        tracing::warn!(%cause, "a guest of the mount was not let in");
+        tracing::warn!(%cause, "cannot serve a direct client; the kernel serves it");
     }
 }
 
-/// Who lets guests in for a device.
+/// The process that admits direct clients for a device.
 ///
-/// # Errors
-/// When nobody does.
+/// # Errors If no process does.
 pub fn serving_process(device: &str) -> io::Result<PeerCredentials> {
     peer_credentials(connect_abstract(
         SocketType::SEQPACKET,
@@ -285,7 +285,7 @@ pub fn serving_process(device: &str) -> io::Result<PeerCredentials> {
     )?)
 }
 
-/// The process at the other end, if it may be let in.
+/// The process at the other end, if it may be admitted.
 fn admit(shared: &ServerShared, socket: OwnedFd) -> io::Result<ClientConnection> {
     let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
     let peer = peer_credentials(&socket)?;
@@ -293,7 +293,7 @@ fn admit(shared: &ServerShared, socket: OwnedFd) -> io::Result<ClientConnection>
         shared.clients.count_refusal(RefusalReason::OtherUser);
         return Err(refused());
     }
-    // Who cannot be watched is no guest.
+    // A process that the mount cannot watch is not admitted.
     let pid = peer.pid.ok_or_else(|| {
         shared.clients.count_refusal(RefusalReason::UnseenProcess);
         refused()
@@ -309,14 +309,14 @@ fn admit(shared: &ServerShared, socket: OwnedFd) -> io::Result<ClientConnection>
 fn serve_connection(shared: &Arc<ServerShared>, socket: OwnedFd) {
     let connection = match admit(shared, socket) {
         Ok(connection) => Arc::new(connection),
-        Err(cause) => return tracing::debug!(%cause, "who wanted to be a guest was refused"),
+        Err(cause) => return tracing::debug!(%cause, "a direct client was refused"),
     };
     let mut row = None;
     if let Err(cause) = answer_requests(shared, &connection, &mut row) {
-        tracing::debug!(%cause, pid = connection.pid.as_raw_pid(), "a guest's connection ended");
+        tracing::debug!(%cause, pid = connection.pid.as_raw_pid(), "a direct client's connection ended");
     }
     if let Some(number) = row {
-        // It may go on, and use the row, if its connection was closed by accident.
+        // The process may go on and use the row, if its connection was closed by accident.
         loop {
             let is_ending = shared.is_stopping.load(Ordering::Acquire);
             if is_ending
@@ -407,8 +407,8 @@ impl ServerShared {
         self.is_stopping.load(Ordering::Acquire)
     }
 
-    /// The socket of the brick of a leg. The guest connects to it itself, so that the brick
-    /// knows its process.
+    /// The socket of the brick of a leg. The client connects to it itself, so that the brick knows
+    /// its process.
     fn brick_socket(&self, leg: u64) -> (MountReply, Option<OwnedFd>) {
         let found = || {
             let lease = self.volume.layout_lease()?;
@@ -422,9 +422,9 @@ impl ServerShared {
         }
     }
 
-    /// A thread opens a file, and not through the preload library. If it belongs to a direct
-    /// client, a descriptor number may come to lead to that file before the mount hears that the
-    /// number was closed.
+    /// Records that a thread opens a file, and not through the preload library. If the thread
+    /// belongs to a direct client, a descriptor number may lead to that file before the mount
+    /// learns that the number was closed.
     fn record_untracked_open(&self, thread: u32) {
         if self.connections.load(Ordering::Acquire) == 0 {
             return;
@@ -462,7 +462,7 @@ impl ServerShared {
         }
     }
 
-    /// The board of a file, as the file is now, with room behind its end for who wants that.
+    /// The current map of a file, with space behind its end if the client wants to append.
     fn publish_file_map(
         self: &Arc<ServerShared>,
         ino: Ino,
@@ -480,7 +480,7 @@ impl ServerShared {
             let file_map = match shared_file_map::SharedFileMap::create() {
                 Ok(file_map) => file_map,
                 Err(cause) => {
-                    tracing::warn!(%cause, "there is no memory to show a file to guests");
+                    tracing::warn!(%cause, "no memory for a file map; the kernel serves the file");
                     return None;
                 }
             };
@@ -505,13 +505,13 @@ impl ServerShared {
             }
             Ok(None) => (MountReply::FileRefused(self.refusal_of(&fs, ino)), None),
             Err(cause) => {
-                tracing::debug!(%cause, ino = ino.0, "a file was not shown to a guest");
+                tracing::debug!(%cause, ino = ino.0, "cannot publish a file map; the kernel serves the file");
                 (MountReply::Unavailable, None)
             }
         }
     }
 
-    /// Why guests cannot have a file.
+    /// Why a file cannot be on the direct path.
     fn refusal_of(&self, fs: &Fs, ino: Ino) -> FileRefusal {
         let is_full = || guard(&self.file_maps).len() >= FILE_MAPS_MAX;
         let (refusal, refused) = match () {
@@ -524,7 +524,7 @@ impl ServerShared {
         refusal
     }
 
-    /// What `pagemesh mount status` shows, as JSON.
+    /// The status that `pagemesh mount status` shows, as JSON.
     fn status(&self) -> io::Result<File> {
         let files = {
             let file_maps = guard(&self.file_maps);
@@ -543,8 +543,11 @@ impl ServerShared {
         Ok(memory)
     }
 
-    /// Overwrites parts of a file together, as a guest could not. Not once it is gone: who
-    /// has seen it end may have changed the file since.
+    /// Overwrites parts of a file together for a client that cannot do so itself. It does nothing
+    /// once the client has exited.
+    ///
+    /// **Lost update:** a process that saw the client end may have changed the file since. A late
+    /// write must not overwrite that.
     fn write_atomic(
         &self,
         connection: &ClientConnection,
@@ -570,7 +573,7 @@ impl ServerShared {
         })
     }
 
-    /// Waits until no guest is inside of an operation on a file.
+    /// Waits until no client is in an operation on a file.
     fn drain_file(&self, ino: Ino) {
         let Some(segment) = self.segment() else {
             return;
@@ -584,7 +587,7 @@ impl ServerShared {
             }
             let since = *last_look.get_or_insert_with(Instant::now);
             self.await_row(segment, number);
-            // Whoever cleans up behind a dead one waits for the others, too.
+            // The thread that cleans up after a dead client waits for the others, too.
             if since.elapsed() >= RESUME_AFTER {
                 last_look = Some(Instant::now());
                 self.resume_stopped(segment);
@@ -593,9 +596,8 @@ impl ServerShared {
         });
     }
 
-    /// Waits until a guest has left its operation or is gone. A guest that is stopped runs for a
-    /// moment.
-    /// Who is gone is cleaned up behind by the thread of its connection.
+    /// Waits until a client has left its operation or is gone. It lets a stopped client run until
+    /// it has left. The thread of its connection cleans up after a client that is gone.
     fn await_row(&self, segment: &DirectSegment, number: usize) {
         let row = segment.row(number);
         let inside = row.op_sequence();
@@ -611,10 +613,10 @@ impl ServerShared {
                 return std::thread::sleep(POLL_INTERVAL);
             }
             if waited >= OPERATION_TIME_MAX {
-                self.kill(number, "it did not come out of an operation");
+                self.kill(number, "it did not leave an operation");
                 return std::thread::sleep(POLL_INTERVAL);
             }
-            // It may only wait for a lock of another that is stopped.
+            // The client may only wait for the lock of another client, which is stopped.
             if waited >= last_look + RESUME_AFTER {
                 last_look = waited;
                 self.resume_stopped(segment);
@@ -623,7 +625,7 @@ impl ServerShared {
         }
     }
 
-    /// Guests that a signal stopped inside of an operation run until they are outside.
+    /// Lets clients that a signal stopped in an operation run until they have left it.
     fn resume_stopped(&self, segment: &DirectSegment) {
         segment
             .active_ops()
@@ -645,11 +647,11 @@ impl ServerShared {
             pid,
             name,
             is_out,
-            "a stopped client ran until it was outside of an operation"
+            "a stopped client ran until it left its operation"
         );
     }
 
-    /// Whether nothing of a guest is left that could use its row: its process has ended, or
+    /// Whether nothing of a client is left that could use its row: its process has ended, or
     /// executed another program.
     fn is_detached(&self, connection: &ClientConnection) -> bool {
         let maps = || {
@@ -670,20 +672,20 @@ impl ServerShared {
         }
     }
 
-    /// A guest's connection has ended.
+    /// Frees the row of a client's connection that has ended.
     fn clean_up(&self, number: usize, connection: &ClientConnection) {
         let Some(segment) = self.segment() else {
             return;
         };
         let row = segment.row(number);
         if row.active_range().is_some() {
-            // It may have closed the connection by accident, and go on.
+            // The client may have closed the connection by accident, and go on.
             if !self.is_detached(connection) {
                 self.await_row(segment, number);
             }
             if let Some(place) = row.active_range() {
                 if !self.is_detached(connection) {
-                    connection.kill("it was inside of an operation when its connection ended");
+                    connection.kill("it was in an operation when its connection ended");
                     connection.exits_within(KILL_WAIT_MAX);
                 }
                 self.reconcile(segment, number, connection);
@@ -701,7 +703,7 @@ impl ServerShared {
 }
 
 impl ServerShared {
-    /// Makes the copies alike where a guest died.
+    /// Reconciles the legs where a client died in an operation.
     fn reconcile(&self, segment: &DirectSegment, number: usize, connection: &ClientConnection) {
         let Some(torn_op) = TornOp::of_row(segment.row(number)) else {
             return;
@@ -709,33 +711,33 @@ impl ServerShared {
         tracing::info!(
             pid = connection.pid.as_raw_pid(),
             ?torn_op,
-            "a guest died inside of an operation; the copies are compared there"
+            "a direct client died in an operation; reconciling the copies there"
         );
         self.volume.reconcile(number, torn_op);
     }
 }
 
 impl ClientConnection {
-    /// Whether its process has ended, after so long.
+    /// Whether its process ends within this time.
     fn exits_within(&self, wait: Duration) -> bool {
         let until = Timespec::try_from(wait).unwrap_or_default();
         let mut polled = [PollFd::new(&self.process, PollFlags::IN)];
         matches!(poll(&mut polled, Some(&until)), Ok(ended) if ended > 0)
     }
 
-    /// Whether it is gone, which the thread of its connection then hears of: a child that it
-    /// forked may have the connection still.
+    /// Whether its process is gone. It then shuts the connection down, so that the connection's
+    /// thread notices: a child that it forked may still have the connection.
     fn has_ended(&self) -> bool {
         let is_gone = self.exits_within(Duration::ZERO);
         if is_gone {
-            // It may be shut already.
+            // It may be shut down already.
             let _ = shutdown(&self.socket, Shutdown::Both);
         }
         is_gone
     }
 
-    /// Whether it is there to be answered, and has not begun to end: that is so before
-    /// anything of it is closed or given back that another process may notice.
+    /// Whether the client waits for a reply, and has not begun to exit. That check comes before the
+    /// exit closes or gives back anything that another process may notice.
     fn awaits_reply(&self) -> bool {
         let mut polled = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         let is_there = matches!(poll(&mut polled, Some(&Timespec::default())), Ok(0));
@@ -757,7 +759,7 @@ impl ClientConnection {
                 }
                 None => why.to_owned(),
             };
-            tracing::warn!(pid, name, why, "a guest is ended");
+            tracing::warn!(pid, name, why, "a direct client is killed");
             self.record.record_kill(why);
             // It may have ended by itself meanwhile.
             let _ = pidfd_send_signal(&self.process, Signal::KILL);
@@ -785,15 +787,15 @@ fn is_thread_of_any(processes: &[Pid], thread: u32) -> bool {
     processes.iter().any(is_of)
 }
 
-/// What the kernel tells of a process or thread, counted from its state on, proc(5).
+/// A field of a process's or thread's status, counted from its state on, proc(5).
 fn proc_stat_field(path: &Path, index: usize) -> Option<String> {
     let stat = std::fs::read_to_string(path).ok()?;
-    // The name, in parentheses, may hold anything.
+    // The name, in parentheses, may hold any characters.
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_ascii_whitespace().nth(index).map(str::to_owned)
 }
 
-/// Whether a thread ends or has ended.
+/// Whether a thread is exiting or has exited.
 fn is_exiting(path: &Path) -> bool {
     /// `flags`, behind the state and five numbers.
     const FLAGS: usize = 6;

@@ -1,22 +1,24 @@
-//! What the guests of a file are told, in memory that they share with the mount.
+//! The map of a file, in memory that the mount shares with the file's direct clients.
 //!
 //! ```text
 //!     0  magic 8, version 4
-//!    64  closed 8 (how many keep guests away), outdated 8 (0: no), spans 8,
-//!        closes 8 (how often a descriptor of the file was closed)
-//!   128  time of the last write, nanoseconds since 1970; untold 8 (0: the mount has taken
-//!        note of all writes)
-//!   192  append lock 4 (the number of the row that holds it, and one; all bits: the mount), zero 4, end 8,
-//!        reach 8 (behind the last page that may be written; 0: none was lent), nonce 8,
-//!        torn 8 (0: no), turns 8 (how often the last page was written)
-//!  4096  what the last page of the file has below the end
+//!    64  closed 8 (number of current reasons to bar direct access), outdated 8 (0: no),
+//!        spans 8, closes 8 (how often a descriptor of the file was closed)
+//!   128  time of the last write, nanoseconds since 1970; unreported 8 (0: the mount has
+//!        recorded all writes)
+//!   192  append lock 4 (number of the row that holds it, plus one; all bits: the mount),
+//!        zero 4, end 8, append limit 8 (first page behind the append extent; 0: none was
+//!        granted), nonce 8, torn 8 (0: no), tail writes 8 (how often the last page was
+//!        written)
+//!  4096  contents of the last page of the file below the end
 //!  8192  the first page of each span, 8 bytes each
 //! ```
 //!
-//! Invariants: everything but time, untold, lock, end and last page is changed by the mount alone,
-//! while guests are away. The mount counts closes at any time. End and last page are changed by who holds the lock: first the page. A guest
-//! holds it inside of its row's operation only. The memory is as long as for the longest file,
-//! and costs what is used of it.
+//! Invariants: the mount alone changes all fields except time, unreported, lock, end, last page and
+//! tail writes, and only while no direct client is in an operation on the file. It counts closes at
+//! any time. The holder of the lock changes the last page first, then the end. A client holds the
+//! lock only inside of its row's operation. The memory is as long as for the longest file; it costs
+//! only the part that is used.
 
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::{AppendExtent, FILE_BYTES_MAX, TailWrite, Time, span_index};
@@ -42,31 +44,31 @@ const TORN_AT: usize = 224;
 const TAIL_WRITES_AT: usize = 232;
 const TAIL_AT: usize = PAGE_BYTES;
 const SPAN_STARTS_AT: usize = 2 * PAGE_BYTES;
-/// The mount holds the append lock.
+/// Value of the append lock while the mount holds it.
 const LOCKED_BY_MOUNT: u32 = u32::MAX;
-/// Looks at a held append lock before the kernel does it: an append takes a microsecond or
-/// two, and some may be before this one.
+/// Polls of a held append lock before the kernel does the append: an append takes a microsecond or
+/// two, and several may be queued before this one.
 const SPINS: u32 = 4000;
 const PAGE: u64 = PAGE_BYTES as u64;
-/// Bytes of a board.
+/// Bytes of a file map.
 pub const FILE_MAP_BYTES: usize = SPAN_STARTS_AT + SPANS_MAX * 8;
-/// One for each 2 MiB of the longest file, and some: whole pages of them.
+/// One for each 2 MiB of the longest file, and some more: whole pages of them.
 const SPANS_MAX: usize = (FILE_BYTES_MAX >> 21) as usize + PAGE_BYTES / 8;
 const NANOS: u64 = 1_000_000_000;
 
-/// A file's board.
+/// The shared map of a file.
 pub struct SharedFileMap {
     shared: SharedSegment,
-    /// Which memory it is.
+    /// The identity of its memory.
     id: Option<(u64, u64)>,
 }
 
-/// A part of a file that lies in one piece in the volume.
+/// A part of a file that is contiguous in the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileExtent {
     /// Its first byte in the volume.
     pub offset: u64,
-    /// How many.
+    /// Its bytes.
     pub len: u64,
 }
 
@@ -74,28 +76,29 @@ pub struct FileExtent {
 pub struct AppendGuard<'b>(&'b SharedFileMap);
 
 impl AppendGuard<'_> {
-    /// How often the last page was written: what tells it from any other of this growth.
+    /// How often the last page was written: it identifies a state of the last page within this
+    /// append extent.
     #[inline]
     #[must_use]
     pub fn tail_writes(&self) -> u64 {
         self.0.word(TAIL_WRITES_AT).load(Ordering::Relaxed)
     }
 
-    /// Copies what the last page has below this end.
+    /// Copies the bytes of the last page below this end.
     #[inline]
     pub fn copy_tail(&self, end: u64, into: &mut [u8]) {
         let len = (end % PAGE) as usize;
         self.0.shared.get(TAIL_AT, &mut into[..len]);
     }
 
-    /// These pages are in place on all legs: whoever looks sees them from now on. The first
-    /// changed byte is one of the first page.
+    /// Publishes pages that are written on all legs: readers see them from now on. The first
+    /// changed byte is in the first page.
     #[inline]
     pub fn publish(&self, composed: TailWrite, pages: &[u8], changed: usize) {
         let last = composed.end / PAGE;
         let from = ((last - composed.first_page) * PAGE) as usize;
         let len = (composed.end % PAGE) as usize;
-        // Another page is all new.
+        // Another last page is all new.
         let at = if from == 0 { changed / 8 * 8 } else { 0 };
         self.0.put_tail(at, &pages[from..from + len][at..]);
         let turns = self.tail_writes() + 1;
@@ -106,24 +109,23 @@ impl AppendGuard<'_> {
 
 impl Drop for AppendGuard<'_> {
     fn drop(&mut self) {
-        // Whoever panics with it is cleaned up behind as if dead: its end may be told no more.
+        // A client that panics with the lock is cleaned up as if it had died: its end may be wrong.
         if !std::thread::panicking() {
             self.0.lock().store(0, Ordering::Release);
         }
     }
 }
 
-/// Which memory it is.
+/// The identity of a segment's memory: device and inode of its file.
 pub(crate) fn memory_id(file: &File) -> Option<(u64, u64)> {
     let found = file.metadata().ok()?;
     Some((found.dev(), found.ino()))
 }
 
 impl SharedFileMap {
-    /// Makes one that nobody may use yet.
+    /// Makes a map that no client may use yet.
     ///
-    /// # Errors
-    /// When the system refuses.
+    /// # Errors If the system refuses.
     pub fn create() -> Result<SharedFileMap, MapError> {
         let shared = SharedSegment::create(FILE_MAP_BYTES)?;
         shared
@@ -135,19 +137,20 @@ impl SharedFileMap {
         Ok(SharedFileMap { shared, id })
     }
 
-    /// Takes one that a mount made; it takes no descriptor.
+    /// Maps one that a mount made; it keeps no descriptor.
     ///
-    /// # Errors
-    /// What about it is not as expected.
+    /// # Errors The property that is not as expected.
     pub fn join(file: File) -> Result<SharedFileMap, String> {
         let id = memory_id(&file);
         let shared =
             SharedSegment::open(file, FILE_MAP_BYTES).map_err(|cause| cause.to_string())?;
         if shared.word(0).load(Ordering::Acquire) != MAGIC {
-            return Err("it is no board".into());
+            return Err("the memory is not a file map".into());
         }
         if shared.half_word(VERSION_AT).load(Ordering::Relaxed) != VERSION {
-            return Err("the board has another version; use the mount's".into());
+            return Err(
+                "the file map has another version; use the mount's version of pagemesh".into(),
+            );
         }
         Ok(SharedFileMap {
             shared: shared.without_file(),
@@ -155,13 +158,13 @@ impl SharedFileMap {
         })
     }
 
-    /// Whether this is its memory.
+    /// Whether this file is its memory.
     #[must_use]
     pub fn is_backed_by(&self, memory: &File) -> bool {
         self.id.is_some() && self.id == memory_id(memory)
     }
 
-    /// The memory's file, to be passed to guests.
+    /// The memory's file, to be passed to direct clients.
     #[must_use]
     pub fn file(&self) -> &File {
         self.shared.file()
@@ -171,23 +174,23 @@ impl SharedFileMap {
         self.shared.word(at)
     }
 
-    /// Keeps guests from beginning anything.
+    /// Bars direct clients from beginning operations on the file. Calls nest.
     pub fn close(&self) {
         self.word(CLOSED_AT).fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Lets guests in, but for others who keep them away.
+    /// Ends one [`close`](SharedFileMap::close); other closes stay in force.
     pub fn reopen(&self) {
         let before = self.word(CLOSED_AT).fetch_sub(1, Ordering::SeqCst);
         debug_assert!(before > 0, "it was closed");
     }
 
-    /// What it says is not so any more.
+    /// Marks the map as outdated.
     pub fn outdate(&self) {
         self.word(OUTDATED_AT).store(1, Ordering::SeqCst);
     }
 
-    /// A descriptor of the file was closed.
+    /// Counts that a descriptor of the file was closed.
     pub fn record_close(&self) {
         self.word(CLOSE_COUNT_AT).fetch_add(1, Ordering::SeqCst);
     }
@@ -199,21 +202,22 @@ impl SharedFileMap {
         self.word(CLOSE_COUNT_AT).load(Ordering::SeqCst)
     }
 
-    /// Whether it says how the file is. A guest that is inside may believe it.
+    /// Whether the map is outdated. A client in an operation may rely on the answer until it
+    /// leaves.
     #[inline]
     #[must_use]
     pub fn is_outdated(&self) -> bool {
         self.word(OUTDATED_AT).load(Ordering::SeqCst) != 0
     }
 
-    /// Whether anybody keeps guests away.
+    /// Whether direct access to the file is closed.
     #[inline]
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.word(CLOSED_AT).load(Ordering::SeqCst) != 0
     }
 
-    /// Says how the file is, while guests are away.
+    /// Publishes size and spans of the file, while no client is in an operation on it.
     pub fn publish(&self, size: u64, spans: &[u64]) {
         assert!(spans.len() <= SPANS_MAX, "{} spans", spans.len());
         for (index, &page) in spans.iter().enumerate() {
@@ -236,8 +240,8 @@ impl SharedFileMap {
         self.word(END_AT).load(Ordering::Acquire)
     }
 
-    /// Lets guests make it longer, while they are away. `cached_tail` is what its last page has
-    /// below the end.
+    /// Lets direct clients append, while none is in an operation on the file. `tail` is the
+    /// contents of its last page below the end.
     pub fn grant_append_space(&self, append_extent: AppendExtent, tail: &[u8]) {
         self.put_tail(0, tail);
         self.word(NONCE_AT)
@@ -246,7 +250,7 @@ impl SharedFileMap {
             .store(append_extent.limit_page, Ordering::SeqCst);
     }
 
-    /// What was lent.
+    /// The granted append extent.
     #[inline]
     #[must_use]
     pub fn append_extent(&self) -> Option<AppendExtent> {
@@ -257,7 +261,8 @@ impl SharedFileMap {
         })
     }
 
-    /// Where guests to whom this was lent say that the file ends.
+    /// The end of the file that clients of this append extent published. None: the extent is not
+    /// the current one, or its end is torn.
     #[must_use]
     pub fn append_end(&self, append_extent: AppendExtent) -> Option<u64> {
         let is_torn = self.word(TORN_AT).load(Ordering::SeqCst) != 0;
@@ -268,8 +273,8 @@ impl SharedFileMap {
         self.shared.half_word(LOCK_AT)
     }
 
-    /// Takes the append lock for a row, inside of its operation; none: others have it for
-    /// long, or the board says nothing any more.
+    /// Takes the append lock for a row, inside of its operation. None: other clients hold it for
+    /// long, or the map is outdated.
     #[inline]
     #[must_use]
     pub fn lock_append(&self, row: usize) -> Option<AppendGuard<'_>> {
@@ -280,7 +285,7 @@ impl SharedFileMap {
             let take = || lock.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed);
             if is_free && take().is_ok() {
                 let guard = AppendGuard(self);
-                // One may have died with it meanwhile.
+                // A holder may have died meanwhile.
                 return (!self.is_outdated()).then_some(guard);
             }
             std::hint::spin_loop();
@@ -288,8 +293,8 @@ impl SharedFileMap {
         None
     }
 
-    /// The mount takes the append lock, so that the end stays where it is; false: direct clients
-    /// have it for long. Whatever they do without it goes on.
+    /// Takes the append lock for the mount, so that the end stays as it is. False: direct clients
+    /// hold it for long. Their operations without the lock go on.
     #[must_use]
     pub fn lock_end(&self) -> bool {
         let take = || {
@@ -306,7 +311,7 @@ impl SharedFileMap {
         })
     }
 
-    /// The mount gives the append lock back.
+    /// Gives the mount's append lock back.
     pub fn unlock_end(&self) {
         let order = (Ordering::Release, Ordering::Relaxed);
         let released = self
@@ -315,8 +320,8 @@ impl SharedFileMap {
         debug_assert!(released.is_ok(), "the mount has it");
     }
 
-    /// A guest is gone, and its legs are alike: if it had the append lock, end and last page
-    /// say nothing any more. Its row is active yet.
+    /// Releases the append lock of a dead client, after its legs are reconciled. If it held the
+    /// lock, end and last page are no longer valid. Its row is still active.
     pub fn release_dead_lock(&self, row: usize) {
         let lock = self.lock();
         if lock.load(Ordering::Acquire) == row as u32 + 1 {
@@ -326,7 +331,7 @@ impl SharedFileMap {
         }
     }
 
-    /// Puts bytes into the copy of the last page, from the word in which they begin.
+    /// Puts bytes into the copy of the last page, from a word boundary on.
     #[inline]
     fn put_tail(&self, at: usize, bytes: &[u8]) {
         debug_assert!(
@@ -336,8 +341,8 @@ impl SharedFileMap {
         self.shared.put(TAIL_AT + at, bytes);
     }
 
-    /// Where bytes of the file lie, as many as lie in one piece from the first on; none:
-    /// it does not say.
+    /// The place of a file's bytes in the volume, as many as are contiguous from the first on.
+    /// None: the map does not cover it.
     #[inline]
     #[must_use]
     pub fn extent(&self, offset: u64, len: u64) -> Option<FileExtent> {
@@ -356,9 +361,9 @@ impl SharedFileMap {
         })
     }
 
-    /// Notes that a guest writes, and when, inside of its operation. Most find that it is
-    /// there already. The mount may take note just then: whoever reads what it has the kernel
-    /// forget waits for the operation.
+    /// Records the time of a client's write, inside of its operation. Most calls find the time
+    /// recorded already. The mount may take the time at that moment: a process that reads
+    /// attributes afresh waits for the operation.
     #[inline]
     pub fn record_write_time(&self, at_ns: u64) {
         let (written, untold) = (self.word(WRITE_TIME_AT), self.word(WRITE_UNREPORTED_AT));
@@ -368,21 +373,21 @@ impl SharedFileMap {
             untold.store(1, Ordering::Release);
         } else if written.load(Ordering::Relaxed) < at_ns {
             written.fetch_max(at_ns, Ordering::Relaxed);
-            // The mount may have taken note in between, of the time before.
+            // The mount may have taken the earlier time in between.
             untold.store(1, Ordering::Release);
         }
     }
 
-    /// When a guest wrote last, if nobody took note of it.
+    /// The time of the last direct write, if the mount has not taken it.
     fn unreported_write_time(&self) -> Option<Time> {
         let is_untold = self.word(WRITE_UNREPORTED_AT).load(Ordering::Acquire) != 0;
         is_untold.then(|| self.write_time())
     }
 
-    /// The same, and takes note.
+    /// The time of the last direct write, if the mount has not taken it yet; marks it as taken.
     #[must_use]
     pub fn take_write_time(&self) -> Option<Time> {
-        // Most have nothing to tell, and their guests keep the line.
+        // Most maps have nothing to report; a plain load leaves the cache line with their clients.
         self.unreported_write_time()?;
         let is_untold = self.word(WRITE_UNREPORTED_AT).swap(0, Ordering::AcqRel) != 0;
         is_untold.then(|| self.write_time())
@@ -402,7 +407,7 @@ mod tests {
     use super::*;
 
     fn append(file_map: &SharedFileMap, append_extent: AppendExtent, data: &[u8]) {
-        let guard = file_map.lock_append(1).expect("nobody has it");
+        let guard = file_map.lock_append(1).expect("the lock is free");
         let end = file_map.size();
         let composed = TailWrite::plan(append_extent, end, end, data.len()).expect("room");
         let mut pages = [0xee; 2 * PAGE_BYTES];
@@ -412,7 +417,7 @@ mod tests {
     }
 
     fn tail_of(file_map: &SharedFileMap) -> Vec<u8> {
-        let guard = file_map.lock_append(1).expect("nobody has it");
+        let guard = file_map.lock_append(1).expect("the lock is free");
         let mut page = [0; PAGE_BYTES];
         guard.copy_tail(file_map.size(), &mut page);
         page[..(file_map.size() % PAGE) as usize].to_vec()
@@ -420,15 +425,15 @@ mod tests {
 
     #[test]
     fn end_locked_by_the_mount_cannot_be_moved() {
-        let file_map = SharedFileMap::create().expect("a board");
+        let file_map = SharedFileMap::create().expect("a file map");
         file_map.publish(100, &[800]);
         assert!(file_map.lock_end());
         assert!(file_map.lock_append(0).is_none());
-        // The death of a client is none of the mount's.
+        // The mount's lock does not depend on the death of a client.
         file_map.release_dead_lock(0);
         assert!(file_map.lock_append(0).is_none() && !file_map.is_outdated());
         file_map.unlock_end();
-        let guard = file_map.lock_append(0).expect("nobody has it");
+        let guard = file_map.lock_append(0).expect("the lock is free");
         assert!(!file_map.lock_end());
         drop(guard);
         assert!(file_map.lock_end());
@@ -436,7 +441,7 @@ mod tests {
 
     #[test]
     fn client_reads_the_published_file_map() {
-        let file_map = SharedFileMap::create().expect("a board");
+        let file_map = SharedFileMap::create().expect("a file map");
         assert!(file_map.is_outdated());
         // Spans of 8, 8 and 16 pages.
         file_map.publish(20 * PAGE, &[800, 400, 1600]);
@@ -496,7 +501,7 @@ mod tests {
             (file_map.append_end(append_extent), tail_of(&client).len()),
             (Some(8200), 8)
         );
-        // One dies with the lock.
+        // A client dies with the lock.
         std::mem::forget(client.lock_append(9));
         assert!(client.lock_append(8).is_none());
         file_map.release_dead_lock(8);

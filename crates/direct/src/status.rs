@@ -1,7 +1,7 @@
-//! What a mount knows of its direct clients: for `pagemesh mount status`.
+//! The status of a mount's direct clients, for `pagemesh mount status`.
 //!
-//! Invariants: nothing is counted here per operation. Those counts lie in ledgers, which the clients
-//! write ([`op_counters`](crate::account)).
+//! Invariants: the mount counts nothing per operation. The clients write those counts into their
+//! counters ([`op_counters`](crate::op_counters)).
 
 use crate::client;
 use crate::op_counters::{FileCounts, OpCounters};
@@ -15,15 +15,15 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-/// Ended clients that are remembered: what an operator looks for happened lately.
+/// Killed clients that the mount remembers: operators look for recent ones.
 const KILLED_MAX: usize = 32;
 
-/// Of a mount, as its process tells it.
+/// The status of a mount's direct path, as the mount's process reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectStatus {
-    /// Why no process may use the direct path at the moment; none: they may.
+    /// Why direct access is disabled at the moment; none: it is enabled.
     pub closed: Option<String>,
-    /// Rows that are taken: threads of clients.
+    /// Rows in use: threads of clients.
     pub rows: usize,
     /// Files on the direct path at the moment, by inode.
     pub files: Vec<u64>,
@@ -31,14 +31,14 @@ pub struct DirectStatus {
     pub refused: BTreeMap<String, u64>,
     /// Direct clients, by process number.
     pub processes: Vec<ClientStatus>,
-    /// Clients that the mount killed last.
+    /// The clients that the mount killed last.
     pub killed: Vec<KilledClient>,
 }
 
 /// A direct client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientStatus {
-    /// Its number.
+    /// Its process number.
     pub pid: i32,
     /// Its name, proc(5).
     pub name: String,
@@ -48,29 +48,29 @@ pub struct ClientStatus {
     pub direct: u64,
     /// Operations on files that the library knows, by the kernel.
     pub kernel: u64,
-    /// The latter by reason.
+    /// Operations by the kernel, by reason.
     pub reasons: BTreeMap<String, u64>,
     /// File by file.
     pub files: Vec<FileUsage>,
 }
 
-/// What a direct client did with a file.
+/// The counts of a direct client for a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileUsage {
-    /// Its inode; 0: all files beyond the number that is told apart.
+    /// Its inode; 0: all files beyond those with counters of their own.
     pub ino: u64,
     /// Operations that went directly.
     pub direct: u64,
     /// Operations by the kernel.
     pub kernel: u64,
-    /// The latter by reason.
+    /// Operations by the kernel, by reason.
     pub reasons: BTreeMap<String, u64>,
 }
 
 /// A client that was killed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KilledClient {
-    /// Its number.
+    /// Its process number.
     pub pid: i32,
     /// Its name.
     pub name: String,
@@ -80,7 +80,7 @@ pub struct KilledClient {
     pub why: String,
 }
 
-/// What was refused.
+/// Why the mount refused a process or file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RefusalReason {
     OtherUser,
@@ -106,7 +106,7 @@ impl RefusalReason {
     ];
 }
 
-/// A process that is connected.
+/// A connected process.
 pub(crate) struct ClientRecord {
     pid: Pid,
     since: u64,
@@ -114,7 +114,7 @@ pub(crate) struct ClientRecord {
     killed: Arc<Mutex<VecDeque<KilledClient>>>,
 }
 
-/// All of them.
+/// All connected processes.
 #[derive(Default)]
 pub(crate) struct ClientRegistry {
     all: Mutex<Vec<Weak<ClientRecord>>>,
@@ -138,30 +138,30 @@ fn counts_by_code(file_counts: &FileCounts) -> BTreeMap<String, u64> {
 }
 
 impl ClientRecord {
-    /// The memory that it counts in; none: the system has none.
+    /// The memory of its counters; none: the system has no memory.
     pub(crate) fn counters(&self) -> Option<&OpCounters> {
         let make = || {
             let made = OpCounters::create();
             made.inspect_err(
-                |cause| tracing::warn!(%cause, "operations of a client are not counted"),
+                |cause| tracing::warn!(%cause, "no memory for counters; operations of a direct client are not counted"),
             )
             .ok()
         };
         self.counters.get_or_init(make).as_ref()
     }
 
-    /// As the kernel tells it; a program may name itself.
+    /// The name that the kernel reports; a program may set it.
     pub(crate) fn name(&self) -> String {
         let path = format!("/proc/{}/comm", self.pid.as_raw_pid());
         let name = std::fs::read_to_string(path).unwrap_or_default();
         name.trim_end().to_owned()
     }
 
-    /// It is just being killed.
+    /// Records that the client is being killed.
     pub(crate) fn record_kill(&self, why: &str) {
         let mut killed = guard(&self.killed);
         let pid = self.pid.as_raw_pid();
-        // Several of its threads may be inside.
+        // Several of its threads may be in operations.
         if killed.back().is_some_and(|last| last.pid == pid) {
             return;
         }
@@ -209,7 +209,7 @@ impl ClientRecord {
 }
 
 impl ClientRegistry {
-    /// The process of a connection. It is known as long as one of its connections is there.
+    /// The record of a process. It exists as long as one of its connections does.
     pub(crate) fn find_or_add(&self, pid: Pid) -> Arc<ClientRecord> {
         let mut all = guard(&self.all);
         all.retain(|client| client.strong_count() > 0);
@@ -243,7 +243,7 @@ impl ClientRegistry {
         let refusals =
             codes.map(|(code, count)| ((*code).to_owned(), count.load(Ordering::Relaxed)));
         let clients: Vec<_> = guard(&self.all).iter().filter_map(Weak::upgrade).collect();
-        // Who only asks is no client.
+        // A process without counters only asks, and is no direct client.
         let clients = clients
             .iter()
             .filter(|client| client.counters.get().is_some());
@@ -264,11 +264,11 @@ impl ClientRegistry {
     }
 }
 
-/// What the mount with this device number tells. The descriptor is of a file or directory of it.
+/// Queries the status of the mount with this device number. The descriptor is of a file or
+/// directory of the mount.
 ///
-/// # Errors
-/// When no process can reach the mount's files directly, the mount is of another user, or it is of
-/// another version.
+/// # Errors If no process can reach the mount's files directly, the mount belongs to another user,
+/// or it has another version.
 pub fn query_mount(device: u64, file: RawFd) -> io::Result<DirectStatus> {
     let bytes = client::request_status(device, file)?;
     serde_json::from_slice(&bytes).map_err(io::Error::other)

@@ -1,32 +1,42 @@
-//! What a guest and a mount say to each other, in packets of a unix socket.
+//! The protocol between a direct client and a mount, in packets of a unix socket.
 //!
 //! ```text
-//!  guest                               mount
+//!  client                              mount
 //!    │ 1 join                            │   same user, or root? a row free?
 //!    ├──────────────────────────────────▶│
-//!    │   row, picture; segment's memory  │
+//!    │   row, lease; segment's memory    │
 //!    │◀──────────────────────────────────┤
-//!    │ 2 board of a file                 │
+//!    │ 2 map of a file                   │
 //!    ├──────────────────────────────────▶│
-//!    │   found or not; board's memory    │
+//!    │   found or not; map's memory      │
 //!    │◀──────────────────────────────────┤
 //! ```
-//! 3 looks for a newer picture. 5 has no answer: it calls who sends what guests changed to a copy
-//! that follows. 6 is 2 for who wants to make the file longer. 7 has the mount overwrite parts of
-//! a file together, which come in memory: how many 4, 0 4; for each offset 8, length 8; all bytes
-//! behind each other. 8 gives the row back, and has no answer. 9 brings a socket: the mount serves
-//! it as another connection of the guest; no answer. 10 asks for the `map_leg` socket of the brick of a leg, as
-//! a descriptor that only names it (`O_PATH`). A guest that reached the mount by a file may see
-//! neither the name of the mount's socket nor the paths of the bricks'. 11 asks for the memory of
-//! the process's ledger ([`op_counters`](crate::account)). 12 asks what the mount knows of its processes, which
-//! comes as JSON in memory. There is no 4.
 //!
-//! A question: magic 4, version 2, what 2, number 8. An answer: magic 4, version 2, status 2
-//! (0 yes, 1 no, 2 joined, 3 failed, 4 hidden), row, error or reason 4, legs 4, generation 8, epoch 4; for each leg brick
-//! 16, slice 16, length 2, path of its `map_leg` socket. Without legs there is no picture to
-//! work by at the moment. Little endian. A packet with memory
-//! carries one descriptor. Answers come in the order of questions; a connection whose
-//! packets make no sense is ended.
+//! | request | meaning |
+//! |---|---|
+//! | 1 | join: a row, the layout lease, and the segment's memory |
+//! | 2 | the map of a file |
+//! | 3 | the current layout lease |
+//! | 5 | wake the thread that sends direct writes to the asynchronous replica; no answer |
+//! | 6 | as 2, with an append extent |
+//! | 7 | overwrite parts of a file together; they come in memory (below) |
+//! | 8 | give the row back; no answer |
+//! | 9 | serve the socket that comes along as another connection of the client; no answer |
+//! | 10 | the `map_leg` socket of the brick of a leg, as an `O_PATH` descriptor |
+//! | 11 | the memory of the process's counters ([`op_counters`](crate::op_counters)) |
+//! | 12 | the status of the mount's direct clients, as JSON in memory |
+//!
+//! There is no 4. A client that reached the mount through an open file may see neither the name of
+//! the mount's socket nor the paths of the bricks' sockets: 9 and 10 serve it. The memory of 7
+//! holds: number of parts 4, zero 4; for each part offset 8, length 8; then all bytes.
+//!
+//! A request: magic 4, version 2, request 2, number 8. An answer: magic 4, version 2, status 2 (0
+//! yes, 1 no, 2 joined, 3 failed, 4 refused), row, error or reason 4, legs 4, generation 8, epoch
+//! 4; for each leg brick 16, slice 16, length 2, path of its `map_leg` socket. Without legs there
+//! is no layout lease at the moment. All numbers are little endian.
+//!
+//! A packet with memory carries one descriptor. Answers come in the order of requests. Each side
+//! closes a connection with malformed packets.
 
 use bytes::Bytes;
 use pagemesh_base::ids::Epoch;
@@ -58,69 +68,69 @@ const PATH_MAX: usize = 108;
 /// Bytes of the longest packet.
 const PACKET_MAX: usize = REPLY_HEADER_BYTES + LEGS_MAX * (16 + 16 + 2 + PATH_MAX);
 
-/// What a guest asks.
+/// A request of a direct client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientRequest {
-    /// For a row of its own, with the segment; and the picture that counts now.
+    /// Asks for a row of its own, the segment, and the current layout lease.
     Join,
-    /// For what counts now.
+    /// Asks for the current layout lease.
     GetLayout,
-    /// For the board of a file that it has open, as it is now.
+    /// Asks for the current map of a file that it has open.
     GetFileMap(u64),
-    /// The same, with room behind its end.
+    /// As `GetFileMap`, with an append extent.
     GetFileMapForAppend(u64),
-    /// For nothing: there is something in the ring.
+    /// Reports that the replication ring has entries; no answer.
     WakeReplicator,
-    /// For parts of a file that it has open to be overwritten together.
+    /// Asks the mount to overwrite parts of a file that it has open, together.
     WriteAtomic(u64),
-    /// For nothing: it needs the row no more. A connection that ends without a word may have
-    /// been closed by accident, by a process that goes on.
+    /// Gives the row back; no answer. A connection that ends without this request may have been
+    /// closed by accident, by a process that goes on.
     ReleaseRow,
-    /// For another connection, by the socket that comes with it.
+    /// Asks for another connection, by the socket that comes along.
     Connect,
-    /// For the socket of the brick of a leg of the present picture.
+    /// Asks for the socket of the brick of a leg of the current layout lease.
     GetBrickSocket(u64),
-    /// For the ledger of this process.
+    /// Asks for the counters of this process.
     GetCounters,
-    /// For what the mount knows of its processes.
+    /// Asks for the status of the mount's direct clients.
     GetStatus,
 }
 
-/// What a mount answers.
+/// The answer of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MountReply {
-    /// A row, and what to work by, if there is something.
+    /// A row, and the current layout lease, if there is one.
     Joined(u32, Option<LayoutLease>),
-    /// The board shows the file.
+    /// The request succeeded; the file map or other memory comes along.
     Success,
-    /// Not now: there is no row, though the segment comes; or no such thing.
+    /// Not at the moment: there is no row, though the segment comes along; or no such object.
     Unavailable,
-    /// Guests cannot have the file as it is.
+    /// The file cannot be on the direct path as it is.
     FileRefused(FileRefusal),
-    /// It failed, with this error of the system.
+    /// The request failed, with this error of the system.
     Failed(i32),
 }
 
-/// Why guests cannot have a file.
+/// Why a file cannot be on the direct path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileRefusal {
-    /// A program maps it, or something that was stored into a mapping is not in it yet.
+    /// A program maps it, or bytes stored into a mapping are not written to it yet.
     Mapped = 1,
     /// It has holes, shared pages, set-id bits or extended attributes.
     Unsupported = 2,
-    /// As many files as there may be are on the path.
+    /// The limit of files on the direct path is reached.
     TooManyFiles = 3,
     /// The kernel caches its pages: a program without the library has it open.
     Cached = 4,
 }
 
-/// Bytes of the longest parts, with what tells of them.
+/// Bytes of the longest parts, with their headers.
 pub const PARTS_BYTES_MAX: usize =
     PARTS_HEAD_BYTES + ATOMIC_PAGES_MAX as usize * (PART_HEAD_BYTES + PAGE_BYTES);
 const PARTS_HEAD_BYTES: usize = 8;
 const PART_HEAD_BYTES: usize = 16;
 
-/// What goes with [`ClientRequest::WriteAtomic`].
+/// Encodes the memory that goes with [`ClientRequest::WriteAtomic`].
 #[must_use]
 pub fn encode_parts(parts: &[(u64, &[u8])]) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -133,10 +143,9 @@ pub fn encode_parts(parts: &[(u64, &[u8])]) -> Vec<u8> {
     bytes
 }
 
-/// What came with [`ClientRequest::WriteAtomic`].
+/// Decodes the memory that came with [`ClientRequest::WriteAtomic`].
 ///
-/// # Errors
-/// When it makes no sense.
+/// # Errors If it is malformed.
 pub fn decode_parts(bytes: &Bytes) -> Result<Vec<(u64, Bytes)>, MalformedPacket> {
     let mut from = PacketReader(bytes);
     let count = u64::from_le_bytes(from.take()?);
@@ -160,15 +169,13 @@ pub fn decode_parts(bytes: &Bytes) -> Result<Vec<(u64, Bytes)>, MalformedPacket>
     Ok(parts)
 }
 
-/// A packet that makes no sense.
+/// A malformed packet.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "the other side of the direct path says what makes no sense ({0}); use one version of pagemesh"
-)]
+#[error("malformed packet on the direct path ({0}); use one version of pagemesh")]
 pub struct MalformedPacket(&'static str);
 
 impl ClientRequest {
-    /// The packet.
+    /// Encodes the packet.
     #[must_use]
     pub fn encode(self) -> [u8; REQUEST_BYTES] {
         let (what, number) = match self {
@@ -192,10 +199,9 @@ impl ClientRequest {
         bytes
     }
 
-    /// What a packet says.
+    /// Decodes a packet.
     ///
-    /// # Errors
-    /// When it makes no sense.
+    /// # Errors If it is malformed.
     pub fn decode(bytes: &[u8]) -> Result<ClientRequest, MalformedPacket> {
         let mut from = PacketReader(bytes);
         from.check_header()?;
@@ -214,13 +220,13 @@ impl ClientRequest {
             (10, leg) => Ok(ClientRequest::GetBrickSocket(leg)),
             (11, 0) => Ok(ClientRequest::GetCounters),
             (12, 0) => Ok(ClientRequest::GetStatus),
-            _ => Err(MalformedPacket("an unknown question")),
+            _ => Err(MalformedPacket("an unknown request")),
         }
     }
 }
 
 impl MountReply {
-    /// The packet.
+    /// Encodes the packet.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let (status, row, lease) = match self {
@@ -249,10 +255,9 @@ impl MountReply {
         bytes
     }
 
-    /// What a packet says.
+    /// Decodes a packet.
     ///
-    /// # Errors
-    /// When it makes no sense.
+    /// # Errors If it is malformed.
     pub fn decode(bytes: &[u8]) -> Result<MountReply, MalformedPacket> {
         let mut from = PacketReader(bytes);
         from.check_header()?;
@@ -347,10 +352,9 @@ pub(crate) fn socket_name(device: &str) -> String {
     format!("pagemesh-direct-{device}")
 }
 
-/// Where the mount with this device number (`major:minor`) listens.
+/// The address that the mount with this device number (`major:minor`) listens at.
 ///
-/// # Errors
-/// When it is too long.
+/// # Errors If it is too long.
 pub fn socket_address(device: &str) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new_abstract_name(
         socket_name(device).as_bytes(),
@@ -359,8 +363,7 @@ pub fn socket_address(device: &str) -> io::Result<SocketAddrUnix> {
 
 /// A socket of the kind that both sides use.
 ///
-/// # Errors
-/// When the system has none.
+/// # Errors If the system has none.
 pub fn new_socket() -> io::Result<OwnedFd> {
     let kind = SocketType::SEQPACKET;
     let flags = SocketFlags::CLOEXEC;
@@ -372,11 +375,10 @@ pub fn new_socket() -> io::Result<OwnedFd> {
     )?))
 }
 
-/// Sends a packet, with memory if there is some. Does not wait for room: there is one
-/// question at a time.
+/// Sends a packet, with memory if there is some. It does not wait for room: there is one request at
+/// a time.
 ///
-/// # Errors
-/// What the system says.
+/// # Errors The error of the system.
 pub fn send(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -399,10 +401,9 @@ pub fn send(
     }
 }
 
-/// The next packet; none: the other side is gone. Waits for it.
+/// Waits for the next packet; none: the other side is gone.
 ///
-/// # Errors
-/// What the system says.
+/// # Errors The error of the system.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<(Vec<u8>, Option<OwnedFd>)>> {
     let mut bytes = vec![0; PACKET_MAX + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -498,7 +499,7 @@ mod tests {
         for at in 0..28 {
             let mut changed = whole.clone();
             changed[at] ^= 0xff;
-            // Numbers may be any; what they count may not.
+            // Numbers may have any value; the fields that they count are checked.
             let decoded = MountReply::decode(&changed);
             assert!(
                 decoded.is_err() || (8..9).contains(&at) || at >= 16,

@@ -1,5 +1,4 @@
-//! Both ends prove that they know the cluster key before anything else is
-//! said.
+//! Both ends prove that they know the cluster key before they exchange any other message.
 //!
 //! ```text
 //! client → server   hello      64
@@ -26,11 +25,10 @@
 //! 2 wrong key, 3 too many connections, 4 unknown purpose. Identity: the client's, or the
 //! brick's.
 //!
-//! Invariants: this is a pure state machine, without I/O, clock or randomness.
-//! A proof covers everything that was said, versions and purpose too, and each
-//! end proves under a label of its own over a nonce that the other chose: it
-//! can neither be replayed nor sent back to who made it. Proofs are compared
-//! in constant time. The messages that follow are not encrypted.
+//! Invariants: this is a pure state machine, without I/O, clock or randomness. A proof covers every
+//! byte of both hellos, versions and purpose included. Each end proves under a label of its own
+//! over a nonce that the other end chose: a proof can neither be replayed nor reflected to its
+//! sender. Proofs are compared in constant time. The messages that follow are not encrypted.
 
 use hmac::{Hmac, Mac};
 use pagemesh_base::key::Key;
@@ -53,10 +51,10 @@ const SERVER_LABEL: &[u8] = b"pagemesh server";
 const CLIENT_ROLE: u8 = 1;
 const SERVER_ROLE: u8 = 2;
 
-/// Never to be used twice.
+/// A random number. It must never be used twice.
 pub type Nonce = [u8; 32];
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Calls of a manager.
@@ -66,7 +64,7 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// Its number in a hello.
+    /// The number of the purpose in a hello.
     #[must_use]
     pub fn code(self) -> u8 {
         match self {
@@ -75,7 +73,7 @@ impl Purpose {
         }
     }
 
-    /// The purpose of a number.
+    /// The purpose of a number in a hello.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Purpose> {
         match code {
@@ -96,7 +94,7 @@ pub struct Versions {
 }
 
 impl Versions {
-    /// What this build speaks.
+    /// The versions that this build speaks.
     pub const OURS: Versions = Versions {
         min: crate::message::VERSION,
         max: crate::message::VERSION,
@@ -113,10 +111,10 @@ impl Versions {
 /// Why a connection was not authenticated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
-    /// It begins with something else.
+    /// The first bytes are no hello of the expected role.
     #[error("the peer does not speak this protocol; is the address that of a brick?")]
     NotAHello,
-    /// Nothing that both speak.
+    /// The version ranges of the two ends do not overlap.
     #[error(
         "no common protocol version: the peer speaks {} to {}, this end {} to {}; \
          update the older one", theirs.min, theirs.max, ours.min, ours.max
@@ -130,22 +128,22 @@ pub enum AuthError {
     /// The proof is wrong.
     #[error("the peer has another cluster key; give both ends the same key file")]
     WrongKey,
-    /// A purpose that the brick has never heard of.
+    /// The brick does not know the client's purpose.
     #[error("the brick does not know this kind of client; update the brick")]
     Purpose,
-    /// The server has as many as it takes.
+    /// The server has reached its limit of connections.
     #[error("the brick has too many connections; end some or try again later")]
     Busy,
 }
 
-/// What both ends know after the handshake.
+/// The result of the handshake, known to both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandshakeResult {
-    /// Of the messages that follow.
+    /// The version of the messages that follow.
     pub version: u8,
-    /// What the client wants.
+    /// The purpose that the client stated.
     pub purpose: Purpose,
-    /// The other end's.
+    /// The identity of the other end.
     pub identity: Uuid,
 }
 
@@ -182,8 +180,8 @@ impl Hello {
         bytes
     }
 
-    /// Reads a hello. What is not in use yet is not looked at: a newer peer
-    /// may use it, and the proof covers it.
+    /// Decodes a hello. Unused bytes are ignored: a newer peer may use them, and the proof covers
+    /// them.
     fn decode(bytes: &[u8; HELLO_BYTES], role: u8) -> Result<Hello, AuthError> {
         let (start, nonce) = bytes.split_at(32);
         let (fixed, identity) = start.split_at(16);
@@ -206,7 +204,7 @@ impl Hello {
     }
 }
 
-/// A keyed hash over everything said, not finished.
+/// The unfinished keyed hash over the label and both hellos.
 fn transcript(
     key: &Key,
     label: &[u8],
@@ -226,7 +224,7 @@ fn prove(
     client: &[u8; HELLO_BYTES],
     server: &[u8; HELLO_BYTES],
 ) -> [u8; PROOF_BYTES] {
-    // A key of any length makes a code, so there always is one.
+    // HMAC accepts a key of any length, so this never fails.
     let mac = transcript(key, label, client, server);
     mac.map_or([0; PROOF_BYTES], |mac| mac.finalize().into_bytes().into())
 }
@@ -253,7 +251,7 @@ fn check_status(status: u8, theirs: Versions, ours: Versions) -> Result<(), Auth
     }
 }
 
-/// The client's end, which has said hello.
+/// The client's side of the handshake, after it sent its hello.
 pub struct ClientHandshake<'a> {
     key: &'a Key,
     purpose: Purpose,
@@ -262,7 +260,7 @@ pub struct ClientHandshake<'a> {
 }
 
 impl<'a> ClientHandshake<'a> {
-    /// Starts; the hello is sent first.
+    /// Starts the handshake. The caller sends the returned hello first.
     #[must_use]
     pub fn new(
         key: &'a Key,
@@ -289,7 +287,7 @@ impl<'a> ClientHandshake<'a> {
         (client, hello)
     }
 
-    /// Checks the server's hello and proof; gives the client's proof.
+    /// Checks the server's hello and proof and returns the client's proof.
     ///
     /// # Errors
     /// When the server refuses, or does not know the key.
@@ -317,10 +315,10 @@ impl<'a> ClientHandshake<'a> {
     }
 }
 
-/// Reads the server's last word.
+/// Decodes the server's verdict.
 ///
 /// # Errors
-/// When it refuses.
+/// When the server refuses.
 pub fn read_verdict(verdict: [u8; VERDICT_BYTES]) -> Result<(), AuthError> {
     match verdict[..4] == VERDICT_MAGIC {
         true => check_status(verdict[4], Versions::OURS, Versions::OURS),
@@ -328,7 +326,7 @@ pub fn read_verdict(verdict: [u8; VERDICT_BYTES]) -> Result<(), AuthError> {
     }
 }
 
-/// The server's last word: welcome, or the reason why not.
+/// Encodes the server's verdict: welcome, or the reason of the refusal.
 #[must_use]
 pub fn verdict(outcome: Result<(), &AuthError>) -> [u8; VERDICT_BYTES] {
     let status = match outcome {
@@ -344,7 +342,7 @@ pub fn verdict(outcome: Result<(), &AuthError>) -> [u8; VERDICT_BYTES] {
     bytes
 }
 
-/// The server's end, which has answered a hello.
+/// The server's side of the handshake, after it answered a hello.
 pub struct ServerHandshake<'a> {
     key: &'a Key,
     client: [u8; HELLO_BYTES],
@@ -352,19 +350,19 @@ pub struct ServerHandshake<'a> {
     result: HandshakeResult,
 }
 
-/// What a server does with a client's hello.
+/// The server's response to a client's hello.
 pub enum HelloResponse<'a> {
-    /// Sends this and waits for a proof.
+    /// The server sends these bytes and waits for a proof.
     Challenge(ServerHandshake<'a>, [u8; CHALLENGE_BYTES]),
-    /// Sends this and closes.
+    /// The server sends these bytes and closes the connection.
     Refuse([u8; CHALLENGE_BYTES], AuthError),
 }
 
 impl<'a> ServerHandshake<'a> {
-    /// Looks at a client's hello.
+    /// Checks a client's hello.
     ///
     /// # Errors
-    /// When it is none; nothing is answered then.
+    /// When the bytes are no hello; the server then sends no answer.
     pub fn accept_hello(
         key: &'a Key,
         versions: Versions,
@@ -506,8 +504,8 @@ mod tests {
         );
     }
 
-    /// A stranger who speaks to both ends at once, or to one twice, has only
-    /// their own proofs to offer.
+    /// An attacker that talks to both ends at once, or to one end twice, can only send back the
+    /// proofs of those ends.
     #[test]
     fn reflected_proof_is_refused() {
         let key = key(1);
@@ -575,7 +573,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every bit of what was said is covered, the versions too.
+        /// The proofs cover every bit of the handshake, the versions included.
         #[test]
         fn any_flipped_handshake_bit_is_detected(
             at in 0usize..HELLO_BYTES + CHALLENGE_BYTES + PROOF_BYTES, bit in 0u8..8,

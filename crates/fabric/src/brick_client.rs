@@ -1,8 +1,7 @@
 //! Blocking calls to a brick at the other end of a connection, TCP or unix.
 //!
-//! Invariants: a call ends within its limit. After a call that failed for
-//! anything but a refusal the connection is over: every later call fails at
-//! once, and nothing is tried again.
+//! Invariants: a call ends within its limit. After any failure but a refusal the connection is
+//! lost: every later call fails at once, and nothing is retried.
 
 use crate::limits::LIST_ANSWERS_MAX;
 use crate::message::reply::{self, Answer, AttachReply, ExpectedLen, Reply};
@@ -22,7 +21,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A connection to a brick for blocking calls, by one thread at a time.
+/// A connection to a brick for blocking calls. One call runs at a time.
 #[derive(Debug)]
 pub struct BrickClient<W = Stream> {
     stream: W,
@@ -58,8 +57,8 @@ enum CallError {
 }
 
 impl<W: Wire> BrickClient<W> {
-    /// Calls over a connection whose peer is known to be this brick; each has
-    /// so long.
+    /// Makes a client over a connection to a peer that is known to be this brick. Each call has
+    /// `limit`.
     pub fn new(stream: W, brick: BrickId, limit: Duration) -> BrickClient<W> {
         BrickClient {
             stream,
@@ -74,15 +73,14 @@ impl<W: Wire> BrickClient<W> {
         }
     }
 
-    /// The brick's identity, as it told and, over TCP, proved.
+    /// The brick's identity, as the brick stated it and, over TCP, proved it.
     #[must_use]
     pub fn brick(&self) -> BrickId {
         self.brick
     }
 
-    /// Whether the brick has ended the connection. The descriptor of
-    /// [`AsFd`] becomes readable when it does, and also for a moment whenever
-    /// another thread's call is answered.
+    /// Whether the brick has closed the connection. The descriptor of [`AsFd`] becomes readable
+    /// when it does, and also briefly whenever another thread's call is answered.
     #[must_use]
     pub fn has_hung_up(&self) -> bool {
         self.stream.has_hung_up()
@@ -100,10 +98,10 @@ impl<W: Wire> BrickClient<W> {
         }
     }
 
-    /// Asks something of an attached slice and waits for the answer.
+    /// Sends a request for an attached slice and waits for the answer.
     ///
     /// # Errors
-    /// What the slice answers, or when the brick is lost.
+    /// The slice's error, or [`SliceError::Lost`] when the brick is lost.
     pub fn execute(&self, handle: u32, request: SliceRequest) -> Result<SliceReply, SliceError> {
         check_limits(&request)?;
         let expected = ExpectedLen::of(&request);
@@ -120,9 +118,9 @@ impl<W: Wire> BrickClient<W> {
         }
     }
 
-    /// Ends a connection to a brick whose answers do not fit what was asked.
+    /// Closes the connection: the brick's answer does not fit the request.
     fn unexpected_reply(&self) -> SliceError {
-        self.mark_lost(&mut self.calls(), "it answers something that was not asked")
+        self.mark_lost(&mut self.calls(), "its answer does not fit the request")
     }
 
     fn mark_lost(&self, calls: &mut CallState, cause: &str) -> SliceError {
@@ -149,20 +147,20 @@ impl<W: Wire> BrickClient<W> {
         }
     }
 
-    /// Gives the connection up for other use, if no call has failed.
+    /// Hands the connection over for another use, after calls that did not fail.
     pub(crate) fn into_stream(self) -> W {
         self.stream
     }
 }
 
-/// Whether these slices are in order and behind what is known already: a
-/// listing that does not move on would never end.
+/// Whether these slices are in order and all after `after`: a listing that makes no progress would
+/// never end.
 fn is_progress(after: Option<SliceId>, slices: &[SliceInfo]) -> bool {
     let ids = slices.iter().map(|info| info.slice);
     after.into_iter().chain(ids).is_sorted_by(|a, b| a < b)
 }
 
-/// The cause as people read it.
+/// The cause as a text for people.
 fn describe(cause: &CallError, limit: Duration) -> String {
     match cause {
         CallError::Socket(cause) if cause.kind() == io::ErrorKind::TimedOut => {
@@ -239,7 +237,7 @@ impl<W: Wire + Send + Sync> BrickControl for BrickClient<W> {
                 _ => return Err(self.unexpected_reply()),
             }
         }
-        let cause = format!("brick {} lists slices without end", self.brick);
+        let cause = format!("the list of slices of brick {} does not end", self.brick);
         Err(SliceError::Refused(cause))
     }
 

@@ -1,8 +1,7 @@
-//! Who is connected to a server: accepting, counting, and the end of all.
+//! The connections of a server: accepting, counting and stopping them.
 //!
-//! Invariants: connections are counted; strangers, who have not yet shown that
-//! they may be here, apart from those who have, each up to a limit. A place is
-//! given back when it is dropped, whatever became of its thread.
+//! Invariants: authenticated and unauthenticated connections are counted separately, each up to a
+//! limit. A slot is released when it is dropped, however its thread ended.
 
 use crate::limits::{ACCEPT_PAUSE, STOP_LIMIT};
 use crate::stop::StopSignal;
@@ -34,7 +33,7 @@ impl ConnectionCounts {
     }
 }
 
-/// One connection's place; a stranger's at first.
+/// One connection's slot. It counts as unauthenticated at first.
 pub(crate) struct ConnectionSlot {
     limiter: Arc<ConnectionLimiter>,
     is_authenticated: bool,
@@ -51,12 +50,12 @@ impl ConnectionLimiter {
         })
     }
 
-    /// What ends them.
+    /// The signal that stops all connections.
     pub(crate) fn stop(&self) -> &StopSignal {
         &self.stop
     }
 
-    /// Those who are no strangers.
+    /// The number of authenticated connections.
     pub(crate) fn authenticated(&self) -> usize {
         self.counts().authenticated
     }
@@ -65,7 +64,7 @@ impl ConnectionLimiter {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Accepts from a listener that does not block, until [`StopSignal`] is said.
+    /// Accepts from a non-blocking listener until the [`StopSignal`] is signaled.
     pub(crate) fn accept_all<T>(
         &self,
         listener: &impl AsFd,
@@ -93,7 +92,7 @@ impl ConnectionLimiter {
         }
     }
 
-    /// A stranger's place, if there is one.
+    /// A slot for an unauthenticated connection, or none when all are in use.
     pub(crate) fn acquire_slot(self: &Arc<ConnectionLimiter>) -> Option<ConnectionSlot> {
         let mut counts = self.counts();
         if counts.unauthenticated == self.unauthenticated_max {
@@ -106,8 +105,7 @@ impl ConnectionLimiter {
         })
     }
 
-    /// Waits, for a limited time, until all places are given back; tells how
-    /// many are not.
+    /// Waits, for a limited time, until all slots are released. Returns the number of slots in use.
     pub(crate) fn wait_until_empty(&self) -> usize {
         let waited = self
             .slot_released
@@ -118,7 +116,7 @@ impl ConnectionLimiter {
 }
 
 impl ConnectionSlot {
-    /// Makes a stranger a known guest; false if all such places are taken.
+    /// Counts the connection as authenticated; false if all authenticated slots are in use.
     pub(crate) fn promote(&mut self) -> bool {
         let mut counts = self.limiter.counts();
         if counts.authenticated >= self.limiter.authenticated_max {

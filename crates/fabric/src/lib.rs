@@ -1,15 +1,14 @@
 //! Wire messages, and the transports that carry them.
 //!
-//! [`message`] says what is asked and answered, [`auth`] who may ask. [`tcp`]
-//! carries messages between machines; [`map`] hands a pool's descriptors to a
-//! client on the same machine and carries the few messages that only the
-//! brick can answer. [`service`] is what a brick implements to be served,
-//! [`brick_client`] a connection for blocking calls. [`serve`] is a brick's side of a
-//! connection, [`wire`] what carries its bytes.
+//! [`message`] defines requests and replies, [`auth`] the authentication of both ends. [`tcp`]
+//! carries messages between machines. [`map`] passes a pool's descriptors to a client on the same
+//! machine and carries the few messages that only the brick can answer. A brick implements
+//! [`service`] to be served. [`brick_client`] is a connection for blocking calls, [`serve`] the
+//! brick's side of a connection, [`wire`] the abstraction of the byte stream.
 //!
-//! Invariants: nothing here knows of pools or volumes. Every length, queue and
-//! wait has a limit named in [`limits`]. No thread of a client blocks; a brick's
-//! thread of a connection may, in what its handler does.
+//! Invariants: this crate does not depend on pools or volumes. Every length, queue and wait has a
+//! limit named in [`limits`]. No thread of a client blocks; a brick's connection thread may block
+//! in its handler.
 
 #![forbid(unsafe_code)]
 

@@ -1,12 +1,11 @@
-//! Bytes of a connection become messages.
+//! Splits the bytes of a connection into messages.
 //!
-//! Invariants: room is made only for what a checked header announces, within
-//! the limit of its kind. A body handed out by [`ReceiveBuffer::share`] is not copied
-//! and never changes while it is held; if it is held beyond its batch, the
-//! next batch gets another buffer.
+//! Invariants: buffers grow only for a length that a checked header announces, within the limit of
+//! its kind. A body returned by [`ReceiveBuffer::share`] is not copied and never changes while it
+//! is held; if it is held beyond its batch, the next batch gets another buffer.
 //!
-//! Bodies that come one after the other in a batch start at a cache line;
-//! where asked for, the first one, and every large one, starts at a page.
+//! Consecutive bodies of a batch start at a cache line. With `aligned`, the first one and every
+//! large one start at a page.
 
 use crate::limits::{LARGE_BODY_BYTES, RECEIVE_BYTES};
 use crate::message::{Direction, HEADER_BYTES, Header, MalformedMessage};
@@ -16,14 +15,14 @@ use pagemesh_base::units::PAGE_BYTES;
 use std::io;
 use std::ops::Range;
 
-/// What has arrived and was not taken yet.
+/// Bytes that were received and not taken yet.
 pub(crate) struct ReceiveBuffer {
     direction: Direction,
     aligned: bool,
     buffer: Buffer,
     /// Where the buffer's content starts, so that bodies are aligned.
     start: usize,
-    /// What comes before was taken.
+    /// Bytes before this offset were taken.
     taken_len: usize,
     large: Option<LargeBody>,
 }
@@ -46,14 +45,14 @@ impl LargeBody {
     }
 }
 
-/// Where a body lies; valid until the next [`ReceiveBuffer::receive`].
+/// The location of a body; valid until the next [`ReceiveBuffer::receive`].
 pub(crate) enum Body {
     InBuffer(Range<usize>),
     Owned { bytes: Vec<u8>, start: usize },
 }
 
-/// Room for `len` bytes, and where they start so that what comes `lead` bytes
-/// later starts at a page.
+/// A buffer for `len` bytes, and the offset at which they start so that the byte `lead` later is
+/// page-aligned.
 fn aligned_buffer(len: usize, lead: usize, aligned: bool) -> (Vec<u8>, usize) {
     if !aligned {
         return (Vec::with_capacity(len), 0);
@@ -66,7 +65,7 @@ fn aligned_buffer(len: usize, lead: usize, aligned: bool) -> (Vec<u8>, usize) {
 }
 
 impl ReceiveBuffer {
-    /// Takes messages that go this way; `aligned` bodies start at pages.
+    /// Receives messages of this direction. With `aligned`, bodies start at pages.
     pub(crate) fn new(way: Direction, aligned: bool) -> ReceiveBuffer {
         ReceiveBuffer {
             direction: way,
@@ -88,7 +87,7 @@ impl ReceiveBuffer {
             return Ok(ReceiveResult::Bytes { drained: false });
         }
         let received = stream.receive(&mut large.bytes)?;
-        // The allocator may have given more room than was asked for.
+        // The allocator may have given a larger buffer than requested.
         if large.bytes.len() > end {
             let behind = large.bytes.split_off(end);
             self.refill().extend_from_slice(&behind);
@@ -96,12 +95,12 @@ impl ReceiveBuffer {
         Ok(received)
     }
 
-    /// Whether a large body is under way: more of it is likely there already.
+    /// Whether a large body is incomplete: the rest of it has probably arrived already.
     pub(crate) fn is_within_large(&self) -> bool {
         self.large.is_some()
     }
 
-    /// The buffer, with what was not taken at its start and room behind.
+    /// The buffer, with the bytes not taken moved to its start, and room after them.
     fn refill(&mut self) -> &mut Vec<u8> {
         let buffer = std::mem::replace(&mut self.buffer, Buffer::Filling(Vec::new()));
         let old = match buffer {
@@ -198,8 +197,7 @@ impl ReceiveBuffer {
         }
     }
 
-    /// A body as a vector; a large one that starts at its buffer's start is
-    /// not copied.
+    /// A body as a vector. A large one that starts at its buffer's start is not copied.
     pub(crate) fn take(&self, body: Body) -> Vec<u8> {
         match body {
             Body::InBuffer(range) => self.bytes()[range].to_vec(),

@@ -1,8 +1,8 @@
-//! Messages become bytes of a connection.
+//! Gathers messages into the bytes of a connection.
 //!
-//! Invariants: large bodies are sent from where they are. Headers and small
-//! bodies are gathered, so that a batch is one send of few pieces; they leave
-//! memory when they were sent, even if the queue never becomes empty.
+//! Invariants: large bodies are sent without a copy. Headers and small bodies are gathered, so that
+//! a batch is one send of few pieces. They are freed once they were sent, even if the queue never
+//! becomes empty.
 
 use crate::limits::{INLINE_BODY_BYTES, SEND_PIECES_MAX};
 use crate::message::Header;
@@ -11,16 +11,16 @@ use bytes::Bytes;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
-/// Gathered bytes that were sent are dropped when there are so many, and at
-/// least half of all.
+/// Sent bytes are dropped from the gathered ones when they are at least this many and at least half
+/// of all.
 const DROPPED_BYTES_MIN: usize = 4096;
 
-/// What waits to be sent.
+/// Messages that wait to be sent.
 #[derive(Default)]
 pub(crate) struct SendQueue {
     /// Headers and small bodies, in order.
     gathered: Vec<u8>,
-    /// Gathered bytes of `gathered` that were sent already.
+    /// The bytes of `gathered` that were sent already.
     sent_len: usize,
     pieces: VecDeque<SendPiece>,
     /// Bytes in all pieces.
@@ -28,9 +28,9 @@ pub(crate) struct SendQueue {
 }
 
 enum SendPiece {
-    /// So many of the gathered bytes, from where the piece before ended.
+    /// This many gathered bytes, from the end of the previous gathered piece.
     Gathered(usize),
-    /// A body, from its first byte not sent.
+    /// A body, from its first unsent byte.
     Body(Bytes),
 }
 
@@ -67,7 +67,7 @@ impl SendQueue {
         }
     }
 
-    /// Bytes that wait.
+    /// Bytes that wait to be sent.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -76,7 +76,7 @@ impl SendQueue {
         self.len == 0
     }
 
-    /// Sends as much as there is room for.
+    /// Sends as much as the socket accepts.
     pub(crate) fn flush(&mut self, stream: &impl Wire) -> io::Result<()> {
         while !self.is_empty() {
             let (sent, asked) = self.send(stream)?;
@@ -88,7 +88,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Sends once; gives how much was sent, and how much was tried.
+    /// Sends once. Returns the bytes sent and the bytes offered.
     fn send(&self, stream: &impl Wire) -> io::Result<(usize, usize)> {
         let mut slices = [IoSlice::new(&[]); SEND_PIECES_MAX];
         let (mut at, mut asked) = (self.sent_len, 0);

@@ -1,15 +1,13 @@
 //! One connection of a brick: requests in, replies out, in one thread.
 //!
-//! A round takes one receive, does every request that has arrived in full,
-//! and sends all replies with one send. An [`Exchange`] does all of that but
-//! waiting, over any [`Wire`]; `Connection` is the thread around it.
+//! A round receives once, executes every request that has arrived in full, and sends all replies
+//! with one send. An [`Exchange`] does all of that except waiting, over any [`Wire`]; `Connection`
+//! is the thread around it.
 //!
-//! Invariants: replies that wait for a slow client are bounded, and so are
-//! requests that a handler finishes later; beyond the bounds no further request
-//! is taken. A message that is not well formed ends the connection, a request
-//! beyond limits is refused before the handler sees it. Replies are sent only
-//! after the batch's end was told to the handler. Dropping a connection drops
-//! its handler.
+//! Invariants: replies that wait for a slow client are bounded, and so are deferred requests. At a
+//! bound the connection takes no further request. A malformed message ends the connection. A
+//! request beyond limits is refused before the handler sees it. Replies are sent only after
+//! [`Handler::end_batch`]. Dropping a connection drops its handler.
 
 use crate::limits::{DEFERRED_BYTES_MAX, DEFERRED_MAX, UNSENT_REPLY_BYTES_MAX};
 use crate::message::reply::{self, Answer, Reply};
@@ -31,16 +29,16 @@ use std::collections::HashMap;
 use std::io;
 use std::time::Instant;
 
-/// Why a connection ended other than by the client or by [`StopSignal`].
+/// Why a connection ended other than by the client or by the [`StopSignal`].
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectionError {
-    /// What carries it.
+    /// The transport failed.
     #[error("the socket failed: {0}")]
     Socket(#[from] io::Error),
     /// The client does not speak the protocol.
     #[error(transparent)]
     Malformed(#[from] MalformedMessage),
-    /// [`FaultHandler::end_batch`] failed.
+    /// [`Handler::end_batch`] failed.
     #[error("a batch could not be ended: {0}")]
     Batch(SliceError),
     /// A defect of the handler.
@@ -48,15 +46,15 @@ pub enum ConnectionError {
     DuplicateTicket(Ticket),
 }
 
-/// A request whose reply comes later.
+/// A request that is answered later.
 struct DeferredRequest {
     kind: MessageKind,
     tag: u64,
-    /// Bytes that it holds, see [`DEFERRED_BYTES_MAX`].
+    /// Bytes that the request holds, see [`DEFERRED_BYTES_MAX`].
     bytes: usize,
 }
 
-/// Where a connection's handler comes from.
+/// Opens a connection's handler.
 pub type HandlerFactory<'a> = dyn FnMut() -> Result<Box<dyn Handler>, SliceError> + 'a;
 
 /// Requests and replies of a connection, without any waiting.
@@ -68,9 +66,9 @@ pub struct Exchange {
     /// Bytes held by all of `deferred`.
     deferred_bytes: usize,
     done: Vec<FinishedTicket>,
-    /// Whether the handler has been asked something since its last batch.
+    /// Whether the handler has executed a request since its last batch.
     executed: bool,
-    /// Of the request that was taken last: they rise.
+    /// The tag of the last request taken: tags rise.
     last_tag: Option<u64>,
 }
 
@@ -85,7 +83,7 @@ pub(crate) struct Connection<'a> {
 }
 
 impl<'a> Connection<'a> {
-    /// A connection whose handler is opened when something is first attached.
+    /// A connection that opens its handler at the first attach.
     pub(crate) fn new(
         stream: &'a Stream,
         control: &'a dyn BrickControl,
@@ -109,7 +107,7 @@ impl<'a> Connection<'a> {
         self
     }
 
-    /// Serves until the client or [`StopSignal`] ends it.
+    /// Serves until the client or the [`StopSignal`] ends the connection.
     pub(crate) fn run(mut self) -> Result<(), ConnectionError> {
         while !self.stop.is_signaled() {
             let drained = self
@@ -118,7 +116,7 @@ impl<'a> Connection<'a> {
             let goes_on = match (self.exchange.may_accept(), drained) {
                 (true, false) => true,
                 (true, true) => self.receive()?,
-                // A client that is gone would end this wait again and again.
+                // The hang-up of the client would end this wait again and again.
                 (false, _) => !self.sleep(PollFlags::RDHUP)?.intersects(HANGUP_FLAGS),
             };
             if !goes_on {
@@ -128,7 +126,7 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// Receives, after waiting for it if need be; false if the client is gone.
+    /// Receives, after waiting if necessary; false if the client is gone.
     fn receive(&mut self) -> io::Result<bool> {
         if self.exchange.inflow.is_within_large() {
             match self.exchange.inflow.receive(self.stream)? {
@@ -140,7 +138,7 @@ impl<'a> Connection<'a> {
         let budget = self.spin.budget();
         while began.elapsed() < budget {
             match self.exchange.inflow.receive(self.stream)? {
-                // Whoever is to send the next request may need this core.
+                // The sender of the next request may need this core.
                 ReceiveResult::WouldBlock => std::thread::yield_now(),
                 received => {
                     self.spin.record_wait(began.elapsed());
@@ -153,9 +151,9 @@ impl<'a> Connection<'a> {
         Ok(self.exchange.inflow.receive(self.stream)? != ReceiveResult::End)
     }
 
-    /// Sleeps until the socket is ready for this or, if replies wait, for
-    /// sending; or a ticket may be finished; or [`StopSignal`] is said. Tells what
-    /// the socket is ready for.
+    /// Sleeps until the socket is ready for `flags` or, if replies wait, for sending; until a
+    /// ticket may be finished; or until the [`StopSignal`] is signaled. Returns the socket's ready
+    /// flags.
     fn sleep(&self, flags: PollFlags) -> io::Result<PollFlags> {
         let flags = match self.exchange.outflow.is_empty() {
             true => flags,
@@ -183,7 +181,7 @@ impl<'a> Connection<'a> {
 }
 
 impl Default for Exchange {
-    /// One whose handler is opened when something is first attached.
+    /// An exchange that opens its handler at the first attach.
     fn default() -> Exchange {
         Exchange {
             handler: None,
@@ -199,8 +197,8 @@ impl Default for Exchange {
 }
 
 impl Exchange {
-    /// Does what has arrived and sends what is ready; false if requests are
-    /// left, as too much waits for the client or the handler.
+    /// Executes the received requests and sends the ready replies. False if requests are left,
+    /// because too many replies or deferred requests wait.
     ///
     /// # Errors
     /// When the connection must end.
@@ -211,7 +209,7 @@ impl Exchange {
         open: &mut HandlerFactory<'_>,
     ) -> Result<bool, ConnectionError> {
         let drained = self.take_requests(control, open)?;
-        // The end of a batch may be what finishes a ticket.
+        // The end of the batch may finish tickets.
         self.end_batch()?;
         self.finish_deferred();
         self.outflow.flush(wire)?;
@@ -235,7 +233,7 @@ impl Exchange {
         }
     }
 
-    /// Whether it takes further requests now.
+    /// Whether the exchange takes further requests now.
     #[must_use]
     pub fn may_accept(&self) -> bool {
         self.outflow.len() < UNSENT_REPLY_BYTES_MAX
@@ -243,8 +241,8 @@ impl Exchange {
             && self.deferred_bytes < DEFERRED_BYTES_MAX
     }
 
-    /// Does what has arrived; false if it stopped because too much waits for
-    /// the client or the handler.
+    /// Executes the received requests; false if it stopped because too many replies or deferred
+    /// requests wait.
     fn take_requests(
         &mut self,
         control: &dyn BrickControl,
@@ -266,7 +264,7 @@ impl Exchange {
         control: &dyn BrickControl,
         open: &mut HandlerFactory<'_>,
     ) -> Result<(), ConnectionError> {
-        // Done twice, a change would undo what others made in between.
+        // A change that is executed twice would undo changes that other clients made in between.
         if self
             .last_tag
             .replace(header.tag)
@@ -362,7 +360,7 @@ impl Exchange {
                     self.deferred_bytes -= held;
                     self.answer(kind, tag, result.map(Reply::Slice));
                 }
-                None => tracing::error!(?ticket, "a handler finished what was not begun"),
+                None => tracing::error!(?ticket, "a handler finished an unknown ticket"),
             }
         }
         self.done = done;
@@ -389,7 +387,7 @@ fn list(brick: &dyn BrickControl, after: Option<SliceId>) -> Answer {
     Ok(Reply::List { slices, more })
 }
 
-/// Bytes that a request holds until it is finished: its own, or its reply's.
+/// Bytes that a request holds until it is finished: its own data, or its reply's.
 fn held_bytes(request: &SliceRequest) -> usize {
     match request {
         SliceRequest::Write { data, .. } => data.len(),

@@ -1,4 +1,4 @@
-//! What a brick implements to be served.
+//! The interface that a brick implements to be served.
 
 use crate::message::reply::AttachReply;
 use pagemesh_base::ids::Epoch;
@@ -8,41 +8,41 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use uuid::Uuid;
 
-/// Who is at the other end of a connection; it has proven the key.
+/// The peer of a connection. It has proven the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerInfo {
-    /// Where it comes from.
+    /// The peer's address.
     pub address: SocketAddr,
-    /// What it calls itself.
+    /// The identity that the peer stated.
     pub identity: Uuid,
 }
 
-/// A brick as its server sees it.
+/// The interface of a brick to its server.
 pub trait Service: Send + Sync {
-    /// The brick's identity, told to clients.
+    /// The brick's identity, sent to clients.
     fn brick(&self) -> BrickId;
 
-    /// Starts a session, when a connection first attaches a slice. Dropping
-    /// the handler ends the session.
+    /// Starts a session when a connection first attaches a slice. Dropping the handler ends the
+    /// session.
     ///
     /// # Errors
-    /// When there are too many; the client gets the reason.
+    /// When all sessions are in use. The client gets the reason.
     fn open(&self, peer: PeerInfo) -> Result<Box<dyn Handler>, SliceError>;
 
-    /// What managers ask; it may be called from many threads.
+    /// The control interface, for managers. It may be called from many threads.
     fn control(&self) -> &dyn BrickControl;
 }
 
-/// A handler's name for a request that it finishes later.
+/// A handler's number for a request that it finishes later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Finished.
     Done(Result<SliceReply, SliceError>),
-    /// [`FaultHandler::poll`] will tell. The ticket is not in use otherwise.
+    /// [`Handler::poll`] returns the result. No other open request has this ticket.
     Deferred(Ticket),
 }
 
@@ -58,28 +58,27 @@ pub trait Handler: Send {
     /// When there is no such slice, or it has a newer epoch.
     fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<AttachReply, SliceError>;
 
-    /// Does a request of an attached slice, or begins to. Handles come from
-    /// the client and may be any number.
+    /// Executes a request of an attached slice, or starts it. Handles come from the client and may
+    /// be any number.
     fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome;
 
-    /// Called after a batch of requests and before their replies are sent:
-    /// what the batch shares, a fence for instance, belongs here.
+    /// Called after a batch of requests and before their replies are sent. Work that the batch
+    /// shares, a fence for instance, belongs here.
     ///
     /// # Errors
-    /// Ends the connection without these replies: the client does not know
-    /// what became of its requests.
+    /// Ends the connection without these replies: the client then does not know the outcome of its
+    /// requests.
     fn end_batch(&mut self) -> Result<(), SliceError> {
         Ok(())
     }
 
-    /// Moves what has been finished since to `call_control`. Called only while there
-    /// are tickets.
+    /// Moves the tickets finished since the last call to `done`. Called only while tickets are
+    /// open.
     fn poll(&mut self, done: &mut Vec<FinishedTicket>) {
         let _ = done;
     }
 
-    /// Descriptors that become readable when [`FaultHandler::poll`] may have
-    /// something to tell.
+    /// Descriptors that become readable when [`Handler::poll`] may have results.
     fn poll_fds<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
         let _ = fds;
     }

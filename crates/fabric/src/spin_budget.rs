@@ -1,15 +1,14 @@
-//! How long to look for the next request before sleeping.
+//! How long to poll for the next request before sleeping.
 //!
-//! Invariants: pure; never more than the limit, and nothing once waits have
-//! become long: an idle connection looks once, for at most the limit, and
-//! then sleeps.
+//! Invariants: pure. The budget is never above the limit, and zero once waits have become long: an
+//! idle connection polls once, for at most the limit, and then sleeps.
 
 use std::time::Duration;
 
-/// The shortest time worth looking.
+/// The shortest useful polling time.
 const SPIN_US_MIN: u32 = 4;
 
-/// Learns from how long the waits were.
+/// Adapts to the length of past waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpinBudget {
     us_max: u32,
@@ -17,18 +16,18 @@ pub(crate) struct SpinBudget {
 }
 
 impl SpinBudget {
-    /// Starts without looking.
+    /// Starts without polling.
     pub(crate) fn new(us_max: u32) -> SpinBudget {
         SpinBudget { us_max, us: 0 }
     }
 
-    /// How long to look.
+    /// How long to poll.
     pub(crate) fn budget(self) -> Duration {
         Duration::from_micros(u64::from(self.us))
     }
 
-    /// A wait has ended, looking included. If looking would have been enough,
-    /// the next look is longer, else shorter.
+    /// A wait has ended, its polling included. The next budget is larger if polling would have been
+    /// enough, else smaller.
     pub(crate) fn record_wait(&mut self, waited: Duration) {
         self.us = match waited <= Duration::from_micros(u64::from(self.us_max)) {
             true => (self.us * 2).max(SPIN_US_MIN).min(self.us_max),

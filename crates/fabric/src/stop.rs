@@ -1,11 +1,11 @@
-//! A word to all threads of a server at once: end.
+//! A signal to all threads of a server to end.
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Once said, it stays said; its descriptor is readable from then on.
+/// A signal that stays set. Its descriptor is readable once the signal is set.
 #[derive(Debug)]
 pub struct StopSignal {
     signaled: AtomicBool,
@@ -13,7 +13,7 @@ pub struct StopSignal {
 }
 
 impl StopSignal {
-    /// Not said yet.
+    /// A signal that is not set yet.
     ///
     /// # Errors
     /// When no descriptor is left.
@@ -24,14 +24,14 @@ impl StopSignal {
         })
     }
 
-    /// Says it.
+    /// Sets the signal.
     pub fn signal(&self) {
         self.signaled.store(true, Ordering::Release);
-        // Fails only when the counter is full: then it is readable already.
+        // Fails only when the counter is full: the descriptor is readable then.
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
 
-    /// Whether it was said.
+    /// Whether the signal is set.
     #[must_use]
     pub fn is_signaled(&self) -> bool {
         self.signaled.load(Ordering::Acquire)

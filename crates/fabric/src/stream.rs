@@ -1,7 +1,7 @@
 //! A connected socket, TCP or unix: bytes in, bytes out, and waiting.
 //!
-//! Invariants: no call blocks, except those that take a deadline, and these
-//! not beyond it. A peer that is gone is an error, never a signal.
+//! Invariants: only calls with a deadline block, and not beyond it. A peer that is gone is an
+//! error, never a signal.
 
 use crate::limits::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, USER_TIMEOUT_MS};
 use crate::wire::ReceiveResult;
@@ -22,13 +22,13 @@ pub struct Stream {
     fd: OwnedFd,
 }
 
-/// What poll says of a socket whose peer sends no more, if it is asked for
-/// `RDHUP`: the others come unasked.
+/// The flags that poll reports when the peer sends no more. Only `RDHUP` must be requested; poll
+/// reports the others in any case.
 pub(crate) const HANGUP_FLAGS: PollFlags =
     PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR);
 
 impl Stream {
-    /// Takes a TCP connection: no delays, and a dead peer is noticed.
+    /// Wraps a TCP connection: no send delays, and a dead peer is detected.
     pub(crate) fn tcp(socket: TcpStream) -> io::Result<Stream> {
         socket.set_nonblocking(true)?;
         sockopt::set_tcp_nodelay(&socket, true)?;
@@ -40,12 +40,12 @@ impl Stream {
         Ok(Stream { fd: socket.into() })
     }
 
-    /// Takes a connected unix socket, whose peer's death the kernel tells.
+    /// Wraps a connected unix socket. The kernel reports the death of its peer.
     pub(crate) fn unix(fd: OwnedFd) -> Stream {
         Stream { fd }
     }
 
-    /// Receives once into the room that a vector has left.
+    /// Receives once into the spare capacity of a vector.
     pub(crate) fn receive(&self, into: &mut Vec<u8>) -> io::Result<ReceiveResult> {
         let room = into.capacity() - into.len();
         debug_assert!(room > 0, "no room to receive into");
@@ -62,7 +62,7 @@ impl Stream {
         }
     }
 
-    /// Sends once; none if there is no room.
+    /// Sends once; none if the socket is full.
     pub(crate) fn send(&self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         loop {
@@ -79,7 +79,7 @@ impl Stream {
         }
     }
 
-    /// Receives exactly so many bytes.
+    /// Receives exactly `N` bytes.
     pub(crate) fn receive_exact<const N: usize>(&self, until: Instant) -> io::Result<[u8; N]> {
         let mut bytes = [0; N];
         let mut at = 0;
@@ -95,7 +95,7 @@ impl Stream {
         Ok(bytes)
     }
 
-    /// Sends all of some bytes.
+    /// Sends all bytes.
     pub(crate) fn send_all(&self, mut bytes: &[u8], until: Instant) -> io::Result<()> {
         while !bytes.is_empty() {
             match self.send(&[IoSlice::new(bytes)])? {
@@ -118,19 +118,18 @@ impl Stream {
     /// Whether the peer has closed its end.
     pub(crate) fn has_hung_up(&self) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::RDHUP)];
-        // An error of poll tells nothing about the peer, nor does a signal; the
-        // next receive does.
+        // An error of poll, or a signal, proves nothing about the peer; the next receive does.
         let _ = wait_any(&mut fds, Some(Instant::now()));
         fds[0].revents().intersects(HANGUP_FLAGS)
     }
 
-    /// Ends the connection both ways. What the kernel has not sent yet is
-    /// dropped with the stream, by a reset: else a peer that reads again after
-    /// a long time would carry it out, and see only then that this end is gone.
+    /// Closes the connection in both directions. The socket resets the peer when it is dropped,
+    /// which discards the bytes that the kernel has not sent yet. Otherwise a peer that reads again
+    /// after a long time would execute them, and see only then that this end is gone.
     pub(crate) fn close(&self) {
-        // A socket without such an option drops nothing.
+        // A socket that does not support the option discards nothing.
         let _ = sockopt::set_socket_linger(&self.fd, Some(std::time::Duration::ZERO));
-        // Fails only if it has ended already.
+        // Fails only if the connection has ended already.
         let _ = shutdown(&self.fd, Shutdown::Both);
     }
 }
@@ -141,8 +140,8 @@ impl AsFd for Stream {
     }
 }
 
-/// Waits until one of these is ready; false if none was in time. A signal may
-/// end the wait early, as if one were ready.
+/// Waits until one of the descriptors is ready; false if none is ready in time. A signal may end
+/// the wait early with true.
 pub(crate) fn wait_any(fds: &mut [PollFd<'_>], until: Option<Instant>) -> io::Result<bool> {
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));
     let limit = left.and_then(|left| Timespec::try_from(left).ok());

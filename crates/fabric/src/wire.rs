@@ -1,5 +1,4 @@
-//! What carries the bytes of a connection, and the clock that its silence is
-//! measured by: a socket, or the network of a simulation.
+//! The transport of a connection, and its clock: a socket, or the network of a simulation.
 
 use crate::stream::Stream;
 use rustix::event::{PollFlags, epoll};
@@ -7,10 +6,10 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
-/// What a receive gave.
+/// The result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceiveResult {
-    /// Bytes; `drained` if there was room for more, so that none are left.
+    /// Bytes; `drained` if the buffer had room for more, so that no bytes are left in the socket.
     Bytes {
         /// See above.
         drained: bool,
@@ -21,7 +20,7 @@ pub enum ReceiveResult {
     End,
 }
 
-/// What somebody waits for.
+/// The condition that a wait is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitFor {
     /// Bytes, or the end.
@@ -30,9 +29,9 @@ pub enum WaitFor {
     Writable,
 }
 
-/// One end of a connection. No call blocks but [`Wire::wait`].
+/// One end of a connection. Only [`Wire::wait`] blocks.
 pub trait Wire {
-    /// Receives once into the room that a vector has left.
+    /// Receives once into the spare capacity of a vector.
     ///
     /// # Errors
     /// When the connection is broken.
@@ -44,29 +43,29 @@ pub trait Wire {
     /// When the connection is broken.
     fn send(&self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>>;
 
-    /// Waits until the connection is ready for something.
+    /// Waits until the connection is ready.
     ///
     /// # Errors
-    /// `TimedOut` when it was not by then, or when the connection is broken.
+    /// `TimedOut` when it is not ready by `until`; another error when the connection is broken.
     fn wait(&self, ready: WaitFor, until: Instant) -> io::Result<()>;
 
-    /// Ends the connection both ways.
+    /// Closes the connection in both directions.
     fn close(&self);
 
     /// Whether the peer has closed its end.
     fn has_hung_up(&self) -> bool;
 
-    /// The time.
+    /// The current time.
     fn now(&self) -> Instant;
 
-    /// A descriptor that is readable when there is something to receive, where
-    /// there is one.
+    /// A descriptor that is readable when bytes can be received, if the transport has one.
     fn readable_fd(&self) -> Option<RawFd>;
 
-    /// A descriptor that becomes readable when there is room. Asked for after
+    /// A descriptor that becomes readable when there is room to send. The caller asks for it after
     /// a send that did not take everything.
     ///
     /// # Errors
+    /// When the transport has none.
     /// When there is none.
     fn writable_fd(&self) -> io::Result<OwnedFd>;
 }

@@ -1,4 +1,4 @@
-//! What strangers and broken clients can do to a server: nothing to others.
+//! Unauthenticated and broken clients cannot disturb other clients of a server.
 
 mod support;
 
@@ -37,7 +37,7 @@ fn write_message() -> Vec<u8> {
     encode_request(&Request::Slice { handle: 0, request }, 1)
 }
 
-/// Others are served as before.
+/// Other clients are served as before.
 #[track_caller]
 fn assert_serves(server: &TcpServer) {
     let done = execute(&mut attach(server), SliceRequest::Flush);
@@ -100,8 +100,8 @@ fn malformed_message_ends_only_its_connection() {
     assert_eq!(memory.state().opened, 1);
 }
 
-/// A body that never comes takes no more room than its kind allows, and its
-/// session ends with the client.
+/// A body that never arrives takes no more memory than its kind allows, and its session ends with
+/// the client.
 #[test]
 fn half_messages_are_never_carried_out() {
     let memory = MemoryBrick::new();
@@ -128,7 +128,7 @@ fn connection_without_hello_is_refused() {
         vec![b'x'; HELLO_BYTES],
         vec![0; HELLO_BYTES],
         write_message()[..HELLO_BYTES].to_vec(),
-        // A hello of a server.
+        // A hello with the role of a server.
         [&ours[..6], &[2], &ours[7..]].concat(),
     ] {
         let mut raw = RawConnection::connect(server.address());
@@ -154,7 +154,7 @@ fn client_without_proof_is_refused_and_opens_nothing() {
         raw.send(&hello(Versions::OURS, Purpose::Session));
         let challenge = raw.receive();
         raw.send(&proof(challenge));
-        // What follows is not looked at.
+        // The server ignores the bytes after the proof.
         raw.try_send(&encode_request(&Request::Control(Control::Status), 1));
         let verdict: [u8; VERDICT_BYTES] = raw.receive();
         assert_eq!(read_verdict(verdict), Err(AuthError::WrongKey));
@@ -213,8 +213,8 @@ fn session_hello() -> [u8; HELLO_BYTES] {
     hello(Versions::OURS, Purpose::Session)
 }
 
-/// Strangers have few places and little time, however slowly they speak; those
-/// who are known lose nothing by it.
+/// Unauthenticated connections have few slots and little time, however slowly they send.
+/// Authenticated connections are not affected.
 #[test]
 fn unauthenticated_connections_are_limited_in_number_and_time() {
     let memory = MemoryBrick::new();
@@ -238,18 +238,18 @@ fn unauthenticated_connections_are_limited_in_number_and_time() {
         stranger.assert_hung_up();
     }
     assert!(began.elapsed() >= HANDSHAKE_LIMIT);
-    // The last of them leaves its place a moment after it was hung up.
+    // The last connection releases its slot shortly after it was closed.
     let connect = || TcpLeg::connect(server.address(), &key(), timeouts(), SLICE, Epoch(1));
     while connect().is_err() {
-        assert!(began.elapsed() < TEST_TIMEOUT, "the places stay taken");
+        assert!(began.elapsed() < TEST_TIMEOUT, "the slots stay in use");
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever bytes come after the handshake, the server hangs up or goes
-    /// on, and serves the next.
+    /// With any bytes after the handshake, the server closes the connection or continues, and
+    /// serves the next client.
     #[test]
     fn any_bytes_leave_the_server_alive(
         mut bytes in prop::collection::vec(any::<u8>(), 0..300), start in 0usize..70,

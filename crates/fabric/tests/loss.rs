@@ -1,4 +1,4 @@
-//! What a client sees when its brick goes, stays silent or is another.
+//! A client's view of a brick that ends, stays silent, or is another brick.
 
 mod support;
 
@@ -37,8 +37,7 @@ fn assert_refused(outcome: Result<TcpLeg, SliceError>, says: &str) {
     }
 }
 
-/// Submits reads, and checks that all are lost for this reason and so is
-/// every later one.
+/// Submits reads, and checks that all of them, and every later one, are lost for this reason.
 #[track_caller]
 fn check_lost(impostor: &FakeBrick, count: usize, says: &str) {
     let mut leg = leg(impostor);
@@ -131,7 +130,7 @@ fn idle_leg_descriptor_shows_brick_hangup() {
     assert_lost(&execute(&mut leg, SliceRequest::Flush), "closed");
 }
 
-/// What a request's answer waits for, until the brick is given up.
+/// How long a request waits for its answer before the leg gives the brick up.
 fn check_silence(request: &SliceRequest, limits: Timeouts, least: Duration, told: &str) {
     let impostor = FakeBrick::attached(|mut raw| raw.wait_end());
     let mut leg = leg_with(impostor.address, limits).expect("attached");
@@ -172,16 +171,16 @@ fn flush_may_take_the_call_timeout() {
     );
 }
 
-/// And what was not sent is dropped: the brick sees the end at once.
+/// Unsent bytes are dropped: the brick sees the end at once.
 #[test]
 fn full_socket_does_not_hide_silence() {
     let impostor = FakeBrick::attached(|mut raw| {
         let _ = raw.receive::<64>();
-        // Says nothing and reads nothing until the client has hung up.
+        // The brick sends and reads nothing until the client has closed the connection.
         let mut fds = [PollFd::new(&raw.0, PollFlags::RDHUP)];
         let patience = Timespec::try_from(TEST_TIMEOUT).expect("a short time");
         let gone = poll(&mut fds, Some(&patience)).expect("polled");
-        assert_eq!(gone, 1, "the end of the client was not told");
+        assert_eq!(gone, 1, "the brick did not see the client's end");
     });
     let stall = SHORT;
     let limits = Timeouts {
@@ -259,7 +258,7 @@ fn relayed_challenge_is_refused() {
     let memory = MemoryBrick::new();
     let server = serve(&memory);
     let address = server.address();
-    // It asks the real brick with another hello, and passes its answer on.
+    // The impostor asks the real brick with another hello, and forwards its answer.
     let impostor = FakeBrick::without_handshake(move |mut raw| {
         let mut hello: [u8; HELLO_BYTES] = raw.receive();
         hello[40] ^= 1;
@@ -316,7 +315,7 @@ fn server_of_another_protocol_is_refused_with_hint() {
     );
 }
 
-/// Everything that ends a leg because of what the brick said.
+/// Every reply of the brick that ends a leg.
 #[test]
 fn unexpected_or_short_reply_ends_the_leg() {
     type Twist = fn(Vec<u8>) -> Vec<u8>;
@@ -449,7 +448,7 @@ fn short_reply_to_a_read_call_is_refused() {
     assert_lost(&brick.execute(0, request), "not asked");
 }
 
-/// A control connection says so in its hello.
+/// The hello of a control connection states its purpose.
 #[test]
 fn hello_carries_the_purpose() {
     let (told, heard) = std::sync::mpsc::channel();

@@ -1,4 +1,4 @@
-//! What is asked over TCP arrives, and what is answered comes back.
+//! Requests over TCP arrive, and their answers come back.
 
 mod support;
 
@@ -31,7 +31,7 @@ fn read(offset: u64, len: u32) -> SliceRequest {
     SliceRequest::Read { offset, len }
 }
 
-/// Bytes in which every place differs from its neighbours and from its page's.
+/// Bytes that differ from their neighbours and from the same place of other pages.
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at % 251 + at / 4096) as u8).collect()
 }
@@ -280,8 +280,7 @@ fn deferred_replies_come_in_any_order() {
     assert_eq!(execute(&mut leg, read(0, 24)), Ok(SliceReply::Data(all)));
 }
 
-/// A handler that finishes tickets with the batch has nothing to wake anybody
-/// with afterwards.
+/// A handler that finishes tickets at the batch's end cannot wake the connection afterwards.
 #[test]
 fn ticket_finished_by_batch_end_is_answered() {
     let memory = MemoryBrick::new();
@@ -305,7 +304,7 @@ fn ticket_used_twice_ends_the_connection() {
     }
 }
 
-/// More in flight than the brick keeps waiting is held back, not refused.
+/// Requests beyond the brick's limit of deferred requests are held back, not refused.
 #[test]
 fn requests_beyond_deferred_limit_are_held_back() {
     let memory = MemoryBrick::new();
@@ -352,7 +351,7 @@ fn bytes_of_deferred_requests_are_bounded() {
     assert!(memory.state().held_bytes_max <= DEFERRED_BYTES_MAX);
 }
 
-/// A client that asks for more than it reads is not served beyond the bound.
+/// A client that requests more than it reads is not served beyond the bound.
 #[test]
 fn unread_replies_are_bounded() {
     let memory = MemoryBrick::new();
@@ -378,8 +377,8 @@ fn unread_replies_are_bounded() {
     }
 }
 
-/// What it changes may have been changed since by another client or connection (seed 3144
-/// of the cluster simulation).
+/// Another client or connection may have changed the same bytes since (seed 3144 of the cluster
+/// simulation).
 #[test]
 fn repeated_or_late_request_ends_the_connection() {
     for late in [7, 6, 0] {
@@ -475,7 +474,7 @@ fn session_ends_with_connection_despite_pending_requests() {
     assert!(execute(&mut attach(&server), SliceRequest::Flush).is_ok());
 }
 
-/// Even if the brick takes no further request of it at the time.
+/// The session ends even if the brick takes no further request of it at the time.
 #[test]
 fn session_at_deferred_limit_ends_with_its_connection() {
     let memory = MemoryBrick::new();
@@ -545,7 +544,7 @@ fn client_beyond_limit_is_admitted_when_another_leaves() {
     drop(first);
     let until = std::time::Instant::now() + TEST_TIMEOUT;
     while connect().is_err() {
-        assert!(std::time::Instant::now() < until, "the place stays taken");
+        assert!(std::time::Instant::now() < until, "the slot stays in use");
     }
 }
 

@@ -1,6 +1,6 @@
-//! The simplest file system that can be right: everything in maps. Random operations
-//! run on it and on the real one, and both must say the same; what a crash left of the
-//! real one must be what the model was before the operation at hand, or after it.
+//! The simplest correct file system: all state in maps. Random operations run on it and on the real
+//! one, and both must give the same results. After a crash the real one must match the model before
+//! or after the operation in progress.
 //!
 //! Only tests depend on this crate.
 
@@ -17,8 +17,8 @@ pub use real::{check_page_counts, read, run_op};
 use pagemesh_fs::Credentials;
 use rustix::io::Errno;
 
-/// Who makes what operations make.
+/// Credentials of all operations.
 pub const OWNER: Credentials = Credentials { uid: 7, gid: 8 };
 
-/// What an operation comes to.
+/// The result of an operation.
 pub type OpResult<T> = Result<T, Errno>;

@@ -6,7 +6,7 @@ use pagemesh_fs::{AllocateMode, RenameMode, SetXattrMode};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 
-/// What a node is.
+/// The content of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeContent {
     /// Bytes.
@@ -20,7 +20,7 @@ pub enum NodeContent {
 /// A node of the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// What it is.
+    /// Its content.
     pub body: NodeContent,
     /// Permissions.
     pub mode: u16,
@@ -64,7 +64,7 @@ impl FsModel {
         }
     }
 
-    /// Each byte of a path is a name of its own, of some length.
+    /// Each byte of a path stands for one name, long or short.
     fn parent(&self, path: &[u8]) -> OpResult<(u64, Vec<u8>)> {
         let (&last, above) = path.split_last().expect("a path");
         let mut at = 0;
@@ -99,13 +99,13 @@ impl FsModel {
         Ok(())
     }
 
-    /// Forgets a file in the root that operations have nothing to do with.
+    /// Removes a file in the root that is not part of the operations.
     pub fn remove_root_file(&mut self, name: &[u8]) {
         self.entries(0).remove(name);
         self.remove_unnamed();
     }
 
-    /// Forgets what has no name left.
+    /// Removes nodes without a name.
     fn remove_unnamed(&mut self) {
         let mut named: Vec<u64> = vec![0];
         for node in self.nodes.values() {
@@ -124,7 +124,7 @@ impl FsModel {
                 .any(|child| self.is_descendant(number, child))
     }
 
-    /// Paths of all nodes that are wanted, but for the root.
+    /// Paths of all wanted nodes except the root.
     #[must_use]
     pub fn paths(&self, wanted: &dyn Fn(&NodeContent) -> bool) -> Vec<Vec<u8>> {
         let mut found = Vec::new();
@@ -202,10 +202,10 @@ impl FsModel {
             .is_ok_and(|number| self.directory(number).is_ok())
     }
 
-    /// Does an operation.
+    /// Runs an operation.
     ///
     /// # Errors
-    /// What a program is to be told.
+    /// The error that a program gets.
     pub fn run(&mut self, op: &Op) -> OpResult<()> {
         match op {
             Op::Create(path) => self.insert(path, NodeContent::File(Vec::new()), 0o644)?,
@@ -313,7 +313,7 @@ impl FsModel {
         Ok(())
     }
 
-    /// The same nodes, numbered in the order in which a walk meets them.
+    /// The same nodes, numbered in the order of a walk.
     fn canonical(&self) -> FsModel {
         let mut walk = CanonicalWalk {
             model: self,
@@ -326,7 +326,7 @@ impl FsModel {
         FsModel { nodes, next }
     }
 
-    /// Whether something found is this and nothing else.
+    /// Checks that `found` equals this model.
     ///
     /// # Errors
     /// The first difference.
@@ -348,12 +348,11 @@ impl FsModel {
         }
     }
 
-    /// What may be left of this if an operation was interrupted with which it would have
-    /// become `after`: one of them, or, where pages are changed one after the other, this
-    /// with one file of which each byte is as before or as after. Gives what was found.
+    /// Checks the state after a crash during `op`: this model, or `after`. If `op` is not atomic,
+    /// each byte of its file may be old or new. Returns the state that was found.
     ///
     /// # Errors
-    /// How it differs from each.
+    /// The differences from each of them.
     pub fn crash_outcome(
         &self,
         op: &Op,
@@ -396,7 +395,7 @@ impl FsModel {
         new.resize(found.len(), 0);
         let bytes = found.iter().zip(old.iter().zip(new.iter()));
         for (at, (found, (old, new))) in bytes.enumerate() {
-            // Of a page that two writes are made to at once either may be there.
+            // After two concurrent writes to a page either may be there.
             if found != old && found != new {
                 return Err(format!("byte {at} is neither old nor new"));
             }
@@ -469,7 +468,7 @@ impl Node {
 }
 
 pub(crate) fn name(step: u8) -> Vec<u8> {
-    // Some long, so that leaves split early.
+    // Some names are long, so that leaves split early.
     let len = if step.is_multiple_of(2) { 1 } else { 200 };
     vec![b'a' + step % 26; len]
         .into_iter()

@@ -1,4 +1,4 @@
-//! Operations, and dice that roll them.
+//! Operations, and their random generator.
 
 use crate::model::{FsModel, NodeContent};
 use pagemesh_fs::{AllocateMode, RenameMode, SetXattrMode};
@@ -10,42 +10,42 @@ const CHUNK: u64 = 2 << 20;
 /// An operation. Each byte of a path is a name.
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// A file.
+    /// Creates a file.
     Create(Vec<u8>),
-    /// A file without a name that is written, and gets this name.
+    /// Creates a file without a name, writes it, and links it: path, length, byte.
     CreateUnnamed(Vec<u8>, usize, u8),
-    /// A directory.
+    /// Creates a directory.
     MakeDirectory(Vec<u8>),
-    /// A link with a target of so many bytes.
+    /// Creates a symbolic link with a target of this length.
     Symlink(Vec<u8>, usize),
-    /// A further name.
+    /// Adds a name to a file.
     Link(Vec<u8>, Vec<u8>),
-    /// Takes a name away.
+    /// Removes a name.
     Unlink(Vec<u8>),
-    /// As it says.
+    /// Removes a directory.
     RemoveDirectory(Vec<u8>),
-    /// From, to.
+    /// Renames: from, to.
     Rename(Vec<u8>, Vec<u8>, RenameMode),
-    /// At an offset, so many of one byte.
+    /// Writes at an offset: length, byte.
     Write(Vec<u8>, u64, usize, u8),
-    /// At the end, so many of one byte.
+    /// Appends: length, byte.
     Append(Vec<u8>, usize, u8),
-    /// Cuts or grows.
+    /// Truncates or extends.
     SetSize(Vec<u8>, u64),
-    /// Offset and length come last.
+    /// Preallocates, punches or zeroes a range: offset, length.
     Allocate(Vec<u8>, AllocateMode, u64, u64),
-    /// Permissions.
+    /// Sets permissions.
     SetMode(Vec<u8>, u16),
-    /// Key, and length of the value.
+    /// Sets an extended attribute: key, length of the value.
     SetXattr(Vec<u8>, u8, usize, SetXattrMode),
-    /// By key.
+    /// Removes an extended attribute by key.
     RemoveXattr(Vec<u8>, u8),
-    /// From a file at an offset to another, so many bytes.
+    /// Copies from a file at an offset to a file at an offset: length.
     Copy(Vec<u8>, u64, Vec<u8>, u64, u64),
 }
 
 impl Op {
-    /// The file whose pages an operation changes one after the other.
+    /// The file that the operation changes page by page, not atomically.
     #[must_use]
     pub fn non_atomic_file(&self) -> Option<&[u8]> {
         match self {
@@ -58,12 +58,12 @@ impl Op {
     }
 }
 
-/// How far operations go.
+/// The size of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpScale {
     /// Into the third chunk of 2 MiB of a file, with many names in one directory.
     Large,
-    /// Little, and few names: for what copies and compares everything often.
+    /// Small files and few names, for tests that copy and compare everything often.
     Small,
 }
 
@@ -77,7 +77,7 @@ impl OpScale {
     }
 }
 
-/// Operations that follow from a seed.
+/// Random operations from a seed.
 #[derive(Clone, Debug)]
 pub struct OpGenerator {
     random: Random,
@@ -100,12 +100,12 @@ impl OpGenerator {
         self.random.below(end as usize) as u64
     }
 
-    /// True once in so many times.
+    /// True with a probability of one in `of`.
     pub fn one_in(&mut self, of: u64) -> bool {
         self.below(of) == 0
     }
 
-    /// Mostly the path of something that is there, of the wanted kind.
+    /// Mostly the path of an existing node of the wanted type.
     fn path(&mut self, model: &FsModel, wanted: impl Fn(&NodeContent) -> bool) -> Vec<u8> {
         let found: Vec<Vec<u8>> = model.paths(&wanted);
         match found.is_empty() || self.one_in(10) {
@@ -114,7 +114,7 @@ impl OpGenerator {
         }
     }
 
-    /// A name, mostly a new one, in a directory, mostly one that is there.
+    /// Mostly a new name, mostly in an existing directory.
     fn new_path(&mut self, model: &FsModel) -> Vec<u8> {
         let above = model.paths(&|body: &NodeContent| matches!(body, NodeContent::Directory(_)));
         let at = self.below(above.len() as u64 + 2) as usize;
@@ -134,7 +134,7 @@ impl OpGenerator {
         }
     }
 
-    /// An operation on what a model has.
+    /// A random operation on the nodes of a model.
     pub fn next_op(&mut self, model: &FsModel) -> Op {
         let file = |body: &NodeContent| matches!(body, NodeContent::File(_));
         let directory = |body: &NodeContent| matches!(body, NodeContent::Directory(_));
@@ -202,7 +202,7 @@ impl OpGenerator {
                 let kinds = if self.scale == OpScale::Large { 4 } else { 1 };
                 let (source, target, len) = match self.below(kinds) {
                     0 => (self.offset(), self.offset(), 1 + self.below(20_000)),
-                    // What may be shared.
+                    // Ranges that can be shared.
                     1 => (0, CHUNK * self.below(3), 1 + self.below(3 * CHUNK)),
                     2 => (CHUNK * self.below(3), CHUNK * self.below(3), 1 << 24),
                     _ => (0, 0, 1 << 24),

@@ -1,4 +1,5 @@
-//! The same on a real file system, as a program would do it; and what one holds, as a model.
+//! Operations on a real file system, as a program does them, and a real file system read as a
+//! model.
 
 use crate::model::{FsModel, Node, NodeContent, name, xattr};
 use crate::op::Op;
@@ -10,13 +11,13 @@ use pagemesh_fs::{
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 
-/// Bytes of the longest file that operations make, and more.
+/// More bytes than the longest file of the operations.
 const FILE_BYTES_MAX: u32 = 1 << 27;
 
-/// What a file system holds.
+/// Reads a file system into a model.
 ///
 /// # Errors
-/// What cannot be read, or what contradicts itself.
+/// Unreadable or inconsistent parts.
 pub fn read(fs: &Fs, channel: &mut IoChannel) -> Result<FsModel, String> {
     let mut reader = FsReader {
         fs,
@@ -44,13 +45,13 @@ struct FsReader<'f> {
     fs: &'f Fs,
     channel: &'f mut IoChannel,
     numbers: BTreeMap<Ino, u64>,
-    /// Of what is no directory, and how many were met.
+    /// Nodes other than directories, and how many names of each were found.
     names: BTreeMap<u64, (Attr, u32)>,
     nodes: BTreeMap<u64, Node>,
 }
 
 impl FsReader<'_> {
-    /// The number of a node, with all below it.
+    /// The number of a node. Reads the nodes below it.
     fn visit(&mut self, ino: Ino) -> Result<u64, String> {
         let text = |error: FsError| format!("inode {}: {error}", ino.0);
         if let Some(&number) = self.numbers.get(&ino) {
@@ -122,10 +123,10 @@ impl FsReader<'_> {
     }
 }
 
-/// Asserts that files count the pages that they hold.
+/// Asserts that files count their mapped pages.
 ///
 /// # Panics
-/// When one does not.
+/// If a file does not.
 pub fn check_page_counts(model: &FsModel, fs: &Fs, channel: &mut IoChannel) {
     for path in model.paths(&|body| matches!(body, NodeContent::File(_))) {
         let file = find(fs, &path).expect("it is there");
@@ -142,7 +143,7 @@ pub fn check_page_counts(model: &FsModel, fs: &Fs, channel: &mut IoChannel) {
     }
 }
 
-/// Writes all, or fails as the write of the rest would.
+/// Writes all bytes, or fails as a write of the rest would.
 fn write_all(
     fs: &Fs,
     channel: &mut IoChannel,
@@ -158,7 +159,7 @@ fn write_all(
     }
 }
 
-/// Writes two halves at the same time where that can be, else one after the other.
+/// Writes two halves concurrently if possible, else in sequence.
 fn write_halves(
     fs: &Fs,
     channel: &mut IoChannel,
@@ -190,10 +191,10 @@ fn write_halves(
     Ok(())
 }
 
-/// Does an operation on a real file system, as a program would.
+/// Runs an operation on a real file system, as a program would.
 ///
 /// # Errors
-/// What a program is told.
+/// The error that a program gets.
 pub fn run_op(fs: &Fs, channel: &mut IoChannel, op: &Op) -> OpResult<()> {
     let result = try_run(fs, channel, op);
     result.map_err(|error| error.errno())

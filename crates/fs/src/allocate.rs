@@ -1,4 +1,4 @@
-//! What is asked for of ranges of a file: room, holes, and where they are.
+//! Operations on ranges of a file: preallocation, holes, and seeking them.
 
 use crate::Fs;
 use crate::data::{
@@ -13,24 +13,24 @@ use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// What to do to a range of a file.
+/// Operation on a range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocateMode {
-    /// See to room for it, also beyond the end.
+    /// Preallocates the range, also beyond the end.
     Reserve {
         /// The size stays.
         keep_size: bool,
     },
-    /// Free it; it then reads as zeroes. The size stays.
+    /// Frees the range; it then reads as zeroes. The size stays.
     Punch,
-    /// Make it read as zeroes, with room.
+    /// Makes the range read as zeroes, preallocated.
     Zero {
         /// The size stays.
         keep_size: bool,
     },
 }
 
-/// What to look for.
+/// The target of a seek.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeekTarget {
     /// The next byte that may be other than zero.
@@ -90,7 +90,7 @@ impl Fs {
         }
     }
 
-    /// Refuses what the limit leaves no room for before anything of it is done.
+    /// Fails early if the limit leaves too little room for the whole range.
     fn check_space(&self, channel: &mut IoChannel, ino: Ino, pages: Range<u64>) -> Result<()> {
         let asked = pages.end - pages.start;
         let (inode, room, pieces) = self.inspect(|core| {
@@ -100,10 +100,10 @@ impl Fs {
                 limit => (limit / PAGE).saturating_sub(core.used_pages),
             };
             let mut pieces = Vec::new();
-            // Else it fits, or does not, whatever the file has there.
+            // Otherwise the result does not depend on the pages that the file has there.
             if asked > room && asked - room <= inode.pages {
                 pieces = core.pieces(&inode, pages.start, usize::MAX)?;
-                // What others name, too, is no room for this one.
+                // Shared spans are not reused by this file.
                 pieces.retain(|piece| {
                     let is_own = !piece.is_shared || core.share_counts.count(piece.span.page) <= 1;
                     is_own && piece.first_page < pages.end
@@ -176,11 +176,11 @@ impl Fs {
     fn punch_range(&self, channel: &mut IoChannel, ino: Ino, bytes: Range<u64>) -> Result<()> {
         let (first, last) = (page_count(bytes.start), bytes.end / PAGE);
         let now = self.now();
-        // Of spans in between nothing stays.
+        // Whole spans in between are removed, shared or not.
         for at in [bytes.start, bytes.end - 1] {
             self.unshare(channel, ino, at / PAGE..at / PAGE + 1)?;
         }
-        // Parts of pages first: they are zeroed where they are mapped.
+        // Partial pages first: they are zeroed if they are mapped.
         let edges = match first > last {
             true => vec![bytes.clone()],
             false => vec![bytes.start..first * PAGE, last * PAGE..bytes.end],
@@ -210,13 +210,13 @@ impl Fs {
         }
         let cleared = self.discard_range(channel, ino, first..last);
         self.defer_on_error(ino, cleared)?;
-        // The hole is there: what is left is to count.
+        // The hole exists; only the page count is still to be updated.
         let counted = self.with_reserve_fallback(|| self.clear_trim_mark(channel, ino, None));
         let _ = self.defer_on_error(ino, counted);
         Ok(())
     }
 
-    /// Frees what is mapped of pages of a file, which keeps their spans.
+    /// Frees the mapped pages of a range of a file, and keeps its own spans.
     fn discard_range(&self, channel: &mut IoChannel, ino: Ino, pages: Range<u64>) -> Result<()> {
         let mut from = pages.start;
         loop {
@@ -236,10 +236,10 @@ impl Fs {
         }
     }
 
-    /// Where data or a hole begins, from an offset on.
+    /// The next offset at which data or a hole begins.
     ///
     /// # Errors
-    /// `ENXIO` at or beyond the end, and for data where there is none.
+    /// `ENXIO` at or beyond the end, and for data if there is none.
     pub fn seek(
         &self,
         channel: &mut IoChannel,
@@ -259,7 +259,7 @@ impl Fs {
             return Err(Errno::NXIO.into());
         }
         if lock.is_mmapped() || lock.has_mmap_dirty() || inode.redo_log.is_some() {
-            // What the kernel keeps, or is held, may lie in holes: all counts as data.
+            // Pages in the kernel or in the buffer may lie in holes: all bytes count as data.
             return Ok(match what {
                 SeekTarget::Data => offset,
                 SeekTarget::Hole => inode.size,

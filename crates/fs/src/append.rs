@@ -1,9 +1,9 @@
-//! Files that guests make longer (RFD 016): what their last page says, and how the mount
-//! takes their end over.
+//! Files that direct clients extend (RFD 016): the footer in their last page, and how the mount
+//! publishes their end.
 //!
-//! Invariants: a file that grows has one footer, once something was written to it; nobody
-//! but guests writes to it before it is settled, and it is settled while they are out.
-//! What lies behind its end is seen by nobody.
+//! Invariants: a file with an append extent has one footer once data was appended. Only direct
+//! clients write to it until its size is published, and that happens while they are blocked.
+//! Nothing behind its end is visible.
 
 use crate::Fs;
 use crate::core::{Core, Tx, damaged_inode};
@@ -19,44 +19,44 @@ use siphasher::sip::SipHasher24;
 use std::hash::Hasher;
 use std::ops::Range;
 
-/// Bytes at the end of the last page: nonce and end.
+/// Bytes of the footer, at the end of the last page: nonce and end.
 pub const FOOTER_BYTES: usize = 16;
 const FOOTER_AT: usize = PAGE_BYTES - FOOTER_BYTES;
-/// Pages that one write at the end changes: 64 KiB, the part that begins them, and a page
-/// for the footer. What is longer is the kernel's, where the call into it costs least.
+/// Most pages that one append changes: 64 KiB, the partial first page, and a page for the footer.
+/// Longer appends go through the kernel, because the cost of the system call matters least there.
 pub const APPEND_PAGES_MAX: usize = 18;
-/// Pages behind the end that are freed together with settling. There is one at most, unless
-/// a write that failed was longer.
+/// Most pages behind the end that are cleared in the transaction that publishes the size. There is
+/// one at most, unless an append that failed was longer.
 const CLEARED_PAGES_MAX: u64 = APPEND_PAGES_MAX as u64;
 
-/// The page of the file that holds the footer of this end.
+/// The page of the file that holds the footer for this end.
 #[inline]
 #[must_use]
 pub fn footer_page(end: u64) -> u64 {
     (end + FOOTER_BYTES as u64 - 1) / PAGE
 }
 
-/// The end that a page of the file tells, if it holds a footer of this growth.
+/// The end in a page's footer; `None` if the page holds no footer of this extent.
 fn footer_end(growth: AppendExtent, page: u64, bytes: &Page) -> Option<u64> {
     let end = get_u64(bytes, FOOTER_AT + 8);
     let is_here = end <= FILE_BYTES_MAX && footer_page(end) == page;
     (field(bytes, FOOTER_AT) == growth.nonce.to_le_bytes() && is_here).then_some(end)
 }
 
-/// Whole pages that one record puts in place.
+/// Whole pages that one record writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TailWrite {
     /// The first page of the file.
     pub first_page: u64,
     /// How many.
     pub page_count: usize,
-    /// Where the file ends then.
+    /// The end of the file after the write.
     pub end: u64,
 }
 
 impl TailWrite {
-    /// Of a write of so many bytes to a place in the last page of a file, or at its end;
-    /// none: there is no room for it in what was lent.
+    /// Plans a write of `len` bytes into the last page of a file, or at its end. `None` if it does
+    /// not fit into the append extent.
     #[inline]
     #[must_use]
     pub fn plan(growth: AppendExtent, end: u64, offset: u64, len: usize) -> Option<TailWrite> {
@@ -73,8 +73,8 @@ impl TailWrite {
         })
     }
 
-    /// Fills the pages with the bytes written there. They begin with what the last page has below the
-    /// old `end`.
+    /// Fills the pages with the bytes written there. On entry they begin with the content of the
+    /// last page below the old `end`.
     #[inline]
     pub fn fill(self, growth: AppendExtent, pages: &mut [u8], end: u64, offset: u64, data: &[u8]) {
         let len = self.page_count * PAGE_BYTES;
@@ -88,7 +88,7 @@ impl TailWrite {
 }
 
 impl Inode {
-    /// Pages that may be mapped behind those that it counts.
+    /// Pages of the append extent that may be mapped, beyond those that the inode counts.
     pub(crate) fn granted_pages(&self) -> u64 {
         let reach = self.append_extent.map_or(0, |growth| growth.limit_page);
         reach.saturating_sub(page_count(self.size))
@@ -96,7 +96,7 @@ impl Inode {
 }
 
 impl Core {
-    /// Where a file ends, which guests may have made longer.
+    /// The end of a file, including appends of direct clients.
     pub(crate) fn file_end(&mut self, ino: Ino, inode: &Inode) -> Result<u64> {
         let Some(growth) = inode.append_extent else {
             return Ok(inode.size);
@@ -106,11 +106,11 @@ impl Core {
             Some(end) => end,
             None => self.find_footer_end(ino, inode, growth)?,
         };
-        // What guests say may be anything.
+        // Direct clients may report any number.
         Ok(end.clamp(inode.size, growth.limit_page * PAGE))
     }
 
-    /// The end that the pages of a growing file tell.
+    /// The end in the footers of a file with an append extent.
     fn find_footer_end(&mut self, ino: Ino, inode: &Inode, growth: AppendExtent) -> Result<u64> {
         let (first, run) = self.granted_run(ino, inode)?;
         let mut end = inode.size;
@@ -125,7 +125,7 @@ impl Core {
             }
             let bytes = self.data_page(run.page + page - first)?;
             if let Some(told) = footer_end(growth, page, &bytes) {
-                // One below another was before it, and is all that is surely whole.
+                // A footer in a lower page is older, and only its bytes are surely complete.
                 end = told;
                 found = found.max(page);
             }
@@ -133,7 +133,7 @@ impl Core {
         Ok(end)
     }
 
-    /// Where what is lent to a file begins, in the file and in the space.
+    /// The first page of the append extent, in the file and in the space.
     fn granted_run(&mut self, ino: Ino, inode: &Inode) -> Result<(u64, PageRun)> {
         let first = inode.size / PAGE;
         let run = map::find(&inode.map, first, &mut |page| self.page(page))?;
@@ -142,7 +142,7 @@ impl Core {
         Ok((first, run.ok_or_else(|| damaged_inode(ino, what()))?))
     }
 
-    /// Pages of the file that are mapped in what was lent, in order.
+    /// Mapped pages of the file in the append extent, in order.
     fn mapped_granted_pages(
         &mut self,
         first: u64,
@@ -157,8 +157,8 @@ impl Core {
 }
 
 impl Tx<'_> {
-    /// Puts the end of a growing file into its inode. Returns whether more is left to be
-    /// freed behind it.
+    /// Writes the end of a file with an append extent into its inode. Returns whether pages behind
+    /// it are still to be freed.
     fn publish_end(&mut self, ino: Ino) -> Result<bool> {
         let mut inode = self.inode(ino)?;
         let Some(growth) = inode.append_extent else {
@@ -187,7 +187,8 @@ impl Tx<'_> {
         Ok(is_cut)
     }
 
-    /// Lends a file the rest of the span in which it ends.
+    /// Grants a file the rest of the span in which it ends. Returns the extent, and the bytes of
+    /// the space that hold its last page.
     fn grant_span(&mut self, ino: Ino, nonce: u64) -> Result<Option<(AppendExtent, Range<u64>)>> {
         let mut inode = self.inode(ino)?;
         let first = inode.size / PAGE;
@@ -211,8 +212,8 @@ impl Tx<'_> {
 }
 
 impl Fs {
-    /// Puts the end of a growing file into its inode, and frees what lies behind it. The
-    /// caller holds the file alone, or nobody else can.
+    /// Publishes the size of a file with an append extent, and frees the pages behind it. The
+    /// caller has exclusive access to the file.
     pub(crate) fn publish_size(&self, ino: Ino) -> Result<()> {
         if self
             .inspect(|core| core.inode(ino))?
@@ -227,8 +228,8 @@ impl Fs {
         Ok(())
     }
 
-    /// The same when a file that had guests is closed by the last one, who has it open until
-    /// then. What fails is tried again later. Whether it is settled.
+    /// As [`Fs::publish_size`], at the last close of a file that had direct clients; the caller has
+    /// it open. Retries a failure later. Returns whether the size is published.
     pub(crate) fn publish_size_at_close(&self, ino: Ino) -> bool {
         let settled = self.file_lock(ino).and_then(|data| {
             let _alone = data.write();
@@ -242,8 +243,9 @@ impl Fs {
         }
     }
 
-    /// Lends a dense file room behind its end, and tells what its last page has below it;
-    /// none: there is no room. The caller holds the file alone, with its guests out.
+    /// Grants a dense file append space. Returns the extent, and the content of the last page below
+    /// the end; `None` if there is no room. The caller holds the file exclusively, with its direct
+    /// clients blocked.
     pub(crate) fn grant_append_space(
         &self,
         ino: Ino,
@@ -258,7 +260,7 @@ impl Fs {
             return Ok(None);
         };
         data.kernel_pages.mark_size_stale();
-        // Whoever asks how long the file is goes by what guests say from now on.
+        // From now on the size is the one that direct clients report.
         self.notify_uncacheable(ino);
         let len = (tail.end - tail.start) as usize;
         let bytes = match len {
@@ -268,7 +270,7 @@ impl Fs {
         Ok(Some((growth, bytes)))
     }
 
-    /// A number that no growth had, and that nobody can guess.
+    /// A nonce that no earlier extent had, and that clients cannot guess.
     fn new_nonce(&self, ino: Ino) -> u64 {
         let now = self.now();
         let mut core = self.lock_core();
@@ -286,29 +288,29 @@ impl Fs {
         hasher.finish()
     }
 
-    /// Tells whoever keeps attributes of a file that it must not from now on.
+    /// Calls the append hook: attributes of the file must not be cached from now on.
     pub(crate) fn notify_uncacheable(&self, ino: Ino) {
         if let Some(tell) = self.append_hook.get() {
             tell(ino);
         }
     }
 
-    /// Has somebody told whenever guests begin to make a file longer, before they do, or when
-    /// pages of it begin to be held: who keeps its attributes must not from then on
-    /// ([`crate::Attr::has_volatile_size`]). Once.
+    /// Sets the hook for the moments from which a file's attributes must not be cached
+    /// ([`crate::Attr::has_volatile_size`]). It is called before direct clients get append space,
+    /// and when the file gets its first mmap-dirty page. Only the first call has an effect.
     pub fn set_append_hook(&self, tell: impl Fn(Ino) + Send + Sync + 'static) {
-        // A second one has nothing to tell.
+        // The first hook stays.
         let _ = self.append_hook.set(Box::new(tell));
     }
 
-    /// Calls `tell` before each open that did not come through the preload library, with the
-    /// thread number that the kernel gives. Once.
+    /// Sets a hook that is called before each open that did not come through the preload library,
+    /// with the thread number that the kernel reports. Only the first call has an effect.
     pub fn set_open_hook(&self, tell: impl Fn(u32) + Send + Sync + 'static) {
-        // A second one has nothing to tell.
+        // The first hook stays.
         let _ = self.open_hook.set(Box::new(tell));
     }
 
-    /// A thread opens a file, and not through the preload library.
+    /// Reports an open by a thread that did not come through the preload library.
     pub fn call_open_hook(&self, thread: u32) {
         if let Some(tell) = self.open_hook.get() {
             tell(thread);
@@ -325,8 +327,8 @@ mod tests {
         limit_page: 40,
     };
 
-    /// A file that is written through what is composed is what was written, and its end is
-    /// told by one page alone.
+    /// Appends through `TailWrite` produce the written bytes, and exactly one page has a valid
+    /// footer.
     #[test]
     fn only_one_page_has_a_valid_footer() {
         let mut file = vec![0; 40 * PAGE_BYTES];

@@ -1,13 +1,12 @@
-//! Pages of the name space in memory: those used lately, in two generations. When
-//! the young one is full it becomes the old one, and what nobody asked for since
-//! is forgotten.
+//! Cache of name-space pages, in two generations. When the young one is full it replaces the old
+//! one, and pages that were not used since are dropped.
 
 use crate::format::Page;
 use crate::hash::NumberMap;
 use std::sync::Arc;
 
-/// Pages kept: 64 MiB of them, with one more generation of half as many in the
-/// making. Inodes of a million files are four times as much.
+/// Pages of one generation; both together take at most 64 MiB. The inodes of a million files take
+/// four times as much.
 const GENERATION_PAGES_MAX: usize = 8192;
 
 #[derive(Default)]

@@ -1,11 +1,12 @@
-//! The ports that calls borrow: spare ones, and more as long as the space opens any.
+//! The pool of I/O channels that calls borrow: idle ones, and new ones as long as the space opens
+//! any.
 //!
-//! A space has so many channels, and each takes a session of every brick behind it, so
-//! there may be fewer ports than calls at hand. Then a call waits for a port that another
-//! gives back. Ports that are idle are closed: their sessions are for others.
+//! A space has a limited number of channels, and each takes a session of every brick behind it. So
+//! there may be fewer channels than calls; then a call waits until another returns its channel.
+//! Idle channels are closed, which frees their sessions for other clients.
 //!
-//! Invariants: a call borrows one port at a time, and before it locks anything that those
-//! who have one may wait for. So who has one never waits for who has none.
+//! Invariants: a call borrows one channel at a time, and does so before it takes any lock that the
+//! holder of a channel may wait for. So a call with a channel never waits for a call without one.
 
 use crate::Fs;
 use crate::error::{FsError, Result};
@@ -17,37 +18,36 @@ use std::os::fd::RawFd;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a call waits for a port: longer than a volume lets requests wait for a part
-/// without any copy, so that those who have one are over by then.
+/// How long a call waits for a channel. A volume delays requests to a part without any copy for a
+/// shorter time, so calls that hold a channel have ended by then.
 const CHANNEL_WAIT_MAX: Duration = Duration::from_secs(30);
-/// How soon it is tried again to open a further port, once there was no room for one: each
-/// try costs a connection to every brick.
+/// Pause after a failed attempt to open a channel: each attempt costs a connection to every brick.
 const OPEN_RETRY: Duration = Duration::from_secs(5);
-/// For so long a spare port is kept: opening one takes milliseconds, and a copy that comes
-/// back, or another client, may need its sessions.
+/// How long an idle channel stays open. Opening one takes milliseconds; a returning copy, or
+/// another client, may need its sessions.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
-/// A port that nobody uses.
+/// A channel that no call uses.
 struct IdleChannel {
     channel: IoChannel,
-    /// Since when, as far as somebody looked.
+    /// First time that the poller saw it idle.
     idle_since: Option<Instant>,
 }
 
 #[derive(Default)]
 struct ChannelPoolState {
-    /// Given back in this order. The last is lent first, so that the others get idle.
+    /// In order of return. The last one is borrowed first, so that the others become idle.
     idle: VecDeque<IdleChannel>,
-    /// Calls that wait for one.
+    /// Calls that wait for a channel.
     waiters: usize,
-    /// Until then nobody opens a further one.
+    /// No call opens a new channel before this time.
     full_until: Option<Instant>,
 }
 
 #[derive(Default)]
 pub(crate) struct ChannelPool {
     state: Mutex<ChannelPoolState>,
-    /// One was given back, or further ones may be opened.
+    /// Signals a returned channel, or that new ones may be opened.
     changed: Condvar,
 }
 
@@ -56,13 +56,13 @@ impl ChannelPool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A spare one, if there is one now.
+    /// An idle channel, if there is one now.
     fn try_take(&self) -> Option<IoChannel> {
         self.lock_state().idle.pop_back().map(|spare| spare.channel)
     }
 
-    /// A spare one, after a while if no further one can be opened now; none: the caller
-    /// may try to open one.
+    /// Waits for an idle channel while no new one can be opened. `None`: the caller may try to open
+    /// one.
     fn wait_for_idle(&self, until: Instant) -> Option<IoChannel> {
         let mut spares = self.lock_state();
         loop {
@@ -72,7 +72,7 @@ impl ChannelPool {
             let now = Instant::now();
             let full_until = spares.full_until?;
             if now >= full_until.min(until) {
-                // One tries for all who wait.
+                // One caller tries for all waiting ones.
                 spares.full_until = Some(now + OPEN_RETRY);
                 return None;
             }
@@ -85,7 +85,7 @@ impl ChannelPool {
         }
     }
 
-    /// A further one could be opened, or could not.
+    /// Records whether the space refused a new channel.
     fn record_full(&self, is_full: bool) {
         let full_until = is_full.then(|| Instant::now() + OPEN_RETRY);
         let before = std::mem::replace(&mut self.lock_state().full_until, full_until);
@@ -99,7 +99,7 @@ impl ChannelPool {
         spares.idle.push_back(spare);
         let is_awaited = spares.waiters > 0;
         drop(spares);
-        // A system call.
+        // Notification is a system call.
         if is_awaited {
             self.changed.notify_one();
         }
@@ -109,11 +109,11 @@ impl ChannelPool {
         self.lock_state().idle.pop_front()
     }
 
-    /// Tends spare ones, and closes those that have been idle for long.
+    /// Polls idle channels, and closes those that have been idle for too long.
     fn poll_idle(&self, now: Instant, into: &mut Vec<RawFd>) -> Option<Instant> {
         let mut deadlines = Vec::new();
         let count = self.lock_state().idle.len();
-        // One at a time: who finds none opens another.
+        // One at a time: a call that finds the pool empty would open another.
         for _ in 0..count {
             let Some(mut spare) = self.take_oldest() else {
                 break;
@@ -129,10 +129,10 @@ impl ChannelPool {
     }
 }
 
-/// A port for one call, or several one after the other.
+/// A borrowed channel, for one call or several in sequence.
 pub struct PooledChannel<'f> {
     pool: &'f ChannelPool,
-    /// Some until it is dropped.
+    /// `Some` until the drop.
     channel: Option<IoChannel>,
 }
 
@@ -162,19 +162,19 @@ impl Drop for PooledChannel<'_> {
 }
 
 impl Fs {
-    /// A thread's way to the files. It serves one call at a time.
+    /// Opens a channel for one thread. It serves one call at a time.
     ///
     /// # Errors
-    /// When the volume opens no further channel; it may tell only the first call.
+    /// If the volume opens no further channel. The error may come only with the first call.
     pub fn open_channel(&self) -> Result<IoChannel> {
         IoChannel::open(&*self.space, self.wait)
     }
 
-    /// A spare port, or a further one. When no further one can be opened, it waits until
-    /// one is given back. Not for who has one.
+    /// Borrows an idle channel, or opens a new one. If no new one can be opened, it waits until one
+    /// is returned. The caller must not hold a channel.
     ///
     /// # Errors
-    /// What the volume says; that it has no further channel only after a long wait.
+    /// Errors of the volume. The error that it has no further channel comes only after 30 s.
     pub fn borrow_channel(&self) -> Result<PooledChannel<'_>> {
         let until = Instant::now() + CHANNEL_WAIT_MAX;
         loop {
@@ -190,8 +190,8 @@ impl Fs {
         }
     }
 
-    /// For several writes at once ([`Fs::begin_write`]). To be dropped when it is empty
-    /// and nothing is at hand: others may wait for its port.
+    /// Creates a queue for several concurrent writes ([`Fs::begin_write`]). Drop it when it is
+    /// empty and no write follows: other calls may wait for its channel.
     ///
     /// # Errors
     /// As [`Fs::borrow_channel`].
@@ -199,7 +199,7 @@ impl Fs {
         Ok(WriteQueue::new(self.borrow_channel()?))
     }
 
-    /// The same without any wait, if there is a spare port.
+    /// As [`Fs::write_queue`], without waiting; `None` if there is no idle channel.
     pub fn try_write_queue(&self) -> Option<WriteQueue<'_>> {
         let channel = self.channel_pool.try_take()?;
         Some(WriteQueue::new(self.wrap_channel(channel)))
@@ -212,12 +212,12 @@ impl Fs {
         }
     }
 
-    /// Lets ports that nobody uses take part in what the volume does meanwhile, such as
-    /// the return of a copy, and closes those that nobody has used for long by now. To be
-    /// called when one of the descriptors is readable that it names, at the time that it
-    /// returns, and once in a while. It does not wait.
+    /// Lets idle channels take part in the work of the volume, such as the return of a copy, and
+    /// closes those that have been idle for too long. Does not wait. Call it when one of the
+    /// descriptors that it adds to `into` is readable, at the time that it returns, and
+    /// periodically.
     pub fn poll_idle_channels(&self, now: Instant, into: &mut Vec<RawFd>) -> Option<Instant> {
-        // Whoever holds one of these uses it.
+        // A locked channel is in use, and its user polls it.
         let core = self.core.try_lock().ok();
         let core = core.and_then(|mut core| core.poll_channel(into));
         let commits = self.commit_channel.try_lock().ok();

@@ -1,20 +1,19 @@
-//! What the one lock of a file system guards, and how changes leave it.
+//! The state under the one lock of a file system, and how changes leave it.
 //!
-//! An operation runs under the lock as a [`Tx`]: it reads pages as the operations
-//! before it left them, and writes copies. When it has succeeded, its pages join
-//! the **batch**: what the next transaction of the space will hold. Whoever waits
-//! for a batch and finds none on its way takes it along, without the lock; so one
-//! transaction is on its way at a time, each begins where the one before ended, and
-//! under load several operations share one.
+//! An operation runs under the lock as a [`Tx`]: it reads pages as the operations before it left
+//! them, and writes copies. When it has succeeded, its pages join the **batch**, the content of the
+//! next transaction of the space. A thread that waits for a batch sends it if none is in flight,
+//! without the lock. So one transaction is in flight at a time, each begins where the one before
+//! ended, and under load several operations share one.
 //!
 //! Invariants:
 //! - a batch is one [`Request::Transact`]: all of it or nothing;
-//! - a page in the batch, or on its way, counts before the cache and the space;
-//! - what a batch frees (spans, numbers) is given out again only when it is
-//!   committed; what it took comes back when it failed;
+//! - a page in the batch, or in flight, takes precedence over the cache and the space;
+//! - spans and numbers that a batch frees are allocated again only after it is committed; those
+//!   that it allocated are freed again if it fails;
 //! - pages of files never enter the cache: they change without this lock;
-//! - no more changes are taken once one has failed for another reason than want of
-//!   room, or something was found damaged.
+//! - the file system takes no more changes once a transaction failed for another reason than want
+//!   of space, or damage was found.
 
 use crate::cache::Cache;
 use crate::check_ino;
@@ -59,10 +58,10 @@ enum PageChange {
 
 type PageChanges = BTreeMap<u64, PageChange>;
 
-/// What came of a batch.
+/// The result of a batch.
 type BatchOutcome = Arc<OnceLock<std::result::Result<(), SpaceError>>>;
 
-/// What becomes one transaction.
+/// Changes that become one transaction.
 #[derive(Default)]
 pub(crate) struct Batch {
     changes: PageChanges,
@@ -71,16 +70,16 @@ pub(crate) struct Batch {
     durable: bool,
 }
 
-/// What else a change means, in memory.
+/// Changes of the state in memory that go with a batch.
 #[derive(Default)]
 struct BatchEffects {
     spans_allocated: Vec<Span>,
     spans_freed: Vec<Span>,
-    /// Spans that more places name, or fewer.
+    /// Changes of the number of sharers, by span.
     share_changes: Vec<(Span, i64)>,
     inos_allocated: Vec<Ino>,
     inos_freed: Vec<Ino>,
-    /// Noted times that are in their inodes now.
+    /// Pending times that are in their inodes now.
     times_written: Vec<(Ino, PendingTimes)>,
     page_delta: i64,
 }
@@ -109,25 +108,25 @@ impl PendingTimes {
         self == PendingTimes::default()
     }
 
-    /// Has the times that this one does not.
+    /// Takes from `older` the times that `self` lacks.
     fn fill_missing(&mut self, older: PendingTimes) {
         self.mtime = self.mtime.or(older.mtime);
         self.atime = self.atime.or(older.atime);
     }
 }
 
-/// What is known of an inode only while somebody uses it.
+/// State of an inode that exists only while the inode is in use.
 #[derive(Default)]
 pub(crate) struct LiveInode {
     pub(crate) opens: u64,
     pub(crate) lookups: u64,
-    /// Which run of what makes inodes began it; 0: none.
+    /// Value of [`Core::creations`] when the inode was created; 0: it existed before.
     pub(crate) creation: u64,
     pub(crate) pending_times: PendingTimes,
     pub(crate) file_lock: Arc<FileLock>,
 }
 
-/// Everything behind the lock.
+/// The state under the lock.
 pub(crate) struct Core {
     pub(crate) head: Head,
     /// Pages of the space that spans may lie in.
@@ -136,26 +135,26 @@ pub(crate) struct Core {
     pub(crate) used_pages: u64,
     pub(crate) ino_allocator: InoAllocator,
     pub(crate) live_inodes: NumberMap<Ino, LiveInode>,
-    /// Runs of what makes inodes so far.
+    /// Inodes created so far; numbers them for [`LiveInode::creation`].
     pub(crate) creations: u64,
-    /// What may have times that are not in the inode yet.
+    /// Inodes that may have times which are not in the inode yet.
     pub(crate) inos_with_pending_times: BTreeSet<Ino>,
-    /// Files that have or had guests.
+    /// Files that have or had direct clients.
     pub(crate) inos_with_file_map: BTreeSet<Ino>,
-    /// How often a file was lent room.
+    /// Number of grants of append space.
     pub(crate) append_grants: u64,
-    /// Files that were written to past the kernel, by the mount, and that it was not told of.
+    /// Files that were written past the kernel; the kernel does not know their new state.
     pub(crate) kernel_stale_inos: BTreeSet<Ino>,
-    /// Files that were written past the kernel, and whose watchers were not told of it.
+    /// Files that were written past the kernel; their watchers are not notified yet.
     pub(crate) unseen_writes: UnseenWrites,
-    /// Files that something is held of.
+    /// Files that have mmap-dirty pages.
     pub(crate) mmap_dirty: MmapDirtyFiles,
-    /// Redo logs that were not ended: nobody else has their numbers.
+    /// Redo logs in use. Their numbers are not allocated to other files.
     pub(crate) redo_logs: NumberSet<Ino>,
-    /// Orphans that are being freed, or left to be.
+    /// Orphans that are being freed, or that are deferred.
     pub(crate) freeing: NumberSet<Ino>,
     pub(crate) deferred_free: DeferredFree,
-    /// Inodes whose pages are not theirs alone, or cannot be told.
+    /// Inodes with pages that another inode claims too, or with unknown pages.
     pub(crate) untrusted: NumberSet<Ino>,
     pub(crate) share_counts: ShareCounts,
     span_allocator: SpanAllocator,
@@ -163,9 +162,9 @@ pub(crate) struct Core {
     channel: IoChannel,
     batch: Batch,
     in_flight: Option<PageChanges>,
-    /// Calls that wait for it.
+    /// Calls that wait for the batch in flight.
     pub(crate) waiters: usize,
-    /// What whoever wants to change something is told.
+    /// The error of every further change.
     stop_error: Option<FsError>,
 }
 
@@ -219,7 +218,7 @@ impl Core {
         Ok(read)
     }
 
-    /// A page of a file, as it is now.
+    /// A page of a file, with its current content.
     pub(crate) fn data_page(&mut self, page: u64) -> Result<Arc<Page>> {
         match self.pending_page(page) {
             Some(found) => Ok(found),
@@ -267,8 +266,8 @@ impl Core {
         self.live_inodes.entry(ino).or_default()
     }
 
-    /// An inode was made: counts its first lookup, and so many opens. Returns what
-    /// [`ChannelCore::undo_creation`] takes if it comes to nothing.
+    /// Records a new inode with its first lookup and `opens` opens. Returns the argument of
+    /// [`Core::undo_creation`], for an operation that fails.
     pub(crate) fn record_creation(&mut self, ino: Ino, opens: u64) -> (Ino, u64) {
         self.creations += 1;
         let live = LiveInode {
@@ -281,7 +280,7 @@ impl Core {
         (ino, self.creations)
     }
 
-    /// Somebody else may have got the inode's number since.
+    /// Undoes [`Core::record_creation`], unless another inode has got the number since.
     pub(crate) fn undo_creation(&mut self, (ino, made): (Ino, u64)) {
         if self
             .live_inodes
@@ -308,7 +307,7 @@ impl Core {
         Ok(pieces)
     }
 
-    /// Whether changes are taken at all.
+    /// Fails if the file system takes no changes.
     pub(crate) fn check_running(&self) -> Result<()> {
         match &self.stop_error {
             None => Ok(()),
@@ -327,23 +326,23 @@ impl Core {
         }
     }
 
-    /// Stops when what was found makes no sense: what is built on it makes none.
+    /// Stops all changes if `result` reports damage: a change that builds on it would be wrong.
     pub(crate) fn stop_if_damaged<T>(&mut self, result: &Result<T>) {
         if let Err(FsError::Damaged { what, cause }) = result
             && self.stop_error.is_none()
         {
-            tracing::error!(%what, %cause, "the file system is damaged; no more changes are taken");
+            tracing::error!(%what, %cause, "the file system is damaged; it takes no more changes");
             self.stop(format!("{what} is damaged: {cause}"));
         }
     }
 
-    /// Refuses the content of an inode that mounting found no reason to believe.
+    /// Refuses the content of an inode that mounting found untrusted.
     pub(crate) fn check_trusted(&self, ino: Ino) -> Result<()> {
         match self.untrusted.contains(&ino) {
             false => Ok(()),
             true => Err(damaged_inode(
                 ino,
-                Corruption("its pages belong to others, too, or cannot be told".into()),
+                Corruption("its pages belong to other inodes, too, or are unknown".into()),
             )),
         }
     }
@@ -361,12 +360,12 @@ impl Core {
         }
     }
 
-    /// See [`crate::Fs::tend`].
+    /// See [`crate::Fs::poll_idle_channels`].
     pub(crate) fn poll_channel(&mut self, into: &mut Vec<RawFd>) -> Option<Instant> {
         self.channel.poll(into)
     }
 
-    /// Notes the time of a write; the inode gets it later.
+    /// Records the time of a write; the inode gets it later.
     pub(crate) fn record_write_time(&mut self, ino: Ino, now: Time) {
         self.live_inode(ino).pending_times.mtime = Some(now);
         self.inos_with_pending_times.insert(ino);
@@ -380,7 +379,7 @@ impl Core {
         self.in_flight.is_some()
     }
 
-    /// Takes the batch along, as a request; [`ChannelCore::end`] must follow.
+    /// Takes the batch as a request. [`Core::finish_batch`] must follow.
     pub(crate) fn take_batch(&mut self) -> (Batch, Request) {
         assert!(self.in_flight.is_none(), "one transaction at a time");
         let batch = std::mem::take(&mut self.batch);
@@ -392,7 +391,7 @@ impl Core {
         (batch, request)
     }
 
-    /// Takes in what came of a batch.
+    /// Applies the result of a batch.
     pub(crate) fn finish_batch(
         &mut self,
         batch: Batch,
@@ -423,16 +422,16 @@ impl Core {
         }
     }
 
-    /// Nothing of a batch happened, so nothing of the one that builds on it does.
+    /// The batch failed, so the next one, which builds on it, fails too.
     fn fail_batch(&mut self, books: BatchEffects, cause: &SpaceError) {
         let next = std::mem::take(&mut self.batch);
-        // The last first: of two times of an inode the later one counts.
+        // The next batch first: of two times of an inode the later one counts.
         for books in [next.effects, books] {
             self.roll_back(books);
         }
         let _ = next.outcome.set(Err(cause.clone()));
         if !matches!(cause, SpaceError::NoSpace(_)) {
-            tracing::error!(%cause, "a change of the file system failed; no more are taken");
+            tracing::error!(%cause, "a change of the file system failed; it takes no more changes");
             self.stop_error = Some(FsError::Stopped(cause.clone()));
         } else if let Ok(page) = self.page(0)
             && let Ok(head) = Head::decode(&page, self.total_pages)
@@ -461,7 +460,7 @@ impl Core {
     }
 }
 
-/// Changes as parts: neighbours in one.
+/// Changes as parts of a transaction; adjacent pages share a part.
 fn transaction_parts(changes: &PageChanges) -> Vec<TransactionPart> {
     const PAGE: u64 = PAGE_BYTES as u64;
     let mut parts = Vec::new();
@@ -519,16 +518,16 @@ enum PageDraft {
     Cleared,
 }
 
-/// An operation. Dropped without [`Tx::join_batch`] it leaves nothing behind.
+/// An operation. Dropped without [`Tx::join_batch`] it leaves no trace.
 pub(crate) struct Tx<'c> {
     pub(crate) core: &'c mut Core,
     changes: NumberMap<u64, PageDraft>,
     effects: BatchEffects,
     /// The inode table's own inode, where it changed.
     new_table: Option<Inode>,
-    /// What the file system may take from then on.
+    /// The new limit of the file system in bytes.
     new_limit_bytes: Option<u64>,
-    /// Where the reserve lies from then on.
+    /// The new span of the reserve.
     new_reserve: Option<Span>,
     durable: bool,
 }
@@ -536,7 +535,7 @@ pub(crate) struct Tx<'c> {
 impl Drop for Tx<'_> {
     fn drop(&mut self) {
         let mut books = std::mem::take(&mut self.effects);
-        // Counted when it joins.
+        // The pages are counted in `join_batch` only.
         books.page_delta = 0;
         self.core.roll_back(books);
     }
@@ -552,7 +551,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Looks at a page of the name space without copying it.
+    /// Reads a page of the name space without copying it.
     pub(crate) fn with_page<T>(&mut self, page: u64, look: impl FnOnce(&Page) -> T) -> Result<T> {
         match self.changes.get(&page) {
             Some(PageDraft::Metadata(bytes) | PageDraft::Data(bytes)) => Ok(look(bytes)),
@@ -583,8 +582,8 @@ impl Tx<'_> {
         }
     }
 
-    /// Replaces bytes of a file's page; the rest of it stays, or is zeroes if it
-    /// `is_new`.
+    /// Replaces bytes of a file's page. The rest of the page keeps its content, or is zeroes if the
+    /// page `is_new`.
     pub(crate) fn write_data(
         &mut self,
         page: u64,
@@ -606,7 +605,7 @@ impl Tx<'_> {
         self.changes.insert(page, PageDraft::Cleared);
     }
 
-    /// Pages taken into use, or given up, beside those that inodes count.
+    /// Counts pages that come into use or are freed, apart from the pages that inodes count.
     pub(crate) fn count_pages(&mut self, pages: i64) {
         self.effects.page_delta += pages;
     }
@@ -616,12 +615,12 @@ impl Tx<'_> {
         self.changes.len()
     }
 
-    /// Complete only when it survives what the pool's class promises.
+    /// Makes the transaction complete only when it survives as the pool's class promises.
     pub(crate) fn make_durable(&mut self) {
         self.durable = true;
     }
 
-    /// Pages that are given to nobody, and hold nothing.
+    /// Allocates a span; its pages hold nothing.
     pub(crate) fn allocate_span(&mut self, order: u8) -> Result<Span> {
         let span = self
             .core
@@ -632,17 +631,17 @@ impl Tx<'_> {
         Ok(span)
     }
 
-    /// Gives pages back; what they hold must be cleared, here or before.
+    /// Frees a span. Its content must be cleared, by this operation or before it.
     pub(crate) fn free_span(&mut self, span: Span) {
         self.effects.spans_freed.push(span);
     }
 
-    /// Places that name a span as a shared one.
+    /// Number of references to a shared span.
     pub(crate) fn sharer_count(&self, span: Span) -> i64 {
         self.core.share_counts.count(span.page)
     }
 
-    /// So many more places name it so, or fewer.
+    /// Adds `places` references to a shared span; negative: removes.
     pub(crate) fn add_sharers(&mut self, span: Span, places: i64) {
         self.core.share_counts.add(span.page, places);
         self.effects.share_changes.push((span, places));
@@ -657,13 +656,13 @@ impl Tx<'_> {
         self.put_head()
     }
 
-    /// Lets the file system take so many bytes.
+    /// Sets the limit in bytes.
     pub(crate) fn set_limit(&mut self, limit_bytes: u64) -> Result<()> {
         self.new_limit_bytes = Some(limit_bytes);
         self.put_head()
     }
 
-    /// Lets the reserve lie there.
+    /// Sets the span of the reserve.
     pub(crate) fn set_reserve(&mut self, span: Span) -> Result<()> {
         self.new_reserve = Some(span);
         self.put_head()
@@ -678,8 +677,8 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Where an inode lies, in use or not: page of the space, byte of the page.
-    /// None: the table does not reach so far.
+    /// The location of an inode, in use or not: page of the space, byte of the page. `None` if the
+    /// table does not reach so far.
     fn locate_inode(&mut self, ino: Ino) -> Result<Option<(u64, usize)>> {
         let (index, at) = inode_at(ino);
         let table = self.inode_table().map;
@@ -687,7 +686,7 @@ impl Tx<'_> {
         Ok(run.map(|run| (run.page, at)))
     }
 
-    /// What lies in an inode's place.
+    /// Decodes the inode at a location.
     fn stored_inode(&mut self, ino: Ino, (page, at): (u64, usize)) -> Result<Inode> {
         let pages = self.core.total_pages;
         let decode = |page: &Page| Inode::decode(&page[at..at + INODE_BYTES], pages);
@@ -695,8 +694,8 @@ impl Tx<'_> {
         decoded.map_err(|cause| damaged_inode(ino, cause))
     }
 
-    /// An inode in use, as this operation sees it, with the times that are not in
-    /// it yet. When guests wrote before counts as noted: what is done now is later.
+    /// An inode in use, as this operation sees it, with the times that are not in it yet. Write
+    /// times of direct clients are recorded first: this operation is later than they are.
     pub(crate) fn inode(&mut self, ino: Ino) -> Result<Inode> {
         check_ino(ino)?;
         let place = self.locate_inode(ino)?.ok_or(Errno::STALE)?;
@@ -709,7 +708,7 @@ impl Tx<'_> {
         Ok(inode)
     }
 
-    /// Puts an inode in its place, with its times.
+    /// Stores an inode at its location, with its pending times.
     pub(crate) fn put_inode(&mut self, ino: Ino, inode: &Inode) -> Result<()> {
         let place = self.locate_inode(ino)?.ok_or(Errno::STALE)?;
         let (page, at) = place;
@@ -727,7 +726,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// A number and a generation for a new inode, for which the table has room.
+    /// Allocates a number and its generation for a new inode, and extends the table if necessary.
     pub(crate) fn allocate_ino(&mut self) -> Result<(Ino, u32)> {
         let ino = self.core.ino_allocator.allocate();
         self.effects.inos_allocated.push(ino);
@@ -735,7 +734,7 @@ impl Tx<'_> {
         let mut table = self.inode_table().clone();
         if map::find(&table.map, index, &mut |page| self.page(page))?.is_none() {
             let run = map::find_or_allocate(self, &mut table, index)?;
-            // A span of the table is made whole: its pages read as free inodes.
+            // The whole span is added to the table: its unwritten pages read as free inodes.
             let (end, pages) = (index + run.len, table.pages);
             table.size = table.size.max(end * PAGE_BYTES as u64);
             table.pages += run.len;
@@ -747,22 +746,23 @@ impl Tx<'_> {
         Ok((ino, before.generation.wrapping_add(1)))
     }
 
-    /// The number is free when this is committed.
+    /// Frees the number when the transaction is committed.
     pub(crate) fn free_ino(&mut self, ino: Ino) {
         self.effects.inos_freed.push(ino);
     }
 
-    /// Whether the batch has room for it; else it must wait and be run again.
+    /// Whether the batch has room for this operation. If not, the operation must wait and run
+    /// again.
     pub(crate) fn fits(&self) -> bool {
         let batch = &self.core.batch.changes;
         let more = self.changes.keys().filter(|page| !batch.contains_key(page));
         batch.is_empty() || batch.len() + more.count() <= CHANGED_PAGES_MAX
     }
 
-    /// Makes it part of the batch.
+    /// Adds the operation to the batch.
     ///
     /// # Errors
-    /// When it would take more than the file system may.
+    /// `ENOSPC` if the file system would exceed its limit.
     pub(crate) fn join_batch(mut self) -> Result<()> {
         assert!(
             self.changes.len() <= CHANGED_PAGES_MAX,
@@ -800,7 +800,7 @@ impl Tx<'_> {
     }
 }
 
-/// Inodes of the table's pages up to its size.
+/// Number of inodes in the table's pages.
 pub(crate) fn table_inodes(table: &Inode) -> u64 {
     table.size / PAGE_BYTES as u64 * INODES_PER_PAGE
 }

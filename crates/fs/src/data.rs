@@ -1,10 +1,9 @@
-//! Content: reading, writing, and what changes a file's size or pages.
+//! Content: reads, writes, and changes of a file's size or pages.
 //!
-//! A write within the size of a file without holes changes no inode. It takes the
-//! file's lock shared, goes out by the caller's own port, and only its time is
-//! noted. Everything else takes the lock alone, and what it changes of the inode
-//! goes in the same transaction as the pages, or is announced by [`NEEDS_TRIM`] before
-//! the first page goes.
+//! A write within the size of a file without holes changes no inode. It takes the file's lock
+//! shared, goes out on the caller's own channel, and only its time is recorded. Every other change
+//! takes the lock exclusively. Its changes of the inode are in the same transaction as the pages,
+//! or [`NEEDS_TRIM`] announces them before the first page changes.
 
 use crate::core::{Core, Tx, damaged_inode};
 use crate::error::{FsError, Result};
@@ -31,18 +30,18 @@ use std::sync::Arc;
 pub(crate) const PAGE: u64 = PAGE_BYTES as u64;
 /// Pages of a file in one transaction; inode, map and table need the others.
 pub(crate) const PIECE_PAGES_MAX: u64 = 48;
-/// Pages of a file that are overwritten together.
+/// Pages of a file that one atomic overwrite may change.
 pub const ATOMIC_PAGES_MAX: u64 = PIECE_PAGES_MAX;
-/// Spans given back in one transaction: each may lie in a map page of its own.
+/// Spans freed in one transaction: each may have its entry in a map page of its own.
 pub(crate) const SPANS_FREED_MAX: usize = 24;
-/// Times of reads that are noted again: older ones than this.
+/// Age in seconds from which a read time is recorded again.
 const ATIME_AGE_S: i64 = 86_400;
 
-/// Whether a write is one within a file without holes.
+/// Whether a write is an overwrite within a file without holes.
 enum OverwriteAttempt {
     Ready(Overwrite),
     NotOverwrite,
-    /// Somebody has the file alone or waits for that, or nobody has looked it up.
+    /// Another thread holds the lock exclusively or waits for that, or the file is not looked up.
     Locked,
 }
 
@@ -52,33 +51,33 @@ pub(crate) fn page_count(bytes: u64) -> u64 {
 }
 
 impl Inode {
-    /// Whether every page below the size is mapped, and no other. The count of one that
-    /// is being cut says nothing, and guests may have mapped more.
+    /// Whether every page below the size is mapped, and no other. The page count of a file that is
+    /// being trimmed is not reliable, and direct clients may have mapped more pages.
     pub(crate) fn is_dense(&self) -> bool {
         self.is_dense_before_append() && self.append_extent.is_none()
     }
 
-    /// The same but for what guests did.
+    /// As [`Inode::is_dense`], without the pages of direct clients.
     pub(crate) fn is_dense_before_append(&self) -> bool {
         let is_settled =
             self.flags & (HAS_RESERVED_PAGES | NEEDS_TRIM) == 0 && self.redo_log.is_none();
         is_settled && self.pages == page_count(self.size)
     }
 
-    /// Whether a write takes rights away from it.
+    /// Whether a write removes set-id bits or capabilities.
     pub(crate) fn needs_remove_privs(&self) -> bool {
         self.mode & SET_ID != 0 || self.has_xattrs()
     }
 
-    /// Mapped pages of a span; none: one must look.
+    /// Mapped pages of a span; `None` if only the volume can tell.
     pub(crate) fn mapped_pages_in(&self, piece: &FileSpan) -> Option<u64> {
         let pages = self.pages.saturating_sub(piece.first_page);
         self.is_dense().then(|| pages.min(1 << piece.span.order))
     }
 }
 
-/// Runs of the space behind bytes of a file, holes without a span left out:
-/// byte of the file, byte of the space, length.
+/// Runs of the space for a byte range of a file, without holes that have no span: byte of the file,
+/// byte of the space, length.
 type FileExtents = Vec<(u64, u64, u64)>;
 
 /// The runs, and whether any of them is shared.
@@ -112,7 +111,7 @@ pub(crate) fn file_extents(
 }
 
 impl Core {
-    /// Notes that a file was read, as `relatime` does.
+    /// Records the time of a read under the rules of `relatime`.
     pub(crate) fn record_read_time(&mut self, ino: Ino, inode: &Inode, now: Time) {
         if self.is_running()
             && (inode.atime <= inode.mtime.max(inode.ctime)
@@ -123,8 +122,8 @@ impl Core {
         }
     }
 
-    /// What writes within a file without holes, whose lock is held, to spans of its own;
-    /// none: it is not that.
+    /// The requests of an overwrite within a file without holes, into spans of its own; `None` if
+    /// it is not such a write. The caller holds the file's lock.
     fn plan_overwrite(
         &mut self,
         ino: Ino,
@@ -147,7 +146,7 @@ impl Core {
             return Ok(None);
         }
         if runs.iter().map(|&(_, _, len)| len).sum::<u64>() < data.len() as u64 {
-            let what = "it counts as without holes, and has one";
+            let what = "by its page count it is a file without holes, and it has one";
             return Err(damaged_inode(ino, Corruption(what.into())));
         }
         self.record_write_time(ino, now);
@@ -162,7 +161,8 @@ impl Core {
         Ok(Some(requests.collect()))
     }
 
-    /// The bytes that a read gives and where they lie; none: a log must be copied before.
+    /// The bytes that a read returns and their location; `None` if a redo log must be applied
+    /// first.
     fn plan_read(
         &mut self,
         ino: Ino,
@@ -179,7 +179,7 @@ impl Core {
         }
     }
 
-    /// The same, whether there is a log or not.
+    /// As [`Core::plan_read`], whether the file has a redo log or not.
     fn extents_to_read(
         &mut self,
         ino: Ino,
@@ -215,10 +215,10 @@ impl Fs {
         })
     }
 
-    /// Bytes of a file; fewer at its end.
+    /// Reads bytes of a file; fewer at its end.
     ///
     /// # Errors
-    /// `EISDIR`, `EINVAL`, and what the volume says.
+    /// `EISDIR`, `EINVAL`, and errors of the volume.
     pub fn read(
         &self,
         channel: &mut IoChannel,
@@ -241,8 +241,8 @@ impl Fs {
         Ok(bytes.unwrap_or_default())
     }
 
-    /// The same with one look, where the file's lock can be had at once, no direct client
-    /// knows the file, and nothing is held of it; none: it is not so.
+    /// Reads with one look at the core. `None` unless the file's lock is free, the file has no
+    /// shared map and no mmap-dirty pages, and no redo log must be applied.
     fn read_unlocked(
         &self,
         channel: &mut IoChannel,
@@ -265,7 +265,8 @@ impl Fs {
         read_extents(channel, range, &runs).map(Some)
     }
 
-    /// The same for who holds the file in some way; none: a log must be copied before.
+    /// Reads under the file's lock. `None` if a redo log must be applied first, unless buffered
+    /// pages cover those of the log.
     pub(crate) fn read_with_mmap_dirty(
         &self,
         channel: &mut IoChannel,
@@ -292,13 +293,13 @@ impl Fs {
         Ok(Some(bytes))
     }
 
-    /// Writes bytes at an offset, or at the end. Returns where they went: less than
-    /// all, where that much was there when the next piece failed, or the file may not
-    /// be longer (POSIX, `write`).
+    /// Writes bytes at an offset, or at the end. Returns the range that was written. It is shorter
+    /// than `data` if a later piece failed, or if the file would exceed its longest size (POSIX,
+    /// `write`).
     ///
     /// # Errors
-    /// `EFBIG`, `ENOSPC`, and what the volume says. Of bytes that the file had, what came
-    /// before the failing page may be there.
+    /// `EFBIG`, `ENOSPC`, and errors of the volume. Existing bytes before the page that failed
+    /// may be overwritten.
     pub fn write(
         &self,
         channel: &mut IoChannel,
@@ -311,7 +312,7 @@ impl Fs {
             return Ok(written);
         }
         let all = |offset: u64| offset..offset + data.len() as u64;
-        // Nearly always nobody is in the way, and one look tells.
+        // Nearly always the lock is free, and one look at the core suffices.
         if let Some(offset) = offset {
             match self.try_overwrite(ino, offset, data, durable)? {
                 OverwriteAttempt::Ready(write) => {
@@ -356,12 +357,12 @@ impl Fs {
         Ok(written)
     }
 
-    /// Begins a write of which the pipe will tell under this name. False: it is one that
-    /// changes more than bytes which the file has, or may have to wait for what is under
-    /// way; nothing has begun, and [`Fs::write`] can do it once the pipe is empty.
+    /// Begins an overwrite; the queue reports its end under `id`. Returns false if the write
+    /// changes more than existing bytes, or may have to wait for other operations. Then nothing has
+    /// begun, and [`Fs::write`] can do it once the queue is empty.
     ///
     /// # Errors
-    /// `EISDIR`, `EINVAL`, and what the volume says.
+    /// `EISDIR`, `EINVAL`, and errors of the volume.
     pub fn begin_write(
         &self,
         pipe: &mut WriteQueue<'_>,
@@ -380,8 +381,7 @@ impl Fs {
         }
     }
 
-    /// Takes the file's lock, if it can be had at once, for a write within a file without
-    /// holes.
+    /// Takes the file's lock, if it is free, for an overwrite within a file without holes.
     fn try_overwrite(
         &self,
         ino: Ino,
@@ -408,7 +408,7 @@ impl Fs {
         })
     }
 
-    /// Writes within a file without holes; false: it is not that.
+    /// Overwrites within a file without holes; false if it is not such a write.
     fn overwrite_locked(
         &self,
         channel: &mut IoChannel,
@@ -426,7 +426,7 @@ impl Fs {
         Ok(is_that)
     }
 
-    /// Writes with the inode, as far as it goes. The caller holds the file alone.
+    /// Writes the data with its inode, as far as possible. The caller holds the file exclusively.
     fn extend_locked(
         &self,
         channel: &mut IoChannel,
@@ -442,7 +442,7 @@ impl Fs {
             let part = &data[(at - offset) as usize..(next - offset) as usize];
             match self.extend_piece(channel, ino, at, part, durable) {
                 Err(error) if at == offset => return Err(error),
-                // Whoever tries the rest hears of it.
+                // The caller's next write of the rest gets the error.
                 Err(_) => break,
                 Ok(()) => at = next,
             }
@@ -450,7 +450,7 @@ impl Fs {
         Ok(offset..at)
     }
 
-    /// Writes one piece as a whole.
+    /// Writes one piece in one transaction.
     fn extend_piece(
         &self,
         channel: &mut IoChannel,
@@ -470,7 +470,7 @@ impl Fs {
         self.change(|tx| extension.apply(tx, ino, now))
     }
 
-    /// Which of a file's pages are not mapped. The caller holds the file alone.
+    /// The unmapped pages among a range of a file's pages. The caller holds the file exclusively.
     pub(crate) fn holes(
         &self,
         channel: &mut IoChannel,
@@ -500,7 +500,7 @@ impl Fs {
         Ok(holes)
     }
 
-    /// The same of several ranges of pages.
+    /// As [`Fs::holes`], for several ranges.
     pub(crate) fn holes_in_ranges(
         &self,
         channel: &mut IoChannel,
@@ -514,16 +514,16 @@ impl Fs {
         Ok(holes)
     }
 
-    /// Overwrites bytes of several places of a file, all of them or none, for whoever
-    /// reads meanwhile and after a crash. They lie within the file and in at most
-    /// [`ATOMIC_PAGES_MAX`] pages, and do not overlap. Once nobody else has the file any
-    /// more, `must_happen` is asked whether to go on: what somebody asked for who is gone by
-    /// then must not overwrite what others wrote who knew that.
+    /// Overwrites several byte ranges of a file atomically, for readers and across a crash. The
+    /// ranges lie within the file and in at most [`ATOMIC_PAGES_MAX`] pages, and do not overlap.
+    ///
+    /// **Lost update:** `is_wanted` is called under the exclusive lock of the file. It must return
+    /// false if the issuer of the request has exited. A late request would overwrite later writes.
     ///
     /// # Errors
-    /// `EINTR` when it is not wanted;
-    /// `EINVAL` when they are not as they must be; `EOPNOTSUPP` for a file that the kernel
-    /// keeps pages of, or that a write takes rights away from; and as [`Fs::write`].
+    /// `EINTR` if `is_wanted` returns false; `EINVAL` for ranges that break the rules above;
+    /// `EOPNOTSUPP` for a file that the kernel maps, or that has set-id bits or extended
+    /// attributes; and as [`Fs::write`].
     pub fn write_atomic(
         &self,
         channel: &mut IoChannel,
@@ -531,7 +531,7 @@ impl Fs {
         parts: &[(u64, Bytes)],
         is_wanted: impl FnOnce() -> bool,
     ) -> Result<()> {
-        // Else it could be closed and freed meanwhile: who asks may be killed.
+        // Keeps the file from being freed meanwhile: the issuer may be killed and its file closed.
         self.open(ino)?;
         let written = self.write_atomic_open(channel, ino, parts, is_wanted);
         let written = written.and_then(|()| self.drop_changed_pages(ino));
@@ -578,7 +578,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Cuts a file or lengthens it by a hole.
+    /// Truncates a file, or extends it by a hole.
     ///
     /// # Errors
     /// `EFBIG`, `EISDIR`, `EINVAL`.
@@ -595,13 +595,13 @@ impl Fs {
             true => self.with_reserve_fallback(|| self.set_size_locked(channel, ino, size)),
             false => self.set_size_locked(channel, ino, size),
         };
-        // It may have been cut all the same.
+        // The file may have been truncated although an error is returned.
         let size = self.inspect(|core| core.regular_file(ino))?.size;
         self.discard_mmap_dirty(ino, &lock, size..FILE_BYTES_MAX);
         set
     }
 
-    /// The caller holds the file alone. What fails may be run again.
+    /// The caller holds the file exclusively. After an error this may run again.
     fn set_size_locked(&self, channel: &mut IoChannel, ino: Ino, size: u64) -> Result<Attr> {
         let now = self.now();
         let mut old = self.inspect(|core| core.regular_file(ino))?;
@@ -611,7 +611,7 @@ impl Fs {
         }
         let is_cut = size < old.size || old.flags & (HAS_RESERVED_PAGES | NEEDS_TRIM) != 0;
         if is_cut {
-            // What is freed or zeroed of the last span must be of its own.
+            // The last span must be the file's own before its pages are freed or zeroed.
             let end = page_count(size);
             self.unshare(channel, ino, end.saturating_sub(1)..end)?;
         }
@@ -641,13 +641,13 @@ impl Fs {
             let was_dense = old.is_dense() && size <= old.size;
             let pages = was_dense.then(|| page_count(size));
             let trimmed = self.with_reserve_fallback(|| self.trim(channel, ino, pages));
-            // It has its new size: what is not freed now is later.
+            // The new size is set: a failure to free pages is retried later.
             let _ = self.defer_on_error(ino, trimmed);
         }
         self.attr(ino)
     }
 
-    /// Puts the times of a file that are only noted, here or by guests, into its inode.
+    /// Writes the pending times of a file, its own and those of direct clients, into its inode.
     pub(crate) fn flush_times(&self, ino: Ino) -> Result<()> {
         let is_noted = {
             let mut core = self.lock_core();
@@ -666,11 +666,11 @@ impl Fs {
         })
     }
 
-    /// Puts all noted times into their inodes, also those when guests wrote. To be called
-    /// once in a while: a crash loses what was noted since.
+    /// Writes all pending times into their inodes, also those of direct clients. Call it
+    /// periodically: a crash loses the times recorded since the last call.
     ///
     /// # Errors
-    /// What was said first; what failed is tried again by the next call.
+    /// The first error. The next call retries the inodes that failed.
     pub fn flush_all_times(&self) -> Result<()> {
         let mut noted = {
             let mut core = self.lock_core();
@@ -686,7 +686,7 @@ impl Fs {
             if let Err(cause) = &put {
                 let mut core = self.lock_core();
                 core.inos_with_pending_times.insert(ino);
-                // The volume would say it of each.
+                // A failed volume would fail the other inodes too.
                 if matches!(cause, FsError::Space(_)) {
                     core.inos_with_pending_times.append(&mut noted);
                 }
@@ -696,9 +696,9 @@ impl Fs {
         first
     }
 
-    /// Copies bytes from one file to another, or within one where they do not
-    /// overlap; fewer at the end of the first. Whole spans are shared, where they lie alike
-    /// and the other has none there. Returns how many.
+    /// Copies bytes from one file to another, or within one where source and target do not overlap;
+    /// fewer at the end of the source. Whole spans are shared if both ranges have the same
+    /// alignment and the target has no span there. Returns the number of bytes copied.
     ///
     /// # Errors
     /// `EINVAL` for ranges of one file that overlap, and as [`Fs::write`].
@@ -714,7 +714,7 @@ impl Fs {
         if !is_apart {
             return Err(Errno::INVAL.into());
         }
-        // What is copied to the same file does not make it longer to copy.
+        // The size before the copy: bytes copied to the same file do not extend the source.
         let size = self.inspect(|core| {
             let inode = core.regular_file(from)?;
             core.file_end(from, &inode)
@@ -767,7 +767,7 @@ impl Fs {
     }
 }
 
-/// The bytes of parts that are written together, in order.
+/// The byte ranges of parts that are written atomically, in order.
 fn atomic_ranges(parts: &[(u64, Bytes)], size: u64) -> Result<Vec<Range<u64>>> {
     let range = |(offset, data): &(u64, Bytes)| {
         let end = offset.checked_add(data.len() as u64)?;
@@ -778,7 +778,7 @@ fn atomic_ranges(parts: &[(u64, Bytes)], size: u64) -> Result<Vec<Range<u64>>> {
     ranges.sort_unstable_by_key(|range| range.start);
     let overlap = ranges.windows(2).any(|pair| pair[0].end > pair[1].start);
     let pages = |range: &Range<u64>| page_count(range.end) - range.start / PAGE;
-    // Counts a page twice that two parts lie in.
+    // A page with bytes of two parts counts twice.
     let pages: u64 = ranges.iter().map(pages).sum();
     match overlap || pages > ATOMIC_PAGES_MAX {
         true => Err(Errno::INVAL.into()),
@@ -786,7 +786,7 @@ fn atomic_ranges(parts: &[(u64, Bytes)], size: u64) -> Result<Vec<Range<u64>>> {
     }
 }
 
-/// Frees what of a span lies within pages of the file; some of it does.
+/// The request that frees the part of a span within `pages` of the file. The two overlap.
 pub(crate) fn discard_request(piece: &FileSpan, pages: &Range<u64>) -> Request {
     let Span { page, order } = piece.span;
     let first = piece.first_page.max(pages.start);
@@ -817,7 +817,7 @@ fn read_extents(
     Ok(bytes)
 }
 
-/// Puts bytes of a file into the transaction.
+/// Adds bytes of a file to the transaction.
 pub(crate) fn write_pages(
     tx: &mut Tx<'_>,
     inode: &mut Inode,

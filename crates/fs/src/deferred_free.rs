@@ -1,11 +1,12 @@
-//! What is left to be freed: by a crash, or because there was no room even for that.
+//! Inodes with pages that are still to be freed, after a crash or because the pool had no room even
+//! for that.
 //!
-//! Mounting only takes note of it, and whoever mounted frees it beside everything else,
-//! a piece at a time. Until then it counts as in use.
+//! Mounting only records them. The mounting process frees them in the background, a piece at a
+//! time. Until then the pages count as in use.
 //!
-//! - An orphan that is left belongs to whoever frees it: nobody finds it any more.
-//! - A file that is left may be used. What lies beyond its size is freed before that
-//!   grows; everything else may be done to it before.
+//! - An orphan on the list belongs to the thread that frees it: no lookup finds it any more.
+//! - A file on the list may be used. Pages beyond its size are freed before it grows; other changes
+//!   need not wait.
 
 use crate::Fs;
 use crate::core::Core;
@@ -15,27 +16,27 @@ use crate::io::IoChannel;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
 
-/// Inodes of which something is left.
+/// Inodes with pages to be freed.
 #[derive(Debug, Default)]
 pub(crate) struct DeferredFree {
     ready: BTreeSet<Ino>,
-    /// What did not succeed is tried again when all others were.
+    /// Inodes that failed; they are tried again after all others.
     retry: BTreeSet<Ino>,
-    /// Whether it was said that something does not succeed.
+    /// Whether a failure was logged.
     is_reported: bool,
 }
 
 impl DeferredFree {
     fn defer_retry(&mut self, ino: Ino, cause: &FsError) {
         if !std::mem::replace(&mut self.is_reported, true) {
-            tracing::warn!(ino = ino.0, %cause, "what a file had is freed later");
+            tracing::warn!(ino = ino.0, %cause, "the pages of a file are freed later");
         }
         self.retry.insert(ino);
     }
 }
 
 impl Core {
-    /// Takes note of what a crash left: files without a name, and marked ones.
+    /// Records the orphans and marked files that a crash left.
     pub(crate) fn defer_crash_leftovers(&mut self, orphans: Vec<Ino>, unfinished: Vec<Ino>) {
         self.freeing.extend(&orphans);
         self.deferred_free
@@ -43,12 +44,12 @@ impl Core {
             .extend(orphans.into_iter().chain(unfinished));
     }
 
-    /// Takes note of a file of which more is to be freed.
+    /// Records a file with more pages to be freed.
     pub(crate) fn defer_rest(&mut self, ino: Ino) {
         self.deferred_free.ready.insert(ino);
     }
 
-    /// An inode that nobody is freeing.
+    /// An inode that is not being freed.
     pub(crate) fn inode_not_freeing(&mut self, ino: Ino) -> Result<Inode> {
         match self.freeing.contains(&ino) {
             true => Err(Errno::STALE.into()),
@@ -70,9 +71,9 @@ impl Core {
 }
 
 impl Fs {
-    /// Frees a piece of what a crash left, or what there was no room to free, and at last
-    /// takes the reserve, if there is room for it. Returns whether there may be more that
-    /// succeeds now; what did not is tried again by calls after that. To be called until it returns false, and then once in a while.
+    /// Frees a piece of a deferred inode. If there is none, fills the reserve if there is room.
+    /// Returns whether another call may succeed now. Inodes that failed are tried again by later
+    /// calls. Call it until it returns false, and then periodically.
     pub fn free_deferred_piece(&self) -> bool {
         let Some(ino) = self.lock_core().take_deferred() else {
             self.refill_reserve();
@@ -91,7 +92,7 @@ impl Fs {
         true
     }
 
-    /// Inodes of which something is left to be freed.
+    /// Number of inodes with pages to be freed.
     #[must_use]
     pub fn deferred_inodes(&self) -> usize {
         let core = self.lock_core();
@@ -105,9 +106,9 @@ impl Fs {
         if self.lock_core().freeing.contains(&ino) {
             return self.with_reserve_fallback(|| self.free_orphan_piece(ino, None));
         }
-        // Else somebody might delete it meanwhile.
+        // Keeps the file from being deleted meanwhile.
         self.open(ino)?;
-        // The port first: who has one may wait for the file.
+        // The channel first: a thread with a channel may wait for the file.
         let finished = self.borrow_channel().and_then(|mut channel| {
             let lock = self.file_lock(ino)?;
             let _alone = lock.write();
@@ -117,8 +118,8 @@ impl Fs {
         finished
     }
 
-    /// Frees some of what is marked of a file, which the caller holds alone. Returns
-    /// whether more is left.
+    /// Frees some of the marked pages of a file. The caller holds it exclusively. Returns whether
+    /// more is left.
     fn free_marked_piece(&self, channel: &mut IoChannel, ino: Ino) -> Result<bool> {
         self.complete_pending(channel, ino)?;
         self.free_spare(channel, ino)?;
@@ -132,13 +133,13 @@ impl Fs {
         Ok(false)
     }
 
-    /// Frees what is marked of a file, which the caller holds alone.
+    /// Frees the marked pages of a file. The caller holds it exclusively.
     pub(crate) fn free_marked(&self, channel: &mut IoChannel, ino: Ino) -> Result<()> {
         while self.free_marked_piece(channel, ino)? {}
         Ok(())
     }
 
-    /// Takes note of what could not be freed.
+    /// Puts the inode on the list if `freed` is an error.
     pub(crate) fn defer_on_error<T>(&self, ino: Ino, freed: Result<T>) -> Result<T> {
         if let Err(cause) = &freed {
             self.lock_core().deferred_free.defer_retry(ino, cause);

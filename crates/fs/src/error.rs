@@ -1,4 +1,4 @@
-//! Why an operation failed, and the number that a program gets to see.
+//! Errors of operations, and their `errno` for programs.
 
 use crate::format::Corruption;
 use pagemesh_base::space::SpaceError;
@@ -7,36 +7,36 @@ use rustix::io::Errno;
 /// Why an operation on a file system failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FsError {
-    /// What POSIX has a number for, and nothing else is to be said of.
+    /// An error that POSIX has a number for.
     #[error("{0}")]
     Posix(Errno),
     /// The volume behind it failed.
     #[error("the volume failed: {0}")]
     Space(#[from] SpaceError),
-    /// What lies in the volume makes no sense.
+    /// The data in the volume is inconsistent.
     #[error("{what} is damaged: {cause}; 'pagemesh volume check' compares the copies")]
     Damaged {
         /// Inode, directory or page.
         what: String,
-        /// What is wrong.
+        /// The inconsistency.
         cause: Corruption,
     },
-    /// Something in it was found damaged before.
+    /// The file system takes no changes, because damage was found before.
     #[error(
-        "the file system is damaged, and only what is sound of it can be read: {0}. Copy that \
-         to another file system, made with 'pagemesh fs create'; 'pagemesh volume check' tells \
+        "the file system is damaged, and only its undamaged parts can be read: {0}. Copy them to \
+         another file system, made with 'pagemesh fs create'; 'pagemesh volume check' shows \
          whether another copy of the volume differs"
     )]
     ReadOnly(String),
-    /// A change failed in a way that leaves unknown whether it happened.
+    /// An earlier change failed, and its outcome is unknown.
     #[error(
-        "the file system takes no more changes, because one failed: {0}; unmount it, see to \
+        "the file system takes no more changes, because one failed: {0}; unmount it, check \
          the volume, and mount it again"
     )]
     Stopped(SpaceError),
 }
 
-/// What an operation gives.
+/// The result of an operation.
 pub type Result<T> = std::result::Result<T, FsError>;
 
 impl From<Errno> for FsError {
@@ -46,7 +46,7 @@ impl From<Errno> for FsError {
 }
 
 impl FsError {
-    /// What a program that called the kernel gets to see.
+    /// The error number that a program gets.
     #[must_use]
     pub fn errno(&self) -> Errno {
         match self {

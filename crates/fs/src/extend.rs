@@ -1,10 +1,10 @@
-//! Writes that make a plain file longer, with one look at it. Most files are written so:
-//! made, written once, and closed.
+//! Fast path for writes that extend a plain file, with one look at the core. Most files are written
+//! so: created, written once, and closed.
 //!
-//! A file is plain here if every page below its size is mapped and no other, it shares
-//! none of the pages that are written, no direct client knows it, and nothing is held of
-//! it. Then the file's lock is taken without a wait, and what the write changes follows
-//! from the inode alone. Any other write goes the long way of [`Fs::write`].
+//! A file is plain here if every page below its size is mapped and no other, no written page is
+//! shared, it has no file map for direct clients, and it has no mmap-dirty pages. Then the file's
+//! lock is taken without waiting, and the inode alone determines the changes. Any other write takes
+//! the slow path of [`Fs::write`].
 
 use crate::Fs;
 use crate::core::{Core, Tx};
@@ -14,7 +14,7 @@ use crate::format::{FILE_BYTES_MAX, Ino, Time};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// One piece of a file that is written together with its inode.
+/// One piece of a write, in one transaction with its inode.
 pub(crate) struct Extension<'d> {
     pub(crate) at: u64,
     pub(crate) data: &'d [u8],
@@ -24,7 +24,7 @@ pub(crate) struct Extension<'d> {
 }
 
 impl Extension<'_> {
-    /// Puts it into a transaction.
+    /// Adds the piece to a transaction.
     pub(crate) fn apply(&self, tx: &mut Tx<'_>, ino: Ino, now: Time) -> Result<()> {
         let mut inode = tx.inode(ino)?;
         write_pages(tx, &mut inode, self.at, self.data, &self.holes)?;
@@ -39,8 +39,8 @@ impl Extension<'_> {
 }
 
 impl Core {
-    /// Where the write goes and which pages it maps; none: the file is not plain, or does
-    /// not get longer. The caller holds the file alone.
+    /// The offset of the write and the pages that it maps; `None` if the file is not plain, or is
+    /// not extended. The caller holds the file exclusively.
     fn plan_extension(
         &mut self,
         ino: Ino,
@@ -48,7 +48,7 @@ impl Core {
         len: u64,
     ) -> Result<Option<(u64, BTreeSet<u64>)>> {
         let inode = self.regular_file(ino)?;
-        // The write may have to take capabilities away.
+        // The write may have to remove capabilities.
         if inode.has_xattrs() {
             return Ok(None);
         }
@@ -69,11 +69,11 @@ impl Core {
 }
 
 impl Fs {
-    /// Writes to a plain file that gets longer. Returns where the bytes went; none:
-    /// nothing has happened, and the write must go the long way.
+    /// Extends a plain file. Returns the range that was written; `None` if nothing happened, and
+    /// the write must take the slow path.
     ///
     /// # Errors
-    /// `EISDIR`, `EINVAL`, `ENOSPC`, and what the volume says.
+    /// `EISDIR`, `EINVAL`, `ENOSPC`, and errors of the volume.
     pub(crate) fn extend_dense(
         &self,
         ino: Ino,

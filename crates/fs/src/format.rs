@@ -1,7 +1,6 @@
-//! What lies in the pages of a file system: the head, inodes, map pages. Drawn
-//! in `docs/formats.md`. Little endian. The store keeps a checksum of every page,
-//! so bytes that come back are those that were written; what is checked here is
-//! that they make sense, since any client of the volume may have written them.
+//! The on-disk format: head, inodes, map pages. `docs/formats.md` draws it. Little endian. The
+//! store checksums every page, so bytes that are read are those that were written. Any client of
+//! the volume may have written them; this module checks that they are consistent.
 
 use crate::TARGET_MAX;
 use crate::map::pages_to_next_span;
@@ -16,17 +15,17 @@ const MAGIC: [u8; 8] = *b"pagemfs\0";
 pub(crate) const VERSION: u32 = 0;
 pub(crate) const INODE_BYTES: usize = 256;
 pub(crate) const INODES_PER_PAGE: u64 = (PAGE_BYTES / INODE_BYTES) as u64;
-/// Where the head holds the inode of the inode table.
+/// Byte of the head at which the inode of the inode table lies.
 const TABLE_AT: usize = 256;
-/// Bytes of a link's target that its inode has room for.
+/// Longest link target in bytes that fits into the inode.
 pub(crate) const INLINE_MAX: usize = INODE_BYTES - INLINE_AT;
 const INLINE_AT: usize = 112;
 const SPARE_SPAN_AT: usize = 176;
-/// Where the head names the span of the reserve.
+/// Byte of the head at which the span of the reserve is named.
 const RESERVE_AT: usize = 56;
 /// Spans that an inode names; together they hold the first `SMALL_PAGES`.
 pub(crate) const SPANS: usize = 7;
-/// Pages of a file before its map begins: one leaf of a page table.
+/// Pages of a file below its first chunk; as many as one leaf of a page table.
 pub(crate) const SMALL_PAGES: u64 = 1 << CHUNK_ORDER;
 /// A chunk is a span of 2^9 pages.
 pub(crate) const CHUNK_ORDER: u8 = 9;
@@ -37,20 +36,19 @@ pub(crate) const MAP_HEIGHT_MAX: u8 = 3;
 /// Bytes of the longest file: 16 TiB, a quarter of the largest slice.
 pub const FILE_BYTES_MAX: u64 = 1 << 44;
 
-/// Nothing is freed between here and there, but what lies beyond the size is
-/// still to be freed.
+/// Pages beyond the size may still have to be freed, and the page count is not reliable.
 pub(crate) const NEEDS_TRIM: u16 = 1;
 /// Pages beyond the size may be mapped, all zeroes.
 pub(crate) const HAS_RESERVED_PAGES: u16 = 2;
-/// The target of a link lies in the inode, where others name their spans.
+/// The inode holds the target of a link in place of the spans.
 pub(crate) const INLINE: u16 = 4;
-/// Guests may have made the file longer. In memory it is [`Inode::growth`].
+/// Direct clients may have extended the file. In memory it is [`Inode::append_extent`].
 const HAS_APPEND_EXTENT: u16 = 8;
-/// Where it says how.
+/// Byte of the inode at which the append extent lies.
 const APPEND_EXTENT_AT: usize = 184;
-/// Pages of the file are to be taken from a redo log. In memory it is [`Inode::redo`].
+/// A redo log must be applied to the file. In memory it is [`Inode::redo_log`].
 const HAS_REDO_LOG: u16 = 16;
-/// Where it names the log.
+/// Byte of the inode at which the log is named.
 const REDO_LOG_AT: usize = 200;
 /// Attributes lie in a span of up to 2^5 pages.
 const XATTRS_ORDER_MAX: u8 = 5;
@@ -77,7 +75,7 @@ pub struct Time {
     pub nsec: u32,
 }
 
-/// What an inode is.
+/// The type of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InodeKind {
     /// A regular file.
@@ -111,7 +109,7 @@ impl InodeKind {
         }
     }
 
-    /// What the bits of `st_mode` say.
+    /// The type in `st_mode` bits.
     #[must_use]
     pub fn of_mode(mode: u16) -> Option<InodeKind> {
         Some(match mode & KIND_MASK {
@@ -127,7 +125,7 @@ impl InodeKind {
     }
 }
 
-/// Where a page of an inode's attributes lies, and how many bytes they take.
+/// Location and length of an inode's extended attributes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Xattrs {
     /// The span; 0: there are none.
@@ -136,15 +134,15 @@ pub(crate) struct Xattrs {
     pub(crate) len: u32,
 }
 
-/// Where a span of a file begins, and whether others may name it, too: then nothing is
-/// changed in it.
+/// The first page of a span of a file, and whether other places may name the span too. A shared
+/// span is immutable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SpanRef(pub(crate) u64);
 
 impl SpanRef {
     const SHARED: u64 = 1 << 63;
 
-    /// A span that nobody else names.
+    /// A span that no other place names.
     pub(crate) fn exclusive(page: u64) -> SpanRef {
         SpanRef(page)
     }
@@ -166,21 +164,21 @@ impl SpanRef {
     }
 }
 
-/// The pages of a file.
+/// The map of a file's pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PageMap {
     pub(crate) spans: [SpanRef; SPANS],
-    /// The root of the radix tree over chunks; 0: not there.
+    /// The root of the radix tree over chunks; 0: none.
     pub(crate) root: u64,
     pub(crate) height: u8,
 }
 
-/// What guests may do to a file behind its size.
+/// The range behind a file's size that direct clients may append to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AppendExtent {
-    /// What tells its footers from other bytes.
+    /// Tells footers of this grant from other bytes.
     pub nonce: u64,
-    /// Behind the last page of the file that they may write.
+    /// The first page of the file that they may not write.
     pub limit_page: u64,
 }
 
@@ -201,28 +199,28 @@ pub(crate) struct Inode {
     pub(crate) ctime: Time,
     pub(crate) btime: Time,
     pub(crate) device: u32,
-    /// Tells apart the files that had this number one after the other.
+    /// Distinguishes the files that had this number, one after the other.
     pub(crate) generation: u32,
     /// Of a directory.
     pub(crate) parent: Ino,
     pub(crate) xattrs: Xattrs,
     pub(crate) map: PageMap,
-    /// A span of a file that is to take the place of a shared one, or to be freed.
+    /// A span that will replace a shared one, or is to be freed.
     pub(crate) spare_span: Option<Span>,
-    /// Of a file that guests make longer.
+    /// Set while direct clients may extend the file.
     pub(crate) append_extent: Option<AppendExtent>,
-    /// A file without a name that holds what is to be written to this one ([`crate::redo`]).
+    /// A file without a name that holds pages to be written to this one ([`crate::redo`]).
     pub(crate) redo_log: Option<Ino>,
     /// The target of a link of at most `INLINE_MAX` bytes.
     pub(crate) target: Vec<u8>,
 }
 
-/// Bytes that no pagemesh wrote, or one with a defect.
+/// Inconsistent bytes: not written by pagemesh, or by one with a defect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Corruption(pub String);
 
-/// A span that is named, or 0.
+/// The stored form of an optional span; 0: none.
 fn span_bits(span: Option<Span>) -> u64 {
     span.map_or(0, |Span { page, order }| page | u64::from(order) << 56)
 }
@@ -234,7 +232,7 @@ fn span_of_bits(bits: u64) -> Option<Span> {
     })
 }
 
-/// Whether it can be one of a space of so many pages, whose first is the head.
+/// Whether the span can lie in a space of `pages` pages. Page 0 is the head.
 fn is_span_within(Span { page, order }: Span, pages: u64) -> bool {
     page != 0
         && order <= CHUNK_ORDER
@@ -348,8 +346,7 @@ impl Inode {
         bytes
     }
 
-    /// The pages that the bytes of an inode count, and those that it was lent. Whether
-    /// the bytes make sense is not looked at.
+    /// The pages that an inode counts, and those of its append extent. Does not check the bytes.
     pub(crate) fn stored_pages(bytes: &[u8]) -> u64 {
         let flags = u16::from_le_bytes(field(bytes, 2));
         let mut inode = Inode::free(0);
@@ -368,8 +365,7 @@ impl Inode {
         inode.pages.saturating_add(inode.granted_pages())
     }
 
-    /// What the bytes of an inode say. `pages` are those that spans may lie in: no
-    /// page lies beyond them.
+    /// Decodes and checks an inode. `pages` is the size of the space: no span may lie beyond it.
     pub(crate) fn decode(bytes: &[u8], pages: u64) -> Result<Inode, Corruption> {
         let mut inode = Inode::free(get_u32(bytes, 84));
         inode.mode = u16::from_le_bytes(field(bytes, 0));
@@ -513,17 +509,17 @@ pub(crate) fn span_holding(page: u64) -> (usize, u64) {
     }
 }
 
-/// Page 0.
+/// The content of page 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) uuid: Uuid,
-    /// Of the hash of names.
+    /// The key of the hash of names.
     pub(crate) hash_key: [u64; 2],
-    /// What files and name space may take; 0: as much as the pool has.
+    /// Limit in bytes for files and name space; 0: no limit but the pool's.
     pub(crate) limit_bytes: u64,
-    /// Where the reserve lies; none: it was never taken.
+    /// The span of the reserve; `None` if it was never allocated.
     pub(crate) reserve: Option<Span>,
-    /// The inode table, as a file.
+    /// The inode table, which is stored as a file.
     pub(crate) table: Inode,
 }
 
@@ -566,7 +562,7 @@ impl Head {
             return Err(Corruption("it names no inode table".into()));
         }
         let limit_bytes = get_u64(page, 48);
-        // Mounting reads all of the table: it must not last for ever.
+        // Mounting reads the whole table: its time must be bounded.
         let most = match limit_bytes {
             0 => pages.saturating_mul(PAGE_BYTES as u64),
             limit => limit,
@@ -591,7 +587,7 @@ impl Head {
     }
 }
 
-/// Where the inode lies: the page of the table, the byte in it.
+/// The location of an inode: page of the table, byte of that page.
 pub(crate) fn inode_at(ino: Ino) -> (u64, usize) {
     let index = (ino.0 % INODES_PER_PAGE) as usize;
     (ino.0 / INODES_PER_PAGE, index * INODE_BYTES)
@@ -604,7 +600,7 @@ mod tests {
 
     const PAGES: u64 = 1 << 20;
 
-    /// What any client of the volume may have written where inodes lie.
+    /// Arbitrary bytes of an inode, as any client of the volume may write them.
     fn some_inode() -> impl Strategy<Value = Vec<u8>> {
         let words = prop::collection::vec(
             prop_oneof![any::<u64>(), 0..PAGES, (u64::MAX - 600)..=u64::MAX, Just(0)],
@@ -672,7 +668,7 @@ mod tests {
         }
     }
 
-    /// The sum of such a place and the length of its span is 0.
+    /// The sum of this page and the length of its span overflows to 0.
     #[test]
     fn span_with_overflowing_end_is_refused() {
         let mut inode = Inode::decode(&[0; INODE_BYTES], PAGES).expect("a free one");

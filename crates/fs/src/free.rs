@@ -1,7 +1,7 @@
-//! Freeing: what lies beyond the size of a file, and files without a name.
+//! Freeing pages beyond the size of a file, and files without a name.
 //!
-//! The mark [`NEEDS_TRIM`] is there before the first page goes, and goes after the last one; what
-//! is marked after a crash is finished in pieces ([`crate::left`]).
+//! The flag [`NEEDS_TRIM`] is set before the first page is freed, and cleared after the last one.
+//! After a crash, inodes with the flag are finished in pieces ([`crate::deferred_free`]).
 
 use crate::Fs;
 use crate::core::LiveInode;
@@ -12,21 +12,20 @@ use crate::io::IoChannel;
 use crate::map::{self, FileSpan};
 use std::sync::Arc;
 
-/// Spans that are given back together with their inode and its attributes.
+/// Most spans that are freed in one transaction with their inode and its attributes.
 const SPANS_WITH_INODE_MAX: usize = 8;
-/// Mapped pages that are freed in the transaction of their inode.
+/// Most mapped pages that are freed in the transaction of their inode.
 const CLEARED_PAGES_MAX: u64 = 16;
 
 impl Fs {
-    /// Frees what lies beyond the size, and takes the mark away. Counts what is
-    /// left, unless the caller knows. The caller holds the file alone, or nobody
-    /// else can.
+    /// Frees all pages beyond the size, and clears the flag. `pages` is the number of mapped pages
+    /// left; `None` counts them. The caller has exclusive access to the file.
     pub(crate) fn trim(&self, channel: &mut IoChannel, ino: Ino, pages: Option<u64>) -> Result<()> {
         while self.trim_piece(channel, ino)? {}
         self.clear_trim_mark(channel, ino, pages)
     }
 
-    /// Frees some of what lies beyond the size. Returns whether more may be left.
+    /// Frees some of the pages beyond the size. Returns whether more may be left.
     pub(crate) fn trim_piece(&self, channel: &mut IoChannel, ino: Ino) -> Result<bool> {
         let (keep, pieces) = self.inspect(|core| {
             core.check_running()?;
@@ -38,7 +37,7 @@ impl Fs {
         if shared > 0 {
             return Ok(true);
         }
-        // What lasts is counted on the way.
+        // In a long run, each step updates the page count.
         let is_long = pieces.len() == SPANS_FREED_MAX;
         let whole = || pieces.iter().filter(|piece| piece.first_page >= keep);
         let mut mapped = 0;
@@ -62,8 +61,7 @@ impl Fs {
         Ok(true)
     }
 
-    /// Takes the mark away from a file of so many mapped pages; they are counted,
-    /// unless the caller knows.
+    /// Clears the flag of a file with `pages` mapped pages; `None` counts them.
     pub(crate) fn clear_trim_mark(
         &self,
         channel: &mut IoChannel,
@@ -95,13 +93,12 @@ impl Fs {
         Ok(count)
     }
 
-    /// Nobody uses the inode any more: without a name it goes, else its times are
-    /// put into it.
+    /// Releases an inode after its last use: frees it if it has no name, else writes its times.
     pub(crate) fn release_if_unused(&self, ino: Ino) {
         self.release_if_unused_with(ino, None);
     }
 
-    /// The same for who may have a port.
+    /// As [`Fs::release_if_unused`], with the caller's channel if it has one.
     pub(crate) fn release_if_unused_with(&self, ino: Ino, mut channel: Option<&mut IoChannel>) {
         let live = {
             let mut core = self.lock_core();
@@ -120,13 +117,13 @@ impl Fs {
             core.mmap_dirty.set(ino, 0);
             let live = core.live_inodes.remove(&ino);
             if !core.is_running() {
-                // It goes with the next mount that takes changes.
+                // The next mount that takes changes frees it.
                 core.freeing.remove(&ino);
                 return;
             }
             live
         };
-        // A thread may write while another one closes the file.
+        // A thread may write through a descriptor that another thread closes.
         if let Some(live) = live {
             live.file_lock.block_direct_permanently();
         }
@@ -135,11 +132,11 @@ impl Fs {
             freed =
                 self.with_reserve_fallback(|| self.free_orphan_piece(ino, channel.as_deref_mut()));
         }
-        // It stays among what goes, and nobody hears of it.
+        // The deferred list retries it; the caller gets no error.
         let _ = self.defer_on_error(ino, freed);
     }
 
-    /// Puts the noted times of an inode into it, and forgets what was live of it.
+    /// Writes the pending times of an inode into it, and drops its state in memory.
     fn flush_times_and_forget(&self, ino: Ino) {
         let data = {
             let core = self.lock_core();
@@ -163,7 +160,7 @@ impl Fs {
         }
     }
 
-    /// Frees some of an orphan, and with the rest its inode. A crash in between leaves an
+    /// Frees some of an orphan, and with the last piece its inode. A crash in between leaves an
     /// orphan. Returns whether more is left.
     pub(crate) fn free_orphan_piece(
         &self,
@@ -228,7 +225,7 @@ impl Fs {
         Ok(false)
     }
 
-    /// Runs something with the caller's port, or a borrowed one.
+    /// Calls `run` with the caller's channel, or with a borrowed one.
     pub(crate) fn with_channel<T>(
         &self,
         channel: Option<&mut IoChannel>,

@@ -1,16 +1,16 @@
-//! Tables in memory by the numbers of pages and inodes. The file system gives these
-//! numbers out itself, so no hash that withstands chosen keys is needed.
+//! Hash tables by page and inode numbers. The file system assigns these numbers itself, so the hash
+//! need not resist chosen keys.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// 2^64 divided by the golden ratio: neighbours get far apart (Knuth, TAOCP 6.4).
+/// 2^64 divided by the golden ratio: it spreads adjacent numbers (Knuth, TAOCP 6.4).
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 pub(crate) type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
 pub(crate) type NumberSet<K> = HashSet<K, BuildHasherDefault<NumberHasher>>;
 
-/// Hashes one number by a multiplication whose halves are joined.
+/// Hashes one number: multiplies it and XORs the halves of the product.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct NumberHasher(u64);
 
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
     use std::hash::{BuildHasher, BuildHasherDefault};
 
-    /// A table takes the place from the low bits, and a tag from the highest seven.
+    /// A hash table takes the bucket from the low bits, and a tag from the highest seven.
     #[test]
     fn spaced_numbers_differ_in_low_and_high_bits() {
         let hash = |number: u64| BuildHasherDefault::<NumberHasher>::default().hash_one(number);

@@ -1,5 +1,5 @@
-//! Which inode numbers are free: the lowest is taken first, so that inodes in use
-//! stay together.
+//! Allocator of inode numbers. It takes the lowest free number, so that inodes in use stay
+//! together.
 
 use crate::format::Ino;
 use crate::range_set::RangeSet;
@@ -7,7 +7,7 @@ use crate::range_set::RangeSet;
 #[derive(Debug)]
 pub(crate) struct InoAllocator {
     free: RangeSet,
-    /// Numbers from here on were never in use.
+    /// Numbers from here on were never used.
     next: u64,
 }
 

@@ -1,5 +1,5 @@
-//! A channel of a space: for those who wait for one request, or several at once, and
-//! for writes that go on while others begin.
+//! I/O channels of a space: synchronous calls of one or several requests, and a queue of writes
+//! that go on while others begin.
 
 use crate::channel_pool::PooledChannel;
 use crate::error::{FsError, Result};
@@ -11,18 +11,18 @@ use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-/// Sleeps until a descriptor is readable or the time has come. Fronts bring it,
-/// since naming a descriptor by number is not safe.
+/// Sleeps until a descriptor is readable or the time has come. Fronts supply it, because polling
+/// descriptors by number needs unsafe code.
 pub type Wait = fn(&[RawFd], Option<Instant>);
 
-/// One thread's way into the space. Waits for what it asks.
+/// One thread's access to the space. Its calls wait for their replies.
 pub struct IoChannel {
     channel: Box<dyn Channel>,
     wait_fn: Wait,
     next_token: u64,
     completions: Vec<Completion>,
     descriptors: Vec<RawFd>,
-    /// Losses of the volume when a flush failed last.
+    /// Losses of the volume at the last failed flush.
     known_losses: u64,
 }
 
@@ -38,7 +38,7 @@ impl IoChannel {
         })
     }
 
-    /// The same, once it is known that the space has a channel.
+    /// As [`IoChannel::open`], and checks that the space gave it a working channel.
     pub(crate) fn open_ready(space: &dyn Space, wait: Wait) -> Result<IoChannel> {
         let mut channel = IoChannel::open(space, wait)?;
         let (offset, len) = (0, PAGE_BYTES as u64);
@@ -46,8 +46,7 @@ impl IoChannel {
         Ok(channel)
     }
 
-    /// Does all requests, at the same time; the first error counts, once all
-    /// have ended.
+    /// Runs all requests concurrently. Waits for all of them, and returns the first error.
     pub(crate) fn call_all(
         &mut self,
         requests: impl IntoIterator<Item = Request>,
@@ -82,7 +81,7 @@ impl IoChannel {
         (self.wait_fn)(&self.descriptors, self.channel.deadline());
     }
 
-    /// Lets so much time pass, or less if something happens meanwhile.
+    /// Sleeps for a duration, or until the channel has something to do.
     pub(crate) fn wait_for(&mut self, by: Duration) {
         let end = Instant::now() + by;
         let mut descriptors = std::mem::take(&mut self.descriptors);
@@ -92,8 +91,8 @@ impl IoChannel {
         self.descriptors = descriptors;
     }
 
-    /// Lets the channel do what it must while nobody asks for anything, and says
-    /// what it waits for.
+    /// Lets the channel make progress without a request. Returns the descriptors and the deadline
+    /// that it waits for.
     pub(crate) fn poll(&mut self, into: &mut Vec<RawFd>) -> Option<Instant> {
         self.channel.reap(&mut self.completions);
         self.channel.poll_fds(into);
@@ -105,8 +104,9 @@ impl IoChannel {
         Ok(replies.pop().unwrap_or(Reply::Done))
     }
 
-    /// Makes every completed change durable. A channel tells of a loss once, by a flush;
-    /// who asks here looks at those of the space.
+    /// Makes every completed change durable. A channel reports a loss once, by an error of a flush.
+    /// This function retries after such an error, because callers check the losses of the space
+    /// themselves.
     pub(crate) fn flush(&mut self, space: &dyn Space) -> std::result::Result<(), SpaceError> {
         let flushed = self.call(Request::Flush);
         let losses = space.lost_writes();
@@ -132,7 +132,7 @@ impl IoChannel {
         Ok(page.expect("as long as a page"))
     }
 
-    /// Runs of a range of pages that hold data.
+    /// Visits the runs of a range of pages that hold data.
     pub(crate) fn for_each_mapped_run(
         &mut self,
         pages: std::ops::Range<u64>,
@@ -161,7 +161,7 @@ impl IoChannel {
         Ok(())
     }
 
-    /// How many of a range of pages hold data.
+    /// Number of pages of a range that hold data.
     pub(crate) fn count_mapped_pages(&mut self, pages: std::ops::Range<u64>) -> Result<u64> {
         let mut count = 0;
         self.for_each_mapped_run(pages, |run| count += run.end - run.start)?;
@@ -169,25 +169,25 @@ impl IoChannel {
     }
 }
 
-/// A write within a file without holes, whose size and pages stay as they are meanwhile.
+/// An overwrite within a file without holes. Its guard keeps the file's size and pages unchanged.
 pub(crate) struct Overwrite {
     pub(crate) guard: FileReadGuard,
     pub(crate) requests: Vec<Request>,
     pub(crate) bytes: usize,
 }
 
-/// Writes under way at the same time. Dropped, it waits for their ends.
+/// Writes in flight. Dropping the queue waits for them.
 pub struct WriteQueue<'f> {
     channel: PooledChannel<'f>,
-    /// By the first token of each.
+    /// Writes by their first token.
     in_flight: BTreeMap<u64, QueuedWrite>,
 }
 
 struct QueuedWrite {
     id: u64,
-    /// Requests that have not ended.
+    /// Requests in flight.
     pending_requests: usize,
-    /// Bytes that are written, if nothing fails.
+    /// Bytes that the write writes, or its first error.
     result: std::result::Result<usize, SpaceError>,
     _guard: FileReadGuard,
 }
@@ -213,8 +213,8 @@ impl<'f> WriteQueue<'f> {
         }
     }
 
-    /// Makes progress without blocking, and tells what has ended, by name, and how many
-    /// bytes are written.
+    /// Makes progress without blocking. Calls `tell` with the id and result in bytes of each write
+    /// that has ended.
     pub fn reap(&mut self, mut tell: impl FnMut(u64, Result<usize>)) {
         let channel = &mut *self.channel;
         channel.channel.reap(&mut channel.completions);
@@ -233,13 +233,13 @@ impl<'f> WriteQueue<'f> {
         }
     }
 
-    /// Writes under way.
+    /// Number of writes in flight.
     #[must_use]
     pub fn len(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Whether no write is under way.
+    /// Whether no write is in flight.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.in_flight.is_empty()

@@ -1,14 +1,15 @@
-//! The kernel's page cache beside direct clients (RFD 023).
+//! The kernel's page cache and direct clients (RFD 023).
 //!
-//! Pages that the kernel caches do not change when a direct client writes, and the kernel's size of
-//! a file does not change when a direct client makes the file longer. So the kernel caches a file,
-//! or direct clients know it, and never both:
+//! The kernel's cached pages do not change when a direct client writes, and the kernel's size of a
+//! file does not change when a direct client extends it. So either the kernel caches a file or
+//! direct clients have it, never both:
 //!
 //! - An open that reads and writes through the page cache takes the file from direct clients, until
-//!   it is released. Their growth goes into the inode first, and the kernel is told the size.
-//! - Before direct clients are shown the file again the kernel drops its pages.
-//! - An open that bypasses the cache may cache pages by a single request, such as a page fault. That
-//!   takes the file from direct clients until the kernel has dropped the pages.
+//!   it is released. The size that they gave it is published first, and the kernel is notified of
+//!   it.
+//! - Before the file is published to direct clients again, the kernel drops its pages.
+//! - An open that bypasses the cache may cache pages by a single request, such as a page fault.
+//!   That takes the file from direct clients until the kernel has dropped the pages.
 
 use crate::Fs;
 use crate::core::Core;
@@ -23,15 +24,15 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The longest wait for another thread that tells the kernel a size.
+/// Longest wait for another thread that notifies the kernel of a size.
 const NOTIFY_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// What has the kernel drop the pages of a file with some bytes, or all of them, and forget its
-/// attributes. Whether it did. Called without a lock of the file: the kernel waits for requests that
-/// read or write such pages.
+/// Drops the pages of a file with some bytes, or all of them, from the kernel's page cache, and its
+/// attributes. Returns whether the kernel did so. Called without a lock of the file: the kernel
+/// waits for requests that read or write such pages.
 pub type DropPages = Box<dyn Fn(Ino, Option<Range<u64>>) -> bool + Send + Sync>;
 
-/// What tells the kernel that a file is so long at least, with the last byte.
+/// Notifies the kernel that a file has at least this size, and of its last byte.
 pub type NotifySize = Box<dyn Fn(Ino, u64, u8) + Send + Sync>;
 
 /// The calls into the kernel.
@@ -40,19 +41,19 @@ pub(crate) struct KernelCallbacks {
     notify_size: NotifySize,
 }
 
-/// Of one file.
+/// State of the kernel's page cache for one file.
 #[derive(Debug, Default)]
 pub(crate) struct KernelPages {
     /// Opens that read and write through the page cache.
     cached_opens: AtomicU64,
-    /// Counts events behind which pages may be in the cache.
+    /// Counts events that may leave pages in the cache.
     cache_events: AtomicU64,
-    /// The last of these whose pages the kernel has dropped.
+    /// The last event after which the kernel has dropped the pages.
     dropped_events: AtomicU64,
-    /// Direct clients may have made the file longer since the kernel was told its size.
+    /// Direct clients may have extended the file since the kernel was notified of its size.
     is_size_stale: AtomicBool,
-    /// Held while the kernel is told the size. Opens wait for that, and so does what makes the file
-    /// shorter: else the kernel would be told the size of before.
+    /// Held during a size notification. Opens and truncations wait for it: otherwise the kernel
+    /// would get the size from before.
     notify_lock: Mutex<()>,
     /// Requests may have left pages in the cache since the kernel dropped them last.
     may_have_pages: AtomicBool,
@@ -69,7 +70,7 @@ impl KernelPages {
         self.cached_opens.load(Ordering::SeqCst) > 0
     }
 
-    /// The last event whose pages are to be dropped.
+    /// The last event that left pages which the kernel has not dropped.
     fn undropped_event(&self) -> Option<u64> {
         let cached = self.cache_events.load(Ordering::SeqCst);
         (cached != self.dropped_events.load(Ordering::SeqCst)).then_some(cached)
@@ -84,36 +85,36 @@ impl KernelPages {
         self.cache_events.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Held, nobody tells the kernel the size. No lock of the file may be held. None: it lasts too
-    /// long. The kernel may be waiting there for a page that it writes back, and holds back such
-    /// writes while it cuts the file.
+    /// Locks out other size notifications. The caller holds no lock of the file. `None` after a
+    /// time-out: the kernel may wait for a page that it writes back, and it delays such writes
+    /// while it truncates the file.
     pub(crate) fn lock_notify(&self) -> Option<MutexGuard<'_, ()>> {
         self.notify_lock.try_lock_for(NOTIFY_WAIT_MAX)
     }
 
-    /// Direct clients may make the file longer from now on.
+    /// Direct clients may extend the file from now on.
     pub(crate) fn mark_size_stale(&self) {
         self.is_size_stale.store(true, Ordering::SeqCst);
     }
 }
 
 impl Fs {
-    /// Has the kernel asked to drop pages, and told sizes, by these. Once.
+    /// Sets the calls into the kernel. Only the first call has an effect.
     pub fn set_kernel_callbacks(&self, drop_pages: DropPages, tell_size: NotifySize) {
         let kernel = KernelCallbacks {
             drop_pages,
             notify_size: tell_size,
         };
-        // A second one has nothing to tell.
+        // The first ones stay.
         let _ = self.kernel_callbacks.set(kernel);
     }
 
-    /// A file is opened to be read and written through the kernel's page cache. Before this returns
-    /// direct clients have left the file, all that they wrote is in it, and the kernel knows its
+    /// A file is opened for reads and writes through the kernel's page cache. When this returns,
+    /// direct clients have left the file, it has all that they wrote, and the kernel knows its
     /// size. The caller has the file open, and calls [`Fs::end_caching`] before it closes it.
     ///
     /// # Errors
-    /// `ESTALE`, and what the volume says.
+    /// `ESTALE`, and errors of the volume.
     pub fn begin_caching(&self, ino: Ino) -> Result<()> {
         let data = self.file_lock(ino)?;
         let pages = &data.kernel_pages;
@@ -128,7 +129,7 @@ impl Fs {
 
     /// Takes back one [`Fs::begin_caching`]: all requests of that open have been answered.
     pub fn end_caching(&self, ino: Ino) {
-        // It is open.
+        // An error is impossible: the file is open.
         let Ok(data) = self.file_lock(ino) else {
             return;
         };
@@ -138,12 +139,11 @@ impl Fs {
             .fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// A request caches pages, though its open bypasses the page cache. Before the request is
-    /// answered direct clients have left the file. They have it again when the kernel has dropped
-    /// the pages.
+    /// A request fills the page cache, though its open bypasses the cache. Direct clients have left
+    /// the file before the request is answered. They return when the kernel has dropped the pages.
     ///
     /// # Errors
-    /// `ESTALE`, and what the volume says.
+    /// `ESTALE`, and errors of the volume.
     pub fn record_cached_request(&self, ino: Ino) -> Result<()> {
         let data = self.file_lock(ino)?;
         let shared = data.lock.read();
@@ -153,14 +153,14 @@ impl Fs {
         self.revoke_direct_clients(ino, &data)
     }
 
-    /// A write through the cache went to another place than the kernel took it to: it drops its pages
-    /// within a second ([`Fs::note_guests`]), and the next open is told the size.
+    /// A cached write went to another offset than the kernel assumed. The kernel drops its pages
+    /// within a second ([`Fs::collect_direct_writes`]), and the next open gets the size.
     pub fn record_misplaced_write(&self, ino: Ino) {
         self.lock_core().record_unseen_write(ino);
         self.with_kernel_pages(ino, KernelPages::mark_size_stale);
     }
 
-    /// None: the kernel does not know the file.
+    /// `None` if the kernel does not use the file.
     fn with_kernel_pages<T>(&self, ino: Ino, run: impl FnOnce(&KernelPages) -> T) -> Option<T> {
         let core = self.lock_core();
         let live = core.live_inodes.get(&ino);
@@ -179,9 +179,9 @@ impl Fs {
         is_open.unwrap_or(false)
     }
 
-    /// Bytes were written past the cache, and the write is not answered yet: a page that was read
-    /// before it must not stay. (The kernel drops pages before such a write, and behind it does not
-    /// where the write is asynchronous, or the file is open for direct I/O.)
+    /// Drops pages of bytes that were written past the cache, before the write is answered: pages
+    /// that were read before the write must not stay. (The kernel drops pages before such a write.
+    /// It does not drop them after an asynchronous write, or if the file is open for direct I/O.)
     pub fn drop_written_pages(&self, ino: Ino, bytes: Range<u64>) {
         let may_be_there =
             self.with_kernel_pages(ino, |pages| pages.may_have_pages.load(Ordering::SeqCst));
@@ -190,13 +190,13 @@ impl Fs {
         }
     }
 
-    /// Whether the kernel did.
+    /// Returns whether the kernel dropped them.
     fn drop_pages_now(&self, ino: Ino, bytes: Option<Range<u64>>) -> bool {
         let kernel = self.kernel_callbacks.get();
         kernel.is_some_and(|kernel| (kernel.drop_pages)(ino, bytes))
     }
 
-    /// Has direct clients leave a file, and puts their growth into it.
+    /// Makes direct clients leave a file, and publishes its size.
     fn revoke_direct_clients(&self, ino: Ino, data: &FileLock) -> Result<()> {
         let shared = data.lock.read();
         let is_shown = data.has_current_map()
@@ -212,8 +212,8 @@ impl Fs {
         self.with_reserve_fallback(|| self.publish_size(ino))
     }
 
-    /// Tells the kernel the size of a file, whose end a write past the page cache did not find where
-    /// the kernel took it to be. Before that write is answered.
+    /// Notifies the kernel of the size of a file, before a write past the page cache is answered.
+    /// The write did not find the end where the kernel assumed it.
     pub fn notify_size(&self, ino: Ino) {
         let told = self.file_lock(ino).and_then(|data| {
             let telling = data.kernel_pages.lock_notify();
@@ -224,11 +224,11 @@ impl Fs {
         }
     }
 
-    /// Tells the kernel the size that direct clients gave a file which a program maps. None of them has
-    /// it any more.
+    /// Notifies the kernel of the size of a file that a program maps, after its direct clients have
+    /// left.
     ///
     /// # Errors
-    /// `ESTALE`, and what the volume says.
+    /// `ESTALE`, and errors of the volume.
     pub fn notify_mmapped_size(&self, ino: Ino) -> Result<()> {
         self.notify_stale_size(ino, &*self.file_lock(ino)?)
     }
@@ -236,10 +236,12 @@ impl Fs {
     fn notify_stale_size(&self, ino: Ino, data: &FileLock) -> Result<()> {
         let is_stale = &data.kernel_pages.is_size_stale;
         if is_stale.load(Ordering::SeqCst) {
-            // What was stored into a mapping of the last page would be overwritten in it.
+            // Otherwise the notification would overwrite data stored into a mapping of the last
+            // page.
             self.drop_pages_now(ino, None);
         }
-        // Changed with this held: a thread that finds the size told has waited for it.
+        // Changed under this lock: a thread that finds the flag clear has waited for the
+        // notification.
         let telling = data.kernel_pages.lock_notify();
         if !is_stale.swap(false, Ordering::SeqCst) {
             return Ok(());
@@ -268,17 +270,17 @@ impl Fs {
             }
         }
         drop(telling);
-        // A page of one byte counts as read, and others may have written that byte meanwhile.
+        // The kernel keeps the last page as read, but its byte may have been overwritten meanwhile.
         if end > 0 {
             self.drop_pages_now(ino, Some(end - 1..end));
         }
         Ok(())
     }
 
-    /// Has the kernel drop what it may have of a file that no open caches. The caller holds no lock
-    /// of the file: the kernel waits for requests that read or write pages.
+    /// Makes the kernel drop the pages that it may have of a file without cached opens. The caller
+    /// holds no lock of the file: the kernel waits for requests that read or write pages.
     pub(crate) fn drop_kernel_pages(&self, ino: Ino) {
-        // Its end is noticed by the caller, too.
+        // The caller notices a file that is gone itself.
         let Ok(data) = self.file_lock(ino) else {
             return;
         };
@@ -296,10 +298,11 @@ impl Fs {
         }
     }
 
-    /// The same where the file was changed past the kernel, whatever caches it.
+    /// Makes the kernel drop all pages of a file that was changed past the kernel, with or without
+    /// cached opens.
     ///
     /// # Errors
-    /// `EIO`: the kernel may show what was there before.
+    /// `EIO`: the kernel may return old data.
     pub(crate) fn drop_changed_pages(&self, ino: Ino) -> Result<()> {
         let data = self.file_lock(ino)?;
         let may_be_cached = data.kernel_pages.blocks_direct_clients();
@@ -309,8 +312,8 @@ impl Fs {
         }
     }
 
-    /// Why direct clients cannot have a file: a program has it open that goes through the
-    /// kernel's page cache.
+    /// Whether direct clients cannot have a file because of the kernel's page cache: a cached open,
+    /// or pages that the kernel has not dropped.
     #[must_use]
     pub fn is_cached(&self, ino: Ino) -> bool {
         let data = self.file_lock(ino);
@@ -319,7 +322,7 @@ impl Fs {
 }
 
 impl Core {
-    /// The size of a file and its last byte, without what is held of it.
+    /// The size of a file and its last byte, without mmap-dirty pages.
     fn last_byte(&mut self, ino: Ino) -> Result<(u64, u8)> {
         let inode = self.regular_file(ino)?;
         let Some(last) = inode.size.checked_sub(1) else {

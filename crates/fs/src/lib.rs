@@ -1,13 +1,12 @@
 //! A file system: a POSIX name space and its files in the pages of one volume.
 //!
-//! What a call changed is there as a whole or not at all after a crash, and before
-//! what later calls changed ([`lock_core`]); when the call returns it has reached every
-//! in-sync copy. On pools of class `file-sync` it survives power loss after
-//! [`Fs::sync`], or if it was written `durable_pages`.
+//! A call's changes are atomic: after a crash all of them are there, or none. They precede the
+//! changes of later calls ([`core`]). When the call returns, every in-sync copy has them. On pools
+//! of class `file-sync` they survive power loss after [`Fs::sync`], or if they were written with
+//! `durable_pages`.
 //!
-//! Permissions are the caller's business: whoever mounts lets the kernel check
-//! them. What they mean for what is made (owner, group, set-group-id directories)
-//! is seen to here.
+//! The kernel of the mounting machine checks permissions. This crate applies them to new inodes
+//! only: owner, group, set-group-id directories.
 //!
 //! This crate opens no files and knows no kernel; fronts do.
 
@@ -75,15 +74,15 @@ use std::time::Duration;
 pub const NAME_MAX: usize = 255;
 /// Bytes of the longest target of a link.
 pub const TARGET_MAX: usize = 4095;
-/// Names of one file: what ext4 allows, and far more than anybody uses.
+/// Names of one file: the limit of ext4.
 pub const LINKS_MAX: u32 = 65_000;
 
-/// First pause before a batch is sent again; the volume has waited long by then.
+/// First pause before a batch is sent again. The volume itself has retried for long by then.
 const RESEND_PAUSE_MIN: Duration = Duration::from_millis(5);
 /// Longest such pause.
 const RESEND_PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// The time of day, for what changes now.
+/// Reads the time of day, for the times of changed inodes.
 pub type Clock = fn() -> Time;
 
 /// A mounted file system.
@@ -91,43 +90,43 @@ pub struct Fs {
     wait: Wait,
     clock: Clock,
     core: Mutex<Core>,
-    /// Something that a batch waits for has ended.
+    /// Signals that the batch in flight has ended.
     batch_done: Condvar,
-    /// The way of the batches, and of the reserve.
+    /// Sends batches and the requests of the reserve.
     commit_channel: Mutex<IoChannel>,
-    /// Pages that the reserve has; held by who gives it up or takes it.
+    /// Mapped pages of the reserve. Locked while the reserve is filled or released.
     reserved_pages: Mutex<u64>,
-    /// Losses of the volume that somebody was told.
+    /// Write losses of the volume that were already reported to a sync.
     reported_losses: LostWriteCursor,
-    /// Changes are not sent again.
+    /// Batches are not sent again after an error.
     is_resend_stopped: AtomicBool,
     channel_pool: ChannelPool,
-    /// Told of files that guests begin to make longer, or of which pages begin to be held.
+    /// Called when direct clients begin to append to a file, or its first mmap-dirty page arrives.
     append_hook: OnceLock<Box<dyn Fn(Ino) + Send + Sync>>,
     open_hook: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
     kernel_callbacks: OnceLock<kernel_pages::KernelCallbacks>,
-    /// Last, so that its channels are dropped before it: it waits for them.
+    /// The last field: the channels above are dropped first, because the space waits for them.
     space: Arc<dyn Space>,
 }
 
-/// What is told of an inode.
+/// Attributes of an inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attr {
     /// Its number.
     pub ino: Ino,
-    /// With the number it names one file for ever.
+    /// Number and generation together identify one file for ever.
     pub generation: u32,
-    /// What it is.
+    /// Its type.
     pub kind: InodeKind,
     /// Permissions, and the set-id and sticky bits.
     pub mode: u16,
-    /// Names.
+    /// Number of names.
     pub links: u32,
     /// Owner.
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Pages of 4 KiB that hold data.
     pub pages: u64,
@@ -137,11 +136,11 @@ pub struct Attr {
     pub mtime: Time,
     /// Last change of anything.
     pub ctime: Time,
-    /// Made.
+    /// Creation time.
     pub btime: Time,
-    /// Of a device.
+    /// Device number; 0 for other types.
     pub device: u32,
-    /// Whether size or pages may change at any time: by guests, or because pages are held.
+    /// Whether size or pages may change at any time, by direct clients or by mmap-dirty pages.
     pub has_volatile_size: bool,
 }
 
@@ -168,12 +167,12 @@ impl Attr {
 }
 
 impl Core {
-    /// What is told of an inode, as guests have it.
+    /// Attributes of an inode, with the size that direct clients see.
     fn attr(&mut self, ino: Ino, inode: &Inode) -> Result<Attr> {
         let mut attr = Attr::of(ino, inode);
         attr.size = self.file_end(ino, inode)?;
         attr.pages += page_count(attr.size) - page_count(inode.size);
-        // Whether they lie in holes is seen when they are put there.
+        // Whether these pages fill holes is known only when they are written to the file.
         let held = self.mmap_dirty.page_count(ino);
         attr.pages = (attr.pages + held)
             .min(page_count(attr.size))
@@ -183,12 +182,12 @@ impl Core {
     }
 }
 
-/// How full a file system is.
+/// Space usage of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Bytes that it may take; 0: as many as its pools have.
+    /// Limit in bytes; 0: no limit but that of its pools.
     pub limit_bytes: u64,
-    /// Bytes that it takes.
+    /// Bytes in use.
     pub used_bytes: u64,
     /// Inodes in use.
     pub inodes: u64,
@@ -206,11 +205,11 @@ impl Fs {
     }
 
     fn lock_core(&self) -> MutexGuard<'_, Core> {
-        // A panic under the lock ends the process of whoever mounts; tests go on.
+        // A panic under the lock ends the mounting process; tests go on.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs what only looks. What makes no sense ends all changes.
+    /// Runs a read-only operation. If it finds damage, the file system takes no more changes.
     fn inspect<T>(&self, run: impl FnOnce(&mut Core) -> Result<T>) -> Result<T> {
         let mut core = self.lock_core();
         let seen = run(&mut core);
@@ -218,20 +217,20 @@ impl Fs {
         seen
     }
 
-    /// Why the file system takes no changes, if something in it is damaged.
+    /// Why the file system takes no changes, if a part of it is damaged.
     #[must_use]
     pub fn damage(&self) -> Option<FsError> {
         let stopped = self.lock_core().check_running().err();
         stopped.filter(|error| matches!(error, FsError::ReadOnly(_)))
     }
 
-    /// Runs an operation and waits until it is committed. It may run more than
-    /// once: what it does outside of the transaction must bear that.
+    /// Runs an operation and waits until it is committed. `run` may run more than once, so its
+    /// effects outside the transaction must be repeatable.
     fn change<T>(&self, run: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         self.change_from(self.lock_core(), run)
     }
 
-    /// The same for a caller that has the lock already.
+    /// As [`Fs::change`], for a caller that already holds the core's lock.
     fn change_from<'a, T>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
@@ -254,8 +253,9 @@ impl Fs {
             }
             if tx.fits() {
                 if self.space.has_write_cache() {
-                    // Else a later one may be there and this one not, and what it freed
-                    // be cleared though it is still named.
+                    // Otherwise a later transaction might survive a power loss and this one not,
+                    // and a span that this one freed would be cleared although an inode still names
+                    // it.
                     tx.make_durable();
                 }
                 tx.join_batch()?;
@@ -267,7 +267,7 @@ impl Fs {
         }
     }
 
-    /// Waits until what has joined the batch is committed.
+    /// Waits until the current batch is committed.
     fn commit<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> Result<()> {
         let outcome = core.outcome();
         loop {
@@ -278,7 +278,7 @@ impl Fs {
         }
     }
 
-    /// Takes the batch along, or waits for the one that is on its way.
+    /// Sends the current batch, or waits for the batch in flight.
     fn advance_batch<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
         if core.has_batch_in_flight() {
             core.waiters += 1;
@@ -299,8 +299,8 @@ impl Fs {
         core
     }
 
-    /// Sends a batch until it is known what came of it: nobody else changes its pages,
-    /// so sent twice they are what they were.
+    /// Sends a batch until its outcome is known. Sending it twice is safe: only this thread changes
+    /// its pages.
     fn send_batch(&self, request: &Request) -> std::result::Result<Reply, SpaceError> {
         let mut channel = self.lock_commit_channel();
         let mut pause = RESEND_PAUSE_MIN;
@@ -320,13 +320,12 @@ impl Fs {
         }
     }
 
-    /// Nobody needs its changes any more: those that wait for a volume that is out of
-    /// reach fail now, and so do later ones.
+    /// Stops resending. Changes that wait for an unreachable volume fail now, and so do later ones.
     pub fn stop_resending(&self) {
         self.is_resend_stopped.store(true, Ordering::Release);
     }
 
-    /// How full it is.
+    /// Space usage.
     #[must_use]
     pub fn usage(&self) -> Usage {
         let core = self.lock_core();
@@ -337,11 +336,11 @@ impl Fs {
         }
     }
 
-    /// Lets it take more bytes, if it may take fewer now. A crash leaves the old limit
-    /// or the new one. Returns whether anything was changed.
+    /// Raises the limit to `limit_bytes` if it is lower now. A crash leaves the old limit or the
+    /// new one. Returns whether the limit changed.
     ///
     /// # Errors
-    /// What the volume says.
+    /// Errors of the volume.
     pub fn raise_limit(&self, limit_bytes: u64) -> Result<bool> {
         self.change(|tx| {
             let now = tx.core.head.limit_bytes;
@@ -353,7 +352,7 @@ impl Fs {
         })
     }
 
-    /// What is told of an inode.
+    /// Attributes of an inode.
     ///
     /// # Errors
     /// `ESTALE` when there is no such inode.

@@ -14,14 +14,14 @@ use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// No space has a page of this number.
+/// No space has a page of this number or above.
 const PAGES_MAX: u64 = u64::MAX / PAGE_BYTES as u64 / 2;
 
 /// Pages of the space in which consecutive pages of a file lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PageRun {
     pub(crate) page: u64,
-    /// To the end of the span.
+    /// Pages to the end of the span.
     pub(crate) len: u64,
     pub(crate) is_shared: bool,
 }
@@ -36,7 +36,7 @@ pub(crate) struct FileSpan {
 }
 
 impl FileSpan {
-    /// Behind the last of the file's pages in it.
+    /// The page of the file behind the span.
     pub(crate) fn end(&self) -> u64 {
         self.first_page + (1 << self.span.order)
     }
@@ -97,7 +97,7 @@ pub(crate) fn is_span_start(page: u64) -> bool {
     page == 0 || pages_to_next_span(page - 1) == 1
 }
 
-/// Chunks that a tree of this height names.
+/// Number of chunks in the reach of a tree of this height.
 fn chunks_reachable(height: u8) -> u64 {
     match height {
         0 => 0,
@@ -109,11 +109,11 @@ fn entry_index(chunk: u64, level: u8) -> u64 {
     chunk / MAP_ENTRIES.pow(u32::from(level)) % MAP_ENTRIES
 }
 
-/// What an entry of a map page names; one of level 0 names a chunk.
+/// An entry of a map page; at level 0 it names a chunk.
 fn entry(page: u64, bytes: &Page, index: u64, level: u8) -> Result<SpanRef> {
     let place = SpanRef(get_u64(bytes, index as usize * 8));
     let at = place.page();
-    // Mounting has looked at them all; no sum with one may overflow before.
+    // Mounting has checked all entries; before that, no sum with one may overflow.
     let is_sound = at < PAGES_MAX
         && (level > 0 || at.is_multiple_of(SMALL_PAGES))
         && (!place.is_shared() || (level == 0 && at != 0));
@@ -123,7 +123,7 @@ fn entry(page: u64, bytes: &Page, index: u64, level: u8) -> Result<SpanRef> {
     }
 }
 
-/// A map page that makes no sense.
+/// The error for an inconsistent map page.
 pub(crate) fn damaged(page: u64, cause: String) -> FsError {
     FsError::Damaged {
         what: format!("page {page} of the volume, a map of a file,"),
@@ -131,7 +131,7 @@ pub(crate) fn damaged(page: u64, cause: String) -> FsError {
     }
 }
 
-/// Where the file's page lies, in a new span if need be.
+/// Location of a file's page, in a new span if necessary.
 pub(crate) fn find_or_allocate(tx: &mut Tx<'_>, inode: &mut Inode, page: u64) -> Result<PageRun> {
     if page < SMALL_PAGES {
         let (index, _) = span_holding(page);
@@ -152,7 +152,7 @@ pub(crate) fn find_or_allocate(tx: &mut Tx<'_>, inode: &mut Inode, page: u64) ->
     Ok(run.expect("a span was just taken"))
 }
 
-/// Has the file's pages from `at` on, where a span begins, lie there.
+/// Makes the file's map name `place` for the span that begins at the file's page `at`.
 pub(crate) fn put(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, place: SpanRef) -> Result<()> {
     assert!(is_span_start(at), "a span begins at page {at}");
     if at < SMALL_PAGES {
@@ -163,7 +163,7 @@ pub(crate) fn put(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, place: SpanRef) -
     set_entry(tx, page, index, place)
 }
 
-/// The map page that names a chunk, which is made if need be, and the entry in it.
+/// The map page with a chunk's entry, created if necessary, and the index of the entry.
 fn leaf_for_chunk(tx: &mut Tx<'_>, map: &mut PageMap, chunk: u64) -> Result<(u64, u64)> {
     while chunk >= chunks_reachable(map.height) {
         if map.height == MAP_HEIGHT_MAX {
@@ -200,7 +200,7 @@ fn set_entry(tx: &mut Tx<'_>, page: u64, index: u64, place: SpanRef) -> Result<(
     Ok(())
 }
 
-/// Takes the span that begins at the file's page `at` out of the map.
+/// Removes the span that begins at the file's page `at` from the map.
 pub(crate) fn remove(tx: &mut Tx<'_>, inode: &mut Inode, at: u64) -> Result<()> {
     if at < SMALL_PAGES {
         let (index, first) = span_holding(at);
@@ -231,9 +231,9 @@ pub(crate) fn remove(tx: &mut Tx<'_>, inode: &mut Inode, at: u64) -> Result<()> 
     Ok(())
 }
 
-/// Calls `visit` with every span of pages from `from` on, in order, until it
-/// returns false. Map pages come to `visit_map` before they are read, which refuses
-/// what cannot be believed: bytes that make no sense may name one twice.
+/// Calls `visit` with every span of pages from `from` on, in order, until it returns false. Calls
+/// `visit_map` with each map page before reading it; an error ends the visit. Damaged maps may name
+/// a map page twice.
 pub(crate) fn visit(
     map: &PageMap,
     from: u64,

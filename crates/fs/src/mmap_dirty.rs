@@ -1,16 +1,14 @@
-//! Pages that programs changed through mappings, held in memory until they are synced
-//! (RFD 019).
+//! Pages that programs changed through memory mappings, buffered until they are synced (RFD 019).
 //!
-//! The kernel sends what was stored into a mapping of a file page by page, whenever it
-//! likes. Here it waits until somebody syncs the file, and then goes into it as one
-//! change: after a crash all of it is there, or none.
+//! The kernel writes the dirty pages of a mapping back one by one, at times of its own choice. This
+//! module buffers them until the file is synced, and then writes them as one change: after a crash
+//! all of them are in the file, or none.
 //!
-//! - What is held is laid over what is read. What is written otherwise goes to the pages
-//!   of the file at once, and into what is held of them.
-//! - It goes into the file with a sync, when nobody has the file open any more, or when
-//!   it is old, or too much; always all that is held of the file.
-//! - A file of which something is held has no guests, and none of its spans begins to be
-//!   shared.
+//! - A read overlays the buffered pages on the file. A write goes to the file's pages at once, and
+//!   into the buffered copies of them.
+//! - All buffered pages of a file are flushed together: by a sync, by the last close, or when they
+//!   are too old or too many.
+//! - A file with buffered pages has no direct clients, and none of its spans becomes shared.
 
 use crate::Fs;
 use crate::data::{ATOMIC_PAGES_MAX, PAGE, page_count, write_pages};
@@ -27,30 +25,30 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-/// Pages that a file system holds of all files, 256 MiB: what comes then has the file with
-/// the most of them changed, synced or not.
+/// Buffered pages of all files of a file system: 256 MiB. Above it, the files with the most
+/// buffered pages are flushed, synced or not.
 pub const MMAP_DIRTY_PAGES_MAX: u64 = 1 << 16;
-/// Pages up to which more is held while there is no room to put it; less than a log may have
-/// ([`crate::redo`]), by what the kernel sends at once.
+/// Limit for buffered pages while the volume has no room for them. It is below the pages of a redo
+/// log ([`crate::redo`]), with a margin for the pages that the kernel sends at once.
 pub const MMAP_DIRTY_PAGES_HARD_MAX: u64 = MMAP_DIRTY_PAGES_MAX / 2 * 3;
-/// How long a page is held: what is lost with the machine is not older, as with other file
-/// systems (Linux, `dirty_expire_centisecs`).
+/// Age at which a buffered page is flushed. A machine failure loses no older page, as with other
+/// file systems (Linux, `dirty_expire_centisecs`).
 pub const MMAP_DIRTY_SECONDS_MAX: i64 = 30;
 const ATOMIC_PAGES: usize = ATOMIC_PAGES_MAX as usize;
-/// Spans that are taken in one transaction: each may need a map page of each level.
+/// Spans allocated in one transaction: each may need a map page of each level.
 const SPANS_ALLOCATED_MAX: usize = 8;
 
-/// Pages of one file, whole ones: zeroes behind its end.
+/// Buffered whole pages of one file, with zeroes behind its end.
 #[derive(Default)]
 pub(crate) struct MmapDirtyPages {
     pages: BTreeMap<u64, Arc<Page>>,
-    /// When the first of them came.
+    /// Arrival of the first of them.
     dirty_since: Option<Time>,
-    /// The kernel was refused something, and takes it for written: it is gone.
+    /// The kernel considers pages clean that this module refused: their content is lost.
     has_lost_pages: bool,
 }
 
-/// Pages that go into a file as one, in order.
+/// Pages that are written to a file atomically, in order.
 pub(crate) type NumberedPages = [(u64, Arc<Page>)];
 
 impl MmapDirtyPages {
@@ -59,13 +57,13 @@ impl MmapDirtyPages {
         self.dirty_since.get_or_insert(now);
     }
 
-    /// They are in the file.
+    /// The pages are in the file now.
     fn mark_clean(&mut self) {
         self.pages.clear();
         self.dirty_since = None;
     }
 
-    /// Has the pages that are held show these bytes, too.
+    /// Copies written bytes into the buffered pages.
     fn overlay_write(&mut self, offset: u64, data: &[u8]) {
         let bytes = offset..offset + data.len() as u64;
         for (&page, held) in self.pages.range_mut(pages_overlapping(&bytes)) {
@@ -74,7 +72,7 @@ impl MmapDirtyPages {
         }
     }
 
-    /// Nothing of these bytes is held any more: they are zeroes.
+    /// Drops buffered pages within these bytes, and zeroes the parts of pages at the edges.
     fn discard_range(&mut self, bytes: Range<u64>) {
         let whole = page_count(bytes.start)..bytes.end / PAGE;
         self.pages.retain(|page, _| !whole.contains(page));
@@ -88,12 +86,12 @@ impl MmapDirtyPages {
     }
 }
 
-/// How many pages are held of which files.
+/// Buffered pages by file.
 #[derive(Default)]
 pub(crate) struct MmapDirtyFiles {
     pages: BTreeMap<Ino, u64>,
     total_pages: u64,
-    /// Files that stay open for what is held of them.
+    /// Files that are kept open for their buffered pages.
     kept_open: BTreeSet<Ino>,
 }
 
@@ -114,7 +112,7 @@ impl MmapDirtyFiles {
         self.pages.get(&ino).copied().unwrap_or(0)
     }
 
-    /// The files, those first of which most is held.
+    /// The files, those with the most buffered pages first.
     fn by_pages(&self) -> Vec<Ino> {
         let mut files: Vec<(u64, Ino)> = self
             .pages
@@ -126,11 +124,11 @@ impl MmapDirtyFiles {
     }
 }
 
-/// Whether what is held must go into a file as a whole.
+/// Whether a flush must be atomic.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FlushMode {
     Atomic,
-    /// In pieces, where there is no room for all at once.
+    /// In pieces if there is no room for all at once.
     Piecewise,
 }
 
@@ -141,23 +139,23 @@ impl FileLock {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nobody has it open any more who could have stored what was refused.
+    /// The file was closed by every program that may have stored the refused pages.
     pub(crate) fn clear_lost_pages(&self) {
         self.lock_mmap_dirty().has_lost_pages = false;
     }
 
-    /// Whether something came from mappings of it and is in no page of it yet.
+    /// Whether it has buffered pages.
     pub(crate) fn has_mmap_dirty(&self) -> bool {
         !self.lock_mmap_dirty().pages.is_empty()
     }
 
-    /// Whether nothing that was stored into mappings waits for a sync, or was refused.
+    /// Whether no stored page waits for a sync or was refused.
     pub(crate) fn has_nothing_to_sync(&self) -> bool {
         let held = self.lock_mmap_dirty();
         held.pages.is_empty() && !held.has_lost_pages
     }
 
-    /// Lays what is held over bytes that were read.
+    /// Overlays buffered pages on bytes that were read.
     pub(crate) fn overlay_mmap_dirty(&self, offset: u64, bytes: &mut [u8]) {
         let range = offset..offset + bytes.len() as u64;
         for (&page, held) in self
@@ -170,19 +168,22 @@ impl FileLock {
         }
     }
 
-    /// Bytes were written to the file. The caller holds it alone.
+    /// Copies bytes that were written to the file into its buffered pages. The caller holds the
+    /// file exclusively.
     pub(crate) fn patch_mmap_dirty(&self, offset: u64, data: &[u8]) {
         self.lock_mmap_dirty().overlay_write(offset, data);
     }
 }
 
 impl Fs {
-    /// Takes in what the kernel sends of a mapping. What lies beyond the end of the file
-    /// is nothing. What is refused is lost, and syncs of the file say so until nobody has it
-    /// open any more.
+    /// Buffers bytes that the kernel writes back from a mapping. Bytes beyond the end of the file
+    /// are ignored.
+    ///
+    /// **Data loss:** refused bytes are lost. Every sync of the file fails with `EIO` until all
+    /// programs have closed it.
     ///
     /// # Errors
-    /// `EISDIR`, `EINVAL`, what the volume says, and as [`Fs::sync`] where too much is held.
+    /// `EISDIR`, `EINVAL`, errors of the volume, and as [`Fs::sync`] if too much is buffered.
     pub fn buffer_mmap_write(
         &self,
         channel: &mut IoChannel,
@@ -193,7 +194,7 @@ impl Fs {
         let lock = self.file_lock(ino)?;
         let held = self.buffer_mmap_write_locked(channel, ino, &lock, offset, data);
         if let Err(cause) = &held {
-            tracing::error!(ino = ino.0, %cause, "what was stored into a mapping of a file is lost");
+            tracing::error!(ino = ino.0, %cause, "pages of a mapped file are lost");
             lock.lock_mmap_dirty().has_lost_pages = true;
         }
         held
@@ -212,7 +213,7 @@ impl Fs {
         }
         self.limit_mmap_dirty(channel, ino, page_count(data.len() as u64) + 1)?;
         let _alone = lock.write();
-        // There may have been no room for its end when guests were barred.
+        // The end may be unpublished since direct access was disabled, for lack of room.
         self.with_reserve_fallback(|| self.complete_pending(channel, ino))?;
         let now = self.now();
         let size = self.inspect(|core| {
@@ -249,7 +250,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Whether all that was stored into mappings of a file came here.
+    /// Fails if pages stored into mappings of the file were refused.
     pub(crate) fn check_lost_pages(&self, ino: Ino) -> Result<()> {
         let core = self.lock_core();
         let live = core.live_inodes.get(&ino);
@@ -259,7 +260,7 @@ impl Fs {
         }
     }
 
-    /// A page of a file as whoever reads it sees it. The caller holds the file.
+    /// A page of a file as a reader sees it. The caller holds the file.
     fn visible_page(
         &self,
         channel: &mut IoChannel,
@@ -280,9 +281,9 @@ impl Fs {
         core.mmap_dirty.set(ino, pages);
     }
 
-    /// Puts what is held of the files with most of it into them until there is room for so
-    /// many pages more of this one. What cannot be put is held on up to a bound, and beyond it
-    /// only a file is refused that cannot be put itself.
+    /// Flushes the files with the most buffered pages until `pages` more fit. Pages that cannot be
+    /// flushed stay buffered up to a hard limit. Beyond that limit only files that cannot be
+    /// flushed themselves are refused.
     fn limit_mmap_dirty(&self, channel: &mut IoChannel, ino: Ino, pages: u64) -> Result<()> {
         let has_room = |most| self.lock_core().mmap_dirty.total_pages + pages <= most;
         if has_room(MMAP_DIRTY_PAGES_MAX) {
@@ -293,7 +294,7 @@ impl Fs {
         for file in files {
             tracing::debug!(
                 ino = file.0,
-                "a file is changed before a sync: too much is held"
+                "a file is flushed before a sync: too many pages are buffered"
             );
             let put = self.flush_mmap_dirty_pinned(channel, file);
             if has_room(MMAP_DIRTY_PAGES_MAX) {
@@ -309,9 +310,8 @@ impl Fs {
         }
     }
 
-    /// What is held of a file goes into it, which nobody may be using any more by now:
-    /// until that is done its number is no other file's. Where there is no room for all of
-    /// it at once, in pieces: nobody has synced it.
+    /// Flushes a file that may be unused by now. It is opened meanwhile, so that its number is not
+    /// reused. Without room for all pages at once they go in pieces, because this is not a sync.
     fn flush_mmap_dirty_pinned(&self, channel: &mut IoChannel, ino: Ino) -> Result<()> {
         match self.open(ino) {
             Err(FsError::Posix(Errno::STALE)) => return Ok(()),
@@ -322,7 +322,7 @@ impl Fs {
         put
     }
 
-    /// Nothing of these bytes is held any more. The caller holds the file alone.
+    /// Drops the buffered bytes of this range. The caller holds the file exclusively.
     pub(crate) fn discard_mmap_dirty(&self, ino: Ino, data: &FileLock, bytes: Range<u64>) {
         if data.has_mmap_dirty() {
             data.lock_mmap_dirty().discard_range(bytes);
@@ -330,11 +330,11 @@ impl Fs {
         }
     }
 
-    /// What is held of a file goes into it, all or nothing, for whoever reads it after a
-    /// crash.
+    /// Writes all buffered pages of a file into it. With [`FlushMode::Atomic`] a crash leaves all
+    /// of them or none.
     ///
     /// # Errors
-    /// What the volume says; then it is held as before.
+    /// Errors of the volume. The pages stay buffered then.
     pub(crate) fn flush_mmap_dirty(
         &self,
         channel: &mut IoChannel,
@@ -381,7 +381,7 @@ impl Fs {
         };
         match put {
             Err(error) if how == FlushMode::Piecewise && error.errno() == Errno::NOSPC => {
-                // A log that is named already must be copied before.
+                // A log that the file names already must be applied before.
                 self.apply_redo_log(channel, ino)?;
                 pages
                     .chunks(ATOMIC_PAGES)
@@ -394,8 +394,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Puts pages into a file in one transaction. The caller holds the file alone; there
-    /// are spans for them that are its own.
+    /// Writes pages into a file in one transaction. The caller holds the file exclusively, and the
+    /// pages have spans of the file's own.
     pub(crate) fn write_pages_atomic(
         &self,
         channel: &mut IoChannel,
@@ -415,8 +415,8 @@ impl Fs {
         })
     }
 
-    /// Sees to it that there are spans for these pages of a file, with holes in them. The
-    /// caller holds the file alone.
+    /// Allocates missing spans, with holes in them, for these pages of a file. The caller holds the
+    /// file exclusively.
     pub(crate) fn ensure_spans(&self, ino: Ino, pages: impl Iterator<Item = u64>) -> Result<()> {
         let mut missing = self.inspect(|core| {
             let inode = core.regular_file(ino)?;
@@ -447,7 +447,7 @@ impl Fs {
         Ok(())
     }
 
-    /// What is held of all files goes into them; the first error counts.
+    /// Flushes all files; returns the first error.
     pub(crate) fn flush_all_mmap_dirty(&self, channel: &mut IoChannel) -> Result<()> {
         let all = self.lock_core().mmap_dirty.by_pages();
         self.flush_mmap_dirty_of(channel, all)
@@ -460,10 +460,10 @@ impl Fs {
         put.fold(Ok(()), Result::and)
     }
 
-    /// What is held for long goes into its file. To be called once in a while.
+    /// Flushes files with old buffered pages. Call it periodically.
     ///
     /// # Errors
-    /// What the volume says.
+    /// Errors of the volume.
     pub fn flush_old_mmap_dirty(&self) -> Result<()> {
         let now = self.now();
         // A clock may be set back.
@@ -492,7 +492,7 @@ impl Fs {
             return Ok(());
         }
         let mut channel = self.borrow_channel()?;
-        // Closed once more, which may keep them again.
+        // Closing may keep the file open again.
         for ino in kept {
             self.lock_core().mmap_dirty.kept_open.remove(&ino);
             self.release_with(ino, Some(&mut channel));
@@ -500,15 +500,15 @@ impl Fs {
         self.flush_mmap_dirty_of(&mut channel, old)
     }
 
-    /// Pages that are held of all files.
+    /// Buffered pages of all files.
     #[must_use]
     pub fn mmap_dirty_pages(&self) -> u64 {
         self.lock_core().mmap_dirty.total_pages
     }
 
-    /// A file is about to be closed for the last time: what is held of it goes into it,
-    /// unless it goes itself. Where no copy is in reach it is kept open until one is. Whether
-    /// that may have helped.
+    /// Flushes a file before its last close, unless the file has no name. If no copy of the volume
+    /// is reachable, the file is kept open until one is. Returns whether the caller should check
+    /// the file again.
     pub(crate) fn flush_mmap_dirty_at_close(
         &self,
         ino: Ino,
@@ -532,7 +532,7 @@ impl Fs {
             if let Some(live) = live
                 && is_transient(&cause)
             {
-                tracing::warn!(ino = ino.0, %cause, "what was stored into mappings of a file waits");
+                tracing::warn!(ino = ino.0, %cause, "pages of a mapped file wait for the volume");
                 live.opens += 1;
                 core.mmap_dirty.kept_open.insert(ino);
                 return false;
@@ -543,7 +543,7 @@ impl Fs {
         if let Some(data) = data {
             tracing::error!(
                 ino = ino.0, %cause,
-                "what was stored into mappings of a file and not synced is lost"
+                "unsynced pages of a mapped file are lost"
             );
             let _alone = data.write();
             self.discard_mmap_dirty(ino, &data, 0..FILE_BYTES_MAX);
@@ -552,7 +552,7 @@ impl Fs {
     }
 }
 
-/// Whether what failed so may succeed later, though nobody does anything about it.
+/// Whether the operation may succeed later without any action.
 fn is_transient(cause: &FsError) -> bool {
     matches!(
         cause,
@@ -560,12 +560,12 @@ fn is_transient(cause: &FsError) -> bool {
     )
 }
 
-/// Pages that have some of these bytes.
+/// The pages that overlap these bytes.
 fn pages_overlapping(bytes: &Range<u64>) -> Range<u64> {
     bytes.start / PAGE..page_count(bytes.end)
 }
 
-/// What a page has of these bytes: where in the page, and where among them.
+/// The overlap of a page with these bytes: range in the page, range in the bytes.
 fn overlap_in_page(page: u64, bytes: &Range<u64>) -> (Range<usize>, Range<usize>) {
     let first = bytes.start.max(page * PAGE);
     let last = bytes.end.min((page + 1) * PAGE);
@@ -573,7 +573,7 @@ fn overlap_in_page(page: u64, bytes: &Range<u64>) -> (Range<usize>, Range<usize>
     (from(page * PAGE), from(bytes.start))
 }
 
-/// Pages that follow each other.
+/// Runs of consecutive pages.
 pub(crate) fn page_runs(pages: &NumberedPages) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for &(page, _) in pages {

@@ -1,6 +1,5 @@
-//! Making a file system, and mounting one: the inode table is read once, to learn
-//! which spans and numbers are free and what a crash left to be finished
-//! ([`crate::scan`]).
+//! Creation and mounting of file systems. A mount reads the inode table once, to find the free
+//! spans and numbers, and the operations that a crash interrupted ([`crate::scan`]).
 
 use crate::channel_pool::ChannelPool;
 use crate::core::{Core, damaged_inode};
@@ -23,34 +22,34 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use uuid::Uuid;
 
 const PAGE: u64 = PAGE_BYTES as u64;
-/// The head, the table's first span, a directory's: less is no file system.
+/// Least pages of a file system: the head, the first span of the table, and that of a directory.
 const PAGES_MIN: u64 = 1 << 9;
 
-/// What a file system is made with.
+/// Options for a new file system.
 #[derive(Clone, Copy, Debug)]
 pub struct MkfsOptions {
     /// Its identity.
     pub uuid: Uuid,
-    /// Of the hash of names: random, and secret enough that nobody makes names
-    /// that collide.
+    /// Key of the hash of names. It is random and secret, so that users cannot choose names that
+    /// collide.
     pub hash_key: [u64; 2],
-    /// Bytes that it may take; 0: as many as its pools have.
+    /// Limit in bytes; 0: no limit but that of its pools.
     pub limit_bytes: u64,
-    /// Who owns the root.
+    /// Owner and group of the root.
     pub owner: Credentials,
     /// The root's permissions.
     pub mode: u16,
 }
 
-/// Makes an empty file system in a space that holds nothing.
+/// Creates an empty file system in an empty space.
 ///
 /// # Errors
-/// When the space is too small, or holds something.
+/// If the space is too small, or not empty.
 pub fn mkfs(space: &Arc<dyn Space>, wait: Wait, clock: Clock, options: MkfsOptions) -> Result<()> {
     let pages = usable_pages_of(&**space)?;
     let mut channel = IoChannel::open(&**space, wait)?;
     if *channel.read_page(0)? != [0; PAGE_BYTES] {
-        let why = "it is not empty; take a new one, or delete what is in it";
+        let why = "it is not empty; use a new volume, or delete its content";
         return Err(damaged_volume(why.into()));
     }
     let mut table = Inode::free(0);
@@ -118,12 +117,12 @@ impl Fs {
         })
     }
 
-    /// Mounts the file system of a space. What a crash interrupted counts as in use until
-    /// it is finished ([`Fs::free_deferred_piece`]). Where inodes or their pages are damaged, it
-    /// takes no changes ([`Fs::damage`]), and what is sound of it can be read.
+    /// Mounts the file system of a space. Pages of interrupted operations count as in use until
+    /// [`Fs::free_deferred_piece`] frees them. If inodes or their pages are damaged, the file
+    /// system takes no changes ([`Fs::damage`]), and its undamaged parts can be read.
     ///
     /// # Errors
-    /// When there is none, of another version, or one whose head or root is damaged.
+    /// If there is no file system, its version is another, or its head or root is damaged.
     pub fn mount(space: Arc<dyn Space>, wait: Wait, clock: Clock) -> Result<Fs> {
         let pages = usable_pages_of(&*space)?;
         let mut channel = IoChannel::open(&*space, wait)?;
@@ -136,7 +135,7 @@ impl Fs {
         let damage = found.damages.summary();
         let spans = match damage {
             None => SpanAllocator::new(pages, found.spans.iter().map(|owned| owned.span)),
-            // Nothing will be given out.
+            // A damaged file system allocates nothing.
             Some(_) => SpanAllocator::new(0, std::iter::empty()),
         };
         let numbers = InoAllocator::new(found.free_inos, found.next_ino);
@@ -151,14 +150,14 @@ impl Fs {
         let fs = Fs::new(space, wait, clock, core, found.reserved_pages)?;
         let files = found.redo_logs.iter().map(|&(ino, _)| ino);
         if !is_sound {
-            // Part of what a log has may be in them.
+            // The files may lack pages that their logs hold.
             fs.lock_core().untrusted.extend(files);
             return Ok(fs);
         }
         fs.replay_redo_logs(&found.redo_logs)?;
         let logs: HashSet<Ino> = found.redo_logs.iter().map(|&(_, log)| log).collect();
         let mut orphans = found.orphans;
-        // Those that were copied are gone; others stay for as long as they are named.
+        // Applied logs are gone. Others must stay while a file names them.
         orphans.retain(|ino| !logs.contains(ino));
         fs.lock_core()
             .defer_crash_leftovers(orphans, found.unfinished);
@@ -172,8 +171,8 @@ impl Fs {
     }
 }
 
-/// Refuses a root that nothing can be found from. Entries of a sound one may be
-/// damaged: then it is mounted, and takes no changes.
+/// Refuses a damaged root inode. If only the root's entries are damaged, the file system is mounted
+/// and takes no changes.
 fn check_root(core: &mut Core) -> Result<()> {
     let root = core.inode(Ino::ROOT).map_err(|error| match error {
         FsError::Posix(_) => {

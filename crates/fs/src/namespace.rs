@@ -1,4 +1,4 @@
-//! Names: what changes inodes and directories. Every call is one transaction.
+//! Names: changes of inodes and directories. Every call is one transaction.
 
 use crate::core::{Tx, damaged_inode};
 use crate::error::{FsError, Result};
@@ -17,11 +17,11 @@ const SET_GID: u16 = 0o2000;
 const GROUP_EXECUTE: u16 = 0o0010;
 /// The attribute that Linux keeps the capabilities of a program in.
 pub(crate) const CAPABILITIES: &[u8] = b"security.capability";
-/// Bits that a write takes away; guests do not.
+/// Bits that a write through the kernel clears. Direct clients do not clear them.
 pub(crate) const SET_ID: u16 = 0o6000;
 
-/// Without what raises privileges. The set-group-id bit of what the group may not
-/// run means something else.
+/// The mode without the bits that raise privileges. The set-group-id bit of a file that the group
+/// may not execute has another meaning and stays.
 fn without_setid(mode: u16) -> u16 {
     match mode & GROUP_EXECUTE {
         0 => mode & !SET_UID,
@@ -29,25 +29,25 @@ fn without_setid(mode: u16) -> u16 {
     }
 }
 
-/// Who makes something.
+/// Owner and group of a new inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// Owner of what is made.
+    /// Owner.
     pub uid: u32,
-    /// Group, where the directory does not say another.
+    /// Group, unless the directory is set-group-id.
     pub gid: u32,
 }
 
-/// What to make.
+/// The type of a new inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreateKind<'m> {
     /// An empty file.
     File,
     /// An empty directory.
     Directory,
-    /// A symbolic link to this.
+    /// A symbolic link to this target.
     Symlink(&'m [u8]),
-    /// A pipe, socket or device, and the device's number.
+    /// A pipe, socket or device, and its device number.
     Special(InodeKind, u32),
 }
 
@@ -62,18 +62,18 @@ impl CreateKind<'_> {
     }
 }
 
-/// What to do when the new name is taken.
+/// How a rename treats an existing new name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenameMode {
-    /// What has it loses it.
+    /// The inode there loses the name.
     Replace,
-    /// Nothing.
+    /// The rename fails.
     NoReplace,
-    /// Both change places.
+    /// Both inodes change places.
     Exchange,
 }
 
-/// What overlayfs takes for a name that is not there.
+/// The entry by which overlayfs marks a deleted name.
 const WHITEOUT: CreateKind<'static> = CreateKind::Special(InodeKind::CharDevice, 0);
 
 /// Attributes to change.
@@ -94,11 +94,11 @@ pub struct AttrChanges {
 /// An entry of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
-    /// Where to go on from, behind this one.
+    /// The cookie to continue a listing behind this entry.
     pub cookie: u64,
-    /// What it names.
+    /// The inode that it names.
     pub ino: Ino,
-    /// What that is.
+    /// The type of that inode.
     pub kind: InodeKind,
     /// The name.
     pub name: Vec<u8>,
@@ -115,7 +115,7 @@ fn check_name(name: &[u8]) -> Result<()> {
     }
 }
 
-/// A directory that names can be found in.
+/// A directory to look names up in.
 fn directory(tx: &mut Tx<'_>, ino: Ino) -> Result<Inode> {
     check_ino(ino)?;
     let inode = tx.inode(ino)?;
@@ -125,7 +125,7 @@ fn directory(tx: &mut Tx<'_>, ino: Ino) -> Result<Inode> {
     }
 }
 
-/// A directory that names can be put in.
+/// A directory to add names to.
 fn linked_directory(tx: &mut Tx<'_>, ino: Ino) -> Result<Inode> {
     let inode = directory(tx, ino)?;
     match inode.links {
@@ -139,8 +139,8 @@ fn find(tx: &mut Tx<'_>, directory: &mut Inode, name: &[u8]) -> Result<TreeEntry
     found.ok_or(Errno::NOENT.into())
 }
 
-/// What an entry of a directory names. Both know of each other, or nothing that is
-/// done to one of them is right.
+/// The inode that an entry of a directory names. Entry and inode must agree on type, names and
+/// parent: an operation on inconsistent ones would be wrong.
 fn named_inode(tx: &mut Tx<'_>, parent: Ino, entry: &TreeEntry) -> Result<Inode> {
     let ino = entry.ino;
     let refuse = |why: &str| {
@@ -179,7 +179,7 @@ fn decremented_links(ino: Ino, inode: &Inode) -> Result<u32> {
     fewer.ok_or_else(|| damaged_inode(ino, what()))
 }
 
-/// A new inode, with a number; not put yet.
+/// Allocates and fills a new inode; the caller stores it.
 fn new_inode(
     tx: &mut Tx<'_>,
     (parent_ino, parent): (Ino, &Inode),
@@ -231,7 +231,7 @@ fn set_target(tx: &mut Tx<'_>, inode: &mut Inode, target: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Makes the root of a new file system.
+/// Creates the root of a new file system.
 pub(crate) fn make_root(tx: &mut Tx<'_>, caller: Credentials, mode: u16, now: Time) -> Result<()> {
     let parent = Inode::free(0);
     let made = new_inode(
@@ -247,7 +247,7 @@ pub(crate) fn make_root(tx: &mut Tx<'_>, caller: Credentials, mode: u16, now: Ti
     tx.put_inode(ino, &inode)
 }
 
-/// One name less. The last one makes it an orphan, which goes when nobody uses it.
+/// Removes one name. Removing the last makes the inode an orphan, which is freed when it is unused.
 fn unlink_inode(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode, now: Time) -> Result<()> {
     inode.links = if inode.is_directory() {
         0
@@ -258,7 +258,7 @@ fn unlink_inode(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode, now: Time) -> Resu
     tx.put_inode(ino, inode)
 }
 
-/// Puts a directory whose entries have changed.
+/// Stores a directory with changed entries.
 fn put_changed_directory(
     tx: &mut Tx<'_>,
     ino: Ino,
@@ -271,7 +271,7 @@ fn put_changed_directory(
 }
 
 impl Fs {
-    /// What a name of a directory names. The inode is remembered until
+    /// The attributes of the inode that a directory names so. The lookup counts until
     /// [`Fs::forget`].
     ///
     /// # Errors
@@ -298,7 +298,7 @@ impl Fs {
         })
     }
 
-    /// What is told of an inode, which is remembered like a lookup.
+    /// Attributes of an inode. Counts as a lookup.
     ///
     /// # Errors
     /// `ESTALE`.
@@ -311,7 +311,7 @@ impl Fs {
         })
     }
 
-    /// Takes back so many lookups. An inode without a name goes with the last.
+    /// Takes back `lookups` lookups. An inode without a name is freed with the last.
     pub fn forget(&self, ino: Ino, lookups: u64) {
         let mut core = self.lock_core();
         let live = core.live_inode(ino);
@@ -320,7 +320,7 @@ impl Fs {
         self.release_if_unused(ino);
     }
 
-    /// Keeps an inode in being, also without a name, until [`Fs::free_page`].
+    /// Keeps an inode from being freed, even without a name, until [`Fs::release`].
     ///
     /// # Errors
     /// `ESTALE`.
@@ -333,16 +333,17 @@ impl Fs {
         })
     }
 
-    /// Takes back one [`Fs::open_channels`].
+    /// Takes back one [`Fs::open`].
     pub fn release(&self, ino: Ino) {
         self.release_with(ino, None);
     }
 
-    /// The same for who may have a port.
+    /// As [`Fs::release`], with the caller's channel if it has one.
     pub(crate) fn release_with(&self, ino: Ino, mut channel: Option<&mut IoChannel>) {
         let mut core = self.lock_core();
-        // While it is open: else it could be freed meanwhile. Others may open it, too, and
-        // have guests or store more; what they store keeps guests away from then on.
+        // Published while the file is open, or the file could be freed meanwhile. Other threads may
+        // open it too, and have direct clients or mmap-dirty pages. Mmap-dirty pages disable direct
+        // access.
         let mut has_guests = core.inos_with_file_map.contains(&ino);
         while has_guests && core.live_inode(ino).opens == 1 {
             drop(core);
@@ -368,7 +369,7 @@ impl Fs {
         self.release_if_unused_with(ino, channel);
     }
 
-    /// Makes something under a name, which is remembered like a lookup.
+    /// Creates an inode under a name. Counts as a lookup.
     ///
     /// # Errors
     /// `EEXIST`, `ENOENT`, `ENOTDIR`, `ENAMETOOLONG`, `ENOSPC`, `EMLINK`.
@@ -383,7 +384,7 @@ impl Fs {
         self.create_with(0, parent, name, (make, mode), caller)
     }
 
-    /// Makes an empty file, opened as by [`Fs::open_channels`].
+    /// Creates an empty file, and opens it as [`Fs::open`] does.
     ///
     /// # Errors
     /// As [`Fs::create`].
@@ -397,7 +398,7 @@ impl Fs {
         self.create_with(1, parent, name, (CreateKind::File, mode), caller)
     }
 
-    /// The same with so many opens.
+    /// As [`Fs::create`], with `opens` opens.
     fn create_with(
         &self,
         opens: u64,
@@ -423,7 +424,7 @@ impl Fs {
         })
     }
 
-    /// Runs what makes an inode and counts its first lookup, and so many opens.
+    /// Runs an operation that creates an inode, and records its first lookup and `opens` opens.
     fn create_inode(
         &self,
         opens: u64,
@@ -431,7 +432,7 @@ impl Fs {
     ) -> Result<Attr> {
         let mut made = None;
         let result = self.change(|tx| {
-            // It runs anew when it did not fit, and may get another number then.
+            // `run` runs again if it did not fit, and may get another number then.
             made.take()
                 .into_iter()
                 .for_each(|made| tx.core.undo_creation(made));
@@ -445,7 +446,7 @@ impl Fs {
         result
     }
 
-    /// Makes a file without a name, opened.
+    /// Creates a file without a name, and opens it.
     ///
     /// # Errors
     /// As [`Fs::create`].
@@ -461,7 +462,7 @@ impl Fs {
         })
     }
 
-    /// Gives a file another name, which is remembered like a lookup.
+    /// Gives a file another name. Counts as a lookup.
     ///
     /// # Errors
     /// `EPERM` for a directory, `EMLINK`, and as [`Fs::create`].
@@ -489,7 +490,7 @@ impl Fs {
         Ok(attr)
     }
 
-    /// Takes a name from what is no directory.
+    /// Removes a name of an inode that is not a directory.
     ///
     /// # Errors
     /// `ENOENT`, `EISDIR`, `ENOTDIR`.
@@ -522,7 +523,7 @@ impl Fs {
         })
     }
 
-    /// Takes a name from the inode that `check_damage` lets go.
+    /// Removes a name if `check` permits it for the inode.
     fn remove_name(
         &self,
         parent: Ino,
@@ -548,7 +549,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Moves a name.
+    /// Renames an entry.
     ///
     /// # Errors
     /// `EINVAL` when a directory would go below itself, `EEXIST` with
@@ -570,12 +571,12 @@ impl Fs {
         Ok(())
     }
 
-    /// The same, and leaves a whiteout under the old name: a character device 0/0, which
-    /// overlayfs takes for the word that the name is not there (`RENAME_WHITEOUT`,
-    /// rename(2)). Both are one change.
+    /// As [`Fs::rename`], and leaves a whiteout under the old name: a character device 0/0, by
+    /// which overlayfs marks a deleted name (`RENAME_WHITEOUT`, rename(2)). Both are one
+    /// transaction.
     ///
     /// # Errors
-    /// As [`Fs::rename`]; `EINVAL` for an exchange, which leaves no name.
+    /// As [`Fs::rename`]; `EINVAL` for an exchange, which leaves no old name.
     pub fn rename_with_whiteout(
         &self,
         (from, old): (Ino, &[u8]),
@@ -598,7 +599,7 @@ impl Fs {
             gone = moving.apply(how, Some(ino))?;
             Ok(Attr::of(ino, &inode))
         })?;
-        // The kernel looks it up when it needs it.
+        // The kernel looks the whiteout up when it needs it.
         self.forget(made.ino, 1);
         if let Some(ino) = gone {
             self.release_if_unused(ino);
@@ -606,10 +607,10 @@ impl Fs {
         Ok(())
     }
 
-    /// What a symbolic link points to.
+    /// The target of a symbolic link.
     ///
     /// # Errors
-    /// `EINVAL` when it is none.
+    /// `EINVAL` if the inode is not a symbolic link.
     pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
         self.inspect(|core| {
             let inode = core.inode(ino)?;
@@ -628,9 +629,9 @@ impl Fs {
         })
     }
 
-    /// Entries behind a cookie, in order, until `visit` returns false. Cookie 0
-    /// begins with "." and "..". What comes or goes meanwhile may be listed or not;
-    /// everything else is listed once.
+    /// Lists entries behind a cookie, in order, until `visit` returns false. Cookie 0 begins with
+    /// "." and "..". An entry that is added or removed meanwhile may be listed or not; every other
+    /// entry is listed once.
     ///
     /// # Errors
     /// `ENOTDIR`.
@@ -681,8 +682,8 @@ impl Fs {
         })
     }
 
-    /// Takes the set-id bits away, as when somebody without that privilege writes to a file.
-    /// Its capabilities go with the write.
+    /// Clears the set-id bits, as for a write by an unprivileged program. The write itself removes
+    /// the capabilities.
     ///
     /// # Errors
     /// `ESTALE`.
@@ -700,8 +701,8 @@ impl Fs {
         self.set_attr(ino, changes).map(drop)
     }
 
-    /// Changes attributes. A new owner of a file takes its set-id bits and its capabilities
-    /// away.
+    /// Changes attributes. A new owner or group of a file clears its set-id bits and its
+    /// capabilities.
     ///
     /// # Errors
     /// `ESTALE`.
@@ -739,7 +740,7 @@ struct RenameOp<'t, 'c, 'n> {
     tx: &'t mut Tx<'c>,
     now: Time,
     from: (Ino, Inode),
-    /// None: it is the same directory.
+    /// `None` if it is the same directory.
     to: Option<(Ino, Inode)>,
     new: &'n [u8],
     entry: TreeEntry,
@@ -801,7 +802,8 @@ impl<'t, 'c, 'n> RenameOp<'t, 'c, 'n> {
         Err(damaged_inode(ino, Corruption(what.into())))
     }
 
-    /// With a whiteout, if one is given, under the old name. Returns what has lost its name.
+    /// Applies the rename, with a whiteout under the old name if one is given. Returns the inode
+    /// that lost its name.
     fn apply(mut self, how: RenameMode, whiteout: Option<Ino>) -> Result<Option<Ino>> {
         let is_directory = self.entry.kind == InodeKind::Directory;
         let to = self.target_ino();
@@ -817,7 +819,7 @@ impl<'t, 'c, 'n> RenameOp<'t, 'c, 'n> {
             (RenameMode::NoReplace, Some(_)) => return Err(Errno::EXIST.into()),
             (_, Some(target)) if target.ino == self.entry.ino => match whiteout {
                 None => return Ok(None),
-                // The kernel does not ask for that: it is the same file.
+                // The kernel never asks for it: both names are of one file.
                 Some(_) => return Err(Errno::INVAL.into()),
             },
             (_, target) => self.replace(target, whiteout)?,
@@ -884,7 +886,7 @@ impl<'t, 'c, 'n> RenameOp<'t, 'c, 'n> {
         Ok(gone)
     }
 
-    /// What moved has changed, and a directory has another parent.
+    /// Updates a moved inode's ctime, and a moved directory's parent.
     fn update_moved(&mut self, ino: Ino, from: Ino, to: Ino) -> Result<()> {
         let mut inode = self.tx.inode(ino)?;
         inode.ctime = self.now;

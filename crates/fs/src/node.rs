@@ -1,7 +1,7 @@
-//! A page of a directory: what its bytes say, and how they change. The tree of them is
-//! in [`crate::image_with_tree`].
+//! A page of a directory: its format, and changes of it. [`crate::tree`] has the tree of these
+//! pages.
 //!
-//! Whoever looks at a page says which keys its parents promise: others make no sense.
+//! The caller passes the range of keys that the parents of a page promise. Other keys are damage.
 //!
 //! ```text
 //!  0 kind   1   0 a page that is free, 1 leaf, 2 inner
@@ -27,14 +27,14 @@ pub(crate) const PAGES_AT: usize = 12;
 const ENTRY_FIXED_BYTES: usize = 18;
 const CHILD_BYTES: usize = 12;
 const CHILDREN_MAX: usize = (PAGE_BYTES - HEADER_BYTES) / CHILD_BYTES;
-/// Names of one hash.
+/// Most names that share one hash.
 pub(crate) const COLLISIONS_MAX: u64 = 256;
-/// Keys below are never a name's: listing begins there, and "." and ".." come first.
+/// The lowest key of a name. Listing begins there; "." and ".." come before.
 pub(crate) const FIRST_KEY: u64 = COLLISIONS_MAX;
 /// Behind all keys: they have 63 bits.
 pub(crate) const END_KEY: u64 = 1 << 63;
 
-/// What an entry of a directory says of its name.
+/// An entry of a directory, without its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TreeEntry {
     pub(crate) key: u64,
@@ -46,21 +46,21 @@ fn kind_code(kind: InodeKind) -> u8 {
     (kind.bits() >> 12) as u8
 }
 
-/// What the bytes of one page say, or why they say nothing.
+/// The decoded content of a page, or why it is damaged.
 pub(crate) type PageResult<T> = std::result::Result<T, Corruption>;
 
 pub(crate) fn damaged(cause: impl Into<String>) -> Corruption {
     Corruption(cause.into())
 }
 
-/// A node in memory: when it is split, or loses a child.
+/// A decoded node, to be split or to lose a child.
 pub(crate) enum Node {
     Leaf(Vec<(TreeEntry, Vec<u8>)>),
-    /// Lowest keys, and pages. The first key is that of the whole node.
+    /// Lowest keys, and pages. The first key is the lowest of the node.
     Inner(Vec<(u64, u32)>),
 }
 
-/// What an entry takes of a page.
+/// Bytes of an entry in a page.
 fn entry_len(name: &[u8]) -> usize {
     ENTRY_FIXED_BYTES + name.len()
 }
@@ -151,7 +151,7 @@ impl<'p> Iterator for Entries<'p> {
     }
 }
 
-/// Puts an entry into a leaf; false: it has no room.
+/// Inserts an entry into a leaf; false if the leaf has no room.
 pub(crate) fn insert_entry(
     page: &mut Page,
     keys: &Range<u64>,
@@ -178,7 +178,7 @@ pub(crate) fn insert_entry(
     Ok(true)
 }
 
-/// Takes an entry that is there out of a leaf; how many are left.
+/// Removes an existing entry from a leaf. Returns the number of entries left.
 pub(crate) fn remove_entry(page: &mut Page, keys: &Range<u64>, key: u64) -> PageResult<usize> {
     let count = entry_count(page);
     let mut entries = Entries::new(page, keys)?;
@@ -197,7 +197,7 @@ pub(crate) fn remove_entry(page: &mut Page, keys: &Range<u64>, key: u64) -> Page
     Ok(count - 1)
 }
 
-/// Names another inode by an entry that is there.
+/// Makes an existing entry name another inode.
 pub(crate) fn replace_entry(
     page: &mut Page,
     keys: &Range<u64>,
@@ -254,7 +254,7 @@ impl Node {
         HEADER_BYTES + self.used_bytes() <= PAGE_BYTES
     }
 
-    /// Writes it over a page, but for what a root says of the directory.
+    /// Writes the node into a page, except for the root's header fields of the directory.
     pub(crate) fn encode(&self, page: &mut Page) {
         assert!(self.fits(), "a node of {} bytes", self.used_bytes());
         let (kind, count) = match self {
@@ -282,7 +282,7 @@ impl Node {
         page[at..].fill(0);
     }
 
-    /// Takes away the upper half, and tells its lowest key.
+    /// Splits off the upper half. Returns its lowest key and its node.
     pub(crate) fn split(&mut self) -> (u64, Node) {
         match self {
             Node::Leaf(entries) => {
@@ -305,8 +305,8 @@ impl Node {
     }
 }
 
-/// Of an inner page, the child where the key belongs: its index, its page, the
-/// keys below it; none of a leaf.
+/// The child of an inner page to which the key belongs: its index, its page, its range of keys.
+/// `None` for a leaf.
 #[allow(clippy::type_complexity)]
 pub(crate) fn child_for(
     page: &Page,
@@ -328,7 +328,7 @@ pub(crate) fn child_for(
             false => high = middle,
         }
     }
-    // The first child takes what lies below its key, too.
+    // The first child also has keys below its stored key.
     let start = match low {
         0 => keys.start,
         low => get_u64(child(low), 0),

@@ -1,19 +1,19 @@
-//! A set of numbers that mostly come one after the other, such as what is free: memory
-//! follows the runs, not the numbers, of which a volume or an inode table may name any.
+//! A set of numbers that are mostly consecutive, such as free inode numbers. Its memory is
+//! proportional to the runs, not to the numbers: a volume or an inode table may name any number.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 #[derive(Debug, Default)]
 pub(crate) struct RangeSet {
-    /// Runs that do not touch: the first number, and the one behind the last.
+    /// Disjoint runs that do not touch: first number, and end.
     ranges: BTreeMap<u64, u64>,
-    /// Numbers of all runs together.
+    /// Number of elements.
     count: u64,
 }
 
 impl RangeSet {
-    /// Adds numbers above all that are there.
+    /// Adds a range above all elements.
     pub(crate) fn append_range(&mut self, more: Range<u64>) {
         if more.is_empty() {
             return;
@@ -34,7 +34,7 @@ impl RangeSet {
         self.ranges.first_key_value().map(|(&first, _)| first)
     }
 
-    /// Takes the lowest number out.
+    /// Removes and returns the lowest number.
     pub(crate) fn pop_lowest(&mut self) -> Option<u64> {
         let (first, end) = self.ranges.pop_first()?;
         if first + 1 < end {
@@ -44,7 +44,7 @@ impl RangeSet {
         Some(first)
     }
 
-    /// Puts a number in; false: it was there.
+    /// Adds a number; false if it was in the set.
     pub(crate) fn insert(&mut self, number: u64) -> bool {
         let (mut first, mut end) = (number, number + 1);
         if let Some((&before, &its_end)) = self.ranges.range(..=number).next_back() {

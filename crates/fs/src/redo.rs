@@ -1,13 +1,13 @@
-//! Redo logs: more pages than one transaction has room for go into a file as one.
+//! Redo logs: atomic writes of more pages than one transaction can hold.
 //!
-//! They are written to a file without a name first. The transaction by which the inode of
-//! their own file names that one, the log, is the moment at which all of them have
-//! changed; then they are copied, as often as it takes, and the log goes.
+//! The pages are written to a file without a name first: the log. The transaction by which the
+//! inode of their own file names the log commits all of them. Then they are copied into the file,
+//! again after each crash, and the log is freed.
 //!
-//! - A file that names a log is changed by nothing else, and read by nobody who does not
-//!   have what the log holds, before the log was copied.
-//! - A crash leaves a log that is named, and copied at the next mount, or one that is
-//!   not, and goes like any file without a name.
+//! - A file that names a log is not changed by other operations, and not read without the log's
+//!   pages, until the log was applied.
+//! - A crash leaves a log that is named, and applied at the next mount, or one that is not named,
+//!   and freed like any file without a name.
 
 use crate::Fs;
 use crate::core::damaged_inode;
@@ -24,24 +24,24 @@ use rustix::io::Errno;
 use std::sync::Arc;
 
 const MAGIC: [u8; 8] = *b"pmeshlog";
-/// Where the head says whose pages they are, how many, and which.
+/// Fields of the head: inode, generation, number of pages, page numbers.
 const INO_AT: usize = 8;
 const GENERATION_AT: usize = 16;
 const COUNT_AT: usize = 24;
 const PAGES_AT: usize = 32;
-/// Pages of a log: more than is held of one file.
+/// Most pages of a log: more than are buffered of one file.
 const LOG_PAGES_MAX: u64 = 2 * MMAP_DIRTY_PAGES_MAX;
-/// Bytes that are written to a log at once.
+/// Bytes that are written to a log by one call.
 const STEP_BYTES: usize = 1 << 20;
 
-/// Bytes of the head of a log of so many pages.
+/// Bytes of the head of a log of `count` pages.
 fn head_bytes(count: u64) -> u64 {
     (PAGES_AT as u64 + 8 * count).next_multiple_of(PAGE)
 }
 
 impl Fs {
-    /// Puts pages into a file by a log. The caller holds the file alone; there are spans
-    /// for them that are its own.
+    /// Writes pages into a file through a log. The caller holds the file exclusively, and the pages
+    /// have spans of the file's own.
     pub(crate) fn write_through_redo_log(
         &self,
         channel: &mut IoChannel,
@@ -49,10 +49,10 @@ impl Fs {
         pages: &NumberedPages,
     ) -> Result<()> {
         if pages.len() as u64 > LOG_PAGES_MAX {
-            // Once named, it would be taken for damaged.
+            // A named log of this length would count as damaged.
             return Err(Errno::NOSPC.into());
         }
-        // What copying the log takes, so that it needs no room once that is named.
+        // Allocates the pages first: applying a named log must need no more room.
         self.fill_holes(channel, ino, pages)?;
         let log = self.create_unnamed(Ino::ROOT, 0o600, Credentials { uid: 0, gid: 0 })?;
         let log = log.ino;
@@ -67,7 +67,7 @@ impl Fs {
         self.apply_redo_log(channel, ino)
     }
 
-    /// Has a file name this log, or none any more.
+    /// Makes a file name this log, or none.
     fn set_redo_log(&self, ino: Ino, log: Option<Ino>) -> Result<()> {
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
@@ -77,7 +77,7 @@ impl Fs {
         })
     }
 
-    /// Has all of these pages mapped, those that are not with zeroes.
+    /// Maps all of these pages; fills holes with zeroes.
     fn fill_holes(&self, channel: &mut IoChannel, ino: Ino, pages: &NumberedPages) -> Result<()> {
         let zeroes = Arc::new([0; PAGE_BYTES]);
         for pages in pages.chunks(ATOMIC_PAGES_MAX as usize) {
@@ -128,19 +128,19 @@ impl Fs {
             }
             bytes.extend_from_slice(&page[..]);
         }
-        // Each is a transaction, and the one that names the log is behind them all.
+        // Each write is a transaction, and precedes the one that names the log.
         write(&mut bytes)
     }
 
-    /// Finishes what guests and a long sync have left of a file, before it is changed
-    /// otherwise. The caller holds it alone.
+    /// Publishes the size that direct clients left, and applies a redo log, before another change
+    /// of the file. The caller holds it exclusively.
     pub(crate) fn complete_pending(&self, channel: &mut IoChannel, ino: Ino) -> Result<()> {
         self.publish_size(ino)?;
         self.apply_redo_log(channel, ino)
     }
 
-    /// Copies what a log holds for a file, if it names one. The caller holds the file
-    /// alone.
+    /// Copies the pages of the log that a file names, if it names one. The caller holds the file
+    /// exclusively.
     pub(crate) fn apply_redo_log(&self, channel: &mut IoChannel, ino: Ino) -> Result<()> {
         let inode = self.inspect(|core| core.inode(ino))?;
         let Some(log) = inode.redo_log else {
@@ -178,7 +178,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Which pages a log holds, of a file of this generation.
+    /// The page numbers in a log for a file of this generation.
     fn log_pages(
         &self,
         channel: &mut IoChannel,
@@ -213,22 +213,22 @@ impl Fs {
         }
     }
 
-    /// Nobody names the log any more, or nobody ever will.
+    /// Frees a log that no file names.
     pub(crate) fn drop_log(&self, log: Ino, channel: Option<&mut IoChannel>) {
         let mut core = self.lock_core();
-        // Else it goes by itself, and the number may be another file's by now.
+        // A log from before a failed mount is freed as an orphan, and its number may be reused.
         if !core.redo_logs.remove(&log) {
             return;
         }
-        // Nobody else ever had it.
+        // No other caller had it open.
         let live = core.live_inode(log);
         (live.opens, live.lookups) = (0, 0);
         drop(core);
         self.release_if_unused_with(log, channel);
     }
 
-    /// Copies what logs hold for files, which a crash left: each with its log. Nobody else
-    /// uses them yet. A file without a name goes, and its log with it.
+    /// Applies the logs that a crash left; `files` has each file with its log. The mount is not in
+    /// use yet. A file without a name is freed with its log.
     pub(crate) fn replay_redo_logs(&self, files: &[(Ino, Ino)]) -> Result<()> {
         if files.is_empty() {
             return Ok(());
@@ -245,7 +245,7 @@ impl Fs {
                 continue;
             }
             match self.apply_redo_log(&mut channel, ino) {
-                // It stays with its file, which cannot be read, and is tried again then.
+                // The log stays with its file. Reads fail until a retry succeeds.
                 Err(cause) if cause.errno() == Errno::NOSPC => {
                     tracing::error!(ino = ino.0, %cause, "a file cannot be used before there is room");
                 }

@@ -1,12 +1,13 @@
-//! The reserve: pages that are written and hold nothing, given up when something gives
-//! room back and finds none for the pages that it changes. A limit keeps a file system
-//! from filling its pool alone; other volumes of the pool can.
+//! The reserve: preallocated pages that let unlink and truncate commit on a full pool. These
+//! operations free pages, but must first write the pages that they change. A limit keeps one file
+//! system from filling its pool; other volumes of the pool may still fill it.
 //!
-//! - The head names the span; the reserve is what of it is mapped. So giving it up and
-//!   taking it changes nothing else, and mounting counts what a crash left of it.
-//! - It counts as in use while it is there.
-//! - Whoever gives it up or takes it holds [`Fs::reserve`] meanwhile, and goes the way of
-//!   the batches: who needs room has a port already, and must not wait for a second one.
+//! - The head names the span of the reserve. The reserve is the mapped pages of that span. So
+//!   releasing and filling it changes no other page, and mounting counts the pages that a crash
+//!   left.
+//! - The mapped pages of the reserve count as in use.
+//! - A thread that releases or fills it holds `Fs::reserved_pages`, and uses the commit channel. A
+//!   thread that needs room holds a channel already, and must not wait for a second one.
 
 use crate::Fs;
 use crate::error::{FsError, Result};
@@ -17,18 +18,18 @@ use pagemesh_base::units::PAGE_BYTES;
 use std::sync::{MutexGuard, PoisonError};
 
 const PAGE: u64 = PAGE_BYTES as u64;
-/// The part of its limit that a file system keeps.
+/// The reserve's share of the limit.
 const LIMIT_PART: u64 = 64;
-/// A volume has so many times the limit as addresses: what stands for one, if there is none.
+/// A volume has this many times the limit as addresses. Without a limit, the addresses divided by
+/// this stand for it.
 const ADDRESS_FACTOR: u64 = 16;
 /// Enough for several deletions of the longest files at once.
 const PAGES_MAX: u64 = 256;
-/// What a deletion changes: pages of directory, inodes and maps. Below 4 MiB a file
-/// system has no reserve: that would be a large part of it.
+/// Pages that one deletion may change: directory, inodes and maps. A file system below 4 MiB has no
+/// reserve: it would be a large part of it.
 const PAGES_MIN: u64 = 16;
 
-/// The order of the span for a file system that may take so many pages, if it has a
-/// reserve.
+/// The order of the reserve's span, for a limit of `pages` pages; `None` if there is no reserve.
 fn reserve_order(pages: u64) -> Option<u8> {
     let pages = (pages / LIMIT_PART).min(PAGES_MAX);
     (pages >= PAGES_MIN).then(|| pages.ilog2() as u8)
@@ -41,12 +42,13 @@ impl Fs {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs what gives room back; once more without the reserve, if there was no room
-    /// for it. What failed must bear that.
+    /// Runs an operation that frees room. If it fails for lack of room, releases the reserve and
+    /// runs it once more. It must be safe to run again after such an error.
     pub(crate) fn with_reserve_fallback<T>(&self, mut run: impl FnMut() -> Result<T>) -> Result<T> {
         match run() {
             Err(FsError::Space(SpaceError::NoSpace(_))) => {
-                // Somebody else may have given it up a moment ago: that helps, too.
+                // Another thread may have released the reserve meanwhile: the retry helps then,
+                // too.
                 self.release_reserve()?;
                 run()
             }
@@ -74,7 +76,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Takes what is missing of the reserve, as far as there is room.
+    /// Fills the reserve, if there is room.
     pub(crate) fn refill_reserve(&self) {
         if !self.lock_core().is_running() {
             return;
@@ -88,7 +90,7 @@ impl Fs {
         }
     }
 
-    /// The span of the reserve: another one where the limit has risen.
+    /// The span of the reserve. Allocates a larger one if the limit has risen.
     fn reserve_span(&self, held: &mut u64) -> Result<Option<Span>> {
         let (now, most) = {
             let core = self.lock_core();
@@ -126,7 +128,7 @@ impl Fs {
             if missing == 0 || limit > 0 && core.used_pages + missing > limit {
                 return Ok(());
             }
-            // Before they are written: others count meanwhile.
+            // Counted before the write, so that other threads see the pages as used.
             core.used_pages += missing;
         }
         let mut channel = self.lock_commit_channel();
@@ -137,7 +139,7 @@ impl Fs {
         });
         *held = match &written {
             Ok(_) => pages,
-            // It may have them all; whoever gives it up finds out.
+            // A failed count assumes all pages; releasing the reserve corrects it.
             Err(_) => channel
                 .count_mapped_pages(span.page..span.end())
                 .unwrap_or(pages),

@@ -1,8 +1,8 @@
-//! What mounting learns of a file system: one pass over the inode table and all maps
-//! finds what is in use, and what two claim to own.
+//! The scan at mount: one pass over the inode table and all maps finds the pages in use, and pages
+//! with two owners.
 //!
-//! Nothing found here is fatal: what is damaged is named, and whoever owns it is not
-//! believed. Memory and time follow what is mapped in the space, whatever it says.
+//! No damage is fatal here. The scan reports it, and marks its owners untrusted. Memory and time
+//! are bounded by the mapped pages of the space, even if those are damaged.
 
 use crate::core::{damaged_inode, table_inodes};
 use crate::error::{FsError, Result};
@@ -22,16 +22,16 @@ use std::sync::Arc;
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Pages of the inode table read at once.
 const READ_PAGES: u64 = 256;
-/// Damages that are told one by one.
+/// Damages that are reported one by one.
 const REPORTED_MAX: usize = 4;
 
-/// What the inode table tells.
+/// The result of a scan.
 pub(crate) struct ScanResult {
-    /// In order.
+    /// Sorted.
     pub(crate) spans: Vec<OwnedSpan>,
-    /// Map pages, and whose they are.
+    /// Map pages and their owners.
     map_owners: HashMap<u64, Ino>,
-    /// Spans that places name as shared ones.
+    /// Spans that are named as shared, and their owners.
     sharers: HashMap<Span, SpanSharers>,
     pub(crate) shares: ShareCounts,
     /// Free numbers below `next`.
@@ -40,31 +40,31 @@ pub(crate) struct ScanResult {
     pub(crate) next_ino: u64,
     /// Pages in use.
     pub(crate) used_pages: u64,
-    /// Those of them that the reserve has.
+    /// Mapped pages of the reserve; part of `used_pages`.
     pub(crate) reserved_pages: u64,
-    /// Without a name.
+    /// Inodes without a name.
     pub(crate) orphans: Vec<Ino>,
-    /// Marked.
+    /// Inodes with pages to be freed, a spare span or an append extent.
     pub(crate) unfinished: Vec<Ino>,
-    /// With the log that is to be copied to them.
+    /// Files that name a redo log, each with its log.
     pub(crate) redo_logs: Vec<(Ino, Ino)>,
     pub(crate) damages: DamageLog,
 }
 
-/// Who shares a span.
+/// The owners of a shared span.
 #[derive(Default)]
 struct SpanSharers {
     owners: Vec<Ino>,
-    /// Its mapped pages, if one of the owners tells.
+    /// Its mapped pages, if the inode of an owner tells.
     mapped_pages: Option<u64>,
 }
 
-/// What makes no sense.
+/// Inconsistencies that were found.
 #[derive(Default)]
 pub(crate) struct DamageLog {
     reported: Vec<String>,
     count: u64,
-    /// Inodes whose content is not to be believed.
+    /// Inodes with untrusted content.
     pub(crate) untrusted: HashSet<Ino>,
 }
 
@@ -78,7 +78,7 @@ impl DamageLog {
         }
     }
 
-    /// All of it in words; none, if nothing is damaged.
+    /// The report of all damages; `None` if there are none.
     pub(crate) fn summary(&self) -> Option<String> {
         let more = self.count - self.reported.len() as u64;
         let told = self.reported.join("; ");
@@ -90,8 +90,7 @@ impl DamageLog {
     }
 }
 
-/// Damage in words; other errors, such as that of a volume out of reach, stay what
-/// they are.
+/// The text of a damage. Returns other errors, such as an unreachable volume, unchanged.
 fn damage_text(error: FsError) -> Result<String> {
     match error {
         FsError::Damaged { what, cause } => Ok(format!("{what} is damaged: {cause}")),
@@ -110,7 +109,7 @@ fn owner_name(ino: Ino) -> String {
 /// Reads the inode table.
 ///
 /// # Errors
-/// When the volume fails otherwise than by damage.
+/// Errors of the volume other than damage.
 pub(crate) fn scan(channel: &mut IoChannel, head: &Head, pages: u64) -> Result<ScanResult> {
     let found = ScanResult {
         spans: vec![OwnedSpan {
@@ -173,7 +172,7 @@ fn record_overlaps(spans: &mut [OwnedSpan], damages: &mut DamageLog) {
     });
 }
 
-/// Of a shared span one owner is known by name when others overlap it.
+/// [`record_overlaps`] sees only one owner of a shared span. If that one is untrusted, all are.
 fn mark_sharers_untrusted(sharers: &HashMap<Span, SpanSharers>, damages: &mut DamageLog) {
     for SpanSharers { owners, .. } in sharers.values() {
         if owners.iter().any(|owner| damages.untrusted.contains(owner)) {
@@ -182,7 +181,7 @@ fn mark_sharers_untrusted(sharers: &HashMap<Span, SpanSharers>, damages: &mut Da
     }
 }
 
-/// Whoever names a log that is none is not believed.
+/// Marks files untrusted that name a log which is no orphan, or which another file names too.
 fn mark_log_owners_untrusted(orphans: &[Ino], redo: &[(Ino, Ino)], damages: &mut DamageLog) {
     let orphans: HashSet<Ino> = orphans.iter().copied().collect();
     let mut named = HashSet::new();
@@ -201,7 +200,7 @@ fn mark_log_owners_untrusted(orphans: &[Ino], redo: &[(Ino, Ino)], damages: &mut
     }
 }
 
-/// Pages of shared spans that several inodes count.
+/// Pages of shared spans that more than one inode counts.
 fn duplicate_pages(
     channel: &mut IoChannel,
     sharers: &HashMap<Span, SpanSharers>,
@@ -240,7 +239,7 @@ impl InodeScan<'_> {
     fn scan_table(&mut self, table: &Inode) -> Result<()> {
         self.add_spans(Ino::TABLE, table)?;
         let count = self.result.damages.count;
-        // A table that names pages twice would be read for as long as it likes.
+        // A table that names pages twice could make the scan read without bound.
         record_overlaps(&mut self.result.spans, &mut self.result.damages);
         if self.result.damages.count > count {
             self.result.spans.clear();
@@ -274,7 +273,7 @@ impl InodeScan<'_> {
         Ok(())
     }
 
-    /// Takes in the span of the reserve, which has what a crash left of it.
+    /// Adds the span of the reserve; a crash may have left only a part of it mapped.
     fn scan_reserve(&mut self, span: Span) -> Result<()> {
         let counted = self.channel.count_mapped_pages(span.page..span.end());
         match counted.map_err(damage_text) {
@@ -295,7 +294,7 @@ impl InodeScan<'_> {
         Ok(())
     }
 
-    /// Takes in pages of the table from `index` on, which lie one after the other.
+    /// Scans `count` consecutive pages of the table from `index` on.
     fn scan_table_pages(&mut self, index: u64, page: u64, count: u64) -> Result<()> {
         match self.channel.read(page * PAGE, (count * PAGE) as u32) {
             Ok(bytes) => {
@@ -352,8 +351,8 @@ impl InodeScan<'_> {
         Ok(())
     }
 
-    /// Adds the spans of an inode to those in use. One that names others' pages, or
-    /// none of the space, is not believed.
+    /// Adds the spans of an inode to those in use. Marks an inode untrusted that names pages of
+    /// other inodes, or pages beyond the space.
     fn add_spans(&mut self, ino: Ino, inode: &Inode) -> Result<()> {
         let InodeScan {
             channel: port,
@@ -415,7 +414,7 @@ impl InodeScan<'_> {
                 let what = "it shares pages, and is no file";
                 visited.and(Err(damaged_inode(ino, Corruption(what.into()))))
             }
-            // A mark says that pages are still to be counted.
+            // The mark says that the pages are still to be counted.
             None if inode.flags & NEEDS_TRIM == 0 && inode.pages > own => {
                 let what = format!("it counts {} pages, and names {own}", inode.pages);
                 visited.and(Err(damaged_inode(ino, Corruption(what))))

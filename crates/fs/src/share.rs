@@ -1,15 +1,14 @@
-//! Spans that several files name: a copy of whole spans copies nothing, and who changes
-//! something in one takes a span of his own first.
+//! Spans that several files name. A copy of whole spans copies no bytes; a file gets a span of its
+//! own before a shared one is changed.
 //!
-//! - Nothing is changed or freed in a span while a place that names it says that it is
-//!   shared. Who is the last to name it may say otherwise.
-//! - How many places name a span so is known in memory ([`ShareCounts`]), from the mount on.
-//! - A file gets a span of its own in three steps: its inode names a **spare** span, the
-//!   pages are copied, and the spare takes the place of the shared one, durably, as
-//!   others may change that one in place from then on. A crash leaves a spare, which is
-//!   freed after it ([`crate::left`]).
-//! - Pages of shared spans count once for the file system, and for each file in its
-//!   inode.
+//! - A span is not changed or freed while a place that names it marks it as shared. The last place
+//!   that names it may clear the mark.
+//! - [`ShareCounts`] holds the number of places per span in memory, from the mount on.
+//! - A file gets a span of its own in three steps. Its inode names a **spare** span; the pages are
+//!   copied; the spare replaces the shared span. The last step is durable, because other files may
+//!   change the shared span in place from then on. A crash leaves a spare, which is freed later
+//!   ([`crate::deferred_free`]).
+//! - Pages of a shared span count once for the file system, and once for each file in its inode.
 
 use crate::Fs;
 use crate::core::Core;
@@ -27,14 +26,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 const PAGE: u64 = PAGE_BYTES as u64;
-/// Spans that two files begin to share in one transaction: each may lie in a map page of
-/// its own in both.
+/// Spans that become shared in one transaction: each may have its entry in a map page of its own in
+/// both files.
 const SHARED_SPANS_MAX: usize = 16;
 /// Pages of a span that are copied with one request.
 const COPIED_PAGES_MAX: usize = 256;
 const CHUNK_BYTES: u64 = SMALL_PAGES * PAGE;
 
-/// Places that name a span as a shared one, by its first page.
+/// Number of places that name a span as shared, by its first page.
 #[derive(Debug, Default)]
 pub(crate) struct ShareCounts(NumberMap<u64, i64>);
 
@@ -47,7 +46,7 @@ impl ShareCounts {
         self.0.is_empty()
     }
 
-    /// The order of what is added and undone may be any.
+    /// Additions and their undoing may come in any order.
     pub(crate) fn add(&mut self, page: u64, places: i64) {
         let count = self.0.entry(page).or_default();
         *count += places;
@@ -61,21 +60,22 @@ impl ShareCounts {
     }
 }
 
-/// What a file can begin to share of another.
+/// Spans of a file that another file can share.
 struct ShareableSpans {
-    /// Spans of the first, where they begin in the second, their mapped pages.
+    /// Spans of the source, their first page in the target, and their mapped pages.
     spans: Vec<(FileSpan, u64, u64)>,
     bytes: u64,
 }
 
-/// Whether spans of two files that begin there are of one length.
+/// Whether spans that begin at these pages of two files have one length.
 fn are_same_length(one: u64, other: u64) -> bool {
     map::is_span_start(one)
         && map::is_span_start(other)
         && map::pages_to_next_span(one) == map::pages_to_next_span(other)
 }
 
-/// Bytes from here to where two files may share spans; none: they lie differently.
+/// Bytes to the next offset from which two files may share spans; `None` if their alignment
+/// differs.
 pub(crate) fn bytes_to_shareable(source: u64, target: u64) -> Option<u64> {
     if source == target {
         let page = source.checked_next_multiple_of(PAGE)? / PAGE;
@@ -94,7 +94,7 @@ pub(crate) fn bytes_to_shareable(source: u64, target: u64) -> Option<u64> {
     is_alike.then(|| chunk - lower)
 }
 
-/// Copies what is mapped of a span, and sees to it that it stays. Returns how many pages.
+/// Copies the mapped pages of a span and makes the copy durable. Returns the number of pages.
 fn copy_span(channel: &mut IoChannel, from: Span, to: Span) -> Result<u64> {
     let mut runs = Vec::new();
     channel.for_each_mapped_run(from.page..from.end(), |run| {
@@ -126,7 +126,7 @@ fn copy_span(channel: &mut IoChannel, from: Span, to: Span) -> Result<u64> {
     Ok(runs.iter().map(|&(_, len)| len).sum())
 }
 
-/// Up to where a list of pieces with a limit tells of all.
+/// The page up to which a list of at most `SHARED_SPANS_MAX` spans is complete.
 fn complete_up_to(pieces: &[FileSpan]) -> u64 {
     let last = pieces.last().filter(|_| pieces.len() == SHARED_SPANS_MAX);
     last.map_or(u64::MAX, FileSpan::end)
@@ -158,8 +158,8 @@ impl Core {
 }
 
 impl Fs {
-    /// Sees to it that a file has spans of its own for these pages, as far as it has any.
-    /// The caller holds the file alone.
+    /// Replaces shared spans of a file that hold some of these pages by spans of its own. Holes
+    /// without a span stay. The caller holds the file exclusively.
     pub(crate) fn unshare(
         &self,
         channel: &mut IoChannel,
@@ -167,12 +167,12 @@ impl Fs {
         pages: Range<u64>,
     ) -> Result<()> {
         while let Some(piece) = self.inspect(|core| core.first_shared(ino, &pages))? {
-            // There is one if it could not be freed before.
+            // A spare remains from an earlier call that could not free it.
             self.free_spare(channel, ino)?;
             if let Some(spare) = self.allocate_spare(ino, &piece)? {
                 let replaced = copy_span(channel, piece.span, spare)
                     .and_then(|mapped| self.replace_with_spare(ino, &piece, spare, mapped));
-                // The shared one, if nobody else names it any more; the spare, if it failed.
+                // The old span if no other file names it any more; the spare if the copy failed.
                 let freed = self.free_spare(channel, ino);
                 replaced.and(self.defer_on_error(ino, freed))?;
             }
@@ -180,7 +180,8 @@ impl Fs {
         Ok(())
     }
 
-    /// A span to copy a shared one to; none: nobody shares it any more.
+    /// Allocates a spare span for the copy of a shared one. `None` if no other place shares it any
+    /// more; then the shared mark is cleared.
     fn allocate_spare(&self, ino: Ino, piece: &FileSpan) -> Result<Option<Span>> {
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
@@ -202,7 +203,7 @@ impl Fs {
         })
     }
 
-    /// Puts a spare, with so many mapped pages, into the place of a shared span.
+    /// Replaces a shared span by the spare, which has `mapped` mapped pages.
     fn replace_with_spare(
         &self,
         ino: Ino,
@@ -212,7 +213,7 @@ impl Fs {
     ) -> Result<()> {
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
-            // Others may have gone meanwhile.
+            // Other places may have dropped the span meanwhile.
             let is_last = tx.sharer_count(piece.span) == 1;
             map::put(
                 tx,
@@ -230,7 +231,7 @@ impl Fs {
         })
     }
 
-    /// Frees what is spare of a file. The caller holds it alone, or nobody else can.
+    /// Frees the spare span of a file. The caller has exclusive access to the file.
     pub(crate) fn free_spare(&self, channel: &mut IoChannel, ino: Ino) -> Result<()> {
         let Some(spare) = self.inspect(|core| core.inode(ino))?.spare_span else {
             return Ok(());
@@ -247,8 +248,8 @@ impl Fs {
         })
     }
 
-    /// Takes those of these spans out of a file that are shared and lie within these pages.
-    /// What nobody else names stays, as its own. Returns how many there were.
+    /// Removes the shared spans that lie within `pages` as a whole from a file. A span that no
+    /// other place names stays, as the file's own. Returns the number of shared spans.
     pub(crate) fn release_shared(
         &self,
         channel: &mut IoChannel,
@@ -266,8 +267,8 @@ impl Fs {
         Ok(shared.len())
     }
 
-    /// Takes shared spans out of a file. What nobody else names stays, as its own. The
-    /// caller holds the file alone, or nobody else can.
+    /// Removes shared spans from a file. A span that no other place names stays, as the file's own.
+    /// The caller has exclusive access to the file.
     fn remove_shared(&self, channel: &mut IoChannel, ino: Ino, pieces: &[FileSpan]) -> Result<()> {
         let inode = self.inspect(|core| core.inode(ino))?;
         let mapped = pieces
@@ -286,7 +287,7 @@ impl Fs {
                     )?;
                 } else {
                     map::remove(tx, &mut inode, piece.first_page)?;
-                    // It goes from the file and stays in use.
+                    // The pages leave the file and stay in use.
                     inode.pages = inode.pages.saturating_sub(*mapped);
                     tx.count_pages(mapped.cast_signed());
                 }
@@ -296,7 +297,7 @@ impl Fs {
         })
     }
 
-    /// Mapped pages of a span of a file that nobody changes meanwhile.
+    /// Number of mapped pages of a span of a file that does not change meanwhile.
     fn mapped_pages_of(
         &self,
         channel: &mut IoChannel,
@@ -309,8 +310,9 @@ impl Fs {
         }
     }
 
-    /// Has one file name spans of another from there on, which must lie alike and be
-    /// wanted as a whole. Returns for how many bytes.
+    /// Shares whole spans of one file with another, from these offsets on. Returns the number of
+    /// bytes shared: 0 if the first spans differ in alignment, are needed only in part, or the
+    /// target has a span there.
     pub(crate) fn share_spans(
         &self,
         channel: &mut IoChannel,
@@ -393,7 +395,7 @@ impl Fs {
             .size
             .min(source.saturating_add(len))
             .max(source);
-        // Behind it there is nothing in the span.
+        // Behind the end the span holds no data.
         let is_end = end == source_inode.size;
         while is_settled && source + alike.bytes < end {
             let at = (source + alike.bytes) / PAGE;

@@ -1,9 +1,9 @@
-//! Files that other processes read and write themselves, as guests (RFD 015): what they
-//! are told of a file, and how they are kept away from it.
+//! Files that direct clients read and write themselves (RFD 015): the map that they share with the
+//! mount, and how the mount keeps them away from a file.
 //!
-//! Invariants: whoever holds a file's lock has its guests out. What changes a file's size
-//! or pages outdates what they were told, before they are let in again. So guests meet
-//! nobody but guests.
+//! Invariants: a thread that holds a file's lock has its direct clients blocked. A change of a
+//! file's size or pages invalidates the published map before direct clients are unblocked. So
+//! direct clients run concurrently with other direct clients only.
 
 use crate::Fs;
 use crate::core::{Core, LiveInode};
@@ -21,38 +21,40 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Boards up to which those of closed files are kept for the next who opens them.
+/// Maps of all files up to which those of closed files are kept for the next open.
 const FILE_MAPS_KEPT_MAX: usize = 1024;
 
-/// What the guests of a file are told.
+/// A file's map, shared between the mount and its direct clients.
 pub trait SharedFileMap: Send + Sync {
-    /// Keeps guests away until [`SharedFileMap::reopen`], and returns once none is inside.
+    /// Blocks direct clients until [`SharedFileMap::reopen`], and returns when no client is in an
+    /// operation.
     fn close(&self);
-    /// Lets guests in, but for others who keep them away.
+    /// Takes back one [`SharedFileMap::close`]. Clients enter again after the last.
     fn reopen(&self);
-    /// What was told last is not so any more. Guests are away.
+    /// Invalidates the published map. Clients are blocked.
     fn outdate(&self);
-    /// Tells how long the file is, and where each of its spans begins, in pages of the
-    /// space; see [`span_index`]. Guests are away.
+    /// Publishes the file's size, and the first page of each of its spans in the space; see
+    /// [`span_index`]. Clients are blocked.
     fn publish(&self, size: u64, spans: &[u64]);
-    /// When a guest wrote last, if nobody took note of it; this does.
+    /// Takes the time of the last write by a client, if it was not taken before.
     fn take_write_time(&self) -> Option<Time>;
-    /// Whether what was told last is not so any more.
+    /// Whether the published map is invalid.
     fn is_outdated(&self) -> bool {
         true
     }
-    /// Lets guests make the file longer; told behind [`SharedFileMap::show`]. `tail` is what its
-    /// last page has below the end. Guests are away.
+    /// Grants clients append space, after [`SharedFileMap::publish`]. `tail` is the content of the
+    /// last page below the end. Clients are blocked.
     fn grant_append_space(&self, _growth: AppendExtent, _tail: &[u8]) {}
-    /// Where guests say that the file ends, if they can be asked and were lent just this.
+    /// The end of the file that clients report. `None` if they cannot be asked, or have another
+    /// grant.
     fn append_end(&self, _growth: AppendExtent) -> Option<u64> {
         None
     }
     /// A descriptor of the file was closed. From now on direct clients check which file a
     /// descriptor number leads to before they use the number again.
     fn record_close(&self) {}
-    /// Keeps direct clients from making the file longer until [`SharedFileMap::unlock_end`]; they go
-    /// on otherwise. False: one of them is about to.
+    /// Keeps direct clients from extending the file until [`SharedFileMap::unlock_end`]; other
+    /// operations go on. False: a client is about to extend it.
     fn lock_end(&self) -> bool {
         true
     }
@@ -60,7 +62,7 @@ pub trait SharedFileMap: Send + Sync {
     fn unlock_end(&self) {}
 }
 
-/// In which span of a file its page lies, and where in it.
+/// The span of a file that holds a page, and the page's index in it.
 #[must_use]
 pub fn span_index(page: u64) -> (usize, u64) {
     match page < SMALL_PAGES {
@@ -75,7 +77,7 @@ pub fn span_index(page: u64) -> (usize, u64) {
     }
 }
 
-/// Pages of a span of this number.
+/// Number of pages of the span with this index.
 #[must_use]
 pub fn span_pages(index: usize) -> u64 {
     match index < SPANS {
@@ -84,28 +86,28 @@ pub fn span_pages(index: usize) -> u64 {
     }
 }
 
-/// A file's lock: reading and overwriting, against what changes its size or pages; and
-/// both against guests.
+/// A file's lock. Readers and overwriters share it; changes of size or pages take it exclusively.
+/// Both block direct clients.
 #[derive(Default)]
 pub(crate) struct FileLock {
     pub(crate) lock: Arc<RwLock<()>>,
     file_map: OnceLock<Arc<dyn SharedFileMap>>,
-    /// The kernel keeps pages of the file, which guests would not change.
+    /// The kernel caches pages of a mapping of the file; a direct write would not change them.
     is_mmapped: AtomicBool,
-    /// What came from mappings and was not synced.
+    /// Pages stored into mappings and not synced.
     pub(crate) mmap_dirty: Mutex<MmapDirtyPages>,
-    /// What the kernel's page cache may have of the file.
+    /// The state of the kernel's page cache for the file.
     pub(crate) kernel_pages: Arc<KernelPages>,
 }
 
-/// Held, it keeps what changes a file's size or pages away. Of a file without guests.
+/// A shared lock of a file without direct clients: its size and pages do not change.
 pub(crate) type FileReadGuard = ArcRwLockReadGuard<RawRwLock, ()>;
 
-/// Keeps guests out, if the file has any.
+/// Blocks direct clients, if the file has any.
 struct DirectBlock<'d>(Option<&'d Arc<dyn SharedFileMap>>);
 
 impl<'d> DirectBlock<'d> {
-    /// With the lock held: a board comes with it held alone.
+    /// The caller holds the lock: a file map is set only under the exclusive lock.
     fn new(data: &'d FileLock) -> DirectBlock<'d> {
         let board = data.file_map.get();
         if let Some(board) = board {
@@ -115,11 +117,11 @@ impl<'d> DirectBlock<'d> {
     }
 }
 
-/// Guests are kept out for good.
+/// Direct clients are blocked for good.
 pub(crate) struct PermanentDirectBlock<'d>(ManuallyDrop<DirectBlock<'d>>);
 
 impl PermanentDirectBlock<'_> {
-    /// Somebody has opened the file meanwhile.
+    /// Another thread has opened the file meanwhile.
     pub(crate) fn unblock(self) {
         drop(ManuallyDrop::into_inner(self.0));
     }
@@ -133,13 +135,13 @@ impl Drop for DirectBlock<'_> {
     }
 }
 
-/// The file is shared with those who leave its size and pages as they are.
+/// A shared lock of a file, with its direct clients blocked.
 pub(crate) struct SharedFileGuard<'d> {
     _direct_block: DirectBlock<'d>,
     _lock: RwLockReadGuard<'d, ()>,
 }
 
-/// Nobody else has the file.
+/// An exclusive lock of a file, with its direct clients blocked.
 pub(crate) struct ExclusiveFileGuard<'d> {
     direct_block: DirectBlock<'d>,
     _lock: RwLockWriteGuard<'d, ()>,
@@ -170,19 +172,19 @@ impl FileLock {
         }
     }
 
-    /// The lock, if nobody is in the way, there are no guests, and nothing of it is held.
+    /// The shared lock, if it is free and the file has no map and no mmap-dirty pages.
     pub(crate) fn try_read(&self) -> Option<FileReadGuard> {
         let guard = self.lock.try_read_arc()?;
         (self.file_map.get().is_none() && !self.has_mmap_dirty()).then_some(guard)
     }
 
-    /// The lock alone, on the same conditions.
+    /// The exclusive lock, on the same conditions.
     pub(crate) fn try_write(&self) -> Option<ArcRwLockWriteGuard<RawRwLock, ()>> {
         let guard = self.lock.try_write_arc()?;
         (self.file_map.get().is_none() && !self.has_mmap_dirty()).then_some(guard)
     }
 
-    /// For the same file, whose board goes.
+    /// A lock for the same file without its map.
     fn without_file_map(&self) -> FileLock {
         FileLock {
             kernel_pages: Arc::clone(&self.kernel_pages),
@@ -190,41 +192,41 @@ impl FileLock {
         }
     }
 
-    /// Whether direct clients may know where the file's pages are, or what it is like. The
-    /// caller holds the lock in some way.
+    /// Whether direct clients may know the file's pages or attributes. The caller holds the lock,
+    /// shared or exclusively.
     pub(crate) fn has_current_map(&self) -> bool {
         self.file_map
             .get()
             .is_some_and(|board| !board.is_outdated())
     }
 
-    /// Whether the kernel keeps pages of it.
+    /// Whether the kernel maps the file, and so caches pages of it.
     pub(crate) fn is_mmapped(&self) -> bool {
         self.is_mmapped.load(Ordering::Relaxed)
     }
 
-    /// What its direct clients are told.
+    /// The map that its direct clients share.
     pub(crate) fn file_map(&self) -> Option<&Arc<dyn SharedFileMap>> {
         self.file_map.get()
     }
 
-    /// Where guests say that the file ends.
+    /// The end of the file that direct clients report.
     pub(crate) fn direct_append_end(&self, growth: AppendExtent) -> Option<u64> {
         self.file_map.get()?.append_end(growth)
     }
 
-    /// Keeps guests out for good: nobody has the file open, and whoever still has
-    /// something of it, such as a thread whose descriptor another one closes, may do
-    /// nothing any more. Gives what takes it back. The lock need not be held: a file whose
-    /// board comes only then is open to its guests.
+    /// Blocks direct clients for good: no program has the file open. A thread that still uses a
+    /// descriptor which another thread closes can do nothing any more. Returns the guard that can
+    /// unblock them. The caller need not hold the lock: a map that is set only later is not
+    /// blocked.
     pub(crate) fn block_direct_permanently(&self) -> PermanentDirectBlock<'_> {
         PermanentDirectBlock(ManuallyDrop::new(DirectBlock::new(self)))
     }
 }
 
 impl Core {
-    /// Where the spans of a file begin, up to the one that is lent, if guests can do with
-    /// that: it has no holes, and shares nothing, and a write to it changes nothing else.
+    /// The spans of a file, up to the end of its append extent. `None` if direct clients cannot
+    /// have it: it has holes or shared spans, is damaged, or a write would remove privileges.
     fn direct_spans(&mut self, ino: Ino) -> Result<Option<(u64, Vec<u64>)>> {
         let inode = self.inode(ino)?;
         let is_sound = self.check_trusted(ino).is_ok() && self.is_running();
@@ -257,14 +259,14 @@ impl Core {
 }
 
 impl Core {
-    /// A file was written to, and the kernel does not know it.
+    /// Records a write that the kernel does not know of.
     pub(crate) fn record_unseen_write(&mut self, ino: Ino) {
         self.kernel_stale_inos.insert(ino);
         self.unseen_writes.add(ino);
     }
 
-    /// Notes when guests wrote to a file, if they did since, and that the kernel is to be
-    /// told of it.
+    /// Records the time of direct clients' writes to a file, if there were any since the last call,
+    /// and marks the file for a notification of the kernel.
     pub(crate) fn collect_direct_write(&mut self, ino: Ino) {
         let board = self
             .live_inodes
@@ -276,7 +278,7 @@ impl Core {
         }
     }
 
-    /// The same of all files.
+    /// As [`Core::collect_direct_write`], for all files.
     pub(crate) fn collect_all_direct_writes(&mut self) {
         let mut boards = std::mem::take(&mut self.inos_with_file_map);
         boards.retain(|ino| self.live_inodes.contains_key(ino));
@@ -288,12 +290,12 @@ impl Core {
 }
 
 impl Fs {
-    /// Tells guests what an open file is like now, by its board, or by the one that
-    /// `make` makes if it has none. Returns the board; none: guests cannot have the file
-    /// as it is.
+    /// Publishes the current state of an open file to direct clients, in its map, or in the one
+    /// that `make` returns if it has none. Returns the map; `None` if direct clients cannot have
+    /// the file in its current state.
     ///
     /// # Errors
-    /// `ESTALE`, and what the volume says.
+    /// `ESTALE`, and errors of the volume.
     pub fn publish_file_map(
         &self,
         ino: Ino,
@@ -302,10 +304,10 @@ impl Fs {
         self.publish_file_map_as(ino, false, make)
     }
 
-    /// The same for guests that want to make it longer, and may if there is room.
+    /// As [`Fs::publish_file_map`], and grants append space if there is room.
     ///
     /// # Errors
-    /// As [`Fs::show`].
+    /// As [`Fs::publish_file_map`].
     pub fn publish_file_map_for_append(
         &self,
         ino: Ino,
@@ -324,7 +326,8 @@ impl Fs {
             let mut core = self.lock_core();
             let live = core.live_inodes.get_mut(&ino).filter(|live| live.opens > 0);
             let Some(live) = live else { return Ok(None) };
-            // Else it could be closed and freed meanwhile: who asks may be killed.
+            // Keeps the file from being freed meanwhile: the issuer may be killed and its file
+            // closed.
             live.opens += 1;
         }
         self.drop_kernel_pages(ino);
@@ -357,14 +360,14 @@ impl Fs {
             board.outdate();
         }
         self.publish_size(ino)?;
-        // Looked at first: a directory gets no board.
+        // Checked before `make` is called: a directory gets no map.
         if self.inspect(|core| core.direct_spans(ino))?.is_none() {
             return Ok(None);
         }
         if data.file_map.get().is_none()
             && let Some(board) = make()
         {
-            // Nobody else can: the lock is held.
+            // No other thread can: the lock is held.
             let _ = data.file_map.set(board);
             self.lock_core().inos_with_file_map.insert(ino);
         }
@@ -385,11 +388,11 @@ impl Fs {
         Ok(Some(Arc::clone(board)))
     }
 
-    /// A file will be mapped by the kernel, which keeps pages of it: it has no guests any more
-    /// as long as somebody uses it.
+    /// Disables direct access to a file that the kernel maps, for as long as the file is in use:
+    /// the kernel caches pages of it.
     ///
     /// # Errors
-    /// `ESTALE`, and what the volume says.
+    /// `ESTALE`, and errors of the volume.
     pub fn disable_direct_access(&self, ino: Ino) -> Result<()> {
         let data = self.file_lock(ino)?;
         let _alone = data.lock.write();
@@ -399,15 +402,15 @@ impl Fs {
         self.with_reserve_fallback(|| self.publish_size(ino))
     }
 
-    /// Whether a program has said that it maps a file, or stored into a mapping of it.
+    /// Whether a program maps a file, or stored into a mapping of it.
     #[must_use]
     pub fn is_mmapped(&self, ino: Ino) -> bool {
         let data = self.file_lock(ino);
         data.is_ok_and(|data| data.is_mmapped() || data.has_mmap_dirty())
     }
 
-    /// A program closed a descriptor of a file: before this returns, the direct clients of the
-    /// file are told to check their descriptor numbers.
+    /// Records that a program closed a descriptor of a file. When this returns, the direct clients
+    /// of the file will check their descriptor numbers.
     pub fn record_close(&self, ino: Ino) {
         let data = self
             .lock_core()
@@ -419,9 +422,9 @@ impl Fs {
         }
     }
 
-    /// Lets go of the board of a file that only the caller has open, who closes it, if closed
-    /// files have many: each takes a descriptor, and there may be no more than some. The caller
-    /// holds the file alone.
+    /// Releases the map of a file at its last close, if too many files have one: each map takes a
+    /// file descriptor, and descriptors are limited. The caller holds the file exclusively, and
+    /// only the caller has it open.
     pub(crate) fn release_file_map(&self, ino: Ino, data: &Arc<FileLock>) {
         if data.is_mmapped() || data.has_mmap_dirty() {
             return;
@@ -432,7 +435,8 @@ impl Fs {
         let ended = data.block_direct_permanently();
         let mut core = self.lock_core();
         core.collect_direct_write(ino);
-        // Whoever waits for the lock, or had it, has a reference; new ones come from the core.
+        // A thread that waits for the lock, or had it, holds a reference. The core gives out new
+        // ones.
         let is_unused = |live: &LiveInode| live.opens == 1 && Arc::strong_count(data) == 2;
         let live = core.live_inodes.get_mut(&ino);
         if let Some(live) =
@@ -446,11 +450,12 @@ impl Fs {
         }
     }
 
-    /// Notes when guests wrote. To be called once in a while. Returns the files that they
-    /// wrote to since, and that the kernel may be told of. Not while they make one longer: its
-    /// attributes are not kept then, and the kernel takes no answer for the size that was asked
-    /// for before it was told; who seeks the end would find that of the last time (Linux,
-    /// `fuse_file_llseek` and `attr_version`).
+    /// Records write times of direct clients. Call it periodically. Returns the files that they
+    /// wrote to since the last call, for a notification of the kernel.
+    ///
+    /// A file with an append extent is left for later. Its attributes are not cached, and the
+    /// kernel discards a size that it asked for before a notification. A seek to the end would then
+    /// find the previous end (Linux, `fuse_file_llseek` and `attr_version`).
     pub fn collect_direct_writes(&self) -> Vec<Ino> {
         let mut core = self.lock_core();
         core.collect_all_direct_writes();
@@ -491,7 +496,7 @@ mod tests {
         }
     }
 
-    /// Who opens a file has it shown to guests while it was just being forgotten.
+    /// A file may be opened and published to direct clients while the mount forgets it.
     #[test]
     fn file_map_reopens_match_closes() {
         for is_there_before in [false, true] {

@@ -1,6 +1,6 @@
-//! Which pages of the space are given out: spans of 2^0 to 2^9 pages, by the
-//! buddy method (Knowlton, 1965). In memory only; mounting marks what inodes own.
-//! The lowest span that fits is taken, so that page tables stay small.
+//! The allocator of the space: spans of 2^0 to 2^9 pages, by the buddy method (Knowlton, 1965). Its
+//! state is in memory only; mounting marks the spans of inodes. The lowest span that fits is taken,
+//! so that page tables stay small.
 
 use crate::format::{CHUNK_ORDER, Ino};
 use crate::range_set::RangeSet;
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 const CHUNK_PAGES: u64 = 1 << CHUNK_ORDER;
 
-/// Pages of a space that spans can lie in: whole chunks.
+/// Pages of a space that spans can use: whole chunks.
 pub(crate) fn usable_pages(pages: u64) -> u64 {
     pages / CHUNK_PAGES * CHUNK_PAGES
 }
@@ -33,7 +33,7 @@ pub(crate) struct OwnedSpan {
     pub(crate) owner: Ino,
 }
 
-/// Tells of every span that overlaps one before it, with that one.
+/// Calls `tell` with each span that overlaps an earlier one, and with that one.
 pub(crate) fn for_each_overlap(used: &mut [OwnedSpan], mut tell: impl FnMut(OwnedSpan, OwnedSpan)) {
     used.sort_unstable();
     let Some((&first, rest)) = used.split_first() else {
@@ -52,15 +52,15 @@ pub(crate) fn for_each_overlap(used: &mut [OwnedSpan], mut tell: impl FnMut(Owne
 
 #[derive(Debug)]
 pub(crate) struct SpanAllocator {
-    /// Free spans by order, below that of a chunk.
+    /// Free spans by order, for orders below a chunk's.
     free: [BTreeSet<u64>; CHUNK_ORDER as usize],
     /// Free chunks, counted from the first of the space.
     chunks: RangeSet,
 }
 
 impl SpanAllocator {
-    /// All of a space of so many [`usable_pages`] pages is free, but what is `used`: in order,
-    /// within the space, without overlaps.
+    /// An allocator for `pages` [`usable_pages`]. All pages are free except `used`: sorted, within
+    /// the space, without overlaps.
     pub(crate) fn new(pages: u64, used: impl Iterator<Item = Span>) -> SpanAllocator {
         let mut spans = SpanAllocator {
             free: Default::default(),
@@ -77,7 +77,7 @@ impl SpanAllocator {
         spans
     }
 
-    /// Frees the pages of a range, behind all others.
+    /// Frees a range of pages above all free ones.
     fn add_free(&mut self, mut page: u64, end: u64) {
         while page < end {
             let by_place = page.trailing_zeros().min(u32::from(CHUNK_ORDER));
@@ -94,7 +94,7 @@ impl SpanAllocator {
         }
     }
 
-    /// The lowest free span of this order.
+    /// Allocates the lowest free span of this order.
     pub(crate) fn allocate(&mut self, order: u8) -> Option<Span> {
         assert!(order <= CHUNK_ORDER, "a span of 2^{order} pages");
         let orders = order..CHUNK_ORDER;
@@ -166,7 +166,7 @@ mod tests {
                     prop_assert!(taken.iter().all(apart));
                     taken.push(span);
                 }
-                // What a mount makes of the same inodes gives out the same.
+                // A mount with the same inodes would allocate the same span.
                 prop_assert_eq!(again(&taken).allocate(order), spans.allocate(order).inspect(|&w| spans.free(w)));
             }
             let used: u64 = taken.iter().map(|span| 1 << span.order).sum();
@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    /// A span may lie anywhere in a volume of any size.
+    /// The scan may report spans anywhere in a volume of any size.
     #[test]
     fn span_allocator_memory_follows_used_spans() {
         const PAGES: u64 = 1 << 40;

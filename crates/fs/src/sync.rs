@@ -1,10 +1,11 @@
-//! Making things durable, and telling of what was lost before.
+//! Making changes durable, and reporting lost writes.
 //!
-//! Bytes that were written over others and not flushed are lost when every copy that had
-//! them is gone for a while. The volume counts that, and each open file hears of it once,
-//! from its next sync: as a kernel does it (Linux, `errseq_t`). Whoever opens a file
-//! afterwards does not, unless nobody has heard of it yet. Which file lost something is not
-//! known.
+//! **Data loss:** overwrites that were not flushed are lost if every copy that had them was gone
+//! for a while.
+//!
+//! The volume counts these losses. Each open file gets the error once, from its next sync, as Linux
+//! does it (`errseq_t`). A file that is opened afterwards does not get it, unless no sync has
+//! reported it yet. It is unknown which files lost writes.
 
 use crate::Fs;
 use crate::error::{FsError, Result};
@@ -15,12 +16,12 @@ use pagemesh_base::space::SpaceError;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The losses that one open file has been told.
+/// The losses that were reported through one open file.
 #[derive(Debug, Default)]
 pub struct LostWriteCursor(AtomicU64);
 
 impl Fs {
-    /// For a file that is opened now.
+    /// The cursor for a file that is opened now.
     #[must_use]
     pub fn lost_write_cursor(&self) -> LostWriteCursor {
         LostWriteCursor(AtomicU64::new(
@@ -28,28 +29,28 @@ impl Fs {
         ))
     }
 
-    /// Makes completed changes of a file durable, as the pool's class promises, and
-    /// with them its times. What was stored into mappings of it becomes part of it, all at
-    /// once.
+    /// Makes completed changes of a file durable, as the pool's class promises, with its times and
+    /// its mmap-dirty pages. The mmap-dirty pages enter the file as one atomic change.
     ///
     /// # Errors
-    /// What the volume says; that what was changed before may be lost, if nobody was told.
+    /// Errors of the volume, among them that earlier changes may be lost, unless another sync
+    /// reported it.
     pub fn sync(&self, channel: &mut IoChannel, ino: Ino) -> Result<()> {
         self.sync_open_file(channel, ino, &self.reported_losses)
     }
 
-    /// The same for a file that was opened.
+    /// As [`Fs::sync`], for an open file with its own cursor.
     ///
     /// # Errors
-    /// What the volume says; once, that what was changed before may be lost; and `EIO` as
-    /// long as somebody has the file open who may have stored what is not there to be synced.
+    /// Errors of the volume; once, that earlier changes may be lost. `EIO` after mmap-dirty pages
+    /// were refused, until all programs have closed the file.
     pub fn sync_open_file(
         &self,
         channel: &mut IoChannel,
         ino: Ino,
         seen: &LostWriteCursor,
     ) -> Result<()> {
-        // The rest alone would be part of what is one change.
+        // The rest alone would be only a part of the atomic change.
         self.check_lost_pages(ino)?;
         self.flush_mmap_dirty(channel, ino, FlushMode::Atomic)?;
         let noted = self.flush_times(ino);
@@ -57,7 +58,7 @@ impl Fs {
         ignore_no_space(noted)
     }
 
-    /// Whether a sync of an opened file behind a durable write through it has nothing to do.
+    /// Whether a sync of an open file, right after a durable write through it, has nothing to do.
     #[must_use]
     pub fn has_nothing_to_sync(&self, ino: Ino, seen: &LostWriteCursor) -> bool {
         let is_told = seen.0.load(Ordering::Acquire) == self.space.lost_writes();
@@ -69,8 +70,8 @@ impl Fs {
         live.is_some_and(|live| live.file_lock.has_nothing_to_sync())
     }
 
-    /// The same behind a durable write through an opened file, for the sync that a kernel sends
-    /// then: it need not put down the time of that write, as the write itself does not.
+    /// As [`Fs::sync_open_file`], for the sync that a kernel sends after a durable write. It need
+    /// not store the time of that write, as the write itself does not.
     ///
     /// # Errors
     /// As [`Fs::sync_open_file`].
@@ -85,7 +86,7 @@ impl Fs {
         self.flush_and_report(channel, seen)
     }
 
-    /// Puts all noted times into their inodes, and makes everything durable.
+    /// Flushes mmap-dirty pages and pending times of all files, and makes everything durable.
     ///
     /// # Errors
     /// As [`Fs::sync`].
@@ -98,14 +99,14 @@ impl Fs {
 
     fn flush_and_report(&self, channel: &mut IoChannel, seen: &LostWriteCursor) -> Result<()> {
         channel.flush(&*self.space)?;
-        // Behind the flush: what was lost before it is counted by now.
+        // Read after the flush: losses from before it are counted by now.
         let losses = self.space.lost_writes();
         let before = seen.0.fetch_max(losses, Ordering::AcqRel);
         self.reported_losses.0.fetch_max(losses, Ordering::AcqRel);
         match before < losses {
             true => Err(FsError::Space(SpaceError::Unavailable(
-                "every copy was gone for a while; what was written before and not synced may \
-                 be lost, write it again"
+                "every copy was gone for a while; earlier writes that were not synced may be \
+                 lost; write them again"
                     .into(),
             ))),
             false => Ok(()),
@@ -113,7 +114,7 @@ impl Fs {
     }
 }
 
-/// Times that there is no room for stay noted: what was written is synced nevertheless.
+/// Without room, the times stay pending; the data is durable nevertheless.
 fn ignore_no_space(noted: Result<()>) -> Result<()> {
     match noted {
         Err(error) if error.errno() == Errno::NOSPC => Ok(()),

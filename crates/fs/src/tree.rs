@@ -1,14 +1,14 @@
 //! A directory: a B+ tree of pages, after Bayer and McCreight (1972), with leaves
 //! freed when they are empty and not merged before (Johnson and Shasha, 1993).
 //!
-//! A key is 55 bits of the name's hash and 8 bits that tell apart names of one
-//! hash. Keys are in order, so a key is a place to go on listing from, whatever
-//! came and went meanwhile. The root is the directory's page 0 and stays there.
+//! A key is 55 bits of the name's hash and 8 bits that distinguish names of one hash. Keys are
+//! ordered, so a listing can continue from a key after entries were added or removed. The root is
+//! the directory's page 0 and stays there.
 //!
-//! Pages that make no sense are an error that names them, whoever wrote them. Every
-//! page is looked at for the keys that its parents say are below it, and these get
-//! fewer from page to page; so no cycle of pages is followed for long, nothing is
-//! listed twice, and a listing ends. What a page holds is drawn in [`crate::read_node`].
+//! Inconsistent pages are an error that names them. Every page is checked against the range of keys
+//! that its parents give it, and the range shrinks from page to page. So a cycle of pages is not
+//! followed for long, no entry is listed twice, and a listing ends. [`crate::node`] has the format
+//! of a page.
 
 use crate::core::Tx;
 use crate::error::{FsError, Result};
@@ -55,13 +55,13 @@ impl DirPage {
     }
 }
 
-/// One directory in one operation. Its inode is put back by whoever began.
+/// One directory in one operation. The caller stores its inode.
 pub(crate) struct Tree<'t, 'c> {
     tx: &'t mut Tx<'c>,
     directory: &'t mut Inode,
 }
 
-/// A page on the way to a leaf.
+/// An inner page on the path to a leaf.
 struct PathStep {
     page: u32,
     /// Keys that lie below it.
@@ -70,7 +70,7 @@ struct PathStep {
     index: usize,
 }
 
-/// The way to a leaf.
+/// The path to a leaf.
 struct LeafPath {
     inner: Vec<PathStep>,
     leaf: u32,
@@ -117,7 +117,7 @@ impl<'t, 'c> Tree<'t, 'c> {
         }
     }
 
-    /// What is seen in a page.
+    /// Decodes a page with `look`.
     fn read_page<T>(
         &mut self,
         place: DirPage,
@@ -202,7 +202,7 @@ impl<'t, 'c> Tree<'t, 'c> {
             if !goes_on || path.keys.end == END_KEY {
                 return Ok(());
             }
-            // Above the key: a child is chosen so.
+            // The range end is above the key, since the path chose the child so.
             key = path.keys.end;
         }
         let root = self.locate(0)?;
@@ -237,7 +237,7 @@ impl<'t, 'c> Tree<'t, 'c> {
         Ok(self.find_or_vacant(name)?.ok())
     }
 
-    /// The key that a new entry of this name gets.
+    /// The key for a new entry of this name.
     ///
     /// # Errors
     /// `EEXIST`; `ENOSPC` for the 257th name of one hash.
@@ -251,13 +251,13 @@ impl<'t, 'c> Tree<'t, 'c> {
     /// Adds an entry.
     ///
     /// # Errors
-    /// As [`TreeSample::vacant_key`].
+    /// As [`Tree::vacant_key`].
     pub(crate) fn insert(&mut self, name: &[u8], ino: Ino, kind: InodeKind) -> Result<()> {
         let key = self.vacant_key(name)?;
         self.insert_at(key, name, ino, kind)
     }
 
-    /// Adds an entry under the key that its name was given.
+    /// Adds an entry under a key from [`Tree::vacant_key`].
     pub(crate) fn insert_at(
         &mut self,
         key: u64,
@@ -283,7 +283,7 @@ impl<'t, 'c> Tree<'t, 'c> {
             let upper_page = self.allocate_page()?;
             self.write_node(upper_page, &upper)?;
             let Some(above) = path.inner.pop() else {
-                // The root stays where it is: its lower half moves, too.
+                // The root keeps its page: its lower half moves, too.
                 let lower_page = self.allocate_page()?;
                 self.write_node(lower_page, &node)?;
                 node = Node::Inner(vec![(0, lower_page), (key, upper_page)]);
@@ -298,14 +298,14 @@ impl<'t, 'c> Tree<'t, 'c> {
         self.write_node(page, &node)
     }
 
-    /// Names another inode by an entry that is there.
+    /// Makes an existing entry name another inode.
     pub(crate) fn replace(&mut self, key: u64, ino: Ino, kind: InodeKind) -> Result<()> {
         let path = self.path_to(key)?;
         let leaf = self.locate(path.leaf)?;
         self.change_page(leaf, |page| replace_entry(page, &path.keys, key, ino, kind))
     }
 
-    /// Takes out an entry that is there.
+    /// Removes an existing entry.
     pub(crate) fn remove(&mut self, key: u64) -> Result<()> {
         let mut path = self.path_to(key)?;
         let leaf = self.locate(path.leaf)?;
@@ -340,7 +340,7 @@ impl<'t, 'c> Tree<'t, 'c> {
         Ok(is_empty)
     }
 
-    /// A page of the directory that no node lies in.
+    /// Allocates a page of the directory.
     fn allocate_page(&mut self) -> Result<u32> {
         let root = self.locate(0)?;
         let (free, pages) = self.read_page(root, |page| {
@@ -359,7 +359,7 @@ impl<'t, 'c> Tree<'t, 'c> {
             self.tx.new_page(place.space_page);
             return Ok(free);
         }
-        // What is given out must not be named by a node: those name pages below the size.
+        // Nodes name pages below the size: a page below it may be in use.
         if u64::from(pages) * PAGE_BYTES as u64 != self.directory.size {
             let size = self.directory.size;
             let what = format!("it says that the directory has {pages} pages, of {size} bytes");

@@ -1,8 +1,8 @@
-//! Writes that the kernel did not see, because direct clients or the mount made them past it:
-//! their watchers (inotify, fanotify) hear of them only if the mount has the kernel tell them.
+//! Writes that the kernel did not see, because direct clients or the mount made them past it.
+//! Watchers of the files (inotify, fanotify) get events only if the mount notifies the kernel.
 //!
-//! Invariants: a file is listed from its first such write on until it is taken, once however
-//! often it was written. Files are taken in turn, so that busy ones do not starve others.
+//! Invariants: a file is listed once, from its first such write until it is taken. Files are taken
+//! in turn, so that busy ones do not starve others.
 
 use crate::core::Core;
 use crate::error::Result;
@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::{Arc, TryLockError};
 
-/// Files with such writes.
+/// Files with unseen writes.
 #[derive(Default)]
 pub(crate) struct UnseenWrites {
     files: BTreeSet<Ino>,
@@ -26,7 +26,7 @@ impl UnseenWrites {
         self.files.insert(ino);
     }
 
-    /// Takes at most so many files, from the one behind the last on.
+    /// Takes at most `max` files, beginning behind the last one taken.
     fn take(&mut self, max: usize) -> Vec<Ino> {
         let above = self
             .files
@@ -41,7 +41,7 @@ impl UnseenWrites {
     }
 }
 
-/// While this is there, no direct client moves the end of a file.
+/// While it exists, no direct client moves the end of a file.
 pub struct EndLock(Option<Arc<dyn SharedFileMap>>);
 
 impl Drop for EndLock {
@@ -53,7 +53,7 @@ impl Drop for EndLock {
 }
 
 impl Core {
-    /// The shared map of a file to its direct clients.
+    /// The map of a file that its direct clients share.
     fn file_map_of(&self, ino: Ino) -> Option<Arc<dyn SharedFileMap>> {
         let live = self.live_inodes.get(&ino)?;
         live.file_lock.file_map().map(Arc::clone)
@@ -61,8 +61,8 @@ impl Core {
 }
 
 impl Fs {
-    /// Takes at most `max` files that were written past the kernel, as far as [`Fs::note_guests`]
-    /// has found them. Files that nobody uses any more are dropped: nobody can watch them.
+    /// Takes at most `max` files with unseen writes, as far as [`Fs::collect_direct_writes`] has
+    /// found them. Files that no program uses any more are dropped: they have no watchers.
     pub fn take_unseen_writes(&self, max: usize) -> Vec<Ino> {
         let mut core = self.lock_core();
         let mut taken = core.unseen_writes.take(max);
@@ -70,12 +70,12 @@ impl Fs {
         taken
     }
 
-    /// Lists a file again whose watchers could not be told.
+    /// Lists a file again after a failed notification.
     pub fn requeue_unseen_write(&self, ino: Ino) {
         self.lock_core().unseen_writes.add(ino);
     }
 
-    /// Keeps direct clients from moving the end of a file. None: one of them is about to.
+    /// Keeps direct clients from moving the end of a file. `None`: a client is about to move it.
     #[must_use]
     pub fn lock_end(&self, ino: Ino) -> Option<EndLock> {
         let board = self.lock_core().file_map_of(ino);
@@ -91,7 +91,7 @@ impl Fs {
         self.lock_core().file_map_of(ino).is_some()
     }
 
-    /// The same as [`Fs::attr`] without waiting for other operations.
+    /// As [`Fs::attr`], without waiting for other operations.
     ///
     /// # Errors
     /// `EAGAIN` while another operation has the core; as [`Fs::attr`].
@@ -116,12 +116,12 @@ mod tests {
         let all = [3, 5, 7, 9].map(Ino);
         all.iter().for_each(|&ino| unseen.add(ino));
         assert_eq!(unseen.take(2), all[..2]);
-        // Those were written again, and do not come before the others.
+        // Files that were written again do not come before the others.
         all.iter().for_each(|&ino| unseen.add(ino));
         assert_eq!(unseen.take(3), [Ino(7), Ino(9), Ino(3)]);
         assert_eq!(unseen.take(3), [Ino(5)]);
         assert_eq!(unseen.take(3), []);
-        // Numbers end somewhere.
+        // The highest number wraps around.
         unseen.add(Ino(u64::MAX));
         assert_eq!(unseen.take(1), [Ino(u64::MAX)]);
         unseen.add(Ino(1));

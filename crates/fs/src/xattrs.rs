@@ -12,22 +12,22 @@ use pagemesh_base::bytes::get_u32;
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 
-/// Bytes of the longest name, as the kernel has it.
+/// Longest name in bytes, the limit of the kernel.
 const NAME_MAX: usize = 255;
-/// Bytes of the longest value, as the kernel has it.
+/// Longest value in bytes, the limit of the kernel.
 const VALUE_MAX: usize = 65_536;
-/// Bytes of all attributes of one inode: new ones, what is cleared of the old ones and
-/// the inode go in one transaction.
+/// Most bytes of all attributes of one inode. One transaction holds the new attributes, the
+/// clearing of the old ones, and the inode.
 const XATTRS_BYTES_MAX: usize = 31 * PAGE_BYTES;
 
-/// When an attribute is set.
+/// Condition for setting an attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetXattrMode {
-    /// Whether it is there or not.
+    /// None.
     Always,
-    /// Only if it is not there.
+    /// The attribute does not exist.
     Create,
-    /// Only if it is there.
+    /// The attribute exists.
     Replace,
 }
 
@@ -90,7 +90,7 @@ fn store_xattrs(tx: &mut Tx<'_>, inode: &mut Inode, all: &XattrList) -> Result<(
     Ok(())
 }
 
-/// Takes all attributes away.
+/// Removes all attributes of an inode.
 pub(crate) fn clear_xattrs(tx: &mut Tx<'_>, inode: &mut Inode) {
     let Xattrs { at, order, len } = std::mem::take(&mut inode.xattrs);
     if at == 0 {
@@ -111,7 +111,7 @@ pub(crate) fn has_capabilities(tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Resu
     Ok(all.iter().any(|(name, _)| name == CAPABILITIES))
 }
 
-/// Takes the capabilities of a file away; whether there were any. The caller puts the inode.
+/// Removes the capabilities of a file. Returns whether there were any. The caller stores the inode.
 pub(crate) fn remove_capabilities(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode) -> Result<bool> {
     if !has_capabilities(tx, ino, inode)? {
         return Ok(false);
@@ -123,8 +123,8 @@ pub(crate) fn remove_capabilities(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode) 
 }
 
 impl Fs {
-    /// Takes the capabilities of a file away, as each change of its bytes does, also one of
-    /// root's (capabilities(7)). The caller holds the file alone.
+    /// Removes the capabilities of a file, as every change of its bytes does, also by root
+    /// (capabilities(7)). The caller holds the file exclusively.
     pub(crate) fn drop_capabilities(&self, ino: Ino) -> Result<()> {
         let has_some = self.inspect(|core| {
             let mut tx = core.begin();
@@ -146,7 +146,7 @@ impl Fs {
     /// The value of an attribute.
     ///
     /// # Errors
-    /// `ENODATA` when it is not there.
+    /// `ENODATA` if the attribute does not exist.
     pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let all = self.all_xattrs(ino)?;
         let found = all.into_iter().find(|(other, _)| other == name);
@@ -176,8 +176,8 @@ impl Fs {
     /// Sets an attribute.
     ///
     /// # Errors
-    /// `EEXIST`, `ENODATA`, `ERANGE`, `E2BIG`, `ENOSPC` when all together would
-    /// take more than 124 KiB.
+    /// `EEXIST`, `ENODATA`, `ERANGE`, `E2BIG`; `ENOSPC` if all attributes together would take more
+    /// than 124 KiB.
     pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: SetXattrMode) -> Result<()> {
         if name.is_empty() || name.len() > NAME_MAX {
             return Err(Errno::RANGE.into());
@@ -185,7 +185,7 @@ impl Fs {
         if value.len() > VALUE_MAX {
             return Err(Errno::TOOBIG.into());
         }
-        // A write takes them away; guests do not.
+        // A write through the kernel removes capabilities; direct clients must be blocked.
         let arms = name == CAPABILITIES;
         let armed = arms.then(|| self.file_lock(ino)).transpose()?;
         let _alone = armed.as_ref().map(|data| data.write());
@@ -201,10 +201,10 @@ impl Fs {
         })
     }
 
-    /// Takes an attribute away.
+    /// Removes an attribute.
     ///
     /// # Errors
-    /// `ENODATA` when it is not there.
+    /// `ENODATA` if the attribute does not exist.
     pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         self.change_xattrs(ino, |all| {
             let index = all.iter().position(|(other, _)| other == name);

@@ -1,5 +1,5 @@
-//! What lives of random operations do not reach: many entries, full volumes,
-//! orphans, damage, several threads.
+//! Cases that random operations do not reach: many entries, full volumes, orphans, damage, several
+//! threads.
 
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code)]
@@ -61,7 +61,7 @@ fn many_entries_come_and_go() {
     let pages_of_inodes = 20_000 / 16;
     let left = memory.mapped_pages() - empty;
     assert!(left < pages_of_inodes + 1100, "{left} pages stay mapped");
-    // What is there takes up the room of what was.
+    // New entries reuse the room of removed ones.
     let steps = memory.mapped_pages();
     for number in 0..20_000 {
         create(&fs, Ino::ROOT, &format!("other {number}"));
@@ -123,7 +123,7 @@ fn unlinked_open_file_lives_until_it_is_closed() {
     fs.forget(ino, 1);
     assert_eq!(fs.read(&mut port, ino, 99_999, 10).unwrap(), [7]);
     assert_eq!(fs.attr(ino).unwrap().links, 0);
-    // Killed here, the next mount frees it.
+    // The process is killed here; the next mount frees the file.
     let (other, _) = mount_and_free(&memory.after_steps(memory.steps()));
     assert_eq!(other.usage().inodes, 2);
     fs.release(ino);
@@ -177,7 +177,7 @@ fn full_volume_refuses_writes_but_allows_deletes() {
     assert!(names(&fs, Ino::ROOT).contains(&b"fits"[..]));
 }
 
-/// A file system of 1 MiB at most, with a file that would not take these 2 MiB.
+/// A file system with a limit of 1 MiB, and a file that does not fit 2 MiB more.
 fn fs_filled_to_limit(memory: &MemorySpace) -> (Fs, IoChannel, Ino, Bytes) {
     let options = pagemesh_fs::MkfsOptions {
         uuid: uuid::Uuid::from_u128(1),
@@ -288,7 +288,7 @@ fn corrupted_pages_are_reported_as_errors() {
                 Err(_) => refused += 1,
                 Ok(fs) => {
                     refused += usize::from(fs.damage().is_some());
-                    // Whatever is found, nothing panics or hangs.
+                    // Any result is right; no call panics or hangs.
                     let mut port = fs.open_channel().unwrap();
                     let mut inos = Vec::new();
                     let _ = fs.list(Ino::ROOT, 0, |entry| {
@@ -398,7 +398,7 @@ fn rename_replaces_an_empty_directory() {
     assert_eq!(fs.attr(Ino::ROOT).unwrap().links, 4);
 }
 
-/// New ones, old ones and the inode go in one transaction.
+/// New attributes, old ones and the inode are in one transaction.
 #[test]
 fn attributes_of_any_size_can_be_replaced() {
     let memory = MemorySpace::new(SIZE);
@@ -416,7 +416,7 @@ fn attributes_of_any_size_can_be_replaced() {
     fs.remove_xattr(ino, b"user.a").unwrap();
 }
 
-/// A file may have more than 2^32 pages, and nearly all of them be holes.
+/// A file may have more than 2^32 pages, nearly all of them holes.
 #[test]
 fn holes_as_large_as_files_are_punched_at_once() {
     let memory = MemorySpace::new(SIZE);
@@ -457,7 +457,7 @@ fn raising_the_limit_is_atomic() {
     }
     let (fs, _) = mount_and_free(&memory);
     assert_eq!(fs.usage().limit_bytes, 4 << 20);
-    // What fails for want of room leaves the old limit.
+    // An operation that fails for lack of room leaves the old limit.
     memory.set_room(Some(0));
     let new = fs.create(Ino::ROOT, b"new", CreateKind::Directory, 0o700, OWNER);
     assert_eq!(new.unwrap_err().errno(), Errno::NOSPC);
@@ -486,14 +486,14 @@ fn truncate_waits_for_writes_in_flight() {
         while begin(&mut pipe) {
             std::thread::yield_now();
         }
-        // Whoever cuts it waits, and nothing else begins.
+        // The truncating thread waits, and no other operation begins.
         assert_eq!(fs.attr(ino).unwrap().size, 4096);
         drop(pipe);
     });
     assert_eq!(fs.attr(ino).unwrap().size, 100);
 }
 
-/// Freeing what a crash left takes room, if only for a moment.
+/// Freeing the pages that a crash left takes room temporarily.
 #[test]
 fn full_volume_with_an_orphan_is_mounted() {
     let memory = MemorySpace::new(SIZE);
@@ -503,7 +503,7 @@ fn full_volume_with_an_orphan_is_mounted() {
     fs.write(&mut port, kept, Some(0), &bytes, false).unwrap();
     let orphan = fs.create_unnamed(Ino::ROOT, 0o600, OWNER).unwrap().ino;
     fs.write(&mut port, orphan, Some(0), &bytes, false).unwrap();
-    // Killed here.
+    // The process is killed here.
     let left = memory.after_steps(memory.steps());
     left.set_room(Some(0));
     let (fs, mut port) = mount_and_free(&left);
@@ -537,8 +537,8 @@ fn file_created_opened_lives_without_name_until_release() {
     assert_eq!(fs.attr(made.ino), Err(FsError::Posix(Errno::STALE)));
 }
 
-/// Each goes another way: what makes a file without holes longer, what leaves a hole, what
-/// fills it, and what ends beyond all of that.
+/// Each write takes another path: extending a file without holes, leaving a hole, filling it, and
+/// ending beyond the file.
 #[test]
 fn writes_around_holes_read_back_as_written() {
     let memory = MemorySpace::new(SIZE);

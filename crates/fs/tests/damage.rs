@@ -1,5 +1,5 @@
-//! File systems in which one thing makes no sense: it is named, nothing is changed any
-//! more, and what is sound can be read.
+//! File systems with one inconsistency: it is reported, no change is taken, and undamaged parts can
+//! be read.
 
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code)]
@@ -14,7 +14,7 @@ use support::{OWNER, clock, mount_and_free, new_fs};
 
 const SIZE: u64 = 1 << 30;
 const PAGE: usize = 4096;
-// Of an inode, as docs/formats.md has it.
+// Fields of an inode, from docs/formats.md.
 const FLAGS: usize = 2;
 const LINKS: usize = 4;
 const PAGES: usize = 24;
@@ -65,7 +65,7 @@ impl FsImage {
         image
     }
 
-    /// Another one that holds the same.
+    /// A copy with the same content.
     fn copy(&self) -> FsImage {
         FsImage {
             memory: self.memory.snapshot(),
@@ -77,7 +77,7 @@ impl FsImage {
         u64::from_le_bytes(self.memory.page(page)[at..at + 8].try_into().unwrap())
     }
 
-    /// Where an inode's field lies.
+    /// The location of an inode's field.
     fn field(&self, ino: Ino, at: usize) -> (u64, usize) {
         let table = self.word((0, 256 + SPANS));
         let (page, index) = (ino.0 / 16, ino.0 as usize % 16);
@@ -97,7 +97,7 @@ impl FsImage {
         self.put(self.field(ino, at), word.to_le_bytes());
     }
 
-    /// What is sound can be read, and nothing is changed.
+    /// Checks that undamaged parts can be read, and that nothing can be changed.
     #[track_caller]
     fn check_damage(&self, fs: &Fs, port: &mut IoChannel, told: &[&str]) {
         let error = fs.damage().expect("damage is known");
@@ -122,12 +122,12 @@ impl FsImage {
         for error in refused {
             assert_eq!(error.expect("refused").errno(), Errno::ROFS);
         }
-        // What had been noted before is lost.
+        // Pending times are lost.
         let _ = fs.flush_all_times();
         assert_eq!(self.memory.steps(), steps, "something was changed");
     }
 
-    /// Damage that mounting finds.
+    /// Damage that the mount finds.
     #[track_caller]
     fn check_mount_damage(&self, told: &[&str]) -> (Fs, IoChannel) {
         let steps = self.memory.steps();
@@ -171,7 +171,7 @@ fn doubly_owned_pages_are_reported_and_unreadable() {
         assert_eq!(errno(fs.read(&mut port, ino, 0, 1)), Some(Errno::UCLEAN));
         assert_eq!(fs.attr(ino).unwrap().size, 5_000);
     }
-    // Its names can still be listed.
+    // The names in the directory can still be listed.
     let mut names = 0;
     fs.list(image.directory, 0, |_| {
         names += 1;
@@ -181,7 +181,7 @@ fn doubly_owned_pages_are_reported_and_unreadable() {
     assert_eq!(names, 4);
 }
 
-/// Two files share a span, and a third one owns it: nobody of them is believed.
+/// Two files share a span, and a third one owns it: all of them are untrusted.
 #[test]
 fn owned_and_shared_pages_are_reported_and_unreadable() {
     let image = FsImage::new(|image, fs, port| {
@@ -191,7 +191,7 @@ fn owned_and_shared_pages_are_reported_and_unreadable() {
     let shared = image.field_word(image.one, SPANS);
     assert_eq!(image.field_word(Ino(6), SPANS), shared);
     assert_ne!(shared & SHARED, 0);
-    // A smaller span that is shared, too, an own one, and one that is spare.
+    // A smaller span that overlaps the shared one: an own span, and a spare one.
     let spare = (shared & !SHARED) | (3 << 56);
     for (at, word) in [(SPANS, shared & !SHARED), (SPARE, spare)] {
         let image = image.copy();
@@ -228,7 +228,7 @@ fn sharing_by_other_inode_kinds_is_reported() {
 fn file_that_owns_metadata_pages_is_reported() {
     for page in [0, 1] {
         let image = plain_image();
-        // The head, with what lies behind it; the inode table.
+        // The head with the pages behind it; the inode table.
         let table = image.word((0, 256 + SPANS));
         let at = [0, table][page];
         image.set(image.one, XATTRS, at);
@@ -254,9 +254,9 @@ fn corrupted_inode_fields_are_reported() {
     check(0, 0o170_644, "its mode");
     check(FLAGS, 0x1_0020, "its flags");
     check(FLAGS, 0x1_0010, "written from inode 0");
-    // What was lent ends before it begins.
+    // The append extent ends before it begins.
     check(FLAGS, 0x1_0008, "grows up to page 0");
-    // A file with the target of a link.
+    // A file with the flag of a link target.
     check(FLAGS, 0x1_0004, "no link");
     check(PAGES, 9, "counts 9 pages");
     check(PAGES, u64::MAX, "pages");
@@ -284,7 +284,7 @@ fn unreadable_inodes_do_not_hide_the_others() {
     let (fs, _) = image.check_mount_damage(&["inodes 16 to 31 cannot be read"]);
     assert_eq!(errno(fs.attr(Ino(20))), Some(Errno::IO));
     assert_eq!(fs.attr(Ino(40)).unwrap().links, 1);
-    // The page of the root is needed.
+    // Mounting needs the page of the root.
     let image = plain_image();
     image.memory.make_unreadable(image.field(Ino::ROOT, 0).0);
     image.assert_mount_refused(&["no copy is left"]);
@@ -307,11 +307,11 @@ fn root_with_damaged_entries_is_mounted() {
     let (fs, _) = image.check_mount_damage(&[&format!("page {page} of the volume"), "kind 7"]);
     let listed = fs.list(Ino::ROOT, 0, |_| true);
     assert_eq!(errno(listed), Some(Errno::UCLEAN));
-    // Whoever knows a number gets further, as over NFS.
+    // A lookup by inode number still works, as over NFS.
     assert_eq!(fs.lookup(image.directory, b"one").unwrap().ino, image.one);
 }
 
-/// A map of two levels, with a chunk in each of two pages of the lower.
+/// A map of two levels; each of two lower pages names a chunk.
 fn image_with_map() -> FsImage {
     FsImage::new(|image, fs, port| {
         write(fs, port, image.one, 3 << 20, 1);
@@ -338,7 +338,7 @@ fn cyclic_page_maps_are_reported() {
         image.put((lower, 8 * 7), u64::to_le_bytes(number));
         image.check_mount_damage(&[told]);
     }
-    // A chunk that is there, once more.
+    // A chunk that is named a second time.
     let chunk = image.word((lower, 0));
     image.put((lower, 8 * 7), chunk.to_le_bytes());
     image.check_mount_damage(&["named twice", &format!("page {chunk} ")]);
@@ -347,7 +347,7 @@ fn cyclic_page_maps_are_reported() {
 #[test]
 fn inode_table_naming_pages_twice_ends_the_scan() {
     let image = plain_image();
-    // 2^17 pages of the table, of which all but a few are one chunk.
+    // 2^17 pages of the table; all but a few are one chunk.
     let chunk = 4096u64;
     let map = 2048u64;
     for index in 0..512 {
@@ -366,14 +366,14 @@ fn inode_table_naming_pages_twice_ends_the_scan() {
 fn reserve_overlapping_other_pages_is_reported() {
     const RESERVE: (u64, usize) = (0, 56);
     let image = plain_image();
-    // Of no space, of no span, beyond the end.
+    // In the head, of no valid order, misaligned, beyond the end.
     for bits in [1u64, 8 | (12 << 56), 9 | (3 << 56), u64::MAX >> 8] {
         image.put(RESERVE, bits.to_le_bytes());
         if bits != 1 {
             image.assert_mount_refused(&["its reserve lies beyond the volume"]);
         }
     }
-    // Given up, it would take the content of a file along.
+    // Releasing this reserve would clear the content of a file.
     let page = image.field_word(image.one, SPANS);
     image.put(RESERVE, (page | (3 << 56)).to_le_bytes());
     let one = image.one.0;
@@ -391,12 +391,12 @@ fn image_with_tree() -> FsImage {
 }
 
 impl FsImage {
-    /// Where the directory's page lies, which is among its first eight.
+    /// The location of one of the directory's first eight pages.
     fn node(&self, page: u64) -> u64 {
         self.field_word(self.directory, SPANS) + page
     }
 
-    /// Damage that nobody knows of before somebody looks into the directory.
+    /// Damage that is found only when the directory is read.
     #[track_caller]
     fn check_lazy_damage(&self, told: &[&str], look: impl Fn(&Fs) -> Option<Errno>) {
         let (fs, mut port) = mount_and_free(&self.memory);
@@ -425,27 +425,27 @@ fn corrupted_directory_stops_changes_when_read() {
     check(root, 0, &[9], "kind 9");
     check(root, 2, &[0, 0], "kind 2");
     check(root, 2, &[0xff, 0xff], "kind 2");
-    // Children: the root, itself by way of a page that is none, one beyond the end.
+    // Children: the root itself, a page that does not exist, one beyond the end.
     check(root, 16 + 8, &[0, 0, 0, 0], "root lies below itself");
     check(root, 16 + 8, &[200, 0, 0, 0], "no page 200");
     check(root, 16 + 8, &[0xff; 4], "no page 4294967295");
-    // Keys that fall, or leave what the parent said.
+    // Keys out of order, or outside the parent's range.
     check(root, 16 + 12, &[0; 8], "out of order");
     check(1, 16, &[0; 8], "out of order");
     check(1, 16, &[0xff; 8], "out of order");
-    // An entry of no kind; one that is longer than its page; more bytes than entries.
+    // An entry of no type; one that is longer than its page; more bytes than entries.
     check(1, 16 + 16, &[3], "kind 3");
     check(1, 4, &[0xff, 0xff], "fuller");
     check(1, 2, &[0xff, 0], "goes beyond");
     check(1, 2, &[1, 0], "behind its entries");
-    // A name that is none.
+    // An invalid name.
     check(1, 16 + 18, b"/", "it names");
 }
 
 #[test]
 fn cyclic_directory_tree_ends_the_listing() {
     let image = image_with_tree();
-    // The first leaf becomes an inner page whose only child it is itself.
+    // The first leaf becomes an inner page that is its own only child.
     let leaf = image.node(1);
     let mut bytes = [0; PAGE];
     bytes[0] = 2;
@@ -488,7 +488,7 @@ fn used_page_on_the_free_list_is_not_allocated() {
     });
 }
 
-/// Entries and inodes that do not know of each other.
+/// Directory entries and inodes that do not agree.
 #[test]
 fn dangling_directory_entries_are_reported() {
     // The directory has two entries, in the order of their hashes.
@@ -514,7 +514,7 @@ fn dangling_directory_entries_are_reported() {
     check(&image, 77, "there is none");
     check(&image, u64::MAX, "there is none");
     check(&image, 1, "something else");
-    // A directory named where it does not lie, such as one above.
+    // A directory that is named outside its parent, such as one above.
     let kind = (first(&image).0, 16 + 16);
     image.put(kind, [4]);
     check(&image, 1, "another directory");
@@ -543,7 +543,7 @@ fn parent_cycles_and_low_link_counts_are_reported() {
     });
     image.set(image.directory, PARENT, 1);
     image.put(image.field(below, LINKS), 0u32.to_le_bytes());
-    // What has no name is an orphan, and goes; its entry is left.
+    // The inode without a name is freed as an orphan; its entry is left.
     let (fs, _) = mount_and_free(&image.memory);
     assert_eq!(
         errno(fs.lookup(image.directory, b"below")),
@@ -557,7 +557,7 @@ fn parent_cycles_and_low_link_counts_are_reported() {
 #[test]
 fn write_to_an_uncounted_hole_reports_damage() {
     let image = FsImage::new(|image, fs, port| write(fs, port, image.one, 5_000, 60_000));
-    // 16 pages counted, the second span of 8 is gone, another one is there.
+    // The inode counts 16 pages. Its second span of 8 is gone, and another one is there.
     let span = image.field_word(image.one, SPANS + 8);
     image.set(image.one, SPANS + 8, 0);
     image.set(image.one, SPANS + 16, span / 16 * 16 + 1024);
@@ -583,7 +583,7 @@ fn corrupted_xattrs_stop_changes() {
     }
 }
 
-/// Orphans and marks of a crash wait until somebody has seen to the damage.
+/// Orphans and flagged files of a crash are not freed while damage exists.
 #[test]
 fn crash_leftovers_stay_while_damage_exists() {
     let image = FsImage::new(|_, fs, port| {

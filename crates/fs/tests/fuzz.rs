@@ -1,6 +1,6 @@
-//! Whole file systems whose pages somebody changed, by damage or on purpose: mounted,
-//! walked, read, written and emptied. Nothing panics, hangs or takes memory without
-//! bound, and what is done to one file is not seen in another.
+//! File systems with pages that were corrupted, by damage or on purpose: mounted, walked, read,
+//! written and emptied. No call panics, hangs or uses unbounded memory, and a change of one file
+//! does not appear in another.
 
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code)]
@@ -19,21 +19,21 @@ use support::memory::{MemorySpace, Page, wait};
 use support::{OWNER, clock, mount_and_free, new_fs};
 
 const PAGE: u64 = 4096;
-/// The sizes of the volume: a small one, and one in which most numbers are pages.
+/// The sizes of the volume: a small one, and one in which most numbers are valid pages.
 const SIZES: [u64; 2] = [128 << 20, 1 << 44];
-/// Bytes of one change of an image.
+/// Bytes that encode one corruption of an image.
 const CHANGE: usize = 12;
 const CHANGES_MAX: usize = 8;
 const INODE: usize = 256;
 /// Inodes of the image, and some more.
 const INODES: u64 = 160;
-/// Entries that all directories of an image have together, and far more.
+/// Far more entries than all directories of an image have together.
 const LISTED_MAX: usize = 20_000;
-/// What mounting and all calls of a case may have allocated at once: the cache and
-/// answers; the image itself is 4 MiB.
+/// Most memory that a mount and all calls of a case may allocate: the cache and replies. The image
+/// itself takes 4 MiB.
 const MEMORY_MAX: u64 = 64 << 20;
 
-/// A file system with everything that pages can hold.
+/// A file system with all kinds of page content.
 fn image() -> MemorySpace {
     let memory = MemorySpace::new(SIZES[0]);
     let (fs, mut port) = new_fs(&memory);
@@ -59,7 +59,7 @@ fn image() -> MemorySpace {
     fs.forget(small, 1);
     let large = create(above, "large", CreateKind::File);
     write(large, 0, 200_000);
-    // A map of two levels, with chunks in two pages of the lower.
+    // A map of two levels, with chunks in two pages of the lower level.
     write(large, 3 << 20, 10_000);
     write(large, 3 << 30, 10_000);
     let holes = create(below, "holes", CreateKind::File);
@@ -74,7 +74,7 @@ fn image() -> MemorySpace {
         fs.set_xattr(ino, b"user.two", b"2", SetXattrMode::Always)
             .unwrap();
     }
-    // A root above leaves, and pages that are free again.
+    // A root above leaves, and free pages.
     let many = create(Ino::ROOT, "many", CreateKind::Directory);
     let name = |number: u32| format!("{number:0200}");
     for number in 0..110 {
@@ -83,7 +83,7 @@ fn image() -> MemorySpace {
     for number in (0..110).filter(|number| number % 8 != 0) {
         fs.unlink(many, name(number).as_bytes()).unwrap();
     }
-    // As a crash leaves them: without a name, and marked.
+    // States that a crash leaves: without a name, and flagged.
     let unnamed = fs.create_unnamed(Ino::ROOT, 0o600, OWNER).unwrap().ino;
     write(unnamed, 0, 50_000);
     let cut = create(Ino::ROOT, "cut", CreateKind::File);
@@ -101,7 +101,7 @@ fn le_number(bytes: &[u8]) -> u64 {
         .fold(0, |sum, &byte| sum << 8 | u64::from(byte))
 }
 
-/// Does one change to an image: which page 1, how 1, where 2, with what 8.
+/// Applies one corruption to an image. Bytes of `how`: page 1, kind 1, offset 2, value 8.
 fn corrupt(memory: &MemorySpace, pages: &[u64], how: &[u8]) {
     let page = pages[usize::from(how[0]) % pages.len()];
     let at = le_number(&how[2..4]) as usize % PAGE as usize;
@@ -116,19 +116,19 @@ fn corrupt(memory: &MemorySpace, pages: &[u64], how: &[u8]) {
     let other: Page = memory.page(mapped);
     match how[1] % 16 {
         0..4 => put(at, &with[..1 << (how[1] % 4)]),
-        // A number in its place.
+        // An aligned number.
         4 | 5 => put(at & !7, with),
-        // The number of a page that somebody owns, in its place.
+        // An aligned number of a mapped page.
         6 | 7 => put(at & !7, &mapped.to_le_bytes()),
         8 => memory.flip_bits(page, at, with[0]),
-        // Of an inode: a field, one of a known page, one of another inode.
+        // Of an inode: a random field, a field that names a mapped page, a copy of another inode.
         9 => put(
             at / INODE * INODE + usize::from(with[7]) % 22 * 8,
             &with[..7],
         ),
         10 => put(at / INODE * INODE + 112 + at % 8 * 8, &mapped.to_le_bytes()),
         11 => put(at / INODE * INODE, &other[at / INODE * INODE..][..INODE]),
-        // The head of a page of a directory, and the start of its first entry.
+        // The head of a directory page, and the start of its first entry.
         12 => put(at % 24, &with[..4]),
         13 => put(0, &other),
         14 => put(at, &other[at..][..16.min(other.len() - at)]),
@@ -136,7 +136,7 @@ fn corrupt(memory: &MemorySpace, pages: &[u64], how: &[u8]) {
     }
 }
 
-/// What a case told, without its numbers.
+/// The outcome of a call, without numbers in texts.
 #[derive(Hash, PartialEq, Eq, PartialOrd, Ord)]
 enum OutcomeClass {
     Ok,
@@ -155,7 +155,7 @@ fn outcome_class<T>(result: Result<T, FsError>) -> OutcomeClass {
     }
 }
 
-/// What a file says of itself.
+/// The visible state of a file.
 #[derive(Debug, PartialEq, Eq)]
 struct FileSnapshot {
     size: u64,
@@ -168,7 +168,7 @@ struct FuzzCase {
     fs: Fs,
     channel: IoChannel,
     outcomes: BTreeSet<OutcomeClass>,
-    /// Changes of the space when damage was first known.
+    /// Changes of the space when damage was first reported.
     stopped_at: Option<usize>,
 }
 
@@ -180,7 +180,7 @@ impl FuzzCase {
         let (value, told) = match result {
             Ok(value) => (Some(value), OutcomeClass::Ok),
             Err(error) => {
-                // It says so for ever, or it was no damage.
+                // Damage must be reported for ever after.
                 let is_damage = matches!(error, FsError::Damaged { .. });
                 assert!(
                     !is_damage || self.fs.damage().is_some(),
@@ -193,7 +193,7 @@ impl FuzzCase {
         value
     }
 
-    /// Every directory that can be reached, with its entries.
+    /// Every reachable directory, with its entries.
     fn walk(&mut self) -> BTreeMap<Ino, Vec<(Vec<u8>, Ino)>> {
         let mut found = BTreeMap::new();
         let mut left = vec![Ino::ROOT];
@@ -275,7 +275,7 @@ impl FuzzCase {
         Some(ino)
     }
 
-    /// Makes files, and writes to them and to one that is there. No other changes.
+    /// Creates files, and writes to them and to an existing one. Makes no other change.
     fn add(&mut self, tree: &BTreeMap<Ino, Vec<(Vec<u8>, Ino)>>) {
         let seen: BTreeMap<Ino, Option<FileSnapshot>> = (1..INODES)
             .map(|ino| (Ino(ino), self.snapshot(Ino(ino))))
@@ -327,7 +327,7 @@ impl FuzzCase {
         }
     }
 
-    /// Moves, cuts and removes whatever can be.
+    /// Renames, truncates and removes everything that can be.
     fn remove(&mut self, tree: &BTreeMap<Ino, Vec<(Vec<u8>, Ino)>>) {
         for (number, ino) in (1..INODES).map(Ino).enumerate() {
             let how = [
@@ -430,7 +430,7 @@ fn check(image: &MemorySpace, pages: &[u64], input: &[u8]) -> (bool, BTreeSet<Ou
     }
     let ((outcomes, usage), bytes) = measure_allocation(|| run_case(&memory));
     assert!(bytes < MEMORY_MAX, "{bytes} bytes in memory");
-    // Whatever was done to it, it can be looked at again.
+    // The corrupted image can be checked again after all operations.
     let again = Fs::mount(memory.shared(), wait, clock);
     (usage.is_some() && again.is_ok(), outcomes)
 }
@@ -444,7 +444,7 @@ fn fuzz_files() {
         .collect();
     let mut random = Random::new(1);
     let mut seeds = vec![vec![0], vec![1]];
-    // Every way to change a page of the name space.
+    // Every kind of corruption of a name-space page.
     for how in 0..16u8 {
         for &page in meta.iter().filter(|&&page| page < 256) {
             let mut seed = vec![how % 2, page as u8, how];
@@ -459,7 +459,7 @@ fn fuzz_files() {
         .run(|input| check(&image, &pages, input));
 }
 
-/// Pages of files hold what the image wrote to them.
+/// Pages of files hold the pattern that the image wrote to them.
 fn is_meta(page: &Page) -> bool {
     page.windows(2).any(|two| two[1].wrapping_sub(two[0]) > 1)
 }
@@ -478,7 +478,7 @@ fn intact_image_passes_all_operations() {
             .iter()
             .any(|told| matches!(told, OutcomeClass::Damaged(_) | OutcomeClass::Other));
         assert!(!damage, "a sound image is called damaged");
-        // The root and what could not be moved away, of nearly a hundred.
+        // The root and entries that could not be moved away, of nearly a hundred.
         let inodes = usage.unwrap().inodes;
         assert!(inodes < 8, "{inodes} inodes are left");
         assert_eq!(mount_and_free(&memory).0.damage(), None);

@@ -1,5 +1,5 @@
-//! Files that guests make longer, with a crash tried after every change of the space: what
-//! is mounted then is the file before or after the operation at hand.
+//! Files that direct clients extend, with a crash after every change of the space. The mounted file
+//! has the state before or after the operation in progress.
 
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code)]
@@ -29,7 +29,7 @@ struct AppendFile {
 
 impl AppendFile {
     fn opened((fs, port): (Fs, IoChannel), ino: Ino) -> AppendFile {
-        // Its board lasts while it is closed.
+        // Its file map outlives a close.
         fs.lookup_ino(ino).unwrap();
         fs.open(ino).unwrap();
         AppendFile {
@@ -51,7 +51,7 @@ impl AppendFile {
         AppendFile::opened((fs, port), attr.ino)
     }
 
-    /// Whether guests may make it longer.
+    /// Whether direct clients may extend the file.
     fn grant_append(&self) -> bool {
         let guests = Arc::clone(&self.direct_client);
         let shown = self
@@ -67,7 +67,7 @@ impl AppendFile {
         }
     }
 
-    /// Whether it holds one of these.
+    /// Whether the content is one of these.
     fn compare(&mut self, models: &[&[u8]]) -> Result<(), String> {
         let attr = self.fs.attr(self.ino).unwrap();
         let found = self
@@ -84,7 +84,7 @@ impl AppendFile {
     }
 }
 
-/// What follows from a seed.
+/// Random numbers from a seed.
 struct TestRandom(pagemesh_fuzz::Random);
 
 impl TestRandom {
@@ -106,7 +106,7 @@ fn overwrite(model: &mut Vec<u8>, offset: usize, data: &[u8]) {
     model[offset..offset + data.len()].copy_from_slice(data);
 }
 
-/// What a crash left at each change of the last operation.
+/// Checks the image after each change of the last operation.
 fn crash_everywhere(memory: &MemorySpace, from: usize, models: [&[u8]; 2], ino: Ino, at: &str) {
     for steps in from..=memory.steps() {
         let at = format!("{at}, after change {steps}");
@@ -121,7 +121,7 @@ fn crash_everywhere(memory: &MemorySpace, from: usize, models: [&[u8]; 2], ino: 
         }
         assert!(!file.fs.attr(ino).unwrap().has_volatile_size, "{at}");
         check_pages(&old, &file.fs);
-        // What lay behind the end does not come back.
+        // Bytes from behind the end do not reappear.
         let size = file.fs.attr(ino).unwrap().size;
         file.fs
             .set_size(&mut file.channel, ino, size + 9000)
@@ -131,7 +131,7 @@ fn crash_everywhere(memory: &MemorySpace, from: usize, models: [&[u8]; 2], ino: 
     }
 }
 
-/// Every mapped page is counted, and nothing else but what nobody wrote yet.
+/// Every mapped page is counted; all other counted pages are unwritten.
 fn check_pages(memory: &MemorySpace, fs: &Fs) {
     let used = fs.usage().used_bytes / PAGE;
     let unwritten = used.checked_sub(memory.mapped_pages() as u64);
@@ -219,7 +219,7 @@ fn run_ops(seed: u64, operations: usize, crashes: bool) -> (u64, u64) {
                 model.resize(size as usize, 0);
             }
             16 => {
-                // Room that is not seen, and then not there.
+                // Preallocated space that is invisible, and then gone.
                 let how = AllocateMode::Reserve { keep_size: true };
                 file.fs
                     .allocate(&mut file.channel, file.ino, how, end, 10_000)
@@ -243,7 +243,7 @@ fn run_ops(seed: u64, operations: usize, crashes: bool) -> (u64, u64) {
                     .unwrap();
             }
             19 => {
-                // Up to the end, which guests may have moved.
+                // Up to the end, which direct clients may have moved.
                 let first = end.saturating_sub(data.len() as u64);
                 let part = (first, Bytes::from(data[..(end - first) as usize].to_vec()));
                 let parts = [part];
@@ -272,7 +272,7 @@ fn direct_and_mount_writes_share_one_file() {
     let (by_guest, lent) = lives.fold((0, 0), |all, life| (all.0 + life.0, all.1 + life.1));
     assert!(
         by_guest > 2000 && lent > 500,
-        "{by_guest} by guests, {lent}"
+        "{by_guest} by direct clients, {lent}"
     );
 }
 
@@ -280,14 +280,14 @@ fn direct_and_mount_writes_share_one_file() {
 fn crash_during_append_keeps_a_consistent_file() {
     let lives = (100..120).map(|seed| run_ops(seed, 60, true));
     let (by_guest, _) = lives.fold((0, 0), |all, life| (all.0 + life.0, all.1 + life.1));
-    assert!(by_guest > 300, "{by_guest} by guests");
+    assert!(by_guest > 300, "{by_guest} by direct clients");
 }
 
-/// The machine loses its power at each fence of what guests and the mount do; how many images
-/// were mounted.
+/// The machine loses power at each fence of direct clients' and the mount's writes. Returns the
+/// number of mounted images.
 fn run_ops_in_pool(seed: u64, operations: usize) -> usize {
     const POOL_BYTES: usize = 96 << 20;
-    /// Images of a point, at most.
+    /// Most images of one fence.
     const IMAGES_MAX: u64 = 4;
     let mut random = TestRandom::new(seed);
     let pooled = PoolSpace::new(POOL_BYTES, SIZE / 2, false);
@@ -337,7 +337,7 @@ fn run_ops_in_pool(seed: u64, operations: usize) -> usize {
                 let left = PoolSpace::recover(image, false);
                 let mut found = AppendFile::opened(left.mount(), file.ino);
                 let models: [&[u8]; 2] = [&before, &model];
-                // What was acknowledged is there.
+                // Acknowledged data is in the file.
                 let models = &models[usize::from(point == last)..];
                 if let Err(found) = found.compare(models) {
                     panic!("{at}, fence {point} of {last}: {found}");
@@ -357,7 +357,7 @@ fn power_failure_at_each_fence_of_appends() {
     assert!(images > 1000, "{images} images");
 }
 
-/// A record over several pages that is there in part, after two deaths, is taken back.
+/// A partial record over several pages, after two crashes, is discarded.
 #[test]
 fn lower_of_two_footers_wins() {
     let memory = MemorySpace::new(SIZE);
@@ -391,7 +391,7 @@ fn lower_of_two_footers_wins() {
     check_pages(&memory, &file.fs);
 }
 
-/// Whoever maps a file says so, and there may be no room just then to say where it ends.
+/// A program maps the file, and the pool has no room to publish its size.
 #[test]
 fn mmap_store_past_old_end_survives_failed_publish() {
     let memory = MemorySpace::new(SIZE);
@@ -428,7 +428,7 @@ fn mmap_store_past_old_end_survives_failed_publish() {
     left.check(&model, "synced");
 }
 
-/// What was lent goes with the file, wherever it is.
+/// Deleting a file frees its append extent, too.
 #[test]
 fn deleted_append_file_frees_its_granted_pages() {
     let memory = MemorySpace::new(SIZE);
@@ -456,7 +456,7 @@ fn deleted_append_file_frees_its_granted_pages() {
     check_pages(&memory, &file.fs);
 }
 
-/// Where a file ends that a crash left growing has to be read, and that may fail.
+/// The lookup of a file that a crash left with an append extent reads its pages, and may fail.
 #[test]
 fn failed_lookup_keeps_no_reference() {
     let memory = MemorySpace::new(SIZE);
@@ -484,7 +484,7 @@ fn failed_lookup_keeps_no_reference() {
     assert_eq!(fs.usage().inodes, 2);
 }
 
-/// What is lent counts as in use, so nothing is lent where there is no room.
+/// Append space counts as used, so none is granted without room.
 #[test]
 fn limit_holds_for_granted_append_space() {
     let memory = MemorySpace::new(SIZE);
@@ -520,8 +520,8 @@ fn limit_holds_for_granted_append_space() {
     file.check(&data, "settled");
 }
 
-/// Else the kernel would take no answer about its size that was asked for before, and
-/// whoever seeks the end would find an earlier one.
+/// The kernel would discard a size that it asked for before the notification, and a seek to the end
+/// would find an earlier one.
 #[test]
 fn kernel_is_not_notified_during_direct_appends() {
     let memory = MemorySpace::new(SIZE);
@@ -543,14 +543,14 @@ fn kernel_is_not_notified_during_direct_appends() {
     file.fs
         .write(&mut file.channel, file.ino, None, &data, false)
         .unwrap();
-    // Settled: of what was written before, too.
+    // The published size includes earlier writes.
     assert_eq!(file.fs.collect_direct_writes(), [file.ino]);
     file.check(&[2; 300], "settled");
     assert_eq!(file.fs.collect_direct_writes(), []);
 }
 
-/// Who opens many files, one after the other, finds a board for each; and what is kept of
-/// those that are closed is bounded.
+/// A program that opens many files in sequence finds a file map for each. The number of maps kept
+/// for closed files is bounded.
 #[test]
 fn file_maps_of_closed_files_are_bounded() {
     const FILES: usize = 1100;
@@ -576,7 +576,7 @@ fn file_maps_of_closed_files_are_bounded() {
     let is_kept = |guests: &Arc<TestDirectClient>| Arc::strong_count(guests) > 1;
     let kept = boards.iter().filter(|(_, guests)| is_kept(guests)).count();
     assert_eq!(kept, 1024);
-    // Nobody may use one that is gone, and what was written by it is known.
+    // A released map blocks its clients, and its writes are recorded.
     let (ino, gone) = boards.iter().find(|(_, guests)| !is_kept(guests)).unwrap();
     assert_eq!(gone.0.lock().unwrap().closed, 1);
     assert!(fs.collect_direct_writes().contains(ino));

@@ -1,4 +1,4 @@
-//! Files that guests write to beside the mount: when they did, and who closes them.
+//! Files that direct clients and the mount write to: times of writes, and closes.
 
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code)]
@@ -15,7 +15,7 @@ use support::direct_client::{MEMORY_BYTES as SIZE, TestDirectClient, WriteEnd};
 use support::memory::{MemorySpace, wait};
 use support::{OWNER, clock, mount_and_free, new_fs};
 
-/// What a file has before guests write to it.
+/// Size of a file before direct clients write to it.
 const BYTES: u64 = 20_000;
 
 struct DirectTestFile {
@@ -26,7 +26,7 @@ struct DirectTestFile {
 }
 
 impl DirectTestFile {
-    /// One that is open, with a board.
+    /// An open file with a file map.
     fn with_file_map(memory: &MemorySpace) -> DirectTestFile {
         let file = DirectTestFile::opened(new_fs(memory));
         let guests = file.direct_client.clone();
@@ -50,7 +50,7 @@ impl DirectTestFile {
         }
     }
 
-    /// It is gone, and nothing is mapped but what was before it.
+    /// Checks that the file is freed, and that only the pages from before it are mapped.
     fn check_freed(&self, memory: &MemorySpace, before: &[u64]) {
         assert_eq!(self.fs.attr(self.ino).unwrap_err().errno(), Errno::STALE);
         let mut pages = memory.pages();
@@ -58,7 +58,7 @@ impl DirectTestFile {
         assert_eq!(pages, []);
     }
 
-    /// A guest writes now.
+    /// A direct client writes now.
     fn direct_write(&self) -> Time {
         let now = clock();
         *self.direct_client.1.lock().unwrap() = Some(now);
@@ -70,7 +70,7 @@ impl DirectTestFile {
     }
 }
 
-/// Else its pages that the kernel keeps would stay as they were.
+/// Otherwise the pages that the kernel caches would stay old.
 #[test]
 fn direct_write_is_reported_to_the_kernel_once() {
     let acts: [fn(&mut DirectTestFile); 4] = [
@@ -157,8 +157,8 @@ fn mount_write_after_direct_write_has_later_mtime() {
     }
 }
 
-/// A space in which discards are slow: once it is armed, the next one waits until something is
-/// to be changed, and is done before that.
+/// A space with slow discards. Once armed, the next discard waits until another change is
+/// submitted, and runs before it.
 struct SlowDiscardSpace {
     memory: MemorySpace,
     gate: Arc<DiscardGate>,
@@ -186,7 +186,7 @@ impl DiscardGate {
         self.1.notify_all();
     }
 
-    /// If it is so, makes it another, and waits for a third.
+    /// If the state is `from`, sets it to `to`, and waits for `until`.
     fn exchange_and_wait(&self, from: GateState, to: GateState, until: GateState) -> bool {
         let mut at = self.0.lock().unwrap();
         let is_so = *at == from;
@@ -241,7 +241,7 @@ impl Channel for SlowDiscardChannel {
     }
 }
 
-/// The kernel forgets a file right behind its last close, in another thread.
+/// The kernel forgets a file right after its last close, in another thread.
 #[test]
 fn file_is_not_freed_while_last_close_publishes_size() {
     let memory = MemorySpace::new(SIZE);
@@ -286,10 +286,10 @@ fn file_is_not_freed_while_last_close_publishes_size() {
     file.check_freed(&memory, &before);
 }
 
-/// Asks for something, and leaves once it is under way.
+/// Makes a request, and calls back while it is in progress.
 type ClientCall = fn(&mut DirectTestFile, &dyn Fn());
 
-/// Its process is killed meanwhile, and the kernel closes and forgets the file.
+/// The client's process is killed meanwhile, and the kernel closes and forgets the file.
 #[test]
 fn file_is_not_freed_during_a_direct_client_request() {
     fn make(file: &DirectTestFile, leave: &dyn Fn()) -> Option<Arc<dyn SharedFileMap>> {
@@ -327,7 +327,7 @@ fn file_is_not_freed_during_a_direct_client_request() {
         ask(&mut file, &|| {
             fs.release(ino);
             fs.forget(ino, 1);
-            assert!(fs.attr(ino).is_ok(), "somebody asks for it");
+            assert!(fs.attr(ino).is_ok(), "a request uses it");
         });
         file.check_freed(&memory, &before);
     }

@@ -1,9 +1,9 @@
-//! Several threads that write back what was stored into mappings, sync, cut, read and close
-//! the same files at once, beside a model of each part of them.
+//! Several threads that write back mapped pages, sync, truncate, read and close the same files
+//! concurrently, compared with a model of each part.
 //!
-//! A part has versions, which its thread alone makes: bytes that tell which, or zeroes.
-//! Whoever reads a part finds a version that is no older than what was acknowledged before,
-//! and a crash leaves none that is older than what was written or synced by then.
+//! A part has versions, made by one thread only: bytes that encode the version, or zeroes. A reader
+//! finds a version that is no older than the last acknowledged one. A crash leaves none that is
+//! older than the last one written or synced.
 
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code)]
@@ -20,29 +20,29 @@ use support::{OWNER, mount_and_free, mount_with_leftovers, new_fs};
 
 const SIZE: u64 = 1 << 36;
 const PAGE: u64 = 4096;
-/// What changes as one: two in a page.
+/// The unit that changes atomically: two per page.
 const PART: u64 = PAGE / 2;
 const FILES: usize = 2;
 const THREADS: u64 = 4;
-/// Of each file that nobody cuts: more than go into it in one transaction.
+/// Parts of each file that are never truncated: more than one transaction holds.
 const PARTS: u64 = 256;
-/// Parts that follow each other and are of one thread.
+/// Consecutive parts of one thread.
 const RUN_PARTS: u64 = 8;
-/// Behind them, of the thread that cuts the file.
+/// Pages behind the parts, of the thread that truncates the file.
 const TAIL_PAGES_MAX: u64 = 70;
 const OPERATIONS: u64 = 400;
 const SEEDS: u64 = 24;
-/// Every second seed syncs and closes so much less often: more is held than goes into a file
-/// in one transaction.
+/// Every second seed syncs and closes this many times less often, so that more pages are buffered
+/// than one transaction holds.
 const SELDOM_FACTOR: u64 = 10;
-/// Crashes that are looked at, of each seed.
+/// Crashes checked per seed.
 const CRASHES: u64 = 12;
 
-/// What there is of a part.
+/// The state of a part.
 #[derive(Default)]
 struct PartState {
     acknowledged: AtomicU64,
-    /// The last version that is zeroes, begun or done.
+    /// The last version that is zeroes, begun or completed.
     zeroes: AtomicU64,
 }
 
@@ -51,7 +51,7 @@ struct PartFile {
     parts: Vec<PartState>,
 }
 
-/// A crash behind so many changes leaves at least this version of a part.
+/// A crash after this many changes leaves at least this version of a part.
 struct DurableVersion {
     steps: usize,
     file: usize,
@@ -73,7 +73,7 @@ fn part_bytes(part: u64, version: u64) -> Vec<u8> {
         .repeat(PART as usize / 8)
 }
 
-/// Which version the bytes of a part are; none: zeroes.
+/// The version that the bytes of a part encode; `None` for zeroes.
 fn version_of(at: &str, part: u64, bytes: &[u8]) -> Option<u64> {
     let mut words = bytes.chunks(8);
     let first = words.next().unwrap();
@@ -91,7 +91,7 @@ impl PartFile {
         self.parts[part as usize].acknowledged.load(SeqCst)
     }
 
-    /// What was found of a part is a version from `least` on.
+    /// Checks that the bytes of a part are a version from `least` on.
     fn check(&self, at: &str, part: u64, bytes: &[u8], least: u64) {
         match version_of(at, part, bytes) {
             Some(version) => {
@@ -109,13 +109,13 @@ impl PartFile {
     }
 }
 
-/// One of the threads.
+/// A thread of the test.
 struct ScenarioThread<'l> {
     scenario: &'l MmapScenario,
     thread_index: u64,
     channel: IoChannel,
     random: Random,
-    /// What is behind the parts of the file that this one cuts.
+    /// The bytes behind the parts in the file that this thread truncates.
     tail: Vec<u8>,
 }
 
@@ -124,7 +124,7 @@ impl ScenarioThread<'_> {
         self.random.below(end as usize) as u64
     }
 
-    /// Some parts that are its own.
+    /// Some parts of this thread.
     fn own_parts(&mut self, align: u64) -> (u64, u64) {
         let run = self.thread_index + THREADS * self.below(PARTS / RUN_PARTS / THREADS);
         let first = self.below(RUN_PARTS / align) * align;
@@ -140,7 +140,7 @@ impl ScenarioThread<'_> {
             .into()
     }
 
-    /// Another version of these parts is there. A crash leaves it if it is not only held.
+    /// Records a new version of these parts. A crash leaves it if it is durable.
     fn acknowledge(&self, file: usize, first: u64, count: u64, is_durable: bool) {
         let steps = self.scenario.memory.steps();
         for part in first..first + count {
@@ -233,7 +233,7 @@ impl ScenarioThread<'_> {
         life.durable.lock().unwrap().extend(durable);
     }
 
-    /// Reads what may be anybody's.
+    /// Reads parts of any thread.
     fn check_random_parts(&mut self, file: usize) {
         let count = 1 + self.below(24);
         let first = self.below(PARTS - count);
@@ -262,7 +262,7 @@ impl ScenarioThread<'_> {
         self.tail.resize(len as usize, 0);
     }
 
-    /// Pages as the kernel sends them, which ends where the file does.
+    /// Pages that the kernel writes back, up to the end of the file.
     fn write_tail_mmap(&mut self, file: usize) {
         let pages = (self.tail.len() as u64).div_ceil(PAGE);
         if pages == 0 {
@@ -279,7 +279,7 @@ impl ScenarioThread<'_> {
             .unwrap();
     }
 
-    /// Only this one has changed it.
+    /// Only this thread has changed the tail.
     fn check_tail(&mut self, file: usize) {
         let (fs, ino) = (&self.scenario.fs, self.scenario.files[file].ino);
         let all = (2 * TAIL_PAGES_MAX * PAGE) as u32;
@@ -291,7 +291,7 @@ impl ScenarioThread<'_> {
         );
     }
 
-    /// Opens the files for a few operations; who closes one last has what is held put there.
+    /// Opens the files for a few operations; the last close of a file flushes it.
     fn run_operations(&mut self) {
         let mut left = OPERATIONS;
         while left > 0 {
@@ -329,7 +329,7 @@ impl MmapScenario {
         }
     }
 
-    /// A mount of what a crash left has of each part what was durable by then.
+    /// A mount after a crash has at least the durable version of each part.
     fn check_after_crash(&self, steps: usize, fs: &Fs, port: &mut IoChannel) {
         let durable = self.durable.lock().unwrap();
         let mut least = vec![[0; PARTS as usize]; FILES];
@@ -373,9 +373,9 @@ fn run_seed(seed: u64) {
     assert_eq!(
         life.fs.mmap_dirty_pages(),
         0,
-        "seed {seed}: nobody has them open"
+        "seed {seed}: all files are closed"
     );
-    // A crash now leaves everything.
+    // A crash now leaves all data.
     let left = life.memory.snapshot();
     let (fs, mut port) = mount_and_free(&left);
     for (number, (file, tail)) in life.files.iter().zip(&tails).enumerate() {

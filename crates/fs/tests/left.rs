@@ -1,4 +1,4 @@
-//! What a crash left to be freed, and what is done to files meanwhile.
+//! Pages that a crash left to be freed, and operations on their files in the meantime.
 
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code)]
@@ -35,7 +35,7 @@ fn fill(fs: &Fs, port: &mut IoChannel, ino: Ino, bytes: u64) {
     }
 }
 
-/// An orphan of so many bytes, as a crash leaves it.
+/// An orphan of `bytes` bytes, as a crash leaves it.
 fn image_with_orphan(bytes: u64) -> (MemorySpace, Ino) {
     let memory = MemorySpace::new(SIZE);
     let (fs, mut port) = new_fs(&memory);
@@ -44,7 +44,7 @@ fn image_with_orphan(bytes: u64) -> (MemorySpace, Ino) {
     (memory.snapshot(), orphan)
 }
 
-/// What a crash may leave of a file that is cut to nine pages, after each change.
+/// The images after each change of a truncation of a file to nine pages.
 fn images_of_truncated_file() -> Vec<MemorySpace> {
     let memory = MemorySpace::new(SIZE);
     let (fs, mut port) = new_fs(&memory);
@@ -56,8 +56,8 @@ fn images_of_truncated_file() -> Vec<MemorySpace> {
     after.map(|steps| memory.after_steps(steps)).collect()
 }
 
-/// Does something to a cut file before the rest of it is freed, and sees that nothing
-/// comes back, and nothing stays.
+/// Runs an operation on a truncated file before its pages are freed. Checks that no old byte
+/// reappears and no page is leaked.
 fn check_truncated(act: impl Fn(&Fs, &mut IoChannel, Ino)) {
     let images = images_of_truncated_file();
     assert!(images.len() > 200, "{} images", images.len());
@@ -127,7 +127,7 @@ fn long_orphan_is_freed_piece_by_piece() {
     }
     assert!(pieces >= 2, "{pieces} pieces");
     assert_eq!((fs.deferred_inodes(), fs.usage().inodes), (0, 2));
-    // Somebody else stops in between.
+    // Another mount stops in between.
     let (memory, _) = image_with_orphan(LONG);
     let (fs, _) = mount_with_leftovers(&memory);
     assert!(fs.free_deferred_piece());
@@ -147,7 +147,7 @@ fn deferred_orphan_cannot_be_opened() {
         (fs.open(orphan), fs.lookup_ino(orphan)),
         (gone.clone(), gone)
     );
-    // Its number is given out again when it is free, and not before.
+    // Its number is allocated again once it is free, and not before.
     let other = create(&fs, b"other");
     assert_ne!(other, orphan);
     while fs.free_deferred_piece() {}
@@ -173,7 +173,7 @@ fn truncated_data_stays_gone_when_the_file_grows() {
         fs.allocate(port, ino, how, 0, 150 * PAGE).unwrap();
     });
     check_truncated(|fs, port, ino| {
-        // The mark of this is taken away when it is done.
+        // The flag of this truncation is cleared at its end.
         fs.allocate(port, ino, AllocateMode::Punch, 20 * PAGE, 2 * PAGE)
             .unwrap();
         fs.set_size(port, ino, 200 * PAGE).unwrap();
@@ -223,7 +223,7 @@ fn deferred_free_without_space_is_retried() {
         assert!(!fs.free_deferred_piece(), "it ends");
         assert_eq!(fs.deferred_inodes(), 1);
     }
-    // A file that is deleted and cannot be freed is left, too.
+    // A deleted file that cannot be freed is deferred, too.
     memory.set_room(None);
     let (deleted, kept) = (create(&fs, b"deleted"), create(&fs, b"kept"));
     for ino in [deleted, kept] {
@@ -243,8 +243,8 @@ fn deferred_free_without_space_is_retried() {
     );
 }
 
-/// Else the kernel would go on with the old length, and what is then stored into a mapping
-/// behind the end be nowhere.
+/// Otherwise the kernel would keep the old length, and stores into a mapping behind the end would
+/// be lost.
 #[test]
 fn truncate_succeeds_when_freeing_is_deferred() {
     let memory = MemorySpace::new(SIZE);
@@ -264,13 +264,13 @@ fn truncate_succeeds_when_freeing_is_deferred() {
     while fs.free_deferred_piece() {}
     check_content(&fs, &mut port, ino, 0);
     assert_eq!((fs.attr(ino).unwrap().pages, fs.deferred_inodes()), (9, 0));
-    // What lies in a hole is gone, or the hole is not there.
+    // Bytes in a hole are gone, or the hole does not exist.
     space.refuse_requests(|request| matches!(request, Request::Discard { .. }), 1);
     let punched = fs.allocate(&mut port, ino, AllocateMode::Punch, 0, 5 * PAGE);
     assert_eq!(punched.unwrap_err().errno(), Errno::IO);
     while fs.free_deferred_piece() {}
     check_content(&fs, &mut port, ino, 0);
-    // Counting what is left reads, and comes behind what is freed.
+    // Counting the pages left reads the volume, after the pages are freed.
     space.refuse_requests(|request| matches!(request, Request::Extents { .. }), 1);
     fs.allocate(&mut port, ino, AllocateMode::Punch, 0, 4 * PAGE)
         .unwrap();
@@ -285,7 +285,7 @@ fn truncate_succeeds_when_freeing_is_deferred() {
 fn deferred_free_stops_when_the_volume_fails() {
     let (memory, _) = image_with_orphan(LONG);
     let (fs, _) = mount_with_leftovers(&memory);
-    // The map of the orphan, whose last page was written after it.
+    // The map of the orphan; its last page was written after it.
     let map = memory.pages().into_iter().find(|&page| {
         let bytes = memory.page(page);
         page > 0 && bytes[..8] != [7; 8] && bytes[..8] != [0; 8] && bytes[2] < 8

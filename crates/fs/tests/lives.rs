@@ -1,6 +1,6 @@
-//! Random operations against a model, with a crash tried after every change of the
-//! space: what is mounted then is the model before or after the operation at hand,
-//! but for a write, of which pages may be there and others not yet.
+//! Random operations against a model, with a crash after every change of the space. The mounted
+//! file system is the model before or after the operation in progress. Only the pages of a write
+//! may be there in part.
 
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code)]
@@ -14,9 +14,9 @@ use support::pool::PoolSpace;
 use support::{mount_and_free, new_fs};
 
 const SIZE: u64 = 1 << 36;
-/// Inodes that may be free among those in use.
+/// Free inodes allowed among those in use.
 const NUMBERS: u64 = 60;
-/// Mounts what a crash left after each change since `from`.
+/// Mounts the image after each change since `from`.
 fn crash_everywhere(memory: &MemorySpace, from: usize, op: &Op, before: &FsModel, after: &FsModel) {
     for steps in from..memory.steps() {
         let old = memory.after_steps(steps);
@@ -28,8 +28,8 @@ fn crash_everywhere(memory: &MemorySpace, from: usize, op: &Op, before: &FsModel
     }
 }
 
-/// What a crash inside of an operation left is what was before, or is there after it, or
-/// lies between where that may be.
+/// Checks the file system after a crash in an operation: it is the state before, the state after,
+/// or, where the operation is not atomic, in between.
 fn check_after_crash(
     (fs, port): (&Fs, &mut IoChannel),
     at: &str,
@@ -47,7 +47,7 @@ fn check(model: &FsModel, fs: &Fs, port: &mut IoChannel) -> Result<(), String> {
     model.check(&read(fs, port)?)
 }
 
-/// What lay beyond the end of a file is not there when the file grows.
+/// Bytes from beyond the end of a file do not reappear when it grows.
 fn check_no_stale_bytes(fs: &Fs, port: &mut IoChannel) {
     const MORE: u64 = 40_000;
     let inodes = fs.usage().inodes;
@@ -61,18 +61,18 @@ fn check_no_stale_bytes(fs: &Fs, port: &mut IoChannel) {
     }
 }
 
-/// Every mapped page is counted, and nothing else but what nobody wrote yet.
+/// Every mapped page is counted; all other counted pages are unwritten.
 fn check_pages(mapped: u64, fs: &Fs) {
     let used = fs.usage().used_bytes / 4096;
     let unwritten = used.checked_sub(mapped);
-    // Pages of the inode table, and the room of attributes up to a power of two.
+    // Pages of the inode table, and attributes rounded up to a power of two.
     assert!(
         unwritten.is_some_and(|pages| pages < 100),
         "{mapped} pages mapped, {used} in use"
     );
 }
 
-/// One file system's life; how many operations succeeded.
+/// Runs random operations on one file system. Returns the number that succeeded.
 fn run_ops(seed: u64, operations: usize, crashes: bool) -> usize {
     let mut dice = OpGenerator::new(seed, OpScale::Large);
     let memory = MemorySpace::new(SIZE);
@@ -80,7 +80,7 @@ fn run_ops(seed: u64, operations: usize, crashes: bool) -> usize {
     let mut model = FsModel::default();
     let mut done = 0;
     for number in 0..operations {
-        // Room beyond the end is counted, and not seen: in every other life only.
+        // Preallocation beyond the end is counted and invisible: in every second run only.
         let mut op = dice.next_op(&model);
         if let (
             0,
@@ -135,12 +135,12 @@ fn crashed_operation_is_complete_or_absent() {
     assert!(done > 20 * 35, "only {done} operations succeeded");
 }
 
-/// A file system's life in a pool, whose machine loses its power at each fence; how many
-/// operations succeeded, and how many images were mounted. In a pool that buffers,
-/// operations begin when all before is durable.
+/// Runs operations in a pool; its machine loses power at each fence. Returns the numbers of
+/// operations that succeeded and of images mounted. In a pool that buffers, each operation begins
+/// when all before it are durable.
 fn run_ops_in_pool(seed: u64, operations: usize, buffers: bool) -> (usize, usize) {
     const POOL_BYTES: usize = 96 << 20;
-    /// Images of a point, at most.
+    /// Most images of one fence.
     const IMAGES_MAX: u64 = 5;
     let mut dice = OpGenerator::new(seed, OpScale::Large);
     let pooled = PoolSpace::new(POOL_BYTES, SIZE, buffers);
@@ -164,7 +164,7 @@ fn run_ops_in_pool(seed: u64, operations: usize, buffers: bool) -> (usize, usize
                 let (fs, mut port) = left.mount();
                 let at = format!("{at}, fence {point} of {last}");
                 match point == last && !(buffers && op.non_atomic_file().is_some()) {
-                    // Acknowledged is there, but for bytes that were not flushed.
+                    // Acknowledged changes are there, except unflushed bytes.
                     true => check_acknowledged((&fs, &mut port), &at, &model),
                     false => check_after_crash((&fs, &mut port), &at, &op, &before, &model),
                 }
@@ -186,7 +186,7 @@ fn run_ops_in_pool(seed: u64, operations: usize, buffers: bool) -> (usize, usize
 
 fn check_acknowledged((fs, port): (&Fs, &mut IoChannel), at: &str, model: &FsModel) {
     if let Err(what) = check(model, fs, port) {
-        panic!("{at}: what was acknowledged is not there: {what}");
+        panic!("{at}: an acknowledged change is missing: {what}");
     }
 }
 
@@ -195,7 +195,7 @@ fn power_failure_at_each_fence_of_file_operations() {
     run_pool_seeds(false);
 }
 
-/// The same where any 512 bytes since the last flush may be lost.
+/// The same if any 512 bytes since the last flush may be lost.
 #[test]
 fn disk_power_failure_during_file_operations() {
     run_pool_seeds(true);

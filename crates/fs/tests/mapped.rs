@@ -1,5 +1,5 @@
-//! What programs store into mappings of files: held until a sync, and then there as a
-//! whole.
+//! Pages that programs store into mappings of files: buffered until a sync, then written
+//! atomically.
 
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code)]
@@ -24,11 +24,11 @@ use support::{OWNER, mount_and_free, mount_with_leftovers, new_fs};
 
 const SIZE: u64 = 1 << 36;
 const PAGE: u64 = 4096;
-/// A chunk, and then some.
+/// A chunk, and a rest.
 const FILE_BYTES_MAX: u64 = 600 * PAGE;
 const FAR: u32 = 1 << 27;
 
-/// A new file that is open.
+/// Creates a file and opens it.
 fn create_open_file(fs: &Fs, name: &[u8]) -> Ino {
     let made = fs.create(Ino::ROOT, name, CreateKind::File, 0o600, OWNER);
     let ino = made.unwrap().ino;
@@ -36,7 +36,7 @@ fn create_open_file(fs: &Fs, name: &[u8]) -> Ino {
     ino
 }
 
-/// The same after a crash, with its content.
+/// Looks the file up after a crash, and reads it.
 fn lookup_and_read(fs: &Fs, port: &mut IoChannel, name: &[u8]) -> (Ino, Vec<u8>) {
     let ino = fs.lookup(Ino::ROOT, name).unwrap().ino;
     (ino, fs.read(port, ino, 0, FAR).unwrap())
@@ -46,7 +46,7 @@ fn read(fs: &Fs, port: &mut IoChannel, ino: Ino) -> Vec<u8> {
     fs.read(port, ino, 0, FAR).unwrap()
 }
 
-/// A file as its readers see it, and as a crash leaves it.
+/// The file as readers see it, and as a crash leaves it.
 #[derive(Clone, Default)]
 struct MmapFileModel {
     visible: Vec<u8>,
@@ -55,7 +55,7 @@ struct MmapFileModel {
 
 #[derive(Clone, Debug)]
 enum MmapOp {
-    /// Pages as the kernel sends them.
+    /// Pages that the kernel writes back.
     MmapWrite(u64, u64, u8),
     Write(u64, usize, u8),
     SetSize(u64),
@@ -102,7 +102,7 @@ impl MmapOp {
     fn run(&self, fs: &Fs, port: &mut IoChannel, ino: Ino) -> Result<(), FsError> {
         match *self {
             MmapOp::MmapWrite(first, pages, with) => {
-                // The kernel sends no more than there is.
+                // The kernel sends nothing beyond the end of the file.
                 let size = fs.attr(ino)?.size;
                 let end = ((first + pages) * PAGE).min(size);
                 if first * PAGE < end {
@@ -172,17 +172,17 @@ impl MmapFileModel {
     }
 }
 
-/// There is one file beside the table and the root, and no page that it does not have.
+/// The volume holds one file, the table and the root, and no other pages.
 fn check_no_leaked_pages(memory: &MemorySpace, fs: &Fs) {
     let usage = fs.usage();
     assert_eq!(usage.inodes, 3);
     let used = usage.used_bytes / PAGE;
-    // Pages of the inode table are in use before they are written.
+    // Pages of the inode table count as used before they are written.
     assert!(used - (memory.mapped_pages() as u64) < 16, "{usage:?}");
 }
 
-/// What a crash within an operation left is one of both, if it is to be whole; else each
-/// byte is of one of them.
+/// After a crash during an atomic operation the file is old or new; after any other one, each byte
+/// is.
 fn check_after_crash(at: &str, op: &MmapOp, found: &[u8], before: &[u8], after: &[u8]) {
     if found == before || found == after {
         return;
@@ -204,7 +204,7 @@ fn check_after_crash(at: &str, op: &MmapOp, found: &[u8], before: &[u8], after: 
     }
 }
 
-/// One file's life, with a crash after each change of the space.
+/// Runs operations on one file, with a crash after each change of the space.
 fn run_ops(seed: u64, operations: usize, is_long: bool) -> u64 {
     let mut random = Random::new(seed);
     let memory = MemorySpace::new(SIZE);
@@ -226,7 +226,7 @@ fn run_ops(seed: u64, operations: usize, is_long: bool) -> u64 {
             let (_, content) = lookup_and_read(&fs, &mut port, b"file");
             let at = format!("{at}, after change {}", step - steps);
             check_after_crash(&at, &op, &content, &before.durable, &model.durable);
-            // It dies once more while it finishes what was begun.
+            // Crashes once more while the mount finishes the interrupted operation.
             redone += u64::from(old.steps() > 0);
             if old.steps() > 0 && random.below(8) == 0 {
                 for again in 0..old.steps() {
@@ -257,7 +257,7 @@ fn long_sync_is_atomic() {
     assert!(redone > 100, "{redone} mounts finished a long sync");
 }
 
-/// A file with pages of 1, of which pages of 2 are held.
+/// A file with pages of 1, and mmap-dirty pages of 2.
 fn file_with_mmap_dirty(
     memory: &MemorySpace,
     pages: u64,
@@ -275,7 +275,7 @@ fn file_with_mmap_dirty(
     (fs, port, ino)
 }
 
-/// How many pages a crash would leave of those that were held.
+/// Number of the mmap-dirty pages that a crash would leave.
 fn durable_pages(memory: &MemorySpace) -> usize {
     let (fs, mut port) = mount_and_free(&memory.snapshot());
     let (_, bytes) = lookup_and_read(&fs, &mut port, b"file");
@@ -295,7 +295,7 @@ fn last_close_flushes_mmap_dirty_pages() {
     assert_eq!((durable_pages(&memory), fs.mmap_dirty_pages()), (15, 0));
 }
 
-/// A mount outlives an outage; what was stored before it does so, too.
+/// A mount survives an outage, and so do pages stored before it.
 #[test]
 fn mmap_dirty_pages_survive_an_outage_at_last_close() {
     let memory = MemorySpace::new(SIZE);
@@ -312,16 +312,16 @@ fn mmap_dirty_pages_survive_an_outage_at_last_close() {
         if !is_known {
             fs.forget(ino, 1);
         }
-        // A port that is there already.
+        // An existing channel.
         drop(fs.borrow_channel().unwrap());
-        // Changes wait, but what is looked up before them does not.
+        // Changes wait; lookups do not.
         space.refuse_requests(
             |request| matches!(request, Request::Extents { .. }),
             u64::MAX,
         );
         fs.release(ino);
         assert_eq!(fs.mmap_dirty_pages(), pages);
-        // Whoever comes meanwhile finds it, and goes again.
+        // A program that opens the file meanwhile finds its pages.
         fs.open(ino).unwrap();
         assert!(read(&fs, &mut port, ino) == data);
         fs.release(ino);
@@ -332,7 +332,7 @@ fn mmap_dirty_pages_survive_an_outage_at_last_close() {
         assert_eq!(fs.mmap_dirty_pages(), 0);
         let (left, mut port) = mount_and_free(&memory.snapshot());
         assert!(lookup_and_read(&left, &mut port, b"file").1 == data);
-        // It is not kept for ever.
+        // The file is not kept open for ever.
         if is_known {
             fs.forget(ino, 1);
             fs.unlink(Ino::ROOT, b"file").unwrap();
@@ -351,9 +351,9 @@ fn deleted_file_drops_its_mmap_dirty_pages() {
     let steps = memory.steps();
     fs.release(ino);
     fs.forget(ino, 1);
-    // Those of the table and the root.
+    // The inodes are the table and the root.
     assert_eq!((fs.mmap_dirty_pages(), fs.usage().inodes), (0, 2));
-    // Nothing of it is written before.
+    // No page of the file is written before the close.
     for step in steps..memory.steps() {
         let left = memory.after_steps(step);
         let is_held = |&page: &u64| left.page(page) == [2; PAGE as usize];
@@ -371,7 +371,7 @@ fn unmount_flushes_mmap_dirty_pages() {
 
 static NOW: AtomicI64 = AtomicI64::new(1_000_000);
 
-/// Not one that ticks.
+/// A clock that does not tick on its own.
 fn clock() -> Time {
     Time {
         sec: NOW.load(Ordering::SeqCst),
@@ -396,7 +396,7 @@ fn old_mmap_dirty_pages_are_flushed() {
     NOW.fetch_add(1, Ordering::SeqCst);
     fs.flush_old_mmap_dirty().unwrap();
     assert_eq!((durable_pages(&memory), fs.mmap_dirty_pages()), (2, 0));
-    // What was cut off is as old as nothing.
+    // Pages that were truncated do not count for the age.
     fs.buffer_mmap_write(&mut port, ino, 0, &data).unwrap();
     fs.set_size(&mut port, ino, 0).unwrap();
     fs.set_size(&mut port, ino, PAGE).unwrap();
@@ -432,7 +432,7 @@ fn file_with_most_mmap_dirty_pages_is_flushed_first() {
     for at in (MMAP_DIRTY_PAGES_MAX - 1024..MMAP_DIRTY_PAGES_MAX - 512).step_by(256) {
         hold(files[0], at);
     }
-    // The one with most goes, and the other stays.
+    // The file with the most buffered pages is flushed, and the other keeps its pages.
     assert_eq!(hold(files[0], MMAP_DIRTY_PAGES_MAX), 512);
     let (fs, mut port) = mount_and_free(&memory.snapshot());
     let ino = fs.lookup(Ino::ROOT, b"file").unwrap().ino;
@@ -445,7 +445,7 @@ fn file_with_most_mmap_dirty_pages_is_flushed_first() {
     assert_eq!(found, (2, 2, 0));
 }
 
-/// What finds no room is held up to a bound, and keeps no file away that finds some.
+/// Pages without room stay buffered up to a bound, and do not block files that have room.
 #[test]
 fn unflushable_mmap_pages_are_bounded_per_file_system() {
     let memory = MemorySpace::new(SIZE).with_size(SIZE);
@@ -485,14 +485,14 @@ fn unflushable_mmap_pages_are_bounded_per_file_system() {
     assert_eq!(fs.damage(), None);
 }
 
-/// The kernel has a page for clean once it was sent, whatever was answered, and sends it no
-/// more.
+/// The kernel considers a page clean once it was sent, even after an error, and does not send it
+/// again.
 #[test]
 fn sync_reports_lost_mmap_writes_until_close() {
     let memory = MemorySpace::new(SIZE);
     let (fs, mut port, ino) = file_with_mmap_dirty(&memory, 10, 0..1);
     let data = Bytes::from(vec![2; PAGE as usize]);
-    // Less than a page: what else it has must be read.
+    // Less than a page: the rest of the page must be read.
     let is_of_file = |&page: &u64| memory.page(page) == [1; PAGE as usize];
     let places = memory.pages().into_iter().filter(is_of_file);
     places.for_each(|place| memory.make_unreadable(place));
@@ -516,7 +516,7 @@ fn sparse_pages_are_written_atomically() {
     let memory = MemorySpace::new(SIZE);
     let (fs, mut port) = new_fs(&memory);
     let ino = create_open_file(&fs, b"file");
-    // Each in a map page of its own.
+    // Each page has its entry in a map page of its own.
     let apart = 2048 * 512 * PAGE;
     let pages = ATOMIC_PAGES_MAX / 2;
     fs.set_size(&mut port, ino, pages * apart).unwrap();
@@ -540,7 +540,7 @@ fn sparse_pages_are_written_atomically() {
     }
 }
 
-/// Who asks how many pages a file takes is told what will be there.
+/// File attributes count buffered pages, as they will be after the flush.
 #[test]
 fn mmap_dirty_pages_count_in_file_attributes() {
     let memory = MemorySpace::new(SIZE);
@@ -568,14 +568,14 @@ fn mmap_dirty_pages_count_in_file_attributes() {
             .unwrap();
         assert_eq!(pages(&fs), (4, true, 1));
     }
-    // No more than there is of it.
+    // Pages beyond the end do not count.
     fs.buffer_mmap_write(&mut port, ino, 0, &data).unwrap();
     assert_eq!(pages(&fs), (5, true, 1));
     fs.sync(&mut port, ino).unwrap();
     assert_eq!(pages(&fs), (4, false, 1));
 }
 
-/// The kernel does not write back what was stored before it asks where data is.
+/// The kernel does not write mapped pages back before a seek for data.
 #[test]
 fn mmapped_file_reports_no_holes() {
     let memory = MemorySpace::new(SIZE);
@@ -590,7 +590,7 @@ fn mmapped_file_reports_no_holes() {
     assert_eq!(seek(SeekTarget::Hole), Ok(10 * PAGE));
 }
 
-/// Fills all room but so many pages.
+/// Leaves room for `pages` pages only.
 fn limit_free_pages(memory: &MemorySpace, pages: usize) {
     memory.set_room(Some(memory.mapped_pages() + pages));
 }
@@ -614,7 +614,7 @@ fn sync_without_space_changes_nothing_and_is_retried() {
             assert_eq!(fs.mmap_dirty_pages(), 210);
             assert!(read(&fs, &mut port, ino) == shown, "room {room}");
             assert_eq!(durable_pages(&memory), 0, "room {room}");
-            // What is written meanwhile comes after it, or not at all.
+            // A write in the meantime comes after the sync, or does not happen.
             let data = Bytes::from(vec![7; PAGE as usize]);
             let written = fs.write(&mut port, ino, Some(0), &data, false);
             let expected = if written.is_ok() { 7 } else { 2 };
@@ -632,7 +632,7 @@ fn sync_without_space_changes_nothing_and_is_retried() {
     }
 }
 
-/// Nobody has synced, and the file is closed: better in pieces than not at all.
+/// The file is closed without a sync: flushing in pieces is better than no flush.
 #[test]
 fn close_without_log_space_flushes_piecewise() {
     let memory = MemorySpace::new(SIZE);
@@ -645,12 +645,12 @@ fn close_without_log_space_flushes_piecewise() {
     assert_eq!((durable_pages(&memory), fs.mmap_dirty_pages()), (100, 0));
 }
 
-/// A file that goes takes its own log along, and not the file that has its number by now.
+/// Deleting a file frees its own log, and not the file that has the log's number by now.
 #[test]
 fn redo_log_is_freed_with_its_file() {
     let memory = MemorySpace::new(SIZE);
     let (fs, mut port) = new_fs(&memory);
-    // The log gets its number, which is the first to be free again.
+    // The new file gets the log's number, which is the first free one.
     let before = create_open_file(&fs, b"before");
     let (ino, other) = (
         create_open_file(&fs, b"file"),
@@ -673,7 +673,7 @@ fn redo_log_is_freed_with_its_file() {
         let (fs, mut port) = mount_with_leftovers(&left);
         let other = fs.lookup(Ino::ROOT, b"other").unwrap().ino;
         fs.open(other).unwrap();
-        // Some is freed, and numbers are given out again.
+        // Frees some pages, and allocates the number again.
         for round in 0..4 {
             fs.free_deferred_piece();
             let data = Bytes::from(vec![3 + round; PAGE as usize]);
@@ -699,7 +699,7 @@ fn redo_log_is_freed_with_its_file() {
     assert!(seen > 10, "{seen}");
 }
 
-/// What a crash left of a long sync, with its log named.
+/// The image of a crash during a long sync, with the log named.
 fn image_of_interrupted_sync() -> MemorySpace {
     let memory = MemorySpace::new(SIZE);
     let (fs, mut port, ino) = file_with_mmap_dirty(&memory, 100, 0..100);
@@ -713,7 +713,7 @@ fn image_of_interrupted_sync() -> MemorySpace {
 #[test]
 fn redo_log_without_space_at_mount_is_replayed_later() {
     let left = image_of_interrupted_sync();
-    // Not even for what is freed.
+    // No room even for the pages that freeing changes.
     left.set_room(Some(0));
     let (fs, mut port) = mount_with_leftovers(&left);
     let ino = fs.lookup(Ino::ROOT, b"file").unwrap().ino;
@@ -728,7 +728,7 @@ fn redo_log_without_space_at_mount_is_replayed_later() {
 
 #[test]
 fn invalid_redo_log_reference_is_refused() {
-    // Where the inode of the file names its log, and where a log says whose it is.
+    // The inode field that names the log, and the log field that names the file.
     let left = image_of_interrupted_sync();
     let image = left.snapshot();
     let pages = image.pages();
@@ -750,7 +750,7 @@ fn invalid_redo_log_reference_is_refused() {
         );
     };
     let head = log_head(&image);
-    // Magic, whose, generation, count, a page.
+    // Magic, inode, generation, count, first page number.
     for at in [0, 8, 16, 27, 36] {
         let image = left.snapshot();
         image.flip_bits(head, at, 0x40);
@@ -767,7 +767,7 @@ fn invalid_redo_log_reference_is_refused() {
         image.flip_bits(table, 2 * 256 + at, with);
         check(&image, &format!("byte {at} of the inode, {with:#x}"));
     }
-    // A log that names one: the file, itself.
+    // A log that names a log: the file, or itself.
     for names in [2, 3] {
         let image = left.snapshot();
         image.corrupt(table, |bytes| {
@@ -778,7 +778,7 @@ fn invalid_redo_log_reference_is_refused() {
     }
 }
 
-/// A log may say that it holds pages for anywhere in its file.
+/// A log may hold pages for any offset of its file.
 #[test]
 fn redo_log_of_sparse_pages_is_applied() {
     let apart = 2048 * 512;
@@ -813,7 +813,7 @@ fn redo_log_of_sparse_pages_is_applied() {
     assert!(copied > 0);
 }
 
-/// The power of a machine, or of a disk that buffers, fails at each fence of a sync.
+/// The power of the machine, or of a buffering disk, fails at each fence of a sync.
 fn check_power_failures(buffers: bool, pages: u64) {
     const POOL_BYTES: usize = 96 << 20;
     let pooled = PoolSpace::new(POOL_BYTES, SIZE, buffers);
@@ -843,7 +843,7 @@ fn check_power_failures(buffers: bool, pages: u64) {
                 new == 0 || new == pages,
                 "{new} of {pages}, fence {point} of {last}"
             );
-            assert!(point < last || new == pages, "what was synced is not there");
+            assert!(point < last || new == pages, "synced pages are missing");
             seen[usize::from(new > 0)] += 1;
         }
     }

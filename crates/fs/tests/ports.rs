@@ -1,4 +1,4 @@
-//! What calls do about ports when the volume opens few channels.
+//! Calls and their channels when the volume opens few of them.
 
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code)]
@@ -17,19 +17,19 @@ use support::memory::{MemorySpace, wait};
 use support::pool::PoolSpace;
 use support::{OWNER, clock, new_fs};
 
-/// Channels that a mount has for itself.
+/// Channels that a mount keeps for itself.
 const MOUNT_CHANNELS: usize = 2;
 
-/// When somebody hears that there is no further channel.
+/// When the space refuses a further channel.
 #[derive(Clone, Copy)]
 enum RefusalPoint {
-    /// When he opens one.
+    /// At its opening.
     AtOpen,
-    /// By its first request.
+    /// At its first request.
     AtFirstRequest,
 }
 
-/// A space of so many channels.
+/// A space with a limited number of channels.
 #[derive(Clone)]
 struct LimitedSpace {
     inner: Arc<dyn Space>,
@@ -151,7 +151,7 @@ fn call_without_channel_waits_for_a_pooled_one() {
                 assert_eq!(other.join().unwrap().unwrap(), 0..5);
             }
         });
-        assert!(few.refusals() <= 3, "who has tried waits");
+        assert!(few.refusals() <= 3, "a call that has tried waits");
         assert_eq!(few.open_channels(), MOUNT_CHANNELS + 1);
         let read = fs
             .read(&mut fs.borrow_channel().unwrap(), ino, 0, 9)
@@ -180,7 +180,7 @@ fn idle_channels_are_closed() {
     assert_eq!(few.open_channels(), MOUNT_CHANNELS + 3, "they are in use");
     drop(all);
     tend(100);
-    // One of them is used on and on.
+    // One of them stays in use.
     for s in 101..120 {
         drop(fs.borrow_channel().unwrap());
         tend(s);
@@ -193,7 +193,7 @@ fn idle_channels_are_closed() {
     assert_eq!(few.open_channels(), MOUNT_CHANNELS + 1);
 }
 
-/// Who finds no room has a port, and the reserve needs none.
+/// A call without room has a channel, and the reserve needs no further one.
 #[test]
 fn last_channel_suffices_to_release_the_reserve() {
     let pooled = PoolSpace::new(24 << 20, 1 << 36, false);
@@ -214,11 +214,11 @@ fn last_channel_suffices_to_release_the_reserve() {
     assert_eq!(full.unwrap_err().errno(), Errno::NOSPC);
     assert_eq!(fs.set_size(&mut port, ino, 12_345).unwrap().size, 12_345);
     drop(port);
-    // Nor does freeing what is left, or taking it again.
+    // Freeing deferred pages and refilling the reserve need none either.
     while fs.free_deferred_piece() {}
 }
 
-/// What goes with the log of a long sync goes by the port of who syncs.
+/// The log of a long sync is freed through the channel of the sync.
 #[test]
 fn long_sync_needs_one_channel() {
     const PAGES: u64 = 200;

@@ -14,7 +14,7 @@ use support::lossy::LossySpace;
 use support::memory::MemorySpace;
 use support::{OWNER, clock, mount_and_free, new_fs};
 
-/// Time that passes at once.
+/// A wait that returns at once.
 fn wait(_: &[RawFd], until: Option<Instant>) {
     assert!(until.is_some(), "memory answers at once");
 }
@@ -39,7 +39,7 @@ fn change_waits_until_the_volume_is_reachable() {
         space.fail_transactions(outage);
         let ino = create(&fs, b"first").unwrap();
         assert_eq!(space.failures_left(), 0, "it was sent until it got there");
-        // And the file system goes on.
+        // The file system goes on.
         let (old, new) = ((Ino::ROOT, &b"first"[..]), (Ino::ROOT, &b"second"[..]));
         fs.rename(old, new, RenameMode::Replace).unwrap();
         drop(fs);

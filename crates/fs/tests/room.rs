@@ -1,4 +1,4 @@
-//! A full pool: what gives room back has some in reserve.
+//! A full pool: operations that free room use the reserve.
 
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code)]
@@ -50,8 +50,7 @@ fn check_full(fs: &Fs, port: &mut IoChannel, ino: Ino) {
     assert_eq!(full.unwrap_err().errno(), Errno::NOSPC);
 }
 
-/// Gives room back in a pool that somebody else has filled: by that, `act` frees so many
-/// pages at least.
+/// Fills the pool from another volume, then frees room in it: `act` frees at least `pages` pages.
 fn check(pages: u64, act: impl Fn(&Fs, &mut IoChannel, &[Ino])) {
     for buffers in [false, true] {
         let pooled = PoolSpace::new(POOL_BYTES, SIZE, buffers);
@@ -63,7 +62,7 @@ fn check(pages: u64, act: impl Fn(&Fs, &mut IoChannel, &[Ino])) {
         let freed = before - pages_in_use(&fs);
         assert!(freed >= pages + RESERVE, "{freed} pages of {pages}");
         assert!(mapped - pooled.mapped_pages() >= pages);
-        // As soon as there is room, the reserve is there again.
+        // The reserve is refilled as soon as there is room.
         while fs.free_deferred_piece() {}
         assert_eq!(before - pages_in_use(&fs), freed - RESERVE);
         drop((fs, port));
@@ -102,8 +101,8 @@ fn hole_is_punched_in_a_full_pool() {
     });
 }
 
-/// Small ones that were deleted before the pool was full: freeing them is one change, of
-/// which nothing gives room back before.
+/// Small orphans, deleted before the pool was full: freeing them is one transaction, and no earlier
+/// one frees room.
 #[test]
 fn orphans_are_freed_in_a_full_pool() {
     for is_killed in [false, true] {
@@ -175,7 +174,7 @@ fn reserve_grows_with_the_limit() {
     fs.raise_limit(64 << 20).unwrap();
     while fs.free_deferred_piece() {}
     assert_eq!(pages_in_use(&fs), before + 240);
-    // What the smaller one had is given out again.
+    // The span of the smaller reserve is allocated again.
     let ino = create(&fs, b"file");
     let data = Bytes::from(vec![7; 1 << 20]);
     fs.write(&mut port, ino, Some(0), &data, false).unwrap();
@@ -184,7 +183,7 @@ fn reserve_grows_with_the_limit() {
     assert_eq!(again.damage(), None);
 }
 
-/// There is not always room for all of it, and a crash may come at any time.
+/// The reserve may be filled in part only, and a crash may come at any time.
 #[test]
 fn partial_reserve_counts_as_used() {
     let memory = MemorySpace::new(SIZE);
@@ -206,7 +205,7 @@ fn partial_reserve_counts_as_used() {
             assert!(pages_in_use(&fs) >= old.mapped_pages() as u64);
         }
         seen += usize::from(old.mapped_pages() > mapped);
-        // Others count what they take as before.
+        // Other threads count their pages as before.
         old.set_room(None);
         let ino = create(&fs, b"file");
         let data = Bytes::from(vec![7; 1 << 20]);
@@ -276,7 +275,7 @@ fn allocation_beyond_the_limit_changes_nothing() {
                 (0, 1 << 43),
                 (1 << 43, 1 << 40),
                 (1 << 20, room + PAGE),
-                // Some of it is there.
+                // A part of it is mapped.
                 (1 << 19, room + (1 << 19) + PAGE),
             ] {
                 assert_eq!(
@@ -288,23 +287,23 @@ fn allocation_beyond_the_limit_changes_nothing() {
             }
         }
     }
-    // What it shares is no room of its own; nobody else has the rest.
+    // Shared pages give the file no room of its own; the other pages are the file's alone.
     let how = AllocateMode::Reserve { keep_size: true };
     assert_eq!(ask(other, how, 0, room + PAGE), Err(Errno::NOSPC));
     assert_eq!(memory.steps(), steps);
     fs.unlink(Ino::ROOT, b"copy").unwrap();
     fs.forget(other, 1);
-    // Maps take some, too.
+    // Map pages take room, too.
     assert_eq!(ask(ino, how, 0, room + (1 << 20) - 4 * PAGE), Ok(()));
 }
 
-/// When a file was written last, here and after an unmount or a crash now.
+/// The mtime of a file: now, and after an unmount or a crash at this point.
 fn mtimes(memory: &MemorySpace, fs: &Fs, ino: Ino) -> [Time; 2] {
     let after = mount_with_leftovers(&memory.snapshot()).0;
     [fs, &after].map(|fs| fs.attr(ino).unwrap().mtime)
 }
 
-/// Whether the limit or the pools have no room.
+/// The limit is reached, or the pools are full.
 #[test]
 fn failed_write_keeps_mtime_of_the_previous_write() {
     for (limit, room) in [(2 << 20, None), (0, Some(0))] {
@@ -351,7 +350,7 @@ fn unsaved_times_are_saved_when_space_is_free() {
     for _ in 0..2 {
         assert_eq!(fs.flush_all_times().unwrap_err().errno(), Errno::NOSPC);
     }
-    // What was written is synced all the same.
+    // The data is synced all the same.
     fs.sync(&mut port, files[0]).unwrap();
     fs.sync_all(&mut port).unwrap();
     memory.set_room(None);

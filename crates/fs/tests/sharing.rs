@@ -1,5 +1,5 @@
-//! Copies that share spans: what they cost, who is affected by what, and what is left
-//! when one of them ends or a crash comes between.
+//! Copies that share spans: their cost, their isolation, and the pages left after deletes and
+//! crashes.
 
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code)]
@@ -25,7 +25,7 @@ fn create(fs: &Fs, name: &str) -> Ino {
     ino
 }
 
-/// What a file holds that was written by `fill`.
+/// The content of a file that `write_content` wrote.
 fn content(len: u64, with: u8) -> Vec<u8> {
     let byte = |at: u64| (at / PAGE) as u8 ^ with;
     (0..len).map(byte).collect()
@@ -56,7 +56,7 @@ struct SharedPair {
     channel: IoChannel,
     one: Ino,
     other: Ino,
-    /// Mapped pages before any of them was there.
+    /// Mapped pages before either file existed.
     base_pages: usize,
 }
 
@@ -91,7 +91,7 @@ impl SharedPair {
         check(&self.fs, &mut self.channel, self.other, other);
     }
 
-    /// Pages that both files hold together.
+    /// Pages that both files take together.
     fn pages(&self) -> usize {
         self.memory.mapped_pages() - self.base_pages
     }
@@ -103,7 +103,7 @@ impl SharedPair {
             .unwrap();
     }
 
-    /// Deletes both: nothing of them is left.
+    /// Deletes both files, and checks that no page of them is left.
     #[track_caller]
     fn delete(self) {
         delete(&self.memory, &self.fs, self.base_pages);
@@ -116,7 +116,7 @@ fn delete(memory: &MemorySpace, fs: &Fs, empty: usize) {
         fs.unlink(Ino::ROOT, name.as_bytes()).unwrap();
     }
     assert_eq!(memory.mapped_pages(), empty);
-    // Pages of the inode table are in use, and not written.
+    // Pages of the inode table are in use before they are written.
     let (fs, _) = mount_and_free(memory);
     let used = fs.usage().used_bytes / PAGE;
     assert!(used < empty as u64 + 50, "{used} pages in use");
@@ -137,7 +137,7 @@ fn shared_copy_takes_no_pages_until_written() {
     let mut changed = whole.clone();
     changed[CHUNK as usize + 5..][..3].copy_from_slice(b"new");
     pair.check(&whole, &changed);
-    // The first file has this chunk alone now, and changes it where it is.
+    // The first file alone names this chunk now, and changes it in place.
     pair.write(pair.one, CHUNK + 50, b"old");
     assert_eq!(pair.pages(), shared + 512);
     let mut first = whole;
@@ -168,8 +168,7 @@ fn deleting_one_copy_keeps_the_other() {
     }
 }
 
-/// Whatever is done to one of them, and wherever a crash comes, the other stays as it
-/// was, and no page is lost.
+/// A change of one copy, with a crash at any point, leaves the other unchanged and leaks no page.
 #[test]
 fn changing_one_copy_leaves_the_other_unchanged() {
     type FileAction = fn(&Fs, &mut IoChannel, Ino) -> pagemesh_fs::Result<()>;
@@ -201,7 +200,7 @@ fn changing_one_copy_leaves_the_other_unchanged() {
         let mut pair = SharedPair::new(LONG);
         let steps = pair.memory.steps();
         act(&pair.fs, &mut pair.channel, pair.other).unwrap();
-        // Many of the steps are pages that are copied one after the other.
+        // Many of the steps copy one page each.
         let all: Vec<usize> = (steps..=pair.memory.steps()).collect();
         let some = all
             .iter()
@@ -211,7 +210,7 @@ fn changing_one_copy_leaves_the_other_unchanged() {
             let old = pair.memory.after_steps(step);
             let (fs, mut port) = mount_and_free(&old);
             let used = fs.usage().used_bytes / PAGE;
-            assert!(old.mapped_pages() as u64 <= used, "pages are nobody's");
+            assert!(old.mapped_pages() as u64 <= used, "pages are leaked");
             check(&fs, &mut port, pair.one, &content(LONG, 1));
             delete(&old, &fs, pair.base_pages);
         }
@@ -231,7 +230,7 @@ fn long_files_are_shared_completely() {
     pair.delete();
 }
 
-/// What lies behind the end of what is copied stays.
+/// Bytes of the target behind the copied range stay.
 #[test]
 fn partial_copy_shares_only_whole_spans() {
     let memory = MemorySpace::new(SIZE);
@@ -248,7 +247,7 @@ fn partial_copy_shares_only_whole_spans() {
     expected.extend_from_slice(&tail);
     expected.resize(300_000, 0);
     check(&fs, &mut port, other, &expected);
-    // The last span of the one is not the last of the other.
+    // The last span of one file is not the last of the other.
     fs.set_size(&mut port, other, 0).unwrap();
     fs.set_size(&mut port, other, 110_000).unwrap();
     copy(&fs, &mut port, one, other);
@@ -293,7 +292,7 @@ fn write_to_shared_file_without_space_changes_nothing() {
     pair.delete();
 }
 
-/// Both take spans of their own at the same time, copy to each other, and end.
+/// Both files unshare spans concurrently, copy to each other, and are deleted.
 #[test]
 fn concurrent_share_and_unshare() {
     const ROUNDS: u64 = 40;

@@ -1,4 +1,4 @@
-//! Who is told that bytes may be lost.
+//! Reporting of lost writes.
 
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code)]
@@ -35,7 +35,7 @@ impl SyncCase {
         }
     }
 
-    /// Syncs by each channel, one after the other: what they say.
+    /// Syncs by each channel in turn, and checks the results.
     fn check(&mut self, seen: &LostWriteCursor, expected: [Result<(), Errno>; 2]) {
         let SyncCase {
             fs,
@@ -60,7 +60,7 @@ fn lost_write_is_reported_once_per_open_file() {
     let (one, other) = (case.fs.lost_write_cursor(), case.fs.lost_write_cursor());
     case.check(&one, SOUND);
     case.space.lose_writes();
-    // By whichever channel.
+    // Either channel reports it.
     case.check(&one, REPORTED_ONCE);
     case.check(&other, REPORTED_ONCE);
     case.check(&one, SOUND);
@@ -84,7 +84,7 @@ fn unreported_lost_write_is_reported_to_later_opens() {
     case.check(&other, REPORTED_ONCE);
     assert_eq!(case.fs.sync_all(&mut case.channels[0]), Ok(()));
     case.space.lose_writes();
-    // An unmount says what nobody has heard.
+    // An unmount reports a loss that no sync has reported.
     let all = case.fs.sync_all(&mut case.channels[1]);
     assert_eq!(all.unwrap_err().errno(), Errno::IO);
     assert_eq!(case.fs.sync_all(&mut case.channels[0]), Ok(()));

@@ -1,4 +1,4 @@
-//! Several places of a file that are overwritten together.
+//! Atomic overwrites of several ranges of a file.
 
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code)]
@@ -29,7 +29,7 @@ fn part(offset: u64, len: u64) -> (u64, Bytes) {
     (offset, Bytes::from(vec![2; len as usize]))
 }
 
-/// The file as it is with the parts, or without.
+/// The content of the file after the overwrite.
 fn content(parts: &[(u64, Bytes)]) -> Vec<u8> {
     let mut bytes = vec![1; (PAGES * PAGE) as usize];
     for (offset, data) in parts {

@@ -1,10 +1,10 @@
-//! Where inputs are kept, and what the environment asks of a run.
+//! Storage of fuzz inputs, and the environment variables of a run.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// The kept inputs of a target: a file each.
+/// The stored inputs of a target, one file each.
 #[derive(Clone, Debug)]
 pub(crate) struct Corpus(PathBuf);
 
@@ -13,7 +13,7 @@ impl Corpus {
         Corpus(Path::new(manifest_dir).join("fuzz").join(name))
     }
 
-    /// Every kept input, in the order of their names.
+    /// Every stored input, in the order of the file names.
     pub(crate) fn load(&self) -> Vec<Vec<u8>> {
         let Ok(entries) = fs::read_dir(&self.0) else {
             return Vec::new();
@@ -30,11 +30,11 @@ impl Corpus {
         }
     }
 
-    /// Keeps an input that failed and tells how to try it again.
+    /// Stores an input that failed and prints the command that runs it again.
     pub(crate) fn keep_failed(&self, input: &[u8]) {
         let path = self.keep("failed", input);
         eprintln!(
-            "the input failed; again: PAGEMESH_FUZZ_INPUT={} cargo test --workspace fuzz_",
+            "the input failed; to run it again: PAGEMESH_FUZZ_INPUT={} cargo test --workspace fuzz_",
             path.display()
         );
     }
@@ -45,26 +45,31 @@ impl Corpus {
         let path = self.0.join(format!("{what}-{:016x}", hasher.finish()));
         let written = fs::create_dir_all(&self.0).and_then(|()| fs::write(&path, input));
         if let Err(cause) = written {
-            eprintln!("{}: {cause}; the input: {input:02x?}", path.display());
+            eprintln!(
+                "cannot write {}: {cause}; the input: {input:02x?}",
+                path.display()
+            );
         }
         path
     }
 }
 
-/// The one input to try.
+/// The single input to run, if one is given.
 pub(crate) fn single_input() -> Option<Vec<u8>> {
     let path = PathBuf::from(env::var_os("PAGEMESH_FUZZ_INPUT")?);
     Some(fs::read(&path).unwrap_or_else(|cause| panic!("{path:?}: {cause}")))
 }
 
-/// How long to go on, in a long run.
+/// Duration of a long run in seconds; none: a short run.
 pub(crate) fn run_seconds() -> Option<u64> {
     env_number("PAGEMESH_FUZZ_SECONDS")
 }
 
-/// Which mutations: in a short run always the same, in a long one others each
-/// time.
-#[expect(clippy::disallowed_methods, reason = "anything that differs will do")]
+/// The seed of the mutations: fixed in a short run, different each time in a long one.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "only the seed depends on the clock"
+)]
 pub(crate) fn run_seed() -> u64 {
     let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     env_number("PAGEMESH_FUZZ_SEED").unwrap_or_else(|| match run_seconds() {

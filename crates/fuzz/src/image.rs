@@ -1,9 +1,9 @@
-//! Files that are mostly zeroes, kept as text: what a format was once, so that
-//! a test can tell whether it is still read.
+//! Files that are mostly zeroes, stored as text: golden images of a format, so that a test can
+//! check that old files are still readable.
 //!
-//! The first line is the number of bytes. Each further one says `offset count
-//! hex`: so many times the same 64 bytes from there on. Zeroes at the end of
-//! the 64, and lines of nothing else, are left out.
+//! The first line is the number of bytes. Each further line is `offset count hex`: the same 64
+//! bytes, `count` times from the offset on. Zeroes at the end of the 64 bytes are left out, and so
+//! are lines of zeroes only.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -11,11 +11,11 @@ use std::{env, fs};
 
 const LINE_BYTES: usize = 64;
 
-/// The file that is kept under a path. `PAGEMESH_KEEP_IMAGES=1` keeps what
-/// `make` makes instead.
+/// Reads the golden image at a path. `PAGEMESH_KEEP_IMAGES=1` stores the output of `make` there
+/// first.
 ///
 /// # Panics
-/// When the text is not there, or none of these.
+/// If the text is missing or is not the text of an image.
 pub fn golden_image(path: &Path, make: impl FnOnce() -> Vec<u8>) -> Vec<u8> {
     if env::var_os("PAGEMESH_KEEP_IMAGES").is_some() {
         fs::write(path, to_text(&make())).unwrap_or_else(|cause| panic!("{path:?}: {cause}"));

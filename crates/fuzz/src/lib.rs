@@ -1,24 +1,23 @@
-//! Seeded mutation of a kept corpus, for the tests of decoders.
+//! Seeded mutation of a stored corpus, for the tests of decoders.
 //!
-//! A [`FuzzTarget`] is a test. It feeds a decoder with what real encoders wrote
-//! (its seeds), with the inputs kept beside its crate in `fuzz/NAME/`, and with
-//! mutations of both. An input whose outcome was not seen before is mutated
-//! further, so the search goes where the decoder tells things apart.
+//! A [`FuzzTarget`] is a test. It feeds a decoder with its seeds (the output of real encoders),
+//! with the inputs stored in `fuzz/NAME/` of its crate, and with mutations of both. An input with a
+//! new outcome is mutated further, so the search goes where the decoder distinguishes inputs.
 //!
 //! ```text
 //! cargo test --workspace fuzz_                       every target, briefly
-//! cargo xtask fuzz --seconds 600 --target TARGET     one, for long
+//! cargo xtask fuzz --seconds 600 --target TARGET     one target, for long
 //! PAGEMESH_FUZZ_INPUT=FILE cargo test --workspace fuzz_TARGET
 //! ```
 //!
-//! `PAGEMESH_FUZZ_SEED` chooses other mutations; `PAGEMESH_FUZZ_KEEP=1` writes
-//! inputs with new outcomes into the corpus. An input that fails is written
-//! there too, as `failed-…`: it stays, and is the regression test of its fix.
+//! `PAGEMESH_FUZZ_SEED` chooses other mutations; `PAGEMESH_FUZZ_KEEP=1` writes inputs with new
+//! outcomes into the corpus. A failing input is written there too, as `failed-…`: it stays, as the
+//! regression test of its fix.
 //!
-//! [`image`] keeps whole files of old formats.
+//! [`image`] stores whole files of old formats.
 //!
-//! Invariants: with the same seed, corpus and code a run of the short kind does
-//! the same. A case that does not end is a failure. Only tests use this crate.
+//! Invariants: a short run with the same seed, corpus and code gives the same result. A case that
+//! does not end is a failure. Only tests use this crate.
 
 #![forbid(unsafe_code)]
 
@@ -35,11 +34,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
-/// Inputs that are mutated further. More would be visited too rarely.
+/// Maximum number of inputs that are mutated further; each of more would be chosen too rarely.
 const POPULATION_MAX: usize = 1024;
 
-/// Makes checksums and lengths of a mutated input right again, so that
-/// decoding goes on behind them.
+/// Corrects checksums and lengths of a mutated input, so that the decoder gets past them.
 pub type Fixup = fn(&mut [u8], &mut Random);
 
 /// A decoder under test.
@@ -53,8 +51,7 @@ pub struct FuzzTarget {
 }
 
 impl FuzzTarget {
-    /// A target whose corpus is in `fuzz/NAME` of the crate at
-    /// `env!("CARGO_MANIFEST_DIR")`.
+    /// A target with its corpus in `fuzz/NAME` of the crate at `env!("CARGO_MANIFEST_DIR")`.
     #[must_use]
     pub fn new(name: &'static str, manifest_dir: &str) -> FuzzTarget {
         FuzzTarget {
@@ -67,39 +64,39 @@ impl FuzzTarget {
         }
     }
 
-    /// Mutated inputs of a short run.
+    /// Number of mutated inputs in a short run.
     #[must_use]
     pub fn cases(mut self, cases: u32) -> FuzzTarget {
         self.cases = cases;
         self
     }
 
-    /// Bytes of the longest mutated input.
+    /// Maximum size of a mutated input in bytes.
     #[must_use]
     pub fn bytes_max(mut self, bytes_max: usize) -> FuzzTarget {
         self.bytes_max = bytes_max;
         self
     }
 
-    /// What real encoders wrote.
+    /// Adds seeds: the output of real encoders.
     #[must_use]
     pub fn seeds(mut self, seeds: impl IntoIterator<Item = Vec<u8>>) -> FuzzTarget {
         self.seeds.extend(seeds);
         self
     }
 
-    /// See [`Fixup`]; done to seven of eight mutated inputs.
+    /// Sets the [`Fixup`]; it applies to seven of eight mutated inputs.
     #[must_use]
     pub fn fixup(mut self, reseal: Fixup) -> FuzzTarget {
         self.fixup = reseal;
         self
     }
 
-    /// Runs the target. A case panics when a promise is broken, and gives its
-    /// outcome: what the decoder made of the input, without its numbers.
+    /// Runs the target. A case panics if a promise is broken, and returns its outcome: the
+    /// decoder's result for the input, without its numbers.
     ///
     /// # Panics
-    /// As the case does.
+    /// If the case panics.
     pub fn run<O: Hash>(self, mut case: impl FnMut(&[u8]) -> O) {
         let watch = watchdog::CaseWatchdog::new(self.corpus.clone());
         let mut run = |bytes: &[u8]| {
@@ -161,8 +158,7 @@ fn digest(value: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// What `work` gives, and the most bytes that it had allocated at once, in this
-/// thread.
+/// Runs `work`; returns its result and the peak of bytes that it had allocated in this thread.
 pub fn measure_allocation<T>(work: impl FnOnce() -> T) -> (T, u64) {
     let mut result = None;
     let info = allocation_counter::measure(|| result = Some(work()));
@@ -200,8 +196,8 @@ mod tests {
         assert!(different.len() > 300, "{} inputs", different.len());
     }
 
-    /// A condition that only a chain of lucky mutations meets is met because
-    /// each step towards it has an outcome of its own.
+    /// Only a chain of lucky mutations reaches the condition; the search finds it because each step
+    /// has an outcome of its own.
     #[test]
     fn outcomes_lead_the_search() {
         let best = RefCell::new(0);

@@ -1,13 +1,13 @@
-//! One input becomes another.
+//! Mutates one input into another.
 
 use crate::Random;
 
-/// Changes made to one input, at most.
+/// Maximum number of changes to one input.
 const CHANGES_MAX: usize = 4;
-/// Bytes inserted, removed or repeated at once, mostly.
+/// Usual maximum of bytes inserted, removed or repeated at once.
 const RANGE_BYTES_MAX: usize = 16;
 
-/// Numbers at which decoders err.
+/// Boundary values at which decoders tend to fail.
 const BOUNDARY_VALUES: [u64; 18] = [
     0,
     1,
@@ -69,7 +69,7 @@ fn apply_mutation(input: &mut Vec<u8>, other: &[u8], random: &mut Random) {
     }
 }
 
-/// A range within `len`, mostly a short one.
+/// A range within `len`, usually a short one.
 fn random_range(len: usize, random: &mut Random) -> std::ops::Range<usize> {
     let start = random.below(len + 1);
     let most = len - start;
@@ -92,8 +92,8 @@ fn set_byte(input: &mut [u8], at: usize, value: u8) {
     }
 }
 
-/// Puts an edge, or the number just below or above, as 1, 2, 4 or 8 bytes of
-/// either order; fields lie at multiples of their size more often than not.
+/// Writes a boundary value, or one more or less, in 1, 2, 4 or 8 bytes of either byte order. Mostly
+/// at a multiple of the width, as fields are.
 fn put_boundary_value(input: &mut [u8], at: usize, random: &mut Random) {
     let width = 1 << random.below(4);
     let at = match random.below(4) {

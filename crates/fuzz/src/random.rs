@@ -1,7 +1,7 @@
-//! Numbers that follow from a seed: splitmix64 (Steele, Lea, Flood: Fast
-//! splittable pseudorandom number generators, 2014).
+//! Random numbers from a seed: splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
+//! generators, 2014).
 
-/// A sequence of numbers.
+/// A sequence of random numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -12,7 +12,7 @@ impl Random {
         Random(seed)
     }
 
-    /// Any number.
+    /// The next number, any `u64`.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -21,15 +21,15 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `end`; 0 if that is 0.
+    /// A number below `end`; 0 if `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
         (self.draw() % end.max(1) as u64) as usize
     }
 
-    /// One of some things.
+    /// One element of a slice.
     ///
     /// # Panics
-    /// When there is none.
+    /// If the slice is empty.
     pub fn choose<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.below(from.len())]
     }

@@ -1,12 +1,12 @@
-//! Ends a run whose case does not end.
+//! Aborts a run with a case that does not end.
 
 use crate::corpus::Corpus;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long a case may take. It is counted in ticks of the watching thread, so
-/// that a process that was stopped meanwhile has not overrun.
+/// Time limit of a case. It is counted in ticks of the watchdog thread, so that a process that was
+/// stopped meanwhile does not exceed it.
 const TICKS_MAX: u32 = 30;
 const TICK: Duration = Duration::from_secs(1);
 
@@ -18,7 +18,7 @@ struct WatchdogState {
     is_stopped: bool,
 }
 
-/// A thread that watches.
+/// The watchdog thread.
 pub(crate) struct CaseWatchdog {
     shared: Arc<(Mutex<WatchdogState>, Condvar)>,
     thread: Option<JoinHandle<()>>,
@@ -66,7 +66,7 @@ fn watch_cases((state, changed): &(Mutex<WatchdogState>, Condvar), corpus: &Corp
         state.ticks += 1;
         if let (Some(input), true) = (&state.case, state.ticks > TICKS_MAX) {
             corpus.keep_failed(input);
-            eprintln!("the case does not end");
+            eprintln!("the case does not end within {TICKS_MAX} s");
             std::process::abort();
         }
     }

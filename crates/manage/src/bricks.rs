@@ -1,32 +1,34 @@
 //! Bricks: heartbeats, the list, and forgetting.
 
 use crate::fault::Fault;
-use crate::manager::{BRICKS_MAX, Book, Brick, HEARTBEAT_INTERVAL, Manager, Seen};
+use crate::manager::{
+    BRICKS_MAX, BrickState, HEARTBEAT_INTERVAL, LastHeartbeat, Manager, ManagerState,
+};
 use crate::records::BrickRecord;
-use crate::store::Write;
-use crate::wire::{BrickInfo, BrickRegistration, HeartbeatReply, ScrubBrick, ScrubWish};
+use crate::store::StoreWrite;
+use crate::wire::{BrickInfo, BrickRegistration, HeartbeatReply, ScrubBrick, ScrubRequest};
 use pagemesh_base::layout::{BrickId, NAME_BYTES_MAX};
 use std::collections::BTreeMap;
 
 /// Bytes of the longest address: a DNS name (RFC 1035, section 2.3.4), a
 /// colon and a port.
 const ADDRESS_BYTES_MAX: usize = 255 + 1 + 5;
-/// Bytes of the longest path of a unix socket: what `sockaddr_un` holds.
+/// Bytes of the longest unix socket path that `sockaddr_un` holds.
 const SOCKET_BYTES_MAX: usize = 107;
-/// Use is written down when it has changed by this part of the capacity: a
-/// commit with every heartbeat would keep disks awake for nothing.
+/// The manager stores the used bytes when they change by this part of the capacity. A commit with
+/// every heartbeat would keep disks awake needlessly.
 const USED_STEP: u64 = 64;
 
 impl Manager {
-    /// Registers a brick, or hears that it is still there.
+    /// Registers a brick, or renews its registration.
     ///
     /// # Errors
-    /// When the registration breaks rules, another living brick has the same
-    /// id, it serves an older copy of its pool, or the store fails.
+    /// When the registration breaks rules, another living brick has the same id, the brick serves
+    /// an older copy of its pool, or the store fails.
     pub fn heartbeat(&self, registration: BrickRegistration) -> Result<HeartbeatReply, Fault> {
-        check(&registration)?;
-        let (record, seen) = self.heard(registration);
-        let mut book = self.book();
+        check_registration(&registration)?;
+        let (record, seen) = self.split_registration(registration);
+        let mut book = self.state();
         let known = book.bricks.get(&record.brick);
         if known.is_none() && book.bricks.len() >= BRICKS_MAX {
             return Err(Fault::TooMany {
@@ -35,54 +37,62 @@ impl Manager {
             });
         }
         if let Some(brick) = known {
-            refuse_an_older(&brick.record, &record)?;
-            self.refuse_a_double(brick, &record)?;
-            tell_changes(&brick.record, &record);
+            check_not_outdated(&brick.record, &record)?;
+            self.check_not_duplicate(brick, &record)?;
+            log_changes(&brick.record, &record);
         }
-        if known.is_none_or(|brick| is_news(&brick.record, &record)) {
-            self.store.commit(&[Write::PutBrick(&record)])?;
+        if known.is_none_or(|brick| needs_commit(&brick.record, &record)) {
+            self.store.commit(&[StoreWrite::PutBrick(&record)])?;
         }
-        Ok(self.take_down(&mut book, record, seen))
+        Ok(self.record_heartbeat(&mut book, record, seen))
     }
 
-    /// The same, if it tells nothing new and nothing must be waited for: no
-    /// thread has to be woken for that. Nothing otherwise.
-    pub(crate) fn repeated(&self, registration: &BrickRegistration) -> Option<HeartbeatReply> {
-        let (record, seen) = self.heard(registration.clone());
-        let mut book = self.book_unless_in_use()?;
+    /// Handles a heartbeat that changes nothing and needs no lock wait, so that the server need not
+    /// wake a thread. Returns `None` for any other heartbeat.
+    pub(crate) fn heartbeat_if_unchanged(
+        &self,
+        registration: &BrickRegistration,
+    ) -> Option<HeartbeatReply> {
+        let (record, seen) = self.split_registration(registration.clone());
+        let mut book = self.try_state()?;
         let known = book.bricks.get(&record.brick)?;
-        if is_news(&known.record, &record) {
+        if needs_commit(&known.record, &record) {
             return None;
         }
-        Some(self.take_down(&mut book, record, seen))
+        Some(self.record_heartbeat(&mut book, record, seen))
     }
 
-    fn heard(&self, registration: BrickRegistration) -> (BrickRecord, Seen) {
-        let seen = Seen {
-            at: self.clock.elapsed(),
+    fn split_registration(&self, registration: BrickRegistration) -> (BrickRecord, LastHeartbeat) {
+        let seen = LastHeartbeat {
+            received_at: self.clock.elapsed(),
             sessions: registration.sessions,
             scrub: registration.scrub,
         };
-        (record(registration), seen)
+        (to_record(registration), seen)
     }
 
-    fn take_down(&self, book: &mut Book, record: BrickRecord, seen: Seen) -> HeartbeatReply {
+    fn record_heartbeat(
+        &self,
+        book: &mut ManagerState,
+        record: BrickRecord,
+        seen: LastHeartbeat,
+    ) -> HeartbeatReply {
         let id = record.brick;
         let known = book.bricks.get(&id);
         let was_alive = known.is_some_and(|brick| self.is_alive(brick));
-        let told_alive = known.is_some_and(|brick| brick.told_alive);
+        let told_alive = known.is_some_and(|brick| brick.logged_alive);
         let fulfilled = seen.scrub.and_then(|scrub| scrub.fulfilled);
-        let wish = known.and_then(|brick| brick.wish);
+        let wish = known.and_then(|brick| brick.scrub_request);
         let wish = wish.filter(|wish| fulfilled != Some(wish.id));
-        let brick = Brick {
+        let brick = BrickState {
             record,
-            seen: Some(seen),
-            wish,
-            told_alive,
+            last_heartbeat: Some(seen),
+            scrub_request: wish,
+            logged_alive: told_alive,
         };
         book.bricks.insert(id, brick);
         if !was_alive {
-            self.returned.notify_one();
+            self.brick_returned.notify_one();
         }
         HeartbeatReply {
             interval_ms: HEARTBEAT_INTERVAL.as_millis() as u64,
@@ -91,35 +101,35 @@ impl Manager {
         }
     }
 
-    /// Asks a brick to begin or end a scrub of its pool. It hears of it with the
-    /// answer to its next heartbeat; asking for the same again changes nothing.
+    /// Asks a brick to start or stop a scrub of its pool. The answer to its next heartbeat carries
+    /// the request; repeating the same request changes nothing.
     ///
     /// # Errors
-    /// When there is no such brick, it is dead, or it tells nothing of scrubs.
+    /// When there is no such brick, it is dead, or it reports no scrubs.
     pub fn scrub(&self, id: BrickId, ScrubBrick { stop }: ScrubBrick) -> Result<BrickInfo, Fault> {
-        let mut book = self.book();
+        let mut book = self.state();
         let brick = book.bricks.get_mut(&id).ok_or(Fault::NoSuchBrick(id))?;
         if !self.is_alive(brick) {
             return Err(Fault::BrickDead(id));
         }
-        if brick.seen.is_none_or(|seen| seen.scrub.is_none()) {
-            return Err(Fault::BrickTooOld(id));
+        if brick.last_heartbeat.is_none_or(|seen| seen.scrub.is_none()) {
+            return Err(Fault::BrickCannotScrub(id));
         }
-        if brick.wish.is_none_or(|wish| wish.stop != stop) {
+        if brick.scrub_request.is_none_or(|wish| wish.stop != stop) {
             let id = (self.settings.new_id)();
-            brick.wish = Some(ScrubWish { id, stop });
+            brick.scrub_request = Some(ScrubRequest { id, stop });
         }
         let brick = brick.clone();
-        Ok(self.info(&book, &book.provisioned(), &brick))
+        Ok(self.brick_info(&book, &book.provisioned(), &brick))
     }
 
-    /// A brick that moved has opened its pool anew; a copy of the pool has
-    /// not, or not later.
-    fn refuse_a_double(&self, brick: &Brick, record: &BrickRecord) -> Result<(), Fault> {
+    /// Refuses a second brick with the id of a living one. A brick that moved has opened its pool
+    /// again, so its incarnation is higher; a copy of the pool has none that is higher.
+    fn check_not_duplicate(&self, brick: &BrickState, record: &BrickRecord) -> Result<(), Fault> {
         let moved = brick.record.address != record.address;
         let later = record.incarnation > brick.record.incarnation;
         if moved && !later && self.is_alive(brick) {
-            return Err(Fault::BrickTwice {
+            return Err(Fault::BrickDuplicate {
                 brick: record.brick,
                 present: brick.record.address.clone(),
                 asked: record.address.clone(),
@@ -131,26 +141,28 @@ impl Manager {
     /// Every brick.
     #[must_use]
     pub fn bricks(&self) -> Vec<BrickInfo> {
-        let book = self.book();
+        let book = self.state();
         let provisioned = book.provisioned();
-        let info = |brick| self.info(&book, &provisioned, brick);
+        let info = |brick| self.brick_info(&book, &provisioned, brick);
         book.bricks.values().map(info).collect()
     }
 
-    fn info(
+    fn brick_info(
         &self,
-        book: &Book,
+        book: &ManagerState,
         provisioned: &BTreeMap<BrickId, (u64, usize)>,
-        brick: &Brick,
+        brick: &BrickState,
     ) -> BrickInfo {
         let promised = provisioned.get(&brick.record.brick);
         let (provisioned_bytes, slices) = promised.copied().unwrap_or_default();
         let record = brick.record.clone();
-        let age = |seen: Seen| self.clock.elapsed().saturating_sub(seen.at);
+        let age = |seen: LastHeartbeat| self.clock.elapsed().saturating_sub(seen.received_at);
         BrickInfo {
             brick: record.brick,
             alive: self.is_alive(brick),
-            heartbeat_age_ms: brick.seen.map(|seen| age(seen).as_millis() as u64),
+            heartbeat_age_ms: brick
+                .last_heartbeat
+                .map(|seen| age(seen).as_millis() as u64),
             address: record.address,
             map_socket: record.map_socket,
             domain: record.domain,
@@ -159,55 +171,60 @@ impl Manager {
             used_bytes: record.used_bytes,
             provisioned_bytes,
             slices,
-            pending_deletions: owed(book, record.brick),
-            sessions: brick.seen.map_or(0, |seen| seen.sessions),
-            scrub: brick.seen.and_then(|seen| seen.scrub),
-            scrub_wish: brick.wish,
+            pending_deletions: pending_deletes_on(book, record.brick),
+            sessions: brick.last_heartbeat.map_or(0, |seen| seen.sessions),
+            scrub: brick.last_heartbeat.and_then(|seen| seen.scrub),
+            scrub_wish: brick.scrub_request,
         }
     }
 
-    /// Forgets a brick that holds no slice of a volume. With `force` also one
-    /// that still holds slices of deleted volumes: they are lost with it.
+    /// Forgets a brick that holds no slice of a volume. With `force` also a brick that holds slices
+    /// of deleted volumes; those slices are forgotten too.
     ///
     /// # Errors
-    /// When it is alive or holds slices.
+    /// When the brick is alive or holds slices.
     pub fn forget(&self, id: BrickId, force: bool) -> Result<(), Fault> {
-        let mut book = self.book();
+        let mut book = self.state();
         let brick = book.bricks.get(&id).ok_or(Fault::NoSuchBrick(id))?;
-        refuse_a_holder(&book, id)?;
+        check_holds_no_slices(&book, id)?;
         if self.is_alive(brick) {
             return Err(Fault::BrickAlive(id));
         }
-        let slices = owed(&book, id);
+        let slices = pending_deletes_on(&book, id);
         if slices > 0 && !force {
-            return Err(Fault::BrickOwes { brick: id, slices });
+            return Err(Fault::BrickHasPendingDeletes { brick: id, slices });
         }
-        let owed = book.doomed.keys().filter(|(brick, _)| *brick == id);
-        let mut writes: Vec<_> = owed.map(|&(b, s)| Write::Pardon(b, s)).collect();
-        writes.push(Write::RemoveBrick(id));
+        let owed = book
+            .pending_deletes
+            .keys()
+            .filter(|(brick, _)| *brick == id);
+        let mut writes: Vec<_> = owed
+            .map(|&(b, s)| StoreWrite::RemovePendingDelete(b, s))
+            .collect();
+        writes.push(StoreWrite::RemoveBrick(id));
         self.store.commit(&writes)?;
-        book.doomed.retain(|(brick, _), _| *brick != id);
+        book.pending_deletes.retain(|(brick, _), _| *brick != id);
         book.bricks.remove(&id);
         Ok(())
     }
 }
 
-/// A pool that was opened less often than the one known is an older copy of
-/// it, and lacks writes that were acknowledged since.
-fn refuse_an_older(known: &BrickRecord, asked: &BrickRecord) -> Result<(), Fault> {
+/// Refuses a pool with a lower incarnation than the known one: it is an older copy, and lacks
+/// writes that were acknowledged since.
+fn check_not_outdated(known: &BrickRecord, asked: &BrickRecord) -> Result<(), Fault> {
     if asked.incarnation >= known.incarnation {
         return Ok(());
     }
-    Err(Fault::BrickOlder {
+    Err(Fault::BrickOutdated {
         brick: known.brick,
         known: known.incarnation,
         asked: asked.incarnation,
     })
 }
 
-/// Slices that lie there keep lying there, though volumes were promised
-/// another class or domain.
-fn tell_changes(known: &BrickRecord, asked: &BrickRecord) {
+/// Logs a changed class or domain. Existing slices stay on the brick, although volumes were
+/// promised the old class or domain.
+fn log_changes(known: &BrickRecord, asked: &BrickRecord) {
     let brick = known.brick;
     if known.durability != asked.durability {
         let (from, to) = (known.durability, asked.durability);
@@ -219,17 +236,17 @@ fn tell_changes(known: &BrickRecord, asked: &BrickRecord) {
     }
 }
 
-fn owed(book: &Book, id: BrickId) -> usize {
-    let on_it = |&&(brick, slice): &&(BrickId, _)| brick == id && !book.is_building(slice);
-    book.doomed.keys().filter(on_it).count()
+fn pending_deletes_on(book: &ManagerState, id: BrickId) -> usize {
+    let on_it = |&&(brick, slice): &&(BrickId, _)| brick == id && !book.is_being_created(slice);
+    book.pending_deletes.keys().filter(on_it).count()
 }
 
-fn refuse_a_holder(book: &Book, brick: BrickId) -> Result<(), Fault> {
-    let building = book.building.iter();
+fn check_holds_no_slices(book: &ManagerState, brick: BrickId) -> Result<(), Fault> {
+    let building = book.creating.iter();
     let built = building.filter(|(_, places)| places.iter().any(|place| place.brick == brick));
     let whole = book.volumes.iter().filter(|(_, volume)| {
         let segments = &volume.ledger.layout.segments;
-        crate::manager::places(segments).any(|place| place.brick == brick)
+        crate::manager::slice_locations(segments).any(|place| place.brick == brick)
     });
     let mut names: Vec<&str> = built.map(|(name, _)| name.as_str()).collect();
     names.extend(whole.map(|(name, _)| name.as_str()));
@@ -238,14 +255,14 @@ fn refuse_a_holder(book: &Book, brick: BrickId) -> Result<(), Fault> {
     if names.is_empty() {
         return Ok(());
     }
-    Err(Fault::BrickHolds {
+    Err(Fault::BrickInUse {
         brick,
-        volumes: listed(&names),
+        volumes: join_names(&names),
     })
 }
 
-/// The first few names, and how many more.
-fn listed(names: &[&str]) -> String {
+/// The first few names, and the number of the others.
+fn join_names(names: &[&str]) -> String {
     const SHOWN: usize = 5;
     match names.len().checked_sub(SHOWN) {
         None | Some(0) => names.join(", "),
@@ -253,7 +270,7 @@ fn listed(names: &[&str]) -> String {
     }
 }
 
-fn record(registration: BrickRegistration) -> BrickRecord {
+fn to_record(registration: BrickRegistration) -> BrickRecord {
     BrickRecord {
         brick: registration.brick,
         address: registration.address,
@@ -266,8 +283,8 @@ fn record(registration: BrickRegistration) -> BrickRecord {
     }
 }
 
-/// Whether a heartbeat tells something that must outlive the manager.
-fn is_news(old: &BrickRecord, new: &BrickRecord) -> bool {
+/// Whether a heartbeat contains a change that must outlive the manager.
+fn needs_commit(old: &BrickRecord, new: &BrickRecord) -> bool {
     let same_use = BrickRecord {
         used_bytes: old.used_bytes,
         ..new.clone()
@@ -276,9 +293,9 @@ fn is_news(old: &BrickRecord, new: &BrickRecord) -> bool {
     same_use != *old || old.used_bytes.abs_diff(new.used_bytes) > step
 }
 
-fn check(registration: &BrickRegistration) -> Result<(), Fault> {
+fn check_registration(registration: &BrickRegistration) -> Result<(), Fault> {
     if !is_address(&registration.address) {
-        return Err(Fault::bad(
+        return Err(Fault::invalid_field(
             format!("{:?} is not an address", registration.address),
             "write host:port, with a port from 1 to 65535",
         ));
@@ -286,20 +303,20 @@ fn check(registration: &BrickRegistration) -> Result<(), Fault> {
     if let Some(path) = &registration.map_socket
         && !(path.starts_with('/') && path.len() <= SOCKET_BYTES_MAX && is_plain(path))
     {
-        return Err(Fault::bad(
+        return Err(Fault::invalid_field(
             format!("{path:?} is not the path of a socket"),
             "write an absolute path of at most 107 bytes",
         ));
     }
     let domain = &registration.domain;
     if domain.is_empty() || domain.len() > NAME_BYTES_MAX || !is_plain(domain) {
-        return Err(Fault::bad(
+        return Err(Fault::invalid_field(
             format!("{domain:?} is not a failure domain"),
             "write 1 to 64 bytes without control characters",
         ));
     }
     if registration.capacity_bytes == 0 {
-        return Err(Fault::bad(
+        return Err(Fault::invalid_field(
             "a brick without capacity can hold nothing",
             "say how many bytes slices can use",
         ));

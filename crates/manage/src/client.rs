@@ -1,14 +1,15 @@
 //! A blocking client of the manager.
 //!
-//! Invariants: every call ends within `CALL_TIMEOUT`; nothing is retried
-//! here, because the caller knows whether a call may be made twice. It never
-//! follows redirects or proxies, which would show the token to others.
+//! Invariants: every call ends within its time-out; the client never retries, because only the
+//! caller knows whether a call may be repeated. It never follows redirects or proxies, which would
+//! show the token to others.
 
 use crate::token::token;
 use crate::wire::{
-    AttachReplica, AttachVolume, Attached, BrickInfo, BrickRegistration, ChangeLegs, ChooseReplica,
-    Code, CreateVolume, Deleted, DetachVolume, Detached, ErrorBody, GrowVolume, HeartbeatReply,
-    LegChange, ScrubBrick, Sized, Status, TellCopies, VolumeDetail, VolumeInfo,
+    AttachReplica, AttachReply, AttachVolume, BrickInfo, BrickRegistration, ChangeLegs,
+    ChooseReplica, ClusterStatus, CreateVolume, DeleteReply, DetachReply, DetachVolume, ErrorBody,
+    ErrorCode, GrowVolume, HeartbeatReply, LegChange, ReportReplication, ScrubBrick, VolumeDetail,
+    VolumeInfo, VolumeSizeReply,
 };
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, EpochNumber, Layout, VolumeName};
@@ -21,40 +22,39 @@ use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver
 use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 use ureq::{Agent, Body};
 
-/// A connection must be there in this time.
+/// Limit of connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// A call that only waits for the manager.
+/// Limit of a call that waits only for the manager.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// A heartbeat: after one that hangs there must be time for another before the brick is
-/// taken for dead.
+/// Limit of a heartbeat: after one that hangs, another must fit in before the brick counts as dead.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(3);
-/// A call for which the manager waits for bricks: longer than it takes to give
-/// up by itself, so that its answer is heard.
+/// Limit of a call for which the manager waits for bricks: longer than the manager's own time-out,
+/// so that its answer arrives.
 const LONG_CALL_TIMEOUT: Duration = Duration::from_secs(35);
-/// Idle connections are closed before the manager closes them.
+/// Limit of an idle connection, shorter than the manager's.
 const IDLE_MAX: Duration = Duration::from_secs(5);
-/// Bytes of the longest answer: lists of all volumes, with room.
+/// Bytes of the longest answer: a list of all volumes, with a margin.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ManagerError {
-    /// Not a URL of a manager.
+    /// The text is not the URL of a manager.
     #[error("'{url}' is not the URL of a manager; write it as http://127.0.0.1:7070 ({cause})")]
     BadUrl {
-        /// What was given.
+        /// The text.
         url: String,
-        /// What is wrong with it.
+        /// The error in it.
         cause: String,
     },
-    /// No answer, or half of one: it may or may not have been done.
+    /// No answer, or an incomplete one: the call may or may not be done.
     #[error(
         "no answer from the manager at {url}: {cause}; is it running? Name another with --manager or PAGEMESH_MANAGER"
     )]
     Unreachable {
         /// The manager.
         url: String,
-        /// What the system said.
+        /// The error of the system.
         cause: String,
     },
     /// The manager does not accept this cluster key.
@@ -70,48 +70,49 @@ pub enum ManagerError {
     Conflict {
         /// The layout's epoch.
         current: EpochNumber,
-        /// What the manager said.
+        /// The manager's error.
         error: String,
-        /// What to do.
+        /// The way out.
         hint: String,
     },
     /// The attachment is over.
     #[error("{error}; {hint}")]
     Fenced {
-        /// What the manager said.
+        /// The manager's error.
         error: String,
-        /// What to do.
+        /// The way out.
         hint: String,
     },
-    /// It was not done, and will not be unless something changes.
+    /// The call was not done, and a repetition would fail in the same way.
     #[error("{error}; {hint}")]
     Refused {
         /// The HTTP status.
         status: u16,
-        /// What kind of refusal.
-        code: Code,
-        /// What the manager said.
+        /// The kind of the error.
+        code: ErrorCode,
+        /// The manager's error.
         error: String,
-        /// What to do.
+        /// The way out.
         hint: String,
     },
-    /// Something answers, but not like a manager.
-    #[error("what answers at {url} is no pagemesh manager of this version: {cause}")]
+    /// The server does not answer like a manager.
+    #[error(
+        "the server at {url} is no pagemesh manager of this version: {cause}; check the URL and the version"
+    )]
     Malformed {
-        /// Where.
+        /// The URL.
         url: String,
-        /// What is wrong with the answer.
+        /// The error in the answer.
         cause: String,
     },
 }
 
-/// Looks up names of hosts. An address needs no look-up, so it does without
-/// the thread that the library starts for each, which was most of the work of
-/// a heartbeat.
+/// Resolves host names. For an address it skips the library's resolver, which starts a thread for
+/// each look-up; that thread was most of the work of a heartbeat.
 #[derive(Debug, Default)]
-struct Addresses(DefaultResolver);
+struct LiteralAddressResolver(DefaultResolver);
 
-impl Resolver for Addresses {
+impl Resolver for LiteralAddressResolver {
     fn resolve(
         &self,
         uri: &Uri,
@@ -131,24 +132,24 @@ impl Resolver for Addresses {
 
 /// A client of one manager. Clones share connections.
 #[derive(Clone)]
-pub struct Client {
+pub struct ManagerClient {
     agent: Agent,
     url: String,
     authorization: String,
 }
 
-impl std::fmt::Debug for Client {
+impl std::fmt::Debug for ManagerClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Client({})", self.url)
     }
 }
 
-impl Client {
-    /// A client of the manager at `http://host:port`. Nothing is sent yet.
+impl ManagerClient {
+    /// A client of the manager at `http://host:port`. It sends nothing yet.
     ///
     /// # Errors
-    /// When the URL is not one.
-    pub fn new(url: &str, key: &Key) -> Result<Client, ManagerError> {
+    /// When the URL is invalid.
+    pub fn new(url: &str, key: &Key) -> Result<ManagerClient, ManagerError> {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
@@ -158,9 +159,13 @@ impl Client {
             .max_idle_age(IDLE_MAX)
             .user_agent(concat!("pagemesh/", env!("CARGO_PKG_VERSION")))
             .build();
-        Ok(Client {
-            agent: Agent::with_parts(config, DefaultConnector::new(), Addresses::default()),
-            url: base(url)?,
+        Ok(ManagerClient {
+            agent: Agent::with_parts(
+                config,
+                DefaultConnector::new(),
+                LiteralAddressResolver::default(),
+            ),
+            url: parse_base_url(url)?,
             authorization: format!("Bearer {}", token(key)),
         })
     }
@@ -171,15 +176,15 @@ impl Client {
         &self.url
     }
 
-    /// The cluster at a glance.
+    /// A summary of the cluster.
     ///
     /// # Errors
-    /// See [`ManagerError`]; so for every call.
-    pub fn status(&self) -> Result<Status, ManagerError> {
+    /// See [`ManagerError`]; the same holds for every call.
+    pub fn status(&self) -> Result<ClusterStatus, ManagerError> {
         self.get("status")
     }
 
-    /// Registers a brick, or says that it is still there.
+    /// Registers a brick, or renews its registration.
     #[allow(clippy::missing_errors_doc)]
     pub fn heartbeat(
         &self,
@@ -195,25 +200,25 @@ impl Client {
         self.get("bricks")
     }
 
-    /// Asks a brick to begin a scrub of its pool, or to end the one under way.
+    /// Asks a brick to start a scrub of its pool, or to stop the running one.
     #[allow(clippy::missing_errors_doc)]
     pub fn scrub_brick(&self, brick: BrickId, stop: bool) -> Result<BrickInfo, ManagerError> {
         let path = format!("bricks/{brick}/scrub");
         self.call(Method::POST, &path, CALL_TIMEOUT, &ScrubBrick { stop })
     }
 
-    /// Forgets a dead brick that holds no slices of volumes; with `force` also
-    /// one that holds slices of deleted ones.
+    /// Forgets a dead brick that holds no slices of volumes; with `force` also one that holds
+    /// slices of deleted volumes.
     #[allow(clippy::missing_errors_doc)]
     pub fn forget_brick(&self, brick: BrickId, force: bool) -> Result<(), ManagerError> {
         let path = format!("bricks/{brick}?force={force}");
         let answer = self.send(Method::DELETE, &path, CALL_TIMEOUT, String::new())?;
-        self.refuse(answer).map(drop)
+        self.check_status(answer).map(drop)
     }
 
     /// Creates a volume.
     #[allow(clippy::missing_errors_doc)]
-    pub fn create(&self, wish: &CreateVolume) -> Result<Sized, ManagerError> {
+    pub fn create(&self, wish: &CreateVolume) -> Result<VolumeSizeReply, ManagerError> {
         self.call(Method::POST, "volumes", LONG_CALL_TIMEOUT, wish)
     }
 
@@ -223,15 +228,19 @@ impl Client {
         self.get("volumes")
     }
 
-    /// All about a volume.
+    /// The details of a volume.
     #[allow(clippy::missing_errors_doc)]
     pub fn volume(&self, name: &VolumeName) -> Result<VolumeDetail, ManagerError> {
         self.get(&format!("volumes/{name}"))
     }
 
-    /// Makes a volume larger, to this size.
+    /// Grows a volume to a new size.
     #[allow(clippy::missing_errors_doc)]
-    pub fn grow(&self, name: &VolumeName, size_bytes: u64) -> Result<Sized, ManagerError> {
+    pub fn grow(
+        &self,
+        name: &VolumeName,
+        size_bytes: u64,
+    ) -> Result<VolumeSizeReply, ManagerError> {
         let path = format!("volumes/{name}/grow");
         self.call(
             Method::POST,
@@ -241,7 +250,7 @@ impl Client {
         )
     }
 
-    /// Adds a copy to every column of a volume, on a brick or where there is room.
+    /// Adds a copy to every column of a volume, on the given brick or where there is room.
     #[allow(clippy::missing_errors_doc)]
     pub fn attach_replica(
         &self,
@@ -263,7 +272,7 @@ impl Client {
         self.call(Method::POST, &path, LONG_CALL_TIMEOUT, &choice)
     }
 
-    /// Has a volume go on with one copy alone.
+    /// Promotes one copy of a volume.
     #[allow(clippy::missing_errors_doc)]
     pub fn promote_replica(
         &self,
@@ -274,28 +283,28 @@ impl Client {
         self.call(Method::POST, &path, CALL_TIMEOUT, &choice)
     }
 
-    /// Deletes a volume; with `force` also while a client has it.
+    /// Deletes a volume; with `force` also while a client has attached it.
     #[allow(clippy::missing_errors_doc)]
-    pub fn delete(&self, name: &VolumeName, force: bool) -> Result<Deleted, ManagerError> {
+    pub fn delete(&self, name: &VolumeName, force: bool) -> Result<DeleteReply, ManagerError> {
         let path = format!("volumes/{name}?force={force}");
         let answer = self.send(Method::DELETE, &path, LONG_CALL_TIMEOUT, String::new())?;
         self.read(answer)
     }
 
-    /// Takes a volume; the layout's epoch in the answer names the attachment.
+    /// Attaches a volume; the layout's epoch in the answer names the attachment.
     #[allow(clippy::missing_errors_doc)]
-    pub fn attach(&self, name: &VolumeName, client: &str) -> Result<Attached, ManagerError> {
+    pub fn attach(&self, name: &VolumeName, client: &str) -> Result<AttachReply, ManagerError> {
         self.attach_as(name, client, false)
     }
 
-    /// The same for a client that could just not reach any in-sync copy, if so.
+    /// Attaches a volume; `unreachable` says that the client just reached no in-sync copy.
     #[allow(clippy::missing_errors_doc)]
     pub fn attach_as(
         &self,
         name: &VolumeName,
         client: &str,
         unreachable: bool,
-    ) -> Result<Attached, ManagerError> {
+    ) -> Result<AttachReply, ManagerError> {
         let wish = AttachVolume {
             client: client.to_owned(),
             unreachable,
@@ -308,26 +317,25 @@ impl Client {
         )
     }
 
-    /// All about a volume, for who has it and tells how copies are that follow or
-    /// return.
+    /// Reports the asynchronous and resyncing copies of an attached volume, and reads the details.
     #[allow(clippy::missing_errors_doc)]
-    pub fn tell_copies(
+    pub fn report_replication(
         &self,
         name: &VolumeName,
-        told: &TellCopies,
+        told: &ReportReplication,
     ) -> Result<VolumeDetail, ManagerError> {
         let path = format!("volumes/{name}/copies");
         self.call(Method::POST, &path, CALL_TIMEOUT, told)
     }
 
-    /// Gives a volume back. An attachment that is not the present one is left
-    /// alone; none ends whichever there is.
+    /// Detaches a volume. An attachment other than the current one stays; without an epoch any
+    /// attachment ends.
     #[allow(clippy::missing_errors_doc)]
     pub fn detach(
         &self,
         name: &VolumeName,
         attachment: Option<EpochNumber>,
-    ) -> Result<Detached, ManagerError> {
+    ) -> Result<DetachReply, ManagerError> {
         let wish = DetachVolume { attachment };
         self.call(
             Method::POST,
@@ -408,7 +416,7 @@ impl Client {
     }
 
     fn read<T: DeserializeOwned>(&self, answer: Response<Body>) -> Result<T, ManagerError> {
-        let text = self.text(self.refuse(answer)?)?;
+        let text = self.text(self.check_status(answer)?)?;
         serde_json::from_str(&text).map_err(|error| self.malformed(&error))
     }
 
@@ -418,8 +426,8 @@ impl Client {
             .map_err(|error| self.unreachable(&error))
     }
 
-    /// Turns an answer that is none into an error.
-    fn refuse(&self, answer: Response<Body>) -> Result<Response<Body>, ManagerError> {
+    /// Turns an answer that reports a failure into an error.
+    fn check_status(&self, answer: Response<Body>) -> Result<Response<Body>, ManagerError> {
         let status = answer.status();
         if status.is_success() {
             return Ok(answer);
@@ -434,18 +442,17 @@ impl Client {
             epoch,
         } = body;
         Err(match (code, epoch) {
-            (Code::Unauthorized, _) => ManagerError::Unauthorized {
+            (ErrorCode::Unauthorized, _) => ManagerError::Unauthorized {
                 url: self.url.clone(),
             },
-            (Code::EpochConflict, Some(epoch)) => ManagerError::Conflict {
+            (ErrorCode::EpochConflict, Some(epoch)) => ManagerError::Conflict {
                 current: EpochNumber(epoch),
                 error,
                 hint,
             },
-            (Code::Fenced, _) => ManagerError::Fenced { error, hint },
-            // As if there were no answer: it may or may not have been done, or
-            // the next try may succeed.
-            (Code::Overloaded | Code::TimedOut, _) => ManagerError::Unreachable {
+            (ErrorCode::Fenced, _) => ManagerError::Fenced { error, hint },
+            // The same as no answer: the call may or may not be done, or the next try may succeed.
+            (ErrorCode::Overloaded | ErrorCode::TimedOut, _) => ManagerError::Unreachable {
                 url: self.url.clone(),
                 cause: error,
             },
@@ -473,8 +480,8 @@ impl Client {
     }
 }
 
-/// Checks a URL and takes a slash off its end.
-fn base(url: &str) -> Result<String, ManagerError> {
+/// Checks a URL and removes a trailing slash.
+fn parse_base_url(url: &str) -> Result<String, ManagerError> {
     let bad = |cause: &str| ManagerError::BadUrl {
         url: url.to_owned(),
         cause: cause.to_owned(),
@@ -493,7 +500,7 @@ fn base(url: &str) -> Result<String, ManagerError> {
         .path_and_query()
         .is_some_and(|path| path.as_str() != "/")
     {
-        return Err(bad("nothing may follow the port"));
+        return Err(bad("remove the part after the port"));
     }
     Ok(trimmed.to_owned())
 }

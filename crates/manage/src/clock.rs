@@ -1,10 +1,10 @@
-//! Time, as a seam: tests move it by hand.
+//! Time behind a trait: tests set it by hand.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Where the manager reads time.
+/// The manager's source of time.
 pub trait Clock: Send + Sync {
-    /// Time since some fixed moment; never goes back.
+    /// Time since a fixed point; never goes back.
     fn elapsed(&self) -> Duration;
 
     /// Seconds since 1970, for people; may go back.

@@ -1,24 +1,24 @@
-//! Durability classes: what an acknowledgement of a pool promises.
+//! Durability classes: the promise of a pool's acknowledgements.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 use utoipa::ToSchema;
 
-/// A class, the strongest first. The copies of a volume are of one class, so
-/// that a volume promises one thing.
+/// A durability class, the strongest first. All copies of a volume have one class, so that the
+/// volume makes one promise.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Durability {
-    /// Flushed lines on persistent memory.
+    /// Persistent memory, with lines flushed from the caches.
     Pmem,
-    /// Persistent caches.
+    /// Persistent memory with persistent caches.
     Eadr,
-    /// Durable when a flush has completed.
+    /// A file: durable after a completed flush.
     FileSync,
-    /// Survives the death of processes, not of the machine.
+    /// Survives the death of processes, but not of the machine.
     Process,
 }
 
@@ -38,12 +38,12 @@ impl Durability {
 /// The text names no class.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no durability class '{0}'; there are pmem, eadr, file-sync and process")]
-pub struct UnknownClass(pub String);
+pub struct UnknownDurability(pub String);
 
 impl FromStr for Durability {
-    type Err = UnknownClass;
+    type Err = UnknownDurability;
 
-    fn from_str(word: &str) -> Result<Durability, UnknownClass> {
+    fn from_str(word: &str) -> Result<Durability, UnknownDurability> {
         let all = [
             Durability::Pmem,
             Durability::Eadr,
@@ -51,7 +51,7 @@ impl FromStr for Durability {
             Durability::Process,
         ];
         let found = all.into_iter().find(|class| class.as_str() == word);
-        found.ok_or_else(|| UnknownClass(word.into()))
+        found.ok_or_else(|| UnknownDurability(word.into()))
     }
 }
 

@@ -1,7 +1,7 @@
-//! Why the manager refuses something, and what to do about it.
+//! The manager's errors, and the way out of each.
 
-use crate::ledger::ChangeError;
-use crate::placement::PlaceError;
+use crate::layout_state::LayoutChangeError;
+use crate::placement::PlacementError;
 use crate::shape::ShapeError;
 use crate::store::StoreError;
 use pagemesh_base::layout::{BrickId, EpochNumber, VolumeName};
@@ -9,83 +9,85 @@ use pagemesh_base::slice::SliceError;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What kind of refusal, for programs.
+/// The kind of an error, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Code {
-    /// The request makes no sense.
+pub enum ErrorCode {
+    /// The request is invalid.
     BadRequest,
     /// The client did not prove that it knows the key.
     Unauthorized,
-    /// No such thing.
+    /// The named thing does not exist.
     NotFound,
-    /// No such verb for this thing.
+    /// The path does not take this method.
     WrongMethod,
-    /// Too many bytes.
+    /// The request is too long.
     TooLarge,
-    /// The body is no JSON.
+    /// The body is not JSON.
     NotJson,
-    /// It is there already.
+    /// The name is taken.
     Exists,
-    /// It is in use, or being changed.
+    /// The thing is in use, or is being changed.
     InUse,
-    /// The layout has another epoch than expected.
+    /// The layout has another epoch than the expected one.
     EpochConflict,
     /// Another client has attached.
     Fenced,
-    /// No bricks for it.
+    /// No brick has room.
     NoRoom,
     /// A brick refused or did not answer.
     BrickFailed,
-    /// Too many requests at once.
+    /// The manager has too many requests at once.
     Overloaded,
-    /// It took too long; it may or may not be done.
+    /// The request took too long; its work may or may not be done.
     TimedOut,
     /// The manager itself failed.
     Internal,
 }
 
-impl Code {
-    /// The HTTP status that goes with it.
+impl ErrorCode {
+    /// The HTTP status of the code.
     #[must_use]
     pub fn status(self) -> u16 {
         match self {
-            Code::BadRequest => 400,
-            Code::Unauthorized => 401,
-            Code::NotFound => 404,
-            Code::WrongMethod => 405,
-            Code::TooLarge => 413,
-            Code::NotJson => 415,
-            Code::Exists | Code::InUse | Code::EpochConflict | Code::Fenced => 409,
-            Code::Internal => 500,
-            Code::BrickFailed => 502,
-            Code::Overloaded => 503,
-            Code::TimedOut => 504,
-            Code::NoRoom => 507,
+            ErrorCode::BadRequest => 400,
+            ErrorCode::Unauthorized => 401,
+            ErrorCode::NotFound => 404,
+            ErrorCode::WrongMethod => 405,
+            ErrorCode::TooLarge => 413,
+            ErrorCode::NotJson => 415,
+            ErrorCode::Exists | ErrorCode::InUse | ErrorCode::EpochConflict | ErrorCode::Fenced => {
+                409
+            }
+            ErrorCode::Internal => 500,
+            ErrorCode::BrickFailed => 502,
+            ErrorCode::Overloaded => 503,
+            ErrorCode::TimedOut => 504,
+            ErrorCode::NoRoom => 507,
         }
     }
 }
 
-/// A refusal.
+/// An error of the manager.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    /// A field that breaks its rules.
+    /// A field breaks its rules.
     #[error("{what}")]
-    Bad {
-        /// What is wrong.
+    InvalidField {
+        /// The broken rule.
         what: String,
-        /// How it would be right.
+        /// The way out.
         hint: &'static str,
     },
     /// No such layout or size.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// No place for it.
+    /// No placement for the volume.
     #[error(transparent)]
-    Place(#[from] PlaceError),
-    /// The layout may not change so.
+    Placement(#[from] PlacementError),
+    /// The layout may not change in this way.
     #[error(transparent)]
-    Change(#[from] ChangeError),
+    LayoutChange(#[from] LayoutChangeError),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -95,10 +97,10 @@ pub enum Fault {
     /// The name is taken.
     #[error("there already is a volume {0}")]
     VolumeExists(VolumeName),
-    /// Somebody is creating or growing it.
-    #[error("the volume {0} is just being created or grown")]
+    /// Another call is creating or growing the volume.
+    #[error("the volume {0} is being created or grown")]
     VolumeBusy(VolumeName),
-    /// A client has it.
+    /// A client has attached the volume.
     #[error("the volume {name} is attached to {client}")]
     Attached {
         /// The volume.
@@ -106,80 +108,80 @@ pub enum Fault {
         /// Its client.
         client: String,
     },
-    /// The attachment that asks is not the present one.
+    /// The attachment of the caller is over.
     #[error("attachment {asked} of the volume {name} is over{}", now(.client))]
     Fenced {
         /// The volume.
         name: VolumeName,
-        /// Who asks.
+        /// The attachment of the caller.
         asked: u32,
-        /// Who has it now.
+        /// The client that has attached it now.
         client: Option<String>,
     },
     /// No brick of this id.
     #[error("there is no brick {0}")]
     NoSuchBrick(BrickId),
-    /// It holds slices.
+    /// The brick holds slices of volumes.
     #[error("the brick {brick} holds slices of {volumes}")]
-    BrickHolds {
+    BrickInUse {
         /// The brick.
         brick: BrickId,
-        /// Whose slices.
+        /// The volumes of these slices.
         volumes: String,
     },
-    /// It holds slices of deleted volumes.
+    /// The brick holds slices of deleted volumes.
     #[error("the brick {brick} still holds {slices} slices of deleted volumes")]
-    BrickOwes {
+    BrickHasPendingDeletes {
         /// The brick.
         brick: BrickId,
         /// How many.
         slices: usize,
     },
-    /// It would come back with its next heartbeat.
+    /// The brick is alive, and would register again with its next heartbeat.
     #[error("the brick {0} is alive")]
     BrickAlive(BrickId),
-    /// It hears nothing.
+    /// The brick is dead, and receives no request.
     #[error("the brick {0} is dead")]
     BrickDead(BrickId),
-    /// It would not do what it is asked.
-    #[error("the brick {0} tells nothing of scrubs")]
-    BrickTooOld(BrickId),
-    /// Two bricks say they are the same one.
+    /// The brick reports no scrubs, and would ignore the request.
+    #[error("the brick {0} reports no scrubs")]
+    BrickCannotScrub(BrickId),
+    /// Two bricks register with the same id.
     #[error("the brick {brick} is alive at {present}; {asked} says it is the same one")]
-    BrickTwice {
+    BrickDuplicate {
         /// The brick.
         brick: BrickId,
-        /// Where it is known to be.
+        /// The known address.
         present: String,
-        /// Where it also claims to be.
+        /// The address of the new registration.
         asked: String,
     },
-    /// It lacks acknowledged writes.
+    /// The brick serves an older copy of its pool, which lacks acknowledged writes.
     #[error(
         "the brick {brick} serves opening {asked} of its pool, but opening {known} was seen: it is an older copy"
     )]
-    BrickOlder {
+    BrickOutdated {
         /// The brick.
         brick: BrickId,
-        /// The last opening that was seen.
+        /// The last known opening.
         known: u32,
-        /// The one that asks.
+        /// The opening that registers.
         asked: u32,
     },
-    /// A brick did not do its part; nothing is left of the rest.
+    /// A brick failed; the manager has rolled back the rest.
     #[error("the brick {brick} at {address} failed: {cause}")]
     Brick {
         /// The brick.
         brick: BrickId,
         /// Where it was reached.
         address: String,
-        /// What it said.
+        /// The error of the brick.
         cause: SliceError,
     },
-    /// A named limit.
+    /// A limit is reached.
     #[error("there are {most} {what} already, and no more are allowed")]
     TooMany {
-        /// Of what.
+        /// The limited things.
         what: &'static str,
         /// The limit.
         most: usize,
@@ -193,49 +195,51 @@ fn now(client: &Option<String>) -> String {
 
 impl Fault {
     /// A field that breaks its rules.
-    pub(crate) fn bad(what: impl Into<String>, hint: &'static str) -> Fault {
-        Fault::Bad {
+    pub(crate) fn invalid_field(what: impl Into<String>, hint: &'static str) -> Fault {
+        Fault::InvalidField {
             what: what.into(),
             hint,
         }
     }
 
-    /// What kind it is.
+    /// The kind of the error.
     #[must_use]
-    pub fn code(&self) -> Code {
+    pub fn code(&self) -> ErrorCode {
         match self {
-            Fault::Bad { .. } | Fault::Shape(_) => Code::BadRequest,
-            Fault::Place(_) => Code::NoRoom,
-            Fault::Change(change) => match change {
-                ChangeError::Conflict { .. } => Code::EpochConflict,
-                ChangeError::NoSuchLeg { .. }
-                | ChangeError::NamedTwice { .. }
-                | ChangeError::NoSuchCopy(_)
-                | ChangeError::OtherColumns
-                | ChangeError::Empty => Code::BadRequest,
-                _ => Code::InUse,
+            Fault::InvalidField { .. } | Fault::Shape(_) => ErrorCode::BadRequest,
+            Fault::Placement(_) => ErrorCode::NoRoom,
+            Fault::LayoutChange(change) => match change {
+                LayoutChangeError::Conflict { .. } => ErrorCode::EpochConflict,
+                LayoutChangeError::NoSuchLeg { .. }
+                | LayoutChangeError::DuplicateLeg { .. }
+                | LayoutChangeError::NoSuchLegIndex(_)
+                | LayoutChangeError::ColumnMismatch
+                | LayoutChangeError::NoLegNamed => ErrorCode::BadRequest,
+                _ => ErrorCode::InUse,
             },
-            Fault::Store(_) => Code::Internal,
-            Fault::NoSuchVolume(_) | Fault::NoSuchBrick(_) => Code::NotFound,
-            Fault::VolumeExists(_) => Code::Exists,
-            Fault::Fenced { .. } => Code::Fenced,
+            Fault::Store(_) => ErrorCode::Internal,
+            Fault::NoSuchVolume(_) | Fault::NoSuchBrick(_) => ErrorCode::NotFound,
+            Fault::VolumeExists(_) => ErrorCode::Exists,
+            Fault::Fenced { .. } => ErrorCode::Fenced,
             Fault::VolumeBusy(_)
             | Fault::Attached { .. }
-            | Fault::BrickHolds { .. }
-            | Fault::BrickOwes { .. }
+            | Fault::BrickInUse { .. }
+            | Fault::BrickHasPendingDeletes { .. }
             | Fault::BrickAlive(_)
-            | Fault::BrickTwice { .. }
-            | Fault::BrickOlder { .. } => Code::InUse,
-            Fault::Brick { .. } | Fault::BrickDead(_) | Fault::BrickTooOld(_) => Code::BrickFailed,
-            Fault::TooMany { .. } => Code::NoRoom,
+            | Fault::BrickDuplicate { .. }
+            | Fault::BrickOutdated { .. } => ErrorCode::InUse,
+            Fault::Brick { .. } | Fault::BrickDead(_) | Fault::BrickCannotScrub(_) => {
+                ErrorCode::BrickFailed
+            }
+            Fault::TooMany { .. } => ErrorCode::NoRoom,
         }
     }
 
-    /// The epoch of the layout, where the refusal is about it.
+    /// The current epoch of the layout, in an epoch conflict.
     #[must_use]
     pub fn epoch(&self) -> Option<EpochNumber> {
         match self {
-            Fault::Change(ChangeError::Conflict { current, .. }) => Some(*current),
+            Fault::LayoutChange(LayoutChangeError::Conflict { current, .. }) => Some(*current),
             _ => None,
         }
     }
@@ -244,60 +248,66 @@ impl Fault {
     #[must_use]
     pub fn hint(&self) -> &'static str {
         match self {
-            Fault::Bad { hint, .. } => hint,
+            Fault::InvalidField { hint, .. } => hint,
             Fault::Shape(_) => "choose another size or layout",
-            Fault::Place(PlaceError::TooFewDomains { .. }) => {
+            Fault::Placement(PlacementError::TooFewDomains { .. }) => {
                 "start bricks in more failure domains, or ask for fewer copies"
             }
-            Fault::Place(PlaceError::NoBricks(_)) => {
+            Fault::Placement(PlacementError::NoBricks(_)) => {
                 "start a brick with --manager, or ask for another durability class"
             }
-            Fault::Place(_) => "choose a smaller size, add a brick, or delete a volume",
-            Fault::Change(change) => change_hint(change),
-            Fault::Store(StoreError::Failed(_)) => "see to the disk, then start the manager again",
+            Fault::Placement(_) => "choose a smaller size, add a brick, or delete a volume",
+            Fault::LayoutChange(change) => change_hint(change),
+            Fault::Store(StoreError::EarlierWriteFailed(_)) => {
+                "repair the disk, then start the manager again"
+            }
             Fault::Store(_) => "look at the manager's log and the disk of its store",
             Fault::NoSuchVolume(_) => "list what there is with: pagemesh volume list",
             Fault::NoSuchBrick(_) => "list what there is with: pagemesh status",
             Fault::VolumeExists(_) => "choose another name, or delete that volume first",
-            Fault::VolumeBusy(_) => "try again when that has ended",
+            Fault::VolumeBusy(_) => "try again when that operation has ended",
             Fault::Attached { .. } => "stop that client, or use force: its I/O then fails",
-            Fault::Fenced { .. } => "attach the volume again to go on",
-            Fault::BrickHolds { .. } => "delete these volumes first",
-            Fault::BrickOwes { .. } => {
+            Fault::Fenced { .. } => "attach the volume again to continue",
+            Fault::BrickInUse { .. } => "delete these volumes first",
+            Fault::BrickHasPendingDeletes { .. } => {
                 "start the brick so that they can be deleted, or use force if it never returns"
             }
             Fault::BrickAlive(_) => "stop it first",
             Fault::BrickDead(_) => "start it again",
-            Fault::BrickTooOld(_) => "run it with the manager's version of pagemesh",
-            Fault::BrickTwice { .. } => {
-                "stop one of them; a copied pool must not be served beside its original"
+            Fault::BrickCannotScrub(_) => "run it with the manager's version of pagemesh",
+            Fault::BrickDuplicate { .. } => {
+                "stop one of them; a copied pool must not be served together with its original"
             }
-            Fault::BrickOlder { .. } => {
+            Fault::BrickOutdated { .. } => {
                 "serve the newest state of the pool; this one lacks writes that were acknowledged"
             }
-            Fault::Brick { .. } => "nothing was changed; see to the brick and try again",
+            Fault::Brick { .. } => "nothing was changed; repair the brick and try again",
             Fault::TooMany { .. } => "delete what is no longer needed",
         }
     }
 }
 
-fn change_hint(change: &ChangeError) -> &'static str {
+fn change_hint(change: &LayoutChangeError) -> &'static str {
     match change {
-        ChangeError::Conflict { .. } => "read the layout again and decide anew",
-        ChangeError::NoSuchLeg { .. } => "count segments, columns and legs from 0",
-        ChangeError::NamedTwice { .. } | ChangeError::Empty => "name each leg to change once",
-        ChangeError::Step { .. } => {
+        LayoutChangeError::Conflict { .. } => "read the layout again and decide anew",
+        LayoutChangeError::NoSuchLeg { .. } => "count segments, columns and legs from 0",
+        LayoutChangeError::DuplicateLeg { .. } | LayoutChangeError::NoLegNamed => {
+            "name each leg to change once"
+        }
+        LayoutChangeError::IllegalTransition { .. } => {
             "legs go from in-sync to stale to syncing to in-sync, and from syncing to stale"
         }
-        ChangeError::LastInSync { .. } => {
+        LayoutChangeError::LastInSync { .. } => {
             "bring another leg of the column in-sync first; the last one holds the only data"
         }
-        ChangeError::NoSuchCopy(_) => "see the copies with: pagemesh replica status",
-        ChangeError::OtherColumns => "try again",
-        ChangeError::TooManyCopies => "detach a replica first",
-        ChangeError::NeverInSync(_) => {
-            "start the bricks of a copy that was, and attach the volume for the rest to follow"
+        LayoutChangeError::NoSuchLegIndex(_) => "see the copies with: pagemesh replica status",
+        LayoutChangeError::ColumnMismatch => "try again",
+        LayoutChangeError::TooManyLegs => "detach a replica first",
+        LayoutChangeError::NeverInSync(_) => {
+            "start the bricks of a copy that was in-sync, and attach the volume so that the others resync"
         }
-        ChangeError::TooManySegments | ChangeError::EpochsUsedUp => "copy the volume to a new one",
+        LayoutChangeError::TooManySegments | LayoutChangeError::EpochOverflow => {
+            "copy the volume to a new one"
+        }
     }
 }

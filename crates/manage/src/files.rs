@@ -1,40 +1,40 @@
-//! Volumes that hold files: thin ones, of which bricks are promised only what the files
-//! may take together.
+//! Volumes that hold files. They are thin: bricks promise only the limit of all files together, not
+//! the size of the volume.
 
 use crate::fault::Fault;
-use crate::manager::{Book, Manager, places};
-use crate::placement::{PlaceError, Placement};
+use crate::manager::{Manager, ManagerState, slice_locations};
+use crate::placement::{Placement, PlacementError};
 use crate::shape::{FILES_BYTES_MAX, FILES_SPACE_FACTOR_MIN, Shape, files_space_bytes};
-use crate::volumes::{growth, sized};
-use crate::wire::Sized;
+use crate::volumes::{bytes_to_add, size_reply};
+use crate::wire::VolumeSizeReply;
 use pagemesh_base::layout::VolumeName;
 
 impl Manager {
-    /// Raises what the files of a volume may take together. The client that has it, or
-    /// the next one, takes that over into the file system.
+    /// Raises the limit of the files of a volume. The client that has attached the volume, or the
+    /// next one, applies the new limit to the file system.
     ///
     /// # Errors
-    /// When it is not more than now, or more than the addresses of the volume are good
-    /// for, or a brick has no room.
+    /// When the limit does not rise, exceeds the address space of the volume, or a brick has no
+    /// room.
     pub(crate) fn grow_files(
         &self,
-        book: &mut Book,
+        book: &mut ManagerState,
         name: &VolumeName,
         size_bytes: u64,
-    ) -> Result<Sized, Fault> {
+    ) -> Result<VolumeSizeReply, Fault> {
         let mut record = book.volume(name)?.clone();
         let now = record.files_bytes.unwrap_or(0);
-        let more = record.shape.fit(growth(now, size_bytes)?)?;
+        let more = record.shape.fit(bytes_to_add(now, size_bytes)?)?;
         let bytes = now.saturating_add(more);
         let most = record.ledger.layout.size_bytes() / FILES_SPACE_FACTOR_MIN;
         if bytes > most {
-            return Err(Fault::bad(
+            return Err(Fault::invalid_field(
                 format!("the file system {name} was made for no more than {most} bytes"),
                 "make a larger file system and copy the files",
             ));
         }
         let provisioned = book.provisioned();
-        for place in places(&record.ledger.layout.segments) {
+        for place in slice_locations(&record.ledger.layout.segments) {
             let Some(brick) = book.bricks.get(&place.brick) else {
                 continue;
             };
@@ -43,7 +43,7 @@ impl Manager {
             let promised = provisioned.get(&place.brick).map_or(0, |sum| sum.0);
             let room = most.saturating_sub(promised);
             if room < more {
-                return Err(PlaceError::NoRoomOn {
+                return Err(PlacementError::NoRoomOn {
                     brick: place.brick,
                     bytes: more,
                     room_bytes: room,
@@ -52,15 +52,20 @@ impl Manager {
             }
         }
         record.files_bytes = Some(bytes);
-        self.replace(book, &record)?;
-        Ok(sized(self.detail(book, &record), size_bytes, bytes))
+        self.commit_volume(book, &record)?;
+        Ok(size_reply(
+            self.volume_detail(book, &record),
+            size_bytes,
+            bytes,
+        ))
     }
 }
 
-/// Files need one column, and fewer bytes than their volume has addresses for.
+/// Checks the shape and limit of a volume with files: one column, and at most [`FILES_BYTES_MAX`]
+/// bytes.
 pub(crate) fn check_files(shape: Shape, bytes: u64) -> Result<u64, Fault> {
     if shape.columns != 1 {
-        return Err(Fault::bad(
+        return Err(Fault::invalid_field(
             format!("a file system lies in one column, not in {}", shape.columns),
             "take the layout mirror, or concat for one copy",
         ));
@@ -76,8 +81,9 @@ pub(crate) fn check_files(shape: Shape, bytes: u64) -> Result<u64, Fault> {
     Ok(bytes)
 }
 
-/// Gives files their addresses, where one brick has room for all they may take.
-pub(crate) fn make_thin(placement: &mut Placement, bytes: u64) -> Result<(), Fault> {
+/// Widens the single segment to the address space of the files. Refuses a placement on several
+/// segments: one brick must have room for all files.
+pub(crate) fn set_address_space(placement: &mut Placement, bytes: u64) -> Result<(), Fault> {
     match placement.segments.as_mut_slice() {
         [segment] => {
             segment.bytes = files_space_bytes(bytes);
@@ -86,7 +92,7 @@ pub(crate) fn make_thin(placement: &mut Placement, bytes: u64) -> Result<(), Fau
         segments => {
             let largest = segments.iter().map(|segment| segment.bytes).max();
             let largest_bytes = largest.unwrap_or(0);
-            Err(PlaceError::NoRoom {
+            Err(PlacementError::NoRoom {
                 bytes,
                 largest_bytes,
             }

@@ -1,12 +1,12 @@
 //! Fuzz targets: bodies of the REST API, in both directions, and records of the
 //! manager's store.
 //!
-//! See `pagemesh_fuzz` for how they run, `docs/rfd/004-fuzzing.md` for why.
+//! `pagemesh_fuzz` describes how the targets run, `docs/rfd/004-fuzzing.md` why they exist.
 
 use crate::durability::Durability;
-use crate::ledger::Ledger;
-use crate::records::{BrickRecord, Doomed, VolumeRecord};
-use crate::shape::{Kind, Shape};
+use crate::layout_state::LayoutState;
+use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
+use crate::shape::{LayoutKind, Shape};
 use crate::wire::*;
 use pagemesh_base::layout::*;
 use pagemesh_fuzz::{FuzzTarget, measure_allocation};
@@ -16,26 +16,25 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use uuid::Uuid;
 
-/// Bytes that decoding may have allocated per byte of a body: the smallest
-/// element of a list, `{}`, could become a structure of a few words, in a
-/// vector that doubles.
+/// Bytes that decoding may allocate for each byte of a body. The smallest element of a list, `{}`,
+/// can become a structure of a few words, in a vector that doubles.
 const ALLOCATED_MAX: u64 = 128;
-/// And besides: what a refusal says.
+/// Bytes that decoding may allocate in addition, for an error message.
 const SPARE_BYTES: u64 = 16 << 10;
 
 fn target(name: &'static str) -> FuzzTarget {
     FuzzTarget::new(name, env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Whether each type that a target is about decodes from one of its seeds.
+/// Asserts that the type decodes from at least one seed.
 fn decodes<T: DeserializeOwned + Serialize + PartialEq + Debug>(seeds: &[Vec<u8>]) {
-    let any = seeds.iter().any(|seed| check::<T>(seed).is_some());
+    let any = seeds.iter().any(|seed| check_decoded::<T>(seed).is_some());
     assert!(any, "no seed is a {}", std::any::type_name::<T>());
 }
 
-/// Decodes a body as one type; whatever decodes encodes to the same again, and
-/// with a word behind it, it does not.
-fn check<T: DeserializeOwned + Serialize + PartialEq + Debug>(bytes: &[u8]) -> Option<T> {
+/// Decodes a body as one type. A decoded value must encode to an equal value, and must not decode
+/// with a word appended.
+fn check_decoded<T: DeserializeOwned + Serialize + PartialEq + Debug>(bytes: &[u8]) -> Option<T> {
     let (decoded, took) = measure_allocation(|| serde_json::from_slice::<T>(bytes));
     let most = ALLOCATED_MAX * bytes.len() as u64 + SPARE_BYTES;
     assert!(took <= most, "{took} bytes for {}", bytes.len());
@@ -57,13 +56,13 @@ fn json(value: &impl Serialize) -> Vec<u8> {
 
 const BRICK: BrickId = BrickId(Uuid::from_u128(0xb));
 
-const LAG: Lag = Lag {
+const LAG: ReplicaLag = ReplicaLag {
     changes: 2,
     bytes: 8192,
     age_us: 40,
 };
 
-const RETURN: CopyReturn = CopyReturn {
+const RETURN: ResyncProgress = ResyncProgress {
     copy: 1,
     bytes_todo: 1 << 30,
     bytes_done: 4096,
@@ -97,8 +96,8 @@ fn layout() -> Layout {
     }
 }
 
-/// Two segments of so many columns and bytes.
-fn stretched(columns: usize, bytes: u64) -> Layout {
+/// Two segments with this number of columns and bytes.
+fn two_segments(columns: usize, bytes: u64) -> Layout {
     let mut layout = layout();
     layout.segments[0].bytes = bytes;
     layout.segments[0].columns.truncate(columns);
@@ -130,7 +129,7 @@ fn registration() -> BrickRegistration {
 }
 
 fn scrub() -> BrickScrub {
-    let found = ScrubFound {
+    let found = ScrubCounts {
         checked: 9,
         superblocks: 1,
         records: 1,
@@ -159,11 +158,11 @@ fn bodies() -> Vec<Vec<u8>> {
     let create = CreateVolume {
         name: "v".parse().expect("a name"),
         size_bytes: 1 << 30,
-        layout: Kind::StripeMirror,
+        layout: LayoutKind::StripeMirror,
         columns: Some(2),
         copies: Some(3),
         durability: Some(Durability::Process),
-        content: Content::Blocks,
+        content: VolumeContent::Blocks,
     };
     let change = LegChange {
         segment: 0,
@@ -191,7 +190,7 @@ fn bodies() -> Vec<Vec<u8>> {
         }),
         json(&DetachVolume { attachment }),
         json(&changes),
-        json(&Force { force: true }),
+        json(&ForceParam { force: true }),
         json(&ScrubBrick { stop: true }),
         json(&AttachReplica {
             brick: Some(BRICK),
@@ -203,7 +202,7 @@ fn bodies() -> Vec<Vec<u8>> {
             force: true,
             expected: Some(EpochNumber(7)),
         }),
-        json(&TellCopies {
+        json(&ReportReplication {
             attachment: EpochNumber(3),
             lag: Some(LAG),
             returns: vec![RETURN],
@@ -221,37 +220,37 @@ fn fuzz_rest_request() {
     decodes::<AttachVolume>(&seeds);
     decodes::<DetachVolume>(&seeds);
     decodes::<ChangeLegs>(&seeds);
-    decodes::<Force>(&seeds);
+    decodes::<ForceParam>(&seeds);
     decodes::<ScrubBrick>(&seeds);
     decodes::<AttachReplica>(&seeds);
     decodes::<ChooseReplica>(&seeds);
-    decodes::<TellCopies>(&seeds);
+    decodes::<ReportReplication>(&seeds);
     target("rest_request")
         .seeds(bodies())
         .cases(30_000)
         .bytes_max(1200)
         .run(|bytes| {
-            let name = check::<CreateVolume>(bytes).map(|wish| {
+            let name = check_decoded::<CreateVolume>(bytes).map(|wish| {
                 let name = wish.name.as_str().to_owned();
                 let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
                 assert!((1..=NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(plain));
                 (wish.layout as u8, wish.columns.is_some(), wish.copies)
             });
             (
-                check::<BrickRegistration>(bytes)
+                check_decoded::<BrickRegistration>(bytes)
                     .map(|body| (body.map_socket.is_some(), body.scrub.map(|it| it.damaged()))),
-                check::<ScrubBrick>(bytes).map(|body| body.stop),
+                check_decoded::<ScrubBrick>(bytes).map(|body| body.stop),
                 name,
-                check::<GrowVolume>(bytes).is_some(),
-                check::<AttachVolume>(bytes).is_some(),
-                check::<DetachVolume>(bytes).map(|body| body.attachment.is_some()),
-                check::<ChangeLegs>(bytes).map(|body| body.changes.len().min(4)),
-                check::<Force>(bytes).map(|body| body.force),
+                check_decoded::<GrowVolume>(bytes).is_some(),
+                check_decoded::<AttachVolume>(bytes).is_some(),
+                check_decoded::<DetachVolume>(bytes).map(|body| body.attachment.is_some()),
+                check_decoded::<ChangeLegs>(bytes).map(|body| body.changes.len().min(4)),
+                check_decoded::<ForceParam>(bytes).map(|body| body.force),
                 (
-                    check::<AttachReplica>(bytes)
+                    check_decoded::<AttachReplica>(bytes)
                         .map(|body| (body.brick.is_some(), body.asynchronous)),
-                    check::<ChooseReplica>(bytes).map(|body| body.expected.is_some()),
-                    check::<TellCopies>(bytes).map(|body| body.returns.len().min(4)),
+                    check_decoded::<ChooseReplica>(bytes).map(|body| body.expected.is_some()),
+                    check_decoded::<ReportReplication>(bytes).map(|body| body.returns.len().min(4)),
                 ),
             )
         });
@@ -277,8 +276,8 @@ fn brick_info() -> BrickInfo {
     }
 }
 
-fn status() -> Status {
-    Status {
+fn status() -> ClusterStatus {
+    ClusterStatus {
         version: "1.2.3".into(),
         bricks: 3,
         bricks_alive: 2,
@@ -297,27 +296,27 @@ fn status() -> Status {
 }
 
 fn answers() -> Vec<Vec<u8>> {
-    let attached = Attached {
+    let attached = AttachReply {
         layout: layout(),
         bricks: BTreeMap::from([(BRICK, address())]),
     };
     let error = ErrorBody {
         error: "what".into(),
         hint: "do".into(),
-        code: Code::NotFound,
+        code: ErrorCode::NotFound,
         epoch: Some(3),
     };
     let info = VolumeInfo {
         name: "v".parse().expect("a name"),
         id: Uuid::from_u128(1),
-        content: Content::Files,
+        content: VolumeContent::Files,
         size_bytes: 4 << 20,
-        layout: Kind::Mirror,
+        layout: LayoutKind::Mirror,
         columns: 1,
         copies: 2,
         durability: Durability::Process,
         epoch: EpochNumber(7),
-        health: Health::Degraded,
+        health: VolumeHealth::Degraded,
         unreachable_legs: 1,
         attached: None,
         auto_promote: true,
@@ -328,7 +327,7 @@ fn answers() -> Vec<Vec<u8>> {
         layout: layout(),
         bricks: BTreeMap::new(),
         notes: vec![],
-        told: Some(CopiesTold {
+        told: Some(ReplicationStatus {
             lag: Some(LAG),
             returns: vec![RETURN],
             told_us_ago: 9_000_000,
@@ -337,12 +336,12 @@ fn answers() -> Vec<Vec<u8>> {
     let heartbeat = HeartbeatReply {
         interval_ms: 1000,
         dead_after_ms: 5000,
-        scrub: Some(ScrubWish {
+        scrub: Some(ScrubRequest {
             id: Uuid::from_u128(6),
             stop: false,
         }),
     };
-    let sized = Sized {
+    let sized = VolumeSizeReply {
         volume: detail.clone(),
         asked_bytes: 5 << 20,
         rounded: true,
@@ -356,52 +355,52 @@ fn answers() -> Vec<Vec<u8>> {
         json(&heartbeat),
         json(&brick_info()),
         json(&status()),
-        json(&Deleted {
+        json(&DeleteReply {
             pending_deletions: 1,
         }),
-        json(&Detached { detached: true }),
+        json(&DetachReply { detached: true }),
         json(&layout()),
-        json(&stretched(0, 4 << 20)),
-        json(&stretched(2, u64::MAX)),
+        json(&two_segments(0, 4 << 20)),
+        json(&two_segments(2, u64::MAX)),
     ]
 }
 
 #[test]
 fn fuzz_rest_answer() {
     let seeds = answers();
-    decodes::<Attached>(&seeds);
+    decodes::<AttachReply>(&seeds);
     decodes::<ErrorBody>(&seeds);
     decodes::<VolumeDetail>(&seeds);
-    decodes::<Sized>(&seeds);
+    decodes::<VolumeSizeReply>(&seeds);
     decodes::<HeartbeatReply>(&seeds);
     decodes::<BrickInfo>(&seeds);
-    decodes::<Status>(&seeds);
-    decodes::<Deleted>(&seeds);
-    decodes::<Detached>(&seeds);
+    decodes::<ClusterStatus>(&seeds);
+    decodes::<DeleteReply>(&seeds);
+    decodes::<DetachReply>(&seeds);
     decodes::<Layout>(&seeds);
     target("rest_answer")
         .seeds(seeds)
         .cases(10_000)
         .bytes_max(2000)
         .run(|bytes| {
-            let layout = check::<Attached>(bytes).map(|attached| attached.layout);
-            let layout = layout.or_else(|| check::<Layout>(bytes));
+            let layout = check_decoded::<AttachReply>(bytes).map(|attached| attached.layout);
+            let layout = layout.or_else(|| check_decoded::<Layout>(bytes));
             (
-                layout.map(|layout| shape(&layout)),
-                check::<ErrorBody>(bytes).map(|body| body.code as u8),
-                check::<VolumeDetail>(bytes).map(|body| body.layout.segments.len().min(3)),
-                check::<Sized>(bytes).map(|body| body.rounded),
-                check::<HeartbeatReply>(bytes).map(|body| body.scrub.map(|wish| wish.stop)),
-                check::<Deleted>(bytes).is_some(),
-                check::<Detached>(bytes).is_some(),
-                check::<BrickInfo>(bytes).map(|body| body.scrub.is_some()),
-                check::<Status>(bytes).is_some(),
+                layout.map(|layout| layout_summary(&layout)),
+                check_decoded::<ErrorBody>(bytes).map(|body| body.code as u8),
+                check_decoded::<VolumeDetail>(bytes).map(|body| body.layout.segments.len().min(3)),
+                check_decoded::<VolumeSizeReply>(bytes).map(|body| body.rounded),
+                check_decoded::<HeartbeatReply>(bytes).map(|body| body.scrub.map(|wish| wish.stop)),
+                check_decoded::<DeleteReply>(bytes).is_some(),
+                check_decoded::<DetachReply>(bytes).is_some(),
+                check_decoded::<BrickInfo>(bytes).map(|body| body.scrub.is_some()),
+                check_decoded::<ClusterStatus>(bytes).is_some(),
             )
         });
 }
 
-/// A layout that decodes can be measured and mapped.
-fn shape(layout: &Layout) -> (usize, bool) {
+/// Checks that a decoded layout can be measured and mapped.
+fn layout_summary(layout: &Layout) -> (usize, bool) {
     let size = layout.size_bytes();
     for offset in [0, 4096, size / 2, size.saturating_sub(1)] {
         let extents = layout.map(offset, 300_000);
@@ -427,12 +426,12 @@ fn fuzz_store_record() {
         incarnation: 1,
     };
     let volume = VolumeRecord {
-        ledger: Ledger {
+        ledger: LayoutState {
             layout: layout(),
             last_rounds: vec![vec![1, 1]],
         },
         shape: Shape {
-            kind: Kind::Mirror,
+            kind: LayoutKind::Mirror,
             columns: 1,
             copies: 2,
         },
@@ -443,7 +442,7 @@ fn fuzz_store_record() {
         files_bytes: Some(1 << 20),
         auto_promote: true,
     };
-    let doomed = Doomed {
+    let doomed = PendingDelete {
         brick: BRICK,
         slice: SliceId(Uuid::from_u128(5)),
         uncertain: true,
@@ -455,11 +454,11 @@ fn fuzz_store_record() {
         .cases(10_000)
         .bytes_max(2000)
         .run(|bytes| {
-            let volume = check::<VolumeRecord>(bytes);
+            let volume = check_decoded::<VolumeRecord>(bytes);
             (
-                check::<BrickRecord>(bytes).is_some(),
-                volume.map(|volume| shape(&volume.ledger.layout)),
-                check::<Doomed>(bytes).map(|doomed| doomed.uncertain),
+                check_decoded::<BrickRecord>(bytes).is_some(),
+                volume.map(|volume| layout_summary(&volume.ledger.layout)),
+                check_decoded::<PendingDelete>(bytes).map(|doomed| doomed.uncertain),
             )
         });
 }

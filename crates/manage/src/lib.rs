@@ -1,5 +1,5 @@
-//! The manager: which bricks there are, which volumes, where their legs lie,
-//! and which of them count.
+//! The manager: it records bricks and volumes, places the legs of volumes, and decides which legs
+//! count.
 //!
 //! ```text
 //!  client ── HTTP ── server ── api ── manager ─┬─ placement, shape   (pure)
@@ -8,13 +8,13 @@
 //!                                  sweep)      └─ Bricks ── BrickControl
 //! ```
 //!
-//! Invariants: a change is durable in the store before anyone hears of it.
-//! The epoch of a volume only rises. A slice exists on a brick only while the
-//! store names it, as part of a volume or as one to delete; it is written down
-//! before it is made. Every column keeps an in-sync leg.
+//! Invariants: a change is durable in the store before any client learns of it. The epoch of a
+//! volume only rises. A slice exists on a brick only while the store names it, as part of a volume
+//! or as a pending delete; the store names it before the brick creates it. Every column keeps an
+//! in-sync leg.
 //!
-//! The manager never touches the path of an I/O request, never changes the
-//! state of a leg by itself, and never calls a brick while it holds its lock.
+//! The manager is never in the path of an I/O request, never changes the state of a leg by itself,
+//! and never calls a brick while it holds its lock.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -28,7 +28,7 @@ pub mod fault;
 mod files;
 #[cfg(test)]
 mod fuzz;
-pub mod ledger;
+pub mod layout_state;
 mod manager;
 pub mod placement;
 pub mod records;
@@ -41,8 +41,8 @@ pub mod token;
 mod volumes;
 pub mod wire;
 
-pub use client::{Client, ManagerError};
+pub use client::{ManagerClient, ManagerError};
 pub use durability::Durability;
-pub use manager::{Bricks, Manager, Settings};
-pub use server::{Config, Handle, ServeError, serve};
-pub use shape::Kind;
+pub use manager::{BrickConnector, Manager, ManagerSettings};
+pub use server::{ManagerConfig, ManagerHandle, ServeError, serve};
+pub use shape::LayoutKind;

@@ -1,15 +1,17 @@
-//! The manager's state: what the store holds, and what only matters while the
-//! manager runs (heartbeats, and what is under way).
+//! The manager's state: the contents of the store, and the state that matters only while the
+//! manager runs (heartbeats and operations in progress).
 //!
-//! Invariants: memory follows the store, so a failed commit changes nothing;
-//! the lock is held over commits and never over calls to bricks.
+//! Invariants: memory changes only after the store, so a failed commit changes nothing. Callers
+//! hold the lock over commits and never over calls to bricks.
 
 use crate::clock::Clock;
 use crate::fault::Fault;
-use crate::placement::{Candidate, OVERPROVISION_FACTOR};
-use crate::records::{BrickRecord, Doomed, VolumeRecord};
+use crate::placement::{BrickCandidate, OVERPROVISION_FACTOR};
+use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
 use crate::store::{Store, StoreError};
-use crate::wire::{BrickAddress, BrickScrub, ScrubState, ScrubWish, Status, TellCopies};
+use crate::wire::{
+    BrickAddress, BrickScrub, ClusterStatus, ReportReplication, ScrubRequest, ScrubState,
+};
 use pagemesh_base::layout::{BrickId, Segment, SliceId, VolumeName};
 use pagemesh_base::slice::{BrickControl, SliceError};
 use std::collections::BTreeMap;
@@ -17,43 +19,42 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 use uuid::Uuid;
 
-/// How often a brick sends a heartbeat: often enough that a loss is seen
-/// within seconds, seldom enough that idle bricks cost nothing.
+/// Interval of a brick's heartbeats: short enough to notice a loss within seconds, long enough that
+/// an idle brick costs nothing.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
-/// Without a heartbeat for so long a brick counts as dead: three are missing.
+/// A brick without a heartbeat for this long counts as dead: three are missing.
 pub const DEAD_AFTER: Duration = Duration::from_secs(7);
-/// Volumes: all of them are kept in memory and listed in one answer.
+/// Maximum number of volumes: memory holds all of them, and one answer lists them.
 pub const VOLUMES_MAX: usize = 4096;
-/// Bricks, for the same reason.
+/// Maximum number of bricks, for the same reason.
 pub const BRICKS_MAX: usize = 1024;
-/// Slices to delete, beyond which none are made: a brick that loses requests
-/// to make slices must not fill the store. Deleting goes on beyond it.
-pub const DOOMED_MAX: usize = 1 << 16;
+/// Maximum number of pending deletes; beyond it the manager creates no slices. A brick that loses
+/// requests to create slices must not fill the store. Deletion continues beyond it.
+pub const PENDING_DELETES_MAX: usize = 1 << 16;
 
 /// How the manager reaches bricks.
-pub trait Bricks: Send + Sync {
-    /// A connection for control to the brick at `host:port`; opening it may
-    /// block for a bounded time.
+pub trait BrickConnector: Send + Sync {
+    /// Opens a control connection to the brick at `host:port`; this may block for a bounded time.
     ///
     /// # Errors
     /// When the brick cannot be reached or does not know the cluster's key.
     fn control(&self, address: &str) -> Result<Box<dyn BrickControl>, SliceError>;
 }
 
-/// What can be set.
+/// The manager's settings.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    /// Without a heartbeat for so long a brick counts as dead.
+pub struct ManagerSettings {
+    /// A brick without a heartbeat for this long counts as dead.
     pub dead_after: Duration,
-    /// Bytes of slices that a brick may be promised per byte of capacity.
+    /// Bytes of slices that a brick may be promised, for each byte of capacity.
     pub overprovision_factor: u64,
-    /// Names volumes and slices; no two may ever be the same.
+    /// Generates ids of volumes and slices; they must never repeat.
     pub new_id: fn() -> Uuid,
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
+impl Default for ManagerSettings {
+    fn default() -> ManagerSettings {
+        ManagerSettings {
             dead_after: DEAD_AFTER,
             overprovision_factor: OVERPROVISION_FACTOR,
             new_id: Uuid::new_v4,
@@ -61,84 +62,84 @@ impl Default for Settings {
     }
 }
 
-/// The manager, without its HTTP server. Calls block: on the store's disk,
-/// and where they say so on bricks.
+/// The manager, without its HTTP server. Calls block on the store's disk; calls that say so also
+/// block on bricks.
 pub struct Manager {
     pub(crate) store: Store,
-    pub(crate) bricks: Arc<dyn Bricks>,
+    pub(crate) bricks: Arc<dyn BrickConnector>,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) settings: Settings,
-    /// By its clock, when it began.
-    since: Duration,
-    book: Mutex<Book>,
+    pub(crate) settings: ManagerSettings,
+    /// The clock's time at the manager's start.
+    started_at: Duration,
+    state: Mutex<ManagerState>,
     /// Wakes the sweep when a brick with slices to delete returns.
-    pub(crate) returned: tokio::sync::Notify,
+    pub(crate) brick_returned: tokio::sync::Notify,
 }
 
 /// A brick and its heartbeats.
 #[derive(Clone, Debug)]
-pub(crate) struct Brick {
+pub(crate) struct BrickState {
     pub record: BrickRecord,
-    pub seen: Option<Seen>,
-    /// What it was asked to do and has not fulfilled yet.
-    pub wish: Option<ScrubWish>,
-    /// What the sweep told last, so that it tells changes only.
-    pub told_alive: bool,
+    pub last_heartbeat: Option<LastHeartbeat>,
+    /// The scrub request that the brick has not carried out yet.
+    pub scrub_request: Option<ScrubRequest>,
+    /// The last state that the sweep logged, so that it logs changes only.
+    pub logged_alive: bool,
 }
 
 /// The last heartbeat.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen {
-    pub at: Duration,
+pub(crate) struct LastHeartbeat {
+    pub received_at: Duration,
     pub sessions: u32,
     pub scrub: Option<BrickScrub>,
 }
 
-/// A slice and where it is, or will be.
+/// A slice and its present or future brick.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SliceLocation {
     pub brick: BrickId,
     pub slice: SliceId,
     pub bytes: u64,
 }
 
-/// A slice to delete.
+/// A pending delete.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Doom {
-    pub record: Doomed,
-    /// When its brick first said that there is none.
+pub(crate) struct TrackedDelete {
+    pub record: PendingDelete,
+    /// The time of the brick's first answer that it has no such slice.
     pub absent_since: Option<Duration>,
 }
 
-impl Doom {
-    pub(crate) fn new(record: Doomed) -> Doom {
-        Doom {
+impl TrackedDelete {
+    pub(crate) fn new(record: PendingDelete) -> TrackedDelete {
+        TrackedDelete {
             record,
             absent_since: None,
         }
     }
 }
 
-/// Everything the lock guards.
+/// The state that the lock guards.
 #[derive(Default)]
-pub(crate) struct Book {
-    pub bricks: BTreeMap<BrickId, Brick>,
+pub(crate) struct ManagerState {
+    pub bricks: BTreeMap<BrickId, BrickState>,
     pub volumes: BTreeMap<VolumeName, VolumeRecord>,
-    pub doomed: BTreeMap<(BrickId, SliceId), Doom>,
-    /// Slices being made for a volume that is created or grown.
-    pub building: BTreeMap<VolumeName, Vec<Place>>,
-    /// The last doomed slice that the sweep has tried.
-    pub swept_to: Option<(BrickId, SliceId)>,
-    /// What clients told last of copies that follow, and when. It is worth nothing to a
-    /// manager that starts, so it is not stored.
-    pub told: BTreeMap<VolumeName, (Duration, TellCopies)>,
+    pub pending_deletes: BTreeMap<(BrickId, SliceId), TrackedDelete>,
+    /// Slices of volumes that are being created or grown.
+    pub creating: BTreeMap<VolumeName, Vec<SliceLocation>>,
+    /// The last pending delete that the sweep tried.
+    pub sweep_cursor: Option<(BrickId, SliceId)>,
+    /// The last reports of clients about their copies, and the time of each. A restarted manager
+    /// has no use for them, so the store does not hold them.
+    pub replication_reports: BTreeMap<VolumeName, (Duration, ReportReplication)>,
 }
 
 /// The slices of segments.
-pub(crate) fn places(segments: &[Segment]) -> impl Iterator<Item = Place> {
+pub(crate) fn slice_locations(segments: &[Segment]) -> impl Iterator<Item = SliceLocation> {
     segments.iter().flat_map(|segment| {
         let legs = segment.columns.iter().flat_map(|column| &column.legs);
-        legs.map(|leg| Place {
+        legs.map(|leg| SliceLocation {
             brick: leg.brick,
             slice: leg.slice,
             bytes: segment.slice_bytes(),
@@ -146,28 +147,29 @@ pub(crate) fn places(segments: &[Segment]) -> impl Iterator<Item = Place> {
     })
 }
 
-/// The same, with the bytes that bricks are promised to them.
-pub(crate) fn promised(
+/// The slices of segments, with the bytes that their bricks promise. For a volume with files that
+/// is the limit of its files.
+pub(crate) fn promised_slices(
     segments: &[Segment],
     files_bytes: Option<u64>,
-) -> impl Iterator<Item = Place> {
-    places(segments).map(move |place| Place {
+) -> impl Iterator<Item = SliceLocation> {
+    slice_locations(segments).map(move |place| SliceLocation {
         bytes: place.bytes.min(files_bytes.unwrap_or(u64::MAX)),
         ..place
     })
 }
 
-impl Book {
-    /// Every slice that is, or is about to be, part of a volume.
-    pub(crate) fn places(&self) -> impl Iterator<Item = Place> {
+impl ManagerState {
+    /// Every slice that is, or is about to become, part of a volume.
+    pub(crate) fn promised_slices(&self) -> impl Iterator<Item = SliceLocation> {
         let volumes = self.volumes.values();
         volumes
-            .flat_map(|volume| promised(&volume.ledger.layout.segments, volume.files_bytes))
-            .chain(self.building.values().flatten().cloned())
+            .flat_map(|volume| promised_slices(&volume.ledger.layout.segments, volume.files_bytes))
+            .chain(self.creating.values().flatten().cloned())
     }
 
-    pub(crate) fn is_building(&self, slice: SliceId) -> bool {
-        let mut places = self.building.values().flatten();
+    pub(crate) fn is_being_created(&self, slice: SliceId) -> bool {
+        let mut places = self.creating.values().flatten();
         places.any(|place| place.slice == slice)
     }
 
@@ -176,10 +178,10 @@ impl Book {
         volume.ok_or_else(|| Fault::NoSuchVolume(name.clone()))
     }
 
-    /// Bytes and number of slices by brick.
+    /// Promised bytes and number of slices, by brick.
     pub(crate) fn provisioned(&self) -> BTreeMap<BrickId, (u64, usize)> {
         let mut sums: BTreeMap<BrickId, (u64, usize)> = BTreeMap::new();
-        for place in self.places() {
+        for place in self.promised_slices() {
             let (bytes, slices) = sums.entry(place.brick).or_default();
             *bytes = bytes.saturating_add(place.bytes);
             *slices += 1;
@@ -187,9 +189,9 @@ impl Book {
         sums
     }
 
-    /// Where the bricks of segments are.
+    /// The addresses of the bricks of segments.
     pub(crate) fn addresses(&self, segments: &[Segment]) -> BTreeMap<BrickId, BrickAddress> {
-        let known = |place: Place| {
+        let known = |place: SliceLocation| {
             let record = &self.bricks.get(&place.brick)?.record;
             let address = BrickAddress {
                 tcp: record.address.clone(),
@@ -198,86 +200,90 @@ impl Book {
             };
             Some((place.brick, address))
         };
-        places(segments).filter_map(known).collect()
+        slice_locations(segments).filter_map(known).collect()
     }
 }
 
 impl Manager {
-    /// Reads the store and goes on where the last manager ended. Bricks are
-    /// dead until their first heartbeat.
+    /// Reads the store and continues from the last manager's state. Bricks are dead until their
+    /// first heartbeat.
     ///
     /// # Errors
     /// When the store cannot be read.
     pub fn new(
         store: Store,
-        bricks: Arc<dyn Bricks>,
+        bricks: Arc<dyn BrickConnector>,
         clock: Arc<dyn Clock>,
-        settings: Settings,
+        settings: ManagerSettings,
     ) -> Result<Manager, StoreError> {
         let contents = store.load()?;
-        let brick = |record: BrickRecord| Brick {
+        let brick = |record: BrickRecord| BrickState {
             record,
-            seen: None,
-            wish: None,
-            told_alive: false,
+            last_heartbeat: None,
+            scrub_request: None,
+            logged_alive: false,
         };
         let volume = |record: VolumeRecord| (record.ledger.layout.name.clone(), record);
-        let doom = |record: Doomed| ((record.brick, record.slice), Doom::new(record));
-        let book = Book {
+        let doom =
+            |record: PendingDelete| ((record.brick, record.slice), TrackedDelete::new(record));
+        let book = ManagerState {
             bricks: contents
                 .bricks
                 .into_iter()
                 .map(|record| (record.brick, brick(record)))
                 .collect(),
             volumes: contents.volumes.into_iter().map(volume).collect(),
-            doomed: contents.doomed.into_iter().map(doom).collect(),
-            ..Book::default()
+            pending_deletes: contents.pending_deletes.into_iter().map(doom).collect(),
+            ..ManagerState::default()
         };
         Ok(Manager {
-            since: clock.elapsed(),
+            started_at: clock.elapsed(),
             store,
             bricks,
             clock,
             settings,
-            book: Mutex::new(book),
-            returned: tokio::sync::Notify::new(),
+            state: Mutex::new(book),
+            brick_returned: tokio::sync::Notify::new(),
         })
     }
 
-    /// Memory is only ever replaced after a commit, so what a panic leaves
-    /// behind is whole.
-    pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Locks the state. A panic leaves it consistent, because code replaces it only after a commit;
+    /// so a poisoned lock is usable.
+    pub(crate) fn state(&self) -> MutexGuard<'_, ManagerState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same, unless another call has it, which may be waiting for the store.
-    pub(crate) fn book_unless_in_use(&self) -> Option<MutexGuard<'_, Book>> {
-        match self.book.try_lock() {
+    /// Locks the state, unless another call holds the lock, perhaps during a commit.
+    pub(crate) fn try_state(&self) -> Option<MutexGuard<'_, ManagerState>> {
+        match self.state.try_lock() {
             Ok(book) => Some(book),
             Err(TryLockError::Poisoned(panicked)) => Some(panicked.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
     }
 
-    /// Whether nothing was heard of a brick for so long that it is taken for dead, though
-    /// this manager was there to hear it.
-    pub(crate) fn is_dead(&self, brick: &Brick) -> bool {
-        let heard = brick.seen.map_or(self.since, |seen| seen.at);
+    /// Whether a brick counts as dead: no heartbeat arrived for the configured time, counted from
+    /// the last heartbeat or else from this manager's start.
+    pub(crate) fn is_dead(&self, brick: &BrickState) -> bool {
+        let heard = brick
+            .last_heartbeat
+            .map_or(self.started_at, |seen| seen.received_at);
         self.clock.elapsed().saturating_sub(heard) >= self.settings.dead_after
     }
 
-    pub(crate) fn is_alive(&self, brick: &Brick) -> bool {
+    pub(crate) fn is_alive(&self, brick: &BrickState) -> bool {
         let now = self.clock.elapsed();
-        let recent = |seen: Seen| now.saturating_sub(seen.at) < self.settings.dead_after;
-        brick.seen.is_some_and(recent)
+        let recent =
+            |seen: LastHeartbeat| now.saturating_sub(seen.received_at) < self.settings.dead_after;
+        brick.last_heartbeat.is_some_and(recent)
     }
 
-    /// The bricks that new slices may go to.
-    pub(crate) fn candidates(&self, book: &Book) -> Vec<Candidate> {
+    /// The bricks that new slices may use.
+    pub(crate) fn candidates(&self, book: &ManagerState) -> Vec<BrickCandidate> {
         let provisioned = book.provisioned();
         let alive = book.bricks.values().filter(|brick| self.is_alive(brick));
         alive
-            .map(|Brick { record, .. }| Candidate {
+            .map(|BrickState { record, .. }| BrickCandidate {
                 brick: record.brick,
                 domain: record.domain.clone(),
                 durability: record.durability,
@@ -288,28 +294,31 @@ impl Manager {
             .collect()
     }
 
-    /// The cluster at a glance.
+    /// A summary of the cluster.
     #[must_use]
-    pub fn status(&self) -> Status {
-        let book = self.book();
+    pub fn status(&self) -> ClusterStatus {
+        let book = self.state();
         let sum = |of: fn(&BrickRecord) -> u64| {
             let figures = book.bricks.values().map(|brick| of(&brick.record));
             figures.fold(0u64, u64::saturating_add)
         };
         let provisioned = book.provisioned();
         let volumes = || book.volumes.values();
-        let seen = book.bricks.values().filter_map(|brick| brick.seen);
+        let seen = book
+            .bricks
+            .values()
+            .filter_map(|brick| brick.last_heartbeat);
         let scrubs: Vec<BrickScrub> = seen.filter_map(|seen| seen.scrub).collect();
         let count = |of: fn(&BrickScrub) -> u64| {
             let counts = scrubs.iter().map(of);
             counts.fold(0u64, u64::saturating_add)
         };
-        let scrubbing = |brick: &&Brick| {
-            let scrub = brick.seen.and_then(|seen| seen.scrub);
+        let scrubbing = |brick: &&BrickState| {
+            let scrub = brick.last_heartbeat.and_then(|seen| seen.scrub);
             let runs = scrub.is_some_and(|scrub| scrub.state == ScrubState::Running);
             runs && self.is_alive(brick)
         };
-        Status {
+        ClusterStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             bricks: book.bricks.len(),
             bricks_alive: book.bricks.values().filter(|b| self.is_alive(b)).count(),
@@ -324,7 +333,7 @@ impl Manager {
             volumes_degraded: volumes()
                 .filter(|v| v.ledger.layout.columns().any(|column| column.round != 0))
                 .count(),
-            pending_deletions: book.doomed.len(),
+            pending_deletions: book.pending_deletes.len(),
             bricks_scrubbing: book.bricks.values().filter(scrubbing).count(),
             scrubs_mended: count(|scrub| scrub.mended),
             scrubs_damaged: count(BrickScrub::damaged),

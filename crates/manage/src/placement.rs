@@ -1,55 +1,54 @@
-//! Where the slices of a new segment go.
+//! Placement of the slices of a new segment.
 //!
-//! Pure: the same bricks and the same wish give the same answer. Invariants:
-//! the copies of a column lie in different failure domains; all bricks of a
-//! segment are of one durability class; no brick is promised more than its
-//! capacity times the overprovisioning factor. If a placement exists within
-//! these rules, one is found.
+//! Pure: the same bricks and the same request give the same answer. Invariants: the copies of a
+//! column are in different failure domains; all bricks of a segment have one durability class; no
+//! brick is promised more than its capacity times the overprovisioning factor. If a placement
+//! exists within these rules, the search finds one.
 //!
-//! Slices are thin, so bytes promised count, not bytes in use, except where
-//! more is in use than was promised (page tables, other users of the pool).
+//! Slices are thin, so promised bytes count, not bytes in use. If a pool uses more than was
+//! promised (page tables, other users of the pool), the bytes in use count.
 
 use crate::durability::Durability;
-use crate::shape::{Kind, Shape};
+use crate::shape::{LayoutKind, Shape};
 use pagemesh_base::layout::{BrickId, SEGMENTS_MAX, SLICE_BYTES_MAX};
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Bytes of slices that a brick may be promised, for each byte of its
-/// capacity. Thin volumes are rarely full, and a full pool fails writes
-/// cleanly; but a promise that can never be kept should fail at once.
+/// Bytes of slices that a brick may be promised, for each byte of its capacity. Thin volumes are
+/// rarely full, and a full pool fails writes cleanly. But a promise that no pool can hold must fail
+/// at once.
 pub const OVERPROVISION_FACTOR: u64 = 4;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// A brick that could take slices.
+/// A brick that can take slices.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
-    /// Which.
+pub struct BrickCandidate {
+    /// The id of the brick.
     pub brick: BrickId,
-    /// What fails together.
+    /// The failure domain of the brick.
     pub domain: String,
-    /// Its class.
+    /// The durability class of the brick.
     pub durability: Durability,
     /// Bytes that slices can use.
     pub capacity_bytes: u64,
     /// Bytes in use.
     pub used_bytes: u64,
-    /// Bytes of all slices placed there.
+    /// Bytes of all slices placed on the brick.
     pub provisioned_bytes: u64,
 }
 
-/// What is to be placed.
+/// A request to place a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct PlacementRequest {
     /// Columns and copies.
     pub shape: Shape,
-    /// Bytes, fitted to the shape.
+    /// Bytes, rounded for the shape.
     pub bytes: u64,
-    /// The class it must be; none takes the strongest class that has room.
+    /// The required class; `None` takes the strongest class that has room.
     pub durability: Option<Durability>,
-    /// Bytes promised for each byte of capacity, at most.
-    pub factor: u64,
+    /// Maximum of promised bytes for each byte of capacity.
+    pub overprovision_factor: u64,
 }
 
 /// A segment and the bricks of its legs.
@@ -61,22 +60,22 @@ pub struct PlacedSegment {
     pub columns: Vec<Vec<BrickId>>,
 }
 
-/// Where a wish goes.
+/// The placement of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// The class of all its bricks.
     pub durability: Durability,
-    /// One, or for a concatenation as many as it takes bricks.
+    /// One segment; a concatenation has as many as it needs bricks.
     pub segments: Vec<PlacedSegment>,
 }
 
-/// Why there is no place.
+/// The reason why no placement exists.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PlaceError {
-    /// No brick to look at.
+pub enum PlacementError {
+    /// No brick is alive.
     #[error("no brick{} is alive", class(*.0))]
     NoBricks(Option<Durability>),
-    /// More copies than domains.
+    /// More copies than failure domains.
     #[error(
         "{copies} copies need {copies} failure domains, but the living bricks{} are in {domains}",
         durability.map_or_else(|| " of any one class".to_owned(), |_| class(*durability))
@@ -84,12 +83,12 @@ pub enum PlaceError {
     TooFewDomains {
         /// Copies asked for.
         copies: usize,
-        /// Domains there are: the most in any one class.
+        /// Available failure domains: the most in any one class.
         domains: usize,
-        /// The class asked for.
+        /// The required class.
         durability: Option<Durability>,
     },
-    /// Too large, whatever is deleted.
+    /// The volume is too large even for empty bricks.
     #[error(
         "{bytes} bytes in {copies} copies are more than {factor} times the {capacity_bytes} bytes that the living bricks{} have in all",
         class(*durability)
@@ -99,31 +98,31 @@ pub enum PlaceError {
         bytes: u64,
         /// Copies of each byte.
         copies: usize,
-        /// Bytes promised per byte of capacity, at most.
+        /// Maximum of promised bytes for each byte of capacity.
         factor: u64,
-        /// Bytes of all bricks that could be used.
+        /// Bytes of all usable bricks.
         capacity_bytes: u64,
-        /// The class asked for.
+        /// The required class.
         durability: Option<Durability>,
     },
-    /// Too large for now.
+    /// The volume is too large for the room that is left.
     #[error(
         "no bricks have room for {bytes} bytes in this layout; {largest_bytes} bytes would fit now"
     )]
     NoRoom {
         /// Bytes of the volume.
         bytes: u64,
-        /// Bytes that would fit in the same layout.
+        /// Bytes that fit in the same layout now.
         largest_bytes: u64,
     },
-    /// A brick that already has a copy has no room for more of it.
+    /// The named brick has no room for the new copy.
     #[error("the brick {brick} has room for {room_bytes} bytes more, and not for {bytes}")]
     NoRoomOn {
-        /// Which.
+        /// The brick.
         brick: BrickId,
-        /// Bytes that are wanted.
+        /// Requested bytes.
         bytes: u64,
-        /// Bytes that it can be promised.
+        /// Bytes that the brick can still be promised.
         room_bytes: u64,
     },
 }
@@ -132,53 +131,61 @@ fn class(durability: Option<Durability>) -> String {
     durability.map_or_else(String::new, |class| format!(" of class {class}"))
 }
 
-/// Finds places.
+/// Places a request.
 ///
 /// # Errors
-/// When there is none.
-pub fn place(candidates: &[Candidate], wish: &Wish) -> Result<Placement, PlaceError> {
+/// When no placement exists.
+pub fn place(
+    candidates: &[BrickCandidate],
+    wish: &PlacementRequest,
+) -> Result<Placement, PlacementError> {
     let fits = |class| wish.durability.is_none_or(|wanted| wanted == class);
     let classes: BTreeSet<_> = candidates
         .iter()
         .map(|candidate| candidate.durability)
         .filter(|&class| fits(class))
         .collect();
-    let pools: Vec<(Durability, Vec<Room>)> = classes
+    let pools: Vec<(Durability, Vec<BrickSpace>)> = classes
         .iter()
-        .map(|&class| (class, rooms(candidates, class, wish.factor)))
+        .map(|&class| {
+            (
+                class,
+                brick_spaces(candidates, class, wish.overprovision_factor),
+            )
+        })
         .collect();
     let placed = pools.iter().find_map(|(durability, rooms)| {
-        let segments = place_in(rooms, &wish.shape, wish.bytes)?;
+        let segments = place_segments(rooms, &wish.shape, wish.bytes)?;
         Some(Placement {
             durability: *durability,
             segments,
         })
     });
-    placed.ok_or_else(|| explain(candidates, &pools, wish))
+    placed.ok_or_else(|| placement_error(candidates, &pools, wish))
 }
 
-/// A column that is to get a copy more.
+/// A column that gets one more copy.
 #[derive(Clone, Debug)]
-pub struct Thin {
-    /// Bytes that a brick is promised to it.
+pub struct ColumnRequest {
+    /// Bytes that the brick of the new leg promises.
     pub bytes: u64,
-    /// The failure domains of the copies that it has.
+    /// The failure domains of its present copies.
     pub domains: BTreeSet<String>,
 }
 
-/// Finds a brick for a further copy of each column, by the same rules.
+/// Finds a brick for one more copy of each column, by the same rules.
 ///
 /// # Errors
-/// When there is none for some column.
-pub fn place_copy(
-    candidates: &[Candidate],
+/// When some column finds no brick.
+pub fn place_leg(
+    candidates: &[BrickCandidate],
     durability: Durability,
     factor: u64,
-    columns: &[Thin],
-) -> Result<Vec<BrickId>, PlaceError> {
-    let mut rooms = rooms(candidates, durability, factor);
+    columns: &[ColumnRequest],
+) -> Result<Vec<BrickId>, PlacementError> {
+    let mut rooms = brick_spaces(candidates, durability, factor);
     if rooms.is_empty() {
-        return Err(PlaceError::NoBricks(Some(durability)));
+        return Err(PlacementError::NoBricks(Some(durability)));
     }
     let mut chosen = Vec::with_capacity(columns.len());
     for column in columns {
@@ -196,48 +203,48 @@ pub fn place_copy(
         });
         let Some(&best) = best else {
             return Err(match apart.iter().map(|&at| rooms[at].headroom).max() {
-                None => PlaceError::TooFewDomains {
+                None => PlacementError::TooFewDomains {
                     copies: column.domains.len() + 1,
                     domains: column.domains.len(),
                     durability: Some(durability),
                 },
-                Some(largest_bytes) => PlaceError::NoRoom {
+                Some(largest_bytes) => PlacementError::NoRoom {
                     bytes: column.bytes,
                     largest_bytes,
                 },
             });
         };
-        rooms[best].take(column.bytes);
+        rooms[best].reserve(column.bytes);
         chosen.push(rooms[best].brick);
     }
     Ok(chosen)
 }
 
-/// What one brick has left.
+/// The space of one brick.
 #[derive(Clone, Debug)]
-struct Room {
+struct BrickSpace {
     brick: BrickId,
     domain: String,
-    /// Capacity less what is used or promised; may be overdrawn.
+    /// Capacity minus used or promised bytes, the larger of the two; negative if overprovisioned.
     free: i128,
-    /// What may still be promised.
+    /// Bytes that can still be promised.
     headroom: u64,
-    /// Slices of this segment already put here.
+    /// Slices of this segment already placed on the brick.
     slices: usize,
 }
 
-impl Room {
-    fn take(&mut self, bytes: u64) {
+impl BrickSpace {
+    fn reserve(&mut self, bytes: u64) {
         self.free -= i128::from(bytes);
         self.headroom -= bytes;
         self.slices += 1;
     }
 }
 
-fn rooms(candidates: &[Candidate], class: Durability, factor: u64) -> Vec<Room> {
+fn brick_spaces(candidates: &[BrickCandidate], class: Durability, factor: u64) -> Vec<BrickSpace> {
     let of_class = candidates.iter().filter(|c| c.durability == class);
-    let mut rooms: Vec<Room> = of_class
-        .map(|c| Room {
+    let mut rooms: Vec<BrickSpace> = of_class
+        .map(|c| BrickSpace {
             brick: c.brick,
             domain: c.domain.clone(),
             free: i128::from(c.capacity_bytes) - i128::from(c.used_bytes.max(c.provisioned_bytes)),
@@ -252,23 +259,23 @@ fn rooms(candidates: &[Candidate], class: Durability, factor: u64) -> Vec<Room> 
     rooms
 }
 
-fn place_in(rooms: &[Room], shape: &Shape, bytes: u64) -> Option<Vec<PlacedSegment>> {
-    if shape.kind == Kind::Concat {
-        return chain(rooms, bytes);
+fn place_segments(rooms: &[BrickSpace], shape: &Shape, bytes: u64) -> Option<Vec<PlacedSegment>> {
+    if shape.kind == LayoutKind::Concat {
+        return place_concat(rooms, bytes);
     }
     let slice = bytes / shape.columns as u64;
-    let columns = spread(rooms, shape, slice, Order::Evenly)
-        .or_else(|| spread(rooms, shape, slice, Order::Roomiest))?;
+    let columns = place_columns(rooms, shape, slice, BrickOrder::FewestSlices)
+        .or_else(|| place_columns(rooms, shape, slice, BrickOrder::RoomiestDomain))?;
     Some(vec![PlacedSegment { bytes, columns }])
 }
 
-/// A concatenation: first what bricks have free, the freest first, and only
-/// then what they may be promised beyond.
-fn chain(rooms: &[Room], bytes: u64) -> Option<Vec<PlacedSegment>> {
-    let mut order: Vec<&Room> = rooms.iter().collect();
+/// Places a concatenation: first on free space, the brick with the most first; then on the bytes
+/// that bricks may be promised beyond it.
+fn place_concat(rooms: &[BrickSpace], bytes: u64) -> Option<Vec<PlacedSegment>> {
+    let mut order: Vec<&BrickSpace> = rooms.iter().collect();
     order.sort_by_key(|room| (std::cmp::Reverse(room.free), room.brick));
-    let most = |room: &Room| (room.headroom / PAGE * PAGE).min(SLICE_BYTES_MAX);
-    let free = |room: &Room| {
+    let most = |room: &BrickSpace| (room.headroom / PAGE * PAGE).min(SLICE_BYTES_MAX);
+    let free = |room: &BrickSpace| {
         let free = u64::try_from(room.free.max(0)).unwrap_or(u64::MAX);
         (free / PAGE * PAGE).min(most(room))
     };
@@ -297,15 +304,20 @@ fn chain(rooms: &[Room], bytes: u64) -> Option<Vec<PlacedSegment>> {
 }
 
 #[derive(Clone, Copy)]
-enum Order {
+enum BrickOrder {
     /// Bricks with the fewest slices of this segment first, then the freest.
-    Evenly,
-    /// Domains with room for the most slices first: finds a placement
-    /// whenever there is one, as a column uses a domain at most once.
-    Roomiest,
+    FewestSlices,
+    /// Domains with room for the most slices first. This finds a placement whenever one exists,
+    /// because a column uses a domain at most once.
+    RoomiestDomain,
 }
 
-fn spread(rooms: &[Room], shape: &Shape, slice: u64, order: Order) -> Option<Vec<Vec<BrickId>>> {
+fn place_columns(
+    rooms: &[BrickSpace],
+    shape: &Shape,
+    slice: u64,
+    order: BrickOrder,
+) -> Option<Vec<Vec<BrickId>>> {
     let mut rooms = rooms.to_vec();
     let mut columns = Vec::with_capacity(shape.columns);
     for _ in 0..shape.columns {
@@ -315,10 +327,10 @@ fn spread(rooms: &[Room], shape: &Shape, slice: u64, order: Order) -> Option<Vec
 }
 
 fn choose_column(
-    rooms: &mut [Room],
+    rooms: &mut [BrickSpace],
     copies: usize,
     slice: u64,
-    order: Order,
+    order: BrickOrder,
 ) -> Option<Vec<BrickId>> {
     let mut slots: BTreeMap<String, u64> = BTreeMap::new();
     for room in rooms.iter() {
@@ -332,30 +344,34 @@ fn choose_column(
         let room = &rooms[at];
         let even = (room.slices, std::cmp::Reverse(room.free), room.brick);
         match order {
-            Order::Evenly => (0, even),
-            Order::Roomiest => (u64::MAX - slots[&room.domain], even),
+            BrickOrder::FewestSlices => (0, even),
+            BrickOrder::RoomiestDomain => (u64::MAX - slots[&room.domain], even),
         }
     });
     let mut domains = BTreeSet::new();
     candidates.retain(|&at| domains.insert(rooms[at].domain.clone()));
     let chosen = candidates.get(..copies)?;
     for &at in chosen {
-        rooms[at].take(slice);
+        rooms[at].reserve(slice);
     }
     Some(chosen.iter().map(|&at| rooms[at].brick).collect())
 }
 
-fn explain(candidates: &[Candidate], pools: &[(Durability, Vec<Room>)], wish: &Wish) -> PlaceError {
+fn placement_error(
+    candidates: &[BrickCandidate],
+    pools: &[(Durability, Vec<BrickSpace>)],
+    wish: &PlacementRequest,
+) -> PlacementError {
     let (shape, durability) = (wish.shape, wish.durability);
-    let domains = |rooms: &Vec<Room>| {
+    let domains = |rooms: &Vec<BrickSpace>| {
         let names: BTreeSet<_> = rooms.iter().map(|room| &room.domain).collect();
         names.len()
     };
     let Some(most_domains) = pools.iter().map(|(_, rooms)| domains(rooms)).max() else {
-        return PlaceError::NoBricks(durability);
+        return PlacementError::NoBricks(durability);
     };
     if most_domains < shape.copies {
-        return PlaceError::TooFewDomains {
+        return PlacementError::TooFewDomains {
             copies: shape.copies,
             domains: most_domains,
             durability,
@@ -366,31 +382,31 @@ fn explain(candidates: &[Candidate], pools: &[(Durability, Vec<Room>)], wish: &W
         .filter(|c| pools.iter().any(|(class, _)| *class == c.durability));
     let capacity = usable.fold(0u64, |sum, c| sum.saturating_add(c.capacity_bytes));
     let needed = u128::from(wish.bytes) * shape.copies as u128;
-    if needed > u128::from(capacity) * u128::from(wish.factor) {
-        return PlaceError::BeyondCapacity {
+    if needed > u128::from(capacity) * u128::from(wish.overprovision_factor) {
+        return PlacementError::BeyondCapacity {
             bytes: wish.bytes,
             copies: shape.copies,
-            factor: wish.factor,
+            factor: wish.overprovision_factor,
             capacity_bytes: capacity,
             durability,
         };
     }
     let largest = pools
         .iter()
-        .map(|(_, rooms)| largest(rooms, &shape, wish.bytes));
-    PlaceError::NoRoom {
+        .map(|(_, rooms)| largest_fit(rooms, &shape, wish.bytes));
+    PlacementError::NoRoom {
         bytes: wish.bytes,
         largest_bytes: largest.max().unwrap_or(0),
     }
 }
 
-/// The most bytes below `bytes` that have a place; what fits less fits, too.
-fn largest(rooms: &[Room], shape: &Shape, bytes: u64) -> u64 {
+/// The largest size below `bytes` that has a placement; every smaller size has one, too.
+fn largest_fit(rooms: &[BrickSpace], shape: &Shape, bytes: u64) -> u64 {
     let grain = shape.grain_bytes();
     let (mut fits, mut fails) = (0, bytes / grain);
     while fails - fits > 1 {
         let middle = fits + (fails - fits) / 2;
-        match place_in(rooms, shape, middle * grain) {
+        match place_segments(rooms, shape, middle * grain) {
             Some(_) => fits = middle,
             None => fails = middle,
         }

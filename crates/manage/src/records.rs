@@ -1,31 +1,31 @@
-//! What the store keeps, as JSON: fields may be added with a default, so that
-//! an older store is read by a newer manager.
+//! The records of the store, as JSON. New fields need a default, so that a newer manager reads an
+//! older store.
 
 use crate::durability::Durability;
-use crate::ledger::Ledger;
+use crate::layout_state::LayoutState;
 use crate::shape::Shape;
 use pagemesh_base::layout::{BrickId, EpochNumber, SliceId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A brick, as far as it outlives its heartbeats.
+/// The state of a brick that outlives its heartbeats.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrickRecord {
-    /// The UUID of its pool.
+    /// The UUID of the brick's pool.
     pub brick: BrickId,
     /// `host:port`.
     pub address: String,
-    /// The unix socket of its `map` transport.
+    /// The unix socket of the brick's `map` transport.
     pub map_socket: Option<String>,
-    /// What fails together with it.
+    /// The failure domain of the brick.
     pub domain: String,
-    /// Its class.
+    /// The durability class of the brick.
     pub durability: Durability,
     /// Bytes that slices can use.
     pub capacity_bytes: u64,
-    /// Bytes in use when last written down; the present figure is in memory.
+    /// Bytes in use when the record was stored; memory holds the current number.
     pub used_bytes: u64,
-    /// How often its pool had been opened, when it last registered.
+    /// The number of openings of the pool at its last registration.
     #[serde(default)]
     pub incarnation: u32,
 }
@@ -33,63 +33,63 @@ pub struct BrickRecord {
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeRecord {
-    /// Layout and rounds.
-    pub ledger: Ledger,
-    /// What was asked for; growing keeps it.
+    /// The layout and its rounds.
+    pub ledger: LayoutState,
+    /// The requested shape; growing keeps it.
     pub shape: Shape,
     /// The class of all its bricks.
     pub durability: Durability,
-    /// Who has it.
+    /// The client that has attached the volume, if any.
     pub attachment: Option<Attachment>,
-    /// Why legs are not in-sync.
-    pub notes: Vec<Note>,
+    /// The reasons of legs that are not in-sync.
+    pub notes: Vec<LegNote>,
     /// Seconds since 1970.
     pub created_unix_s: u64,
-    /// Bytes that the files in it may take, if it holds files: what its bricks
-    /// are promised to it, while the volume itself is far larger.
+    /// The limit of all files together, if the volume holds files. Bricks promise this many bytes,
+    /// while the address space of the volume is far larger.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files_bytes: Option<u64>,
-    /// Whether its asynchronous copy is promoted for who can reach no in-sync one, while
-    /// every brick with one is dead.
+    /// Whether the manager may promote the asynchronous copy for a client that reaches no in-sync
+    /// copy, while every brick with an in-sync copy is dead.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub auto_promote: bool,
 }
 
-/// Who has a volume.
+/// The attachment of a volume to a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Attachment {
-    /// What the client calls itself.
+    /// The name of the client, for people.
     pub client: String,
-    /// The epoch that the attach gave; it names the attachment.
+    /// The epoch that the attach returned; it names the attachment.
     #[schema(value_type = u32)]
     pub epoch: EpochNumber,
     /// Seconds since 1970.
     pub since_unix_s: u64,
 }
 
-/// Why a leg is not in-sync.
+/// The reason why a leg is not in-sync.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Note {
+pub struct LegNote {
     /// Segment of the layout.
     pub segment: usize,
     /// Column of the segment.
     pub column: usize,
     /// Leg of the column.
     pub leg: usize,
-    /// What the client said.
+    /// The client's reason.
     pub text: String,
     /// Seconds since 1970.
     pub since_unix_s: u64,
 }
 
-/// A slice that must not be there: to delete, or about to be made.
+/// A slice that must not exist: one to delete, or one about to be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Doomed {
-    /// Where.
+pub struct PendingDelete {
+    /// The brick of the slice.
     pub brick: BrickId,
-    /// Which.
+    /// The slice.
     pub slice: SliceId,
-    /// Whether a request to make it may still be under way, so that a brick
-    /// that does not know it now may know it later.
+    /// Whether a request to create the slice may still be on its way. The brick may then create the
+    /// slice after it has answered that there is none.
     pub uncertain: bool,
 }

@@ -1,56 +1,56 @@
-//! Replicas: a copy more of a volume, one less, and the one that goes on alone.
+//! Replicas: adding, removing and promoting a copy of a volume.
 
 use crate::fault::Fault;
-use crate::ledger::{Change, ChangeError, is_whole};
-use crate::manager::{Book, Brick, Manager, Place, places};
-use crate::placement::{Candidate, Thin, place_copy};
-use crate::records::{Doomed, VolumeRecord};
-use crate::store::Write;
-use crate::volumes::refuse_a_busy_one;
+use crate::layout_state::{LayoutChange, LayoutChangeError, is_up_to_date};
+use crate::manager::{BrickState, Manager, ManagerState, SliceLocation, slice_locations};
+use crate::placement::{BrickCandidate, ColumnRequest, place_leg};
+use crate::records::{PendingDelete, VolumeRecord};
+use crate::store::StoreWrite;
+use crate::volumes::check_not_busy;
 use crate::wire::{AttachReplica, ChooseReplica, VolumeDetail};
 use pagemesh_base::layout::{
     BrickId, Column, LEGS_MAX, Leg, LegState, Segment, SliceId, VolumeName,
 };
 
 impl Manager {
-    /// Adds a copy to every column of a volume, attached or not: the slices are made
-    /// on their bricks, then published. It is filled by the client that has the
-    /// volume, or by the next one.
+    /// Adds a copy to every column of a volume, attached or not: bricks create the slices, then one
+    /// commit publishes them. The client that has attached the volume resyncs the copy, or else the
+    /// next client.
     ///
     /// # Errors
-    /// When there are enough copies, no brick in a failure domain of its own has
-    /// room, or a brick fails.
+    /// When the volume has the maximum of copies, no brick in another failure domain has room, or a
+    /// brick fails.
     pub fn attach_replica(
         &self,
         name: &VolumeName,
         wish: AttachReplica,
     ) -> Result<VolumeDetail, Fault> {
         let plan = {
-            let mut book = self.book();
-            refuse_a_busy_one(&book, name)?;
+            let mut book = self.state();
+            check_not_busy(&book, name)?;
             let volume = book.volume(name)?.clone();
             if volume.shape.copies >= LEGS_MAX {
-                return Err(ChangeError::TooManyCopies.into());
+                return Err(LayoutChangeError::TooManyLegs.into());
             }
             match wish.asynchronous {
-                true => refuse_to_follow(&volume)?,
-                false if wish.auto_promote => return Err(needs_no_promotion()),
+                true => check_async_allowed(&volume)?,
+                false if wish.auto_promote => return Err(auto_promote_error()),
                 false => {}
             }
             let candidates = self.replica_candidates(&book, wish.brick)?;
             let (durability, factor) = (volume.durability, self.settings.overprovision_factor);
-            let thin = thin_columns(&book, &volume);
-            let bricks = place_copy(&candidates, durability, factor, &thin)?;
+            let thin = column_requests(&book, &volume);
+            let bricks = place_leg(&candidates, durability, factor, &thin)?;
             let segments = &volume.ledger.layout.segments;
-            let segments = self.copy_on(segments, &bricks, wish.asynchronous);
-            self.plan(&mut book, name, durability, segments, volume.files_bytes)?
+            let segments = self.replica_segments(segments, &bricks, wish.asynchronous);
+            self.reserve_slices(&mut book, name, durability, segments, volume.files_bytes)?
         };
-        self.build(&plan.segments)?;
+        self.create_slices(&plan.segments)?;
         let copy = plan.segments.iter().map(|segment| {
             let columns = segment.columns.iter();
             columns.flat_map(|column| column.legs.clone()).collect()
         });
-        let change = Change::AddCopy(copy.collect());
+        let change = LayoutChange::AddLeg(copy.collect());
         self.publish(&plan.segments, |book| {
             let mut record = book.volume(name)?.clone();
             record.ledger = record.ledger.apply(&change)?;
@@ -60,87 +60,94 @@ impl Manager {
         })
     }
 
-    /// Removes a copy of a volume; its slices are deleted. Copies behind it move up
-    /// by one, so a client that has the volume has to be ended.
+    /// Removes a copy of a volume and deletes its slices. Later copies move up by one, so a client
+    /// that has attached the volume must be fenced.
     ///
     /// # Errors
-    /// When there is no such copy, none would be left that holds everything, or a
-    /// client has the volume and `force` is not set.
+    /// When there is no such copy, no in-sync copy would remain, or a client has attached the
+    /// volume and `force` is not set.
     pub fn detach_replica(
         &self,
         name: &VolumeName,
         wish: ChooseReplica,
     ) -> Result<VolumeDetail, Fault> {
         let (doomed, detail) = {
-            let mut book = self.book();
-            let mut record = self.replica_record(&book, name, wish)?;
-            let before = places(&record.ledger.layout.segments).collect::<Vec<Place>>();
-            record.ledger = record.ledger.apply(&Change::RemoveCopy(wish.copy))?;
+            let mut book = self.state();
+            let mut record = self.detachable_record(&book, name, wish)?;
+            let before =
+                slice_locations(&record.ledger.layout.segments).collect::<Vec<SliceLocation>>();
+            record.ledger = record.ledger.apply(&LayoutChange::RemoveLeg(wish.copy))?;
             if !wish.force {
-                self.refuse_without_living(&book, &record)?;
+                self.check_live_in_sync_leg(&book, &record)?;
             }
             record.shape = record.shape.with_copies(record.shape.copies - 1)?;
-            record.auto_promote &= asynchronous(&record).is_some();
+            record.auto_promote &= async_replica(&record).is_some();
             record.notes.retain(|note| note.leg != wish.copy);
             let behind = record.notes.iter_mut().filter(|note| note.leg > wish.copy);
             behind.for_each(|note| note.leg -= 1);
-            let left = places(&record.ledger.layout.segments).collect::<Vec<Place>>();
+            let left =
+                slice_locations(&record.ledger.layout.segments).collect::<Vec<SliceLocation>>();
             let gone = before.into_iter().filter(|place| !left.contains(place));
-            let doomed: Vec<Doomed> = gone
-                .map(|place| Doomed {
+            let doomed: Vec<PendingDelete> = gone
+                .map(|place| PendingDelete {
                     brick: place.brick,
                     slice: place.slice,
                     uncertain: false,
                 })
                 .collect();
-            let mut writes: Vec<_> = doomed.iter().map(|&doomed| Write::Doom(doomed)).collect();
-            writes.push(Write::PutVolume(&record));
+            let mut writes: Vec<_> = doomed
+                .iter()
+                .map(|&doomed| StoreWrite::AddPendingDelete(doomed))
+                .collect();
+            writes.push(StoreWrite::PutVolume(&record));
             self.store.commit(&writes)?;
-            Manager::remember(&mut book, &doomed);
-            let detail = self.detail(&book, &record);
+            Manager::add_pending_deletes(&mut book, &doomed);
+            let detail = self.volume_detail(&book, &record);
             book.volumes.insert(name.clone(), record);
             (doomed, detail)
         };
-        self.retire(&doomed);
+        self.delete_slices(&doomed);
         Ok(detail)
     }
 
-    /// Has a volume go on with one copy where no in-sync one is left, as when their
-    /// bricks are gone for good. They come back as copies of it, by comparison.
-    /// Columns where the copy is in-sync stay as they are: the next client goes on
-    /// with whatever it reaches. One that follows has all that was acknowledged as
-    /// durable, and of the rest everything up to some change.
+    /// Makes one copy the only in-sync copy of a volume that has lost its in-sync ones, as when
+    /// their bricks are gone for good. The other copies later resync from it, by comparison.
+    /// Columns where the copy is in-sync stay unchanged: there the next client uses any in-sync leg
+    /// that it reaches.
+    ///
+    /// **Data loss:** a copy in the state `following` holds all durable writes, and of the others
+    /// all up to some change. Later acknowledged writes are lost.
     ///
     /// # Errors
-    /// When there is no such copy, or it never held all of the volume; without
-    /// `force` also when it is neither in-sync nor follows, when it follows and a
-    /// brick with an in-sync copy is alive, or when a client has the volume.
+    /// When there is no such copy, or it never held the whole volume. Without `force` also when the
+    /// copy is neither in-sync nor following, when it is following and a brick with an in-sync copy
+    /// is alive, or when a client has attached the volume.
     pub fn promote_replica(
         &self,
         name: &VolumeName,
         wish: ChooseReplica,
     ) -> Result<VolumeDetail, Fault> {
-        let mut book = self.book();
-        let mut record = self.replica_record(&book, name, wish)?;
-        self.refuse_promotion(&book, &record, wish)?;
-        promote(&mut record, wish.copy)?;
-        self.replace(&mut book, &record)?;
-        Ok(self.detail(&book, &record))
+        let mut book = self.state();
+        let mut record = self.detachable_record(&book, name, wish)?;
+        self.check_promotion(&book, &record, wish)?;
+        promote_record(&mut record, wish.copy)?;
+        self.commit_volume(&mut book, &record)?;
+        Ok(self.volume_detail(&book, &record))
     }
 
-    /// Has a volume go on with the copy that follows for a client that can reach no
-    /// in-sync one, where that was allowed and [`Manager::promote_replica`] would do it
-    /// without force: every brick with an in-sync copy is dead. That of the other must be
-    /// alive. Which copy it was, if so.
+    /// Promotes the asynchronous copy for a client that reaches no in-sync copy, and returns its
+    /// number. The volume must allow it (`auto_promote`), the copy must be following on a living
+    /// brick, and [`Manager::promote_replica`] must accept it without `force`: every brick with an
+    /// in-sync copy is dead.
     ///
-    /// Heartbeats alone say too little: they may be late or lost where clients reach the
+    /// Missing heartbeats alone do not suffice: they may be late or lost while clients reach the
     /// brick.
     pub(crate) fn promote_if_allowed(
         &self,
-        book: &Book,
+        book: &ManagerState,
         record: &mut VolumeRecord,
-    ) -> Result<Option<usize>, ChangeError> {
-        let Some((copy, leg)) = asynchronous(record).filter(|_| record.auto_promote) else {
+    ) -> Result<Option<usize>, LayoutChangeError> {
+        let Some((copy, leg)) = async_replica(record).filter(|_| record.auto_promote) else {
             return Ok(None);
         };
         let wish = ChooseReplica {
@@ -151,17 +158,17 @@ impl Manager {
         let brick = book.bricks.get(&leg.brick);
         let is_there = brick.is_some_and(|brick| self.is_alive(brick));
         let is_ready = leg.state == LegState::Following && is_there;
-        if !is_ready || self.refuse_promotion(book, record, wish).is_err() {
+        if !is_ready || self.check_promotion(book, record, wish).is_err() {
             return Ok(None);
         }
-        promote(record, copy)?;
+        promote_record(record, copy)?;
         Ok(Some(copy))
     }
 
-    /// What [`Manager::promote_replica`] says about its errors.
-    fn refuse_promotion(
+    /// The conditions of [`Manager::promote_replica`], as listed under its errors.
+    fn check_promotion(
         &self,
-        book: &Book,
+        book: &ManagerState,
         record: &VolumeRecord,
         wish: ChooseReplica,
     ) -> Result<(), Fault> {
@@ -172,12 +179,12 @@ impl Manager {
         let mut others = columns.flat_map(|column| &column.legs);
         let follows = |leg: &&Leg| leg.state == LegState::Following;
         let may_live =
-            |leg: &&Leg| brick_in_sync(book, leg).is_some_and(|brick| !self.is_dead(brick));
+            |leg: &&Leg| in_sync_brick(book, leg).is_some_and(|brick| !self.is_dead(brick));
         if legs.clone().any(|leg| follows(&leg))
             && let Some(in_sync) = others.find(may_live)
             && !wish.force
         {
-            return Err(Fault::bad(
+            return Err(Fault::invalid_field(
                 format!(
                     "brick {} has an in-sync copy and is alive, or may be: the next client goes \
                      on with it, and copy {} may lack what was acknowledged last",
@@ -187,46 +194,51 @@ impl Manager {
                  force, which gives these writes up",
             ));
         }
-        let behind = legs.find(|leg| !is_whole(leg.state));
+        let behind = legs.find(|leg| !is_up_to_date(leg.state));
         if let Some(leg) = behind.filter(|leg| !wish.force && !leg.empty) {
-            let (copy, state) = (wish.copy, crate::ledger::word(leg.state));
-            return Err(Fault::bad(
+            let (copy, state) = (wish.copy, crate::layout_state::word(leg.state));
+            return Err(Fault::invalid_field(
                 format!(
                     "copy {copy} is {state} on brick {}: it lacks acknowledged writes",
                     leg.brick
                 ),
-                "start the bricks of an in-sync copy, or use force, which gives these writes up",
+                "start the bricks of an in-sync copy, or use force, which loses these writes",
             ));
         }
         Ok(())
     }
 
-    /// The ledger calls a leg in-sync although its brick is gone, until a client has
-    /// met that.
-    fn refuse_without_living(&self, book: &Book, record: &VolumeRecord) -> Result<(), Fault> {
+    /// Refuses a change after which no living brick would have an in-sync copy. The layout calls a
+    /// leg in-sync until a client notices that its brick is gone, so its state alone does not
+    /// suffice.
+    fn check_live_in_sync_leg(
+        &self,
+        book: &ManagerState,
+        record: &VolumeRecord,
+    ) -> Result<(), Fault> {
         let mut columns = record.ledger.layout.columns();
-        let is_living = |leg| brick_in_sync(book, leg).is_some_and(|brick| self.is_alive(brick));
+        let is_living = |leg| in_sync_brick(book, leg).is_some_and(|brick| self.is_alive(brick));
         match columns.all(|column| column.legs.iter().any(is_living)) {
             true => Ok(()),
-            false => Err(Fault::bad(
+            false => Err(Fault::invalid_field(
                 "no brick that is alive would have an in-sync copy of all of the volume",
                 "start the bricks of another copy, or use force if they are only late",
             )),
         }
     }
 
-    /// A volume that nobody has any more.
-    fn replica_record(
+    /// The record of a volume that no client has attached.
+    fn detachable_record(
         &self,
-        book: &Book,
+        book: &ManagerState,
         name: &VolumeName,
         wish: ChooseReplica,
     ) -> Result<VolumeRecord, Fault> {
-        refuse_a_busy_one(book, name)?;
+        check_not_busy(book, name)?;
         let mut record = book.volume(name)?.clone();
         let current = record.ledger.layout.epoch;
         if let Some(expected) = wish.expected.filter(|expected| *expected != current) {
-            return Err(ChangeError::Conflict { current, expected }.into());
+            return Err(LayoutChangeError::Conflict { current, expected }.into());
         }
         if let Some(attachment) = record.attachment.take_if(|_| !wish.force) {
             return Err(Fault::Attached {
@@ -240,9 +252,9 @@ impl Manager {
 
     fn replica_candidates(
         &self,
-        book: &Book,
+        book: &ManagerState,
         only: Option<BrickId>,
-    ) -> Result<Vec<Candidate>, Fault> {
+    ) -> Result<Vec<BrickCandidate>, Fault> {
         let mut candidates = self.candidates(book);
         if let Some(brick) = only {
             if !book.bricks.contains_key(&brick) {
@@ -256,8 +268,8 @@ impl Manager {
         Ok(candidates)
     }
 
-    /// The slices of one copy, with names.
-    fn copy_on(
+    /// The slices of one copy, with ids.
+    fn replica_segments(
         &self,
         segments: &[Segment],
         bricks: &[BrickId],
@@ -287,44 +299,45 @@ impl Manager {
     }
 }
 
-fn promote(record: &mut VolumeRecord, copy: usize) -> Result<(), ChangeError> {
-    record.ledger = record.ledger.apply(&Change::Promote(copy))?;
+fn promote_record(record: &mut VolumeRecord, copy: usize) -> Result<(), LayoutChangeError> {
+    record.ledger = record.ledger.apply(&LayoutChange::Promote(copy))?;
     record.notes.clear();
-    record.auto_promote &= asynchronous(record).is_some();
+    record.auto_promote &= async_replica(record).is_some();
     Ok(())
 }
 
-/// The asynchronous copy and its leg: such a volume has one column.
-fn asynchronous(record: &VolumeRecord) -> Option<(usize, &Leg)> {
+/// The asynchronous copy and its leg; such a volume has one column.
+fn async_replica(record: &VolumeRecord) -> Option<(usize, &Leg)> {
     let mut columns = record.ledger.layout.columns();
     let mut legs = columns.next()?.legs.iter().enumerate();
     legs.find(|(_, leg)| leg.asynchronous)
 }
 
-fn needs_no_promotion() -> Fault {
-    Fault::bad(
+fn auto_promote_error() -> Fault {
+    Fault::invalid_field(
         "only an asynchronous copy is promoted by the manager",
-        "leave auto_promote out: with a synchronous copy the next client goes on by itself",
+        "omit auto_promote: with a synchronous copy the next client continues without a promotion",
     )
 }
 
-/// The brick of a leg, if that is in-sync.
-fn brick_in_sync<'b>(book: &'b Book, leg: &Leg) -> Option<&'b Brick> {
+/// The brick of a leg, if the leg is in-sync.
+fn in_sync_brick<'b>(book: &'b ManagerState, leg: &Leg) -> Option<&'b BrickState> {
     let brick = book.bricks.get(&leg.brick)?;
     (leg.state == LegState::InSync).then_some(brick)
 }
 
-/// Only changes of one column have an order that one leg can keep.
-fn refuse_to_follow(volume: &VolumeRecord) -> Result<(), Fault> {
+/// Refuses volumes with several columns: an asynchronous copy keeps the order of changes within one
+/// column only.
+fn check_async_allowed(volume: &VolumeRecord) -> Result<(), Fault> {
     let mut columns = volume.ledger.layout.columns();
     let (Some(only), None) = (columns.next(), columns.next()) else {
-        return Err(Fault::bad(
+        return Err(Fault::invalid_field(
             "an asynchronous copy is one of a volume with one column that has not grown",
             "attach a synchronous copy",
         ));
     };
     match only.legs.iter().any(|leg| leg.asynchronous) {
-        true => Err(Fault::bad(
+        true => Err(Fault::invalid_field(
             "the volume has an asynchronous copy already",
             "detach that one first, or attach a synchronous copy",
         )),
@@ -333,7 +346,7 @@ fn refuse_to_follow(volume: &VolumeRecord) -> Result<(), Fault> {
 }
 
 /// The columns of a volume, in order.
-fn thin_columns(book: &Book, volume: &VolumeRecord) -> Vec<Thin> {
+fn column_requests(book: &ManagerState, volume: &VolumeRecord) -> Vec<ColumnRequest> {
     let segments = volume.ledger.layout.segments.iter();
     let columns = segments.flat_map(|segment| {
         let bytes = segment.slice_bytes();
@@ -345,7 +358,7 @@ fn thin_columns(book: &Book, volume: &VolumeRecord) -> Vec<Thin> {
             .map(|it| it.record.domain.clone())
     };
     columns
-        .map(|(bytes, column)| Thin {
+        .map(|(bytes, column)| ColumnRequest {
             bytes: bytes.min(volume.files_bytes.unwrap_or(u64::MAX)),
             domains: column.legs.iter().filter_map(domain).collect(),
         })

@@ -1,15 +1,13 @@
-//! The manager as a server: one thread for sockets, threads for blocking work,
-//! housekeeping beside them.
+//! The manager as a server: one thread for sockets, threads for blocking work, and a sweep task.
 //!
-//! Invariants: when [`serve`] returns, requests are answered at
-//! [`FileHandle::address`]; when [`FileHandle::stop`] returns, nothing runs any more
-//! and the store is closed, unless a call to a brick outlasts
-//! `STOP_TIMEOUT`. Idle, it wakes for heartbeats and once per
+//! Invariants: when [`serve`] returns, the manager answers requests at [`ManagerHandle::address`].
+//! When [`ManagerHandle::stop`] returns, no thread runs any more and the store is closed, unless a
+//! call to a brick outlasts `STOP_TIMEOUT`. An idle manager wakes for heartbeats and once per
 //! `SWEEP_INTERVAL`.
 
-use crate::api::{Api, REQUESTS_MAX};
+use crate::api::{ApiState, REQUESTS_MAX};
 use crate::clock::{Clock, SystemClock};
-use crate::manager::{Bricks, Manager, Settings};
+use crate::manager::{BrickConnector, Manager, ManagerSettings};
 use crate::store::{Store, StoreError};
 use crate::sweep::SWEEP_INTERVAL;
 use axum::Router;
@@ -28,98 +26,103 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-/// Connections at once; more wait in the kernel's queue.
+/// Maximum of concurrent connections; more wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 512;
-/// A request's head must arrive in this time, counted from the end of the one
-/// before: ends idle and stuck connections.
+/// Limit for the arrival of a request's head, counted from the end of the request before. It closes
+/// idle and stuck connections.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of a request's head, and of what is read ahead.
+/// Bytes of the largest request head, and of the read buffer.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// Ends the connection of a peer that takes none of its answers for so long:
-/// whoever stops reading must not keep a place.
-const UNREAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// After a failed accept, as when file descriptors are used up.
+/// The kernel closes the connection of a peer that acknowledges no data for this long. A client
+/// that stops reading must not occupy a connection.
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+/// Pause after a failed accept, as when file descriptors are used up.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long stopping waits for requests under way.
+/// Time that stopping waits for requests in progress.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a manager needs to run.
-pub struct Config {
-    /// Where to listen, as `host:port`; port 0 takes a free one.
+/// The configuration of a manager.
+pub struct ManagerConfig {
+    /// The listen address, as `host:port`; port 0 takes a free one.
     pub listen: String,
-    /// The file of its store; made if it is not there.
+    /// The file of the store; created if missing.
     pub store: PathBuf,
     /// The cluster's key.
     pub key: Key,
-    /// How to reach bricks.
-    pub bricks: Arc<dyn Bricks>,
-    /// What can be set.
-    pub settings: Settings,
-    /// Where to read time.
+    /// The connector to bricks.
+    pub bricks: Arc<dyn BrickConnector>,
+    /// The settings.
+    pub settings: ManagerSettings,
+    /// The source of time.
     pub clock: Arc<dyn Clock>,
 }
 
-impl Config {
-    /// A manager with usual settings.
+impl ManagerConfig {
+    /// A manager with default settings.
     #[must_use]
-    pub fn new(listen: &str, store: PathBuf, key: Key, bricks: Arc<dyn Bricks>) -> Config {
-        Config {
+    pub fn new(
+        listen: &str,
+        store: PathBuf,
+        key: Key,
+        bricks: Arc<dyn BrickConnector>,
+    ) -> ManagerConfig {
+        ManagerConfig {
             listen: listen.to_owned(),
             store,
             key,
             bricks,
-            settings: Settings::default(),
+            settings: ManagerSettings::default(),
             clock: Arc::new(SystemClock::new()),
         }
     }
 }
 
-/// Why a manager does not start.
+/// The reason why a manager does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// No such address.
+    /// The address is invalid.
     #[error("cannot listen on '{listen}': {cause}; write host:port, as in 127.0.0.1:7070")]
     BadAddress {
-        /// What was asked for.
+        /// The configured address.
         listen: String,
-        /// What the system said.
+        /// The error of the system.
         cause: io::Error,
     },
-    /// Somebody listens there already.
+    /// Another process listens on the address.
     #[error("{0} is in use; stop what listens there, or choose another port with --listen")]
     InUse(SocketAddr),
-    /// Not allowed, or not an address of this machine.
+    /// The address is not allowed, or belongs to another machine.
     #[error("cannot listen on {address}: {cause}; choose another address with --listen")]
     Bind {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The error of the system.
         cause: io::Error,
     },
-    /// The store.
+    /// The store cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// No thread, no event queue.
+    /// The system gives no thread or no event queue.
     #[error("cannot start the manager: {0}")]
     Start(io::Error),
 }
 
 /// A running manager; dropping it stops it.
-pub struct Handle {
+pub struct ManagerHandle {
     address: SocketAddr,
     manager: Arc<Manager>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Handle {
-    /// Where it listens.
+impl ManagerHandle {
+    /// The address that the server listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The same, as clients want it.
+    /// The URL of the manager.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
@@ -131,14 +134,14 @@ impl Handle {
         &self.manager
     }
 
-    /// Stops it and waits for that.
+    /// Stops the manager and waits for its end.
     pub fn stop(mut self) {
-        self.end();
+        self.stop_and_join();
     }
 
-    fn end(&mut self) {
+    fn stop_and_join(&mut self) {
         if let Some(stop) = self.stop.take() {
-            // An error means that the thread has ended, which is the aim.
+            // An error means that the thread has already ended.
             let _ = stop.send(());
         }
         if let Some(thread) = self.thread.take()
@@ -149,21 +152,21 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for ManagerHandle {
     fn drop(&mut self) {
-        self.end();
+        self.stop_and_join();
     }
 }
 
 /// Starts a manager.
 ///
 /// # Errors
-/// When its address or store cannot be used.
-pub fn serve(config: Config) -> Result<Handle, ServeError> {
+/// When the address or the store cannot be used.
+pub fn serve(config: ManagerConfig) -> Result<ManagerHandle, ServeError> {
     let listener = bind(&config.listen)?;
     let address = listener.local_addr().map_err(ServeError::Start)?;
     if !address.ip().is_loopback() {
-        tracing::warn!(%address, "the API is not encrypted: whoever sees its traffic can take its token");
+        tracing::warn!(%address, "the API is not encrypted: an eavesdropper on its traffic can steal the token");
     }
     let store = Store::open(&config.store)?;
     let manager = Manager::new(store, config.bricks, config.clock, config.settings)?;
@@ -179,17 +182,17 @@ pub fn serve(config: Config) -> Result<Handle, ServeError> {
         tokio::net::TcpListener::from_std(listener).map_err(ServeError::Start)?
     };
     let (stop, stopped) = oneshot::channel();
-    let router = Api::new(manager.clone(), config.key).router();
+    let router = ApiState::new(manager.clone(), config.key).router();
     let housekeeper = manager.clone();
     let thread = std::thread::Builder::new()
         .name("pagemesh-manager".into())
         .spawn(move || {
-            runtime.spawn(keep_house(housekeeper));
-            runtime.block_on(accept(listener, router, stopped));
+            runtime.spawn(run_maintenance(housekeeper));
+            runtime.block_on(accept_connections(listener, router, stopped));
             runtime.shutdown_timeout(STOP_TIMEOUT);
         })
         .map_err(ServeError::Start)?;
-    Ok(Handle {
+    Ok(ManagerHandle {
         address,
         manager,
         stop: Some(stop),
@@ -213,7 +216,7 @@ fn bind(listen: &str) -> Result<TcpListener, ServeError> {
     Ok(listener)
 }
 
-async fn accept(
+async fn accept_connections(
     listener: tokio::net::TcpListener,
     router: Router,
     mut stopped: oneshot::Receiver<()>,
@@ -228,7 +231,9 @@ async fn accept(
             next = next => next,
         };
         match (permit, accepted) {
-            (Ok(permit), Ok((stream, _))) => attend(stream, router.clone(), permit, &graceful),
+            (Ok(permit), Ok((stream, _))) => {
+                serve_connection(stream, router.clone(), permit, &graceful)
+            }
             (_, Err(error)) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -239,19 +244,19 @@ async fn accept(
     drop(listener);
     let ended = tokio::time::timeout(STOP_TIMEOUT, graceful.shutdown());
     if ended.await.is_err() {
-        tracing::warn!("requests under way were cut off");
+        tracing::warn!("requests in progress were cut off");
     }
 }
 
-fn attend(
+fn serve_connection(
     stream: TcpStream,
     router: Router,
     permit: OwnedSemaphorePermit,
     graceful: &GracefulShutdown,
 ) {
-    // Small answers must not wait for acknowledgements; failing costs time only.
+    // Small answers must not wait for acknowledgements; a failure costs only time.
     let _ = stream.set_nodelay(true);
-    if let Err(error) = SockRef::from(&stream).set_tcp_user_timeout(Some(UNREAD_TIMEOUT)) {
+    if let Err(error) = SockRef::from(&stream).set_tcp_user_timeout(Some(SEND_TIMEOUT)) {
         tracing::debug!(%error, "cannot limit how long answers wait");
     }
     let connection = http1::Builder::new()
@@ -268,10 +273,10 @@ fn attend(
     });
 }
 
-async fn keep_house(manager: Arc<Manager>) {
+async fn run_maintenance(manager: Arc<Manager>) {
     loop {
-        // Early only when a brick has returned.
-        let returned = manager.returned.notified();
+        // This returns early only when a brick has returned.
+        let returned = manager.brick_returned.notified();
         let _ = tokio::time::timeout(SWEEP_INTERVAL, returned).await;
         let sweeper = manager.clone();
         let swept = tokio::task::spawn_blocking(move || sweeper.sweep());

@@ -1,4 +1,4 @@
-//! Shapes: what somebody may wish a volume to look like, and which sizes fit.
+//! Shapes: the layouts that a volume may have, and the sizes that fit them.
 //!
 //! Pure. A [`Shape`] that exists is a valid one.
 
@@ -8,25 +8,24 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 const PAGE: u64 = PAGE_BYTES as u64;
-/// Columns of a stripe, if nobody says: the fewest that stripe.
+/// Default columns of a stripe: the minimum.
 const COLUMNS_DEFAULT: usize = 2;
-/// Copies of a mirror, if nobody says.
+/// Default copies of a mirror.
 const COPIES_DEFAULT: usize = 2;
-/// Bytes of the largest volume: offsets stay within what a signed 64-bit file
-/// offset of a client can say.
+/// Bytes of the largest volume: offsets fit in the signed 64-bit file offset of a client.
 pub const VOLUME_BYTES_MAX: u64 = i64::MAX as u64 / PAGE * PAGE;
-/// Addresses of a volume that holds files, for each byte that they may take: the
-/// smallest files take eight times theirs, and nothing is moved.
+/// Bytes of address space for each byte of the limit of a volume with files. The smallest files
+/// take eight times their bytes, and the file system moves no file.
 const FILES_SPACE_FACTOR: u64 = 16;
-/// The same, of files that may take more than they were made for: spans that are not
-/// full may then use the addresses up before the files have taken what they may.
+/// The least address space for each byte after the limit of the files was raised. Partly filled
+/// spans may then use up the address space before the files reach their limit.
 pub const FILES_SPACE_FACTOR_MIN: u64 = 4;
 /// Bytes of the smallest volume that holds files.
 const FILES_SPACE_BYTES_MIN: u64 = 1 << 30;
-/// Bytes that files may take, at most.
+/// The highest limit of all files together.
 pub const FILES_BYTES_MAX: u64 = SLICE_BYTES_MAX / FILES_SPACE_FACTOR;
 
-/// Bytes of a volume whose files may take so many.
+/// Bytes of address space for files with this limit.
 #[must_use]
 pub fn files_space_bytes(files_bytes: u64) -> u64 {
     (files_bytes.min(FILES_BYTES_MAX) * FILES_SPACE_FACTOR).max(FILES_SPACE_BYTES_MIN)
@@ -34,8 +33,8 @@ pub fn files_space_bytes(files_bytes: u64) -> u64 {
 
 /// How a volume is laid out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub enum Kind {
-    /// One copy, one brick after the other.
+pub enum LayoutKind {
+    /// One copy, on one brick after the other.
     #[serde(rename = "concat")]
     Concat,
     /// One copy, spread over columns.
@@ -53,57 +52,57 @@ pub enum Kind {
 /// A valid combination of columns and copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
-    /// The word for it.
-    pub kind: Kind,
+    /// The kind of layout.
+    pub kind: LayoutKind,
     /// 1 to [`COLUMNS_MAX`].
     pub columns: usize,
     /// 1 to [`LEGS_MAX`].
     pub copies: usize,
 }
 
-/// Why a wish has no shape.
+/// The reason why a request has no valid shape.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
     /// Columns without a stripe.
     #[error("a {0} volume is not striped, so it has no {1} columns")]
-    NotStriped(Kind, usize),
+    NotStriped(LayoutKind, usize),
     /// Copies without a mirror.
     #[error("a {0} volume is not mirrored, so it has no {1} copies")]
-    NotMirrored(Kind, usize),
-    /// A stripe over too few or too many.
+    NotMirrored(LayoutKind, usize),
+    /// A stripe with too few or too many columns.
     #[error("a stripe has 2 to {COLUMNS_MAX} columns, not {0}")]
     Columns(usize),
-    /// A mirror of too few or too many.
+    /// A mirror with too few or too many copies.
     #[error("a mirror has 2 to {LEGS_MAX} copies, not {0}")]
     Copies(usize),
-    /// Nothing.
+    /// A size of zero.
     #[error("a volume of 0 bytes can hold nothing; the smallest size is {PAGE} bytes")]
     Zero,
-    /// Not whole pages.
+    /// A size that is not a multiple of pages.
     #[error("{asked} bytes are not whole pages of {PAGE} bytes; the nearest sizes are {}", nearest(*asked))]
     Unaligned {
         /// Bytes asked for.
         asked: u64,
     },
-    /// More than a volume or its slices can count.
+    /// A size above the limit of a volume or of its slices.
     #[error("{asked} bytes are too large: {what} has at most {most} bytes")]
     TooLarge {
         /// Bytes asked for.
         asked: u64,
-        /// What would be too large.
+        /// The limited thing.
         what: &'static str,
         /// Its limit.
         most: u64,
     },
 }
 
-impl std::fmt::Display for Kind {
+impl std::fmt::Display for LayoutKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Kind::Concat => "concat",
-            Kind::Stripe => "stripe",
-            Kind::Mirror => "mirror",
-            Kind::StripeMirror => "stripe+mirror",
+            LayoutKind::Concat => "concat",
+            LayoutKind::Stripe => "stripe",
+            LayoutKind::Mirror => "mirror",
+            LayoutKind::StripeMirror => "stripe+mirror",
         })
     }
 }
@@ -118,17 +117,17 @@ fn nearest(asked: u64) -> String {
 }
 
 impl Shape {
-    /// The same with another number of copies.
+    /// The shape with another number of copies.
     ///
     /// # Errors
-    /// When there would be none, or too many.
+    /// When the number is zero or too large.
     pub fn with_copies(self, copies: usize) -> Result<Shape, ShapeError> {
-        let striped = matches!(self.kind, Kind::Stripe | Kind::StripeMirror);
+        let striped = matches!(self.kind, LayoutKind::Stripe | LayoutKind::StripeMirror);
         let kind = match (striped, copies) {
-            (false, 1) => Kind::Concat,
-            (true, 1) => Kind::Stripe,
-            (false, 2..=LEGS_MAX) => Kind::Mirror,
-            (true, 2..=LEGS_MAX) => Kind::StripeMirror,
+            (false, 1) => LayoutKind::Concat,
+            (true, 1) => LayoutKind::Stripe,
+            (false, 2..=LEGS_MAX) => LayoutKind::Mirror,
+            (true, 2..=LEGS_MAX) => LayoutKind::StripeMirror,
             _ => return Err(ShapeError::Copies(copies)),
         };
         Ok(Shape {
@@ -138,20 +137,20 @@ impl Shape {
         })
     }
 
-    /// Checks a wish; what is not said has a default.
+    /// Checks a requested shape; missing numbers take their defaults.
     ///
     /// # Errors
-    /// When the numbers do not fit the kind or its limits.
+    /// When the numbers do not fit the kind, or exceed its limits.
     pub fn new(
-        kind: Kind,
+        kind: LayoutKind,
         columns: Option<usize>,
         copies: Option<usize>,
     ) -> Result<Shape, ShapeError> {
         let (striped, mirrored) = match kind {
-            Kind::Concat => (false, false),
-            Kind::Stripe => (true, false),
-            Kind::Mirror => (false, true),
-            Kind::StripeMirror => (true, true),
+            LayoutKind::Concat => (false, false),
+            LayoutKind::Stripe => (true, false),
+            LayoutKind::Mirror => (false, true),
+            LayoutKind::StripeMirror => (true, true),
         };
         let columns = match (striped, columns) {
             (false, None | Some(1)) => 1,
@@ -185,8 +184,8 @@ impl Shape {
         }
     }
 
-    /// The size a segment gets: what was asked for, rounded up to whole
-    /// stripes. A concatenation may take several slices for it.
+    /// The size of a segment: the requested bytes, rounded up to whole stripes. A concatenation may
+    /// use several slices.
     ///
     /// # Errors
     /// When it is zero, not whole pages, or too large.
@@ -203,7 +202,7 @@ impl Shape {
             .filter(|&bytes| bytes <= VOLUME_BYTES_MAX)
             .ok_or_else(|| too_large("a volume", VOLUME_BYTES_MAX))?;
         let reach = SLICE_BYTES_MAX * self.columns as u64;
-        if self.kind != Kind::Concat && bytes > reach {
+        if self.kind != LayoutKind::Concat && bytes > reach {
             return Err(too_large("a segment of this shape", reach));
         }
         Ok(bytes)
@@ -217,7 +216,7 @@ mod tests {
 
     #[track_caller]
     fn check(
-        kind: Kind,
+        kind: LayoutKind,
         columns: Option<usize>,
         copies: Option<usize>,
         wanted: Option<(usize, usize)>,
@@ -228,29 +227,29 @@ mod tests {
 
     #[test]
     fn shapes_have_defaults_and_limits() {
-        check(Kind::Concat, None, None, Some((1, 1)));
-        check(Kind::Concat, Some(2), None, None);
-        check(Kind::Concat, None, Some(2), None);
-        check(Kind::Stripe, None, None, Some((2, 1)));
-        check(Kind::Stripe, Some(1), None, None);
+        check(LayoutKind::Concat, None, None, Some((1, 1)));
+        check(LayoutKind::Concat, Some(2), None, None);
+        check(LayoutKind::Concat, None, Some(2), None);
+        check(LayoutKind::Stripe, None, None, Some((2, 1)));
+        check(LayoutKind::Stripe, Some(1), None, None);
         check(
-            Kind::Stripe,
+            LayoutKind::Stripe,
             Some(COLUMNS_MAX),
             Some(1),
             Some((COLUMNS_MAX, 1)),
         );
-        check(Kind::Stripe, Some(COLUMNS_MAX + 1), None, None);
-        check(Kind::Mirror, None, None, Some((1, 2)));
-        check(Kind::Mirror, None, Some(0), None);
-        check(Kind::Mirror, None, Some(1), None);
-        check(Kind::Mirror, None, Some(4), None);
-        check(Kind::StripeMirror, Some(4), Some(3), Some((4, 3)));
-        check(Kind::StripeMirror, Some(usize::MAX), None, None);
+        check(LayoutKind::Stripe, Some(COLUMNS_MAX + 1), None, None);
+        check(LayoutKind::Mirror, None, None, Some((1, 2)));
+        check(LayoutKind::Mirror, None, Some(0), None);
+        check(LayoutKind::Mirror, None, Some(1), None);
+        check(LayoutKind::Mirror, None, Some(4), None);
+        check(LayoutKind::StripeMirror, Some(4), Some(3), Some((4, 3)));
+        check(LayoutKind::StripeMirror, Some(usize::MAX), None, None);
     }
 
     #[test]
     fn refusals_name_the_nearest_sizes() {
-        let mirror = Shape::new(Kind::Mirror, None, None).expect("a shape");
+        let mirror = Shape::new(LayoutKind::Mirror, None, None).expect("a shape");
         let said = |asked| mirror.fit(asked).expect_err("refused").to_string();
         assert!(said(5000).ends_with("4096 and 8192"), "{}", said(5000));
         assert!(said(1).ends_with("are 4096"), "{}", said(1));
@@ -266,8 +265,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_fit_is_the_least_whole_stripe(asked: u64, shift in 0u32..64, columns in 2usize..=COLUMNS_MAX) {
-            let shape = Shape::new(Kind::Stripe, Some(columns), None).expect("a shape");
+        fn fitted_size_is_smallest_whole_stripe(asked: u64, shift in 0u32..64, columns in 2usize..=COLUMNS_MAX) {
+            let shape = Shape::new(LayoutKind::Stripe, Some(columns), None).expect("a shape");
             let asked = asked >> shift;
             if let Ok(bytes) = shape.fit(asked) {
                 prop_assert!(bytes >= asked && bytes - asked < shape.grain_bytes());

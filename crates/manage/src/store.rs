@@ -1,15 +1,14 @@
 //! The manager's store: a redb database of JSON records.
 //!
-//! Invariants: one change is one durable transaction: when [`ManagerState::commit`]
-//! returns, all of its writes survive a crash. If it fails, all of them or none
-//! are there, and nothing is written after it until the store is opened anew.
-//! A file that is no manager store is never written to.
+//! Invariants: one change is one durable transaction: when [`Store::commit`] returns, all of its
+//! writes survive a crash. If it fails, either all of them are stored or none, and the store
+//! accepts no write until it is opened again. A file that is not a manager store is never written.
 //!
-//! Tables: `meta` (what the file is, and its schema version), `bricks` by
-//! UUID, `volumes` by name, `doomed` by the UUIDs of brick and slice.
+//! Tables: `meta` (purpose and schema version of the file), `bricks` by UUID, `volumes` by name,
+//! `pending_deletes` by the UUIDs of brick and slice.
 
-use crate::manager::places;
-use crate::records::{BrickRecord, Doomed, VolumeRecord};
+use crate::manager::slice_locations;
+use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::{BrickId, SliceId, VolumeName};
 use redb::{
@@ -26,12 +25,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use uuid::Uuid;
 
-/// The schema this manager writes; higher ones are refused.
+/// The schema that this manager writes; it refuses higher ones.
 pub const SCHEMA: u64 = 1;
-/// What the file says it is.
+/// The purpose that the `meta` table states.
 const PURPOSE: &str = "pagemesh manager store";
-/// Memory for pages of the store. It is small, and all of it is also in
-/// memory as records.
+/// Memory for the page cache of the store. The store is small, and memory also holds all of it as
+/// records.
 const CACHE_BYTES: usize = 4 << 20;
 /// The first bytes of every redb file.
 const REDB_MAGIC: &[u8; 9] = b"redb\x1a\x0a\xa9\x0d\x0a";
@@ -39,54 +38,54 @@ const REDB_MAGIC: &[u8; 9] = b"redb\x1a\x0a\xa9\x0d\x0a";
 const META: TableDefinition<&str, &str> = TableDefinition::new("meta");
 const BRICKS: TableDefinition<u128, &[u8]> = TableDefinition::new("bricks");
 const VOLUMES: TableDefinition<&str, &[u8]> = TableDefinition::new("volumes");
-const DOOMED: TableDefinition<(u128, u128), &[u8]> = TableDefinition::new("doomed");
+const PENDING_DELETES: TableDefinition<(u128, u128), &[u8]> = TableDefinition::new("doomed");
 
-/// Why the store cannot be used.
+/// The reason why the store cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Another process has it.
+    /// Another process has opened it.
     #[error("the store {} is in use by another manager; stop that one, or name another file with --store", .0.display())]
     InUse(PathBuf),
-    /// A file of something else.
+    /// The file is no manager store.
     #[error("{} is not a manager store ({why}); it is left as it is, name another file with --store", path.display())]
     NotAStore {
         /// The file.
         path: PathBuf,
-        /// How it is known.
+        /// The evidence.
         why: String,
     },
-    /// Written by a later version.
+    /// A later version wrote the store.
     #[error("the store {} has schema {found}, this manager knows up to {SCHEMA}; use a newer pagemesh", path.display())]
-    Newer {
+    NewerSchema {
         /// The file.
         path: PathBuf,
         /// Its schema.
         found: u64,
     },
-    /// A record that cannot be understood.
+    /// A record cannot be decoded.
     #[error("the store {} is damaged: {what}; restore it from a copy", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is damaged.
+        /// The damaged part.
         what: String,
     },
-    /// A change could not be written before.
-    #[error("the store {} takes no changes since it failed to write one; see to its disk and start the manager again", .0.display())]
-    Failed(PathBuf),
+    /// An earlier change failed to be written.
+    #[error("the store {} takes no changes since it failed to write one; repair its disk and start the manager again", .0.display())]
+    EarlierWriteFailed(PathBuf),
     /// The file cannot be opened, read or written.
     #[error("the store {} cannot be used: {cause}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         cause: String,
     },
 }
 
 /// One write of a change.
 #[derive(Clone, Debug)]
-pub enum Write<'a> {
+pub enum StoreWrite<'a> {
     /// Adds or replaces a brick.
     PutBrick(&'a BrickRecord),
     /// Forgets a brick.
@@ -95,72 +94,70 @@ pub enum Write<'a> {
     PutVolume(&'a VolumeRecord),
     /// Forgets a volume.
     RemoveVolume(&'a VolumeName),
-    /// Remembers a slice that must go.
-    Doom(Doomed),
-    /// It is gone, or belongs to a volume now.
-    Pardon(BrickId, SliceId),
+    /// Adds a pending delete.
+    AddPendingDelete(PendingDelete),
+    /// Removes a pending delete: the slice is deleted, or belongs to a volume now.
+    RemovePendingDelete(BrickId, SliceId),
 }
 
 /// Everything in the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Contents {
+pub struct StoreContents {
     /// Every brick.
     pub bricks: Vec<BrickRecord>,
     /// Every volume.
     pub volumes: Vec<VolumeRecord>,
-    /// Every slice to delete.
-    pub doomed: Vec<Doomed>,
+    /// Every pending delete.
+    pub pending_deletes: Vec<PendingDelete>,
 }
 
-/// An open store; nobody else can open it.
+/// An open store; it locks out other processes.
 #[derive(Debug)]
 pub struct Store {
     database: Database,
     path: PathBuf,
-    /// Whether a commit has failed. It may be there all the same, so what the
-    /// file says is not known until it is opened again.
+    /// Whether a commit has failed. Its writes may be stored all the same, so the contents of the
+    /// file are unknown until the store is opened again.
     failed: AtomicBool,
 }
 
 impl Store {
-    /// Opens a store, or makes one where there is no file or an empty one.
+    /// Opens a store, or creates one if the file is missing or empty.
     ///
     /// # Errors
-    /// When it is in use, something else, newer, damaged or out of reach.
+    /// When it is in use, not a store, newer, damaged or unreachable.
     pub fn open(path: &Path) -> Result<Store, StoreError> {
-        if !is_there(path)? {
-            make(path)?;
+        if !check_existing(path)? {
+            create_file(path)?;
         }
-        let store = Store::over(path, |builder| builder.create(path))?;
+        let store = Store::open_with(path, |builder| builder.create(path))?;
         store.check_purpose()?;
         Ok(store)
     }
 
-    /// A store on a disk of another kind than files, such as one that fails;
-    /// `label` stands for its path in messages. Nobody guards it against being
-    /// opened twice.
+    /// Opens a store on another backend than a file, such as a failing disk in a test; `label`
+    /// replaces its path in messages. The caller must not open it twice.
     ///
     /// # Errors
-    /// When it is something else, newer, damaged or out of reach.
+    /// When it is not a store, newer, damaged or unreachable.
     pub fn open_on(disk: impl redb::StorageBackend, label: &Path) -> Result<Store, StoreError> {
-        let store = Store::over(label, |builder| builder.create_with_backend(disk))?;
+        let store = Store::open_with(label, |builder| builder.create_with_backend(disk))?;
         store.check_purpose()?;
         Ok(store)
     }
 
-    fn over(
+    fn open_with(
         path: &Path,
         open: impl FnOnce(&redb::Builder) -> Result<Database, DatabaseError>,
     ) -> Result<Store, StoreError> {
         let mut builder = Database::builder();
         builder.set_cache_size(CACHE_BYTES);
-        let mut database = open(&builder).map_err(|error| refusal(path, error))?;
-        // The checksums of all pages: a store is small, and what it says is
-        // taken for the truth. Whether free pages had to be counted anew does
-        // not matter.
+        let mut database = open(&builder).map_err(|error| open_error(path, error))?;
+        // Verify the checksums of all pages: the store is small, and the manager trusts its
+        // contents. The result, whether redb had to rebuild the free-page table, does not matter.
         database
             .check_integrity()
-            .map_err(|error| refusal(path, error))?;
+            .map_err(|error| open_error(path, error))?;
         Ok(Store {
             database,
             path: path.to_owned(),
@@ -171,17 +168,17 @@ impl Store {
     /// Makes one change durable.
     ///
     /// # Errors
-    /// When it cannot be written. Whether it is there after the next opening
-    /// is then not known, so that every later change is refused.
-    pub fn commit(&self, writes: &[Write<'_>]) -> Result<(), StoreError> {
+    /// When it cannot be written. Then it is unknown whether the next opening finds the change, so
+    /// the store refuses every later change.
+    pub fn commit(&self, writes: &[StoreWrite<'_>]) -> Result<(), StoreError> {
         if self.has_failed() {
-            return Err(StoreError::Failed(self.path.clone()));
+            return Err(StoreError::EarlierWriteFailed(self.path.clone()));
         }
         let done = self.try_commit(writes);
         if done.is_err() {
             self.failed.store(true, Ordering::Release);
         }
-        done.map_err(|error| self.io(error))
+        done.map_err(|error| self.io_error(error))
     }
 
     /// Whether a commit has failed.
@@ -190,88 +187,94 @@ impl Store {
         self.failed.load(Ordering::Acquire)
     }
 
-    fn try_commit(&self, writes: &[Write<'_>]) -> Result<(), redb::Error> {
+    fn try_commit(&self, writes: &[StoreWrite<'_>]) -> Result<(), redb::Error> {
         let mut transaction = self.database.begin_write()?;
         transaction.set_durability(match defect::is(Defect::ManagerNotSynced) {
             true => Durability::None,
             false => Durability::Immediate,
         })?;
-        // With one phase, a last commit whose pages are damaged later looks
-        // like one that was cut off, and opening goes back to the one before:
-        // an epoch would fall.
+        // With a one-phase commit, later damage to the pages of the last commit looks like an
+        // interrupted commit. Opening would then roll back to the commit before, and an epoch would
+        // fall.
         transaction.set_two_phase_commit(true);
         for write in writes {
-            put(&transaction, write)?;
+            apply_write(&transaction, write)?;
         }
         Ok(transaction.commit()?)
     }
 
-    /// Reads all of it.
+    /// Reads the whole store.
     ///
     /// # Errors
-    /// When a record cannot be read or understood.
-    pub fn load(&self) -> Result<Contents, StoreError> {
-        let transaction = self.database.begin_read().map_err(|e| self.io(e))?;
-        let mut contents = Contents::default();
-        let bricks = transaction.open_table(BRICKS).map_err(|e| self.io(e))?;
-        for entry in bricks.iter().map_err(|e| self.io(e))? {
-            let (key, value) = entry.map_err(|e| self.io(e))?;
+    /// When a record cannot be read or decoded.
+    pub fn load(&self) -> Result<StoreContents, StoreError> {
+        let transaction = self.database.begin_read().map_err(|e| self.io_error(e))?;
+        let mut contents = StoreContents::default();
+        let bricks = transaction
+            .open_table(BRICKS)
+            .map_err(|e| self.io_error(e))?;
+        for entry in bricks.iter().map_err(|e| self.io_error(e))? {
+            let (key, value) = entry.map_err(|e| self.io_error(e))?;
             let what = format!("the brick {}", Uuid::from_u128(key.value()));
             let brick: BrickRecord = self.decode(&what, value.value())?;
-            self.check(&what, brick.brick.0.as_u128() == key.value())?;
+            self.check_record(&what, brick.brick.0.as_u128() == key.value())?;
             contents.bricks.push(brick);
         }
-        let volumes = transaction.open_table(VOLUMES).map_err(|e| self.io(e))?;
-        for entry in volumes.iter().map_err(|e| self.io(e))? {
-            let (name, value) = entry.map_err(|e| self.io(e))?;
+        let volumes = transaction
+            .open_table(VOLUMES)
+            .map_err(|e| self.io_error(e))?;
+        for entry in volumes.iter().map_err(|e| self.io_error(e))? {
+            let (name, value) = entry.map_err(|e| self.io_error(e))?;
             let what = format!("the volume {}", name.value());
             let volume: VolumeRecord = self.decode(&what, value.value())?;
             let named = volume.ledger.layout.name.as_str() == name.value();
-            self.check(&what, named && volume.ledger.is_sound())?;
+            self.check_record(&what, named && volume.ledger.is_sound())?;
             contents.volumes.push(volume);
         }
-        let doomed = transaction.open_table(DOOMED).map_err(|e| self.io(e))?;
-        for entry in doomed.iter().map_err(|e| self.io(e))? {
-            let (key, value) = entry.map_err(|e| self.io(e))?;
+        let doomed = transaction
+            .open_table(PENDING_DELETES)
+            .map_err(|e| self.io_error(e))?;
+        for entry in doomed.iter().map_err(|e| self.io_error(e))? {
+            let (key, value) = entry.map_err(|e| self.io_error(e))?;
             let (brick, slice) = key.value();
             let what = format!("the slice to delete {}", Uuid::from_u128(slice));
-            let doomed: Doomed = self.decode(&what, value.value())?;
+            let doomed: PendingDelete = self.decode(&what, value.value())?;
             let is_its_own = (doomed.brick.0.as_u128(), doomed.slice.0.as_u128()) == (brick, slice);
-            self.check(&what, is_its_own)?;
-            contents.doomed.push(doomed);
+            self.check_record(&what, is_its_own)?;
+            contents.pending_deletes.push(doomed);
         }
-        self.check_apart(&contents)?;
+        self.check_slices_unique(&contents)?;
         Ok(contents)
     }
 
-    fn check(&self, what: &str, sound: bool) -> Result<(), StoreError> {
+    fn check_record(&self, what: &str, sound: bool) -> Result<(), StoreError> {
         if sound {
             return Ok(());
         }
-        Err(self.damaged(&format!("{what} contradicts itself")))
+        Err(self.damage_error(&format!("{what} contradicts itself")))
     }
 
-    /// Sees that no slice belongs to two volumes, or to one and to none.
-    fn check_apart(&self, contents: &Contents) -> Result<(), StoreError> {
-        let doomed = contents.doomed.iter().map(|doomed| doomed.slice);
+    /// Checks that no slice appears twice, in volumes or in pending deletes.
+    fn check_slices_unique(&self, contents: &StoreContents) -> Result<(), StoreError> {
+        let doomed = contents.pending_deletes.iter().map(|doomed| doomed.slice);
         let mut seen: BTreeSet<SliceId> = doomed.collect();
         for volume in &contents.volumes {
-            for place in places(&volume.ledger.layout.segments) {
+            for place in slice_locations(&volume.ledger.layout.segments) {
                 if !seen.insert(place.slice) {
                     let what = format!("the slice {} is there twice", place.slice);
-                    return Err(self.damaged(&what));
+                    return Err(self.damage_error(&what));
                 }
             }
         }
         Ok(())
     }
 
-    /// Makes a new file a manager store, and sees that an old one is.
+    /// Marks a new file as a manager store, and checks the mark of an old one.
     fn check_purpose(&self) -> Result<(), StoreError> {
-        let transaction = self.database.begin_read().map_err(|e| self.io(e))?;
-        let mut tables = transaction.list_tables().map_err(|e| self.io(e))?;
+        let transaction = self.database.begin_read().map_err(|e| self.io_error(e))?;
+        let mut tables = transaction.list_tables().map_err(|e| self.io_error(e))?;
         if tables.next().is_none() {
-            return self.initialise();
+            return self.write_meta();
         }
         let foreign = |why: &str| StoreError::NotAStore {
             path: self.path.clone(),
@@ -279,11 +282,11 @@ impl Store {
         };
         let meta = match transaction.open_table(META) {
             Ok(meta) => meta,
-            Err(TableError::Storage(error)) => return Err(self.io(error)),
+            Err(TableError::Storage(error)) => return Err(self.io_error(error)),
             Err(_) => return Err(foreign("a redb database of something else")),
         };
         let read = |key| -> Result<Option<String>, StoreError> {
-            let value = meta.get(key).map_err(|e| self.io(e))?;
+            let value = meta.get(key).map_err(|e| self.io_error(e))?;
             Ok(value.map(|value| value.value().to_owned()))
         };
         if read("purpose")?.as_deref() != Some(PURPOSE) {
@@ -292,15 +295,15 @@ impl Store {
         let schema = read("schema")?.unwrap_or_default();
         match schema.parse::<u64>() {
             Ok(SCHEMA) => Ok(()),
-            Ok(found) if found > SCHEMA => Err(StoreError::Newer {
+            Ok(found) if found > SCHEMA => Err(StoreError::NewerSchema {
                 path: self.path.clone(),
                 found,
             }),
-            _ => Err(self.damaged(&format!("its schema is {schema:?}"))),
+            _ => Err(self.damage_error(&format!("its schema is {schema:?}"))),
         }
     }
 
-    fn initialise(&self) -> Result<(), StoreError> {
+    fn write_meta(&self) -> Result<(), StoreError> {
         let make = || -> Result<(), redb::Error> {
             let mut transaction = self.database.begin_write()?;
             transaction.set_two_phase_commit(true);
@@ -310,27 +313,27 @@ impl Store {
                 meta.insert("schema", SCHEMA.to_string().as_str())?;
                 transaction.open_table(BRICKS)?;
                 transaction.open_table(VOLUMES)?;
-                transaction.open_table(DOOMED)?;
+                transaction.open_table(PENDING_DELETES)?;
             }
             transaction.commit()?;
             Ok(())
         };
-        make().map_err(|error| self.io(error))
+        make().map_err(|error| self.io_error(error))
     }
 
     fn decode<T: DeserializeOwned>(&self, what: &str, bytes: &[u8]) -> Result<T, StoreError> {
         serde_json::from_slice(bytes)
-            .map_err(|error| self.damaged(&format!("{what} cannot be read: {error}")))
+            .map_err(|error| self.damage_error(&format!("{what} cannot be read: {error}")))
     }
 
-    fn damaged(&self, what: &str) -> StoreError {
+    fn damage_error(&self, what: &str) -> StoreError {
         StoreError::Damaged {
             path: self.path.clone(),
             what: what.to_owned(),
         }
     }
 
-    fn io(&self, cause: impl std::fmt::Display) -> StoreError {
+    fn io_error(&self, cause: impl std::fmt::Display) -> StoreError {
         StoreError::Io {
             path: self.path.clone(),
             cause: cause.to_string(),
@@ -338,31 +341,31 @@ impl Store {
     }
 }
 
-fn put(transaction: &WriteTransaction, write: &Write<'_>) -> Result<(), redb::Error> {
+fn apply_write(transaction: &WriteTransaction, write: &StoreWrite<'_>) -> Result<(), redb::Error> {
     match write {
-        Write::PutBrick(record) => {
+        StoreWrite::PutBrick(record) => {
             let mut table = transaction.open_table(BRICKS)?;
             table.insert(record.brick.0.as_u128(), encode(record)?.as_slice())?;
         }
-        Write::RemoveBrick(brick) => {
+        StoreWrite::RemoveBrick(brick) => {
             transaction.open_table(BRICKS)?.remove(brick.0.as_u128())?;
         }
-        Write::PutVolume(record) => {
+        StoreWrite::PutVolume(record) => {
             let mut table = transaction.open_table(VOLUMES)?;
             let name = record.ledger.layout.name.as_str();
             table.insert(name, encode(record)?.as_slice())?;
         }
-        Write::RemoveVolume(name) => {
+        StoreWrite::RemoveVolume(name) => {
             transaction.open_table(VOLUMES)?.remove(name.as_str())?;
         }
-        Write::Doom(doomed) => {
-            let mut table = transaction.open_table(DOOMED)?;
+        StoreWrite::AddPendingDelete(doomed) => {
+            let mut table = transaction.open_table(PENDING_DELETES)?;
             let key = (doomed.brick.0.as_u128(), doomed.slice.0.as_u128());
             table.insert(key, encode(doomed)?.as_slice())?;
         }
-        Write::Pardon(brick, slice) => {
+        StoreWrite::RemovePendingDelete(brick, slice) => {
             let key = (brick.0.as_u128(), slice.0.as_u128());
-            transaction.open_table(DOOMED)?.remove(key)?;
+            transaction.open_table(PENDING_DELETES)?.remove(key)?;
         }
     }
     Ok(())
@@ -372,9 +375,9 @@ fn encode(record: &impl Serialize) -> Result<Vec<u8>, redb::Error> {
     serde_json::to_vec(record).map_err(|error| redb::Error::Io(io::Error::other(error)))
 }
 
-/// Looks at a file before redb does, which would write to it. An empty one is
-/// filled in place, as whoever made it may have wished.
-fn is_there(path: &Path) -> Result<bool, StoreError> {
+/// Checks a file before redb opens it, because redb would write to it. An empty file is initialized
+/// in place and so keeps its owner and mode.
+fn check_existing(path: &Path) -> Result<bool, StoreError> {
     let foreign = |why: &str| StoreError::NotAStore {
         path: path.to_owned(),
         why: why.into(),
@@ -382,7 +385,7 @@ fn is_there(path: &Path) -> Result<bool, StoreError> {
     let found = match std::fs::metadata(path) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(unusable(path, &error)),
+        Err(error) => return Err(unusable_error(path, &error)),
     };
     if !found.is_file() {
         return Err(foreign("not a regular file"));
@@ -390,7 +393,7 @@ fn is_there(path: &Path) -> Result<bool, StoreError> {
     let mut start = Vec::new();
     std::fs::File::open(path)
         .and_then(|file| file.take(REDB_MAGIC.len() as u64).read_to_end(&mut start))
-        .map_err(|error| unusable(path, &error))?;
+        .map_err(|error| unusable_error(path, &error))?;
     match start.as_slice() {
         [] => Ok(true),
         magic if magic == REDB_MAGIC => Ok(true),
@@ -398,38 +401,42 @@ fn is_there(path: &Path) -> Result<bool, StoreError> {
     }
 }
 
-/// Makes an empty store that only its owner can read: beside its place, and
-/// moved there whole, so that a crash leaves a store or none. If another
-/// manager was faster, its store stays.
-fn make(path: &Path) -> Result<(), StoreError> {
+/// Creates an empty store that only its owner can read. It is written to a temporary file and
+/// linked into place, so that a crash leaves a whole store or none. If another manager was faster,
+/// its store stays.
+fn create_file(path: &Path) -> Result<(), StoreError> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", Uuid::new_v4()));
     let beside = path.with_file_name(name);
-    let made = fill(&beside).and_then(|()| match std::fs::hard_link(&beside, path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(unusable(path, &error)),
+    let made = create_empty(&beside).and_then(|()| match std::fs::hard_link(&beside, path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(unusable_error(path, &error))
+        }
         _ => Ok(()),
     });
-    // What cannot be removed is an empty store that nobody opens.
+    // A temporary file that cannot be removed is an empty store, which no manager opens.
     let _ = std::fs::remove_file(&beside);
     made?;
-    sync_directory(path).map_err(|error| unusable(path, &error))
+    sync_directory(path).map_err(|error| unusable_error(path, &error))
 }
 
-fn fill(path: &Path) -> Result<(), StoreError> {
+fn create_empty(path: &Path) -> Result<(), StoreError> {
     let mut options = OpenOptions::new();
     let private = options.write(true).create_new(true).mode(0o600);
-    private.open(path).map_err(|error| unusable(path, &error))?;
-    Store::over(path, |builder| builder.create(path))?.initialise()
+    private
+        .open(path)
+        .map_err(|error| unusable_error(path, &error))?;
+    Store::open_with(path, |builder| builder.create(path))?.write_meta()
 }
 
-fn unusable(path: &Path, cause: &io::Error) -> StoreError {
+fn unusable_error(path: &Path, cause: &io::Error) -> StoreError {
     StoreError::Io {
         path: path.to_owned(),
         cause: cause.to_string(),
     }
 }
 
-/// A file is only there for sure once its directory says so.
+/// A new file survives a crash only after its directory is synced.
 fn sync_directory(path: &Path) -> io::Result<()> {
     let parent = path
         .parent()
@@ -437,7 +444,7 @@ fn sync_directory(path: &Path) -> io::Result<()> {
     std::fs::File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-fn refusal(path: &Path, error: DatabaseError) -> StoreError {
+fn open_error(path: &Path, error: DatabaseError) -> StoreError {
     let path = path.to_owned();
     match error {
         DatabaseError::DatabaseAlreadyOpen => StoreError::InUse(path),

@@ -1,157 +1,155 @@
-//! Making and deleting slices on bricks, and the housekeeping that finishes
-//! what could not be finished at once.
+//! Creating and deleting slices on bricks, and the sweep that finishes postponed deletions.
 //!
-//! Invariants: a brick is asked who it is before it is asked to do anything,
-//! so that another pool at the same address is never taken for it. A slice
-//! that is part of a volume is never deleted. Nothing here holds the lock
-//! while it talks to a brick.
+//! Invariants: the manager checks the id of a brick before any other request, so another pool at
+//! the same address is never mistaken for it. A slice that is part of a volume is never deleted. No
+//! function here holds the lock during a call to a brick.
 
 use crate::fault::Fault;
-use crate::manager::{Brick, Manager, Place, places};
-use crate::records::Doomed;
-use crate::store::Write;
+use crate::manager::{BrickState, Manager, SliceLocation, slice_locations};
+use crate::records::PendingDelete;
+use crate::store::StoreWrite;
 use pagemesh_base::layout::{BrickId, Segment, SliceId};
 use pagemesh_base::slice::{BrickControl, SliceError};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::time::Duration;
 
-/// How often slices that could not be deleted are tried again. Returning
-/// bricks are tried at once.
+/// Interval between attempts to delete the remaining slices. A brick that returns is tried at once.
 pub const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
-/// Slices that one pass tries to delete; the next pass goes on.
+/// Slices that one sweep tries to delete; the next sweep continues.
 const SWEEP_SLICES_MAX: usize = 1024;
-/// A request to make a slice may be carried out this long after its brick was
-/// first seen to answer without having the slice; until then "no such slice"
-/// does not mean that there will be none. Counted from an answer and not from
-/// the request, because a brick that stood still finds old requests in its
-/// sockets when it goes on. Far longer than the timeouts of connections.
-const UNCERTAIN_FOR: Duration = Duration::from_secs(120);
+/// A brick may still execute a request to create a slice for this long after its first answer that
+/// the slice does not exist. Until then "no such slice" does not mean that the slice stays absent.
+/// The period counts from an answer, not from the request: a stalled brick finds old requests in
+/// its sockets when it resumes. It is far longer than the time-outs of connections.
+const UNCERTAIN_PERIOD: Duration = Duration::from_secs(120);
 
-/// Connections to bricks, opened when first needed.
-struct Controls<'a> {
+/// Connections to bricks, opened on first use.
+struct BrickConnections<'a> {
     manager: &'a Manager,
-    open: BTreeMap<BrickId, Box<dyn BrickControl>>,
+    connections: BTreeMap<BrickId, Box<dyn BrickControl>>,
 }
 
-impl Controls<'_> {
+impl BrickConnections<'_> {
     fn get(&mut self, brick: BrickId) -> Result<&dyn BrickControl, SliceError> {
-        if !self.open.contains_key(&brick) {
-            let control = self.manager.bricks.control(&self.manager.address(brick))?;
+        if !self.connections.contains_key(&brick) {
+            let control = self
+                .manager
+                .bricks
+                .control(&self.manager.brick_address(brick))?;
             let found = control.status()?.brick;
             if found != brick {
                 return Err(SliceError::Refused(format!(
                     "another brick answers: {found}"
                 )));
             }
-            self.open.insert(brick, control);
+            self.connections.insert(brick, control);
         }
-        Ok(self.open[&brick].as_ref())
+        Ok(self.connections[&brick].as_ref())
     }
 }
 
-/// What a failed attempt to make a slice may have left.
-enum Trace {
-    /// Nothing of ours: the brick was not asked, or the slice is another's.
+/// The state that a failed attempt to create a slice may have left.
+enum LeftoverSlice {
+    /// No slice of this attempt: the brick received no request, or the slice belongs to another
+    /// one.
     None,
-    /// Perhaps a slice, and nothing will follow: the brick has answered.
-    Settled,
-    /// Perhaps a slice, now or later: there was no answer.
-    Open,
+    /// A slice may exist, and none will appear later: the brick has answered.
+    Possible,
+    /// A slice may exist, or may appear later: the brick did not answer.
+    Uncertain,
 }
 
 impl Manager {
-    fn address(&self, brick: BrickId) -> String {
-        let book = self.book();
+    fn brick_address(&self, brick: BrickId) -> String {
+        let book = self.state();
         let known = book.bricks.get(&brick);
         known.map_or_else(String::new, |brick| brick.record.address.clone())
     }
 
-    fn controls(&self) -> Controls<'_> {
-        Controls {
+    fn brick_connections(&self) -> BrickConnections<'_> {
+        BrickConnections {
             manager: self,
-            open: BTreeMap::new(),
+            connections: BTreeMap::new(),
         }
     }
 
-    /// Makes the slices of segments; if one fails, deletes those made before.
+    /// Creates the slices of segments; if one fails, deletes the slices created before.
     ///
     /// # Errors
-    /// What the brick said.
-    pub(crate) fn build(&self, segments: &[Segment]) -> Result<(), Fault> {
-        let places: Vec<Place> = places(segments).collect();
-        let mut controls = self.controls();
+    /// The error of the brick.
+    pub(crate) fn create_slices(&self, segments: &[Segment]) -> Result<(), Fault> {
+        let places: Vec<SliceLocation> = slice_locations(segments).collect();
+        let mut controls = self.brick_connections();
         for (at, place) in places.iter().enumerate() {
-            let Err((trace, cause)) = make(&mut controls, place) else {
+            let Err((trace, cause)) = create_slice(&mut controls, place) else {
                 continue;
             };
             let fault = Fault::Brick {
                 brick: place.brick,
-                address: self.address(place.brick),
+                address: self.brick_address(place.brick),
                 cause,
             };
             drop(controls);
-            self.undo(&places, at, &trace);
+            self.roll_back_slices(&places, at, &trace);
             return Err(fault);
         }
         Ok(())
     }
 
-    /// Deletes the slices up to the one that failed and forgets those that
-    /// were never asked for.
-    fn undo(&self, places: &[Place], failed: usize, trace: &Trace) {
+    /// Deletes the slices up to the failed one, and forgets the slices that were never requested.
+    fn roll_back_slices(&self, places: &[SliceLocation], failed: usize, trace: &LeftoverSlice) {
         let (asked, never) = match trace {
-            Trace::None => (failed, failed),
-            Trace::Settled => (failed + 1, failed + 1),
-            Trace::Open => (failed, failed + 1),
+            LeftoverSlice::None => (failed, failed),
+            LeftoverSlice::Possible => (failed + 1, failed + 1),
+            LeftoverSlice::Uncertain => (failed, failed + 1),
         };
-        let key = |place: &Place| (place.brick, place.slice);
+        let key = |place: &SliceLocation| (place.brick, place.slice);
         let never: Vec<_> = places[never..].iter().map(key).collect();
-        self.pardon(&never);
-        let doomed = |place: &Place| Doomed {
+        self.forget_deletes(&never);
+        let doomed = |place: &SliceLocation| PendingDelete {
             brick: place.brick,
             slice: place.slice,
             uncertain: false,
         };
         let asked: Vec<_> = places[..asked].iter().map(doomed).collect();
-        self.retire(&asked);
+        self.delete_slices(&asked);
     }
 
-    /// Tries to delete slices; those that are gone are forgotten. A brick
-    /// that is dead or gets lost is left for the next pass. Once the store has
-    /// failed, nothing is deleted any more: it may name as part of a volume
-    /// what memory still has as doomed.
-    pub(crate) fn retire(&self, doomed: &[Doomed]) {
+    /// Tries to delete slices, and forgets the deleted ones. A dead or lost brick is left to the
+    /// next sweep. After a failed commit it deletes nothing: the store may name slices as part of a
+    /// volume that memory still lists as pending deletes.
+    pub(crate) fn delete_slices(&self, doomed: &[PendingDelete]) {
         if self.store.has_failed() {
             return;
         }
-        let mut by_brick: BTreeMap<BrickId, Vec<Doomed>> = BTreeMap::new();
+        let mut by_brick: BTreeMap<BrickId, Vec<PendingDelete>> = BTreeMap::new();
         for &slice in doomed {
             by_brick.entry(slice.brick).or_default().push(slice);
         }
         let alive = |brick: &BrickId| {
-            let book = self.book();
+            let book = self.state();
             let known = book.bricks.get(brick);
             known.is_some_and(|brick| self.is_alive(brick))
         };
         let mut gone = Vec::new();
-        let mut controls = self.controls();
+        let mut controls = self.brick_connections();
         for (brick, slices) in by_brick {
             if !alive(&brick) {
                 continue;
             }
-            if let Err(cause) = self.empty(&mut controls, brick, &slices, &mut gone) {
+            if let Err(cause) = self.delete_slices_on(&mut controls, brick, &slices, &mut gone) {
                 tracing::warn!(%brick, %cause, "cannot delete slices now; trying again later");
             }
         }
-        self.pardon(&gone);
+        self.forget_deletes(&gone);
     }
 
-    fn empty(
+    fn delete_slices_on(
         &self,
-        controls: &mut Controls<'_>,
+        controls: &mut BrickConnections<'_>,
         brick: BrickId,
-        slices: &[Doomed],
+        slices: &[PendingDelete],
         gone: &mut Vec<(BrickId, SliceId)>,
     ) -> Result<(), SliceError> {
         let control = controls.get(brick)?;
@@ -159,12 +157,12 @@ impl Manager {
             let slice = doomed.slice;
             match control.delete(slice) {
                 Ok(()) => gone.push((brick, slice)),
-                Err(SliceError::NoSuchSlice(_)) if self.stays_away(doomed) => {
+                Err(SliceError::NoSuchSlice(_)) if self.is_gone_for_good(doomed) => {
                     gone.push((brick, slice));
                 }
                 Err(SliceError::NoSuchSlice(_)) => {}
                 Err(cause @ SliceError::Lost(_)) => return Err(cause),
-                // One slice that cannot go must not keep the others.
+                // One failing slice must not block the others.
                 Err(cause) => {
                     tracing::warn!(%brick, %slice, %cause, "cannot delete a slice; trying again later");
                 }
@@ -173,79 +171,81 @@ impl Manager {
         Ok(())
     }
 
-    /// Whether a slice that its brick does not have will not appear later.
-    fn stays_away(&self, doomed: &Doomed) -> bool {
+    /// Whether a slice that its brick does not have cannot appear later.
+    fn is_gone_for_good(&self, doomed: &PendingDelete) -> bool {
         if !doomed.uncertain {
             return true;
         }
         let now = self.clock.elapsed();
-        let mut book = self.book();
-        let Some(doom) = book.doomed.get_mut(&(doomed.brick, doomed.slice)) else {
+        let mut book = self.state();
+        let Some(doom) = book.pending_deletes.get_mut(&(doomed.brick, doomed.slice)) else {
             return true;
         };
         let since = *doom.absent_since.get_or_insert(now);
-        now.saturating_sub(since) >= UNCERTAIN_FOR
+        now.saturating_sub(since) >= UNCERTAIN_PERIOD
     }
 
-    fn pardon(&self, gone: &[(BrickId, SliceId)]) {
+    fn forget_deletes(&self, gone: &[(BrickId, SliceId)]) {
         if gone.is_empty() {
             return;
         }
-        let mut book = self.book();
-        let writes: Vec<_> = gone.iter().map(|&(b, s)| Write::Pardon(b, s)).collect();
-        // What stays written down is deleted again, which does no harm.
+        let mut book = self.state();
+        let writes: Vec<_> = gone
+            .iter()
+            .map(|&(b, s)| StoreWrite::RemovePendingDelete(b, s))
+            .collect();
+        // A pending delete that stays in the store is repeated later, which does no harm.
         if let Err(error) = self.store.commit(&writes) {
             tracing::error!(%error, "cannot write down which slices are deleted");
             return;
         }
         for key in gone {
-            book.doomed.remove(key);
+            book.pending_deletes.remove(key);
         }
     }
 
-    /// One pass of housekeeping: tells which bricks died or returned, and
-    /// tries again to delete what is left of deleted volumes.
+    /// One sweep: logs the bricks that died or returned, and retries the pending deletes.
     pub fn sweep(&self) {
-        self.tell_deaths();
-        let doomed = self.next_to_retire();
-        self.retire(&doomed);
+        self.log_liveness_changes();
+        let doomed = self.next_pending_deletes();
+        self.delete_slices(&doomed);
     }
 
-    /// The doomed slices that can be tried now. Each pass begins behind the
-    /// last one of the pass before, so that slices that cannot be deleted do
-    /// not keep others waiting for ever.
-    fn next_to_retire(&self) -> Vec<Doomed> {
-        let mut book = self.book();
-        let behind = book.swept_to.map_or(Bound::Unbounded, Bound::Excluded);
-        let up_to = book.swept_to.map(Bound::Included);
-        let later = book.doomed.range((behind, Bound::Unbounded));
-        let earlier = up_to.map(|to| book.doomed.range((Bound::Unbounded, to)));
-        let next: Vec<Doomed> = later
+    /// The pending deletes that can be tried now. Each sweep starts after the last slice of the
+    /// sweep before, so failing slices do not block the others for ever.
+    fn next_pending_deletes(&self) -> Vec<PendingDelete> {
+        let mut book = self.state();
+        let behind = book.sweep_cursor.map_or(Bound::Unbounded, Bound::Excluded);
+        let up_to = book.sweep_cursor.map(Bound::Included);
+        let later = book.pending_deletes.range((behind, Bound::Unbounded));
+        let earlier = up_to.map(|to| book.pending_deletes.range((Bound::Unbounded, to)));
+        let next: Vec<PendingDelete> = later
             .chain(earlier.into_iter().flatten())
             .map(|(_, doom)| doom.record)
             .filter(|record| {
                 let brick = book.bricks.get(&record.brick);
-                brick.is_some_and(|brick| self.is_alive(brick)) && !book.is_building(record.slice)
+                brick.is_some_and(|brick| self.is_alive(brick))
+                    && !book.is_being_created(record.slice)
             })
             .take(SWEEP_SLICES_MAX)
             .collect();
-        book.swept_to = next.last().map(|record| (record.brick, record.slice));
+        book.sweep_cursor = next.last().map(|record| (record.brick, record.slice));
         next
     }
 
-    fn tell_deaths(&self) {
-        let mut book = self.book();
+    fn log_liveness_changes(&self) {
+        let mut book = self.state();
         for brick in book.bricks.values_mut() {
             let alive = self.is_alive(brick);
-            if alive != brick.told_alive {
-                brick.told_alive = alive;
-                tell(brick, alive);
+            if alive != brick.logged_alive {
+                brick.logged_alive = alive;
+                log_liveness(brick, alive);
             }
         }
     }
 }
 
-fn tell(brick: &Brick, alive: bool) {
+fn log_liveness(brick: &BrickState, alive: bool) {
     let (id, address) = (brick.record.brick, &brick.record.address);
     if alive {
         tracing::info!(brick = %id, %address, "the brick is alive");
@@ -254,16 +254,19 @@ fn tell(brick: &Brick, alive: bool) {
     }
 }
 
-fn make(controls: &mut Controls<'_>, place: &Place) -> Result<(), (Trace, SliceError)> {
+fn create_slice(
+    controls: &mut BrickConnections<'_>,
+    place: &SliceLocation,
+) -> Result<(), (LeftoverSlice, SliceError)> {
     let control = controls
         .get(place.brick)
-        .map_err(|cause| (Trace::None, cause))?;
+        .map_err(|cause| (LeftoverSlice::None, cause))?;
     control.create(place.slice, place.bytes).map_err(|cause| {
         let trace = match cause {
-            SliceError::Lost(_) => Trace::Open,
-            SliceError::SliceExists(_) => Trace::None,
-            // A brick that could not make a slice durable may have it still.
-            _ => Trace::Settled,
+            SliceError::Lost(_) => LeftoverSlice::Uncertain,
+            SliceError::SliceExists(_) => LeftoverSlice::None,
+            // A brick that failed to make a slice durable may still have it.
+            _ => LeftoverSlice::Possible,
         };
         (trace, cause)
     })

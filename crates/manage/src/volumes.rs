@@ -1,23 +1,25 @@
-//! Volumes: create, show, grow, delete, attach, detach, and the states of
-//! their legs.
+//! Volumes: create, show, grow, delete, attach, detach, and the states of their legs.
 //!
-//! A slice is written down as doomed before it is asked for, and taken off
-//! that list by the transaction that publishes it. Whatever happens between,
-//! the sweep finds it.
+//! The store lists a slice as a pending delete before the brick creates it. The transaction that
+//! publishes the slice removes it from that list. After any failure in between, the sweep finds the
+//! slice.
 
 use crate::durability::Durability;
 use crate::fault::Fault;
-use crate::files::{check_files, make_thin};
-use crate::ledger::{Change, Ledger, LegTurn, is_whole};
-use crate::manager::{Book, DOOMED_MAX, Doom, Manager, Place, VOLUMES_MAX, places, promised};
-use crate::placement::{PlacedSegment, Placement, Wish, place};
-use crate::records::{Attachment, Doomed, Note, VolumeRecord};
+use crate::files::{check_files, set_address_space};
+use crate::layout_state::{LayoutChange, LayoutState, LegTransition, is_up_to_date};
+use crate::manager::{
+    Manager, ManagerState, PENDING_DELETES_MAX, SliceLocation, TrackedDelete, VOLUMES_MAX,
+    promised_slices, slice_locations,
+};
+use crate::placement::{PlacedSegment, Placement, PlacementRequest, place};
+use crate::records::{Attachment, LegNote, PendingDelete, VolumeRecord};
 use crate::shape::Shape;
-use crate::store::Write;
+use crate::store::StoreWrite;
 use crate::wire::{
-    AttachVolume, Attached, ChangeLegs, Content, CopiesTold, CopyReturn, CreateVolume, Deleted,
-    DetachVolume, Detached, GrowVolume, Health, LegChange, Sized, TellCopies, VolumeDetail,
-    VolumeInfo,
+    AttachReply, AttachVolume, ChangeLegs, CreateVolume, DeleteReply, DetachReply, DetachVolume,
+    GrowVolume, LegChange, ReplicationStatus, ReportReplication, ResyncProgress, VolumeContent,
+    VolumeDetail, VolumeHealth, VolumeInfo, VolumeSizeReply,
 };
 use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, LEGS_MAX, Layout, Leg, LegState, SEGMENTS_MAX, Segment, SliceId,
@@ -31,36 +33,36 @@ pub const CLIENT_BYTES_MAX: usize = 128;
 pub const NOTE_BYTES_MAX: usize = 256;
 
 impl Manager {
-    /// Creates a volume: places it, makes its slices on their bricks, then
-    /// publishes it. If a brick fails, nothing is left.
+    /// Creates a volume: places it, creates its slices on their bricks, then publishes it. If a
+    /// brick fails, the manager deletes the created slices.
     ///
     /// # Errors
-    /// When the wish makes no sense, has no place, or a brick fails.
-    pub fn create(&self, wish: &CreateVolume) -> Result<Sized, Fault> {
+    /// When the request is invalid, has no placement, or a brick fails.
+    pub fn create(&self, wish: &CreateVolume) -> Result<VolumeSizeReply, Fault> {
         let shape = Shape::new(wish.layout, wish.columns, wish.copies)?;
         let bytes = shape.fit(wish.size_bytes)?;
         let files_bytes = match wish.content {
-            Content::Blocks => None,
-            Content::Files => Some(check_files(shape, bytes)?),
+            VolumeContent::Blocks => None,
+            VolumeContent::Files => Some(check_files(shape, bytes)?),
         };
         let plan = {
-            let mut book = self.book();
-            refuse_a_taken_name(&book, &wish.name)?;
-            let wish_place = Wish {
+            let mut book = self.state();
+            check_name_free(&book, &wish.name)?;
+            let wish_place = PlacementRequest {
                 shape,
                 bytes,
                 durability: wish.durability,
-                factor: self.settings.overprovision_factor,
+                overprovision_factor: self.settings.overprovision_factor,
             };
             let mut placement = place(&self.candidates(&book), &wish_place)?;
             if files_bytes.is_some() {
-                make_thin(&mut placement, bytes)?;
+                set_address_space(&mut placement, bytes)?;
             }
             let durability = placement.durability;
-            let segments = self.name_slices(&placement);
-            self.plan(&mut book, &wish.name, durability, segments, files_bytes)?
+            let segments = self.assign_slice_ids(&placement);
+            self.reserve_slices(&mut book, &wish.name, durability, segments, files_bytes)?
         };
-        self.build(&plan.segments)?;
+        self.create_slices(&plan.segments)?;
         let layout = Layout {
             volume: (self.settings.new_id)(),
             name: wish.name.clone(),
@@ -68,7 +70,7 @@ impl Manager {
             segments: plan.segments.clone(),
         };
         let record = VolumeRecord {
-            ledger: Ledger::new(layout),
+            ledger: LayoutState::new(layout),
             shape,
             durability: plan.durability,
             attachment: None,
@@ -78,226 +80,237 @@ impl Manager {
             auto_promote: false,
         };
         let volume = self.publish(&plan.segments, |_| Ok(record))?;
-        Ok(sized(volume, wish.size_bytes, bytes))
+        Ok(size_reply(volume, wish.size_bytes, bytes))
     }
 
-    /// Makes a volume larger by a segment of the same shape, attached or not. Of
-    /// files: what they may take together.
+    /// Grows a volume by a segment of the same shape, attached or not. For files it raises the
+    /// limit of all files together.
     ///
     /// # Errors
-    /// As for creating, and when it is not larger than now.
-    pub fn grow(&self, name: &VolumeName, wish: GrowVolume) -> Result<Sized, Fault> {
+    /// The same as for creating; also when the new size is not larger.
+    pub fn grow(&self, name: &VolumeName, wish: GrowVolume) -> Result<VolumeSizeReply, Fault> {
         let (plan, size) = {
-            let mut book = self.book();
+            let mut book = self.state();
             let volume = book.volume(name)?;
-            refuse_a_busy_one(&book, name)?;
+            check_not_busy(&book, name)?;
             if volume.files_bytes.is_some() {
                 return self.grow_files(&mut book, name, wish.size_bytes);
             }
             let layout = &volume.ledger.layout;
             let follows = |column: &Column| column.legs.iter().any(|leg| leg.asynchronous);
             if layout.columns().any(follows) {
-                return Err(Fault::bad(
-                    format!("the volume {name} has an asynchronous copy, which one column has"),
+                return Err(Fault::invalid_field(
+                    format!("the volume {name} has an asynchronous copy, which needs one column"),
                     "detach that copy, grow the volume, and attach a synchronous one",
                 ));
             }
             let (shape, now) = (volume.shape, layout.size_bytes());
-            let more = growth(now, wish.size_bytes)?;
+            let more = bytes_to_add(now, wish.size_bytes)?;
             let bytes = shape.fit(more)?;
-            let size = check_whole(now, bytes)?;
-            let wish = Wish {
+            let size = check_total_size(now, bytes)?;
+            let wish = PlacementRequest {
                 shape,
                 bytes,
                 durability: Some(volume.durability),
-                factor: self.settings.overprovision_factor,
+                overprovision_factor: self.settings.overprovision_factor,
             };
-            // Refused before bricks are troubled, not after.
+            // Refuse before the manager calls bricks.
             let segments = layout.segments.len();
             let placement = place(&self.candidates(&book), &wish)?;
             if segments + placement.segments.len() > SEGMENTS_MAX {
-                return Err(crate::ledger::ChangeError::TooManySegments.into());
+                return Err(crate::layout_state::LayoutChangeError::TooManySegments.into());
             }
             let durability = placement.durability;
-            let segments = self.name_slices(&placement);
-            let plan = self.plan(&mut book, name, durability, segments, None)?;
+            let segments = self.assign_slice_ids(&placement);
+            let plan = self.reserve_slices(&mut book, name, durability, segments, None)?;
             (plan, size)
         };
-        self.build(&plan.segments)?;
-        let change = Change::Grow(plan.segments.clone());
+        self.create_slices(&plan.segments)?;
+        let change = LayoutChange::Grow(plan.segments.clone());
         let volume = self.publish(&plan.segments, |book| {
             let mut record = book.volume(name)?.clone();
             record.ledger = record.ledger.apply(&change)?;
             Ok(record)
         })?;
-        Ok(sized(volume, wish.size_bytes, size))
+        Ok(size_reply(volume, wish.size_bytes, size))
     }
 
     /// Every volume, by name.
     #[must_use]
     pub fn volumes(&self) -> Vec<VolumeInfo> {
-        let book = self.book();
+        let book = self.state();
         let volumes = book.volumes.values();
         volumes
             .map(|volume| self.volume_info(&book, volume))
             .collect()
     }
 
-    /// All about a volume.
+    /// The details of a volume.
     ///
     /// # Errors
     /// When there is no such volume.
     pub fn show(&self, name: &VolumeName) -> Result<VolumeDetail, Fault> {
-        let book = self.book();
-        Ok(self.detail(&book, book.volume(name)?))
+        let book = self.state();
+        Ok(self.volume_detail(&book, book.volume(name)?))
     }
 
-    /// Deletes a volume. Slices that cannot be deleted at once are remembered.
+    /// Deletes a volume. The sweep retries slices that cannot be deleted at once.
     ///
     /// # Errors
-    /// When a client has it and `force` is not set, or the store fails.
-    pub fn delete(&self, name: &VolumeName, force: bool) -> Result<Deleted, Fault> {
-        let doomed: Vec<Doomed> = {
-            let mut book = self.book();
+    /// When a client has attached it and `force` is not set, or the store fails.
+    pub fn delete(&self, name: &VolumeName, force: bool) -> Result<DeleteReply, Fault> {
+        let doomed: Vec<PendingDelete> = {
+            let mut book = self.state();
             let volume = book.volume(name)?;
-            refuse_a_busy_one(&book, name)?;
+            check_not_busy(&book, name)?;
             if let Some(attachment) = volume.attachment.as_ref().filter(|_| !force) {
                 return Err(Fault::Attached {
                     name: name.clone(),
                     client: attachment.client.clone(),
                 });
             }
-            let doom = |place: Place| Doomed {
+            let doom = |place: SliceLocation| PendingDelete {
                 brick: place.brick,
                 slice: place.slice,
                 uncertain: false,
             };
-            let doomed: Vec<Doomed> = places(&volume.ledger.layout.segments).map(doom).collect();
-            let mut writes: Vec<_> = doomed.iter().map(|&doomed| Write::Doom(doomed)).collect();
-            writes.push(Write::RemoveVolume(name));
+            let doomed: Vec<PendingDelete> = slice_locations(&volume.ledger.layout.segments)
+                .map(doom)
+                .collect();
+            let mut writes: Vec<_> = doomed
+                .iter()
+                .map(|&doomed| StoreWrite::AddPendingDelete(doomed))
+                .collect();
+            writes.push(StoreWrite::RemoveVolume(name));
             self.store.commit(&writes)?;
-            Manager::remember(&mut book, &doomed);
+            Manager::add_pending_deletes(&mut book, &doomed);
             book.volumes.remove(name);
-            book.told.remove(name);
+            book.replication_reports.remove(name);
             doomed
         };
-        self.retire(&doomed);
-        let book = self.book();
-        let left = |doomed: &&Doomed| book.doomed.contains_key(&(doomed.brick, doomed.slice));
-        Ok(Deleted {
+        self.delete_slices(&doomed);
+        let book = self.state();
+        let left = |doomed: &&PendingDelete| {
+            book.pending_deletes
+                .contains_key(&(doomed.brick, doomed.slice))
+        };
+        Ok(DeleteReply {
             pending_deletions: doomed.iter().filter(left).count(),
         })
     }
 
-    /// Gives a volume to a client; the client before is fenced by the epoch.
+    /// Attaches a volume to a client; the new epoch fences the previous client.
     ///
     /// # Errors
     /// When there is no such volume, or the store fails.
-    pub fn attach(&self, name: &VolumeName, wish: &AttachVolume) -> Result<Attached, Fault> {
+    pub fn attach(&self, name: &VolumeName, wish: &AttachVolume) -> Result<AttachReply, Fault> {
         check_text("the client's label", &wish.client, CLIENT_BYTES_MAX)?;
-        let mut book = self.book();
+        let mut book = self.state();
         let mut record = book.volume(name)?.clone();
         let promoted = match wish.unreachable {
             true => self.promote_if_allowed(&book, &mut record)?,
             false => None,
         };
-        record.ledger = record.ledger.apply(&Change::Attach)?;
+        record.ledger = record.ledger.apply(&LayoutChange::Attach)?;
         record.attachment = Some(Attachment {
             client: wish.client.clone(),
             epoch: record.ledger.layout.epoch,
             since_unix_s: self.clock.unix_s(),
         });
-        self.replace(&mut book, &record)?;
+        self.commit_volume(&mut book, &record)?;
         if let Some(copy) = promoted {
-            tracing::warn!(volume = %name, copy, "a copy that followed is promoted");
+            tracing::warn!(volume = %name, copy, "an asynchronous copy is promoted");
         }
-        Ok(Attached {
+        Ok(AttachReply {
             bricks: book.addresses(&record.ledger.layout.segments),
             layout: record.ledger.layout,
         })
     }
 
-    /// All about a volume, for the client that has it and tells how copies are that
-    /// follow or return.
+    /// Takes the report of the attached client about asynchronous and resyncing copies, and returns
+    /// the details of the volume.
     ///
     /// # Errors
-    /// When there is no such volume, another client has it, or more is told than it can
-    /// have copies.
-    pub fn tell_copies(&self, name: &VolumeName, told: TellCopies) -> Result<VolumeDetail, Fault> {
-        let mut book = self.book();
+    /// When there is no such volume, another client has attached it, or the report names a copy
+    /// twice or one that does not exist.
+    pub fn report_replication(
+        &self,
+        name: &VolumeName,
+        told: ReportReplication,
+    ) -> Result<VolumeDetail, Fault> {
+        let mut book = self.state();
         let record = book.volume(name)?.clone();
-        refuse_a_fenced_one(name, &record, Some(told.attachment))?;
+        check_attachment(name, &record, Some(told.attachment))?;
         let mut copies: Vec<usize> = told.returns.iter().map(|it| it.copy).collect();
         copies.sort_unstable();
         copies.dedup();
         let known = |copy: &usize| *copy < LEGS_MAX;
         if copies.len() != told.returns.len() || !copies.iter().all(known) {
-            return Err(Fault::bad(
-                "a copy is told of twice, or has a number that no copy has",
-                "tell of each copy that returns once",
+            return Err(Fault::invalid_field(
+                "a copy is reported twice, or its number is too large",
+                "report each resyncing copy once",
             ));
         }
         let now = self.clock.elapsed();
-        book.told.insert(name.clone(), (now, told));
-        Ok(self.detail(&book, &record))
+        book.replication_reports.insert(name.clone(), (now, told));
+        Ok(self.volume_detail(&book, &record))
     }
 
     /// Ends an attachment. The layout and its epoch stay.
     ///
     /// # Errors
     /// When there is no such volume, or the store fails.
-    pub fn detach(&self, name: &VolumeName, wish: DetachVolume) -> Result<Detached, Fault> {
-        let mut book = self.book();
+    pub fn detach(&self, name: &VolumeName, wish: DetachVolume) -> Result<DetachReply, Fault> {
+        let mut book = self.state();
         let mut record = book.volume(name)?.clone();
         let meant = |present: &Attachment| wish.attachment.is_none_or(|a| a == present.epoch);
         let detached = record.attachment.as_ref().is_some_and(meant);
         if detached {
             record.attachment = None;
-            self.replace(&mut book, &record)?;
+            self.commit_volume(&mut book, &record)?;
         }
-        Ok(Detached { detached })
+        Ok(DetachReply { detached })
     }
 
     /// Compare-and-swap of leg states.
     ///
     /// # Errors
-    /// When the attachment is over, the epoch is not the expected one, or the
-    /// layout may not change so.
+    /// When the attachment is over, the layout has another epoch, or the change is illegal.
     pub fn change_legs(&self, name: &VolumeName, wish: &ChangeLegs) -> Result<Layout, Fault> {
         for change in &wish.changes {
             if let Some(note) = &change.note {
                 check_text("a note", note, NOTE_BYTES_MAX)?;
             }
         }
-        let mut book = self.book();
+        let mut book = self.state();
         let mut record = book.volume(name)?.clone();
-        refuse_a_fenced_one(name, &record, wish.attachment)?;
-        let turn = |change: &LegChange| LegTurn {
+        check_attachment(name, &record, wish.attachment)?;
+        let turn = |change: &LegChange| LegTransition {
             segment: change.segment,
             column: change.column,
             leg: change.leg,
             to: change.to,
         };
-        let change = Change::Legs {
+        let change = LayoutChange::Legs {
             expected: wish.expected,
-            turns: wish.changes.iter().map(turn).collect(),
+            transitions: wish.changes.iter().map(turn).collect(),
         };
         record.ledger = record.ledger.apply(&change)?;
         for change in &wish.changes {
-            self.note(&mut record, change);
+            self.update_note(&mut record, change);
         }
-        self.replace(&mut book, &record)?;
+        self.commit_volume(&mut book, &record)?;
         Ok(record.ledger.layout)
     }
 
-    fn note(&self, record: &mut VolumeRecord, change: &LegChange) {
+    fn update_note(&self, record: &mut VolumeRecord, change: &LegChange) {
         let place = (change.segment, change.column, change.leg);
-        let is_other = |note: &Note| (note.segment, note.column, note.leg) != place;
-        if is_whole(change.to) || change.note.is_some() {
+        let is_other = |note: &LegNote| (note.segment, note.column, note.leg) != place;
+        if is_up_to_date(change.to) || change.note.is_some() {
             record.notes.retain(is_other);
         }
-        if let Some(text) = change.note.as_ref().filter(|_| !is_whole(change.to)) {
-            record.notes.push(Note {
+        if let Some(text) = change.note.as_ref().filter(|_| !is_up_to_date(change.to)) {
+            record.notes.push(LegNote {
                 segment: change.segment,
                 column: change.column,
                 leg: change.leg,
@@ -307,47 +320,54 @@ impl Manager {
         }
     }
 
-    pub(crate) fn replace(&self, book: &mut Book, record: &VolumeRecord) -> Result<(), Fault> {
-        self.store.commit(&[Write::PutVolume(record)])?;
+    pub(crate) fn commit_volume(
+        &self,
+        book: &mut ManagerState,
+        record: &VolumeRecord,
+    ) -> Result<(), Fault> {
+        self.store.commit(&[StoreWrite::PutVolume(record)])?;
         let name = record.ledger.layout.name.clone();
         book.volumes.insert(name, record.clone());
         Ok(())
     }
 
-    fn name_slices(&self, placement: &Placement) -> Vec<Segment> {
+    fn assign_slice_ids(&self, placement: &Placement) -> Vec<Segment> {
         let placed = placement.segments.iter();
         placed
-            .map(|placed| segment(placed, self.settings.new_id))
+            .map(|placed| to_segment(placed, self.settings.new_id))
             .collect()
     }
 
-    /// Writes the slices of a placement down as doomed.
-    pub(crate) fn plan<'a>(
+    /// Stores the slices of a placement as pending deletes.
+    pub(crate) fn reserve_slices<'a>(
         &'a self,
-        book: &mut Book,
+        book: &mut ManagerState,
         name: &VolumeName,
         durability: Durability,
         segments: Vec<Segment>,
         files_bytes: Option<u64>,
-    ) -> Result<Plan<'a>, Fault> {
-        let places: Vec<Place> = promised(&segments, files_bytes).collect();
-        let doom = |place: &Place| Doomed {
+    ) -> Result<SliceReservation<'a>, Fault> {
+        let places: Vec<SliceLocation> = promised_slices(&segments, files_bytes).collect();
+        let doom = |place: &SliceLocation| PendingDelete {
             brick: place.brick,
             slice: place.slice,
             uncertain: true,
         };
-        let doomed: Vec<Doomed> = places.iter().map(doom).collect();
-        if book.doomed.len() + doomed.len() > DOOMED_MAX {
+        let doomed: Vec<PendingDelete> = places.iter().map(doom).collect();
+        if book.pending_deletes.len() + doomed.len() > PENDING_DELETES_MAX {
             return Err(Fault::TooMany {
                 what: "slices to delete",
-                most: DOOMED_MAX,
+                most: PENDING_DELETES_MAX,
             });
         }
-        let writes: Vec<_> = doomed.iter().map(|&doomed| Write::Doom(doomed)).collect();
+        let writes: Vec<_> = doomed
+            .iter()
+            .map(|&doomed| StoreWrite::AddPendingDelete(doomed))
+            .collect();
         self.store.commit(&writes)?;
-        Manager::remember(book, &doomed);
-        book.building.insert(name.clone(), places);
-        Ok(Plan {
+        Manager::add_pending_deletes(book, &doomed);
+        book.creating.insert(name.clone(), places);
+        Ok(SliceReservation {
             manager: self,
             name: name.clone(),
             durability,
@@ -355,60 +375,63 @@ impl Manager {
         })
     }
 
-    pub(crate) fn remember(book: &mut Book, doomed: &[Doomed]) {
-        let doom = |&record: &Doomed| ((record.brick, record.slice), Doom::new(record));
-        book.doomed.extend(doomed.iter().map(doom));
+    pub(crate) fn add_pending_deletes(book: &mut ManagerState, doomed: &[PendingDelete]) {
+        let doom =
+            |&record: &PendingDelete| ((record.brick, record.slice), TrackedDelete::new(record));
+        book.pending_deletes.extend(doomed.iter().map(doom));
     }
 
-    /// One transaction: the volume is there, and its slices are its own. The
-    /// record is made under the lock, as clients may have changed it since
-    /// the slices were placed.
+    /// Publishes a volume with its slices in one transaction. `record` runs under the lock, because
+    /// clients may have changed the volume since the placement.
     pub(crate) fn publish(
         &self,
         built: &[Segment],
-        record: impl FnOnce(&Book) -> Result<VolumeRecord, Fault>,
+        record: impl FnOnce(&ManagerState) -> Result<VolumeRecord, Fault>,
     ) -> Result<VolumeDetail, Fault> {
-        let mut book = self.book();
+        let mut book = self.state();
         let record = record(&book)?;
-        let mut writes: Vec<_> = places(built)
-            .map(|place| Write::Pardon(place.brick, place.slice))
+        let mut writes: Vec<_> = slice_locations(built)
+            .map(|place| StoreWrite::RemovePendingDelete(place.brick, place.slice))
             .collect();
-        writes.push(Write::PutVolume(&record));
+        writes.push(StoreWrite::PutVolume(&record));
         self.store.commit(&writes)?;
-        for place in places(built) {
-            book.doomed.remove(&(place.brick, place.slice));
+        for place in slice_locations(built) {
+            book.pending_deletes.remove(&(place.brick, place.slice));
         }
-        let detail = self.detail(&book, &record);
+        let detail = self.volume_detail(&book, &record);
         book.volumes
             .insert(record.ledger.layout.name.clone(), record);
         Ok(detail)
     }
 
-    pub(crate) fn detail(&self, book: &Book, record: &VolumeRecord) -> VolumeDetail {
+    pub(crate) fn volume_detail(&self, book: &ManagerState, record: &VolumeRecord) -> VolumeDetail {
         VolumeDetail {
             info: self.volume_info(book, record),
             bricks: book.addresses(&record.ledger.layout.segments),
             layout: record.ledger.layout.clone(),
             notes: record.notes.clone(),
-            told: self.told(book, record),
+            told: self.replication_status(book, record),
         }
     }
 
-    /// What was told last by the client that has the volume, of copies that still
-    /// follow or return.
-    fn told(&self, book: &Book, record: &VolumeRecord) -> Option<CopiesTold> {
+    /// The last report of the attached client about its asynchronous and resyncing copies.
+    fn replication_status(
+        &self,
+        book: &ManagerState,
+        record: &VolumeRecord,
+    ) -> Option<ReplicationStatus> {
         let layout = &record.ledger.layout;
-        let (at, told) = book.told.get(&layout.name)?;
+        let (at, told) = book.replication_reports.get(&layout.name)?;
         let is_present = record.attachment.as_ref()?.epoch == told.attachment;
         let mut legs = layout.columns().flat_map(|column| &column.legs);
         let follows = legs.any(|leg| leg.state == LegState::Following);
-        let returns = |it: &&CopyReturn| {
+        let returns = |it: &&ResyncProgress| {
             let mut legs = layout
                 .columns()
                 .filter_map(|column| column.legs.get(it.copy));
             legs.any(|leg| matches!(leg.state, LegState::Stale | LegState::Syncing))
         };
-        let told = CopiesTold {
+        let told = ReplicationStatus {
             lag: told.lag.filter(|_| follows),
             returns: told.returns.iter().filter(returns).copied().collect(),
             told_us_ago: (self.clock.elapsed().saturating_sub(*at)).as_micros() as u64,
@@ -417,9 +440,9 @@ impl Manager {
         (is_present && is_something).then_some(told)
     }
 
-    fn volume_info(&self, book: &Book, record: &VolumeRecord) -> VolumeInfo {
+    fn volume_info(&self, book: &ManagerState, record: &VolumeRecord) -> VolumeInfo {
         let layout = &record.ledger.layout;
-        let is_dead = |place: &Place| {
+        let is_dead = |place: &SliceLocation| {
             let brick = book.bricks.get(&place.brick);
             !brick.is_some_and(|brick| self.is_alive(brick))
         };
@@ -427,8 +450,8 @@ impl Manager {
             name: layout.name.clone(),
             id: layout.volume,
             content: match record.files_bytes {
-                None => Content::Blocks,
-                Some(_) => Content::Files,
+                None => VolumeContent::Blocks,
+                Some(_) => VolumeContent::Files,
             },
             size_bytes: record.files_bytes.unwrap_or(layout.size_bytes()),
             layout: record.shape.kind,
@@ -437,7 +460,7 @@ impl Manager {
             durability: record.durability,
             epoch: layout.epoch,
             health: health(layout),
-            unreachable_legs: places(&layout.segments).filter(is_dead).count(),
+            unreachable_legs: slice_locations(&layout.segments).filter(is_dead).count(),
             attached: record.attachment.clone(),
             auto_promote: record.auto_promote,
             created_unix_s: record.created_unix_s,
@@ -445,22 +468,22 @@ impl Manager {
     }
 }
 
-/// A placement with names. While it lives, the sweep leaves its slices alone
-/// and nobody else creates, grows or deletes the volume.
-pub(crate) struct Plan<'a> {
+/// A placement with ids. While it exists, the sweep skips its slices, and no other call creates,
+/// grows or deletes the volume.
+pub(crate) struct SliceReservation<'a> {
     manager: &'a Manager,
     name: VolumeName,
     durability: Durability,
     pub segments: Vec<Segment>,
 }
 
-impl Drop for Plan<'_> {
+impl Drop for SliceReservation<'_> {
     fn drop(&mut self) {
-        self.manager.book().building.remove(&self.name);
+        self.manager.state().creating.remove(&self.name);
     }
 }
 
-fn segment(placed: &PlacedSegment, new_id: fn() -> Uuid) -> Segment {
+fn to_segment(placed: &PlacedSegment, new_id: fn() -> Uuid) -> Segment {
     let leg = |brick: &BrickId| Leg {
         brick: *brick,
         slice: SliceId(new_id()),
@@ -479,27 +502,27 @@ fn segment(placed: &PlacedSegment, new_id: fn() -> Uuid) -> Segment {
     }
 }
 
-fn health(layout: &Layout) -> Health {
+fn health(layout: &Layout) -> VolumeHealth {
     let columns = layout.columns();
     let has = |state| {
         let mut legs = columns.clone().flat_map(|column| &column.legs);
         legs.any(|leg| leg.state == state)
     };
     if has(LegState::Stale) {
-        Health::Degraded
+        VolumeHealth::Degraded
     } else if has(LegState::Syncing) {
-        Health::Syncing
+        VolumeHealth::Syncing
     } else {
-        Health::InSync
+        VolumeHealth::InSync
     }
 }
 
-fn refuse_a_taken_name(book: &Book, name: &VolumeName) -> Result<(), Fault> {
+fn check_name_free(book: &ManagerState, name: &VolumeName) -> Result<(), Fault> {
     if book.volumes.contains_key(name) {
         return Err(Fault::VolumeExists(name.clone()));
     }
-    refuse_a_busy_one(book, name)?;
-    if book.volumes.len() + book.building.len() >= VOLUMES_MAX {
+    check_not_busy(book, name)?;
+    if book.volumes.len() + book.creating.len() >= VOLUMES_MAX {
         return Err(Fault::TooMany {
             what: "volumes",
             most: VOLUMES_MAX,
@@ -508,14 +531,14 @@ fn refuse_a_taken_name(book: &Book, name: &VolumeName) -> Result<(), Fault> {
     Ok(())
 }
 
-pub(crate) fn refuse_a_busy_one(book: &Book, name: &VolumeName) -> Result<(), Fault> {
-    if book.building.contains_key(name) {
+pub(crate) fn check_not_busy(book: &ManagerState, name: &VolumeName) -> Result<(), Fault> {
+    if book.creating.contains_key(name) {
         return Err(Fault::VolumeBusy(name.clone()));
     }
     Ok(())
 }
 
-fn refuse_a_fenced_one(
+fn check_attachment(
     name: &VolumeName,
     record: &VolumeRecord,
     asked: Option<EpochNumber>,
@@ -531,9 +554,9 @@ fn refuse_a_fenced_one(
     }
 }
 
-pub(crate) fn growth(now: u64, wanted: u64) -> Result<u64, Fault> {
+pub(crate) fn bytes_to_add(now: u64, wanted: u64) -> Result<u64, Fault> {
     match wanted.checked_sub(now) {
-        None | Some(0) => Err(Fault::bad(
+        None | Some(0) => Err(Fault::invalid_field(
             format!("the volume has {now} bytes already; {wanted} bytes would not be more"),
             "name a larger size; volumes do not shrink",
         )),
@@ -541,8 +564,8 @@ pub(crate) fn growth(now: u64, wanted: u64) -> Result<u64, Fault> {
     }
 }
 
-/// The size of the whole, which must be a valid one, too.
-fn check_whole(now: u64, more: u64) -> Result<u64, Fault> {
+/// The size after growing, which must be valid, too.
+fn check_total_size(now: u64, more: u64) -> Result<u64, Fault> {
     let most = crate::shape::VOLUME_BYTES_MAX;
     let size = now.checked_add(more).filter(|&size| size <= most);
     let too_large = crate::shape::ShapeError::TooLarge {
@@ -555,7 +578,7 @@ fn check_whole(now: u64, more: u64) -> Result<u64, Fault> {
 
 fn check_text(what: &str, text: &str, most: usize) -> Result<(), Fault> {
     if text.is_empty() || text.len() > most || text.chars().any(char::is_control) {
-        return Err(Fault::bad(
+        return Err(Fault::invalid_field(
             format!("{what} must have 1 to {most} bytes and no control characters"),
             "shorten it, or leave such characters out",
         ));
@@ -563,10 +586,10 @@ fn check_text(what: &str, text: &str, most: usize) -> Result<(), Fault> {
     Ok(())
 }
 
-pub(crate) fn sized(volume: VolumeDetail, asked: u64, got: u64) -> Sized {
+pub(crate) fn size_reply(volume: VolumeDetail, asked: u64, got: u64) -> VolumeSizeReply {
     let rounded = got != asked;
     let note = format!("rounded up from {asked} to {got} bytes, to whole stripes");
-    Sized {
+    VolumeSizeReply {
         volume,
         asked_bytes: asked,
         rounded,

@@ -1,11 +1,10 @@
-//! What goes over HTTP, as JSON. Ids are UUIDs as text, sizes are bytes,
-//! epochs are numbers.
+//! JSON bodies of the REST API. Ids are UUIDs as text, sizes are bytes, epochs are numbers.
 
-pub use crate::fault::Code;
-pub use crate::records::{Attachment, Note};
+pub use crate::fault::ErrorCode;
+pub use crate::records::{Attachment, LegNote};
 
 use crate::durability::Durability;
-use crate::shape::Kind;
+use crate::shape::LayoutKind;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::{BrickId, EpochNumber, Layout, LegState, VolumeName};
 use serde::{Deserialize, Serialize};
@@ -13,43 +12,43 @@ use std::collections::BTreeMap;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-/// A refusal.
+/// An error answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Error)]
 pub struct ErrorBody {
-    /// What is wrong, for people.
+    /// The error, for people.
     pub error: String,
-    /// What to do about it.
+    /// The way out.
     pub hint: String,
-    /// What kind of refusal, for programs.
-    pub code: Code,
-    /// The layout's epoch, in an `epoch-conflict`.
+    /// The kind of the error, for programs.
+    pub code: ErrorCode,
+    /// The layout's current epoch, in an `epoch-conflict`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u32>,
 }
 
-/// What a brick says of itself with each heartbeat.
+/// The state that a brick reports with each heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BrickRegistration {
-    /// The UUID of its pool; the same as in the path.
+    /// The UUID of the brick's pool; the same as in the path.
     #[schema(value_type = Uuid)]
     pub brick: BrickId,
-    /// `host:port` of its tcp transport.
+    /// `host:port` of the brick's tcp transport.
     pub address: String,
-    /// The unix socket of its `map` transport: an absolute path.
+    /// The unix socket of the brick's `map` transport: an absolute path.
     #[serde(default)]
     pub map_socket: Option<String>,
-    /// What fails together with it: a machine, a rack.
+    /// The failure domain of the brick, such as a machine or a rack.
     pub domain: String,
-    /// Its pool's class.
+    /// The durability class of its pool.
     pub durability: Durability,
-    /// Bytes that slices can use in all.
+    /// Bytes that slices can use in total.
     pub capacity_bytes: u64,
     /// Bytes in use.
     pub used_bytes: u64,
-    /// Rises with each opening of the pool: a later one replaces an earlier.
+    /// Rises with each opening of the pool: a later incarnation replaces an earlier one.
     pub incarnation: u32,
-    /// Sessions open.
+    /// Open sessions.
     #[serde(default)]
     pub sessions: u32,
     /// The scrubs of its pool.
@@ -61,66 +60,66 @@ pub struct BrickRegistration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScrubState {
-    /// None is planned.
+    /// No scrub is planned.
     Off,
-    /// The next one has its time.
+    /// The next scrub waits for its time.
     Waiting,
-    /// One is under way.
+    /// A scrub is running.
     Running,
 }
 
 /// The scrubs of a brick's pool since it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BrickScrub {
-    /// What is going on.
+    /// The current state.
     pub state: ScrubState,
-    /// Scrubs that came to their end.
+    /// Completed scrubs.
     pub passes: u64,
-    /// How much of the one under way is done, in percent.
+    /// Progress of the running scrub, in percent.
     pub progress_percent: Option<u8>,
-    /// The time to the next one, if none is under way.
+    /// Milliseconds until the next scrub, if none is running.
     pub next_in_ms: Option<u64>,
-    /// What the one under way has found by now.
-    pub pass: Option<ScrubFound>,
-    /// What the last one found.
-    pub last: Option<ScrubFound>,
-    /// How long ago that one ended.
+    /// Findings of the running scrub so far.
+    pub pass: Option<ScrubCounts>,
+    /// Findings of the last completed scrub.
+    pub last: Option<ScrubCounts>,
+    /// Milliseconds since the last completed scrub.
     pub ended_ms_ago: Option<u64>,
-    /// What all of them have mended.
+    /// Corrections by all scrubs together.
     pub mended: u64,
-    /// The wish that the brick fulfilled last.
+    /// The scrub request that the brick carried out last.
     #[serde(default)]
     pub fulfilled: Option<Uuid>,
 }
 
-/// What a scrub of a pool has found.
+/// Findings of a scrub of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct ScrubFound {
-    /// Places looked at.
+pub struct ScrubCounts {
+    /// Structures checked.
     pub checked: u64,
-    /// Superblocks written anew.
+    /// Superblocks rewritten.
     pub superblocks: u64,
-    /// Records of the journal mended.
+    /// Journal records corrected.
     pub records: u64,
-    /// Lanes of the journal with a record that cannot be mended and is not needed
-    /// any more; slices are compared as a whole when they are attached next.
+    /// Journals with a record that cannot be corrected and is no longer needed. Their slices are
+    /// compared as a whole at the next attach.
     pub left_behind: u64,
-    /// Entries of the in-flight table written anew.
+    /// In-flight table entries rewritten.
     pub in_flight: u64,
-    /// Lines of the bitmap written anew.
+    /// Bitmap lines rewritten.
     pub bitmap_lines: u64,
-    /// Entries of the object table written anew.
+    /// Object table entries rewritten.
     pub objects: u64,
-    /// Slots of page tables mended.
+    /// Page table slots corrected.
     pub slots: u64,
-    /// All that was put right.
+    /// All corrections together.
     pub mended: u64,
-    /// Places that only `pool check`, or another copy, can help.
+    /// Structures that only `pool check` or another copy can repair.
     pub damaged: u64,
 }
 
 impl BrickScrub {
-    /// Places that are damaged still, by what is known last.
+    /// Structures that are still damaged, by the running scrub or else by the last one.
     #[must_use]
     pub fn damaged(&self) -> u64 {
         let found = [self.pass, self.last];
@@ -129,118 +128,120 @@ impl BrickScrub {
     }
 }
 
-/// Whether a scrub of a brick's pool is to begin or to end.
+/// Asks a brick to start or stop a scrub of its pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ScrubBrick {
-    /// End the one under way, instead of beginning one.
+    /// Stop the running scrub instead of starting one.
     #[serde(default)]
     pub stop: bool,
 }
 
-/// Such a wish on its way to the brick: it is said with each answer to a
-/// heartbeat until the brick says that it is fulfilled.
+/// A scrub request on its way to the brick. Each heartbeat answer repeats it until the brick
+/// reports it as carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct ScrubWish {
-    /// Names it, so that it is fulfilled once.
+pub struct ScrubRequest {
+    /// The id of the request, so that the brick carries it out only once.
     pub id: Uuid,
-    /// End the one under way, instead of beginning one.
+    /// Stop the running scrub instead of starting one.
     pub stop: bool,
 }
 
 /// The answer to a heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HeartbeatReply {
-    /// When the next one is due.
+    /// Milliseconds until the next heartbeat is due.
     pub interval_ms: u64,
-    /// Without one for so long, the brick counts as dead.
+    /// A brick without a heartbeat for this many milliseconds counts as dead.
     pub dead_after_ms: u64,
-    /// What the brick is to do.
+    /// The pending scrub request, if any.
     #[serde(default)]
-    pub scrub: Option<ScrubWish>,
+    pub scrub: Option<ScrubRequest>,
 }
 
 /// A brick.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BrickInfo {
-    /// The UUID of its pool.
+    /// The UUID of the brick's pool.
     #[schema(value_type = Uuid)]
     pub brick: BrickId,
-    /// Whether its heartbeats come.
+    /// Whether its heartbeats arrive.
     pub alive: bool,
-    /// Age of the last heartbeat; none since this manager started if missing.
+    /// Milliseconds since the last heartbeat; missing if this manager received none since its
+    /// start.
     pub heartbeat_age_ms: Option<u64>,
-    /// `host:port` of its tcp transport.
+    /// `host:port` of the brick's tcp transport.
     pub address: String,
-    /// The unix socket of its `map` transport.
+    /// The unix socket of the brick's `map` transport.
     pub map_socket: Option<String>,
-    /// What fails together with it.
+    /// The failure domain of the brick.
     pub domain: String,
-    /// Its pool's class.
+    /// The durability class of its pool.
     pub durability: Durability,
-    /// Bytes that slices can use in all.
+    /// Bytes that slices can use in total.
     pub capacity_bytes: u64,
-    /// Bytes in use, as last heard.
+    /// Bytes in use, by the last heartbeat.
     pub used_bytes: u64,
-    /// Bytes of all slices placed there, full or not.
+    /// Bytes of all slices placed on the brick, written or not.
     pub provisioned_bytes: u64,
     /// Slices of volumes.
     pub slices: usize,
     /// Slices of deleted volumes that it still holds.
     pub pending_deletions: usize,
-    /// Sessions open, as last heard.
+    /// Open sessions, by the last heartbeat.
     pub sessions: u32,
-    /// The scrubs of its pool, as last heard.
+    /// The scrubs of its pool, by the last heartbeat.
     #[serde(default)]
     pub scrub: Option<BrickScrub>,
-    /// What it was asked to do and has not fulfilled yet.
+    /// The scrub request that the brick has not carried out yet.
     #[serde(default)]
-    pub scrub_wish: Option<ScrubWish>,
+    pub scrub_wish: Option<ScrubRequest>,
 }
 
-/// What a volume holds.
+/// The use of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Content {
-    /// Blocks, for whoever exports it.
+pub enum VolumeContent {
+    /// Blocks, for an export.
     #[default]
     Blocks,
-    /// A file system, for whoever mounts it.
+    /// A file system, for a mount.
     Files,
 }
 
-/// A volume to be.
+/// A volume to create.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateVolume {
     /// 1 to 64 of `A-Z a-z 0-9 . _ -`, not starting with a dot or a dash.
     #[schema(value_type = String)]
     pub name: VolumeName,
-    /// Whole pages of 4096 bytes; rounded up to whole stripes if striped. Of
-    /// files: what they may take together.
+    /// The size, in whole pages of 4096 bytes. The size of a striped volume is rounded up to whole
+    /// stripes. For `files`: the limit of all files together.
     pub size_bytes: u64,
     /// `mirror` if missing.
     #[serde(default)]
-    pub layout: Kind,
+    pub layout: LayoutKind,
     /// Columns of a stripe: 2 if missing.
     #[serde(default)]
     pub columns: Option<usize>,
     /// Copies of a mirror: 2 if missing.
     #[serde(default)]
     pub copies: Option<usize>,
-    /// The class of its bricks: the strongest that has room if missing.
+    /// The durability class of its bricks: the strongest with room if missing.
     #[serde(default)]
     pub durability: Option<Durability>,
-    /// `blocks` if missing. Files need one column on one brick per copy.
+    /// `blocks` if missing. `files` needs one column, and one brick per copy with room for all of
+    /// it.
     #[serde(default)]
-    pub content: Content,
+    pub content: VolumeContent,
 }
 
-/// How much a volume is to grow by.
+/// The new size of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GrowVolume {
-    /// The size afterwards: more than now, by whole pages.
+    /// The size after growing: larger than now, in whole pages.
     pub size_bytes: u64,
 }
 
@@ -248,33 +249,37 @@ pub struct GrowVolume {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AttachReplica {
-    /// The brick it goes to; if missing, each column goes where there is room.
+    /// The brick of the new copy; if missing, each column takes a brick with room.
     #[serde(default)]
     #[schema(value_type = Option<uuid::Uuid>)]
     pub brick: Option<BrickId>,
-    /// Whether it gets changes only after they were acknowledged, in their order; what
-    /// is to be durable is acknowledged when it has it. For volumes of one column, one
-    /// such copy each.
+    /// Whether the copy receives changes in order, after their acknowledgement. A durable write
+    /// (`O_SYNC`, `fsync`, FUA, flush) is acknowledged once the copy has it. Needs a volume with
+    /// one column; a volume has at most one such copy.
     #[serde(default)]
     pub asynchronous: bool,
-    /// Whether a client that can reach no in-sync copy, while every brick with one is
-    /// dead, goes on with an asynchronous one, which may lack what was acknowledged last.
+    /// Whether the manager may promote the asynchronous copy for a client that reaches no in-sync
+    /// copy, while every brick with an in-sync copy is dead.
+    ///
+    /// **Data loss:** the promoted copy may lack the last acknowledged writes.
     #[serde(default)]
     pub auto_promote: bool,
 }
 
-/// A copy of a volume that is to be removed, or promoted.
+/// Chooses a copy of a volume to remove or to promote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChooseReplica {
-    /// Which, counted from 0 as in the layout's columns.
+    /// The copy, counted from 0 as in the layout's columns.
     pub copy: usize,
-    /// Although a client has the volume, which is then fenced; to promote it, also
-    /// although the copy is not in-sync, and to remove it, although no brick that is
-    /// alive would have an in-sync one.
+    /// Do it although a client has attached the volume; the client is fenced. A promotion with
+    /// `force` also accepts a copy that is not in-sync. A removal with `force` also accepts that no
+    /// living brick would have an in-sync copy.
+    ///
+    /// **Data loss:** a forced promotion gives up the writes that the copy lacks.
     #[serde(default)]
     pub force: bool,
-    /// The epoch of the layout that copies were counted in: another one refuses it.
+    /// The epoch of the layout in which the copies were counted; another current epoch is refused.
     #[serde(default)]
     #[schema(value_type = Option<u32>)]
     pub expected: Option<EpochNumber>,
@@ -282,25 +287,25 @@ pub struct ChooseReplica {
 
 /// A volume that was created or has grown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Sized {
+pub struct VolumeSizeReply {
     /// The volume.
     pub volume: VolumeDetail,
-    /// What was asked for.
+    /// The requested size.
     pub asked_bytes: u64,
-    /// Whether it got more, to fill whole stripes.
+    /// Whether the size was rounded up to whole stripes.
     pub rounded: bool,
-    /// The rounding in words, where there was one.
+    /// The rounding in words, if there was one.
     pub note: Option<String>,
 }
 
-/// Who wants a volume.
+/// Attaches a volume to a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AttachVolume {
-    /// What the client calls itself, for people: 1 to 128 bytes.
+    /// The name of the client, for people: 1 to 128 bytes.
     pub client: String,
-    /// It attached a moment ago and could not reach any in-sync copy: one that follows
-    /// may be promoted for it, where that was allowed.
+    /// The client has just attached and reached no in-sync copy. The manager may then promote the
+    /// asynchronous copy, if `auto_promote` allows it.
     #[serde(default)]
     pub unreachable: bool,
 }
@@ -308,58 +313,58 @@ pub struct AttachVolume {
 /// How to reach a brick.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BrickAddress {
-    /// `host:port` of its tcp transport.
+    /// `host:port` of the brick's tcp transport.
     pub tcp: String,
-    /// The unix socket of its `map` transport.
+    /// The unix socket of the brick's `map` transport.
     pub map_socket: Option<String>,
-    /// Its pool's class.
+    /// The durability class of its pool.
     pub durability: Durability,
 }
 
-/// A layout and where its bricks are; after an attach, the layout's epoch
-/// names the attachment.
+/// A layout and the addresses of its bricks. After an attach, the layout's epoch names the
+/// attachment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Attached {
-    /// Where the volume lies.
+pub struct AttachReply {
+    /// The layout of the volume.
     #[schema(value_type = crate::api::document::Layout)]
     pub layout: Layout,
-    /// By brick.
+    /// The addresses by brick.
     #[schema(value_type = BTreeMap<String, BrickAddress>)]
     pub bricks: BTreeMap<BrickId, BrickAddress>,
 }
 
-/// Which attachment is over.
+/// Ends an attachment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DetachVolume {
-    /// The epoch that the attach gave; another attachment is left alone. If
-    /// missing, any is ended.
+    /// The epoch that the attach returned; another attachment stays. If missing, any attachment
+    /// ends.
     #[serde(default)]
     #[schema(value_type = Option<u32>)]
     pub attachment: Option<EpochNumber>,
 }
 
-/// What came of a detach.
+/// The result of a detach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Detached {
-    /// Whether there was such an attachment.
+pub struct DetachReply {
+    /// Whether an attachment ended.
     pub detached: bool,
 }
 
-/// A wish to change what a leg may be used for.
+/// A requested change of the state of one leg.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LegChange {
-    /// Which segment of the layout, from 0.
+    /// The segment of the layout, from 0.
     pub segment: usize,
-    /// Which of its columns, from 0.
+    /// The column of the segment, from 0.
     pub column: usize,
-    /// Which of its legs, from 0.
+    /// The leg of the column, from 0.
     pub leg: usize,
-    /// What it becomes.
+    /// The new state.
     #[schema(value_type = crate::api::document::LegState)]
     pub to: LegState,
-    /// Why, for people; kept until the leg is in-sync again.
+    /// The reason, for people; stored until the leg is in-sync again.
     #[serde(default)]
     pub note: Option<String>,
 }
@@ -368,10 +373,10 @@ pub struct LegChange {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeLegs {
-    /// The epoch of the layout that led to the wish.
+    /// The epoch of the layout that the request is based on.
     #[schema(value_type = u32)]
     pub expected: EpochNumber,
-    /// The attachment that asks; if it is over, the answer is `fenced`.
+    /// The attachment of the client; if it is over, the answer is `fenced`.
     #[serde(default)]
     #[schema(value_type = Option<u32>)]
     pub attachment: Option<EpochNumber>,
@@ -379,13 +384,13 @@ pub struct ChangeLegs {
     pub changes: Vec<LegChange>,
 }
 
-/// How a volume is.
+/// The health of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Health {
-    /// All legs are in-sync.
+pub enum VolumeHealth {
+    /// All legs are in-sync, or asynchronous and up to date.
     InSync,
-    /// Legs are being brought up to date, none is stale.
+    /// Legs are being resynced, and none is stale.
     Syncing,
     /// A leg is stale.
     Degraded,
@@ -399,13 +404,13 @@ pub struct VolumeInfo {
     pub name: VolumeName,
     /// Its identity.
     pub id: Uuid,
-    /// What it holds.
+    /// Blocks or files.
     #[serde(default)]
-    pub content: Content,
-    /// Its size; of files, what they may take.
+    pub content: VolumeContent,
+    /// The size; for `files`, the limit of all files together.
     pub size_bytes: u64,
     /// Its kind of layout.
-    pub layout: Kind,
+    pub layout: LayoutKind,
     /// Columns of each segment.
     pub columns: usize,
     /// Copies of each column.
@@ -415,92 +420,92 @@ pub struct VolumeInfo {
     /// Its epoch.
     #[schema(value_type = u32)]
     pub epoch: EpochNumber,
-    /// How its legs are.
-    pub health: Health,
+    /// The health of its legs.
+    pub health: VolumeHealth,
     /// Legs on bricks that count as dead.
     pub unreachable_legs: usize,
-    /// Who has it.
+    /// The client that has attached it.
     pub attached: Option<Attachment>,
-    /// Whether its asynchronous copy is promoted by the manager.
+    /// Whether the manager may promote its asynchronous copy.
     #[serde(default)]
     pub auto_promote: bool,
     /// Seconds since 1970.
     pub created_unix_s: u64,
 }
 
-/// All about a volume.
+/// The details of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeDetail {
-    /// As in a list.
+    /// The same as in the list.
     pub info: VolumeInfo,
-    /// Where it lies.
+    /// The layout of the volume.
     #[schema(value_type = crate::api::document::Layout)]
     pub layout: Layout,
-    /// Where its bricks are.
+    /// The addresses of its bricks.
     #[schema(value_type = BTreeMap<String, BrickAddress>)]
     pub bricks: BTreeMap<BrickId, BrickAddress>,
-    /// Why legs are not in-sync.
-    pub notes: Vec<Note>,
-    /// How its copies were that follow or return, when its client told last.
+    /// The reasons of legs that are not in-sync.
+    pub notes: Vec<LegNote>,
+    /// The last report of its client about asynchronous and resyncing copies.
     #[serde(default)]
-    pub told: Option<CopiesTold>,
+    pub told: Option<ReplicationStatus>,
 }
 
-/// What a client tells of its copies, when it asks for the layout.
+/// The report of a client about its copies, sent when it asks for the layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct TellCopies {
-    /// The epoch that the attach gave.
+pub struct ReportReplication {
+    /// The epoch that the attach returned.
     #[schema(value_type = u32)]
     pub attachment: EpochNumber,
-    /// What the copy that follows has yet to get, if one does.
+    /// The lag of the asynchronous copy, if one has the state `following`.
     #[serde(default)]
-    pub lag: Option<Lag>,
-    /// Copies that return, one of each number.
+    pub lag: Option<ReplicaLag>,
+    /// The copies that are being resynced, each at most once.
     #[serde(default)]
-    pub returns: Vec<CopyReturn>,
+    pub returns: Vec<ResyncProgress>,
 }
 
-/// How copies were that follow or return.
+/// The last report about asynchronous and resyncing copies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct CopiesTold {
-    /// What the copy that follows had yet to get.
-    pub lag: Option<Lag>,
-    /// How far those that return had come.
-    pub returns: Vec<CopyReturn>,
-    /// How long ago that was.
+pub struct ReplicationStatus {
+    /// The lag of the asynchronous copy.
+    pub lag: Option<ReplicaLag>,
+    /// The progress of resyncs.
+    pub returns: Vec<ResyncProgress>,
+    /// The age of the report, in microseconds.
     pub told_us_ago: u64,
 }
 
-/// What a copy that follows has yet to get.
+/// The lag of an asynchronous copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Lag {
-    /// Changes that were not sent and done yet.
+pub struct ReplicaLag {
+    /// Changes that the copy does not have yet.
     pub changes: u64,
-    /// Their bytes.
+    /// Bytes of these changes.
     pub bytes: u64,
-    /// Since the oldest of them was acknowledged, or could have been.
+    /// Microseconds since the oldest of them was, or could have been, acknowledged.
     pub age_us: u64,
 }
 
-/// How far the return of a copy has come, the first one included.
+/// The progress of a resync, the first one included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CopyReturn {
-    /// Which copy.
+pub struct ResyncProgress {
+    /// The copy, counted from 0.
     pub copy: usize,
-    /// Bytes to copy or compare, as far as that is known.
+    /// Bytes to copy or compare, as far as known.
     pub bytes_todo: u64,
     /// Bytes of these that are done.
     pub bytes_done: u64,
-    /// Since it began.
+    /// Milliseconds since the resync began.
     pub elapsed_ms: u64,
 }
 
 impl VolumeDetail {
-    /// Whether the volume is attached, and with this epoch: what a layout read
-    /// later must say before a client may take it for its own.
+    /// Whether the volume is attached with this epoch. A client checks this before it takes a
+    /// layout that it reads later as its own.
     #[must_use]
     pub fn is_attached_as(&self, attachment: EpochNumber) -> bool {
         let attached = self.info.attached.as_ref();
@@ -510,55 +515,55 @@ impl VolumeDetail {
     }
 }
 
-/// Whether to do it although something speaks against it.
+/// Whether to override a safety check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Force {
-    /// `true` does it anyway.
+pub struct ForceParam {
+    /// `true` overrides the check.
     #[serde(default)]
     pub force: bool,
 }
 
-/// What came of a deletion.
+/// The result of a deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Deleted {
-    /// Slices that could not be deleted yet; the manager goes on trying.
+pub struct DeleteReply {
+    /// Slices that are not deleted yet; the manager retries.
     pub pending_deletions: usize,
 }
 
 /// The cluster at a glance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Status {
+pub struct ClusterStatus {
     /// The manager's version.
     pub version: String,
-    /// Bricks known.
+    /// Known bricks.
     pub bricks: usize,
-    /// Of these, alive.
+    /// Bricks that are alive.
     pub bricks_alive: usize,
-    /// Bytes of all bricks.
+    /// Capacity of all bricks in bytes.
     pub capacity_bytes: u64,
     /// Bytes in use.
     pub used_bytes: u64,
-    /// Bytes of all slices, full or not.
+    /// Bytes of all slices, written or not.
     pub provisioned_bytes: u64,
-    /// Bytes of slices that a brick may be promised per byte of capacity.
+    /// Bytes of slices that a brick may be promised, for each byte of capacity.
     pub overprovision_factor: u64,
     /// Volumes.
     pub volumes: usize,
-    /// Of these, attached.
+    /// Attached volumes.
     pub volumes_attached: usize,
-    /// Of these, with a leg that is stale or syncing.
+    /// Volumes with a leg that is stale or syncing.
     pub volumes_degraded: usize,
     /// Slices of deleted volumes that bricks still hold.
     pub pending_deletions: usize,
-    /// Bricks that scrub their pools now.
+    /// Bricks with a running scrub.
     #[serde(default)]
     pub bricks_scrubbing: usize,
-    /// What scrubs of pools have mended, since the bricks started.
+    /// Corrections by pool scrubs since the bricks started.
     #[serde(default)]
     pub scrubs_mended: u64,
-    /// Places that they found damaged and could not mend.
+    /// Structures that scrubs found damaged and could not correct.
     #[serde(default)]
     pub scrubs_damaged: u64,
 }

@@ -1,11 +1,11 @@
-//! The manager against a model of a few lines: random lives of a few volumes
-//! on a few bricks, with crashes in between.
+//! The manager against a small model: random histories of a few volumes on a few bricks, with
+//! crashes in between.
 
 mod cluster;
 
-use cluster::{Cluster, MIB, legs, name, registration, wish};
+use cluster::{Cluster, MIB, create_request, legs, name, registration};
 use pagemesh_base::layout::{EpochNumber, LegState, VolumeName};
-use pagemesh_manage::Kind;
+use pagemesh_manage::LayoutKind;
 use pagemesh_manage::Manager;
 use pagemesh_manage::wire::{
     AttachReplica, AttachVolume, ChangeLegs, CreateVolume, DetachVolume, GrowVolume, LegChange,
@@ -21,10 +21,10 @@ const BRICKS: usize = 4;
 const DECADES_S: i64 = 20 * 365 * 86_400;
 
 #[derive(Clone, Debug)]
-enum Act {
+enum ModelOp {
     Create {
         name: usize,
-        kind: Kind,
+        kind: LayoutKind,
         pages: u64,
         copies: Option<usize>,
     },
@@ -53,16 +53,16 @@ enum Act {
         back: Option<u32>,
         turns: Vec<(usize, usize, usize, LegState)>,
     },
-    Mood {
+    BrickBehavior {
         brick: usize,
-        mood: cluster::Mood,
+        mood: cluster::BrickBehavior,
     },
     Silence {
         brick: usize,
     },
     Sweep,
     Crash,
-    /// The wall clock jumps; nothing may follow from it.
+    /// The wall clock jumps; it must have no effect.
     Jump {
         by_s: i64,
     },
@@ -73,63 +73,79 @@ fn state() -> impl Strategy<Value = LegState> {
     prop::sample::select(vec![InSync, Stale, Syncing, Following])
 }
 
-fn act() -> impl Strategy<Value = Act> {
+fn model_op() -> impl Strategy<Value = ModelOp> {
     let name = || 0..NAMES.len();
-    let kinds = vec![Kind::Concat, Kind::Stripe, Kind::Mirror, Kind::StripeMirror];
+    let kinds = vec![
+        LayoutKind::Concat,
+        LayoutKind::Stripe,
+        LayoutKind::Mirror,
+        LayoutKind::StripeMirror,
+    ];
     let moods = {
-        use cluster::Mood::{Away, Denies, Full, Keeps, Mute, Well};
-        vec![Well, Well, Well, Away, Full, Mute, Denies, Keeps]
+        use cluster::BrickBehavior::{
+            FailsAfterCreate, Full, Healthy, LosesAnswers, RefusesDelete, Unreachable,
+        };
+        vec![
+            Healthy,
+            Healthy,
+            Healthy,
+            Unreachable,
+            Full,
+            LosesAnswers,
+            FailsAfterCreate,
+            RefusesDelete,
+        ]
     };
     let turn = (0..2usize, 0..2usize, 0..3usize, state());
     prop_oneof![
         3 => (name(), prop::sample::select(kinds), 0..80u64, prop::option::of(1..4usize))
-            .prop_map(|(name, kind, pages, copies)| Act::Create { name, kind, pages, copies }),
-        2 => (name(), 0..200u64).prop_map(|(name, pages)| Act::Grow { name, pages }),
-        1 => (name(), any::<bool>()).prop_map(|(name, force)| Act::Delete { name, force }),
+            .prop_map(|(name, kind, pages, copies)| ModelOp::Create { name, kind, pages, copies }),
+        2 => (name(), 0..200u64).prop_map(|(name, pages)| ModelOp::Grow { name, pages }),
+        1 => (name(), any::<bool>()).prop_map(|(name, force)| ModelOp::Delete { name, force }),
         2 => (name(), any::<bool>())
-            .prop_map(|(name, asynchronous)| Act::Copy { name, asynchronous }),
-        2 => name().prop_map(|name| Act::Attach { name }),
-        1 => (name(), 0..3u32).prop_map(|(name, back)| Act::Detach { name, back }),
+            .prop_map(|(name, asynchronous)| ModelOp::Copy { name, asynchronous }),
+        2 => name().prop_map(|name| ModelOp::Attach { name }),
+        1 => (name(), 0..3u32).prop_map(|(name, back)| ModelOp::Detach { name, back }),
         8 => (name(), 0..2u32, prop::option::of(0..2u32), prop::collection::vec(turn, 1..3))
-            .prop_map(|(name, lag, back, turns)| Act::Legs { name, lag, back, turns }),
-        1 => (0..BRICKS, prop::sample::select(moods)).prop_map(|(brick, mood)| Act::Mood { brick, mood }),
-        1 => (0..BRICKS).prop_map(|brick| Act::Silence { brick }),
-        1 => Just(Act::Sweep),
-        1 => Just(Act::Crash),
-        1 => (-DECADES_S..DECADES_S).prop_map(|by_s| Act::Jump { by_s }),
+            .prop_map(|(name, lag, back, turns)| ModelOp::Legs { name, lag, back, turns }),
+        1 => (0..BRICKS, prop::sample::select(moods)).prop_map(|(brick, mood)| ModelOp::BrickBehavior { brick, mood }),
+        1 => (0..BRICKS).prop_map(|brick| ModelOp::Silence { brick }),
+        1 => Just(ModelOp::Sweep),
+        1 => Just(ModelOp::Crash),
+        1 => (-DECADES_S..DECADES_S).prop_map(|by_s| ModelOp::Jump { by_s }),
     ]
 }
 
-/// Of a volume with a copy that may follow.
-fn act_on_copies() -> impl Strategy<Value = Act> {
+/// An operation on a volume that may have an asynchronous copy.
+fn replica_op() -> impl Strategy<Value = ModelOp> {
     prop_oneof![
-        20 => (0..3usize, state()).prop_map(|(leg, to)| Act::Legs {
+        20 => (0..3usize, state()).prop_map(|(leg, to)| ModelOp::Legs {
             name: 0,
             lag: 0,
             back: None,
             turns: vec![(0, 0, leg, to)],
         }),
-        2 => any::<bool>().prop_map(|asynchronous| Act::Copy { name: 0, asynchronous }),
-        2 => Just(Act::Attach { name: 0 }),
-        1 => (0..200u64).prop_map(|pages| Act::Grow { name: 0, pages }),
-        1 => Just(Act::Crash),
+        2 => any::<bool>().prop_map(|asynchronous| ModelOp::Copy { name: 0, asynchronous }),
+        2 => Just(ModelOp::Attach { name: 0 }),
+        1 => (0..200u64).prop_map(|pages| ModelOp::Grow { name: 0, pages }),
+        1 => Just(ModelOp::Crash),
     ]
 }
 
-/// What a volume must be.
+/// The expected state of a volume.
 #[derive(Clone, Debug)]
-struct Model {
+struct VolumeModel {
     epoch: u32,
     bytes: u64,
     attached: Option<u32>,
-    /// By segment, column and leg, with the column's round and the last one.
+    /// By segment, column and leg, with the column's round and its last round.
     legs: Vec<Vec<(Vec<LegState>, u8, u8)>>,
-    /// The number of the copy that may follow.
+    /// The number of the asynchronous copy.
     asynchronous: Option<usize>,
 }
 
-/// Gives a column its round; false: it has no in-sync leg.
-fn settle((legs, round, last): &mut (Vec<LegState>, u8, u8)) -> bool {
+/// Sets the round of a column; returns false if it has no in-sync leg.
+fn update_round((legs, round, last): &mut (Vec<LegState>, u8, u8)) -> bool {
     let is_whole = |leg: &LegState| matches!(leg, LegState::InSync | LegState::Following);
     if legs.iter().all(is_whole) {
         *round = 0;
@@ -140,9 +156,9 @@ fn settle((legs, round, last): &mut (Vec<LegState>, u8, u8)) -> bool {
     legs.contains(&LegState::InSync)
 }
 
-impl Model {
-    /// Whether the turns may be made; if so, makes them.
-    fn turn(&mut self, turns: &[(usize, usize, usize, LegState)]) -> bool {
+impl VolumeModel {
+    /// Makes the transitions if they are legal; returns whether they are.
+    fn apply_transitions(&mut self, turns: &[(usize, usize, usize, LegState)]) -> bool {
         let mut next = self.legs.clone();
         let distinct: BTreeSet<_> = turns.iter().map(|t| (t.0, t.1, t.2)).collect();
         if distinct.len() < turns.len() {
@@ -171,7 +187,7 @@ impl Model {
             }
             *state = to;
         }
-        if !next.iter_mut().flatten().all(settle) {
+        if !next.iter_mut().flatten().all(update_round) {
             return false;
         }
         self.legs = next;
@@ -180,20 +196,20 @@ impl Model {
     }
 }
 
-struct Life {
+struct ModelRun {
     cluster: Cluster,
     manager: Manager,
-    model: BTreeMap<VolumeName, Model>,
+    model: BTreeMap<VolumeName, VolumeModel>,
     silent: BTreeSet<usize>,
     store: PathBuf,
     crashes: usize,
 }
 
-impl Life {
-    fn new() -> Life {
+impl ModelRun {
+    fn new() -> ModelRun {
         let cluster = Cluster::new(BRICKS);
-        let manager = cluster.living();
-        Life {
+        let manager = cluster.manager_with_bricks_alive();
+        ModelRun {
             store: cluster.store(),
             crashes: 0,
             cluster,
@@ -203,7 +219,7 @@ impl Life {
         }
     }
 
-    fn beat(&self) {
+    fn send_heartbeats(&self) {
         for number in (0..BRICKS).filter(|number| !self.silent.contains(number)) {
             self.manager
                 .heartbeat(registration(number))
@@ -211,10 +227,10 @@ impl Life {
         }
     }
 
-    fn act(&mut self, act: &Act) {
+    fn apply(&mut self, act: &ModelOp) {
         let manager = &self.manager;
         match act {
-            Act::Create {
+            ModelOp::Create {
                 name: at,
                 kind,
                 pages,
@@ -222,7 +238,7 @@ impl Life {
             } => {
                 let wish = CreateVolume {
                     copies: *copies,
-                    ..wish(NAMES[*at], *kind, pages * 4096)
+                    ..create_request(NAMES[*at], *kind, pages * 4096)
                 };
                 if let Ok(made) = manager.create(&wish) {
                     assert!(*pages > 0 && !self.model.contains_key(&wish.name));
@@ -234,7 +250,7 @@ impl Life {
                             .map(|column| (vec![LegState::InSync; column.legs.len()], 0, 0))
                             .collect()
                     };
-                    let model = Model {
+                    let model = VolumeModel {
                         epoch: 1,
                         bytes: made.volume.info.size_bytes,
                         attached: None,
@@ -244,7 +260,7 @@ impl Life {
                     self.model.insert(wish.name, model);
                 }
             }
-            Act::Grow { name: at, pages } => {
+            ModelOp::Grow { name: at, pages } => {
                 let size_bytes = pages * 4096;
                 let grown = manager.grow(&name(NAMES[*at]), GrowVolume { size_bytes });
                 if let Ok(grown) = grown {
@@ -262,7 +278,7 @@ impl Life {
                     }
                 }
             }
-            Act::Delete { name: at, force } => {
+            ModelOp::Delete { name: at, force } => {
                 let known = self.model.get(&name(NAMES[*at]));
                 let allowed = known.is_some_and(|model| *force || model.attached.is_none());
                 let deleted = manager.delete(&name(NAMES[*at]), *force);
@@ -271,7 +287,7 @@ impl Life {
                     self.model.remove(&name(NAMES[*at]));
                 }
             }
-            Act::Copy {
+            ModelOp::Copy {
                 name: at,
                 asynchronous,
             } => {
@@ -291,12 +307,12 @@ impl Life {
                     }
                     for column in &mut columns {
                         column.0.push(LegState::Stale);
-                        assert!(settle(column));
+                        assert!(update_round(column));
                     }
                     model.epoch += 1;
                 }
             }
-            Act::Attach { name: at } => {
+            ModelOp::Attach { name: at } => {
                 let client = "c".to_owned();
                 let attached = manager.attach(
                     &name(NAMES[*at]),
@@ -312,7 +328,7 @@ impl Life {
                     model.attached = Some(model.epoch);
                 }
             }
-            Act::Detach { name: at, back } => {
+            ModelOp::Detach { name: at, back } => {
                 let known = self.model.get_mut(&name(NAMES[*at]));
                 let epoch = known
                     .as_ref()
@@ -328,34 +344,34 @@ impl Life {
                     }
                 }
             }
-            Act::Legs {
+            ModelOp::Legs {
                 name: at,
                 lag,
                 back,
                 turns,
-            } => self.legs(*at, *lag, *back, turns),
-            Act::Mood { brick, mood } => self.cluster.fakes[*brick].set(*mood),
-            Act::Silence { brick } => {
+            } => self.change_legs(*at, *lag, *back, turns),
+            ModelOp::BrickBehavior { brick, mood } => self.cluster.fakes[*brick].set(*mood),
+            ModelOp::Silence { brick } => {
                 if !self.silent.remove(brick) {
                     self.silent.insert(*brick);
                 }
                 self.cluster.clock.advance(Duration::from_secs(8));
-                self.beat();
+                self.send_heartbeats();
             }
-            Act::Jump { by_s } => self.cluster.clock.jump(*by_s),
-            Act::Sweep => manager.sweep(),
-            Act::Crash => {
+            ModelOp::Jump { by_s } => self.cluster.clock.jump_wall_clock(*by_s),
+            ModelOp::Sweep => manager.sweep(),
+            ModelOp::Crash => {
                 let image = self.cluster.dir.path().join(self.crashes.to_string());
                 std::fs::copy(&self.store, &image).expect("a copy");
                 self.manager = self.cluster.manager_on(&image);
                 self.store = image;
                 self.crashes += 1;
-                self.beat();
+                self.send_heartbeats();
             }
         }
     }
 
-    fn legs(
+    fn change_legs(
         &mut self,
         at: usize,
         lag: u32,
@@ -380,7 +396,9 @@ impl Life {
         };
         let changed = self.manager.change_legs(&name(NAMES[at]), &wish);
         let allowed = known.is_some_and(|model| {
-            lag == 0 && asks.is_none_or(|asks| attached == Some(asks)) && model.turn(turns)
+            lag == 0
+                && asks.is_none_or(|asks| attached == Some(asks))
+                && model.apply_transitions(turns)
         });
         assert_eq!(changed.is_ok(), allowed, "{wish:?}: {changed:?}");
     }
@@ -427,22 +445,22 @@ impl Life {
                 })
                 .collect();
             assert_eq!(found, wanted);
-            // Each brick is its own domain.
+            // Each brick is its own failure domain.
             for column in volume.layout.segments.iter().flat_map(|s| &s.columns) {
                 let bricks: BTreeSet<_> = column.legs.iter().map(|leg| leg.brick).collect();
                 assert_eq!(bricks.len(), column.legs.len());
             }
-            // What a volume names is there, as no fake loses slices.
+            // Every slice of a volume exists, because no fake brick loses slices.
             for leg in legs(&volume.layout) {
                 assert!(self.cluster.slices().contains(&(leg.brick, leg.slice)));
             }
         }
     }
 
-    fn end(mut self) {
+    fn finish(mut self) {
         self.silent.clear();
-        self.cluster.cheer();
-        self.cluster.sweep_out(&self.manager);
+        self.cluster.reset_bricks();
+        self.cluster.sweep_until_certain(&self.manager);
         self.check();
         self.cluster.assert_no_orphans(&self.manager);
     }
@@ -457,99 +475,99 @@ proptest! {
     })]
 
     #[test]
-    fn lives_follow_the_model(acts in prop::collection::vec(act(), 1..40)) {
-        let mut life = Life::new();
+    fn random_operations_match_model(acts in prop::collection::vec(model_op(), 1..40)) {
+        let mut life = ModelRun::new();
         for act in &acts {
-            life.act(act);
+            life.apply(act);
             life.check();
         }
-        life.end();
+        life.finish();
     }
 
     #[test]
-    fn copies_that_follow_follow_the_model(
+    fn async_replica_operations_match_model(
         comes_first in any::<bool>(),
-        acts in prop::collection::vec(act_on_copies(), 1..40),
+        acts in prop::collection::vec(replica_op(), 1..40),
     ) {
-        let mut life = Life::new();
-        life.act(&Act::Create {
+        let mut life = ModelRun::new();
+        life.apply(&ModelOp::Create {
             name: 0,
-            kind: Kind::Concat,
+            kind: LayoutKind::Concat,
             pages: MIB / 4096,
             copies: None,
         });
         for asynchronous in [comes_first, !comes_first] {
-            life.act(&Act::Copy { name: 0, asynchronous });
+            life.apply(&ModelOp::Copy { name: 0, asynchronous });
         }
         for act in &acts {
-            life.act(act);
+            life.apply(act);
             life.check();
         }
-        life.end();
+        life.finish();
     }
 }
 
-/// Who is alive, and who may attach, is decided by time that does not jump.
+/// Liveness of bricks and permission to attach depend on a clock that does not jump.
 #[test]
-fn the_wall_clock_jumps_and_nothing_follows() {
-    let mut life = Life::new();
-    life.act(&Act::Create {
+fn wall_clock_jump_changes_nothing() {
+    let mut life = ModelRun::new();
+    life.apply(&ModelOp::Create {
         name: 0,
-        kind: Kind::Mirror,
+        kind: LayoutKind::Mirror,
         pages: MIB / 4096,
         copies: None,
     });
-    let alive = |life: &Life| life.manager.status().bricks_alive;
+    let alive = |life: &ModelRun| life.manager.status().bricks_alive;
     // Forwards, backwards, and to before 1970.
     for by_s in [DECADES_S, -DECADES_S, -4 * DECADES_S] {
-        life.cluster.clock.jump(by_s);
+        life.cluster.clock.jump_wall_clock(by_s);
         assert_eq!(alive(&life), BRICKS, "{by_s}");
-        life.act(&Act::Attach { name: 0 });
+        life.apply(&ModelOp::Attach { name: 0 });
         life.check();
-        life.act(&Act::Legs {
+        life.apply(&ModelOp::Legs {
             name: 0,
             lag: 0,
             back: Some(0),
             turns: vec![(0, 0, 0, LegState::Stale)],
         });
         life.check();
-        life.act(&Act::Crash);
+        life.apply(&ModelOp::Crash);
         life.check();
-        life.act(&Act::Legs {
+        life.apply(&ModelOp::Legs {
             name: 0,
             lag: 0,
             back: None,
             turns: vec![(0, 0, 0, LegState::Syncing)],
         });
-        life.act(&Act::Legs {
+        life.apply(&ModelOp::Legs {
             name: 0,
             lag: 0,
             back: None,
             turns: vec![(0, 0, 0, LegState::InSync)],
         });
         life.check();
-        // Silence counts whatever the wall clock shows.
+        // Missing heartbeats count, independent of the wall clock.
         life.cluster.clock.advance(Duration::from_secs(8));
         assert_eq!(alive(&life), 0, "{by_s}");
-        life.beat();
+        life.send_heartbeats();
         assert_eq!(alive(&life), BRICKS, "{by_s}");
     }
-    life.end();
+    life.finish();
 }
 
 #[test]
-fn the_round_after_the_last_is_the_first() {
-    let mut life = Life::new();
-    life.act(&Act::Create {
+fn round_after_last_is_first() {
+    let mut life = ModelRun::new();
+    life.apply(&ModelOp::Create {
         name: 0,
-        kind: Kind::Mirror,
+        kind: LayoutKind::Mirror,
         pages: MIB / 4096,
         copies: None,
     });
     use LegState::{InSync, Stale, Syncing};
     for turn in 0..16 {
         for to in [Stale, Syncing, InSync] {
-            life.legs(0, 0, None, &[(0, 0, turn % 2, to)]);
+            life.change_legs(0, 0, None, &[(0, 0, turn % 2, to)]);
             life.check();
         }
     }

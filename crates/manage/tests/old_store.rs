@@ -1,18 +1,18 @@
-//! A store that an earlier build wrote is opened and says what was put there.
+//! This build opens a store that an earlier build wrote, and reads the same records.
 
 use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, Layout, Leg, LegState, Segment, SliceId,
 };
 use pagemesh_fuzz::image;
-use pagemesh_manage::ledger::Ledger;
-use pagemesh_manage::records::{Attachment, BrickRecord, Doomed, Note, VolumeRecord};
+use pagemesh_manage::layout_state::LayoutState;
+use pagemesh_manage::records::{Attachment, BrickRecord, LegNote, PendingDelete, VolumeRecord};
 use pagemesh_manage::shape::Shape;
-use pagemesh_manage::store::{Contents, Store, Write};
-use pagemesh_manage::{Durability, Kind};
+use pagemesh_manage::store::{Store, StoreContents, StoreWrite};
+use pagemesh_manage::{Durability, LayoutKind};
 use std::path::Path;
 use uuid::Uuid;
 
-const WAY_OUT: &str = "a store of version 0 that an earlier build wrote is not read as it was meant: \
+const FORMAT_HINT: &str = "a store of version 0 that an earlier build wrote is not read as it was meant: \
     undo what changed, or give new fields a default; if the format was meant to change, see the \
     top of docs/formats.md";
 
@@ -55,12 +55,12 @@ fn volume() -> VolumeRecord {
         }],
     };
     VolumeRecord {
-        ledger: Ledger {
+        ledger: LayoutState {
             layout,
             last_rounds: vec![vec![4]],
         },
         shape: Shape {
-            kind: Kind::Mirror,
+            kind: LayoutKind::Mirror,
             columns: 1,
             copies: 2,
         },
@@ -70,7 +70,7 @@ fn volume() -> VolumeRecord {
             epoch: EpochNumber(8),
             since_unix_s: 1_700_000_000,
         }),
-        notes: vec![Note {
+        notes: vec![LegNote {
             segment: 0,
             column: 0,
             leg: 1,
@@ -83,11 +83,11 @@ fn volume() -> VolumeRecord {
     }
 }
 
-fn contents() -> Contents {
-    Contents {
+fn contents() -> StoreContents {
+    StoreContents {
         bricks: vec![brick(1), brick(2)],
         volumes: vec![volume()],
-        doomed: vec![Doomed {
+        pending_deletes: vec![PendingDelete {
             brick: BrickId(Uuid::from_u128(2)),
             slice: SliceId(Uuid::from_u128(50)),
             uncertain: true,
@@ -95,14 +95,18 @@ fn contents() -> Contents {
     }
 }
 
-fn make() -> Vec<u8> {
+fn write_store() -> Vec<u8> {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("store");
     let store = Store::open(&path).expect("a store");
     let contents = contents();
-    let bricks = contents.bricks.iter().map(Write::PutBrick);
-    let volumes = contents.volumes.iter().map(Write::PutVolume);
-    let doomed = contents.doomed.iter().copied().map(Write::Doom);
+    let bricks = contents.bricks.iter().map(StoreWrite::PutBrick);
+    let volumes = contents.volumes.iter().map(StoreWrite::PutVolume);
+    let doomed = contents
+        .pending_deletes
+        .iter()
+        .copied()
+        .map(StoreWrite::AddPendingDelete);
     let writes: Vec<_> = bricks.chain(volumes).chain(doomed).collect();
     store.commit(&writes).expect("committed");
     drop(store);
@@ -110,14 +114,14 @@ fn make() -> Vec<u8> {
 }
 
 #[test]
-fn a_kept_store_of_version_0_is_opened() {
+fn stored_file_of_version_0_is_opened() {
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/manager-0.txt");
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("store");
-    std::fs::write(&path, image::golden_image(&kept, make)).expect("written");
-    let store = Store::open(&path).unwrap_or_else(|cause| panic!("{WAY_OUT} ({cause})"));
+    std::fs::write(&path, image::golden_image(&kept, write_store)).expect("written");
+    let store = Store::open(&path).unwrap_or_else(|cause| panic!("{FORMAT_HINT} ({cause})"));
     let found = store
         .load()
-        .unwrap_or_else(|cause| panic!("{WAY_OUT} ({cause})"));
-    assert_eq!(found, contents(), "{WAY_OUT}");
+        .unwrap_or_else(|cause| panic!("{FORMAT_HINT} ({cause})"));
+    assert_eq!(found, contents(), "{FORMAT_HINT}");
 }

@@ -2,69 +2,74 @@
 
 mod cluster;
 
-use cluster::{Cluster, MIB, name, named, wish};
+use cluster::{Cluster, MIB, create_request, name, slices_of_volumes};
 use pagemesh_base::layout::{EpochNumber, LegState};
 use pagemesh_manage::fault::Fault;
 use pagemesh_manage::store::{Store, StoreError};
-use pagemesh_manage::wire::{AttachVolume, ChangeLegs, Code, DetachVolume, GrowVolume, LegChange};
-use pagemesh_manage::{Kind, Manager};
+use pagemesh_manage::wire::{
+    AttachVolume, ChangeLegs, DetachVolume, ErrorCode, GrowVolume, LegChange,
+};
+use pagemesh_manage::{LayoutKind, Manager};
 use redb::StorageBackend;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-/// What a disk does when it is told to make things durable or to write.
+/// The reaction of a disk to a write or a sync.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Disk {
+enum DiskMode {
     #[default]
-    Well,
-    /// Everything reaches it, but it says that it failed.
-    Denies,
-    /// Nothing reaches it any more.
+    Healthy,
+    /// Every write is stored, but the disk reports a failure.
+    WritesThenFails,
+    /// No write is stored any more.
     Dead,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Medium(Arc<Mutex<(Disk, Vec<u8>)>>);
+struct FaultyDisk(Arc<Mutex<(DiskMode, Vec<u8>)>>);
 
-impl Medium {
-    fn set(&self, disk: Disk) {
+impl FaultyDisk {
+    fn set(&self, disk: DiskMode) {
         self.0.lock().expect("no panic").0 = disk;
     }
 
-    fn with<T>(&self, act: impl FnOnce(Disk, &mut Vec<u8>) -> io::Result<T>) -> io::Result<T> {
+    fn access<T>(
+        &self,
+        act: impl FnOnce(DiskMode, &mut Vec<u8>) -> io::Result<T>,
+    ) -> io::Result<T> {
         let mut inner = self.0.lock().expect("no panic");
         let (disk, bytes) = &mut *inner;
         act(*disk, bytes)
     }
 
-    /// What is on it, as a disk that works again.
-    fn copy(&self) -> Medium {
+    /// The contents of the disk, on a working disk.
+    fn copy(&self) -> FaultyDisk {
         let bytes = self.0.lock().expect("no panic").1.clone();
-        Medium(Arc::new(Mutex::new((Disk::Well, bytes))))
+        FaultyDisk(Arc::new(Mutex::new((DiskMode::Healthy, bytes))))
     }
 }
 
-fn broken() -> io::Error {
+fn disk_error() -> io::Error {
     io::Error::other("the disk failed")
 }
 
-impl StorageBackend for Medium {
+impl StorageBackend for FaultyDisk {
     fn len(&self) -> io::Result<u64> {
-        self.with(|_, bytes| Ok(bytes.len() as u64))
+        self.access(|_, bytes| Ok(bytes.len() as u64))
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.with(|_, bytes| {
+        self.access(|_, bytes| {
             let range = offset as usize..offset as usize + out.len();
-            out.copy_from_slice(bytes.get(range).ok_or_else(broken)?);
+            out.copy_from_slice(bytes.get(range).ok_or_else(disk_error)?);
             Ok(())
         })
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.with(|disk, bytes| match disk {
-            Disk::Dead => Err(broken()),
+        self.access(|disk, bytes| match disk {
+            DiskMode::Dead => Err(disk_error()),
             _ => {
                 bytes.resize(len as usize, 0);
                 Ok(())
@@ -73,15 +78,15 @@ impl StorageBackend for Medium {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.with(|disk, _| match disk {
-            Disk::Well => Ok(()),
-            _ => Err(broken()),
+        self.access(|disk, _| match disk {
+            DiskMode::Healthy => Ok(()),
+            _ => Err(disk_error()),
         })
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.with(|disk, bytes| match disk {
-            Disk::Dead => Err(broken()),
+        self.access(|disk, bytes| match disk {
+            DiskMode::Dead => Err(disk_error()),
             _ => {
                 bytes[offset as usize..][..data.len()].copy_from_slice(data);
                 Ok(())
@@ -90,19 +95,20 @@ impl StorageBackend for Medium {
     }
 }
 
-fn manager(cluster: &Cluster, medium: &Medium) -> Manager {
+fn manager(cluster: &Cluster, medium: &FaultyDisk) -> Manager {
     let store = Store::open_on(medium.clone(), Path::new("medium")).expect("a store");
     let manager = cluster.manager_with(store);
-    cluster.beat(&manager);
+    cluster.send_heartbeats(&manager);
     manager
 }
 
-type Attempt = fn(&Manager) -> Result<(), Fault>;
+type VolumeChange = fn(&Manager) -> Result<(), Fault>;
 
-fn attempts() -> Vec<(&'static str, Attempt)> {
+fn volume_changes() -> Vec<(&'static str, VolumeChange)> {
     vec![
         ("create", |m| {
-            m.create(&wish("w", Kind::Mirror, MIB)).map(drop)
+            m.create(&create_request("w", LayoutKind::Mirror, MIB))
+                .map(drop)
         }),
         ("grow", |m| {
             m.grow(
@@ -146,27 +152,30 @@ fn attempts() -> Vec<(&'static str, Attempt)> {
     ]
 }
 
-fn shown(manager: &Manager) -> Vec<pagemesh_manage::wire::VolumeDetail> {
+fn volume_details(manager: &Manager) -> Vec<pagemesh_manage::wire::VolumeDetail> {
     let volumes = manager.volumes().into_iter();
     volumes
         .map(|info| manager.show(&info.name).expect("there"))
         .collect()
 }
 
-/// A change that may or may not be on the disk is not answered, is not seen,
-/// and leads to nothing: above all, no slice is deleted that the disk may name.
+/// A change of unknown durability is not acknowledged, is not visible and has no effect. Above all,
+/// the manager deletes no slice that the store may name.
 #[test]
-fn what_the_disk_may_have_forgotten_is_not_acted_upon() {
-    // While the first commit of each change fails, and while its last one
-    // does, when slices have been made.
-    for disk in [Disk::Denies, Disk::Dead] {
-        for (what, attempt) in attempts() {
+fn change_of_unknown_durability_has_no_effect() {
+    // Fail either the first commit of each change, or its last one, after the slices were created.
+    for disk in [DiskMode::WritesThenFails, DiskMode::Dead] {
+        for (what, attempt) in volume_changes() {
             for late in [false, true] {
                 let cluster = Cluster::new(2);
-                let medium = Medium::default();
+                let medium = FaultyDisk::default();
                 let manager = manager(&cluster, &medium);
-                manager.create(&wish("v", Kind::Mirror, MIB)).expect("made");
-                manager.create(&wish("a", Kind::Mirror, MIB)).expect("made");
+                manager
+                    .create(&create_request("v", LayoutKind::Mirror, MIB))
+                    .expect("made");
+                manager
+                    .create(&create_request("a", LayoutKind::Mirror, MIB))
+                    .expect("made");
                 let client = "c".to_owned();
                 manager
                     .attach(
@@ -177,10 +186,10 @@ fn what_the_disk_may_have_forgotten_is_not_acted_upon() {
                         },
                     )
                     .expect("attached");
-                let before = shown(&manager);
+                let before = volume_details(&manager);
                 if late {
                     let medium = medium.clone();
-                    let hook = move |_: &cluster::Fake| medium.set(disk);
+                    let hook = move |_: &cluster::FakeBrick| medium.set(disk);
                     *cluster.fakes[0].hook.lock().expect("no panic") =
                         Some(Arc::new(Box::new(hook)));
                 } else {
@@ -190,36 +199,40 @@ fn what_the_disk_may_have_forgotten_is_not_acted_upon() {
                 *cluster.fakes[0].hook.lock().expect("no panic") = None;
                 let asks_bricks = matches!(what, "create" | "grow" | "delete");
                 if late && (what == "delete" || !asks_bricks) {
-                    // The change itself was written before bricks were asked.
+                    // The change itself was committed before the calls to bricks.
                     first.expect("done");
                 } else {
                     let fault = first.expect_err("the disk fails");
-                    assert_eq!(fault.code(), Code::Internal, "{what}");
-                    assert_eq!(shown(&manager), before, "{what}");
-                    // It stays so, even if the disk says that it is well.
-                    medium.set(Disk::Well);
-                    for (what, attempt) in attempts() {
+                    assert_eq!(fault.code(), ErrorCode::Internal, "{what}");
+                    assert_eq!(volume_details(&manager), before, "{what}");
+                    // The store stays failed, even if the disk works again.
+                    medium.set(DiskMode::Healthy);
+                    for (what, attempt) in volume_changes() {
                         let again = attempt(&manager);
-                        let failed = matches!(again, Err(Fault::Store(StoreError::Failed(_))));
+                        let failed =
+                            matches!(again, Err(Fault::Store(StoreError::EarlierWriteFailed(_))));
                         assert!(failed, "{what}: {again:?}");
                     }
                     let slices = cluster.slices();
                     for _ in 0..3 {
                         cluster.clock.advance(std::time::Duration::from_secs(121));
-                        cluster.beat(&manager);
+                        cluster.send_heartbeats(&manager);
                         manager.sweep();
                     }
                     assert_eq!(cluster.slices(), slices, "{what}");
                 }
-                assert!(named(&manager).is_subset(&cluster.slices()), "{what}");
-                // Whatever is on the disk, the next manager makes it true.
+                assert!(
+                    slices_of_volumes(&manager).is_subset(&cluster.slices()),
+                    "{what}"
+                );
+                // Any state of the disk is consistent for the next manager.
                 drop(manager);
                 let manager = self::manager(&cluster, &medium.copy());
                 assert!(
-                    named(&manager).is_subset(&cluster.slices()),
+                    slices_of_volumes(&manager).is_subset(&cluster.slices()),
                     "{what} {disk:?} {late}"
                 );
-                cluster.sweep_out(&manager);
+                cluster.sweep_until_certain(&manager);
                 cluster.assert_no_orphans(&manager);
             }
         }

@@ -1,17 +1,20 @@
-//! Where volumes find a place and where not, and the bricks that come and go.
+//! Placement of volumes, and bricks that register, move and leave.
 
 mod cluster;
 
-use cluster::{CAPACITY, Cluster, MIB, Mood, brick_id, name, refused, registration, wish};
+use cluster::{
+    BrickBehavior, CAPACITY, Cluster, MIB, assert_refused, brick_id, create_request, name,
+    registration,
+};
 use pagemesh_base::layout::SLICE_BYTES_MAX;
 use pagemesh_manage::shape::FILES_BYTES_MAX;
-use pagemesh_manage::wire::{BrickRegistration, Code, Content, CreateVolume};
-use pagemesh_manage::{Durability, Kind};
+use pagemesh_manage::wire::{BrickRegistration, CreateVolume, ErrorCode, VolumeContent};
+use pagemesh_manage::{Durability, LayoutKind};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 #[test]
-fn copies_lie_in_different_domains() {
+fn copies_are_placed_in_different_domains() {
     let cluster = Cluster::new(6);
     let served = cluster.serve();
     let client = &served.client;
@@ -26,7 +29,7 @@ fn copies_lie_in_different_domains() {
     let shaped = CreateVolume {
         columns: Some(16),
         copies: Some(3),
-        ..wish("v", Kind::StripeMirror, 16 * MIB)
+        ..create_request("v", LayoutKind::StripeMirror, 16 * MIB)
     };
     let made = client.create(&shaped).expect("made").volume;
     let grown = client.grow(&name("v"), 32 * MIB).expect("grown").volume;
@@ -42,15 +45,15 @@ fn copies_lie_in_different_domains() {
 }
 
 #[test]
-fn more_copies_than_domains_are_refused_with_both_numbers() {
+fn more_copies_than_domains_is_refused_with_numbers() {
     let cluster = Cluster::new(3);
     let served = cluster.serve();
     let client = &served.client;
     let mirror = |copies| CreateVolume {
         copies: Some(copies),
-        ..wish("v", Kind::Mirror, MIB)
+        ..create_request("v", LayoutKind::Mirror, MIB)
     };
-    refused(client.create(&mirror(2)), Code::NoRoom, &["no brick"]);
+    assert_refused(client.create(&mirror(2)), ErrorCode::NoRoom, &["no brick"]);
     for number in 0..3 {
         let brick = BrickRegistration {
             domain: format!("rack-{}", number / 2),
@@ -58,25 +61,25 @@ fn more_copies_than_domains_are_refused_with_both_numbers() {
         };
         client.heartbeat(&brick).expect("welcome");
     }
-    refused(
+    assert_refused(
         client.create(&mirror(3)),
-        Code::NoRoom,
+        ErrorCode::NoRoom,
         &["3 copies", "in 2"],
     );
     client.create(&mirror(2)).expect("made");
-    // A dead brick's domain does not count.
+    // The domain of a dead brick does not count.
     cluster.clock.advance(Duration::from_secs(7));
     let alone = BrickRegistration {
         domain: "rack-1".into(),
         ..registration(2)
     };
     client.heartbeat(&alone).expect("welcome");
-    refused(
+    assert_refused(
         client.grow(&name("v"), 2 * MIB),
-        Code::NoRoom,
+        ErrorCode::NoRoom,
         &["2 copies", "in 1"],
     );
-    // Nor does one of another class.
+    // The domain of a brick of another class does not count.
     let strong = BrickRegistration {
         domain: "rack-0".into(),
         durability: Durability::FileSync,
@@ -87,100 +90,104 @@ fn more_copies_than_domains_are_refused_with_both_numbers() {
         name: name("w"),
         ..mirror(2)
     };
-    refused(
+    assert_refused(
         client.create(&other),
-        Code::NoRoom,
+        ErrorCode::NoRoom,
         &["2 copies", "in 1", "class"],
     );
     let pmem = CreateVolume {
         durability: Some(Durability::Pmem),
         ..other
     };
-    refused(client.create(&pmem), Code::NoRoom, &["pmem"]);
+    assert_refused(client.create(&pmem), ErrorCode::NoRoom, &["pmem"]);
 }
 
 #[test]
-fn files_are_promised_their_limit_and_not_their_addresses() {
+fn file_system_reserves_limit_not_address_space() {
     let cluster = Cluster::new(2);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     let client = &served.client;
     let files = |text, bytes| CreateVolume {
-        content: Content::Files,
-        ..wish(text, Kind::Mirror, bytes)
+        content: VolumeContent::Files,
+        ..create_request(text, LayoutKind::Mirror, bytes)
     };
     let made = client.create(&files("home", MIB)).expect("made").volume;
     assert_eq!(
         (made.info.content, made.info.size_bytes),
-        (Content::Files, MIB)
+        (VolumeContent::Files, MIB)
     );
     assert_eq!(made.layout.size_bytes(), 1 << 30);
     let brick = &client.bricks().expect("listed")[0];
     assert_eq!(brick.provisioned_bytes, MIB);
     let large = files("large", FILES_BYTES_MAX + 4096);
-    refused(
+    assert_refused(
         client.create(&large),
-        Code::BadRequest,
+        ErrorCode::BadRequest,
         &["a file system has at most"],
     );
     let beyond = files("beyond", brick.capacity_bytes * 5);
-    refused(client.create(&beyond), Code::NoRoom, &["more than 4 times"]);
+    assert_refused(
+        client.create(&beyond),
+        ErrorCode::NoRoom,
+        &["more than 4 times"],
+    );
     let striped = CreateVolume {
-        layout: Kind::StripeMirror,
+        layout: LayoutKind::StripeMirror,
         ..files("striped", MIB)
     };
-    refused(
+    assert_refused(
         client.create(&striped),
-        Code::BadRequest,
+        ErrorCode::BadRequest,
         &["one column, not in 2"],
     );
-    // One copy does not go on where a brick has no more room.
+    // Refused if the present brick of a copy has no more room.
     let chained = CreateVolume {
-        layout: Kind::Concat,
+        layout: LayoutKind::Concat,
         ..files("chained", brick.capacity_bytes * 5)
     };
-    refused(client.create(&chained), Code::NoRoom, &["would fit"]);
+    assert_refused(client.create(&chained), ErrorCode::NoRoom, &["would fit"]);
 }
 
 #[test]
-fn files_may_be_allowed_more() {
+fn file_system_limit_can_be_raised() {
     let cluster = Cluster::new(2);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     let client = &served.client;
     let home = CreateVolume {
-        content: Content::Files,
-        ..wish("home", Kind::Mirror, MIB)
+        content: VolumeContent::Files,
+        ..create_request("home", LayoutKind::Mirror, MIB)
     };
     let made = client.create(&home).expect("made").volume;
     let capacity = client.bricks().expect("listed")[0].capacity_bytes;
     let grown = client.grow(&name("home"), 2 * MIB).expect("grown").volume;
     assert_eq!(grown.info.size_bytes, 2 * MIB);
-    // Its addresses are there already.
+    // The address space exists already.
     assert_eq!(grown.layout, made.layout);
     assert_eq!(
         client.bricks().expect("listed")[0].provisioned_bytes,
         2 * MIB
     );
     for less in [MIB, 2 * MIB] {
-        refused(
+        assert_refused(
             client.grow(&name("home"), less),
-            Code::BadRequest,
+            ErrorCode::BadRequest,
             &["would not be more"],
         );
     }
     let most = made.layout.size_bytes() / 4;
-    refused(
+    assert_refused(
         client.grow(&name("home"), most + 4096),
-        Code::BadRequest,
+        ErrorCode::BadRequest,
         &["was made for no more than"],
     );
-    // Others were promised what is left of the bricks.
+    // The other bytes of the bricks are promised to another volume.
     let rest = (capacity * 4 - 2 * MIB) / 4096 * 4096;
     client
-        .create(&wish("rest", Kind::Mirror, rest))
+        .create(&create_request("rest", LayoutKind::Mirror, rest))
         .expect("made");
-    refused(
+    assert_refused(
         client.grow(&name("home"), 3 * MIB),
-        Code::NoRoom,
+        ErrorCode::NoRoom,
         &["has room for"],
     );
     assert_eq!(
@@ -190,148 +197,179 @@ fn files_may_be_allowed_more() {
 }
 
 #[test]
-fn sizes_and_shapes_that_cannot_be_are_refused() {
+fn invalid_sizes_and_shapes_are_refused() {
     let cluster = Cluster::new(2);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     let client = &served.client;
-    let sized = |kind, bytes| client.create(&wish("v", kind, bytes));
-    for kind in [Kind::Concat, Kind::Stripe, Kind::Mirror, Kind::StripeMirror] {
-        refused(sized(kind, 0), Code::BadRequest, &["0 bytes", "4096"]);
-        refused(sized(kind, 5000), Code::BadRequest, &["4096 and 8192"]);
-        refused(sized(kind, u64::MAX), Code::BadRequest, &["whole pages"]);
-        refused(
+    let sized = |kind, bytes| client.create(&create_request("v", kind, bytes));
+    for kind in [
+        LayoutKind::Concat,
+        LayoutKind::Stripe,
+        LayoutKind::Mirror,
+        LayoutKind::StripeMirror,
+    ] {
+        assert_refused(sized(kind, 0), ErrorCode::BadRequest, &["0 bytes", "4096"]);
+        assert_refused(sized(kind, 5000), ErrorCode::BadRequest, &["4096 and 8192"]);
+        assert_refused(
+            sized(kind, u64::MAX),
+            ErrorCode::BadRequest,
+            &["whole pages"],
+        );
+        assert_refused(
             sized(kind, u64::MAX - 4095),
-            Code::BadRequest,
+            ErrorCode::BadRequest,
             &["too large"],
         );
-        refused(
+        assert_refused(
             sized(kind, i64::MAX as u64 + 1),
-            Code::BadRequest,
+            ErrorCode::BadRequest,
             &["too large"],
         );
     }
-    refused(
-        sized(Kind::Mirror, SLICE_BYTES_MAX + 4096),
-        Code::BadRequest,
+    assert_refused(
+        sized(LayoutKind::Mirror, SLICE_BYTES_MAX + 4096),
+        ErrorCode::BadRequest,
         &["too large"],
     );
-    refused(
-        sized(Kind::Mirror, SLICE_BYTES_MAX),
-        Code::NoRoom,
+    assert_refused(
+        sized(LayoutKind::Mirror, SLICE_BYTES_MAX),
+        ErrorCode::NoRoom,
         &["2 copies", "2147483648"],
     );
     let huge = i64::MAX as u64 / 4096 * 4096;
-    refused(sized(Kind::Concat, huge), Code::NoRoom, &["4 times"]);
+    assert_refused(
+        sized(LayoutKind::Concat, huge),
+        ErrorCode::NoRoom,
+        &["4 times"],
+    );
     let odd = |kind, columns, copies| {
         let wish = CreateVolume {
             columns,
             copies,
-            ..wish("v", kind, MIB)
+            ..create_request("v", kind, MIB)
         };
-        refused(client.create(&wish), Code::BadRequest, &[]);
+        assert_refused(client.create(&wish), ErrorCode::BadRequest, &[]);
     };
-    odd(Kind::Stripe, Some(0), None);
-    odd(Kind::Stripe, Some(17), None);
-    odd(Kind::Stripe, Some(usize::MAX), None);
-    odd(Kind::Mirror, None, Some(0));
-    odd(Kind::Mirror, None, Some(4));
-    odd(Kind::Concat, None, Some(2));
-    odd(Kind::Mirror, Some(2), None);
+    odd(LayoutKind::Stripe, Some(0), None);
+    odd(LayoutKind::Stripe, Some(17), None);
+    odd(LayoutKind::Stripe, Some(usize::MAX), None);
+    odd(LayoutKind::Mirror, None, Some(0));
+    odd(LayoutKind::Mirror, None, Some(4));
+    odd(LayoutKind::Concat, None, Some(2));
+    odd(LayoutKind::Mirror, Some(2), None);
     assert!(cluster.slices().is_empty());
-    let striped = sized(Kind::Stripe, 4096).expect("made");
+    let striped = sized(LayoutKind::Stripe, 4096).expect("made");
     assert_eq!(striped.volume.info.size_bytes, 128 << 10);
     assert!(striped.rounded && striped.note.is_some());
-    refused(sized(Kind::Concat, MIB), Code::Exists, &["v"]);
+    assert_refused(sized(LayoutKind::Concat, MIB), ErrorCode::Exists, &["v"]);
     let v = name("v");
-    refused(client.grow(&v, u64::MAX), Code::BadRequest, &[]);
-    refused(client.grow(&v, huge), Code::BadRequest, &["too large"]);
-    refused(
+    assert_refused(client.grow(&v, u64::MAX), ErrorCode::BadRequest, &[]);
+    assert_refused(client.grow(&v, huge), ErrorCode::BadRequest, &["too large"]);
+    assert_refused(
         client.grow(&v, (128 << 10) + 1),
-        Code::BadRequest,
+        ErrorCode::BadRequest,
         &["whole pages"],
     );
-    refused(client.grow(&name("w"), MIB), Code::NotFound, &["w"]);
+    assert_refused(client.grow(&name("w"), MIB), ErrorCode::NotFound, &["w"]);
 }
 
-/// Volumes are thin, but only so much may be promised.
+/// Volumes are thin, but the promised bytes have a limit.
 #[test]
-fn promises_have_a_limit() {
+fn overprovisioning_is_limited() {
     let cluster = Cluster::new(2);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     let client = &served.client;
-    let make = |text: &str, bytes| client.create(&wish(text, Kind::Mirror, bytes));
-    refused(make("v", 4 * CAPACITY + 4096), Code::NoRoom, &["4 times"]);
+    let make = |text: &str, bytes| client.create(&create_request(text, LayoutKind::Mirror, bytes));
+    assert_refused(
+        make("v", 4 * CAPACITY + 4096),
+        ErrorCode::NoRoom,
+        &["4 times"],
+    );
     make("v", 3 * CAPACITY).expect("made");
-    refused(
+    assert_refused(
         make("w", CAPACITY + 4096),
-        Code::NoRoom,
+        ErrorCode::NoRoom,
         &["1073741824 bytes would fit"],
     );
     make("w", CAPACITY).expect("made");
-    refused(make("x", 4096), Code::NoRoom, &["0 bytes would fit"]);
-    refused(client.grow(&name("w"), CAPACITY + 4096), Code::NoRoom, &[]);
+    assert_refused(make("x", 4096), ErrorCode::NoRoom, &["0 bytes would fit"]);
+    assert_refused(
+        client.grow(&name("w"), CAPACITY + 4096),
+        ErrorCode::NoRoom,
+        &[],
+    );
     let status = client.status().expect("status");
     assert_eq!(status.provisioned_bytes, 8 * CAPACITY);
     client.delete(&name("w"), false).expect("deleted");
     make("x", CAPACITY).expect("made");
-    // A segment for each grow, up to a limit.
+    // Each grow adds a segment, up to a limit.
     client.delete(&name("x"), false).expect("deleted");
     make("s", 4096).expect("made");
     for pages in 2..=64 {
         client.grow(&name("s"), pages * 4096).expect("grown");
     }
-    refused(
+    assert_refused(
         client.grow(&name("s"), 65 * 4096),
-        Code::InUse,
+        ErrorCode::InUse,
         &["64 segments"],
     );
     assert_eq!(cluster.slices().len(), 2 + 128);
 }
 
 #[test]
-fn bricks_come_move_and_go() {
+fn bricks_register_move_and_are_forgotten() {
     let cluster = Cluster::new(3);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     let client = &served.client;
     let beat = BrickRegistration::clone;
     let mut first = registration(0);
-    // A copy of a pool at another address, while the first one lives.
+    // A copy of a pool at another address, while the first brick is alive.
     let mut copy = beat(&first);
     copy.address = "127.0.0.1:9".into();
-    refused(
+    assert_refused(
         client.heartbeat(&copy),
-        Code::InUse,
+        ErrorCode::InUse,
         &["127.0.0.1:10000", "127.0.0.1:9"],
     );
     assert_eq!(client.bricks().expect("listed")[0].address, first.address);
-    // It was restarted at another address; the old one speaks no more for it.
+    // The brick restarted at another address; the old address is no longer valid.
     first.incarnation = 2;
     first.address = "127.0.0.1:10100".into();
     client.heartbeat(&first).expect("welcome");
-    refused(
+    assert_refused(
         client.heartbeat(&registration(0)),
-        Code::InUse,
+        ErrorCode::InUse,
         &["older copy"],
     );
-    // An older copy of its pool is not it, even when it is dead or forgotten
-    // by a restart of the manager.
+    // An older copy of its pool is refused, even when the brick is dead, or when a restarted
+    // manager has no heartbeat of it.
     cluster.clock.advance(Duration::from_secs(60));
-    refused(
+    assert_refused(
         client.heartbeat(&registration(0)),
-        Code::InUse,
+        ErrorCode::InUse,
         &["opening 1", "opening 2"],
     );
-    let again = cluster.crashed_without_beats();
+    let again = cluster.crash_copy_without_heartbeats();
     assert!(again.heartbeat(registration(0)).is_err());
-    // The same opening at another address, after its silence: it moved.
+    // The same incarnation at another address, after the brick is dead: it moved.
     first.address = "127.0.0.1:10000".into();
     client.heartbeat(&first).expect("welcome");
 
     client.heartbeat(&registration(1)).expect("welcome");
-    client.create(&wish("v", Kind::Mirror, MIB)).expect("made");
-    refused(client.forget_brick(brick_id(1), true), Code::InUse, &["v"]);
-    refused(client.forget_brick(brick_id(7), true), Code::NotFound, &[]);
-    cluster.fakes[1].set(Mood::Away);
+    client
+        .create(&create_request("v", LayoutKind::Mirror, MIB))
+        .expect("made");
+    assert_refused(
+        client.forget_brick(brick_id(1), true),
+        ErrorCode::InUse,
+        &["v"],
+    );
+    assert_refused(
+        client.forget_brick(brick_id(7), true),
+        ErrorCode::NotFound,
+        &[],
+    );
+    cluster.fakes[1].set(BrickBehavior::Unreachable);
     assert_eq!(
         client
             .delete(&name("v"), false)
@@ -339,22 +377,22 @@ fn bricks_come_move_and_go() {
             .pending_deletions,
         1
     );
-    refused(
+    assert_refused(
         client.forget_brick(brick_id(1), true),
-        Code::InUse,
+        ErrorCode::InUse,
         &["alive"],
     );
     cluster.clock.advance(Duration::from_secs(7));
-    refused(
+    assert_refused(
         client.forget_brick(brick_id(1), false),
-        Code::InUse,
+        ErrorCode::InUse,
         &["1 slices"],
     );
     client.forget_brick(brick_id(1), true).expect("forgotten");
     client.forget_brick(brick_id(2), false).expect("forgotten");
     let status = client.status().expect("status");
     assert_eq!((status.bricks, status.pending_deletions), (1, 0));
-    assert_eq!(cluster.crashed_without_beats().bricks().len(), 1);
+    assert_eq!(cluster.crash_copy_without_heartbeats().bricks().len(), 1);
 }
 
 #[test]
@@ -364,7 +402,7 @@ fn registrations_are_checked() {
     let check = |change: &dyn Fn(&mut BrickRegistration)| {
         let mut brick = registration(0);
         change(&mut brick);
-        refused(served.client.heartbeat(&brick), Code::BadRequest, &[]);
+        assert_refused(served.client.heartbeat(&brick), ErrorCode::BadRequest, &[]);
     };
     check(&|brick| brick.address = "nowhere".into());
     check(&|brick| brick.address = "a:0".into());

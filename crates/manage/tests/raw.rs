@@ -1,9 +1,9 @@
-//! Peers that speak HTTP badly, too much, half, or not at all.
+//! Peers with invalid, oversized, incomplete or missing HTTP requests.
 
 mod cluster;
 
-use cluster::{Cluster, MIB, Served, brick_id, name, wish};
-use pagemesh_manage::Kind;
+use cluster::{Cluster, MIB, TestServer, brick_id, create_request, name};
+use pagemesh_manage::LayoutKind;
 use pagemesh_manage::api::{BODY_BYTES_MAX, REQUESTS_MAX, SLOW_REQUESTS_MAX};
 use pagemesh_manage::token::token;
 use serde_json::{Value, json};
@@ -12,27 +12,27 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-/// Longer than any answer takes; only a test that fails waits for it.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Longer than any answer takes; only a failing test waits for it.
+const READ_TIMEOUT: Duration = Duration::from_secs(20);
 
-struct Peer<'a> {
+struct RawPeer<'a> {
     cluster: &'a Cluster,
-    served: &'a Served,
+    served: &'a TestServer,
 }
 
-struct Answer {
+struct HttpAnswer {
     status: u16,
     head: String,
     body: String,
 }
 
-impl Answer {
+impl HttpAnswer {
     fn json(&self) -> Value {
         serde_json::from_str(&self.body).expect("JSON")
     }
 }
 
-/// Reads to the end of the connection, which may be its reset.
+/// Reads to the end of the connection; a reset counts as the end.
 fn read_all(mut stream: TcpStream) -> String {
     let mut bytes = vec![];
     let mut piece = [0; 4096];
@@ -47,24 +47,24 @@ fn read_all(mut stream: TcpStream) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn parse(text: &str) -> Answer {
+fn parse_answer(text: &str) -> HttpAnswer {
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((text, ""));
     let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
-    Answer {
+    HttpAnswer {
         status: status.unwrap_or_else(|| panic!("no status in {text:?}")),
         head: head.to_lowercase(),
         body: body.to_owned(),
     }
 }
 
-/// Reads one answer of a connection that stays.
-fn read_answer(reader: &mut BufReader<TcpStream>) -> Answer {
+/// Reads one answer on a connection that stays open.
+fn read_answer(reader: &mut BufReader<TcpStream>) -> HttpAnswer {
     let mut text = String::new();
     while !text.ends_with("\r\n\r\n") {
         let read = reader.read_line(&mut text).expect("an answer");
         assert!(read > 0, "the connection ended after {text:?}");
     }
-    let mut answer = parse(&text);
+    let mut answer = parse_answer(&text);
     let length = answer.head.split("content-length: ").nth(1);
     let length = length.and_then(|rest| rest.lines().next()?.parse().ok());
     let mut body = vec![0; length.expect("a length")];
@@ -73,22 +73,22 @@ fn read_answer(reader: &mut BufReader<TcpStream>) -> Answer {
     answer
 }
 
-impl Peer<'_> {
+impl RawPeer<'_> {
     fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.served.handle.address()).expect("connected");
-        stream.set_read_timeout(Some(PATIENCE)).expect("set");
+        stream.set_read_timeout(Some(READ_TIMEOUT)).expect("set");
         stream
     }
 
-    /// What comes back for a request that ends its connection.
+    /// The answer to a request that ends its connection.
     fn exchange(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect();
-        // A server that has heard enough resets the connection.
+        // The server may reset the connection after it has read enough.
         let _ = stream.write_all(bytes);
         read_all(stream)
     }
 
-    /// What comes back for bytes if nothing follows them.
+    /// The answer to these bytes and an end of the stream.
     fn exchange_and_end(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect();
         let _ = stream.write_all(bytes);
@@ -103,18 +103,18 @@ impl Peer<'_> {
         )
     }
 
-    fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
+    fn request(&self, method: &str, path: &str, body: &str) -> HttpAnswer {
         let more = format!(
             "Content-Type: application/json\r\nContent-Length: {}\r\n",
             body.len()
         );
         let request = self.head(method, path, &more) + body;
-        parse(&self.exchange(request.as_bytes()))
+        parse_answer(&self.exchange(request.as_bytes()))
     }
 
-    /// The refusal is JSON of the documented form.
+    /// Asserts that the refusal is JSON of the documented form.
     #[track_caller]
-    fn refused(&self, answer: &Answer, status: u16, code: &str) {
+    fn assert_refused(&self, answer: &HttpAnswer, status: u16, code: &str) {
         let body = answer.json();
         assert_eq!(
             (answer.status, &body["code"]),
@@ -129,32 +129,32 @@ impl Peer<'_> {
         }
     }
 
-    /// The manager is as it was and answers.
+    /// Asserts that the manager is unchanged and answers.
     #[track_caller]
-    fn assert_well(&self) {
+    fn assert_manager_healthy(&self) {
         let status = self.served.client.status().expect("status");
         assert_eq!((status.bricks_alive, status.volumes), (2, 1));
     }
 }
 
-fn with_peer(test: impl FnOnce(&Peer<'_>)) {
+fn with_peer(test: impl FnOnce(&RawPeer<'_>)) {
     let cluster = Cluster::new(2);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     served
         .client
-        .create(&wish("v", Kind::Mirror, MIB))
+        .create(&create_request("v", LayoutKind::Mirror, MIB))
         .expect("made");
-    let peer = Peer {
+    let peer = RawPeer {
         cluster: &cluster,
         served: &served,
     };
     test(&peer);
-    peer.assert_well();
+    peer.assert_manager_healthy();
     cluster.assert_no_orphans(served.handle.manager());
     served.handle.stop();
 }
 
-/// Every path of the API, with a method it takes.
+/// Every path of the API, with one of its methods.
 fn routes() -> Vec<(&'static str, String)> {
     let brick = format!("/api/v1/bricks/{}", brick_id(0));
     let volume = |verb: &str| format!("/api/v1/volumes/v{verb}");
@@ -216,7 +216,7 @@ fn garbage_is_refused() {
 }
 
 #[test]
-fn nothing_is_told_without_the_token() {
+fn request_without_token_is_unauthorized() {
     with_peer(|peer| {
         let right = token(&peer.cluster.key);
         let mut wrong = right.clone();
@@ -241,19 +241,19 @@ fn nothing_is_told_without_the_token() {
                 let request = format!(
                     "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header}\r\n"
                 );
-                let answer = parse(&peer.exchange(request.as_bytes()));
-                peer.refused(&answer, 401, "unauthorized");
+                let answer = parse_answer(&peer.exchange(request.as_bytes()));
+                peer.assert_refused(&answer, 401, "unauthorized");
                 assert!(
                     answer.head.contains("www-authenticate: bearer"),
                     "{}",
                     answer.head
                 );
-                // Not even whether the path exists.
+                // The answer must not show whether the path exists.
                 assert_eq!(first.get_or_insert(answer.body.clone()), &answer.body);
             }
         }
         let healthz = "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-        let answer = parse(&peer.exchange(healthz.as_bytes()));
+        let answer = parse_answer(&peer.exchange(healthz.as_bytes()));
         assert_eq!((answer.status, answer.body.as_str()), (200, "ok\n"));
     });
 }
@@ -269,28 +269,32 @@ fn unknown_paths_and_methods_are_refused() {
             "/api/v1/volumes/v/x",
             "/api/v1/status/",
         ] {
-            peer.refused(&peer.ask("GET", path, ""), 404, "not-found");
+            peer.assert_refused(&peer.request("GET", path, ""), 404, "not-found");
         }
         for (_, path) in routes() {
             for method in ["PATCH", "OPTIONS", "BREW"] {
-                peer.refused(&peer.ask(method, &path, ""), 405, "wrong-method");
+                peer.assert_refused(&peer.request(method, &path, ""), 405, "wrong-method");
             }
         }
-        peer.refused(
-            &peer.ask("PUT", "/api/v1/volumes/v", ""),
+        peer.assert_refused(
+            &peer.request("PUT", "/api/v1/volumes/v", ""),
             405,
             "wrong-method",
         );
-        peer.refused(&peer.ask("POST", "/api/v1/status", ""), 405, "wrong-method");
+        peer.assert_refused(
+            &peer.request("POST", "/api/v1/status", ""),
+            405,
+            "wrong-method",
+        );
         for bad in ["%2e%2e", "a%2Fb", "%00", "-x", "a%20b", "%ff", "%C3%A9"] {
             let path = format!("/api/v1/volumes/{bad}");
-            peer.refused(&peer.ask("GET", &path, ""), 400, "bad-request");
-            peer.refused(&peer.ask("DELETE", &path, ""), 400, "bad-request");
+            peer.assert_refused(&peer.request("GET", &path, ""), 400, "bad-request");
+            peer.assert_refused(&peer.request("DELETE", &path, ""), 400, "bad-request");
         }
         let long = format!("/api/v1/volumes/{}", "x".repeat(65));
-        peer.refused(&peer.ask("GET", &long, ""), 400, "bad-request");
-        peer.refused(
-            &peer.ask("DELETE", "/api/v1/bricks/one", ""),
+        peer.assert_refused(&peer.request("GET", &long, ""), 400, "bad-request");
+        peer.assert_refused(
+            &peer.request("DELETE", "/api/v1/bricks/one", ""),
             400,
             "bad-request",
         );
@@ -301,7 +305,7 @@ fn unknown_paths_and_methods_are_refused() {
             "?force=true&force=true",
         ] {
             let path = format!("/api/v1/volumes/v{query}");
-            peer.refused(&peer.ask("DELETE", &path, ""), 400, "bad-request");
+            peer.assert_refused(&peer.request("DELETE", &path, ""), 400, "bad-request");
         }
     });
 }
@@ -309,7 +313,7 @@ fn unknown_paths_and_methods_are_refused() {
 #[test]
 fn bodies_are_checked() {
     with_peer(|peer| {
-        let post = |body: &str| peer.ask("POST", "/api/v1/volumes", body);
+        let post = |body: &str| peer.request("POST", "/api/v1/volumes", body);
         for body in [
             "",
             "{",
@@ -327,11 +331,11 @@ fn bodies_are_checked() {
             r#"{"name":"w","name":"x","size_bytes":1048576}"#,
             r#"{"name":"w","size_bytes":1048576} and more"#,
         ] {
-            peer.refused(&post(body), 400, "bad-request");
+            peer.assert_refused(&post(body), 400, "bad-request");
         }
         let named = |name: &str| {
             let answer = post(&json!({"name": name, "size_bytes": MIB}).to_string());
-            peer.refused(&answer, 400, "bad-request");
+            peer.assert_refused(&answer, 400, "bad-request");
             answer.json()["error"].as_str().expect("text").to_owned()
         };
         assert!(named("").contains("must not be empty"));
@@ -340,14 +344,18 @@ fn bodies_are_checked() {
         assert!(named("a\nb").contains("cannot stand in a name"));
         assert!(named(".hidden").contains("starts with"));
         let deep = "[".repeat(100_000);
-        peer.refused(&post(&deep), 400, "bad-request");
+        peer.assert_refused(&post(&deep), 400, "bad-request");
         let typeless = peer.head("POST", "/api/v1/volumes", "Content-Length: 2\r\n") + "{}";
-        peer.refused(&parse(&peer.exchange(typeless.as_bytes())), 415, "not-json");
+        peer.assert_refused(
+            &parse_answer(&peer.exchange(typeless.as_bytes())),
+            415,
+            "not-json",
+        );
         let brick = json!({"brick": brick_id(1), "address": "a:1", "domain": "d",
             "durability": "process", "capacity_bytes": 1, "used_bytes": 0, "incarnation": 1});
         let path = format!("/api/v1/bricks/{}", brick_id(0));
-        peer.refused(
-            &peer.ask("PUT", &path, &brick.to_string()),
+        peer.assert_refused(
+            &peer.request("PUT", &path, &brick.to_string()),
             400,
             "bad-request",
         );
@@ -359,17 +367,17 @@ fn bodies_have_a_limit() {
     with_peer(|peer| {
         let path = "/api/v1/volumes/v/attach";
         let json = "Content-Type: application/json\r\n";
-        // Too long by its own word: refused before it is sent.
+        // The declared length is too large: refused before the body is sent.
         let more = format!("{json}Content-Length: {}\r\n", BODY_BYTES_MAX + 1);
         let mut stream = peer.connect();
         stream
             .write_all(peer.head("POST", path, &more).as_bytes())
             .expect("sent");
-        peer.refused(&parse(&read_all(stream)), 413, "too-large");
+        peer.assert_refused(&parse_answer(&read_all(stream)), 413, "too-large");
         let more = format!("{json}Content-Length: {}\r\n", u64::MAX);
         let said = peer.exchange(peer.head("POST", path, &more).as_bytes());
         assert!(said.starts_with("HTTP/1.1 4"), "{said}");
-        // Without a word, piece by piece.
+        // Without a declared length, in chunks.
         let mut stream = peer.connect();
         let head = peer.head(
             "POST",
@@ -386,20 +394,19 @@ fn bodies_have_a_limit() {
         let said = read_all(stream);
         // A reset may overtake the answer.
         if !said.is_empty() {
-            peer.refused(&parse(&said), 413, "too-large");
+            peer.assert_refused(&parse_answer(&said), 413, "too-large");
         }
-        // The longest that is allowed is read, and refused for what it says.
+        // A body of the maximum length is read, and refused for its contents.
         let client = "x".repeat(BODY_BYTES_MAX - 13);
         let body = format!("{{\"client\":\"{client}\"}}");
         assert_eq!(body.len(), BODY_BYTES_MAX);
-        peer.refused(&peer.ask("POST", path, &body), 400, "bad-request");
+        peer.assert_refused(&peer.request("POST", path, &body), 400, "bad-request");
     });
 }
 
-/// A refusal that came before the body leaves a connection that the client can
-/// use again, or says that it does not.
+/// A refusal before the body leaves a connection that the client can reuse, or announces its close.
 #[test]
-fn a_refusal_keeps_the_connection_or_says_so() {
+fn refusal_keeps_connection_open_or_announces_close() {
     with_peer(|peer| {
         let head = |length: usize| {
             format!(
@@ -411,23 +418,23 @@ fn a_refusal_keeps_the_connection_or_says_so() {
         let mut reader = BufReader::new(stream.try_clone().expect("cloned"));
         for _ in 0..3 {
             stream.write_all(head(1000).as_bytes()).expect("sent");
-            // The head has been read by the time that others are answered.
-            peer.assert_well();
+            // Once other requests are answered, the server has read the head.
+            peer.assert_manager_healthy();
             stream.write_all(&[b' '; 1000]).expect("still open");
             let said = read_answer(&mut reader);
-            peer.refused(&said, 401, "unauthorized");
+            peer.assert_refused(&said, 401, "unauthorized");
             assert!(!said.head.contains("connection: close"), "{}", said.head);
         }
         stream.write_all(head(100_000).as_bytes()).expect("sent");
         let said = read_answer(&mut reader);
-        peer.refused(&said, 401, "unauthorized");
+        peer.assert_refused(&said, 401, "unauthorized");
         assert!(said.head.contains("connection: close"), "{}", said.head);
     });
 }
 
-/// Peers that stop in the middle hold their own connection and nothing else.
+/// Stalled peers occupy their own connection and nothing else.
 #[test]
-fn half_requests_keep_nobody_waiting() {
+fn incomplete_requests_block_no_other_client() {
     with_peer(|peer| {
         let whole = peer.head(
             "POST",
@@ -442,11 +449,11 @@ fn half_requests_keep_nobody_waiting() {
                 .expect("sent");
             held.push(stream);
         }
-        peer.assert_well();
+        peer.assert_manager_healthy();
         for stream in held.drain(..) {
             drop(stream);
         }
-        // A body that ends early is no body.
+        // An incomplete body is no body.
         let said = peer.exchange_and_end((whole.clone() + "{\"client\":").as_bytes());
         assert!(
             said.is_empty() || said.starts_with("HTTP/1.1 400"),
@@ -454,27 +461,27 @@ fn half_requests_keep_nobody_waiting() {
         );
         let detail = peer.served.client.volume(&name("v")).expect("shown");
         assert_eq!((detail.info.attached, detail.layout.epoch.0), (None, 1));
-        // Half bodies take the places of requests, but only until they leave.
+        // Incomplete bodies occupy request permits, but only until their peers disconnect.
         for _ in 0..REQUESTS_MAX {
             let mut stream = peer.connect();
             stream.write_all(whole.as_bytes()).expect("sent");
             held.push(stream);
         }
         let overloaded = loop {
-            let answer = peer.ask("GET", "/api/v1/status", "");
+            let answer = peer.request("GET", "/api/v1/status", "");
             if answer.status != 200 {
                 break answer;
             }
         };
-        peer.refused(&overloaded, 503, "overloaded");
+        peer.assert_refused(&overloaded, 503, "overloaded");
         drop(held);
-        while peer.ask("GET", "/api/v1/status", "").status != 200 {}
+        while peer.request("GET", "/api/v1/status", "").status != 200 {}
     });
 }
 
 /// Several requests in one packet are answered in order.
 #[test]
-fn requests_may_follow_each_other() {
+fn pipelined_requests_are_answered_in_order() {
     with_peer(|peer| {
         let one = peer
             .head("GET", "/api/v1/status", "")
@@ -486,21 +493,21 @@ fn requests_may_follow_each_other() {
     });
 }
 
-/// Requests that wait for bricks have fewer places, and keep them although
-/// their clients have gone.
+/// Requests that wait for bricks have fewer permits, and hold them after their clients have
+/// disconnected.
 #[test]
-fn slow_bricks_leave_room_for_others() {
+fn requests_waiting_for_bricks_are_limited() {
     let cluster = Cluster::new(2);
-    let served = cluster.serve_living();
-    let peer = Peer {
+    let served = cluster.serve_with_bricks_alive();
+    let peer = RawPeer {
         cluster: &cluster,
         served: &served,
     };
     let (asks, asked) = mpsc::channel::<()>();
     let (lets, go_on) = mpsc::channel::<()>();
     let (asks, go_on) = (Mutex::new(asks), Mutex::new(Some(go_on)));
-    let hook = move |_: &cluster::Fake| {
-        // An error means that the test has let all of them go.
+    let hook = move |_: &cluster::FakeBrick| {
+        // An error means that the test has released all of them.
         let _ = asks.lock().expect("no panic").send(());
         let waits = go_on.lock().expect("no panic");
         let _ = waits.as_ref().map(mpsc::Receiver::recv);
@@ -521,8 +528,8 @@ fn slow_bricks_leave_room_for_others() {
     }
     drop(gone);
     let body = json!({"name": "w", "size_bytes": MIB}).to_string();
-    let answer = peer.ask("POST", "/api/v1/volumes", &body);
-    peer.refused(&answer, 503, "overloaded");
+    let answer = peer.request("POST", "/api/v1/volumes", &body);
+    peer.assert_refused(&answer, 503, "overloaded");
     assert_eq!(served.client.status().expect("status").bricks_alive, 2);
     served
         .client
@@ -530,16 +537,16 @@ fn slow_bricks_leave_room_for_others() {
         .expect("welcome");
     drop((lets, asked));
     served.handle.stop();
-    // What nobody waited for was done all the same.
+    // The work of disconnected clients was done all the same.
     let manager = cluster.manager();
     assert_eq!(manager.volumes().len(), SLOW_REQUESTS_MAX);
     cluster.assert_no_orphans(&manager);
 }
 
 #[test]
-fn the_document_names_every_route() {
+fn openapi_document_lists_every_route() {
     with_peer(|peer| {
-        let answer = peer.ask("GET", "/api/v1/openapi.json", "");
+        let answer = peer.request("GET", "/api/v1/openapi.json", "");
         assert_eq!(answer.status, 200);
         let document = answer.json();
         assert!(
@@ -570,13 +577,13 @@ fn the_document_names_every_route() {
             .collect();
         known.sort();
         assert_eq!(documented, known);
-        // What is documented is there, and everything it refers to, too.
+        // The document describes every route, and resolves all of its references.
         for (method, path) in routes() {
-            let answer = peer.ask(method, &path, "");
+            let answer = peer.request(method, &path, "");
             assert!(!matches!(answer.status, 404 | 405), "{method} {path}");
         }
         let mut references = vec![];
-        collect(&document, &mut references);
+        collect_references(&document, &mut references);
         assert!(references.len() > 20);
         for reference in references {
             let pointer = reference.strip_prefix('#').expect("local");
@@ -587,21 +594,23 @@ fn the_document_names_every_route() {
         }
         peer.served
             .client
-            .create(&wish("v", Kind::Mirror, MIB))
+            .create(&create_request("v", LayoutKind::Mirror, MIB))
             .expect("made");
-        peer.cluster.beat(peer.served.handle.manager());
+        peer.cluster.send_heartbeats(peer.served.handle.manager());
     });
 }
 
-fn collect(value: &Value, into: &mut Vec<String>) {
+fn collect_references(value: &Value, into: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
             if let Some(Value::String(reference)) = fields.get("$ref") {
                 into.push(reference.clone());
             }
-            fields.values().for_each(|field| collect(field, into));
+            fields
+                .values()
+                .for_each(|field| collect_references(field, into));
         }
-        Value::Array(items) => items.iter().for_each(|item| collect(item, into)),
+        Value::Array(items) => items.iter().for_each(|item| collect_references(item, into)),
         _ => {}
     }
 }

@@ -1,16 +1,18 @@
-//! Copies that are added to volumes, removed, and promoted, over HTTP.
+//! Adding, removing and promoting copies of volumes, over HTTP.
 
 mod cluster;
 
-use cluster::{Cluster, MIB, Mood, brick_id, legs, name, refused, registration, wish};
+use cluster::{
+    BrickBehavior, Cluster, MIB, assert_refused, brick_id, create_request, legs, name, registration,
+};
 use pagemesh_base::layout::{BrickId, EpochNumber, LegState};
 use pagemesh_manage::wire::{
-    AttachReplica, ChooseReplica, Code, CopiesTold, CopyReturn, CreateVolume, Health, Lag,
-    LegChange, TellCopies, VolumeDetail,
+    AttachReplica, ChooseReplica, CreateVolume, ErrorCode, LegChange, ReplicaLag,
+    ReplicationStatus, ReportReplication, ResyncProgress, VolumeDetail, VolumeHealth,
 };
-use pagemesh_manage::{Client, Kind, ManagerError};
+use pagemesh_manage::{LayoutKind, ManagerClient, ManagerError};
 
-fn choice(copy: usize) -> ChooseReplica {
+fn replica_choice(copy: usize) -> ChooseReplica {
     ChooseReplica {
         copy,
         force: false,
@@ -18,7 +20,7 @@ fn choice(copy: usize) -> ChooseReplica {
     }
 }
 
-fn copy_on(brick: Option<BrickId>, asynchronous: bool) -> AttachReplica {
+fn attach_request(brick: Option<BrickId>, asynchronous: bool) -> AttachReplica {
     AttachReplica {
         brick,
         asynchronous,
@@ -26,7 +28,7 @@ fn copy_on(brick: Option<BrickId>, asynchronous: bool) -> AttachReplica {
     }
 }
 
-fn forced(copy: usize) -> ChooseReplica {
+fn forced_choice(copy: usize) -> ChooseReplica {
     ChooseReplica {
         copy,
         force: true,
@@ -34,14 +36,14 @@ fn forced(copy: usize) -> ChooseReplica {
     }
 }
 
-/// State and freshness of each leg.
-fn states(volume: &VolumeDetail) -> Vec<(LegState, bool)> {
+/// State of each leg, and whether it needs a full resync.
+fn leg_states(volume: &VolumeDetail) -> Vec<(LegState, bool)> {
     let legs = legs(&volume.layout);
     legs.map(|leg| (leg.state, leg.fresh)).collect()
 }
 
-/// A client takes the volume, has a leg take these states, and gives it back.
-fn turn(client: &Client, leg: usize, to: &[LegState]) {
+/// A client attaches the volume, moves a leg through these states, and detaches the volume.
+fn transition_leg(client: &ManagerClient, leg: usize, to: &[LegState]) {
     let v = name("v");
     let attached = client.attach(&v, "one").expect("attached");
     let attachment = attached.layout.epoch;
@@ -63,25 +65,25 @@ fn turn(client: &Client, leg: usize, to: &[LegState]) {
 use LegState::{Following, InSync, Stale, Syncing};
 
 #[test]
-fn a_volume_gets_copies_and_loses_them() {
+fn copies_are_attached_and_detached() {
     let cluster = Cluster::new(4);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     let (client, v) = (&served.client, name("v"));
     let made = client
-        .create(&wish("v", Kind::Concat, MIB))
+        .create(&create_request("v", LayoutKind::Concat, MIB))
         .expect("made")
         .volume;
     let first = made.layout.segments[0].columns[0].legs[0].brick;
     client.attach(&v, "one").expect("attached, and it stays so");
 
-    refused(
-        client.attach_replica(&v, copy_on(Some(brick_id(9)), false)),
-        Code::NotFound,
+    assert_refused(
+        client.attach_replica(&v, attach_request(Some(brick_id(9)), false)),
+        ErrorCode::NotFound,
         &[],
     );
-    refused(
-        client.attach_replica(&v, copy_on(Some(first), false)),
-        Code::NoRoom,
+    assert_refused(
+        client.attach_replica(&v, attach_request(Some(first), false)),
+        ErrorCode::NoRoom,
         &["failure domains"],
     );
     let other = (0..4)
@@ -89,14 +91,14 @@ fn a_volume_gets_copies_and_loses_them() {
         .find(|brick| *brick != first)
         .expect("four");
     let two = client
-        .attach_replica(&v, copy_on(Some(other), false))
+        .attach_replica(&v, attach_request(Some(other), false))
         .expect("attached");
-    assert_eq!(states(&two), [(InSync, false), (Stale, true)]);
+    assert_eq!(leg_states(&two), [(InSync, false), (Stale, true)]);
     assert_eq!(two.layout.segments[0].columns[0].legs[1].brick, other);
-    assert_eq!((two.info.layout, two.info.copies), (Kind::Mirror, 2));
+    assert_eq!((two.info.layout, two.info.copies), (LayoutKind::Mirror, 2));
     assert_eq!(
         (two.layout.epoch, two.info.health),
-        (EpochNumber(3), Health::Degraded)
+        (EpochNumber(3), VolumeHealth::Degraded)
     );
     assert_eq!(
         two.layout.segments[0].columns[0].round, 1,
@@ -104,42 +106,50 @@ fn a_volume_gets_copies_and_loses_them() {
     );
     assert_eq!(two.info.attached.expect("still").client, "one");
     let three = client
-        .attach_replica(&v, copy_on(None, false))
+        .attach_replica(&v, attach_request(None, false))
         .expect("attached");
     assert_eq!(three.info.copies, 3);
-    refused(
-        client.attach_replica(&v, copy_on(None, false)),
-        Code::InUse,
+    assert_refused(
+        client.attach_replica(&v, attach_request(None, false)),
+        ErrorCode::InUse,
         &["3 copies"],
     );
-    let crashed = cluster.crashed_without_beats();
+    let crashed = cluster.crash_copy_without_heartbeats();
     assert_eq!(crashed.show(&v).expect("there").layout, three.layout);
     let grown = client.grow(&v, 2 * MIB).expect("grown").volume;
     assert_eq!(grown.layout.segments[1].columns[0].legs.len(), 3);
     cluster.assert_no_orphans(served.handle.manager());
 
-    refused(client.detach_replica(&v, choice(1)), Code::InUse, &["one"]);
-    refused(
-        client.detach_replica(&v, forced(0)),
-        Code::InUse,
+    assert_refused(
+        client.detach_replica(&v, replica_choice(1)),
+        ErrorCode::InUse,
+        &["one"],
+    );
+    assert_refused(
+        client.detach_replica(&v, forced_choice(0)),
+        ErrorCode::InUse,
         &["in-sync"],
     );
-    refused(
-        client.detach_replica(&v, forced(3)),
-        Code::BadRequest,
+    assert_refused(
+        client.detach_replica(&v, forced_choice(3)),
+        ErrorCode::BadRequest,
         &["copy 3"],
     );
-    let left = client.detach_replica(&v, forced(1)).expect("detached");
-    assert_eq!(states(&left)[..2], [(InSync, false), (Stale, true)]);
+    let left = client
+        .detach_replica(&v, forced_choice(1))
+        .expect("detached");
+    assert_eq!(leg_states(&left)[..2], [(InSync, false), (Stale, true)]);
     assert_eq!((left.info.copies, left.info.attached), (2, None));
-    let left = client.detach_replica(&v, choice(1)).expect("detached");
+    let left = client
+        .detach_replica(&v, replica_choice(1))
+        .expect("detached");
     assert_eq!(
         (left.info.layout, left.info.health),
-        (Kind::Concat, Health::InSync)
+        (LayoutKind::Concat, VolumeHealth::InSync)
     );
-    refused(
-        client.detach_replica(&v, choice(0)),
-        Code::InUse,
+    assert_refused(
+        client.detach_replica(&v, replica_choice(0)),
+        ErrorCode::InUse,
         &["in-sync"],
     );
     cluster.assert_no_orphans(served.handle.manager());
@@ -147,60 +157,76 @@ fn a_volume_gets_copies_and_loses_them() {
 }
 
 #[test]
-fn a_copy_is_promoted() {
+fn copy_is_promoted() {
     let cluster = Cluster::new(2);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     let (client, v) = (&served.client, name("v"));
-    client.create(&wish("v", Kind::Concat, MIB)).expect("made");
     client
-        .attach_replica(&v, copy_on(None, false))
+        .create(&create_request("v", LayoutKind::Concat, MIB))
+        .expect("made");
+    client
+        .attach_replica(&v, attach_request(None, false))
         .expect("attached");
-    // It holds nothing yet, and force does not change that.
-    for choice in [choice(1), forced(1)] {
-        refused(client.promote_replica(&v, choice), Code::InUse, &["never"]);
+    // The copy is empty, and force does not change that.
+    for choice in [replica_choice(1), forced_choice(1)] {
+        assert_refused(
+            client.promote_replica(&v, choice),
+            ErrorCode::InUse,
+            &["never"],
+        );
     }
-    turn(client, 1, &[Syncing, InSync]);
+    transition_leg(client, 1, &[Syncing, InSync]);
     assert_eq!(
-        states(&client.volume(&v).expect("shown")),
+        leg_states(&client.volume(&v).expect("shown")),
         [(InSync, false); 2]
     );
-    turn(client, 1, &[Stale]);
-    refused(
-        client.promote_replica(&v, choice(1)),
-        Code::BadRequest,
+    transition_leg(client, 1, &[Stale]);
+    assert_refused(
+        client.promote_replica(&v, replica_choice(1)),
+        ErrorCode::BadRequest,
         &["copy 1", "stale", "acknowledged writes"],
     );
     client.attach(&v, "two").expect("attached");
-    refused(client.promote_replica(&v, choice(0)), Code::InUse, &["two"]);
-    let promoted = client.promote_replica(&v, forced(1)).expect("promoted");
-    assert_eq!(states(&promoted), [(Stale, true), (InSync, false)]);
+    assert_refused(
+        client.promote_replica(&v, replica_choice(0)),
+        ErrorCode::InUse,
+        &["two"],
+    );
+    let promoted = client
+        .promote_replica(&v, forced_choice(1))
+        .expect("promoted");
+    assert_eq!(leg_states(&promoted), [(Stale, true), (InSync, false)]);
     assert_eq!(promoted.info.attached, None);
-    // The one before may be the better one after all.
-    let behind = client.promote_replica(&v, choice(0));
-    refused(behind, Code::BadRequest, &["copy 0", "stale"]);
-    let other = client.promote_replica(&v, forced(0)).expect("promoted");
-    assert_eq!(states(&other), [(InSync, false), (Stale, true)]);
-    turn(client, 1, &[Syncing, InSync]);
-    // Where it is in-sync, no other copy is given up for it.
-    let same = client.promote_replica(&v, choice(0)).expect("promoted");
-    assert_eq!(states(&same), [(InSync, false); 2]);
-    refused(
-        client.promote_replica(&v, forced(2)),
-        Code::BadRequest,
+    // The copy promoted before may still be the better one.
+    let behind = client.promote_replica(&v, replica_choice(0));
+    assert_refused(behind, ErrorCode::BadRequest, &["copy 0", "stale"]);
+    let other = client
+        .promote_replica(&v, forced_choice(0))
+        .expect("promoted");
+    assert_eq!(leg_states(&other), [(InSync, false), (Stale, true)]);
+    transition_leg(client, 1, &[Syncing, InSync]);
+    // Where the copy is in-sync, the promotion gives up no other copy.
+    let same = client
+        .promote_replica(&v, replica_choice(0))
+        .expect("promoted");
+    assert_eq!(leg_states(&same), [(InSync, false); 2]);
+    assert_refused(
+        client.promote_replica(&v, forced_choice(2)),
+        ErrorCode::BadRequest,
         &["copy 2"],
     );
     served.handle.stop();
 }
 
-/// What only the ledger calls in-sync is not left alone, and a number is not taken
-/// for another copy's.
+/// The last copy on a living brick is not removed, even if the layout calls another one in-sync. A
+/// number with an old epoch does not name another copy.
 #[test]
-fn a_copy_is_not_removed_by_mistake() {
+fn last_live_copy_is_not_detached() {
     let cluster = Cluster::new(2);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     let (client, v) = (&served.client, name("v"));
     let made = client
-        .create(&wish("v", Kind::Mirror, MIB))
+        .create(&create_request("v", LayoutKind::Mirror, MIB))
         .expect("made")
         .volume;
     let second = made.layout.segments[0].columns[0].legs[1].brick;
@@ -209,7 +235,7 @@ fn a_copy_is_not_removed_by_mistake() {
         &v,
         ChooseReplica {
             expected,
-            ..choice(0)
+            ..replica_choice(0)
         },
     );
     assert!(
@@ -219,26 +245,34 @@ fn a_copy_is_not_removed_by_mistake() {
     cluster.clock.advance(std::time::Duration::from_secs(60));
     let alive = (0..2).find(|n| brick_id(*n) != second).expect("two");
     client.heartbeat(&registration(alive)).expect("heard");
-    refused(
-        client.detach_replica(&v, choice(0)),
-        Code::BadRequest,
+    assert_refused(
+        client.detach_replica(&v, replica_choice(0)),
+        ErrorCode::BadRequest,
         &["alive"],
     );
     assert_eq!(client.volume(&v).expect("shown").layout, made.layout);
-    let left = client.detach_replica(&v, choice(1)).expect("detached");
-    assert_eq!(states(&left), [(InSync, false)]);
+    let left = client
+        .detach_replica(&v, replica_choice(1))
+        .expect("detached");
+    assert_eq!(leg_states(&left), [(InSync, false)]);
     served.handle.stop();
 }
 
-/// A brick that fails in between leaves the volume as it was.
+/// A brick failure during the attach leaves the volume unchanged.
 #[test]
-fn a_copy_that_cannot_be_made_leaves_nothing() {
-    for mood in [Mood::Away, Mood::Full, Mood::Mute, Mood::Deaf, Mood::Denies] {
+fn failed_replica_attach_leaves_no_slices() {
+    for mood in [
+        BrickBehavior::Unreachable,
+        BrickBehavior::Full,
+        BrickBehavior::LosesAnswers,
+        BrickBehavior::DelaysRequests,
+        BrickBehavior::FailsAfterCreate,
+    ] {
         let cluster = Cluster::new(2);
-        let served = cluster.serve_living();
+        let served = cluster.serve_with_bricks_alive();
         let (client, v) = (&served.client, name("v"));
         let made = client
-            .create(&wish("v", Kind::Concat, MIB))
+            .create(&create_request("v", LayoutKind::Concat, MIB))
             .expect("made")
             .volume;
         let first = made.layout.segments[0].columns[0].legs[0].brick;
@@ -248,54 +282,56 @@ fn a_copy_that_cannot_be_made_leaves_nothing() {
             .find(|fake| fake.id != first)
             .expect("two");
         other.set(mood);
-        refused(
-            client.attach_replica(&v, copy_on(None, false)),
-            Code::BrickFailed,
+        assert_refused(
+            client.attach_replica(&v, attach_request(None, false)),
+            ErrorCode::BrickFailed,
             &[],
         );
         assert_eq!(client.volume(&v).expect("shown").layout, made.layout);
-        cluster.cheer();
-        other.deliver();
-        cluster.sweep_out(served.handle.manager());
+        cluster.reset_bricks();
+        other.deliver_delayed();
+        cluster.sweep_until_certain(served.handle.manager());
         cluster.assert_no_orphans(served.handle.manager());
         client
-            .attach_replica(&v, copy_on(None, false))
+            .attach_replica(&v, attach_request(None, false))
             .expect("attached");
         cluster.assert_no_orphans(served.handle.manager());
         served.handle.stop();
     }
 }
 
-/// A copy that follows has a state of its own, and is promoted without force once all
-/// that have everything are gone.
+/// An asynchronous copy has its own state. It is promoted without force once all bricks with
+/// in-sync copies are dead.
 #[test]
-fn a_copy_follows() {
+fn async_replica_state_and_promotion() {
     let cluster = Cluster::new(3);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     let (client, v) = (&served.client, name("v"));
-    let made = client.create(&wish("v", Kind::Concat, MIB)).expect("made");
+    let made = client
+        .create(&create_request("v", LayoutKind::Concat, MIB))
+        .expect("made");
     let first = made.volume.layout.segments[0].columns[0].legs[0].brick;
     let added = client
-        .attach_replica(&v, copy_on(None, true))
+        .attach_replica(&v, attach_request(None, true))
         .expect("attached");
     assert!(added.layout.segments[0].columns[0].legs[1].asynchronous);
-    assert_eq!(states(&added), [(InSync, false), (Stale, true)]);
-    refused(
-        client.attach_replica(&v, copy_on(None, true)),
-        Code::BadRequest,
+    assert_eq!(leg_states(&added), [(InSync, false), (Stale, true)]);
+    assert_refused(
+        client.attach_replica(&v, attach_request(None, true)),
+        ErrorCode::BadRequest,
         &["asynchronous copy already"],
     );
-    refused(
+    assert_refused(
         client.grow(&v, 2 * MIB),
-        Code::BadRequest,
+        ErrorCode::BadRequest,
         &["asynchronous copy"],
     );
-    refused(
-        client.promote_replica(&v, forced(1)),
-        Code::InUse,
+    assert_refused(
+        client.promote_replica(&v, forced_choice(1)),
+        ErrorCode::InUse,
         &["never"],
     );
-    // It is not written with the others.
+    // It receives no write together with the others.
     let attached = client.attach(&v, "one").expect("attached");
     let epoch = attached.layout.epoch;
     let turn_to = |to| LegChange {
@@ -308,109 +344,125 @@ fn a_copy_follows() {
     let syncing = client.change_legs(&v, Some(epoch), epoch, &[turn_to(Syncing)]);
     assert!(syncing.is_err(), "{syncing:?}");
     client.detach(&v, Some(epoch)).expect("detached");
-    turn(client, 1, &[Following]);
+    transition_leg(client, 1, &[Following]);
     let follows = client.volume(&v).expect("shown");
-    assert_eq!(states(&follows), [(InSync, false), (Following, false)]);
+    assert_eq!(leg_states(&follows), [(InSync, false), (Following, false)]);
     assert_eq!(follows.layout.segments[0].columns[0].round, 0);
-    assert_eq!(follows.info.health, Health::InSync);
-    let crashed = cluster.crashed_without_beats();
+    assert_eq!(follows.info.health, VolumeHealth::InSync);
+    let crashed = cluster.crash_copy_without_heartbeats();
     assert_eq!(crashed.show(&v).expect("there").layout, follows.layout);
-    // It has heard of nobody, which says nothing of who lives.
-    let refusal = crashed.promote_replica(&v, choice(1));
+    // This manager has received no heartbeat yet, so it knows no dead brick.
+    let refusal = crashed.promote_replica(&v, replica_choice(1));
     let refusal = refusal.expect_err("an in-sync copy may live").to_string();
     assert!(refusal.contains("may be"), "{refusal}");
-    // No round tells what it lacks.
-    turn(client, 1, &[Stale, Following, Stale]);
+    // No round records the writes that it lacks.
+    transition_leg(client, 1, &[Stale, Following, Stale]);
     assert_eq!(
-        states(&client.volume(&v).expect("shown")),
+        leg_states(&client.volume(&v).expect("shown")),
         [(InSync, false), (Stale, true)]
     );
-    turn(client, 1, &[Stale, Following]);
+    transition_leg(client, 1, &[Stale, Following]);
 
-    refused(
-        client.promote_replica(&v, choice(1)),
-        Code::BadRequest,
+    assert_refused(
+        client.promote_replica(&v, replica_choice(1)),
+        ErrorCode::BadRequest,
         &["is alive", "acknowledged last"],
     );
     cluster.clock.advance(std::time::Duration::from_secs(60));
     for n in (0..3).filter(|n| brick_id(*n) != first) {
         client.heartbeat(&registration(n)).expect("heard");
     }
-    let promoted = client.promote_replica(&v, choice(1)).expect("promoted");
-    assert_eq!(states(&promoted), [(Stale, true), (InSync, false)]);
+    let promoted = client
+        .promote_replica(&v, replica_choice(1))
+        .expect("promoted");
+    assert_eq!(leg_states(&promoted), [(Stale, true), (InSync, false)]);
     let legs = &promoted.layout.segments[0].columns[0].legs;
     assert!(legs.iter().all(|leg| !leg.asynchronous));
     served.handle.stop();
 }
 
-/// How far a copy is, behind or in its return, is what its client told last, and how long
-/// ago that was.
+/// The volume shows the lag and resync progress of its client's last report, and the age of the
+/// report.
 #[test]
-fn of_copies_is_shown_what_their_client_told_last() {
+fn volume_shows_last_replication_report() {
     let cluster = Cluster::new(3);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     let (client, v) = (&served.client, name("v"));
-    client.create(&wish("v", Kind::Concat, MIB)).expect("made");
+    client
+        .create(&create_request("v", LayoutKind::Concat, MIB))
+        .expect("made");
     for asynchronous in [true, false] {
-        let copy = copy_on(None, asynchronous);
+        let copy = attach_request(None, asynchronous);
         client.attach_replica(&v, copy).expect("attached");
     }
-    turn(client, 1, &[Following]);
+    transition_leg(client, 1, &[Following]);
     let shown = || client.volume(&v).expect("shown").told;
     let attach = || {
         let attached = client.attach(&v, "one").expect("attached");
         attached.layout.epoch
     };
-    let lag = |changes| Lag {
+    let lag = |changes| ReplicaLag {
         changes,
         bytes: 4096 * changes,
         age_us: 100,
     };
-    let returns = |copy| CopyReturn {
+    let returns = |copy| ResyncProgress {
         copy,
         bytes_todo: MIB,
         bytes_done: 4096,
         elapsed_ms: 5,
     };
-    let told = |attachment, changes| TellCopies {
+    let told = |attachment, changes| ReportReplication {
         attachment,
         lag: Some(lag(changes)),
         returns: vec![returns(2)],
     };
     let first = attach();
     assert_eq!(shown(), None);
-    client.tell_copies(&v, &told(first, 7)).expect("told");
-    client.tell_copies(&v, &told(first, 3)).expect("told");
+    client
+        .report_replication(&v, &told(first, 7))
+        .expect("told");
+    client
+        .report_replication(&v, &told(first, 3))
+        .expect("told");
     cluster.clock.advance(std::time::Duration::from_secs(4));
-    let all = CopiesTold {
+    let all = ReplicationStatus {
         lag: Some(lag(3)),
         returns: vec![returns(2)],
         told_us_ago: 4_000_000,
     };
     assert_eq!(shown(), Some(all.clone()));
     for wrong in [vec![returns(2), returns(2)], vec![returns(99)]] {
-        let wrong = TellCopies {
+        let wrong = ReportReplication {
             returns: wrong,
             ..told(first, 9)
         };
-        let hints = &["told of twice"];
-        refused(client.tell_copies(&v, &wrong), Code::BadRequest, hints);
+        let hints = &["reported twice"];
+        assert_refused(
+            client.report_replication(&v, &wrong),
+            ErrorCode::BadRequest,
+            hints,
+        );
     }
     assert_eq!(shown(), Some(all));
 
     let second = attach();
     assert_eq!(shown(), None, "that was another client");
-    let late = client.tell_copies(&v, &told(first, 1));
+    let late = client.report_replication(&v, &told(first, 1));
     assert!(matches!(late, Err(ManagerError::Fenced { .. })), "{late:?}");
     assert_eq!(shown(), None);
-    client.tell_copies(&v, &told(second, 0)).expect("told");
+    client
+        .report_replication(&v, &told(second, 0))
+        .expect("told");
     let behind = || shown().and_then(|told| told.lag);
     assert_eq!(behind(), Some(lag(0)));
     client.detach(&v, Some(second)).expect("detached");
     assert_eq!(shown(), None, "nobody has it");
 
     let third = attach();
-    client.tell_copies(&v, &told(third, 5)).expect("told");
+    client
+        .report_replication(&v, &told(third, 5))
+        .expect("told");
     let change = |leg, to| {
         let change = LegChange {
             segment: 0,
@@ -433,22 +485,24 @@ fn of_copies_is_shown_what_their_client_told_last() {
     served.handle.stop();
 }
 
-/// Where that was allowed, the manager promotes the copy that follows by itself: for a
-/// client that can reach no in-sync one, while every brick with one is dead.
+/// With `auto_promote` the manager promotes the asynchronous copy by itself, for a client that
+/// reaches no in-sync copy while every brick with one is dead.
 #[test]
-fn a_copy_that_follows_is_promoted_by_the_manager() {
+fn manager_auto_promotes_async_replica() {
     let cluster = Cluster::new(3);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     let (client, v) = (&served.client, name("v"));
-    let made = client.create(&wish("v", Kind::Concat, MIB)).expect("made");
+    let made = client
+        .create(&create_request("v", LayoutKind::Concat, MIB))
+        .expect("made");
     let first = made.volume.layout.segments[0].columns[0].legs[0].brick;
     let allowed = |asynchronous| AttachReplica {
         auto_promote: true,
-        ..copy_on(None, asynchronous)
+        ..attach_request(None, asynchronous)
     };
-    refused(
+    assert_refused(
         client.attach_replica(&v, allowed(false)),
-        Code::BadRequest,
+        ErrorCode::BadRequest,
         &["asynchronous"],
     );
     let added = client.attach_replica(&v, allowed(true)).expect("attached");
@@ -464,23 +518,24 @@ fn a_copy_that_follows_is_promoted_by_the_manager() {
         let attached = client.attach_as(&v, "one", unreachable).expect("attached");
         let epoch = attached.layout.epoch;
         client.detach(&v, Some(epoch)).expect("detached");
-        states(&client.volume(&v).expect("shown"))
+        leg_states(&client.volume(&v).expect("shown"))
     };
-    // It has to follow before.
+    // The copy must be following before.
     late();
     beat(other);
     assert_eq!(attached(true), [(InSync, false), (Stale, true)]);
-    turn(client, 1, &[Following]);
-    // While a brick with an in-sync copy is alive, or the other one is not.
+    transition_leg(client, 1, &[Following]);
+    // Refused while a brick with an in-sync copy is alive, or the brick of the asynchronous copy is
+    // not.
     beat(first);
     assert_eq!(attached(true), [(InSync, false), (Following, false)]);
     late();
     assert_eq!(attached(true), [(InSync, false), (Following, false)]);
-    // Or a client may reach one, whatever the manager hears.
+    // Refused without the client's report that it reaches no in-sync copy.
     beat(other);
     assert_eq!(attached(false), [(InSync, false), (Following, false)]);
     let promoted = client
-        .promote_replica(&v, choice(0))
+        .promote_replica(&v, replica_choice(0))
         .expect("nothing changes");
     assert!(promoted.info.auto_promote, "the other copy still follows");
     assert_eq!(attached(true), [(Stale, true), (InSync, false)]);
@@ -489,18 +544,18 @@ fn a_copy_that_follows_is_promoted_by_the_manager() {
 }
 
 #[test]
-fn copies_of_several_columns_do_not_follow() {
+fn async_replica_of_striped_volume_is_refused() {
     let cluster = Cluster::new(3);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     let (client, v) = (&served.client, name("v"));
     let striped = CreateVolume {
         columns: Some(2),
-        ..wish("v", Kind::Stripe, MIB)
+        ..create_request("v", LayoutKind::Stripe, MIB)
     };
     client.create(&striped).expect("made");
-    refused(
-        client.attach_replica(&v, copy_on(None, true)),
-        Code::BadRequest,
+    assert_refused(
+        client.attach_replica(&v, attach_request(None, true)),
+        ErrorCode::BadRequest,
         &["one column"],
     );
     served.handle.stop();

@@ -1,12 +1,13 @@
-//! Scrubs of bricks' pools: what heartbeats tell of them, and wishes that reach a
-//! brick once, whatever is lost on the way.
+//! Scrubs of bricks' pools: reports in heartbeats, and requests that reach a brick once in spite of
+//! lost messages.
 
 mod cluster;
 
-use cluster::{Cluster, brick_id, refused, registration};
+use cluster::{Cluster, assert_refused, brick_id, registration};
 use pagemesh_manage::Manager;
 use pagemesh_manage::wire::{
-    BrickInfo, BrickRegistration, BrickScrub, Code, ScrubBrick, ScrubFound, ScrubState, ScrubWish,
+    BrickInfo, BrickRegistration, BrickScrub, ErrorCode, ScrubBrick, ScrubCounts, ScrubRequest,
+    ScrubState,
 };
 use std::time::Duration;
 use uuid::Uuid;
@@ -28,16 +29,16 @@ fn scrub(state: ScrubState, fulfilled: Option<Uuid>) -> BrickScrub {
     }
 }
 
-fn telling(number: usize, scrub: BrickScrub) -> BrickRegistration {
+fn registration_with_scrub(number: usize, scrub: BrickScrub) -> BrickRegistration {
     BrickRegistration {
         scrub: Some(scrub),
         ..registration(number)
     }
 }
 
-/// A brick that fulfilled this wish last; what it hears.
-fn beat(manager: &Manager, fulfilled: Option<Uuid>) -> Option<ScrubWish> {
-    let told = telling(0, scrub(ScrubState::Waiting, fulfilled));
+/// A heartbeat of a brick that carried out this request last; returns the request in the answer.
+fn heartbeat(manager: &Manager, fulfilled: Option<Uuid>) -> Option<ScrubRequest> {
+    let told = registration_with_scrub(0, scrub(ScrubState::Waiting, fulfilled));
     manager.heartbeat(told).expect("welcome").scrub
 }
 
@@ -45,82 +46,81 @@ fn brick(manager: &Manager) -> BrickInfo {
     manager.bricks().remove(0)
 }
 
-fn ask(manager: &Manager, wish: ScrubBrick) -> ScrubWish {
+fn request_scrub(manager: &Manager, wish: ScrubBrick) -> ScrubRequest {
     let asked = manager.scrub(brick_id(0), wish).expect("it is alive");
     assert_eq!(asked, brick(manager));
     asked.scrub_wish.expect("a wish")
 }
 
 #[test]
-fn a_wish_is_repeated_until_it_is_fulfilled_and_then_never() {
+fn scrub_request_is_repeated_until_fulfilled() {
     let cluster = Cluster::new(1);
     let manager = cluster.manager();
-    assert_eq!(beat(&manager, None), None);
-    let wish = ask(&manager, START);
+    assert_eq!(heartbeat(&manager, None), None);
+    let wish = request_scrub(&manager, START);
     assert!(!wish.stop);
-    // Asked again, it is the same one: the answer may have been lost.
-    assert_eq!(ask(&manager, START), wish);
+    // A repetition returns the same request: the first answer may have been lost.
+    assert_eq!(request_scrub(&manager, START), wish);
     for _ in 0..3 {
-        assert_eq!(beat(&manager, None), Some(wish), "replies may be lost");
+        assert_eq!(heartbeat(&manager, None), Some(wish), "replies may be lost");
     }
-    assert_eq!(beat(&manager, Some(wish.id)), None);
+    assert_eq!(heartbeat(&manager, Some(wish.id)), None);
     assert_eq!(brick(&manager).scrub_wish, None);
-    // A brick that starts anew, and has forgotten it.
-    assert_eq!(beat(&manager, None), None);
-    assert_ne!(ask(&manager, START).id, wish.id, "another scrub");
+    // A restarted brick has forgotten the request.
+    assert_eq!(heartbeat(&manager, None), None);
+    assert_ne!(request_scrub(&manager, START).id, wish.id, "another scrub");
 }
 
 #[test]
-fn the_last_wish_counts() {
+fn last_scrub_request_wins() {
     let cluster = Cluster::new(1);
     let manager = cluster.manager();
-    beat(&manager, None);
-    let start = ask(&manager, START);
-    let stop = ask(&manager, STOP);
+    heartbeat(&manager, None);
+    let start = request_scrub(&manager, START);
+    let stop = request_scrub(&manager, STOP);
     assert!(stop.stop && stop.id != start.id);
-    // The brick has heard the first before.
-    assert_eq!(beat(&manager, Some(start.id)), Some(stop));
-    assert_eq!(beat(&manager, Some(stop.id)), None);
+    // The brick has carried out the first request before.
+    assert_eq!(heartbeat(&manager, Some(start.id)), Some(stop));
+    assert_eq!(heartbeat(&manager, Some(stop.id)), None);
 }
 
-/// Wishes are in memory only; the id of an old one means nothing to another
-/// manager.
+/// Requests are in memory only; the id of an old request means nothing to another manager.
 #[test]
-fn a_manager_that_starts_again_has_no_wishes() {
+fn restarted_manager_has_no_scrub_requests() {
     let cluster = Cluster::new(1);
     let manager = cluster.manager();
-    beat(&manager, None);
-    let wish = ask(&manager, START);
+    heartbeat(&manager, None);
+    let wish = request_scrub(&manager, START);
     drop(manager);
     let manager = cluster.manager();
-    assert_eq!(beat(&manager, Some(wish.id)), None);
-    let wish = ask(&manager, START);
-    assert_eq!(beat(&manager, None), Some(wish));
+    assert_eq!(heartbeat(&manager, Some(wish.id)), None);
+    let wish = request_scrub(&manager, START);
+    assert_eq!(heartbeat(&manager, None), Some(wish));
 }
 
 #[test]
-fn bricks_that_cannot_be_asked_are_named() {
+fn scrub_request_to_unable_brick_names_it() {
     let cluster = Cluster::new(2);
     let served = cluster.serve();
     let client = &served.client;
     let ask = |number, code, parts: &[&str]| {
-        refused(client.scrub_brick(brick_id(number), false), code, parts);
+        assert_refused(client.scrub_brick(brick_id(number), false), code, parts);
     };
     let id = brick_id(1).to_string();
-    ask(7, Code::NotFound, &[&brick_id(7).to_string()]);
+    ask(7, ErrorCode::NotFound, &[&brick_id(7).to_string()]);
     client.heartbeat(&registration(1)).expect("welcome");
-    ask(1, Code::BrickFailed, &[&id, "scrubs"]);
-    let told = telling(1, scrub(ScrubState::Off, None));
+    ask(1, ErrorCode::BrickFailed, &[&id, "scrubs"]);
+    let told = registration_with_scrub(1, scrub(ScrubState::Off, None));
     client.heartbeat(&told).expect("welcome");
     let asked = client.scrub_brick(brick_id(1), true).expect("alive");
     assert!(asked.scrub_wish.is_some_and(|wish| wish.stop));
     cluster.clock.advance(Duration::from_secs(10));
-    ask(1, Code::BrickFailed, &[&id, "dead"]);
+    ask(1, ErrorCode::BrickFailed, &[&id, "dead"]);
 }
 
 #[test]
-fn what_scrubs_found_is_listed_and_summed() {
-    let found = |mended, damaged| ScrubFound {
+fn scrub_results_are_listed_and_summed() {
+    let found = |mended, damaged| ScrubCounts {
         checked: 9,
         superblocks: mended,
         records: 0,
@@ -148,7 +148,9 @@ fn what_scrubs_found_is_listed_and_summed() {
         ..scrub(ScrubState::Waiting, None)
     };
     for (number, told) in [(0, first), (1, second)] {
-        client.heartbeat(&telling(number, told)).expect("welcome");
+        client
+            .heartbeat(&registration_with_scrub(number, told))
+            .expect("welcome");
     }
     client.heartbeat(&registration(2)).expect("an older one");
     let told: Vec<_> = client

@@ -1,11 +1,11 @@
-//! The store opens what is its own, and leaves alone what is not.
+//! The store opens its own files, and leaves other files unchanged.
 
 mod cluster;
 
-use cluster::{Cluster, MIB, name, wish};
+use cluster::{Cluster, MIB, create_request, name};
 use pagemesh_manage::store::{SCHEMA, Store, StoreError};
 use pagemesh_manage::wire::AttachVolume;
-use pagemesh_manage::{Config, Kind, Manager, ServeError, Settings, serve};
+use pagemesh_manage::{LayoutKind, Manager, ManagerConfig, ManagerSettings, ServeError, serve};
 use redb::{Database, TableDefinition};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -13,9 +13,9 @@ use std::path::Path;
 const META: TableDefinition<&str, &str> = TableDefinition::new("meta");
 const VOLUMES: TableDefinition<&str, &[u8]> = TableDefinition::new("volumes");
 
-/// Opening fails as wished, says what, and changes no byte.
+/// Opening fails, the error contains these words, and no byte changes.
 #[track_caller]
-fn refused(path: &Path, words: &[&str]) -> StoreError {
+fn assert_open_fails(path: &Path, words: &[&str]) -> StoreError {
     let before = std::fs::read(path).ok();
     let error = Store::open(path).expect_err("refused");
     let said = error.to_string();
@@ -27,7 +27,7 @@ fn refused(path: &Path, words: &[&str]) -> StoreError {
     error
 }
 
-fn edit(path: &Path, change: impl FnOnce(&redb::WriteTransaction)) {
+fn edit_store(path: &Path, change: impl FnOnce(&redb::WriteTransaction)) {
     let database = Database::open(path).expect("a database");
     let transaction = database.begin_write().expect("begun");
     change(&transaction);
@@ -35,14 +35,14 @@ fn edit(path: &Path, change: impl FnOnce(&redb::WriteTransaction)) {
 }
 
 fn set_meta(path: &Path, key: &str, value: &str) {
-    edit(path, |transaction| {
+    edit_store(path, |transaction| {
         let mut meta = transaction.open_table(META).expect("a table");
         meta.insert(key, value).expect("inserted");
     });
 }
 
 #[test]
-fn a_new_store_is_its_owners_alone() {
+fn new_store_is_private_to_owner() {
     let cluster = Cluster::new(0);
     drop(Store::open(&cluster.store()).expect("a store"));
     let mode = std::fs::metadata(cluster.store())
@@ -61,7 +61,7 @@ fn a_new_store_is_its_owners_alone() {
 }
 
 #[test]
-fn files_of_something_else_are_left_alone() {
+fn foreign_file_is_refused_unchanged() {
     let cluster = Cluster::new(0);
     let path = cluster.store();
     let is_foreign = |error| assert!(matches!(error, StoreError::NotAStore { .. }), "{error:?}");
@@ -73,9 +73,15 @@ fn files_of_something_else_are_left_alone() {
         &[0xff; 70_000],
     ] {
         std::fs::write(&path, content).expect("written");
-        is_foreign(refused(&path, &["not a manager store", "--store"]));
+        is_foreign(assert_open_fails(
+            &path,
+            &["not a manager store", "--store"],
+        ));
     }
-    is_foreign(refused(cluster.dir.path(), &["not a regular file"]));
+    is_foreign(assert_open_fails(
+        cluster.dir.path(),
+        &["not a regular file"],
+    ));
     std::fs::remove_file(&path).expect("removed");
     let other = Database::create(&path).expect("a database");
     let table: TableDefinition<u64, u64> = TableDefinition::new("meta");
@@ -90,17 +96,20 @@ fn files_of_something_else_are_left_alone() {
     set_meta(&path, "purpose", "something else");
     is_foreign(Store::open(&path).expect_err("refused"));
     let nowhere = cluster.dir.path().join("no/such/directory");
-    assert!(matches!(refused(&nowhere, &[]), StoreError::Io { .. }));
+    assert!(matches!(
+        assert_open_fails(&nowhere, &[]),
+        StoreError::Io { .. }
+    ));
 }
 
 #[test]
-fn a_newer_store_is_refused() {
+fn store_of_newer_schema_is_refused() {
     let cluster = Cluster::new(0);
     let path = cluster.store();
     drop(Store::open(&path).expect("a store"));
     set_meta(&path, "schema", &(SCHEMA + 1).to_string());
     let error = Store::open(&path).expect_err("refused");
-    let StoreError::Newer { found, .. } = &error else {
+    let StoreError::NewerSchema { found, .. } = &error else {
         panic!("{error:?}");
     };
     assert_eq!(*found, SCHEMA + 1);
@@ -115,17 +124,17 @@ fn a_newer_store_is_refused() {
 }
 
 #[test]
-fn a_store_in_use_is_refused() {
+fn store_in_use_is_refused() {
     let cluster = Cluster::new(0);
     let _served = cluster.serve();
-    // More than once: looking at the file must not take its lock away.
+    // Repeated, because a check of the file must not release its lock.
     for _ in 0..3 {
         let error = Store::open(&cluster.store()).expect_err("refused");
         assert!(matches!(error, StoreError::InUse(_)), "{error:?}");
     }
-    let second = serve(Config {
+    let second = serve(ManagerConfig {
         clock: cluster.clock.clone(),
-        ..Config::new(
+        ..ManagerConfig::new(
             "127.0.0.1:0",
             cluster.store(),
             cluster.key.clone(),
@@ -140,14 +149,14 @@ fn a_store_in_use_is_refused() {
 }
 
 #[test]
-fn a_port_in_use_is_refused() {
+fn port_in_use_is_refused() {
     let cluster = Cluster::new(0);
     let served = cluster.serve();
     let at = served.handle.address().to_string();
     let attempt = |listen: &str| {
         let store = cluster.dir.path().join("second");
         let (key, bricks) = (cluster.key.clone(), cluster.bricks.clone());
-        serve(Config::new(listen, store, key, bricks))
+        serve(ManagerConfig::new(listen, store, key, bricks))
             .err()
             .expect("refused")
     };
@@ -165,13 +174,14 @@ fn a_port_in_use_is_refused() {
     assert!(matches!(error, ServeError::Bind { .. }), "{error:?}");
 }
 
-/// Cut short or overwritten, a store is refused or read as it was, and never
-/// panics.
+/// A truncated or overwritten store is refused or read unchanged, and never causes a panic.
 #[test]
-fn a_damaged_file_is_refused_or_whole() {
+fn damaged_store_is_refused_or_read_unchanged() {
     let cluster = Cluster::new(2);
-    let manager = cluster.living();
-    manager.create(&wish("v", Kind::Mirror, MIB)).expect("made");
+    let manager = cluster.manager_with_bricks_alive();
+    manager
+        .create(&create_request("v", LayoutKind::Mirror, MIB))
+        .expect("made");
     let client = "c".to_owned();
     let attach = AttachVolume {
         client,
@@ -181,7 +191,7 @@ fn a_damaged_file_is_refused_or_whole() {
         .attach(&name("v"), &attach)
         .expect("attached")
         .layout;
-    // As a crash leaves it, and as an orderly end does.
+    // The file after a crash, and after an orderly end.
     let crashed = std::fs::read(cluster.store()).expect("read");
     drop(manager);
     let ended = std::fs::read(cluster.store()).expect("read");
@@ -191,7 +201,7 @@ fn a_damaged_file_is_refused_or_whole() {
         let Ok(store) = Store::open(&path) else {
             return;
         };
-        let settings = Settings::default();
+        let settings = ManagerSettings::default();
         let (bricks, clock) = (cluster.bricks.clone(), cluster.clock.clone());
         let Ok(manager) = Manager::new(store, bricks, clock, settings) else {
             return;
@@ -210,8 +220,7 @@ fn a_damaged_file_is_refused_or_whole() {
             .map(|at| at + epoch.len() - 1)
             .collect();
         assert!(!records.is_empty());
-        // Not byte 9: it tells which of two commits is the last, and nothing
-        // checks it.
+        // Not byte 9: it selects the last of two commits, and no checksum covers it.
         for at in (10..320).step_by(7).chain(records) {
             let mut bytes = bytes.clone();
             bytes[at] ^= 1;
@@ -220,13 +229,15 @@ fn a_damaged_file_is_refused_or_whole() {
     }
 }
 
-/// Records that no change leads to are refused when they are read, because
-/// later they would be taken for the truth.
+/// Loading refuses records that no legal change produces, because the manager would later trust
+/// them.
 #[test]
-fn records_that_contradict_themselves_are_refused() {
+fn inconsistent_records_are_refused() {
     let cluster = Cluster::new(2);
-    let manager = cluster.living();
-    manager.create(&wish("v", Kind::Mirror, MIB)).expect("made");
+    let manager = cluster.manager_with_bricks_alive();
+    manager
+        .create(&create_request("v", LayoutKind::Mirror, MIB))
+        .expect("made");
     let client = "c".to_owned();
     manager
         .attach(
@@ -241,7 +252,7 @@ fn records_that_contradict_themselves_are_refused() {
     let path = cluster.dir.path().join("edited");
     let attempt = |key: &str, from: &str, to: &str| {
         std::fs::copy(cluster.store(), &path).expect("copied");
-        edit(&path, |transaction| {
+        edit_store(&path, |transaction| {
             let mut volumes = transaction.open_table(VOLUMES).expect("a table");
             let record = volumes
                 .remove("v")

@@ -1,15 +1,15 @@
-//! What clients see of volumes and bricks, over HTTP.
+//! Volumes and bricks from a client's point of view, over HTTP.
 
 mod cluster;
 
-use cluster::{Cluster, MIB, brick_id, legs, name, refused, registration, wish};
+use cluster::{Cluster, MIB, assert_refused, brick_id, create_request, legs, name, registration};
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{EpochNumber, LegState};
-use pagemesh_manage::wire::{AttachVolume, Code, CreateVolume, Health, LegChange};
-use pagemesh_manage::{Client, Kind, ManagerError};
+use pagemesh_manage::wire::{AttachVolume, CreateVolume, ErrorCode, LegChange, VolumeHealth};
+use pagemesh_manage::{LayoutKind, ManagerClient, ManagerError};
 use std::collections::BTreeSet;
 
-fn turn(leg: usize, to: LegState) -> LegChange {
+fn leg_change(leg: usize, to: LegState) -> LegChange {
     LegChange {
         segment: 0,
         column: 0,
@@ -20,12 +20,14 @@ fn turn(leg: usize, to: LegState) -> LegChange {
 }
 
 #[test]
-fn a_volume_lives_and_dies() {
+fn volume_is_created_grown_and_deleted() {
     let cluster = Cluster::new(2);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     let client = &served.client;
     let v = name("v");
-    let made = client.create(&wish("v", Kind::Mirror, MIB)).expect("made");
+    let made = client
+        .create(&create_request("v", LayoutKind::Mirror, MIB))
+        .expect("made");
     assert_eq!((made.asked_bytes, made.rounded), (MIB, false));
     assert_eq!(client.volume(&v).expect("shown"), made.volume);
     assert_eq!(client.volumes().expect("listed"), [made.volume.info]);
@@ -34,15 +36,19 @@ fn a_volume_lives_and_dies() {
     let attached = client.attach(&v, "one").expect("attached");
     assert_eq!(attached.layout.epoch, EpochNumber(2));
     assert_eq!(attached.bricks.len(), 2);
-    refused(client.delete(&v, false), Code::InUse, &["v", "one"]);
+    assert_refused(client.delete(&v, false), ErrorCode::InUse, &["v", "one"]);
 
     let grown = client.grow(&v, 3 * MIB).expect("grown").volume;
     assert_eq!(grown.info.size_bytes, 3 * MIB);
     assert_eq!(grown.layout.segments[..1], attached.layout.segments);
-    refused(client.grow(&v, 3 * MIB), Code::BadRequest, &["3145728"]);
-    refused(
+    assert_refused(
+        client.grow(&v, 3 * MIB),
+        ErrorCode::BadRequest,
+        &["3145728"],
+    );
+    assert_refused(
         client.grow(&v, MIB),
-        Code::BadRequest,
+        ErrorCode::BadRequest,
         &["3145728", "1048576"],
     );
 
@@ -54,21 +60,21 @@ fn a_volume_lives_and_dies() {
         client.delete(&v, false).expect("deleted").pending_deletions,
         0
     );
-    refused(client.volume(&v), Code::NotFound, &["v"]);
-    refused(client.delete(&v, true), Code::NotFound, &["v"]);
+    assert_refused(client.volume(&v), ErrorCode::NotFound, &["v"]);
+    assert_refused(client.delete(&v, true), ErrorCode::NotFound, &["v"]);
     cluster.assert_no_orphans(served.handle.manager());
     served.handle.stop();
 }
 
-/// Everything that was answered is there after a crash, epochs above all.
+/// Every acknowledged change survives a crash, epochs above all.
 #[test]
-fn an_answer_is_durable() {
+fn answered_changes_survive_crash() {
     let cluster = Cluster::new(3);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     let client = &served.client;
     let v = name("v");
     let same = |step: &str| {
-        let crashed = cluster.crashed_without_beats();
+        let crashed = cluster.crash_copy_without_heartbeats();
         let now = served.handle.manager();
         let volumes = |m: &pagemesh_manage::Manager| -> Vec<_> {
             let volumes = m.volumes().into_iter();
@@ -85,11 +91,13 @@ fn an_answer_is_durable() {
         };
         assert_eq!(bricks(&crashed), bricks(now), "{step}");
     };
-    client.create(&wish("v", Kind::Mirror, MIB)).expect("made");
+    client
+        .create(&create_request("v", LayoutKind::Mirror, MIB))
+        .expect("made");
     same("create");
     client.attach(&v, "one").expect("attached");
     same("attach");
-    let stale = turn(0, LegState::Stale);
+    let stale = leg_change(0, LegState::Stale);
     let changes = [LegChange {
         note: Some("gone".into()),
         ..stale
@@ -113,26 +121,28 @@ fn an_answer_is_durable() {
     client.delete(&v, true).expect("deleted");
     same("delete");
     drop(served);
-    // A stop and a start on the same file.
+    // Stop and start on the same file.
     let served = cluster.serve();
     assert_eq!(served.client.bricks().expect("listed").len(), 3);
     assert_eq!(served.client.status().expect("status").bricks_alive, 0);
 }
 
 #[test]
-fn a_new_attachment_fences_the_old_one() {
+fn new_attachment_fences_old_one() {
     let cluster = Cluster::new(2);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     let client = &served.client;
     let v = name("v");
-    client.create(&wish("v", Kind::Mirror, MIB)).expect("made");
+    client
+        .create(&create_request("v", LayoutKind::Mirror, MIB))
+        .expect("made");
     let mut epochs = vec![];
     for label in ["one", "two", "one"] {
         epochs.push(client.attach(&v, label).expect("attached").layout.epoch);
     }
     assert_eq!(epochs, [2, 3, 4].map(EpochNumber));
-    let stale = [turn(1, LegState::Stale)];
-    // The old client cannot change anything, whatever epoch it names.
+    let stale = [leg_change(1, LegState::Stale)];
+    // The old client cannot change anything, at any epoch.
     for expected in [2, 3, 4, 5] {
         let fenced = client.change_legs(&v, Some(epochs[1]), EpochNumber(expected), &stale);
         let Err(ManagerError::Fenced { error, .. }) = fenced else {
@@ -148,8 +158,8 @@ fn a_new_attachment_fences_the_old_one() {
     );
     let changed = client.change_legs(&v, Some(epochs[2]), epochs[2], &stale);
     assert_eq!(changed.expect("changed").epoch, EpochNumber(5));
-    // An attachment outlives changes of the layout, and ends once.
-    let synced = [turn(1, LegState::Syncing)];
+    // An attachment outlives layout changes, and ends once.
+    let synced = [leg_change(1, LegState::Syncing)];
     client
         .change_legs(&v, Some(epochs[2]), EpochNumber(5), &synced)
         .expect("changed");
@@ -162,52 +172,64 @@ fn a_new_attachment_fences_the_old_one() {
     let over = client.change_legs(&v, Some(epochs[2]), EpochNumber(6), &stale);
     assert!(matches!(over, Err(ManagerError::Fenced { .. })), "{over:?}");
     for bad in ["", "a\nb", &"x".repeat(129)] {
-        refused(client.attach(&v, bad), Code::BadRequest, &["128"]);
+        assert_refused(client.attach(&v, bad), ErrorCode::BadRequest, &["128"]);
     }
-    refused(client.attach(&name("w"), "one"), Code::NotFound, &["w"]);
+    assert_refused(
+        client.attach(&name("w"), "one"),
+        ErrorCode::NotFound,
+        &["w"],
+    );
 }
 
 #[test]
 fn leg_states_change_by_compare_and_swap() {
     let cluster = Cluster::new(3);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     let client = &served.client;
     let v = name("v");
     let three = CreateVolume {
         copies: Some(3),
-        ..wish("v", Kind::Mirror, MIB)
+        ..create_request("v", LayoutKind::Mirror, MIB)
     };
     client.create(&three).expect("made");
     let attempt =
         |epoch, changes: &[LegChange]| client.change_legs(&v, None, EpochNumber(epoch), changes);
-    let conflict = attempt(7, &[turn(0, LegState::Stale)]);
+    let conflict = attempt(7, &[leg_change(0, LegState::Stale)]);
     let Err(ManagerError::Conflict { current, .. }) = conflict else {
         panic!("{conflict:?}");
     };
     assert_eq!(current, EpochNumber(1));
     use LegState::{InSync, Stale, Syncing};
-    let all = [turn(0, Stale), turn(1, Stale), turn(2, Stale)];
-    refused(attempt(1, &all), Code::InUse, &["no in-sync leg"]);
-    refused(attempt(1, &[]), Code::BadRequest, &["no leg"]);
-    let twice = [turn(0, Stale), turn(0, Syncing)];
-    refused(attempt(1, &twice), Code::BadRequest, &["twice"]);
-    refused(attempt(1, &[turn(3, Stale)]), Code::BadRequest, &["leg 3"]);
+    let all = [
+        leg_change(0, Stale),
+        leg_change(1, Stale),
+        leg_change(2, Stale),
+    ];
+    assert_refused(attempt(1, &all), ErrorCode::InUse, &["no in-sync leg"]);
+    assert_refused(attempt(1, &[]), ErrorCode::BadRequest, &["no leg"]);
+    let twice = [leg_change(0, Stale), leg_change(0, Syncing)];
+    assert_refused(attempt(1, &twice), ErrorCode::BadRequest, &["twice"]);
+    assert_refused(
+        attempt(1, &[leg_change(3, Stale)]),
+        ErrorCode::BadRequest,
+        &["leg 3"],
+    );
     let far = LegChange {
         segment: usize::MAX,
-        ..turn(0, Stale)
+        ..leg_change(0, Stale)
     };
-    refused(attempt(1, &[far]), Code::BadRequest, &["segment"]);
+    assert_refused(attempt(1, &[far]), ErrorCode::BadRequest, &["segment"]);
     for to in [InSync, Syncing] {
-        refused(
-            attempt(1, &[turn(0, to)]),
-            Code::InUse,
+        assert_refused(
+            attempt(1, &[leg_change(0, to)]),
+            ErrorCode::InUse,
             &["in-sync", "cannot"],
         );
     }
-    // All of a change or nothing of it.
-    refused(
-        attempt(1, &[turn(0, Stale), turn(1, Syncing)]),
-        Code::InUse,
+    // The manager makes all of a change or none of it.
+    assert_refused(
+        attempt(1, &[leg_change(0, Stale), leg_change(1, Syncing)]),
+        ErrorCode::InUse,
         &[],
     );
     assert_eq!(
@@ -215,58 +237,60 @@ fn leg_states_change_by_compare_and_swap() {
         EpochNumber(1)
     );
 
-    let layout = attempt(1, &[turn(0, Stale), turn(2, Stale)]).expect("changed");
+    let layout = attempt(1, &[leg_change(0, Stale), leg_change(2, Stale)]).expect("changed");
     assert_eq!(
         (layout.epoch.0, layout.segments[0].columns[0].round),
         (2, 1)
     );
     assert_eq!(
         client.volume(&v).expect("shown").info.health,
-        Health::Degraded
+        VolumeHealth::Degraded
     );
-    refused(
-        attempt(2, &[turn(1, Stale)]),
-        Code::InUse,
+    assert_refused(
+        attempt(2, &[leg_change(1, Stale)]),
+        ErrorCode::InUse,
         &["no in-sync leg"],
     );
-    refused(
-        attempt(2, &[turn(0, InSync)]),
-        Code::InUse,
+    assert_refused(
+        attempt(2, &[leg_change(0, InSync)]),
+        ErrorCode::InUse,
         &["stale", "in-sync"],
     );
-    attempt(2, &[turn(0, Syncing)]).expect("changed");
-    // A syncing leg is not one that counts.
-    refused(
-        attempt(3, &[turn(1, Stale)]),
-        Code::InUse,
+    attempt(2, &[leg_change(0, Syncing)]).expect("changed");
+    // A syncing leg does not count as in-sync.
+    assert_refused(
+        attempt(3, &[leg_change(1, Stale)]),
+        ErrorCode::InUse,
         &["no in-sync leg"],
     );
-    attempt(3, &[turn(0, InSync), turn(2, Syncing)]).expect("changed");
+    attempt(3, &[leg_change(0, InSync), leg_change(2, Syncing)]).expect("changed");
     assert_eq!(
         client.volume(&v).expect("shown").info.health,
-        Health::Syncing
+        VolumeHealth::Syncing
     );
-    let layout = attempt(4, &[turn(2, InSync)]).expect("changed");
+    let layout = attempt(4, &[leg_change(2, InSync)]).expect("changed");
     assert_eq!(
         (layout.epoch.0, layout.segments[0].columns[0].round),
         (5, 0)
     );
-    let layout = attempt(5, &[turn(1, Stale)]).expect("changed");
+    let layout = attempt(5, &[leg_change(1, Stale)]).expect("changed");
     assert_eq!(layout.segments[0].columns[0].round, 2, "another round");
 }
 
 #[test]
-fn notes_say_why_until_the_leg_is_back() {
+fn leg_notes_are_kept_until_leg_is_in_sync() {
     let cluster = Cluster::new(2);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     let client = &served.client;
     let v = name("v");
-    client.create(&wish("v", Kind::Mirror, MIB)).expect("made");
+    client
+        .create(&create_request("v", LayoutKind::Mirror, MIB))
+        .expect("made");
     let say = |epoch, to, note: Option<&str>| {
         let note = note.map(str::to_owned);
         let change = LegChange {
             note,
-            ..turn(0, to)
+            ..leg_change(0, to)
         };
         client.change_legs(&v, None, EpochNumber(epoch), &[change])
     };
@@ -275,9 +299,9 @@ fn notes_say_why_until_the_leg_is_back() {
         notes.into_iter().map(|note| note.text).collect()
     };
     for bad in ["", "a\u{1b}[2J", &"x".repeat(257)] {
-        refused(
+        assert_refused(
             say(1, LegState::Stale, Some(bad)),
-            Code::BadRequest,
+            ErrorCode::BadRequest,
             &["256"],
         );
     }
@@ -292,10 +316,11 @@ fn notes_say_why_until_the_leg_is_back() {
 }
 
 #[test]
-fn a_wrong_key_opens_nothing() {
+fn wrong_key_is_unauthorized() {
     let cluster = Cluster::new(2);
-    let served = cluster.serve_living();
-    let other = Client::new(&served.handle.url(), &Key::from_bytes([8; 32])).expect("a client");
+    let served = cluster.serve_with_bricks_alive();
+    let other =
+        ManagerClient::new(&served.handle.url(), &Key::from_bytes([8; 32])).expect("a client");
     let is_refused = |result: Result<(), ManagerError>| {
         assert!(
             matches!(result, Err(ManagerError::Unauthorized { .. })),
@@ -303,16 +328,20 @@ fn a_wrong_key_opens_nothing() {
         );
     };
     is_refused(other.status().map(drop));
-    is_refused(other.create(&wish("v", Kind::Mirror, MIB)).map(drop));
+    is_refused(
+        other
+            .create(&create_request("v", LayoutKind::Mirror, MIB))
+            .map(drop),
+    );
     is_refused(other.delete(&name("v"), true).map(drop));
     is_refused(other.heartbeat(&registration(0)).map(drop));
     is_refused(other.forget_brick(brick_id(0), true));
     assert!(cluster.slices().is_empty());
 }
 
-/// The client tells apart who does not answer and who is no manager.
+/// The client distinguishes a missing answer from a server that is no manager.
 #[test]
-fn the_client_names_what_is_wrong() {
+fn client_errors_name_cause() {
     let cluster = Cluster::new(0);
     for bad in [
         "",
@@ -322,7 +351,7 @@ fn the_client_names_what_is_wrong() {
         "http://a:1/x",
         "ftp://a",
     ] {
-        let client = Client::new(bad, &cluster.key);
+        let client = ManagerClient::new(bad, &cluster.key);
         assert!(
             matches!(client, Err(ManagerError::BadUrl { .. })),
             "{bad}: {client:?}"
@@ -330,7 +359,7 @@ fn the_client_names_what_is_wrong() {
     }
     let served = cluster.serve();
     let url = format!("{}/", served.handle.url());
-    let client = Client::new(&url, &cluster.key).expect("a client");
+    let client = ManagerClient::new(&url, &cluster.key).expect("a client");
     client.status().expect("status");
     served.handle.stop();
     let gone = client.status();
@@ -340,21 +369,21 @@ fn the_client_names_what_is_wrong() {
     );
 }
 
-/// Of many who want to change the same layout at once, one does.
+/// Of several concurrent changes of one layout, exactly one succeeds.
 #[test]
-fn one_of_many_wins() {
+fn one_of_concurrent_changes_wins() {
     let cluster = Cluster::new(2);
-    let served = cluster.serve_living();
+    let served = cluster.serve_with_bricks_alive();
     let v = name("v");
     served
         .client
-        .create(&wish("v", Kind::Mirror, MIB))
+        .create(&create_request("v", LayoutKind::Mirror, MIB))
         .expect("made");
     let results: Vec<_> = std::thread::scope(|scope| {
         let attempt = |leg| {
             let (client, v) = (served.client.clone(), &v);
             scope.spawn(move || {
-                client.change_legs(v, None, EpochNumber(1), &[turn(leg, LegState::Stale)])
+                client.change_legs(v, None, EpochNumber(1), &[leg_change(leg, LegState::Stale)])
             })
         };
         let threads: Vec<_> = (0..8).map(|number| attempt(number % 2)).collect();
@@ -387,7 +416,7 @@ fn one_of_many_wins() {
         };
         let threads: Vec<_> = (0..8).map(|_| attach()).collect();
         let epoch = |t: std::thread::ScopedJoinHandle<'_, Result<_, _>>| {
-            let attached: pagemesh_manage::wire::Attached =
+            let attached: pagemesh_manage::wire::AttachReply =
                 t.join().expect("no panic").expect("attached");
             attached.layout.epoch
         };

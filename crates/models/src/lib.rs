@@ -1,16 +1,13 @@
-//! Exploration of the interleavings of a few threads: a model is a test that
-//! runs the code of the product again and again, each time with another order
-//! of what its threads do to the memory they share ([RFD 008][rfd]).
+//! Explores the interleavings of a few threads. A model is a test that runs production code again
+//! and again, each time with another order of the threads' accesses to shared memory ([RFD
+//! 008][rfd]).
 //!
-//! The threads are coroutines of shuttle, so one runs at a time. Code under test
-//! says before each access to shared memory what it accesses ([`step`]), and
-//! says so when it waits for another thread ([`pause`]). There, and nowhere
-//! else, another thread may go on. The search is exhaustive up to a bound: every
-//! order with so many switches that no thread asked for. Memory is sequentially
-//! consistent.
+//! The threads are shuttle coroutines, so one runs at a time. Code under test calls [`step`] before
+//! each access to shared memory, and [`pause`] when it waits for another thread. Only there may
+//! another thread continue. The search is exhaustive up to a bound: it runs every order with at
+//! most that many switches that no thread asked for. Memory is sequentially consistent.
 //!
-//! Outside of a model each of these functions does nothing. Only tests depend on
-//! this crate.
+//! Outside of a model each of these functions does nothing. Only tests depend on this crate.
 //!
 //! [rfd]: ../../../docs/rfd/008-concurrency-models.md
 
@@ -27,11 +24,11 @@ use search::{STATE, SearchState, StepAction, ThreadDeath, switch};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// Work of one thread of a model.
+/// The work of one thread of a model.
 pub type Thread<'w> = Box<dyn FnOnce() + Send + 'w>;
 
-/// Asserts that a model finds each of these deliberate defects, which are there
-/// with debug assertions only.
+/// Asserts that a model finds each of these deliberate defects, which exist in builds with debug
+/// assertions only.
 #[cfg(debug_assertions)]
 #[track_caller]
 pub fn assert_finds(
@@ -65,8 +62,8 @@ pub fn is_in_model() -> bool {
     with_state(|_| ()).is_some()
 }
 
-/// Before an access to units of shared memory, which `space` and numbers name:
-/// another thread may go on first, or this one die.
+/// Called before an access to units of shared memory, which `space` and numbers name. Another
+/// thread may run first, or the calling thread may die.
 #[inline]
 pub fn step(space: &'static str, units: Range<usize>, access: Access) {
     match with_state(|state| state.step(space, units, access)) {
@@ -76,8 +73,7 @@ pub fn step(space: &'static str, units: Range<usize>, access: Access) {
     }
 }
 
-/// In place of waiting for others to do something: lets them. False outside of a
-/// model.
+/// Lets other threads run instead of waiting for them. False outside of a model.
 pub fn pause() -> bool {
     match with_state(SearchState::pause) {
         None => false,
@@ -89,20 +85,20 @@ pub fn pause() -> bool {
     }
 }
 
-/// Waits, as for a thing that the kernel wakes for.
+/// Waits until `has_come` is true, as for an event for which the kernel wakes a thread.
 pub fn pause_until(has_come: impl Fn() -> bool) {
     while !has_come() && pause() {}
 }
 
-/// Before a mutex is locked: waits until it can be.
+/// Waits until a mutex can be locked; called before it is locked.
 pub fn pause_while_locked<T>(mutex: &std::sync::Mutex<T>) {
     use std::sync::TryLockError::WouldBlock;
     pause_until(|| !matches!(mutex.try_lock(), Err(WouldBlock)));
 }
 
-/// Sleeps on the futex of this name, if `is_expected`; false outside of a model.
-/// The sleep has no limit, so that a lost wake-up is noticed; unless a thread
-/// died, which may have been about to wake, or time is part of the model.
+/// Sleeps on the futex of this name, if `is_expected`; false outside of a model. The sleep has no
+/// time limit, so that a lost wake-up is noticed. Exceptions: after a thread died, which may have
+/// been about to wake the sleeper, and for the last thread of a model with time.
 pub fn sleep(space: &'static str, at: usize, is_expected: impl Fn() -> bool) -> bool {
     step(space, at..at + 1, Access::Load);
     let Some(wakes) = with_state(|state| state.wake_count((space, at))) else {
@@ -118,20 +114,20 @@ pub fn sleep(space: &'static str, at: usize, is_expected: impl Fn() -> bool) -> 
     true
 }
 
-/// Wakes whoever sleeps on the futex of this name.
+/// Wakes the threads that sleep on the futex of this name.
 pub fn wake(space: &'static str, at: usize) {
     step(space, at..at + 1, Access::Load);
     let _ = with_state(|state| state.wake((space, at)));
 }
 
-/// Whether the time that a thread would wait is over: in a model it never is, or
-/// that is a matter of choice. None outside of one.
+/// Whether the time limit of a wait is over. Without time in the model it never is; with time it is
+/// once, by choice, and always for the last thread. None outside of a model.
 #[must_use]
 pub fn is_time_over() -> Option<bool> {
     with_state(SearchState::is_time_over)
 }
 
-/// Whether a thread has ended, or died.
+/// Whether a thread has ended or died.
 #[must_use]
 pub fn has_ended(thread: usize) -> bool {
     with_state(|state| state.has_ended(thread)) == Some(true)
@@ -143,7 +139,7 @@ pub fn this_thread() -> Option<usize> {
     with_state(|state| state.this_thread())
 }
 
-/// Runs the threads of a model to their ends. Once in each execution.
+/// Runs the threads of a model to their ends; once in each execution.
 pub fn run_threads(threads: Vec<Thread<'_>>) {
     let count = threads.len();
     shuttle::thread::scope(|scope| {

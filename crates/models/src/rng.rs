@@ -1,5 +1,4 @@
-//! Numbers that look random and are the same for the same seed (SplitMix64,
-//! Steele, Lea and Flood 2014).
+//! Pseudorandom numbers that depend on a seed only (SplitMix64, Steele, Lea and Flood 2014).
 
 pub(crate) struct Rng(u64);
 
@@ -16,7 +15,7 @@ impl Rng {
         mixed ^ mixed >> 31
     }
 
-    /// One of `0..count`.
+    /// A number in `0..count`.
     pub(crate) fn below(&mut self, count: usize) -> usize {
         (self.next() % count as u64) as usize
     }

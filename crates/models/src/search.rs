@@ -1,16 +1,14 @@
-//! The search: which thread goes on at each choice, and which choices there are.
+//! The search: which thread continues at each choice, and where choices are.
 //!
-//! An execution is the list of what was chosen at each choice; the next one
-//! changes the last choice that has an alternative left (depth first). What is
-//! chosen by default is free: the thread that runs goes on, and who pauses lets
-//! the next one go on. Any other choice costs one of the model's switches, and
-//! when these are used up there is no choice any more (Musuvathi and Qadeer,
-//! "Iterative context bounding", PLDI 2007).
+//! An execution is its list of selected options; the next execution changes the last choice with an
+//! untried option (depth first). The default option is free: the running thread continues, and a
+//! pausing thread yields to the next one. Any other option costs one of the model's switches; when
+//! these are used up there are no more choices (Musuvathi and Qadeer, "Iterative context bounding",
+//! PLDI 2007).
 //!
-//! There is a choice before an access only if another thread accesses the same,
-//! and one of the two changes it: what nobody else sees can be moved behind the
-//! switch. What is accessed by several is learned while searching; when there is
-//! more of it, the search begins anew.
+//! There is a choice before an access only if another thread accesses the same unit and one of the
+//! two changes it. Any other access can move behind the switch unnoticed. The search learns which
+//! units are shared; when it finds more, it starts anew.
 
 use crate::rng::Rng;
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
@@ -22,23 +20,23 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-/// Accesses and pauses of one execution: far more than any takes that ends.
+/// Maximum of accesses and pauses in one execution, far above any that ends.
 const STEPS_MAX: u64 = 300_000;
-/// Coroutines run what threads with large stacks run elsewhere.
+/// Stack of a coroutine: code runs on it that otherwise has a thread's large stack.
 const STACK_BYTES: usize = 1 << 20;
-/// Switches of a random execution, at most.
+/// Maximum number of switches in a random execution.
 const RANDOM_SWITCHES_MAX: usize = 8;
-/// How long each model goes on with random executions, in seconds.
+/// Environment variable: seconds of random executions for each model.
 const SECONDS_VAR: &str = "PAGEMESH_MODELS_SECONDS";
-/// Of the first random execution.
+/// Environment variable: seed of the first random execution.
 const SEED_VAR: &str = "PAGEMESH_MODELS_SEED";
 
-/// What a thread does to a unit of memory.
+/// The kind of access to a unit of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Looks at it.
+    /// Reads the unit.
     Load,
-    /// Changes it, or may.
+    /// Changes the unit, or may.
     Change,
 }
 
@@ -48,17 +46,17 @@ thread_local! {
     pub(crate) static STATE: RefCell<Option<SearchState>> = const { RefCell::new(None) };
 }
 
-/// What ends a thread that dies.
+/// Panic payload of a dying thread.
 pub(crate) struct ThreadDeath;
 
-/// What a thread does at a choice.
+/// The action of a thread at a choice.
 pub(crate) enum StepAction {
     Continue,
     Switch,
     Die,
 }
 
-/// A test of everything that some threads may do, up to a bound.
+/// A test of all interleavings of some threads, up to a bound.
 #[derive(Clone, Copy, Debug)]
 pub struct Model {
     name: &'static str,
@@ -67,23 +65,23 @@ pub struct Model {
     has_time: bool,
 }
 
-/// What was explored.
+/// The extent of an exploration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exploration {
-    /// Different executions.
+    /// Number of different executions.
     pub executions: u64,
-    /// Accesses and pauses of the longest.
+    /// Accesses and pauses of the longest execution.
     pub steps: u64,
 }
 
-/// An execution that went wrong.
+/// A failed execution.
 #[derive(Clone, Debug)]
 pub struct ExecutionFailure {
-    /// What it said.
+    /// The panic message.
     pub cause: String,
     /// Each choice that was not the default.
     pub schedule: Vec<String>,
-    /// The executions before it, and it.
+    /// Number of executions including this one.
     pub executions: u64,
 }
 
@@ -96,8 +94,7 @@ impl fmt::Display for ExecutionFailure {
 }
 
 impl Model {
-    /// A model whose threads are switched at most so often while they could go
-    /// on.
+    /// A model with at most this many switches away from a thread that could continue.
     #[must_use]
     pub const fn new(name: &'static str, switches: usize) -> Model {
         Model {
@@ -108,26 +105,26 @@ impl Model {
         }
     }
 
-    /// One thread may die before each of its accesses.
+    /// Lets one thread die before any of its accesses.
     #[must_use]
     pub const fn with_mortal(mut self, thread: usize) -> Model {
         self.mortal_thread = Some(thread);
         self
     }
 
-    /// Once in an execution a thread may find that it has waited for long enough;
-    /// and so does who is the last.
+    /// Adds time: once in an execution a thread may find its wait timed out, and the last thread
+    /// always does.
     #[must_use]
     pub const fn with_time(mut self) -> Model {
         self.has_time = true;
         self
     }
 
-    /// Runs every execution within the bound, and random ones beyond for as long
-    /// as the environment says.
+    /// Runs every execution within the bound, then random ones beyond it for the time that the
+    /// environment sets.
     ///
     /// # Panics
-    /// When an execution goes wrong.
+    /// If an execution fails.
     #[track_caller]
     pub fn check(self, run: impl Fn() + Clone + Send + Sync + 'static) -> Exploration {
         let begin = Instant::now();
@@ -151,10 +148,10 @@ impl Model {
         explored
     }
 
-    /// Runs every execution within the bound until one goes wrong.
+    /// Runs every execution within the bound until one fails.
     ///
     /// # Errors
-    /// The one that did.
+    /// The failed execution.
     pub fn explore(
         self,
         run: impl Fn() + Clone + Send + Sync + 'static,
@@ -181,7 +178,7 @@ impl Model {
         }
     }
 
-    /// Runs random executions, of consecutive seeds; gives how many.
+    /// Runs random executions with consecutive seeds; returns their number.
     fn explore_random(
         self,
         first: u64,
@@ -189,7 +186,7 @@ impl Model {
         run: impl Fn() + Clone + Send + Sync + 'static,
     ) -> Result<u64, (u64, ExecutionFailure)> {
         let fail = |seed| move |failed| (seed, failed);
-        // What threads share was learned before: one seed is one execution.
+        // The shared units are already known, so one seed is one execution.
         let shared = self.explore_bounded(run.clone()).map_err(fail(0))?.shared;
         let state = |random| SearchState {
             shared: shared.clone(),
@@ -208,7 +205,7 @@ impl Model {
     }
 }
 
-/// The choices of one random execution that are not the default.
+/// The choices of one random execution that differ from the default.
 struct RandomChoices {
     rng: Rng,
     switch_points: BTreeSet<usize>,
@@ -222,7 +219,7 @@ impl RandomChoices {
         }
     }
 
-    /// Some of about so many choices.
+    /// Selects a few of about `choices` choices.
     fn new(seed: u64, choices: usize) -> RandomChoices {
         let mut dice = Rng::new(seed);
         let count = 1 + dice.below(RANDOM_SWITCHES_MAX);
@@ -247,7 +244,7 @@ struct ChoicePoint {
     options: usize,
 }
 
-/// Which threads accessed a unit, as bits, and which changed it.
+/// The threads that accessed a unit, as bits, and those that changed it.
 #[derive(Clone, Copy, Default)]
 struct AccessSet {
     accessed_by: u8,
@@ -266,14 +263,14 @@ pub(crate) struct SearchState {
     path: Vec<ChoicePoint>,
     accesses: HashMap<Unit, AccessSet>,
     shared: HashSet<Unit>,
-    /// Units that proved to be shared in this execution.
+    /// Units found to be shared in this execution.
     newly_shared: Vec<Unit>,
     has_new_shared: bool,
     has_begun: bool,
     executions: u64,
     longest_steps: u64,
 
-    // Of the execution at hand.
+    // State of the current execution.
     /// Choices so far.
     choice_index: usize,
     switches_used: usize,
@@ -283,7 +280,7 @@ pub(crate) struct SearchState {
     has_died: bool,
     has_timed_out: bool,
     current_thread: usize,
-    /// The thread that the next switch leads to.
+    /// The thread to which the next switch leads.
     next_thread: Option<usize>,
     wake_counts: BTreeMap<Unit, u64>,
     schedule: Vec<String>,
@@ -316,7 +313,7 @@ impl SearchState {
         }
     }
 
-    /// Runs executions until there is no further one.
+    /// Runs executions until there are no more.
     fn run(self, run: impl Fn() + Send + Sync + 'static) -> Result<SearchState, ExecutionFailure> {
         let mut config = Config::new();
         config.stack_size = STACK_BYTES;
@@ -333,7 +330,7 @@ impl SearchState {
                 let text = panic.downcast_ref::<String>().cloned();
                 let text = text.or_else(|| panic.downcast_ref::<&str>().map(|&s| s.into()));
                 Err(ExecutionFailure {
-                    cause: text.unwrap_or_else(|| "a panic without words".into()),
+                    cause: text.unwrap_or_else(|| "a panic without a message".into()),
                     schedule: state.schedule,
                     executions: state.executions,
                 })
@@ -341,7 +338,7 @@ impl SearchState {
         }
     }
 
-    /// Makes the next execution the one at hand; false when there is none.
+    /// Starts the next execution; false if there is none.
     fn start_next_execution(&mut self) -> bool {
         if self.has_begun && !self.backtrack() {
             return false;
@@ -366,8 +363,7 @@ impl SearchState {
         }
         if !self.newly_shared.is_empty() {
             self.shared.extend(self.newly_shared.drain(..));
-            // The first execution may well learn without a word: nothing was
-            // left out yet.
+            // Ends this search; the caller starts anew with the new shared units.
             self.has_new_shared = true;
             self.path.clear();
             return false;
@@ -382,7 +378,7 @@ impl SearchState {
         false
     }
 
-    /// One of so many options, of which all but the first cost something.
+    /// Selects one of the options; each but the first costs `cost` switches.
     fn choose(&mut self, options: usize, cost: usize) -> usize {
         if let Some(random) = &mut self.random {
             self.choice_index += 1;
@@ -404,7 +400,7 @@ impl SearchState {
             selected: taken,
             options: then,
         } = self.path[self.choice_index];
-        assert_eq!(then, options, "the model is not the same each time");
+        assert_eq!(then, options, "the model is not deterministic");
         self.choice_index += 1;
         if taken > 0 {
             self.switches_used += cost;
@@ -412,7 +408,7 @@ impl SearchState {
         taken
     }
 
-    /// The threads that have not ended, from the one behind this one on.
+    /// The threads that have not ended, in order after the current one.
     fn other_threads(&self) -> Vec<usize> {
         let count = self.ended_threads.len();
         let behind = (1..count).map(|by| (self.current_thread + by) % count);
@@ -423,7 +419,7 @@ impl SearchState {
 
     fn count_step(&mut self) {
         self.steps += 1;
-        assert!(self.steps < STEPS_MAX, "the threads go on for ever");
+        assert!(self.steps < STEPS_MAX, "the threads do not end");
     }
 
     pub(crate) fn step(
@@ -509,7 +505,7 @@ impl SearchState {
         self.other_threads().is_empty()
     }
 
-    /// Whether a sleep may end without being woken.
+    /// Whether a sleep may end without a wake-up.
     pub(crate) fn may_wake_unprompted(&self) -> bool {
         self.has_died || self.model.has_time && self.is_last_thread()
     }
@@ -534,7 +530,7 @@ impl SearchState {
         self.current_thread
     }
 
-    /// The threads are there: chooses who is first.
+    /// All threads exist: chooses the first one.
     pub(crate) fn begin_threads(&mut self, count: usize) {
         assert!(count <= 8, "{count} threads are too many");
         self.ended_threads = vec![false; count];
@@ -546,7 +542,7 @@ impl SearchState {
         self.next_thread = Some(first);
     }
 
-    /// This thread has ended: chooses who goes on.
+    /// The current thread has ended: chooses the next one.
     pub(crate) fn end_thread(&mut self) {
         self.ended_threads[self.current_thread] = true;
         let others = self.other_threads();
@@ -566,12 +562,12 @@ impl SearchState {
     }
 }
 
-/// Goes on with the thread that was chosen.
+/// Switches to the selected thread.
 pub(crate) fn switch() {
     shuttle::thread::yield_now();
 }
 
-/// What shuttle asks.
+/// The scheduler that shuttle calls.
 struct ModelScheduler;
 
 impl Scheduler for ModelScheduler {
@@ -593,12 +589,12 @@ impl Scheduler for ModelScheduler {
         let has = |id: TaskId| runnable.iter().any(|task| task.id() == id);
         STATE.with_borrow_mut(|state| {
             let state = state.as_mut().expect("a model runs");
-            // The first task is the model itself; then come its threads.
+            // The first task is the model itself; its threads come after it.
             let chosen = state.next_thread.map(|thread| TaskId::from(thread + 1));
             let chosen = chosen.filter(|&id| state.are_threads_running && has(id));
             if let Some(id) = chosen {
                 state.current_thread = usize::from(id) - 1;
-                // The model goes on when the last thread has ended.
+                // The model continues when the last thread has ended.
                 state.next_thread = Some(state.current_thread);
                 return Some(id);
             }

@@ -1,5 +1,5 @@
-/* Moves an amount between two accounts of a file on a mount: both change or none,
- * whatever dies. Build and run:
+/* Moves an amount between two accounts of a file on a mount. Both accounts change or none,
+ * even if the program, a brick or the mount fails. Build and run:
  *
  *     cargo build --release -p pagemesh-native
  *     cc -Icrates/native/include crates/native/examples/ledger.c \
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Each account has a page of its own, and they lie apart. */
+/* Each account has a page of its own, apart from the other. */
 enum { ACCOUNTS = 2, APART = 10 };
 
 typedef union {
@@ -31,7 +31,7 @@ static void must(int64_t result, const char *what) {
     }
 }
 
-/* Looks at an account without copying its page. */
+/* Reads an account without copying its page. */
 static int64_t amount_of(const pm_file *file, int number) {
     for (;;) {
         pm_guard *guard;
@@ -40,7 +40,7 @@ static int64_t amount_of(const pm_file *file, int number) {
         must(pm_guard_begin(file, place(number), sizeof amount, &guard), "guard");
         if (pm_guard_slices(guard, &slices) > 0 && slices[0].len == sizeof amount)
             memcpy(&amount, slices[0].data, sizeof amount);
-        /* Believed only now; if the account changed meanwhile, look again. */
+        /* The amount is valid only now; if the account changed meanwhile, read again. */
         if (pm_guard_end(guard) == 0)
             return amount;
     }

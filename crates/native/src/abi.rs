@@ -1,7 +1,7 @@
-//! What C calls: `include/pagemesh.h`, which says what each function promises.
+//! The C interface: `include/pagemesh.h` documents each function.
 //!
-//! Invariants: nothing but `pm_*` is exported; a panic ends the process at its boundary, and
-//! does not unwind into C.
+//! Invariants: only `pm_*` is exported. A panic ends the process at this boundary, and does not
+//! unwind into C.
 
 #![allow(unsafe_code)]
 
@@ -17,7 +17,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::slice;
 
 const ABI_VERSION: c_int = 1;
-/// What of `open(2)` makes sense for a file with offsets.
+/// The flags of `open(2)` that a file with offsets can have.
 const FLAGS: c_int = libc::O_ACCMODE
     | libc::O_CREAT
     | libc::O_EXCL
@@ -40,22 +40,22 @@ pub struct CSlice {
     len: usize,
 }
 
-/// A guard, and what it shows as C gets it.
+/// A guard, and its slices in the form for C.
 pub struct CGuard {
     guard: Guard<'static>,
     slices: Vec<CSlice>,
 }
 
-/// Bytes of a message with the zero behind it: more than twice the longest that there is.
-/// What is longer is cut.
+/// Bytes of a message with its final zero: more than twice the longest one. A longer one is
+/// truncated.
 const MESSAGE_BYTES: usize = 512;
 
 thread_local! {
-    /// Bytes without a destructor, since threads that end call in from theirs, in any order.
+    /// Bytes without a destructor, because destructors of ending threads may call in, in any order.
     static MESSAGE: Cell<[u8; MESSAGE_BYTES]> = const { Cell::new([0; MESSAGE_BYTES]) };
 }
 
-/// A message that is being written. The last byte stays zero.
+/// A message in the making. The last byte stays zero.
 struct MessageBuffer {
     bytes: [u8; MESSAGE_BYTES],
     len: usize,
@@ -72,18 +72,18 @@ impl Write for MessageBuffer {
 }
 
 fn set_message(error: &Error) {
-    // The system's words take memory, where handlers must not call in.
+    // Formatting a system error allocates memory, and handlers must not call in meanwhile.
     let _inside = CallGuard::enter();
     let mut text = MessageBuffer {
         bytes: [0; MESSAGE_BYTES],
         len: 0,
     };
-    // The writer never fails; an error whose words did would have those before.
+    // The writer never fails. If formatting the error failed, the text before would stay.
     let _ = write!(text, "{error}");
     MESSAGE.set(text.bytes);
 }
 
-/// The end of a call, as C gets it.
+/// The result of a call in the form for C.
 fn to_c_result<T>(result: Result<T, Error>, value: impl FnOnce(T) -> i64) -> i64 {
     match result {
         Ok(done) => value(done),
@@ -99,14 +99,14 @@ fn to_c_status(result: Result<(), Error>) -> c_int {
 }
 
 /// # Safety
-/// Null, or of a living one.
+/// The pointer is null, or points to a live object.
 unsafe fn ref_from_c<'a, T>(pointer: *const T) -> Result<&'a T, Error> {
     // SAFETY: as the caller promised.
     unsafe { pointer.as_ref() }.ok_or(Error::Invalid("an argument is NULL"))
 }
 
 /// # Safety
-/// Null, or so many that can be read as long as this is used.
+/// The pointer is null, or points to `count` objects that stay readable while the slice is used.
 unsafe fn slice_from_c<'a, T>(first: *const T, count: usize) -> Result<&'a [T], Error> {
     check_len(first.is_null(), count.saturating_mul(size_of::<T>()))?;
     match count {
@@ -120,7 +120,7 @@ fn check_len(is_null: bool, bytes: usize) -> Result<(), Error> {
     match (is_null, bytes) {
         (true, 1..) => Err(Error::Invalid("a buffer is NULL")),
         (_, bytes) if isize::try_from(bytes).is_err() => {
-            Err(Error::Invalid("a buffer is longer than all memory"))
+            Err(Error::Invalid("a buffer is longer than the address space"))
         }
         _ => Ok(()),
     }
@@ -164,19 +164,19 @@ unsafe fn open(
     }
     if flags & !FLAGS != 0 {
         return Err(Error::Invalid(
-            "a flag to open with is not one of those that are",
+            "a flag is not supported; use those that pagemesh.h names",
         ));
     }
     let _inside = CallGuard::enter()?;
-    // SAFETY: a string of the caller's. What it names is looked at by the kernel.
+    // SAFETY: the caller's string; the kernel checks the path.
     let descriptor = unsafe { libc::open(path, flags | libc::O_CLOEXEC | TRACKING_FLAG, mode) };
     if descriptor < 0 {
         return Err(Error::last_os_error("open the file"));
     }
-    // SAFETY: it was just opened, and nobody else has it.
+    // SAFETY: it was just opened, and no other code has it.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
     let opened = Box::new(File::from_std(fs::File::from(descriptor))?);
-    // SAFETY: the caller's own place.
+    // SAFETY: the caller's pointer to a variable.
     unsafe { file.write(Box::into_raw(opened)) };
     Ok(())
 }
@@ -186,7 +186,7 @@ unsafe fn open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pm_close(file: *mut File) {
     if !file.is_null() {
-        // SAFETY: it came from `pm_open`, and is given back once.
+        // SAFETY: it came from `pm_open`, and is closed once.
         drop(unsafe { Box::from_raw(file) });
     }
 }
@@ -215,7 +215,7 @@ pub unsafe extern "C" fn pm_is_direct(file: *const File) -> c_int {
 pub unsafe extern "C" fn pm_size(file: *const File) -> i64 {
     // SAFETY: as the caller promised.
     let file = unsafe { ref_from_c(file) };
-    // The kernel has no longer ones.
+    // The kernel has no files beyond `i64`.
     to_c_result(file.and_then(File::size), |bytes| bytes as i64)
 }
 
@@ -244,7 +244,7 @@ pub unsafe extern "C" fn pm_read(
         if len == 0 {
             return Ok(0);
         }
-        // SAFETY: a buffer of the caller's, which nobody else uses meanwhile.
+        // SAFETY: the caller's buffer, which no other thread uses meanwhile.
         let into = unsafe { slice::from_raw_parts_mut(into.cast(), len) };
         file.read_at(into, offset)
     };
@@ -327,7 +327,7 @@ pub unsafe extern "C" fn pm_guard_begin(
             guard: shown,
             slices,
         });
-        // SAFETY: the caller's own place.
+        // SAFETY: the caller's pointer to a variable.
         unsafe { guard.write(Box::into_raw(begun)) };
         Ok(())
     };
@@ -344,7 +344,7 @@ pub unsafe extern "C" fn pm_guard_slices(
     // SAFETY: as the caller promised.
     match unsafe { ref_from_c(guard) } {
         Ok(guard) if !slices.is_null() => {
-            // SAFETY: the caller's own place.
+            // SAFETY: the caller's pointer to a variable.
             unsafe { slices.write(guard.slices.as_ptr()) };
             guard.slices.len()
         }
@@ -370,7 +370,7 @@ pub unsafe extern "C" fn pm_guard_end(guard: *mut CGuard) -> c_int {
     }
     let end = || {
         let _inside = CallGuard::enter()?;
-        // SAFETY: it came from `pm_guard_begin`, and is given back once.
+        // SAFETY: it came from `pm_guard_begin`, and is ended once.
         let ended = unsafe { Box::from_raw(guard) };
         ended.guard.finish()
     };
@@ -387,7 +387,7 @@ mod tests {
         let check = |words: usize, expected: usize| {
             let text = "word ".repeat(words).leak();
             set_message(&Error::Invalid(text));
-            // SAFETY: a string of this thread, which fails no more meanwhile.
+            // SAFETY: a string of this thread, and no call of it fails meanwhile.
             let told = unsafe { CStr::from_ptr(pm_message()) };
             assert_eq!(told.to_bytes(), &text.as_bytes()[..expected]);
         };

@@ -1,42 +1,42 @@
-//! Why a call failed.
+//! Errors of calls.
 
 use std::io;
 
-/// Why a call failed. [`Error::errno`] is the number that C gets, negative.
+/// Error of a call. [`Error::errno`] is the number that C gets, negative.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The system, or the mount, refused.
+    /// The system or the mount refused.
     #[error("cannot {action}: {cause}")]
     System {
-        /// What was attempted.
+        /// The action that failed.
         action: &'static str,
-        /// Its word.
+        /// The error of the system.
         cause: io::Error,
     },
-    /// An argument is not as it must be; nothing was done.
+    /// An argument is invalid; nothing was done.
     #[error("{0}")]
     Invalid(&'static str),
-    /// Nobody here can change several places as a whole; nothing was changed.
+    /// The file has no atomic writes; nothing was changed.
     #[error(
-        "nothing keeps several pages of this file whole: it is on no pagemesh mount of this \
+        "this file has no atomic writes of several pages: it is on no pagemesh mount of this \
          user, is mapped by a program, or has set-id bits or extended attributes; nothing was \
          changed"
     )]
     NotAtomic,
-    /// The mount or its volume failed meanwhile: the parts are changed, all of them or none.
+    /// The mount or its volume failed during an atomic write: all parts are changed, or none.
     #[error(
-        "the mount or its volume failed meanwhile, and it is not known whether the parts were changed; all \
-         of them were or none: read one when it is back"
+        "the mount or its volume failed during the write: either all parts were changed, or \
+         none; read one part when the mount is back"
     )]
     Indeterminate,
-    /// What was read through a guard may be torn.
-    #[error("the bytes were changed while they were shown; what was read of them is void")]
+    /// Bytes that were read through a guard may be torn.
+    #[error("the guard became invalid: its bytes were overwritten; discard them and read again")]
     Changed,
-    /// There are too many guards.
+    /// The process has too many guards.
     #[error("this process has {GUARDS_MAX} guards; finish some", GUARDS_MAX = crate::GUARDS_MAX)]
     TooManyGuards,
     /// The call came from a signal handler that interrupted another call of its thread.
-    #[error("a signal handler interrupted a call of this thread, which has to end first")]
+    #[error("a signal handler interrupted a call of this thread; return from the handler first")]
     NestedCall,
 }
 
@@ -49,7 +49,7 @@ impl Error {
         Error::system(action)(io::Error::last_os_error())
     }
 
-    /// The number of the system that is nearest.
+    /// The nearest number of errno.h.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {

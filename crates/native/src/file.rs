@@ -1,8 +1,8 @@
-//! A file: the direct path where it is open, the descriptor where not.
+//! A file: on the direct path if it is open, else by the descriptor.
 //!
-//! Invariants: what the path does is durable when it is confirmed, as the pool's class
-//! says; what the descriptor did is synced by [`File::persist`]. What its user wants of the
-//! kernel by flags and limits it gets by the path, too.
+//! Invariants: a write on the direct path is durable when it is confirmed, as the pool's class
+//! promises. [`File::persist`] syncs writes by the descriptor. Flags and limits that apply to the
+//! descriptor apply to the direct path, too.
 
 use crate::error::Error;
 use crate::guard::Guard;
@@ -17,18 +17,17 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Pages that [`File::write_atomic`] changes, and that a read shows as of one moment.
+/// Most pages of [`File::write_atomic`], and of a read that is atomic with respect to it.
 pub const ATOMIC_PAGES_MAX: usize = pagemesh_fs::ATOMIC_PAGES_MAX as usize;
-/// Bytes of as many whole pages.
+/// Bytes of these pages.
 pub const ATOMIC_BYTES_MAX: usize = ATOMIC_PAGES_MAX * crate::PAGE_BYTES;
-/// Bytes that are read or written at once: the most that the path takes, and a request
-/// of the kernel to the mount.
+/// Most bytes of one step: the largest request of the direct path, and of the kernel to the mount.
 const STEP_BYTES: usize = 1 << 20;
 
-/// How a file is opened: as with [`std::fs::OpenOptions`].
+/// Options to open a file, those of [`std::fs::OpenOptions`].
 pub type OpenOptions = fs::OpenOptions;
 
-/// A part of what is written as a whole.
+/// One range of an atomic write.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'b> {
     offset: u64,
@@ -36,7 +35,7 @@ pub struct Part<'b> {
 }
 
 impl<'b> Part<'b> {
-    /// These bytes from this one on.
+    /// The bytes to write from this offset on.
     #[must_use]
     pub fn new(offset: u64, data: &'b [u8]) -> Part<'b> {
         Part { offset, data }
@@ -48,16 +47,16 @@ pub struct File {
     file: fs::File,
     device: u64,
     ino: u64,
-    /// None: nothing but the descriptor serves it. Not dropped in a child of fork, where it
-    /// is the parent's.
+    /// `None`: only the descriptor serves the file. Not dropped in a child of fork, where it is the
+    /// parent's.
     direct: ManuallyDrop<Option<Direct>>,
-    /// In which process it was opened.
+    /// The process that opened it, as [`process::generation`].
     generation: u64,
     can_read: bool,
     can_write: bool,
-    /// Who writes waits until it is synced (`O_SYNC`, `O_DSYNC`).
+    /// Whether a write waits until it is durable (`O_SYNC`, `O_DSYNC`).
     is_durable: bool,
-    /// Changes that the descriptor has made, and how many of them are synced.
+    /// Number of changes by the descriptor, and how many of them are synced.
     changes: AtomicU64,
     synced_changes: AtomicU64,
 }
@@ -65,8 +64,8 @@ pub struct File {
 /// [`PRELOAD_OPEN_FLAG`]
 pub(crate) const TRACKING_FLAG: i32 = PRELOAD_OPEN_FLAG as i32;
 
-/// Opens a file of a mount once more, so that the mount knows that it may be on the direct path. None:
-/// it is on none, or the system refuses.
+/// Opens a file of a mount once more, so that the mount knows that it may be on the direct path.
+/// `None` if the file is on no mount, or the system refuses.
 fn reopen_tracked(file: &fs::File, flags: i32) -> Option<fs::File> {
     /// `FUSE_SUPER_MAGIC`
     const FUSE: i64 = 0x6573_5546;
@@ -84,10 +83,10 @@ fn reopen_tracked(file: &fs::File, flags: i32) -> Option<fs::File> {
 }
 
 impl File {
-    /// Opens a file that is there, to be read and written.
+    /// Opens an existing file for reading and writing.
     ///
     /// # Errors
-    /// As [`File::new`], and what the system says.
+    /// As [`File::new`], and errors of the system.
     pub fn open(path: impl AsRef<Path>) -> Result<File, Error> {
         let _inside = CallGuard::enter()?;
         let mut options = OpenOptions::new();
@@ -96,35 +95,38 @@ impl File {
         File::from_std(opened.map_err(Error::system("open the file"))?)
     }
 
-    /// Takes an open file, not one to append to. Where its mount lets this process in, it
-    /// will be on the direct path. If it is open with `O_SYNC` or `O_DSYNC`, all that is
-    /// written to it is as after [`File::persist`].
+    /// Takes an open file, which must not be open for appending. If its mount accepts this process,
+    /// it will be on the direct path. If it is open with `O_SYNC` or `O_DSYNC`, every write is as
+    /// after [`File::persist`].
     ///
-    /// The file is opened once more, past the kernel's page cache, and the given one is closed: locks
-    /// that it holds end. That does not happen if it was opened with `O_ASYNC`, or is on no mount.
+    /// The file is opened once more, past the kernel's page cache, and the given one is closed:
+    /// locks that it holds end. That does not happen if it was opened with `O_ASYNC`, or is on no
+    /// mount.
     ///
     /// # Errors
-    /// When it is not a regular file, or is open to append.
+    /// If it is not a regular file, or is open for appending.
     pub fn new(file: fs::File) -> Result<File, Error> {
         let _inside = CallGuard::enter()?;
         File::from_std(file)
     }
 
-    /// The same, inside.
+    /// As [`File::new`], in a call.
     pub(crate) fn from_std(file: fs::File) -> Result<File, Error> {
         let found = file.metadata().map_err(Error::system("look at the file"))?;
         if !found.is_file() {
-            return Err(Error::Invalid("it is not a regular file"));
+            return Err(Error::Invalid("the file is not a regular file"));
         }
         let flags = process::status_flags(file.as_raw_fd());
         let flags = flags.ok_or_else(|| Error::last_os_error("look at the descriptor"))?;
         if flags & libc::O_APPEND != 0 {
             return Err(Error::Invalid(
-                "it is open to append, and so has no offsets",
+                "the file is open for appending; open it without O_APPEND",
             ));
         }
         if flags & libc::O_PATH != 0 {
-            return Err(Error::Invalid("it is open as a name only"));
+            return Err(Error::Invalid(
+                "the file is open with O_PATH; open it to read or write",
+            ));
         }
         let file = match flags & TRACKING_FLAG {
             0 => reopen_tracked(&file, flags).unwrap_or(file),
@@ -132,7 +134,7 @@ impl File {
         };
         let access = flags & libc::O_ACCMODE;
         let (device, ino) = (found.dev(), found.ino());
-        // What is overwritten is held against it.
+        // Overwrites are checked against this limit.
         process::refresh_size_limit();
         let direct = process::direct_client()
             .map(|guest| guest.open_waiting_for_forks(device, ino, file.as_raw_fd()));
@@ -143,7 +145,7 @@ impl File {
             generation: process::generation(),
             can_read: access != libc::O_WRONLY,
             can_write: access != libc::O_RDONLY,
-            // All bits of the one are in the other.
+            // `O_SYNC` contains all bits of `O_DSYNC`.
             is_durable: flags & libc::O_DSYNC != 0,
             changes: AtomicU64::new(0),
             synced_changes: AtomicU64::new(0),
@@ -151,24 +153,24 @@ impl File {
         })
     }
 
-    /// Its way past the kernel. None in a child of the process that opened it.
+    /// The file on the direct path. `None` in a child of the process that opened it.
     #[inline]
     fn direct(&self) -> Option<&Direct> {
         let is_own = self.generation == process::generation();
         self.direct.as_ref().filter(|_| is_own)
     }
 
-    /// Whether it is on a mount that this process is a guest of. A call may go by the
+    /// Whether the file is on a mount of which this process is a direct client. A call may use the
     /// descriptor nevertheless.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.direct().is_some_and(Direct::is_direct_allowed)
     }
 
-    /// Bytes of it.
+    /// Size of the file in bytes.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn size(&self) -> Result<u64, Error> {
         let _inside = CallGuard::enter()?;
         let found = self
@@ -178,10 +180,10 @@ impl File {
         Ok(found.len())
     }
 
-    /// Cuts it, or makes it longer by a hole.
+    /// Truncates the file, or extends it by a hole.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn set_size(&self, bytes: u64) -> Result<(), Error> {
         let _inside = CallGuard::enter()?;
         let set = self.file.set_len(bytes);
@@ -189,17 +191,17 @@ impl File {
         set.map_err(Error::system("set the size"))
     }
 
-    /// The descriptor has changed something, or tried to: behind that, so that who syncs
-    /// before does not count it.
+    /// Records a change by the descriptor, or an attempt. Called after it, so that a concurrent
+    /// sync does not count it as synced.
     fn record_change(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Reads bytes, fewer only at the end. Pages are read one by one, each as a whole; up to
-    /// [`ATOMIC_PAGES_MAX`] of them at one moment, as far as [`File::write_atomic`] goes.
+    /// Reads bytes, fewer only at the end of the file. Each page is read as a whole. A read of up
+    /// to [`ATOMIC_PAGES_MAX`] pages is atomic with respect to [`File::write_atomic`].
     ///
     /// # Errors
-    /// What the system says: `EIO` when every copy of a page is damaged.
+    /// Errors of the system; `EIO` if every copy of a page is damaged.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize, Error> {
         self.read_in_call(into, offset, &CallGuard::enter()?)
     }
@@ -216,7 +218,7 @@ impl File {
         let is_moment = pages_spanned(offset, into.len()) <= ATOMIC_PAGES_MAX;
         read_in_steps(into, |part, done| {
             let at = offset.saturating_add(done as u64);
-            // It reads up to the end that the file has at one moment.
+            // It reads up to the end of the file at one point in time.
             if let Some(bytes) = self.direct().and_then(|direct| direct.read(part, at)) {
                 return Ok(StepRead {
                     bytes,
@@ -231,10 +233,10 @@ impl File {
         })
     }
 
-    /// Reads exactly so many bytes.
+    /// Reads exactly `into.len()` bytes.
     ///
     /// # Errors
-    /// As [`File::read_at`]; that the file ends before.
+    /// As [`File::read_at`], and if the file ends before.
     pub fn read_exact_at(&self, into: &mut [u8], offset: u64) -> Result<(), Error> {
         match self.read_at(into, offset)? == into.len() {
             true => Ok(()),
@@ -242,30 +244,30 @@ impl File {
         }
     }
 
-    /// Writes all bytes; the file gets longer if need be. Each page changes as a whole.
+    /// Writes all bytes, and extends the file if necessary. Each page changes as a whole.
     ///
     /// # Errors
-    /// What the system says; what came before the failing page may be there.
+    /// Errors of the system. Bytes before the page that failed may be written.
     pub fn write_all_at(&self, data: &[u8], offset: u64) -> Result<(), Error> {
         self.check_writable()?;
         let inside = CallGuard::enter()?;
         let end = offset.checked_add(data.len() as u64);
         if end.is_none_or(|end| i64::try_from(end).is_err()) {
-            return Err(Error::Invalid("no file is so long"));
+            return Err(Error::Invalid("the range ends beyond the longest file"));
         }
         let (mut at, mut has_gone_directly) = (offset, false);
         for part in data.chunks(STEP_BYTES) {
             has_gone_directly |= self.write_step(part, at)?;
             at += part.len() as u64;
         }
-        // What the descriptor wrote the kernel has synced.
+        // The kernel has synced the writes by the descriptor.
         match has_gone_directly && self.is_durable {
             true => self.sync_in_call(&inside),
             false => Ok(()),
         }
     }
 
-    /// Writes all bytes; whether by the path.
+    /// Writes all bytes; returns whether the direct path did it.
     fn write_step(&self, part: &[u8], at: u64) -> Result<bool, Error> {
         let end = at + part.len() as u64;
         let direct = self.direct().filter(|direct| may_extend_to(direct, end));
@@ -274,22 +276,21 @@ impl File {
         if done == part.len() {
             return Ok(true);
         }
-        // What others may have seen is not written once more.
+        // Bytes that readers may have seen already are not written again.
         let written = self.file.write_all_at(&part[done..], at + done as u64);
         self.record_change();
         written.map_err(Error::system("write"))?;
         Ok(false)
     }
 
-    /// Overwrites parts of the file, all of them or none: for everybody who reads at most
-    /// [`ATOMIC_PAGES_MAX`] pages in one call, and after the crash of everything. It is as
-    /// durable as the pools are when it returns. Parts lie within the file, in at most
-    /// [`ATOMIC_PAGES_MAX`] pages, and do not overlap; whole pages are faster.
+    /// Overwrites parts of the file atomically, for readers of at most [`ATOMIC_PAGES_MAX`] pages
+    /// in one call, and after a crash of any component. The parts are as durable as the pools when
+    /// it returns. They lie within the file, in at most [`ATOMIC_PAGES_MAX`] pages, and do not
+    /// overlap. Whole pages are faster.
     ///
     /// # Errors
-    /// [`Error::Invalid`] and [`Error::NotAtomic`] with nothing changed,
-    /// [`Error::Indeterminate`] with all or nothing changed; what the system and the mount say,
-    /// with nothing changed.
+    /// [`Error::Invalid`], [`Error::NotAtomic`], and errors of the system and the mount: nothing
+    /// changed. [`Error::Indeterminate`]: all parts changed, or none.
     pub fn write_atomic(&self, parts: &[Part<'_>]) -> Result<(), Error> {
         self.write_atomic_in_call(parts, &CallGuard::enter()?)
     }
@@ -311,22 +312,25 @@ impl File {
         if written.is_some() {
             return Ok(());
         }
-        // It waits for a copy that follows; by the path nothing goes where there is one.
+        // The mount waits for an asynchronous replica; a volume that has one takes no direct writes
+        // here.
         client::write_by_mount((self.device, self.ino, self.file.as_raw_fd()), &pairs)
             .map_err(atomic_error)
     }
 
-    /// Returns when all that was written through this is on all copies, and as durable as
-    /// the pools are: what went by the direct path is already, but for a copy that follows.
+    /// Returns when all bytes written through this file are on all copies, and as durable as the
+    /// pools. Direct writes are so already, except on an asynchronous replica.
     ///
     /// # Errors
-    /// What the system says; what was written before may be lost then.
+    /// Errors of the system.
+    ///
+    /// **Data loss:** after an error, earlier writes may be lost.
     pub fn persist(&self) -> Result<(), Error> {
         self.sync_in_call(&CallGuard::enter()?)
     }
 
     fn sync_in_call(&self, _inside: &CallGuard) -> Result<(), Error> {
-        // What the parent of this child of fork wrote may be on its way to a copy, too.
+        // In a child of fork, writes of the parent may be on their way to a replica, too.
         let is_childs = self.direct.is_some() && self.direct().is_none();
         let is_followed = is_childs || self.direct().is_some_and(Direct::has_async_replica);
         let changed = self.changes.load(Ordering::Acquire);
@@ -335,14 +339,13 @@ impl File {
         }
         let synced = self.file.sync_data();
         synced.map_err(Error::system("sync the file"))?;
-        // Not before: somebody else would be told that his changes are synced, too.
+        // Only after the sync: otherwise another thread would take its changes for synced.
         self.synced_changes.fetch_max(changed, Ordering::AcqRel);
         Ok(())
     }
 
-    /// Shows bytes as they are at one moment, fewer at the end of the file: where they lie
-    /// in the pool, if that can be had, else a copy. At most [`crate::GUARD_PAGES_MAX`]
-    /// pages.
+    /// Maps a consistent snapshot of bytes in the pool's memory, fewer at the end of the file. If
+    /// that is impossible, the guard holds a copy. At most [`crate::GUARD_PAGES_MAX`] pages.
     ///
     /// # Errors
     /// As [`File::read_at`]; [`Error::Invalid`] for too many pages,
@@ -361,7 +364,9 @@ impl File {
             return Err(bad_descriptor("read"));
         }
         if pages_spanned(offset, len) > crate::GUARD_PAGES_MAX {
-            return Err(Error::Invalid("a guard has 48 pages at most"));
+            return Err(Error::Invalid(
+                "a guard holds at most 48 pages; split the range",
+            ));
         }
         if let Some(shown) = self
             .direct()
@@ -410,15 +415,15 @@ fn bad_descriptor(action: &'static str) -> Error {
 fn atomic_error(cause: io::Error) -> Error {
     match cause.raw_os_error() {
         Some(libc::EOPNOTSUPP) => Error::NotAtomic,
-        Some(libc::EINVAL) => Error::Invalid("a part lies beyond the end of the file"),
+        Some(libc::EINVAL) => Error::Invalid("a part ends beyond the file; extend the file first"),
         Some(libc::EIO) => Error::Indeterminate,
         _ => Error::system("write parts as a whole")(cause),
     }
 }
 
-/// Whether the process may write up to there; if not, the kernel writes what it may and
-/// sends the signal. What is overwritten is held against the limit that was seen last, at the
-/// earliest when a file was opened: to look each time would cost a system call.
+/// Whether the process may write up to `end`. If not, the kernel writes as much as it may, and
+/// sends the signal. Overwrites check the limit of the last refresh, no older than the opening of
+/// this file: a refresh each time would cost a system call.
 #[inline]
 fn may_extend_to(direct: &Direct, end: u64) -> bool {
     let is_longer = direct.size().is_none_or(|size| end > size);
@@ -428,29 +433,29 @@ fn may_extend_to(direct: &Direct, end: u64) -> bool {
     }
 }
 
-/// How many pages have some of these bytes.
+/// Number of pages that overlap these bytes.
 fn pages_spanned(offset: u64, len: usize) -> usize {
     let within = offset as usize % crate::PAGE_BYTES;
     within.saturating_add(len).div_ceil(crate::PAGE_BYTES)
 }
 
-/// What one step has read.
+/// The result of one step.
 #[derive(Clone, Copy)]
 struct StepRead {
     bytes: usize,
-    /// There may be more behind it though it is less than was asked for; if not, that is the
-    /// end of the file. Reading on would mix in what the file became meanwhile.
+    /// Whether a short step may be followed by more bytes. If not, it ends at the end of the file;
+    /// reading on would mix in later changes of the file.
     can_be_short: bool,
 }
 
-/// Reads step by step, up to the end of the file. Each step is told how much there is.
+/// Reads step by step, up to the end of the file. `step` gets the buffer and the bytes read before.
 fn read_in_steps(
     into: &mut [u8],
     mut step: impl FnMut(&mut [u8], usize) -> Result<StepRead, Error>,
 ) -> Result<usize, Error> {
     let mut done = 0;
     while done < into.len() {
-        // The path reads what the mount's file is; the kernel asks for less of it.
+        // The direct path takes at most this many bytes; the kernel may read fewer.
         let end = into.len().min(done + STEP_BYTES);
         let read = step(&mut into[done..end], done)?;
         done += read.bytes;
@@ -462,7 +467,7 @@ fn read_in_steps(
     Ok(done)
 }
 
-/// Asks again if a signal came.
+/// Repeats a call that a signal interrupted.
 fn retry_interrupted<T>(mut run: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match run() {
@@ -478,16 +483,18 @@ fn check_parts(parts: &[Part<'_>]) -> Result<(), Error> {
     let mut pages = 0u64;
     for part in parts.iter().filter(|part| !part.data.is_empty()) {
         let end = part.offset.checked_add(part.data.len() as u64);
-        let end = end.ok_or(Error::Invalid("no file is so long"))?;
+        let end = end.ok_or(Error::Invalid("the range ends beyond the longest file"))?;
         pages = pages.saturating_add(end.div_ceil(page) - part.offset / page);
         if pages > ATOMIC_PAGES_MAX as u64 {
-            return Err(Error::Invalid("parts have more than 48 pages; split them"));
+            return Err(Error::Invalid(
+                "the parts have more than 48 pages; split them",
+            ));
         }
         ranges.push(part.offset..end);
     }
     ranges.sort_unstable_by_key(|range| range.start);
     match ranges.windows(2).any(|pair| pair[0].end > pair[1].start) {
-        true => Err(Error::Invalid("parts overlap")),
+        true => Err(Error::Invalid("the parts overlap; merge them")),
         false => Ok(()),
     }
 }
@@ -498,12 +505,12 @@ mod tests {
 
     use super::*;
 
-    /// Steps that have so many bytes each, and whether they may be short.
+    /// Steps with these numbers of bytes, and whether each may be short.
     fn check_steps(len: usize, steps: &[(usize, bool)], expected: usize) {
         let mut into = vec![0; len];
         let mut rest = steps.iter();
         let gathered = read_in_steps(&mut into, |_, _| {
-            let &(bytes, can_be_short) = rest.next().expect("it is asked for no more");
+            let &(bytes, can_be_short) = rest.next().expect("no further step is asked for");
             Ok(StepRead {
                 bytes,
                 can_be_short,

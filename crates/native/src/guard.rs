@@ -1,8 +1,8 @@
-//! Bytes that are shown where they lie.
+//! Guards: bytes of a file, mapped in the pool.
 //!
-//! Invariants: a guard never keeps a pool from going on: whoever changes its bytes makes it
-//! over, and it tells so. What it shows can be read as long as it is there, whatever becomes
-//! of the pool, and cannot be written to.
+//! Invariants: a guard blocks no operation of a pool; a write to its bytes makes the guard invalid,
+//! and the guard reports it. Its memory is readable while the guard exists, in any state of the
+//! pool, and is never writable.
 
 #![allow(unsafe_code)]
 
@@ -15,24 +15,24 @@ use std::ptr::NonNull;
 use std::slice;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Pages of one guard.
+/// Most pages of one guard.
 pub const GUARD_PAGES_MAX: usize = crate::ATOMIC_PAGES_MAX;
-/// Guards of a process at once: each has some kilobytes of its own, and up to 192 KiB if
-/// it is a copy.
+/// Most guards of a process at once. Each takes some KiB of memory, and up to 192 KiB if it is a
+/// copy.
 pub const GUARDS_MAX: usize = 1024;
 
 static GUARDS: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes of a file as they were when it was made; see [`crate::File::guard`].
+/// A consistent snapshot of bytes of a file; see [`crate::File::guard`].
 ///
-/// It is over when one of its pages is overwritten, or 4000 pages of the pool are, so after
-/// a few milliseconds beside who writes as fast as possible. Then what is read of it may be
-/// anything; [`Guard::finish`] tells.
+/// It becomes invalid when one of its pages is overwritten, or 4000 pages of the pool are. With a
+/// concurrent writer at full speed that takes a few milliseconds. Bytes that are read from an
+/// invalid guard are arbitrary; [`Guard::finish`] reports it.
 pub struct Guard<'f> {
-    /// Not dropped in a child of fork: there is nothing of the parent's mapping, and maybe
-    /// something else in its place.
+    /// Not dropped in a child of fork: the parent's mapping does not exist there, and another one
+    /// may lie at its address.
     source: ManuallyDrop<GuardSource>,
-    /// In which process it was made.
+    /// The process that created it, as [`process::generation`].
     generation: u64,
     _counted: GuardCount,
     _file: PhantomData<&'f ()>,
@@ -61,7 +61,7 @@ impl Drop for GuardCount {
     }
 }
 
-/// Bytes that are shown together.
+/// Contiguous bytes of a guard.
 #[derive(Clone, Copy)]
 pub struct Slice<'g> {
     at: NonNull<u8>,
@@ -87,7 +87,7 @@ impl<'f> Guard<'f> {
         Guard::new(GuardSource::Copy(bytes))
     }
 
-    /// The bytes in their order; pages lie apart.
+    /// The bytes in file order; pages may lie apart.
     #[must_use]
     pub fn slices(&self) -> Vec<Slice<'_>> {
         let slice = |(at, len)| Slice {
@@ -104,13 +104,13 @@ impl<'f> Guard<'f> {
         }
     }
 
-    /// Whether the pool could not show them.
+    /// Whether the guard holds a copy, because the pool could not map the bytes.
     #[must_use]
     pub fn is_copy(&self) -> bool {
         matches!(*self.source, GuardSource::Copy(_))
     }
 
-    /// Whether all that was read of it until now is what the file had when it was made.
+    /// Whether all bytes read until now are those that the file had when the guard was created.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         match &*self.source {
@@ -123,10 +123,10 @@ impl<'f> Guard<'f> {
         self.generation == process::generation()
     }
 
-    /// Ends it.
+    /// Ends the guard.
     ///
     /// # Errors
-    /// [`Error::LegsChanged`] where [`Guard::is_valid`] is false.
+    /// [`Error::Changed`] if [`Guard::is_valid`] is false.
     pub fn finish(self) -> Result<(), Error> {
         match self.is_valid() {
             true => Ok(()),
@@ -150,24 +150,24 @@ unsafe impl Send for Slice<'_> {}
 unsafe impl Sync for Slice<'_> {}
 
 impl<'g> Slice<'g> {
-    /// Where they lie.
+    /// The address of the bytes.
     #[must_use]
     pub fn as_ptr(&self) -> *const u8 {
         self.at.as_ptr()
     }
 
-    /// How many.
+    /// The number of bytes.
     #[must_use]
     #[allow(clippy::len_without_is_empty)] // There is none without bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Copies them out; as many as there is room for.
+    /// Copies bytes out, as many as `into` has room for. Returns their number.
     pub fn copy_to(&self, into: &mut [u8]) -> usize {
         let count = self.len.min(into.len());
-        // SAFETY: readable as long as the guard; `into` is memory of this process and not
-        // in the pane, to which nobody here can store. Torn bytes are the guard's to tell.
+        // SAFETY: readable as long as the guard exists. `into` is memory of this process, and not
+        // in the mapping, which is read only here. [`Guard::is_valid`] reports torn bytes.
         unsafe { std::ptr::copy_nonoverlapping(self.at.as_ptr(), into.as_mut_ptr(), count) };
         count
     }
@@ -175,13 +175,12 @@ impl<'g> Slice<'g> {
     /// The bytes.
     ///
     /// # Safety
-    /// Another process may change them while they are looked at. Whoever calls must do
-    /// nothing with them that other bytes, or changing ones, would make unsound (no
-    /// decisions about memory, no `str`), and must not believe anything before the guard
-    /// was found valid afterwards.
+    /// Another process may change the bytes while they are read. The caller must not use them in a
+    /// way that arbitrary or changing bytes would make unsound (no decisions about memory, no
+    /// `str`). The caller must not rely on them before the guard was found valid afterwards.
     #[must_use]
     pub unsafe fn as_bytes(&self) -> &'g [u8] {
-        // SAFETY: readable as long as the guard; the rest is the caller's promise.
+        // SAFETY: readable as long as the guard exists; the rest is the caller's promise.
         unsafe { slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 }

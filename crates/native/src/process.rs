@@ -1,8 +1,8 @@
-//! This process, and those that are forked from it.
+//! State of this process, and of the processes that are forked from it.
 //!
-//! Invariants: a child never uses what its parent's threads may have been changing, nor the
-//! parent's connections, whose ends it would hide from bricks and mounts; it closes them
-//! before anything else. No thread is inside twice.
+//! Invariants: a child never uses state that its parent's threads may have been changing. It never
+//! uses the parent's connections, and closes them before anything else, because an open copy would
+//! hide the parent's end from bricks and mounts. A thread is in at most one call.
 
 #![allow(unsafe_code)]
 
@@ -15,15 +15,15 @@ use std::ptr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
 
-/// Made for the first file on a mount, and never freed.
+/// Created for the first file on a mount, and never freed.
 static DIRECT_CLIENT: AtomicPtr<DirectClient> = AtomicPtr::new(ptr::null_mut());
-/// Forks that lead to this process.
+/// Number of forks that lead to this process.
 static FORKS: AtomicU64 = AtomicU64::new(0);
-/// Forks are heard of. No `Once`: a child would wait for the parent's thread that was at it. Two
-/// that find it so at once have each fork heard of twice.
+/// Whether the fork handlers are set. This is no `Once`: a child would wait for a parent's thread
+/// in it. Two threads may both set the handlers; they then run twice per fork.
 static FORK_HANDLERS_SET: AtomicBool = AtomicBool::new(false);
 
-/// The guest that this process is; none where forks cannot be heard of.
+/// The direct client of this process; `None` if the fork handlers cannot be set.
 pub(crate) fn direct_client() -> Option<&'static DirectClient> {
     if !FORK_HANDLERS_SET.load(Acquire) {
         // SAFETY: the handlers are functions that live as long as the process: a library
@@ -46,59 +46,59 @@ pub(crate) fn direct_client() -> Option<&'static DirectClient> {
         found = match DIRECT_CLIENT.compare_exchange(ptr::null_mut(), made, AcqRel, Acquire) {
             Ok(_) => made,
             Err(other) => {
-                // SAFETY: nobody else has seen it.
+                // SAFETY: no other thread has seen it.
                 drop(unsafe { Box::from_raw(made) });
                 other
             }
         };
     }
-    // SAFETY: from a box that is never freed.
+    // SAFETY: the pointer comes from a box that is never freed.
     Some(unsafe { &*found })
 }
 
-/// How a descriptor was opened, and what of that was set since.
+/// The open flags of a descriptor, with later changes (`F_GETFL`).
 pub(crate) fn status_flags(descriptor: RawFd) -> Option<i32> {
-    // SAFETY: it looks at a descriptor, and at no memory.
+    // SAFETY: the call reads a descriptor, and no memory.
     let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
     (flags >= 0).then_some(flags)
 }
 
-/// The kind of the file system that a file is on (`f_type`).
+/// The type of the file system of a file (`f_type`).
 pub(crate) fn fs_type(descriptor: RawFd) -> Option<i64> {
     // SAFETY: all zeroes is a valid structure.
     let mut found: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: it fills a structure of this stack.
+    // SAFETY: the call fills a structure of this stack.
     let result = unsafe { libc::fstatfs(descriptor, &mut found) };
     (result == 0).then_some(found.f_type)
 }
 
-/// Bytes that files of this process may have, when that was last looked at.
+/// The size limit for files of this process at the last refresh, in bytes.
 static SIZE_LIMIT: AtomicU64 = AtomicU64::new(0);
 
-/// Looks how long files of this process may be now (`RLIMIT_FSIZE`).
+/// Reads the size limit for files of this process (`RLIMIT_FSIZE`).
 pub(crate) fn refresh_size_limit() -> u64 {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: it fills a structure of this stack. Were it to fail, the kernel would be left
-    // with all writes.
+    // SAFETY: the call fills a structure of this stack. After an error the limit is 0, and the
+    // kernel gets all writes.
     unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) };
     SIZE_LIMIT.store(limit.rlim_cur, Relaxed);
     limit.rlim_cur
 }
 
-/// The same as it was at the last look.
+/// The size limit of the last refresh.
 pub(crate) fn size_limit() -> u64 {
     SIZE_LIMIT.load(Relaxed)
 }
 
-/// Which process it is, of those that share a file.
+/// Identifies the process among those that share a file by fork.
 pub(crate) fn generation() -> u64 {
     FORKS.load(Relaxed)
 }
 
-/// The child must know of all that is to be closed there.
+/// The child must know all descriptors that it has to close.
 extern "C" fn before_fork() {
     internal_fds::before_fork();
 }
@@ -107,18 +107,19 @@ extern "C" fn after_fork_in_parent() {
     internal_fds::after_fork();
 }
 
-/// What the parent's threads may be changing is left as it is, for ever.
+/// Does not touch state that the parent's threads may have been changing; it is leaked.
 extern "C" fn after_fork_in_child() {
     FORKS.fetch_add(1, AcqRel);
     IN_CALL.set(false);
     internal_fds::close_in_child(|descriptor| {
-        // SAFETY: it is this library's, which nobody in the child uses.
+        // SAFETY: the descriptor is this library's, and no thread in the child uses it.
         unsafe { libc::close(descriptor) };
     });
     DIRECT_CLIENT.store(ptr::null_mut(), Release);
 }
 
-/// Threads that are started meanwhile get none of the program's signals.
+/// Blocks all signals meanwhile, so that threads started by `run` get none of the program's
+/// signals.
 fn run_masked(run: &mut dyn FnMut()) {
     // SAFETY: all zeroes is a valid set, and both are of this thread's stack.
     let before = unsafe {
@@ -128,7 +129,7 @@ fn run_masked(run: &mut dyn FnMut()) {
         before
     };
     run();
-    // SAFETY: as it was.
+    // SAFETY: restores the previous set.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut()) };
 }
 
@@ -136,14 +137,14 @@ thread_local! {
     static IN_CALL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A thread that is inside of a call.
+/// Exists while its thread is in a call.
 pub(crate) struct CallGuard(());
 
 impl CallGuard {
-    /// Fails where its thread is inside already: this is a signal handler.
+    /// Fails if the thread is in a call already: this is a signal handler.
     pub(crate) fn enter() -> Result<CallGuard, Error> {
         match IN_CALL.replace(true) {
-            // None is made and dropped: whoever was interrupted is still inside.
+            // No guard is created and dropped: the interrupted call is still running.
             true => Err(Error::NestedCall),
             false => Ok(CallGuard(())),
         }

@@ -15,7 +15,7 @@ const WARNINGS: [&str; 6] = [
     "-Werror",
 ];
 
-/// Where the libraries are: beside this test.
+/// The directory of the libraries, which is that of this test.
 fn library_dir() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     own.parent().unwrap().to_owned()
@@ -74,7 +74,7 @@ fn example_fails_where_atomic_writes_are_unavailable() {
         .unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains("move: nothing keeps several pages"), "{told}");
+    assert!(told.contains("move: this file has no atomic"), "{told}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-/* What the header promises, for a file on a mount ("mount") or elsewhere ("plain"). */
+/* Tests of the header's rules, for a file on a mount ("mount") or elsewhere ("plain"). */
 #include <pagemesh.h>
 
 #include <errno.h>
@@ -106,7 +106,7 @@ static void content(pm_file *file) {
 static void atomic(pm_file *file) {
     unsigned char page[2 * PM_PAGE_BYTES];
     memset(page, 99, sizeof page);
-    /* The last two pages; one in the middle; and bytes of one that are not all of it. */
+    /* The last two pages; one in the middle; and partial pages. */
     pm_part whole[] = {{5 * PM_PAGE_BYTES, page, PM_PAGE_BYTES},
                        {62 * PM_PAGE_BYTES, page, sizeof page}};
     pm_part parts[] = {{100, page, 50}, {30 * PM_PAGE_BYTES - 10, page, 20}};
@@ -145,7 +145,7 @@ static void guards(pm_file *file) {
     CHECK(at == 1000 + 20 * PM_PAGE_BYTES);
     CHECK(pm_guard_valid(guard) == 1);
     CHECK(pm_guard_end(guard) == 0);
-    /* At the end of the file there is less of it, and behind it nothing. */
+    /* A guard is shorter at the end of the file, and empty behind it. */
     CHECK(pm_guard_begin(file, sizeof filled - 5, 100, &guard) == 0);
     CHECK(pm_guard_slices(guard, &slices) == 1 && slices[0].len == 5);
     CHECK(pm_guard_end(guard) == 0);
@@ -160,7 +160,7 @@ static void guards(pm_file *file) {
         CHECK(pm_guard_end(all[number]) == 0);
     if (!is_mount || !pm_is_direct(file))
         return;
-    /* Others change what is shown: then it is void. */
+    /* A write to a page of the guard makes it invalid. */
     CHECK(pm_guard_begin(file, 0, PM_PAGE_BYTES, &guard) == 0);
     CHECK(pm_write(file, filled, PM_PAGE_BYTES, 4096) == 0);
     CHECK(pm_guard_valid(guard) == 1);
@@ -191,7 +191,7 @@ static void threads(pm_file *file) {
         CHECK(pthread_join(all[at], NULL) == 0);
 }
 
-/* A child goes on by the descriptor, and with what it opens by itself. */
+/* A child uses the descriptor, and files that it opens itself. */
 static void children(pm_file *file, const char *path) {
     pm_guard *guard;
     CHECK(pm_guard_begin(file, 0, PM_PAGE_BYTES, &guard) == 0);
@@ -203,7 +203,7 @@ static void children(pm_file *file, const char *path) {
         fill(77);
         CHECK(pm_write(file, filled, sizeof filled, 0) == 0);
         is_all(file, 77);
-        /* A copy is its own; what was shown is not here. */
+        /* A copy belongs to the child; a mapping does not exist here. */
         int ended = pm_guard_end(guard);
         CHECK(ended == 0 || (is_mount && ended == -ESTALE));
         CHECK(pm_open(path, O_RDWR, 0, &own) == 0);
@@ -241,7 +241,7 @@ static void *fail_and_end(void *argument) {
     return NULL;
 }
 
-/* What a thread does when it ends comes behind the library's own of that kind. */
+/* Destructors of a thread run after those of the library. */
 static void ends_of_threads(void) {
     pthread_t thread;
     CHECK(pthread_key_create(&last, fail) == 0);
@@ -263,7 +263,7 @@ static rlim_t limit_of(int what) {
     return limits.rlim_cur;
 }
 
-/* A failure that passes is told as what it is. */
+/* A transient failure is reported with its own error. */
 static void scarcity(pm_file *file) {
     rlim_t before = limit_of(RLIMIT_NOFILE);
     pm_part part = {1, filled, 1};
@@ -273,7 +273,7 @@ static void scarcity(pm_file *file) {
     CHECK(pm_write_atomic(file, &part, 1) == (is_mount ? 0 : -EOPNOTSUPP));
 }
 
-/* Files get no longer than the process may have them. */
+/* Files do not exceed the size limit of the process. */
 static void size_limits(pm_file *file, const char *path) {
     pm_file *own;
     rlim_t before = limit_of(RLIMIT_FSIZE);
@@ -287,7 +287,7 @@ static void size_limits(pm_file *file, const char *path) {
     CHECK(pm_size(file) == end + 1500);
     CHECK(pm_write(file, filled, 1, (uint64_t)end + 1500) == -EFBIG);
     CHECK(pm_write(file, filled, sizeof filled, 0) == 0);
-    /* Nor does who opens one that is longer write there. */
+    /* A file that is longer than the limit cannot be written behind it. */
     limit(RLIMIT_FSIZE, PM_PAGE_BYTES);
     CHECK(pm_open(path, O_RDWR, 0, &own) == 0);
     for (int round = 0; round < 10; round++) {
@@ -304,7 +304,7 @@ static const char *interrupted_path;
 static pm_guard *begun;
 static volatile sig_atomic_t handled;
 
-/* Every call, and more than once. */
+/* Makes every call, twice. */
 static void handle(int number) {
     pm_part part = {0, filled, 1};
     (void)number;
@@ -325,7 +325,7 @@ static void handle(int number) {
     }
 }
 
-/* A signal that a call gets for certain: a file would get too long. */
+/* A signal that a call surely gets: the file would exceed its limit. */
 static void signals(pm_file *file, const char *path) {
     rlim_t before = limit_of(RLIMIT_FSIZE);
     int64_t end = pm_size(file);

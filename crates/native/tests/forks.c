@@ -1,5 +1,6 @@
-/* A process that is forked while its threads reach a mount for the first time: what its
- * children have of its pools. The arguments are a file, and the directory of the pools. */
+/* Forks a process while its threads use a mount for the first time, and checks that its
+ * children have none of its pools open. The arguments are a file, and the directory of the
+ * pools. */
 #include "pagemesh.h"
 
 #include <dirent.h>
@@ -41,7 +42,7 @@ static void *writes(void *number) {
     return NULL;
 }
 
-/* Whether this process has something of this directory open. */
+/* Whether this process has a file of this directory open. */
 static int has(const char *directory) {
     char name[64], target[512];
     int found = 0;
@@ -79,6 +80,6 @@ int main(int argc, char **argv) {
     for (int at = 0; at < THREADS; at++)
         CHECK(pthread_join(all[at], NULL) == 0);
     if (foreign > 0)
-        fprintf(stderr, "%d children have a pool\n", foreign);
+        fprintf(stderr, "%d children have a pool open\n", foreign);
     return foreign > 0;
 }

@@ -1,9 +1,8 @@
-//! Page copies with the sums taken from the same registers: past the caches into
-//! pools, and out of them.
+//! Page copies that compute the checksums from the same registers: past the caches into pools, and
+//! out of them.
 //!
-//! Every kernel loads each source byte exactly once: a source that changes
-//! meanwhile cannot make the sums differ from what was stored. No kernel
-//! fences.
+//! Every kernel loads each source byte exactly once, so a source that changes during the copy
+//! cannot make the checksums differ from the stored bytes. No kernel fences.
 //!
 //! The AVX-512 and AVX2 CRCs fold 256 and 128 bytes at a time by carry-less
 //! multiplication:
@@ -15,7 +14,7 @@ use pagemesh_base::checksum::{PageChecksums, WordSums, crc32c_append};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::arch::x86_64::*;
 
-/// Copies a legged write can have: the design's mirrors have at most three.
+/// The most targets of one copy: a mirror has at most three legs.
 pub const TARGETS_MAX: usize = 3;
 
 /// The Castagnoli polynomial, bit-reflected.
@@ -31,9 +30,9 @@ const fn fold_by(bits: u32) -> (i64, i64) {
     (multiplier(bits + 32), multiplier(bits - 32))
 }
 
-/// The CRC32C of what `seed` is the CRC32C of, followed by these words. Loads
-/// each word by itself: a wider load of words that were just stored would wait
-/// until the stores, and all streamed before them, have left the processor.
+/// Extends the CRC32C `seed` by these words. Loads each word by itself: a wider load of words that
+/// were just stored would wait until the stores, and all streamed before them, have left the
+/// processor.
 #[must_use]
 #[inline]
 pub fn crc32c_words<const N: usize>(seed: u32, words: &[[u8; 8]; N]) -> u32 {
@@ -44,18 +43,18 @@ pub fn crc32c_words<const N: usize>(seed: u32, words: &[[u8; 8]; N]) -> u32 {
     unsafe { crc32c_words_sse42(seed, words) }
 }
 
-/// The CRC32C of a page that had `crc`, once `delta` was added, bit by bit without carry, to
-/// the bytes in front of its last `behind`.
+/// The CRC32C of a page with checksum `crc` after `delta` was xored into the bytes in front of its
+/// last `behind`.
 ///
-/// A CRC is linear: to that of the page comes what `delta` alone makes of a register of
-/// zeroes, moved forward by the bytes behind it, which is a multiplication by a power of x.
+/// A CRC is linear: the page's CRC is xored with the CRC that `delta` alone makes of a register of
+/// zeroes, moved forward by the bytes behind it. That move is a multiplication by a power of x.
 ///
 /// # Panics
 /// When a page has no room for `delta` and `behind`.
 #[must_use]
 #[inline]
 pub fn crc32c_patched(crc: u32, delta: &[u8], behind: usize) -> u32 {
-    // SAFETY: `cpu` reports what the processor has.
+    // SAFETY: `cpu` reports only kernels that the processor has.
     unsafe { crc32c_patched_by(cpu().copy, crc, delta, behind) }
 }
 
@@ -74,11 +73,11 @@ pub unsafe fn crc32c_patched_by(kernel: CopyKernel, crc: u32, delta: &[u8], behi
     unsafe { crc ^ advance_crc_by(kernel, crc_from_zero_by(kernel, delta), behind) }
 }
 
-/// The CRC32C of what `seed` is the CRC32C of, followed by these lines.
+/// Extends the CRC32C `seed` by these lines.
 #[must_use]
 #[inline]
 pub fn crc32c_lines(seed: u32, lines: &[[u8; LINE_BYTES]]) -> u32 {
-    // SAFETY: `cpu` reports what the processor has.
+    // SAFETY: `cpu` reports only kernels that the processor has.
     unsafe { crc32c_lines_by(cpu().copy, seed, lines) }
 }
 
@@ -101,7 +100,7 @@ pub unsafe fn crc32c_lines_by(kernel: CopyKernel, seed: u32, lines: &[[u8; LINE_
         })
 }
 
-/// What these bytes make of a register of zeroes.
+/// The register that these bytes make of a register of zeroes.
 ///
 /// # Safety
 /// The processor has the kernel's instructions.
@@ -110,12 +109,12 @@ unsafe fn crc_from_zero_by(kernel: CopyKernel, bytes: &[u8]) -> u32 {
     match kernel {
         // SAFETY: as the caller promised.
         CopyKernel::Avx512 => unsafe { crc_from_zero_avx512(bytes) },
-        // Begins with the register inverted, and inverts it again at the end.
+        // The function inverts the register at its start and at its end.
         _ => !crc32c_append(u32::MAX, bytes),
     }
 }
 
-/// A register moved forward by so many bytes of zeroes, at most a page.
+/// A register moved forward by `bytes` bytes of zeroes, at most a page.
 ///
 /// # Safety
 /// The processor has the kernel's instructions.
@@ -129,7 +128,7 @@ unsafe fn advance_crc_by(kernel: CopyKernel, value: u32, bytes: usize) -> u32 {
     }
 }
 
-/// Zeroes in front change nothing; so the first block has as many as make it whole.
+/// Leading zeroes do not change the result, so the first block is padded with them.
 #[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
 unsafe fn crc_from_zero_avx512(bytes: &[u8]) -> u32 {
     let (head, blocks) = bytes.split_at(bytes.len() % BLOCK);
@@ -144,8 +143,8 @@ unsafe fn crc_from_zero_avx512(bytes: &[u8]) -> u32 {
     folded.register()
 }
 
-/// x^(8n - 32) modulo the polynomial, reflected, by n: what moves a CRC forward by n
-/// bytes, less the 32 bits by which the instruction moves it.
+/// x^(8n - 32) modulo the polynomial, reflected, for each n: the multiplier that moves a CRC
+/// forward by n bytes, less the 32 bits by which the instruction moves it.
 static ADVANCE_MULTIPLIERS: [u32; PAGE_BYTES + 1] = {
     let mut powers = [0; PAGE_BYTES + 1];
     let mut value = 1u32 << 31;
@@ -187,7 +186,7 @@ const fn times_x(mut value: u32, n: u32) -> u32 {
 fn advance_crc_pclmul(value: u32, multiplier: u32) -> u32 {
     let factors = _mm_set_epi64x(i64::from(multiplier), i64::from(value));
     let product = _mm_cvtsi128_si64(_mm_clmulepi64_si128::<0x10>(factors, factors));
-    // The product of two reflected words lacks a place.
+    // The product of two reflected words is one bit short.
     _mm_crc32_u64(0, (product as u64) << 1) as u32
 }
 
@@ -210,11 +209,11 @@ fn crc32c_words_sse42<const N: usize>(seed: u32, words: &[[u8; 8]; N]) -> u32 {
     !(crc as u32)
 }
 
-/// Tells the processor that the line of this byte will be stored to soon.
+/// Tells the processor that this byte's line will be stored to soon.
 #[inline]
 pub fn prefetch(byte: *const u8) {
-    // SAFETY: it changes nothing, wherever it points (Intel SDM, PREFETCHW); processors
-    // that do not know it take it for no operation.
+    // SAFETY: it changes nothing, for any pointer (Intel SDM, PREFETCHW); processors that do not
+    // support it treat it as a no-op.
     unsafe {
         std::arch::asm!(
             "prefetchw [{}]",
@@ -224,7 +223,7 @@ pub fn prefetch(byte: *const u8) {
     }
 }
 
-/// The same for every line that holds one of so many bytes.
+/// The same for every line of `len` bytes.
 #[inline]
 pub fn prefetch_all(first: *const u8, len: usize) {
     let within = first.addr() % LINE_BYTES;
@@ -233,10 +232,10 @@ pub fn prefetch_all(first: *const u8, len: usize) {
     }
 }
 
-/// Tells the processor that the line of this byte will be loaded soon.
+/// Tells the processor that this byte's line will be loaded soon.
 #[inline]
 pub fn prefetch_load(byte: *const u8) {
-    // SAFETY: it changes nothing, wherever it points (Intel SDM, PREFETCHh).
+    // SAFETY: it changes nothing, for any pointer (Intel SDM, PREFETCHh).
     unsafe {
         std::arch::asm!(
             "prefetcht0 [{}]",
@@ -246,11 +245,11 @@ pub fn prefetch_load(byte: *const u8) {
     }
 }
 
-/// Copies bytes from or to memory that other processes map, by one instruction that the
-/// compiler does not see into: whoever reads them meanwhile gets some of them.
+/// Copies bytes from or to memory that other processes map, by one instruction that is opaque to
+/// the compiler. A concurrent reader may get any part of them.
 ///
 /// # Safety
-/// So many bytes can be read and written, and do not overlap.
+/// `len` bytes can be read at `from` and written at `to`, and the ranges do not overlap.
 #[inline]
 pub unsafe fn copy_shared(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: as the caller promised; the direction flag is clear between functions.
@@ -265,14 +264,14 @@ pub unsafe fn copy_shared(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Streams bytes past the caches to memory that other processes map; the rest behind the
-/// last whole line goes through them. Whoever reads them is told where they are only behind
-/// [`store_fence`].
+/// Streams bytes past the caches to memory that other processes map; the rest after the last whole
+/// line goes through the caches. Publish their location to readers only after [`store_fence`].
 ///
 /// # Safety
-/// So many bytes can be read and written, and do not overlap; `to` is 64-byte aligned.
+/// `len` bytes can be read at `from` and written at `to`, and the ranges do not overlap; `to` is
+/// 64-byte aligned.
 pub unsafe fn stream_shared(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: forwarded, and `cpu` reports what the processor has.
+    // SAFETY: forwarded, and `cpu` reports only kernels that the processor has.
     unsafe { stream_shared_by(cpu().copy, from, to, len) }
 }
 
@@ -297,26 +296,26 @@ pub unsafe fn stream_shared_by(kernel: CopyKernel, from: *const u8, to: *mut u8,
 #[target_feature(enable = "avx512f")]
 unsafe fn stream_lines_avx512(from: *const u8, to: *mut u8, len: usize) {
     for at in (0..len).step_by(LINE_BYTES) {
-        // SAFETY: as the caller promised, who has whole lines.
+        // SAFETY: as the caller promised, for whole lines.
         unsafe { _mm512_stream_si512(to.add(at).cast(), _mm512_loadu_si512(from.add(at).cast())) };
     }
 }
 
 unsafe fn stream_lines_sse2(from: *const u8, to: *mut u8, len: usize) {
     for at in (0..len).step_by(16) {
-        // SAFETY: as the caller promised, who has whole lines; SSE2 is part of x86-64.
+        // SAFETY: as the caller promised, for whole lines; SSE2 is part of x86-64.
         unsafe { _mm_stream_si128(to.add(at).cast(), _mm_loadu_si128(from.add(at).cast())) };
     }
 }
 
-/// Behind it everybody sees what was streamed before it.
+/// Makes the streamed stores before it visible to all threads before any later store.
 #[inline]
 pub fn store_fence() {
     // SAFETY: SSE is part of x86-64.
     unsafe { _mm_sfence() };
 }
 
-/// Streams `page` to each target and returns its sums.
+/// Streams `page` to each target and returns its checksums.
 ///
 /// # Safety
 /// Each target points to 4096 writable bytes, is 64-byte aligned and does not
@@ -325,7 +324,7 @@ pub fn store_fence() {
 /// # Panics
 /// With no target or more than [`TARGETS_MAX`].
 pub unsafe fn stream_page(targets: &[*mut u8], page: &[u8; PAGE_BYTES]) -> PageChecksums {
-    // SAFETY: forwarded, and `cpu` reports what the processor has.
+    // SAFETY: forwarded, and `cpu` reports only kernels that the processor has.
     unsafe { stream_page_by(cpu().copy, targets, page) }
 }
 
@@ -365,14 +364,14 @@ unsafe fn stream_to<const N: usize>(
     }
 }
 
-/// Copies a page out to `page` and returns the CRC32C of what it got, even if the source
-/// changes meanwhile. The sum is of the copy, which nobody changes: of a loop that loads the
-/// source once for both, a compiler makes a copy and a second look at the source.
+/// Copies a page out to `page` and returns the CRC32C of the copy, even if the source changes
+/// meanwhile. The checksum is taken from the copy, which no other thread changes: a compiler turns
+/// a loop that loads the source once for both into a copy and a second load of the source.
 ///
 /// # Safety
-/// `replaced_from` points to 4096 readable bytes that do not overlap `page`.
+/// `from` points to 4096 readable bytes that do not overlap `page`.
 pub unsafe fn read_page(from: *const u8, page: &mut [u8; PAGE_BYTES]) -> u32 {
-    // SAFETY: forwarded, and `cpu` reports what the processor has.
+    // SAFETY: forwarded, and `cpu` reports only kernels that the processor has.
     unsafe { read_page_by(cpu().copy, from, page) }
 }
 
@@ -407,7 +406,7 @@ fn broadcast_pair((low, high): (i64, i64)) -> __m512i {
 const LINES_PER_BLOCK: usize = 4;
 const BLOCK: usize = LINES_PER_BLOCK * 64;
 
-/// The CRC32C of a page, in the making.
+/// The state of a page's CRC32C.
 struct CrcFold512 {
     lanes: [__m512i; LINES_PER_BLOCK],
     by_block: __m512i,
@@ -445,7 +444,7 @@ impl CrcFold512 {
         }
     }
 
-    /// Takes in the line of this number of the next block.
+    /// Adds the line `line` of the next block.
     #[inline]
     #[target_feature(enable = "avx512f,vpclmulqdq")]
     fn add(&mut self, line: usize, data: __m512i) {
@@ -478,12 +477,12 @@ impl CrcFold512 {
     }
 }
 
-/// Loads bytes that somebody may be storing to, once: from a load that a compiler sees into
-/// it makes another for each use, and the sums would be of other bytes than the copies.
+/// Loads bytes once that another thread may be storing to. A compiler may repeat a plain load for
+/// each use, and the checksums would then be of other bytes than the copies.
 macro_rules! load_once {
     ($name:ident, $feature:literal, $vector:ty, $register:ident, $instruction:literal) => {
         /// # Safety
-        /// As many bytes can be read as the vector has.
+        /// `from` points to as many readable bytes as the vector has.
         #[inline]
         #[target_feature(enable = $feature)]
         unsafe fn $name(from: *const u8) -> $vector {
@@ -528,7 +527,7 @@ unsafe fn stream_avx512<const N: usize>(
         }
     }
     let mut found = WordSums::default();
-    // SAFETY: each of both has 64 bytes.
+    // SAFETY: both have 64 bytes.
     unsafe {
         _mm512_storeu_si512(found.sums.as_mut_ptr().cast(), sums[0]);
         _mm512_storeu_si512(found.running_sums.as_mut_ptr().cast(), sums[1]);
@@ -558,7 +557,7 @@ unsafe fn stream_avx2<const N: usize>(
     let by_block = _mm_set_epi64x(high, low);
     let mut start = _mm_set_epi32(0, 0, 0, -1);
     let mut lanes = [[_mm_setzero_si128(); 2]; PAIRS];
-    // Of the halves of lines.
+    // The sums by the halves of lines.
     let mut sums = [[_mm256_setzero_si256(); 2]; 2];
     for block in (0..PAGE_BYTES).step_by(BLOCK) {
         for (i, [first, second]) in lanes.iter_mut().enumerate() {
@@ -705,7 +704,7 @@ mod tests {
         }
     }
 
-    /// Changes a part of a page, and compares its sum with that of all of it.
+    /// Changes a part of a page, and compares its patched checksum with a full one.
     fn check_patched(page: &[u8; PAGE_BYTES], within: usize, bytes: &[u8]) {
         let old = &page[within..][..bytes.len()];
         let delta: Vec<u8> = old.iter().zip(bytes).map(|(old, new)| old ^ new).collect();
@@ -746,7 +745,7 @@ mod tests {
         }
     }
 
-    /// Whoever shares the source stores to it all the time.
+    /// Another thread stores to the source all the time.
     #[test]
     fn checksums_match_copy_while_source_changes() {
         let words: Vec<AtomicU64> = (0..PAGE_BYTES as u64 / 8).map(AtomicU64::new).collect();
@@ -779,8 +778,8 @@ mod tests {
                     // SAFETY: the words outlive this, and the processor has the kernel.
                     let found = unsafe { read_page_by(kernel, from, &mut copy) };
                     assert_eq!(found, crc32c(&copy), "{kernel:?}");
-                    // SAFETY: the same, and pages of our own; a program that stores to what
-                    // it has written does as much.
+                    // SAFETY: the same, and pages of our own. A program that stores to a buffer
+                    // after it passed it to write does the same.
                     let sums = unsafe { stream_page_by(kernel, &targets, &*from.cast()) };
                     // SAFETY: SSE is part of x86-64.
                     unsafe { _mm_sfence() };

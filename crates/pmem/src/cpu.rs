@@ -1,4 +1,4 @@
-//! What this processor can do, asked once.
+//! The instructions of this processor, detected once.
 //!
 //! Flush instructions are chosen by CPUID leaf 7, EBX bits 24 (CLWB) and 23
 //! (CLFLUSHOPT), Intel SDM volume 2A, CPUID. CLFLUSH is part of x86-64.
@@ -39,7 +39,7 @@ pub struct Cpu {
     pub copy: CopyKernel,
 }
 
-/// What this processor can do.
+/// The instructions chosen for this processor, detected once.
 pub fn cpu() -> Cpu {
     static CPU: OnceLock<Cpu> = OnceLock::new();
     *CPU.get_or_init(|| Cpu {

@@ -1,23 +1,21 @@
-//! Durability classes: what an acknowledgement survives.
+//! Durability classes: the failures that an acknowledged write survives.
 //!
-//! Invariants: a class is a fact of the medium unless the pool's maker stated
-//! another. One that promises more than the medium is known to keep is taken
-//! only on the maker's word.
+//! Invariants: a pool has the class of its medium unless its maker stated another. A class that
+//! promises more than the medium is known to keep is accepted only if the maker vouches for it.
 
 use crate::mapped_media::MapError;
 use std::fmt;
 use std::str::FromStr;
 
-/// What survives what.
+/// The failure that acknowledged data survives, by the kind of its medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// DAX memory mapped with MAP_SYNC: a flush and a fence survive power loss.
+    /// DAX memory mapped with MAP_SYNC: flushed and fenced stores survive power loss.
     Pmem,
-    /// Memory whose caches are in the persistence domain: a fence survives
-    /// power loss, and nothing needs to be flushed.
+    /// Memory with its caches in the persistence domain: fenced stores survive power loss, and
+    /// nothing needs to be flushed.
     Eadr,
-    /// A plain file: [`crate::Media::sync`] survives power loss, a fence does
-    /// not.
+    /// A plain file: stores survive power loss after [`crate::Media::sync`], not after a fence.
     FileSync,
     /// tmpfs, hugetlbfs or page cache: survives the death of processes only.
     Process,
@@ -32,7 +30,7 @@ impl Durability {
         Durability::Process,
     ];
 
-    /// The word of the class.
+    /// The name of the class.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -43,8 +41,8 @@ impl Durability {
         }
     }
 
-    /// Whether a medium of class `medium` is known to keep this promise. No
-    /// medium tells whether the caches before it survive power loss.
+    /// Whether a medium of class `medium` is known to keep this promise. No medium reports whether
+    /// the caches before it survive power loss.
     fn is_provided_by(self, medium: Durability) -> bool {
         match (self, medium) {
             (Durability::Process, _) => true,
@@ -61,7 +59,7 @@ impl fmt::Display for Durability {
     }
 }
 
-/// The text names no class.
+/// The text is not the name of a class.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no durability class '{0}'; there are pmem, eadr, file-sync and process")]
 pub struct UnknownDurability(pub String);
@@ -81,8 +79,7 @@ impl FromStr for Durability {
 pub struct StatedClass {
     /// The class.
     pub class: Durability,
-    /// Whether the maker answers for the medium where nothing shows that it
-    /// keeps the promise.
+    /// Whether the maker vouches for the medium where nothing shows that it keeps the promise.
     pub is_trusted: bool,
 }
 

@@ -3,12 +3,12 @@
 //! Invariants:
 //! - Every store to persistent bytes goes through [`Media`], so that
 //!   [`Recorder`] can stand in for [`MappedMedia`] and enumerate crash states.
-//! - Ordering is a type: whatever may not be persistent yet is an
-//!   [`UnfencedStores`], and only [`Media::fence`] turns it into a [`FenceProof`].
+//! - Ordering is a type: stores that may not be persistent yet are an [`UnfencedStores`], and only
+//!   [`Media::fence`] turns it into a [`FenceProof`].
 //! - Every offset is checked against the length before it is used.
 //!
-//! This crate never allocates frames, knows no format and never blocks,
-//! except in [`MappedMedia::sync`].
+//! This crate never allocates frames, does not depend on a format and never blocks, except in
+//! [`MappedMedia::sync`].
 
 pub mod copy;
 pub mod cpu;

@@ -17,17 +17,17 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// What is populated at once: a tenth of a second of work, of whole huge pages.
+/// Bytes populated at once: a tenth of a second of work, of whole huge pages.
 const POPULATE_BYTES: usize = 64 << 20;
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 /// Why a file could not be mapped or made durable.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
-    /// Nothing, or not whole pages.
+    /// Zero bytes, or not whole pages.
     #[error("a mapping of {0} bytes is not possible; use a positive multiple of 4096")]
     BadLength(usize),
-    /// The file ends before the mapping would: access would be a SIGBUS.
+    /// The file ends before the mapping would: an access would be a SIGBUS.
     #[error("the file has {found} bytes but {wanted} were to be mapped; is it truncated?")]
     TooShort {
         /// Bytes to be mapped.
@@ -38,18 +38,18 @@ pub enum MapError {
     /// The system refused.
     #[error("cannot {action}: {cause}")]
     System {
-        /// What was attempted.
+        /// The failed action.
         action: &'static str,
-        /// The system's word.
+        /// The error of the system.
         cause: io::Error,
     },
     /// An earlier fdatasync failed. The kernel may have dropped dirty pages,
     /// so a later success would prove nothing.
-    #[error("an earlier fdatasync of this medium failed; reopen it to recover what is durable")]
+    #[error("an earlier fdatasync of this medium failed; reopen it to recover the durable state")]
     SyncFailed,
     /// The class promises more than the medium shows.
     #[error(
-        "its medium is of class {medium}, and nothing shows that it keeps what class {class} promises; use class {medium}, or, if you know that it does, make the pool with --trust-medium"
+        "its medium is of class {medium}, and nothing shows that it keeps the promise of class {class}; use class {medium}, or, if you know that it does, make the pool with --trust-medium"
     )]
     ClassNotProvided {
         /// The class stated.
@@ -76,8 +76,8 @@ pub struct MappedMedia {
     group_sync: GroupSync,
 }
 
-/// Group commit: a caller needs one fdatasync that starts after its call; all
-/// who wait share the next.
+/// Group commit: a caller needs one fdatasync that starts after its call; all callers that wait
+/// share the next one.
 #[derive(Default)]
 struct GroupSync {
     state: Mutex<GroupSyncState>,
@@ -94,7 +94,7 @@ struct GroupSyncState {
 impl GroupSync {
     fn commit(&self, fdatasync: impl FnOnce() -> Result<(), MapError>) -> Result<(), MapError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        // One that runs already may have missed our stores.
+        // A running one may have missed our stores.
         let needed = state.started + 1;
         while state.ended < needed && state.started != state.ended && !state.failed {
             state = self
@@ -127,17 +127,16 @@ unsafe impl Send for MappedMedia {}
 unsafe impl Sync for MappedMedia {}
 
 impl MappedMedia {
-    /// Lets the system make all memory present that has not been touched yet,
-    /// and changes no byte. Without effect before Linux 5.14. Tells the bytes
-    /// that are done, and of how many, now and then.
+    /// Makes the kernel allocate all memory of the mapping that was not touched yet; no byte
+    /// changes. No effect before Linux 5.14. Reports the bytes done and their total from time to
+    /// time.
     ///
     /// # Errors
-    /// When there is not enough memory, or the medium is bad.
+    /// When there is not enough memory, or the medium fails.
     pub fn populate(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), MapError> {
         for at in (0..self.len).step_by(POPULATE_BYTES) {
             let len = POPULATE_BYTES.min(self.len - at);
-            // SAFETY: a part of our own mapping, whole pages; populating leaves
-            // its bytes as they are.
+            // SAFETY: a part of our own mapping, whole pages; populating does not change its bytes.
             let done = unsafe {
                 let base = self.base.as_ptr().add(at).cast();
                 libc::madvise(base, len, libc::MADV_POPULATE_WRITE)
@@ -180,7 +179,7 @@ impl MappedMedia {
         MappedMedia::from_mapping(base, len, file, durability, false)
     }
 
-    /// Takes over a mapping.
+    /// Wraps a mapping.
     fn from_mapping(
         base: NonNull<u8>,
         len: usize,
@@ -190,7 +189,7 @@ impl MappedMedia {
     ) -> Result<MappedMedia, MapError> {
         let watched = FaultGuard::new(base.addr().get(), len, &file, is_private);
         Ok(MappedMedia {
-            // SAFETY: our own mapping, which nobody has seen yet.
+            // SAFETY: our own mapping, to which no reference exists yet.
             fault_guard: watched.inspect_err(|_| unsafe { unmap(base, len) })?,
             base,
             len,
@@ -200,12 +199,11 @@ impl MappedMedia {
         })
     }
 
-    /// Takes up the class that the pool's maker stated, in place of the
-    /// medium's own.
+    /// Replaces the medium's own class by the class that the pool's maker stated.
     ///
     /// # Errors
-    /// When the medium cannot have it, or is not known to keep its promise and
-    /// the maker did not answer for it.
+    /// When the medium cannot have it, or is not known to keep its promise and the maker did not
+    /// vouch for it.
     pub fn with_stated_class(mut self, stated: StatedClass) -> Result<MappedMedia, MapError> {
         let status = self.file.metadata().map_err(system("look at the file"))?;
         let is_character_device = status.file_type().is_char_device();
@@ -213,14 +211,13 @@ impl MappedMedia {
         Ok(self)
     }
 
-    /// What this medium promises.
+    /// The durability class of this medium.
     pub fn durability(&self) -> Durability {
         self.durability
     }
 
-    /// A second mapping of the same file whose stores stay private to it: the
-    /// volatile overlay of `file-sync` pools. Pages that were never stored to
-    /// show what the shared mapping holds.
+    /// A second mapping of the same file with private stores: the volatile overlay of `file-sync`
+    /// pools. Pages that were never stored to show the content of the shared mapping.
     ///
     /// # Errors
     /// When the system refuses.
@@ -253,7 +250,7 @@ impl Drop for MappedMedia {
 }
 
 /// # Safety
-/// A mapping of ours, into which no reference is left.
+/// The mapping is ours, and no reference into it is left.
 pub(crate) unsafe fn unmap(base: NonNull<u8>, len: usize) {
     // SAFETY: as the caller promised.
     unsafe { libc::munmap(base.as_ptr().cast(), len) };
@@ -266,8 +263,8 @@ impl Media for MappedMedia {
 
     fn read(&self, offset: usize, into: &mut [u8]) {
         check_range(self.len, offset, into.len(), 1);
-        // SAFETY: in range, and `into` is memory of our own process. Bytes
-        // stored meanwhile may be torn, as the trait says.
+        // SAFETY: in range, and `into` is memory of our own process. Bytes stored meanwhile may be
+        // torn, as the trait says.
         unsafe {
             let from = self.base.as_ptr().add(offset);
             std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len());
@@ -276,8 +273,8 @@ impl Media for MappedMedia {
 
     fn write(&self, offset: usize, bytes: &[u8]) {
         check_range(self.len, offset, bytes.len(), 1);
-        // SAFETY: in range, and `bytes` are of our own process. Who reads them meanwhile
-        // verifies its copy.
+        // SAFETY: in range, and `bytes` are of our own process. A concurrent reader verifies its
+        // copy.
         unsafe {
             let to = self.base.as_ptr().add(offset);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
@@ -306,8 +303,8 @@ impl Media for MappedMedia {
 
     fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> UnfencedStores {
         check_range(self.len, offset, LINE_BYTES, LINE_BYTES);
-        // Word by word: lines are streamed right after they were composed, and
-        // wider loads would wait for those stores.
+        // Word by word: lines are streamed right after they were composed, and wider loads would
+        // wait for those stores.
         for (i, word) in line.as_chunks::<8>().0.iter().enumerate() {
             // SAFETY: in range and aligned; SSE2 is part of x86-64.
             unsafe {
@@ -341,7 +338,7 @@ impl Media for MappedMedia {
     fn flush(&self, offset: usize, len: usize) -> UnfencedStores {
         check_range(self.len, offset, len, 1);
         if self.durability == Durability::Eadr {
-            // What the fence orders into the caches is persistent there.
+            // Stores that the fence orders into the caches are persistent there.
             return UnfencedStores(());
         }
         let mut line = offset / LINE_BYTES * LINE_BYTES;
@@ -456,17 +453,17 @@ fn mmap_file(
     NonNull::new(base.cast())
 }
 
-/// Keeps shared memory out of core files: it is larger than all else of the process, and holds
+/// Excludes shared memory from core files: it is larger than the rest of the process, and holds
 /// data of others.
 pub(crate) fn exclude_from_core_dumps(base: *mut libc::c_void, len: usize) {
     // SAFETY: a mapping of ours; the advice changes no bytes. A kernel without it dumps more.
     unsafe { libc::madvise(base, len, libc::MADV_DONTDUMP) };
 }
 
-/// The class of a medium that has no MAP_SYNC. Anything that is not known to
-/// be memory is taken for a file, the class that promises more work.
+/// The class of a medium without MAP_SYNC. A medium that is not known to be memory counts as a
+/// file, the class that promises more work.
 fn classify(file: &File, kind: FileType) -> Result<Durability, MapError> {
-    // The file system of a device is the one that its name lies in, a tmpfs.
+    // statfs on a device reports the file system of its name, a tmpfs.
     if kind.is_block_device() {
         return Ok(Durability::FileSync);
     }
@@ -487,8 +484,8 @@ fn classify(file: &File, kind: FileType) -> Result<Durability, MapError> {
     })
 }
 
-/// Asks for huge pages and no inheritance. Both are advice: a kernel without
-/// them maps small pages, and a forked child of ours never uses the mapping.
+/// Asks for huge pages and no inheritance. Both are advice: a kernel without huge pages maps small
+/// ones, and a forked child of ours never uses the mapping.
 pub(crate) fn advise(base: NonNull<u8>, len: usize) {
     for advice in [libc::MADV_HUGEPAGE, libc::MADV_DONTFORK] {
         // SAFETY: our own mapping; neither advice changes its bytes.
@@ -497,7 +494,7 @@ pub(crate) fn advise(base: NonNull<u8>, len: usize) {
 }
 
 /// # Safety
-/// `line` points into a mapping, and `cpu` reports what the processor has.
+/// `line` points into a mapping, and `cpu` reports an instruction of this processor.
 unsafe fn flush_line(line: *mut u8) {
     // SAFETY: the instruction exists (CPUID) and changes no bytes. `asm!`
     // without `nomem` orders it after earlier stores of the program.

@@ -1,4 +1,4 @@
-//! The seam at which mapped memory and the crash recorder are exchanged.
+//! The trait that mapped memory and the crash recorder implement.
 
 use crate::mapped_media::MapError;
 use pagemesh_base::checksum::{PageChecksums, crc32c};
@@ -10,12 +10,12 @@ use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 pub struct UnfencedStores(pub(crate) ());
 
 impl UnfencedStores {
-    /// One obligation for both: a fence covers everything before it.
+    /// Combines both obligations into one: a fence covers all stores before it.
     pub fn and(self, _other: UnfencedStores) -> UnfencedStores {
         self
     }
 
-    /// The same with what there may have been before.
+    /// Adds this obligation to an earlier one, if there is one.
     pub fn after(self, earlier: Option<UnfencedStores>) -> UnfencedStores {
         match earlier {
             Some(earlier) => earlier.and(self),
@@ -24,15 +24,15 @@ impl UnfencedStores {
     }
 }
 
-/// Proof that a fence followed the stores it was made from.
+/// Proof that a fence followed the stores that it was made from.
 #[derive(Debug)]
 pub struct FenceProof(pub(crate) ());
 
 /// Byte-addressable persistent memory. Offsets are bytes from its start.
 ///
 /// # Panics
-/// Every method panics when an offset is out of range or not aligned as it
-/// says: callers check what comes from media before they use it.
+/// Every method panics when an offset is out of range or not aligned as documented: callers check
+/// numbers read from media before they use them.
 pub trait Media {
     /// Length in bytes, a multiple of [`PAGE_BYTES`].
     fn len_bytes(&self) -> usize;
@@ -47,14 +47,14 @@ pub trait Media {
         crc32c(into)
     }
 
-    /// Loads an aligned word; acquires what its storer released.
+    /// Loads an aligned word with acquire ordering.
     fn load(&self, offset: usize) -> u64;
 
     /// Stores an aligned word; not flushed.
     fn store(&self, offset: usize, word: u64);
 
-    /// Stores bytes anywhere; not flushed. Readers meanwhile may find them torn, and
-    /// nobody else may store to the words that they lie in.
+    /// Stores bytes anywhere; not flushed. A concurrent reader may find them torn, and no other
+    /// thread may store to their words.
     fn write(&self, offset: usize, bytes: &[u8]) {
         let mut rest = bytes;
         let mut at = offset;
@@ -78,8 +78,7 @@ pub trait Media {
     /// Tells the processor that the line will be loaded soon.
     fn prefetch_load(&self, _offset: usize) {}
 
-    /// Swaps an aligned word if it is `old`, or returns what it is. Not
-    /// flushed.
+    /// Swaps an aligned word if it is `old`, or returns its value. Not flushed.
     ///
     /// # Errors
     /// The value found, when it is not `old`.
@@ -88,9 +87,9 @@ pub trait Media {
     /// Streams one line past the caches. The offset is line-aligned.
     fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> UnfencedStores;
 
-    /// Streams one page to a place on each medium and returns its sums.
-    /// Each source byte is loaded once, so they are of what was stored even
-    /// if the source changes meanwhile. The offsets are page-aligned.
+    /// Streams one page to an offset of each medium and returns its checksums. Each source byte is
+    /// loaded once, so the checksums match the stored bytes even if the source changes meanwhile.
+    /// The offsets are page-aligned.
     fn stream_page(
         targets: &[(&Self, usize)],
         page: &[u8; PAGE_BYTES],
@@ -107,8 +106,8 @@ pub trait Media {
     /// process).
     fn fence(&self, stores: UnfencedStores) -> FenceProof;
 
-    /// Fences what this thread stored to several media of one kind. Mapped
-    /// memory needs one instruction for all of them.
+    /// Fences the stores of this thread to several media of one kind. Mapped memory needs one
+    /// instruction for all of them.
     fn fence_each(media: &[&Self], stores: UnfencedStores) -> FenceProof
     where
         Self: Sized,
@@ -122,14 +121,13 @@ pub trait Media {
             .expect("a medium")
     }
 
-    /// From this page on whoever reads checks what was read: a page that cannot be read,
-    /// for a machine check or a bad sector, may come as
-    /// [`PATTERN`](crate::unreadable::PATTERN). Elsewhere, and on a store, it ends the
-    /// process.
+    /// Tolerates unreadable pages from this offset on, where readers verify the bytes that they
+    /// read: such a page, after a machine check or a bad sector, may read as
+    /// [`PATTERN`](crate::unreadable::PATTERN). Before the offset, and on a store, an unreadable
+    /// page ends the process.
     fn tolerate_unreadable(&self, _from: usize) {}
 
-    /// Whether the page of this byte could not be read when somebody in this process
-    /// tried.
+    /// Whether an access of this process has found the page of this byte unreadable.
     fn is_unreadable(&self, _offset: usize) -> bool {
         false
     }
@@ -140,17 +138,16 @@ pub trait Media {
         !self.is_unreadable(offset)
     }
 
-    /// The first bytes of all such pages.
+    /// The first bytes of all unreadable pages found.
     fn unreadable_pages(&self) -> Vec<usize> {
         Vec::new()
     }
 
-    /// Makes everything stored so far durable on media where a fence does not
-    /// (`file-sync`). Blocks; calls at the same time share one flush. On other
-    /// media it returns at once.
+    /// Makes all stores so far durable on media where a fence does not (`file-sync`). Blocks;
+    /// concurrent calls share one flush. On other media it returns at once.
     ///
     /// # Errors
-    /// When it failed once, for ever: what is durable is then unknown.
+    /// Once it has failed, for ever: the durable state is then unknown.
     fn sync(&self) -> Result<(), MapError> {
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! A second mapping of a medium, through which bytes are seen and never changed.
+//! A second mapping of a medium that is only read.
 //!
-//! Invariants: whoever has an address in it can read there until it is dropped, also once
-//! the medium is gone: then it shows zeroes. It is not inherited by fork.
+//! Invariants: an address in it is readable until the mapping is dropped, also after
+//! [`ReadMapping::detach`]: then it shows zeroes. It is not inherited by fork.
 
 use crate::mapped_media::{MapError, MappedMedia, advise, map_shared, system, unmap};
 use crate::media::{Media, check_range};
@@ -9,7 +9,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// See the module.
+/// A read-only mapping of a medium, see the module.
 pub struct ReadMapping {
     base: NonNull<u8>,
     len: usize,
@@ -38,10 +38,10 @@ impl ReadMapping {
         })
     }
 
-    /// Where bytes of the medium are seen. Others may change them at any time.
+    /// The address of a range. Other threads and processes may change the bytes at any time.
     ///
     /// # Panics
-    /// When they are beyond the end.
+    /// When the range is beyond the end.
     #[must_use]
     pub fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
         check_range(self.len, offset, len, 1);
@@ -49,7 +49,7 @@ impl ReadMapping {
         unsafe { self.base.add(offset) }
     }
 
-    /// Lets go of the medium: all addresses show zeroes from now on.
+    /// Unmaps the medium: all addresses show zeroes from now on.
     ///
     /// # Errors
     /// When the system refuses; the medium is then still mapped.
@@ -58,13 +58,13 @@ impl ReadMapping {
             return Ok(());
         }
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        // SAFETY: replaces exactly our own mapping, to which nobody stores, at once.
+        // SAFETY: atomically replaces exactly our own mapping, which has no stores.
         let base = unsafe {
             let base = self.base.as_ptr().cast();
             libc::mmap(base, self.len, libc::PROT_READ, flags, -1, 0)
         };
         match base == libc::MAP_FAILED {
-            true => Err(system("let go of a mapping")(io::Error::last_os_error())),
+            true => Err(system("detach a mapping")(io::Error::last_os_error())),
             false => Ok(()),
         }
     }
@@ -78,7 +78,7 @@ impl ReadMapping {
 
 impl Drop for ReadMapping {
     fn drop(&mut self) {
-        // SAFETY: our own mapping; addresses in it are given out for its life only.
+        // SAFETY: our own mapping; the caller must not use its addresses after the drop.
         unsafe { unmap(self.base, self.len) };
     }
 }
@@ -89,7 +89,7 @@ mod tests {
     use pagemesh_base::units::PAGE_BYTES;
 
     fn read_byte(at: NonNull<u8>) -> u8 {
-        // SAFETY: in range of a living pane.
+        // SAFETY: in range of a live mapping.
         unsafe { at.as_ptr().read_volatile() }
     }
 

@@ -1,19 +1,15 @@
-//! Memory that remembers every store, to enumerate what a crash may leave.
+//! Memory that records every store, to enumerate the states that a crash may leave.
 //!
-//! Model of class `pmem`: stores reach persistence in 8-byte words; those of
-//! one line in the order they were made, those of different lines in any
-//! order. A flush makes the line's earlier stores persistent at the next
-//! fence; a line that was never flushed may still persist any prefix at any
-//! time, also after later fences. Streaming is storing and flushing. Of `eadr`
-//! every image is among those: a line's stores may persist at once here too,
-//! and a fence makes more certain there, not less.
+//! Model of class `pmem`: stores become persistent in 8-byte words; those of one line in the order
+//! they were made, those of different lines in any order. A flush makes the line's earlier stores
+//! persistent at the next fence; a line that was never flushed may persist any prefix at any time,
+//! also after later fences. Streaming is storing and flushing. The images of `eadr` are a subset of
+//! these: a line's stores may persist at once here too, and there a fence guarantees more.
 //!
-//! Model of class `file-sync`: the kernel writes back when it likes, in
-//! sectors of 512 bytes, each as it was at some moment since the last
-//! [`Media::sync`], in any order. Flushes and fences make nothing certain.
+//! Model of class `file-sync`: the kernel writes back at any time, in sectors of 512 bytes, each in
+//! a state since the last [`Media::sync`], in any order. Flushes and fences guarantee nothing.
 //!
-//! Images share the pages in which they do not differ, so that one costs what
-//! was stored since, not the size of the medium.
+//! Images share equal pages, so the cost of one is the stores since, not the size of the medium.
 
 mod crash;
 
@@ -30,7 +26,7 @@ type Page = [u64; PAGE_WORDS];
 
 pub use crash::{CrashImages, CrashPoint};
 
-/// What a medium holds. Cheap to clone.
+/// The content of a medium. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Image(Vec<Arc<Page>>);
 
@@ -47,7 +43,7 @@ impl Image {
         Image(pages.collect())
     }
 
-    /// The same bytes, to the page.
+    /// An image of these bytes.
     ///
     /// # Panics
     /// When they are not whole pages.
@@ -60,7 +56,7 @@ impl Image {
         Image(pages.iter().map(page).collect())
     }
 
-    /// What it holds.
+    /// The content as bytes.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let words = self.0.iter().flat_map(|page| page.iter());
@@ -77,7 +73,7 @@ impl Image {
         self.get(offset / 8)
     }
 
-    /// Changes the aligned word at this byte: damage.
+    /// Changes the aligned word at this byte, to simulate damage.
     ///
     /// # Panics
     /// When there is none.
@@ -91,7 +87,7 @@ impl Image {
     }
 
     fn set(&mut self, index: usize, word: u64) {
-        // A store of what is there needs no page of its own.
+        // A store of the same value needs no page of its own.
         if self.get(index) != word {
             Arc::make_mut(&mut self.0[index / PAGE_WORDS])[index % PAGE_WORDS] = word;
         }
@@ -114,7 +110,7 @@ enum Persistence {
     Lines,
     /// By sectors, at a sync.
     Sectors,
-    /// At once: nothing is remembered.
+    /// At once: nothing is recorded.
     Instant,
 }
 
@@ -138,23 +134,23 @@ struct PersistenceUnit {
 
 struct RecorderState {
     persistence: Persistence,
-    /// What a load sees.
+    /// The content that loads see.
     visible: Image,
-    /// What is persistent for certain.
+    /// The content that is certainly persistent.
     durable: Image,
     units: BTreeMap<usize, PersistenceUnit>,
-    /// None: nobody will ask for the past.
+    /// None: no crash points are recorded.
     crash_points: Option<Vec<CrashPoint>>,
-    /// Of an overlay: which pages are its own.
+    /// Of an overlay: the pages that it has stored to.
     own_pages: Vec<bool>,
 }
 
-/// Memory whose crash states can be enumerated.
+/// Memory that can enumerate its crash states.
 pub struct Recorder {
     len: usize,
     /// Boxed: errors carry recorders.
     state: Box<Mutex<RecorderState>>,
-    /// Of an overlay: what shows where it stored nothing.
+    /// Of an overlay: the medium below, visible where the overlay stored nothing.
     base: Option<Arc<Recorder>>,
 }
 
@@ -201,15 +197,14 @@ impl Recorder {
         }
     }
 
-    /// The same without the points of the past.
+    /// The same without recorded crash points.
     #[must_use]
     pub fn without_crash_points(self) -> Recorder {
         self.state().crash_points = None;
         self
     }
 
-    /// Another medium in the state of this one: what is uncertain here is
-    /// uncertain there.
+    /// Another medium in the same state: the stores uncertain here are uncertain there.
     #[must_use]
     pub fn fork(&self) -> Recorder {
         let state = self.state();
@@ -227,8 +222,8 @@ impl Recorder {
         }
     }
 
-    /// A private mapping of the same file, as `MappedMedia::overlay` makes one:
-    /// pages that were never stored to show what the file holds.
+    /// A private mapping of the same file, like `MappedMedia::overlay`: pages that were never
+    /// stored to show the content of the file.
     #[must_use]
     pub fn overlay(self: &Arc<Recorder>) -> Recorder {
         let mut overlay = Recorder::unrecorded(self.visible_image());
@@ -241,8 +236,7 @@ impl Recorder {
         overlay
     }
 
-    /// One point before every fence (of a file: every sync) so far, and one
-    /// for now.
+    /// One point before every fence (of a file: every sync) so far, and one for now.
     pub fn crash_points(&self) -> Vec<CrashPoint> {
         let state = self.state();
         let mut points = state.crash_points.clone().unwrap_or_default();
@@ -250,7 +244,7 @@ impl Recorder {
         points
     }
 
-    /// As [`Recorder::crash_points`], and forgets those before now.
+    /// Like [`Recorder::crash_points`], and drops the points before now.
     pub fn take_crash_points(&self) -> Vec<CrashPoint> {
         let mut state = self.state();
         let past = state.crash_points.as_mut().map(std::mem::take);
@@ -259,12 +253,12 @@ impl Recorder {
         points
     }
 
-    /// What a crash may leave now.
+    /// The crash point of now.
     pub fn crash_point(&self) -> CrashPoint {
         self.state().crash_point()
     }
 
-    /// What loads see now: what the death of processes leaves.
+    /// The content that loads see now, which survives the death of processes.
     pub fn visible_image(&self) -> Image {
         self.state().visible.clone()
     }
@@ -278,7 +272,7 @@ impl Recorder {
         self.state().visible.0[number].clone()
     }
 
-    /// The state, after seeing to what the words show.
+    /// The state, after the visible words were refreshed from the medium below.
     #[inline]
     fn lock_visible(&self, offset: usize, len: usize) -> MutexGuard<'_, RecorderState> {
         let mut state = self.state();
@@ -288,7 +282,7 @@ impl Recorder {
         state
     }
 
-    /// The state, the pages of the words being this medium's own.
+    /// The state, after the pages of the words were made this medium's own.
     fn lock_for_store(&self, offset: usize, len: usize) -> MutexGuard<'_, RecorderState> {
         let mut state = self.lock_visible(offset, len);
         if self.base.is_some() {
@@ -301,7 +295,7 @@ impl Recorder {
 }
 
 impl RecorderState {
-    /// Takes over what the file holds, where nothing was stored.
+    /// Copies the content of the file where nothing was stored.
     fn refresh_from_base(&mut self, below: &Recorder, offset: usize, len: usize) {
         for page in offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES) {
             if !self.own_pages[page] {

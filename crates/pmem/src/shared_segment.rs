@@ -1,4 +1,4 @@
-//! Volatile memory that several processes map: the home of control segments.
+//! Volatile memory that several processes map: control segments.
 //!
 //! Words are atomics; waiting is the kernel's futex. The file is sealed
 //! against resizing, so that an access is never a SIGBUS.
@@ -13,14 +13,14 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
-/// A memfd mapped shared and writable. Not inherited by fork.
+/// A memfd mapped shared and writable. It is not inherited by fork.
 pub struct SharedSegment {
     base: NonNull<u8>,
     len: usize,
     file: Option<File>,
 }
 
-// SAFETY: plain shared memory that is accessed through atomics, and copied past the compiler.
+// SAFETY: plain shared memory that is accessed by atomics, and by copies opaque to the compiler.
 unsafe impl Send for SharedSegment {}
 // SAFETY: as above.
 unsafe impl Sync for SharedSegment {}
@@ -39,7 +39,7 @@ impl SharedSegment {
         if fd < 0 {
             return Err(system("make a control segment"));
         }
-        // SAFETY: a new descriptor that nobody else owns.
+        // SAFETY: a new descriptor that this function owns.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(len as u64).map_err(|cause| MapError::System {
             action: "size the control segment",
@@ -110,12 +110,12 @@ impl SharedSegment {
     /// The memory's file, to be passed to other processes.
     ///
     /// # Panics
-    /// When it was given up by [`SharedSegment::without_file`].
+    /// When [`SharedSegment::without_file`] has closed it.
     pub fn file(&self) -> &File {
-        self.file.as_ref().expect("whoever passes it on keeps it")
+        self.file.as_ref().expect("the file was not closed")
     }
 
-    /// The same without a descriptor: for who does not pass it on.
+    /// The same without a descriptor, for a process that does not pass it on.
     #[must_use]
     pub fn without_file(mut self) -> SharedSegment {
         self.file = None;
@@ -163,8 +163,8 @@ impl SharedSegment {
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(at).cast()) }
     }
 
-    /// Copies bytes to a place, in no order, so whoever reads them needs to be told when they
-    /// are there.
+    /// Copies bytes to an offset, in no order: the caller publishes to readers when they are
+    /// complete.
     ///
     /// # Panics
     /// When they do not lie within the segment.
@@ -175,9 +175,9 @@ impl SharedSegment {
         unsafe { copy_shared(bytes.as_ptr(), self.base.as_ptr().add(at), bytes.len()) }
     }
 
-    /// Streams bytes past the caches to a place where a line begins: of who reads them next, and
-    /// of who wrote there last, no cache is asked for it. In no order, so whoever reads them
-    /// needs to be told that they are there, behind [`store_fence`](crate::copy::drain).
+    /// Streams bytes past the caches to an offset where a line begins: the store does not take
+    /// lines from the cache of the previous writer or the next reader. In no order: the caller
+    /// publishes them to readers after a [`store_fence`](crate::copy::store_fence).
     ///
     /// # Panics
     /// When they do not lie within the segment, or begin within a line.
@@ -189,7 +189,7 @@ impl SharedSegment {
         unsafe { stream_shared(bytes.as_ptr(), self.base.as_ptr().add(at), bytes.len()) }
     }
 
-    /// Copies bytes from a place; see [`SharedSegment::put`].
+    /// Copies bytes from an offset; see [`SharedSegment::put`].
     ///
     /// # Panics
     /// When they do not lie within the segment.

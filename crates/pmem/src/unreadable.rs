@@ -1,16 +1,14 @@
-//! Memory that cannot be read: a machine check, or a bad sector below a mapped file.
-//! The kernel tells whoever touches it by SIGBUS (mmap(2), sigaction(2)), which would
-//! end the process.
+//! Memory that cannot be read: a machine check, or a bad sector below a mapped file. The kernel
+//! reports an access by SIGBUS (mmap(2), sigaction(2)), which by default ends the process.
 //!
-//! From the offset on that the holder of a mapping names, a page of which a read fails
-//! is replaced, in this process, by one of [`PATTERN`], which no checksum fits: readers
-//! find damage, and treat it as any other. Nobody can store to the page in its place: a
-//! store there, or any access before the offset, ends the process as it did before, and
-//! the last line that it prints names the file and the byte.
+//! From an offset set by the owner of a mapping on, a page with a failed read is replaced, in this
+//! process, by a page of [`PATTERN`], which matches no checksum. Readers find damage, and treat it
+//! as any other. The replacement is read-only: a store there, or any access before the offset, ends
+//! the process as it would otherwise. The last line that it prints names the file and the byte.
 //!
-//! Invariants: a page is listed before its pattern can be seen; the handler takes no
-//! lock, allocates nothing and keeps `errno` (signal-safety(7)). What it does not know
-//! goes to the handler that was there before.
+//! Invariants: a page is listed before its pattern can be seen. The handler takes no lock,
+//! allocates nothing and preserves `errno` (signal-safety(7)). It passes other faults to the
+//! handler that was installed before.
 
 use crate::mapped_media::MapError;
 use pagemesh_base::move_fd_high::move_fd_high;
@@ -26,24 +24,24 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
-/// Every word of a page that cannot be read. It is no slot of a page table: that is a
-/// test of the store.
+/// Every word of a replaced page. It is not a valid slot of a page table: a test of the store
+/// checks that.
 pub const PATTERN: u64 = 0xbadb_adba_dbad_badb;
 
-/// Unreadable pages that a process goes on with. A medium with more is failing as a
-/// whole, and the next one ends the process.
+/// Unreadable pages that a process tolerates. A medium with more is failing as a whole, and the
+/// next one ends the process.
 pub const PAGES_MAX: usize = 64;
 
-/// Mappings that are known; those beyond end the process as they would without us.
+/// Mappings that are handled; a fault in a further one ends the process.
 const MAPPINGS_MAX: usize = 256;
 
 /// A mapping, or nothing where `base` is 0.
 struct MappingEntry {
     base: AtomicUsize,
     end: AtomicUsize,
-    /// From here on pages are replaced.
+    /// Pages from this address on are replaced.
     replaced_from: AtomicUsize,
-    /// Whether stores stay in this process anyway.
+    /// Whether stores are private to this process.
     is_private: AtomicBool,
     name: AtomicPtr<c_char>,
 }
@@ -60,26 +58,26 @@ static MAPPINGS: [MappingEntry; MAPPINGS_MAX] = [const {
 
 /// Addresses of replaced pages; 0 is none.
 static REPLACED_PAGES: [AtomicUsize; PAGES_MAX] = [const { AtomicUsize::new(0) }; PAGES_MAX];
-/// How many of them there are, at least.
+/// The number of them, or more.
 static REPLACED_COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Held while entries are taken; the handler only reads.
+/// Held while entries are added; the handler only reads.
 static MAPPINGS_LOCK: SpinLock = SpinLock::new();
 static PREVIOUS_HANDLERS: OnceLock<FaultHandler> = OnceLock::new();
-/// Whether it is installed. Changed under `MAPPINGS_LOCK`.
+/// Whether the handler is installed. Changed under `MAPPINGS_LOCK`.
 static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
 static CALLER_HANDLES_SIGNALS: AtomicBool = AtomicBool::new(false);
 
-/// A handler with all that the kernel tells.
+/// A handler with the full signal information.
 type SigactionFn = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
-/// Whoever says this handles SIGBUS and SIGSEGV of the process, and asks [`handle_fault`] first: no
-/// handler is installed here. Before anything is mapped.
+/// Leaves the handling of SIGBUS and SIGSEGV to the caller: this module installs no handler. The
+/// caller's handler calls [`handle_fault`] first. To be called before anything is mapped.
 pub fn let_caller_handle_signals() {
     CALLER_HANDLES_SIGNALS.store(true, Ordering::Release);
 }
 
-/// In a child of `fork`, which has nothing mapped of what the parent has, while no other thread
-/// is there. Those of the parent may have been taking entries.
+/// For a child of `fork`, before it starts a thread: it has none of the parent's mappings. A thread
+/// of the parent may have been adding entries at the fork.
 pub fn reset_after_fork() {
     for entry in &MAPPINGS {
         entry.base.store(0, Ordering::Release);
@@ -91,30 +89,30 @@ pub fn reset_after_fork() {
     MAPPINGS_LOCK.reset();
 }
 
-/// What the handler needs: made before it is installed.
+/// The data of the handler, made before it is installed.
 struct FaultHandler {
     /// A page of the pattern.
     pattern: c_int,
-    /// Who handled the signals before.
+    /// The previous handlers of the signals.
     bus: libc::sigaction,
     segv: libc::sigaction,
 }
 
-/// A mapping whose unreadable pages are handled, until [`FaultGuard::end`], which has to
-/// come before it is unmapped.
+/// A mapping with unreadable pages handled, until [`FaultGuard::end`], which must precede its
+/// unmapping.
 pub(crate) struct FaultGuard {
     index: Option<usize>,
     base: usize,
     end: usize,
-    /// The handler reads it.
+    /// The file's name, for the handler.
     name: CString,
 }
 
 impl FaultGuard {
-    /// Watches `len` bytes that `file` is mapped to at `base`.
+    /// Handles faults in `len` bytes that `file` is mapped to at `base`.
     ///
     /// # Errors
-    /// When the system refuses what the first of all mappings needs.
+    /// When the system refuses the resources that the first mapping needs.
     pub(crate) fn new(
         base: usize,
         len: usize,
@@ -173,7 +171,7 @@ impl FaultGuard {
         own.map(|page| page - self.base).collect()
     }
 
-    /// The mapping is about to end.
+    /// Stops handling faults: the mapping is about to end.
     pub(crate) fn end(&mut self) {
         let _taking = MAPPINGS_LOCK.lock();
         if let Some(index) = self.index.take() {
@@ -225,8 +223,8 @@ fn install() -> Result<(), MapError> {
         .map(|it| [(libc::SIGBUS, it.bus), (libc::SIGSEGV, it.segv)]);
     for (signal, before) in of_program.into_iter().flatten() {
         let action = chained_action(&before);
-        // SAFETY: the handler has the signature that SA_SIGINFO asks for, and keeps to
-        // what is allowed in one.
+        // SAFETY: the handler has the signature that SA_SIGINFO requires, and is
+        // async-signal-safe.
         if unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) } != 0 {
             return Err(system(io::Error::last_os_error()));
         }
@@ -249,7 +247,7 @@ fn prepare_handler() -> io::Result<FaultHandler> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: a new descriptor that this function owns.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut file = File::from(move_fd_high(fd));
     let page = [PATTERN.to_le_bytes(); PAGE_BYTES / 8];
@@ -270,16 +268,16 @@ fn prepare_handler() -> io::Result<FaultHandler> {
     })
 }
 
-/// Makes the access possible again if a page of a pool cannot be read. False: it is for who
-/// would handle the signal without us. For handlers: it keeps `errno`.
+/// Makes the access possible again if a page of a pool cannot be read. False: the signal belongs to
+/// another handler. For use in handlers: it preserves `errno`.
 ///
 /// # Safety
-/// The information is that of a handler of this signal.
+/// `info` is the information of a handler of this signal.
 pub unsafe fn handle_fault(signal: c_int, info: *const libc::siginfo_t) -> bool {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     let code = unsafe { (*info).si_code };
     if code <= 0 {
-        // Somebody's kill(2), and no access that would be made again.
+        // A signal sent by kill(2), not a fault.
         return false;
     }
     // SAFETY: as above; a fault has an address.
@@ -288,7 +286,7 @@ pub unsafe fn handle_fault(signal: c_int, info: *const libc::siginfo_t) -> bool 
         return false;
     };
     if signal == libc::SIGBUS && code == libc::BUS_MCEERR_AO {
-        // The kernel found it before anybody read it: whoever does hears again.
+        // The kernel found the page before any access: a later access raises the signal again.
         return true;
     }
     // SAFETY: each thread has its own, always valid.
@@ -305,17 +303,17 @@ pub unsafe fn handle_fault(signal: c_int, info: *const libc::siginfo_t) -> bool 
 }
 
 unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: what the kernel gave.
+    // SAFETY: the arguments that the kernel passed.
     if !unsafe { handle_fault(signal, info) } {
         // SAFETY: as above.
         unsafe { call_previous_handler(signal, info, context) };
     }
 }
 
-/// Does what would have happened without us.
+/// Does the default or calls the previous handler.
 ///
 /// # Safety
-/// All are what the kernel gave.
+/// The arguments are those that the kernel passed.
 unsafe fn call_previous_handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let Some(handler) = PREVIOUS_HANDLERS.get() else {
         return set_default(signal);
@@ -324,21 +322,21 @@ unsafe fn call_previous_handler(signal: c_int, info: *mut libc::siginfo_t, conte
         libc::SIGBUS => &handler.bus,
         _ => &handler.segv,
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     let code = unsafe { (*info).si_code };
     match before.sa_sigaction {
         libc::SIG_IGN if code <= 0 => {}
-        // The kernel found it before anybody read it.
+        // The kernel found the page before any access.
         libc::SIG_IGN | libc::SIG_DFL if signal == libc::SIGBUS && code == libc::BUS_MCEERR_AO => {}
         libc::SIG_IGN | libc::SIG_DFL => {
             set_default(signal);
             if code <= 0 {
-                // It comes once this returns; an access is made again.
+                // The signal arrives once this returns; a faulting access is repeated.
                 // SAFETY: it touches no memory.
                 unsafe { libc::raise(signal) };
             }
         }
-        // SAFETY: whoever installed it said that it is a handler, and of which kind.
+        // SAFETY: it was installed as a handler, and its flags state of which kind.
         address => unsafe {
             if before.sa_flags & libc::SA_SIGINFO != 0 {
                 std::mem::transmute::<usize, SigactionFn>(address)(signal, info, context);
@@ -347,7 +345,8 @@ unsafe fn call_previous_handler(signal: c_int, info: *mut libc::siginfo_t, conte
             }
             let mut now: libc::sigaction = zeroed();
             libc::sigaction(signal, ptr::null(), &raw mut now);
-            // As that of Rust does for what is no overflow of a stack, and would meet it again.
+            // For a fault that is no stack overflow Rust's handler restores the default, and the
+            // repeated fault ends the process. A sent signal is not repeated.
             if now.sa_sigaction == libc::SIG_DFL && code <= 0 {
                 libc::raise(signal);
             } else if now.sa_sigaction == libc::SIG_DFL && code == libc::BUS_MCEERR_AO {
@@ -389,8 +388,8 @@ fn replace_page(page: usize, entry: &MappingEntry) -> bool {
         false => libc::PROT_READ,
     };
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
-    // SAFETY: one page of a watched mapping, which nothing else can have replaced but
-    // another thread's handler, by the same.
+    // SAFETY: one page of a handled mapping; only another thread's handler can have replaced it, by
+    // the same.
     let mapped = unsafe {
         let at = ptr::without_provenance_mut(page);
         libc::mmap(at, PAGE_BYTES, access, flags, handler.pattern, 0)
@@ -400,7 +399,7 @@ fn replace_page(page: usize, entry: &MappingEntry) -> bool {
 
 /// False if there is no room.
 fn add_replaced_page(page: usize) -> bool {
-    // Before it can be found there: too high a count only costs a look.
+    // Counted before it can be found: too high a count only costs a check.
     REPLACED_COUNT.fetch_add(1, Ordering::AcqRel);
     for it in &REPLACED_PAGES {
         match it.compare_exchange(0, page, Ordering::AcqRel, Ordering::Acquire) {
@@ -416,7 +415,7 @@ fn add_replaced_page(page: usize) -> bool {
     false
 }
 
-/// One line on standard error.
+/// Prints one line on standard error.
 fn report_fault(entry: &MappingEntry, at: usize, is_handled: bool) {
     let (mut digits, mut first) = ([0; 20], 20);
     let mut rest = at - entry.base.load(Ordering::Relaxed);
@@ -426,7 +425,7 @@ fn report_fault(entry: &MappingEntry, at: usize, is_handled: bool) {
         rest /= 10;
     }
     let name = entry.name.load(Ordering::Relaxed);
-    // SAFETY: it ends in a zero, and lives as long as the entry, whose mapping is
+    // SAFETY: it ends in a zero, and lives as long as the entry; the mapping of the entry is
     // being accessed.
     let name = unsafe { std::ffi::CStr::from_ptr(name) };
     let told = match is_handled {

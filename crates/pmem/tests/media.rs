@@ -1,4 +1,4 @@
-//! What every medium does alike, and what a crash may leave of it.
+//! The common behaviour of all media, and the states that a crash may leave.
 
 use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::units::PAGE_BYTES;
@@ -93,7 +93,7 @@ fn trusted(class: Durability) -> StatedClass {
     }
 }
 
-/// What comes of stating a class for a medium: by itself, and trusted.
+/// The result of stating a class for a medium: without and with the maker's word.
 fn check_stated(medium: impl Fn() -> MappedMedia, class: Durability, alone: bool, on_trust: bool) {
     for (is_trusted, possible) in [(false, alone), (true, on_trust)] {
         let own = medium().durability();
@@ -215,7 +215,7 @@ fn fence_without_flush_persists_nothing() {
 #[test]
 fn no_image_is_given_twice() {
     let recorder = Recorder::new(PAGE_BYTES);
-    // Of these five stores the second and the fourth leave nothing new.
+    // The second and the fourth of these five stores change nothing.
     for word in [1, 1, 2, 1, 3] {
         recorder.store(0, word);
     }
@@ -239,7 +239,7 @@ fn no_image_is_given_twice() {
     assert_eq!(given(7, 2).0, [point.image(0), point.all_persisted()]);
 }
 
-/// A file of whose sectors the first and the second page's were stored to.
+/// A file with stores to sectors of the first and the second page.
 fn file() -> Recorder {
     let file = Recorder::for_file(Image::filled(2 * PAGE_BYTES, 0));
     file.store(0, 1);

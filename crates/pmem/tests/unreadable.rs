@@ -1,4 +1,4 @@
-//! Memory that cannot be read: the end of a file in memory is cut off beneath a mapping.
+//! Memory that cannot be read: the end of a file in memory is truncated below a mapping.
 
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::unreadable::{self, PAGES_MAX, PATTERN};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const PAGES: usize = 100;
 
-/// A mapping of which only so many pages are left, each full of its number and one.
+/// A mapping with only `left` pages left, each filled with its number plus one.
 fn truncated_mapping(left: usize) -> MappedMedia {
     let file = tempfile::Builder::new()
         .prefix("cut-off")
@@ -30,9 +30,9 @@ fn truncated_mapping(left: usize) -> MappedMedia {
 fn unreadable_page_reads_as_pattern_and_is_listed() {
     let medium = truncated_mapping(98);
     medium.tolerate_unreadable(50 * PAGE_BYTES);
-    assert!(!medium.is_unreadable(99 * PAGE_BYTES), "nobody read it");
+    assert!(!medium.is_unreadable(99 * PAGE_BYTES), "no thread read it");
     let mut page = [0; PAGE_BYTES];
-    // Several threads meet it at once.
+    // Several threads fault on it at once.
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
@@ -44,14 +44,14 @@ fn unreadable_page_reads_as_pattern_and_is_listed() {
     });
     assert_eq!(medium.load(98 * PAGE_BYTES + 8), PATTERN);
     medium.read(97 * PAGE_BYTES, &mut page);
-    assert_eq!(page[0], 98, "what is left is as it was");
+    assert_eq!(page[0], 98, "the rest is unchanged");
     let mut known = medium.unreadable_pages();
     known.sort_unstable();
     assert_eq!(known, [98 * PAGE_BYTES, 99 * PAGE_BYTES]);
     assert!(medium.is_unreadable(99 * PAGE_BYTES + 4000));
     assert!(!medium.is_unreadable(97 * PAGE_BYTES));
 
-    // A mapping that comes later, maybe at the same address, has its own.
+    // A later mapping, possibly at the same address, has pages of its own.
     drop(medium);
     let medium = truncated_mapping(PAGES);
     medium.tolerate_unreadable(0);
@@ -150,7 +150,7 @@ fn stores_to_an_unreadable_page() {
     medium.store(98 * PAGE_BYTES + 8, 1);
 }
 
-/// A fault that is none of ours is handled by who did before.
+/// A fault outside of our mappings is handled by the previous handler.
 #[test]
 fn unrelated_fault_ends_process_as_before() {
     let output = run("runs_out_of_its_stack");
@@ -180,7 +180,7 @@ extern "C" fn count(_signal: libc::c_int) {
 }
 
 fn handle(signal: libc::c_int, by: libc::sighandler_t) {
-    // SAFETY: the handler does what one may, or there is none.
+    // SAFETY: the handler is async-signal-safe, or there is none.
     assert_ne!(unsafe { libc::signal(signal, by) }, libc::SIG_ERR);
 }
 
@@ -194,7 +194,7 @@ fn sent_signals_reach_previous_handler() {
     let output = run("handles_and_ignores_what_is_sent");
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{told}");
-    // Behind the handler of Rust, which leaves it to the default the next time, and without one.
+    // With Rust's handler installed before, which restores the default, and without one.
     for test in [
         "leaves_what_is_sent_to_rust",
         "leaves_what_is_sent_to_the_default",
@@ -215,7 +215,7 @@ fn handles_and_ignores_what_is_sent() {
         send(libc::SIGBUS);
     }
     assert_eq!(HANDLED_SIGNALS.load(Ordering::Relaxed), 2);
-    // And it is still there for what cannot be read.
+    // Unreadable memory is handled as before.
     medium.tolerate_unreadable(0);
     assert_eq!(medium.load(99 * PAGE_BYTES), PATTERN);
 }
@@ -261,18 +261,18 @@ fn forks_while_others_map() {
             });
         }
         for _ in 0..500 {
-            // SAFETY: the C library sees to its allocator; nothing else is shared.
+            // SAFETY: the C library makes its allocator safe; nothing else is shared.
             let child = unsafe { libc::fork() };
             if child == 0 {
-                // SAFETY: it ends this process, which none but the parent knows, if it hangs.
+                // SAFETY: it ends this process if it hangs; only the parent knows it.
                 unsafe { libc::alarm(CHILD_S_MAX) };
                 unreadable::reset_after_fork();
                 map();
-                // SAFETY: nothing of this copy is needed.
+                // SAFETY: nothing of this process is needed.
                 unsafe { libc::_exit(0) };
             }
             let mut status = 0;
-            // SAFETY: it fills a number of this stack.
+            // SAFETY: it fills a number on this stack.
             assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
             if status != 0 {
                 is_over.store(1, Ordering::Relaxed);

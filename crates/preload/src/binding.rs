@@ -1,13 +1,12 @@
-//! Binds what this library imports to the libraries that it was linked with.
+//! Binds the imports of this library to the libraries that it was linked with.
 //!
 //! The loader binds a name to its first definition: the program's, then that of another preloaded
-//! library, then the C library's. A program may define `close`, `sigaction` or `malloc` for
-//! itself, and its own may call what stands in front of the C library's, which is here: then this
-//! library would call itself, or run code of the program that holds what the program holds. So all
-//! addresses that the loader has written for imported functions are written anew, before anything
-//! here is called. Nothing here calls an imported function before that.
+//! library, then the C library's. A program may define `close`, `sigaction` or `malloc` itself, and
+//! its definition may call the next one, which is here. Then this library would call itself, or run
+//! code of the program that takes the program's locks. So this library rewrites all addresses that
+//! the loader wrote for imported functions, before it calls any of them.
 //!
-//! What programs call goes on to the next definition behind this library (`real`).
+//! Calls of the program go on to the next definition behind this library (`real`).
 
 use crate::elf::{self, LoadedObject, SymbolName};
 use crate::{sys, threads};
@@ -21,7 +20,7 @@ const PAGE: usize = 4096;
 
 static IS_BOUND: AtomicBool = AtomicBool::new(false);
 
-/// Once, before an imported function is called.
+/// Runs once, before an imported function is called.
 pub fn begin() {
     if IS_BOUND.load(Acquire) || IS_BOUND.swap(true, AcqRel) {
         return;
@@ -53,12 +52,12 @@ fn find_in_needed(own: LoadedObject, name: SymbolName, version: Option<u32>) -> 
     found.find_map(|it| it)
 }
 
-/// The C library's own function, whatever the program and other libraries define.
+/// The C library's own function, whichever functions the program and other libraries define.
 pub fn c_library_function(name: SymbolName) -> Option<usize> {
     find_in_needed(elf::own_object()?, name, None)
 }
 
-/// The same of a variable.
+/// The C library's own variable.
 pub fn c_library_variable(name: SymbolName) -> Option<usize> {
     let mut found = elf::own_object()?.needed().map(|it| it.data(name));
     found.find_map(|it| it)
@@ -71,7 +70,7 @@ pub fn next_definition(name: SymbolName) -> Option<usize> {
     later.find_map(|it| it.function(name, None))
 }
 
-/// The pages that the loader has made read-only again behind its work.
+/// The pages that the loader made read-only after relocation.
 fn relro_pages(own: LoadedObject) -> Range<usize> {
     let header = own.base() as *const Elf64_Ehdr;
     // SAFETY: a library is mapped from its first byte on, where its header is.
@@ -87,14 +86,14 @@ fn relro_pages(own: LoadedObject) -> Range<usize> {
     })
 }
 
-/// What is called in place of a function of the C library.
+/// The function to call in place of a C library function.
 fn replacement_for(name: SymbolName) -> Option<usize> {
     let others = [
         (c"close", close as *const () as usize),
         (c"pthread_create", threads::create as *const () as usize),
         (c"realpath", realpath as *const () as usize),
-        // It allocates by the program's functions, on threads of the engine, too. The standard
-        // library goes without it.
+        // It allocates by the program's functions, also on threads of the engine. The standard
+        // library works without it.
         (c"__cxa_thread_atexit_impl", 0),
     ];
     let found = others
@@ -103,13 +102,13 @@ fn replacement_for(name: SymbolName) -> Option<usize> {
     found.map(|(_, address)| *address)
 }
 
-/// The C library's is a place to be cancelled.
+/// Replaces the C library's `close`, which is a cancellation point.
 extern "C" fn close(fd: c_int) -> c_int {
     sys::returned(sys::close(fd)) as c_int
 }
 
-/// The C library's allocates by the program's functions, and what it gives is freed by the C
-/// library's. Nothing here needs it.
+/// Replaces the C library's `realpath`, which allocates by the program's functions, while this
+/// library frees by the C library's. This library does not need it.
 extern "C" fn realpath(_path: *const c_char, _into: *mut c_char) -> *mut c_char {
     sys::returned(-(libc::ENOSYS as isize));
     ptr::null_mut()

@@ -1,15 +1,14 @@
-//! Whether a program's memory may be touched, found out by touching it.
+//! Finds out whether a program's memory may be touched, by touching it.
 //!
-//! The kernel answers a bad pointer with EFAULT; the engine would fault, holding locks. So
-//! each page of a buffer is touched before the engine is called, by the few instructions
-//! below, and a fault in them is no signal for the program: `signals` is in front of its
-//! handlers for SIGSEGV and SIGBUS and has these instructions end with *no*. What then
-//! happens is the kernel's business. About a nanosecond per page to be read, six to be
-//! written.
+//! The kernel answers a bad pointer with EFAULT; the engine would fault, holding locks. So this
+//! module touches each page of a buffer before the engine is called, by the few instructions below.
+//! A fault in them does not reach the program: `signals` is in front of its handlers for SIGSEGV
+//! and SIGBUS, and makes these instructions return 0. The kernel then does the call. The cost is
+//! about a nanosecond per page to be read, six per page to be written.
 //!
-//! Memory that another thread unmaps after the look faults inside the engine, as it does in
-//! `memcpy`. So does a bad pointer of a program that has blocked SIGSEGV or that set its
-//! handler past the C library.
+//! If another thread unmaps the memory after the check, the engine faults, as `memcpy` does. So
+//! does a bad pointer of a program that has blocked SIGSEGV, or that set its handler without the C
+//! library.
 
 use libc::{c_void, ucontext_t};
 use std::arch::global_asm;
@@ -53,7 +52,7 @@ unsafe extern "C" {
     fn pagemesh_touch_bad();
 }
 
-/// The last byte of a buffer, if it has one and does not go round the end of memory or
+/// The last byte of a buffer, if it has one and does not wrap around the end of memory or reach
 /// into the kernel's half.
 #[inline]
 fn last_of(start: *const c_void, len: usize) -> Option<*const c_void> {
@@ -77,16 +76,16 @@ pub fn is_writable(start: *mut c_void, len: usize) -> bool {
         .is_some_and(|last| unsafe { pagemesh_touch_write(start, last.cast_mut()) } != 0)
 }
 
-/// What lies there, if it is there.
+/// The value at an address, if it is readable.
 pub fn read_checked<T: Copy>(from: *const T) -> Option<T> {
-    // SAFETY: readable, as was just seen; what is asked for is plain numbers and pointers.
+    // SAFETY: readable, as was just seen; callers read plain numbers and pointers.
     is_readable(from.cast(), size_of::<T>()).then(|| unsafe { from.read_unaligned() })
 }
 
-/// Whether the interrupted instruction is one of these; then it goes on with *no*.
+/// Whether the interrupted instruction is one of these; then the check returns 0.
 ///
 /// # Safety
-/// The context is what a handler was given, for a fault of that instruction.
+/// The kernel gave the context to a handler, for a fault of that instruction.
 pub unsafe fn catch_fault(context: *mut c_void) -> bool {
     let context = context.cast::<ucontext_t>();
     // SAFETY: the caller's.

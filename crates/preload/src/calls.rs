@@ -1,15 +1,16 @@
 //! The functions that programs call.
 //!
-//! Each does as little as it can and ends by calling the real one. A thread may be cancelled
-//! there, and then these functions are left without returning; so they hold nothing, own
-//! nothing, and call only what does not unwind and is not inlined: else the compiler would
-//! put in what ends the process when a thread is unwound through here. What the engine does is no place to be
-//! cancelled; so each asks before whether it is to be, as POSIX wants of these functions.
+//! Each does as little as it can and ends by calling the real function. A thread may be cancelled
+//! there, and then these functions are left without returning. So they hold no lock and own no
+//! resource, and call only functions that do not unwind and are not inlined: otherwise the compiler
+//! would insert code that ends the process when a thread is unwound through here. The engine is no
+//! cancellation point. So each function tests for a cancellation first, as POSIX requires of these
+//! functions.
 //!
-//! `open`, `fcntl`, `ulimit` and `syscall` are variadic in C. Here they have their last arguments
-//! always: on x86-64 (System V ABI, 3.2.3 and 3.5.7) integers go to the same registers
-//! either way, one that was not passed is whatever its register has, and the real function
-//! reads it only where it was.
+//! `open`, `fcntl`, `ulimit` and `syscall` are variadic in C. Here they always have their last
+//! arguments. On x86-64 (System V ABI, 3.2.3 and 3.5.7) integers go to the same registers either
+//! way. An argument that was not passed has the value that its register happens to hold, and the
+//! real function reads it only if it was passed.
 
 use crate::data::{self, BY_KERNEL};
 use crate::descriptors::with_tracking_flag;
@@ -38,10 +39,10 @@ macro_rules! export {
     };
 }
 
-/// The kernel's result of closing it, if it is ours or the engine's own.
+/// Closes a descriptor that is in the table or the engine's own. Returns the kernel's result.
 fn close_ours(fd: c_int) -> isize {
     if thread::this().is_inside() {
-        // By the engine, where nobody is cancelled.
+        // The engine closes it; there no thread is cancelled.
         return crate::sys::close(fd);
     }
     if engine::is_internal_fd(fd) {
@@ -50,7 +51,7 @@ fn close_ours(fd: c_int) -> isize {
     descriptors::close_tracked(fd)
 }
 
-/// By `data` or `vector` if the descriptor is ours, or else by the real one.
+/// Calls `data` or `vector` if the descriptor is in the table, otherwise the real function.
 macro_rules! transfer {
     ($($name:ident($fd:ident: c_int $(, $arg:ident: $kind:ty)*) -> $result:ty = $direct:expr;)*) => {
         export! {
@@ -83,7 +84,7 @@ transfer! {
         = data::pwrite(fd, from, len, offset);
     pwrite64(fd: c_int, from: *const c_void, len: size_t, offset: off64_t) -> ssize_t
         = data::pwrite(fd, from, len, offset);
-    // A buffer that is too small is the real function's to complain about.
+    // If the buffer is too small, the real function reports it.
     __read_chk(fd: c_int, into: Buffer, len: size_t, room: size_t) -> ssize_t
         = if len > room { BY_KERNEL } else { data::read(fd, into, len) };
     __pread_chk(fd: c_int, into: Buffer, len: size_t, offset: off64_t, room: size_t) -> ssize_t
@@ -112,7 +113,7 @@ transfer! {
     fdatasync(fd: c_int) -> c_int = data::sync(fd);
 }
 
-/// No places to be cancelled.
+/// These are no cancellation points.
 macro_rules! seek {
     ($($name:ident)*) => {
         export! {
@@ -132,7 +133,7 @@ macro_rules! seek {
 
 seek! { lseek lseek64 }
 
-/// The real one gets the flags with which the library opens files.
+/// Passes the flags with which the library opens files to the real function.
 macro_rules! opening {
     ($($name:ident($($arg:ident: $kind:ty),*) with $flags:expr => $real:expr;)*) => {
         export! {
@@ -168,7 +169,7 @@ opening! {
         => real::__openat64_2(at, path, with_tracking_flag(flags));
 }
 
-/// A new descriptor. It is not looked at closer, but that its number is nobody else's.
+/// Handles a new descriptor: its number is no longer in the table.
 macro_rules! making {
     ($($name:ident($($arg:ident: $kind:ty),*);)*) => {
         export! {
@@ -194,7 +195,7 @@ making! {
     inotify_init1(flags: c_int);
 }
 
-/// Something is done about descriptors that came by what the real one was given.
+/// Handles descriptors that the real function created, after the call.
 macro_rules! behind {
     ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty: $came:expr;)*) => {
         export! {
@@ -219,7 +220,7 @@ behind! {
         -> c_int: |result| messages::after_recvmmsg(messages, result);
 }
 
-/// Something is done about descriptors, and then the real one called.
+/// Handles descriptors before the real function is called.
 macro_rules! before {
     ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty: $first:expr;)*) => {
         export! {
@@ -255,7 +256,7 @@ before! {
     fclose(stream: Buffer) -> c_int: descriptors::before_fclose(stream);
     freopen(path: Path, mode: Path, stream: Buffer) -> Buffer: descriptors::before_fclose(stream);
     freopen64(path: Path, mode: Path, stream: Buffer) -> Buffer: descriptors::before_fclose(stream);
-    // Of streams that are open only these may have a descriptor of ours.
+    // Of open streams only these may have a descriptor that is in the table.
     fcloseall() -> c_int: descriptors::forget_range(0, 2);
 }
 
@@ -280,12 +281,12 @@ export! {
     daemon(stay: c_int, keep: c_int) -> c_int {
         // SAFETY: the arguments are the caller's.
         let result = unsafe { real::daemon(stay, keep) };
-        // In the child they are other descriptors now.
+        // In the child these numbers lead to other files now.
         descriptors::forget_range(0, 2);
         result
     }
 
-    // The engine's own are not the program's to close, though it finds them open.
+    // The program must not close the engine's own descriptors, though it finds them open.
     close(fd: c_int) -> c_int {
         // SAFETY: it touches no memory; here and below. Nothing is held.
         unsafe {
@@ -301,13 +302,14 @@ export! {
 
     close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         if flags as c_uint & libc::CLOSE_RANGE_CLOEXEC != 0 {
-            // SAFETY: as above. The engine's close with that anyway.
+            // SAFETY: as above. The engine's descriptors are close-on-exec anyway.
             return unsafe { real::close_range(first, last, flags) };
         }
         if flags == 0 {
             descriptors::close_range(first, last);
         } else {
-            // Of a table of descriptors that will be this thread's alone, or who knows.
+            // They belong to a descriptor table that will be this thread's alone, or the flags are
+            // unknown.
             descriptors::forget_range(first, last);
         }
         // SAFETY: as above.
@@ -323,7 +325,7 @@ export! {
         let result = descriptors::close_between(first, c_uint::MAX, |from, to| unsafe {
             real::close_range(from, to, 0)
         });
-        // The C library's own way closes also what is the engine's.
+        // The fallback of the C library would also close the engine's descriptors.
         if result != 0 && !descriptors::close_each_from(first as c_int) {
             // SAFETY: as above. It ends the process.
             unsafe { real::closefrom(first as c_int) };
@@ -368,7 +370,7 @@ macro_rules! controlling {
                     libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => descriptors::duplicate(fd, control),
                     libc::F_SETFL => descriptors::status_flags_set(fd, argument, control()),
                     libc::F_GETFL => descriptors::visible_flags(fd, control()),
-                    // Perhaps it waits for a lock, and is cancelled.
+                    // It may wait for a lock, and be cancelled.
                     _ => control(),
                 }
             })*
@@ -382,8 +384,8 @@ export! {
     syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long)
         -> c_long {
         let (fd, to) = (a as c_int, b as c_int);
-        // What goes by another name and is no place to be cancelled. The limits lie as the
-        // C library has them.
+        // System calls that have a function here and are no cancellation points. Limits have the
+        // layout of the C library's.
         // SAFETY: the arguments are the caller's.
         unsafe {
             match number {
@@ -415,7 +417,7 @@ export! {
     }
 }
 
-/// A limit of file sizes, perhaps, which is the kernel's to enforce, or one of memory.
+/// Calls that may set a limit of file sizes, which only the kernel enforces, or a limit of memory.
 macro_rules! limits {
     ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty: $first:expr;)*) => {
         export! {
@@ -439,13 +441,13 @@ limits! {
         |()| withdraw::before_setrlimit(pid, what, new);
     prlimit64(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) -> c_int:
         |()| withdraw::before_setrlimit(pid, what, new);
-    // The C library sets these past the others.
+    // The C library sets these limits without the functions above.
     ulimit(command: c_int, argument: c_long) -> c_long: |()| ();
     vlimit(what: c_int, limit: c_int) -> c_int: |()| ();
 }
 
-/// The kernel would read pages into its cache, which nothing reads there, and the mount would take the
-/// file from direct clients until they are dropped.
+/// Ignores requests to read ahead. The kernel would read pages into its cache, where no call uses
+/// them, and the mount would disable direct access to the file until they are dropped.
 macro_rules! advising {
     ($($name:ident($fd:ident: c_int, $($arg:ident: $kind:ty),*) -> $result:ty: $reads:expr;)*) => {
         export! {
@@ -506,7 +508,7 @@ export! {
     }
 
     pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int {
-        // Before, when it may be cancelled anywhere from now on.
+        // Set before the call, if the thread may be cancelled at any instruction from then on.
         let is_anywhere = kind == CANCEL_ASYNCHRONOUS;
         if is_anywhere {
             thread::this().set_cancelled_anywhere(true);
@@ -520,7 +522,7 @@ export! {
     }
 }
 
-// Other names that the C library has for functions of ours, and some programs call.
+// Other names of the C library for these functions, which some programs call.
 names! {
     __close: crate::calls::close;
     __dup2: crate::calls::dup2;

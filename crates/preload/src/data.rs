@@ -1,17 +1,20 @@
-//! Reading, writing and syncing.
+//! Reads, writes and syncs.
 //!
-//! Each call here is done by the engine, or else by the kernel: then it gives [`BY_KERNEL`]
-//! and the caller calls the real function, holding nothing.
+//! The engine does each call here, or else the kernel: then the function returns [`BY_KERNEL`], and
+//! the caller calls the real function without holding a lock.
 //!
-//! **Offsets.** The kernel's offset is the truth, since other descriptors, children and
-//! `lseek` know only that. A call at the offset moves it first, by one `lseek`, which says
-//! where it was, and moves it back by what was not read or written. Meanwhile the
-//! description's lock is held, by everything in this process that uses its offset: also by
-//! what the kernel does in the end, by a bare system call, since a thread that was cancelled
-//! there would keep the lock. A busy lock is waited for: passing its holder, a call would
-//! see an offset that never was. Where another process may have the description, the
-//! kernel does all of it. The offset is moved by number; so under the lock it is looked at
-//! whether the number still leads to the description (`table`).
+//! **Offsets.** The kernel's offset is the truth, since other descriptors, children and `lseek` use
+//! only that one. A call at the offset first moves it by one `lseek`, which returns the old place,
+//! and moves it back by the bytes that were not read or written.
+//!
+//! Meanwhile the call holds the description's lock, as every call in this process that uses the
+//! offset does. If the kernel does the call in the end, this library makes a bare system call: a
+//! thread that was cancelled in the real function would keep the lock. A call waits for a busy
+//! lock: otherwise it would see an intermediate offset.
+//!
+//! If another process may have the description, the kernel does the whole call. The offset is moved
+//! by descriptor number; so the call checks under the lock that the number still leads to the
+//! description (`table`).
 
 use crate::engine::{EngineFile, Why};
 use crate::lock::LockGuard;
@@ -23,17 +26,17 @@ use libc::{c_int, c_void, off64_t, size_t};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// No result of a system call.
+/// Never a result of a system call.
 pub const BY_KERNEL: isize = isize::MIN;
 
-/// What is longer is done by the kernel: there the call into it costs least, and signals and
-/// other threads wait for the engine no longer than for this much.
+/// The kernel does longer calls: there the system call costs least, and signals and other threads
+/// wait for the engine no longer than for this much.
 pub const DIRECT_BYTES_MAX: usize = 1 << 20;
 
-/// The process has a limit of file sizes, which the kernel has to see to.
+/// The process has a limit of file sizes, which the kernel must enforce.
 pub static IS_SIZE_LIMITED: AtomicBool = AtomicBool::new(false);
 
-/// Where to write.
+/// The position of a write.
 #[derive(Clone, Copy)]
 pub enum WritePosition {
     At(u64),
@@ -41,11 +44,11 @@ pub enum WritePosition {
     End,
 }
 
-/// What was read or written.
+/// The result of a read or write.
 #[derive(Clone, Copy)]
 pub struct TransferResult {
     pub bytes: usize,
-    /// Where the offset is behind it, if not as many bytes further.
+    /// The offset behind it, if that is not the old offset plus `bytes`.
     pub end: Option<u64>,
 }
 
@@ -56,14 +59,14 @@ impl TransferResult {
     }
 }
 
-/// A call that is under way on an entry. What it uses ends before it is no longer inside.
+/// A call in progress on an entry. The entry is released before the thread leaves.
 pub struct DirectCall {
     pub entry: DescriptionUse,
     inside: EngineGuard,
 }
 
 impl DirectCall {
-    /// None: the kernel's.
+    /// None: the kernel must do the call.
     #[inline]
     pub fn begin(fd: c_int) -> Option<DirectCall> {
         let inside = thread::this().enter()?;
@@ -74,15 +77,14 @@ impl DirectCall {
         Some(DirectCall { entry, inside })
     }
 
-    /// In a handler of the program the engine is not for reading and writing: it takes more
-    /// stack than a handler's own may have left.
+    /// In a handler of the program the engine does not read or write: it takes more stack than the
+    /// handler's may have left.
     #[inline]
     pub fn is_handling(&self) -> bool {
         self.inside.thread().is_in_handler()
     }
 
-    /// The file, if the engine has it now and may do this with it, and the number still leads to
-    /// it.
+    /// The file, if the engine has it and may do this with it, and the number still leads to it.
     #[inline]
     pub fn file(&self, fd: c_int, is_write: bool) -> Option<&EngineFile> {
         if self.entry.mode() != IoMode::Direct {
@@ -108,7 +110,7 @@ impl DirectCall {
         self.refers_to_file(fd, changes).then_some(file)
     }
 
-    /// The file, for what neither a right to read nor one to write is needed.
+    /// The file, for calls that need neither the right to read nor the right to write.
     #[inline]
     fn any_file(&self) -> Option<&EngineFile> {
         let is_direct = self.entry.mode() == IoMode::Direct && !self.is_handling();
@@ -116,28 +118,29 @@ impl DirectCall {
         is_direct.then(|| unsafe { self.entry.file() })
     }
 
-    /// The same, if it is on the direct path and the number still leads to it.
+    /// As `any_file`, if the file is on the direct path and the number still leads to it.
     fn any_checked_file(&self, fd: c_int) -> Option<&EngineFile> {
         let file = self.any_file()?;
         let changes = file.change_count()?;
         self.refers_to_file(fd, changes).then_some(file)
     }
 
-    /// Whether the number is known to lead elsewhere: it was closed past this library.
+    /// Whether the number is known to lead elsewhere: it was closed without this library.
     #[inline]
     fn is_fd_reused(&self, fd: c_int) -> bool {
         let changes = self.any_file().and_then(EngineFile::change_count);
         changes.is_some_and(|changes| !self.refers_to_file(fd, changes))
     }
 
-    /// Whether the number leads to the file, by what was seen since the last change.
+    /// Whether the number leads to the file: it was checked since the last change, or the kernel
+    /// says so.
     #[inline]
     fn refers_to_file(&self, fd: c_int, changes: u64) -> bool {
         self.entry.is_checked(fd, changes) || self.check_fd(fd, changes)
     }
 
-    /// Asks the kernel where the number leads. The count was read before. A number that leads
-    /// elsewhere is the kernel's from now on.
+    /// Asks the kernel for the file of a number. The count was read before. From now on the kernel
+    /// serves a number that leads elsewhere.
     #[cold]
     fn check_fd(&self, fd: c_int, changes: u64) -> bool {
         let leads = descriptors::refers_to(fd, &self.entry.attributes());
@@ -148,7 +151,7 @@ impl DirectCall {
         leads
     }
 
-    /// The kernel gets this operation.
+    /// Counts an operation that the kernel serves.
     #[cold]
     pub fn by_kernel<T>(&self, why: Why) -> Option<T> {
         if let Some(file) = self.entry.any_file() {
@@ -157,7 +160,7 @@ impl DirectCall {
         None
     }
 
-    /// Where a write to a given place goes. None: the kernel writes to the end instead.
+    /// The position of a write to a given offset. None: the kernel writes to the end instead.
     #[inline]
     pub fn place(&self, at: u64) -> Option<WritePosition> {
         match self.entry.attributes().appends {
@@ -166,7 +169,7 @@ impl DirectCall {
         }
     }
 
-    /// Where a call begins that is not too long. None: the kernel's.
+    /// The start of a call that is not too long. None: the kernel must do the call.
     #[inline]
     fn start(&self, len: usize, offset: off64_t) -> Option<u64> {
         match is_direct(len) {
@@ -183,7 +186,7 @@ impl DirectCall {
         }
     }
 
-    /// Asks the engine for a file of the parent.
+    /// Asks the engine for a file that the parent opened.
     #[inline]
     pub fn reopen_if_inherited(&self, fd: c_int) {
         if self.entry.mode() == IoMode::Inherited {
@@ -207,27 +210,27 @@ fn is_direct(len: usize) -> bool {
     (1..=DIRECT_BYTES_MAX).contains(&len)
 }
 
-/// None where the kernel has an error to tell: a negative offset, or an end past all.
+/// None if the kernel must report an error: a negative offset, or an end beyond the largest offset.
 #[inline]
 pub fn start_offset(len: usize, offset: off64_t) -> Option<u64> {
     offset.checked_add(off64_t::try_from(len).ok()?)?;
     u64::try_from(offset).ok()
 }
 
-/// The engine reads into a program's memory. None: the kernel has to. What stack that takes,
-/// it takes from here on.
+/// Reads into the program's memory. None: the kernel must do it. A frame of its own bounds the
+/// stack use of callers.
 #[inline(never)]
 pub fn read_into(file: &EngineFile, into: *mut c_void, len: usize, at: u64) -> Option<usize> {
     if !buffer::is_writable(into, len) {
         return None;
     }
-    // SAFETY: each page was just written to. That nobody else uses the memory meanwhile is
-    // the program's business, as it is with the kernel.
+    // SAFETY: each page was just written to. As with the kernel, the program must keep other uses
+    // of the memory away meanwhile.
     let into = unsafe { std::slice::from_raw_parts_mut(into.cast::<u8>(), len) };
     file.read(into, at)
 }
 
-/// The engine writes from a program's memory. None: the kernel has to.
+/// Writes from the program's memory. None: the kernel must do it.
 #[inline]
 pub fn write_from(
     call: &DirectCall,
@@ -245,7 +248,7 @@ pub fn write_from(
     write_bytes(file, fd, from, place)
 }
 
-/// The same of memory that is this library's. What stack that takes, it takes from here on.
+/// Writes bytes that are readable. A frame of its own bounds the stack use of callers.
 #[inline(never)]
 pub fn write_bytes(
     file: &EngineFile,
@@ -270,7 +273,8 @@ pub fn write_bytes(
     }
 }
 
-/// What the engine left of a write. Who writes less than he wanted takes the medium for full.
+/// Writes the rest of a write that the engine did in part: programs take a short write for a full
+/// medium.
 #[cold]
 fn write_rest(fd: c_int, from: &[u8], at: u64) -> usize {
     let mut done = 0;
@@ -280,14 +284,14 @@ fn write_rest(fd: c_int, from: &[u8], at: u64) -> usize {
         match unsafe { sys::pwrite(fd, rest.as_ptr().cast(), rest.len(), at) } {
             more @ 1.. => done += more as usize,
             error if error == -(libc::EINTR as isize) => {}
-            // The next write is told.
+            // The next write reports the error.
             _ => break,
         }
     }
     done
 }
 
-/// Makes what was just written durable, if that is wanted. An error is the call's.
+/// Makes the bytes just written durable, if that is requested. An error is the result of the call.
 pub fn make_durable(call: &DirectCall, fd: c_int, is_durable: bool, written: usize) -> isize {
     if !is_durable && !call.entry.attributes().is_durable {
         return written as isize;
@@ -324,7 +328,8 @@ pub extern "C" fn pwrite(fd: c_int, from: *const c_void, len: size_t, offset: of
     write().unwrap_or(BY_KERNEL)
 }
 
-/// Does `direct` at the offset and moves it, or else `by_kernel_in_turn`, which moves it itself.
+/// Calls `direct` at the offset and moves it, or else calls `kernel`, which moves the offset
+/// itself.
 pub fn at_offset(
     fd: c_int,
     len: usize,
@@ -334,14 +339,14 @@ pub fn at_offset(
     with_offset_locked(fd, len, direct, |_| kernel())
 }
 
-/// A call that has the offset of its entry, to which the number leads meanwhile.
+/// A call that holds the offset lock of its entry; meanwhile the number leads to that entry.
 struct LockedOffset {
     held: LockGuard<'static>,
     call: DirectCall,
 }
 
 impl LockedOffset {
-    /// None: the kernel's.
+    /// None: the kernel must do the call.
     fn begin(fd: c_int) -> Option<LockedOffset> {
         loop {
             let call = DirectCall::begin(fd)?;
@@ -362,12 +367,12 @@ fn with_offset_locked(
     let Some(LockedOffset { call, held }) = LockedOffset::begin(fd) else {
         return BY_KERNEL;
     };
-    // Looked at behind whoever was here before it was so: his offset may not be settled yet.
+    // Checked under the lock: an earlier call may not have finished with the offset before.
     if call.entry.is_shared() || call.entry.mode() != IoMode::Direct {
         count_kernel_offset(&call, len);
         return BY_KERNEL;
     }
-    // Before the offset is moved by number.
+    // Checked before the offset is moved by number.
     if call.is_fd_reused(fd) {
         return BY_KERNEL;
     }
@@ -389,7 +394,7 @@ fn with_offset_locked(
     sys::returned(result)
 }
 
-/// Why the kernel alone moves the offset.
+/// Counts the reason that only the kernel moves the offset.
 #[cold]
 fn count_kernel_offset(call: &DirectCall, len: usize) {
     let _: Option<()> = match (len, call.entry.is_shared()) {
@@ -400,7 +405,7 @@ fn count_kernel_offset(call: &DirectCall, len: usize) {
     };
 }
 
-/// Moves the offset by what `direct` did, or behind what it appended.
+/// Moves the offset by the bytes of `direct`, or behind the bytes that it appended.
 fn move_offset(
     fd: c_int,
     len: usize,
@@ -440,7 +445,7 @@ pub extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> isize {
     write_at_offset(fd, len, false, direct, kernel)
 }
 
-/// `at_offset` for writing.
+/// [`at_offset`] for writes.
 pub fn write_at_offset(
     fd: c_int,
     len: usize,
@@ -459,7 +464,8 @@ pub fn write_at_offset(
         Some(written)
     };
     let result = with_offset_locked(fd, len, direct, |call| {
-        // It moves the offset by the end that it knows, which guests may have moved since.
+        // The kernel moves the offset by the file size that it knows; direct clients may have moved
+        // the end since.
         if call.entry.attributes().appends {
             sys::fstat(fd);
         }
@@ -468,7 +474,7 @@ pub fn write_at_offset(
     if settled < 0 { settled } else { result }
 }
 
-/// In its turn among the calls that move the offset.
+/// Seeks, ordered with the calls that move the offset.
 #[inline(never)]
 pub extern "C" fn lseek(fd: c_int, offset: off64_t, whence: c_int) -> isize {
     let from_end = match whence {
@@ -481,13 +487,13 @@ pub extern "C" fn lseek(fd: c_int, offset: off64_t, whence: c_int) -> isize {
     }
 }
 
-/// By the end that the engine knows: the kernel goes by what it was told last, and others may
-/// have made the file longer since. One call sets the offset, so that it may be shared with
-/// other processes. None: the kernel's.
+/// Seeks from the end that the engine knows: the kernel uses the file size that it was given last,
+/// and other processes may have appended since. One call sets the offset, so that other processes
+/// may share it. None: the kernel must do it.
 fn seek_from_end(fd: c_int, offset: off64_t) -> Option<isize> {
     let turn = LockedOffset::begin(fd)?;
     let Some(file) = turn.call.any_checked_file(fd) else {
-        // Has the kernel look.
+        // Makes the kernel refresh the size.
         sys::fstat(fd);
         return None;
     };
@@ -501,7 +507,7 @@ pub extern "C" fn sync(fd: c_int) -> isize {
     if sync() == Some(true) { 0 } else { BY_KERNEL }
 }
 
-// What stack these take, they take from here on.
+// Frames of their own bound the stack use of callers.
 
 #[inline(never)]
 fn is_synced(file: &EngineFile) -> bool {
@@ -513,7 +519,7 @@ fn size_of(file: &EngineFile) -> Option<u64> {
     file.size()
 }
 
-/// The limit of file sizes may have changed.
+/// Reads the limit of file sizes, which may have changed.
 #[inline(never)]
 pub extern "C" fn refresh_size_limit() {
     IS_SIZE_LIMITED.store(sys::is_file_size_limited(), Relaxed);

@@ -1,8 +1,8 @@
-//! Descriptors come, go, and get second names.
+//! Opens, closes and duplicates of descriptors.
 //!
-//! What the C library closes or replaces by itself never comes here: a stream's descriptor.
-//! So a descriptor that is given to a stream is the kernel's from then on, and one whose
-//! stream is closed is taken out.
+//! A descriptor that the C library itself closes or replaces never gets here: that of a stream. So
+//! the kernel serves a descriptor from the moment that a stream gets it, and closing a stream
+//! removes its descriptor from the table.
 
 use crate::data::{BY_KERNEL, DirectCall};
 use crate::open_description::{IoMode, OpenAttributes};
@@ -15,20 +15,20 @@ use pagemesh_direct::op_counters::{self, Why};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Devices that cannot be ours are remembered here: as many file systems as a program has
-/// open at a time, roughly. More only cost a question more per file.
+/// Devices that cannot be pagemesh mounts are remembered here: roughly as many file systems as a
+/// program uses at a time. Further ones cost one more system call per file.
 const FOREIGN_DEVICES_MAX: usize = 32;
 static FOREIGN_DEVICES: [AtomicU64; FOREIGN_DEVICES_MAX] =
     [const { AtomicU64::new(0) }; FOREIGN_DEVICES_MAX];
 
 fn may_be_direct_mount(fd: c_int, dev: u64) -> bool {
-    // A device number is never 0, as its file systems are counted from 1.
+    // A device number is never 0, as the kernel counts file systems from 1.
     let place = &FOREIGN_DEVICES[(dev ^ dev >> 8) as usize % FOREIGN_DEVICES_MAX];
     if place.load(Relaxed) == dev {
         return false;
     }
     let Some(fs_type) = sys::fs_type(fd) else {
-        // A mount that has ended, whose number the next one gets.
+        // A mount that has ended; the next mount may get its device number.
         return false;
     };
     let may_be = engine::may_be_direct_mount(fs_type);
@@ -42,7 +42,8 @@ pub fn is_file(stat: &libc::stat64) -> bool {
     stat.st_mode & libc::S_IFMT == libc::S_IFREG
 }
 
-/// What opening with these flags leaves to the engine. None: nothing.
+/// The rights that opening with these flags leaves to the engine. None: the kernel serves the
+/// descriptor.
 fn attributes_of(flags: c_int) -> Option<OpenAttributes> {
     let access = flags & libc::O_ACCMODE;
     let is_writable = access != libc::O_RDONLY;
@@ -63,8 +64,8 @@ fn attributes_of(flags: c_int) -> Option<OpenAttributes> {
     })
 }
 
-/// The flags with which the kernel opens a file: the mount of a file that may come to the engine
-/// is asked to hear of each descriptor that is closed. What is asked for is undone by [`file_opened`].
+/// The flags with which the library opens a file. The added flag asks the mount of a file that may
+/// go to the engine to report each closed descriptor. [`file_opened`] removes the flag again.
 #[inline]
 pub fn with_tracking_flag(flags: c_int) -> c_int {
     match attributes_of(flags) {
@@ -76,20 +77,20 @@ pub fn with_tracking_flag(flags: c_int) -> c_int {
 /// [`PRELOAD_OPEN_FLAG`]
 const TRACKING_FLAG: c_int = PRELOAD_OPEN_FLAG as c_int;
 
-/// The signal of descriptions that were opened so, and whose mount hears of closed descriptors.
-/// Of those that were not the library would not know when a number leads elsewhere. It is the
-/// signal that the kernel sends in any case where none is set.
+/// The I/O signal that marks descriptions which were opened with that flag: the mount reports their
+/// closed descriptors. Without those reports the library would not notice when a number leads
+/// elsewhere. It is the signal that the kernel sends by default.
 const TRACKING_SIGNAL: c_int = libc::SIGIO;
 
-/// A file was opened with [`with_tracking_flag`] flags; gives its descriptor.
+/// Handles a file that was opened with [`with_tracking_flag`] flags; returns its descriptor.
 #[inline(never)]
 pub extern "C" fn file_opened(fd: c_int, flags: c_int, since: &ForkStamp) -> c_int {
     fd_created(fd);
     if fd >= 0
         && let Some(attributes) = attributes_of(flags)
     {
-        // A filter of system calls may have come in between. Regular files keep the flag, and it does
-        // nothing there.
+        // A filter of system calls may have come in between. Then regular files keep the flag,
+        // which has no effect there.
         if flags & TRACKING_FLAG == 0 && !withdraw::is_withdrawn() {
             sys::set_flags(fd, flags);
         }
@@ -98,7 +99,7 @@ pub extern "C" fn file_opened(fd: c_int, flags: c_int, since: &ForkStamp) -> c_i
     fd
 }
 
-/// The flags that a program sees of an open description.
+/// The flags of an open description that the program is to see.
 #[inline(never)]
 pub extern "C" fn visible_flags(fd: c_int, flags: c_int) -> c_int {
     let may_be_hidden = flags >= 0 && flags & TRACKING_FLAG != 0 && !withdraw::is_withdrawn();
@@ -108,8 +109,8 @@ pub extern "C" fn visible_flags(fd: c_int, flags: c_int) -> c_int {
     }
 }
 
-/// Whether a number leads to a description of this file, opened in the same way, of which the
-/// mount hears when a descriptor of it is closed.
+/// Whether a number leads to a description of this file, opened in the same way, and the mount
+/// reports closed descriptors of it.
 pub fn refers_to(fd: c_int, attributes: &OpenAttributes) -> bool {
     let opened = sys::flags_of(fd).and_then(attributes_of);
     let is_alike = opened.is_some_and(|opened| opened.has_same_access(attributes));
@@ -165,23 +166,23 @@ fn try_track(fd: c_int, attributes: OpenAttributes, since: &ForkStamp) -> Option
     Some(())
 }
 
-/// Inside, if this process may change the table. Else nothing is to be done: a descriptor of
-/// a child in the same memory.
+/// Enters, if this process may change the table. None: the caller is a child in the same memory,
+/// and must change nothing.
 fn begin_change() -> Option<ChangeGuard> {
     thread::this()
         .enter_to_change()
         .filter(|_| process::may_change())
 }
 
-/// A descriptor is new. If it is in the table, what it led to was closed by nobody that is
-/// known (`io_uring`, a bare system call). Gives it.
+/// Handles a new descriptor, and returns it. If it is in the table, its old file was closed by an
+/// unseen call (`io_uring`, a bare system call).
 #[inline(never)]
 pub extern "C" fn fd_created(fd: c_int) -> c_int {
     forget(fd);
     fd
 }
 
-/// Before a descriptor goes.
+/// Runs before a descriptor is closed or replaced.
 #[inline(never)]
 pub extern "C" fn forget(fd: c_int) {
     if table::is_ours(fd)
@@ -191,7 +192,7 @@ pub extern "C" fn forget(fd: c_int) {
     }
 }
 
-/// Closes one that is ours. Gives the kernel's result.
+/// Closes a descriptor that is in the table. Returns the kernel's result.
 #[inline(never)]
 pub extern "C" fn close_tracked(fd: c_int) -> isize {
     if table::is_ours(fd)
@@ -206,7 +207,7 @@ pub extern "C" fn close_tracked(fd: c_int) -> isize {
     BY_KERNEL
 }
 
-/// Closes those of a range that are ours.
+/// Closes the descriptors of a range that are in the table.
 #[inline(never)]
 pub extern "C" fn close_range(first: c_uint, last: c_uint) {
     table::ours_in(first, last).for_each(|fd| {
@@ -214,7 +215,7 @@ pub extern "C" fn close_range(first: c_uint, last: c_uint) {
     });
 }
 
-/// Before all descriptors of a range go.
+/// Runs before all descriptors of a range are closed.
 #[inline(never)]
 pub extern "C" fn forget_range(first: c_uint, last: c_uint) {
     if let Some(_inside) = begin_change() {
@@ -222,8 +223,7 @@ pub extern "C" fn forget_range(first: c_uint, last: c_uint) {
     }
 }
 
-/// Closes the descriptors of a range, from one to the next of the engine's. The first error
-/// counts.
+/// Closes the descriptors of a range, except the engine's. The first error is the result.
 pub fn close_between(
     first: c_uint,
     last: c_uint,
@@ -253,8 +253,8 @@ pub fn close_between(
     }
 }
 
-/// Closes all from one on, but the engine's, on a kernel that knows no ranges. False: it does not
-/// tell which there are.
+/// Closes all descriptors from one on, except the engine's, on a kernel without `close_range`.
+/// False: the kernel does not list them.
 pub fn close_each_from(first: c_int) -> bool {
     let Some(listed) = sys::open_directory(c"/proc/self/fd") else {
         return false;
@@ -262,7 +262,7 @@ pub fn close_each_from(first: c_int) -> bool {
     let mut names = sys::DirectoryEntries([0; sys::ENTRIES_BYTES]);
     loop {
         let mut is_any = false;
-        // Again from the beginning, since the list changes under who reads it.
+        // From the beginning again, since the list changes while it is read.
         sys::lseek(listed, 0, libc::SEEK_SET);
         while let Some(len) = sys::read_entries(listed, &mut names) {
             for fd in sys::numeric_names(&names.0[..len]) {
@@ -279,14 +279,14 @@ pub fn close_each_from(first: c_int) -> bool {
     }
 }
 
-/// Before a file is mapped: what the kernel keeps of it must stay right. Its mount is asked by
-/// the file itself, whatever is known of mounts: also in a handler, and by whom the mount does
-/// not let in.
+/// Runs before a file is mapped: the kernel's cached pages must stay right. The request goes to the
+/// file's mount through the file itself. So it works in a handler, for unknown mounts, and for a
+/// process that the mount does not admit.
 pub extern "C" fn before_mmap(fd: c_int, flags: c_int) {
     if fd < 0 || flags & libc::MAP_ANONYMOUS != 0 || withdraw::is_withdrawn() {
         return;
     }
-    // A mount that fails to say what it is may be one.
+    // If `fstatfs` fails, the mount may be one of pagemesh.
     if sys::fstat(fd).is_some_and(|stat| is_file(&stat))
         && sys::fs_type(fd).is_none_or(engine::may_be_direct_mount)
     {
@@ -294,8 +294,8 @@ pub extern "C" fn before_mmap(fd: c_int, flags: c_int) {
     }
 }
 
-/// Before the kernel copies from a file: it goes up to the end that it was told last, and guests
-/// may have moved that since.
+/// Runs before the kernel copies from a file: it copies up to the file size that it was given last,
+/// and direct clients may have moved the end since.
 #[inline(never)]
 pub extern "C" fn before_copy_from(from: c_int) {
     if table::is_ours(from) {
@@ -303,7 +303,7 @@ pub extern "C" fn before_copy_from(from: c_int) {
     }
 }
 
-/// Makes a second descriptor of the same description by `by_kernel_in_turn`. Gives it.
+/// Makes a second descriptor of the same description by `kernel`. Returns it.
 #[inline(never)]
 pub extern "C" fn duplicate(fd: c_int, kernel: impl FnOnce() -> c_int) -> c_int {
     if !table::is_ours(fd) {
@@ -325,8 +325,8 @@ pub extern "C" fn duplicate(fd: c_int, kernel: impl FnOnce() -> c_int) -> c_int 
     new
 }
 
-/// A descriptor leads to what `fd` led to, and nobody knows to which: it was replaced meanwhile.
-/// All that it may be leave their offsets to the kernel.
+/// Handles a second descriptor of `fd` that may lead to one of two descriptions, since `fd` was
+/// replaced meanwhile. The offsets of both go to the kernel.
 fn share_both(fd: c_int, before: Option<table::DescriptionUse>) {
     if let Some(before) = before {
         before.share();
@@ -336,8 +336,8 @@ fn share_both(fd: c_int, before: Option<table::DescriptionUse>) {
     }
 }
 
-/// Makes `new` a descriptor of the same description by `by_kernel_in_turn`, which asks no C library, if one
-/// of both is ours. Gives the kernel's result.
+/// Makes `new` a descriptor of the same description by `kernel`, which must not call the C library,
+/// if one of both is in the table. Returns the kernel's result.
 #[inline(never)]
 pub extern "C" fn duplicate_onto(fd: c_int, new: c_int, kernel: impl FnOnce() -> isize) -> isize {
     if fd == new || !(table::is_ours(fd) || table::is_ours(new)) {
@@ -363,7 +363,7 @@ pub extern "C" fn duplicate_onto(fd: c_int, new: c_int, kernel: impl FnOnce() ->
     result
 }
 
-/// Whether a command of `fcntl` changes something here.
+/// Whether a command of `fcntl` concerns the table.
 pub fn is_tracked_command(command: c_int) -> bool {
     matches!(
         command,
@@ -371,8 +371,8 @@ pub fn is_tracked_command(command: c_int) -> bool {
     )
 }
 
-/// Who begins or ends to append is the kernel's from then on, under all names. Gives the
-/// result of `fcntl`.
+/// Leaves a description to the kernel, under all descriptors, if `O_APPEND` was set or cleared.
+/// Returns the result of `fcntl`.
 #[inline(never)]
 pub extern "C" fn status_flags_set(fd: c_int, flags: c_long, result: c_int) -> c_int {
     if result == 0 && table::is_ours(fd) {
@@ -390,7 +390,7 @@ fn flags_changed(fd: c_int, flags: c_int) {
     }
 }
 
-/// A stream reads and writes this descriptor now, past us.
+/// Runs before a stream gets a descriptor, which it reads and writes without this library.
 #[inline(never)]
 pub extern "C" fn before_fdopen(fd: c_int) {
     if table::is_ours(fd) {
@@ -399,14 +399,14 @@ pub extern "C" fn before_fdopen(fd: c_int) {
     }
 }
 
-/// Others may move the offset from now on.
+/// Leaves the offset to the kernel, as other processes may move it from now on.
 pub fn share(fd: c_int) {
     if let Some(call) = DirectCall::begin(fd) {
         call.entry.share();
     }
 }
 
-/// Before a stream is closed or opened again.
+/// Runs before a stream is closed or reopened.
 ///
 /// # Safety
 /// The stream is null or open.
@@ -418,7 +418,7 @@ pub unsafe extern "C" fn before_fclose(stream: *mut c_void) {
     }
 }
 
-/// Two are new, if the kernel says so; it has written them there.
+/// Handles two new descriptors that the kernel has written to `ends`, if the call succeeded.
 #[inline(never)]
 pub extern "C" fn fd_pair_created(ends: *const c_int, result: isize) {
     if result == 0 && !table::is_untouched() {
@@ -428,8 +428,8 @@ pub extern "C" fn fd_pair_created(ends: *const c_int, result: isize) {
     }
 }
 
-/// Before a system call by its number: what copies descriptors, or maps what one leads to, or
-/// sends it.
+/// Runs before a system call by number: those that copy descriptors, map a file, or send
+/// descriptors.
 #[inline(never)]
 pub extern "C" fn before_syscall(
     number: c_long,
@@ -441,7 +441,7 @@ pub extern "C" fn before_syscall(
 ) {
     match number {
         libc::SYS_mmap => before_mmap(e as c_int, d as c_int),
-        // The child is a stranger; what is left of the offsets is the kernel's.
+        // The child is unknown to this library, so offsets go to the kernel.
         libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3 => {
             process::before_clone_syscall(number, a);
         }
@@ -451,7 +451,7 @@ pub extern "C" fn before_syscall(
     }
 }
 
-/// After a system call by its number: what makes a descriptor.
+/// Runs after a system call by number: those that create a descriptor.
 #[inline(never)]
 pub extern "C" fn after_syscall(
     number: c_long,

@@ -1,13 +1,13 @@
-//! What the dynamic loader knows of a loaded library, read from its dynamic section.
+//! The dynamic section of a loaded library, as the dynamic loader uses it.
 //!
 //! The layouts are those of the System V ABI (gabi, "Dynamic Linking"), of the GNU hash table and
-//! of GNU symbol versions (LSB 5.0, "Symbol Versioning"). Everything that is read here the loader
-//! has read before, and would have failed over if it were wrong.
+//! of GNU symbol versions (LSB 5.0, "Symbol Versioning"). The loader has read all of these tables
+//! before, and would have failed if they were wrong.
 
 use libc::{Elf64_Sym, c_char, c_int};
 use std::ffi::CStr;
 
-/// As `<link.h>` has it.
+/// As defined in `<link.h>`.
 #[repr(C)]
 pub struct LinkMap {
     base: usize,
@@ -17,7 +17,7 @@ pub struct LinkMap {
     previous: *const LinkMap,
 }
 
-/// As `<link.h>` has it, as far as it is needed.
+/// As defined in `<link.h>`, up to the last field that is needed.
 #[repr(C)]
 pub struct LoaderDebug {
     version: c_int,
@@ -92,7 +92,7 @@ const TAG_VERSIONS: i64 = 0x6fff_fff0;
 const TAG_VERSIONS_DEFINED: i64 = 0x6fff_fffc;
 const TAG_VERSIONS_NEEDED: i64 = 0x6fff_fffe;
 
-/// A version number without the bit that says that it is not the default one.
+/// Masks the bit that marks a version as not the default one.
 const VERSION: u16 = 0x7fff;
 
 const VARIABLE: u8 = 1;
@@ -147,7 +147,7 @@ unsafe extern "C" {
     static _DYNAMIC: u8;
 }
 
-/// All that is loaded, in the order in which names are looked up.
+/// All loaded objects, in lookup order.
 pub fn loaded_objects() -> impl Iterator<Item = LoadedObject> {
     // SAFETY: the loader fills it before any code of this library runs, and it stays.
     let first = unsafe { (&raw const _r_debug.map).read().as_ref() };
@@ -156,7 +156,7 @@ pub fn loaded_objects() -> impl Iterator<Item = LoadedObject> {
     std::iter::successors(first, next).map(|map| LoadedObject { map })
 }
 
-/// The library that this code is in.
+/// The library that contains this code.
 pub fn own_object() -> Option<LoadedObject> {
     let own = (&raw const _DYNAMIC).cast::<DynamicEntry>();
     loaded_objects().find(|object| object.map.dynamic == own)
@@ -167,7 +167,7 @@ impl LoadedObject {
         std::ptr::eq(self.map, other.map)
     }
 
-    /// The path that it was loaded from: a string that stays.
+    /// The path that it was loaded from: a string that stays valid.
     pub fn path(self) -> *const c_char {
         self.map.name
     }
@@ -191,7 +191,7 @@ impl LoadedObject {
         found.map(|entry| entry.value)
     }
 
-    /// Where a table is. The loader may have added the base in place.
+    /// The address of a table. The loader may have added the base in place.
     fn table<T>(self, tag: i64) -> Option<*const T> {
         let value = self.value(tag)?;
         let is_relative = value < self.map.base;
@@ -243,7 +243,7 @@ impl LoadedObject {
         named.iter().chain(of(TAG_PLT, TAG_PLT_BYTES))
     }
 
-    /// Where a relocation writes.
+    /// The address that a relocation writes.
     pub fn slot(self, relocation: &Relocation) -> *mut usize {
         (self.map.base + relocation.offset) as *mut usize
     }
@@ -254,7 +254,7 @@ impl LoadedObject {
         Some(unsafe { versions.add(symbol).read() })
     }
 
-    /// The hash of the version that it wants of an imported symbol; none: any.
+    /// The hash of the version that it requires of an imported symbol; none: any.
     pub fn version_wanted(self, symbol: usize) -> Option<u32> {
         let number = self.version_number(symbol)? & VERSION;
         let mut file: *const VersionNeeded = self.table(TAG_VERSIONS_NEEDED)?;

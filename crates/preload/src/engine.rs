@@ -1,14 +1,14 @@
-//! The way to a file's pages without the kernel: the seam to whoever knows it.
+//! The interface to the direct path: it reaches a file's pages without the kernel.
 //!
-//! What it has to keep: nothing here but [`catches_fault`] is called in a signal handler of the program, nor inside
-//! another call of the same thread, so that all of it may allocate, and take more stack than
-//! a handler has. All are called with the thread *inside*: no handler of the program runs
-//! until they return, so that they should not wait long. Calls of the C library that the
-//! engine makes reach the kernel.
+//! Rules: except [`catches_fault`], the library calls no function here in a signal handler of the
+//! program, nor inside another engine call of the same thread. So all of them may allocate, and may
+//! take more stack than a handler has. The calling thread is *inside*: no handler of the program
+//! runs until the function returns, so it should not wait long. C library calls that the engine
+//! makes reach the kernel.
 //!
-//! What may take more than a little stack runs on one of this library's (`engine_stack`).
+//! Code that needs more than a little stack runs on a stack of this library (`stack`).
 //!
-//! A buffer's pages were touched just before, but another thread may unmap them.
+//! The caller has touched a buffer's pages just before, but another thread may unmap them.
 
 use crate::mounts;
 #[cfg(any(debug_assertions, feature = "probe"))]
@@ -27,18 +27,18 @@ pub enum EngineFile {
     Probed(probe::ProbeFile),
 }
 
-/// Once, when the library is loaded.
+/// Runs once, when the library is loaded.
 pub fn begin() {
     mounts::begin();
 }
 
-/// What the environment says, or null. When the library is loaded, and only then.
+/// The value of an environment variable, or null. It runs only when the library is loaded.
 pub fn env_string(name: &CStr) -> *mut c_char {
     // SAFETY: a string; the environment is only read, before the program runs.
     unsafe { libc::getenv(name.as_ptr()) }
 }
 
-/// The same, of a number.
+/// The value of an environment variable as a number.
 pub fn env_number(name: &CStr) -> Option<u64> {
     let text = env_string(name);
     if text.is_null() {
@@ -49,7 +49,7 @@ pub fn env_number(name: &CStr) -> Option<u64> {
     text.to_str().ok()?.parse().ok()
 }
 
-/// Whether a fault was the engine's, and is mended. For handlers.
+/// Whether a fault was the engine's, and is handled. For signal handlers.
 ///
 /// # Safety
 /// The information is that of a handler of this signal.
@@ -58,7 +58,7 @@ pub unsafe fn catches_fault(signal: c_int, info: *const libc::siginfo_t) -> bool
     unsafe { unreadable::handle_fault(signal, info) }
 }
 
-/// None: not one of the tests' engine.
+/// None: the file is not under the test engine's directory, or there is no memory for a stack.
 #[cfg_attr(not(any(debug_assertions, feature = "probe")), allow(unused_variables))]
 pub fn open(
     fd: RawFd,
@@ -76,8 +76,8 @@ pub fn open(
     })?
 }
 
-/// Whether a file system of this kind (`f_type`) may be such a mount. What is not is not
-/// asked about again.
+/// Whether a file system of this kind (`f_type`) may be a pagemesh mount. The caller does not ask
+/// again for a device that cannot be one.
 pub fn may_be_direct_mount(fs_type: i64) -> bool {
     /// `FUSE_SUPER_MAGIC`
     const FUSE: i64 = 0x6573_5546;
@@ -89,19 +89,21 @@ pub fn may_be_direct_mount(fs_type: i64) -> bool {
 }
 
 impl EngineFile {
-    /// A count that changes when a descriptor of the file may have been closed past this library:
-    /// then descriptors are looked at again. None: the kernel does everything of this file.
+    /// A count that changes when a descriptor of the file may have been closed without this
+    /// library: then callers check their descriptors again. None: the kernel serves all calls of
+    /// this file.
     #[inline]
     pub fn change_count(&self) -> Option<u64> {
         match self {
             EngineFile::Mounted(file) => file.change_count(),
-            // The tests' engine sees all that is closed.
+            // The test engine sees all closed descriptors.
             #[cfg(any(debug_assertions, feature = "probe"))]
             EngineFile::Probed(_) => Some(0),
         }
     }
 
-    /// The same before reading or writing, for which the engine gets what it needs.
+    /// As [`EngineFile::change_count`], before a read or write, for which the engine gets its
+    /// resources.
     #[inline]
     pub fn prepare(&self) -> Option<u64> {
         match self {
@@ -113,7 +115,7 @@ impl EngineFile {
         }
     }
 
-    /// Short at the end of the file. None: by the kernel.
+    /// Fewer bytes at the end of the file. None: the kernel must do it.
     #[inline]
     pub fn read(&self, into: &mut [u8], offset: u64) -> Option<usize> {
         stack::on_engine_stack(|| match self {
@@ -123,7 +125,7 @@ impl EngineFile {
         })?
     }
 
-    /// Also behind the end. None: by the kernel.
+    /// Also behind the end. None: the kernel must do it.
     #[inline]
     pub fn write(&self, data: &[u8], offset: u64) -> Option<usize> {
         stack::on_engine_stack(|| match self {
@@ -133,7 +135,8 @@ impl EngineFile {
         })?
     }
 
-    /// To the end of the file, wherever that is. Gives the end behind it. None: by the kernel.
+    /// Appends at the current end of the file. Returns the end behind the bytes. None: the kernel
+    /// must do it.
     #[inline]
     pub fn append(&self, data: &[u8]) -> Option<u64> {
         stack::on_engine_stack(|| match self {
@@ -143,7 +146,7 @@ impl EngineFile {
         })?
     }
 
-    /// Bytes of the file, with all that others have made it longer by. None: by the kernel.
+    /// Bytes of the file, including appends of other processes. None: ask the kernel.
     #[inline]
     pub fn size(&self) -> Option<u64> {
         match self {
@@ -153,7 +156,7 @@ impl EngineFile {
         }
     }
 
-    /// The kernel gets an operation, for this reason.
+    /// Counts an operation that the kernel serves, for this reason.
     #[cold]
     pub fn count_kernel(&self, why: Why) {
         match self {
@@ -163,7 +166,7 @@ impl EngineFile {
         }
     }
 
-    /// True: nothing is to be done, everything acknowledged is durable.
+    /// True: everything acknowledged is durable, and no sync is needed.
     #[inline]
     pub fn sync(&self) -> bool {
         match self {
@@ -174,7 +177,7 @@ impl EngineFile {
     }
 }
 
-/// What this process did directly, and by the kernel.
+/// The counts of operations directly and by the kernel.
 pub fn file_counts() -> Vec<FileCounts> {
     mounts::file_counts()
 }
@@ -190,22 +193,22 @@ pub fn internal_fds() -> impl Iterator<Item = RawFd> {
     mounts::internal_fds()
 }
 
-/// Before the process is copied. Waits for those who are at what a child must know of.
+/// Runs before a fork. Waits for threads that create descriptors which a child must know.
 pub fn before_fork() {
     mounts::before_fork();
 }
 
-/// In the parent, behind it.
+/// Runs in the parent, after a fork.
 pub fn after_fork() {
     mounts::after_fork();
 }
 
-/// Lets go of all that the engine has, for good.
+/// Releases all resources of the engine, for good.
 pub fn leave_all_mounts() {
     mounts::leave_all_mounts();
 }
 
-/// In the child, before anything else: forget everything of the parent, and close it.
+/// Runs in a child first: forgets the parent's resources, and closes them if `closes`.
 pub fn reset_in_child(closes: bool) {
     #[cfg(any(debug_assertions, feature = "probe"))]
     probe::reset_in_child();

@@ -1,16 +1,17 @@
 //! Programs that this process executes or starts, and that cannot have this library.
 //!
-//! `LD_PRELOAD` goes on to children. The loader of a 32-bit program prints a message about this
-//! library, as every loader does where the library's path leads nowhere (`chroot`), and a program
-//! with another C library (musl) does not start. So such a program gets an environment without this
-//! library in it, and with all else. `pagemesh exec` judges the first program by the same rules
+//! Children inherit `LD_PRELOAD`. The loader of a 32-bit program prints a message about this
+//! library, as every loader does if it cannot find the library's path (`chroot`). A program with
+//! another C library (musl) does not start. So such a program gets an environment without this
+//! library in it; all else stays. `pagemesh exec` judges the first program by the same rules
 //! (`app/src/exec/obstacle.rs`).
 //!
-//! Invariants: nothing here allocates, takes a lock, or changes memory of the caller, because it may run in a
-//! signal handler or a child of `vfork`. The environment is a mapping of its own, as long as is
-//! needed. Whatever cannot be read or mapped leaves the call as it is. A program that may have the
-//! library gets the call as the caller made it. So does every program once this process is under a
-//! filter of system calls, which may forbid to look at the program's file.
+//! Invariants: this code does not allocate, take a lock, or change memory of the caller, because it
+//! may run in a signal handler or a child of `vfork`. The environment is a mapping of its own, of
+//! the needed length. If a path or file cannot be read, or the environment cannot be mapped, the
+//! call stays as it is. A program that may have the library gets the call as the caller made it. So
+//! does every program once this process is under a filter of system calls, which may forbid reading
+//! the program's file.
 
 use crate::elf;
 use crate::real;
@@ -22,10 +23,10 @@ use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::Relaxed;
 
 const VARIABLE: &[u8] = b"LD_PRELOAD=";
-/// Where programs are looked for if the environment does not say it (glibc, `execvpe`).
+/// The search path if the environment has none (glibc, `execvpe`).
 const DEFAULT_PATH: &CStr = c"/bin:/usr/bin";
 
-/// Where relative paths begin.
+/// The base of relative paths.
 const HERE: c_int = libc::AT_FDCWD;
 
 type Strings = *const *const c_char;
@@ -34,10 +35,10 @@ unsafe extern "C" {
     static environ: Strings;
 }
 
-/// The path of this library, as the loader was told it.
+/// The path of this library, as the loader got it.
 static OWN_PATH: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
 
-/// Once, when the library is loaded.
+/// Runs once, when the library is loaded.
 pub fn begin() {
     if let Some(own) = elf::own_object() {
         OWN_PATH.store(own.path().cast_mut(), Relaxed);
@@ -52,13 +53,13 @@ fn current() -> Strings {
 /// The bytes of a string.
 ///
 /// # Safety
-/// It is one, and stays as it is while the bytes are used.
+/// It is a string, and does not change while the bytes are used.
 unsafe fn bytes<'s>(string: *const c_char) -> &'s [u8] {
     // SAFETY: the caller's.
     unsafe { CStr::from_ptr(string) }.to_bytes()
 }
 
-/// A place in an array that ends with a null; none: it ends there, or cannot be read.
+/// An element of an array that ends with a null; none: the array ends there, or cannot be read.
 fn at(strings: Strings, index: usize) -> Option<*const c_char> {
     let place = strings.wrapping_add(index);
     let found = (!strings.is_null())
@@ -73,7 +74,7 @@ fn all(strings: Strings) -> impl Iterator<Item = *const c_char> {
     (0..).map_while(move |index| at(strings, index))
 }
 
-/// What a variable of this name and `=` says.
+/// The value of a variable; `name` ends with `=`.
 fn variable(strings: Strings, name: &[u8]) -> Option<*const c_char> {
     // SAFETY: strings of an environment, which the kernel or the C library reads as well.
     let mut found = all(strings).filter(|&it| unsafe { bytes(it) }.starts_with(name));
@@ -86,16 +87,16 @@ fn libraries(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     parts.filter(|part| !part.is_empty())
 }
 
-/// An environment without this library, unmapped when it is dropped. Behind its pointers is room for others that
-/// the caller needs, and behind these are new strings.
+/// An environment without this library, unmapped when it is dropped. Behind its pointers is room
+/// for other pointers of the caller, and behind these are new strings.
 pub struct Environment {
     start: *mut c_void,
     len: usize,
-    /// Pointers of the environment, with the null behind them.
+    /// Pointers of the environment, including the null at the end.
     pointers: usize,
 }
 
-/// Strings that are put one behind the other into memory that is free.
+/// Appends strings to free memory.
 struct StringArea {
     free: *mut u8,
     room: usize,
@@ -104,13 +105,13 @@ struct StringArea {
 impl StringArea {
     fn add(&mut self, bytes: &[u8]) {
         let len = bytes.len().min(self.room);
-        // SAFETY: `allocate` bytes are free there, which are nobody else's.
+        // SAFETY: `room` bytes are free there, and only this area uses them.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.free, len) };
         self.free = self.free.wrapping_add(len);
         self.room -= len;
     }
 
-    /// Adds the variable with all libraries but this one; none: there are no others.
+    /// Adds the variable with all libraries except this one; none: there are no others.
     fn add_other_libraries(&mut self, own: &[u8], entry: &[u8]) -> Option<*const c_char> {
         let others = || libraries(&entry[VARIABLE.len()..]).filter(|it| *it != own);
         others().next()?;
@@ -120,7 +121,7 @@ impl StringArea {
             self.add(if number == 0 { b"" } else { b":" });
             self.add(library);
         }
-        // Memory that is not used is zero.
+        // Unused memory is zero.
         self.add(b"\0");
         Some(start.cast::<c_char>().cast_const())
     }
@@ -131,16 +132,16 @@ impl Environment {
         self.start.cast::<*const c_char>().cast_const()
     }
 
-    /// Room for as many pointers as were asked for, all null.
+    /// Room for as many pointers as the caller requested, all null.
     fn spare(&self) -> *mut *const c_char {
         let start: *mut *const c_char = self.start.cast();
         start.wrapping_add(self.pointers)
     }
 
-    /// Of this one, which names this library.
+    /// A copy of an environment that names this library, without it.
     fn without(own: &[u8], strings: Strings, spare: usize) -> Option<Environment> {
         let is_preload = |entry: &[u8]| entry.starts_with(VARIABLE);
-        // SAFETY: as in `env_string`.
+        // SAFETY: as in `variable`.
         let entries = || all(strings).map(|it| (it, unsafe { bytes(it) }));
         let preloads = entries().filter(|(_, entry)| is_preload(entry));
         let text: usize = preloads.map(|(_, entry)| entry.len() + 1).sum();
@@ -157,7 +158,7 @@ impl Environment {
             room: text,
         };
         let mut place: *mut *const c_char = new.start.cast();
-        // Another thread may have put more there since they were counted.
+        // Another thread may have added entries since they were counted.
         for (it, entry) in entries().take(count) {
             let put = match is_preload(entry) {
                 false => Some(it),
@@ -180,8 +181,8 @@ impl Drop for Environment {
     }
 }
 
-/// The environment for a program that cannot have this library, with room for so many other pointers; none:
-/// it may have what the caller gives it.
+/// The environment for a program that cannot have this library, with room for so many other
+/// pointers; none: the program gets the caller's environment.
 fn environment_for(
     (directory, path): (c_int, *const c_char),
     strings: Strings,
@@ -194,7 +195,7 @@ fn environment_for(
     // SAFETY: a string of the loader, which stays.
     let name = unsafe { bytes(own) };
     let value = variable(strings, VARIABLE)?;
-    // SAFETY: as in `env_string`.
+    // SAFETY: as in `variable`.
     if !libraries(unsafe { bytes(value) }).any(|library| library == name) {
         return None;
     }
@@ -203,7 +204,7 @@ fn environment_for(
     is_refused.then(|| Environment::without(name, strings, spare))?
 }
 
-/// The same of a program that is looked for as `execvp` does it.
+/// As `environment_for`, for a program that is searched for as by `execvp`.
 fn environment_for_found(
     file: *const c_char,
     strings: Strings,
@@ -219,7 +220,7 @@ fn environment_for_found(
         return environment_for((HERE, file), strings, spare);
     }
     let path = variable(current(), b"PATH=").unwrap_or(DEFAULT_PATH.as_ptr());
-    // SAFETY: as in `env_string`.
+    // SAFETY: as in `variable`.
     let path = unsafe { bytes(path) };
     let mut place = [0; libc::PATH_MAX as usize];
     for directory in path.split(|byte| *byte == b':') {
@@ -240,7 +241,7 @@ fn environment_for_found(
     None
 }
 
-/// None: there is no room.
+/// Concatenates parts; none: there is no room.
 fn join(parts: &[&[u8]], into: &mut [u8]) -> Option<()> {
     let mut at = 0;
     for part in parts {
@@ -250,7 +251,7 @@ fn join(parts: &[&[u8]], into: &mut [u8]) -> Option<()> {
     Some(())
 }
 
-/// Executes with another environment, which a child of `vfork` leaves to its parent to unmap.
+/// Executes with another environment. A child of `vfork` leaves it to its parent to unmap.
 fn with(environment: &Environment, run: impl FnOnce(Strings) -> c_int) -> c_int {
     thread::this().set_exec_mapping(environment.start as usize, environment.len);
     let result = run(environment.strings());
@@ -258,7 +259,7 @@ fn with(environment: &Environment, run: impl FnOnce(Strings) -> c_int) -> c_int 
     result
 }
 
-/// In the parent, when a child of `vfork` is gone from its memory.
+/// Runs in the parent, when a child of `vfork` has left its memory.
 pub fn unmap_exec_mapping() {
     let (start, len) = thread::this().exec_mapping();
     if len > 0 {
@@ -315,7 +316,7 @@ fn environment_for_at(
     }
 }
 
-/// Of an open file, of which perhaps nothing may be read by this descriptor (`O_PATH`).
+/// The environment for an open file; the descriptor itself may not be readable (`O_PATH`).
 fn environment_for_fd(fd: c_int, envp: Strings) -> Option<Environment> {
     let mut place = [0; 32];
     let at = b"/proc/self/fd/";
@@ -330,13 +331,13 @@ fn environment_for_fd(fd: c_int, envp: Strings) -> Option<Environment> {
     environment_for((HERE, place.as_ptr().cast()), envp, 0)
 }
 
-/// The arguments of a call with a list of them: those in registers, and those on the stack.
+/// The arguments of a call with a list of them: those in registers; the others are on the stack.
 #[repr(C)]
 struct ExecArguments {
     registers: [*const c_char; 6],
 }
 
-/// Which of these calls it is.
+/// The calls with a list of arguments.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ExecListCall {
     Execl,
@@ -344,10 +345,10 @@ enum ExecListCall {
     Execle,
 }
 
-/// Arguments of a list, in order, from the first behind the path on.
+/// An argument of a list, counted from the first behind the path.
 ///
 /// # Safety
-/// What a caller of `execl` or a relative passed.
+/// The caller of `execl` or a relative passed these arguments.
 unsafe fn argument(listed: *const ExecArguments, stack: Strings, index: usize) -> *const c_char {
     match index + 1 {
         // SAFETY: the caller's.
@@ -357,7 +358,8 @@ unsafe fn argument(listed: *const ExecArguments, stack: Strings, index: usize) -
     }
 }
 
-/// Executes the program if it cannot have this library. Returns otherwise, or if that fails.
+/// Executes the program if it cannot have this library. Returns otherwise, or if the execution
+/// fails.
 ///
 /// # Safety
 /// As `argument`.
@@ -407,7 +409,7 @@ macro_rules! listing {
                 real::addresses::$name()
             }
 
-            /// Passes on whatever arguments there are: the C library's counts them.
+            /// Passes all arguments on unchanged: the C library's function counts them.
             ///
             /// # Safety
             /// As the C library's.

@@ -1,17 +1,17 @@
-//! The library that programs are started with (`LD_PRELOAD`) to reach files on a pagemesh
-//! mount without system calls.
+//! The preload library (`LD_PRELOAD`): programs reach files on a pagemesh mount without system
+//! calls.
 //!
-//! A program's descriptors stay the kernel's, of the mount. So whatever this library does
-//! not know, or is not sure of, is left to the kernel, and is right there, only slower.
-//! What it knows it hands to the [`engine`]: reads, writes and syncs of regular files that
-//! were opened by a call that it saw.
+//! A program's descriptors remain descriptors of the kernel, on the mount. So each call that this
+//! library does not know, or is not sure of, goes to the kernel; it is correct there, only slower.
+//! The [`engine`] gets reads, writes and syncs of regular files that the program opened by a call
+//! that this library intercepts.
 //!
-//! A program that never opens such a file pays for one load per call, an `fstat` per opened
-//! file, and nothing for its signals but one more function.
+//! A program that never opens such a file pays one load per call, an `fstat` per opened file, and
+//! one more function call per signal.
 //!
 //! | | |
 //! |---|---|
-//! | `calls` | what programs call in place of the C library's |
+//! | `calls` | the functions that replace the C library's |
 //! | `data`, `vector` | reading and writing, and the offset |
 //! | `descriptors`, `messages` | opening, closing, duplicating, sending |
 //! | `table`, `open_description` | which descriptors are on the direct path |
@@ -19,27 +19,27 @@
 //! | `execs`, `programs` | programs that cannot have this library |
 //! | `threads` | threads of the engine, which keep no process alive |
 //! | `withdraw` | limits and filters that the engine would break |
-//! | `signals`, `thread` | no handler inside an engine call |
+//! | `signals`, `thread` | no signal handler runs inside an engine call |
 //! | `buffer` | bad pointers |
-//! | `report` | what went directly, and what by the kernel |
-//! | `engine_stack` | the engine does not run on stacks of the program |
-//! | `real`, `sys` | the way to the C library, and past it |
-//! | `binding`, `elf` | what this library itself calls is not the program's |
+//! | `report` | operations that went directly or by the kernel |
+//! | `stack` | the engine does not run on stacks of the program |
+//! | `real`, `sys` | calls to the C library, and system calls without it |
+//! | `binding`, `elf` | calls of this library do not reach the program's functions |
 //!
-//! It is for x86-64 and the GNU C library. What stays with the kernel, and why:
-//! `docs/rfd/014-preload.md`.
+//! It is for x86-64 and the GNU C library. `docs/rfd/014-preload.md` lists the calls that stay with
+//! the kernel, and the reasons.
 //!
-//! Everything here may run in a signal handler of the program and in a child of `vfork`.
-//! Nothing allocates but the engine, where it says so, and who gathers parts for it; nothing
-//! panics, and no lock is held while a handler of the program runs.
+//! Everything here may run in a signal handler of the program and in a child of `vfork`. Only the
+//! engine, where its documentation says so, and the gathering of several parts for it allocate.
+//! This code does not panic, and holds no lock while a handler of the program runs.
 
 #![allow(unsafe_code)]
 #![cfg(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
 #![cfg_attr(test, allow(dead_code))]
 
-/// Exports functions under names of the C library: `name = path;` or `name;` for a function of
-/// this module. What stands under an exported name only jumps to a function that has none, so that
-/// no call within this library goes by a name that the program may define, too.
+/// Exports functions under names of the C library: `name: path;`. The code under an exported name
+/// only jumps to a function with an internal name. So no call within this library uses a name that
+/// the program may define, too.
 macro_rules! names {
     ($($name:ident: $function:path;)*) => {
         $(
@@ -50,7 +50,7 @@ macro_rules! names {
                 #[unsafe(no_mangle)]
                 #[unsafe(naked)]
                 unsafe extern "C" fn $name() {
-                    // With all that the caller passes, wherever it lies.
+                    // All arguments pass through unchanged, in registers and on the stack.
                     std::arch::naked_asm!("jmp {function}", function = sym $function)
                 }
             };
@@ -86,8 +86,8 @@ mod threads;
 mod vector;
 mod withdraw;
 
-/// Runs before the program, but perhaps after other libraries: their files stay on the
-/// kernel's path.
+/// Runs before the program, but perhaps after the initializers of other libraries: their files stay
+/// on the kernel's path.
 extern "C" fn begin() {
     binding::begin();
     withdraw::begin();
@@ -103,7 +103,7 @@ extern "C" fn begin() {
     report::begin();
 }
 
-/// Runs when the program returns or calls `exit`, behind its own functions for that.
+/// Runs when the program returns or calls `exit`, after the program's own exit functions.
 extern "C" fn end() {
     report::end();
 }

@@ -1,9 +1,9 @@
-//! A lock that asks the C library nothing: usable wherever a signal handler is.
+//! A lock that does not use the C library: it works wherever a signal handler runs.
 //!
-//! Whoever holds it runs no handler of the program (it is *inside*, or has its signals
-//! blocked), so nobody waits for itself. It sleeps in the kernel, so that no thread of
-//! higher priority spins against its holder. Its states are those of Drepper, "Futexes Are
-//! Tricky", and that what it is held for is a call of the kernel's alone.
+//! A holder runs no handler of the program (it is *inside*, or has its signals blocked), so no
+//! thread waits for itself. Waiters sleep in the kernel, so that no thread of higher priority spins
+//! against the holder. The states are those of Drepper, "Futexes Are Tricky", plus one: the holder
+//! is in a single kernel call.
 
 use crate::sys;
 use std::hint::spin_loop;
@@ -12,12 +12,12 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// Besides: somebody may sleep.
+/// Flag: a thread may sleep.
 const HAS_WAITERS: u32 = 2;
-/// Besides: for a call of the kernel's alone.
+/// Flag: the holder only makes a kernel call.
 const IN_KERNEL_CALL: u32 = 4;
 
-/// Looks before sleeping: about as long as two short system calls.
+/// Attempts before sleeping: about as long as two short system calls.
 const SPINS_MAX: u32 = 100;
 
 pub struct Lock(AtomicU32);
@@ -44,7 +44,7 @@ impl Lock {
         self.0.compare_exchange(FREE, state, Acquire, Relaxed)
     }
 
-    /// Until it is no longer as it was seen, or sooner.
+    /// Sleeps until the state is no longer `seen`, or shorter.
     fn sleep(&self, seen: u32) {
         let awaited = seen | HAS_WAITERS;
         let mark = || self.0.compare_exchange(seen, awaited, Relaxed, Relaxed);
@@ -53,12 +53,12 @@ impl Lock {
         }
     }
 
-    /// Returns when nobody holds it, unless for a call of the kernel's alone. Whoever holds it
-    /// from then on sees what the caller did before.
+    /// Returns when no thread holds the lock, except for a kernel call alone. Later holders see all
+    /// writes that the caller made before.
     pub fn await_release(&self) {
         let mut has_slept = false;
         loop {
-            // It writes, so that who takes the lock later has seen that.
+            // A write, so that a later holder is ordered behind it.
             let seen = self.0.fetch_or(0, AcqRel);
             if seen == FREE || seen & IN_KERNEL_CALL != 0 {
                 break;
@@ -67,12 +67,12 @@ impl Lock {
             has_slept = true;
         }
         if has_slept {
-            // One who would hold it may have been meant.
+            // The wakeup may have been meant for a thread that wants to hold the lock.
             sys::futex_wake_one(&self.0);
         }
     }
 
-    /// In a child, where the thread that held it is not there.
+    /// Resets the lock in a child, where the holding thread does not exist.
     pub fn reset(&self) {
         self.0.store(FREE, Release);
     }
@@ -81,7 +81,7 @@ impl Lock {
 pub struct LockGuard<'a>(&'a Lock);
 
 impl LockGuard<'_> {
-    /// What is left to do is one call of the kernel's.
+    /// Marks that the rest of the holder's work is one kernel call.
     pub fn mark_kernel_call(&self) {
         if self.0.0.fetch_or(IN_KERNEL_CALL, Release) & HAS_WAITERS != 0 {
             sys::futex_wake_all(&self.0.0);

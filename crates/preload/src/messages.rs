@@ -1,8 +1,8 @@
 //! Descriptors in messages.
 //!
-//! What is sent has not been looked at by the kernel: a pointer or a length may be anything.
-//! So nothing of it is looked at while no descriptor was ever ours, and then only what is
-//! surely there, as far as the kernel would look; the error is the kernel's to tell.
+//! The kernel has not checked a message that is to be sent: each pointer or length may be invalid.
+//! So these functions ignore messages until a descriptor was in the table. Afterwards they read
+//! only memory that is surely mapped, and no more than the kernel reads; the kernel reports errors.
 
 use crate::buffer;
 use crate::descriptors::{fd_created, share};
@@ -12,11 +12,11 @@ use libc::{c_int, c_uint, cmsghdr, mmsghdr, msghdr};
 /// The kernel refuses more messages in one call (UIO_MAXIOV).
 const MESSAGES_MAX: usize = 1024;
 
-/// The kernel refuses more of what comes with a message, unless an administrator raised it
+/// The kernel refuses more control bytes per message, unless an administrator raised the limit
 /// (`net.core.optmem_max`, 128 KiB at most by default).
 const CONTROL_BYTES_MAX: usize = 1 << 20;
 
-/// A message may take descriptors to another process.
+/// Handles a message that may pass descriptors to another process.
 #[inline(never)]
 pub extern "C" fn before_sendmsg(message: *const msghdr) {
     if !table::is_untouched() {
@@ -35,7 +35,7 @@ pub extern "C" fn before_sendmmsg(messages: *const mmsghdr, count: c_uint) {
     }
 }
 
-/// A message may have brought descriptors, if it was received.
+/// Handles a message that may have brought descriptors, if it was received.
 #[inline(never)]
 pub extern "C" fn after_recvmsg(message: *const msghdr, result: isize) {
     if result >= 0 && !table::is_untouched() {
@@ -52,7 +52,7 @@ pub extern "C" fn after_recvmmsg(messages: *const mmsghdr, count: isize) {
     }
 }
 
-/// The descriptors in a message, up to the first part that is not whole.
+/// Calls `tell` with the descriptors in a message, up to the first incomplete part.
 fn for_each_fd(message: *const msghdr, tell: impl Fn(c_int)) {
     const HEAD: usize = size_of::<cmsghdr>();
     let Some(header) = buffer::read_checked(message) else {

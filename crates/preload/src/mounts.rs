@@ -1,4 +1,4 @@
-//! The engine: files on mounts, as a guest of theirs.
+//! The engine: files on mounts, as a direct client of them.
 
 use crate::engine::env_number;
 use crate::{real, sys, threads};
@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicPtr, AtomicU32};
 
 pub struct MountedFile(client::DirectFile);
 
-/// Calls that the kernel serves before a process joins its first mount. Most processes of a
-/// shell script, or compilers, never get there.
+/// Calls that the kernel serves before a process joins its first mount. Most processes of a shell
+/// script, or compilers, never make so many.
 const PATIENCE: u32 = 32;
 
-/// What the environment says instead, when the library was loaded.
+/// The value of `PAGEMESH_PATIENCE`, if it was set when the library was loaded.
 static PATIENCE_SET: AtomicU32 = AtomicU32::new(PATIENCE);
 
-/// Once, when the library is loaded.
+/// Runs once, when the library is loaded.
 pub fn begin() {
     unreadable::let_caller_handle_signals();
     let calls = env_number(c"PAGEMESH_PATIENCE").and_then(|calls| u32::try_from(calls).ok());
@@ -45,7 +45,7 @@ fn client() -> &'static DirectClient {
             match CLIENT.compare_exchange(ptr::null_mut(), made, AcqRel, Acquire) {
                 Ok(_) => made,
                 Err(other) => {
-                    // SAFETY: nobody else has seen it.
+                    // SAFETY: no other thread has seen it.
                     drop(unsafe { Box::from_raw(made) });
                     other
                 }
@@ -56,7 +56,7 @@ fn client() -> &'static DirectClient {
     unsafe { &*found }
 }
 
-/// What this process did on the direct path, and by the kernel.
+/// The counts of operations on the direct path, and by the kernel.
 pub fn file_counts() -> Vec<FileCounts> {
     client().file_counts()
 }
@@ -64,8 +64,8 @@ pub fn file_counts() -> Vec<FileCounts> {
 /// `PTHREAD_CANCEL_DISABLE`
 const CANCEL_DISABLE: c_int = 1;
 
-/// Threads that are started meanwhile get none of the program's signals. This one is not
-/// cancelled where it waits for them.
+/// Runs a closure with signals blocked: threads that it starts get none of the program's signals.
+/// The calling thread is not cancelled while it waits for them.
 fn run_masked(run: &mut dyn FnMut()) {
     let before = sys::mask(libc::SIG_BLOCK, crate::signals::MASKABLE);
     let (mut may_be, mut disabled) = (0, 0);
@@ -117,7 +117,7 @@ impl MountedFile {
         self.0.size()
     }
 
-    /// The kernel gets an operation, for this reason.
+    /// Counts an operation that the kernel serves, for this reason.
     pub fn count_kernel(&self, why: Why) {
         self.0.count_kernel(why);
     }
@@ -136,7 +136,7 @@ pub fn leave_all_mounts() {
     }
 }
 
-/// What the parent's threads may be changing is left as it is, for ever.
+/// Resets the engine in a child. State that the parent's threads may have been changing is leaked.
 pub fn reset_in_child(closes: bool) {
     CLIENT.store(ptr::null_mut(), Release);
     threads::reset_in_child();
@@ -147,17 +147,17 @@ pub fn reset_in_child(closes: bool) {
     });
 }
 
-/// Before the process is copied: the child must know of all that is the engine's.
+/// Runs before a fork: the child must know all descriptors of the engine.
 pub fn before_fork() {
     internal_fds::before_fork();
 }
 
-/// In the parent, behind it.
+/// Runs in the parent, after a fork.
 pub fn after_fork() {
     internal_fds::after_fork();
 }
 
-/// All that the engine has.
+/// All descriptors of the engine.
 pub fn internal_fds() -> impl Iterator<Item = RawFd> {
     internal_fds::all()
 }

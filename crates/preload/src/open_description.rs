@@ -1,13 +1,13 @@
 //! Open descriptions that are on the direct path.
 //!
-//! An entry is *named* by descriptors and *used* by calls that are under way. It is buried,
-//! and then used for another description, when it has neither. The memory stays an entry
-//! for ever, so a late caller may count itself in, look again, and step back.
+//! *Descriptors* lead to an entry, and calls in progress *use* it. When it has neither, it is freed
+//! and then used for another description. The memory stays an entry for ever. So a late caller may
+//! count itself in, look again, and step back.
 //!
-//! Why no entry is buried under a user: whoever buries has read that there are no names,
-//! then no users, and then changes the word that he read, in which every new name leaves a
-//! trace. Without names no descriptor leads to the entry, so that a user who came after the
-//! first look finds his descriptor changed and steps back; one who came before it was seen.
+//! No entry is freed while it has a user. The thread that frees it reads that there are no
+//! descriptors, then no users, and then changes the word that it read, which every new descriptor
+//! changes, too. Without descriptors no number leads to the entry. So a user that came after the
+//! first read finds its descriptor changed and steps back; a user that came before was counted.
 
 use crate::engine::EngineFile;
 use crate::lock::Lock;
@@ -17,31 +17,31 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
-/// Counters of users, each on a line of its own: threads that share a description do not
+/// Counters of users, each in a cache line of its own: threads that share a description do not
 /// share a line for it.
 const USER_COUNTERS: usize = 8;
 
-/// The lower half of the word of names: 0 for nobody's entry, or the number of names plus
-/// one. The upper half counts the names that there ever were.
+/// The lower half of the word of descriptors: 0 for a free entry, or the number of descriptors plus
+/// one. The upper half counts all descriptors that ever led to the entry.
 const DESCRIPTORS_MASK: u64 = u32::MAX as u64;
 const FREE: u64 = 0;
 const NO_DESCRIPTOR: u64 = 1;
 const ONE_DESCRIPTOR: u64 = 1 << 32 | 1;
 
-/// What is done with the descriptors of an entry.
+/// The path of an entry's operations.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum IoMode {
     /// The engine has the file.
     Direct,
-    /// A parent opened it; at its first use the engine is asked again.
+    /// A parent opened the file; at the first use the engine is asked again.
     Inherited,
-    /// Somebody is asking.
+    /// A thread is asking the engine.
     Reopening,
-    /// The kernel has it, for good.
+    /// The kernel serves it, for good.
     Kernel,
 }
 
-/// What the engine has to know to open a file, and callers to refuse.
+/// The attributes by which the engine opens a file, and callers check rights.
 #[derive(Clone, Copy)]
 pub struct OpenAttributes {
     pub dev: u64,
@@ -55,7 +55,7 @@ pub struct OpenAttributes {
 }
 
 impl OpenAttributes {
-    /// Whether both allow the same, whatever file they are of.
+    /// Whether both have the same access rights and flags, apart from the file.
     pub fn has_same_access(&self, other: &OpenAttributes) -> bool {
         let rights = |attributes: &OpenAttributes| (attributes.is_readable, attributes.is_writable);
         rights(self) == rights(other)
@@ -75,25 +75,26 @@ pub struct OpenDescription {
     is_shared: AtomicBool,
     /// There is a `file`.
     has_file: AtomicBool,
-    /// Held while the kernel's offset is not what callers are to see.
+    /// Held while the kernel's offset is not the one that callers are to see.
     pub offset_lock: Lock,
-    /// In the list of free entries.
+    /// The next entry in the list of free entries.
     pub next_free: AtomicU32,
     attributes: UnsafeCell<MaybeUninit<OpenAttributes>>,
     file: UnsafeCell<MaybeUninit<EngineFile>>,
     users: [UserCounter; USER_COUNTERS],
 }
 
-// SAFETY: what is not atomic is written only by who owns the entry alone (before its first
-// name, after its burial, in a child's only thread) or who asks (`IoMode::Reopening`), and read
-// only after that was published. `File` is `Send` and `Sync`.
+// SAFETY: the fields that are not atomic have a single writer: the exclusive owner of the entry
+// (before its first descriptor, after it is freed, in a child's only thread), or the thread that
+// asks (`IoMode::Reopening`). They are read only after that was published. `EngineFile` is `Send`
+// and `Sync`.
 unsafe impl Sync for OpenDescription {}
 
 const fn check_file<T: Send + Sync>() {}
 const _: () = check_file::<EngineFile>();
 
 impl OpenDescription {
-    /// Of zeroes, so that the table takes no memory until it is used.
+    /// All zeroes, so that the table takes no memory until it is used.
     pub const fn new() -> Self {
         OpenDescription {
             descriptors: AtomicU64::new(0),
@@ -108,9 +109,9 @@ impl OpenDescription {
         }
     }
 
-    /// Makes it an open file with one name. It is the caller's alone.
+    /// Makes it an open file with one descriptor. The caller owns the entry exclusively.
     pub fn begin(&self, attributes: OpenAttributes, file: EngineFile) {
-        // SAFETY: nobody else has it.
+        // SAFETY: the caller owns the entry.
         unsafe {
             (*self.attributes.get()).write(attributes);
             (*self.file.get()).write(file);
@@ -136,7 +137,7 @@ impl OpenDescription {
         self.mode.store(mode as u32, Release);
     }
 
-    /// True for the one who is to ask the engine.
+    /// True for the one thread that must ask the engine.
     pub fn begin_reopen(&self) -> bool {
         let (from, to) = (IoMode::Inherited as u32, IoMode::Reopening as u32);
         self.mode
@@ -148,10 +149,10 @@ impl OpenDescription {
         let Some(file) = answer else {
             return self.set_mode(IoMode::Kernel);
         };
-        // SAFETY: only who asks writes it, and nobody reads before the mode says so.
+        // SAFETY: only the asking thread writes it, and readers check the mode first.
         unsafe { (*self.file.get()).write(file) };
         self.has_file.store(true, Release);
-        // The flags may have changed meanwhile, and then it is the kernel's.
+        // The flags may have changed meanwhile; then the kernel serves it.
         let (from, to) = (IoMode::Reopening as u32, IoMode::Direct as u32);
         let _ = self.mode.compare_exchange(from, to, AcqRel, Relaxed);
     }
@@ -164,16 +165,17 @@ impl OpenDescription {
         self.is_shared.store(true, SeqCst);
     }
 
-    /// Behind it nobody moves the offset but by one call of the kernel's, which takes turns with
-    /// whoever has the description. So a call that waits in the kernel is not waited for.
+    /// Leaves the offset to the kernel. When this returns, only single kernel calls move the
+    /// offset, which are ordered with all others of the description. So this does not wait for a
+    /// call that blocks in the kernel.
     pub fn share(&self) {
         self.set_shared();
         self.offset_lock.await_release();
     }
 
-    /// Of an entry that is used or named.
+    /// The attributes of an entry that is in use or has a descriptor.
     pub fn attributes(&self) -> OpenAttributes {
-        // SAFETY: written before the entry had its first name.
+        // SAFETY: written before the entry had its first descriptor.
         unsafe { (*self.attributes.get()).assume_init() }
     }
 
@@ -181,18 +183,18 @@ impl OpenDescription {
     /// The caller uses the entry, and its mode was `Direct`.
     pub unsafe fn file(&self) -> &EngineFile {
         // SAFETY: the mode was published after the file was written, and it stays until the
-        // entry is buried.
+        // entry is freed.
         unsafe { (*self.file.get()).assume_init_ref() }
     }
 
-    /// The file, also after the kernel got the descriptor. The caller uses the entry.
+    /// The file, also after the kernel serves the descriptor. The caller uses the entry.
     pub fn any_file(&self) -> Option<&EngineFile> {
         let has_file = self.has_file.load(Acquire);
-        // SAFETY: it was written before that was said, and stays until the entry is buried.
+        // SAFETY: it was written before that was said, and stays until the entry is freed.
         has_file.then(|| unsafe { (*self.file.get()).assume_init_ref() })
     }
 
-    /// Counts a user; he has to look again whether his descriptor still leads here.
+    /// Counts a user; it must check again whether its descriptor still leads here.
     #[inline]
     pub fn add_user(&self, thread: u32) {
         self.users[thread as usize % USER_COUNTERS]
@@ -207,7 +209,7 @@ impl OpenDescription {
             .fetch_sub(1, SeqCst);
     }
 
-    /// By a user, who so keeps it from being buried.
+    /// Adds a descriptor. The caller is a user, so the entry is not freed meanwhile.
     pub fn add_descriptor(&self) {
         self.descriptors.fetch_add(ONE_DESCRIPTOR, SeqCst);
     }
@@ -230,7 +232,8 @@ impl OpenDescription {
         self.users.iter().all(|users| users.0.load(SeqCst) == 0)
     }
 
-    /// Drops the file if there are neither names nor users. True: it is the caller's now.
+    /// Drops the file if there are neither descriptors nor users. True: the caller owns the entry
+    /// now.
     pub fn free_if_unused(&self) -> bool {
         let names = self.descriptors.load(SeqCst);
         if names & DESCRIPTORS_MASK != NO_DESCRIPTOR || !self.is_unused() {
@@ -254,8 +257,8 @@ impl OpenDescription {
         true
     }
 
-    /// In a child, by its only thread: what the parent's threads were doing is undone, and
-    /// the file left alone. Its names are to be added.
+    /// Adopts the entry in a child, in its only thread: undoes calls of the parent's threads, and
+    /// leaks the file. The caller then adds its descriptors.
     pub fn inherit(&self) {
         for users in &self.users {
             users.0.store(0, Relaxed);

@@ -1,13 +1,13 @@
-//! An engine for tests: does by system calls what it is asked, and counts.
+//! An engine for tests: it does the operations by system calls, and counts them.
 //!
-//! Only in builds with debug assertions or the feature `probe`, and only where the
-//! environment names a directory. Below it every regular file is on the direct path.
+//! It exists only in builds with debug assertions or the feature `probe`, and works only if the
+//! environment names a directory. Every regular file below that directory is on the direct path.
 //!
 //! - `PAGEMESH_PROBE_DIR`: that directory.
-//! - `PAGEMESH_PROBE_COUNTS`: a file of [`LIST_COUNTS`] words; all processes count in it.
-//! - `PAGEMESH_PROBE_DECLINE=n`: of every n calls it leaves one to the kernel.
-//! - `PAGEMESH_PROBE_DWELL_US`: how long it stays inside.
-//! - `PAGEMESH_PROBE_NULL`: says that it did what it was asked, and does nothing.
+//! - `PAGEMESH_PROBE_COUNTS`: a file of [`COUNTS`] words; all processes count in it.
+//! - `PAGEMESH_PROBE_DECLINE=n`: it leaves one of every n calls to the kernel.
+//! - `PAGEMESH_PROBE_DWELL_US`: the time that each call spends inside.
+//! - `PAGEMESH_PROBE_NULL`: it reports success, and does nothing.
 
 use crate::engine::{env_number, env_string};
 use crate::sys;
@@ -19,9 +19,9 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
 use std::time::{Duration, Instant};
 
-/// opens, reads, writes, syncs, ends, forks, calls that are wrong (inside another of the same
-/// thread, of a file that was ended or was the parent's, or asking for a file by a descriptor
-/// that does not lead to it), calls that began, calls that ended, questions for the size
+/// Number of counters: opens, reads, writes, syncs, ends, forks, wrong calls, begun calls, ended
+/// calls, size queries. A call is wrong if it is inside another one of the same thread, if its file
+/// has ended or was the parent's, or if it opens a file by a descriptor that leads elsewhere.
 const COUNTS: usize = 10;
 
 /// The order of the words, for the tests.
@@ -52,13 +52,13 @@ thread_local! {
 
 pub struct ProbeFile {
     fd: c_int,
-    /// Which process has opened it, counted along forks; none when it was ended.
+    /// The process that opened it, counted along forks; 0 after its end.
     generation: AtomicU64,
 }
 
 static PROCESS_GENERATION: AtomicU64 = AtomicU64::new(1);
 
-/// Once, when the library is loaded.
+/// Runs once, when the library is loaded.
 pub fn begin() {
     DIRECTORY.store(env_string(c"PAGEMESH_PROBE_DIR"), SeqCst);
     DECLINE.store(env_number(c"PAGEMESH_PROBE_DECLINE").unwrap_or(0), SeqCst);
@@ -89,18 +89,18 @@ fn map(path: *const c_char) -> *mut AtomicU64 {
 fn count(what: Counter) {
     let counters = COUNTERS.load(Relaxed);
     if !counters.is_null() {
-        // SAFETY: a mapped array of `LIST_COUNTS` words that stays.
+        // SAFETY: a mapped array of `COUNTS` words that stays.
         unsafe { &*counters.add(what as usize) }.fetch_add(1, Relaxed);
     }
 }
 
-/// Whether any kind of file system may be meant.
+/// Whether the test engine is on; then a file system of any kind may be a mount.
 pub fn is_on_all() -> bool {
     !DIRECTORY.load(Relaxed).is_null()
 }
 
 pub fn open(fd: c_int, dev: u64, ino: u64, _reads: bool, _writes: bool) -> Option<ProbeFile> {
-    // The one on mounts does not ask where a descriptor leads.
+    // The engine on mounts does not check where a descriptor leads.
     if sys::fstat(fd).is_none_or(|stat| (stat.st_dev, stat.st_ino) != (dev, ino)) {
         count(Counter::Wrong);
     }
@@ -108,10 +108,10 @@ pub fn open(fd: c_int, dev: u64, ino: u64, _reads: bool, _writes: bool) -> Optio
         return None;
     }
     count(Counter::Opens);
-    // Descriptors with high numbers are its own, as those of a real engine are.
+    // Its own descriptors have high numbers, as those of the real engine.
     // SAFETY: no memory is touched.
     let fd = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 1000) };
-    // Another opening, so that its offset and flags are its own.
+    // A duplicate with a number of its own.
     (fd >= 0).then(|| ProbeFile {
         fd,
         generation: AtomicU64::new(PROCESS_GENERATION.load(Relaxed)),
@@ -150,7 +150,7 @@ impl ProbeFile {
         usize::try_from(written).ok()
     }
 
-    /// The end is not its own business: whoever appends beside it may be seen as it.
+    /// The end is not atomic: another append in between may lie before these bytes.
     pub fn append(&self, data: &[u8]) -> Option<u64> {
         let _visit = self.begin_call(Counter::Writes)?;
         let end = sys::lseek(self.fd, 0, libc::SEEK_END);
@@ -191,7 +191,7 @@ impl Drop for ProbeFile {
     }
 }
 
-/// Between the beginning and the end of a call.
+/// A call in progress.
 struct ProbeCall;
 
 impl ProbeCall {

@@ -1,18 +1,19 @@
-//! One process after another in the same memory: `fork`, `vfork`, and what calls them.
+//! Copies of the process: `fork`, `vfork`, and functions that call them.
 //!
-//! A descriptor is shared with a child, and so is its offset. From then on the kernel alone
-//! moves the offset (`table::share_all`); reading and writing at a given place stays direct.
-//! The child asks the engine again for what it inherited.
+//! A descriptor is shared with a child, and so is its offset. From then on only the kernel moves
+//! the offset (`table::share_all`); reads and writes at a given offset stay direct. The child asks
+//! the engine again for inherited files.
 //!
-//! A child of `fork` is told by `pthread_atfork`; any other copy of this memory (`_Fork`,
-//! `clone` by a raw system call) by a page that the kernel clears in copies. That one may not
+//! `pthread_atfork` announces a child of `fork`. A page that the kernel clears in copies reveals
+//! any other copy of this memory (`_Fork`, `clone` by a raw system call). Such a copy may not
 //! allocate, and leaves everything to the kernel.
 //!
-//! A child of `vfork` runs in its parent's memory with descriptors of its own, so all of its
-//! calls go to the kernel and change nothing here. So does a process made by `clone` with the
-//! memory but not the descriptors of its parent, if that sleeps meanwhile. If it runs beside it,
-//! nobody can tell cheaply who of them is calling; and of what a process does to descriptors that
-//! it shares nothing is known here. Then all descriptors are the kernel's, for good.
+//! A child of `vfork` runs in its parent's memory with descriptors of its own, so all of its calls
+//! go to the kernel and change nothing here. The same holds for a `clone` child with the memory but
+//! not the descriptors of its parent, if the parent sleeps meanwhile. If both run concurrently,
+//! this library cannot tell cheaply which of them is calling. It also cannot see changes that
+//! another process makes to shared descriptors. In both cases the kernel serves all descriptors,
+//! for good.
 
 use crate::{
     buffer, descriptors, engine, execs, real, report, signals, sys, table, thread, withdraw,
@@ -22,16 +23,16 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
-/// A word that is 1 in the process that this library knows itself to be in, and 0 in a copy
-/// of it. None before the library is ready.
+/// A word that is 1 in the process that this library has adopted, and 0 in a copy of it. Null
+/// before the library is ready.
 static OWNERSHIP_WORD: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 static PID: AtomicI32 = AtomicI32::new(0);
 
-/// Another process is or was in this memory, or had these descriptors, beside this one.
+/// Another process shares or shared this memory, or these descriptors.
 static IS_KERNEL_ONLY: AtomicBool = AtomicBool::new(false);
-/// This is a copy that was not told, or not yet.
+/// This is an unannounced copy, or not announced yet.
 static IS_UNANNOUNCED_COPY: AtomicBool = AtomicBool::new(false);
-/// In a copy that was not told: it may have its parent's very descriptors.
+/// An unannounced copy may share the descriptor table of its parent.
 static MAY_SHARE_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
 
 /// Calls that may copy descriptors into another process.
@@ -43,7 +44,7 @@ fn ownership_word() -> Option<&'static AtomicU32> {
     NonNull::new(OWNERSHIP_WORD.load(Relaxed)).map(|word| unsafe { word.as_ref() })
 }
 
-/// Once, when the library is loaded.
+/// Runs once, when the library is loaded.
 pub fn begin() {
     let Some(page) = wipe_on_fork_page() else {
         return;
@@ -76,7 +77,7 @@ fn wipe_on_fork_page() -> Option<NonNull<AtomicU32>> {
     NonNull::new(page.cast())
 }
 
-/// Whether the table is this process's; a copy that was not told empties it. False before
+/// Whether the table belongs to this process; an unannounced copy empties it first. False before
 /// the library is ready. The caller's thread is inside, or has its signals blocked.
 #[inline]
 pub fn is_ours() -> bool {
@@ -89,17 +90,17 @@ pub fn is_ours() -> bool {
     true
 }
 
-/// Whether this process may change the table: it is not another one in the same memory.
+/// Whether this process may change the table: it is not another process in the same memory.
 pub fn may_change() -> bool {
     is_ours() && sys::getpid() == PID.load(Relaxed)
 }
 
-/// Whether no descriptor is to be put in the table any more.
+/// Whether the table accepts no more descriptors.
 pub fn is_kernel_only() -> bool {
     IS_KERNEL_ONLY.load(SeqCst) || IS_UNANNOUNCED_COPY.load(SeqCst) || withdraw::is_withdrawn()
 }
 
-/// Before such a child.
+/// Leaves all descriptors to the kernel, before a child that shares memory or descriptors.
 fn switch_to_kernel(flags: c_int) {
     if !thread::this().is_vforked() {
         let shares = flags & libc::CLONE_FILES != 0;
@@ -109,17 +110,17 @@ fn switch_to_kernel(flags: c_int) {
     }
 }
 
-/// What a child of `clone` has of its parent's, and what follows.
+/// The resources that a child of `clone` shares with its parent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CloneKind {
-    /// Memory and descriptors: it is of this process.
+    /// Memory and descriptors, in the same process.
     Thread,
     /// Neither.
     Fork,
     /// This thread's memory, while this thread sleeps: a child of `vfork`.
     Vfork,
-    /// Memory alone, or descriptors alone, or both, in another process: nobody could tell who calls,
-    /// or what the other one does to descriptors.
+    /// Memory alone, or descriptors alone, or both, in another process: this library cannot tell
+    /// which process calls, or see changes that the other one makes to descriptors.
     SharingProcess,
 }
 
@@ -133,8 +134,8 @@ fn clone_kind(flags: c_int) -> CloneKind {
     }
 }
 
-/// Before a system call that makes a process or a thread. Nothing is done behind it, so that
-/// nobody would know when a child that is here has gone.
+/// Handles a system call that makes a process or a thread, before the call. Nothing runs after it,
+/// so this library does not learn when a child in the same memory has gone.
 pub fn before_clone_syscall(number: c_long, first: c_long) {
     let flags = match number {
         libc::SYS_vfork => libc::CLONE_VM | libc::CLONE_VFORK,
@@ -153,7 +154,8 @@ pub fn before_clone_syscall(number: c_long, first: c_long) {
     after_fork();
 }
 
-/// Makes the table this process's. What the engine has open is closed, if it is not its parent's, too.
+/// Adopts the table in a child. It closes the engine's descriptors unless the parent may share the
+/// descriptor table.
 fn adopt_in_child(closes: bool) {
     engine::reset_in_child(closes);
     table::inherit();
@@ -168,8 +170,8 @@ fn claim_process() {
     }
 }
 
-/// The parent may have had other threads, and what they held (in `malloc`) is nobody's here: only
-/// what may be called in a handler may be called, and the engine may not.
+/// The parent may have had other threads, and their locks (in `malloc`) have no owner here. Only
+/// functions that are safe in a signal handler may be called, and the engine is not.
 #[cold]
 fn adopt_unannounced_copy() {
     IS_UNANNOUNCED_COPY.store(true, SeqCst);
@@ -178,14 +180,14 @@ fn adopt_unannounced_copy() {
     claim_process();
 }
 
-/// Before descriptors may be copied into another process.
+/// Runs before descriptors may be copied into another process.
 #[inline(never)]
 pub extern "C" fn before_fork() {
     FORKS_BEGUN.fetch_add(1, SeqCst);
     if withdraw::is_withdrawn() {
         return;
     }
-    // No handler while locks are held, whatever the thread is doing.
+    // No handler may run while locks are held, wherever the thread is.
     let mask = sys::mask(libc::SIG_SETMASK, signals::ALL);
     if is_ours() {
         table::share_all();
@@ -213,13 +215,13 @@ extern "C" fn in_child() {
         adopt_in_child(true);
         claim_process();
     }
-    // Somebody else's handler may have called before this one.
+    // Another library's fork handler may have called this library before.
     IS_UNANNOUNCED_COPY.store(false, SeqCst);
     drop(inside);
 }
 
-/// Taken before a descriptor is made. It is the kernel's offset alone if descriptors were
-/// perhaps copied since.
+/// Taken before a descriptor is created. If descriptors may have been copied since, only the kernel
+/// moves its offset.
 pub struct ForkStamp(Option<u64>);
 
 impl ForkStamp {
@@ -233,7 +235,7 @@ impl ForkStamp {
     }
 }
 
-/// Gives whether the caller is such a child itself.
+/// Returns whether the caller is a child of `vfork` itself.
 extern "C" fn begin_vfork() -> bool {
     before_fork();
     let was_vforked = thread::this().is_vforked();
@@ -241,7 +243,7 @@ extern "C" fn begin_vfork() -> bool {
     was_vforked
 }
 
-/// In the parent, when the child is gone from its memory.
+/// Runs in the parent, when the child has left its memory.
 extern "C" fn end_vfork(result: isize, was_vforked: bool) -> pid_t {
     thread::this().set_vforked(was_vforked);
     execs::unmap_exec_mapping();
@@ -249,9 +251,9 @@ extern "C" fn end_vfork(result: isize, was_vforked: bool) -> pid_t {
     sys::returned(result) as pid_t
 }
 
-/// The child returns from here first and overwrites the stack above; so the return address
-/// waits in a register, which the kernel keeps for each of the two, as in the C library's own.
-/// So does what was begun.
+/// The child returns from here first and overwrites the stack above. So the return address waits in
+/// a register, which the kernel keeps for each of the two, as in the C library's own `vfork`. The
+/// result of `begin_vfork` does the same.
 #[unsafe(naked)]
 unsafe extern "C" fn vfork() -> pid_t {
     std::arch::naked_asm!(
@@ -292,8 +294,8 @@ macro_rules! copying {
     };
 }
 
-// The C library makes the child past `fork` in all of these. Whoever is cancelled in one of
-// them never says that it ended, and later files keep to the kernel's offset.
+// In all of these the C library creates the child without `fork`. A thread that is cancelled in one
+// of them never reports the end, and later files use only the kernel's offset.
 copying! {
     system(command: *const c_void) -> c_int;
     popen(command: *const c_void, kind: *const c_void) -> *mut c_void;

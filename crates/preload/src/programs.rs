@@ -1,17 +1,17 @@
-//! Which programs cannot have this library, by the beginning of their files.
+//! Detects programs that cannot have this library, by the beginning of their files.
 //!
 //! Reads are bounded, and nothing here allocates: see `execs`.
 
 use crate::sys;
 use libc::{c_char, c_int};
 
-/// Interpreters that lead to each other by `#!`: as many as the kernel follows.
+/// Nested interpreters (`#!`): as many as the kernel follows.
 const SCRIPTS_MAX: usize = 5;
 /// Bytes of a script's first line that the kernel reads.
 const LINE_MAX: usize = 256;
-/// Program headers that are looked at. Linkers put the loader's name in front.
+/// Program headers that are read. Linkers put the loader's name in front.
 const PROGRAM_HEADERS_MAX: u64 = 64;
-/// The end of a loader's path that is looked at: its name.
+/// Bytes read at the end of a loader's path: its name.
 const NAME_MAX: usize = 64;
 /// Whether a loader finds this library.
 pub fn is_library_visible(own: *const c_char) -> bool {
@@ -23,11 +23,11 @@ pub fn is_library_visible(own: *const c_char) -> bool {
     !gone.iter().any(|&error| opened == -(error as isize))
 }
 
-/// What the beginning of a program's file says.
+/// The kind of a program, by the beginning of its file.
 enum ProgramKind {
     Compatible,
     Incompatible,
-    /// A script. What executes it was put where the caller wants it.
+    /// A script. `classify` leaves the path of its interpreter in the line buffer.
     Script,
 }
 
@@ -53,7 +53,7 @@ pub fn is_incompatible(directory: c_int, path: *const c_char) -> bool {
     false
 }
 
-/// By the header and the name of the loader (gabi, "Program Header").
+/// Classifies by the header and the name of the loader (gabi, "Program Header").
 fn classify(fd: c_int, line: &mut [u8; LINE_MAX + 1]) -> ProgramKind {
     const INTERPRETER: u32 = 3;
     const X86_64: u16 = 62;
@@ -124,7 +124,7 @@ fn extract_interpreter(line: &mut [u8; LINE_MAX + 1]) -> bool {
     len > 0
 }
 
-/// A number of so many bytes.
+/// A little-endian number of `N` bytes.
 fn word<const N: usize>(of: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word[..N].copy_from_slice(&of[at..at + N]);

@@ -1,8 +1,8 @@
-//! The functions that ours stand in front of.
+//! The functions that this library's exports replace.
 //!
-//! Each is looked for once, behind this library in the order of loading, so that others that
-//! are preloaded keep their turn. All are found when the library is loaded, since looking is
-//! nothing for a signal handler. None of these calls holds anything of ours: a thread may be
+//! Each is looked up once, behind this library in load order, so that other preloaded libraries
+//! keep their place in the chain. All are looked up when the library is loaded, since a lookup is
+//! not safe in a signal handler. No lock of this library is held in these calls: a thread may be
 //! cancelled in them.
 
 use crate::binding;
@@ -14,7 +14,7 @@ use std::ptr;
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// In place of a function that this C library does not have.
+/// Called in place of a function that this C library does not have.
 extern "C" fn missing() -> isize {
     crate::sys::returned(-(libc::ENOSYS as isize))
 }
@@ -55,7 +55,7 @@ macro_rules! real {
             }
         )*
 
-        /// For who passes arguments on that are not known here.
+        /// Addresses of the functions, for code that passes on arguments without knowing them.
         #[allow(non_snake_case)]
         pub mod addresses {
             use super::{Relaxed, c_void, cells, find, name};
@@ -199,5 +199,5 @@ real! {
     pthread_testcancel() -> ();
 }
 
-/// What a handler with all arguments looks like.
+/// The type of a handler with all arguments.
 pub type Handler = unsafe extern "C" fn(c_int, *mut siginfo_t, *mut c_void);

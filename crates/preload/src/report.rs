@@ -1,10 +1,11 @@
-//! Tells the user what went directly, and what the kernel got, and why: at the end of the process,
-//! where `PAGEMESH_REPORT` says (`-`: standard error; else a file, to whose end it is written), and
-//! once for each reason while it runs, on standard error (`PAGEMESH_LOG`).
+//! Reports to the user which operations went directly and which by the kernel, and why. The report
+//! is written at the end of the process, to the file that `PAGEMESH_REPORT` names (`-`: standard
+//! error; a file is appended to). While the process runs, a message per reason goes to standard
+//! error (`PAGEMESH_LOG`).
 //!
-//! Invariants: nothing is written to a descriptor 2 that leads elsewhere than when the library was
-//! loaded: a program may have a file under that number. Where neither is asked for, a call that is
-//! not ours costs one load more.
+//! Invariants: this code writes to descriptor 2 only if it leads to the same file as when the
+//! library was loaded: a program may reuse that number for a file. If neither variable is set, a
+//! call on a descriptor outside the table costs one more load.
 
 use crate::engine::{self, Why};
 use crate::open_description::OpenAttributes;
@@ -20,7 +21,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 
-/// Names that are kept: as many as there are files that are told apart.
+/// Most file names that are remembered: one for each file with counters of its own.
 const NAMES_MAX: usize = op_counters::TRACKED_FILES;
 /// Bytes of a message.
 const LINE_MAX: usize = 256;
@@ -29,18 +30,19 @@ const PATH_MAX: usize = 4096;
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
 static IS_JSON: AtomicBool = AtomicBool::new(false);
-/// Where the report goes; of the environment, which the program may change: a copy that is never freed.
+/// The destination of the report: a copy that is never freed, as the program may change the
+/// environment.
 static DESTINATION: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
 static NAMES: Mutex<Vec<FileName>> = Mutex::new(Vec::new());
 /// Messages up to this level are written.
 static LEVEL: AtomicU32 = AtomicU32::new(Level::Off as u32);
-/// Reasons of which there was a message.
+/// Reasons that were logged.
 static LOGGED: AtomicU64 = AtomicU64::new(0);
-/// Where standard error led.
+/// The file of standard error when the library was loaded.
 static ERROR_DEVICE: AtomicU64 = AtomicU64::new(0);
 static ERROR_INODE: AtomicU64 = AtomicU64::new(0);
 
-/// Once, when the library is loaded.
+/// Runs once, when the library is loaded.
 pub fn begin() {
     if let Some(stat) = sys::fstat(libc::STDERR_FILENO) {
         ERROR_DEVICE.store(stat.st_dev, Relaxed);
@@ -68,7 +70,7 @@ fn env_text(name: &CStr) -> Option<&'static str> {
     if text.is_null() {
         return None;
     }
-    // SAFETY: a string of the environment, which is looked at before the program runs.
+    // SAFETY: a string of the environment, read before the program runs.
     unsafe { CStr::from_ptr(text) }.to_str().ok()
 }
 
@@ -82,7 +84,7 @@ pub fn is_on() -> bool {
     IS_ON.load(Relaxed)
 }
 
-/// Keeps the name of an open file. The caller is inside, and in no handler.
+/// Remembers the name of an open file. The caller is inside, and in no handler.
 pub fn record_name(fd: c_int, attributes: &OpenAttributes) {
     if !is_on() {
         return;
@@ -104,8 +106,8 @@ pub fn record_name(fd: c_int, attributes: &OpenAttributes) {
     }
 }
 
-/// A call goes to the kernel by a descriptor that is not in the table. If it leads to a file on a mount of
-/// pagemesh, that is counted.
+/// Counts a call that goes to the kernel by a descriptor outside the table, if the descriptor leads
+/// to a file on a pagemesh mount.
 #[cold]
 pub fn count_unknown_fd(fd: c_int) {
     if withdraw::is_withdrawn() {
@@ -137,7 +139,7 @@ pub fn count_unknown_fd(fd: c_int) {
     }
 }
 
-/// Whether a mount of pagemesh has this device number; the answer for the last one is kept.
+/// Whether a pagemesh mount has this device number; the last positive answer is cached.
 fn is_of_pagemesh(device: u64) -> bool {
     static KNOWN: AtomicU64 = AtomicU64::new(0);
     if KNOWN.load(Relaxed) == device {
@@ -150,7 +152,7 @@ fn is_of_pagemesh(device: u64) -> bool {
     is_one
 }
 
-/// Writes the report, if there is something to tell. When the process ends.
+/// Writes the report, if there are counts. Runs when the process ends.
 pub fn end() {
     if !is_on() || !process::is_ours() || withdraw::is_filtered() {
         return;
@@ -158,7 +160,7 @@ pub fn end() {
     let Some(inside) = thread::this().enter() else {
         return;
     };
-    // What was interrupted may be allocating.
+    // The handler may have interrupted an allocation.
     if inside.thread().is_in_handler() {
         return;
     }
@@ -184,7 +186,7 @@ pub fn end() {
     }
 }
 
-/// Standard error, if it is still that.
+/// Writes to standard error, if the descriptor still leads to it.
 fn write_error(bytes: &[u8]) {
     let is_same = |stat: libc::stat64| {
         stat.st_dev == ERROR_DEVICE.load(Relaxed) && stat.st_ino == ERROR_INODE.load(Relaxed)
@@ -194,7 +196,7 @@ fn write_error(bytes: &[u8]) {
     }
 }
 
-/// A line that is put together without memory from the program's allocator: a handler may be calling.
+/// A line that is formatted without the program's allocator, as a handler may be calling.
 struct LogLine {
     bytes: [u8; LINE_MAX],
     len: usize,
@@ -210,7 +212,7 @@ impl Write for LogLine {
     }
 }
 
-/// Says once for each reason that the kernel gets operations.
+/// Logs each reason once.
 fn log_once(why: Why) {
     if why.level() as u32 > LEVEL.load(Relaxed) {
         return;
@@ -231,7 +233,7 @@ fn log_once(why: Why) {
     write_error(&line.bytes[..line.len]);
 }
 
-/// In a child of fork: it says again what it meets.
+/// Runs in a child of fork: it logs each reason again.
 pub fn reset_in_child() {
     LOGGED.store(0, Relaxed);
 }

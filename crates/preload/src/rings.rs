@@ -1,4 +1,5 @@
-//! Programs that make an `io_uring` by liburing, whose system calls are not the C library's.
+//! Functions of liburing, for programs that create an `io_uring` by it: its system calls bypass the
+//! C library.
 //!
 //! Each function is looked for when it is called: a plug-in may have loaded liburing for itself.
 
@@ -8,7 +9,7 @@ use crate::withdraw;
 use libc::{c_int, c_uint, c_void, size_t};
 use std::ffi::CStr;
 
-/// A loaded library's, or what fails as the system would without `io_uring`.
+/// The function of a loaded library; none: the call fails as without `io_uring`.
 fn find(name: &'static CStr) -> Option<usize> {
     binding::begin();
     binding::next_definition(SymbolName::of(name))

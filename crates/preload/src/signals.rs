@@ -1,18 +1,18 @@
 //! No handler of the program runs inside an engine call.
 //!
-//! A handler may read and write the same pages, whose locks its own thread holds, or leave
-//! by `longjmp` and never let go of them. So the kernel is given [`on_signal`] in place of
-//! every handler. A signal that finds its thread inside is sent again to the same thread,
-//! with all that came with it, and blocked in the mask that the interrupted code returns to.
-//! So it waits in the kernel, with the kernel's rules for how often and in what order, until
-//! the thread is outside and unblocks it; then it is delivered as any other: mask, stack and
-//! flags are the kernel's work. What is sent to the process is so bound to one thread.
+//! A handler may read and write the same pages, while its own thread holds their locks, or leave by
+//! `longjmp` and never release them. So this library installs [`on_signal`] in place of every
+//! handler. If a signal interrupts a thread that is inside, [`on_signal`] sends it again to the
+//! same thread with the same information, and blocks it in the mask that the interrupted code
+//! returns to. The signal then waits in the kernel, under the kernel's rules for number and order,
+//! until the thread is outside and unblocks it. Then the kernel delivers it as any other, with
+//! mask, stack and flags. A signal that was sent to the process is thus bound to one thread.
 //!
-//! Faults (SEGV and the like that the kernel raised) are the call's own and are passed at
-//! once, but for those of `buffer`.
+//! Faults (SEGV and the like that the kernel raised) belong to the interrupted instruction and are
+//! delivered at once, except those of `buffer`.
 //!
-//! What the program asks about its handlers is answered with its own. A handler is one word,
-//! so that a signal sees the old or the new one whole.
+//! When the program asks for its handlers, it gets its own ones. A handler is one word, so that a
+//! signal sees either the old or the new one.
 
 use crate::lock::{Lock, LockGuard};
 use crate::thread::{self, ThreadState};
@@ -23,12 +23,13 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-/// Every signal that a handler can be deferred for.
+/// Every signal that can be deferred.
 pub const ALL: u64 = u64::MAX;
-/// Those of the C library itself, to cancel a thread and to change the user of all threads
-/// (nptl(7)). Who changes users waits until each thread has taken it: none keeps it blocked.
+/// The signals of the C library itself, for cancelling a thread and for changing the user of all
+/// threads (nptl(7)). A thread that changes the user waits until all threads have handled the
+/// signal, so no thread keeps it blocked.
 const C_LIBRARY_SIGNALS: u64 = 1 << 31 | 1 << 32;
-/// Every signal that may be kept from a thread for good.
+/// Every signal that a thread may block for good.
 pub const MASKABLE: u64 = ALL & !C_LIBRARY_SIGNALS;
 
 const SIGNALS: usize = 65;
@@ -36,17 +37,16 @@ const SIGNALS: usize = 65;
 const ADDRESS: u64 = (1 << 48) - 1;
 const WITH_INFO: u64 = 1 << 48;
 const ONE_SHOT: u64 = 1 << 49;
-/// Flags that the program did not set.
+/// Flags that the kernel has and the program did not set.
 const HIDES_STACK: u64 = 1 << 50;
 const HIDES_RESTART: u64 = 1 << 51;
 
-/// The program's handlers. One counts only while the kernel has `on_signal` for it.
+/// The program's handlers. An entry is valid only while the kernel has `on_signal` for its signal.
 static HANDLERS: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
-/// What each of them is to have blocked.
+/// The signals that each handler blocks.
 static MASKS: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
 static CHANGE_LOCK: Lock = Lock::new();
-/// `buffer` needs SIGSEGV and SIGBUS, also without a handler of the program or if it ignores
-/// them.
+/// `buffer` needs SIGSEGV and SIGBUS, also if the program has no handler or ignores them.
 static IS_GUARDED: AtomicBool = AtomicBool::new(false);
 
 fn bit(signal: c_int) -> u64 {
@@ -75,7 +75,7 @@ fn wrapper() -> usize {
 }
 
 unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: what the kernel gave.
+    // SAFETY: the kernel gave the arguments.
     if is_guarded(signal) && unsafe { is_fault_handled(signal, info, context) } {
         return;
     }
@@ -91,7 +91,7 @@ unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mu
     }
 }
 
-/// Whether a fault was expected, and the program goes on as if it had not been.
+/// Handles a fault that this library or the engine expects; then the program goes on.
 ///
 /// # Safety
 /// The arguments are those of a handler.
@@ -103,8 +103,8 @@ unsafe fn is_fault_handled(signal: c_int, info: *const siginfo_t, context: *mut 
     }
 }
 
-/// Leaves it for later. False: it is the call's own fault, or the kernel has no room for it;
-/// then it runs inside, as the lesser evil than losing it.
+/// Defers a signal. False: the call caused the fault itself, or the kernel has no room to queue the
+/// signal. Then the handler runs inside: that is better than losing the signal.
 ///
 /// # Safety
 /// The arguments are those of a handler.
@@ -119,7 +119,7 @@ unsafe fn defer(
     if is_own || signal == libc::SIGABRT {
         return false;
     }
-    // Already so, but for a handler that may be interrupted by its own signal.
+    // It is blocked already, unless its handler may be interrupted by the same signal.
     let before = sys::mask(libc::SIG_BLOCK, bit(signal));
     // SAFETY: the caller's.
     if !unsafe { sys::requeue_signal(signal, info) } {
@@ -132,8 +132,8 @@ unsafe fn defer(
     true
 }
 
-/// Whether the interrupted instruction is what this fault is about: nobody has sent it, nor did the
-/// kernel find a page that is lost before anybody read it.
+/// Whether the interrupted instruction caused this fault: no process sent it, and the kernel did
+/// not find the lost page before an access.
 ///
 /// # Safety
 /// The info is that of a handler.
@@ -149,8 +149,9 @@ fn mask_of(context: *mut c_void) -> *mut u64 {
     unsafe { (&raw mut (*context).uc_sigmask).cast() }
 }
 
-/// A handler comes between the end of a call and the release of what waited for it, and may
-/// never return there. What it does not itself block comes before it, the rest after it.
+/// Releases deferred signals when a handler runs between the end of a call and their release, since
+/// it may never return there. Signals that the handler does not block come before it, the rest
+/// after it.
 ///
 /// # Safety
 /// The context is that of a handler.
@@ -193,15 +194,16 @@ unsafe fn deliver(thread: &ThreadState, signal: c_int, info: *mut siginfo_t, con
     }
 }
 
-/// The stack for handlers that the interrupted code had set.
+/// The alternate signal stack of the interrupted code.
 fn alternate_stack(context: *mut c_void) -> Range<usize> {
-    // SAFETY: the context is that of a handler, whose alternate stack is in it.
+    // SAFETY: the context is that of a handler, and holds the alternate stack.
     let other = unsafe { (*context.cast::<ucontext_t>()).uc_stack };
     let start = other.ss_sp as usize;
     start..start.saturating_add(other.ss_size)
 }
 
-/// A handler for one time: from now on the kernel's default. False: another was first.
+/// Consumes a one-shot handler: from now on the kernel's default applies. False: another thread was
+/// first.
 fn consume_one_shot(signal: c_int, handler: u64) -> bool {
     let _changing = HandlerChange::begin();
     let place = &HANDLERS[signal as usize];
@@ -215,7 +217,7 @@ fn consume_one_shot(signal: c_int, handler: u64) -> bool {
     true
 }
 
-/// The program has no handler, but we do.
+/// Does the kernel's default for a signal without a handler of the program.
 ///
 /// # Safety
 /// The info is that of a handler.
@@ -224,7 +226,7 @@ unsafe fn run_default(signal: c_int, address: usize, info: *const siginfo_t) {
     let code = unsafe { (*info).si_code };
     let is_sent = code <= 0;
     if signal == libc::SIGBUS && code == libc::BUS_MCEERR_AO {
-        // The kernel found it before anybody read it: whoever does hears again.
+        // The kernel found it before an access: a thread that reads the page gets another signal.
         return;
     }
     if is_sent && address == libc::SIG_IGN {
@@ -237,7 +239,7 @@ unsafe fn run_default(signal: c_int, address: usize, info: *const siginfo_t) {
     if is_sent {
         sys::raise(signal);
     }
-    // Else the instruction faults again, and that is the process's end.
+    // Otherwise the instruction faults again, and that ends the process.
 }
 
 fn set_default(signal: c_int) {
@@ -252,7 +254,7 @@ fn zeroed() -> Action {
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
-/// One thread changes handlers, and no handler runs on it.
+/// Guards a change of handlers: one thread at a time, and no handler runs on it.
 struct HandlerChange(#[allow(dead_code)] Option<LockGuard<'static>>, u64);
 
 impl HandlerChange {
@@ -273,7 +275,7 @@ pub fn reset_in_child() {
     CHANGE_LOCK.reset();
 }
 
-/// From now on a fault in `buffer` is caught.
+/// Catches faults in `buffer` from now on.
 pub fn guard_faults() {
     if IS_GUARDED.load(Relaxed) || IS_GUARDED.swap(true, SeqCst) {
         return;
@@ -292,7 +294,7 @@ pub fn guard_faults() {
     }
 }
 
-/// The kernel has the program's own handlers again.
+/// Gives the kernel the program's own handlers again.
 pub fn restore() {
     let _changing = HandlerChange::begin();
     for (signal, handler) in (0..).zip(&HANDLERS).skip(1) {
@@ -307,7 +309,7 @@ pub fn restore() {
     }
 }
 
-/// Of a process that has withdrawn: nothing is put in front.
+/// `sigaction` of a process that has withdrawn: installs the program's handler itself.
 ///
 /// # Safety
 /// As the C library's.
@@ -325,8 +327,8 @@ unsafe fn change_without_wrapper(signal: c_int, new: *const Action, old: *mut Ac
     result
 }
 
-/// In place of the default, or of ignoring it: what is known, and what the kernel gets. Who
-/// ignores a signal is not interrupted by it.
+/// In place of the default, or of ignoring a signal: the recorded word, and the action for the
+/// kernel. An ignored signal interrupts no call.
 fn guarded_action(wanted: &Action) -> (u64, Action) {
     let lacks = |flag, bit| if wanted.sa_flags & flag == 0 { bit } else { 0 };
     let word = wanted.sa_sigaction as u64
@@ -383,7 +385,7 @@ pub unsafe fn change(signal: c_int, new: *const Action, old: *mut Action) -> c_i
     unsafe { real::sigaction(signal, new, std::ptr::null_mut()) }
 }
 
-/// Gives the kernel `on_signal` for a handler, and everything else as it is.
+/// Gives the kernel `on_signal` in place of a handler, and otherwise the action as it is.
 fn install(signal: c_int, wanted: Option<Action>, before: &mut Action) -> c_int {
     let Some(wanted) = wanted else {
         // SAFETY: room for an action.
@@ -392,7 +394,8 @@ fn install(signal: c_int, wanted: Option<Action>, before: &mut Action) -> c_int 
     let (mut given, place) = (wanted, &HANDLERS[signal as usize]);
     let known = place.load(SeqCst);
     if wanted.sa_sigaction == wrapper() {
-        // Somebody gives back what he got past us: the handler that is known is meant.
+        // A caller restores an action that it got without this library: it means the recorded
+        // handler.
     } else if wanted.sa_sigaction > libc::SIG_IGN {
         given.sa_sigaction = wrapper();
         given.sa_flags = wanted.sa_flags & !libc::SA_RESETHAND | libc::SA_SIGINFO;
@@ -422,7 +425,7 @@ fn first_word(set: &libc::sigset_t) -> u64 {
     unsafe { std::ptr::from_ref(set).cast::<u64>().read() }
 }
 
-/// In place of `on_signal` what the program had set.
+/// Replaces `on_signal` by the action that the program had set.
 fn restore_program_action(action: &mut Action, known: u64) {
     if action.sa_sigaction != wrapper() {
         return;
@@ -443,8 +446,8 @@ fn restore_program_action(action: &mut Action, known: u64) {
     }
 }
 
-/// After the C library set a handler by itself: puts `on_signal` in front of it. Gives the
-/// handler in place of ours, if `seen` is ours.
+/// Puts `on_signal` in front of a handler that the C library set by itself. Returns `seen`, or the
+/// program's handler if `seen` is `on_signal`.
 pub fn wrap_new_handler(signal: c_int, seen: usize, known: usize) -> usize {
     if withdraw::is_withdrawn() {
         return if seen == wrapper() { known } else { seen };
@@ -460,7 +463,7 @@ pub fn wrap_new_handler(signal: c_int, seen: usize, known: usize) -> usize {
     if seen == wrapper() { known } else { seen }
 }
 
-/// The program's handler, as it is known.
+/// The program's handler, as recorded.
 pub fn program_handler(signal: c_int) -> usize {
     let handler = HANDLERS
         .get(signal as usize)
@@ -468,7 +471,7 @@ pub fn program_handler(signal: c_int) -> usize {
     (handler & ADDRESS) as usize
 }
 
-/// Signals whose handlers interrupt calls, by `siginterrupt`.
+/// Signals with handlers that interrupt system calls, by `siginterrupt`.
 static INTERRUPTING: AtomicU64 = AtomicU64::new(0);
 
 pub fn interrupts(signal: c_int) -> bool {
@@ -483,7 +486,7 @@ pub fn set_interrupts(signal: c_int, is_so: bool) {
     }
 }
 
-/// As `signal` does. Gives the handler before, or `SIG_ERR`.
+/// As `signal`. Returns the previous handler, or `SIG_ERR`.
 pub fn set(signal: c_int, handler: usize, flags: c_int, blocks_itself: bool) -> usize {
     let (mut new, mut old) = (zeroed(), zeroed());
     new.sa_sigaction = handler;

@@ -1,12 +1,12 @@
-//! A stack of this library's for each thread, which the engine runs on.
+//! A stack for each thread that the engine runs on.
 //!
-//! Programs run calls on stacks of a few KiB: coroutines, threads with the least that the C
-//! library allows. The kernel takes nothing of such a stack, and the engine takes up to 16 KiB. So
-//! a thread that reaches the engine gets a stack of its own for that, with a page below it that
-//! cannot be touched. It is mapped at the first such call and unmapped when the thread ends.
+//! Programs make calls on stacks of a few KiB: coroutines, threads with the least that the C
+//! library allows. The kernel uses none of such a stack, and the engine takes up to 16 KiB. So a
+//! thread that reaches the engine gets another stack for that, with a guard page below it. It is
+//! mapped at the first such call and unmapped when the thread ends.
 //!
-//! A handler of the program runs on it only for a fault of the engine: others wait until the
-//! thread is outside (`signals`). So nothing runs on it twice.
+//! A handler of the program runs on it only for a fault of the engine: other handlers wait until
+//! the thread is outside (`signals`). So no two calls run on it at once.
 
 use crate::{sys, thread};
 use libc::{c_int, c_uint, c_void};
@@ -14,15 +14,16 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// The engine takes 16 KiB at most (`tests/stacks.rs`), and a signal that is put off on it another
-/// 12 KiB, where the processor has registers of AMX.
+/// The engine takes 16 KiB at most (`tests/stacks.rs`). A signal that is deferred on it takes
+/// another 12 KiB, where the processor has registers of AMX.
 const STACK_BYTES: usize = 64 << 10;
 const GUARD_BYTES: usize = 4096;
 
-/// Has the stack of a thread unmapped when it ends. -1: there is no such key.
+/// The thread-specific key with the destructor that unmaps a thread's stack. -1: there is no such
+/// key.
 static KEY: AtomicI32 = AtomicI32::new(-1);
 
-/// Once, when the library is loaded.
+/// Runs once, when the library is loaded.
 pub fn begin() {
     let mut key = 0;
     // SAFETY: room for a key, and a function that lives as long as the process.
@@ -39,7 +40,7 @@ unsafe extern "C" fn unmap(top: *mut c_void) {
     );
 }
 
-/// The end of this thread's own stack, or none: there is no memory for it.
+/// The end of this thread's engine stack, or none: there is no memory for it.
 #[inline]
 fn stack_top() -> Option<usize> {
     match thread::this().engine_stack() {
@@ -67,10 +68,10 @@ struct StackJob<F, R> {
     result: MaybeUninit<R>,
 }
 
-// Not part of its caller's frame, which is on the program's stack.
+// A separate frame, so that it is not part of its caller's on the program's stack.
 #[inline(never)]
 extern "C" fn run_job<F: FnOnce() -> R, R>(job: *mut c_void) {
-    // SAFETY: `on_engine_stack` passes a job that has what is to be run, and reads the result only behind
+    // SAFETY: `on_engine_stack` passes a job with a closure to run, and reads the result only after
     // this.
     unsafe {
         let job = &mut *job.cast::<StackJob<F, R>>();
@@ -78,8 +79,8 @@ extern "C" fn run_job<F: FnOnce() -> R, R>(job: *mut c_void) {
     }
 }
 
-/// Runs something on this thread's own stack. The caller is inside. None: there is no memory for
-/// one, and nothing was done.
+/// Runs a closure on this thread's engine stack. The caller is inside. None: there is no memory for
+/// a stack, and the closure did not run.
 #[inline]
 pub fn on_engine_stack<R>(run: impl FnOnce() -> R) -> Option<R> {
     fn with<F: FnOnce() -> R, R>(top: usize, run: F) -> R {
@@ -105,7 +106,7 @@ unsafe extern "C" {
     fn pagemesh_on_stack(top: usize, run: extern "C" fn(*mut c_void), job: *mut c_void);
 }
 
-// Debuggers find the way back by the frame pointer.
+// Debuggers unwind by the frame pointer.
 std::arch::global_asm!(
     ".text",
     ".p2align 4",

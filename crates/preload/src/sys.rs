@@ -1,7 +1,7 @@
 //! System calls without the C library.
 //!
-//! They are no cancellation points, leave `errno` alone, and reach the kernel whatever is
-//! interposed, by us or by others. Results are the kernel's: negative is an error number.
+//! They are no cancellation points, leave `errno` alone, and reach the kernel in spite of any
+//! interposed function. Results are the kernel's: a negative result is an error number.
 
 use libc::{c_int, c_long, c_void, iovec, off64_t};
 use pagemesh_base::proc_maps::WILL_MAP_IOCTL;
@@ -13,11 +13,11 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 /// # Safety
-/// The kernel may read and write whatever the arguments point to.
+/// The kernel may read and write all memory that the arguments point to.
 unsafe fn call(number: c_long, args: [usize; 6]) -> isize {
     let result;
-    // SAFETY: the instruction clobbers what is listed; what the kernel does to memory is
-    // the caller's business.
+    // SAFETY: the instruction clobbers the listed registers; the caller answers for the memory that
+    // the kernel accesses.
     unsafe {
         asm!(
             "syscall",
@@ -39,7 +39,7 @@ fn int(value: c_int) -> usize {
     value as isize as usize
 }
 
-/// Sets `errno` and gives -1 for an error; as the C library returns a result.
+/// Sets `errno` and returns -1 for an error, as the C library returns a result.
 pub fn returned(result: isize) -> isize {
     if (-4095..0).contains(&result) {
         // SAFETY: the address of this thread's `errno`, always valid.
@@ -56,7 +56,7 @@ pub fn lseek(fd: c_int, offset: off64_t, whence: c_int) -> isize {
 }
 
 /// # Safety
-/// As the kernel's: it checks the pointer, but writes wherever that points.
+/// As for the kernel: it checks the pointer, but writes wherever that points.
 pub unsafe fn read(fd: c_int, into: *mut c_void, len: usize) -> isize {
     // SAFETY: the caller's.
     unsafe { call(libc::SYS_read, [int(fd), into as usize, len, 0, 0, 0]) }
@@ -86,7 +86,7 @@ pub unsafe fn pwrite(fd: c_int, from: *const c_void, len: usize, offset: u64) ->
     unsafe { call(libc::SYS_pwrite64, args) }
 }
 
-/// `preadv2` or `pwritev2` (the number says which) at the description's own offset.
+/// `preadv2` or `pwritev2`, by number, at the description's own offset.
 ///
 /// # Safety
 /// As `read` and `write`.
@@ -134,7 +134,7 @@ pub fn fstat(fd: c_int) -> Option<libc::stat64> {
     Some(unsafe { stat.assume_init() })
 }
 
-/// The kind of file system that a descriptor is on.
+/// The kind of file system of a descriptor.
 pub fn fs_type(fd: c_int) -> Option<i64> {
     let mut stat = MaybeUninit::<libc::statfs64>::uninit();
     let args = [int(fd), stat.as_mut_ptr() as usize, 0, 0, 0, 0];
@@ -146,8 +146,7 @@ pub fn fs_type(fd: c_int) -> Option<i64> {
     Some(unsafe { stat.assume_init() }.f_type)
 }
 
-/// Device and inode that a descriptor leads to, as the kernel knows them: the file system is not
-/// asked.
+/// Device and inode of a descriptor, as the kernel knows them, without asking the file system.
 pub fn file_of(fd: c_int) -> Option<(u64, u64)> {
     let mut stat = MaybeUninit::<libc::statx>::uninit();
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
@@ -170,17 +169,17 @@ pub fn flags_of(fd: c_int) -> Option<c_int> {
         .filter(|flags| *flags >= 0)
 }
 
-/// Sets those flags of an open description that can be changed. The rest stays.
+/// Sets the changeable flags of an open description. The others stay.
 pub fn set_flags(fd: c_int, flags: c_int) {
     control(fd, libc::F_SETFL, flags);
 }
 
-/// The signal of an open description for input and output, or 0.
+/// The I/O signal of an open description, or 0.
 pub fn signal_of(fd: c_int) -> isize {
     control(fd, F_GETSIG, 0)
 }
 
-/// Sets that signal. False: the kernel refuses.
+/// Sets the I/O signal. False: the kernel refuses.
 pub fn set_signal(fd: c_int, signal: c_int) -> bool {
     control(fd, F_SETSIG, signal) == 0
 }
@@ -195,22 +194,22 @@ fn control(fd: c_int, command: c_int, argument: c_int) -> isize {
     }
 }
 
-/// Tells the mount of a file that the kernel will keep pages of it. Others do not know what is
-/// meant.
+/// Announces to the mount of a file that the kernel will cache its pages. Other file systems do not
+/// know the request.
 pub fn announce_mapping(fd: c_int) {
     let args = [int(fd), WILL_MAP_IOCTL as usize, 0, 0, 0, 0];
     // SAFETY: it has no argument, and touches no memory.
     while unsafe { call(libc::SYS_ioctl, args) } == -(libc::EINTR as isize) {}
 }
 
-/// Changes what may be done with pages that are this library's. False: the system refuses it.
+/// Changes the protection of this library's pages. False: the system refuses it.
 pub fn protect(pages: &Range<usize>, protection: c_int) -> bool {
     let args = [pages.start, pages.len(), int(protection), 0, 0, 0];
     // SAFETY: whole pages that nothing else uses, or that stay readable.
     unsafe { call(libc::SYS_mprotect, args) == 0 }
 }
 
-/// The path of an open file, and how long it is.
+/// Reads the path of an open file; returns its length.
 pub fn path_of(fd: c_int, into: &mut [u8]) -> Option<usize> {
     let link = std::ffi::CString::new(format!("/proc/self/fd/{fd}")).ok()?;
     let (path, room) = (into.as_mut_ptr() as usize, into.len());
@@ -220,23 +219,23 @@ pub fn path_of(fd: c_int, into: &mut [u8]) -> Option<usize> {
     usize::try_from(len).ok().filter(|&len| len < room)
 }
 
-/// Opens a file of which nothing is known, only to look what it is. Gives the kernel's result.
+/// Opens a file of unknown kind, only to inspect it. Returns the kernel's result.
 pub fn open_for_inspection(directory: c_int, path: *const libc::c_char) -> isize {
-    // A device or a pipe must neither be waited for nor become the terminal.
+    // It must not wait for a device or pipe, nor make one the controlling terminal.
     let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
     let args = [int(directory), path as usize, int(flags), 0, 0, 0];
     // SAFETY: the kernel checks the pointer, and reads a string.
     unsafe { call(libc::SYS_openat, args) }
 }
 
-/// Whether the kernel would execute it, as far as access to it goes.
+/// Whether the access rights allow to execute it.
 pub fn is_executable(path: *const libc::c_char) -> bool {
     let args = [int(libc::AT_FDCWD), path as usize, int(libc::X_OK), 0, 0, 0];
     // SAFETY: the kernel checks the pointer, and reads a string.
     unsafe { call(libc::SYS_faccessat, args) == 0 }
 }
 
-/// Reads bytes of a file from a place on; fewer at its end, or if it fails.
+/// Reads bytes of a file from an offset on; fewer at its end, or if the call fails.
 pub fn read_at(fd: c_int, into: &mut [u8], offset: u64) -> usize {
     let place = into.as_mut_ptr() as usize;
     let args = [int(fd), place, into.len(), offset as usize, 0, 0];
@@ -254,7 +253,7 @@ pub fn map(bytes: usize) -> Option<*mut c_void> {
     (start > 0).then_some(start as *mut c_void)
 }
 
-/// A file to whose end is written; it is made if it is not there.
+/// Opens a file for appending; creates it if it does not exist.
 pub fn open_to_append(path: &std::ffi::CStr) -> Option<c_int> {
     let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC;
     let args = [path.as_ptr() as usize, int(flags), 0o644, 0, 0, 0];
@@ -275,7 +274,7 @@ pub fn write_all(fd: c_int, mut bytes: &[u8]) {
     }
 }
 
-/// Maps a stack above a part that cannot be touched. None: no memory.
+/// Maps a stack above a guard area. None: no memory.
 pub fn map_stack(bytes: usize, guard: usize) -> Option<usize> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
     let args = [
@@ -298,9 +297,9 @@ pub fn map_stack(bytes: usize, guard: usize) -> Option<usize> {
     None
 }
 
-/// Of what `map_stack` gave, when nothing runs on it.
+/// Unmaps a range that `map` or `map_stack` gave, when it is no longer used.
 pub fn unmap(start: usize, bytes: usize) {
-    // SAFETY: a mapping of ours that nobody uses any more.
+    // SAFETY: a mapping of this library that is no longer used.
     unsafe { call(libc::SYS_munmap, [start, bytes, 0, 0, 0, 0]) };
 }
 
@@ -314,10 +313,10 @@ pub fn gettid() -> c_int {
     unsafe { call(libc::SYS_gettid, [0; 6]) as c_int }
 }
 
-/// Sends a signal to this thread, with all that came with it. False: no room in its queue.
+/// Sends a signal to this thread again, with its information. False: no room in its queue.
 ///
 /// # Safety
-/// `info` is what a handler was given.
+/// The kernel gave `info` to a handler.
 pub unsafe fn requeue_signal(signal: c_int, info: *const libc::siginfo_t) -> bool {
     let args = [
         int(getpid()),
@@ -327,7 +326,7 @@ pub unsafe fn requeue_signal(signal: c_int, info: *const libc::siginfo_t) -> boo
         0,
         0,
     ];
-    // SAFETY: the kernel copies a `siginfo_t`. To itself a thread may send any.
+    // SAFETY: the kernel copies a `siginfo_t`. A thread may send itself any.
     unsafe { call(libc::SYS_rt_tgsigqueueinfo, args) == 0 }
 }
 
@@ -338,7 +337,7 @@ pub fn raise(signal: c_int) {
     unsafe { call(libc::SYS_tgkill, args) };
 }
 
-/// Changes this thread's mask (`SIG_BLOCK`, …) and gives what it was.
+/// Changes this thread's mask (`SIG_BLOCK`, …) and returns the old one.
 pub fn mask(how: c_int, signals: u64) -> u64 {
     let mut old = 0u64;
     let new = &raw const signals as usize;
@@ -367,16 +366,16 @@ pub fn futex_wake_all(word: &AtomicU32) {
 fn futex_wake(word: &AtomicU32, sleepers: c_int) {
     let op = int(libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG);
     let args = [word.as_ptr() as usize, op, int(sleepers), 0, 0, 0];
-    // SAFETY: the kernel only looks for who sleeps at the address.
+    // SAFETY: the kernel only wakes threads that sleep at the address.
     unsafe { call(libc::SYS_futex, args) };
 }
 
-/// The process may not write files of any length: who does so is sent a signal.
+/// Whether the process has a file size limit: the kernel sends a signal for a write beyond it.
 pub fn is_file_size_limited() -> bool {
     is_limited(libc::RLIMIT_FSIZE)
 }
 
-/// Whether there is a limit of something (`RLIMIT_AS`, …).
+/// Whether a resource (`RLIMIT_AS`, …) is limited.
 pub fn is_limited(what: u32) -> bool {
     let mut limit = [0u64; 2];
     let args = [0, what as usize, 0, limit.as_mut_ptr() as usize, 0, 0];
@@ -392,7 +391,7 @@ pub fn seccomp_mode() -> isize {
     unsafe { call(libc::SYS_prctl, args) }
 }
 
-/// Reads a file's first bytes. Gives how many.
+/// Reads a file's first bytes. Returns their number.
 pub fn read_file(path: &CStr, into: &mut [u8]) -> usize {
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     let path = path.as_ptr() as usize;
@@ -420,8 +419,8 @@ pub fn sleep_ns(nanoseconds: c_long) {
     unsafe { call(libc::SYS_nanosleep, [time.as_ptr() as usize, 0, 0, 0, 0, 0]) };
 }
 
-/// A descriptor that is readable when a thread of this process has ended, or an error: the kernel
-/// knows none (before Linux 6.9).
+/// A descriptor that becomes readable when a thread of this process has ended, or an error of a
+/// kernel that has none (before Linux 6.9).
 pub fn open_thread(thread: c_int) -> isize {
     /// `PIDFD_THREAD`
     const OF_THREAD: c_int = libc::O_EXCL;
@@ -434,7 +433,7 @@ pub fn open_thread(thread: c_int) -> isize {
     }
 }
 
-/// The address that the kernel clears when this thread ends, or 0: it does not tell.
+/// The address that the kernel clears when this thread ends, or 0: it is unknown.
 pub fn exit_clear_address() -> usize {
     let mut address = 0usize;
     let args = [
@@ -452,7 +451,7 @@ pub fn exit_clear_address() -> usize {
     }
 }
 
-/// Sleeps while `word` is `seen`, until it is woken as the kernel wakes who waits for a thread.
+/// Sleeps while `word` is `seen`, on a shared futex, as the kernel wakes it at a thread's end.
 pub fn futex_wait_shared(word: &AtomicU32, seen: u32, limit: Option<Duration>) {
     let limit = limit.map(|limit| [limit.as_secs(), u64::from(limit.subsec_nanos())]);
     let limit = limit.as_ref().map_or(0, |limit| limit.as_ptr() as usize);
@@ -477,19 +476,19 @@ pub fn futex_wake_shared(word: &AtomicU32) {
         0,
         0,
     ];
-    // SAFETY: the kernel only looks for who sleeps at the address.
+    // SAFETY: the kernel only wakes threads that sleep at the address.
     unsafe { call(libc::SYS_futex, args) };
 }
 
-/// Ends this thread past the C library.
+/// Ends this thread without the C library.
 pub fn end_thread() {
     // SAFETY: nothing of this thread is used any more.
     unsafe { call(libc::SYS_exit, [0; 6]) };
 }
 
-/// Ends the process past the C library.
+/// Ends the process without the C library.
 pub fn end_process(code: c_int) {
-    // SAFETY: nothing runs behind it.
+    // SAFETY: no code runs after it.
     unsafe { call(libc::SYS_exit_group, [int(code), 0, 0, 0, 0, 0]) };
 }
 
@@ -497,7 +496,7 @@ pub fn end_process(code: c_int) {
 #[repr(align(8))]
 pub struct DirectoryEntries(pub [u8; ENTRIES_BYTES]);
 
-/// At a time; more are asked for again.
+/// Bytes per call; the caller asks again for more.
 pub const ENTRIES_BYTES: usize = 1024;
 
 pub fn open_directory(path: &CStr) -> Option<c_int> {
@@ -509,7 +508,7 @@ pub fn open_directory(path: &CStr) -> Option<c_int> {
     c_int::try_from(fd).ok().filter(|fd| *fd >= 0)
 }
 
-/// The next entries, as many bytes as there are. None: no more.
+/// Reads the next entries; returns their bytes. None: no more.
 pub fn read_entries(directory: c_int, into: &mut DirectoryEntries) -> Option<usize> {
     let args = [
         int(directory),
@@ -524,7 +523,7 @@ pub fn read_entries(directory: c_int, into: &mut DirectoryEntries) -> Option<usi
     usize::try_from(len).ok().filter(|len| *len != 0)
 }
 
-/// Of the entries' names those that are numbers.
+/// The entries' names that are numbers.
 pub fn numeric_names(entries: &[u8]) -> impl Iterator<Item = c_int> {
     // `struct linux_dirent64`: two words, the entry's length, its kind, its name.
     const LEN_AT: usize = 16;

@@ -1,16 +1,16 @@
-//! Which descriptors are on the direct path: descriptor → entry.
+//! The descriptors on the direct path: descriptor → entry.
 //!
-//! A descriptor that is not there is the kernel's, which is always right. So everything
-//! that may end or replace a descriptor takes it out *before* the kernel does it, and only
-//! what has surely made one puts it in, afterwards. In between it is *changing*: who looks it
-//! up waits for the end, so that nobody does by number what was meant for the description
-//! before, and nobody passes those who take turns at its offset.
+//! The kernel serves a descriptor that is not in the table, which is always correct. So each call
+//! that may end or replace a descriptor removes it *before* the kernel does it. Only a call that
+//! has surely created a descriptor adds it, afterwards. In between the descriptor is *changing*: a
+//! thread that looks it up waits for the end of the change. So no call acts by number on another
+//! description than it meant, and no call overtakes those that are queued for its offset.
 //!
-//! A change begins under the lock of the description's offset, and holds no lock. So whoever
-//! has that lock and finds that a number leads to the entry may go on by number. A thread
-//! waits for a change only while it has none of its own under way, and no lock.
+//! A change begins under the lock of the description's offset, and holds no lock afterwards. So a
+//! thread that holds that lock and finds that a number leads to the entry may use the number. A
+//! thread waits for a change only while it has no change of its own in progress, and holds no lock.
 //!
-//! Looking up a descriptor that is not ours is one load. Nothing here allocates.
+//! Looking up a descriptor that is not in the table is one load. This module does not allocate.
 
 use crate::engine::EngineFile;
 use crate::lock::LockGuard;
@@ -20,25 +20,25 @@ use libc::c_int;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
-/// Descriptors from here on stay with the kernel. It is the limit of open files that
-/// programs are usually given at most, times sixteen.
+/// The kernel serves descriptors from here on. It is sixteen times the limit of open files that
+/// programs usually get at most.
 pub const FDS_MAX: usize = 65536;
 
-/// Open descriptions on the direct path; further ones stay with the kernel. Each takes about
-/// 700 bytes once it is used.
+/// Open descriptions on the direct path; the kernel serves further ones. Each takes about 700 bytes
+/// once it is used.
 pub const ENTRIES_MAX: usize = 8192;
 
-/// In place of an entry's number while a descriptor is changing.
+/// Value of a slot while its descriptor is changing.
 const CHANGING: u32 = u32::MAX;
-/// The same, and somebody may sleep until it has.
+/// As `CHANGING`, and a thread may sleep until the change has ended.
 const CHANGING_AWAITED: u32 = CHANGING - 1;
 
-/// 0, or the number of an entry plus one, or that it is changing.
+/// 0, or the number of an entry plus one, or a mark that the descriptor is changing.
 static SLOTS: [AtomicU32; FDS_MAX] = [const { AtomicU32::new(0) }; FDS_MAX];
 static ENTRIES: [OpenDescription; ENTRIES_MAX] = [const { OpenDescription::new() }; ENTRIES_MAX];
 
-/// The [`File::change_count`] at which a descriptor was last seen to lead to its entry's file; 0: it
-/// was not looked at.
+/// The [`EngineFile::change_count`] at which a descriptor was last seen to lead to its entry's
+/// file; 0: it was not checked.
 static CHECKED_AT: [AtomicU64; FDS_MAX] = [const { AtomicU64::new(0) }; FDS_MAX];
 
 /// Entries below it were used at least once.
@@ -47,7 +47,7 @@ static ENTRIES_USED: AtomicU32 = AtomicU32::new(0);
 static FDS_END: AtomicU32 = AtomicU32::new(0);
 /// The first free entry plus one; above it a count of changes, against ABA (Treiber's stack).
 static FREE_LIST: AtomicU64 = AtomicU64::new(0);
-/// Some entry could not be buried where it lost its last name.
+/// An entry could not be freed when it lost its last descriptor.
 static HAS_UNFREED: AtomicBool = AtomicBool::new(false);
 
 #[inline]
@@ -66,7 +66,7 @@ pub fn is_untouched() -> bool {
     FDS_END.load(Relaxed) == 0
 }
 
-/// An entry that is used: it stays what it is until this is dropped. Its thread is *inside*.
+/// A use of an entry: the entry is not reused until this is dropped. Its thread is *inside*.
 pub struct DescriptionUse {
     entry: &'static OpenDescription,
     number: u32,
@@ -74,14 +74,14 @@ pub struct DescriptionUse {
 }
 
 impl DescriptionUse {
-    /// Its offset's lock.
+    /// Takes the lock of its offset.
     #[inline]
     pub fn lock_offset(&self) -> LockGuard<'static> {
         self.entry.offset_lock.hold()
     }
 
-    /// Whether a number still leads here. As long as the offset's lock is held, the kernel's
-    /// does too.
+    /// Whether a number still leads to this entry. As long as the offset's lock is held, so does
+    /// the kernel's descriptor.
     #[inline]
     pub fn is_entry_of(&self, fd: c_int) -> bool {
         slot(fd).is_some_and(|slot| slot.load(SeqCst) == self.number)
@@ -94,7 +94,7 @@ impl DescriptionUse {
         seen.is_some_and(|seen| seen.load(SeqCst) == changes)
     }
 
-    /// It leads here, as was seen after the count was read.
+    /// Records that a descriptor was seen to lead here, after the count was read.
     pub fn record_checked(&self, fd: c_int, changes: u64) {
         if let Some(seen) = CHECKED_AT.get(fd as u32 as usize) {
             seen.store(changes, SeqCst);
@@ -105,7 +105,8 @@ impl DescriptionUse {
         }
     }
 
-    /// The kernel's descriptor leads elsewhere, and nobody said so: the number is the kernel's.
+    /// Removes a number that leads elsewhere in the kernel without notice: the kernel serves it
+    /// from now on.
     pub fn remove_stale(&self, fd: c_int) {
         let left = slot(fd).map(|slot| slot.compare_exchange(self.number, 0, SeqCst, SeqCst));
         if let Some(Ok(_)) = left {
@@ -113,13 +114,15 @@ impl DescriptionUse {
         }
     }
 
-    /// Others may move the offset from now on. Behind it, nobody moves it who thinks otherwise.
+    /// Leaves the offset to the kernel. When this returns, no call that has not seen that moves the
+    /// offset any more.
     pub fn share(&self) {
         self.entry.share();
     }
 }
 
-/// None: not ours. The caller's thread is inside.
+/// Begins a use of a descriptor's entry. None: it is not in the table. The caller's thread is
+/// inside.
 #[inline]
 pub fn enter(fd: c_int) -> Option<DescriptionUse> {
     let slot = slot(fd)?;
@@ -142,7 +145,7 @@ pub fn enter(fd: c_int) -> Option<DescriptionUse> {
     }
 }
 
-/// What a number leads to when it is not changing.
+/// The value of a slot when it is not changing.
 #[cold]
 fn await_change(slot: &AtomicU32) -> u32 {
     loop {
@@ -155,15 +158,15 @@ fn await_change(slot: &AtomicU32) -> u32 {
     }
 }
 
-/// A descriptor is closed or replaced.
+/// A change in progress: a descriptor is closed or replaced.
 #[must_use]
 pub struct FdChange {
     slot: &'static AtomicU32,
     before: u32,
 }
 
-/// Begins when no call at the offset is under way by this number. None: it has no place in
-/// the table. The caller's thread is inside until it has ended this.
+/// Begins a change when no call at the offset is in progress by this number. None: the table has no
+/// slot for it. The caller's thread is inside until it has ended the change.
 pub fn begin_change(fd: c_int) -> Option<FdChange> {
     let slot = slot(fd)?;
     FDS_END.fetch_max(fd as u32 + 1, SeqCst);
@@ -181,17 +184,17 @@ pub fn begin_change(fd: c_int) -> Option<FdChange> {
 }
 
 impl FdChange {
-    /// It leads where it did.
+    /// Ends the change: the descriptor leads to the same entry as before.
     pub fn undo(self) {
         self.set_slot(self.before);
     }
 
-    /// It is the kernel's.
+    /// Ends the change: the kernel serves the descriptor.
     pub fn end(self) {
         self.end_with(0);
     }
 
-    /// It is a name of this.
+    /// Ends the change: the descriptor leads to this entry.
     pub fn end_as(self, entry: &DescriptionUse) {
         entry.add_descriptor();
         self.end_with(entry.number);
@@ -228,7 +231,7 @@ impl Drop for DescriptionUse {
     }
 }
 
-/// Puts in a description that was just opened. None: there are too many.
+/// Adds a description that was just opened. None: there are too many.
 pub fn add(
     fd: c_int,
     attributes: OpenAttributes,
@@ -242,8 +245,8 @@ pub fn add(
     Some(entry)
 }
 
-/// A second descriptor of a description came. Where the table has no place for it, the offset
-/// is the kernel's.
+/// Adds a second descriptor of a description. If the table has no slot for it, only the kernel
+/// moves the offset.
 pub fn add_descriptor(fd: c_int, of: &DescriptionUse) {
     match begin_change(fd) {
         Some(change) => change.end_as(of),
@@ -257,7 +260,7 @@ fn set(fd: c_int, number: u32) {
     }
 }
 
-/// Takes a descriptor out. The caller's thread is inside.
+/// Removes a descriptor. The caller's thread is inside.
 pub fn remove(fd: c_int) {
     if is_ours(fd)
         && let Some(change) = begin_change(fd)
@@ -266,7 +269,7 @@ pub fn remove(fd: c_int) {
     }
 }
 
-/// Descriptors that are in the table, of these.
+/// The descriptors of a range that are in the table.
 pub fn ours_in(first: u32, last: u32) -> impl Iterator<Item = c_int> {
     let end = FDS_END.load(SeqCst).min(last.saturating_add(1));
     (first..end).map(|fd| fd as c_int).filter(|fd| is_ours(*fd))
@@ -281,7 +284,7 @@ fn remove_descriptor(number: u32) {
     }
 }
 
-/// Ends a file without a name, unless the engine must not be called now.
+/// Frees an entry without descriptors, unless the engine must not be called now.
 fn free_or_defer(number: u32) {
     if thread::this().is_in_handler() {
         HAS_UNFREED.store(true, SeqCst);
@@ -290,7 +293,7 @@ fn free_or_defer(number: u32) {
     }
 }
 
-/// Buries what was left, if the engine may be called now. The caller's thread is inside.
+/// Frees deferred entries, if the engine may be called now. The caller's thread is inside.
 pub fn free_deferred() {
     if HAS_UNFREED.load(Relaxed)
         && !thread::this().is_in_handler()
@@ -310,7 +313,7 @@ pub fn is_unused() -> bool {
     entries.iter().all(OpenDescription::is_unused)
 }
 
-/// Buries all that have no name. The caller's thread is inside.
+/// Frees all entries without descriptors. The caller's thread is inside.
 pub fn free_all_unused() {
     HAS_UNFREED.store(true, SeqCst);
     free_deferred();
@@ -353,8 +356,8 @@ fn tagged_head(head: u64, number: u32) -> u64 {
     (head >> 32).wrapping_add(1) << 32 | u64::from(number)
 }
 
-/// From now on the offset of every open description is the kernel's alone. Returns when nobody
-/// moves one who thought otherwise; what the kernel has begun it ends in its own turn.
+/// Leaves the offsets of all open descriptions to the kernel. Returns when no direct call moves one
+/// any more; a kernel call in progress finishes in its own turn.
 pub fn share_all() {
     for entry in &ENTRIES[..entries_used() as usize] {
         if !entry.is_free() {
@@ -363,8 +366,8 @@ pub fn share_all() {
     }
 }
 
-/// In a child, whose only thread this is: its descriptors are the parent's, and the engine
-/// will be asked again about each.
+/// Adopts the table in a child, in its only thread: its descriptors are copies of the parent's, and
+/// the engine will be asked again about each file.
 pub fn inherit() {
     FREE_LIST.store(0, SeqCst);
     let entries = &ENTRIES[..entries_used() as usize];
@@ -374,13 +377,14 @@ pub fn inherit() {
         .zip(&CHECKED_AT)
         .take(FDS_END.load(SeqCst) as usize)
     {
-        // The mount may count anew for a file that is asked for again.
+        // The mount may restart its count for a file that is requested again.
         seen.store(0, SeqCst);
         let number = slot.load(SeqCst);
         if let Some(entry) = entries.get((number as usize).wrapping_sub(1)) {
             entry.add_descriptor();
         } else if number != 0 {
-            // Whoever was changing it is not here. It may be either, and is the kernel's.
+            // The thread that was changing it is not in the child. The descriptor may be the old or
+            // the new one; the kernel serves it.
             slot.store(0, SeqCst);
         }
     }

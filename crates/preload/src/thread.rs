@@ -1,12 +1,12 @@
-//! What a thread remembers of itself.
+//! The state of a thread.
 //!
-//! A thread is *inside* while it may hold what others wait for: a lock of the engine or of
-//! ours, or a use of an entry. While it is, no handler of the program runs on it (`signals`)
-//! and it is not cancelled, so that it always comes out again.
+//! A thread is *inside* while it may hold a resource that other threads wait for: a lock of the
+//! engine or of this library, or a use of an entry. While it is inside, no handler of the program
+//! runs on it (`signals`) and it is not cancelled, so that it always leaves again.
 //!
-//! The memory is in the static block of the thread: nothing is allocated, and nothing has
-//! to be freed when the thread ends. Only its own thread and handlers on it touch it, so
-//! everything is relaxed.
+//! The memory is in the thread's static TLS block: it is not allocated, and need not be freed when
+//! the thread ends. Only the thread itself and handlers on it access it, so all accesses are
+//! relaxed.
 
 use crate::{signals, sys};
 use std::marker::PhantomData;
@@ -23,14 +23,14 @@ pub struct ThreadState {
     number: AtomicU32,
     /// Signals that came while it was inside; they are blocked and pending.
     deferred: AtomicU64,
-    /// A handler runs while the stack pointer is below this, or in the range of the other stack
-    /// that handlers may have.
+    /// A handler runs while the stack pointer is below this, or in the range of the alternate
+    /// signal stack.
     handler_end: AtomicUsize,
     alternate_start: AtomicUsize,
     alternate_end: AtomicUsize,
-    /// The end of its own stack for the engine, or 0.
+    /// The end of its stack for the engine, or 0.
     engine_stack: AtomicUsize,
-    /// Where a mapping begins that a program is executed with, and its bytes, or 0.
+    /// Start and bytes of the mapping that holds the environment of an `exec` in progress, or 0.
     exec_mapping_start: AtomicUsize,
     exec_mapping_len: AtomicUsize,
     not_sync: PhantomData<*const ()>,
@@ -64,15 +64,15 @@ pub fn this() -> &'static ThreadState {
     unsafe { &*thread }
 }
 
-/// Whether this thread may be cancelled at any instruction; then the engine is not for it.
-/// It may be cancelled in here.
+/// Whether this thread may be cancelled at any instruction; then it must not enter the engine. It
+/// may be cancelled in this function.
 #[inline(never)]
 pub extern "C" fn is_cancelled_anywhere() -> bool {
     this().is_cancelled_anywhere.load(Relaxed)
 }
 
 impl ThreadState {
-    /// Nothing forbids the engine on this thread now.
+    /// Whether this thread may enter the engine now.
     #[inline]
     fn may_enter(&self) -> bool {
         !(self.is_inside.load(Relaxed)
@@ -80,7 +80,7 @@ impl ThreadState {
             | self.is_cancelled_anywhere.load(Relaxed))
     }
 
-    /// None: everything goes to the kernel.
+    /// None: the call goes to the kernel.
     #[inline]
     pub fn enter(&'static self) -> Option<EngineGuard> {
         if !self.may_enter() {
@@ -91,8 +91,8 @@ impl ThreadState {
         Some(EngineGuard(self))
     }
 
-    /// The same for what must be done also by a thread that may be cancelled anywhere: no
-    /// signal comes meanwhile, and so no cancellation.
+    /// As [`ThreadState::enter`], also for a thread that may be cancelled at any instruction: all
+    /// signals are blocked meanwhile, and so is cancellation.
     pub fn enter_to_change(&'static self) -> Option<ChangeGuard> {
         if !self.is_cancelled_anywhere.load(Relaxed) {
             return Some(ChangeGuard {
@@ -150,7 +150,7 @@ impl ThreadState {
         self.engine_stack.store(top, Relaxed);
     }
 
-    /// Spreads threads over counters.
+    /// A number that spreads threads over counters.
     #[inline]
     pub fn number(&self) -> u32 {
         let number = self.number.load(Relaxed);
@@ -170,9 +170,9 @@ impl ThreadState {
         self.deferred.swap(0, Relaxed)
     }
 
-    /// A handler of the program is running, so that whatever it interrupted (`malloc`) must not
-    /// be called. One that was left by `longjmp` is known by the stack pointer: whoever calls from
-    /// above it has left it, and is in no handler wherever he goes from there.
+    /// Whether a handler of the program runs. It may have interrupted `malloc`, so the engine must
+    /// not be called. The stack pointer detects a handler that was left by `longjmp`: a caller
+    /// above it has left the handler, and is in no handler from then on.
     #[inline]
     pub fn is_in_handler(&self) -> bool {
         let is_any = self.handler_end.load(Relaxed) | self.alternate_end.load(Relaxed) != 0;
@@ -194,8 +194,9 @@ impl ThreadState {
         here < self.handler_end.load(Relaxed) || other.contains(&here)
     }
 
-    /// A handler begins below here, perhaps on the other stack. Gives what is 0 again behind it.
-    /// None: it interrupts another, which counts on even if this one leaves by a jump into it.
+    /// Records that a handler begins below this address, perhaps on the alternate stack. Returns
+    /// the word to reset to 0 at its end. None: it interrupts another handler, which stays recorded
+    /// even if this one jumps back into it.
     pub fn begin_handler(&self, here: usize, other: Range<usize>) -> Option<&AtomicUsize> {
         if self.is_handler_stack(here) {
             return None;
@@ -234,7 +235,7 @@ impl Drop for EngineGuard {
         self.0.is_inside.store(false, Relaxed);
         compiler_fence(SeqCst);
         if self.0.deferred.load(Relaxed) != 0 {
-            // They were not blocked before, so that now they come.
+            // They were not blocked before, so they are delivered now.
             sys::mask(libc::SIG_UNBLOCK, self.0.take_deferred() & signals::ALL);
         }
     }

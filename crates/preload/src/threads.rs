@@ -1,13 +1,14 @@
-//! Threads of the engine, and the end of a process that has none but these.
+//! Threads of the engine, and the end of a process that has only such threads left.
 //!
-//! A process ends when its last thread has: by `exit(0)` where the C library knows of it, and by
-//! the kernel, with the main thread's code, where threads ended past it. Threads of the engine
-//! count for neither. All of them begin here (`binding`).
+//! A process ends when its last thread has ended. The C library ends it by `exit(0)` if it knows of
+//! the end of the thread; the kernel ends it with the main thread's exit code if threads ended
+//! without the C library. Threads of the engine must not delay either. All of them begin here
+//! (`binding`).
 //!
-//! - The C library counts threads (`__nptl_nthreads`), and the one that ends last calls `exit`. A
-//!   thread of the engine takes itself off that number as long as it runs.
-//! - For threads that end by a bare system call one thread of the engine waits, until only the
-//!   engine's are left. Then it ends the process as the kernel would have.
+//! - The C library counts threads (`__nptl_nthreads`), and the last one to end calls `exit`. A
+//!   thread of the engine takes itself off that count as long as it runs.
+//! - One thread of the engine waits for threads that end by a bare system call, until only threads
+//!   of the engine are left. Then it ends the process as the kernel would.
 
 use crate::binding;
 use crate::elf::SymbolName;
@@ -27,24 +28,26 @@ const THREADS_MAX: usize = 1024;
 const NONE: i32 = 0;
 const STARTING: i32 = -1;
 
-/// The kernel's numbers of them.
+/// The kernel's thread ids of the engine's threads.
 static THREADS: [AtomicI32; THREADS_MAX] = [const { AtomicI32::new(NONE) }; THREADS_MAX];
 
-/// The C library's number of threads, or null where it does not show it.
+/// The C library's count of threads, or null where it does not export it.
 static C_LIBRARY_THREADS: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 
-/// Counts beginnings and ends of engine threads.
+/// Counts starts and ends of engine threads.
 static THREAD_CHANGES: AtomicU32 = AtomicU32::new(0);
 
 static IS_WATCHING: AtomicBool = AtomicBool::new(false);
-/// The word that the kernel clears, and wakes, when the main thread ends. Null: it did not tell.
+/// The word that the kernel clears, and wakes, when the main thread ends. Null: the kernel gave
+/// none.
 static MAIN_EXIT_WORD: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
-/// In place of that.
+/// A stand-in for that word.
 static NO_MAIN_EXIT_WORD: AtomicU32 = AtomicU32::new(0);
 
-/// Between two looks, where the kernel does not tell that the main thread has ended.
+/// Delay between two checks, if the kernel does not report the end of the main thread.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// The same for others, where the kernel cannot tell (before Linux 6.9).
+/// Delay between two checks for other threads, if the kernel cannot report their end (before Linux
+/// 6.9).
 const FAST_POLL_INTERVAL: Duration = Duration::from_millis(20);
 const WATCH_STACK_BYTES: usize = 64 << 10;
 
@@ -52,10 +55,10 @@ type StartRoutine = extern "C" fn(*mut c_void) -> *mut c_void;
 type CreateFn =
     unsafe extern "C" fn(*mut pthread_t, *const pthread_attr_t, StartRoutine, *mut c_void) -> c_int;
 
-/// The C library's.
+/// The C library's `pthread_create`.
 static CREATE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// Once, when the library is loaded, before there is a thread of the engine.
+/// Runs once, when the library is loaded, before the engine starts a thread.
 pub fn begin() {
     let create = binding::c_library_function(SymbolName::of(c"pthread_create"));
     CREATE.store(create.unwrap_or(0) as *mut c_void, Release);
@@ -68,7 +71,7 @@ fn c_library_threads() -> Option<&'static AtomicU32> {
     unsafe { C_LIBRARY_THREADS.load(Acquire).as_ref() }
 }
 
-/// How many there are.
+/// The number of engine threads.
 pub fn count() -> usize {
     let threads = THREADS.iter().map(|thread| thread.load(SeqCst));
     threads.filter(|thread| *thread != NONE).count()
@@ -78,7 +81,7 @@ fn is_engine_thread(thread: c_int) -> bool {
     THREADS.iter().any(|own| own.load(SeqCst) == thread)
 }
 
-/// In a child, which has none.
+/// Forgets all threads in a child, which has none of them.
 pub fn reset_in_child() {
     for thread in &THREADS {
         thread.store(NONE, SeqCst);
@@ -93,7 +96,7 @@ struct ThreadStart {
     place: usize,
 }
 
-/// What the engine calls in place of `pthread_create`.
+/// Replaces `pthread_create` for the engine.
 ///
 /// # Safety
 /// As the C library's.
@@ -121,10 +124,10 @@ pub unsafe extern "C" fn create(
     }));
     // SAFETY: the C library's function of this name.
     let create = unsafe { std::mem::transmute::<*mut c_void, CreateFn>(create) };
-    // SAFETY: the caller's; `run` takes what it is given.
+    // SAFETY: the caller's; `run` takes this argument.
     let result = unsafe { create(thread, attributes, run, begin.cast()) };
     if result != 0 {
-        // SAFETY: no thread has it.
+        // SAFETY: no thread was started with it.
         drop(unsafe { Box::from_raw(begin) });
         THREADS[place].store(NONE, SeqCst);
     }
@@ -139,7 +142,8 @@ extern "C" fn run(begin: *mut c_void) -> *mut c_void {
     if let Some(counted) = c_library_threads()
         && counted.fetch_sub(1, SeqCst) == 1
     {
-        // The program's last thread ended just now, and took this one for another of its.
+        // The program's last thread ended just now, and counted this one as a thread of the
+        // program.
         // SAFETY: as the C library does it then.
         unsafe { libc::exit(0) };
     }
@@ -156,7 +160,7 @@ extern "C" fn run(begin: *mut c_void) -> *mut c_void {
     result
 }
 
-/// Starts the thread that waits for the end of the program's.
+/// Starts the thread that waits for the end of the program's threads.
 fn start_watcher() {
     if sys::gettid() == sys::getpid() {
         MAIN_EXIT_WORD.store(sys::exit_clear_address() as *mut AtomicU32, Release);
@@ -178,12 +182,12 @@ fn main_exit_word() -> &'static AtomicU32 {
     unsafe { MAIN_EXIT_WORD.load(Acquire).as_ref() }.unwrap_or(&NO_MAIN_EXIT_WORD)
 }
 
-/// Wakes the thread that waits, after the process has withdrawn: it ends.
+/// Wakes the watching thread after the process has withdrawn, so that it ends.
 pub fn stop_watching() {
     sys::futex_wake_shared(main_exit_word());
 }
 
-/// A descriptor of the engine's, which the program does not close.
+/// A descriptor of the engine, which the program cannot close.
 struct InternalFd(OwnedFd);
 
 impl InternalFd {
@@ -211,7 +215,7 @@ fn watch_program_end() {
         if !is_told || seen == main as u32 {
             sys::futex_wait_shared(word, seen, (!is_told).then_some(POLL_INTERVAL));
         } else {
-            // Between its end and its disappearance.
+            // The thread has ended, but the kernel still lists it.
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -235,8 +239,9 @@ fn has_ended(thread: c_int) -> bool {
     thread_stat(thread).is_none_or(|stat| stat.has_ended)
 }
 
-/// Waits a while for a thread to end. Whether the main thread's code counts though this one ends
-/// later: so it was in Linux before 6.0; those that tell of the ends of threads are newer.
+/// Waits a while for a thread to end. Returns whether the main thread's exit code counts though
+/// this one ends later: so it was in Linux before 6.0, and kernels that report the ends of threads
+/// are newer.
 fn await_thread(thread: c_int) -> bool {
     let end = InternalFd::from_raw(sys::open_thread(thread));
     match &end {
@@ -248,10 +253,10 @@ fn await_thread(thread: c_int) -> bool {
     end.is_none()
 }
 
-/// One of the program's threads that has not ended. Called by a thread of the engine.
+/// One of the program's threads that has not ended. Only a thread of the engine calls this.
 fn live_program_thread(main: c_int) -> Option<c_int> {
     let listed = std::fs::read_dir("/proc/self/task").ok();
-    // Without the list of threads nothing can be said.
+    // Without the list of threads the answer is unknown.
     let Some(listed) = listed else {
         return Some(main);
     };
@@ -267,7 +272,7 @@ struct ThreadStat {
     exit_code: c_int,
 }
 
-/// Of a thread of this process (proc_pid_stat(5)).
+/// The status of a thread of this process (proc_pid_stat(5)).
 fn thread_stat(thread: c_int) -> Option<ThreadStat> {
     /// Words behind the name: the state is the first of them.
     const EXIT_CODE: usize = 49;
@@ -280,10 +285,10 @@ fn thread_stat(thread: c_int) -> Option<ThreadStat> {
     })
 }
 
-/// Nothing of the program runs any more. The code is the main thread's if that one was the last, and
-/// else the one that the C library ends threads with.
+/// Ends the process when no thread of the program is left. The exit code is the main thread's if
+/// that one was the last, and otherwise the code with which the C library ends threads.
 fn end_process(main: c_int, is_main_code: bool) {
-    // One that is starting is not known by its number, and the C library's `exit` is under way.
+    // A starting thread has no known id, and the C library's `exit` is in progress.
     let is_exiting = c_library_threads().is_some_and(|counted| counted.load(SeqCst) == 0);
     if is_exiting || is_engine_thread(STARTING) {
         return std::thread::sleep(Duration::from_millis(1));

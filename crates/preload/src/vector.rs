@@ -1,8 +1,9 @@
-//! Reading and writing in several parts.
+//! Reads and writes of several parts.
 //!
-//! One part is done as it is. Several are gathered in memory that is allocated for it, so that
-//! the engine sees one read or one write, as whole as any other; so there is a limit, and longer
-//! ones are the kernel's. The stack of a thread may have no room for them beside the engine.
+//! One part is done as it is. Several parts are gathered in allocated memory, so that the engine
+//! does one read or one write, as atomic as any other. So there is a limit, and the kernel does
+//! longer calls. The memory is not on the stack: a thread's stack may have no room for it besides
+//! the engine.
 
 use crate::data::{self, BY_KERNEL, DirectCall, TransferResult, WritePosition};
 use crate::engine::Why;
@@ -10,20 +11,19 @@ use crate::{buffer, stack, sys};
 use libc::{c_int, c_long, iovec, off64_t};
 use std::ptr;
 
-/// Several parts have at most so many bytes in all: copying more takes longer than the call into
-/// the kernel.
+/// Most bytes of several parts: copying more takes longer than the call into the kernel.
 const GATHERED_BYTES_MAX: usize = 8192;
 
-/// What the kernel gets, however long it is.
+/// The length of a call that the kernel must do in any case.
 const TOO_LONG: usize = usize::MAX;
 
 /// The kernel's limit (UIO_MAXIOV).
 const PARTS_MAX: usize = 1024;
 
-/// Flags that change nothing here, but that a write is to be durable.
+/// Flags that change nothing here, except that a write is to be durable.
 const FLAGS: c_int = libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_HIPRI;
 
-/// For so many bytes of several parts; none: there is no memory.
+/// A buffer of so many bytes for several parts; none: there is no memory.
 fn allocate(len: usize) -> Option<Vec<u8>> {
     let mut room = Vec::new();
     room.try_reserve_exact(len).ok()?;
@@ -31,7 +31,7 @@ fn allocate(len: usize) -> Option<Vec<u8>> {
     Some(room)
 }
 
-/// The parts of a call, whose array is known to be readable.
+/// The parts of a call; their array is known to be readable.
 #[derive(Clone, Copy)]
 struct IoParts<'a> {
     parts: &'a [iovec],
@@ -39,7 +39,7 @@ struct IoParts<'a> {
 }
 
 impl<'a> IoParts<'a> {
-    /// None: the kernel's, with whatever error there is in them.
+    /// None: the kernel must do it, and reports errors in the parts.
     fn of(parts: *const iovec, count: c_int) -> Option<IoParts<'a>> {
         let count = usize::try_from(count)
             .ok()
@@ -67,7 +67,7 @@ impl<'a> IoParts<'a> {
     fn read(self, call: &DirectCall, fd: c_int, at: u64) -> Option<usize> {
         match self.parts {
             [part] => data::read_into(call.file(fd, false)?, part.iov_base, part.iov_len, at),
-            // What was interrupted may be allocating.
+            // The handler may have interrupted an allocation.
             _ if call.is_handling() => None,
             _ => stack::on_engine_stack(|| self.scatter(call, fd, at))?,
         }
@@ -152,7 +152,8 @@ pub extern "C" fn pwritev2(
     write_at(fd, parts, count, offset, flags)
 }
 
-/// With flags that the engine does not know; still in its turn if it moves the offset.
+/// A call with flags that the engine does not know; ordered with other calls if it moves the
+/// offset.
 fn by_kernel_in_turn(
     number: c_long,
     fd: c_int,

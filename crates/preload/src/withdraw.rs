@@ -1,12 +1,16 @@
-//! Leaving everything to the kernel, for good.
+//! Withdrawal: the process leaves everything to the kernel, for good.
 //!
-//! A process withdraws from the direct path before it gets a limit that the engine would break, or
-//! hurt the program by: a filter of system calls, which kills for those that it does not list; a
-//! limit of its memory, which pools would be counted for; memory that is locked as a whole. It also
-//! withdraws when it makes an `io_uring`, which does not move the positions of files that bypass the
-//! page cache (RFD 023).
-//! Behind that no thread of the engine is left, nothing of pools is mapped, the program's signal
-//! handlers are the kernel's again, and no system call is made but those that the program makes.
+//! A process withdraws from the direct path before it gets a limit that the engine would violate,
+//! or by which the engine would harm the program:
+//! * a filter of system calls, which kills for calls that it does not list;
+//! * a limit of its memory, which counts mapped pools;
+//! * memory that is locked as a whole.
+//!
+//! It also withdraws when it creates an `io_uring`, which does not move the offsets of files that
+//! bypass the page cache (RFD 023).
+//!
+//! Afterwards no thread of the engine is left, no pool is mapped, the kernel has the program's own
+//! signal handlers again, and the library makes no system call of its own.
 
 use crate::engine::env_number;
 use crate::{buffer, engine, process, signals, sys, table, thread, threads};
@@ -17,14 +21,15 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 static IS_WITHDRAWN: AtomicBool = AtomicBool::new(false);
-/// A filter of system calls is why, or another thread may get one.
+/// A filter of system calls is the reason, or another thread may get one.
 static IS_FILTERED: AtomicBool = AtomicBool::new(false);
-/// It was looked at what the process began with.
+/// The limits and filters that the process started with were checked.
 static IS_CHECKED: AtomicBool = AtomicBool::new(false);
-/// Filters of system calls that `pagemesh exec` was under itself.
+/// The number of system call filters that `pagemesh exec` was under itself.
 static FILTERS_KNOWN: AtomicU64 = AtomicU64::new(0);
 
-/// How long other threads are waited for that are inside the engine, and the engine's own.
+/// How often this library polls for other threads to leave the engine, and for the engine's own
+/// threads to end.
 const LEAVE_TRIES_MAX: u32 = 20_000;
 const POLL_INTERVAL_NS: c_long = 100_000;
 
@@ -33,12 +38,12 @@ pub fn is_withdrawn() -> bool {
     IS_WITHDRAWN.load(Acquire)
 }
 
-/// Whether not even a report may be written.
+/// Whether a filter of system calls forbids even a report.
 pub fn is_filtered() -> bool {
     IS_FILTERED.load(Acquire)
 }
 
-/// Once, when the library is loaded.
+/// Runs once, when the library is loaded.
 pub fn begin() {
     FILTERS_KNOWN.store(env_number(c"PAGEMESH_FILTERS").unwrap_or(0), Relaxed);
     if is_emulated() || is_sanitized() {
@@ -46,8 +51,8 @@ pub fn begin() {
     }
 }
 
-/// By valgrind, which knows neither the instructions nor the memory of pools. Its requests are
-/// instructions that do nothing elsewhere (`valgrind.h`).
+/// Whether valgrind runs the program: it knows neither the instructions nor the memory of pools.
+/// Its requests are instructions that do nothing elsewhere (`valgrind.h`).
 fn is_emulated() -> bool {
     const RUNNING_ON_VALGRIND: u64 = 0x1001;
     let request = [RUNNING_ON_VALGRIND, 0, 0, 0, 0, 0];
@@ -68,8 +73,8 @@ fn is_emulated() -> bool {
     result != 0
 }
 
-/// A sanitizer checks what the C library is called with, also how long a buffer is that is read
-/// into.
+/// Whether a sanitizer is loaded: it checks the arguments of C library calls, also the length of a
+/// buffer that is read into.
 fn is_sanitized() -> bool {
     use crate::elf::{SymbolName, loaded_objects};
     let names = [
@@ -84,8 +89,8 @@ fn is_sanitized() -> bool {
     names.into_iter().any(has)
 }
 
-/// Whether a first file may go on the direct path, by what the process has begun with. The caller
-/// is inside.
+/// Whether a first file may go on the direct path, by the limits and filters that the process
+/// started with. The caller is inside.
 pub fn may_use_direct_path() -> bool {
     if is_withdrawn() {
         return false;
@@ -101,7 +106,7 @@ pub fn may_use_direct_path() -> bool {
     is_free
 }
 
-/// How many filters of system calls this thread is under, as far as the kernel tells.
+/// How many filters of system calls this thread is under, as far as the kernel reports it.
 fn filter_count() -> u64 {
     let mut text = [0u8; 4096];
     let len = sys::read_file(c"/proc/self/status", &mut text);
@@ -118,13 +123,14 @@ fn filter_count() -> u64 {
     };
     match value(b"Seccomp:") {
         Some(0) => 0,
-        // Without the file it is asked in a way that a filter may forbid.
+        // Without that file a system call reads it, which a filter may forbid.
         None if sys::seccomp_mode() == 0 => 0,
         _ => value(b"Seccomp_filters:").unwrap_or(u64::MAX),
     }
 }
 
-/// Before it is too late. Returns when it is done, or others have been waited for long enough.
+/// Withdraws, before a limit applies. Returns when that is done, or other threads have not left the
+/// engine in time.
 #[cold]
 #[inline(never)]
 pub extern "C" fn withdraw() {
@@ -169,10 +175,10 @@ fn wait_until(is_so: impl Fn() -> bool) -> bool {
     false
 }
 
-/// A limit is about to be set.
+/// Runs before a limit is set.
 ///
 /// # Safety
-/// `limit` is a limit, null, or anything that the kernel would refuse.
+/// `limit` is a limit, null, or any pointer that the kernel would refuse.
 pub fn before_setrlimit(pid: pid_t, what: c_int, limit: *const c_void) {
     let is_of_memory = [libc::RLIMIT_AS, libc::RLIMIT_DATA].contains(&(what as u32));
     let is_own = pid == 0 || pid == sys::getpid();
@@ -185,7 +191,7 @@ pub fn before_setrlimit(pid: pid_t, what: c_int, limit: *const c_void) {
     }
 }
 
-/// Before a filter of system calls is there.
+/// Runs before a filter of system calls is installed.
 fn before_filter() {
     withdraw();
     if is_withdrawn() && !thread::this().is_vforked() {
@@ -193,27 +199,28 @@ fn before_filter() {
     }
 }
 
-/// An `io_uring` was made, with this result: its requests may read and write at the current position,
-/// which the kernel moves only where it caches a file, as those that are opened from now on.
+/// Handles the result of creating an `io_uring`: its requests may read and write at the current
+/// offset, which the kernel moves only for files that it caches, as all that are opened from now
+/// on.
 pub extern "C" fn io_uring_created(result: c_long) {
     if result >= 0 {
         withdraw();
     }
 }
 
-/// Before `prctl`.
+/// Runs before `prctl`.
 pub extern "C" fn before_prctl(option: c_int) {
     if option == libc::PR_SET_SECCOMP {
         before_filter();
     }
 }
 
-/// Before a system call by its number: those that set limits.
+/// Runs before a system call that may set limits.
 #[inline]
 pub fn before_syscall(number: c_long, a: c_long, c: c_long) {
     match number {
         libc::SYS_prctl => before_prctl(a as c_int),
-        // Who asks which filters there may be passes none.
+        // A query for the available filters passes no filter.
         libc::SYS_seccomp if a as c_ulong <= 1 && (a == 0 || c != 0) => before_filter(),
         libc::SYS_mlockall => withdraw(),
         _ => {}

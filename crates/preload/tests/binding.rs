@@ -1,4 +1,4 @@
-//! What the library calls is not the program's.
+//! Imports of the library never bind to the program's functions.
 
 mod support;
 
@@ -8,10 +8,10 @@ use std::fs;
 use std::process::Command;
 use support::{TestDirs, check, library};
 
-/// What the start-up code of every program uses itself.
+/// Symbols that the start-up code of every program uses.
 const STARTUP_SYMBOLS: [&str; 2] = ["__gmon_start__", "__cxa_finalize"];
 
-/// The kinds of relocations that the library has, and the names that they are about.
+/// The kinds of the library's relocations, and their symbols.
 fn relocations() -> Vec<(String, String)> {
     let listed = Command::new("readelf").arg("-rW").arg(library()).output();
     let listed = listed.expect("binutils come with a C compiler");

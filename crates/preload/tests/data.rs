@@ -1,15 +1,15 @@
-//! Reading, writing and descriptors: what the kernel does, done by the engine.
+//! Reads, writes and descriptors: the engine behaves as the kernel.
 
 mod support;
 
-/// What of `data.c` the engine does.
+/// Operations of `data.c` that the engine does.
 const READS: u64 = 19;
 const WRITES: u64 = 27;
-/// Of files that nobody has begun to append to later.
+/// Size queries of files that are not set to append later.
 const SIZES: u64 = 9;
 
-/// What of `numbers.c` the engine does: none under a limit, at an end that moves, or at an offset
-/// that was sent.
+/// Writes of `numbers.c` that the engine does: none under a limit, at an end that moves, or at an
+/// offset that was sent.
 const NUMBERS_WRITES: u64 = 45;
 
 use support::check;
@@ -17,7 +17,7 @@ use support::check;
 #[test]
 fn reads_and_writes_behave_as_in_the_kernel() {
     let counts = check("data", &[]);
-    // The others are the kernel's: errors, appends at a given place, lengths, limits, rights.
+    // The kernel does the others: errors, appends at a given offset, lengths, limits, rights.
     let done = (counts.reads, counts.writes, counts.sizes);
     assert_eq!(done, (READS, WRITES, SIZES), "{counts:?}");
 }
@@ -39,6 +39,6 @@ fn fd_number_taken_over_by_another_file_is_dropped() {
 fn fd_number_leads_to_its_last_open() {
     let counts = check("descriptors", &[]);
     assert!(counts.reads > 20_000 && counts.writes > 900, "{counts:?}");
-    // All but what the end of the process closed.
+    // All files except those that the end of the process closed.
     assert!(counts.opens - counts.ends < 10, "{counts:?}");
 }

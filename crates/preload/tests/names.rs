@@ -1,4 +1,4 @@
-//! Every name that stands in front of the C library's.
+//! Every function name that this library exports in front of the C library's.
 
 mod support;
 
@@ -8,14 +8,14 @@ use std::path::Path;
 use std::process::Command;
 use support::{Counts, PACKAGE_FLAGS, TestDirs, check, check_built, library};
 
-/// What of `descriptors.c` the engine does.
+/// Operations of `descriptors.c` that the engine does.
 const OPENS: u64 = 41;
 const READS: u64 = 29;
 const WRITES: u64 = 42;
-/// One by each name of `lseek`.
+/// One for each name of `lseek`.
 const SIZES: u64 = 2;
 
-/// All of `tests/programs`.
+/// All programs in `tests/programs`.
 const PROGRAMS: [&str; 9] = [
     "cancel",
     "data",
@@ -31,7 +31,7 @@ const PROGRAMS: [&str; 9] = [
 #[test]
 fn every_name_behaves_as_in_the_kernel() {
     let counts = check("names", &[]);
-    // A name that is not in front has its file opened, or read, or written past the engine.
+    // If a name is not exported, its file is opened, read or written without the engine.
     let (opens, reads, writes) = (counts.opens, counts.reads, counts.writes);
     assert_eq!(
         (opens, reads, writes, counts.sizes),
@@ -86,7 +86,7 @@ fn every_name_is_called_by_a_program() {
     let sources = listed.filter(|path| path.extension().is_some_and(|kind| kind == "c"));
     let stems = sources.map(|path| path.file_stem().map(|name| name.to_owned()));
     let mut found: BTreeSet<_> = stems.flatten().collect();
-    // It is built with what another test writes.
+    // Another test generates its header.
     found.remove(OsStr::new("hijack"));
     assert_eq!(found, PROGRAMS.map(Into::into).into(), "all are built here");
     let stage = TestDirs::new();

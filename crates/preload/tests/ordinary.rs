@@ -1,11 +1,11 @@
-//! Programs that know nothing of this, and what they leave behind.
+//! Programs that do not know the library, and the files that they leave.
 
 mod support;
 
 use std::process::Command;
 use support::{Counts, TestDirs};
 
-/// A script does the same in both ways.
+/// A script has the same effects with and without the library.
 fn check(script: &str) -> Counts {
     let stage = TestDirs::new();
     let make = || {

@@ -18,13 +18,13 @@ use uuid::Uuid;
 /// How a brick ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CrashKind {
-    /// Its process: all it stored is there.
+    /// The process dies: all stores survive.
     Process,
-    /// Its machine: what was not fenced is there or not.
+    /// The machine loses its power: each unfenced store survives or not.
     Power,
 }
 
-/// A brick that runs.
+/// A running brick.
 pub(crate) struct RunningBrick {
     pub(crate) brick: Arc<Brick<SimMedium>>,
     pub(crate) medium: Arc<SimMedium>,
@@ -34,7 +34,7 @@ pub(crate) struct RunningBrick {
 /// A pool that no brick has open.
 enum IdlePool {
     Unmapped(Recorder),
-    /// Guests may have it mapped, and go on storing.
+    /// Direct clients may have it mapped, and continue to store.
     Mapped(Arc<SimMedium>),
 }
 
@@ -51,21 +51,21 @@ impl IdlePool {
 pub(crate) struct BrickHost {
     pub(crate) id: BrickId,
     pub(crate) running: Option<Arc<RunningBrick>>,
-    /// What is on its medium while nothing runs.
+    /// The contents of its medium while the brick does not run.
     idle_pool: Option<IdlePool>,
-    /// How it ends when its fuse blows.
+    /// How the brick ends when its fuse blows.
     pub(crate) crash_kind: CrashKind,
     pub(crate) port: u32,
     pub(crate) doorbell_count: u32,
 }
 
-/// The brick died while it did something.
+/// The brick died during an operation.
 pub(crate) struct BrickDied;
 
-/// Does something of a brick that may end it.
+/// Runs an operation of a brick that may kill the brick.
 pub(crate) fn catch_crash<T>(act: impl FnOnce() -> T) -> Result<T, BrickDied> {
     catch_unwind(AssertUnwindSafe(act)).map_err(|payload| {
-        // A failed assertion is a defect, not a death.
+        // A failed assertion is a defect, not a death of the brick.
         if payload.is::<String>() || payload.is::<&str>() {
             std::panic::resume_unwind(payload);
         }
@@ -74,7 +74,7 @@ pub(crate) fn catch_crash<T>(act: impl FnOnce() -> T) -> Result<T, BrickDied> {
 }
 
 impl RunningBrick {
-    /// Opens a pool: recovers it.
+    /// Opens and recovers a pool.
     fn open(recorder: Recorder, fuse: Option<u32>) -> Result<RunningBrick, Recorder> {
         let medium = Arc::new(SimMedium::new(recorder));
         if let Some(accesses) = fuse {
@@ -84,7 +84,7 @@ impl RunningBrick {
         let Ok(opened) = opened else {
             return Err(medium.take_surviving_state());
         };
-        let (pool, _) = opened.unwrap_or_else(|cause| panic!("a pool does not open: {cause}"));
+        let (pool, _) = opened.unwrap_or_else(|cause| panic!("cannot open a pool: {cause}"));
         let brick = Arc::new(Brick::new(pool, Durability::Pmem));
         Ok(RunningBrick {
             served: BrickService(brick.clone()),
@@ -93,7 +93,7 @@ impl RunningBrick {
         })
     }
 
-    /// One turn of a connection; false at its end.
+    /// Serves one turn of a connection; false at its end.
     pub(crate) fn serve_turn(
         &self,
         exchange: &mut Exchange,
@@ -122,7 +122,7 @@ impl BrickHost {
     pub(crate) fn new(number: usize, pool_bytes: usize) -> BrickHost {
         let id = Uuid::from_u128(0xb000 + number as u128);
         let recorder = Recorder::new(pool_bytes).without_crash_points();
-        format(&recorder, id).unwrap_or_else(|cause| panic!("no pool can be made: {cause}"));
+        format(&recorder, id).unwrap_or_else(|cause| panic!("cannot format a pool: {cause}"));
         let mut host = BrickHost {
             id: BrickId(id),
             running: None,
@@ -139,7 +139,7 @@ impl BrickHost {
         format!("brick-{}:{}", self.id.0.as_u128() - 0xb000, self.port)
     }
 
-    /// Starts the brick; false if it died of its fuse while it recovered.
+    /// Starts the brick; false if its fuse blew during the recovery.
     pub(crate) fn start(&mut self, fuse: Option<u32>) -> bool {
         let Some(recorder) = self.idle_pool.take() else {
             return true;
@@ -157,7 +157,7 @@ impl BrickHost {
         }
     }
 
-    /// Ends the brick. The caller drops what is given back, with no lock held.
+    /// Ends the brick. The caller drops the returned brick while it holds no lock.
     pub(crate) fn stop(&mut self, death: CrashKind, seed: u64) -> Option<Arc<RunningBrick>> {
         let running = self.running.take()?;
         self.idle_pool = Some(match death {
@@ -173,7 +173,7 @@ impl BrickHost {
         Some(running)
     }
 
-    /// A machine that is down loses what its medium had not made durable.
+    /// A stopped machine loses the stores that its medium had not made durable.
     pub(crate) fn lose_power(&mut self, seed: u64) {
         if let Some(left) = self.idle_pool.take() {
             self.idle_pool = Some(IdlePool::Unmapped(after_power_loss(
@@ -184,14 +184,14 @@ impl BrickHost {
     }
 }
 
-/// What a pool holds after its machine lost its power.
+/// The contents of a pool after its machine lost its power.
 fn after_power_loss(left: Recorder, seed: u64) -> Recorder {
     left.crash_point()
         .sample_recorder(seed)
         .without_crash_points()
 }
 
-/// What a brick says of itself.
+/// The status that a brick reports.
 pub(crate) fn brick_status(running: &RunningBrick) -> BrickStatus {
     let status = running.served.control().status();
     status.unwrap_or_else(|cause| panic!("a brick has no status: {cause}"))

@@ -1,26 +1,24 @@
-//! Whether what clients saw is what a disk may show, sector by sector: reads and
-//! writes are linearizable.
+//! Checks the clients' observations against a disk, sector by sector: reads and writes are
+//! linearizable.
 //!
-//! Every write fills its sectors with a number of its own; a sector is a
-//! register. The search is that of Wing and Gong (1993) in the just-in-time
-//! order of Lowe (2017): all states that a sector may be in are carried from
-//! event to event, and an operation is put into place when its answer says that
-//! it must be in place. A read changes nothing, so it is put into place as soon
-//! as it can be.
+//! Every write fills its sectors with a unique number; a sector is a register. The search is that
+//! of Wing and Gong (1993) in the just-in-time order of Lowe (2017). It carries all possible states
+//! of a sector from event to event. It applies an operation when its answer says that it must be
+//! applied, and a read as soon as possible, because a read changes nothing.
 //!
 //! Beyond linearizability:
-//! - overlapping writes of one channel are in the order of their submission, and
-//!   a read comes after the acknowledged ones that were submitted before it;
-//! - once a client has attached, operations of clients before it have happened
-//!   or never will, and what those submit later is never acknowledged, nor does
-//!   it change anything.
-//!   Except for reads, when the new client could not reach every leg: nothing
-//!   fences a leg that only the old client reaches;
-//! - who is refused for want of room knows at once that it happened or not;
-//! - a transaction that was never acknowledged happened on all of its sectors or
-//!   on none (`checker/whole.rs`);
-//! - where a copy that followed is promoted, what was acknowledged last may be gone
-//!   (`checker/cut.rs`).
+//! - overlapping writes of one channel are in the order of their submission, and a read comes after
+//!   the acknowledged writes that were submitted before it;
+//! - once a client has attached, operations of earlier clients have happened or never will. Later
+//!   submissions of those clients are never acknowledged and change nothing. Exception: reads, if
+//!   the new client could not reach every leg, because no client fences a leg that only the old
+//!   client reaches;
+//! - the answer to a request without space says that the request happened or not, from that time
+//!   on;
+//! - a transaction that was never acknowledged happened on all of its sectors or on none
+//!   (`checker/atomicity.rs`);
+//! - where an asynchronous replica is promoted, the last acknowledged writes may be gone
+//!   (`checker/promotion.rs`).
 
 mod atomicity;
 mod promotion;
@@ -32,20 +30,19 @@ use std::fmt::Write;
 use std::ops::Range;
 
 pub(crate) const SECTOR: u64 = 512;
-/// Operations open at once on a sector that can be told apart; a sector with
-/// more is given up.
+/// Maximum of operations open at once on a sector; the search skips a sector with more.
 const OPEN_OPS_MAX: usize = 64;
-/// States that a sector may be in; a sector with more is given up.
+/// Maximum of states of a sector; the search skips a sector with more.
 const STATES_MAX: usize = 5_000;
 
-/// What an operation does.
+/// The kind of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum OpKind {
-    /// Every sector becomes this.
+    /// Writes this value to every sector.
     Write(u64),
-    /// The sectors of each part become its value.
+    /// Writes the value of each part to its sectors.
     Transact(Vec<(Range<u64>, u64)>),
-    /// What each sector was, once it is known.
+    /// The values that were read from each sector, once they are known.
     Read(Vec<u64>),
 }
 
@@ -53,7 +50,7 @@ pub(crate) enum OpKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpOutcome {
     Done,
-    /// It happened or did not, and that is decided.
+    /// It happened or not, and that is final.
     Decided,
     /// It may still happen.
     Unknown,
@@ -61,25 +58,25 @@ pub(crate) enum OpOutcome {
 
 #[derive(Clone, Debug)]
 struct Operation {
-    /// The epoch that its client attached with.
+    /// The epoch of its client's attachment.
     attachment: u32,
     channel: u32,
-    /// Those of a transaction and all between them.
+    /// For a transaction, its sectors and all between them.
     sectors: Range<u64>,
     kind: OpKind,
-    /// What a read saw must be known before the search.
+    /// Whether the result of a read is known; it must be before the search.
     is_known: bool,
     is_after_fence: bool,
-    /// Its acknowledgement says that it lasts.
+    /// Whether its acknowledgement makes it durable.
     is_durable: bool,
     ending: OpOutcome,
-    /// When, as events are counted; the end is that of an acknowledgement.
+    /// Event indexes of the beginning and of the acknowledgement.
     began_at: usize,
     acknowledged_at: Option<usize>,
 }
 
 impl Operation {
-    /// What it writes to or read from a sector, if that is one of its.
+    /// The value that the operation writes to or reads from a sector; none if it does not touch it.
     fn value(&self, sector: u64) -> Option<u64> {
         if !self.sectors.contains(&sector) {
             return None;
@@ -101,7 +98,7 @@ enum Event {
     End(usize, OpOutcome),
     /// A client has attached; the epoch names its attachment.
     Attached(u32),
-    /// A copy goes on alone with what it has.
+    /// A promoted replica takes over with its contents.
     Promoted(usize),
 }
 
@@ -112,34 +109,34 @@ pub(crate) struct HistoryChecker {
     events: Vec<Event>,
     /// The highest attachment.
     newest_attachment: u32,
-    /// A leg is out of its reach: who still reaches that one may read there.
-    is_partial: bool,
-    /// Reads of clients before it with lower numbers may have been answered
+    /// Whether a leg is out of the newest client's reach: an older client that reaches it may read
     /// there.
+    is_partial: bool,
+    /// Earlier clients may have read from such a leg with operations below this number.
     unfenced_below: usize,
     promotions: Vec<PromotionPoint>,
-    /// Flushes that were acknowledged: whose, and when they began.
+    /// Acknowledged flushes: attachment, and event index of the beginning.
     flushes: Vec<(u32, usize)>,
 }
 
-/// What the search came to.
+/// The result of the search.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SearchReport {
     pub(crate) sectors: u64,
-    /// With too much at once to be searched.
+    /// Sectors with too much concurrency to be searched.
     pub(crate) skipped: u64,
-    /// Transactions that were not acknowledged: what was seen says that they
-    /// happened, that they did not, or neither.
+    /// Unacknowledged transactions: observed to have happened, observed not to have happened, or
+    /// neither.
     pub(crate) happened: u64,
     pub(crate) rolled_back: u64,
     pub(crate) unknown: u64,
-    /// Acknowledged changes that promotions gave up, and durable ones before them.
+    /// Acknowledged changes lost by promotions, and durable changes before those.
     pub(crate) lost: u64,
     pub(crate) durable_kept: u64,
 }
 
 impl HistoryChecker {
-    /// An operation is submitted; its number names it later.
+    /// Records that an operation is submitted; returns its number.
     pub(crate) fn begin(
         &mut self,
         attachment: u32,
@@ -164,7 +161,7 @@ impl HistoryChecker {
         number
     }
 
-    /// An operation has ended.
+    /// Records that an operation has ended.
     pub(crate) fn end(&mut self, number: usize, ending: OpOutcome) -> Result<(), String> {
         let operation = &self.operations[number];
         if ending == OpOutcome::Done && operation.is_after_fence && !self.may_be_lost(number) {
@@ -181,7 +178,7 @@ impl HistoryChecker {
         Ok(())
     }
 
-    /// A read has ended with these bytes.
+    /// Records that a read has ended with these bytes.
     pub(crate) fn read(&mut self, number: usize, data: &[u8]) -> Result<(), String> {
         let values: Result<Vec<u64>, String> = data
             .chunks(SECTOR as usize)
@@ -200,12 +197,12 @@ impl HistoryChecker {
         self.end(number, OpOutcome::Done)
     }
 
-    /// Whether a client before the newest may yet find a leg that knows of no other.
+    /// Whether an earlier client may still reach a leg that knows of no newer client.
     fn is_unfenced(&self, number: usize) -> bool {
         self.is_partial || number < self.unfenced_below
     }
 
-    /// From now on older clients can do nothing.
+    /// Records an attach: from now on older clients can do nothing.
     pub(crate) fn record_attach(&mut self, attachment: u32, is_partial: bool) {
         if attachment >= self.newest_attachment {
             self.record_all_legs_reached();
@@ -215,16 +212,15 @@ impl HistoryChecker {
         self.events.push(Event::Attached(attachment));
     }
 
-    /// The newest client has reached every leg: what older ones read from now
-    /// on is refused.
+    /// Records that the newest client has reached every leg, so later reads of older clients are
+    /// refused.
     pub(crate) fn record_all_legs_reached(&mut self) {
         if std::mem::take(&mut self.is_partial) {
             self.unfenced_below = self.operations.len();
         }
     }
 
-    /// Whether the newest client has this attachment, and has not reached every
-    /// leg yet.
+    /// Whether this is the newest attachment and its client has not reached every leg yet.
     pub(crate) fn is_partial(&self, attachment: u32) -> bool {
         self.is_partial && attachment == self.newest_attachment
     }
@@ -276,7 +272,7 @@ impl HistoryChecker {
         Ok(searched)
     }
 
-    /// What happened to each sector.
+    /// The events of each sector.
     fn events_by_sector(&self, sectors: u64) -> Vec<Vec<Event>> {
         let mut of_sector: Vec<Vec<Event>> = vec![vec![]; sectors as usize];
         for event in &self.events {
@@ -298,8 +294,8 @@ impl HistoryChecker {
         of_sector
     }
 
-    /// Whether all operations did in a sector what they did in another: with the
-    /// same events, its search comes to the same.
+    /// Whether all operations have the same values in two sectors. With equal events, the searches
+    /// have the same result.
     fn has_equal_values(&self, sector: u64, other: u64, events: &[Event]) -> bool {
         events.iter().all(|event| match *event {
             Event::Begin(number) => {
@@ -321,7 +317,7 @@ impl HistoryChecker {
         at: usize,
         search: &Search<'_>,
     ) -> String {
-        let mut story = format!("sector {sector} is not what it should be:\n");
+        let mut story = format!("sector {sector} is not linearizable:\n");
         story += &self.event_report(sector, &events[..=at]);
         let values: BTreeSet<u64> = search.states_before.iter().map(|state| state.0).collect();
         let _ = write!(story, "  before that it was one of {values:?}");
@@ -345,7 +341,7 @@ impl HistoryChecker {
                 Event::Attached(attachment) => writeln!(story, "  attachment {attachment}"),
                 Event::Promoted(cut) => {
                     let held = self.promotions[cut].value(sector);
-                    writeln!(story, "  a copy goes on that has {held:?}")
+                    writeln!(story, "  a promoted replica takes over with {held:?}")
                 }
             };
         }
@@ -353,23 +349,23 @@ impl HistoryChecker {
     }
 }
 
-/// A value, and a bit for each open operation that is in place.
+/// A value, and a bit for each open operation that is applied.
 type SearchState = (u64, u64);
 
 struct OpenOp {
     number: usize,
-    /// Nothing puts it into place any more.
+    /// The operation cannot be applied any more.
     is_closed: bool,
     is_read: bool,
     value: u64,
-    /// It is taken for granted that it happened.
+    /// The search assumes that the operation happened.
     must_happen: bool,
 }
 
-/// There is too much at once to be searched.
+/// Too many concurrent operations or states to search.
 struct SearchLimit;
 
-/// What is taken for granted of transactions: whether they happened.
+/// Assumed outcomes of transactions: whether each happened.
 type AssumedOutcomes = BTreeMap<usize, bool>;
 
 struct Search<'c> {
@@ -399,8 +395,8 @@ impl<'c> Search<'c> {
         &self.checker.operations[number]
     }
 
-    /// Goes through the events. False if there is too much at once; an error
-    /// names the event after which no state is left.
+    /// Processes the events. False if there are too many states. An error names the event after
+    /// which no state is left.
     fn run(&mut self, events: &[Event]) -> Result<bool, usize> {
         for (at, event) in events.iter().enumerate() {
             self.states_before.clone_from(&self.states);
@@ -420,7 +416,7 @@ impl<'c> Search<'c> {
                 return Err(at);
             }
         }
-        // What has no answer by now may have happened, too.
+        // An operation without an answer may have happened, too.
         let wanted = self.required_bits(|_| true);
         if wanted == 0 {
             return Ok(true);
@@ -434,7 +430,7 @@ impl<'c> Search<'c> {
         }
     }
 
-    /// Those open operations of a kind that must happen.
+    /// The bits of the open operations of a kind that must happen.
     fn required_bits(&self, of: impl Fn(usize) -> bool) -> u64 {
         let open = self.open.iter().enumerate();
         let open = open.filter_map(|(bit, open)| Some((bit, open.as_ref()?)));
@@ -446,7 +442,7 @@ impl<'c> Search<'c> {
         let outcome = self.outcomes.get(&number);
         let operation = self.operation(number);
         let is_read = matches!(operation.kind, OpKind::Read(_));
-        // What a superseded client changes is nowhere.
+        // The changes of a superseded client have no effect.
         if outcome == Some(&false) || operation.is_after_fence && !is_read {
             return Ok(());
         }
@@ -472,7 +468,7 @@ impl<'c> Search<'c> {
         Ok(())
     }
 
-    /// What may come next, reads or writes: those that are not in place.
+    /// The reads or writes that are not applied yet.
     fn pending(&self, bits: u64, reads: bool) -> impl Iterator<Item = (usize, &OpenOp)> {
         let open = self.open.iter().enumerate();
         let open = open.filter_map(|(bit, open)| Some((bit, open.as_ref()?)));
@@ -481,7 +477,7 @@ impl<'c> Search<'c> {
         })
     }
 
-    /// Whether no write that its channel submitted before must come first.
+    /// Whether no earlier write of the same channel must come first.
     fn may_come_next(&self, bits: u64, of: &OpenOp) -> bool {
         let channel = self.operation(of.number).channel;
         let mut earlier = (self.pending(bits, false)).filter(|(_, it)| it.number < of.number);
@@ -491,14 +487,14 @@ impl<'c> Search<'c> {
         })
     }
 
-    /// Puts into place what reads now.
+    /// Applies the reads that fit the current value.
     fn apply_reads(&self, (value, bits): SearchState) -> SearchState {
         let reads = self.pending(bits, true);
         let now = reads.filter(|(_, it)| it.value == value && self.may_come_next(bits, it));
         (value, now.fold(bits, |bits, (bit, _)| bits | 1 << bit))
     }
 
-    /// Everything that may have happened by now.
+    /// All states that are possible by now.
     fn reachable_states(&self) -> Result<BTreeSet<SearchState>, SearchLimit> {
         let mut found = self.states.clone();
         let mut next: Vec<SearchState> = found.iter().copied().collect();
@@ -539,13 +535,13 @@ impl<'c> Search<'c> {
         Ok(())
     }
 
-    /// Nothing of what was before counts any more.
+    /// Drops all earlier states and open operations.
     fn restart_from(&mut self, held: Option<u64>) {
         self.states = held.map(|value| (value, 0)).into_iter().collect();
         self.open.clear();
     }
 
-    /// Operations of attachments before this one are in place by now or never.
+    /// Operations of earlier attachments are applied by now or never.
     fn close_attachments_before(&mut self, attachment: u32) -> Result<(), SearchLimit> {
         self.states = self.reachable_states()?;
         let wanted = self.required_bits(|number| self.operation(number).attachment < attachment);
@@ -558,7 +554,7 @@ impl<'c> Search<'c> {
             let operation = &self.checker.operations[open.number];
             if operation.attachment < attachment {
                 open.is_closed = true;
-                // No answer will ask whether it is in place.
+                // No answer will ask whether the operation is applied.
                 if operation.ending == OpOutcome::Unknown {
                     over |= 1 << bit;
                     *place = None;
@@ -574,7 +570,7 @@ impl<'c> Search<'c> {
     }
 }
 
-/// What a write of this value puts into sectors.
+/// The bytes of a write of this value to `sectors` sectors.
 pub(crate) fn fill(value: u64, sectors: u64) -> Vec<u8> {
     value.to_le_bytes().repeat((sectors * SECTOR / 8) as usize)
 }

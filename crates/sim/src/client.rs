@@ -1,4 +1,4 @@
-//! A client: a driven volume, its channels, and the calls it waits for.
+//! A client: a driven volume, its channels, and its pending calls.
 
 use crate::cluster::{Cluster, tell};
 use crate::direct_clients::MountClients;
@@ -61,30 +61,30 @@ impl Connector for BrickConnector {
     }
 }
 
-/// A thread of the client's front.
+/// A thread of the client's front end.
 pub(crate) struct FrontThread {
     pub(crate) number: u32,
     pub(crate) channel: Box<dyn Channel>,
     /// Requests without an answer, by token.
     pub(crate) pending: BTreeMap<u64, PendingRequest>,
-    /// It looks at no answers until then.
+    /// The thread takes no answers until then.
     pub(crate) stalled_until: Duration,
-    /// A brick had no session for it: it ends.
+    /// A brick had no session for the thread: the thread ends.
     pub(crate) is_refused: bool,
 }
 
 /// A request without an answer.
 #[derive(Clone, Copy)]
 pub(crate) struct PendingRequest {
-    /// Which operation it is.
+    /// The number of its operation.
     pub(crate) operation: usize,
-    /// The first byte of what is read.
+    /// The first byte of a read.
     pub(crate) offset: u64,
-    /// Nothing but success may be the answer.
+    /// The request must succeed.
     pub(crate) must_succeed: bool,
-    /// When, as the witness counts.
+    /// The read oracle's time of submission.
     pub(crate) oracle_time: u64,
-    /// When, as the checker counts.
+    /// The checker's event index of the submission.
     pub(crate) checker_time: usize,
 }
 
@@ -95,19 +95,19 @@ pub(crate) struct VolumeClient {
     connector: BrickConnector,
     pub(crate) oracle: ReadOracle,
     manager: ManagerConnection,
-    /// Calls and answers under way, by the time of their arrival.
+    /// Calls and answers in progress, by the time of their arrival.
     calls: VecDeque<(Duration, PendingCall)>,
     answers: VecDeque<(Duration, CallAnswer)>,
     pub(crate) threads: Vec<FrontThread>,
-    /// What works on the file system, where the volume holds one.
+    /// The program on the file system, if the volume holds one.
     pub(crate) program: Option<MountProgram>,
-    /// What it knows of its guests, where it has some.
+    /// The mount's knowledge of its direct clients, if it has some.
     pub(crate) mount_clients: Option<MountClients>,
-    /// The epoch that names its attachment; 0 before.
+    /// The epoch of its attachment; 0 before.
     pub(crate) attachment: u32,
-    /// It does nothing until then: its process is stopped.
+    /// The client's process is stopped until then.
     pub(crate) stopped_until: Duration,
-    /// When its keeper wants its next turn.
+    /// When its volume controller wants its next turn.
     pub(crate) next_turn_at: Option<Duration>,
     rng: Rng,
 }
@@ -155,7 +155,7 @@ impl VolumeClient {
         self.stopped_until > self.cluster.now()
     }
 
-    /// A turn of the keeper; tells what came of an attach.
+    /// A turn of the volume controller; returns the result of an attach that has ended.
     pub(crate) fn run_turn(&mut self) -> Option<Result<(), AttachError>> {
         let now = self.cluster.now();
         self.next_turn_at = self.driven.poll(now);
@@ -175,7 +175,7 @@ impl VolumeClient {
         attached
     }
 
-    /// Makes one of the calls that are due, or hears of one.
+    /// Makes a call that is due, or takes its answer.
     pub(crate) fn run_due_call(&mut self) -> bool {
         let now = self.cluster.now();
         let due = |at: Duration| at <= now;
@@ -202,7 +202,7 @@ impl VolumeClient {
         true
     }
 
-    /// When something of this client is due next.
+    /// When the next event of this client is due.
     pub(crate) fn next_due(&self) -> Option<Duration> {
         let calls = self.calls.iter().map(|(at, _)| *at);
         let answers = self.answers.iter().map(|(at, _)| *at);
@@ -216,7 +216,7 @@ impl VolumeClient {
         first.map(|at| at.max(self.stopped_until))
     }
 
-    /// Scrubs the volume from now on, at any pace that is not felt.
+    /// Scrubs the volume from now on, at a pace that needs no throttling.
     pub(crate) fn plan_scrubs(&self, every: Duration) {
         self.driven.plan_scrubs(ScrubPlan {
             every: Some(every),
@@ -241,7 +241,7 @@ impl VolumeClient {
         }
     }
 
-    /// Its attachment, and whether all legs are in-sync.
+    /// The attachment, and whether all legs are in-sync.
     pub(crate) fn attachment_state(&self) -> (u32, bool) {
         let status = self.driven.status();
         let is_whole = status.is_some_and(|status| status.state == VolumeState::Healthy);
@@ -255,7 +255,7 @@ impl VolumeClient {
             && program.is_none_or(MountProgram::is_idle)
     }
 
-    /// Whether another client has taken the volume, as far as this one knows.
+    /// Whether this client knows that another client has taken the volume.
     pub(crate) fn is_fenced(&self) -> bool {
         self.has_state(VolumeState::Fenced)
     }
@@ -265,18 +265,18 @@ impl VolumeClient {
         status.is_some_and(|status| status.state == state)
     }
 
-    /// Whether it lost a leg and the manager has not said so yet.
+    /// Whether the client lost a leg and waits for the manager to confirm that.
     pub(crate) fn is_awaiting_manager(&self) -> bool {
         self.has_state(VolumeState::AwaitingManager)
     }
 
-    /// Whether it is attached with every leg in use.
+    /// Whether the client is attached with every leg in use.
     pub(crate) fn is_healthy(&self) -> bool {
         self.attachment > 0 && self.has_state(VolumeState::Healthy)
     }
 
-    /// Whether nothing is under way, every leg is in use, and those that follow
-    /// have all there is.
+    /// Whether no request is in progress, every leg is in use, and each asynchronous replica has
+    /// all data.
     pub(crate) fn is_quiescent(&self) -> bool {
         let status = self.driven.status();
         let program = self.program.as_ref();

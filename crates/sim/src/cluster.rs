@@ -1,7 +1,7 @@
-//! Bricks and the network between them and everybody else.
+//! The bricks, and the network between them and their peers.
 //!
-//! Locks are held for moments and never while real code runs: that code sends
-//! and receives, and takes them itself.
+//! Locks are held briefly and never while production code runs: that code sends and receives, and
+//! takes the locks itself.
 
 use crate::brick_host::{BrickHost, CrashKind, RunningBrick, catch_crash};
 use crate::direct_clients::DirectClientSet;
@@ -19,7 +19,7 @@ use std::fmt::Arguments;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Turns of a brick in which a blocking call must have its answer.
+/// Maximum of a brick's turns until a blocking call has its answer.
 const BLOCKING_CALL_TURNS_MAX: u32 = 64;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -34,13 +34,13 @@ pub(crate) struct Cluster {
     rng: Mutex<Rng>,
     scrub_every: Option<Duration>,
     pub(crate) direct_clients: Mutex<DirectClientSet>,
-    /// Whether the bricks' pools are mapped by guests.
+    /// Whether direct clients map the bricks' pools.
     pub(crate) has_direct_clients: bool,
-    /// What the fake clock counts from; only differences matter.
+    /// The origin of the fake clock; only differences matter.
     started_at: Instant,
 }
 
-/// Tells the history.
+/// Appends a line to the event log.
 macro_rules! tell {
     ($cluster:expr, $($what:tt)*) => { $cluster.tell(format_args!($($what)*)) };
 }
@@ -77,8 +77,7 @@ impl Cluster {
         }
     }
 
-    /// Scrubs of pools that came to their end in the bricks that run, and what
-    /// they mended.
+    /// Completed pool scrubs of the running bricks, and the corrections that they made.
     pub(crate) fn scrub_counts(&self) -> (u64, u64) {
         let now = self.instant();
         let hosts = self.hosts();
@@ -126,7 +125,7 @@ impl Cluster {
         self.hosts().iter().position(|host| host.id == brick)
     }
 
-    /// A connection for blocking calls to whoever has this address.
+    /// A connection for blocking calls to the brick at this address.
     pub(crate) fn connect(
         self: &Arc<Cluster>,
         peer: Peer,
@@ -166,8 +165,7 @@ impl Cluster {
         self.net().deliver(connection, Direction::ToPeer)
     }
 
-    /// A brick's turn with one connection: one message. False if there is
-    /// nothing for it, or nobody.
+    /// A brick's turn with one connection: one message. False if no message or no brick is there.
     pub(crate) fn serve(&self, connection: ConnectionId) -> bool {
         let host = match self.net().connection(connection) {
             Some(found) => found.host,
@@ -217,7 +215,7 @@ impl Cluster {
         }
     }
 
-    /// A connection breaks: both ends see it.
+    /// Breaks a connection: both ends see it.
     pub(crate) fn hang_up(&self, connection: ConnectionId) {
         let host = self.net().connection(connection).map(|line| line.host);
         let exchange = lock(&self.exchanges).remove(&connection);
@@ -226,7 +224,7 @@ impl Cluster {
         }
     }
 
-    /// A housekeeper's round, if the bell was rung.
+    /// A round of the maintenance loop, if the doorbell was rung.
     pub(crate) fn run_maintenance(&self, host: usize) -> bool {
         let Some(running) = self.running_brick(host) else {
             return false;
@@ -264,7 +262,7 @@ impl Cluster {
         self.kill_brick(host, doom);
     }
 
-    /// Ends a brick at once.
+    /// Kills a brick at once.
     pub(crate) fn kill_brick(&self, host: usize, death: CrashKind) {
         let seed = lock(&self.rng).next_u64();
         let Some(running) = self.hosts()[host].stop(death, seed) else {
@@ -298,7 +296,7 @@ impl Cluster {
         drop(running);
     }
 
-    /// Starts a brick that is down; with a fuse it may die while it recovers.
+    /// Starts a stopped brick; with a fuse it may die during its recovery.
     pub(crate) fn start_brick(&self, host: usize, fuse: Option<u32>, has_new_port: bool) {
         if self.is_up(host) {
             return;
@@ -313,7 +311,7 @@ impl Cluster {
         self.plan_scrubs(host);
         match started {
             true => tell!(self, "brick {host} starts"),
-            false => tell!(self, "brick {host} dies while it recovers"),
+            false => tell!(self, "brick {host} dies during its recovery"),
         }
     }
 }

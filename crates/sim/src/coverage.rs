@@ -1,19 +1,19 @@
-//! What many histories came to, and whether that is enough to trust them.
+//! The combined results of many histories, and whether their coverage suffices.
 
 use crate::scenario::HistoryReport;
 
-/// Histories that must have met every fault, all together; fewer prove nothing.
+/// Minimum of histories for the coverage check; fewer need not cover every event.
 const HISTORIES_MIN: u64 = 500;
-/// The same of histories of guests, which take longer.
+/// The same for histories of direct clients, which take longer.
 const DIRECT_HISTORIES_MIN: u64 = 100;
-/// Requests that a history has acknowledged on average, at least.
+/// Minimum average of acknowledged requests in a history.
 const ACKNOWLEDGED_MIN: u64 = 100;
-/// One sector in so many may be given up by the search.
+/// The search may skip less than one sector in this many.
 const SEARCHED_PER_SKIPPED: u64 = 1000;
 
-/// What must happen in histories.
+/// Events that histories must cover.
 const COMMON_EVENTS: &[&str] = &[
-    "a brick fails beside a damaged one",
+    "second brick failed",
     "answers of the manager lost",
     "bit flipped",
     "brick killed",
@@ -22,7 +22,7 @@ const COMMON_EVENTS: &[&str] = &[
     "client stopped",
     "connection broken",
     "copy promoted by force",
-    "copy promoted by hand",
+    "copy promoted by an operator",
     "copy promoted by the manager",
     "death in recovery",
     "long wait",
@@ -45,7 +45,7 @@ const COMMON_EVENTS: &[&str] = &[
     "reads hedged",
     "replies overtaken",
     "second client",
-    "siege",
+    "takeover of an isolated client",
     "slot above the leaves flipped",
     "slot of a page flipped",
     "slow brick",
@@ -54,24 +54,24 @@ const COMMON_EVENTS: &[&str] = &[
     "write misdirected",
 ];
 
-/// And where requests are made to the volume itself.
+/// Further events of histories with requests to the volume itself.
 const BLOCK_EVENTS: &[&str] = &[
     "change lost with a promotion",
     "channel closed",
     "channel stalled",
     "connection severed",
-    "crowd",
+    "hot page",
     "durable change kept by a promotion",
     "requests without room",
-    "settling interrupted",
+    "recovery of writes interrupted",
     "transaction acknowledged",
     "transaction of unknown outcome",
-    "transaction settled as a whole",
+    "transaction recovered as a whole",
     "transaction without an answer happened",
     "transaction without an answer vanished",
 ];
 
-/// And where they are made to files.
+/// Further events of histories with requests to files.
 const FILE_EVENTS: &[&str] = &[
     "file system made",
     "file system mounted again",
@@ -82,34 +82,34 @@ const FILE_EVENTS: &[&str] = &[
     "operations lost with a promotion",
 ];
 
-/// And, of the others only some, where guests reach the files.
+/// Events of histories with direct clients; of the common events they need only some.
 const DIRECT_CLIENT_EVENTS: &[&str] = &[
-    "guest wrote",
+    "direct client wrote",
     "brick killed",
     "brick killed inside an operation",
-    "brick killed that cleaned up first",
+    "brick killed after it retired first",
     "client killed",
     "client stopped",
     "death in recovery",
     "file system made",
     "file system mounted again",
-    "guest appended",
-    "guest failed",
-    "guest killed inside an operation",
-    "guest read",
-    "guest sent to the kernel",
-    "guest wrote for a copy that follows",
-    "mount read beside guests",
-    "mount wrote beside guests",
+    "direct client appended",
+    "direct client failed",
+    "direct client killed inside an operation",
+    "direct client read",
+    "direct client sent to the kernel",
+    "direct client wrote for a replica",
+    "mount read with direct clients",
+    "mount wrote with direct clients",
     "partition",
     "power lost everywhere",
-    "row of a dead guest cleared",
+    "row of a dead direct client cleared",
     "second client",
-    "siege",
+    "takeover of an isolated client",
 ];
 
 impl HistoryReport {
-    /// Adds what another history came to.
+    /// Adds the result of another history.
     pub fn add(&mut self, other: HistoryReport) {
         self.histories += other.histories;
         self.digest = self.digest.rotate_left(1) ^ other.digest;
@@ -131,8 +131,7 @@ impl HistoryReport {
         }
     }
 
-    /// What did not happen and should have. Few histories may not have met
-    /// everything: nothing is missing then.
+    /// The missing events. Too few histories need not cover every event: then none is missing.
     #[must_use]
     pub fn missing_events(&self) -> Vec<String> {
         let mut missing = vec![];
@@ -203,19 +202,19 @@ mod tests {
         check(|it| it.pages_repaired = 0, "never: page repaired");
         check(
             |it| {
-                it.event_counts.remove("siege");
+                it.event_counts.remove("takeover of an isolated client");
             },
-            "never: siege",
+            "never: takeover of an isolated client",
         );
         check(
             |it| {
                 let musts = DIRECT_CLIENT_EVENTS
                     .iter()
-                    .filter(|it| **it != "guest read");
+                    .filter(|it| **it != "direct client read");
                 musts.for_each(|fault| it.count(fault, 1));
                 it.pages_repaired = 0;
             },
-            "never: guest read",
+            "never: direct client read",
         );
         check(
             |it| it.sectors_skipped = 10,

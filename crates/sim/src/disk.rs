@@ -1,5 +1,5 @@
-//! The manager's disk: what was written is there for its next process; what was
-//! not synced may be gone when the machine loses its power.
+//! The manager's disk. Writes survive the process; unsynced writes may be lost when the machine
+//! loses its power.
 
 use crate::brick_host::CrashKind;
 use crate::cluster::lock;
@@ -9,16 +9,16 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-/// What the medium writes whole, or not at all.
+/// The unit that the medium writes atomically.
 const SECTOR: usize = 512;
 
 #[derive(Debug, Default)]
 struct DiskState {
     bytes: Vec<u8>,
-    /// Those that were written since the last sync, as they were before.
+    /// Sectors written since the last sync, with their bytes before.
     unsynced: BTreeMap<usize, Vec<u8>>,
     synced_len: usize,
-    /// Writes until it takes no more.
+    /// Writes until the disk fails.
     writes_left: Option<u32>,
 }
 
@@ -33,8 +33,7 @@ impl DiskState {
         }
     }
 
-    /// Any of the sectors that were not synced are as they were before, and the
-    /// length may be.
+    /// Restores any of the unsynced sectors to their old bytes, and possibly the old length.
     fn lose_power(&mut self, rng: &mut Rng) {
         let len = self.bytes.len();
         if rng.one_in(2) {
@@ -51,12 +50,12 @@ impl DiskState {
     }
 }
 
-/// The manager's disk; it keeps what was written before it failed.
+/// The manager's disk; it keeps the writes before it failed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SimDisk(Arc<Mutex<DiskState>>);
 
 impl SimDisk {
-    /// What is on it, for the next manager: the one before reaches it no more.
+    /// Moves the disk's contents to the next manager; the previous one cannot write any more.
     pub(crate) fn take_surviving_state(&self, death: CrashKind, rng: &mut Rng) -> SimDisk {
         let mut gone = lock(&self.0);
         let mut sectors = std::mem::take(&mut *gone);
@@ -68,7 +67,7 @@ impl SimDisk {
         SimDisk(Arc::new(Mutex::new(sectors)))
     }
 
-    /// It fails after so many writes, or never.
+    /// Makes the disk fail after this many writes, or never.
     pub(crate) fn fail_after(&self, writes: Option<u32>) {
         lock(&self.0).writes_left = writes;
     }
@@ -105,7 +104,7 @@ impl StorageBackend for SimDisk {
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.change(|sectors| {
             let (old, new) = (sectors.bytes.len(), len as usize);
-            // What is cut off is written, in a way: it may come back.
+            // A truncation counts as a write: the truncated bytes may come back.
             sectors.save_unsynced(new.min(old), old.saturating_sub(new));
             sectors.bytes.resize(new, 0);
         })
@@ -131,12 +130,12 @@ impl StorageBackend for SimDisk {
 mod tests {
     use super::*;
 
-    /// The bytes that a disk holds after its machine lost its power.
+    /// The bytes of a disk after its machine lost its power.
     fn bytes_after_power_loss(disk: &SimDisk, seed: u64) -> Vec<u8> {
         let left = disk.take_surviving_state(CrashKind::Power, &mut Rng::new(seed));
         let bytes = lock(&left.0).bytes.clone();
         let again = lock(&left.0).unsynced.is_empty();
-        assert!(again, "what is there is durable");
+        assert!(again, "the surviving bytes are durable");
         bytes
     }
 
@@ -152,7 +151,7 @@ mod tests {
             disk.set_len(1536).expect("a length");
             let bytes = bytes_after_power_loss(&disk, seed);
             let whole = (bytes[0], bytes[1023]) == (1, 1);
-            assert!(whole, "what was synced is there");
+            assert!(whole, "synced bytes survive");
             found.insert((bytes.len(), bytes[256], bytes[767]));
         }
         assert_eq!(found.len(), 8, "{found:?}");

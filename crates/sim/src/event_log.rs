@@ -1,5 +1,5 @@
-//! What happened, line by line: printed for people, summed up for a
-//! comparison of two runs of one seed.
+//! The events of a history, line by line: printed for people, and digested to compare two runs of
+//! one seed.
 
 use pagemesh_base::checksum::crc32c;
 use std::fmt::{Arguments, Write};
@@ -35,7 +35,7 @@ impl EventLog {
         self.events += 1;
     }
 
-    /// The same for two runs only if all lines were.
+    /// A digest that is equal for two runs only if all lines are equal.
     pub(crate) fn digest(&self) -> u64 {
         self.digest ^ self.events
     }

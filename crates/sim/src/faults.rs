@@ -1,4 +1,4 @@
-//! What goes wrong.
+//! The faults of a history.
 
 use crate::brick_host::CrashKind;
 use crate::client::VolumeClient;
@@ -10,62 +10,62 @@ use crate::workload::PAGE_SECTORS;
 use std::ops::Range;
 use std::time::Duration;
 
-/// How long a stopped client stands still, at most.
+/// Maximum time for which a client is stopped.
 const STOP_MS_MAX: u64 = 10_000;
-/// How long a stalled channel looks at no answers, at most.
+/// Maximum time for which a stalled channel takes no answers.
 const STALL_MS_MAX: u64 = 3000;
-/// Requests that a crowded page gets.
+/// Requests to a hot page.
 const HOT_PAGE_REQUESTS: u32 = 80;
-/// Longer than anybody waits for a column without legs.
+/// Longer than the time limit of a wait for a column without legs.
 const LONG_WAIT: Duration = Duration::from_secs(30);
 
-/// One step in so many sets a trap, where a history has transactions.
+/// Odds of a crash trap in a step, where a history has transactions.
 const CRASH_TRAP_ODDS: u64 = 800;
-/// Steps from the first copy of a settling to its end, at most.
+/// Maximum of steps from the first copy of a recovery to its end.
 const RECOVERY_STEPS_MAX: u64 = 40;
 
-/// How late what a severed connection carries arrives, at most.
+/// Maximum delay of the messages that a severed connection carries.
 const SEVERED_DELAY_US_MAX: u64 = 500_000;
 
-/// A page that all threads want.
+/// A page that all threads access.
 pub(crate) struct HotPage {
     pub(crate) sectors: Range<u64>,
-    /// Requests to come.
+    /// Requests still to come.
     pub(crate) requests_left: u32,
 }
 
-/// Steps that a stage of a siege may take.
+/// Maximum of steps in a stage of a takeover.
 const STAGE_STEPS_MAX: u32 = 1500;
 
 /// See [`Scenario::start_takeover`].
 enum TakeoverStage {
-    /// All is made well, until one client is left and has all its legs.
+    /// Faults are cleared, until one client is left and has all its legs.
     WaitingHealthy,
     /// The client has lost a leg, and the manager does not hear of it.
     Isolated,
-    /// It hears nobody while another client attaches.
+    /// The client hears from no peer while another client attaches.
     Replaced,
 }
 
 /// See [`Scenario::start_takeover`].
 pub(crate) struct TakeoverFault {
-    /// Whom it is about.
+    /// The isolated client.
     client: u32,
     stage: TakeoverStage,
     steps: u32,
 }
 
-/// See [`Scenario::ambush`].
+/// See [`Scenario::step_crash_trap`].
 enum CrashTrapStage {
-    /// The client's transaction reaches all but one brick, for so many steps.
+    /// The client's transaction reaches all but one brick, for this many steps.
     Sending(u32),
-    /// The next client attaches, and settles what was left.
+    /// The next client attaches, and recovers the in-flight writes.
     Recovering,
-    /// It has begun to copy; so many steps to go.
+    /// The next client has begun to copy; this many steps to go.
     Copying(u32),
 }
 
-/// See [`Scenario::ambush`].
+/// See [`Scenario::step_crash_trap`].
 pub(crate) struct CrashTrap {
     client: u32,
     /// The brick that did not get the transaction.
@@ -79,13 +79,13 @@ impl Scenario {
         self.report.count(name, 1);
     }
 
-    /// Whom faults may hit.
+    /// A brick that faults may hit.
     fn random_host(&mut self) -> usize {
         self.rng.below(self.plan.pool_bytes.len() as u64) as usize
     }
 
     fn random_crash_kind(&mut self) -> CrashKind {
-        // A machine has power for all of them, or for none.
+        // Direct clients and bricks share one machine, which has power for all of them or for none.
         match self.rng.one_in(2) || self.plan.has_direct_clients {
             true => CrashKind::Process,
             false => CrashKind::Power,
@@ -100,7 +100,7 @@ impl Scenario {
         }
     }
 
-    /// Something goes wrong, or is set right.
+    /// Injects a fault, or clears one.
     pub(crate) fn inject_fault(&mut self) {
         if self.plan.damaged_brick.is_some() {
             return self.inject_mild_fault();
@@ -120,7 +120,7 @@ impl Scenario {
             8 => self.partition_random_brick(),
             9 | 10 => {
                 self.cluster.net().clear_faults();
-                tell!(self.cluster, "the network is whole");
+                tell!(self.cluster, "the network has no faults");
             }
             11 => self.toggle_slow_brick(),
             12 => self.inject_manager_fault(),
@@ -144,11 +144,10 @@ impl Scenario {
         }
     }
 
-    /// Where a medium goes wrong the other copies must stay: two that fail are
-    /// one too many. With three copies one other may fail beside it, always the
-    /// same. Nor may the damaged brick die: what it lost of its last record
-    /// looks to its recovery like a record that was never whole. That clients
-    /// end is open work, see RFD 003.
+    /// With a damaged medium the other copies must survive: two failed copies are one too many.
+    /// With three copies one other brick may fail as well, always the same. The damaged brick must
+    /// not die either: the lost part of its last record looks to its recovery like a torn record.
+    /// It is an open task that clients may die here, see RFD 003.
     fn inject_mild_fault(&mut self) {
         if self.plan.copies > 2 && self.rng.one_in(4) {
             return self.inject_second_fault();
@@ -164,7 +163,7 @@ impl Scenario {
         }
     }
 
-    /// A brick fails whose neighbour's medium goes wrong, or is set right.
+    /// Makes the neighbour of the damaged brick fail, or clears that fault.
     fn inject_second_fault(&mut self) {
         let Some(damaged) = self.plan.damaged_brick else {
             return;
@@ -173,7 +172,7 @@ impl Scenario {
         if !self.cluster.is_up(host) {
             return self.start_random_brick();
         }
-        self.count_event("a brick fails beside a damaged one");
+        self.count_event("second brick failed");
         match self.rng.below(4) {
             0 => self.kill_brick(host),
             1 => self.arm_fuse(host),
@@ -196,7 +195,7 @@ impl Scenario {
         self.cluster.kill_brick(host, death);
     }
 
-    /// A brick will die in the middle of something.
+    /// Lets a random brick die at a later access.
     fn arm_random_fuse(&mut self) {
         let host = self.random_host();
         self.arm_fuse(host);
@@ -227,7 +226,7 @@ impl Scenario {
             return;
         };
         if self.rng.one_in(4) && !self.plan.has_direct_clients {
-            // A machine that was only without its brick loses its power, too.
+            // A machine that had only lost its brick loses its power, too.
             self.cluster.kill_brick(host, CrashKind::Power);
         }
         let fuse = self.rng.one_in(4).then(|| self.rng.below(60) as u32);
@@ -241,7 +240,7 @@ impl Scenario {
         self.manager_host.send_heartbeat(host);
     }
 
-    /// All machines lose their power, those of the clients, too.
+    /// All machines lose their power, including those of the clients.
     fn lose_power_everywhere(&mut self) {
         self.count_event("power lost everywhere");
         self.kill_direct_clients();
@@ -338,7 +337,7 @@ impl Scenario {
         }
     }
 
-    /// Another client takes the volume while one has it.
+    /// Another client attaches while one has the volume.
     fn start_second_client(&mut self) {
         if self.plan.is_contested && self.clients.len() < 2 {
             self.count_event("second client");
@@ -349,10 +348,10 @@ impl Scenario {
         }
     }
 
-    /// Has another client take the volume while the one that has it knows that
-    /// something is amiss, and not that: a leg is lost, and the manager was not
-    /// heard. Then that client asks the manager again, with bricks in reach.
-    /// No other fault meanwhile: the way there is long.
+    /// Lets another client take the volume while the first one knows of a lost leg but not of the
+    /// takeover, because the manager is out of its reach. The first client then asks the manager
+    /// again, with bricks in reach. No other fault happens meanwhile, because this state takes many
+    /// steps.
     fn start_takeover(&mut self) {
         if !self.plan.is_contested || self.plan.copies < 2 {
             return;
@@ -365,7 +364,7 @@ impl Scenario {
         });
     }
 
-    /// The next stage of a siege, if its time has come.
+    /// The next stage of a takeover, if its condition holds.
     pub(crate) fn step_takeover(&mut self) {
         let Some(mut takeover) = self.takeover.take() else {
             return;
@@ -390,7 +389,11 @@ impl Scenario {
             (TakeoverStage::Replaced, Some(at)) => {
                 let mut others = self.clients[at + 1..].iter();
                 if others.any(|other| other.attachment > 0) {
-                    tell!(self.cluster, "client {} is free", takeover.client);
+                    tell!(
+                        self.cluster,
+                        "client {} reaches the manager again",
+                        takeover.client
+                    );
                     return self.clear_faults();
                 }
                 None
@@ -412,19 +415,19 @@ impl Scenario {
             return None;
         }
         takeover.client = client.number;
-        self.count_event("siege");
+        self.count_event("takeover of an isolated client");
         tell!(self.cluster, "client {} loses the manager", takeover.client);
         self.manager_host.partition_client(takeover.client);
         self.kill_random_brick();
         Some(TakeoverStage::Isolated)
     }
 
-    /// It stands still, or the network lets nothing through; another one enters.
+    /// Stops the isolated client, or cuts it off from all bricks; another one attaches.
     fn replace_isolated_client(&mut self, at: usize) {
         let client = &mut self.clients[at];
         if self.rng.one_in(2) {
             client.stopped_until = self.cluster.now() + Duration::from_millis(STOP_MS_MAX);
-            tell!(self.cluster, "client {} stands still", client.number);
+            tell!(self.cluster, "client {} is stopped", client.number);
         } else {
             let peer = Peer::Client(client.number);
             for host in 0..self.plan.pool_bytes.len() {
@@ -439,8 +442,8 @@ impl Scenario {
         self.start_client();
     }
 
-    /// Has a client die whose transaction one brick lacks, and then a brick that
-    /// may have it, while the next client makes them equal.
+    /// Kills a client after a transaction that one brick lacks. Then kills a brick that may have
+    /// the transaction, while the next client makes the legs equal.
     pub(crate) fn step_crash_trap(&mut self) {
         let is_possible = self.plan.sets_crash_traps
             && self.plan.damaged_brick.is_none()
@@ -482,7 +485,7 @@ impl Scenario {
                     (0..self.plan.pool_bytes.len()).filter(|it| *it != crash_trap.skipped_host);
                 let others: Vec<usize> = others.collect();
                 if let Some(host) = self.crash_trap_rng.pick(&others) {
-                    self.count_event("settling interrupted");
+                    self.count_event("recovery of writes interrupted");
                     self.cluster.kill_brick(host, CrashKind::Process);
                 }
                 return;
@@ -516,8 +519,8 @@ impl Scenario {
         });
     }
 
-    /// All threads want one page for a while, and some messages take long: a
-    /// change is on one leg when the other is read.
+    /// All threads access one page for a while, and some messages are late: a change is on one leg
+    /// when the other is read.
     fn start_hot_page(&mut self) {
         if self.plan.has_files {
             return;
@@ -525,7 +528,7 @@ impl Scenario {
         let page = self.rng.below(self.sectors.div_ceil(PAGE_SECTORS)) * PAGE_SECTORS;
         let sectors = page..(page + PAGE_SECTORS).min(self.sectors);
         tell!(self.cluster, "all threads want {sectors:?}");
-        self.count_event("crowd");
+        self.count_event("hot page");
         self.hot_page = Some(HotPage {
             sectors,
             requests_left: HOT_PAGE_REQUESTS,
@@ -536,7 +539,7 @@ impl Scenario {
         };
     }
 
-    /// A thread of a client is busy with something else for a while.
+    /// Stalls a thread of a client for a while.
     fn stall_thread(&mut self) {
         let at = self.rng.below(self.clients.len().max(1) as u64) as usize;
         let until = self.cluster.now() + self.rng.micros_below(STALL_MS_MAX * 1000);
@@ -545,7 +548,7 @@ impl Scenario {
             let thread = self.rng.below(threads.len() as u64) as usize;
             threads[thread].stalled_until = until;
             let number = threads[thread].number;
-            tell!(self.cluster, "channel {number} stands still");
+            tell!(self.cluster, "channel {number} is stalled");
             self.count_event("channel stalled");
             if self.rng.one_in(2) {
                 self.break_random_connection();
@@ -553,12 +556,12 @@ impl Scenario {
         }
     }
 
-    /// A client's process stands still for a while.
+    /// Stops a client's process for a while.
     fn stop_client(&mut self) {
         let at = self.rng.below(self.clients.len().max(1) as u64) as usize;
         let until = self.cluster.now() + self.rng.micros_below(STOP_MS_MAX * 1000);
         if let Some(client) = self.clients.get_mut(at) {
-            tell!(self.cluster, "client {} stands still", client.number);
+            tell!(self.cluster, "client {} is stopped", client.number);
             client.stopped_until = until;
             self.count_event("client stopped");
         }
@@ -572,8 +575,8 @@ impl Scenario {
         if client.threads.is_empty() || client.is_stopped() {
             return;
         }
-        // One that is driven to its end keeps its sessions: many of them leave
-        // none for a column that is to come back.
+        // A channel that is being closed keeps its sessions. Many of them would leave none for a
+        // column that reconnects.
         if client
             .driven
             .status()
@@ -608,7 +611,7 @@ impl Scenario {
         self.cluster.net().message_faults = weather;
     }
 
-    /// A connection breaks.
+    /// Breaks a connection.
     fn break_random_connection(&mut self) {
         let victim = self.plan.damaged_brick;
         let net = self.cluster.net();
@@ -628,9 +631,9 @@ impl Scenario {
         }
     }
 
-    /// A client loses a connection of which the brick does not know: what it
-    /// had sent arrives when the client is back and has sent it again, maybe
-    /// after what it wrote since. All threads want one page meanwhile.
+    /// A client loses a connection without the brick's knowledge. The requests in the connection
+    /// arrive after the client has reconnected and sent them again, maybe after its later writes.
+    /// All threads access one page meanwhile.
     pub(crate) fn sever_connection(&mut self) {
         if !self.plan.severs_connections || self.is_promotion_under_way() {
             return;
@@ -640,7 +643,7 @@ impl Scenario {
             let sectors = page..(page + PAGE_SECTORS).min(self.sectors);
             tell!(
                 self.cluster,
-                "all threads want {sectors:?}, one loses its way"
+                "all threads want {sectors:?}, one connection is severed"
             );
             self.hot_page = Some(HotPage {
                 sectors,
@@ -664,7 +667,7 @@ impl Scenario {
         }
     }
 
-    /// The medium goes wrong.
+    /// Damages the medium.
     fn damage_medium(&mut self) {
         let Some(running) = self
             .plan
@@ -705,7 +708,7 @@ impl Scenario {
                 self.count_event("write misdirected");
             }
         }
-        tell!(self.cluster, "the medium goes wrong");
+        tell!(self.cluster, "the medium is damaged");
     }
 
     fn flip_table_slot(&mut self, medium: &SimMedium) {

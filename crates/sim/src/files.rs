@@ -1,10 +1,11 @@
-//! A history whose volume holds a file system: what its program was told is there after
-//! any fault, and of what it was not told all or nothing, but for pages of one file.
+//! A history of a volume that holds a file system. Operations that the program knows to be done
+//! survive any fault. Other operations happened as a whole or not at all, except for pages of one
+//! file.
 //!
-//! Invariants: one program at a time counts, that of the newest client that has attached.
-//! What it had at hand when it ended, or when another client attached, is in doubt until
-//! the next one has read what is there. Where a copy that follows was promoted, the end
-//! of what was done may be gone, but nothing that was made durable, and nothing in between.
+//! Invariants: one program at a time counts, that of the newest attached client. Its operation is
+//! in doubt if the client ended or another one attached meanwhile, until the next program has read
+//! the file system. After the promotion of an asynchronous replica the last operations may be lost,
+//! but no durable one, and none in between.
 
 use crate::client::VolumeClient;
 use crate::cluster::tell;
@@ -14,42 +15,42 @@ use crate::mount::{MountJob, ProgramHandle, ProgramReply, is_volume_error};
 use crate::scenario::Scenario;
 use pagemesh_fs_model::{FsModel, Op, OpGenerator, OpResult, OpScale};
 
-/// One job in so many makes all durable.
+/// Odds that a job is a sync.
 const SYNC_ODDS: u64 = 15;
-/// Tells the dice of operations from all others of a seed.
+/// Separates the random numbers of operations from the others of a seed.
 const FILE_OP_SEED: u64 = 0x6f70_6572_6174_696e;
-/// Bytes of the volume, which has 16 times as many addresses: more than operations of near
-/// reach can fill.
+/// Bytes of the volume, which has 16 times as many addresses: more than operations at small offsets
+/// can fill.
 pub(crate) const VOLUME_BYTES: u64 = 1 << 20;
 
-/// What the file system must hold.
+/// The expected contents of the file system.
 pub(crate) struct FilesOracle {
     rng: OpGenerator,
-    /// Nothing takes this back. None: there may be no file system.
+    /// The durable state. None: there may be no file system.
     durable_model: Option<FsModel>,
-    /// What was done since, and what it made.
+    /// The operations since then, each with the state after it.
     undurable_ops: Vec<(Op, FsModel)>,
-    /// What may have been done after that, and who did it.
+    /// The operation in doubt after those, with the number of its client.
     in_doubt: Option<(u32, Op)>,
-    /// Whose doubt was resolved last, and whether it was done as a whole.
+    /// The client of the last resolved doubt, and whether the operation was done as a whole.
     resolved: Option<(u32, bool)>,
-    /// The newest attachment of those that have a program, or had.
+    /// The newest attachment that has, or had, a program.
     newest_attachment: u32,
-    /// With which attachment a copy was promoted last; what was not durable may be gone.
+    /// The attachment of the last promotion; changes that were not durable may be lost.
     promotion_epoch: u32,
     may_lose_suffix: bool,
 }
 
-/// A program and what it has to do with the files.
+/// A program, and its task on the files.
 pub(crate) struct MountProgram {
     pub(crate) handle: ProgramHandle,
-    /// What it holds, as this program knows it; none before it is mounted.
+    /// The contents of the file system as this program knows them; none before it is mounted.
     model: Option<FsModel>,
-    /// What it does: an operation, or to make all durable.
+    /// The current task: an operation, or a sync.
     task: Option<ProgramTask>,
     /// Another client has attached since.
     is_superseded: bool,
-    /// What it does was begun before that.
+    /// The current task began before that.
     is_in_doubt: bool,
 }
 
@@ -57,9 +58,9 @@ pub(crate) struct MountProgram {
 enum ProgramTask {
     Op(Op),
     Sync,
-    /// The last look.
+    /// The final read.
     Read,
-    /// Of a file of guests.
+    /// A request on a file of the direct clients.
     FileRequest(PendingFileRequest),
 }
 
@@ -82,9 +83,9 @@ impl FilesOracle {
         last.or(self.durable_model.as_ref())
     }
 
-    /// An operation is done.
+    /// Records an operation that is done.
     fn record_op(&mut self, op: Op, after: FsModel) {
-        // Written so that it survives the loss of what follows.
+        // Such a write is durable when it is done.
         let is_durable = matches!(op, Op::Append(_, len, _) if len > 0);
         self.undurable_ops.push((op, after));
         if is_durable {
@@ -92,16 +93,16 @@ impl FilesOracle {
         }
     }
 
-    /// All that was done is durable.
+    /// Marks all operations as durable.
     fn make_durable(&mut self) {
         self.durable_model = self.model().cloned();
         self.undurable_ops.clear();
     }
 
-    /// Takes what was found for what is there, if it may be.
+    /// Adopts the found contents, if they are legal.
     fn adopt(&mut self, found: &FsModel) -> Result<&'static str, String> {
         let Some(model) = self.model().cloned() else {
-            // Nobody knows of a file system: it is empty.
+            // No file system is known: it must be empty.
             FsModel::default().check(found)?;
             self.durable_model = Some(found.clone());
             return Ok("file system made");
@@ -111,7 +112,9 @@ impl FilesOracle {
             (Err(broken), false) => return Err(broken),
             (Err(broken), true) => {
                 let prefix = self.match_prefix(found);
-                prefix.map_err(|base| format!("{broken}; nor was it so since: {base}"))?
+                prefix.map_err(|base| {
+                    format!("{broken}; nor was it so after a later operation: {base}")
+                })?
             }
         };
         self.may_lose_suffix = false;
@@ -131,7 +134,7 @@ impl FilesOracle {
             return Ok(("file system mounted again", model.clone()));
         };
         let mut after = model.clone();
-        // An operation that cannot be done changes nothing.
+        // A failing operation changes nothing.
         let _ = after.run(&op);
         let adopted = model.crash_outcome(&op, &after, found)?;
         let is_done = adopted == after;
@@ -144,8 +147,8 @@ impl FilesOracle {
         Ok((told, adopted))
     }
 
-    /// What was found, if it is how it was after some of the operations since all was
-    /// durable.
+    /// The found contents, if they equal the state after some prefix of the operations that are not
+    /// durable yet.
     fn match_prefix(&mut self, found: &FsModel) -> Result<(&'static str, FsModel), String> {
         let mut before = self.durable_model.clone().ok_or("there was none")?;
         let mut broken = before.check(found).err().unwrap_or_default();
@@ -166,12 +169,12 @@ impl FilesOracle {
 }
 
 impl MountProgram {
-    /// Whether its mount has guests.
+    /// Whether the mount may host direct clients: it is mounted and not superseded.
     pub(crate) fn hosts_direct_clients(&self) -> bool {
         self.model.is_some() && !self.is_superseded
     }
 
-    /// Whether it knows what it has, and nothing is under way.
+    /// Whether the program has mounted and no task is in progress.
     pub(crate) fn is_idle(&self) -> bool {
         self.model.is_some() && self.handle.is_idle()
     }
@@ -186,7 +189,7 @@ impl Scenario {
     pub(crate) fn start_program(&mut self, at: usize) -> Result<(), String> {
         let attachment = self.clients[at].attachment;
         let promoted = self.manager_host.promotion_epoch();
-        // One may hear late that it has attached.
+        // A client may learn late that it has attached.
         let is_superseded = attachment < self.files_oracle().newest_attachment;
         if !is_superseded {
             self.files_oracle().newest_attachment = attachment;
@@ -218,7 +221,7 @@ impl Scenario {
         self.handle_program_reply(at, said)
     }
 
-    /// What a program does is in doubt from now on.
+    /// Puts a program's current task in doubt.
     fn supersede_program(&mut self, at: usize) {
         let client = &mut self.clients[at];
         let Some(program) = client.program.as_mut().filter(|it| !it.is_superseded) else {
@@ -239,14 +242,14 @@ impl Scenario {
         }
     }
 
-    /// A client ends as a crash would end it.
+    /// Ends a client's program as a crash would.
     pub(crate) fn end_program(&mut self, at: usize) {
         self.supersede_program(at);
         self.clients[at].program = None;
         self.clients[at].mount_clients = None;
     }
 
-    /// Gives some program something to do.
+    /// Gives a task to some program.
     pub(crate) fn submit_file_op(&mut self) -> Result<(), String> {
         let at = self.rng.below(self.clients.len().max(1) as u64) as usize;
         let Some(client) = self.clients.get_mut(at) else {
@@ -292,7 +295,7 @@ impl Scenario {
         self.handle_program_reply(at, said)
     }
 
-    /// Lets a program go on, if what it waits for is there.
+    /// Lets a program continue, if its wait is over.
     pub(crate) fn step_program(&mut self, at: usize) -> Result<bool, String> {
         let now = self.cluster.now();
         let Some(client) = self.clients.get_mut(at) else {
@@ -348,7 +351,7 @@ impl Scenario {
         }
     }
 
-    /// Whether the volume may fail what a client asks of it.
+    /// Whether the volume may fail a client's request.
     fn may_volume_fail(&self, at: usize) -> bool {
         let is_over = self.manager_host.is_superseded(self.clients[at].attachment);
         is_over || !self.is_fault_free && self.plan.damaged_brick.is_none()
@@ -371,7 +374,7 @@ impl Scenario {
         let number = client.number;
         let program = client.program.as_mut().expect("a program");
         let Some(ProgramTask::FileRequest(asked)) = program.task.take() else {
-            return Err(format!("client {number} was not asked"));
+            return Err(format!("client {number} answers without a request"));
         };
         match outcome {
             Ok(reply) => self.handle_file_reply(at, &asked, reply),
@@ -379,7 +382,9 @@ impl Scenario {
                 self.replace_client(at);
                 Ok(())
             }
-            Err(errno) => Err(format!("client {number} was told {errno} of guests' files")),
+            Err(errno) => Err(format!(
+                "client {number} got {errno} on a direct-client file"
+            )),
         }
     }
 
@@ -395,17 +400,17 @@ impl Scenario {
             ProgramTask::Op(op) => after.run(op),
             ProgramTask::Sync | ProgramTask::Read | ProgramTask::FileRequest(_) => Ok(()),
         };
-        tell!(self.cluster, "client {number} is told {outcome:?}");
+        tell!(self.cluster, "client {number} gets {outcome:?}");
         if outcome != expected {
             return match outcome {
                 Err(errno) if is_volume_error(errno) && self.may_volume_fail(at) => {
                     self.report.count("operation failed", 1);
-                    // It is in doubt, and this program knows no more what it has.
+                    // The operation is in doubt, and this program no longer knows the contents.
                     self.replace_client(at);
                     Ok(())
                 }
                 _ => Err(format!(
-                    "client {number} was told {outcome:?} and not {expected:?}"
+                    "client {number} got {outcome:?} and not {expected:?}"
                 )),
             };
         }
@@ -430,7 +435,7 @@ impl Scenario {
         Ok(())
     }
 
-    /// What was in doubt has its answer: it is done.
+    /// The operation in doubt has its answer: it is done.
     fn confirm_in_doubt(&mut self, client: u32, op: Op) -> Result<(), String> {
         let files = self.files_oracle();
         if files.in_doubt.as_ref().is_some_and(|(it, _)| *it == client) {
@@ -442,18 +447,18 @@ impl Scenario {
         }
         match files.resolved {
             Some((it, false)) if it == client => Err(format!(
-                "client {client} was told that is done what the next one did not find"
+                "client {client} got an answer for an operation that the next one did not find"
             )),
             _ => Ok(()),
         }
     }
 
-    /// The only program does something with a file of guests.
+    /// The only program runs a request on a file of the direct clients.
     pub(crate) fn start_file_request(&mut self, asked: PendingFileRequest) -> Result<(), String> {
         self.start_task(0, ProgramTask::FileRequest(asked))
     }
 
-    /// Whether a client that has attached since has found what is there.
+    /// Whether a client that attached at or after this epoch has read the file system.
     pub(crate) fn has_read_files_since(&self, since: u32) -> bool {
         let has_found = |it: &VolumeClient| {
             let model = it.program.as_ref().and_then(|it| it.model.as_ref());
@@ -462,7 +467,7 @@ impl Scenario {
         self.clients.iter().any(has_found)
     }
 
-    /// The last client reads all, takes everything away, and reads again.
+    /// The last client reads all, deletes all, and reads again.
     pub(crate) fn final_check_files(&mut self) -> Result<(), String> {
         self.final_check_direct_clients()?;
         self.start_task(0, ProgramTask::Read)?;
@@ -474,7 +479,7 @@ impl Scenario {
         loop {
             let program = self.clients[0].program.as_ref().expect("it is calm");
             let model = program.model.as_ref().expect("it is mounted");
-            // What lies deepest comes first.
+            // The deepest path comes first.
             let last = model.paths(&|_| true).into_iter().max_by_key(Vec::len);
             let Some(path) = last else {
                 break;

@@ -1,5 +1,4 @@
-//! The end of a history: no more faults, and everything must come to rest and
-//! be right.
+//! The end of a history: no more faults. The cluster must become quiescent and consistent.
 
 use crate::checker::{SECTOR, value_of};
 use crate::client::VolumeClient;
@@ -15,10 +14,10 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
-/// Steps in which all must have come to rest, and time that may pass.
+/// Maximum of steps, and of time, until the cluster is quiescent.
 pub(crate) const STEPS_MAX: u64 = 400_000;
 const TIME_MAX: Duration = Duration::from_secs(600);
-/// Rounds of housekeeping after which everything deleted is free.
+/// Maintenance rounds after which all deleted frames are free.
 const MAINTENANCE_ROUNDS_MAX: u32 = 200;
 const PAGE: u64 = 4096;
 
@@ -38,7 +37,7 @@ impl LegReader {
         }
     }
 
-    /// Nothing if the page may be damaged, and is.
+    /// Reads a page; none if it is damaged.
     fn read(&mut self, page: u64) -> Result<Option<Vec<u8>>, String> {
         let request = SliceRequest::Read {
             offset: page * PAGE,
@@ -73,7 +72,7 @@ impl LegReader {
         Ok(())
     }
 }
-/// Any.
+/// Every leg state.
 const ALL_LEG_STATES: [LegState; 4] = [
     LegState::InSync,
     LegState::Stale,
@@ -90,11 +89,11 @@ impl Scenario {
         self.stop_direct_clients();
         self.clear_faults();
         self.run_until_promoted()?;
-        // Who attached meanwhile may not reach the copies that were given up.
+        // A client that attached meanwhile may not reach the lost copies.
         self.clear_faults();
         if self.plan.is_undersized {
-            // The smallest pools have three sessions: one that lost its
-            // connections needs them twice for a moment, and gets none.
+            // The smallest pools have three sessions. A client that lost its connections needs them
+            // twice for a short time, and gets none.
             while !self.clients.is_empty() {
                 self.crash_client(0);
             }
@@ -115,15 +114,15 @@ impl Scenario {
             self.is_fault_free = true;
             return self.final_check_files();
         }
-        // A channel hears that a column is back when it looks at its answers.
+        // A channel learns that a column has reconnected when it takes its answers.
         self.reap_completions(0)?;
         self.remove_refused_threads()?;
         self.is_fault_free = true;
         self.read_all()?;
-        // A page that was found damaged may have cost a leg.
+        // A damaged page may have cost a leg.
         self.run_until_quiescent()?;
         self.end_all_clients();
-        // Before anything is written over it.
+        // Compares before any rewrite.
         self.compare_all_legs()?;
         self.is_fault_free = false;
         self.start_client();
@@ -157,10 +156,10 @@ impl Scenario {
     pub(crate) fn count_scrubs(&mut self) {
         let (scrubs, mended) = self.cluster.scrub_counts();
         self.report.count("pool scrubbed", scrubs);
-        self.report.count("pool mended by a scrub", mended);
+        self.report.count("pool corrected by a scrub", mended);
     }
 
-    /// Sets all right that faults did to the cluster.
+    /// Clears all faults of the cluster.
     pub(crate) fn clear_faults(&mut self) {
         self.cluster.net().clear_faults();
         self.manager_host.clear_faults();
@@ -204,16 +203,17 @@ impl Scenario {
             format!("client {number} has {pending:?} pending {status:#?}")
         });
         let clients: Vec<String> = clients.collect();
-        Err(format!("no rest: {}", clients.join("\n")))
+        Err(format!("not quiescent: {}", clients.join("\n")))
     }
 
-    /// Ends clients whose volume another one has.
+    /// Ends a client if another one has its volume.
     pub(crate) fn end_fenced_client(&mut self) {
         let present = self.clients.iter().map(|client| client.attachment).max();
         let over = self.clients.iter().position(|client| {
             let is_idle = client.is_idle();
             let is_older = client.attachment > 0 && Some(client.attachment) < present;
-            // One that is fenced by nobody stays, and there is no rest.
+            // A client that is fenced without a successor stays: then the cluster is never
+            // quiescent.
             let is_fenced =
                 client.is_fenced() && self.manager_host.is_superseded(client.attachment);
             is_idle && (is_older || is_fenced)
@@ -226,8 +226,8 @@ impl Scenario {
         }
     }
 
-    /// Ends also those that have not heard of it: whoever took the volume is gone
-    /// and has told no leg. They would work on until they ask the manager.
+    /// Also ends a superseded client that does not know it, because the client that took the volume
+    /// is gone and has told no leg. It would work on until it asks the manager.
     fn end_superseded_client(&mut self) {
         let is_over = |client: &VolumeClient| {
             let is_superseded = self.manager_host.is_superseded(client.attachment);
@@ -239,7 +239,7 @@ impl Scenario {
         self.end_fenced_client();
     }
 
-    /// One client has the volume, with or without all legs.
+    /// Waits until one client has the volume, with or without all legs.
     fn run_until_attached(&mut self) -> Result<(), String> {
         for _ in 0..STEPS_MAX {
             self.end_superseded_client();
@@ -251,7 +251,7 @@ impl Scenario {
         Err("no client attaches".into())
     }
 
-    /// Every request has its answer, whatever legs are in use.
+    /// Waits until every request has its answer, with or without all legs.
     fn run_until_answered(&mut self) -> Result<(), String> {
         for _ in 0..STEPS_MAX {
             if self.clients.iter().all(VolumeClient::is_idle) {
@@ -262,15 +262,14 @@ impl Scenario {
         Err("requests have no answer".into())
     }
 
-    /// A volume that fills its pools is emptied, so that legs that were left
-    /// out for want of room can return.
+    /// Discards the whole volume if it fills its pools, so that legs without free space can return.
     fn discard_volume(&mut self) {
         self.ensure_thread();
         let sectors = self.sectors;
         self.discard(0, 0, 0..sectors);
     }
 
-    /// Threads that were turned away, and do not know it, go.
+    /// Removes threads that were refused and do not know it.
     fn remove_refused_threads(&mut self) -> Result<(), String> {
         for thread in 0..self.clients[0].threads.len() {
             self.flush(0, thread);
@@ -293,7 +292,7 @@ impl Scenario {
         starts.map(move |start| start..(start + PART_SECTORS).min(sectors))
     }
 
-    /// What was acknowledged is there, even if legs are missing.
+    /// Reads all: acknowledged writes are present, even if legs are missing.
     fn read_all(&mut self) -> Result<(), String> {
         self.ensure_thread();
         for part in self.parts() {
@@ -303,8 +302,7 @@ impl Scenario {
         Ok(())
     }
 
-    /// Every page can be written: nothing that died has left a lock behind, in
-    /// a brick or in the client.
+    /// Writes every page: no dead client has left a lock behind, in a brick or in the client.
     fn write_all(&mut self) -> Result<(), String> {
         for part in self.parts() {
             self.write(0, 0, part.clone(), false);
@@ -319,7 +317,7 @@ impl Scenario {
         Ok(())
     }
 
-    /// Ends all clients, and lets bricks see that they are gone.
+    /// Ends all clients, and lets bricks notice it.
     pub(crate) fn end_all_clients(&mut self) {
         for mut client in std::mem::take(&mut self.clients) {
             client.program = None;
@@ -328,7 +326,7 @@ impl Scenario {
         self.drain_connections();
     }
 
-    /// Lets bricks see that their clients are gone.
+    /// Lets bricks notice that their clients are gone.
     fn drain_connections(&mut self) {
         self.advance_time(Duration::from_secs(1));
         loop {
@@ -342,7 +340,7 @@ impl Scenario {
         }
     }
 
-    /// A way to a leg's pages past all clients.
+    /// Opens a reader of a leg's pages that bypasses all clients.
     fn open_leg_reader(&self, leg: &Leg, epoch: Epoch) -> Result<LegReader, String> {
         let host = self.cluster.host_of(leg.brick).ok_or("no such brick")?;
         let running = self.cluster.running_brick(host).ok_or("a brick is down")?;
@@ -357,7 +355,7 @@ impl Scenario {
         })
     }
 
-    /// All legs are there, and hold the same.
+    /// Checks that all legs are present and equal.
     pub(crate) fn compare_all_legs(&self) -> Result<(), String> {
         for (number, column) in self.layout()?.columns().enumerate() {
             if column.round != 0 {
@@ -373,7 +371,7 @@ impl Scenario {
         Ok(detail.map_err(|fault| fault.to_string())?.layout)
     }
 
-    /// Legs in these states hold the same.
+    /// Checks that the legs in these states are equal.
     fn compare_legs(&self, states: &[LegState]) -> Result<(), String> {
         let layout = self.layout()?;
         let epoch = Epoch(layout.epoch.0);
@@ -422,8 +420,8 @@ impl Scenario {
                 running.brick.maintain();
                 rounds += 1;
             }
-            // Nothing is freed on the word of damage: what a damaged slot of a page named
-            // stays in use, and so does what cannot be read.
+            // A damaged slot or page frees no frames: a frame that a damaged slot named stays in
+            // use, and so does an unreadable one.
             let is_damaged = self.plan.damaged_brick == Some(host);
             let withheld = if is_damaged { self.frames_withheld } else { 0 };
             if used() > withheld * PAGE {

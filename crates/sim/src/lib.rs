@@ -1,17 +1,17 @@
-//! Deterministic simulation of a whole cluster: the real state machines of
-//! bricks, volume and manager over a fake clock, network and media. One seed
-//! is one history. RFD 003 tells what is real and what is not.
+//! Deterministic simulation of a whole cluster: the real state machines of bricks, volume and
+//! manager over a fake clock, network and media. One seed is one history. RFD 003 lists the real
+//! and the simulated parts.
 //!
 //! ```text
-//!  life (workload, faults, checks)
-//!   ├─ client ── volume::Driven ── TcpLeg ─┐
-//!   ├─ desk ──── manage::Manager ─ Remote ─┤ messages
-//!   └─ cluster ─ network ◄─────────────────┘
-//!        └─ house ── serve::Exchange ── brick::Brick ── store::Pool ── Medium
+//!  scenario (workload, faults, checks)
+//!   ├─ client ─────── volume::DrivenVolume ── TcpLeg ─┐
+//!   ├─ manager_host ─ manage::Manager ─────── Remote ─┤ messages
+//!   └─ cluster ────── network ◄───────────────────────┘
+//!        └─ brick_host ── Exchange ── brick::Brick ── store::Pool ── Medium
 //! ```
 //!
-//! Invariants: nothing here reads the system's clock or its randomness; the
-//! real code is driven only through what production uses, too.
+//! Invariants: the simulation reads neither the system's clock nor its randomness. It drives
+//! production code only through interfaces that production uses, too.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! The manager: the real one over a store in memory, and the ways to it.
+//! The manager: the real one over a store in memory, and the connections to it.
 //!
-//! Its calls are made directly, with what would go over HTTP taken through
-//! JSON; it reaches bricks with real messages over the network.
+//! Clients call it directly, with each HTTP message taken through JSON. It reaches bricks with real
+//! messages over the network.
 
 use crate::brick_host::{CrashKind, brick_status};
 use crate::cluster::{Cluster, lock, tell};
@@ -13,10 +13,10 @@ use pagemesh_base::layout::{BrickId, EpochNumber, Layout, Leg, VolumeName};
 use pagemesh_base::slice::{BrickControl, SliceError};
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_manage::clock::Clock;
-use pagemesh_manage::fault::{Code, Fault};
+use pagemesh_manage::fault::{ErrorCode, Fault};
 use pagemesh_manage::store::Store;
 use pagemesh_manage::wire::{self, BrickRegistration};
-use pagemesh_manage::{Bricks, Durability, Manager, Settings};
+use pagemesh_manage::{BrickConnector, Durability, Manager, ManagerSettings};
 use pagemesh_volume::{
     Authority, AuthorityError, BrickAddress, CopyReport, LegChange, ResolvedLayout,
 };
@@ -52,10 +52,10 @@ impl Clock for FakeClock {
     }
 }
 
-/// How the manager reaches bricks.
+/// The manager's connections to bricks.
 struct BrickDialer(Arc<Cluster>);
 
-impl Bricks for BrickDialer {
+impl BrickConnector for BrickDialer {
     fn control(&self, address: &str) -> Result<Box<dyn BrickControl>, SliceError> {
         let (remote, _) = self
             .0
@@ -70,19 +70,19 @@ pub(crate) struct ManagerHost {
     disk: Mutex<SimDisk>,
     manager: Mutex<Option<Arc<Manager>>>,
     rng: Mutex<Rng>,
-    /// What a loss of power leaves on the disk.
+    /// Decides which writes a loss of power leaves on the disk.
     power_rng: Mutex<Rng>,
-    /// Clients that cannot reach it.
+    /// Clients that cannot reach the manager.
     partitioned_clients: Mutex<BTreeSet<u32>>,
-    /// One answer in so many is lost; 0 for none.
+    /// Odds that an answer is lost; 0 for never.
     lost_answer_odds: Mutex<u64>,
-    /// By epoch.
+    /// Layouts by epoch.
     layouts: Mutex<BTreeMap<u32, Layout>>,
-    /// The epoch of the last attach that it made, whether it was heard or not.
+    /// The epoch of the manager's last attach, whether the client got the answer or not.
     last_attach_epoch: AtomicU32,
-    /// A copy follows, or did when a manager last told.
+    /// Whether an asynchronous replica is active, or was by the manager's last report.
     expects_promotion: AtomicBool,
-    /// The epoch with which that was seen to have been promoted.
+    /// The epoch of its observed promotion.
     promotion_epoch: AtomicU32,
 }
 
@@ -110,7 +110,7 @@ impl ManagerHost {
         lock(&self.manager).clone()
     }
 
-    /// Starts the manager, if it is not running.
+    /// Starts the manager if it is not running.
     pub(crate) fn start(&self) {
         if self.manager().is_some() {
             return;
@@ -118,16 +118,16 @@ impl ManagerHost {
         let disk = lock(&self.disk).clone();
         let store = Store::open_on(disk, Path::new("disk"));
         let store = store.unwrap_or_else(|cause| panic!("the manager's store: {cause}"));
-        let settings = Settings {
+        let settings = ManagerSettings {
             new_id: next_id,
             overprovision_factor: 1000,
-            ..Settings::default()
+            ..ManagerSettings::default()
         };
         let ways = Arc::new(BrickDialer(Arc::clone(&self.cluster)));
         let clock = Arc::new(FakeClock(Arc::clone(&self.cluster)));
         let manager = Manager::new(store, ways, clock, settings);
         let manager = manager.unwrap_or_else(|cause| panic!("the manager: {cause}"));
-        // An attach that failed with the disk may have reached it all the same.
+        // An attach that failed with the disk may have reached the disk all the same.
         for made in manager.volumes().into_iter().filter_map(|it| it.attached) {
             self.last_attach_epoch
                 .fetch_max(made.epoch.0, Ordering::Relaxed);
@@ -144,7 +144,7 @@ impl ManagerHost {
         }
     }
 
-    /// Ends the manager's process, or its machine. Tells which.
+    /// Kills the manager's process or machine; returns which.
     pub(crate) fn kill(&self) -> CrashKind {
         let death = match lock(&self.power_rng).one_in(2) {
             true => CrashKind::Process,
@@ -164,7 +164,7 @@ impl ManagerHost {
         }
     }
 
-    /// Its disk, and with it its process, ends after so many writes.
+    /// Makes the disk, and with it the manager, fail after this many writes.
     pub(crate) fn fail_disk_after(&self, writes: u32) {
         lock(&self.disk).fail_after(Some(writes));
     }
@@ -184,7 +184,7 @@ impl ManagerHost {
         self.start();
     }
 
-    /// A brick's heartbeat.
+    /// Sends a brick's heartbeat.
     pub(crate) fn send_heartbeat(&self, host: usize) {
         let (Some(manager), Some(running)) = (self.manager(), self.cluster.running_brick(host))
         else {
@@ -213,7 +213,7 @@ impl ManagerHost {
         if let Err(fault) = manager.heartbeat(json_round_trip(&registration)) {
             tell!(self.cluster, "the manager refuses brick {host}: {fault}");
             assert!(
-                lock(&self.disk).has_failed() || matches!(fault, Fault::BrickTwice { .. }),
+                lock(&self.disk).has_failed() || matches!(fault, Fault::BrickDuplicate { .. }),
                 "a heartbeat of brick {host} is refused: {fault}"
             );
         }
@@ -260,30 +260,30 @@ impl ManagerHost {
     }
 }
 
-/// What comes out at the other end of a connection that carries JSON.
+/// The value at the other end of a connection that carries JSON.
 fn json_round_trip<T: Serialize + DeserializeOwned>(sent: &T) -> T {
-    let text = serde_json::to_string(sent).expect("it becomes JSON");
-    serde_json::from_str(&text).expect("it was JSON")
+    let text = serde_json::to_string(sent).expect("a value that becomes JSON");
+    serde_json::from_str(&text).expect("the JSON of the value")
 }
 
-/// As the manager's client and its user in the app translate refusals.
+/// Translates refusals as the manager's HTTP client and its user in the app do.
 fn authority_error(fault: &Fault) -> AuthorityError {
     match (fault.code(), fault.epoch()) {
-        (Code::EpochConflict, Some(epoch)) => AuthorityError::Conflict {
+        (ErrorCode::EpochConflict, Some(epoch)) => AuthorityError::Conflict {
             current: epoch.into(),
         },
-        (Code::Fenced, _) => AuthorityError::Fenced,
+        (ErrorCode::Fenced, _) => AuthorityError::Fenced,
         _ => AuthorityError::Refused(fault.to_string()),
     }
 }
 
 impl ManagerHost {
-    /// Remembers a layout as a client is told of it.
+    /// Records a layout that a client gets.
     fn record_layout(&self, layout: &Layout) {
         lock(&self.layouts).insert(layout.epoch.0, layout.clone());
     }
 
-    /// Whether somebody took the volume after this attachment was made.
+    /// Whether another client took the volume after this attachment.
     pub(crate) fn is_superseded(&self, attachment: u32) -> bool {
         self.last_attach_epoch.load(Ordering::Relaxed) > attachment
     }
@@ -293,8 +293,8 @@ impl ManagerHost {
         self.promotion_epoch.load(Ordering::Relaxed)
     }
 
-    /// An operator promotes a copy, and first ends the attachment of a client that is
-    /// taken for dead; with force the manager ends it.
+    /// An operator promotes a replica, and first ends the attachment of a client that is taken for
+    /// dead. With `force` the manager ends it.
     pub(crate) fn promote(&self, name: &VolumeName, copy: usize, force: bool) {
         let Some(manager) = self.manager() else {
             return;
@@ -319,14 +319,14 @@ impl ManagerHost {
         );
         self.crash_if_disk_failed();
         if let Ok(detail) = &promoted {
-            // The client that had the volume is over, though nobody has it yet.
+            // The client that had the volume is superseded, though no other has it yet.
             self.last_attach_epoch
                 .fetch_max(detail.layout.epoch.0, Ordering::Relaxed);
             self.detect_promotion(&detail.layout);
         }
     }
 
-    /// Ends the attachment of whoever has the volume.
+    /// Ends the volume's attachment.
     fn detach(&self, manager: &Manager, name: &VolumeName) {
         let ended = manager.detach(name, wire::DetachVolume::default());
         if let (Ok(_), Ok(detail)) = (ended, manager.show(name)) {
@@ -335,7 +335,7 @@ impl ManagerHost {
         }
     }
 
-    /// A copy was added that may follow.
+    /// Records that an asynchronous replica was added.
     pub(crate) fn expect_promotion_later(&self) {
         self.expects_promotion.store(true, Ordering::Relaxed);
     }
@@ -347,22 +347,22 @@ impl ManagerHost {
         }
     }
 
-    /// The layout of an epoch that a client was told of.
+    /// The layout of an epoch that a client has got.
     pub(crate) fn layout_of(&self, epoch: u32) -> Layout {
         let layouts = lock(&self.layouts);
         let found = layouts.get(&epoch).cloned();
-        found.unwrap_or_else(|| panic!("nobody was told of a layout of epoch {epoch}"))
+        found.unwrap_or_else(|| panic!("no client has got a layout of epoch {epoch}"))
     }
 }
 
-/// The copy that may follow, with its leg: there is one column.
+/// The asynchronous replica and its leg: there is one column.
 pub(crate) fn replica_leg(layout: &Layout) -> Option<(usize, &Leg)> {
     let mut legs = layout.columns().next()?.legs.iter().enumerate();
     legs.find(|(_, leg)| leg.asynchronous)
 }
 
-fn copy_report_request(attachment: Epoch, report: &CopyReport) -> wire::TellCopies {
-    let lag = report.lag.map(|lag| wire::Lag {
+fn copy_report_request(attachment: Epoch, report: &CopyReport) -> wire::ReportReplication {
+    let lag = report.lag.map(|lag| wire::ReplicaLag {
         changes: lag.changes,
         bytes: lag.bytes,
         age_us: lag.age_us,
@@ -370,13 +370,13 @@ fn copy_report_request(attachment: Epoch, report: &CopyReport) -> wire::TellCopi
     let returns = report
         .resyncs
         .iter()
-        .map(|(&copy, resync)| wire::CopyReturn {
+        .map(|(&copy, resync)| wire::ResyncProgress {
             copy,
             bytes_todo: resync.bytes_todo,
             bytes_done: resync.bytes_done,
             elapsed_ms: resync.elapsed_ms,
         });
-    wire::TellCopies {
+    wire::ReportReplication {
         attachment: EpochNumber(attachment.0),
         lag,
         returns: returns.collect(),
@@ -387,7 +387,7 @@ fn copy_report_request(attachment: Epoch, report: &CopyReport) -> wire::TellCopi
 pub(crate) struct ManagerConnection {
     pub(crate) manager_host: Arc<ManagerHost>,
     pub(crate) client: u32,
-    /// It has attached in vain: no in-sync copy was in reach.
+    /// Whether an attach failed because no in-sync copy was in reach.
     pub(crate) found_no_copy: bool,
 }
 
@@ -459,7 +459,7 @@ impl Authority for ManagerConnection {
         let detail = self
             .manager_host
             .call_manager(self.client, "layout", |m| match &told {
-                Some(told) => m.tell_copies(name, json_round_trip(told)),
+                Some(told) => m.report_replication(name, json_round_trip(told)),
                 None => m.show(name),
             })?;
         self.manager_host.record_layout(&detail.layout);

@@ -1,9 +1,9 @@
-//! A brick's memory: the crash recorder, with a fuse that ends the brick at
-//! some access, and pages that go wrong. Guests give the baton away at theirs.
+//! A brick's memory: the crash recorder, with a fuse that kills the brick at some access, and pages
+//! with faults. Direct clients give the baton away at their accesses.
 //!
-//! What a dying brick still does to its medium, such as burying sessions while
-//! its stack unwinds, goes to a copy that nobody looks at: the state that
-//! counts was set aside when the fuse blew.
+//! A dying brick still changes its medium, for example when its stack unwinds and closes sessions.
+//! Those changes go to a copy that is never read. The state that counts was saved when the fuse
+//! blew.
 
 use crate::direct_clients::client_thread;
 use crate::rng::Rng;
@@ -19,15 +19,15 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Where the root slot lies in the entry of an object.
+/// Offset of the root slot in an object's entry.
 const ROOT_SLOT_OFFSET: usize = 64;
 
-/// What is wrong with the next page that is written.
+/// The fault of the next page write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteFault {
-    /// It never arrives.
+    /// The page never arrives.
     Lost,
-    /// It arrives in place of another page; the number chooses which.
+    /// The page arrives in place of another page; the number chooses which.
     Misdirected(u64),
 }
 
@@ -35,30 +35,30 @@ pub(crate) enum WriteFault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlippedSlot {
     pub(crate) level: u8,
-    /// Whether it named a frame.
+    /// Whether the slot named a frame.
     pub(crate) is_mapped: bool,
 }
 
-/// A slot that is sound and in use: its level, its byte, and what it says.
+/// A sound slot in use: its level, its byte offset, and its value.
 type SlotLocation = (u8, usize, Slot);
 
 /// A brick's memory.
 pub(crate) struct SimMedium {
     inner: Recorder,
-    /// Accesses that change something until the brick dies; negative: never.
+    /// Changing accesses until the brick dies; negative: never.
     fuse: AtomicI64,
     surviving_state: Mutex<Option<Recorder>>,
     write_fault: Mutex<Option<WriteFault>>,
-    /// Where pages of data were written that have not become nodes since.
+    /// Offsets of data pages that have not become nodes since.
     data_pages: Mutex<BTreeSet<usize>>,
-    /// Pages that cannot be read, and whether somebody has tried.
+    /// Unreadable pages, and whether a reader has met each.
     bad_pages: Mutex<BTreeMap<usize, bool>>,
-    /// Whether there was ever one: every access asks.
+    /// Whether there was ever one; every access checks this first.
     has_bad_pages: AtomicBool,
     frames_offset: usize,
 }
 
-/// The payload of the unwinding of a brick whose fuse blew.
+/// Panic payload of a brick with a blown fuse.
 struct FuseBlown;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -80,7 +80,7 @@ impl SimMedium {
         }
     }
 
-    /// The brick dies at the access after so many.
+    /// Makes the brick die after this many changing accesses.
     pub(crate) fn arm_fuse(&self, accesses: u32) {
         self.fuse.store(i64::from(accesses), Ordering::Relaxed);
     }
@@ -93,7 +93,7 @@ impl SimMedium {
         self.fuse.load(Ordering::Relaxed) >= 0
     }
 
-    /// What a dead brick left behind: as its fuse blew, or as it is now.
+    /// The memory that a dead brick left: saved when its fuse blew, or the current one.
     pub(crate) fn take_surviving_state(&self) -> Recorder {
         self.fuse.store(-1, Ordering::Relaxed);
         lock(&self.surviving_state)
@@ -101,12 +101,12 @@ impl SimMedium {
             .unwrap_or_else(|| self.inner.fork())
     }
 
-    /// What tells it from other media, and says nothing else.
+    /// A number that identifies the medium and has no other meaning.
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 
-    /// Does an access that changes something. A guest does it to what its pool is by now.
+    /// Runs a changing access. A direct client's access goes to the pool's surviving state.
     fn with_write_access<T>(&self, act: impl FnOnce(&Recorder) -> T) -> T {
         match client_thread::count_access(self.address()) {
             true => self.with_client_state(act),
@@ -117,7 +117,7 @@ impl SimMedium {
         }
     }
 
-    /// The same for one that only looks.
+    /// The same for a reading access.
     fn with_read_access<T>(&self, act: impl FnOnce(&Recorder) -> T) -> T {
         match client_thread::count_access(self.address()) {
             true => self.with_client_state(act),
@@ -125,29 +125,29 @@ impl SimMedium {
         }
     }
 
-    /// A brick that died has left the pool to those who have it mapped.
+    /// A dead brick has left its pool to the direct clients that map it.
     fn with_client_state<T>(&self, act: impl FnOnce(&Recorder) -> T) -> T {
         let left = lock(&self.surviving_state);
         act(left.as_ref().unwrap_or(&self.inner))
     }
 
-    /// The brick has died: what it still does goes to a copy that nobody looks at.
+    /// The brick has died: its further changes go to a copy that is never read.
     pub(crate) fn freeze_state(&self) {
         self.fuse.store(-1, Ordering::Relaxed);
         lock(&self.surviving_state).get_or_insert_with(|| self.inner.fork());
     }
 
-    /// The next page written goes wrong.
+    /// Makes the next page write fail.
     pub(crate) fn inject_write_fault(&self, mishap: WriteFault) {
         *lock(&self.write_fault) = Some(mishap);
     }
 
-    /// Nothing goes wrong any more.
+    /// Cancels the write fault.
     pub(crate) fn clear_write_fault(&self) {
         *lock(&self.write_fault) = None;
     }
 
-    /// Flips a bit of a page of data; false if there is none.
+    /// Flips a bit of a data page; false if there is none.
     pub(crate) fn flip_data_bit(&self, choice: u64) -> bool {
         let Some(page) = self.data_page(choice) else {
             return false;
@@ -163,7 +163,7 @@ impl SimMedium {
         let _fenced = self.inner.fence(flipped);
     }
 
-    /// Has a page of data that cannot be read; false if there is none.
+    /// Makes a data page unreadable; false if there is none.
     pub(crate) fn make_unreadable(&self, choice: u64) -> bool {
         let Some(page) = self.data_page(choice) else {
             return false;
@@ -178,7 +178,7 @@ impl SimMedium {
         is_spoilt.then(|| lock(&self.bad_pages))
     }
 
-    /// Spoilt pages come as the handler of a machine check shows them.
+    /// Fills bytes of unreadable pages as the handler of a machine check does.
     fn overlay_bad_pages(&self, offset: usize, into: &mut [u8]) {
         let Some(mut spoilt) = self.bad_pages() else {
             return;
@@ -194,8 +194,8 @@ impl SimMedium {
         }
     }
 
-    /// A page that is overwritten before anybody tried to read it is well again; one that
-    /// was found unreadable must not be used.
+    /// A page that is overwritten before a read of it is readable again. A page that was found
+    /// unreadable must not be reused.
     fn overwrite_bad_page(&self, offset: usize) {
         let removed = self
             .bad_pages()
@@ -205,7 +205,7 @@ impl SimMedium {
         }
     }
 
-    /// What changes a part of an unreadable page ends the process.
+    /// A partial change of an unreadable page would kill the process.
     fn assert_readable(&self, offset: usize) {
         let page = offset / PAGE_BYTES * PAGE_BYTES;
         let is_spoilt = self
@@ -214,8 +214,8 @@ impl SimMedium {
         assert!(!is_spoilt, "byte {offset} of an unreadable page is changed");
     }
 
-    /// Flips a bit of a slot in use, if there is one. Above the leaves there are
-    /// few, so that every second one is of those.
+    /// Flips a bit of a slot in use, if there is one. Every second flip is above the leaves, where
+    /// there are few slots.
     pub(crate) fn flip_slot(&self, rng: &mut Rng) -> Option<FlippedSlot> {
         let is_above = rng.one_in(2);
         let mut slots = self.slots();
@@ -228,7 +228,7 @@ impl SimMedium {
         })
     }
 
-    /// The slots of all page tables that are sound and not empty.
+    /// The sound, nonempty slots of all page tables.
     fn slots(&self) -> Vec<SlotLocation> {
         let plan = Geometry::plan(self.inner.len_bytes() as u64).expect("the size of a pool");
         let roots = (0..u64::from(plan.object_count()))
@@ -268,7 +268,7 @@ impl SimMedium {
         }
     }
 
-    /// Where a page goes; none if it gets lost.
+    /// The offset at which a page arrives; none if it gets lost.
     fn write_location(&self, offset: usize, page: &[u8; PAGE_BYTES]) -> Option<usize> {
         if offset < self.frames_offset {
             return Some(offset);

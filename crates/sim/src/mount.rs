@@ -1,9 +1,9 @@
-//! A program on a mounted file system. It has a thread of its own, since a file system
-//! waits where it is called, and never runs beside the rest of the simulation: one of
-//! both has the baton, and the other waits for it.
+//! A program on a mounted file system. A file system blocks its caller, so the program has a thread
+//! of its own. The thread never runs concurrently with the rest of the simulation: one of the two
+//! has the baton, and the other waits for it.
 //!
-//! What the file system asks of its volume is handed over with the baton, so that
-//! channels, and all that belongs to the cluster, are used by the simulation alone.
+//! The file system's requests to its volume are passed on with the baton, so that only the
+//! simulation uses channels and the rest of the cluster.
 
 use crate::cluster::lock;
 use crate::direct_clients::shared_files::{
@@ -26,50 +26,50 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
-/// More than operations of near reach can fill, and too little for a reserve.
+/// More than operations at small offsets can fill, and too little for a reserve.
 const LIMIT_BYTES: u64 = 3 << 20;
 
-/// How long a program rests that waits for some time to pass.
+/// Time for which a program sleeps in a timed wait.
 const TIMED_WAIT: Duration = Duration::from_millis(100);
 
-/// How long between two looks at guests.
+/// Time between two polls for direct clients.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// What a program does next.
+/// The next job of a program.
 pub(crate) enum MountJob {
     Op(Op),
     /// Makes all durable.
     Sync,
     /// Reads everything.
     Read,
-    /// Does something with one of the files that guests reach.
+    /// Runs a request on one of the direct clients' files.
     FileRequest(usize, FileRequest),
 }
 
-/// What a program says when it gives the baton away.
+/// The program's reply when it gives the baton away.
 pub(crate) enum ProgramReply {
     /// It waits for its volume.
     Waiting,
     /// It waits for its volume, or until some time has passed.
     WaitingTimed,
-    /// It looks again soon.
+    /// It polls again soon.
     Polling,
-    /// It has a file system, which holds this.
+    /// It has mounted a file system with these contents.
     Mounted(Result<FsModel, String>),
     OpDone(OpResult<()>),
     Contents(Result<FsModel, String>),
     FileRequestDone(OpResult<FileReply>),
-    /// It ended, with these words.
+    /// Its thread panicked with this message.
     Panicked(String),
 }
 
 enum ProgramCommand {
-    /// What it waited for may be there.
+    /// Continue: the wait may be over.
     Continue,
     Run(MountJob),
 }
 
-/// What goes between the file system and its volume.
+/// Requests and answers between the file system and its volume.
 #[derive(Default)]
 struct VolumeTraffic {
     size_bytes: u64,
@@ -77,7 +77,7 @@ struct VolumeTraffic {
     closed: Vec<u32>,
     requests: Vec<(u32, Token, Request)>,
     completions: BTreeMap<u32, Vec<Completion>>,
-    /// The process is over: nothing is asked any more, and everything fails.
+    /// The process is dead: it makes no more requests, and all calls fail.
     is_process_dead: bool,
 }
 
@@ -151,7 +151,7 @@ thread_local! {
     static TICKS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Gives the baton away until it comes back; nothing at the end of the process.
+/// Gives the baton away until it comes back; none at the end of the process.
 fn yield_to_simulation(said: ProgramReply) -> Option<ProgramCommand> {
     PROGRAM_THREAD.with_borrow(|seat| {
         let seat = seat.as_ref()?;
@@ -167,12 +167,12 @@ fn wait_for_volume(_: &[RawFd], until: Option<Instant>) {
     });
 }
 
-/// Lets others go on before it looks again; false at the end of the process.
+/// Lets others run before the next poll; false at the end of the process.
 pub(crate) fn yield_and_poll() -> bool {
     yield_to_simulation(ProgramReply::Polling).is_some()
 }
 
-/// A clock that ticks when it is looked at.
+/// A clock that ticks at each call.
 fn clock() -> Time {
     TICKS.set(TICKS.get() + 1);
     Time {
@@ -181,7 +181,7 @@ fn clock() -> Time {
     }
 }
 
-/// Mounts what is there, or makes it first, if nothing need be there.
+/// Mounts the file system, or makes one first if none need exist.
 fn mount_or_make(space: &Arc<dyn Space>, may_make: bool) -> Result<Fs, String> {
     let mount = || Fs::mount(Arc::clone(space), wait_for_volume, clock);
     let mounted = match mount() {
@@ -210,7 +210,7 @@ fn sync(fs: &Fs, port: &mut IoChannel) -> OpResult<()> {
     fs.sync_all(port).map_err(|error| error.errno())
 }
 
-/// The program: mounts, tells what is there, and does what it is told.
+/// The program: mounts, reports the contents, and runs its jobs.
 fn run_program(space: &Arc<dyn Space>, may_make: bool, segment: Option<Arc<DirectSegment>>) {
     let fs = mount_or_make(space, may_make);
     let port = fs.and_then(|fs| {
@@ -244,12 +244,12 @@ fn run_program(space: &Arc<dyn Space>, may_make: bool, segment: Option<Arc<Direc
                 yield_to_simulation(ProgramReply::OpDone(sync(&fs, &mut port)))
             }
             ProgramCommand::Run(MountJob::Read) => {
-                // What was out of reach when it was deleted.
+                // Frees the deleted inodes that were out of reach before.
                 while fs.free_deferred_piece() {}
                 yield_to_simulation(ProgramReply::Contents(read(&mut port)))
             }
             ProgramCommand::Run(MountJob::FileRequest(file, ask)) => {
-                let hall = hall.as_mut().expect("it has guests");
+                let hall = hall.as_mut().expect("a mount with direct clients");
                 yield_to_simulation(ProgramReply::FileRequestDone(
                     hall.answer(&fs, &mut port, file, &ask),
                 ))
@@ -259,7 +259,7 @@ fn run_program(space: &Arc<dyn Space>, may_make: bool, segment: Option<Arc<Direc
     }
 }
 
-/// What an operation that failed says if the volume failed.
+/// Whether a failed operation's error means that the volume failed.
 pub(crate) fn is_volume_error(errno: Errno) -> bool {
     errno == Errno::IO || errno == Errno::ROFS
 }
@@ -267,12 +267,12 @@ pub(crate) fn is_volume_error(errno: Errno) -> bool {
 /// The simulation's side of the baton.
 pub(crate) struct ProgramHandle {
     traffic: SharedTraffic,
-    /// By number; nothing where the volume opened none.
+    /// By number; none if the volume refused to open the channel.
     channels: BTreeMap<u32, Option<Box<dyn Channel>>>,
     commands: Option<Sender<ProgramCommand>>,
     replies: Receiver<ProgramReply>,
     thread: Option<JoinHandle<()>>,
-    /// It has a job, and waits for its volume.
+    /// The program has a job and waits for its volume.
     is_busy: bool,
     wait: Option<Duration>,
     wait_until: Option<Duration>,
@@ -280,7 +280,7 @@ pub(crate) struct ProgramHandle {
 }
 
 impl ProgramHandle {
-    /// Begins to mount.
+    /// Starts a program, which begins to mount.
     pub(crate) fn new(
         size_bytes: u64,
         may_make: bool,
@@ -303,7 +303,7 @@ impl ProgramHandle {
             if let Err(payload) = lived {
                 let text = payload.downcast_ref::<String>().cloned();
                 let text = text.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string));
-                // Nobody listens at the end of the process.
+                // At the end of the process no receiver is left.
                 let _ = last.send(ProgramReply::Panicked(text.unwrap_or_default()));
             }
             PROGRAM_THREAD.set(None);
@@ -323,24 +323,24 @@ impl ProgramHandle {
         (mount, said)
     }
 
-    /// Whether it has nothing to do.
+    /// Whether the program has no job.
     pub(crate) fn is_idle(&self) -> bool {
         !self.is_busy
     }
 
-    /// Channels that it uses.
+    /// Number of channels in use.
     pub(crate) fn channel_count(&self) -> usize {
         self.channels.values().flatten().count()
     }
 
-    /// Gives it something to do; it must have nothing.
+    /// Gives the idle program a job.
     pub(crate) fn start_job(&mut self, job: MountJob) -> ProgramReply {
         assert!(self.is_idle(), "one job at a time");
         self.send_command(ProgramCommand::Run(job))
     }
 
-    /// Lets channels make progress; what it waited for may be there then. Nothing if it
-    /// says nothing new.
+    /// Lets channels make progress, and the program if its wait may be over. None if there is no
+    /// new reply.
     pub(crate) fn poll(&mut self, driven: &DrivenVolume, now: Duration) -> Option<ProgramReply> {
         self.forward_requests(driven);
         let mut traffic = lock(&self.traffic);
@@ -363,7 +363,7 @@ impl ProgramHandle {
         Some(said)
     }
 
-    /// Takes what it asked to the volume.
+    /// Forwards the program's requests to the volume.
     fn forward_requests(&mut self, driven: &DrivenVolume) {
         let mut traffic = lock(&self.traffic);
         for number in self.opened + 1..=traffic.opened {
@@ -397,7 +397,7 @@ impl ProgramHandle {
 
     fn receive_reply(&mut self) -> ProgramReply {
         let said = self.replies.recv();
-        let said = said.unwrap_or_else(|_| ProgramReply::Panicked("it is over".into()));
+        let said = said.unwrap_or_else(|_| ProgramReply::Panicked("the program has ended".into()));
         self.wait = match said {
             ProgramReply::WaitingTimed => Some(TIMED_WAIT),
             ProgramReply::Polling => Some(POLL_INTERVAL),
@@ -410,13 +410,13 @@ impl ProgramHandle {
 }
 
 impl Drop for ProgramHandle {
-    /// As a crash: nothing reaches the volume any more.
+    /// Acts as a crash: no more requests reach the volume.
     fn drop(&mut self) {
         self.channels.clear();
         lock(&self.traffic).is_process_dead = true;
         self.commands = None;
         if let Some(thread) = self.thread.take() {
-            // What it died of was said before.
+            // The thread reported its panic before.
             let _ = thread.join();
         }
     }

@@ -1,10 +1,9 @@
-//! The network: connections between peers and bricks as streams of messages,
-//! each with a time of arrival.
+//! The network: connections between peers and bricks as streams of messages, each with a time of
+//! arrival.
 //!
-//! A stream keeps its order, as TCP does; what overtakes is another
-//! connection. A message that is lost therefore holds up all behind it, until
-//! somebody gives the connection up. Replies of one stream may overtake each
-//! other where a history asks for it: the protocol allows that.
+//! A stream keeps its order, as TCP does; only another connection can overtake. A lost message
+//! therefore blocks all messages behind it, until an end closes the connection. Replies of one
+//! stream may overtake each other if a history asks for it: the protocol allows that.
 
 use crate::rng::Rng;
 use pagemesh_fabric::message::HEADER_BYTES;
@@ -13,11 +12,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::time::Duration;
 
-/// Silence between two machines after which both give their connections up,
-/// as the fabric's keepalive does.
+/// Silence between two machines after which both close their connections, as the fabric's keepalive
+/// does.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
-/// Who connects to a brick.
+/// A machine that connects to a brick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Peer {
     Client(u32),
@@ -38,14 +37,14 @@ pub(crate) enum Direction {
 #[derive(Default)]
 struct MessageStream {
     messages: VecDeque<(Duration, Vec<u8>)>,
-    /// Sent, and no whole message yet.
+    /// Sent bytes that are no whole message yet.
     unframed: Vec<u8>,
     arrived: VecDeque<u8>,
-    /// When the last message arrives.
+    /// Arrival time of the last message.
     last_arrival: Duration,
     /// The sender sends no more.
     is_ended: bool,
-    /// Something was lost: nothing arrives any more.
+    /// A message was lost: no later one arrives.
     blocked_since: Option<Duration>,
 }
 
@@ -68,7 +67,7 @@ impl MessageStream {
         true
     }
 
-    /// The sender's end is gone: what is under way arrives in part.
+    /// The sender's end is gone: a part of the messages in transit arrives.
     fn end(&mut self, kept: usize) {
         self.messages.truncate(kept);
         if self.blocked_since.take().is_some() {
@@ -84,15 +83,15 @@ pub(crate) struct SimConnection {
     pub(crate) host: usize,
     to_brick: MessageStream,
     to_peer: MessageStream,
-    /// A blocking call is made over it: messages arrive at once.
+    /// A blocking call uses the connection: messages arrive at once.
     is_blocking_call: bool,
     is_peer_closed: bool,
     is_brick_closed: bool,
-    /// The brick's machine lost its power: nobody says so until it is back.
+    /// The brick's machine lost its power: the peer learns that when the machine is back.
     is_brick_powerless: bool,
 }
 
-/// What cannot pass between a peer and a house.
+/// The directions that are blocked between a peer and a brick's machine.
 #[derive(Clone, Copy, Debug)]
 struct Partition {
     blocks_to_brick: bool,
@@ -100,10 +99,10 @@ struct Partition {
     since: Duration,
 }
 
-/// What may go wrong with single messages.
+/// Faults of single messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MessageFaults {
-    /// One in so many; 0 for never.
+    /// Odds of each fault (one in this many); 0 for never.
     pub(crate) lost: u64,
     pub(crate) repeated: u64,
     pub(crate) corrupted: u64,
@@ -112,7 +111,7 @@ pub(crate) struct MessageFaults {
     pub(crate) overtaking: bool,
 }
 
-/// What went wrong with single messages, counted.
+/// Counts of the faults of single messages.
 #[derive(Default)]
 pub(crate) struct MessageFaultCounts {
     lost: u64,
@@ -185,14 +184,14 @@ impl Network {
         self.connections.get(&id)
     }
 
-    /// The blocking calls are over.
+    /// Ends the blocking calls of a connection.
     pub(crate) fn end_blocking_call(&mut self, id: ConnectionId) {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.is_blocking_call = false;
         }
     }
 
-    /// How a way between two is cut, and for how long.
+    /// Whether a direction is blocked, and whether it has been for longer than the keepalive.
     fn partition_state(&self, peer: Peer, host: usize, way: Direction) -> (bool, bool) {
         let Some(cut) = self.partitions.get(&(peer, host)) else {
             return (false, false);
@@ -204,8 +203,7 @@ impl Network {
         (blocked, self.now >= cut.since + KEEPALIVE)
     }
 
-    /// Whether nothing passes on a line now, and whether both ends have given
-    /// it up.
+    /// Whether messages are blocked on a connection now, and whether both ends have closed it.
     fn block_state(&self, connection: &SimConnection, way: Direction) -> (bool, bool) {
         let (blocked, is_dead) = self.partition_state(connection.peer, connection.host, way);
         let stuck = connection
@@ -315,8 +313,8 @@ impl Network {
         Ok(())
     }
 
-    /// Has the next message arrive, if its time has come. False if nothing is
-    /// there to be taken, not even an end.
+    /// Delivers the next message if its time has come. False if there is neither data nor an end to
+    /// take.
     pub(crate) fn deliver(&mut self, id: ConnectionId, way: Direction) -> bool {
         let Some(connection) = self.connections.get(&id) else {
             return false;
@@ -341,7 +339,7 @@ impl Network {
         is_dead || !lane.arrived.is_empty() || (!blocked && lane.is_due(now))
     }
 
-    /// Whether a delivery would give something.
+    /// Whether a delivery would succeed.
     pub(crate) fn is_due(&self, id: ConnectionId, way: Direction) -> bool {
         self.connections.get(&id).is_some_and(|connection| {
             let (blocked, is_dead) = self.block_state(connection, way);
@@ -402,7 +400,7 @@ impl Network {
         }
     }
 
-    /// The peer loses the connection; what it had sent is late, and arrives.
+    /// The peer loses the connection; its earlier messages arrive late.
     pub(crate) fn sever(&mut self, id: ConnectionId, late: Duration) {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.to_peer = MessageStream::default();
@@ -414,7 +412,7 @@ impl Network {
         }
     }
 
-    /// Connections of clients on whose way to the brick something is.
+    /// Open client connections with requests in transit to the brick.
     pub(crate) fn connections_with_requests(&self) -> Vec<ConnectionId> {
         let laden = |connection: &SimConnection| {
             let is_client = matches!(connection.peer, Peer::Client(_));
@@ -440,8 +438,7 @@ impl Network {
         }
     }
 
-    /// The brick is gone with all its connections; without its power nobody is
-    /// told.
+    /// The brick is gone with all its connections; after a loss of power no peer is told.
     pub(crate) fn drop_brick(&mut self, host: usize, is_powerless: bool) {
         for connection in self
             .connections
@@ -461,7 +458,7 @@ impl Network {
         self.remove_closed();
     }
 
-    /// The machine is back: whoever still speaks to the dead brick is told.
+    /// The machine is back: peers that still use the dead brick's connections are told.
     pub(crate) fn restore_brick(&mut self, host: usize) {
         for connection in self
             .connections
@@ -480,7 +477,7 @@ impl Network {
             .retain(|_, connection| !(connection.is_peer_closed && connection.is_brick_closed));
     }
 
-    /// Connections at whose brick something has arrived.
+    /// Connections with data at the brick's end.
     pub(crate) fn connections_with_arrivals(&self) -> Vec<ConnectionId> {
         let connections = self.connections.iter();
         let live = connections.filter(|(_, connection)| !connection.is_brick_closed);
@@ -489,7 +486,7 @@ impl Network {
             .collect()
     }
 
-    /// Connections of a peer that are open at both ends.
+    /// A peer's connections that are open at both ends.
     pub(crate) fn open_connections_of(&self, peer: Peer) -> Vec<ConnectionId> {
         let connections = self.connections.iter();
         let open = |connection: &SimConnection| {
@@ -501,7 +498,7 @@ impl Network {
             .collect()
     }
 
-    /// When something arrives next that has not yet.
+    /// Time of the next future arrival.
     pub(crate) fn next_arrival(&self) -> Option<Duration> {
         let lanes = self
             .connections
@@ -513,9 +510,9 @@ impl Network {
     }
 }
 
-/// Cuts the first whole message off.
+/// Cuts off the first whole message.
 fn take_message(bytes: &mut Vec<u8>) -> Option<Vec<u8>> {
-    /// Where a header tells the length of the body.
+    /// Offset of the body length in a header.
     const BODY_LEN_AT: usize = 20;
     let len = bytes.get(BODY_LEN_AT..)?.first_chunk::<4>()?;
     let len = HEADER_BYTES + u32::from_le_bytes(*len) as usize;

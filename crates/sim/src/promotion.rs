@@ -1,9 +1,9 @@
-//! A copy that follows goes on alone: all bricks with an in-sync copy are gone, or out of
-//! reach, and the manager promotes it.
+//! A promotion: all bricks with an in-sync copy are dead or out of reach, and the manager promotes
+//! the asynchronous replica.
 //!
-//! Faults end before that until the copy follows, as it rarely does among them. They come
-//! back, and end once more until a client has read what the copy has. What was lost stays
-//! so until faults set it right, or the history ends.
+//! Faults are cleared first, until the replica is active, because that is rare among faults. They
+//! return, and are cleared once more until a client has read the replica. Lost copies stay lost
+//! until faults restore them, or the history ends.
 
 use crate::brick_host::CrashKind;
 use crate::client::VolumeClient;
@@ -15,25 +15,25 @@ use crate::rng::Rng;
 use crate::scenario::Scenario;
 use pagemesh_base::layout::{Layout, LegState};
 
-/// Steps after which a promotion begins.
+/// Maximum of steps until a promotion begins.
 const STEPS_BEFORE_MAX: u64 = 2500;
-/// Steps until the copy follows, and without an in-sync copy.
+/// Maximum of steps until the replica is active and no in-sync copy is left.
 const REPLICA_STEPS_MAX: u32 = 40_000;
-/// Steps for which that is held up by changes.
+/// Maximum of those steps in which changes keep it busy.
 const BUSY_STEPS_MAX: u32 = 2000;
 const PROMOTION_STEPS_MAX: u32 = 3000;
-/// One step in so many lets time pass until the manager takes bricks for dead.
+/// Odds that a step lets time pass, until the manager takes bricks for dead.
 const TIME_STEP_ODDS: u64 = 40;
 const TIME_STEP_US_MAX: u64 = 1_000_000;
-/// Steps for which the copy may lag first.
+/// Maximum of steps for which the replica may lag first.
 const LAG_STEPS_MAX: u64 = 200;
 
-/// Who promotes.
+/// The actor that promotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PromotionTrigger {
     /// An operator, once the other bricks are dead.
     Operator,
-    /// An operator who does not care.
+    /// An operator, by force.
     OperatorForced,
     /// The manager, for a client that asks again.
     Manager,
@@ -41,13 +41,13 @@ enum PromotionTrigger {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 enum PromotionStage {
-    /// Nothing has happened yet.
+    /// Nothing has happened yet; this many steps to go.
     Waiting(u32),
-    /// The copy may be slow, for so many steps.
+    /// The replica may be slow, for this many more steps.
     Lagging(u32),
     /// No in-sync copy is left.
     CopiesLost,
-    /// A client is to attach, and to read all.
+    /// A client is to attach and to read all.
     Promoted,
     Finished,
 }
@@ -75,7 +75,7 @@ impl PromotionFault {
         }
     }
 
-    /// Whether the manager may promote the copy by itself.
+    /// Whether the manager may promote the replica by itself.
     pub(crate) fn is_automatic(&self) -> bool {
         self.trigger == PromotionTrigger::Manager
     }
@@ -86,7 +86,7 @@ impl PromotionFault {
 }
 
 impl Scenario {
-    /// Whether a promotion is under way, so that nothing else may go wrong.
+    /// Whether a promotion is in progress, so that no other fault may happen.
     pub(crate) fn is_promotion_under_way(&self) -> bool {
         let stage = self.promotion.as_ref().map(|it| it.stage);
         matches!(
@@ -95,7 +95,7 @@ impl Scenario {
         )
     }
 
-    /// What is out of reach is so for the next client, too.
+    /// Cuts the next client off from the unreachable bricks, too.
     pub(crate) fn partition_next_client(&mut self) {
         for host in &self.unreachable_bricks {
             let peer = Peer::Client(self.next_client);
@@ -103,7 +103,7 @@ impl Scenario {
         }
     }
 
-    /// A client has attached: it may be the first that goes on with a promoted copy.
+    /// A client has attached: it may be the first with a promoted replica.
     pub(crate) fn check_promotion(&mut self, attachment: u32) {
         let promoted = self.manager_host.promotion_epoch();
         if self.plan.has_files {
@@ -114,12 +114,12 @@ impl Scenario {
         }
     }
 
-    /// The next step of a promotion, if its time has come.
+    /// The next step of a promotion, if its condition holds.
     pub(crate) fn step_promotion(&mut self) -> Result<(), String> {
         let Some(mut promotion) = self.promotion.take() else {
             return Ok(());
         };
-        // The manager may have done it by chance, and twice it cannot be.
+        // The manager may already have promoted the replica; a second promotion is impossible.
         if promotion.stage < PromotionStage::Promoted && self.manager_host.promotion_epoch() > 0 {
             promotion.set_stage(PromotionStage::Promoted);
         }
@@ -160,17 +160,20 @@ impl Scenario {
         (leg.state == LegState::Following).then_some((copy, layout.clone()))
     }
 
-    /// All is made well until the copy follows, which may be slow.
+    /// Clears all faults until the replica is active; the replica may be slow.
     fn wait_for_replica(&mut self, promotion: &mut PromotionFault) -> Result<(), String> {
         self.hot_page = None;
         self.clear_faults();
         let is_busy = promotion.rng.one_in(2);
         if promotion.rng.one_in(2) {
-            // The copy was added last.
+            // The replica was added last.
             let copies = self.plan.copies;
             let layout = self.layout()?;
             let host = self.hosts_of(&layout, |it| it == copies)[0];
-            tell!(self.cluster, "brick {host}, which is to follow, is slow");
+            tell!(
+                self.cluster,
+                "brick {host}, which holds the replica, is slow"
+            );
             self.cluster.net().set_slow(host, true);
         }
         for step in 0..REPLICA_STEPS_MAX {
@@ -186,7 +189,7 @@ impl Scenario {
             self.step()?;
             self.end_fenced_client();
         }
-        Err("a copy does not come to follow".into())
+        Err("a replica does not become active".into())
     }
 
     fn hosts_of(&self, layout: &Layout, is_meant: impl Fn(usize) -> bool) -> Vec<usize> {
@@ -196,8 +199,8 @@ impl Scenario {
         hosts.collect()
     }
 
-    /// Takes every in-sync copy away: its brick dies, or is out of reach for all but
-    /// the client that has the volume, which may go on.
+    /// Removes every in-sync copy: its brick dies, or is out of reach for all but the client that
+    /// has the volume, which may continue.
     fn remove_in_sync_copies(&mut self, promotion: &mut PromotionFault) {
         let followed = self.active_replica();
         let Some((copy, layout)) = followed.filter(|_| self.takeover.is_none()) else {
@@ -237,7 +240,7 @@ impl Scenario {
         promotion.set_stage(PromotionStage::CopiesLost);
     }
 
-    /// The volume is to go on with the copy.
+    /// Requests the promotion of the replica.
     fn request_promotion(&mut self, promotion: &PromotionFault) {
         let Some((copy, _)) = self.active_replica() else {
             return;
@@ -267,7 +270,7 @@ impl Scenario {
             false => !self.checker.awaits_reads(),
         };
         if is_known {
-            tell!(self.cluster, "what the copy has is known");
+            tell!(self.cluster, "the contents of the replica are known");
             self.report.count(promotion.trigger.event_name(), 1);
             self.unreachable_bricks.clear();
             return promotion.set_stage(PromotionStage::Finished);
@@ -287,7 +290,7 @@ impl Scenario {
         }
     }
 
-    /// A promotion that has begun comes to its end.
+    /// Runs until a promotion that has begun is finished.
     pub(crate) fn run_until_promoted(&mut self) -> Result<(), String> {
         let stage = self.promotion.as_ref().map(|it| it.stage);
         if self.manager_host.promotion_epoch() == 0 || stage == Some(PromotionStage::Finished) {
@@ -306,14 +309,14 @@ impl Scenario {
             }
             self.step()?;
         }
-        Err("no client goes on with a promoted copy".into())
+        Err("no client attaches a promoted copy".into())
     }
 }
 
 impl PromotionTrigger {
     fn event_name(self) -> &'static str {
         match self {
-            PromotionTrigger::Operator => "copy promoted by hand",
+            PromotionTrigger::Operator => "copy promoted by an operator",
             PromotionTrigger::OperatorForced => "copy promoted by force",
             PromotionTrigger::Manager => "copy promoted by the manager",
         }

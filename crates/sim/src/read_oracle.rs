@@ -1,15 +1,14 @@
-//! Where reads were served: no stale leg is ever read.
+//! Checks which legs served reads: no stale leg is ever read.
 //!
-//! What a client's channels go by is the layout of one epoch, as the manager
-//! made it. For every sector of a read that succeeds, some answer must exist
-//! that
-//! - holds what the read shows there, and came after the read was submitted;
-//! - is of a slice that this layout calls in-sync, and that had been so since
-//!   before it was asked;
+//! A client's channels use the layout of one epoch, as the manager made it. For every sector of a
+//! successful read there must be an answer of some leg that
+//! - holds the bytes of the read there, and came after the read was submitted;
+//! - is of a slice that this layout calls in-sync, and that had been in-sync since before the
+//!   request to the leg;
 //! - came over a connection that was made after the slice was last stale.
 //!
-//! Before channels go by a layout, nothing is acknowledged without the legs
-//! that it leaves out, so that those may be read until then.
+//! Until channels use a layout, no write is acknowledged without the legs that the layout leaves
+//! out, so those legs may be read until then.
 
 use crate::checker::{SECTOR, value_of};
 use crate::cluster::lock;
@@ -22,7 +21,7 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Counts what happens to a client; orders its events.
+/// Counts and orders the events of a client.
 type EventTime = u64;
 
 /// A read that a leg answered.
@@ -31,18 +30,18 @@ struct ServedRead {
     connected_at: EventTime,
     submitted_at: EventTime,
     answered_at: EventTime,
-    /// Whether the layout of that moment let it be read.
+    /// Whether the layout of that time allowed the read.
     was_allowed: bool,
     offset: u64,
     data: Vec<u8>,
 }
 
-/// How a slice stands in the layouts that the client went by.
+/// The state of a slice in the layouts that the client used.
 #[derive(Clone, Copy, Default)]
 struct SliceState {
     in_sync_since: Option<EventTime>,
     is_stale: bool,
-    /// When it became stale last.
+    /// When the slice last became stale.
     last_stale_at: EventTime,
 }
 
@@ -53,7 +52,7 @@ struct OracleState {
     layout: Option<Layout>,
     slice_states: BTreeMap<SliceId, SliceState>,
     served_reads: Vec<ServedRead>,
-    /// What this client writes is from here on.
+    /// The first value that this client writes.
     first_value: u64,
     has_copied: bool,
     transactions_recovered: u64,
@@ -65,8 +64,8 @@ impl OracleState {
         self.now
     }
 
-    /// A read may go by the layout of when it was answered, or of when its
-    /// request ended: another part of that may have taken longer.
+    /// Whether a leg's answer is allowed. The layout may be that of the answer, or that of the
+    /// request's end: another part of the request may have taken longer.
     fn is_allowed(&self, served: &ServedRead, begun: EventTime) -> bool {
         served.answered_at > begun
             && (served.was_allowed
@@ -80,22 +79,22 @@ impl OracleState {
     }
 }
 
-/// What one client's legs were asked and answered.
+/// The requests to one client's legs, and their answers.
 #[derive(Clone, Default)]
 pub(crate) struct ReadOracle(Arc<Mutex<OracleState>>);
 
 impl ReadOracle {
-    /// A read is submitted.
+    /// Records that a read is submitted.
     pub(crate) fn begin_read(&self) -> EventTime {
         lock(&self.0).tick()
     }
 
-    /// Whether the layout that the channels go by is known already.
+    /// Whether the oracle already has the layout that the channels use.
     pub(crate) fn has_layout(&self, epoch: u32) -> bool {
         lock(&self.0).epoch == epoch
     }
 
-    /// From now on channels go by this layout.
+    /// Records that channels use this layout from now on.
     pub(crate) fn set_layout(&self, epoch: u32, layout: Layout) {
         let mut seen = lock(&self.0);
         let now = seen.tick();
@@ -114,7 +113,7 @@ impl ReadOracle {
         (seen.epoch, seen.layout) = (epoch, Some(layout));
     }
 
-    /// Of a client that writes values from this one on.
+    /// The oracle of a client that writes values from `first_value` on.
     pub(crate) fn new(first_value: u64) -> ReadOracle {
         let seen = OracleState {
             first_value,
@@ -123,25 +122,24 @@ impl ReadOracle {
         ReadOracle(Arc::new(Mutex::new(seen)))
     }
 
-    /// How often a leg was given a transaction of an older client, or it was
-    /// taken back there.
+    /// Number of times that a leg got a transaction of an older client, or its rollback.
     pub(crate) fn transactions_recovered(&self) -> u64 {
         lock(&self.0).transactions_recovered
     }
 
-    /// Whether a leg was given what an older client wrote.
+    /// Whether a leg got a write of an older client.
     pub(crate) fn has_copied(&self) -> bool {
         lock(&self.0).has_copied
     }
 
-    /// Forgets answers from before this moment: no read asks for them.
+    /// Forgets the answers before this time: no read needs them.
     pub(crate) fn discard_before(&self, before: EventTime) {
         let mut seen = lock(&self.0);
         seen.served_reads
             .retain(|served| served.answered_at > before);
     }
 
-    /// Checks a read of these bytes from a byte of the volume on.
+    /// Checks a read of these bytes at a byte offset of the volume.
     pub(crate) fn check_read(
         &self,
         begun: EventTime,
@@ -167,14 +165,14 @@ impl ReadOracle {
                 let at = at / SECTOR;
                 return Err(format!(
                     "a stale leg was read: no leg that is in-sync in the layout of epoch {epoch} \
-                     gave what the read shows of sector {at}"
+                     returned the bytes of the read in sector {at}"
                 ));
             }
         }
         Ok(())
     }
 
-    /// A leg that tells what it answers.
+    /// Wraps a leg so that the oracle sees its answers.
     pub(crate) fn observe(&self, slice: SliceId, leg: impl Leg + 'static) -> Box<dyn Leg> {
         Box::new(ObservedLeg {
             oracle: self.clone(),
@@ -186,7 +184,7 @@ impl ReadOracle {
     }
 }
 
-/// Whether this copies what an older client wrote from one leg to another.
+/// Whether the request copies an older client's write from one leg to another.
 fn copies_older_write(request: &SliceRequest, first_value: u64) -> bool {
     let is_old = |data: &[u8]| {
         let first = data.get(..SECTOR as usize).map(value_of);
@@ -202,7 +200,7 @@ fn copies_older_write(request: &SliceRequest, first_value: u64) -> bool {
     }
 }
 
-/// Whether it is more than one run of pages: what one write changed is not.
+/// Whether the request has more than one run of pages: a single write has one.
 fn has_gaps(request: &SliceRequest) -> bool {
     let SliceRequest::Transact { parts, .. } = request else {
         return false;
@@ -219,7 +217,7 @@ struct ObservedLeg<L> {
     oracle: ReadOracle,
     slice: SliceId,
     connected_at: EventTime,
-    /// Reads under way, by tag: when they were asked, and from which byte on.
+    /// Reads in progress, by tag: the time and the byte offset of the request.
     pending_reads: BTreeMap<u64, (EventTime, u64)>,
     inner: L,
 }
@@ -339,7 +337,7 @@ mod tests {
         leg.reap(&mut vec![]);
     }
 
-    /// The last sector of the first stripe, and the first of the second.
+    /// Reads the last sector of the first stripe and the first sector of the second.
     fn check(oracle: &ReadOracle, begun: EventTime) -> Result<(), String> {
         oracle.check_read(begun, STRIPE_BYTES - SECTOR, &[7; 2 * SECTOR as usize])
     }
@@ -355,7 +353,7 @@ mod tests {
         oracle.set_layout(2, layout(Stale));
         assert!(
             check(&oracle, begun).is_err(),
-            "nobody gave the second part"
+            "no leg returned the second part"
         );
         read_sector(&mut *second, 0);
         check(&oracle, begun).expect("it was in-sync when it answered");

@@ -1,9 +1,8 @@
-//! Seeded numbers (SplitMix64, Steele et al. 2014): the same seed, the same
-//! rolls.
+//! Random numbers from a seed (SplitMix64, Steele et al. 2014): equal seeds give equal sequences.
 
 use std::time::Duration;
 
-/// A source of numbers.
+/// A random number generator.
 #[derive(Clone, Debug)]
 pub(crate) struct Rng(u64);
 
@@ -12,7 +11,7 @@ impl Rng {
         Rng(seed)
     }
 
-    /// Any number.
+    /// The next number, any `u64`.
     pub(crate) fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -21,7 +20,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `sides`.
+    /// A number below `bound`.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.next_u64() % bound
     }
@@ -41,13 +40,13 @@ impl Rng {
         Duration::from_micros(self.below(below))
     }
 
-    /// Dice for what came later than seeds that are kept: these roll on as if
-    /// there were none.
+    /// A generator for features newer than stored seeds: this one continues as if there were no
+    /// other.
     pub(crate) fn derive(&self) -> Rng {
         Rng(self.clone().next_u64() ^ 0x5bd1_e995_7f4a_7c15)
     }
 
-    /// Other dice, so that who rolls there does not change the rolls here.
+    /// A separate generator; its use does not change this one's sequence.
     pub(crate) fn split(&mut self) -> Rng {
         Rng(self.next_u64())
     }

@@ -1,5 +1,5 @@
-//! One history: a cluster, clients that read and write, faults, and at the end
-//! a rest in which all must be well.
+//! One history: a cluster, clients that read and write, faults, and a final check in which the
+//! cluster must be quiescent and consistent.
 
 use crate::checker::HistoryChecker;
 use crate::client::VolumeClient;
@@ -12,8 +12,8 @@ use crate::manager_host::ManagerHost;
 use crate::promotion::PromotionFault;
 use crate::rng::Rng;
 use pagemesh_base::layout::{LEGS_MAX, Layout, VolumeName};
-use pagemesh_manage::Kind;
-use pagemesh_manage::wire::{AttachReplica, Content, CreateVolume};
+use pagemesh_manage::LayoutKind;
+use pagemesh_manage::wire::{AttachReplica, CreateVolume, VolumeContent};
 use pagemesh_store::wait::set_yield_fn;
 use pagemesh_volume::AttachError;
 use std::collections::BTreeSet;
@@ -24,31 +24,31 @@ use std::time::Duration;
 
 /// Steps with faults.
 const STEPS: u64 = 4000;
-/// The same where there are files: an operation takes some thirty.
+/// The same for histories of files: an operation takes about thirty steps.
 const STEPS_WITH_FILES: u64 = 12_000;
 const HEARTBEAT: Duration = Duration::from_secs(2);
-/// One step in so many severs a connection, where a history has that.
+/// Odds that a step severs a connection, where a history has that.
 pub(crate) const SEVER_ODDS: u64 = 500;
-/// Tells the dice of severed connections from all others of a seed.
+/// Separates the random numbers of severed connections from the others of a seed.
 const SEVER_SEED: u64 = 0x7365_7665_7265_6421;
-/// Tells the dice of transactions from all others of a seed.
+/// Separates the random numbers of transactions from the others of a seed.
 const TRANSACTION_SEED: u64 = 0x7472_616e_7361_6374;
-/// Tells the dice of traps from all others of a seed.
+/// Separates the random numbers of crash traps from the others of a seed.
 const CRASH_TRAP_SEED: u64 = 0x616d_6275_7368_6520;
-/// Tells the dice of flipped slots from all others of a seed.
+/// Separates the random numbers of flipped slots from the others of a seed.
 const SLOT_FLIP_SEED: u64 = 0x666c_6970_7069_6e67;
-/// Tells the dice of pages that cannot be read from all others of a seed.
+/// Separates the random numbers of unreadable pages from the others of a seed.
 const UNREADABLE_SEED: u64 = 0x7370_6f69_6c69_6e67;
 const REPLICA_SEED: u64 = 0x666f_6c6c_6f77_696e;
-/// Tells the dice of promotions from all others of a seed.
+/// Separates the random numbers of promotions from the others of a seed.
 const PROMOTION_SEED: u64 = 0x7072_6f6d_6f74_696e;
-/// Steps without anything to do after which time is moved on.
+/// Idle steps after which time jumps ahead.
 const IDLE_STEPS_MAX: u32 = 2;
 
-/// What a history is like.
+/// The parameters of a history.
 #[derive(Clone, Debug)]
 pub(crate) struct ScenarioPlan {
-    pub(crate) kind: Kind,
+    pub(crate) kind: LayoutKind,
     pub(crate) copies: usize,
     pub(crate) columns: usize,
     pub(crate) pool_bytes: Vec<usize>,
@@ -56,34 +56,34 @@ pub(crate) struct ScenarioPlan {
     pub(crate) channels_max: u64,
     /// The volume is larger than the pools.
     pub(crate) is_undersized: bool,
-    /// Whose medium goes wrong. All other faults then hit nobody else: two
-    /// that fail are one too many for two copies.
+    /// The brick with a damaged medium. All other faults then spare the other bricks: two failed
+    /// copies are one too many.
     pub(crate) damaged_brick: Option<usize>,
     /// Two clients may want the volume.
     pub(crate) is_contested: bool,
-    /// One step in so many is a fault.
+    /// Odds that a step is a fault.
     pub(crate) fault_odds: u64,
-    /// Requests begin in so many of the first sectors.
+    /// Requests begin in this many of the first sectors.
     pub(crate) hot_sectors: u64,
-    /// How often clients scrub the volume and bricks their pools.
+    /// Interval at which clients scrub the volume and bricks their pools.
     pub(crate) scrub_every: Option<Duration>,
     /// Connections are severed, see [`Scenario::sever_connection`].
     pub(crate) severs_connections: bool,
     /// Some requests are transactions.
     pub(crate) has_transactions: bool,
-    /// Traps are set, see [`Scenario::ambush`].
+    /// Crash traps are set, see [`Scenario::step_crash_trap`].
     pub(crate) sets_crash_traps: bool,
-    /// Where a medium goes wrong, slots of its page tables flip, too.
+    /// On a damaged medium slots of page tables flip, too.
     pub(crate) flips_slots: bool,
-    /// And pages of data cannot be read.
+    /// On a damaged medium data pages become unreadable, too.
     pub(crate) has_unreadable_pages: bool,
-    /// A further copy follows.
+    /// The volume has an asynchronous replica.
     pub(crate) has_replica: bool,
-    /// And is promoted, see [`Scenario::step_promotion`].
+    /// The replica is promoted, see [`Scenario::step_promotion`].
     pub(crate) promotes_replica: bool,
     /// The volume holds a file system.
     pub(crate) has_files: bool,
-    /// Its mount has guests: bricks, mount and guests are one machine.
+    /// The mount has direct clients: bricks, mount and direct clients are one machine.
     pub(crate) has_direct_clients: bool,
 }
 
@@ -95,10 +95,10 @@ impl ScenarioPlan {
         let copies = [1, 2, 2, 2, 2, 3][rng.below(6) as usize];
         let columns = if is_tight || rng.one_in(2) { 1 } else { 2 };
         let kind = match (columns, copies) {
-            (1, 1) => Kind::Concat,
-            (1, _) => Kind::Mirror,
-            (_, 1) => Kind::Stripe,
-            _ => Kind::StripeMirror,
+            (1, 1) => LayoutKind::Concat,
+            (1, _) => LayoutKind::Mirror,
+            (_, 1) => LayoutKind::Stripe,
+            _ => LayoutKind::StripeMirror,
         };
         let hosts = copies.max(columns) + rng.below(2) as usize;
         let bytes = if is_tight { 2 << 20 } else { 64 << 20 };
@@ -109,8 +109,8 @@ impl ScenarioPlan {
         let damaged = copies > 1 && !is_tight && rng.one_in(4);
         let damaged = damaged.then(|| rng.below(hosts as u64) as usize);
         let is_contested = !is_tight && rng.one_in(2);
-        // Two clients of many channels may need all sessions that a pool has: a
-        // leg that is lost for that would be the second that fails.
+        // Two clients with many channels may need all sessions of a pool. A leg that is lost for
+        // want of sessions would be the second failed copy.
         let channels_max = match is_tight || damaged.is_some() && is_contested {
             true => 1,
             false => 3,
@@ -142,12 +142,12 @@ impl ScenarioPlan {
 }
 
 impl ScenarioPlan {
-    /// The volume holds a file system: it has one column, and pools with room for it.
+    /// Makes the volume hold a file system: it has one column, and large enough pools.
     fn set_files(&mut self) {
         self.kind = if self.copies == 1 {
-            Kind::Concat
+            LayoutKind::Concat
         } else {
-            Kind::Mirror
+            LayoutKind::Mirror
         };
         (self.columns, self.is_undersized, self.has_files) = (1, false, true);
         self.pool_bytes.fill(64 << 20);
@@ -156,15 +156,15 @@ impl ScenarioPlan {
 }
 
 impl ScenarioPlan {
-    /// Its mount has guests: copies that they write, and one machine that has power or not.
+    /// Gives the mount direct clients: they write a mirror, and one machine has power or not.
     fn set_direct_clients(&mut self) {
         (self.has_direct_clients, self.damaged_brick) = (true, None);
         if self.copies == 1 {
-            (self.copies, self.kind) = (2, Kind::Mirror);
+            (self.copies, self.kind) = (2, LayoutKind::Mirror);
             let pool = self.pool_bytes[0];
             self.pool_bytes.resize(self.pool_bytes.len().max(2), pool);
         }
-        // Room for one that follows.
+        // Space for the replica.
         let pool = self.pool_bytes[0];
         let wanted = (self.copies + 1).min(LEGS_MAX);
         self.pool_bytes
@@ -172,7 +172,7 @@ impl ScenarioPlan {
     }
 }
 
-/// What a volume holds, and who uses it.
+/// The use of a volume.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum VolumeUse {
     Blocks,
@@ -180,28 +180,28 @@ enum VolumeUse {
     DirectClients,
 }
 
-/// What a history came to, or many of them.
+/// The result of one history, or of many.
 #[derive(Clone, Debug, Default)]
 pub struct HistoryReport {
-    /// How many these are.
+    /// Number of histories.
     pub histories: u64,
-    /// The same for two runs of a seed.
+    /// A digest that is equal for two runs of a seed.
     pub digest: u64,
-    /// Operations that were acknowledged, and those that were not.
+    /// Acknowledged operations.
     pub acknowledged: u64,
-    /// See above.
+    /// Operations that failed.
     pub failed: u64,
     /// Messages sent.
     pub messages: u64,
-    /// Faults that happened, by name.
+    /// Events that happened, by name.
     pub event_counts: std::collections::BTreeMap<&'static str, u64>,
-    /// Sectors searched, and those that were given up.
+    /// Searched sectors.
     pub sectors_searched: u64,
-    /// See above.
+    /// Sectors that the search skipped.
     pub sectors_skipped: u64,
     /// Pages that were rewritten from another leg.
     pub pages_repaired: u64,
-    /// Time that passed, in the simulation.
+    /// Time that passed in the simulation.
     pub simulated_time: Duration,
 }
 
@@ -213,26 +213,25 @@ pub(crate) struct Scenario {
     pub(crate) crash_trap_rng: Rng,
     pub(crate) slot_flip_rng: Rng,
     pub(crate) unreadable_rng: Rng,
-    /// Slots of pages that lost what they named, and pages that cannot be read.
+    /// Frames withheld for damaged slots and unreadable pages.
     pub(crate) frames_withheld: u64,
-    /// The next connection that carries something to a brick is severed.
+    /// The next connection with requests to a brick is severed.
     pub(crate) is_severing: bool,
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) manager_host: Arc<ManagerHost>,
     pub(crate) name: VolumeName,
     pub(crate) checker: HistoryChecker,
-    /// The last one is the newest.
+    /// The last client is the newest.
     pub(crate) clients: Vec<VolumeClient>,
     pub(crate) next_client: u32,
     pub(crate) next_thread: u32,
     pub(crate) next_value: u64,
     pub(crate) sectors: u64,
-    /// Where bytes lie; who is in-sync changes.
+    /// The positions of bytes; the legs' states in it may be outdated.
     pub(crate) layout: Layout,
     pub(crate) next_heartbeat: Duration,
     pub(crate) idle_steps: u32,
-    /// Parts of transactions without an answer, by their first sector, that a
-    /// later client has read.
+    /// Parts of unanswered transactions, by first sector, that a later client has read.
     reread_parts: BTreeSet<(usize, u64)>,
     pub(crate) takeover: Option<TakeoverFault>,
     pub(crate) hot_page: Option<HotPage>,
@@ -240,11 +239,11 @@ pub(crate) struct Scenario {
     pub(crate) promotion: Option<PromotionFault>,
     pub(crate) files: Option<FilesOracle>,
     pub(crate) direct_clients: Option<DirectClientWorkload>,
-    /// Bricks that no client that enters reaches.
+    /// Bricks that a newly attaching client cannot reach.
     pub(crate) unreachable_bricks: Vec<usize>,
-    /// All is well again: every request that begins now succeeds.
+    /// All faults are cleared: every request that begins now succeeds.
     pub(crate) is_fault_free: bool,
-    /// Every page was written since the last fault: no medium may lack one.
+    /// Every page was rewritten since the last fault: no medium may lack one.
     pub(crate) is_rewritten: bool,
     pub(crate) report: HistoryReport,
 }
@@ -253,8 +252,8 @@ impl Scenario {
     fn new(seed: u64, used: VolumeUse, is_printed: bool) -> Scenario {
         let has_files = used != VolumeUse::Blocks;
         let mut rng = Rng::new(seed);
-        // Dice of their own: a history without such faults is as it was before
-        // there were any.
+        // Separate generators: histories without such faults stay as they were before those
+        // existed.
         let mut severing = Rng::new(seed ^ SEVER_SEED);
         let mut plan = ScenarioPlan::random(&mut rng);
         if has_files {
@@ -286,7 +285,7 @@ impl Scenario {
             .promotes_replica
             .then(|| PromotionFault::new(promoting));
         if has_files {
-            // These have requests of their own.
+            // Histories of files have requests of their own.
             (
                 plan.severs_connections,
                 plan.has_transactions,
@@ -319,12 +318,12 @@ impl Scenario {
             copies: (plan.copies > 1).then_some(plan.copies),
             durability: None,
             content: if has_files {
-                Content::Files
+                VolumeContent::Files
             } else {
-                Content::Blocks
+                VolumeContent::Blocks
             },
         };
-        let manager = manager_host.manager().expect("a manager that runs");
+        let manager = manager_host.manager().expect("a running manager");
         let made = manager.create(&request);
         let made = made.unwrap_or_else(|fault| panic!("no volume was made: {fault}"));
         if plan.has_replica {
@@ -381,7 +380,7 @@ impl Scenario {
         self.start_client_with(false);
     }
 
-    /// Another client begins to attach, after one has tried in vain or as the first.
+    /// Another client begins to attach, the first one or after a failed attach.
     pub(crate) fn start_client_with(&mut self, found_no_copy: bool) {
         self.next_client += 1;
         self.partition_next_client();
@@ -401,7 +400,7 @@ impl Scenario {
         self.plan.pool_bytes.len()
     }
 
-    /// Something that happens by itself; true if anything did.
+    /// Runs a random event; true if it did something.
     pub(crate) fn step(&mut self) -> Result<bool, String> {
         let at = self.rng.below(self.clients.len().max(1) as u64) as usize;
         let acted = match self.rng.below(100) {
@@ -428,7 +427,7 @@ impl Scenario {
         Ok(acted)
     }
 
-    /// Something that is due and that the dice did not hit.
+    /// Runs a due event that the random choice missed.
     fn run_due_event(&mut self) -> Result<bool, String> {
         let clients = self.clients.len();
         if self.serve_random_connection() || (0..clients).any(|at| self.run_client_call(at)) {
@@ -460,7 +459,7 @@ impl Scenario {
         (!is_slow || self.rng.one_in(10)) && self.cluster.serve(connection)
     }
 
-    /// A client's turn: keeper and channels.
+    /// A client's turn: volume controller and channels.
     fn run_client_turn(&mut self, at: usize) -> Result<bool, String> {
         let Some(client) = self.clients.get_mut(at) else {
             return Ok(false);
@@ -490,7 +489,7 @@ impl Scenario {
                 return Ok(true);
             }
             Some(Err(cause)) => {
-                tell!(self.cluster, "client {number} does not attach: {cause}");
+                tell!(self.cluster, "client {number} fails to attach: {cause}");
                 self.crash_client(at);
                 if self.clients.is_empty() {
                     let is_unreachable = matches!(cause, AttachError::Unreachable { .. });
@@ -517,8 +516,7 @@ impl Scenario {
         self.add_client_counts(&client);
     }
 
-    /// A client that has just attached reads what transactions of others left
-    /// that have no answer.
+    /// A newly attached client reads the ranges of other clients' unanswered transactions.
     fn read_unanswered_transactions(&mut self, at: usize) {
         if self.clients[at].threads.is_empty() {
             return;
@@ -533,7 +531,7 @@ impl Scenario {
         }
     }
 
-    /// Adds what a client that ends has counted.
+    /// Adds the counts of a client that ends.
     pub(crate) fn add_client_counts(&mut self, client: &VolumeClient) {
         let Some(status) = client.driven.status() else {
             return;
@@ -542,7 +540,7 @@ impl Scenario {
         self.report
             .count("reads hedged", status.counters.reads_hedged);
         self.report.count(
-            "transaction settled as a whole",
+            "transaction recovered as a whole",
             client.oracle.transactions_recovered(),
         );
         let scrub = &status.scrub;
@@ -566,7 +564,7 @@ impl Scenario {
         }
     }
 
-    /// Moves time to where something happens next.
+    /// Moves time to the next event.
     fn jump_to_next_event(&mut self) {
         let now = self.cluster.now();
         let clients = self.clients.iter().filter_map(VolumeClient::next_due);
@@ -574,7 +572,7 @@ impl Scenario {
         let next = clients.chain(arrival).chain([self.next_heartbeat]);
         let next = next.filter(|at| *at > now).min();
         let by = next.map_or(Duration::from_millis(1), |at| at - now);
-        // A silent leg is only found out by looking at it.
+        // Only a poll detects a silent leg.
         self.advance_time(by.min(Duration::from_millis(250)));
     }
 
@@ -605,23 +603,23 @@ impl Scenario {
 /// Runs the history of a seed.
 ///
 /// # Errors
-/// What was broken.
+/// The failed check.
 pub fn run(seed: u64, is_printed: bool) -> Result<HistoryReport, String> {
     run_history(seed, VolumeUse::Blocks, is_printed)
 }
 
-/// Runs the history of a seed whose volume holds a file system.
+/// Runs the history of a seed on a volume that holds a file system.
 ///
 /// # Errors
-/// What was broken.
+/// The failed check.
 pub fn run_files(seed: u64, is_printed: bool) -> Result<HistoryReport, String> {
     run_history(seed, VolumeUse::Files, is_printed)
 }
 
-/// Runs the history of a seed whose volume holds a file system that guests use, too.
+/// Runs the history of a seed on a volume with a file system that direct clients use, too.
 ///
 /// # Errors
-/// What was broken.
+/// The failed check.
 pub fn run_direct_clients(seed: u64, is_printed: bool) -> Result<HistoryReport, String> {
     run_history(seed, VolumeUse::DirectClients, is_printed)
 }
@@ -649,6 +647,6 @@ fn run_history(seed: u64, used: VolumeUse, is_printed: bool) -> Result<HistoryRe
     ended.unwrap_or_else(|payload| {
         let text = payload.downcast_ref::<String>().cloned();
         let text = text.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string));
-        Err(text.unwrap_or_else(|| "a panic without words".into()))
+        Err(text.unwrap_or_else(|| "a panic without a message".into()))
     })
 }

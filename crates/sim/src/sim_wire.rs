@@ -8,7 +8,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The end of whoever connected; dropping it closes the connection.
+/// The connecting peer's end; dropping it closes the connection.
 pub(crate) struct PeerEnd {
     cluster: Arc<Cluster>,
     connection: ConnectionId,
@@ -34,7 +34,7 @@ fn send(
     Ok(bytes.len())
 }
 
-/// Nobody sleeps on descriptors here.
+/// The simulation has no descriptors to wait on.
 fn unsupported_error() -> io::Error {
     io::ErrorKind::Unsupported.into()
 }
@@ -65,7 +65,7 @@ impl Wire for PeerEnd {
         send(&self.cluster, self.connection, Direction::ToBrick, pieces).map(Some)
     }
 
-    /// Lets the brick answer, or not.
+    /// Gives the brick a chance to answer.
     fn wait(&self, _ready: WaitFor, _until: Instant) -> io::Result<()> {
         match self.cluster.serve_blocking_call(self.connection) {
             true => Ok(()),

@@ -1,4 +1,4 @@
-//! What clients ask of the volume, and what becomes of it.
+//! The clients' requests to the volume, and their results.
 
 use crate::checker::{OpKind, OpOutcome, SECTOR, fill};
 use crate::client::{PendingRequest, VolumeClient};
@@ -17,18 +17,18 @@ const IN_FLIGHT_MAX: usize = 4;
 /// Sectors of most requests.
 const SHORT_SECTORS: u64 = 20;
 
-/// Parts of a transaction, at most, and pages of one of them.
+/// Maximum of parts in a transaction, and of pages in a part.
 const PARTS_MAX: u64 = 6;
 const PART_PAGES_MAX: u64 = 4;
-/// One request in so many is a transaction, where a history has any.
+/// Odds that a request is a transaction, where a history has any.
 const TRANSACTION_ODDS: u64 = 4;
 const STRIPE_SECTORS: u64 = STRIPE_BYTES / SECTOR;
 
-/// The name of a flush among the operations.
+/// The number of a flush among the operations.
 const FLUSH_OPERATION: usize = usize::MAX;
 
 impl Scenario {
-    /// A random request of a random channel.
+    /// Submits a random request on a random channel.
     pub(crate) fn submit(&mut self) -> Result<(), String> {
         if self.plan.has_files {
             return self.submit_file_op();
@@ -63,7 +63,7 @@ impl Scenario {
         let mut start = self.rng.below(self.sectors.min(self.plan.hot_sectors));
         let mut end = (start + len).min(self.sectors);
         if self.rng.one_in(3) {
-            // Whole pages take other ways than parts of them.
+            // Whole pages take other code paths than parts of them.
             (start, end) = (
                 start / PAGE_SECTORS * PAGE_SECTORS,
                 end.next_multiple_of(PAGE_SECTORS).min(self.sectors),
@@ -78,8 +78,8 @@ impl Scenario {
         }
     }
 
-    /// The first thread writes, the others read: who reads on the channel that
-    /// writes waits for it.
+    /// The first thread writes and the others read: a read on the writing channel would wait for
+    /// the write.
     fn submit_to_hot_page(&mut self, at: usize, thread: usize) {
         let Some(hot_page) = self.hot_page.take() else {
             return;
@@ -156,8 +156,8 @@ impl Scenario {
         self.submit_to_channel(at, thread, operation, request);
     }
 
-    /// Changes pages here and there in one column, some of them where others
-    /// write most.
+    /// Submits a transaction on scattered pages of one column; some are in the range that other
+    /// requests write most.
     pub(crate) fn transact(&mut self, at: usize, thread: usize) {
         let mut sectors: Vec<std::ops::Range<u64>> = self.random_parts();
         sectors.sort_unstable_by_key(|part| part.start);
@@ -260,7 +260,7 @@ impl Scenario {
         self.submit_to_channel(at, thread, FLUSH_OPERATION, Request::Flush);
     }
 
-    /// Takes what has ended on all channels of a client.
+    /// Takes the completions of all channels of a client.
     pub(crate) fn reap_completions(&mut self, at: usize) -> Result<bool, String> {
         let mut acted = false;
         let mut completions = vec![];
@@ -300,10 +300,12 @@ impl Scenario {
                 self.report.failed += u64::from(!is_done);
                 if let Err(cause) = &completion.result {
                     let why = match cause {
-                        _ if is_certain => "though all was well",
-                        SpaceError::Fenced if !is_superseded => "though nobody took the volume",
+                        _ if is_certain => "though there was no fault",
+                        SpaceError::Fenced if !is_superseded => {
+                            "though no other client took the volume"
+                        }
                         SpaceError::Unavailable(_) if is_mild && !is_superseded => {
-                            "though only one copy went wrong"
+                            "though only one copy was damaged"
                         }
                         _ => "",
                     };
@@ -333,7 +335,7 @@ impl Scenario {
                     Ok(_) => self.checker.end(operation, OpOutcome::Done)?,
                     Err(SpaceError::NoSpace(_)) => {
                         if !self.plan.is_undersized {
-                            return Err(format!("#{operation} was refused for want of space"));
+                            return Err(format!("#{operation} was refused for lack of space"));
                         }
                         self.report.count("requests without room", 1);
                         self.checker.end(operation, OpOutcome::Decided)?;
@@ -341,9 +343,9 @@ impl Scenario {
                     Err(SpaceError::Unavailable(_) | SpaceError::Fenced) => {
                         self.checker.end(operation, OpOutcome::Unknown)?;
                     }
-                    // It has never been connected.
+                    // The thread was never connected.
                     Err(SpaceError::Busy(_)) => {
-                        self.report.count("requests of who was turned away", 1);
+                        self.report.count("requests of a refused channel", 1);
                         self.checker.end(operation, OpOutcome::Decided)?;
                     }
                     Err(cause) => return Err(format!("#{operation} failed: {cause}")),

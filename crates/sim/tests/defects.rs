@@ -1,5 +1,5 @@
-//! Proof that the checks can fail: each deliberate defect must be caught by
-//! histories of a few seeds. Prints which check caught it, and after how many.
+//! Proof that the checks can fail: each deliberate defect must be caught by histories of a few
+//! seeds. Prints the check that caught it, and after how many histories.
 
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_sim::{HistoryReport, run, run_direct_clients, run_files};
@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-/// Histories after which a defect counts as not caught.
+/// A defect counts as not caught after this many histories.
 const SEEDS_MAX: u64 = 1000;
 
-/// What a check says when it finds something.
+/// Distinctive parts of the checks' errors.
 const LEGS_DIFFER_ERROR: &str = " differs: ";
-const LINEARIZABILITY_ERROR: &str = " is not what it should be";
+const LINEARIZABILITY_ERROR: &str = " is not linearizable";
 const SUPERSEDED_ERROR: &str = " was acknowledged, though attachment ";
 const STALE_READ_ERROR: &str = "a stale leg was read";
-const NOT_QUIESCENT_ERROR: &str = "no rest";
+const NOT_QUIESCENT_ERROR: &str = "not quiescent";
 const POOL_FAILED_ERROR: &str = "the pool of brick ";
 
 const FRAME_REUSE_ERROR: &str = " unreadable frames again";
@@ -23,17 +23,17 @@ const TORN_TRANSACTION_ERROR: &str = "half of a transaction";
 const PROMOTED_COPY_ERROR: &str = " promoted copy";
 const MOUNT_CONTENT_ERROR: &str = " finds: ";
 const MOUNT_READ_ERROR: &str = " cannot read: ";
-const APPEND_ERROR: &str = "what was appended is wrong";
+const APPEND_ERROR: &str = "the appends are wrong";
 
-/// Legs that are not alike: reads may meet it before the end does.
+/// Errors of differing legs: reads may find the difference before the final check does.
 const DIVERGENCE_ERRORS: &[&str] = &[
     LEGS_DIFFER_ERROR,
     LINEARIZABILITY_ERROR,
     TORN_TRANSACTION_ERROR,
 ];
 
-/// Those that take many histories first. Each with the checks that may find it:
-/// another one would mean that something else is wrong.
+/// Defects that take many histories come first. Each is listed with the checks that may find it:
+/// another check would mean that something else is wrong.
 const BLOCK_DEFECTS: &[(Defect, &[&str])] = &[
     (
         Defect::DurableNotAwaited,
@@ -84,11 +84,11 @@ const BLOCK_DEFECTS: &[(Defect, &[&str])] = &[
 
 type HistoryRun = fn(u64, bool) -> Result<HistoryReport, String>;
 
-/// The first seed of histories of files with `DurableNotAwaited`: seed 73 ends otherwise,
-/// which RFD 003 has among what is open.
+/// The first seed of file histories with `DurableNotAwaited`: seed 73 fails in another way, which
+/// RFD 003 lists as open.
 const DURABLE_FIRST_SEED: u64 = 5000;
 
-/// What caught the defect, and after how many histories.
+/// The error that caught the defect, and the number of histories until then.
 fn find_failing_seed(run: HistoryRun, from: u64, defect: Defect) -> Option<(u64, String)> {
     defect::set(Some(defect));
     let found = (0..SEEDS_MAX).find_map(|seed| Some((seed + 1, run(from + seed, false).err()?)));
@@ -101,14 +101,14 @@ fn block_histories_catch_every_defect() {
     check_all_caught(run, 0, BLOCK_DEFECTS);
 }
 
-/// Those that programs would notice by their files.
+/// Defects that programs would notice in their files.
 const FILE_DEFECTS: &[(Defect, &[&str])] = &[
     (
         Defect::RecoveredByPage,
         &[MOUNT_CONTENT_ERROR, MOUNT_READ_ERROR],
     ),
     (Defect::FirstPartResent, &[MOUNT_CONTENT_ERROR]),
-    // Also by legs that differ in the end, which is what it leaves.
+    // This defect leaves differing legs, so the final comparison of the legs may find it, too.
     (
         Defect::OneLegAcknowledged,
         &[MOUNT_CONTENT_ERROR, MOUNT_READ_ERROR, LEGS_DIFFER_ERROR],
@@ -126,7 +126,7 @@ fn file_histories_catch_defects() {
     check_all_caught(run_files, DURABLE_FIRST_SEED, &[durable]);
 }
 
-/// What guests and the mount see in their files, or the end does in the legs.
+/// Errors that direct clients and the mount see in their files, or the final check in the legs.
 const DIRECT_CLIENT_ERRORS: &[&str] = &[
     LEGS_DIFFER_ERROR,
     LINEARIZABILITY_ERROR,
@@ -134,7 +134,7 @@ const DIRECT_CLIENT_ERRORS: &[&str] = &[
     APPEND_ERROR,
 ];
 
-/// Those of what guests do, or is done for them.
+/// Defects of direct clients, or of the mount's work for them.
 const DIRECT_CLIENT_DEFECTS: &[(Defect, &[&str])] = &[
     (Defect::FirstLegRead, DIRECT_CLIENT_ERRORS),
     (Defect::NumberedBeforeLocks, DIRECT_CLIENT_ERRORS),

@@ -2,7 +2,7 @@
 
 use pagemesh_sim::{HistoryReport, run_files};
 
-/// Histories of each of the two tests, which run beside each other.
+/// Histories of each of the two tests, which run in parallel.
 const SEEDS: u64 = 500;
 
 #[track_caller]
@@ -21,7 +21,7 @@ fn check(seeds: impl Iterator<Item = u64>) {
     assert_eq!(
         all.missing_events(),
         [""; 0],
-        "what should happen did not: {all:#?}"
+        "expected events are missing: {all:#?}"
     );
 }
 

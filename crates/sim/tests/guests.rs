@@ -1,9 +1,9 @@
-//! Histories of volumes that hold a file system which guests use, too; `cargo xtask sim
-//! --guests` runs many.
+//! Histories of volumes with a file system that direct clients use, too; `cargo xtask sim --guests`
+//! runs many.
 
 use pagemesh_sim::{HistoryReport, run_direct_clients};
 
-/// Histories of each of the two tests, which run beside each other.
+/// Histories of each of the two tests, which run in parallel.
 const SEEDS: u64 = 100;
 
 #[track_caller]
@@ -22,7 +22,7 @@ fn check(seeds: impl Iterator<Item = u64>) {
     assert_eq!(
         all.missing_events(),
         [""; 0],
-        "what should happen did not: {all:#?}"
+        "expected events are missing: {all:#?}"
     );
 }
 

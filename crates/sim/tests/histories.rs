@@ -1,8 +1,8 @@
-//! Two thousand histories with every run of the tests; `cargo xtask sim` runs many.
+//! Two thousand histories in every run of the tests; `cargo xtask sim` runs many.
 
 use pagemesh_sim::{HistoryReport, run};
 
-/// Histories of each of the two tests, which run beside each other.
+/// Histories of each of the two tests, which run in parallel.
 const SEEDS: u64 = 1000;
 
 #[track_caller]
@@ -19,7 +19,7 @@ fn check(seeds: impl Iterator<Item = u64>) {
     assert_eq!(
         all.missing_events(),
         [""; 0],
-        "what should happen did not: {all:#?}"
+        "expected events are missing: {all:#?}"
     );
 }
 
@@ -33,7 +33,7 @@ fn block_histories_converge_2() {
     check(1_000_000..1_000_000 + SEEDS);
 }
 
-/// Further seeds that found what is fixed by now, see RFD 003.
+/// Further seeds that found bugs which are fixed now, see RFD 003.
 #[test]
 fn seeds_of_fixed_bugs_converge() {
     check([47_859, 100_333, 2_008_514, 2_011_265, 20_022_597].into_iter());

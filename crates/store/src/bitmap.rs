@@ -1,13 +1,12 @@
-//! Which frames are in use, as it is on media.
+//! The bitmap of frames in use, as stored on media.
 //!
-//! Lines of 448 bits and a seal, which is a checksum that knows the pool and
-//! the line's place. Written by the checkpoint and by recovery only, in whole
-//! lines; read once, when the pool is opened, as a whole.
+//! A line has 448 bits and a checksum that covers the pool's identity and the line's number too.
+//! Only the checkpoint and recovery write lines, and always whole ones. The bitmap is read once, as
+//! a whole, when the pool is opened.
 //!
-//! Invariants: nothing is believed that its seal does not vouch for. A line
-//! whose seal does not fit was torn by a crash, if the records above the
-//! checkpoint explain it; else it was damaged, and recovery makes it anew from
-//! the page tables (`docs/rfd/006-bitmap.md`).
+//! Invariants: no line counts unless its checksum matches. If the records above the checkpoint
+//! explain a wrong checksum, a crash tore the line. Otherwise the medium damaged it, and recovery
+//! rebuilds it from the page tables (`docs/rfd/006-bitmap.md`).
 
 use crate::geometry::Geometry;
 use pagemesh_base::checksum::crc32c;
@@ -18,7 +17,7 @@ use pagemesh_pmem::{Media, UnfencedStores};
 use std::ops::Range;
 use uuid::Uuid;
 
-/// Words of bits in a line; the seal follows them.
+/// Words of bits in a line; the checksum follows them.
 const LINE_WORDS: usize = LINE_BYTES / 8 - 1;
 /// Frames of a line.
 pub(crate) const LINE_FRAMES: u64 = LINE_WORDS as u64 * 64;
@@ -27,22 +26,21 @@ const PAGE_LINES: usize = PAGE_BYTES / LINE_BYTES;
 
 type BitmapLine = [u64; LINE_WORDS + 1];
 
-/// The bits of a pool.
+/// The bitmap of a pool, in memory.
 pub(crate) struct Bitmap {
     at: usize,
     frames: Range<u64>,
     seed: u32,
-    /// As on media, or as the next flush will make it. Whole lines, without
-    /// their seals; bits of no frame are clear.
+    /// The bits as on media, or as the next flush writes them. They are whole lines without their
+    /// checksums; bits of no frame are clear.
     words: Vec<u64>,
     used: u64,
-    /// Lines that were changed and not flushed, and a bit for each that is in
-    /// the list.
+    /// Lines that were changed and not flushed, and a bit for each line in that list.
     dirty: Vec<u32>,
     is_dirty: Vec<u64>,
 }
 
-/// A line whose seal does not fit.
+/// A line with a wrong checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DamagedLine {
     pub(crate) number: u32,
@@ -50,7 +48,7 @@ pub(crate) struct DamagedLine {
 }
 
 impl DamagedLine {
-    /// The frames whose bits it has.
+    /// The frames of the line's bits.
     pub(crate) fn frames(&self) -> Range<u64> {
         let start = u64::from(self.number) * LINE_FRAMES;
         start..start + LINE_FRAMES
@@ -58,7 +56,7 @@ impl DamagedLine {
 }
 
 impl Bitmap {
-    /// Words of bits that the bitmap of a pool has.
+    /// Words of bits in the bitmap of a pool.
     pub(crate) fn words_of(geometry: &Geometry) -> usize {
         let lines = geometry.frame_numbers().end.div_ceil(LINE_FRAMES);
         lines as usize * LINE_WORDS
@@ -99,8 +97,8 @@ impl Bitmap {
         }
     }
 
-    /// Reads the bitmap, and which of its lines cannot be believed. Their bits
-    /// are as found, and the next flush seals them: they must be settled first.
+    /// Reads the bitmap, and the lines with wrong checksums. Their bits are as found. The next
+    /// flush writes them with right checksums, so the caller must correct them first.
     pub(crate) fn load<M: Media>(
         media: &M,
         geometry: &Geometry,
@@ -131,7 +129,7 @@ impl Bitmap {
         (bitmap, bad)
     }
 
-    /// Clears the bits of no frame, and counts the others.
+    /// Clears the bits of no frame, and counts the set bits.
     fn mask_and_count(&mut self) {
         let frames = &self.frames;
         let begin = (frames.start / 64) as usize;
@@ -165,10 +163,10 @@ impl Bitmap {
         self.used
     }
 
-    /// Whether a crash explains a bad line: its seal is that of a state which
-    /// records above the checkpoint led to. `before` is the state of the
-    /// frames of the line that such records name, `changes` what they then
-    /// did, in order; bits of other frames cannot have been in motion.
+    /// Whether a crash explains a damaged line: its checksum is that of a state to which records
+    /// above the checkpoint led. `before` is the state of the line's frames that such records name,
+    /// before those records. `changes` are the changes that the records then made, in order. No
+    /// other bits of the line changed meanwhile.
     pub(crate) fn is_torn(
         &self,
         bad: &DamagedLine,
@@ -196,8 +194,8 @@ impl Bitmap {
             })
     }
 
-    /// Makes lines anew: gives each of their words what `wanted` says, by its
-    /// number and what it is.
+    /// Rebuilds lines: sets each of their words to the result of `wanted`, called with the word's
+    /// number and present value.
     pub(crate) fn rebuild_lines(
         &mut self,
         lines: impl Iterator<Item = u32>,
@@ -218,8 +216,7 @@ impl Bitmap {
         0..(self.words.len() / LINE_WORDS) as u32
     }
 
-    /// Writes the frame's bit. Idempotent. Inlined, so that misses of the
-    /// caches overlap where many are written.
+    /// Writes the frame's bit. Idempotent. Inlined, so that the cache misses of many calls overlap.
     #[inline(always)]
     pub(crate) fn write(&mut self, frame: u64, set: bool) {
         assert!(self.frames.contains(&frame), "frame {frame} is in the pool");
@@ -245,7 +242,7 @@ impl Bitmap {
         }
     }
 
-    /// A line as it is to lie on media.
+    /// A line in the form that media hold.
     pub(crate) fn line(&self, number: usize) -> BitmapLine {
         let mut line = [0; LINE_WORDS + 1];
         line[..LINE_WORDS].copy_from_slice(&self.words[number * LINE_WORDS..][..LINE_WORDS]);
@@ -258,8 +255,8 @@ impl Bitmap {
         self.at + number * LINE_BYTES
     }
 
-    /// Writes those of the lines anew that are not on media as they are here;
-    /// how many. Changed ones are left to the next flush.
+    /// Rewrites those of the lines that differ on media, and returns their number. Changed lines
+    /// are left to the next flush.
     pub(crate) fn correct<M: Media>(
         &self,
         media: &M,
@@ -281,7 +278,7 @@ impl Bitmap {
         (corrected, stores)
     }
 
-    /// Writes every changed line, if there is any.
+    /// Writes every changed line, if there is one.
     pub(crate) fn flush<M: Media>(&mut self, media: &M) -> Option<UnfencedStores> {
         let mut stores: Option<UnfencedStores> = None;
         for &number in &self.dirty {
@@ -296,8 +293,8 @@ impl Bitmap {
     }
 }
 
-/// Whether a frame of the pool was in use at the checkpoint, as the medium tells it:
-/// no, if the seal of its line does not fit.
+/// Whether a frame of the pool was in use at the checkpoint by the bitmap on media. False if the
+/// checksum of its line does not match.
 pub(crate) fn is_used_on<M: Media>(
     media: &M,
     geometry: &Geometry,
@@ -316,7 +313,7 @@ pub(crate) fn is_used_on<M: Media>(
         && line[(bit / 64) as usize] >> (bit % 64) & 1 != 0
 }
 
-/// The last word of a line: the CRC32C of pool, place and bits.
+/// The last word of a line: the CRC32C of pool, line number and bits.
 #[inline]
 fn line_checksum(seed: u32, number: usize, line: &BitmapLine) -> u64 {
     let mut words = [[0; 8]; LINE_WORDS + 1];
@@ -327,7 +324,7 @@ fn line_checksum(seed: u32, number: usize, line: &BitmapLine) -> u64 {
     u64::from(crc32c_words(seed, &words))
 }
 
-/// Makes the seal of a line right, as it lies on media.
+/// Corrects the checksum of a line on media.
 #[cfg(test)]
 pub(crate) fn update_line_checksum(pool: Uuid, number: usize, bytes: &mut [u8; LINE_BYTES]) {
     let mut line = words_of(bytes);

@@ -1,11 +1,11 @@
-//! The owner's work behind the sessions: checkpoints, grants, the ends of
-//! dead sessions, and the freeing of deleted objects.
+//! The owner's maintenance work: checkpoints, grants, the retirement of dead sessions, and the
+//! freeing of deleted objects.
 //!
-//! A checkpoint at C: every record with a seq below C is applied, that is, its
-//! slots, frame-table words and bitmap bits are persistent; only then is a
-//! superblock with C written, and only after that are lane lines and freed
-//! frames used again. C never passes an open window: sessions publish a floor
-//! before they take a seq. What goes on behind one that stays open: `partial_checkpoint`.
+//! A checkpoint at C applies every record with a seq below C: its slots, frame-table words and
+//! bitmap bits become persistent. Only then is a superblock with C written, and only after that are
+//! journal lines and freed frames used again. C never passes an operation in progress: a session
+//! publishes a floor before it takes a seq. `partial_checkpoint` handles an operation that stays in
+//! progress.
 
 use crate::control::{LOCK_WAIT_MAX, LockWords};
 use crate::defect::{self, Defect};
@@ -27,33 +27,33 @@ use pagemesh_pmem::{Media, UnfencedStores};
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-/// How long the owner waits at a time for a session to leave a window. An operation takes
-/// microseconds, and one whose thread waits for a processor some milliseconds; longer, the
-/// session may be dead, or wait for a lock of one that is, which only the owner frees.
+/// The time for which the owner waits at once for a session to end its operation. An operation
+/// takes microseconds, and a few milliseconds if its thread waits for a processor. After that time
+/// the session may be dead, or may wait for a lock of a dead session, which only the owner
+/// releases.
 const OP_END_WAIT: Duration = Duration::from_millis(20);
-/// Lines read at once: the longest entry fits, and so do they into a first
-/// level cache.
+/// Lines read at once. The longest entry fits into them, and they fit into a first-level cache.
 const READ_LINES: u64 = 256;
 /// Lines of the longest entry.
 const ENTRY_LINES_MAX: u64 = PAGES_MAX as u64 / 3 + 2;
 const _: () = assert!(READ_LINES > ENTRY_LINES_MAX);
-/// Records of the deletion of an object in one go, so that sessions that wait
-/// are served in between.
+/// Steps of freeing a deleted object in one call, so that waiting sessions are served in between.
 const RECLAIM_STEPS: u32 = 64;
 
-/// How far a checkpoint goes.
+/// The limits of a checkpoint.
 #[derive(Clone, Copy)]
 pub(crate) struct CheckpointLimits {
-    /// Recovery begins there; the seq of nobody who is inside a window is below.
+    /// Recovery begins there. No operation in progress has a lower seq.
     pub(crate) checkpoint: Seq,
-    /// Records below are applied: to the checkpoint, or beyond it.
+    /// Records below are applied. It is the checkpoint, or beyond it.
     pub(crate) applied: Seq,
-    /// It goes beyond, so it applies what is noted and no more.
+    /// A partial checkpoint. It applies records of open sessions only if their operations are
+    /// listed in the in-flight table.
     pub(crate) is_partial: bool,
 }
 
 impl CheckpointLimits {
-    /// Of a checkpoint that is no bypass.
+    /// The limits of a full checkpoint.
     pub(crate) fn full(limit: Seq) -> CheckpointLimits {
         CheckpointLimits {
             checkpoint: limit,
@@ -63,21 +63,20 @@ impl CheckpointLimits {
     }
 }
 
-/// What a pass over the lanes gathers. Kept from one to the next for its
-/// buffers.
+/// The state of a pass over the journals. The pool keeps it to reuse the buffers.
 #[derive(Default)]
 pub(crate) struct CheckpointPass {
     stores: Option<UnfencedStores>,
-    /// Frames that records put to use, and that they freed.
+    /// Frames that records took into use, and frames that they freed.
     used: Vec<u64>,
     freed: Vec<u64>,
-    /// The last flushed line of the frame table: frames follow each other.
+    /// The line of the frame table that was flushed last: consecutive frames share a line.
     frame_line: usize,
-    /// On `file-sync` pools: to be applied in seq order.
+    /// On `file-sync` pools, the records to be applied in seq order.
     pub(crate) records: Vec<Record>,
     objects: Vec<ObjectRecord>,
     chunk: JournalChunk,
-    /// Committed lines of a lane that were left because of an open window, at most.
+    /// The most committed lines of one journal that operations in progress kept from being applied.
     pub(crate) unapplied_lines: u64,
 }
 
@@ -95,8 +94,7 @@ impl CheckpointPass {
     }
 }
 
-/// The map records of the group that was read first: behind what a session has
-/// published there is one at most.
+/// The map records of the first group. At most one group follows the committed index of a session.
 fn first_group(entries: Vec<(u64, JournalEntry)>) -> Vec<(u64, Record)> {
     let first = entries.first().map(|(_, entry)| entry.seq());
     let of_it = entries
@@ -108,18 +106,17 @@ fn first_group(entries: Vec<(u64, JournalEntry)>) -> Vec<(u64, Record)> {
     of_it.collect()
 }
 
-/// Whether the lane of a session still has what is noted of it.
+/// Whether the journal of a session still holds the operations that the in-flight table lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum JournalRetention {
     Retained,
-    /// It ends, or the lane is made free.
+    /// The session ends, or the journal is freed.
     Released,
 }
 
 impl<M: Media> Pool<M> {
-    /// Does what sessions wait for, and what should be done before they do:
-    /// a checkpoint, grants, freeing deleted objects. True when there is more
-    /// to do at once.
+    /// Does the owner's work before sessions have to wait for it: a checkpoint, grants, freeing
+    /// deleted objects. Then answers waiting sessions. True when there is more to do at once.
     ///
     /// # Errors
     /// When the pool failed.
@@ -135,7 +132,7 @@ impl<M: Media> Pool<M> {
         let mut stuck = None;
         for number in self.sessions.open_numbers() {
             match self.answer_request(number) {
-                // Others need not wait for what this one waits for.
+                // Other sessions need not wait for the operation that this one waits for.
                 Err(cause @ ObjectError::SessionStuck { .. }) => stuck = Some(cause),
                 answered => answered?,
             }
@@ -146,14 +143,14 @@ impl<M: Media> Pool<M> {
     /// Grants frames to a session.
     pub(crate) fn refill(&mut self, number: u32) {
         if number == OWNER_SESSION {
-            // It moves no data, and so needs no frames.
+            // The owner moves no data, and so needs no frames.
             return;
         }
         let session_state = self.sessions.session(number);
         session_state.refill(&self.mapping, number, &mut self.frame_allocator, 0);
     }
 
-    /// Answers a session that waits.
+    /// Answers a waiting session.
     fn answer_request(&mut self, number: u32) -> Result<(), ObjectError> {
         let cells = self.mapping.control.session_cells(number);
         let asked = cells.asked().load(Ordering::Acquire);
@@ -162,7 +159,7 @@ impl<M: Media> Pool<M> {
             return Ok(());
         }
         self.spill_in_flight_if_full(number)?;
-        // An operation that stands still keeps records, and frames that they freed, from
+        // A stalled operation keeps records from being applied, and the frames that they freed from
         // being used again.
         if self.frame_allocator.free() < wanted || self.is_journal_full(number) {
             self.partial_checkpoint()?;
@@ -171,7 +168,7 @@ impl<M: Media> Pool<M> {
             self.recall_grants(number);
         }
         if self.frame_allocator.free() < wanted || self.is_journal_full(number) {
-            // Its own grants are all that is left: no other wait would end.
+            // Stalled operations hold the last resources: no other wait would end.
             self.wait_for_ops()?;
         }
         let session_state = self.sessions.session(number);
@@ -180,9 +177,9 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
-    /// Takes grants back from sessions that are not inside a window.
+    /// Recalls grants from sessions that have no operation in progress.
     fn recall_grants(&mut self, asking: u32) {
-        // For all of them: those inside may wait for the one that stands still.
+        // One deadline for all: operations in progress may wait for the stalled one.
         let end = Deadline::after(OP_END_WAIT);
         for number in self.sessions.open_numbers() {
             if number == asking || number == OWNER_SESSION {
@@ -191,11 +188,11 @@ impl<M: Media> Pool<M> {
             let cells = self.mapping.control.session_cells(number);
             let active = cells.active().load(Ordering::SeqCst);
             if active % 2 == 1 && !self.wait_for_op_end(number, active, end) {
-                // Inside for too long: its grants stay its own.
+                // The operation takes too long: the session keeps its grants.
                 continue;
             }
-            // The recall first: who enters after this sees it and steps back,
-            // until it has ended. One that is given up never was.
+            // The recall comes first. A session that begins an operation after this sees it and
+            // steps back until the recall has ended. If the recall is given up, its mark is undone.
             let before = cells.recalls().fetch_add(1, Ordering::SeqCst);
             let active = cells.active().load(Ordering::SeqCst);
             let is_inside = active % 2 == 1 && !defect::is(Defect::RecallNotAwaited);
@@ -225,11 +222,11 @@ impl<M: Media> Pool<M> {
         true
     }
 
-    /// Waits until every operation that is inside a window has left it; not for long: the
-    /// caller tries again as often as it can wait.
+    /// Waits until every operation in progress has ended, for a short time only. The caller tries
+    /// again as often as it can wait.
     pub(crate) fn wait_for_ops(&self) -> Result<(), ObjectError> {
-        // What the caller stored is there before it is looked who is inside: whoever begins
-        // stores that, and looks then.
+        // The caller's stores come before the loads of the operation counts. A session that begins
+        // an operation stores its count first, and then loads.
         fence(Ordering::SeqCst);
         for session in self.sessions.open_numbers() {
             let cells = self.mapping.control.session_cells(session);
@@ -251,11 +248,10 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    /// Applies what was committed and makes it the new start of recovery.
+    /// Applies the committed records and makes the result the new start of recovery.
     ///
     /// # Errors
-    /// When the medium fails or a lane makes no sense; the pool has then
-    /// failed.
+    /// When the medium fails or a journal holds an impossible record. The pool has then failed.
     pub fn checkpoint(&mut self) -> Result<(), PoolError> {
         self.checkpoint_to(CheckpointLimits::full(self.checkpoint_limit()))
     }
@@ -290,8 +286,9 @@ impl<M: Media> Pool<M> {
         }
         let floors = (0..self.superblock.journals_end).map(floor);
         let limit = floors.min().map_or(next, |floor| floor.min(next));
-        // A floor may be older than the seq behind it: whoever publishes one has read the
-        // counter before, maybe long before. What a checkpoint has passed it never replays.
+        // A floor may be older than the session's later seq: the session read the counter before it
+        // published the floor, possibly long before. Recovery never replays a record that a
+        // checkpoint has passed.
         match defect::is(Defect::CheckpointGoesBack) {
             true => Seq(limit),
             false => Seq(limit).max(self.superblock.checkpoint),
@@ -308,11 +305,11 @@ impl<M: Media> Pool<M> {
             return self.release_early(pass);
         }
         if self.mapping.has_overlay() && !defect::is(Defect::CheckpointNotSynced) {
-            // Records and data first: nothing may be applied that could vanish.
+            // Records and data come first: nothing may be applied that could vanish.
             self.mapping.data.sync()?;
         }
-        // Closed ones too: an open window may have kept their last records
-        // from being applied.
+        // Closed sessions too: an operation in progress may have kept their last records from being
+        // applied.
         for number in 0..self.superblock.journals_end {
             self.apply_journal(number, reach, pass)?;
         }
@@ -322,7 +319,8 @@ impl<M: Media> Pool<M> {
             self.frame_allocator.write(frame, true);
         }
         for &frame in &pass.freed {
-            // It stays in use: an opening would not know, and grant it.
+            // The frame stays in use in the bitmap: the next opening would not know that it is
+            // unreadable, and would grant it.
             if !self.frame_allocator.is_withheld(frame) {
                 self.frame_allocator.write(frame, false);
             }
@@ -369,8 +367,8 @@ impl<M: Media> Pool<M> {
         freed_twice.map_or(Ok(()), |frame| Err(PoolError::FreedTwice(frame)))
     }
 
-    /// Has frames that could not be read not used again. Whoever met one and then changes
-    /// its page has told so before it committed that.
+    /// Withholds frames that could not be read from further use. A session that found one and then
+    /// changes its page has reported the frame before it commits the change.
     pub(crate) fn withhold_unreadable(&mut self) {
         if defect::is(Defect::UnreadableReused) {
             return;
@@ -383,11 +381,11 @@ impl<M: Media> Pool<M> {
             .for_each(|frame| self.frame_allocator.withhold(frame));
     }
 
-    /// What each lane must keep: records not applied, and those that may be
-    /// missing on another leg.
+    /// The first line that each journal must retain: records that are not applied, and records that
+    /// may be missing on another leg.
     fn journal_heads(&mut self) -> Vec<u64> {
         let mut heads = self.superblock.journal_heads.clone();
-        // Lanes beyond were never used.
+        // Journals beyond were never used.
         for (number, head) in (0..self.superblock.journals_end).zip(&mut heads) {
             let complete = self
                 .mapping
@@ -464,14 +462,14 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
-    /// Up to where a session has committed.
+    /// The line up to which a session has committed.
     pub(crate) fn committed_end(&self, number: u32) -> u64 {
         let committed = self.mapping.control.session_cells(number).committed();
         committed.load(Ordering::Acquire)
     }
 
-    /// As [`Journal::follow`], up to a line that is committed: what has one flipped
-    /// bit is mended on the medium. The chunk may be another one afterwards.
+    /// As [`Journal::read_next`], for an entry below a committed line. Corrects an entry with one
+    /// flipped bit on the medium. May refill the chunk.
     pub(crate) fn read_next_record(
         &mut self,
         journal: &mut Journal,
@@ -500,7 +498,7 @@ impl<M: Media> Pool<M> {
         if self.mapping.has_overlay() {
             pass.objects.push(object);
         } else {
-            // The owner stored and flushed it when it committed.
+            // The owner stored and flushed the entry when it committed the record.
             pass.add(
                 self.mapping
                     .data
@@ -509,8 +507,8 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    /// Applies one record: frames change hands now, slots are flushed if the
-    /// session has not done so, or wait for their turn on `file-sync` pools.
+    /// Applies one record. Frames that it took and freed are collected. Its slots are flushed if
+    /// the session has not flushed them; on `file-sync` pools they wait for the pass in seq order.
     fn apply_map(
         &mut self,
         journal: u32,
@@ -572,7 +570,7 @@ impl<M: Media> Pool<M> {
         };
         if let Some(at) = at {
             pass.add(self.mapping.data.flush(at, record.changes.len() * 8));
-            // A flush of what cannot be read writes nothing back.
+            // A flush of an unreadable page writes nothing back.
             if self.mapping.data.is_unreadable(at) {
                 return Err(PoolError::Unreadable(at));
             }
@@ -580,7 +578,7 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
-    /// Flushes a frame's sum, with those of its line.
+    /// Flushes a frame's checksum, and with it the others of its line.
     fn flush_checksum(&self, frame: FrameNo, pass: &mut CheckpointPass) {
         let at = self.mapping.geometry.frame_entry_at(frame);
         if at / LINE_BYTES != pass.frame_line && !defect::is(Defect::FrameTableNotFlushed) {
@@ -589,8 +587,8 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    /// Flushes the bytes of a patch, if the session has not done so, and the page's sum.
-    /// The frame goes on to be the page's.
+    /// Flushes the page's checksum, and the bytes of a patch if the session has not flushed them.
+    /// The page keeps its frame.
     fn apply_patch_record(
         &self,
         journal: u32,
@@ -612,7 +610,7 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
-    /// `file-sync`: stores what the records say to the file, in seq order.
+    /// `file-sync` pools: stores the slots and entries of the records to the file, in seq order.
     fn apply_to_file(&mut self, pass: &mut CheckpointPass) -> Result<(), PoolError> {
         let data = &*self.mapping.data;
         let mut records = std::mem::take(&mut pass.records);
@@ -645,11 +643,11 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
-    /// Ends a session: see [`Pool::close_session`].
+    /// Retires a session: see [`Pool::close_session`].
     pub(crate) fn retire_session(&mut self, number: u32) -> Result<(), ObjectError> {
         let cells = self.mapping.control.session_cells(number);
         cells.revoked().store(1, Ordering::SeqCst);
-        // Lock words are taken, and what is not published is written, inside only.
+        // A session takes lock words and writes unpublished records only in an operation.
         let was_inside = self.op_in_progress(number).is_some();
         if was_inside && defect::is(Defect::LocksFreedFirst) {
             self.mapping.control.release_all(number);
@@ -686,10 +684,9 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
-    /// Finishes the operation that a dead session had committed but not
-    /// published, one record or a group; one that is not whole never happened,
-    /// and what there is of it goes: parts of a group would be found behind what
-    /// the lane's next user writes.
+    /// Rolls the operation forward that a dead session had committed but not published: one record
+    /// or a group. An incomplete group is discarded, and its remains are invalidated. Otherwise
+    /// recovery could find parts of it after the records of the journal's next user.
     fn roll_forward(&mut self, number: u32) -> Result<(), ObjectError> {
         let cells = self.mapping.control.session_cells(number);
         let committed = cells.committed().load(Ordering::Acquire);
@@ -706,11 +703,11 @@ impl<M: Media> Pool<M> {
             self.fence(voided);
             return Ok(());
         }
-        // Its stores reached memory, but maybe not persistence.
+        // The session's stores reached memory, but perhaps not the medium.
         let data = &*self.mapping.data;
         let at = self.mapping.geometry.journal_at(number);
         let mut stores = data.flush(at, self.mapping.geometry.journal_bytes as usize);
-        // What a patch changes lies in its record.
+        // A patch has its bytes in its record.
         let records = || group.iter().filter(|(_, record)| !record.is_patch());
         let changes = || records().flat_map(|(_, record)| &record.changes);
         for frame in changes().filter_map(|change| change.new.frame()) {
@@ -733,14 +730,14 @@ impl<M: Media> Pool<M> {
             position + record.lines() as u64
         });
         let cells = self.mapping.control.session_cells(number);
-        // The session may have come to say so before it died.
+        // The session may have stored its own count before it died.
         let consumed = consumed.unwrap_or(0);
         cells.consumed().fetch_max(consumed, Ordering::AcqRel);
         cells.committed().store(end, Ordering::Release);
         Ok(())
     }
 
-    /// Shows the pages of a record that a dead session had committed.
+    /// Publishes the slots of a record that a dead session had committed.
     fn publish_slots(&self, record: &Record) -> Result<(), ObjectError> {
         let found = self
             .mapping
@@ -760,8 +757,8 @@ impl<M: Media> Pool<M> {
                 let at = self.mapping.geometry.frame_entry_at(frame);
                 self.mapping.meta.store(at, u64::from(change.sums.crc));
             }
-            // Whoever finds it swapped already was the session itself. What does not
-            // check is damage, and whoever mends it may do so now.
+            // If the slot is swapped already, the session did it. A slot that does not check is
+            // damaged, and another session may correct it at this time.
             let at = at + i * 8;
             let (old, new) = (change.old.encode(), change.new.encode());
             let meta = &*self.mapping.meta;
@@ -773,10 +770,10 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
-    /// The same of a patch, unless the session has come to show it. Its bytes may be there
-    /// in part: they are put there as a whole, but not where the page cannot be read any
-    /// more, which then is told by whoever reads it. The session's lock word is still taken,
-    /// so the slot is its own, or damaged.
+    /// Publishes a patch, unless the session has already done so. A part of the bytes may be in
+    /// place, so all of them are copied. If the page can no longer be read, its bytes stay and
+    /// readers of the page report the damage. The session still holds the lock word, so the slot is
+    /// its own, or damaged.
     fn publish_patch(&self, at: usize, record: &Record) {
         let Change { old, new, .. } = record.changes[0];
         let found = Slot::decode(self.mapping.meta.load(at));
@@ -790,12 +787,12 @@ impl<M: Media> Pool<M> {
             self.mapping.meta.store(at, new.encode());
             return;
         }
-        // Flushed by the checkpoint that passes the record: the session never said that
-        // they are settled.
+        // The checkpoint that passes the record flushes the bytes: the session never reported them
+        // as flushed.
         self.mapping.apply_patch(at, record);
     }
 
-    /// Whether a group that a dead session left was committed.
+    /// Whether the group of a dead session was committed.
     fn is_group_committed(&self, group: &[(u64, Record)]) -> Result<bool, ObjectError> {
         let mut records = group.iter().map(|(_, record)| record);
         if !group.is_empty() && records.all(|record| self.has_data(record)) {
@@ -823,7 +820,7 @@ impl<M: Media> Pool<M> {
         )
     }
 
-    /// Whether a slot holds what the record says: it was committed, and its
+    /// Whether a slot is the one that the record publishes. Then the record was committed, and its
     /// page was damaged since.
     fn is_swapped(&self, record: &Record) -> Result<bool, ObjectError> {
         let found = self
@@ -855,7 +852,7 @@ impl<M: Media> Pool<M> {
             })
     }
 
-    /// Notes what may be missing elsewhere of every open session.
+    /// Lists operations that may be missing on other legs, for every open session.
     pub(crate) fn collect_in_flight(
         &mut self,
         object: Option<ObjectId>,
@@ -868,8 +865,9 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
-    /// Notes what may be missing elsewhere of one session. Up to where of its lane; none
-    /// where all of it was left behind, as a record cannot be read.
+    /// Lists operations of one session that may be missing on other legs. Returns the journal line
+    /// up to which they are listed. None if an applied record could not be read and the whole
+    /// journal was skipped.
     pub(crate) fn collect_in_flight_of(
         &mut self,
         number: u32,
@@ -881,11 +879,11 @@ impl<M: Media> Pool<M> {
         if life == JournalRetention::Released
             && !defect::is(Defect::PartialCheckpointOfDeadForgotten)
         {
-            // Their records may be gone from the lane.
+            // Their records may be gone from the journal.
             self.in_flight.detach_session(number);
         }
         let cells = self.mapping.control.session_cells(number);
-        // What was noted before may be gone from the lane.
+        // Records of operations that are listed already may be gone from the journal.
         let head = self.superblock.journal_heads[number as usize];
         let complete = cells.complete().load(Ordering::Acquire).max(head);
         let committed = cells.committed().load(Ordering::Acquire);
@@ -926,14 +924,14 @@ impl<M: Media> Pool<M> {
         Ok(Some(journal.end()))
     }
 
-    /// Whether the last checkpoint left much of a session's lane retained.
+    /// Whether the last checkpoint had to retain much of a session's journal.
     fn is_journal_full(&self, number: u32) -> bool {
         let retained = self.committed_end(number) - self.superblock.journal_heads[number as usize];
         retained >= self.mapping.geometry.journal_lines() / 4
     }
 
-    /// A lane that is full of operations that are incomplete elsewhere: notes
-    /// them, so that the lane can go on.
+    /// If a journal is full of operations that are incomplete on other legs, lists them in the
+    /// in-flight table and frees the journal.
     fn spill_in_flight_if_full(&mut self, number: u32) -> Result<(), ObjectError> {
         let cells = self.mapping.control.session_cells(number);
         let head = self.superblock.journal_heads[number as usize];
@@ -943,7 +941,7 @@ impl<M: Media> Pool<M> {
             return Ok(());
         }
         self.collect_in_flight_of(number, None, JournalRetention::Released)?;
-        // The session waits for our answer: nobody else writes this cell now.
+        // The session waits for the answer, so only the owner writes this cell now.
         self.mapping
             .control
             .session_cells(number)
@@ -980,7 +978,8 @@ impl<M: Media> Pool<M> {
             {
                 break;
             }
-            // Who cleans up behind the dead needs the pool, and may have to end this one.
+            // The caller retires dead sessions. It needs the pool for that, and may have to end the
+            // holder.
             if let Some((session, operation)) = before
                 && before == control.lock_holder(&range)
             {
@@ -1004,8 +1003,7 @@ impl<M: Media> Pool<M> {
         let SlotLocation::At(at) = self.mapping.locate(handle.object, 0, page)? else {
             return Ok(());
         };
-        // Lists of dirty pages name a damaged slot whatever the round: it counts as
-        // stamped.
+        // Lists of dirty pages include a damaged slot for every round, so it counts as stamped.
         let Ok(old) = self.mapping.slot(at, page) else {
             return Ok(());
         };
@@ -1026,19 +1024,18 @@ impl<M: Media> Pool<M> {
         let change = [Change {
             old,
             new,
-            // The second one is added where it can be told.
+            // The commit adds the second sum where it is known.
             sums: PageChecksums { crc, words: 0 },
         }];
         self.with_retry(|own| own.commit_changes(handle, 0, page, at, &change))
     }
 
-    /// Frees frames of deleted objects, some at a time. True when there is
-    /// more to do.
+    /// Frees frames of deleted objects, some at a time. True when there is more to do.
     fn reclaim(&mut self) -> Result<bool, ObjectError> {
         let Some(&(seq, object)) = self.deleting.first() else {
             return Ok(false);
         };
-        // Records of the object that came before must be applied first.
+        // The object's earlier records must be applied first.
         if seq >= self.superblock.checkpoint && seq != Seq(0) {
             return Ok(false);
         }
@@ -1058,14 +1055,14 @@ impl<M: Media> Pool<M> {
         Ok(true)
     }
 
-    /// Unmaps some slots at the lowest level of the first branch that is
-    /// left. False when nothing is.
+    /// Unmaps a run of slots of the first leaf that has mapped slots, or an empty node. False when
+    /// nothing is left.
     fn reclaim_step(&mut self, handle: &Handle) -> Result<bool, ObjectError> {
         let root_at = self.mapping.entry_at(handle.object) + ROOT_AT;
         let (mut at, mut level, mut page) = (root_at, HEIGHT, 0u64);
         loop {
-            // What is below a slot that cannot be mended is lost; the frames are found
-            // by a check of the pool.
+            // The subtree of a slot that cannot be corrected is lost. A check of the pool finds its
+            // frames.
             let node = self.node_at(handle.object, level, page, at);
             let Some(node) =
                 node.filter(|node| self.mapping.geometry.frame_numbers().contains(&node.0))
@@ -1098,7 +1095,7 @@ impl<M: Media> Pool<M> {
                 None => {
                     let old = Slot::decode(self.mapping.meta.load(at))
                         .map_err(|_| StoreError::NoSuchObject)?;
-                    // The root goes back to empty, as a new object finds it.
+                    // The root becomes empty, because a new object needs an empty root.
                     let new = if at == root_at {
                         Slot::EMPTY
                     } else {
@@ -1117,8 +1114,8 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    /// Empties the root slot of a deleted object if it does not check: a new object
-    /// finds it empty.
+    /// Empties the root slot of a deleted object if it does not check: a new object needs an empty
+    /// root.
     fn clear_root(&mut self, handle: &Handle) -> Result<(), ObjectError> {
         let at = self.mapping.entry_at(handle.object) + ROOT_AT;
         if Slot::decode(self.mapping.meta.load(at)).is_ok() {
@@ -1132,7 +1129,7 @@ impl<M: Media> Pool<M> {
         self.with_retry(|own| own.commit_changes(handle, HEIGHT, PageNo(0), at, &change))
     }
 
-    /// The node that the slot of `level` above `page` names, which lies at this byte.
+    /// The node that the slot of `level` above `page` names; the slot lies at byte `at`.
     fn node_at(&self, object: ObjectId, level: u8, page: u64, at: usize) -> Option<FrameNo> {
         let slot = self.mapping.node_slot(object, level, PageNo(page), at);
         slot.ok().and_then(Slot::frame)
@@ -1143,7 +1140,7 @@ impl<M: Media> Pool<M> {
         slot.is_ok_and(|slot| slot.frame().is_some())
     }
 
-    /// The first run of mapped slots of a leaf, as changes.
+    /// The first run of mapped slots of a leaf, as changes that unmap them.
     fn unmap_first_run(
         &self,
         node: FrameNo,
@@ -1164,7 +1161,7 @@ impl<M: Media> Pool<M> {
         Some((first, changes))
     }
 
-    /// What the owner knows of an object.
+    /// The entry of an object, in the owner's memory.
     #[must_use]
     pub fn object(&self, object: ObjectId) -> Option<&Object> {
         self.objects.get(&object)

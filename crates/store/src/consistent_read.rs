@@ -1,14 +1,15 @@
-//! Several pages as they were at one moment, without taking locks.
+//! Consistent reads: several pages of one point in time, without locks.
 //!
-//! A transaction holds the lock words of all its pages from before the first slot is
-//! swapped until after the last. So slots whose words nobody held after they were loaded, and
-//! that are the same once their pages were copied, are those of one moment in between.
+//! A transaction holds the lock words of all its pages from before the first slot swap until after
+//! the last. A consistent read loads the slots, checks that no session holds their lock words,
+//! copies the pages, and loads the slots again. If they are unchanged, the copies are those of one
+//! point in time.
 //!
-//! Invariants: nothing is shown that its checksum does not match; whoever reads holds up
-//! nobody, and gives up where others never pause. A [`Moment`] that is still the same was
-//! the same all the time: the frame of a page is used again only behind a swap of its slot,
-//! each swap is counted by the slot's generation and takes a seq, and a moment is over
-//! before as many seqs were taken as generations are told apart.
+//! Invariants: no page is returned unless its checksum matches. The reader delays no other session,
+//! and gives up if others change the pages all the time. If a [`ConsistentRead`] is unchanged, it
+//! was unchanged all the time: the frame of a page is reused only after a swap of its slot, and the
+//! slot's generation counts each swap. Each swap also takes a seq, and a consistent read expires
+//! before as many seqs were taken as the generation tells apart.
 
 use crate::control::LockWords;
 use crate::defect::{self, Defect};
@@ -24,13 +25,13 @@ use pagemesh_pmem::Media;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Weak};
 
-/// Pages of one moment: as many as change as a whole.
+/// Pages of one consistent read: as many as a transaction changes as a whole.
 pub const CONSISTENT_READ_PAGES_MAX: usize = TRANSACTION_PAGES_MAX as usize;
-/// Changes of the pool after which a moment is over: a slot's generation tells 4095
-/// swaps apart, and each takes a seq of its own.
+/// Changes of the pool after which a consistent read expires. A slot's generation tells 4095 swaps
+/// apart, and each takes a seq of its own.
 pub const CONSISTENT_READ_CHANGES_MAX: u64 = 4000;
-/// Looks at pages that others are changing: some tens of microseconds, in which a
-/// transaction ends unless its thread lost its processor.
+/// Attempts to read pages that others are changing: some tens of microseconds. A transaction ends
+/// in that time unless its thread loses its processor.
 const TRIES_MAX: u32 = 300;
 const PAGE: u64 = PAGE_BYTES as u64;
 
@@ -46,27 +47,27 @@ struct PageSlot {
 
 type PageSlots = ArrayVec<PageSlot, CONSISTENT_READ_PAGES_MAX>;
 
-/// Bytes of an object, and where they go.
+/// An offset in an object, and the buffer for the bytes there.
 pub type ReadPiece<'b> = (u64, &'b mut [u8]);
 
-/// Pages at one moment, in the order of the ranges that were asked for.
+/// Pages at one point in time, in the order of the requested ranges.
 pub struct ConsistentRead<M> {
-    /// Not counted: the pool must be let go of when its owner is gone.
+    /// A weak reference: the mapping must be dropped when its owner is gone.
     mapping: Weak<PoolMapping<M>>,
     seq: u64,
     slots: PageSlots,
 }
 
 impl<M: Media> ConsistentRead<M> {
-    /// Where each page lies in the pool, first byte.
+    /// The first byte of each page in the pool.
     pub fn page_offsets(&self) -> impl Iterator<Item = usize> + '_ {
         self.slots.iter().map(|found| frame_at(found.frame))
     }
 
-    /// Whether all bytes there were the same from the moment on until now.
+    /// Whether the bytes of all pages were unchanged from the time of the read until now.
     #[must_use]
     pub fn is_unchanged(&self) -> bool {
-        // Whoever asks has read them: those loads come before these.
+        // The caller has read the pages: those loads come before these.
         fence(Ordering::Acquire);
         let Some(view) = self.mapping.upgrade() else {
             return false;
@@ -75,12 +76,13 @@ impl<M: Media> ConsistentRead<M> {
     }
 }
 
-/// Whether slots are as they were found behind this seq.
+/// Whether the slots are unchanged since they were found after this seq.
 fn are_slots_unchanged<M: Media>(view: &PoolMapping<M>, seq: u64, found: &PageSlots) -> bool {
     let mut found = found.iter();
     let is_same = found.all(|found| view.meta.load(found.at) == found.bits)
         || defect::is(Defect::SlotNotRechecked);
-    // Only then: one that was swapped as often as it can tell apart is as it was.
+    // This load comes last: a slot that was swapped as often as its generation counts looks
+    // unchanged.
     fence(Ordering::Acquire);
     let changes = view.control.seq().load(Ordering::Acquire) - seq;
     is_same && changes <= CONSISTENT_READ_CHANGES_MAX
@@ -92,12 +94,12 @@ fn touched_pages(offset: u64, len: u64) -> std::ops::Range<u64> {
 }
 
 impl<M: Media> Session<M> {
-    /// Reads bytes of several places as they were at one moment, each page checked
-    /// against its checksum. False, with anything in the buffers: there are too many
-    /// pages, or holes among them, or others change them all the time.
+    /// Reads several ranges at one point in time, and checks each page against its checksum. False,
+    /// with arbitrary bytes in the buffers, if there are too many pages, if one is a hole, or if
+    /// others change them all the time.
     ///
     /// # Errors
-    /// As [`SessionAlone::read`].
+    /// As [`Session::read`].
     pub fn read_consistent(
         &mut self,
         handle: &Handle,
@@ -122,11 +124,11 @@ impl<M: Media> Session<M> {
         })
     }
 
-    /// Finds whole pages as they are at one moment, and checks them. None: as
-    /// [`SessionAlone::read_consistent`].
+    /// Finds whole pages at one point in time, and checks them. None where
+    /// [`Session::read_consistent`] returns false.
     ///
     /// # Errors
-    /// As [`SessionAlone::read`].
+    /// As [`Session::read`].
     pub fn map_consistent(
         &mut self,
         handle: &Handle,
@@ -136,7 +138,7 @@ impl<M: Media> Session<M> {
         let mut whole = [0; PAGE_BYTES];
         let mut moment = Box::new(ConsistentRead {
             mapping: Arc::downgrade(&self.mapping),
-            // Before any slot is loaded.
+            // The seq is loaded before any slot.
             seq: self.mapping.control.seq().load(Ordering::Acquire),
             slots: PageSlots::new(),
         });
@@ -148,7 +150,7 @@ impl<M: Media> Session<M> {
         Ok(is_found.then_some(moment))
     }
 
-    /// Copies pages until they are those of one moment. False: there is none.
+    /// Copies pages until the copies are those of one point in time. False if there is none.
     fn copy_consistent(
         &mut self,
         handle: &Handle,
@@ -173,8 +175,8 @@ impl<M: Media> Session<M> {
                 if !session.find_slots(handle, ranges, found)? {
                     return Ok(false);
                 }
-                // Behind the loads of the slots. Who changes a page in place holds its word,
-                // but may have let go of it since its slot was loaded.
+                // This check follows the loads of the slots. A session that changes a page in place
+                // holds its lock word, but it may have released the word since the slot was loaded.
                 let is_changing = found.iter().any(|found| found.is_changing);
                 if is_changing || !session.are_unlocked(handle, ranges) {
                     wait::pause();
@@ -221,7 +223,7 @@ impl<M: Media> Session<M> {
         Ok(true)
     }
 
-    /// Whether nobody holds a lock word of these pages.
+    /// Whether no session holds a lock word of these pages.
     fn are_unlocked(&self, handle: &Handle, ranges: &[(u64, u64)]) -> bool {
         if defect::is(Defect::LocksNotChecked) {
             return true;

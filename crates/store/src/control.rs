@@ -1,29 +1,29 @@
-//! The control segment: what the sessions of one opening of a pool share
-//! beside the pool itself. Volatile; offsets only, never pointers.
+//! The control segment: the state that the sessions of one opening of a pool share, apart from the
+//! pool itself. It is volatile and holds offsets only, never pointers.
 //!
 //! ```text
-//!     0  magic 8, version 4, lanes 4, incarnation 4
-//!    64  next seq 8                               (every writer's shared line)
-//!   128  bell 4, sleeping 4                       (wakes the owner)
-//!   136  mended slots 8                           (by whoever met them)
-//!   144  a bit for each session whose lock words are waited for for long, 32
-//!                                                 (by who waits)
-//!   192  64 unreadable frames of 8, number + 1    (by whoever met them)
+//!     0  magic 8, version 4, sessions 4, incarnation 4
+//!    64  next seq 8                               (shared by every writer)
+//!   128  doorbell 4, sleeping 4                   (wakes the owner)
+//!   136  corrected slots 8                        (by any session)
+//!   144  a bit for each session that blocks others by its lock words, 32
+//!                                                 (by waiting sessions)
+//!   192  64 unreadable frames of 8, number + 1    (by any session)
 //!  4096  16 384 lock words of 4 bytes             (owner + 1, waiters bit 31)
 //! 69632  sessions of 64 KiB:
 //!     0  active 8, floor 8, committed 8, complete 8, consumed 8, asked 8,
 //!        settled 8
-//!    64  revoked 4, answered 4, recalls 4, state 4, head 8, granted 8, ring end 8
+//!    64  revoked 4, answered 4, recalls 4, state 4, head 8, granted 8, ring end 8,
+//!        ring start 8
 //!   128  pid 4, zero 4, start time 8
 //!   256  grant ring: 8160 runs of 8 (start 40 bits, length 24 bits)
 //! ```
-//! The first line of a session is written by the session, the second and the
-//! ring by the owner of the pool; so each has one writer and lines move only
-//! when there is news.
+//! The session writes the first line of its cells, and the owner of the pool the second line and
+//! the ring. So each line has one writer, and moves between caches only when its content changes.
 //!
-//! Invariants: lock words are taken in ascending order within a pool, and
-//! pools in the order of their UUIDs; no lock is held over a wait for the
-//! owner. Nothing here is trusted by recovery.
+//! Invariants: lock words are taken in ascending order within a pool, and pools in the order of
+//! their UUIDs. A session holds no lock while it waits for the owner. Recovery trusts nothing in
+//! the segment.
 
 use crate::defect::{self, Defect};
 use crate::geometry::JOURNALS_MAX;
@@ -38,7 +38,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pmcntrl\0");
-/// 1: pages may be changed in place. Who does not know that would take them for damaged.
+/// 1: pages may be changed in place. A program that does not know that would report them as
+/// damaged.
 const VERSION: u32 = 1;
 const SEQ_AT: usize = 64;
 const DOORBELL_AT: usize = 128;
@@ -53,27 +54,27 @@ const LOCKS_AT: usize = PAGE_BYTES;
 pub const LOCKS: usize = 1 << 14;
 const SESSIONS_AT: usize = LOCKS_AT + LOCKS * 4;
 const SESSION_BYTES: usize = GRANT_RUNS_AT + GRANT_RUNS as usize * 8;
-/// Runs in a grant ring: on a pool whose free frames are scattered a run is a
-/// frame or two, and the owner should be met once in thousands of writes.
+/// Runs in a grant ring. On a pool with scattered free frames a run is a frame or two, and a
+/// session should need the owner only once in thousands of writes.
 pub const GRANT_RUNS: u64 = 8160;
 const GRANT_RUNS_AT: usize = 256;
-/// In a session's row: the half word that who waits for the owner sleeps on.
+/// In a session's cells: the half word on which a session sleeps while it waits for the owner.
 const ANSWERED_AT: usize = 68;
 const _: () = assert!(SESSION_BYTES == 64 << 10, "sessions begin on pages");
 /// Pages under one lock word: 64 KiB.
 const LOCK_PAGES_SHIFT: u32 = 4;
 const WAITERS: u32 = 1 << 31;
-/// Tries before a waiter gives up its processor: windows last about 2 µs. One in
-/// tests: the second is like the first.
+/// Tries before a waiter yields its processor: operations last about 2 µs. Tests try once, because
+/// a second try adds nothing.
 const SPINS: u32 = if cfg!(test) { 1 } else { 200 };
-/// How long to wait for a lock. Its owner, dead or stopped, is cleaned up by
-/// the pool's owner long before.
+/// The limit of a wait for a lock. If the holder is dead or stalled, the pool's owner retires it
+/// long before.
 pub(crate) const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
-/// How often who waits for a lock looks again, and, from the second time on, tells the
-/// pool's owner for whom.
+/// The interval at which a waiter polls a lock. From the second poll on it reports the holder to
+/// the pool's owner.
 pub(crate) const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How often who waits for the owner's answer looks whether it is gone: far more
-/// often than a new owner of the pool would wait for it.
+/// The interval at which a session that waits for the owner checks whether the owner is gone. It is
+/// far shorter than the time for which a new owner would wait for the session.
 const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Frames granted to a session: consecutive numbers.
@@ -81,7 +82,7 @@ const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 pub struct FrameRun {
     /// The first frame's number.
     pub start: u64,
-    /// How many.
+    /// The number of frames.
     pub len: u64,
 }
 
@@ -109,9 +110,9 @@ impl FrameRun {
 pub struct Control {
     shared: SharedSegment,
     session_count: u32,
-    /// Whether the owner is known to be gone: nobody in this process waits for
-    /// anything then. No lock, no answer comes, and the pool must be unmapped
-    /// before another owner can have it.
+    /// Whether the owner is known to be gone. Then no thread of this process waits any longer. No
+    /// lock is released and no answer comes, and the pool must be unmapped before another owner can
+    /// have it.
     is_owner_gone: AtomicBool,
 }
 
@@ -119,7 +120,7 @@ pub struct Control {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockTimeout;
 
-/// Which lock words a range of pages needs, ascending.
+/// The lock words of a range of pages, ascending.
 #[derive(Clone, Copy)]
 pub struct LockWords {
     words: [u16; LockWords::MAX],
@@ -127,7 +128,7 @@ pub struct LockWords {
 }
 
 impl LockWords {
-    /// The longest record's pages, unaligned.
+    /// The words for the pages of the longest record, unaligned.
     const MAX: usize = 33 + 1;
 
     /// The words of `count` pages from `page` on.
@@ -144,8 +145,8 @@ impl LockWords {
         range
     }
 
-    /// Becomes [`LockWords::of`]. In place: a load of what was just stored in other pieces
-    /// waits until the stores have reached the cache.
+    /// Sets `self` to [`LockWords::of`], in place. A load that spans several recent stores waits
+    /// until those stores have reached the cache.
     ///
     /// # Panics
     /// As [`LockWords::of`].
@@ -193,7 +194,7 @@ impl LockWords {
         range
     }
 
-    /// The words of several ranges, as those of one.
+    /// The words of several ranges, sorted and unique.
     pub(crate) fn of_all(ranges: impl Iterator<Item = LockWords>) -> Vec<u16> {
         let mut words = Vec::new();
         ranges.for_each(|range| words.extend_from_slice(&range));
@@ -219,7 +220,7 @@ fn lock_word(object: ObjectId, group: u64) -> u16 {
 }
 
 impl Control {
-    /// Bytes of a segment for this many lanes.
+    /// Bytes of a segment for this many sessions.
     #[must_use]
     pub fn len_for(session_count: u32) -> usize {
         (SESSIONS_AT + session_count as usize * SESSION_BYTES).next_multiple_of(PAGE_BYTES)
@@ -254,10 +255,10 @@ impl Control {
         })
     }
 
-    /// Takes a segment that another process made.
+    /// Opens a segment that another process made.
     ///
     /// # Errors
-    /// What about it is not as expected.
+    /// A sentence that names the mismatch.
     pub fn open(
         shared: SharedSegment,
         session_count: u32,
@@ -267,7 +268,7 @@ impl Control {
             return Err("the control segment has an unexpected length");
         }
         if shared.word(0).load(Ordering::Acquire) != MAGIC {
-            return Err("the control segment is none");
+            return Err("the shared memory is not a control segment");
         }
         if shared.half_word(8).load(Ordering::Relaxed) != VERSION {
             return Err("the control segment has another version; use the brick's version");
@@ -286,7 +287,7 @@ impl Control {
         })
     }
 
-    /// The memory behind it, to be passed to other processes.
+    /// The memory of the segment, to be passed to other processes.
     #[must_use]
     pub fn shared(&self) -> &SharedSegment {
         &self.shared
@@ -297,8 +298,7 @@ impl Control {
         self.shared.word(SEQ_AT)
     }
 
-    /// Slots of page tables that were mended since the opening, by the owner or any
-    /// session.
+    /// Slots of page tables that the owner or a session corrected since the opening.
     pub(crate) fn corrected_slots(&self) -> &AtomicU64 {
         self.shared.word(CORRECTED_AT)
     }
@@ -307,8 +307,8 @@ impl Control {
         (0..PAGES_MAX).map(|index| self.shared.word(UNREADABLE_AT + index * 8))
     }
 
-    /// Tells the owner of a frame that could not be read. It is not told of more at once
-    /// than a process lives with.
+    /// Reports a frame that could not be read to the owner. Drops the report if the table of
+    /// unreadable frames is full.
     #[cold]
     pub(crate) fn report_unreadable(&self, frame: FrameNo) {
         let told = frame.0 + 1;
@@ -318,10 +318,10 @@ impl Control {
         });
     }
 
-    /// Takes the frames that could not be read, for the owner.
+    /// Takes the reports of unreadable frames, for the owner.
     pub(crate) fn take_unreadable(&self) -> impl Iterator<Item = FrameNo> {
         let reported = self.unreadable_words().filter_map(|word| {
-            // Nearly always there is nothing, and the line stays shared.
+            // Nearly always there is none, and the line stays shared.
             let is_told = word.load(Ordering::Acquire) > 0;
             is_told.then(|| word.swap(0, Ordering::AcqRel))
         });
@@ -333,7 +333,7 @@ impl Control {
         (self.shared.word(at), 1 << (session % 64))
     }
 
-    /// Tells the owner whose lock word is waited for for long: that one may stand still.
+    /// Reports the holder of a contended lock word to the owner: it may be stalled.
     #[cold]
     fn report_blocking_session(&self, holder: u32) {
         let session = (holder & !WAITERS).checked_sub(1);
@@ -344,7 +344,7 @@ impl Control {
         }
     }
 
-    /// Tells the owner that somebody waits for whoever holds words of the range.
+    /// Reports the holders of the range's words to the owner: a session waits for them.
     #[cold]
     pub(crate) fn report_lock_holders(&self, range: &LockWords) {
         for &word in range.iter() {
@@ -352,7 +352,7 @@ impl Control {
         }
     }
 
-    /// A session that holds a word of the range, and its operation.
+    /// A session that holds a word of the range, and the count of its operations.
     pub(crate) fn lock_holder(&self, range: &LockWords) -> Option<(u32, u64)> {
         let session = range.iter().find_map(|&word| {
             let held = self.lock_atomic(word).load(Ordering::Acquire) & !WAITERS;
@@ -365,15 +365,15 @@ impl Control {
         ))
     }
 
-    /// The number of the operation that a session is inside of, by its own count.
+    /// The number of the operation that a session has in progress, by the session's own count.
     #[must_use]
     pub fn op_in_progress(&self, session: u32) -> Option<u64> {
         let active = self.session_cells(session).active().load(Ordering::SeqCst);
         (active % 2 == 1).then_some(active)
     }
 
-    /// Takes the sessions whose lock words are waited for for long, for the owner. Others
-    /// wrote them: some may hold none, or not be open.
+    /// Takes the sessions that block others by their lock words, for the owner. Other sessions
+    /// reported them, so some may hold no lock, or not be open.
     pub fn take_blocking_sessions(&self) -> Vec<u32> {
         let first = (0..self.session_count).step_by(64);
         let reported = first.flat_map(|first| {
@@ -396,7 +396,7 @@ impl Control {
         self.shared.half_word(at)
     }
 
-    /// Sessions of the pool that nobody has at the moment.
+    /// Sessions of the pool that no process has at present.
     #[must_use]
     pub fn free_sessions(&self) -> u32 {
         let free =
@@ -404,7 +404,7 @@ impl Control {
         (0..self.session_count).filter(free).count() as u32
     }
 
-    /// Sessions of the pool, with its owner's.
+    /// Sessions of the pool, the owner's included.
     #[must_use]
     pub fn session_count(&self) -> u32 {
         self.session_count
@@ -422,7 +422,7 @@ impl Control {
         }
     }
 
-    /// Whether a living session has said that what was noted of it is complete.
+    /// Whether a living session has reported that this operation is complete.
     pub(crate) fn is_complete(&self, noted: JournaledOp) -> bool {
         let complete = self.session_cells(noted.session).complete();
         noted.position < complete.load(Ordering::Acquire)
@@ -442,7 +442,7 @@ impl Control {
         }
     }
 
-    /// Ends all waiting in this process, soon.
+    /// Ends all waits in this process, soon.
     pub(crate) fn mark_owner_gone(&self) {
         self.is_owner_gone.store(true, Ordering::Release);
     }
@@ -464,7 +464,7 @@ impl Control {
             if crate::enumerate::owner::maintain_current() {
                 continue;
             }
-            // A dead owner wakes nobody.
+            // A dead owner wakes no session.
             let poll_interval = end.remaining().min(ANSWER_POLL_INTERVAL);
             wait::sleep(
                 &self.shared,
@@ -475,13 +475,13 @@ impl Control {
         }
     }
 
-    /// How often the bell was rung.
+    /// The number of times that the doorbell was rung.
     #[must_use]
     pub fn doorbell_count(&self) -> u32 {
         self.half(DOORBELL_AT).load(Ordering::SeqCst)
     }
 
-    /// Sleeps until the bell was rung more often than `seen`. For the owner.
+    /// Sleeps until the doorbell count differs from `seen`. For the owner.
     pub fn wait_for_doorbell(&self, seen: u32, limit: Option<Duration>) {
         self.half(OWNER_SLEEPING_AT).store(1, Ordering::SeqCst);
         if self.doorbell_count() == seen {
@@ -490,8 +490,8 @@ impl Control {
         self.half(OWNER_SLEEPING_AT).store(0, Ordering::SeqCst);
     }
 
-    /// A write of this page will come: fetches what all sessions share of it, the lines of
-    /// its lock word and of the seq, which another core may have had last.
+    /// Prepares a write of this page: prefetches the lines that all sessions share for it, those of
+    /// its lock word and of the seq. Another core may have had them last.
     #[inline]
     pub(crate) fn prefetch(&self, object: ObjectId, page: PageNo) {
         let word = lock_word(object, page.0 >> LOCK_PAGES_SHIFT);
@@ -499,7 +499,7 @@ impl Control {
         self.shared.prefetch(SEQ_AT);
     }
 
-    /// Takes every word, those of a [`LockWords`] or of several.
+    /// Takes every word of one [`LockWords`] or of several.
     ///
     /// # Errors
     /// When one is not released in time; none is then held.
@@ -507,7 +507,7 @@ impl Control {
         self.lock_within(words, session, LOCK_WAIT_MAX)
     }
 
-    /// As [`ControlConnection::lock_all`], of one who waits for none of them for so long.
+    /// As [`Control::lock`], with a limit for the wait for each word.
     pub(crate) fn lock_within(
         &self,
         words: &[u16],
@@ -563,8 +563,8 @@ impl Control {
         let late = Deadline::after(LOCK_POLL_INTERVAL);
         loop {
             let found = self.lock_atomic(word).load(Ordering::Relaxed);
-            // Who has slept takes the word with the waiters bit: others may
-            // sleep still.
+            // A waiter that has slept takes the word with the waiters bit set, because others may
+            // still sleep.
             if found & !WAITERS == 0 {
                 if self
                     .lock_atomic(word)
@@ -613,17 +613,17 @@ impl Control {
         }
     }
 
-    /// Whether nobody holds a word of the range.
+    /// Whether no session holds a word of the range.
     pub(crate) fn is_unlocked(&self, range: &LockWords) -> bool {
         let found = |&word: &u16| self.lock_atomic(word).load(Ordering::Acquire);
         range.iter().all(|word| found(word) & !WAITERS == 0)
     }
 
-    /// Releases whatever a dead session holds.
+    /// Releases all lock words of a dead session.
     pub(crate) fn release_all(&self, session: u32) {
         for word in 0..LOCKS as u16 {
-            // Nobody takes a word in a dead session's name: when it is looked at
-            // makes no difference to anyone.
+            // No session takes a word in a dead session's name. So the time of this load changes
+            // nothing, and the model tests need no step here.
             let half = self.shared.half_word(LOCKS_AT + usize::from(word) * 4);
             let holder = half.load(Ordering::Acquire) & !WAITERS;
             let is_due = holder == session + 1 || defect::is(Defect::LocksOfAllFreed);
@@ -652,42 +652,40 @@ macro_rules! cells {
 
 impl<'c> SessionCells<'c> {
     cells! {
-        /// Odd while an operation is inside the window.
+        /// Odd while an operation is in progress.
         active: AtomicU64 word at 0;
-        /// No record that is not published yet has a seq below; all ones
-        /// outside the window.
+        /// No record that is not published yet has a lower seq. All ones while no operation is in
+        /// progress.
         floor: AtomicU64 word at 8;
-        /// The lane's end as far as its records are fenced.
+        /// The end of the journal's fenced records.
         committed: AtomicU64 word at 16;
-        /// The lane position below which every operation is on all legs.
+        /// The journal position below which every operation is on all legs.
         complete: AtomicU64 word at 24;
         /// Frames taken from grants by committed records, since the opening.
         consumed: AtomicU64 word at 32;
-        /// Ticket of the last wait for the owner (low half), frames wanted
-        /// (high half).
+        /// Ticket of the last wait for the owner (low half), and the frames requested (high half).
         asked: AtomicU64 word at 40;
-        /// The lane position below which the slots that records swapped are
-        /// flushed and fenced.
+        /// The journal position below which the slots that records swapped are flushed and fenced.
         settled: AtomicU64 word at 48;
-        /// Not 0: no new operation may start.
+        /// Not 0: the session may begin no new operation.
         revoked: AtomicU32 half_word at 64;
         /// The ticket that the owner answered last.
         answered: AtomicU32 half_word at ANSWERED_AT;
-        /// Twice how often grants were taken back; odd while they are.
+        /// Twice the number of recalls of grants; odd during a recall.
         recalls: AtomicU32 half_word at 72;
         /// 0 free, 1 open.
         state: AtomicU32 half_word at 76;
-        /// The lane's head.
+        /// The journal's head.
         head: AtomicU64 word at 80;
         /// Frames granted since the opening.
         granted: AtomicU64 word at 88;
         /// Runs put into the ring since the opening.
         ring_end: AtomicU64 word at 96;
-        /// Where the ring started after the last recall.
+        /// The start of the ring after the last recall.
         ring_start: AtomicU64 word at 104;
         /// The process.
         pid: AtomicU32 half_word at 128;
-        /// When it started.
+        /// The start time of the process.
         start_time: AtomicU64 word at 136;
     }
 
@@ -763,7 +761,7 @@ mod tests {
         let range = LockWords::of(ObjectId(1), PageNo(7), 1);
         for holder in [3, 64, JOURNALS_MAX - 1] {
             control.lock(&range, holder).expect("free");
-            assert!(control.take_blocking_sessions().is_empty(), "nobody waits");
+            assert!(control.take_blocking_sessions().is_empty(), "no waiters");
             let rung = control.doorbell_count();
             std::thread::scope(|scope| {
                 let waiter = scope.spawn(|| control.lock(&range, 1));
@@ -773,7 +771,7 @@ mod tests {
                         control.take_blocking_sessions()
                     });
                     let mut told = told.skip_while(Vec::is_empty);
-                    assert_eq!(told.next(), Some(vec![holder]), "told again and again");
+                    assert_eq!(told.next(), Some(vec![holder]), "reported again and again");
                 }
                 control.unlock(&range);
                 waiter.join().expect("no panic").expect("the lock");

@@ -1,5 +1,5 @@
-//! The deliberate defects of the store ([`pagemesh_base::defect`]), and the one
-//! that needs more than a condition.
+//! The deliberate defects of the store ([`pagemesh_base::defect`]), and the code of
+//! [`Defect::FrameReuse`], which needs more than a condition.
 
 pub(crate) use pagemesh_base::defect::{Defect, is};
 #[cfg(test)]
@@ -18,11 +18,11 @@ use std::cell::Cell;
 
 #[cfg(test)]
 thread_local! {
-    /// Of [`Defect::FrameReuse`]: what records below this seq freed is granted.
+    /// For [`Defect::FrameReuse`]: frames that records below this seq freed are granted.
     static GRANTED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Gives the store of this thread a defect, or takes it away.
+/// Sets the defect of the store in this thread, or clears it.
 #[cfg(test)]
 pub(crate) fn set(defect: Option<Defect>) {
     pagemesh_base::defect::set(defect);
@@ -31,8 +31,8 @@ pub(crate) fn set(defect: Option<Defect>) {
 
 #[cfg(test)]
 impl<M: Media> Pool<M> {
-    /// [`Defect::FrameReuse`] in place of a checkpoint: frees what records
-    /// freed, and leaves them as they are.
+    /// [`Defect::FrameReuse`]: in place of a checkpoint, releases the frames that committed records
+    /// freed, and does not apply the records.
     pub(crate) fn release_early(&mut self, pass: &mut CheckpointPass) -> Result<(), PoolError> {
         let limit = self.checkpoint_limit();
         let from = GRANTED.replace(limit.0);

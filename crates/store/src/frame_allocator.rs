@@ -1,30 +1,31 @@
-//! Which frames are free: neither in use by the bitmap nor granted.
+//! The free frames of a pool: those that are neither in use by the bitmap nor granted.
 //!
-//! In memory there are two bits per frame: what is on media, and beside it what
-//! is granted, or freed by a record that is not checkpointed yet.
+//! Memory holds two bits per frame. One is the bit on media. The other says that the frame is
+//! unavailable: in use, granted, or freed by a record that is not checkpointed yet.
 
 use crate::bitmap::Bitmap;
 use crate::control::FrameRun;
 use pagemesh_pmem::{Media, UnfencedStores};
 use std::ops::Range;
 
-/// Frames whose free ones are counted, so that a full run of them is skipped.
+/// Frames of a group. The free frames of each group are counted, so that a search skips full
+/// groups.
 const GROUP_FRAMES: u64 = 1 << 15;
-/// Frames that are kept from use because they cannot be read, at most. A medium with more
-/// has long ended its brick, unless clients make them up.
+/// Frames that are withheld from use because they cannot be read, at most. A medium with more
+/// unreadable frames has ended its brick long before, unless clients report frames that are sound.
 const WITHHELD_MAX: usize = 1024;
 
 /// The frames of a pool.
 pub(crate) struct FrameAllocator {
     bitmap: Bitmap,
-    /// In use, granted, or no frame.
+    /// A bit per frame: in use, granted, or not a frame of the pool.
     unavailable: Vec<u64>,
     /// Free frames of each group.
     free_per_group: Vec<u32>,
-    /// Where to look next.
+    /// The next frame to examine.
     cursor: u64,
     free: u64,
-    /// Not to be used again: they cannot be read.
+    /// Unreadable frames, which are not used again.
     withheld: Vec<u64>,
 }
 
@@ -54,7 +55,7 @@ impl FrameAllocator {
         }
     }
 
-    /// Has a frame never granted again, nor freed.
+    /// Withholds a frame: it is never granted or freed again.
     pub(crate) fn withhold(&mut self, frame: u64) {
         let is_ours = self.bitmap.frames().contains(&frame);
         if !is_ours || self.is_withheld(frame) || self.withheld.len() == WITHHELD_MAX {
@@ -114,7 +115,7 @@ impl FrameAllocator {
         }
     }
 
-    /// The first run of free frames of a part of a group, at most `want`.
+    /// Takes the first run of free frames of a part of a group, at most `want`.
     fn allocate_in_group(&mut self, group: u64, part: Range<u64>, want: u64) -> Option<FrameRun> {
         if self.free_per_group[group as usize] == 0 {
             return None;
@@ -124,7 +125,7 @@ impl FrameAllocator {
             let (word, bit) = ((start / 64) as usize, start % 64);
             let busy = u64::from((self.unavailable[word] >> bit).trailing_ones());
             start += busy;
-            // Zeroes were shifted in behind the word.
+            // The shift brought zeroes in above the word's bits.
             if busy < 64 - bit {
                 break;
             }
@@ -153,14 +154,14 @@ impl FrameAllocator {
     /// Returns frames that were granted and never named by a record.
     pub(crate) fn return_unused(&mut self, run: FrameRun) {
         for frame in run.start..run.start + run.len {
-            // One that is free already was freed by a table that names it too:
-            // the checkpoint that did has told.
+            // A frame that is free already was freed because a table names it too. The checkpoint
+            // that freed it has reported that.
             let _ = self.release(frame);
         }
     }
 
-    /// Frees a frame whose record is checkpointed. False if it was free: two
-    /// slots name it.
+    /// Frees a frame after its record is checkpointed. False if it was free already: two slots name
+    /// it.
     #[must_use]
     pub(crate) fn release(&mut self, frame: u64) -> bool {
         let (word, bit) = ((frame / 64) as usize, 1 << (frame % 64));
@@ -173,13 +174,13 @@ impl FrameAllocator {
         was_busy
     }
 
-    /// A record put the frame to use, or freed it: writes its bit on media.
+    /// A record took the frame into use, or freed it: writes its bit in the bitmap.
     #[inline(always)]
     pub(crate) fn write(&mut self, frame: u64, set: bool) {
         self.bitmap.write(frame, set);
     }
 
-    /// Writes every changed line of the bitmap, if there is any.
+    /// Writes every changed line of the bitmap, if there is one.
     pub(crate) fn flush<M: Media>(&mut self, media: &M) -> Option<UnfencedStores> {
         self.bitmap.flush(media)
     }

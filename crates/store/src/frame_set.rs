@@ -1,4 +1,4 @@
-//! Which frames the page tables of a pool name.
+//! The set of frames that the page tables of a pool name.
 
 use crate::bitmap::Bitmap;
 use crate::geometry::Geometry;
@@ -13,7 +13,7 @@ use pagemesh_pmem::Media;
 pub(crate) struct FrameSet(Vec<u64>);
 
 impl FrameSet {
-    /// None.
+    /// A set without frames.
     pub(crate) fn empty(geometry: &Geometry) -> FrameSet {
         FrameSet(vec![0; Bitmap::words_of(geometry)])
     }
@@ -30,10 +30,10 @@ impl FrameSet {
         self.0[(frame.0 / 64) as usize] |= 1 << (frame.0 % 64);
     }
 
-    /// Follows the page tables of the first `objects_end` objects, and tells
-    /// whether each could be followed to its end. A root has check bits of its
-    /// own, so it does not matter whether the rest of its entry is damaged.
-    /// Takes time by what is stored: a page is read for each 2 MiB.
+    /// Collects the frames of the page tables of the first `objects_end` objects. The flag is false
+    /// if some table could not be read to its end. A root has check bits of its own, so damage in
+    /// the rest of an object's entry does not matter. The time grows with the stored data: one page
+    /// is read for each 2 MiB.
     pub(crate) fn from_tables<M: Media>(
         media: &M,
         geometry: &Geometry,
@@ -48,7 +48,7 @@ impl FrameSet {
         (frame_set, is_whole)
     }
 
-    /// As deep as a table is high.
+    /// Adds the frames below a slot. The recursion is as deep as a table is high.
     fn add_table<M: Media>(
         &mut self,
         media: &M,

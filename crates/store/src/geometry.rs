@@ -1,4 +1,4 @@
-//! Where everything lies in a pool: a function of its size alone.
+//! The layout of a pool: a function of its size alone.
 
 use crate::bitmap::LINE_FRAMES;
 use pagemesh_base::ids::{FrameNo, ObjectId};
@@ -6,12 +6,11 @@ use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::ops::Range;
 
 const PAGE: u64 = PAGE_BYTES as u64;
-/// The smallest pool: below it, lanes and tables would take a tenth of it.
+/// The smallest pool: below it, journals and tables would take a tenth of it.
 pub const POOL_BYTES_MIN: u64 = 2 << 20;
-/// The largest pool, the promise of the design; slots could name four times
-/// as many frames.
+/// The largest pool. Slots could name four times as many frames.
 pub const POOL_BYTES_MAX: u64 = 64 << 40;
-/// Lanes whose heads fit into a superblock.
+/// Journals with heads that fit into a superblock.
 pub const JOURNALS_MAX: u32 = 256;
 /// Bytes of an entry of the object table.
 pub const OBJECT_BYTES: u64 = 128;
@@ -24,13 +23,13 @@ pub const IN_FLIGHT_BYTES: u64 = 32;
 const JOURNALS_MIN: u32 = 4;
 /// Sessions of a pool of a gigabyte and more: bricks serve many clients.
 const JOURNALS_PER_GIGABYTE: u32 = 64;
-/// A lane holds the records of one checkpoint interval of one session; 32 768
-/// of them keep at most 128 MiB of freed frames waiting.
+/// A journal holds the records of one checkpoint interval of one session. Its 32 768 lines delay
+/// the reuse of at most 128 MiB of freed frames.
 const JOURNAL_BYTES_MAX: u64 = 2 << 20;
 const OBJECTS_MIN: u64 = 128;
 const OBJECTS_MAX: u64 = 1 << 20;
-/// Entries of the in-flight table: what dead sessions leave until the next
-/// attach; an overflow costs a comparison of the whole slice.
+/// Entries of the in-flight table: the operations that dead sessions leave until the next attach.
+/// An overflow costs a comparison of the whole slice.
 const IN_FLIGHT_MIN: u64 = 128;
 const IN_FLIGHT_MAX: u64 = 1 << 16;
 
@@ -51,18 +50,19 @@ impl Region {
     }
 }
 
-/// The plan of a pool.
+/// The layout of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Size of the pool, whole pages.
     pub pool_bytes: u64,
-    /// How many lanes.
+    /// The number of journals.
     pub journals: u32,
-    /// Bytes of each.
+    /// Bytes of each journal.
     pub journal_bytes: u64,
-    /// The lanes, one after the other.
+    /// The journals, one after the other.
     pub journal_region: Region,
-    /// A bit per frame, in use at the last checkpoint, and a seal per line.
+    /// A bit per frame, set if the frame was in use at the last checkpoint, and a checksum per
+    /// line.
     pub bitmap: Region,
     /// The frame table.
     pub frame_table: Region,
@@ -70,8 +70,8 @@ pub struct Geometry {
     pub objects: Region,
     /// The in-flight table.
     pub in_flight: Region,
-    /// Frames that hold data and page-table nodes. Their numbers are those of
-    /// their pages in the pool.
+    /// Frames that hold data and page-table nodes. The number of a frame is that of its page in the
+    /// pool.
     pub frames: Region,
 }
 
@@ -81,7 +81,7 @@ pub enum BadSize {
     /// Not whole pages.
     #[error("{0} bytes are not whole pages; use a multiple of 4096")]
     Unaligned(u64),
-    /// Too little room for lanes and tables.
+    /// Too little room for journals and tables.
     #[error("{0} bytes are too small for a pool; use at least 2M")]
     TooSmall(u64),
     /// More than a pool can address.
@@ -90,12 +90,12 @@ pub enum BadSize {
 }
 
 impl Geometry {
-    /// The plan of a pool of `pool_bytes`.
+    /// The layout of a pool of `pool_bytes`.
     ///
     /// # Errors
     /// When the size is not whole pages, too small or too large.
     pub fn plan(pool_bytes: u64) -> Result<Geometry, BadSize> {
-        // First what rounding does not mend.
+        // The size limit comes first: rounding does not help a pool that is too large.
         if pool_bytes > POOL_BYTES_MAX {
             return Err(BadSize::TooLarge(pool_bytes));
         }
@@ -156,7 +156,7 @@ impl Geometry {
         self.frames.start / PAGE..self.frames.end() / PAGE
     }
 
-    /// Where the frame table's word of a frame lies.
+    /// The byte of a frame's word in the frame table.
     #[must_use]
     pub fn frame_entry_at(&self, frame: FrameNo) -> usize {
         (self.frame_table.start + frame.0 * FRAME_ENTRY_BYTES) as usize
@@ -174,7 +174,7 @@ impl Geometry {
         (self.objects.start + u64::from(object.0) * OBJECT_BYTES) as usize
     }
 
-    /// The byte where a lane starts.
+    /// The byte where a journal starts.
     #[must_use]
     pub fn journal_at(&self, journal: u32) -> usize {
         assert!(
@@ -185,7 +185,7 @@ impl Geometry {
         (self.journal_region.start + u64::from(journal) * self.journal_bytes) as usize
     }
 
-    /// Lines of a lane.
+    /// Lines of a journal.
     #[must_use]
     pub fn journal_lines(&self) -> u64 {
         self.journal_bytes / LINE_BYTES as u64
@@ -214,7 +214,7 @@ mod tests {
         assert!(Geometry::plan(POOL_BYTES_MAX).is_ok());
     }
 
-    /// What maps and sums the pages of one object that fills the pool.
+    /// Bytes of the tables for the pages of one object that fills the pool.
     fn tables_bytes(plan: &Geometry) -> u64 {
         let mut nodes = 0;
         let mut slots = plan.frames.len / PAGE;
@@ -269,11 +269,10 @@ mod tests {
             prop_assert!(plan.journals <= JOURNALS_MAX);
         }
 
-        /// The promise: page tables, frame table and bitmap take at most 0.6 %
-        /// of a pool of 16 MiB and more that one object fills. They take 0.41
-        /// to 0.43 % of a large one. Of a small one the three nodes above the
-        /// leaves, which every object has, and rounding to whole pages take
-        /// more: at 8 MiB and a page it is 0.63 %.
+        /// The promise: page tables, frame table and bitmap take at most 0.6 % of a pool of 16 MiB
+        /// or more that one object fills. They take 0.41 to 0.43 % of a large pool. In a small pool
+        /// the share is higher, because every object has three nodes above the leaves and tables
+        /// are rounded to whole pages. At 8 MiB and a page it is 0.63 %.
         #[test]
         fn tables_take_at_most_0_6_percent(shift in 24u32..=46, part in 0u64..1 << 20) {
             let pool_bytes = (1u64 << shift) + ((1u64 << shift) >> 20) * part;

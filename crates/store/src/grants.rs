@@ -1,5 +1,5 @@
-//! The owner's book of lanes: which session is open, what was granted to it,
-//! and how far its records are applied.
+//! The owner's table of sessions: which numbers are open, the frames granted to each session, and
+//! the progress of applying its records.
 
 use crate::control::{FrameRun, GRANT_RUNS};
 use crate::frame_allocator::FrameAllocator;
@@ -11,8 +11,7 @@ use pagemesh_pmem::Media;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-/// Frames granted to a session at a time, at most: what it writes between two
-/// checkpoints, and 64 MiB.
+/// Frames granted to a session at a time, at most: its writes between two checkpoints, and 64 MiB.
 const GRANT_MAX: u64 = 16 << 10;
 /// A grant is at most this part of the free frames, so that idle sessions do
 /// not starve a small pool.
@@ -20,20 +19,21 @@ const GRANT_PART: u64 = 16;
 /// Frames of one run: more than the longest record, so that runs suffice.
 const RUN_MAX: u64 = 4096;
 
-/// One lane.
+/// One session number and its journal.
 pub(crate) struct SessionState {
     pub(crate) is_open: bool,
-    /// Follows the session; its end is the first line not applied.
+    /// The reader of the journal; its end is the first line that is not applied.
     pub(crate) applied_journal: Journal,
-    /// Where the present session began: it settles its own records only.
+    /// The line where the present session began. A session flushes the slots of its own records
+    /// only.
     pub(crate) session_start: u64,
-    /// Operations of records below this line are noted elsewhere.
+    /// The operations of records below this line are listed in the in-flight table.
     pub(crate) recorded_below: u64,
-    /// Runs in the ring: the count of granted frames behind each, and it.
+    /// The granted runs in the ring: each with the count of granted frames at its end.
     granted_runs: VecDeque<(u64, FrameRun)>,
 }
 
-/// Every lane of a pool.
+/// All session numbers of a pool.
 pub(crate) struct SessionTable(Vec<SessionState>);
 
 impl SessionTable {
@@ -139,17 +139,18 @@ impl SessionState {
         cells.ring_end().store(end, Ordering::Release);
     }
 
-    /// How many frames the session had consumed when it had taken this one, if
-    /// it may be that it did not say so.
+    /// The count of consumed frames once the session has taken this frame. The session may have
+    /// died before it stored that count. None if the frame is in no run.
     pub(crate) fn consumed_through(&self, frame: u64) -> Option<u64> {
-        // It is granted again only after its last user was published.
+        // The newest run counts: a frame is granted again only after the record of its last user
+        // was published.
         let mut runs = self.granted_runs.iter().rev();
         let (end, run) = runs.find(|(_, run)| (run.start..run.start + run.len).contains(&frame))?;
         Some(end - (run.start + run.len - 1 - frame))
     }
 
-    /// Takes back what the session has not consumed. It must be outside the
-    /// window, and will see the recall before it enters again.
+    /// Takes the unused frames back. The session must have no operation in progress. It finds the
+    /// recall before it begins another one.
     pub(crate) fn recall<M: Media>(
         &mut self,
         view: &PoolMapping<M>,

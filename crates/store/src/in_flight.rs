@@ -1,5 +1,5 @@
-//! The in-flight table: operations of dead or fenced sessions that may be
-//! missing on another leg, until the legs were made equal.
+//! The in-flight table: operations of dead or fenced sessions that may be missing on another leg,
+//! until the legs were made equal.
 //!
 //! ```text
 //!  0  crc     4   CRC32C of bytes 4..32
@@ -9,10 +9,10 @@
 //! 24  epoch   4
 //! 28  count   4   pages; 0 in a free entry
 //! ```
-//! Written by the owner of the pool only, word by word: one that was being
-//! written or forgotten when the pool died lacks its last word or its first,
-//! and counts as free; the session's lane still has it, or nobody needs it.
-//! Any other entry whose checksum is wrong was damaged by the medium.
+//! Only the owner of the pool writes the table, word by word. If the pool dies during a write or a
+//! removal, the entry lacks its last or its first word and counts as free. Then the session's
+//! journal still has the operation, or nothing needs it any more. Any other entry with a wrong
+//! checksum was damaged by the medium.
 
 use crate::control::Control;
 use crate::geometry::{IN_FLIGHT_BYTES, Region};
@@ -29,7 +29,7 @@ use std::ops::Range;
 
 const BYTES: usize = IN_FLIGHT_BYTES as usize;
 
-/// The table, also in memory.
+/// The table, with a copy in memory.
 pub(crate) struct InFlightTable {
     region: Region,
     entries: HashMap<ObjectId, Vec<TableEntry>>,
@@ -39,10 +39,11 @@ pub(crate) struct InFlightTable {
 
 /// An entry of the table.
 struct TableEntry {
-    /// Where it lies.
+    /// Its number in the table.
     index: u32,
     operation: InFlightOp,
-    /// Of whom, while the lane of a living session has it as well.
+    /// The journal position of the operation, while the journal of a living session holds it as
+    /// well.
     journaled: Option<JournaledOp>,
 }
 
@@ -53,12 +54,12 @@ impl TableEntry {
     }
 }
 
-/// An operation of a session that lives: a barrier noted it, and it is complete
-/// once the session says so.
+/// An operation of a living session that a barrier listed. It is complete once the session reports
+/// so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct JournaledOp {
     pub session: u32,
-    /// Where its record begins in the lane.
+    /// The journal line where its record begins.
     pub position: u64,
 }
 
@@ -68,7 +69,7 @@ pub(crate) struct DamagedEntry {
     index: u32,
     /// The byte where it lies.
     pub(crate) at: usize,
-    /// What it was, where one flipped bit explains it.
+    /// The entry before the damage, if one flipped bit explains it.
     corrected: Option<(ObjectId, InFlightOp)>,
 }
 
@@ -76,7 +77,7 @@ pub(crate) struct DamagedEntry {
 pub(crate) struct InFlightTableFull;
 
 impl InFlightTable {
-    /// Reads the table. Takes time by its fixed size.
+    /// Reads the table. The time is proportional to its fixed size.
     pub(crate) fn load<M: Media>(media: &M, region: Region) -> InFlightTable {
         let mut bytes = vec![0; region.len as usize];
         media.read(region.start as usize, &mut bytes);
@@ -106,8 +107,7 @@ impl InFlightTable {
         &self.damaged
     }
 
-    /// Writes damaged entries anew. False when one of them is lost: then
-    /// nobody knows which object it was of.
+    /// Rewrites damaged entries. False if one of them is lost: its object is then unknown.
     pub(crate) fn repair<M: Media>(&mut self, media: &M, stores: &mut Vec<UnfencedStores>) -> bool {
         let mut is_whole = true;
         for damaged in std::mem::take(&mut self.damaged) {
@@ -139,7 +139,7 @@ impl InFlightTable {
         self.entries.entry(object).or_default().push(entry);
     }
 
-    /// The entries of an object, but for those that are complete by now.
+    /// The entries of an object, without those that are complete by now.
     pub(crate) fn of(
         &self,
         object: ObjectId,
@@ -150,7 +150,7 @@ impl InFlightTable {
         open.map(|entry| entry.operation)
     }
 
-    /// Forgets what a living session has completed since it was noted.
+    /// Removes the operations that living sessions have completed since the barrier listed them.
     pub(crate) fn remove_complete<M: Media>(
         &mut self,
         media: &M,
@@ -162,7 +162,8 @@ impl InFlightTable {
         self.erase(media, gone)
     }
 
-    /// Keeps what was noted of a session, whatever that says from now on.
+    /// Detaches the entries of a session: from now on they stay, even if the session completes
+    /// them.
     pub(crate) fn detach_session(&mut self, session: u32) {
         for entry in self.entries.values_mut().flatten() {
             entry.journaled = entry.journaled.filter(|noted| noted.session != session);
@@ -178,8 +179,8 @@ impl InFlightTable {
         stores
     }
 
-    /// Adds an entry unless it is there; whether it did, and what must be fenced.
-    /// One that is noted of nobody stays until its object's entries are forgotten.
+    /// Adds an entry unless the table has it. Returns whether it was added, and the stores to be
+    /// fenced. An entry without a session stays until all entries of its object are removed.
     pub(crate) fn add<M: Media>(
         &mut self,
         media: &M,
@@ -190,7 +191,7 @@ impl InFlightTable {
         let mut present = self.entries.get_mut(&object).into_iter().flatten();
         if let Some(present) = present.find(|present| present.operation == entry) {
             present.journaled = present.journaled.and(noted);
-            // Who wrote it may have died before its fence.
+            // The writer of the present entry may have died before its fence.
             let at = self.region.start as usize + present.index as usize * BYTES;
             return Ok((false, media.flush(at, BYTES)));
         }
@@ -200,7 +201,7 @@ impl InFlightTable {
         Ok((true, stored))
     }
 
-    /// Forgets the entries of an object.
+    /// Removes the entries of an object.
     pub(crate) fn remove_object<M: Media>(
         &mut self,
         media: &M,
@@ -210,18 +211,17 @@ impl InFlightTable {
         self.erase(media, gone)
     }
 
-    /// How many entries there may be more.
+    /// The number of free entries.
     pub(crate) fn free(&self) -> u64 {
         self.free.len() as u64
     }
 
-    /// How many entries there may be.
+    /// The number of all entries.
     pub(crate) fn count(&self) -> u32 {
         (self.region.len / IN_FLIGHT_BYTES) as u32
     }
 
-    /// Writes entries anew that are not what they should be. How many, and what
-    /// must be fenced.
+    /// Rewrites entries that differ from memory. Returns their number, and the stores to be fenced.
     pub(crate) fn rewrite_damaged<M: Media>(
         &self,
         media: &M,
@@ -241,7 +241,7 @@ impl InFlightTable {
             let wanted = match known.get(&index) {
                 Some(entry) if entry == found => continue,
                 Some(entry) => entry,
-                // As a crash may have left it.
+                // The remains of an entry that a crash may have left.
                 None if matches!(decode(found), DecodedEntry::Free) => continue,
                 None => &[0; BYTES],
             };
@@ -285,7 +285,7 @@ fn decode(bytes: &[u8; BYTES]) -> DecodedEntry {
         return DecodedEntry::Free;
     }
     let page = get_u64(bytes, 8);
-    // No record has another count or place.
+    // No record has another count or position.
     let possible = (1..=PAGES_MAX as u32).contains(&count)
         && page.saturating_add(u64::from(count)) <= reach(HEIGHT);
     if !possible || crc32c(&bytes[4..]) != get_u32(bytes, 0) {
@@ -300,7 +300,7 @@ fn decode(bytes: &[u8; BYTES]) -> DecodedEntry {
     DecodedEntry::Entry(ObjectId(get_u32(bytes, 4)), entry)
 }
 
-/// The entry that a damaged one was, if one bit of it was flipped.
+/// The entry before the damage, if one bit of it was flipped.
 fn correct(bytes: &[u8; BYTES]) -> Option<(ObjectId, InFlightOp)> {
     (0..BYTES * 8).find_map(|bit| {
         let mut bytes = *bytes;
@@ -333,7 +333,7 @@ mod tests {
                 op: 9,
             },
         );
-        // Who stores it dies before the flush; the machine goes on.
+        // The writer dies before the flush; the machine continues.
         for (at, word) in encode(object, &entry).as_chunks::<8>().0.iter().enumerate() {
             media.store(at * 8, u64::from_le_bytes(*word));
         }

@@ -1,5 +1,5 @@
-//! Tests of pages that are changed in place: who makes the bytes persistent, which frames
-//! recovery may put them into, what damage becomes, and where pages are copied after all.
+//! Tests of pages that are changed in place: the flush of the bytes, the frames that recovery may
+//! copy them into, damaged pages, and the pages that are copied all the same.
 
 use crate::control::FrameRun;
 use crate::defect::{self, Defect};
@@ -22,8 +22,8 @@ const SLICE: SliceId = SliceId(Uuid::from_u128(5));
 const PAGE: u64 = PAGE_BYTES as u64;
 const PAGES: u64 = 400;
 
-/// A medium that can be told to do nothing for a flush: that of another processor, whose
-/// fence has not come yet, is worth nothing.
+/// A medium that can ignore flushes. A flush by another processor has no effect either until that
+/// processor's fence.
 struct UnflushedMedium {
     recorder: Arc<Recorder>,
     does_flush: AtomicBool,
@@ -97,7 +97,7 @@ impl PatchFixture {
         }
     }
 
-    /// The first page is full of ones, and a checkpoint has passed it.
+    /// A pool with a first page that is full of ones and checkpointed.
     fn new() -> PatchFixture {
         let recorder = Recorder::new(2 << 20);
         format(&recorder, Uuid::from_u128(1)).expect("a pool");
@@ -138,7 +138,7 @@ impl PatchFixture {
         self.slot(page).frame().expect("it is mapped")
     }
 
-    /// The pool as it is opened from an image.
+    /// The pool, reopened from an image.
     fn reopened(image: Image) -> PatchFixture {
         PatchFixture::open(Recorder::from_image(image))
     }
@@ -149,8 +149,7 @@ fn patched_page(within: usize, len: usize) -> [u8; PAGE_BYTES] {
     std::array::from_fn(|at| 1 + u8::from((within..within + len).contains(&at)))
 }
 
-/// The owner reads the bytes of a patch that its session may not have flushed yet, and of no
-/// other.
+/// The owner reads the bytes of a patch only if its session may not have flushed them yet.
 #[test]
 fn flushed_patch_bytes_are_not_read_again() {
     let mut world = PatchFixture::new();
@@ -160,7 +159,8 @@ fn flushed_patch_bytes_are_not_read_again() {
         let at = journal + (line % geometry.journal_lines()) as usize * LINE_BYTES;
         world.medium.store(at, !world.medium.load(at));
     };
-    // Their slots lie in lines of their own: a session flushes one that it has left.
+    // Their slots are in lines of their own: a session flushes a line when it moves to the next
+    // one.
     let pages = [1, 101, 201];
     pages
         .iter()
@@ -170,18 +170,18 @@ fn flushed_patch_bytes_are_not_read_again() {
         .iter()
         .for_each(|page| world.write(page * PAGE + 8, &[2; 200]));
     spoil(&world, first + 1);
-    world.pool.maintain().expect("nobody needs it");
+    world.pool.maintain().expect("the bytes are not needed");
     assert_eq!(world.read_page(1).expect("sound")[8..208], [2; 200]);
     world.write(pages[0] * PAGE, &[3; 200]);
     spoil(&world, world.session.journal.end() - 1);
     assert!(
         world.pool.maintain().is_err(),
-        "nothing settles the last one"
+        "nothing has flushed the last patch"
     );
 }
 
-/// A leg that lacks bytes merges into stale ones: pages of which it gets parts are still to be
-/// copied.
+/// A leg that lacks bytes merges a partial write into stale bytes. Such a page must still be
+/// resynced.
 #[test]
 fn partial_page_write_keeps_round_stamp() {
     let mut world = PatchFixture::new();
@@ -259,8 +259,8 @@ fn file_pool_is_never_patched_in_place() {
     assert_eq!(frames.len(), 3, "{frames:?}");
 }
 
-/// Whether a crash behind a checkpoint leaves what was changed in place, though its session
-/// never came to a fence.
+/// Whether a change in place survives a crash after a checkpoint, although its session never
+/// reached a fence.
 fn survives_crash_after_checkpoint() -> bool {
     let mut world = PatchFixture::new();
     world.medium.does_flush.store(false, Ordering::Relaxed);
@@ -279,12 +279,12 @@ fn checkpoint_flushes_unflushed_patches() {
     defect::set(None);
 }
 
-/// Whether a page is as it was written though recovery, with the older superblock, meets
-/// a patch of the frame that it has now.
+/// Whether a page is unchanged if recovery, from the older superblock, finds a patch of the frame
+/// that the page has now.
 fn is_unchanged_by_recovery() -> bool {
     let mut world = PatchFixture::new();
     let frame = world.frame(0);
-    // Of all frames one is left to the session.
+    // Leaves the session one of all frames.
     while world.pool.frame_allocator.allocate(PAGES).is_some() {}
     let number = world.session.number();
     let left = |pool: &Pool<UnflushedMedium>| {
@@ -340,7 +340,7 @@ fn damaged_page_stays_damaged_after_patch() {
     }
 }
 
-/// Laps of a slot's generation, and of the lane.
+/// Laps of a slot's generation, and of the journal.
 #[test]
 fn page_is_patched_beyond_generation_lap() {
     let mut world = PatchFixture::new();

@@ -1,19 +1,18 @@
-//! A lane: one session's ring of records.
+//! The journal of a session: a ring of records.
 //!
 //! Invariants:
-//! - Positions count lines since the pool was made and never wrap; a lap is
-//!   the position divided by the lane's length.
-//! - A group of records never straddles the end of the ring: a pad goes before
-//!   it, and is fenced by itself, so that a lane has at most one unfenced group.
-//!   A record that is alone is a group of one.
-//! - Therefore a bad record is a torn tail only when nothing valid follows its
-//!   group in the ring; otherwise it was fenced once and the medium lost it.
-//! - A group counts when all of it is there.
-//! - A record with one flipped bit is mended: a torn one is never so close to
-//!   whole, unless it is the very record that was being written.
+//! - Positions count lines since the pool was made and never wrap. A lap is the position divided by
+//!   the length of the journal.
+//! - A group of records never straddles the end of the ring. A pad goes before it, and is fenced by
+//!   itself, so that a journal has at most one unfenced group. A single record is a group of one.
+//! - Therefore a bad record is a torn tail only if no valid entry follows its group in the ring.
+//!   Otherwise the record was fenced once and the medium lost it.
+//! - A group counts if all of its records are there.
+//! - A record with one flipped bit is corrected. A torn record is never that close to a whole one,
+//!   unless it is the very record that was being written.
 //!
-//! A lane never overwrites a line at or above its head, and never fences a
-//! record: that fence is the commit, and belongs to the caller.
+//! A journal never overwrites a line at or above its head. It never fences a record: that fence is
+//! the commit, and belongs to the caller.
 
 use crate::defect::{self, Defect};
 use crate::record::{
@@ -24,25 +23,25 @@ use pagemesh_base::ids::Seq;
 use pagemesh_base::units::LINE_BYTES;
 use pagemesh_pmem::{Media, UnfencedStores};
 
-/// How many heads ahead one is fetched.
+/// The number of entries that the prefetch runs ahead of the reader.
 const PREFETCHED_HEADS: u64 = 4;
 
 type Line = [u8; LINE_BYTES];
 
-/// A lane. Which medium it lies on is the caller's to say each time.
+/// A journal. The caller passes its medium to each call.
 #[derive(Clone, Debug)]
 pub struct Journal {
     /// The byte where the ring starts.
     start: usize,
     /// Lines of the ring.
     length: u64,
-    /// The lane's place; the position is the next line to be written.
+    /// The address of the next line to be written.
     next_address: RecordAddress,
-    /// The first line that must be kept.
+    /// The first line that must be retained.
     head: u64,
 }
 
-/// No room: everything up to the lane's length is still needed.
+/// No room: the whole ring is still needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the journal is full up to line {head}; a checkpoint must advance its head")]
 pub struct JournalFull {
@@ -50,23 +49,23 @@ pub struct JournalFull {
     pub head: u64,
 }
 
-/// A record that was fenced once and is not there any more.
+/// A record that was fenced once and is no longer there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "journal {journal} is damaged at line {position}: {cause}, but line {later} was written after it"
 )]
 pub struct JournalDamage {
-    /// The lane's number.
+    /// The journal's number.
     pub journal: u32,
     /// The bad line.
     pub position: u64,
     /// A valid line that was written later.
     pub later: u64,
-    /// What is wrong with the bad line.
+    /// The defect of the bad line.
     pub cause: InvalidRecord,
 }
 
-/// What a lane holds from its head on.
+/// The content of a journal from its head on.
 #[derive(Debug, PartialEq, Eq)]
 pub struct JournalScan {
     /// Position and record, in the order they were written.
@@ -75,20 +74,20 @@ pub struct JournalScan {
     pub end: u64,
     /// Positions of entries that had a flipped bit.
     pub corrected: Vec<u64>,
-    /// What is there of a last group that is not whole.
+    /// The remains of a last group that is not complete.
     pub torn_group: Vec<JournalEntry>,
-    /// Whether it ends at a record of an older build, which this one cannot read.
+    /// Whether the journal ends at a record of an older build, which this one cannot read.
     pub has_older_format: bool,
 }
 
 impl JournalScan {
-    /// Whether nothing was written behind the head.
+    /// Whether the journal holds no entry from its head on.
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.torn_group.is_empty()
     }
 }
 
-/// A group that goes on behind the records read so far.
+/// A group that continues after the records read so far.
 #[derive(Clone, Copy)]
 struct OpenGroup {
     start: u64,
@@ -97,17 +96,17 @@ struct OpenGroup {
     entries: usize,
 }
 
-/// Where and why a lane ends.
+/// The end of the readable part of a journal, and its cause.
 struct ScanEnd {
     position: u64,
     cause: InvalidRecord,
 }
 
 impl Journal {
-    /// The lane of `length` lines at byte `start`, empty at `first_owner.position`.
+    /// The journal of `length` lines at byte `start`, empty at `first.position`.
     ///
     /// # Panics
-    /// When the lane does not consist of whole lines.
+    /// When the journal does not start at a whole line or has no lines.
     #[must_use]
     pub fn new(start: usize, length: u64, first: RecordAddress) -> Journal {
         assert!(
@@ -123,7 +122,7 @@ impl Journal {
         }
     }
 
-    /// The first line that must be kept.
+    /// The first line that must be retained.
     #[must_use]
     pub fn head(&self) -> u64 {
         self.head
@@ -135,14 +134,14 @@ impl Journal {
         self.next_address.position
     }
 
-    /// Goes on at `end`, up to which another user of the lane wrote.
+    /// Continues at `end`, up to which another user of the journal wrote.
     ///
     /// # Panics
     /// When that is not within a lap of the head.
     pub fn resume(&mut self, end: u64) {
         assert!(
             (self.head..=self.head + self.length).contains(&end),
-            "{end} is not in the lane"
+            "{end} is not in the journal"
         );
         self.next_address.position = end;
     }
@@ -154,17 +153,17 @@ impl Journal {
     pub fn advance(&mut self, head: u64) {
         assert!(
             (self.head..=self.end()).contains(&head),
-            "{head} is not in the lane"
+            "{head} is not in the journal"
         );
         self.head = head;
     }
 
-    /// The byte where a line lies.
+    /// The byte of a line.
     fn byte_of(&self, position: u64) -> usize {
         self.start + (position % self.length) as usize * LINE_BYTES
     }
 
-    /// The place of the next line.
+    /// The address of the next line.
     #[must_use]
     pub fn next_address(&self) -> &RecordAddress {
         &self.next_address
@@ -174,13 +173,13 @@ impl Journal {
     /// are skipped at the end of the ring to do so.
     ///
     /// # Errors
-    /// When the lane has no room.
+    /// When the journal has no room.
     ///
     /// # Panics
-    /// When the entry might not even fit into an empty lane.
+    /// When the entry might not even fit into an empty journal.
     pub fn has_room(&self, count: usize) -> Result<u64, JournalFull> {
         let count = count as u64;
-        assert!(2 * count - 1 <= self.length, "an entry of half its lane");
+        assert!(2 * count - 1 <= self.length, "an entry of half its journal");
         let to_wrap = self.length - self.next_address.position % self.length;
         let skipped = if count > to_wrap { to_wrap } else { 0 };
         match self.end() + skipped + count - self.head > self.length {
@@ -189,11 +188,11 @@ impl Journal {
         }
     }
 
-    /// Makes sure that an entry of `count` lines can be appended: wraps the
-    /// lane by a fenced pad where it does not fit before the end.
+    /// Makes room for an entry of `count` lines. If the entry does not fit before the end of the
+    /// ring, writes a fenced pad and continues at the start.
     ///
     /// # Errors
-    /// When the lane has no room; nothing was written.
+    /// When the journal has no room; nothing was written.
     ///
     /// # Panics
     /// As [`Journal::has_room`].
@@ -209,8 +208,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Streams an entry, encoded for [`Journal::place`], for which room was
-    /// reserved. The fence that follows commits it.
+    /// Streams an entry that is encoded for [`Journal::next_address`]. The caller has reserved room
+    /// for it. The caller's next fence commits it.
     ///
     /// # Panics
     /// When no room was reserved.
@@ -235,8 +234,8 @@ impl Journal {
             .expect("an entry has a line")
     }
 
-    /// Reads what the lane holds from its head on and moves its end behind
-    /// it. To be called once, before anything is appended.
+    /// Reads all entries from the head on and moves the end of the journal to the end of the last
+    /// whole group. The caller calls it once, before it appends anything.
     ///
     /// # Errors
     /// When a record that was fenced is bad.
@@ -249,14 +248,14 @@ impl Journal {
         Ok(scan)
     }
 
-    /// As [`Journal::recover`], on a medium that loses unsynced lines in any
-    /// order: whatever follows the first bad line was never promised.
+    /// As [`Journal::recover`], on a medium that loses unsynced lines in any order: entries after
+    /// the first bad line were never acknowledged as durable.
     pub fn recover_unordered<M: Media>(&mut self, media: &M) -> JournalScan {
         let ring = self.read_ring(media);
         self.read_groups(&ring).0
     }
 
-    /// Reads on from the end as far as groups are whole, and what ended it.
+    /// Reads whole groups from the end on. Returns them, and the reason for the end.
     fn read_groups(&mut self, ring: &[Line]) -> (JournalScan, Option<ScanEnd>) {
         let (mut entries, mut corrected) = (Vec::new(), Vec::new());
         let (mut begun, mut bad, mut is_older) = (None, None, false);
@@ -314,8 +313,8 @@ impl Journal {
         (scan, bad)
     }
 
-    /// Whether what lies at the end may: a group goes on where it says, under
-    /// the same seq, and never over the end of the ring.
+    /// Whether the entry found may stand at the end. A group continues at the line that its record
+    /// names, under the same seq, and never over the end of the ring.
     fn may_follow(&self, begun: Option<OpenGroup>, found: &DecodedEntry) -> bool {
         let DecodedEntry::Entry(entry) = found else {
             return begun.is_none();
@@ -331,7 +330,7 @@ impl Journal {
         }
     }
 
-    /// What the lines at the end were, if one bit of them was flipped.
+    /// The entry at the end, if the flip of one bit makes its lines valid.
     fn correct(&self, from: &[Line]) -> Option<DecodedEntry> {
         if !self.end().is_multiple_of(self.length) && is_damaged_pad(&from[0], &self.next_address) {
             return Some(DecodedEntry::Pad);
@@ -339,8 +338,8 @@ impl Journal {
         JournalEntry::correct(from, &self.next_address).map(DecodedEntry::Entry)
     }
 
-    /// Whether the lane holds entries of the lap after the one that starts at
-    /// its head: then the head is not the one that it had last.
+    /// Whether the journal holds entries of the lap after the one that starts at its head. If so,
+    /// the head is an old one.
     pub fn has_next_lap<M: Media>(&self, media: &M) -> bool {
         let ring = self.read_ring(media);
         let next_lap = self.head + self.length..self.head + 2 * self.length;
@@ -349,9 +348,9 @@ impl Journal {
             .any(|later| self.decode(&ring, later).is_ok())
     }
 
-    /// Decodes the entry at the end into `record`, if it is a map record, and
-    /// moves the end behind it. For readers that follow a lane's writer, who
-    /// published that everything below some position is there.
+    /// Decodes the entry at the end into `record`, if it is a map record, and moves the end past
+    /// it. For readers of a journal. The writer must have published that all entries below some
+    /// position are there.
     ///
     /// # Errors
     /// When there is no valid entry; the end stays.
@@ -378,9 +377,9 @@ impl Journal {
         }
     }
 
-    /// As [`Journal::follow`], straight from the medium, where the head tells all that is
-    /// wanted: of a map of one page, and of a patch whose bytes are where they belong. False
-    /// for all else, and for what is damaged; nothing has moved then.
+    /// As [`Journal::read_next`], straight from the medium, for entries with all needed fields in
+    /// the head: maps of one page, and patches with their bytes already in the page. False for all
+    /// other entries and for damaged ones; the end has not moved then.
     pub fn read_next_head<M: Media>(&mut self, media: &M, record: &mut Record) -> bool {
         let mut head = [0; LINE_BYTES];
         media.read(self.byte_of(self.end()), &mut head);
@@ -389,15 +388,15 @@ impl Journal {
             return false;
         }
         let lines = record.lines() as u64;
-        // Those that follow are mostly as long.
+        // The next entries mostly have the same length.
         media.prefetch_load(self.byte_of(place.position + PREFETCHED_HEADS * lines));
         self.next_address.position += lines;
         true
     }
 
-    /// Writes the entry at the end anew, if one flipped bit is all that is wrong
-    /// with it. Its lines must be committed, so that nobody else writes them, and
-    /// the chunk must hold as many as the longest entry has, if there are.
+    /// Rewrites the entry at the end, if one flipped bit is its only defect. Its lines must be
+    /// committed, so that its session no longer writes them. The chunk must hold as many lines as
+    /// the longest entry has, if there are so many.
     pub fn correct_next<M: Media>(
         &self,
         media: &M,
@@ -422,8 +421,7 @@ impl Journal {
             .reduce(UnfencedStores::and)
     }
 
-    /// Reads lines from the end on, at most up to `until` and the ring's own
-    /// end.
+    /// Reads lines from the end on, at most up to `until` and to the end of the ring.
     pub fn read_ahead<M: Media>(&self, media: &M, until: u64, into: &mut JournalChunk) {
         let offset = self.end() % self.length;
         let count = (until - self.end()).min(self.length - offset);
@@ -448,8 +446,8 @@ impl Journal {
         JournalEntry::decode(from, &place).map(DecodedEntry::Entry)
     }
 
-    /// A bad line is torn unless something valid was written after it. Records
-    /// of its own group were written with it; they go to `torn_group`.
+    /// A bad line is torn unless a valid entry was written after it. Records of its own group were
+    /// written with it; they go to `torn`.
     fn check_torn(
         &self,
         ring: &[Line],
@@ -480,10 +478,9 @@ impl Journal {
         Ok(())
     }
 
-    /// Takes entries from the ring that are valid from the head on: their writer
-    /// is dead, and nobody shall find parts of a group behind what is written
-    /// next. A pad before them stays: without it, one that a crash leaves would
-    /// look like something written after a line that was lost.
+    /// Invalidates all entries from the head on. Their writer is dead, and parts of its group must
+    /// not be found after the next writer's entries. A pad before them stays: without it, an entry
+    /// that a crash leaves would look as if it was written after a lost line.
     pub fn invalidate_entries<M: Media>(&self, media: &M) -> Option<UnfencedStores> {
         let ring = self.read_ring(media);
         let all = self.head..self.head + self.length;
@@ -509,7 +506,7 @@ fn group_position(entry: &JournalEntry) -> GroupPosition {
     }
 }
 
-/// Lines of a lane that lie behind each other in its ring.
+/// Consecutive lines of a journal in its ring.
 #[derive(Debug, Default)]
 pub struct JournalChunk {
     /// The position of the first.
@@ -518,18 +515,19 @@ pub struct JournalChunk {
 }
 
 impl JournalChunk {
-    /// The position behind the last line.
+    /// The position after the last line.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.start + self.lines.len() as u64
     }
 
-    /// Has nothing any more.
+    /// Empties the chunk.
     pub fn clear(&mut self) {
         self.lines.clear();
     }
 
-    /// Whether the entry at this position is there, as long as it says that it is.
+    /// Whether the chunk holds the whole entry at this position, by the length that the entry
+    /// claims.
     #[must_use]
     pub fn has(&self, position: u64) -> bool {
         let is_in = (self.start..self.end()).contains(&position);
@@ -541,12 +539,12 @@ impl JournalChunk {
     }
 }
 
-/// What [`Journal::follow`] met.
+/// The kind of entry that [`Journal::read_next`] found.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NextEntry {
-    /// The lane went on at its start.
+    /// A pad: the journal continues at the start of its ring.
     Pad,
-    /// A map record, now in the caller's.
+    /// A map record, now in the caller's `record`.
     Map,
     /// An object record.
     Object(ObjectRecord),

@@ -1,11 +1,11 @@
-//! Where leaves lie: a small cache in front of the walk down a page table.
+//! Locations of leaves: a small cache in front of the walk down a page table.
 //!
-//! Nodes move only when their object is deleted, so an entry stays right as
-//! long as its object lives; whoever uses a number anew clears the cache.
+//! Nodes move only when their object is deleted, so an entry stays right as long as its object
+//! lives. The cache must be cleared before an object number is used again.
 
 use pagemesh_base::ids::{ObjectId, PageNo};
 
-/// Leaves remembered: 1 GiB of an object.
+/// Leaves in the cache: 1 GiB of an object.
 const CACHED_LEAVES: usize = 512;
 /// Slots in a leaf, and bytes of a slot.
 const SLOTS: u64 = 512;
@@ -19,7 +19,7 @@ impl LeafCache {
         LeafCache(Box::new([(0, 0); CACHED_LEAVES]))
     }
 
-    /// The byte of the page's slot, found by `walk` if it is not remembered.
+    /// The byte of the page's slot; `walk` finds it if the cache does not have it.
     #[inline]
     pub(crate) fn slot_at<E>(
         &mut self,
@@ -42,7 +42,7 @@ impl LeafCache {
         Ok(found)
     }
 
-    /// The byte of the page's slot, if it is remembered: a hint only.
+    /// The byte of the page's slot, if the cache has it: a hint only.
     #[inline]
     pub(crate) fn cached_slot_at(&self, object: ObjectId, page: PageNo) -> Option<usize> {
         let leaf = page.0 / SLOTS;

@@ -1,15 +1,14 @@
 //! Pools: a persistent page store with a journal, shared by the sessions of
 //! several processes.
 //!
-//! [`pool::Pool`] is the owner's side, [`session`] the data path,
-//! [`view::PoolMapping`] what both see. The format: [`geometry`], [`superblock`],
-//! [`visit_object`], [`table`], [`add_table`], [`record`], [`journal`].
+//! [`pool::Pool`] is the owner's side, [`session`] the data path, and [`pool_mapping::PoolMapping`]
+//! the part that owner and sessions share. The format: [`geometry`], [`superblock`], [`object`],
+//! [`table`], [`slot`], [`record`], [`journal`].
 //!
-//! Invariants: decoding accepts any bytes without a panic, and accepts as
-//! valid only what carries a right checksum and keeps within the pool.
-//! Everything is little endian; `docs/formats.md` draws every byte. This crate
-//! opens no files, talks to nobody and never waits except for locks, the
-//! owner's answer and fdatasync.
+//! Invariants: decoding accepts any bytes without a panic. It accepts bytes as valid only if their
+//! checksum is right and every number in them lies within the pool. Everything is little endian;
+//! `docs/formats.md` draws every byte. This crate opens no files and no connections. It waits only
+//! for locks, for the owner's answer and for fdatasync.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,9 @@
-//! What the members of one operation do together: enter their windows, lock,
-//! fence and leave.
+//! Multi-pool operations: an operation begins on all its legs, locks, fences and ends on them
+//! together.
 //!
-//! Invariants: all members are inside or none; locks are taken pool by pool in
-//! the order of their UUIDs, and words in ascending order within a pool; nobody
-//! waits for the owner of a pool inside a window.
+//! Invariants: the operation is in progress on all legs or on none. Locks are taken pool by pool in
+//! the order of the pools' UUIDs, and in ascending order within a pool. No operation in progress
+//! waits for the owner of a pool.
 
 use crate::object::Gate;
 use crate::pool_mapping::StoreError;
@@ -11,7 +11,7 @@ use crate::session::{LegFailure, LegSession, Session};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_pmem::{Media, UnfencedStores};
 
-/// What an operation needs of every member before it enters.
+/// The resources that an operation needs on every leg before it begins.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OpRequirements {
     /// Granted frames.
@@ -20,9 +20,9 @@ pub(crate) struct OpRequirements {
     pub(crate) entry_lines: usize,
 }
 
-/// Prepares every member, enters the windows and has `find_slots` look for slots. A
-/// page that it returns lacks its leaf: all leave, the leaf is linked, and they
-/// begin anew.
+/// Reserves the resources on every leg, begins the operation and calls `find` for each leg. If
+/// `find` returns a page, that page lacks its leaf: the operation ends on all legs, the leaf is
+/// linked, and everything begins anew.
 pub(crate) fn begin_all<M: Media>(
     members: &mut [LegSession<'_, M>],
     needs: OpRequirements,
@@ -66,7 +66,7 @@ pub(crate) fn begin_all<M: Media>(
                 }
                 Err(cause) => {
                     members[..index].iter_mut().for_each(|m| m.session.end_op());
-                    // Grants were taken back in between: look again.
+                    // The owner recalled the grants in between: begin again.
                     if cause == StoreError::TimedOut {
                         continue 'again;
                     }
@@ -78,7 +78,7 @@ pub(crate) fn begin_all<M: Media>(
     }
 }
 
-/// Takes each member's words, or none.
+/// Takes the lock words of every leg, or none.
 pub(crate) fn lock_all<'m, M: Media>(
     members: &'m [LegSession<'_, M>],
     words: impl Fn(usize, &'m Session<M>) -> &'m [u16],
@@ -108,7 +108,7 @@ pub(crate) fn lock_all<'m, M: Media>(
     Ok(())
 }
 
-/// Fences the members' pools once.
+/// Fences the pools of all legs once.
 pub(crate) fn fence_all<M: Media>(members: &[LegSession<'_, M>], stores: UnfencedStores) {
     let media = |index: usize| &*members[index.min(members.len() - 1)].session.mapping.data;
     let all = [media(0), media(1), media(2)];

@@ -1,8 +1,8 @@
-//! The object table: which objects a pool has.
+//! The object table, which lists the objects of a pool.
 //!
-//! An entry has two lines. The first is written by the owner of the pool only,
-//! by way of an object record; the second holds the root slot, which map
-//! records swap like any other slot, and a copy of what the first line says.
+//! An entry has two lines. The owner of the pool alone writes the first, by way of an object
+//! record. The second holds the root slot, which map records swap like any other slot, and a copy
+//! of the first line.
 //!
 //! ```text
 //!  0  crc     4   CRC32C of bytes 4..64
@@ -30,40 +30,39 @@ use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use uuid::Uuid;
 
-/// The entry's word that every operation checks: state, height, round, flags
-/// and epoch.
+/// The word of the entry that every operation checks: state, height, round, flags and epoch.
 pub(crate) const GATE_AT: usize = 8;
 pub(crate) const SLICE_AT: usize = 16;
 pub(crate) const SIZE_AT: usize = 32;
 pub(crate) const ROOT_AT: usize = 64;
-/// The copy of the first line, but for its zeroes.
+/// The copy of the first line, without its trailing zeroes.
 pub(crate) const COPY_AT: usize = 72;
 pub(crate) const COPY_BYTES: usize = 40;
-/// Every table is as high as the largest: the upper nodes stay in the cache,
-/// and growing needs no new root.
+/// Every table is as high as the largest: the upper nodes stay in the processor cache, and growth
+/// needs no new root.
 pub const HEIGHT: u8 = 4;
 
-/// What may be done with an object.
+/// The state of an object, which decides the operations that it admits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectState {
     /// No object.
     Free,
-    /// Read and written.
+    /// Admits reads and writes.
     Live,
-    /// Refuses everything; its frames are being freed.
+    /// Refuses every operation; its frames are being freed.
     Deleting,
 }
 
 /// An entry of the object table, without its root slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Object {
-    /// What may be done.
+    /// The state.
     pub state: ObjectState,
     /// The degraded round stamped on writes.
     pub round: u8,
-    /// In-flight operations were too many to list.
+    /// The in-flight operations were too many to list.
     pub needs_compare: bool,
-    /// The fencing number.
+    /// The epoch, as a fencing number.
     pub epoch: Epoch,
     /// The identity.
     pub slice: SliceId,
@@ -71,7 +70,7 @@ pub struct Object {
     pub size_bytes: u64,
 }
 
-/// An entry that cannot be trusted.
+/// An entry with a wrong checksum or a field out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("its checksum does not match or a field is out of range")]
 pub struct DamagedObject;
@@ -105,7 +104,7 @@ impl Object {
         size_bytes: 0,
     };
 
-    /// The entry as it lies on media, its root slot empty.
+    /// The entry as it lies on media, with an empty root slot.
     #[must_use]
     pub fn encode(&self) -> [u8; OBJECT_BYTES as usize] {
         assert!(self.round <= ROUND_MAX, "round {}", self.round);
@@ -129,12 +128,11 @@ impl Object {
         entry
     }
 
-    /// What an entry says, and whether line and copy both say it. The line
-    /// counts if it can be believed, then the copy, then the line without a
-    /// flipped bit. An entry that was ever used is not all zeroes.
+    /// Decodes an entry. The flag says whether line and copy are both sound and agree. The line
+    /// counts if its checksum is right, then the copy, then the line or copy with one flipped bit
+    /// corrected. An entry that was ever used is not all zeroes.
     ///
-    /// # Errors
-    /// When none of them can be believed.
+    /// # Errors When neither can be decoded or corrected.
     pub(crate) fn decode_redundant(
         entry: &[u8; OBJECT_BYTES as usize],
     ) -> Result<(Object, bool), DamagedObject> {
@@ -158,13 +156,12 @@ impl Object {
         }
     }
 
-    /// The slice that a damaged entry names, which may be damaged too.
+    /// The slice that a damaged entry names; the name may be damaged too.
     pub(crate) fn claimed_slice(entry: &[u8; OBJECT_BYTES as usize]) -> SliceId {
         SliceId(Uuid::from_bytes(field(entry, SLICE_AT)))
     }
 
-    /// The entry that a damaged one was, if one bit of its first line was
-    /// flipped.
+    /// The entry before the damage, if one bit of its first line was flipped.
     fn correct(entry: &[u8; OBJECT_BYTES as usize]) -> Option<Object> {
         (0..LINE_BYTES * 8).find_map(|bit| {
             let mut entry = *entry;
@@ -176,7 +173,7 @@ impl Object {
         })
     }
 
-    /// Reads an entry that came from media; one of zeroes was never used.
+    /// Decodes an entry from media. An entry of zeroes was never used.
     ///
     /// # Errors
     /// When it is damaged.

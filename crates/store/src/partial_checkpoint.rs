@@ -1,20 +1,21 @@
-//! Checkpoints beside windows that stay open.
+//! Partial checkpoints, taken while an operation stays in progress.
 //!
-//! A checkpoint passes no open window. Behind one that stays open lanes fill up, and frames
-//! that records freed stay in use, whatever pages those records are of. A **bypass** applies
-//! what was committed meanwhile all the same and leaves the checkpoint where it is: recovery
-//! still begins before the window, and replays what the one inside may have committed. What
-//! was applied it must not replay, as the frames are others' by then; so lanes give up all
-//! that is applied, and what may be missing on other legs is noted in the table first.
+//! A checkpoint passes no operation in progress. While one stays in progress, journals fill up and
+//! frames that records freed stay in use, for all pages of the pool. A **partial checkpoint**
+//! applies the records that were committed meanwhile and leaves the checkpoint unchanged. Recovery
+//! still begins before the operation in progress and replays the record that it may have committed.
+//! Recovery must not replay the applied records, because their freed frames have new users by then.
+//! So the owner removes all applied records from the journals. First it lists, in the in-flight
+//! table, the operations that may be missing on other legs.
 //!
 //! Invariants:
-//! - of what is applied, lanes keep no record at or above the checkpoint;
-//! - a record is applied only with all records of its pages before it. The seq is read
-//!   first, then the ends of lanes: a record below it that follows another on a page took
-//!   its seq after the other was published, so that the other is found;
-//! - what the one inside may still store to is not used by others: its granted frames, the
-//!   lines of its lane, the pages whose lock words it holds, and the frames that its record
-//!   frees, which stay in use until that is applied.
+//! - journals hold no applied record at or above the checkpoint;
+//! - a record is applied only with all earlier records of its pages. The owner reads the seq first,
+//!   and the ends of the journals then. A record below that seq that follows another one on a page
+//!   took its seq after the other was published, so the owner finds the other;
+//! - nothing that the operation in progress may still store to has another user: its granted
+//!   frames, the lines of its journal, the pages that it has locked, and the frames that its record
+//!   frees. Those stay in use until the record is applied.
 
 use crate::checkpoint::{CheckpointLimits, JournalRetention};
 use crate::defect::{self, Defect};
@@ -23,23 +24,23 @@ use pagemesh_base::ids::Seq;
 use pagemesh_pmem::Media;
 use std::sync::atomic::Ordering;
 
-/// A part of a lane: so much that was committed and cannot be applied makes a bypass worth
-/// its while. Sessions wake the owner at a half.
+/// A partial checkpoint pays if this part of a journal is committed and cannot be applied: a
+/// quarter. Sessions wake the owner at a half.
 const UNAPPLIED_PART: u64 = 4;
 
 impl<M: Media> Pool<M> {
-    /// Whether the last checkpoint left much of a lane behind because of an open window.
+    /// Whether an operation in progress kept the last checkpoint from applying much of a journal.
     pub(crate) fn is_journal_blocked(&self) -> bool {
         self.checkpoint_pass.unapplied_lines
             >= self.mapping.geometry.journal_lines() / UNAPPLIED_PART
     }
 
-    /// Applies what was committed behind windows that are open, too. It may not come to it:
-    /// where that would cost other legs a comparison of whole slices, or a lane is damaged.
+    /// Applies committed records above operations in progress as well. Does nothing if that would
+    /// cost other legs a comparison of whole slices, or if a journal is damaged.
     pub(crate) fn partial_checkpoint(&mut self) -> Result<(), ObjectError> {
         let mut reach = self.partial_limits();
-        // On a file a record may need the leaf that the one inside is linking; nobody but the
-        // owner's threads is inside there, and they are not stopped alone.
+        // On a file a record may need the leaf that the operation in progress links. Only threads
+        // of the owner's process have such an operation, and they do not stall on their own.
         if reach.checkpoint == reach.applied || self.mapping.has_overlay() {
             return Ok(self.checkpoint()?);
         }
@@ -66,14 +67,15 @@ impl<M: Media> Pool<M> {
         if defect::is(Defect::PartialCheckpointPassesUnpublished) {
             reach.checkpoint = reach.applied;
         }
-        // Noting them may have taken a checkpoint, which went further.
+        // Listing the operations may have taken a checkpoint, which went further.
         reach.checkpoint = reach.checkpoint.max(self.superblock.checkpoint);
         Ok(self.checkpoint_to(reach)?)
     }
 
     fn partial_limits(&self) -> CheckpointLimits {
         let next = Seq(self.mapping.control.seq().load(Ordering::Acquire));
-        // Windows that are closed between the two let it go further, which is no harm.
+        // An operation that ends between the two loads lets the checkpoint go further. That is
+        // harmless.
         CheckpointLimits {
             applied: next,
             checkpoint: self.checkpoint_limit().min(next),
@@ -81,7 +83,7 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    /// Lines of records that may be missing on other legs: the records are as many at most.
+    /// Lines of records that may be missing on other legs. The number of records is at most this.
     fn in_flight_lines(&self) -> u64 {
         let of = |number: u32| {
             let complete = self.mapping.control.session_cells(number).complete();

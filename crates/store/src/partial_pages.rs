@@ -1,19 +1,19 @@
-//! The pages of which a session wrote parts last, as they are now: one who writes page after
-//! page part by part, as logs are, need not load them from memory again, where streaming
-//! leaves them.
+//! The partial-page cache of a session: the pages of its last partial writes, with their present
+//! bytes. A log writer fills page after page part by part. Without the cache it loads each page
+//! from memory again, because streaming stores leave the page there.
 
 use crate::record::Record;
 use crate::slot::Slot;
 use pagemesh_base::ids::{ObjectId, PageNo};
 use pagemesh_base::units::PAGE_BYTES;
 
-/// A write over an edge of two pages leaves parts of both.
+/// A write that crosses a page edge leaves parts of two pages.
 const CACHED_PAGES_MAX: usize = 2;
 
 pub(crate) type PageBytes = Box<[u8; PAGE_BYTES]>;
 
-/// A page as it was written. A slot is the same again after 4095 changes, or when its node was
-/// given up and made anew; the sum tells whether it has the same bytes.
+/// Identifies the content of a page. A slot repeats after 4095 changes, or when its node was freed
+/// and linked anew; the checksum then tells whether the bytes are the same.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PageKey {
     pub(crate) object: ObjectId,
@@ -23,7 +23,7 @@ pub(crate) struct PageKey {
 }
 
 impl PageKey {
-    /// What a record shows of its page number `index`.
+    /// The key of page number `index` of a record, after the record.
     fn from_record(record: &Record, index: usize) -> PageKey {
         let change = &record.changes[index];
         PageKey {
@@ -35,13 +35,14 @@ impl PageKey {
     }
 }
 
-/// Those pages, the last one behind. That they are what they were is for whoever takes one
-/// to see.
+/// The cached pages, the last one at the end. The caller of [`PartialPageCache::take`] names the
+/// page's present slot and checksum, so a stale page is never found.
 #[derive(Default)]
 pub(crate) struct PartialPageCache(Vec<(PageKey, PageBytes)>);
 
 impl PartialPageCache {
-    /// The bytes of this page, or else room for a page.
+    /// Removes the page from the cache and returns its bytes with true. If the cache does not have
+    /// it, returns a buffer for a page with false.
     pub(crate) fn take(&mut self, of: PageKey) -> (PageBytes, bool) {
         let found = self.0.iter().position(|(kept, _)| *kept == of);
         match found {
@@ -51,7 +52,7 @@ impl PartialPageCache {
         }
     }
 
-    /// Keeps what a record shows of its page number `index`.
+    /// Caches page number `index` of a record.
     pub(crate) fn put(&mut self, record: &Record, index: usize, bytes: PageBytes) {
         if self.0.len() == CACHED_PAGES_MAX {
             self.0.remove(0);
@@ -59,7 +60,8 @@ impl PartialPageCache {
         self.0.push((PageKey::from_record(record, index), bytes));
     }
 
-    /// A patch is about to change a page of this sum in place: changes it here, too.
+    /// A patch is about to change the page with this checksum in place: changes the cached page
+    /// alike.
     pub(crate) fn patch(&mut self, record: &Record, crc: u32) {
         let Record { patch, changes, .. } = record;
         let before = PageKey {

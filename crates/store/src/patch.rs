@@ -1,18 +1,18 @@
-//! Parts of a page that are changed where the page lies.
+//! Changes of parts of a page in place.
 //!
-//! A page that is written in part is not copied into a fresh frame: its bytes go into the
-//! record itself, a *patch*, and behind the fence that commits it they are put into the
-//! page's frame. The slot changes all the same, to the next one that names this frame.
+//! A partial write does not copy its page into a new frame. The bytes go into the record itself, a
+//! *patch*. After the fence that commits the record they are copied into the page's frame. The slot
+//! changes all the same, to its successor that names the same frame.
 //!
 //! Invariants:
-//! - no byte is put there before the record is fenced in every pool of the write; so
-//!   whatever of it a crash leaves, recovery has the record and puts the bytes there anew;
-//! - while bytes are put there the slot says so ([`TrackedFile::has_changes`]), from before the
-//!   first until after the last: whoever reads without a lock looks at the slot before
-//!   its copy and behind it, and so never takes a torn page for one that was;
-//! - the sum of the page is computed from what it was and from what changes. So a page
-//!   that does not match its sum does not match it afterwards either;
-//! - the page's lock word is held, by the session or, once that is dead, in its name.
+//! - no byte is copied before the record is fenced in every pool of the write. If a crash tears the
+//!   copy, recovery finds the record and copies the bytes again;
+//! - the slot says so while bytes are copied ([`Slot::is_changing`]), from before the first until
+//!   after the last. A reader without a lock loads the slot before and after its copy of the page,
+//!   so it never takes a torn page for a whole one;
+//! - the checksum of the page is computed from the old checksum and from the changed bytes. So a
+//!   page that does not match its checksum does not match it afterwards either;
+//! - the session holds the page's lock word. After its death the owner holds it in its name.
 
 use crate::defect::{self, Defect};
 use crate::pool_mapping::{Handle, PoolMapping, frame_at};
@@ -26,13 +26,13 @@ use pagemesh_pmem::Media;
 use pagemesh_pmem::copy::crc32c_patched;
 use std::sync::atomic::{Ordering, fence};
 
-/// Bytes of the longest patch, measured: with two copies, one of 512 takes the writer four
-/// fifths of the time of a copy of its page, and one of 1024 as much, and more of the bricks'.
-/// Its lines are fetched, of which a core waits for a dozen at once; those of a copy follow
-/// each other.
+/// Bytes of the longest patch, measured. With two legs, a patch of 512 bytes takes the writer four
+/// fifths of the time of a page copy. A patch of 1024 bytes takes as long as the copy, and more of
+/// the bricks' time. The lines of a patch are prefetched, and a core waits for a dozen of them at
+/// once; the lines of a copy are loaded one after the other.
 pub const PATCH_MAX: usize = 512;
 
-/// Lines of the longest record that a write of so many bytes of a page may need.
+/// Lines of the longest record that a write of `bytes` bytes of a page may need.
 pub(crate) fn entry_lines(bytes: usize) -> usize {
     match bytes <= PATCH_MAX {
         true => patch_lines(bytes),
@@ -40,18 +40,18 @@ pub(crate) fn entry_lines(bytes: usize) -> usize {
     }
 }
 
-/// What a patch puts into the records of all members: kept for its memory.
+/// The patch for the records of all legs. A session keeps the buffer to reuse its memory.
 #[derive(Default)]
 pub(crate) struct PatchBuffer {
     patch: Patch,
-    /// The lines behind the heads, and their sum.
+    /// The lines behind the record heads, and the checksum of the patch.
     lines: Vec<[u8; LINE_BYTES]>,
     checksum: u32,
 }
 
-/// A write of this part of a page comes. Has everything fetched that a patch will load and
-/// store to, and takes its bytes in meanwhile: a core waits for more lines of memory than it
-/// can have under way at once.
+/// Prepares a write of this part of a page. Prefetches everything that a patch will load and store
+/// to, and copies the new bytes meanwhile. A core waits for more lines of memory than it can have
+/// in progress at once.
 pub(crate) fn stage<M: Media>(
     members: &mut [LegSession<'_, M>],
     page: PageNo,
@@ -70,28 +70,28 @@ pub(crate) fn stage<M: Media>(
         lines,
         checksum: sum,
     } = &mut first.session.patch_buffer;
-    // From where they are once: whoever they belong to may change them meanwhile.
+    // Copy the caller's bytes once: their owner may change them meanwhile.
     patch.set(within, part);
     lines.clear();
     *sum = patch.encode(lines);
 }
 
 impl<M: Media> PoolMapping<M> {
-    /// Whether the page behind a slot may be changed in its frame: the one place that
-    /// decides it. On `file-sync` pools a page may get to the disk before its record.
+    /// Whether the page of a slot may be changed in its frame. No other code decides that. On
+    /// `file-sync` pools a page may reach the disk before its record.
     fn may_change_in_place(&self, slot: Slot) -> bool {
         slot.frame().is_some() && !slot.is_changing() && !self.has_overlay()
     }
 
-    /// Puts the bytes of a committed patch, whose slot lies at `location_at`, into the page, and
-    /// shows it. Nothing is flushed. Under the page's lock word.
+    /// Copies the bytes of a committed patch into the page and publishes it; its slot lies at byte
+    /// `at`. Flushes nothing. The caller holds the page's lock word.
     pub(crate) fn apply_patch(&self, at: usize, record: &Record) {
         let change = &record.changes[0];
         if !defect::is(Defect::PatchNotMarked) {
             self.meta.store(at, change.new.changing().encode());
         }
-        // Whoever has loaded one of the bytes that follow, and then fences and loads the
-        // slot, finds this one or a later one.
+        // A reader that has loaded one of the following bytes, and then fences and loads the slot,
+        // finds this slot or a later one.
         fence(Ordering::Release);
         let frame = change.new.frame().expect("a patch names a frame");
         let bytes_at = frame_at(frame) + record.patch.within;
@@ -102,10 +102,10 @@ impl<M: Media> PoolMapping<M> {
     }
 }
 
-/// Makes the record of each member, which knows the slot that the page has, a patch of the
-/// bytes that [`stage`] took in, `len` of them. False if some page cannot be changed in
-/// place, or if all should be `alike` and their sums say that they are not: a copy makes
-/// them so. Nothing has happened then. Under locks.
+/// Makes the record of each leg a patch of the `len` bytes that [`stage`] copied. The record
+/// already holds the page's present slot. False if some page cannot be changed in place. Also false
+/// if the pages should be `alike` and their checksums differ: a page copy makes them alike. Nothing
+/// has happened then. The caller holds the locks.
 pub(crate) fn build_records<M: Media>(
     members: &mut [LegSession<'_, M>],
     len: usize,
@@ -144,7 +144,7 @@ pub(crate) fn build_records<M: Media>(
     is_filled
 }
 
-/// Begins and encodes the record of each member, which [`fill`] made.
+/// Begins and encodes the record of each leg that [`build_records`] made.
 pub(crate) fn begin<M: Media>(members: &mut [LegSession<'_, M>], page: PageNo, stamp: Stamp) {
     let Some((first, others)) = members.split_first_mut() else {
         return;
@@ -161,14 +161,15 @@ pub(crate) fn begin<M: Media>(members: &mut [LegSession<'_, M>], page: PageNo, s
 }
 
 impl<M: Media> Session<M> {
-    /// Bytes of the longest patch: its record takes a quarter of the lane, as others do.
+    /// Bytes of the longest patch. Its record takes at most a quarter of the journal, as other
+    /// records do.
     fn patch_max(&self) -> usize {
         let by_journal =
             (self.mapping.geometry.journal_lines() as usize / 4 - 1) * PATCH_LINE_BYTES;
         by_journal.min(PATCH_MAX)
     }
 
-    /// Fetches what a patch of this part of a page will load and store to.
+    /// Prefetches the lines that a patch of this part of a page will load and store to.
     fn prefetch_patch(&self, handle: &Handle, page: PageNo, (within, len): (usize, usize)) {
         let Some(frame) = self.cached_frame(handle, page) else {
             return;
@@ -180,14 +181,14 @@ impl<M: Media> Session<M> {
         self.mapping.meta.prefetch(entry_at);
     }
 
-    /// The sum of the page that is the number `index` of the record at hand, before that.
+    /// The checksum of page number `index` of the present record, before the record.
     pub(crate) fn checksum_before(&self, index: usize) -> u32 {
         let frame = self.record.changes[index].old.frame();
         let entry_at = frame.map(|frame| self.mapping.geometry.frame_entry_at(frame));
         entry_at.map_or(0, |at| self.mapping.meta.load(at) as u32)
     }
 
-    /// Finds what becomes of the page's slot and sum. False if the page cannot be read.
+    /// Computes the page's new slot and checksum. False if the page cannot be read.
     fn build_patch(&mut self) -> bool {
         let crc = self.checksum_before(0);
         let Record { patch, changes, .. } = &mut self.record;
@@ -196,7 +197,7 @@ impl<M: Media> Session<M> {
             return false;
         };
         let delta = &mut self.delta[..patch.len];
-        // This pool's own: what is wrong in one must not become so in another.
+        // Read this pool's own bytes: damage in one pool must not spread to another.
         self.mapping
             .data
             .read(frame_at(frame) + patch.within, delta);
@@ -213,7 +214,7 @@ impl<M: Media> Session<M> {
         true
     }
 
-    /// [`Defect::PatchedBeforeFence`].
+    /// [`Defect::PatchedBeforeFence`]: copies the bytes before the fence.
     pub(crate) fn write_before_fence(&self) {
         let Record { patch, changes, .. } = &self.record;
         if let (Some(frame), true) = (changes[0].old.frame(), self.record.is_patch()) {
@@ -222,8 +223,8 @@ impl<M: Media> Session<M> {
         }
     }
 
-    /// Shows the committed patch, whose slot lies at `location_at`. False if that is not the one
-    /// that it replaces: it was damaged.
+    /// Publishes the committed patch; its slot lies at byte `at`. False if the slot there is sound
+    /// and not the one that the patch replaces, because the medium damaged it.
     pub(crate) fn publish_patch(&mut self, at: usize) -> bool {
         let found = Slot::decode(self.mapping.meta.load(at));
         let Record { patch, changes, .. } = &self.record;

@@ -2,11 +2,10 @@
 //!
 //! Invariants:
 //! - one owner at a time (the caller holds a lock on the pool's file);
-//! - objects change by records in the owner's own lane, lane 0;
-//! - an entry of the object table is used again only when a checkpoint has
-//!   passed the record that freed it;
-//! - the owner is not in the way of sessions: they meet it only when they need
-//!   frames or room in their lane.
+//! - objects change by records in the owner's own journal, journal 0;
+//! - an entry of the object table is used again only after a checkpoint has passed the record that
+//!   freed it;
+//! - the owner does not delay sessions: they need it only for frames and for room in their journal.
 
 use crate::bitmap::Bitmap;
 use crate::checkpoint::CheckpointPass;
@@ -50,20 +49,20 @@ pub struct Pool<M> {
     pub(crate) in_flight: in_flight::InFlightTable,
     pub(crate) objects: HashMap<ObjectId, Object>,
     by_slice: HashMap<SliceId, ObjectId>,
-    /// Entries that the medium damaged, and the slices that they seem to be of.
+    /// Entries that the medium damaged, and the slices that they claim to belong to.
     lost_objects: Vec<(ObjectId, SliceId)>,
-    /// Entries that may be used again, and those that wait for a checkpoint.
+    /// Free entries, and freed entries that wait for a checkpoint.
     free_objects: Vec<ObjectId>,
     freed_objects: Vec<(Seq, ObjectId)>,
-    /// Objects whose frames are being freed: the seq of their deletion.
+    /// Objects with frames that are being freed: the seq of their deletion.
     pub(crate) deleting: Vec<(Seq, ObjectId)>,
-    /// Those whose deletion waits for a session that is inside a window.
+    /// Deletions that wait until the operations in progress have ended.
     pending_deletes: HashMap<SliceId, (Seq, ObjectId)>,
-    /// Records of lanes with a flipped bit that were mended.
+    /// Journal records with a flipped bit that were corrected.
     pub(crate) corrected_records: u64,
-    /// Superblocks written anew since the last scrub.
+    /// Superblocks rewritten since the last scrub.
     pub(crate) rewritten_superblocks: u64,
-    /// Those that a scrub has counted.
+    /// The corrections that a scrub has counted.
     pub(crate) reported_records: u64,
     pub(crate) reported_slots: u64,
     pub(crate) has_failed: bool,
@@ -83,7 +82,7 @@ pub enum ObjectError {
         "slice {slice} cannot be used: entry {entry} of the pool's object table is damaged and may be its own; stop the brick and run `pagemesh pool check` on the pool"
     )]
     Lost {
-        /// The slice asked for.
+        /// The requested slice.
         slice: SliceId,
         /// The damaged entry.
         entry: u32,
@@ -96,31 +95,31 @@ pub enum ObjectError {
     Shrinks {
         /// Its size.
         present: u64,
-        /// The size asked for.
+        /// The requested size.
         wanted: u64,
     },
     /// No entry is free.
     #[error("the pool's object table is full; delete a slice, or use a larger pool")]
     TableFull,
-    /// The epoch is behind.
+    /// The epoch is older than the object's.
     #[error("the slice is at epoch {current}; epoch {wanted} is old")]
     StaleEpoch {
-        /// The slice's.
+        /// The slice's epoch.
         current: Epoch,
-        /// The one asked for.
+        /// The requested epoch.
         wanted: Epoch,
     },
-    /// A session did not leave its window in time; it must be ended first.
-    #[error("session {session} of process {pid} is stopped inside an operation; end the process")]
+    /// The session did not end its operation in time; the session must be ended first.
+    #[error("session {session} of process {pid} is stalled in an operation; end the process")]
     SessionStuck {
         /// Its number.
         session: u32,
-        /// Which operation, of its own count.
+        /// The operation, by the session's own count.
         operation: u64,
-        /// Its process.
+        /// The session's process.
         pid: u32,
     },
-    /// Every lane is in use.
+    /// Every session is in use.
     #[error("all {0} sessions of the pool are in use; detach something, or use a larger pool")]
     SessionsFull(u32),
     /// The store refused.
@@ -131,18 +130,20 @@ pub enum ObjectError {
     Pool(#[from] PoolError),
 }
 
-/// How full a pool is.
+/// The usage of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Bytes of frames.
+    /// The size of all frames.
     pub capacity_bytes: u64,
     /// Bytes neither in use nor granted to a session.
     pub free_bytes: u64,
-    /// Sessions open, the owner's own not counted.
+    /// Open sessions, without the owner's own.
     pub sessions: u32,
 }
 
-/// Makes a medium a pool: everything on it is lost.
+/// Formats a medium as a pool.
+///
+/// **Data loss:** everything on the medium is lost.
 ///
 /// # Errors
 /// When the medium is too small or too large, or fails.
@@ -150,8 +151,8 @@ pub fn format<M: Media>(media: &M, pool: Uuid) -> Result<(), PoolError> {
     format_as(media, pool, None, None)
 }
 
-/// The same for a pool whose class its maker stated, and whose life ends with
-/// the machine's `boot` if one is given.
+/// As [`format`], for a pool with a class that its creator stated. If `boot` is given, the pool is
+/// valid only until the end of that boot.
 ///
 /// # Errors
 /// As [`format`].
@@ -199,8 +200,8 @@ fn zero_page_if_needed<M: Media>(media: &M, at: usize) {
 }
 
 impl<M: Media> Pool<M> {
-    /// Recovers a pool and opens it. `overlay` is a private mapping of the
-    /// same medium where that is `file-sync`, else the same medium.
+    /// Recovers a pool and opens it. On a `file-sync` medium `overlay` is a private mapping of that
+    /// medium; otherwise it is the same medium.
     ///
     /// # Errors
     /// When the medium holds no pool, or a damaged one.
@@ -256,7 +257,7 @@ impl<M: Media> Pool<M> {
     /// The superblock of a medium, without opening it.
     ///
     /// # Errors
-    /// As [`Pool::open_ops`].
+    /// As [`Pool::open`].
     pub fn peek(media: &M) -> Result<Superblock, PoolError> {
         read_superblock(media)
     }
@@ -285,21 +286,20 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
-    /// What sessions share.
+    /// The mapping that the sessions share.
     #[must_use]
     pub fn mapping(&self) -> &Arc<PoolMapping<M>> {
         &self.mapping
     }
 
-    /// Records with a flipped bit that were mended since the opening, whoever
-    /// met them.
+    /// Records with a flipped bit that the owner corrected since the opening.
     #[must_use]
     pub fn corrected_records(&self) -> u64 {
         self.corrected_records
     }
 
-    /// Slots above the leaves with a flipped bit that were mended since the
-    /// opening, whoever met them.
+    /// Slots above the leaves with a flipped bit that the owner or a session corrected since the
+    /// opening.
     #[must_use]
     pub fn corrected_slots(&self) -> u64 {
         self.mapping
@@ -308,7 +308,7 @@ impl<M: Media> Pool<M> {
             .load(Ordering::Relaxed)
     }
 
-    /// How full the pool is.
+    /// The usage of the pool.
     #[must_use]
     pub fn usage(&self) -> Usage {
         Usage {
@@ -336,8 +336,8 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    /// Why there is no such slice. With a lost entry nobody knows that there is
-    /// none: it must not be taken for deleted.
+    /// The error for a slice that was not found. A lost entry may be the slice's own, so the error
+    /// then does not say that the slice does not exist. The caller must not take it for deleted.
     fn missing_slice_error(&self, slice: SliceId) -> ObjectError {
         let same = self.lost_objects.iter().find(|(_, named)| *named == slice);
         match same.or(self.lost_objects.first()) {
@@ -357,7 +357,7 @@ impl<M: Media> Pool<M> {
         Ok(self.mapping.handle(self.find(slice)?.0, slice)?)
     }
 
-    /// Makes an empty object.
+    /// Creates an empty object.
     ///
     /// # Errors
     /// When the slice exists, the size is impossible, or the table is full.
@@ -387,7 +387,7 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
-    /// Makes an object larger.
+    /// Enlarges an object.
     ///
     /// # Errors
     /// When there is none, or it would shrink.
@@ -410,11 +410,11 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
-    /// Deletes an object. Operations inside a window end first; the frames are
-    /// freed by [`Pool::tend`], and not before that.
+    /// Deletes an object. Operations in progress end first. [`Pool::maintain`] frees the frames
+    /// after that.
     ///
     /// # Errors
-    /// When there is none, or a session is stuck: then it is to be called again.
+    /// When there is none, or a session is stuck. The caller then calls it again.
     pub fn delete(&mut self, slice: SliceId) -> Result<(), ObjectError> {
         let (seq, object) = match self.pending_deletes.get(&slice) {
             Some(&begun) => begun,
@@ -443,7 +443,7 @@ impl<M: Media> Pool<M> {
         Ok((seq, object))
     }
 
-    /// Frees the entry of an object that maps nothing any more.
+    /// Frees the entry of an object that maps no page any more.
     pub(crate) fn drop_object(&mut self, object: ObjectId) -> Result<(), ObjectError> {
         let seq = self.commit_entry(object, Object::FREE)?;
         self.leaf_cache.clear();
@@ -451,7 +451,7 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
-    /// Lets entries be used again that were freed below `full`.
+    /// Lets entries that were freed below `checkpoint` be used again.
     pub(crate) fn recycle_objects(&mut self, checkpoint: Seq) {
         let free = &mut self.free_objects;
         self.freed_objects.retain(|&(seq, object)| {
@@ -479,7 +479,8 @@ impl<M: Media> Pool<M> {
         Ok(seq)
     }
 
-    /// Runs an operation of the owner's session; makes room for it if it must.
+    /// Runs an operation of the owner's session; takes a checkpoint and runs it again if it lacks
+    /// room.
     pub(crate) fn with_retry<T>(
         &mut self,
         mut run: impl FnMut(&mut Session<M>) -> Result<T, StoreError>,
@@ -499,9 +500,9 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    /// Raises an object's epoch and sets the round stamped on its writes: a
-    /// barrier. Operations admitted before have ended, and are in the
-    /// in-flight table, when it returns.
+    /// Raises an object's epoch and sets the round stamped on its writes: a barrier. When it
+    /// returns, the operations admitted earlier have ended, and those that may be missing on other
+    /// legs are in the in-flight table.
     ///
     /// # Errors
     /// When the object is newer or a session is stuck.
@@ -536,8 +537,8 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
-    /// Operations on the slice that may be missing on another leg; none when
-    /// they were too many to list.
+    /// Operations on the slice that may be missing on another leg; none when they were too many to
+    /// list.
     ///
     /// # Errors
     /// When there is no such slice.
@@ -550,8 +551,8 @@ impl<M: Media> Pool<M> {
         Ok((!entry.needs_compare).then(|| listed.collect()))
     }
 
-    /// Those of an object of this size. Lanes may tell late of one that was deleted, when
-    /// another has its place in the table: pages that this one does not have are left out.
+    /// The in-flight operations of an object of this size. Journals may list an operation of a
+    /// deleted object that had the same number. So pages beyond the size are left out.
     pub(crate) fn in_flight_of(
         &self,
         object: ObjectId,
@@ -566,7 +567,7 @@ impl<M: Media> Pool<M> {
         })
     }
 
-    /// The legs were made equal: forgets what `in_flight` told.
+    /// Removes the operations that `in_flight` listed: the legs were made equal.
     ///
     /// # Errors
     /// When there is no such slice.
@@ -586,7 +587,7 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
-    /// Notes that an object's in-flight operations are too many to list.
+    /// Marks an object's in-flight operations as too many to list.
     pub(crate) fn mark_compare(&mut self, object: ObjectId) -> Result<(), ObjectError> {
         match self.objects.get(&object).copied() {
             Some(entry) if entry.state == ObjectState::Live && !entry.needs_compare => {
@@ -603,7 +604,7 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    /// Opens a session for a process; [`SessionAlone::empty_pool`] takes it up.
+    /// Opens a session for a process, which uses it by [`Session::new`].
     ///
     /// # Errors
     /// When all are in use.
@@ -617,7 +618,7 @@ impl<M: Media> Pool<M> {
             .free_number()
             .ok_or(ObjectError::SessionsFull(count - 1))?;
         if number >= self.superblock.journals_end {
-            // Recovery must know of the lane before anything is in it.
+            // Recovery must know the journal before the session appends to it.
             if !defect::is(Defect::NewerSuperblockNotChecked) {
                 self.ensure_newer_superblock()?;
             }
@@ -632,8 +633,7 @@ impl<M: Media> Pool<M> {
         Ok(number)
     }
 
-    /// Lets a session begin nothing new; tells whether it is inside an
-    /// operation.
+    /// Keeps a session from beginning another operation. Returns whether one is in progress.
     #[must_use]
     pub fn revoke(&self, number: u32) -> bool {
         let cells = self.mapping.control.session_cells(number);
@@ -641,17 +641,16 @@ impl<M: Media> Pool<M> {
         cells.active().load(Ordering::SeqCst) % 2 == 1
     }
 
-    /// Whether a session may begin nothing new.
+    /// Whether a session is kept from beginning another operation.
     #[must_use]
     pub fn is_revoked(&self, number: u32) -> bool {
         let cells = self.mapping.control.session_cells(number);
         cells.revoked().load(Ordering::SeqCst) != 0
     }
 
-    /// Ends a session whose process or thread is gone, or that was revoked and
-    /// is not inside an operation: finishes or voids its
-    /// last operation, notes what may be missing elsewhere, frees its locks
-    /// and frames.
+    /// Ends a session. Its process or thread is gone, or the session was revoked and has no
+    /// operation in progress. Rolls its last operation forward or discards it, lists operations
+    /// that may be missing on other legs, and frees its locks and frames.
     ///
     /// # Errors
     /// When the pool fails.
@@ -666,27 +665,27 @@ impl<M: Media> Pool<M> {
         self.sessions.open_numbers().contains(&number)
     }
 
-    /// The process of a session, as told when it was opened.
+    /// The process of a session, as recorded when it was opened.
     #[must_use]
     pub fn process_id(&self, number: u32) -> u32 {
         let cells = self.mapping.control.session_cells(number);
         cells.pid().load(Ordering::Relaxed)
     }
 
-    /// When the process of a session started, as told when it was opened.
+    /// The start time of a session's process, as recorded when it was opened.
     #[must_use]
     pub fn process_start_time(&self, number: u32) -> u64 {
         let cells = self.mapping.control.session_cells(number);
         cells.start_time().load(Ordering::Relaxed)
     }
 
-    /// The number of the operation that a session is inside of, by its own count.
+    /// The number of the operation that a session has in progress, by the session's own count.
     #[must_use]
     pub fn op_in_progress(&self, number: u32) -> Option<u64> {
         self.mapping.control.op_in_progress(number)
     }
 
-    /// Sessions that are inside an operation now.
+    /// Sessions with an operation in progress.
     #[must_use]
     pub fn sessions_in_op(&self) -> Vec<u32> {
         let mut open = self.sessions.open_numbers();
@@ -705,7 +704,7 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    /// Closes the pool in good order: checkpointed, nothing to replay.
+    /// Closes the pool in order: everything is checkpointed, and nothing is left to replay.
     ///
     /// # Errors
     /// When the pool fails.

@@ -1,10 +1,9 @@
-//! A pool as its sessions see it: the mapped media, the control segment, and
-//! how to find and check a page.
+//! A pool as its sessions map it: the media, the control segment, and the search and check of a
+//! page.
 //!
-//! Invariants: every page is checked against its checksum before anyone sees
-//! it; a copy counts only if its slot was the same before and after. A view
-//! changes nothing but slots above the leaves that lost a bit, back to what they
-//! were ([`crate::slot_repair`]).
+//! Invariants: every page is checked against its checksum before any caller gets it. A copy counts
+//! only if its slot was the same before and after. A mapping changes nothing but slots above the
+//! leaves that lost a bit: it corrects them to their former value ([`crate::slot_repair`]).
 
 use crate::control::{Control, LOCK_POLL_INTERVAL, LockWords};
 use crate::defect::{self, Defect};
@@ -22,21 +21,21 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// Slots in a node: pages under one leaf, which a record does not leave.
+/// Slots in a node, and so pages under one leaf. A record never spans two leaves.
 pub const NODE_SLOTS: u64 = 512;
-/// How often a reader meets a page that changed under it before it gives up:
-/// each time another write has completed.
+/// Attempts of a reader to copy a page that changes meanwhile. Each time another write has
+/// completed.
 const READ_TRIES_MAX: u32 = 1000;
 
-/// Looks at a page that somebody is changing in place before the reader gives up its
-/// processor: bytes are put there in a tenth of a microsecond. One in tests: the second is
-/// like the first.
+/// Polls of a page that is being changed in place, before the reader yields its processor. Copying
+/// the bytes takes a tenth of a microsecond. Tests poll once, because a second poll adds nothing.
 const CHANGE_SPINS: u32 = if cfg!(test) { 1 } else { 200 };
-/// How long to wait for one: who is dead or stopped amid it is ended by the pool's owner,
-/// and the change finished, long before. If it is not, nobody is changing the page.
+/// The limit of a wait for a change in place. If its session is dead or stalled, the pool's owner
+/// ends the session and finishes the change long before. Past this limit no session is changing the
+/// page.
 const CHANGE_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// Why the store refuses.
+/// Why the store refuses an operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// The object has a newer epoch.
@@ -62,41 +61,43 @@ pub enum StoreError {
     OutOfRange {
         /// First byte.
         offset: u64,
-        /// After the last.
+        /// The byte after the last.
         end: u64,
         /// The object's size.
         size_bytes: u64,
     },
-    /// Not what a transaction is made of.
-    #[error("this is no transaction: {0}")]
+    /// The parts do not form a transaction.
+    #[error("the transaction is invalid: {0}")]
     InvalidTransaction(&'static str),
-    /// The pool's lanes are too short for it, whatever is freed.
+    /// The pool's journals are too short for it, even when empty.
     #[error(
-        "a transaction that may take {lines} lines of the journal is too long for this pool, which takes {lines_max}; use a larger pool"
+        "a transaction that may take {lines} lines of the journal is too long for this pool, which takes at most {lines_max}; use a larger pool"
     )]
     TooLong {
-        /// As many as it may take.
+        /// The lines that it may take.
         lines: usize,
-        /// As many as one may.
+        /// The lines that a transaction may take at most.
         lines_max: usize,
     },
     /// The owner of the pool ended this session.
-    #[error("the session was ended by the pool's owner")]
+    #[error("the pool's owner ended the session")]
     Revoked,
     /// The owner of the pool is gone.
     #[error("the pool's owner is gone")]
     OwnerGone,
     /// The owner did not answer, or a lock was not released, in time.
-    #[error("the pool's owner did not answer in time")]
+    #[error(
+        "the pool's owner did not answer, or another session did not release a lock, in time; try again"
+    )]
     TimedOut,
 }
 
-/// What every session of one opening of a pool shares.
+/// The mapping of an opened pool, which all sessions of a process share.
 pub struct PoolMapping<M> {
-    /// Lanes and fresh frames, and everything the owner alone touches.
+    /// Journals and newly allocated frames, and every byte that the owner alone accesses.
     pub(crate) data: Arc<M>,
-    /// Slots, nodes, frame table and object table; on `file-sync` pools a
-    /// private overlay, else the same as `data_state`.
+    /// Slots, nodes, frame table and object table. On `file-sync` pools this is a private overlay,
+    /// else the same medium as `data`.
     pub(crate) meta: Arc<M>,
     pub(crate) control: Control,
     pub(crate) geometry: Geometry,
@@ -113,7 +114,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// The object's place in the table.
+    /// The object's number in the object table.
     #[must_use]
     pub fn object(&self) -> ObjectId {
         self.object
@@ -121,7 +122,7 @@ impl Handle {
 }
 
 impl<M: Media> PoolMapping<M> {
-    /// The view of an opened pool.
+    /// The mapping of an opened pool.
     #[must_use]
     pub fn new(
         data: Arc<M>,
@@ -188,12 +189,12 @@ impl<M: Media> PoolMapping<M> {
         self.control.is_owner_gone()
     }
 
-    /// Whether slots live in a private overlay.
+    /// Whether slots are in a private overlay.
     pub(crate) fn has_overlay(&self) -> bool {
         !Arc::ptr_eq(&self.data, &self.meta)
     }
 
-    /// The object of this slice, as the owner told its number.
+    /// The handle of this slice's object; the owner reported the object's number.
     ///
     /// # Errors
     /// When the number is out of range.
@@ -214,7 +215,7 @@ impl<M: Media> PoolMapping<M> {
         self.geometry.object_at(object)
     }
 
-    /// The object's gate, if it is live and still the same.
+    /// The object's gate, if the object is live and still that of the slice.
     pub(crate) fn gate(&self, handle: &Handle) -> Result<Gate, StoreError> {
         let gate = Gate(self.meta.load(handle.entry_at + GATE_AT));
         let low = self.meta.load(handle.entry_at + SLICE_AT);
@@ -225,7 +226,7 @@ impl<M: Media> PoolMapping<M> {
         }
     }
 
-    /// Whether the object is live, as its entry says.
+    /// Whether the object is live by its entry.
     pub(crate) fn is_live(&self, object: ObjectId) -> bool {
         Gate(self.meta.load(self.entry_at(object) + GATE_AT)).is_live()
     }
@@ -246,8 +247,7 @@ impl<M: Media> PoolMapping<M> {
         match offset.checked_add(len) {
             Some(end) if end <= size_bytes => Ok(()),
             end => {
-                // The size may be that of nothing, or of whose number it is by
-                // now.
+                // The number may be free, or belong to another slice by now, and the size with it.
                 self.gate(handle)?;
                 Err(StoreError::OutOfRange {
                     offset,
@@ -258,14 +258,14 @@ impl<M: Media> PoolMapping<M> {
         }
     }
 
-    /// The object's page table on `media_pair`.
+    /// The object's page table on `media`.
     pub(crate) fn table<'m>(&self, media: &'m M, object: ObjectId) -> PageTable<'m, M> {
         let root_at = self.entry_at(object) + ROOT_AT;
         PageTable::new(media, root_at, HEIGHT, self.geometry.frame_numbers())
     }
 
-    /// Where the slot of `level` above `page` lies. Slots on the way that lost a
-    /// bit are mended.
+    /// The location of the slot of `level` above `page`. Slots on the way that lost a bit are
+    /// corrected.
     pub(crate) fn locate(
         &self,
         object: ObjectId,
@@ -276,13 +276,13 @@ impl<M: Media> PoolMapping<M> {
             .map_err(damaged_table_error)
     }
 
-    /// A data slot, checked.
+    /// A data slot, after the check of its bits and frame.
     pub(crate) fn slot(&self, at: usize, page: PageNo) -> Result<Slot, StoreError> {
         let slot = Slot::decode(self.meta.load(at)).map_err(|_| damaged_page_error(page))?;
         self.check_frame(slot, page)
     }
 
-    /// A data slot whose frame the pool has.
+    /// The slot, if it names no frame outside the pool.
     pub(crate) fn check_frame(&self, slot: Slot, page: PageNo) -> Result<Slot, StoreError> {
         match slot.frame() {
             Some(frame) if !self.geometry.frame_numbers().contains(&frame.0) => {
@@ -292,8 +292,8 @@ impl<M: Media> PoolMapping<M> {
         }
     }
 
-    /// Copies a page out of its frame, and returns its checksum if that is as it should be.
-    /// The caller looks at the slot once more, also behind damage: it may have changed.
+    /// Copies a page out of its frame, and returns its checksum if that is right. The caller loads
+    /// the slot once more, even after an error: the page may have changed.
     #[inline]
     pub(crate) fn copy_frame(
         &self,
@@ -306,14 +306,14 @@ impl<M: Media> PoolMapping<M> {
         if found == expected {
             return Ok(found);
         }
-        // Before the slot is looked at again: who has changed it meanwhile frees the frame,
-        // and has not read it.
+        // Report before the slot is loaded again. A session that has changed the slot meanwhile
+        // frees the frame without reading it.
         self.report_unreadable(frame);
         Err(damaged_page_error(page))
     }
 
-    /// Copies the page of an object, behind the slot at `location_at`, out. Returns its checksum, or
-    /// none when it is a hole.
+    /// Copies a page of an object; its slot lies at byte `at`. Returns its checksum, or none when
+    /// the page is a hole.
     pub(crate) fn read_slot(
         &self,
         at: usize,
@@ -335,8 +335,8 @@ impl<M: Media> PoolMapping<M> {
             // The load of the slot must not move up before the copy.
             std::sync::atomic::fence(Ordering::Acquire);
             if self.meta.load(at) == slot.encode() || defect::is(Defect::SlotNotRechecked) {
-                // A reader that lost its processor may miss so many changes that the slot
-                // is the same again. What is damaged stays so.
+                // A reader that lost its processor may miss so many changes that the slot is the
+                // same again. A page that is really damaged fails a second time.
                 if copied.is_err() && !was_damaged {
                     was_damaged = true;
                     continue;
@@ -347,8 +347,8 @@ impl<M: Media> PoolMapping<M> {
         Err(StoreError::TimedOut)
     }
 
-    /// Waits until nobody is changing the page behind the slot at `location_at` in place. Who does
-    /// holds its lock word, and may stand still.
+    /// Waits until the page of the slot at byte `at` is no longer changed in place. The session
+    /// that changes it holds its lock word, and may be stalled.
     #[cold]
     fn wait_for_change(
         &self,
@@ -389,14 +389,14 @@ impl<M: Media> PoolMapping<M> {
         Ok(())
     }
 
-    /// Whether the node that holds this slot could not be read. Nothing may be stored
-    /// there, nor does a flush of it mean anything.
+    /// Whether the node with this slot could not be read. Nothing may be stored there, and a flush
+    /// of it has no effect.
     pub(crate) fn is_unreadable(&self, at: usize) -> bool {
         self.meta.is_unreadable(at) || self.data.is_unreadable(at)
     }
 
-    /// Tells the owner of a damaged page's frame if it could not be read: it must not be
-    /// given to anybody again.
+    /// Reports the frame of a damaged page to the owner if it could not be read. The owner must not
+    /// grant it again.
     #[cold]
     pub(crate) fn report_unreadable(&self, frame: FrameNo) {
         if self.data.is_unreadable(frame_at(frame)) {
@@ -405,8 +405,8 @@ impl<M: Media> PoolMapping<M> {
     }
 }
 
-/// Frames may be unreadable: whatever lies in one has a checksum. What lies before them
-/// would be taken for something else: an end of the journal, a free frame.
+/// Lets frames be unreadable: everything in a frame has a checksum. Zeroes in place of the regions
+/// before the frames would be mistaken for other content: an end of the journal, a free frame.
 pub(crate) fn tolerate_unreadable_frames<M: Media>(media: &M, geometry: &Geometry) {
     media.tolerate_unreadable(geometry.frames.start as usize);
 }

@@ -1,14 +1,13 @@
-//! A journal record: one commit of one session. A single page takes one cache
-//! line. Whoever writes one encodes it first, streams the data, and then adds
-//! what came of that: the checksums of the data, and its own ([`seal`]).
+//! A journal record: one commit of one session. A single page takes one cache line. The writer
+//! encodes the record first and streams the data. Then it adds the checksums of the data and the
+//! record's own ([`add_checksum`]).
 //!
-//! A record certifies itself: its CRC is seeded with the place it was written
-//! for ([`Place`]), so a record of another pool, lane, lap or incarnation, or
-//! user bytes that look like one, never parse.
+//! A record certifies itself: its CRC is seeded with its address ([`RecordAddress`]). So a record
+//! of another pool, journal, lap or incarnation never decodes, and user bytes that look like a
+//! record do not either.
 //!
-//! Records that must all be there or none are a group: one behind the other in
-//! one lane, under one seq. Each tells its [`GroupPosition`]; whether the others are
-//! there is for the reader of the lane to see.
+//! Records that count only together are a group. They follow each other in one journal, under one
+//! seq. Each has its [`GroupPosition`]; the reader of the journal checks that the others are there.
 
 use crate::geometry::OBJECT_BYTES;
 use crate::slot::{DamagedSlot, FRAMES_MAX, Slot};
@@ -27,114 +26,114 @@ pub const PAGES_MAX: usize = 512;
 /// Levels of a page table: four of 512 slots reach 2^36 pages.
 pub const LEVELS_MAX: u8 = 4;
 
-/// Lines of the longest group: what the bits that count them can tell.
+/// Lines of the longest group: as many as the head's bits for them can count.
 pub const GROUP_LINES_MAX: usize = 64;
 const _: () = assert!(GROUP_LINES_MAX == 1 << (16 - COUNT_BITS));
-// A page takes a line at most.
+// A page takes one line at most.
 const _: () = assert!(TRANSACTION_PAGES_MAX <= GROUP_LINES_MAX as u64);
 
-/// Of a head's half word for the count; those above tell the lines before.
+/// Bits of the count in a head's half word; the bits above hold the lines before.
 const COUNT_BITS: u32 = 10;
-/// In a head's byte for the level: the group goes on behind the record.
+/// Bit in a head's byte for the level: the group continues after the record.
 const GROUP_CONTINUES: u8 = 1 << 7;
 
 const KIND_MAP: u8 = 1;
 const KIND_OBJECT: u8 = 2;
 const KIND_PAD: u8 = 3;
-/// A map whose data has a second sum. Slots have no check bits in it: these places hold
-/// the sum, the lower byte in that of the old slot.
+/// A map with second sums of its data. Its slots have no check bits: their places hold the sum, the
+/// lower byte in the old slot.
 const KIND_SUMMED_MAP: u8 = 4;
-/// A patch of a build before heads had a sum of their own: its sum is of all of its lines.
+/// A patch by a build in which heads had no sum of their own: its sum covers all of its lines.
 const KIND_OLDER_PATCH: u8 = 5;
-/// A map of one page that is changed in place: the bytes lie in the lines behind the head.
-/// In place of the count it has how many, and where a summed map has the sum, their first
-/// byte's place in the page. Where the new slot names its frame, which is the old one's, it
-/// has the sum of these lines, and its own is of itself alone: who does not need the bytes
-/// does not read them.
+/// A map of one page that is changed in place: the bytes are in the lines after the head. The count
+/// is that of the bytes. The place of the second sum holds the offset of the first byte in the
+/// page. The frame of the new slot is that of the old one, and its place holds the sum of these
+/// lines. The record's own sum covers the head alone, so a reader that does not need the bytes does
+/// not read them.
 const KIND_PATCH: u8 = 6;
-/// What the lines behind that head have where others have their kind: neither is it one,
-/// nor one bit from it. So no user's bytes are ever taken for a record, whatever they are.
+/// The byte of those lines in the place of the kind. It is no kind, and no single flipped bit makes
+/// it one. So user bytes are never decoded as a record.
 const KIND_BYTES: u8 = 0xf0;
 /// Bytes of a page in such a line.
 pub(crate) const PATCH_LINE_BYTES: usize = LINE_BYTES - 1;
-/// Those before the kind.
+/// Bytes of the line before the kind.
 const BYTES_BEFORE_KIND: usize = 4;
 /// Lines of an object record: its head, and the entry.
 const OBJECT_LINES: usize = 1 + OBJECT_BYTES as usize / LINE_BYTES;
-/// Where a head has the first change, and its checksum, `open_ops` behind it.
+/// The byte of the first change in a head, and that of its checksum, which `open` follows.
 const FIRST_AT: usize = 32;
 const DATA_CRC_AT: usize = 48;
-/// Where a head's first word has its kind.
+/// The bit of the kind in a head's first word.
 const KIND_SHIFT: u32 = 32;
-/// Where a slot's word has a byte of the second sum.
+/// The bit of the second sum's byte in a slot's word.
 const SUM_SHIFT: u32 = 56;
-/// Where a slot's word names its frame.
+/// The frame in a slot's word.
 const FRAME_MASK: u64 = FRAMES_MAX - 1;
-/// Where a head has the new slot of its first change.
+/// The byte of the first change's new slot in a head.
 const NEW_AT: usize = FIRST_AT + 8;
 const ENTRY_BYTES: usize = 20;
 const ENTRIES_PER_LINE: usize = LINE_BYTES / ENTRY_BYTES;
 
 type Line = [u8; LINE_BYTES];
 
-/// Where a record lies: the seed of its checksum.
+/// The address of a record: the seed of its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordAddress {
-    /// CRC32C of pool, incarnation and lane: the part that never changes while
-    /// a lane is in use.
+    /// CRC32C of pool, incarnation and journal: the part that is constant while a journal is in
+    /// use.
     seed: u32,
-    /// The lane's number.
+    /// The journal's number.
     pub journal: u32,
-    /// Lines written to the lane since the pool was made; never wraps.
+    /// Lines written to the journal since the pool was made; never wraps.
     pub position: u64,
 }
 
-/// One page that a record moves.
+/// A change of one page's slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// What the slot was.
+    /// The slot before.
     pub old: Slot,
-    /// What it becomes.
+    /// The slot after.
     pub new: Slot,
-    /// Of the frame that `empty_pool` names; zeroes where it names none. The second one where the
-    /// record has those.
+    /// The sums of the frame that `new` names; zeroes where it names none. The second sum is set
+    /// only if the record has second sums.
     pub sums: PageChecksums,
 }
 
-/// Bytes of a part of a page, to be written where the page lies.
+/// Bytes of a part of a page, to be written in place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Patch {
-    /// The first byte's place in the page.
+    /// The offset of the first byte in the page.
     pub within: usize,
-    /// How many: less than a page; none: the record is no patch.
+    /// The number of bytes, less than a page. 0 if the record is no patch.
     pub len: usize,
-    /// They, unless only the head was read.
+    /// The bytes; empty if only the head was read.
     pub bytes: Vec<u8>,
 }
 
 impl Patch {
-    /// Takes in copies of the bytes.
+    /// Copies the bytes.
     pub(crate) fn set(&mut self, within: usize, bytes: &[u8]) {
         self.within = within;
         self.len = bytes.len();
         self.bytes.clear();
         self.bytes.extend_from_slice(bytes);
-        // Whoever they belong to may change them meanwhile: they are not looked at again.
+        // The bytes' owner may change them meanwhile, so they are copied once and not read again.
         std::hint::black_box(&mut self.bytes);
     }
 
-    /// The record is no patch after all.
+    /// Makes the record no patch.
     pub(crate) fn clear(&mut self) {
         self.len = 0;
         self.bytes.clear();
     }
 
-    /// Whether the page has room for it.
+    /// Whether the patch is within one page.
     fn is_within_page(&self) -> bool {
         self.len < PAGE_BYTES && self.within + self.len <= PAGE_BYTES
     }
 
-    /// Appends the lines behind the head to `into`, and returns their sum.
+    /// Appends the lines after the head to `into`, and returns their sum.
     pub(crate) fn encode(&self, into: &mut Vec<Line>) -> u32 {
         let start = into.len();
         let (chunks, rest) = self.bytes.as_chunks();
@@ -148,13 +147,13 @@ impl Patch {
     }
 }
 
-/// Of no page.
+/// The sums of no page.
 pub const NO_SUMS: PageChecksums = PageChecksums { crc: 0, words: 0 };
 
-/// Where a record stands in its group. The default: it is alone.
+/// The position of a record in its group. The default is a single record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupPosition {
-    /// Lines of the group that lie before it; below [`GROUP_LINES_MAX`].
+    /// Lines of the group before the record; below [`GROUP_LINES_MAX`].
     pub lines_before: u8,
     /// Whether another record of the group follows.
     pub is_continued: bool,
@@ -166,9 +165,9 @@ pub struct GroupPosition {
 pub struct Record {
     /// Order in the pool.
     pub seq: Seq,
-    /// Whose pages.
+    /// The object of the pages.
     pub object: ObjectId,
-    /// The object's fencing number when the operation was admitted.
+    /// The object's epoch when the operation was admitted.
     pub epoch: Epoch,
     /// 0 for data pages, above for nodes of that level.
     pub level: u8,
@@ -176,19 +175,18 @@ pub struct Record {
     pub page: PageNo,
     /// The client's operation number.
     pub op: u64,
-    /// `op` less the oldest operation of the session that may be incomplete
-    /// on another leg.
+    /// `op` minus the session's oldest operation that may be incomplete on another leg.
     pub open: u32,
-    /// Its place in a group of records.
+    /// Its position in a group of records.
     pub group_position: GroupPosition,
-    /// Whether changes have a second sum. One is not enough to tell a flipped bit from
-    /// data that never got there.
+    /// Whether changes have a second sum. One sum cannot tell a flipped bit from data that was
+    /// never written.
     pub has_second_sum: bool,
     /// One to [`PAGES_MAX`] pages, in order.
     pub changes: Vec<Change>,
-    /// Of a record that changes one page in place: what it puts there. Both slots name
-    /// the same frame, and the page's CRC32C is that of all of it afterwards. Such a
-    /// record is alone, and has no second sum: nothing that it needs can be missing.
+    /// The new bytes of a record that changes one page in place. Both slots name the same frame,
+    /// and the CRC32C is that of the whole page afterwards. Such a record is alone and has no
+    /// second sum, because it carries all data that it needs.
     pub patch: Patch,
 }
 
@@ -197,53 +195,53 @@ pub struct Record {
 pub struct ObjectRecord {
     /// Order in the pool.
     pub seq: Seq,
-    /// Which entry.
+    /// The number of the entry.
     pub object: ObjectId,
     /// The entry as it is afterwards.
     pub entry: [u8; OBJECT_BYTES as usize],
 }
 
-/// What a lane holds.
+/// An entry of a journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JournalEntry {
     /// Slots swapped.
     Map(Record),
-    /// An object made, resized, fenced or deleted.
+    /// An object created, resized, fenced or deleted.
     Object(ObjectRecord),
 }
 
-/// Why bytes are not a record. After a crash this is what ends a lane, unless
-/// a later record says that this place was fenced.
+/// Why bytes are not a record. After a crash such bytes end a journal, unless a later record proves
+/// that they were fenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidRecord {
     /// Too few bytes for the count, or a count, kind or level out of range.
     #[error("no record starts here")]
     Malformed,
-    /// Torn, stale, or of another place.
-    #[error("the record's checksum does not match its place")]
+    /// Torn, stale, or of another address.
+    #[error("the record's checksum does not match its address")]
     Checksum,
-    /// The record is whole, but not of the group that it stands in.
+    /// The record is valid, but does not belong to the group at its address.
     #[error("the record there belongs to another group")]
     Misplaced,
     /// The checksum is right but a slot is not: a defect of the writer.
-    #[error("the record is whole but {0}")]
+    #[error("the record's checksum is right, but {0}")]
     Slot(#[from] DamagedSlot),
 }
 
-/// Lines that a record of `touched_pages` pages takes.
+/// Lines that a record of `pages` pages takes.
 #[must_use]
 pub fn lines(pages: usize) -> usize {
     1 + pages.saturating_sub(1).div_ceil(ENTRIES_PER_LINE)
 }
 
-/// Lines that a record takes with so many bytes of a page.
+/// Lines that a patch of `bytes` bytes takes.
 #[must_use]
 pub fn patch_lines(bytes: usize) -> usize {
     1 + bytes.div_ceil(PATCH_LINE_BYTES)
 }
 
 impl RecordAddress {
-    /// The place of a line of a lane, in one opening of a pool.
+    /// The address of a line of a journal, in one opening of a pool.
     #[must_use]
     pub fn new(pool: Uuid, incarnation: Incarnation, journal: u32, position: u64) -> RecordAddress {
         let mut bytes = [0; 24];
@@ -257,14 +255,14 @@ impl RecordAddress {
         }
     }
 
-    /// Another line of the same lane.
+    /// Another line of the same journal.
     #[must_use]
     pub fn at(self, position: u64) -> RecordAddress {
         RecordAddress { position, ..self }
     }
 
-    /// The CRC32C of pool, incarnation, lane and position, then the record,
-    /// its own first four bytes as zeroes; of a patch, only the head.
+    /// The CRC32C of pool, incarnation, journal and position, then of the record with its own first
+    /// four bytes as zeroes. Of a patch it covers only the head.
     fn checksum(&self, record: &[Line]) -> u32 {
         let Some((head, rest)) = record.split_first() else {
             return self.seed;
@@ -298,7 +296,7 @@ fn to_line(words: &Words) -> Line {
 
 /// A line of the bytes of a patch.
 fn bytes_line(bytes: &[u8; PATCH_LINE_BYTES]) -> Line {
-    // By words, as the line is streamed: see `SessionAlone::begin`.
+    // By words, as the line is streamed: see `Session::encode_record`.
     let first = get_u64(bytes, 0);
     let low = first & u64::from(u32::MAX);
     let high = (first << 8) & !(u64::MAX >> 24);
@@ -308,13 +306,13 @@ fn bytes_line(bytes: &[u8; PATCH_LINE_BYTES]) -> Line {
     }))
 }
 
-/// Whether a line is the head of a patch, or was meant to be.
+/// Whether a line has the kind of a patch's head; the line may be damaged.
 fn is_patch_head(line: &Line) -> bool {
     line[BYTES_BEFORE_KIND] == KIND_PATCH
 }
 
-/// Adds the checksum of an encoded record, for this place; of a patch, that of the lines
-/// behind its head as well, if they are there.
+/// Adds the checksum of an encoded record for this address. If the lines of a patch follow its
+/// head, adds their sum as well.
 pub fn add_checksum(record: &mut [Line], place: &RecordAddress) {
     if let [head, body @ ..] = record
         && is_patch_head(head)
@@ -328,11 +326,10 @@ pub fn add_checksum(record: &mut [Line], place: &RecordAddress) {
     put(&mut record[0], 0, (first | u64::from(crc)).to_le_bytes());
 }
 
-/// Sets the sums of the data of the change number `index` of an encoded record that has
-/// them.
+/// Sets the sums of the data of change number `index` in an encoded record with second sums.
 pub fn set_sums(record: &mut [Line], index: usize, sums: PageChecksums) {
     let (line, at) = change_at(index);
-    // Whole words where they are, as the line is streamed: see `SessionAlone::begin`.
+    // Whole words in their places, as the line is streamed: see `Session::encode_record`.
     if index == 0 {
         let open = get_u64(&record[0], DATA_CRC_AT) & !u64::from(u32::MAX);
         let word = open | u64::from(sums.crc);
@@ -353,7 +350,7 @@ fn with_sum([old, new]: [u64; 2], sum: u16) -> [u64; 2] {
     [with(old, low), with(new, high)]
 }
 
-/// The word of the new slot with the sum of a patch's bytes in place of the frame.
+/// The word of the new slot, with the sum of a patch's bytes in place of the frame.
 fn with_patch_sum(new: u64, sum: u32) -> u64 {
     new & !FRAME_MASK | u64::from(sum)
 }
@@ -367,7 +364,7 @@ fn pack_u32s(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// The line that says: the lane goes on at its start.
+/// The line after which the journal continues at the start of its ring.
 #[must_use]
 pub fn encode_pad(place: &RecordAddress) -> Line {
     let mut line = [0; LINE_BYTES];
@@ -382,7 +379,7 @@ pub fn is_pad(line: &Line, place: &RecordAddress) -> bool {
     line[4] == KIND_PAD && place.checksum(std::slice::from_ref(line)) == get_u32(line, 0)
 }
 
-/// Whether `line` is the pad of `place` but for one flipped bit.
+/// Whether `line` is the pad of `place` with one flipped bit.
 #[must_use]
 pub fn is_damaged_pad(line: &Line, place: &RecordAddress) -> bool {
     (0..LINE_BYTES * 8).any(|bit| {
@@ -392,8 +389,7 @@ pub fn is_damaged_pad(line: &Line, place: &RecordAddress) -> bool {
     })
 }
 
-/// Lines of the entry that starts with `line`, as far as that says so: it is
-/// not checked yet.
+/// Lines of the entry that starts with `line`, as the line claims. The entry is not checked yet.
 #[must_use]
 pub fn claimed_lines(line: &Line) -> usize {
     let [.., kind, _, low, high] = get_u64(line, 0).to_le_bytes();
@@ -406,7 +402,7 @@ pub fn claimed_lines(line: &Line) -> usize {
     }
 }
 
-/// Whether a patch of an older build starts `journal`, which this one does not read.
+/// Whether a patch of an older build starts `journal`. This build does not read such patches.
 #[must_use]
 pub fn is_older_patch(journal: &[Line], place: &RecordAddress) -> bool {
     let Some(head) = journal
@@ -421,12 +417,12 @@ pub fn is_older_patch(journal: &[Line], place: &RecordAddress) -> bool {
     record.is_some_and(|record| place.checksum(record) == get_u32(head, 0))
 }
 
-/// Pages, of the half word that also tells the lines before.
+/// The count of pages, from the half word that also has the lines before.
 fn page_count(packed: u16) -> usize {
     usize::from(packed & ((1 << COUNT_BITS) - 1))
 }
 
-/// Where the change number `index` lies: line and byte.
+/// The location of change number `index`: line and byte.
 fn change_at(index: usize) -> (usize, usize) {
     if index == 0 {
         return (0, FIRST_AT);
@@ -437,20 +433,19 @@ fn change_at(index: usize) -> (usize, usize) {
 }
 
 impl Record {
-    /// Whether some slot holds what the record put there; the first of them lies
-    /// at `location_at`.
+    /// Whether some slot is the one that the record publishes. The first slot lies at byte `at`.
     pub(crate) fn is_published_at<M: Media>(&self, media: &M, at: usize) -> bool {
         let mut changes = (at..).step_by(8).zip(&self.changes);
         changes.any(|(at, change)| media.load(at) == change.new.encode())
     }
 
-    /// Whether it changes a page in place.
+    /// Whether the record changes a page in place.
     #[must_use]
     pub fn is_patch(&self) -> bool {
         self.patch.len > 0
     }
 
-    /// Lines that it takes.
+    /// Lines of the record.
     #[must_use]
     pub fn lines(&self) -> usize {
         match self.is_patch() {
@@ -459,7 +454,7 @@ impl Record {
         }
     }
 
-    /// Appends the record to `into`, for [`seal`] to finish.
+    /// Appends the record to `into`; [`add_checksum`] completes it.
     ///
     /// # Panics
     /// When it has no change, too many, or a level beyond the page table.
@@ -499,7 +494,7 @@ impl Record {
         }
     }
 
-    /// The head of a patch whose bytes have this sum, for [`seal`] to finish.
+    /// The head of a patch with this sum of its bytes; [`add_checksum`] completes it.
     ///
     /// # Panics
     /// When it is not a part of one page.
@@ -514,7 +509,7 @@ impl Record {
         self.head([old, with_patch_sum(new, sum)])
     }
 
-    /// The head, with the slots of the first change as they are encoded.
+    /// The head, with the encoded slots of the first change.
     fn head(&self, [old, new]: [u64; 2]) -> Line {
         to_line(&[
             self.first_word(),
@@ -528,7 +523,7 @@ impl Record {
         ])
     }
 
-    /// The slots of a change as they are encoded, but for patches.
+    /// The encoded slots of a change that is no patch.
     fn encode_slots(&self, change: &Change) -> [u64; 2] {
         let slots = [change.old.encode(), change.new.encode()];
         match self.has_second_sum {
@@ -572,12 +567,10 @@ impl Record {
         }
     }
 
-    /// Reads the record at the start of `journal`, which may hold anything after
-    /// it, into this one.
+    /// Decodes the record at the start of `journal` into `self`. Any bytes may follow it.
     ///
-    /// # Errors
-    /// When there is none, it is torn, or it belongs to another place; this
-    /// one is then of no use.
+    /// # Errors When there is none, it is torn, or it belongs to another address. The content of
+    /// `self` is then undefined.
     pub fn decode_from(
         &mut self,
         journal: &[Line],
@@ -619,11 +612,10 @@ impl Record {
         self.decode_head_fields(head, level)
     }
 
-    /// The same of the head alone, of one that is a single line, or a patch: this one
-    /// then lacks its bytes.
+    /// As [`Record::decode_from`], from the head alone, for a record of one line or a patch. A
+    /// decoded patch lacks its bytes.
     ///
-    /// # Errors
-    /// As [`JournalRecord::decode_from`], and when it has other lines.
+    /// # Errors As [`Record::decode_from`], and when the record has other lines.
     pub fn decode_head(&mut self, head: &Line, place: &RecordAddress) -> Result<(), InvalidRecord> {
         match is_patch_head(head) {
             true => self.decode_patch(head, place),
@@ -631,7 +623,7 @@ impl Record {
         }
     }
 
-    /// Takes in the fields of a head, whose changes are there.
+    /// Decodes the fields of a head; the changes are already decoded.
     fn decode_head_fields(&mut self, head: &Line, level: u8) -> Result<(), InvalidRecord> {
         let head: Words = std::array::from_fn(|i| get_u64(head, i * 8));
         self.seq = Seq(head[1]);
@@ -648,7 +640,7 @@ impl Record {
         }
     }
 
-    /// Reads the head of a patch.
+    /// Decodes the head of a patch.
     fn decode_patch(&mut self, head: &Line, place: &RecordAddress) -> Result<(), InvalidRecord> {
         if place.checksum(std::slice::from_ref(head)) != get_u32(head, 0) {
             return Err(InvalidRecord::Checksum);
@@ -681,8 +673,8 @@ impl Record {
         }
     }
 
-    /// Takes in the bytes of a patch from the lines behind its head, which has this word for
-    /// its new slot.
+    /// Decodes the bytes of a patch from the lines after its head. `new` is the head's word for the
+    /// new slot.
     fn decode_patch_bytes(&mut self, body: &[Line], new: u64) -> Result<(), InvalidRecord> {
         if u64::from(crc32c_lines(0, body)) != new & FRAME_MASK {
             return Err(InvalidRecord::Checksum);
@@ -736,7 +728,7 @@ impl ObjectRecord {
 }
 
 impl JournalEntry {
-    /// Its order in the pool.
+    /// The entry's order in the pool.
     #[must_use]
     pub fn seq(&self) -> Seq {
         match self {
@@ -745,7 +737,7 @@ impl JournalEntry {
         }
     }
 
-    /// Lines that it takes.
+    /// Lines of the entry.
     #[must_use]
     pub fn lines(&self) -> usize {
         match self {
@@ -754,10 +746,10 @@ impl JournalEntry {
         }
     }
 
-    /// Appends the entry as it lies at `place` to `into`.
+    /// Appends the entry, encoded for `place`, to `into`.
     ///
     /// # Panics
-    /// As [`JournalRecord::encode`].
+    /// As [`Record::encode`].
     pub fn encode(&self, place: &RecordAddress, into: &mut Vec<Line>) {
         let start = into.len();
         match self {
@@ -767,8 +759,7 @@ impl JournalEntry {
         add_checksum(&mut into[start..], place);
     }
 
-    /// The entry at the start of `journal`, if one flipped bit is all that is
-    /// wrong with it.
+    /// The entry at the start of `journal`, if one flipped bit is its only defect.
     #[must_use]
     pub fn correct(journal: &[Line], place: &RecordAddress) -> Option<JournalEntry> {
         let mut copy = journal.get(..journal.len().min(lines(PAGES_MAX)))?.to_vec();
@@ -778,7 +769,7 @@ impl JournalEntry {
         let covered = if is_patch { 1 } else { claimed };
         let found = place.checksum(copy.get(..covered).unwrap_or_default());
         let is_body = is_patch && found == get_u32(head, 0);
-        // What the sum that is wrong is of.
+        // The lines that the wrong sum covers.
         let (first, end, found, expected) = match (is_patch, is_body) {
             (true, true) => {
                 let found = crc32c_lines(0, copy.get(1..claimed)?);
@@ -789,7 +780,7 @@ impl JournalEntry {
         };
         if end <= copy.len() {
             let bit = flipped_bit((end - first) * LINE_BYTES, found, expected);
-            // The first word says how long the entry is: see below.
+            // The first word holds the length of the entry, so its bits are tried one by one below.
             if let Some(bit) = bit.filter(|&bit| is_body || bit >= 64) {
                 copy[first + bit / (LINE_BYTES * 8)][bit / 8 % LINE_BYTES] ^= 1 << (bit % 8);
                 return JournalEntry::decode(&copy, place).ok();
@@ -803,10 +794,10 @@ impl JournalEntry {
         })
     }
 
-    /// The entry at the start of `journal`, which may hold anything after it.
+    /// Decodes the entry at the start of `journal`. Any bytes may follow it.
     ///
     /// # Errors
-    /// When there is none, it is torn, or it belongs to another place.
+    /// When there is none, it is torn, or it belongs to another address.
     pub fn decode(journal: &[Line], place: &RecordAddress) -> Result<JournalEntry, InvalidRecord> {
         let head = journal.first().ok_or(InvalidRecord::Malformed)?;
         if head[4] == KIND_OBJECT {
@@ -875,7 +866,7 @@ mod tests {
         }
     }
 
-    /// A part of a page.
+    /// A patch of a part of a page.
     fn patch(within: usize, len: usize) -> Record {
         let mut record = record(1);
         let change = &mut record.changes[0];
@@ -920,7 +911,7 @@ mod tests {
         assert_eq!(encode(&record(1)).len(), 1);
     }
 
-    /// What a record looked like before there were groups.
+    /// The encoding of a record by builds without groups.
     #[test]
     fn single_record_has_no_group_bits() {
         for pages in [1, 2, PAGES_MAX] {
@@ -1050,7 +1041,7 @@ mod tests {
     fn patch_head_decodes_without_its_bytes() {
         let mut record = patch(3000, 200);
         let mut lines = encode(&record);
-        // Whatever became of them.
+        // The head decodes in spite of damaged bytes.
         lines[2] = [7; LINE_BYTES];
         let mut found = Record::empty();
         found.decode_head(&lines[0], &place()).unwrap();
@@ -1062,12 +1053,12 @@ mod tests {
             assert!(found.decode_head(&lines[0], &place()).is_err(), "bit {bit}");
             lines[0][bit / 8] ^= 1 << (bit % 8);
         }
-        // One of several pages has more lines.
+        // The head of a record of several pages has more lines.
         let several = encode(&super::tests::record(2))[0];
         assert!(found.decode_head(&several, &place()).is_err());
     }
 
-    /// Not even such as were made for the place where they come to lie.
+    /// Not even bytes that form a record for the very address of their line.
     #[test]
     fn patch_bytes_never_decode_as_record() {
         let mut record = patch(0, 63 * 3);
@@ -1091,7 +1082,7 @@ mod tests {
         }
     }
 
-    /// Whatever has the right checksum, of what no writer makes.
+    /// Refuses a record with a right checksum that no writer makes.
     #[test]
     fn impossible_patch_is_refused() {
         let sound = encode(&patch(4000, 96));
@@ -1103,7 +1094,7 @@ mod tests {
             let found = JournalEntry::decode(&lines, &place());
             assert_eq!(found, Err(InvalidRecord::Malformed));
         };
-        // Beyond the page, of a node, while it is being changed, with bytes behind its end.
+        // Beyond the page, of a node, while it is being changed, with bytes after its end.
         refused(&|lines| lines[0][39] = 0xff);
         refused(&|lines| lines[0][5] = 1);
         refused(&|lines| lines[0][44] ^= 0x20);
@@ -1112,7 +1103,7 @@ mod tests {
         refused(&|lines| put(&mut lines[0], 6, 0u16.to_le_bytes()));
     }
 
-    /// Where pools have it.
+    /// The sums take the place of the check bits that slots have in a pool.
     #[test]
     fn second_sums_replace_slot_check_bits() {
         let mut record = record(2);

@@ -1,12 +1,13 @@
-//! Opening a pool: from superblock and lane tails to a pool that can be used.
-//! Its time follows the records above the checkpoint, not the pool's content.
+//! Recovery of a pool: from superblock and journal tails to a usable pool. The time is proportional
+//! to the records above the checkpoint, not to the pool's content.
 //!
-//! Invariants: every valid record above the checkpoint is kept, in seq order;
-//! of a lane only the last group may be incomplete (on `file-sync` pools any
-//! group, since nothing was promised before an fdatasync), and then nothing of
-//! it is kept (a record that is alone is a group of one); nothing is granted
-//! before the recovered state is persistent under a new incarnation, in both
-//! superblocks: if one is damaged later, the other leads to the same lanes.
+//! Invariants:
+//! - Recovery applies every valid record above the checkpoint, in seq order.
+//! - Only the last group of a journal may be incomplete, and then none of its records is applied. A
+//!   single record is a group of one. On `file-sync` pools any group may be incomplete, since
+//!   nothing is promised before an fdatasync.
+//! - Nothing is granted before the recovered state is persistent under a new incarnation in both
+//!   superblocks. If one of them is damaged later, the other leads to the same journals.
 
 use crate::bitmap::{Bitmap, DamagedLine};
 use crate::defect::{self, Defect};
@@ -28,7 +29,7 @@ use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{MapError, Media, UnfencedStores};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Why a pool cannot be opened or go on.
+/// Why a pool cannot be opened or cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// No valid superblock.
@@ -44,12 +45,12 @@ pub enum PoolError {
         /// Bytes there.
         found: u64,
     },
-    /// The journal lost something that was persistent.
+    /// The journal lost a record that was persistent.
     #[error("{0}; the medium lost it: replace the pool and let the volume copy it anew")]
     Journal(#[from] JournalDamage),
     /// A record that only an older build reads.
     #[error(
-        "journal {0} holds a record of an older build, which this one does not read; start that build once and end it in good order, so that the pool is closed"
+        "journal {0} holds a record of an older build, which this one does not read; start the older build and stop it in order once, so that it closes the pool"
     )]
     OlderFormat(u32),
     /// A part of a transaction is lost.
@@ -57,15 +58,15 @@ pub enum PoolError {
         "journal {0} lost a part of a transaction that was persistent; replace the pool and let the volume copy it anew"
     )]
     Transaction(u32),
-    /// The newer superblock is lost, and the older one does not fit any more.
+    /// The newer superblock is lost, and the older one no longer matches the journals.
     #[error(
-        "one superblock is damaged, and the other is too old: journal {0} went on after it was written; replace the pool and let the volume copy it anew"
+        "one superblock is damaged, and the other is too old: journal {0} continued after it was written; replace the pool and let the volume copy it anew"
     )]
     Superseded(u32),
     /// A record that was persistent names data that is damaged.
-    #[error("the record with seq {0} is whole but its data is damaged; replace the pool")]
+    #[error("the record with seq {0} is valid but its data is damaged; replace the pool")]
     Data(Seq),
-    /// A page table cannot be followed.
+    /// A page table is damaged.
     #[error("{0}; replace the pool and let the volume copy it anew")]
     Table(#[from] BadTable),
     /// A page table cannot be read.
@@ -73,9 +74,9 @@ pub enum PoolError {
         "byte {0} of the pool, in a page table, cannot be read; replace the pool and let the volume copy it anew"
     )]
     Unreadable(usize),
-    /// A record that is whole and cannot be.
+    /// A valid record with impossible content.
     #[error(
-        "the record with seq {0} names what the pool does not have; replace the pool and let the volume copy it anew"
+        "the record with seq {0} is impossible: its seq or a frame is out of range; replace the pool and let the volume copy it anew"
     )]
     Record(Seq),
     /// A frame that was in use twice.
@@ -83,7 +84,7 @@ pub enum PoolError {
         "frame {0} was freed twice: a page table is damaged; replace the pool and let the volume copy it anew"
     )]
     FreedTwice(u64),
-    /// A record of an object that cannot be.
+    /// A record of an object that the pool does not have.
     #[error(
         "a record names entry {0} of the object table, which the pool does not have; replace the pool and let the volume copy it anew"
     )]
@@ -91,15 +92,17 @@ pub enum PoolError {
     /// The system refused.
     #[error(transparent)]
     System(#[from] MapError),
-    /// An earlier failure; nothing is known to be persistent since.
-    #[error("the pool failed before and must be opened again")]
+    /// An earlier failure; the persistent state is unknown since.
+    #[error("the pool has failed earlier; open it again")]
     Failed,
-    /// A session's journal makes no sense.
-    #[error("journal {0} holds a record that cannot be; its session is ended")]
+    /// A session's journal holds an impossible record.
+    #[error(
+        "journal {0} holds a damaged or impossible record; stop the brick and run `pagemesh pool check` on the pool"
+    )]
     Session(u32),
 }
 
-/// Reads the superblock that counts.
+/// Reads the valid superblock of the higher generation.
 ///
 /// # Errors
 /// When there is none, or the medium is shorter than the pool.
@@ -117,7 +120,7 @@ pub fn read_superblock<M: Media>(media: &M) -> Result<Superblock, PoolError> {
     Ok(block)
 }
 
-/// The two pages of a medium that has them.
+/// The two superblock pages of a medium.
 pub(crate) fn superblock_pages<M: Media>(media: &M) -> [[u8; PAGE_BYTES]; 2] {
     let mut pages = [[0; PAGE_BYTES]; 2];
     media.read(0, &mut pages[0]);
@@ -125,7 +128,7 @@ pub(crate) fn superblock_pages<M: Media>(media: &M) -> [[u8; PAGE_BYTES]; 2] {
     pages
 }
 
-/// Streams a superblock to both places, one after the other.
+/// Streams a superblock to both pages, one after the other.
 pub(crate) fn write_superblocks<M: Media>(
     media: &M,
     block: &mut Superblock,
@@ -137,46 +140,43 @@ pub(crate) fn write_superblocks<M: Media>(
     Ok(())
 }
 
-/// Streams a superblock to its place and makes it durable.
+/// Streams a superblock to its page and makes it durable.
 pub(crate) fn write_superblock<M: Media>(media: &M, block: &Superblock) -> Result<(), MapError> {
     let (_, stores) = M::stream_page(&[(media, block.offset())], &block.encode());
     let _fenced = media.fence(stores);
     media.sync()
 }
 
-/// What recovery found, for the log.
+/// The results of recovery, for the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecoverySummary {
     /// Records replayed.
     pub records: u64,
-    /// Records dropped because they were not whole: unacknowledged.
+    /// Records dropped because they were incomplete, and so unacknowledged.
     pub dropped: u64,
     /// Operations added to the in-flight table.
     pub in_flight: u64,
-    /// Records, entries of the in-flight table and of the object table, and slots
-    /// above the leaves that records need, which the medium had damaged, and that
-    /// were mended.
+    /// Damage by the medium that was corrected: in records, in entries of the in-flight table and
+    /// of the object table, and in slots above the leaves that records need.
     pub corrected: u64,
-    /// Records kept although their data is damaged: reading it is an error
-    /// until it is written anew.
+    /// Records applied although their data is damaged. A read of that data is an error until it is
+    /// written again.
     pub damaged: u64,
-    /// Pages that differed in one bit from what their records say, and were mended: the
-    /// medium lost it, or a part of the page did not get there, where its frame held an
-    /// older version of it.
+    /// Pages that differed in one bit from their record and were corrected. The medium lost the
+    /// bit, or a crash lost a part of the page and its frame held an older version of it.
     pub corrected_pages: u64,
-    /// Lines of the bitmap that the medium had damaged, and that were made
-    /// anew.
+    /// Damaged lines of the bitmap that were rebuilt.
     pub bitmap_lines: u64,
-    /// Entries of the object table that are lost: their slices are refused, and
-    /// all others served.
+    /// Entries of the object table that are lost. Their slices are refused, and all others are
+    /// served.
     pub objects_lost: u64,
-    /// Frames of those lines that may be free and are not granted, because a page
-    /// table is damaged too.
+    /// Frames of those lines that may be free and are withheld, because a page table is damaged
+    /// too.
     pub withheld: u64,
 }
 
 impl RecoverySummary {
-    /// Whether the medium had lost something that was persistent.
+    /// Whether the medium had lost data that was persistent.
     #[must_use]
     pub fn is_damaged(&self) -> bool {
         let counts = [
@@ -190,33 +190,33 @@ impl RecoverySummary {
     }
 }
 
-/// A pool that was recovered.
+/// A recovered pool.
 pub(crate) struct RecoveryResult {
     pub(crate) block: Superblock,
     pub(crate) bitmap: Bitmap,
     pub(crate) summary: RecoverySummary,
     /// Lines of the bitmap that were damaged.
     pub(crate) damaged_lines: Vec<DamagedLine>,
-    /// Entries of the object table that were mended.
+    /// Entries of the object table that were corrected.
     pub(crate) corrected_objects: Vec<(ObjectId, Object)>,
-    /// Slots of page tables that were mended.
+    /// Slots of page tables that were corrected.
     pub(crate) corrected_slots: Vec<CorrectedSlot>,
-    /// Pages of which one bit was wrong, and was mended.
+    /// Pages in which one wrong bit was corrected.
     pub(crate) corrected_pages: Vec<FlippedPage>,
-    /// Frames in use by the bitmap and by the superblock, where they differed.
+    /// Frames in use by the bitmap and by the superblock, if the two differ.
     pub(crate) count_mismatch: Option<(u64, u64)>,
 }
 
-/// Replays the journal and starts a new incarnation. On a `file-sync` pool it
-/// replays on the `trial` first, a private mapping.
+/// Replays the journal and starts a new incarnation. On a `file-sync` pool it replays first on
+/// `trial`, a private mapping.
 pub(crate) fn recover<M: Media>(
     media: &M,
     ordered: bool,
     trial: Option<&M>,
 ) -> Result<RecoveryResult, PoolError> {
     if !ordered && !defect::is(Defect::RecoveryNotSynced) {
-        // What the process before left in the page cache may be lost still,
-        // and must not be after a slot that names it was stored.
+        // The previous process's writes in the page cache may still be lost. They must be durable
+        // before a slot that names them is stored.
         media.sync()?;
     }
     let mut block = read_superblock(media)?;
@@ -224,8 +224,8 @@ pub(crate) fn recover<M: Media>(
     if let Some(trial) = trial {
         tolerate_unreadable_frames(trial, &block.geometry);
     }
-    // With one superblock, it may be the older one: the other was being
-    // written, which is fine, or was damaged since.
+    // A single valid superblock may be the older one. The other was being written, which is
+    // harmless, or was damaged since.
     let pages = superblock_pages(media);
     let is_alone = pages.iter().any(|page| Superblock::decode(page).is_err());
     let (mut bitmap, bad) = Bitmap::load(media, &block.geometry, block.pool);
@@ -233,8 +233,8 @@ pub(crate) fn recover<M: Media>(
     let mut found = Vec::new();
     let mut table = in_flight::InFlightTable::load(media, block.geometry.in_flight);
     let mut overflowed = Vec::new();
-    // Who wrote it may have died before its fence, and the other one is
-    // overwritten below: it must be on media by then.
+    // The writer of this superblock may have died before its fence. It must be on the medium before
+    // the other one is overwritten below.
     let mut stores = match defect::is(Defect::SuperblockNotFlushed) {
         true => Vec::new(),
         false => vec![media.flush(block.offset(), PAGE_BYTES)],
@@ -284,8 +284,8 @@ pub(crate) fn recover<M: Media>(
     };
     let mut flipped = Vec::new();
     for (number, (entries, end)) in (0..).zip(scans) {
-        // A group whose data is not there was never fenced, so it can only be
-        // the last; on a file anything since the checkpoint may be missing.
+        // A group with missing data was never fenced, so it can only be the last. On a file any
+        // data since the checkpoint may be missing.
         let last = entries.last().map(JournalEntry::seq);
         let mut kept = Vec::with_capacity(entries.len());
         for group in entries.chunk_by(|one, next| one.seq() == next.seq()) {
@@ -345,20 +345,21 @@ pub(crate) fn recover<M: Media>(
     replay.correct_pages(&mut flipped, &found);
     summary.corrected_pages = flipped.len() as u64;
     if ordered && !defect::is(Defect::ReplayedBeforeFence) {
-        // A slot may reach the medium as soon as it is stored: what it names
-        // must be there by then.
+        // A slot may reach the medium as soon as it is stored. Its page or node must be there
+        // before.
         if let Some(stores) = stores.drain(..).reduce(UnfencedStores::and) {
             let _fenced = media.fence(stores);
         }
     }
-    // Where a record was lost, the slot tells which frame became free, until a
-    // record behind it is applied. So frames are durable before slots are
-    // stored: a recovery after a crash of this one need not know.
+    // If a record was lost, only the slot tells which frame became free, until a later record of
+    // the slot is applied. So the frames are made durable before slots are stored: a recovery after
+    // a crash of this one does not need the slot.
     let trial_replay = match trial.filter(|_| !defect::is(Defect::SlotsBeforeFrames)) {
         Some(private) => {
             let mut trial_replay = Replay::new(private, &block, !bad.is_empty());
             trial_replay.apply_all(&found, ordered)?;
-            // Its pages hide from now on what is healed in the file.
+            // The private pages hide later corrections in the file, so the trial corrects the
+            // entries too.
             trial_replay.repair_objects(&mut RecoverySummary::default());
             trial_replay.mark_compare_all(&overflowed, must_compare);
             Some(trial_replay)
@@ -418,8 +419,8 @@ pub(crate) fn recover<M: Media>(
     })
 }
 
-/// Flushes the last records of a lane, and their data: who wrote them may have
-/// died before the fence, and those before them were fenced.
+/// Flushes the last records of a journal, and their data. Their writer may have died before the
+/// fence; earlier records were fenced.
 fn flush_records<'e, M: Media>(
     media: &M,
     geometry: &Geometry,
@@ -436,7 +437,7 @@ fn flush_records<'e, M: Media>(
             .changes
             .iter()
             .filter_map(|change| change.new.frame());
-        // A record of others is refused when it is applied.
+        // Applying a record with a frame outside the pool returns an error later.
         let frames = frames.filter(|frame| geometry.frame_numbers().contains(&frame.0));
         stores.extend(frames.map(|frame| media.flush(frame_at(frame), PAGE_BYTES)));
     }
@@ -457,8 +458,8 @@ pub(crate) fn journal_of(block: &Superblock, number: u32) -> Journal {
     )
 }
 
-/// Operations that may be incomplete elsewhere: as far back as the last
-/// operation says.
+/// Operations that may be incomplete on other legs, as far back as the last operation's `open`
+/// count reaches.
 fn in_flight_at_end(entries: &[JournalEntry]) -> impl Iterator<Item = (ObjectId, InFlightOp)> {
     let mut oldest = None;
     let mut open = Vec::new();
@@ -478,7 +479,7 @@ fn in_flight_at_end(entries: &[JournalEntry]) -> impl Iterator<Item = (ObjectId,
     open.into_iter()
 }
 
-/// The in-flight entry of a client's record; the owner's own and links have
+/// The in-flight entry of a client's record. Records of the owner and records that link nodes have
 /// none.
 pub(crate) fn in_flight_of(record: &Record) -> Option<InFlightOp> {
     (record.level == 0 && record.op != 0).then_some(InFlightOp {
@@ -489,31 +490,30 @@ pub(crate) fn in_flight_of(record: &Record) -> Option<InFlightOp> {
     })
 }
 
-/// Whether what a record names is there.
+/// The state of the data that a record names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum DataState {
     Intact,
-    /// But for one bit of a page: the medium damaged it since, or a part of it never got
-    /// there and its frame held an older version of it. Or it looks so.
+    /// One bit of a page differs. The medium damaged it since, or a crash lost a part of the page
+    /// and its frame held an older version. A torn page may look like that, too.
     Flipped,
-    /// As `FlippedSlot`, of one page, and a second sum leaves no doubt what it should be,
-    /// whichever happened: this bit, turned.
+    /// As `Flipped`, of one page. The second sum proves the right content in both cases: this bit
+    /// must be flipped back.
     Correctable(usize),
-    /// A page cannot be read, so that nobody knows whether it got there.
+    /// A page cannot be read, so it is unknown whether it was written.
     Unreadable,
-    /// It never got there, or not as a whole.
+    /// The data was not written, or not as a whole.
     Torn,
 }
 
 impl DataState {
-    /// Whether a record was never committed, if its slot does not show that it was. Where
-    /// no second sum tells, of two explanations for one wrong bit the likelier: if only the
-    /// last record of a lane can be in doubt, that it was not. On a file a flip in what was
-    /// synced since the checkpoint would then go unnoticed; there such a page is kept, and
-    /// damaged.
+    /// Whether the record was never committed, unless its slot shows that it was. Without a second
+    /// sum a wrong bit has two explanations. If only the last record of a journal is in doubt, the
+    /// likelier one counts: that it was not committed. On a file that would hide a flip in data
+    /// that was synced since the checkpoint. So there the record counts, with a damaged page.
     fn is_torn(self, ordered: bool) -> bool {
         match self {
-            // An unreadable page that was acknowledged must not become an older one.
+            // An unreadable page that was acknowledged must not be replaced by an older one.
             DataState::Intact | DataState::Correctable(_) | DataState::Unreadable => false,
             DataState::Flipped => ordered && !defect::is(Defect::NearlyWholeKept),
             DataState::Torn => true,
@@ -521,28 +521,28 @@ impl DataState {
     }
 }
 
-/// A page of which one bit was wrong.
+/// A page with one wrong bit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FlippedPage {
-    /// Of the record that says what it should be.
+    /// The seq of the record with the right checksum.
     seq: Seq,
     pub(crate) object: ObjectId,
     pub(crate) page: PageNo,
     pub(crate) frame: FrameNo,
-    /// From the frame's first.
+    /// The bit's number in the frame.
     bit: usize,
 }
 
-/// Applies records in seq order to a pool that nobody uses.
+/// Applies records in seq order to a pool that is not in use.
 struct Replay<'m, M> {
     media: &'m M,
     geometry: Geometry,
     objects_end: u32,
-    /// Frames that records name: in use at the checkpoint, and at the end?
+    /// Frames that records name, with their use at the checkpoint and at the end.
     in_use: BTreeMap<u64, (bool, bool)>,
-    /// What they do to frames, in order, where a line of the bitmap is bad.
+    /// All changes of frames by records, in order; recorded if a line of the bitmap is damaged.
     changes: Option<Vec<(u64, bool)>>,
-    /// Frames that records change in place, and the last that does.
+    /// Frames that records change in place, each with the last such record.
     patched_frames: BTreeMap<u64, Seq>,
     stores: Vec<UnfencedStores>,
 }
@@ -560,7 +560,7 @@ impl<'m, M: Media> Replay<'m, M> {
         }
     }
 
-    /// Takes in which frames these records change in place.
+    /// Records the frames that these records change in place.
     fn record_patched_frames<'e>(&mut self, entries: impl Iterator<Item = &'e JournalEntry>) {
         for entry in entries {
             if let JournalEntry::Map(record) = entry
@@ -572,10 +572,10 @@ impl<'m, M: Media> Replay<'m, M> {
         }
     }
 
-    /// Whether the frame's bytes are not those that the record knows, for patches: of a
-    /// fresh frame those behind it. Who made one had found the record's slot, so it was
-    /// committed. A record that keeps the frame had nothing to write, and bytes of
-    /// patches before it need not be there yet.
+    /// Whether patches changed the frame's bytes, so that they no longer match this record. For a
+    /// newly allocated frame only later patches count. The session that made such a patch had found
+    /// this record's slot, so this record was committed. If the record keeps its frame, it wrote no
+    /// bytes, and bytes of earlier patches may still be missing.
     fn is_patched(&self, record: &Record, change: &Change) -> bool {
         if defect::is(Defect::PatchedPageTorn) {
             return false;
@@ -635,8 +635,8 @@ impl<'m, M: Media> Replay<'m, M> {
         }
     }
 
-    /// The pages of a record of which one bit is wrong, and known; none if another is
-    /// damaged otherwise.
+    /// The pages of a record in which one known bit is wrong. None if another page is damaged in
+    /// another way.
     fn correctable_pages(&self, entry: &JournalEntry) -> Option<Vec<FlippedPage>> {
         let JournalEntry::Map(record) = entry else {
             return Some(Vec::new());
@@ -658,8 +658,8 @@ impl<'m, M: Media> Replay<'m, M> {
         Some(flipped)
     }
 
-    /// Mends these pages, but for those whose frames have been given to others since: records
-    /// that are kept, in order, tell.
+    /// Corrects these pages, except those in frames with newer users. The applied records, in
+    /// order, name the users.
     fn correct_pages(&mut self, flipped: &mut Vec<FlippedPage>, records: &[JournalEntry]) {
         let names = |entry: &JournalEntry, frame| match entry {
             JournalEntry::Map(record) => {
@@ -679,10 +679,9 @@ impl<'m, M: Media> Replay<'m, M> {
         }
     }
 
-    /// Last groups of lanes whose data is not there, but whose slots other
-    /// records found swapped: locks are released after the fence only, so the
-    /// group was committed, and its page was damaged since. Dropped, its
-    /// frame would be freed without ever having been in use.
+    /// Last groups of journals with missing data, if other records found their slots swapped. Locks
+    /// are released only after the fence, so such a group was committed and its page was damaged
+    /// since. If the group were dropped, its frame would be freed without ever having been in use.
     fn superseded_groups(&self, scans: &[(Vec<JournalEntry>, u64)]) -> BTreeSet<Seq> {
         let last = scans.iter().filter_map(|(entries, _)| {
             let seq = entries.last()?.seq();
@@ -698,7 +697,7 @@ impl<'m, M: Media> Replay<'m, M> {
         superseded.map(|(seq, _)| seq).collect()
     }
 
-    /// Whether a group was committed of which records are missing.
+    /// Whether an incomplete group was committed, so that the medium has lost some of its records.
     fn is_partial_group_committed(
         &self,
         rest: &[JournalEntry],
@@ -709,10 +708,9 @@ impl<'m, M: Media> Replay<'m, M> {
         rest.iter().any(is_its) && !defect::is(Defect::GroupHalfRecovered)
     }
 
-    /// Whether a slot holds what the record says: slots are swapped after the
-    /// fence only, so the record was committed and a page that does not match
-    /// its checksum was damaged since. Dropped, its frame would be free and in
-    /// use at once.
+    /// Whether a slot is the one that the record publishes. Slots are swapped only after the fence,
+    /// so the record was committed, and a page that does not match its checksum was damaged since.
+    /// If the record were dropped, its frame would be free and in use at once.
     fn is_swapped(&self, entry: &JournalEntry) -> bool {
         let JournalEntry::Map(record) = entry else {
             return true;
@@ -730,8 +728,8 @@ impl<'m, M: Media> Replay<'m, M> {
             if seq.0 >= COUNT_MAX {
                 return Err(PoolError::Record(seq));
             }
-            // On a file, another session's record that links a leaf may be lost:
-            // then the group was never promised, and nothing of it may be there.
+            // On a file, another session's record that links a leaf may be lost. Then the group was
+            // never promised, and none of it may be applied.
             if !ordered && group.len() > 1 && !self.are_leaves_linked(group)? {
                 continue;
             }
@@ -747,9 +745,9 @@ impl<'m, M: Media> Replay<'m, M> {
         Ok(())
     }
 
-    /// Puts the bytes of a patch into the page, unless its frame was given up behind it:
-    /// with the older superblock patches are replayed whose frames others have by now. A
-    /// page that cannot be read stays so.
+    /// Copies the bytes of a patch into the page, unless the frame left the page after the patch. A
+    /// replay from the older superblock has patches of frames with other users by now. An
+    /// unreadable page stays unreadable.
     fn apply_patch(&mut self, record: &Record, moved: &BTreeMap<u64, Seq>) {
         let Some(frame) = record.changes[0].new.frame() else {
             return;
@@ -783,7 +781,7 @@ impl<'m, M: Media> Replay<'m, M> {
         Ok(true)
     }
 
-    /// Where a record's first slot lies.
+    /// The location of a record's first slot.
     fn locate(&self, record: &Record) -> Result<SlotLocation, PoolError> {
         if record.object.0 >= self.geometry.object_count() {
             return Err(PoolError::Object(record.object.0));
@@ -816,9 +814,8 @@ impl<'m, M: Media> Replay<'m, M> {
             return Err(PoolError::Record(record.seq));
         }
         let SlotLocation::At(at) = self.locate(record)? else {
-            // The object was deleted afterwards, and this node with it; or, on
-            // a file, the record that links the node was lost, and this one
-            // was never promised either.
+            // The object was deleted afterwards, and this node with it. Or, on a file, the record
+            // that links the node was lost, and this record was never promised either.
             for change in &record.changes {
                 self.record_freed_frame(change.old, ordered, ordered);
                 self.record_freed_frame(change.new, false, ordered);
@@ -861,8 +858,8 @@ impl<'m, M: Media> Replay<'m, M> {
         data_crc: u32,
         ordered: bool,
     ) {
-        // On a file, a record in between may be lost: then what the slot really
-        // maps is free now, and what this record replaced never was in use.
+        // On a file, a record between the two may be lost. Then the frame that the slot really maps
+        // is free now, and the frame that this record replaced was never in use.
         let found = Slot::decode(self.media.load(at));
         let follows = ordered || found == Ok(old);
         self.record_freed_frame(old, follows, ordered);
@@ -874,8 +871,8 @@ impl<'m, M: Media> Replay<'m, M> {
             && new.frame() != old.frame()
             && !defect::is(Defect::LostNodeKept)
         {
-            // The zeroes of the new node may be lost while its record is not.
-            // What it mapped since follows.
+            // The zeroes of the new node may be lost although its record is not. Later records map
+            // its pages again.
             let zeroes = [0; PAGE_BYTES];
             let (_, stores) = M::stream_page(&[(self.media, frame_at(node))], &zeroes);
             self.stores.push(stores);
@@ -888,8 +885,9 @@ impl<'m, M: Media> Replay<'m, M> {
         self.media.store(at, new.encode());
     }
 
-    /// As [`Replay::note`] of a frame that is free now, unless it cannot be read: it would
-    /// be granted. Looked for where that costs no read of a disk.
+    /// As [`Replay::record_frame_use`] for a frame that is free now. An unreadable frame stays in
+    /// use, because it would be granted. With `looks` the frame is probed; a file is not, because
+    /// that would read the disk.
     fn record_freed_frame(&mut self, slot: Slot, was: bool, looks: bool) {
         let is_unreadable = |frame| match looks {
             true => !self.media.can_read(frame_at(frame)),
@@ -899,7 +897,7 @@ impl<'m, M: Media> Replay<'m, M> {
         self.record_frame_use(slot, was, is);
     }
 
-    /// A record names the slot's frame; `was` counts only for the first.
+    /// A record names the slot's frame. `was` counts only for the first record of a frame.
     fn record_frame_use(&mut self, slot: Slot, was: bool, is: bool) {
         if let Some(frame) = slot.frame() {
             self.in_use.entry(frame.0).or_insert((was, is)).1 = is;
@@ -909,9 +907,8 @@ impl<'m, M: Media> Replay<'m, M> {
         }
     }
 
-    /// Writes entries of the object table anew that can be told in spite of
-    /// damage. Records above the checkpoint have been applied: what a crash
-    /// left is whole by now.
+    /// Rewrites damaged entries of the object table that can still be decoded. Records above the
+    /// checkpoint have been applied, so an entry that a crash left is whole by now.
     fn repair_objects(&mut self, summary: &mut RecoverySummary) -> Vec<(ObjectId, Object)> {
         let mut corrected = Vec::new();
         for object in (0..self.objects_end).map(ObjectId) {
@@ -932,7 +929,7 @@ impl<'m, M: Media> Replay<'m, M> {
         corrected
     }
 
-    /// Marks objects whose operations in flight are not known.
+    /// Marks objects with unknown in-flight operations.
     fn mark_compare_all(&mut self, objects: &[ObjectId], is_all: bool) {
         let all = 0..if is_all { self.objects_end } else { 0 };
         let listed = objects.iter().map(|object| object.0);
@@ -952,7 +949,7 @@ impl<'m, M: Media> Replay<'m, M> {
         }
     }
 
-    /// Whether a crash explains a bad line of the bitmap.
+    /// Whether a crash explains a damaged line of the bitmap.
     fn is_explained_by_crash(&self, bitmap: &Bitmap, bad: &DamagedLine) -> bool {
         let frames = bad.frames();
         let named = self.in_use.range(frames.clone());
@@ -964,8 +961,8 @@ impl<'m, M: Media> Replay<'m, M> {
         bitmap.is_torn(bad, before, &changes)
     }
 
-    /// Writes the bits of the frames that records name. Returns how many
-    /// frames are in use if `used` were at the checkpoint.
+    /// Writes the bits of the frames that records name. Returns the number of frames in use, if
+    /// `used` were in use at the checkpoint.
     fn write_frame_bits(&self, bitmap: &mut Bitmap, used: u64) -> u64 {
         let mut used = used;
         for (&frame, &(was, is)) in &self.in_use {
@@ -979,9 +976,9 @@ impl<'m, M: Media> Replay<'m, M> {
         used
     }
 
-    /// Derives lines of the bitmap from the page tables; all of them, where
-    /// none is known to be bad. Returns how many frames may be free and are
-    /// kept from use, because a page table cannot be followed.
+    /// Rebuilds lines of the bitmap from the page tables: the damaged ones, or all if none is known
+    /// to be damaged. Returns the number of frames that may be free and are withheld, because a
+    /// page table cannot be read.
     fn rebuild_bitmap(&self, bitmap: &mut Bitmap, bad: &[DamagedLine]) -> u64 {
         let (frame_set, is_whole) =
             FrameSet::from_tables(self.media, &self.geometry, self.objects_end);
@@ -1004,8 +1001,8 @@ impl<'m, M: Media> Replay<'m, M> {
     }
 }
 
-/// Frames that records put to use or give up, and the last that does. None, where nothing
-/// is changed in place.
+/// Frames that records take into use or free, each with the last such record. Empty if no record
+/// changes a page in place.
 fn frame_moves(entries: &[JournalEntry]) -> BTreeMap<u64, Seq> {
     let records = || {
         entries.iter().filter_map(|entry| match entry {
@@ -1027,13 +1024,13 @@ fn frame_moves(entries: &[JournalEntry]) -> BTreeMap<u64, Seq> {
     moves
 }
 
-/// Whether some record replaced what this one had put into a slot.
+/// Whether some record replaced a slot that this one had published.
 fn is_superseded(entry: &JournalEntry, scans: &[(Vec<JournalEntry>, u64)]) -> bool {
     let mut all = scans.iter().flat_map(|(entries, _)| entries);
     all.any(|other| supersedes(other, entry))
 }
 
-/// Whether a record replaced what another had put into a slot.
+/// Whether a record replaced a slot that another had published.
 fn supersedes(later: &JournalEntry, earlier: &JournalEntry) -> bool {
     let (JournalEntry::Map(later), JournalEntry::Map(earlier)) = (later, earlier) else {
         return false;
@@ -1055,8 +1052,8 @@ fn supersedes(later: &JournalEntry, earlier: &JournalEntry) -> bool {
     })
 }
 
-/// Stores the first line of an entry and its copy, the gate last, and flushes
-/// both. The root slot stays.
+/// Stores the first line of an entry and its copy, the gate last, and flushes both. The root slot
+/// stays.
 pub(crate) fn store_entry<M: Media>(
     media: &M,
     at: usize,
@@ -1083,8 +1080,8 @@ mod tests {
     use std::sync::Arc;
     use uuid::Uuid;
 
-    /// Whether the pool has a superblock, whatever of a recovery is lost that
-    /// comes after a death in the middle of writing one.
+    /// Whether the pool has a superblock after any loss during a recovery, if a process died
+    /// earlier while it wrote one.
     fn has_a_superblock() -> bool {
         let fresh = Recorder::new(2 << 20);
         format(&fresh, Uuid::from_u128(7)).expect("a pool");
@@ -1092,7 +1089,7 @@ mod tests {
         let media = Arc::new(Recorder::from_image(image));
         let mut next = read_superblock(&*media).expect("sound");
         next.generation += 1;
-        // Its writer dies before the fence; the machine goes on.
+        // The writer dies before the fence; the machine continues.
         let page = next.encode();
         let (_, _unfenced) = Recorder::stream_page(&[(&*media, next.offset())], &page);
         media.take_crash_points();
@@ -1105,7 +1102,7 @@ mod tests {
         })
     }
 
-    /// With the older superblock records are replayed whose frames others have by now.
+    /// A replay from the older superblock has records of frames with other users by now.
     #[test]
     fn page_is_corrected_only_by_last_record_of_its_frame() {
         let fresh = Recorder::new(2 << 20);

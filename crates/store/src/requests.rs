@@ -1,8 +1,8 @@
-//! Requests of a client, done by a session: the same code serves a brick's
-//! connections and clients that have the pool mapped.
+//! A session executes the requests of a client. The same code serves a brick's connections and
+//! clients that have the pool mapped.
 //!
-//! What only the owner of the pool can do (epochs, in-flight operations) is
-//! given back to the caller.
+//! Requests that only the owner of the pool can execute (epochs, in-flight operations) go back to
+//! the caller.
 
 use crate::pool_mapping::{Handle, StoreError};
 use crate::session::{LegSession, Session, clear, write};
@@ -19,7 +19,7 @@ use pagemesh_pmem::Media;
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Bytes of one clear.
 pub const CLEAR_BYTES_MAX: u64 = 1 << 30;
-/// Pages that one question about dirty pages looks at: 16 GiB.
+/// Pages that one request for dirty pages examines: 16 GiB.
 const DIRTY_SCAN_MAX: u64 = 1 << 22;
 
 type RequestResult = Result<SliceReply, SliceError>;
@@ -41,17 +41,17 @@ impl From<StoreError> for SliceError {
     }
 }
 
-/// What becomes of a request.
+/// The outcome of a request.
 #[derive(Debug)]
 pub enum ExecuteOutcome {
     /// Done, or refused.
     Done(RequestResult),
-    /// Only the owner of the pool can do it.
+    /// Only the owner of the pool can execute it.
     NeedsOwner(SliceRequest),
 }
 
-/// Does a request of a client whose newest epoch is `epoch`. A flush blocks
-/// for fdatasync on `file-sync` pools.
+/// Executes a request of a client with `epoch` as its newest epoch. A flush blocks for fdatasync on
+/// `file-sync` pools.
 pub fn execute<M: Media>(
     session: &mut Session<M>,
     handle: Handle,
@@ -90,7 +90,7 @@ pub fn execute<M: Media>(
             })
         }
         SliceRequest::Dirty { round, from } => dirty(session, handle, epoch, round, from),
-        // Whoever executes the requests of a connection keeps it.
+        // The executor of the connection's requests keeps their order.
         SliceRequest::KeepOrder => Ok(SliceReply::Done),
         SliceRequest::InFlight | SliceRequest::ForgetInFlight | SliceRequest::RaiseEpoch { .. } => {
             return ExecuteOutcome::NeedsOwner(request);
@@ -137,7 +137,8 @@ fn extents<M: Media>(
     let mut extents: Vec<Extent> = Vec::new();
     let pages = offset / PAGE..end.div_ceil(PAGE);
     let stop = session.visit_slots(&handle, pages, epoch, |_, count, slot| {
-        // Of a damaged slot nobody knows: who reads the page is told.
+        // The state of a damaged slot is unknown: it counts as mapped, so that a read reports the
+        // damage.
         let mapped = slot.is_none_or(|slot| slot.frame().is_some());
         let len = count * PAGE;
         let is_full = extents.len() == EXTENTS_MAX;
@@ -148,7 +149,7 @@ fn extents<M: Media>(
         }
         true
     })? * PAGE;
-    // Pages were counted: cut to the bytes asked for.
+    // The extents count whole pages: cut them to the requested bytes.
     if let Some(first) = extents.first_mut() {
         first.len -= offset % PAGE;
     }
@@ -170,7 +171,7 @@ fn dirty<M: Media>(
     let start = from.0.min(end);
     let mut runs: Vec<PageRun> = Vec::new();
     let stop = session.visit_slots(&handle, start..end, epoch, |page, count, slot| {
-        // Of a damaged slot nobody knows: it may be of this round.
+        // The round of a damaged slot is unknown: it counts as dirty.
         if round == 0 || slot.is_some_and(|slot| slot.round() != round) {
             return true;
         }

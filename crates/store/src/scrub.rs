@@ -1,17 +1,16 @@
-//! The owner's scrub: what a pool keeps beside pages, compared on media with
-//! what the owner knows, in small steps while the pool is used.
+//! The owner's scrub compares the metadata on media with the owner's memory, in small steps while
+//! the pool is in use.
 //!
-//! Superblocks, lines of the bitmap, entries of the object table and of the
-//! in-flight table are in the owner's memory, too, and are written anew where
-//! they differ. Slots above the leaves are not; one with a flipped bit is mended
-//! by its check bits, if what it then names is a node. Records of lanes are
-//! mended by their checksums. Pages and leaves are for the scrub of a volume,
-//! which has other copies.
+//! The owner's memory has superblocks, lines of the bitmap, entries of the object table and entries
+//! of the in-flight table. The scrub rewrites those that differ on media. Slots above the leaves
+//! are only on media: the scrub corrects a flipped bit by the check bits, if the target of the
+//! corrected slot is a node. It corrects records of journals by their checksums. The scrub of a
+//! volume, which has other legs, checks pages and leaves.
 //!
-//! Invariants: nothing is written that is as it should be; a step is short, and
-//! between two the pool serves its sessions. Of a lane only what lies between
-//! its head and what its session has published as committed is read: there the
-//! session writes nothing, until the owner, who is here, moves the head.
+//! Invariants: the scrub writes nothing that is already right. A step is short, and the pool serves
+//! its sessions between two steps. In a journal the scrub reads only from the head to the published
+//! committed index. The session writes nothing there until the owner moves the head, and the owner
+//! is running the scrub.
 
 use crate::defect::{self, Defect};
 use crate::geometry::OBJECT_BYTES;
@@ -28,21 +27,21 @@ use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 use std::sync::atomic::Ordering;
 
-/// Lines of the bitmap looked at in one step: 256 KiB.
+/// Lines of the bitmap in one step: 256 KiB.
 const STEP_LINES: u32 = 4096;
-/// Lines of lanes after which a step ends: 1 MiB, and a lane more.
+/// Lines of journals after which a step ends: 1 MiB, and at most one journal more.
 const STEP_JOURNAL_LINES: u64 = 1 << 14;
-/// Entries of the in-flight table looked at in one step: 256 KiB.
+/// Entries of the in-flight table in one step: 256 KiB.
 const STEP_IN_FLIGHT: u32 = 8192;
-/// Entries of the object table looked at in one step.
+/// Entries of the object table in one step.
 const STEP_OBJECTS: u32 = 512;
-/// Leaves looked for in one step.
+/// Leaves in one step.
 const STEP_LEAVES: u64 = 1024;
 
 /// Bytes of an object below one leaf.
 const LEAF_BYTES: u64 = NODE_SLOTS * PAGE_BYTES as u64;
 
-/// Where a scrub has come; the default is its begin.
+/// The position of a scrub; the default is its start.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScrubCursor(ScrubStage);
 
@@ -50,7 +49,7 @@ pub struct ScrubCursor(ScrubStage);
 enum ScrubStage {
     #[default]
     Superblocks,
-    /// From this lane on.
+    /// From this journal on.
     Journals(u32),
     /// From this entry on.
     InFlight(u32),
@@ -62,36 +61,34 @@ enum ScrubStage {
     Tables(u32, u64),
 }
 
-/// What a scrub looked at and what it found.
+/// The extent and the results of a scrub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScrubReport {
-    /// Superblocks, records, lines of the bitmap, entries and ways to leaves
-    /// looked at.
+    /// Superblocks, records, lines of the bitmap, table entries and leaves that were checked.
     pub checked: u64,
-    /// Superblocks written anew, the newer also by checkpoints since the scrub
-    /// before.
+    /// Superblocks rewritten. Includes newer superblocks that checkpoints rewrote since the last
+    /// scrub.
     pub superblocks: u64,
-    /// Records of lanes mended, also by checkpoints since the scrub before.
+    /// Journal records corrected. Includes those that checkpoints corrected since the last scrub.
     pub records: u64,
-    /// Lanes with a record that cannot be mended, and that nothing but the slices'
-    /// other legs needed: it was left behind, and all slices are compared as a
-    /// whole when they are attached next.
+    /// Journals with an applied record that cannot be corrected. Only the slices' other legs needed
+    /// it. The record was skipped, and all slices are compared as a whole when they are attached
+    /// next.
     pub skipped_journals: u64,
-    /// Entries of the in-flight table written anew.
+    /// Entries of the in-flight table rewritten.
     pub in_flight: u64,
-    /// Lines of the bitmap written anew.
+    /// Lines of the bitmap rewritten.
     pub bitmap_lines: u64,
-    /// Entries of the object table written anew.
+    /// Entries of the object table rewritten.
     pub objects: u64,
-    /// Slots of page tables mended, also by whoever met them since the scrub
-    /// before.
+    /// Slots of page tables corrected. Includes those that sessions corrected since the last scrub.
     pub slots: u64,
-    /// Places that only `pool check`, or another copy, can help.
+    /// Damage that only `pool check` or another leg can repair.
     pub damaged: u64,
 }
 
 impl ScrubReport {
-    /// Everything that was put right.
+    /// The number of all corrections.
     #[must_use]
     pub fn corrected(&self) -> u64 {
         let journal = self.records + self.skipped_journals + self.in_flight;
@@ -100,11 +97,11 @@ impl ScrubReport {
 }
 
 impl<M: Media> Pool<M> {
-    /// Does one step of a scrub. Where to go on; none at its end.
+    /// Does one step of a scrub. Returns the position of the next step; none at the end.
     ///
     /// # Errors
-    /// When the medium fails, or a record cannot be read that a checkpoint needs;
-    /// the pool has then failed.
+    /// When the medium fails, or when a checkpoint needs a record that cannot be read. The pool has
+    /// then failed.
     pub fn scrub(
         &mut self,
         ScrubCursor(stage): ScrubCursor,
@@ -127,7 +124,7 @@ impl<M: Media> Pool<M> {
         found.records += self.corrected_records - self.reported_records;
         self.reported_records = self.corrected_records;
         let slots = self.corrected_slots();
-        // Whoever maps the pool may have written anything there.
+        // Any process that maps the pool may have written any value there.
         let corrected = slots.saturating_sub(std::mem::replace(&mut self.reported_slots, slots));
         found.slots += corrected;
         let stepped = match corrected {
@@ -144,7 +141,7 @@ impl<M: Media> Pool<M> {
         Ok(stepped?.map(ScrubCursor))
     }
 
-    /// How much of a scrub lies before this point, in percent of its steps.
+    /// The part of a scrub before this position, in percent of its steps.
     #[must_use]
     pub fn scrub_progress(&self, ScrubCursor(stage): ScrubCursor) -> u8 {
         let leaves_below = |end: u32| {
@@ -191,9 +188,9 @@ impl<M: Media> Pool<M> {
         Ok(Some(ScrubStage::Journals(0)))
     }
 
-    /// Writes the newer superblock anew if it is damaged. In its place: the other
-    /// stays what a crash meanwhile would find. Before the older is overwritten
-    /// this has to be called: at no time is neither valid.
+    /// Rewrites the newer superblock if it is damaged. It goes into its own place, so that a crash
+    /// meanwhile still finds the older one. This must come before the older is overwritten: at no
+    /// time are both invalid.
     pub(crate) fn ensure_newer_superblock(&mut self) -> Result<(), PoolError> {
         if self.has_superblock(self.superblock.generation) {
             return Ok(());
@@ -234,7 +231,7 @@ impl<M: Media> Pool<M> {
         Ok(Some(ScrubStage::InFlight(0)))
     }
 
-    /// Reads what is live of a lane. How many lines that is.
+    /// Reads the live records of a journal, and returns the number of its lines.
     pub(crate) fn scrub_journal(
         &mut self,
         number: u32,
@@ -267,7 +264,7 @@ impl<M: Media> Pool<M> {
         Ok(committed - head)
     }
 
-    /// Whether the checkpoint has passed the record at a lane's end.
+    /// Whether the checkpoint has passed the record at the position of `journal`.
     pub(crate) fn is_applied(&mut self, journal: &Journal) -> bool {
         journal.end()
             < self
@@ -277,9 +274,9 @@ impl<M: Media> Pool<M> {
                 .end()
     }
 
-    /// Lets recovery begin behind the records of a lane that are applied, one of
-    /// which cannot be read. They only said which operations may be missing on
-    /// other legs; nobody knows of which object, so all are compared as a whole.
+    /// Lets recovery begin after the applied records of a journal, one of which cannot be read.
+    /// They only listed operations that may be missing on other legs. The object of the lost record
+    /// is unknown, so all objects are compared as a whole.
     pub(crate) fn skip_applied_records(&mut self, number: u32) -> Result<(), ObjectError> {
         let marks_late = defect::is(Defect::SlicesMarkedAfterHead);
         if !marks_late {
@@ -367,7 +364,7 @@ impl<M: Media> Pool<M> {
             if self.mapping.has_overlay()
                 && self.redundant_entry(&self.mapping.data, object).is_none()
             {
-                // The file may lag behind as long as it can be believed.
+                // The file may lag behind as long as its entry is sound.
                 self.checkpoint()?;
                 self.rewrite_entry(&self.mapping.data, object, &entry)?;
                 is_mended = true;
@@ -380,7 +377,7 @@ impl<M: Media> Pool<M> {
         }))
     }
 
-    /// What an entry says, if line and copy both say it.
+    /// The entry, if line and copy are both sound and agree.
     fn redundant_entry(&self, media: &M, object: ObjectId) -> Option<Object> {
         let mut bytes = [0; OBJECT_BYTES as usize];
         media.read(self.mapping.entry_at(object), &mut bytes);

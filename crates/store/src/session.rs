@@ -1,27 +1,27 @@
 //! A session: the right of one thread to change a pool's objects.
 //!
-//! Several runs of pages as a whole: [`transact`](crate::transaction::transact).
-//! What the members of an operation do together: [`multi_pool_op`].
+//! Changes of several runs of pages as a whole: [`transact`](crate::transaction::transact).
+//! Operations on several legs: [`multi_pool_op`]. Changes of a part of a page in place: [`patch`].
 //!
-//! A part of a page, changed in place: [`patch`].
+//! A write of pages, over one to three pools at once ([`write()`]), takes these steps:
 //!
-//! One write of a page, over one to three pools at once:
-//! [`write_records()`] → `SessionAlone::ensure_resources` (frames granted, room in the lane) →
-//! `SessionAlone::enter` (not revoked, object live, epoch new enough) → lock words →
-//! seqs → the bytes streamed into fresh frames of every pool, their checksum
-//! from the same pass, and one record per pool → **one fence: the commit** →
-//! slots swapped → committed index published → unlocked.
+//! 1. `Session::ensure_resources`: granted frames, and room in the journal;
+//! 2. `Session::begin_op`: not revoked, object live, epoch new enough;
+//! 3. take the lock words, then the seqs;
+//! 4. stream the bytes into newly allocated frames of every pool, with their checksum from the same
+//!    pass, and stream one record per pool;
+//! 5. issue **one fence: the commit**;
+//! 6. swap the slots, publish the committed index, unlock.
 //!
-//! Locks and seqs come before the copy: a locked instruction waits for bytes
-//! streamed before it, and would cost a second drain. A page is copied in half
-//! a microsecond; who dies meanwhile is cleaned up like anywhere in the window.
+//! Locks and seqs come before the copy. A locked instruction waits for bytes streamed before it,
+//! and would cost a second drain. The copy of a page takes half a microsecond; a death during the
+//! copy is handled like a death anywhere in the operation.
 //!
 //! Invariants:
-//! - nothing fails between the taking of a seq and the publication of its
-//!   record;
-//! - whatever the owner needs to finish or undo a dead session's operation is
-//!   in the control segment and the lane before the commit;
-//! - a session waits for the owner only outside the window.
+//! - nothing fails between the taking of a seq and the publication of its record;
+//! - before the commit, the control segment and the journal hold all that the owner needs to roll a
+//!   dead session's operation forward or to discard it;
+//! - a session waits for the owner only between operations.
 
 use crate::control::{FrameRun, LockWords, SessionCells};
 use crate::defect::{self, Defect};
@@ -48,19 +48,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Pages of the longest record: half a node, so that an entry stays well
-/// below the length of a lane.
+/// Pages of the longest record: half a node, so that an entry stays well below the length of a
+/// journal.
 pub const RECORD_PAGES_MAX: u64 = 256;
-/// How long to wait for the owner to make room, unless less is told. It answers
-/// in well under a millisecond unless it is dead or stopped, or waits for its
-/// disk.
+/// The limit of a wait for the owner to make room, unless the session sets a shorter one. The owner
+/// answers in well under a millisecond, unless it is dead, stalled, or waits for its disk.
 const OWNER_WAIT_MAX: Duration = Duration::from_secs(5);
-/// Waits for the owner before the session gives up: an answer may find the
-/// frames it freed taken by others.
+/// Waits for the owner before the session gives up. Other sessions may take the frames that an
+/// answer freed.
 const OWNER_WAITS_MAX: u32 = 3;
 
-/// Lines of a page that are fetched before it is read: as many as a core has on their way
-/// at once. The others follow by themselves.
+/// Lines of a page that are prefetched before a read: as many as a core can have in progress at
+/// once. The hardware prefetches the others.
 const PREFETCHED_LINES: usize = 12;
 
 type Page = [u8; PAGE_BYTES];
@@ -72,19 +71,19 @@ pub struct Session<M> {
     pub(crate) journal: Journal,
     active: u64,
     grants: GrantCursor,
-    /// Operations that may be incomplete on another leg: number, lane position.
+    /// Operations that may be incomplete on another leg: number, journal position.
     open_ops: VecDeque<(u64, u64)>,
     leaf_cache: LeafCache,
-    /// Whether the bell was rung for the present state of lane and grants.
+    /// The state of journal and grants for which the doorbell was rung last.
     doorbell_state: Option<(u64, u64)>,
-    /// The round that the operation at hand stamps.
+    /// The round that the present operation stamps.
     pub(crate) round: u8,
     ticket: u32,
-    /// The session of the owner itself: it must not wait for itself.
+    /// Whether it is the session of the owner itself, which must not wait for the owner.
     is_owner: bool,
-    /// How long the owner may take to answer.
+    /// The limit of a wait for the owner.
     owner_wait: Duration,
-    /// Does what the owner does when it is woken, where it is in this process.
+    /// Runs the owner's maintenance, if the owner is in this process.
     owner_work: Option<Box<dyn Fn() + Send>>,
     pub(crate) frames: Vec<FrameNo>,
     pub(crate) record: Record,
@@ -92,24 +91,24 @@ pub struct Session<M> {
     lock_words: LockWords,
     /// Slots of the last records, swapped and not flushed: first byte, end.
     unflushed_slots: Option<(usize, usize)>,
-    /// Those of all records before the one at hand, flushed for its fence.
+    /// Slots of earlier records, flushed for the fence of the present one.
     pending_slots: Option<UnfencedStores>,
-    /// Bytes that the last record put into a page, not flushed: first byte, end.
+    /// Bytes that the last record wrote in place, not flushed: first byte, end.
     unflushed_patch: Option<(usize, usize)>,
-    /// Those of all records before, flushed for the fence of the one at hand.
+    /// Such bytes of earlier records, flushed for the fence of the present one.
     pending_patch: Option<UnfencedStores>,
-    /// What a patch changes in its page: kept for its memory.
+    /// The changed bits of a patch in its page. The session keeps the buffer to reuse its memory.
     pub(crate) delta: Box<[u8; PATCH_MAX]>,
-    /// The bytes of a patch that is to come.
+    /// The bytes of the next patch.
     pub(crate) patch_buffer: PatchBuffer,
     pub(crate) partial_pages: PartialPageCache,
-    /// Whether the record at hand settles all before it.
+    /// Whether the present record flushes the slots of all earlier ones.
     flushes_slots: bool,
-    /// Slots were flushed that cannot be read: nothing is settled any more.
+    /// Unreadable slots were flushed: from now on no slots count as flushed.
     has_lost_flush: bool,
 }
 
-/// Where the session stands in its granted frames.
+/// The session's position in its granted frames.
 #[derive(Clone, Copy)]
 struct GrantCursor {
     run: FrameRun,
@@ -126,19 +125,19 @@ pub struct LegSession<'s, M> {
     pub handle: Handle,
 }
 
-/// Which leg failed, and how. The others did not change either, except for
-/// whole pages before the failing one.
+/// The leg that failed, and the cause. The other legs have not changed either, except for whole
+/// pages before the failing one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("leg {leg}: {cause}")]
 pub struct LegFailure {
     /// The leg's index.
     pub leg: usize,
-    /// What happened.
+    /// The cause.
     pub cause: StoreError,
 }
 
 impl<M: Media> Session<M> {
-    /// Takes up the session that the owner opened under this number.
+    /// Opens the session with the number that the owner gave it.
     #[must_use]
     pub fn new(view: Arc<PoolMapping<M>>, number: u32) -> Session<M> {
         let cells = view.control.session_cells(number);
@@ -153,7 +152,7 @@ impl<M: Media> Session<M> {
         journal.resume(cells.committed().load(Ordering::Acquire));
         let grants = GrantCursor {
             run: FrameRun { start: 0, len: 0 },
-            // No recall has this number: the ring is looked up when needed.
+            // No recall has this number, so the session reads the ring's start when it needs it.
             next: 0,
             consumed: 0,
             recalls: 1,
@@ -195,49 +194,49 @@ impl<M: Media> Session<M> {
         }
     }
 
-    /// The session of a thread in the owner's process: it has the owner's work
-    /// done by this call, which lets [`Pool::tend`](crate::pool::Pool::tend)
-    /// run, and does not sleep for another thread.
+    /// The session of a thread in the owner's process. It calls `tend` for the owner's work, which
+    /// lets [`Pool::maintain`](crate::pool::Pool::maintain) run. It does not sleep for another
+    /// thread.
     #[must_use]
     pub fn in_owner_process(mut self, tend: Box<dyn Fn() + Send>) -> Session<M> {
         self.owner_work = Some(tend);
         self
     }
 
-    /// The session of a client that gives the owner up after so long.
+    /// Sets the limit of each wait for the owner.
     #[must_use]
     pub fn with_owner_wait(mut self, limit: Duration) -> Session<M> {
         self.owner_wait = limit;
         self
     }
 
-    /// The pool's view.
+    /// The mapping of the pool.
     #[must_use]
     pub fn mapping(&self) -> &Arc<PoolMapping<M>> {
         &self.mapping
     }
 
-    /// The session's number, which is its lane's.
+    /// The session's number, which is its journal's.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Lines of the longest group. A quarter of the lane may have to be kept,
-    /// and almost as many lines again may be skipped at the end of the ring.
+    /// Lines of the longest group. A quarter of the journal may have to be retained, and almost as
+    /// many lines as the group has may be skipped at the end of the ring.
     pub(crate) fn group_lines_max(&self) -> usize {
         self.mapping.geometry.journal_lines() as usize * 3 / 8
     }
 
-    /// Pages of one record: what the lane has room for.
+    /// Pages of one record, by the length of the journal.
     #[must_use]
     pub fn pages_max(&self) -> u64 {
         let by_journal = (self.mapping.geometry.journal_lines() / 4 - 1) * 3;
         by_journal.min(RECORD_PAGES_MAX)
     }
 
-    /// How many of `len` bytes from here on one record can tell of, of [`write_with_number`]: its
-    /// pages lie in one leaf, and it may begin and end with parts of pages.
+    /// The number of the `len` bytes from `offset` on that one record of [`write_numbered`] can
+    /// cover. Its pages are in one leaf, and it may begin and end with parts of pages.
     #[inline]
     #[must_use]
     pub fn record_len_max(&self, offset: u64, len: u64) -> u64 {
@@ -251,8 +250,8 @@ impl<M: Media> Session<M> {
         self.mapping.control.session_cells(self.number)
     }
 
-    /// Sees to `frame_allocator` granted frames and room for a record of `entry_lines`;
-    /// asks the owner for them if it must.
+    /// Ensures `frames` granted frames, and room for a record of `entry_lines`. Asks the owner for
+    /// them if necessary.
     pub(crate) fn ensure_resources(
         &mut self,
         frames: u64,
@@ -280,7 +279,7 @@ impl<M: Media> Session<M> {
         Ok(())
     }
 
-    /// Takes up what the owner changed. Outside the window.
+    /// Loads the owner's changes. No operation may be in progress.
     fn refresh_from_owner(&mut self) -> Result<(), StoreError> {
         let recalls = self.wait_for_recall()?;
         let cells = self.mapping.control.session_cells(self.number);
@@ -290,14 +289,14 @@ impl<M: Media> Session<M> {
             self.grants.recalls = recalls;
             self.grants.run.len = 0;
             self.grants.next = cells.ring_start().load(Ordering::Acquire);
-            // Of an operation that failed, frames were taken and not published.
+            // A failed operation took frames and did not publish them.
             self.grants.consumed = cells.consumed().load(Ordering::Acquire);
         }
         Ok(())
     }
 
-    /// The recalls so far. While one is under way the ring's start is that of
-    /// an earlier one: runs behind it are others' by now.
+    /// The number of recalls so far. During a recall the ring's start is that of an earlier one,
+    /// and the runs behind it have other users by now.
     fn wait_for_recall(&self) -> Result<u32, StoreError> {
         let cells = self.session_cells();
         let recalls = cells.recalls().load(Ordering::Acquire);
@@ -320,7 +319,7 @@ impl<M: Media> Session<M> {
         }
     }
 
-    /// Granted frames, counted as far as `enough`.
+    /// The number of granted frames, counted as far as `enough`.
     fn available_frames(&self, enough: u64) -> u64 {
         let mut sum = self.grants.run.len;
         if sum < enough {
@@ -360,7 +359,7 @@ impl<M: Media> Session<M> {
         }
     }
 
-    /// Wakes the owner once when half of the lane or of the grants is used.
+    /// Wakes the owner once when half of the journal or of the grants is used.
     fn ring_doorbell_if_low(&mut self) {
         let cells = self.mapping.control.session_cells(self.number);
         let granted = cells.granted().load(Ordering::Relaxed);
@@ -376,7 +375,7 @@ impl<M: Media> Session<M> {
         }
     }
 
-    /// Enters the window.
+    /// Begins an operation, and checks that the session is admitted.
     pub(crate) fn begin_op(&mut self, handle: &Handle, epoch: Epoch) -> Result<Gate, StoreError> {
         let cells = self.mapping.control.session_cells(self.number);
         self.active += 1;
@@ -411,7 +410,7 @@ impl<M: Media> Session<M> {
         }
     }
 
-    /// Leaves the window.
+    /// Ends the operation.
     pub(crate) fn end_op(&mut self) {
         self.active += 1;
         self.mapping
@@ -421,14 +420,17 @@ impl<M: Media> Session<M> {
             .store(self.active, Ordering::Release);
     }
 
-    /// Takes `count` granted frames; `ensure_resources` saw to them.
+    /// Takes `count` granted frames. `ensure_resources` has ensured them.
     pub(crate) fn take_frames(&mut self, count: u64) {
         self.frames.clear();
         while (self.frames.len() as u64) < count {
             if self.grants.run.len == 0 {
                 let cells = self.mapping.control.session_cells(self.number);
                 let end = cells.ring_end().load(Ordering::Acquire);
-                assert!(self.grants.next < end, "prepare saw to the frames");
+                assert!(
+                    self.grants.next < end,
+                    "ensure_resources granted the frames"
+                );
                 self.grants.run = cells.run(self.grants.next);
                 self.grants.next += 1;
                 let numbers = self.mapping.geometry.frame_numbers();
@@ -447,8 +449,7 @@ impl<M: Media> Session<M> {
         self.grants.consumed += count;
     }
 
-    /// The byte of the page's slot; none when its leaf is not linked. Inside
-    /// the window only.
+    /// The byte of the page's slot; none when its leaf is not linked. Only within an operation.
     pub(crate) fn slot_at(
         &mut self,
         handle: &Handle,
@@ -463,20 +464,20 @@ impl<M: Media> Session<M> {
         })
     }
 
-    /// Takes a frame for each change.
+    /// Assigns a granted frame to each change.
     fn assign_frames(&mut self, count: usize) {
         self.take_frames(count as u64);
         for (change, &frame) in self.record.changes.iter_mut().zip(&self.frames) {
             change.new = change.old.map(frame, self.round);
-            // Its store would else be waited for by the swap of the slot.
+            // Without the prefetch the swap of the slot would wait for the store to that entry.
             self.mapping
                 .meta
                 .prefetch(self.mapping.geometry.frame_entry_at(frame));
         }
     }
 
-    /// A write of this page will come: fetches the lines that other cores had last.
-    /// Nothing of slots for leaves that were not used before.
+    /// Prepares a write of this page: prefetches the lines that other cores had last. Slots are
+    /// prefetched only if their leaf was used before.
     #[inline]
     pub fn prefetch_write(&self, handle: &Handle, page: PageNo) {
         self.mapping.control.prefetch(handle.object, page);
@@ -485,7 +486,7 @@ impl<M: Media> Session<M> {
         }
     }
 
-    /// A read of this page will come: fetches its slot.
+    /// Prepares a read of this page: prefetches its slot.
     #[inline]
     pub fn prefetch_read(&self, handle: &Handle, page: PageNo) {
         if let Some(at) = self.cached_slot(handle, page) {
@@ -493,7 +494,8 @@ impl<M: Media> Session<M> {
         }
     }
 
-    /// A read of this page comes next: fetches where it begins, as far as one can tell.
+    /// Prepares a read of this page that comes next: prefetches the first lines of the page, if its
+    /// frame is known.
     #[inline]
     pub fn prefetch_page(&self, handle: &Handle, page: PageNo) {
         if let Some(frame) = self.cached_frame(handle, page) {
@@ -506,26 +508,26 @@ impl<M: Media> Session<M> {
         }
     }
 
-    /// Where the page's slot lies, if its leaf was used before: a hint.
+    /// The byte of the page's slot, if its leaf was used before: a hint.
     #[inline]
     fn cached_slot(&self, handle: &Handle, page: PageNo) -> Option<usize> {
         self.leaf_cache.cached_slot_at(handle.object, page)
     }
 
-    /// The page's frame, if its leaf was used before: a hint. Without the lock words
-    /// somebody may be changing the slot.
+    /// The page's frame, if its leaf was used before: a hint. The caller does not hold the lock
+    /// words, so another session may be changing the slot.
     #[inline]
     pub(crate) fn cached_frame(&self, handle: &Handle, page: PageNo) -> Option<FrameNo> {
         let slot = self.mapping.slot(self.cached_slot(handle, page)?, page);
         slot.ok()?.frame()
     }
 
-    /// Forgets the places of leaves: an object's number may be used anew.
+    /// Clears the leaf cache, because an object's number may be used again.
     pub fn clear_leaf_cache(&mut self) {
         self.leaf_cache.clear();
     }
 
-    /// Links the nodes down to the page's leaf. Outside the window.
+    /// Links the nodes down to the page's leaf. No operation may be in progress.
     #[cold]
     pub(crate) fn link_leaf(
         &mut self,
@@ -536,7 +538,7 @@ impl<M: Media> Session<M> {
         loop {
             self.ensure_resources(1, 1)?;
             match self.begin_op(handle, epoch) {
-                // Grants were taken back in between: look again.
+                // The owner recalled the grants in between: begin again.
                 Err(StoreError::TimedOut) => continue,
                 entered => entered?,
             };
@@ -548,7 +550,7 @@ impl<M: Media> Session<M> {
         }
     }
 
-    /// Links the highest node that is missing; true when none is.
+    /// Links the highest missing node; true when none is missing.
     fn link_next_node(
         &mut self,
         handle: &Handle,
@@ -596,8 +598,7 @@ impl<M: Media> Session<M> {
         linked.map_err(|_| damaged_page_error(page))
     }
 
-    /// Commits the prepared record, and publishes it even if a slot is damaged:
-    /// it is on media.
+    /// Commits the prepared record. Publishes it even if a slot is damaged, because it is on media.
     fn commit_record(
         &mut self,
         handle: &Handle,
@@ -621,9 +622,9 @@ impl<M: Media> Session<M> {
         swapped
     }
 
-    /// Adds the second sums of pages that the prepared record names and that are there
-    /// already, so that it is judged as the record that put them there. Of a page that
-    /// is damaged nobody knows it: false, then.
+    /// Adds the second sums of pages that the prepared record names and that are already in their
+    /// frames. So recovery can judge it like the record that wrote the pages. Returns false if a
+    /// page is damaged, because its second sum is then unknown.
     fn add_second_sums(&mut self, level: u8) -> bool {
         if level > 0 {
             return true;
@@ -642,7 +643,7 @@ impl<M: Media> Session<M> {
         true
     }
 
-    /// Zeroes a frame before it becomes a node, persistently.
+    /// Zeroes a frame persistently, before it becomes a node.
     fn zero_node(&self, node: FrameNo) {
         let view = &self.mapping;
         if defect::is(Defect::NodeNotZeroed) {
@@ -662,8 +663,8 @@ impl<M: Media> Session<M> {
     /// Takes a seq. Nothing may fail between this and `publish_record`.
     pub(crate) fn take_seq(&mut self) {
         let control = &self.mapping.control;
-        // The floor first: a checkpoint that finds our seq taken must find it.
-        // The counter's release and its acquire there order the two.
+        // The floor comes first: a checkpoint that finds the seq taken must find the floor. The
+        // counter's release here and its acquire there order the two.
         let cells = control.session_cells(self.number);
         if !defect::is(Defect::FloorAfterSeq) {
             let next = control.seq().load(Ordering::Acquire);
@@ -675,10 +676,9 @@ impl<M: Media> Session<M> {
         }
     }
 
-    /// Makes sure of the lane, takes a seq and encodes the record of
-    /// `self.record.changes`, as far as it is known. All of it comes before
-    /// the data is streamed: what is stored then and loaded again at once, in
-    /// other pieces, would wait until every streamed byte has left.
+    /// Reserves room in the journal, takes a seq and encodes the record of `self.record.changes`,
+    /// without the sums of its data. All of that comes before the data is streamed. A load that
+    /// spans several recent stores would wait until every streamed byte has left the core.
     fn encode_record(
         &mut self,
         handle: &Handle,
@@ -691,7 +691,7 @@ impl<M: Media> Session<M> {
         self.record.encode(&mut self.encoded);
     }
 
-    /// The same, but for the encoding.
+    /// As `encode_record`, without the encoding.
     pub(crate) fn begin_record(
         &mut self,
         handle: &Handle,
@@ -713,10 +713,10 @@ impl<M: Media> Session<M> {
         self.encoded.clear();
     }
 
-    /// Flushes the slots of the record before, for the fence of the one at
-    /// hand, whose slots begin at `location_at`: they are in this core's cache, and will
-    /// not be when a checkpoint needs them persistent. Those in the same line
-    /// wait for each other: a flush may take the line from the cache.
+    /// Flushes the slots of the previous record for the fence of the present one; `at` is the byte
+    /// of the present record's first slot. The flushed slots are in this core's cache now, and will
+    /// not be when a checkpoint needs them persistent. Slots in the same line wait for each other,
+    /// because a flush may evict the line.
     fn flush_pending_slots(&mut self, at: usize) {
         self.flush_patch();
         if let Some((first, end)) = self.unflushed_slots
@@ -726,10 +726,10 @@ impl<M: Media> Session<M> {
         }
     }
 
-    /// Flushes all slots that were swapped so far for the next fence. Those of
-    /// several places cannot wait: the session remembers one, and the flush of a
-    /// range over both costs what lies between. No crash shows whether they do, as
-    /// such a range has every slot; `swap_slots` asserts it.
+    /// Flushes all slots that were swapped so far, for the next fence. Slots of several places
+    /// cannot wait: the session remembers one range, and the flush of a range over both places
+    /// flushes all lines in between. A crash does not reveal such a range, as it holds every slot;
+    /// `record_unflushed_slots` asserts against it.
     pub(crate) fn flush_all_slots(&mut self) {
         self.flush_patch();
         if let Some((first, end)) = self.unflushed_slots {
@@ -737,8 +737,8 @@ impl<M: Media> Session<M> {
         }
     }
 
-    /// Flushes what the record before put into its page: not at once, as the unlocking
-    /// would wait for it.
+    /// Flushes the bytes that the previous record wrote in place. They are not flushed at once,
+    /// because the unlock would wait for the flush.
     fn flush_patch(&mut self) {
         if let Some((first, end)) = self.unflushed_patch.take()
             && !defect::is(Defect::SessionPatchNotFlushed)
@@ -760,19 +760,19 @@ impl<M: Media> Session<M> {
 
     pub(crate) fn reserve_journal(&mut self, entry_lines: usize) {
         let room = self.journal.reserve(&*self.mapping.data, entry_lines);
-        room.expect("prepare saw to room in the lane");
+        room.expect("ensure_resources made room in the journal");
     }
 
-    /// Takes in the sums of the data of the change number `index`.
+    /// Sets the sums of the data of change number `index`.
     fn set_sums(&mut self, index: usize, sums: PageChecksums) {
         self.record.changes[index].sums = sums;
         set_sums(&mut self.encoded, index, sums);
     }
 
-    /// Streams the record that `begin` encoded.
+    /// Streams the record that `encode_record` encoded.
     fn stream_record(&mut self) -> UnfencedStores {
         let sealed = match self.record.is_patch() {
-            // Its lines have their sum.
+            // The other lines have their sum already.
             true => &mut self.encoded[..1],
             false => &mut self.encoded[..],
         };
@@ -780,7 +780,7 @@ impl<M: Media> Session<M> {
         self.append()
     }
 
-    /// Streams the encoded entry into the lane.
+    /// Streams the encoded entry into the journal.
     pub(crate) fn append(&mut self) -> UnfencedStores {
         self.flushes_slots = self.pending_slots.is_some() && !self.has_lost_flush;
         let stores = self.journal.append(&*self.mapping.data, &self.encoded);
@@ -788,18 +788,18 @@ impl<M: Media> Session<M> {
         flushed.into_iter().fold(stores, UnfencedStores::after)
     }
 
-    /// Bytes of a page were put there, and wait for the next record: they count as settled
+    /// Records that bytes were written in place. They are flushed for the next record, together
     /// with the slot.
     pub(crate) fn record_unflushed_patch(&mut self, first: usize, len: usize) {
         debug_assert!(
             self.unflushed_patch.is_none(),
-            "a record settles the one before"
+            "a record flushes the bytes of the one before"
         );
         self.unflushed_patch = Some((first, first + len));
     }
 
-    /// Shows the pages of the committed record, whose first slot lies at `location_at`:
-    /// their checksums first.
+    /// Publishes the pages of the committed record; its first slot lies at byte `at`. Stores their
+    /// checksums first.
     pub(crate) fn publish_slots(&mut self, at: usize, page: PageNo) -> Result<(), StoreError> {
         if self.record.is_patch() {
             self.record_unflushed_slots(at, 1);
@@ -817,14 +817,14 @@ impl<M: Media> Session<M> {
         self.swap_slots(at, page)
     }
 
-    /// Swaps the slots of the committed record, the first at `location_at`.
+    /// Swaps the slots of the committed record, the first at byte `at`.
     fn swap_slots(&mut self, at: usize, page: PageNo) -> Result<(), StoreError> {
         self.record_unflushed_slots(at, self.record.changes.len());
         let mut result = Ok(());
         let meta = &*self.mapping.meta;
         for (i, change) in self.record.changes.iter().enumerate() {
-            // We hold the lock, so a locked instruction is not needed: only
-            // damage can have changed the slot. What does not check is damage.
+            // The session holds the lock, so it needs no locked instruction: only damage can have
+            // changed the slot. A slot that does not check is damaged.
             let at = at + i * 8;
             let found = meta.load(at);
             if found == change.old.encode() || Slot::decode(found).is_err() {
@@ -836,19 +836,18 @@ impl<M: Media> Session<M> {
         result
     }
 
-    /// So many slots, the first at `location_at`, are about to be swapped.
+    /// Records that `slots` slots, the first at byte `at`, are about to be swapped.
     fn record_unflushed_slots(&mut self, at: usize, slots: usize) {
         if self.mapping.has_overlay() {
             return;
         }
         let (first, end) = self.unflushed_slots.unwrap_or((at, at));
-        // One range is remembered. If it grew from one place to another no
-        // slot would be lost, but its flush would take all that lies between,
-        // be it most of the pool.
+        // The session remembers one range. If the range grew from one place to another, no slot
+        // would be lost. But its flush would cover all lines in between, possibly most of the pool.
         let line = |byte: usize| byte / LINE_BYTES;
         debug_assert!(
             line(first) == line(at) && line(end.max(at + 1) - 1) == line(at),
-            "slots at {first} and {at} are unsettled at once"
+            "slots at {first} and {at} are unflushed at once"
         );
         self.unflushed_slots = Some((first.min(at), end.max(at + slots * 8)));
     }
@@ -886,15 +885,16 @@ impl<M: Media> Session<M> {
         cells.floor().store(u64::MAX, Ordering::Release);
     }
 
-    /// Takes up which of its operations are complete on all legs: without this
-    /// the last one counts as open until there is another, or for ever.
+    /// Records which of the session's operations are complete on all legs. Without this the last
+    /// one counts as incomplete until there is another, or for ever.
     pub(crate) fn record_complete(&mut self, stamp: Stamp) {
         remove_complete(&mut self.open_ops, stamp);
         let oldest = self.open_ops.front().map(|&(_, position)| position);
         let complete = oldest.unwrap_or(self.journal.end());
         let cells = self.mapping.control.session_cells(self.number);
         cells.complete().store(complete, Ordering::Release);
-        // A checkpoint makes it last: else the owner's death brings it back.
+        // Only a checkpoint makes the completion durable. Otherwise the operation counts as
+        // incomplete again after the owner's death.
         if !self.is_owner {
             self.mapping.control.ring_doorbell();
         }
@@ -922,9 +922,8 @@ impl<M: Media> Session<M> {
         Ok(seq)
     }
 
-    /// Swaps slots without moving data: unmaps pages, stamps a round, unlinks
-    /// nodes. `changes` are consecutive from `page`, whose slot lies at `location_at`.
-    /// For the owner, which sees to locks.
+    /// Swaps slots without moving data: unmaps pages, stamps a round, unlinks nodes. `changes` are
+    /// consecutive from `page`; its slot lies at byte `at`. For the owner, which takes the locks.
     pub(crate) fn commit_changes(
         &mut self,
         handle: &Handle,
@@ -940,11 +939,11 @@ impl<M: Media> Session<M> {
     }
 }
 
-/// Writes bytes to the same place of each member's object, every page as a
-/// whole or not at all. The members' media are of one kind.
+/// Writes bytes at the same offset of each leg's object, every page as a whole or not at all. The
+/// legs' media are of one kind.
 ///
 /// # Errors
-/// The first member that failed.
+/// The first leg that failed.
 pub fn write<M: Media>(
     members: &mut [LegSession<'_, M>],
     offset: u64,
@@ -955,14 +954,14 @@ pub fn write<M: Media>(
     write_merging(members, offset, data, merging, stamp.epoch, &|| stamp)
 }
 
-/// The same for who shares pages with others without locks of its own: each record
-/// gets the number that `stamp_round` takes, of this epoch, behind the lock words of its
-/// pages. So the numbers of a page's records are in the order of their slots. Records
-/// are written in the order of the members: what the last one has of who dies, all have.
-/// The members hold the same: a page of which a part is written is read from the first.
+/// As [`write()`], for a client that shares pages with others and takes no locks of its own. Each
+/// record gets the result of `stamp`, a stamp of `epoch`, which is called after its pages are
+/// locked. So the numbers of a page's records have the order of its slots. Records are written in
+/// the order of the legs, so a dead session's record on the last leg is on all of them. The legs
+/// hold the same data: a page that is written in part is read from the first leg.
 ///
 /// # Errors
-/// As [`write_records()`].
+/// As [`write()`].
 pub fn write_numbered<M: Media>(
     members: &mut [LegSession<'_, M>],
     offset: u64,
@@ -973,12 +972,12 @@ pub fn write_numbered<M: Media>(
     write_merging(members, offset, data, MergeSource::FirstLeg, epoch, &stamp)
 }
 
-/// Where the rest of a page comes from of which a part is written.
+/// The source of the rest of a page that is written in part.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MergeSource {
-    /// Each member's own page: one may lack bytes that are still to be copied to it.
+    /// Each leg's own page: a leg may lack bytes that must still be resynced.
     EachLeg,
-    /// The first member's: all hold the same.
+    /// The first leg's page: all legs hold the same data.
     FirstLeg,
 }
 
@@ -1018,9 +1017,9 @@ fn write_merging<M: Media>(
     Ok(())
 }
 
-/// How many of `len` bytes from here on one record can tell of. Where all members hold the same,
-/// it may begin and end with parts of pages. A member that may lack bytes keeps the stamps of
-/// pages that it has parts of: they go alone.
+/// The number of the `len` bytes from `offset` on that one record can cover. If all legs hold the
+/// same data, the record may begin and end with parts of pages. A leg that may lack bytes keeps the
+/// stamps of partly written pages, so each of those gets a record of its own.
 fn record_bytes<M: Media>(
     members: &[LegSession<'_, M>],
     offset: u64,
@@ -1038,8 +1037,8 @@ fn record_bytes<M: Media>(
     }
 }
 
-/// Enters the windows for one run of pages, with what it `needs`, and returns where its
-/// slots lie.
+/// Begins the operation on all legs for one run of pages, with the resources in `needs`. Returns
+/// the location of its first slot on each leg, and the round.
 fn begin_all<M: Media>(
     members: &mut [LegSession<'_, M>],
     page: PageNo,
@@ -1060,7 +1059,7 @@ fn begin_all<M: Media>(
     Ok(places)
 }
 
-/// Takes the range's locks in every pool.
+/// Takes the locks of the range in every pool.
 fn lock_all<M: Media>(
     members: &mut [LegSession<'_, M>],
     page: PageNo,
@@ -1088,7 +1087,7 @@ fn unlock_and_end_op<M: Media>(member: &mut LegSession<'_, M>) {
     session.end_op();
 }
 
-/// All members unlock and leave: nothing has happened, as one of them failed.
+/// Unlocks and ends the operation on all legs. Nothing has changed, as one of them failed.
 fn abort_all<M: Media>(
     members: &mut [LegSession<'_, M>],
     member: usize,
@@ -1098,8 +1097,8 @@ fn abort_all<M: Media>(
     Err(LegFailure { leg: member, cause })
 }
 
-/// Writes pages in one record. Of the first and the last one it may be a part: then these are
-/// merged from the first member's for all.
+/// Writes pages in one record. The first and the last may be written in part; the rest of them is
+/// then merged from the first leg's page for all legs.
 fn write_pages<M: Media>(
     members: &mut [LegSession<'_, M>],
     page: PageNo,
@@ -1130,8 +1129,8 @@ fn write_pages<M: Media>(
         Ok(merged) => merged,
         Err(cause) => return abort_all(members, 0, cause),
     };
-    // Locked instructions wait for streamed bytes, so all of them come first:
-    // locks, number, seqs. From here on nothing fails.
+    // Locked instructions wait for streamed bytes, so all of them come first: locks, number, seqs.
+    // From here on nothing fails.
     let stamp = early.unwrap_or_else(stamp);
     for member in members.iter_mut() {
         let session = &mut *member.session;
@@ -1157,8 +1156,9 @@ fn write_pages<M: Media>(
     Ok(())
 }
 
-/// The first and the last page of a range that begins `within` a page and has several, where
-/// it has a part of them: merged with the first member's, whose slots begin at `location_at`.
+/// The first and the last page of a range of several pages, if they are written in part. They are
+/// merged with the first leg's pages, with their slots from byte `at` on. The range begins at byte
+/// `within` of its first page.
 fn merge_ends<M: Media>(
     members: &mut [LegSession<'_, M>],
     page: PageNo,
@@ -1181,7 +1181,7 @@ fn merge_ends<M: Media>(
     Ok([first, last])
 }
 
-/// Streams a page into the frame of this number that each member has taken.
+/// Streams a page into frame number `number` of each leg.
 fn stream_page<M: Media>(
     members: &mut [LegSession<'_, M>],
     number: usize,
@@ -1199,11 +1199,11 @@ fn stream_page<M: Media>(
     streamed
 }
 
-/// Streams the records, fences, swaps and publishes. Under locks and with seqs
-/// taken; releases the locks and leaves the windows.
+/// Streams the records, fences, swaps and publishes. The caller holds the locks and has taken the
+/// seqs. Releases the locks and ends the operation on all legs.
 ///
-/// Records go to the members in their order: of who dies in between, what the last
-/// member has to finish all before it have, too. Guests read there.
+/// Records go to the legs in their order. If the session dies in between, a record on the last leg
+/// is on all legs before it, too. Direct clients read the last leg.
 fn commit<M: Media>(
     members: &mut [LegSession<'_, M>],
     page: PageNo,
@@ -1251,7 +1251,7 @@ fn commit<M: Media>(
     if defect::is(Defect::SwapBeforeFence) {
         multi_pool_op::fence_all(members, stores.expect("a record"));
     }
-    // Locked instructions wait for the stores above: those of all come first.
+    // Locked instructions wait for the stores above, so the stores of all legs come first.
     for member in members.iter_mut() {
         member.session.publish_record(Some(stamp));
         unlock_and_end_op(member);
@@ -1259,7 +1259,7 @@ fn commit<M: Media>(
     result
 }
 
-/// Writes a part of a page: in place, if that is possible.
+/// Writes a part of a page, in place if possible.
 fn write_part<M: Media>(
     members: &mut [LegSession<'_, M>],
     page: PageNo,
@@ -1292,7 +1292,7 @@ fn write_part<M: Media>(
     write_merged(members, sources, place, part, stamp)
 }
 
-/// Loads each member's slot of a page of which a part is written. Under locks.
+/// Loads each leg's slot of a page that is written in part. The caller holds the locks.
 fn load_slots_all<M: Media>(
     members: &mut [LegSession<'_, M>],
     page: PageNo,
@@ -1305,7 +1305,7 @@ fn load_slots_all<M: Media>(
     Ok(())
 }
 
-/// Commits what [`patch::fill`] prepared.
+/// Commits the records that [`patch::build_records`] prepared.
 fn write_patch<M: Media>(
     members: &mut [LegSession<'_, M>],
     (page, places): (PageNo, [(usize, u8); 3]),
@@ -1316,8 +1316,8 @@ fn write_patch<M: Media>(
     commit(members, page, places, stamp, None)
 }
 
-/// Writes a part of a page, with the rest of it, into another frame: from the pages of so
-/// many members, each one's own, or the first's for all.
+/// Writes a page that changes in part into another frame. The rest comes from the pages of
+/// `sources` legs: from each leg's own, or from the first leg's for all.
 fn write_merged<M: Media>(
     members: &mut [LegSession<'_, M>],
     sources: usize,
@@ -1325,7 +1325,7 @@ fn write_merged<M: Media>(
     part: (usize, &[u8]),
     stamp: impl FnOnce() -> Stamp,
 ) -> Result<(), LegFailure> {
-    // What can fail comes before the seqs.
+    // Everything that can fail comes before the seqs.
     let mut merged = [const { None }; 3];
     for ((index, bytes), &(at, _)) in merged.iter_mut().enumerate().take(sources).zip(&places) {
         let LegSession { session, handle } = &mut members[index];
@@ -1360,7 +1360,7 @@ fn write_merged<M: Media>(
     Ok(())
 }
 
-/// Forgets operations that a stamp says to be complete on all legs.
+/// Removes operations that are complete on all legs by the stamp.
 fn remove_complete(open: &mut VecDeque<(u64, u64)>, stamp: Stamp) {
     let oldest = stamp.op.saturating_sub(u64::from(stamp.open_ops));
     while open.front().is_some_and(|&(op, _)| op < oldest) {
@@ -1368,11 +1368,11 @@ fn remove_complete(open: &mut VecDeque<(u64, u64)>, stamp: Stamp) {
     }
 }
 
-/// Frees the whole pages of a range of each member's object and zeroes the
-/// rest of it.
+/// Frees the whole pages of a range of each leg's object, and zeroes the parts of pages at its
+/// ends.
 ///
 /// # Errors
-/// The first member that failed.
+/// The first leg that failed.
 pub fn clear<M: Media>(
     members: &mut [LegSession<'_, M>],
     offset: u64,
@@ -1436,7 +1436,7 @@ fn zero_part<M: Media>(
     }
 }
 
-/// Unmaps the next run of mapped pages and returns where to go on.
+/// Unmaps the next run of mapped pages and returns the page after it.
 fn clear_next_run<M: Media>(
     member: &mut LegSession<'_, M>,
     page: PageNo,
@@ -1488,7 +1488,7 @@ fn clear_next_run<M: Media>(
 }
 
 impl<M: Media> Session<M> {
-    /// Loads the slots that a write of whole pages replaces. Under locks.
+    /// Loads the slots that a write of whole pages replaces. The caller holds the locks.
     pub(crate) fn load_changes(
         &mut self,
         page: PageNo,
@@ -1499,10 +1499,9 @@ impl<M: Media> Session<M> {
         self.record.changes.clear();
         for i in 0..count {
             let at = at + i * 8;
-            // What a damaged slot named is not known, and need not be: the page
-            // is written as a whole. A frame that it named stays in use, and is
-            // found by a check of the pool; nothing is freed on the word of
-            // damage.
+            // The frame of a damaged slot is unknown. The page is written as a whole, so the frame
+            // is not needed. It stays in use, and a check of the pool finds it. No frame is freed
+            // by a damaged slot.
             let old = match Slot::decode(self.mapping.meta.load(at)) {
                 Err(_) if self.mapping.is_unreadable(at) => {
                     return Err(damaged_page_error(PageNo(page.0 + i as u64)));
@@ -1519,8 +1518,8 @@ impl<M: Media> Session<M> {
         Ok(())
     }
 
-    /// The page behind the slot at `location_at`, the number `index` of the record at hand, with a part
-    /// of it replaced.
+    /// Page number `index` of the present record, with a part of it replaced. Its slot lies at byte
+    /// `at`.
     fn merge_page(
         &mut self,
         handle: &Handle,
@@ -1543,19 +1542,19 @@ impl<M: Media> Session<M> {
         Ok(bytes)
     }
 
-    /// Loads the slot of a page of which a part is written. Under locks.
+    /// Loads the slot of a page that is written in part. The caller holds the locks.
     fn load_slot(&mut self, page: PageNo, (at, round): (usize, u8)) -> Result<(), StoreError> {
         self.load_changes(page, 1, (at, round))?;
-        // A syncing leg merges these bytes into stale ones: the page must still be copied,
-        // so its stamp stays.
+        // A resyncing leg merges these bytes into stale ones. The page must still be copied, so its
+        // stamp stays.
         if round == 0 {
             self.round = self.record.changes[0].old.round();
         }
         Ok(())
     }
 
-    /// Changes that unmap the first run of mapped or damaged pages of a range: how
-    /// many pages lie before it, and its length.
+    /// Loads changes that unmap the first run of mapped or damaged pages of a range. Returns the
+    /// number of pages before the run, and its length.
     pub(crate) fn load_unmap_changes(
         &mut self,
         at: usize,
@@ -1567,7 +1566,7 @@ impl<M: Media> Session<M> {
         let mut skipped = 0;
         for i in 0..count {
             let page = PageNo(page.0 + i);
-            // As for a write: what a damaged slot named need not be known.
+            // As for a write, the frame of a damaged slot is not needed.
             let at = at + i as usize * 8;
             let (old, is_damaged) = match Slot::decode(self.mapping.meta.load(at)) {
                 Err(_) if defect::is(Defect::DamageNotCleared) => {
@@ -1607,7 +1606,7 @@ impl<M: Media> Session<M> {
         })
     }
 
-    /// Runs a reader inside the window.
+    /// Runs `read` within an operation.
     pub(crate) fn with_op<T>(
         &mut self,
         handle: &Handle,
@@ -1677,10 +1676,10 @@ impl<M: Media> Session<M> {
         Ok(())
     }
 
-    /// The CRC32C of each page of a run, after reading and checking it.
+    /// Reads and checks each page of a run, and returns the CRC32C of each.
     ///
     /// # Errors
-    /// As [`SessionAlone::read`].
+    /// As [`Session::read`].
     pub fn checksums(
         &mut self,
         handle: &Handle,
@@ -1712,12 +1711,12 @@ impl<M: Media> Session<M> {
         })
     }
 
-    /// Calls `visit` with runs of pages of a range and their slots, none where a
-    /// slot is damaged; a leaf that is not linked comes as one run of empty slots.
-    /// Stops when it returns false, and returns the page after the last one visited.
+    /// Calls `visit` with runs of pages of a range and their slots. The slot is none if it is
+    /// damaged. A leaf that is not linked is one run of empty slots. Stops when `visit` returns
+    /// false, and returns the page after the last one visited.
     ///
     /// # Errors
-    /// As [`SessionAlone::read`].
+    /// As [`Session::read`].
     pub fn visit_slots(
         &mut self,
         handle: &Handle,

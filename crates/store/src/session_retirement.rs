@@ -1,5 +1,6 @@
-//! Tests of a session that died between its commit and the swap of its slots, which
-//! the medium damaged meanwhile: whoever buries it shows its operation all the same.
+//! Tests of a session that died between its commit and the swap of its slots, with a slot that the
+//! medium damaged meanwhile: the owner that retires the session publishes its operation all the
+//! same.
 
 use crate::pool::{Pool, format};
 use crate::pool_mapping::Handle;
@@ -32,7 +33,7 @@ fn session(pool: &mut Pool<Recorder>) -> Session<Recorder> {
     Session::new(pool.mapping().clone(), number)
 }
 
-/// The slot of `level` above page 3 lost this bit when its session died.
+/// Checks with a session that dies while this bit of the slot of `level` above page 3 is flipped.
 #[track_caller]
 fn check_retirement(level: u8, bit: u32, is_swapped: bool) {
     let media = Arc::new(Recorder::new(4 << 20));
@@ -53,7 +54,7 @@ fn check_retirement(level: u8, bit: u32, is_swapped: bool) {
     let cells = view.control.session_cells(dead.number());
     let committed = cells.committed().load(Ordering::SeqCst);
     put(&mut dead, handle, 3, 2);
-    // As it was before the record was published, inside.
+    // The state before the record is published: the operation is in progress.
     cells.committed().store(committed, Ordering::SeqCst);
     cells.active().fetch_sub(1, Ordering::SeqCst);
     if !is_swapped {

@@ -1,5 +1,5 @@
-//! A page-table entry: what one page of an object, or one node below another,
-//! maps to. Eight bytes, swapped as one.
+//! A page-table entry, which maps one page of an object, or one node below another. It has eight
+//! bytes and is swapped as one word.
 
 use pagemesh_base::ids::FrameNo;
 use std::fmt;
@@ -19,11 +19,11 @@ pub const FRAMES_MAX: u64 = 1 << FRAME_BITS;
 /// The largest degraded round; 0 is normal operation.
 pub const ROUND_MAX: u8 = 15;
 
-/// A slot whose check bits were right when it was made.
+/// A slot that had right check bits when it was decoded or made.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Slot(u64);
 
-/// A slot whose check bits do not fit, or that sets bits no version uses.
+/// A slot with wrong check bits, or with bits that no version uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("slot {0:#018x} is damaged: its check bits do not match")]
 pub struct DamagedSlot(pub u64);
@@ -35,25 +35,25 @@ impl Slot {
     /// The slot that replaces this one and maps to `frame`.
     ///
     /// # Panics
-    /// When the frame or track is beyond its maximum.
+    /// When the frame or round is beyond its maximum.
     #[must_use]
     pub fn map(self, frame: FrameNo, track: u8) -> Slot {
         assert!(frame.0 < FRAMES_MAX, "frame {frame} cannot be named");
         self.next(frame.0, track)
     }
 
-    /// The slot that replaces this one and reads as zeroes. Unlike
-    /// [`TrackedFile::EMPTY`] it has a generation and a track.
+    /// The slot that replaces this one and reads as zeroes. Unlike [`Slot::EMPTY`] it has a
+    /// generation and a round.
     ///
     /// # Panics
-    /// When the track is beyond its maximum.
+    /// When the round is beyond its maximum.
     #[must_use]
     pub fn unmap(self, track: u8) -> Slot {
         self.next(1 << HOLE_BIT, track)
     }
 
-    /// The same while bytes of its frame are changed in place: whoever finds it, or
-    /// finds another one behind a copy of the page, has seen a page that never was.
+    /// The same slot, marked while bytes of its frame are changed in place. A reader that finds it,
+    /// or that finds another slot after its copy of the page, has read a page that may be torn.
     ///
     /// # Panics
     /// When it maps no frame.
@@ -69,7 +69,7 @@ impl Slot {
         self.0 >> CHANGING_BIT & 1 != 0
     }
 
-    /// The slot of these low bits.
+    /// The slot with these low bits and matching check bits.
     fn with_check(bits: u64) -> Slot {
         let bits = bits & ((1 << CHECK_SHIFT) - 1);
         Slot(bits | u64::from(check(bits)) << CHECK_SHIFT)
@@ -88,8 +88,8 @@ impl Slot {
     /// Reads a slot that came from media.
     ///
     /// # Errors
-    /// When its check bits do not match the others. Every flipped bit, and
-    /// every two, are found.
+    /// When its check bits do not match the other bits. They detect every flipped bit and every
+    /// two.
     pub fn decode(bits: u64) -> Result<Slot, DamagedSlot> {
         match u64::from(check(bits)) == bits >> CHECK_SHIFT {
             true => Slot::of_checked(bits),
@@ -97,7 +97,7 @@ impl Slot {
         }
     }
 
-    /// The slot with these bits, whose check bits are right.
+    /// The slot with these bits; the check bits are right.
     fn of_checked(bits: u64) -> Result<Slot, DamagedSlot> {
         let slot = Slot(bits);
         let empty_hole = slot.is_hole() && bits & (FRAMES_MAX - 1) != 0;
@@ -109,7 +109,7 @@ impl Slot {
         }
     }
 
-    /// Reads a slot from where something else has the place of its check bits.
+    /// Decodes a slot stored where other data takes the place of its check bits.
     ///
     /// # Errors
     /// When it sets bits that no version uses.
@@ -117,8 +117,8 @@ impl Slot {
         Slot::of_checked(Slot::with_check(bits).0)
     }
 
-    /// The slot that damaged bits were, if one of them was flipped: check bits
-    /// of this kind tell one flipped bit from two (ITU-T I.432.1).
+    /// The slot before the damage, if one bit was flipped: check bits of this kind tell one flipped
+    /// bit from two (ITU-T I.432.1).
     #[must_use]
     pub fn correct(bits: u64) -> Option<Slot> {
         (0..64).find_map(|bit| Slot::decode(bits ^ 1 << bit).ok())
@@ -130,14 +130,14 @@ impl Slot {
         self.0
     }
 
-    /// The frame this maps to; none reads as zeroes.
+    /// The frame that this slot maps to; none reads as zeroes.
     #[must_use]
     pub fn frame(self) -> Option<FrameNo> {
         let mapped = self != Slot::EMPTY && !self.is_hole();
         mapped.then_some(FrameNo(self.0 & (FRAMES_MAX - 1)))
     }
 
-    /// The degraded round in which this was written, 0 for none.
+    /// The degraded round of the write that made this slot, 0 for none.
     #[must_use]
     pub fn round(self) -> u8 {
         (self.0 >> ROUND_SHIFT) as u8 & ROUND_MAX
@@ -163,9 +163,9 @@ impl fmt::Debug for Slot {
     }
 }
 
-/// CRC-8 with the polynomial x^8 + x^2 + x + 1 (ITU-T I.432.1, header error
-/// control) over the low seven bytes. A word of zeroes checks as zero. One
-/// table per byte, so that the lookups do not wait for each other.
+/// CRC-8 with the polynomial x^8 + x^2 + x + 1 (ITU-T I.432.1, header error control) over the low
+/// seven bytes. The check of a zero word is zero. There is one table per byte, so that the lookups
+/// do not wait for each other.
 fn check(bits: u64) -> u8 {
     static TABLES: [[u8; 256]; 7] = tables();
     let bytes = bits.to_le_bytes();
@@ -178,8 +178,8 @@ fn check(bits: u64) -> u8 {
     crc
 }
 
-/// The last table is for the last byte; each one before lets its result pass
-/// through one byte more.
+/// The last table is for the last byte. Each table before it shifts its result through one byte
+/// more.
 const fn tables() -> [[u8; 256]; 7] {
     let mut tables = [[0; 256]; 7];
     let mut byte = 0;

@@ -1,5 +1,5 @@
-//! Tests of who flushes a slot: the session with its next record, or the
-//! owner's checkpoint. None may think that the other did.
+//! Tests that each slot is flushed, by its session with the next record or by the owner's
+//! checkpoint. Neither may assume that the other did it.
 
 use crate::pool::{Pool, format};
 use crate::pool_mapping::Handle;
@@ -35,7 +35,7 @@ fn put(session: &mut Session<Recorder>, handle: Handle, page: u64, byte: u8) {
     write(&mut [LegSession { session, handle }], at, &data, stamp).expect("room");
 }
 
-/// The first byte of a page after a crash that keeps nothing unfenced.
+/// The first byte of a page after a crash that loses everything unfenced.
 fn after_crash(media: &Recorder, page: u64) -> u8 {
     let points = media.crash_points();
     let image = points.last().expect("now").image(0);
@@ -64,7 +64,7 @@ fn checkpoint_flushes_last_record_of_session() {
     for count in [1, 2, 3, 9, 19] {
         let (media, mut pool, handle) = pool();
         let mut writer = session(&mut pool);
-        // Slots share lines by eights: some settle at once, some late.
+        // Eight slots share a line: some are flushed at once, some late.
         let pages: Vec<u64> = (0..count).map(|i| i * i * 3 % PAGES).collect();
         for (&page, byte) in pages.iter().zip(1..) {
             put(&mut writer, handle, page, byte);
@@ -101,7 +101,7 @@ fn session_never_flushes_records_of_former_session() {
     pool.close_session(journal).expect("sound");
 
     let mut second = session(&mut pool);
-    assert_eq!(second.number(), journal, "the lane is used again");
+    assert_eq!(second.number(), journal, "the journal is used again");
     put(&mut second, handle, 100, 3);
     put(&mut second, handle, 200, 4);
     let control = pool.mapping().control();

@@ -1,17 +1,15 @@
-//! The ways down page tables, where the medium may have damaged them: a slot above
-//! the leaves that lost a bit is mended by whoever meets it on the way.
+//! Slot repair: the nodes on the way down a page table, where the medium may have damaged them.
+//! Each walk corrects a slot above the leaves that lost a bit.
 //!
-//! A slot is one word, so no crash leaves a part of one: check bits that do not
-//! fit are damage. They tell one flipped bit from two. Three may look like one
-//! in another place, so what the mended slot names must speak for it: its frame
-//! is a node, and no page of data that looks like one. A slot of a page has nothing
-//! that speaks for it, and is never mended.
+//! A slot is one word, so no crash leaves a part of one: check bits that do not match are damage.
+//! They tell one flipped bit from two. Three flipped bits may look like one in another position. So
+//! the target of a corrected slot must confirm it: its frame is a node, and not a data page that
+//! looks like one. Nothing confirms the slot of a data page, so such a slot is never corrected.
 //!
-//! Nothing is taken back to an older state: the word is made what it was before
-//! it was damaged. So it does not matter when, or whether, it becomes persistent,
-//! and in a pool at work no lock is needed: the very bits that do not check are
-//! swapped, and whoever has stored something else there meanwhile is not
-//! disturbed.
+//! A correction never restores an older state: it makes the word equal to its value before the
+//! damage. So it does not matter when, or whether, the correction becomes persistent. A pool in use
+//! needs no lock for it either: a compare-and-swap replaces the very bits that do not check, so it
+//! does not disturb a concurrent store of another value.
 
 use crate::bitmap::{self, Bitmap};
 use crate::defect::{self, Defect};
@@ -27,7 +25,7 @@ use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Media, UnfencedStores};
 use std::sync::atomic::Ordering;
 
-/// A slot that was mended.
+/// A slot that was corrected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CorrectedSlot {
     pub(crate) object: ObjectId,
@@ -36,12 +34,11 @@ pub(crate) struct CorrectedSlot {
     pub(crate) page: PageNo,
     /// The byte where it lies.
     pub(crate) at: usize,
-    /// As found.
+    /// The bits before the correction.
     pub(crate) bits: u64,
 }
 
-/// Mends the slots on the ways to those that the records change. What must be
-/// fenced goes to `stores`.
+/// Corrects the slots above those that the records change. The unfenced stores go to `stores`.
 pub(crate) fn correct_slots<'e, M: Media>(
     media: &M,
     geometry: &Geometry,
@@ -54,7 +51,7 @@ pub(crate) fn correct_slots<'e, M: Media>(
         let JournalEntry::Map(record) = entry else {
             continue;
         };
-        // What cannot be mended is refused when it is applied.
+        // Applying the record reports a slot that cannot be corrected.
         while let Some(mended) = correct_first_slot(media, geometry, bitmap, record) {
             stores.push(media.flush(mended.at, size_of::<Slot>()));
             all.push(mended);
@@ -63,7 +60,7 @@ pub(crate) fn correct_slots<'e, M: Media>(
     all
 }
 
-/// Mends the first slot on the way to a record's that does not check.
+/// Corrects the first damaged slot above the record's slots.
 fn correct_first_slot<M: Media>(
     media: &M,
     geometry: &Geometry,
@@ -100,7 +97,7 @@ fn correct_first_slot<M: Media>(
     })
 }
 
-/// What a mended slot names, asked whether it is a node.
+/// Checks whether the target of a corrected slot is a node.
 struct NodeVerifier<'w, M> {
     /// Where nodes and the frame table lie.
     nodes: &'w M,
@@ -110,10 +107,10 @@ struct NodeVerifier<'w, M> {
 }
 
 impl<M: Media> NodeVerifier<'_, M> {
-    /// Whether what a mended slot of `level` names speaks for it: a node with a slot in
-    /// use that checks, or with one that lost a bit and is spoken for itself. An empty
-    /// node is not told from a free frame, nor one of which every slot is damaged,
-    /// unless the frame `is_used`.
+    /// Whether the target of a corrected slot of `level` confirms it: a node with a sound slot in
+    /// use, or with a slot that lost a bit and is confirmed in turn. An empty node and a node with
+    /// damaged slots only look like a free frame; they count only if `is_used` says that the frame
+    /// is in use.
     fn confirms(&self, level: u8, slot: Slot, is_used: &impl Fn(FrameNo) -> bool) -> bool {
         let Some(frame) = slot.frame() else {
             return true;
@@ -129,8 +126,8 @@ impl<M: Media> NodeVerifier<'_, M> {
         below.is_some_and(|below| level > 1 && self.confirms(level - 1, below, is_used))
     }
 
-    /// Whether the frame's checksum is that of its bytes. That of a node is of what its
-    /// frame held before.
+    /// Whether the frame's checksum is that of its bytes. The checksum of a node's frame is that of
+    /// the frame's former data.
     fn is_data_page(&self, frame: FrameNo) -> bool {
         let mut page = [0; PAGE_BYTES];
         self.pages.read(frame_at(frame), &mut page);
@@ -140,7 +137,7 @@ impl<M: Media> NodeVerifier<'_, M> {
 }
 
 impl<M: Media> PoolMapping<M> {
-    /// Where the slot of `level` above `page` lies on one of the view's media.
+    /// The location of the slot of `level` above `page` on one of the mapping's media.
     pub(crate) fn locate_on(
         &self,
         media: &M,
@@ -154,7 +151,7 @@ impl<M: Media> PoolMapping<M> {
         }
     }
 
-    /// Mends what does not check on the way, slot by slot.
+    /// Corrects damaged slots on the way, one by one.
     #[cold]
     fn locate_with_correction(
         &self,
@@ -175,7 +172,7 @@ impl<M: Media> PoolMapping<M> {
         Err(bad)
     }
 
-    /// The slot of `level` above `page`, which lies at this byte and names a node.
+    /// The slot of `level` above `page`, which lies at byte `at` and names a node.
     pub(crate) fn node_slot(
         &self,
         object: ObjectId,
@@ -192,8 +189,9 @@ impl<M: Media> PoolMapping<M> {
         )
     }
 
-    /// Mends the slot of `level` above `page`, and makes that persistent; false if
-    /// it cannot be. Inside a window, or by the owner: what is on the way stays.
+    /// Corrects the slot of `level` above `page` and makes that persistent; false if that is
+    /// impossible. The caller is in an operation or is the owner, so the nodes on the way stay in
+    /// place.
     #[cold]
     pub(crate) fn correct_slot(
         &self,
@@ -202,7 +200,7 @@ impl<M: Media> PoolMapping<M> {
         level: u8,
         page: PageNo,
     ) -> bool {
-        assert!(level > 0, "slots of pages are not mended");
+        assert!(level > 0, "slots of pages are not corrected");
         let Ok(SlotLocation::At(at)) = self.table(media, object).locate(level, page) else {
             return false;
         };
@@ -211,7 +209,7 @@ impl<M: Media> PoolMapping<M> {
             return true;
         }
         let is_used = |frame| bitmap::is_used_on(&*self.data, &self.geometry, self.pool, frame);
-        // The overlay has what is not in the file yet.
+        // The overlay has the nodes that are not in the file yet.
         let verifier = NodeVerifier {
             nodes: &*self.meta,
             pages: &*self.data,
@@ -223,7 +221,7 @@ impl<M: Media> PoolMapping<M> {
         let Some(slot) = slot.filter(|_| !defect::is(Defect::NodesNotCorrected)) else {
             return false;
         };
-        // On `file-sync` pools the overlay may show what the file has.
+        // On `file-sync` pools the overlay may map the bytes of the file.
         let mut is_first = swap_durably(&*self.meta, at, bits, slot);
         if self.has_overlay() {
             is_first |= swap_durably(&*self.data, at, bits, slot);
@@ -239,7 +237,7 @@ impl<M: Media> PoolMapping<M> {
     }
 }
 
-/// False if another one came first.
+/// False if another correction came first.
 fn swap_durably<M: Media>(media: &M, at: usize, bits: u64, slot: Slot) -> bool {
     if defect::is(Defect::CorrectedBlindly) {
         media.store(at, slot.encode());

@@ -1,4 +1,4 @@
-//! Tests of a session that stands still inside an operation.
+//! Tests of a session that is stalled in an operation.
 
 use crate::control::LockWords;
 use crate::defect::{self, Defect};
@@ -35,7 +35,7 @@ fn put(session: &mut Session<Recorder>, handle: Handle, page: u64, byte: u8, op:
     write(&mut [LegSession { session, handle }], at, &data, stamp).expect("room");
 }
 
-/// The byte that a page is full of, once everybody has died.
+/// The byte that fills a page after all processes have died and the pool was recovered.
 fn recovered(pool: &Pool<Recorder>, page: u64) -> u8 {
     let image = pool.mapping().data.visible_image();
     let media = Arc::new(Recorder::from_image(image));
@@ -50,7 +50,7 @@ fn recovered(pool: &Pool<Recorder>, page: u64) -> u8 {
     bytes[0]
 }
 
-/// Whether the page is what was written last.
+/// Whether the last write to the page survives.
 fn last_write_survives_stale_floor() -> bool {
     let mut pool = pool(2 << 20, 4);
     let handle = pool.handle(SLICE).expect("the object");
@@ -58,17 +58,17 @@ fn last_write_survives_stale_floor() -> bool {
     let [mut one, mut two] = [0, 1].map(|at| Session::new(pool.mapping().clone(), numbers[at]));
     let view = pool.mapping().clone();
     let early = view.control.seq().load(Ordering::SeqCst);
-    // It may be missing on another leg, so its record stays in the lane.
+    // The write may be missing on another leg, so its record stays in the journal.
     put(&mut one, handle, 1, 1, 1, 0);
     put(&mut two, handle, 1, 2, 2, 0);
     put(&mut two, handle, 2, 3, 3, 0);
     pool.maintain().expect("sound");
-    // A thread that had read the counter before goes on.
+    // A thread that read the counter earlier continues.
     let cells = view.control.session_cells(numbers[2]);
     cells.active().fetch_add(1, Ordering::SeqCst);
     cells.floor().store(early, Ordering::SeqCst);
     view.control.seq().fetch_add(1, Ordering::SeqCst);
-    // There is news for the superblock.
+    // The superblock has something to record.
     two.record_complete(Stamp {
         epoch: Epoch(1),
         op: 4,
@@ -78,7 +78,7 @@ fn last_write_survives_stale_floor() -> bool {
     recovered(&pool, 1) == 2
 }
 
-/// Its session took the seq late, so nothing below it is its own.
+/// The stalled session took its seq late, so no record below it belongs to it.
 #[test]
 fn stale_floor_restores_no_old_data() {
     assert!(last_write_survives_stale_floor());
@@ -87,7 +87,7 @@ fn stale_floor_restores_no_old_data() {
     defect::set(None);
 }
 
-/// As a process leaves them that stops after it took its seq.
+/// The state that a process leaves if it stops after it took its seq.
 fn stall_in_op(view: &PoolMapping<Recorder>, session: u32) {
     let cells = view.control.session_cells(session);
     cells.active().fetch_add(1, Ordering::SeqCst);
@@ -95,7 +95,7 @@ fn stall_in_op(view: &PoolMapping<Recorder>, session: u32) {
     cells.floor().store(next, Ordering::SeqCst);
 }
 
-/// A pool with an object of so many pages, one that stands still, and another session.
+/// A pool with an object of `pages` pages, a stalled session, and another session.
 fn pool_with_stalled_session(pages: u64) -> (Pool<Recorder>, u32, Session<Recorder>) {
     let mut pool = pool(4 << 20, pages);
     let stalled = pool.open_session(1, 1).expect("a session");
@@ -106,8 +106,8 @@ fn pool_with_stalled_session(pages: u64) -> (Pool<Recorder>, u32, Session<Record
     (pool, stalled, session)
 }
 
-/// Overwriting frees a frame for each that it takes, once the record is applied: by a
-/// bypass where a window stays open.
+/// Each overwrite takes a frame and frees one, once its record is applied. A partial checkpoint
+/// applies it while an operation stays in progress.
 #[test]
 fn writer_does_not_wait_for_stalled_operation() {
     const WRITES: u64 = 5000;
@@ -118,11 +118,11 @@ fn writer_does_not_wait_for_stalled_operation() {
         (0..WRITES).for_each(|at| put(&mut session, handle, at % 64, at as u8, at, 0));
     });
     while !writer.is_finished() {
-        pool.maintain().expect("nobody is waited for");
+        pool.maintain().expect("no wait for the stalled session");
         std::thread::yield_now();
     }
     writer.join().expect("room all the time");
-    assert_eq!(pool.sessions_in_op(), [still], "nobody ended it");
+    assert_eq!(pool.sessions_in_op(), [still], "the session was not ended");
     let frames = view.geometry.frame_numbers();
     assert!(
         WRITES > 4 * (frames.end - frames.start),
@@ -134,7 +134,7 @@ fn writer_does_not_wait_for_stalled_operation() {
     }
 }
 
-/// Grants of one that stands still are all that is left: there is no other way to room.
+/// Only the grants of the stalled session are left: the owner cannot free space in another way.
 #[test]
 fn waiter_for_last_frames_gets_stalled_session_reported() {
     let (mut pool, still, mut session) = pool_with_stalled_session(1000);
@@ -162,7 +162,7 @@ fn waiter_for_last_frames_gets_stalled_session_reported() {
         std::thread::yield_now();
     };
     assert_eq!(reported, still);
-    // Its end, as the brick sees to it.
+    // The end of the stalled session, as the brick carries it out.
     view.control
         .session_cells(still)
         .active()
@@ -175,8 +175,8 @@ fn waiter_for_last_frames_gets_stalled_session_reported() {
     writer.join().expect("no panic");
 }
 
-/// One that goes on may store to a node of the object that was deleted: its
-/// frames must stay until it has left.
+/// A stalled session that continues may store to a node of the deleted object. The frames of the
+/// object must stay in use until the operation has ended.
 #[test]
 fn deleted_object_keeps_frames_while_operation_runs() {
     let mut pool = pool(2 << 20, 1);
@@ -198,14 +198,14 @@ fn deleted_object_keeps_frames_while_operation_runs() {
         Err(ObjectError::Exists(_))
     ));
     cells.active().fetch_add(1, Ordering::SeqCst);
-    pool.delete(SLICE).expect("nobody is inside");
+    pool.delete(SLICE).expect("no operation in progress");
     while pool.maintain().expect("sound") {}
     let entry = pool.objects.get(&object);
     assert!(entry.is_none_or(|entry| entry.state == ObjectState::Free));
     assert!(matches!(pool.delete(SLICE), Err(ObjectError::Unknown(_))));
 }
 
-/// A reader waits for it as a writer does, and has the owner end it.
+/// A reader waits for a stalled session as a writer does, and the owner learns which session it is.
 #[test]
 fn reader_of_changing_page_reports_stalled_session() {
     let (pool, still, mut session) = pool_with_stalled_session(4);
@@ -239,7 +239,7 @@ fn reader_of_changing_page_reports_stalled_session() {
     assert_eq!(read, [7; PAGE_BYTES]);
 }
 
-/// It began behind the barrier, so that nobody waited for it before.
+/// The operation began after the barrier, so the owner did not wait for it earlier.
 #[test]
 fn round_stamp_reports_stalled_lock_holder() {
     let (mut pool, still, mut session) = pool_with_stalled_session(4);

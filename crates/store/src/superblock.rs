@@ -1,6 +1,6 @@
-//! The two superblocks: what a pool is and where its last checkpoint stands.
-//! They alternate; the valid one of the higher generation counts, so that a
-//! torn write of one leaves the other.
+//! The two superblocks, with the identity and plan of a pool and the position of its last
+//! checkpoint. They alternate. The valid one of the higher generation counts, so that a torn write
+//! of one leaves the other.
 
 use crate::geometry::{BadSize, Geometry, JOURNALS_MAX};
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
@@ -13,23 +13,23 @@ use uuid::Uuid;
 const MAGIC: [u8; 8] = *b"pagemesh";
 /// The format this code reads and writes.
 pub const VERSION: u32 = 0;
-/// No generation, seq or position of a line is higher: a billion of them each
-/// second take a century to get there. Below it nothing that counts overflows.
+/// The highest valid generation, seq and line position: a billion of them each second reach it
+/// after a century. No count below it overflows.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;
 const HEADS_AT: usize = 1024;
 const HEADS_END: usize = HEADS_AT + JOURNALS_MAX as usize * 8;
-const _: () = assert!(HEADS_END <= PAGE_BYTES, "all lane heads fit");
+const _: () = assert!(HEADS_END <= PAGE_BYTES, "all journal heads fit");
 
-/// What a superblock says.
+/// The content of a superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
     /// The pool's identity.
     pub pool: Uuid,
-    /// Rises with each write of a superblock; its parity is the place.
+    /// Rises with each write of a superblock; its parity selects the page.
     pub generation: u64,
     /// Rises with each opening of the pool.
     pub incarnation: Incarnation,
-    /// The pool's fencing number.
+    /// The epoch of the pool, as a fencing number.
     pub epoch: Epoch,
     /// Records below this are applied and persistent.
     pub checkpoint: Seq,
@@ -37,17 +37,16 @@ pub struct Superblock {
     pub used_frames: u64,
     /// Entries of the object table from here on were never used.
     pub objects_end: u32,
-    /// Lanes from here on were never used: recovery does not read them.
+    /// Journals from here on were never used: recovery does not read them.
     pub journals_end: u32,
-    /// The durability class that the pool's maker stated; none leaves it to
-    /// the medium.
+    /// The durability class that the pool's creator stated; none leaves it to the medium.
     pub stated: Option<StatedClass>,
-    /// The boot of the machine in which the pool was made, where its class
-    /// promises nothing beyond it but its medium stays.
+    /// The boot of the machine in which the pool was made. Set if the pool's class promises nothing
+    /// beyond that boot, although its medium outlives it.
     pub boot: Option<Uuid>,
     /// The pool's plan.
     pub geometry: Geometry,
-    /// Each lane's first retained line, as an absolute position.
+    /// Each journal's first retained line, as an absolute position.
     pub journal_heads: Vec<u64>,
 }
 
@@ -67,7 +66,7 @@ pub enum BadSuperblock {
         "both superblocks are damaged; restore the pool from a copy, or replace it and let the volume copy it anew"
     )]
     Checksum,
-    /// A right checksum over a plan that this size does not give.
+    /// The checksum is right, but the plan does not follow from the size.
     #[error("the superblock contradicts itself: {0}")]
     Inconsistent(&'static str),
     /// A size that no pool has.
@@ -85,13 +84,13 @@ impl Superblock {
     /// The page as it lies on media.
     ///
     /// # Panics
-    /// When there is not one head for each lane.
+    /// When the number of heads is not the number of journals.
     #[must_use]
     pub fn encode(&self) -> [u8; PAGE_BYTES] {
         assert_eq!(
             self.journal_heads.len(),
             self.geometry.journals as usize,
-            "a head for each lane"
+            "a head for each journal"
         );
         let mut page = [0; PAGE_BYTES];
         put(&mut page, 0, MAGIC);
@@ -123,10 +122,10 @@ impl Superblock {
         page
     }
 
-    /// Reads a page that came from media.
+    /// Decodes a page from media.
     ///
     /// # Errors
-    /// When it is no superblock of this version, damaged, or contradictory.
+    /// When it is not a superblock of this version, or is damaged or inconsistent.
     pub fn decode(page: &[u8; PAGE_BYTES]) -> Result<Superblock, BadSuperblock> {
         if field(page, 0) != MAGIC {
             return Err(BadSuperblock::NotAPool);
@@ -134,15 +133,15 @@ impl Superblock {
         if checksum(page) != get_u32(page, 12) {
             return Err(BadSuperblock::Checksum);
         }
-        // Every version keeps magic, version and checksum at their places, so
-        // a newer pool is told apart from a damaged one.
+        // Every version has magic, version and checksum in the same places, so a newer pool is told
+        // apart from a damaged one.
         if get_u32(page, 8) != VERSION {
             return Err(BadSuperblock::Version(get_u32(page, 8)));
         }
         let geometry = Geometry::plan(get_u64(page, 56))?;
         if (geometry.journals, geometry.journal_bytes) != (get_u32(page, 64), get_u64(page, 72)) {
             return Err(BadSuperblock::Inconsistent(
-                "its lanes are not those of its size",
+                "its journals do not match its size",
             ));
         }
         let (used_frames, objects_end) = (get_u64(page, 80), get_u32(page, 88));
@@ -152,7 +151,7 @@ impl Superblock {
             || lanes_end > geometry.journals
         {
             return Err(BadSuperblock::Inconsistent(
-                "it counts more frames, objects or lanes than there are",
+                "it counts more frames, objects or journals than the pool has",
             ));
         }
         let boot = Uuid::from_bytes(field(page, 96));
@@ -164,7 +163,7 @@ impl Superblock {
             || get_u32(page, 40) == u32::MAX
         {
             return Err(BadSuperblock::Inconsistent(
-                "it has counted further than a pool can live",
+                "a generation, seq, incarnation or line position is beyond its limit",
             ));
         }
         Ok(Superblock {
@@ -183,18 +182,18 @@ impl Superblock {
         })
     }
 
-    /// The superblock that counts, of the two places.
+    /// The valid superblock of the higher generation.
     ///
     /// # Errors
-    /// What is wrong with the first, when neither is valid.
+    /// The error of the first copy, when neither is valid.
     pub fn choose(pages: [&[u8; PAGE_BYTES]; 2]) -> Result<Superblock, BadSuperblock> {
         match pages.map(Superblock::decode) {
             [Ok(a), Ok(b)] if a.pool != b.pool => Err(BadSuperblock::Inconsistent(
-                "its two copies are of different pools",
+                "its two copies belong to different pools",
             )),
             [Ok(a), Ok(b)] => Ok(if a.generation > b.generation { a } else { b }),
-            // A newer program may have written one copy so far: refuse, since
-            // going on from the older one would undo what it did.
+            // A newer program may have written one copy so far. Refuse the pool: continuing from
+            // the older copy would undo the newer program's changes.
             [Err(version @ BadSuperblock::Version(_)), _]
             | [_, Err(version @ BadSuperblock::Version(_))] => Err(version),
             [Ok(one), Err(_)] | [Err(_), Ok(one)] => Ok(one),
@@ -204,7 +203,7 @@ impl Superblock {
     }
 }
 
-/// The byte of a class; zero is none.
+/// The byte of a class; zero stands for none.
 fn durability_code(class: Durability) -> u8 {
     match class {
         Durability::Pmem => 1,
@@ -225,12 +224,12 @@ fn decode_stated([class, trusted]: [u8; 2]) -> Result<Option<StatedClass>, BadSu
         })),
         (None, 0) if class == 0 => Ok(None),
         _ => Err(BadSuperblock::Inconsistent(
-            "its durability class is none that there is",
+            "its durability class is unknown",
         )),
     }
 }
 
-/// CRC32C of everything but the checksum's own four bytes.
+/// CRC32C of all bytes but the checksum's own four.
 fn checksum(page: &[u8; PAGE_BYTES]) -> u32 {
     crc32c_append(crc32c_append(0, &page[..12]), &page[16..])
 }

@@ -1,13 +1,13 @@
-//! The persistent page table of one object: a radix tree of 512 slots per
-//! node, whose root slot lies in the object's entry.
+//! The persistent page table of one object: a radix tree of 512 slots per node. Its root slot lies
+//! in the object's entry.
 //!
-//! A slot of level 0 maps a data page; a slot of level n maps the node whose
-//! slots are of level n - 1. The root slot's level is the tree's height, so
-//! every slot has an address (level, page) that records can name.
+//! A slot of level 0 maps a data page; a slot of level n maps a node with slots of level n - 1. The
+//! root slot's level is the tree's height, so every slot has an address (level, page) that records
+//! can name.
 //!
-//! Invariants: nothing is followed that does not check and does not lie among
-//! the pool's frames; a walk loads at most one slot per level. The tree never
-//! allocates and never stores: linking a node is a record like any other.
+//! Invariants: a walk follows only slots that check and that name a frame of the pool. It loads at
+//! most one slot per level. The tree never allocates and never stores: a record links a node, as it
+//! does any other change.
 
 use crate::record::LEVELS_MAX;
 use crate::slot::{DamagedSlot, Slot};
@@ -21,7 +21,7 @@ const NODE_SHIFT: u32 = 9;
 const SLOT_BYTES: usize = 8;
 const _: () = assert!(SLOT_BYTES << NODE_SHIFT == PAGE_BYTES, "a node is a frame");
 
-/// A view of one object's page table.
+/// One object's page table on a medium.
 pub struct PageTable<'m, M> {
     media: &'m M,
     root_at: usize,
@@ -29,7 +29,7 @@ pub struct PageTable<'m, M> {
     frames: Range<u64>,
 }
 
-/// Where a slot lies.
+/// The location of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotLocation {
     /// At this byte of the pool.
@@ -38,7 +38,7 @@ pub enum SlotLocation {
     Unlinked(u8),
 }
 
-/// Why a page table cannot be followed.
+/// Why a page table cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadTable {
     /// A slot's check bits are wrong.
@@ -46,7 +46,7 @@ pub enum BadTable {
     Damaged {
         /// The slot's level.
         level: u8,
-        /// The page that was looked for.
+        /// The requested page.
         page: PageNo,
         /// The slot.
         cause: DamagedSlot,
@@ -58,15 +58,15 @@ pub enum BadTable {
     NoSuchFrame {
         /// The slot's level.
         level: u8,
-        /// The page that was looked for.
+        /// The requested page.
         page: PageNo,
         /// The frame named.
         frame: FrameNo,
     },
-    /// The object's table does not reach so far.
+    /// The object's table does not reach the page.
     #[error("page {page} is beyond the {pages} pages of the object's table")]
     OutOfReach {
-        /// The page that was looked for.
+        /// The requested page.
         page: PageNo,
         /// How many pages the table reaches.
         pages: u64,
@@ -83,21 +83,20 @@ pub fn reach(height: u8) -> u64 {
     1 << (NODE_SHIFT * u32::from(height))
 }
 
-/// What a frame holds that may be a node.
+/// The slots of a frame that may be a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeSlots {
     /// Sound slots that are not empty.
     pub(crate) in_use: usize,
-    /// Words that are one bit from such a slot.
+    /// The last of those, corrected.
     pub(crate) damaged: usize,
-    /// What the last of those was.
+    /// The last of those, corrected.
     pub(crate) corrected: Option<Slot>,
 }
 
 impl NodeSlots {
-    /// Counts them. None if it is no node: some word is no slot, or names no frame of
-    /// the pool's `frame_allocator`, or there are many numbers of one bit, which are one bit from
-    /// an empty slot.
+    /// Counts the slots of a node. None if the frame is no node: if some word is no slot or names
+    /// no frame in `frames`, or if too many words are one bit away from an empty slot.
     pub(crate) fn of<M: Media>(media: &M, node: FrameNo, frames: &Range<u64>) -> Option<NodeSlots> {
         let is_ours = |slot: &Slot| slot.frame().is_none_or(|it| frames.contains(&it.0));
         if !frames.contains(&node.0) {
@@ -123,8 +122,8 @@ impl NodeSlots {
 }
 
 impl<'m, M: Media> PageTable<'m, M> {
-    /// The table of `height` whose root slot lies at byte `root_at`, in a pool
-    /// whose frames are `frame_allocator`.
+    /// The table of `height` with its root slot at byte `root_at`, in a pool with the frames
+    /// `frames`.
     ///
     /// # Panics
     /// When the height is beyond the highest, or frames beyond the medium.
@@ -142,7 +141,7 @@ impl<'m, M: Media> PageTable<'m, M> {
         }
     }
 
-    /// Where the slot of `level` above `page` lies.
+    /// The location of the slot of `level` above `page`.
     ///
     /// # Errors
     /// When the table is damaged on the way, or does not reach the page.
@@ -169,7 +168,7 @@ impl<'m, M: Media> PageTable<'m, M> {
         Ok(SlotLocation::At(at))
     }
 
-    /// The slot of a data page; an unlinked one was never written.
+    /// The slot of a data page. A page without a leaf was never written.
     ///
     /// # Errors
     /// When the table is damaged on the way, or does not reach the page.

@@ -1,18 +1,20 @@
-//! Several runs of pages that change as a whole: a group of records.
+//! Transactions: several runs of pages that change as a whole, by a group of records.
 //!
-//! [`transact`] goes the way of a write ([`crate::session`]), over one to three
-//! pools at once: frames and room in the lane for the whole group, leaves →
-//! windows → the lock words of all runs in ascending order → old slots → frames,
-//! one entry of the lane, one seq → bytes streamed into fresh frames → the
-//! records → **one fence: the commit** → all slots swapped → the committed index
-//! published once, behind the group → unlocked.
+//! [`transact`] follows the path of a write ([`crate::session`]), over one to three pools at once:
+//!
+//! 1. reserve frames and room in the journal for the whole group;
+//! 2. begin the operation, find the leaves, take the lock words of all runs in ascending order, and
+//!    load the old slots;
+//! 3. take frames, one journal entry and one seq;
+//! 4. stream the bytes into the new frames, and the records into the journal;
+//! 5. issue **one fence: the commit**;
+//! 6. swap all slots, publish the committed index once, after the group, and unlock.
 //!
 //! Invariants:
 //! - nothing fails between the taking of a seq and the publication;
-//! - who looks at a lane finds the committed index before or behind a group,
-//!   and a checkpoint applies all of it or nothing: it has one seq;
-//! - a session that is between two operations has no slots of several places
-//!   that are swapped and not flushed.
+//! - a reader of a journal finds the committed index before or after a group. A group has one seq,
+//!   so a checkpoint applies all of it or nothing;
+//! - between two operations a session has no swapped and unflushed slots of more than one run.
 
 use crate::control::LockWords;
 use crate::defect::{self, Defect};
@@ -36,41 +38,40 @@ const SLOT_BYTES: usize = 8;
 struct LeafRun<'p> {
     page: u64,
     count: u64,
-    /// None: they are cleared.
+    /// None if they are cleared.
     data: Option<&'p [[u8; PAGE_BYTES]]>,
 }
 
-/// A record of a member's group.
+/// A record of a leg's group.
 struct GroupRecord {
     record: Record,
-    /// Where its first slot lies.
+    /// The byte of its first slot.
     at: usize,
     /// Its first line in the group.
     line: usize,
 }
 
-/// What a transaction is in one pool.
+/// The records of a transaction in one pool.
 #[derive(Default)]
 struct RecordGroup {
-    /// Per run, where its first slot lies; none: its leaf is not linked, and
-    /// nothing is to be cleared.
+    /// Per run, the byte of its first slot. None if its leaf is not linked and the run is only
+    /// cleared.
     slot_offsets: Vec<Option<usize>>,
     round: u8,
     words: Vec<u16>,
-    /// None: nothing of what is to be cleared is mapped.
+    /// Empty if no page to be cleared is mapped.
     records: Vec<GroupRecord>,
     lines: usize,
-    /// Per page that is written: its piece, and its change in there.
+    /// Per page that is written: the index of its record, and of its change in there.
     written_changes: Vec<(usize, usize)>,
 }
 
-/// Changes all parts in each member's object as a whole, or nothing. Parts are
-/// whole pages, at most [`TRANSACTION_PAGES_MAX`] together, and do not overlap.
-/// The members' media are of one kind.
+/// Changes all parts in each leg's object as a whole, or nothing. Parts are whole pages, at most
+/// [`TRANSACTION_PAGES_MAX`] together, and do not overlap. The legs' media are of one kind.
 ///
 /// # Errors
-/// The first member that failed; nothing has changed then, unless a slot was
-/// found damaged after the commit.
+/// The first leg that failed. Nothing has changed then, unless the medium had damaged a slot that
+/// was found after the commit.
 pub fn transact<M: Media>(
     members: &mut [LegSession<'_, M>],
     parts: &[TransactionPart],
@@ -79,9 +80,9 @@ pub fn transact<M: Media>(
     transact_numbered(members, parts, stamp.epoch, || stamp)
 }
 
-/// The same for who shares pages with others without locks of its own: it gets the
-/// number that `stamp_round` takes, of this epoch, behind the lock words of all its pages. So
-/// the numbers of a page's records are in the order of their slots.
+/// As [`transact`], for a client that shares pages with others and takes no locks of its own. The
+/// function calls `stamp` for a stamp of `epoch` after it has taken the lock words of all pages. So
+/// the numbers of a page's records have the order of its slots.
 ///
 /// # Errors
 /// As [`transact`].
@@ -122,7 +123,7 @@ pub fn transact_numbered<M: Media>(
     outcome
 }
 
-/// The runs of all parts by their pages, checked against every member.
+/// The runs of all parts, sorted by page, after the checks against every leg.
 fn leaf_runs<'p, M: Media>(
     members: &[LegSession<'_, M>],
     parts: &'p [TransactionPart],
@@ -143,7 +144,9 @@ fn leaf_runs<'p, M: Media>(
             checked.map_err(|cause| LegFailure { leg: index, cause })?;
         }
         if !offset.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {
-            return Err(invalid_transaction("a part is not of whole pages"));
+            return Err(invalid_transaction(
+                "a part does not consist of whole pages",
+            ));
         }
         pages = pages.saturating_add(len / PAGE);
         if pages > TRANSACTION_PAGES_MAX {
@@ -166,7 +169,7 @@ fn invalid_transaction(why: &'static str) -> LegFailure {
     }
 }
 
-/// Splits a part where a leaf ends.
+/// Splits a part at the ends of leaves.
 fn split_at_leaves<'p>(page: u64, count: u64, data: Option<&'p [u8]>, into: &mut Vec<LeafRun<'p>>) {
     let mut pages = data.map(|data| data.as_chunks().0);
     let (mut page, end) = (page, page + count);
@@ -183,8 +186,8 @@ fn split_at_leaves<'p>(page: u64, count: u64, data: Option<&'p [u8]>, into: &mut
     }
 }
 
-/// Frames, and lines as many as there may be: which pages are mapped is known
-/// under locks only, and a page takes a line at most.
+/// The frames, and the most lines that the group may need. The mapped pages are known only under
+/// locks, and each page takes one line at most.
 fn requirements<M: Media>(
     members: &[LegSession<'_, M>],
     runs: &[LeafRun<'_>],
@@ -236,7 +239,7 @@ fn begin_all<M: Media>(
     })
 }
 
-/// Takes the lock words of all runs; leaves the windows if that fails.
+/// Takes the lock words of all runs; ends the operation on all legs if that fails.
 fn lock_all<M: Media>(
     members: &mut [LegSession<'_, M>],
     runs: &[LeafRun<'_>],
@@ -267,7 +270,7 @@ fn unlock_and_end_all<M: Media>(members: &mut [LegSession<'_, M>], groups: &[Rec
     }
 }
 
-/// Members in which nothing had to change still hear what is complete.
+/// Legs in which nothing had to change still learn which operations are complete.
 fn record_complete_all<M: Media>(
     members: &mut [LegSession<'_, M>],
     groups: &[RecordGroup],
@@ -281,7 +284,7 @@ fn record_complete_all<M: Media>(
 }
 
 impl RecordGroup {
-    /// Loads the slots that change. Under locks.
+    /// Loads the slots that change. The caller holds the locks.
     fn load_slots<M: Media>(
         &mut self,
         session: &mut Session<M>,
@@ -315,7 +318,7 @@ impl RecordGroup {
         Ok(())
     }
 
-    /// Takes over the changes that the session has found.
+    /// Adds a record with the changes that the session has loaded.
     fn add_record<M: Media>(&mut self, session: &Session<M>, page: PageNo, at: usize) {
         let changes = session.record.changes.clone();
         let line = self.lines;
@@ -329,8 +332,8 @@ impl RecordGroup {
         self.records.push(GroupRecord { record, at, line });
     }
 
-    /// Takes frames, makes sure of the lane, takes a seq and encodes the
-    /// records as far as they are known.
+    /// Takes frames, journal room and a seq, and encodes the records without the checksums of their
+    /// data.
     fn encode_records<M: Media>(
         &mut self,
         session: &mut Session<M>,
@@ -366,7 +369,7 @@ impl RecordGroup {
         session.flush_all_slots();
     }
 
-    /// Streams the records, behind each other.
+    /// Streams the records, one after the other.
     fn append_records<M: Media>(&self, session: &mut Session<M>) -> UnfencedStores {
         let place = *session.journal.next_address();
         for GroupRecord { record, line, .. } in &self.records {
@@ -383,7 +386,7 @@ impl RecordGroup {
         session.append()
     }
 
-    /// Shows the pages of the committed group: swaps every slot.
+    /// Publishes the pages of the committed group: swaps every slot.
     fn publish_slots<M: Media>(&mut self, session: &mut Session<M>) -> Result<(), StoreError> {
         let mut result = Ok(());
         for GroupRecord { record, at, .. } in &mut self.records {
@@ -397,7 +400,7 @@ impl RecordGroup {
     }
 }
 
-/// Streams every page that is written into the frames of all members.
+/// Streams every written page into the frames of all legs.
 fn stream_pages<M: Media>(
     members: &mut [LegSession<'_, M>],
     groups: &mut [RecordGroup],

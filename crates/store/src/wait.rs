@@ -1,23 +1,22 @@
-//! Where this crate meets other threads and processes: it says before each
-//! access to the control segment what it accesses, and waits nowhere but here.
+//! The interface between this crate and other threads and processes. The crate announces each
+//! access to the control segment here, and waits nowhere else.
 //!
-//! Tests explore the interleavings through it (`models`). Built for anything
-//! else, [`step`] is nothing. Threads that take turns, as a simulation has them, wait by
-//! [`set_yield_fn`].
+//! Model tests (`models`) explore the interleavings through [`step`]. In other builds [`step`] does
+//! nothing. A simulation with threads that take turns replaces the waits with [`set_yield_fn`].
 
 use pagemesh_pmem::SharedSegment;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Before an access to the control segment's word at this byte.
+/// Announces an access to the control segment's word at this byte.
 #[cfg(test)]
 pub(crate) fn step(at: usize) {
     let access = pagemesh_models::Access::Change;
     pagemesh_models::step(CONTROL, at..at + 1, access);
 }
 
-/// Before an access to the control segment's word at this byte.
+/// Announces an access to the control segment's word at this byte.
 #[cfg(not(test))]
 #[inline(always)]
 pub(crate) const fn step(_at: usize) {}
@@ -25,17 +24,17 @@ pub(crate) const fn step(_at: usize) {}
 #[cfg(test)]
 const CONTROL: &str = "control segment";
 
-/// What lets others go on in place of a wait; false: nobody can.
+/// Runs another thread in place of a wait; false: no other thread can run.
 type YieldFn = Rc<dyn Fn() -> bool>;
 
-/// How the waits of a thread go that takes turns with others.
+/// How a thread that takes turns with others waits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WaitMode {
-    /// It takes none: time passes by itself.
+    /// The thread takes no turns: time passes by itself.
     Blocking,
-    /// Somebody goes on meanwhile, so no time is over.
+    /// Another thread ran meanwhile, so no deadline has passed.
     Yielding,
-    /// Nobody can: to wait longer is in vain.
+    /// No other thread can run: a longer wait is in vain.
     NoProgress,
 }
 
@@ -44,8 +43,8 @@ thread_local! {
     static TURNS: Cell<WaitMode> = const { Cell::new(WaitMode::Blocking) };
 }
 
-/// For a program whose threads take turns: where this one would wait for another it does
-/// this instead, as long as that says that somebody went on. Nothing but waits looks at it.
+/// Sets the wait function of a program with threads that take turns. Where this thread would wait
+/// for another, it calls `yield_fn` instead, as long as that returns true. Only waits use it.
 pub fn set_yield_fn(yield_fn: Option<YieldFn>) {
     TURNS.set(match yield_fn {
         Some(_) => WaitMode::Yielding,
@@ -54,10 +53,10 @@ pub fn set_yield_fn(yield_fn: Option<YieldFn>) {
     OTHERS.set(yield_fn);
 }
 
-/// Lets others go on who take turns with this thread; false: it takes none.
+/// Runs another thread by the wait function; false: this thread has none.
 #[cold]
 fn yield_to_others() -> bool {
-    // Whoever goes on may wait, too.
+    // The function is cloned first, because the thread that runs next may wait, too.
     let Some(others) = OTHERS.with_borrow(Clone::clone) else {
         return false;
     };
@@ -68,8 +67,7 @@ fn yield_to_others() -> bool {
     true
 }
 
-/// Sleeps while the half word is `expected`, at most for `checkpoint_limit`. May return
-/// early.
+/// Sleeps while the half word is `expected`, at most for `limit`. May return early.
 pub(crate) fn sleep(shared: &SharedSegment, at: usize, expected: u32, limit: Option<Duration>) {
     #[cfg(test)]
     {
@@ -94,7 +92,7 @@ pub(crate) fn wake(shared: &SharedSegment, at: usize) {
     shared.wake(at);
 }
 
-/// Lets others go on, of which one does what is waited for.
+/// Lets other threads run, one of which does the awaited work.
 pub(crate) fn pause() {
     #[cfg(test)]
     if pagemesh_models::pause() {
@@ -105,16 +103,15 @@ pub(crate) fn pause() {
     }
 }
 
-/// Waits for what may last as long as a process does without a processor: the first times by
-/// letting others go on, then by sleeping, so that those who are waited for have the
-/// processors.
+/// Waits for an event that may take as long as a process is off the processor. The first waits
+/// yield the processor. Later ones sleep, so that the awaited threads get the processors.
 #[derive(Default)]
 pub(crate) struct Backoff(u32);
 
 impl Backoff {
-    /// A window lasts a microsecond, and so long do some of these.
+    /// An operation takes about a microsecond, and so do some of these waits.
     const YIELDS: u32 = 16;
-    /// Short beside the time for which a scheduler leaves a process out.
+    /// Short compared with the time that a scheduler keeps a process off the processor.
     const SLEEP: Duration = Duration::from_micros(100);
 
     pub(crate) fn pause(&mut self) {
@@ -133,7 +130,7 @@ impl Backoff {
     }
 }
 
-/// When a wait is given up.
+/// The end of a wait.
 #[derive(Clone, Copy)]
 pub(crate) struct Deadline(Instant);
 

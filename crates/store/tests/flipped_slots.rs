@@ -1,6 +1,6 @@
-//! Bits of page-table slots that flip in a pool at work. A slot above the leaves is
-//! mended by whoever meets it; one of a page is an error to read until the page is
-//! written or cleared as a whole, and keeps nothing else from its work.
+//! Bit flips in page-table slots of a running pool. The first access to a slot above the leaves
+//! corrects it. A flipped slot of a page makes reading the page an error, until the whole page is
+//! written or cleared; everything else keeps working.
 
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
@@ -24,12 +24,12 @@ const SLICE: SliceId = SliceId(Uuid::from_u128(77));
 const SIZE: u64 = 8 << 20;
 const PAGE: u64 = PAGE_BYTES as u64;
 const HEIGHT: u8 = 4;
-/// Of each part of a slot one bit: frame, hole, reserved, track, generation, check.
+/// One bit of each part of a slot: frame, hole, reserved, track, generation, check.
 const BITS: [u32; 9] = [0, 9, 35, 36, 38, 41, 44, 55, 60];
 
 struct FlippedSlotPool {
     media: Arc<Recorder>,
-    /// The file's, where slots lie in an overlay.
+    /// The overlay with the slots on a file; otherwise the medium itself.
     overlay: Arc<Recorder>,
     pool: Pool<Recorder>,
     session: Session<Recorder>,
@@ -108,7 +108,7 @@ impl FlippedSlotPool {
         }
     }
 
-    /// The byte that a page is full of, found by a walk from the root.
+    /// Walks from the root and returns the byte that fills a page.
     fn read_page(&mut self, page: u64) -> Result<u8, StoreError> {
         self.session.clear_leaf_cache();
         let mut found = [0; PAGE_BYTES];
@@ -118,7 +118,7 @@ impl FlippedSlotPool {
         Ok(found[0])
     }
 
-    /// Where the slot of `level` above a page lies.
+    /// The position of the slot of `level` above a page.
     fn slot_at(&self, level: u8, page: u64) -> usize {
         let root_at = self.geometry.objects.start as usize + 64;
         let table = PageTable::new(
@@ -137,7 +137,7 @@ impl FlippedSlotPool {
         self.overlay.store(at, self.overlay.load(at) ^ mask);
     }
 
-    /// A new session: it knows no leaves.
+    /// Opens a new session, which has no cached leaves.
     fn open_new_session(&mut self) {
         let number = self.pool.open_session(1, 1).expect("a session");
         let new = Session::new(self.pool.mapping().clone(), number);
@@ -163,8 +163,8 @@ impl FlippedSlotPool {
     }
 }
 
-/// Has a bit of each slot above page 0 flip, one after the other, and does
-/// something that must meet and mend it.
+/// Flips one bit of each slot above page 0, one at a time. `meet` must access the slot and correct
+/// it.
 fn each_upper_flip(has_overlay: bool, levels: &[u8], meet: impl Fn(&mut FlippedSlotPool)) {
     for &level in levels {
         for bit in BITS {
@@ -209,8 +209,7 @@ fn writer_and_clear_correct_slots_above_page() {
     }
 }
 
-/// A leaf that is not there yet is linked below what is damaged, and into an empty slot
-/// that is.
+/// A new leaf is linked below damaged slots, and into an empty slot that is damaged itself.
 #[test]
 fn leaf_link_corrects_slots_above_leaf() {
     for has_overlay in [false, true] {
@@ -231,8 +230,8 @@ fn leaf_link_corrects_slots_above_leaf() {
     }
 }
 
-/// A checkpoint looks for slots that no session has flushed. On `file-sync` pools it
-/// goes the ways of the file.
+/// A checkpoint looks for slots that no session has flushed. On `file-sync` pools it walks the
+/// tables of the file.
 #[test]
 fn checkpoint_corrects_slots_above_applied_pages() {
     for has_overlay in [false, true] {
@@ -264,7 +263,7 @@ fn slice_deletion_frees_frames_below_flipped_slot() {
     }
 }
 
-/// Also where no check bits tell what the root was.
+/// A new slice has an empty root even if the check bits cannot correct the old root.
 #[test]
 fn new_slice_starts_with_empty_root() {
     let mut case = FlippedSlotPool::written_pool(false);
@@ -281,8 +280,8 @@ fn new_slice_starts_with_empty_root() {
     assert_eq!(case.read_page(3), Ok(3));
 }
 
-/// Two slots of one way lost a bit each, before a checkpoint has the bitmap know of
-/// their frames and after.
+/// Two slots on one path lost a bit each, before and after a checkpoint has recorded their frames
+/// in the bitmap.
 #[test]
 fn nested_flipped_slots_are_both_corrected() {
     for has_checkpoint in [false, true] {
@@ -301,7 +300,7 @@ fn nested_flipped_slots_are_both_corrected() {
     }
 }
 
-/// Three flipped bits may look like one in another place, and so name something else.
+/// Three flipped bits may look like one flip of another slot, and so name another frame.
 #[test]
 fn slot_is_never_corrected_to_a_non_node() {
     type Make = fn(&FlippedSlotPool) -> Vec<u64>;
@@ -341,7 +340,7 @@ fn slot_is_never_corrected_to_a_non_node() {
     }
 }
 
-/// A live slice has none above its leaves: its pages would read as zeroes.
+/// A live slice has no holes above its leaves: its pages would read as zeroes.
 #[test]
 fn upper_slot_is_never_corrected_to_a_hole() {
     for level in [1, 2, 3, 4] {
@@ -357,7 +356,7 @@ fn upper_slot_is_never_corrected_to_a_hole() {
 
 const DAMAGED: Result<u8, StoreError> = Err(StoreError::Damaged { offset: 0 });
 
-/// Has a bit of the slot of page 0 flip, and does something that makes the page whole.
+/// Flips each bit of the slot of page 0, and makes the page whole with `replace`.
 fn each_leaf_flip(has_overlay: bool, replace: impl Fn(&mut FlippedSlotPool), then: u8) {
     for bit in 0..64 {
         let mut case = FlippedSlotPool::written_pool(has_overlay);
@@ -365,7 +364,7 @@ fn each_leaf_flip(has_overlay: bool, replace: impl Fn(&mut FlippedSlotPool), the
         let before = case.overlay.load(at);
         case.flip(at, 1 << bit);
         assert_eq!(case.read_page(0), DAMAGED, "bit {bit}");
-        // Its old frame would be named by a wrong guess, too.
+        // The slot is not corrected: a wrong guess could name another frame.
         assert_eq!(case.overlay.load(at), before ^ 1 << bit, "bit {bit}");
         replace(&mut case);
         assert_eq!(case.read_page(0), Ok(then), "bit {bit}");
@@ -374,7 +373,7 @@ fn each_leaf_flip(has_overlay: bool, replace: impl Fn(&mut FlippedSlotPool), the
             assert_eq!(case.read_page(page), Ok(page as u8), "bit {bit}");
         }
         case.delete_slice();
-        // The frame that nobody names any more is found by a check of the pool.
+        // The old frame, which no slot names any more, stays used until a check of the pool.
         assert_eq!(case.used_bytes(), PAGE, "bit {bit}");
     }
 }
@@ -410,7 +409,7 @@ fn page_with_flipped_slot_can_be_cleared() {
     }
 }
 
-/// Nobody knows what the rest of the page is.
+/// The rest of the page is unknown.
 #[test]
 fn partial_write_to_flipped_slot_is_refused() {
     let mut case = FlippedSlotPool::written_pool(false);
@@ -450,8 +449,8 @@ fn page_with_flipped_slot_is_listed() {
     }
 }
 
-/// What was in flight when the round began is stamped, but for a page whose slot is
-/// damaged: it is listed anyway, and keeps the epoch from no slice.
+/// The beginning of a round stamps all pages in flight but the page with a damaged slot. That page
+/// is listed anyway, and the slice's epoch can still be raised.
 #[test]
 fn round_begins_despite_flipped_slot() {
     for bit in 0..64 {

@@ -1,4 +1,4 @@
-//! Sessions that write pages part by part, each keeping the one it wrote last, while the
+//! Two sessions write pages part by part. Each caches the partial page that it wrote last while the
 //! other changes the same pages.
 
 use pagemesh_base::ids::Epoch;
@@ -16,7 +16,7 @@ use uuid::Uuid;
 const SLICE: SliceId = SliceId(Uuid::from_u128(7));
 const PAGES: usize = 3;
 const PAGE: usize = PAGE_BYTES;
-/// After so many changes in place a slot is what it was.
+/// After this many changes in place a slot has its old value again.
 const GENERATION_LAP: usize = 4095;
 
 struct TwoSessionPool {
@@ -48,7 +48,8 @@ impl TwoSessionPool {
         world
     }
 
-    /// Writes by one of the sessions, as a volume and as guests do in turn, and looks.
+    /// Writes through one session, alternately as a volume and as a direct client, and reads
+    /// through the other.
     fn write_and_check(&mut self, by: usize, at: usize, data: &[u8]) {
         self.op += 1;
         let stamp = Stamp {
@@ -81,7 +82,7 @@ impl TwoSessionPool {
 fn sessions_alternate_partial_page_writes() {
     for seed in 0..30 {
         let (mut world, mut random) = (TwoSessionPool::new(), Random::new(seed));
-        // One writes a log from end to end, the other anything.
+        // One session writes a log sequentially, the other anywhere.
         let mut end = 0;
         for turn in 0..400 {
             let len = 1 + match random.below(3) {
@@ -105,7 +106,7 @@ fn sessions_alternate_partial_page_writes() {
     }
 }
 
-/// The slot is the very same again, and the page is not.
+/// The slot has its old value again, but the page has changed.
 #[test]
 fn cached_page_is_reread_after_generation_lap() {
     for changes in [GENERATION_LAP - 1, GENERATION_LAP, GENERATION_LAP + 1] {

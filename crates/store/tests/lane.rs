@@ -1,5 +1,5 @@
-//! Lanes on recorded media: every legal crash image keeps every fenced record
-//! and at most the one that was being written.
+//! Journals on recorded media: every legal crash image keeps every fenced record, and at most the
+//! one that was being written.
 
 use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo, Seq};
@@ -69,8 +69,8 @@ fn seqs(scan: &JournalScan) -> Vec<u64> {
         .collect()
 }
 
-/// Appends records of these page counts, each fenced, keeping two, and checks
-/// up to `images` crash images at each fence. Returns how many were checked.
+/// Appends records of these page counts, fences each, keeps the last two, and checks up to `images`
+/// crash images at each fence. Returns the number of checked images.
 fn check(sizes: &[usize], images: u64) -> u64 {
     let media = Recorder::new(PAGE_BYTES);
     let mut journal = Journal::new(START, LENGTH, place(1, 0));
@@ -104,7 +104,11 @@ fn check(sizes: &[usize], images: u64) -> u64 {
         let _committed = media.fence(stores);
         let point = media.crash_points().pop().expect("a point");
         let scan = recover(point.image(0), place(1, head));
-        assert_eq!(seqs(&scan), with_this, "sizes {sizes:?}: fenced is there");
+        assert_eq!(
+            seqs(&scan),
+            with_this,
+            "sizes {sizes:?}: a fenced record is lost"
+        );
         assert_eq!(scan.end, journal.end());
         kept.push((scan.entries.last().expect("a record").0, seq));
     }
@@ -113,8 +117,8 @@ fn check(sizes: &[usize], images: u64) -> u64 {
 
 #[test]
 fn single_line_records_wrap_the_journal() {
-    // Nothing, each of eight words, the last of which makes it whole; a word that
-    // is what it was makes no image of its own.
+    // A record has eight words. An image has none of them, or some; the last one makes the record
+    // whole. A word with its old value makes no new image.
     assert!(check(&[1; 40], 1000) >= 40 * 7);
 }
 
@@ -164,7 +168,7 @@ fn damage_before_valid_record_is_reported_torn_tail_is_not() {
         image.set_word(at, image.word(at) ^ 1 << 9);
         let flipped = Recorder::from_image(image.clone());
         let found = Journal::new(START, LENGTH, place(1, 0)).recover(&flipped);
-        let found = found.expect("one bit is mended");
+        let found = found.expect("one bit is corrected");
         assert_eq!(seqs(&found), [0, 1, 2]);
         assert_eq!(found.corrected, [[0, 1, 1, 3][line]]);
         image.set_word(at, image.word(at) ^ 1 << 30);
@@ -178,7 +182,7 @@ fn damage_before_valid_record_is_reported_torn_tail_is_not() {
     }
 }
 
-/// Records of these page counts as one group.
+/// Appends records of these page counts as one group.
 fn append_group(
     media: &Recorder,
     journal: &mut Journal,
@@ -238,7 +242,7 @@ fn crash_leaves_group_all_or_nothing() {
     }
 }
 
-/// Every flipped bit of a fenced group is mended.
+/// Every flipped bit of a fenced group is corrected.
 fn check_flips_corrected(image: &Image, head: u64, expected: &[u64]) {
     let mut corrected = 0;
     for bit in 0..LENGTH as usize * LINE_BYTES * 8 {
@@ -271,7 +275,7 @@ fn damaged_group_is_distinguished_from_torn_group() {
         Journal::new(START, LENGTH, place(1, 0)).recover(&Recorder::from_image(image))
     };
     for (line, bad, rest) in [(1, 1, 2), (2, 2, 2), (3, 2, 2), (4, 4, 2)] {
-        // Nothing behind it: it may be torn. Its reader gets the rest of it.
+        // The group is the last one: it may be torn. The scan returns the rest of it.
         let scan = spoilt(&last, line).expect("torn");
         assert_eq!(seqs(&scan), [1], "line {line}");
         assert_eq!((scan.torn_group.len(), scan.end), (rest, 1), "line {line}");
@@ -280,8 +284,7 @@ fn damaged_group_is_distinguished_from_torn_group() {
     }
 }
 
-/// Lines that a dead writer left, valid by themselves, are of no group that
-/// another one begins before them.
+/// Valid lines of a dead writer do not join a group that another writer begins before them.
 #[test]
 fn remains_of_another_group_do_not_continue_a_group() {
     let media = Recorder::new(PAGE_BYTES);
@@ -293,7 +296,7 @@ fn remains_of_another_group_do_not_continue_a_group() {
     let _committed = media.fence(stores);
     let found = recover(media.crash_point().image(0), place(1, 0));
     assert_eq!((seqs(&found), found.end), (vec![3], 1));
-    // The same length, and yet not its own.
+    // The record has the same length but belongs to another group.
     let mut begun = Vec::new();
     Record {
         group_position: GroupPosition {
@@ -307,10 +310,10 @@ fn remains_of_another_group_do_not_continue_a_group() {
     let _committed = media.fence(journal.clone().append(&media, &begun));
     let found = recover(media.crash_point().image(0), place(1, 0));
     assert_eq!((seqs(&found), found.end), (vec![], 0));
-    // Whoever ends the dead one's session sees to it that nothing is found.
+    // Retiring the dead session invalidates the remains.
     let voided = journal
         .invalidate_entries(&media)
-        .expect("there was something");
+        .expect("remains to invalidate");
     let _fenced = media.fence(voided);
     let found = recover(media.crash_point().image(0), place(1, 0));
     assert!(found.torn_group.is_empty());
@@ -338,7 +341,7 @@ proptest! {
     }
 }
 
-/// Heads of patches had no sum of their own once: such a record is no torn tail.
+/// Older patch records had no checksum of their own over the head: such a record is no torn tail.
 #[test]
 fn older_patch_format_is_distinguished_from_torn_tail() {
     const KIND_AT: usize = 4;

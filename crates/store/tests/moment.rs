@@ -1,4 +1,4 @@
-//! Pages as of one moment, with a pool whose frames are used again.
+//! Consistent reads of several pages, on a pool with reused frames.
 
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
@@ -26,7 +26,7 @@ struct ConsistentReadPool {
 }
 
 impl ConsistentReadPool {
-    /// Whose first pages are full of ones.
+    /// A pool with first pages full of ones.
     fn new() -> ConsistentReadPool {
         let media = Arc::new(Recorder::new(4 << 20));
         format(&*media, Uuid::from_u128(9)).expect("a pool");
@@ -170,7 +170,8 @@ fn damaged_page_is_an_error_in_consistent_read() {
     assert!(shown.is_err());
 }
 
-/// A number is taken once, behind the looks that may fail, and is that of every record.
+/// A transaction takes its number once, after all checks that may fail, and uses it for every
+/// record.
 #[test]
 fn transaction_takes_its_number_last() {
     let mut world = ConsistentReadPool::new();
@@ -201,7 +202,7 @@ fn transaction_takes_its_number_last() {
     assert!(transact(&mut world, &[part(0, 5)]).is_err());
     transact(&mut world, &[part(0, PAGE), part(520 * PAGE, 2 * PAGE)]).expect("room");
     assert_eq!(taken, 1);
-    // What a session did last is told of when it is gone.
+    // The last operation of a session is listed as in flight after the session is gone.
     let number = world.session.number();
     world.pool.close_session(number).expect("sound");
     let listed = world

@@ -1,5 +1,4 @@
-//! A pool that an earlier build wrote, as a process left it that died, is
-//! opened and holds what was written.
+//! Opens a pool that an earlier build wrote and a dying process left, and checks its contents.
 
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
@@ -16,8 +15,8 @@ use uuid::Uuid;
 const SLICE: SliceId = SliceId(Uuid::from_u128(7));
 const PAGES: u64 = 256;
 const PAGE: u64 = PAGE_BYTES as u64;
-const RESOLUTION: &str = "a pool of version 0 that an earlier build wrote is not read any more: undo \
-    what changed, or, if the format was meant to change, see the top of docs/formats.md";
+const RESOLUTION: &str = "a pool of version 0 that an earlier build wrote cannot be read any more: \
+    undo the change, or, if the format was meant to change, see the top of docs/formats.md";
 
 fn open(media: &Arc<Recorder>) -> Pool<Recorder> {
     let opened = Pool::open(media.clone(), media.clone());
@@ -31,7 +30,7 @@ fn session(pool: &mut Pool<Recorder>) -> Session<Recorder> {
     Session::new(pool.mapping().clone(), number)
 }
 
-/// What is written, as bytes at an offset; nothing is a clear of two pages.
+/// The writes: bytes at an offset; no bytes stand for a clear of two pages.
 fn steps() -> Vec<(u64, Vec<u8>)> {
     let page = |byte| vec![byte; PAGE_BYTES];
     vec![
@@ -39,7 +38,7 @@ fn steps() -> Vec<(u64, Vec<u8>)> {
         (10 * PAGE, vec![0x1a; 4 * PAGE_BYTES]),
         (11 * PAGE, Vec::new()),
         (200 * PAGE + 100, vec![0xc5; 1000]),
-        // After the checkpoint, and so in the journal only.
+        // Written after the checkpoint, and so in the journal only.
         (3 * PAGE, page(0x44)),
         (13 * PAGE, vec![0xd5; 64]),
         (20 * PAGE, Vec::new()),
@@ -72,7 +71,7 @@ fn make() -> Vec<u8> {
     let handle = pool.handle(SLICE).expect("the slice");
     for (op, (offset, data)) in (1..).zip(steps()) {
         if op == 5 {
-            // What this one did last may be missing elsewhere.
+            // The last operation of this session may be missing on another leg.
             pool.close_session(one.number()).expect("ended");
             while pool.maintain().expect("a sound pool") {}
             pool.checkpoint().expect("a sound pool");
@@ -120,7 +119,7 @@ fn stored_pool_of_version_0_is_opened() {
     one.read(&handle, 0, &mut found, Epoch(2))
         .expect(RESOLUTION);
     assert!(found == contents(), "{RESOLUTION}");
-    // And it goes on being a pool.
+    // The pool can be used further.
     while pool.maintain().expect(RESOLUTION) {}
     pool.checkpoint().expect(RESOLUTION);
 }

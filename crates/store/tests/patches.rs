@@ -1,5 +1,5 @@
-//! Threads that change parts of pages in place, beside others that read the pages, or look
-//! at them where they lie. What they do is drawn from seeds; when, the machine decides.
+//! Threads change parts of pages in place while others read the pages, or read them in place. The
+//! operations depend on seeds, their timing on the machine.
 
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
@@ -22,8 +22,8 @@ const PAGES: u64 = 4;
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Writes of a thread.
 const WRITES: u64 = 20_000;
-/// Parts of a page that are always written as a whole, and so must be of one byte: from
-/// a few words to more than goes into a record.
+/// Parts of a page that are always written as a whole, and so must hold one byte value. Their
+/// lengths range from a few words to more than a record holds.
 const PARTS: [(usize, usize); 4] = [(0, 24), (100, 300), (1000, PATCH_MAX), (2100, 1900)];
 
 fn write_bytes(session: &mut Session<MappedMedia>, handle: Handle, at: u64, data: &[u8], op: u64) {
@@ -35,7 +35,7 @@ fn write_bytes(session: &mut Session<MappedMedia>, handle: Handle, at: u64, data
     write(&mut [LegSession { session, handle }], at, data, stamp).expect("room");
 }
 
-/// Whether each part of a page is of one byte.
+/// Checks that each part of a page holds one byte value.
 fn check_parts(page: &[u8; PAGE_BYTES], by: &str) {
     for (first, len) in PARTS {
         let part = &page[first..first + len];
@@ -80,7 +80,7 @@ impl PatchStress {
         count
     }
 
-    /// Looks at pages where they lie; how often they had stayed the same.
+    /// Reads pages in place; returns how often the pages had not changed meanwhile.
     fn consistent_read_loop(&self, mut session: Session<MappedMedia>, seed: u64) -> u64 {
         let (mut random, mut page, mut count) = (Random::new(seed), [0; PAGE_BYTES], 0);
         while !self.is_over.load(Ordering::Relaxed) {
@@ -144,9 +144,9 @@ fn readers_never_see_torn_patched_page() {
         let ended = [reader, guard].map(|thread| thread.join().expect("no panic"));
         (ended[0], ended[1])
     });
-    println!("{reads} reads, {guards} guards of what stayed the same");
+    println!("{reads} reads, {guards} unchanged consistent reads");
     assert!(reads > 0 && guards > 0, "{reads} reads, {guards} guards");
-    // As everybody dies now, and the machine goes on.
+    // Simulates the death of all processes on a running machine.
     drop(pool);
     let (mut pool, found) = Pool::open(media.clone(), media).expect("sound");
     assert_eq!(found.damaged, 0);
@@ -156,6 +156,6 @@ fn readers_never_see_torn_patched_page() {
     for at in (0..PAGES).map(|page| page * PAGE) {
         let read = session.read(&handle, at, &mut page, Epoch(1));
         read.expect("nothing is damaged");
-        check_parts(&page, "what is left");
+        check_parts(&page, "the reopened pool");
     }
 }

@@ -1,5 +1,5 @@
-//! A pool against a model: sessions write, read and clear, the owner tends,
-//! the pool is closed or crashes and is opened again.
+//! A pool against a model: sessions write, read and clear, the owner maintains the pool, and the
+//! pool is closed or crashes and is opened again.
 
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
@@ -150,7 +150,7 @@ proptest! {
             }
             prop_assert!(contents(&mut sessions[0], handle) == model, "op {}", op);
         }
-        // What was freed is free again: everything deleted, nothing is used.
+        // Everything is deleted: all frames must be free again.
         for number in [1, 2] {
             pool.close_session(number).expect("a sound pool");
         }
@@ -251,7 +251,7 @@ fn old_epoch_is_refused_and_in_flight_is_listed() {
     found.sort_by_key(|entry| entry.op);
     let reported: Vec<_> = found.iter().map(|e| (e.page, e.count, e.op)).collect();
     assert_eq!(reported, [(PageNo(0), 1, 5), (PageNo(2), 2, 6)]);
-    // The round is stamped on what was in flight.
+    // The pages in flight carry the stamp of the round.
     let mut dirty = Vec::new();
     one.visit_slots(&handle, 0..SIZE / 4096, Epoch(2), |page, _, slot| {
         if slot.is_some_and(|slot| slot.round() == 3) {
@@ -265,7 +265,7 @@ fn old_epoch_is_refused_and_in_flight_is_listed() {
         pool.raise_epoch(SLICE, Epoch(1), 0),
         Err(ObjectError::StaleEpoch { .. })
     ));
-    // It survives a crash, and ends when it is settled.
+    // The in-flight list survives a crash, and ends when it is resolved.
     drop(pool);
     let mut pool = open(&media);
     assert_eq!(
@@ -281,8 +281,8 @@ fn old_epoch_is_refused_and_in_flight_is_listed() {
     assert_eq!(pool.in_flight(SLICE).expect("the object"), Some(vec![]));
 }
 
-/// Of one whose place in the table another has by now: what is noted of it late is no page
-/// of that one.
+/// A new object takes over the table entry of a deleted one. Late records of the deleted object's
+/// operations must not be listed for the new object.
 #[test]
 fn in_flight_of_deleted_object_is_not_inherited() {
     const KEPT: SliceId = SliceId(Uuid::from_u128(76));
@@ -295,7 +295,7 @@ fn in_flight_of_deleted_object_is_not_inherited() {
     write_bytes(&mut one, handle, 3 * PAGE_BYTES as u64, &[1; PAGE_BYTES], 5).expect("a write");
     pool.delete(SLICE).expect("the object");
     while pool.maintain().expect("sound") {}
-    // Checkpoints pass its end, and its place can be used again.
+    // Checkpoints pass the deletion, so its table entry can be reused.
     pool.create(KEPT, SIZE).expect("an object");
     let kept = pool.handle(KEPT).expect("the object");
     let mut two = session(&mut pool);
@@ -335,13 +335,13 @@ fn completed_operation_is_no_longer_in_flight() {
     for op in 5..50 {
         write_bytes(&mut one, handle, 0, &[1; PAGE_BYTES], op).expect("a write");
         pool.raise_epoch(SLICE, Epoch(1), 0).expect("a barrier");
-        assert_eq!(ops(&pool), [op], "no barrier leaves anything behind");
+        assert_eq!(ops(&pool), [op], "the barrier removes completed operations");
     }
-    // A crash finds what is not complete, and what the table was not rid of.
+    // After a crash the incomplete operation is listed, and each completed one left in the table.
     let crashed = Arc::new(Recorder::from_image(media.crash_point().all_persisted()));
     let after = open(&crashed);
     assert_eq!(ops(&after), [49]);
-    // Who says that all is complete leaves nothing, alive or when it ends.
+    // A stamp without open operations clears the list, while the session lives and when it ends.
     let all = Stamp {
         epoch: Epoch(1),
         op: 50,
@@ -357,9 +357,13 @@ fn completed_operation_is_no_longer_in_flight() {
     pool.raise_epoch(SLICE, Epoch(1), 0).expect("a barrier");
     drop(one);
     pool.close_session(1).expect("a session");
-    assert_eq!(ops(&pool), [51], "it died with this one open");
+    assert_eq!(
+        ops(&pool),
+        [51],
+        "the session died with this operation open"
+    );
     pool.raise_epoch(SLICE, Epoch(1), 0).expect("a barrier");
-    assert_eq!(ops(&pool), [51], "which nobody completes any more");
+    assert_eq!(ops(&pool), [51], "no session completes it any more");
 }
 
 #[test]
@@ -380,12 +384,13 @@ fn damage_is_found_and_never_read() {
         .read(&handle, 0, &mut [0; 8192], Epoch(1))
         .expect_err("damage");
     assert_eq!(error, StoreError::Damaged { offset: 4096 });
-    write_bytes(&mut one, handle, 4096, &[1; PAGE_BYTES], 2).expect("a whole page heals");
+    write_bytes(&mut one, handle, 4096, &[1; PAGE_BYTES], 2)
+        .expect("a write of the whole page repairs it");
     one.read(&handle, 0, &mut [0; 8192], Epoch(1))
-        .expect("healed");
+        .expect("repaired");
 }
 
-/// Where a page of these bytes lies.
+/// The position of a page full of this byte.
 fn frame_of(media: &Recorder, pool: &Pool<Recorder>, byte: u8) -> usize {
     let frames = pool.mapping().geometry().frame_numbers();
     let mut frames = frames.map(|frame| frame as usize * PAGE_BYTES);
@@ -394,19 +399,18 @@ fn frame_of(media: &Recorder, pool: &Pool<Recorder>, byte: u8) -> usize {
     found.expect("the frame")
 }
 
-/// Frames that are marked as in use.
+/// Counts the frames that are marked as used.
 fn used_frame_count(media: &Recorder, pool: &Pool<Recorder>) -> u32 {
     let bitmap = pool.mapping().geometry().bitmap;
     let words = (bitmap.start..bitmap.start + bitmap.len).step_by(8);
-    // The last word of a line is its seal.
+    // The last word of a line holds its checksum.
     let words = words.filter(|at| at % 64 != 56);
     words.map(|at| media.load(at as usize).count_ones()).sum()
 }
 
-/// The last record of a lane, whose page the medium lost, was taken for one
-/// that was never whole although another lane's record followed it; the books of the
-/// frames were then wrong (found beside seeds 90, 602 and 606 of the cluster
-/// simulation as it then was).
+/// Regression test. The medium lost the page of the last record of a journal. Recovery took that
+/// record for an incomplete one although a record of another journal followed it, and then counted
+/// the frames wrongly. (Found with seeds 90, 602 and 606 of an earlier cluster simulation.)
 #[test]
 fn superseded_record_counts_as_committed() {
     let media = recorder();
@@ -422,7 +426,7 @@ fn superseded_record_counts_as_committed() {
     let lost = frame_of(&media, &pool, 0x5a);
     write_bytes(&mut two, handle, 4096, &[3; PAGE_BYTES], 3).expect("a write");
     media.store(lost + 800, 1);
-    // The process ends without closing anything.
+    // The process ends without closing the pool or its sessions.
     let left = Arc::new(media.fork());
     drop((one, two, pool));
     let mut pool = open(&left);

@@ -1,5 +1,5 @@
-//! The owner's scrub: flipped bits in what a pool keeps beside pages are found
-//! and undone while it is used, and what is sound is left alone.
+//! The owner's scrub finds and corrects flipped bits in a pool's metadata while the pool is used,
+//! and leaves sound bytes alone.
 
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
@@ -18,7 +18,7 @@ use uuid::Uuid;
 const POOL_BYTES: usize = 8 << 20;
 const SLICE: SliceId = SliceId(Uuid::from_u128(77));
 const SIZE: u64 = 8 << 20;
-/// Pages written: of two leaves, under one node.
+/// Pages written: in two leaves, under one node.
 const PAGES: [u64; 4] = [0, 1, 511, 700];
 
 fn byte_of(page: u64) -> u8 {
@@ -27,7 +27,7 @@ fn byte_of(page: u64) -> u8 {
 
 struct ScrubPool {
     media: Arc<Recorder>,
-    /// The file's, where slots lie in an overlay.
+    /// The overlay with the slots on a file; otherwise the medium itself.
     overlay: Arc<Recorder>,
     pool: Pool<Recorder>,
     session: Session<Recorder>,
@@ -107,7 +107,7 @@ impl ScrubPool {
             };
             cursor = self.pool.scrub(at, &mut found).expect("a sound medium");
         }
-        panic!("a scrub does not end: {found:?}");
+        panic!("the scrub does not end: {found:?}");
     }
 
     /// Flips a bit of a byte.
@@ -120,7 +120,7 @@ impl ScrubPool {
         self.geometry.objects.start as usize + 64
     }
 
-    /// Where the slots above the leaves lie that are not empty.
+    /// Positions of the nonempty slots above the leaves.
     fn upper_slots(&self) -> Vec<usize> {
         let (mut all, mut nodes) = (vec![self.root_at()], vec![self.root_at()]);
         for _ in 2..=4 {
@@ -182,7 +182,7 @@ fn scrub_rewrites_damaged_superblock() {
             let found = case.scrub();
             assert_eq!((found.superblocks, found.corrected()), (1, 1), "bit {bit}");
             assert_eq!(case.scrub().corrected(), 0, "bit {bit}");
-            // Whichever is lost now, the other one leads to everything.
+            // If one superblock is lost now, the other one leads to all data.
             for other in [0, PAGE_BYTES] {
                 case.flip(&case.media, other + 300, 3);
                 let copy = Arc::new(Recorder::from_image(case.media.visible_image()));
@@ -277,8 +277,8 @@ fn scrub_corrects_one_flipped_bit_and_reports_more() {
     }
 }
 
-/// One bit too many in a slot may look like one in another: what it then names
-/// must be a node.
+/// One more flipped bit may make a slot look like another one: the frame that it names must hold a
+/// node.
 #[test]
 fn slot_is_never_corrected_to_data_frame() {
     let mut case = ScrubPool::new(false);
@@ -288,7 +288,7 @@ fn slot_is_never_corrected_to_data_frame() {
     let frames = case.geometry.frame_numbers();
     let node = sound.frame().expect("a node").0;
     for frame in frames.filter(|frame| *frame != node) {
-        // A slot like it that names another frame, and then a flipped bit.
+        // A similar slot that names another frame, with one flipped bit.
         let other = bits & !0xff00_000f_ffff_ffff | frame;
         let other = (0..=255).find_map(|check| Slot::decode(other | check << 56).ok());
         let other = other.expect("one of the check values fits").encode();

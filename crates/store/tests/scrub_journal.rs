@@ -1,5 +1,5 @@
-//! The owner's scrub, and its checkpoints, mend records and entries of the
-//! in-flight table while the pool is used; after a crash everything is there.
+//! The owner's scrub and its checkpoints correct records and entries of the in-flight table while
+//! the pool is used. After a crash all of them are present.
 
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
@@ -88,8 +88,8 @@ impl JournalScrubPool {
         }
     }
 
-    /// Two records that are applied, of which the last may be missing elsewhere,
-    /// and if that is asked for two that no checkpoint has seen.
+    /// Writes two applied records, of which the last may be missing on another leg. With
+    /// `is_fresh`, also two records after the last checkpoint.
     fn write_records(&mut self, is_fresh: bool) {
         write_pages(&mut self.session, self.handle, 3, 1, 1);
         write_pages(&mut self.session, self.handle, 9, 4, 2);
@@ -113,8 +113,7 @@ impl JournalScrubPool {
         }
     }
 
-    /// Where the bytes of the records lie that recovery would read of the
-    /// session's lane.
+    /// Positions of the records in the session's journal that recovery would read.
     fn live_record_bytes(&self) -> Vec<std::ops::Range<usize>> {
         let block = Pool::peek(&*self.media).expect("a superblock");
         let place = RecordAddress::new(ID, block.incarnation, 1, block.journal_heads[1]);
@@ -142,14 +141,14 @@ impl JournalScrubPool {
             };
             cursor = self.pool.scrub(at, &mut found)?;
         }
-        panic!("a scrub does not end: {found:?}");
+        panic!("the scrub does not end: {found:?}");
     }
 
     fn scrub(&mut self) -> ScrubReport {
         self.try_scrub().expect("a sound medium")
     }
 
-    /// Kills everybody; what the next opening finds.
+    /// Kills all processes and opens the pool again.
     fn after_crash(&self) -> JournalScrubPool {
         let now = self.media.visible_image();
         let media = match self.has_overlay {
@@ -195,7 +194,7 @@ fn flipped_bit_of_live_record_is_corrected() {
     }
 }
 
-/// Whoever reads a record first mends it, also if that is no scrub.
+/// The first reader of a record corrects it, whether or not it is a scrub.
 #[test]
 fn checkpoint_correction_is_counted_by_next_scrub() {
     for has_overlay in [false, true] {
@@ -205,7 +204,7 @@ fn checkpoint_correction_is_counted_by_next_scrub() {
         for record in &live[1..] {
             case.flip(record.start + 21, 6);
         }
-        case.pool.checkpoint().expect("every record is mended");
+        case.pool.checkpoint().expect("every record is corrected");
         assert_eq!(case.pool.corrected_records(), 3);
         let found = case.scrub();
         assert_eq!((found.records, found.corrected()), (3, 3), "{found:?}");
@@ -217,7 +216,7 @@ fn checkpoint_correction_is_counted_by_next_scrub() {
     }
 }
 
-/// So does a barrier that lists what may be missing elsewhere.
+/// A barrier that lists operations in flight corrects their records, too.
 #[test]
 fn barrier_corrects_listed_records() {
     let mut case = JournalScrubPool::new(false);
@@ -245,17 +244,21 @@ fn uncorrectable_applied_record_forces_slice_comparison() {
             (1, 1),
             "{found:?}"
         );
-        assert_eq!(case.live_record_bytes(), vec![], "recovery reads it still");
+        assert_eq!(
+            case.live_record_bytes(),
+            vec![],
+            "recovery would read the record"
+        );
         let again = case.scrub();
         assert_eq!((again.corrected(), again.damaged), (0, 0), "{again:?}");
-        // Nobody knows of which slice it was.
+        // The slice of the lost record is unknown.
         for slice in [SLICE, OTHER] {
             assert_eq!(case.ops_in_flight(slice), None, "{slice:?}");
             assert_eq!(case.after_crash().ops_in_flight(slice), None, "{slice:?}");
         }
         case.assert_records(false);
         case.after_crash().assert_records(false);
-        // The session goes on in its lane.
+        // The session continues in its journal.
         write_pages(&mut case.session, case.handle, 20, 1, 3);
         write_pages(&mut case.session, case.handle, 700, 5, 4);
         case.pool.checkpoint().expect("a checkpoint");
@@ -278,7 +281,7 @@ fn barrier_skips_unreadable_applied_records() {
     assert_eq!(case.scrub().corrected(), 0);
 }
 
-/// Nobody can say what the record changed: the pool must not go on.
+/// The changes of the record are unknown: the pool must fail.
 #[test]
 fn uncorrectable_unapplied_record_fails_pool() {
     let mut case = JournalScrubPool::new(false);
@@ -302,7 +305,7 @@ fn scrub_rewrites_damaged_in_flight_entry() {
         assert_eq!(case.ops_in_flight(SLICE), Some(vec![2]));
         let before = case.media.visible_image().to_bytes();
         let start = case.geometry.in_flight.start as usize;
-        // Two bits of each byte: this does not depend on checksums.
+        // Flips two bits of each byte: the rewrite does not depend on checksums.
         for byte in (start..start + 32).step_by(3) {
             case.flip(byte, 1);
             case.flip(byte, 6);
@@ -313,7 +316,7 @@ fn scrub_rewrites_damaged_in_flight_entry() {
                 "byte {byte}"
             );
         }
-        // One that is free, and would be taken for a damaged one.
+        // A free entry with enough flipped bits is taken for a damaged one.
         let free = start + 5 * 32;
         case.flip(free, 3);
         assert_eq!(case.scrub().corrected(), 0, "it counts as free");
@@ -324,7 +327,7 @@ fn scrub_rewrites_damaged_in_flight_entry() {
     }
 }
 
-/// A record that its session is just streaming lies behind what was published.
+/// A record that its session is streaming lies behind the published end.
 #[test]
 fn scrub_ignores_record_being_written() {
     let mut case = JournalScrubPool::new(false);
@@ -332,7 +335,7 @@ fn scrub_ignores_record_being_written() {
     let checked = case.scrub().checked;
     let live = case.live_record_bytes();
     let end = live.last().expect("records").end;
-    // The first line of a longer record, and later lines of another.
+    // The first line of a longer record, and later lines of another record.
     for at in (0..LINE_BYTES).step_by(8) {
         let word = case.media.load(live[0].start + at);
         case.media.store(end + at, word);

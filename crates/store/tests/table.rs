@@ -1,4 +1,4 @@
-//! Page tables against a map, and damaged ones.
+//! Page tables against a map, and damaged page tables.
 
 use pagemesh_base::ids::{FrameNo, PageNo};
 use pagemesh_base::units::PAGE_BYTES;
@@ -15,7 +15,7 @@ fn table(media: &Recorder, height: u8) -> PageTable<'_, Recorder> {
     PageTable::new(media, ROOT_AT, height, 1..FRAMES)
 }
 
-/// Links nodes from `next_address` on until the page's slot lies somewhere.
+/// Links nodes from `next` on until the page's slot exists, and returns its position.
 fn locate(media: &Recorder, height: u8, page: PageNo, next: &mut u64) -> usize {
     loop {
         let table = table(media, height);
@@ -23,7 +23,7 @@ fn locate(media: &Recorder, height: u8, page: PageNo, next: &mut u64) -> usize {
             SlotLocation::At(at) => return at,
             SlotLocation::Unlinked(level) => {
                 let SlotLocation::At(at) = table.locate(level, page).expect("a sound table") else {
-                    panic!("the slot of the first unlinked level must lie somewhere");
+                    panic!("the slot of the first unlinked level must exist");
                 };
                 let node = Slot::EMPTY.map(FrameNo(*next), 0);
                 media
@@ -46,7 +46,7 @@ proptest! {
         let mut model = BTreeMap::new();
         let mut next = 1;
         for (page, frame) in writes {
-            // Cluster half of the pages, so that nodes are shared.
+            // Clusters half of the pages, so that nodes are shared.
             let page = if page % 2 == 0 { page % reach(height) } else { page % 700 % reach(height) };
             let at = locate(&media, height, PageNo(page), &mut next);
             let old = model.get(&page).copied().unwrap_or(Slot::EMPTY);

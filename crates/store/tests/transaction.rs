@@ -1,4 +1,4 @@
-//! Transactions through a session: all parts or nothing.
+//! Transactions through a session: all parts or none.
 
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
@@ -58,7 +58,7 @@ impl TransactionPool {
         done.map_err(|failure| failure.cause)
     }
 
-    /// The byte that a page is full of.
+    /// The byte that fills a page.
     fn read_page(&mut self, page: u64) -> u8 {
         let handle = self.pool.handle(SLICE).expect("the slice");
         let mut bytes = [0; PAGE_BYTES];
@@ -70,7 +70,7 @@ impl TransactionPool {
         bytes[0]
     }
 
-    /// After a crash that keeps what was fenced and nothing else.
+    /// Opens the pool after a crash that keeps the fenced writes only.
     fn after_crash(self) -> TransactionPool {
         let points = self.media.crash_points();
         let image = points.last().expect("now").image(0);
@@ -115,11 +115,11 @@ fn parts_in_several_leaves_change_atomically() {
     let listed = world.pool.in_flight(SLICE).expect("the slice");
     let listed = listed.expect("few");
     let last = listed.iter().filter(|entry| entry.op == 2);
-    // A run is an entry, but for what was not mapped.
+    // Each run of pages is one entry, without the unmapped pages.
     assert_eq!(last.map(|entry| entry.count).sum::<u32>(), 4);
 }
 
-/// As many records as it takes, none of which lie beside each other.
+/// As many records as pages: no two pages are adjacent.
 fn scattered(pages: u64, byte: u8) -> Vec<TransactionPart> {
     (0..pages).map(|page| write(page * 3, 1, byte)).collect()
 }
@@ -135,8 +135,8 @@ fn small_pool_refuses_only_transactions_beyond_its_journal() {
     };
     assert_eq!(refused, Err(expected));
     assert_eq!(world.read_page(0), 0);
-    // Whatever is left of the lane's lap, and with nothing but the owner's
-    // answers: the operation before it may be open elsewhere.
+    // Each transaction fits at any position of the journal's lap, with no help but the owner's
+    // answers: the operation before it may be missing on another leg.
     let TransactionPool { pool, session, .. } = world;
     let pool = Arc::new(Mutex::new(pool));
     let owner = pool.clone();
@@ -178,7 +178,7 @@ fn full_pool_refuses_transaction_unchanged() {
     );
     assert_eq!(world.read_page(written), 0);
     assert_eq!(world.read_page(1100), (written - 8) as u8);
-    // What frees needs no frame.
+    // A clear needs no frame.
     world
         .transact(&[clear(0, 8), clear(16, 8)])
         .expect("a clear");
@@ -188,7 +188,7 @@ fn full_pool_refuses_transaction_unchanged() {
     );
 }
 
-/// A record of the last group is damaged beyond mending.
+/// A record of the last group is damaged beyond correction.
 #[test]
 fn published_transaction_never_loses_a_part_silently() {
     let mut world = TransactionPool::new(4 << 20);
@@ -199,7 +199,7 @@ fn published_transaction_never_loses_a_part_silently() {
     let lane_at = geometry.journal_at(world.session.number());
     let point = world.media.crash_point();
     for (image, is_shown) in [(point.image(0), false), (point.all_persisted(), true)] {
-        // Links, and two groups of three lines.
+        // The journal holds links, and two groups of three lines.
         let lines = (0..64).map(|line| lane_at + line * 64);
         let last = lines.rev().find(|&at| image.word(at) != 0);
         let last = last.expect("a record");

@@ -1,14 +1,12 @@
-//! Crash enumeration of one write that goes to two pools at once and is
-//! committed by one fence. Both media are recorded; for every moment before a
-//! fence, and for the one after the last, images of each are built
-//! independently of the other's and recovered, and every pair of them is
+//! Crash enumeration of one write that goes to two pools at once and is committed by one fence.
+//! Both media are recorded. Crash points are before each fence and after the last one. At each,
+//! images of both media are built independently and recovered, and every pair of images is
 //! compared:
 //!
-//! - each page is old or new as a whole, and new in both once the write was
-//!   acknowledged;
-//! - where the pools differ, their lists of operations in flight say which of
-//!   them is newer, so that settling can make them equal;
-//! - both go on together.
+//! - each page is old or new as a whole, and new in both pools once the write was acknowledged;
+//! - where the pools differ, their lists of operations in flight say which pool is newer, so that
+//!   the volume's recovery can make them equal;
+//! - both pools can be written further together.
 
 use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::ids::Epoch;
@@ -26,12 +24,12 @@ const POOL_BYTES: usize = 2 << 20;
 const SLICE: SliceId = SliceId(Uuid::from_u128(1));
 const PAGES: usize = 12;
 const SIZE: usize = PAGES * PAGE_BYTES;
-/// Images of one medium at one moment; where there are more, they are sampled.
+/// Images of one medium at one crash point; if more are legal, they are sampled.
 const IMAGES_MAX: u64 = 40;
 /// The base's own operations have lower numbers.
 const FIRST_OP: u64 = 100;
 
-/// Two media, and what a crash may leave of both at every moment.
+/// Two media, and the crash points of both.
 struct MediaPair {
     media: [Recorder; 2],
     crash_points: Mutex<Vec<[CrashPoint; 2]>>,
@@ -55,7 +53,7 @@ impl MediaPair {
     }
 }
 
-/// One of them.
+/// One medium of the pair.
 struct PairedMedium {
     pair: Arc<MediaPair>,
     at: usize,
@@ -100,7 +98,7 @@ impl Media for PairedMedium {
         self.pair.record_crash_point();
         self.media().fence(stores)
     }
-    /// One instruction for all, so one moment before it.
+    /// One instruction fences both media, so there is one crash point before it.
     fn fence_each(halves: &[&Self], stores: UnfencedStores) -> FenceProof {
         halves[0].pair.record_crash_point();
         let inner: Vec<_> = halves.iter().map(|half| half.media()).collect();
@@ -108,8 +106,8 @@ impl Media for PairedMedium {
     }
 }
 
-/// Two pools, a session of each, and what the slice held in each of them after
-/// every operation so far.
+/// Two pools, a session of each, and the slice's contents in each pool after every operation so
+/// far.
 struct TwoPools {
     media_pair: Arc<MediaPair>,
     pools: [Pool<PairedMedium>; 2],
@@ -149,7 +147,7 @@ impl TwoPools {
         }
     }
 
-    /// Two new pools with a slice of which the first `touched_pages` were written.
+    /// Two new pools with a slice; its first `pages` pages are written.
     fn format(pages: usize) -> TwoPools {
         let media = [9, 10].map(|id| {
             let media = Recorder::from_image(Image::filled(POOL_BYTES, 0x5555_aaaa_1234_8765));
@@ -191,7 +189,8 @@ impl TwoPools {
         self.record_contents(offset, data, &[true, true]);
     }
 
-    /// The same as one of those who share pages without locks of their own.
+    /// The same write as a direct client makes it, which takes its number under the pools' lock
+    /// words.
     fn write_with_number(&mut self, offset: usize, data: &[u8]) {
         let stamp = self.stamp(0);
         let [one, other] = &mut self.sessions;
@@ -203,8 +202,7 @@ impl TwoPools {
         self.record_contents(offset, data, &[true, true]);
     }
 
-    /// One transaction in both pools: these pages are written with the byte, or
-    /// cleared.
+    /// One transaction in both pools: each run of pages is written with the byte, or cleared.
     fn transact(&mut self, runs: &[(usize, usize, Option<u8>)]) {
         let stamp = self.stamp(0);
         let part = |&(page, pages, byte): &(usize, usize, Option<u8>)| {
@@ -272,7 +270,7 @@ impl TwoPools {
     }
 }
 
-/// What a recovered pool holds, and which operations it lists as in flight.
+/// The contents of a recovered pool, and its operations in flight.
 struct RecoveredPool {
     bytes: Vec<u8>,
     in_flight: Vec<InFlightOp>,
@@ -300,7 +298,7 @@ impl RecoveredPool {
         &self.bytes[page * PAGE_BYTES..][..PAGE_BYTES]
     }
 
-    /// The newest operation on the page that may be missing elsewhere.
+    /// The newest operation on the page that may be missing in the other pool.
     fn newest(&self, page: usize) -> Option<(u32, u64)> {
         let on_page = |entry: &&InFlightOp| {
             let pages = entry.page.0..entry.page.0 + u64::from(entry.count);
@@ -311,7 +309,7 @@ impl RecoveredPool {
     }
 }
 
-/// Images of one medium: nothing uncertain, everything, and between.
+/// Images of one medium: no uncertain write, all of them, and subsets.
 fn images(point: &CrashPoint) -> Vec<Image> {
     if point.count() <= IMAGES_MAX {
         return (0..point.count()).map(|index| point.image(index)).collect();
@@ -323,14 +321,14 @@ fn images(point: &CrashPoint) -> Vec<Image> {
         .collect()
 }
 
-/// How often something was checked.
+/// Counts of the checks.
 #[derive(Default)]
 struct PairCounts {
     pairs: u64,
     differing: u64,
 }
 
-/// Checks a crash at one moment. `certain` operations were acknowledged.
+/// Checks the images of one crash point. `certain` operations were acknowledged.
 fn check(
     world: &TwoPools,
     moment: &[CrashPoint; 2],
@@ -367,7 +365,7 @@ fn check(
             let first = whole.next();
             assert!(
                 whole.all(|is_old| Some(is_old) == first),
-                "{what}: pool {at}, image {number}: a part of a transaction"
+                "{what}: pool {at}, image {number}: only a part of a transaction"
             );
         }
     }
@@ -392,13 +390,13 @@ fn check(
     }
 }
 
-/// How many operations there were.
+/// The number of operations so far.
 fn operations(world: &TwoPools) -> usize {
     world.contents_after[0].len() - 1
 }
 
-/// The first operation after which the page was as it is found; none if it
-/// never was, or is older than what is certain.
+/// The first operation after which the page had the found bytes; none if it never had them, or only
+/// before the certain operations.
 fn matching_operation(
     held: &[Vec<u8>],
     certain: usize,
@@ -412,7 +410,7 @@ fn matching_operation(
     })
 }
 
-/// Both pools are recovered and written together.
+/// Recovers both pools and writes to them together.
 fn write_after_recovery(images: [Image; 2]) {
     let media = images.map(Recorder::unrecorded);
     let mut world = TwoPools::open(media, [vec![0; SIZE], vec![0; SIZE]], 1000);
@@ -423,13 +421,13 @@ fn write_after_recovery(images: [Image; 2]) {
         let found = world.read(at);
         assert!(
             found == world.contents_after[at][2],
-            "pool {at} does not go on"
+            "pool {at} lacks the writes after recovery"
         );
     }
 }
 
-/// Runs a write on two pools that were equal before `ensure_resources`, and checks a
-/// crash at every moment of it.
+/// Runs `prepare` and then a write on two pools that were equal before, and checks a crash at every
+/// crash point of the write.
 fn enumerate(
     pages: usize,
     what: &str,
@@ -471,8 +469,7 @@ fn enumerate(
     tally
 }
 
-/// Every page of some write must have been found new in one pool and old in
-/// the other: otherwise the images were too few.
+/// The pools must have differed in some image pair: otherwise the images were too few.
 fn check_write(pages: usize, offset: usize, len: usize) {
     let what = format!("{len} bytes at {offset} over {pages} pages");
     let write = |world: &mut TwoPools| world.write(offset, &vec![0x80; len], 0);
@@ -503,7 +500,7 @@ fn partial_page_is_merged_from_first_pool() {
     assert!(tally.pairs >= 1000 && tally.differing > 0);
 }
 
-/// The rest of the page, too, is the same in both pools then.
+/// The write also makes the rest of the page equal in both pools.
 #[test]
 fn next_partial_write_equalizes_lagging_pool() {
     let mut world = TwoPools::format(4);
@@ -515,7 +512,7 @@ fn next_partial_write_equalizes_lagging_pool() {
         found,
         world.contents_after[0][world.contents_after[0].len() - 1]
     );
-    assert!(found == world.read(1), "the pools are alike");
+    assert!(found == world.read(1), "the pools differ");
 }
 
 #[test]
@@ -554,8 +551,8 @@ fn first_transaction_links_nodes_in_each_pool() {
     check_transaction(0, &[(2, 1, Some(0x80)), (9, 3, Some(0x81))]);
 }
 
-/// Its data is in one pool for good; whatever becomes of the write after it,
-/// the stamp of that one says that it is still open.
+/// The data of the first write stays in one pool only. In every outcome of the next write its stamp
+/// says that the first one is still open.
 #[test]
 fn earlier_one_pool_write_stays_in_flight() {
     let missed = |world: &mut TwoPools| world.write_first(PAGE_BYTES, &[0x70; PAGE_BYTES]);

@@ -1,5 +1,5 @@
-//! Pages that cannot be read: the end of a file in memory is cut off beneath a pool at
-//! work, and whoever reads there gets a SIGBUS, as for a machine check.
+//! Unreadable pages: the file in memory under a running pool is truncated. A read behind its end
+//! gets a SIGBUS, as for a machine check.
 
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, FrameNo};
@@ -33,7 +33,7 @@ fn map(file: &File) -> Arc<MappedMedia> {
     Arc::new(MappedMedia::new(file, POOL_BYTES).expect("a mapping"))
 }
 
-/// A new pool with a slice, and the file that it lies in.
+/// A new pool with a slice, and its file.
 fn new_pool() -> (File, Arc<MappedMedia>, Pool<MappedMedia>) {
     let file = tempfile::tempfile_in("/dev/shm").expect("a file in memory");
     file.set_len(POOL_BYTES as u64).expect("room");
@@ -44,7 +44,7 @@ fn new_pool() -> (File, Arc<MappedMedia>, Pool<MappedMedia>) {
     (file, media, pool)
 }
 
-/// The view of a client that maps the pool for itself.
+/// The mapping of a client that maps the pool for itself.
 fn client_mapping(file: &File, pool: &Pool<MappedMedia>) -> Arc<PoolMapping<MappedMedia>> {
     let media = map(file);
     let block = Pool::peek(&*media).expect("a pool");
@@ -76,7 +76,7 @@ impl Writer {
         pool.maintain().expect("grants");
         let session = Session::new(view.clone(), number);
         Writer {
-            // Nobody tends the pool while it waits.
+            // No owner maintains the pool during the wait.
             session: session.with_owner_wait(Duration::from_millis(1)),
             handle: pool.handle(SLICE).expect("there"),
             op: 0,
@@ -99,7 +99,7 @@ impl Writer {
         write(members, page * PAGE, &[byte; PAGE_BYTES], stamp)
     }
 
-    /// Writes, and tends the pool for as long as there is no room.
+    /// Writes; maintains the pool while there is no room.
     fn write_with_maintenance(
         &mut self,
         pool: &mut Pool<MappedMedia>,
@@ -138,18 +138,17 @@ impl Writer {
     }
 }
 
-/// When the pool is opened anew.
+/// When the pool is reopened.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReopenMode {
     Never,
-    /// After its brick was killed, before a checkpoint had freed anything.
+    /// After its brick was killed, before a checkpoint had freed a frame.
     AfterKill,
     /// After it was closed.
     AfterClose,
 }
 
-/// Fills a pool, has its last frame unreadable, and writes that page and others anew,
-/// many times.
+/// Fills a pool, makes its last frame unreadable, and rewrites that page and others many times.
 fn check_pool_stays_usable(is_client: bool, opened: ReopenMode) {
     let (file, media, mut pool) = new_pool();
     let view = match is_client {
@@ -202,8 +201,8 @@ fn check_pool_stays_usable(is_client: bool, opened: ReopenMode) {
     assert_eq!(writer.read_page(lost), Ok(2));
 }
 
-/// Uses all free frames several times: as many as `free` pages take, which it frees again,
-/// with those from `touched_pages` on.
+/// Uses all free frames several times: as many as the pages `free` take. Clears those pages, and
+/// all from `pages` on, after each round.
 fn use_all_frames(pool: &mut Pool<MappedMedia>, writer: &mut Writer, free: Range<u64>, pages: u64) {
     let count = free.end - free.start;
     for round in 0..4 {
@@ -235,8 +234,7 @@ fn client_reports_unreadable_page() {
     check_pool_stays_usable(true, ReopenMode::AfterClose);
 }
 
-/// A leaf that cannot be read: what it has is damaged, nothing is changed there, and what
-/// was is not given up.
+/// An unreadable leaf: its pages are damaged, no page is changed there, and its records are kept.
 #[test]
 fn unreadable_leaf_is_damaged_and_unchanged() {
     let (file, media, mut pool) = new_pool();
@@ -259,7 +257,7 @@ fn unreadable_leaf_is_damaged_and_unchanged() {
         words.iter().any(names_it)
     });
     let leaf = leaf.expect("a leaf");
-    // The first frames are nodes: no other leaf is behind this one.
+    // The first frames are nodes: no other leaf lies behind this one.
     file.set_len(leaf * PAGE).expect("cut off");
 
     let damaged = |page| StoreError::Damaged {
@@ -272,7 +270,7 @@ fn unreadable_leaf_is_damaged_and_unchanged() {
         let cleared = writer.try_clear(page, 1).map_err(|failure| failure.cause);
         assert_eq!(cleared, Err(damaged(page)));
     }
-    // The record of page 1 has to stay: its slot never got to the medium.
+    // The record of page 1 has to stay, because its slot never reached the medium.
     let tended = pool.maintain().map(drop);
     let is_its = |cause: &PoolError| matches!(cause, PoolError::Unreadable(at) if *at / PAGE_BYTES == leaf as usize);
     assert!(
@@ -285,7 +283,7 @@ fn unreadable_leaf_is_damaged_and_unchanged() {
     assert!(opened.as_ref().is_err_and(is_its), "{opened:?}");
 }
 
-/// The last page of the file that is full of a byte.
+/// The last page of the file that is full of this byte.
 fn last_page(content: &[u8], byte: u8) -> usize {
     let mut pages = content.as_chunks::<PAGE_BYTES>().0.iter();
     let last = pages.rposition(|page| *page == [byte; PAGE_BYTES]);
@@ -298,8 +296,8 @@ fn content_of(file: &File) -> Vec<u8> {
     content
 }
 
-/// What an opening counts as dropped and damaged, and what the pages 0 and 1 hold, if the
-/// last change of a session was of page 0 and its frame cannot be read.
+/// The last change of a session was to page 0, and its frame is unreadable. Returns the dropped and
+/// damaged counts of the opening, and the contents of pages 0 and 1.
 fn open_with_unreadable_last_page() -> (u64, u64, [Result<u8, StoreError>; 2]) {
     let (file, media, mut pool) = new_pool();
     let view = pool.mapping().clone();
@@ -311,7 +309,7 @@ fn open_with_unreadable_last_page() -> (u64, u64, [Result<u8, StoreError>; 2]) {
     writer.write_page(0, 2).expect("room");
     drop((writer, view, pool, media));
 
-    // Frames are taken in their order: the last one lies behind all others in use.
+    // Frames are granted in order: the last one lies behind all others in use.
     let content = content_of(&file);
     let last = last_page(&content, 2);
     let pages = content.as_chunks::<PAGE_BYTES>().0;
@@ -319,7 +317,7 @@ fn open_with_unreadable_last_page() -> (u64, u64, [Result<u8, StoreError>; 2]) {
         pages.iter().rposition(|page| *page != [0; PAGE_BYTES]),
         Some(last)
     );
-    // The slot was not persistent yet: it would tell that the change was committed.
+    // Restores the slot: a persistent one would prove that the change was committed.
     let words = content
         .as_chunks::<8>()
         .0
@@ -342,7 +340,7 @@ fn open_with_unreadable_last_page() -> (u64, u64, [Result<u8, StoreError>; 2]) {
     (recovered.dropped, recovered.damaged, pages)
 }
 
-/// It may have been acknowledged, so the page must not have its older bytes.
+/// The change may have been acknowledged, so the page must not show its older bytes.
 #[test]
 fn page_unreadable_at_open_is_damaged_and_not_older() {
     let damaged = Err(StoreError::Damaged { offset: 0 });
@@ -351,10 +349,10 @@ fn page_unreadable_at_open_is_damaged_and_not_older() {
     defect::set(Some(Defect::UnreadableDropped));
     let found = open_with_unreadable_last_page();
     defect::set(None);
-    assert_eq!(found, (1, 0, [Ok(1), Ok(1)]), "the defect shows");
+    assert_eq!(found, (1, 0, [Ok(1), Ok(1)]), "the defect has an effect");
 }
 
-/// Maps all of a pool's file that is cut off already.
+/// Maps the full length of a truncated pool file.
 fn map_truncated_file(file: &File) -> Arc<MappedMedia> {
     let length = file.metadata().expect("a size").len();
     file.set_len(POOL_BYTES as u64).expect("room");

@@ -1,7 +1,7 @@
-//! The seam to the manager: who owns layouts and says which leg counts.
+//! The interface to the manager. The manager owns layouts and decides which legs count.
 //!
-//! Calls block for a bounded time and are made on threads of their own,
-//! never on the path of a request.
+//! Calls block for a bounded time. They run on threads of their own, never on the path of a
+//! request.
 
 use crate::status::CopyReport;
 use pagemesh_base::ids::Epoch;
@@ -9,12 +9,12 @@ use pagemesh_base::layout::{BrickId, Layout, LegState, VolumeName};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// How to reach a brick.
+/// The addresses of a brick.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrickAddress {
     /// `host:port` of its tcp transport.
     pub tcp: String,
-    /// The unix socket of its `map` transport, where it has one.
+    /// The unix socket of its `map` transport, if the brick has one.
     pub map_socket: Option<String>,
     /// The pool's durability class, as in `BrickStatus`; empty if unknown.
     #[serde(default)]
@@ -22,42 +22,42 @@ pub struct BrickAddress {
 }
 
 impl BrickAddress {
-    /// Whether an acknowledged write becomes durable only with a flush. True
-    /// for what is not known to be otherwise.
+    /// Whether an acknowledged write becomes durable only with a flush. True for every class
+    /// that is not known to be durable at once.
     #[must_use]
     pub fn buffers(&self) -> bool {
         !matches!(self.durability.as_str(), "pmem" | "eadr" | "process")
     }
 }
 
-/// What an attach gives.
+/// The result of an attach.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResolvedLayout {
-    /// The layout, its epoch risen by the attach. That epoch also names the
-    /// attachment in later calls.
+    /// The layout, with the epoch that the attach raised. That epoch also names the attachment
+    /// in later calls.
     pub layout: Layout,
-    /// Where its bricks are.
+    /// The addresses of its bricks.
     pub bricks: BTreeMap<BrickId, BrickAddress>,
 }
 
-/// A wish to change what a leg may be used for.
+/// A request to change the state of a leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LegChange {
-    /// Which segment of the layout.
+    /// The index of the segment in the layout.
     pub segment: usize,
-    /// Which of its columns.
+    /// The index of the column in the segment.
     pub column: usize,
-    /// Which of its legs.
+    /// The index of the leg in the column.
     pub leg: usize,
-    /// What it becomes.
+    /// The new state.
     pub to: LegState,
 }
 
-/// Why the manager did not do it.
+/// The reason for which the manager did not do a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthorityError {
-    /// The layout changed since, but the attachment still stands: read it and
-    /// try again.
+    /// The layout has changed, but the attachment is still valid. Read the layout and try
+    /// again.
     #[error("the layout is at epoch {current}, not the expected one")]
     Conflict {
         /// The layout's epoch.
@@ -66,29 +66,29 @@ pub enum AuthorityError {
     /// Another client has attached.
     #[error("another client attached the volume")]
     Fenced,
-    /// No answer; it may or may not have been done.
+    /// No answer came. The manager may or may not have done the call.
     #[error("the manager cannot be reached: {0}")]
     Unreachable(String),
-    /// It will not be done, whatever the epoch.
+    /// The manager will not do the call at any epoch.
     #[error("the manager refused: {0}")]
     Refused(String),
 }
 
 /// The manager, as a volume sees it. Calls block for a bounded time.
 pub trait Authority: Send + Sync {
-    /// Takes the volume for this client: raises its epoch, which fences the
-    /// client before.
+    /// Attaches the volume to this client. It raises the epoch, which fences the previous
+    /// client.
     ///
     /// # Errors
     /// When there is no such volume, or the manager does not answer.
     fn attach(&self, name: &VolumeName, client: &str) -> Result<ResolvedLayout, AuthorityError>;
 
-    /// Compare-and-swap of leg states; the epoch rises and rounds follow the
-    /// rules of the layout. `attachment` is the epoch that the attach gave.
+    /// Changes leg states by compare-and-swap. The epoch rises, and rounds follow the rules of
+    /// the layout. `attachment` is the epoch that the attach returned.
     ///
     /// # Errors
-    /// When the epoch is not the expected one, another client has attached,
-    /// or the manager does not answer.
+    /// When the epoch is not the expected one, another client has attached, or the manager does
+    /// not answer.
     fn change_legs(
         &self,
         name: &VolumeName,
@@ -97,11 +97,14 @@ pub trait Authority: Send + Sync {
         changes: &[LegChange],
     ) -> Result<Layout, AuthorityError>;
 
-    /// The present layout, and where its bricks are now, for who has this
-    /// attachment. A layout that another client made since must not be taken
-    /// for one's own: its epoch would be the right to write.
+    /// Returns the present layout and the addresses of its bricks, but only to the holder of
+    /// `attachment`.
     ///
-    /// Tells on the way how copies are that follow or return, for people.
+    /// **Lost update:** A client must not take over a layout that another client has made
+    /// since. Its epoch would give this client the right to write.
+    ///
+    /// The call also passes `report` on to the manager: the progress of replicas and of legs in
+    /// resync, for people.
     ///
     /// # Errors
     /// When the attachment is over, or the manager does not answer.
@@ -112,8 +115,7 @@ pub trait Authority: Send + Sync {
         report: &CopyReport,
     ) -> Result<ResolvedLayout, AuthorityError>;
 
-    /// Gives the volume back. An attachment that is not the present one is
-    /// left alone.
+    /// Detaches the volume. The call does nothing if `attachment` is not the present one.
     ///
     /// # Errors
     /// When the manager does not answer.

@@ -1,13 +1,14 @@
-//! One thread's channel into a volume: the engine, its connections, and the
-//! notes of the others.
+//! The channel of one thread into a volume: the engine, its connections, and the messages from
+//! other members.
 //!
-//! A channel's thread may be elsewhere for long, with the channel in its hands. So the
-//! keeper, too, can have the channel heed its notes, between two calls of the thread.
+//! The thread of a channel may not poll it for a long time. So the controller can also make the
+//! channel process its messages, between two calls of the thread.
 //!
-//! Invariants: never blocks, but for a mapped leg that waits for its owner to
-//! grant frames, within the store's limits; what a leg answered is used only after a look at
-//! the generation that came later than the answer, so that a leg which was
-//! left out meanwhile cannot serve an old page.
+//! Invariants:
+//! - A channel never blocks, except in a mapped leg that waits for its owner to grant frames,
+//!   within the store's limits.
+//! - The channel reads the snapshot generation after an answer of a leg came, and only then
+//!   uses the answer. So a leg that was left out meanwhile cannot serve an old page.
 
 use crate::controller::{ControllerEvent, Mailbox};
 use crate::engine::{AckDependency, Engine, EngineBackend, LegAnswers};
@@ -32,20 +33,19 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
-/// Names messages whose answers nobody needs: no piece has it.
+/// The tag of messages without a piece: their answers are ignored.
 const IDLE_TAG: u64 = u64::MAX;
 
 struct Connection {
     serial: u64,
     leg: Box<dyn Leg>,
     outstanding: u32,
-    /// The epoch that its slice knows this connection by.
+    /// The epoch that the slice knows for this connection.
     epoch: Epoch,
 }
 
 impl Connection {
-    /// Tells the slice an epoch, and that whatever came before this number is
-    /// complete.
+    /// Sends the slice an epoch, and that every operation before this number is complete.
     fn send_empty_change(&mut self, epoch: Epoch, op: u64) {
         self.outstanding += 1;
         let stamp = Stamp {
@@ -59,7 +59,7 @@ impl Connection {
     }
 }
 
-/// The world of an engine.
+/// The state that an engine acts on through [`EngineBackend`].
 struct EngineIo {
     shared: Arc<VolumeShared>,
     mailbox: Arc<Mailbox>,
@@ -71,18 +71,17 @@ struct EngineIo {
     completions: Vec<Completion>,
     grants: Vec<LockHolder>,
     granted: Vec<u32>,
-    /// Requests on all connections without an answer.
+    /// Requests on all connections that have no answer yet.
     outstanding: usize,
-    /// Of the view that the engine has.
+    /// The generation of the engine's snapshot.
     snapshot_generation: u64,
-    /// By column: the losses that flushes have told.
+    /// By column: the losses that flushes have reported.
     losses_reported: Vec<u64>,
-    /// Whether it has made any change.
+    /// Whether the channel has made any change.
     has_changed: bool,
-    /// The last number in the queue of the leg that follows that acknowledgements must
-    /// not run ahead of.
+    /// The last number in the replication queue that acknowledgements must wait for.
     wait_for_number: u64,
-    /// Acknowledgements that wait for that leg, with the numbers that they wait for.
+    /// Acknowledgements that wait for the replica, with the numbers that they wait for.
     delayed: VecDeque<(u64, Completion)>,
 }
 
@@ -105,7 +104,7 @@ impl EngineBackend for EngineIo {
     ) -> LegAnswers {
         match self.mapped_legs(column * LEGS_MAX, legs) {
             Some(mut found) => MappedLeg::write_all(&mut found, offset, data, stamp),
-            None => unreachable!("the legs said that they would"),
+            None => unreachable!("can_change_sync returned true"),
         }
     }
 
@@ -118,7 +117,7 @@ impl EngineBackend for EngineIo {
     ) -> LegAnswers {
         match self.mapped_legs(column * LEGS_MAX, legs) {
             Some(mut found) => MappedLeg::transact_all(&mut found, parts, stamp),
-            None => unreachable!("the legs said that they would"),
+            None => unreachable!("can_change_sync returned true"),
         }
     }
 
@@ -279,7 +278,7 @@ impl EngineBackend for EngineIo {
         self.connections.iter_mut().for_each(|c| *c = None);
         self.hedges.clear();
         self.outstanding = 0;
-        // Whoever goes on with the leg that follows may not have it.
+        // The next owner may promote the replica, and the replica may lack these changes.
         self.fail_delayed(why);
         if *why == SpaceError::Fenced {
             self.mailbox.post(ControllerEvent::Fenced);
@@ -311,10 +310,10 @@ impl EngineBackend for EngineIo {
 }
 
 impl EngineIo {
-    /// The legs that would have said that the one that follows does so no more are out
-    /// of reach for too long.
+    /// Fails the delayed acknowledgements. The column has failed: no leg is in reach that could
+    /// tell the manager that the replica is stale.
     fn fail_delayed_unreachable(&mut self) {
-        let why = "no copy is in reach, and whether the one that follows has it is not known; \
+        let why = "no copy is in reach, and whether the asynchronous replica has it is not known; \
                    start a brick with an in-sync copy";
         self.fail_delayed(&SpaceError::Unavailable(why.into()));
     }
@@ -327,7 +326,7 @@ impl EngineIo {
         self.completions.extend(held);
     }
 
-    /// Does a change that several legs do in one call, if all of these do.
+    /// Makes a change on several legs in one call, if all of them are mapped.
     fn change_sync(
         &mut self,
         base: usize,
@@ -354,7 +353,7 @@ impl EngineIo {
         }
     }
 
-    /// These legs, if all of them are mapped in this process.
+    /// Returns these legs if all of them are mapped in this process.
     fn mapped_legs(
         &mut self,
         base: usize,
@@ -370,9 +369,9 @@ impl EngineIo {
         Some(found)
     }
 
-    /// Reads do not say their epoch: they are of that of the connection, which
-    /// rises with its changes alone. So each is told by a change of nothing;
-    /// else a slice would take its own client for an older one.
+    /// Announces an epoch on every connection that has an older one. A read carries no epoch: a
+    /// slice counts it as of the connection's epoch, which rises with changes only. Without
+    /// this empty change, a slice would refuse its own client as an older one.
     fn send_epoch(&mut self, epoch: Epoch) {
         let behind = self.connections.iter_mut().flatten();
         for connection in behind.filter(|connection| connection.epoch < epoch) {
@@ -382,8 +381,8 @@ impl EngineIo {
         }
     }
 
-    /// Every change of this channel is on all legs: they need not keep any of
-    /// them in their in-flight tables when its sessions end.
+    /// Tells every leg that each change of this channel is complete. The legs then need not
+    /// keep any of them in their in-flight tables when the sessions end.
     fn send_complete(&mut self) {
         let op = self.shared.next_op();
         for connection in self.connections.iter_mut().flatten() {
@@ -392,7 +391,7 @@ impl EngineIo {
         }
     }
 
-    /// The time, by the clock of a column's legs that do not answer at once.
+    /// The time by the clock of a column's legs; none if all of them answer at once.
     fn now(&self, column: usize) -> Option<Instant> {
         let legs = self.connections[column * LEGS_MAX..].iter();
         let mut legs = legs.take(LEGS_MAX).flatten();
@@ -415,21 +414,21 @@ impl EngineIo {
     }
 }
 
-/// A channel without the duty to end well: the keeper takes it over when its
-/// thread drops it with changes in flight.
+/// A channel without its drop handler. The controller takes it over when the thread drops the
+/// channel with changes in flight.
 pub(crate) struct ChannelCore {
     engine: Engine,
     io: EngineIo,
     member: Arc<Member>,
-    /// Connections that wait for the view they belong to.
+    /// Connections that wait for their snapshot.
     unused_links: Vec<LegLink>,
-    /// By place, with the serial of the connection that gave them.
+    /// By connection index, with the serial of the connection that gave the answer.
     answers_by_leg: Vec<(usize, u64, SliceCompletion)>,
     reaped: Vec<SliceCompletion>,
     close_phase: ClosePhase,
 }
 
-/// What a channel that was dropped waits for.
+/// The step that a dropped channel waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ClosePhase {
     FinishChanges,
@@ -480,7 +479,7 @@ impl ChannelCore {
 
     /// Whether the channel has its connections; see [`Channel::ready`].
     fn ready(&mut self) -> Result<bool, SpaceError> {
-        // Adopts what the keeper told meanwhile; nothing was submitted yet.
+        // Adopts the messages of the controller; nothing was submitted yet.
         let mut completions = Vec::new();
         self.reap(&mut completions);
         debug_assert!(completions.is_empty(), "asked before the first request");
@@ -497,8 +496,8 @@ impl ChannelCore {
             if !self.io.is_snapshot_current() {
                 let newest = self.io.shared.snapshot();
                 self.adopt(newest);
-                // What waited for the view was sent, and mapped legs have
-                // done it already.
+                // The adoption sent the pieces that waited for the snapshot, and mapped legs
+                // have answered already.
                 continue;
             }
             if !self.answers_by_leg.is_empty() || !self.io.granted.is_empty() {
@@ -511,9 +510,9 @@ impl ChannelCore {
         into.append(&mut self.io.completions);
     }
 
-    /// Brings what a dropped channel left to a good end, bit by bit; whether
-    /// there is more to do. Changes reach all legs, what they buffer is
-    /// flushed, and they are told that nothing is in flight any more.
+    /// Completes the work of a dropped channel step by step; false once nothing is left to do.
+    /// First all changes reach all legs, then the legs flush. Last, the legs hear that nothing
+    /// is in flight any more.
     pub(crate) fn drain(&mut self) -> bool {
         if self.engine.has_changes() {
             return true;
@@ -558,8 +557,8 @@ impl ChannelCore {
         silent.chain(late).min()
     }
 
-    /// Only those with something to come: an idle connection that ended would
-    /// be readable for ever, and is found out by the next request.
+    /// The connections that owe an answer. An idle connection that ended would be readable for
+    /// ever; the next request notices its end.
     fn busy_connections(&self) -> impl Iterator<Item = &Connection> {
         let connections = self.io.connections.iter().flatten();
         connections.filter(|connection| connection.outstanding > 0)
@@ -571,7 +570,7 @@ impl ChannelCore {
         }
     }
 
-    /// Does what the notes say.
+    /// Processes the messages of the controller and of other channels.
     pub(crate) fn process_messages(&mut self) {
         for note in self.member.take_messages() {
             match note {
@@ -590,8 +589,8 @@ impl ChannelCore {
         }
     }
 
-    /// Ends a connection that the next view replaces. What was sent over it is
-    /// sent again with that view.
+    /// Ends a connection that the next snapshot replaces. The engine sends its requests again
+    /// with that snapshot.
     fn end_link(&mut self, column: usize, leg: usize, serial: u64) {
         let place = self.io.connections.get(column * LEGS_MAX + leg);
         let present = place.and_then(Option::as_ref);
@@ -625,7 +624,7 @@ impl ChannelCore {
     fn deliver_answers(&mut self) {
         let mut answers = std::mem::take(&mut self.answers_by_leg);
         for (place, serial, answer) in answers.drain(..) {
-            // What a connection said that has been replaced since is void.
+            // An answer of a replaced connection is void.
             let current = self.io.connections[place].as_ref();
             if current.is_none_or(|connection| connection.serial != serial) {
                 continue;
@@ -647,8 +646,8 @@ impl ChannelCore {
         }
     }
 
-    /// Takes the acknowledgements that need not wait for the leg that follows any
-    /// more; false if there is nothing more to do about them now.
+    /// Completes the delayed acknowledgements that the replica has confirmed; false if there is
+    /// nothing more to do now.
     fn release_delayed(&mut self) -> bool {
         let ports = &mut self.io;
         let Some(&(least, _)) = ports.delayed.iter().min_by_key(|(number, _)| *number) else {
@@ -668,7 +667,7 @@ impl ChannelCore {
         let (done, rest) = std::mem::take(&mut ports.delayed)
             .into_iter()
             .partition(|(number, _)| ports.shared.replication.is_done(*number));
-        // That the queue was closed shows with the next view, which may fence.
+        // A closed queue becomes visible with the next snapshot, and that snapshot may fence.
         if !ports.is_snapshot_current() {
             ports.delayed = [done, rest].into_iter().flatten().collect();
             return true;
@@ -680,7 +679,7 @@ impl ChannelCore {
         !ports.delayed.is_empty()
     }
 
-    /// Asks a second leg for what is late.
+    /// Sends late reads to a second leg.
     fn hedge_late_reads(&mut self) {
         for column in 0..self.io.hedges.len() {
             if self.io.hedges[column].next_hedge_at().is_none() {
@@ -695,16 +694,17 @@ impl ChannelCore {
         }
     }
 
-    /// Goes by a view from now on, of this generation.
+    /// Adopts a snapshot of this generation.
     fn adopt(&mut self, (generation, view): (u64, Arc<LayoutSnapshot>)) {
-        // Its connections were told of before it was shown, but maybe after notes were
-        // taken last: nobody would look at them again.
+        // The controller sends the snapshot's connections before it publishes the snapshot, but
+        // maybe after the last look at the messages. Without this, the connections would stay
+        // unused.
         if !defect::is(Defect::NewConnectionsMissed) {
             self.take_messages();
         }
         self.io.snapshot_generation = generation;
         if view.fenced || self.engine.is_ended() {
-            // Connections that arrive late are not for it any more.
+            // This channel no longer uses connections that arrive late.
             self.unused_links.clear();
             return self.engine.fence(&mut self.io);
         }
@@ -749,8 +749,8 @@ impl ChannelCore {
         engine.adopt(&view, |column, leg| live[column * LEGS_MAX + leg], ports);
     }
 
-    /// Ends a connection that the view does not have, and takes the one that
-    /// it has, if that arrived.
+    /// Ends a connection that the snapshot does not have, and installs the one that it has, if
+    /// that has arrived.
     fn replace_connection(&mut self, column: usize, leg: usize, serial: u64) {
         let place = &mut self.io.connections[column * LEGS_MAX + leg];
         if place.as_ref().is_some_and(|have| have.serial == serial) {
@@ -772,16 +772,16 @@ impl ChannelCore {
     }
 }
 
-/// A channel as a front has it.
+/// A channel as its user has it.
 pub(crate) struct VolumeChannel {
-    /// With its core, until this is dropped.
+    /// Holds the channel core until this is dropped.
     member: Arc<Member>,
     mailbox: Arc<Mailbox>,
 }
 
 impl VolumeChannel {
-    /// The lock is free but for moments: only the keeper takes it beside this channel's
-    /// thread, to end connections.
+    /// The lock is almost always free. Besides this channel's thread only the controller takes
+    /// it, to end connections.
     fn core(&self) -> MutexGuard<'_, Option<Box<ChannelCore>>> {
         steps::lock("core", &self.member.core);
         lock_unpoisoned(&self.member.core)
@@ -819,8 +819,8 @@ impl Channel for VolumeChannel {
     }
 }
 
-/// Opens a channel. The keeper connects it; requests wait until it has, or fail as
-/// [`SpaceError::Reconfiguring`] if a brick has no session for it.
+/// Opens a channel. The controller connects it, and requests wait until then. They fail with
+/// [`SpaceError::Busy`] if a brick has no session for the channel.
 pub(crate) fn open(
     hub: &Arc<VolumeShared>,
     mailbox: &Arc<Mailbox>,
@@ -851,8 +851,8 @@ pub(crate) fn open(
 }
 
 impl Drop for VolumeChannel {
-    /// Changes under way must reach all legs: the keeper drives them to their
-    /// end, and gives the range locks back.
+    /// Changes in flight must reach all legs. The controller completes them, and releases the
+    /// range locks.
     fn drop(&mut self) {
         let core = self.core().take();
         if let Some(core) = core {

@@ -1,4 +1,4 @@
-//! The seam to the transports.
+//! The interface to the transports.
 
 use crate::authority::BrickAddress;
 use pagemesh_base::ids::Epoch;
@@ -7,8 +7,8 @@ use pagemesh_base::slice::{Leg, SliceError};
 
 /// Makes connections to slices.
 pub trait Connector: Send + Sync {
-    /// Connects to one slice. Blocks for a bounded time; called by threads
-    /// that open channels and by helpers of the keeper, never by requests.
+    /// Connects to one slice. Blocks for a bounded time. Threads that run blocking calls of the
+    /// controller call it; requests never do.
     ///
     /// # Errors
     /// When the brick is not reachable or has no such slice.

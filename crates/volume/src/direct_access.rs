@@ -1,24 +1,29 @@
-//! What a volume shares with its guests: processes whose own threads read and overwrite
-//! what lies in its legs (RFD 015). Volatile; offsets only, never pointers.
+//! The shared memory of a volume and its direct clients. The threads of a direct client read
+//! and overwrite pages in the legs themselves (RFD 015). The memory is volatile, and holds
+//! offsets only, never pointers.
 //!
 //! ```text
 //!     0  magic 8, version 4, rows 4
-//!    64  generation 8 (0: nobody may), closed 8 (how many keep guests away), why nobody may 8,
-//!        opens 8 (how often a process with guest threads opened a file past its preload library)
+//!    64  generation 8 (0: no access), closed 8 (number of parties that block access),
+//!        reason for no access 8,
+//!        opens 8 (how often a process with direct threads opened a file past its preload library)
 //!   128  number of the last operation 8           (every writer's shared line)
 //!  4096  rows of 64 bytes:
-//!     0  active 8 (odd inside of an operation), file 8, first byte 8, bytes 8,
+//!     0  active 8 (odd during an operation), file 8, first byte 8, bytes 8,
 //!    32  claim in the ring 8 (0: none),
-//!        runs 8 (0: the operation is what the row says; else it is of so many runs as one)
+//!        runs 8 (0: the operation is the range of the row; else the number of its atomic runs)
 //! 20480  runs of each row, 512 bytes: first page and number of pages, as one word each
 //! ```
 //!
-//! The [`replication_ring`](crate::ring) of what is on its way to a copy that follows lies behind.
+//! The [`replication_ring`](crate::replication_ring) lies behind. It holds changes on their way
+//! to an asynchronous replica.
 //!
-//! Invariants: a guest sets its row active, and only then looks whether it may; who keeps
-//! guests away counts itself, and only then looks at rows. So one of the two sees the
-//! other. A row has one writer at a time: the guest that was given it, and when that is
-//! gone whoever cleans up behind it.
+//! Invariants:
+//! - A direct client sets its row active, and only then checks whether it has access. A party
+//!   that blocks access first raises the `closed` count, and only then reads the rows. So one
+//!   of the two sees the other.
+//! - A row has one writer at a time: the direct client that owns it. After its death, the
+//!   party that reconciles the row is the writer.
 
 use crate::replication_ring;
 use crate::shared::lock_unpoisoned;
@@ -36,11 +41,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Threads of guests at the same time: more than a pool has sessions.
+/// The maximum of concurrent direct client threads: more than a pool has sessions.
 pub const ROWS: usize = 256;
 /// Bytes of a segment.
 pub const SEGMENT_BYTES: usize = replication_ring::RING_END_AT;
-/// Runs of pages of one operation: each may be of one page.
+/// The maximum of page runs in one operation: each may be of one page.
 pub const RUNS_MAX: usize = TRANSACTION_PAGES_MAX as usize;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pmdirct\0");
@@ -57,16 +62,16 @@ const ROW_BYTES: usize = 64;
 const RUNS_AT: usize = ROWS_AT + ROWS * ROW_BYTES;
 /// Where the runs of all rows end.
 pub(crate) const RUNS_END_AT: usize = RUNS_AT + ROWS * RUNS_MAX * 8;
-/// Where in a word the number of a run's pages lies, above the first page.
+/// The position of a run's page count in its word, above the first page.
 const RUN_COUNT_SHIFT: u32 = 48;
 const _: () = assert!(SEGMENT_BYTES.is_multiple_of(PAGE_BYTES), "whole pages");
 
-/// Why guests may do nothing.
+/// The reason for which direct clients have no access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectDisabledReason {
-    /// The volume is fenced, or its legs are just changing.
+    /// The volume is fenced, or its legs are changing.
     Reconfiguring = 1,
-    /// A leg that is written is not in-sync.
+    /// A written leg is not in-sync.
     LegNotInSync = 2,
     /// A leg is reached over TCP.
     TcpLeg = 3,
@@ -86,10 +91,10 @@ impl DirectDisabledReason {
     ];
 }
 
-/// The shared memory.
+/// The shared memory of a volume and its direct clients.
 pub struct DirectSegment(SharedSegment);
 
-/// A guest thread's row.
+/// The row of a direct client thread.
 #[derive(Clone, Copy)]
 pub struct ClientRow<'s> {
     shared: &'s SharedSegment,
@@ -97,33 +102,35 @@ pub struct ClientRow<'s> {
     runs_at: usize,
 }
 
-/// What an operation is about.
+/// The byte range of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileRange {
-    /// The file, by a number that its mount knows.
+    /// The file, by the number that its mount gave it.
     pub file: u64,
-    /// The first byte of the volume.
+    /// The first byte in the volume.
     pub offset: u64,
-    /// How many.
+    /// The number of bytes.
     pub len: u64,
 }
 
-/// Where a guest died inside of an operation.
+/// An operation that a direct client left incomplete when it died.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TornOp {
-    /// Each page may be changed or not.
+    /// Each page is changed or not, independently of the others.
     PerPage(FileRange),
-    /// All pages are changed or none.
+    /// Either all pages are changed or none.
     Atomic {
-        /// Of the file.
+        /// The file, by the number that its mount gave it.
         file: u64,
-        /// Pages of the volume.
+        /// The changed pages of the volume.
         runs: Vec<PageRun>,
     },
 }
 
 impl TornOp {
-    /// Of the row of a dead guest, as far as it makes sense: what it said may be anything.
+    /// Reads the torn operation from the row of a dead direct client. The client may have
+    /// written anything there, so counts and lengths are bounded; none if the row is idle or
+    /// its range is invalid.
     #[must_use]
     pub fn of_row(row: ClientRow<'_>) -> Option<TornOp> {
         let place = row.active_range()?;
@@ -143,7 +150,7 @@ impl TornOp {
         end.map(|_| TornOp::PerPage(FileRange { len, ..place }))
     }
 
-    /// Of which file.
+    /// The file that the operation changed.
     #[must_use]
     pub fn file(&self) -> u64 {
         match self {
@@ -154,7 +161,7 @@ impl TornOp {
 }
 
 impl DirectSegment {
-    /// Makes one whose operations are numbered from here on.
+    /// Creates a segment. Its operations are numbered after `last_op`.
     ///
     /// # Errors
     /// When the system refuses.
@@ -171,10 +178,10 @@ impl DirectSegment {
         Ok(DirectSegment(shared))
     }
 
-    /// Takes one that another process made; it takes no descriptor.
+    /// Opens a segment that another process created. It takes no descriptor.
     ///
     /// # Errors
-    /// What about it is not as expected.
+    /// The way in which the file is not as expected.
     pub fn join(file: File) -> Result<DirectSegment, String> {
         let shared = SharedSegment::open(file, SEGMENT_BYTES).map_err(|cause| cause.to_string())?;
         let version = shared.half_word(VERSION_AT).load(Ordering::Relaxed);
@@ -188,7 +195,7 @@ impl DirectSegment {
         Ok(DirectSegment(shared.without_file()))
     }
 
-    /// The memory's file, to be passed to guests.
+    /// The memory's file, to be passed to direct clients.
     #[must_use]
     pub fn file(&self) -> &File {
         self.0.file()
@@ -203,14 +210,15 @@ impl DirectSegment {
         self.0.word(CLOSED_AT)
     }
 
-    /// The number of the picture that guests may work by; 0: none.
+    /// The generation of the lease that is valid for direct clients; 0: none.
     #[inline]
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.0.word(GENERATION_AT).load(Ordering::SeqCst)
     }
 
-    /// Why nobody may; none: guests may, or it is not known yet.
+    /// The reason for which direct clients have no access; none if they have it, or if it is
+    /// not known yet.
     #[must_use]
     pub fn disabled_reason(&self) -> Option<DirectDisabledReason> {
         let code = self.0.word(DISABLED_REASON_AT).load(Ordering::Relaxed);
@@ -232,46 +240,48 @@ impl DirectSegment {
             .store(generation, Ordering::SeqCst);
     }
 
-    /// Whether anybody keeps guests away.
+    /// Whether any party blocks direct access.
     #[inline]
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.closed_count().load(Ordering::SeqCst) != 0
     }
 
-    /// Keeps guests from beginning anything until [`DirectSegment::reopen`]. Those that are
-    /// inside go on: see [`DirectSegment::is_idle`].
+    /// Blocks new operations of direct clients until [`DirectSegment::reopen`]. Operations in
+    /// progress go on: see [`DirectSegment::is_idle`].
     pub fn close(&self) {
         self.closed_count().fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Lets guests in, but for others who keep them away.
+    /// Ends one [`DirectSegment::close`]. Access stays blocked while another party blocks it.
     pub fn reopen(&self) {
         let before = self.closed_count().fetch_sub(1, Ordering::SeqCst);
         debug_assert!(before > 0, "it was closed");
     }
 
-    /// A process with guest threads opens a file of the mount past its preload library.
+    /// Counts that a process with direct threads opened a file of the mount past its preload
+    /// library.
     pub fn record_untracked_open(&self) {
         self.0
             .word(UNTRACKED_OPENS_AT)
             .fetch_add(1, Ordering::SeqCst);
     }
 
-    /// How often a process with guest threads opened a file past its preload library.
+    /// How often a process with direct threads opened a file past its preload library.
     #[inline]
     #[must_use]
     pub fn untracked_opens(&self) -> u64 {
         self.0.word(UNTRACKED_OPENS_AT).load(Ordering::SeqCst)
     }
 
-    /// The number of a new operation of a guest, or of the volume.
+    /// The number of a new operation of a direct client, or of the volume.
     #[inline]
     pub fn next_op(&self) -> u64 {
         self.last_op().fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// A write will come: fetches the line of the numbers, which another core may have had last.
+    /// Fetches the line of the operation numbers for a coming write. Another core may have had
+    /// it last.
     #[inline]
     pub fn prefetch_op(&self) {
         self.0.prefetch(OPS_AT);
@@ -281,7 +291,7 @@ impl DirectSegment {
         self.0.word(OPS_AT)
     }
 
-    /// A row.
+    /// The row of this number.
     ///
     /// # Panics
     /// When there is none of this number.
@@ -296,12 +306,12 @@ impl DirectSegment {
         }
     }
 
-    /// Rows that are inside of an operation, with what it is about.
+    /// The rows with an operation in progress, with its range.
     pub fn active_ops(&self) -> impl Iterator<Item = (usize, FileRange)> + '_ {
         (0..ROWS).filter_map(|number| Some((number, self.row(number).active_range()?)))
     }
 
-    /// Whether no guest is inside of an operation.
+    /// Whether no direct client has an operation in progress.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.active_ops().next().is_none()
@@ -319,7 +329,7 @@ impl<'s> ClientRow<'s> {
         self.shared.word(self.at + index * 8)
     }
 
-    /// Before an access to the first word. Models have few rows.
+    /// Runs before each access to the first word. Models have few rows.
     #[inline]
     fn model_step(self) {
         const NAMES: [&str; 3] = ["first row", "second row", "third row"];
@@ -328,8 +338,8 @@ impl<'s> ClientRow<'s> {
         }
     }
 
-    /// Says what will be done next, and that it begins. The guest looks behind this
-    /// whether it may.
+    /// Records the operation's range, and that it begins. The direct client checks its access
+    /// after this.
     #[inline]
     pub fn begin_op(self, place: FileRange) {
         self.word(1).store(place.file, Ordering::Relaxed);
@@ -341,23 +351,24 @@ impl<'s> ClientRow<'s> {
         self.word(0).swap(active | 1, Ordering::SeqCst);
     }
 
-    /// The first place that the record at hand has in the ring, and one; see
-    /// [`ReplicationRing`](crate::ring::Ring).
+    /// The claim of the present record: its first slot in the ring plus one; see
+    /// [`ReplicationRing`](crate::replication_ring::ReplicationRing).
     #[inline]
     pub(crate) fn claim(self) -> &'s AtomicU64 {
         self.word(4)
     }
 
-    /// Says where it goes on, inside of an operation.
+    /// Moves the range of the operation in progress.
     #[inline]
     pub fn set_range(self, offset: u64, len: u64) {
-        // Of who dies in between there is nothing here, and no place but its own.
+        // If the client dies between these stores, the row shows an empty range or one of its
+        // own.
         self.word(3).store(0, Ordering::Relaxed);
         self.word(2).store(offset, Ordering::Release);
         self.word(3).store(len, Ordering::Release);
     }
 
-    /// Says that it changes these pages as one, inside of an operation.
+    /// Records that the operation in progress changes these pages atomically.
     ///
     /// # Panics
     /// When there are more than [`RUNS_MAX`].
@@ -371,8 +382,9 @@ impl<'s> ClientRow<'s> {
         self.word(5).store(runs.len() as u64, Ordering::Release);
     }
 
-    /// The runs that it changes as one; none: it is what [`ClientRow::place`] says. What a dead
-    /// guest said may be anything.
+    /// The runs that the operation changes atomically. If there are none, the operation is the
+    /// range in [`ClientRow::active_range`]. A dead direct client may have written anything
+    /// here.
     #[must_use]
     pub fn runs(self) -> Vec<PageRun> {
         let count = self.word(5).load(Ordering::Acquire).min(RUNS_MAX as u64);
@@ -386,7 +398,7 @@ impl<'s> ClientRow<'s> {
             .collect()
     }
 
-    /// The operation has ended.
+    /// Marks the operation as ended.
     #[inline]
     pub fn end_op(self) {
         let active = self.word(0).load(Ordering::Relaxed);
@@ -394,14 +406,14 @@ impl<'s> ClientRow<'s> {
         self.word(0).store((active | 1) + 1, Ordering::Release);
     }
 
-    /// How many operations it has begun and ended: what tells one from the next.
+    /// Counts the begins and ends of operations, which tells one operation from the next.
     #[must_use]
     pub fn op_sequence(self) -> u64 {
         self.model_step();
         self.word(0).load(Ordering::SeqCst)
     }
 
-    /// What the operation that it is inside of is about.
+    /// The range of the operation in progress; none if the row is idle.
     #[must_use]
     pub fn active_range(self) -> Option<FileRange> {
         (self.op_sequence() % 2 == 1).then(|| FileRange {
@@ -412,35 +424,35 @@ impl<'s> ClientRow<'s> {
     }
 }
 
-/// A leg that a guest works on, and where its session comes from.
+/// A leg that a direct client maps, and the source of its session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseLeg {
-    /// Whose pool.
+    /// The brick that owns the pool.
     pub brick: BrickId,
-    /// The slice in it.
+    /// The slice in the pool.
     pub slice: SliceId,
     /// The brick's `map` socket.
     pub socket: PathBuf,
 }
 
-/// What a guest works by: all legs that are written, each in-sync and mapped. The last
-/// is the one that is read: what it got of a guest that died, all before it got, too
-/// (`store::session::write_with_number`).
+/// The lease by which direct clients work. It names all written legs, each in-sync and mapped.
+/// Direct clients read the last leg: they write in leg order, so a dead client's record on the
+/// last leg is on all legs (`pagemesh_store::session::write_numbered`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayoutLease {
-    /// It counts while the segment says this number.
+    /// The lease is valid while the segment holds this generation.
     pub generation: u64,
-    /// The epoch of its operations.
+    /// The epoch of direct operations.
     pub epoch: Epoch,
     /// The legs.
     pub legs: Vec<LeaseLeg>,
 }
 
-/// The segment, and what guests may work by at the moment.
+/// The segment, and the present lease.
 pub(crate) struct DirectAccess {
     pub segment: Arc<DirectSegment>,
     lease: Mutex<Option<LayoutLease>>,
-    /// Rows of guests that died inside of an operation, until it is cleaned up behind them.
+    /// Rows of direct clients that died during an operation, until they are reconciled.
     dead_rows: Mutex<BTreeSet<usize>>,
 }
 
@@ -453,17 +465,17 @@ impl DirectAccess {
         })
     }
 
-    /// A new view is shown: what guests had is over.
+    /// Revokes the lease, because a new snapshot is published.
     pub(crate) fn revoke_lease(&self) {
         let mut picture = lock_unpoisoned(&self.lease);
         self.segment.set_generation(0);
         *picture = None;
     }
 
-    /// Guests may work by this. `followed`: a copy gets what they change later.
+    /// Grants this lease. `followed`: a replica gets the changes of direct clients.
     pub(crate) fn grant_lease(&self, offered: LayoutLease, followed: bool) {
         let mut picture = lock_unpoisoned(&self.lease);
-        // Before anybody is let in.
+        // These come before the generation, which grants access.
         self.segment.set_disabled_reason(None);
         self.segment.ring().set_has_replica(followed);
         self.segment.set_generation(offered.generation);
@@ -478,7 +490,7 @@ impl DirectAccess {
         lock_unpoisoned(&self.dead_rows).insert(row);
     }
 
-    /// It is cleaned up behind it.
+    /// Forgets the row after its operation is reconciled.
     pub(crate) fn clear_dead_row(&self, row: usize) {
         lock_unpoisoned(&self.dead_rows).remove(&row);
     }
@@ -487,7 +499,7 @@ impl DirectAccess {
         lock_unpoisoned(&self.dead_rows).contains(&row)
     }
 
-    /// Whether no guest that lives is inside of an operation on one of these files.
+    /// Whether no live direct client has an operation in progress on one of these files.
     pub(crate) fn are_files_idle(&self, is_meant: impl Fn(u64) -> bool) -> bool {
         let mut active = self.segment.active_ops();
         let is_dead = |row| self.is_dead_row(row) && !defect::is(Defect::RecoveryAwaitsReconcile);

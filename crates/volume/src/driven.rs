@@ -1,9 +1,9 @@
-//! A volume without threads: its caller takes the keeper's turns and makes the
-//! calls that block, whenever it likes. For programs with a loop of their own,
-//! and for simulations. [`Volume`](crate::Volume) is the same with threads.
+//! A volume without threads. Its caller polls the controller and makes the blocking calls at
+//! times of its choice. It is for programs with a loop of their own and for simulations.
+//! [`Volume`](crate::Volume) is the same with threads.
 //!
-//! Invariants: nothing happens but in a method's call, and the only time is
-//! that which [`DrivenVolume::turn`] is told.
+//! Invariants: work happens only inside a method's call. The only clock is the time that the
+//! caller passes to [`DrivenVolume::poll`].
 
 use crate::authority::Authority;
 use crate::channel;
@@ -45,14 +45,14 @@ pub struct DrivenVolume {
     calls: QueuedCalls,
 }
 
-/// A call that blocks, to be made by whoever drives.
+/// A blocking call that the driver must make.
 pub struct PendingCall {
     id: u64,
     name: VolumeName,
     call: BlockingCall,
 }
 
-/// What came of a call.
+/// The outcome of a call.
 pub struct CallAnswer(u64, CallOutcome);
 
 impl PendingCall {
@@ -98,26 +98,26 @@ impl DrivenVolume {
         })
     }
 
-    /// Makes all progress that can be made at this time. Gives the time of the
-    /// next turn, if nothing happens before; times are since the first one.
+    /// Makes all progress that is possible at `now`. Returns the time of the next poll if no
+    /// event comes before. Times are relative to the first poll.
     pub fn poll(&mut self, now: Duration) -> Option<Duration> {
         self.controller.poll(now)
     }
 
-    /// The oldest call that nobody has taken.
+    /// Takes the oldest call that was not taken yet.
     pub fn take_call(&mut self) -> Option<PendingCall> {
         let (id, call) = self.calls.borrow_mut().pop_front()?;
         let name = self.name.clone();
         Some(PendingCall { id, name, call })
     }
 
-    /// Tells what came of a call.
+    /// Passes the outcome of a call to the controller.
     pub fn complete_call(&mut self, CallAnswer(id, outcome): CallAnswer) {
         self.mailbox
             .post(ControllerEvent::CallCompleted(id, outcome));
     }
 
-    /// What came of the attach, once.
+    /// Takes the result of the attach. It is there once.
     pub fn take_attach_result(&mut self) -> Option<Result<(), AttachError>> {
         let result = self.controller.take_attach_result()?;
         Some(result.map_err(|failure| AttachError::new(self.name.clone(), failure)))
@@ -129,53 +129,54 @@ impl DrivenVolume {
             .post(ControllerEvent::Scrub(ScrubOrder::Plan(plan)));
     }
 
-    /// Gives the volume back, once its channels are closed.
+    /// Detaches the volume once its channels are closed.
     pub fn detach(&mut self) {
         self.mailbox.post(ControllerEvent::Detach);
     }
 
-    /// Whether there is nothing more to do, ever.
+    /// Whether the volume has ended for good.
     #[must_use]
     pub fn is_ended(&self) -> bool {
         self.controller.is_ended()
     }
 
-    /// How it is, as of the last turn.
+    /// The status as of the last poll.
     #[must_use]
     pub fn status(&self) -> Option<VolumeStatus> {
         self.mailbox.status(&self.shared, |_| Duration::ZERO)
     }
 
-    /// The epoch of the layout that channels go by; 0 before there is one.
+    /// The epoch of the layout that channels use; 0 before the first layout.
     #[must_use]
     pub fn published_epoch(&self) -> u32 {
         self.shared.snapshot().1.epoch.0
     }
 
-    /// Bytes; may grow.
+    /// The size in bytes. It may grow.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.shared.snapshot().1.size_bytes
     }
 
-    /// Lets guests in, as [`Volume::enable_direct_access`](crate::Volume::admit_guests) does.
+    /// Enables direct access, as
+    /// [`Volume::enable_direct_access`](crate::Volume::enable_direct_access) does.
     ///
     /// # Errors
-    /// When the system has no memory for it.
+    /// When the system has no memory for the segment.
     pub fn enable_direct_access(&self) -> Result<Arc<DirectSegment>, pagemesh_pmem::MapError> {
         let guests = self.shared.enable_direct_access()?;
         self.mailbox.post(ControllerEvent::DirectAccessEnabled);
         Ok(Arc::clone(&guests.segment))
     }
 
-    /// What guests work by now; none: they may do nothing.
+    /// The lease of direct clients; none if they have no access now.
     #[must_use]
     pub fn layout_lease(&self) -> Option<LayoutLease> {
         self.shared.direct_access.get()?.lease()
     }
 
-    /// Begins what [`Volume::heal`](crate::Volume::heal) waits for: something comes when it
-    /// is done.
+    /// Starts a reconciliation, as [`Volume::reconcile`](crate::Volume::reconcile) does,
+    /// without waiting for it. The receiver gets a message when it is done.
     #[must_use]
     pub fn reconcile(&self, row: usize, wound: TornOp) -> Receiver<()> {
         let (done, told) = mpsc::channel();
@@ -184,7 +185,8 @@ impl DrivenVolume {
         told
     }
 
-    /// As [`Volume::wake_replication`](crate::Volume::call_shipping).
+    /// Wakes the controller for the replication queue, as
+    /// [`Volume::wake_replication`](crate::Volume::wake_replication) does.
     pub fn wake_replication(&self) {
         self.shared.wake_controller();
     }

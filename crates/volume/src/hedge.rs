@@ -1,14 +1,13 @@
-//! When a read of one column is late: another leg is asked then, too, and the
-//! first answer counts ("hedged requests": Dean and Barroso, The Tail at Scale,
-//! CACM 56(2), 2013). A leg that stands still without being gone would else
-//! hold its readers up for as long as it takes to call it lost.
+//! Decides when a read of a column is late. A late read goes to another leg, too, and the first
+//! answer counts ("hedged requests": Dean and Barroso, The Tail at Scale, CACM 56(2), 2013).
+//! Without this a stalled leg would delay its readers until it is declared lost.
 //!
-//! A read is late after twice the time within which the column's quickest leg
-//! answers 99 of 100 reads. Every answer counts for that time, late ones too,
-//! so that it rises when all legs slow down.
+//! A read is late after twice the time within which the column's fastest leg answers 99 of 100
+//! reads. Every answer counts for that time, late ones too, so the limit rises when all legs
+//! slow down.
 //!
-//! Invariants: a read is hedged once; hedges are at most [`HEDGES_MAX`] and one
-//! for [`HEDGE_READS`] answered reads; no clock: times are told.
+//! Invariants: a read is hedged once. Hedges are at most [`HEDGES_MAX`], and one for
+//! [`HEDGE_READS`] answered reads. There is no clock: callers pass the times.
 
 use crate::limits::{HEDGE_DELAY_MAX, HEDGE_DELAY_MIN, HEDGE_READS, HEDGES_MAX};
 use pagemesh_base::layout::LEGS_MAX;
@@ -21,15 +20,15 @@ struct SentRead {
     sent_at: Instant,
 }
 
-/// See the module.
+/// The latencies and the pending reads of one column; see the module.
 pub(crate) struct HedgeTracker {
     /// Reads without an answer, in order of sending.
     sent: VecDeque<SentRead>,
-    /// Those that were late.
+    /// Reads that were late and have no answer.
     late: Vec<SentRead>,
-    /// By leg: 99 of 100 reads take at most so long.
+    /// By leg: the time within which 99 of 100 reads are answered.
     latency_p99: [Option<Duration>; LEGS_MAX],
-    /// Answered reads that have not been set against a hedge.
+    /// Answered reads that no hedge has used up.
     credit: usize,
 }
 
@@ -51,7 +50,7 @@ impl HedgeTracker {
         });
     }
 
-    /// Whether any read has no answer: only then a time is worth asking for.
+    /// Whether any read has no answer. Only then the caller needs to read the clock.
     pub(crate) fn has_pending(&self) -> bool {
         !self.sent.is_empty() || !self.late.is_empty()
     }
@@ -71,8 +70,8 @@ impl HedgeTracker {
         }
     }
 
-    /// Moves the leg's 99th percentile towards where one answer in a hundred
-    /// is slower: up by 99 steps for those, down by one for the others.
+    /// Moves the estimate of the leg's 99th percentile: up by 99 steps for a slower answer,
+    /// down by one step for any other.
     fn update_latency(&mut self, leg: usize, took: Duration) {
         let usual = self.latency_p99[leg].get_or_insert(took);
         let step = *usual / 2048;
@@ -82,14 +81,15 @@ impl HedgeTracker {
         };
     }
 
-    /// Expects no more answers of a leg.
+    /// Drops the pending reads of a leg, because no answers come from it any more.
     pub(crate) fn reset_leg(&mut self, leg: usize) {
         self.sent.retain(|sent| sent.leg != leg);
         self.late.retain(|sent| sent.leg != leg);
         self.latency_p99[leg] = None;
     }
 
-    /// When the read that was sent first is late, if it may be hedged then.
+    /// The time at which the oldest pending read becomes late; none if it may not be hedged
+    /// now.
     pub(crate) fn next_hedge_at(&self) -> Option<Instant> {
         let first = self.sent.front()?;
         let may = self.credit >= HEDGE_READS && self.late.len() < HEDGES_MAX;
@@ -102,7 +102,7 @@ impl HedgeTracker {
         delay.clamp(HEDGE_DELAY_MIN, HEDGE_DELAY_MAX)
     }
 
-    /// Takes the first read, if it is late: the tag of what to ask again.
+    /// Takes the oldest read if it is late. Returns the tag of the read to hedge.
     pub(crate) fn take_late(&mut self, now: Instant) -> Option<u64> {
         if self.next_hedge_at()? > now {
             return None;
@@ -121,7 +121,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Answers that many reads of a leg, each after so long.
+    /// Records `reads` answers of a leg, each after `took`.
     fn answers(hedge: &mut HedgeTracker, leg: usize, reads: usize, took: Duration) {
         let start = Instant::now();
         for _ in 0..reads {

@@ -1,15 +1,15 @@
-//! The operations of one channel on one column that may be incomplete
-//! somewhere: what a stamp's `open` is computed from.
+//! The operations of one channel on one column that may be incomplete on some leg. A stamp's
+//! `open_ops` is computed from them.
 //!
-//! An operation is complete when every leg acknowledged it and, where legs
-//! buffer, flushed it. Operations enter in rising order.
+//! An operation is complete when every leg acknowledged it and, where legs buffer, flushed it.
+//! Operations enter in rising order.
 
 use std::collections::VecDeque;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OpState {
     InFlight,
-    /// Acknowledged by all; complete once a flush with a higher number is.
+    /// Acknowledged by all legs. A flush with a higher number completes it.
     Acknowledged(u64),
     Complete,
 }
@@ -27,29 +27,29 @@ impl InFlightWindow {
         self.ops.push_back((op, OpState::InFlight));
     }
 
-    /// `op` less the oldest that may be incomplete.
+    /// The distance from `op` to the oldest operation that may be incomplete.
     pub(crate) fn open_distance(&self, op: u64) -> u32 {
         let oldest = self.ops.front().map_or(op, |(oldest, _)| *oldest);
         u32::try_from(op.saturating_sub(oldest)).unwrap_or(u32::MAX)
     }
 
-    /// Every leg acknowledged it, which completes it if none buffers.
+    /// Marks the operation as acknowledged by every leg. That completes it if no leg buffers.
     pub(crate) fn acknowledge(&mut self, op: u64, buffered: bool) {
         self.set(op, OpState::Complete, buffered);
     }
 
-    /// It will not be driven any further.
+    /// Removes an operation that will not be sent any more.
     pub(crate) fn remove(&mut self, op: u64) {
         self.set(op, OpState::Complete, false);
     }
 
-    /// A flush starts; it covers what is acknowledged by now.
+    /// Starts a flush. It covers the operations that are acknowledged by now.
     pub(crate) fn start_flush(&mut self) -> u64 {
         self.flushes += 1;
         self.flushes
     }
 
-    /// Every leg has flushed.
+    /// Completes the operations that the flush covers; every leg has flushed.
     pub(crate) fn flushed(&mut self, flush: u64) {
         for (_, state) in &mut self.ops {
             if matches!(state, OpState::Acknowledged(after) if *after < flush) {

@@ -1,14 +1,17 @@
-//! Ranges of changes that ended without anybody knowing how: sent, maybe done by
-//! one leg and not by another, and not sent again, since their column failed. A
-//! read of such a range fails. Shown what one leg has, it might be taken back when
-//! the next view is made of another.
+//! Ranges of changes with an unknown outcome. They were sent, one leg may have made them and
+//! another not, and their column failed before they could be sent again. A read of such a range
+//! fails: if it returned the data of one leg, a later snapshot could be made from another leg,
+//! and take that data back.
 //!
-//! A column is decided by the first view in which it is open again: either its
-//! legs were settled, or what the others hold does not count any more. Invariants:
-//! a range is noted before its lock is given back, and forgotten after the
-//! generation of that view is in place. So whoever finds neither a change in
-//! flight nor a note, and then sees its own view to be the newest, shows nothing
-//! that may be taken back. A note that comes late, of a view before, is not taken.
+//! The first snapshot in which the column is open again resolves its ranges. By then recovery
+//! has made the legs equal, or the differing legs do not count any more.
+//!
+//! Invariants:
+//! - A channel records a range before it releases the range's lock.
+//! - The ranges are dropped after the generation of the resolving snapshot is in place.
+//! - So a reader may return data if it finds neither a change in flight nor a range here, and
+//!   then finds its own snapshot to be the newest. That data cannot be taken back.
+//! - A late record from an older snapshot is ignored.
 
 use crate::limits::INDETERMINATE_RANGES_MAX;
 use crate::locks::LockRange;
@@ -21,22 +24,22 @@ use std::sync::{Mutex, MutexGuard};
 
 #[derive(Debug, Default)]
 struct IndeterminateColumn {
-    /// The generation of the view that decided it last.
+    /// The generation of the snapshot that resolved the column last.
     resolved_generation: u64,
     ranges: Vec<LockRange>,
-    /// There were too many ranges: all of it is undecided.
+    /// There were too many ranges: the whole column is indeterminate.
     covers_whole_column: bool,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct IndeterminateWrites {
     columns: Mutex<Vec<IndeterminateColumn>>,
-    /// Columns with notes; changed under the mutex.
+    /// The number of columns with ranges. It changes under the mutex.
     columns_with_ranges: AtomicUsize,
 }
 
 impl IndeterminateWrites {
-    /// A change of this range has failed, in the view of this generation.
+    /// Records that a change of this range has failed, in the snapshot of this generation.
     pub(crate) fn record(&self, range: LockRange, generation: u64) {
         let mut columns = self.columns();
         if columns.len() <= range.column() {
@@ -55,7 +58,7 @@ impl IndeterminateWrites {
         self.update_count(&columns);
     }
 
-    /// Whether what this range holds may be taken back.
+    /// Whether later snapshots may take back the data of this range.
     pub(crate) fn contains(&self, range: &LockRange) -> bool {
         steps::step("undecided");
         if self.columns_with_ranges.load(Ordering::Acquire) == 0 {
@@ -68,7 +71,8 @@ impl IndeterminateWrites {
         })
     }
 
-    /// The view of this generation is in place.
+    /// Drops the ranges of the columns that this snapshot opens. Called when its generation is
+    /// in place.
     pub(crate) fn snapshot_changed(
         &self,
         old: &[ColumnSnapshot],
@@ -140,7 +144,7 @@ mod tests {
             assert_eq!(undecided.contains(&pages(0, page, 1)), is_undecided);
         }
         assert!(undecided.contains(&pages(0, 0, 100)));
-        // Views in which it is not open, or was before, decide nothing.
+        // A snapshot resolves a column only if the column opens with it.
         undecided.snapshot_changed(&gates([Gate::Open, Gate::Down]), &failed, 6);
         assert!(undecided.contains(&first) && undecided.contains(&second));
         undecided.snapshot_changed(&failed, &gates([Gate::Failed, Gate::Open]), 7);
@@ -156,7 +160,7 @@ mod tests {
         undecided.snapshot_changed(&failed, &open, 7);
         undecided.record(pages(0, 0, 1), 6);
         assert!(!undecided.contains(&pages(0, 0, 1)));
-        // It failed again since.
+        // The column failed again since.
         undecided.snapshot_changed(&open, &failed, 8);
         undecided.record(pages(0, 0, 1), 8);
         assert!(undecided.contains(&pages(0, 0, 1)));
@@ -166,7 +170,7 @@ mod tests {
     fn too_many_ranges_mark_whole_column() {
         let undecided = IndeterminateWrites::default();
         for page in 0..INDETERMINATE_RANGES_MAX as u64 {
-            // What is noted already takes no place.
+            // A range that is recorded already takes no further entry.
             undecided.record(pages(0, 2 * page, 1), 1);
             undecided.record(pages(0, 2 * page, 1), 1);
         }

@@ -1,18 +1,18 @@
-//! Volumes: what a client runs to turn slices on many bricks into one space.
+//! Volumes: the client side that combines slices on many bricks into one space.
 //!
 //! ```text
-//! Volume ── Channel (one per front thread) ── Engine (pure) ── legs
-//!    └──── Keeper  (one thread: epochs, losses, returns)  ──── legs, Authority
+//! Volume ── Channel (one per front thread) ──── Engine (pure) ──────── legs
+//!    └──── Controller (one thread: epochs, lost legs, resyncs)  ──── legs, Authority
 //! ```
 //!
 //! Invariants:
-//! - a write completes only when every in-sync and syncing leg of the present
-//!   epoch has it; overlapping writes are never in flight together;
-//! - a stale or syncing leg never serves a read;
-//! - a leg is left out only after the authority said so;
-//! - no lock is held over I/O other than the range lock of a write, and no
-//!   channel ever blocks or calls the authority;
-//! - every queue and retry has a limit, named in [`limits`].
+//! - A write completes only when every in-sync and syncing leg of the present epoch has it.
+//!   Overlapping writes are never in flight together.
+//! - A stale or syncing leg never serves a read.
+//! - A leg is left out only after the authority said so.
+//! - No lock is held over I/O other than the range lock of a write. No channel ever blocks or
+//!   calls the authority.
+//! - Every queue and retry has a limit, named in [`limits`].
 
 #![forbid(unsafe_code)]
 

@@ -1,12 +1,14 @@
-//! The range locks of a volume: overlapping changes, of whatever channel, and
-//! the copying of a resynchronisation take their turns here.
+//! The range locks of a volume. They serialize overlapping changes of all channels, and the
+//! copies of a resync.
 //!
-//! Invariants: first come, first served among those that overlap; a range lies
-//! within one region. Who needs several gets its places in all lines at one
-//! moment, so that each waits only for those who came before, and nothing can
-//! deadlock; the mutexes are held for a look at short lists, never over I/O. Readers
-//! take no lock and hold nobody up: they await the changes that are held when
-//! they look, and none that come later.
+//! Invariants:
+//! - Overlapping requests get the lock first come, first served. A range lies within one
+//!   region.
+//! - A holder that needs several ranges enters all their queues atomically. So each waits
+//!   only for earlier holders, and no deadlock is possible.
+//! - The mutexes are held for a look at short lists, never over I/O.
+//! - Readers take no lock and delay no holder. They wait for the changes that hold a lock at
+//!   the time of the read, and for no later ones.
 
 use crate::limits::{LOCK_SHARDS, REGION_BYTES};
 use crate::shared::CONTROLLER;
@@ -17,14 +19,14 @@ use pagemesh_base::units::PAGE_BYTES;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Whose turn it is: a member of the hub, and its own name for the lock.
+/// The holder of a lock: a member of the volume, and that member's key for the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LockHolder {
     pub member: u32,
     pub key: u32,
 }
 
-/// A range of a column, in whole pages: a page is what legs change as one.
+/// A range of a column in whole pages, since a page is the unit that legs change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LockRange {
     column: u32,
@@ -44,7 +46,7 @@ impl LockRange {
         }
     }
 
-    /// The ranges that cover this one, cut where regions end; in order.
+    /// Splits a range at region borders, in ascending order.
     pub(crate) fn split(column: usize, offset: u64, len: u64) -> impl Iterator<Item = LockRange> {
         let end = offset + len;
         let mut at = offset;
@@ -71,7 +73,7 @@ struct LockEntry {
     is_waiting: bool,
 }
 
-/// A reader that saw changes in flight, and those that have not ended since.
+/// A reader that found changes in flight, and those of them that have not ended yet.
 struct ReadWaiter {
     reader: LockHolder,
     pending_changes: Vec<LockHolder>,
@@ -88,8 +90,8 @@ struct LockQueue {
 #[derive(Default)]
 struct LockShard {
     queue: Mutex<LockQueue>,
-    /// Entries in the line; changed under its mutex, before anything is sent
-    /// by who takes a lock. Who has seen what a change did sees its entry, too.
+    /// The number of entries in the queue. It changes under the queue's mutex, before the lock
+    /// holder sends anything. So a reader that saw the effect of a change sees its entry, too.
     entry_count: AtomicUsize,
 }
 
@@ -104,8 +106,8 @@ impl RangeLocks {
         }
     }
 
-    /// Takes a place in the line; true if it is held at once. If not, the
-    /// holder is among those that some [`RangeLocks::complete_up_to`] tells of.
+    /// Enters the queue; true if the lock is held at once. If not, a later
+    /// [`RangeLocks::release`] returns the holder once it has the lock.
     pub(crate) fn acquire(&self, range: LockRange, holder: LockHolder) -> bool {
         let shard = self.shard(&range);
         let mut line = shard.lock_queue();
@@ -114,9 +116,9 @@ impl RangeLocks {
         held
     }
 
-    /// Takes a place in the line for each of these ranges, which do not overlap,
-    /// at one moment. Returns how many are not held yet; of each of them some
-    /// [`RangeLocks::complete_up_to`] tells.
+    /// Enters the queues of these ranges, which do not overlap, atomically. Returns the number
+    /// of locks that are not held yet. A later [`RangeLocks::release`] returns the holder once
+    /// for each of them.
     pub(crate) fn acquire_all(&self, ranges: &[LockRange], holder: LockHolder) -> u32 {
         let mut lines = self.lock_queues(ranges);
         let mut awaited = 0;
@@ -128,7 +130,7 @@ impl RangeLocks {
         awaited
     }
 
-    /// Takes these locks if nobody holds or waits for any; else leaves no trace.
+    /// Takes these locks if none of them is held or waited for. If not, it changes nothing.
     pub(crate) fn try_acquire_all(&self, ranges: &[LockRange], holder: LockHolder) -> bool {
         let mut lines = self.lock_queues(ranges);
         let is_free = |range: &LockRange| {
@@ -146,7 +148,7 @@ impl RangeLocks {
         true
     }
 
-    /// Takes a lock that nobody holds or waits for; else leaves no trace.
+    /// Takes a lock if it is neither held nor waited for. If not, it changes nothing.
     pub(crate) fn try_acquire(&self, range: LockRange, holder: LockHolder) -> bool {
         let shard = self.shard(&range);
         let mut line = shard.lock_queue();
@@ -164,9 +166,9 @@ impl RangeLocks {
         true
     }
 
-    /// Whether no change of a range is in flight. If one is, the reader is
-    /// told, as of a turn, once all that are now have ended. The keeper's do
-    /// not count: it copies what is there already.
+    /// Whether no change of a range is in flight. If one is, a later [`RangeLocks::release`]
+    /// returns the reader once all present changes have ended. The locks of the controller do
+    /// not count: it copies data that is there already.
     pub(crate) fn is_range_idle(&self, range: LockRange, reader: LockHolder) -> bool {
         let shard = self.shard(&range);
         steps::step("range locks");
@@ -189,8 +191,8 @@ impl RangeLocks {
         is_still
     }
 
-    /// Gives a lock, or the place in the line, back; `grants` gets those whose
-    /// turn it is now, readers among them.
+    /// Releases a lock, or leaves its queue. `turns` gets the holders that have their lock now,
+    /// and the readers that waited only for this change.
     pub(crate) fn release(
         &self,
         range: LockRange,
@@ -224,8 +226,8 @@ impl RangeLocks {
         (region % LOCK_SHARDS as u64) as usize
     }
 
-    /// The lines of these ranges, all held at once: taken in the order of their
-    /// shards, so that two who do so do not wait for each other.
+    /// Locks the queues of these ranges together. They are locked in the order of their shards,
+    /// so two callers cannot deadlock.
     fn lock_queues(&self, ranges: &[LockRange]) -> LockedQueues<'_> {
         let wanted = ranges.iter().map(|range| 1u64 << self.shard_number(range));
         let wanted = wanted.fold(0, |all, one| all | one);
@@ -261,7 +263,7 @@ impl LockShard {
 }
 
 impl LockQueue {
-    /// Whether it is held at once.
+    /// Enters the queue; true if the lock is held at once.
     fn enqueue(&mut self, range: LockRange, holder: LockHolder) -> bool {
         let mut waits = self.entries.iter().any(|e| e.range.overlaps(&range));
         waits &= !defect::is(Defect::OverlapsNotSerialized);
@@ -339,7 +341,8 @@ mod tests {
         let mut turns = vec![];
         assert!(locks.acquire(page(5), holder(1)));
         assert_eq!(locks.acquire_all(&[page(0), page(5), far], holder(2)), 1);
-        // Two that cross: whoever got in line first goes first everywhere.
+        // Two holders with crossing ranges: the one that queued first goes first on every
+        // range.
         assert_eq!(locks.acquire_all(&[page(0), far], holder(3)), 2);
         assert!(!locks.acquire(page(5), holder(4)));
         assert!(!locks.try_acquire_all(&[page(9), far], holder(5)));
@@ -381,7 +384,7 @@ mod tests {
         assert!(locks.is_range_idle(range(1, 1), holder(8)), "3 only waits");
         let mut turns = vec![];
         locks.release(range(0, 1), holder(1), &mut turns);
-        assert_eq!(turns, [holder(3)], "a reader holds nobody up");
+        assert_eq!(turns, [holder(3)], "a reader blocks no holder");
         turns.clear();
         locks.release(range(0, 2), holder(3), &mut turns);
         assert_eq!(turns, [], "2 is still in flight");
@@ -406,7 +409,7 @@ mod tests {
     }
 
     proptest! {
-        /// Never two holders of one page, and nobody waits for ever.
+        /// A page never has two holders, and no holder waits for ever.
         #[test]
         fn exclusive_and_fair(steps in prop::collection::vec((0u64..40, 1u64..8, any::<bool>()), 1..200)) {
             let locks = RangeLocks::new();

@@ -1,11 +1,11 @@
-//! What was acknowledged on legs that buffer and may be gone with them, of all
-//! channels together: a flush on any channel covers what any was told, so it
-//! must also say when that was lost.
+//! Counts writes that buffering legs acknowledged and then may have lost, over all channels. A
+//! flush on any channel covers the acknowledged writes of all channels. So it must also report
+//! their loss.
 //!
-//! A column has lost what no flush covered when none of its in-sync legs
-//! stayed connected from one view to the next. Every channel's next flush says
-//! so once. One that joins later does not, unless nobody has said it yet:
-//! whoever wrote may be gone, or come back as another channel.
+//! A column has lost its unflushed writes when none of its in-sync legs stayed connected from
+//! one snapshot to the next. Every channel's next flush reports that once. A channel that joins
+//! later reports it only if no channel has reported it yet: the writer may be gone, or may have
+//! come back as another channel.
 
 use crate::shared::lock_unpoisoned;
 use crate::snapshot::ColumnSnapshot;
@@ -15,12 +15,12 @@ use std::sync::Mutex;
 struct ColumnLosses {
     /// Acknowledged changes.
     acknowledged: u64,
-    /// Those of them that a flush has covered, or that are lost.
+    /// The changes that a flush has covered, or that are lost.
     covered: u64,
     losses: u64,
     reported: u64,
-    /// The generation of the view that came with the last loss: answers of
-    /// earlier ones are of legs that may have forgotten since.
+    /// The generation of the snapshot of the last loss. An answer from an older snapshot comes
+    /// from a leg that may have lost the write since.
     loss_generation: u64,
 }
 
@@ -38,8 +38,8 @@ impl LostWrites {
         act(&mut columns[column])
     }
 
-    /// A change was acknowledged by legs of which some buffer, in the view of
-    /// this generation.
+    /// Records that legs, some of which buffer, acknowledged a change in the snapshot of this
+    /// generation. The change counts as lost if the snapshot is older than the last loss.
     pub(crate) fn record_acknowledged(&self, column: usize, generation: u64) {
         self.with_column(column, |it| {
             it.acknowledged += 1;
@@ -50,18 +50,18 @@ impl LostWrites {
         });
     }
 
-    /// What a flush that starts now covers once it is done.
+    /// Returns the count of acknowledged changes, which a flush that starts now will cover.
     pub(crate) fn begin_flush(&self, column: usize) -> u64 {
         self.with_column(column, |it| it.acknowledged)
     }
 
-    /// Every leg has flushed.
+    /// Records that every leg has flushed.
     pub(crate) fn record_flushed(&self, column: usize, covers: u64) {
         self.with_column(column, |it| it.covered = it.covered.max(covers));
     }
 
-    /// The view changes. Called before anybody can have the new one, or while
-    /// whoever wants it waits.
+    /// Counts the losses of a snapshot change. Called before any channel can have the new
+    /// snapshot, or while channels that want it wait.
     pub(crate) fn snapshot_changed(
         &self,
         old: &[ColumnSnapshot],
@@ -82,7 +82,7 @@ impl LostWrites {
         }
     }
 
-    /// Losses of all columns.
+    /// The losses of all columns.
     pub(crate) fn total(&self) -> u64 {
         lock_unpoisoned(&self.columns)
             .iter()
@@ -90,12 +90,12 @@ impl LostWrites {
             .sum()
     }
 
-    /// What a channel that joins need not tell.
+    /// The losses so far, which a channel that joins does not report.
     pub(crate) fn count_of(&self, column: usize) -> u64 {
         self.with_column(column, |it| it.losses)
     }
 
-    /// Whether a flush must fail; `seen` is what its channel has told.
+    /// Whether a flush must fail. `seen` is the loss count that its channel has reported.
     pub(crate) fn must_report(&self, column: usize, seen: &mut u64) -> bool {
         self.with_column(column, |it| {
             let must = *seen < it.losses || it.reported < it.losses;
@@ -105,7 +105,7 @@ impl LostWrites {
     }
 }
 
-/// Whether an in-sync leg is still there with all that it was told.
+/// Whether an in-sync leg stayed connected, with all its acknowledged writes.
 fn kept_an_in_sync_leg(old: &ColumnSnapshot, new: &ColumnSnapshot) -> bool {
     let (before, after) = (old.in_sync(), new.in_sync());
     before
@@ -141,7 +141,7 @@ mod tests {
         let losses = LostWrites::default();
         let (mut here, mut there) = (losses.count_of(0), losses.count_of(0));
         losses.record_acknowledged(0, 1);
-        // One leg after the other may go.
+        // Legs may go one after the other without a loss.
         losses.snapshot_changed(&column([1, 1]), &column([2, 1]), 2);
         losses.snapshot_changed(&column([2, 1]), &column([2, 2]), 3);
         assert!(!losses.must_report(0, &mut here));
@@ -172,7 +172,7 @@ mod tests {
         losses.record_flushed(0, covers);
         losses.snapshot_changed(&column([1, 1]), &column([2, 2]), 2);
         assert!(!losses.must_report(0, &mut seen));
-        // This one came while the flush was under way.
+        // This change came while the flush was in progress.
         let covers = losses.begin_flush(0);
         losses.record_acknowledged(0, 2);
         losses.record_flushed(0, covers);

@@ -1,12 +1,13 @@
-//! A leg whose pool is mapped in this process: requests are done inside
-//! `submit`, by a session of the pool. Only what the pool's owner alone can do
-//! goes to the brick, over the connection that the mapping came with.
+//! A leg in a pool that is mapped in this process. A session of the pool does the requests
+//! inside `submit`. Only requests that need the pool's owner go to the brick, over the
+//! connection that the mapping came with.
 //!
-//! Invariants: nothing is done after the brick's end of the connection closed
-//! was noticed, nor once a request of the session found it lost: if each of those
-//! that were submitted together waited for an owner that stands still, the last would
-//! wait for all their waits. The mapping goes with the last leg, so that a new brick
-//! can recover the pool. The watcher never touches the pool.
+//! Invariants:
+//! - The leg does nothing after the brick closed its end of the connection, or after a
+//!   request found the session lost. Otherwise, if several requests met a stalled owner, each
+//!   would wait for it in turn.
+//! - The mapping goes with the last leg, so that a new brick can recover the pool.
+//! - The watcher never touches the pool.
 
 use crate::engine::LegAnswers;
 use crate::limits::MAPPED_DONE_MAX;
@@ -43,21 +44,21 @@ pub struct MappedLeg {
     /// Requests that the owner has not answered.
     owner_pending: u32,
     completions: Vec<SliceCompletion>,
-    /// Why nothing is done any more: the owner is gone, or stands still.
+    /// The error that ended the leg: its owner is gone, or is stalled.
     loss_error: Option<SliceError>,
     owner_link: Arc<OwnerLink>,
 }
 
-/// The connection that a session lives and dies with.
+/// The connection that bounds the life of a session.
 struct OwnerLink {
     socket: OwnedFd,
-    /// Whether this end closed it.
+    /// Whether this process closed it.
     is_closed_locally: AtomicBool,
 }
 
 impl MappedLeg {
-    /// The leg of a session. `life` is a descriptor that hangs up when the
-    /// brick is gone; `owner` does what the session cannot.
+    /// Creates the leg of a session. `life` is a descriptor that hangs up when the brick is
+    /// gone. `owner` does the requests that the session cannot.
     ///
     /// # Errors
     /// When the watcher cannot be started.
@@ -88,7 +89,7 @@ impl MappedLeg {
         })
     }
 
-    /// Keeps an answer until it is reaped; one that it is lost holds from then on.
+    /// Stores an answer until the next reap. A lost session stays lost for all later requests.
     pub(crate) fn push_completion(&mut self, tag: u64, result: Result<SliceReply, SliceError>) {
         if let Err(error @ SliceError::Lost(_)) = &result {
             self.loss_error = Some(error.clone());
@@ -115,7 +116,7 @@ impl MappedLeg {
         MappedLeg::change_all(legs, stamp, &|members| write(members, offset, data, stamp))
     }
 
-    /// The same for a transaction.
+    /// Makes a transaction on every leg at once, as [`MappedLeg::write_all`] writes.
     pub(crate) fn transact_all(
         legs: &mut [&mut MappedLeg],
         parts: &[TransactionPart],
@@ -146,7 +147,7 @@ impl MappedLeg {
         let Some((failed, error)) = failed else {
             return legs.iter().map(|_| Ok(SliceReply::Done)).collect();
         };
-        // The others go on without it, as if they had been asked alone.
+        // The other legs go on without the failed one, as if they had been asked alone.
         let (before, rest) = legs.split_at_mut(failed);
         let (_, after) = rest.split_at_mut(1);
         let mut others: ArrayVec<&mut MappedLeg, LEGS_MAX> = ArrayVec::new();
@@ -160,60 +161,61 @@ impl MappedLeg {
     }
 }
 
-/// What a guest works on: a session of a leg's pool, and nothing else of it. Guests have no
-/// engine, and share pages with others of their kind.
+/// The part of a leg that a direct client uses: a session of the leg's pool. Direct clients
+/// have no engine, and share pages with each other.
 pub trait DirectLeg {
-    /// Where the pool lies.
+    /// The media of the pool.
     type Media: Media;
 
     /// The session, and the slice in its pool.
     fn session_and_handle(&self) -> (&Session<Self::Media>, &Handle);
 
-    /// The same, to be used.
+    /// The session and the slice, for requests that change the session.
     fn session_member(&mut self) -> LegSession<'_, Self::Media>;
 
-    /// A write of this place will come: fetches meanwhile what other cores had last.
+    /// Prefetches the lines for a coming write of this offset. Other cores may have had them
+    /// last.
     #[inline]
     fn prefetch_write(&self, offset: u64) {
         let (session, handle) = self.session_and_handle();
         session.prefetch_write(handle, page_of(offset));
     }
 
-    /// A read of this place will come: fetches meanwhile what tells where it lies.
+    /// Prefetches the slot for a coming read of this offset.
     #[inline]
     fn prefetch_read(&self, offset: u64) {
         let (session, handle) = self.session_and_handle();
         session.prefetch_read(handle, page_of(offset));
     }
 
-    /// It comes next: fetches where it lies.
+    /// Prefetches the first lines of the page, because the read comes next.
     #[inline]
     fn prefetch_page(&self, offset: u64) {
         let (session, handle) = self.session_and_handle();
         session.prefetch_page(handle, page_of(offset));
     }
 
-    /// How many of `len` bytes from here on one record can tell of.
+    /// How many of `len` bytes from `offset` on fit into one record.
     #[inline]
     fn record_len(&self, offset: u64, len: u64) -> u64 {
         self.session_and_handle().0.record_len_max(offset, len)
     }
 
-    /// Reads bytes, each page checked against its checksum.
+    /// Reads bytes. Each page is checked against its checksum.
     ///
     /// # Errors
-    /// As the store says.
+    /// The errors of the store.
     #[inline]
     fn read_into(&mut self, offset: u64, into: &mut [u8], epoch: Epoch) -> Result<(), SliceError> {
         let LegSession { session, handle } = self.session_member();
         Ok(session.read(&handle, offset, into, epoch)?)
     }
 
-    /// Reads bytes of several places as they are at one moment. False: it cannot be had,
+    /// Reads several ranges as of one point in time. False if no consistent read is possible,
     /// now or at all.
     ///
     /// # Errors
-    /// As the store says.
+    /// The errors of the store.
     fn read_consistent(
         &mut self,
         pieces: &mut [ReadPiece<'_>],
@@ -223,10 +225,11 @@ pub trait DirectLeg {
         Ok(session.read_consistent(&handle, pieces, epoch)?)
     }
 
-    /// The same without a copy: where the pages lie. None: as there.
+    /// Maps several ranges as of one point in time, without a copy. None if no consistent read
+    /// is possible, as in [`DirectLeg::read_consistent`].
     ///
     /// # Errors
-    /// As the store says.
+    /// The errors of the store.
     fn map_consistent(
         &mut self,
         ranges: &[(u64, u64)],
@@ -236,7 +239,7 @@ pub trait DirectLeg {
         Ok(session.map_consistent(&handle, ranges, epoch)?)
     }
 
-    /// Whole pages of one chunk that are written together or not at all.
+    /// The maximum of whole pages of one chunk that are written atomically.
     fn atomic_pages_max(&self) -> u64 {
         self.session_and_handle().0.pages_max()
     }
@@ -246,7 +249,7 @@ fn page_of(offset: u64) -> PageNo {
     PageNo(offset / PAGE_BYTES as u64)
 }
 
-/// Of an operation of a guest: what its session did before is on all legs.
+/// The stamp of a direct operation. The session's earlier operations are on all legs.
 fn op_stamp(epoch: Epoch, op: u64) -> Stamp {
     Stamp {
         epoch,
@@ -259,11 +262,11 @@ fn session_members<L: DirectLeg>(legs: &mut [L]) -> ArrayVec<LegSession<'_, L::M
     legs.iter_mut().map(DirectLeg::session_member).collect()
 }
 
-/// Writes bytes through every leg at once, for a guest. Each record is of this epoch, and
-/// gets a number that `next_piece` gives, behind the lock words of its pages.
+/// Writes bytes through every leg at once, for a direct client. Each record is of this epoch.
+/// `next` gives its number while the lock words of its pages are held.
 ///
 /// # Errors
-/// What the first leg says that failed. Whole pages before the failing one are there.
+/// The error of the first leg that failed. Whole pages before the failing one are written.
 #[inline]
 pub fn overwrite_all<L: DirectLeg>(
     legs: &mut [L],
@@ -277,11 +280,11 @@ pub fn overwrite_all<L: DirectLeg>(
     written.map_err(|failure| failure.cause.into())
 }
 
-/// Changes pages of several places through every leg at once, as a whole, with a
-/// number that `next_piece` gives behind the lock words of all of them.
+/// Changes pages of several ranges through every leg at once, atomically. `next` gives the
+/// number while the lock words of all pages are held.
 ///
 /// # Errors
-/// What the first leg says that failed. Nothing has changed then, unless a slot was
+/// The error of the first leg that failed. In that case nothing has changed, unless a slot was
 /// found damaged after the commit.
 pub fn overwrite_atomically<L: DirectLeg>(
     legs: &mut [L],
@@ -311,28 +314,28 @@ impl DirectLeg for MappedLeg {
     }
 }
 
-/// What a guest's process does with them.
+/// The calls that a direct client's process uses.
 impl MappedLeg {
-    /// What it shares with all legs of its pool in this process.
+    /// The mapping, which all legs of the pool in this process share.
     #[must_use]
     pub fn view(&self) -> &Arc<PoolMapping<MappedMedia>> {
         self.session.mapping()
     }
 
-    /// Sessions of its pool that nobody has at the moment, and all.
+    /// The free sessions of the pool, and the number of all.
     #[must_use]
     pub fn sessions(&self) -> (u32, u32) {
         let control = self.session.mapping().control();
         (control.free_sessions(), control.session_count())
     }
 
-    /// The descriptors of its brick's connection.
+    /// Adds the descriptors of the connection to the brick.
     pub fn descriptors(&self, into: &mut Vec<RawFd>) {
         into.push(self.owner_link.socket.as_raw_fd());
         self.owner.poll_fds(into);
     }
 
-    /// Those of its pool, which all legs of one pool in a process share.
+    /// Adds the descriptors of the pool, which all its legs in this process share.
     pub fn pool_descriptors(&self, into: &mut Vec<RawFd>) {
         let view = self.session.mapping();
         into.push(view.media().file().as_raw_fd());
@@ -340,8 +343,7 @@ impl MappedLeg {
     }
 }
 
-/// Waits for the brick's end; then no session of the mapping does anything
-/// more.
+/// Waits for the end of the brick. After that no session of the mapping does anything.
 fn watch_owner(view: &Weak<PoolMapping<MappedMedia>>, life: &OwnerLink) {
     loop {
         let mut fds = [PollFd::new(&life.socket, PollFlags::RDHUP)];
@@ -363,7 +365,7 @@ impl Drop for MappedLeg {
         self.owner_link
             .is_closed_locally
             .store(true, Ordering::Release);
-        // Ends the session and its watcher; fails only if the brick is gone.
+        // Ends the session and its watcher. It fails only if the brick is gone.
         let _ = shutdown(&self.owner_link.socket, Shutdown::Both);
     }
 }
@@ -402,7 +404,7 @@ impl Leg for MappedLeg {
 
     fn deadline(&self) -> Option<Instant> {
         match (self.completions.is_empty(), self.owner_pending) {
-            // Nothing will become readable for what is done already.
+            // No descriptor becomes readable for completions that are ready.
             (false, _) => Some(Instant::now()),
             (true, 0) => None,
             (true, _) => self.owner.deadline(),

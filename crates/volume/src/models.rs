@@ -1,6 +1,6 @@
-//! Models of what the channels of a volume share: every interleaving of a few
-//! operations, up to a bound, on the code that ships ([`pagemesh_models`],
-//! docs/rfd/008-concurrency-models.md), and shown to fail on deliberate defects.
+//! Models of the state that the channels of a volume share. They run every interleaving of a
+//! few operations, up to a bound, on the product's code ([`pagemesh_models`],
+//! docs/rfd/008-concurrency-models.md). They must fail on deliberate defects.
 
 mod direct_access;
 mod replication_ring;
@@ -31,7 +31,7 @@ const fn holder(key: u32) -> LockHolder {
     }
 }
 
-/// A column of two legs, and who was told that its turn has come.
+/// A column of two legs, and the holders that were granted their lock.
 struct RangeLockModel {
     locks: RangeLocks,
     ops: AtomicU64,
@@ -59,7 +59,7 @@ impl RangeLockModel {
         self.legs[leg].load(Ordering::SeqCst)
     }
 
-    /// A change as a channel makes it: on the short way if nobody is ahead.
+    /// A change as a channel makes it: on the fast path if the lock is free.
     fn change(&self, range: LockRange, key: u32) {
         let me = holder(key);
         if !self.locks.try_acquire(range, me) && !self.locks.acquire(range, me) {
@@ -77,7 +77,7 @@ impl RangeLockModel {
         self.grants.lock().expect("no panic").extend(turns);
     }
 
-    /// A read of one leg, and a later one of the other.
+    /// A read of one leg, and a later read of the other.
     fn read(&self, range: LockRange, key: u32) {
         let me = holder(key);
         let shown = self.leg(0);
@@ -132,8 +132,8 @@ fn column(gate: Gate) -> [ColumnSnapshot; 1] {
     }]
 }
 
-/// A change that the first leg has ends undecided, the keeper shows a view in which
-/// the second leg alone counts, and another channel reads.
+/// A change that the first leg has ends as indeterminate. The controller publishes a snapshot
+/// in which only the second leg counts, and another channel reads.
 fn failed_change_resolved_by_new_snapshot() {
     const FAILED: u64 = 1;
     const DECIDED: u64 = 2;
@@ -170,10 +170,10 @@ fn failed_change_resolved_by_new_snapshot() {
             if undecided.contains(&range) || generation() == DECIDED {
                 return;
             }
-            assert_eq!(shown, 0, "what is taken back was shown");
+            assert_eq!(shown, 0, "a read returned data that was taken back");
         }),
     ]);
-    assert!(!undecided.contains(&range), "a note is kept for ever");
+    assert!(!undecided.contains(&range), "a range is kept for ever");
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn woken_sleeper_misses_no_raise() {
     assert_finds(&defects, model, concurrent_raises_one_sleeper);
 }
 
-/// A volume of one copy; serial 0: it is not connected.
+/// A volume of one copy. Serial 0: the copy is not connected.
 fn single_leg_snapshot(serial: u64) -> LayoutSnapshot {
     let (start, bytes, first_column, column_count) = (0, 1 << 20, 0, 1);
     let leg = LegSnapshot {
@@ -258,7 +258,7 @@ fn single_leg_snapshot(serial: u64) -> LayoutSnapshot {
     }
 }
 
-/// A leg that does all it is asked to.
+/// A leg that completes every request at once.
 #[derive(Default)]
 struct InstantLeg(Vec<SliceCompletion>);
 
@@ -275,8 +275,8 @@ impl Leg for InstantLeg {
     fn poll_fds(&self, _into: &mut Vec<RawFd>) {}
 }
 
-/// A leg comes back while a write waits for it: a channel looks around, and the
-/// keeper tells it of its connection and shows the view.
+/// A leg returns while a write waits for it. A channel polls while the controller sends the
+/// connection and publishes the snapshot.
 fn channel_gets_link_and_snapshot() {
     let keeper = Arc::new(Member::new().expect("a descriptor"));
     let mailbox = Arc::new(Mailbox::new(Arc::clone(&keeper)));

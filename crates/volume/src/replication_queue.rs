@@ -1,18 +1,19 @@
-//! The changes that a leg which follows has yet to get, in their order.
+//! The queue of changes that the asynchronous replica has yet to get, in order.
 //!
-//! A change gets its number while its range is locked, after all legs that are
-//! written have it and before it is acknowledged. So what has the numbers up to any one
-//! is a state that the volume was in, and what was acknowledged before a change was
-//! submitted has lower numbers than it.
+//! A change gets its number while its range is locked, after all written legs have it and
+//! before it is acknowledged. So the changes up to any number form a state that the volume was
+//! in. A change that was acknowledged before another one was submitted has the lower number.
 //!
-//! What guests change is in a [`ReplicationRing`] instead. Each change here notes how many places were
-//! claimed there when it was appended, and comes behind those and before the others. Its
-//! number is that count and the number of changes here; that of a place, its own and the
-//! changes before it (RFD 018).
+//! Changes of direct clients are in a [`ReplicationRing`] instead. Each change here records how
+//! many ring slots were claimed when it was appended. It comes after those slots and before the
+//! others. Its number is that count plus the number of changes here. The number of a slot is
+//! its own plus the changes before it (RFD 018).
 //!
-//! Invariants: whoever appends never waits here; what must wait is its
-//! acknowledgement, for the number that it is told. Numbers are never used again. What
-//! was appended for a leg that follows no more is dropped.
+//! Invariants:
+//! - An append never waits. If the replica lags too far behind, the change's acknowledgement
+//!   waits for its number.
+//! - Numbers are never used again.
+//! - Changes that were appended for a former replica are dropped.
 
 use crate::direct_access::DirectSegment;
 use crate::limits::{REPLICATION_AGE_MAX, REPLICATION_BYTES_MAX, REPLICATION_CHANGES_MAX};
@@ -29,26 +30,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-/// What a change costs beside its bytes.
+/// The cost of a change in addition to its bytes.
 const CHANGE_COST_BYTES: u64 = 128;
-/// What a place of the ring does.
+/// The cost of a ring slot.
 const SLOT_COST_BYTES: u64 = CHANGE_COST_BYTES + PAGE_BYTES as u64;
 
-/// A change on its way to the leg that follows.
+/// A change on its way to the replica.
 pub(crate) struct ReplicationChange {
     pub number: u64,
-    /// Its stamp is another leg's.
+    /// The change with the stamp of another leg; the sender replaces the stamp.
     pub change: SliceRequest,
 }
 
-/// One that waits.
+/// A change that waits in the queue.
 struct QueuedChange {
-    /// So many places come before it.
+    /// The number of ring slots that come before it.
     ring_slots_before: u64,
     change: ReplicationChange,
 }
 
-/// What changes cost that are not done, with their numbers.
+/// The costs of the changes that are not done, by number.
 #[derive(Default)]
 struct PendingCosts {
     by_number: VecDeque<(u64, u64)>,
@@ -73,46 +74,46 @@ impl PendingCosts {
 
 #[derive(Default)]
 struct QueueState {
-    /// Of the leg's connection; 0 if none follows.
+    /// The serial of the replica's connection; 0 if there is no replica.
     serial: u64,
-    /// Changes that were ever appended, and that were taken or dropped.
+    /// Counts all changes that were appended, and those that were taken or dropped.
     appended: u64,
     dequeued: u64,
-    /// Places below this were claimed before the leg followed.
+    /// Slots below this were claimed before the replica was connected.
     floor: u64,
-    /// Not taken yet.
+    /// Changes that the sender has not taken yet.
     queued: VecDeque<QueuedChange>,
-    /// Of all that were appended, and of what was taken from the ring.
+    /// The costs of all appended changes, and of the entries taken from the ring.
     costs: PendingCosts,
     ring_costs: PendingCosts,
-    /// The last numbers that there were at some times, while they are not done.
+    /// The last number at some points in time, for numbers that are not done.
     age_marks: VecDeque<(u64, Duration)>,
-    /// The oldest has been here for too long.
+    /// The oldest change is too old.
     is_late: bool,
     sender: SenderState,
-    /// Who waits for which number, by member.
+    /// By member: the number that it waits for.
     waiters: BTreeMap<u32, (u64, Arc<Member>)>,
 }
 
-/// What whoever takes changes does.
+/// The state of the task that takes changes and sends them.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum SenderState {
-    /// It looks for more, or was woken to do so.
+    /// It looks for more changes, or was woken to do so.
     #[default]
     Awake,
-    /// It found nothing, and looks again soon. Only who waits for a change wakes it before:
-    /// a wake-up for each costs more than to send it.
+    /// It found no change, and looks again soon. Only an acknowledgement that waits for a
+    /// change wakes it earlier: a wake-up for each change costs more than sending it.
     Lingering,
-    /// It found nothing for a while, and waits to be woken.
+    /// It found no change for a while, and waits for a wake-up.
     Asleep,
 }
 
 pub(crate) struct ReplicationQueue {
     state: Mutex<QueueState>,
-    /// What guests changed, once there may be some.
+    /// The segment with the changes of direct clients, once direct access is enabled.
     segment: OnceLock<Arc<DirectSegment>>,
-    /// What has a number up to this one is on the leg, durable as its pool's class
-    /// promises; [`NO_REPLICA`] if no leg follows, and nothing is waited for.
+    /// The replica has all changes up to this number, as durable as its pool's class promises.
+    /// [`NO_REPLICA`] if there is no replica: then every number counts as done.
     done_number: AtomicU64,
 }
 
@@ -128,27 +129,27 @@ impl Default for ReplicationQueue {
     }
 }
 
-/// What became of a change that was appended.
+/// The outcome of an append.
 pub(crate) struct AppendOutcome {
     pub number: u64,
-    /// So much is waiting that its acknowledgement has to, too.
+    /// The replica lags so far behind that the acknowledgement of this change must wait.
     pub must_wait: bool,
-    /// The taker has to be woken.
+    /// The caller must wake the sender.
     pub must_wake: bool,
 }
 
-/// Whether a number is done.
+/// The result of [`ReplicationQueue::wait_for_done`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DoneWait {
     Done,
-    /// The member is woken. With `must_wake`, the taker has to be, too.
+    /// The member will be woken. With `must_wake`, the caller must wake the sender, too.
     Registered {
         must_wake: bool,
     },
 }
 
 impl ReplicationQueue {
-    /// Takes a change in, if the leg still follows.
+    /// Appends a change; none if `serial` is no longer the replica's connection.
     pub(crate) fn append(&self, serial: u64, change: SliceRequest) -> Option<AppendOutcome> {
         let mut queue = self.lock_state();
         if queue.serial != serial {
@@ -176,8 +177,8 @@ impl ReplicationQueue {
         })
     }
 
-    /// The number of the last change that was appended, or claimed; 0 if no leg follows.
-    /// Every durable write asks, so it takes no lock then.
+    /// The number of the last appended change or claimed slot; 0 if there is no replica. Every
+    /// durable write calls this, so that case takes no lock.
     pub(crate) fn last_number(&self) -> u64 {
         match self.done_number.load(Ordering::Acquire) {
             NO_REPLICA => 0,
@@ -189,9 +190,9 @@ impl ReplicationQueue {
         queue.appended + self.claimed_slots()
     }
 
-    /// What guests change comes through this from now on.
+    /// Attaches the segment through which the changes of direct clients come.
     pub(crate) fn attach_segment(&self, segment: &Arc<DirectSegment>) {
-        // There is one for good.
+        // The segment is set once, for good.
         let _ = self.segment.set(Arc::clone(segment));
     }
 
@@ -204,12 +205,13 @@ impl ReplicationQueue {
         self.segment.get().map(|segment| segment.ring())
     }
 
-    /// Places that were ever claimed.
+    /// The number of all slots that were ever claimed.
     fn claimed_slots(&self) -> u64 {
         self.ring().map_or(0, ReplicationRing::tail)
     }
 
-    /// Places that were claimed since the leg follows, and not taken.
+    /// The number of slots that were claimed since the replica was connected, and are not
+    /// taken.
     fn unsent_slots(&self, queue: &QueueState) -> u64 {
         let untaken = |ring: ReplicationRing<'_>| {
             let head = ring.head().max(queue.floor);
@@ -218,7 +220,7 @@ impl ReplicationQueue {
         self.ring().map_or(0, untaken)
     }
 
-    /// Whether acknowledgements have to wait.
+    /// Whether acknowledgements must wait.
     fn is_over_limit(&self, queue: &QueueState) -> bool {
         let is_beyond = |untaken: u64| {
             let count =
@@ -226,7 +228,8 @@ impl ReplicationQueue {
             let bytes = queue.costs.sum + queue.ring_costs.sum + untaken * SLOT_COST_BYTES;
             bytes > REPLICATION_BYTES_MAX || count > REPLICATION_CHANGES_MAX
         };
-        // Who claims would wait for a look at how many places are claimed.
+        // Reading the count of claimed slots slows the direct clients that claim, so it is read
+        // only near the limit.
         queue.is_late || is_beyond(RING_SLOTS) && is_beyond(self.unsent_slots(queue))
     }
 
@@ -236,20 +239,20 @@ impl ReplicationQueue {
         }
     }
 
-    /// Whether guests could not say all that they changed.
+    /// Whether the ring lacks some changes of direct clients.
     pub(crate) fn is_incomplete(&self) -> bool {
         self.ring().is_some_and(ReplicationRing::is_incomplete)
     }
 
-    /// Whether what waits for this number need not wait any more.
+    /// Whether the replica has all changes up to this number.
     pub(crate) fn is_done(&self, number: u64) -> bool {
         number <= self.done_number.load(Ordering::Acquire) || defect::is(Defect::DurableNotAwaited)
     }
 
-    /// Wakes a member once this number is done. Each member waits for one.
+    /// Wakes a member once this number is done. Each member waits for one number.
     pub(crate) fn wait_for_done(&self, number: u64, who: u32, member: &Arc<Member>) -> DoneWait {
         let mut queue = self.lock_state();
-        // Under the lock, so that no wake-up falls between.
+        // The check is under the lock, so that no wake-up is lost.
         if self.is_done(number) {
             return DoneWait::Done;
         }
@@ -259,7 +262,7 @@ impl ReplicationQueue {
         DoneWait::Registered { must_wake: wakes }
     }
 
-    /// A leg follows from the next change on.
+    /// Starts to queue changes for a replica, from the next change on.
     pub(crate) fn open(&self, serial: u64) {
         let mut queue = self.lock_state();
         self.restart(&mut queue, serial);
@@ -267,15 +270,15 @@ impl ReplicationQueue {
         self.complete_up_to(&mut queue, last);
     }
 
-    /// No leg follows any more.
+    /// Ends the queue: there is no replica any more.
     pub(crate) fn close(&self) {
         let mut queue = self.lock_state();
         self.restart(&mut queue, 0);
         self.complete_up_to(&mut queue, NO_REPLICA);
     }
 
-    /// The next change, for whoever has the leg's connection. If there is none, and it
-    /// will look again soon, it is woken only for somebody who waits.
+    /// Takes the next change for the sender with this connection. If there is none and
+    /// `looks_again` is set, only an acknowledgement that waits wakes the sender.
     pub(crate) fn take_change(&self, serial: u64, looks_again: bool) -> Option<ReplicationChange> {
         let mut queue = self.lock_state();
         if queue.serial != serial {
@@ -288,7 +291,7 @@ impl ReplicationQueue {
             let sleeps = !looks_again && self.ring().is_none_or(ReplicationRing::enter_sleep);
             match sleeps || looks_again {
                 true => None,
-                // Filled meanwhile.
+                // A slot was filled meanwhile.
                 false => self.take_next(&mut queue),
             }
         });
@@ -305,7 +308,7 @@ impl ReplicationQueue {
         next
     }
 
-    /// The next change, of either kind.
+    /// Takes the next change from the queue or the ring, whichever comes first.
     fn take_next(&self, queue: &mut QueueState) -> Option<ReplicationChange> {
         loop {
             let behind = queue.queued.front().map(|it| it.ring_slots_before);
@@ -316,16 +319,16 @@ impl ReplicationQueue {
                 queue.dequeued += 1;
                 return Some(waiting.change);
             };
-            // Behind what is not there nothing may be sent.
+            // Nothing may be sent after a missing change.
             let entry = ring.take().filter(|_| !ring.is_incomplete())?;
-            // What was claimed before is on the leg by other ways.
+            // The replica gets slots that were claimed before it was connected by the resync.
             if entry.slot >= queue.floor {
                 return Some(queue.count_ring_entry(entry));
             }
         }
     }
 
-    /// The leg has everything up to a number.
+    /// Records that the replica has all changes up to a number.
     pub(crate) fn record_done(&self, serial: u64, number: u64) {
         let mut queue = self.lock_state();
         if queue.serial != serial {
@@ -343,7 +346,7 @@ impl ReplicationQueue {
         self.complete_up_to(&mut queue, number);
     }
 
-    /// Lets time pass.
+    /// Updates the age of the oldest change.
     pub(crate) fn update_age(&self, now: Duration) {
         let mut queue = self.lock_state();
         let (last, is_empty) = (self.last_number_of(&queue), !self.has_unfinished(&queue));
@@ -356,12 +359,12 @@ impl ReplicationQueue {
         self.throttle_direct_clients(is_at_bound);
     }
 
-    /// Whether somebody waits for what the leg has to flush first.
+    /// Whether an acknowledgement waits, which needs a flush of the replica.
     pub(crate) fn has_waiters(&self) -> bool {
         !self.lock_state().waiters.is_empty()
     }
 
-    /// Whether there is a change that the leg has yet to get.
+    /// Whether the replica has yet to get a change.
     pub(crate) fn is_behind(&self) -> bool {
         self.has_unfinished(&self.lock_state())
     }
@@ -371,19 +374,19 @@ impl ReplicationQueue {
         queue.serial != 0 && (in_flight > 0 || self.unsent_slots(queue) > 0)
     }
 
-    /// A member is gone.
+    /// Removes a member that is gone.
     pub(crate) fn remove_waiter(&self, who: u32) {
         self.lock_state().waiters.remove(&who);
     }
 
-    /// What the leg has yet to get; none if none follows.
+    /// The changes that the replica has yet to get; none if there is no replica.
     pub(crate) fn lag(&self, now: Duration) -> Option<Lag> {
         let queue = self.lock_state();
         let since = queue.age_marks.front().map_or(now, |&(_, at)| at);
         let untaken = self.unsent_slots(&queue);
         let changes = (queue.costs.by_number.len() + queue.ring_costs.by_number.len()) as u64;
         let bytes = queue.costs.sum + queue.ring_costs.sum - changes * CHANGE_COST_BYTES;
-        // A part of a page counts as a whole one until it is taken.
+        // A part of a page counts as a whole page until it is taken.
         (queue.serial != 0).then(|| Lag {
             changes: changes + untaken,
             bytes: bytes + untaken * PAGE_BYTES as u64,
@@ -420,7 +423,7 @@ impl QueueState {
         wakes
     }
 
-    /// Counts what was taken from the ring.
+    /// Numbers an entry from the ring, and counts its cost.
     fn count_ring_entry(&mut self, entry: RingEntry) -> ReplicationChange {
         let number = entry.slot + entry.slot_count + self.dequeued;
         let cost = CHANGE_COST_BYTES + entry.data.len() as u64;
@@ -431,7 +434,7 @@ impl QueueState {
             open_ops: 0,
         };
         let (offset, data) = (entry.offset, entry.data);
-        // A claim of which nothing came has a number, too.
+        // A claim that changed nothing has a number, too.
         let change = match data.is_empty() {
             true => SliceRequest::Clear {
                 offset: 0,
@@ -477,8 +480,8 @@ fn cost(change: &SliceRequest) -> u64 {
 mod tests {
     use super::*;
 
-    /// Changes that nobody waits for are gathered for a moment; who waits for one has it
-    /// sent at once, and once.
+    /// The sender batches changes that no acknowledgement waits for. A change with a waiting
+    /// acknowledgement wakes it at once, and only once.
     #[test]
     fn lingering_sender_is_woken_for_waiters() {
         let (ship, member) = (

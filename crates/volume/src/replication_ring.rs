@@ -1,24 +1,28 @@
-//! What guests changed, on its way to a copy that follows (RFD 018). It lies behind the
-//! rows of the segment; several guests put something in, the keeper takes it out.
+//! The ring through which the changes of direct clients reach an asynchronous replica (RFD
+//! 018). It lies behind the rows of the segment. Many direct clients fill it, and the
+//! controller takes entries out.
 //!
 //! ```text
-//!   136  places claimed 8                         (on the line of the numbers)
-//!   192  a copy follows 4, kept away 4, spoiled 4   (seldom changed)
-//!   256  places taken 8                           (the taker's line)
-//!   320  taker sleeps 4
-//! 151552  heads of places, 32 bytes each:
-//!     0  filled 8 (the place's number and one), first byte 8, bytes 8
-//! 217088  pages of places
+//!   136  slots claimed 8                          (on the line of the operation numbers)
+//!   192  has a replica 4, throttled 4, incomplete 4   (seldom changed)
+//!   256  slots taken 8                            (the consumer's line)
+//!   320  consumer sleeps 4
+//! 151552  heads of slots, 32 bytes each:
+//!     0  filled 8 (the slot's number plus one), first byte 8, bytes 8
+//! 217088  pages of slots
 //! ```
 //!
-//! Places have numbers that are never used again; each lies at its number modulo
-//! [`RING_SLOTS`]. A record has as many in a row as pages, and a head in the first. A head of
-//! no bytes says that nothing was changed, and counts for one place. Bytes are streamed to
-//! their pages past the caches: lines that the taker has read would have to be asked for again.
+//! Slot numbers are never used again. Slot n lies at n modulo [`RING_SLOTS`]. A record takes as
+//! many consecutive slots as it has pages, and has one head, in the first slot. A head with
+//! zero bytes means that nothing was changed, and counts for one slot. Bytes are streamed to
+//! their pages past the caches: otherwise the writer would have to fetch lines that the
+//! consumer has read.
 //!
-//! Invariants: whoever claims has found room before, and claims once, so that no
-//! place is claimed that is not free. A place is taken only when it is filled, in
-//! order, so nobody is still to fill one that is claimed anew.
+//! Invariants:
+//! - A direct client checks for room before each claim, and claims once per check. So a
+//!   claimed slot is always free.
+//! - The consumer takes slots in order, and only once they are filled. So no earlier owner
+//!   can still fill a slot that is claimed anew.
 
 use crate::direct_access::{ClientRow, DirectSegment, ROWS, RUNS_END_AT};
 use crate::steps::step;
@@ -29,12 +33,12 @@ use pagemesh_pmem::copy::store_fence;
 use pagemesh_store::pool_mapping::NODE_SLOTS;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Places of the ring: half of them for what waits, which a copy gets within milliseconds,
-/// and half for those who found room at the same moment.
+/// The slots of the ring. One half is for waiting changes, which a replica gets within
+/// milliseconds. The other half is for clients that found room at the same time.
 pub const RING_SLOTS: u64 = 2048;
-/// Places of a record: what databases write at once.
+/// The maximum of slots of a record: the usual write size of databases.
 pub const RECORD_SLOTS_MAX: u64 = 4;
-/// Its bytes.
+/// The maximum of bytes of a record.
 pub const RECORD_BYTES_MAX: usize = RECORD_SLOTS_MAX as usize * PAGE_BYTES;
 const _: () = assert!(ROWS as u64 * RECORD_SLOTS_MAX <= RING_SLOTS / 2, "room");
 
@@ -47,11 +51,11 @@ const CONSUMER_SLEEPS_AT: usize = 320;
 const HEADS_AT: usize = RUNS_END_AT;
 const HEAD_BYTES: usize = 32;
 const DATA_AT: usize = HEADS_AT + RING_SLOTS as usize * HEAD_BYTES;
-/// Where it ends in the segment.
+/// The position in the segment at which the ring ends.
 pub(crate) const RING_END_AT: usize = DATA_AT + RING_SLOTS as usize * PAGE_BYTES;
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// A row that may have claimed places, and did not say which.
+/// The claim word of a row that is claiming slots, and has not recorded which.
 pub(crate) const CLAIM_PENDING: u64 = u64::MAX;
 
 /// The ring of a segment.
@@ -60,30 +64,31 @@ pub struct ReplicationRing<'s> {
     shared: &'s SharedSegment,
 }
 
-/// A change that was taken.
+/// A change that was taken from the ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RingEntry {
-    /// Its first place.
+    /// The first slot of the change.
     pub slot: u64,
     pub slot_count: u64,
     pub offset: u64,
-    /// Empty if nothing was changed.
+    /// The changed bytes; empty if nothing was changed.
     pub data: Bytes,
 }
 
-/// What a dead guest left.
+/// The claim that a dead direct client left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnfilledClaim {
-    /// Nothing that is not filled.
+    /// There is no claim, or its slot is filled.
     Absent,
-    /// A claim that is not filled, from this place on.
+    /// The claim that begins at this slot is not filled.
     FromSlot(u64),
-    /// Maybe a claim, and nobody knows which.
+    /// The client may have claimed slots, but which ones is unknown.
     Unknown,
 }
 
-/// How much of a change is one record: a part of a page, or whole pages of one leaf, as the
-/// store writes them. Two records of one claim would not be in the order of their slots.
+/// The bytes of a change that fit into one record: a part of a page, or whole pages of one
+/// leaf, as the store writes them. The two records of a longer claim might not be in the order
+/// of their slots.
 #[must_use]
 pub fn record_len(offset: u64, len: u64) -> u64 {
     let within = offset % PAGE;
@@ -94,14 +99,14 @@ pub fn record_len(offset: u64, len: u64) -> u64 {
     }
 }
 
-/// Places of a record.
+/// The number of slots of a record.
 #[must_use]
 pub fn slots_of(offset: u64, len: u64) -> u64 {
     (offset % PAGE).saturating_add(len).div_ceil(PAGE)
 }
 
 impl DirectSegment {
-    /// Its ring.
+    /// The ring of this segment.
     #[inline]
     #[must_use]
     pub fn ring(&self) -> ReplicationRing<'_> {
@@ -133,7 +138,8 @@ impl<'s> ReplicationRing<'s> {
         self.head_word(place, 0).load(Ordering::Acquire) == place + 1
     }
 
-    /// The bytes of so many places, where they lie in one piece each.
+    /// The positions of a record's bytes in the segment: one contiguous piece each, up to the
+    /// end of the ring and from its start.
     fn data_ranges(place: u64, len: usize) -> [(usize, std::ops::Range<usize>); 2] {
         let at = (place % RING_SLOTS) as usize * PAGE_BYTES;
         let first = len.min(RING_SLOTS as usize * PAGE_BYTES - at);
@@ -141,18 +147,18 @@ impl<'s> ReplicationRing<'s> {
     }
 }
 
-/// What guests do.
+/// The calls of direct clients.
 impl ReplicationRing<'_> {
-    /// Whether what is written must be told here.
+    /// Whether changes must be recorded here, for a replica.
     #[inline]
     #[must_use]
     pub fn has_replica(self) -> bool {
         self.flag(HAS_REPLICA_AT).load(Ordering::SeqCst) != 0
     }
 
-    /// Whether one record may be claimed now. If not, the kernel's way waits as it
-    /// should. So many places are known to be `taken`; the taker's line is looked at only where
-    /// that is too old.
+    /// Whether one record may be claimed now. If not, the write goes through the kernel, which
+    /// waits as it should. `taken` caches the number of taken slots, so that the consumer's
+    /// line is read only when the cached number is too old.
     #[inline]
     #[must_use]
     pub fn has_room(self, taken: &mut u64) -> bool {
@@ -163,7 +169,8 @@ impl ReplicationRing<'_> {
         tail - *taken < RING_SLOTS / 2 && self.flag(THROTTLED_AT).load(Ordering::Relaxed) == 0
     }
 
-    /// Claims places for a record of the row's place, behind the lock words of its pages.
+    /// Claims slots for a record in the row's range. The caller holds the lock words of its
+    /// pages.
     #[inline]
     #[must_use]
     pub fn claim(self, row: ClientRow<'_>, places: u64) -> u64 {
@@ -176,13 +183,13 @@ impl ReplicationRing<'_> {
         place
     }
 
-    /// A claimed place will be filled soon.
+    /// Prefetches the head of a claimed slot that will be filled soon.
     #[inline]
     pub fn prefetch_head(self, place: u64) {
         self.shared.prefetch(ReplicationRing::head_at(place));
     }
 
-    /// Says what was changed. True: the taker has to be called.
+    /// Fills a claimed slot with the changed bytes. True: the caller must wake the consumer.
     #[inline]
     #[must_use]
     pub fn fill(self, place: u64, offset: u64, bytes: &[u8]) -> bool {
@@ -194,8 +201,8 @@ impl ReplicationRing<'_> {
         self.must_wake_consumer()
     }
 
-    /// It is not known what became of a change with these places. True: the taker has to
-    /// be called.
+    /// Gives up a claim after a change with an unknown outcome, and marks the ring incomplete.
+    /// True: the caller must wake the consumer.
     #[cold]
     #[must_use]
     pub fn abandon_claim(self, place: u64, places: u64) -> bool {
@@ -204,7 +211,7 @@ impl ReplicationRing<'_> {
         self.must_wake_consumer()
     }
 
-    /// The taker was not called after all.
+    /// Requests a wake-up of the consumer again, because the caller could not deliver one.
     pub fn rearm_wakeup(self) {
         self.flag(CONSUMER_SLEEPS_AT).store(1, Ordering::SeqCst);
     }
@@ -217,7 +224,8 @@ impl ReplicationRing<'_> {
     }
 
     fn must_wake_consumer(self) -> bool {
-        // Either the taker sees what was filled before it sleeps, or this sees that it does.
+        // Either the consumer sees the filled slot before it sleeps, or this sees that the
+        // consumer sleeps.
         fence(Ordering::SeqCst);
         step("ring");
         let sleeps = self.flag(CONSUMER_SLEEPS_AT);
@@ -225,37 +233,38 @@ impl ReplicationRing<'_> {
     }
 }
 
-/// What the mount does.
+/// The calls of the volume's controller.
 impl ReplicationRing<'_> {
-    /// The first place that is not claimed.
+    /// The first slot that is not claimed.
     #[inline]
     pub(crate) fn tail(self) -> u64 {
         step("ring");
         self.tail_word().load(Ordering::Acquire)
     }
 
-    /// The first place that is not taken.
+    /// The first slot that is not taken.
     #[inline]
     pub(crate) fn head(self) -> u64 {
         self.shared.word(HEAD_AT).load(Ordering::Acquire)
     }
 
-    /// The first place that is claimed and not filled, if it is the next to be taken.
+    /// The next slot to be taken, if it is claimed and not filled.
     #[must_use]
     pub fn next_unfilled(self) -> Option<u64> {
         let head = self.head();
         (head < self.tail() && !self.is_filled(head)).then_some(head)
     }
 
-    /// Whether there is something to be taken.
+    /// Whether the next slot is filled.
     pub(crate) fn has_next(self) -> bool {
         let head = self.head();
         step("ring");
-        // It was claimed, then; who claims would wait for a look at that line.
+        // A filled slot was claimed, so the claim count need not be read. That read would slow
+        // the clients that claim.
         self.is_filled(head)
     }
 
-    /// Takes the next change. None: there is none, or it is not filled yet.
+    /// Takes the next change. None if there is none, or if its slot is not filled yet.
     pub(crate) fn take(self) -> Option<RingEntry> {
         if !self.has_next() {
             return None;
@@ -278,8 +287,8 @@ impl ReplicationRing<'_> {
         })
     }
 
-    /// What the head of a filled place says, if that can be; else that nothing was
-    /// changed, and not all is there.
+    /// Reads the head of a filled slot. An impossible head counts as no change, and marks the
+    /// ring incomplete.
     fn read_head(self, place: u64) -> (u64, u64) {
         let [offset, len] =
             [1, 2].map(|index| self.head_word(place, index).load(Ordering::Relaxed));
@@ -291,12 +300,12 @@ impl ReplicationRing<'_> {
         (offset, len)
     }
 
-    /// Nothing comes of this place.
+    /// Fills a slot with no change.
     pub(crate) fn fill_empty(self, place: u64) {
         self.publish_head(place, 0, 0);
     }
 
-    /// Not all that was changed is here: the copy must not follow any more.
+    /// Marks that the ring lacks some changes. The replica must then be resynced.
     pub(crate) fn mark_incomplete(self) {
         self.flag(INCOMPLETE_AT).store(1, Ordering::SeqCst);
     }
@@ -305,7 +314,7 @@ impl ReplicationRing<'_> {
         self.flag(INCOMPLETE_AT).load(Ordering::SeqCst) != 0
     }
 
-    /// A copy follows anew.
+    /// Clears the mark, for a new replica.
     pub(crate) fn clear_incomplete(self) {
         self.flag(INCOMPLETE_AT).store(0, Ordering::SeqCst);
     }
@@ -315,16 +324,17 @@ impl ReplicationRing<'_> {
         flag.store(u32::from(followed), Ordering::SeqCst);
     }
 
-    /// Whether guests must leave what they write to the kernel's way.
+    /// Sets whether direct clients must write through the kernel.
     pub(crate) fn set_throttled(self, shut: bool) {
         let (flag, shut) = (self.flag(THROTTLED_AT), u32::from(shut));
-        // Guests have the line.
+        // Direct clients read this line, so it is written only on a change.
         if flag.load(Ordering::Relaxed) != shut {
             flag.store(shut, Ordering::Relaxed);
         }
     }
 
-    /// Whoever fills a place must call the taker. True: it may sleep, as none is filled.
+    /// Requests a wake-up from the next client that fills a slot. True: the consumer may sleep,
+    /// as the next slot is not filled.
     pub(crate) fn enter_sleep(self) -> bool {
         step("ring");
         self.flag(CONSUMER_SLEEPS_AT).store(1, Ordering::SeqCst);
@@ -344,7 +354,7 @@ impl ReplicationRing<'_> {
     }
 }
 
-/// Behind dead guests. Their rows are as they left them.
+/// The calls that clean up after dead direct clients. Their rows are as they left them.
 impl ReplicationRing<'_> {
     pub(crate) fn unfilled_claim_of(self, row: ClientRow<'_>) -> UnfilledClaim {
         match row.claim().load(Ordering::Acquire) {
@@ -355,8 +365,8 @@ impl ReplicationRing<'_> {
         }
     }
 
-    /// Whether a claim behind this one may be for some of these bytes. No guest that lives
-    /// is inside of an operation on them.
+    /// Whether a later claim may overlap the bytes of this entry. No live direct client has an
+    /// operation in progress on them.
     pub(crate) fn has_later_overlap(self, segment: &DirectSegment, left: &RingEntry) -> bool {
         let (start, end) = page_bounds(left.offset, left.data.len() as u64);
         let mut place = left.slot + left.slot_count;
@@ -373,20 +383,22 @@ impl ReplicationRing<'_> {
         false
     }
 
-    /// What a claim is for, if anybody knows.
+    /// The range of a claim; none if it is unknown.
     fn range_of(self, segment: &DirectSegment, place: u64) -> Option<(u64, u64)> {
         if self.is_filled(place) {
             return Some(self.read_head(place));
         }
         let claimed = claimed_range(segment, place);
-        // Whoever has filled it meanwhile may say already what its next record is.
+        // A client that has filled the slot meanwhile may show the range of its next record in
+        // the row.
         match self.is_filled(place) {
             true => Some(self.read_head(place)),
             false => claimed,
         }
     }
 
-    /// Voids what is claimed by nobody. False: a guest is just claiming.
+    /// Fills the claims that no client owns any more with no change. False: a live direct
+    /// client is claiming right now.
     pub(crate) fn fill_unowned_claims(
         self,
         segment: &DirectSegment,
@@ -397,7 +409,7 @@ impl ReplicationRing<'_> {
             let row = segment.row(number);
             row.active_range().is_some() && row.claim().load(Ordering::Acquire) == CLAIM_PENDING
         };
-        // Who claims from now on gets what lies behind.
+        // Claims from now on get slots behind `tail`.
         if (0..ROWS).any(|number| is_claiming(number) && !is_dead(number)) {
             return false;
         }
@@ -414,7 +426,7 @@ impl ReplicationRing<'_> {
     }
 }
 
-/// The pages of a range, as bytes.
+/// Rounds a range to whole pages, in bytes.
 fn page_bounds(offset: u64, len: u64) -> (u64, u64) {
     let end = offset.saturating_add(len);
     (
@@ -423,7 +435,8 @@ fn page_bounds(offset: u64, len: u64) -> (u64, u64) {
     )
 }
 
-/// What the row is about that claimed this place.
+/// The range of the row that claimed this slot; none if no row claims it, or if the range is
+/// not one record.
 fn claimed_range(segment: &DirectSegment, place: u64) -> Option<(u64, u64)> {
     let mut active = segment.active_ops();
     let (_, about) = active.find(|&(number, _)| {

@@ -1,7 +1,7 @@
-//! What the channels of a volume and its keeper share.
+//! The state that the channels of a volume and its controller share.
 //!
-//! Invariants: a view is replaced as a whole, and its generation rises after
-//! it is in place; nothing here blocks but for a look at a short list.
+//! Invariants: a snapshot is replaced as a whole, and its generation changes under the same
+//! lock. Calls block only for a look at a short list.
 
 use crate::channel::ChannelCore;
 use crate::direct_access::DirectAccess;
@@ -20,10 +20,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
-/// Numbers that channels may have taken, but not told of, while guests are admitted.
+/// Bounds the operation numbers that channels may take while direct access is being enabled.
 const FIRST_OP_GAP: u64 = 1 << 16;
 
-/// The keeper's place among the members.
+/// The controller's number among the members.
 pub(crate) const CONTROLLER: u32 = 0;
 
 pub(crate) fn lock_unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -38,33 +38,33 @@ pub(crate) struct LegLink {
     pub connection: Box<dyn Leg>,
 }
 
-/// What members are told.
+/// A message to a member.
 pub(crate) enum MemberMessage {
-    /// A range lock's turn has come, or what a reader awaits has ended.
+    /// The member holds a range lock now, or the changes that its read waits for have ended.
     LockGranted(u32),
-    /// A connection for the next view.
+    /// A connection for the next snapshot.
     NewLink(LegLink),
-    /// A connection that is to be replaced ends now: its session may be the
-    /// one that the next needs.
+    /// Ends a connection that is to be replaced. Its session may be the one that the next
+    /// connection needs.
     EndLink {
         column: usize,
         leg: usize,
         serial: u64,
     },
-    /// A brick has no session for this channel, which has not served yet: why. It is no
-    /// member any more.
+    /// A brick has no session for this channel, which has not served yet. The text is the
+    /// cause. The channel is no member any more.
     Rejected(String),
 }
 
 pub(crate) struct Member {
     pub wake: Wake,
     messages: Mutex<Vec<MemberMessage>>,
-    /// Serials of the connections it was given, by column and leg.
+    /// Serials of the connections that the member was given, by column and leg.
     pub links: Mutex<BTreeMap<(usize, usize), u64>>,
-    /// Its channel, while that is open. Held by its thread during each call, and by the
-    /// keeper while that ends connections of a channel that nobody looks at.
+    /// The member's channel, while it is open. The channel's thread locks it during each call.
+    /// The controller locks it to end connections of a channel that is not polled.
     pub core: Mutex<Option<Box<ChannelCore>>>,
-    /// It had all connections of a view that had some.
+    /// The channel had all connections of a snapshot that had some.
     served: AtomicBool,
 }
 
@@ -85,7 +85,7 @@ impl Member {
         self.wake.raise();
     }
 
-    /// Ends the connections to such places, with such serials; whether there were any.
+    /// Ends the selected connections, by place and serial; true if there were any.
     pub(crate) fn end_links(&self, is_meant: impl Fn(&(usize, usize), u64) -> bool) -> bool {
         let mut links = lock_unpoisoned(&self.links);
         let before = links.len();
@@ -109,8 +109,8 @@ impl Member {
         self.served.load(Ordering::Relaxed)
     }
 
-    /// Has the channel do what it was told, on this thread. False: its own is inside of a
-    /// call just now, which may have looked before.
+    /// Processes the channel's messages on this thread. False: the channel's own thread is
+    /// inside a call, and may have looked at its messages before.
     pub(crate) fn try_process_messages(&self) -> bool {
         steps::step("core");
         let mut core = match self.core.try_lock() {
@@ -120,7 +120,7 @@ impl Member {
         };
         if let Some(core) = core.as_deref_mut() {
             core.process_messages();
-            // Its thread sees to what came of that.
+            // The channel's thread handles the results.
             self.wake.raise();
         }
         true
@@ -143,7 +143,8 @@ pub(crate) struct VolumeShared {
     pub lost_writes: LostWrites,
     pub indeterminate: IndeterminateWrites,
     pub replication: ReplicationQueue,
-    /// What is shared with guests, once there may be some; numbers are from there then.
+    /// The state shared with direct clients, once direct access is enabled. From then on
+    /// operation numbers come from its segment.
     pub direct_access: OnceLock<DirectAccess>,
     pub members: Mutex<BTreeMap<u32, Arc<Member>>>,
     pub counters: Tally,
@@ -182,7 +183,7 @@ impl VolumeShared {
         self.publish_if(view, |_| true);
     }
 
-    /// Publishes if all members are ready for it; none can join meanwhile.
+    /// Publishes a snapshot if all members are ready for it. No member can join meanwhile.
     pub(crate) fn publish_if(
         &self,
         view: LayoutSnapshot,
@@ -195,7 +196,8 @@ impl VolumeShared {
         steps::lock("view", &self.snapshot);
         let mut present = lock_unpoisoned(&self.snapshot);
         let generation = self.generation.fetch_add(1, Ordering::AcqRel) + 1;
-        // Whoever sees the generation waits for the view until this is known.
+        // A channel that sees the new generation waits for the snapshot lock, and so for these
+        // updates.
         self.lost_writes
             .snapshot_changed(&present.columns, &view.columns, generation);
         self.indeterminate
@@ -205,7 +207,8 @@ impl VolumeShared {
         if let Some(guests) = self.direct_access.get() {
             guests.revoke_lease();
         }
-        // Nobody has the new view yet, and nobody who has the old one is acknowledged.
+        // No channel has the new snapshot yet, and no request under the old snapshot is
+        // acknowledged any more.
         match after {
             _ if before == after => {}
             0 => self.replication.close(),
@@ -225,25 +228,26 @@ impl VolumeShared {
         Epoch(self.held_epoch.load(Ordering::Acquire))
     }
 
-    /// Before any leg hears of it: its refusals of the older one are then
-    /// known to be our own doing.
+    /// Records an epoch before any leg hears of it. The refusals of an older epoch are then
+    /// known to come from this client itself.
     pub(crate) fn hold_epoch(&self, epoch: Epoch) {
         self.held_epoch.fetch_max(epoch.0, Ordering::AcqRel);
     }
 
-    /// What is shared with guests, from now on.
+    /// Creates the state shared with direct clients, or returns it.
     pub(crate) fn enable_direct_access(&self) -> Result<&DirectAccess, pagemesh_pmem::MapError> {
         if let Some(guests) = self.direct_access.get() {
             return Ok(guests);
         }
-        // Who takes a number beside this takes a smaller one.
+        // A concurrent `next_op` may still take a number from the old counter. The gap keeps
+        // that number below those of the segment.
         let guests = DirectAccess::new(self.last_op() + FIRST_OP_GAP)?;
         let guests = self.direct_access.get_or_init(|| guests);
         self.replication.attach_segment(&guests.segment);
         Ok(guests)
     }
 
-    /// Taken while a range lock is held.
+    /// The next operation number. The caller holds a range lock.
     pub(crate) fn next_op(&self) -> u64 {
         match self.direct_access.get() {
             None => self.last_op.fetch_add(1, Ordering::Relaxed) + 1,
@@ -251,7 +255,7 @@ impl VolumeShared {
         }
     }
 
-    /// How many operations there were.
+    /// The number of the last operation.
     pub(crate) fn last_op(&self) -> u64 {
         let shared = self
             .direct_access
@@ -260,7 +264,7 @@ impl VolumeShared {
         shared.unwrap_or(&self.last_op).load(Ordering::Relaxed)
     }
 
-    /// Tells those whose turn has come, `own` apart.
+    /// Tells the members that hold their locks now. `mine` gets the keys of the member `own`.
     pub(crate) fn deliver_grants(
         &self,
         turns: &mut Vec<LockHolder>,
@@ -286,8 +290,8 @@ impl VolumeShared {
         }
     }
 
-    /// A number for a new member, if there is room. Nobody had it before: a
-    /// turn that comes late for who is gone is nobody's.
+    /// Adds a member, and returns its number; none if the volume is full. Numbers are never
+    /// used again, so a late grant for a former member reaches no other one.
     pub(crate) fn join(&self, member: &Arc<Member>) -> Option<u32> {
         let mut members = lock_unpoisoned(&self.members);
         if members.len() > CHANNELS_MAX {

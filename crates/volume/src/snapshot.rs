@@ -1,5 +1,5 @@
-//! What channels know of a volume: an immutable picture that the keeper
-//! replaces, and the placement computed from it.
+//! The channels' view of a volume: an immutable snapshot that the controller replaces, and the
+//! placement computed from it.
 
 use crate::limits::{ATOMIC_RUN_BYTES, REGION_BYTES};
 use pagemesh_base::ids::Epoch;
@@ -61,18 +61,17 @@ pub(crate) struct LegSnapshot {
     pub state: LegState,
     /// Whether a write is durable only after a flush.
     pub buffers: bool,
-    /// Rises when the leg is connected anew; a connection of another serial
-    /// is not used.
+    /// Rises with each new connection of the leg. A connection with another serial is not used.
     pub serial: u64,
 }
 
-/// Whether requests to a column go on.
+/// Whether requests to a column are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gate {
     Open,
-    /// No in-sync leg: they wait.
+    /// There is no in-sync leg: requests wait.
     Down,
-    /// They waited too long.
+    /// Requests waited too long: they fail.
     Failed,
 }
 
@@ -80,8 +79,8 @@ pub(crate) enum Gate {
 pub(crate) struct ColumnSnapshot {
     pub legs: Vec<LegSnapshot>,
     pub gate: Gate,
-    /// The connection of the leg that follows; 0 if there is none. To channels, it is
-    /// stale.
+    /// The serial of the replica's connection; 0 if there is none. Channels treat the replica
+    /// as stale.
     pub replica_serial: u64,
 }
 
@@ -90,7 +89,7 @@ impl ColumnSnapshot {
         LegSet::from_fn(|leg| self.legs.get(leg).is_some_and(&wanted))
     }
 
-    /// Those that must have a write before it completes.
+    /// The legs that must have a write before it completes.
     pub(crate) fn written(&self) -> LegSet {
         self.legs_where(|leg| leg.state != LegState::Stale)
     }
@@ -106,10 +105,10 @@ impl ColumnSnapshot {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentSnapshot {
-    /// Where it starts in the volume.
+    /// The first byte in the volume.
     pub start: u64,
     pub bytes: u64,
-    /// The number of its first column among all of the volume.
+    /// The number of the segment's first column among all columns of the volume.
     pub first_column: usize,
     pub column_count: usize,
 }
@@ -135,7 +134,7 @@ pub(crate) struct ColumnExtent {
 }
 
 impl LayoutSnapshot {
-    /// Of a volume that is not attached yet.
+    /// The snapshot of a volume that is not attached yet.
     pub(crate) fn empty() -> LayoutSnapshot {
         LayoutSnapshot {
             epoch: Epoch(0),
@@ -146,8 +145,8 @@ impl LayoutSnapshot {
         }
     }
 
-    /// The connection of the leg that follows; 0 if there is none. Only volumes of one
-    /// column have such legs.
+    /// The serial of the replica's connection; 0 if there is none. Only volumes of one column
+    /// have replicas.
     pub(crate) fn replica_serial(&self) -> u64 {
         match self.columns.as_slice() {
             [only] => only.replica_serial,
@@ -155,16 +154,16 @@ impl LayoutSnapshot {
         }
     }
 
-    /// Whether a leg that writes wait for makes them durable only with a flush. One that is
-    /// stale, or follows, is no reason to flush the others.
+    /// Whether some written leg makes writes durable only with a flush. A stale leg or a
+    /// replica is no reason to flush the others.
     pub(crate) fn buffers(&self) -> bool {
         let buffers =
             |column: &ColumnSnapshot| !column.written().intersection(column.buffering()).is_empty();
         self.columns.iter().any(buffers)
     }
 
-    /// The first part of a range that is read or written as one: it crosses
-    /// neither segment, stripe nor region.
+    /// The first part of a range that is read or written as one. It crosses no segment, stripe
+    /// or region border.
     pub(crate) fn io_extent(&self, at: u64, end: u64) -> Option<ColumnExtent> {
         let mut place = self.contiguous_extent(at, end)?;
         place.len = place
@@ -174,10 +173,9 @@ impl LayoutSnapshot {
         Some(place)
     }
 
-    /// The first part of a range that every leg writes as a whole or refuses
-    /// as a whole. When all legs of a column are full, each refuses where its
-    /// own space ends: were a part of the piece written before, the legs would
-    /// differ, and nothing would tell.
+    /// The first part of a range that every leg either writes or refuses as a whole. Full legs
+    /// may differ in where their space ends. If a leg could write a part of the piece before it
+    /// refuses, the legs would differ, and no error would show that.
     pub(crate) fn atomic_extent(&self, at: u64, end: u64) -> Option<ColumnExtent> {
         let mut place = self.io_extent(at, end)?;
         place.len = atomic_len(place.offset, place.len);
@@ -212,8 +210,8 @@ impl LayoutSnapshot {
         })
     }
 
-    /// The part of a range that lies in one column: stripes make a run of the
-    /// volume a run of each column.
+    /// The part of a column that a range of the volume covers. Stripes map a run of the volume
+    /// to one run of each column.
     pub(crate) fn column_range(&self, column: usize, from: u64, to: u64) -> (u64, u64) {
         let Some(segment) = self.segments.iter().rfind(|s| s.first_column <= column) else {
             return (0, 0);
@@ -247,8 +245,8 @@ impl LayoutSnapshot {
     }
 }
 
-/// How much of a change a leg surely makes as one: a part of a page, or whole
-/// pages of one run.
+/// The length of the first part of a change that a leg makes or refuses as one: a part of a
+/// page, or whole pages of one run.
 pub(crate) fn atomic_len(offset: u64, len: u64) -> u64 {
     let page = PAGE_BYTES as u64;
     let within = offset % page;
@@ -312,8 +310,8 @@ mod tests {
     }
 
     proptest! {
-        /// Pieces tile the range; a column's run is what its pieces cover; and
-        /// the way back leads to the same byte.
+        /// Pieces tile the range. A column's run is the union of its pieces. The inverse
+        /// mapping leads to the same byte.
         #[test]
         fn extents_and_column_ranges_agree(
             segments in prop::collection::vec((1usize..5, 1u64..5), 1..4),

@@ -1,4 +1,4 @@
-//! What a volume tells about itself.
+//! The status report of a volume.
 
 use crate::limits::{DAMAGES_MAX, DIFFERENCES_MAX};
 use pagemesh_base::layout::{BrickId, LegState, SliceId, VolumeName};
@@ -6,101 +6,101 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How a volume is, the worst that applies.
+/// The state of a volume: the worst that applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum VolumeState {
     /// All legs are in-sync.
     #[default]
     Healthy,
-    /// A leg is being brought up to date.
+    /// A leg is in resync.
     Resyncing,
     /// A leg is stale.
     Degraded,
-    /// A leg is lost, and writes wait until the manager says so.
+    /// A leg is lost, and writes wait until the manager has confirmed it.
     AwaitingManager,
-    /// A column has no in-sync leg; its requests wait, or fail.
+    /// A column has no in-sync leg. Its requests wait, or fail.
     Unavailable,
     /// Another client attached the volume.
     Fenced,
 }
 
-/// How far a leg's return has come.
+/// The progress of a leg's resync.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resync {
-    /// Bytes to copy, as known by now.
+    /// Bytes to copy, as far as known by now.
     pub bytes_todo: u64,
-    /// Bytes copied, or cleared.
+    /// Bytes copied or cleared.
     pub bytes_done: u64,
-    /// Since it began.
+    /// Milliseconds since the resync began.
     pub elapsed_ms: u64,
 }
 
-/// What a leg that follows has yet to get.
+/// The changes that an asynchronous replica has yet to get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lag {
-    /// Changes.
+    /// The number of changes.
     pub changes: u64,
-    /// Their bytes.
+    /// The bytes of these changes.
     pub bytes: u64,
-    /// Since the oldest of them was acknowledged, or could have been.
+    /// Microseconds since the oldest of them was acknowledged, or could have been.
     pub age_us: u64,
 }
 
-/// What a client tells the manager of its copies, for people.
+/// The report of a client to the manager about its copies, for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CopyReport {
-    /// What the copy that follows has yet to get, if one does.
+    /// The lag of the replica, if there is one.
     pub lag: Option<Lag>,
-    /// Copies that return, in their order, over all columns.
+    /// The progress of copies in resync, by copy number, over all columns.
     pub resyncs: BTreeMap<usize, Resync>,
 }
 
 impl CopyReport {
-    /// Whether there is nothing to tell.
+    /// Whether the report is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.lag.is_none() && self.resyncs.is_empty()
     }
 }
 
-/// One leg.
+/// The status of a leg.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LegStatus {
-    /// Where.
+    /// The brick of the leg.
     pub brick: BrickId,
-    /// Which slice.
+    /// The slice of the leg.
     pub slice: SliceId,
-    /// What the manager lets it be used for.
+    /// The state that the manager gave it.
     pub state: LegState,
-    /// Why it is not reachable, or why it left.
+    /// The reason for which it is not reachable, or was lost.
     pub trouble: Option<String>,
-    /// Its return, while there is one.
+    /// The progress of its resync, if one is running.
     pub resync: Option<Resync>,
-    /// Whether it follows, or will once it is up to date.
+    /// Whether it is an asynchronous replica, or will be one once it is up to date.
     #[serde(default)]
     pub asynchronous: bool,
-    /// What it has yet to get, while changes are sent to it in their order.
+    /// Its lag, while changes are sent to it in order.
     #[serde(default)]
     pub lag: Option<Lag>,
 }
 
-/// One column.
+/// The status of a column.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ColumnStatus {
-    /// Which segment.
+    /// The index of the segment.
     pub segment: usize,
-    /// Which of its columns.
+    /// The index of the column in the segment.
     pub column: usize,
-    /// The degraded round, 0 if all legs are in-sync.
+    /// The degraded round; 0 if all legs are in-sync.
     pub round: u8,
-    /// Its copies.
+    /// The legs of the column.
     pub legs: Vec<LegStatus>,
 }
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $variant:ident $field:ident,)*) => {
-        /// What can be counted.
+        /// The events that are counted.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Count { $($variant,)* }
 
@@ -126,13 +126,13 @@ macro_rules! counters {
 counters! {
     /// Legs lost.
     LegsLost legs_lost,
-    /// Legs that came back.
+    /// Legs that completed a resync.
     LegsReturned legs_returned,
     /// Times the epoch was raised.
     EpochsRaised epochs_raised,
     /// Reads that went to another leg after an error.
     ReadsRedirected reads_redirected,
-    /// Reads whose answer waited for a change in flight.
+    /// Reads that waited for a change in flight before they returned data.
     ReadsDelayed reads_delayed,
     /// Late reads that were asked of a second leg.
     ReadsHedged reads_hedged,
@@ -155,71 +155,71 @@ counters! {
 pub struct VolumeStatus {
     /// Its name.
     pub name: VolumeName,
-    /// The epoch held.
+    /// The epoch that the client holds.
     pub epoch: u32,
-    /// How it is.
+    /// The state of the volume.
     pub state: VolumeState,
-    /// Its size.
+    /// The size in bytes.
     pub size_bytes: u64,
-    /// Channels open.
+    /// The number of open channels.
     pub channels: usize,
-    /// Its columns, over all segments.
+    /// The columns of all segments.
     pub columns: Vec<ColumnStatus>,
     /// Sums since the attach.
     pub counters: Counters,
-    /// The scrub of its copies.
+    /// The scrubs of the copies.
     pub scrub: ScrubStatus,
 }
 
-/// Whether the copies are being scrubbed.
+/// The state of scrubbing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScrubState {
-    /// None is planned.
+    /// No scrub is planned.
     #[default]
     Off,
-    /// The next one has its time.
+    /// The next scrub is scheduled.
     Waiting,
-    /// One is under way.
+    /// A scrub is running.
     Running,
-    /// One was stopped, and goes on from there when it is told to.
+    /// A scrub was stopped, and resumes there on request.
     Stopped,
 }
 
 /// One scrub of the whole volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubPass {
-    /// Bytes of a copy of the volume.
+    /// Bytes of the volume, once for all copies.
     pub bytes_todo: u64,
-    /// Bytes looked at.
+    /// Bytes read so far.
     pub bytes_done: u64,
-    /// Bytes passed over, as their bricks did not give them.
+    /// Bytes skipped, because their bricks did not return them.
     pub bytes_skipped: u64,
-    /// Since it began; until its end, if it has ended.
+    /// Milliseconds since the scrub began, or until it ended.
     pub elapsed_ms: u64,
-    /// Since it ended, if it has.
+    /// Milliseconds since the scrub ended, if it has.
     pub ended_ms_ago: u64,
-    /// What it found.
+    /// The findings.
     pub found: CheckReport,
 }
 
 /// The scrubs of a volume since the attach.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubStatus {
-    /// What is going on.
+    /// The state of scrubbing.
     pub state: ScrubState,
-    /// Scrubs that came to their end.
+    /// The number of scrubs that were completed.
     pub passes: u64,
-    /// When the next one begins, if none is under way.
+    /// Milliseconds until the next scrub begins, if none is running.
     pub next_in_ms: Option<u64>,
-    /// The one under way.
+    /// The running scrub.
     pub pass: Option<ScrubPass>,
-    /// The last one that ended.
+    /// The last completed scrub.
     pub last: Option<ScrubPass>,
 }
 
 impl VolumeStatus {
-    /// Lets time pass since it was told.
+    /// Advances the times by the age of the report.
     pub(crate) fn age(&mut self, by: std::time::Duration) {
         let by = by.as_millis() as u64;
         let legs = self.columns.iter_mut().flat_map(|column| &mut column.legs);
@@ -240,48 +240,48 @@ impl VolumeStatus {
 /// A page that some legs cannot read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Damage {
-    /// Its first byte, in the volume.
+    /// Its first byte in the volume.
     pub offset: u64,
-    /// Where the copies lie that cannot be read.
+    /// The bricks with the copies that cannot be read.
     pub bricks: Vec<BrickId>,
-    /// Whether they can again.
+    /// Whether the copies were repaired.
     pub repaired: bool,
-    /// Why not.
+    /// The reason for which they were not; empty if they were.
     pub cause: String,
 }
 
 /// A run of pages that differ between legs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
-    /// Which segment.
+    /// The index of the segment.
     pub segment: usize,
-    /// Which of its columns.
+    /// The index of the column in the segment.
     pub column: usize,
     /// The first page in the column's slices.
     pub page: u64,
-    /// Pages.
+    /// The number of pages.
     pub count: u64,
 }
 
-/// What a check found.
+/// The findings of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckReport {
     /// Pages compared, holes included.
     pub pages_compared: u64,
     /// Pages that differ.
     pub pages_differing: u64,
-    /// Pages that cannot be read from some leg.
+    /// Pages that some leg cannot read.
     pub pages_damaged: u64,
     /// Pages made equal.
     pub pages_repaired: u64,
-    /// Where they differ; the first of them.
+    /// The first runs of differing pages.
     pub differences: Vec<Difference>,
-    /// What is damaged; the first of it.
+    /// The first damaged pages.
     pub damages: Vec<Damage>,
 }
 
 impl CheckReport {
-    /// Nothing wrong with so many pages.
+    /// The report of this many pages without any finding.
     pub(crate) fn of_pages(pages: u64) -> CheckReport {
         CheckReport {
             pages_compared: pages,
@@ -289,7 +289,7 @@ impl CheckReport {
         }
     }
 
-    /// Takes in what was found elsewhere.
+    /// Adds the findings of another report.
     pub(crate) fn add(&mut self, other: CheckReport) {
         self.pages_compared += other.pages_compared;
         self.pages_differing += other.pages_differing;

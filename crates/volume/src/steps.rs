@@ -1,15 +1,15 @@
-//! Where threads of a volume meet beside their mutexes. Tests explore the
-//! interleavings through it (`models`); built for anything else, it is nothing.
+//! The points at which threads of a volume interact outside their mutexes. Tests explore the
+//! interleavings at these points (`models`). In other builds they do nothing.
 
 #[cfg(test)]
 pub(crate) use explored::{lock, step};
 
-/// Before an access to what other threads access.
+/// Marks an access to data that other threads access.
 #[cfg(not(test))]
 #[inline(always)]
 pub(crate) const fn step(_what: &'static str) {}
 
-/// Before a mutex is locked.
+/// Marks a mutex that is about to be locked.
 #[cfg(not(test))]
 #[inline(always)]
 pub(crate) const fn lock<T>(_what: &'static str, _mutex: &std::sync::Mutex<T>) {}
@@ -18,12 +18,12 @@ pub(crate) const fn lock<T>(_what: &'static str, _mutex: &std::sync::Mutex<T>) {
 mod explored {
     use pagemesh_models::Access;
 
-    /// Before an access to what other threads access.
+    /// Marks an access to data that other threads access.
     pub(crate) fn step(what: &'static str) {
         pagemesh_models::step(what, 0..1, Access::Change);
     }
 
-    /// Before a mutex is locked.
+    /// Marks a mutex that is about to be locked.
     pub(crate) fn lock<T>(what: &'static str, mutex: &std::sync::Mutex<T>) {
         step(what);
         pagemesh_models::pause_while_locked(mutex);

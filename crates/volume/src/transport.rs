@@ -1,8 +1,8 @@
-//! Connections to bricks: mapped where the brick is on this machine and its
-//! pool allows it, else over tcp.
+//! Connections to bricks: mapped if the brick is on this machine and its pool allows it, else
+//! over TCP.
 //!
-//! Invariants: all sessions of one pool in this process share one mapping; it
-//! goes with the last leg. A mapping whose brick is gone is never joined.
+//! Invariants: all sessions of one pool in this process share one mapping, which goes with the
+//! last leg. A mapping is never joined after its brick is gone.
 
 use crate::authority::BrickAddress;
 use crate::connector::Connector;
@@ -24,14 +24,14 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Which transports may be used.
+/// The transports that may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// `map` where it is possible, else tcp.
+    /// `map` where it is possible, else TCP.
     Auto,
-    /// `map` or nothing.
+    /// Only `map`.
     Map,
-    /// tcp only.
+    /// Only TCP.
     Tcp,
 }
 
@@ -44,7 +44,7 @@ pub struct Transports {
 }
 
 impl Transports {
-    /// Connections that prove this cluster key.
+    /// Creates connections that prove this cluster key.
     #[must_use]
     pub fn new(key: Key, transport: Transport, timeouts: Timeouts) -> Transports {
         Transports {
@@ -73,7 +73,7 @@ impl Transports {
         Ok(Box::new(leg))
     }
 
-    /// A leg whose pool is mapped in this process.
+    /// Connects a leg by mapping its pool in this process.
     ///
     /// # Errors
     /// When the brick is not there, refuses, or has no session left.
@@ -90,14 +90,13 @@ impl Transports {
         let view = self.pool_mapping(grant)?;
         let (attached, owner, life) = link.attach(slice, epoch)?;
         let handle = view.handle(pagemesh_base::ids::ObjectId(attached.handle), slice)?;
-        // A brick that stands still costs writes as much as over tcp.
+        // A stalled brick delays writes for the same time as over TCP.
         let session = Session::new(view, number).with_owner_wait(self.timeouts.stall);
         let leg = MappedLeg::new(session, handle, epoch, Box::new(owner), life);
         leg.map_err(|cause| SliceError::Lost(format!("no thread can watch brick {brick}: {cause}")))
     }
 
-    /// The mapping of a granted pool: the present one of this opening, or a
-    /// new one.
+    /// Returns the mapping of a granted pool: the present one of this opening, or a new one.
     fn pool_mapping(&self, grant: MapGrant) -> Result<Arc<PoolMapping<MappedMedia>>, SliceError> {
         let mut views = self.mappings.lock().unwrap_or_else(PoisonError::into_inner);
         views.retain(|_, view| view.strong_count() > 0);
@@ -115,7 +114,7 @@ impl Transports {
     }
 }
 
-/// Maps what was granted.
+/// Maps a granted pool.
 fn open_mapping(grant: MapGrant) -> Result<PoolMapping<MappedMedia>, SliceError> {
     let unusable = |cause: &dyn std::fmt::Display| {
         SliceError::Refused(format!(
@@ -159,7 +158,7 @@ fn check_brick(expected: BrickId, found: BrickId) -> Result<(), SliceError> {
     match expected == found {
         true => Ok(()),
         false => Err(SliceError::Refused(format!(
-            "brick {found} answers where brick {expected} should be"
+            "brick {found} answers at the address of brick {expected}"
         ))),
     }
 }
@@ -185,8 +184,8 @@ impl Connector for Transports {
             ))),
             (Transport::Auto, Some(socket)) if mappable && socket.exists() => {
                 match map(socket) {
-                    // The path may be another brick's on this machine, or not
-                    // for this user.
+                    // The path may belong to another brick on this machine, or this user may
+                    // have no access to it.
                     Err(SliceError::Refused(_) | SliceError::Lost(_)) => {
                         self.tcp(brick, address, slice, epoch)
                     }

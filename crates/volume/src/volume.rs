@@ -1,5 +1,4 @@
-//! An attached volume: the threads around the keeper, and what fronts and
-//! operators ask of it.
+//! An attached volume: the thread of its controller, and the calls of its users and operators.
 
 use crate::authority::{Authority, AuthorityError};
 use crate::channel;
@@ -22,37 +21,37 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Why a volume was not attached.
+/// The reason for which a volume was not attached.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// The manager did not let it.
+    /// The manager refused the attach, or did not answer.
     #[error("the volume {name} was not attached: {cause}")]
     Authority {
-        /// Which volume.
+        /// The volume.
         name: VolumeName,
-        /// What the manager said.
+        /// The manager's answer.
         cause: AuthorityError,
     },
-    /// A part of the volume has no copy that can be used.
+    /// A part of the volume has no usable copy.
     #[error(
-        "the volume {name} was not attached, as a part of it has no in-sync copy in reach \
+        "the volume {name} was not attached: a part of it has no in-sync copy in reach \
          ({cause}); start a brick that has one"
     )]
     Unreachable {
-        /// Which volume.
+        /// The volume.
         name: VolumeName,
-        /// Which bricks, and why not.
+        /// The bricks, and why each is not usable.
         cause: String,
     },
-    /// Another client was faster.
+    /// Another client attached the volume first.
     #[error("another client attached the volume {0} meanwhile; try again to take it over")]
     Fenced(VolumeName),
     /// The process has no threads or descriptors left.
     #[error("the volume {name} was not attached: {cause}")]
     System {
-        /// Which volume.
+        /// The volume.
         name: VolumeName,
-        /// What the system said.
+        /// The system's error.
         cause: std::io::Error,
     },
 }
@@ -67,27 +66,27 @@ impl AttachError {
     }
 }
 
-/// Why a new layout was not taken over.
+/// The reason for which a new layout was not adopted.
 #[derive(Debug, thiserror::Error)]
 #[error("the layout of {name} was not read again: {cause}")]
 pub struct RefreshError {
-    /// Which volume.
+    /// The volume.
     pub name: VolumeName,
-    /// What went wrong.
+    /// The cause.
     pub cause: String,
 }
 
-/// Why a check did not end.
+/// The reason for which a check did not end.
 #[derive(Debug, thiserror::Error)]
 #[error("the check of {name} did not end: {cause}")]
 pub struct CheckError {
-    /// Which volume.
+    /// The volume.
     pub name: VolumeName,
-    /// What went wrong.
+    /// The cause.
     pub cause: String,
 }
 
-/// An attached volume. Dropping it gives it back to the manager.
+/// An attached volume. Dropping it detaches the volume.
 pub struct Volume {
     name: VolumeName,
     shared: Arc<VolumeShared>,
@@ -95,7 +94,7 @@ pub struct Volume {
     controller: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Makes each call on a thread of its own: they are few, and may take long.
+/// Runs each call on a thread of its own: calls are few, and may take long.
 struct CallThreads {
     name: VolumeName,
     client: String,
@@ -124,12 +123,12 @@ impl CallRunner for CallThreads {
 }
 
 impl Volume {
-    /// Attaches a volume: fences the client before, makes its legs equal, and
-    /// serves. `client` names this client to people. Blocks until it serves.
+    /// Attaches a volume: fences the previous client, makes the legs equal, and serves.
+    /// `client` names this client to people. Blocks until the volume serves.
     ///
     /// # Errors
-    /// When the manager refuses or does not answer, or a part of the volume
-    /// has no in-sync copy in reach.
+    /// When the manager refuses or does not answer, or a part of the volume has no in-sync copy
+    /// in reach.
     pub fn attach(
         authority: Arc<dyn Authority>,
         connector: Arc<dyn Connector>,
@@ -173,19 +172,19 @@ impl Volume {
         let failure = match told.recv() {
             Ok(Ok(())) => return Ok(volume),
             Ok(Err(failure)) => failure,
-            Err(_) => AttachFailure::Unreachable("the keeper ended".into()),
+            Err(_) => AttachFailure::Unreachable("the controller thread ended".into()),
         };
         Err(AttachError::new(name, failure))
     }
 
-    /// How it is.
+    /// The status as of now; none before the first report.
     #[must_use]
     pub fn status(&self) -> Option<VolumeStatus> {
         self.mailbox.status(&self.shared, |told| told.elapsed())
     }
 
-    /// Reads the layout again, after the volume has grown. Blocks until
-    /// channels serve it.
+    /// Reads the layout again after the volume has grown. Blocks until channels serve the new
+    /// layout.
     ///
     /// # Errors
     /// When the manager does not answer, or a new part is not reachable.
@@ -200,9 +199,9 @@ impl Volume {
         })
     }
 
-    /// Compares the in-sync legs while the volume is in use; `add_progress` is
-    /// told bytes done and bytes in all. With `repair_from`, pages that differ
-    /// are copied from that leg of the column.
+    /// Compares the in-sync legs while the volume is in use. `progress` is called with the
+    /// bytes done and the bytes in all. With `repair_from`, the check copies differing pages
+    /// from that leg of the column.
     ///
     /// # Errors
     /// When a column has no in-sync leg, or the volume is detached meanwhile.
@@ -239,20 +238,20 @@ impl Volume {
         }
     }
 
-    /// Scrubs the copies from time to time while the volume is in use: the
-    /// first time soon, and later as planned. Nothing is scrubbed unless this
-    /// or [`Volume::start_scrub`] is called; a later plan replaces it.
+    /// Schedules scrubs of the copies while the volume is in use: the first one soon, and later
+    /// ones as planned. Scrubs run only after a call of this or of [`Volume::start_scrub`]. A
+    /// later plan replaces it.
     pub fn plan_scrubs(&self, plan: ScrubPlan) {
         self.mailbox
             .post(ControllerEvent::Scrub(ScrubOrder::Plan(plan)));
     }
 
-    /// Begins a scrub now, or goes on with the one that was stopped.
+    /// Starts a scrub now, or resumes the one that was stopped.
     pub fn start_scrub(&self) {
         self.mailbox.post(ControllerEvent::Scrub(ScrubOrder::Start));
     }
 
-    /// Stops the scrub that is under way where it is.
+    /// Stops the running scrub where it is.
     pub fn stop_scrub(&self) {
         self.mailbox.post(ControllerEvent::Scrub(ScrubOrder::Stop));
     }
@@ -289,26 +288,27 @@ impl Space for Volume {
 }
 
 impl Volume {
-    /// Gives it back to the manager, though others may still hold it; nothing can be done
-    /// with it any more. For whoever ends the process: a thread that has it for a moment
-    /// would otherwise be the one to drop it, and be ended while it does.
+    /// Detaches the volume from the manager, even if other threads hold a reference to it.
+    /// After that the volume is of no use. A process that ends calls this: otherwise the last
+    /// thread with a reference would drop the volume, and the process end could kill that
+    /// thread meanwhile.
     pub fn detach(&self) {
         let keeper = lock_unpoisoned(&self.controller).take();
         if let Some(keeper) = keeper {
             self.mailbox.post(ControllerEvent::Detach);
-            // A panic there has been reported where it happened.
+            // A panic in that thread has been reported there.
             let _ = keeper.join();
         }
     }
 }
 
-/// What a mount does for its guests.
+/// The calls of a mount for its direct clients.
 impl Volume {
-    /// Lets processes work by [`guests::LayoutLease`](crate::guests::Picture)s from now on,
-    /// while all legs are of the kind for that. What they share lives as long as this.
+    /// Enables direct access: from now on processes may work by a [`LayoutLease`], while all
+    /// legs qualify. The shared segment lives as long as this volume.
     ///
     /// # Errors
-    /// When the system has no memory for it.
+    /// When the system has no memory for the segment.
     pub fn enable_direct_access(&self) -> Result<&DirectSegment, pagemesh_pmem::MapError> {
         if let Some(guests) = self.shared.direct_access.get() {
             return Ok(&guests.segment);
@@ -318,25 +318,27 @@ impl Volume {
         Ok(&guests.segment)
     }
 
-    /// What guests work by now; none: they may do nothing.
+    /// The lease of direct clients; none if they have no access now.
     pub fn layout_lease(&self) -> Option<LayoutLease> {
         self.shared.direct_access.get()?.lease()
     }
 
-    /// Makes all legs alike where a guest died inside of an operation, and has the copy that
-    /// follows get what the guest had begun to say. The caller leaves the row as it is, and
-    /// sees to it that nobody who goes through the kernel reads or changes these bytes
-    /// meanwhile. Blocks until it is done, or the volume is over.
+    /// Reconciles an operation that a dead direct client left torn: all legs become equal
+    /// there, and the replica gets the change that the client had claimed. Blocks until that is
+    /// done, or the volume has ended.
+    ///
+    /// The caller leaves the row as it is. It must keep requests through the kernel from
+    /// reading or changing these bytes meanwhile.
     pub fn reconcile(&self, row: usize, wound: TornOp) {
         let (done, told) = mpsc::channel();
         self.mailbox
             .post(ControllerEvent::Reconcile(row, wound, done));
-        // Dropped untold: nobody can do anything with the volume any more.
+        // The sender is dropped without a message when the volume has ended.
         let _ = told.recv();
     }
 
-    /// A guest has changed something while nobody looked for what the copy that follows
-    /// is to get.
+    /// Wakes the sender of the replication queue: a direct client has filled a ring slot while
+    /// the sender was asleep.
     pub fn wake_replication(&self) {
         self.shared.wake_controller();
     }
@@ -348,14 +350,14 @@ impl Drop for Volume {
     }
 }
 
-/// The keeper's thread.
+/// The body of the controller thread.
 fn run_controller(
     mut keeper: VolumeController,
     mailbox: &Mailbox,
     attached: &Sender<Result<(), AttachFailure>>,
 ) {
     let start = Instant::now();
-    // Only once it has attached: before, no layout is its own.
+    // Layouts are polled only after the attach: before, no layout is this client's own.
     let mut look_at = None;
     let mut asked = None::<Receiver<_>>;
     let mut descriptors: Vec<RawFd> = vec![];
@@ -366,7 +368,7 @@ fn run_controller(
                 false => LAYOUT_POLL,
             };
             look_at = Some(start.elapsed() + every);
-            // One question at a time: the manager may be away for longer.
+            // One request at a time: the manager may be away for longer than the interval.
             let is_open = |asked: &Receiver<_>| asked.try_recv() == Err(TryRecvError::Empty);
             if !asked.as_ref().is_some_and(is_open) {
                 let (answer, told) = mpsc::channel();
@@ -377,7 +379,7 @@ fn run_controller(
         let next = keeper.poll(start.elapsed());
         if let Some(result) = keeper.take_attach_result() {
             look_at = result.is_ok().then(|| start.elapsed() + LAYOUT_POLL);
-            // An attach that nobody waits for ends with the volume's drop.
+            // If the caller of the attach is gone, the drop of the volume ends it.
             let _ = attached.send(result);
         }
         let wait = next.into_iter().chain(look_at).min();
@@ -390,7 +392,7 @@ fn run_controller(
         let until = wait.map(|time| Instant::now() + time);
         let until = until.into_iter().chain(answers_by).min();
         if let Err(error) = until_readable(&descriptors, until) {
-            tracing::error!(%error, "the keeper cannot wait");
+            tracing::error!(%error, "the controller cannot wait for its descriptors");
         }
     }
 }

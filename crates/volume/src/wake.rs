@@ -1,5 +1,5 @@
-//! A wake-up between threads: a flag that costs nothing while nobody sleeps,
-//! and a descriptor for those who do.
+//! A wake-up between threads: a flag that costs nothing while no thread sleeps, and a
+//! descriptor for threads that do.
 
 use crate::steps::step;
 use pagemesh_base::defect::{self, Defect};
@@ -10,12 +10,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(crate) struct Wake {
     fd: OwnedFd,
     raised: AtomicBool,
-    /// Raises that were taken before they reached the descriptor. Left there,
-    /// they would keep it readable, and its sleeper awake. Only takers use it.
+    /// The number of raises that were taken before they reached the descriptor. If they stayed
+    /// there, the descriptor would stay readable, and its poller awake. Only takers use this.
     uncounted_raises: AtomicU64,
 }
 
 impl Wake {
+    /// Creates a wake-up that is not raised.
+    ///
     /// # Errors
     /// When the process has no descriptor left.
     pub(crate) fn new() -> std::io::Result<Wake> {
@@ -30,12 +32,13 @@ impl Wake {
         step("flag");
         if !self.raised.swap(true, Ordering::AcqRel) {
             step("descriptor");
-            // Only a full counter can refuse, and then it is readable anyway.
+            // The write fails only if the counter is full. Then the descriptor is readable
+            // anyway.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         }
     }
 
-    /// True once for one or many raises.
+    /// Takes the wake-up: true once for one or many raises.
     pub(crate) fn take(&self) -> bool {
         let owed = self.uncounted_raises.load(Ordering::Relaxed);
         step("flag");
@@ -47,8 +50,8 @@ impl Wake {
             self.raised.swap(false, Ordering::AcqRel)
         };
         let cleared = defect::is(Defect::WakeClearedFirst).then(clear);
-        // The descriptor first: what is read there was raised before the flag
-        // is cleared, and the flag was for what the caller looks at next.
+        // The descriptor is read first. A raise that was read there set the flag before the
+        // flag is cleared here, and the caller looks for its work next.
         let mut count = [0u8; 8];
         step("descriptor");
         let read = rustix::io::read(&self.fd, &mut count);
@@ -81,7 +84,7 @@ mod tests {
         let wake = Wake::new().unwrap();
         wake.raise();
         assert!(wake.is_readable() && wake.take());
-        // As `raise` does, with the taker between its two steps.
+        // Does the two steps of `raise`, with the taker in between.
         assert!(!wake.raised.swap(true, Ordering::AcqRel));
         assert!(wake.take());
         rustix::io::write(&wake.fd, &1u64.to_ne_bytes()).unwrap();

@@ -1,5 +1,5 @@
-//! Volumes over pools that are mapped in this process: writes that go to
-//! several legs at once obey what separate ones obey.
+//! Volumes over pools that are mapped in this process. Fused writes to several legs obey the
+//! same rules as separate ones.
 
 use bytes::Bytes;
 use pagemesh_base::ids::Epoch;
@@ -32,14 +32,14 @@ use uuid::Uuid;
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
-/// Within which everything must happen.
+/// The time limit for every expected event.
 const LIMIT: Duration = Duration::from_secs(20);
 
 const fn slice(leg: usize) -> SliceId {
     SliceId(Uuid::from_u128(leg as u128 + 1))
 }
 
-/// A running brick: its end is what its clients' lives hang on.
+/// A running brick. Its clients' connections end with it.
 struct RunningBrick {
     brick: Arc<Brick>,
     _housekeeper: MaintenanceThread,
@@ -68,7 +68,7 @@ impl BrickHost {
         house
     }
 
-    /// Once the last client of its life before has let go of the pool.
+    /// Starts the brick once the last client of the previous process has released the pool.
     fn start(&self) {
         let path = self.directory.path().join("pool");
         let (brick, housekeeper) = wait_for(
@@ -103,13 +103,13 @@ impl BrickHost {
 #[derive(Clone)]
 struct BrickHosts(Arc<Vec<BrickHost>>);
 
-/// The connection to the owner, without the wire.
+/// The connection to the owner, without a network.
 struct OwnerConnection {
     brick: Arc<Brick>,
     slice: SliceId,
     session: u32,
     done: Vec<SliceCompletion>,
-    /// Readable when the brick has ended.
+    /// Readable once the brick has ended.
     lifeline: OwnedFd,
 }
 
@@ -155,7 +155,7 @@ impl Connector for BrickHosts {
         let house = self.0.iter().find(|house| house.id == brick);
         let mut running = house.expect("known").running.lock().expect("whole");
         let Some(running) = running.as_mut() else {
-            return Err(SliceError::Lost("nobody listens".into()));
+            return Err(SliceError::Lost("no process listens".into()));
         };
         let own = running.brick.clone();
         let (object, _) = own.attach(slice, epoch)?;
@@ -176,7 +176,7 @@ impl Connector for BrickHosts {
     }
 }
 
-/// One column, under compare-and-swap.
+/// A manager of one column, with compare-and-swap.
 struct Manager {
     layout: Mutex<(Layout, Epoch)>,
     detached: AtomicUsize,
@@ -240,7 +240,7 @@ impl Authority for Manager {
         Ok(Manager::attached(&self.layout.lock().expect("whole").0))
     }
 
-    /// The first time it cannot be reached.
+    /// The first call cannot reach the manager.
     fn detach(&self, _name: &VolumeName, _attachment: Epoch) -> Result<(), AuthorityError> {
         match self.detached.fetch_add(1, Ordering::SeqCst) {
             0 => Err(AuthorityError::Unreachable("out".into())),
@@ -313,7 +313,7 @@ impl MappedCluster {
         }
     }
 
-    /// What a brick tells about operations in flight.
+    /// The in-flight operations that a brick lists.
     fn in_flight(&self, leg: usize) -> Vec<(u64, u32, u32, u64)> {
         let table = self.hosts.0[leg]
             .with_running(|running| {
@@ -361,8 +361,8 @@ impl Client {
         }
     }
 
-    /// By the channel's own signs only, as fronts do: a sign that is missing
-    /// is a request that never ends.
+    /// Waits only for the channel's own descriptors and deadline, as its users do. A missing
+    /// signal shows as a request that never ends.
     fn wait_for_signal(&self, end: Instant) {
         let mut fds = vec![];
         self.channel.poll_fds(&mut fds);
@@ -400,7 +400,8 @@ impl Client {
         );
     }
 
-    /// The status tells of it soon after the write that met it is answered.
+    /// Waits for the status: it changes soon after the write that found the leg lost is
+    /// answered.
     #[track_caller]
     fn wait_until_stale(&self, leg: usize) {
         wait_for(
@@ -416,7 +417,7 @@ impl Client {
     }
 }
 
-/// Of an owner that stands still each request would wait in vain, one after the other.
+/// If the owner is stalled, several requests do not wait for it one after the other.
 #[test]
 fn leg_with_stalled_owner_stays_lost() {
     let house = BrickHost::new(0, 32 * MIB, 8 * MIB);
@@ -425,7 +426,7 @@ fn leg_with_stalled_owner_stays_lost() {
     let (media, _claim) = wait_for(|| "the pool is free".into(), || file::open(&path).ok());
     let (media, durability) = (Arc::new(media), Durability::Process);
     let (pool, _) = Pool::open(Arc::clone(&media), media).expect("it is whole");
-    // Nobody tends it but this test.
+    // No maintenance loop runs; this test maintains the brick.
     let brick = Arc::new(Brick::new(pool, durability));
     let (object, _) = brick.attach(slice(0), Epoch(1)).expect("attached");
     let handle = brick.mapping().handle(object, slice(0)).expect("a handle");
@@ -463,14 +464,13 @@ fn leg_with_stalled_owner_stays_lost() {
     };
     let first = (1..1000).find(|&op| write(op).is_err());
     let first = first.expect("what it was granted ends");
-    // The owner goes on, and gives what was asked for.
+    // The owner goes on, and grants the request.
     while brick.maintain() {}
     let answer = write(first + 1);
     assert!(matches!(answer, Err(SliceError::Lost(_))), "{answer:?}");
 }
 
-/// Every length and alignment, over two and three legs, and beyond what one
-/// record names.
+/// Writes have every length and alignment, over two and three legs, and beyond one record.
 #[test]
 fn legs_written_together_are_equal() {
     for legs in [2, 3] {
@@ -501,8 +501,8 @@ fn legs_written_together_are_equal() {
     }
 }
 
-/// The stamps of a fused write are those of separate ones: what a client that
-/// is gone had last is listed by every leg, with the same epoch and number.
+/// The stamps of a fused write are those of separate ones. Every leg lists the last writes of a
+/// client that is gone, with the same epoch and number.
 #[test]
 fn all_legs_list_last_writes_of_dead_client() {
     let world = MappedCluster::new(&[16 * MIB, 16 * MIB, 16 * MIB], MIB);
@@ -517,18 +517,18 @@ fn all_legs_list_last_writes_of_dead_client() {
         .iter()
         .any(|&(page, count, at, _)| (page, count, at) == (4, 1, epoch));
     assert!(last, "{first:?}");
-    // Completed ones are not dragged along.
+    // Completed operations are not listed.
     assert!(!first.iter().any(|(page, ..)| *page == 0), "{first:?}");
     assert_eq!(world.in_flight(1), first);
     assert_eq!(world.in_flight(2), first);
-    // Settled, they are forgotten.
+    // Recovery clears the tables.
     let client = world.attach();
     client.assert_legs_equal();
     assert_eq!(world.in_flight(0), []);
 }
 
-/// The pool of the leg in the middle fills up within a write: the others have
-/// all of it, and the client hears of nothing.
+/// The pool of the leg in the middle fills up within a write. The others have all of the write,
+/// and the client gets no error.
 #[test]
 fn leg_filled_by_a_write_becomes_stale() {
     for full in [0, 1] {
@@ -542,7 +542,7 @@ fn leg_filled_by_a_write_becomes_stale() {
         client.wait_until_stale(full);
         client.assert_holds(0, 8 * MIB, 3);
         client.assert_legs_equal();
-        // Room again: it returns.
+        // Once there is space again, the leg returns.
         let all = Request::Discard {
             offset: 0,
             len: 8 * MIB,
@@ -555,14 +555,14 @@ fn leg_filled_by_a_write_becomes_stale() {
     }
 }
 
-/// All pools are full: the client is told, and the legs stay the same.
+/// All pools are full: the client gets an error, and the legs stay equal.
 #[test]
 fn full_pools_refuse_writes_and_stay_equal() {
     let world = MappedCluster::new(&[4 * MIB, 4 * MIB], 8 * MIB);
     let mut client = world.attach();
     let mut refused = 0;
     for piece in 0..32 {
-        // Parts of pages at both ends.
+        // The range has parts of pages at both ends.
         let (offset, len) = (piece * MIB / 4 + 512, MIB / 4 - 1024);
         match client.write(offset, len, 5) {
             Ok(_) => {}
@@ -588,7 +588,7 @@ fn restarted_brick_is_resynced() {
         let world = MappedCluster::new(&[32 * MIB, 32 * MIB], 4 * MIB);
         let mut client = world.attach();
         assert_eq!(client.write(0, 2 * MIB, 1), Ok(Reply::Done));
-        // What a session had last counts as in flight.
+        // The last write of a session is in the in-flight tables.
         assert_eq!(client.write(3 * MIB, PAGE, 1), Ok(Reply::Done));
         world.hosts.0[gone].stop();
         assert_eq!(client.write(MIB / 2, MIB, 2), Ok(Reply::Done));
@@ -604,14 +604,14 @@ fn restarted_brick_is_resynced() {
         client.assert_holds(0, PAGE, 0);
         client.assert_holds(MIB / 2, MIB, 2);
         let moved = client.status().counters.bytes_resynced;
-        // Twice what met the loss, once what came later.
+        // Writes in flight at the loss are copied twice, later ones once.
         let most = 2 * MIB + 8 * PAGE;
         assert!((MIB..most).contains(&moved), "moved {moved}");
     }
 }
 
-/// Nobody reaps a channel whose thread waits for something else; its brick comes back all
-/// the same, which needs a pool that nobody maps.
+/// A channel is not reaped while its thread waits for something else. Its brick comes back
+/// nevertheless, which needs a pool that no client maps.
 #[test]
 fn unreaped_channel_releases_pool() {
     for copies in 1..=2 {
@@ -623,7 +623,7 @@ fn unreaped_channel_releases_pool() {
             offset: 0,
             len: PAGE as u32,
         };
-        // Both are in use, and one has something under way when the brick ends.
+        // Both channels are in use, and one has a request in flight when the brick ends.
         other.submit(Token(1), read.clone());
         wait_for(
             || "the other channel is served".into(),
@@ -640,7 +640,7 @@ fn unreaped_channel_releases_pool() {
         client.assert_holds(0, PAGE, 1);
         let mut done = vec![];
         wait_for(
-            || "what was under way ends".into(),
+            || "the request in flight ends".into(),
             || {
                 other.reap(&mut done);
                 done.pop()
@@ -676,7 +676,7 @@ fn transact(pages: &[u64], value: u8) -> Request {
 fn mapped_transaction_is_one_operation_per_leg() {
     let world = MappedCluster::new(&[32 * MIB, 32 * MIB, 32 * MIB], 8 * MIB);
     let mut client = world.attach();
-    // Of three leaves, in no order.
+    // The pages lie in three leaves, in no order.
     let pages = [1500, 3, 700, 4];
     assert_eq!(client.complete(transact(&pages, 7)), Ok(Reply::Done));
     for page in pages {
@@ -703,8 +703,8 @@ fn full_mapped_leg_applies_no_part_of_transaction() {
     client.wait_for_state(VolumeState::Degraded);
 }
 
-/// Whoever ends a process gives its volumes back, whatever other thread has one for a
-/// moment, and although the manager does not hear of it at once.
+/// A process that ends detaches its volumes, even if another thread holds a reference for a
+/// short time, and if the manager is not reached at once.
 #[test]
 fn volume_detaches_while_shared() {
     let world = MappedCluster::new(&[8 << 20], 1 << 20);

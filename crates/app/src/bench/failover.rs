@@ -1,8 +1,8 @@
-//! A node of a scratch cluster dies, and the other one goes on.
+//! Failure of one node of a scratch cluster, and takeover by the other.
 
-use crate::args::Measure;
-use crate::bench::files::{Serving, Wish};
-use crate::bench::{Daemon, ROOM_BYTES, Scratch};
+use crate::args::MeasureArgs;
+use crate::bench::files::{MountServing, MountSpec};
+use crate::bench::{ChildDaemon, SPARE_BYTES, ScratchCluster};
 use anyhow::Context;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_bench::failover::{self, FailoverCase, FailoverOptions, NodePair};
@@ -15,13 +15,17 @@ use std::path::PathBuf;
 use std::process::Command;
 
 const FILES_BYTES: u64 = 1 << 30;
-const NAME: &str = "files";
-/// The copy that the first node has.
-const FIRST: usize = 0;
-const SECOND: usize = 1;
+const FILE_SYSTEM: &str = "files";
+/// The copy on the first node.
+const FIRST_COPY: usize = 0;
+const SECOND_COPY: usize = 1;
 
-/// Two synchronous copies over both transports, and one that follows.
-pub fn run(measure: &Measure, options: &FailoverOptions, threads: usize) -> anyhow::Result<Report> {
+/// Runs the benchmark: two synchronous copies over both transports, and an asynchronous copy.
+pub fn run(
+    measure: &MeasureArgs,
+    options: &FailoverOptions,
+    threads: usize,
+) -> anyhow::Result<Report> {
     let case = |name: &str, sync| FailoverCase {
         name: name.into(),
         sync,
@@ -32,11 +36,11 @@ pub fn run(measure: &Measure, options: &FailoverOptions, threads: usize) -> anyh
         case("map-async", true),
         case("map-async, plain writes", false),
     ];
-    let mut nodes = Pair {
+    let mut nodes = FailoverNodes {
         measure,
-        wish: Wish {
+        wish: MountSpec {
             size_bytes: FILES_BYTES,
-            serving: Serving::auto(threads),
+            serving: MountServing::auto(threads),
         },
         round: None,
     };
@@ -45,29 +49,29 @@ pub fn run(measure: &Measure, options: &FailoverOptions, threads: usize) -> anyh
     )?)
 }
 
-/// One cluster after the other, since a brick does not come back.
-struct Pair<'a> {
-    measure: &'a Measure,
-    wish: Wish,
-    round: Option<Round>,
+/// Each round has its own cluster, because a killed brick does not come back.
+struct FailoverNodes<'a> {
+    measure: &'a MeasureArgs,
+    wish: MountSpec,
+    round: Option<FailoverRound>,
 }
 
-struct Round {
-    // Dropped in this order: what is mounted goes before what it lies on.
-    mount: Option<Daemon>,
-    dead: Option<Dead>,
-    scratch: Scratch,
+struct FailoverRound {
+    // Drop order: the mount before the cluster that serves it.
+    mount: Option<ChildDaemon>,
+    stale_mount: Option<StaleMount>,
+    scratch: ScratchCluster,
     transport: &'static str,
-    follows: bool,
+    is_async: bool,
 }
 
-/// A place where a process had mounted that was killed.
-struct Dead(PathBuf);
+/// The mount point of a killed mount process.
+struct StaleMount(PathBuf);
 
-impl Drop for Dead {
+impl Drop for StaleMount {
     fn drop(&mut self) {
         if unmount(&self.0, UnmountFlags::DETACH).is_err() {
-            // Others than root are let by what mounts for them.
+            // Users other than root may unmount only by this helper.
             let mut command = Command::new("fusermount3");
             let told = command.args(["-u", "-z"]).arg(&self.0).status();
             if !told.is_ok_and(|status| status.success()) {
@@ -77,26 +81,26 @@ impl Drop for Dead {
     }
 }
 
-impl Pair<'_> {
-    fn round(&mut self) -> anyhow::Result<&mut Round> {
+impl FailoverNodes<'_> {
+    fn round(&mut self) -> anyhow::Result<&mut FailoverRound> {
         self.round.as_mut().context("nothing is mounted")
     }
 
     fn mount(&mut self, case: &FailoverCase) -> anyhow::Result<PathBuf> {
         self.round = None;
-        let scratch = Scratch::sized(self.measure, 2, 2, FILES_BYTES + ROOM_BYTES)?;
+        let scratch = ScratchCluster::with_pools(self.measure, 2, 2, FILES_BYTES + SPARE_BYTES)?;
         let transport = if case.name == "tcp" { "tcp" } else { "map" };
         let follows = case.name.contains("async");
         let (daemon, place) = match follows {
-            true => scratch.mount_followed(NAME, &self.wish)?,
-            false => scratch.mount(NAME, 2, transport, &self.wish)?,
+            true => scratch.mount_with_async_replica(FILE_SYSTEM, &self.wish)?,
+            false => scratch.mount(FILE_SYSTEM, 2, transport, &self.wish)?,
         };
-        self.round = Some(Round {
+        self.round = Some(FailoverRound {
             mount: Some(daemon),
-            dead: None,
+            stale_mount: None,
             scratch,
             transport,
-            follows,
+            is_async: follows,
         });
         Ok(place.dir)
     }
@@ -108,38 +112,40 @@ impl Pair<'_> {
         kill_process(brick, Signal::KILL)?;
         mount.0.kill()?;
         mount.0.wait()?;
-        round.dead = Some(Dead(round.scratch.mount_dir(NAME)));
+        round.stale_mount = Some(StaleMount(round.scratch.mount_dir(FILE_SYSTEM)));
         Ok(())
     }
 
     fn go_on(&mut self) -> anyhow::Result<PathBuf> {
         let serving = self.wish.serving;
         let round = self.round()?;
-        if round.follows {
-            // Who gives the command knows that the node is dead.
+        if round.is_async {
+            // The command asserts that the node is dead, so the promotion may use force.
             let forced = ChooseReplica {
-                copy: SECOND,
+                copy: SECOND_COPY,
                 force: true,
                 expected: None,
             };
-            let client = round.scratch.manager()?;
-            client.promote_replica(&NAME.parse()?, forced)?;
+            let client = round.scratch.manager_client()?;
+            client.promote_replica(&FILE_SYSTEM.parse()?, forced)?;
         }
         let (transport, at) = (round.transport, "elsewhere");
         let dir = round.scratch.make_mount_dir(at)?;
-        let daemon = round.scratch.serve_files(NAME, &dir, transport, serving)?;
+        let daemon = round
+            .scratch
+            .start_mount(FILE_SYSTEM, &dir, transport, serving)?;
         round.mount = Some(daemon.0);
         Ok(daemon.1)
     }
 }
 
-impl Round {
-    /// The process of the brick that has the first copy.
+impl FailoverRound {
+    /// The process of the brick with the first copy.
     fn first_brick(&self) -> anyhow::Result<Pid> {
-        let client = self.scratch.manager()?;
-        let name: VolumeName = NAME.parse()?;
+        let client = self.scratch.manager_client()?;
+        let name: VolumeName = FILE_SYSTEM.parse()?;
         let layout = client.volume(&name)?.layout;
-        let id = layout.segments[0].columns[0].legs[FIRST].brick;
+        let id = layout.segments[0].columns[0].legs[FIRST_COPY].brick;
         let bricks = client.bricks()?;
         let domain = bricks.iter().find(|brick| brick.brick == id);
         let domain = domain.map(|brick| brick.domain.trim_start_matches("brick-"));
@@ -151,16 +157,16 @@ impl Round {
     }
 }
 
-impl NodePair for Pair<'_> {
+impl NodePair for FailoverNodes<'_> {
     fn mount(&mut self, case: &FailoverCase) -> Result<PathBuf, Box<dyn Error + Send + Sync>> {
-        Pair::mount(self, case).map_err(anyhow::Error::into_boxed_dyn_error)
+        FailoverNodes::mount(self, case).map_err(anyhow::Error::into_boxed_dyn_error)
     }
 
     fn kill(&mut self) -> Result<(), Box<dyn Error + Send + Sync>> {
-        Pair::kill(self).map_err(anyhow::Error::into_boxed_dyn_error)
+        FailoverNodes::kill(self).map_err(anyhow::Error::into_boxed_dyn_error)
     }
 
     fn fail_over(&mut self) -> Result<PathBuf, Box<dyn Error + Send + Sync>> {
-        Pair::go_on(self).map_err(anyhow::Error::into_boxed_dyn_error)
+        FailoverNodes::go_on(self).map_err(anyhow::Error::into_boxed_dyn_error)
     }
 }

@@ -1,8 +1,8 @@
-//! What is measured on mounts of a scratch cluster.
+//! Benchmarks on mounts of a scratch cluster.
 
-use crate::args::{self, Measure};
-use crate::bench::{Daemon, ROOM_BYTES, Scratch};
-use crate::files;
+use crate::args::{self, MeasureArgs};
+use crate::bench::{ChildDaemon, SPARE_BYTES, ScratchCluster};
+use crate::file_systems;
 use anyhow::Context;
 use pagemesh_base::layout::{Leg, LegState, VolumeName};
 use pagemesh_bench::file_peers::FilePeer;
@@ -20,37 +20,37 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a file system.
 const FILES_BYTES: u64 = 512 << 20;
-/// And of one for a database.
+/// Bytes of a file system for a database.
 const DATABASE_BYTES: u64 = 1 << 30;
-/// Of a file system beside the files that are counted, and for each of those: an inode,
-/// a name, and directories that are not full.
-const MANY_BYTES: u64 = 64 << 20;
+/// Bytes of a file system apart from the counted files, and bytes of each of those: an inode, a
+/// name, and partly filled directories.
+const MANY_FILES_BYTES: u64 = 64 << 20;
 const BYTES_PER_FILE: u64 = 600;
 const MIB: u64 = 1 << 20;
-/// Of the files of one number of jobs that are reached directly.
+/// Bytes of directly accessed files, for each number of jobs.
 const DIRECT_BYTES: u64 = 512 << 20;
-/// That serve a mount whose files are reached directly.
+/// Server threads of a mount with directly accessed files.
 const DIRECT_THREADS: usize = 4;
-/// How long a copy of an empty file system may take to follow: its client asks for its
-/// layout when it attaches.
-const FOLLOW_LIMIT: Duration = Duration::from_secs(30);
-const FOLLOW_LOOK: Duration = Duration::from_millis(100);
+/// Limit of the time until an asynchronous copy of an empty file system is following: its client
+/// asks for the layout when it attaches.
+const REPLICA_TIMEOUT: Duration = Duration::from_secs(30);
+const REPLICA_POLL: Duration = Duration::from_millis(100);
 
-/// How a mount is served.
+/// The server settings of a mount.
 #[derive(Clone, Copy)]
-pub struct Serving {
-    /// Threads.
+pub struct MountServing {
+    /// Number of server threads.
     pub threads: usize,
-    /// How requests come from the kernel.
-    pub fuse: args::Fuse,
-    /// Whether the kernel caches no pages of files.
+    /// Transport of FUSE requests from the kernel.
+    pub fuse: args::FuseTransport,
+    /// Whether the kernel caches no file pages.
     pub direct_io: bool,
 }
 
-impl Serving {
-    pub fn auto(threads: usize) -> Serving {
-        let fuse = args::Fuse::Auto;
-        Serving {
+impl MountServing {
+    pub fn auto(threads: usize) -> MountServing {
+        let fuse = args::FuseTransport::Auto;
+        MountServing {
             threads,
             fuse,
             direct_io: false,
@@ -65,26 +65,35 @@ impl Serving {
     }
 }
 
-/// A mount; while it is there, so is the process that serves it.
-pub type Served = (Daemon, MountPlace);
+/// A mount and its mount process.
+pub type ServedMount = (ChildDaemon, MountPlace);
 
-impl Scratch {
-    /// Makes a file system of so many copies; gives its durability class.
-    fn make_files(&self, name: &str, copies: usize, size_bytes: u64) -> anyhow::Result<String> {
-        let wish = files::wish(&name.parse()?, size_bytes, copies);
-        let made = files::make(&self.client(), args::Transport::Auto, &wish)?;
+impl ScratchCluster {
+    /// Creates a file system with this number of copies, and returns its durability class.
+    fn create_file_system(
+        &self,
+        name: &str,
+        copies: usize,
+        size_bytes: u64,
+    ) -> anyhow::Result<String> {
+        let wish = file_systems::create_request(&name.parse()?, size_bytes, copies);
+        let made = file_systems::create_with_file_system(
+            &self.manager_args(),
+            args::Transport::Auto,
+            &wish,
+        )?;
         self.make_mount_dir(name)?;
         Ok(made.volume.info.durability.to_string())
     }
 
-    /// Mounts it there with a process of its own.
-    pub fn serve_files(
+    /// Mounts it on the directory, in a child process.
+    pub fn start_mount(
         &self,
         name: &str,
         dir: &Path,
         transport: &str,
-        serving: Serving,
-    ) -> anyhow::Result<(Daemon, PathBuf)> {
+        serving: MountServing,
+    ) -> anyhow::Result<(ChildDaemon, PathBuf)> {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .args(["mount", name])
@@ -97,31 +106,31 @@ impl Scratch {
         if is_root() {
             command.arg("--allow-other");
         }
-        let (daemon, dir) = Daemon::start(command)?;
+        let (daemon, dir) = ChildDaemon::start(command)?;
         Ok((daemon, dir.into()))
     }
 
-    /// Makes a file system and mounts it.
+    /// Creates a file system and mounts it.
     pub fn mount(
         &self,
         name: &str,
         copies: usize,
         transport: &str,
-        wish: &Wish,
-    ) -> anyhow::Result<Served> {
-        let class = self.make_files(name, copies, wish.size_bytes)?;
-        self.serve(name, transport, class, wish)
+        wish: &MountSpec,
+    ) -> anyhow::Result<ServedMount> {
+        let class = self.create_file_system(name, copies, wish.size_bytes)?;
+        self.serve_mount(name, transport, class, wish)
     }
 
-    fn serve(
+    fn serve_mount(
         &self,
         name: &str,
         transport: &str,
         class: String,
-        wish: &Wish,
-    ) -> anyhow::Result<Served> {
+        wish: &MountSpec,
+    ) -> anyhow::Result<ServedMount> {
         let (daemon, dir) =
-            self.serve_files(name, &self.mount_dir(name), transport, wish.serving)?;
+            self.start_mount(name, &self.mount_dir(name), transport, wish.serving)?;
         let mut pids = self.cluster.brick_pids();
         pids.push(daemon.0.id());
         let place = MountPlace {
@@ -134,11 +143,15 @@ impl Scratch {
         Ok((daemon, place))
     }
 
-    /// The same with one copy and one that follows, over TCP if a brick is only reached
-    /// so. Waits until it does.
-    pub fn mount_followed(&self, name: &str, wish: &Wish) -> anyhow::Result<Served> {
-        let class = self.make_files(name, 2, wish.size_bytes)?;
-        let (client, volume) = (self.manager()?, name.parse::<VolumeName>()?);
+    /// Mounts a file system with one synchronous and one asynchronous copy; a brick that is not
+    /// mapped is reached over TCP. Waits until the asynchronous copy is following.
+    pub fn mount_with_async_replica(
+        &self,
+        name: &str,
+        wish: &MountSpec,
+    ) -> anyhow::Result<ServedMount> {
+        let class = self.create_file_system(name, 2, wish.size_bytes)?;
+        let (client, volume) = (self.manager_client()?, name.parse::<VolumeName>()?);
         let made = client.volume(&volume)?;
         let legs = |detail: &VolumeDetail| detail.layout.segments[0].columns[0].legs.clone();
         let is_near = |leg: &Leg| {
@@ -161,24 +174,27 @@ impl Scratch {
             ..AttachReplica::default()
         };
         client.attach_replica(&volume, follows)?;
-        let served = self.serve(name, "auto", class, wish)?;
-        let until = Instant::now() + FOLLOW_LIMIT;
+        let served = self.serve_mount(name, "auto", class, wish)?;
+        let until = Instant::now() + REPLICA_TIMEOUT;
         while legs(&client.volume(&volume)?)[1].state != LegState::Following {
-            anyhow::ensure!(Instant::now() < until, "no copy follows {name}");
-            std::thread::sleep(FOLLOW_LOOK);
+            anyhow::ensure!(
+                Instant::now() < until,
+                "the copy of {name} is not following"
+            );
+            std::thread::sleep(REPLICA_POLL);
         }
         Ok(served)
     }
 
-    /// What does nothing, mounted.
-    fn mount_null(&self, serving: Serving) -> anyhow::Result<Served> {
+    /// Mounts a null file system.
+    fn mount_null(&self, serving: MountServing) -> anyhow::Result<ServedMount> {
         let dir = self.make_mount_dir("null")?;
         let mut command = Command::new(std::env::current_exe()?);
         command
             .args(["bench", "null"])
             .args(serving.args())
             .arg(dir);
-        let (daemon, dir) = Daemon::start(command)?;
+        let (daemon, dir) = ChildDaemon::start(command)?;
         let place = MountPlace {
             name: "null".into(),
             class: "none".into(),
@@ -204,65 +220,67 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// What mounts of a comparison have in common.
-pub struct Wish {
+/// The common settings of the mounts of a comparison.
+pub struct MountSpec {
     /// Bytes of a file system.
     pub size_bytes: u64,
-    /// How they are served.
-    pub serving: Serving,
+    /// Their server settings.
+    pub serving: MountServing,
 }
 
 /// Clusters with room for the mounts of a comparison.
-struct Clusters {
-    near: Scratch,
-    /// With only one brick on this machine, as it were.
-    apart: Scratch,
+struct BenchClusters {
+    mapped: ScratchCluster,
+    /// A cluster with one mapped brick; the other acts like one on another machine.
+    mixed: ScratchCluster,
 }
 
-impl Clusters {
-    fn start(measure: &Measure, size_bytes: u64) -> anyhow::Result<Clusters> {
-        let near = Scratch::sized(measure, 2, 2, 4 * size_bytes + ROOM_BYTES)?;
-        let apart = Scratch::sized(measure, 2, 1, 2 * size_bytes + ROOM_BYTES)?;
-        Ok(Clusters { near, apart })
+impl BenchClusters {
+    fn start(measure: &MeasureArgs, size_bytes: u64) -> anyhow::Result<BenchClusters> {
+        let near = ScratchCluster::with_pools(measure, 2, 2, 4 * size_bytes + SPARE_BYTES)?;
+        let apart = ScratchCluster::with_pools(measure, 2, 1, 2 * size_bytes + SPARE_BYTES)?;
+        Ok(BenchClusters {
+            mapped: near,
+            mixed: apart,
+        })
     }
 
-    /// One copy, two, two of which one is reached over TCP, and two of which both are;
-    /// and one with a second that follows, over `map` and over TCP.
-    fn mount(&self, wish: &Wish) -> anyhow::Result<[Served; 6]> {
+    /// Mounts with one copy; with two mapped copies; with one mapped copy and one over TCP; with
+    /// two over TCP; and with an asynchronous copy, mapped and over TCP.
+    fn mount(&self, wish: &MountSpec) -> anyhow::Result<[ServedMount; 6]> {
         Ok([
-            self.near.mount("unmirrored", 1, "map", wish)?,
-            self.near.mount("map", 2, "map", wish)?,
-            self.apart.mount("map-tcp", 2, "auto", wish)?,
-            self.near.mount("tcp", 2, "tcp", wish)?,
-            self.near.mount_followed("map-async", wish)?,
-            self.apart.mount_followed("tcp-async", wish)?,
+            self.mapped.mount("unmirrored", 1, "map", wish)?,
+            self.mapped.mount("map", 2, "map", wish)?,
+            self.mixed.mount("map-tcp", 2, "auto", wish)?,
+            self.mapped.mount("tcp", 2, "tcp", wish)?,
+            self.mapped.mount_with_async_replica("map-async", wish)?,
+            self.mixed.mount_with_async_replica("tcp-async", wish)?,
         ])
     }
 }
 
 /// Latency of synchronous writes against throughput.
 pub fn mirror(
-    measure: &Measure,
+    measure: &MeasureArgs,
     options: &mirror::MirrorOptions,
-    serving: Serving,
+    serving: MountServing,
 ) -> anyhow::Result<Report> {
-    let wish = Wish {
+    let wish = MountSpec {
         size_bytes: FILES_BYTES,
         serving,
     };
-    let clusters = Clusters::start(measure, wish.size_bytes)?;
-    let null = clusters.near.mount_null(serving)?;
+    let clusters = BenchClusters::start(measure, wish.size_bytes)?;
+    let null = clusters.mapped.mount_null(serving)?;
     let served = [null].into_iter().chain(clusters.mount(&wish)?);
-    let (_daemons, mut places): (Vec<Daemon>, Vec<MountPlace>) = served.unzip();
+    let (_daemons, mut places): (Vec<ChildDaemon>, Vec<MountPlace>) = served.unzip();
     let mapped = places.iter().find(|place| place.name == "map");
     let direct = mapped.context("there is a mount over map")?.clone();
     places.push(MountPlace {
         name: "map, directly".into(),
-        prefix: direct_prefix()?,
+        prefix: exec_prefix()?,
         ..direct
     });
-    // Each number of jobs has files of its own, and there must be room for what is not
-    // yet freed.
+    // Each number of jobs has its own files, and frames that are not freed yet need room.
     let options = mirror::MirrorOptions {
         size_bytes: FILES_BYTES * 3 / 4 / options.jobs.len() as u64,
         ..options.clone()
@@ -289,27 +307,27 @@ pub fn mirror(
     Ok(report)
 }
 
-/// What runs a program on the direct path.
-fn direct_prefix() -> anyhow::Result<Vec<String>> {
+/// The command prefix that runs a program with direct access.
+fn exec_prefix() -> anyhow::Result<Vec<String>> {
     let own = std::env::current_exe()?;
     let own = own.to_str().context("this program's path is no text")?;
     Ok([own, "exec", "--"].map(String::from).to_vec())
 }
 
-/// What a program costs whose threads reach the pools themselves, beside the same on a tmpfs.
-pub fn direct(measure: &Measure, options: &mirror::MirrorOptions) -> anyhow::Result<Report> {
-    // What fits into a cache is no measure of memory.
+/// Cost of direct access for a program, compared with a tmpfs.
+pub fn direct(measure: &MeasureArgs, options: &mirror::MirrorOptions) -> anyhow::Result<Report> {
+    // Files that fit into CPU caches would not measure memory.
     let files_bytes = DIRECT_BYTES * options.jobs.len() as u64;
     let size_bytes = files_bytes + DIRECT_BYTES / 2;
-    let near = Near::start(measure, size_bytes, 2)?;
-    // Over TCP writes go through the kernel.
-    let apart = Scratch::sized(measure, 2, 1, size_bytes + ROOM_BYTES)?;
-    let wish = Wish {
+    let near = DirectBench::start(measure, size_bytes, 2)?;
+    // Over TCP, writes use the kernel path.
+    let apart = ScratchCluster::with_pools(measure, 2, 1, size_bytes + SPARE_BYTES)?;
+    let wish = MountSpec {
         size_bytes,
-        serving: Serving::auto(DIRECT_THREADS),
+        serving: MountServing::auto(DIRECT_THREADS),
     };
     let (_daemon, mut far) = apart.mount("map-tcp", 2, "auto", &wish)?;
-    far.prefix = direct_prefix()?;
+    far.prefix = exec_prefix()?;
     let by_kernel = MountPlace {
         name: "map, by the kernel".into(),
         prefix: vec![],
@@ -323,32 +341,32 @@ pub fn direct(measure: &Measure, options: &mirror::MirrorOptions) -> anyhow::Res
     Ok(mirror::run_mirror(&places, Some(&near.tmpfs), &options)?)
 }
 
-/// A cluster on this machine with file systems that are reached directly, of one copy and of
-/// two, and a directory in memory like theirs.
-struct Near {
+/// A cluster on this machine with directly accessed file systems, of one copy and of two, and a
+/// comparable tmpfs directory.
+struct DirectBench {
     places: Vec<MountPlace>,
     tmpfs: MountPlace,
-    // In the order of their end.
-    _daemons: Vec<Daemon>,
+    // In drop order.
+    _daemons: Vec<ChildDaemon>,
     _memory: tempfile::TempDir,
-    scratch: Scratch,
+    scratch: ScratchCluster,
 }
 
-impl Near {
-    /// With room for so many file systems on each brick.
-    fn start(measure: &Measure, size_bytes: u64, count: u64) -> anyhow::Result<Near> {
-        let wish = Wish {
+impl DirectBench {
+    /// Starts it with room for this number of file systems on each brick.
+    fn start(measure: &MeasureArgs, size_bytes: u64, count: u64) -> anyhow::Result<DirectBench> {
+        let wish = MountSpec {
             size_bytes,
-            serving: Serving::auto(DIRECT_THREADS),
+            serving: MountServing::auto(DIRECT_THREADS),
         };
-        let scratch = Scratch::sized(measure, 2, 2, count * size_bytes + ROOM_BYTES)?;
+        let scratch = ScratchCluster::with_pools(measure, 2, 2, count * size_bytes + SPARE_BYTES)?;
         let (one, mut unmirrored) = scratch.mount("unmirrored", 1, "map", &wish)?;
         let (other, mut mirrored) = scratch.mount("map", 2, "map", &wish)?;
-        unmirrored.prefix = direct_prefix()?;
-        mirrored.prefix = direct_prefix()?;
+        unmirrored.prefix = exec_prefix()?;
+        mirrored.prefix = exec_prefix()?;
         let memory = tempfile::tempdir_in(scratch.pools.path())?;
         let tmpfs = MountPlace::unserved("tmpfs", memory.path());
-        Ok(Near {
+        Ok(DirectBench {
             places: vec![unmirrored, mirrored],
             tmpfs,
             _daemons: vec![one, other],
@@ -357,11 +375,11 @@ impl Near {
         })
     }
 
-    /// A further file system of two copies, for who goes through the kernel.
+    /// Mounts a further file system with two copies, for the kernel path.
     fn mount_for_kernel(&mut self, size_bytes: u64) -> anyhow::Result<()> {
-        let wish = Wish {
+        let wish = MountSpec {
             size_bytes,
-            serving: Serving::auto(DIRECT_THREADS),
+            serving: MountServing::auto(DIRECT_THREADS),
         };
         let (daemon, mut place) = self.scratch.mount("kernel", 2, "map", &wish)?;
         place.name = "map, by the kernel".into();
@@ -371,27 +389,27 @@ impl Near {
     }
 }
 
-/// Inserts of SQLite.
-pub fn sqlite(measure: &Measure, options: &sqlite::SqliteOptions) -> anyhow::Result<Report> {
-    let mut near = Near::start(measure, FILES_BYTES, 3)?;
+/// SQLite inserts.
+pub fn sqlite(measure: &MeasureArgs, options: &sqlite::SqliteOptions) -> anyhow::Result<Report> {
+    let mut near = DirectBench::start(measure, FILES_BYTES, 3)?;
     near.mount_for_kernel(FILES_BYTES)?;
     let places = [&near.places[..], &[near.tmpfs.clone()]].concat();
     Ok(sqlite::run_sqlite(&places, options)?)
 }
 
-/// A database whose server reaches its files directly.
+/// A database server with direct access to its files.
 pub fn direct_database(
-    measure: &Measure,
+    measure: &MeasureArgs,
     options: &database::DatabaseOptions,
 ) -> anyhow::Result<Report> {
     anyhow::ensure!(
         is_root(),
         "PostgreSQL is given another user; run it as root"
     );
-    let mut near = Near::start(measure, DATABASE_BYTES, 3)?;
+    let mut near = DirectBench::start(measure, DATABASE_BYTES, 3)?;
     near.mount_for_kernel(DATABASE_BYTES)?;
     let scratch = &near.scratch;
-    // PostgreSQL is another user.
+    // PostgreSQL runs as another user.
     for dir in [scratch.dir.path(), scratch.pools.path(), &near.tmpfs.dir] {
         std::fs::set_permissions(dir, Permissions::from_mode(0o711))?;
     }
@@ -409,17 +427,20 @@ pub fn direct_database(
     )?)
 }
 
-/// What a copy costs that follows over TCP, where programs reach the files themselves: one
-/// program that writes at a quarter of the rate that it could, beside the same with one copy.
-pub fn followed(measure: &Measure, options: &mirror::MirrorOptions) -> anyhow::Result<Report> {
-    let wish = Wish {
+/// Cost of an asynchronous copy over TCP with direct access: one program writes at a quarter of its
+/// maximum rate, compared with one copy.
+pub fn async_replica(
+    measure: &MeasureArgs,
+    options: &mirror::MirrorOptions,
+) -> anyhow::Result<Report> {
+    let wish = MountSpec {
         size_bytes: DIRECT_BYTES * 3 / 2,
-        serving: Serving::auto(DIRECT_THREADS),
+        serving: MountServing::auto(DIRECT_THREADS),
     };
-    let near = Scratch::sized(measure, 1, 1, wish.size_bytes + ROOM_BYTES)?;
-    let apart = Scratch::sized(measure, 2, 1, wish.size_bytes + ROOM_BYTES)?;
+    let near = ScratchCluster::with_pools(measure, 1, 1, wish.size_bytes + SPARE_BYTES)?;
+    let apart = ScratchCluster::with_pools(measure, 2, 1, wish.size_bytes + SPARE_BYTES)?;
     let (_unmirrored, mut alone) = near.mount("unmirrored", 1, "map", &wish)?;
-    let (_followed, mut followed) = apart.mount_followed("tcp-async", &wish)?;
+    let (_followed, mut followed) = apart.mount_with_async_replica("tcp-async", &wish)?;
     let by_kernel = MountPlace {
         name: "tcp-async, by the kernel".into(),
         ..followed.clone()
@@ -441,10 +462,10 @@ pub fn followed(measure: &Measure, options: &mirror::MirrorOptions) -> anyhow::R
     };
     let mut report = mirror::run_mirror(&[alone, followed, by_kernel], None, &options)?;
     let name = "tcp-async".parse::<VolumeName>()?;
-    let leg = &apart.manager()?.volume(&name)?.layout.segments[0].columns[0].legs[1];
+    let leg = &apart.manager_client()?.volume(&name)?.layout.segments[0].columns[0].legs[1];
     anyhow::ensure!(
         leg.state == LegState::Following,
-        "the copy does not follow any more"
+        "the asynchronous copy is no longer following"
     );
     report.add_note(format!(
         "without O_SYNC; one program that writes to tcp-async without a pause does {most:.0} \
@@ -453,20 +474,20 @@ pub fn followed(measure: &Measure, options: &mirror::MirrorOptions) -> anyhow::R
     Ok(report)
 }
 
-/// Small files made and removed.
+/// Creation and removal of small files.
 pub fn metadata(
-    measure: &Measure,
+    measure: &MeasureArgs,
     options: &metadata::MetadataOptions,
     threads: usize,
 ) -> anyhow::Result<Report> {
     anyhow::ensure!(is_root(), "GlusterFS and ext4 need root; run it as root");
-    let wish = Wish {
+    let wish = MountSpec {
         size_bytes: FILES_BYTES,
-        serving: Serving::auto(threads),
+        serving: MountServing::auto(threads),
     };
-    let clusters = Clusters::start(measure, wish.size_bytes)?;
+    let clusters = BenchClusters::start(measure, wish.size_bytes)?;
     let served = clusters.mount(&wish)?.into_iter();
-    let (_daemons, places): (Vec<Daemon>, Vec<MountPlace>) = served.unzip();
+    let (_daemons, places): (Vec<ChildDaemon>, Vec<MountPlace>) = served.unzip();
     let peers = [
         FilePeer::glusterfs(FILES_BYTES)?,
         FilePeer::ext4_sync(FILES_BYTES)?,
@@ -477,20 +498,20 @@ pub fn metadata(
 
 /// Databases on mounts.
 pub fn database(
-    measure: &Measure,
+    measure: &MeasureArgs,
     options: &database::DatabaseOptions,
     threads: usize,
 ) -> anyhow::Result<Report> {
-    let wish = Wish {
+    let wish = MountSpec {
         size_bytes: DATABASE_BYTES,
-        serving: Serving::auto(threads),
+        serving: MountServing::auto(threads),
     };
-    let clusters = Clusters::start(measure, wish.size_bytes)?;
-    // PostgreSQL is another user.
+    let clusters = BenchClusters::start(measure, wish.size_bytes)?;
+    // PostgreSQL runs as another user.
     for dir in [
-        &clusters.near.dir,
-        &clusters.near.pools,
-        &clusters.apart.dir,
+        &clusters.mapped.dir,
+        &clusters.mapped.pools,
+        &clusters.mixed.dir,
     ] {
         std::fs::set_permissions(dir.path(), Permissions::from_mode(0o711))?;
     }
@@ -505,7 +526,7 @@ pub fn database(
             prefix: vec![],
         });
     }
-    let pools = clusters.near.pools.path();
+    let pools = clusters.mapped.pools.path();
     let [first, second] = ["first", "second"].map(|name| pools.join(name));
     std::fs::create_dir(&first)?;
     std::fs::create_dir(&second)?;
@@ -521,14 +542,14 @@ pub fn database(
 
 /// File systems with many files.
 pub fn many(
-    measure: &Measure,
+    measure: &MeasureArgs,
     options: &many_files::ManyFilesOptions,
     threads: usize,
 ) -> anyhow::Result<Report> {
-    let size_bytes = (MANY_BYTES + options.files * BYTES_PER_FILE).next_multiple_of(MIB);
+    let size_bytes = (MANY_FILES_BYTES + options.files * BYTES_PER_FILE).next_multiple_of(MIB);
     let trees = options.per_directory.len() as u64;
-    let scratch = Scratch::sized(measure, 2, 2, size_bytes * trees + ROOM_BYTES)?;
-    let mut mounts = Mounts {
+    let scratch = ScratchCluster::with_pools(measure, 2, 2, size_bytes * trees + SPARE_BYTES)?;
+    let mut mounts = SequentialMounts {
         scratch: &scratch,
         size_bytes,
         threads,
@@ -541,25 +562,25 @@ pub fn many(
 }
 
 /// Mirrored mounts, one at a time.
-struct Mounts<'a> {
-    scratch: &'a Scratch,
+struct SequentialMounts<'a> {
+    scratch: &'a ScratchCluster,
     size_bytes: u64,
     threads: usize,
     class: String,
-    current: Option<Daemon>,
+    current: Option<ChildDaemon>,
 }
 
-impl Mounts<'_> {
+impl SequentialMounts<'_> {
     fn mount(&mut self, name: &str) -> anyhow::Result<MountInfo> {
-        // Dropped, it unmounts in order.
+        // Drop the current mount first, so that it unmounts in order.
         drop(self.current.take());
         if !self.scratch.mount_dir(name).exists() {
-            self.class = self.scratch.make_files(name, 2, self.size_bytes)?;
+            self.class = self.scratch.create_file_system(name, 2, self.size_bytes)?;
         }
         let start = Instant::now();
-        let serving = Serving::auto(self.threads);
+        let serving = MountServing::auto(self.threads);
         let dir = self.scratch.mount_dir(name);
-        let (daemon, dir) = self.scratch.serve_files(name, &dir, "map", serving)?;
+        let (daemon, dir) = self.scratch.start_mount(name, &dir, "map", serving)?;
         let (took, pid) = (start.elapsed(), daemon.0.id());
         self.current = Some(daemon);
         Ok(MountInfo {
@@ -570,9 +591,9 @@ impl Mounts<'_> {
     }
 }
 
-impl Mounter for Mounts<'_> {
+impl Mounter for SequentialMounts<'_> {
     fn mount(&mut self, name: &str) -> Result<MountInfo, Box<dyn Error + Send + Sync>> {
-        Mounts::mount(self, name).map_err(anyhow::Error::into_boxed_dyn_error)
+        SequentialMounts::mount(self, name).map_err(anyhow::Error::into_boxed_dyn_error)
     }
 
     fn resident_bytes(&mut self, pid: u32) -> Result<u64, Box<dyn Error + Send + Sync>> {
@@ -581,8 +602,8 @@ impl Mounter for Mounts<'_> {
     }
 }
 
-/// What a process has in memory without what is mapped below `pools`, proc(5): for each
-/// mapping a line of its range, its flags and its file, and lines of figures.
+/// Resident bytes of a process without mappings below `pools`, from proc(5) smaps: each mapping has
+/// a line with range, flags and file, and lines of values.
 fn resident_bytes(mappings: &str, pools: &Path) -> u64 {
     let mut counts = true;
     let mut kib = 0;
@@ -606,7 +627,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pools_do_not_count_as_memory_of_a_process() {
+    fn mapped_pools_are_not_process_memory() {
         let text = "5500-5600 r-xp 00000000 fe:00 1234 /usr/bin/pagemesh\nSize: 9 kB\nRss: 8 kB\n\
             7f00-7f10 rw-s 00000000 00:2a 12 /mnt/huge/x/pools/1.pool\nSize: 4096 kB\nRss: 4096 kB\n\
             7f20-7f30 rw-p 00000000 00:00 0\nRss: 20 kB\nVmFlags: rd wr\n";

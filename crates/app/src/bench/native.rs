@@ -1,8 +1,8 @@
-//! What calls of `libpagemesh` cost.
+//! Latency of `libpagemesh` calls.
 
-use crate::args::Measure;
-use crate::bench::files::{Serving, Wish};
-use crate::bench::{ROOM_BYTES, Scratch};
+use crate::args::MeasureArgs;
+use crate::bench::files::{MountServing, MountSpec};
+use crate::bench::{SPARE_BYTES, ScratchCluster};
 use anyhow::Context;
 use pagemesh::{File, PAGE_BYTES, Part};
 use pagemesh_bench::calls::{BenchCall, CallOptions, run_calls};
@@ -11,34 +11,34 @@ use std::hint::black_box;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-/// Bytes of the file: more than caches hold.
+/// Bytes of the file: more than CPU caches hold.
 const FILE_BYTES: u64 = 256 << 20;
 const PAGES: u64 = FILE_BYTES / PAGE_BYTES as u64;
-/// That serve the mount.
+/// Server threads of the mount.
 const THREADS: usize = 4;
-/// Of a write that is one of several places.
-const PLACES: usize = 8;
-/// How long after its making the file may not be on the direct path.
-const TRIES_MAX: usize = 10_000;
+/// Pages of an atomic write to several places.
+const ATOMIC_PAGES: usize = 8;
+/// Limit of attempts to open a guard: a new file may not be on the direct path at once.
+const GUARD_TRIES_MAX: usize = 10_000;
 
-/// A page that none of the last was, by multiplicative hashing.
-fn place(number: u64) -> u64 {
+/// A page far from the recent ones, by multiplicative hashing.
+fn page_offset(number: u64) -> u64 {
     (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) % PAGES * PAGE_BYTES as u64
 }
 
-/// Pages that lie apart.
-fn places(number: u64) -> [u64; PLACES] {
-    let apart = FILE_BYTES / PLACES as u64;
-    std::array::from_fn(|at| place(number) % apart + at as u64 * apart)
+/// Pages far apart from each other.
+fn page_offsets(number: u64) -> [u64; ATOMIC_PAGES] {
+    let apart = FILE_BYTES / ATOMIC_PAGES as u64;
+    std::array::from_fn(|at| page_offset(number) % apart + at as u64 * apart)
 }
 
-/// Measures.
-pub fn run(measure: &Measure) -> anyhow::Result<Report> {
-    let wish = Wish {
+/// Runs the benchmark.
+pub fn run(measure: &MeasureArgs) -> anyhow::Result<Report> {
+    let wish = MountSpec {
         size_bytes: FILE_BYTES * 3 / 2,
-        serving: Serving::auto(THREADS),
+        serving: MountServing::auto(THREADS),
     };
-    let scratch = Scratch::sized(measure, 2, 2, 2 * wish.size_bytes + ROOM_BYTES)?;
+    let scratch = ScratchCluster::with_pools(measure, 2, 2, 2 * wish.size_bytes + SPARE_BYTES)?;
     let (_daemon, mount) = scratch.mount("native", 2, "map", &wish)?;
     let path = mount.dir.join("file");
     let mut options = std::fs::OpenOptions::new();
@@ -53,7 +53,7 @@ pub fn run(measure: &Measure) -> anyhow::Result<Report> {
     }
     let (file, kernel) = (File::open(&path)?, made);
     let is_shown = || Ok::<bool, pagemesh::Error>(!file.guard(0, 1)?.is_copy());
-    let found = (0..TRIES_MAX).find_map(|_| match is_shown() {
+    let found = (0..GUARD_TRIES_MAX).find_map(|_| match is_shown() {
         Ok(false) => None,
         shown => Some(shown),
     });
@@ -64,39 +64,45 @@ pub fn run(measure: &Measure) -> anyhow::Result<Report> {
         class: mount.class,
         title: "calls of libpagemesh, 4 KiB, two copies".into(),
     };
-    Ok(run_calls(&mut calls(&file, &kernel), &options)?)
+    Ok(run_calls(&mut bench_calls(&file, &kernel), &options)?)
 }
 
-fn calls<'f>(file: &'f File, kernel: &'f std::fs::File) -> Vec<BenchCall<'f>> {
+fn bench_calls<'f>(file: &'f File, kernel: &'f std::fs::File) -> Vec<BenchCall<'f>> {
     let data = [7; PAGE_BYTES];
     let mut page = [0; PAGE_BYTES];
     let mut other = [0; PAGE_BYTES];
     vec![
         BenchCall {
             name: "write",
-            run: Box::new(move |number| Ok(file.write_all_at(&data, place(number))?)),
+            run: Box::new(move |number| Ok(file.write_all_at(&data, page_offset(number))?)),
         },
         BenchCall {
             name: "read",
-            run: Box::new(move |number| Ok(file.read_exact_at(&mut page, place(number))?)),
+            run: Box::new(move |number| Ok(file.read_exact_at(&mut page, page_offset(number))?)),
         },
         BenchCall {
             name: "guard",
-            run: Box::new(move |number| look(file, place(number), PAGE_BYTES)),
+            run: Box::new(move |number| read_guard(file, page_offset(number), PAGE_BYTES)),
         },
         BenchCall {
             name: "guard of 8 pages",
             run: Box::new(move |number| {
-                look(file, place(number) % (FILE_BYTES / 2), PLACES * PAGE_BYTES)
+                read_guard(
+                    file,
+                    page_offset(number) % (FILE_BYTES / 2),
+                    ATOMIC_PAGES * PAGE_BYTES,
+                )
             }),
         },
         BenchCall {
             name: "atomic write of 2 pages",
-            run: Box::new(move |number| write_apart(file, &places(number)[..2], &data)),
+            run: Box::new(move |number| {
+                write_atomic_pages(file, &page_offsets(number)[..2], &data)
+            }),
         },
         BenchCall {
             name: "atomic write of 8 pages",
-            run: Box::new(move |number| write_apart(file, &places(number), &data)),
+            run: Box::new(move |number| write_atomic_pages(file, &page_offsets(number), &data)),
         },
         BenchCall {
             name: "persist",
@@ -104,17 +110,17 @@ fn calls<'f>(file: &'f File, kernel: &'f std::fs::File) -> Vec<BenchCall<'f>> {
         },
         BenchCall {
             name: "write by the kernel",
-            run: Box::new(move |number| kernel.write_all_at(&data, place(number))),
+            run: Box::new(move |number| kernel.write_all_at(&data, page_offset(number))),
         },
         BenchCall {
             name: "read by the kernel",
-            run: Box::new(move |number| kernel.read_exact_at(&mut other, place(number))),
+            run: Box::new(move |number| kernel.read_exact_at(&mut other, page_offset(number))),
         },
     ]
 }
 
-/// Begins a guard, takes a byte of each page, and ends it.
-fn look(file: &File, offset: u64, len: usize) -> std::io::Result<()> {
+/// Opens a guard, reads a byte of each page, and closes the guard.
+fn read_guard(file: &File, offset: u64, len: usize) -> std::io::Result<()> {
     let guard = file.guard(offset, len)?;
     let mut byte = [0];
     for slice in guard.slices() {
@@ -124,8 +130,8 @@ fn look(file: &File, offset: u64, len: usize) -> std::io::Result<()> {
     Ok(guard.finish()?)
 }
 
-fn write_apart(file: &File, places: &[u64], data: &[u8]) -> std::io::Result<()> {
-    let mut parts = [Part::new(0, &[]); PLACES];
+fn write_atomic_pages(file: &File, places: &[u64], data: &[u8]) -> std::io::Result<()> {
+    let mut parts = [Part::new(0, &[]); ATOMIC_PAGES];
     for (part, place) in parts.iter_mut().zip(places) {
         *part = Part::new(*place, data);
     }

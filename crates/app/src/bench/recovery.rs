@@ -1,14 +1,14 @@
-//! How long a pool takes to recover after its brick was killed under load.
+//! Recovery time of a pool after its brick is killed under load.
 //!
-//! A brick process serves the pool; a leg over tcp writes to it as fast as one
-//! connection can, until the brick is killed. Then this process opens the
-//! pool, and that is what is timed. The pools are sparse files, so that one of
-//! 64 GiB needs only the memory that is written.
+//! A brick process serves the pool. A TCP leg writes to it at the maximum rate of one connection,
+//! until the brick is killed. Then this process opens the pool, and the benchmark measures that
+//! time. The pools are sparse files, so a pool of 64 GiB needs only the memory of its written
+//! pages.
 
-use crate::args::Measure;
-use crate::bench::{Daemon, remove_at_end};
-use crate::ending::Ending;
+use crate::args::MeasureArgs;
+use crate::bench::{ChildDaemon, remove_on_shutdown};
 use crate::key;
+use crate::shutdown::Shutdown;
 use anyhow::Context;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;
@@ -29,32 +29,32 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 const SLICE: SliceId = SliceId(Uuid::from_u128(1));
-/// Bytes that each pool holds: half of the smaller one.
+/// Bytes written to each pool: half of the smaller one.
 const HELD_BYTES: u64 = 4 << 30;
 /// Requests in flight.
 const DEPTH: u64 = 32;
 
-struct Bench {
+struct RecoveryBench {
     dir: PathBuf,
     key_path: PathBuf,
     key: Key,
-    filled: HashMap<u64, PathBuf>,
+    pools: HashMap<u64, PathBuf>,
     seconds: u64,
     op: u64,
 }
 
-/// Measures 8 GiB beside 64 GiB.
-pub fn run(measure: &Measure) -> anyhow::Result<Report> {
-    let ending = Ending::listen(false)?;
+/// Measures pools of 8 GiB and of 64 GiB.
+pub fn run(measure: &MeasureArgs) -> anyhow::Result<Report> {
+    let ending = Shutdown::listen(false)?;
     let pools = tempfile::TempDir::new_in(&measure.pools)
         .with_context(|| format!("cannot make pools in {}", measure.pools.display()))?;
-    remove_at_end(ending, [pools.path()])?;
+    remove_on_shutdown(ending, [pools.path()])?;
     let key_path = pools.path().join("key");
-    let mut bench = Bench {
+    let mut bench = RecoveryBench {
         dir: pools.path().into(),
         key: key::find_or_create(&key_path)?,
         key_path,
-        filled: HashMap::new(),
+        pools: HashMap::new(),
         seconds: measure.seconds,
         op: 0,
     };
@@ -69,19 +69,19 @@ pub fn run(measure: &Measure) -> anyhow::Result<Report> {
     Ok(run_recovery(&mut recover, &options)?)
 }
 
-impl Bench {
+impl RecoveryBench {
     fn recover(&mut self, size_bytes: u64, round: usize) -> anyhow::Result<RecoverySample> {
-        let is_new = !self.filled.contains_key(&size_bytes);
-        let path = match self.filled.get(&size_bytes) {
+        let is_new = !self.pools.contains_key(&size_bytes);
+        let path = match self.pools.get(&size_bytes) {
             Some(path) => path.clone(),
             None => {
                 let path = self.dir.join(format!("{}.pool", size_bytes >> 30));
                 file::create_sparse(&path, size_bytes)?;
-                self.filled.insert(size_bytes, path.clone());
+                self.pools.insert(size_bytes, path.clone());
                 path
             }
         };
-        let (mut brick, address) = self.start(&path)?;
+        let (mut brick, address) = self.start_brick(&path)?;
         let timeouts = Timeouts::default();
         if is_new {
             let remote = BrickClient::connect(address, &self.key, timeouts)?;
@@ -90,10 +90,10 @@ impl Bench {
         let epoch = Epoch(round as u32);
         let mut leg = TcpLeg::connect(address, &self.key, timeouts, SLICE, epoch)?;
         if is_new {
-            self.load(&mut leg, epoch, 1 << 20, HELD_BYTES >> 20, None)?;
+            self.write_blocks(&mut leg, epoch, 1 << 20, HELD_BYTES >> 20, None)?;
         }
         let until = Instant::now() + Duration::from_secs(self.seconds);
-        self.load(&mut leg, epoch, 4096, u64::MAX, Some(until))?;
+        self.write_blocks(&mut leg, epoch, 4096, u64::MAX, Some(until))?;
         brick.0.kill()?;
         brick.0.wait()?;
         drop(leg);
@@ -110,7 +110,7 @@ impl Bench {
         })
     }
 
-    fn start(&self, pool: &Path) -> anyhow::Result<(Daemon, SocketAddr)> {
+    fn start_brick(&self, pool: &Path) -> anyhow::Result<(ChildDaemon, SocketAddr)> {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .args(["brick", "--sparse", "--manager", "http://127.0.0.1:1"])
@@ -119,15 +119,15 @@ impl Bench {
             .arg("--key")
             .arg(&self.key_path)
             .stderr(Stdio::null());
-        let (brick, ready) = Daemon::start(command)?;
+        let (brick, ready) = ChildDaemon::start(command)?;
         let address = ready.rsplit(' ').next().unwrap_or_default();
-        let address = address.parse().context("the brick told no address")?;
+        let address = address.parse().context("the brick printed no address")?;
         Ok((brick, address))
     }
 
-    /// Writes blocks: one after the other up to a count, or all over until a
-    /// time, and then leaves what is in flight alone.
-    fn load(
+    /// Writes blocks: a number of consecutive blocks, or scattered blocks until a deadline. At the
+    /// deadline it leaves the requests in flight.
+    fn write_blocks(
         &mut self,
         leg: &mut TcpLeg,
         epoch: Epoch,
@@ -147,7 +147,7 @@ impl Bench {
                 self.op += 1;
                 let at = match until {
                     None => sent,
-                    // An odd factor visits every block, far apart.
+                    // An odd factor visits every block, with large steps.
                     Some(_) => self.op.wrapping_mul(0x9E37_79B1) % blocks,
                 };
                 let stamp = Stamp {

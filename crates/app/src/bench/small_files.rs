@@ -1,27 +1,26 @@
-//! Small files on a mount of two copies, beside ext4 and a tmpfs.
+//! Small files on a mount with two copies, compared with ext4 and a tmpfs.
 
-use crate::args::Measure;
-use crate::bench::files::{Serving, Wish, is_root};
-use crate::bench::{ROOM_BYTES, Scratch};
+use crate::args::MeasureArgs;
+use crate::bench::files::{MountServing, MountSpec, is_root};
+use crate::bench::{SPARE_BYTES, ScratchCluster};
 use pagemesh_bench::file_peers::FilePeer;
 use pagemesh_bench::mirror::MountPlace;
 use pagemesh_bench::report::Report;
 use pagemesh_bench::small_files::{self, SmallFilesOptions};
 
-/// Bytes of a file system: of a page for each file, and of what was removed and is not yet
-/// freed.
+/// Bytes of a file system: a page for each file, and room for removed files that are not freed yet.
 const FILES_BYTES: u64 = 1 << 30;
 
 pub fn run(
-    measure: &Measure,
+    measure: &MeasureArgs,
     options: &SmallFilesOptions,
-    serving: Serving,
+    serving: MountServing,
 ) -> anyhow::Result<Report> {
-    let wish = Wish {
+    let wish = MountSpec {
         size_bytes: FILES_BYTES,
         serving,
     };
-    let scratch = Scratch::sized(measure, 2, 2, FILES_BYTES + ROOM_BYTES)?;
+    let scratch = ScratchCluster::with_pools(measure, 2, 2, FILES_BYTES + SPARE_BYTES)?;
     let (_daemon, mirrored) = scratch.mount("map", 2, "map", &wish)?;
     let memory = tempfile::tempdir_in(scratch.pools.path())?;
     let tmpfs = MountPlace::unserved("tmpfs", memory.path());

@@ -1,8 +1,9 @@
-// Reads and writes pages of a file in one of several ways, against one model that all that
-// do so have in memory.
+// Reads and writes pages of a file in one of several ways. All processes of the test share one
+// model in memory.
 //
-// Every eight bytes of a page say which page it is, and which write. Who writes a page does so
-// alone. What it acknowledged is in a page of memory, and so is how long it went without.
+// Every 8 bytes of a page hold the page number and the write number. Each page has a single writer.
+// The shared model holds the acknowledged write of each page, and the longest time between two
+// acknowledgements of each writer.
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/io_uring.h>
@@ -17,8 +18,9 @@
 
 enum { PAGE = 4096, PAGES = 60, WORDS = PAGE / 8, READS = 3, AHEAD = 4 };
 
-// As the test has it: what was acknowledged of each page; of each writer the writes, the
-// longest time from one acknowledgement to the next, and the last, in nanoseconds.
+// The layout is that of the test: the last acknowledged write of each page; per writer the number
+// of writes, the longest time between two acknowledgements, and the time of the last one, in
+// nanoseconds.
 struct model {
     uint64_t acknowledged[PAGES];
     struct {
@@ -63,7 +65,7 @@ static uint64_t now(void)
     return time.tv_sec * 1000000000ull + time.tv_nsec;
 }
 
-// System calls of its own, which nobody stands in front of.
+// System calls of the program itself, which no library intercepts.
 static long raw(long number, long a, long b, long c, long d, long e, long f)
 {
     register long r10 __asm__("r10") = d, r8 __asm__("r8") = e, r9 __asm__("r9") = f;
@@ -109,7 +111,7 @@ static void ring_put(int operation, int file, void *bytes, uint64_t page, uint64
     unsigned tail = *ring.tail, at = tail & *ring.mask;
     ring.entries[at] = (struct io_uring_sqe){
         .opcode = operation,
-        // Some by a thread of the kernel.
+        // Some operations run on a kernel thread.
         .flags = below(2) ? IOSQE_ASYNC : 0,
         .fd = file,
         .off = page * PAGE,
@@ -121,7 +123,7 @@ static void ring_put(int operation, int file, void *bytes, uint64_t page, uint64
     __atomic_store_n(ring.tail, tail + 1, __ATOMIC_RELEASE);
 }
 
-// Waits for one result, and gives what it is of.
+// Waits for one result, and returns the user data of its operation.
 static uint64_t ring_take(void)
 {
     unsigned head = *ring.done_head;
@@ -139,7 +141,7 @@ static int is_way(const char *name)
     return strcmp(way, name) == 0;
 }
 
-// As the preload library opens files, which the kernel does not cache then.
+// Opens files as the preload library does: the kernel then does not cache them.
 static int open_by(const char *path)
 {
     int flags = O_RDWR | O_ASYNC;
@@ -174,7 +176,7 @@ static uint64_t seq_of(const uint64_t *words, uint64_t page)
     return words[0] & ((1ull << 48) - 1);
 }
 
-// What a reader has to find at least, by what it knew before it began.
+// The oldest write that a read may find: known before the read begins.
 static uint64_t least(uint64_t page)
 {
     uint64_t acknowledged = load(&model->acknowledged[page]);
@@ -189,7 +191,7 @@ static void check(const uint64_t *words, uint64_t page, uint64_t least)
     uint64_t most = load(&model->acknowledged[page]) + 1;
     if (seq > most)
         fail("never written", page, seq, most);
-    // Of several that were read at a time an older one may be looked at last.
+    // The results of simultaneous reads arrive in any order, so an older one may come last.
     if (seq > seen[page])
         seen[page] = seq;
 }
@@ -224,7 +226,7 @@ static void one_by_one(int file, uint64_t own, uint64_t page)
     }
 }
 
-// Several at a time: one page is written while others are read.
+// Submits several operations at once: writes one page while it reads others.
 static void at_once(int file, uint64_t own, uint64_t page)
 {
     static uint64_t bytes[AHEAD][WORDS];
@@ -255,7 +257,7 @@ int main(int count, char **arguments)
     if (count != 7)
         return 2;
     way = arguments[1];
-    // Its number, and which pages it writes: the first, and how far it is to the next.
+    // The writer's number, its first page, and the distance between its pages.
     uint64_t own = atoi(arguments[4]), first = atoi(arguments[5]), step = atoi(arguments[6]);
     static uint64_t bytes[WORDS];
     random_state = getpid() * 0x9e3779b97f4a7c15ull | 1;
@@ -265,7 +267,7 @@ int main(int count, char **arguments)
         fail("opening", 0, told, file);
     if (is_way("io_uring"))
         ring_open();
-    // One who was killed may have written what it did not acknowledge.
+    // A killed writer may have written a page without acknowledging it.
     for (uint64_t page = first; page < PAGES; page += step) {
         uint64_t from = least(page);
         get(file, bytes, page);

@@ -1,9 +1,9 @@
-//! Files that a program without the library has open go through the kernel's page cache, and no
-//! direct client has them meanwhile.
+//! A file that a program has open without the library goes through the kernel's page cache. No
+//! direct client accesses it meanwhile.
 
-use super::support::mounted::{self, Mounted, as_library};
+use super::support::mounted::{self, TestMount, open_as_library};
 use super::support::{Cluster, until};
-use super::{Direct, Random, direct, guest, opened};
+use super::{Direct, Random, direct_file, new_client, open_file};
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -15,20 +15,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 const PAGE: usize = 4096;
 const MAPPED_BYTES: usize = 4 << 20;
 
-/// A direct client, and its descriptor for what the kernel gets.
-struct Client {
+/// A direct client, and its descriptor for operations through the kernel.
+struct DirectTestFile {
     file: File,
     direct: Direct,
 }
 
-impl Client {
-    fn new(mount: &Mounted, name: &str) -> Client {
-        let file = opened(mount, name);
-        let direct = direct(guest(), &file);
-        Client { file, direct }
+impl DirectTestFile {
+    fn new(mount: &TestMount, name: &str) -> DirectTestFile {
+        let file = open_file(mount, name);
+        let direct = direct_file(new_client(), &file);
+        DirectTestFile { file, direct }
     }
 
-    /// As a program under `exec` does. Whether it went directly.
+    /// Writes as a program under `pagemesh exec` does. Returns whether the write went directly.
     fn write(&self, bytes: &[u8], offset: u64) -> bool {
         let is_direct = self.direct.write(bytes, offset).is_some();
         if !is_direct {
@@ -44,18 +44,18 @@ impl Client {
     }
 }
 
-fn started() -> Option<(Cluster, Mounted)> {
+fn start_mount() -> Option<(Cluster, TestMount)> {
     let cluster = mounted::cluster(&[64, 64], "24M")?;
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     Some((cluster, mount))
 }
 
 #[test]
 fn cached_open_keeps_direct_clients_out_until_closed() {
-    let Some((cluster, mount)) = started() else {
+    let Some((cluster, mount)) = start_mount() else {
         return;
     };
-    let client = Client::new(&mount, "file");
+    let client = DirectTestFile::new(&mount, "file");
     client.write_directly(&[1; 2 * PAGE], 0);
     let read = |cached: &File| {
         let mut bytes = [0; 2 * PAGE];
@@ -66,15 +66,12 @@ fn cached_open_keeps_direct_clients_out_until_closed() {
         let cached = File::open(mount.path("file")).unwrap();
         assert_eq!(read(&cached), [round - 1; 2 * PAGE]);
         for _ in 0..8 {
-            assert!(!client.write(&[round; PAGE], 0), "beside the page cache");
+            assert!(!client.write(&[round; PAGE], 0), "past the page cache");
         }
         assert_eq!(read(&cached)[..PAGE], [round; PAGE]);
-        // A second open changes nothing, nor does its end.
+        // A second open changes nothing, and neither does its close.
         drop(File::open(mount.path("file")).unwrap());
-        assert!(
-            !client.write(&[round; 2 * PAGE], 0),
-            "beside the page cache"
-        );
+        assert!(!client.write(&[round; 2 * PAGE], 0), "past the page cache");
         assert_eq!(read(&cached), [round; 2 * PAGE]);
         drop(cached);
         client.write_directly(&[round; 2 * PAGE], 0);
@@ -84,7 +81,7 @@ fn cached_open_keeps_direct_clients_out_until_closed() {
     cluster.check_identical("files");
 }
 
-/// Memory that shows a file, also behind its end.
+/// A mapping of a file, also beyond its end.
 struct Mapping(*mut u8);
 
 impl Mapping {
@@ -104,7 +101,7 @@ impl Mapping {
         Mapping(at.unwrap().cast())
     }
 
-    /// What a load would give; none: `SIGBUS`.
+    /// The bytes that a load returns, or `None` for `SIGBUS`.
     fn load(&self, offset: usize, len: usize) -> Option<Vec<u8>> {
         assert!(offset + len <= MAPPED_BYTES, "within the mapping");
         let memory = File::open("/proc/self/mem").unwrap();
@@ -123,17 +120,18 @@ impl Drop for Mapping {
 
 #[test]
 fn mapped_reader_sees_appends_of_direct_clients() {
-    let Some((cluster, mount)) = started() else {
+    let Some((cluster, mount)) = start_mount() else {
         return;
     };
-    let client = Client::new(&mount, "file");
+    let client = DirectTestFile::new(&mount, "file");
     let mut random = Random::new(3);
     let mut model = vec![0; 3 * PAGE];
     random.fill(&mut model);
     client.write_directly(&model, 0);
     let mut direct = 0;
     for round in 0..60 {
-        // Longer before the reader comes, by what the kernel has not heard of.
+        // Direct appends make the file longer before the reader opens it; the kernel has not heard
+        // of them.
         for _ in 0..6 {
             let len = match random.below(3) {
                 0 => PAGE - model.len() % PAGE,
@@ -151,7 +149,7 @@ fn mapped_reader_sees_appends_of_direct_clients() {
             let found = mapping.load(tail, model.len() - tail);
             assert!(found.as_deref() == Some(&model[tail..]), "round {round}");
         };
-        // At times the pages are there before the file is longer.
+        // In every second round the pages are cached before the file grows.
         if round % 2 == 0 {
             check(&model);
         }
@@ -170,11 +168,11 @@ fn mapped_reader_sees_appends_of_direct_clients() {
 }
 
 #[test]
-fn cached_appends_follow_what_direct_clients_appended() {
-    let Some((cluster, mount)) = started() else {
+fn cached_appends_follow_direct_appends() {
+    let Some((cluster, mount)) = start_mount() else {
         return;
     };
-    let client = Client::new(&mount, "file");
+    let client = DirectTestFile::new(&mount, "file");
     let mut model = Vec::new();
     let mut direct = 0;
     for round in 0..200u64 {
@@ -210,31 +208,31 @@ fn cached_appends_follow_what_direct_clients_appended() {
     cluster.check_identical("files");
 }
 
-/// Ends the thread that looks at it, also when an assertion fails.
-struct Ending<'b>(&'b AtomicBool);
+/// Stops the observing thread, also when an assertion fails.
+struct StopOnDrop<'b>(&'b AtomicBool);
 
-impl Drop for Ending<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }
 }
 
-/// An append between the kernel's question for the size and the answer to its open.
+/// Direct appends race with the kernel's question for the size and the answer to its open.
 #[test]
 fn cached_appends_cross_appends_of_direct_clients() {
     const RECORD: usize = 64;
-    let Some((cluster, mount)) = started() else {
+    let Some((cluster, mount)) = start_mount() else {
         return;
     };
     let path = mount.path("file");
-    let file = opened(&mount, "file");
+    let file = open_file(&mount, "file");
     let is_over = AtomicBool::new(false);
     let (appended, wanted) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let file = as_library(OpenOptions::new().append(true)).open(&path);
+            let file = open_as_library(OpenOptions::new().append(true)).open(&path);
             let mut file = file.unwrap();
-            let direct = direct(guest(), &file);
+            let direct = direct_file(new_client(), &file);
             while !is_over.load(Ordering::Acquire) {
                 if appended.load(Ordering::Acquire) >= wanted.load(Ordering::Acquire) {
                     std::thread::yield_now();
@@ -246,9 +244,9 @@ fn cached_appends_cross_appends_of_direct_clients() {
                 }
             }
         });
-        let _ending = Ending(&is_over);
+        let _ending = StopOnDrop(&is_over);
         for round in 0..300u64 {
-            // So that the kernel does not know the size.
+            // After the append the kernel does not know the size.
             let before = appended.load(Ordering::Acquire);
             wanted.store(before + 300, Ordering::Release);
             while appended.load(Ordering::Acquire) < before + 20 {
@@ -281,13 +279,13 @@ fn cached_appends_cross_appends_of_direct_clients() {
 
 /// A program may map a descriptor of the library by a system call of its own.
 #[test]
-fn page_fault_of_a_bypassing_open_leaves_no_old_page() {
-    let Some((cluster, mount)) = started() else {
+fn page_fault_of_bypassing_open_leaves_no_old_page() {
+    let Some((cluster, mount)) = start_mount() else {
         return;
     };
-    let client = Client::new(&mount, "file");
+    let client = DirectTestFile::new(&mount, "file");
     client.write_directly(&[1; 2 * PAGE], 0);
-    let other = as_library(OpenOptions::new().read(true)).open(mount.path("file"));
+    let other = open_as_library(OpenOptions::new().read(true)).open(mount.path("file"));
     let mapping = Mapping::of(&other.unwrap());
     for round in 2..60u8 {
         let found = mapping.load(0, 2 * PAGE).unwrap();
@@ -299,10 +297,10 @@ fn page_fault_of_a_bypassing_open_leaves_no_old_page() {
     cluster.check_identical("files");
 }
 
-/// The kernel drops pages before such a write, and not behind it.
+/// The kernel drops pages before such a write, and not after it.
 #[test]
 fn write_past_the_cache_leaves_no_old_page() {
-    let Some((cluster, mount)) = started() else {
+    let Some((cluster, mount)) = start_mount() else {
         return;
     };
     let path = mount.path("file");
@@ -320,7 +318,7 @@ fn write_past_the_cache_leaves_no_old_page() {
                     cached.read_exact_at(&mut bytes, 0).unwrap();
                 }
             });
-            let _ending = Ending(&is_over);
+            let _ending = StopOnDrop(&is_over);
             for round in 0..2000 {
                 let new = [round as u8; PAGE];
                 past.write_all_at(&new, 0).unwrap();
@@ -341,7 +339,7 @@ fn long_appends_past_the_cache_stay_in_order() {
     let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     let mut random = Random::new(5);
     for (name, flags) in [
         ("one", mounted::LIBRARY_FLAGS),
@@ -364,10 +362,10 @@ fn long_appends_past_the_cache_stay_in_order() {
     cluster.check_identical("files");
 }
 
-/// Behind a failed write the kernel cuts a file to the size that it knows.
+/// After a failed write the kernel truncates a file to the size that it knows.
 #[test]
-fn failed_write_keeps_what_was_appended_directly() {
-    let Some((cluster, mount)) = started() else {
+fn failed_write_keeps_direct_appends() {
+    let Some((cluster, mount)) = start_mount() else {
         return;
     };
     let script = "
@@ -390,7 +388,7 @@ assert os.fstat(fd).st_size >= 200000 + filled
 assert os.pread(fd, 1000, 200000 + filled - 1000) == b'y' * 1000
 ";
     let dir = mount.dir.display();
-    super::does(&format!("cd {dir} && python3 -c \"{script}\""));
+    super::run_script(&format!("cd {dir} && python3 -c \"{script}\""));
     mount.stop(&cluster);
     cluster.check_identical("files");
 }

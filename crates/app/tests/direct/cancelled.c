@@ -1,5 +1,5 @@
-// A thread that is cancelled amid a call, and what others can do then. The arguments are a
-// file, the process of its mount, and what the thread waits for.
+// A thread that is cancelled in a call, and the calls that other threads can still make. The
+// arguments are a file, the process of its mount, and the point at which the thread waits.
 #include "must_join.h"
 
 #include <fcntl.h>
@@ -62,7 +62,7 @@ int main(int argc, char **argv)
     fd = open(argv[1], O_RDWR);
     MUST(fd >= 0);
     if (strcmp(wait, "board") == 0) {
-        // The mount is asked at the fourth.
+        // The fourth read asks the mount.
         read_pages(3);
         is_cancelled(reads, 1);
     }

@@ -1,18 +1,19 @@
-//! Threads of programs that are cancelled amid a call.
+//! Threads that are cancelled in a call.
 
-use super::built;
-use super::support::mounted::{self, Mounted, directly};
+use super::compile_c;
+use super::support::mounted::{self, TestMount, direct_command};
 use super::support::program;
 
-/// While it waits for what its file is, for a station, or for a command before it was a guest.
+/// The thread waits for the shared file map, for an I/O slot, or for a command before the process
+/// joins the mount.
 #[test]
-fn a_thread_that_is_cancelled_leaves_nothing_locked() {
+fn cancelled_thread_leaves_nothing_locked() {
     let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     mount.sh("head -c 40000 /dev/zero > file");
-    let (program, file) = (built(&cluster, "cancelled"), mount.path("file"));
+    let (program, file) = (compile_c(&cluster, "cancelled"), mount.path("file"));
     let pid = mount.daemon.as_ref().unwrap().pid().to_string();
     for wait in ["board", "station", "command"] {
         let words = [
@@ -21,7 +22,7 @@ fn a_thread_that_is_cancelled_leaves_nothing_locked() {
             &pid,
             wait,
         ];
-        let ended = directly(&words).output().unwrap();
+        let ended = direct_command(&words).output().unwrap();
         mount.daemon.as_ref().unwrap().signal("CONT");
         program::succeeded(wait, ended);
     }

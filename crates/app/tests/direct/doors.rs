@@ -1,10 +1,11 @@
-//! Random operations of one program through four doors at once: the C library, bare system calls,
-//! io_uring, and a plug-in past preloaded libraries. The program compares each result with a model.
-//! PAGEMESH_DOORS_OPS says how many operations, PAGEMESH_DOORS_SEED which, and PAGEMESH_DOORS_WITH
-//! what is done beside the usual (`here`, `ends`; see doors.c): `make doors OPS=1000000 SEED=7 EXEC=1`. For root with /dev/fuse.
+//! Random operations of one program through four interfaces at once: the C library, bare system
+//! calls, io_uring, and a plug-in that bypasses preloaded libraries. The program compares each
+//! result with a model. PAGEMESH_DOORS_OPS sets the number of operations, PAGEMESH_DOORS_SEED their
+//! order, and PAGEMESH_DOORS_WITH the optional operations (`here`, `ends`; see doors.c): `make
+//! doors OPS=1000000 SEED=7 EXEC=1`. Needs root and /dev/fuse.
 
 use super::support::Cluster;
-use super::support::mounted::{self, Mounted, as_library, directly, exec};
+use super::support::mounted::{self, TestMount, direct_command, exec_args, open_as_library};
 use super::support::{PAGEMESH, program};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -12,10 +13,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Of a run of all tests.
+/// Operations when all tests run.
 const OPERATIONS: &str = "20000";
 
-/// A program of one of these tests, and its plug-in.
+/// Compiles a program of these tests, and its plug-in.
 fn build(cluster: &Cluster, name: &str) -> [PathBuf; 2] {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/direct/doors");
     let compile = |into: &str, names: &[&str], more: &[&str]| {
@@ -39,7 +40,7 @@ fn run(is_direct: bool, always: &[&str]) {
     let Some(cluster) = mounted::cluster(&[256, 256], "128M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     let elsewhere = cluster.dir().join("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
     let [doors, plugin] = build(&cluster, "doors");
@@ -52,12 +53,12 @@ fn run(is_direct: bool, always: &[&str]) {
     };
     let program = program.to_str().unwrap();
     let mut command = match given {
-        // A campaign takes as long as it takes.
+        // A campaign has no time limit.
         Some(_) => Command::new(program),
         None => program::limited(program),
     };
     if is_direct {
-        command.args(exec()).arg(&doors);
+        command.args(exec_args()).arg(&doors);
     }
     command.arg(&mount.dir).arg(&elsewhere).arg(&plugin);
     command
@@ -72,32 +73,32 @@ fn run(is_direct: bool, always: &[&str]) {
 }
 
 #[test]
-fn doors_by_the_kernel_agree_with_a_model() {
+fn io_paths_through_kernel_match_model() {
     run(false, &["here", "ends"]);
 }
 
 #[test]
-fn doors_under_exec_agree_with_a_model() {
+fn io_paths_under_exec_match_model() {
     run(true, &[]);
 }
 
-/// The ring is made by the C library, where the preload library sees it.
+/// The C library makes the ring, so the preload library sees it.
 #[test]
-fn doors_under_exec_agree_at_the_current_position() {
+fn io_paths_under_exec_match_at_current_offset() {
     run(true, &["here", "ends"]);
 }
 
 #[test]
-fn ring_of_liburing_takes_a_process_off_the_path() {
+fn liburing_ring_disables_direct_path() {
     let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/direct/doors");
     let source = |name: &str| sources.join(name).to_str().unwrap().to_owned();
     let at = |name: &str| cluster.dir().join(name).to_str().unwrap().to_owned();
     let options = ["-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-o"];
-    // As a library that the program is linked with, but by one call within it.
+    // Like a library that the program is linked with, but through one call within the library.
     let (library, program) = (at("liburing.so"), at("rings"));
     let mut words = options.to_vec();
     let from = source("liburing.c");
@@ -122,23 +123,23 @@ fn ring_of_liburing_takes_a_process_off_the_path() {
         "io_uring_setup",
     ] {
         let words = [program.as_str(), file.to_str().unwrap(), name];
-        let ended = directly(&words).output().unwrap();
+        let ended = direct_command(&words).output().unwrap();
         program::succeeded(name, ended);
     }
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
 
-/// Closes a number past the library, has it lead to something else, and uses it.
-fn reuse(way: &str, seconds: &[&str]) {
+/// Closes a number past the library, reuses it for another file, and uses it.
+fn check_descriptor_reuse(way: &str, seconds: &[&str]) {
     let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     let [program, plugin] = build(&cluster, "reused");
     for second in seconds {
         let words = [&program, &mount.dir, cluster.dir(), &plugin].map(|it| it.to_str().unwrap());
-        let mut command = directly(&words);
+        let mut command = direct_command(&words);
         command.args([way, second]);
         let ended = command.output().unwrap();
         program::succeeded(&format!("{way}, {second}"), ended);
@@ -147,52 +148,52 @@ fn reuse(way: &str, seconds: &[&str]) {
     cluster.check_identical("files");
 }
 
-const SECONDS: [&str; 6] = ["file", "tmp", "pipe", "none", "readonly", "append"];
+const REUSE_KINDS: [&str; 6] = ["file", "tmp", "pipe", "none", "readonly", "append"];
 
 #[test]
-fn number_closed_by_a_system_call_is_noticed() {
-    reuse("raw", &SECONDS);
+fn descriptor_closed_by_system_call_is_noticed() {
+    check_descriptor_reuse("raw", &REUSE_KINDS);
 }
 
 #[test]
-fn number_replaced_by_dup2_is_noticed() {
-    let replaced: Vec<_> = SECONDS.into_iter().filter(|it| *it != "none").collect();
-    reuse("dup2", &replaced);
+fn descriptor_replaced_by_dup2_is_noticed() {
+    let replaced: Vec<_> = REUSE_KINDS.into_iter().filter(|it| *it != "none").collect();
+    check_descriptor_reuse("dup2", &replaced);
 }
 
 #[test]
-fn number_closed_by_close_range_is_noticed() {
-    reuse("range", &SECONDS);
+fn descriptor_closed_by_close_range_is_noticed() {
+    check_descriptor_reuse("range", &REUSE_KINDS);
 }
 
 #[test]
-fn number_closed_by_io_uring_is_noticed() {
-    reuse("ring", &SECONDS);
+fn descriptor_closed_by_io_uring_is_noticed() {
+    check_descriptor_reuse("ring", &REUSE_KINDS);
 }
 
 #[test]
-fn number_closed_by_a_deepbind_plugin_is_noticed() {
-    reuse("plugin", &SECONDS);
+fn descriptor_closed_by_deepbind_plugin_is_noticed() {
+    check_descriptor_reuse("plugin", &REUSE_KINDS);
 }
 
-/// A client checks its numbers when this count changes. Processes without the library change
-/// nothing for it.
+/// A client checks its descriptor numbers when this count changes. Processes without the library do
+/// not change it.
 #[test]
 fn opens_and_closes_of_clients_are_counted() {
     let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    // It has no descriptor of the file to close.
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
+    // The shell has no descriptor of the file to close.
     let mut other = Command::new("sh")
         .args(["-c", "read go; echo more >> other; cat other"])
         .current_dir(&mount.dir)
         .stdin(Stdio::piped())
         .spawn()
         .unwrap();
-    let file = super::opened(&mount, "file");
+    let file = super::open_file(&mount, "file");
     file.write_all_at(&[1; 40_000], 0).unwrap();
-    let direct = super::direct(super::guest(), &file);
+    let direct = super::direct_file(super::new_client(), &file);
     super::check(&direct, &file, 0, &[1; 4096]);
     let first = direct.change_count().unwrap();
     let count = || direct.change_count().unwrap() - first;
@@ -204,7 +205,7 @@ fn opens_and_closes_of_clients_are_counted() {
     assert_eq!(count(), 1, "opened past a library");
     drop(past);
     assert_eq!(count(), 1, "closed, without a word to the mount");
-    let announced = as_library(OpenOptions::new().read(true)).open(mount.path("file"));
+    let announced = open_as_library(OpenOptions::new().read(true)).open(mount.path("file"));
     let announced = announced.unwrap();
     let second = announced.try_clone().unwrap();
     assert_eq!(count(), 1, "opened by a library");

@@ -1,4 +1,5 @@
-// A process whose threads end one by one. The arguments are a file on a mount, and how.
+// Ends the threads of a process one by one. The arguments are a file on a mount, and the order of
+// the ends.
 #include "must_join.h"
 
 #include <pthread.h>

@@ -1,13 +1,13 @@
-//! Programs whose threads are inside of operations when one of them executes another program.
+//! Programs with threads in operations when one of the threads executes another program.
 
-use super::support::mounted::{self, CLASSIC, Mounted, directly};
+use super::support::mounted::{self, CLASSIC, TestMount, direct_command};
 use super::support::{PAGEMESH, program};
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 
 const PROCESSES: usize = 6;
 
-/// Its thread is at it when it executes a shell.
+/// A thread writes while the process executes a shell.
 const WRITES_AND_EXECUTES: &str = r#"
 import os, sys, threading
 fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
@@ -25,19 +25,19 @@ started.wait()
 os.execv('/bin/sh', ['sh', '-c', 'echo up; read line; echo went on'])
 "#;
 
-/// Nothing of it can write any more, so nobody needs to end the new program.
+/// No thread of the old program can write any more, so the new program need not be killed.
 #[test]
-fn a_program_that_takes_the_place_of_another_is_not_ended_for_it() {
+fn program_after_execve_in_operation_is_not_killed() {
     let Some(cluster) = mounted::cluster(&[256, 256], "64M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", CLASSIC);
+    let mount = TestMount::with_fuse(&cluster, "files", "map", CLASSIC);
     let mut programs = Vec::new();
     for number in 0..PROCESSES {
-        let mut command = directly(&["python3", "-c", WRITES_AND_EXECUTES]);
+        let mut command = direct_command(&["python3", "-c", WRITES_AND_EXECUTES]);
         command.arg(mount.path(&format!("file-{number}")));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        programs.push(super::Child(command.spawn().unwrap()));
+        programs.push(super::ChildGuard(command.spawn().unwrap()));
     }
     let mut said: Vec<_> = programs
         .iter_mut()
@@ -46,7 +46,8 @@ fn a_program_that_takes_the_place_of_another_is_not_ended_for_it() {
     for lines in &mut said {
         assert_eq!(lines.next().unwrap().unwrap(), "up");
     }
-    // Waits until nobody is inside of an operation, and ends who stays there.
+    // Deletes a slice: this waits until no client is in an operation, and kills clients that stay
+    // in one.
     cluster.ok(&["fs", "create", "other", "--size", "24M"]);
     cluster.ok(&["fs", "delete", "other"]);
     for (program, lines) in programs.iter_mut().zip(&mut said) {
@@ -59,7 +60,7 @@ fn a_program_that_takes_the_place_of_another_is_not_ended_for_it() {
     cluster.check_identical("files");
 }
 
-/// Writes a file of a mount and says so.
+/// Writes a file of a mount and prints a line.
 const SANITIZED: &str = r#"
 #include <fcntl.h>
 #include <stdio.h>
@@ -82,7 +83,7 @@ fn special_programs_run_as_without_exec() {
     let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     let at = |name: &str| cluster.dir().join(name).to_str().unwrap().to_owned();
     std::fs::write(at("program.c"), SANITIZED).unwrap();
     // A loader of another C library, as its name says.
@@ -101,7 +102,10 @@ fn special_programs_run_as_without_exec() {
     program::ok("chmod", &["+x", &at("script")]);
     let file = mount.path("file").to_str().unwrap().to_owned();
     let checked = |words: &[&str], said: &str| {
-        let ended = directly(words).env("SAYS_PRELOAD", "1").output().unwrap();
+        let ended = direct_command(words)
+            .env("SAYS_PRELOAD", "1")
+            .output()
+            .unwrap();
         let told = (&*ended.stdout, &*ended.stderr, ended.status.code());
         assert_eq!(
             told,
@@ -130,7 +134,7 @@ fn special_programs_run_as_without_exec() {
         let words = ["exec", "--verbose", "--library"].map(String::from);
         command
             .args(words)
-            .arg(mounted::library())
+            .arg(mounted::preload_library())
             .args(["--", &at(name), &file]);
         let ended = command.output().unwrap();
         let told = String::from_utf8_lossy(&ended.stderr).into_owned();

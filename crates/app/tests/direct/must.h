@@ -1,4 +1,4 @@
-// What a program of these tests needs of the system, or ends.
+// Requires that a system call succeeds; otherwise the program ends.
 #include <stdio.h>
 #include <stdlib.h>
 

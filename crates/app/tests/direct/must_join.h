@@ -1,4 +1,4 @@
-// Writes a file of a mount until this process has its pools mapped.
+// Writes a file of a mount until this process has mapped the mount's pools.
 #include "must.h"
 
 #include <dirent.h>

@@ -1,5 +1,5 @@
-// How much of a coroutine's stack each call takes, beside what it takes by the kernel alone. The
-// arguments are a file and how many bytes a call may take.
+// Measures the stack of each call on a coroutine, in excess of the same call through the kernel.
+// The arguments are a file and the bytes that a call may take.
 #include "must.h"
 
 #include <fcntl.h>
@@ -26,7 +26,7 @@ static void enter(void)
     now();
 }
 
-// Runs it on a painted stack and gives how deep the paint is gone.
+// Runs a call on a painted stack and returns the depth to which the paint is overwritten.
 static int depth(work *of)
 {
     memset(stack, PAINT, sizeof stack);

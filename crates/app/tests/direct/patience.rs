@@ -1,10 +1,10 @@
-//! Who does little is not made a guest.
+//! A process with few operations does not become a direct client.
 
-use super::support::mounted::{self, Mounted, library};
+use super::support::mounted::{self, TestMount, preload_library};
 use super::support::{PAGEMESH, program};
 
-/// Reads so often, and says whether it has anything of a mount or a pool mapped then, and
-/// descriptors of its own for it.
+/// Reads this many times. Prints whether the process then has mappings or descriptors of a mount or
+/// a pool.
 const READS: &str = r#"
 import os, sys
 fd = os.open(sys.argv[1], os.O_RDONLY)
@@ -18,16 +18,16 @@ print('a guest' if mapped else 'nobody')
 "#;
 
 #[test]
-fn who_calls_seldom_is_left_to_the_kernel() {
+fn process_with_few_calls_stays_on_kernel_path() {
     let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     mount.sh("head -c 100000 /dev/zero | tr '\\0' x > file");
     let path = mount.path("file");
     let says = |patience: Option<&str>, calls: &str| {
         let mut command = program::limited(PAGEMESH);
-        command.args(["exec", "--library"]).arg(library());
+        command.args(["exec", "--library"]).arg(preload_library());
         command.args(patience.iter().flat_map(|calls| ["--patience", calls]));
         command.args(["--", "python3", "-c", READS]).arg(&path);
         let ended = command.arg(calls).output().unwrap();

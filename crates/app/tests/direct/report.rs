@@ -1,7 +1,7 @@
-//! What a program under `exec`, and its mount, tell of operations that went directly, and of
-//! those that the kernel got.
+//! The reports of a program under `pagemesh exec`, and of its mount, on direct operations and on
+//! operations that the kernel got.
 
-use super::support::mounted::{self, CLASSIC, Mounted, library};
+use super::support::mounted::{self, CLASSIC, TestMount, preload_library};
 use super::support::{Cluster, PAGEMESH, Pools, program};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
@@ -25,13 +25,13 @@ print('up', flush=True)
 sys.stdin.readline()
 "#;
 
-fn exec(mount: &Mounted, options: &[&str]) -> Command {
+fn exec(mount: &TestMount, options: &[&str]) -> Command {
     let mut command = program::limited("sh");
     // The descriptor comes from a process that the library does not know.
     let script = r#"exec 9<inherited; exec "$@" 9"#;
     command.args(["-c", script, "sh", PAGEMESH, "exec", "--library"]);
     command
-        .arg(library())
+        .arg(preload_library())
         .args(["--patience", "4"])
         .args(options);
     command.args(["--", "python3", "-c", WRITES]);
@@ -39,9 +39,9 @@ fn exec(mount: &Mounted, options: &[&str]) -> Command {
     command
 }
 
-fn with_files(pools: Pools) -> Option<(Cluster, Mounted)> {
-    let cluster = mounted::cluster_in(pools, &[64, 64], "24M")?;
-    let mount = Mounted::by(&cluster, "files", "auto", CLASSIC);
+fn with_files(pools: Pools) -> Option<(Cluster, TestMount)> {
+    let cluster = mounted::cluster_with_medium(pools, &[64, 64], "24M")?;
+    let mount = TestMount::with_fuse(&cluster, "files", "auto", CLASSIC);
     mount.sh("for name in plain flags mapped inherited; do head -c 65536 /dev/zero > $name; done");
     Some((cluster, mount))
 }
@@ -60,7 +60,7 @@ fn file<'v>(report: &'v Value, name: &str) -> &'v Value {
 }
 
 #[test]
-fn report_says_why_the_kernel_got_operations() {
+fn report_gives_reasons_for_kernel_operations() {
     let Some((cluster, mount)) = with_files(Pools::Memory) else {
         return;
     };
@@ -80,7 +80,7 @@ fn report_says_why_the_kernel_got_operations() {
     assert_eq!(file(&report, "flags")["reasons"]["append-changed"], 1);
     assert!(file(&report, "mapped")["reasons"]["mapped"].as_u64() > Some(0));
     assert_eq!(file(&report, "mapped")["direct"], 0);
-    // For people, and on standard error.
+    // The readable report, on standard error.
     let mut command = exec(&mount, &["--report"]);
     let ended = command.env("PAGEMESH_LOG", "info").stdin(Stdio::null());
     let said = String::from_utf8(ended.output().unwrap().stderr).unwrap();
@@ -100,7 +100,7 @@ fn mount_status_shows_direct_clients() {
     };
     let mut command = exec(&mount, &[]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut client = super::Child(command.spawn().unwrap());
+    let mut client = super::ChildGuard(command.spawn().unwrap());
     let mut said = BufReader::new(client.0.stdout.take().unwrap()).lines();
     assert_eq!(said.next().unwrap().unwrap(), "up");
     let dir = mount.dir.to_str().unwrap();

@@ -1,7 +1,7 @@
-//! Signals of programs on the direct path, whose pools need two of them.
+//! Signals of programs on the direct path. The mapped pools need two signals.
 
-/// Handles one, ignores the other, and the other way round, before and behind its first
-/// write past the kernel; what is left to the default ends a child.
+/// Handles one signal and ignores the other, and the other way round, before and after the first
+/// write past the kernel. A signal with its default action ends a child.
 const SIGNALS: &str = r#"
 import os, signal, sys
 kinds = (signal.SIGSEGV, signal.SIGBUS)
@@ -44,11 +44,12 @@ for first in kinds:
 "#;
 
 #[test]
-fn what_is_sent_to_a_guest_is_the_programs() {
-    super::python_says(SIGNALS);
+fn signals_to_direct_client_reach_program() {
+    super::run_python(SIGNALS);
 }
 
-/// Has what it mapped of pools taken away beneath it, as by a medium that fails, and reads.
+/// Maps an empty file over the pools, so that accesses raise SIGBUS as on a failing medium, and
+/// reads.
 const FAILS: &str = r#"
 import ctypes, mmap, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -73,10 +74,10 @@ for page in range(50):
 print('went on')
 "#;
 
-/// The kernel's way is still there.
+/// After a pool error the client continues through the kernel.
 #[test]
-fn a_guest_goes_on_where_its_pools_cannot_be_read() {
-    if let Some(said) = super::python_says(FAILS) {
+fn client_continues_through_kernel_on_pool_error() {
+    if let Some(said) = super::run_python(FAILS) {
         assert_eq!(said, "went on\n");
     }
 }

@@ -1,5 +1,5 @@
-// A thread with little stack that joins a mount, reads and writes, in one part and in two.
-// The arguments are a file, its stack in KiB, and how long each part is.
+// A thread with a small stack that joins a mount, reads and writes, in one part and in two. The
+// arguments are a file, the stack in KiB, and the length of each part.
 #include "must.h"
 
 #include <fcntl.h>

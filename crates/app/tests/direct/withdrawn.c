@@ -1,5 +1,5 @@
-// A process that gets a filter of system calls or a limit of its memory after it has joined a
-// mount. The arguments are a file on the mount, and which.
+// A process that gets a system call filter or a memory limit after it has joined a mount. The
+// arguments are a file on the mount, and the kind of restriction.
 #include "must_join.h"
 
 #include <errno.h>
@@ -22,7 +22,7 @@ static void hear(int kind)
     heard = kind;
 }
 
-// The process ends by SIGSYS for any other call.
+// The process ends by SIGSYS at any other call.
 #define ALLOW(name)                                                \
     BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1),         \
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
@@ -88,7 +88,8 @@ int main(int argc, char **argv)
         confine();
     if (strstr(how, "limit") || !strcmp(how, "locked"))
         MUST(!has_pools() && threads() == 1);
-    // What the fast path would have done more for: the offset, the pages, other descriptors.
+    // Calls for which the direct path would make further system calls: the offset, the pages, other
+    // descriptors.
     MUST(write(fd, page, sizeof page) == sizeof page);
     MUST(read(fd, page, 100) >= 0);
     if (strcmp(how, "strict")) {

@@ -1,4 +1,4 @@
-// Executes or starts a program, in each way that the C library has, and ends as it ends:
+// Executes or starts a program in each way that the C library offers, and ends with its exit code:
 // children WAY PROGRAM [ROOT]
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -47,7 +47,7 @@ int main(int argc, char **argv)
     else if (!strcmp(way, "posix_spawnp"))
         posix_spawnp(&child, argv[2], NULL, NULL, words, environ);
     else if (!strcmp(way, "vfork")) {
-        // The parent's memory: what the child leaves in it must not disturb.
+        // The child shares the parent's memory; its changes there must not break the parent.
         for (int round = 0; round < 3; round++) {
             child = vfork();
             if (child == 0) {

@@ -1,41 +1,40 @@
-//! Bricks, and the manager, die.
+//! Deaths and stalls of bricks and of the manager.
 
-use crate::load::{Load, Mix, Plan};
-use crate::nbd::{Command, EIO, Nbd};
+use crate::load::{LoadPlan, RequestMix, RunningLoad};
+use crate::nbd::{Command, EIO, NbdConnection};
 use crate::oracle::BLOCK;
-use crate::rig::{READ_MAX, Rig, STALL_MAX, VOLUME, counter, legs};
+use crate::rig::{READ_MAX, STALL_MAX, VOLUME, VolumeRig, counter, legs};
 use crate::support::{Pools, until};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// The bar for a brick on a disk that stands still: 10 s, and what it takes to
-/// leave it out.
+/// The limit for a request while a brick on a disk is stalled: 10 s, and the time to detach it.
 const DISK_STALL_MAX: Duration = Duration::from_secs(11);
 
-/// The bar for any request while the manager alone is away.
+/// The limit for any request while only the manager is away.
 pub const MANAGER_STALL_MAX: Duration = Duration::from_secs(1);
 
 /// A load that leaves most of the volume alone while a brick is away.
-fn steady() -> Plan {
-    Plan {
+fn steady() -> LoadPlan {
+    LoadPlan {
         rate: Some(1500),
         flush_every: Some(32),
-        ..Plan::default()
+        ..LoadPlan::default()
     }
 }
 
-/// A brick dies under load and comes back; nobody notices more than a pause,
-/// and only what it missed is copied.
-fn a_brick_dies(pools: Pools, transport: &str, seed: u64) {
-    let mut rig = Rig::new(pools, 2, 128, &[], seed);
+/// A brick dies under load and returns. Clients see only a pause, and resync copies only the missed
+/// writes.
+fn check_brick_death(pools: Pools, transport: &str, seed: u64) {
+    let mut rig = VolumeRig::new(pools, 2, 128, &[], seed);
     rig.serve(transport);
-    // Flushed: else what a dead disk loses counts as missed, too.
-    let filled = rig.load(&Plan {
+    // Flushed: otherwise the writes that a dead disk loses count as missed, too.
+    let filled = rig.load(&LoadPlan {
         rate: None,
         ..steady()
     });
     filled.await_answers(10_000);
-    filled.finish().expect_good();
+    filled.finish().assert_success();
 
     let load = rig.load(&steady());
     load.await_answers(1000);
@@ -51,7 +50,7 @@ fn a_brick_dies(pools: Pools, transport: &str, seed: u64) {
     let status = rig.export().await_state("healthy");
     load.await_answers(500);
     let report = load.finish();
-    report.expect_good();
+    report.assert_success();
     let moved = counter(&status, "bytes_resynced");
     let ratio = moved as f64 / missed as f64;
     println!(
@@ -67,24 +66,24 @@ fn a_brick_dies(pools: Pools, transport: &str, seed: u64) {
 }
 
 #[test]
-fn a_mapped_brick_dies_under_load() {
-    a_brick_dies(Pools::Memory, "map", 0xa1);
+fn mapped_brick_dies_under_load() {
+    check_brick_death(Pools::Memory, "map", 0xa1);
 }
 
 #[test]
-fn a_brick_over_tcp_dies_under_load() {
-    a_brick_dies(Pools::Memory, "tcp", 0xa2);
+fn tcp_brick_dies_under_load() {
+    check_brick_death(Pools::Memory, "tcp", 0xa2);
 }
 
 #[test]
-fn a_brick_on_a_disk_dies_under_load() {
-    a_brick_dies(Pools::Disk, "auto", 0xa3);
+fn disk_brick_dies_under_load() {
+    check_brick_death(Pools::Disk, "auto", 0xa3);
 }
 
-/// A brick dies again and again while little is written, by clients that come
-/// and go: each time what was missed is copied, and not what came long before.
-fn a_brick_dies_often(transport: &str, seed: u64) {
-    let mut rig = Rig::new(Pools::Memory, 2, 32, &[], seed);
+/// A brick dies again and again while clients that come and go write little. Each resync copies the
+/// missed writes, and not the older ones.
+fn check_repeated_brick_deaths(transport: &str, seed: u64) {
+    let mut rig = VolumeRig::new(Pools::Memory, 2, 32, &[], seed);
     rig.serve(transport);
     rig.cluster.kill_brick(0);
     rig.export().io(&["write -P 1 0 2M"]);
@@ -96,7 +95,7 @@ fn a_brick_dies_often(transport: &str, seed: u64) {
         rig.export().io(&[&format!("write -P {round} 8M 4k")]);
         rig.cluster.restart_brick(0);
         let now = counter(&rig.export().await_state("healthy"), "bytes_resynced");
-        // The write before may still be in flight when the brick dies.
+        // The previous write may still be in flight when the brick dies.
         assert!(
             now - moved <= 4096 + 65536,
             "{} of loss {round}",
@@ -109,49 +108,48 @@ fn a_brick_dies_often(transport: &str, seed: u64) {
 }
 
 #[test]
-fn a_mapped_brick_dies_often() {
-    a_brick_dies_often("map", 0xa6);
+fn mapped_brick_dies_repeatedly() {
+    check_repeated_brick_deaths("map", 0xa6);
 }
 
 #[test]
-fn a_brick_over_tcp_dies_often() {
-    a_brick_dies_often("tcp", 0xa7);
+fn tcp_brick_dies_repeatedly() {
+    check_repeated_brick_deaths("tcp", 0xa7);
 }
 
-/// A brick that stands still: reads are asked of the other copy soon, writes
-/// wait as long as for a dead one, then it is left out. What it still has to
-/// say when it goes on counts for nothing, and it gets what it missed.
-fn a_brick_stands_still(
+/// A stalled brick: reads soon go to the other copy. Writes wait as long as for a dead brick, then
+/// the leg is detached. Late answers of the brick are ignored, and resync copies the missed writes.
+fn check_stalled_brick(
     pools: Pools,
     transport: &str,
     writers_read: u64,
     stall_max: Duration,
     seed: u64,
 ) {
-    let mut rig = Rig::new(pools, 2, 64, &[], seed);
+    let mut rig = VolumeRig::new(pools, 2, 64, &[], seed);
     rig.serve(transport);
-    let plan = Plan {
+    let plan = LoadPlan {
         connections: 3,
         readers: 1,
-        mix: Mix {
+        mix: RequestMix {
             reads: writers_read,
-            ..Mix::default()
+            ..RequestMix::default()
         },
         rate: match transport {
-            // As many requests as one connection can have arrive with the first that
-            // finds the brick still.
+            // The first request that finds the brick stalled can come with as many others as one
+            // connection holds.
             "map" => None,
             _ => steady().rate,
         },
         ..steady()
     };
-    let filled = rig.load(&Plan {
+    let filled = rig.load(&LoadPlan {
         readers: 0,
         rate: None,
         ..plan
     });
     filled.await_answers(6000);
-    filled.finish().expect_good();
+    filled.finish().assert_success();
     let load = rig.load(&plan);
     load.await_answers(500);
     let mark = rig.oracle.mark();
@@ -168,7 +166,7 @@ fn a_brick_stands_still(
     let status = rig.export().await_state("healthy");
     load.await_answers(500);
     let report = load.finish();
-    report.expect_good();
+    report.assert_success();
     let (moved, hedged) = (
         counter(&status, "bytes_resynced"),
         counter(&status, "reads_hedged"),
@@ -190,28 +188,27 @@ fn a_brick_stands_still(
 }
 
 #[test]
-fn a_brick_over_tcp_stands_still_under_load() {
-    a_brick_stands_still(Pools::Memory, "tcp", 30, STALL_MAX, 0xa4);
+fn tcp_brick_stalls_under_load() {
+    check_stalled_brick(Pools::Memory, "tcp", 30, STALL_MAX, 0xa4);
 }
 
-/// A disk may take its time before it is taken for dead.
+/// A disk gets more time before its brick counts as dead.
 #[test]
-fn a_brick_on_a_disk_stands_still_under_load() {
-    a_brick_stands_still(Pools::Disk, "auto", 30, DISK_STALL_MAX, 0xa8);
+fn disk_brick_stalls_under_load() {
+    check_stalled_brick(Pools::Disk, "auto", 30, DISK_STALL_MAX, 0xa8);
 }
 
-/// A mapped write is done by the connection's thread: what was sent behind it
-/// on that connection waits with it.
+/// The connection's thread does a mapped write, so later requests on that connection wait with it.
 #[test]
-fn a_mapped_brick_stands_still_under_load() {
-    a_brick_stands_still(Pools::Memory, "map", 0, STALL_MAX, 0xa5);
+fn mapped_brick_stalls_under_load() {
+    check_stalled_brick(Pools::Memory, "map", 0, STALL_MAX, 0xa5);
 }
 
-/// Bricks die and start again at once, one after the other, then both.
-fn bricks_restart(transport: &str, seed: u64) {
-    let mut rig = Rig::new(Pools::Memory, 2, 32, &[], seed);
+/// Bricks die and restart at once, one after the other, then both.
+fn check_brick_restarts(transport: &str, seed: u64) {
+    let mut rig = VolumeRig::new(Pools::Memory, 2, 32, &[], seed);
     rig.serve(transport);
-    let load = rig.load(&Plan::default());
+    let load = rig.load(&LoadPlan::default());
     for brick in [0, 1, 0, 1] {
         load.await_answers(1000);
         rig.cluster.kill_brick(brick);
@@ -226,7 +223,7 @@ fn bricks_restart(transport: &str, seed: u64) {
     rig.export().await_state("healthy");
     load.await_answers(1000);
     let report = load.finish();
-    report.expect_good();
+    report.assert_success();
     println!(
         "{transport}: longest {:?} of {}",
         report.longest, report.requests
@@ -238,18 +235,18 @@ fn bricks_restart(transport: &str, seed: u64) {
 
 #[test]
 fn bricks_restart_under_mapped_clients() {
-    bricks_restart("map", 0xc1);
+    check_brick_restarts("map", 0xc1);
 }
 
 #[test]
 fn bricks_restart_under_clients_over_tcp() {
-    bricks_restart("tcp", 0xc2);
+    check_brick_restarts("tcp", 0xc2);
 }
 
-/// Nobody asks anything that would show that a brick is dead. Its clients notice
-/// all the same: a pool that stays mapped keeps its brick from coming back.
-fn a_brick_dies_under_an_idle_volume(transport: &str, seed: u64) {
-    let mut rig = Rig::new(Pools::Memory, 2, 16, &[], seed);
+/// No request reveals the death of the brick. Its clients notice it all the same: a pool that stays
+/// mapped prevents the brick's restart.
+fn check_brick_death_when_idle(transport: &str, seed: u64) {
+    let mut rig = VolumeRig::new(Pools::Memory, 2, 16, &[], seed);
     rig.serve(transport);
     let held = UnixStream::connect(rig.socket()).expect("a client that asks nothing");
     for brick in [0, 1] {
@@ -266,17 +263,17 @@ fn a_brick_dies_under_an_idle_volume(transport: &str, seed: u64) {
 }
 
 #[test]
-fn a_mapped_brick_dies_under_an_idle_volume() {
-    a_brick_dies_under_an_idle_volume("map", 0xc3);
+fn mapped_brick_dies_under_idle_volume() {
+    check_brick_death_when_idle("map", 0xc3);
 }
 
 #[test]
-fn a_brick_over_tcp_dies_under_an_idle_volume() {
-    a_brick_dies_under_an_idle_volume("tcp", 0xc4);
+fn tcp_brick_dies_under_idle_volume() {
+    check_brick_death_when_idle("tcp", 0xc4);
 }
 
-/// Waits until nothing is answered any more.
-pub fn await_stall(load: &Load) {
+/// Waits until no request is answered any more.
+pub fn await_stall(load: &RunningLoad) {
     let mut last = None;
     until("writes wait", || {
         let answered = load.answered();
@@ -285,10 +282,9 @@ pub fn await_stall(load: &Load) {
     });
 }
 
-/// Without the manager I/O goes on; a leg that is lost then makes writes wait,
-/// but never fail.
-fn the_manager_is_away(transport: &str, seed: u64) {
-    let mut rig = Rig::new(Pools::Memory, 2, 32, &[], seed);
+/// I/O continues without the manager. A lost leg then makes writes wait, and they never fail.
+fn check_manager_outage(transport: &str, seed: u64) {
+    let mut rig = VolumeRig::new(Pools::Memory, 2, 32, &[], seed);
     rig.serve(transport);
     let load = rig.load(&steady());
     load.await_answers(500);
@@ -301,7 +297,7 @@ fn the_manager_is_away(transport: &str, seed: u64) {
     let status = rig.export().await_state("awaiting-manager");
     assert!(legs(&status).iter().all(|leg| leg == "in-sync"), "{status}");
     await_stall(&load);
-    let mut nbd = Nbd::connect(&rig.socket(), VOLUME, true).expect("clients are taken");
+    let mut nbd = NbdConnection::connect(&rig.socket(), VOLUME, true).expect("clients are taken");
     nbd.send(1, (Command::Read, 0), 0, BLOCK as u32, &[])
         .expect("sent");
     assert_eq!(nbd.reply().expect("reads go on").errno, 0);
@@ -313,27 +309,27 @@ fn the_manager_is_away(transport: &str, seed: u64) {
     rig.cluster.restart_brick(0);
     rig.export().await_state("healthy");
     load.await_answers(500);
-    load.finish().expect_good();
+    load.finish().assert_success();
     rig.verify();
     rig.end_and_check();
     rig.verify_without_each(2, transport);
 }
 
 #[test]
-fn the_manager_is_away_when_a_mapped_leg_is_lost() {
-    the_manager_is_away("map", 0xd1);
+fn mapped_leg_is_lost_while_manager_is_down() {
+    check_manager_outage("map", 0xd1);
 }
 
 #[test]
-fn the_manager_is_away_when_a_leg_over_tcp_is_lost() {
-    the_manager_is_away("tcp", 0xd2);
+fn tcp_leg_is_lost_while_manager_is_down() {
+    check_manager_outage("tcp", 0xd2);
 }
 
-/// A manager that stands still is like one that is away: I/O goes on, a loss
-/// waits for it, and people are told within a bound.
+/// A stalled manager has the effect of a dead one: I/O continues, a lost leg waits for the manager,
+/// and users get an error within a limit.
 #[test]
-fn the_manager_stands_still() {
-    let mut rig = Rig::new(Pools::Memory, 2, 32, &[], 0xd3);
+fn stalled_manager_does_not_stop_io() {
+    let mut rig = VolumeRig::new(Pools::Memory, 2, 32, &[], 0xd3);
     rig.serve("tcp");
     let load = rig.load(&steady());
     load.await_answers(500);
@@ -344,7 +340,7 @@ fn the_manager_stands_still() {
     load.await_answers(1000);
     assert_eq!(rig.export().status()["state"], "healthy");
     let report = load.finish();
-    report.expect_good();
+    report.assert_success();
     assert!(report.longest < MANAGER_STALL_MAX, "{:?}", report.longest);
     let load = rig.load(&steady());
     load.await_answers(500);
@@ -356,54 +352,54 @@ fn the_manager_stands_still() {
     load.await_answers(500);
     rig.cluster.restart_brick(0);
     rig.export().await_state("healthy");
-    load.finish().expect_good();
+    load.finish().assert_success();
     rig.verify();
     rig.end_and_check();
     rig.verify_without_each(2, "tcp");
 }
 
-/// What is discarded while a leg is away is gone from it when it is back.
+/// Blocks that were discarded while a leg was away are gone from the leg after its return.
 #[test]
-fn discards_while_a_leg_is_away() {
-    let mut rig = Rig::new(Pools::Memory, 2, 64, &[], 0x91);
+fn discards_reach_leg_that_was_away() {
+    let mut rig = VolumeRig::new(Pools::Memory, 2, 64, &[], 0x91);
     rig.serve("auto");
-    let filled = rig.load(&Plan::default());
+    let filled = rig.load(&LoadPlan::default());
     filled.await_answers(15_000);
-    filled.finish().expect_good();
+    filled.finish().assert_success();
     rig.cluster.kill_brick(0);
-    let load = rig.load(&Plan {
-        mix: Mix {
+    let load = rig.load(&LoadPlan {
+        mix: RequestMix {
             reads: 10,
             trims: 40,
             zeroes: 10,
             fua: 0,
         },
-        ..Plan::default()
+        ..LoadPlan::default()
     });
     load.await_answers(5000);
     rig.cluster.restart_brick(0);
     rig.export().await_state("healthy");
-    load.finish().expect_good();
+    load.finish().assert_success();
     rig.verify();
     rig.end_and_check();
     rig.verify_without_each(2, "auto");
 }
 
-/// All bricks of a volume on disks die: what was acknowledged is there, flushed
-/// or not, since the system below lives.
-fn bricks_on_disks_die(layout: &[&str], bricks: usize, seed: u64) {
-    let mut rig = Rig::new(Pools::Disk, bricks, 32, layout, seed);
+/// All bricks of a volume on disks die. Acknowledged writes are there, flushed or not, since the
+/// operating system survives.
+fn check_disk_brick_deaths(layout: &[&str], bricks: usize, seed: u64) {
+    let mut rig = VolumeRig::new(Pools::Disk, bricks, 32, layout, seed);
     rig.serve("auto");
     for _ in 0..3 {
-        let load = rig.load(&Plan {
-            mix: Mix {
+        let load = rig.load(&LoadPlan {
+            mix: RequestMix {
                 reads: 10,
                 trims: 10,
                 zeroes: 5,
                 fua: 5,
             },
             flush_every: Some(32),
-            ..Plan::default()
+            ..LoadPlan::default()
         });
         load.await_answers(2000);
         (0..bricks).for_each(|brick| rig.cluster.kill_brick(brick));
@@ -411,8 +407,8 @@ fn bricks_on_disks_die(layout: &[&str], bricks: usize, seed: u64) {
         load.await_answers(500);
         rig.export().await_state("healthy");
         let report = load.finish();
-        // A client cannot know that: it says that writes may be gone.
-        report.expect_at_worst(EIO, "Flush");
+        // The client cannot know that, so it reports that writes may be lost.
+        report.assert_only_errors(EIO, "Flush");
         assert_eq!(report.broken, 0);
         rig.verify();
     }
@@ -420,11 +416,11 @@ fn bricks_on_disks_die(layout: &[&str], bricks: usize, seed: u64) {
 }
 
 #[test]
-fn a_brick_on_a_disk_dies_alone_and_has_everything() {
-    bricks_on_disks_die(&["--layout", "concat"], 1, 0x11);
+fn killed_disk_brick_keeps_all_writes() {
+    check_disk_brick_deaths(&["--layout", "concat"], 1, 0x11);
 }
 
 #[test]
-fn all_bricks_on_disks_die_and_have_everything() {
-    bricks_on_disks_die(&[], 2, 0x12);
+fn killed_disk_bricks_keep_all_writes() {
+    check_disk_brick_deaths(&[], 2, 0x12);
 }

@@ -1,21 +1,21 @@
-//! Clients die, or stand still.
+//! Clients that die or stall.
 
-use crate::load::{Mix, Plan};
-use crate::nbd::{Command, Nbd};
+use crate::load::{LoadPlan, RequestMix};
+use crate::nbd::{Command, NbdConnection};
 use crate::oracle::{BLOCK, Rng};
-use crate::rig::{Rig, VOLUME};
+use crate::rig::{VOLUME, VolumeRig};
 use crate::support::{Pools, program};
 
-fn busy() -> Plan {
-    Plan {
+fn busy_plan() -> LoadPlan {
+    LoadPlan {
         depth: 16,
-        mix: Mix {
+        mix: RequestMix {
             reads: 10,
             trims: 8,
             zeroes: 4,
             fua: 4,
         },
-        ..Plan::default()
+        ..LoadPlan::default()
     }
 }
 
@@ -24,15 +24,15 @@ fn rounds() -> u64 {
     rounds.map_or(8, |rounds| rounds.parse().expect("a number"))
 }
 
-/// The client dies under load, over and over: each time the next one finds
-/// equal legs and every acknowledged block.
-fn the_client_is_killed(layout: &[&str], bricks: usize, transports: [&str; 2], seed: u64) {
-    let mut rig = Rig::new(Pools::Memory, bricks, 32, layout, seed);
+/// The client dies under load again and again: each next client finds equal legs and every
+/// acknowledged block.
+fn check_client_kills(layout: &[&str], bricks: usize, transports: [&str; 2], seed: u64) {
+    let mut rig = VolumeRig::new(Pools::Memory, bricks, 32, layout, seed);
     let mut rng = Rng(seed);
     for round in 0..rounds() {
         rig.serve(transports[round as usize % 2]);
         rig.verify();
-        let load = rig.load(&busy());
+        let load = rig.load(&busy_plan());
         load.await_answers(100 + rng.below(2000));
         rig.take_export().kill();
         let report = load.finish();
@@ -56,12 +56,12 @@ fn the_client_is_killed(layout: &[&str], bricks: usize, transports: [&str; 2], s
 }
 
 #[test]
-fn the_client_is_killed_many_times() {
-    the_client_is_killed(&[], 2, ["map", "tcp"], 0xb1);
+fn client_is_killed_repeatedly() {
+    check_client_kills(&[], 2, ["map", "tcp"], 0xb1);
 }
 
 #[test]
-fn the_client_of_striped_mirrors_is_killed_many_times() {
+fn striped_mirror_client_is_killed_repeatedly() {
     let layout = [
         "--layout",
         "stripe+mirror",
@@ -70,21 +70,21 @@ fn the_client_of_striped_mirrors_is_killed_many_times() {
         "--copies",
         "2",
     ];
-    the_client_is_killed(&layout, 4, ["tcp", "map"], 0xb2);
+    check_client_kills(&layout, 4, ["tcp", "map"], 0xb2);
 }
 
 #[test]
-fn the_client_of_three_copies_is_killed_many_times() {
-    the_client_is_killed(&["--copies", "3"], 3, ["map", "tcp"], 0xb3);
+fn three_copy_client_is_killed_repeatedly() {
+    check_client_kills(&["--copies", "3"], 3, ["map", "tcp"], 0xb3);
 }
 
-/// The client dies while a leg is away; both come back.
+/// The client dies while a leg is away; both return.
 #[test]
-fn the_client_is_killed_while_a_leg_is_away() {
-    let mut rig = Rig::new(Pools::Memory, 2, 32, &[], 0xb4);
+fn client_is_killed_while_leg_is_away() {
+    let mut rig = VolumeRig::new(Pools::Memory, 2, 32, &[], 0xb4);
     for transport in ["map", "tcp", "map"] {
         rig.serve(transport);
-        let load = rig.load(&busy());
+        let load = rig.load(&busy_plan());
         load.await_answers(500);
         rig.cluster.kill_brick(0);
         load.await_answers(1000);
@@ -93,7 +93,7 @@ fn the_client_is_killed_while_a_leg_is_away() {
         assert!(report.failures.is_empty(), "{:#?}", report.failures);
         rig.serve("auto");
         rig.verify();
-        let load = rig.load(&busy());
+        let load = rig.load(&busy_plan());
         load.await_answers(500);
         rig.cluster.restart_brick(0);
         load.await_answers(500);
@@ -107,13 +107,13 @@ fn the_client_is_killed_while_a_leg_is_away() {
     rig.verify_without_each(2, "auto");
 }
 
-/// A client that stands still is fenced by the next one; when it goes on, it
-/// changes nothing any more, and says so.
-fn the_client_stands_still(transport: &str, seed: u64) {
-    let mut rig = Rig::new(Pools::Memory, 2, 32, &[], seed);
+/// The next client fences a stalled one. When the stalled client continues, it changes nothing any
+/// more, and its requests fail.
+fn check_stalled_client(transport: &str, seed: u64) {
+    let mut rig = VolumeRig::new(Pools::Memory, 2, 32, &[], seed);
     rig.serve(transport);
-    let mut late = Nbd::connect(&rig.socket(), VOLUME, true).expect("clients are taken");
-    let load = rig.load(&busy());
+    let mut late = NbdConnection::connect(&rig.socket(), VOLUME, true).expect("clients are taken");
+    let load = rig.load(&busy_plan());
     load.await_answers(2000);
     let old = rig.take_export();
     old.daemon.signal("STOP");
@@ -122,7 +122,7 @@ fn the_client_stands_still(transport: &str, seed: u64) {
     assert_eq!(report["pages_differing"], 0, "{report}");
     rig.serve(transport);
     rig.verify();
-    // Fails only if a brick had to end it.
+    // Fails only if a brick had to kill the client.
     let _ = program::run("kill", &["-s", "CONT", &old.daemon.pid().to_string()]);
     let report = load.finish();
     let lost: Vec<_> = report
@@ -137,26 +137,26 @@ fn the_client_stands_still(transport: &str, seed: u64) {
         let sent = late.send(block, (Command::Write, 0), at, BLOCK as u32, &data);
         match sent.and_then(|()| late.reply()) {
             Ok(reply) => assert_ne!(reply.errno, 0, "a fenced client wrote block {block}"),
-            // It was ended.
+            // The client was killed.
             Err(_) => break,
         }
     }
     rig.verify();
-    let load = rig.load(&busy());
+    let load = rig.load(&busy_plan());
     load.await_answers(500);
-    load.finish().expect_good();
+    load.finish().assert_success();
     rig.verify();
     old.kill();
     rig.end_and_check();
 }
 
-/// A brick dies while a client that has its pool mapped stands still: the next
-/// brick ends that client before it recovers the pool.
+/// A brick dies while a client that maps its pool is stalled: the next brick kills that client
+/// before it recovers the pool.
 #[test]
-fn a_mapped_client_stands_still_while_its_brick_dies() {
-    let mut rig = Rig::new(Pools::Memory, 2, 32, &[], 0x83);
+fn mapped_client_stalls_while_its_brick_dies() {
+    let mut rig = VolumeRig::new(Pools::Memory, 2, 32, &[], 0x83);
     rig.serve("map");
-    let load = rig.load(&busy());
+    let load = rig.load(&busy_plan());
     load.await_answers(500);
     let mut old = rig.take_export();
     old.daemon.signal("STOP");
@@ -175,11 +175,11 @@ fn a_mapped_client_stands_still_while_its_brick_dies() {
 }
 
 #[test]
-fn a_mapped_client_stands_still() {
-    the_client_stands_still("map", 0x81);
+fn stalled_mapped_client_is_fenced() {
+    check_stalled_client("map", 0x81);
 }
 
 #[test]
-fn a_client_over_tcp_stands_still() {
-    the_client_stands_still("tcp", 0x82);
+fn stalled_tcp_client_is_fenced() {
+    check_stalled_client("tcp", 0x82);
 }

@@ -1,26 +1,25 @@
-//! Machines disagree about the time, and clocks jump between two lives of a
-//! process. Within one life the monotonic clock cannot, and `clippy.toml`
-//! refuses the other one.
+//! Machines disagree about the time, and clocks jump between two runs of a process. Within one run
+//! the monotonic clock cannot jump, and `clippy.toml` forbids the other clock.
 
-use crate::load::Plan;
-use crate::rig::Rig;
+use crate::load::LoadPlan;
+use crate::rig::VolumeRig;
 use crate::support::skip::skip;
 use crate::support::{Pools, program};
 
 const YEARS_S: u64 = 10 * 365 * 86_400;
 
 #[test]
-fn clocks_jump_between_lives() {
+fn clock_jumps_between_restarts_are_harmless() {
     let unshared = program::run("unshare", &["--time", "--monotonic", "1", "--fork", "true"]);
     if !unshared.status.success() {
         let cause = String::from_utf8_lossy(&unshared.stderr);
         skip(&format!("needs root for time namespaces: {cause}"));
         return;
     }
-    let mut rig = Rig::new(Pools::Memory, 2, 16, &[], 0x41);
+    let mut rig = VolumeRig::new(Pools::Memory, 2, 16, &[], 0x41);
     rig.serve("tcp");
-    let load = rig.load(&Plan::default());
-    // Forward for each, and back again.
+    let load = rig.load(&LoadPlan::default());
+    // Forward for each process, and back again.
     for ahead_s in [YEARS_S, 0] {
         rig.cluster.set_clocks_ahead(ahead_s);
         load.await_answers(500);
@@ -35,7 +34,7 @@ fn clocks_jump_between_lives() {
         rig.cluster.restart_brick(1);
         rig.export().await_state("healthy");
     }
-    load.finish().expect_good();
+    load.finish().assert_success();
     rig.verify();
     rig.end_and_check();
     rig.cluster.set_clocks_ahead(YEARS_S);

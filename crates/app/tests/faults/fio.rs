@@ -1,23 +1,22 @@
-//! fio writes, and verifies what it wrote, while bricks and the manager are
-//! killed around it.
+//! fio writes and verifies its data while bricks and the manager are killed.
 
 use crate::oracle::Rng;
-use crate::rig::{Rig, STALL_MAX};
+use crate::rig::{STALL_MAX, VolumeRig};
 use crate::support::{Pools, program};
 use serde_json::Value;
 use std::process::Stdio;
 use std::time::Duration;
 
-/// Every block of this is written once, in any order, then read.
+/// Every block of this region is written once, in any order, then read.
 const REGION_MIB: u64 = 48;
 const BLOCKS: u64 = (REGION_MIB << 20) / 4096;
-/// So that it writes for some seconds.
+/// Requests per second: fio then writes for some seconds.
 const RATE: u64 = 2500;
-/// Kills while it writes, at least.
+/// Least number of kills while fio writes.
 const KILLS_MIN: u64 = 3;
 
-fn fio_among_kills(transport: &str, seed: u64) {
-    let mut rig = Rig::new(Pools::Memory, 3, 64, &["--copies", "3"], seed);
+fn check_fio_during_kills(transport: &str, seed: u64) {
+    let mut rig = VolumeRig::new(Pools::Memory, 3, 64, &["--copies", "3"], seed);
     rig.serve(transport);
     let mut rng = Rng(seed);
     let uri = &rig.export().uri;
@@ -45,7 +44,7 @@ fn fio_among_kills(transport: &str, seed: u64) {
             _ => {
                 let brick = rng.below(3) as usize;
                 rig.cluster.kill_brick(brick);
-                // Now and then long enough for its leg to be left out.
+                // At times long enough that the leg is detached.
                 std::thread::sleep(Duration::from_millis(rng.below(3) * 150));
                 rig.cluster.restart_brick(brick);
             }
@@ -74,11 +73,11 @@ fn fio_among_kills(transport: &str, seed: u64) {
 }
 
 #[test]
-fn fio_verifies_what_it_wrote_to_mapped_bricks_among_kills() {
-    fio_among_kills("map", 0xf1);
+fn fio_verifies_writes_to_mapped_bricks_during_kills() {
+    check_fio_during_kills("map", 0xf1);
 }
 
 #[test]
-fn fio_verifies_what_it_wrote_over_tcp_among_kills() {
-    fio_among_kills("tcp", 0xf2);
+fn fio_verifies_writes_over_tcp_during_kills() {
+    check_fio_during_kills("tcp", 0xf2);
 }

@@ -1,10 +1,10 @@
-//! A load of writes, reads, discards and flushes on an export, each checked.
+//! A checked load of writes, reads, discards and flushes on an export.
 //!
-//! Every connection changes blocks of its own, and each block by one request
-//! at a time; so what a block may hold is always known.
+//! Every connection changes its own blocks, and each block has one request at a time. So the
+//! possible contents of a block are always known.
 
-use crate::nbd::{Command, FUA, Nbd};
-use crate::oracle::{BLOCK, Oracle, Rng, State};
+use crate::nbd::{Command, FUA, NbdConnection};
+use crate::oracle::{BLOCK, BlockOracle, BlockState, Rng};
 use std::collections::HashMap;
 use std::io;
 use std::path::Path;
@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 /// Blocks of the longest request.
 const SPAN: u64 = 8;
-/// How long a test waits for a load to come along.
+/// How long a test waits for the progress of a load.
 const PROGRESS_LIMIT: Duration = Duration::from_secs(60);
 
-/// Parts of a hundred requests; the rest are writes.
+/// Percentages of requests; the rest are writes.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Mix {
+pub struct RequestMix {
     pub reads: u64,
     pub trims: u64,
     pub zeroes: u64,
@@ -28,31 +28,31 @@ pub struct Mix {
 }
 
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct LoadPlan {
     pub connections: usize,
-    /// So many of them only read.
+    /// The number of connections that only read.
     pub readers: usize,
-    /// Requests in flight on each.
+    /// Requests in flight on each connection.
     pub depth: usize,
-    pub mix: Mix,
+    pub mix: RequestMix,
     /// Requests between two flushes.
     pub flush_every: Option<u64>,
-    /// Only a flush on any connection, or FUA, makes a change sure: for legs of
-    /// class `file-sync` whose power fails.
+    /// Whether a change is durable only after FUA or a flush on any connection: for legs of class
+    /// `file-sync` in a power failure.
     pub needs_flush: bool,
-    /// Requests per second of each connection; none is as fast as it goes.
+    /// Requests per second of each connection; no limit if `None`.
     pub rate: Option<u32>,
 }
 
-impl Default for Plan {
-    fn default() -> Plan {
-        Plan {
+impl Default for LoadPlan {
+    fn default() -> LoadPlan {
+        LoadPlan {
             connections: 2,
             readers: 0,
             depth: 8,
-            mix: Mix {
+            mix: RequestMix {
                 reads: 20,
-                ..Mix::default()
+                ..RequestMix::default()
             },
             flush_every: None,
             needs_flush: false,
@@ -61,25 +61,25 @@ impl Default for Plan {
     }
 }
 
-/// What became of a load.
+/// The results of a load.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct LoadReport {
     pub requests: u64,
-    /// The longest that a request took.
+    /// The duration of the slowest request.
     pub longest: Duration,
-    /// The longest that a read took.
+    /// The duration of the slowest read.
     pub longest_read: Duration,
     pub bytes_written: u64,
-    /// Errors that were answered, and blocks that were read wrong.
+    /// Error replies, and blocks with wrong contents.
     pub failures: Vec<String>,
     /// Connections that broke.
     pub broken: usize,
 }
 
-impl Report {
-    /// Asserts that nothing failed but such requests, and they with this error.
+impl LoadReport {
+    /// Asserts that the only failures are requests of this kind with this error.
     #[track_caller]
-    pub fn expect_at_worst(&self, errno: u32, request: &str) {
+    pub fn assert_only_errors(&self, errno: u32, request: &str) {
         let told = format!("errno {errno} for {request}");
         let failures = self.failures.iter();
         let strange: Vec<_> = failures.filter(|what| !what.starts_with(&told)).collect();
@@ -88,19 +88,18 @@ impl Report {
 }
 
 #[derive(Default)]
-struct Shared {
+struct LoadShared {
     stop: AtomicBool,
     answered: AtomicU64,
     broken: AtomicU64,
-    /// Blocks and changes that were acknowledged on any connection and are not
-    /// covered by a flush yet.
+    /// Blocks and changes that were acknowledged on any connection and that no flush covers yet.
     acknowledged: Mutex<Vec<(u64, u64)>>,
-    /// The last change when a flush told that some may be lost. It speaks of
-    /// all connections: no later flush covers what was on its way then.
-    doubtful: AtomicU64,
+    /// The last change at the time of a flush that reported lost writes. The report counts for all
+    /// connections: no later flush covers changes that were in flight then.
+    doubtful_change: AtomicU64,
 }
 
-impl Shared {
+impl LoadShared {
     fn acknowledged(&self) -> MutexGuard<'_, Vec<(u64, u64)>> {
         let changes = self.acknowledged.lock();
         changes.unwrap_or_else(PoisonError::into_inner)
@@ -108,31 +107,36 @@ impl Shared {
 }
 
 /// A load that is running.
-pub struct Load {
-    shared: Arc<Shared>,
-    workers: Vec<JoinHandle<Report>>,
+pub struct RunningLoad {
+    shared: Arc<LoadShared>,
+    workers: Vec<JoinHandle<LoadReport>>,
 }
 
-impl Load {
-    /// Connects, and starts.
+impl RunningLoad {
+    /// Connects, and starts the load.
     #[track_caller]
-    pub fn start(oracle: &Arc<Oracle>, socket: &Path, export: &str, plan: &Plan) -> Load {
-        let shared = Arc::new(Shared::default());
+    pub fn start(
+        oracle: &Arc<BlockOracle>,
+        socket: &Path,
+        export: &str,
+        plan: &LoadPlan,
+    ) -> RunningLoad {
+        let shared = Arc::new(LoadShared::default());
         let worker = |lane: usize| {
-            // Both kinds of replies are spoken.
-            let nbd =
-                Nbd::connect(socket, export, lane.is_multiple_of(2)).expect("the export takes us");
+            // The connections use both kinds of replies.
+            let nbd = NbdConnection::connect(socket, export, lane.is_multiple_of(2))
+                .expect("the export takes us");
             let seed = oracle.seed() ^ oracle.mark().rotate_left(32) ^ lane as u64;
-            let mut worker = Worker {
+            let mut worker = LoadWorker {
                 oracle: oracle.clone(),
                 shared: shared.clone(),
                 plan: plan.clone(),
-                lane: lane as u64,
+                index: lane as u64,
                 rng: Rng(seed),
                 flight: HashMap::new(),
-                held: vec![],
+                blocks_in_flight: vec![],
                 cookies: 0,
-                report: Report::default(),
+                report: LoadReport::default(),
             };
             std::thread::spawn(move || {
                 if worker.run(nbd).is_err() {
@@ -143,7 +147,7 @@ impl Load {
             })
         };
         let workers = (0..plan.connections).map(worker).collect();
-        Load { shared, workers }
+        RunningLoad { shared, workers }
     }
 
     /// Requests answered so far.
@@ -151,7 +155,7 @@ impl Load {
         self.shared.answered.load(Ordering::Relaxed)
     }
 
-    /// Waits for so many more answers.
+    /// Waits for this many more answers.
     #[track_caller]
     pub fn await_answers(&self, more: u64) {
         let (wanted, until) = (self.answered() + more, Instant::now() + PROGRESS_LIMIT);
@@ -163,15 +167,15 @@ impl Load {
         }
     }
 
-    /// No more requests; those in flight may still be answered.
+    /// Sends no more requests; those in flight may still be answered.
     pub fn ask_to_stop(&self) {
         self.shared.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Waits for the requests in flight, and ends.
-    pub fn finish(self) -> Report {
+    /// Waits for the requests in flight, and ends the load.
+    pub fn finish(self) -> LoadReport {
         self.ask_to_stop();
-        let mut sum = Report::default();
+        let mut sum = LoadReport::default();
         for worker in self.workers {
             let one = worker.join().expect("a worker does not panic");
             sum.requests += one.requests;
@@ -185,43 +189,43 @@ impl Load {
     }
 }
 
-impl Report {
-    /// Nothing failed, and every connection held.
+impl LoadReport {
+    /// Asserts that no request failed and that no connection broke.
     #[track_caller]
-    pub fn expect_good(&self) {
+    pub fn assert_success(&self) {
         assert!(self.failures.is_empty(), "failures: {:#?}", self.failures);
         assert_eq!(self.broken, 0, "connections broke");
         assert!(self.requests > 0, "nothing was done");
     }
 }
 
-/// A request on its way.
-struct Flight {
+/// A request in flight.
+struct InFlightRequest {
     command: Command,
     flags: u16,
     block: u64,
     count: u64,
     change: u64,
     since: Instant,
-    /// What a flush makes sure.
+    /// The changes that a flush makes durable.
     covers: Vec<(u64, u64)>,
 }
 
-struct Worker {
-    oracle: Arc<Oracle>,
-    shared: Arc<Shared>,
-    plan: Plan,
-    lane: u64,
+struct LoadWorker {
+    oracle: Arc<BlockOracle>,
+    shared: Arc<LoadShared>,
+    plan: LoadPlan,
+    index: u64,
     rng: Rng,
-    flight: HashMap<u64, Flight>,
-    /// Blocks that a request in flight is about.
-    held: Vec<(u64, u64)>,
+    flight: HashMap<u64, InFlightRequest>,
+    /// Blocks of the requests in flight.
+    blocks_in_flight: Vec<(u64, u64)>,
     cookies: u64,
-    report: Report,
+    report: LoadReport,
 }
 
-impl Worker {
-    fn run(&mut self, mut nbd: Nbd) -> io::Result<()> {
+impl LoadWorker {
+    fn run(&mut self, mut nbd: NbdConnection) -> io::Result<()> {
         let began = Instant::now();
         loop {
             let stopped = self.shared.stop.load(Ordering::Relaxed);
@@ -236,11 +240,11 @@ impl Worker {
             let Some(flight) = self.flight.remove(&reply.cookie) else {
                 return Err(io::Error::other("an answer to nothing"));
             };
-            self.settle(&flight, reply.errno, &reply.data);
+            self.complete(&flight, reply.errno, &reply.data);
         }
     }
 
-    /// The shape of the load: so many requests in a second.
+    /// Limits the load to its requests per second.
     fn keep_rate(&self, began: Instant) {
         let Some(rate) = self.plan.rate else {
             return;
@@ -249,11 +253,11 @@ impl Worker {
         std::thread::sleep(due.saturating_sub(began.elapsed()));
     }
 
-    fn issue(&mut self, nbd: &mut Nbd) -> io::Result<()> {
+    fn issue(&mut self, nbd: &mut NbdConnection) -> io::Result<()> {
         self.cookies += 1;
         let cookie = self.cookies;
-        let (command, flags) = self.choose();
-        let mut flight = Flight {
+        let (command, flags) = self.choose_command();
+        let mut flight = InFlightRequest {
             command,
             flags,
             block: 0,
@@ -265,8 +269,8 @@ impl Worker {
         if command == Command::Flush {
             flight.covers = std::mem::take(&mut *self.shared.acknowledged());
         } else {
-            (flight.block, flight.count) = self.pick();
-            self.held.push((flight.block, flight.count));
+            (flight.block, flight.count) = self.pick_blocks();
+            self.blocks_in_flight.push((flight.block, flight.count));
         }
         let mut data = vec![];
         if !matches!(command, Command::Flush | Command::Read) {
@@ -278,7 +282,7 @@ impl Worker {
             for at in 0..flight.count {
                 let number = flight.block + at;
                 let change = flight.change;
-                self.oracle.block(number).begin(State { change, zero });
+                self.oracle.block(number).begin(BlockState { change, zero });
                 if !zero {
                     let into = &mut data[at as usize * BLOCK..][..BLOCK];
                     self.oracle.content(number, change, into);
@@ -293,8 +297,8 @@ impl Worker {
         nbd.send(cookie, (command, flags), offset, len, &data)
     }
 
-    fn choose(&mut self) -> (Command, u16) {
-        if (self.lane as usize) < self.plan.readers {
+    fn choose_command(&mut self) -> (Command, u16) {
+        if (self.index as usize) < self.plan.readers {
             return (Command::Read, 0);
         }
         let every = self.plan.flush_every;
@@ -318,33 +322,33 @@ impl Worker {
         (Command::Write, 0)
     }
 
-    /// A run of blocks of this connection that nothing in flight is about.
-    fn pick(&mut self) -> (u64, u64) {
+    /// A random run of blocks of this connection without a request in flight.
+    fn pick_blocks(&mut self) -> (u64, u64) {
         let lanes = self.plan.connections as u64;
         let spans = self.oracle.len() / SPAN / lanes;
         loop {
-            let span = self.rng.below(spans) * lanes + self.lane;
-            // Most requests are of one block.
+            let span = self.rng.below(spans) * lanes + self.index;
+            // Most requests are for one block.
             let count = match self.rng.below(4) {
                 0 => 1 + self.rng.below(SPAN),
                 _ => 1,
             };
             let block = span * SPAN + self.rng.below(SPAN - count + 1);
             let meets = |held: &(u64, u64)| held.0 < block + count && block < held.0 + held.1;
-            if !self.held.iter().any(meets) {
+            if !self.blocks_in_flight.iter().any(meets) {
                 return (block, count);
             }
         }
     }
 
-    fn settle(&mut self, flight: &Flight, errno: u32, data: &[u8]) {
+    fn complete(&mut self, flight: &InFlightRequest, errno: u32, data: &[u8]) {
         let took = flight.since.elapsed();
         self.report.longest = self.report.longest.max(took);
         if flight.command == Command::Read {
             self.report.longest_read = self.report.longest_read.max(took);
         }
         self.report.requests += 1;
-        self.held
+        self.blocks_in_flight
             .retain(|held| *held != (flight.block, flight.count));
         if errno != 0 {
             let what = flight.command;
@@ -353,7 +357,9 @@ impl Worker {
             self.report.failures.push(what);
             if flight.command == Command::Flush {
                 let mark = self.oracle.mark();
-                self.shared.doubtful.fetch_max(mark, Ordering::Relaxed);
+                self.shared
+                    .doubtful_change
+                    .fetch_max(mark, Ordering::Relaxed);
             }
         } else {
             self.acknowledge(flight, data);
@@ -361,15 +367,15 @@ impl Worker {
         self.shared.answered.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn acknowledge(&mut self, flight: &Flight, data: &[u8]) {
+    fn acknowledge(&mut self, flight: &InFlightRequest, data: &[u8]) {
         let numbers = flight.block..flight.block + flight.count;
         match flight.command {
             Command::Flush => {
-                // Nothing is there if changes are sure without it.
-                let doubtful = self.shared.doubtful.load(Ordering::Relaxed);
+                // `covers` is empty if changes are durable without a flush.
+                let doubtful = self.shared.doubtful_change.load(Ordering::Relaxed);
                 let covers = flight.covers.iter();
                 for &(number, change) in covers.filter(|(_, change)| *change > doubtful) {
-                    self.oracle.block(number).settle(change);
+                    self.oracle.block(number).confirm(change);
                 }
             }
             Command::Read => {
@@ -384,7 +390,7 @@ impl Worker {
                 self.report.bytes_written += bytes;
                 for number in numbers {
                     if !self.plan.needs_flush || flight.flags & FUA != 0 {
-                        if !self.oracle.block(number).settle(flight.change) {
+                        if !self.oracle.block(number).confirm(flight.change) {
                             let change = flight.change;
                             let what = format!("change {change} of block {number} is lost");
                             self.report.failures.push(what);

@@ -1,9 +1,8 @@
-//! The file system below a pool runs out of room. A page that cannot be
-//! allocated would be a SIGBUS in whoever writes to it; so a pool has all of
-//! its pages before it is used.
+//! The file system below a pool runs out of room. A page that cannot be allocated would cause a
+//! SIGBUS in the writing process. So a pool allocates all of its pages before use.
 
-use crate::load::Plan;
-use crate::rig::Rig;
+use crate::load::LoadPlan;
+use crate::rig::VolumeRig;
 use crate::support::skip::skip;
 use crate::support::{Cluster, MIB, Pools, program};
 use std::io::Write;
@@ -12,13 +11,13 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 #[derive(Clone, Copy, Debug)]
-pub enum Kind {
+pub enum FileSystemKind {
     Tmpfs,
     Ext4,
 }
 
-/// Shuts a file system down without writing its log: what no sync made durable
-/// is gone (FS_IOC_SHUTDOWN with FS_SHUTDOWN_FLAGS_NOLOGFLUSH).
+/// Shuts a file system down without a write of its log: unsynced data is lost (FS_IOC_SHUTDOWN with
+/// FS_SHUTDOWN_FLAGS_NOLOGFLUSH).
 const SHUTDOWN: &str = r#"
     open(my $at, "<", $ARGV[0]) or die "$ARGV[0]: $!";
     my $how = pack("L", 2);
@@ -26,23 +25,23 @@ const SHUTDOWN: &str = r#"
 "#;
 
 /// A small file system of its own; dropping it unmounts it.
-pub struct FileSystem {
+pub struct TestFileSystem {
     dir: TempDir,
-    /// What holds the image.
+    /// The directory of the image.
     image: TempDir,
 }
 
-impl FileSystem {
-    /// None if this user may not mount, which is said.
-    pub fn new(kind: Kind, mib: u64) -> Option<FileSystem> {
+impl TestFileSystem {
+    /// Returns `None` and prints a note if this user may not mount.
+    pub fn new(kind: FileSystemKind, mib: u64) -> Option<TestFileSystem> {
         let (dir, image) = (Pools::Memory.dir(), Pools::Disk.dir());
         let at = path(dir.path());
         let mounted = match kind {
-            Kind::Tmpfs => {
+            FileSystemKind::Tmpfs => {
                 let size = format!("size={mib}m");
                 program::run("mount", &["-t", "tmpfs", "-o", &size, "none", at])
             }
-            Kind::Ext4 => {
+            FileSystemKind::Ext4 => {
                 let file = image.path().join("image");
                 let size = format!("{mib}M");
                 program::ok("mke2fs", &["-q", "-t", "ext4", path(&file), &size]);
@@ -54,21 +53,21 @@ impl FileSystem {
             skip(&format!("needs root to mount: {cause}"));
             return None;
         }
-        Some(FileSystem { dir, image })
+        Some(TestFileSystem { dir, image })
     }
 
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// From now on nothing more gets to the disk below.
+    /// From now on no write reaches the disk below.
     pub fn fail_power(&self) {
         program::ok("perl", &["-e", SHUTDOWN, path(self.dir.path())]);
     }
 
-    /// The machine starts again: nobody has a file of it open.
-    pub fn start_again(&mut self) {
-        // A new image: a namespace of another test may keep the old one mounted.
+    /// The machine starts again: no process has a file of it open.
+    pub fn remount(&mut self) {
+        // A new image, since a namespace of another test may keep the old one mounted.
         let next = Pools::Disk.dir();
         let [old, image] = [&self.image, &next].map(|dir| dir.path().join("image"));
         program::ok("cp", &["--sparse=always", path(&old), path(&image)]);
@@ -88,13 +87,13 @@ impl FileSystem {
                 chunk.truncate(chunk.len() / 2);
             }
         }
-        // What is left is less than a page, or belongs to root alone.
+        // The rest is less than a page, or is reserved for root.
         let _ = filler.sync_all();
         name
     }
 }
 
-impl Drop for FileSystem {
+impl Drop for TestFileSystem {
     fn drop(&mut self) {
         program::run("umount", &[path(self.dir.path())]);
     }
@@ -104,53 +103,53 @@ fn path(path: &Path) -> &str {
     path.to_str().expect("a path")
 }
 
-/// Bricks go on, and come back, where nothing else can be written any more.
-fn pools_on_a_full_file_system(kind: Kind, seed: u64) {
-    let Some(system) = FileSystem::new(kind, 224) else {
+/// Bricks keep running, and restart, where no other file can be written any more.
+fn check_full_file_system(kind: FileSystemKind, seed: u64) {
+    let Some(system) = TestFileSystem::new(kind, 224) else {
         return;
     };
     let pools = tempfile::tempdir_in(system.dir()).expect("a directory");
     let cluster = Cluster::build(pools, &[80, 80], None);
-    let mut rig = Rig::on(cluster, 48, &[], seed);
+    let mut rig = VolumeRig::on(cluster, 48, &[], seed);
     system.fill();
     rig.serve("auto");
-    let load = rig.load(&Plan {
+    let load = rig.load(&LoadPlan {
         flush_every: Some(64),
-        ..Plan::default()
+        ..LoadPlan::default()
     });
     load.await_answers(5000);
     rig.cluster.kill_brick(0);
     rig.cluster.restart_brick(0);
     load.await_answers(10_000);
     rig.export().await_state("healthy");
-    load.finish().expect_good();
+    load.finish().assert_success();
     rig.verify();
     rig.end_and_check();
     rig.verify_without_each(2, "auto");
 }
 
 #[test]
-fn pools_on_a_full_tmpfs() {
-    pools_on_a_full_file_system(Kind::Tmpfs, 0x31);
+fn pools_work_on_full_tmpfs() {
+    check_full_file_system(FileSystemKind::Tmpfs, 0x31);
 }
 
 #[test]
-fn pools_on_a_full_disk() {
-    pools_on_a_full_file_system(Kind::Ext4, 0x32);
+fn pools_work_on_full_disk() {
+    check_full_file_system(FileSystemKind::Ext4, 0x32);
 }
 
-/// A pool that does not fit is not made, and leaves nothing.
-fn a_pool_does_not_fit(kind: Kind) {
-    let Some(system) = FileSystem::new(kind, 48) else {
+/// A pool that does not fit is not made, and no part of it remains.
+fn check_pool_too_large(kind: FileSystemKind) {
+    let Some(system) = TestFileSystem::new(kind, 48) else {
         return;
     };
     let cluster = Cluster::new(Pools::Memory, 0);
     let pool = system.dir.path().join("pool");
     let create = ["pool", "create", path(&pool), "--size", "64M"];
     let said: &[&str] = match kind {
-        // What a tmpfs has left is looked at before.
-        Kind::Tmpfs => &["no room for", "are left by the size of the tmpfs"],
-        Kind::Ext4 => &["cannot allocate", "No space left", "--size"],
+        // For a tmpfs the program checks the free room first.
+        FileSystemKind::Tmpfs => &["no room for", "are left by the size of the tmpfs"],
+        FileSystemKind::Ext4 => &["cannot allocate", "No space left", "--size"],
     };
     cluster.refused(&create, said);
     cluster.refused(&create, &[path(&pool)]);
@@ -158,19 +157,19 @@ fn a_pool_does_not_fit(kind: Kind) {
 }
 
 #[test]
-fn a_pool_does_not_fit_on_a_tmpfs() {
-    a_pool_does_not_fit(Kind::Tmpfs);
+fn pool_too_large_for_tmpfs_is_not_created() {
+    check_pool_too_large(FileSystemKind::Tmpfs);
 }
 
 #[test]
-fn a_pool_does_not_fit_on_a_disk() {
-    a_pool_does_not_fit(Kind::Ext4);
+fn pool_too_large_for_disk_is_not_created() {
+    check_pool_too_large(FileSystemKind::Ext4);
 }
 
-/// A copy of a pool has holes where the pool had zeroes. They are allocated
-/// before the brick serves it, or it does not.
-fn a_sparse_copy(kind: Kind) {
-    let Some(system) = FileSystem::new(kind, 64) else {
+/// A copy of a pool has holes where the pool had zeroes. The brick allocates them before it serves
+/// the pool, or it refuses to start.
+fn check_sparse_copy(kind: FileSystemKind) {
+    let Some(system) = TestFileSystem::new(kind, 64) else {
         return;
     };
     let cluster = Cluster::new(Pools::Memory, 1);
@@ -192,11 +191,11 @@ fn a_sparse_copy(kind: Kind) {
 }
 
 #[test]
-fn a_sparse_copy_on_a_tmpfs() {
-    a_sparse_copy(Kind::Tmpfs);
+fn sparse_pool_on_tmpfs_is_allocated_or_refused() {
+    check_sparse_copy(FileSystemKind::Tmpfs);
 }
 
 #[test]
-fn a_sparse_copy_on_a_disk() {
-    a_sparse_copy(Kind::Ext4);
+fn sparse_pool_on_disk_is_allocated_or_refused() {
+    check_sparse_copy(FileSystemKind::Ext4);
 }

@@ -28,7 +28,7 @@ const CHUNK_DATA: u16 = 1;
 const CHUNK_HOLE: u16 = 2;
 const CHUNK_ERROR: u16 = 1 << 15;
 
-/// What a request does.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     Read = 0,
@@ -38,7 +38,7 @@ pub enum Command {
     Zero = 6,
 }
 
-/// With this a change is durable when it is acknowledged.
+/// With this flag a change is durable when it is acknowledged.
 pub const FUA: u16 = 1;
 
 /// An answer; `errno` 0 is success.
@@ -50,7 +50,7 @@ pub struct Reply {
 }
 
 /// A connection to one export.
-pub struct Nbd {
+pub struct NbdConnection {
     input: BufReader<UnixStream>,
     output: UnixStream,
     pub size_bytes: u64,
@@ -59,17 +59,17 @@ pub struct Nbd {
     reads: HashMap<u64, (u64, Vec<u8>)>,
 }
 
-fn wrong(what: impl Into<String>) -> io::Error {
+fn protocol_error(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
 }
 
-impl Nbd {
+impl NbdConnection {
     /// Connects to an export.
-    pub fn connect(socket: &Path, export: &str, structured: bool) -> io::Result<Nbd> {
+    pub fn connect(socket: &Path, export: &str, structured: bool) -> io::Result<NbdConnection> {
         let stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(REPLY_LIMIT))?;
         stream.set_write_timeout(Some(REPLY_LIMIT))?;
-        let mut nbd = Nbd {
+        let mut nbd = NbdConnection {
             input: BufReader::with_capacity(256 << 10, stream.try_clone()?),
             output: stream,
             size_bytes: 0,
@@ -77,7 +77,7 @@ impl Nbd {
             reads: HashMap::new(),
         };
         if nbd.take::<16>()? != *b"NBDMAGICIHAVEOPT" {
-            return Err(wrong("no greeting"));
+            return Err(protocol_error("no greeting"));
         }
         nbd.take::<2>()?;
         nbd.output.write_all(&3u32.to_be_bytes())?;
@@ -95,7 +95,9 @@ impl Nbd {
                 return Ok(nbd);
             }
             if kind == REPLY_INFO && info.starts_with(&[0, 0]) && info.len() >= 10 {
-                let size = info[2..10].try_into().map_err(|_| wrong("no size"))?;
+                let size = info[2..10]
+                    .try_into()
+                    .map_err(|_| protocol_error("no size"))?;
                 nbd.size_bytes = u64::from_be_bytes(size);
             }
         }
@@ -128,14 +130,14 @@ impl Nbd {
         let data = self.take_vec(len)?;
         match kind >> 31 {
             0 => Ok((kind, data)),
-            _ => Err(wrong(format!(
+            _ => Err(protocol_error(format!(
                 "an option was refused: {}",
                 String::from_utf8_lossy(&data)
             ))),
         }
     }
 
-    /// Sends a request; `data` is what a write writes.
+    /// Sends a request; `data` holds the bytes of a write.
     pub fn send(
         &mut self,
         cookie: u64,
@@ -158,7 +160,7 @@ impl Nbd {
         self.output.write_all(&bytes)
     }
 
-    /// The next request that is answered in full.
+    /// Receives replies until a request is answered in full, and returns its answer.
     pub fn reply(&mut self) -> io::Result<Reply> {
         let mut errno = 0;
         loop {
@@ -169,7 +171,7 @@ impl Nbd {
                     let (_, mut data) = self.reads.remove(&cookie).unwrap_or_default();
                     if errno == 0 {
                         if self.structured && !data.is_empty() {
-                            return Err(wrong("a simple reply to a read"));
+                            return Err(protocol_error("a simple reply to a read"));
                         }
                         self.input.read_exact(&mut data)?;
                     }
@@ -195,7 +197,7 @@ impl Nbd {
                         });
                     }
                 }
-                other => return Err(wrong(format!("magic {other:#x}"))),
+                other => return Err(protocol_error(format!("magic {other:#x}"))),
             }
         }
     }
@@ -209,23 +211,27 @@ impl Nbd {
     ) -> io::Result<()> {
         match kind {
             CHUNK_DATA => {
-                let (at, data) = payload.split_at_checked(8).ok_or_else(|| wrong("short"))?;
-                let at = u64::from_be_bytes(at.try_into().map_err(|_| wrong("short"))?);
+                let (at, data) = payload
+                    .split_at_checked(8)
+                    .ok_or_else(|| protocol_error("short"))?;
+                let at = u64::from_be_bytes(at.try_into().map_err(|_| protocol_error("short"))?);
                 let read = self.reads.get_mut(&cookie);
-                let (offset, whole) = read.ok_or_else(|| wrong("no such read"))?;
+                let (offset, whole) = read.ok_or_else(|| protocol_error("no such read"))?;
                 let at = at.wrapping_sub(*offset) as usize;
                 let place = whole.get_mut(at..at.saturating_add(data.len()));
                 place
-                    .ok_or_else(|| wrong("beyond the read"))?
+                    .ok_or_else(|| protocol_error("beyond the read"))?
                     .copy_from_slice(data);
             }
             // The buffer is zero already.
             CHUNK_HOLE | 0 => {}
             kind if kind & CHUNK_ERROR != 0 => {
-                let error = payload.first_chunk().ok_or_else(|| wrong("short"))?;
+                let error = payload
+                    .first_chunk()
+                    .ok_or_else(|| protocol_error("short"))?;
                 *errno = u32::from_be_bytes(*error);
             }
-            kind => return Err(wrong(format!("chunk {kind}"))),
+            kind => return Err(protocol_error(format!("chunk {kind}"))),
         }
         Ok(())
     }

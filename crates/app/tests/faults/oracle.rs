@@ -1,61 +1,60 @@
-//! What every block of a volume may hold, as its clients know it.
+//! The contents that every block of a volume may have, according to its clients.
 //!
-//! A block that was written says of itself who wrote it, where, and as which
-//! change; so an older, a foreign or a torn block is never taken for a right
-//! one.
+//! A written block names its volume, its position and its change. So an older, a foreign or a torn
+//! block is never mistaken for a correct one.
 
-use crate::nbd::{Command, Nbd};
+use crate::nbd::{Command, NbdConnection};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub const BLOCK: usize = 4096;
-/// Blocks of one read of [`Oracle::verify`].
+/// Blocks of one read of [`BlockOracle::verify`].
 const READ_BLOCKS: usize = 64;
 /// Wrong blocks that are described; all are counted.
 const DESCRIBED_MAX: usize = 8;
 
-/// What one change made of a block.
+/// The state of a block after one change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State {
-    /// Which change; 0 is before the first.
+pub struct BlockState {
+    /// The number of the change; 0 is before the first.
     pub change: u64,
-    /// It holds zeroes: discarded, zeroed, or never written.
+    /// Whether the block holds zeroes: discarded, zeroed, or never written.
     pub zero: bool,
 }
 
-/// A block: the first state is sure, the later ones are possible.
-pub struct Block {
-    states: Vec<State>,
+/// The states of a block: the first one is durable, the later ones are possible.
+pub struct BlockHistory {
+    states: Vec<BlockState>,
 }
 
-impl Block {
-    /// A change is on its way.
-    pub fn begin(&mut self, state: State) {
+impl BlockHistory {
+    /// Adds the state of a change in flight.
+    pub fn begin(&mut self, state: BlockState) {
         self.states.push(state);
     }
 
-    /// A change is there for good, and so nothing before it. Whether it can
-    /// be: what was read may have told otherwise.
-    pub fn settle(&mut self, change: u64) -> bool {
+    /// Records that a change is durable, and drops all older states. Returns false if a read has
+    /// already excluded the change.
+    pub fn confirm(&mut self, change: u64) -> bool {
         let at = self.states.iter().position(|state| state.change == change);
         self.states.drain(..at.unwrap_or(0));
         at.is_some()
     }
 
-    /// The newest change that there may be.
+    /// The newest possible change.
     pub fn newest(&self) -> u64 {
         self.states.last().map_or(0, |state| state.change)
     }
 }
 
-pub struct Oracle {
+pub struct BlockOracle {
     seed: u64,
-    blocks: Vec<Mutex<Block>>,
+    blocks: Vec<Mutex<BlockHistory>>,
     changes: AtomicU64,
 }
 
-/// A generator of numbers: splitmix64 (Steele, Lea, Flood 2014).
+/// Random numbers: splitmix64 (Steele, Lea, Flood 2014).
 pub struct Rng(pub u64);
 
 impl Rng {
@@ -72,19 +71,19 @@ impl Rng {
     }
 }
 
-impl Oracle {
+impl BlockOracle {
     /// An oracle of a volume that was never written.
-    pub fn new(seed: u64, bytes: u64) -> Oracle {
-        let states = vec![State {
+    pub fn new(seed: u64, bytes: u64) -> BlockOracle {
+        let states = vec![BlockState {
             change: 0,
             zero: true,
         }];
         let block = || {
-            Mutex::new(Block {
+            Mutex::new(BlockHistory {
                 states: states.clone(),
             })
         };
-        Oracle {
+        BlockOracle {
             seed,
             blocks: (0..bytes / BLOCK as u64).map(|_| block()).collect(),
             changes: AtomicU64::new(0),
@@ -99,7 +98,7 @@ impl Oracle {
         self.blocks.len() as u64
     }
 
-    pub fn block(&self, number: u64) -> MutexGuard<'_, Block> {
+    pub fn block(&self, number: u64) -> MutexGuard<'_, BlockHistory> {
         let block = &self.blocks[number as usize];
         block.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -120,7 +119,7 @@ impl Oracle {
         changed.count() as u64 * BLOCK as u64
     }
 
-    /// The bytes of a block as a change writes them.
+    /// The bytes of a block after a change.
     pub fn content(&self, block: u64, change: u64, into: &mut [u8]) {
         let mut rng = Rng(self.seed ^ block.rotate_left(40) ^ change.rotate_left(8));
         let mut words = into.chunks_exact_mut(8);
@@ -132,10 +131,10 @@ impl Oracle {
         }
     }
 
-    /// What a block that was read is, or why it is nothing that was written.
-    fn recognise(&self, number: u64, found: &[u8]) -> Result<State, String> {
+    /// The state of a block by its contents, or the reason why no change wrote it.
+    fn recognise(&self, number: u64, found: &[u8]) -> Result<BlockState, String> {
         if found.iter().all(|byte| *byte == 0) {
-            return Ok(State {
+            return Ok(BlockState {
                 change: 0,
                 zero: true,
             });
@@ -151,7 +150,7 @@ impl Oracle {
         let mut right = [0; BLOCK];
         self.content(number, change, &mut right);
         match right == *found {
-            true => Ok(State {
+            true => Ok(BlockState {
                 change,
                 zero: false,
             }),
@@ -159,8 +158,7 @@ impl Oracle {
         }
     }
 
-    /// Checks a block that was read; what was read stays from now on, if
-    /// `fix`.
+    /// Checks a block that was read. With `fix` its state becomes the only possible one.
     pub fn check(&self, number: u64, found: &[u8], fix: bool) -> Result<(), String> {
         let told = |what: String| {
             let states = self.block(number).states.clone();
@@ -168,11 +166,11 @@ impl Oracle {
         };
         let state = self.recognise(number, found).map_err(&told)?;
         let mut block = self.block(number);
-        let same = |other: &&State| match state.zero {
+        let same = |other: &&BlockState| match state.zero {
             true => other.zero,
             false => **other == state,
         };
-        // Of several zeroes the newest, so that none that is possible is lost.
+        // Of several zero states the newest, so that no possible state is lost.
         let known = block.states.iter().rev().find(same).copied();
         let Some(known) = known else {
             drop(block);
@@ -184,11 +182,12 @@ impl Oracle {
         Ok(())
     }
 
-    /// Reads everything and checks it. Nothing else may be at work.
+    /// Reads and checks all blocks. No other client may write meanwhile.
     #[track_caller]
     pub fn verify(&self, socket: &Path, export: &str) {
         let mut wrong = vec![];
-        let mut nbd = Nbd::connect(socket, export, true).expect("the export takes clients");
+        let mut nbd =
+            NbdConnection::connect(socket, export, true).expect("the export takes clients");
         let mut number = 0;
         while number < self.len() {
             let count = (READ_BLOCKS as u64).min(self.len() - number);

@@ -1,11 +1,11 @@
 //! Several clients change the same places at once.
 //!
-//! Every 512 bytes say who wrote them. In the end each such sector must hold a
-//! change that no other one came after: none began after it had ended.
+//! Every 512 bytes name their writer. In the end each such sector must hold a change without a
+//! successor: no change of the sector began after that change had ended.
 
-use crate::nbd::{Command, FUA, Nbd};
+use crate::nbd::{Command, FUA, NbdConnection};
 use crate::oracle::Rng;
-use crate::rig::{Rig, VOLUME};
+use crate::rig::{VOLUME, VolumeRig};
 use crate::support::Pools;
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const SECTOR: u64 = 512;
-/// Sectors that everyone writes to: few, so that writes meet.
+/// Sectors that all clients write: few, so that writes overlap.
 const SECTORS: u64 = 512;
 /// Sectors of the longest change.
 const SPAN: u64 = 40;
@@ -23,7 +23,7 @@ const CHANGES: u64 = 4000;
 
 /// A change of a run of sectors; `change` 0 is none.
 #[derive(Clone, Copy, Debug)]
-struct Change {
+struct SectorChange {
     change: u64,
     zero: bool,
     start: u64,
@@ -44,11 +44,16 @@ fn fill(sector: u64, change: u64, into: &mut [u8]) {
 }
 
 /// One client: many changes in flight, of which some overlap.
-fn change_at_random(socket: &Path, client: u64, clock: &AtomicU64, all: &Mutex<Vec<Change>>) {
-    let mut nbd =
-        Nbd::connect(socket, VOLUME, client.is_multiple_of(2)).expect("clients are taken");
+fn run_random_changes(
+    socket: &Path,
+    client: u64,
+    clock: &AtomicU64,
+    all: &Mutex<Vec<SectorChange>>,
+) {
+    let mut nbd = NbdConnection::connect(socket, VOLUME, client.is_multiple_of(2))
+        .expect("clients are taken");
     let mut rng = Rng(client + 1);
-    let mut flight: HashMap<u64, Change> = HashMap::new();
+    let mut flight: HashMap<u64, SectorChange> = HashMap::new();
     let mut made = vec![];
     let mut issued = 0;
     while issued < CHANGES || !flight.is_empty() {
@@ -76,7 +81,7 @@ fn change_at_random(socket: &Path, client: u64, clock: &AtomicU64, all: &Mutex<V
             let ended = u64::MAX;
             flight.insert(
                 change,
-                Change {
+                SectorChange {
                     change,
                     zero,
                     start,
@@ -98,12 +103,13 @@ fn change_at_random(socket: &Path, client: u64, clock: &AtomicU64, all: &Mutex<V
     all.lock().expect("no panic").extend(made);
 }
 
-fn check_sector(sector: u64, found: &[u8], changes: &[Change]) {
-    let covers = |change: &&Change| (change.start..change.start + change.count).contains(&sector);
-    let here: Vec<&Change> = changes.iter().filter(covers).collect();
+fn check_sector(sector: u64, found: &[u8], changes: &[SectorChange]) {
+    let covers =
+        |change: &&SectorChange| (change.start..change.start + change.count).contains(&sector);
+    let here: Vec<&SectorChange> = changes.iter().filter(covers).collect();
     let last_begun = here.iter().map(|change| change.began).max().unwrap_or(0);
     // A change is superseded by any that began after it had ended.
-    let is_last = |change: &&&Change| change.ended > last_begun;
+    let is_last = |change: &&&SectorChange| change.ended > last_begun;
     let mut possible = here.iter().filter(is_last);
     let right = possible.any(|change| {
         let mut right = [0; SECTOR as usize];
@@ -119,20 +125,20 @@ fn check_sector(sector: u64, found: &[u8], changes: &[Change]) {
     );
 }
 
-fn clients_overlap(layout: &[&str], bricks: usize, transport: &str) {
-    let mut rig = Rig::new(Pools::Memory, bricks, 16, layout, 0xe1);
+fn check_overlapping_clients(layout: &[&str], bricks: usize, transport: &str) {
+    let mut rig = VolumeRig::new(Pools::Memory, bricks, 16, layout, 0xe1);
     rig.serve(transport);
     let (clock, all) = (AtomicU64::new(1), Mutex::new(vec![]));
     let socket = rig.socket();
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
             let (socket, clock, all) = (&socket, &clock, &all);
-            scope.spawn(move || change_at_random(socket, client, clock, all));
+            scope.spawn(move || run_random_changes(socket, client, clock, all));
         }
     });
     let changes = all.into_inner().expect("no panic");
     assert_eq!(changes.len() as u64, CLIENTS * CHANGES);
-    let mut nbd = Nbd::connect(&socket, VOLUME, true).expect("clients are taken");
+    let mut nbd = NbdConnection::connect(&socket, VOLUME, true).expect("clients are taken");
     let len = (SECTORS * SECTOR) as u32;
     nbd.send(1, (Command::Read, 0), 0, len, &[]).expect("sent");
     let found = nbd.reply().expect("an answer").data;
@@ -145,10 +151,10 @@ fn clients_overlap(layout: &[&str], bricks: usize, transport: &str) {
 
 #[test]
 fn clients_overlap_on_mapped_legs() {
-    clients_overlap(&[], 2, "map");
+    check_overlapping_clients(&[], 2, "map");
 }
 
 #[test]
 fn clients_overlap_on_legs_over_tcp() {
-    clients_overlap(&["--copies", "3"], 3, "tcp");
+    check_overlapping_clients(&["--copies", "3"], 3, "tcp");
 }

@@ -1,43 +1,43 @@
-//! The network between machines loses packets: both ways or one, to one
-//! machine or to all. Each process is in a network namespace of its own.
+//! The network between machines loses packets: in both directions or one, to one machine or to all.
+//! Each process is in a network namespace of its own.
 
 use crate::bricks::{MANAGER_STALL_MAX, await_stall};
-use crate::load::{Mix, Plan, Report};
-use crate::nbd::{Command, Nbd};
+use crate::load::{LoadPlan, LoadReport, RequestMix};
+use crate::nbd::{Command, NbdConnection};
 use crate::oracle::BLOCK;
-use crate::rig::{READ_MAX, Rig, STALL_MAX, VOLUME, counter, legs};
+use crate::rig::{READ_MAX, STALL_MAX, VOLUME, VolumeRig, counter, legs};
 use crate::support::net::Host;
 use crate::support::until;
 use std::time::{Duration, Instant};
 
 const CLIENT: Host = Host::Client(0);
-/// Within this a client that has lost the manager, too, goes on when it is
-/// back: the longest call of the manager, its longest pause, and some.
+/// The latest time at which a client that has lost the manager continues after the manager's
+/// return: the longest call of the manager, its longest pause, and some reserve.
 const MANAGER_BACK_MAX: Duration = Duration::from_secs(15);
 
-/// Writers that leave most of the volume alone, and one who only reads.
-fn steady() -> Plan {
-    Plan {
+/// Writers that leave most of the volume alone, and one connection that only reads.
+fn steady() -> LoadPlan {
+    LoadPlan {
         connections: 3,
         readers: 1,
         rate: Some(800),
-        ..Plan::default()
+        ..LoadPlan::default()
     }
 }
 
-/// Writes everywhere, for readers to find something.
-fn fill(rig: &Rig) {
-    let filled = rig.load(&Plan {
+/// Writes everywhere, so that readers find data.
+fn fill(rig: &VolumeRig) {
+    let filled = rig.load(&LoadPlan {
         connections: 3,
         depth: 16,
-        ..Plan::default()
+        ..LoadPlan::default()
     });
     filled.await_answers(6000);
-    filled.finish().expect_good();
+    filled.finish().assert_success();
 }
 
-fn expect_short(what: &str, report: &Report, stall_max: Duration) {
-    report.expect_good();
+fn assert_short_stalls(what: &str, report: &LoadReport, stall_max: Duration) {
+    report.assert_success();
     let (longest, read) = (report.longest, report.longest_read);
     println!(
         "{what}: {} requests, longest {longest:?}, longest read {read:?}",
@@ -47,11 +47,11 @@ fn expect_short(what: &str, report: &Report, stall_max: Duration) {
     assert!(read < READ_MAX, "{what}: a read took {read:?}");
 }
 
-/// A client loses a brick, in either direction or both: it waits as long as
-/// for a dead one, goes on without it, and brings it back by difference.
+/// A client loses a brick, in either direction or both. It waits as long as for a dead brick,
+/// continues without it, and resyncs the missed writes afterwards.
 #[test]
-fn a_client_is_cut_off_from_a_brick() {
-    let Some(mut rig) = Rig::apart((2, 1), 64, &[], 0x71) else {
+fn client_cut_off_from_brick_continues() {
+    let Some(mut rig) = VolumeRig::on_separate_hosts((2, 1), 64, &[], 0x71) else {
         return;
     };
     rig.serve("tcp");
@@ -68,18 +68,22 @@ fn a_client_is_cut_off_from_a_brick() {
         load.await_answers(500);
         let mark = rig.oracle.mark();
         let net = rig.cluster.net();
-        losses.iter().for_each(|&(from, to)| net.lose(from, to));
+        losses
+            .iter()
+            .for_each(|&(from, to)| net.drop_packets(from, to));
         let status = rig.export().await_state("degraded");
         assert_eq!(legs(&status).iter().filter(|it| *it == "stale").count(), 1);
         load.await_answers(500);
-        losses.iter().for_each(|&(from, to)| net.deliver(from, to));
+        losses
+            .iter()
+            .for_each(|&(from, to)| net.restore_packets(from, to));
         until("the leg is written again", || {
             !legs(&rig.export().status()).contains(&"stale".into())
         });
         let missed = rig.oracle.bytes_changed_since(mark);
         let moved = counter(&rig.export().await_state("healthy"), "bytes_resynced") - before;
         load.await_answers(200);
-        expect_short(what, &load.finish(), STALL_MAX);
+        assert_short_stalls(what, &load.finish(), STALL_MAX);
         let ratio = moved as f64 / missed as f64;
         println!("{what}: {moved} bytes moved of {missed} missed: {ratio:.2}");
         assert!(moved > 0 && ratio < 1.3, "{moved} were moved for {missed}");
@@ -89,11 +93,10 @@ fn a_client_is_cut_off_from_a_brick() {
     rig.verify_without_each(2, "tcp");
 }
 
-/// Of three copies two are lost at once, each in another direction; then all
-/// three, for a while.
+/// Two of three copies are lost at once, each in another direction; then all three, for a while.
 #[test]
-fn a_client_is_cut_off_from_most_bricks() {
-    let Some(mut rig) = Rig::apart((3, 1), 32, &["--copies", "3"], 0x72) else {
+fn client_cut_off_from_most_bricks_continues() {
+    let Some(mut rig) = VolumeRig::on_separate_hosts((3, 1), 32, &["--copies", "3"], 0x72) else {
         return;
     };
     rig.serve("tcp");
@@ -101,19 +104,19 @@ fn a_client_is_cut_off_from_most_bricks() {
     let load = rig.load(&steady());
     load.await_answers(500);
     let net = rig.cluster.net();
-    net.lose(CLIENT, Host::Brick(0));
-    net.lose(Host::Brick(1), CLIENT);
+    net.drop_packets(CLIENT, Host::Brick(0));
+    net.drop_packets(Host::Brick(1), CLIENT);
     until("two copies are left out", || {
         let legs = legs(&rig.export().status());
         legs.iter().filter(|leg| *leg == "stale").count() == 2
     });
     load.await_answers(500);
-    net.deliver(CLIENT, Host::Brick(0));
-    net.deliver(Host::Brick(1), CLIENT);
+    net.restore_packets(CLIENT, Host::Brick(0));
+    net.restore_packets(Host::Brick(1), CLIENT);
     rig.export().await_state("healthy");
     load.await_answers(500);
-    // Leg by leg is noticed by itself.
-    expect_short("two of three", &load.finish(), STALL_MAX * 2);
+    // The client detects the loss of each leg separately.
+    assert_short_stalls("two of three", &load.finish(), STALL_MAX * 2);
 
     let load = rig.load(&steady());
     load.await_answers(500);
@@ -122,24 +125,24 @@ fn a_client_is_cut_off_from_most_bricks() {
     net.plug(CLIENT);
     rig.export().await_state("healthy");
     load.await_answers(500);
-    load.finish().expect_good();
+    load.finish().assert_success();
     rig.verify();
     rig.end_and_check();
     rig.verify_without_each(3, "tcp");
 }
 
-/// Without the manager a lost leg cannot be left out: writes wait, and say for
-/// whom, reads go on; all goes on when the manager is heard again.
+/// Without the manager a lost leg cannot be detached: writes wait and name the brick, and reads
+/// continue. All I/O continues when the manager is reachable again.
 #[test]
-fn a_client_is_cut_off_from_the_manager_and_a_brick() {
-    let Some(mut rig) = Rig::apart((2, 1), 32, &[], 0x73) else {
+fn writes_wait_if_manager_and_brick_are_cut_off() {
+    let Some(mut rig) = VolumeRig::on_separate_hosts((2, 1), 32, &[], 0x73) else {
         return;
     };
     rig.serve("tcp");
     fill(&rig);
-    let load = rig.load(&Plan {
+    let load = rig.load(&LoadPlan {
         rate: Some(800),
-        ..Plan::default()
+        ..LoadPlan::default()
     });
     load.await_answers(500);
     let net = rig.cluster.net();
@@ -148,7 +151,7 @@ fn a_client_is_cut_off_from_the_manager_and_a_brick() {
     let status = rig.export().await_state("awaiting-manager");
     assert!(legs(&status).iter().all(|leg| leg == "in-sync"), "{status}");
     await_stall(&load);
-    let mut nbd = Nbd::connect(&rig.socket(), VOLUME, true).expect("clients are taken");
+    let mut nbd = NbdConnection::connect(&rig.socket(), VOLUME, true).expect("clients are taken");
     nbd.send(1, (Command::Read, 0), 0, BLOCK as u32, &[])
         .expect("sent");
     assert_eq!(nbd.reply().expect("reads go on").errno, 0);
@@ -164,17 +167,17 @@ fn a_client_is_cut_off_from_the_manager_and_a_brick() {
     net.heal(CLIENT, Host::Brick(0));
     rig.export().await_state("healthy");
     load.await_answers(500);
-    load.finish().expect_good();
+    load.finish().assert_success();
     rig.verify();
     rig.end_and_check();
     rig.verify_without_each(2, "tcp");
 }
 
-/// The manager hears neither a brick nor the client: it says so of the brick,
-/// and nothing else changes.
+/// The manager reaches neither a brick nor the client. It reports the brick, and nothing else
+/// changes.
 #[test]
-fn the_manager_is_cut_off() {
-    let Some(mut rig) = Rig::apart((2, 1), 32, &[], 0x74) else {
+fn io_continues_if_manager_is_cut_off() {
+    let Some(mut rig) = VolumeRig::on_separate_hosts((2, 1), 32, &[], 0x74) else {
         return;
     };
     rig.serve("tcp");
@@ -190,17 +193,17 @@ fn the_manager_is_cut_off() {
     net.heal(CLIENT, Host::Manager);
     rig.cluster.await_bricks(2);
     load.await_answers(500);
-    expect_short("the manager", &load.finish(), MANAGER_STALL_MAX);
+    assert_short_stalls("the manager", &load.finish(), MANAGER_STALL_MAX);
     rig.verify();
     rig.end_and_check();
 }
 
-/// Client, manager and one of two bricks, in every combination of who does not hear whom:
-/// without the brick the client leaves its copy out, as soon as the manager lets it;
-/// otherwise it goes on as it was.
+/// Client, manager and one of two bricks, in every combination of lost directions. If the client
+/// cannot reach the brick, it detaches the leg as soon as the manager allows it. Otherwise it
+/// continues unchanged.
 #[test]
-fn every_combination_of_client_manager_and_brick_is_cut() {
-    let Some(mut rig) = Rig::apart((2, 1), 32, &[], 0x77) else {
+fn every_partition_of_client_manager_and_brick_heals() {
+    let Some(mut rig) = VolumeRig::on_separate_hosts((2, 1), 32, &[], 0x77) else {
         return;
     };
     rig.serve("tcp");
@@ -229,7 +232,7 @@ fn every_combination_of_client_manager_and_brick_is_cut() {
         rig.cluster.await_bricks(2);
         rig.export().await_state("healthy");
         load.await_answers(500);
-        load.finish().expect_good();
+        load.finish().assert_success();
         rig.verify();
         println!("{which:03b}: {state}");
     }
@@ -237,30 +240,30 @@ fn every_combination_of_client_manager_and_brick_is_cut() {
     rig.verify_without_each(2, "tcp");
 }
 
-/// A client hears nobody, and another one attaches elsewhere. When the first
-/// is back, what it had sent and what it sends reaches no leg, and it says so.
-fn a_client_is_superseded(heals_after: Duration, seed: u64) {
-    let Some(mut rig) = Rig::apart((2, 2), 32, &[], seed) else {
+/// A client reaches no other machine, and another client attaches elsewhere. After the first one's
+/// return, none of its writes reach a leg, neither those sent before nor later ones, and all fail.
+fn check_superseded_client(heals_after: Duration, seed: u64) {
+    let Some(mut rig) = VolumeRig::on_separate_hosts((2, 2), 32, &[], seed) else {
         return;
     };
     rig.serve("tcp");
-    let mut late = Nbd::connect(&rig.socket(), VOLUME, true).expect("clients are taken");
-    let load = rig.load(&Plan {
+    let mut late = NbdConnection::connect(&rig.socket(), VOLUME, true).expect("clients are taken");
+    let load = rig.load(&LoadPlan {
         depth: 16,
-        mix: Mix {
+        mix: RequestMix {
             reads: 10,
             trims: 8,
             zeroes: 4,
             fua: 4,
         },
-        ..Plan::default()
+        ..LoadPlan::default()
     });
     load.await_answers(2000);
     rig.cluster.net().unplug(CLIENT);
     let cut = Instant::now();
     load.ask_to_stop();
-    // These bytes lie in its sockets when others are served already.
-    let write = |late: &mut Nbd, block: u64| {
+    // These bytes are in the client's sockets when the export serves others already.
+    let write = |late: &mut NbdConnection, block: u64| {
         let (at, data) = (block * BLOCK as u64, [0xee; BLOCK]);
         late.send(block, (Command::Write, 0), at, BLOCK as u32, &data)
             .expect("sent");
@@ -275,7 +278,7 @@ fn a_client_is_superseded(heals_after: Duration, seed: u64) {
     rig.cluster.net().plug(CLIENT);
     old.await_fenced();
     for _ in early {
-        // The connection ends behind the first error.
+        // The connection ends after the first error.
         let Ok(reply) = late.reply() else { break };
         assert_ne!(reply.errno, 0, "a fenced client wrote {}", reply.cookie);
     }
@@ -285,21 +288,21 @@ fn a_client_is_superseded(heals_after: Duration, seed: u64) {
     rig.verify();
     let load = rig.load(&steady());
     load.await_answers(500);
-    load.finish().expect_good();
+    load.finish().assert_success();
     rig.verify();
     old.kill();
     rig.end_and_check();
     rig.verify_without_each(2, "tcp");
 }
 
-/// Its connections live still, and the kernel sends again what it had.
+/// The client's connections are still alive, and the kernel retransmits their data.
 #[test]
-fn a_client_that_was_cut_off_shortly_is_superseded() {
-    a_client_is_superseded(Duration::ZERO, 0x75);
+fn briefly_partitioned_client_is_superseded() {
+    check_superseded_client(Duration::ZERO, 0x75);
 }
 
-/// It has given its bricks up already.
+/// The client has already dropped its bricks.
 #[test]
-fn a_client_that_was_cut_off_long_is_superseded() {
-    a_client_is_superseded(Duration::from_secs(4), 0x76);
+fn long_partitioned_client_is_superseded() {
+    check_superseded_client(Duration::from_secs(4), 0x76);
 }

@@ -1,50 +1,50 @@
 //! Clients race for a volume.
 
-use crate::load::Plan;
-use crate::nbd::{Command, Nbd, SHUTDOWN};
-use crate::oracle::{BLOCK, State};
-use crate::rig::{Rig, VOLUME};
+use crate::load::LoadPlan;
+use crate::nbd::{Command, NbdConnection, SHUTDOWN};
+use crate::oracle::{BLOCK, BlockState};
+use crate::rig::{VOLUME, VolumeRig};
 use crate::support::{Export, Pools};
 
 const ROUNDS: u64 = 6;
 
-/// Writes one block on its own; what it holds, and whether it was taken.
-fn write(rig: &Rig, export: &Export, block: u64) -> Result<(), u32> {
+/// Writes one block and records it in the oracle. Returns the error number of a refused write.
+fn write_block(rig: &VolumeRig, export: &Export, block: u64) -> Result<(), u32> {
     let change = rig.oracle.next_change();
     let mut data = [0; BLOCK];
     rig.oracle.content(block, change, &mut data);
-    // A client that knows that it is fenced takes nobody.
-    let Ok(mut nbd) = Nbd::connect(&export.socket(), VOLUME, true) else {
+    // A client that knows that it is fenced accepts no connection.
+    let Ok(mut nbd) = NbdConnection::connect(&export.socket(), VOLUME, true) else {
         return Err(SHUTDOWN);
     };
     let at = block * BLOCK as u64;
     let sent = nbd.send(1, (Command::Write, 0), at, BLOCK as u32, &data);
-    // The server of a client that was fenced ends its connections.
+    // The server of a fenced client closes its connections.
     let Ok(reply) = sent.and_then(|()| nbd.reply()) else {
         return Err(SHUTDOWN);
     };
     match reply.errno {
         0 => {
-            let state = State {
+            let state = BlockState {
                 change,
                 zero: false,
             };
             rig.oracle.block(block).begin(state);
-            rig.oracle.block(block).settle(change);
+            rig.oracle.block(block).confirm(change);
             Ok(())
         }
-        // Not begun: where it is found, it is wrong.
+        // The write did not begin, so its contents must not appear.
         errno => Err(errno),
     }
 }
 
-/// While one client works, two more attach at once: one has the volume then,
-/// and of the others nothing is written any more.
-fn clients_race(transports: [&str; 2], seed: u64) {
-    let mut rig = Rig::new(Pools::Memory, 2, 16, &[], seed);
+/// While one client works, two more attach at once. Exactly one has the volume afterwards, and the
+/// others write nothing any more.
+fn check_racing_clients(transports: [&str; 2], seed: u64) {
+    let mut rig = VolumeRig::new(Pools::Memory, 2, 16, &[], seed);
     rig.serve(transports[0]);
     for round in 0..ROUNDS {
-        let load = rig.load(&Plan::default());
+        let load = rig.load(&LoadPlan::default());
         load.await_answers(200);
         let before = rig.take_export();
         let cluster = &rig.cluster;
@@ -55,16 +55,16 @@ fn clients_race(transports: [&str; 2], seed: u64) {
             let racers = racers.map(|racer| racer.join().expect("no panic"));
             racers.into_iter().flatten().collect()
         });
-        assert!(!attached.is_empty(), "round {round}: nobody won");
+        assert!(!attached.is_empty(), "round {round}: no client attached");
         let report = load.finish();
         let lost = report.failures.iter().find(|what| what.contains("lost"));
         assert_eq!(lost, None, "round {round}");
-        // Each of them twice: who is refused stays refused.
+        // Each of them twice: a refused client stays refused.
         let all: Vec<&Export> = attached.iter().chain([&before]).collect();
         let mut taken = vec![false; all.len()];
         for block in 0..2 {
             for (at, export) in all.iter().enumerate() {
-                let answer = write(&rig, export, block);
+                let answer = write_block(&rig, export, block);
                 assert!(
                     matches!(answer, Ok(()) | Err(SHUTDOWN)),
                     "round {round}: {answer:?}"
@@ -83,7 +83,7 @@ fn clients_race(transports: [&str; 2], seed: u64) {
         before.kill();
         for (mut export, taken) in attached.into_iter().zip(taken) {
             match taken {
-                true => rig.adopt(export),
+                true => rig.set_export(export),
                 false => {
                     export.await_fenced();
                 }
@@ -96,11 +96,11 @@ fn clients_race(transports: [&str; 2], seed: u64) {
 }
 
 #[test]
-fn mapped_clients_race() {
-    clients_race(["map", "map"], 0x61);
+fn one_of_racing_mapped_clients_wins() {
+    check_racing_clients(["map", "map"], 0x61);
 }
 
 #[test]
-fn clients_over_tcp_and_mapped_ones_race() {
-    clients_race(["tcp", "map"], 0x62);
+fn one_of_racing_tcp_and_mapped_clients_wins() {
+    check_racing_clients(["tcp", "map"], 0x62);
 }

@@ -1,12 +1,12 @@
-//! Copies that are added to a volume in use, go on alone, and are given up.
+//! Copies that are added to a volume in use, become its only copy, or are removed.
 
-use crate::load::Plan;
-use crate::rig::{Rig, VOLUME, legs};
+use crate::load::LoadPlan;
+use crate::rig::{VOLUME, VolumeRig, legs};
 use crate::support::{Cluster, Pools, until};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
-/// Ten seconds between two looks at the layout, and what a busy machine takes.
+/// The client checks the layout every ten seconds; the rest is for a busy machine.
 const FENCED_MAX: Duration = Duration::from_secs(15);
 
 /// The number of the brick that has this copy.
@@ -16,14 +16,14 @@ fn brick_of(cluster: &Cluster, bricks: usize, copy: usize) -> usize {
     (0..bricks).find(|n| cluster.brick_id(*n) == id).unwrap()
 }
 
-fn a_copy_is_added_under_load(transport: &str, seed: u64) {
-    let mut rig = Rig::new(Pools::Memory, 3, 32, &["--layout", "concat"], seed);
+fn check_added_copy(transport: &str, seed: u64) {
+    let mut rig = VolumeRig::new(Pools::Memory, 3, 32, &["--layout", "concat"], seed);
     rig.serve(transport);
-    let load = rig.load(&Plan::default());
+    let load = rig.load(&LoadPlan::default());
     load.await_answers(2000);
     let first = brick_of(&rig.cluster, 3, 0);
     let other = rig.cluster.brick_id((first + 1) % 3);
-    // While its brick stands still it is not filled, and how far it is can be looked at.
+    // While its brick is stalled the copy is not filled, and its progress can be queried.
     rig.export().daemon.signal("STOP");
     let attached = rig
         .cluster
@@ -31,7 +31,7 @@ fn a_copy_is_added_under_load(transport: &str, seed: u64) {
     rig.cluster.brick((first + 1) % 3).signal("STOP");
     rig.export().daemon.signal("CONT");
     assert_eq!(attached[1]["state"], "stale", "{attached}");
-    until("its progress is told", || {
+    until("its progress is reported", || {
         let copies = rig.cluster.json(&["replica", "status", VOLUME]);
         assert_eq!(copies[0]["progress"], Value::Null, "{copies}");
         let told = copies[1]["told_us_ago"].is_u64();
@@ -39,7 +39,7 @@ fn a_copy_is_added_under_load(transport: &str, seed: u64) {
     });
     let shown = rig.cluster.ok(&["replica", "status", VOLUME]);
     assert!(
-        shown.contains(" done, pace not known yet; told "),
+        shown.contains(" done, time left not known yet; reported "),
         "{shown}"
     );
     rig.cluster.brick((first + 1) % 3).signal("CONT");
@@ -53,9 +53,9 @@ fn a_copy_is_added_under_load(transport: &str, seed: u64) {
     rig.export().await_state("healthy");
     load.await_answers(1000);
     let report = load.finish();
-    report.expect_good();
+    report.assert_success();
     rig.end_and_check();
-    // The new copy holds everything alone, and stays when the first is given up.
+    // The new copy holds everything by itself, and stays when the first is removed.
     rig.cluster.kill_brick(first);
     rig.serve(transport);
     rig.verify();
@@ -79,19 +79,19 @@ fn a_copy_is_added_under_load(transport: &str, seed: u64) {
 }
 
 #[test]
-fn a_copy_is_added_to_a_mapped_volume_under_load() {
-    a_copy_is_added_under_load("map", 0xd1);
+fn copy_is_added_to_mapped_volume_under_load() {
+    check_added_copy("map", 0xd1);
 }
 
 #[test]
-fn a_copy_is_added_over_tcp_under_load() {
-    a_copy_is_added_under_load("tcp", 0xd2);
+fn copy_is_added_over_tcp_under_load() {
+    check_added_copy("tcp", 0xd2);
 }
 
-/// A client that lives is fenced without another one, since it asks the manager.
+/// A live client is fenced without another client, since it asks the manager.
 #[test]
-fn a_forced_promotion_fences_a_client_that_lives() {
-    let mut rig = Rig::new(Pools::Memory, 2, 16, &[], 0xd4);
+fn forced_promotion_fences_live_client() {
+    let mut rig = VolumeRig::new(Pools::Memory, 2, 16, &[], 0xd4);
     rig.serve("map");
     rig.export().io(&["write -P 1 0 64k"]);
     rig.cluster.refused(
@@ -109,11 +109,11 @@ fn a_forced_promotion_fences_a_client_that_lives() {
     rig.end_and_check();
 }
 
-/// The only in-sync copy is gone for good. The stale one goes on when it is told to,
-/// and the other becomes its copy when it returns after all.
+/// The only in-sync copy is gone. The stale one is promoted on command, and the other becomes its
+/// copy if it returns after all.
 #[test]
-fn a_stale_copy_is_promoted_and_followed() {
-    let mut rig = Rig::new(Pools::Memory, 2, 16, &[], 0xd3);
+fn promoted_stale_copy_becomes_resync_source() {
+    let mut rig = VolumeRig::new(Pools::Memory, 2, 16, &[], 0xd3);
     rig.serve("tcp");
     rig.export().io(&["write -P 1 0 1M"]);
     let (stale, newest) = (brick_of(&rig.cluster, 2, 0), brick_of(&rig.cluster, 2, 1));
@@ -151,13 +151,13 @@ fn a_stale_copy_is_promoted_and_followed() {
     rig.end_and_check();
 }
 
-/// A copy follows a load that is checked, and the first node is gone all at once: client
-/// and brick. What was flushed is in the copy that followed; it goes on, as somebody
-/// says or by itself, and the other becomes its copy when it returns.
-fn a_copy_follows_and_goes_on(transport: &str, by_itself: bool, seed: u64) {
-    let mut rig = Rig::new(Pools::Memory, 2, 32, &["--layout", "concat"], seed);
+/// An asynchronous replica receives a checked load, and the first node dies at once: client and
+/// brick. Flushed writes are on the replica. It is promoted on command or automatically, and the
+/// other becomes its copy after the return.
+fn check_async_replica(transport: &str, by_itself: bool, seed: u64) {
+    let mut rig = VolumeRig::new(Pools::Memory, 2, 32, &["--layout", "concat"], seed);
     rig.serve(transport);
-    let load = rig.load(&Plan::default());
+    let load = rig.load(&LoadPlan::default());
     load.await_answers(2000);
     let first = brick_of(&rig.cluster, 2, 0);
     let mut attach = vec!["replica", "attach", VOLUME, "--mode", "async"];
@@ -168,7 +168,7 @@ fn a_copy_follows_and_goes_on(transport: &str, by_itself: bool, seed: u64) {
         legs(&rig.export().status()) == ["in-sync", "following"]
     });
     load.await_answers(2000);
-    // It comes back to that, too.
+    // The returning brick resyncs from the promoted copy, too.
     rig.cluster.kill_brick(1 - first);
     load.await_answers(500);
     rig.cluster.restart_brick(1 - first);
@@ -176,11 +176,11 @@ fn a_copy_follows_and_goes_on(transport: &str, by_itself: bool, seed: u64) {
         legs(&rig.export().status()) == ["in-sync", "following"]
     });
     load.await_answers(1000);
-    load.finish().expect_good();
+    load.finish().assert_success();
     let lag = &rig.export().status()["columns"][0]["legs"][1]["lag"];
     assert!(lag["bytes"].is_u64() && lag["age_us"].is_u64(), "{lag}");
-    // The manager is told, too, every ten seconds.
-    until("the lag is told", || {
+    // The client reports the lag to the manager every ten seconds, too.
+    until("the lag is reported", || {
         let copies = rig.cluster.json(&["replica", "status", VOLUME]);
         assert_eq!(copies[0]["lag"], Value::Null, "{copies}");
         let lag = &copies[1]["lag"];
@@ -225,11 +225,11 @@ fn a_copy_follows_and_goes_on(transport: &str, by_itself: bool, seed: u64) {
 }
 
 #[test]
-fn a_copy_follows_a_mapped_volume_and_goes_on() {
-    a_copy_follows_and_goes_on("map", true, 0xd5);
+fn async_replica_of_mapped_volume_takes_over() {
+    check_async_replica("map", true, 0xd5);
 }
 
 #[test]
-fn a_copy_follows_over_tcp_and_goes_on() {
-    a_copy_follows_and_goes_on("tcp", false, 0xd6);
+fn async_replica_over_tcp_takes_over() {
+    check_async_replica("tcp", false, 0xd6);
 }

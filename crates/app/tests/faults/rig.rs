@@ -1,7 +1,7 @@
-//! A volume on a cluster, its export, and what it must hold.
+//! A volume on a cluster, its export, and its expected contents.
 
-use crate::load::{Load, Plan};
-use crate::oracle::Oracle;
+use crate::load::{LoadPlan, RunningLoad};
+use crate::oracle::BlockOracle;
 use crate::support::net::Net;
 use crate::support::{Cluster, Export, MIB, Pools};
 use serde_json::Value;
@@ -9,25 +9,31 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The bar for the longest that a request may take when a brick dies.
+/// The limit for the slowest request when a brick dies.
 pub const STALL_MAX: Duration = Duration::from_secs(3);
-/// The same for a read while another copy is there: it is asked after 50 ms at
+/// The same limit for a read while another copy is there: the client asks that copy after 50 ms at
 /// the latest.
 pub const READ_MAX: Duration = Duration::from_secs(1);
 pub const VOLUME: &str = "disk";
 
-pub struct Rig {
+pub struct VolumeRig {
     export: Option<Export>,
     pub cluster: Cluster,
-    pub oracle: Arc<Oracle>,
+    pub oracle: Arc<BlockOracle>,
 }
 
-impl Rig {
-    /// A volume of this many MiB on bricks with room for it, not exported.
-    /// `layout` as `--layout mirror`.
-    pub fn new(pools: Pools, bricks: usize, size_mib: u64, layout: &[&str], seed: u64) -> Rig {
+impl VolumeRig {
+    /// A volume of this many MiB on bricks with room for it, not exported. `layout` is as in
+    /// `--layout mirror`.
+    pub fn new(
+        pools: Pools,
+        bricks: usize,
+        size_mib: u64,
+        layout: &[&str],
+        seed: u64,
+    ) -> VolumeRig {
         let sizes = vec![size_mib + size_mib / 2 + 32; bricks];
-        Rig::with_pools(pools, &sizes, size_mib, layout, seed)
+        VolumeRig::with_pools(pools, &sizes, size_mib, layout, seed)
     }
 
     pub fn with_pools(
@@ -36,31 +42,31 @@ impl Rig {
         size_mib: u64,
         layout: &[&str],
         seed: u64,
-    ) -> Rig {
+    ) -> VolumeRig {
         let cluster = Cluster::with_pools(pools, sizes_mib);
-        Rig::on(cluster, size_mib, layout, seed)
+        VolumeRig::on(cluster, size_mib, layout, seed)
     }
 
-    /// The same with every process on a machine of its own; none without root.
-    pub fn apart(
+    /// The same with every process on a machine of its own; `None` without root.
+    pub fn on_separate_hosts(
         (bricks, clients): (usize, usize),
         size_mib: u64,
         layout: &[&str],
         seed: u64,
-    ) -> Option<Rig> {
+    ) -> Option<VolumeRig> {
         let net = Net::new(bricks, clients)?;
         let sizes = vec![size_mib + size_mib / 2 + 32; bricks];
-        let cluster = Cluster::apart(Pools::Memory, &sizes, net);
-        Some(Rig::on(cluster, size_mib, layout, seed))
+        let cluster = Cluster::on_separate_hosts(Pools::Memory, &sizes, net);
+        Some(VolumeRig::on(cluster, size_mib, layout, seed))
     }
 
     /// A volume on a cluster that has room for it.
-    pub fn on(cluster: Cluster, size_mib: u64, layout: &[&str], seed: u64) -> Rig {
+    pub fn on(cluster: Cluster, size_mib: u64, layout: &[&str], seed: u64) -> VolumeRig {
         cluster.create(VOLUME, &format!("{size_mib}M"), layout);
-        Rig {
+        VolumeRig {
             export: None,
             cluster,
-            oracle: Arc::new(Oracle::new(seed, size_mib * MIB)),
+            oracle: Arc::new(BlockOracle::new(seed, size_mib * MIB)),
         }
     }
 
@@ -75,8 +81,8 @@ impl Rig {
         self.export = Some(self.cluster.export_from(client, &[VOLUME], transport));
     }
 
-    /// Goes on with an export that there is.
-    pub fn adopt(&mut self, export: Export) {
+    /// Continues with an existing export.
+    pub fn set_export(&mut self, export: Export) {
         assert!(self.export.is_none(), "it is served");
         self.export = Some(export);
     }
@@ -93,8 +99,8 @@ impl Rig {
         self.export().socket()
     }
 
-    pub fn load(&self, plan: &Plan) -> Load {
-        Load::start(&self.oracle, &self.socket(), VOLUME, plan)
+    pub fn load(&self, plan: &LoadPlan) -> RunningLoad {
+        RunningLoad::start(&self.oracle, &self.socket(), VOLUME, plan)
     }
 
     /// Reads everything through the export and checks it.
@@ -103,15 +109,14 @@ impl Rig {
         self.oracle.verify(&self.socket(), VOLUME);
     }
 
-    /// Ends the export in peace, and has the legs compared.
+    /// Stops the export, and has the legs compared.
     pub fn end_and_check(&mut self) {
         self.take_export().stop();
         self.cluster.check_identical(VOLUME);
     }
 
-    /// With each brick dead in turn, the other legs alone hold what they must:
-    /// what the program itself says of its legs is not taken on trust. Ends
-    /// with every leg back, and the volume served.
+    /// Kills each brick in turn and checks the contents of the other legs: the test does not rely
+    /// on the program's own report. In the end every leg is back, and the volume is served.
     pub fn verify_without_each(&mut self, bricks: usize, transport: &str) {
         for brick in 0..bricks {
             self.cluster.kill_brick(brick);

@@ -1,38 +1,37 @@
-//! Everything is killed, stopped and cut off, over and over and several things
-//! at once, in an order that a seed decides, under a checked load.
+//! Random faults: processes are killed, stopped and cut off, several at once, again and again,
+//! under a checked load. A seed decides the order.
 //!
-//! PAGEMESH_STORM_ROUNDS says how often, PAGEMESH_STORM_SEED in which order.
+//! PAGEMESH_STORM_ROUNDS sets the number of rounds, PAGEMESH_STORM_SEED the order.
 
-use crate::load::{Load, Mix, Plan};
-use crate::nbd::{Command, EIO, Nbd};
+use crate::load::{LoadPlan, RequestMix, RunningLoad};
+use crate::nbd::{Command, EIO, NbdConnection};
 use crate::oracle::{BLOCK, Rng};
-use crate::rig::{Rig, VOLUME};
+use crate::rig::{VOLUME, VolumeRig};
 use crate::support::net::Host;
 use crate::support::{Cluster, Export, PAGEMESH, Pools, program, until};
 use std::collections::BTreeMap;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Rounds of a test; each has two faults at least, so that in this many every
-/// kind is seen.
+/// Rounds of a test. Each has two faults at least, so that every kind occurs in this many.
 const ROUNDS: u64 = 10;
-/// Blocks that a superseded client is told to write.
+/// Blocks that a superseded client is asked to write.
 const LATE_BLOCKS: u64 = 16;
 
-fn number(name: &str, otherwise: u64) -> u64 {
+fn env_number(name: &str, otherwise: u64) -> u64 {
     let found = std::env::var(name);
     found.map_or(otherwise, |text| text.parse().expect("a number"))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Role {
+enum HostRole {
     Client,
     Brick,
     Manager,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Fault {
+enum FaultKind {
     KillBrick,
     KillBricks,
     KillManager,
@@ -40,24 +39,23 @@ enum Fault {
     StopBrick,
     StopManager,
     StopClient,
-    /// Another client attaches while the one that works is stopped, unplugged
-    /// or well.
+    /// Another client attaches while the working one is stopped, unplugged or healthy.
     Supersede,
-    /// What one sends to the other is lost.
-    Lose(Role, Role),
-    /// Neither hears the other.
-    Cut(Role, Role),
-    /// Nobody hears it.
-    Unplug(Role),
-    /// Any of all directions at once.
-    Tangle,
+    /// Packets from the first to the second are lost.
+    Lose(HostRole, HostRole),
+    /// Packets are lost in both directions.
+    Cut(HostRole, HostRole),
+    /// The machine's link is down.
+    Unplug(HostRole),
+    /// Random directions between all machines are lost.
+    RandomLoss,
 }
 
-use Fault::*;
-use Role::*;
+use FaultKind::*;
+use HostRole::*;
 
-/// What needs no network.
-const OF_PROCESSES: [Fault; 8] = [
+/// Faults that need no network.
+const PROCESS_FAULTS: [FaultKind; 8] = [
     KillBrick,
     KillBricks,
     KillManager,
@@ -67,7 +65,7 @@ const OF_PROCESSES: [Fault; 8] = [
     StopClient,
     Supersede,
 ];
-const OF_NETWORKS: [Fault; 13] = [
+const NETWORK_FAULTS: [FaultKind; 13] = [
     Lose(Client, Brick),
     Lose(Brick, Client),
     Lose(Client, Manager),
@@ -80,27 +78,27 @@ const OF_NETWORKS: [Fault; 13] = [
     Unplug(Client),
     Unplug(Brick),
     Unplug(Manager),
-    Tangle,
+    RandomLoss,
 ];
 
-/// What is wrong now.
+/// The faults in effect.
 #[derive(Default)]
-struct Wrong {
+struct ActiveFaults {
     dead: Vec<Host>,
     stopped: Vec<Host>,
-    lost: Vec<(Host, Host)>,
+    lost_links: Vec<(Host, Host)>,
     unplugged: Vec<Host>,
 }
 
-impl Wrong {
+impl ActiveFaults {
     fn is_running(&self, host: Host) -> bool {
         !self.dead.contains(&host) && !self.stopped.contains(&host)
     }
 
-    /// Ends what can be ended beside others that work.
-    fn lift(&self, cluster: &Cluster) {
-        for &(from, to) in &self.lost {
-            cluster.net().deliver(from, to);
+    /// Clears the faults that can be cleared while other threads work.
+    fn clear_live_faults(&self, cluster: &Cluster) {
+        for &(from, to) in &self.lost_links {
+            cluster.net().restore_packets(from, to);
         }
         self.unplugged
             .iter()
@@ -115,53 +113,58 @@ impl Wrong {
     }
 }
 
-struct Storm {
-    rig: Rig,
-    load: Option<Load>,
-    /// A connection that asks for nothing until its client is superseded.
-    late: Option<Nbd>,
+struct FaultStorm {
+    rig: VolumeRig,
+    load: Option<RunningLoad>,
+    /// A connection that sends no request until its client is superseded.
+    late: Option<NbdConnection>,
     rng: Rng,
     bricks: usize,
-    /// Whether machines are apart.
+    /// Whether each process has a machine of its own.
     has_net: bool,
-    /// Whether a flush says that writes may be gone, after all bricks died.
-    buffers: bool,
-    /// The machine of the client, and how it reaches bricks.
+    /// Whether a flush reports lost writes after the death of all bricks.
+    has_write_cache: bool,
+    /// The machine of the client, and its transport to bricks.
     client: usize,
     transport: &'static str,
-    wrong: Wrong,
-    /// Kinds that are to come before any comes again.
-    deck: Vec<Fault>,
+    active: ActiveFaults,
+    /// Kinds that must occur before any kind repeats.
+    pending_faults: Vec<FaultKind>,
     counts: BTreeMap<String, u64>,
 }
 
-impl Storm {
-    fn new(rig: Rig, bricks: usize, seed: u64, (has_net, buffers): (bool, bool)) -> Storm {
-        let mut storm = Storm {
+impl FaultStorm {
+    fn new(
+        rig: VolumeRig,
+        bricks: usize,
+        seed: u64,
+        (has_net, buffers): (bool, bool),
+    ) -> FaultStorm {
+        let mut storm = FaultStorm {
             rig,
             load: None,
             late: None,
             rng: Rng(seed),
             bricks,
             has_net,
-            buffers,
+            has_write_cache: buffers,
             client: 0,
             transport: "tcp",
-            wrong: Wrong::default(),
-            deck: vec![],
+            active: ActiveFaults::default(),
+            pending_faults: vec![],
             counts: BTreeMap::new(),
         };
         storm.serve();
-        storm.work();
+        storm.start_load();
         storm
     }
 
-    fn kinds(&self) -> Vec<Fault> {
+    fn kinds(&self) -> Vec<FaultKind> {
         let networks = match self.has_net {
-            true => &OF_NETWORKS[..],
+            true => &NETWORK_FAULTS[..],
             false => &[],
         };
-        [&OF_PROCESSES, networks].concat()
+        [&PROCESS_FAULTS, networks].concat()
     }
 
     fn count(&mut self, what: String) {
@@ -172,7 +175,7 @@ impl Storm {
         self.rng.below(end as u64) as usize
     }
 
-    /// Half of them shorter than what makes a leg count as lost, half longer.
+    /// Half of the pauses are shorter than the time-out of a leg, half longer.
     fn draw_pause(&mut self) -> Duration {
         Duration::from_millis(match self.rng.below(2) {
             0 => 20 + self.rng.below(400),
@@ -181,8 +184,8 @@ impl Storm {
     }
 
     fn draw_transport(&mut self) {
-        // Nobody maps a pool on a disk.
-        let mapped = if self.buffers { "tcp" } else { "map" };
+        // A pool on a disk is never mapped.
+        let mapped = if self.has_write_cache { "tcp" } else { "map" };
         self.transport = ["tcp", mapped, "tcp"][self.below(3)];
     }
 
@@ -191,13 +194,13 @@ impl Storm {
         self.rig.serve_from(self.client, self.transport);
     }
 
-    fn work(&mut self) {
-        let late = Nbd::connect(&self.rig.socket(), VOLUME, true);
+    fn start_load(&mut self) {
+        let late = NbdConnection::connect(&self.rig.socket(), VOLUME, true);
         self.late = Some(late.expect("clients are taken"));
-        self.load = Some(self.rig.load(&Plan {
+        self.load = Some(self.rig.load(&LoadPlan {
             connections: 3,
             readers: 1,
-            mix: Mix {
+            mix: RequestMix {
                 reads: 20,
                 trims: 6,
                 zeroes: 4,
@@ -205,25 +208,25 @@ impl Storm {
             },
             flush_every: Some(64),
             rate: Some(1500),
-            ..Plan::default()
+            ..LoadPlan::default()
         }));
     }
 
-    fn load(&self) -> &Load {
+    fn load(&self) -> &RunningLoad {
         self.load.as_ref().expect("the load runs")
     }
 
-    /// Ends the load, of which nothing may have failed.
-    fn rest(&mut self) -> usize {
+    /// Ends the load, and asserts that no request failed.
+    fn finish_load(&mut self) -> usize {
         let report = self.load.take().expect("the load runs").finish();
-        match self.buffers {
-            true => report.expect_at_worst(EIO, "Flush"),
+        match self.has_write_cache {
+            true => report.assert_only_errors(EIO, "Flush"),
             false => assert!(report.failures.is_empty(), "{:#?}", report.failures),
         }
         report.broken
     }
 
-    fn host(&mut self, role: Role) -> Host {
+    fn host(&mut self, role: HostRole) -> Host {
         match role {
             Client => Host::Client(self.client),
             Brick => Host::Brick(self.below(self.bricks)),
@@ -231,24 +234,24 @@ impl Storm {
         }
     }
 
-    /// So many faults at once.
-    fn strike(&mut self, faults: u64) -> Option<Fault> {
+    /// Injects this many faults.
+    fn inject_faults(&mut self, faults: u64) -> Option<FaultKind> {
         let (mut later, mut takeover, mut left) = (vec![], None, faults);
         while left > 0 {
-            if self.deck.is_empty() {
-                self.deck = self.kinds();
-                for at in (1..self.deck.len()).rev() {
+            if self.pending_faults.is_empty() {
+                self.pending_faults = self.kinds();
+                for at in (1..self.pending_faults.len()).rev() {
                     let other = self.below(at + 1);
-                    self.deck.swap(at, other);
+                    self.pending_faults.swap(at, other);
                 }
             }
-            let Some(fault) = self.deck.pop() else {
+            let Some(fault) = self.pending_faults.pop() else {
                 continue;
             };
             let is_takeover = matches!(fault, KillClient | Supersede);
             if is_takeover && takeover.is_none() {
                 takeover = Some(fault);
-            } else if is_takeover || !self.inflict(fault) {
+            } else if is_takeover || !self.inject(fault) {
                 later.push(fault);
                 continue;
             }
@@ -256,12 +259,12 @@ impl Storm {
             self.count(format!("{fault:?}"));
             left -= 1;
         }
-        self.deck.extend(later);
+        self.pending_faults.extend(later);
         takeover
     }
 
-    /// Whether it could be done to what goes on still.
-    fn inflict(&mut self, fault: Fault) -> bool {
+    /// Injects a fault. Returns whether it was possible in the current state.
+    fn inject(&mut self, fault: FaultKind) -> bool {
         let brick = self.below(self.bricks);
         match fault {
             KillBrick => self.kill(Host::Brick(brick)),
@@ -284,10 +287,10 @@ impl Storm {
             Unplug(role) => {
                 let host = self.host(role);
                 self.rig.cluster.net().unplug(host);
-                self.wrong.unplugged.push(host);
+                self.active.unplugged.push(host);
                 true
             }
-            Tangle => {
+            RandomLoss => {
                 let (client, manager) = (Host::Client(self.client), Host::Manager);
                 let bricks = (0..self.bricks).map(Host::Brick);
                 let mut pairs = vec![(client, manager)];
@@ -304,20 +307,20 @@ impl Storm {
     }
 
     fn kill(&mut self, host: Host) -> bool {
-        if self.wrong.dead.contains(&host) {
+        if self.active.dead.contains(&host) {
             return false;
         }
         match host {
             Host::Brick(brick) => self.rig.cluster.kill_brick(brick),
             _ => self.rig.cluster.kill_manager(),
         }
-        self.wrong.stopped.retain(|stopped| *stopped != host);
-        self.wrong.dead.push(host);
+        self.active.stopped.retain(|stopped| *stopped != host);
+        self.active.dead.push(host);
         true
     }
 
     fn stop(&mut self, host: Host) -> bool {
-        if !self.wrong.is_running(host) {
+        if !self.active.is_running(host) {
             return false;
         }
         match host {
@@ -325,28 +328,28 @@ impl Storm {
             Host::Manager => self.rig.cluster.manager().signal("STOP"),
             _ => self.rig.export().daemon.signal("STOP"),
         }
-        self.wrong.stopped.push(host);
+        self.active.stopped.push(host);
         true
     }
 
     fn lose(&mut self, from: Host, to: Host) -> bool {
-        // Who maps pools does not meet their bricks through the network.
+        // A client that maps pools does not reach their bricks through the network.
         let is_mapped = self.transport == "map"
             && matches!(
                 (from, to),
                 (Host::Client(_), Host::Brick(_)) | (Host::Brick(_), Host::Client(_))
             );
-        let is_new = !is_mapped && !self.wrong.lost.contains(&(from, to));
+        let is_new = !is_mapped && !self.active.lost_links.contains(&(from, to));
         if is_new {
-            self.rig.cluster.net().lose(from, to);
-            self.wrong.lost.push((from, to));
+            self.rig.cluster.net().drop_packets(from, to);
+            self.active.lost_links.push((from, to));
         }
         is_new
     }
 
-    /// Starts again what died.
-    fn revive(&mut self) {
-        for host in std::mem::take(&mut self.wrong.dead) {
+    /// Restarts the dead processes.
+    fn restart_dead(&mut self) {
+        for host in std::mem::take(&mut self.active.dead) {
             match host {
                 Host::Brick(brick) => self.rig.cluster.restart_brick(brick),
                 _ => self.rig.cluster.start_manager(),
@@ -354,41 +357,41 @@ impl Storm {
         }
     }
 
-    /// Gives back all that was taken, the client's leave to go on included.
-    fn heal(&mut self) {
-        // Dead ones come back before the others are heard, or after.
+    /// Clears all faults; the client continues as well.
+    fn clear_faults(&mut self) {
+        // Dead processes restart before the links are restored, or after.
         if self.rng.below(2) == 0 {
-            self.revive();
+            self.restart_dead();
         }
-        if !self.wrong.is_running(Host::Client(self.client)) {
-            // Fails only if a brick had to end it.
+        if !self.active.is_running(Host::Client(self.client)) {
+            // Fails only if a brick had to kill the client.
             let pid = self.rig.export().daemon.pid().to_string();
             let _ = program::run("kill", &["-s", "CONT", &pid]);
         }
-        self.wrong.lift(&self.rig.cluster);
-        self.revive();
-        self.wrong = Wrong::default();
+        self.active.clear_live_faults(&self.rig.cluster);
+        self.restart_dead();
+        self.active = ActiveFaults::default();
     }
 
-    /// Serves the volume from a machine while faults last, which end meanwhile:
-    /// it works or says why not.
+    /// Exports the volume from a machine while faults last, and clears them meanwhile. The export
+    /// either works or is refused with an error.
     fn attach(&mut self, client: usize) -> Export {
-        // Somebody must be there to be asked.
-        if self.wrong.dead.len() > 1 || self.wrong.dead.contains(&Host::Manager) {
-            self.revive();
+        // The manager and all bricks but one must run to answer.
+        if self.active.dead.len() > 1 || self.active.dead.contains(&Host::Manager) {
+            self.restart_dead();
         }
         self.draw_transport();
         let (pause, transport) = (self.draw_pause(), self.transport);
-        let (cluster, wrong) = (&self.rig.cluster, &self.wrong);
+        let (cluster, wrong) = (&self.rig.cluster, &self.active);
         let tried = std::thread::scope(|scope| {
             scope.spawn(move || {
                 sleep(pause);
-                wrong.lift(cluster);
+                wrong.clear_live_faults(cluster);
             });
             cluster.try_export_from(client, &[VOLUME], transport)
         });
-        self.revive();
-        self.wrong = Wrong::default();
+        self.restart_dead();
+        self.active = ActiveFaults::default();
         tried.unwrap_or_else(|refused| {
             program::refused("export", &refused, &[]);
             self.count("attach refused".into());
@@ -404,32 +407,32 @@ impl Storm {
     }
 
     /// The client dies, and the next one attaches on this machine or another.
-    fn replace(&mut self) {
+    fn replace_client(&mut self) {
         self.rig.take_export().kill();
-        self.rest();
-        self.wrong
+        self.finish_load();
+        self.active
             .stopped
             .retain(|host| !matches!(host, Host::Client(_)));
         let next = self.below(2);
         let export = self.attach(next);
         self.client = next;
-        self.rig.adopt(export);
+        self.rig.set_export(export);
         self.rig.verify();
-        self.work();
+        self.start_load();
     }
 
-    /// Another client attaches, whatever the one before does then: nothing that
-    /// it was told to write afterwards is anywhere.
-    fn supersede(&mut self) {
+    /// Another client attaches, and the previous one may be in any state. Later writes of the
+    /// previous client reach no leg.
+    fn supersede_client(&mut self) {
         let before = Host::Client(self.client);
         let mut late = self.late.take().expect("it is connected");
         let load = self.load.take().expect("the load runs");
         load.ask_to_stop();
         let mut old = self.rig.take_export();
-        let is_stopped = self.wrong.stopped.contains(&before);
-        let mut is_unplugged = self.wrong.unplugged.contains(&before);
-        self.wrong.stopped.retain(|host| *host != before);
-        self.wrong.unplugged.retain(|host| *host != before);
+        let is_stopped = self.active.stopped.contains(&before);
+        let mut is_unplugged = self.active.unplugged.contains(&before);
+        self.active.stopped.retain(|host| *host != before);
+        self.active.unplugged.retain(|host| *host != before);
         if !is_stopped && !is_unplugged && self.has_net && self.rng.below(2) == 0 {
             self.rig.cluster.net().unplug(before);
             is_unplugged = true;
@@ -437,7 +440,7 @@ impl Storm {
         let next = 1 - self.client;
         let export = self.attach(next);
         self.client = next;
-        self.rig.adopt(export);
+        self.rig.set_export(export);
         self.rig.verify();
         let data = [0xee; BLOCK];
         let blocks = 0..LATE_BLOCKS;
@@ -448,7 +451,7 @@ impl Storm {
         if is_unplugged {
             self.rig.cluster.net().plug(before);
         }
-        // A brick may have had to end it.
+        // A brick may have had to kill the client.
         let is_killed = is_stopped && !old.daemon.is_running();
         if is_killed {
             self.count("a stopped client was ended".into());
@@ -458,7 +461,7 @@ impl Storm {
             }
             old.await_fenced();
             for _ in blocks.filter(|_| sent.is_ok()) {
-                // The connection ends behind the first error.
+                // The connection ends after the first error.
                 let Ok(reply) = late.reply() else { break };
                 assert_ne!(reply.errno, 0, "a fenced client wrote {}", reply.cookie);
             }
@@ -468,23 +471,23 @@ impl Storm {
         assert_eq!(lost, None);
         old.kill();
         self.rig.verify();
-        self.work();
+        self.start_load();
     }
 
-    /// What the volume is like while it lasts, as far as it can be asked.
-    fn observe(&mut self) {
-        if self.wrong.is_running(Host::Client(self.client)) {
+    /// Counts the state of the volume during the faults, if the client can be asked.
+    fn count_state(&mut self) {
+        if self.active.is_running(Host::Client(self.client)) {
             let status = self.rig.export().status();
             let state = status["state"].as_str().expect("a state").to_owned();
             self.count(format!("was {state}"));
         }
     }
 
-    /// A client that stands still is ended by a brick that needs its pool.
+    /// Replaces the client if a brick that needed its pool killed the stalled client.
     fn replace_if_ended(&mut self, was_stopped: bool) {
         let mut export = self.rig.take_export();
         if export.daemon.is_running() {
-            self.rig.adopt(export);
+            self.rig.set_export(export);
             return;
         }
         assert!(
@@ -493,11 +496,11 @@ impl Storm {
             export.daemon.log()
         );
         self.count("a stopped client was ended".into());
-        self.rest();
+        self.finish_load();
         self.rig.cluster.await_bricks(self.bricks);
         self.serve();
         self.rig.verify();
-        self.work();
+        self.start_load();
     }
 
     fn round(&mut self, round: u64) -> Duration {
@@ -505,16 +508,16 @@ impl Storm {
         self.load().await_answers(more);
         let faults = 2 + self.rng.below(3);
         print!("round {round}, {}:", self.transport);
-        let takeover = self.strike(faults);
+        let takeover = self.inject_faults(faults);
         sleep(self.draw_pause());
-        self.observe();
+        self.count_state();
         let healed = Instant::now();
         match takeover {
-            Some(KillClient) => self.replace(),
-            Some(_) => self.supersede(),
+            Some(KillClient) => self.replace_client(),
+            Some(_) => self.supersede_client(),
             None => {
-                let was_stopped = !self.wrong.is_running(Host::Client(self.client));
-                self.heal();
+                let was_stopped = !self.active.is_running(Host::Client(self.client));
+                self.clear_faults();
                 self.replace_if_ended(was_stopped);
             }
         }
@@ -523,28 +526,28 @@ impl Storm {
         let took = healed.elapsed();
         println!("; well after {took:?}");
         if round % 3 == 2 {
-            assert_eq!(self.rest(), 0, "connections broke");
+            assert_eq!(self.finish_load(), 0, "connections broke");
             self.rig.verify();
             if round % 9 == 8 {
                 self.rig.end_and_check();
                 self.serve();
             }
-            self.work();
+            self.start_load();
         }
         took
     }
 }
 
-/// At the end every acknowledged block is right, the legs are identical, each
-/// holds all by itself, and no pool is damaged.
-fn storm(rig: Rig, bricks: usize, seed: u64, traits: (bool, bool)) {
-    let rounds = number("PAGEMESH_STORM_ROUNDS", ROUNDS);
-    let mut storm = Storm::new(rig, bricks, seed, traits);
+/// In the end every acknowledged block is right, the legs are identical, each leg holds all data by
+/// itself, and no pool is damaged.
+fn run_storm(rig: VolumeRig, bricks: usize, seed: u64, traits: (bool, bool)) {
+    let rounds = env_number("PAGEMESH_STORM_ROUNDS", ROUNDS);
+    let mut storm = FaultStorm::new(rig, bricks, seed, traits);
     let mut longest = Duration::ZERO;
     for round in 0..rounds {
         longest = longest.max(storm.round(round));
     }
-    assert_eq!(storm.rest(), 0, "connections broke");
+    assert_eq!(storm.finish_load(), 0, "connections broke");
     println!(
         "{rounds} rounds, {:?} at most until all was well again: {:#?}",
         longest, storm.counts
@@ -569,30 +572,30 @@ fn storm(rig: Rig, bricks: usize, seed: u64, traits: (bool, bool)) {
     }
 }
 
-fn seed(otherwise: u64) -> u64 {
-    let seed = number("PAGEMESH_STORM_SEED", otherwise);
+fn env_seed(otherwise: u64) -> u64 {
+    let seed = env_number("PAGEMESH_STORM_SEED", otherwise);
     println!("PAGEMESH_STORM_SEED={seed}");
     seed
 }
 
 #[test]
-fn everything_is_killed_under_a_mirror() {
-    let seed = seed(0x51);
-    let rig = Rig::new(Pools::Memory, 2, 32, &[], seed);
-    storm(rig, 2, seed, (false, false));
+fn random_kills_keep_mirror_consistent() {
+    let seed = env_seed(0x51);
+    let rig = VolumeRig::new(Pools::Memory, 2, 32, &[], seed);
+    run_storm(rig, 2, seed, (false, false));
 }
 
 #[test]
-fn everything_is_killed_on_disks() {
-    let seed = seed(0x53);
-    let rig = Rig::new(Pools::Disk, 2, 32, &[], seed);
-    storm(rig, 2, seed, (false, true));
+fn random_kills_keep_disk_pools_consistent() {
+    let seed = env_seed(0x53);
+    let rig = VolumeRig::new(Pools::Disk, 2, 32, &[], seed);
+    run_storm(rig, 2, seed, (false, true));
 }
 
 #[test]
-fn everything_is_killed_and_cut_off_under_three_copies() {
-    let seed = seed(0x52);
-    if let Some(rig) = Rig::apart((3, 2), 32, &["--copies", "3"], seed) {
-        storm(rig, 3, seed, (true, false));
+fn random_kills_and_partitions_keep_three_copies() {
+    let seed = env_seed(0x52);
+    if let Some(rig) = VolumeRig::on_separate_hosts((3, 2), 32, &["--copies", "3"], seed) {
+        run_storm(rig, 3, seed, (true, false));
     }
 }

@@ -1,14 +1,14 @@
-//! A program that maps files, and reads and stores there: by the kernel alone, or under
-//! `exec`, where a file that is mapped is nobody's on the direct path.
+//! A program that maps files, and loads and stores through the mapping: through the kernel only, or
+//! under `pagemesh exec`. A mapped file has no direct path.
 
 use super::support::PAGEMESH;
-use super::support::mounted::{self, Mounted};
-use super::{FILES, Files, PAGE};
+use super::support::mounted::{self, TestMount};
+use super::{FILES, FsxState, PAGE};
 use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// Maps whole pages around what it is told, which the file has, and says what is there
-/// afterwards. A command is a file, an offset, a length and what to do, 8 bytes each, and the
+/// Maps the whole pages around a range of the file, and returns the contents of the range after the
+/// operation. A command is a file, an offset, a length and an operation, 8 bytes each, and the
 /// bytes of a store.
 const MAP: &str = r#"
 import mmap, os, struct, sys
@@ -44,57 +44,58 @@ while True:
     say(found)
 "#;
 
-/// Writes while a file is mapped: a guest that may do so directly would after a few.
+/// Writes while a file is mapped: without the mapping, a direct client would write directly after
+/// fewer.
 const WRITES_BESIDE_MAX: u64 = 12;
 
-/// What is done with a mapping.
+/// Operations on a mapping.
 #[derive(Clone, Copy, Debug)]
-enum What {
+enum MapOp {
     Read,
     Store,
     /// Stores, and syncs the mapping.
     Sync,
-    /// Stores, and syncs the file when it is mapped no more.
+    /// Stores, unmaps, and syncs the file.
     Fsync,
-    /// Reads, and goes on to have it mapped.
+    /// Reads, and keeps the mapping.
     Keep,
-    /// Reads once more what was kept.
+    /// Reads through the mapping that `Keep` left.
     Again,
 }
 
-impl What {
+impl MapOp {
     fn stores(self) -> bool {
-        matches!(self, What::Store | What::Sync | What::Fsync)
+        matches!(self, MapOp::Store | MapOp::Sync | MapOp::Fsync)
     }
 }
 
-pub struct Mapper {
+pub struct MapperProcess {
     child: Child,
     tell: ChildStdin,
     said: ChildStdout,
 }
 
-impl Mapper {
-    pub fn start(mount: &Mounted, is_direct: bool) -> Mapper {
+impl MapperProcess {
+    pub fn start(mount: &TestMount, is_direct: bool) -> MapperProcess {
         let mut command = match is_direct {
             false => Command::new("python3"),
             true => {
                 let mut command = Command::new(PAGEMESH);
-                command.args(mounted::exec()).arg("python3");
+                command.args(mounted::exec_args()).arg("python3");
                 command
             }
         };
         command.args(["-c", MAP]).arg(&mount.dir);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("python3 is installed");
-        Mapper {
+        MapperProcess {
             tell: child.stdin.take().unwrap(),
             said: child.stdout.take().unwrap(),
             child,
         }
     }
 
-    fn does(&mut self, what: What, file: usize, offset: u64, bytes: &mut [u8]) {
+    fn execute(&mut self, what: MapOp, file: usize, offset: u64, bytes: &mut [u8]) {
         let words = [file as u64, offset, bytes.len() as u64, what as u64];
         let head: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         self.tell.write_all(&head).unwrap();
@@ -105,78 +106,78 @@ impl Mapper {
     }
 }
 
-impl Drop for Mapper {
+impl Drop for MapperProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Files {
-    /// Reads or stores through a mapping. What is stored is seen at once; and it is synced
-    /// before anything dies.
-    pub fn map(&mut self, at: usize) {
+impl FsxState {
+    /// Loads or stores through a mapping. Each store is visible at once, and it is synced before
+    /// any process dies.
+    pub fn map_operation(&mut self, at: usize) {
         let size = self.models[at].len() as u64;
         if size == 0 {
             return;
         }
-        let offset = self.roll(size);
+        let offset = self.below(size);
         let len = self.len().min(size - offset);
-        let what = match self.roll(8) {
-            0 => What::Read,
-            1..=3 => return self.look_while_others_write(at, offset, len),
-            4 => What::Store,
-            5 => What::Fsync,
-            _ => What::Sync,
+        let what = match self.below(8) {
+            0 => MapOp::Read,
+            1..=3 => return self.read_mapping_during_writes(at, offset, len),
+            4 => MapOp::Store,
+            5 => MapOp::Fsync,
+            _ => MapOp::Sync,
         };
-        self.mapped(what, at, offset, len);
-        if matches!(what, What::Store) {
+        self.run_map_op(what, at, offset, len);
+        if matches!(what, MapOp::Store) {
             self.compare(at, offset / PAGE * PAGE, len + 2 * PAGE);
             self.operate_unsynced(at);
             self.open[at].sync_all().unwrap();
         }
     }
 
-    fn mapped(&mut self, what: What, at: usize, offset: u64, len: u64) {
-        self.did(format!("map {at} {offset} {len}: {what:?}"));
+    fn run_map_op(&mut self, what: MapOp, at: usize, offset: u64, len: u64) {
+        self.log_op(format!("map {at} {offset} {len}: {what:?}"));
         let mut bytes = self.bytes(len);
         if what.stores() {
-            self.put(at, offset, &bytes);
+            self.apply_write(at, offset, &bytes);
         }
         let mapper = self.mapper.as_mut().expect("there is one");
-        mapper.does(what, at, offset, &mut bytes);
+        mapper.execute(what, at, offset, &mut bytes);
         let model = &self.models[at][offset as usize..][..len as usize];
         let differs = (0..bytes.len()).find(|&byte| bytes[byte] != model[byte]);
         assert!(
             differs.is_none(),
             "file {at} mapped from {offset} on differs at {differs:?}: {:#?}",
-            self.last
+            self.recent_ops
         );
     }
 
-    /// A mapping shows what is written while it is there, by calls and on the direct path.
-    fn look_while_others_write(&mut self, at: usize, offset: u64, len: u64) {
-        self.mapped(What::Keep, at, offset, len);
-        for _ in 0..self.roll(WRITES_BESIDE_MAX) {
-            self.write_beside(at, offset, len);
+    /// A mapping shows writes that happen while it exists, by calls and on the direct path.
+    fn read_mapping_during_writes(&mut self, at: usize, offset: u64, len: u64) {
+        self.run_map_op(MapOp::Keep, at, offset, len);
+        for _ in 0..self.below(WRITES_BESIDE_MAX) {
+            self.overwrite_part(at, offset, len);
         }
-        self.mapped(What::Again, at, offset, len);
+        self.run_map_op(MapOp::Again, at, offset, len);
     }
 
-    /// Calls that meet what was stored and not synced.
+    /// Calls on ranges with stores that are not synced yet.
     fn operate_unsynced(&mut self, at: usize) {
         let (offset, len) = (self.offset(), self.len());
-        match self.roll(4) {
+        match self.below(4) {
             0 => {
-                self.did(format!("write {at} {offset} {len} unsynced"));
+                self.log_op(format!("write {at} {offset} {len} unsynced"));
                 let bytes = self.bytes(len);
                 let file = &self.open[at];
                 std::os::unix::fs::FileExt::write_all_at(file, &bytes, offset).unwrap();
-                self.put(at, offset, &bytes);
+                self.apply_write(at, offset, &bytes);
             }
             1 => {
-                let size = self.roll(super::BYTES_MAX);
-                self.did(format!("truncate {at} {size} unsynced"));
+                let size = self.below(super::BYTES_MAX);
+                self.log_op(format!("truncate {at} {size} unsynced"));
                 self.open[at].set_len(size).unwrap();
                 self.models[at].resize(size as usize, 0);
             }

@@ -1,4 +1,4 @@
-//! A child process that says when it is ready and ends when the test does.
+//! A child process that reports when it is ready and ends with the test.
 
 use super::LIMIT;
 use std::fs::File;
@@ -9,20 +9,20 @@ use std::sync::Mutex;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
-/// Dropping it ends the process.
+/// A daemon; dropping it ends the process.
 pub struct Daemon {
     /// Its `ready` lines.
     pub ready: Vec<String>,
     name: String,
     child: Child,
     log: PathBuf,
-    /// What it says after it is ready.
+    /// Its output after it is ready.
     lines: Option<Mutex<Receiver<String>>>,
 }
 
 impl Daemon {
-    /// Starts a process and waits for its `ready` lines; an error is what it
-    /// said before it ended without them.
+    /// Starts a process and waits for its `ready` lines. If it ends without them, the error is its
+    /// output.
     pub fn start(
         mut command: Command,
         dir: &Path,
@@ -69,13 +69,13 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Reads its standard output to the end, so that it never blocks on it.
+    /// Reads its standard output to the end, so that the process never blocks on it.
     fn read_lines(&mut self) -> Receiver<String> {
         let (send, lines) = mpsc::channel();
         let stdout = BufReader::new(self.child.stdout.take().unwrap());
         std::thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
-                // Nobody reads after the end of the test.
+                // The receiver is gone after the end of the test.
                 let _ = send.send(line);
             }
         });
@@ -87,7 +87,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// What it and its predecessors of this name wrote to standard error.
+    /// Standard error of this process and of its predecessors with this name.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }
@@ -97,10 +97,10 @@ impl Daemon {
         super::program::signal(self.pid(), signal);
     }
 
-    /// Stops it, and waits until none of its threads is in a system call any more.
-    /// `CONT` has it go on.
+    /// Stops the process, and waits until none of its threads is in a system call any more. `CONT`
+    /// continues it.
     #[track_caller]
-    pub fn freeze(&self) {
+    pub fn stop_all_threads(&self) {
         self.signal("STOP");
         let tasks = format!("/proc/{}/task", self.pid());
         // The state is after the name, which is in parentheses (proc(5)).
@@ -108,7 +108,7 @@ impl Daemon {
             let rest = stat.rsplit_once(") ").map(|(_, rest)| rest.to_owned());
             rest.is_some_and(|rest| rest.starts_with('T'))
         };
-        super::until(&format!("{} stands still", self.name), || {
+        super::until(&format!("{} is stopped", self.name), || {
             let tasks = std::fs::read_dir(&tasks).expect("the threads of a process");
             let stats = tasks.map(|task| task.expect("a thread").path().join("stat"));
             stats
@@ -117,7 +117,7 @@ impl Daemon {
         });
     }
 
-    /// The next line that it says on standard output after `ready`.
+    /// The next line of its standard output after `ready`.
     pub fn line(&self) -> String {
         let lines = self.lines.as_ref().unwrap().lock().unwrap();
         let line = lines.recv_timeout(LIMIT);

@@ -1,9 +1,8 @@
-//! A cluster of real processes, and what tests do with it.
+//! A cluster of real processes, and the operations of tests on it.
 //!
-//! Invariants: a cluster has an address, directories and a key of its own, so
-//! that tests run in parallel; every process ends when the test does, also
-//! when it panics or is killed, because it watches its standard input; every
-//! wait has a limit.
+//! Invariants: a cluster has its own address, directories and key, so that tests run in parallel.
+//! Every process ends with the test, also if the test panics or is killed, because it watches its
+//! standard input. Every wait has a limit.
 
 #![allow(dead_code, clippy::unwrap_used)] // Each test file uses a part of it.
 
@@ -29,18 +28,18 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 pub const MIB: u64 = 1 << 20;
-/// How long anything that should happen may take on a busy machine.
+/// The limit for any expected event on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// How long it may take to copy what legs that return lack.
-pub const COPIES_LIMIT: Duration = Duration::from_secs(300);
+/// The limit for the resync of returning legs.
+pub const RESYNC_LIMIT: Duration = Duration::from_secs(300);
 /// The program under test.
 pub const PAGEMESH: &str = env!("CARGO_BIN_EXE_pagemesh");
-/// The exit code of a process whose volume another client took over.
+/// The exit code of a process after another client took its volume over.
 pub const FENCED: i32 = 4;
-/// What the cluster key is, unless a test makes another.
+/// The cluster key, unless a test makes another.
 const KEY: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\n";
 
-/// Where pools are made.
+/// The medium of the pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pools {
     /// On /dev/shm: class `process`.
@@ -64,8 +63,7 @@ impl Pools {
     }
 }
 
-/// An address of loopback that no other test uses, so that a daemon that is
-/// started again finds its port free.
+/// A loopback address that no other test uses, so that a restarted daemon finds its port free.
 pub fn own_ip() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let own = (std::process::id() << 6).wrapping_add(COUNT.fetch_add(1, Ordering::Relaxed));
@@ -85,27 +83,27 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Writes a key file as the program wants it.
+/// Writes a key file in the format that the program expects.
 pub fn write_key(path: &Path, digits: &str) {
     std::fs::write(path, digits).unwrap();
     std::fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
 }
 
-/// Bytes that were copied to each leg that returns, as its volume told.
-fn copied(told: &Value) -> Vec<Value> {
+/// The bytes copied to each returning leg, as the volume reports them.
+fn resynced_bytes(told: &Value) -> Vec<Value> {
     let columns = told["columns"].as_array().into_iter().flatten();
     let legs = columns.flat_map(|column| column["legs"].as_array().into_iter().flatten());
     legs.map(|leg| leg["resync"]["bytes_done"].clone())
         .collect()
 }
 
-/// What a volume told last, for whoever reads why a test failed.
-struct Told(Value);
+/// The last status of a volume, printed if the test fails.
+struct LastStatus(Value);
 
-impl Drop for Told {
+impl Drop for LastStatus {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("last told: {:#}", self.0);
+            eprintln!("last status: {:#}", self.0);
         }
     }
 }
@@ -113,7 +111,7 @@ impl Drop for Told {
 struct Brick {
     pool: PathBuf,
     /// Whether clients on this machine map its pool.
-    is_near: bool,
+    is_local: bool,
     daemon: Option<Daemon>,
 }
 
@@ -125,8 +123,8 @@ pub struct Cluster {
     pools: TempDir,
     dir: TempDir,
     /// Seconds that the clocks of processes started from now on are ahead.
-    ahead_s: u64,
-    /// Last: what runs in it ends before.
+    clock_offset_s: u64,
+    /// Dropped last: its processes end before.
     net: Option<Net>,
 }
 
@@ -141,22 +139,27 @@ impl Cluster {
         Cluster::build(pools.dir(), sizes_mib, None)
     }
 
-    /// The same, of which only the first ones are as if on this machine.
+    /// The same, and only the first `near` bricks count as on this machine.
     pub fn with_far_pools(pools: Pools, sizes_mib: &[u64], near: usize) -> Cluster {
-        Cluster::build_of(pools.dir(), sizes_mib, near, None)
+        Cluster::build_with_local(pools.dir(), sizes_mib, near, None)
     }
 
     /// The same, each on a machine of its own.
-    pub fn apart(pools: Pools, sizes_mib: &[u64], net: Net) -> Cluster {
+    pub fn on_separate_hosts(pools: Pools, sizes_mib: &[u64], net: Net) -> Cluster {
         Cluster::build(pools.dir(), sizes_mib, Some(net))
     }
 
     /// The same with pools in this directory.
     pub fn build(pools: TempDir, sizes_mib: &[u64], net: Option<Net>) -> Cluster {
-        Cluster::build_of(pools, sizes_mib, sizes_mib.len(), net)
+        Cluster::build_with_local(pools, sizes_mib, sizes_mib.len(), net)
     }
 
-    fn build_of(pools: TempDir, sizes_mib: &[u64], near: usize, net: Option<Net>) -> Cluster {
+    fn build_with_local(
+        pools: TempDir,
+        sizes_mib: &[u64],
+        near: usize,
+        net: Option<Net>,
+    ) -> Cluster {
         let listen = match net {
             Some(_) => format!("{}:7070", Host::Manager.ip()),
             None => format!("{}:0", own_ip()),
@@ -166,7 +169,7 @@ impl Cluster {
             manager: None,
             listen,
             pools,
-            ahead_s: 0,
+            clock_offset_s: 0,
             net,
             dir: tempfile::Builder::new()
                 .prefix("pm-")
@@ -181,7 +184,7 @@ impl Cluster {
             cluster.ok(&["pool", "create", pool.to_str().unwrap(), "--size", &size]);
             cluster.bricks.push(Brick {
                 pool,
-                is_near: n < near,
+                is_local: n < near,
                 daemon: None,
             });
             cluster.spawn_brick(n);
@@ -240,13 +243,12 @@ impl Cluster {
         self.net.as_ref().expect("they are apart")
     }
 
-    /// Daemons that are started from now on have a monotonic clock that is so
-    /// far ahead. For root.
+    /// Daemons started from now on have a monotonic clock that is this far ahead. Needs root.
     pub fn set_clocks_ahead(&mut self, ahead_s: u64) {
-        self.ahead_s = ahead_s;
+        self.clock_offset_s = ahead_s;
     }
 
-    /// A command that knows this cluster.
+    /// A command with the environment of this cluster.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = match &self.net {
             Some(net) => {
@@ -256,22 +258,22 @@ impl Cluster {
             }
             None => program::limited(PAGEMESH),
         };
-        self.tell(&mut command);
+        self.set_env(&mut command);
         command.args(args);
         command
     }
 
     /// A command that runs a daemon on one of the machines.
-    fn at(&self, host: Host) -> Command {
+    fn command_on(&self, host: Host) -> Command {
         let mut words = match &self.net {
             Some(net) => net.enter(host),
             None => vec![],
         };
-        if self.ahead_s > 0 {
-            let ahead = self.ahead_s.to_string();
+        if self.clock_offset_s > 0 {
+            let ahead = self.clock_offset_s.to_string();
             let unshare = ["unshare", "--time", "--monotonic", &ahead, "--boottime"];
             words.extend(unshare.map(str::to_owned));
-            // Only children are certain to have the new clocks.
+            // Only child processes are certain to have the new clocks.
             words.extend([ahead, "--fork".into(), "--kill-child".into()]);
         }
         words.push(PAGEMESH.into());
@@ -280,7 +282,7 @@ impl Cluster {
         command
     }
 
-    fn tell(&self, command: &mut Command) {
+    fn set_env(&self, command: &mut Command) {
         command
             .env("XDG_CONFIG_HOME", self.dir().join("config"))
             .env("PAGEMESH_MANAGER", format!("http://{}", self.listen))
@@ -300,8 +302,8 @@ impl Cluster {
         args: &[&str],
         ready: usize,
     ) -> Result<Daemon, Output> {
-        let mut command = self.at(host);
-        self.tell(&mut command);
+        let mut command = self.command_on(host);
+        self.set_env(&mut command);
         command.args(args).arg("--until-stdin-ends");
         Daemon::start(command, self.dir(), name, ready)
     }
@@ -316,7 +318,7 @@ impl Cluster {
         self.command(args).output().unwrap()
     }
 
-    /// Runs a command that must succeed and gives its standard output.
+    /// Runs a command that must succeed, and returns its standard output.
     pub fn ok(&self, args: &[&str]) -> String {
         program::succeeded(&format!("pagemesh {}", args.join(" ")), self.run(args))
     }
@@ -327,8 +329,8 @@ impl Cluster {
         serde_json::from_str(&text).unwrap_or_else(|cause| panic!("{args:?}: {cause}: {text}"))
     }
 
-    /// Runs a command that must fail with code 1 and an error that has these
-    /// parts, and gives the error.
+    /// Runs a command that must fail with code 1 and an error with these parts, and returns the
+    /// error.
     pub fn refused(&self, args: &[&str], parts: &[&str]) -> String {
         program::refused(
             &format!("pagemesh {}", args.join(" ")),
@@ -337,7 +339,7 @@ impl Cluster {
         )
     }
 
-    /// Makes a volume; `args` as `--layout mirror`.
+    /// Makes a volume; `args` are as in `--layout mirror`.
     pub fn create(&self, name: &str, size: &str, args: &[&str]) {
         self.ok(&[&["volume", "create", name, "--size", size], args].concat());
     }
@@ -354,13 +356,13 @@ impl Cluster {
         self.bricks[n].daemon.take().unwrap().kill();
     }
 
-    /// Ends a brick in peace.
+    /// Stops a brick.
     pub fn stop_brick(&mut self, n: usize) {
         self.bricks[n].daemon.take().unwrap().stop();
     }
 
-    /// Starts a brick that was killed or stopped; it listens when this returns,
-    /// and the manager hears of it soon.
+    /// Starts a brick that was killed or stopped. It listens when this returns, and the manager
+    /// hears of it soon after.
     pub fn restart_brick(&mut self, n: usize) {
         assert!(self.bricks[n].daemon.is_none(), "brick {n} runs");
         self.spawn_brick(n);
@@ -372,7 +374,7 @@ impl Cluster {
         let socket = self.brick_socket(n);
         let socket = socket.to_str().unwrap();
         let mut args = vec!["brick", "--pool", pool, "--domain", &name];
-        if self.bricks[n].is_near {
+        if self.bricks[n].is_local {
             args.extend(["--map", socket]);
         }
         let host = Host::Brick(n);
@@ -381,24 +383,24 @@ impl Cluster {
             args.extend(["--listen", &listen]);
         }
         let daemon = self.daemon(host, &name, &args, 1);
-        self.assert_ahead(&daemon);
+        self.assert_clock_offset(&daemon);
         self.bricks[n].daemon = Some(daemon);
     }
 
-    /// A daemon's clock is as far ahead as it was told.
+    /// Asserts that a daemon's clock is as far ahead as requested.
     #[track_caller]
-    fn assert_ahead(&self, daemon: &Daemon) {
-        if self.ahead_s == 0 {
+    fn assert_clock_offset(&self, daemon: &Daemon) {
+        if self.clock_offset_s == 0 {
             return;
         }
-        // What was started is the program that makes the namespace.
+        // The started program is the one that makes the namespace.
         let pid = daemon.pid();
         let children = format!("/proc/{pid}/task/{pid}/children");
         let child = std::fs::read_to_string(children).unwrap();
         let offsets = format!("/proc/{}/timens_offsets", child.trim());
         let offsets = std::fs::read_to_string(offsets).unwrap();
         let words: Vec<&str> = offsets.split_whitespace().collect();
-        let ahead = self.ahead_s.to_string();
+        let ahead = self.clock_offset_s.to_string();
         assert_eq!(words, ["monotonic", &ahead, "0", "boottime", &ahead, "0"]);
     }
 
@@ -414,12 +416,12 @@ impl Cluster {
         self.manager.take().unwrap().kill();
     }
 
-    /// Ends the manager.
+    /// Stops the manager.
     pub fn stop_manager(&mut self) {
         self.manager.take().unwrap().stop();
     }
 
-    /// Starts the manager, on the port that it had.
+    /// Starts the manager on its previous port.
     pub fn start_manager(&mut self) {
         assert!(self.manager.is_none(), "the manager runs");
         let key = self.key();
@@ -431,13 +433,13 @@ impl Cluster {
             key.to_str().unwrap(),
         ];
         let daemon = self.daemon(Host::Manager, "manager", &args, 1);
-        self.assert_ahead(&daemon);
+        self.assert_clock_offset(&daemon);
         let address = daemon.ready[0].strip_prefix("ready http://").unwrap();
         self.listen = address.to_owned();
         self.manager = Some(daemon);
     }
 
-    /// Serves volumes on one unix socket; `transport` is `auto`, `map` or `tcp`.
+    /// Exports volumes on one unix socket; `transport` is `auto`, `map` or `tcp`.
     pub fn export(&self, volumes: &[&str], transport: &str) -> Export {
         self.export_from(0, volumes, transport)
     }
@@ -448,7 +450,7 @@ impl Cluster {
             .unwrap_or_else(|ended| panic!("no export of {volumes:?}: {ended:?}"))
     }
 
-    /// The same where another client may be quicker.
+    /// The same, where another client may win the race for the volume.
     pub fn try_export_from(
         &self,
         client: usize,
@@ -462,7 +464,7 @@ impl Cluster {
         self.try_export(client, volumes, transport, &place)
     }
 
-    /// Serves volumes at a place, as `--listen 127.0.0.1:0`, and with options.
+    /// Exports volumes at an address, as in `--listen 127.0.0.1:0`, and with options.
     pub fn export_at(&self, volumes: &[&str], transport: &str, place: &[&str]) -> Export {
         self.try_export(0, volumes, transport, place)
             .unwrap_or_else(|ended| panic!("no export of {volumes:?}: {ended:?}"))
@@ -479,7 +481,7 @@ impl Cluster {
         let args = [&head, volumes, place].concat();
         let name = format!("export of {}", volumes.join(" "));
         let daemon = self.try_daemon_at(Host::Client(client), &name, &args, volumes.len())?;
-        self.assert_ahead(&daemon);
+        self.assert_clock_offset(&daemon);
         let uris: Vec<String> = daemon
             .ready
             .iter()
@@ -493,11 +495,11 @@ impl Cluster {
     }
 }
 
-/// Volumes behind NBD; dropping it ends the server.
+/// Volumes exported over NBD; dropping it ends the server.
 pub struct Export {
-    /// Of the first volume.
+    /// The URI of the first volume.
     pub uri: String,
-    /// Of all.
+    /// The URIs of all volumes.
     pub uris: Vec<String>,
     pub daemon: Daemon,
 }
@@ -508,7 +510,7 @@ impl Export {
         self.daemon.kill();
     }
 
-    /// Ends the server in peace, which detaches the volumes.
+    /// Stops the server, which detaches the volumes.
     pub fn stop(self) {
         self.daemon.stop();
     }
@@ -522,7 +524,7 @@ impl Export {
         assert!(log.contains("another client took over"), "{log}");
     }
 
-    /// How its volume is, as it tells when it is asked. Of one volume only.
+    /// The status of its volume, as the server reports it. For one volume only.
     pub fn status(&self) -> Value {
         assert_eq!(self.uris.len(), 1, "one volume");
         self.daemon.signal("USR1");
@@ -530,28 +532,28 @@ impl Export {
         serde_json::from_str(&line).unwrap_or_else(|cause| panic!("{cause}: {line}"))
     }
 
-    /// Waits until its volume is in this state, as `healthy`; longer while pages are
-    /// copied to legs that return, which takes what the disk takes.
+    /// Waits until its volume is in this state, as `healthy`. The limit is longer while a resync
+    /// copies pages to returning legs, since that depends on the disk.
     pub fn await_state(&self, state: &str) -> Value {
         let begun = Instant::now();
-        let mut last = Told(Value::Null);
+        let mut last = LastStatus(Value::Null);
         let mut moved = (Vec::new(), begun);
         loop {
             last.0 = self.status();
             if last.0["state"] == state {
                 return std::mem::take(&mut last.0);
             }
-            let copied = copied(&last.0);
+            let copied = resynced_bytes(&last.0);
             if copied != moved.0 {
                 moved = (copied, Instant::now());
             }
-            let is_vain = moved.1.elapsed() > LIMIT || begun.elapsed() > COPIES_LIMIT;
+            let is_vain = moved.1.elapsed() > LIMIT || begun.elapsed() > RESYNC_LIMIT;
             assert!(!is_vain, "waited in vain until the volume is {state}");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
-    /// The unix socket that it listens on.
+    /// The unix socket on which it listens.
     pub fn socket(&self) -> PathBuf {
         let (_, path) = self.uri.split_once("?socket=").unwrap();
         path.into()

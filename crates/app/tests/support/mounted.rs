@@ -1,4 +1,4 @@
-//! File systems of a cluster, mounted through the kernel. For root with /dev/fuse.
+//! File systems of a cluster, mounted through the kernel. Needs root and /dev/fuse.
 
 use super::daemon::Daemon;
 use super::skip::skip;
@@ -14,16 +14,16 @@ use std::process::Command;
 pub const CLASSIC: &str = "classic";
 pub const IO_URING: &str = "io-uring";
 
-/// Opens files of a mount as the preload library does: the kernel caches nothing of them, and they
+/// Opens files of a mount as the preload library does: the kernel does not cache them, and they
 /// stay on the direct path.
-pub fn as_library(options: &mut OpenOptions) -> &mut OpenOptions {
+pub fn open_as_library(options: &mut OpenOptions) -> &mut OpenOptions {
     options.custom_flags(LIBRARY_FLAGS.cast_signed())
 }
 
 /// The flags of such an open.
 pub const LIBRARY_FLAGS: u32 = PRELOAD_OPEN_FLAG;
 
-/// Each of these tests for both ways that requests come from the kernel.
+/// Makes each of these tests for both FUSE transports.
 #[macro_export]
 macro_rules! by_both {
     ($($name:ident)*) => {
@@ -44,7 +44,7 @@ macro_rules! by_both {
     };
 }
 
-/// Whether requests can come through io_uring; if not, that is said.
+/// Whether requests can come through io_uring; prints a note if not.
 pub fn has_io_uring() -> bool {
     let is_there = switch::turn_on().is_some();
     if !is_there {
@@ -53,28 +53,28 @@ pub fn has_io_uring() -> bool {
     is_there
 }
 
-/// A mounted file system; dropping it takes the mount away.
-pub struct Mounted {
+/// A mounted file system; dropping it unmounts it.
+pub struct TestMount {
     pub dir: PathBuf,
     pub daemon: Option<Daemon>,
     fuse: &'static str,
-    /// Dropped last: it comes back through the same.
+    /// Dropped last: the switch restores the setting.
     _switch: Option<switch::UringOnGuard>,
 }
 
-impl Mounted {
+impl TestMount {
     pub fn try_new(
         cluster: &Cluster,
         name: &str,
         at: &str,
         transport: &str,
         fuse: &'static str,
-    ) -> Result<Mounted, std::process::Output> {
+    ) -> Result<TestMount, std::process::Output> {
         let switch = (fuse == IO_URING).then(|| switch::turn_on().expect("it was there"));
         let dir = cluster.dir().join(at);
         fs::create_dir_all(&dir).unwrap();
-        let daemon = start(cluster, name, &dir, transport, fuse)?;
-        Ok(Mounted {
+        let daemon = start_mount(cluster, name, &dir, transport, fuse)?;
+        Ok(TestMount {
             dir,
             daemon: Some(daemon),
             fuse,
@@ -82,13 +82,18 @@ impl Mounted {
         })
     }
 
-    pub fn new(cluster: &Cluster, name: &str, transport: &str) -> Mounted {
-        Mounted::by(cluster, name, transport, CLASSIC)
+    pub fn new(cluster: &Cluster, name: &str, transport: &str) -> TestMount {
+        TestMount::with_fuse(cluster, name, transport, CLASSIC)
     }
 
-    /// Whose requests come so from the kernel.
-    pub fn by(cluster: &Cluster, name: &str, transport: &str, fuse: &'static str) -> Mounted {
-        Mounted::try_new(cluster, name, "mnt", transport, fuse)
+    /// Mounts with this FUSE transport.
+    pub fn with_fuse(
+        cluster: &Cluster,
+        name: &str,
+        transport: &str,
+        fuse: &'static str,
+    ) -> TestMount {
+        TestMount::try_new(cluster, name, "mnt", transport, fuse)
             .unwrap_or_else(|ended| panic!("no mount: {ended:?}"))
     }
 
@@ -96,13 +101,13 @@ impl Mounted {
         self.dir.join(name)
     }
 
-    /// Kills its process, and takes away what is left of it.
+    /// Kills its process, and removes the rest of the mount.
     pub fn kill(mut self) {
         self.daemon.take().unwrap().kill();
     }
 
-    /// Unmounts, and waits for the end of its process. A child that another test just starts has the
-    /// descriptors of all tests until it executes its program.
+    /// Unmounts, and waits for the end of the process. A child that another test has just forked
+    /// holds the descriptors of all tests until it executes its program.
     pub fn stop(self, cluster: &Cluster) {
         let args = ["umount", self.dir.to_str().unwrap()];
         until("no file is in use", || {
@@ -115,9 +120,9 @@ impl Mounted {
         self.await_end();
     }
 
-    /// The same behind a program with io_uring that was killed: the kernel gives its files back
-    /// when it comes to it.
-    pub fn stop_once_free(self, cluster: &Cluster) {
+    /// The same after the kill of a program with io_uring: the kernel releases its files
+    /// asynchronously.
+    pub fn stop_when_unused(self, cluster: &Cluster) {
         let args = ["umount", self.dir.to_str().unwrap()];
         until("no file is in use", || cluster.run(&args).status.success());
         self.await_end();
@@ -134,23 +139,23 @@ impl Mounted {
     }
 }
 
-impl Mounted {
-    /// Mounts again where it was, whatever became of its process.
-    pub fn come_back(&mut self, cluster: &Cluster, name: &str, transport: &str) {
+impl TestMount {
+    /// Mounts again in the same directory, whether its process has ended or not.
+    pub fn remount(&mut self, cluster: &Cluster, name: &str, transport: &str) {
         drop(self.daemon.take());
-        self.leave();
-        let daemon = start(cluster, name, &self.dir, transport, self.fuse);
+        self.detach();
+        let daemon = start_mount(cluster, name, &self.dir, transport, self.fuse);
         self.daemon = Some(daemon.unwrap_or_else(|ended| panic!("no mount: {ended:?}")));
     }
 
-    /// Takes the mount away, whatever became of its process.
-    fn leave(&self) {
-        // Nothing is there if it has ended well.
+    /// Detaches the mount, whether its process has ended or not.
+    fn detach(&self) {
+        // There is no mount if it has ended normally.
         let _ = rustix::mount::unmount(&self.dir, UnmountFlags::FORCE | UnmountFlags::DETACH);
     }
 }
 
-fn start(
+fn start_mount(
     cluster: &Cluster,
     name: &str,
     dir: &Path,
@@ -171,14 +176,14 @@ fn start(
     cluster.try_daemon(&format!("mount-{at}"), &args, 1)
 }
 
-impl Drop for Mounted {
+impl Drop for TestMount {
     fn drop(&mut self) {
-        // First the mount: then the process ends by itself.
-        self.leave();
+        // The mount goes first: then the process ends by itself.
+        self.detach();
     }
 }
 
-/// Whether this can be tested; if not, that is said.
+/// Whether this user may mount; prints a note if not.
 fn may_mount() -> bool {
     let may = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
     if !may {
@@ -187,22 +192,22 @@ fn may_mount() -> bool {
     may
 }
 
-/// A cluster with a file system; none, and said so, where nobody may mount.
+/// A cluster with a file system; `None` and a note if this user may not mount.
 pub fn cluster(pools_mib: &[u64], size: &str) -> Option<Cluster> {
-    cluster_in(Pools::Memory, pools_mib, size)
+    cluster_with_medium(Pools::Memory, pools_mib, size)
 }
 
 /// The same with pools of this kind.
-pub fn cluster_in(pools: Pools, pools_mib: &[u64], size: &str) -> Option<Cluster> {
-    cluster_of(pools, pools_mib, pools_mib.len(), size)
+pub fn cluster_with_medium(pools: Pools, pools_mib: &[u64], size: &str) -> Option<Cluster> {
+    build_cluster(pools, pools_mib, pools_mib.len(), size)
 }
 
-/// The same, where only the first pools are as if on this machine.
-pub fn followed_cluster(pools_mib: &[u64], near: usize, size: &str) -> Option<Cluster> {
-    cluster_of(Pools::Memory, pools_mib, near, size)
+/// The same, and only the first `near` pools count as on this machine.
+pub fn cluster_with_far_pools(pools_mib: &[u64], near: usize, size: &str) -> Option<Cluster> {
+    build_cluster(Pools::Memory, pools_mib, near, size)
 }
 
-fn cluster_of(pools: Pools, pools_mib: &[u64], near: usize, size: &str) -> Option<Cluster> {
+fn build_cluster(pools: Pools, pools_mib: &[u64], near: usize, size: &str) -> Option<Cluster> {
     if !may_mount() {
         return None;
     }
@@ -211,8 +216,8 @@ fn cluster_of(pools: Pools, pools_mib: &[u64], near: usize, size: &str) -> Optio
     Some(cluster)
 }
 
-/// The library of the direct path: beside this test, or in the directory above.
-pub fn library() -> PathBuf {
+/// The library of the direct path: in the directory of this test, or in its parent.
+pub fn preload_library() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let found = own.ancestors().skip(1).take(2);
     let mut found = found.map(|dir| dir.join("libpagemesh_preload.so"));
@@ -221,43 +226,43 @@ pub fn library() -> PathBuf {
         .expect("the library is built: cargo build -p pagemesh-preload")
 }
 
-/// A program on the direct path from its first call on, with its arguments; killed when it
+/// A program with its arguments, on the direct path from its first call on. It is killed when it
 /// takes too long.
-pub fn directly(words: &[&str]) -> Command {
+pub fn direct_command(words: &[&str]) -> Command {
     let mut command = program::limited(PAGEMESH);
-    command.args(exec()).args(words);
+    command.args(exec_args()).args(words);
     command
 }
 
-/// What is said to `pagemesh` before such a program.
-pub fn exec() -> [OsString; 6] {
-    let library = library().into();
+/// The arguments of `pagemesh` before such a program.
+pub fn exec_args() -> [OsString; 6] {
+    let library = preload_library().into();
     let words = ["exec", "--patience", "0", "--library"].map(OsString::from);
     let [exec, patience, none, option] = words;
     [exec, patience, none, option, library, "--".into()]
 }
 
-/// Two copies on this machine, and one that follows over TCP.
-pub fn followed() -> Option<(Cluster, Mounted)> {
-    let cluster = followed_cluster(&[256, 256, 240], 2, "160M")?;
+/// Two copies on this machine, and an asynchronous replica over TCP.
+pub fn mount_with_async_replica() -> Option<(Cluster, TestMount)> {
+    let cluster = cluster_with_far_pools(&[256, 256, 240], 2, "160M")?;
     let legs = cluster.json(&["volume", "show", "files"]).to_string();
     assert!(!legs.contains(&cluster.brick_id(2)), "{legs}");
     cluster.ok(&["replica", "attach", "files", "--mode", "async"]);
-    let mount = Mounted::by(&cluster, "files", "auto", "auto");
-    await_followed(&cluster);
+    let mount = TestMount::with_fuse(&cluster, "files", "auto", "auto");
+    await_async_replica(&cluster);
     Some((cluster, mount))
 }
 
-/// Waits until it does.
-pub fn await_followed(cluster: &Cluster) {
+/// Waits until the replica is up to date.
+pub fn await_async_replica(cluster: &Cluster) {
     until("the copy follows", || {
         let shown = cluster.json(&["volume", "show", "files"]).to_string();
         shown.contains("following")
     });
 }
 
-/// The machine with the mount and its copies is gone; what followed goes on.
-pub fn promote(cluster: &mut Cluster, mount: Mounted) -> Mounted {
+/// Kills the machine with the mount and its copies, and promotes the asynchronous replica.
+pub fn promote_async_replica(cluster: &mut Cluster, mount: TestMount) -> TestMount {
     mount.kill();
     cluster.kill_brick(0);
     cluster.kill_brick(1);
@@ -266,11 +271,11 @@ pub fn promote(cluster: &mut Cluster, mount: Mounted) -> Mounted {
     until("the bricks count as dead", || {
         cluster.run(&promote).status.success()
     });
-    Mounted::by(cluster, "files", "tcp", "auto")
+    TestMount::with_fuse(cluster, "files", "tcp", "auto")
 }
 
-/// A copy that followed has what it should.
-pub fn check_followed(found: &[u8], expected: &[u8]) {
+/// Asserts that an asynchronous replica has the expected contents.
+pub fn check_async_replica(found: &[u8], expected: &[u8]) {
     const PAGE: usize = 4096;
     assert_eq!(found.len(), expected.len());
     let differs = found

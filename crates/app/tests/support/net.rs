@@ -1,23 +1,20 @@
-//! Machines as network namespaces, and a network between them that loses what
-//! it is told to.
+//! Machines as network namespaces, and a network between them that drops packets on request.
 //!
-//! One bridge in a namespace of its own, the hub, joins all hosts. Who loses
-//! packets to whom is decided by the sender's neighbour table: an entry that
-//! names a station that does not exist. So packets vanish without a word, each
-//! direction by itself, with nothing but iproute2.
+//! One bridge in its own namespace, the hub, joins all hosts. The sender's neighbour table decides
+//! the dropped packets: its entry for the receiver names an unused MAC address. So packets vanish
+//! without an error, each direction by itself, with nothing but iproute2.
 //!
-//! Invariants: nothing of it is visible outside of its namespaces; they are
-//! deleted with the value, and those of test processes that were killed by the
-//! next one.
+//! Invariants: nothing of the network is visible outside of its namespaces. They are deleted with
+//! the value. The next test deletes those of killed test processes.
 
 use super::program;
 use super::skip::skip;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What begins the names of all namespaces of tests; the process id follows.
+/// The prefix of the names of all test namespaces; the process id comes next.
 const PREFIX: &str = "pagemesh-test-";
-/// A station that is not there.
-const NOBODY: &str = "02:00:00:00:ff:ff";
+/// A MAC address that no interface has.
+const UNUSED_MAC: &str = "02:00:00:00:ff:ff";
 
 /// A machine of a cluster; bricks and clients count from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +22,7 @@ pub enum Host {
     Manager,
     Brick(usize),
     Client(usize),
-    /// Reaches all the others, whatever they lose among themselves.
+    /// Reaches all other hosts, even if packets between those are dropped.
     Hub,
 }
 
@@ -44,7 +41,7 @@ impl Host {
         format!("10.77.0.{}", self.number())
     }
 
-    fn station(self) -> String {
+    fn mac_address(self) -> String {
         format!("02:00:00:00:00:{:02x}", self.number())
     }
 
@@ -61,8 +58,8 @@ pub struct Net {
 }
 
 impl Net {
-    /// A manager, bricks and clients that all reach each other; none if this
-    /// user may not make namespaces, which is said.
+    /// A manager, bricks and clients that all reach each other. Returns `None` and prints a note if
+    /// this user may not make namespaces.
     pub fn new(bricks: usize, clients: usize) -> Option<Net> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let (pid, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
@@ -99,7 +96,7 @@ impl Net {
         }
         for &from in &net.hosts[1..] {
             for &to in &net.hosts[1..] {
-                net.direct(from, to, &to.station());
+                net.set_neighbour(from, to, &to.mac_address());
             }
         }
         Some(net)
@@ -109,7 +106,7 @@ impl Net {
         let name = self.namespace(host);
         program::ok("ip", &["netns", "add", &name]);
         self.hosts.push(host);
-        let (port, station) = (host.port(), host.station());
+        let (port, station) = (host.port(), host.mac_address());
         self.ip(
             Host::Hub,
             &format!("link add {port} type veth peer name net address {station} netns {name}"),
@@ -131,7 +128,7 @@ impl Net {
         program::ok("ip", &args);
     }
 
-    fn direct(&self, from: Host, to: Host, station: &str) {
+    fn set_neighbour(&self, from: Host, to: Host, station: &str) {
         if from != to {
             let to = to.ip();
             self.ip(
@@ -141,32 +138,32 @@ impl Net {
         }
     }
 
-    /// What makes the command that follows run on a host.
+    /// The words before a command that make it run on a host.
     pub fn enter(&self, host: Host) -> Vec<String> {
         let words = ["ip", "netns", "exec"].map(str::to_owned);
         words.into_iter().chain([self.namespace(host)]).collect()
     }
 
-    /// From now on nothing that one sends to the other arrives.
-    pub fn lose(&self, from: Host, to: Host) {
-        self.direct(from, to, NOBODY);
+    /// From now on all packets from one host to the other are dropped.
+    pub fn drop_packets(&self, from: Host, to: Host) {
+        self.set_neighbour(from, to, UNUSED_MAC);
     }
 
-    /// It arrives again.
-    pub fn deliver(&self, from: Host, to: Host) {
-        self.direct(from, to, &to.station());
+    /// The packets arrive again.
+    pub fn restore_packets(&self, from: Host, to: Host) {
+        self.set_neighbour(from, to, &to.mac_address());
     }
 
-    /// Neither hears the other.
+    /// Drops the packets of both directions.
     pub fn cut(&self, one: Host, other: Host) {
-        self.lose(one, other);
-        self.lose(other, one);
+        self.drop_packets(one, other);
+        self.drop_packets(other, one);
     }
 
-    /// Both hear each other again.
+    /// Restores both directions.
     pub fn heal(&self, one: Host, other: Host) {
-        self.deliver(one, other);
-        self.deliver(other, one);
+        self.restore_packets(one, other);
+        self.restore_packets(other, one);
     }
 
     /// Takes a host's link down.
@@ -174,7 +171,7 @@ impl Net {
         self.ip(Host::Hub, &format!("link set {} down", host.port()));
     }
 
-    /// Its link is up again.
+    /// Takes a host's link up again.
     pub fn plug(&self, host: Host) {
         self.ip(Host::Hub, &format!("link set {} up", host.port()));
     }
@@ -189,11 +186,11 @@ impl Drop for Net {
 }
 
 fn remove(namespace: &str) {
-    // What is left is removed by the next test.
+    // The next test removes a namespace that is left.
     let _ = program::run("ip", &["netns", "del", namespace]);
 }
 
-/// Removes what test processes left that are gone.
+/// Removes the namespaces of test processes that are gone.
 fn remove_leftovers() {
     let Ok(names) = std::fs::read_dir("/run/netns") else {
         return;

@@ -1,10 +1,10 @@
-//! Programs that people have, with a limit on their time.
+//! Common programs, with a limit on their time.
 
 use super::LIMIT;
 use super::net::{Host, Net};
 use std::process::{Command, Output, Stdio};
 
-/// Where Debian has them.
+/// The Debian packages of the programs.
 const PACKAGES: [(&str, &str); 19] = [
     ("qemu-img", "qemu-utils"),
     ("qemu-io", "qemu-utils"),
@@ -29,7 +29,7 @@ const PACKAGES: [(&str, &str); 19] = [
 
 /// A command that is killed when it takes too long.
 pub fn limited(program: &str) -> Command {
-    // Where a user's search path does not lead, and e2fsprogs is.
+    // e2fsprogs is in directories that are not on the search path of users.
     let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap());
     let mut command = Command::new("timeout");
     command
@@ -58,12 +58,12 @@ pub fn run(program: &str, args: &[&str]) -> Output {
     output
 }
 
-/// Runs a program that must succeed and gives its standard output.
+/// Runs a program that must succeed, and returns its standard output.
 pub fn ok(program: &str, args: &[&str]) -> String {
     succeeded(&format!("{program} {}", args.join(" ")), run(program, args))
 }
 
-/// The standard output of a success.
+/// The standard output of a successful program.
 pub fn succeeded(what: &str, output: Output) -> String {
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -75,8 +75,7 @@ pub fn succeeded(what: &str, output: Output) -> String {
     stdout
 }
 
-/// The standard error of a failure with code 1 that is no panic and has these
-/// parts.
+/// The standard error of a program that failed with code 1, without a panic and with these parts.
 pub fn refused(what: &str, output: &Output, parts: &[&str]) -> String {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(
@@ -101,15 +100,15 @@ pub fn qemu_io(uri: &str, commands: &[&str]) -> String {
     }
     args.push(uri);
     let text = ok("qemu-io", &args);
-    // Before 8.0 it succeeds although patterns differ.
+    // Before 8.0 qemu-io succeeds although patterns differ.
     let failed = ["Pattern verification failed", "failed:", "not supported"];
     let failed = failed.iter().any(|words| text.contains(words));
     assert!(!failed, "qemu-io {commands:?}: {text}");
     text
 }
 
-/// Sends a signal, as `INT`, to a process. It starts no program: that would close the descriptors of
-/// this process, and wait for a mount that stands still.
+/// Sends a signal, as `INT`, to a process. It starts no program: a started program closes its
+/// inherited descriptors, and that close waits for a stalled mount.
 pub fn signal(pid: u32, signal: &str) {
     use rustix::process::{Pid, Signal, kill_process};
     let signal = match signal {

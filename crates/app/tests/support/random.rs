@@ -1,6 +1,6 @@
-//! Numbers and bytes that follow from a seed.
+//! Numbers and bytes that derive from a seed.
 
-/// A sequence of them.
+/// A sequence of random numbers.
 pub struct Random(pagemesh_fuzz::Random);
 
 impl Random {

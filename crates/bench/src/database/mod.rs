@@ -1,12 +1,12 @@
-//! A database on files: transactions of pgbench on PostgreSQL, whose data directory
-//! lies on mounts with one and two copies, beside PostgreSQL's own synchronous
-//! replication with both directories in memory. Or on the direct path, beside a directory in
-//! memory alone.
+//! A database on files: transactions of pgbench on PostgreSQL. Its data directory lies on mounts
+//! with one and two copies; the comparison is PostgreSQL's own synchronous replication with both
+//! directories in memory. Or it lies on the direct path; then the comparison is one directory in
+//! memory.
 //!
-//! Two kinds of transactions: pgbench's own (like TPC-B), and a script of the shape of
-//! TPC-C's new order. Each as fast as it goes, and at half of the rate that
-//! the place with one copy reached in the same round. In each round every case visits every
-//! place, after a checkpoint; who comes first moves on by one.
+//! There are two kinds of transactions: pgbench's own (like TPC-B), and a script of the shape of
+//! TPC-C's new order. Each runs at full speed, and at half of the rate that the place with one copy
+//! reached in the same round. In each round every case visits every place, after a checkpoint; the
+//! first place moves on by one.
 
 mod postgresql;
 
@@ -22,7 +22,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Makes the tables of the second kind: a warehouse for each unit of scale.
+/// Creates the tables of the second kind: a warehouse for each unit of scale.
 const ORDER_TABLES: &str = "
 create table district (w int, d int, next_order int not null, taken numeric not null, primary key (w, d));
 create table customer (w int, d int, c int, balance numeric not null, orders int not null, primary key (w, d, c));
@@ -36,8 +36,8 @@ insert into item select i, 1 + i % 100 from generate_series(1, 10000) i;
 insert into stock select w, i, 100, 0 from generate_series(1, :scale) w, generate_series(1, 10000) i;
 ";
 
-/// A new order of five lines. Items are taken in ascending order, so that
-/// transactions never wait for each other in a circle.
+/// A new order of five lines. Items are taken in ascending order, so that transactions never
+/// deadlock.
 const NEW_ORDER_SCRIPT: &str = "\\set w random(1, :scale)
 \\set d random(1, 10)
 \\set c random(1, 300)
@@ -52,21 +52,21 @@ update district set taken = taken + 5 where w = :w and d = :d;
 commit;
 ";
 
-/// Where a data directory lies.
+/// A place for a data directory.
 pub struct DatabasePlace {
-    /// What reports call it.
+    /// Its name in reports.
     pub name: String,
     /// A pool's durability class, or `none`.
     pub class: String,
-    /// A directory that any user may go through.
+    /// A directory that any user may traverse.
     pub dir: PathBuf,
-    /// Where a second server has its data, that follows the first synchronously.
+    /// The data directory of a second server, which replicates the first synchronously.
     pub standby: Option<PathBuf>,
-    /// What runs the server there; nothing: it runs by itself.
+    /// The command that runs the server there; empty: it runs directly.
     pub prefix: Vec<String>,
 }
 
-/// How to compare.
+/// Options of a comparison.
 #[derive(Clone, Debug)]
 pub struct DatabaseOptions {
     /// Rounds, at least [`crate::session::ROUNDS_MIN`].
@@ -75,7 +75,7 @@ pub struct DatabaseOptions {
     pub runtime: Duration,
     /// Units of 100 000 accounts, and warehouses.
     pub scale: u32,
-    /// Connections at the same time.
+    /// Concurrent connections.
     pub clients: u32,
 }
 
@@ -146,11 +146,11 @@ const CASES: [(&str, bool); 4] = [
     ("new orders, half the rate", true),
 ];
 
-/// Compares; see the module. The first place has one copy, the last is what the others are
-/// compared with, too: PostgreSQL's own replication, or memory.
+/// Runs the comparison; see the module. The first place has one copy. The last one is the peer of
+/// the others: PostgreSQL's own replication, or memory.
 ///
 /// # Errors
-/// When an option makes no sense, PostgreSQL is missing or fails, or a transaction fails.
+/// If an option is invalid, PostgreSQL is missing or fails, or a transaction fails.
 pub fn run_database(
     places: &[DatabasePlace],
     options: &DatabaseOptions,

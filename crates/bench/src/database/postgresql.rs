@@ -11,48 +11,49 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 pub(super) const PACKAGE: &str = "postgresql";
-/// It refuses to run as root, and runs as this user then.
+/// User id of the server: PostgreSQL refuses to run as root.
 const NOBODY_UID: u32 = 65534;
-/// Root by another name: who reaches files directly is of the mount's user.
+/// Maps root to this user id in a user namespace, as PostgreSQL refuses root. The mount still sees
+/// its own user there, which the direct path requires.
 const UNSHARE_USER_ARGS: [&str; 3] = ["--user", "--map-user=65534", "--map-group=65534"];
-/// Connections beside those that are measured.
+/// Connections in addition to the measured ones.
 const EXTRA_CONNECTIONS: u32 = 20;
-/// What any tool may take, filling the tables included.
+/// Longest time of a tool, including filling the tables.
 const TOOL_TIME_MAX: Duration = Duration::from_secs(120);
-/// What pgbench may take beyond its time.
+/// Time of pgbench beyond its run time.
 const PGBENCH_MARGIN: Duration = Duration::from_secs(30);
-/// What the server may take to end.
+/// Longest time of the server to end.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
-/// Between two looks whether the server answers.
+/// Pause between two checks whether the server answers.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What pgbench measured.
+/// The figures of pgbench.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PgbenchSample {
     /// Transactions per second.
     pub tps: f64,
-    /// Mean latency, with a rate that of the schedule.
+    /// Mean latency in ms; with a rate, from the scheduled start.
     pub latency_ms: f64,
 }
 
-/// Which transactions pgbench does, and how often.
+/// The transactions of pgbench, and their rate.
 #[derive(Clone, Copy)]
 pub(super) struct PgbenchLoad<'a> {
-    /// A script; none is its own, like TPC-B.
+    /// A script; `None`: pgbench's own, like TPC-B.
     pub script: Option<&'a Path>,
     pub clients: u32,
-    /// Per second; none is as many as it can.
+    /// Transactions per second; `None`: full speed.
     pub rate: Option<f64>,
     pub scale: u32,
     pub runtime: Duration,
 }
 
-/// A server; dropping it ends it.
+/// A server; dropping it stops it.
 pub(super) struct PostgresServer {
     name: String,
     bin: PathBuf,
     dir: PathBuf,
-    /// For its socket; nobody reaches it otherwise.
+    /// Directory of its socket, its only address.
     sockets: tempfile::TempDir,
     prefix: Vec<String>,
     child: Option<ChildProcess>,
@@ -70,7 +71,7 @@ fn chown_if_root(path: &Path) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Where the programs of the newest version are.
+/// The directory of the newest version's programs.
 fn find_programs() -> Result<PathBuf, BenchError> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
     let bins = versions.flatten().map(|entry| entry.path().join("bin"));
@@ -91,7 +92,7 @@ fn find_programs() -> Result<PathBuf, BenchError> {
 }
 
 impl PostgresServer {
-    /// A server that has yet to be made. `name` is what errors call it.
+    /// A server without a database yet. `name` is its name in errors.
     pub(super) fn new(
         name: &str,
         dir: PathBuf,
@@ -123,7 +124,8 @@ impl PostgresServer {
                 .args(&self.prefix)
                 .arg("env");
         } else if is_root() {
-            // Before the program, and before the signal at this thread's end is asked for.
+            // Changes the user before the parent-death signal is set, and before the program
+            // starts.
             command = Command::new("setpriv");
             command
                 .args(["--reuid", &nobody, "--regid", &nobody, "--clear-groups"])
@@ -140,7 +142,7 @@ impl PostgresServer {
     }
 
     fn run(&self, program: &str, args: &[&str], limit: Duration) -> Result<String, BenchError> {
-        let cannot = || BenchError::system(format!("keep what {program} says"));
+        let cannot = || BenchError::system(format!("keep the output of {program}"));
         let mut said = tempfile::tempfile().map_err(cannot())?;
         let output = said.try_clone().map_err(cannot())?;
         let mut command = self.command(program);
@@ -154,7 +156,7 @@ impl PostgresServer {
         Ok(text)
     }
 
-    /// Makes an empty database.
+    /// Creates an empty database.
     pub(super) fn make(&self) -> Result<(), BenchError> {
         self.make_dir()?;
         let dir = self.dir.display().to_string();
@@ -171,7 +173,7 @@ impl PostgresServer {
         }
     }
 
-    /// Makes a copy of a running server that follows it.
+    /// Creates a copy of a running server, which replicates it.
     pub(super) fn replicate_from(&self, primary: &PostgresServer) -> Result<(), BenchError> {
         self.make_dir()?;
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
@@ -182,7 +184,7 @@ impl PostgresServer {
         primary.run("pg_basebackup", &args, TOOL_TIME_MAX).map(drop)
     }
 
-    /// Starts it, and waits until it answers.
+    /// Starts the server, and waits until it answers.
     pub(super) fn start(&mut self, clients: u32) -> Result<(), BenchError> {
         let connections = format!("max_connections={}", clients + EXTRA_CONNECTIONS);
         let mut command = self.command("postgres");
@@ -256,19 +258,19 @@ impl PostgresServer {
 }
 
 impl Drop for PostgresServer {
-    /// As an operator would end it: killed, it leaves shared memory behind.
+    /// Stops the server as an operator does: killed, it would leave shared memory behind.
     fn drop(&mut self) {
         let Some(child) = &self.child else { return };
         let pid = i32::try_from(child.pid()).ok();
         if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
-            // It may have ended; if it does not end, it is killed.
+            // The server may have ended already; if it does not end in time, it is killed.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
             let _ = child.wait_for_end(SHUTDOWN_MAX);
         }
     }
 }
 
-/// What pgbench says at its end.
+/// Parses the final output of pgbench.
 fn parse_pgbench(said: &str) -> Option<PgbenchSample> {
     let number = |before: &str| {
         let line = said.lines().find_map(|line| line.strip_prefix(before))?;

@@ -1,5 +1,5 @@
-//! Drives a workload on a space: threads, queue depth, block size, share of
-//! reads, order; by time or by count; seeded, so that a run can be repeated.
+//! Runs a workload on a space: threads, queue depth, block size, share of reads, order; by time or
+//! by count; seeded, so that a run can be repeated.
 
 mod rng;
 mod worker;
@@ -15,24 +15,24 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Threads of one run: more than any machine this is for has cores.
+/// Most threads of one run: more than any intended machine has cores.
 pub const THREADS_MAX: usize = 1024;
 
-/// Where the next request goes.
+/// The order of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessOrder {
-    /// Anywhere, each block as likely as any other.
+    /// Uniformly random blocks.
     Random,
-    /// To the next block; each thread starts in a part of its own.
+    /// The next block; each thread starts in a part of its own.
     Sequential,
 }
 
-/// When to stop.
+/// The end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunLimit {
     /// After this time.
     Time(Duration),
-    /// After so many operations in all.
+    /// After this number of operations in all.
     Operations(u64),
 }
 
@@ -40,7 +40,7 @@ impl RunLimit {
     fn from(self, start: Instant) -> (Instant, u64) {
         match self {
             RunLimit::Time(time) => (start + time, u64::MAX),
-            // A year: as good as no end, and far from overflow.
+            // A year: practically no end, and far from overflow.
             RunLimit::Operations(count) => (start + Duration::from_secs(31_536_000), count),
         }
     }
@@ -55,22 +55,22 @@ impl RunLimit {
     }
 }
 
-/// What each thread does.
+/// The requests of each thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestMix {
     /// Requests in flight per thread.
     pub queue_depth: usize,
     /// Bytes per request.
     pub block_bytes: u32,
-    /// Reads in a hundred requests.
+    /// Percentage of reads.
     pub read_percent: u8,
-    /// Where they go.
+    /// Their order.
     pub order: AccessOrder,
     /// Whether writes complete only when they are durable.
     pub durable: bool,
-    /// Where the sequence of requests starts.
+    /// Seed of the sequence of requests.
     pub seed: u64,
-    /// Only the first so many bytes of the space; none: all of it.
+    /// Length of the used part of the space, from its start; `None`: all of it.
     pub span_bytes: Option<u64>,
 }
 
@@ -90,7 +90,7 @@ impl Default for RequestMix {
 }
 
 impl RequestMix {
-    /// Blocks in the part of a space that is used.
+    /// Number of blocks in the used part of a space.
     fn blocks_of(&self, size_bytes: u64) -> Result<u64, BenchError> {
         let option = |text: String| Err(BenchError::Option(text));
         if !(1..=REQUESTS_MAX).contains(&self.queue_depth) {
@@ -119,18 +119,18 @@ impl RequestMix {
     }
 }
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct LoadResult {
     /// Latencies of reads.
     pub reads: Latencies,
     /// Latencies of writes.
     pub writes: Latencies,
-    /// Of the longest thread.
+    /// Wall time of the longest thread.
     pub wall: Duration,
-    /// CPU time of the threads that submit, kernel time included.
+    /// CPU time of the submitting threads, including kernel time.
     pub cpu: Duration,
-    /// Read and written.
+    /// Bytes read and written.
     pub bytes: u64,
 }
 
@@ -160,7 +160,7 @@ impl LoadResult {
         all
     }
 
-    /// Wall time per operation of one thread that never waits for others.
+    /// Wall time per operation of one thread that never waits for other threads.
     pub fn wall_ns_per_operation(&self) -> f64 {
         self.wall.as_nanos() as f64 / self.operations() as f64
     }
@@ -179,8 +179,8 @@ impl LoadResult {
     }
 }
 
-/// Runs the same mix on `threads` threads with a channel each; all start
-/// together, after every channel is open.
+/// Runs the same mix on `threads` threads with a channel each. All start together, after every
+/// channel is open.
 ///
 /// # Errors
 /// The first thread's error, after all have stopped.
@@ -205,13 +205,12 @@ pub fn run(
     run_workers(shares.collect())
 }
 
-/// Spreads `places` over as many threads as there are, at most `threads_max`,
-/// with a channel each. Each place is a closed loop of its own: one request in
-/// flight, the next one as soon as it has completed. The mix's own queue depth
-/// is not used.
+/// Spreads `places` over at most `threads_max` threads with a channel each. Each place is a closed
+/// loop of its own: one request in flight, the next one as soon as it has completed. The mix's own
+/// queue depth is not used.
 ///
 /// # Errors
-/// When the options make no sense, or the space refuses a channel.
+/// If the options are invalid, or the space refuses a channel.
 pub(crate) fn open_loops(
     space: &dyn Space,
     mix: &RequestMix,
@@ -236,14 +235,16 @@ pub(crate) fn open_loops(
     (0..threads).map(open).collect()
 }
 
-/// The longest block that [`fill_place`] writes.
+/// The longest block that [`fill`] writes.
 const FILL_BLOCK_BYTES_MAX: u64 = 256 << 10;
 
-/// Writes the first `span_bytes` once, a multiple of 4096, so that reads are
-/// not answered from holes. What was there is lost.
+/// Writes the first `span_bytes` once, a multiple of 4096, so that reads are not answered from
+/// holes.
+///
+/// **Data loss:** the previous content of this part is overwritten.
 ///
 /// # Errors
-/// When the span makes no sense for the space, or a request fails.
+/// If the length is invalid for the space, or a request fails.
 pub fn fill(space: &dyn Space, span_bytes: u64) -> Result<(), BenchError> {
     if span_bytes == 0 || !span_bytes.is_multiple_of(4096) || span_bytes > space.size_bytes() {
         let text = format!(
@@ -252,7 +253,7 @@ pub fn fill(space: &dyn Space, span_bytes: u64) -> Result<(), BenchError> {
         );
         return Err(BenchError::Option(text));
     }
-    // The longest power of two that leaves no rest.
+    // The largest power of two that divides the length.
     let block = (1 << span_bytes.trailing_zeros().min(63)).min(FILL_BLOCK_BYTES_MAX);
     let mix = RequestMix {
         queue_depth: 4,
@@ -266,7 +267,7 @@ pub fn fill(space: &dyn Space, span_bytes: u64) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Runs workers that may differ, each on a thread of its own, together.
+/// Runs workers with different mixes concurrently, each on a thread of its own.
 ///
 /// # Errors
 /// The first failed worker's error, after all have stopped.

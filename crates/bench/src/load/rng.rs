@@ -1,5 +1,4 @@
-//! Seeded numbers: SplitMix64 (Steele, Lea, Flood 2014). Fast and even; not
-//! for secrets.
+//! Seeded random numbers: SplitMix64 (Steele, Lea, Flood 2014). Fast and uniform; not for secrets.
 
 /// A sequence that its seed determines.
 #[derive(Clone, Debug)]
@@ -19,7 +18,7 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// Below `command_killed_with_thread`, which is not zero; off by at most bound / 2^64.
+    /// A number below `bound`, which is not zero; biased by at most bound / 2^64.
     #[inline]
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64

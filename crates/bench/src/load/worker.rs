@@ -1,13 +1,12 @@
 //! One thread's closed loop over one channel.
 //!
 //! Invariants:
-//! - Exactly `queue_depth` requests are in flight while the limit is not
-//!   reached, none when `run_fio` returns: rounds do not leak into each other.
-//! - Latency is from before `submit` to after the `reap` that brought the
-//!   completion. With a queue depth of one a single clock reading ends one
-//!   operation and starts the next.
-//! - It never spins: when nothing is reaped it waits on the channel's
-//!   descriptors and deadline. Whether to spin is the channel's choice.
+//! - Exactly `queue_depth` requests are in flight while the limit is not reached, and none when
+//!   `run` returns: rounds do not leak into each other.
+//! - Latency is from before `submit` to after the `reap` that brought the completion. With a queue
+//!   depth of one, a single clock reading ends one operation and starts the next.
+//! - It never spins: when nothing is reaped it waits on the channel's descriptors and deadline.
+//!   Whether to spin is the channel's choice.
 
 use super::rng::Rng;
 use super::{AccessOrder, LoadResult, RequestMix, RunLimit};
@@ -20,16 +19,16 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-/// Operations of a run by count for which one is timed.
+/// In a run by count, one of this many operations is timed.
 const TIMED_STRIDE: u64 = 8;
 
 /// Longer than a volume waits for a lost leg before it fails requests.
 const STALL_MAX: Duration = Duration::from_secs(120);
-/// Bytes that writes are cut from, besides one block: small enough to stay in
-/// the second-level cache, so that the source's memory is not what is measured.
+/// Bytes of the source of writes, plus one block. It is small enough to stay in the second-level
+/// cache, so that the source's memory is not measured.
 pub(crate) const SOURCE_BYTES: usize = 256 << 10;
 
-/// A channel and what is driven through it.
+/// A channel and its workload.
 pub struct LoadWorker {
     channel: Box<dyn Channel>,
     mix: RequestMix,
@@ -50,11 +49,11 @@ struct InFlightRequest {
 }
 
 impl LoadWorker {
-    /// Opens a channel. `nth` of `of` tells threads apart: their seeds, and
-    /// where sequential ones start.
+    /// Opens a channel. `nth` of `of` distinguishes threads: their seeds, and the start of
+    /// sequential ones.
     ///
     /// # Errors
-    /// When the options make no sense for the space, or it refuses.
+    /// If the options are invalid for the space, or it refuses a channel.
     pub fn open(
         space: &dyn Space,
         mix: &RequestMix,
@@ -93,8 +92,8 @@ impl LoadWorker {
     /// Runs to the limit and waits for all completions.
     ///
     /// # Errors
-    /// When a request fails, answers what was not asked, or none completes for
-    /// two minutes. The channel is then not to be used any more.
+    /// If a request fails, gets a reply of the wrong kind, or none completes for two minutes. The
+    /// channel must not be used any more then.
     pub fn run(&mut self, limit: RunLimit) -> Result<LoadResult, BenchError> {
         let mut outcome = LoadResult::default();
         let cpu = thread_cpu();
@@ -116,8 +115,8 @@ impl LoadWorker {
         outcome: &mut LoadResult,
     ) -> Result<(), BenchError> {
         let (end, mut count) = limit.from(start);
-        // A clock reading is a twentieth of a mapped write: runs by count
-        // time one operation of a few, which stands for them all.
+        // A clock reading takes a twentieth of a mapped write. So runs by count time one operation
+        // of a few, which stands for them all.
         let alike = matches!(self.mix.read_percent, 0 | 100);
         let stride = match limit {
             RunLimit::Operations(_) if alike => TIMED_STRIDE,
@@ -140,7 +139,7 @@ impl LoadWorker {
         Ok(())
     }
 
-    /// Whether it was a read.
+    /// Executes one request. Returns whether it was a read.
     fn execute_one(&mut self, now: Instant) -> Result<bool, BenchError> {
         self.submit(0, now);
         self.reap()?;
@@ -213,14 +212,14 @@ impl LoadWorker {
         block * u64::from(self.mix.block_bytes)
     }
 
-    /// Another part of the source each time, on a page boundary.
+    /// The next part of the source, on a page boundary.
     fn next_data(&mut self) -> Bytes {
         let len = self.mix.block_bytes as usize;
         let at = self.random.below((SOURCE_BYTES >> 12) as u64 + 1) as usize;
         self.source.slice(at << 12..(at << 12) + len)
     }
 
-    /// Brings at least one completion.
+    /// Reaps at least one completion.
     fn reap(&mut self) -> Result<(), BenchError> {
         self.channel.reap(&mut self.completions);
         if !self.completions.is_empty() {
@@ -234,7 +233,7 @@ impl LoadWorker {
         Ok(())
     }
 
-    /// That it is the end of what was asked; its slot.
+    /// Checks that the completion matches its request. Returns the request's slot.
     fn check_completion(&self, completion: Completion) -> Result<usize, BenchError> {
         let slot = completion.token.0 as usize;
         let (during, wanted) = match self.slots[slot].read {
@@ -264,7 +263,7 @@ pub(crate) fn random_bytes(random: &mut Rng, len: usize) -> Vec<u8> {
     words.take(len).collect()
 }
 
-/// Waits for a channel, with buffers that are kept.
+/// Waits for a channel, with reused buffers.
 #[derive(Default)]
 struct ChannelWaiter {
     fds: Vec<RawFd>,

@@ -1,11 +1,10 @@
-//! NBD endpoints beside each other: fio's nbd engine against pagemesh and
-//! others, in one alternating run.
+//! A comparison of NBD endpoints: fio's nbd engine against pagemesh and others, in one alternating
+//! run.
 //!
-//! Every endpoint is filled once before, so that none answers from holes, and
-//! is measured over the same range. In each round every case visits every
-//! endpoint; who comes first moves on by one. What is reported are medians of
-//! rounds, and how many times the operations of an endpoint the first one
-//! reaches, as the median of the rounds' own ratios.
+//! Every endpoint is filled once before, so that none answers from holes, and all are measured over
+//! the same range. In each round every case visits every endpoint; the first endpoint moves on by
+//! one. A report has medians of rounds. It also has the ratio of the first endpoint's operations to
+//! those of each other one, as the median of the rounds' own ratios.
 
 mod servers;
 
@@ -22,22 +21,22 @@ use serde_json::json;
 use servers::PeerServers;
 use std::time::Duration;
 
-/// An endpoint to be compared.
+/// An endpoint of the comparison.
 pub struct NbdPeer {
-    /// What reports call it.
+    /// Its name in reports.
     pub name: String,
-    /// What survives what there: a pool's durability class, or `none`.
+    /// A pool's durability class, or `none`.
     pub class: String,
-    /// As fio takes it, such as `nbd+unix:///volume?socket=/run/pagemesh.sock`.
+    /// Its URI for fio, such as `nbd+unix:///volume?socket=/run/pagemesh.sock`.
     pub uri: String,
-    /// The processes that serve it, for the CPU column; none: not known.
+    /// The processes that serve it, for the CPU column; empty: unknown.
     pub pids: Vec<u32>,
     _servers: Option<PeerServers>,
 }
 
 impl NbdPeer {
-    /// An endpoint that somebody else serves, with its durability class and
-    /// the processes that serve it.
+    /// An endpoint that is served outside this run, with its durability class and the processes
+    /// that serve it.
     pub fn external(name: &str, class: &str, uri: &str, pids: &[u32]) -> NbdPeer {
         NbdPeer {
             name: name.to_owned(),
@@ -49,7 +48,7 @@ impl NbdPeer {
     }
 }
 
-/// How to compare.
+/// Options of a comparison.
 #[derive(Clone, Debug)]
 pub struct PeerOptions {
     /// Rounds, at least [`crate::session::ROUNDS_MIN`].
@@ -59,9 +58,9 @@ pub struct PeerOptions {
     pub runtime: Duration,
     /// The part of each endpoint that is used, from its start: whole MiB.
     pub size_bytes: u64,
-    /// What is asked of each.
+    /// The cases, the same for all endpoints.
     pub cases: Vec<BlockCase>,
-    /// So many endpoints, from the first, get a column of ratios.
+    /// Number of endpoints, from the first, that get a column of ratios.
     pub ratio_columns: usize,
 }
 
@@ -86,22 +85,21 @@ impl Default for PeerOptions {
     }
 }
 
-/// The shortest cell: below it, connecting is what is measured.
+/// The shortest cell: a shorter one would measure the connection setup.
 pub const RUNTIME_MIN: Duration = Duration::from_millis(100);
-/// The longest cell: nobody waits longer for one of many.
+/// The longest cell.
 pub const RUNTIME_MAX: Duration = Duration::from_secs(3600);
 
-/// Runs of one cell before it counts as failed.
+/// Runs of one cell before it fails.
 const CELL_TRIES_MAX: u32 = 4;
 
 /// Samples by case, peer and round.
 type PeerSamples = Vec<Vec<Vec<FioSample>>>;
 
-/// Compares; see the module. The first peer is the one that ratios are of.
+/// Runs the comparison; see the module. Ratios are of the first peer.
 ///
 /// # Errors
-/// When an option makes no sense, fio is missing or fails, or an endpoint
-/// fails a request.
+/// If an option is invalid, fio is missing or fails, or an endpoint fails a request.
 pub fn run_peers(peers: &[NbdPeer], options: &PeerOptions) -> Result<Report, BenchError> {
     check(peers, options)?;
     process::require_program("fio", fio::PACKAGE)?;
@@ -131,7 +129,7 @@ fn check(peers: &[NbdPeer], options: &PeerOptions) -> Result<(), BenchError> {
     } else if options.runtime > RUNTIME_MAX {
         "a run time above an hour per cell is more than anybody waits for; use a shorter one"
     } else if options.size_bytes == 0 || !options.size_bytes.is_multiple_of(1 << 20) {
-        "the range is not of whole MiB; use at least one"
+        "the range is not of whole MiB; use at least 1 MiB"
     } else if options.cases.iter().any(|case| case.queue_depth == 0) {
         "a queue depth of 0 does nothing; use 1 or more"
     } else {
@@ -144,8 +142,8 @@ fn peer_label(peer: &NbdPeer) -> String {
     format!("against {} at {}", peer.name, peer.uri)
 }
 
-/// Measures again when fio fails: its nbd engine (3.33) sometimes waits for a
-/// reply that has come already, whatever the server.
+/// Repeats a cell when fio fails: its nbd engine (3.33) sometimes waits for a reply that has
+/// already arrived, with any server.
 fn measure_with_retries(
     peer: &NbdPeer,
     case: BlockCase,

@@ -1,6 +1,6 @@
-//! The other NBD servers, each started in a directory of its own with its
-//! sockets there, and gone when dropped, or when the thread that started them
-//! ends: start them from a thread that lives as long as the comparison.
+//! The other NBD servers. Each is started in a directory of its own, with its sockets there. It
+//! ends when it is dropped, or when the thread that started it ends. So start servers from a thread
+//! that lives as long as the comparison.
 
 use super::NbdPeer;
 use crate::error::BenchError;
@@ -14,14 +14,14 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How long a server may take until it greets.
+/// Longest time of a server until its greeting.
 const READY_MAX: Duration = Duration::from_secs(10);
-/// Between two tries to connect, unless the server dies before.
+/// Pause between two attempts to connect. A server that dies ends the attempts.
 const CONNECT_RETRY_INTERVAL: Duration = Duration::from_millis(5);
-/// What an NBD server sends first (the protocol's "newstyle").
+/// The first bytes of an NBD server (the protocol's "newstyle").
 const GREETING: &[u8; 16] = b"NBDMAGICIHAVEOPT";
 
-/// Servers of one peer. The order of the fields is the order of their end.
+/// Servers of one peer. They end in the order of the fields.
 pub(crate) struct PeerServers {
     children: Vec<ChildProcess>,
     dir: TempDir,
@@ -94,7 +94,7 @@ impl NbdPeer {
     /// `nbdkit memory`: neither mirrored nor persistent. Its class is `none`.
     ///
     /// # Errors
-    /// When it is not installed or does not start.
+    /// If it is not installed or does not start.
     pub fn nbdkit_memory(size_bytes: u64) -> Result<NbdPeer, BenchError> {
         require_program("nbdkit", "nbdkit")?;
         let mut servers = PeerServers::new()?;
@@ -109,17 +109,17 @@ impl NbdPeer {
         servers.into_peer("nbdkit memory", "", "none")
     }
 
-    /// `qemu-nbd` of a raw file in `dir`, which should be on tmpfs. Its class is
-    /// `process`: the file's pages would outlive the server.
+    /// `qemu-nbd` of a raw file in `dir`, which should be on tmpfs. Its class is `process`: the
+    /// file's pages would outlive the server.
     ///
     /// # Errors
-    /// When it is not installed or does not start, or the file cannot be made.
+    /// If it is not installed or does not start, or the file cannot be created.
     pub fn qemu_nbd(dir: &Path, size_bytes: u64) -> Result<NbdPeer, BenchError> {
         require_program("qemu-nbd", "qemu-utils")?;
         let mut servers = PeerServers::new()?;
         let cannot = || BenchError::system(format!("make a file in {}", dir.display()));
-        // qemu-nbd opens it by its name under /proc, so that it has none to
-        // be left over.
+        // qemu-nbd opens the file by its path under /proc, so the file needs no name that could be
+        // left behind.
         let file = tempfile::tempfile_in(dir).map_err(cannot())?;
         file.set_len(size_bytes).map_err(cannot())?;
         let mut command = command_killed_with_thread("qemu-nbd");
@@ -133,12 +133,12 @@ impl NbdPeer {
         servers.into_peer("qemu-nbd", "", "process")
     }
 
-    /// `qemu-storage-daemon` with a quorum of two: it writes to two `nbdkit
-    /// memory` over TCP on the loopback and reads and compares both, as a
-    /// mirror on the client's side. Its class is `none`.
+    /// `qemu-storage-daemon` with a quorum of two: it writes to two `nbdkit memory` over TCP on the
+    /// loopback, and reads and compares both, as a mirror on the client's side. Its class is
+    /// `none`.
     ///
     /// # Errors
-    /// When a program is not installed or does not start.
+    /// If a program is not installed or does not start.
     pub fn qemu_quorum(size_bytes: u64) -> Result<NbdPeer, BenchError> {
         require_program("nbdkit", "nbdkit")?;
         require_program("qemu-storage-daemon", "qemu-system-common")?;
@@ -169,10 +169,9 @@ impl NbdPeer {
     }
 }
 
-/// Starts `nbdkit memory` on a listening socket of ours, handed over as
-/// descriptor 3 (systemd's socket activation): no port is guessed, and clients
-/// may connect at once. The shell only puts the descriptor in its place and
-/// the process id into the environment.
+/// Starts `nbdkit memory` on a listening socket of this process, passed as descriptor 3 (systemd's
+/// socket activation). So the port is known, and clients may connect at once. The shell only moves
+/// the descriptor and sets the process id in the environment.
 fn start_nbdkit_tcp(servers: &mut PeerServers, size_bytes: u64) -> Result<u16, BenchError> {
     let cannot = || BenchError::system("listen on a port of the loopback");
     let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(cannot())?;

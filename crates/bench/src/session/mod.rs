@@ -1,9 +1,8 @@
-//! The price of a mirrored write beside the raw price of its two copies.
+//! The cost of a mirrored write, compared with the raw cost of its two copies.
 //!
-//! Rounds alternate: raw copies, writes, reads, and again. A write and a read
-//! go one at a time through one channel of the space. Ratios are of the same
-//! round. The brick's CPU time is taken over the space's part of each round
-//! and put beside the client's.
+//! Rounds alternate: raw copies, writes, reads, and again. Writes and reads go one at a time
+//! through one channel of the space. Ratios are of the same round. The report shows the brick's CPU
+//! time over the space's part of each round, and the client's.
 
 mod raw;
 
@@ -19,15 +18,15 @@ use serde::Serialize;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// Rounds below which a median says little.
+/// Least rounds: a median of fewer says little.
 pub const ROUNDS_MIN: usize = 5;
-/// Rounds above which nobody waits for the end.
+/// Most rounds.
 pub const ROUNDS_MAX: usize = 1000;
 
-/// How to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
-    /// Alternating rounds, [`ROUNDS_MIN`] to [`MAINTENANCE_ROUNDS_MAX`].
+    /// Alternating rounds, [`ROUNDS_MIN`] to [`ROUNDS_MAX`].
     pub rounds: usize,
     /// Operations of each kind in a round.
     pub operations: u64,
@@ -35,7 +34,7 @@ pub struct SessionOptions {
     pub mix: RequestMix,
     /// The pools' durability class.
     pub class: String,
-    /// What the space is, such as `mirror over map`.
+    /// A description of the space, such as `mirror over map`.
     pub space: String,
 }
 
@@ -51,7 +50,7 @@ impl Default for SessionOptions {
     }
 }
 
-/// What one part of one round gave.
+/// The result of one part of one round.
 #[derive(Clone, Debug, Default, Serialize)]
 struct PartSamples {
     wall_ns: Vec<f64>,
@@ -70,11 +69,11 @@ impl PartSamples {
     }
 }
 
-/// Measures; see the module. `brick_cpu` tells the CPU time that all bricks of
-/// the space have used so far.
+/// Runs the benchmark; see the module. `brick_cpu` returns the CPU time that all bricks of the
+/// space have used so far.
 ///
 /// # Errors
-/// When an option makes no sense or the space fails.
+/// If an option is invalid or the space fails.
 pub fn run_session(
     space: &dyn Space,
     raw: &mut dyn RawCopies,
@@ -89,7 +88,7 @@ pub fn run_session(
     let mut worker = LoadWorker::open(space, &options.mix, 0, 1)?;
     let [mut copies, mut writes, mut reads] = [(); 3].map(|()| PartSamples::default());
     let [mut write_latencies, mut read_latencies] = [(); 2].map(|()| Latencies::new());
-    // One round that does not count: it maps what is mapped on first use.
+    // The first round does not count: it maps memory on first use.
     for round in 0..=options.rounds {
         let (wall, cpu) = time_copies(raw, options.operations);
         let (write, write_brick) = run_worker(&mut worker, 0, brick_cpu, options.operations)?;
@@ -144,7 +143,7 @@ fn report(
     options: &SessionOptions,
 ) -> Report {
     let title = format!(
-        "{} B random writes and reads, one at a time, {} beside raw copies to memory",
+        "{} B random writes and reads, one at a time, {} against raw copies to memory",
         options.mix.block_bytes, options.space
     );
     let columns = [

@@ -1,9 +1,9 @@
-//! The raw figure: what two copies cost when nothing else is done.
+//! The raw figure: the cost of two copies without any other work.
 //!
-//! Pages go to two mapped memories with non-temporal stores and one fence per
-//! page; places are random, sources stay in the cache. What the mapper does in
-//! the same pass is done: the page's CRC32C. Nothing is allocated, recorded or
-//! locked, and no page is faulted in during the measurement.
+//! Pages go to two mapped memories with non-temporal stores and one fence per page. Targets are
+//! random, sources stay in the cache. The CRC32C of each page is computed, because the mapper does
+//! so in the same pass. The measurement allocates, records and locks nothing, and takes no page
+//! fault.
 
 use crate::error::BenchError;
 use crate::load::{Rng, SOURCE_BYTES, random_bytes};
@@ -12,16 +12,16 @@ use pagemesh_pmem::{MappedMedia, Media};
 use std::fs::File;
 use std::path::Path;
 
-/// Something that makes two copies of random pages, each pair fenced.
+/// Copies random pages twice, each pair fenced.
 pub trait RawCopies {
-    /// Makes `count_records` pairs of copies.
+    /// Makes `count` pairs of copies.
     fn copy_pages(&mut self, count: u64);
 
     /// The memory's durability class.
     fn class(&self) -> String;
 }
 
-/// Two files of one directory, mapped and touched throughout.
+/// Two files of one directory, mapped and touched completely.
 pub struct RawMemory {
     copies: [MappedMedia; 2],
     pages: u64,
@@ -30,11 +30,11 @@ pub struct RawMemory {
 }
 
 impl RawMemory {
-    /// Maps two unnamed files of `bytes` each, whole pages, in `dir`: the
-    /// directory the pools are in, so that the memory is of the same kind.
+    /// Maps two unnamed files of `bytes` each, whole pages, in `dir`. Use the directory of the
+    /// pools, so that the memory is of the same kind.
     ///
     /// # Errors
-    /// When the files cannot be made, or there is no room for them.
+    /// If the files cannot be created, or there is no room for them.
     pub fn create(dir: &Path, bytes: usize) -> Result<RawMemory, BenchError> {
         let mut random = Rng::new(7);
         let page = |_| {
@@ -71,8 +71,7 @@ fn map(dir: &Path, bytes: usize) -> Result<MappedMedia, BenchError> {
         BenchError::system(text)
     };
     let file: File = tempfile::tempfile_in(dir).map_err(cannot())?;
-    // Allocated, not only sized: a full file system is an error here, not a
-    // SIGBUS later.
+    // Allocated, not only sized: a full file system gives an error here, and no SIGBUS later.
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64)
         .map_err(|errno| cannot()(errno.into()))?;
     MappedMedia::new(file, bytes).map_err(|cause| BenchError::Map {

@@ -1,5 +1,5 @@
-//! CPU time of the whole machine, as the kernel counts it in `/proc/stat`
-//! (proc(5)): ticks, usually of 10 ms, so short spans are coarse.
+//! CPU time of the whole machine, as the kernel counts it in `/proc/stat` (proc(5)): in ticks,
+//! usually of 10 ms, so short spans are coarse.
 
 use std::fs;
 
@@ -11,12 +11,12 @@ pub(crate) struct CpuTicks {
     all: u64,
 }
 
-/// What was used between two readings, of all cores together.
+/// CPU use between two readings, of all cores together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CpuShare {
-    /// User and system.
+    /// User and system time.
     pub busy_percent: f64,
-    /// System alone: the kernel, with its interrupts.
+    /// System time alone: the kernel, with its interrupts.
     pub system_percent: f64,
 }
 
@@ -25,7 +25,7 @@ impl CpuTicks {
         parse_stat(&fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// None when no tick has passed.
+    /// `None` if no tick has passed.
     pub(crate) fn share_since(&self, before: &CpuTicks) -> Option<CpuShare> {
         let all = self.all.checked_sub(before.all).filter(|all| *all > 0)?;
         let percent = |now: u64, then: u64| now.saturating_sub(then) as f64 / all as f64 * 100.0;
@@ -36,8 +36,8 @@ impl CpuTicks {
     }
 }
 
-/// The first line: user, nice, system, idle, iowait, irq, softirq, steal; what
-/// follows is part of user and nice. Stolen time is nobody's here.
+/// The first line: user, nice, system, idle, iowait, irq, softirq, steal. The fields behind them
+/// are part of user and nice. Stolen time counts as idle here.
 fn parse_stat(stat: &str) -> Option<CpuTicks> {
     let fields = stat.lines().next()?.strip_prefix("cpu ")?;
     let ticks = fields.split_ascii_whitespace().take(8).map(str::parse);

@@ -1,20 +1,18 @@
-//! One space under several cases of load, in one alternating run: what the
-//! ramp and the table have in common.
+//! One space under several cases of load, in one alternating run: the common part of the ramp and
+//! the table.
 //!
-//! The part of the space that is used is written once before, unless told
-//! otherwise. Then, round by round, every case has its time; which comes first
-//! moves on by one. One round before the first does not count. All cases of a
-//! round start with the same seed.
+//! The used part of the space is written once before, unless `fill` is off. Then, round by round,
+//! every case has its time; the first case moves on by one. One round before the first does not
+//! count. All cases of a round start with the same seed.
 //!
-//! **A place** is one request in flight, followed by the next as soon as it has
-//! completed. Places are spread over few threads with a channel each, because
-//! more threads than cores would measure the scheduler. The places of a thread
-//! share its core: where a space answers within `submit`, as over `map`, a
-//! request's latency includes the requests that its thread submitted after it,
-//! and grows with the number of places although nothing waits in the space.
+//! **A place** is one request in flight, followed by the next as soon as it has completed. Places
+//! are spread over few threads with a channel each, because more threads than cores would measure
+//! the scheduler. The places of a thread share its core. If a space answers within `submit`, as
+//! over `map`, a request's latency includes the requests that its thread submitted after it. It
+//! then grows with the number of places although no request waits in the space.
 //!
-//! CPU time is that of the submitting threads and, beside it, what `brick_cpu`
-//! says; the machine's is that of everything that ran on it.
+//! CPU time is that of the submitting threads and, separately, that of `brick_cpu`. The machine's
+//! CPU time includes all its processes.
 
 mod machine;
 
@@ -30,35 +28,35 @@ use pagemesh_base::units::PAGE_BYTES;
 use serde::Serialize;
 use std::time::Duration;
 
-/// The shortest time of a case: below it, starting threads is what is measured.
+/// The shortest time of a case: a shorter one would measure the start of threads.
 pub const RUNTIME_MIN: Duration = Duration::from_millis(10);
-/// The longest time of a case: nobody waits longer for one of many.
+/// The longest time of a case.
 pub const RUNTIME_MAX: Duration = Duration::from_secs(3600);
-/// Cases of one sweep: more than a chart can show.
+/// Most cases of one sweep: a chart cannot show more.
 pub const CASES_MAX: usize = 64;
 
-/// How to run, whatever the cases are.
+/// Options for any cases.
 #[derive(Clone, Debug)]
 pub struct SweepOptions {
-    /// Alternating rounds, [`crate::session::ROUNDS_MIN`] to
-    /// [`crate::session::MAINTENANCE_ROUNDS_MAX`].
+    /// Alternating rounds, [`crate::session::ROUNDS_MIN`] to [`crate::session::ROUNDS_MAX`].
     pub rounds: usize,
     /// Time of one case in one round, [`RUNTIME_MIN`] to [`RUNTIME_MAX`].
     pub runtime: Duration,
     /// Threads that places are spread over; a case with fewer places uses as
     /// many as it has places.
     pub threads: usize,
-    /// Only the first so many bytes of the space, rounded down to whole pages;
-    /// none: all of it.
+    /// Length of the used part of the space, from its start, rounded down to whole pages; `None`:
+    /// all of it.
     pub span_bytes: Option<u64>,
-    /// Whether to write that part once before: what is there is lost. Without
-    /// it, what was never written is read from holes.
+    /// Whether to write the used part once before. Without it, unwritten parts are read from holes.
+    ///
+    /// **Data loss:** the fill overwrites the content of the used part.
     pub fill: bool,
     /// Whether writes complete only when they are durable.
     pub durable: bool,
     /// The pools' durability class.
     pub class: String,
-    /// What the space is, such as `mirror over map`.
+    /// A description of the space, such as `mirror over map`.
     pub space: String,
 }
 
@@ -85,7 +83,7 @@ pub(crate) struct SweepCase {
     pub places: usize,
 }
 
-/// What a case gave in one round.
+/// The result of a case in one round.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct SweepSample {
     /// Operations per second.
@@ -95,10 +93,10 @@ pub(crate) struct SweepSample {
     pub reads: LatencySummary,
     pub writes: LatencySummary,
     pub all: LatencySummary,
-    /// Of the submitting threads.
+    /// CPU time of the submitting threads.
     pub cpu_ns_per_operation: f64,
     pub brick_cpu_ns_per_operation: f64,
-    /// Share of all cores, user and system; none where the kernel does not say.
+    /// Share of all cores, user and system; `None` if the kernel does not report it.
     pub machine_percent: Option<f64>,
     /// System alone.
     pub machine_system_percent: Option<f64>,
@@ -113,7 +111,7 @@ impl CaseSamples {
         median(&self.0.iter().map(of).collect::<Vec<f64>>())
     }
 
-    /// The median of a figure that not every round has.
+    /// The median of a figure that some rounds lack.
     pub(crate) fn median_of_known(&self, of: impl Fn(&SweepSample) -> Option<f64>) -> Option<f64> {
         median(&self.0.iter().filter_map(of).collect::<Vec<f64>>())
     }
@@ -124,7 +122,7 @@ impl CaseSamples {
     }
 }
 
-/// Runs the cases; see the module. One entry per case.
+/// Runs the cases; see the module. Returns one entry per case.
 pub(crate) fn sweep(
     space: &dyn Space,
     cases: &[SweepCase],
@@ -156,7 +154,7 @@ pub(crate) fn sweep(
     Ok(found)
 }
 
-/// The bytes that are used.
+/// The length of the used part.
 fn check_span(
     space: &dyn Space,
     cases: &[SweepCase],
@@ -213,7 +211,7 @@ fn measure(
     })
 }
 
-/// Says how the figures came about.
+/// Adds notes on the method.
 pub(crate) fn add_notes(report: &mut Report, options: &SweepOptions) {
     let filled = match options.fill {
         true => "a part of the space that was written once before",

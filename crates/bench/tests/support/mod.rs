@@ -1,5 +1,5 @@
-//! A space in memory, in two kinds: one completes inside `submit`, the other
-//! later, from a thread, and rings an eventfd.
+//! A space in memory, of two kinds: one completes within `submit`, the other later, from a thread,
+//! and signals an eventfd.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -19,7 +19,7 @@ pub enum CompletionMode {
     OnThread,
 }
 
-/// What channels of a space have seen.
+/// Counters of all channels of a space.
 #[derive(Default)]
 pub struct SpaceCounters {
     pub reads: AtomicU64,
@@ -27,14 +27,14 @@ pub struct SpaceCounters {
     pub channels: AtomicUsize,
     pub depth_max: AtomicUsize,
     pub offsets: Mutex<Vec<u64>>,
-    /// Bytes of the requests, in the same order.
+    /// Bytes of the requests, in order.
     pub lens: Mutex<Vec<u64>>,
 }
 
 pub struct MemorySpace {
     size_bytes: u64,
     kind: CompletionMode,
-    /// Requests after this many fail.
+    /// Requests after this number fail.
     pub requests_before_failure: u64,
     pub counters: Arc<SpaceCounters>,
 }
@@ -167,7 +167,7 @@ impl Channel for ThreadedChannel {
     }
 
     fn reap(&mut self, into: &mut Vec<Completion>) {
-        // The bell first: what comes after it rings again.
+        // The doorbell first: a later completion rings it again.
         let _nothing_rang = rustix::io::read(&self.doorbell, &mut [0; 8]);
         let before = into.len();
         into.extend(self.completions.try_iter());

@@ -1,8 +1,8 @@
-//! Writing, also behind the end of a file (RFD 016).
+//! Writes, also behind the end of a file (RFD 016).
 //!
-//! Invariants: what may have a footer, or be copied in the board, is written under the
-//! append lock, as whole pages in one record. The lock is taken inside of the row's operation,
-//! and given back before that ends.
+//! Invariants: pages that may have a footer, or that the file map copies, are written under the
+//! append lock, as whole pages in one record. The lock is taken inside of the row's operation, and
+//! released before the operation ends.
 
 use super::DirectFile;
 use super::io_slot::{Intent, LegResult, Operation, WriteOutcome};
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// Up to where bytes are overwritten without the append lock.
+/// The end of the bytes that may be overwritten without the append lock.
 pub(super) fn lock_free_end(file_map: &SharedFileMap) -> u64 {
     let size = file_map.size();
     match file_map.append_extent().is_some() {
@@ -26,26 +26,26 @@ pub(super) fn lock_free_end(file_map: &SharedFileMap) -> u64 {
 }
 
 impl DirectFile {
-    /// Overwrites bytes that the file has, or goes on at its end; none: the kernel does it, all of
-    /// it. Returns how many were written, from the first on: the kernel does the rest, and
-    /// must not repeat what others may have seen. See [`File::read`].
+    /// Overwrites bytes of the file, or appends at its end; none: the kernel does all of it.
+    /// Returns how many bytes were written, from the first on: the kernel does the rest. It must
+    /// not repeat bytes that others may have seen. See [`DirectFile::read`].
     #[must_use]
     pub fn write(&self, data: &[u8], offset: u64) -> Option<usize> {
-        // It ends somewhere.
+        // The range must not overflow.
         offset.checked_add(data.len() as u64)?;
         let (_, written) = self.or_count_kernel(self.write_or_append(data, Some(offset)))?;
         Some(written)
     }
 
-    /// Writes bytes to the end, wherever that is by then; none: the kernel does it.
-    /// Returns the end behind them. See [`File::read`].
+    /// Appends bytes at the current end of the file; none: the kernel does it. Returns the end
+    /// behind them. See [`DirectFile::read`].
     #[must_use]
     pub fn append(&self, data: &[u8]) -> Option<u64> {
         let (end, _) = self.or_count_kernel(self.write_or_append(data, None))?;
         Some(end)
     }
 
-    /// Where it ends, and how many bytes were written: fewer only of an overwriting.
+    /// The end of the written bytes, and their number; only an overwrite may write fewer.
     fn write_or_append(&self, data: &[u8], offset: Option<u64>) -> Result<(u64, usize), Why> {
         for is_last in [false, true] {
             let end = || self.file_map.get().map_or(0, |file_map| file_map.size());
@@ -71,7 +71,7 @@ impl DirectFile {
                 (Ok(WriteOutcome::NoAppendSpace), _) if is_last => return Err(Why::Growth),
                 (Ok(WriteOutcome::NoAppendSpace), _) => {}
             }
-            // Whoever lends waits for the row.
+            // The row is free here: the mount waits for it before it grants append space.
             self.wants_append_space.store(true, Ordering::Relaxed);
             self.refresh_file_map()?;
         }
@@ -80,8 +80,8 @@ impl DirectFile {
 }
 
 impl<L: DirectLeg> Operation<'_, L> {
-    /// Overwrites bytes that the file has, or goes on at its end; without an offset, writes
-    /// to the end, wherever that is by then.
+    /// Overwrites bytes of the file, or appends at its end; without an offset, appends at the
+    /// current end.
     #[inline]
     pub fn write(&mut self, data: &[u8], offset: Option<u64>) -> LegResult<WriteOutcome> {
         let file_map = self.file_map;
@@ -106,7 +106,7 @@ impl<L: DirectLeg> Operation<'_, L> {
         let end = file_map.size();
         let offset = offset.unwrap_or(end);
         let first_byte = end / PAGE * PAGE;
-        // What lies below the last page is overwritten first.
+        // Bytes below the last page are overwritten first.
         let below = first_byte.saturating_sub(offset).min(data.len() as u64) as usize;
         let (before, rest) = data.split_at(below);
         let at = offset + below as u64;
@@ -133,7 +133,7 @@ impl<L: DirectLeg> Operation<'_, L> {
             return Some(Ok(WriteOutcome::LeftToKernel));
         }
         let mut pages = std::mem::take(&mut self.io_slot.append_pages);
-        // Whoever wrote last has it already.
+        // The client that wrote last has the page already.
         if self.io_slot.cached_tail.take() != Some((append_extent, guard.tail_writes())) {
             guard.copy_tail(end, &mut pages);
         }

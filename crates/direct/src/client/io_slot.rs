@@ -1,9 +1,9 @@
-//! One operation of a guest, from the row that tells of it to the row that is left: no
-//! socket, no thread, no clock. [`super::File`] sees to what a station needs; whoever
-//! simulates guests has legs of its own.
+//! One operation of a direct client, from the row's begin to its end: no socket, no thread, no
+//! clock. [`super::DirectFile`] gets a slot its resources; a simulation of direct clients uses legs
+//! of its own.
 //!
-//! Invariants: nothing is done but inside of the row's operation, after a look that nobody
-//! keeps guests away; whatever fails is left to the kernel.
+//! Invariants: an operation does its work only inside of the row's operation, after it has checked
+//! that direct access is not disabled. If it fails, the kernel does all of it.
 
 use super::append;
 use crate::shared_file_map::{FileExtent, SharedFileMap};
@@ -24,16 +24,18 @@ use std::cell::Cell;
 /// A row, and a session of each leg. It belongs to one thread at a time.
 pub struct IoSlot<L> {
     row: usize,
-    /// So many places of the ring are known to be taken.
+    /// So many slots of the ring are known to be claimed.
     ring_places_taken: u64,
-    /// What the legs are of.
+    /// The layout lease of the legs.
     pub(super) lease: Option<LayoutLease>,
     pub(super) legs: ArrayVec<L, LEGS_MAX>,
-    /// What is written where a copy follows: what a program has there may change meanwhile.
+    /// Copy of the written bytes if the volume has an asynchronous replica: the program may change
+    /// its buffer meanwhile.
     replication_buffer: Vec<u8>,
-    /// Where pages are composed. They begin with the last page of the file that `cached_tail` tells.
+    /// Where tail pages are composed. It begins with the last page of the file that `cached_tail`
+    /// identifies.
     pub(super) append_pages: Vec<u8>,
-    /// Its growth, and its turn.
+    /// Its append extent and its count of tail writes.
     pub(super) cached_tail: Option<(AppendExtent, u64)>,
 }
 
@@ -51,7 +53,7 @@ impl<L> Default for IoSlot<L> {
     }
 }
 
-/// What an operation will do.
+/// The kind of an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
     /// It reads.
@@ -60,27 +62,27 @@ pub enum Intent {
     Write,
 }
 
-/// What came of a try to write, but for a failure.
+/// The outcome of an attempt to write, except failures of a leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteOutcome {
-    /// It is there, up to this byte of the file.
+    /// The bytes are written, up to this byte of the file.
     Done(u64),
     /// The kernel has to do it.
     LeftToKernel,
-    /// The mount may lend room for it.
+    /// The append extent has no space for it; the mount may grant more.
     NoAppendSpace,
 }
 
-/// What a leg said; none: the kernel has to do it.
+/// The result of a leg; none: the kernel has to do it.
 pub type LegResult<T> = Option<Result<T, SliceError>>;
 
-/// Pages as they are at one moment, and what lies where of them.
+/// A consistent read, and the extents of its bytes.
 type ConsistentExtents<L> = (
     Box<ConsistentRead<<L as DirectLeg>::Media>>,
     ExtentList<FileExtent>,
 );
 
-/// Runs of a range of as many pages as change together; the shortest span has eight.
+/// Extents of a range of as many pages as change atomically; the shortest span has eight.
 pub(super) type ExtentList<T> = ArrayVec<T, CONSISTENT_READ_PAGES_MAX>;
 
 pub(super) fn extents(
@@ -98,13 +100,13 @@ pub(super) fn extents(
     Some(extents)
 }
 
-/// Inside of the row's operation, until it is dropped.
+/// An operation of the row, until it is dropped.
 struct OpGuard<'m>(ClientRow<'m>);
 
 impl Drop for OpGuard<'_> {
     fn drop(&mut self) {
-        // Who panics inside has done a part of it: that is seen to when this process has
-        // ended.
+        // A client that panics in an operation has done a part of it. The mount reconciles the legs
+        // when this process has ended.
         if !std::thread::panicking() {
             self.0.end_op();
         }
@@ -112,7 +114,7 @@ impl Drop for OpGuard<'_> {
 }
 
 impl<L: DirectLeg> IoSlot<L> {
-    /// Has these legs from now on, and works by this picture.
+    /// Uses these legs and this layout lease from now on.
     pub fn set_legs(&mut self, lease: LayoutLease, legs: ArrayVec<L, LEGS_MAX>) {
         self.replication_buffer.resize(RECORD_BYTES_MAX, 0);
         self.append_pages.resize(APPEND_PAGES_MAX * PAGE_BYTES, 0);
@@ -120,7 +122,7 @@ impl<L: DirectLeg> IoSlot<L> {
         self.lease = Some(lease);
     }
 
-    /// The mount gave it this row.
+    /// Sets the row that the mount gave.
     pub fn set_row(&mut self, row: usize) {
         self.row = row;
         self.ring_places_taken = 0;
@@ -142,12 +144,12 @@ impl<L: DirectLeg> IoSlot<L> {
         &self.legs
     }
 
-    /// The same, to be used.
+    /// Its legs, mutable.
     pub fn legs_mut(&mut self) -> impl Iterator<Item = &mut L> {
         self.legs.iter_mut()
     }
 
-    /// Whether it may work by what counts now.
+    /// Whether its layout lease is the current one.
     #[inline]
     #[must_use]
     pub fn is_ready(&self, segment: &DirectSegment) -> bool {
@@ -156,8 +158,8 @@ impl<L: DirectLeg> IoSlot<L> {
         generation != 0 && has == Some(generation)
     }
 
-    /// The leg whose record is written last: were it another one, it might show what a dead
-    /// guest left there alone, and nobody would have once that leg is lost.
+    /// The leg that gets its record last. Any other leg might return bytes that a dead client left
+    /// on that leg alone, and they would be lost with it.
     #[inline]
     fn read_leg(&self) -> Option<&L> {
         match defect::is(Defect::FirstLegRead) {
@@ -174,7 +176,7 @@ impl<L: DirectLeg> IoSlot<L> {
         }
     }
 
-    /// Begins an operation on a file, if guests may.
+    /// Begins an operation on a file, if direct access is allowed.
     #[inline]
     pub fn begin<'a>(
         &'a mut self,
@@ -186,7 +188,7 @@ impl<L: DirectLeg> IoSlot<L> {
         let extent = file_map.extent(offset, len);
         match (intent, extent) {
             (Intent::Write, Some(run)) => {
-                // Fetches the lines that other cores had last.
+                // Prefetches the cache lines that other cores wrote last.
                 segment.prefetch_op();
                 self.legs
                     .iter()
@@ -207,7 +209,7 @@ impl<L: DirectLeg> IoSlot<L> {
         if let (Intent::Read, Some(run)) = (intent, extent) {
             self.read_leg().inspect(|leg| leg.prefetch_page(run.offset));
         }
-        // Only now: whoever keeps guests away sees the row, or is seen here.
+        // Only now: a thread that disables access sees the row, or this check sees it.
         let is_closed = segment.is_closed() || file_map.is_closed();
         let may = self.is_ready(segment)
             && (!is_closed || defect::is(Defect::AccessDisabledIgnored))
@@ -223,28 +225,28 @@ impl<L: DirectLeg> IoSlot<L> {
     }
 }
 
-/// An operation that has begun. Dropped, it has ended.
+/// An operation in progress. Dropping it ends it.
 pub struct Operation<'a, L> {
     segment: &'a DirectSegment,
     pub(super) file_map: &'a SharedFileMap,
     pub(super) io_slot: &'a mut IoSlot<L>,
     op_guard: OpGuard<'a>,
-    /// Who sends what is in the ring is to be woken before this ends.
+    /// The sender of the replication ring must be woken before this ends.
     must_wake_replicator: bool,
     /// Bytes that were overwritten, from the first on.
     bytes_done: usize,
 }
 
 impl<L: DirectLeg> Operation<'_, L> {
-    /// Whether who sends what is in the ring is to be woken before this ends.
+    /// Whether the caller must wake the sender of the replication ring before this ends.
     #[inline]
     #[must_use]
     pub fn must_wake_replicator(&self) -> bool {
         self.must_wake_replicator
     }
 
-    /// Reads bytes, fewer at the end. As many pages as change together are read as they
-    /// are at one moment.
+    /// Reads bytes, fewer at the end of the file. Each group of as many pages as change atomically
+    /// is read as one consistent state.
     #[inline]
     pub fn read(&mut self, into: &mut [u8], offset: u64) -> LegResult<usize> {
         let rest = self.file_map.size().saturating_sub(offset);
@@ -264,7 +266,7 @@ impl<L: DirectLeg> Operation<'_, L> {
         Some(Ok(done))
     }
 
-    /// Reads at most as many pages as change together.
+    /// Reads at most as many pages as change atomically. False: no consistent state could be read.
     #[inline]
     fn read_consistent(&mut self, offset: u64, into: &mut [u8]) -> LegResult<bool> {
         let epoch = self.io_slot.lease.as_ref()?.epoch;
@@ -284,8 +286,8 @@ impl<L: DirectLeg> Operation<'_, L> {
         Some(leg.read_consistent(&mut pieces, epoch))
     }
 
-    /// Where bytes lie, fewer at the end, as they are at one moment, and what `with` has
-    /// of the leg; none inside: it cannot be had.
+    /// Maps bytes, fewer at the end of the file, as one consistent state, with the value that
+    /// `with` gets from the leg. The inner none: no consistent state could be mapped.
     pub fn map_consistent<T>(
         &mut self,
         offset: u64,
@@ -307,7 +309,8 @@ impl<L: DirectLeg> Operation<'_, L> {
 
     /// Overwrites whole pages of several places, all of them or none.
     pub fn write_atomic(&mut self, parts: &[(u64, &[u8])]) -> LegResult<()> {
-        // A copy that follows gets records of few pages only. Behind the look that guests may.
+        // The ring takes records of a few pages only. This check comes after the check for direct
+        // access.
         if self.segment.ring().has_replica() {
             return None;
         }
@@ -343,20 +346,21 @@ impl<L: DirectLeg> Operation<'_, L> {
         Some(overwrite_atomically(legs, &changes, epoch, next))
     }
 
-    /// Bytes of the first write of this operation that are on all legs, from its first on,
-    /// however it ended: others may have seen them, and have overwritten them since.
+    /// The leading bytes of this operation's first write that are on all legs, also if the
+    /// operation failed. Others may have read them, and have overwritten them since.
     #[inline]
     #[must_use]
     pub fn bytes_done(&self) -> usize {
         self.bytes_done
     }
 
-    /// Overwrites bytes that the file has; none: the board does not say where they lie, or there
-    /// is no room to tell of all.
+    /// Overwrites bytes below the end of the file. None: the map does not cover them, or there is
+    /// no room for the record.
     #[inline]
     pub(super) fn overwrite(&mut self, data: &[u8], offset: u64) -> LegResult<()> {
         let mut done = 0;
-        // Behind the look that guests may: a copy that follows from now on waits for the row.
+        // After the check for direct access: a replica that is attached from now on waits for the
+        // row.
         let is_followed = self.segment.ring().has_replica();
         while done < data.len() {
             let at = offset + done as u64;
@@ -380,7 +384,7 @@ impl<L: DirectLeg> Operation<'_, L> {
         Some(Ok(()))
     }
 
-    /// Writes bytes to a place of the volume: where a copy follows, one record.
+    /// Writes bytes to a place of the volume, as one record if there is an asynchronous replica.
     #[inline]
     pub(super) fn write_record(&mut self, data: &[u8], offset: u64) -> LegResult<()> {
         self.op_guard.0.set_range(offset, data.len() as u64);
@@ -394,7 +398,8 @@ impl<L: DirectLeg> Operation<'_, L> {
         Some(overwrite_all(legs, offset, data, epoch, next))
     }
 
-    /// Writes one record, and says so in the ring. None: there is no room for it.
+    /// Writes one record, and publishes it in the replication ring. None: the ring has no room for
+    /// it.
     fn write_replicated(&mut self, data: &[u8], offset: u64) -> LegResult<()> {
         let (segment, row) = (self.segment, self.op_guard.0);
         let ring = segment.ring();

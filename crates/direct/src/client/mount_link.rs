@@ -1,9 +1,9 @@
 //! Connections of a process to a mount.
 //!
-//! A process reaches a mount by the name of its socket. In another network namespace that name
-//! is not there; then a file of the mount that the process has open is the way
-//! ([`contact`](pagemesh_base::contact)). Further connections go by the first one, and sockets
-//! of bricks come from the mount: a container sees neither.
+//! A process reaches a mount by the name of its socket. That name is not visible in another network
+//! namespace; there a process connects through a file of the mount that it has open
+//! ([`mount_connection`](pagemesh_base::mount_connection)). Further connections go through the
+//! first one, and the mount passes the sockets of bricks: a container sees neither.
 
 use super::REPLY_TIMEOUT;
 use crate::internal_fds;
@@ -27,8 +27,8 @@ pub(super) struct MountLink(OwnedFd);
 pub(super) enum ConnectMethod {
     /// By the name of the mount's socket.
     SocketName,
-    /// By a file of the mount, and then by the first connection: neither the name nor the paths of
-    /// bricks' sockets may be visible.
+    /// Through a file of the mount, and then through the first connection: neither the name nor the
+    /// paths of the bricks' sockets may be visible.
     OpenFile,
 }
 
@@ -44,14 +44,14 @@ impl Drop for MountLink {
     }
 }
 
-/// The process is being copied. Nothing that is asked of the system or a mount says so.
+/// The error of a fork in progress. No system call or mount returns it here.
 pub(super) const FORK_IN_PROGRESS: Errno = Errno::BUSY;
 
 pub(super) fn is_fork_in_progress(cause: &io::Error) -> bool {
     cause.raw_os_error() == Some(FORK_IN_PROGRESS.raw_os_error())
 }
 
-/// Whether nobody of this user or root listens under a mount's name in this network namespace.
+/// Whether no process of this user or root listens under a mount's name in this network namespace.
 fn is_name_unreachable(cause: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
     matches!(
@@ -60,7 +60,7 @@ fn is_name_unreachable(cause: &io::Error) -> bool {
     )
 }
 
-/// Whether this user or root serves a mount of pagemesh with this device number. Another user's
+/// Whether this user or root serves a pagemesh mount with this device number. Another user's
 /// process must not get at this one's memory.
 fn is_trusted_mount(device: &str) -> bool {
     let own = rustix::process::geteuid().as_raw();
@@ -71,8 +71,8 @@ fn is_trusted_mount(device: &str) -> bool {
     mounts::list_mounts().unwrap_or_default().iter().any(is_it)
 }
 
-/// A mount that does not know the request, or lets no process reach its files, is as good as
-/// none.
+/// Maps the error of a mount that does not know the request, or admits no process, to that of a
+/// missing mount.
 fn refused_as_no_mount(cause: io::Error) -> io::Error {
     match cause.raw_os_error() == Some(Errno::NOTTY.raw_os_error()) {
         true => io::ErrorKind::ConnectionRefused.into(),
@@ -90,14 +90,14 @@ fn new_socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 impl MountLink {
-    /// Not while the process is copied, which may last as long as a command of its: see
-    /// [`is_fork_in_progress`].
+    /// Connects, except during a fork, which may last as long as the command that the program waits
+    /// for: see [`is_fork_in_progress`].
     pub(super) fn connect(device: u64, file: RawFd) -> io::Result<(MountLink, ConnectMethod)> {
         let _making = internal_fds::FdCreation::begin().ok_or(FORK_IN_PROGRESS)?;
         MountLink::connect_regardless(device, file)
     }
 
-    /// The same in any case. A child that is copied just then keeps the connection.
+    /// As [`MountLink::connect`], also during a fork. A child of that fork keeps the connection.
     pub(super) fn connect_regardless(
         device: u64,
         file: RawFd,
@@ -118,17 +118,17 @@ impl MountLink {
 
     pub(super) fn connect_by_name(device: &str) -> io::Result<MountLink> {
         let socket = wire::new_socket()?;
-        // A mount that accepts nobody is waited for as long as one that does not answer.
+        // A mount that does not accept has the same time-out as one that does not answer.
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(REPLY_TIMEOUT))?;
         connect(&socket, &wire::socket_address(device)?)?;
-        // Anybody can listen under a name of this kind.
+        // Any process can listen under a name of this kind.
         if !peer_credentials(&socket)?.is_trusted() {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         MountLink::from_socket(socket)
     }
 
-    /// By a socket pair whose other end the mount gets.
+    /// Connects by a socket pair, and gives the mount its other end.
     fn connect_by_socket_pair(
         give: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>,
     ) -> io::Result<MountLink> {
@@ -137,7 +137,7 @@ impl MountLink {
         MountLink::from_socket(socket)
     }
 
-    /// Another connection to the mount of this one.
+    /// Another connection to the mount of this link.
     pub(super) fn connect_again(&self) -> io::Result<MountLink> {
         let request = ClientRequest::Connect.encode();
         MountLink::connect_by_socket_pair(|socket| {
@@ -152,7 +152,7 @@ impl MountLink {
         Ok(link)
     }
 
-    /// How long an answer is waited for from now on; none: as long as the mount is there.
+    /// Sets how long a request waits for its answer; none: as long as the mount is there.
     pub(super) fn set_reply_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
         Ok(sockopt::set_socket_timeout(
             &self.0,

@@ -1,5 +1,5 @@
-//! The proof of the key, with every part of it changed: only what the other end
-//! really said, in this conversation, is believed.
+//! The handshake with every part of it changed: an end accepts only the bytes that the other end
+//! sent in this handshake.
 
 use super::target;
 use crate::auth::{
@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 const BRICK: Uuid = Uuid::from_u128(0xb);
 
-/// What a conversation of the two ends says: hello, challenge, proof, verdict.
+/// The bytes of a genuine handshake: hello, challenge, proof, verdict.
 fn genuine_handshake(key: &Key, purpose: Purpose) -> Vec<u8> {
     let (client, hello) = ClientHandshake::new(key, purpose, Versions::OURS, Uuid::nil(), [1; 32]);
     let welcome = ServerHandshake::accept_hello(key, Versions::OURS, BRICK, [2; 32], &hello);
@@ -25,7 +25,7 @@ fn genuine_handshake(key: &Key, purpose: Purpose) -> Vec<u8> {
 
 type AuthErrorKind = Option<Discriminant<AuthError>>;
 
-/// How the hello, the challenge, the proof and the verdict were received.
+/// The outcome of the hello, the challenge, the proof and the verdict.
 fn outcome(said: &[u8]) -> Option<(AuthErrorKind, AuthErrorKind, AuthErrorKind, AuthErrorKind)> {
     let (hello, said) = said.split_first_chunk::<HELLO_BYTES>()?;
     let (challenge, said) = said.split_first_chunk::<CHALLENGE_BYTES>()?;
@@ -51,7 +51,7 @@ fn outcome(said: &[u8]) -> Option<(AuthErrorKind, AuthErrorKind, AuthErrorKind, 
     let (true_challenge, rest) = rest.split_at(CHALLENGE_BYTES);
     if let Some(Ok(agreed)) = &proven {
         let known = hello[..] == *true_hello && rest.starts_with(proof);
-        assert!(known, "a proof that nobody with the key made");
+        assert!(known, "a proof from no holder of the key");
         assert_eq!(agreed.purpose.code(), hello[7]);
         assert!((hello[4]..=hello[5]).contains(&agreed.version));
     }

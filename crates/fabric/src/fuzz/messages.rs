@@ -1,5 +1,5 @@
-//! One message. What decodes encodes to the same bytes, so nothing is read that
-//! the format does not say; and decoding takes memory by what is there.
+//! One message. A decoded message encodes to the same bytes, so decoding accepts nothing outside
+//! the format. Decoding allocates in proportion to the bytes received.
 
 use super::*;
 use crate::limits::{BODY_BYTES_MAX, TEXT_BYTES_MAX};
@@ -14,10 +14,10 @@ use pagemesh_base::space::{EXTENTS_MAX, Extent};
 use pagemesh_fuzz::measure_allocation;
 use std::mem::{Discriminant, discriminant};
 
-/// Bytes that decoding may have allocated per byte of a body: an extent takes
-/// 16 for 8, a growing list twice what it holds, and once more while it moves.
+/// Bytes that decoding may allocate per byte of a body: an extent takes 16 for 8, a growing list
+/// twice the size of its content, and once more while it moves.
 const ALLOCATED_MAX: u64 = 8;
-/// And besides: the reason of a refusal.
+/// The bytes beyond that: the reason of a refusal.
 const SPARE_BYTES: u64 = 4096;
 
 #[derive(Hash)]
@@ -74,7 +74,7 @@ fn request(bytes: &[u8]) -> impl std::hash::Hash + use<> {
     };
     let (again, payload) = request.encode(header.tag);
     assert_eq!((again, &payload), (header, &body), "{request:?}");
-    // A byte behind the end of a body is never taken for nothing.
+    // Decoding never ignores a byte after the end of a body.
     let longer = [&body[..], &[0]].concat();
     let mut stretched = joined((header, longer.into()));
     let len = header.body_len + 1;

@@ -34,7 +34,7 @@ fn pair() -> (OwnedFd, Stream) {
     (ours, Stream::unix(theirs))
 }
 
-/// Sends what fits into a socket's buffer.
+/// Sends bytes that fit into the socket's buffer.
 fn send_all(socket: &OwnedFd, bytes: &[u8]) {
     if !bytes.is_empty() {
         let sent = send(socket, bytes, SendFlags::NOSIGNAL);
@@ -114,7 +114,7 @@ fn requests() -> Vec<Request> {
     requests
 }
 
-/// Of a transaction that is within all limits.
+/// The parts of a transaction that is within all limits.
 fn parts() -> Vec<TransactionPart> {
     let page = PAGE_BYTES as u64;
     let write = |at, fill| TransactionPart::Write {
@@ -132,7 +132,7 @@ fn joined((header, body): (Header, Bytes)) -> Vec<u8> {
     [&header.encode(), &body[..]].concat()
 }
 
-/// Makes the checksums of the message at `taken_len` right; tells where it ends.
+/// Corrects the checksums of the message at `at`; returns the offset of its end.
 fn fix_checksums_at(bytes: &mut [u8], at: usize) -> Option<usize> {
     let (head, body) = bytes
         .get_mut(at..)?
@@ -147,7 +147,7 @@ fn fix_checksums_at(bytes: &mut [u8], at: usize) -> Option<usize> {
     Some(at + HEADER_BYTES + len)
 }
 
-/// Makes the messages of a stream whole again.
+/// Corrects the checksums of every message of a stream.
 fn fix_all_checksums(bytes: &mut [u8], from: usize) {
     let mut at = Some(from);
     while let Some(next) = at.filter(|&at| at < bytes.len()) {
@@ -155,7 +155,7 @@ fn fix_all_checksums(bytes: &mut [u8], from: usize) {
     }
 }
 
-/// Makes one message whole again, mostly with all the bytes that there are.
+/// Makes one message valid again, mostly with a body of all bytes that are there.
 fn fix_one_message(bytes: &mut [u8], random: &mut Random) {
     let len = bytes.len().saturating_sub(HEADER_BYTES) as u32;
     if random.below(4) > 0

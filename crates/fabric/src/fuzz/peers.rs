@@ -1,5 +1,5 @@
-//! Whole ends of a connection: a brick that hears anything, cut anywhere, and
-//! clients that are answered anything.
+//! Whole ends of a connection: a brick that receives any bytes, cut at any place, and clients that
+//! receive any answers.
 
 use super::*;
 use crate::brick_client::BrickClient;
@@ -25,7 +25,7 @@ const READ_BYTES_MAX: u32 = 512;
 const ALL_CUTS_BYTES: usize = 300;
 const SOME_CUTS: usize = 40;
 
-/// A brick that writes down what it is asked.
+/// A brick that records its requests.
 #[derive(Clone, Default)]
 struct RecordingBrick(Arc<Mutex<Vec<String>>>);
 
@@ -86,10 +86,10 @@ impl Handler for RecordingBrick {
     }
 }
 
-/// What a brick was asked, said, and how it ended.
+/// The requests that a brick got, the bytes that it sent, and its error at the end.
 type ServeResult = (Vec<String>, Vec<u8>, Option<Discriminant<ConnectionError>>);
 
-/// Serves a client that says these pieces and hangs up.
+/// Serves a client that sends these pieces and hangs up.
 fn serve(pieces: &[&[u8]]) -> ServeResult {
     let (client, stream) = pair();
     let notes = RecordingBrick::default();
@@ -123,7 +123,7 @@ fn serve(pieces: &[&[u8]]) -> ServeResult {
     (asked, said, ended.err().map(|cause| discriminant(&cause)))
 }
 
-/// Replies as they lie one behind the other; all must be whole.
+/// Splits bytes into replies; each must be complete.
 fn replies(mut said: &[u8]) -> Vec<Header> {
     let mut found = Vec::new();
     while let Some((head, rest)) = said.split_first_chunk::<HEADER_BYTES>() {
@@ -139,7 +139,7 @@ fn replies(mut said: &[u8]) -> Vec<Header> {
     found
 }
 
-/// How many requests lie whole in a stream, and where each ends.
+/// The end of every complete request in a stream.
 fn request_ends(stream: &[u8]) -> Vec<usize> {
     let (mut ends, mut at) = (Vec::new(), 0);
     while let Some((head, rest)) = stream[at..].split_first_chunk::<HEADER_BYTES>() {
@@ -167,7 +167,7 @@ fn brick(stream: &[u8]) -> impl std::hash::Hash + use<> {
     if whole.2.is_none() {
         assert_eq!(answered.len(), ends.len(), "every request has one reply");
     }
-    // Where the stream goes on with nonsense, the connection ends.
+    // The connection ends where the stream continues with invalid bytes.
     let rest = &stream[ends.last().copied().unwrap_or(0)..];
     if rest.len() >= HEADER_BYTES && whole.2.is_none() {
         let header = rest
@@ -241,7 +241,7 @@ fn leg_requests() -> [SliceRequest; 8] {
     ]
 }
 
-/// A leg that has asked, the brick's end, and what the brick heard.
+/// A leg that has sent requests, the brick's end, and the headers that the brick received.
 fn leg() -> (TcpLeg, OwnedFd, Vec<Header>) {
     let (brick, stream) = pair();
     let timeouts = Timeouts::default();
@@ -266,7 +266,7 @@ fn leg() -> (TcpLeg, OwnedFd, Vec<Header>) {
     (leg, brick, heads)
 }
 
-/// Whether a reply is one to the request.
+/// Whether a reply has the kind of the request.
 fn fits(request: &SliceRequest, reply: &SliceReply) -> bool {
     match (request, reply) {
         (SliceRequest::Read { len, .. }, SliceReply::Data(data)) => data.len() == *len as usize,
@@ -286,13 +286,12 @@ fn fits(request: &SliceRequest, reply: &SliceReply) -> bool {
 
 type Completed = BTreeMap<u64, Result<SliceReply, SliceError>>;
 
-/// What becomes of the requests when a brick answers in these pieces and hangs
-/// up.
+/// The completions of the requests when a brick answers with these pieces and hangs up.
 fn answer<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Completed {
     let (mut leg, brick, _) = leg();
     let (mut found, mut done) = (BTreeMap::new(), Vec::new());
     for piece in pieces {
-        // The leg may have hung up.
+        // The leg may have hung up already.
         let _ = send(&brick, piece, SendFlags::NOSIGNAL);
         leg.reap(&mut done);
     }

@@ -1,5 +1,5 @@
-//! A stream of messages, cut at every byte and delivered in every way: what
-//! arrives in full is taken once and in order, and nothing else is.
+//! A stream of messages, cut at every byte and delivered in every division: complete messages are
+//! taken once and in order, and nothing else is taken.
 
 use super::*;
 use crate::limits::{BODY_BYTES_MAX, RECEIVE_BYTES};
@@ -13,13 +13,13 @@ use std::mem::discriminant;
 /// Streams up to here are cut at every byte, longer ones at some.
 const ALL_CUTS_BYTES: usize = 400;
 const SOME_CUTS: usize = 40;
-/// An inflow's own buffer, a body on its way, and what making them takes.
+/// A receive buffer, a body in transit, and the allocations to make them.
 const ALLOCATED_MAX: u64 = (2 * (RECEIVE_BYTES + PAGE_BYTES) + BODY_BYTES_MAX as usize) as u64;
 
 type Messages = Vec<(Header, Vec<u8>)>;
 
-/// What is taken of these pieces, delivered one after the other, and why no
-/// more is.
+/// The messages taken from these pieces, delivered one after the other, and the error that stopped
+/// it.
 fn deliver<'a>(
     pieces: impl Iterator<Item = &'a [u8]>,
     (way, aligned, shared): (Direction, bool, bool),
@@ -37,7 +37,7 @@ fn deliver<'a>(
                     Ok(Some((header, body))) if shared => {
                         let body = inflow.share(body);
                         messages.push((header, body.to_vec()));
-                        // Held beyond its batch, it must not change.
+                        // A body that is held beyond its batch must not change.
                         held.push(body);
                     }
                     Ok(Some((header, body))) => {
@@ -54,7 +54,7 @@ fn deliver<'a>(
     (messages, None)
 }
 
-/// Cuts a stream at places that follow from a number.
+/// Cuts a stream at places derived from a number.
 fn pieces(stream: &[u8], number: u64) -> Vec<&[u8]> {
     let mut random = Random::new(number);
     let mut rest = stream;

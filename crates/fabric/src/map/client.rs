@@ -1,4 +1,4 @@
-//! The client's side: asks for a session, and gets the descriptors.
+//! The client's side: it asks for a session and gets the descriptors.
 
 use super::wire::{GRANT_BYTES, GrantHeader, MapProtocolError, hello};
 use crate::brick_client::BrickClient;
@@ -25,26 +25,26 @@ use std::time::Instant;
 /// Descriptors of a grant: the pool and its control segment.
 const GRANT_FDS: usize = 2;
 
-/// A session of a pool, to be taken up in this process.
+/// A granted session of a pool, to be opened in this process.
 #[derive(Debug)]
 pub struct MapGrant {
-    /// The pool's identity, as its brick told.
+    /// The pool's identity, as its brick stated it.
     pub brick: BrickId,
-    /// The opening of the pool.
+    /// The incarnation of the pool.
     pub incarnation: u32,
     /// The session's number.
     pub session: u32,
     /// The pool's file. Its lock is held while a copy of it is open.
     pub pool: OwnedFd,
-    /// Bytes to map of it.
+    /// Bytes to map of the pool's file.
     pub pool_bytes: u64,
     /// The control segment.
     pub control: OwnedFd,
-    /// Bytes to map of it.
+    /// Bytes to map of the control segment.
     pub control_bytes: u64,
 }
 
-/// The connection that a grant came with. The session ends with it.
+/// The connection that carried a grant. The session ends with it.
 pub struct MapLink {
     remote: BrickClient,
     timeouts: Timeouts,
@@ -67,7 +67,7 @@ enum GrantError {
 /// Asks the brick behind a unix socket for a session.
 ///
 /// # Errors
-/// When nobody listens there, the brick refuses, or it is of another version.
+/// When no process listens there, the brick refuses, or it has another version.
 pub fn connect(socket: &Path, timeouts: Timeouts) -> Result<(MapGrant, MapLink), SliceError> {
     try_connect(socket, timeouts).map_err(|cause| {
         let told = format!("the brick at {}: {cause}", socket.display());
@@ -106,7 +106,7 @@ fn try_connect(socket: &Path, timeouts: Timeouts) -> Result<(MapGrant, MapLink),
     Ok((grant, MapLink { remote, timeouts }))
 }
 
-/// Connects without waiting: a brick that does not accept is as good as none.
+/// Connects without blocking: a brick with a full accept queue counts as unreachable.
 fn open(path: &Path) -> io::Result<Stream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = move_fd_high(socket_with(
@@ -161,13 +161,12 @@ fn receive_reason(stream: &Stream, len: u32, until: Instant) -> io::Result<Strin
 }
 
 impl MapLink {
-    /// Attaches a slice. Gives its handle, which is the object's number in
-    /// the pool; a leg for what only the owner of the pool does; and a
-    /// descriptor that hangs up when the owner is gone.
+    /// Attaches a slice. Returns its handle, which is the object's number in the pool; a leg for
+    /// the requests that only the owner of the pool can answer; and a descriptor that hangs up when
+    /// the owner is gone.
     ///
     /// # Errors
-    /// When there is no such slice, it has a newer epoch, or the brick is
-    /// lost.
+    /// When there is no such slice, it has a newer epoch, or the brick is lost.
     pub fn attach(
         self,
         slice: SliceId,

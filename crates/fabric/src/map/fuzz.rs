@@ -1,4 +1,4 @@
-//! Fuzz targets of what is said before messages, see `crate::fuzz`.
+//! Fuzz targets of the bytes before messages, see `crate::fuzz`.
 
 use super::wire::{
     GRANT_BYTES, GrantHeader, HELLO_BYTES, MapProtocolError, Refusal, check_hello, hello,
@@ -28,7 +28,7 @@ fn fuzz_map_hello() {
         .run(|bytes| {
             let said = bytes.first_chunk::<HELLO_BYTES>()?;
             let checked = check_hello(said);
-            // But for the two bytes that are not looked at there is one hello.
+            // There is one hello, apart from its two ignored bytes.
             let same = said[..10] == hello()[..10];
             assert!(checked.is_err() || same, "{said:02x?}");
             Some(checked.err().as_ref().map(discriminant::<MapProtocolError>))
@@ -63,8 +63,8 @@ fn fuzz_map_grant() {
                 Ok(header) => {
                     let again = header.encode();
                     assert_eq!(GrantHeader::decode(&again), Ok(header));
-                    // What says something is the same byte for byte; a status
-                    // has three values, and only a refusal has a reason.
+                    // A valid grant encodes to the same bytes. A status has three values, and only
+                    // a refusal has a reason.
                     assert!([0, 1, 2].contains(&u16::from_le_bytes([said[10], said[11]])));
                     assert_eq!(again[..56], said[..56], "{header:?}");
                     Ok(header.refused.map(|refusal| refusal.no_session))

@@ -1,6 +1,6 @@
-//! The `map` transport: a client on the brick's machine gets the pool and the
-//! control segment as descriptors and runs a session of its own. Over the same
-//! unix socket go the few messages that only the pool's owner can answer.
+//! The `map` transport: a client on the brick's machine gets the pool and the control segment as
+//! descriptors and runs a session of its own. The same unix socket carries the few messages that
+//! only the pool's owner can answer.
 //!
 //! ```text
 //!  client                              brick
@@ -12,10 +12,10 @@
 //!    ├──────────────────────────────────▶│
 //! ```
 //!
-//! Invariants: a connection is one session; when it closes, whoever dies, the
-//! brick cleans the session up. Only processes of the brick's user, or of
-//! root, are let in: the socket's mode says so, and the kernel's word about
-//! the peer is checked. The lock on the pool's file goes with its descriptor.
+//! Invariants: a connection is one session. When the connection closes, on the death of either end
+//! too, the brick cleans the session up. Only processes of the brick's user, or of root, are
+//! accepted: the socket's mode enforces it, and the brick checks the peer credentials of the
+//! kernel. The lock on the pool's file goes with its descriptor.
 
 mod client;
 #[cfg(test)]

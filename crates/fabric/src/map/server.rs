@@ -1,4 +1,4 @@
-//! The brick's side: a listening unix socket, and a thread for each session.
+//! The brick's side: a listening unix socket, and one thread per session.
 
 use super::wire::{GrantHeader, HELLO_BYTES, MapProtocolError, Refusal, check_hello};
 use crate::connection_limiter::{ConnectionLimiter, ConnectionSlot};
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-/// The process at the other end, as the kernel names it.
+/// The process at the other end, as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapPeer {
     /// Its process.
@@ -33,23 +33,23 @@ pub struct MapPeer {
 
 /// A session that was opened for a client.
 pub struct MapSession {
-    /// Its number.
+    /// The number of the session.
     pub session: u32,
-    /// The opening of the pool.
+    /// The incarnation of the pool.
     pub incarnation: u32,
     /// The pool's file, locked.
     pub pool: OwnedFd,
-    /// Bytes to map of it.
+    /// Bytes to map of the pool's file.
     pub pool_bytes: u64,
     /// The control segment.
     pub control: OwnedFd,
-    /// Bytes to map of it.
+    /// Bytes to map of the control segment.
     pub control_bytes: u64,
-    /// Answers what only the pool's owner can; dropping it ends the session.
+    /// Answers the requests that only the pool's owner can; dropping it ends the session.
     pub handler: Box<dyn Handler>,
 }
 
-/// A brick as its map socket sees it.
+/// The interface of a brick to its map socket.
 pub trait MapService: Send + Sync {
     /// The brick's identity.
     fn brick(&self) -> BrickId;
@@ -57,27 +57,25 @@ pub trait MapService: Send + Sync {
     /// Opens a session for a process.
     ///
     /// # Errors
-    /// When there are too many, or the pool cannot be shared; the client gets
-    /// the reason.
+    /// When all sessions are in use, or the pool cannot be shared. The client gets the reason.
     fn grant(&self, peer: MapPeer) -> Result<MapSession, SliceError>;
 
-    /// What managers ask.
+    /// The control interface, for managers.
     fn control(&self) -> &dyn BrickControl;
 }
 
 /// Why a map socket cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum MapSocketError {
-    /// The path is not for us.
+    /// The path cannot be used.
     #[error("cannot serve the map transport (--map): {0}")]
     Socket(#[from] pagemesh_base::socket::SocketError),
-    /// The system refused what a server needs beside it.
+    /// The system refused another resource that the server needs.
     #[error("cannot serve the map transport: {0}")]
     System(#[from] io::Error),
 }
 
-/// A brick's map socket; removed when dropped, unless its path has become
-/// another's.
+/// A brick's map socket. It is removed when dropped, unless another server has taken its path.
 pub struct MapServer {
     path: PathBuf,
     state: Arc<MapServerState>,
@@ -101,10 +99,10 @@ enum MapHandshakeError {
 }
 
 impl MapServer {
-    /// Serves a unix socket; one that nobody serves any more is replaced.
+    /// Serves a unix socket; one without a server is replaced.
     ///
     /// # Errors
-    /// When somebody serves it, or the system refuses.
+    /// When another process serves it, or the system refuses.
     pub fn bind(path: &Path, service: Arc<dyn MapService>) -> Result<MapServer, MapSocketError> {
         let socket = UnixSocket::bind(path)?;
         let limiter = ConnectionLimiter::new(MAP_HANDSHAKES_MAX, MAP_SESSIONS_MAX)?;
@@ -129,7 +127,7 @@ impl MapServer {
         })
     }
 
-    /// Where it listens.
+    /// The path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -154,13 +152,13 @@ impl Drop for MapServer {
 impl MapServerState {
     fn admit(self: &Arc<MapServerState>, socket: OwnedFd) {
         let Some(mut slot) = self.limiter.acquire_slot() else {
-            tracing::warn!("too many map connections that did not say hello");
+            tracing::warn!("too many map connections without a hello; closing the new one");
             return;
         };
         let state = self.clone();
         let started = thread::Builder::new().name("map".into()).spawn(move || {
             if let Err(cause) = state.serve_client(socket, &mut slot) {
-                tracing::debug!(%cause, "turned a map connection away");
+                tracing::debug!(%cause, "refused a map connection");
             }
         });
         if let Err(cause) = started {
@@ -175,7 +173,7 @@ impl MapServerState {
     ) -> Result<(), MapHandshakeError> {
         let until = Instant::now() + HANDSHAKE_LIMIT;
         let found = peer_credentials(&socket)?;
-        // What it may leave behind is known by its number.
+        // The brick needs the pid to clean up after the session.
         let pid = found.pid.ok_or(io::ErrorKind::PermissionDenied);
         let peer = MapPeer {
             pid: pid.map_err(io::Error::from)?.as_raw_pid().cast_unsigned(),
@@ -239,7 +237,7 @@ impl MapServerState {
                 "a map connection has one session".into(),
             ))
         };
-        // Its messages are rare: looking for them would only cost.
+        // Its messages are rare, so polling for them does not pay.
         let connection = Connection::new(stream, control, self.limiter.stop(), &mut never, 0);
         if let Err(cause) = connection.with_handler(handler).run() {
             tracing::warn!(pid = peer.pid, %cause, "a map connection broke");
@@ -247,8 +245,7 @@ impl MapServerState {
     }
 }
 
-/// Sends the grant and its descriptors; there is always room for this few
-/// bytes in a new socket.
+/// Sends the grant and its descriptors; a new socket always has room for these few bytes.
 fn send_grant(stream: &Stream, brick: BrickId, granted: &MapSession) -> io::Result<()> {
     let header = GrantHeader {
         refused: None,

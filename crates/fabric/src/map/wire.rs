@@ -1,5 +1,5 @@
-//! What is said before messages: a hello of 16 bytes, and a grant of 64 bytes
-//! that carries two descriptors, or a refusal and its reason.
+//! The bytes before messages: a hello of 16 bytes, and a grant of 64 bytes that carries two
+//! descriptors, or a refusal and its reason.
 //!
 //! ```text
 //! hello   0  magic "PMAPHELO"   8  version u16   10  0 u16   12  crc32c 0..12
@@ -9,8 +9,8 @@
 //!        56  0 u32             60  crc32c 0..60
 //! ```
 //!
-//! Little endian; the UUID in the order of its text. Invariants: nothing is
-//! believed whose checksum is wrong.
+//! Little endian; the UUID in the order of its text. Invariants: bytes with a wrong checksum are
+//! rejected.
 
 use crate::message::fields::FieldReader;
 use pagemesh_base::checksum::crc32c;
@@ -19,12 +19,12 @@ use uuid::Uuid;
 
 pub(super) const HELLO_BYTES: usize = 16;
 pub(super) const GRANT_BYTES: usize = 64;
-/// The version of what is said here, and of how sessions use the segments.
+/// The version of this exchange, and of the use of the segments by sessions.
 pub(super) const VERSION: u16 = 0;
 const HELLO_MAGIC: &[u8; 8] = b"PMAPHELO";
 const GRANT_MAGIC: &[u8; 8] = b"PMAPGRNT";
 
-/// Why something said is not understood.
+/// Why received bytes are rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum MapProtocolError {
     #[error("this is not the map transport of a pagemesh brick")]
@@ -41,10 +41,10 @@ pub(super) enum MapProtocolError {
     Answer,
 }
 
-/// The first word of a granted session.
+/// The decoded fixed part of a grant or refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GrantHeader {
-    /// A grant has none.
+    /// The refusal, if it is one.
     pub refused: Option<Refusal>,
     pub session: u32,
     pub incarnation: u32,
@@ -53,7 +53,7 @@ pub(super) struct GrantHeader {
     pub control_bytes: u64,
 }
 
-/// Why there is no grant: a reason of so many bytes follows.
+/// A refusal. A reason of `reason_bytes` bytes follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     /// All sessions or connections are in use.
@@ -61,7 +61,7 @@ pub(super) struct Refusal {
     pub reason_bytes: u32,
 }
 
-/// What follows the version, once magic, checksum and version are right.
+/// The fields after the version, once magic, checksum and version are right.
 fn check_envelope<'a>(
     bytes: &'a [u8],
     magic: &[u8; 8],

@@ -1,6 +1,6 @@
-//! Reading numbers from the front of bytes, without ever reading beyond.
+//! Decodes numbers from the front of a byte slice, and never reads beyond its end.
 
-/// Bytes not read yet.
+/// The bytes not read yet.
 pub(crate) struct FieldReader<'a>(&'a [u8]);
 
 impl<'a> FieldReader<'a> {
@@ -30,13 +30,12 @@ impl<'a> FieldReader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// What is left.
+    /// The bytes not read yet.
     pub(crate) fn rest(self) -> &'a [u8] {
         self.0
     }
 
-    /// Reads entries of one size until nothing is left; none if the last one
-    /// is cut.
+    /// Reads entries of one size until no byte is left; none if the last entry is cut.
     pub(crate) fn list<T>(
         mut self,
         one: impl Fn(&mut FieldReader<'a>) -> Option<T>,

@@ -3,7 +3,7 @@
 //! ```text
 //!  0  magic       4   "PMSH"
 //!  4  version     1   0, as agreed in the handshake
-//!  5  kind        1   what is asked; a reply has bit 7 set as well
+//!  5  kind        1   kind of the request; a reply has bit 7 set as well
 //!  6  flags       2   replies: bit 0 error, bit 1 more; else zero
 //!  8  tag         8   chosen by the client, rising; repeated in the reply
 //! 16  handle      4   the attached slice; in an error its code
@@ -17,13 +17,13 @@
 //! 60  header_crc  4   CRC32C of bytes 0..60
 //! ```
 //!
-//! Which fields a kind uses, and what its body holds, is told in [`request`]
-//! and [`reply`]; all other fields are zero, and a message in which they are
-//! not is refused, so that they can get a meaning later.
+//! [`request`] and [`reply`] define the fields of each kind and the content of its body. All other
+//! fields are zero. A message in which another field is not zero is refused, so that a later
+//! version can give it a meaning.
 //!
-//! Invariants: decoding is total: any bytes give a message or a [`MalformedMessage`],
-//! never a panic. A header is checked, its length against the limit of its
-//! kind, before room for a body is made. Nothing here does I/O.
+//! Invariants: decoding is total: any bytes give a message or a [`MalformedMessage`], never a
+//! panic. A header, and its length against the limit of its kind, is checked before a buffer for
+//! the body is allocated. Nothing here does I/O.
 
 pub mod reply;
 pub mod request;
@@ -53,9 +53,9 @@ const FLAG_ERROR: u16 = 1;
 const FLAG_MORE: u16 = 2;
 /// Bytes of a slice's identity.
 const ID_BYTES: usize = 16;
-/// Bytes of a status before its text.
+/// Bytes of a status before its durability text.
 const STATUS_BYTES: usize = 40;
-/// Bytes that tell of one part of a transaction.
+/// Bytes of the entry of one part of a transaction.
 pub(crate) const PART_BYTES: usize = 16;
 /// Bytes of one entry of each list.
 const EXTENT_BYTES: usize = 8;
@@ -70,19 +70,19 @@ pub enum MalformedMessage {
     /// The first bytes are not those of a message.
     #[error("the peer does not speak this protocol (no message starts here)")]
     Magic,
-    /// A header that was damaged on its way.
+    /// A header that was damaged in transit.
     #[error("a header does not match its checksum")]
     HeaderChecksum,
-    /// A body that was damaged on its way.
+    /// A body that was damaged in transit.
     #[error("the body of message {tag} does not match its checksum")]
     BodyChecksum {
-        /// Of the message.
+        /// The tag of the message.
         tag: u64,
     },
     /// Another version than agreed.
     #[error("a message has version {0}, agreed was version {VERSION}")]
     Version(u8),
-    /// No such kind, or a reply where requests are expected.
+    /// An unknown kind, or a reply where requests are expected.
     #[error("a message has the unknown or misplaced kind {0:#04x}")]
     Kind(u8),
     /// A body beyond the limit of its kind.
@@ -96,24 +96,24 @@ pub enum MalformedMessage {
     /// A field or body that this kind cannot have.
     #[error("message {tag} is not well formed: {what}")]
     Content {
-        /// Of the message.
+        /// The tag of the message.
         tag: u64,
-        /// What is wrong.
+        /// The error.
         what: &'static str,
     },
-    /// A request that came before, or should have come before another one.
+    /// A request with a tag that is not above the tag of the request before it.
     #[error("message {0} comes a second time, or behind a later one")]
     RepeatedTag(u64),
-    /// A reply to no request that is in flight, or of another kind.
+    /// A reply to no request in flight, or to one of another kind.
     #[error("message {0} answers nothing that was asked")]
     UnexpectedReply(u64),
 }
 
-/// What is asked.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum MessageKind {
-    /// Bytes of a slice.
+    /// Read bytes of a slice.
     Read = 1,
     /// Replace bytes.
     Write = 2,
@@ -121,33 +121,33 @@ pub enum MessageKind {
     Clear = 3,
     /// Make changes durable.
     Flush = 4,
-    /// What is mapped.
+    /// List the mapped extents.
     Extents = 5,
     /// Checksums of pages.
     Checksums = 6,
-    /// Pages changed in a degraded round.
+    /// List the pages changed in a degraded round.
     Dirty = 7,
-    /// Operations that may be missing elsewhere.
+    /// List the operations that may be missing on another leg.
     InFlight = 8,
-    /// Forget them.
+    /// Clear that list.
     ForgetInFlight = 9,
-    /// Fence older clients.
+    /// Fence clients of older epochs.
     RaiseEpoch = 10,
-    /// Change several places as a whole.
+    /// Change several places atomically.
     Transact = 11,
-    /// Let no change follow one that failed.
+    /// After a failed change, fail all later ones.
     KeepOrder = 12,
     /// Get a handle for a slice.
     Attach = 16,
-    /// Make a slice.
+    /// Create a slice.
     Create = 32,
     /// Grow a slice.
     Resize = 33,
     /// Delete a slice.
     Delete = 34,
-    /// The brick's slices.
+    /// List the brick's slices.
     List = 35,
-    /// About the brick.
+    /// Get the brick's status.
     Status = 36,
 }
 
@@ -226,7 +226,7 @@ impl MessageKind {
     }
 }
 
-/// Which way a message goes.
+/// The direction of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// To the brick.
@@ -235,18 +235,18 @@ pub enum Direction {
     Reply,
 }
 
-/// The fixed part of a message, as drawn above.
+/// The fixed part of a message, as in the table above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What is asked, or was.
+    /// The kind of the request, in its reply too.
     pub kind: MessageKind,
     /// Request or reply.
     pub direction: Direction,
     flags: u16,
-    /// The client's name for the request.
+    /// The client's number of the request.
     pub tag: u64,
     handle: u32,
-    /// Bytes that follow.
+    /// Bytes of the body that follows.
     pub body_len: u32,
     offset: u64,
     len: u64,
@@ -275,14 +275,14 @@ impl Header {
         }
     }
 
-    /// Names the body that follows.
+    /// Sets the length and checksum of the body that follows.
     fn with_body(mut self, body: &[u8]) -> Header {
         self.body_len = u32::try_from(body.len()).unwrap_or(u32::MAX);
         self.body_crc = crc32c(body);
         self
     }
 
-    /// The header without what only depends on the body's bytes.
+    /// The header without the checksum of the body.
     fn without_body_crc(mut self) -> Header {
         self.body_crc = 0;
         self
@@ -318,7 +318,7 @@ impl Header {
         bytes
     }
 
-    /// Reads and checks a header that goes in the given direction.
+    /// Decodes and checks a header that goes in the given direction.
     ///
     /// # Errors
     /// When it is damaged, of another version or kind, or announces a body
@@ -346,8 +346,7 @@ impl Header {
         }
     }
 
-    /// The fields behind the magic, and the checksum of the header. None if
-    /// there are too few bytes.
+    /// The fields after the magic, and the checksum of the header. None if there are too few bytes.
     fn parse(fields: &mut FieldReader<'_>) -> Option<(Result<Header, MalformedMessage>, u32)> {
         let version = fields.u8()?;
         let code = fields.u8()?;

@@ -1,12 +1,12 @@
-//! Replies: the kind and tag of the request, and one of
+//! Replies: the kind and tag of the request, and one of:
 //!
 //! | to | fields | body |
 //! |---|---|---|
 //! | read | | the bytes |
 //! | extents | | per extent 8: bytes, bit 63 set if mapped |
 //! | checksums | | per page 4: CRC32C |
-//! | dirty | more: offset is the page to go on from | per run 16: page, count |
-//! | in-flight | more: too many to tell | per operation 24: page, op, count 4, epoch 4 |
+//! | dirty | more: offset is the next page to ask from | per run 16: page, count |
+//! | in-flight | more: too many to list | per operation 24: page, op, count 4, epoch 4 |
 //! | attach | handle; len is the slice's size in bytes | |
 //! | list | more: ask again after the last | per slice 32: slice 16, bytes, epoch 4, round 1, zero 3 |
 //! | status | | brick 16, capacity, used, sessions 4, incarnation 4, durability as text |
@@ -39,37 +39,37 @@ use pagemesh_base::slice::{
 use pagemesh_base::space::Extent;
 use uuid::Uuid;
 
-/// The bit of an extent's length that says it is mapped.
+/// The bit of an extent's length that marks it as mapped.
 const MAPPED: u64 = 1 << 63;
 
-/// A slice that was attached.
+/// The answer to an attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttachReply {
-    /// Its name in requests; over `map` the object's place in the pool.
+    /// The slice's handle in requests; over `map` the object's number in the pool.
     pub handle: u32,
-    /// Its size.
+    /// The slice's size.
     pub size_bytes: u64,
 }
 
-/// What a brick answers.
+/// A brick's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// To attach.
     Attach(AttachReply),
-    /// To a request of a slice; control calls are `SliceResult`.
+    /// To a request of a slice. Control calls answer `Done`.
     Slice(SliceReply),
     /// To list.
     List {
-        /// In the order of their identities.
+        /// Ordered by slice identity.
         slices: Vec<SliceInfo>,
-        /// Whether there are more behind the last.
+        /// Whether there are more after the last.
         more: bool,
     },
     /// To status.
     Status(BrickStatus),
 }
 
-/// Bytes or entries that the reply must have, if the request says it.
+/// Bytes or entries that the reply must have, if the request fixes the number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpectedLen(usize);
 
@@ -82,7 +82,7 @@ impl ExpectedLen {
         })
     }
 
-    /// Whether a reply, of the request's kind, has as much as was asked for.
+    /// Whether a reply, of the request's kind, has the requested number.
     pub(crate) fn fits(self, reply: &SliceReply) -> bool {
         match reply {
             SliceReply::Data(data) => data.len() == self.0,
@@ -92,12 +92,11 @@ impl ExpectedLen {
     }
 }
 
-/// A reply or the reason why there is none.
+/// A reply, or the error in its place.
 pub type Answer = Result<Reply, SliceError>;
 
-/// The header, complete, and the body of an answer to a request of this kind.
-/// An answer of a form that the kind does not have, or beyond its limits, is
-/// the brick's mistake and is told as an error.
+/// Encodes an answer to a request of this kind: the complete header, and the body. An answer that
+/// the kind cannot have, or beyond its limits, is the brick's defect and is sent as an error.
 #[must_use]
 pub fn encode(kind: MessageKind, tag: u64, answer: Answer) -> (Header, Bytes) {
     let mut header = Header::new(kind, Direction::Reply, tag);
@@ -163,11 +162,11 @@ fn encode_reply(
         }
         (MessageKind::Status, Reply::Status(status)) => encode_status(&status),
         (kind, Reply::Slice(SliceReply::Done)) if is_answered_by_done(kind) => Bytes::new(),
-        _ => return Err("the brick answered something that was not asked"),
+        _ => return Err("the brick's answer does not fit the request"),
     })
 }
 
-/// Whether requests of this kind are answered by nothing but the word "done".
+/// Whether requests of this kind are answered by a bare `Done`.
 fn is_answered_by_done(kind: MessageKind) -> bool {
     matches!(
         kind,
@@ -221,7 +220,7 @@ fn encode_status(status: &BrickStatus) -> Bytes {
     body.into()
 }
 
-/// The text, or as much of it as a message carries.
+/// The text, cut to the length that a message carries.
 pub(crate) fn truncate_text(text: &str) -> &str {
     &text[..text.floor_char_boundary(TEXT_BYTES_MAX)]
 }
@@ -251,8 +250,7 @@ fn encode_error(header: &mut Header, error: &SliceError) -> Bytes {
     body
 }
 
-/// Reads an answer from a checked header and body. The bytes of a read stay
-/// where they are.
+/// Decodes an answer from a checked header and body. The bytes of a read are not copied.
 ///
 /// # Errors
 /// When a field has a value that its kind cannot have.
@@ -270,7 +268,7 @@ pub fn decode(header: &Header, body: Vec<u8>) -> Result<Answer, MalformedMessage
     }
 }
 
-/// Sets the fields that an answer uses: what decoding compares with.
+/// Sets the fields that an answer uses; decoding compares the header with them.
 fn set_used_fields(header: &mut Header, answer: &Answer) {
     match answer {
         Err(error) => {
@@ -322,7 +320,7 @@ fn decode_error(header: &Header, body: &[u8]) -> Result<SliceError, MalformedMes
 
 fn decode_reply(header: &Header, body: Vec<u8>) -> Result<Reply, MalformedMessage> {
     let more = header.flags & FLAG_MORE != 0;
-    let cut = || header.malformed("a list whose last entry is cut");
+    let cut = || header.malformed("the last entry of a list is cut");
     let fields = FieldReader::new(&body);
     Ok(Reply::Slice(match header.kind {
         MessageKind::Read => SliceReply::Data(body),

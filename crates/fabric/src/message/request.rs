@@ -5,7 +5,7 @@
 //! | 1 read | yes | byte | bytes | | |
 //! | 2 write | yes | byte | bytes | yes | the bytes |
 //! | 3 clear | yes | byte | bytes | yes | |
-//! | 4 flush, 8 in-flight, 9 settled, 12 keep order | yes | | | | |
+//! | 4 flush, 8 in-flight, 9 forget in-flight, 12 keep order | yes | | | | |
 //! | 5 extents | yes | byte | bytes | | |
 //! | 6 checksums | yes | page | count | | |
 //! | 7 dirty | yes | page | round | | |
@@ -14,19 +14,18 @@
 //! | 16 attach | | | | epoch | slice |
 //! | 32 create, 33 resize | | | bytes | | slice |
 //! | 34 delete | | | | | slice |
-//! | 35 list | | | | | slice after which to go on, or nothing |
+//! | 35 list | | | | | slice after which to continue, or nothing |
 //! | 36 status | | | | | |
 //!
 //! A slice is its 16-byte UUID in the order of its text form.
 //!
-//! The body of a transaction is the bytes of its writes, one behind the other,
-//! so that their pages lie in the receiver's buffer as those of a write do; and
-//! then the parts, 16 bytes each:
+//! The body of a transaction is the bytes of its writes, one after the other, and then the parts,
+//! 16 bytes each. So the pages lie in the receiver's buffer as those of a write do.
 //!
 //! ```text
 //!  0  offset  8   first byte
 //!  8  len     4   bytes
-//! 12  what    4   1 write, 2 clear
+//! 12  action  4   1 write, 2 clear
 //! ```
 
 use super::fields::FieldReader;
@@ -42,28 +41,28 @@ use pagemesh_base::slice::{
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use uuid::Uuid;
 
-/// What a client asks of a brick.
+/// A client's request to a brick.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// A handle for a slice, as a client of this epoch.
+    /// Get a handle for a slice, as a client of this epoch.
     Attach {
-        /// Which.
+        /// The slice.
         slice: SliceId,
-        /// The client's.
+        /// The client's epoch.
         epoch: Epoch,
     },
-    /// Something of an attached slice.
+    /// A request to an attached slice.
     Slice {
-        /// Which, as attached.
+        /// The handle that attach returned.
         handle: u32,
-        /// What.
+        /// The request.
         request: SliceRequest,
     },
-    /// Something of the brick.
+    /// A control call to the brick.
     Control(Control),
 }
 
-/// What a manager asks.
+/// A manager's call to the brick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
     /// Make a slice.
@@ -75,22 +74,22 @@ pub enum Control {
     },
     /// Grow it.
     Resize {
-        /// Which.
+        /// The slice.
         slice: SliceId,
         /// Its new size.
         size_bytes: u64,
     },
     /// Delete it.
     Delete {
-        /// Which.
+        /// The slice.
         slice: SliceId,
     },
-    /// The slices in the order of their identities.
+    /// List the slices in the order of their identities.
     List {
-        /// The last one known.
+        /// The last slice of the previous answer.
         after: Option<SliceId>,
     },
-    /// About the brick.
+    /// Get the brick's status.
     Status,
 }
 
@@ -128,7 +127,7 @@ fn id(slice: SliceId) -> Bytes {
 }
 
 impl Request {
-    /// What is asked.
+    /// The kind of the request.
     #[must_use]
     pub fn kind(&self) -> MessageKind {
         match self {
@@ -138,8 +137,7 @@ impl Request {
         }
     }
 
-    /// The header, complete, and the body, which is copied only where it has
-    /// several parts.
+    /// The complete header, and the body. The body is copied only if it has several parts.
     #[must_use]
     pub fn encode(&self, tag: u64) -> (Header, Bytes) {
         let body = self.body();
@@ -168,7 +166,7 @@ impl Request {
         }
     }
 
-    /// The header but for the body's length and checksum.
+    /// The header without the body's length and checksum.
     fn header(&self, tag: u64) -> Header {
         let mut header = Header::new(self.kind(), Direction::Request, tag);
         match self {
@@ -185,7 +183,7 @@ impl Request {
         header
     }
 
-    /// Reads a request from a checked header and body.
+    /// Decodes a request from a checked header and body.
     ///
     /// # Errors
     /// When a field has a value that its kind cannot have.
@@ -234,8 +232,8 @@ impl Request {
 
 const _: () = assert!(ID_BYTES == size_of::<Uuid>());
 
-/// Checks what a request asks for against the limits of its kind. Both ends
-/// do: the client before it sends, the brick before it makes room.
+/// Checks a request against the limits of its kind. Both ends check: the client before it sends,
+/// the brick before it allocates.
 ///
 /// # Errors
 /// [`SliceError::OutOfRange`] with the limit.
@@ -245,7 +243,7 @@ pub fn check_limits(request: &SliceRequest) -> Result<(), SliceError> {
         SliceRequest::Write { data, .. } => ("bytes at once", data.len() as u64, IO_MAX),
         SliceRequest::Clear { len, .. } => ("bytes cleared at once", *len, CLEAR_BYTES_MAX),
         SliceRequest::Transact { parts, .. } => {
-            // Whether they lie in the slice, only the brick knows.
+            // Only the brick knows whether they lie in the slice.
             let checked = check_parts(parts, u64::MAX);
             return checked.map_err(|cause| SliceError::OutOfRange(cause.to_string()));
         }
@@ -334,7 +332,7 @@ fn encode_parts(parts: &[TransactionPart]) -> Bytes {
     body.into()
 }
 
-/// The parts of a transaction; what they write is not copied.
+/// The parts of a transaction. Their data is not copied.
 fn decode_parts(
     header: &Header,
     mut body: Bytes,

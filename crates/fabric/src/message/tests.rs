@@ -168,7 +168,7 @@ fn answers() -> impl Strategy<Value = (MessageKind, Answer)> {
     ]
 }
 
-/// What a receiver does with the bytes of one message.
+/// Decodes the bytes of one message as a receiver does.
 fn receive_request(bytes: &[u8]) -> Result<(u64, Request), MalformedMessage> {
     let (header, body) = receive(bytes, Direction::Request)?;
     Ok((
@@ -200,7 +200,7 @@ fn joined((header, body): (Header, Bytes)) -> Vec<u8> {
     [&header.encode()[..], &body].concat()
 }
 
-/// Bytes of a header as they are, with the checksum put right.
+/// The bytes with the checksums corrected.
 fn with_fixed_checksums(mut bytes: Vec<u8>) -> Vec<u8> {
     if let Some((header, body)) = bytes.split_first_chunk_mut::<HEADER_BYTES>() {
         header[56..60].copy_from_slice(&crc32c(body).to_le_bytes());
@@ -231,8 +231,8 @@ proptest! {
         let _ = receive_answer(&bytes);
     }
 
-    /// With right checksums the fields themselves are tried. What is accepted
-    /// is exactly what would be written again: no field is overlooked.
+    /// With right checksums, decoding checks the fields themselves. An accepted message encodes to
+    /// the same bytes: decoding overlooks no field.
     #[test]
     fn changed_fields_are_refused_or_round_trip(
         request in requests(), (kind, answer) in answers(), at in 4usize..56, xor in 1u8..,
@@ -315,7 +315,7 @@ fn long_reasons_are_cut_between_characters() {
     }
 }
 
-/// The bytes of version 0: a change here is a change of the protocol.
+/// The bytes of version 0: a change of this test is a change of the protocol.
 #[test]
 fn write_message_matches_format() {
     let request = Request::Slice {

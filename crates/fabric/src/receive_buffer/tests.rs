@@ -40,7 +40,7 @@ fn joined(requests: &[Request]) -> Vec<u8> {
     bytes
 }
 
-/// Sends these pieces one after the other and takes what becomes of them.
+/// Sends these pieces one after the other and returns the received messages.
 fn receive_pieces<'a>(
     pieces: impl Iterator<Item = &'a [u8]>,
     aligned: bool,
@@ -65,11 +65,11 @@ fn receive_pieces<'a>(
     Ok(requests)
 }
 
-/// Cuts bytes at places told by numbers.
+/// Cuts bytes at the given places.
 fn cut(bytes: &[u8], mut at: Vec<usize>) -> impl Iterator<Item = &[u8]> {
     at.iter_mut().for_each(|at| *at %= bytes.len());
     at.extend([0, bytes.len()]);
-    // What is sent at once fits into the socket.
+    // Each piece fits into the socket's buffer.
     at.extend((0..bytes.len()).step_by(64 << 10));
     at.sort_unstable();
     at.dedup();
@@ -92,8 +92,8 @@ fn lengths() -> impl Strategy<Value = usize> {
 }
 
 proptest! {
-    /// However the stream is cut, and though all bodies are held, the
-    /// messages are those that were sent.
+    /// The messages received are those sent, however the stream is cut and although all bodies are
+    /// held.
     #[test]
     fn stream_split_anywhere_gives_same_messages(
         lens in prop::collection::vec(lengths(), 1..8),
@@ -122,7 +122,7 @@ fn byte_by_byte_gives_the_same_messages() {
     assert!(receive_pieces(bytes.chunks(1), true) == Ok(requests));
 }
 
-/// Room is made for what a checked header announces and not before.
+/// Memory is allocated for the length that a checked header announces, and not before.
 #[test]
 fn announced_length_beyond_limit_allocates_nothing() {
     let (header, _) = write(RECEIVE_BYTES).encode(0);

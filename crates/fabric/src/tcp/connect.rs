@@ -13,10 +13,10 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Instant;
 use uuid::Uuid;
 
-/// The first address that a text as `host:port` names.
+/// The first address of a text as `host:port`.
 ///
 /// # Errors
-/// [`SliceError::LegLost`] when it names none.
+/// [`SliceError::Lost`] when it resolves to no address.
 pub fn resolve(address: &str) -> Result<SocketAddr, SliceError> {
     let failed = |cause: &dyn std::fmt::Display| {
         SliceError::Lost(format!("the address {address} cannot be resolved: {cause}"))
@@ -25,7 +25,7 @@ pub fn resolve(address: &str) -> Result<SocketAddr, SliceError> {
     found.next().ok_or_else(|| failed(&"it names nothing"))
 }
 
-/// Why there is no connection.
+/// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectError {
     #[error("{action}: {cause}")]
@@ -37,7 +37,7 @@ pub(super) enum ConnectError {
     Auth(#[from] AuthError),
 }
 
-/// A number that was never used before.
+/// A random nonce.
 pub(super) fn nonce() -> io::Result<auth::Nonce> {
     let mut nonce = auth::Nonce::default();
     let mut at = 0;
@@ -47,7 +47,7 @@ pub(super) fn nonce() -> io::Result<auth::Nonce> {
     Ok(nonce)
 }
 
-/// Connects and authenticates; the brick's identity is then proven.
+/// Connects and authenticates. The brick's identity is proven afterwards.
 pub(super) fn connect(
     address: SocketAddr,
     key: &Key,
@@ -94,7 +94,7 @@ impl BrickClient {
     /// Connects to a brick for control calls.
     ///
     /// # Errors
-    /// When it is not reachable, has another key, or refuses.
+    /// When the brick is not reachable, has another key, or refuses.
     pub fn connect(
         address: SocketAddr,
         key: &Key,

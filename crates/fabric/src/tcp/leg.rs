@@ -1,19 +1,17 @@
 //! A leg over TCP: one connection, attached to one slice.
 //!
-//! Sending: a request that finds the leg idle is sent at once; those that
-//! follow while others are in flight are gathered and sent by the next `reap`,
-//! as one batch, or when they are many. Whoever submits must therefore reap,
-//! or look at the deadline, before waiting: it is "now" while something is
-//! gathered.
+//! Sending: a request on an idle leg is sent at once. Requests that follow while others are in
+//! flight are gathered. The next `reap` sends them as one batch; a full gather buffer sends them
+//! earlier. A submitter must therefore reap, or look at the deadline, before it waits: the deadline
+//! is "now" while requests are gathered.
 //!
-//! A full socket: what could not be sent goes out with the next `reap`. While
-//! that is so, `poll_fds` also gives a descriptor that becomes readable when
-//! the socket has room, and the deadline is close for those who cannot wait on
-//! it.
+//! A full socket: the next `reap` sends the rest. Until then `poll_fds` also returns a descriptor
+//! that becomes readable when the socket has room. The deadline is close meanwhile, for callers
+//! that cannot wait on the descriptor.
 //!
-//! Invariants: no call blocks. Once lost, every request in flight and every
-//! later one completes with `LegLost`; nothing is sent again. The peer's silence
-//! is bounded while something is in flight.
+//! Invariants: no call blocks. Once the leg is lost, every request in flight and every later one
+//! completes with [`SliceError::Lost`]; nothing is sent again. The peer's silence is bounded while
+//! a request is in flight.
 
 use super::connect::connect;
 use super::pending::{InFlightRequest, PendingTable};
@@ -49,10 +47,10 @@ pub struct TcpLeg<W = Stream> {
     in_flight: PendingTable,
     completed: Vec<SliceCompletion>,
     lost_reason: Option<String>,
-    /// When something last arrived, or the first request in flight was made.
+    /// When bytes last arrived, or the first request in flight was submitted.
     last_progress: Instant,
     timeouts: Timeouts,
-    /// Readable when the socket has room; there while it had none.
+    /// Readable when the socket has room; present only while the socket is full.
     writable_fd: Option<OwnedFd>,
 }
 
@@ -188,8 +186,8 @@ impl<W: Wire> TcpLeg<W> {
         }
     }
 
-    /// How long the brick may be silent: what waits for a disk or a barrier
-    /// has the time of a call.
+    /// How long the brick may be silent. Requests that wait for a disk or a barrier extend it to
+    /// the limit of a call.
     fn silence_max(&self) -> Duration {
         match self.in_flight.has_slow() {
             true => self.timeouts.stall.max(self.timeouts.call),
@@ -226,7 +224,7 @@ impl<W: Wire> TcpLeg<W> {
         Ok(())
     }
 
-    /// Completes a request whose reply was the connection's last.
+    /// Completes a request after its reply ended the connection.
     fn abandon(&mut self, tag: u64, reason: &str) {
         let reason = format!("brick {}: {reason}", self.brick);
         self.complete(tag, Err(SliceError::Lost(reason)));

@@ -1,8 +1,7 @@
 //! Requests of a leg that wait for their replies.
 //!
-//! Invariants: bounded by [`LEG_REQUESTS_MAX`]. A tag on the wire names a
-//! place and counts the requests so far: it rises, and a late or repeated reply is
-//! never taken for another request's.
+//! Invariants: bounded by [`LEG_REQUESTS_MAX`]. A tag on the wire is a slot number and the count of
+//! requests so far. Tags rise, so a late or repeated reply never matches another request.
 
 use crate::message::reply::ExpectedLen;
 use crate::message::{MalformedMessage, MessageKind};
@@ -37,13 +36,13 @@ impl InFlightRequest {
         )
     }
 
-    /// Whether a reply has as much as was asked for.
+    /// Whether a reply has the requested number of bytes or entries.
     pub(super) fn fits(&self, reply: &SliceReply) -> bool {
         self.expected.fits(reply)
     }
 }
 
-/// A place and its content.
+/// A slot and its request.
 #[derive(Default)]
 struct PendingSlot {
     /// The tag on the wire of its present or last use.
@@ -56,9 +55,9 @@ struct PendingSlot {
 pub(super) struct PendingTable {
     slots: Vec<PendingSlot>,
     free: Vec<usize>,
-    /// Requests so far: no connection lives to use up the bits that are left for it.
+    /// Requests so far. No connection lives long enough to overflow its bits in the tag.
     inserted: u64,
-    /// Requests that may take the brick long.
+    /// Requests in flight that may take the brick long.
     slow: usize,
 }
 
@@ -75,13 +74,13 @@ impl PendingTable {
         self.len() == LEG_REQUESTS_MAX
     }
 
-    /// Whether a request is in flight that may wait for a disk or a barrier,
-    /// and everything behind it with it.
+    /// Whether a request in flight may wait for a disk or a barrier; all later requests wait with
+    /// it.
     pub(super) fn has_slow(&self) -> bool {
         self.slow > 0
     }
 
-    /// Keeps a request; gives its tag on the wire.
+    /// Adds a request; returns its tag on the wire.
     pub(super) fn insert(&mut self, pending: InFlightRequest) -> u64 {
         self.slow += usize::from(pending.is_slow());
         let at = self.free.pop().unwrap_or_else(|| {
@@ -96,7 +95,7 @@ impl PendingTable {
         place.tag
     }
 
-    /// Takes the request that a reply is for.
+    /// Removes the request that a reply answers.
     pub(super) fn remove(
         &mut self,
         tag: u64,
@@ -111,7 +110,7 @@ impl PendingTable {
         Ok(pending)
     }
 
-    /// Takes all.
+    /// Removes all requests.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = InFlightRequest> + '_ {
         self.free.clear();
         self.slow = 0;

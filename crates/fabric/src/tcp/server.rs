@@ -1,9 +1,8 @@
 //! The server's side: a listener, and a thread for each connection.
 //!
-//! Invariants: connections are counted; strangers, who have not proven the
-//! key, are counted apart and have a time limit. A stop closes the listener,
-//! ends all connections and waits, for a limited time, until their handlers
-//! are dropped.
+//! Invariants: connections are counted. Unauthenticated ones, which have not proven the key, are
+//! counted separately and have a time limit. A stop closes the listener, ends all connections and
+//! waits, for a limited time, until their handlers are dropped.
 
 use super::connect::nonce;
 use crate::auth::{self, AuthError, HandshakeResult, HelloResponse, Purpose, Versions};
@@ -22,13 +21,13 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-/// What may differ between servers.
+/// Options of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
-    /// Authenticated connections at once.
+    /// The most authenticated connections at once.
     pub connections_max: usize,
-    /// Microseconds a thread looks for the next request before it sleeps, if
-    /// that has paid lately; none for never.
+    /// Microseconds that a thread polls for the next request before it sleeps, if polling has paid
+    /// lately; zero for never.
     pub spin_us_max: u32,
 }
 
@@ -45,9 +44,9 @@ impl Default for ServerOptions {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}: {cause}; choose another address with --listen")]
 pub struct BindError {
-    /// Where.
+    /// The address.
     pub address: SocketAddr,
-    /// What the system said.
+    /// The error of the system.
     pub cause: io::Error,
 }
 
@@ -56,7 +55,7 @@ pub struct BindError {
 #[error("{0} connections did not end within {limit} s; they end with the process",
     limit = STOP_LIMIT.as_secs())]
 pub struct StopTimeout(
-    /// Connections.
+    /// The number of connections.
     pub usize,
 );
 
@@ -67,7 +66,7 @@ pub struct TcpServer {
     acceptor: Option<JoinHandle<()>>,
 }
 
-/// What all threads of a server share.
+/// The state that all threads of a server share.
 struct ServerState {
     key: Key,
     service: Arc<dyn Service>,
@@ -75,7 +74,7 @@ struct ServerState {
     limiter: Arc<ConnectionLimiter>,
 }
 
-/// Why a stranger was not let in.
+/// Why a connection was not authenticated.
 #[derive(Debug, thiserror::Error)]
 enum HandshakeError {
     #[error("the socket failed: {0}")]
@@ -124,19 +123,19 @@ impl TcpServer {
         })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Authenticated connections.
+    /// The number of authenticated connections.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.state.limiter.authenticated()
     }
 
-    /// Ends all connections. Requests in flight are lost to their clients.
+    /// Ends all connections. Their clients get no reply to requests in flight.
     ///
     /// # Errors
     /// When some did not end in time.
@@ -170,7 +169,7 @@ impl Drop for TcpServer {
 impl ServerState {
     fn admit(self: &Arc<ServerState>, socket: TcpStream, address: SocketAddr) {
         let Some(mut slot) = self.limiter.acquire_slot() else {
-            tracing::warn!(%address, "too many connections that did not say who they are");
+            tracing::warn!(%address, "too many unauthenticated connections; closing the new one");
             return;
         };
         let state = self.clone();

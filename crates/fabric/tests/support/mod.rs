@@ -1,7 +1,7 @@
-//! A brick in memory behind a server, and what drives clients against it.
+//! A brick in memory behind a server, and helpers that drive clients against it.
 //!
-//! Nothing here sleeps: threads wait for each other's words, and every wait
-//! has a limit after which the test fails.
+//! Nothing here sleeps: threads signal each other, and every wait has a limit after which the test
+//! fails.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -24,7 +24,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
-/// No wait of a test that passes comes near.
+/// A limit that no wait of a passing test reaches.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 pub const BRICK: BrickId = BrickId(Uuid::from_u128(0xb));
 pub const SLICE: SliceId = SliceId(Uuid::from_u128(0x51));
@@ -38,7 +38,7 @@ pub fn loopback() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
 }
 
-/// Long enough that only those tests that shorten one see it pass.
+/// Long limits: only tests that shorten one see it expire.
 pub fn timeouts() -> Timeouts {
     Timeouts {
         connect: TEST_TIMEOUT,
@@ -57,7 +57,7 @@ pub fn stamp(epoch: u32) -> Stamp {
     }
 }
 
-/// How requests of slices end.
+/// How requests of slices complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReplyMode {
     #[default]
@@ -74,15 +74,15 @@ pub enum ReplyMode {
 pub struct MemoryBrickState {
     pub slices: BTreeMap<SliceId, (Vec<u8>, Epoch)>,
     pub mode: ReplyMode,
-    /// What sessions were asked.
+    /// The requests that sessions got.
     pub requests: Vec<SliceRequest>,
-    /// Answers to give instead of doing what is asked.
+    /// Answers to return in place of executing the request.
     pub script: VecDeque<Result<SliceReply, SliceError>>,
-    /// How many requests had been asked at the end of each batch.
+    /// The number of requests at the end of each batch.
     pub batches: Vec<usize>,
     pub opened: usize,
     pub dropped: usize,
-    /// Tickets out now, the most there were, and the most bytes they held.
+    /// Open tickets, their maximum, and the maximum of the bytes that they held.
     pub waiting: usize,
     pub waiting_max: usize,
     pub held_bytes_max: usize,
@@ -130,14 +130,14 @@ impl MemoryBrick {
         assert!(!timed.timed_out(), "waited in vain for {what}");
     }
 
-    /// Finishes every ticket; from now on requests end at once.
+    /// Finishes every ticket; later requests complete at once.
     pub fn release(&self) {
         self.change(|state| state.mode = ReplyMode::Immediate);
         rustix::io::write(&self.released, &1u64.to_ne_bytes()).expect("written");
     }
 }
 
-/// The brick as its server sees it.
+/// The brick's interface to its server.
 pub struct MemoryBrickService(pub Arc<MemoryBrick>);
 
 impl Service for MemoryBrickService {
@@ -216,7 +216,7 @@ struct MemorySession {
     memory: Arc<MemoryBrick>,
     attached: Vec<SliceId>,
     tickets: u64,
-    /// Results, kept back, and whether the batch's end has freed them.
+    /// Results held back, and whether the batch's end has released them.
     waiting: HashMap<Ticket, (SliceResult, bool)>,
     held_bytes: usize,
 }
@@ -324,7 +324,7 @@ impl Handler for MemorySession {
         }
         let finished = self.waiting.extract_if(|_, (_, free)| released || *free);
         done.extend(finished.map(|(ticket, (result, _))| (ticket, result)));
-        // The last one begun is answered first: order must not matter.
+        // The last request is answered first: the order must not matter.
         done.sort_by_key(|(ticket, _)| std::cmp::Reverse(*ticket));
         if self.waiting.is_empty() {
             self.held_bytes = 0;
@@ -356,7 +356,7 @@ pub fn attach(server: &TcpServer) -> TcpLeg {
     TcpLeg::connect(server.address(), &key(), timeouts(), SLICE, Epoch(1)).expect("attached")
 }
 
-/// Waits as a volume does, until so many requests have completed.
+/// Waits as a volume does, until `count` requests have completed.
 #[track_caller]
 pub fn reap(leg: &mut TcpLeg, count: usize) -> Vec<SliceCompletion> {
     let until = Instant::now() + TEST_TIMEOUT;
@@ -378,7 +378,7 @@ fn wait_ready(leg: &TcpLeg, until: Instant) -> bool {
     until_readable(&raw, Some(until)).expect("waited")
 }
 
-/// Whether something has arrived that was not reaped.
+/// Whether bytes have arrived that were not reaped.
 pub fn has_arrived(leg: &TcpLeg) -> bool {
     wait_ready(leg, Instant::now())
 }

@@ -1,4 +1,4 @@
-//! Peers that say what they like: blocking sockets, and messages as bytes.
+//! Peers that send arbitrary bytes: blocking sockets, and messages as bytes.
 
 use super::{BRICK, TEST_TIMEOUT, key};
 use bytes::Bytes;
@@ -15,7 +15,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread::{self, JoinHandle};
 use uuid::Uuid;
 
-/// A socket, and the tag of what was asked last.
+/// A socket, and the tag of the last request.
 pub struct RawConnection(pub TcpStream, u64);
 
 impl RawConnection {
@@ -30,7 +30,7 @@ impl RawConnection {
         RawConnection::new(TcpStream::connect(address).expect("connected"))
     }
 
-    /// A client that has been let in.
+    /// An authenticated client.
     pub fn client(address: SocketAddr, purpose: Purpose) -> RawConnection {
         let mut raw = RawConnection::connect(address);
         let (key, id) = (key(), Uuid::from_u128(0xc));
@@ -47,7 +47,7 @@ impl RawConnection {
         self.0.write_all(bytes).expect("said");
     }
 
-    /// Says it to one who may have hung up already.
+    /// Sends bytes to a peer that may have closed the connection.
     pub fn try_send(&mut self, bytes: &[u8]) {
         let _ = self.0.write_all(bytes);
     }
@@ -58,7 +58,7 @@ impl RawConnection {
         bytes
     }
 
-    /// Whether the peer hangs up without another word.
+    /// Asserts that the peer closes the connection without another byte.
     #[track_caller]
     pub fn assert_hung_up(&mut self) {
         match self.0.read(&mut [0]) {
@@ -116,7 +116,7 @@ pub fn encode_answer(kind: MessageKind, tag: u64, answer: Answer) -> Vec<u8> {
     [&header.encode()[..], &body].concat()
 }
 
-/// A header with another field, and the checksum put right.
+/// A header with one field replaced, and the checksum corrected.
 pub fn forged(message: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut forged = message.to_vec();
     forged[at..at + bytes.len()].copy_from_slice(bytes);
@@ -125,14 +125,14 @@ pub fn forged(message: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
     forged
 }
 
-/// A brick that lets one client in and then does as it likes.
+/// A brick that accepts one client and then runs a script.
 pub struct FakeBrick {
     pub address: SocketAddr,
     thread: Option<JoinHandle<()>>,
 }
 
 impl FakeBrick {
-    /// Says what it likes from the first byte on.
+    /// A brick that runs its script from the first byte on.
     pub fn without_handshake(script: impl FnOnce(RawConnection) + Send + 'static) -> FakeBrick {
         let listener = TcpListener::bind(super::loopback()).expect("a free port");
         let address = listener.local_addr().expect("bound");
@@ -146,7 +146,7 @@ impl FakeBrick {
         }
     }
 
-    /// Knows the key.
+    /// A brick that does the handshake before the script.
     pub fn authenticated(script: impl FnOnce(RawConnection) + Send + 'static) -> FakeBrick {
         FakeBrick::without_handshake(move |mut raw| {
             admit(&mut raw, &key(), Versions::OURS);
@@ -154,7 +154,7 @@ impl FakeBrick {
         })
     }
 
-    /// Lets the client attach its slice, too.
+    /// A brick that also answers the attach before the script.
     pub fn attached(script: impl FnOnce(RawConnection) + Send + 'static) -> FakeBrick {
         FakeBrick::authenticated(move |mut raw| {
             let (kind, tag, _) = raw.receive_request();
@@ -168,7 +168,7 @@ impl FakeBrick {
 
 impl Drop for FakeBrick {
     fn drop(&mut self) {
-        // After a failure it may wait for a client that never comes.
+        // After a failure the script may wait for a client that never comes.
         if !thread::panicking() {
             let ended = self.thread.take().map(JoinHandle::join);
             assert!(matches!(ended, Some(Ok(()))), "the impostor failed");
@@ -185,7 +185,7 @@ pub fn admit(raw: &mut RawConnection, key: &Key, versions: Versions) {
         HelloResponse::Challenge(server, challenge) => {
             raw.send(&challenge);
             let mut proof = [0; auth::PROOF_BYTES];
-            // A client that does not believe the server hangs up.
+            // A client that does not accept the server's proof closes the connection.
             if raw.0.read_exact(&mut proof).is_ok() {
                 let outcome = server.check(&proof);
                 raw.send(&auth::verdict(outcome.as_ref().map(drop)));

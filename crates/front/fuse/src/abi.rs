@@ -1,18 +1,18 @@
-//! The kernel's side of the protocol: `include/uapi/linux/fuse.h`, version 7.42, as
-//! far as it is used. Numbers are in the machine's order.
+//! The used part of the kernel's protocol: `include/uapi/linux/fuse.h`, version 7.42. Numbers are
+//! in the machine's byte order.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 pub(crate) const MAJOR: u32 = 7;
-/// What this side speaks; 42 has the ring.
+/// The version of this server; 42 has the ring.
 pub(crate) const MINOR: u32 = 42;
 /// Linux 5.4. Older ones have shorter structures.
 pub(crate) const MINOR_MIN: u32 = 31;
 
-/// Bytes of the longest header of an operation, and what the ring has room for.
+/// Bytes of the longest operation header, and the room for it in the ring.
 pub(crate) const OP_BYTES_MAX: usize = 128;
 
-/// What the kernel calls its operations.
+/// The kernel's operation codes.
 pub(crate) mod op {
     pub(crate) const LOOKUP: u32 = 1;
     pub(crate) const FORGET: u32 = 2;
@@ -55,7 +55,7 @@ pub(crate) mod op {
     pub(crate) const STATX: u32 = 52;
 }
 
-/// What both sides settle in the first request.
+/// Features that both sides negotiate in the first request.
 pub(crate) mod init {
     pub(crate) const ASYNC_READ: u64 = 1 << 0;
     pub(crate) const EXPORT_SUPPORT: u64 = 1 << 4;
@@ -69,13 +69,13 @@ pub(crate) mod init {
     pub(crate) const MAX_PAGES: u64 = 1 << 22;
     pub(crate) const CACHE_SYMLINKS: u64 = 1 << 23;
     pub(crate) const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
-    /// The upper half of the flags is there.
+    /// The upper half of the flags is present.
     pub(crate) const EXT: u64 = 1 << 30;
     pub(crate) const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub(crate) const OVER_IO_URING: u64 = 1 << 41;
 }
 
-/// Of `SetAttrIn::valid`.
+/// Bits of `SetAttrIn::valid`.
 pub(crate) mod set {
     pub(crate) const MODE: u32 = 1 << 0;
     pub(crate) const UID: u32 = 1 << 1;
@@ -88,19 +88,19 @@ pub(crate) mod set {
     pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// Written back from the page cache.
+/// The page cache is written back.
 pub(crate) const WRITE_CACHE: u32 = 1 << 0;
-/// The writer may not keep set-id bits.
+/// The write clears set-id bits.
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
-/// In the flags of a write: it goes past the page cache.
+/// In the flags of a write: it bypasses the page cache.
 pub(crate) const WRITE_LOCK_OWNER: u32 = 1 << 1;
-/// The same of a read.
+/// In the flags of a read: it bypasses the page cache.
 pub(crate) const READ_LOCK_OWNER: u32 = 1 << 1;
 
 /// How an opened file is used.
 pub(crate) const OPEN_DIRECT_IO: u32 = 1 << 0;
-/// No `FLUSH_OPERATION` when a descriptor is closed. Linux 5.16.
+/// No `FLUSH` when a descriptor is closed. Linux 5.16.
 pub(crate) const OPEN_NO_FLUSH: u32 = 1 << 5;
 /// Pages that the kernel caches stay valid when the file is opened.
 pub(crate) const OPEN_KEEP_CACHE: u32 = 1 << 1;
@@ -116,9 +116,9 @@ macro_rules! structures {
     )*};
 }
 
-/// In the place of an error, where no request is answered.
+/// In place of an error, for a notification.
 pub(crate) const NOTIFY_INVAL_INODE: i32 = 2;
-/// Instead of an error: bytes for the page cache. Behind the end they make the file longer there.
+/// In place of an error: bytes for the page cache. Behind the end they extend the file there.
 pub(crate) const NOTIFY_STORE: i32 = 4;
 /// An offset of `NotifyInvalInodeOut` for attributes alone.
 pub(crate) const NO_PAGES: i64 = -1;
@@ -128,8 +128,8 @@ structures! {
     InHeader { len: u32, opcode: u32, unique: u64, node: u64, uid: u32, gid: u32, pid: u32, more: u32 }
     /// Before every answer; `error` is a negative number of an error, or 0.
     OutHeader { len: u32, error: i32, unique: u64 }
-    /// What the kernel keeps of an inode is not so any more: its attributes, and pages from
-    /// this offset on, all of them if the length is 0.
+    /// Invalidates the kernel's cache of an inode: its attributes, and pages from this offset on,
+    /// all of them if the length is 0.
     NotifyInvalInodeOut { node: u64, offset: i64, len: i64 }
     NotifyStoreOut { node: u64, offset: u64, size: u32, unused: u32 }
 
@@ -175,7 +175,7 @@ structures! {
         atime_ns: u32, mtime_ns: u32, ctime_ns: u32, mode: u32, links: u32,
         uid: u32, gid: u32, device: u32, block_bytes: u32, flags: u32,
     }
-    /// For how long the kernel may keep the name and the attributes, and those.
+    /// With the times for which the kernel may cache the name and the attributes.
     EntryOut {
         node: u64, generation: u64, entry_s: u64, attr_s: u64, entry_ns: u32, attr_ns: u32,
         attr: Attributes,
@@ -201,9 +201,9 @@ structures! {
     /// Before the name of an entry of a listing.
     Dirent { node: u64, cookie: u64, name_len: u32, kind: u32 }
 
-    /// What a request in the ring is answered with, and how long its payload is.
+    /// The id that the answer to a ring request must carry, and the length of its payload.
     RingEntry { flags: u64, commit: u64, payload_len: u32, unused: u32, reserved: u64 }
-    /// Of a command to the ring.
+    /// A command to the ring.
     RingCommand { flags: u64, commit: u64, queue: u16, unused: [u8; 6] }
 }
 
@@ -211,14 +211,14 @@ structures! {
 pub(crate) const RING_REGISTER: u32 = 1;
 pub(crate) const RING_COMMIT_AND_FETCH: u32 = 2;
 
-/// Where the headers of a ring's entry lie in its page.
+/// The offsets of the headers in the page of a ring's entry.
 pub(crate) mod ring {
     pub(crate) const OP_AT: usize = 128;
     pub(crate) const ENTRY_AT: usize = 256;
     pub(crate) const BYTES: usize = ENTRY_AT + size_of::<super::RingEntry>();
 }
 
-/// Bytes of an operation's own header; None: not served.
+/// Bytes of an operation's own header; None: the operation is not served.
 pub(crate) fn op_bytes(opcode: u32) -> Option<usize> {
     Some(match opcode {
         op::LOOKUP | op::READLINK | op::SYMLINK | op::UNLINK | op::RMDIR => 0,

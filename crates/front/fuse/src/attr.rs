@@ -1,4 +1,4 @@
-//! What the kernel calls things, and what the file system calls them.
+//! Conversions between the kernel's attributes and those of the file system.
 
 use crate::abi;
 use crate::request::TimeUpdate;
@@ -6,18 +6,18 @@ use pagemesh_fs::{Attr, InodeKind, Time};
 use rustix::fs::StatxFlags;
 use rustix::time::{ClockId, clock_gettime};
 
-/// Seconds. Names and attributes change through this mount only, and the kernel sees
-/// to what its own calls change: it may keep them for as long as it likes.
+/// Seconds. Names and attributes change through this mount only, and the kernel tracks the effects
+/// of its own calls: it may cache them for any time.
 pub(crate) const CACHE_TIMEOUT_S: u64 = 86_400;
 
 const BLOCK_BYTES: u64 = 512;
 const PAGE_BYTES: u64 = 4096;
 const SET_ID: u16 = 0o6000;
-/// Where the kind lies in a mode.
+/// The bit position of the kind in a mode.
 const KIND_SHIFT: u32 = 12;
 
-/// How long the kernel may keep attributes. Of a file with set-id bits it keeps
-/// none: a write takes them away without telling it. Nor of one that guests make longer.
+/// How long the kernel may cache attributes. It caches none of a file with set-id bits, as a write
+/// clears them without a notification, nor of a file that direct clients extend.
 pub(crate) fn attr_timeout_s(attr: &Attr) -> u64 {
     let is_armed = attr.kind == InodeKind::File && attr.mode & SET_ID != 0;
     match is_armed || attr.has_volatile_size {
@@ -26,7 +26,7 @@ pub(crate) fn attr_timeout_s(attr: &Attr) -> u64 {
     }
 }
 
-/// As a listing tells it.
+/// The kind as in a directory listing.
 pub(crate) fn dirent_type(kind: InodeKind) -> u32 {
     u32::from(kind.bits()) >> KIND_SHIFT
 }
@@ -52,7 +52,7 @@ pub(crate) fn attributes(attr: &Attr) -> abi::Attributes {
     }
 }
 
-/// The same as statx(2) has them, with when the inode was made.
+/// The attributes as statx(2) returns them, with the creation time.
 pub(crate) fn statx(attr: &Attr) -> abi::Statx {
     let time = |time: Time| abi::StatxTime {
         sec: time.sec,
@@ -77,8 +77,8 @@ pub(crate) fn statx(attr: &Attr) -> abi::Statx {
     }
 }
 
-/// The time of day, as coarse as guests tell it: else what one writes could seem older than
-/// what was written before it.
+/// The time of day, as coarse as the clock of direct clients: otherwise a client's write could seem
+/// older than an earlier one.
 #[must_use]
 pub fn now() -> Time {
     let now = clock_gettime(ClockId::RealtimeCoarse);

@@ -1,4 +1,4 @@
-//! Threads that work beside a mount, and are over before it ends.
+//! Background threads of a mount, which end before it does.
 
 use crate::wait;
 use pagemesh_fs::Fs;
@@ -11,12 +11,12 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How soon it is tried again to free what could not be freed.
+/// Delay before the thread tries again to free space that it could not free.
 const FREE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// Whoever waits for an answer goes first.
+/// Threads that serve requests go first.
 const LOWEST_PRIORITY: i32 = 19;
 
-/// A thread that is told to end, and awaited, when this is dropped.
+/// A thread that is stopped and joined when this is dropped.
 pub(crate) struct BackgroundThread {
     stop_event: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -38,13 +38,13 @@ impl BackgroundThread {
         })
     }
 
-    /// Frees what a crash left, and what there was no room to free.
+    /// Starts the thread that frees space: space that a crash left, and space of deferred frees.
     pub(crate) fn start_free_thread(fs: &Arc<Fs>) -> io::Result<BackgroundThread> {
         let fs = Arc::downgrade(fs);
         BackgroundThread::start("fuse-free", move |end| {
-            // Of this thread alone: Linux takes its number for a process, too.
+            // This affects the thread alone: Linux takes a thread's number for a process, too.
             if let Err(cause) = setpriority_process(Some(gettid()), LOWEST_PRIORITY) {
-                tracing::debug!(%cause, "what is left is freed with the priority of others");
+                tracing::debug!(%cause, "cannot lower the priority of the thread that frees space");
             }
             free_loop(&fs, end);
         })
@@ -53,7 +53,7 @@ impl BackgroundThread {
 
 impl Drop for BackgroundThread {
     fn drop(&mut self) {
-        // Its counter is far from full.
+        // The counter of the eventfd is far from full.
         let _ = rustix::io::write(&*self.stop_event, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -1,13 +1,13 @@
-//! Serving several requests at once: a thread that has begun one goes on to take others
-//! while the volume waits for its legs, so that they share messages and wake-ups.
+//! Serving several requests at once: a thread that has begun a request takes others while the
+//! volume waits for its legs, so that they share messages and wake-ups.
 //!
-//! Only what may take long and holds nobody up is begun like that ([`AsyncWriter`]); anything
-//! else is answered before the next is taken, after what was begun has ended: it may have
-//! to wait for it.
+//! A thread begins only requests that may take long and block no others ([`AsyncWriter`]). It
+//! answers any other request before it takes the next one, and after all begun requests have ended,
+//! as the other request may have to wait for them.
 //!
-//! As long as a thread collects requests, others that have nothing to do stay away from
-//! the device: each would take one away from it. Where requests end at once, as over
-//! `map`, nobody collects, or no more after a while, and all threads wait at the device.
+//! While a thread batches requests, idle threads stay away from the device: each would take a
+//! request away from the batch. If requests end at once, as over `map`, no thread batches, or stops
+//! after a while, and all threads wait at the device.
 
 use crate::abi;
 use crate::classic::{Classic, ReceiveResult};
@@ -19,50 +19,50 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Requests that a thread has begun and not answered, at most.
+/// Most requests that a thread has begun and not answered.
 const PENDING_MAX: usize = 64;
 
-/// Requests in a row that ended at once, after which nothing is collected any more.
+/// Consecutive requests that ended at once, after which a thread stops batching.
 pub(crate) const IMMEDIATE_MAX: u32 = 64;
 
-/// What became of a request that should begin.
+/// The outcome of an attempt to begin a request.
 pub(crate) enum BeginResult {
-    /// It is told of when it has ended.
+    /// It is reported when it has ended.
     Pending,
     /// It has ended already.
     Complete(FuseReply),
-    /// It cannot go on beside others; nothing has happened.
+    /// It cannot run concurrently with others; nothing has happened.
     NotStarted,
 }
 
-/// What a thread has begun.
+/// The requests that a thread has begun.
 pub(crate) trait AsyncWriter {
     fn begin(&mut self, header: &abi::InHeader, request: &Request<'_>) -> BeginResult;
 
-    /// Makes progress without blocking, and tells the answers of what has ended.
+    /// Makes progress without blocking, and reports the answers of requests that have ended.
     fn reap(&mut self, tell: &mut dyn FnMut(u64, FuseReply));
 
-    /// Requests under way.
+    /// Requests in flight.
     fn len(&self) -> usize;
 
-    /// Sleeps until there may be something to reap, or the other descriptor is readable.
+    /// Sleeps until there may be requests to reap, or `other` is readable.
     fn wait(&mut self, other: Option<RawFd>);
 }
 
-/// Who takes requests from a device.
+/// Limits the threads that take requests from a device.
 #[derive(Debug)]
 pub(crate) struct BatchingLimiter {
     batchers_max: usize,
-    /// Changed under the lock, as the next.
+    /// Changed under the lock, as `parked`.
     batchers: AtomicUsize,
-    /// Threads that stay away.
+    /// Threads that stay away from the device.
     parked: AtomicUsize,
     is_stopping: Mutex<bool>,
     changed: Condvar,
 }
 
 impl BatchingLimiter {
-    /// For so many processors, of which programs need some, too.
+    /// A limiter for so many processors; programs need some of them, too.
     pub(crate) fn new(processors: usize) -> BatchingLimiter {
         BatchingLimiter {
             batchers_max: (processors / 2).max(1),
@@ -83,7 +83,7 @@ impl BatchingLimiter {
         self.batchers.load(Ordering::Relaxed) >= self.batchers_max
     }
 
-    /// Waits until another thread is of use at the device.
+    /// Waits until another thread is needed at the device.
     fn wait_until_needed(&self) {
         if !self.is_at_limit() {
             return;
@@ -105,10 +105,10 @@ impl BatchingLimiter {
         is_free
     }
 
-    /// A thread leaves the device for what may take long: one that stays away takes its
-    /// place, so that nobody waits while there is one.
+    /// Records that a thread leaves the device for a request that may take long. A parked thread
+    /// takes its place, so that the device always has a thread.
     fn leave_device(&self, collected: bool) {
-        // Who is about to park has seen a collector, which leaves under the lock.
+        // A thread that is about to park has seen a batching thread, which leaves under the lock.
         if collected || self.parked.load(Ordering::Relaxed) > 0 {
             let _lock = self.lock();
             self.batchers
@@ -119,7 +119,7 @@ impl BatchingLimiter {
         }
     }
 
-    /// Nothing is there to collect: all are of use at the device.
+    /// Ends batching, as there are no requests to batch: all threads are needed at the device.
     fn stop_batching(&self) {
         let _lock = self.lock();
         self.batchers.fetch_sub(1, Ordering::Relaxed);
@@ -132,26 +132,26 @@ impl BatchingLimiter {
     }
 }
 
-/// One thread's serving.
+/// The state of one serving thread.
 struct BatchingServer<'s> {
     line: &'s mut Classic,
     files: &'s dyn RequestHandler,
     async_writer: Box<dyn AsyncWriter + 's>,
     limiter: &'s BatchingLimiter,
     is_batching: bool,
-    /// Requests in a row that ended at once, while this one collects.
+    /// Consecutive requests that ended at once, while this thread batches.
     immediate_requests: u32,
 }
 
 impl Drop for BatchingServer<'_> {
     fn drop(&mut self) {
         self.leave_device();
-        // The mount is no more, or will be cut off.
+        // The mount is gone, or will be aborted.
         self.limiter.stop();
     }
 }
 
-/// Serves until the mount is no more.
+/// Serves until the mount is gone.
 pub(crate) fn serve<'s>(
     line: &'s mut Classic,
     files: &'s dyn RequestHandler,
@@ -171,7 +171,7 @@ pub(crate) fn serve<'s>(
 }
 
 impl BatchingServer<'_> {
-    /// False: the mount is no more.
+    /// False: the mount is gone.
     fn serve_some(&mut self) -> io::Result<bool> {
         if self.async_writer.len() == 0 {
             if !self.is_batching {
@@ -204,7 +204,8 @@ impl BatchingServer<'_> {
         Ok(true)
     }
 
-    /// A leg that was slow for a moment must not leave one thread alone at the device.
+    /// Counts a request that ended at once: a leg that was slow for a moment must not leave one
+    /// thread alone at the device.
     fn record_immediate(&mut self) {
         self.immediate_requests = self.immediate_requests.saturating_add(1);
         if self.is_batching && self.immediate_requests >= IMMEDIATE_MAX {
@@ -233,13 +234,13 @@ impl BatchingServer<'_> {
             Err(errno) => FuseReply::Error(errno),
         };
         if !incoming.has_no_reply() {
-            // With it goes what holds the line's memory.
+            // Drops the references to the buffer's memory.
             drop(incoming);
             self.line.answer(header.unique, &answer);
         }
     }
 
-    /// Answers all that was begun, while another thread takes requests.
+    /// Answers all requests that were begun, while another thread takes new ones.
     fn drain(&mut self) {
         self.leave_device();
         while self.async_writer.len() > 0 {
@@ -260,7 +261,7 @@ impl BatchingServer<'_> {
 mod tests {
     use super::*;
 
-    /// Threads that stay away come back, one for each that leaves the device.
+    /// Parked threads come back, one for each thread that leaves the device.
     #[test]
     fn thread_that_leaves_the_device_is_replaced() {
         const AWAY: usize = 3;

@@ -1,9 +1,9 @@
-//! Keeping idle processors awake while a mount is busy: those of the program that waits
-//! for an answer, and of bricks on this machine, would be woken for every request.
+//! Keeps idle processors awake while a mount is busy. Otherwise each request would have to wake a
+//! processor: for the program that waits for its answer, and for bricks on this machine.
 //!
-//! Who serves a request says so, which is a load of a shared word, and a store to another
-//! once in [`IDLE_GRACE`]. A thread looks at that as often, while there are requests, and
-//! sleeps for good otherwise.
+//! A serving thread reports each request by a load of a shared word, and a store to another word
+//! once in [`IDLE_GRACE`]. While there are requests, a thread checks that word as often; otherwise
+//! it sleeps.
 
 use pagemesh_base::cpu_latency::{BUSY_REQUESTS_MIN, CpuLatencyRequest, IDLE_GRACE};
 use std::io;
@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
-/// Nobody looks; requests are counted.
+/// The thread sleeps; requests are counted.
 const IDLE: u8 = 0;
-/// The thread looks whether requests go on.
+/// The thread checks whether requests go on.
 const ACTIVE: u8 = 1;
 /// Processors are not kept awake at all.
 const DISABLED: u8 = 2;
@@ -25,7 +25,7 @@ pub(crate) struct BusyState {
     state: AtomicU8,
     /// Requests since the mount was busy, up to [`BUSY_REQUESTS_MIN`] or a few more.
     count: AtomicU32,
-    /// A request came since the thread has looked.
+    /// A request has come since the thread's last check.
     has_new_request: AtomicBool,
     is_stopping: AtomicBool,
 }
@@ -37,7 +37,7 @@ pub(crate) struct CpuAwakeThread {
 }
 
 impl CpuAwakeThread {
-    /// By way of this device, if any.
+    /// Uses this device; none: does nothing.
     pub(crate) fn start(device: Option<PathBuf>) -> io::Result<CpuAwakeThread> {
         let busy = Arc::new(BusyState {
             state: AtomicU8::new(if device.is_some() { IDLE } else { DISABLED }),
@@ -54,7 +54,7 @@ impl CpuAwakeThread {
         Ok(CpuAwakeThread { busy, thread })
     }
 
-    /// For a thread that serves.
+    /// A counter for a serving thread.
     pub(crate) fn request_counter(&self) -> RequestCounter {
         RequestCounter {
             busy: Arc::clone(&self.busy),
@@ -73,7 +73,7 @@ impl Drop for CpuAwakeThread {
     }
 }
 
-/// What a thread that serves tells of requests with.
+/// A serving thread's handle to report requests.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestCounter {
     busy: Arc<BusyState>,
@@ -81,7 +81,7 @@ pub(crate) struct RequestCounter {
 }
 
 impl RequestCounter {
-    /// A request has come.
+    /// Reports a request.
     pub(crate) fn count_request(&self) {
         let busy = &*self.busy;
         match busy.state.load(Ordering::Relaxed) {
@@ -113,7 +113,7 @@ impl BusyState {
                     match CpuLatencyRequest::open(device) {
                         Ok(held) => awake = Some(held),
                         Err(cause) => {
-                            tracing::debug!(%cause, ?device, "it cannot be used");
+                            tracing::debug!(%cause, ?device, "cannot keep processors awake");
                             self.state.store(DISABLED, Ordering::Relaxed);
                             return;
                         }
@@ -126,7 +126,7 @@ impl BusyState {
         }
     }
 
-    /// Whether a request comes within the time that processors are kept awake for none.
+    /// Whether a request comes within the grace period.
     fn has_more_requests(&self) -> bool {
         self.has_new_request.store(false, Ordering::Relaxed);
         std::thread::park_timeout(IDLE_GRACE);
@@ -166,7 +166,7 @@ mod tests {
             }
             std::fs::write(&device, b"").expect("written");
         }
-        // It ends while it is awake, too.
+        // It can also end while it keeps processors awake.
         count_until(&noter, written);
         drop(keeper);
     }

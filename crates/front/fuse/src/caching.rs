@@ -1,8 +1,8 @@
-//! Which open files the kernel reads and writes through its page cache (RFD 023).
+//! Decides which open files the kernel reads and writes through its page cache (RFD 023).
 //!
-//! A file that a program without the preload library opens goes through the page cache, where the
-//! position moves as on other file systems. What the library opens bypasses the cache, so that direct
-//! clients may change it.
+//! A file that a program opens without the preload library goes through the page cache, where its
+//! position moves as on other file systems. A file that the library opens bypasses the cache, so
+//! that direct clients may change it.
 
 use crate::Caching;
 use crate::abi;
@@ -27,7 +27,7 @@ pub(crate) fn open_reply(caching: Caching) -> abi::OpenOut {
 }
 
 impl FsHandler {
-    /// Whether an open file is read and written through the page cache.
+    /// Whether an open file goes through the page cache.
     fn is_cached(&self, file: u64) -> bool {
         self.open_files.get(file).is_some_and(|open| open.is_cached)
     }
@@ -41,8 +41,8 @@ impl RequestContext<'_> {
         if is_cached {
             self.fs.begin_caching(ino)?;
         }
-        // The kernel sends the parts of a long write with `O_DIRECT` all at once, and each of them is
-        // put at the end that the file has then.
+        // The kernel sends all parts of a long write with `O_DIRECT` at once, and each of them
+        // would be appended at the current end of the file.
         let appends_directly = OFlags::APPEND.bits() | OFlags::DIRECT.bits();
         let caching = match is_cached && flags & appends_directly != appends_directly {
             true => Caching::PageCache,
@@ -65,7 +65,7 @@ impl RequestContext<'_> {
         Ok(opened)
     }
 
-    /// The same for a file that was just made.
+    /// The answer for a file that was just created.
     pub(crate) fn created_reply(&self, made: &Attr, flags: u32) -> Result<FuseReply> {
         let opened = self.open_file(made.ino, flags).inspect_err(|_| {
             self.fs.release(made.ino);
@@ -74,7 +74,7 @@ impl RequestContext<'_> {
         Ok(FuseReply::from_pair(&reply::entry(made), &opened))
     }
 
-    /// An open file is released.
+    /// Handles the release of an open file.
     pub(crate) fn close_file(&self, file: u64) {
         let open = self.handler.open_files.remove(file);
         if open.is_some_and(|open| open.is_cached) {
@@ -82,8 +82,8 @@ impl RequestContext<'_> {
         }
     }
 
-    /// Before a request that caches pages. While a cached open has the file, direct clients have
-    /// not; a page fault of another open takes it from them.
+    /// Runs before a request that caches pages. While a cached open exists, direct clients have no
+    /// access; a page fault through another open ends their access.
     pub(crate) fn before_cached_request(&self, file: u64) -> Result<()> {
         match self.handler.caching {
             Caching::Bypassed => Ok(()),
@@ -95,8 +95,9 @@ impl RequestContext<'_> {
         }
     }
 
-    /// Before a failed write is answered: behind an asynchronous one with direct I/O at the end the
-    /// kernel cuts the file to the size that it knows (Linux, `fuse_do_truncate`).
+    /// Runs before the answer to a failed write. After a failed asynchronous append with direct I/O
+    /// the kernel truncates the file to the size that it knows (Linux, `fuse_do_truncate`), so it
+    /// gets the current size first.
     pub(crate) fn before_failed_write_reply(&self, how: u32) {
         let is_exact =
             self.handler.caching == Caching::Bypassed || self.fs.has_cached_open(self.ino);
@@ -105,7 +106,7 @@ impl RequestContext<'_> {
         }
     }
 
-    /// After a write of bytes that the kernel took to be at `offset`, and before it is answered.
+    /// Runs after a write that the kernel expected at `offset`, and before its answer.
     pub(crate) fn before_write_reply(&self, how: u32, offset: u64, bytes: Range<u64>) {
         let is_past_cache = how & abi::WRITE_LOCK_OWNER != 0;
         if self.handler.caching == Caching::Bypassed {

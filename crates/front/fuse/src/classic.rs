@@ -1,4 +1,4 @@
-//! Requests from `/dev/fuse`, answers to it.
+//! Requests and answers through `/dev/fuse`.
 
 use crate::abi;
 use crate::busy::RequestCounter;
@@ -17,19 +17,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// The kernel wants room for the longest write and its headers, and leaves a page
-/// for those.
+/// The kernel requires room for the longest write and its headers, and counts a page for those.
 const BUFFER_BYTES: usize = DATA_BYTES_MAX as usize + 4096;
 
-/// Between two looks whether a further thread is needed.
+/// Delay between two checks whether an additional thread is needed.
 const NEED_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What a look at the device found.
+/// The result of polling the device.
 #[allow(clippy::large_enum_variant, reason = "it is passed on at once")]
 pub(crate) enum ReceiveResult {
     Request(RawRequest),
     Empty,
-    /// The mount is no more.
+    /// The mount is gone.
     Unmounted,
 }
 
@@ -37,9 +36,9 @@ pub(crate) struct Classic {
     device: Arc<OwnedFd>,
     request_counter: RequestCounter,
     cpu_affinity: CpuAffinity,
-    /// As the device's open file is set.
+    /// The current mode of the device's open file.
     is_blocking: bool,
-    /// What the last request lies in.
+    /// The buffer of the last request.
     request_buffer: Bytes,
 }
 
@@ -54,12 +53,12 @@ impl Classic {
         }
     }
 
-    /// Readable when a look may find something.
+    /// Readable when there may be requests.
     pub(crate) fn descriptor(&self) -> RawFd {
         self.device.as_raw_fd()
     }
 
-    /// Waits for the next request; None: the mount is no more.
+    /// Waits for the next request; None: the mount is gone.
     pub(crate) fn receive(&mut self) -> io::Result<Option<RawRequest>> {
         self.set_blocking(true)?;
         let mut buffer = self.reclaim_buffer();
@@ -72,7 +71,7 @@ impl Classic {
         write(&self.device, unique, answer);
     }
 
-    /// The next request, if it is there already. Those before it need not be answered.
+    /// The next request, if there is one already. Earlier requests need not be answered.
     pub(crate) fn try_receive(&mut self) -> io::Result<ReceiveResult> {
         self.set_blocking(false)?;
         let mut buffer = self.reclaim_buffer();
@@ -85,7 +84,7 @@ impl Classic {
         }
     }
 
-    /// Nobody else uses this open file.
+    /// Only this thread uses this open file.
     fn set_blocking(&mut self, blocks: bool) -> io::Result<()> {
         if self.is_blocking != blocks {
             let flags = match blocks {
@@ -101,24 +100,24 @@ impl Classic {
     fn request(&mut self, len: usize) -> io::Result<RawRequest> {
         self.request_counter.count_request();
         let incoming = RawRequest::from_message(&self.request_buffer.slice(..len));
-        let what = || io::Error::other(format!("the kernel sent {len} bytes, no request"));
+        let what = || io::Error::other(format!("the kernel sent {len} bytes that are no request"));
         let incoming = incoming.ok_or_else(what)?;
         self.cpu_affinity
             .record_request(incoming.header.pid, incoming.header.opcode);
         Ok(incoming)
     }
 
-    /// A buffer that nobody else has.
+    /// A buffer without other references.
     fn reclaim_buffer(&mut self) -> BytesMut {
         match std::mem::take(&mut self.request_buffer).try_into_mut() {
             Ok(back) if back.len() == BUFFER_BYTES => back,
-            // The first one, or somebody still holds a part of it: it is theirs.
+            // It is the first one, or another owner still has a part of the old one.
             _ => BytesMut::zeroed(BUFFER_BYTES),
         }
     }
 }
 
-/// Reads until there is something. None: the mount is no more.
+/// Reads until there is a request. None: the mount is gone.
 pub(crate) fn read(device: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     loop {
         match read_once(device, buffer)? {
@@ -133,7 +132,7 @@ enum ReadResult {
     Bytes(usize),
     /// The open file does not block.
     Empty,
-    /// The mount is no more.
+    /// The mount is gone.
     Unmounted,
 }
 
@@ -141,7 +140,7 @@ fn read_once(device: &OwnedFd, buffer: &mut [u8]) -> io::Result<ReadResult> {
     loop {
         return match rustix::io::read(device, &mut *buffer) {
             Ok(len) => Ok(ReadResult::Bytes(len)),
-            // The second: it was taken back before it could be read.
+            // ENOENT: the kernel withdrew the request before it could be read.
             Err(Errno::INTR | Errno::NOENT) => continue,
             Err(Errno::AGAIN) => Ok(ReadResult::Empty),
             Err(Errno::NODEV) => Ok(ReadResult::Unmounted),
@@ -150,7 +149,7 @@ fn read_once(device: &OwnedFd, buffer: &mut [u8]) -> io::Result<ReadResult> {
     }
 }
 
-/// Writes an answer. Nobody may be waiting for it any more.
+/// Writes an answer. Its caller may have gone already.
 pub(crate) fn write(device: &OwnedFd, unique: u64, answer: &FuseReply) {
     let bytes = answer.bytes();
     let header = abi::OutHeader {
@@ -164,31 +163,31 @@ pub(crate) fn write(device: &OwnedFd, unique: u64, answer: &FuseReply) {
             Ok(_) => return,
             Err(Errno::INTR) => {}
             Err(Errno::NOENT | Errno::NODEV) => {
-                tracing::debug!(unique, "nobody waits for an answer any more");
+                tracing::debug!(unique, "the caller of a request is gone");
                 return;
             }
             Err(errno) => {
                 // The kernel has failed the request, and goes on.
-                tracing::error!(unique, cause = %errno, "the kernel takes no answer");
+                tracing::error!(unique, cause = %errno, "the kernel refused an answer");
                 return;
             }
         }
     }
 }
 
-/// Has the kernel forget the attributes and pages of an inode that it keeps. It waits for requests
-/// that read or write pages. Whether it did.
+/// Makes the kernel drop its cached attributes and pages of an inode. It waits for requests that
+/// read or write pages. Returns whether the kernel did it.
 pub(crate) fn invalidate_inode(device: &OwnedFd, node: u64) -> bool {
     notify_invalidate(device, node, 0, 0)
 }
 
-/// The same of attributes and the pages with these bytes, which are some.
+/// Drops attributes and the pages with these bytes; an empty range counts as one byte.
 pub(crate) fn invalidate_bytes(device: &OwnedFd, node: u64, bytes: Range<u64>) -> bool {
     let len = bytes.end.saturating_sub(bytes.start).max(1);
     notify_invalidate(device, node, bytes.start.cast_signed(), len.cast_signed())
 }
 
-/// The same of attributes alone: it waits for nothing.
+/// Drops attributes alone: it waits for nothing.
 pub(crate) fn invalidate_attributes(device: &OwnedFd, node: u64) -> bool {
     notify_invalidate(device, node, abi::NO_PAGES, 0)
 }
@@ -199,8 +198,8 @@ fn notify_invalidate(device: &OwnedFd, node: u64, offset: i64, len: i64) -> bool
     notify(device, node, abi::NOTIFY_INVAL_INODE, &[body.as_bytes()])
 }
 
-/// Tells the kernel that a file is so long at least, with its last byte. A page may be in the cache
-/// then.
+/// Reports a minimum size of a file to the kernel, with its last byte. This may put a page into the
+/// cache.
 pub(crate) fn notify_size(device: &OwnedFd, node: u64, size: u64, last: u8) {
     let Some(offset) = size.checked_sub(1) else {
         return;
@@ -215,7 +214,7 @@ pub(crate) fn notify_size(device: &OwnedFd, node: u64, size: u64, last: u8) {
     notify(device, node, abi::NOTIFY_STORE, &parts);
 }
 
-/// Whether the kernel did it, or has no such inode.
+/// Returns whether the kernel did it, or has no such inode.
 fn notify(device: &OwnedFd, node: u64, code: i32, body: &[&[u8]]) -> bool {
     let len: usize = body.iter().map(|part| part.len()).sum();
     let header = abi::OutHeader {
@@ -228,13 +227,13 @@ fn notify(device: &OwnedFd, node: u64, code: i32, body: &[&[u8]]) -> bool {
     match rustix::io::writev(device, &parts) {
         Ok(_) | Err(Errno::NOENT) => true,
         Err(cause) => {
-            tracing::debug!(node, code, %cause, "the kernel takes no message about an inode");
+            tracing::debug!(node, code, %cause, "the kernel refused a notification about an inode");
             false
         }
     }
 }
 
-/// Serves one request after the other, until the mount is no more.
+/// Serves one request after the other, until the mount is gone.
 pub(crate) fn serve(line: &mut Classic, files: &dyn RequestHandler) -> io::Result<()> {
     while let Some(incoming) = line.receive()? {
         handle(line, files, incoming);
@@ -242,7 +241,7 @@ pub(crate) fn serve(line: &mut Classic, files: &dyn RequestHandler) -> io::Resul
     Ok(())
 }
 
-/// The same as long as requests are there, or the thread is needed for those that come.
+/// Serves as long as there are requests, or the thread is needed for new ones.
 pub(crate) fn serve_while(
     line: &mut Classic,
     files: &dyn RequestHandler,
@@ -269,7 +268,7 @@ fn handle(line: &mut Classic, files: &dyn RequestHandler, incoming: RawRequest) 
         Err(errno) => FuseReply::Error(errno),
     };
     if !incoming.has_no_reply() {
-        // With it goes what holds the line's memory.
+        // Drops the references to the buffer's memory.
         drop(incoming);
         line.answer(header.unique, &answer);
     }

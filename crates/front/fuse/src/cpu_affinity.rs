@@ -1,45 +1,45 @@
-//! Serving a program on its own processor.
+//! Serves a program on the program's own processor.
 //!
-//! A program that makes one call after the other sleeps while its request is served, and
-//! the serving thread sleeps while the program runs. On one processor each wakes the other
-//! by a switch. On two, each must interrupt the other processor, which costs more than most
-//! calls on names take. So a thread whose requests come from one task, and are not only
-//! reads and writes, stays on the processor of that task. The first request of another task
-//! ends that. Reads and writes alone do not begin it: a program may have many of them on
-//! their way, which several processors serve sooner.
+//! A program that makes one call after the other sleeps while its request is served, and the
+//! serving thread sleeps while the program runs. On one processor each wakes the other by a context
+//! switch. On two, each must interrupt the other processor, which costs more than most calls on
+//! names take. So a thread that gets its requests from one task, and not only reads and writes, is
+//! pinned to the processor of that task. The first request of another task ends that. Reads and
+//! writes alone do not begin it: a program may have many of them in flight, and several processors
+//! serve these sooner.
 //!
-//! Each serving thread decides for itself, from its own requests. Nothing is done for the
-//! ring: its threads stay on the processors of their callers in any case.
+//! Each serving thread decides for itself, by its own requests. The ring does not need this: its
+//! threads are pinned to the processors of their callers in any case.
 
 use crate::abi::op;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Requests of one task after which a thread looks where that task runs. A look takes as
-/// long as a few requests.
+/// Requests of one task after which a thread checks the task's processor. A check takes as long as
+/// a few requests.
 const REQUESTS_PER_CHECK: u32 = 64;
-/// How many of them must not be reads and writes.
+/// Minimum of these requests that are not reads or writes.
 const NAME_REQUESTS_MIN: u32 = REQUESTS_PER_CHECK / 4;
-/// The field of `/proc/TASK/stat` that tells the processor, counted behind the name
-/// (proc_pid_stat(5): field 39, and the name is field 2).
+/// The field of `/proc/TASK/stat` with the processor, counted behind the name (proc_pid_stat(5):
+/// field 39, and the name is field 2).
 const PROCESSOR_FIELD: usize = 39 - 3;
 
-/// Where one serving thread runs.
+/// The processor that one serving thread runs on.
 #[derive(Debug, Default)]
 pub(crate) struct CpuAffinity {
-    /// The task whose requests are counted; 0: none.
+    /// The task with the counted requests; 0: none.
     task: u32,
     requests: u32,
-    /// Those of them that are no reads and writes.
+    /// Requests that are not reads or writes.
     name_requests: u32,
-    /// The processor where the thread stays, and where it may run otherwise.
+    /// The processor that the thread is pinned to, and its previous affinity.
     pinned: Option<(usize, CpuSet)>,
 }
 
 impl CpuAffinity {
-    /// Notes a request of a task, for the thread that serves it.
+    /// Counts a request of a task, for the thread that serves it.
     pub(crate) fn record_request(&mut self, task: u32, opcode: u32) {
-        // Of no task: what the kernel does by itself.
+        // The kernel itself sent it, for no task.
         if task == 0 {
             return;
         }
@@ -73,28 +73,28 @@ impl CpuAffinity {
         let Ok(before) = before else { return };
         let mut only = CpuSet::new();
         only.set(processor);
-        // A processor where this process may not run is no place to follow to.
+        // This process may not be allowed to run on that processor.
         self.pinned = Some((processor, before));
         if !before.is_set(processor) || sched_setaffinity(None, &only).is_err() {
             self.unpin();
         }
     }
 
-    /// Lets the thread run where it may.
+    /// Restores the thread's affinity.
     fn unpin(&mut self) {
         if let Some((_, before)) = self.pinned.take()
             && let Err(cause) = sched_setaffinity(None, &before)
         {
-            tracing::debug!(%cause, "a serving thread stays on one processor");
+            tracing::debug!(%cause, "cannot restore the affinity of a serving thread; it stays on one processor");
         }
     }
 }
 
-/// Where a task ran last, if this process may know.
+/// The processor that a task ran on last, if this process may know it.
 fn processor_of(task: u32) -> Option<usize> {
     Pid::from_raw(task.cast_signed())?;
     let stat = std::fs::read_to_string(format!("/proc/{task}/stat")).ok()?;
-    // The name may hold anything.
+    // The name may hold any characters.
     let (_, fields) = stat.rsplit_once(") ")?;
     fields.split(' ').nth(PROCESSOR_FIELD)?.parse().ok()
 }

@@ -18,39 +18,39 @@ use std::sync::Arc;
 
 const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
-/// The descriptor that the helper sends the device's over. It is its input, because
-/// that is passed on without further ado.
+/// The descriptor over which the helper sends the device's. It is the helper's standard input,
+/// which a child inherits without further steps.
 const HELPER_SOCKET: (&str, &str) = ("_FUSE_COMMFD", "0");
 const TYPE: &str = "fuse";
 const SUBTYPE: &str = "pagemesh";
 
-/// A mount, and the device that it is served by.
+/// A mount, and its device.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) file: Arc<OwnedFd>,
     dir: PathBuf,
-    /// Of the mounted file system, as `st_dev`; none if the kernel did not tell.
+    /// The device number of the mounted file system, as `st_dev`; none if the kernel did not report
+    /// it.
     number: Option<DeviceNumber>,
 }
 
 /// Major and minor.
 type DeviceNumber = (u32, u32);
 
-/// The device of the file system that a directory is on, without a request to it: it may
-/// hang or be dead.
+/// The device of a directory's file system, without a request to it: it may hang or be dead.
 fn number_at(dir: &Path) -> io::Result<DeviceNumber> {
     let told = statx(CWD, dir, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
     Ok((told.stx_dev_major, told.stx_dev_minor))
 }
 
-/// How the mount is to be.
+/// The options of a mount.
 pub(crate) struct DeviceOptions<'h> {
     pub(crate) source: &'h str,
     pub(crate) allow_other: bool,
 }
 
 impl DeviceOptions<'_> {
-    /// What both ways of mounting say.
+    /// The options for both mount methods.
     fn common_options(&self) -> String {
         let others = if self.allow_other { ",allow_other" } else { "" };
         format!("default_permissions,subtype={SUBTYPE}{others}")
@@ -61,7 +61,7 @@ fn open_device() -> io::Result<OwnedFd> {
     Ok(open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Whether the kernel still has the mount, if only for those who have files open.
+/// Whether the kernel still has the mount, if only for open files.
 pub(crate) fn is_alive(device: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(device, PollFlags::empty())];
     match poll(&mut polled, Some(&Timespec::default())) {
@@ -96,8 +96,7 @@ impl Device {
         is_alive(&self.file)
     }
 
-    /// Whether the mount is in its place, in this mount namespace. Another one may have been
-    /// mounted over it since.
+    /// Whether the mount is in its place in this mount namespace. Another mount may cover it.
     fn is_in_place(&self) -> bool {
         match (self.number, number_at(&self.dir)) {
             (Some(own), Ok(found)) => own == found,
@@ -105,8 +104,8 @@ impl Device {
         }
     }
 
-    /// Takes the mount from its place, unless that is done. Other mount namespaces may have
-    /// it still: then it goes on.
+    /// Unmounts in this namespace, unless that is done. Other mount namespaces may still have the
+    /// mount: then it goes on.
     pub(crate) fn unmount(&self) -> io::Result<()> {
         if !self.is_alive() || !self.is_in_place() {
             return Ok(());
@@ -114,8 +113,8 @@ impl Device {
         unmount_dir(&self.dir, false)
     }
 
-    /// The mount in its place, cloned: the clone is nowhere in the name space, and what is open
-    /// on it does not keep the mount itself from being unmounted. None: it is not in its place.
+    /// A detached clone of the mount: files that are open on it do not keep the mount itself from
+    /// being unmounted. None: the mount is not in its place.
     pub(crate) fn clone_mount(&self) -> Result<Option<OwnedFd>, Errno> {
         if !self.is_alive() {
             return Ok(None);
@@ -128,7 +127,7 @@ impl Device {
         Ok(is_own.then_some(cloned))
     }
 
-    /// Ends the connection, whoever uses the mount, in whatever mount namespace.
+    /// Ends the connection for all users, in every mount namespace.
     pub(crate) fn abort(&self) -> io::Result<()> {
         if !self.is_alive() {
             return Ok(());
@@ -144,11 +143,10 @@ impl Device {
     }
 }
 
-/// Unmounts what is mounted on a directory, as root or as whoever mounted it. Lazily: it
-/// leaves its place, and ends with the last open file.
+/// Unmounts the file system on a directory, as root or as the mounting user. With `lazy` it leaves
+/// its place at once, and ends with the last open file.
 ///
-/// # Errors
-/// When it is in use, or somebody else's.
+/// # Errors If it is in use, or another user's.
 pub fn unmount_dir(dir: &Path, lazy: bool) -> io::Result<()> {
     let flags = match lazy {
         true => UnmountFlags::DETACH,
@@ -157,11 +155,10 @@ pub fn unmount_dir(dir: &Path, lazy: bool) -> io::Result<()> {
     unmount_with_fallback(dir, flags)
 }
 
-/// Takes the mount on a directory from its place, and ends its connection for everybody who
-/// uses it, in all mount namespaces. For root and the user who mounted.
+/// Unmounts the file system on a directory, and ends its connection for all users, in all mount
+/// namespaces. For root and the mounting user.
 ///
-/// # Errors
-/// When it is another user's.
+/// # Errors If it is another user's.
 pub fn abort_dir(dir: &Path) -> io::Result<()> {
     let number = number_at(dir)?;
     match unmount(dir, UnmountFlags::FORCE | UnmountFlags::DETACH) {
@@ -173,7 +170,7 @@ pub fn abort_dir(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Who is not root has mounted by the helper.
+/// A user other than root has mounted by the helper, so the helper unmounts.
 fn unmount_with_fallback(dir: &Path, flags: UnmountFlags) -> io::Result<()> {
     match unmount(dir, flags) {
         Err(Errno::PERM) => unmount_by_helper(dir, flags.contains(UnmountFlags::DETACH)),
@@ -197,7 +194,7 @@ fn mount_as_root(dir: &Path, how: &DeviceOptions<'_>) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Commas and backslashes separate options.
+/// Escapes commas and backslashes, which separate options.
 fn escape_option(option: &str) -> String {
     option.replace('\\', "\\\\").replace(',', "\\,")
 }

@@ -1,19 +1,19 @@
-//! `IN_MODIFY` for writes that the kernel did not see: direct clients write to the pools without
-//! a system call, so the kernel tells no watcher (inotify, fanotify) of it.
+//! `IN_MODIFY` for writes that the kernel did not see: direct clients write to the pools without a
+//! system call, so the kernel notifies no watcher (inotify, fanotify).
 //!
-//! A thread of its own has the kernel tell them. It opens the inode on a clone of the mount, and
-//! sets its mtime. The kernel sends SETATTR for that, the mount answers with the attributes as
-//! they are, and then the kernel tells the watchers of the file and of its directory
-//! (`notify_change`). Nothing is changed or written.
+//! A separate thread makes the kernel notify them. It opens the inode on a clone of the mount, and
+//! sets its mtime. The kernel sends SETATTR for that, and the mount answers with the unchanged
+//! attributes. Then the kernel notifies the watchers of the file and of its directory
+//! (`notify_change`). The call changes and writes nothing.
 //!
 //! Invariants:
 //!
 //! - No thread that serves requests makes such a call: the call waits for an answer.
-//! - The answer carries the size of the file, and the kernel believes it. So nothing moves the end
-//!   meanwhile: programs cannot, as the kernel has the inode's lock, and direct clients cannot, as
-//!   the append lock is held ([`Fs::lock_end`]).
-//! - The mount can be unmounted at any time: the clone lasts for some files, and the thread has
-//!   nothing of the mount itself. The answer waits for no volume.
+//! - The answer carries the size of the file, and the kernel adopts it. So the end must not move
+//!   meanwhile: programs cannot move it, as the kernel holds the inode's lock, and direct clients
+//!   cannot, as the mount holds the append lock ([`Fs::lock_end`]).
+//! - The mount can be unmounted at any time: the clone lasts for a few files, and the thread holds
+//!   no descriptor of the mount itself. The answer does not wait for the volume.
 //! - At most [`FILES_MAX`] files wait; others stay listed in the file system.
 
 use crate::device::Device;
@@ -29,23 +29,23 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Files whose watchers are told in one round of the caretaker, one in a second. Each takes some
-/// 0.1 ms.
+/// Files with watchers to notify in one round of the maintenance thread, one round per second. Each
+/// takes some 0.1 ms.
 const FILES_MAX: usize = 64;
-/// How long an answer may wait for the file system. After that the file's turn comes again.
+/// How long an answer may wait for the file system. After that the file is queued again.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(20);
-/// Between two looks for that.
+/// Delay between two attempts.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
-/// How long the end of a mount waits for the thread. It lacks nothing if that is not enough.
+/// How long the end of a mount waits for the thread. After that the thread goes on by itself,
+/// without harm.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The number of the thread that makes the calls, as the kernel names it in requests; 0: there
-/// is none.
+/// The id of the thread that makes the calls, as in the kernel's requests; 0: there is none.
 #[derive(Debug, Default)]
 pub(crate) struct EventThread(AtomicU32);
 
 impl EventThread {
-    /// Whether a request with this thread number comes from there.
+    /// Whether a request comes from that thread.
     pub(crate) fn is_event_thread(&self, thread: u32) -> bool {
         thread != 0 && thread == self.0.load(Ordering::Relaxed)
     }
@@ -53,8 +53,7 @@ impl EventThread {
 
 /// Attributes for the answer to such a call.
 ///
-/// # Errors
-/// `EAGAIN` if the file system is busy for long.
+/// # Errors `EAGAIN` if the file system stays busy.
 pub(crate) fn attr_with_timeout(fs: &Fs, ino: Ino) -> Result<Attr, FsError> {
     let until = Instant::now() + REPLY_TIMEOUT;
     loop {
@@ -67,7 +66,7 @@ pub(crate) fn attr_with_timeout(fs: &Fs, ino: Ino) -> Result<Attr, FsError> {
     }
 }
 
-/// Has the kernel tell watchers.
+/// Makes the kernel notify watchers.
 pub(crate) struct WriteEvents(Arc<EventShared>);
 
 struct EventShared {
@@ -128,9 +127,9 @@ impl WriteEvents {
         Ok(WriteEvents(shared))
     }
 
-    /// Passes on the files that were written past the kernel since the last time.
+    /// Queues the files that were written without the kernel since the last call.
     pub(crate) fn queue_unseen_writes(&self, fs: &Fs) {
-        // Only this thread adds some.
+        // Only this thread adds files.
         let room = match &*self.0.lock_state() {
             EventState { is_refused, .. } if *is_refused => usize::MAX,
             state => FILES_MAX - state.files.len(),
@@ -156,7 +155,7 @@ impl Drop for WriteEvents {
             .wait_timeout_while(state, STOP_TIMEOUT, waits);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if !state.has_ended {
-            tracing::debug!("the thread that tells watchers of writes goes on");
+            tracing::debug!("the thread that notifies watchers has not stopped in time");
         }
     }
 }
@@ -174,15 +173,15 @@ impl Drop for EventSender {
     }
 }
 
-/// Why watchers are not told.
+/// Why watchers are not notified.
 enum NotifyError {
-    /// Never: the kernel, or the lack of a capability.
+    /// Permanent: the kernel refuses, or a capability is missing.
     Refused(&'static str, Errno),
-    /// Not now.
+    /// Transient.
     Transient(Errno),
 }
 
-/// Of a call that has to do with no file in particular.
+/// Classifies the error of a call that concerns no file in particular.
 fn classify(call: &'static str, errno: Errno) -> NotifyError {
     match errno {
         Errno::PERM | Errno::ACCESS | Errno::NOSYS | Errno::INVAL | Errno::OPNOTSUPP => {
@@ -206,7 +205,7 @@ impl EventSender {
             match self.notify_watchers(&files) {
                 Ok(()) => {}
                 Err(NotifyError::Transient(cause)) => {
-                    tracing::debug!(%cause, "watchers are told of direct writes later");
+                    tracing::debug!(%cause, "cannot notify watchers of direct writes; trying again later");
                     files.iter().for_each(|&ino| self.requeue(ino));
                 }
                 Err(NotifyError::Refused(call, cause)) => return self.disable(call, cause),
@@ -217,7 +216,7 @@ impl EventSender {
     fn disable(&self, call: &str, cause: Errno) {
         tracing::debug!(
             call, %cause,
-            "watchers (inotify) are not told of direct writes; that takes CAP_DAC_READ_SEARCH \
+            "watchers (inotify) get no events for direct writes; they take CAP_DAC_READ_SEARCH \
              and CAP_SYS_ADMIN"
         );
         let mut state = self.shared.lock_state();
@@ -225,10 +224,12 @@ impl EventSender {
         state.files.clear();
     }
 
-    /// Tells the watchers of these files.
+    /// Notifies the watchers of these files.
     fn notify_watchers(&self, files: &[Ino]) -> Result<(), NotifyError> {
         let Some(_there) = self.enter_mount()? else {
-            tracing::debug!("the mount is not in its place; no watcher is told of direct writes");
+            tracing::debug!(
+                "the mount is not in its place; watchers get no events for direct writes"
+            );
             return Ok(());
         };
         for &ino in files {
@@ -239,7 +240,7 @@ impl EventSender {
                 Ok(()) => {}
                 Err(NotifyError::Transient(Errno::AGAIN)) => self.requeue(ino),
                 Err(NotifyError::Transient(cause)) => {
-                    tracing::debug!(ino = ino.0, %cause, "no watcher is told of a direct write");
+                    tracing::debug!(ino = ino.0, %cause, "cannot notify watchers of a direct write");
                 }
                 refused => return refused,
             }
@@ -255,8 +256,8 @@ impl EventSender {
         cloned.map(MountDirectory::enter).transpose()
     }
 
-    /// Tells the watchers of a file. The file system is given back before what may wait for it:
-    /// else the mount could not end.
+    /// Notifies the watchers of a file. It drops the file system before calls that may wait for it:
+    /// otherwise the mount could not end.
     fn notify_watchers_of(&self, fs: Arc<Fs>, ino: Ino) -> Result<(), NotifyError> {
         let attr = fs
             .attr(ino)
@@ -266,7 +267,7 @@ impl EventSender {
             .ok_or(NotifyError::Transient(Errno::AGAIN))?;
         drop(fs);
         let node = open_node(ino.0, attr.generation).map_err(|errno| match errno {
-            // The kernel has no such inode any more, so nobody watches it.
+            // The kernel has no such inode any more, so it has no watchers.
             Errno::STALE => NotifyError::Transient(errno),
             errno => classify("open_by_handle_at", errno),
         })?;
@@ -295,7 +296,7 @@ fn touch(node: impl AsFd) -> Result<(), NotifyError> {
     })
 }
 
-/// The working directory of this thread is the clone, which is there as long as this is.
+/// The clone is the working directory of this thread, and exists as long as this does.
 struct MountDirectory;
 
 impl MountDirectory {

@@ -1,11 +1,11 @@
-//! More threads where all that serve are stuck inside of requests.
+//! Starts more threads when all serving threads are stuck in requests.
 //!
-//! A request may wait for the end of a process that died inside of a direct operation. That process
-//! ends only when its descriptors are closed, and closing one may take a request itself (`FLUSH_OPERATION`,
-//! RFD 022). So a request must find a thread however many others wait: where every thread of a line
-//! has been inside of a request for [`LOOK_EVERY`] and none has ended, the line gets one thread
-//! more. Such a thread ends when one of the others is free again; in a ring it stays, as its entry
-//! cannot be taken back from the kernel.
+//! A request may wait for the end of a process that died in a direct operation. That process ends
+//! only when its descriptors are closed, and closing one may take a request itself (`FLUSH`, RFD
+//! 022). So a request must find a thread however many others wait. If every thread of a queue has
+//! been in a request for [`CHECK_INTERVAL`] and none has ended, the queue gets one more thread.
+//! That thread ends when one of the others is free again. In a ring it stays, as the kernel does
+//! not give back its entry.
 
 use crate::abi;
 use crate::batching::AsyncWriter;
@@ -19,31 +19,31 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Between two looks at lines whose threads are all inside of requests.
+/// Delay between two checks of queues with all threads in requests.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
-/// Threads of one line, at most.
+/// Most threads of one queue.
 const THREADS_MAX: usize = 256;
 
 /// Threads that take requests from one queue of the kernel.
 struct QueueThreads {
     base_threads: usize,
     threads: AtomicUsize,
-    /// Threads inside of a request.
+    /// Threads in a request.
     busy_threads: AtomicUsize,
     /// Requests that have ended.
     completed_requests: AtomicUsize,
 }
 
-/// Counts the threads inside of requests, and starts more.
+/// Counts the threads in requests, and starts more.
 pub(crate) struct ExtraThreads {
     queues: Vec<QueueThreads>,
-    /// Some line may be full.
+    /// A queue may be full.
     may_be_full: AtomicBool,
     is_stopping: Mutex<bool>,
     changed: Condvar,
 }
 
-/// Starts one thread more for a line.
+/// Starts one more thread for a queue.
 pub(crate) type StartThread = Box<dyn Fn(usize) -> io::Result<JoinHandle<()>> + Send>;
 
 impl QueueThreads {
@@ -53,7 +53,7 @@ impl QueueThreads {
 }
 
 impl ExtraThreads {
-    /// For so many lines of so many threads.
+    /// For so many queues with so many threads each.
     pub(crate) fn new(lines: usize, threads: usize) -> ExtraThreads {
         let line = |_| QueueThreads {
             base_threads: threads,
@@ -75,7 +75,7 @@ impl ExtraThreads {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The line of this thread: those of a ring stay on the processor of their queue.
+    /// The queue of this thread: threads of a ring are pinned to the processor of their queue.
     fn current_queue(&self) -> &QueueThreads {
         match &self.queues[..] {
             [only] => only,
@@ -96,26 +96,26 @@ impl ExtraThreads {
         line.busy_threads.fetch_sub(1, SeqCst);
     }
 
-    /// Whether a line needs the threads that were started for it.
+    /// Whether a queue needs the threads that were started for it.
     pub(crate) fn needs_more(&self, number: usize) -> bool {
         let needs = |line: &QueueThreads| line.busy_threads.load(SeqCst) >= line.base_threads;
         self.queues.get(number).is_some_and(needs)
     }
 
-    /// A thread that was started for a line ends.
+    /// Records the end of a thread that was started for a queue.
     pub(crate) fn record_exit(&self, number: usize) {
         if let Some(line) = self.queues.get(number) {
             line.threads.fetch_sub(1, SeqCst);
         }
     }
 
-    /// No thread is started any more.
+    /// Starts no more threads.
     pub(crate) fn stop(&self) {
         *self.lock() = true;
         self.changed.notify_all();
     }
 
-    /// Waits until a line may be full. False: it is over.
+    /// Waits until a queue may be full. False: the mount ends.
     fn wait_until_full(&self) -> bool {
         let mut is_over = self.lock();
         while !self.may_be_full.load(SeqCst) && !*is_over {
@@ -125,7 +125,7 @@ impl ExtraThreads {
         !*is_over
     }
 
-    /// False: it is over.
+    /// False: the mount ends.
     fn pause(&self) -> bool {
         let is_over = self.lock();
         if *is_over {
@@ -135,7 +135,7 @@ impl ExtraThreads {
         !*woken.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Starts threads where they are needed, until it is over. Then it waits for them.
+    /// Starts threads where they are needed, until the mount ends. Then it waits for them.
     pub(crate) fn run(&self, start: &StartThread) {
         let mut started: Vec<JoinHandle<()>> = Vec::new();
         while self.wait_until_full() {
@@ -152,7 +152,7 @@ impl ExtraThreads {
                         Ok(thread) => started.push(thread),
                         Err(cause) => {
                             line.threads.fetch_sub(1, SeqCst);
-                            tracing::warn!(%cause, "the mount has no thread more for requests");
+                            tracing::warn!(%cause, "cannot start another thread for requests of the mount");
                         }
                     }
                 }
@@ -164,13 +164,13 @@ impl ExtraThreads {
             }
         }
         for thread in started {
-            // It has said why it ended.
+            // It has reported its error.
             let _ = thread.join();
         }
     }
 }
 
-/// Files whose requests are counted.
+/// A handler that counts its requests.
 pub(crate) struct CountedHandler {
     pub(crate) handler: Arc<dyn RequestHandler>,
     pub(crate) extra_threads: Arc<ExtraThreads>,

@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 
 const HEADER: usize = size_of::<abi::InHeader>();
 const OPCODE_AT: usize = 4;
-/// Beyond all that are served.
+/// More than the highest served operation.
 const OPCODES: usize = 60;
 
 fn message(opcode: u32, rest: &[u8]) -> Vec<u8> {
@@ -23,8 +23,8 @@ fn message(opcode: u32, rest: &[u8]) -> Vec<u8> {
     [header.as_bytes(), rest].concat()
 }
 
-/// Every operation with a header of zeroes, names and room behind it; and those that
-/// count what follows.
+/// Every operation with a header of zeroes, followed by names and room; and those with a count of
+/// further parts.
 fn requests() -> Vec<Vec<u8>> {
     let mut all: Vec<Vec<u8>> = (0..OPCODES as u32)
         .map(|opcode| {
@@ -54,7 +54,7 @@ fn requests() -> Vec<Vec<u8>> {
     all
 }
 
-/// What came of it, without its numbers.
+/// The outcome, without its numbers.
 fn outcome(opcode: u32, decoded: &Result<Request<'_>, Errno>) -> impl Hash + use<> {
     let len = match decoded {
         Ok(Request::Write { data, .. }) => data.len(),
@@ -77,8 +77,8 @@ fn check(bytes: &[u8]) -> impl Hash + use<> {
         allocated <= 2 * bytes.len() as u64 + 64,
         "{allocated} bytes"
     );
-    // The ring lays the same out otherwise, and its place for the operation's header is
-    // never too short.
+    // The ring has the same parts in another layout, and its operation header is always long
+    // enough.
     let op_len = abi::op_bytes(incoming.header.opcode).unwrap_or(0);
     if let Some((own, payload)) = bytes[HEADER..].split_at_checked(op_len) {
         let mut place = [0; OP_BYTES_MAX];
@@ -90,7 +90,7 @@ fn check(bytes: &[u8]) -> impl Hash + use<> {
     Some(outcome(incoming.header.opcode, &decoded))
 }
 
-/// Makes it an operation that there may be.
+/// Sets a valid operation code.
 fn reseal(bytes: &mut [u8], random: &mut Random) {
     if let Some(opcode) = bytes.get_mut(OPCODE_AT..OPCODE_AT + 4) {
         opcode.copy_from_slice(&(random.below(OPCODES) as u32).to_ne_bytes());

@@ -1,5 +1,5 @@
-//! Two calls to the kernel that no library makes safe: opening an inode of the mount by its
-//! file handle, and a working directory for one thread alone.
+//! Two kernel calls that no library makes safe: opening an inode of the mount by its file handle,
+//! and a working directory for one thread alone.
 
 #![allow(unsafe_code)]
 
@@ -11,8 +11,8 @@ use std::os::fd::{FromRawFd, OwnedFd};
 const HANDLE_TYPE: i32 = 0x81;
 const HANDLE_WORDS: usize = 3;
 
-/// `struct file_handle` with what FUSE puts into it: the halves of the node's number, the upper
-/// one first, and its generation.
+/// `struct file_handle` with the contents of FUSE: the halves of the node's number, the upper one
+/// first, and its generation.
 #[repr(C)]
 struct FileHandle {
     bytes: u32,
@@ -22,19 +22,15 @@ struct FileHandle {
 
 /// Gives this thread a root and working directory that no other thread shares.
 ///
-/// # Errors
-/// What the kernel says.
+/// # Errors The error of the kernel.
 pub(crate) fn unshare_directories() -> Result<(), Errno> {
-    // SAFETY: it changes nothing about descriptors or memory, only where this thread's paths
-    // begin.
+    // SAFETY: it changes nothing about descriptors or memory, only the base of this thread's paths.
     unsafe { unshare_unsafe(UnshareFlags::FS) }
 }
 
-/// Opens an inode of the file system that the working directory is on, without asking for
-/// access to its content.
+/// Opens an inode of the working directory's file system, without access to its content.
 ///
-/// # Errors
-/// `ESTALE`: the kernel has no such inode any more; `EPERM` without `CAP_DAC_READ_SEARCH`.
+/// # Errors `ESTALE`: the kernel has no such inode any more; `EPERM` without `CAP_DAC_READ_SEARCH`.
 pub(crate) fn open_node(node: u64, generation: u32) -> Result<OwnedFd, Errno> {
     let mut handle = FileHandle {
         bytes: size_of::<[u32; HANDLE_WORDS]>() as u32,
@@ -43,12 +39,12 @@ pub(crate) fn open_node(node: u64, generation: u32) -> Result<OwnedFd, Errno> {
     };
     let flags = libc::O_PATH | libc::O_CLOEXEC;
     let handle: *mut libc::file_handle = (&raw mut handle).cast();
-    // SAFETY: the kernel reads the header and as many bytes behind it as it says, which `FileHandle`
+    // SAFETY: the kernel reads the header and the number of bytes that it gives, which `FileHandle`
     // has.
     let opened = unsafe { libc::open_by_handle_at(libc::AT_FDCWD, handle, flags) };
     match opened {
         -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
-        // SAFETY: the kernel has just opened it, and nobody else knows it.
+        // SAFETY: the kernel has just opened it, and no other code has the number.
         opened => Ok(unsafe { OwnedFd::from_raw_fd(opened) }),
     }
 }

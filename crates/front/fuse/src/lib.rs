@@ -1,24 +1,22 @@
 //! The FUSE server: a mounted file system as the kernel sees it.
 //!
-//! Requests come by one of two transports ([RFD 013]): read from `/dev/fuse`, or
-//! through io_uring where the kernel has that on. Each of several threads takes one
-//! and answers it before it takes the next.
+//! Requests come by one of two transports ([RFD 013]): read from `/dev/fuse`, or through io_uring
+//! if the kernel has it enabled. Several threads serve them; writes over `/dev/fuse` and io_uring
+//! can be begun in batches.
 //!
 //! [RFD 013]: ../../../../docs/rfd/013-fuse-transports.md
 //!
-//! What is kept where. Contents are cached only where [`Caching::PageCache`] is asked for:
-//! else every file is opened for direct I/O. A write is answered when every in-sync copy has
-//! it. Names and attributes
-//! are kept by the kernel until it changes them itself, because nothing changes
-//! except through this mount: whoever mounts has attached the volume exclusively.
-//! A mount elsewhere fences this one, and then every request fails.
+//! **Caching.** The kernel caches contents only with [`Caching::PageCache`]; otherwise every file
+//! is opened for direct I/O. A write is answered when all in-sync legs have it. The kernel caches
+//! names and attributes until it changes them itself, because all changes go through this mount:
+//! the mounting process has attached the volume exclusively. A mount elsewhere fences this one, and
+//! then every request fails.
 //!
-//! Permissions are checked by the kernel (`default_permissions`), and locks are
-//! its own: they hold among the programs of this mount.
+//! The kernel checks permissions (`default_permissions`) and implements locks: they hold among the
+//! programs of this mount.
 //!
-//! `unsafe` is in two modules: `create_memfd`, for what the kernel writes to behind the
-//! compiler's back, and `handle`, for calls that no library makes safe. Each block says what it
-//! relies on.
+//! `unsafe` is in two modules: `memory`, for memory that the kernel writes to, and `handle`, for
+//! calls that no library makes safe. Each block states the conditions that it relies on.
 
 #![deny(unsafe_code)]
 
@@ -69,17 +67,17 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Threads that serve, at most: about as many as a volume has channels.
+/// Most serving threads: about as many as a volume has channels.
 pub const THREADS_MAX: usize = 64;
-/// How long the times of data writes may be known in memory only.
+/// How long the times of data writes may be in memory only.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
-/// Under load every completion wakes whoever watches idle ports, too.
+/// Under load every completion also wakes the thread that polls idle channels.
 const POLL_INTERVAL_MIN: Duration = Duration::from_millis(10);
 
-/// How requests come from the kernel and answers get there.
+/// How requests come from the kernel and answers return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// Through io_uring where it can be, otherwise classic.
+    /// Through io_uring if possible, otherwise classic.
     Auto,
     /// By read and write on `/dev/fuse`.
     Classic,
@@ -90,14 +88,14 @@ pub enum Transport {
 /// How to mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
-    /// What `df` and `mount` show as the source.
+    /// The source that `df` and `mount` show.
     pub source: String,
-    /// Threads that serve, 1 to [`THREADS_MAX`]; through io_uring rounded up to a
-    /// multiple of the processors that are possible.
+    /// Serving threads, 1 to [`THREADS_MAX`]; through io_uring rounded up to a multiple of the
+    /// possible processors.
     pub threads: usize,
-    /// Whether other users than the one who mounts may use it.
+    /// Whether users other than the mounting one may use it.
     pub allow_other: bool,
-    /// How requests come.
+    /// The transport of requests.
     pub transport: Transport,
     /// Whether idle processors may be kept from sleeping while the mount is busy.
     pub may_keep_cpus_awake: bool,
@@ -108,44 +106,44 @@ pub struct MountOptions {
 /// How the kernel reads and writes files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caching {
-    /// Through the page cache, but for files that the preload library opens.
+    /// Through the page cache, except files that the preload library opens.
     PageCache,
     /// Each call is a request. Linux 6.18 and before do not move the position of such a file for
     /// io_uring with offset -1 (RFD 023).
     Bypassed,
 }
 
-/// Why there is no mount.
+/// Why a mount failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// The kernel or the system refused.
-    #[error("cannot mount on {}: {cause}; /dev/fuse must be there, and whoever is not root needs fusermount3", dir.display())]
+    #[error("cannot mount on {}: {cause}; /dev/fuse must exist, and users other than root need fusermount3", dir.display())]
     Refused {
-        /// Where.
+        /// The directory.
         dir: PathBuf,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
-    /// It was asked for, and there is none.
+    /// io_uring was required, and is not available.
     #[error("cannot mount with io_uring: {0}; or mount with --fuse classic")]
     NoRing(String),
-    /// Threads or descriptors.
+    /// The system has no threads or descriptors.
     #[error("cannot serve the mount: {0}")]
     System(#[from] io::Error),
 }
 
-/// Called when the volume fails a change for good; several times perhaps.
+/// Called when the volume fails a change for good; perhaps several times.
 pub type ErrorHook = Box<dyn Fn(&FsError) + Send + Sync>;
 
-/// Bytes that the pools still have, where somebody knows: the file system can have
-/// less than its limit.
+/// Bytes that are free in the pools, if known: they can be less than the file system's limit
+/// allows.
 pub type FreeSpaceFn = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 
-/// Takes the socket that a thread offers by an `ioctl` on a file of the mount, with the
-/// argument, see [`pagemesh_base::contact`].
+/// Takes the socket that a thread offers by an `ioctl` on a file of the mount, with its argument,
+/// see [`pagemesh_base::mount_connection`].
 pub type ConnectHook = Box<dyn Fn(u32, &[u8]) -> Result<(), Errno> + Send + Sync>;
 
-/// A mount that is there and served, until it is dropped.
+/// A served mount, until it is dropped.
 pub struct FuseMount {
     session: FuseSession,
     connect_hook: Arc<OnceLock<ConnectHook>>,
@@ -157,31 +155,29 @@ pub struct FuseMount {
 /// Unmounts from another thread.
 pub struct Unmounter {
     device: Arc<Device>,
-    /// None that a mount has which does nothing.
+    /// Empty for a [`NullMount`].
     fs: Weak<Fs>,
 }
 
 impl Unmounter {
-    /// Takes the mount from its place in this mount namespace, if it is there.
-    /// [`FuseMount::serve`] returns when no other one has it.
+    /// Unmounts in this mount namespace, if the mount is in its place. [`FuseMount::serve`] returns
+    /// when no other namespace has it.
     ///
-    /// # Errors
-    /// `EBUSY` while something in it is used.
+    /// # Errors `EBUSY` while a program uses the mount.
     pub fn unmount(&self) -> io::Result<()> {
         self.device.unmount()
     }
 
-    /// Whether it is there. Once it is not, another one may have its device number.
+    /// Whether the mount is there. Afterwards another mount may have its device number.
     #[must_use]
     pub fn is_mounted(&self) -> bool {
         self.device.is_alive()
     }
 
-    /// Takes the mount away from whoever uses it, in any mount namespace, whatever they wait
-    /// for.
+    /// Takes the mount away from all its users, in every mount namespace, also from callers that
+    /// wait.
     ///
-    /// # Errors
-    /// What the kernel says. Then only the end of the process ends the connection.
+    /// # Errors The error of the kernel. Then only the end of the process ends the connection.
     pub fn abort(&self) -> io::Result<()> {
         if let Some(fs) = self.fs.upgrade() {
             fs.stop_resending();
@@ -192,8 +188,7 @@ impl Unmounter {
 
 /// Mounts a file system on a directory.
 ///
-/// # Errors
-/// When the kernel refuses, or threads cannot be started.
+/// # Errors If the kernel refuses, or threads cannot be started.
 pub fn mount(
     fs: Arc<Fs>,
     dir: &Path,
@@ -224,7 +219,8 @@ pub fn mount(
     })
 }
 
-/// Has the file system tell the kernel what direct clients change.
+/// Registers the callbacks by which the file system reports changes of direct clients to the
+/// kernel.
 fn register_kernel_callbacks(fs: &Fs, device: &Arc<OwnedFd>) {
     let device = Arc::downgrade(device);
     let known = device.clone();
@@ -261,32 +257,29 @@ impl FuseMount {
         }
     }
 
-    /// Has processes reach the mounting process by files of the mount from now on.
+    /// Lets processes connect to the mounting process through files of the mount from now on.
     pub fn set_connect_hook(&self, connect: ConnectHook) {
-        // The first one counts.
+        // Only the first call has an effect.
         let _ = self.connect_hook.set(connect);
     }
 
-    /// How requests come: never [`Transport::Auto`].
+    /// The transport of requests: never [`Transport::Auto`].
     #[must_use]
     pub fn transport(&self) -> Transport {
         self.session.transport
     }
 
-    /// Waits until it is unmounted, and then puts times where they belong and makes
-    /// everything durable.
+    /// Waits until it is unmounted, then writes the file times and makes everything durable.
     ///
-    /// # Errors
-    /// When the device or the volume fails.
+    /// # Errors If the device or the volume fails.
     pub fn serve(self) -> Result<(), ServeError> {
         self.serve_with_hook(|| {})
     }
 
-    /// The same, and calls `gone` when the kernel has the mount no more, before anything is
-    /// put where it belongs.
+    /// As [`FuseMount::serve`], and calls `gone` when the kernel no longer has the mount, before
+    /// times are written.
     ///
-    /// # Errors
-    /// As there.
+    /// # Errors As [`FuseMount::serve`].
     pub fn serve_with_hook(self, gone: impl FnOnce()) -> Result<(), ServeError> {
         self.session.serve(|| self.fs.stop_resending())?;
         gone();
@@ -297,7 +290,7 @@ impl FuseMount {
     }
 }
 
-/// Why serving ended otherwise than by an unmount.
+/// Why serving ended other than by an unmount.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The device failed.
@@ -308,7 +301,7 @@ pub enum ServeError {
     Fs(#[from] FsError),
 }
 
-/// A thread that does what is due while nobody asks for anything.
+/// A thread for periodic work: times, invalidations, and idle channels.
 struct MountMaintenance {
     stop_event: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -335,7 +328,7 @@ impl MountMaintenance {
 
 impl Drop for MountMaintenance {
     fn drop(&mut self) {
-        // Its counter is far from full.
+        // The counter of the eventfd is far from full.
         let _ = rustix::io::write(&*self.stop_event, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -356,10 +349,10 @@ fn maintenance_loop(fs: &Weak<Fs>, device: &OwnedFd, events: &WriteEvents, end: 
                     }
                     events.queue_unseen_writes(&fs);
                     if let Err(cause) = fs.flush_all_times() {
-                        tracing::debug!(%cause, "times of files were not put down");
+                        tracing::debug!(%cause, "cannot write file times; trying again");
                     }
                     if let Err(cause) = fs.flush_old_mmap_dirty() {
-                        tracing::warn!(%cause, "what was stored into mappings is not in its file yet");
+                        tracing::warn!(%cause, "cannot write dirty pages of mappings to their files yet");
                     }
                     due = Instant::now() + MAINTENANCE_INTERVAL;
                 }

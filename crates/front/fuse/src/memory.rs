@@ -1,9 +1,9 @@
-//! Memory that the kernel writes requests into and reads answers from, and the two
-//! calls to the kernel that no library makes safe.
+//! The memory that the kernel writes requests into and reads answers from, and two kernel calls
+//! that no library makes safe.
 //!
-//! An [`EntryMemory`]'s memory is the kernel's from the submission of a command until its
-//! completion; meanwhile it belongs to the [`CommandRing`] of a thread, and nobody can
-//! touch it.
+//! From the submission of a command until its completion the kernel owns the memory of an
+//! [`EntryMemory`]. Meanwhile the entry lies in the [`CommandRing`] of a thread, so no code can
+//! access it.
 
 #![allow(unsafe_code)]
 
@@ -23,7 +23,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Makes a freshly opened device a further one of a connection.
+/// Attaches a newly opened device to an existing connection.
 pub(crate) fn clone_device(fresh: BorrowedFd<'_>, of: BorrowedFd<'_>) -> io::Result<()> {
     /// `FUSE_DEV_IOC_CLONE`, `_IOR(229, 0, uint32_t)`.
     const CLONE: rustix::ioctl::Opcode = opcode::read::<u32>(229, 0);
@@ -36,8 +36,8 @@ pub(crate) fn clone_device(fresh: BorrowedFd<'_>, of: BorrowedFd<'_>) -> io::Res
     Ok(())
 }
 
-/// A command to a device, with the address of an array of `iovec` and its length. The
-/// layout is that of `struct io_uring_sqe`.
+/// A command to a device, with the address and length of an array of `iovec`. The layout is that of
+/// `struct io_uring_sqe`.
 fn submission(
     device: BorrowedFd<'_>,
     code: u32,
@@ -55,8 +55,8 @@ fn submission(
     bytes[16..24].copy_from_slice(&addr.to_ne_bytes());
     bytes[24..28].copy_from_slice(&len.to_ne_bytes());
     bytes[COMMAND_AT..][..command.len()].copy_from_slice(command);
-    // SAFETY: an entry is 128 bytes of numbers, `repr(C)`, all of whose values are
-    // valid. Whether the kernel may act on it is the submitter's business.
+    // SAFETY: an entry is 128 bytes of numbers, `repr(C)`, and all of their values are valid. The
+    // submitter answers for the effects of the command.
     unsafe { std::mem::transmute::<[u8; 128], Entry128>(bytes) }
 }
 
@@ -67,8 +67,7 @@ struct SharedMapping {
     len: usize,
 }
 
-// SAFETY: it is memory, and no part of a thread; who may use it when is seen to by
-// what has the mapping.
+// SAFETY: it is memory, and no part of a thread. The owner of the mapping controls its use.
 unsafe impl Send for SharedMapping {}
 // SAFETY: as above; a shared reference only reads.
 unsafe impl Sync for SharedMapping {}
@@ -91,18 +90,18 @@ impl SharedMapping {
         Ok(SharedMapping { address: at, len })
     }
 
-    /// Puts other memory at the same address. There must be no `Bytes` of it.
+    /// Maps other memory at the same address. There must be no `Bytes` of the old memory.
     fn replace(&mut self, memory: &OwnedFd) -> io::Result<()> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         let at: *mut c_void = self.address.as_ptr().cast();
-        // SAFETY: what was mapped there is this mapping, of which there are no
-        // references: `PayloadBytes` alone makes one, and of readers' mappings only.
+        // SAFETY: the range is this mapping, and there are no references to it: only `PayloadBytes`
+        // makes one, and only to readers' mappings.
         unsafe { mmap(at, self.len, protection, flags, memory, 0)? };
         Ok(())
     }
 
-    /// Where so many bytes lie from `address` on.
+    /// The address of `len` bytes at offset `at`.
     fn address_of(&self, at: usize, len: usize) -> NonNull<u8> {
         let fits = at.checked_add(len).is_some_and(|end| end <= self.len);
         assert!(fits, "{at} and {len} bytes lie within {}", self.len);
@@ -113,7 +112,7 @@ impl SharedMapping {
 
 impl Drop for SharedMapping {
     fn drop(&mut self) {
-        // SAFETY: it was mapped so, and nothing refers to it any more.
+        // SAFETY: it was mapped with this length, and nothing refers to it any more.
         let unmapped = unsafe { munmap(self.address.as_ptr().cast(), self.len) };
         if let Err(cause) = unmapped {
             tracing::error!(%cause, "cannot unmap memory");
@@ -127,15 +126,15 @@ fn create_memfd(len: usize) -> io::Result<OwnedFd> {
     Ok(memory)
 }
 
-/// The payload of an entry: mapped once for the kernel and this side's answers, and
-/// once for those who have what was written.
+/// The payload of an entry: mapped once for the kernel and the server's answers, and once for
+/// readers of the written data.
 struct Payload {
     kernel_mapping: SharedMapping,
     /// The same memory. Shared by all `Bytes` of a request.
     reader_mapping: Arc<SharedMapping>,
 }
 
-/// Keeps the memory of `Bytes`.
+/// Owns the memory of `Bytes`.
 struct PayloadBytes {
     mapping: Arc<SharedMapping>,
     len: usize,
@@ -144,9 +143,9 @@ struct PayloadBytes {
 impl AsRef<[u8]> for PayloadBytes {
     fn as_ref(&self) -> &[u8] {
         let at = self.mapping.address_of(0, self.len);
-        // SAFETY: it is within the mapping, which lives as long as this. Nobody
-        // writes to the memory while this lives: answers are put, and the entry goes to
-        // the kernel, only after `Payload::reclaim`.
+        // SAFETY: it is within the mapping, which lives as long as this. No code writes to the
+        // memory meanwhile: answers are put, and the entry goes to the kernel, only after
+        // `Payload::reclaim`.
         unsafe { std::slice::from_raw_parts(at.as_ptr(), self.len) }
     }
 }
@@ -160,15 +159,15 @@ impl Payload {
         })
     }
 
-    /// What was put there; less if there is no room for so many bytes.
+    /// The request's payload; truncated to the length of the mapping.
     fn bytes(&self, len: usize) -> Bytes {
         let mapping = Arc::clone(&self.reader_mapping);
         let len = len.min(mapping.len);
         Bytes::from_owner(PayloadBytes { mapping, len })
     }
 
-    /// Sees to it that nobody has what was there: if somebody does, they keep it, and
-    /// there is other memory for this side and the kernel.
+    /// Makes the memory exclusive. If readers still have the old contents, they keep that memory,
+    /// and the server and the kernel get other memory.
     fn reclaim(&mut self) -> io::Result<()> {
         if Arc::get_mut(&mut self.reader_mapping).is_none() {
             let memory = create_memfd(self.kernel_mapping.len)?;
@@ -185,17 +184,18 @@ impl Payload {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let to = self.kernel_mapping.address_of(0, answer.len());
-        // SAFETY: it is within the mapping. Nobody else uses the memory: the entry is
-        // this side's, and there are no `Bytes` of it. An answer is memory of its own.
+        // SAFETY: it is within the mapping. No other code uses the memory: the server owns the
+        // entry, and there are no `Bytes` of it. The answer is separate memory.
         unsafe { ptr::copy_nonoverlapping(answer.as_ptr(), to.as_ptr(), answer.len()) };
         Ok(())
     }
 }
 
-/// The memory of an entry: headers and a payload. It is with the kernel from
-/// [`CommandRing::submit_entry`] until [`CommandRing::next_event`], and otherwise its owner's alone.
+/// The memory of an entry: headers and a payload. The kernel has it from
+/// [`CommandRing::submit_entry`] until [`CommandRing::next_event`]; otherwise its owner has it
+/// exclusively.
 pub(crate) struct EntryMemory {
-    /// The kernel's queue that it is for.
+    /// The kernel's queue of this entry.
     pub(crate) queue: u16,
     headers: SharedMapping,
     payload: Payload,
@@ -210,42 +210,42 @@ impl EntryMemory {
         })
     }
 
-    /// A header.
+    /// Reads a header.
     pub(crate) fn get<T: FromBytes>(&self, at: usize) -> T {
         let from = self.headers.address_of(at, size_of::<T>()).cast();
-        // SAFETY: it is within the mapping, any bytes make a `T`, and the kernel does
-        // not write meanwhile, as it does not have the entry.
+        // SAFETY: it is within the mapping, any bytes make a `T`, and the kernel does not write
+        // meanwhile, as it does not have the entry.
         unsafe { from.read_unaligned() }
     }
 
-    /// Puts a header.
+    /// Writes a header.
     pub(crate) fn put<T: IntoBytes + Immutable>(&mut self, at: usize, value: T) {
         let to = self.headers.address_of(at, size_of::<T>()).cast();
-        // SAFETY: it is within the mapping, and nobody else uses it meanwhile, as the
-        // kernel does not have the entry.
+        // SAFETY: it is within the mapping, and no other code uses it meanwhile, as the kernel does
+        // not have the entry.
         unsafe { to.write_unaligned(value) }
     }
 
-    /// The payload of a request; less if there is no room for so many bytes.
+    /// The payload of a request; truncated to the length of the mapping.
     pub(crate) fn payload(&self, len: usize) -> Bytes {
         self.payload.bytes(len)
     }
 
-    /// Puts the payload of an answer.
+    /// Writes the payload of an answer.
     pub(crate) fn put_payload(&mut self, answer: &[u8]) -> io::Result<()> {
         self.payload.put(answer)
     }
 }
 
-/// What a ring brings.
+/// An event of a ring.
 pub(crate) enum RingEvent {
-    /// An entry, and how its command ended.
+    /// An entry, and the result of its command.
     Entry(EntryMemory, i32),
-    /// Another thread wants to be looked after.
+    /// Another thread woke this one.
     Wakeup,
 }
 
-/// A ring of the calling thread's own, with commands for entries on their way.
+/// A ring of the calling thread, with the entries of commands in flight.
 pub(crate) struct CommandRing {
     ring: IoUring<Entry128>,
     /// Entries that the kernel has, by the number of their command.
@@ -253,13 +253,13 @@ pub(crate) struct CommandRing {
     count: usize,
 }
 
-/// Numbers of what is no command for an entry.
+/// User data of messages, which are not commands for entries.
 const WAKEUP: u64 = u64::MAX;
 const WAKEUP_SENT: u64 = u64::MAX - 1;
 
 impl CommandRing {
-    /// For so many at a time. A thread that sleeps otherwise than by [`CommandRing::wait`]
-    /// must say so.
+    /// A ring for so many entries at a time. A thread that sleeps otherwise than by
+    /// [`CommandRing::wait`] must pass [`WaitMode::ByPoll`].
     pub(crate) fn new(entries: usize, sleeps: WaitMode) -> io::Result<CommandRing> {
         Ok(CommandRing {
             ring: make_ring(entries, sleeps)?,
@@ -273,13 +273,13 @@ impl CommandRing {
         self.count
     }
 
-    /// Readable when a look may find something, if the ring is for [`WaitMode::ByPoll`].
+    /// Readable when there may be events, if the ring is for [`WaitMode::ByPoll`].
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.ring.as_fd()
     }
 
-    /// Gives an entry to the kernel, with a command. The first one tells it where the
-    /// memory is, and is submitted at once; others with the next look or wait.
+    /// Gives an entry to the kernel, with a command. The first command tells the kernel the place
+    /// of the memory, and is submitted at once; later ones with the next poll or wait.
     pub(crate) fn submit_entry(
         &mut self,
         device: BorrowedFd<'_>,
@@ -306,10 +306,9 @@ impl CommandRing {
         let submission = submission.user_data(number as u64);
         self.in_kernel[number] = Some(entry);
         self.count += 1;
-        // SAFETY: the kernel knows no other memory than the headers and the payload.
-        // Nobody touches them until the completion, as the entry lies in `in_kernel`, and
-        // they stay mapped until then, or for ever. The array lives until the
-        // submission below.
+        // SAFETY: the kernel knows no other memory than the headers and the payload. No code
+        // accesses them until the completion, as the entry lies in `in_kernel`, and they stay
+        // mapped until then, or for ever. The array lives until the submission below.
         unsafe { self.push(&submission) }?;
         if is_first {
             self.ring.submit()?;
@@ -318,7 +317,7 @@ impl CommandRing {
     }
 
     /// # Safety
-    /// What the kernel is told to use must be its until the completion.
+    /// The kernel owns the memory of the submission until its completion.
     unsafe fn push(&mut self, submission: &Entry128) -> io::Result<()> {
         if self.ring.submission().is_full() {
             self.ring.submit()?;
@@ -328,7 +327,7 @@ impl CommandRing {
         pushed.map_err(|_| io::ErrorKind::ResourceBusy.into())
     }
 
-    /// Wakes the thread of another ring, which is brought [`RingEvent::Wakeup`].
+    /// Wakes the thread of another ring, which gets [`RingEvent::Wakeup`].
     pub(crate) fn wake(&mut self, other: BorrowedFd<'_>) -> io::Result<()> {
         let message = MsgRingData::new(Fd(other.as_raw_fd()), 0, WAKEUP, None).build();
         let message = message.flags(Flags::SKIP_SUCCESS).user_data(WAKEUP_SENT);
@@ -338,7 +337,7 @@ impl CommandRing {
         Ok(())
     }
 
-    /// What has come and was not looked at.
+    /// The next event that has come, if any.
     pub(crate) fn next_event(&mut self) -> io::Result<Option<RingEvent>> {
         let Some(completion) = self.ring.completion().next() else {
             return Ok(None);
@@ -360,7 +359,7 @@ impl CommandRing {
         !self.ring.submission().is_empty()
     }
 
-    /// Submits what is there, and brings what has come.
+    /// Submits pending commands, and collects completions.
     pub(crate) fn submit_pending(&mut self) -> io::Result<()> {
         let submissions = self.ring.submission();
         let is_idle =
@@ -372,7 +371,7 @@ impl CommandRing {
         }
     }
 
-    /// Submits what is there, and waits until something comes.
+    /// Submits pending commands, and waits until an event comes.
     pub(crate) fn wait(&mut self) -> io::Result<()> {
         ignore_interrupted(self.ring.submit_and_wait(1))
     }
@@ -387,7 +386,7 @@ fn ignore_interrupted(result: io::Result<usize>) -> io::Result<()> {
 
 impl Drop for CommandRing {
     fn drop(&mut self) {
-        // The ring goes; the memory stays, as the kernel may still write to it.
+        // The ring is dropped; the memory is leaked, as the kernel may still write to it.
         self.in_kernel
             .drain(..)
             .flatten()
@@ -395,27 +394,27 @@ impl Drop for CommandRing {
     }
 }
 
-/// How a thread waits for what comes by its ring.
+/// How a thread waits for events of its ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitMode {
-    /// In the ring alone.
+    /// Only in the ring.
     InRing,
-    /// Also by polling the ring's descriptor beside others.
+    /// Also by polling the ring's descriptor along with others.
     ByPoll,
 }
 
-/// A ring for the thread that calls, for so many commands at a time.
+/// A ring for the calling thread, for so many commands at a time.
 pub(crate) fn make_ring(depth: usize, sleeps: WaitMode) -> io::Result<IoUring<Entry128>> {
     let mut builder = IoUring::builder();
-    // Without the last, a submission that fails would leave those behind it for later,
-    // when what they name may be gone.
+    // Without `submit_all`, a failed submission would leave later ones in the queue, when the
+    // memory that they name may be gone.
     builder
         .setup_single_issuer()
         .setup_taskrun_flag()
         .setup_submit_all();
     match sleeps {
         WaitMode::InRing => builder.setup_defer_taskrun(),
-        // What is deferred wakes nobody who polls (Linux 6.18).
+        // Deferred task work does not wake a thread that polls (Linux 6.18).
         WaitMode::ByPoll => builder.setup_coop_taskrun(),
     };
     builder.build(depth as u32)
@@ -439,7 +438,7 @@ mod tests {
             "the kernel knows this one"
         );
         drop(held);
-        // Nobody holds the second one: it stays.
+        // No reader has the second memory, so it stays.
         payload.put(b"third").expect("it fits");
         assert_eq!(payload.bytes(5), b"third"[..]);
         assert_eq!(payload.bytes(9000).len(), 8192);

@@ -1,7 +1,8 @@
-//! Names of extended attributes: which there may be, xattr(7).
+//! The allowed names of extended attributes, xattr(7).
 //!
-//! The kernel checks who may set them, and that those of users are of files and directories.
-//! Those of `system` are access control lists, which the kernel would have to enforce.
+//! The kernel checks the right to set them, and that `user` attributes belong to files and
+//! directories. Attributes of `system` are access control lists, which the kernel would have to
+//! enforce.
 
 use pagemesh_fs::{FsError, Result};
 use rustix::io::Errno;
@@ -20,8 +21,8 @@ pub(crate) fn check_xattr_name(name: &[u8]) -> Result<()> {
     }
 }
 
-/// What is said of an attribute that is not there. One of a name that was set before such
-/// names were refused can be read and removed.
+/// The error for a missing attribute: `EOPNOTSUPP` or `EINVAL` for a name that cannot be set. An
+/// attribute with such a name that exists already can be read and removed.
 pub(crate) fn missing_xattr_error(name: &[u8], error: FsError) -> FsError {
     match error {
         FsError::Posix(Errno::NODATA) => check_xattr_name(name).err().unwrap_or(error),

@@ -1,5 +1,5 @@
-//! A file system that does nothing: it takes every write and forgets it. What a
-//! write to it takes is what the kernel and a transport take of any.
+//! A file system that accepts and drops every write. A write to it costs only the time of the
+//! kernel and the transport.
 
 use crate::abi;
 use crate::caching::open_reply;
@@ -17,13 +17,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 const ROOT: u64 = 1;
 
-/// The mount of a file system that does nothing.
+/// The mount of a null file system.
 pub struct NullMount(FuseSession);
 
-/// Mounts it as [`crate::mount`] does, with the same options.
+/// Mounts a null file system as [`crate::mount`] does, with the same options.
 ///
-/// # Errors
-/// When the kernel refuses.
+/// # Errors If the kernel refuses.
 pub fn mount_null(dir: &Path, options: &MountOptions) -> Result<NullMount, MountError> {
     let files: Arc<dyn RequestHandler> = Arc::new(NullFs {
         state: Mutex::default(),
@@ -42,7 +41,7 @@ impl NullMount {
         }
     }
 
-    /// How requests come: never [`Transport::Auto`].
+    /// The transport of requests: never [`Transport::Auto`].
     #[must_use]
     pub fn transport(&self) -> Transport {
         self.0.transport
@@ -50,8 +49,7 @@ impl NullMount {
 
     /// Waits until it is unmounted.
     ///
-    /// # Errors
-    /// When the device fails.
+    /// # Errors If the device fails.
     pub fn serve(self) -> io::Result<()> {
         self.0.serve(|| {})
     }
@@ -118,7 +116,7 @@ impl NullFs {
                 let made = self.make(node, name, InodeKind::Directory);
                 FuseReply::new(&reply::entry(&made))
             }
-            // Its number stays taken: another file is never mistaken for it.
+            // Its number stays in use, so that no other file gets it.
             Request::Unlink(name) => match self.lock_state().names.remove(&(node, name.to_owned()))
             {
                 Some(_) => FuseReply::DONE,

@@ -1,4 +1,4 @@
-//! Files that the kernel has open, by the number that it gives back with each request.
+//! Files that the kernel has open, by the number that it sends with each request.
 
 use crate::abi;
 use pagemesh_fs::LostWriteCursor;
@@ -6,16 +6,16 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// In the number of a file that was opened with O_DSYNC or O_SYNC.
+/// Bit in the number of a file that was opened with O_DSYNC or O_SYNC.
 const SYNCED: u64 = 1;
 
 /// An open file.
 pub(crate) struct OpenFile {
-    /// The losses that it was told of.
+    /// The lost writes that were reported to it.
     pub(crate) lost_writes: LostWriteCursor,
-    /// Writes for each of which the kernel sends a sync.
+    /// Writes after each of which the kernel sends a sync.
     expected_syncs: AtomicU32,
-    /// It is read and written through the kernel's page cache.
+    /// The kernel reads and writes it through its page cache.
     pub(crate) is_cached: bool,
 }
 
@@ -24,7 +24,7 @@ impl OpenFile {
         self.expected_syncs.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether a sync may be the one that the kernel sends behind a write to a file opened with
+    /// Whether a sync may be the one that the kernel sends after a write to a file opened with
     /// O_DSYNC or O_SYNC. A sync by another thread can be taken for it, and the other way round.
     pub(crate) fn take_expected_sync(&self) -> bool {
         let less = |syncs: u32| syncs.checked_sub(1);
@@ -33,7 +33,7 @@ impl OpenFile {
     }
 }
 
-/// As many as the kernel has open. 0 is none of them.
+/// The open files. 0 is not a number of one.
 #[derive(Default)]
 pub(crate) struct OpenFiles(Mutex<OpenTable>);
 
@@ -75,9 +75,9 @@ impl OpenFiles {
         file & SYNCED != 0
     }
 
-    /// Notes a write behind which the kernel sends a sync: one to a cached file that was opened with
-    /// O_DSYNC or O_SYNC. (It sends none behind an asynchronous one with `O_DIRECT`: a later sync is
-    /// taken for it.)
+    /// Records a write after which the kernel sends a sync: one to a cached file that was opened
+    /// with O_DSYNC or O_SYNC. (The kernel sends none after an asynchronous write with `O_DIRECT`:
+    /// a later sync is taken for it.)
     pub(crate) fn expect_sync(&self, file: u64, write_flags: u32) {
         if write_flags & abi::WRITE_CACHE == 0
             && OpenFiles::is_synced(file)

@@ -1,4 +1,4 @@
-//! What the kernel is told.
+//! Answers to the kernel.
 
 use crate::abi;
 use crate::attr::{attr_timeout_s, attributes};
@@ -6,7 +6,7 @@ use pagemesh_fs::Attr;
 use rustix::io::Errno;
 use zerocopy::{Immutable, IntoBytes};
 
-/// An entry and how it was opened: the longest structures of an answer.
+/// An entry and its open reply: the longest structures of an answer.
 const FIXED_MAX: usize = size_of::<abi::EntryOut>() + size_of::<abi::OpenOut>();
 /// Entries of a listing begin at multiples of this.
 const ALIGN: usize = 8;
@@ -20,7 +20,7 @@ pub(crate) enum FuseReply {
 }
 
 impl FuseReply {
-    /// It was done, and there is nothing to tell.
+    /// Success, without data.
     pub(crate) const DONE: FuseReply = FuseReply::Fixed([0; FIXED_MAX], 0);
 
     pub(crate) fn new(value: &(impl IntoBytes + Immutable)) -> FuseReply {
@@ -74,9 +74,9 @@ pub(crate) fn attr(attr: &Attr) -> abi::AttrOut {
     }
 }
 
-/// The same for an answer to SETATTR about a file of direct clients. The kernel must not keep it:
-/// a client may have begun to make the file longer since, and the kernel does not compare such an
-/// answer with what it was told meanwhile.
+/// An answer to SETATTR about a file of direct clients. The kernel must not cache it: a client may
+/// have begun to extend the file since, and the kernel does not compare such an answer with
+/// notifications in between.
 pub(crate) fn uncached_attr(attr: &Attr) -> abi::AttrOut {
     abi::AttrOut {
         attr_s: 0,
@@ -108,8 +108,7 @@ impl Listing {
         }
     }
 
-    /// Adds an entry, behind its attributes if they are told, too. False: it does not
-    /// fit any more.
+    /// Adds an entry, after its attributes if they are included. False: it does not fit any more.
     pub(crate) fn add(
         &mut self,
         told: Option<&abi::EntryOut>,

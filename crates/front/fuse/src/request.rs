@@ -1,4 +1,4 @@
-//! What the kernel asks, of whichever transport. Nothing here trusts a length.
+//! Requests of the kernel, from any transport. The decoder trusts no length.
 
 use crate::abi::{self, OP_BYTES_MAX, op, set};
 use crate::request_handler::DATA_BYTES_MAX;
@@ -7,14 +7,14 @@ use pagemesh_fs::Time;
 use rustix::io::Errno;
 use zerocopy::FromBytes;
 
-/// What is written and shorter is copied out of the buffer that it came in: the volume
-/// may keep it, as for a copy that follows, and would keep all of the buffer. So what is
-/// kept takes at most twice its length.
+/// A shorter write is copied out of its receive buffer: the volume may keep it, as for an
+/// asynchronous replica, and would keep the whole buffer. So kept data takes at most twice its
+/// length.
 const COPIED_BYTES_MAX: usize = DATA_BYTES_MAX as usize / 2;
-/// A second has so many nanoseconds beside it, at most.
+/// Most nanoseconds besides the seconds.
 const NSEC_MAX: u32 = 999_999_999;
 
-/// A request as it came: header, header of the operation, and what follows.
+/// A raw request: header, header of the operation, and the rest.
 pub(crate) struct RawRequest {
     pub(crate) header: abi::InHeader,
     op: [u8; OP_BYTES_MAX],
@@ -22,7 +22,7 @@ pub(crate) struct RawRequest {
     payload: Bytes,
 }
 
-/// When a file was read or changed, as a program wishes.
+/// An access or modification time that a program sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TimeUpdate {
     Now,
@@ -38,7 +38,7 @@ pub(crate) struct SetAttr {
     pub(crate) size: Option<u64>,
     pub(crate) atime: Option<TimeUpdate>,
     pub(crate) mtime: Option<TimeUpdate>,
-    /// Who changes the size may not keep set-id bits.
+    /// The change of size clears set-id bits.
     pub(crate) clears_setid: bool,
 }
 
@@ -49,15 +49,15 @@ pub(crate) struct ReadRange {
     pub(crate) size: u32,
 }
 
-/// A request. The node that it is about is in the header.
+/// A request. The header names its node.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Request<'r> {
     Lookup(&'r [u8]),
-    /// Has no answer, as the next.
+    /// Has no answer, as `ForgetAll`.
     Forget(u64),
     ForgetAll(Vec<abi::ForgetOne>),
     GetAttr,
-    /// The same, and when the inode was made.
+    /// Attributes with the creation time.
     Statx,
     SetAttr(SetAttr),
     ReadLink,
@@ -110,7 +110,7 @@ pub(crate) enum Request<'r> {
         file: u64,
         offset: u64,
         data: Bytes,
-        /// As the file was opened.
+        /// The flags of the open file.
         flags: u32,
         /// [`abi::WRITE_CACHE`] and others.
         how: u32,
@@ -168,7 +168,7 @@ fn header<T: FromBytes>(op: &[u8]) -> Result<T, Errno> {
         .map_err(|_| Errno::IO)
 }
 
-/// A name that ends with a zero byte, and what follows it.
+/// A name that ends with a zero byte, and the bytes after it.
 fn name(bytes: &[u8]) -> Result<(&[u8], &[u8]), Errno> {
     let end = bytes.iter().position(|&byte| byte == 0).ok_or(Errno::IO)?;
     Ok((&bytes[..end], &bytes[end + 1..]))
@@ -217,7 +217,7 @@ impl From<abi::ReadIn> for ReadRange {
 }
 
 impl RawRequest {
-    /// A request that lies in one piece. None: it is not even a header.
+    /// A contiguous request. None: it is shorter than a header.
     pub(crate) fn from_message(message: &Bytes) -> Option<RawRequest> {
         let (header, rest) = abi::InHeader::read_from_prefix(message).ok()?;
         let op_len = abi::op_bytes(header.opcode).unwrap_or(0).min(rest.len());
@@ -226,7 +226,7 @@ impl RawRequest {
         Some(RawRequest::from_parts(header, &rest[..op_len], payload))
     }
 
-    /// A request whose parts have places of their own.
+    /// A request with separate parts.
     pub(crate) fn from_parts(header: abi::InHeader, op: &[u8], payload: Bytes) -> RawRequest {
         let op_len = op.len().min(OP_BYTES_MAX);
         let mut own = [0; OP_BYTES_MAX];
@@ -239,11 +239,10 @@ impl RawRequest {
         }
     }
 
-    /// What it asks.
+    /// Decodes the request.
     ///
-    /// # Errors
-    /// `ENOSYS` for what is not served, `EIO` for what makes no sense, `EINVAL` for a
-    /// time that there is not.
+    /// # Errors `ENOSYS` for an operation that is not served, `EIO` for a malformed request,
+    /// `EINVAL` for an invalid time.
     pub(crate) fn decode(&self) -> Result<Request<'_>, Errno> {
         let op = &self.op[..self.op_len];
         let payload = &self.payload[..];
@@ -419,13 +418,13 @@ mod tests {
         [header.as_bytes(), op, payload].concat()
     }
 
-    /// On both ways the same.
+    /// The same result from both layouts.
     #[track_caller]
     fn check(opcode: u32, op: &[u8], payload: &[u8], expected: &Result<Request<'_>, Errno>) {
         let whole = Bytes::from(message(opcode, op, payload));
         let incoming = RawRequest::from_message(&whole).expect("a header");
         assert_eq!(&incoming.decode(), expected);
-        // The ring's place for it is always as long.
+        // The ring's operation header has a fixed length.
         let mut place = [0; OP_BYTES_MAX];
         place[..op.len()].copy_from_slice(op);
         let payload = Bytes::copy_from_slice(payload);

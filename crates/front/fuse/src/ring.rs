@@ -1,10 +1,10 @@
 //! Requests and answers through a ring: `Documentation/filesystems/fuse/
 //! fuse-io-uring.rst`.
 //!
-//! An entry belongs to one of the kernel's queues. It is the kernel's while a command is
-//! on its way, and this side's between its completion and the next command, which hands
-//! over the answer and asks for the next request. Commands for an entry may go by the
-//! rings of different threads; its next request comes by that of the last one.
+//! An entry belongs to one of the kernel's queues. The kernel owns it while a command is in flight;
+//! the server owns it between the completion and the next command, which hands over the answer and
+//! fetches the next request. Commands for an entry may go through the rings of different threads;
+//! the next request comes through the ring of the last one.
 
 use crate::abi;
 use crate::device;
@@ -19,24 +19,23 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// Where the administrator switches it on.
+/// The file by which the administrator enables it.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
-/// The kernel's queues: one for each of these.
+/// The kernel has one queue for each of these processors.
 const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
-/// More queues than these would cost more memory and threads than they are worth.
+/// More queues would cost more memory and threads than they are worth.
 pub(crate) const QUEUES_MAX: usize = 256;
 
-/// Entries of each queue once requests wait for the volume, so that programs on one
-/// processor do not wait for each other.
+/// Entries of each queue once requests wait for the volume, so that programs on one processor do
+/// not wait for each other.
 const ENTRIES_WANTED: usize = 8;
-/// Queues, and processors, of which one thread collects what waits; programs need the
-/// processors, too.
+/// Queues, and processors, that share one lead thread; programs need the processors, too.
 pub(crate) const QUEUES_PER_POOL: usize = 2;
-/// For how many of all queues that holds: each may need a channel of the volume, which
-/// has 64, and two of them are the file system's.
+/// Most entries of all queues: each may need a channel of the volume, which has 64, and the file
+/// system uses two of them.
 const ENTRIES_TOTAL_MAX: usize = 48;
 
-/// Entries of each of so many queues, where so many threads are wished for.
+/// Entries of each of so many queues, for a requested number of threads.
 pub(crate) fn entries(queues: usize, threads: usize) -> EntryCounts {
     let queues = queues.max(1);
     let first = threads.div_ceil(queues).max(1);
@@ -48,16 +47,19 @@ pub(crate) fn entries(queues: usize, threads: usize) -> EntryCounts {
     }
 }
 
-/// How many queues the kernel has.
+/// The number of the kernel's queues.
 ///
-/// # Errors
-/// Why there can be no ring, in words.
+/// # Errors The reason for which there can be no ring.
 pub(crate) fn queues() -> Result<usize, String> {
     let switch = std::fs::read_to_string(SWITCH);
     match switch.as_deref().map(str::trim_end) {
         Ok("Y" | "1") => {}
-        Ok(_) => return Err(format!("it is switched off; as root: echo Y > {SWITCH}")),
-        Err(_) => return Err("this kernel does not have it (Linux 6.14 can)".into()),
+        Ok(_) => {
+            return Err(format!(
+                "it is disabled; enable it as root: echo Y > {SWITCH}"
+            ));
+        }
+        Err(_) => return Err("this kernel lacks it; use Linux 6.14 or newer".into()),
     }
     let possible = std::fs::read_to_string(POSSIBLE);
     let possible = possible.map_err(|cause| format!("cannot read {POSSIBLE}: {cause}"))?;
@@ -68,11 +70,12 @@ pub(crate) fn queues() -> Result<usize, String> {
             "{queues} processors are possible here, more than {QUEUES_MAX}"
         ));
     }
-    make_ring(1, WaitMode::InRing).map_err(|cause| format!("no io_uring can be made: {cause}"))?;
+    make_ring(1, WaitMode::InRing)
+        .map_err(|cause| format!("cannot create an io_uring: {cause}"))?;
     Ok(queues)
 }
 
-/// Numbers in a list such as `0-3,6`.
+/// The count of numbers in a list such as `0-3,6`.
 fn count_cpus(list: &str) -> Option<usize> {
     let mut all = 0usize;
     for range in list.split(',') {
@@ -83,20 +86,20 @@ fn count_cpus(list: &str) -> Option<usize> {
     Some(all)
 }
 
-/// An entry whose request is to be answered.
+/// An entry with a request to answer.
 pub(crate) struct RingRequest {
     entry: EntryMemory,
     pub(crate) header: abi::InHeader,
-    /// The kernel's name for the request.
+    /// The kernel's id of the request.
     commit_id: u64,
 }
 
-/// Keeps the calling thread on the processor whose callers it serves.
+/// Pins the calling thread to the processor of the callers that it serves.
 pub(crate) fn pin_to_cpu(processor: u16) {
     let mut only = CpuSet::new();
     only.set(processor.into());
     if let Err(cause) = sched_setaffinity(None, &only) {
-        tracing::debug!(processor, %cause, "a thread of the ring is not kept on its processor");
+        tracing::debug!(processor, %cause, "cannot pin a thread of the ring to its processor");
     }
 }
 
@@ -132,7 +135,7 @@ impl RingQueues {
         commands.submit_entry(device, code, &command, taken.entry, false)
     }
 
-    /// What came in an entry whose command has ended so; None: the mount is no more.
+    /// The request of an entry after its command ended with this code; None: the mount is gone.
     pub(crate) fn take(
         &self,
         entry: EntryMemory,
@@ -140,7 +143,7 @@ impl RingQueues {
     ) -> io::Result<Option<(RingRequest, RawRequest)>> {
         match code {
             0.. => {}
-            // Whatever a command in the middle of the end is told.
+            // The kernel may end a command with any error while the mount ends.
             code if is_unmounted(code) || !device::is_alive(&self.0) => return Ok(None),
             code => return Err(io::Error::from_raw_os_error(-code)),
         }
@@ -153,7 +156,7 @@ impl RingQueues {
             header,
             commit_id: about.commit,
         };
-        // Unless it is answered otherwise.
+        // The default answer is an error.
         taken.put_header(-Errno::IO.raw_os_error(), 0);
         Ok(Some((taken, RawRequest::from_parts(header, &op, payload))))
     }
@@ -164,8 +167,8 @@ impl RingRequest {
         self.entry.queue
     }
 
-    /// Puts an answer, which the kernel gets with the entry. What holds the payload of the
-    /// request should be gone.
+    /// Puts an answer, which the kernel gets with the entry. The caller should have dropped the
+    /// payload of the request.
     pub(crate) fn answer(&mut self, answer: &FuseReply) -> io::Result<()> {
         let bytes = answer.bytes();
         self.entry.put_payload(bytes)?;
@@ -201,7 +204,7 @@ mod tests {
             thread.join().expect("it ends")
         };
         assert_eq!(stays_on(0), 1);
-        // It serves from wherever it may be.
+        // It serves from any processor.
         let anywhere = sched_getaffinity(None).expect("the system tells").count();
         assert_eq!(stays_on(1023), anywhere);
     }

@@ -1,7 +1,7 @@
-//! Each operation of the kernel as calls of the file system.
+//! Maps each operation of the kernel to calls of the file system.
 //!
-//! Of an open file little is remembered ([`crate::opened`]): what matters of it for a write
-//! (append, sync) comes with every write.
+//! The server remembers little of an open file ([`crate::open_files`]): every write carries the
+//! flags that it needs (append, sync).
 
 use crate::abi;
 use crate::attr::{dirent_type, resolve_time};
@@ -27,9 +27,9 @@ use rustix::io::Errno;
 use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock};
 
-/// Bytes of one copy; whoever copies more asks again.
+/// Bytes of one copy; callers with more ask again.
 const COPIED_BYTES_MAX: u64 = 64 << 20;
-/// Entries looked up for one answer, at most: more do not fit.
+/// Most entries that are looked up for one answer: more do not fit.
 const LISTED_MAX: usize = 1024;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
@@ -70,7 +70,7 @@ fn written(bytes: usize) -> FuseReply {
     })
 }
 
-/// The value of an attribute, or how long it is.
+/// The value of an attribute, or its length.
 fn xattr(value: Vec<u8>, size: u32) -> Result<FuseReply> {
     match size {
         0 => Ok(FuseReply::new(&abi::GetXattrOut {
@@ -82,7 +82,7 @@ fn xattr(value: Vec<u8>, size: u32) -> Result<FuseReply> {
     }
 }
 
-/// Whether the old name gets a whiteout, too.
+/// Returns the mode, and whether the old name gets a whiteout, too.
 fn rename_mode(flags: u32) -> Option<(RenameMode, bool)> {
     let flags = RenameFlags::from_bits(flags)?;
     let leaves_whiteout = flags.contains(RenameFlags::WHITEOUT);
@@ -107,13 +107,13 @@ fn allocate_mode(mode: u32) -> Option<AllocateMode> {
     }
 }
 
-/// One request: who asks, and about which inode.
+/// One request: the caller, and the inode.
 pub(crate) struct RequestContext<'a> {
     pub(crate) handler: &'a FsHandler,
     pub(crate) fs: &'a Fs,
     pub(crate) ino: Ino,
     caller: Credentials,
-    /// By its number in the process namespace of the mounting process.
+    /// The caller's thread, by its number in the process namespace of the mounting process.
     pub(crate) thread: u32,
 }
 
@@ -150,7 +150,7 @@ impl FsHandler {
 /// Writes that one thread has begun.
 struct QueuedWrites<'s> {
     served: &'s FsHandler,
-    /// While there are some.
+    /// Present while there are such writes.
     queue: Option<WriteQueue<'s>>,
 }
 
@@ -175,7 +175,7 @@ impl AsyncWriter for QueuedWrites<'_> {
         if how & (abi::WRITE_KILL_SUIDGID | abi::WRITE_CACHE) != 0 {
             return BeginResult::NotStarted;
         }
-        // The kernel drops its pages behind such a write, and nothing may wait for that here.
+        // The kernel drops its pages after such a write, and this thread must not wait for that.
         let is_past_cache = how & abi::WRITE_LOCK_OWNER != 0;
         if is_past_cache && self.served.fs.has_cached_open(Ino(header.node)) {
             return BeginResult::NotStarted;
@@ -183,7 +183,7 @@ impl AsyncWriter for QueuedWrites<'_> {
         if !is_past_cache {
             self.served.fs.record_kernel_pages(Ino(header.node));
         }
-        // Who answers it alone may wait for a port, or open one.
+        // A thread that serves the write synchronously may wait for a channel, or open one.
         let Some(pipe) = self
             .queue
             .take()
@@ -196,7 +196,7 @@ impl AsyncWriter for QueuedWrites<'_> {
         let fs = &self.served.fs;
         let begun = match fs.begin_write(pipe, header.unique, ino, at, data, is_durable) {
             Ok(true) => {
-                // The kernel syncs behind the answer.
+                // The kernel sends a sync after the answer.
                 self.served.open_files.expect_sync(*file, *how);
                 BeginResult::Pending
             }
@@ -233,7 +233,7 @@ impl AsyncWriter for QueuedWrites<'_> {
 }
 
 impl QueuedWrites<'_> {
-    /// Ends the sync behind a durable write, if it has nothing to do.
+    /// Answers the sync after a durable write at once, if it has nothing to do.
     fn skip_redundant_sync(&self, ino: Ino, file: u64) -> BeginResult {
         let opened = self.served.open_files.get(file);
         let is_done = |opened: &OpenFile| {
@@ -245,7 +245,7 @@ impl QueuedWrites<'_> {
         }
     }
 
-    /// A port that nobody has takes part in what the volume does meanwhile.
+    /// Releases an idle channel, so that it takes part in the volume's other work meanwhile.
     fn release_idle_queue(&mut self) {
         if self.len() == 0 {
             self.queue = None;
@@ -253,7 +253,7 @@ impl QueuedWrites<'_> {
     }
 }
 
-/// Where a write goes; none: to the end.
+/// The offset of a write; none: to the end.
 fn write_offset(offset: u64, flags: u32) -> Option<u64> {
     (!has_flag(flags, OFlags::APPEND)).then_some(offset)
 }
@@ -303,7 +303,7 @@ impl RequestContext<'_> {
                 Ok(FuseReply::Data(bytes))
             }
             Request::Lookup(name) => Ok(entry(&match name {
-                // Asked of files, too, by who exports the mount.
+                // A server that exports the mount asks this of files, too.
                 b"." => self.fs.lookup_ino(self.ino),
                 name => self.fs.lookup(self.ino, name),
             }?)),
@@ -361,7 +361,7 @@ impl RequestContext<'_> {
         }
     }
 
-    /// What names, links, and makes.
+    /// Operations that look up, link and create names.
     fn dispatch_name_op(&self, request: Request<'_>) -> Result<FuseReply> {
         match request {
             Request::Create { name, mode, flags } => {
@@ -414,7 +414,7 @@ impl RequestContext<'_> {
         }
     }
 
-    /// Attributes, and ranges of files.
+    /// Extended attributes, and ranges of files.
     fn dispatch_range_op(&self, request: Request<'_>) -> Result<FuseReply> {
         match request {
             Request::GetXattr { name, size } => {
@@ -479,7 +479,7 @@ impl RequestContext<'_> {
                 connect(self.thread, argument)?;
                 Ok(FuseReply::new(&abi::IoctlOut::default()))
             }
-            // `ENOTTY` for who asked.
+            // The caller gets `ENOTTY`.
             Request::Ioctl { .. } => refuse(Errno::NOSYS),
             Request::Seek { offset, whence } => {
                 let what = match whence {
@@ -527,7 +527,7 @@ impl RequestContext<'_> {
         }
     }
 
-    /// What changes a file opened with O_DSYNC or O_SYNC is durable when it returns.
+    /// A change of a file that was opened with O_DSYNC or O_SYNC is durable when it returns.
     fn sync_if_opened_sync(&self, ino: Ino, file: u64) -> Result<()> {
         match OpenFiles::is_synced(file) {
             true => self.sync(ino, file),
@@ -540,8 +540,8 @@ impl RequestContext<'_> {
         self.fs.create(self.ino, name, make, mode, self.caller)
     }
 
-    /// Takes set-id bits from a file that somebody without the privilege for them changes.
-    /// The kernel does not say who has it, but for writes and sizes.
+    /// Clears the set-id bits of a file that a caller without the privilege for them changes. The
+    /// kernel reports the privilege only for writes and sizes, so here root counts as privileged.
     fn clear_setid(&self, ino: Ino) -> Result<()> {
         match self.caller.uid {
             0 => Ok(()),
@@ -624,7 +624,7 @@ impl RequestContext<'_> {
                 true => self.fs.attr(listed.ino),
                 false => self.fs.lookup_ino(listed.ino),
             };
-            // It went meanwhile.
+            // It was removed meanwhile.
             let Ok(attr) = attr else { continue };
             let entry = (listed.ino.0, listed.cookie, dirent_type(attr.kind));
             if !listing.add(Some(&reply::entry(&attr)), entry, &listed.name) {

@@ -24,13 +24,13 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Requests in the background, such as asynchronous I/O.
 const BACKGROUND_MAX: u16 = 64;
-/// From so many on the kernel tells callers to slow down.
+/// Above this number the kernel throttles callers.
 const CONGESTION: u16 = BACKGROUND_MAX / 4 * 3;
 const PAGES_MAX: u16 = (DATA_BYTES_MAX / 4096) as u16;
-/// The kernel asks a second time if it speaks another major version.
+/// The kernel sends INIT again if it speaks another major version.
 const INITS_MAX: usize = 2;
 
-/// What is settled with the kernel, where it can.
+/// Features to negotiate with the kernel, where it has them.
 const FEATURES: [(u64, &str); 10] = [
     (init::ASYNC_READ, "asynchronous reads"),
     (init::BIG_WRITES, "writes of more than a page"),
@@ -43,18 +43,21 @@ const FEATURES: [(u64, &str); 10] = [
         "listings with attributes when they help",
     ),
     (init::ASYNC_DIO, "asynchronous direct I/O"),
-    (init::CACHE_SYMLINKS, "keeping of symbolic links"),
-    (init::HANDLE_KILLPRIV_V2, "taking away of set-id bits here"),
+    (init::CACHE_SYMLINKS, "caching of symbolic links"),
+    (
+        init::HANDLE_KILLPRIV_V2,
+        "clearing of set-id bits by the mount",
+    ),
 ];
 
-/// The same where no file is opened to be cached.
+/// Further features of a mount that opens no file for caching.
 const FEATURES_WITHOUT_CACHE: [(u64, &str); 2] = [
-    (init::AUTO_INVAL_DATA, "forgetting of what changed"),
+    (init::AUTO_INVAL_DATA, "dropping of pages that changed"),
     (init::DIRECT_IO_ALLOW_MMAP, "shared mappings"),
 ];
 
-/// The same for files that are read and written through the page cache. Direct clients change none
-/// of them, so no change of a time makes the kernel drop pages.
+/// Further features of a mount with files that go through the page cache. Direct clients change
+/// none of them, so the kernel keeps pages when a time changes.
 const FEATURES_WITH_CACHE: [(u64, &str); 2] = [
     (
         init::EXPLICIT_INVAL_DATA,
@@ -66,7 +69,7 @@ const FEATURES_WITH_CACHE: [(u64, &str); 2] = [
     ),
 ];
 
-/// A mount that is served.
+/// A served mount.
 pub(crate) struct FuseSession {
     pub(crate) device: Arc<Device>,
     pub(crate) transport: Transport,
@@ -77,9 +80,9 @@ pub(crate) struct FuseSession {
     extra_threads: Option<ExtraThreadsGuard>,
 }
 
-/// Why there is no session.
+/// Why a session could not start.
 enum SessionError {
-    /// The kernel offered a ring and then did not take it.
+    /// The kernel offered the ring and then refused it.
     Ring(io::Error),
     Other(io::Error),
 }
@@ -125,7 +128,7 @@ impl FuseSession {
         }
     }
 
-    /// With a ring if so many queues are said and the kernel offers it.
+    /// Mounts, with a ring if `queues` is given and the kernel offers the ring.
     fn mount(
         dir: &Path,
         options: &MountOptions,
@@ -152,7 +155,7 @@ impl FuseSession {
             thread_exits: ended,
             extra_threads: None,
         };
-        // From here on a drop unmounts.
+        // From here on dropping the session unmounts.
         let is_offered = handshake(&session.device.file, queues.is_some(), options.caching)?;
         let threads = options.threads.clamp(1, THREADS_MAX);
         let each = queues.map_or(threads, |queues| ring::entries(queues, threads).initial);
@@ -181,7 +184,7 @@ impl FuseSession {
         Ok(session)
     }
 
-    /// Starts the thread that starts more threads where all others are stuck.
+    /// Starts the thread that starts more threads when all others are stuck.
     fn start_extra_threads(
         &mut self,
         files: &Arc<dyn RequestHandler>,
@@ -197,7 +200,7 @@ impl FuseSession {
             let thread = std::thread::Builder::new().name("fuse-more".into());
             let ended = |served: io::Result<()>| {
                 if let Err(cause) = served {
-                    tracing::warn!(%cause, "a further thread of the mount ended");
+                    tracing::warn!(%cause, "an additional thread of the mount failed");
                 }
             };
             match crews.get(line / ring::QUEUES_PER_POOL) {
@@ -233,7 +236,7 @@ impl FuseSession {
         let files = Arc::clone(files);
         let turns = Arc::clone(&self.batching_limiter);
         let noter = self.cpu_awake_thread.request_counter();
-        // Where there is a ring, what is left for the device is served one by one.
+        // If there is a ring, the requests left for the device are served one by one.
         let is_alone = self.transport == Transport::Classic;
         self.spawn("fuse", ending, move || {
             let mut line = Classic::new(device, noter);
@@ -269,7 +272,7 @@ impl FuseSession {
                 let (crew, files, told) = (Arc::clone(&crew), Arc::clone(files), told.clone());
                 self.spawn("fuse-ring", ending, move || {
                     worker_pool::serve(&crew, &*files, role, |failed| {
-                        // Whoever starts it waits for this.
+                        // The starting thread waits for this.
                         let _ = told.send(failed);
                         drop(told);
                     })
@@ -283,7 +286,7 @@ impl FuseSession {
         }
     }
 
-    /// Starts a thread that serves.
+    /// Starts a serving thread.
     fn spawn(
         &mut self,
         name: &str,
@@ -302,8 +305,8 @@ impl FuseSession {
         Ok(())
     }
 
-    /// Waits until the mount is no more, or something cannot be served any more; then
-    /// everybody is cut off. Says when the first of those who serve ends.
+    /// Waits until the mount is gone, or a thread fails; then it ends the connection for all users.
+    /// Calls `is_ending` when a serving thread ends.
     pub(crate) fn serve(mut self, is_ending: impl Fn()) -> io::Result<()> {
         for _ in 0..self.threads.len() {
             let Ok(number) = self.thread_exits.recv() else {
@@ -327,14 +330,14 @@ impl FuseSession {
     }
 }
 
-/// The thread that starts others. Dropped, those have ended, as the mount has.
+/// The thread that starts others. Dropping it waits for its end; the mount has ended by then.
 struct ExtraThreadsGuard(Arc<ExtraThreads>, Option<JoinHandle<()>>);
 
 impl Drop for ExtraThreadsGuard {
     fn drop(&mut self) {
         self.0.stop();
         if let Some(thread) = self.1.take() {
-            // A panic was told already.
+            // The panic was reported already.
             let _ = thread.join();
         }
     }
@@ -342,8 +345,8 @@ impl Drop for ExtraThreadsGuard {
 
 impl Drop for FuseSession {
     fn drop(&mut self) {
-        // It was not served, or that failed, or it is gone already.
-        // One that is in use is cut off, here or in another mount namespace.
+        // The mount was not served, or serving failed, or it is gone already. A mount that is in
+        // use is aborted, here or in another mount namespace.
         let _ = self.device.unmount();
         if let Err(cause) = self.device.abort() {
             tracing::warn!(%cause, "cannot unmount");
@@ -351,12 +354,12 @@ impl Drop for FuseSession {
     }
 }
 
-/// Says that a thread has ended, however it did.
+/// Reports that a thread has ended, in any way.
 struct ExitNotifier(Sender<usize>, usize);
 
 impl Drop for ExitNotifier {
     fn drop(&mut self) {
-        // Nobody waits for it if the mount is not served.
+        // No receiver is left if the mount is not served.
         let _ = self.0.send(self.1);
     }
 }
@@ -371,20 +374,20 @@ fn check_ring_optional(options: &MountOptions, why: String) -> Result<(), MountE
     }
 }
 
-/// Answers the first request. Whether the ring was wanted and is offered.
+/// Answers the first request. Returns whether the ring was wanted and is offered.
 fn handshake(device: &OwnedFd, wants_ring: bool, caching: Caching) -> io::Result<bool> {
-    // It must hold the longest request that could be.
+    // The kernel requires room for the longest possible request.
     let mut buffer = vec![0; DATA_BYTES_MAX as usize];
     for _ in 0..INITS_MAX {
         let len = classic::read(device, &mut buffer)?;
         let gone = || io::Error::other("the mount is gone already");
         let message = &buffer[..len.ok_or_else(gone)?];
-        let strange = || io::Error::other("the kernel begins with what is no greeting");
+        let strange = || io::Error::other("the kernel's first request is not INIT");
         let (header, rest) = abi::InHeader::read_from_prefix(message).map_err(|_| strange())?;
         if header.opcode != abi::op::INIT || rest.len() < 8 {
             return Err(strange());
         }
-        // The end may be missing in older versions.
+        // Older versions send a shorter structure.
         let mut told = abi::InitIn::default();
         let len = rest.len().min(size_of::<abi::InitIn>());
         told.as_mut_bytes()[..len].copy_from_slice(&rest[..len]);
@@ -416,7 +419,7 @@ fn handshake(device: &OwnedFd, wants_ring: bool, caching: Caching) -> io::Result
     ))
 }
 
-/// What both sides can.
+/// The features that both sides have.
 fn negotiate(told: &abi::InitIn, wants_ring: bool, caching: Caching) -> (abi::InitOut, bool) {
     let mut offered = u64::from(told.flags);
     if offered & init::EXT != 0 {
@@ -429,7 +432,7 @@ fn negotiate(told: &abi::InitIn, wants_ring: bool, caching: Caching) -> (abi::In
     };
     for &(flag, what) in FEATURES.iter().chain(by_caching) {
         match offered & flag {
-            0 => tracing::info!(what, "the kernel does without"),
+            0 => tracing::info!(what, "the kernel does not offer a feature"),
             flag => flags |= flag,
         }
     }
@@ -461,7 +464,7 @@ mod tests {
     fn only_offered_features_are_negotiated() {
         let told = abi::InitIn {
             flags: init::ASYNC_READ as u32,
-            // Without the flag that says so it means nothing.
+            // Without `EXT` the upper half has no meaning.
             flags2: u32::MAX,
             ..abi::InitIn::default()
         };

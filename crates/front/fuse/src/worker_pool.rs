@@ -1,18 +1,19 @@
-//! The threads that serve some of the kernel's queues, and who of them serves what.
+//! The threads that serve some of the kernel's queues, and how they share the requests.
 //!
-//! There are *followers*, as many as entries, and one *lead*. A follower has one entry or
-//! none. With one, it serves the requests that come in it, one after the other; with none,
-//! it waits for one to be passed to it.
+//! There are *followers*, as many as entries, and one *lead*. A follower has one entry or none.
+//! With an entry, it serves the requests that come in it, one after the other. Without one, it
+//! waits until another thread passes it an entry.
 //!
-//! Followers that wait for the volume at the same time share neither messages nor
-//! wake-ups. So an entry whose requests had to wait again and again goes to the lead, with
-//! the last answer, if others wait at that time. The lead serves what can be begun ([`AsyncWriter`]) beside its other
-//! requests, and never blocks: what may block it passes to a follower, with the entry,
-//! whose next request then comes to that follower. When nothing waits any more, as over
-//! `map`, it passes everything, until it has no entries.
+//! Followers that wait for the volume at the same time share neither messages nor wake-ups. So an
+//! entry with requests that had to wait again and again goes to the lead, with the last answer, if
+//! other requests wait at that time. The lead serves the requests that can be begun asynchronously
+//! ([`AsyncWriter`]) concurrently with its other requests, and never blocks. It passes a request
+//! that may block to a follower, with the entry; the next request of that entry then comes to that
+//! follower. When no request waits any more, as over `map`, the lead passes all requests on, until
+//! it has no entries.
 //!
-//! With the first entry that it gets, the lead gives the kernel more of them, so that many
-//! requests can be begun at once. Where nothing waits there are few: then the kernel
+//! With the first entry that it gets, the lead registers more entries with the kernel, so that many
+//! requests can be begun at once. Without waiting requests there are few entries: then the kernel
 //! queues, and each wake-up serves several callers.
 
 use crate::batching::{AsyncWriter, BeginResult, IMMEDIATE_MAX};
@@ -28,8 +29,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Requests in a row that had to wait, after which an entry goes to the lead. Over `map`
-/// one has to now and then.
+/// Consecutive requests that had to wait, after which an entry goes to the lead. Over `map` a
+/// request has to wait now and then.
 const WAITS_BEFORE_HANDOVER: u32 = 8;
 
 /// The threads of some queues.
@@ -47,19 +48,19 @@ pub(crate) struct WorkerPool {
 /// Entries of each queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EntryCounts {
-    /// From the beginning.
+    /// Registered at the start.
     pub(crate) initial: usize,
-    /// Once requests wait for the volume.
+    /// Registered once requests wait for the volume.
     pub(crate) additional: usize,
 }
 
-/// What a thread of a crew does.
+/// The role of a thread of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Lead,
-    /// Begins with an entry of this queue.
+    /// Starts with an entry of this queue.
     Follower(u16),
-    /// Begins without.
+    /// Starts without an entry.
     Spare,
 }
 
@@ -67,7 +68,7 @@ pub(crate) enum Role {
 struct WorkerPoolState {
     /// For followers without an entry; as many as there are entries, at most.
     passed: VecDeque<(RingRequest, RawRequest)>,
-    /// Answered, for the lead to give to the kernel.
+    /// Answered entries, for the lead to give to the kernel.
     answered: Vec<RingRequest>,
     /// The lead's ring.
     lead_ring: Option<Arc<OwnedFd>>,
@@ -92,7 +93,7 @@ impl WorkerPool {
         }
     }
 
-    /// The threads that it needs.
+    /// The roles of the threads that the pool needs.
     pub(crate) fn roles(&self) -> Vec<Role> {
         let each = |queue| {
             let first = std::iter::repeat_n(Role::Follower(queue), self.entries.initial);
@@ -111,7 +112,7 @@ impl WorkerPool {
         self.work_passed.notify_one();
     }
 
-    /// Waits for what is passed; none: the mount is no more.
+    /// Waits for a passed request; none: the mount is gone.
     fn wait_for_passed(&self) -> Option<(RingRequest, RawRequest)> {
         let mut shared = self.lock_shared();
         loop {
@@ -126,7 +127,7 @@ impl WorkerPool {
         }
     }
 
-    /// Leaves an answered entry to the lead, and says whom to tell.
+    /// Returns an answered entry to the lead, and gives the ring to wake.
     fn return_to_lead(&self, taken: RingRequest) -> Result<Arc<OwnedFd>, RingRequest> {
         let mut shared = self.lock_shared();
         match shared.lead_ring.clone() {
@@ -138,7 +139,7 @@ impl WorkerPool {
         }
     }
 
-    /// What was left to the lead; none: the mount is no more.
+    /// Answered entries that were returned to the lead; none: the mount is gone.
     fn take_answered(&self) -> Option<Vec<RingRequest>> {
         let mut shared = self.lock_shared();
         let returned = std::mem::take(&mut shared.answered);
@@ -152,49 +153,51 @@ impl WorkerPool {
         shared.lead_ring.clone()
     }
 
-    /// How many requests of all threads are under way now that so many have ended.
+    /// Records requests that have ended. Returns the number of requests that all threads still have
+    /// in flight.
     fn record_completed(&self, count: usize) -> usize {
         let before = self.pending_requests.fetch_sub(count, Ordering::Relaxed);
         before.saturating_sub(count)
     }
 }
 
-/// One thread's serving.
+/// The state of one serving thread.
 struct PoolWorker<'s> {
     pool: &'s WorkerPool,
     files: &'s dyn RequestHandler,
     async_writer: Box<dyn AsyncWriter + 's>,
     commands: CommandRing,
     is_lead: bool,
-    /// Entries whose requests were begun.
+    /// Entries of requests that were begun.
     pending: Vec<RingRequest>,
-    /// What the hand has told of.
+    /// Answers that the writer reported.
     completed: Vec<(u64, FuseReply)>,
-    /// Whether what was begun last had to wait.
+    /// Whether the last requests that were begun had to wait.
     has_waited: bool,
-    /// How many times in a row that was so.
+    /// Consecutive requests that had to wait.
     waits: u32,
-    /// How many times in a row nothing had to wait.
+    /// Consecutive rounds in which no request had to wait.
     immediate_rounds: u32,
     has_all_entries: bool,
-    /// Of the processor that it stays on.
+    /// The queue of the processor that the thread is pinned to.
     queue: Option<u16>,
 }
 
 impl Drop for PoolWorker<'_> {
     fn drop(&mut self) {
-        // The mount is no more, or will be cut off.
+        // The mount is gone, or will be aborted.
         self.pool.record_completed(self.pending.len());
         let lead = self.pool.stop();
         if let (false, Some(lead)) = (self.is_lead, lead)
             && let Err(cause) = self.commands.wake(lead.as_fd())
         {
-            tracing::debug!(%cause, "the lead has gone");
+            tracing::debug!(%cause, "cannot wake the lead; it has ended");
         }
     }
 }
 
-/// Serves until the mount is no more, and says when it is ready to, or why it is not.
+/// Serves until the mount is gone. Calls `told` once it is ready, or with the reason for which it
+/// is not.
 pub(crate) fn serve(
     crew: &WorkerPool,
     files: &dyn RequestHandler,
@@ -202,7 +205,7 @@ pub(crate) fn serve(
     told: impl FnOnce(Option<io::Error>),
 ) -> io::Result<()> {
     let begun = PoolWorker::start(crew, files, role).and_then(|mut server| {
-        // A command ends at once if it is refused, or a request is there already.
+        // A command ends at once if the kernel refuses it, or if a request is pending already.
         let is_there = server.serve_events()?;
         Ok((server, is_there))
     });
@@ -231,7 +234,7 @@ impl<'s> PoolWorker<'s> {
         let is_lead = role == Role::Lead;
         let commands = match is_lead {
             true => CommandRing::new(all, WaitMode::ByPoll)?,
-            // What it has begun is all that it has.
+            // It has no entries besides the one that it has begun.
             false => CommandRing::new(1, WaitMode::InRing)?,
         };
         let mut server = PoolWorker {
@@ -253,7 +256,7 @@ impl<'s> PoolWorker<'s> {
                 let ring = server.commands.descriptor().try_clone_to_owned()?;
                 let mut shared = crew.lock_shared();
                 if shared.is_stopping {
-                    return Err(io::Error::other("the others of its crew have ended"));
+                    return Err(io::Error::other("the other threads of the pool have ended"));
                 }
                 shared.lead_ring = Some(Arc::new(ring));
             }
@@ -266,7 +269,7 @@ impl<'s> PoolWorker<'s> {
         Ok(server)
     }
 
-    /// Stays on the processor whose callers it serves.
+    /// Pins the thread to the processor of the callers that it serves.
     fn pin_to_queue(&mut self, queue: u16) {
         if self.queue != Some(queue) {
             pin_to_cpu(queue);
@@ -274,7 +277,7 @@ impl<'s> PoolWorker<'s> {
         }
     }
 
-    /// False: the mount is no more.
+    /// False: the mount is gone.
     fn serve_some(&mut self) -> io::Result<bool> {
         if !self.pending.is_empty() {
             if !self.commands.has_unsubmitted() {
@@ -305,7 +308,7 @@ impl<'s> PoolWorker<'s> {
         Ok(is_there)
     }
 
-    /// False: the mount is no more.
+    /// False: the mount is gone.
     fn serve_events(&mut self) -> io::Result<bool> {
         while let Some(came) = self.commands.next_event()? {
             match came {
@@ -325,7 +328,8 @@ impl<'s> PoolWorker<'s> {
         Ok(true)
     }
 
-    /// Gives the kernel what followers have answered, and the first time more entries.
+    /// Gives the kernel the entries that followers have answered, and the first time registers
+    /// more.
     fn recommit_answered(&mut self, returned: Vec<RingRequest>) -> io::Result<()> {
         self.immediate_rounds = 0;
         for taken in returned {
@@ -334,7 +338,7 @@ impl<'s> PoolWorker<'s> {
         if !std::mem::replace(&mut self.has_all_entries, true)
             && let Err(cause) = self.register_additional()
         {
-            tracing::warn!(%cause, "there are fewer entries of the ring than there could be");
+            tracing::warn!(%cause, "cannot register more entries of the ring; the mount goes on with fewer");
         }
         Ok(())
     }
@@ -371,7 +375,7 @@ impl<'s> PoolWorker<'s> {
             },
             Err(errno) => FuseReply::Error(errno),
         };
-        // With it goes what holds the entry's memory.
+        // Drops the references to the entry's memory.
         drop(incoming);
         self.answer(taken, &answer)
     }
@@ -381,7 +385,7 @@ impl<'s> PoolWorker<'s> {
         self.pool.device.commit(&mut self.commands, taken)
     }
 
-    /// Answers what has ended of what was begun.
+    /// Answers the requests that have ended.
     fn reap(&mut self) -> io::Result<()> {
         if self.pending.is_empty() {
             return Ok(());
@@ -393,7 +397,7 @@ impl<'s> PoolWorker<'s> {
         for (unique, answer) in ended.drain(..) {
             let has_name = |begun: &RingRequest| begun.header.unique == unique;
             let at = self.pending.iter().position(has_name);
-            let at = at.ok_or_else(|| io::Error::other("what has ended was never begun"))?;
+            let at = at.ok_or_else(|| io::Error::other("a request ended that was never begun"))?;
             let taken = self.pending.swap_remove(at);
             let others = self.pool.record_completed(1);
             self.waits = match self.has_waited {
@@ -411,18 +415,18 @@ impl<'s> PoolWorker<'s> {
         Ok(())
     }
 
-    /// Answers, and leaves the entry to the lead.
+    /// Answers, and returns the entry to the lead.
     fn answer_and_return(&mut self, mut taken: RingRequest, answer: &FuseReply) -> io::Result<()> {
         taken.answer(answer)?;
         match self.pool.return_to_lead(taken) {
             Ok(lead) => self.commands.wake(lead.as_fd()),
-            // It is about to begin.
+            // The lead is about to start.
             Err(taken) => self.pool.device.commit(&mut self.commands, taken),
         }
     }
 }
 
-/// Begins nothing.
+/// Begins no requests.
 struct NoAsyncWriter;
 
 impl AsyncWriter for NoAsyncWriter {

@@ -1,5 +1,4 @@
-//! A file system in memory, mounted through the real kernel. For root, or whoever
-//! has fusermount3.
+//! A file system in memory, mounted through the real kernel. The tests need root, or fusermount3.
 
 #![allow(clippy::unwrap_used)]
 
@@ -34,10 +33,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const LIMIT: u64 = 64 << 20;
-/// That serve each mount.
+/// Serving threads of each mount.
 const THREADS: usize = 3;
 
-/// Each of these by both transports.
+/// Each of these tests runs with both transports.
 macro_rules! by_both {
     ($($name:ident)*) => {
         mod classic {
@@ -80,7 +79,7 @@ struct TestMount {
 }
 
 impl TestMount {
-    /// None, and said so, where nobody may mount, or not so.
+    /// None, with a message, if this user cannot mount, or not with this transport.
     fn new(memory: &MemorySpace, transport: Transport) -> Option<TestMount> {
         let caching = Caching::PageCache;
         TestMount::with_space(memory.shared(), memory::wait, transport, caching)
@@ -179,7 +178,7 @@ fn inodes(mount: &TestMount) -> u64 {
     told.f_files - told.f_ffree
 }
 
-/// Waits for what another thread does.
+/// Waits for an effect of another thread.
 fn wait_until(is_so: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !is_so() {
@@ -250,7 +249,7 @@ fn renames_have_flags(transport: Transport) {
     let rename = |flags| rustix::fs::renameat_with(&cwd, "one", &cwd, "two", flags);
     assert_eq!(rename(RenameFlags::NOREPLACE), Err(Errno::EXIST));
     rename(RenameFlags::EXCHANGE).unwrap();
-    // The kernel would answer by itself.
+    // Otherwise the kernel would answer by itself.
     drop(cwd);
     drop(mount);
     let mount = TestMount::new(&memory, transport).unwrap();
@@ -360,7 +359,7 @@ fn programs_run_and_are_replaced(transport: Transport) {
     let Some(mount) = TestMount::new(&new_memory_fs(), transport) else {
         return;
     };
-    // The kernel maps what it runs: the one mapping that needs no `unsafe`.
+    // The kernel maps a program that it runs: this mapping needs no `unsafe`.
     let path = mount.path("script");
     fs::copy("/bin/true", &path).unwrap();
     let ran = std::process::Command::new(&path).status().unwrap();
@@ -393,7 +392,7 @@ fn full_file_system_reports_enospc_until_space_is_freed(transport: Transport) {
     assert_eq!(told.f_blocks * told.f_frsize, LIMIT);
     fs::remove_file(&path).unwrap();
     drop(file);
-    // The kernel tells of the last close after it has returned.
+    // The kernel reports the last close after `close` has returned.
     let free = || rustix::fs::statvfs(mount.dir.path()).unwrap().f_bavail;
     while free() < LIMIT / 4096 - 300 {
         std::thread::yield_now();
@@ -417,7 +416,7 @@ fn io_uring_is_used_where_available() {
     let mounted = mount_null(dir.path(), &options).unwrap();
     assert_eq!(mounted.transport(), Transport::IoUring);
     fs::write(dir.path().join("file"), b"forgotten").unwrap();
-    // Nobody serves it: a drop unmounts.
+    // The mount is not served: dropping it unmounts.
     drop(mounted);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
@@ -455,11 +454,11 @@ fn files_without_a_name_get_one_or_go(transport: Transport) {
     link(&kept, "named").unwrap();
     assert_eq!(link(&gone, "named"), Err(Errno::EXIST));
     assert_eq!(fs::metadata(mount.path("named")).unwrap().nlink(), 1);
-    // What has lost its last name gets no other.
+    // A file that has lost its last name gets no other.
     let open = File::create(mount.path("unlinked")).unwrap();
     fs::remove_file(mount.path("unlinked")).unwrap();
     assert_eq!(link(&open, "again"), Err(Errno::NOENT));
-    // Killed here, the one that was named is there and nothing is left of the others.
+    // After a crash here, the linked file exists and nothing is left of the others.
     let killed = memory.snapshot();
     drop((kept, gone, open));
     drop(mount);
@@ -476,7 +475,7 @@ fn long_reads_and_writes_are_whole(transport: Transport) {
     };
     let bytes: Vec<u8> = (0..5u32 << 18).flat_map(u32::to_le_bytes).collect();
     let file = File::create_new(mount.path("file")).unwrap();
-    // Twice: into holes, and over what is there.
+    // Twice: into holes, and over existing data.
     for shift in [0, 1] {
         file.write_all_at(&bytes, shift).unwrap();
     }
@@ -496,7 +495,7 @@ fn pending_calls_fail_when_the_mount_is_aborted(transport: Transport) {
     let file = File::create_new(mount.path("file")).unwrap();
     file.write_all_at(&[1; 8192], 0).unwrap();
     std::thread::scope(|scope| {
-        // More than there are threads that serve.
+        // More calls than serving threads.
         let calls: Vec<_> = memory.while_stalled(|await_one| {
             let write = || file.write_all_at(&[2; 4096], 0);
             let calls = (0..8).map(|_| scope.spawn(write)).collect();
@@ -513,16 +512,16 @@ fn pending_calls_fail_when_the_mount_is_aborted(transport: Transport) {
     });
     assert_refused(file.write_all_at(&[2; 4096], 0), Errno::NOTCONN);
     drop(file);
-    // It ends well: whoever waits for an answer is gone.
+    // It ends well: the callers that waited for answers are gone.
     drop(mount);
     let mount = TestMount::new(&memory, transport).unwrap();
     assert_eq!(fs::read(mount.path("file")).unwrap().len(), 8192);
 }
 
-/// A space that tells of what is done only when it is asked for the fourth time.
+/// A space that reports completions only at the fourth poll.
 struct LateSpace {
     inner: Arc<dyn Space>,
-    /// Requests of one channel that were not told of, at most.
+    /// Most unreported requests of one channel.
     pending_max: Arc<AtomicUsize>,
 }
 
@@ -574,7 +573,7 @@ fn poll_again(_: &[RawFd], _: Option<Instant>) {
     std::thread::yield_now();
 }
 
-/// Each writes pages of its own, cuts and syncs a file of its own, and reads all back.
+/// Each program writes pages of its own, truncates and syncs a file of its own, and reads all back.
 fn writes_go_on_while_others_begin(transport: Transport) {
     const PROGRAMS: u64 = 6;
     const PAGES: u64 = 40;
@@ -623,27 +622,27 @@ fn writes_go_on_while_others_begin(transport: Transport) {
     }
 }
 
-/// Writes that complete together, at most.
+/// Most writes that complete together.
 const BARRIER_WRITES: usize = 3;
-/// Looks at writes that wait, until they count as waiting in vain: looks, as all of this
-/// process may stand still for as long as it takes.
+/// Polls of waiting writes until the barrier times out. It counts polls, as this whole process may
+/// be stalled for any time.
 const POLLS_MAX: u32 = 200;
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A space that completes a write only when others are under way, too.
+/// A space that completes a write only when others are in flight, too.
 struct BarrierSpace {
     inner: Arc<dyn Space>,
     barrier: Arc<WriteBarrier>,
 }
 
-/// Where so many writes wait for each other.
+/// A barrier for a number of writes.
 struct WriteBarrier {
     size: usize,
-    /// Changed under the lock of those that wait.
+    /// Changed under the lock of `waiting`.
     is_active: AtomicBool,
-    /// What to wake the channels of writes that wait with.
+    /// The descriptors that wake the channels of waiting writes.
     waiting: Mutex<Vec<Arc<OwnedFd>>>,
-    /// How often they were enough.
+    /// How often enough writes met.
     meetings: AtomicUsize,
 }
 
@@ -657,7 +656,7 @@ impl WriteBarrier {
         }
     }
 
-    /// Waits for the end, and brings it about where nobody comes any more; whether so.
+    /// Waits for the end, and ends the barrier if no more writes arrive; returns whether it did.
     fn timed_out(&self) -> bool {
         let (mut before, mut looks) = (0, 0);
         while self.is_active.load(Ordering::SeqCst) && looks < POLLS_MAX {
@@ -733,7 +732,7 @@ impl Channel for BarrierChannel {
     }
 }
 
-/// Requests of one processor that are taken before it is known that some wait.
+/// Requests of one processor that are taken before the server knows that requests wait.
 fn initial_entries_per_cpu(transport: Transport) -> usize {
     if transport == Transport::Classic {
         return THREADS;
@@ -743,13 +742,13 @@ fn initial_entries_per_cpu(transport: Transport) -> usize {
     THREADS.div_ceil(last.parse::<usize>().unwrap() + 1)
 }
 
-/// A thread that sleeps because its writes wait takes the next request when it comes, and
-/// not when they end.
+/// A thread that sleeps because its writes wait takes the next request when it comes, and not when
+/// the writes end.
 fn waiting_writer_thread_is_woken_by_next_request(transport: Transport) {
     const WRITES: u64 = 200;
-    /// So that whoever waits for the last one sleeps by then.
+    /// Long enough for the thread that waits for the last write to fall asleep.
     const THINKS: Duration = Duration::from_micros(300);
-    // All of them on one processor would wait for its first entries.
+    // Programs on one processor would wait for its first entries.
     let all = sched_getaffinity(None).unwrap();
     let processors = (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu));
     let first = initial_entries_per_cpu(transport) * processors.clone().count();
@@ -768,7 +767,7 @@ fn waiting_writer_thread_is_woken_by_next_request(transport: Transport) {
     };
     let path = mount.path("file");
     fs::write(&path, vec![0; (programs * 4096) as usize]).unwrap();
-    // What is no write may have to wait for those under way.
+    // A request other than a write may have to wait for writes in flight.
     let files: Vec<File> = (0..programs)
         .map(|_| OpenOptions::new().write(true).open(&path).unwrap())
         .collect();
@@ -788,7 +787,7 @@ fn waiting_writer_thread_is_woken_by_next_request(transport: Transport) {
                     let page = [write as u8; 4096];
                     file.write_all_at(&page, program * 4096).unwrap();
                 }
-                // The others may soon have nobody to wait for.
+                // The other programs may soon have no writes to wait for.
                 meeting.end();
             });
         }
@@ -809,7 +808,7 @@ fn uring_switch_stays_on_while_other_users_come_and_go() {
                 assert!(switch::is_on());
             }
         });
-        // Between fork and exec a child has all that is open here, locks, too.
+        // Between fork and exec a child has all open files, and so their locks, too.
         while !users.is_finished() {
             let status = std::process::Command::new("true").status().unwrap();
             assert!(status.success());
@@ -835,11 +834,12 @@ fn crash_leftovers_are_freed_in_the_background(transport: Transport) {
     fs::write(mount.path("file"), b"new").unwrap();
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let stats = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("stat")).ok());
-    // Behind the name, which may hold anything: nice is field 19 of stat, proc(5).
+    // The name may hold any characters, so fields count from behind it: nice is field 19 of stat,
+    // proc(5).
     let priorities = stats.filter_map(|stat| {
         let (_, rest) = stat.split_once("(fuse-free)")?;
         rest.split_whitespace().nth(16).map(str::to_owned)
     });
-    // Those of others may be about to set theirs.
+    // Threads of other mounts may be about to set their priority.
     assert!(priorities.into_iter().any(|nice| nice == "19"));
 }

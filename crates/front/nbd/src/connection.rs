@@ -1,18 +1,17 @@
 //! One client: a thread that owns a socket and a channel of the space.
 //!
-//! The thread receives as many requests as there are, submits them, reaps
-//! what has completed and sends all replies in one call. What completes
-//! inside `submit` is answered in the same pass. System calls per request
-//! at depth one, when spinning pays: one `recv` that finds a read or two that
-//! find a write (clients send its header and payload apart), one `send`, plus
-//! the `recv`s of the spin that find nothing; without spinning one `poll`
-//! more. At depth N they are shared by up to [`BATCH_REQUESTS`] requests.
+//! The thread receives all pending requests, submits them, reaps completions and sends all replies
+//! in one call. Requests that complete inside `submit` are answered in the same pass.
 //!
-//! Invariants: no more than [`REQUESTS_MAX`] requests and about
-//! [`HELD_BYTES_MAX`] bytes are held; at that, the socket is not read. A
-//! request that was submitted is waited for before the channel is dropped, up
-//! to the drain limit. The thread never blocks except in `wait`, or where the
-//! space does.
+//! System calls per request at depth one, when spinning pays: one `recv` that finds a read or two
+//! that find a write (clients send its header and payload apart), one `send`, and the `recv`s of
+//! the spin that find nothing. Without spinning there is one `poll` more. At depth N up to
+//! [`BATCH_REQUESTS`] requests share them.
+//!
+//! Invariants: a connection holds no more than [`REQUESTS_MAX`] requests and about
+//! [`HELD_BYTES_MAX`] bytes; at these limits it does not read the socket. Before the channel is
+//! dropped, the thread waits for submitted requests, up to the drain limit. The thread never blocks
+//! except in `wait`, or in the space.
 
 use crate::in_flight::{CompletionStep, InFlight, RequestOutcome};
 use crate::limits::{BATCH_REQUESTS, HELD_BYTES_MAX, Limits, REQUESTS_MAX, SPIN_US};
@@ -39,9 +38,9 @@ use std::time::{Duration, Instant};
 pub(crate) enum EndReason {
     #[error("the client disconnected")]
     Disconnected,
-    #[error("the client closed the connection without saying so")]
+    #[error("the client closed the connection without a disconnect request")]
     Closed,
-    #[error("the server asked it to end")]
+    #[error("the server stopped the connection")]
     Stopped,
     #[error("the client broke the protocol: {0}")]
     Violated(#[from] ProtocolViolation),
@@ -51,7 +50,7 @@ pub(crate) enum EndReason {
     ClientStalled,
     #[error("requests were still in flight at the drain limit")]
     DrainTimeout,
-    #[error("its space serves this connection no more: {0}")]
+    #[error("the space no longer serves this connection: {0}")]
     ChannelFailed(SpaceError),
     #[error("the channel waits on a descriptor that is not open")]
     BrokenChannel,
@@ -59,8 +58,8 @@ pub(crate) enum EndReason {
     Socket(#[from] rustix::io::Errno),
 }
 
-/// Such waits before the channel is taken for broken: each takes a moment, in which one that
-/// is not has named others.
+/// Waits with a closed descriptor before the channel counts as broken. A working channel names
+/// other descriptors within that time.
 const CLOSED_FD_WAITS_MAX: u32 = 100;
 
 /// See the module.
@@ -71,33 +70,33 @@ pub(crate) struct Connection {
     session: NegotiatedOptions,
     limits: Limits,
     receiver: Receiver,
-    /// A request that waits for others to make room.
+    /// A request that waits for room.
     waiting_frame: Option<RequestFrame>,
     in_flight: InFlight,
     completions: Vec<Completion>,
     reply_queue: ReplyQueue,
     spin: SpinPolicy,
-    /// Waits in a row with little time between them, and when the last one was;
-    /// none: idle processors may sleep.
+    /// Consecutive waits with little time between them, and the time of the last one; none: idle
+    /// processors may sleep.
     busy_waits: Option<(u32, Instant)>,
     awake: Option<CpuLatencyRequest>,
     /// Requests answered since the last wait.
     answered_requests: u64,
     descriptors: Vec<RawFd>,
-    /// Waits in a row in which the channel named a descriptor that was not open.
+    /// Consecutive waits in which the channel named a descriptor that was not open.
     closed_fd_waits: u32,
     /// Whether the socket may have bytes.
     may_receive_bytes: bool,
     /// Whether the receiver may have whole requests.
     may_have_requests: bool,
-    /// Why no more requests are taken, and until when those in flight may run.
+    /// The reason to take no more requests, and the drain limit of those in flight.
     ending: Option<(EndReason, Instant)>,
-    /// When the last bytes of an unfinished request came.
+    /// The time of the last bytes of an unfinished request.
     last_received: Instant,
 }
 
 impl Connection {
-    /// A connection after its handshake; `first` came behind it.
+    /// A connection after its handshake; `first` holds the bytes received after it.
     pub(crate) fn new(
         socket: OwnedFd,
         signal: Arc<StopSignal>,
@@ -136,8 +135,8 @@ impl Connection {
         loop {
             active |= self.run_pass();
             if let Some(ended) = self.end_reason() {
-                // Closing with requests unread would reset the connection,
-                // and the last replies with it.
+                // Closing with unread requests would reset the connection, and lose the last
+                // replies.
                 let _ = shutdown(&self.socket, Shutdown::Write);
                 return ended;
             }
@@ -154,7 +153,7 @@ impl Connection {
         }
     }
 
-    /// Receives, submits, reaps and sends once. True if it brought anything.
+    /// Receives, submits, reaps and sends once. True if it made progress.
     fn run_pass(&mut self) -> bool {
         match self.signal.level() {
             StopLevel::Running => {}
@@ -173,7 +172,7 @@ impl Connection {
         active
     }
 
-    /// Whether a request that is there can be submitted.
+    /// Whether a pending request can be submitted.
     fn may_admit(&self) -> bool {
         self.ending.is_none()
             && self.has_room()
@@ -183,7 +182,7 @@ impl Connection {
             }
     }
 
-    /// Whether more requests are wanted from the socket.
+    /// Whether to read more requests from the socket.
     fn may_receive(&self) -> bool {
         self.ending.is_none()
             && self.waiting_frame.is_none()
@@ -195,7 +194,7 @@ impl Connection {
         self.in_flight.len() + self.reply_queue.replies() < REQUESTS_MAX
     }
 
-    /// Receives once. True if something came, be it the end.
+    /// Receives once. True if bytes came, or the end.
     fn receive(&mut self) -> bool {
         match self.receiver.receive_once(self.socket.as_fd()) {
             Ok(ReceiveOutcome::Some { more }) => {
@@ -229,7 +228,7 @@ impl Connection {
         }
     }
 
-    /// The client is gone: nothing can be sent any more.
+    /// Handles a socket error: the client is gone, so replies are dropped.
     fn end_with_socket_error(&mut self, errno: rustix::io::Errno) {
         use rustix::io::Errno as Os;
         self.reply_queue.clear();
@@ -270,7 +269,7 @@ impl Connection {
         }
     }
 
-    /// Whether the bytes of a request may be held now; the first always may.
+    /// Whether the bytes of a request fit now; the first request always fits.
     fn fits_in_limits(&self, frame: &RequestFrame) -> bool {
         let held = self.in_flight.held_bytes() + self.reply_queue.held_bytes();
         held == 0 || held + held_bytes(frame) <= HELD_BYTES_MAX
@@ -306,7 +305,7 @@ impl Connection {
             .push(self.session.has_structured_replies, cookie, outcome);
     }
 
-    /// Takes what has completed. True if anything has.
+    /// Takes completions. True if there were any.
     fn reap(&mut self) -> bool {
         self.channel.reap(&mut self.completions);
         if self.completions.is_empty() {
@@ -315,8 +314,8 @@ impl Connection {
         let mut completions = std::mem::take(&mut self.completions);
         for completion in completions.drain(..) {
             let token = completion.token;
-            // All later requests would fail in the same way. The client gets the errors of
-            // those in flight, and may connect anew.
+            // All later requests would fail in the same way. The client gets the errors of those in
+            // flight, and may connect again.
             if let Err(error @ (SpaceError::Fenced | SpaceError::Busy(_))) = &completion.result {
                 self.begin_end(EndReason::ChannelFailed(error.clone()));
             }
@@ -330,7 +329,7 @@ impl Connection {
         true
     }
 
-    /// The reason, once nothing is left to wait for.
+    /// The reason, once no request and no reply is left.
     fn end_reason(&self) -> Option<EndReason> {
         let (why, until) = self.ending.as_ref()?;
         if self.in_flight.len() == 0 && self.reply_queue.is_empty() {
@@ -355,8 +354,8 @@ impl Connection {
         self.spin.should_spin(now, served)
     }
 
-    /// Sees to it that idle processors do not sleep while the client is busy:
-    /// waking one, its own above all, takes longer than serving a request.
+    /// Keeps idle processors awake while the client is busy: waking one, above all the client's
+    /// own, takes longer than serving a request.
     fn keep_awake(&mut self, now: Instant) {
         let Some((waits, last)) = &mut self.busy_waits else {
             return;
@@ -374,8 +373,7 @@ impl Connection {
         }
     }
 
-    /// Tries for a short while to receive or reap. True if it brought
-    /// something.
+    /// Tries for a short while to receive or reap. True if it made progress.
     fn spin(&mut self) -> bool {
         let until = Instant::now() + Duration::from_micros(SPIN_US);
         while Instant::now() < until {
@@ -389,7 +387,7 @@ impl Connection {
         false
     }
 
-    /// Waits until something can be done.
+    /// Waits until there is work.
     fn wait_for_event(&mut self) -> Result<(), EndReason> {
         self.descriptors.clear();
         self.channel.poll_fds(&mut self.descriptors);
@@ -411,8 +409,8 @@ impl Connection {
             &self.descriptors,
             until,
         )?;
-        // What waits behind a channel may close its descriptors meanwhile, and the channel
-        // then names others: only one that goes on naming closed ones is broken.
+        // The threads behind a channel may close its descriptors meanwhile, and the channel then
+        // names others. Only a channel that keeps naming closed ones is broken.
         self.closed_fd_waits = if ready.has_broken_channel {
             self.closed_fd_waits + 1
         } else {
@@ -431,7 +429,7 @@ impl Connection {
         Ok(())
     }
 
-    /// When the client has taken too long to finish a request.
+    /// The time at which the client has taken too long to finish a request.
     fn stall_deadline(&self, interest: Interest) -> Option<Instant> {
         (interest.readable && self.receiver.is_in_progress())
             .then(|| self.last_received + self.limits.stalled_message)

@@ -1,8 +1,8 @@
-//! The registry of what a server exports, shared by any number of servers.
+//! The registry of a server's exports, shared by any number of servers.
 //!
-//! An export's name is unique, not empty and free of control characters. A
-//! removed export takes no new connection, and those it has are told to
-//! finish what is in flight and end. The registry never opens a space.
+//! An export's name is unique, not empty and free of control characters. A removed export takes no
+//! new connection; its connections finish the requests in flight and end. The registry never opens
+//! a space.
 
 use crate::limits::{DESCRIPTION_BYTES_MAX, EXPORTS_MAX, NAME_BYTES_MAX};
 use crate::stop_signal::{StopLevel, StopSignal};
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct ExportOptions {
     /// Whether clients may only read.
     pub read_only: bool,
-    /// What listings say about it; may be empty.
+    /// The description in listings; may be empty.
     pub description: String,
 }
 
@@ -31,7 +31,7 @@ pub enum ExportError {
     BadName {
         /// The name, escaped.
         name: String,
-        /// What is wrong with it.
+        /// The defect of the name.
         cause: &'static str,
     },
     /// The description is too long.
@@ -59,8 +59,7 @@ impl Exports {
 
     /// Exports a space under a name; clients can connect at once.
     ///
-    /// # Errors
-    /// When the name is taken or unusable, or the registry is full.
+    /// # Errors If the name is taken or unusable, or the registry is full.
     pub fn add(
         &self,
         name: &str,
@@ -88,8 +87,7 @@ impl Exports {
         Ok(())
     }
 
-    /// Ends an export and tells its connections to finish. False if there is
-    /// none of that name.
+    /// Removes an export and makes its connections finish. False if there is none of that name.
     pub fn remove(&self, name: &str) -> bool {
         let Some(export) = lock(&self.table).remove(name) else {
             return false;
@@ -102,8 +100,8 @@ impl Exports {
         true
     }
 
-    /// Tells the connections of an export to finish; clients may still try to connect, and
-    /// hear what its space says. False if there is none of that name.
+    /// Makes the connections of an export finish. Clients may still try to connect, and get the
+    /// answer of its space. False if there is none of that name.
     pub fn disconnect(&self, name: &str) -> bool {
         let Some(export) = lock(&self.table).get(name).cloned() else {
             return false;
@@ -120,7 +118,7 @@ impl Exports {
         lock(&self.table).keys().cloned().collect()
     }
 
-    /// How many connections an export has; none if there is no such export.
+    /// The number of an export's connections; none if there is no such export.
     #[must_use]
     pub fn connections(&self, name: &str) -> Option<usize> {
         let export = lock(&self.table).get(name).cloned()?;
@@ -128,8 +126,7 @@ impl Exports {
         Some(members.signals.len())
     }
 
-    /// The export that a client means: the one of that name, or for an empty
-    /// name the only one.
+    /// The export that a client chooses: the one of that name, or for an empty name the only one.
     pub(crate) fn find(&self, name: &[u8]) -> Option<Arc<Export>> {
         let table = lock(&self.table);
         if name.is_empty() && table.len() == 1 {
@@ -138,7 +135,7 @@ impl Exports {
         table.get(std::str::from_utf8(name).ok()?).cloned()
     }
 
-    /// All of them, by name.
+    /// All exports, by name.
     pub(crate) fn all(&self) -> Vec<Arc<Export>> {
         lock(&self.table).values().cloned().collect()
     }
@@ -210,7 +207,7 @@ impl Export {
     }
 }
 
-/// A connection's place in its export.
+/// The membership of a connection in its export.
 pub(crate) struct Membership {
     export: Arc<Export>,
     connection: u64,
@@ -224,8 +221,8 @@ impl Drop for Membership {
     }
 }
 
-/// Locks, whether or not a thread panicked while it held the lock: every
-/// change made under these locks is a single insertion or removal.
+/// Locks a mutex, also if a thread panicked while it held the lock: every change under these locks
+/// is a single insertion or removal.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
-//! Fuzz targets: what clients send, before and after they chose an export, in
-//! pieces and cut at every byte.
+//! Fuzz targets: messages of clients, before and after they chose an export, in pieces and cut at
+//! every byte.
 //!
-//! See `pagemesh_fuzz` for how they run, `docs/rfd/004-fuzzing.md` for why.
+//! `pagemesh_fuzz` describes how they run, `docs/rfd/004-fuzzing.md` why.
 
 use crate::connection::EndReason;
 use crate::exports::{ExportOptions, Exports};
@@ -28,15 +28,14 @@ use std::sync::Arc;
 mod memory;
 
 const SIZE: u64 = 1 << 20;
-/// Streams up to here are cut at every byte, longer ones at some.
+/// Streams up to this length are cut at every byte, longer ones at some.
 const ALL_CUTS_BYTES: usize = 300;
 const SOME_CUTS: usize = 40;
-/// Where a whole server is behind it, which takes three threads.
+/// Cuts of a target with a whole server, which takes three threads.
 const SERVER_CUTS: usize = 10;
-/// What answering an option may take: the option, what it is parsed into, and
-/// the answer.
+/// Most memory for answering an option: the option, its parsed form, and the answer.
 const ANSWER_BYTES_MAX: u64 = 8 * INPUT_BYTES_MAX as u64;
-/// A receiver's buffer, one payload, and their like once more while copied.
+/// A receiver's buffer, one payload, and a copy of both.
 const RECEIVED_BYTES_MAX: u64 = 2 * (RECEIVE_BYTES + PAYLOAD_BYTES_MAX as usize) as u64;
 
 fn target(name: &'static str) -> FuzzTarget {
@@ -138,7 +137,7 @@ fn handshake_seeds() -> Vec<Vec<u8>> {
     all
 }
 
-/// Makes the lengths of options right again.
+/// Corrects the lengths of options.
 fn fix_option_lengths(bytes: &mut [u8], random: &mut Random) {
     let magic = OPTION_MAGIC.to_be_bytes();
     let starts: Vec<usize> = (0..bytes.len())
@@ -163,7 +162,7 @@ enum NegotiationEnd {
     Violated(ProtocolViolation),
 }
 
-/// What the server says to these pieces, how it ends, and bytes not taken.
+/// The server's output for these pieces, its end, and the bytes not consumed.
 fn run_negotiation<'a>(
     pieces: impl Iterator<Item = &'a [u8]>,
 ) -> (Vec<u8>, NegotiationEnd, Vec<u8>) {
@@ -200,7 +199,7 @@ fn run_negotiation<'a>(
                         None => break NegotiationEnd::More,
                     }
                 }
-                // As the handshake does it: never more than fits.
+                // As in the handshake: never more than fits.
                 let room = INPUT_BYTES_MAX - input.len();
                 assert!(room > 0, "it asks for more than it takes");
                 let count = rest.len().min(room).min(4096);
@@ -213,8 +212,8 @@ fn run_negotiation<'a>(
     (out, end, input)
 }
 
-/// Answers to options, one behind the other; the greeting comes before, and
-/// behind may be the answer to an export's name, which has no frame.
+/// Counts answers to options. The greeting comes before them, and the answer to an export's name,
+/// which has no frame, may come after them.
 fn check_answers(out: &[u8], chosen: bool) -> usize {
     assert!(out.starts_with(b"NBDMAGICIHAVEOPT"));
     let (mut rest, mut count) = (&out[18..], 0);
@@ -254,7 +253,7 @@ fn check_negotiation(bytes: &[u8]) -> impl Hash + use<> {
         ),
         NegotiationEnd::Violated(violation) => (9, Some(discriminant(violation))),
     };
-    // The kinds of answers tell options apart.
+    // The kinds of answers distinguish options.
     let kinds: Vec<u8> = whole
         .0
         .windows(20)
@@ -309,7 +308,7 @@ fn request_seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Makes payloads as long as their requests say, where a request begins.
+/// Makes payloads as long as their requests say, if a request begins.
 fn fix_request_lengths(bytes: &mut [u8], random: &mut Random) {
     let magic = REQUEST_MAGIC.to_be_bytes();
     let starts: Vec<usize> = (0..bytes.len())
@@ -342,7 +341,7 @@ fn send_all(socket: &OwnedFd, bytes: &[u8]) {
 
 type ReceivedFrames = (Vec<RequestFrame>, Option<ProtocolViolation>);
 
-/// What arrives of these pieces, delivered one after the other.
+/// The frames received from these pieces, delivered one after the other.
 fn receive_pieces<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> ReceivedFrames {
     let (client, server) = socket_pair();
     let mut receiver = Receiver::new(&[]);
@@ -423,7 +422,7 @@ fn check_transmission(bytes: &[u8]) -> impl Hash + use<> {
     (plans, whole.1.as_ref().map(discriminant))
 }
 
-/// What is planned keeps within the export and its rights.
+/// Checks that the plan keeps within the export and its rights.
 fn check_plan(frame: &RequestFrame, read_only: bool) -> (u8, u16) {
     let RequestFrame::Whole(header, payload) = frame else {
         return (9, 0);
@@ -475,7 +474,7 @@ fn fuzz_transmission() {
         .run(check_transmission);
 }
 
-/// Serves a client that says this and hangs up; what it hears.
+/// Serves a client that sends this and hangs up; returns the bytes that it receives.
 fn serve_client(pieces: &[&[u8]]) -> (Vec<u8>, u8) {
     let (client, server) = socket_pair();
     let signal = Arc::new(StopSignal::new().expect("a descriptor"));
@@ -517,8 +516,8 @@ fn serve_client(pieces: &[&[u8]]) -> (Vec<u8>, u8) {
     })
 }
 
-/// How often each byte was heard: refusals overtake what a space works on, so
-/// that the order of replies says nothing.
+/// Counts of each received byte: refusals overtake requests in the space, so the order of replies
+/// has no meaning.
 fn byte_counts(heard: &[u8]) -> [usize; 256] {
     let mut counts = [0; 256];
     heard
@@ -533,7 +532,7 @@ fn check_client(bytes: &[u8]) -> impl Hash + use<> {
     let pieces: Vec<&[u8]> = bytes.chunks(5 + bytes.len() / 9).collect();
     let split = serve_client(&pieces);
     assert_eq!(split.1, whole.1, "another delivery, another end");
-    // Where the protocol is broken, what was not answered yet is not any more.
+    // After a violation the server drops the unsent answers.
     let is_kept = whole.1 < 2;
     assert!(!is_kept || byte_counts(&split.0) == most, "other answers");
     for cut in (0..bytes.len()).step_by(bytes.len().div_ceil(SERVER_CUTS).max(1)) {

@@ -1,8 +1,7 @@
-//! The handshake over a socket: carries bytes between a client and the
-//! [`Negotiation`], and opens the export it chooses.
+//! The handshake over a socket: it carries bytes between a client and the [`Negotiation`], and
+//! opens the export that the client chooses.
 //!
-//! It ends within the handshake limit, whatever the client does or omits, and
-//! holds at most one option and its answer.
+//! It ends within the handshake limit in any case, and holds at most one option and its answer.
 
 use crate::connection::{Connection, EndReason};
 use crate::exports::{Export, Exports, Membership};
@@ -20,7 +19,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A connection that may be served, and its place in the export.
+/// A connection that may be served, and its membership in the export.
 pub(crate) struct OpenedConnection {
     pub(crate) connection: Connection,
     pub(crate) export: Arc<Export>,
@@ -61,7 +60,7 @@ impl Handshake {
         }
     }
 
-    /// Talks until an export is chosen or the connection must end.
+    /// Runs until an export is chosen or the connection must end.
     pub(crate) fn run(mut self) -> Result<OpenedConnection, EndReason> {
         self.negotiation.greet(&mut self.output);
         loop {
@@ -121,9 +120,9 @@ impl Handshake {
         Ok((membership, channel))
     }
 
-    /// Waits until the space says that the channel will serve. A space that does not know
-    /// within the limit is taken for one that will: its requests then wait as long as the
-    /// space lets them, and a channel that turns out to be of no use ends the connection.
+    /// Waits until the channel is ready to serve. If the space does not know within the limit, the
+    /// connection goes on: its requests then wait as long as the space lets them, and a channel
+    /// that fails ends the connection.
     fn await_ready(&self, channel: &mut dyn Channel) -> Result<(), OpenRefusal> {
         let until = self.deadline.min(Instant::now() + CHANNEL_READY_LIMIT);
         let mut descriptors = Vec::new();
@@ -184,7 +183,7 @@ impl Handshake {
 
     fn receive(&mut self) -> Result<(), EndReason> {
         let mut received = [0; 4096];
-        // An option that is longer is refused before this is full.
+        // A longer option is refused before this is full.
         let room = received.len().min(INPUT_BYTES_MAX - self.input.len());
         loop {
             match recv(&self.socket, &mut received[..room], RecvFlags::DONTWAIT) {

@@ -1,15 +1,14 @@
 //! The requests of one connection that the space has not completed.
 //!
-//! A request keeps its place, and so its token, through all its steps; a
-//! token is given out again only after its request has ended. What the space
-//! answers is checked against what was asked: an answer of the wrong kind or
-//! length fails the request, it never reaches the client.
+//! A request keeps its slot, and so its token, through all its steps; a token is reused only after
+//! its request has ended. Each completion is checked against its request: one of the wrong kind or
+//! length fails the request, and never reaches the client.
 
 use crate::plan::{Continuation, Failure, next_zeroes};
 use crate::wire::Errno;
 use pagemesh_base::space::{Completion, Extent, Reply, Request, SpaceError, Token};
 
-/// What a request ends with.
+/// The outcome of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RequestOutcome {
     Done,
@@ -18,10 +17,10 @@ pub(crate) enum RequestOutcome {
     Failed(Failure),
 }
 
-/// What a completion leads to.
+/// The step after a completion.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum CompletionStep {
-    /// The request goes on with another of the space's.
+    /// The request continues with another request of the space.
     Submit(Request),
     /// It has ended.
     End {
@@ -52,12 +51,12 @@ impl InFlight {
         self.slots.len() - self.free.len()
     }
 
-    /// Bytes that the requests hold: payloads, and answers to come.
+    /// Bytes that the requests hold: payloads, and expected data.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.held_bytes
     }
 
-    /// Remembers a request and names it.
+    /// Adds a request and returns its token.
     pub(crate) fn begin(
         &mut self,
         cookie: u64,
@@ -83,7 +82,7 @@ impl InFlight {
         Token(place as u64)
     }
 
-    /// What follows a completion; none if nothing is in flight by its token.
+    /// The step after a completion; none if its token is not in flight.
     pub(crate) fn complete(&mut self, completion: Completion) -> Option<CompletionStep> {
         let place = usize::try_from(completion.token.0).ok()?;
         let pending = self.slots.get_mut(place)?.as_mut()?;
@@ -125,14 +124,14 @@ fn outcome_of(pending: &PendingRequest, reply: Reply, then: Continuation) -> Req
             if extents.is_empty() {
                 return RequestOutcome::Failed(Failure::new(
                     Errno::Io,
-                    "the space told no extents",
+                    "the space returned no extents",
                 ));
             }
             RequestOutcome::Extents(extents)
         }
         _ => RequestOutcome::Failed(Failure::new(
             Errno::Io,
-            "the space answered something else than was asked",
+            "the space returned an answer of another kind",
         )),
     }
 }
@@ -155,7 +154,7 @@ fn merge_extents(extents: &[Extent], len: u64) -> Vec<Extent> {
 
 fn failure_of(error: &SpaceError) -> Failure {
     if matches!(error, SpaceError::Damaged { .. }) {
-        // What clients make of it names no block: most show a bare EIO.
+        // Clients do not report the block: most show only EIO.
         tracing::error!(%error, "a request failed");
     }
     let errno = match error {

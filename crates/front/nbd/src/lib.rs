@@ -1,24 +1,23 @@
 //! The NBD server: exports spaces to clients of the network block device
 //! protocol, over unix sockets and TCP.
 //!
-//! It speaks the fixed newstyle handshake and structured replies, and offers
-//! flush, FUA, trim, zeroes, block status (`base:has_allocation_context`) and several
-//! connections to one export. A flush on one connection covers the completed
-//! writes of all: that is the space's promise, which this server only passes
-//! on. It has no TLS: a TCP listener belongs on a trusted network.
+//! It speaks the fixed newstyle handshake and structured replies, and offers flush, FUA, trim,
+//! zeroes, block status (`base:allocation`) and several connections to one export. A flush on one
+//! connection covers the completed writes of all: the space guarantees that, and this server only
+//! passes flushes on. It has no TLS: a TCP listener belongs on a trusted network.
 //!
 //! ```text
 //! Server ── accept ── thread ── Handshake ── Negotiation
-//!                                   └─ Connection ── Receiver, plan, InFlight, Outbox, Spin
+//!                                   └─ Connection ── Receiver, plan, InFlight, ReplyQueue,
+//!                                          │         SpinPolicy
 //!                                          └─ Channel of the Space
 //! ```
 //!
-//! `check_negotiation`, `plan`, `in_flight`, `spin` and the parsing half of
-//! `receiver` are pure; `handshake` and `connection` are the I/O around them.
+//! `negotiation`, `plan`, `in_flight`, `spin` and the parsing half of `receiver` are pure;
+//! `handshake` and `connection` are the I/O around them.
 //!
-//! A client never makes a thread panic, block without limit, or hold more
-//! than the `limits` allow. Nothing here stores, caches or reorders data, and
-//! no request is tried again: that is the space's business.
+//! A client never makes a thread panic, block without limit, or hold more than the `limits` allow.
+//! This crate does not store, cache or reorder data, and retries no request: the space does.
 
 #![deny(unsafe_code)]
 #![warn(missing_docs)]

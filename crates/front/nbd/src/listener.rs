@@ -1,5 +1,5 @@
-//! The place where clients connect: a unix socket or a TCP address. What
-//! [`pagemesh_base::socket`] says of unix sockets holds here.
+//! The place where clients connect: a unix socket or a TCP address. The rules of
+//! [`pagemesh_base::socket`] hold for unix sockets here.
 
 use pagemesh_base::socket::{SocketError, UnixSocket};
 use rustix::fd::{AsFd, BorrowedFd};
@@ -10,7 +10,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-/// Where a server listens.
+/// The address that a server listens at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
     /// A unix socket at this path.
@@ -31,23 +31,23 @@ impl fmt::Display for Listen {
 /// Why a server cannot listen or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// Somebody listens there already.
+    /// Another process listens there already.
     #[error("{0} is in use by a running server; stop it or choose another place")]
     InUse(Listen),
-    /// A file is in the way.
+    /// The path holds a file that is not a socket.
     #[error("{0} exists and is not a socket; remove it or choose another path")]
     NotASocket(PathBuf),
     /// The path does not fit into a socket address.
     #[error("the socket path {0} is too long; use at most 107 bytes")]
     PathTooLong(PathBuf),
-    /// Anything else.
+    /// Any other error.
     #[error("cannot {doing} {place}: {cause}")]
     System {
-        /// What failed.
+        /// The failed action.
         doing: &'static str,
-        /// Where.
+        /// The address.
         place: Listen,
-        /// Why.
+        /// The cause.
         cause: std::io::Error,
     },
 }
@@ -79,7 +79,7 @@ impl Listener {
         }
     }
 
-    /// Where it listens, with the port that the system chose.
+    /// The address, with the port that the system chose.
     pub(crate) fn place(&self) -> &Listen {
         &self.place
     }
@@ -88,7 +88,7 @@ impl Listener {
     pub(crate) fn accept(&self) -> Result<OwnedFd, Errno> {
         let socket = accept_with(self.as_fd(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         if matches!(self.place, Listen::Tcp(_)) {
-            // Neither is worth losing the client for.
+            // A failure here is no reason to lose the client.
             let _ = sockopt::set_tcp_nodelay(&socket, true);
             let _ = sockopt::set_socket_keepalive(&socket, true);
         }

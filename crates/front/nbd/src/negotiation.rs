@@ -1,10 +1,9 @@
 //! The handshake as a state machine: bytes in, bytes and steps out.
 //!
-//! It looks at one option at a time, so that an answer is sent before the next
-//! question is read. It never does I/O, never opens a space, and never keeps
-//! more of a client's bytes than one option. What a client asked for and may
-//! not have is answered; what is not the protocol is a [`ProtocolViolation`] and ends
-//! the connection.
+//! It handles one option at a time, so that an answer is sent before the next option is read. It
+//! does no I/O, opens no space, and keeps at most one option of a client's bytes. It answers a
+//! request for something that the client may not have. Bytes that are not the protocol are a
+//! [`ProtocolViolation`] and end the connection.
 
 use crate::exports::{Export, Exports};
 use crate::limits::PREFERRED_BYTES;
@@ -17,7 +16,7 @@ use std::sync::Arc;
 const OPTION_HEADER_BYTES: usize = 16;
 /// Bytes of input that the machine may be given at once.
 pub(crate) const INPUT_BYTES_MAX: usize = OPTION_HEADER_BYTES + OPTION_BYTES_MAX;
-/// Zeroes after the answer to `EXPORT_NAME`, unless both ends do without.
+/// Zeroes after the answer to `EXPORT_NAME`, unless both ends omit them.
 const PADDING_BYTES: usize = 124;
 
 /// Why a connection cannot go on.
@@ -27,42 +26,42 @@ pub(crate) enum ProtocolViolation {
     ClientFlags(u32),
     #[error("an option starts with {0:#x}, which is no option")]
     OptionMagic(u64),
-    #[error("option {0} has {1} bytes of data; at most {OPTION_BYTES_MAX} are taken")]
+    #[error("option {0} has {1} bytes of data; at most {OPTION_BYTES_MAX} are allowed")]
     OptionLength(u32, u32),
     #[error("more than {OPTIONS_MAX} options without choosing an export")]
     TooManyOptions,
-    #[error("there is no export for the name asked for, and the option has no error answer")]
+    #[error("there is no export of the requested name, and the option has no error answer")]
     NoSuchExport,
-    #[error("a request starts with bytes that are no request")]
+    #[error("a request starts with invalid bytes")]
     RequestMagic,
-    #[error("a write of {0} bytes; at most {PAYLOAD_BYTES_MAX} are taken")]
+    #[error("a write of {0} bytes; at most {PAYLOAD_BYTES_MAX} are allowed")]
     WriteLength(u32),
 }
 
-/// What to do next.
+/// The next step.
 pub(crate) enum NegotiationStep {
-    /// Read more, after sending what there is to send.
+    /// Send the output, then read more.
     More,
-    /// An option was answered; ask again after sending.
+    /// An option was answered; send the output, then call `step` again.
     Again,
-    /// Open the export and say what came of it to [`Negotiation::opened`].
+    /// Open the export and report the result to [`Negotiation::finish_open`].
     Open(Arc<Export>),
-    /// The client is done; close after sending.
+    /// The client is done; send the output, then close.
     Close,
 }
 
-/// What both ends agreed on.
+/// The negotiated options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NegotiatedOptions {
-    /// The size told to the client; it holds for the whole connection.
+    /// The size that the client got; it holds for the whole connection.
     pub(crate) size_bytes: u64,
     pub(crate) read_only: bool,
     pub(crate) has_structured_replies: bool,
-    /// Whether `base:has_allocation_context` was chosen.
+    /// Whether `base:allocation` was chosen.
     pub(crate) has_allocation_context: bool,
 }
 
-/// The option that is waiting for an export to be opened.
+/// The option that waits for an export to be opened.
 enum PendingOpen {
     Go { wanted: Vec<u16> },
     ExportName,
@@ -74,7 +73,7 @@ pub(crate) struct Negotiation {
     has_client_flags: bool,
     omits_padding: bool,
     has_structured_replies: bool,
-    /// The export for which `base:has_allocation_context` was chosen.
+    /// The export for which `base:allocation` was chosen.
     context_export: Option<String>,
     pending_open: Option<(PendingOpen, Arc<Export>)>,
     option_count: u32,
@@ -93,7 +92,7 @@ impl Negotiation {
         }
     }
 
-    /// What the server says first.
+    /// The server's greeting.
     pub(crate) fn greet(&self, out: &mut Vec<u8>) {
         out.extend(wire::GREETING_MAGIC.to_be_bytes());
         out.extend(wire::OPTION_MAGIC.to_be_bytes());
@@ -258,8 +257,8 @@ impl Negotiation {
         }
     }
 
-    /// The end of a [`NegotiationStep::Open`]: the session, or none if it is refused, in
-    /// which case the client may go on choosing.
+    /// Ends a [`NegotiationStep::Open`]: returns the session, or none if it is refused. Then the
+    /// client may go on choosing.
     pub(crate) fn finish_open(
         &mut self,
         result: Result<u64, OpenRefusal>,
@@ -297,7 +296,7 @@ impl Negotiation {
     }
 }
 
-/// Why an export that exists cannot be had.
+/// Why an existing export cannot be opened.
 #[derive(Clone, Debug)]
 pub(crate) enum OpenRefusal {
     /// A limit.
@@ -340,7 +339,7 @@ fn parse_info(data: &[u8]) -> Option<(&[u8], Vec<u16>)> {
     }
     let mut wanted = Vec::new();
     while let Some((kind, after)) = take_u16(rest) {
-        // An answer is given once, however often it is asked for.
+        // An answer is given once, however often the client requests it.
         if !wanted.contains(&kind) && kind <= info::BLOCK_SIZE {
             wanted.push(kind);
         }
@@ -426,7 +425,7 @@ fn put_refusal(out: &mut Vec<u8>, option: u32, kind: u32, why: &str) {
     put_answer(out, option, kind, why.as_bytes());
 }
 
-/// Tells a client that its option is too long; the connection ends after it.
+/// Refuses an option that is too long; the connection ends after it.
 pub(crate) fn put_length_refusal(out: &mut Vec<u8>, option: u32) {
     put_refusal(out, option, answer::ERR_TOO_BIG, "the option is too long");
 }

@@ -1,8 +1,7 @@
-//! Replies on their way to the client, sent with as few calls as possible.
+//! Replies to send to the client, with as few calls as possible.
 //!
-//! Headers lie one after the other in one buffer; the bytes of a read stay
-//! where the space put them and go out from there. Replies leave in the order
-//! in which they were put.
+//! Headers lie one after the other in one buffer. The data of a read stays in the space's buffer
+//! and is sent from there. Replies are sent in the order of `push`.
 
 use crate::in_flight::RequestOutcome;
 use crate::limits::SEND_PARTS_MAX;
@@ -15,8 +14,7 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, send, sendmsg};
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
-/// Bytes of the longest explanation sent with an error; the protocol allows
-/// 4096.
+/// Bytes of the longest explanation sent with an error; the protocol allows 4096.
 const ERROR_TEXT_BYTES_MAX: usize = 1024;
 
 enum ReplyPart {
@@ -52,17 +50,17 @@ impl ReplyQueue {
         self.parts.is_empty()
     }
 
-    /// Replies put since it was last empty.
+    /// Replies pushed since it was last empty.
     pub(crate) fn replies(&self) -> usize {
         self.replies
     }
 
-    /// Bytes they hold.
+    /// Bytes of data that the replies hold.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.held_bytes
     }
 
-    /// Forgets everything: the client is gone.
+    /// Drops all replies: the client is gone.
     pub(crate) fn clear(&mut self) {
         self.headers.clear();
         self.header_bytes_sent = 0;
@@ -109,8 +107,7 @@ impl ReplyQueue {
         self.headers.extend(cookie.to_be_bytes());
     }
 
-    /// The head of a chunk that is a whole reply; its length is bounded by
-    /// that of a request.
+    /// The header of a chunk that is a whole reply; the limit of a request bounds its length.
     fn push_chunk(&mut self, kind: u16, cookie: u64, len: usize) {
         self.headers.extend(wire::CHUNK_MAGIC.to_be_bytes());
         self.headers.extend(chunk::FLAG_DONE.to_be_bytes());
@@ -137,7 +134,7 @@ impl ReplyQueue {
             } else {
                 allocation::HOLE | allocation::ZERO
             };
-            // They were cut at the end of a range of 32 bits.
+            // Extents were cut at the end of a range of 32 bits.
             self.headers.extend((extent.len as u32).to_be_bytes());
             self.headers.extend(flags.to_be_bytes());
         }

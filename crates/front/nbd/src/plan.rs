@@ -1,9 +1,8 @@
-//! What a request of the protocol means for the space: a pure judgement of
-//! one header and its payload under what was agreed on.
+//! Maps a request of the protocol to requests of the space. It is a pure function of one header,
+//! its payload and the negotiated options.
 //!
-//! It never lets a range beyond the size told to the client through, never
-//! lets a change through to a read-only export, and never plans more than one
-//! request of the space at a time for one of the client's.
+//! It never passes a range beyond the client's size, never passes a change to a read-only export,
+//! and never plans more than one request of the space at a time for one of the client's.
 
 use crate::limits::{PAYLOAD_BYTES_MAX, ZEROES_BYTES};
 use crate::negotiation::NegotiatedOptions;
@@ -11,7 +10,7 @@ use crate::wire::{Errno, Header, command, command_flag};
 use bytes::Bytes;
 use pagemesh_base::space::Request;
 
-/// A request's failure: its number, and why in words.
+/// A request's failure: its number, and the reason in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) errno: Errno,
@@ -25,7 +24,7 @@ impl Failure {
     }
 }
 
-/// What follows when the space has completed a request.
+/// The step after the space has completed a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Continuation {
     /// A reply without data.
@@ -40,7 +39,7 @@ pub(crate) enum Continuation {
     Zeroes { next: u64, end: u64, durable: bool },
 }
 
-/// What to do with a request.
+/// The plan for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RequestPlan {
     Submit(Request, Continuation),
@@ -48,7 +47,7 @@ pub(crate) enum RequestPlan {
     Disconnect,
 }
 
-/// Judges a request. Writes bring their payload, others none.
+/// Plans a request. Only writes have a payload.
 pub(crate) fn plan(session: &NegotiatedOptions, header: &Header, payload: Bytes) -> RequestPlan {
     if header.command == command::DISCONNECT {
         return RequestPlan::Disconnect;
@@ -71,7 +70,7 @@ fn check_request(
         command::READ => {
             check_range(session, header, Errno::Invalid)?;
             if len > PAYLOAD_BYTES_MAX {
-                let why = format!("a read of {len} bytes; at most {PAYLOAD_BYTES_MAX} are taken");
+                let why = format!("a read of {len} bytes; at most {PAYLOAD_BYTES_MAX} are allowed");
                 return Err(Failure::new(Errno::Invalid, why));
             }
             Ok((Request::Read { offset, len }, Continuation::Data))
@@ -152,7 +151,7 @@ fn write_zeroes(header: &Header, durable: bool) -> Result<(Request, Continuation
     Ok(next_zeroes(offset, offset + len, durable))
 }
 
-/// The next piece of a range to fill with zeroes, and what follows it.
+/// The next piece of a range to fill with zeroes, and the step after it.
 pub(crate) fn next_zeroes(next: u64, end: u64, durable: bool) -> (Request, Continuation) {
     static ZERO_PAGE: [u8; ZEROES_BYTES] = [0; ZEROES_BYTES];
     let len = (end - next).min(ZEROES_BYTES as u64);

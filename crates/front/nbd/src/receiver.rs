@@ -1,9 +1,9 @@
-//! Requests arriving: many with one system call into a shared buffer, and the
-//! payload of a long write straight into a buffer of its own.
+//! Receives requests: many with one system call into a shared buffer, and the payload of a long
+//! write straight into a buffer of its own.
 //!
-//! It yields requests in the order of their arrival, each with its whole
-//! payload, and holds at most one unfinished request besides the shared
-//! buffer. It never looks at what a request means, only at how long it is.
+//! It yields requests in the order of their arrival, each with its whole payload, and holds at most
+//! one unfinished request besides the shared buffer. It looks only at the length of a request, not
+//! at its meaning.
 
 use crate::limits::{
     COPIED_BYTES_MAX, PAYLOAD_BYTES_MAX, RECEIVE_BYTES, SHORT_RECEIVE_BYTES,
@@ -21,18 +21,18 @@ use rustix::net::{RecvFlags, recv};
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RequestFrame {
     Whole(Header, Bytes),
-    /// Its payload was thrown away.
+    /// A request with a discarded payload.
     Refused(Header, Failure),
 }
 
-/// What an attempt to receive gave.
+/// The result of an attempt to receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReceiveOutcome {
-    /// Bytes; `more` if there were as many as were asked for.
+    /// Bytes; `more` if as many came as the call requested.
     Some { more: bool },
     /// None for now.
     Empty,
-    /// None ever again.
+    /// The end of the stream.
     End,
 }
 
@@ -53,14 +53,14 @@ pub(crate) struct Receiver {
     start: usize,
     end: usize,
     long_write: Option<LongWrite>,
-    /// A refused write, and the bytes of it still to be thrown away.
+    /// A refused write, and the number of its bytes still to discard.
     refused_write: Option<(Header, usize, Failure)>,
-    /// Requests until long writes are taken to be over.
+    /// Requests until long writes count as over.
     short_receives_left: u32,
 }
 
 impl Receiver {
-    /// Starts with what came behind the handshake: at most `RECEIVE_BYTES`.
+    /// Starts with the bytes after the handshake: at most `RECEIVE_BYTES`.
     pub(crate) fn new(first: &[u8]) -> Self {
         let mut buffer = vec![0; RECEIVE_BYTES].into_boxed_slice();
         buffer[..first.len()].copy_from_slice(first);
@@ -85,7 +85,7 @@ impl Receiver {
         socket: BorrowedFd<'_>,
     ) -> Result<ReceiveOutcome, rustix::io::Errno> {
         let received = match &mut self.long_write {
-            // A finished one is taken before more is received.
+            // A finished write is taken before more is received.
             Some(long) if long.is_whole() => return Ok(ReceiveOutcome::Some { more: true }),
             Some(long) => {
                 let asked = long.data.capacity() - long.data.len();
@@ -147,7 +147,7 @@ impl Receiver {
             return Err(ProtocolViolation::WriteLength(header.len));
         }
         if header.len > PAYLOAD_BYTES_MAX {
-            let why = format!("a write of {len} bytes; at most {PAYLOAD_BYTES_MAX} are taken");
+            let why = format!("a write of {len} bytes; at most {PAYLOAD_BYTES_MAX} are allowed");
             return Ok(self.skip(header, Failure::new(Errno::Invalid, why)));
         }
         if let Some(payload) = rest.get(..len) {
@@ -183,7 +183,7 @@ impl Receiver {
         self.finish_write()
     }
 
-    /// Ends the unfinished request, if all of it is there.
+    /// Ends the unfinished request, if all of it has arrived.
     fn finish_write(&mut self) -> Option<RequestFrame> {
         if let Some((_, left, _)) = &mut self.refused_write {
             let skipped = (self.end - self.start).min(*left);
@@ -194,7 +194,7 @@ impl Receiver {
             return Some(RequestFrame::Refused(header, failure));
         }
         let LongWrite { header, mut data } = self.long_write.take_if(|long| long.is_whole())?;
-        // The vector may have had a little more room than was asked for.
+        // The vector may have had a little more room than requested.
         let surplus = data.split_off(header.len as usize);
         self.buffer[..surplus.len()].copy_from_slice(&surplus);
         (self.start, self.end) = (0, surplus.len());
@@ -202,7 +202,7 @@ impl Receiver {
     }
 }
 
-/// Receives, again if interrupted; none if nothing is there.
+/// Receives, again if interrupted; none if no bytes are there.
 fn receive(
     mut attempt: impl FnMut() -> Result<(usize, usize), rustix::io::Errno>,
 ) -> Result<Option<usize>, rustix::io::Errno> {

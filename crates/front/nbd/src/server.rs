@@ -1,8 +1,8 @@
-//! The server: accepts clients and keeps a thread for each.
+//! The server: accepts clients and runs a thread for each.
 //!
-//! Threads are joined, never detached: those that ended are joined when the
-//! next client comes, the rest when the server stops. Only a thread that is
-//! stuck in the space beyond all limits is left behind, and counted.
+//! Threads are joined, never detached: ended threads are joined when the next client comes, the
+//! rest when the server stops. Only a thread that is stuck in the space beyond all limits is left
+//! behind, and counted.
 
 use crate::connection::EndReason;
 use crate::exports::{Exports, lock};
@@ -19,11 +19,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What is given to connections beyond the drain limit to notice that it is
-/// over.
+/// The time that connections get beyond the drain limit to notice the abandon signal.
 const ABANDON_LIMIT: Duration = Duration::from_secs(2);
 
-/// What a server has seen so far.
+/// The counters of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Connections that exist now, handshakes included.
@@ -38,10 +37,10 @@ pub struct Counters {
     pub violations: u64,
 }
 
-/// How a server stopped.
+/// The result of stopping a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StopReport {
-    /// Connections whose requests had not all ended at the drain limit.
+    /// Connections with requests that had not ended at the drain limit.
     pub cut_off: usize,
     /// Threads that are stuck in their space and were left behind.
     pub abandoned: usize,
@@ -71,7 +70,7 @@ struct ServerState {
 struct ConnectionTable {
     connections: HashMap<u64, ConnectionEntry>,
     finished_threads: Vec<JoinHandle<()>>,
-    /// Calls of `serve_client` under way.
+    /// Calls of `serve` in progress.
     serve_calls: usize,
 }
 
@@ -81,18 +80,16 @@ struct ConnectionEntry {
 }
 
 impl Server {
-    /// Listens; clients wait until [`Server::serve_client`] is called.
+    /// Listens; clients wait until [`Server::serve`] is called.
     ///
-    /// # Errors
-    /// When the place is in use or cannot be listened on.
+    /// # Errors If the address is in use or cannot be listened at.
     pub fn bind(listen: Listen, exports: Exports) -> Result<Self, ServerError> {
         Self::bind_with(listen, exports, Limits::default())
     }
 
     /// As [`Server::bind`], with other limits.
     ///
-    /// # Errors
-    /// As there.
+    /// # Errors As [`Server::bind`].
     pub fn bind_with(
         listen: Listen,
         exports: Exports,
@@ -123,16 +120,15 @@ impl Server {
         })
     }
 
-    /// Where it listens; for TCP with the port in use.
+    /// The address that it listens at; for TCP with the port in use.
     #[must_use]
     pub fn listen_address(&self) -> &Listen {
         &self.inner.place
     }
 
-    /// Accepts clients until [`Server::stop`] is called from elsewhere.
+    /// Accepts clients until another thread calls [`Server::stop`].
     ///
-    /// # Errors
-    /// When the listening socket fails.
+    /// # Errors If the listening socket fails.
     pub fn serve(&self) -> Result<(), ServerError> {
         let inner = &self.inner;
         lock(&inner.table).serve_calls += 1;
@@ -146,9 +142,9 @@ impl Server {
         })
     }
 
-    /// Stops accepting, lets connections finish what is in flight, ends them,
-    /// joins their threads and removes the socket file. Takes little longer
-    /// than the drain limit, whatever clients and spaces do.
+    /// Stops accepting, lets connections finish the requests in flight, ends them, joins their
+    /// threads and removes the socket file. It takes little longer than the drain limit in any
+    /// case.
     pub fn stop(&self) -> StopReport {
         let inner = &self.inner;
         inner.signal.raise(StopLevel::Drain);
@@ -160,7 +156,7 @@ impl Server {
         StopReport { cut_off, abandoned }
     }
 
-    /// What it has seen so far.
+    /// The counters so far.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let inner = &self.inner;
@@ -185,7 +181,7 @@ impl ServerState {
         Ok(())
     }
 
-    /// Waits for a client or the signal, and takes one client.
+    /// Waits for a client or the signal, and accepts one client.
     fn accept(self: &Arc<Self>, listener: &Listener) -> Result<(), Errno> {
         let interest = Interest {
             readable: true,
@@ -225,8 +221,8 @@ impl ServerState {
             );
             return;
         }
-        // The table is held until the entry is in it, so that the thread
-        // finds itself there when it ends.
+        // The table is locked until the entry is in it, so that the thread finds its entry when it
+        // ends.
         match self.spawn_connection(id, socket) {
             Ok(entry) => {
                 table.connections.insert(id, entry);
@@ -291,8 +287,8 @@ impl ServerState {
         tracing::warn!(connection = id, %ended, "connection ended");
     }
 
-    /// Tells all connections to end and waits for it, and for the listening
-    /// socket to be closed. How many connections have not ended.
+    /// Signals all connections to end, and waits for that and for the close of the listening
+    /// socket. Returns the number of connections that have not ended.
     fn end_all(&self, level: StopLevel, limit: Duration) -> usize {
         let until = Instant::now() + limit;
         let mut table = lock(&self.table);
@@ -313,7 +309,7 @@ impl ServerState {
     }
 }
 
-/// Takes a thread out of the table when it ends, even by a panic.
+/// Removes a thread from the table when it ends, even by a panic.
 struct ConnectionGuard<'a> {
     inner: &'a ServerState,
     id: u64,
@@ -329,8 +325,7 @@ impl Drop for ConnectionGuard<'_> {
     }
 }
 
-/// Joins threads that are at their very end. A panic was reported where it
-/// happened.
+/// Joins threads that are at their end. A panic was reported where it happened.
 fn join_threads(threads: Vec<JoinHandle<()>>) {
     for thread in threads {
         let _ = thread.join();

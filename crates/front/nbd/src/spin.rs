@@ -1,14 +1,15 @@
-//! Whether to try receiving for a moment before going to sleep.
+//! Decides whether to spin before sleeping.
 //!
-//! A spin saves a sleep and a wake-up when the next request comes at once; it
-//! takes the processor from others when it does not, and it keeps client and
-//! server on two processors where one, handed to and fro, may be faster.
-//! Which holds depends on the machine and its load, so it is measured: short
-//! trials with and without, in turns, then a longer run with the better. Of
-//! each kind the median trial counts: one may be disturbed, another happen to
-//! find client and server on one processor. Sleeping wins unless spinning is clearly better. This is asked only
-//! after requests were served, so an idle connection never spins. It reads no
-//! clock.
+//! A spin saves a sleep and a wake-up if the next request comes at once. Otherwise it takes the
+//! processor from others. It also keeps client and server on two processors, where one processor,
+//! switching between them, may be faster. The better choice depends on the machine and its load, so
+//! it is measured: short trials with and without spinning, in turns, then a longer run with the
+//! better.
+//!
+//! The median trial of each kind counts: one may be disturbed, and another may happen to find
+//! client and server on one processor. Sleeping wins unless spinning is clearly better. The
+//! decision is made only after requests were served, so an idle connection never spins. The module
+//! reads no clock.
 
 use crate::limits::{
     SPIN_GAIN_PERCENT, SPIN_GAP_MAX, SPIN_RUN_MAX, SPIN_RUN_MIN, SPIN_TRIAL_WAITS, SPIN_TRIALS,
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SpinPhase {
-    /// By number: those with an even one spin.
+    /// By number: even trials spin.
     Trial(usize),
     Run,
 }
@@ -28,13 +29,13 @@ pub(crate) struct SpinPolicy {
     phase: SpinPhase,
     /// Waits left in the phase.
     waits_left: u32,
-    /// Requests served, and the time that took, in the phase.
+    /// Requests served in the phase, and their time.
     served: u64,
     elapsed: Duration,
     last_wait: Option<Instant>,
     /// Nanoseconds per request, by trial: spinning, sleeping.
     ns_per_request: [[u64; SPIN_TRIALS / 2]; 2],
-    /// What the last trials found.
+    /// The result of the last trials.
     is_spinning_faster: bool,
     /// Waits of the next run.
     run_waits: u32,
@@ -54,8 +55,7 @@ impl SpinPolicy {
         }
     }
 
-    /// Whether to spin before the wait that comes now, after so many requests
-    /// were served since the last one.
+    /// Whether to spin before the wait that comes now, after so many requests since the last one.
     pub(crate) fn should_spin(&mut self, now: Instant, served: u64) -> bool {
         if let Some(last) = self.last_wait.replace(now) {
             self.elapsed += now.duration_since(last).min(SPIN_GAP_MAX);
@@ -97,7 +97,7 @@ impl SpinPolicy {
         });
         let gained = u128::from(spinning_ns) * u128::from(100 + SPIN_GAIN_PERCENT);
         let spins = gained < u128::from(sleeping_ns) * 100;
-        // The same answer again makes the next question less urgent.
+        // The same result again makes the next trials less urgent.
         self.run_waits = if spins == self.is_spinning_faster {
             (self.run_waits * 2).min(SPIN_RUN_MAX)
         } else {

@@ -1,12 +1,12 @@
-//! How a server tells a connection's thread to end: a level that only rises,
-//! and a descriptor that wakes the thread from its wait.
+//! The signal by which a server stops a connection's thread: a level that only rises, and a
+//! descriptor that wakes the thread from its wait.
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// What a thread is asked to do.
+/// The stop levels of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum StopLevel {
@@ -33,11 +33,11 @@ impl StopSignal {
         })
     }
 
-    /// Raises the level and wakes whoever waits.
+    /// Raises the level and wakes the waiting thread.
     pub(crate) fn raise(&self, level: StopLevel) {
         self.level.fetch_max(level as u8, Ordering::Release);
-        // The counter cannot reach its limit by two levels, and a full one
-        // would be readable all the same.
+        // The counter cannot reach its limit by two levels, and a full one would be readable all
+        // the same.
         let _ = rustix::io::write(&self.wake_fd, &1u64.to_ne_bytes());
     }
 

@@ -1,5 +1,5 @@
-//! Sleeping until a descriptor is ready or a time has come. The only module
-//! with `unsafe`: a channel names its descriptors by number.
+//! Sleeps until a descriptor is ready or a deadline has come. It is the only module with `unsafe`:
+//! a channel names its descriptors by number.
 
 use crate::stop_signal::StopSignal;
 use pagemesh_base::wait::timeout;
@@ -8,14 +8,14 @@ use rustix::fd::{AsFd, BorrowedFd, RawFd};
 use rustix::io::Errno;
 use std::time::Instant;
 
-/// What a connection waits for on its socket.
+/// The socket events that a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interest {
     pub(crate) readable: bool,
     pub(crate) writable: bool,
 }
 
-/// What ended a wait; nothing, if only time passed.
+/// The events that ended a wait; none, if only time passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WaitResult {
     /// The socket has bytes, its end, or an error.
@@ -24,9 +24,8 @@ pub(crate) struct WaitResult {
     pub(crate) has_broken_channel: bool,
 }
 
-/// Waits for the signal, the socket and a channel's descriptors, until `deadline`
-/// at the latest. A socket of no interest is left out, so that its end does
-/// not end the wait.
+/// Waits for the signal, the socket and a channel's descriptors, until `deadline` at the latest. A
+/// socket without interest is left out, so that its end does not end the wait.
 pub(crate) fn wait(
     signal: &StopSignal,
     socket: BorrowedFd<'_>,
@@ -76,9 +75,8 @@ pub(crate) fn wait(
 
 #[allow(unsafe_code)]
 fn borrow_fd<'a>(descriptor: RawFd) -> BorrowedFd<'a> {
-    // SAFETY: the number is not -1, and the borrow lives for one `poll` in
-    // `wait`, which neither reads from the descriptor nor keeps it. The
-    // channel that named it is owned by the calling thread; should the descriptor
-    // be closed or be another's meanwhile, `poll` reports it or wakes once too often.
+    // SAFETY: the number is not -1, and the borrow lives for one `poll` in `wait`, which neither
+    // reads from the descriptor nor keeps it. The calling thread owns the channel that named it. If
+    // the descriptor is closed or reused meanwhile, `poll` reports that or wakes once too often.
     unsafe { BorrowedFd::borrow_raw(descriptor) }
 }

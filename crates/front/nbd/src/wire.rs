@@ -1,6 +1,6 @@
-//! The numbers of the NBD protocol, and the one fixed-size message that a
-//! client sends in the transmission phase. Everything on the wire is big
-//! endian. Nothing here judges what a message asks for.
+//! The numbers of the NBD protocol, and the one fixed-size message that a client sends in the
+//! transmission phase. All numbers on the wire are big endian. This module does not check the
+//! contents of messages.
 
 /// First eight bytes of the greeting.
 pub(crate) const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
@@ -21,7 +21,7 @@ pub(crate) mod handshake {
     pub(crate) const NO_ZEROES: u16 = 1 << 1;
 }
 
-/// What a client can ask for before it chooses an export.
+/// Options that a client can send before it chooses an export.
 pub(crate) mod option {
     pub(crate) const EXPORT_NAME: u32 = 1;
     pub(crate) const ABORT: u32 = 2;
@@ -55,7 +55,7 @@ pub(crate) mod info {
     pub(crate) const BLOCK_SIZE: u16 = 3;
 }
 
-/// What an export can do.
+/// Features of an export.
 pub(crate) mod export_flag {
     pub(crate) const HAS_FLAGS: u16 = 1 << 0;
     pub(crate) const READ_ONLY: u16 = 1 << 1;
@@ -68,7 +68,7 @@ pub(crate) mod export_flag {
     pub(crate) const SEND_FAST_ZERO: u16 = 1 << 11;
 }
 
-/// What a request asks for.
+/// Commands of requests.
 pub(crate) mod command {
     pub(crate) const READ: u16 = 0;
     pub(crate) const WRITE: u16 = 1;
@@ -80,7 +80,7 @@ pub(crate) mod command {
     pub(crate) const BLOCK_STATUS: u16 = 7;
 }
 
-/// How a request asks for it.
+/// Flags of commands.
 pub(crate) mod command_flag {
     pub(crate) const FUA: u16 = 1 << 0;
     pub(crate) const NO_HOLE: u16 = 1 << 1;
@@ -97,7 +97,7 @@ pub(crate) mod chunk {
     pub(crate) const ERROR: u16 = (1 << 15) | 1;
 }
 
-/// Flags of an extent in `base:has_allocation_context`.
+/// Flags of an extent in `base:allocation`.
 pub(crate) mod allocation {
     pub(crate) const HOLE: u32 = 1 << 0;
     pub(crate) const ZERO: u32 = 1 << 1;
@@ -129,7 +129,7 @@ pub(crate) const HEADER_BYTES: usize = 28;
 pub(crate) struct Header {
     pub(crate) flags: u16,
     pub(crate) command: u16,
-    /// The client's name for the request, given back with the reply.
+    /// The client's id of the request, returned with the reply.
     pub(crate) cookie: u64,
     pub(crate) offset: u64,
     pub(crate) len: u32,
@@ -154,7 +154,7 @@ impl Header {
     }
 }
 
-/// A number from the front of `bytes`, and what follows it.
+/// A number from the front of `bytes`, and the bytes after it.
 pub(crate) fn take_u16(bytes: &[u8]) -> Option<(u16, &[u8])> {
     let (first, rest) = bytes.split_first_chunk()?;
     Some((u16::from_be_bytes(*first), rest))

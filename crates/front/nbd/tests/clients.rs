@@ -1,4 +1,4 @@
-//! Programs that people use, against the server.
+//! Common client programs, against the server.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
@@ -51,7 +51,7 @@ fn make_image(dir: &Path, size_bytes: u64) -> PathBuf {
     path
 }
 
-/// Each way to listen, and each way to complete.
+/// Runs a check for each kind of address, and each completion mode.
 fn for_each_transport(size_bytes: u64, check: impl Fn(&TestServer)) {
     check(&TestServer::new(size_bytes, CompletionMode::AtOnce));
     check(&TestServer::new(size_bytes, CompletionMode::Shuffled(11)));

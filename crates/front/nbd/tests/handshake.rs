@@ -1,4 +1,4 @@
-//! What clients may say before the transmission phase, and what they hear.
+//! The messages of clients before the transmission phase, and their answers.
 
 #![allow(clippy::unwrap_used)] // Tests.
 

@@ -1,5 +1,5 @@
-//! Whatever bytes a client sends: the server goes on serving others, and
-//! nothing of the client stays.
+//! Arbitrary bytes from a client: the server goes on serving others, and no resource of the client
+//! stays.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
@@ -14,11 +14,11 @@ use support::memory::CompletionMode;
 
 const SIZE: u64 = 1 << 20;
 
-/// Sends the bytes, hears the server out, and checks what is left behind.
+/// Sends the bytes, reads all answers, and checks that nothing is left.
 fn send_and_check(running: &TestServer, mut client: NbdClient, bytes: &[u8]) {
     let mut reader = client.stream.try_clone().unwrap();
     let listener = std::thread::spawn(move || {
-        // Its end may come as an error; it comes in any case.
+        // The end may come as an error; it comes in any case.
         let _ = reader.read_to_end(&mut Vec::new());
     });
     // The server may hang up before the end.
@@ -59,7 +59,7 @@ fn any_request() -> impl Strategy<Value = Vec<u8>> {
     let data = prop::collection::vec(any::<u8>(), 0..70_000);
     (0..9u16, flags, offset, len, data).prop_map(|(command, flags, offset, len, data)| {
         let data = if command == WRITE { data } else { vec![] };
-        // Half of the writes are framed right.
+        // Half of the writes have the right length.
         let len = if offset % 2 == 0 && command == WRITE {
             data.len() as u32
         } else {

@@ -310,7 +310,7 @@ fn channel_closes_after_requests_of_gone_client_end() {
             client.send(&NbdRequest::new(DISC, 0, 0).encode(2));
         }
         drop(client);
-        // Another connection lives and dies meanwhile.
+        // Another connection opens and closes meanwhile.
         let mut other = NbdClient::open(&running.path());
         other.send(&NbdRequest::new(DISC, 0, 0).encode(2));
         assert!(other.is_closed());
@@ -359,7 +359,7 @@ fn any_requests() -> impl Strategy<Value = Vec<NbdRequest>> {
     prop::collection::vec(ask, 1..40)
 }
 
-/// What each request answers, if they take effect in this order.
+/// The expected reply of each request, if they take effect in this order.
 fn expected_replies(model: &mut [u8], asks: &[NbdRequest]) -> HashMap<u64, NbdReply> {
     let mut wanted = HashMap::new();
     for (cookie, ask) in asks.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Guests that make a file longer.
+//! Direct clients that extend a file.
 
 use bytes::Bytes;
 use pagemesh_base::slice::TransactionPart;
@@ -6,11 +6,11 @@ use pagemesh_base::space::{Request, Space, Token};
 use pagemesh_fs::{APPEND_PAGES_MAX, AppendExtent, SharedFileMap, TailWrite, Time, span_index};
 use std::sync::{Arc, Mutex};
 
-/// Of a space in memory that guests write to.
+/// Size of a space in memory that direct clients write to.
 pub const MEMORY_BYTES: u64 = 1 << 36;
 const PAGE: u64 = 4096;
 
-/// What the guests of a file share, and one of them, who does one thing at a time.
+/// The state that the direct clients of a file share. One client acts at a time.
 #[derive(Default)]
 pub struct FileMapState {
     pub closed: u64,
@@ -26,7 +26,7 @@ pub struct FileMapState {
 pub struct TestDirectClient(
     pub Mutex<FileMapState>,
     pub Mutex<Option<Time>>,
-    /// What happens when they are kept away the next time.
+    /// Runs at the next close of the map.
     Mutex<Option<Box<dyn FnOnce() + Send>>>,
 );
 
@@ -77,23 +77,23 @@ impl SharedFileMap for TestDirectClient {
     }
 }
 
-/// How a guest ends a write.
+/// How a direct client ends a write.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WriteEnd {
     Completed,
-    /// It dies, and what it wrote is there.
+    /// The client dies, and its data is written.
     DiesAfterWrite,
-    /// It dies, and nothing is there.
+    /// The client dies before it writes.
     DiesBeforeWrite,
 }
 
 impl TestDirectClient {
-    /// Has something happen while they are kept away the next time, once.
+    /// Runs `run` once, at the next close of the map.
     pub fn on_next_close(&self, run: impl FnOnce() + Send + 'static) {
         *self.2.lock().unwrap() = Some(Box::new(run));
     }
 
-    /// Writes to the last page or at the end; false: the kernel has to.
+    /// Writes to the last page or at the end; false if the kernel must do it.
     pub fn write(&self, space: &Arc<dyn Space>, back: u64, data: &[u8], ending: WriteEnd) -> bool {
         let mut told = self.0.lock().unwrap();
         assert_eq!(told.closed, 0);
@@ -125,7 +125,7 @@ impl TestDirectClient {
     }
 }
 
-/// What one record does. Memory has no records, and a pool makes one of a write.
+/// Writes as one record does. Memory has no records; a pool writes one record per write.
 pub fn write_record(space: &Arc<dyn Space>, offset: u64, pages: &[u8]) {
     let mut channel = space.open().unwrap();
     let data = Bytes::from(pages.to_vec());

@@ -1,5 +1,5 @@
-//! A space whose copies may be gone for a while, as a volume tells it: each channel's next
-//! flush fails once. Or they are out of reach, and changes fail that may have been made.
+//! A space that simulates lost copies as a volume reports them: the next flush of each channel
+//! fails once. Or the copies are unreachable, and changes fail although they may be made.
 
 use super::memory::MemorySpace;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
@@ -12,9 +12,9 @@ pub struct LossySpace {
     pub memory: MemorySpace,
     lost_writes: Arc<AtomicU64>,
     flushes: Arc<AtomicU64>,
-    /// Transactions that fail from now on.
+    /// Number of transactions that fail from now on.
     failing: Arc<AtomicU64>,
-    /// Which requests fail as well, and how many more of them.
+    /// The requests that fail as well, and their number.
     refused: Arc<Mutex<Option<RefusalRule>>>,
 }
 
@@ -31,17 +31,17 @@ impl LossySpace {
         }
     }
 
-    /// Lets so many transactions fail; every second one is made all the same.
+    /// Makes this many transactions fail; every second one is applied all the same.
     pub fn fail_transactions(&self, transactions: u64) {
         self.failing.store(transactions, Ordering::SeqCst);
     }
 
-    /// Lets so many of the requests fail that are like this; they change nothing.
+    /// Makes this many requests that match fail; they change nothing.
     pub fn refuse_requests(&self, is_like: fn(&Request) -> bool, requests: u64) {
         *self.refused.lock().unwrap() = Some((is_like, requests));
     }
 
-    /// Requests that [`LossySpace::refuse`] would still have fail.
+    /// Requests that [`LossySpace::refuse_requests`] will still make fail.
     pub fn refusals_left(&self) -> u64 {
         self.refused.lock().unwrap().map_or(0, |(_, left)| left)
     }
@@ -56,17 +56,17 @@ impl LossySpace {
         is_refused
     }
 
-    /// Transactions that would still fail.
+    /// Transactions that will still fail.
     pub fn failures_left(&self) -> u64 {
         self.failing.load(Ordering::SeqCst)
     }
 
-    /// All copies were gone.
+    /// Simulates the loss of all copies for a while.
     pub fn lose_writes(&self) {
         self.lost_writes.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Flushes that succeeded.
+    /// Number of flushes that succeeded.
     pub fn flushes(&self) -> u64 {
         self.flushes.load(Ordering::SeqCst)
     }

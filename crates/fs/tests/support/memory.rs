@@ -1,5 +1,4 @@
-//! A space in memory that remembers every change, so that a crash can be tried
-//! after each: what a test mounts is the space as it was then.
+//! A space in memory that records every change, so that a test can mount the image after each one.
 
 use pagemesh_base::slice::{TransactionPart, check_parts};
 use pagemesh_base::space::{
@@ -16,20 +15,20 @@ const PAGE: u64 = PAGE_BYTES as u64;
 
 pub type Page = [u8; PAGE_BYTES];
 
-/// One request that changed something: pages as they are afterwards.
+/// The pages that one request changed, as they are afterwards.
 type ChangedPages = Vec<(u64, Option<Arc<Page>>)>;
 
 #[derive(Default)]
 struct MemoryContent {
     pages: BTreeMap<u64, Arc<Page>>,
-    /// What they were before the first change.
+    /// The pages before the first change.
     base: BTreeMap<u64, Arc<Page>>,
     steps: Vec<ChangedPages>,
-    /// Mapped pages that there is room for.
+    /// Most pages that may be mapped.
     room: Option<usize>,
-    /// Pages that cannot be read.
+    /// Unreadable pages.
     lost: BTreeSet<u64>,
-    /// Changes are counted, and what they were is forgotten.
+    /// Changes are counted and not recorded.
     discards_history: bool,
 }
 
@@ -37,7 +36,7 @@ struct MemoryContent {
 pub struct MemorySpace {
     size_bytes: u64,
     content: Arc<Mutex<MemoryContent>>,
-    /// Requests that have come and are not done.
+    /// Requests that were submitted and are not done.
     requests_waiting: Arc<AtomicUsize>,
 }
 
@@ -50,7 +49,7 @@ impl MemorySpace {
         }
     }
 
-    /// Runs something while requests stand still; what it is given waits for one.
+    /// Stalls all requests while `run` runs. Its argument waits until a request is submitted.
     pub fn while_stalled<T>(&self, run: impl FnOnce(&dyn Fn()) -> T) -> T {
         let _held = self.content.lock().unwrap();
         run(&|| {
@@ -60,7 +59,7 @@ impl MemorySpace {
         })
     }
 
-    /// Lets it hold so many pages and no more.
+    /// Limits the number of mapped pages.
     pub fn set_room(&self, pages: Option<usize>) {
         self.content.lock().unwrap().room = pages;
     }
@@ -69,12 +68,12 @@ impl MemorySpace {
         self.content.lock().unwrap().pages.len()
     }
 
-    /// Changes so far.
+    /// Number of changes so far.
     pub fn steps(&self) -> usize {
         self.content.lock().unwrap().steps.len()
     }
 
-    /// As it was after so many changes.
+    /// The image after this many changes.
     pub fn after_steps(&self, steps: usize) -> MemorySpace {
         let old = MemorySpace::new(self.size_bytes);
         {
@@ -93,12 +92,12 @@ impl MemorySpace {
         self.content.lock().unwrap().pages.keys().copied().collect()
     }
 
-    /// A copy of what it holds.
+    /// A copy of the current content.
     pub fn snapshot(&self) -> MemorySpace {
         self.with_size(self.size_bytes)
     }
 
-    /// A copy of what it holds, of another size, which only counts its changes.
+    /// A copy of the current content, of another size, that only counts its changes.
     pub fn with_size(&self, size_bytes: u64) -> MemorySpace {
         let copy = MemorySpace::new(size_bytes);
         {
@@ -118,7 +117,7 @@ impl MemorySpace {
         self.content.lock().unwrap().page(page)
     }
 
-    /// Changes bytes as somebody else with the volume would.
+    /// Changes bytes as another client of the volume would.
     pub fn corrupt(&self, page: u64, change: impl FnOnce(&mut Page)) {
         let mut content = self.content.lock().unwrap();
         let mut bytes = content.page(page);
@@ -126,7 +125,7 @@ impl MemorySpace {
         content.pages.insert(page, Arc::new(bytes));
     }
 
-    /// Lets a page be damaged beyond repair.
+    /// Makes a page unreadable.
     pub fn make_unreadable(&self, page: u64) {
         self.content.lock().unwrap().lost.insert(page);
     }
@@ -255,7 +254,7 @@ impl MemoryChannel {
                 }
                 Ok(Reply::Done)
             }
-            Request::WriteZeroes { .. } => panic!("nobody asks for it"),
+            Request::WriteZeroes { .. } => panic!("the file system never sends it"),
             Request::Flush => Ok(Reply::Done),
             Request::Extents { offset, len } => {
                 check_range(size, offset, len)?;
@@ -265,7 +264,7 @@ impl MemoryChannel {
                     let so_far = extents.len();
                     match extents.last_mut() {
                         Some(last) if last.mapped == mapped => last.len += PAGE,
-                        // Answers may end early.
+                        // Replies may end early.
                         _ if so_far == 3 => break,
                         _ => extents.push(Extent { len: PAGE, mapped }),
                     }
@@ -290,7 +289,7 @@ impl Channel for MemoryChannel {
     fn poll_fds(&self, _: &mut Vec<RawFd>) {}
 }
 
-/// Nothing here is ever waited for.
+/// This space never blocks.
 pub fn wait(_: &[RawFd], _: Option<Instant>) {
     panic!("memory answers at once");
 }

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Shared helpers of the tests.
 
 #[allow(dead_code)]
 pub mod direct_client;
@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 pub use pagemesh_fs_model::OWNER;
 
-/// A clock that ticks when it is looked at.
+/// A clock that ticks at each reading.
 pub fn clock() -> Time {
     static TICKS: AtomicU64 = AtomicU64::new(1);
     let tick = TICKS.fetch_add(1, Ordering::Relaxed);
@@ -42,7 +42,7 @@ pub fn new_fs_with_limit(memory: &MemorySpace, limit_bytes: u64) -> (Fs, IoChann
     mount_and_free(memory)
 }
 
-/// With nothing left of what a crash left.
+/// Mounts, and frees everything that a crash left.
 pub fn mount_and_free(memory: &MemorySpace) -> (Fs, IoChannel) {
     let (fs, port) = mount_with_leftovers(memory);
     while fs.free_deferred_piece() {}

@@ -1,5 +1,5 @@
-//! A space that is a slice of a pool in recorded memory: what a crash leaves of it is
-//! what a crash leaves of the pool, with cached lines lost or not, recovered.
+//! A space on a slice of a pool in recorded memory. A crash image of the pool, with cached lines
+//! lost or not, is recovered into a crash image of the space.
 
 use super::memory::wait;
 use super::{OWNER, clock};
@@ -21,15 +21,15 @@ use std::sync::{Arc, Mutex};
 use uuid::Uuid;
 
 const SLICE: SliceId = SliceId(Uuid::from_u128(1));
-/// Of somebody else.
+/// The slice of another volume.
 const OTHER: SliceId = SliceId(Uuid::from_u128(2));
 const EPOCH: Epoch = Epoch(1);
 
-/// The slice, and the process that has it.
+/// A slice, and the process that has it open.
 #[derive(Clone)]
 pub struct PoolSpace {
     media: Arc<Recorder>,
-    /// It is a file: what is not flushed may be lost.
+    /// The pool is a file: unflushed writes may be lost.
     buffers: bool,
     size_bytes: u64,
     session: Arc<Mutex<(Session<Recorder>, u64)>>,
@@ -46,7 +46,7 @@ fn open(media: &Arc<Recorder>, buffers: bool) -> Pool<Recorder> {
 }
 
 impl PoolSpace {
-    /// A new pool, and a file system in it.
+    /// A new pool with a file system.
     pub fn new(pool_bytes: usize, size_bytes: u64, buffers: bool) -> PoolSpace {
         let media = Arc::new(match buffers {
             true => Recorder::for_file(Image::filled(pool_bytes, 0)),
@@ -67,7 +67,7 @@ impl PoolSpace {
         made
     }
 
-    /// After a crash.
+    /// A pool after a crash.
     pub fn recover(image: Image, buffers: bool) -> PoolSpace {
         let media = Arc::new(match buffers {
             true => Recorder::for_file(image).without_crash_points(),
@@ -77,7 +77,7 @@ impl PoolSpace {
         PoolSpace::of(media, pool, buffers)
     }
 
-    /// Lets somebody else take all the room that the pool has.
+    /// Fills the free room of the pool from another slice.
     pub fn fill(&self) {
         let created = self.lock_pool().create(OTHER, self.size_bytes).map(drop);
         created.expect("room");
@@ -95,7 +95,7 @@ impl PoolSpace {
         }
     }
 
-    /// Makes everything so far durable.
+    /// Makes all changes so far durable.
     pub fn flush(&self) {
         self.run(Request::Flush).expect("a sound medium");
     }
@@ -119,7 +119,7 @@ impl PoolSpace {
         }
     }
 
-    /// What a crash may have left at each fence since the last time, and now.
+    /// The possible crash images at each fence since the last call, and now.
     pub fn crash_points(&self) -> Vec<CrashPoint> {
         self.media.take_crash_points()
     }
@@ -135,7 +135,7 @@ impl PoolSpace {
         (fs, port)
     }
 
-    /// Pages that the slice has.
+    /// Mapped pages of the slice.
     pub fn mapped_pages(&self) -> u64 {
         let mut at = 0;
         let mut bytes = 0;
@@ -144,7 +144,7 @@ impl PoolSpace {
             let Ok(SliceReply::Extents(extents)) =
                 self.execute_request(SliceRequest::Extents { offset: at, len })
             else {
-                panic!("it tells of extents");
+                panic!("a reply to extents");
             };
             for extent in extents {
                 at += extent.len;
@@ -167,7 +167,7 @@ impl PoolSpace {
         slice: SliceId,
         request: SliceRequest,
     ) -> Result<SliceReply, SliceError> {
-        // The owner's share first: nobody else does it here.
+        // The owner's share first: no other thread does it here.
         let handle = {
             let mut pool = self.lock_pool();
             pool.maintain().expect("sound");
@@ -176,7 +176,7 @@ impl PoolSpace {
         let mut session = self.session.lock().expect("no panic");
         match execute(&mut session.0, handle, EPOCH, request) {
             ExecuteOutcome::Done(answer) => answer,
-            ExecuteOutcome::NeedsOwner(request) => panic!("nobody asks for {request:?}"),
+            ExecuteOutcome::NeedsOwner(request) => panic!("unexpected request {request:?}"),
         }
     }
 
@@ -245,7 +245,7 @@ impl PoolSpace {
                 let stamp = self.stamp();
                 self.change(SliceRequest::Clear { offset, len, stamp })
             }
-            Request::WriteZeroes { .. } => panic!("nobody asks for it"),
+            Request::WriteZeroes { .. } => panic!("the file system never sends it"),
             Request::Flush => self.change(SliceRequest::Flush),
             Request::Extents { offset, len } => {
                 match self.execute_request(SliceRequest::Extents { offset, len }) {

@@ -1,5 +1,5 @@
-//! The OpenAPI document. The types here describe what `base` types look like
-//! as JSON; a test holds them against the real ones.
+//! The OpenAPI document. The types here describe the JSON form of `pagemesh_base` types; a test
+//! compares them with the real ones.
 
 use super::handlers;
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi, ToSchema};
 use uuid::Uuid;
 
-/// Where a volume lies. Every change raises the epoch.
+/// The layout of a volume. Every change raises the epoch.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Layout {
@@ -15,64 +15,64 @@ pub struct Layout {
     pub volume: Uuid,
     /// Its name.
     pub name: String,
-    /// Its fencing number.
+    /// The fencing number of the layout.
     pub epoch: u32,
-    /// In order of the volume's bytes.
+    /// In the order of the volume's bytes.
     pub segments: Vec<Segment>,
 }
 
-/// A run of a volume, striped over its columns in units of 64 KiB.
+/// A range of a volume, striped over its columns in units of 64 KiB.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Segment {
-    /// Bytes of the volume that lie here.
+    /// Bytes of the volume in this segment.
     pub bytes: u64,
     /// One or more.
     pub columns: Vec<Column>,
 }
 
-/// The same bytes in each leg.
+/// A column; each leg holds the same bytes.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Column {
     /// One to three copies.
     pub legs: Vec<Leg>,
-    /// The degraded round: 1 to 15 while a leg is not in-sync, else 0.
+    /// The degraded round: 1 to 15 while a leg is neither in-sync nor following, else 0.
     pub round: u8,
 }
 
-/// One copy of a column.
+/// One leg: a copy of a column.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Leg {
-    /// Where.
+    /// The brick of the leg.
     pub brick: Uuid,
-    /// Which slice of that brick.
+    /// The slice on that brick.
     pub slice: Uuid,
-    /// What it may be used for.
+    /// The state of the leg.
     pub state: LegState,
-    /// Whether all of it may differ, whatever rounds say.
+    /// Whether the leg needs a full resync, independent of rounds.
     #[serde(default)]
     pub fresh: bool,
-    /// Whether it follows once it is up to date.
+    /// Whether the leg is asynchronous: it becomes `following` once it is up to date.
     #[serde(default)]
     pub asynchronous: bool,
-    /// Whether it was never in-sync.
+    /// Whether the leg was never in-sync.
     #[serde(default)]
     pub empty: bool,
 }
 
-/// What a leg may be used for.
+/// The state of a leg.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LegState {
-    /// Holds everything acknowledged: written and read.
+    /// Holds all acknowledged writes; clients write and read it.
     InSync,
-    /// Missed writes: neither written nor read.
+    /// Missed writes; clients neither write nor read it.
     Stale,
-    /// Being brought up to date: written, not read.
+    /// Being resynced; clients write but do not read it.
     Syncing,
-    /// Gets changes after they were acknowledged, in their order.
+    /// An asynchronous replica: receives changes in order, after their acknowledgement.
     Following,
 }
 
@@ -85,15 +85,15 @@ pub enum LegState {
         handlers::list_volumes, handlers::create_volume, handlers::show_volume,
         handlers::delete_volume, handlers::grow_volume, handlers::attach_volume,
         handlers::detach_volume, handlers::change_legs, handlers::attach_replica,
-        handlers::detach_replica, handlers::promote_replica, handlers::tell_copies),
+        handlers::detach_replica, handlers::promote_replica, handlers::report_replication),
     security(("token" = [])),
-    modifiers(&Token)
+    modifiers(&TokenScheme)
 )]
-struct Document;
+struct ApiDocument;
 
-struct Token;
+struct TokenScheme;
 
-impl Modify for Token {
+impl Modify for TokenScheme {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
         let components = document.components.get_or_insert_default();
@@ -104,5 +104,5 @@ impl Modify for Token {
 /// The document.
 #[must_use]
 pub fn document() -> utoipa::openapi::OpenApi {
-    Document::openapi()
+    ApiDocument::openapi()
 }

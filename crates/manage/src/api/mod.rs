@@ -1,15 +1,14 @@
-//! The REST API: routes, and nothing of what they do.
+//! The REST API: its routes and limits.
 //!
-//! Invariants: nothing but `/healthz` is answered without the cluster's
-//! token, not even whether a path exists. Every refusal of a request that can
-//! be read as HTTP is JSON. Blocking work runs on threads for it, at most [`REQUESTS_MAX`] at once, whatever clients
-//! have stopped waiting.
+//! Invariants: only `/healthz` is answered without the cluster's token; without it even the
+//! existence of a path stays hidden. Every refusal of a readable HTTP request is JSON. Blocking
+//! work runs on its own threads, at most [`REQUESTS_MAX`] at once, even if clients stop waiting.
 
+mod blocking;
 pub mod document;
-mod guard;
 mod handlers;
 mod reply;
-mod work;
+mod request_guard;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
@@ -21,38 +20,38 @@ use tokio::sync::Semaphore;
 
 use crate::manager::Manager;
 
-/// Bytes of the longest body. The largest that makes sense changes every leg
-/// of the largest layout with a note each.
+/// Bytes of the longest body. The largest sensible body changes every leg of the largest layout,
+/// with a note each.
 pub const BODY_BYTES_MAX: usize = 2 << 20;
-/// Requests at once; more are refused. Each may hold a thread.
+/// Maximum of concurrent requests; the server refuses more. Each may hold a thread.
 pub const REQUESTS_MAX: usize = 64;
-/// Requests that talk to bricks at once. They may wait for dead ones, and must
-/// not keep heartbeats and leg changes waiting.
+/// Maximum of concurrent requests that call bricks. They may wait for dead bricks, and must not
+/// delay heartbeats and leg changes.
 pub const SLOW_REQUESTS_MAX: usize = 8;
-/// A request's time, its body included. Longer than a few dead bricks take.
+/// Time limit of a request, its body included. Longer than a few dead bricks take.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What every handler can reach.
+/// The state that all handlers share.
 #[derive(Clone)]
-pub(crate) struct Api {
+pub(crate) struct ApiState {
     manager: Arc<Manager>,
     key: Key,
-    /// Requests being read and answered.
-    requests: Arc<Semaphore>,
-    /// Blocking work, which may outlast its request.
-    work: Arc<Semaphore>,
-    /// Of that, what waits for bricks.
-    slow: Arc<Semaphore>,
+    /// Permits of requests being read and answered.
+    request_permits: Arc<Semaphore>,
+    /// Permits of blocking work, which may outlast its request.
+    blocking_permits: Arc<Semaphore>,
+    /// Permits of blocking work that waits for bricks.
+    brick_permits: Arc<Semaphore>,
 }
 
-impl Api {
-    pub(crate) fn new(manager: Arc<Manager>, key: Key) -> Api {
-        Api {
+impl ApiState {
+    pub(crate) fn new(manager: Arc<Manager>, key: Key) -> ApiState {
+        ApiState {
             manager,
             key,
-            requests: Arc::new(Semaphore::new(REQUESTS_MAX)),
-            work: Arc::new(Semaphore::new(REQUESTS_MAX)),
-            slow: Arc::new(Semaphore::new(SLOW_REQUESTS_MAX)),
+            request_permits: Arc::new(Semaphore::new(REQUESTS_MAX)),
+            blocking_permits: Arc::new(Semaphore::new(REQUESTS_MAX)),
+            brick_permits: Arc::new(Semaphore::new(SLOW_REQUESTS_MAX)),
         }
     }
 
@@ -82,7 +81,7 @@ impl Api {
             )
             .route("/volumes/{name}/attach", post(handlers::attach_volume))
             .route("/volumes/{name}/detach", post(handlers::detach_volume))
-            .route("/volumes/{name}/copies", post(handlers::tell_copies))
+            .route("/volumes/{name}/copies", post(handlers::report_replication))
             .route("/volumes/{name}/legs", post(handlers::change_legs));
         Router::new()
             .route("/healthz", get(handlers::healthz))
@@ -92,7 +91,7 @@ impl Api {
             .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
             .layer(axum::middleware::from_fn_with_state(
                 self.clone(),
-                guard::guard,
+                request_guard::guard,
             ))
             .with_state(self)
     }

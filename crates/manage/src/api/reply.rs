@@ -1,6 +1,6 @@
-//! Refusals as JSON, and extractors whose refusals are.
+//! Errors as JSON, and extractors that refuse with them.
 
-use crate::fault::{Code, Fault};
+use crate::fault::{ErrorCode, Fault};
 use crate::wire::ErrorBody;
 use axum::Json;
 use axum::extract::rejection::JsonRejection;
@@ -10,12 +10,16 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 
-/// A refusal on its way to the client.
+/// An error answer to a client.
 #[derive(Debug)]
 pub(super) struct Refusal(ErrorBody);
 
 impl Refusal {
-    pub(super) fn new(code: Code, error: impl Into<String>, hint: impl Into<String>) -> Refusal {
+    pub(super) fn new(
+        code: ErrorCode,
+        error: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> Refusal {
         Refusal(ErrorBody {
             error: error.into(),
             hint: hint.into(),
@@ -26,18 +30,17 @@ impl Refusal {
 
     pub(super) fn overloaded() -> Refusal {
         Refusal::new(
-            Code::Overloaded,
+            ErrorCode::Overloaded,
             "the manager has too many requests at once",
-            "try again in a moment",
+            "try again in a few seconds",
         )
     }
 }
 
 impl From<Fault> for Refusal {
     fn from(fault: Fault) -> Refusal {
-        // The only kind that is the manager's own trouble, and the one place
-        // where it is logged.
-        if fault.code() == Code::Internal {
+        // Only an internal error is the manager's own failure; this is the one place that logs it.
+        if fault.code() == ErrorCode::Internal {
             tracing::error!(error = %fault, "a request failed");
         }
         Refusal(ErrorBody {
@@ -64,46 +67,46 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// A JSON body.
-pub(super) struct Body<T>(pub T);
+/// An extractor of a JSON body.
+pub(super) struct JsonBody<T>(pub T);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
     type Rejection = Refusal;
 
-    async fn from_request(request: Request, state: &S) -> Result<Body<T>, Refusal> {
+    async fn from_request(request: Request, state: &S) -> Result<JsonBody<T>, Refusal> {
         match Json::<T>::from_request(request, state).await {
-            Ok(Json(body)) => Ok(Body(body)),
-            Err(rejection) => Err(refuse_body(&rejection)),
+            Ok(Json(body)) => Ok(JsonBody(body)),
+            Err(rejection) => Err(body_refusal(&rejection)),
         }
     }
 }
 
-fn refuse_body(rejection: &JsonRejection) -> Refusal {
+fn body_refusal(rejection: &JsonRejection) -> Refusal {
     let (code, hint) = match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => (Code::TooLarge, "send less at once"),
+        StatusCode::PAYLOAD_TOO_LARGE => (ErrorCode::TooLarge, "send less at once"),
         StatusCode::UNSUPPORTED_MEDIA_TYPE => (
-            Code::NotJson,
+            ErrorCode::NotJson,
             "send JSON with Content-Type: application/json",
         ),
         _ => (
-            Code::BadRequest,
+            ErrorCode::BadRequest,
             "compare the body with /api/v1/openapi.json",
         ),
     };
     Refusal::new(code, rejection.body_text(), hint)
 }
 
-/// A part of the path.
-pub(super) struct Named<T>(pub T);
+/// An extractor of a part of the path.
+pub(super) struct PathParam<T>(pub T);
 
-impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Named<T> {
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for PathParam<T> {
     type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Named<T>, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<PathParam<T>, Refusal> {
         match Path::<T>::from_request_parts(parts, state).await {
-            Ok(Path(value)) => Ok(Named(value)),
+            Ok(Path(value)) => Ok(PathParam(value)),
             Err(rejection) => Err(Refusal::new(
-                Code::BadRequest,
+                ErrorCode::BadRequest,
                 rejection.body_text(),
                 "volumes have names, bricks have UUIDs",
             )),
@@ -111,17 +114,17 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Named<T
     }
 }
 
-/// The part of the URL after the question mark.
-pub(super) struct Asked<T>(pub T);
+/// An extractor of the query part of the URL.
+pub(super) struct QueryParam<T>(pub T);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for QueryParam<T> {
     type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Asked<T>, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<QueryParam<T>, Refusal> {
         match Query::<T>::from_request_parts(parts, state).await {
-            Ok(Query(value)) => Ok(Asked(value)),
+            Ok(Query(value)) => Ok(QueryParam(value)),
             Err(rejection) => Err(Refusal::new(
-                Code::BadRequest,
+                ErrorCode::BadRequest,
                 rejection.body_text(),
                 "the only parameter is force=true or force=false",
             )),

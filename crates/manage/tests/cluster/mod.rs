@@ -1,5 +1,5 @@
-//! A cluster in memory: bricks that do what a test tells them, a clock that a
-//! test moves, and a manager on a store in a directory of its own.
+//! A cluster in memory: bricks with scripted behavior, a clock that a test advances, and a manager
+//! on a store in a temporary directory.
 
 #![allow(dead_code)]
 
@@ -8,9 +8,10 @@ use pagemesh_base::layout::{BrickId, Layout, Leg, SliceId, VolumeName};
 use pagemesh_base::slice::{BrickControl, BrickStatus, SliceError, SliceInfo};
 use pagemesh_manage::clock::Clock;
 use pagemesh_manage::store::Store;
-use pagemesh_manage::wire::{BrickRegistration, Code, Content, CreateVolume};
+use pagemesh_manage::wire::{BrickRegistration, CreateVolume, ErrorCode, VolumeContent};
 use pagemesh_manage::{
-    Bricks, Client, Config, Durability, Handle, Kind, Manager, ManagerError, Settings, serve,
+    BrickConnector, Durability, LayoutKind, Manager, ManagerClient, ManagerConfig, ManagerError,
+    ManagerHandle, ManagerSettings, serve,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -22,79 +23,79 @@ use uuid::Uuid;
 pub const MIB: u64 = 1 << 20;
 pub const CAPACITY: u64 = 1 << 30;
 
-/// A clock that stands still until it is moved.
+/// A clock that advances only by calls.
 #[derive(Default)]
-pub struct HandClock {
+pub struct ManualClock {
     elapsed: Mutex<Duration>,
-    wall_jumped_s: Mutex<i64>,
+    wall_offset_s: Mutex<i64>,
 }
 
-impl HandClock {
+impl ManualClock {
     pub fn advance(&self, by: Duration) {
         *self.elapsed.lock().expect("no panic") += by;
     }
 
-    /// Sets the wall clock alone, forwards or backwards.
-    pub fn jump(&self, by_s: i64) {
-        *self.wall_jumped_s.lock().expect("no panic") += by_s;
+    /// Moves only the wall clock, forwards or backwards.
+    pub fn jump_wall_clock(&self, by_s: i64) {
+        *self.wall_offset_s.lock().expect("no panic") += by_s;
     }
 }
 
-impl Clock for HandClock {
+impl Clock for ManualClock {
     fn elapsed(&self) -> Duration {
         *self.elapsed.lock().expect("no panic")
     }
 
     fn unix_s(&self) -> u64 {
-        let jumped_s = *self.wall_jumped_s.lock().expect("no panic");
+        let jumped_s = *self.wall_offset_s.lock().expect("no panic");
         (1_700_000_000 + self.elapsed().as_secs()).saturating_add_signed(jumped_s)
     }
 }
 
-/// How a brick behaves.
+/// The behavior of a brick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mood {
-    Well,
+pub enum BrickBehavior {
+    Healthy,
     /// Connections fail.
-    Away,
-    /// Another brick answers at its address.
+    Unreachable,
+    /// Another brick answers at this address.
     Replaced,
-    /// Has no space for new slices.
+    /// The brick has no space for new slices.
     Full,
-    /// Makes and deletes slices, but its answers get lost.
-    Mute,
-    /// Requests get lost before it sees them, and arrive when it is told.
-    Deaf,
-    /// Makes slices, then says that it could not.
-    Denies,
-    /// Cannot delete.
-    Keeps,
+    /// The brick creates and deletes slices, but its answers get lost.
+    LosesAnswers,
+    /// The brick receives requests late: when the test delivers them.
+    DelaysRequests,
+    /// The brick creates slices, then reports a failure.
+    FailsAfterCreate,
+    /// The brick cannot delete slices.
+    RefusesDelete,
 }
 
-/// What a fake does when it is asked something, before it answers.
-pub type Hook = Box<dyn Fn(&Fake) + Send + Sync>;
+/// A callback of a fake brick that runs at a request, before the answer.
+pub type BrickHook = Box<dyn Fn(&FakeBrick) + Send + Sync>;
 
-pub struct Fake {
+pub struct FakeBrick {
     pub id: BrickId,
     pub slices: Mutex<BTreeMap<SliceId, u64>>,
-    pub mood: Mutex<Mood>,
+    pub behavior: Mutex<BrickBehavior>,
     /// Slices that cannot be deleted.
-    pub stuck: Mutex<BTreeSet<SliceId>>,
-    /// Creates on their way.
-    pub late: Mutex<Vec<(SliceId, u64)>>,
-    /// How many more slices it makes before it is `Away`.
-    pub strength: Mutex<Option<usize>>,
-    pub hook: Mutex<Option<Arc<Hook>>>,
+    pub undeletable: Mutex<BTreeSet<SliceId>>,
+    /// Delayed create requests.
+    pub delayed_creates: Mutex<Vec<(SliceId, u64)>>,
+    /// Number of further slices that it creates before it becomes `Unreachable`.
+    pub creates_left: Mutex<Option<usize>>,
+    pub hook: Mutex<Option<Arc<BrickHook>>>,
     pub deletes: Mutex<Vec<SliceId>>,
 }
 
-impl Fake {
-    pub fn set(&self, mood: Mood) {
-        *self.mood.lock().expect("no panic") = mood;
+impl FakeBrick {
+    pub fn set(&self, mood: BrickBehavior) {
+        *self.behavior.lock().expect("no panic") = mood;
     }
 
-    pub fn mood(&self) -> Mood {
-        *self.mood.lock().expect("no panic")
+    pub fn behavior(&self) -> BrickBehavior {
+        *self.behavior.lock().expect("no panic")
     }
 
     pub fn slices(&self) -> BTreeSet<SliceId> {
@@ -106,12 +107,12 @@ impl Fake {
             .collect()
     }
 
-    pub fn deliver(&self) {
-        let late = std::mem::take(&mut *self.late.lock().expect("no panic"));
+    pub fn deliver_delayed(&self) {
+        let late = std::mem::take(&mut *self.delayed_creates.lock().expect("no panic"));
         self.slices.lock().expect("no panic").extend(late);
     }
 
-    fn met(&self) {
+    fn run_hook(&self) {
         let hook = self.hook.lock().expect("no panic").clone();
         if let Some(hook) = hook {
             hook(self);
@@ -119,32 +120,32 @@ impl Fake {
     }
 }
 
-fn lost() -> SliceError {
+fn lost_answer() -> SliceError {
     SliceError::Lost("as the test wished".into())
 }
 
-struct Control(Arc<Fake>);
+struct FakeControl(Arc<FakeBrick>);
 
-impl BrickControl for Control {
+impl BrickControl for FakeControl {
     fn create(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError> {
         let fake = &self.0;
-        fake.met();
-        if let Some(left) = fake.strength.lock().expect("no panic").as_mut() {
+        fake.run_hook();
+        if let Some(left) = fake.creates_left.lock().expect("no panic").as_mut() {
             if *left == 0 {
-                fake.set(Mood::Away);
-                return Err(lost());
+                fake.set(BrickBehavior::Unreachable);
+                return Err(lost_answer());
             }
             *left -= 1;
         }
-        match fake.mood() {
-            Mood::Away => return Err(lost()),
-            Mood::Full => return Err(SliceError::NoSpace),
-            Mood::Deaf => {
-                fake.late
+        match fake.behavior() {
+            BrickBehavior::Unreachable => return Err(lost_answer()),
+            BrickBehavior::Full => return Err(SliceError::NoSpace),
+            BrickBehavior::DelaysRequests => {
+                fake.delayed_creates
                     .lock()
                     .expect("no panic")
                     .push((slice, size_bytes));
-                return Err(lost());
+                return Err(lost_answer());
             }
             _ => {}
         }
@@ -154,9 +155,9 @@ impl BrickControl for Control {
             .expect("no panic")
             .insert(slice, size_bytes);
         assert_eq!(old, None, "a slice was made twice");
-        match fake.mood() {
-            Mood::Mute => Err(lost()),
-            Mood::Denies => Err(SliceError::Refused("the disk failed".into())),
+        match fake.behavior() {
+            BrickBehavior::LosesAnswers => Err(lost_answer()),
+            BrickBehavior::FailsAfterCreate => Err(SliceError::Refused("the disk failed".into())),
             _ => Ok(()),
         }
     }
@@ -167,19 +168,19 @@ impl BrickControl for Control {
 
     fn delete(&self, slice: SliceId) -> Result<(), SliceError> {
         let fake = &self.0;
-        fake.met();
+        fake.run_hook();
         fake.deletes.lock().expect("no panic").push(slice);
-        match fake.mood() {
-            Mood::Away | Mood::Deaf => return Err(lost()),
-            Mood::Keeps => return Err(SliceError::Refused("not now".into())),
-            _ if fake.stuck.lock().expect("no panic").contains(&slice) => {
+        match fake.behavior() {
+            BrickBehavior::Unreachable | BrickBehavior::DelaysRequests => return Err(lost_answer()),
+            BrickBehavior::RefusesDelete => return Err(SliceError::Refused("not now".into())),
+            _ if fake.undeletable.lock().expect("no panic").contains(&slice) => {
                 return Err(SliceError::Refused("this one is stuck".into()));
             }
             _ => {}
         }
         let was = fake.slices.lock().expect("no panic").remove(&slice);
-        match (fake.mood(), was) {
-            (Mood::Mute, _) => Err(lost()),
+        match (fake.behavior(), was) {
+            (BrickBehavior::LosesAnswers, _) => Err(lost_answer()),
             (_, None) => Err(SliceError::NoSuchSlice(slice)),
             (_, Some(_)) => Ok(()),
         }
@@ -190,10 +191,10 @@ impl BrickControl for Control {
     }
 
     fn status(&self) -> Result<BrickStatus, SliceError> {
-        self.0.met();
-        let brick = match self.0.mood() {
-            Mood::Away => return Err(lost()),
-            Mood::Replaced => BrickId(Uuid::from_u128(0xffff)),
+        self.0.run_hook();
+        let brick = match self.0.behavior() {
+            BrickBehavior::Unreachable => return Err(lost_answer()),
+            BrickBehavior::Replaced => BrickId(Uuid::from_u128(0xffff)),
             _ => self.0.id,
         };
         Ok(BrickStatus {
@@ -207,18 +208,18 @@ impl BrickControl for Control {
     }
 }
 
-/// Bricks by address.
+/// The fake bricks by address.
 #[derive(Default)]
-pub struct Fakes(Mutex<BTreeMap<String, Arc<Fake>>>);
+pub struct FakeBricks(Mutex<BTreeMap<String, Arc<FakeBrick>>>);
 
-impl Bricks for Fakes {
+impl BrickConnector for FakeBricks {
     fn control(&self, address: &str) -> Result<Box<dyn BrickControl>, SliceError> {
         let fake = self.0.lock().expect("no panic").get(address).cloned();
-        let fake = fake.ok_or_else(lost)?;
-        fake.met();
-        match fake.mood() {
-            Mood::Away => Err(lost()),
-            _ => Ok(Box::new(Control(fake))),
+        let fake = fake.ok_or_else(lost_answer)?;
+        fake.run_hook();
+        match fake.behavior() {
+            BrickBehavior::Unreachable => Err(lost_answer()),
+            _ => Ok(Box::new(FakeControl(fake))),
         }
     }
 }
@@ -227,7 +228,7 @@ pub fn brick_id(number: usize) -> BrickId {
     BrickId(Uuid::from_u128(number as u128 + 1))
 }
 
-/// What a brick registers: number 0 is in domain `d0`, and so on.
+/// The registration of a brick: number 0 is in domain `d0`, and so on.
 pub fn registration(number: usize) -> BrickRegistration {
     BrickRegistration {
         brick: brick_id(number),
@@ -247,7 +248,7 @@ pub fn name(text: &str) -> VolumeName {
     text.parse().expect("a name")
 }
 
-pub fn wish(text: &str, kind: Kind, size_bytes: u64) -> CreateVolume {
+pub fn create_request(text: &str, kind: LayoutKind, size_bytes: u64) -> CreateVolume {
     CreateVolume {
         name: name(text),
         size_bytes,
@@ -255,7 +256,7 @@ pub fn wish(text: &str, kind: Kind, size_bytes: u64) -> CreateVolume {
         columns: None,
         copies: None,
         durability: None,
-        content: Content::Blocks,
+        content: VolumeContent::Blocks,
     }
 }
 
@@ -264,11 +265,11 @@ pub fn legs(layout: &Layout) -> impl Iterator<Item = &Leg> {
     columns.flat_map(|column| &column.legs)
 }
 
-/// Everything but the manager.
+/// The parts of a cluster except the manager.
 pub struct Cluster {
-    pub clock: Arc<HandClock>,
-    pub fakes: Vec<Arc<Fake>>,
-    pub bricks: Arc<Fakes>,
+    pub clock: Arc<ManualClock>,
+    pub fakes: Vec<Arc<FakeBrick>>,
+    pub bricks: Arc<FakeBricks>,
     pub dir: TempDir,
     pub key: Key,
 }
@@ -276,13 +277,13 @@ pub struct Cluster {
 impl Cluster {
     pub fn new(bricks: usize) -> Cluster {
         let fake = |number| {
-            Arc::new(Fake {
+            Arc::new(FakeBrick {
                 id: brick_id(number),
                 slices: Mutex::default(),
-                mood: Mutex::new(Mood::Well),
-                stuck: Mutex::default(),
-                late: Mutex::default(),
-                strength: Mutex::new(None),
+                behavior: Mutex::new(BrickBehavior::Healthy),
+                undeletable: Mutex::default(),
+                delayed_creates: Mutex::default(),
+                creates_left: Mutex::new(None),
                 hook: Mutex::new(None),
                 deletes: Mutex::default(),
             })
@@ -294,7 +295,7 @@ impl Cluster {
             .map(|(number, fake)| (registration(number).address, fake.clone()));
         Cluster {
             clock: Arc::default(),
-            bricks: Arc::new(Fakes(Mutex::new(by_address.collect()))),
+            bricks: Arc::new(FakeBricks(Mutex::new(by_address.collect()))),
             fakes,
             dir: tempfile::tempdir().expect("a directory"),
             key: Key::from_bytes([7; 32]),
@@ -305,7 +306,7 @@ impl Cluster {
         self.dir.path().join("manager.redb")
     }
 
-    /// A manager without a server, on the store as it is.
+    /// A manager without a server, on the current store.
     pub fn manager(&self) -> Manager {
         self.manager_on(&self.store())
     }
@@ -315,95 +316,94 @@ impl Cluster {
     }
 
     pub fn manager_with(&self, store: Store) -> Manager {
-        let settings = Settings::default();
+        let settings = ManagerSettings::default();
         Manager::new(store, self.bricks.clone(), self.clock.clone(), settings).expect("a manager")
     }
 
-    /// A manager that has heard of every brick.
-    pub fn living(&self) -> Manager {
+    /// A manager with a heartbeat of every brick.
+    pub fn manager_with_bricks_alive(&self) -> Manager {
         let manager = self.manager();
-        self.beat(&manager);
+        self.send_heartbeats(&manager);
         manager
     }
 
-    pub fn beat(&self, manager: &Manager) {
+    pub fn send_heartbeats(&self, manager: &Manager) {
         for number in 0..self.fakes.len() {
             manager.heartbeat(registration(number)).expect("welcome");
         }
     }
 
-    /// What a power failure now would leave of the store of a running
-    /// manager, as another manager finds it.
-    pub fn crashed(&self) -> Manager {
-        let manager = self.crashed_without_beats();
-        self.beat(&manager);
+    /// A manager on a copy of the running manager's store, as after a power failure.
+    pub fn crash_copy(&self) -> Manager {
+        let manager = self.crash_copy_without_heartbeats();
+        self.send_heartbeats(&manager);
         manager
     }
 
-    pub fn crashed_without_beats(&self) -> Manager {
+    pub fn crash_copy_without_heartbeats(&self) -> Manager {
         let image = self.dir.path().join(format!("{}.redb", Uuid::new_v4()));
         std::fs::copy(self.store(), &image).expect("a copy");
         self.manager_on(&image)
     }
 
-    pub fn serve(&self) -> Served {
-        let handle = serve(Config {
+    pub fn serve(&self) -> TestServer {
+        let handle = serve(ManagerConfig {
             listen: "127.0.0.1:0".into(),
             store: self.store(),
             key: self.key.clone(),
             bricks: self.bricks.clone(),
-            settings: Settings::default(),
+            settings: ManagerSettings::default(),
             clock: self.clock.clone(),
         })
         .expect("a server");
-        let client = Client::new(&handle.url(), &self.key).expect("a client");
-        Served { handle, client }
+        let client = ManagerClient::new(&handle.url(), &self.key).expect("a client");
+        TestServer { handle, client }
     }
 
-    /// A server that has heard of every brick.
-    pub fn serve_living(&self) -> Served {
+    /// A server with a heartbeat of every brick.
+    pub fn serve_with_bricks_alive(&self) -> TestServer {
         let served = self.serve();
-        self.beat(served.handle.manager());
+        self.send_heartbeats(served.handle.manager());
         served
     }
 
     /// Every slice on every brick.
     pub fn slices(&self) -> BTreeSet<(BrickId, SliceId)> {
-        let of = |fake: &Arc<Fake>| {
+        let of = |fake: &Arc<FakeBrick>| {
             let id = fake.id;
             fake.slices().into_iter().map(move |slice| (id, slice))
         };
         self.fakes.iter().flat_map(of).collect()
     }
 
-    pub fn cheer(&self) {
+    pub fn reset_bricks(&self) {
         for fake in &self.fakes {
-            fake.set(Mood::Well);
-            *fake.strength.lock().expect("no panic") = None;
-            fake.stuck.lock().expect("no panic").clear();
+            fake.set(BrickBehavior::Healthy);
+            *fake.creates_left.lock().expect("no panic") = None;
+            fake.undeletable.lock().expect("no panic").clear();
         }
     }
 
-    /// Lets a manager sweep until what is uncertain has become certain.
-    pub fn sweep_out(&self, manager: &Manager) {
+    /// Sweeps until every pending delete has become certain.
+    pub fn sweep_until_certain(&self, manager: &Manager) {
         for _ in 0..3 {
-            self.beat(manager);
+            self.send_heartbeats(manager);
             manager.sweep();
             self.clock.advance(Duration::from_secs(121));
         }
-        self.beat(manager);
+        self.send_heartbeats(manager);
     }
 
-    /// Bricks have exactly the slices of volumes, and nothing is owed.
+    /// Asserts that bricks have exactly the slices of volumes, and that no deletion is pending.
     #[track_caller]
     pub fn assert_no_orphans(&self, manager: &Manager) {
-        assert_eq!(self.slices(), named(manager));
+        assert_eq!(self.slices(), slices_of_volumes(manager));
         assert_eq!(manager.status().pending_deletions, 0);
     }
 }
 
 /// The slices of all volumes.
-pub fn named(manager: &Manager) -> BTreeSet<(BrickId, SliceId)> {
+pub fn slices_of_volumes(manager: &Manager) -> BTreeSet<(BrickId, SliceId)> {
     let mut all = BTreeSet::new();
     for info in manager.volumes() {
         let layout = manager.show(&info.name).expect("the volume").layout;
@@ -414,14 +414,18 @@ pub fn named(manager: &Manager) -> BTreeSet<(BrickId, SliceId)> {
     all
 }
 
-pub struct Served {
-    pub handle: Handle,
-    pub client: Client,
+pub struct TestServer {
+    pub handle: ManagerHandle,
+    pub client: ManagerClient,
 }
 
-/// The manager refuses it for this reason, and says these words.
+/// Asserts that the manager refuses with this code, and that its error contains these words.
 #[track_caller]
-pub fn refused<T: std::fmt::Debug>(result: Result<T, ManagerError>, wanted: Code, words: &[&str]) {
+pub fn assert_refused<T: std::fmt::Debug>(
+    result: Result<T, ManagerError>,
+    wanted: ErrorCode,
+    words: &[&str],
+) {
     let ManagerError::Refused {
         code,
         error,

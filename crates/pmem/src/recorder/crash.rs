@@ -1,24 +1,24 @@
-//! What a crash at some moment may leave, and which of it is looked at.
+//! The images that a crash may leave at one point, and the choice of those to check.
 
 use super::{Image, PAGE_WORDS, Recorder};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Units up to which an image is drawn unit by unit: each of the few images
-/// is then likely enough.
+/// Up to this many units an image is drawn unit by unit: each of the few images is then likely
+/// enough.
 const FEW_UNITS: usize = 8;
-/// Samples in a row that were there already, after which no other is looked for.
+/// Repeated samples in a row after which the search ends.
 const DRAWS_MAX: u32 = 64;
 
 /// The number of a unit, and its stores: word in the unit, value.
 type UnitStores = (usize, Vec<(usize, u64)>);
 
-/// The moment just before stores become persistent: what is certain, and what
-/// may be there.
+/// The point just before stores become persistent: the certain content, and the stores that may be
+/// persistent.
 #[derive(Clone)]
 pub struct CrashPoint {
     pub(super) durable: Image,
     pub(super) unit_words: usize,
-    /// Lines or sectors, and what was stored to them.
+    /// Lines or sectors, and the stores to them.
     pub(super) units: Vec<UnitStores>,
 }
 
@@ -28,9 +28,8 @@ impl CrashPoint {
         count(&self.states())
     }
 
-    /// Image number `index` of [`CrashPoint::count`], each another one: the
-    /// index in mixed radix chooses how much of each line or sector persisted.
-    /// Zero is nothing uncertain.
+    /// Image number `index` of [`CrashPoint::count`], each a different one: the index in mixed
+    /// radix chooses how much of each line or sector persisted. Image zero has no uncertain store.
     ///
     /// # Panics
     /// When the index is not below the count.
@@ -49,16 +48,15 @@ impl CrashPoint {
         self.build(self.units.iter().map(|(_, stores)| stores.len()))
     }
 
-    /// An image chosen by the seed, where there are too many to count. Three
-    /// of four are near what breaks protocols: everything but little, little
-    /// but nothing else, and pages that are there as a whole or not.
+    /// An image chosen by the seed, where there are too many to count. Three of four are near the
+    /// states that break protocols: all but a few stores, only a few stores, and pages that are
+    /// present as a whole or not.
     pub fn sample(&self, seed: u64) -> Image {
         self.build(self.sample_counts(seed))
     }
 
-    /// Every legal image, if there are at most `all_max`; otherwise nothing,
-    /// everything, and samples of the seed, at most `sampled` in all. None is
-    /// given twice.
+    /// Every legal image, if there are at most `all_max`. Otherwise no store, every store, and
+    /// samples by the seed, at most `sampled` in all. No image is repeated.
     pub fn images(&self, all_max: u64, sampled: u64, seed: u64) -> CrashImages<'_> {
         let states = self.states();
         let count = count(&states);
@@ -74,8 +72,8 @@ impl CrashPoint {
         }
     }
 
-    /// Of each unit, by how many of its stores persisted: the fewest that leave
-    /// the same.
+    /// For each unit, and each count of its persisted stores, the smallest count that leaves the
+    /// same content.
     fn states(&self) -> Vec<Vec<usize>> {
         self.units.iter().map(|unit| self.states_of(unit)).collect()
     }
@@ -87,7 +85,7 @@ impl CrashPoint {
         for (count, &(word, value)) in (1..).zip(stores) {
             let durable = || self.durable.get(unit * self.unit_words + word);
             let old = held.insert(word, value).unwrap_or_else(durable);
-            // Equal words have equal sums, whatever was stored before.
+            // Equal words have equal sums, whichever stores led to them.
             sum ^= state_hash(word, old) ^ state_hash(word, value);
             states.push(*fewest.entry(sum).or_insert(count));
         }
@@ -120,7 +118,7 @@ impl CrashPoint {
                 if random(&mut page).is_multiple_of(2) {
                     return stores.len();
                 }
-                // Of a page that is missing, a line is there now and then.
+                // A line of a missing page is present now and then.
                 match draw() % 16 {
                     0 => stores.len(),
                     _ => 0,
@@ -142,8 +140,8 @@ impl CrashPoint {
         (0..).zip(&self.units).map(of_unit).collect()
     }
 
-    /// Memory that starts as one of the images: the seed draws how much of
-    /// each unit persisted, whatever became of the others.
+    /// Memory that starts as one of the images: the seed draws how much of each unit persisted,
+    /// independently of the others.
     #[must_use]
     pub fn sample_recorder(&self, seed: u64) -> Recorder {
         let mut state = seed;
@@ -151,7 +149,7 @@ impl CrashPoint {
         Recorder::from_image(self.build(self.units.iter().map(of_unit)))
     }
 
-    /// The image in which so many stores of each unit persisted.
+    /// The image in which this many stores of each unit persisted.
     fn build(&self, persisted: impl IntoIterator<Item = usize>) -> Image {
         let mut image = self.durable.clone();
         for ((unit, stores), persisted) in self.units.iter().zip(persisted) {
@@ -167,18 +165,18 @@ impl CrashPoint {
 pub struct CrashImages<'p> {
     point: &'p CrashPoint,
     is_all: bool,
-    /// How many at most.
+    /// The most images left to return.
     left: u64,
-    /// The number of the next one, or of the next draw.
+    /// The index of the next image, or of the next draw.
     next: u64,
     states: Vec<Vec<usize>>,
     seed: u64,
-    /// Sums of the samples so far.
+    /// Hashes of the samples so far.
     given_sums: HashSet<u64>,
 }
 
 impl CrashImages<'_> {
-    /// Whether they are all that are legal.
+    /// Whether these are all legal images.
     #[must_use]
     pub fn is_all(&self) -> bool {
         self.is_all
@@ -194,7 +192,7 @@ impl CrashImages<'_> {
         }
     }
 
-    /// Whether no image before left the same.
+    /// Whether no earlier image has the same content.
     fn is_new(&mut self, drawn: &[usize]) -> bool {
         let fewest = self.states.iter().zip(drawn).map(|(states, &n)| states[n]);
         let marks = (0..)
@@ -233,7 +231,7 @@ fn distinct_states(states: &[usize]) -> impl Iterator<Item = usize> + Clone {
         .map(|(at, _)| at)
 }
 
-/// How many images states of units make; saturates.
+/// The number of images of these unit states; saturates.
 fn count(states: &[Vec<usize>]) -> u64 {
     let choices = states
         .iter()
@@ -241,14 +239,13 @@ fn count(states: &[Vec<usize>]) -> u64 {
     choices.fold(1, u64::saturating_mul)
 }
 
-/// A number for a word and what it holds; sums of them tell units apart.
+/// A hash of a word and its content; sums of them distinguish states of units.
 fn state_hash(word: usize, value: u64) -> u64 {
     let mut state = value ^ (word as u64).wrapping_mul(0xff51_afd7_ed55_8ccd);
     random(&mut state)
 }
 
-/// How many of a unit's stores persisted. None and all are where protocols
-/// break.
+/// How many of a unit's stores persisted. Protocols break at none and all.
 fn random_count(drawn: u64, stores: usize) -> usize {
     match drawn >> 62 {
         0 => 0,

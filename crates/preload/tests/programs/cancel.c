@@ -26,7 +26,7 @@ static void *writes(void *argument)
     return 0;
 }
 
-// Blocked in the kernel, by a descriptor that is not ours.
+// Blocks in the kernel, on a descriptor that is not in the table.
 static void *waits(void *argument)
 {
     (void)argument;

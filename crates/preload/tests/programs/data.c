@@ -1,4 +1,4 @@
-// Every way to read and write, and every error in it.
+// All calls that read and write, and all of their errors.
 #include "say.h"
 
 static char big[3 << 20], back[3 << 20];
@@ -67,7 +67,7 @@ static void offsets(int fd)
 
 static void pointers(int fd)
 {
-    // A mapped page between two that are not.
+    // A mapped page between two that cannot be accessed.
     char *page = mmap(0, 3 * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     MUST(mprotect(page + 4096, 4096, PROT_READ | PROT_WRITE) == 0);
     char *good = page + 4096;
@@ -86,7 +86,7 @@ static void pointers(int fd)
     SAY(write(fd, page, 10));
     SAY(read(fd, page, 10));
     SAY(at(fd));
-    // Only some of it is there.
+    // Only a part of the buffer is mapped.
     SAY(pread(fd, good + 4000, 200, 0) < 200);
     SAY(pwrite(fd, good + 4000, 200, 0) < 200);
     SAY(pread(fd, (char *)constant, 4096, 0));
@@ -99,7 +99,7 @@ static void pointers(int fd)
     SAY(pwritev(fd, bad + 1, 1, 0));
     SAY(pwritev(fd, (struct iovec *)page, 1, 0));
     SAY(readv(fd, 0, 1));
-    // Past the end of a mapped file: SIGBUS, were it touched.
+    // Past the end of a mapped file: an access raises SIGBUS.
     int empty = must_open("empty", O_RDWR | O_CREAT);
     char *past = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, empty, 0);
     SAY(pwrite(fd, past, 10, 0));
@@ -180,7 +180,7 @@ static void appending(void)
     SAY(writev(fd, two, 2));
     SAY(pwritev(fd, two, 2, 5));
     SAY(at(fd));
-    // Others make it longer, and shorter.
+    // Another description extends and truncates it.
     int other = must_open("appended", O_RDWR);
     SAY(pwrite(other, big, 70, 400));
     SAY(write(fd, big + 3, 40));
@@ -194,13 +194,13 @@ static void appending(void)
     SAY(write(alike, big, 15));
     SAY(at(fd));
     whole(fd);
-    // No more.
+    // It appends no more.
     SAY(fcntl(alike, F_SETFL, 0));
     SAY(lseek(fd, 3, SEEK_SET));
     SAY(write(fd, big, 5));
     SAY(at(fd));
     whole(fd);
-    // From now on.
+    // Appends from now on.
     int later = must_open("later", O_RDWR | O_CREAT), same = dup(later);
     SAY(pwrite(later, big, 1000, 0));
     SAY(fcntl(later, F_SETFL, O_APPEND));

@@ -1,4 +1,4 @@
-// Descriptors that get second names, go, and come again as something else.
+// Descriptors that are duplicated, closed, and reused for other files.
 #include "say.h"
 
 static char bytes[4096], back[8192];
@@ -10,7 +10,7 @@ static int fresh(const char *path)
     return fd;
 }
 
-// Whoever got this number now is no file: what is written to it comes out of the pipe.
+// The number now belongs to a pipe: bytes written to it come out there.
 static void is_pipe(int fd, int other)
 {
     SAY(write(fd, "pipe", 4));
@@ -106,7 +106,7 @@ static void streams(void)
     SAY(fprintf(stream, "printed"));
     SAY(fclose(stream));
     pipe_at(fd);
-    // A stream and a second name of its description.
+    // A stream and a duplicate of its descriptor.
     fd = fresh("streams");
     int second = dup(fd);
     stream = fdopen(fd, "r+");
@@ -137,7 +137,7 @@ static void streams(void)
     close(kept);
 }
 
-// Numbers above all before, which only `dup2` gives, go with a range.
+// Numbers above all earlier ones, which only `dup2` gives, are closed with a range.
 static void highest(void)
 {
     char name[] = "made-XXXXXX";

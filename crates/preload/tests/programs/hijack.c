@@ -1,6 +1,6 @@
-// A program that defines all that the library imports (`hijack.h`, which the test writes), and
-// ends when any of it is called. It calls the library by names that this does not import, and
-// speaks past the C library.
+// A program that defines all imports of the library (`hijack.h`, which the test writes), and ends
+// when any of them is called. It calls the library by names that it does not import, and makes
+// system calls without the C library.
 #include <fcntl.h>
 #include <stddef.h>
 #include <sys/syscall.h>

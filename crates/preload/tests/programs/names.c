@@ -1,5 +1,5 @@
-// Every name of what other programs call otherwise: those for long files, those that check
-// lengths, and those of old programs.
+// Names that the other programs do not call: those for long files, those that check lengths, and
+// those of old programs.
 #include "say.h"
 
 #include <sys/prctl.h>
@@ -10,7 +10,7 @@
 
 static char bytes[4096], back[8192];
 
-// As the headers have programs call them that check what they are given.
+// Declared as by the headers for programs with checked calls.
 int __open_2(const char *, int);
 int __open64_2(const char *, int);
 int __openat_2(int, const char *, int);
@@ -26,7 +26,7 @@ int __clone(int (*)(void *), void *, int, void *, ...);
 void (*bsd_signal(int, void (*)(int)))(int);
 void (*__sysv_signal(int, void (*)(int)))(int);
 
-// Reached by the engine: the file has what it read and wrote.
+// The engine did it: the file has the bytes that were read and written.
 static void is_direct(int fd)
 {
     MUST(fd >= 0);
@@ -95,7 +95,7 @@ static void transfers(void)
     SAY(writev(fd, two, 2));
     SAY(fsync(fd));
     SAY(fdatasync(fd));
-    // What is no name of the library is the kernel's, and seen by what is.
+    // The kernel serves other names, and the exported ones see their effects.
     SAY(ftruncate64(fd, far + 50));
     SAY(pread64(fd, back, 100, far));
     SAY(posix_fallocate64(fd, far, 200));
@@ -153,7 +153,7 @@ static void mapped(void *(*map)(void *, size_t, int, int, int, off64_t))
     close(fd);
 }
 
-// A name that is the number's second, and goes with it.
+// A duplicate of the number, which is closed with it.
 static void controlled(int (*control)(int, int, ...))
 {
     int fd = must_open("controlled", O_RDWR | O_CREAT), second = control(fd, F_DUPFD, 30);
@@ -163,7 +163,7 @@ static void controlled(int (*control)(int, int, ...))
     int third = control(second, F_DUPFD_CLOEXEC, 40);
     SAY(control(third, F_GETFD));
     SAY(pread(third, back, 20, 0));
-    // Appends from now on, which is left to the kernel.
+    // Appends from now on, so the kernel serves it.
     SAY(control(second, F_SETFL, O_APPEND));
     SAY(pwrite(third, bytes, 10, 0));
     SAY(lseek(third, 0, SEEK_END));
@@ -172,7 +172,7 @@ static void controlled(int (*control)(int, int, ...))
     close(second), close(third);
 }
 
-// Whoever has the number now is the pipe's end.
+// The number now belongs to the pipe's end.
 static void is_pipe(int fd, int other)
 {
     SAY(write(fd, "pipe", 4));
@@ -188,7 +188,7 @@ static void ends_well(pid_t child)
     SAY(status);
 }
 
-// Another process has the offset from then on.
+// Another process shares the offset from then on.
 static void shared(int (*send)(int, struct msghdr *))
 {
     int ends[2], fd = must_open("shared", O_RDWR | O_CREAT), got = -1;
@@ -278,7 +278,7 @@ static void limited(void)
 
 int vlimit(int, int);
 
-// Ways that the C library goes past its own functions.
+// Functions by which the C library sets limits without its exported names.
 static void limited_for_good(int by_vlimit)
 {
     enum { LIM_FSIZE = 2, LIMIT = 2560 };
@@ -311,7 +311,7 @@ static void (*by_other_name(int signal, void (*handler)(int)))(int)
     return __sigaction(signal, &action, &old) == 0 ? old.sa_handler : SIG_ERR;
 }
 
-// What each way to set a handler says of the one before, and how it stays.
+// Each function that sets a handler returns the previous one, and its handler stays or not.
 static void handlers(void)
 {
     struct sigaction old;
@@ -355,7 +355,7 @@ static void cancelled_anywhere(void)
     close(fd);
 }
 
-// A child whose first three numbers were files of ours.
+// The first three numbers of the child were files in the table.
 static void files_below(const char *path)
 {
     int fd = must_open(path, O_RDWR | O_CREAT);
@@ -364,7 +364,7 @@ static void files_below(const char *path)
     MUST(pwrite(1, "kept", 4, 0) == 4);
 }
 
-// A stream whose number was a file of ours.
+// A stream with the number of a file in the table.
 static void reopened(FILE *(*again)(const char *, const char *, FILE *))
 {
     fflush(stdout);
@@ -389,7 +389,7 @@ static void daemons(void)
         files_below("daemon");
         if (daemon(1, 0) != 0)
             _exit(1);
-        // To nowhere.
+        // To no file.
         byte = pwrite(1, "lost", 4, 0) == 4;
         MUST(write(ends[1], &byte, 1) == 1);
         _exit(0);
@@ -411,7 +411,7 @@ static void terminals(void)
         int master = -1;
         pid_t below = forkpty(&master, 0, 0, 0);
         if (below == 0)
-            // A terminal has no places.
+            // A terminal has no offsets.
             _exit(write(1, "to it", 5) != 5 || pwrite(1, "lost", 4, 0) != -1);
         char said[5];
         if (read(master, said, 5) != 5 || memcmp(said, "to it", 5) != 0)
@@ -508,7 +508,7 @@ int main(void)
     all_ended();
     other_names();
     ranges();
-    // The last leaves everything to the kernel, whether it fails or not.
+    // The last call leaves everything to the kernel, whether it fails or not.
     SAY(prctl(PR_GET_DUMPABLE));
     SAY(mlockall(0));
     return 0;

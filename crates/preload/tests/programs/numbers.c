@@ -1,4 +1,4 @@
-// Numbers that nobody was seen to close, and what has them next.
+// Numbers that were closed without the library, and the files that get them next.
 #include "say.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -19,7 +19,8 @@ static long bare(long number, long a, long b, long c)
     return result;
 }
 
-// A file of the engine that went without a word, as `io_uring` closes it. Gives its number.
+// A file of the engine that was closed without the library, as `io_uring` does it. Returns its
+// number.
 static int gone(void)
 {
     int fd = must_open("gone", O_RDWR | O_CREAT);
@@ -28,7 +29,7 @@ static int gone(void)
     return fd;
 }
 
-// What the kernel says of a number, once it is something else.
+// The kernel's results for a number that leads to another file.
 static void is_other(int fd)
 {
     SAY(pread(fd, back, 10, 0));
@@ -80,7 +81,7 @@ static int accepted(int (*accept_)(int))
     struct sockaddr address = {.sa_family = AF_UNIX};
     int client;
     if (listener < 0) {
-        // Out of the way of the numbers that are looked at; the kernel chooses a name.
+        // Out of the range of the numbers under test; the kernel chooses a name.
         int made = socket(AF_UNIX, SOCK_STREAM, 0);
         MUST((listener = fcntl(made, F_DUPFD, 500)) >= 0 && close(made) == 0);
         MUST(bind(listener, &address, sizeof address.sa_family) == 0 && listen(listener, 9) == 0);
@@ -113,7 +114,7 @@ static int by_number(int listener)
 
 static int sockets[2] = {-1, -1};
 
-// The other end of a message that takes a pipe's end with it.
+// The receiving end of a message that carries a pipe's end.
 static int received(int many)
 {
     int got = -1, end = 520;
@@ -175,7 +176,7 @@ static void new_ones(void)
     close(zero);
 }
 
-// What the kernel refuses, it refuses also where descriptors in it are looked for.
+// The kernel refuses bad messages also if the library looks for descriptors in them.
 static void bad_messages(void)
 {
     int fd = must_open("bad messages", O_RDWR | O_CREAT);
@@ -214,7 +215,7 @@ static void bad_messages(void)
     close(fd);
 }
 
-// Each with a write that is the engine's, or is no longer: the test counts them.
+// Each with a write that the engine does, or no longer does: the test counts them.
 static void by_numbers(void)
 {
     int fd = must_open("by numbers", O_RDWR | O_CREAT), second = syscall(SYS_dup, fd);
@@ -231,7 +232,7 @@ static void by_numbers(void)
     SAY(pwrite(fd, bytes, 10, 100));
     SAY(syscall(SYS_close_range, 60, 80, 0));
     SAY(pwrite(70, bytes, 10, 100));
-    // A limit, and none.
+    // A limit, and no limit.
     struct rlimit limit = {3000, RLIM_INFINITY}, none = {RLIM_INFINITY, RLIM_INFINITY};
     signal(SIGXFSZ, SIG_IGN);
     SAY(syscall(SYS_setrlimit, RLIMIT_FSIZE, &limit));

@@ -1,5 +1,5 @@
-// A program that defines functions of the C library itself, and passes them on by the C library's
-// other names for them.
+// A program that defines functions of the C library itself, and calls the C library's other names
+// for them.
 #include "say.h"
 
 #include <stdarg.h>

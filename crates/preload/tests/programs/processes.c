@@ -11,7 +11,7 @@ static void ends_well(pid_t child)
     MUST(child > 0 && waitpid(child, &status, 0) == child && status == 0);
 }
 
-// Both write at the one offset, by turns; and each at places of its own.
+// Both write in turn at the shared offset, and each at offsets of its own.
 static void turns(int fd, pid_t child, const char *who, int ends[4])
 {
     char token;
@@ -47,7 +47,7 @@ static void by(const char *path, pid_t (*fork_)(void))
 
 enum { RECORDS = 5000, RECORD = 16 };
 
-// All write as fast as they can at the one offset, and nothing is lost.
+// All write as fast as they can at the shared offset, and no write is lost.
 static void race(int fd)
 {
     for (int i = 0; i < RECORDS; i++)
@@ -82,7 +82,7 @@ static pid_t raw_fork(void)
     return syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
 }
 
-// A child opens, closes and writes as it likes; the parent's numbers are what they were.
+// A child opens, closes and writes as it likes; the parent's numbers stay the same.
 static void apart(void)
 {
     int one = must_open("one", O_RDWR | O_CREAT), two = must_open("two", O_RDWR | O_CREAT);
@@ -102,7 +102,7 @@ static void apart(void)
     close(one), close(two);
 }
 
-// A number above all before, which only `dup2` gave, is inherited as well.
+// A number above all earlier ones, which only `dup2` gave, is inherited as well.
 static void above(void)
 {
     int fd = must_open("above", O_RDWR | O_CREAT);
@@ -119,8 +119,8 @@ static void above(void)
     close(90);
 }
 
-// Who was copied past `fork` may be a copy of a program with threads, and is not to allocate: all is
-// the kernel's.
+// A copy made without `fork` may be a copy of a program with threads, and must not allocate: the
+// kernel serves all its calls.
 static void untold(pid_t (*fork_)(void))
 {
     int fd = must_open("untold", O_RDWR | O_CREAT);
@@ -144,7 +144,7 @@ static int spoiled;
 
 pid_t __vfork(void) __attribute__((returns_twice));
 
-// A child of the child, which must not end that it is one.
+// A child of the child; its end must not end the first `vfork`.
 static __attribute__((noinline)) int vforks(void)
 {
     int status = -1;
@@ -181,7 +181,7 @@ static void vforked(int by_other_name)
     close(one), close(two), close(ends[0]), close(ends[1]);
 }
 
-// A process in the same memory with numbers of its own.
+// A process in the same memory with descriptors of its own.
 static int apart_fd, apart_ends[2];
 
 static int run_apart(void *argument)
@@ -208,14 +208,14 @@ static void cloned_apart(int flags)
     SAY(pread(fd, back, 100, 0));
     SAY(memcmp(back, "beforebehind", 12));
     close(fd), close(apart_ends[0]), close(apart_ends[1]);
-    // And one that is opened now.
+    // A file that is opened now.
     fd = must_open("apart", O_RDWR);
     SAY(pwrite(fd, "opened", 6, 3));
     SAY(pread(fd, back, 100, 0));
     close(fd);
 }
 
-// A process that shares descriptors, and makes a number another file.
+// A process that shares descriptors, and reuses a number for another file.
 static int run_together(void *argument)
 {
     (void)argument;
@@ -241,7 +241,7 @@ static void cloned_together(int flags)
     ends_well(child);
 }
 
-// The same by the call's number.
+// The same, by the number of the system call.
 static void called_together(void)
 {
     fflush(stdout);
@@ -278,7 +278,7 @@ static void others(void)
     pclose(stream);
     MUST(write(fd, "fourth", 6) == 6);
     SAY(at(fd));
-    // One that is opened now is nobody else's.
+    // A file that is opened now is shared with no process.
     int later = must_open("later", O_RDWR | O_CREAT);
     MUST(write(later, "later", 5) == 5);
     close(fd), close(8), close(later);
@@ -340,7 +340,7 @@ static void executes(int way)
     ends_well(child);
 }
 
-// What is inherited over `exec` is the kernel's.
+// The kernel serves descriptors that are inherited over `exec`.
 static void executed(char *self)
 {
     int fd = must_open("executed", O_RDWR | O_CREAT);

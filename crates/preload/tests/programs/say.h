@@ -1,5 +1,5 @@
-// What the programs say is compared between the kernel and the direct path: results, error
-// numbers, and sums of what was read.
+// The test compares the output of programs by the kernel and on the direct path: results, error
+// numbers, and sums of the bytes read.
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -49,7 +49,7 @@ static inline void fill(void *bytes, size_t len, unsigned seed)
         fflush(stdout);                                                                       \
     } while (0)
 
-// What must hold in both ways.
+// A condition that must hold with and without the library.
 #define MUST(condition)                                                                       \
     do {                                                                                      \
         if (!(condition)) {                                                                   \
@@ -71,7 +71,7 @@ static inline int must_open(const char *path, int flags)
     return fd;
 }
 
-// What the engine of the tests has counted, or nothing without it.
+// The counts of the test engine, or nothing without it.
 enum { OPENS = 0, WRITES = 2, ENDS = 4 };
 
 static inline long counted(int which)
@@ -79,7 +79,7 @@ static inline long counted(int which)
     static int file = -1;
     long counts[10] = {0};
     const char *path = getenv("PAGEMESH_PROBE_COUNTS");
-    // Once, as `open` ends what is left.
+    // Opened once, as `open` frees deferred entries.
     if (path && file < 0)
         file = must_open(path, O_RDONLY);
     MUST(!path || pread(file, counts, sizeof counts, 0) == sizeof counts);

@@ -22,7 +22,7 @@ int __sigaction(int, const struct sigaction *, struct sigaction *);
 handler *bsd_signal(int, handler *);
 handler *__sysv_signal(int, handler *);
 
-// Another way to set a handler; null: `sigaction`.
+// Another function that sets a handler; null: `sigaction`.
 static handler *(*set)(int, handler *);
 
 static handler *by_other_sigaction(int signal, handler *handler)
@@ -31,7 +31,7 @@ static handler *by_other_sigaction(int signal, handler *handler)
     return __sigaction(signal, &action, 0) == 0 ? SIG_DFL : SIG_ERR;
 }
 
-// Some are set for one time; the next signal comes when they are set again.
+// One-shot handlers are set again before the next signal.
 static void again_if_once(int signal, handler *handler)
 {
     if (set) {
@@ -86,7 +86,7 @@ static void handlers_that_do_io(void)
 static void handlers_that_leave(void)
 {
     volatile int rounds = 0;
-    // Before the first signal comes: it jumps here.
+    // Before the first signal comes: its handler jumps here.
     if (sigsetjmp(out, 1) == 0)
         ticking(leaves, 700);
     while (rounds++ < (set ? 100 : 1000) || handled < 20) {
@@ -94,13 +94,13 @@ static void handlers_that_leave(void)
         MUST(pread(fd, back, 4096, 0) == 4096);
     }
     quiet();
-    // Nothing stayed blocked, and the engine is still reached.
+    // No signal stayed blocked, and the engine is still reached.
     sigset_t mask;
     sigprocmask(SIG_BLOCK, 0, &mask);
     SAY(sigismember(&mask, SIGALRM));
 }
 
-// It may leave some to the kernel.
+// The engine may leave some calls to the kernel.
 static int did(int which, long before, int times)
 {
     return !getenv("PAGEMESH_PROBE_COUNTS") || counted(which) - before > times / 2;
@@ -122,7 +122,7 @@ static __attribute__((noinline)) void deep_down(void)
     SAY(did(ENDS, ends, TIMES));
 }
 
-// Who has left a handler is in none any more, also deeper than where it came.
+// A thread that has left a handler by a jump is in no handler any more, also deeper on the stack.
 static void behind_a_jump(void)
 {
     signal(SIGUSR1, leaves);
@@ -141,7 +141,7 @@ static void jumps_within(int signal)
         raise(SIGALRM);
         MUST(0);
     }
-    // Still in this one, which may have interrupted anything.
+    // Still in this handler, which may have interrupted any call.
     long writes = counted(WRITES);
     for (int i = 0; i < TIMES; i++)
         wrong += pwrite(fd, bytes, 64, 0) != 64;
@@ -166,7 +166,7 @@ static void closes(int signal)
         close(many[i]);
 }
 
-// What a handler closed is ended when something is closed behind it.
+// A file that a handler closed is freed at the next close.
 static void closed_by_a_handler(void)
 {
     int last = must_open("handler", O_RDWR | O_CREAT);
@@ -224,7 +224,7 @@ static void all_come_in_order(void)
     SAY(wrong);
 }
 
-// One signal after the other, while buffers are touched for the first time.
+// Signals come one after the other, while buffers are touched for the first time.
 static pthread_t reader;
 static volatile sig_atomic_t lost;
 
@@ -365,7 +365,7 @@ static void alternate(void)
     SAY(wrong);
 }
 
-// What the smallest stack has left is too little for the engine.
+// The smallest stack leaves too little space for the engine.
 static char *small;
 static size_t small_bytes;
 
@@ -394,8 +394,8 @@ static void measures(int signal)
 
 static void on_smallest_stack(void)
 {
-    // As much as 8 KiB, long the usual size, leave behind what the kernel keeps there; that differs
-    // between processors, and is measured.
+    // As much as 8 KiB, long the usual size, leave besides the kernel's signal frame. The frame
+    // differs between processors, so the program measures it.
     enum { LEFT = 4608, PAGES = 65536 };
     char *pages = mmap(0, PAGES + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     MUST(pages != MAP_FAILED && mprotect(pages, 4096, PROT_NONE) == 0);
@@ -408,7 +408,7 @@ static void on_smallest_stack(void)
     action.sa_handler = on_small_stack;
     MUST(sigaltstack(&(stack_t){.ss_sp = small, .ss_size = small_bytes}, 0) == 0);
     MUST(sigaction(SIGUSR2, &action, 0) == 0 && pwrite(fd, bytes, 4096, 19000) == 4096);
-    // Once elsewhere, since finding a function takes the loader much stack.
+    // First on another stack, since the loader takes much stack to look up a function.
     on_small_stack(SIGUSR2);
     raise(SIGUSR2);
     SAY(was_on_stack);
@@ -449,7 +449,8 @@ static void faults(void)
     }
 }
 
-// A fault ends who ignores it, but what is sent is ignored, before and behind the first file.
+// A fault ends a process that ignores the signal, but a sent signal is ignored, before and after
+// the first file.
 static void ignored(void)
 {
     struct sigaction old;

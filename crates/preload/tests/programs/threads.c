@@ -1,4 +1,4 @@
-// Threads that share descriptors and offsets, and that close what others use.
+// Threads that share descriptors and offsets, and that close descriptors in use by others.
 #include "say.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -24,7 +24,7 @@ static void *append(void *argument)
     return 0;
 }
 
-// Each record is there once, whole, and each thread's in its order.
+// Each record is there once, whole, and the records of each thread are in order.
 static void all_there(int fd)
 {
     int next[THREADS] = {0};
@@ -43,7 +43,7 @@ static void all_there(int fd)
 
 static int taken[THREADS * RECORDS];
 
-// Each record is read once, by one of them.
+// Each record is read once, by one of the threads.
 static void *take(void *argument)
 {
     char record[RECORD + 1] = {0};
@@ -76,13 +76,13 @@ static void offsets(void)
     together(take);
     for (int i = 0; i < THREADS * RECORDS; i++)
         MUST(taken[i] == 1);
-    // Offsets differ between runs only in the order of threads.
+    // Runs differ only in the order of threads.
     ftruncate(fd, 0) == 0 ? (void)0 : abort();
     close(fd);
 }
 
-// A number is one of two files, or none; whoever reads sees all of one, and what is written
-// to the second never comes to the first, which is only open for reading.
+// A number leads to one of two files, or none. A reader gets all bytes from one file. Writes to the
+// second file never reach the first, which is only open for reading.
 enum { PART = 512 };
 static int number;
 
@@ -177,7 +177,7 @@ static void rotated(void)
         int new = must_open(name, O_WRONLY | O_CREAT | O_TRUNC);
         MUST(dup2(new, number) == number);
         MUST(close(new) == 0);
-        // Some are written by everybody before the next one comes.
+        // All threads write to some of the files before the next one comes.
         while (i % 8 == 0 && lseek(number, 0, SEEK_CUR) < 40 * RECORD)
             ;
     }
@@ -192,7 +192,7 @@ static void rotated(void)
     }
 }
 
-// Forks in the middle of what others write at an offset.
+// Forks while other threads write at an offset.
 static void *forks(void *argument)
 {
     (void)argument;
@@ -216,7 +216,7 @@ static void forking(void)
     pthread_join(forker, 0);
 }
 
-// A read of so many bytes waits in the kernel until somebody lets it go on (seccomp_unotify(2)).
+// A read of this many bytes blocks in the kernel until it is resumed (seccomp_unotify(2)).
 enum { HELD_UP = (1 << 20) + 1 };
 static int listener_ends[2], slow;
 
@@ -241,7 +241,7 @@ static void *read_slowly(void *argument)
     int listener = hold_up();
     sigset_t ends;
     (void)argument;
-    // Else a child's end has it wait anew.
+    // Otherwise a child's end restarts the wait.
     sigemptyset(&ends);
     sigaddset(&ends, SIGCHLD);
     pthread_sigmask(SIG_BLOCK, &ends, 0);
@@ -250,7 +250,7 @@ static void *read_slowly(void *argument)
     return 0;
 }
 
-// Others are copied while the kernel has a read at an offset under way.
+// The process forks while the kernel has a read at an offset in progress.
 static void held_up(void)
 {
     enum { SECONDS_MAX = 10 };
@@ -263,7 +263,7 @@ static void held_up(void)
     MUST(read(listener_ends[0], &listener, sizeof listener) == sizeof listener);
     struct seccomp_notif told = {0};
     MUST(ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, &told) == 0);
-    // It goes on behind all of this, or never.
+    // It resumes after all of this, or never.
     alarm(SECONDS_MAX);
     pid_t child = fork();
     if (child == 0)

@@ -1,4 +1,4 @@
-//! Programs, run with and without the library, over directories of their own.
+//! Runs programs with and without the library, in directories of their own.
 
 #![allow(dead_code)]
 
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
 
-/// What the engine of the tests counted, in the order of `src/probe.rs`.
+/// The counts of the test engine, in the order of `src/probe.rs`.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub struct Counts {
     pub opens: u64,
@@ -23,7 +23,7 @@ pub struct Counts {
     pub sizes: u64,
 }
 
-/// A run of a program: what it said, how it ended, and the files that it left.
+/// A run of a program: its output, its exit status, and the files that it left.
 #[derive(Debug, PartialEq)]
 pub struct ProgramRun {
     pub output: String,
@@ -35,8 +35,8 @@ pub struct TestDirs {
     root: TempDir,
 }
 
-/// The library that was built for this test, which lies beside it. What lies above, where `cargo
-/// build` puts it, may be older.
+/// The library that was built for this test, which lies in the same directory. The one above, where
+/// `cargo build` puts it, may be older.
 pub fn library() -> PathBuf {
     let test = std::env::current_exe().expect("a test has a path");
     let library = test.with_file_name("libpagemesh_preload.so");
@@ -53,12 +53,12 @@ impl TestDirs {
         TestDirs { root }
     }
 
-    /// Something beside the directories of the runs.
+    /// A path next to the directories of the runs.
     pub fn path(&self, name: &str) -> PathBuf {
         self.root.path().join(name)
     }
 
-    /// The program `record_name`, built from `tests/programs` with these options.
+    /// The program `name`, built from `tests/programs` with these options.
     pub fn build(&self, name: &str, options: &[&str]) -> PathBuf {
         let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
         let program = self.root.path().join(name);
@@ -106,7 +106,7 @@ impl TestDirs {
         self.run("kernel", command)
     }
 
-    /// With the library, and these settings of its engine.
+    /// Runs a command with the library, and these settings of its engine.
     pub fn direct(&self, command: &mut Command, settings: &[(&str, &str)]) -> (ProgramRun, Counts) {
         let counts = self.root.path().join("counts");
         fs::write(&counts, [0u8; 80]).expect("a file for counts");
@@ -121,7 +121,7 @@ impl TestDirs {
         (run, counts_in(&counts))
     }
 
-    /// The same command in both ways has the same effects, and ends well.
+    /// Checks that a command has the same effects with and without the library, and succeeds.
     pub fn compare_with_kernel(
         &self,
         mut make: impl FnMut() -> Command,
@@ -141,19 +141,19 @@ impl TestDirs {
     }
 }
 
-/// How most programs are built today: for long files, and their calls checked.
+/// The usual build flags of packages: for long files, with checked calls.
 pub const PACKAGE_FLAGS: &[&str] = &[
     "-D_FILE_OFFSET_BITS=64",
     "-D_FORTIFY_SOURCE=2",
     "-Wno-unused-result",
 ];
 
-/// Builds a program and runs it in both ways.
+/// Builds a program and runs it with and without the library.
 pub fn check(name: &str, settings: &[(&str, &str)]) -> Counts {
     check_built(name, &[], settings)
 }
 
-/// The same of one that is built with these options.
+/// As [`check`], for a program that is built with these options.
 pub fn check_built(name: &str, options: &[&str], settings: &[(&str, &str)]) -> Counts {
     let stage = TestDirs::new();
     let program = stage.build(name, options);

@@ -1,23 +1,23 @@
-//! Whether transactions are whole.
+//! Checks that transactions are atomic.
 //!
-//! An acknowledged one has happened on each of its sectors: the search of each
-//! sees to that. One without that answer may have happened or not, but on all of
-//! its sectors alike. So the searches of its sectors must agree on an outcome:
-//! each tells whether what was seen there can be if it happened, and if it did
-//! not. Where one outcome is left it is taken for granted, which may decide other
-//! transactions of these sectors, and so on until nothing more follows.
+//! An acknowledged transaction has happened on each of its sectors; the search of each sector
+//! checks that. A transaction without that answer may have happened or not, but alike on all of its
+//! sectors. So the searches of its sectors must agree on an outcome: each says whether its
+//! observations are possible if the transaction happened, and if it did not. Where one outcome is
+//! left, the search assumes it, which may decide other transactions of these sectors, and so on
+//! until no more follows.
 //!
-//! That two transactions are whole by themselves is not that some outcomes of
-//! both fit together everywhere; only what follows step by step is found.
+//! The check is incomplete: each of two transactions may be atomic alone while no pair of outcomes
+//! fits everywhere. The check finds only violations that follow step by step.
 
 use super::{AssumedOutcomes, Event, HistoryChecker, OpKind, OpOutcome, Search};
 use std::collections::BTreeSet;
 
-/// States that a sector may be in; one with more tells nothing of a transaction.
-/// Fewer than where each sector is searched once.
+/// Maximum of states of a sector; a sector with more decides no transaction. It is lower than for
+/// the single search of each sector.
 const STATES_MAX: usize = 256;
 
-/// What may have become of a transaction.
+/// The outcomes of a transaction that are still possible.
 #[derive(Clone, Copy)]
 struct PossibleOutcomes {
     may_have_happened: bool,
@@ -25,8 +25,8 @@ struct PossibleOutcomes {
 }
 
 impl HistoryChecker {
-    /// How many transactions that were not acknowledged happened, how many did
-    /// not, and of how many nothing was seen that tells.
+    /// Counts the unacknowledged transactions that happened, that did not, and that no observation
+    /// decides.
     pub(super) fn check_atomicity(
         &self,
         of_sector: &[Vec<Event>],
@@ -36,7 +36,7 @@ impl HistoryChecker {
         let mut open: Vec<usize> = (0..self.operations.len())
             .filter(|number| self.is_open_transaction(*number))
             .collect();
-        // Of which sectors something more is known now than a round before.
+        // Sectors about which the last round found something new.
         let mut news: BTreeSet<u64> = (0..of_sector.len() as u64).collect();
         while !news.is_empty() {
             let (mut left, mut told) = (vec![], BTreeSet::new());
@@ -60,7 +60,7 @@ impl HistoryChecker {
         Ok((happened as u64, vanished as u64, open.len() as u64))
     }
 
-    /// Sectors of transactions of clients before this one that have no answer.
+    /// Unanswered transactions of earlier clients, with their sectors.
     pub(crate) fn unanswered_transactions_before(
         &self,
         attachment: u32,
@@ -90,7 +90,7 @@ impl HistoryChecker {
             && !operation.is_after_fence
     }
 
-    /// What may have become of a transaction, as all of these sectors allow.
+    /// The outcomes of a transaction that all of these sectors allow.
     fn possible_outcomes(
         &self,
         number: usize,
@@ -156,8 +156,8 @@ impl HistoryChecker {
                 )
             }
             None => format!(
-                "half of a transaction: {name} neither is on sector {sector} nor is not, with \
-                 what is known of others\n"
+                "half of a transaction: {name} can neither be on sector {sector} nor be missing \
+                 there, given the outcomes of others\n"
             ),
         };
         story += &format!("sector {sector}:\n{}", self.event_report(sector, events));
@@ -172,8 +172,8 @@ mod tests {
 
     const PARTS: [u64; 3] = [0, 16, 48];
 
-    /// A transaction of these parts with this value has no answer when another
-    /// client attaches.
+    /// Begins a transaction of these parts with this value; another client attaches before its
+    /// answer.
     fn begin_transaction(checker: &mut HistoryChecker, value: u64, parts: &[u64]) -> usize {
         let parts: Vec<_> = parts.iter().map(|at| (*at..at + 8, value)).collect();
         let first = parts.iter().map(|it| it.0.start).min().expect("a part");
@@ -227,8 +227,7 @@ mod tests {
         assert_eq!((searched.happened, searched.unknown), (0, 1));
     }
 
-    /// The sector before in the transaction need not be the one before on the volume
-    /// (seed 2905).
+    /// A transaction's previous sector need not be the previous one on the volume (seed 2905).
     #[test]
     fn transaction_parts_may_be_in_any_order() {
         for (seen, half) in [(7, false), (0, true)] {
@@ -242,15 +241,15 @@ mod tests {
         }
     }
 
-    /// Of two on the same sectors the later one hides the earlier, which must have
-    /// happened for what is seen elsewhere.
+    /// Of two transactions on the same sectors the later one hides the earlier. Observations
+    /// elsewhere show that the earlier one happened.
     #[test]
     fn one_transaction_decides_another() {
         let told = |last: u64| {
             let mut checker = HistoryChecker::default();
             checker.record_attach(1, false);
             begin_transaction(&mut checker, 7, &[0, 16]);
-            // The same channel: it comes after the first, if both happened.
+            // The same channel: the second comes after the first, if both happened.
             begin_transaction(&mut checker, 8, &[16, 48]);
             checker.record_attach(2, false);
             for (at, value) in [(0, 7), (16, 7), (48, last)] {

@@ -1,28 +1,28 @@
-//! What is left where a copy that followed goes on alone.
+//! The remaining data where a promoted asynchronous replica takes over.
 //!
-//! Such a copy is a prefix of what the volume's one queue carried. An order of two
-//! changes in the queue is known here where one was acknowledged before the other began,
-//! or both are of one channel and of one sector. So what is gone must be a suffix by
-//! that order, a transaction is gone as a whole, and nothing is gone that was
-//! acknowledged as durable, or before a flush began that was.
+//! Such a replica is a prefix of the volume's one replication queue. The order of two changes in
+//! the queue is known here if one was acknowledged before the other began, or if both are of one
+//! channel and one sector. So the lost changes must be a suffix by that order, and a transaction is
+//! lost as a whole. No change is lost that was acknowledged as durable, or before an acknowledged
+//! flush began.
 //!
-//! What the copy has is what the first client reads that attaches it, before anybody
-//! writes. The search of a sector goes on from that.
+//! The first client that attaches the replica reads its contents before any client writes. The
+//! search of each sector continues from them.
 //!
-//! A client of before may have an in-sync leg for itself, and nobody to tell it that it is
-//! over. It goes on acknowledging, and all of that is given up; but nothing durable is
-//! acknowledged without the copy.
+//! An earlier client may still have an in-sync leg to itself and not know that it is superseded. It
+//! goes on acknowledging writes, and all of them are lost; but it acknowledges no durable write
+//! without the replica.
 
 use super::{Event, HistoryChecker, OpKind, Operation};
 use std::collections::BTreeSet;
 
-/// A copy went on alone.
+/// A replica took over.
 pub(super) struct PromotionPoint {
-    /// Clients that attached with a lower epoch are over.
+    /// Clients that attached with a lower epoch are superseded.
     epoch: u32,
-    /// When the first client was there, as events are counted.
+    /// Event index of the first client's attach.
     event_index: usize,
-    /// What sectors had then, once somebody has read them.
+    /// The sectors' values at that time, once a client has read them.
     values: Vec<Option<u64>>,
 }
 
@@ -33,12 +33,12 @@ impl PromotionPoint {
 }
 
 impl HistoryChecker {
-    /// The last promotion that a client has met, by its epoch; 0 before any.
+    /// The epoch of the last promotion that a client has attached to; 0 before any.
     pub(crate) fn last_promotion_epoch(&self) -> u32 {
         self.promotions.last().map_or(0, |cut| cut.epoch)
     }
 
-    /// The first client is about to attach after a promotion with this epoch.
+    /// Records a promotion with this epoch, before the first client attaches.
     pub(crate) fn record_promotion(&mut self, epoch: u32, sectors: u64) {
         self.events.push(Event::Promoted(self.promotions.len()));
         self.promotions.push(PromotionPoint {
@@ -48,13 +48,13 @@ impl HistoryChecker {
         });
     }
 
-    /// Whether nothing may be written, as it is not known yet what a promoted copy has.
+    /// Whether writes must wait because the contents of a promoted replica are not known yet.
     pub(crate) fn awaits_reads(&self) -> bool {
         let last = self.promotions.last();
         last.is_some_and(|cut| cut.values.contains(&None))
     }
 
-    /// What a read saw, if it is one of the first after a promotion.
+    /// Takes the values of a read that is one of the first after a promotion.
     pub(super) fn record_promoted_values(&mut self, number: usize, values: &[u64]) {
         let Operation {
             attachment,
@@ -71,22 +71,22 @@ impl HistoryChecker {
         }
     }
 
-    /// The acknowledgement of a change will say that it lasts.
+    /// Marks a change that its acknowledgement will declare durable.
     pub(crate) fn mark_durable(&mut self, number: usize) {
         self.operations[number].is_durable = true;
     }
 
-    /// When something that is submitted now begins.
+    /// The event index at which an operation submitted now begins.
     pub(crate) fn event_count(&self) -> usize {
         self.events.len()
     }
 
-    /// A flush that began then was acknowledged.
+    /// Records an acknowledged flush that began at this event index.
     pub(crate) fn record_flush(&mut self, attachment: u32, began: usize) {
         self.flushes.push((attachment, began));
     }
 
-    /// Whether a change of a client that is over may be acknowledged, and is nowhere.
+    /// Whether a change of a superseded client may be acknowledged and lost.
     pub(super) fn may_be_lost(&self, number: usize) -> bool {
         let operation = &self.operations[number];
         let is_change = !matches!(operation.kind, OpKind::Read(_));
@@ -94,7 +94,7 @@ impl HistoryChecker {
         is_change && is_over && !operation.is_durable && self.is_unfenced(number)
     }
 
-    /// How many acknowledged changes were given up, and how many durable ones were not.
+    /// Counts the acknowledged changes that were lost, and the durable ones that were kept.
     pub(super) fn check_promotions(&self) -> Result<(u64, u64), String> {
         let changes = || self.operations.iter().enumerate();
         for (number, operation) in changes().filter(|(_, it)| it.is_after_fence) {
@@ -105,9 +105,7 @@ impl HistoryChecker {
             };
             if flushes.any(|flush| is_its(&flush)) {
                 let name = self.describe(number);
-                return Err(format!(
-                    "{name} was flushed, and is of a client that is over"
-                ));
+                return Err(format!("{name} was flushed, and is of a superseded client"));
             }
         }
         let mut counts = (0, 0);
@@ -149,11 +147,11 @@ impl HistoryChecker {
             };
             let why = match operation.acknowledged_at {
                 _ if there.contains(&number) && self.is_transaction(number) => {
-                    "half of a transaction is there"
+                    "half of a transaction is present"
                 }
                 Some(_) if operation.is_durable => "it was durable",
                 _ if is_before(flushed) => "it was flushed",
-                _ if is_before(newest) => "something later is there",
+                _ if is_before(newest) => "a later change is present",
                 _ => continue,
             };
             let name = self.describe(number);
@@ -166,7 +164,8 @@ impl HistoryChecker {
         Ok((lost as u64, lasted.count() as u64))
     }
 
-    /// Which changes of a sector a value shows, and which not; zeros are anybody's.
+    /// Classifies the changes of a sector by its value: present or lost. Zeroes may be of any
+    /// clear.
     fn classify_changes(
         &self,
         held: Option<u64>,
@@ -179,7 +178,7 @@ impl HistoryChecker {
         let shown = changes.iter().filter(|(_, value)| Some(*value) == held);
         let shown: Vec<usize> = shown.map(|it| it.0).collect();
         if shown.is_empty() && held != was {
-            return Err(format!("it has {held:?}, which nobody wrote"));
+            return Err(format!("it has {held:?}, which no client wrote"));
         }
         if held != Some(0) {
             there.extend(&shown);
@@ -208,7 +207,7 @@ mod tests {
     use super::*;
     use crate::checker::{OpOutcome, fill};
 
-    /// A client writes to two sectors, a copy is promoted, and another one reads.
+    /// A client writes to two sectors, a replica is promoted, and another client reads.
     struct PromotionTest(HistoryChecker);
 
     impl PromotionTest {
@@ -242,7 +241,7 @@ mod tests {
             self.acknowledge(number);
         }
 
-        /// The count of what is lost, or the cause.
+        /// The count of lost changes, or the cause of the failure.
         fn promote_and_read(mut self, held: [u64; 2]) -> Result<u64, String> {
             self.0.record_promotion(2, 2);
             self.0.record_attach(3, true);
@@ -278,9 +277,9 @@ mod tests {
         for (held, lost) in [([7, 6], 0), ([5, 6], 1), ([5, 0], 2), ([0, 0], 3)] {
             check(write_three, held, Ok(lost));
         }
-        check(write_three, [7, 0], Err("something later is there"));
-        check(write_three, [0, 6], Err("something later is there"));
-        check(write_three, [8, 6], Err("nobody wrote"));
+        check(write_three, [7, 0], Err("a later change is present"));
+        check(write_three, [0, 6], Err("a later change is present"));
+        check(write_three, [8, 6], Err("no client wrote"));
     }
 
     #[test]

@@ -1,35 +1,35 @@
-//! A file that guests make longer: each append is there whole and once, or not at all, in
-//! an order that fits what was seen of their beginnings and ends; what was read once stays.
+//! A file to which direct clients append. Each append is present whole and once, or not at all, in
+//! an order that fits the observed beginnings and ends. Data that was read once stays.
 //!
-//! An append is of whole sectors, which hold a number of its own.
+//! An append consists of whole sectors, each filled with the append's unique number.
 
 use crate::checker::{SECTOR, value_of};
 use std::collections::BTreeMap;
 
 /// Sectors of the longest append: more than a page.
 pub(crate) const APPEND_SECTORS_MAX: u64 = 12;
-/// The file gets not much longer than so many bytes.
+/// Approximate maximum size of the file.
 pub(crate) const LOG_BYTES: u64 = 96 << 10;
 
 struct AppendRecord {
     sectors: u64,
     began_at: u64,
-    /// When it was acknowledged.
+    /// When the append was acknowledged.
     acknowledged_at: Option<u64>,
-    /// It is not there, and never will be.
+    /// The append is not in the file, and never will be.
     is_void: bool,
-    /// Its guest died, and all is cleaned up behind it: whoever reads later decides.
+    /// The client died, and its row is cleared: the next read decides.
     is_client_dead: bool,
-    /// The mount does it, and may not have done all of it when it dies.
+    /// The mount makes the append, and may leave a part of it when it dies.
     may_be_partial: bool,
 }
 
-/// What the file must hold.
+/// The expected contents of the file.
 #[derive(Default)]
 pub(crate) struct AppendLog {
     appends: BTreeMap<u64, AppendRecord>,
     clock: u64,
-    /// The values that were read, in their order.
+    /// The values that were read, in file order.
     values_read: Vec<u64>,
 }
 
@@ -39,7 +39,7 @@ impl AppendLog {
         self.clock
     }
 
-    /// What a read that begins now is told by.
+    /// The time of a read that begins now.
     pub(crate) fn now(&mut self) -> u64 {
         self.tick()
     }
@@ -65,17 +65,17 @@ impl AppendLog {
         self.append(value).acknowledged_at = Some(now);
     }
 
-    /// It was left to the kernel.
+    /// The kernel has to make the append.
     pub(crate) fn record_refusal(&mut self, value: u64) {
         self.append(value).is_void = true;
     }
 
-    /// Whoever made it is dead, and the row is cleared.
+    /// The client that made the append is dead, and its row is cleared.
     pub(crate) fn record_client_death(&mut self, value: u64) {
         self.append(value).is_client_dead = true;
     }
 
-    /// The file was read, by who began at this time.
+    /// Checks a read of the file that began at this time.
     pub(crate) fn read(&mut self, began: u64, data: &[u8]) -> Result<(), String> {
         let values: Result<Vec<u64>, String> = data.chunks(SECTOR as usize).map(value_of).collect();
         let values = values.map_err(|why| format!("{APPEND_ERROR}{why}"))?;
@@ -95,7 +95,7 @@ impl AppendLog {
                 if run[0] == 0 && may_be_cut {
                     continue;
                 }
-                return Err(format!("nobody has appended {}", run[0]));
+                return Err(format!("no client has appended {}", run[0]));
             };
             let is_whole = run.len() as u64 == append.sectors;
             if append.is_void || met.contains(&run[0]) || !is_whole && !append.may_be_partial {
@@ -128,5 +128,5 @@ impl AppendLog {
     }
 }
 
-/// What a check of the file says when it finds something.
-const APPEND_ERROR: &str = "what was appended is wrong: ";
+/// The prefix of an error of this check.
+const APPEND_ERROR: &str = "the appends are wrong: ";

@@ -1,7 +1,7 @@
-//! All guests of a history, and what bricks know of them.
+//! All direct clients of a history, and the bricks' knowledge of them.
 //!
-//! Invariants: before a brick does anything its dead are buried, since it might wait for
-//! them; those of other bricks are when somebody waits in vain for what they hold.
+//! Invariants: a brick retires its dead clients before it does other work, because it might wait
+//! for them. Other bricks' dead clients are retired when a waiter needs their locks.
 
 use super::client_thread::{
     ActionResult, ClientCommand, ClientReply, ClientThread, ExposedFile, FileAction, SessionLeg,
@@ -14,13 +14,13 @@ use pagemesh_store::session::Session;
 use pagemesh_volume::direct_access::{DirectSegment, LayoutLease};
 use std::sync::{Arc, Weak};
 
-/// Accesses of a guest at a time, at most: some of an operation, or most of it.
+/// Maxima of a client's accesses in a turn: a few of an operation, or most of it.
 const ACCESSES_PER_TURN: [u64; 2] = [4, 60];
-/// Times that one may be let go on while somebody waits, before that counts as for ever.
+/// Steps of other clients during one wait, after which the wait counts as endless.
 const WAIT_STEPS_MAX: u32 = 200_000;
-/// So many of them before the dead of other bricks are buried.
+/// Steps of a wait after which the dead clients of other bricks are retired.
 const RETIRE_EVERY_STEPS: u32 = 40;
-/// Sessions of guests are told to be of a process that is not there: no brick ends it.
+/// Client sessions carry an absent process id, so that no brick kills a process.
 const ABSENT_PID: u32 = 0x7fff_fff0;
 
 /// A session of a brick.
@@ -30,21 +30,21 @@ struct ClientSession {
     session: u32,
 }
 
-/// How those who check know an operation.
+/// The checker's name of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CheckedOp {
-    /// Of sectors, by its number.
+    /// A sector operation, by its number.
     Sectors(usize),
     /// An append, by its value.
     Append(u64),
-    /// A read of what was appended, by when it began.
+    /// A read of the append file, by its beginning.
     LogRead(u64),
 }
 
-/// An operation that a guest is inside of.
+/// An operation in progress in a direct client.
 #[derive(Clone)]
 pub(crate) struct ClientOp {
-    /// As the checker has it, or who checks appends.
+    /// The operation in the checker, or in the append log.
     pub(crate) checked: CheckedOp,
     pub(crate) file: usize,
     /// Sectors of the file.
@@ -56,7 +56,7 @@ pub(crate) struct ClientOp {
 pub(crate) struct DirectClient {
     pub(crate) number: u32,
     pub(crate) row: usize,
-    /// The client that let it in.
+    /// The client with the mount that admitted it.
     pub(crate) client: u32,
     pub(crate) segment: Arc<DirectSegment>,
     thread: ClientThread,
@@ -64,7 +64,7 @@ pub(crate) struct DirectClient {
     pub(crate) lease: Option<LayoutLease>,
     pub(crate) op: Option<ClientOp>,
     result: Option<(ActionResult, bool)>,
-    /// Its client is gone, or another has attached: it ends what it has begun.
+    /// Whether its client is gone or superseded: it finishes its operation and starts no other.
     pub(crate) is_orphan: bool,
 }
 
@@ -74,7 +74,7 @@ impl DirectClient {
     }
 }
 
-/// One that died inside of an operation.
+/// A direct client that died inside an operation.
 pub(crate) struct DeadClient {
     pub(crate) number: u32,
     pub(crate) row: usize,
@@ -85,11 +85,11 @@ pub(crate) struct DeadClient {
 
 pub(crate) struct DirectClientSet {
     pub(crate) clients: Vec<DirectClient>,
-    /// Of the dead, until their bricks have noticed.
+    /// Sessions of dead clients that their bricks have not noticed yet.
     unretired_sessions: Vec<ClientSession>,
     pub(crate) dead_clients: Vec<DeadClient>,
     pub(crate) rng: Rng,
-    /// The brick that does something at the moment.
+    /// The brick that works at present.
     working_host: Option<usize>,
     wait_steps: u32,
 }
@@ -132,7 +132,7 @@ impl DirectClientSet {
         match word {
             ClientReply::LegsSet | ClientReply::InProgress => {}
             ClientReply::Ended(end, must_call) => guest.result = Some((end, must_call)),
-            ClientReply::Panicked(text) => panic!("guest {}: {text}", guest.number),
+            ClientReply::Panicked(text) => panic!("direct client {}: {text}", guest.number),
         }
     }
 
@@ -145,7 +145,7 @@ impl DirectClientSet {
         self.handle_reply(at, word);
     }
 
-    /// Lets a guest go on that is inside.
+    /// Lets a client continue its operation.
     pub(crate) fn continue_client(&mut self, at: usize) {
         let most = ACCESSES_PER_TURN[self.rng.below(2) as usize];
         let accesses = self.rng.below(most) as u32;
@@ -155,22 +155,23 @@ impl DirectClientSet {
         self.handle_reply(at, word);
     }
 
-    /// Those that are inside.
+    /// Indexes of the clients with an operation in progress.
     pub(crate) fn in_progress(&self) -> Vec<usize> {
         let all = self.clients.iter().enumerate();
         let inside = all.filter(|(_, guest)| guest.is_in_progress());
         inside.map(|(at, _)| at).collect()
     }
 
-    /// What came of an operation, once it has ended.
+    /// The result of an operation that has ended.
     pub(crate) fn take_result(&mut self, at: usize) -> Option<(ClientOp, ActionResult, bool)> {
         let guest = &mut self.clients[at];
         let (end, must_call) = guest.result.take()?;
-        let work = guest.op.take().expect("it did something");
+        let work = guest.op.take().expect("an operation in progress");
         Some((work, end, must_call))
     }
 
-    /// It dies where it is. Bricks notice later. Gives those of its legs, if it was inside.
+    /// Kills a client at its current access; bricks notice later. Returns the hosts of its sessions
+    /// if it was inside an operation.
     pub(crate) fn kill(&mut self, at: usize) -> Vec<usize> {
         let mut guest = self.clients.remove(at);
         let mut bricks: Vec<usize> = guest.sessions.iter().map(|held| held.host).collect();
@@ -209,7 +210,7 @@ impl DirectClientSet {
 }
 
 impl Cluster {
-    /// Guests die that have the pool of a brick mapped which starts anew, and are inside.
+    /// A restarting brick kills the clients that have its pool mapped and are inside an operation.
     pub(crate) fn end_clients_mapping(&self, host: usize) {
         let mut client_set = lock(&self.direct_clients);
         let has_it = |guest: &DirectClient| {
@@ -225,13 +226,13 @@ impl Cluster {
                 let number = client_set.clients[at].number;
                 client_set.kill(at);
                 drop(client_set);
-                tell!(self, "guest {number} is ended by brick {host}");
+                tell!(self, "direct client {number} is killed by brick {host}");
                 client_set = lock(&self.direct_clients);
             }
         }
     }
 
-    /// A brick does something; its dead are buried first.
+    /// A brick begins work; its dead clients are retired first.
     pub(crate) fn begin_brick_work(&self, host: usize) {
         let dead = {
             let mut client_set = lock(&self.direct_clients);
@@ -242,7 +243,7 @@ impl Cluster {
         self.retire_sessions(dead);
     }
 
-    /// It has done it.
+    /// The brick ends its work.
     pub(crate) fn end_brick_work(&self) {
         lock(&self.direct_clients).working_host = None;
     }
@@ -268,13 +269,13 @@ impl Cluster {
         }
     }
 
-    /// Somebody waits: lets a guest go on. False if nobody can.
+    /// Lets some client continue because a waiter needs it. False if none can.
     pub(crate) fn continue_any_client(&self) -> bool {
         let mut client_set = lock(&self.direct_clients);
         client_set.wait_steps += 1;
         assert!(
             client_set.wait_steps < WAIT_STEPS_MAX,
-            "a guest does not come out"
+            "a direct client does not end its operation"
         );
         let inside = client_set.in_progress();
         let picked = client_set.rng.pick(&inside);
@@ -295,7 +296,7 @@ impl Cluster {
         is_any
     }
 
-    /// Gives a guest's sessions back, and ends it unless it goes on.
+    /// Closes a client's sessions, and removes the client if `removes` is set.
     pub(crate) fn release_sessions(&self, at: usize, removes: bool) {
         let (held, guest) = {
             let mut client_set = lock(&self.direct_clients);
@@ -311,7 +312,7 @@ impl Cluster {
         }
     }
 
-    /// Gets a guest sessions of all legs of a picture.
+    /// Opens sessions of all legs of a layout lease for a client.
     pub(crate) fn open_sessions(&self, at: usize, lease: LayoutLease) -> Result<(), SliceError> {
         self.release_sessions(at, false);
         let lost = |why: &str| SliceError::Lost(why.into());

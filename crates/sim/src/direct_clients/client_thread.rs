@@ -1,10 +1,9 @@
-//! A guest: a program that reaches files by sessions of its own. It has a thread, and
-//! never runs beside the rest of the simulation: one of both has the baton, as with
-//! [`crate::mount`].
+//! A direct client: a program that reaches files through sessions of its own. It has a thread,
+//! which never runs concurrently with the rest of the simulation. One of the two has the baton, as
+//! with [`crate::mount`].
 //!
-//! Invariants: it gives the baton away at accesses to a medium and where it waits, and
-//! nowhere else inside of an operation. Told to die, it unwinds from there, and stores
-//! nothing more.
+//! Invariants: inside an operation the client gives the baton away only at accesses to a medium and
+//! where it waits. When it is told to die, it unwinds from there and stores nothing more.
 
 use crate::medium::SimMedium;
 use pagemesh_base::defect;
@@ -44,15 +43,15 @@ impl DirectLeg for SessionLeg {
     }
 }
 
-/// What a guest does with a file.
+/// An operation of a client on a file.
 #[derive(Clone)]
 pub(crate) enum FileAction {
     Read(u64, usize),
-    /// At an offset, or at the end.
+    /// At an offset, or at the end of the file.
     Write(Option<u64>, Vec<u8>),
 }
 
-/// The file that it does it with.
+/// The file of an operation.
 #[derive(Clone)]
 pub(crate) struct ExposedFile {
     pub(crate) ino: u64,
@@ -63,41 +62,41 @@ pub(crate) struct ExposedFile {
 pub(crate) enum ActionResult {
     /// The kernel has to do it.
     ByKernel,
-    /// The mount may lend room for it.
+    /// The mount may grant append space for it.
     NoRoom,
     Failed(SliceError),
     Read(Vec<u8>),
     Written,
 }
 
-/// What it is told.
+/// A command to the client.
 pub(crate) enum ClientCommand {
     SetLegs(LayoutLease, Vec<SessionLeg>),
     Begin(ExposedFile, FileAction),
-    /// For so many accesses.
+    /// Continue for this many accesses.
     Continue(u32),
 }
 
-/// What it says when it gives the baton away.
+/// The client's reply when it gives the baton away.
 pub(crate) enum ClientReply {
     LegsSet,
-    /// It is at an access, or waits.
+    /// The client is at an access, or waits.
     InProgress,
-    /// How it ended, and whether who sends what is in the ring is to be woken.
+    /// The result, and whether to wake the sender of the replication ring.
     Ended(ActionResult, bool),
-    /// It ended itself, with these words.
+    /// The client's thread panicked with this message.
     Panicked(String),
 }
 
-/// The payload of the unwinding of a guest that dies.
+/// Panic payload of a dying direct client.
 struct ClientKilled;
 
 struct ClientContext {
     commands: Receiver<ClientCommand>,
     replies: Sender<ClientReply>,
-    /// Accesses until it gives the baton away.
+    /// Accesses until the client gives the baton away.
     accesses_left: u32,
-    /// The medium that it went to last.
+    /// The medium of the last access.
     last_medium: usize,
 }
 
@@ -105,8 +104,9 @@ thread_local! {
     static CONTEXT: RefCell<Option<ClientContext>> = const { RefCell::new(None) };
 }
 
-/// An access of this thread to a medium, by its address; whether it is a guest's. Between
-/// two media the baton is given away always: that is where legs are not alike.
+/// Counts an access of this thread to a medium, by its address; returns whether the thread is a
+/// direct client. Between two media the client always gives the baton away, because there the legs
+/// differ.
 pub(crate) fn count_access(medium: usize) -> bool {
     let is_due = CONTEXT.with_borrow_mut(|seat| {
         let seat = seat.as_mut()?;
@@ -121,7 +121,7 @@ pub(crate) fn count_access(medium: usize) -> bool {
     is_due.is_some()
 }
 
-/// Gives the baton away inside of an operation.
+/// Gives the baton away inside an operation.
 fn yield_to_simulation() {
     let told = CONTEXT.with_borrow(|seat| {
         let seat = seat.as_ref()?;
@@ -130,7 +130,7 @@ fn yield_to_simulation() {
     });
     match told {
         Some(ClientCommand::Continue(accesses)) => CONTEXT.with_borrow_mut(|seat| {
-            seat.as_mut().expect("a guest").accesses_left = accesses;
+            seat.as_mut().expect("a direct client").accesses_left = accesses;
         }),
         _ => resume_unwind(Box::new(ClientKilled)),
     }
@@ -150,7 +150,9 @@ fn run_client(segment: &DirectSegment, row: usize) {
                 let (end, must_call) = perform(&mut station, segment, &shown, &deed);
                 ClientReply::Ended(end, must_call)
             }
-            Some(ClientCommand::Continue(_)) => ClientReply::Panicked("it is not inside".into()),
+            Some(ClientCommand::Continue(_)) => {
+                ClientReply::Panicked("no operation is in progress".into())
+            }
             None => return,
         };
         let said = CONTEXT.with_borrow(|seat| seat.as_ref()?.replies.send(word).ok());
@@ -236,7 +238,7 @@ impl ClientThread {
             {
                 let text = payload.downcast_ref::<String>().cloned();
                 let text = text.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string));
-                // Nobody listens at the end of the history.
+                // At the end of the history no receiver is left.
                 let _ = last.send(ClientReply::Panicked(text.unwrap_or_default()));
             }
         });
@@ -247,21 +249,24 @@ impl ClientThread {
         }
     }
 
-    /// Hands the baton over, and has it back.
+    /// Gives the baton to the client and waits for it.
     pub(crate) fn send(&self, baton: ClientCommand) -> ClientReply {
         let sent = self.commands.as_ref().map(|to| to.send(baton));
-        assert!(matches!(sent, Some(Ok(()))), "a guest listens");
-        let over = |_| ClientReply::Panicked("it is over".into());
+        assert!(
+            matches!(sent, Some(Ok(()))),
+            "the client's thread has ended"
+        );
+        let over = |_| ClientReply::Panicked("the client's thread has ended".into());
         self.replies.recv().unwrap_or_else(over)
     }
 }
 
 impl Drop for ClientThread {
-    /// It dies, wherever it is.
+    /// Kills the client at its current access.
     fn drop(&mut self) {
         self.commands = None;
         if let Some(thread) = self.thread.take() {
-            // What it died of was said before.
+            // The thread reported its panic before.
             let _ = thread.join();
         }
     }

@@ -1,8 +1,9 @@
-//! A history whose mount has guests (RFD 021): they read and write files on the direct path
-//! beside the mount's program, die where they are, and are cleaned up behind.
+//! A history of a mount with direct clients (RFD 021). They read and write files on the direct path
+//! concurrently with the mount's program, die at any access, and their torn operations are
+//! reconciled.
 //!
-//! Invariants: operations of the program leave these files alone. Every sector of them is a
-//! register that guests and the mount read and write; what a dead guest was inside of is
+//! Invariants: operations of the program leave these files alone. Every sector of the files is a
+//! register that direct clients and the mount read and write. The operation of a dead client stays
 //! open until its row is cleared.
 
 mod append_log;
@@ -30,36 +31,35 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
-/// Tells the dice of guests from all others of a seed.
+/// Separates the random numbers of direct clients from the others of a seed.
 const DIRECT_CLIENT_SEED: u64 = 0x6775_6573_7469_6e67;
-/// Guests of a mount.
+/// Direct clients of a mount.
 const CLIENTS_PER_MOUNT: usize = 3;
-/// A guest that may go on dies instead, once in so many times.
+/// Odds (one in this many) that a client dies instead of continuing.
 const DEATH_ODDS: u64 = 60;
-/// A host that may hear of a dead guest does, once in so many times.
+/// Odds that a mount hears of a dead client in a step.
 const DEATH_REPORT_ODDS: u64 = 30;
-/// A brick that has cleaned up behind a dead guest before others dies soon, once in so
-/// many times.
+/// Odds that a brick that has retired a dead client before the others dies soon after.
 const BRICK_TRAP_ODDS: u64 = 8;
-/// So soon, in steps of guests.
+/// Maximum of direct-client steps until then.
 const BRICK_TRAP_STEPS: u64 = 60;
-/// Crowds of guests at the end, and steps of each.
+/// Rounds of contention at the end, and steps of each.
 const FINAL_ROUNDS: u32 = 3;
 const FINAL_ROUND_STEPS: u32 = 150;
-/// One operation in so many is of the file that gets longer.
+/// Odds that an operation is on the append file.
 const APPEND_FILE_ODDS: u64 = 4;
 /// Sectors of a page.
 const PAGE_SECTORS: u64 = 4096 / SECTOR;
-/// Of both files.
+/// Sectors of both overwritten files.
 const ALL_FILES_SECTORS: u64 = OVERWRITTEN_FILES as u64 * FILE_SECTORS;
-/// The mount's own requests are those of a channel that no guest has.
+/// The mount's own requests use channels from here on, which no direct client has.
 const KERNEL_CHANNEL: u32 = 1 << 20;
 
-/// What a mount knows of its guests.
+/// A mount's knowledge of its direct clients.
 pub(crate) struct MountClients {
     pub(crate) segment: Arc<DirectSegment>,
     exposed_files: [Option<ExposedFile>; ALL_FILES],
-    /// Rows of the dead that are not cleared yet.
+    /// Rows of dead clients that are not cleared yet.
     pending_reconciles: Vec<PendingReconcile>,
 }
 
@@ -68,7 +68,7 @@ struct PendingReconcile {
     reconciled: Receiver<()>,
 }
 
-/// What is asked of the mount, and how the checker has it.
+/// A request to the mount, and its operation in the checker.
 #[derive(Clone)]
 pub(crate) struct PendingFileRequest {
     file: usize,
@@ -87,15 +87,15 @@ pub(crate) struct DirectClientWorkload {
     last_number: u32,
     last_value: u64,
     append_log: AppendLog,
-    /// Where a guest died last, that others look at it.
+    /// The range of the last death, so that other clients access it.
     last_death: Option<(usize, Range<u64>)>,
-    /// Guests want these pages of each file; fewer than all meet more often.
+    /// Pages of each file that clients use; fewer pages cause more conflicts.
     hot_pages: u64,
-    /// A brick that dies after so many steps.
+    /// A brick that dies after this many steps.
     brick_trap: Option<(usize, u64)>,
-    /// Nobody begins anything any more.
+    /// Clients begin no more operations.
     is_stopped: bool,
-    /// Nobody dies any more.
+    /// No more clients die.
     is_fault_free: bool,
 }
 
@@ -118,7 +118,7 @@ impl DirectClientWorkload {
         (guests, client_set)
     }
 
-    /// An append, and what it writes.
+    /// Begins an append; returns its operation and its bytes.
     fn begin_append(&mut self, is_gradual: bool) -> (CheckedOp, Vec<u8>) {
         let (value, sectors) = (self.next_value(), 1 + self.rng.below(APPEND_SECTORS_MAX));
         self.append_log.begin(value, sectors, is_gradual);
@@ -145,12 +145,12 @@ impl DirectClientWorkload {
     }
 }
 
-/// All that was appended.
+/// A read of all appended data.
 fn append_file_read() -> FileRequest {
     FileRequest::Read(0, 2 * LOG_BYTES as u32)
 }
 
-/// As the checker counts them.
+/// The checker's numbers of a file's sectors.
 fn checker_sectors(file: usize, own: &Range<u64>) -> Range<u64> {
     let first = file as u64 * FILE_SECTORS;
     first + own.start..first + own.end
@@ -168,10 +168,12 @@ impl MountClients {
 
 impl Scenario {
     fn client_workload(&mut self) -> &mut DirectClientWorkload {
-        self.direct_clients.as_mut().expect("a history of guests")
+        self.direct_clients
+            .as_mut()
+            .expect("a history of direct clients")
     }
 
-    /// A step of guests, or of those who clean up behind them.
+    /// A step of the direct clients, or of the cleanup behind them.
     pub(crate) fn step_direct_clients(&mut self) -> Result<(), String> {
         if self.direct_clients.is_none() {
             return Ok(());
@@ -212,8 +214,9 @@ impl Scenario {
             .map(|work| (work.file, work.sectors));
         let bricks = lock(&self.cluster.direct_clients).kill(at);
         let picked = self.client_workload().rng.pick(&bricks);
-        tell!(self.cluster, "guest {number} dies");
-        self.report.count("guest killed inside an operation", 1);
+        tell!(self.cluster, "direct client {number} dies");
+        self.report
+            .count("direct client killed inside an operation", 1);
         let guests = self.client_workload();
         if let Some(host) = picked
             && guests.brick_trap.is_none()
@@ -227,13 +230,14 @@ impl Scenario {
         }
     }
 
-    /// What one leg has of a dead guest, and others have not, goes with its brick.
+    /// Kills a brick that retired a dead client before the others: the state of that one leg goes
+    /// with it.
     fn step_brick_trap(&mut self) {
         let guests = self.client_workload();
         match guests.brick_trap.take() {
             Some((_, 0)) if guests.is_stopped => {}
             Some((host, 0)) if self.takeover.is_none() => {
-                self.report.count("brick killed that cleaned up first", 1);
+                self.report.count("brick killed after it retired first", 1);
                 self.cluster.kill_brick(host, CrashKind::Process);
             }
             Some((host, steps)) => {
@@ -243,13 +247,13 @@ impl Scenario {
         }
     }
 
-    /// The mount has as many guests as it should.
+    /// Admits a direct client if the mount has too few.
     fn admit_direct_clients(&mut self) {
         let Some(at) = self.hosting_client() else {
             return;
         };
         let client = &self.clients[at];
-        let hosting = client.mount_clients.as_ref().expect("it lets guests in");
+        let hosting = client.mount_clients.as_ref().expect("a hosting mount");
         let segment = Arc::clone(&hosting.segment);
         let mut client_set = lock(&self.cluster.direct_clients);
         let own = |guest: &&client_set::DirectClient| guest.client == client.number;
@@ -273,13 +277,16 @@ impl Scenario {
         rows.extend(fallen.map(|it| it.row));
         if living < CLIENTS_PER_MOUNT {
             let row = (0..).find(|row| !rows.contains(row)).expect("a row");
-            let guests = self.direct_clients.as_mut().expect("a history of guests");
+            let guests = self
+                .direct_clients
+                .as_mut()
+                .expect("a history of direct clients");
             guests.last_number += 1;
             client_set.admit(guests.last_number, client.number, row, segment);
         }
     }
 
-    /// The client whose mount has guests.
+    /// The client with a mount that has direct clients.
     fn hosting_client(&self) -> Option<usize> {
         let hosts = |client: &crate::client::VolumeClient| {
             let program = client.program.as_ref();
@@ -288,14 +295,14 @@ impl Scenario {
         self.clients.iter().position(hosts)
     }
 
-    /// Guests of a client end what they have begun.
+    /// Marks a client's direct clients as orphans: they finish their operations only.
     pub(crate) fn orphan_direct_clients(&mut self, client: u32) {
         for guest in &mut lock(&self.cluster.direct_clients).clients {
             guest.is_orphan |= guest.client == client;
         }
     }
 
-    /// All guests die, as when their machine loses its power.
+    /// Kills all direct clients, as when their machine loses its power.
     pub(crate) fn kill_direct_clients(&mut self) {
         let mut client_set = lock(&self.cluster.direct_clients);
         while !client_set.clients.is_empty() {
@@ -321,12 +328,15 @@ impl Scenario {
         };
         if has.as_ref() != Some(&lease) {
             if let Err(cause) = self.cluster.open_sessions(at, lease) {
-                tell!(self.cluster, "guest {number} has no legs: {cause}");
+                tell!(self.cluster, "direct client {number} has no legs: {cause}");
             }
             return Ok(());
         }
         let attachment = self.clients[host].attachment;
-        let guests = self.direct_clients.as_mut().expect("a history of guests");
+        let guests = self
+            .direct_clients
+            .as_mut()
+            .expect("a history of direct clients");
         if guests.is_stopped || guests.rng.one_in(3) {
             return Ok(());
         }
@@ -343,7 +353,7 @@ impl Scenario {
             let size = shown.map.size();
             let (operation, deed) = match size > LOG_BYTES || guests.rng.one_in(4) {
                 true => {
-                    // A shorter one would cut what is appended meanwhile.
+                    // A shorter read would cut data that is appended meanwhile.
                     let len = 2 * LOG_BYTES as usize;
                     (
                         CheckedOp::LogRead(guests.append_log.now()),
@@ -355,7 +365,7 @@ impl Scenario {
                     (operation, FileAction::Write(None, data))
                 }
             };
-            tell!(self.cluster, "guest {number} begins {operation:?}");
+            tell!(self.cluster, "direct client {number} begins {operation:?}");
             let work = ClientOp {
                 checked: operation,
                 file: APPEND_FILE,
@@ -382,7 +392,10 @@ impl Scenario {
             }
         };
         let all = checker_sectors(file, &own);
-        tell!(self.cluster, "guest {number} begins {kind:?} of {all:?}");
+        tell!(
+            self.cluster,
+            "direct client {number} begins {kind:?} of {all:?}"
+        );
         let operation = self.checker.begin(attachment, number, all, kind);
         let operation = CheckedOp::Sectors(operation);
         let work = ClientOp {
@@ -416,25 +429,25 @@ impl Scenario {
         let operation = work.checked;
         match end {
             ActionResult::Read(data) => {
-                tell!(self.cluster, "guest {number} has read");
-                self.report.count("guest read", 1);
+                tell!(self.cluster, "direct client {number} has read");
+                self.report.count("direct client read", 1);
                 self.record_read(operation, &data)
             }
             ActionResult::Written => {
-                tell!(self.cluster, "guest {number} has written");
-                self.report.count("guest wrote", 1);
+                tell!(self.cluster, "direct client {number} has written");
+                self.report.count("direct client wrote", 1);
                 if is_followed {
-                    self.report.count("guest wrote for a copy that follows", 1);
+                    self.report.count("direct client wrote for a replica", 1);
                 }
                 self.report.acknowledged += 1;
                 if matches!(operation, CheckedOp::Append(_)) {
-                    self.report.count("guest appended", 1);
+                    self.report.count("direct client appended", 1);
                 }
                 self.record_end(operation, OpOutcome::Done)
             }
             ActionResult::ByKernel | ActionResult::NoRoom => {
                 let is_short = matches!(end, ActionResult::NoRoom);
-                self.report.count("guest sent to the kernel", 1);
+                self.report.count("direct client sent to the kernel", 1);
                 if let Some(host) = host
                     && let Some(hosting) = &mut self.clients[host].mount_clients
                     && let Some(shown) = &hosting.exposed_files[work.file]
@@ -445,15 +458,15 @@ impl Scenario {
                 self.record_refusal(operation)
             }
             ActionResult::Failed(cause) => {
-                tell!(self.cluster, "guest {number} fails: {cause}");
-                self.report.count("guest failed", 1);
+                tell!(self.cluster, "direct client {number} fails: {cause}");
+                self.report.count("direct client failed", 1);
                 self.cluster.release_sessions(at, false);
                 self.record_refusal(operation)
             }
         }
     }
 
-    /// Hosts hear of their dead.
+    /// Mounts hear of their dead clients.
     fn report_dead_clients(&mut self) -> Result<(), String> {
         let is_heard = self.client_workload().is_stopped
             || self.client_workload().rng.one_in(DEATH_REPORT_ODDS);
@@ -472,7 +485,8 @@ impl Scenario {
             };
             let wound = TornOp::of_row(fallen.segment.row(fallen.row));
             let Some(wound) = wound else {
-                // It died with its row left: by now it is there or not.
+                // The client died with an empty row: its operation happened or not, and that is
+                // final.
                 over.push(fallen.op.checked);
                 continue;
             };
@@ -486,7 +500,7 @@ impl Scenario {
             .try_for_each(|operation| self.record_end(operation, OpOutcome::Decided))
     }
 
-    /// An operation has ended.
+    /// Records the end of an operation.
     fn record_end(&mut self, operation: CheckedOp, ending: OpOutcome) -> Result<(), String> {
         let log = &mut self
             .direct_clients
@@ -502,7 +516,7 @@ impl Scenario {
         Ok(())
     }
 
-    /// A guest has left it to the kernel.
+    /// Records that a client leaves an operation to the kernel.
     fn record_refusal(&mut self, operation: CheckedOp) -> Result<(), String> {
         match operation {
             CheckedOp::Append(value) => {
@@ -521,7 +535,7 @@ impl Scenario {
         }
     }
 
-    /// Rows of the dead are cleared where all is alike again.
+    /// Clears rows of dead clients once their ranges are reconciled.
     fn clear_dead_rows(&mut self) -> Result<(), String> {
         let mut over = vec![];
         for client in &mut self.clients {
@@ -532,7 +546,7 @@ impl Scenario {
             for one in std::mem::take(&mut hosting.pending_reconciles) {
                 match one.reconciled.try_recv() {
                     Err(TryRecvError::Empty) => wounded.push(one),
-                    // It is over, and nobody heals any more.
+                    // The volume has ended, and no controller reconciles any more.
                     Err(TryRecvError::Disconnected) => {}
                     Ok(()) => cleared.push(one.dead_client),
                 }
@@ -549,8 +563,12 @@ impl Scenario {
                 let shown = shown.filter(|shown| shown.ino == fallen.op.ino);
                 let board = shown.map(|shown| &*shown.map);
                 rows::clear_row(&fallen.segment, fallen.row, board);
-                tell!(self.cluster, "row of guest {} is cleared", fallen.number);
-                self.report.count("row of a dead guest cleared", 1);
+                tell!(
+                    self.cluster,
+                    "row of direct client {} is cleared",
+                    fallen.number
+                );
+                self.report.count("row of a dead direct client cleared", 1);
                 over.push(fallen.op.checked);
             }
         }
@@ -558,7 +576,7 @@ impl Scenario {
             .try_for_each(|operation| self.record_end(operation, OpOutcome::Decided))
     }
 
-    /// Nobody is inside, and all is cleaned up.
+    /// Whether no operation is in progress and all cleanup is done.
     pub(crate) fn are_direct_clients_quiescent(&self) -> bool {
         let client_set = lock(&self.cluster.direct_clients);
         let is_idle = client_set.clients.iter().all(|guest| guest.op.is_none());
@@ -571,15 +589,15 @@ impl Scenario {
             && hosting.all(|it| it.pending_reconciles.is_empty())
     }
 
-    /// No guest begins anything any more.
+    /// Lets no client begin another operation.
     pub(crate) fn stop_direct_clients(&mut self) {
         if let Some(guests) = &mut self.direct_clients {
             guests.is_stopped = true;
         }
     }
 
-    /// With all legs and nobody who dies, guests want the same page at once: what they did
-    /// to it last, each leg has, and one that follows, too.
+    /// With all legs and without faults, clients contend for the same page. Afterwards each leg,
+    /// replicas included, has the last writes.
     pub(crate) fn final_check_direct_clients(&mut self) -> Result<(), String> {
         if self.direct_clients.is_none() {
             return Ok(());
@@ -625,14 +643,14 @@ impl Scenario {
         Ok(())
     }
 
-    /// Guests go, with nothing begun.
+    /// Ends the direct clients, which have no operation in progress.
     fn end_direct_clients(&mut self) {
         while !lock(&self.cluster.direct_clients).clients.is_empty() {
             self.cluster.release_sessions(0, true);
         }
     }
 
-    /// What the mount is asked next about the files of its guests.
+    /// The mount's next request on the files of its direct clients.
     pub(crate) fn next_file_request(&mut self, at: usize) -> Option<PendingFileRequest> {
         let client = &self.clients[at];
         let hosting = client.mount_clients.as_ref()?;
@@ -714,7 +732,7 @@ impl Scenario {
         }
     }
 
-    /// The mount has answered.
+    /// Takes the answer of the mount.
     pub(crate) fn handle_file_reply(
         &mut self,
         at: usize,
@@ -730,11 +748,11 @@ impl Scenario {
                 Ok(())
             }
             FileReply::Data(data) => {
-                self.report.count("mount read beside guests", 1);
+                self.report.count("mount read with direct clients", 1);
                 self.record_read(operation(), &data)
             }
             FileReply::Done => {
-                self.report.count("mount wrote beside guests", 1);
+                self.report.count("mount wrote with direct clients", 1);
                 self.record_end(operation(), OpOutcome::Done)
             }
         }

@@ -1,5 +1,5 @@
-//! The mount's side of guests: what a program on the file system does for them, and
-//! beside them. Told again here is who asks for a board, and when.
+//! The mount's side of direct clients: the operations of a program on the file system for them and
+//! concurrent with them. The simulation decides itself when a file's map is requested.
 
 use crate::checker::{SECTOR, fill};
 use crate::direct_clients::client_thread::ExposedFile;
@@ -13,37 +13,37 @@ use pagemesh_volume::direct_access::DirectSegment;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Files that guests reach and overwrite.
+/// Files that direct clients overwrite.
 pub(crate) const OVERWRITTEN_FILES: usize = 2;
-/// The file behind those, which guests make longer.
+/// The file to which direct clients append; its number follows those files.
 pub(crate) const APPEND_FILE: usize = OVERWRITTEN_FILES;
-/// All.
+/// Number of all files.
 pub(crate) const ALL_FILES: usize = OVERWRITTEN_FILES + 1;
-/// Pages that each has at first: more than one of its spans.
+/// Initial pages of each file: more than one span of its map.
 pub(crate) const PAGES: u64 = 10;
-/// Sectors that each has at first.
+/// Initial sectors of each file.
 pub(crate) const FILE_SECTORS: u64 = PAGES * 4096 / SECTOR;
 
-/// What the program does with one of the files, as the kernel would ask it to.
+/// A request for an operation of the program on one of the files, as the kernel would make it.
 #[derive(Clone)]
 pub(crate) enum FileRequest {
-    /// Tells guests how it is, with room behind its end if they want that.
+    /// Exposes the file to direct clients, with append space if the flag is set.
     Expose(bool),
-    /// From a byte on, so many.
+    /// Reads from a byte offset, this many bytes.
     Read(u64, u32),
-    /// From a byte on, or at the end.
+    /// Writes at a byte offset, or at the end.
     Write(Option<u64>, Vec<u8>),
 }
 
-/// What it says to that.
+/// The program's answer to a request.
 pub(crate) enum FileReply {
-    /// None: guests cannot have it.
+    /// None: direct clients cannot use the file.
     Exposed(Option<ExposedFile>),
     Data(Vec<u8>),
     Done,
 }
 
-/// What a mount shares with its guests.
+/// The state that a mount shares with its direct clients.
 pub(crate) struct SharedFiles {
     segment: Arc<DirectSegment>,
     inos: Vec<Ino>,
@@ -54,14 +54,14 @@ fn file_name(file: usize) -> String {
     format!("guests-{file}")
 }
 
-/// What operations of the program know of.
+/// The part of the model that operations of the program use.
 pub(crate) fn without_shared_files(mut model: FsModel) -> FsModel {
     (0..ALL_FILES).for_each(|file| model.remove_root_file(file_name(file).as_bytes()));
     model
 }
 
 impl SharedFiles {
-    /// Opens the files, and makes those that are not there.
+    /// Opens the files, and creates the missing ones.
     pub(crate) fn new(
         fs: &Fs,
         port: &mut IoChannel,
@@ -93,7 +93,7 @@ impl SharedFiles {
         })
     }
 
-    /// Does what it is asked.
+    /// Runs a request.
     pub(crate) fn answer(
         &mut self,
         fs: &Fs,

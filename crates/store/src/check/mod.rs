@@ -1,15 +1,14 @@
-//! Checking a pool that nobody uses: everything that is stored twice, or
-//! follows from something else, is compared, and what is wrong is named.
+//! Check of an offline pool. The check compares all redundant data: structures that are stored
+//! twice, and structures that follow from others. It reports each mismatch.
 //!
-//! [`check`] recovers the pool first, as an opening would, so that a pool of a
-//! brick that died is judged by what it will be. It does that on the medium it
-//! is given: hand it a private view of the pool (`Mapped::overlay`), and
-//! nothing is written to the pool itself. [`Plan::apply`] writes what the pool
-//! can mend by itself.
+//! [`check`] first recovers the pool, as an opening would. So it judges the pool of a dead brick in
+//! the state that recovery gives it. It recovers on the medium that the caller passes: with a
+//! private view (`Mapped::overlay`) nothing is written to the pool itself. [`RepairPlan::apply`]
+//! writes the repairs that the pool can make by itself.
 //!
-//! Invariants: a damaged pool never makes it panic, loop or follow what does
-//! not check; a frame is only ever freed when every page table could be read;
-//! nothing is mended unless its check bits say what it was.
+//! Invariants: a damaged pool never makes the check panic or loop, and the check follows no slot
+//! that does not check. A frame is freed only if every page table could be read. Nothing is
+//! corrected unless its check bits determine its former value.
 
 mod plan;
 mod walk;
@@ -33,27 +32,27 @@ use pagemesh_pmem::Media;
 use std::ops::Range;
 use walk::TableWalk;
 
-/// Findings that are listed one by one: a medium that is broken all over is
-/// known to be after so many, and others are only counted.
+/// Findings that are listed one by one; further findings are only counted. So many already prove
+/// that the whole medium is broken.
 pub const FINDINGS_MAX: usize = 1000;
 
-/// What a check found wrong.
+/// A finding of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What, and why it matters.
+    /// The kind of damage, and its effect.
     pub kind: FindingKind,
-    /// Where.
+    /// The damaged location.
     pub location: FindingLocation,
-    /// What can be done.
+    /// The possible repair.
     pub remedy: Remedy,
 }
 
-/// Where something is. Unknown parts are none.
+/// A location in a pool. Unknown parts are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FindingLocation {
-    /// Of which object.
+    /// The object.
     pub object: Option<ObjectId>,
-    /// And its slice.
+    /// The slice of the object.
     pub slice: Option<SliceId>,
     /// The object's pages concerned.
     pub pages: Option<Range<u64>>,
@@ -63,14 +62,14 @@ pub struct FindingLocation {
     pub byte: Option<u64>,
 }
 
-/// Who can repair a finding.
+/// The means to repair a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// The pool itself: [`Plan::apply`].
+    /// The pool itself: [`RepairPlan::apply`].
     Pool,
-    /// Another copy of the volume, when the page is read.
+    /// Another leg of the volume, when the page is read.
     Leg,
-    /// Nobody: the pool must be replaced.
+    /// None: the pool must be replaced.
     Replace,
 }
 
@@ -83,9 +82,9 @@ pub enum FindingKind {
     /// A flipped bit in the journal.
     #[error("a record of journal {lane} at line {position} has a flipped bit")]
     JournalRecord {
-        /// Its lane.
+        /// The number of the journal.
         lane: u32,
-        /// Its line, since the pool was made.
+        /// Its line, counted since the pool was formatted.
         position: u64,
     },
     /// The pool cannot be opened.
@@ -94,7 +93,7 @@ pub enum FindingKind {
     /// An entry of the object table: its first line, or the copy of it.
     #[error("an entry of the object table is damaged")]
     Object,
-    /// A root where no object is.
+    /// A root slot in a free entry.
     #[error("an entry of the object table is free and still has a page table")]
     Root,
     /// The in-flight table.
@@ -103,48 +102,46 @@ pub enum FindingKind {
     /// A slot of a page table.
     #[error("a slot of level {level} of the page table is damaged: {bits:#018x}")]
     Slot {
-        /// 0 maps a page, above a node.
+        /// 0 maps a page, a higher level a node.
         level: u8,
-        /// As found.
+        /// The bits as found.
         bits: u64,
     },
     /// A slot that checks, but names no frame of the pool.
     #[error("a slot of level {level} of the page table names a frame that the pool does not have")]
     NoSuchFrame {
-        /// 0 maps a page, above a node.
+        /// 0 maps a page, a higher level a node.
         level: u8,
     },
     /// A frame that two slots name.
     #[error("a slot of level {level} of the page table names a frame that another slot names")]
     Shared {
-        /// 0 maps a page, above a node.
+        /// 0 maps a page, a higher level a node.
         level: u8,
     },
-    /// Mapped behind the object's end.
+    /// Mapped pages beyond the object's end.
     #[error("pages behind the object's end are mapped")]
     BeyondEnd,
-    /// A page does not have its checksum.
+    /// A page with bytes that do not match its checksum.
     #[error(
         "the page's bytes are not those that were written: checksum {found:#010x}, not {expected:#010x}"
     )]
     Data {
-        /// Of the bytes found.
+        /// The checksum of the bytes found.
         found: u32,
-        /// In the frame table.
+        /// The checksum in the frame table.
         expected: u32,
     },
-    /// A page above the checkpoint differs in one bit from what its record says.
+    /// A page of a record above the checkpoint differs in one bit from the record's checksum.
     #[error(
-        "one bit of a page is not as it was written: the medium lost it, or this part of the page was not there yet when the power failed"
+        "one bit of a page is not as it was written: the medium lost it, or a power failure lost this part of the page"
     )]
     Flipped,
-    /// In use, and would be granted.
-    #[error(
-        "{0} frames are in use, but the bitmap has them free: writes would destroy what they hold"
-    )]
+    /// Frames that are in use and that the bitmap has as free: they would be granted.
+    #[error("{0} frames are in use, but the bitmap has them free: writes would destroy their data")]
     UsedButFree(u64),
-    /// Used by nothing.
-    #[error("{0} frames are not in use, but the bitmap has them so: their space is lost")]
+    /// Frames that are in use by the bitmap and that no slot names.
+    #[error("{0} frames are not in use, but the bitmap has them in use: their space is lost")]
     Leaked(u64),
     /// A line of the bitmap.
     #[error(
@@ -154,11 +151,10 @@ pub enum FindingKind {
     Bitmap {
         /// Its number.
         line: u32,
-        /// The frames whose bits it has; at its ends maybe some that are none.
+        /// The frames of its bits. At its ends some numbers may not be frames of the pool.
         frames: Range<u64>,
     },
-    /// Lines of the bitmap that check and yet are not the last that were
-    /// written.
+    /// Lines of the bitmap that check and yet are older than the last write.
     #[error(
         "the bitmap has {found} frames in use, the superblock {expected}: a line of it is older than it should be"
     )]
@@ -170,11 +166,11 @@ pub enum FindingKind {
     },
 }
 
-/// What was looked at and what was found.
+/// The extent and the findings of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolReport {
-    /// Records above the checkpoint, replayed in memory: none after a brick
-    /// ended in good order.
+    /// Records above the checkpoint, replayed in memory. There are none after a brick shut down in
+    /// order.
     pub records: u64,
     /// Objects that are live or being deleted.
     pub objects: u64,
@@ -188,8 +184,8 @@ pub struct PoolReport {
     pub findings: Vec<Finding>,
     /// Findings beyond those.
     pub unlisted_findings: u64,
-    /// Whether every page table could be followed to its end. If not, the
-    /// bitmap is only compared where frames are known to be in use.
+    /// Whether every page table could be read to its end. If not, the check compares the bitmap
+    /// only for frames that are known to be in use.
     pub is_complete: bool,
 }
 
@@ -215,18 +211,18 @@ impl PoolReport {
 
 /// How to check.
 pub struct CheckOptions<'p> {
-    /// Whether a fence orders what reaches the medium: false for `file-sync`.
+    /// Whether a fence orders the stores on the medium: false for `file-sync`.
     pub is_ordered: bool,
     /// Read every mapped page and sum it.
     pub reads_data: bool,
-    /// Called with frames visited, and frames in use.
+    /// Called with the number of frames visited and the number of frames in use.
     pub progress: &'p mut dyn FnMut(u64, u64),
 }
 
-/// Recovers the pool on `scratch` and checks it; see the module.
+/// Recovers the pool on `scratch` and checks it; see the module documentation.
 ///
 /// # Errors
-/// When there is no pool at all: nothing to check.
+/// When there is no pool at all, so nothing to check.
 pub fn check<M: Media>(
     scratch: &M,
     options: &mut CheckOptions<'_>,
@@ -272,7 +268,7 @@ fn location_at(byte: usize) -> FindingLocation {
     }
 }
 
-/// A byte of what is an object's.
+/// A byte of a structure that belongs to an object.
 fn location_in_object<M: Media>(
     media: &M,
     geometry: &Geometry,
@@ -307,8 +303,7 @@ fn check_superblocks<M: Media>(media: &M, block: &Superblock, report: &mut PoolR
     }
 }
 
-/// Records that have a flipped bit. Recovery mends them, or says what it
-/// cannot.
+/// Reports records with a flipped bit. Recovery corrects them, or reports those that it cannot.
 fn check_journals<M: Media>(media: &M, block: &Superblock, report: &mut PoolReport) {
     for number in 0..block.journals_end {
         let corrected = journal_of(block, number).recover_unordered(media).corrected;
@@ -328,7 +323,7 @@ fn check_journals<M: Media>(media: &M, block: &Superblock, report: &mut PoolRepo
     }
 }
 
-/// What recovery mended in the tables, and pages that it mended.
+/// Reports the table entries, slots, pages and bitmap lines that recovery corrected.
 fn report_corrected<M: Media>(media: &M, recovery: &RecoveryResult, report: &mut PoolReport) {
     let geometry = &recovery.block.geometry;
     for (object, entry) in &recovery.corrected_objects {
@@ -390,12 +385,12 @@ fn check_object<M: Media>(walk: &mut TableWalk<'_, '_, M>, geometry: &Geometry, 
         ..location_at(entry_at)
     };
     let root = walk.media.load(entry_at + ROOT_AT);
-    // What could be mended, recovery has mended.
+    // Recovery has corrected every entry that it can.
     let Ok((entry, _)) = Object::decode_redundant(&bytes) else {
         let slice = Some(Object::claimed_slice(&bytes));
         let place = FindingLocation { slice, ..place };
         walk.report.add(FindingKind::Object, place, Remedy::Replace);
-        // The root has check bits of its own: what is in use can be told.
+        // The root has check bits of its own, so the frames in use can still be found.
         let any = Object {
             state: ObjectState::Live,
             slice: Object::claimed_slice(&bytes),

@@ -1,8 +1,7 @@
-//! What a pool can mend by itself.
+//! The repairs that a pool can make by itself.
 //!
-//! Everything is words to be stored after a recovery of the pool itself. They
-//! may be stored again, and in any order: a repair that was interrupted is
-//! begun anew with another check.
+//! A plan is a list of words to be stored after a recovery of the pool itself. They may be stored
+//! again, and in any order: after an interrupted repair another check makes a new plan.
 
 use super::{FindingKind, FindingLocation, PoolReport, Remedy};
 use crate::bitmap::{Bitmap, LINE_FRAMES};
@@ -11,7 +10,7 @@ use crate::recovery::{PoolError, RecoveryResult, recover, write_superblocks};
 use pagemesh_base::units::LINE_BYTES;
 use pagemesh_pmem::{Media, UnfencedStores};
 
-/// What to write to a pool to mend it.
+/// The words that repair a pool.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RepairPlan {
     is_ordered: bool,
@@ -30,7 +29,7 @@ impl RepairPlan {
         }
     }
 
-    /// The pool cannot be recovered: nothing may be written to it.
+    /// Marks the pool as unrecoverable: nothing may be written to it.
     pub(super) fn mark_impossible(&mut self) {
         self.is_impossible = true;
     }
@@ -45,7 +44,7 @@ impl RepairPlan {
         self.words.push((at, word));
     }
 
-    /// Compares the bitmap and the count with the frames that were seen.
+    /// Compares the bitmap and the count with the frames that the walk found.
     pub(super) fn compare_bitmap(
         &mut self,
         bitmap: &mut Bitmap,
@@ -56,7 +55,7 @@ impl RepairPlan {
         let mut lines = Vec::new();
         for (i, (&seen, &found)) in frame_set.words().iter().zip(bitmap.words()).enumerate() {
             not_used.add(i, seen & !found);
-            // What could not be followed may be in use.
+            // Frames below a table that could not be read may be in use.
             if report.is_complete {
                 leaked.add(i, found & !seen);
             }
@@ -96,8 +95,7 @@ impl RepairPlan {
         self.used_frames = Some(bitmap.used());
     }
 
-    /// Recovers the pool and writes what mends it, durably. Check it again
-    /// afterwards.
+    /// Recovers the pool and writes the repairs durably. Check the pool again afterwards.
     ///
     /// # Errors
     /// When the pool cannot be recovered, or the medium fails.
@@ -122,7 +120,7 @@ impl RepairPlan {
     }
 }
 
-/// How many frames, and the first.
+/// The number of frames, and the first.
 #[derive(Default)]
 struct FrameCount {
     first: Option<u64>,

@@ -1,4 +1,4 @@
-//! Following every page table of a pool, once, and noting each frame.
+//! Walks every page table of a pool once and records each frame.
 
 use super::{CheckOptions, FindingKind, FindingLocation, PoolReport, Remedy, RepairPlan};
 use crate::frame_set::FrameSet;
@@ -13,7 +13,7 @@ use pagemesh_base::ids::{FrameNo, ObjectId};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 
-/// Visited frames between two words of progress.
+/// Visited frames between two progress reports.
 const PROGRESS_FRAMES: u64 = 1024;
 
 pub(super) struct TableWalk<'c, 'p, M> {
@@ -29,7 +29,7 @@ pub(super) struct TableWalk<'c, 'p, M> {
     entry: Object,
 }
 
-/// A slot and where it stands in its object's table.
+/// A slot and its position in its object's table.
 #[derive(Clone, Copy)]
 struct SlotPosition {
     at: usize,
@@ -66,7 +66,7 @@ impl<'c, 'p, M: Media> TableWalk<'c, 'p, M> {
         self.frames_found
     }
 
-    /// Follows the table of an object from its root slot.
+    /// Walks the table of an object from its root slot.
     pub(super) fn visit_object(&mut self, object: ObjectId, entry: &Object, root_at: usize) {
         self.object = object;
         self.entry = *entry;
@@ -79,7 +79,7 @@ impl<'c, 'p, M: Media> TableWalk<'c, 'p, M> {
         self.visit_slot(root);
     }
 
-    /// Follows a slot. As deep as a table is high.
+    /// Walks the subtree of a slot. The recursion is as deep as a table is high.
     fn visit_slot(&mut self, spot: SlotPosition) {
         let Some(slot) = self.decode_or_correct(spot) else {
             return;
@@ -147,7 +147,7 @@ impl<'c, 'p, M: Media> TableWalk<'c, 'p, M> {
         }
     }
 
-    /// The sum of a frame's bytes, and what it was when they were written.
+    /// The checksum of a frame's bytes, and the checksum in the frame table.
     fn sums(&self, frame: FrameNo) -> (u32, u32) {
         let mut bytes = [0; PAGE_BYTES];
         self.media.read(frame_at(frame), &mut bytes);
@@ -155,7 +155,7 @@ impl<'c, 'p, M: Media> TableWalk<'c, 'p, M> {
         (crc32c(&bytes), self.media.load(entry) as u32)
     }
 
-    /// The slot as it is, or as it was before a bit flipped.
+    /// The slot, after the correction of a flipped bit if necessary.
     fn decode_or_correct(&mut self, spot: SlotPosition) -> Option<Slot> {
         if let Ok(slot) = Slot::decode(spot.bits) {
             return Some(slot);
@@ -174,7 +174,7 @@ impl<'c, 'p, M: Media> TableWalk<'c, 'p, M> {
         corrected
     }
 
-    /// Whether what a mended slot names speaks for it.
+    /// Whether the target of a corrected slot confirms it.
     fn is_confirmed(&self, slot: Slot, level: u8) -> bool {
         let Some(frame) = slot.frame() else {
             return true;
@@ -189,11 +189,11 @@ impl<'c, 'p, M: Media> TableWalk<'c, 'p, M> {
         NodeSlots::of(self.media, frame, &self.geometry.frame_numbers()).is_some()
     }
 
-    /// What is below this slot is not known any more.
+    /// Reports that the subtree of this slot is lost.
     fn report_lost(&mut self, what: FindingKind, spot: SlotPosition, frame: Option<FrameNo>) {
         self.report.is_complete = false;
-        // A page behind a slot that does not check is an error to read, and so
-        // is found by its volume. Writing it needs the slot.
+        // A page below a damaged slot is an error to read, so its volume finds it. A write to the
+        // page needs the slot.
         let place = self.location_of(spot, frame);
         self.report.add(what, place, Remedy::Replace);
     }

@@ -1,33 +1,32 @@
-//! How many of a point's images are checked: all of them up to a bound, above
-//! it samples.
+//! The number of images that each crash point checks: all up to a bound, samples above it.
 
 use std::collections::BTreeMap;
 use std::env;
 use std::fmt;
 
-/// What is checked of a point.
+/// How many images of a crash point are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Budget {
-    /// Where so many images are legal, or fewer, all are checked.
+    /// A point with at most this many legal images has all of them checked.
     pub(super) all_max: u64,
-    /// Images of any other point: nothing, everything, and what is drawn.
+    /// Images checked at any other point: no uncertain write, all of them, and random subsets.
     pub(super) sampled: u64,
 }
 
-/// Points are counted, and what is legal there; no image is checked.
+/// Counts points and their legal images; checks no image.
 pub(super) const COUNT_ONLY: Budget = Budget {
     all_max: 0,
     sampled: 0,
 };
 
-/// Of points that other sequences check, too.
+/// For points that other sequences check as well.
 pub(super) const EXTREMES: Budget = Budget {
     all_max: 2,
     sampled: 2,
 };
 
-/// Points by how many images are legal there: of each power of two, the points
-/// that it bounds and no smaller one does, and their images.
+/// Points and their images by the number of legal images. The key is the smallest power of two that
+/// is at least that number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ImageHistogram(BTreeMap<u64, (u64, u64)>);
 
@@ -46,7 +45,7 @@ impl ImageHistogram {
         }
     }
 
-    /// Points above a bound.
+    /// Points with more legal images than the bound.
     fn points_above(&self, bound: u64) -> u64 {
         let above = self.0.range(bound.saturating_add(1)..);
         above.map(|(_, (points, _))| points).sum()
@@ -60,7 +59,7 @@ impl ImageHistogram {
         all.fold(sampled, u64::saturating_add)
     }
 
-    /// The highest bound that so many images pay for.
+    /// The highest `all_max` that costs at most `images`; never below `least`.
     pub(super) fn highest_bound(&self, images: u64, least: Budget) -> Budget {
         let with = |&all_max: &u64| Budget { all_max, ..least };
         let bounds = self.0.keys().filter(|bound| **bound > least.all_max);
@@ -68,7 +67,7 @@ impl ImageHistogram {
         bounds.next_back().unwrap_or(least)
     }
 
-    /// The same, and then the most samples.
+    /// Like `highest_bound`, then spends the remaining images on samples.
     pub(super) fn with_samples(&self, images: u64, least: Budget) -> Budget {
         let mut budget = self.highest_bound(images, least);
         let rest = images.saturating_sub(self.cost(budget));
@@ -77,25 +76,25 @@ impl ImageHistogram {
     }
 }
 
-/// A workload's part of the enumeration.
+/// A workload's share of the enumeration.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkloadShare {
-    /// With every run of the tests.
+    /// Budget of an ordinary test run.
     pub(super) budget: Budget,
-    /// Images that it comes to then, at least.
+    /// Images that an ordinary test run checks at least.
     pub(super) images_min: u64,
-    /// Of a campaign's images, so many in a hundred.
+    /// Percentage of a campaign's images.
     pub(super) percent: u64,
 }
 
 impl WorkloadShare {
-    /// Images of a campaign, if one was asked for (`cargo xtask enumerate`).
+    /// Images of this workload in a campaign (`cargo xtask enumerate`), if one runs.
     pub(super) fn campaign_images(&self) -> Option<u64> {
         env_number("PAGEMESH_IMAGES").map(|images| (images * self.percent).div_ceil(100))
     }
 }
 
-/// A number of the environment.
+/// A number from an environment variable.
 pub(super) fn env_number(name: &str) -> Option<u64> {
     let text = env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}")))

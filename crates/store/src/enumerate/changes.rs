@@ -1,5 +1,5 @@
-//! Changes through a session: the records they should leave, and what is known
-//! of them when they end.
+//! Changes through a session: the records that they should leave, and how far the oracle knows them
+//! after the call.
 
 use super::harness::{CrashHarness, OpOutcome};
 use super::medium::{CrashMedium, ThreadDeath};
@@ -24,7 +24,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 const NODE_PAGES: u64 = 512;
 
 impl CrashHarness<'_> {
-    /// Whether a dead session keeps these pages locked.
+    /// Whether a dead session holds the locks of these pages.
     fn is_locked(&self, slice: SliceId, pages: Range<u64>) -> bool {
         let handle = self.handle(slice);
         let pool = self.pool.borrow();
@@ -49,8 +49,8 @@ impl CrashHarness<'_> {
         offset / page..(offset + len).div_ceil(page)
     }
 
-    /// Writes through a session. `open_ops` operations before it may be missing
-    /// elsewhere; the session may die after `death` accesses.
+    /// Writes through a session. Another leg may lack the last `open_ops` operations before this
+    /// one. The session dies after `death` accesses, if given.
     pub(super) fn write(
         &mut self,
         client: usize,
@@ -89,7 +89,7 @@ impl CrashHarness<'_> {
         })
     }
 
-    /// Changes parts through a session, as a whole.
+    /// Changes several parts through a session as one transaction.
     pub(super) fn transact(
         &mut self,
         client: usize,
@@ -108,7 +108,7 @@ impl CrashHarness<'_> {
         })
     }
 
-    /// Whether the client lives, and no dead one keeps these pages locked.
+    /// Whether the client is alive and no dead client holds the locks of these pages.
     fn may_change(
         &self,
         client: usize,
@@ -124,8 +124,7 @@ impl CrashHarness<'_> {
         held.remove(&slice).expect("the model has it")
     }
 
-    /// The records of a write: parts of pages by themselves, whole pages of a
-    /// leaf together.
+    /// The records of a write: one for each partial page, one for the whole pages of each leaf.
     fn write_effects(&self, slice: SliceId, offset: u64, data: &[u8]) -> Vec<Effect> {
         let shown = self.current_contents(slice);
         let (mut at, mut rest, mut effects) = (offset, data, Vec::new());
@@ -150,8 +149,7 @@ impl CrashHarness<'_> {
         effects
     }
 
-    /// All records of a transaction are there or none: to the model they are
-    /// one.
+    /// A transaction is atomic: the model treats all its records as one.
     fn transaction_effects(&self, slice: SliceId, parts: &[TransactionPart]) -> Vec<Effect> {
         let shown = self.current_contents(slice);
         let mut pages = Vec::new();
@@ -297,14 +295,14 @@ impl CrashHarness<'_> {
         Ok(Some(end))
     }
 
-    /// Some of the last operation's steps happened: those that can be seen.
+    /// A refused operation leaves some of its steps: keeps the steps that a read can see.
     fn keep_visible_steps(&mut self, slice: SliceId, first: usize) -> Result<(), CheckFailure> {
         self.tally.pool_full += 1;
         let alive = self
             .clients
             .iter_mut()
             .find(|client| client.died_in.is_none());
-        let session = &mut alive.expect("the one that was refused").session;
+        let session = &mut alive.expect("the refused client is alive").session;
         let found = recover::read_contents(&self.pool, session, &self.unread_sums)?;
         while !self.matches(&found, slice) {
             if self.oracle.possible.len() == first {
@@ -326,7 +324,7 @@ impl CrashHarness<'_> {
         sums(self.current_contents(slice)) == found.objects[&slice].pages
     }
 
-    /// The steps from `first_owner` on are acknowledged.
+    /// Marks the steps from `first` on as acknowledged.
     fn acknowledge(&mut self, first: usize, open: BTreeMap<u64, ExpectedInFlight>) {
         if self.kind == MediumKind::File {
             return;
@@ -334,7 +332,7 @@ impl CrashHarness<'_> {
         self.oracle.open.extend(open);
         for step in self.oracle.possible.split_off(first) {
             apply(&mut self.oracle.certain, &step.effect);
-            // What a dead session may still have done to these came before.
+            // Steps of a dead session on the same pages came before the acknowledged ones.
             if let Effect::Pages(slice, pages) = step.effect {
                 for other in &mut self.oracle.possible {
                     if let Effect::Pages(of, theirs) = &mut other.effect

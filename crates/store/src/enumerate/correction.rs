@@ -1,7 +1,7 @@
-//! Whoever mends a pool writes to it, and may die meanwhile. One structure is
-//! damaged; a scrub, a checkpoint, an opening or a repair meets it, and at each
-//! fence of theirs crash images are built. Each must open, be sound after
-//! another scrub or check, find nothing the next time, and hold what it held.
+//! A correction writes to the pool and may itself crash. One structure is damaged; a scrub, a
+//! checkpoint, an opening or a repair detects it. Crash images are built at each fence of the
+//! correction. Each image must open, be sound after another scrub or check, need no further
+//! correction, and hold the same contents as before.
 
 use super::CheckCounts;
 use super::budget::{Budget, WorkloadShare};
@@ -23,17 +23,17 @@ use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{CrashPoint, Image, Media, Recorder};
 use std::collections::BTreeMap;
 
-/// Far more than a scrub of so small a pool has.
+/// Far above the number of scrub steps that so small a pool needs.
 const STEPS_MAX: u32 = 1000;
 
-/// Who meets the damage.
+/// The component that detects the damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Detector {
     Scrub,
     Checkpoint,
-    /// A session that looks for a page.
+    /// A session that looks up a page.
     Walk,
-    /// The next opening, after everybody died.
+    /// The next opening, after all processes died.
     Open,
     /// `pool check --repair`.
     Repair,
@@ -41,24 +41,24 @@ enum Detector {
 
 use Detector::{Checkpoint, Open, Repair, Scrub, Walk};
 
-/// What the pool does when it is damaged.
+/// The activity of the pool when the damage happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PoolActivity {
-    /// Its lanes hold records, of which one is applied.
+    /// The journals hold records, and one of them is applied.
     Busy,
-    /// It was opened, and nothing happened since.
+    /// The pool was opened and has done nothing since.
     Idle,
 }
 
-/// Words of the pool that are not what they were.
+/// Words of the pool to flip, and the detectors that must find them.
 struct InjectedDamage {
     name: String,
     flips: Vec<(usize, u64)>,
     detectors: &'static [Detector],
 }
 
-/// A pool with an operation in the in-flight table, and if it works with one in
-/// a record that is applied, and one in a record that is not.
+/// A pool with an operation in the in-flight table. A busy pool also has one operation in an
+/// applied record and one in a record that is not applied yet.
 fn prepare(
     kind: MediumKind,
     life: PoolActivity,
@@ -80,7 +80,7 @@ fn prepare(
     Ok(world)
 }
 
-/// Where the live records of a client's lane lie: position, and byte.
+/// Live records of a client's journal: position and byte offset.
 fn records(world: &CrashHarness<'_>, client: usize) -> Vec<(u64, usize)> {
     let pool = world.pool.borrow();
     let (block, geometry) = (&pool.superblock, pool.mapping.geometry);
@@ -95,7 +95,7 @@ fn records(world: &CrashHarness<'_>, client: usize) -> Vec<(u64, usize)> {
 }
 
 fn damages(world: &CrashHarness<'_>, kind: MediumKind, life: PoolActivity) -> Vec<InjectedDamage> {
-    // Without records there is nothing to apply.
+    // Without records a checkpoint has nothing to apply.
     let works = life == PoolActivity::Busy;
     let all: &'static [Detector] = match works {
         true => &[Scrub, Checkpoint, Open, Repair],
@@ -136,7 +136,7 @@ fn damages(world: &CrashHarness<'_>, kind: MediumKind, life: PoolActivity) -> Ve
     let in_flight = (geometry.in_flight.start..geometry.in_flight.end()).step_by(32);
     let mut in_flight = in_flight.map(|at| at as usize);
     let entry = in_flight.find(|&at| data.load(at) != 0 && data.load(at + 24) != 0);
-    let entry = entry.expect("something is in flight");
+    let entry = entry.expect("an operation is in flight");
     for (word, bit) in [(0, 2), (8, 1), (24, 33)] {
         add(
             format!("in-flight entry, byte {word}"),
@@ -163,8 +163,8 @@ fn damages(world: &CrashHarness<'_>, kind: MediumKind, life: PoolActivity) -> Ve
     }
     let table = PageTable::new(data, entry + 64, 4, geometry.frame_numbers());
     let acts: &'static [Detector] = match (kind, life) {
-        // What the owner stored meanwhile hides what the file has from all but the
-        // checkpoint, which goes the ways of the file.
+        // The owner's stores in memory hide the damage in the file from all readers but the
+        // checkpoint, which reads the file.
         (MediumKind::File, PoolActivity::Busy) => &[Checkpoint, Open, Repair],
         (MediumKind::Memory, PoolActivity::Busy) => &[Scrub, Checkpoint, Walk, Open, Repair],
         (_, PoolActivity::Idle) => &[Scrub, Walk, Open, Repair],
@@ -181,11 +181,11 @@ fn damages(world: &CrashHarness<'_>, kind: MediumKind, life: PoolActivity) -> Ve
     let mut bytes = [0; LINE_BYTES];
     data.read(line, &mut bytes);
     let before = bytes;
-    // Of a frame that is in use, and of one that is not.
+    // Flips the bit of a used frame and the bit of a free one.
     let bit_of = |is_used: bool| {
         let frames = geometry.frame_numbers().start as usize..448;
         let mut frames = frames.filter(|it| (before[it / 8] >> (it % 8) & 1 != 0) == is_used);
-        frames.next().expect("there is one")
+        frames.next().expect("no such frame")
     };
     for bit in [bit_of(true), bit_of(false)] {
         bytes[bit / 8] ^= 1 << (bit % 8);
@@ -203,7 +203,7 @@ fn damages(world: &CrashHarness<'_>, kind: MediumKind, life: PoolActivity) -> Ve
         (mask != 0).then_some((line + at * 8, mask))
     };
     found.push(InjectedDamage {
-        name: "bits of a sealed line".into(),
+        name: "bits of a bitmap line with a valid checksum".into(),
         flips: words.filter_map(differ).collect(),
         detectors: &[Repair],
     });
@@ -219,7 +219,7 @@ fn scrub(pool: &mut Pool<super::medium::CrashMedium>) -> Result<ScrubReport, Che
             Err(cause) => return fail("scrubbing", cause.to_string()),
         }
     }
-    fail("scrubbing", "it does not come to an end")
+    fail("scrubbing", "no end after the maximum of steps")
 }
 
 fn check_image(kind: MediumKind, image: &Image) -> Result<(PoolReport, RepairPlan), CheckFailure> {
@@ -232,7 +232,7 @@ fn check_image(kind: MediumKind, image: &Image) -> Result<(PoolReport, RepairPla
     check(&scratch, &mut options).or_else(|cause| fail("checking", cause.to_string()))
 }
 
-/// Has the damage met, and gives the crashes of that.
+/// Lets the detector meet the damage; returns the crash points of the correction.
 fn detect(
     kind: MediumKind,
     world: &CrashHarness<'_>,
@@ -243,7 +243,7 @@ fn detect(
         Scrub => {
             let found = scrub(&mut world.pool.borrow_mut())?;
             if found.corrected() == 0 || found.damaged > 0 {
-                return fail("mending", format!("{found:?}"));
+                return fail("correction", format!("{found:?}"));
             }
         }
         Checkpoint => {
@@ -258,7 +258,7 @@ fn detect(
             }
             let corrected = world.pool.borrow().corrected_slots();
             if corrected != 1 {
-                return fail("mending", format!("{corrected} slots"));
+                return fail("correction", format!("{corrected} slots"));
             }
         }
         Open => {
@@ -270,7 +270,7 @@ fn detect(
             let image = recorder.crash_point().image(0);
             let (report, plan) = check_image(kind, &image)?;
             if report.is_sound() {
-                return fail("checking", "nothing is found");
+                return fail("checking", "the check finds no damage");
             }
             let medium = kind.recorder(image);
             let done = plan.apply(&medium);
@@ -281,7 +281,7 @@ fn detect(
     Ok(recorder.take_crash_points())
 }
 
-/// Goes on from what a crash left; what the pool holds.
+/// Recovers a crash image and repeats the scrub or repair; returns the contents of the pool.
 fn continue_after_crash(
     kind: MediumKind,
     image: Image,
@@ -338,7 +338,7 @@ fn flip(world: &CrashHarness<'_>, flips: &[(usize, u64)]) {
     recorder.take_crash_points();
 }
 
-/// Every structure, whoever meets it first.
+/// Damages every structure, with each component that can detect it first.
 pub(super) fn corrections(
     kind: MediumKind,
     budget: Budget,
@@ -380,8 +380,8 @@ pub(super) fn corrections(
     skipped_records(kind, budget, tally)
 }
 
-/// A record that is applied lost two bits. Once recovery does not begin there any
-/// more, every slice is compared.
+/// An applied record lost two bits. Once recovery starts behind that record, the oracle expects all
+/// its operations to be listed.
 pub(super) fn skipped_records(
     kind: MediumKind,
     budget: Budget,
@@ -393,8 +393,8 @@ pub(super) fn skipped_records(
     let number = world.clients[0].session.number();
     flip(&world, &[(at + 24, 2), (at + 40, 4)]);
     let points = detect(kind, &world, Scrub)?;
-    // Before, nobody knows that there was a record: a crash as well would have
-    // to be taken for it.
+    // Until then a lost record looks like a torn one of a crash, so nothing is expected to be
+    // listed.
     let unknown = Oracle {
         open: BTreeMap::new(),
         ..world.oracle.clone()
@@ -429,14 +429,14 @@ pub(super) const CORRECTIONS: WorkloadShare = WorkloadShare {
 
 #[test]
 fn every_correction_in_memory() {
-    fixed::check("every mending in memory", CORRECTIONS, |budget, tally| {
+    fixed::check("corrections in memory", CORRECTIONS, |budget, tally| {
         corrections(MediumKind::Memory, budget, tally)
     });
 }
 
 #[test]
 fn every_correction_in_file() {
-    fixed::check("every mending in a file", CORRECTIONS, |budget, tally| {
+    fixed::check("corrections in a file", CORRECTIONS, |budget, tally| {
         corrections(MediumKind::File, budget, tally)
     });
 }

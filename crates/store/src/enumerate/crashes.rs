@@ -1,4 +1,4 @@
-//! What crashes may have left: each image is recovered and compared.
+//! Recovers each legal crash image and compares it with the oracle.
 
 use super::budget::Budget;
 use super::harness::CrashHarness;
@@ -8,14 +8,14 @@ use crate::defect::{self, Defect};
 use pagemesh_pmem::{CrashPoint, Image};
 use std::collections::BTreeMap;
 
-/// Every so many images the objects that images share are read, too.
+/// Interval, in images, at which the objects that no operation touches are read as well.
 const READ_ALL_INTERVAL: u64 = 64;
-/// Every so many images the recovery itself crashes.
+/// Interval, in images, at which the recovery itself crashes.
 const CRASH_RECOVERY_INTERVAL: u64 = 48;
 
 impl CrashHarness<'_> {
-    /// Checks the crashes since the last call: all but the last happened
-    /// before `reopened` was.
+    /// Checks the crash points since the last call: the last one against `after`, the others
+    /// against `during`, or against the oracle of the operation's first sync once that has passed.
     pub(super) fn check_crashes(
         &mut self,
         during: &Oracle,
@@ -57,14 +57,14 @@ impl CrashHarness<'_> {
             true => &nothing,
             false => &self.unread_sums,
         };
-        // It is the pool at work that grants too early.
+        // The defect is in the running pool, not in the recovery: the recovery runs without it.
         let found = defect::without(Defect::FrameReuse, || recover(self.kind, image, unread))?;
         let is_compared = found.in_flight.values().any(Option::is_none);
         self.tally.unlisted_images += u64::from(is_compared);
         oracle.check(&found).map(drop)
     }
 
-    /// A crash while recovering from a crash.
+    /// Crashes the recovery of a crash image at each of its fences.
     fn crash_recovery(&mut self, image: Image, oracle: &Oracle) -> Result<(), CheckFailure> {
         let (medium, _pool) = recover::open(self.kind, self.kind.recorder(image))?;
         for point in medium.recorder.take_crash_points() {

@@ -1,6 +1,5 @@
-//! Proof that the checks can fail: each deliberate defect of the store must be
-//! caught. The table that the test prints says by which check, and after how
-//! many images.
+//! Proof that the checks can fail: each deliberate defect of the store must be caught. The test
+//! prints the check that caught each defect, and after how many images.
 
 use super::budget::Budget;
 use super::correction::{self, CORRECTIONS};
@@ -13,20 +12,20 @@ use crate::defect::{self, Defect};
 use std::sync::mpsc;
 use std::thread;
 
-/// Images after which a defect counts as not caught.
+/// A defect counts as not caught after this many images.
 const IMAGES_MAX: u64 = 60_000;
-/// Of each point, so that many points are met soon.
+/// A small budget for each point, so that the run reaches many points early.
 const POINT_BUDGET: Budget = Budget {
     all_max: 64,
     sampled: 8,
 };
-/// One of them shows in few images of few pairs.
+/// For a defect that few images of few pairs reveal.
 const PAIR_BUDGET: Budget = Budget {
     all_max: 64,
     sampled: 64,
 };
 
-/// The workload that a defect shows in.
+/// The workload that reveals a defect.
 #[derive(Clone, Copy, Debug)]
 enum Workload {
     Operations(MediumKind),
@@ -43,7 +42,7 @@ use Workload::{
     Corrections, Deaths, Laps, Operations, Pairs, Sequences, SkippedRecords, SlotOnlyFrame,
 };
 
-/// Each with a workload that shows it, and the check that it fails first.
+/// Each defect, a workload that reveals it, and the check that must fail first.
 const DEFECTS: &[(Defect, Workload, &str)] = &[
     (
         Defect::NoCommitFence,
@@ -180,7 +179,7 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
     (
         Defect::IncarnationKept,
         Sequences(MediumKind::File, false),
-        "tending",
+        "maintenance",
     ),
     (
         Defect::ObjectNotFenced,
@@ -246,7 +245,7 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
     (
         Defect::PatchedFrameFreed,
         Pairs(MediumKind::Memory),
-        "tending",
+        "maintenance",
     ),
     (Defect::PatchedPageTorn, Pairs(MediumKind::Memory), "damage"),
     (
@@ -296,7 +295,7 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
     ),
 ];
 
-/// Runs the workload until something is wrong.
+/// Runs the workload until a check fails.
 fn run_workload(workload: Workload, tally: &mut CheckCounts) -> Result<(), CheckFailure> {
     match workload {
         Operations(kind) => {
@@ -333,7 +332,7 @@ fn run_workload(workload: Workload, tally: &mut CheckCounts) -> Result<(), Check
     Ok(())
 }
 
-/// What caught the defect, and the work it took.
+/// The failure that caught the defect, and the work until then.
 fn run_with_defect(defect: Defect, workload: Workload) -> (Result<(), CheckFailure>, CheckCounts) {
     let mut tally = CheckCounts::default();
     defect::set(Some(defect));

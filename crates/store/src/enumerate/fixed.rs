@@ -1,4 +1,4 @@
-//! Every operation, every pair, and every access at which a session can die.
+//! Every operation, every pair of operations, and every access at which a session can die.
 
 use super::budget::{Budget, COUNT_ONLY, WorkloadShare};
 use super::harness::CrashHarness;
@@ -15,17 +15,17 @@ use std::sync::atomic::Ordering;
 use uuid::Uuid;
 
 const PAGE: u64 = PAGE_BYTES as u64;
-/// Records that fill the lanes of two sessions but for a few lines.
+/// Records that fill the journals of two sessions but for a few lines.
 const JOURNAL_RECORDS: u64 = 2 * 117;
-/// Images at each sync of that recovery.
+/// Images at each sync of the recovery in `slot_only_frame`.
 const SLOT_ONLY_IMAGES: u64 = 100;
-/// Records that are more than a quarter of a lane.
+/// Records that fill more than a quarter of a journal.
 const UNAPPLIED_RECORDS: u64 = 34;
-/// Pages of the object that fills a pool, and about how many frames are left.
+/// Pages of the object that fills a pool, and the approximate number of frames left free.
 const FILL_PAGES: u64 = 460;
 const FREE_FRAMES: u64 = 20;
 
-/// Clients of the workloads of listed operations; the lane of the last is new.
+/// Clients of the workloads with listed operations; the last client's journal is unused.
 const CLIENTS: usize = 3;
 
 /// A pool with data: part of it checkpointed, part not.
@@ -36,7 +36,7 @@ pub(super) struct BasePool {
     pub(super) contents: PoolContents,
 }
 
-/// The base of each kind, roomy or nearly full.
+/// The base pool of each kind, roomy or nearly full.
 pub(super) fn base(kind: MediumKind, is_full: bool) -> &'static BasePool {
     static BASES: [OnceLock<BasePool>; 4] = [const { OnceLock::new() }; 4];
     let place = usize::from(kind == MediumKind::File) * 2 + usize::from(is_full);
@@ -50,7 +50,7 @@ pub(super) fn base(kind: MediumKind, is_full: bool) -> &'static BasePool {
 }
 
 fn make_base(kind: MediumKind, is_full: bool) -> Result<BasePool, CheckFailure> {
-    // Frames hold what was there before: nothing may rely on zeroes.
+    // Frames hold old bytes: no code may rely on zeroes.
     let recorder = Recorder::unrecorded(Image::filled(POOL_BYTES, 0x5555_aaaa_1234_8765));
     format(&recorder, Uuid::from_u128(9)).expect("a pool");
     let mut tally = CheckCounts::default();
@@ -80,7 +80,7 @@ fn make_base(kind: MediumKind, is_full: bool) -> Result<BasePool, CheckFailure> 
             ops::run(&mut world, &Op::Maintain, 0)?;
         }
     }
-    // Lanes are about to wrap.
+    // Fills the journals until they are about to wrap.
     for record in 0..JOURNAL_RECORDS {
         write(&mut world, record as usize % 2, 20, 1, 1000 + record)?;
         if record % 40 == 0 {
@@ -122,7 +122,7 @@ pub(super) fn write(
 }
 
 impl BasePool {
-    /// The pool at work.
+    /// Opens the base pool with new clients.
     pub(super) fn open<'t>(
         &self,
         clients: usize,
@@ -143,7 +143,7 @@ impl BasePool {
     }
 }
 
-/// Every operation in a form or two.
+/// Every operation in one or two forms.
 pub(super) fn all_ops() -> Vec<Op> {
     let write = |client, slice, at, len, open| Op::Write {
         client,
@@ -177,27 +177,26 @@ pub(super) fn all_ops() -> Vec<Op> {
         write(0, MAIN, PAGE, PAGE, 0),
         write(0, MAIN, 30 * PAGE, PAGE, 1),
         write(1, MAIN, 2 * PAGE, 3 * PAGE, 1),
-        // The first record in a lane that was never used.
+        // The first record in an unused journal.
         write(2, MAIN, 5 * PAGE, PAGE, 0),
         write(0, MAIN, PAGE + 100, 300, 0),
-        // Bytes of the same page, some of them the same, by another.
+        // Another client writes overlapping bytes of the same page.
         write(1, MAIN, PAGE + 350, 200, 1),
-        // Three records: part, whole, part.
+        // Three records: a partial page, whole pages, a partial page.
         write(0, MAIN, PAGE + 8, 2 * PAGE, 2),
-        // A node is linked in a frame that held other bytes.
+        // Links a node in a frame that held other bytes.
         write(1, MAIN, 511 * PAGE, 2 * PAGE, 0),
         write(0, OTHER, PAGE, 2 * PAGE, 0),
         clear(PAGE, 2 * PAGE),
         clear(3 * PAGE + 8, 64),
         clear(8, 3 * PAGE),
-        // Three records, one of several lines.
+        // Three records, one of them several lines long.
         transact(
             0,
             MAIN,
             vec![run(1, 4, true), run(20, 1, true), run(33, 1, true)],
         ),
-        // Two leaves, the second of which is linked for it; what is not mapped
-        // is left out.
+        // Two leaves; the transaction links the second one. Pages that are not mapped are left out.
         transact(
             0,
             MAIN,
@@ -221,8 +220,8 @@ pub(super) fn all_ops() -> Vec<Op> {
     ]
 }
 
-/// Runs operations from a pool with data and checks a crash at each fence. The
-/// first `known` operations are not checked: another list begins with them.
+/// Runs operations on a base pool and checks a crash at each fence. The first `known` operations
+/// are not checked, because another list begins with them.
 pub(super) fn enumerate(
     kind: MediumKind,
     list: &[Op],
@@ -231,7 +230,7 @@ pub(super) fn enumerate(
     tally: &mut CheckCounts,
 ) -> Result<(), CheckFailure> {
     tally.sequences += 1;
-    // The opening is the same for all.
+    // The opening is the same for all lists: only the empty list checks it.
     let opening = list.is_empty().then_some(budget);
     let mut world = base(kind, false).open(CLIENTS, opening, tally)?;
     for (at, op) in list.iter().enumerate() {
@@ -241,7 +240,7 @@ pub(super) fn enumerate(
     world.empty_pool()
 }
 
-/// Lists of operations, of which the first so many are known.
+/// Enumerates lists of operations; each comes with the number of its known operations.
 fn enumerate_all(
     kind: MediumKind,
     lists: impl Iterator<Item = (usize, Vec<Op>)>,
@@ -345,7 +344,7 @@ const _: () = {
     assert!(images >= super::IMAGES && percent == 100);
 };
 
-/// The operations, after those without which they would be ruled out.
+/// Inserts the operations before the list without which its operations are not applicable.
 fn with_prerequisites(mut list: Vec<Op>) -> Vec<Op> {
     let is_other = |op: &Op| matches!(op, Op::Write { slice: OTHER, .. });
     if list.iter().any(is_other) {
@@ -354,7 +353,7 @@ fn with_prerequisites(mut list: Vec<Op>) -> Vec<Op> {
     list
 }
 
-/// Nothing but the opening, and every operation; none is known.
+/// The empty list, and each operation by itself; none is known.
 fn operations() -> impl Iterator<Item = (usize, Vec<Op>)> {
     let single = all_ops()
         .into_iter()
@@ -362,14 +361,14 @@ fn operations() -> impl Iterator<Item = (usize, Vec<Op>)> {
     std::iter::once((0, Vec::new())).chain(single)
 }
 
-/// Of each pair all but the second operation is known.
+/// All pairs: only the last operation of each is unknown.
 pub(super) fn op_pairs() -> impl Iterator<Item = (usize, Vec<Op>)> {
     let pair = |a: Op| all_ops().into_iter().map(move |b| vec![a.clone(), b]);
     let pairs = all_ops().into_iter().flat_map(pair).map(with_prerequisites);
     pairs.map(|list| (list.len() - 1, list))
 }
 
-/// Pairs of which the second changes what the first deleted.
+/// Number of pairs in which the second operation changes the slice that the first one deleted.
 fn impossible_pairs() -> u64 {
     let changes_main = |op: &Op| match op {
         Op::Write { slice, .. } | Op::Clear { slice, .. } | Op::Transact { slice, .. } => {
@@ -380,7 +379,7 @@ fn impossible_pairs() -> u64 {
     all_ops().iter().filter(|op| changes_main(op)).count() as u64
 }
 
-/// What a file got is durable at the end.
+/// Appends a flush, so that the data in the file is durable at the end.
 fn with_flush((known, mut list): (usize, Vec<Op>)) -> (usize, Vec<Op>) {
     if !list.is_empty() {
         list.push(Op::Flush);
@@ -393,7 +392,10 @@ fn every_operation_in_memory() {
     let tally = check("every operation in memory", OPERATIONS, |budget, tally| {
         enumerate_all(MediumKind::Memory, operations(), budget, tally)
     });
-    assert_eq!(tally.inapplicable, 0, "operations of the list were not run");
+    assert_eq!(
+        tally.inapplicable, 0,
+        "the list has operations that were not run"
+    );
 }
 
 #[test]
@@ -406,7 +408,10 @@ fn every_operation_in_a_file() {
             tally,
         )
     });
-    assert_eq!(tally.inapplicable, 0, "operations of the list were not run");
+    assert_eq!(
+        tally.inapplicable, 0,
+        "the list has operations that were not run"
+    );
 }
 
 #[test]
@@ -425,22 +430,22 @@ fn every_pair_in_a_file() {
     assert_eq!(tally.inapplicable, impossible_pairs(), "operations not run");
 }
 
-/// Who dies when a session does.
+/// The processes that die when a session dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DeathMode {
-    /// It alone: another writes, the owner makes a checkpoint, ends the dead
-    /// one, and the other goes on.
+    /// Only the session: another session writes, the owner makes a checkpoint and retires the dead
+    /// session, and the other session continues.
     SessionAlone,
-    /// All processes: the pool is opened with what was not fenced yet.
+    /// All processes: the pool is opened with the stores that were not fenced yet.
     AllProcesses,
-    /// It alone, and nobody notices until others have filled their lanes: as one that
-    /// stands still.
+    /// Only the session, and the owner does not notice until other sessions have filled their
+    /// journals: the session looks stalled.
     Unnoticed,
 }
 
-/// Two clients write the same pages, of which the dead one has none: one until the
-/// owner has much to do, the other behind it. Where the dead one is inside with a seq it
-/// takes a bypass.
+/// Two clients write the same pages, none of which the dead client holds. The first writes until a
+/// checkpoint is due, the other after it. If the dead client is inside an operation with a sequence
+/// number, the owner makes a partial checkpoint.
 fn fill_journals(
     world: &mut CrashHarness<'_>,
     [one, other]: [usize; 2],
@@ -449,7 +454,7 @@ fn fill_journals(
 ) -> Result<(), CheckFailure> {
     world.budget = None;
     let write = |world: &mut CrashHarness<'_>, client, page, record: u64| {
-        // A part of each page: some go in place.
+        // Some writes change a part of a page, and some of those go in place.
         let len = [PAGE, 200][record as usize % 5 / 4];
         let op = Op::Write {
             client,
@@ -471,14 +476,14 @@ fn fill_journals(
     let pool = world.pool.borrow();
     let next = pool.mapping().control().seq().load(Ordering::Acquire);
     world.tally.partial_checkpoints += u64::from(pool.checkpoint_limit().0 < next);
-    assert!(!pool.is_journal_blocked(), "no bypass");
+    assert!(!pool.is_journal_blocked(), "no partial checkpoint");
     drop(pool);
     write(world, one, 60, UNAPPLIED_RECORDS)?;
     write(world, other, 70, 1)
 }
 
-/// A session dies at each of its accesses. On a file it is a thread of the owner, and
-/// everybody dies.
+/// A session dies at each of its accesses. On a file a session is a thread of the owner, so all
+/// processes die.
 pub(super) fn deaths(
     kind: MediumKind,
     dead: DeathMode,
@@ -506,7 +511,7 @@ pub(super) fn deaths(
             world.budget = Some(budget);
             ops::run(&mut world, &victim, 1)?;
             if world.tally.deaths == before {
-                // A transaction of nothing that is mapped stores nothing.
+                // A transaction on unmapped pages only stores nothing.
                 let is_empty = matches!(&change, Op::Transact { runs, .. } if runs.len() == 1);
                 assert!(accesses > 0 || is_empty, "{change:?} cannot die");
                 break;
@@ -520,7 +525,7 @@ pub(super) fn deaths(
                 }
                 ops::retire_dead_clients(&mut world)?;
             } else {
-                // Where its locks are free, the other goes to the same pages.
+                // The other client writes the same pages if their locks are free.
                 for (tag, page, pages) in [(2, 1, 1), (3, 36, 1)] {
                     write(&mut world, (victims + 1) % CLIENTS, page, pages, tag)?;
                 }
@@ -546,7 +551,7 @@ fn session_death_at_every_access() {
 
 #[test]
 fn session_stall_at_every_access() {
-    let tally = check("a session that stands still", STALLS, |budget, tally| {
+    let tally = check("a stalled session", STALLS, |budget, tally| {
         deaths(MediumKind::Memory, DeathMode::Unnoticed, budget, tally)
     });
     assert!(tally.rolled_forward > 3 && tally.voided > 10, "{tally:?}");
@@ -555,21 +560,21 @@ fn session_stall_at_every_access() {
 
 #[test]
 fn all_processes_die_at_every_access() {
-    check("everybody dies", DEATHS, |budget, tally| {
+    check("all processes die", DEATHS, |budget, tally| {
         deaths(MediumKind::Memory, DeathMode::AllProcesses, budget, tally)
     });
 }
 
 #[test]
 fn all_processes_die_at_every_file_access() {
-    check("everybody dies on a file", DEATHS, |budget, tally| {
+    check("all processes die on a file", DEATHS, |budget, tally| {
         deaths(MediumKind::File, DeathMode::AllProcesses, budget, tally)
     });
 }
 
-/// Writes two pages in turn, until every line of the lane, and on a nearly full
-/// pool every free frame, was used again. Nobody asks for a checkpoint: the
-/// session does when it lacks something.
+/// Writes two pages in turn until every line of the journal, and on a nearly full pool every free
+/// frame, has been reused. The test requests no checkpoint: the session does when it runs out of
+/// space.
 pub(super) fn laps(
     kind: MediumKind,
     budget: Budget,
@@ -588,9 +593,8 @@ pub(super) fn laps(
     world.empty_pool()
 }
 
-/// A page is written, without its data reaching the file, and cleared. Its
-/// first frame is named by the slot alone, until recovery stores the hole; the
-/// recovery crashes.
+/// A page is written, its data does not reach the file, and the page is cleared. Only the slot
+/// names its first frame until recovery stores the hole. The recovery crashes.
 pub(super) fn slot_only_frame(tally: &mut CheckCounts) -> Result<(), CheckFailure> {
     const TAG: u64 = 7;
     tally.sequences += 1;

@@ -1,4 +1,4 @@
-//! A pool at work on a recorded medium, the model beside it.
+//! A running pool on a recorded medium, together with its model.
 
 use super::CheckCounts;
 use super::budget::Budget;
@@ -19,36 +19,36 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A session of the pool, as its client sees it.
+/// A session of the pool as its client sees it.
 pub(super) struct Client {
     pub(super) session: Session<CrashMedium>,
-    /// Its operations of which another leg may not have heard.
+    /// Its operations that another leg may lack.
     pub(super) ops: Vec<(u64, ExpectedInFlight)>,
-    /// The group of its operation, if it died inside.
+    /// The group of the operation in which the client died, if it died.
     pub(super) died_in: Option<usize>,
 }
 
-/// The pool, what it must hold, and what was checked.
+/// The pool, its expected contents, and the counts of the checks.
 pub(super) struct CrashHarness<'t> {
     pub(super) kind: MediumKind,
     pub(super) medium: Arc<CrashMedium>,
     pub(super) pool: SharedPool,
     pub(super) clients: Vec<Client>,
     pub(super) oracle: Oracle,
-    /// What is checked of each point; none: nothing.
+    /// The budget of each crash point; none: nothing is checked.
     pub(super) budget: Option<Budget>,
     pub(super) tally: &'t mut CheckCounts,
-    /// Objects that no operation touches; most images need not read them.
+    /// Checksums of the objects that no operation touches; most images need not read them.
     pub(super) unread_sums: BTreeMap<SliceId, BTreeMap<u64, u32>>,
     /// Number of the last operation.
     pub(super) op: u64,
-    /// What holds behind the first sync of the operation at hand.
+    /// The oracle after the first sync of the current operation.
     pub(super) oracle_after_sync: Option<Oracle>,
-    /// Of the last operation, as far as a crash can come back to them.
+    /// Crash points of the last operation, from which a sequence may resume.
     pub(super) last_points: Vec<(CrashPoint, Oracle)>,
 }
 
-/// How an operation ended.
+/// The outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OpOutcome {
     Completed,
@@ -57,7 +57,7 @@ pub(super) enum OpOutcome {
 }
 
 impl<'t> CrashHarness<'t> {
-    /// Opens the pool of an image and checks the crashes of the opening.
+    /// Opens the pool of an image and checks the crashes during the opening.
     pub(super) fn open(
         kind: MediumKind,
         image: Image,
@@ -85,7 +85,7 @@ impl<'t> CrashHarness<'t> {
         Ok(world)
     }
 
-    /// A recovery has just decided what is there: from now on it stays.
+    /// Makes the contents that a recovery has just decided on certain.
     fn adopt_recovered(&mut self) -> Result<(), CheckFailure> {
         let before = self.oracle.clone();
         self.check_crashes(&before, &before)?;
@@ -108,7 +108,7 @@ impl<'t> CrashHarness<'t> {
         self.check_crashes(&now, &now)
     }
 
-    /// What was found, with the bytes that the model knows of.
+    /// The recovered contents, with the bytes that the model knows for their checksums.
     fn contents_of(&self, before: &Oracle, found: &RecoveredContents) -> PoolContents {
         let mut known: BTreeMap<u32, Content> = BTreeMap::new();
         let zeroes = content([0; PAGE_BYTES]);
@@ -159,7 +159,7 @@ impl<'t> CrashHarness<'t> {
         pool.handle(slice).expect("the model has it")
     }
 
-    /// Everything so far is durable.
+    /// Marks everything so far as durable.
     fn make_durable(&mut self) {
         for step in &self.oracle.possible {
             record_open(&mut self.oracle.open, step);
@@ -167,8 +167,8 @@ impl<'t> CrashHarness<'t> {
         self.oracle.make_certain();
     }
 
-    /// Something that the owner does; `effect` is its record, if it has one.
-    /// What `syncs` makes all before it durable.
+    /// Runs an operation of the owner; `effect` is its record, if it has one. An operation that
+    /// `syncs` makes everything before it durable.
     pub(super) fn owner_op(
         &mut self,
         syncs: bool,
@@ -190,7 +190,7 @@ impl<'t> CrashHarness<'t> {
         self.oracle.possible.extend(step);
         let during = self.oracle.clone();
         if self.kind == MediumKind::File && syncs {
-            // Behind the first sync only the operation's own is uncertain.
+            // After the first sync only the operation's own record is uncertain.
             let own = is_put.then(|| self.oracle.possible.pop()).flatten();
             self.make_durable();
             self.oracle.possible.extend(own);
@@ -215,7 +215,7 @@ impl<'t> CrashHarness<'t> {
         }
     }
 
-    /// The legs are equal: nothing of the slice is open any more.
+    /// The legs are equal: no operation of the slice needs to be listed any more.
     pub(super) fn forget_open(&mut self, slice: SliceId) {
         self.oracle.open.retain(|_, open| open.slice != slice);
         for step in &mut self.oracle.possible {
@@ -241,7 +241,7 @@ impl<'t> CrashHarness<'t> {
             let pool = self.pool.borrow();
             let next = pool.mapping().control().seq().load(Ordering::Acquire);
             if pool.checkpoint_limit().0 != next {
-                return fail("checkpoints", "a session that ended holds them back");
+                return fail("checkpoints", "an ended session holds them back");
             }
         }
         if let Some(group) = died_in {
@@ -259,8 +259,8 @@ impl<'t> CrashHarness<'t> {
         self.check_crashes(&during, &self.oracle.clone())
     }
 
-    /// The operation of a dead session was finished or voided: as it is shown
-    /// now it stays.
+    /// The owner rolled the operation of a dead session forward, or voided it. The oracle takes the
+    /// visible contents as final.
     fn resolve_dead_op(
         &mut self,
         group: usize,
@@ -299,16 +299,16 @@ impl<'t> CrashHarness<'t> {
             }
             self.oracle = tried;
         }
-        fail("a dead session's operation", "a part of it is there")
+        fail("a dead session's operation", "only a part of it is applied")
     }
 
-    /// The owner dies with all its sessions, the machine goes on.
+    /// The owner and all sessions die; the machine keeps running.
     pub(super) fn reopen(&mut self) -> Result<(), CheckFailure> {
         let count = self.clients.len();
         let during = self.oracle.clone();
         if self.kind == MediumKind::File {
-            // What the file got is there, and durable once it was recovered. Who died in
-            // the middle of the last operation leaves that open.
+            // Data in the file survives, and is durable after the recovery. Only the last operation
+            // stays uncertain if its session died inside it.
             let died = self.clients.iter().any(|client| client.died_in.is_some());
             let steps = std::mem::take(&mut self.oracle.possible).into_iter();
             let (open, done) = steps.partition(|step| died && step.op == self.op);
@@ -323,7 +323,7 @@ impl<'t> CrashHarness<'t> {
         self.open_clients(count)
     }
 
-    /// Goes on from what a crash left.
+    /// Opens a pool on a crash image and continues the sequence there.
     pub(super) fn resume_from_image(
         &mut self,
         image: Image,
@@ -338,7 +338,7 @@ impl<'t> CrashHarness<'t> {
         self.open_clients(count)
     }
 
-    /// Empties the pool that was at work; every frame must be free then.
+    /// Empties the running pool; every frame must be free then.
     pub(super) fn empty_pool(mut self) -> Result<(), CheckFailure> {
         while let Some(client) = self.clients.iter().position(|c| c.died_in.is_some()) {
             self.end_client(client)?;

@@ -1,4 +1,4 @@
-//! A recorded medium whose user dies at some access.
+//! A recorded medium; its user dies at a chosen access.
 
 use crate::defect::{self, Defect};
 use pagemesh_base::checksum::PageChecksums;
@@ -7,16 +7,16 @@ use pagemesh_pmem::{FenceProof, MapError, Media, Recorder, UnfencedStores};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What the thread that dies unwinds with.
+/// Panic payload of a dying thread.
 pub(super) struct ThreadDeath;
 
-/// Pages whose stores are late, and where they belong.
+/// Pages with delayed stores, and their offsets.
 type LatePages = Mutex<Vec<(usize, Box<[u8; PAGE_BYTES]>)>>;
 
-/// One of the mappings of a pool.
+/// One mapping of a pool.
 pub(super) struct CrashMedium {
     pub(super) recorder: Arc<Recorder>,
-    /// Accesses left, of all mappings; negative: immortal.
+    /// Accesses left, shared by all mappings; negative: the user does not die.
     accesses_left: Arc<AtomicI64>,
     late_pages: LatePages,
 }
@@ -39,12 +39,12 @@ impl CrashMedium {
         }
     }
 
-    /// Whoever uses it dies after so many accesses.
+    /// Makes the user of the medium die after this many accesses.
     pub(super) fn die_after(&self, accesses: i64) {
         self.accesses_left.store(accesses, Ordering::Relaxed);
     }
 
-    /// Nobody dies any more; the accesses that were left.
+    /// Cancels the planned death; returns the accesses that were left.
     pub(super) fn cancel_death(&self) -> i64 {
         self.accesses_left.swap(-1, Ordering::Relaxed)
     }
@@ -60,7 +60,7 @@ impl CrashMedium {
     }
 }
 
-/// The parts of bytes that lie in a line each, and where.
+/// Splits bytes at line boundaries: each part with its offset.
 pub(super) fn lines_of(offset: usize, bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let (mut at, mut rest) = (offset, bytes);
     std::iter::from_fn(move || {
@@ -86,7 +86,7 @@ impl Media for CrashMedium {
         self.step();
         self.recorder.store(offset, word);
     }
-    /// A line at a time.
+    /// Each line is one access.
     fn write(&self, offset: usize, bytes: &[u8]) {
         for (at, part) in lines_of(offset, bytes) {
             self.step();

@@ -1,20 +1,19 @@
-//! Crash enumeration: for every fence of a workload, legal crash images are
-//! built, recovered and compared with an oracle (`model`):
+//! Crash enumeration: for every fence of a workload, legal crash images are built, recovered and
+//! compared with an oracle (`model`):
 //!
-//! - what was acknowledged is there, on `file-sync` pools what was flushed;
-//! - each record that was not is there as a whole or not at all;
-//! - nothing else changed, no checksum is wrong;
+//! - acknowledged writes are present; on `file-sync` pools, flushed writes;
+//! - each other record is present as a whole or not at all;
+//! - nothing else changed, and no checksum is wrong;
 //! - operations that another leg may lack are listed as in flight;
-//! - the pool can be written again, and when everything is deleted every frame
-//!   is free;
-//! - the same when the recovery crashes in turn.
+//! - the pool can be written again, and every frame is free after everything is deleted;
+//! - the same holds when the recovery crashes in turn.
 //!
-//! Workloads: every operation, every pair of them, every access at which a
-//! session can die, laps of lanes and frames, every mending of a damaged
-//! structure, and random sequences of several sessions. A failure names its seed; `cargo xtask enumerate` runs that one
-//! alone, or as many others as it is told.
+//! Workloads: every operation, every pair of operations, every access at which a session can die,
+//! laps of journals and frames, every correction of a damaged structure, and random sequences of
+//! several sessions. A failure names its seed; `cargo xtask enumerate` runs that seed alone, or the
+//! requested number of others.
 //!
-//! What the checks are worth: `defects`.
+//! `defects` proves that the checks can fail.
 
 mod budget;
 mod changes;
@@ -38,38 +37,38 @@ use model::CheckFailure;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The smallest pool: images are cheap, and it is full soon.
+/// The smallest pool: its images are cheap, and it fills up early.
 const POOL_BYTES: usize = crate::geometry::POOL_BYTES_MIN as usize;
 
-/// Images that every run of the tests checks, at least.
+/// Images that an ordinary test run checks at least.
 const IMAGES: u64 = 200_000;
 
-/// What was checked.
+/// Counts of the checks.
 #[derive(Clone, Debug, Default)]
 struct CheckCounts {
     images: u64,
-    /// Of them, of a recovery that crashed.
+    /// Images of a recovery that crashed.
     recovery_images: u64,
-    /// Images in which too much is in flight to be listed, or so it says.
+    /// Images with a list of operations in flight that is too long, or said to be.
     unlisted_images: u64,
     points: u64,
-    /// Points of which every image was checked; of the others samples were.
+    /// Points of which every image was checked; the others were sampled.
     exhausted_points: u64,
-    /// Points by how many images are legal there.
+    /// Points by their number of legal images.
     legal_images: ImageHistogram,
     operations: u64,
-    /// Operations that the state of the pool had no place for.
+    /// Operations that did not apply to the state of the pool.
     inapplicable: u64,
-    /// Operations that would have met a dead session's lock.
+    /// Operations skipped because a dead session holds a lock.
     blocked: u64,
     /// Operations refused because the pool was full.
     pool_full: u64,
     deaths: u64,
     rolled_forward: u64,
     voided: u64,
-    /// Lanes that were filled behind a window that stayed open.
+    /// Partial checkpoints: journals were filled behind an operation that stayed open.
     partial_checkpoints: u64,
-    /// Crashes from which a sequence went on.
+    /// Crashes after which a sequence continued.
     resumptions: u64,
     sequences: u64,
 }
@@ -119,7 +118,7 @@ impl fmt::Display for CheckCounts {
             f,
             "{} points, {} images, {} of them of recoveries that crashed; all images of {} points, \
              samples of {}; {} sequences, {} operations, {} refused by a full pool, {} deaths, \
-             {} lives; {} images that list nothing in flight",
+             {} resumptions; {} images that list nothing in flight",
             self.points,
             self.images,
             self.recovery_images,

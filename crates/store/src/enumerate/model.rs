@@ -1,8 +1,7 @@
-//! The oracle: what a pool must hold after a crash.
+//! The oracle: the contents that a pool must hold after a crash.
 //!
-//! Every page content is told from any other by its checksum, so what was
-//! found says by itself which records it came from: of each record, whether it
-//! must be there and whether it must not. Legal is what contradicts neither,
+//! Page contents are unique by checksum, so the recovered contents show for each record whether it
+//! must be present and whether it must be absent. Contents are legal if they contradict neither,
 //! nor the order within a group.
 
 use pagemesh_base::checksum::crc32c;
@@ -33,22 +32,22 @@ pub(super) struct ObjectEntry {
     pub(super) round: u8,
 }
 
-/// An object; pages that are not there are holes.
+/// An object; absent pages are holes.
 #[derive(Clone, Debug)]
 pub(super) struct ObjectContents<P> {
     pub(super) entry: ObjectEntry,
     pub(super) pages: BTreeMap<u64, P>,
 }
 
-/// What a pool holds.
+/// The contents of a pool.
 pub(super) type PoolContents = BTreeMap<SliceId, ObjectContents<Content>>;
 
-/// What one record does.
+/// The effect of one record.
 #[derive(Clone, Debug)]
 pub(super) enum Effect {
-    /// Pages change, all of them; none is a hole.
+    /// All of these pages change; none is a hole.
     Pages(SliceId, Vec<(u64, Option<Content>)>),
-    /// An object's entry changes; none deletes it.
+    /// An object's entry changes; none deletes the object.
     Put(SliceId, Option<ObjectEntry>),
 }
 
@@ -76,24 +75,24 @@ pub(super) fn apply(held: &mut PoolContents, effect: &Effect) {
     }
 }
 
-/// A record that may be there or not.
+/// A record that may be present or not.
 #[derive(Clone, Debug)]
 pub(super) struct PossibleRecord {
     pub(super) effect: Effect,
-    /// The operation, as other legs know it; 0 for the owner's.
+    /// The operation number as other legs know it; 0 for the owner's records.
     pub(super) op: u64,
-    /// Of the object when it was admitted.
+    /// Epoch of the object when the record was admitted.
     pub(super) epoch: u32,
-    /// Whether another leg may lack it.
+    /// Whether another leg may lack the record.
     pub(super) is_open: bool,
-    /// Steps of a group are there as far as some point, in order.
+    /// Records of one group persist in order: a prefix of the group is present.
     pub(super) group: usize,
 }
 
-/// Records before this group persist in any selection (`file-sync`).
+/// Records of this group persist in any selection (`file-sync`).
 pub(super) const UNORDERED: usize = 0;
 
-/// What must be there, and what may.
+/// The contents that must be present, and the records that may be.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Oracle {
     pub(super) certain: PoolContents,
@@ -102,7 +101,7 @@ pub(super) struct Oracle {
     pub(super) open: BTreeMap<u64, ExpectedInFlight>,
 }
 
-/// What must be listed of an operation.
+/// The expected entry of an operation in flight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ExpectedInFlight {
     pub(super) slice: SliceId,
@@ -110,7 +109,7 @@ pub(super) struct ExpectedInFlight {
     pub(super) pages: BTreeSet<u64>,
 }
 
-/// What a recovered pool held.
+/// The contents of a recovered pool.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RecoveredContents {
     pub(super) objects: BTreeMap<SliceId, ObjectContents<u32>>,
@@ -118,7 +117,7 @@ pub(super) struct RecoveredContents {
     pub(super) in_flight: BTreeMap<SliceId, Option<Vec<InFlightOp>>>,
 }
 
-/// Which check failed, and how.
+/// The check that failed, and its detail.
 #[derive(Clone, Debug)]
 pub(super) struct CheckFailure {
     pub(super) check: &'static str,
@@ -131,14 +130,14 @@ pub(super) fn fail<T>(check: &'static str, detail: impl Into<String>) -> Result<
 }
 
 impl Oracle {
-    /// Takes every record for certain.
+    /// Makes every possible record certain.
     pub(super) fn make_certain(&mut self) {
         for step in std::mem::take(&mut self.possible) {
             apply(&mut self.certain, &step.effect);
         }
     }
 
-    /// What the pool shows while nothing crashes.
+    /// The contents that the running pool shows.
     pub(super) fn current(&self) -> PoolContents {
         let mut held = self.certain.clone();
         for step in &self.possible {
@@ -147,7 +146,7 @@ impl Oracle {
         held
     }
 
-    /// Compares; the steps that must be there.
+    /// Compares with the recovered contents; returns the steps that must be present.
     pub(super) fn check(&self, found: &RecoveredContents) -> Result<BTreeSet<usize>, CheckFailure> {
         let puts: Vec<usize> = (0..self.possible.len())
             .filter(|&i| matches!(self.possible[i].effect, Effect::Put(..)))
@@ -254,7 +253,7 @@ impl Oracle {
                     let later = of_page.iter().map(|(index, _)| *index);
                     is_out.extend(later.filter(|&index| index > source));
                 }
-                // The same bytes from several: nothing follows.
+                // Several records have the same bytes: no conclusion.
                 _ => {}
             }
         }
@@ -288,7 +287,7 @@ impl Oracle {
     }
 }
 
-/// Takes in what must be listed of a step that happened.
+/// Adds the pages of an executed step to the operations that must be listed.
 pub(super) fn record_open(open: &mut BTreeMap<u64, ExpectedInFlight>, step: &PossibleRecord) {
     if let (Effect::Pages(slice, pages), true) = (&step.effect, step.is_open) {
         let fresh = || ExpectedInFlight {

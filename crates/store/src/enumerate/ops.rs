@@ -21,11 +21,11 @@ const PAGE: u64 = PAGE_BYTES as u64;
 pub(super) struct PartSpec {
     pub(super) page: u64,
     pub(super) pages: u64,
-    /// Else it is cleared.
+    /// Whether the part is written; otherwise it is cleared.
     pub(super) is_written: bool,
 }
 
-/// One operation. Bytes and lengths are bytes.
+/// One operation. Offsets and lengths are in bytes.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
     Write {
@@ -60,13 +60,13 @@ pub(super) enum Op {
     Checkpoint,
     Flush,
     Reopen,
-    /// A client ends; another takes its place.
+    /// A client ends, and a new one replaces it.
     Replace(usize),
 }
 
-/// Bytes that no other operation writes. Half of the operations write whole pages that
-/// are nearly alike: where a frame held one of them before, a page that is not whole
-/// looks as if it had lost a bit or two.
+/// Bytes that no other operation writes. Half of the operations write whole pages that are nearly
+/// alike. A torn page in a frame that held another of them then looks as if it had lost one or two
+/// bits.
 pub(super) fn bytes(tag: u64, len: usize) -> Vec<u8> {
     if tag.is_multiple_of(2) && len.is_multiple_of(PAGE_BYTES) {
         return (0..len / PAGE_BYTES)
@@ -76,7 +76,7 @@ pub(super) fn bytes(tag: u64, len: usize) -> Vec<u8> {
     unique_bytes(tag, len)
 }
 
-/// A page, each bit of whose name is a bit of a line of its own.
+/// A page in which each bit of `name` is one bit in a line of its own.
 fn nearly_alike(name: u64) -> Vec<u8> {
     let mut page = unique_bytes(0, PAGE_BYTES);
     for bit in 0..64 {
@@ -109,7 +109,7 @@ fn part(run: &PartSpec, tag: u64) -> TransactionPart {
     }
 }
 
-/// Does an operation; one that the state of the world rules out is left.
+/// Runs an operation; skips it if the state of the pool rules it out.
 pub(super) fn run(world: &mut CrashHarness<'_>, op: &Op, tag: u64) -> Result<(), CheckFailure> {
     match *op {
         Op::Write {
@@ -252,7 +252,7 @@ fn put_entry(
     })
 }
 
-/// Ends every dead client: barriers would wait for it.
+/// Ends every dead client, because barriers would wait for it.
 pub(super) fn retire_dead_clients(world: &mut CrashHarness<'_>) -> Result<(), CheckFailure> {
     let count = world.clients.len();
     while let Some(dead) = world
@@ -265,7 +265,7 @@ pub(super) fn retire_dead_clients(world: &mut CrashHarness<'_>) -> Result<(), Ch
     world.open_clients(count)
 }
 
-/// The client, and as much of the range as the object has.
+/// The client, and the part of the range that lies within the object.
 fn clip_range(
     world: &CrashHarness<'_>,
     client: usize,

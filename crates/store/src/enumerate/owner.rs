@@ -1,14 +1,14 @@
-//! The owner of a pool, when the one thread of a test waits for it.
+//! The pool's owner, run by the test's only thread when a session waits for it.
 
 use super::medium::CrashMedium;
 use crate::pool::Pool;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// A pool that a session's wait can reach.
+/// A pool that a waiting session can reach.
 pub(super) type SharedPool = Rc<RefCell<Pool<CrashMedium>>>;
 
-/// Rounds of the owner in one operation. Each answers whoever waits, and an
+/// Maintenance rounds of the owner in one operation. Each round answers a waiting session, and an
 /// operation gives up after fewer answers.
 const MAINTENANCE_MAX: u32 = 200;
 
@@ -17,8 +17,7 @@ thread_local! {
     static TENDS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Runs an operation of a session; whenever it waits for the owner, the owner
-/// tends the pool.
+/// Runs an operation of a session; whenever the session waits, the owner maintains the pool.
 pub(super) fn with_owner<T>(pool: &SharedPool, run: impl FnOnce() -> T) -> T {
     struct Restore(Option<SharedPool>);
     impl Drop for Restore {
@@ -31,17 +30,17 @@ pub(super) fn with_owner<T>(pool: &SharedPool, run: impl FnOnce() -> T) -> T {
     run()
 }
 
-/// Tends the pool of the thread, if there is one.
+/// Maintains the pool of the thread; false if there is none.
 pub(crate) fn maintain_current() -> bool {
     let pool = OWNER.with_borrow(Clone::clone);
     let Some(pool) = pool else { return false };
     TENDS.set(TENDS.get() + 1);
     assert!(
         TENDS.get() <= MAINTENANCE_MAX,
-        "the owner tends and never answers"
+        "the owner maintains the pool and never answers"
     );
     let medium = pool.borrow().mapping().data.clone();
-    // The session may be about to die; its owner is not.
+    // The planned death hits the session, not the owner.
     let left = medium.cancel_death();
     pool.borrow_mut().maintain().expect("a sound pool");
     medium.die_after(left);

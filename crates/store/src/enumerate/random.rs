@@ -1,5 +1,5 @@
-//! Random sequences: several sessions, some of which die, checkpoints, a pool
-//! that is nearly full, and crashes from which the sequence goes on.
+//! Random sequences: several sessions, some of which die, checkpoints, a nearly full pool, and
+//! crashes after which the sequence continues.
 
 use super::budget::{Budget, COUNT_ONLY, EXTREMES, WorkloadShare, env_number};
 use super::fixed::base;
@@ -21,7 +21,7 @@ const PAGE: u64 = PAGE_BYTES as u64;
 const OPS_PER_LIFE: u64 = 12;
 const LIVES_PER_SEQUENCE: u64 = 4;
 
-/// What sequences of a kind look like.
+/// The shape of the sequences of a kind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SequencePlan {
     pub(super) kind: MediumKind,
@@ -31,8 +31,8 @@ pub(super) struct SequencePlan {
     pub(super) budget: Budget,
 }
 
-/// Few pages, so that operations meet: near each other, in a second leaf, and
-/// far enough for another lock.
+/// Few pages, so that operations overlap: near each other, in a second leaf, and far enough away
+/// for another lock.
 fn random_page(rng: &mut Rng, slice: SliceId) -> u64 {
     match (slice == MAIN, rng.below(10)) {
         (true, 0) => 508 + rng.below(8),
@@ -126,7 +126,7 @@ fn random_op(rng: &mut Rng, plan: SequencePlan) -> Op {
     }
 }
 
-/// One sequence.
+/// Runs one sequence.
 pub(super) fn run(
     plan: SequencePlan,
     seed: u64,
@@ -161,8 +161,8 @@ pub(super) fn run(
     world.empty_pool()
 }
 
-/// Runs one seed after the other until the plan's part is done. What a seed
-/// does depends on the budget, and on nothing else.
+/// Runs one seed after the other until the plan's images are checked. A seed's sequence depends on
+/// nothing but the budget.
 fn run_all(plan: SequencePlan, images: u64) -> Result<CheckCounts, String> {
     let mut tally = CheckCounts::default();
     let only = env_number("PAGEMESH_SEED");
@@ -190,8 +190,8 @@ fn run_all(plan: SequencePlan, images: u64) -> Result<CheckCounts, String> {
     Ok(tally)
 }
 
-/// The plan with the highest bound for which a quarter of so many images
-/// exhausts a few of its sequences: the other quarters are other sequences.
+/// The plan with the highest bound at which a quarter of `images` exhausts a few of its sequences.
+/// The other three quarters go to other sequences.
 fn plan_for_images(plan: SequencePlan, images: u64) -> SequencePlan {
     let mut counted = CheckCounts::default();
     let first = env_number("PAGEMESH_FROM").unwrap_or(1);
@@ -200,7 +200,7 @@ fn plan_for_images(plan: SequencePlan, images: u64) -> SequencePlan {
             budget: COUNT_ONLY,
             ..plan
         };
-        // What is wrong with one is told when its images are checked.
+        // A failure here is reported when the images of the seed are checked.
         let _told_later = catch_panic(|| run(only_counted, seed, &mut counted));
     }
     SequencePlan {
@@ -218,7 +218,7 @@ pub(super) const SHARE: WorkloadShare = WorkloadShare {
     percent: 30,
 };
 
-/// Sequences of a plan whose points are counted to find the bound of a campaign.
+/// Sequences of a plan that are counted to find the bound of a campaign.
 const COUNTED_SEQUENCES: u64 = 16;
 
 pub(super) const fn plan(kind: MediumKind, is_full: bool) -> SequencePlan {
@@ -238,14 +238,14 @@ const PLANS: [SequencePlan; 4] = [
 ];
 
 impl SequencePlan {
-    /// Whether sequences met what they are for.
+    /// Whether the sequences exercised the cases that they exist for.
     fn check_coverage(&self, tally: &CheckCounts) -> Result<(), String> {
         let mortal = self.kind == MediumKind::Memory;
         let met = [
             ("a full pool", !self.is_full || tally.pool_full > 8),
             ("deaths", !mortal || tally.deaths > 8),
             (
-                "operations finished for the dead",
+                "operations rolled forward for the dead",
                 !mortal || tally.rolled_forward > 2,
             ),
             (
@@ -256,9 +256,9 @@ impl SequencePlan {
                 "recoveries that crash",
                 tally.recovery_images > tally.images / 100,
             ),
-            ("lives", tally.resumptions > 50),
+            ("resumptions", tally.resumptions > 50),
             (
-                "lists of what is in flight",
+                "lists of operations in flight",
                 tally.unlisted_images < tally.images / 10,
             ),
             ("operations", tally.blocked < tally.operations / 4),
@@ -323,8 +323,8 @@ fn random_sequences() {
 
 #[test]
 fn regression_sequences() {
-    // Frames that stayed in use, and counts of frames that drifted until a
-    // write was refused, or the pool.
+    // Frames stayed in use, and frame counts drifted until the pool refused a write or an opening
+    // failed.
     for (is_full, seed) in [(false, 79), (true, 1043), (true, 100_053)] {
         let mut tally = CheckCounts::default();
         let found_by = SequencePlan {

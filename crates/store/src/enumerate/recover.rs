@@ -1,4 +1,4 @@
-//! What a crash image is put through: opened, read, used again, emptied.
+//! The steps of a crash image: opened, read, used again, emptied.
 
 use super::medium::CrashMedium;
 use super::model::{CheckFailure, ObjectContents, ObjectEntry, PageBytes, RecoveredContents, fail};
@@ -20,14 +20,14 @@ use uuid::Uuid;
 
 /// Later than every epoch of a workload.
 pub(super) const LAST_EPOCH: Epoch = Epoch(1 << 20);
-/// Free frames with which a write of two pages must succeed: they, and the
-/// nodes above them.
+/// Free frames with which a write of two pages must succeed: its data frames and the nodes above
+/// them.
 const ROOM_FRAMES: u64 = 24;
-/// Far more than the deletion of everything takes.
+/// Far above the number of rounds that deleting everything takes.
 const MAINTENANCE_MAX: u32 = 500;
 const NEW_SLICE: SliceId = SliceId(Uuid::from_u128(77));
 
-/// What kind of medium a pool lies on.
+/// The kind of medium under a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MediumKind {
     /// Class `pmem`.
@@ -37,7 +37,7 @@ pub(super) enum MediumKind {
 }
 
 impl MediumKind {
-    /// A medium whose crashes can be enumerated.
+    /// A medium with enumerable crashes.
     pub(super) fn recorder(self, image: Image) -> Recorder {
         match self {
             MediumKind::Memory => Recorder::from_image(image),
@@ -55,7 +55,7 @@ pub(super) fn open(
     Ok((data.clone(), reopen(kind, &data)?))
 }
 
-/// Opens the pool of a medium whose owner is gone.
+/// Reopens the pool of a medium after its owner is gone.
 pub(super) fn reopen(
     kind: MediumKind,
     data: &Arc<CrashMedium>,
@@ -65,9 +65,9 @@ pub(super) fn reopen(
         MediumKind::File => Arc::new(data.overlay()),
     };
     match Pool::open(data.clone(), overlay) {
-        // What a crash leaves is torn, but never damaged.
+        // A crash leaves torn data, never damaged data.
         Ok((_, found)) if found.damaged > 0 => {
-            fail("damage", format!("recovery believes in it: {found:?}"))
+            fail("damage", format!("recovery reports it: {found:?}"))
         }
         Ok((pool, _)) => Ok(Rc::new(RefCell::new(pool))),
         Err(cause) => fail("opening", cause.to_string()),
@@ -80,7 +80,7 @@ pub(super) fn session(pool: &SharedPool) -> Session<CrashMedium> {
     Session::new(pool.mapping().clone(), number)
 }
 
-/// Reads what the pool holds; of `unread_sums` objects it takes the given sums.
+/// Reads the contents of the pool; takes the given checksums for the `unread` objects.
 pub(super) fn read_contents(
     pool: &SharedPool,
     session: &mut Session<CrashMedium>,
@@ -133,7 +133,7 @@ fn read(
     Ok(found)
 }
 
-/// Puts an image through everything; what it held.
+/// Recovers an image, uses it again and empties it; returns its contents.
 pub(super) fn recover(
     kind: MediumKind,
     image: Image,
@@ -143,7 +143,7 @@ pub(super) fn recover(
     read_use_and_empty(&pool, unread)
 }
 
-/// Reads a pool, uses it again and empties it; what it held.
+/// Reads a pool, uses it again and empties it; returns its contents.
 pub(super) fn read_use_and_empty(
     pool: &SharedPool,
     unread: &BTreeMap<SliceId, BTreeMap<u64, u32>>,
@@ -189,12 +189,12 @@ fn write_again(
     let found = &mut found.as_flattened_mut()[..fresh.len()];
     match session.read(&handle, 0, found, LAST_EPOCH) {
         Ok(()) if found == fresh => Ok(()),
-        Ok(()) => fail("writing again", "what was written is not read"),
+        Ok(()) => fail("writing again", "a read does not return the written bytes"),
         Err(cause) => fail("writing again", cause.to_string()),
     }
 }
 
-/// Deletes everything: every frame must be free then.
+/// Deletes everything; every frame must be free then.
 pub(super) fn empty(
     pool: &SharedPool,
     sessions: Vec<Session<CrashMedium>>,
@@ -209,17 +209,17 @@ pub(super) fn empty(
         let deleted = pool.delete(slice);
         deleted.or_else(|cause| fail("deleting", cause.to_string()))?;
     }
-    // A deletion, and the freeing of its entry, each need a checkpoint.
+    // A deletion needs one checkpoint, and the freeing of its entry another.
     let (mut quiet, mut tended) = (0, 0);
     while quiet < 6 {
         match pool.maintain() {
             Ok(true) => {}
             Ok(false) => quiet += 1,
-            Err(cause) => return fail("tending", cause.to_string()),
+            Err(cause) => return fail("maintenance", cause.to_string()),
         }
         tended += 1;
         if tended > MAINTENANCE_MAX {
-            return fail("tending", "it does not come to an end");
+            return fail("maintenance", "no end after the maximum of rounds");
         }
     }
     let (bitmap, bad) = Bitmap::load(

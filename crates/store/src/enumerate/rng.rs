@@ -1,4 +1,4 @@
-//! Choices that follow from a seed.
+//! Random choices that depend on a seed only.
 
 use pagemesh_fuzz::Random;
 

@@ -1,5 +1,5 @@
-//! `file-sync`: a transaction reaches the file, and the record of another
-//! session that links one of its leaves does not.
+//! `file-sync`: a transaction reaches the file, and the record of another session that links one of
+//! its leaves does not.
 
 use super::fixed::base;
 use super::harness::CrashHarness;
@@ -11,8 +11,8 @@ use crate::defect::{self, Defect};
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeMap;
 
-/// One session links the second leaf, another changes pages of both. A crash
-/// loses the lane of the first alone.
+/// One session links the second leaf, another changes pages of both leaves. A crash loses only the
+/// journal of the first session.
 fn crash_with_lost_link(world: &mut CrashHarness<'_>) -> Result<(), CheckFailure> {
     let durable = world.medium.recorder.crash_point().image(0);
     let page = PAGE_BYTES as u64;

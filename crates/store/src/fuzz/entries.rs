@@ -1,5 +1,4 @@
-//! Single structures of the medium: what decodes says everything that the
-//! encoder would say, and encodes to it.
+//! Single structures of the medium: a decoded value encodes to the bytes that the encoder writes.
 
 use super::target;
 use crate::geometry::{Geometry, JOURNALS_MAX, OBJECT_BYTES};
@@ -19,8 +18,8 @@ use pagemesh_pmem::{Durability, StatedClass};
 use std::mem::discriminant;
 use uuid::Uuid;
 
-/// Bytes that reading one structure may allocate: the longest record's changes
-/// while their vector grows, or the heads of all lanes.
+/// Bytes that reading one structure may allocate: the changes of the longest record while their
+/// vector grows, or the heads of all journals.
 const ALLOCATED_MAX: u64 = 3 * (PAGES_MAX * size_of::<Change>()) as u64;
 const _: () = assert!(JOURNALS_MAX as u64 * 8 <= ALLOCATED_MAX);
 
@@ -40,7 +39,7 @@ fn superblock(pool_bytes: u64, stated: Option<StatedClass>) -> Vec<u8> {
         geometry,
         journal_heads: (0..u64::from(geometry.journals)).collect(),
     };
-    // Two thirds of a page are zeroes: the target adds them again.
+    // Two thirds of the page are zeroes; the target adds them again.
     block.encode()[..2048].to_vec()
 }
 
@@ -81,11 +80,11 @@ fn fuzz_superblock() {
                 Err(cause) => return Err(discriminant(&cause)),
             };
             let geometry = Geometry::plan(block.geometry.pool_bytes);
-            assert_eq!(geometry, Ok(block.geometry), "a plan that there is");
+            assert_eq!(geometry, Ok(block.geometry), "a possible plan");
             assert!(block.objects_end <= geometry.expect("a plan").object_count());
             assert_eq!(block.journal_heads.len(), block.geometry.journals as usize);
             assert_eq!(Superblock::decode(&block.encode()), Ok(block.clone()));
-            // Beside a copy of another pool it is refused, whichever is newer.
+            // Next to a copy of another pool the block is refused, whichever copy is newer.
             let mut other = block.clone();
             other.pool = Uuid::from_u128(!block.pool.as_u128());
             let chosen = Superblock::choose([&page, &other.encode()]);
@@ -132,7 +131,7 @@ fn map(pages: usize, level: u8) -> Vec<u8> {
     flat(&lines)
 }
 
-/// A part of a page.
+/// A record of a part of a page.
 fn patch(within: usize, len: usize) -> Vec<u8> {
     let mut record = Record::empty();
     let alone = map(1, 0);
@@ -217,7 +216,7 @@ fn fuzz_record() {
                 Ok(entry) => entry,
                 Err(cause) => return Err((pad, discriminant(&cause))),
             };
-            assert!(!pad, "a pad and a record at once");
+            assert!(!pad, "both a pad and a record");
             assert!(entry.lines() <= journal.len());
             assert!(
                 JournalEntry::decode(journal, &place().at(1001)).is_err(),

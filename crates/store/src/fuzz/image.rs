@@ -1,10 +1,10 @@
-//! Whole pools. A pool that opens can be listed, read, written, emptied,
-//! checkpointed and closed without a panic or an endless wait; what was
-//! acknowledged there is there when it is opened again. It can be checked and
-//! repaired, too, and scrubbed to the end, and neither finds the same again.
+//! Whole pools. A pool that opens can be listed, read, written, emptied, checkpointed and closed
+//! without a panic or an endless wait. Acknowledged writes are present after the next opening. A
+//! pool can also be checked and repaired, and scrubbed to the end; a second check or scrub finds no
+//! more to correct.
 //!
-//! An input is the number of a pool that the code itself wrote, and changes of
-//! its image, see `tampering`: an image of 2 MiB is kept as some dozen bytes.
+//! An input is the number of a pool that the code itself wrote, and changes of its image (see
+//! `tampering`), so an image of 2 MiB is stored as a few dozen bytes.
 
 use super::tampering::{CHANGE_BYTES, TamperedImage};
 use super::target;
@@ -31,13 +31,13 @@ const OLD: SliceId = SliceId(Uuid::from_u128(0xa));
 const OTHER: SliceId = SliceId(Uuid::from_u128(0xb));
 const NEW: SliceId = SliceId(Uuid::from_u128(0xc));
 const SLICE_BYTES: u64 = 256 << 10;
-/// Pages of a slice that are looked at; of a large one these are a part.
+/// Pages of a slice that the test reads; of a large slice only a part.
 const PAGES_READ: u64 = 80;
 /// Frames that the writes of a case need, nodes included.
 const FRAMES_NEEDED: u64 = 16;
-/// Rounds of housekeeping in which everything deleted is gone.
+/// Maintenance rounds after which all deleted objects are gone.
 const ROUNDS_MAX: u32 = 100;
-/// Steps in which a scrub of so small a pool is at its end.
+/// Steps within which a scrub of so small a pool ends.
 const SCRUB_STEPS_MAX: u32 = 1000;
 
 type Medium = Arc<Recorder>;
@@ -74,7 +74,7 @@ fn page(byte: u8) -> Vec<u8> {
     vec![byte; PAGE_BYTES]
 }
 
-/// A pool whose last lines of a lane are groups of records.
+/// A pool with groups of records in the last lines of a journal.
 fn with_groups() -> pagemesh_pmem::Image {
     let media = Arc::new(Recorder::new(POOL_BYTES));
     format(&*media, Uuid::from_u128(1)).expect("a pool");
@@ -135,7 +135,7 @@ fn bases() -> Vec<pagemesh_pmem::Image> {
     bases
 }
 
-/// How far a case came: each step's end.
+/// How far a case came: the result of each step.
 #[derive(Hash)]
 enum CaseOutcome {
     Refused(Discriminant<PoolError>),
@@ -183,8 +183,8 @@ fn case(bases: &[pagemesh_pmem::Image], input: &[u8]) -> Option<impl Hash + use<
 /// Kinds of findings, and whether the pool could be repaired.
 type RepairResult = Result<(Vec<Discriminant<FindingKind>>, bool), Discriminant<PoolError>>;
 
-/// Checks a pool and writes what mends it. Where the superblock's numbers are a lie,
-/// records of another incarnation may count after the repair, or no number be left.
+/// Checks a pool and applies the repair. If the superblock's numbers are forged (`is_counting` is
+/// false), records of another incarnation may count after the repair, or no number may be left.
 fn repair(image: &pagemesh_pmem::Image, is_ordered: bool, is_counting: bool) -> RepairResult {
     let look = |image: pagemesh_pmem::Image| {
         let mut options = CheckOptions {
@@ -198,7 +198,11 @@ fn repair(image: &pagemesh_pmem::Image, is_ordered: bool, is_counting: bool) -> 
     assert!(report.findings.len() <= FINDINGS_MAX, "findings");
     let media = Recorder::from_image(image.clone());
     let applied = plan.apply(&media).is_ok();
-    assert_eq!(applied, plan.is_possible(), "repaired, or said not to be");
+    assert_eq!(
+        applied,
+        plan.is_possible(),
+        "the plan is applied if and only if it is possible"
+    );
     if applied && is_counting {
         let (again, _) = look(media.crash_point().all_persisted()).expect("a pool");
         let mut left = again.findings.iter();
@@ -214,8 +218,8 @@ fn repair(image: &pagemesh_pmem::Image, is_ordered: bool, is_counting: bool) -> 
     Ok((kinds, applied))
 }
 
-/// Opens a pool and scrubs it to the end, twice. What is mended is mended once, where
-/// the superblock's numbers are no lie: one may be as high as no pool may count.
+/// Opens a pool and scrubs it to the end, twice. The second scrub finds no more to correct, unless
+/// the superblock's numbers are forged: a forged number may exceed every valid one.
 fn scrub_twice(
     image: &pagemesh_pmem::Image,
     is_counting: bool,
@@ -242,12 +246,12 @@ fn scrub(pool: &mut Pool<Recorder>) -> Result<ScrubReport, ObjectError> {
         };
         next = pool.scrub(cursor, &mut found)?;
     }
-    panic!("a scrub does not end: {found:?}");
+    panic!("the scrub does not end: {found:?}");
 }
 
 /// Opens a pool, uses it, closes it, and opens it again.
 fn use_pool(image: pagemesh_pmem::Image, is_evident: bool, is_counting: bool) -> impl Hash {
-    // On a file nothing is known of the order of lines.
+    // On a file the order of persisted lines is unknown.
     let unordered = recover(&Recorder::from_image(image.clone()), false, None);
     let unordered = unordered.map(drop).map_err(|error| discriminant(&error));
     let media = Arc::new(Recorder::from_image(image));
@@ -257,21 +261,20 @@ fn use_pool(image: pagemesh_pmem::Image, is_evident: bool, is_counting: bool) ->
     };
     let (steps, closed, kept) = exercise(pool);
     if let Ok(listed) = &closed {
-        // What closed in good order opens again, with what it listed, and with
-        // what was written.
+        // A cleanly closed pool opens again, with the listed slices and the written pages.
         let mut pool = match open(&media) {
             Ok(pool) => pool,
-            // Its openings may be counted up, or be those that older records are of,
-            // where that was a lie.
+            // With forged numbers the count of openings may overflow, or match the incarnation of
+            // older records.
             Err(_) if !is_counting => {
                 return (unordered, CaseOutcome::Exercised(steps, Ok(0)));
             }
-            Err(error) => panic!("a pool that was closed opens: {error}"),
+            Err(error) => panic!("a closed pool does not open: {error}"),
         };
         let mut found: Vec<_> = pool.list().map(|object| object.slice).collect();
         found.sort_unstable();
         assert_eq!(found, *listed, "slices");
-        // Where a lie had a right checksum, two slots may name one frame.
+        // Where a forged value has a valid checksum, two slots may name one frame.
         if let Some(pages) = kept.filter(|_| is_evident) {
             read_back(&mut pool, &pages);
         }
@@ -283,7 +286,7 @@ fn use_pool(image: pagemesh_pmem::Image, is_evident: bool, is_counting: bool) ->
 }
 
 type CloseResult = Result<Vec<SliceId>, PoolError>;
-/// Pages that were acknowledged, and what is in them.
+/// Acknowledged pages: offsets and contents.
 type AcknowledgedPages = Option<Vec<(u64, Vec<u8>)>>;
 
 fn exercise(mut pool: Pool<Recorder>) -> (Vec<StepResult>, CloseResult, AcknowledgedPages) {
@@ -313,7 +316,7 @@ fn exercise(mut pool: Pool<Recorder>) -> (Vec<StepResult>, CloseResult, Acknowle
         }
     }
     for round in 0.. {
-        assert!(round < ROUNDS_MAX, "housekeeping does not end");
+        assert!(round < ROUNDS_MAX, "maintenance does not end");
         match pool.maintain() {
             Ok(true) => {}
             Ok(false) => break,
@@ -361,8 +364,7 @@ fn read_slice(
     }
 }
 
-/// Whether the writes to come need not wait for the owner, which is this
-/// thread.
+/// Whether the next writes need not wait for the owner, which is this thread.
 fn has_frames_for_writes(
     pool: &mut Pool<Recorder>,
     session: &Session<Recorder>,
@@ -432,12 +434,12 @@ fn change_slice(
 }
 
 fn read_back(pool: &mut Pool<Recorder>, pages: &[(u64, Vec<u8>)]) {
-    let handle = pool.handle(NEW).expect("the slice that was made");
+    let handle = pool.handle(NEW).expect("the created slice");
     let mut session = session(pool).expect("a session");
     let mut found = page(0);
     for (offset, written) in pages {
         let read = session.read(&handle, *offset, &mut found, Epoch(1));
-        assert_eq!(read, Ok(()), "what was acknowledged, at {offset}");
+        assert_eq!(read, Ok(()), "the acknowledged write at {offset}");
         assert!(found == *written, "other bytes at {offset}");
     }
 }
@@ -453,8 +455,7 @@ fn scripts() -> Vec<Vec<u8>> {
     };
     let each = (0..6).flat_map(|base| (0..16).map(move |what| (base, what)));
     let each = each.map(|(base, what)| one(base, what, 1, 8, 0x0302_0000_0000_0007));
-    // Numbers that are counted on: generation, incarnation, checkpoint, heads,
-    // a record's seq and its first page.
+    // Counters: generation, incarnation, checkpoint, heads, a record's seq and its first page.
     let counts = [
         (0, 32),
         (0, 40),

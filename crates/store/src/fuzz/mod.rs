@@ -1,6 +1,6 @@
-//! Fuzz targets: what a pool's medium holds, piece by piece and as a whole.
+//! Fuzz targets: the structures on a pool's medium, one by one and as a whole.
 //!
-//! See `pagemesh_fuzz` for how they run, `docs/rfd/004-fuzzing.md` for why.
+//! `pagemesh_fuzz` describes how the targets run, `docs/rfd/004-fuzzing.md` why.
 
 mod entries;
 mod image;

@@ -1,14 +1,14 @@
-//! Changes of a pool's image, written as bytes: 12 each.
+//! Changes of a pool's image, encoded in 12 bytes each.
 //!
 //! ```text
-//! 0  what   1   see `TamperedImage::apply`
-//! 1  unit   1   which entry
-//! 2  at     2   where in it
+//! 0  kind   1   see `TamperedImage::apply`
+//! 1  unit   1   number of the entry
+//! 2  at     2   position in the entry
 //! 4  value  8
 //! ```
 //!
-//! Most make the checksum of what they changed right again: so they are what a
-//! defect or a stranger could have written, not only what a medium loses.
+//! Most changes also correct the checksum of the changed structure. They simulate the writes of a
+//! defect or an attacker, not only losses of the medium.
 
 use super::entries::reseal_superblock;
 use crate::bitmap;
@@ -24,14 +24,13 @@ pub(super) const CHANGE_BYTES: usize = 12;
 /// Changes of one case.
 const CHANGES_MAX: usize = 16;
 
-/// A pool's bytes.
+/// The bytes of a pool.
 pub(super) struct TamperedImage {
     bytes: Vec<u8>,
     block: Superblock,
-    /// Whether only bytes were changed that have a checksum, and none was made
-    /// right again.
+    /// Whether all changed bytes have a checksum, and no checksum was corrected.
     pub(super) is_detectable: bool,
-    /// Whether no superblock was changed and its checksum made right again.
+    /// Whether no superblock was changed together with its checksum.
     pub(super) has_true_counters: bool,
 }
 
@@ -103,7 +102,7 @@ impl TamperedImage {
         }
     }
 
-    /// Both copies or one: so that the change counts.
+    /// Changes both copies, or one: the change must be effective.
     fn change_superblock(&mut self, unit: usize, at: usize, value: u64, reseal: bool) {
         for copy in 0..2 {
             if unit % 3 == copy {
@@ -137,7 +136,7 @@ impl TamperedImage {
         }
     }
 
-    /// A pool of this size has two lines.
+    /// The bitmap of a pool of this size has two lines.
     fn change_bitmap(&mut self, at: usize, value: u64, reseal: bool) {
         let start = self.geometry().bitmap.start as usize;
         self.put(start + at, value);
@@ -152,7 +151,7 @@ impl TamperedImage {
         self.geometry().objects.start as usize + unit % 8 * OBJECT_BYTES as usize + 64
     }
 
-    /// Frames are taken from the first on.
+    /// Chooses among the first frames, because allocation starts there.
     fn frame(&self, unit: usize) -> usize {
         self.geometry().frames.start as usize + unit % 64 * PAGE_BYTES
     }
@@ -164,7 +163,7 @@ impl TamperedImage {
 
     fn change_slot(&mut self, at: usize, value: u64) {
         let frames = self.geometry().frame_numbers();
-        // Mostly frames that there are; or the next one's, or any.
+        // Mostly existing frames, sometimes one just past the end, sometimes any number.
         let frame = match value >> 56 {
             0..200 => frames.start + value % (frames.end - frames.start),
             200..220 => frames.end + value % 3,
@@ -178,8 +177,7 @@ impl TamperedImage {
         self.put(at, slot.encode());
     }
 
-    /// Where the record number `nth` that recovery will read lies, and its
-    /// place.
+    /// Offset, line count and address of the `nth` record that recovery will read.
     fn record(&self, nth: usize) -> Option<(usize, usize, RecordAddress)> {
         let mut found = Vec::new();
         for journal in 0..self.block.journals_end {
@@ -215,7 +213,7 @@ impl TamperedImage {
             return;
         };
         let field = at % (lines * LINE_BYTES);
-        // Fields have 1, 2, 4 or 8 bytes; a short one leaves its neighbours.
+        // Fields have 1, 2, 4 or 8 bytes; a short one leaves its neighbours unchanged.
         let width = 1 << (at >> 14);
         let field = field / width * width;
         self.bytes[start + field..start + field + width]
@@ -232,7 +230,8 @@ impl TamperedImage {
         }
     }
 
-    /// A record appears again behind the last one, whole, in its new place.
+    /// Copies a whole record to the place of another one or behind the last, with a valid checksum
+    /// there.
     fn move_record(&mut self, unit: usize, to: usize) {
         let (Some((from, lines, _)), Some((at, _, place))) = (self.record(unit), self.record(to))
         else {

@@ -1,8 +1,8 @@
-//! Checkpoints beside writes.
+//! Checkpoints concurrent with writes.
 //!
-//! Property: a checkpoint passes no record that it has not applied, also if its
-//! session has taken the seq and not published it; nothing is freed twice. A bypass
-//! applies a record only with those of its page before it, and keeps none that it applied.
+//! Property: a checkpoint passes no record that it has not applied, even if the session has taken
+//! the seq and not published it. No frame is freed twice. A partial checkpoint applies a record
+//! only together with the earlier records of its page, and keeps no record that it applied.
 
 use super::medium::{ModelMedium, StreamVisibility};
 use super::model_pool::{ModelPool, initial_byte, read_page, write_page};
@@ -10,7 +10,7 @@ use crate::defect::Defect;
 use crate::pool::Pool;
 use pagemesh_models::{Model, assert_finds, run_threads};
 
-/// Two sessions write 1 and 2 into these pages, beside what the owner does.
+/// Two sessions write 1 and 2 into these pages while the owner acts.
 fn two_writers(pages: [u64; 2], owner: impl FnOnce(&mut Pool<ModelMedium>) + Send) -> ModelPool {
     let mut world = ModelPool::new(2, StreamVisibility::Immediate);
     let (pool, handle) = (&mut world.pool, world.handle);
@@ -39,8 +39,8 @@ fn checkpoint_never_passes_unapplied_record() {
     assert_finds(&defects, MODEL, writes_and_checkpoints);
 }
 
-/// Two write the same page: of what is applied while one of them is inside nothing is
-/// replayed, and nothing that was replaced comes back.
+/// Two sessions write the same page. Records that were applied while one of them was inside an
+/// operation are not replayed, and no replaced data comes back.
 fn writes_and_partial_checkpoint() {
     let mut world = two_writers([0, 0], |pool| {
         pool.partial_checkpoint().expect("a sound pool")

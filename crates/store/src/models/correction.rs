@@ -1,7 +1,7 @@
-//! Mending of slots above the leaves beside those who link nodes there.
+//! Correction of slots above the leaves, concurrent with sessions that link nodes there.
 //!
-//! Property: who mends a slot undoes the flipped bit and nothing else; a node that
-//! another links there meanwhile is not lost.
+//! Property: a correction undoes the flipped bit and changes no other one. A node that another
+//! session links there meanwhile is not lost.
 
 use super::medium::StreamVisibility;
 use super::model_pool::{ModelPool, initial_byte};
@@ -14,8 +14,8 @@ use pagemesh_models::{Model, assert_finds, run_threads};
 use pagemesh_pmem::Media;
 use uuid::Uuid;
 
-/// The root slot, which names nothing yet, lost a bit. One links a node there,
-/// another walks by.
+/// A bit flipped in the root slot, which names no node yet. One session links a node there while
+/// another walks through it.
 fn link_and_walk() {
     let mut world = ModelPool::new(2, StreamVisibility::Immediate);
     let view = world.pool.mapping().clone();
@@ -49,7 +49,7 @@ fn link_and_walk() {
     ]);
 }
 
-const MODEL: Model = Model::new("mending", 2);
+const MODEL: Model = Model::new("correction", 2);
 
 #[test]
 fn correction_never_undoes_link() {

@@ -1,8 +1,8 @@
-//! Grant rings, their recall, and the bell.
+//! Grant rings, their recall, and the doorbell.
 //!
-//! Properties: every frame has one user and none is lost, whenever grants are
-//! taken back, and also when a recall is given up; who asks the owner is
-//! answered, without the limit of the wait.
+//! Properties: every frame has one user and none is lost, whenever grants are recalled, and also
+//! when a recall is given up. The owner answers a session that asks, before the time limit of the
+//! wait.
 
 use super::medium::StreamVisibility;
 use super::model_pool::{ModelPool, initial_byte, write_page};
@@ -13,7 +13,7 @@ use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_models::{Access, Model, assert_finds, has_ended, pause, run_threads, step};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The owner takes back what a session was granted while it writes.
+/// The owner recalls a session's grants while the session writes.
 fn grant_recall() {
     let mut world = ModelPool::new(2, StreamVisibility::Immediate);
     let (pool, handle) = (&mut world.pool, world.handle);
@@ -21,23 +21,23 @@ fn grant_recall() {
         panic!("two sessions");
     };
     write_page(one, handle, 0, 1).expect("room");
-    // The other one wants more than is free.
+    // The second session wants more frames than are free.
     let wanted = pool.usage().capacity_bytes / PAGE_BYTES as u64;
     ModelPool::request_frames(pool, two.number(), wanted);
     run_threads(vec![
         Box::new(|| match write_page(one, handle, 1, 2) {
             Ok(()) => {}
-            // It waited too long for the end of a recall.
+            // The session waited too long for the end of a recall.
             Err(failure) => assert_eq!(failure.cause, StoreError::TimedOut),
         }),
         Box::new(|| {
             let mut tend = || match pool.maintain() {
-                // A session that does not leave in time would be ended.
+                // The owner would end a session that does not leave in time.
                 Ok(_) | Err(ObjectError::SessionStuck { .. }) => {}
                 Err(cause) => panic!("{cause}"),
             };
             tend();
-            // It may wait for an answer.
+            // The writer may wait for an answer.
             while !has_ended(0) {
                 pause();
                 tend();
@@ -54,8 +54,8 @@ fn grant_recall() {
     world.check(&[&[1], &[pages[0], 2], &[pages[1], 3], &[pages[2], 3]]);
 }
 
-/// A session that has no frames left asks for them; the owner sleeps on the
-/// bell, as a housekeeper does.
+/// A session without frames asks for them; the owner sleeps on the doorbell, as the maintenance
+/// loop does.
 fn frame_request() {
     let mut world = ModelPool::new(1, StreamVisibility::Immediate);
     let (pool, handle) = (&mut world.pool, world.handle);
@@ -66,7 +66,7 @@ fn frame_request() {
         write_page(one, handle, 3, 9).expect("room");
     }
     pool.checkpoint().expect("a sound pool");
-    // So few are free that nobody gets some without asking.
+    // With so few free frames a session gets none without asking.
     let mut taken = Vec::new();
     while pool.frame_allocator.free() > 10 {
         taken.extend(
@@ -100,7 +100,7 @@ fn frame_request() {
     world.check(&[&[1], &[initial_byte(1)], &[initial_byte(2)], &[9]]);
 }
 
-const REQUEST: Model = Model::new("questions to the owner", 2);
+const REQUEST: Model = Model::new("frame requests to the owner", 2);
 const RECALL: Model = Model::new("recall of grants", 2).with_time();
 
 #[test]

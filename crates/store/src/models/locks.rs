@@ -1,7 +1,7 @@
 //! The lock words of the control segment.
 //!
-//! Property: a word has one holder; who waits gets it, without the nap's limit;
-//! what a dead session held is free once, after it died.
+//! Property: a word has one holder. A waiter gets it without the time limit of its sleep. The words
+//! of a dead session are freed once, after its death.
 
 use crate::control::{Control, LockWords};
 use crate::defect::Defect;
@@ -12,7 +12,7 @@ use pagemesh_models::{
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const OBJECT: ObjectId = ObjectId(1);
-/// Two words, of which the second is the other range's, too.
+/// Two words; the second one is in the other range as well.
 const LONG: (u64, u64) = (0, 32);
 const SHORT: (u64, u64) = (16, 16);
 
@@ -20,7 +20,7 @@ fn range((page, count): (u64, u64)) -> LockWords {
     LockWords::of(OBJECT, PageNo(page), count)
 }
 
-/// Who is where, beside the words.
+/// The holder of each lock word, tracked outside of the words.
 struct LockHolders([AtomicU32; 2]);
 
 impl LockHolders {
@@ -38,7 +38,7 @@ impl LockHolders {
         for at in LockHolders::of(pages) {
             step("what is locked", at..at + 1, Access::Change);
             let found = self.0[at].swap(to, Ordering::SeqCst);
-            assert_eq!(found, from, "two hold a lock");
+            assert_eq!(found, from, "two sessions hold a lock");
         }
     }
 
@@ -71,7 +71,7 @@ fn three_sessions_lock() {
     assert!(control.is_unlocked(&range(LONG)), "a lock is left");
 }
 
-/// The first holder may die anywhere; the last thread buries it and takes its turn.
+/// The first holder may die at any access; the last thread retires it and takes its turn.
 fn lock_holder_dies() {
     let control = Control::create(4, Incarnation(1), Seq(1)).expect("a segment");
     let (control, inside) = (&control, &LockHolders::new());

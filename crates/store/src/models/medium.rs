@@ -1,8 +1,8 @@
-//! Memory of models: says before each access what it accesses, and moves pages
-//! in two halves, since nothing makes their bytes one.
+//! Memory of models: reports each access before it happens, and moves pages in two halves, because
+//! no page access is atomic.
 //!
-//! Streamed bytes may wait in the processor until its fence. A medium is made
-//! for one of the two extremes: they are seen at once, or not before.
+//! Streamed bytes may wait in the processor until its fence. A medium covers one of the two
+//! extremes: other threads see the bytes at once, or not before the fence.
 
 use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const POOL: &str = "pool";
 const HALF_BYTES: usize = PAGE_BYTES / 2;
 
-/// When others see what was streamed.
+/// When other threads see streamed bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamVisibility {
     Immediate,
@@ -46,7 +46,7 @@ impl ModelMedium {
         }
     }
 
-    /// What the death of all processes leaves.
+    /// The bytes that the death of all processes leaves.
     pub(super) fn now(&self) -> Image {
         self.recorder.visible_image()
     }
@@ -55,7 +55,7 @@ impl ModelMedium {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets everybody see what a thread has streamed: it fenced, or is gone.
+    /// Makes a thread's streamed bytes visible to all: the thread fenced, or is gone.
     pub(super) fn publish_pending(&self, thread: usize) {
         let due: Vec<PendingLine> = {
             let mut late = self.lock_pending();
@@ -90,7 +90,7 @@ impl ModelMedium {
         }
     }
 
-    /// A thread sees what itself has streamed.
+    /// A thread sees its own streamed bytes.
     fn overlay_pending(&self, offset: usize, into: &mut [u8]) {
         let Some(thread) = this_thread() else { return };
         for late in self

@@ -1,8 +1,8 @@
-//! Models of what sessions and the owner of a pool do at the same time: every
-//! interleaving of a few operations, up to a bound, on the code that ships
-//! ([`pagemesh_models`], docs/rfd/008-concurrency-models.md).
+//! Models of concurrent operations of sessions and the owner of a pool: every interleaving of a few
+//! operations, up to a bound, on the production code ([`pagemesh_models`],
+//! docs/rfd/008-concurrency-models.md).
 //!
-//! Each model is shown to fail on deliberate defects of what it is about.
+//! Each model must fail on deliberate defects of the code that it tests.
 
 mod checkpoint;
 mod correction;

@@ -1,4 +1,4 @@
-//! A small pool with a few sessions, and what must be true of it at the end.
+//! A small pool with a few sessions, and the conditions that must hold at the end.
 
 use super::medium::{ModelMedium, StreamVisibility};
 use crate::frame_set::FrameSet;
@@ -20,7 +20,7 @@ pub(super) const SLICE: SliceId = SliceId(Uuid::from_u128(1));
 const POOL_BYTES: usize = 2 << 20;
 /// Pages of the object.
 pub(super) const PAGES: u64 = 400;
-/// Pages that are written before, each with its number and [`INITIAL_BYTE`].
+/// Pages written in advance, each with its number plus [`INITIAL_BYTE`].
 pub(super) const WRITTEN: u64 = 4;
 pub(super) const INITIAL_BYTE: u8 = 100;
 
@@ -31,7 +31,7 @@ pub(super) struct ModelPool {
     pub handle: Handle,
 }
 
-/// What the first pages of the object hold.
+/// The byte that fills one of the first pages initially.
 pub(super) fn initial_byte(page: u64) -> u8 {
     INITIAL_BYTE + page as u8
 }
@@ -42,7 +42,7 @@ fn open(image: Image, streams: StreamVisibility) -> (Arc<ModelMedium>, Pool<Mode
     (medium, pool)
 }
 
-/// A closed pool whose first pages are written.
+/// A closed pool with its first pages written.
 fn image() -> Image {
     static IMAGE: OnceLock<Image> = OnceLock::new();
     let make = || {
@@ -64,7 +64,7 @@ fn image() -> Image {
     IMAGE.get_or_init(make).clone()
 }
 
-/// Writes one page full of this byte.
+/// Fills one page with this byte.
 pub(super) fn write_page(
     session: &mut Session<ModelMedium>,
     handle: Handle,
@@ -94,7 +94,7 @@ pub(super) fn write_bytes(
     write(&mut [LegSession { session, handle }], at, bytes, stamp)
 }
 
-/// The byte that a page is full of.
+/// The byte that fills a page.
 pub(super) fn read_page(
     session: &mut Session<ModelMedium>,
     handle: Handle,
@@ -126,8 +126,8 @@ impl ModelPool {
         }
     }
 
-    /// No record that a checkpoint passed has been left unapplied by it, and lanes keep none
-    /// that was applied and would be replayed.
+    /// Checks that a checkpoint has applied every record that it passed, and that journals hold no
+    /// applied record that recovery would replay.
     pub(super) fn check_checkpoint(&mut self) {
         let passed = self.pool.superblock.checkpoint;
         for number in 0..self.pool.superblock.journals_end {
@@ -151,22 +151,22 @@ impl ModelPool {
         }
     }
 
-    /// Grants that a session has left.
+    /// Unused grants of a session.
     pub(super) fn grants_left(pool: &Pool<ModelMedium>, number: u32) -> u64 {
         let cells = pool.mapping().control().session_cells(number);
         let granted = cells.granted().load(Ordering::SeqCst);
         granted - cells.consumed().load(Ordering::SeqCst)
     }
 
-    /// Has a session ask for frames, as if it waited for the answer.
+    /// Requests frames for a session, as if the session waited for the answer.
     pub(super) fn request_frames(pool: &Pool<ModelMedium>, number: u32, frames: u64) {
         let asked = pool.mapping().control().session_cells(number).asked();
         let ticket = (asked.load(Ordering::SeqCst) as u32).wrapping_add(77);
         asked.store(u64::from(ticket) | frames << 32, Ordering::SeqCst);
     }
 
-    /// Ends all sessions; every frame has one user or is free, and the pages
-    /// hold one of these bytes each, here and after the death of all processes.
+    /// Ends all sessions and checks: every frame has one user or is free, and each page holds one
+    /// of the allowed bytes, here and after the death of all processes.
     pub(super) fn check(mut self, allowed: &[&[u8]]) {
         self.check_checkpoint();
         self.check_pages(allowed);

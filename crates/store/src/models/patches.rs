@@ -1,8 +1,8 @@
 //! Parts of a page that are changed in place.
 //!
-//! Property: a reader without a lock sees such a page as it was at some moment, and
-//! what it guards is told to have changed once a byte of it may have; whoever dies amid a
-//! change leaves it whole or undone, and readers wait no longer than for its owner.
+//! Property: a reader without a lock sees the page as of one point in time. A consistent read
+//! reports a change before a byte of it may have changed. If the writer dies, its change is
+//! complete or undone. Readers wait for the pool's owner at most.
 
 use super::medium::StreamVisibility;
 use super::model_pool::{ModelPool, PAGES, initial_byte, read_page, write_bytes};
@@ -17,7 +17,7 @@ const FIRST: usize = PAGE_BYTES / 2 - 40;
 const LEN: usize = 80;
 const _: () = assert!(LEN <= crate::patch::PATCH_MAX && PAGES > 1);
 
-/// What the bytes were or are: all of them the same.
+/// The value of the patched bytes: all of them are the same.
 fn value(page: &[u8; PAGE_BYTES]) -> u8 {
     let (head, rest) = page.split_at(FIRST);
     let (bytes, tail) = rest.split_at(LEN);
@@ -30,7 +30,7 @@ fn value(page: &[u8; PAGE_BYTES]) -> u8 {
     bytes[0]
 }
 
-/// Two change the same bytes; a third reads them.
+/// Two sessions change the same bytes; a third reads them.
 fn patches_and_reader() {
     let mut world = ModelPool::new(3, StreamVisibility::Immediate);
     let handle = world.handle;
@@ -53,7 +53,7 @@ fn patches_and_reader() {
     assert!([1, 2].contains(&value(&page)), "a change is lost");
 }
 
-/// One changes bytes; another looks at them where they lie.
+/// One session changes bytes; another reads them in place.
 fn patch_and_consistent_read() {
     let mut world = ModelPool::new(2, StreamVisibility::Immediate);
     let (handle, medium) = (world.handle, world.medium.clone());
@@ -78,7 +78,7 @@ fn patch_and_consistent_read() {
     ]);
 }
 
-/// The writer may die at any access, while another reads.
+/// The writer may die at any access while another session reads.
 fn patch_writer_death(streams: StreamVisibility) {
     let mut world = ModelPool::new(2, streams);
     let (pool, handle, medium) = (&mut world.pool, world.handle, world.medium.clone());
@@ -111,13 +111,13 @@ fn patch_writer_death(streams: StreamVisibility) {
     read.expect("nothing is damaged");
     assert!([initial_byte(0), 1].contains(&value(&page)), "foreign");
     let next = read_page(reader, handle, 1).expect("nothing is damaged");
-    assert_eq!(next, initial_byte(1), "the page beside it");
+    assert_eq!(next, initial_byte(1), "the next page");
 }
 
-const READ: Model = Model::new("patches beside who reads", 2);
-const CONSISTENT_READ: Model = Model::new("a patch beside a guard", 2);
-const DEATH: Model = Model::new("a patch whose writer dies", 1).with_mortal(0);
-const LATE: Model = Model::new("a patch dies before its fence", 0).with_mortal(0);
+const READ: Model = Model::new("patches with a reader", 2);
+const CONSISTENT_READ: Model = Model::new("a patch with a consistent read", 2);
+const DEATH: Model = Model::new("the writer of a patch dies", 1).with_mortal(0);
+const LATE: Model = Model::new("the writer of a patch dies before its fence", 0).with_mortal(0);
 
 #[test]
 fn reader_never_sees_torn_patch() {

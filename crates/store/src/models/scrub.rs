@@ -1,7 +1,7 @@
-//! A scrub of a lane beside the session that writes to it.
+//! A scrub of a journal, concurrent with the session that writes to it.
 //!
-//! Property: what a session has published as committed is whole, so a scrub
-//! never takes a record that is being written for a damaged one.
+//! Property: the records that a session has published as committed are whole. So a scrub never
+//! takes a record that is being written for a damaged one.
 
 use super::medium::StreamVisibility;
 use super::model_pool::{ModelPool, initial_byte, write_page};

@@ -1,9 +1,8 @@
 //! Ends of sessions while others work.
 //!
-//! Properties: a session that dies anywhere leaves its write whole or not done,
-//! and no lock, floor or frame behind; its locks are free once, when its write
-//! cannot change anything any more; one that is revoked and alive begins nothing
-//! after the owner has looked.
+//! Properties: a session that dies anywhere leaves its write complete or undone, and no lock, floor
+//! or frame behind. Its locks are freed once, when its write can change no more data. A live
+//! session that was revoked begins no operation after the owner has looked.
 
 use super::medium::StreamVisibility;
 use super::model_pool::{ModelPool, initial_byte, write_page};
@@ -11,7 +10,7 @@ use crate::defect::Defect;
 use crate::pool_mapping::StoreError;
 use pagemesh_models::{Model, assert_finds, has_ended, pause, pause_until, run_threads};
 
-/// Two write the same page, and the first one may die at any access.
+/// Two sessions write the same page; the first one may die at any access.
 fn session_death(streams: StreamVisibility) {
     let mut world = ModelPool::new(2, streams);
     let (pool, handle, medium) = (&mut world.pool, world.handle, world.medium.clone());
@@ -36,7 +35,7 @@ fn session_death(streams: StreamVisibility) {
     ]);
 }
 
-/// The owner ends a session that is alive, as a brick that stops does.
+/// The owner ends a live session, as a stopping brick does.
 fn session_revocation() {
     let mut world = ModelPool::new(2, StreamVisibility::Immediate);
     let (pool, handle) = (&mut world.pool, world.handle);
@@ -45,7 +44,7 @@ fn session_revocation() {
     run_threads(vec![
         Box::new(|| match write_page(one, handle, 0, 1) {
             Ok(()) => {}
-            // Nobody answers one that is ended.
+            // The owner does not answer an ended session.
             Err(failure) => {
                 let expected = [StoreError::Revoked, StoreError::TimedOut];
                 assert!(expected.contains(&failure.cause), "{failure}");

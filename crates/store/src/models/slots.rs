@@ -1,8 +1,7 @@
 //! Swaps of slots.
 //!
-//! Property: no swap is lost or made twice; a reader sees a page as it was at
-//! some moment, never a torn one and never another page's, even when its frame
-//! is used again meanwhile.
+//! Property: no swap is lost or made twice. A reader sees a page as of one point in time, never a
+//! torn page and never another page's bytes, even when its frame is reused meanwhile.
 
 use super::medium::StreamVisibility;
 use super::model_pool::{
@@ -25,14 +24,14 @@ fn slot(world: &ModelPool, page: u64) -> Slot {
     }
 }
 
-/// The slot after so many swaps: its generation counts them.
+/// Whether `new` is the slot after this many swaps: its generation counts them.
 fn is_swapped_by(old: Slot, new: Slot, swaps: u32) -> bool {
     let frame = new.frame().expect("a page");
     let next = (1..swaps).fold(old, |slot, _| slot.unmap(0));
     next.map(frame, new.round()) == new
 }
 
-/// Two change the halves of one page; a third reads it.
+/// Two sessions change the halves of one page; a third reads it.
 fn two_partial_writers(streams: StreamVisibility) {
     let half = PAGE_BYTES / 2;
     let mut world = ModelPool::new(3, streams);
@@ -54,7 +53,7 @@ fn two_partial_writers(streams: StreamVisibility) {
         }),
     ]);
     assert!(is_swapped_by(old, slot(&world, 0), 2), "a swap is lost");
-    // Both halves, in whichever order.
+    // Both halves are present, in either order.
     let [one, two, _] = &mut world.sessions[..] else {
         panic!("three sessions");
     };
@@ -71,7 +70,7 @@ fn two_partial_writers(streams: StreamVisibility) {
     ]);
 }
 
-/// The frame of the page that is read is freed, granted and used for another.
+/// The frame of the page being read is freed, granted and used for another page.
 fn frame_reuse() {
     let mut world = ModelPool::new(2, StreamVisibility::Immediate);
     let handle = world.handle;
@@ -79,8 +78,7 @@ fn frame_reuse() {
     let [reader, writer] = &mut world.sessions[..] else {
         panic!("two sessions");
     };
-    // One frame is left to the writer: the next that it gets is the one it
-    // freed.
+    // One frame is left to the writer: the next one that it gets is the frame that it freed.
     let taken: Vec<FrameRun> =
         std::iter::from_fn(|| pool.frame_allocator.allocate(PAGES)).collect();
     let mut page = WRITTEN;

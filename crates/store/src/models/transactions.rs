@@ -1,8 +1,7 @@
-//! Transactions beside others.
+//! Transactions concurrent with other writes.
 //!
-//! Property: whatever a transaction meets or wherever it dies, all of its pages
-//! are changed or none, except where another writer came after it; no lock,
-//! floor or frame is left behind.
+//! Property: in any interleaving and after any death, all pages of a transaction are changed or
+//! none, except where another writer came after it. No lock, floor or frame is left behind.
 
 use super::medium::{ModelMedium, StreamVisibility};
 use super::model_pool::{ModelPool, PAGES, initial_byte, read_page, write_page};
@@ -15,7 +14,7 @@ use pagemesh_base::slice::{Stamp, TransactionPart};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_models::{Model, assert_finds, has_ended, pause_until, run_threads};
 
-/// The pages that are written: of one leaf, and of two lock words.
+/// The pages written: of one leaf, and of two lock words.
 const NEAR: u64 = 0;
 const FAR: u64 = 16;
 const _: () = assert!(FAR < PAGES);
@@ -38,7 +37,7 @@ fn write_both_pages(
     transact(&mut [LegSession { session, handle }], &parts, stamp)
 }
 
-/// Both pages as they are shown, which is as they stay.
+/// Both pages, and that recovery finds the same bytes.
 fn check(mut world: ModelPool, reader: usize, is_allowed: impl Fn(u8, u8) -> bool) {
     let handle = world.handle;
     let session = &mut world.sessions[reader];
@@ -56,7 +55,7 @@ fn check(mut world: ModelPool, reader: usize, is_allowed: impl Fn(u8, u8) -> boo
     world.check(&pages);
 }
 
-/// Another writes one of the pages.
+/// Another session writes one of the pages.
 fn transaction_and_write() {
     let mut world = ModelPool::new(2, StreamVisibility::Immediate);
     let handle = world.handle;
@@ -84,7 +83,7 @@ fn two_transactions() {
     check(world, 0, |near, far| near == far && [1, 2].contains(&far));
 }
 
-/// It may die at any access, while another writes one of the pages.
+/// The transaction's session may die at any access while another session writes one of the pages.
 fn transaction_death(streams: StreamVisibility) {
     let mut world = ModelPool::new(2, streams);
     let (pool, handle, medium) = (&mut world.pool, world.handle, world.medium.clone());
@@ -107,11 +106,11 @@ fn transaction_death(streams: StreamVisibility) {
     });
 }
 
-/// A third reads both pages as of one moment.
+/// A third session reads both pages as of one point in time.
 fn transaction_and_reader() {
     let mut world = ModelPool::new(3, StreamVisibility::Immediate);
     let handle = world.handle;
-    // A hole is nobody's moment.
+    // A hole would match no state of the transactions.
     write_page(&mut world.sessions[0], handle, FAR, initial_byte(0)).expect("room");
     let [one, other, reader] = &mut world.sessions[..] else {
         panic!("three sessions");
@@ -127,7 +126,12 @@ fn transaction_and_reader() {
             ];
             let read = reader.read_consistent(&handle, pieces, Epoch(1));
             if read.expect("sound") {
-                assert!(near == far, "{} and {} at one moment", near[0], far[0]);
+                assert!(
+                    near == far,
+                    "{} and {} in one consistent read",
+                    near[0],
+                    far[0]
+                );
                 assert!([initial_byte(0), 1, 2].contains(&near[0]), "{}", near[0]);
             }
         }),
@@ -135,10 +139,11 @@ fn transaction_and_reader() {
     check(world, 0, |near, far| near == far && [1, 2].contains(&far));
 }
 
-const READ: Model = Model::new("a transaction beside who reads", 2);
-const CONCURRENT: Model = Model::new("a transaction beside another", 2);
+const READ: Model = Model::new("a transaction with a reader", 2);
+const CONCURRENT: Model = Model::new("two transactions", 2);
 const DEATH: Model = Model::new("a transaction dies", 1).with_mortal(0);
-const LATE: Model = Model::new("a transaction dies before its fence", 0).with_mortal(0);
+const LATE: Model =
+    Model::new("the session of a transaction dies before its fence", 0).with_mortal(0);
 
 #[test]
 fn transaction_serializes_with_page_writers() {

@@ -1,4 +1,4 @@
-//! Damage in the bitmap: named, and undone by whoever opens or repairs the pool.
+//! Damage in the bitmap: the check names it, and opening or repairing the pool undoes it.
 
 use crate::pools::{
     DamageCase, LifeEnd, MediumKind, POOL_BYTES, Rng, bitmap_of, check_image, with_bitmap,
@@ -10,8 +10,8 @@ use pagemesh_store::pool::format;
 use uuid::Uuid;
 
 impl DamageCase {
-    /// Damages lines of the bitmap: the check names them, and opening makes
-    /// them what they were, whether it or `Plan::apply` does it.
+    /// Damages lines of the bitmap: the check names them. Opening the pool restores them, with or
+    /// without `Plan::apply` before it.
     fn check_bitmap_damage(&self, damage: impl Fn(&mut [u64])) {
         let sound = bitmap_of(&self.image);
         let mut words = sound.clone();
@@ -30,8 +30,8 @@ impl DamageCase {
             _ => None,
         };
         let named: Vec<_> = report.findings.iter().filter_map(named).collect();
-        // Frames that records name may have been in motion: which bits they
-        // have is no damage.
+        // In a crashed pool the bits of frames that records name are in doubt: their damage need
+        // not be named.
         match self.end {
             LifeEnd::Close => assert_eq!(named, expected, "{report:?}"),
             _ => assert!(named.iter().all(|it| expected.contains(it)), "{report:?}"),
@@ -39,7 +39,7 @@ impl DamageCase {
         for mends in [false, true] {
             let media = self.kind.media(&image);
             if mends {
-                plan.apply(&*media).expect("it can be mended");
+                plan.apply(&*media).expect("the damage can be repaired");
             }
             let image = media.crash_point().image(0);
             let (opened, damaged) = self.read(&image).expect("a pool that opens");
@@ -71,7 +71,7 @@ fn bitmap_damage_is_named_and_repaired() {
         case.check_bitmap_damage(|words| words.copy_from_slice(&garbage));
         case.check_bitmap_damage(|words| words.fill(0));
         case.check_bitmap_damage(|words| words.fill(u64::MAX));
-        // Each line sound, and in the other's place.
+        // Each line is sound, but in another line's place.
         case.check_bitmap_damage(|words| words.rotate_left(8));
         for word in 0..16 {
             case.check_bitmap_damage(|words| words[word] = garbage[word]);
@@ -79,7 +79,7 @@ fn bitmap_damage_is_named_and_repaired() {
     }
 }
 
-/// A medium that lost the last write of a line leaves one that checks.
+/// A medium that lost the last write of a line leaves an older line with a valid checksum.
 #[test]
 fn stale_bitmap_line_is_found_by_frame_count() {
     for seed in 1..6 {

@@ -1,4 +1,4 @@
-//! Slots and entries that cannot be mended, and the rest of their pool.
+//! Slots and entries that cannot be corrected, and the rest of their pool.
 
 use crate::pools::{
     DamageCase, LifeEnd, MediumKind, PAGE, PAGES, POOL_BYTES, SliceModel, check_image, put,
@@ -16,9 +16,9 @@ use pagemesh_store::table::{PageTable, SlotLocation};
 use std::sync::Arc;
 use uuid::Uuid;
 
-/// A slot that lost two bits cannot be mended: reading its page names the page,
-/// writing a part of it too, and writing it as a whole makes it anew. The frame
-/// that it named is lost to use until a check finds it.
+/// A slot that lost two bits cannot be corrected. Reading its page is an error that names the page,
+/// and so is writing a part of it; writing the whole page makes the slot sound again. The frame
+/// that it named stays unused until a check finds it.
 #[test]
 fn page_with_damaged_slot_can_be_rewritten() {
     let fresh = Arc::new(Recorder::new(POOL_BYTES));
@@ -66,7 +66,7 @@ fn page_with_damaged_slot_can_be_rewritten() {
             0
         );
         let media = MediumKind::Memory.media(&image);
-        plan.apply(&*media).expect("it can be mended");
+        plan.apply(&*media).expect("the damage can be repaired");
         let corrected = media.crash_point().image(0);
         assert!(
             check_image(MediumKind::Memory, &corrected)
@@ -83,8 +83,8 @@ fn page_with_damaged_slot_can_be_rewritten() {
     }
 }
 
-/// A file's object table is healed where the overlay has it, too: a record that is
-/// replayed may have made the page the overlay's own.
+/// A file's object table is corrected in the overlay as well: replaying a record may have made the
+/// page private to the overlay.
 #[test]
 fn object_entry_is_repaired_next_to_replayed_entry() {
     let fresh = Recorder::new(POOL_BYTES);
@@ -114,8 +114,8 @@ fn object_entry_is_repaired_next_to_replayed_entry() {
     }
 }
 
-/// Line and copy of one object's entry are lost: that slice is refused by its
-/// name, no other is, and none of its frames is granted.
+/// Line and copy of one object's entry are lost. The pool refuses that slice by name and no other
+/// one, and grants none of its frames.
 #[test]
 fn lost_object_entry_refuses_only_its_slice() {
     for seed in 1..6 {
@@ -149,10 +149,10 @@ fn lost_object_entry_refuses_only_its_slice() {
         let refused = pool.find(name).expect_err("its entry is lost").to_string();
         assert!(refused.contains(&name.to_string()), "{refused}");
         assert!(refused.contains("pool check"), "{refused}");
-        assert!(pool.create(name, PAGE).is_err(), "nobody makes it anew");
+        assert!(pool.create(name, PAGE).is_err(), "the name stays taken");
         let mut others = case.model.clone();
         others.remove(&name);
-        // Everything that can be granted is written over.
+        // Overwrites every frame that can be granted.
         pool.create(slice(99), 4 * PAGES * PAGE).expect("an entry");
         let handle = pool.handle(slice(99)).expect("the slice");
         let mut one = session(&mut pool);
@@ -168,7 +168,7 @@ fn lost_object_entry_refuses_only_its_slice() {
         pool.close_session(one.number()).expect("sound");
         while pool.maintain().expect("sound") {}
         pool.close().expect("sound");
-        // With its entry as it was, the slice is what it was.
+        // With its entry restored the slice has its old contents.
         let mut after = media.crash_point().all_persisted();
         for word in (0..OBJECT_BYTES as usize).step_by(8).filter(|&it| it != 64) {
             after.set_word(at + word, case.image.word(at + word));

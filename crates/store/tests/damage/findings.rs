@@ -1,4 +1,4 @@
-//! What the check says of damage, by where it is: every kind of finding.
+//! The findings of the check, by the place of the damage: every kind of finding.
 
 use crate::pools::{DamageCase, LifeEnd, MediumKind, PAGE, PAGES, check_image, live_lines};
 use pagemesh_base::ids::{FrameNo, PageNo};
@@ -12,12 +12,12 @@ use std::collections::BTreeSet;
 
 const ROOT_AT: usize = 64;
 
-/// Where things lie in a pool that was closed.
+/// The positions of structures in a closed pool.
 struct PoolLayout {
     kind: MediumKind,
     image: Image,
     geometry: Geometry,
-    /// Entries of live objects, and of free ones below the last.
+    /// Entries of live objects, and of free ones below the last live one.
     objects: Vec<usize>,
     free: Vec<usize>,
 }
@@ -67,7 +67,7 @@ impl PoolLayout {
         Slot::decode(self.image.word(at)).expect("sound")
     }
 
-    /// A frame that nothing uses: its bit is clear.
+    /// An unused frame: its bit is clear.
     fn free_frame(&self) -> FrameNo {
         let is_used = |frame: &u64| {
             let word = self.geometry.bitmap.start + frame / 448 * 64 + frame % 448 / 64 * 8;
@@ -77,7 +77,7 @@ impl PoolLayout {
         FrameNo(frames.next().expect("room"))
     }
 
-    /// What the check finds with words changed.
+    /// The findings of the check after words were changed.
     fn check_with_words(&self, words: &[(usize, u64)]) -> Vec<Finding> {
         let mut image = self.image.clone();
         for &(at, word) in words {
@@ -92,7 +92,7 @@ impl PoolLayout {
     }
 }
 
-/// The kind of a finding, without what it says of this one.
+/// The kind of a finding, without its details.
 fn kind_of(what: &FindingKind) -> &'static str {
     match what {
         FindingKind::Superblock(_) => "Superblock",
@@ -114,8 +114,8 @@ fn kind_of(what: &FindingKind) -> &'static str {
     }
 }
 
-/// What is found, and nothing else: kinds with their remedies. Those with a place
-/// name the byte.
+/// Checks that the findings are exactly these kinds with these remedies. The first finding names
+/// the byte, if one is given.
 #[derive(Default)]
 struct FindingCoverage {
     seen_kinds: BTreeSet<&'static str>,
@@ -140,7 +140,7 @@ impl FindingCoverage {
     }
 }
 
-/// One flipped bit, by the structure that it is in.
+/// Flips one bit in each structure.
 fn check_flips(case: &DamageCase, expected: &mut FindingCoverage) {
     let map = PoolLayout::new(case);
     let Geometry {
@@ -154,7 +154,7 @@ fn check_flips(case: &DamageCase, expected: &mut FindingCoverage) {
     }
     let lines = live_lines(map.kind, &map.image);
     if let Some(&line) = lines.first() {
-        // Of a record, its first line.
+        // Flips bits in the first line of a record.
         for word in [0, 24, 56] {
             let found = map.check_with_flip(line as usize + word, 7);
             expected.check(&found, &[("Record", Remedy::Pool)], line as usize);
@@ -163,8 +163,8 @@ fn check_flips(case: &DamageCase, expected: &mut FindingCoverage) {
     let media = Recorder::from_image(map.image.clone());
     let block = Pool::peek(&media).expect("a superblock");
     let summed = lines.iter().map(|&line| line as usize).find(|&line| {
-        // A record of one page that is written, of kind 4, and replayed; in memory, the
-        // last of its lane alone is in doubt.
+        // A replayed record of one written page (kind 4). In memory only the last record of a
+        // journal is in doubt.
         let is_written = map.image.word(line + 40) & (FRAMES_MAX - 1) != 0;
         map.kind == MediumKind::File
             && is_written
@@ -186,7 +186,7 @@ fn check_flips(case: &DamageCase, expected: &mut FindingCoverage) {
         }
     }
     if case.end != LifeEnd::Close {
-        // Records may make anew what they name.
+        // Replayed records may rewrite the structures that they name.
         return;
     }
     for &entry in &map.objects {
@@ -224,7 +224,7 @@ fn check_flips(case: &DamageCase, expected: &mut FindingCoverage) {
     }
 }
 
-/// What more than one bit does: slots that check, and say what cannot be.
+/// More than one changed bit: slots with valid checks and impossible contents.
 fn check_forgeries(case: &DamageCase, expected: &mut FindingCoverage) {
     let map = PoolLayout::new(case);
     let mapped = map.mapped();
@@ -234,7 +234,7 @@ fn check_forgeries(case: &DamageCase, expected: &mut FindingCoverage) {
     let leak = ("Leaked", Remedy::Pool);
     let found = map.check_with_words(&[(*one, 0)]);
     expected.check(&found, &[leak], None);
-    // Frames are told to be lost only where every table can be followed.
+    // Leaked frames are reported only if every table can be read.
     let shared = map.check_with_words(&[(*two, map.image.word(*one))]);
     expected.check(&shared, &[("Shared", Remedy::Replace)], *two);
     let nowhere = Slot::EMPTY.map(FrameNo(1 << 30), 0).encode();
@@ -263,7 +263,7 @@ fn check_forgeries(case: &DamageCase, expected: &mut FindingCoverage) {
         let found = map.check_with_words(&[(leaf, slot), (sum_at, sum)]);
         expected.check(&found, &[("Beyond", Remedy::Replace), unused], leaf);
     }
-    // Line and copy: the slice is lost.
+    // Line and copy are lost: the slice is lost.
     let lost = [entry + 32, entry + 72 + 32].map(|at| (at, map.image.word(at) ^ 0x3000));
     expected.check(
         &map.check_with_words(&lost),
@@ -272,7 +272,7 @@ fn check_forgeries(case: &DamageCase, expected: &mut FindingCoverage) {
     );
 }
 
-/// A record that lost two bits, with others behind it, cannot be told.
+/// A record that lost two bits, with others behind it, cannot be read.
 fn check_lost_records(case: &DamageCase, expected: &mut FindingCoverage) {
     let map = PoolLayout::new(case);
     let Some(&line) = live_lines(MediumKind::Memory, &map.image).first() else {
@@ -307,7 +307,7 @@ fn every_finding_is_named_by_its_damage() {
         let crashed = DamageCase::new(MediumKind::Memory, seed, LifeEnd::Crash);
         check_lost_records(&crashed, &mut expected);
     }
-    // A line of the bitmap that is older than the others:
+    // The finding of a stale bitmap line has its own test:
     // `stale_bitmap_line_is_found_by_frame_count`.
     let all = [
         "Beyond",

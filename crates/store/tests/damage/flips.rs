@@ -1,4 +1,4 @@
-//! Any bit flips, in pools that were closed and in pools that a crash left.
+//! Random bit flips in cleanly closed and in crashed pools.
 
 use crate::pools::{
     DamageCase, FlipOutcome, LifeEnd, MediumKind, PAGE, PAGES, POOL_BYTES, Rng, SliceModel,
@@ -21,8 +21,8 @@ fn env_number(name: &str, default: u64) -> u64 {
     set.map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// Why one flipped bit may refuse a pool: it was the newer superblock's, and a lane
-/// has gone on for a lap since the older was written.
+/// The one reason for which a flipped bit may refuse a pool: the newer superblock is damaged, and a
+/// journal has gone on for a lap since the older one was written.
 fn is_expected_refusal(cause: &str) -> bool {
     cause.starts_with("one superblock is damaged, and the other is too old")
 }
@@ -73,8 +73,8 @@ fn check_flips(kind: MediumKind, ends: &[LifeEnd], least: &[(FlipOutcome, u64)])
     assert_eq!(refused.count(), 0, "{tally:?}");
 }
 
-/// A brick that dies after `before` writes, a checkpoint, and `reopened` more, by
-/// a session of a lane that was used before, or never was.
+/// A brick dies after `before` writes, a checkpoint, and `after` more writes. The session uses a
+/// journal that was used before, or a new one.
 fn check_superblocks(before: u64, after: u64, new_journal: bool) {
     let fresh = Arc::new(Recorder::new(POOL_BYTES));
     format(&*fresh, Uuid::from_u128(7)).expect("a pool");
@@ -86,7 +86,7 @@ fn check_superblocks(before: u64, after: u64, new_journal: bool) {
     let media = MediumKind::Memory.media(&fresh.crash_point().all_persisted());
     let mut pool = open(&media);
     let handle = pool.handle(slice(0)).expect("the slice");
-    // Opening the session of a new lane writes a superblock.
+    // Opening the session of a new journal writes a superblock.
     let count = 1 + usize::from(new_journal);
     let mut sessions: Vec<_> = (0..count).map(|_| session(&mut pool)).collect();
     let mut bytes = vec![0; (PAGES * PAGE) as usize];
@@ -96,7 +96,7 @@ fn check_superblocks(before: u64, after: u64, new_journal: bool) {
         let stamp = stamp(op);
         let mut members = [LegSession { session, handle }];
         let range = (page * PAGE) as usize..((page + 1) * PAGE) as usize;
-        // Half of them clear a page: a session has more lines than frames.
+        // Half of the operations clear a page: a session has more journal lines than frames.
         if op % 2 == 0 {
             clear(&mut members, page * PAGE, PAGE, stamp).expect("room");
             bytes[range].fill(0);
@@ -129,8 +129,8 @@ fn damaged_superblock_never_loses_a_write() {
     }
 }
 
-/// Of the flips, in percent: so many are mended, or make an error of a page, at
-/// least. Else they hit what nobody uses.
+/// The least percentage of flips that are corrected, or make reading a page an error. The others
+/// hit unused bytes.
 const CLOSED_MIN: &[(FlipOutcome, u64)] =
     &[(FlipOutcome::Repaired, 30), (FlipOutcome::ReadError, 5)];
 const CRASHED_MIN: &[(FlipOutcome, u64)] =
@@ -158,8 +158,8 @@ fn flipped_bit_in_crashed_file_is_never_silent() {
     check_flips(MediumKind::File, &ends, CRASHED_MIN);
 }
 
-/// Where the root slots of a pool lie, and the slots of nodes on the way to the
-/// first leaf of each object.
+/// Positions of the root slots of a pool, and of the node slots on the path to the first leaf of
+/// each object.
 fn upper_slots(image: &Image) -> Vec<usize> {
     let media = Recorder::from_image(image.clone());
     let block = Pool::peek(&media).expect("a superblock");
@@ -177,9 +177,9 @@ fn upper_slots(image: &Image) -> Vec<usize> {
     found
 }
 
-/// A record that is replayed needs the slots above its own. One flipped bit of
-/// them is mended, and named; with two the pool is refused, unless the record
-/// that linked the slot is replayed, too, and makes it anew.
+/// A replayed record needs the slots above its own. One flipped bit in them is corrected and
+/// counted. With two the pool is refused, unless the replayed record that linked the slot rewrites
+/// it.
 #[test]
 fn replay_corrects_flipped_slot_above_record() {
     let (mut corrected, mut refused) = (0, 0);
@@ -215,8 +215,8 @@ fn replay_corrects_flipped_slot_above_record() {
     );
 }
 
-/// Adds a multiple of the polynomial of CRC32C to a page, which changes the sum of
-/// nothing: x^32 + 0x1edc6f41, as the bits of a message follow each other.
+/// Adds a multiple of the CRC32C polynomial to a page, which leaves its checksum unchanged: x^32 +
+/// 0x1edc6f41, in the bit order of a message.
 fn add_crc_multiple(page: &mut [u8], first_bit: usize) {
     const POLYNOMIAL: u64 = 1 << 32 | 0x1edc_6f41;
     for (bit, power) in (first_bit..).zip((0..=32).rev()) {
@@ -224,8 +224,8 @@ fn add_crc_multiple(page: &mut [u8], first_bit: usize) {
     }
 }
 
-/// On a file, a page of which one bit is wrong is mended, whatever happened to it; one that
-/// is wrong otherwise, and has the CRC32C of such a page, never got there.
+/// On a file, a page with one wrong bit is corrected, for any cause. A page that is wrong
+/// otherwise and has the CRC32C of such a page is taken for a page that was never written.
 #[test]
 fn torn_file_page_is_not_taken_for_flipped_bit() {
     const BIT: usize = 1234;
@@ -278,6 +278,6 @@ fn torn_file_page_is_not_taken_for_flipped_bit() {
     assert_eq!(crc32c(&page), right);
     assert!(
         opened_with(&page) == (synced, 0, 1),
-        "the second sum counts, too"
+        "the second checksum counts, too"
     );
 }

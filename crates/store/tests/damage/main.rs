@@ -1,10 +1,9 @@
-//! One flipped bit anywhere in a pool, closed in good order or left by a dead
-//! brick: it is mended, found by the check, or lies where nothing is stored.
-//! What is read afterwards is what was written, or an error; what the check
-//! says it can mend, it mends.
+//! One flipped bit anywhere in a pool that was closed cleanly or left by a dead brick. The bit is
+//! corrected, found by the check, or lies where nothing is stored. A later read returns the written
+//! bytes or an error. The check repairs each finding that it calls repairable.
 //!
-//! `PAGEMESH_FLIPS` is the number of flips per pool, `PAGEMESH_SEED` the first
-//! pool's seed and `PAGEMESH_POOLS` how many follow it.
+//! `PAGEMESH_FLIPS` is the number of flips per pool, `PAGEMESH_SEED` the first pool's seed and
+//! `PAGEMESH_POOLS` the number of pools.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Pools with a past, and what becomes of them when bits flip.
+//! Pools with a history, and the outcome of bit flips in them.
 
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
@@ -24,7 +24,7 @@ use uuid::Uuid;
 pub(crate) const POOL_BYTES: usize = 2 << 20;
 pub(crate) const PAGE: u64 = PAGE_BYTES as u64;
 pub(crate) const PAGES: u64 = 25;
-/// Operations of one life of a pool.
+/// Operations between two openings of a pool.
 pub(crate) const OPS_PER_LIFE: u64 = 14;
 
 pub(crate) type SliceModel = BTreeMap<SliceId, Vec<u8>>;
@@ -53,7 +53,7 @@ pub(crate) fn slice(number: u64) -> SliceId {
     SliceId(Uuid::from_u128(u128::from(number) + 1))
 }
 
-/// What a pool lies on.
+/// The kind of medium under a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MediumKind {
     /// Class `pmem`.
@@ -84,11 +84,11 @@ impl MediumKind {
 
 pub(crate) fn session(pool: &mut Pool<Recorder>) -> Session<Recorder> {
     let number = pool.open_session(1, 1).expect("a session");
-    // The owner is this thread: there is nobody to wait for.
+    // The owner is this thread, so a session must not wait for it.
     Session::new(pool.mapping().clone(), number).with_owner_wait(Duration::ZERO)
 }
 
-/// Of an operation behind which nothing is open.
+/// The stamp of an operation without open ones before it.
 pub(crate) fn stamp(op: u64) -> Stamp {
     Stamp {
         epoch: Epoch(5),
@@ -109,7 +109,7 @@ pub(crate) fn put(
     write(&mut members, at, data, stamp(op)).map_err(|failed| failed.cause)
 }
 
-/// Does it, and once more after the owner has made room in the lane.
+/// Runs an operation; repeats it once after the owner has made room in the journal.
 pub(crate) fn with_journal_room(
     pool: &mut Pool<Recorder>,
     mut act: impl FnMut() -> Result<(), LegFailure>,
@@ -123,7 +123,7 @@ pub(crate) fn with_journal_room(
     }
 }
 
-/// Some parts of a transaction, in turn by their pages.
+/// Random parts of a transaction, in the order of their pages.
 pub(crate) fn random_parts(random: &mut Rng, fill: u8) -> Vec<TransactionPart> {
     let mut parts = Vec::new();
     let mut page = random.below(6);
@@ -141,28 +141,28 @@ pub(crate) fn random_parts(random: &mut Rng, fill: u8) -> Vec<TransactionPart> {
     parts
 }
 
-/// How a life of a pool ends.
+/// How the operations on an open pool end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LifeEnd {
-    /// Closed in good order.
+    /// The pool is closed cleanly.
     Close,
-    /// A crash behind the last operation.
+    /// A crash after the last operation.
     Crash,
-    /// A crash at some fence of the last operation: each of its pages, and
-    /// what else it changes, may be as it was before.
+    /// A crash at some fence of the last operation: each of its pages, and each other change, may
+    /// have its old state.
     CrashInOp,
 }
 
-/// What a pool held before its last operation.
+/// The contents of a pool before its last operation.
 #[derive(Clone, Default)]
 pub(crate) struct PriorState {
     model: SliceModel,
-    /// The operation was a transaction: all of it is there or nothing.
+    /// Whether the operation was a transaction: it is present as a whole or not at all.
     is_whole: bool,
 }
 
-/// Some operations on a pool, and how it ends; what it held before the last one,
-/// if that may be all there is.
+/// Opens a pool, runs some operations and ends as `end` says. Returns the contents before the last
+/// operation, if they may be left.
 pub(crate) fn run_life(
     kind: MediumKind,
     image: &Image,
@@ -176,7 +176,7 @@ pub(crate) fn run_life(
     let mut before = PriorState::default();
     for op in 1..=OPS_PER_LIFE {
         if op % 4 == 0 {
-            // A lane of so small a pool holds few records.
+            // A journal of so small a pool holds few records.
             pool.maintain().expect("sound");
         }
         let name = slice(random.below(3));
@@ -185,7 +185,7 @@ pub(crate) fn run_life(
         if is_new {
             pool.create(name, PAGES * PAGE).expect("room");
             model.insert(name, vec![0; (PAGES * PAGE) as usize]);
-            // It may have the number of one that is gone.
+            // The new object may have the number of a deleted one.
             sessions.iter_mut().for_each(Session::clear_leaf_cache);
         }
         let handle = pool.handle(name).expect("the slice");
@@ -253,8 +253,7 @@ pub(crate) fn run_life(
         return (media.crash_point().all_persisted(), None);
     }
     let points = media.take_crash_points();
-    // A file may lose what came since the last sync also when the operation has
-    // ended.
+    // A file may lose all writes since the last sync, even if their operations have ended.
     let inside = match kind {
         MediumKind::Memory => &points[..points.len() - 1],
         MediumKind::File => &points[..],
@@ -281,8 +280,8 @@ pub(crate) fn check_image(
     check(&*kind.media(image), &mut options).map_err(|error| error.to_string())
 }
 
-/// Opens, and reads every page of every slice. Gives the image right after
-/// opening, and the pages that could not be read.
+/// Opens a pool and reads every page of every slice. Returns the image right after opening, and the
+/// number of pages that could not be read.
 pub(crate) fn read_all(
     kind: MediumKind,
     image: &Image,
@@ -310,7 +309,7 @@ pub(crate) fn read_all(
     for name in listed {
         let of = |model: &SliceModel| model.get(&name).cloned();
         let old = before.and_then(|before| of(&before.model));
-        let bytes = of(model).or(old.clone()).expect("one of them has it");
+        let bytes = of(model).or(old.clone()).expect("the slice is in a model");
         let handle = pool.handle(name).expect("the slice is there");
         for (page, expected) in (0..).zip(bytes.chunks(PAGE_BYTES)) {
             let mut found = [0xee; PAGE_BYTES];
@@ -367,7 +366,7 @@ pub(crate) fn with_bitmap(image: &Image, words: &[u64]) -> Image {
     image
 }
 
-/// The bytes of an opened pool in which something is stored.
+/// The bytes of an opened pool that store something.
 pub(crate) fn used_bytes(image: &Image, objects_end: u32) -> Vec<bool> {
     let media = Recorder::from_image(image.clone());
     let geometry = Geometry::plan(POOL_BYTES as u64).expect("a plan");
@@ -394,7 +393,7 @@ pub(crate) fn used_bytes(image: &Image, objects_end: u32) -> Vec<bool> {
         }
     }
     for at in (geometry.in_flight.start..geometry.in_flight.end()).step_by(32) {
-        // Forgotten entries are zeroed from the front.
+        // Deleted entries are zeroed from the front.
         if image.word(at as usize) != 0 && image.word(at as usize + 24) != 0 {
             add(at, 32);
         }
@@ -402,7 +401,7 @@ pub(crate) fn used_bytes(image: &Image, objects_end: u32) -> Vec<bool> {
     used
 }
 
-/// A bit to flip: every region as often, and what is not zero more often.
+/// Chooses a bit to flip: each region equally often, nonzero words more often.
 pub(crate) fn choose_bit(image: &Image, random: &mut Rng) -> u64 {
     let geometry = Geometry::plan(POOL_BYTES as u64).expect("a plan");
     let regions = [
@@ -426,7 +425,7 @@ pub(crate) fn choose_bit(image: &Image, random: &mut Rng) -> u64 {
     byte * 8 + random.below(8)
 }
 
-/// The bytes at which live lines of lanes start.
+/// The bytes at which live lines of journals start.
 pub(crate) fn live_lines(kind: MediumKind, image: &Image) -> Vec<u64> {
     let media = Recorder::from_image(image.clone());
     let block = Pool::peek(&media).expect("a superblock");
@@ -451,7 +450,7 @@ pub(crate) fn live_lines(kind: MediumKind, image: &Image) -> Vec<u64> {
 pub(crate) struct DamageCase {
     pub(crate) kind: MediumKind,
     pub(crate) end: LifeEnd,
-    /// What it may hold instead.
+    /// The contents that the pool may have instead.
     pub(crate) prior: Option<PriorState>,
     pub(crate) lines: Vec<u64>,
     pub(crate) image: Image,
@@ -461,7 +460,7 @@ pub(crate) struct DamageCase {
 }
 
 impl DamageCase {
-    /// A pool with a past.
+    /// A pool with a history.
     pub(crate) fn new(kind: MediumKind, seed: u64, end: LifeEnd) -> DamageCase {
         let mut random = Rng(seed);
         let fresh = Recorder::new(POOL_BYTES);
@@ -486,7 +485,7 @@ impl DamageCase {
         end: LifeEnd,
     ) -> DamageCase {
         let (report, _) = check_image(kind, &image).expect("a pool");
-        assert!(report.is_sound(), "nothing is flipped: {report:?}");
+        assert!(report.is_sound(), "findings before the flip: {report:?}");
         let (opened, damaged) =
             read_all(kind, &image, &model, before.as_ref()).expect("a sound pool");
         assert_eq!(damaged, 0);
@@ -523,7 +522,7 @@ impl DamageCase {
                         != 0
                 };
                 let lost = (0..POOL_BYTES).find(|&byte| self.used[byte] && differs(byte));
-                // What nobody had heard of may go with its record.
+                // An operation that no client knows to be done may vanish with its record.
                 let may_go = self.prior.is_some();
                 assert!(
                     !is_silent || may_go || lost.is_none(),
@@ -536,7 +535,10 @@ impl DamageCase {
                 }
             }
             Err(error) => {
-                assert!(!is_silent, "refused, and the check is content: {error}");
+                assert!(
+                    !is_silent,
+                    "refused, and the check finds no damage: {error}"
+                );
                 FlipOutcome::Refused(error)
             }
         };
@@ -545,26 +547,26 @@ impl DamageCase {
         };
         if report.findings.iter().all(|it| it.remedy == Remedy::Pool) {
             let media = self.kind.media(&image);
-            plan.apply(&*media).expect("it can be mended");
+            plan.apply(&*media).expect("the damage can be repaired");
             let corrected = media.crash_point().image(0);
             let (again, _) = check_image(self.kind, &corrected).expect("a pool");
-            assert!(again.is_sound(), "not mended: {report:?}, then {again:?}");
-            let (_, damaged) = self.read(&corrected).expect("a mended pool");
-            assert_eq!(damaged, 0, "mended: {report:?}");
+            assert!(again.is_sound(), "not repaired: {report:?}, then {again:?}");
+            let (_, damaged) = self.read(&corrected).expect("a repaired pool");
+            assert_eq!(damaged, 0, "repaired: {report:?}");
         }
         found
     }
 }
 
-/// What became of a flipped bit.
+/// The outcome of a flipped bit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum FlipOutcome {
-    /// Opening the pool mends it, and the check names it.
+    /// Opening the pool corrects the bit, and the check names it.
     Repaired,
-    /// Nothing is stored there.
+    /// The bit stores nothing.
     Unused,
-    /// Reading the page is an error that names it.
+    /// Reading the page fails with an error that names it.
     ReadError,
-    /// The pool is not opened.
+    /// Opening the pool fails.
     Refused(String),
 }

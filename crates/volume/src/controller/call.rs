@@ -1,4 +1,4 @@
-//! Calls that block, made elsewhere on the keeper's behalf.
+//! Blocking calls that other threads make for the controller.
 
 use crate::authority::{Authority, AuthorityError, BrickAddress, LegChange, ResolvedLayout};
 use crate::connector::Connector;
@@ -37,7 +37,7 @@ pub(crate) enum CallOutcome {
 }
 
 impl BlockingCall {
-    /// What to answer if it cannot even be made.
+    /// The outcome if the call cannot even be started.
     pub(crate) fn failure_outcome(&self) -> fn(String) -> CallOutcome {
         match self {
             BlockingCall::Attach | BlockingCall::FetchLayout { .. } => {
@@ -56,12 +56,12 @@ impl BlockingCall {
     }
 }
 
-/// Makes calls without blocking the keeper: the outcome comes as an event.
+/// Makes calls without blocking the controller. The outcome comes as an event.
 pub(crate) trait CallRunner {
     fn start(&self, id: u64, call: BlockingCall);
 }
 
-/// Makes one call, blocking.
+/// Makes one call. It blocks.
 pub(crate) fn perform(
     call: BlockingCall,
     name: &VolumeName,

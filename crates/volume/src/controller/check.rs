@@ -1,4 +1,4 @@
-//! Comparing the legs of a volume while it is in use.
+//! The check: compares the legs of a volume while it is in use.
 
 use super::copy::{self, HolePolicy, LegConnection, chunks};
 use super::reconfigure::lose_leg_if_gone;
@@ -21,9 +21,9 @@ pub(crate) struct CheckProgress {
     pub result: Option<Result<CheckReport, String>>,
 }
 
-/// A check that someone waits for.
+/// A check, shared with the caller that waits for it.
 pub(crate) struct CheckJob {
-    /// Make the others like this leg where they differ.
+    /// The leg that is copied to the others where they differ.
     pub repair_from: Option<usize>,
     pub progress: Mutex<CheckProgress>,
     pub changed: Condvar,
@@ -77,13 +77,13 @@ async fn check_column(
                 .map_or(RepairSource::Unknown, RepairSource::Leg);
             compare_chunk(state, column, (offset, len), right, report).await?;
             if job.repair_from.is_some() && report.pages_differing > found {
-                // It got what the others have no more.
+                // The replica got data that the legs do not hold any more.
                 replicate::end_replication(state, column, "a page that differed was repaired");
             }
         }
         if replicate::replica(state, column).is_some() {
             if !replicate::wait_until_caught_up(state, column).await {
-                return Err("the copy that follows is too far behind; try again later".into());
+                return Err("the asynchronous replica is too far behind; try again later".into());
             }
             compare_replica(state, column, (offset, len), report).await?;
         }
@@ -93,8 +93,8 @@ async fn check_column(
     Ok(())
 }
 
-/// Locks a range of a column that serves: its legs have heard of the epoch that repairs
-/// are stamped with.
+/// Locks a range of a column once the column serves. By then its legs have heard of the epoch
+/// in the stamps of repairs.
 async fn lock_when_serving(
     state: &ControllerState,
     column: usize,
@@ -116,20 +116,21 @@ async fn lock_when_serving(
     }
 }
 
-/// Which copy is right where they differ.
+/// The leg with the right data where legs differ.
 #[derive(Clone, Copy)]
 pub(super) enum RepairSource {
-    /// Nobody knows.
+    /// No leg is known to be right.
     Unknown,
-    /// That of this leg.
+    /// This leg is right.
     Leg(usize),
-    /// Each; guests read the last, so it is that one if it can be read.
+    /// Each leg is right. Direct clients read the last one, so the last readable leg is the
+    /// source.
     LastReadable,
 }
 
-/// Compares a chunk page by page, and repairs it: what is damaged from a leg
-/// that has it right, what differs from the one that is `right`. Its range must
-/// be locked.
+/// Compares a chunk page by page, and repairs it. A damaged page is copied from a leg that can
+/// read it, a differing page from the leg that `right` selects. The caller holds the range
+/// lock.
 pub(super) async fn compare_chunk(
     state: &ControllerState,
     column: usize,
@@ -157,7 +158,7 @@ pub(super) async fn compare_chunk(
             };
             right.map(|leg| legs.difference(LegSet::of(leg)))
         } else {
-            // Damage is repaired from whoever has the page right.
+            // Damage is repaired from any leg that can read the page.
             Some(damaged).filter(|damaged| !damaged.is_empty())
         };
         let outcome = match bad {
@@ -170,7 +171,7 @@ pub(super) async fn compare_chunk(
     Ok(())
 }
 
-/// What came of a page that was damaged on these legs, or differed.
+/// Records the outcome for a page that was damaged on these legs, or differed.
 fn record_repair(
     state: &ControllerState,
     column: usize,
@@ -193,10 +194,10 @@ fn record_repair(
     }
 }
 
-/// Compares a chunk of the leg that follows with one that is in-sync, and copies what it
-/// has wrong: nobody reads it, so what it should hold is known. Its range must be locked,
-/// and the leg have all that was changed in it; so the leg stays what the volume was at
-/// some moment.
+/// Compares a chunk of the asynchronous replica with an in-sync leg, and rewrites the replica's
+/// wrong pages. No read is served from the replica, so its right contents are known. The caller
+/// holds the range lock, and the replica has all changes of the range. So the replica stays a
+/// state that the volume was in.
 pub(super) async fn compare_replica(
     state: &ControllerState,
     column: usize,
@@ -217,13 +218,13 @@ pub(super) async fn compare_replica(
             let both = [first.clone(), follower.clone()];
             let (damaged, differing) = compare_page(state, column, &both, at).await?;
             let is_wrong = differing || damaged.contains(follower.leg);
-            // A source that cannot be read was told of, and is no reason to write.
+            // A source that cannot be read was reported already, and is no reason to write.
             if damaged.contains(first.leg) || !is_wrong {
                 continue;
             }
             if differing {
                 let offset = state.shared.snapshot().1.volume_offset(column, at);
-                tracing::error!(volume = %state.name, offset, "a page of the copy that follows was not what was sent to it");
+                tracing::error!(volume = %state.name, offset, "a page of the asynchronous replica differed from the data that was sent to it");
             }
             let outcome = rewrite_page(state, column, (&sources, to), (at, len), damaged).await?;
             report.pages_damaged += 1;
@@ -234,8 +235,8 @@ pub(super) async fn compare_replica(
     Ok(())
 }
 
-/// Rewrites a page on the legs that have it wrong. What cannot be repaired is
-/// no reason to end: the inner error says why.
+/// Rewrites a page on the legs in `bad`. A failed repair does not end the check: the inner
+/// error has the cause.
 async fn repair_page(
     state: &ControllerState,
     column: usize,
@@ -261,7 +262,7 @@ async fn rewrite_page(
 ) -> Result<Result<(), String>, String> {
     let mut repaired = copy::copy_chunk(state, from, to, place, HolePolicy::Clear).await;
     if matches!(&repaired, Err(failure) if failure.is_damage() && bad.contains(failure.leg)) {
-        // A hole, over a slot that does not say what it was.
+        // The page is a hole with a damaged slot.
         repaired = copy::copy_chunk(state, from, to, place, HolePolicy::WriteZeroes).await;
     }
     let Err(failure) = repaired else {
@@ -289,7 +290,7 @@ fn page_ranges(offset: u64, len: u64) -> impl Iterator<Item = (u64, u64)> {
     starts.map(move |at| (at, page.min(offset + len - at)))
 }
 
-/// Which legs cannot read a page, and whether the others differ.
+/// Returns the legs that cannot read a page, and whether the others differ.
 pub(super) async fn compare_page(
     state: &ControllerState,
     column: usize,

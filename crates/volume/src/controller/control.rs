@@ -1,4 +1,4 @@
-//! The keeper's own connection to a leg.
+//! The controller's own connection to a leg.
 
 use super::state::ControllerState;
 use pagemesh_base::defect::{self, Defect};
@@ -13,8 +13,9 @@ use std::task::Poll;
 use std::time::Instant;
 
 struct ConnectionState {
-    /// Once it is lost, why: nothing is awaited any more. Tasks that hold this on
-    /// must not keep its pool mapped: its brick could not come back.
+    /// The connection, or the cause of its loss. After a loss no answer comes any more. A lost
+    /// connection is dropped here: a task that still held it would keep the pool mapped, and
+    /// the brick could not come back.
     leg: Result<Box<dyn Leg>, String>,
     next: u64,
     outstanding: usize,
@@ -38,8 +39,8 @@ impl ConnectionState {
 
 pub(super) struct ControlConnection {
     inner: RefCell<ConnectionState>,
-    /// The newest epoch that its slice was told over it; until then, that of the layout
-    /// that led to it.
+    /// The newest epoch that this connection has announced to its slice. Until then it is the
+    /// epoch of the layout that led to the connection.
     epoch: Cell<Epoch>,
 }
 
@@ -57,8 +58,8 @@ impl ControlConnection {
         })
     }
 
-    /// Who waits for an answer gets none: others have found that the leg is
-    /// lost, and this connection may be silent for long before it breaks.
+    /// Ends the connection, and with it every wait for an answer. The leg is known to be lost,
+    /// but the connection might be silent for a long time before it breaks.
     pub(super) fn fail(&self, why: &str) {
         let mut inner = self.inner.borrow_mut();
         if inner.leg.is_ok() {
@@ -67,10 +68,11 @@ impl ControlConnection {
         }
     }
 
-    /// Takes the answers that have come, whoever awaits them: one that stayed behind
-    /// would keep the keeper awake until its task asks for it. And looks whether an
-    /// idle connection has ended. Nobody else would notice: channels that are idle do
-    /// not, and a pool that stays mapped keeps its brick from coming back.
+    /// Takes all answers that have come. An answer that stayed would keep the controller awake
+    /// until its task asks for it.
+    ///
+    /// This also detects the end of an idle connection. Idle channels do not detect it, and a
+    /// pool that stays mapped keeps its brick from coming back.
     pub(super) fn poll(&self) {
         let mut inner = self.inner.borrow_mut();
         inner.take_answers();
@@ -83,14 +85,15 @@ impl ControlConnection {
         }
     }
 
-    /// Why it is lost, if it is.
+    /// The cause of the loss, if the connection is lost.
     pub(super) fn loss_cause(&self) -> Option<String> {
         self.inner.borrow().leg.as_ref().err().cloned()
     }
 
-    /// The epoch of changes over it: the one that its slice was told over it, and not a
-    /// newer one that the volume has by now. Were it newer, the next connection might
-    /// tell the slice that one, and what this one still carries would not be refused.
+    /// The epoch of changes over this connection: the one that it has announced to its slice,
+    /// not a newer one of the volume. With a newer one, the next connection might announce the
+    /// same epoch. Then the slice would not refuse the changes that this connection still
+    /// carries.
     pub(super) fn epoch(&self, state: &ControllerState) -> Epoch {
         match defect::is(Defect::EpochNotAnnounced) {
             true => state.model().epoch(),
@@ -98,7 +101,7 @@ impl ControlConnection {
         }
     }
 
-    /// Sends a request; its answer is asked for with the number given back.
+    /// Sends a request. The returned number identifies its answer.
     pub(super) fn submit(&self, state: &ControllerState, request: SliceRequest) -> u64 {
         if let SliceRequest::RaiseEpoch { epoch, .. } = request {
             self.epoch.set(self.epoch.get().max(epoch));
@@ -114,7 +117,7 @@ impl ControlConnection {
         tag
     }
 
-    /// Whether requests are done inside [`ControlConnection::start`].
+    /// Whether requests are done inside [`ControlConnection::submit`].
     pub(super) fn is_synchronous(&self) -> bool {
         let inner = self.inner.borrow();
         inner.leg.as_ref().is_ok_and(|leg| leg.now().is_none())

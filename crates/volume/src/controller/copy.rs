@@ -1,7 +1,7 @@
-//! Copying between the legs of a column.
+//! Copies between the legs of a column.
 //!
-//! Invariants: a page that no source can give is never passed over silently;
-//! holes are copied as holes.
+//! Invariants: a page that no source can read is never skipped silently. Holes are copied as
+//! holes.
 
 use super::control::ControlConnection;
 use super::state::ControllerState;
@@ -19,7 +19,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-/// Which leg could not go on.
+/// The error of a copy, and its leg.
 pub(super) struct CopyError {
     pub leg: usize,
     pub error: SliceError,
@@ -41,20 +41,19 @@ pub(super) struct LegConnection {
     pub control: Rc<ControlConnection>,
 }
 
-/// What becomes of pages that hold nothing on the source.
+/// The handling of pages that are holes on the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HolePolicy {
     /// They are cleared.
     Clear,
-    /// They are cleared, and carry the round's stamp, even if they hold
-    /// nothing on the target either: clearing those would leave no trace, and
-    /// a leg that is still stale and holds something there, may one day have
-    /// nobody but the target to tell it.
+    /// They are cleared, and carry the round's stamp even if they are holes on the target, too.
+    /// Otherwise the clear would leave no trace. A leg that is still stale may hold data there,
+    /// and the target may later be its only source.
     ClearAndStamp,
-    /// They are cleared, and nothing else is copied: makes room.
+    /// They are cleared, and nothing else is copied. That frees space.
     ClearOnly,
-    /// They are written as zeroes. Clearing needs to know what is there, which a
-    /// damaged slot does not tell; a page that is written as a whole does not.
+    /// They are written as zeroes. A clear needs to read the slot, which fails for a damaged
+    /// one. A write of a whole page does not.
     WriteZeroes,
 }
 
@@ -73,9 +72,9 @@ pub(super) fn leg_connections(
     legs.legs().map(party).collect()
 }
 
-/// Runs futures, `most` of them at once, begun in their order. Once one has failed no
-/// more begin, and those that have go on to their end: nothing of them is on its way
-/// when this tells the first failure.
+/// Runs futures in order, at most `most` of them at once. After a failure no more futures
+/// begin, and the running ones go on to their end. So none of them is running when this returns
+/// the first failure.
 pub(super) async fn run_concurrently<F: Future<Output = Result<(), String>>>(
     state: &ControllerState,
     most: usize,
@@ -109,9 +108,8 @@ pub(super) async fn run_concurrently<F: Future<Output = Result<(), String>>>(
     result
 }
 
-/// Makes a range of `to` like the first of `from` that can be read. The caller
-/// sees to it that nobody changes the range meanwhile. At most
-/// [`RESYNC_CHUNK_BYTES`].
+/// Copies a range to `to` from the first leg of `from` that can read it. The caller keeps the
+/// range unchanged meanwhile. The range has at most [`RESYNC_CHUNK_BYTES`].
 pub(super) async fn copy_chunk(
     state: &ControllerState,
     from: &[LegConnection],
@@ -134,7 +132,7 @@ pub(super) async fn copy_chunk(
     if len <= page || from.len() == 1 {
         return Err(failure);
     }
-    // No source is whole, but for each page one may be.
+    // No source can read the whole range, but for each page one may.
     for at in (offset..offset + len).step_by(PAGE_BYTES) {
         let mut done = Err(CopyError {
             leg: failure.leg,
@@ -168,7 +166,7 @@ async fn copy_from_leg(
         for extent in extents(state, from, at, end).await? {
             let len = extent.len.min(end - at);
             if extent.mapped && holes == HolePolicy::ClearOnly {
-                // Comes later, when there is room.
+                // A `ClearOnly` pass copies no data.
             } else if (extent.mapped || holes == HolePolicy::WriteZeroes) && len > 0 {
                 let request = SliceRequest::Read {
                     offset: at,
@@ -176,7 +174,7 @@ async fn copy_from_leg(
                 };
                 let reply = from.control.call(state, request).await.map_err(fail)?;
                 let SliceReply::Data(data) = reply else {
-                    return Err(fail(SliceError::Refused("it gives no data".into())));
+                    return Err(fail(SliceError::Refused("it returns no data".into())));
                 };
                 let data = Bytes::from(data);
                 let write = |stamp| SliceRequest::Write {
@@ -197,7 +195,7 @@ async fn copy_from_leg(
     Ok(())
 }
 
-/// A page as this leg has it, as a part of a transaction.
+/// Reads a page of this leg as a part of a transaction.
 pub(super) async fn read_page(
     state: &ControllerState,
     from: &LegConnection,
@@ -221,11 +219,11 @@ pub(super) async fn read_page(
             offset,
             data: data.into(),
         }),
-        _ => Err(fail(SliceError::Refused("it gives no data".into()))),
+        _ => Err(fail(SliceError::Refused("it returns no data".into()))),
     }
 }
 
-/// Changes several pages of these legs, in each as a whole.
+/// Changes several pages on these legs, atomically on each.
 pub(super) async fn transact(
     state: &ControllerState,
     to: &[LegConnection],
@@ -238,7 +236,7 @@ pub(super) async fn transact(
     apply_change(state, to, transact).await
 }
 
-/// The pages of a range that a leg holds something in.
+/// The pages of a range that are mapped on a leg.
 pub(super) async fn mapped_runs(
     state: &ControllerState,
     of: &LegConnection,
@@ -263,7 +261,7 @@ pub(super) async fn mapped_runs(
     Ok(runs)
 }
 
-/// What a leg holds from `at` on; never nothing, and maybe not up to the end.
+/// The extents of a leg from `at` on: at least one, and maybe not up to the end.
 pub(super) async fn extents(
     state: &ControllerState,
     of: &LegConnection,
@@ -281,9 +279,8 @@ pub(super) async fn extents(
     }
 }
 
-/// Writes zeroes where the targets hold nothing, so that clearing them leaves
-/// a stamp. Few pages: those written and discarded again while two legs were
-/// away.
+/// Writes zeroes to the holes of the targets, so that a clear leaves a stamp. This affects few
+/// pages: those written and discarded again while two legs were away.
 async fn fill_holes(
     state: &ControllerState,
     to: &[LegConnection],
@@ -321,8 +318,8 @@ async fn clear(
     apply_change(state, to, clear).await
 }
 
-/// Tells legs that what the keeper did to them is complete: their in-flight
-/// tables need not keep it.
+/// Reports to legs that the controller's changes are complete. The in-flight tables need not
+/// keep them.
 pub(super) async fn send_complete(
     state: &ControllerState,
     to: &[LegConnection],
@@ -330,7 +327,7 @@ pub(super) async fn send_complete(
     clear(state, to, 0, 0).await
 }
 
-/// The same change on several legs.
+/// Makes the same change on several legs.
 async fn apply_change(
     state: &ControllerState,
     to: &[LegConnection],
@@ -351,7 +348,7 @@ async fn apply_change(
         loop {
             match party.control.answer(state, tag).await {
                 Ok(_) => break,
-                // The keeper itself raised it meanwhile.
+                // The controller itself raised the epoch meanwhile.
                 Err(SliceError::StaleEpoch { current }) if current <= state.shared.held_epoch() => {
                     tag = start(party);
                 }
@@ -365,8 +362,8 @@ async fn apply_change(
     Ok(())
 }
 
-/// Chunks of a run of pages: no longer than one lock may be held for, and
-/// within one region of the locks.
+/// Splits a run of pages into chunks. A chunk is no longer than one lock may be held for, and
+/// lies within one lock region.
 pub(super) fn chunks(start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
     let mut at = start;
     std::iter::from_fn(move || {

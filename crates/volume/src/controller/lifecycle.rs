@@ -1,5 +1,4 @@
-//! The beginning and the end: attach, columns that come up again, growth,
-//! detach.
+//! The begin and end of a volume: attach, reconnect of columns, growth, detach.
 
 use super::call::{BlockingCall, CallOutcome};
 use super::reconfigure::{self, CONNECTS_MAX};
@@ -16,7 +15,7 @@ use pagemesh_base::slice::SliceError;
 use std::rc::Rc;
 use std::sync::mpsc::Sender;
 
-/// Why a volume was not attached.
+/// The reason for which a volume was not attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AttachFailure {
     Authority(AuthorityError),
@@ -116,8 +115,8 @@ fn check_sources(state: &ControllerState) -> Result<(), AttachFailure> {
     Ok(())
 }
 
-/// Connects to the legs of a column that are lost, from in-sync ones down to
-/// those of this state.
+/// Connects to the lost legs of a column: the in-sync ones, and one syncing leg if `least` is
+/// syncing.
 async fn connect_lost_legs(state: &ControllerState, column: usize, least: LegState) {
     let wanted: Vec<usize> = {
         let legs = &state.model().columns[column].legs;
@@ -125,7 +124,7 @@ async fn connect_lost_legs(state: &ControllerState, column: usize, least: LegSta
             let legs = legs.iter().enumerate();
             legs.filter(move |(_, keep)| keep.is_lost() && keep.leg.state == state)
         };
-        // One leg comes back at a time: another one starts anew.
+        // Only one leg resyncs at a time; another syncing leg starts its resync again later.
         let syncing = in_state(LegState::Syncing).take(usize::from(least == LegState::Syncing));
         let wanted = in_state(LegState::InSync).chain(syncing);
         wanted.map(|(leg, _)| leg).take(CONNECTS_MAX).collect()
@@ -141,7 +140,7 @@ async fn connect_lost_legs(state: &ControllerState, column: usize, least: LegSta
                 let mut model = state.model_mut();
                 let serial = model.next_serial();
                 let keep = &mut model.columns[column].legs[leg];
-                // The authority may have left it out meanwhile.
+                // The authority may have left the leg out meanwhile.
                 if keep.is_lost() {
                     keep.control = Some(control);
                     keep.serial = serial;
@@ -160,10 +159,12 @@ async fn connect_lost_legs(state: &ControllerState, column: usize, least: LegSta
     }
 }
 
-/// Tries to reach the in-sync legs of a column that has lost them all.
+/// Reconnects the in-sync legs of a column that has lost them all. It retries until one is
+/// back.
 pub(super) async fn reconnect(state: Rc<ControllerState>, column: usize) {
     let mut wait = RECONNECT_RETRY_MIN;
-    // A brick may take the keeper's connection and refuse those of channels.
+    // A brick may accept the controller's connection and refuse those of channels. So
+    // reconnects have a minimum distance.
     let revived = state.model().columns[column].reconnected_at;
     if let Some(again) = revived.map(|at| at + RECONNECT_RETRY_MAX)
         && again > state.now()
@@ -190,17 +191,17 @@ pub(super) async fn reconnect(state: Rc<ControllerState>, column: usize) {
     }
 }
 
-/// A brick may be back at another address.
+/// Fetches the addresses of bricks, since a brick may be back at another address.
 pub(super) async fn refresh_addresses(state: &ControllerState) {
     if let Ok(attached) = state.fetch_layout().await {
         state.adopt_addresses(attached.bricks);
     }
 }
 
-/// Takes over a layout that may have grown.
+/// Adopts a layout that may have grown.
 pub(super) async fn refresh_layout(state: Rc<ControllerState>, answer: Sender<Result<(), String>>) {
     let result = match state.is_closing() {
-        true => Err("the volume is not this client's any more".into()),
+        true => Err("this client does not hold the volume any more".into()),
         false => match state.fetch_layout().await {
             Ok(attached) => {
                 state.adopt(attached);
@@ -226,11 +227,11 @@ pub(super) async fn refresh_layout(state: Rc<ControllerState>, answer: Sender<Re
         Ok(()) if !is_serving(&state) => Err("a new part of the volume cannot be reached".into()),
         other => other,
     };
-    // Nobody may be waiting any more.
+    // The caller may have stopped waiting.
     let _ = answer.send(result);
 }
 
-/// Lets channels end, then gives the volume back.
+/// Waits for channels to end, then detaches the volume.
 pub(super) async fn detach(state: Rc<ControllerState>) {
     let until = state.now() + DETACH_LIMIT;
     state
@@ -240,7 +241,7 @@ pub(super) async fn detach(state: Rc<ControllerState>) {
             members <= 1 || state.now() >= until
         })
         .await;
-    // A leg that follows has everything, if it can.
+    // Also waits until the asynchronous replica has all changes, up to the same deadline.
     let last = state.shared.replication.last_number();
     state
         .wait_until(|| {
@@ -255,7 +256,7 @@ pub(super) async fn detach(state: Rc<ControllerState>) {
         tracing::warn!(
             volume = %state.name,
             %error,
-            "the manager was not told that the volume is given back: to it, it is attached \
+            "the manager did not get the detach: for the manager, the volume stays attached \
              until another client takes it over, or `pagemesh volume detach`"
         );
     }

@@ -1,12 +1,13 @@
-//! The keeper: one per volume. It attaches, leaves lost legs out, brings them
-//! back, and tells the channels.
+//! The controller: one per volume. It attaches the volume, leaves lost legs out, resyncs them,
+//! and publishes snapshots to the channels.
 //!
-//! Invariants: its tasks are polled by [`VolumeController::turn`] and nothing else; they
-//! have no clock, thread or randomness, and wait only for answers of legs,
-//! calls, range locks and the time they are told. Blocking calls go through a
-//! [`CallRunner`]. A leg is left out, taken in or declared in-sync only after the
-//! authority has said so, and channels hear of it only after every leg that
-//! stays has raised its epoch.
+//! Invariants:
+//! - Only [`VolumeController::poll`] polls its tasks. They have no clock, thread or
+//!   randomness. They wait only for answers of legs, calls, range locks and the time that the
+//!   caller passes.
+//! - Blocking calls go through a [`CallRunner`].
+//! - A leg is left out, taken in or declared in-sync only after the authority has said so.
+//!   Channels hear of it only after every remaining leg has raised its epoch.
 
 mod call;
 mod check;
@@ -45,10 +46,11 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// Rounds of polling in one turn; then the events of others are looked at.
+/// The rounds of polling in one call of `poll`. After that the events of other threads get
+/// their turn.
 const POLL_PASSES_MAX: usize = 64;
 
-/// What the keeper is told.
+/// An event for the controller.
 pub(crate) enum ControllerEvent {
     /// A channel lost a leg.
     LegLost {
@@ -61,36 +63,36 @@ pub(crate) enum ControllerEvent {
     ChannelOpened,
     /// A leg has a higher epoch than this client holds.
     Fenced,
-    /// A channel was dropped, maybe with changes under way.
+    /// A channel was dropped, maybe with changes in flight.
     ChannelDropped(Box<ChannelCore>),
     /// A call has ended.
     CallCompleted(u64, CallOutcome),
     /// The layout may have grown.
     Refresh(Sender<Result<(), String>>),
-    /// The legs are to be compared.
+    /// A check was requested.
     Check(Arc<CheckJob>),
-    /// The copies are to be scrubbed, or not.
+    /// The scrub schedule or state is to change.
     Scrub(ScrubOrder),
-    /// Guests are let in from now on.
+    /// Direct access was enabled.
     DirectAccessEnabled,
-    /// The guest of this row died inside of an operation; whoever has this is told when all
-    /// legs are alike there.
+    /// The direct client of this row died during an operation. The sender gets a message when
+    /// all legs are equal there.
     Reconcile(usize, TornOp, Sender<()>),
-    /// The volume is to be given back.
+    /// The volume is to be detached.
     Detach,
 }
 
-/// What the keeper told of itself, and when.
+/// The last status report, and its time.
 struct StatusReport {
     at: Instant,
-    /// The same by its own time.
+    /// The time by the controller's own clock.
     now: Duration,
     status: VolumeStatus,
 }
 
-/// The way to the keeper.
+/// The queue of events for the controller.
 pub(crate) struct Mailbox {
-    /// None once nobody reads it any more.
+    /// None once the controller is dropped.
     events: Mutex<Option<Vec<ControllerEvent>>>,
     member: Arc<Member>,
     status: Mutex<Option<StatusReport>>,
@@ -106,7 +108,8 @@ impl Mailbox {
     }
 
     pub(crate) fn post(&self, event: ControllerEvent) {
-        // Outside of the lock: an event may hold a channel, and that this.
+        // The event is dropped outside the lock: it may hold a channel, and the channel holds
+        // this mailbox.
         let unread = match &mut *lock_unpoisoned(&self.events) {
             Some(events) => {
                 events.push(event);
@@ -118,8 +121,8 @@ impl Mailbox {
         self.member.wake.raise();
     }
 
-    /// What the keeper told last, with what changes all the time as it is now. `loss_generation` gives the
-    /// time that is gone since it told.
+    /// The last status report, with lag, counters and channels as of now. `since` returns the
+    /// time since the report.
     pub(crate) fn status(
         &self,
         hub: &VolumeShared,
@@ -149,7 +152,7 @@ impl Mailbox {
 }
 
 impl Drop for VolumeController {
-    /// What comes later is dropped where it comes from.
+    /// Drops the events that are left. Later events are dropped where they are posted.
     fn drop(&mut self) {
         let unread = lock_unpoisoned(&self.mailbox.events).take();
         drop(unread);
@@ -161,14 +164,14 @@ type Task = Pin<Box<dyn Future<Output = ()>>>;
 pub(crate) struct VolumeController {
     state: Rc<ControllerState>,
     tasks: Vec<Task>,
-    /// Channels whose threads are gone, driven until they have ended well.
+    /// Channels without a thread. The controller drives them until their changes are complete.
     dropped_channels: Vec<ChannelCore>,
     member: Arc<Member>,
     mailbox: Arc<Mailbox>,
 }
 
 impl VolumeController {
-    /// A keeper that attaches in its first turns.
+    /// A controller that attaches the volume in its first polls.
     pub(crate) fn new(
         name: VolumeName,
         hub: Arc<VolumeShared>,
@@ -187,25 +190,25 @@ impl VolumeController {
         }
     }
 
-    /// What came of the attach, once.
+    /// Takes the result of the attach. It is there once.
     pub(crate) fn take_attach_result(&self) -> Option<Result<(), AttachFailure>> {
         self.state.attach_result.take()
     }
 
-    /// Whether a leg is being brought back.
+    /// Whether a resync is running.
     pub(crate) fn has_resyncs(&self) -> bool {
         let model = self.state.model();
         let mut legs = model.columns.iter().flat_map(|column| &column.legs);
         legs.any(|leg| leg.resync.is_some())
     }
 
-    /// Whether there is nothing more to do, ever.
+    /// Whether the controller has ended for good.
     pub(crate) fn is_ended(&self) -> bool {
         self.state.ended.get() && self.dropped_channels.is_empty()
     }
 
-    /// Makes all progress that can be made now; tells when to come back if
-    /// nothing happens before.
+    /// Makes all progress that is possible now. Returns the time of the next poll if no event
+    /// comes before.
     pub(crate) fn poll(&mut self, now: Duration) -> Option<Duration> {
         self.state.begin_turn(now);
         for _ in 0..POLL_PASSES_MAX {
@@ -216,7 +219,8 @@ impl VolumeController {
             self.poll_tasks();
             self.state.end_links();
             if self.state.activity.get() == before {
-                // Who waits for a leg, lost or not, is told when that takes too long.
+                // Acknowledgements that wait for the replica need a decision when it takes too
+                // long, even if the replica is lost.
                 if self.state.shared.replication.is_behind() {
                     self.state.wake_at(now + REPLICATION_AGE_MAX / 4);
                 }
@@ -228,8 +232,8 @@ impl VolumeController {
         Some(now)
     }
 
-    /// Descriptors that become readable when there is something to do.
-    /// Gives the time at which a leg must be looked at in any case.
+    /// Collects the descriptors that become readable when there is work. Returns the time at
+    /// which a leg must be checked in any case.
     pub(crate) fn wait_on(&self, into: &mut Vec<RawFd>) -> Option<Instant> {
         into.push(self.member.wake.fd());
         self.dropped_channels

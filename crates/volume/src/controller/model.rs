@@ -1,4 +1,4 @@
-//! What the keeper knows of the volume: the layout, and how each leg is.
+//! The controller's model of the volume: the layout, and the state of each leg.
 
 use super::control::ControlConnection;
 use crate::authority::{BrickAddress, LegChange};
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A leg's return.
+/// The progress of a leg's resync.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ResyncProgress {
     pub todo: u64,
@@ -20,24 +20,24 @@ pub(super) struct ResyncProgress {
 
 pub(super) struct LegEntry {
     pub leg: Leg,
-    /// The keeper's connection; none is lost, or stale.
+    /// The controller's connection; none if the leg is lost or stale.
     pub control: Option<Rc<ControlConnection>>,
-    /// Of its connections; rises with each loss and return.
+    /// The serial of its connections. It rises with each loss and return.
     pub serial: u64,
-    /// The epoch and round it was last told.
+    /// The last epoch and round that were announced to it.
     pub last_barrier: Option<(Epoch, u8)>,
     pub last_error: Option<String>,
-    /// What it is ready to become.
+    /// The state that it is ready for.
     pub requested_state: Option<LegState>,
     pub resync: Option<ResyncProgress>,
-    /// Its return failed for want of space.
+    /// Its resync failed for lack of space.
     pub full: bool,
-    /// A task sees to its return.
+    /// Whether a resync task runs for it.
     pub has_task: bool,
-    /// Changes are sent to it in their order, over its connection.
+    /// Whether changes are sent to it in order, over its connection.
     pub is_replicating: bool,
-    /// The authority may think that it follows: it does, or was asked to, and has not
-    /// said since that it is stale.
+    /// Whether the authority may hold it for a replica. It is one, or the authority was asked
+    /// to make it one and has not confirmed since that it is stale.
     pub may_be_replica: bool,
 }
 
@@ -58,7 +58,7 @@ impl LegEntry {
         }
     }
 
-    /// Whether a change is on it before it is acknowledged.
+    /// Whether a change is on it before the change is acknowledged.
     pub(super) fn is_written(&self) -> bool {
         matches!(self.leg.state, LegState::InSync | LegState::Syncing)
     }
@@ -67,8 +67,8 @@ impl LegEntry {
         (self.is_written() || self.may_be_replica) && self.control.is_none()
     }
 
-    /// The connection that changes wait for. That of a leg that follows counts until
-    /// the authority knows that it does not: it may be promoted.
+    /// The serial of the connection that changes are queued for. A replica counts until the
+    /// authority knows that it is none: it may be promoted.
     pub(super) fn replication_serial(&self) -> Option<u64> {
         let is_sent = self.is_replicating && self.control.is_some();
         (self.may_be_replica || is_sent).then_some(self.serial)
@@ -82,18 +82,18 @@ impl LegEntry {
 pub(super) struct ColumnEntry {
     pub segment: usize,
     pub number: usize,
-    /// Bytes of its slices.
+    /// The bytes of its slices.
     pub bytes: u64,
-    /// As in the layout.
+    /// The degraded round, as in the layout.
     pub round: u8,
     pub legs: Vec<LegEntry>,
     pub gate: Gate,
     pub down_since: Option<Duration>,
-    /// Its legs must be made equal before it serves.
+    /// Whether its legs must be made equal before it serves.
     pub needs_recovery: bool,
-    /// A task tries to reach its legs.
+    /// Whether a task tries to reconnect its legs.
     pub has_task: bool,
-    /// When that last succeeded.
+    /// The time of the last successful reconnect.
     pub reconnected_at: Option<Duration>,
 }
 
@@ -106,7 +106,7 @@ impl ColumnEntry {
         self.legs.iter().any(|leg| leg.leg.state == LegState::Stale)
     }
 
-    /// The round that its slices are told.
+    /// The round that is announced to its slices.
     pub(super) fn barrier_round(&self) -> u8 {
         match self.has_stale() && !defect::is(Defect::RoundNotStamped) {
             true => self.round,
@@ -127,9 +127,9 @@ pub(super) struct VolumeModel {
     pub bricks: BTreeMap<BrickId, BrickAddress>,
     pub columns: Vec<ColumnEntry>,
     pub fenced: bool,
-    /// A change was asked for, and whether it was made is not known.
+    /// A change was requested, and its outcome is unknown.
     pub is_layout_uncertain: bool,
-    /// The manager is asked again then.
+    /// The time of the next request to the manager.
     pub retry_at: Duration,
     pub retry_wait: Duration,
     pub serials: u64,
@@ -141,8 +141,8 @@ impl VolumeModel {
         epoch.map_or(Epoch(0), Epoch::from)
     }
 
-    /// Takes a layout of the authority over; its word on states counts. An older one
-    /// than the present one is left: answers overtake each other.
+    /// Adopts a layout of the authority, which decides leg states. An older layout than the
+    /// present one is ignored, since answers may overtake each other.
     pub(super) fn adopt(&mut self, layout: Layout, now: Duration) {
         if Epoch::from(layout.epoch) < self.epoch() {
             return;
@@ -182,14 +182,14 @@ impl VolumeModel {
         self.serials
     }
 
-    /// Whether there is something to ask it for, or to hear of: what nobody heard of may
-    /// have been done, although it is not wanted any more.
+    /// Whether the authority must be asked for a change, or for the outcome of one. An earlier
+    /// request without an answer may have been done, although it is not wanted any more.
     pub(super) fn needs_authority(&self) -> bool {
         self.is_layout_uncertain || !self.wanted_changes().is_empty()
     }
 
-    /// What the authority should be asked for: lost legs stale, as long as an
-    /// in-sync one is left, and what has become ready.
+    /// The changes to request from the authority. Lost legs become stale if an in-sync leg is
+    /// left, and legs get the states that they are ready for.
     pub(super) fn wanted_changes(&self) -> Vec<LegChange> {
         let goes_on = |keep: &LegEntry| {
             keep.may_be_replica && keep.serial == 0 && defect::is(Defect::ReplicaOfDeadClientKept)
@@ -213,7 +213,7 @@ impl VolumeModel {
         changes
     }
 
-    /// The authority has made these changes.
+    /// Records that the authority has made these changes.
     pub(super) fn record_changes(&mut self, changes: &[LegChange]) {
         for change in changes.iter().filter(|it| it.to == LegState::Stale) {
             let place = (change.segment, change.column);
@@ -225,7 +225,7 @@ impl VolumeModel {
         }
     }
 
-    /// The picture for the channels. A lost leg has no serial: writes wait.
+    /// Creates the snapshot for the channels. A lost leg has serial 0: writes wait.
     pub(super) fn snapshot(&self) -> LayoutSnapshot {
         let mut view = LayoutSnapshot {
             epoch: self.epoch(),
@@ -261,8 +261,8 @@ impl VolumeModel {
             slice: keep.leg.slice,
             state: match keep.leg.state {
                 LegState::Stale if is_taken(keep) => LegState::InSync,
-                // It follows the client before this one. Nothing is changed before
-                // the authority has heard that it does not follow this one.
+                // The leg is a replica of the previous client. No change is made before the
+                // authority has recorded that it is no replica of this client.
                 _ if keep.may_be_replica && keep.serial == 0 && !follows_the_dead => {
                     LegState::Syncing
                 }

@@ -1,13 +1,13 @@
-//! Behind a guest that died inside of an operation: each brick finishes or drops it, and
-//! they may differ. What it had claimed in the ring, and not filled, is filled with what
-//! came of it.
+//! Reconciles an operation that a dead direct client left torn. Each brick rolls the operation
+//! forward or drops it, so the legs may differ. A slot that the client had claimed in the ring
+//! and not filled gets the final data.
 //!
-//! Nobody who goes through the kernel reads or changes the pages meanwhile: who asks for
-//! this keeps them from doing so. Other guests of the file are kept out here. No range is
-//! locked; who holds one may be waiting for this to end.
+//! The caller keeps requests through the kernel from reading or changing the pages meanwhile.
+//! This module blocks other direct clients of the file. It takes no range lock: a holder of one
+//! may be waiting for the reconciliation.
 //!
-//! What was one transaction is copied as one: were the source lost half-way, no leg would be
-//! left with half of it.
+//! A transaction is copied as one. Otherwise a loss of the source midway could leave every leg
+//! with half of it.
 
 use super::check::{RepairSource, compare_chunk, compare_page};
 use super::copy::{self, CopyError, LegConnection, leg_connections};
@@ -27,13 +27,13 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::mpsc::Sender;
 
-/// The only column of a volume that has guests.
+/// The only column of a volume with direct clients.
 const DIRECT_COLUMN: usize = 0;
-/// Why a copy follows no more.
+/// The reason for which replication ends.
 const REPAIRED_CAUSE: &str = "a page that differed was repaired";
 
-/// Makes the legs alike there, as the leg has it that guests read. The row stays active until
-/// then.
+/// Makes the legs equal in the range of the torn operation, with the data of the leg that
+/// direct clients read. The row stays active until that is done.
 pub(super) async fn reconcile(
     state: Rc<ControllerState>,
     row: usize,
@@ -44,7 +44,7 @@ pub(super) async fn reconcile(
     if let Some(guests) = guests {
         guests.record_dead_row(row);
     }
-    // Until all of it is done: what a try that failed had begun may end later.
+    // The block lasts until the end of all tries: changes of a failed try may complete late.
     let _out = match defect::is(Defect::ReconciledDuringClientWrites) {
         true => None,
         false => Some(
@@ -73,7 +73,7 @@ pub(super) async fn reconcile(
             if let Some(guests) = guests {
                 guests.clear_dead_row(row);
             }
-            // Whoever asked may have stopped waiting.
+            // The caller may have stopped waiting.
             let _ = done.send(());
             return;
         }
@@ -83,25 +83,25 @@ pub(super) async fn reconcile(
             && tries.is_power_of_two()
         {
             let volume = &state.name;
-            tracing::warn!(%volume, row, tries, cause, "what a dead guest left is not healed yet");
+            tracing::warn!(%volume, row, tries, cause, "a torn direct operation is not reconciled yet");
         }
         state.sleep(RECONCILE_RETRY).await;
     }
 }
 
-/// Once. Else why it has to be tried again.
+/// Tries once. The error is the reason for another try.
 async fn try_reconcile(
     state: &ControllerState,
     row: usize,
     wound: &TornOp,
 ) -> Result<(), &'static str> {
     let epoch = state.model().epoch();
-    // A leg that is lost is in-sync until that is noted, and may come back as it is.
+    // A lost leg is in-sync until the loss is recorded, and may come back unchanged.
     let Some(written) = written_legs(state) else {
         return Err("a leg is lost");
     };
     if !raise_barrier(state, &written).await {
-        return Err("a leg has not cleaned up behind it");
+        return Err("a brick has not retired its session");
     }
     let mut report = CheckReport::default();
     let compared = match wound {
@@ -112,7 +112,7 @@ async fn try_reconcile(
         TornOp::Atomic { runs, .. } => equalize_atomically(state, runs, &mut report).await,
     };
     if let Err(cause) = &compared {
-        tracing::warn!(volume = %state.name, %cause, "what a guest left is not alike yet");
+        tracing::warn!(volume = %state.name, %cause, "pages of a torn operation differ between legs");
     }
     let is_alike = report.pages_repaired >= report.pages_differing;
     let is_same = |all: Vec<LegConnection>| {
@@ -124,7 +124,7 @@ async fn try_reconcile(
     };
     let are_all_here = self::written_legs(state).is_some_and(is_same);
     if compared.is_err() || !is_alike {
-        return Err("its pages differ, and cannot be made alike");
+        return Err("its pages differ, and cannot be made equal");
     }
     if !are_all_here || state.model().epoch() != epoch {
         return Err("legs came or went meanwhile");
@@ -134,11 +134,11 @@ async fn try_reconcile(
         (Some(guests), TornOp::PerPage(place)) => {
             match resolve_claim(state, guests, (row, *place), differed).await {
                 true => Ok(()),
-                false => Err("what it claimed for a copy that follows has no end yet"),
+                false => Err("its claim in the replication ring is not filled yet"),
             }
         }
         (Some(_), TornOp::Atomic { .. }) => {
-            // Nothing of it is claimed.
+            // An atomic operation claims no slots.
             if differed {
                 replicate::end_replication(state, DIRECT_COLUMN, REPAIRED_CAUSE);
             }
@@ -148,7 +148,7 @@ async fn try_reconcile(
     }
 }
 
-/// Page by page.
+/// Makes the pages of a range equal, page by page.
 async fn equalize_pages(
     state: &ControllerState,
     (offset, len): (u64, u64),
@@ -156,7 +156,7 @@ async fn equalize_pages(
 ) -> Result<(), String> {
     let page = PAGE_BYTES as u64;
     let start = offset / page * page;
-    // What a dead guest said may be anything.
+    // The range comes from a dead client's row, and may be anything.
     let end = (offset + len).next_multiple_of(page).min(bytes(state));
     let len = end.saturating_sub(start);
     let (start, len) = match defect::is(Defect::ReconciledInPart) {
@@ -173,8 +173,8 @@ async fn equalize_pages(
     .await
 }
 
-/// All pages or none, from the last leg that has all of them. Where each lacks one, or a slot is
-/// damaged where they are copied to, they cannot be copied as one.
+/// Makes all pages equal, or none, from the last leg that can read all of them. The pages are
+/// copied one by one if no leg can read all of them, or if a slot on a target is damaged.
 async fn equalize_atomically(
     state: &ControllerState,
     runs: &[PageRun],
@@ -186,7 +186,7 @@ async fn equalize_atomically(
         .iter()
         .flat_map(|run| run.page.0..run.page.0 + run.count);
     let within = pages.filter(|&page| page < end);
-    // What a dead guest said may be anything.
+    // The runs come from a dead client's row, and may be anything.
     let offsets: BTreeSet<u64> = within.map(|at| at * page).collect();
     let legs = state.model().columns[DIRECT_COLUMN].sources();
     let all = leg_connections(state, DIRECT_COLUMN, legs).unwrap_or_default();
@@ -202,7 +202,8 @@ async fn equalize_atomically(
     if differing == 0 && damaged.is_empty() {
         return Ok(());
     }
-    // What becomes of them page by page counts anew.
+    // These pages are repaired by one of the copies below; the copies page by page add their
+    // own counts.
     report.pages_differing += differing;
     report.pages_repaired += differing;
     if let Some(from) = all.iter().rposition(|party| !damaged.contains(party.leg)) {
@@ -223,7 +224,7 @@ async fn equalize_atomically(
     Ok(())
 }
 
-/// As one transaction.
+/// Copies pages as one transaction.
 async fn copy_atomically(
     state: &ControllerState,
     from: &LegConnection,
@@ -241,7 +242,7 @@ fn bytes(state: &ControllerState) -> u64 {
     state.model().columns[DIRECT_COLUMN].bytes
 }
 
-/// Ends what a dead guest had claimed in the ring. False: it has to be tried again.
+/// Resolves the claim of a dead direct client in the ring. False: it has to be tried again.
 async fn resolve_claim(
     state: &ControllerState,
     guests: &DirectAccess,
@@ -251,7 +252,7 @@ async fn resolve_claim(
     let ring = guests.segment.ring();
     match ring.unfilled_claim_of(guests.segment.row(row)) {
         UnfilledClaim::Absent if differed => {
-            // It got what the others have no more, or was not told.
+            // The replica got data that the legs do not hold any more, or got no data.
             replicate::end_replication(state, DIRECT_COLUMN, REPAIRED_CAUSE);
             true
         }
@@ -261,7 +262,7 @@ async fn resolve_claim(
             replicate::end_replication(
                 state,
                 DIRECT_COLUMN,
-                "a guest died before it said what it changes",
+                "a direct client died before it recorded its claim",
             );
             ring.fill_unowned_claims(&guests.segment, |row| guests.is_dead_row(row))
         }
@@ -275,10 +276,10 @@ async fn resolve_claim(
                 replicate::end_replication(
                     state,
                     DIRECT_COLUMN,
-                    "a guest died, and others wrote over its pages",
+                    "a direct client died, and others wrote over its pages",
                 );
             }
-            // The task that sends is polled behind this.
+            // The controller polls the sender's task after this.
             let _ = ring.fill(first, left.offset, &left.data);
             state.record_activity();
             true
@@ -286,7 +287,8 @@ async fn resolve_claim(
     }
 }
 
-/// What the legs hold where a guest died, as it would have said it.
+/// Reads the data of the claimed range from a leg, as the entry that the dead client would have
+/// filled.
 async fn read_claimed_bytes(
     state: &ControllerState,
     first: u64,
@@ -319,7 +321,7 @@ async fn read_claimed_bytes(
     }
 }
 
-/// All legs that are written; none if one is not in reach.
+/// The connections of all written legs; none if one is not in reach.
 fn written_legs(state: &ControllerState) -> Option<Vec<LegConnection>> {
     let is_written = {
         let model = state.model();
@@ -329,13 +331,14 @@ fn written_legs(state: &ControllerState) -> Option<Vec<LegConnection>> {
     leg_connections(state, DIRECT_COLUMN, is_written)
 }
 
-/// The barrier: behind it each brick has cleaned up behind who died before.
+/// Raises the barrier. After it each brick has retired the sessions of clients that died
+/// before.
 async fn raise_barrier(state: &ControllerState, written: &[LegConnection]) -> bool {
     let (epoch, round) = {
         let model = state.model();
         (model.epoch(), model.columns[DIRECT_COLUMN].barrier_round())
     };
-    // It may be so new that no leg has heard of it.
+    // The epoch may be so new that no leg has heard of it.
     state.shared.hold_epoch(epoch);
     let asked = written.iter().map(|party| {
         let raise = SliceRequest::RaiseEpoch { epoch, round };

@@ -1,8 +1,8 @@
-//! Brings what the authority says, what the legs were told and what the
-//! channels see into line, whatever changed.
+//! Brings the authority's layout, the legs and the channels' snapshot into agreement after any
+//! change.
 //!
-//! The order is what makes it safe: the authority's word, then the barrier on
-//! every leg that stays, then connections for every channel, then the view.
+//! The order makes it safe: first the authority's answer, then the barrier on every remaining
+//! leg, then connections for every channel, then the snapshot.
 
 use super::call::{BlockingCall, CallOutcome};
 use super::model::{ColumnEntry, LegEntry};
@@ -24,7 +24,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Connections made at once.
+/// The maximum of concurrent connects.
 pub(super) const CONNECTS_MAX: usize = 16;
 
 pub(super) async fn run_reconfigurations(state: Rc<ControllerState>) {
@@ -39,8 +39,8 @@ pub(super) async fn run_reconfigurations(state: Rc<ControllerState>) {
     }
 }
 
-/// Has the authority change the legs. Beside everything else: columns that do
-/// not need its word do not wait for it.
+/// Requests leg changes from the authority. It runs concurrently with all other tasks, so
+/// columns that do not need the answer do not wait for it.
 async fn send_leg_changes(state: Rc<ControllerState>) {
     while !state.is_closing() {
         state
@@ -57,7 +57,7 @@ async fn send_leg_changes(state: Rc<ControllerState>) {
     }
 }
 
-/// A leg, or with none a column, that needs a task of its own.
+/// The legs, or columns without a leg number, that need a task of their own.
 fn unsupervised(state: &ControllerState) -> Vec<(usize, Option<usize>)> {
     let model = state.model();
     let mut all = vec![];
@@ -120,8 +120,8 @@ fn needs_barrier(column: &ColumnEntry, epoch: Epoch) -> bool {
     connected.any(|leg| leg.last_barrier != Some(told))
 }
 
-/// What a leg has in flight is known behind the barrier only. One that was connected
-/// after the others heard of the epoch has that before it.
+/// The operations in flight on a leg are known only after the barrier. A leg that was connected
+/// after the others heard of the epoch has its barrier still to come.
 fn is_ready_to_recover(state: &ControllerState, number: usize) -> bool {
     let model = state.model();
     let column = &model.columns[number];
@@ -133,7 +133,7 @@ fn can_recover(column: &ColumnEntry) -> bool {
     column.needs_recovery && column.has_source() && !column.legs.iter().any(is_awaited)
 }
 
-/// One pass. What fails is noted in the model, and is due again.
+/// Makes one pass. Failures are recorded in the model, and are due again.
 pub(super) async fn reconfigure(state: &ControllerState) {
     if state.is_closing() || !raise_epoch_on_all(state).await {
         return;
@@ -211,8 +211,8 @@ pub(super) async fn change_legs(state: &ControllerState) {
     }
 }
 
-/// The manager did not do it: asks again later. What was lost stays to be
-/// said; who wanted a promotion asks again.
+/// Schedules the next request after the manager refused one. Losses are requested again. A task
+/// that wanted a promotion requests it again itself.
 fn schedule_retry(state: &ControllerState, error: &AuthorityError) {
     if *error == AuthorityError::Fenced {
         return state.fence();
@@ -225,7 +225,7 @@ fn schedule_retry(state: &ControllerState, error: &AuthorityError) {
     model.retry_at = now + model.retry_wait;
 }
 
-/// The barrier: every leg that is written hears of the epoch and its round.
+/// Raises the barrier: announces the epoch and round to every written leg.
 async fn raise_epoch_on_all(state: &ControllerState) -> bool {
     let mut asked = vec![];
     {
@@ -262,7 +262,8 @@ async fn raise_epoch_on_all(state: &ControllerState) -> bool {
     all
 }
 
-/// A leg refused what it must do: it is lost, or all is.
+/// Handles the error of a leg that refused a mandatory request: either the leg is lost, or this
+/// client is fenced.
 pub(super) fn handle_leg_error(
     state: &ControllerState,
     column: usize,
@@ -275,7 +276,7 @@ pub(super) fn handle_leg_error(
     }
 }
 
-/// A leg that could not do something that others can live without.
+/// Loses a leg only if its connection is gone. The failed request is not mandatory.
 pub(super) fn lose_leg_if_gone(
     state: &ControllerState,
     column: usize,
@@ -287,11 +288,11 @@ pub(super) fn lose_leg_if_gone(
     }
 }
 
-/// Column, leg and serial of a connection.
+/// The column, leg and serial of a connection.
 type LinkKey = (usize, usize, u64);
 
-/// The connections of a view, by column and leg: what a member has when it is
-/// equipped, no more and no less.
+/// The connections of a snapshot, by column and leg. A member is ready for the snapshot when it
+/// has exactly these.
 fn snapshot_links(view: &LayoutSnapshot) -> BTreeMap<(usize, usize), u64> {
     let columns = view.columns.iter().enumerate();
     let legs = columns.flat_map(|(column, picture)| {
@@ -301,9 +302,9 @@ fn snapshot_links(view: &LayoutSnapshot) -> BTreeMap<(usize, usize), u64> {
     legs.filter(|(_, serial)| *serial != 0).collect()
 }
 
-/// Lets guests in by the view that is shown, if they can do all that channels do: every
-/// leg that is written is in-sync and mapped, and there is nothing to be flushed
-/// afterwards. What a copy that follows is to get they put into the ring.
+/// Grants direct clients a lease for the published snapshot, if they can do the same as
+/// channels: every written leg is in-sync and mapped, and no write needs a flush. They put
+/// changes for a replica into the ring.
 pub(super) fn grant_lease(state: &ControllerState) {
     let Some(guests) = state.shared.direct_access.get() else {
         return;
@@ -354,30 +355,30 @@ fn lease_legs(
 
 type MissingLink = (u32, Arc<Member>, LinkKey);
 
-/// A connection for a member, not handed over yet.
+/// A connection for a member that was not handed over yet.
 struct PendingLink {
     number: u32,
     member: Arc<Member>,
     link: LegLink,
 }
 
-/// What a channel does for which a brick has no session.
+/// The handling of a channel for which a brick has no session.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum NoSessionAction {
-    /// It ends.
+    /// The channel ends.
     RejectChannel,
-    /// It gets one later, and all wait for that.
+    /// The channel gets a session later, and all channels wait for that.
     RetryLater,
-    /// It goes on without the leg, as all do.
+    /// All channels go on without the leg.
     LoseLeg,
 }
 
-/// Gives every channel the connections that the next view needs; false if not all have
+/// Gives every channel the connections that the next snapshot needs; false if not all have
 /// them.
 async fn connect_channels(state: &ControllerState) -> bool {
     state.channels_opened.set(false);
     let seats = snapshot_links(&state.model().snapshot());
-    // The oldest first: they have served, and others can be turned away.
+    // The oldest come first: they have served, while newer ones can be rejected.
     let members: Vec<(u32, Arc<Member>)> = {
         let members = crate::shared::lock_unpoisoned(&state.shared.members);
         let channels = members.iter().filter(|(number, _)| **number != CONTROLLER);
@@ -413,11 +414,10 @@ async fn connect_channels(state: &ControllerState) -> bool {
     have_all
 }
 
-/// Ends a member's connections that the view does not have, and tells those that
-/// it lacks. A lost brick cannot come back before the last connection that maps its
-/// pool is gone, even one that no view ever used. And two sessions for one seat may
-/// be more than its brick has: without a new one there is no new view that would end
-/// the old one.
+/// Ends a member's connections that the snapshot does not have, and returns those that it
+/// lacks. A lost brick cannot come back before the last connection that maps its pool is gone,
+/// even one that no snapshot ever used. Two sessions for one leg may also be more than its
+/// brick has. Then no new snapshot would come that ends the old session.
 fn end_obsolete_links(
     state: &ControllerState,
     seats: &BTreeMap<(usize, usize), u64>,
@@ -433,7 +433,7 @@ fn end_obsolete_links(
         .collect()
 }
 
-/// What could be had, and whether that is all; none if a leg is lost.
+/// Connects a batch. Returns the connections, and whether they are all; none if a leg is lost.
 async fn connect_batch(
     state: &ControllerState,
     batch: &[MissingLink],
@@ -481,12 +481,16 @@ async fn connect_batch(
     Some((fresh, have_all))
 }
 
-/// A brick that has no session left for a channel is as sound as before. A channel that
-/// has not served yet is turned away. One that has may have changes under way on other
-/// legs, so that it cannot just end. To it, a leg that is on its return comes later, since
-/// the volume does without; for an in-sync one all wait, as they do for one that is not
-/// there. What keeps sessions meanwhile is idle channels, whose owners close them, or
-/// other clients.
+/// Decides for a channel that a brick has no session for. The brick itself is sound.
+///
+/// - A channel that has not served yet is rejected.
+/// - A channel that has served cannot just end, because it may have changes in flight on
+///   other legs. For an in-sync leg all channels wait, as for a leg that is not connected, up
+///   to [`DOWN_LIMIT`].
+/// - After that, or if the leg is not in-sync, the leg is lost, and comes back later.
+///
+/// The missing sessions belong to idle channels, which their owners may close, or to other
+/// clients.
 fn handle_no_session(state: &ControllerState, wanted: &MissingLink, why: &str) -> NoSessionAction {
     let &(number, ref member, (column, leg, serial)) = wanted;
     if !member.has_served() {
@@ -506,9 +510,9 @@ fn handle_no_session(state: &ControllerState, wanted: &MissingLink, why: &str) -
     NoSessionAction::LoseLeg
 }
 
-/// A brick that was restarted may have lost what it had not flushed, and takes
-/// connections all the same. That the keeper's own connection, which is older,
-/// still answers shows that it is the same life of the brick.
+/// Checks that no brick was restarted. A restarted brick accepts connections, but may have lost
+/// unflushed changes. The controller's own connection is older: if it still answers, the brick
+/// is the same process.
 async fn verify_incarnations(state: &ControllerState, fresh: &[PendingLink]) -> bool {
     let mut places: Vec<LinkKey> = fresh
         .iter()
@@ -537,7 +541,7 @@ async fn verify_incarnations(state: &ControllerState, fresh: &[PendingLink]) -> 
     true
 }
 
-/// Channels see it, if nothing has changed since they were equipped for it.
+/// Publishes the snapshot, if nothing has changed since the channels were connected for it.
 fn publish(state: &ControllerState) {
     let view = {
         let model = state.model();

@@ -1,12 +1,13 @@
-//! Settling: makes the legs of a column equal after a client, or all of its
-//! legs, went away. Nobody else writes to the column meanwhile.
+//! Recovery of in-flight writes: makes the legs of a column equal after a client, or all of its
+//! legs, went away. No other client writes to the column meanwhile.
 //!
-//! For each page in flight the in-sync leg with the highest epoch and
-//! operation wins: what a read may have shown stays. Where legs list the same newest
-//! one, those before it decide: a guest may have died with one leg changed, and another
-//! have overwritten a part of the page on all of them. What one operation changed
-//! is copied as one: were the source lost half-way, no leg would be left with
-//! half of a transaction.
+//! For each page in flight the in-sync leg with the highest epoch and operation wins, so that
+//! data that a read may have returned stays. If legs list the same newest operation, the
+//! earlier ones decide: a direct client may have died with one leg changed, and another client
+//! have overwritten a part of the page on all legs.
+//!
+//! The pages of one operation are copied as one. Otherwise a loss of the source midway could
+//! leave every leg with half of a transaction.
 
 use super::copy::{self, CopyError, HolePolicy, LegConnection, chunks, leg_connections};
 use super::reconfigure::handle_leg_error;
@@ -23,10 +24,10 @@ use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeMap;
 
-/// A leg was lost on the way, or everything was.
+/// Recovery ended early, because a leg was lost or the client was fenced.
 pub(super) struct RecoveryInterrupted;
 
-/// Pages that differ, who has them right, and who gets them.
+/// Pages that differ, the leg that has them right, and the legs that get them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DivergentPages {
     pub page: u64,
@@ -41,10 +42,10 @@ pub(super) async fn recover_in_flight(
     state: &ControllerState,
     column: usize,
 ) -> Result<(), RecoveryInterrupted> {
-    // What is left behind the dead is made alike once there is something to read.
+    // Torn operations of dead direct clients are reconciled once the column serves reads.
     let _guests = state.block_live_direct_clients(|_| true).await;
-    // What becomes of changes that nobody acknowledged was not sent to it.
-    replicate::end_replication(state, column, "the other copies are made equal");
+    // The replica was not sent the outcome of unacknowledged changes.
+    replicate::end_replication(state, column, "the in-sync copies are being made equal");
     let (settling, stale) = {
         let model = state.model();
         let keep = &model.columns[column];
@@ -77,8 +78,8 @@ pub(super) async fn recover_in_flight(
     if settling.connections.len() > 1 && !defect::is(Defect::NotRecovered) {
         settling.equalize_all(tables).await?;
     }
-    // A stale leg may lack what is in flight here: the table is kept for its
-    // return, beside the pages' stamps.
+    // A stale leg may lack the operations in flight here. The tables stay for its return, in
+    // addition to the stamps of the pages.
     settling.finish(!stale).await?;
     let mut model = state.model_mut();
     let keep = &mut model.columns[column];
@@ -91,13 +92,12 @@ pub(super) async fn recover_in_flight(
     Ok(())
 }
 
-/// One settling of a column.
+/// One recovery of a column.
 struct ColumnRecovery<'a> {
     state: &'a ControllerState,
     column: usize,
-    /// All legs that are written, as they were connected when it began: one that
-    /// is lost meanwhile must fail it. Nothing else would tell that it lacks what
-    /// the others then forget.
+    /// All written legs, as they were connected when the recovery began. A loss of one of them
+    /// must fail the recovery: otherwise the others would forget the operations that it lacks.
     connections: Vec<LegConnection>,
     in_sync: LegSet,
     syncing: LegSet,
@@ -154,7 +154,8 @@ impl ColumnRecovery<'_> {
         self.interrupted(leg, Some(error))
     }
 
-    /// As one where it can be a transaction; what was one always can.
+    /// Copies an operation as one transaction if it is small enough. Every operation that was a
+    /// transaction is.
     async fn equalize_operation(
         &self,
         operation: &[DivergentPages],
@@ -174,7 +175,7 @@ impl ColumnRecovery<'_> {
                     .chain(equal.legs())
                     .collect::<Vec<_>>(),
             ];
-            // If nobody who has it can give every page, it is taken back.
+            // If no leg that has the operation can read every page of it, it is rolled back.
             sources.extend(
                 self.in_sync
                     .intersection(behind)
@@ -203,9 +204,9 @@ impl ColumnRecovery<'_> {
         self.state.shared.counters.add(Count::BytesSettled, bytes);
     }
 
-    /// Copies an operation from the first of these legs to all that are not among
-    /// them; a page that is damaged there comes from the next, and all get it.
-    /// False if no source has some page.
+    /// Copies an operation from the first of these legs to all legs that are not among them. A
+    /// page that is damaged there comes from the next source, and then also goes to the damaged
+    /// one. False if no source can read some page.
     async fn copy_operation(
         &self,
         sources: &[usize],
@@ -260,9 +261,9 @@ impl ColumnRecovery<'_> {
         Ok(())
     }
 
-    /// The winner cannot give every page. Those that it can it gives; each of the
-    /// others comes from the first leg that has it, and goes to all: a leg must
-    /// not stay ahead because it was the one to be copied from.
+    /// Copies page by page, because the winner cannot read every page. It is the source of each
+    /// page that it can read. Any other page comes from the first leg that can read it, and
+    /// goes to all legs: no leg may stay ahead because it was the source.
     async fn equalize_pages(
         &self,
         unequal: DivergentPages,
@@ -290,9 +291,8 @@ impl ColumnRecovery<'_> {
         Ok(())
     }
 
-    /// No leg knows what was in flight, so each page is compared. Where legs differ,
-    /// one that has more in flight than it can list is ahead of one that lists
-    /// nothing there.
+    /// Compares all pages, because some leg's table is incomplete. Where legs differ, a leg
+    /// with an incomplete table is ahead of a leg that lists nothing there.
     async fn compare_all(&self, unlisted: LegSet) -> Result<(), RecoveryInterrupted> {
         let mut sources = self.connections_of(unlisted);
         sources.extend(self.connections_of(self.in_sync.difference(unlisted)));
@@ -314,7 +314,7 @@ impl ColumnRecovery<'_> {
     }
 }
 
-/// Puts what one operation changed together, in the order of its first pages.
+/// Groups pages by operation, in the order of each operation's first page.
 fn group_by_operation(all: impl Iterator<Item = DivergentPages>) -> Vec<Vec<DivergentPages>> {
     let mut operations: Vec<Vec<DivergentPages>> = Vec::new();
     let mut places = BTreeMap::new();
@@ -333,8 +333,8 @@ fn group_by_operation(all: impl Iterator<Item = DivergentPages>) -> Vec<Vec<Dive
     operations
 }
 
-/// Whether a chunk differs between legs, as far as can be told; what cannot be
-/// read counts as different, and copying finds out why.
+/// Whether a chunk differs between legs. An unreadable chunk counts as different; the copy then
+/// finds the cause.
 pub(super) async fn differs(
     state: &ControllerState,
     first: &LegConnection,
@@ -347,8 +347,7 @@ pub(super) async fn differs(
         .is_empty()
 }
 
-/// The parts of a chunk that differ, in whole pages but for the end; see
-/// [`differs`].
+/// The parts of a chunk that differ, in whole pages except at the end; see [`differs`].
 pub(super) async fn differing_ranges(
     state: &ControllerState,
     first: &LegConnection,
@@ -397,7 +396,7 @@ fn marked_runs(marked: &[bool], offset: u64, len: u64) -> Vec<(u64, u64)> {
     runs
 }
 
-/// What the tables of the legs say must be copied.
+/// The pages that must be copied according to the tables of the legs.
 pub(super) fn divergent_pages(
     tables: &[Vec<InFlightOp>],
     in_sync: LegSet,
@@ -419,7 +418,7 @@ pub(super) fn divergent_pages(
         if listed.iter().all(Vec::is_empty) {
             continue;
         }
-        // Among equals any; with nothing listed in-sync, any in-sync leg.
+        // Among equal legs any wins. If no in-sync leg lists the page, any in-sync leg wins.
         let sources = match defect::is(Defect::RecoveredFromSyncing) && !syncing.is_empty() {
             true => syncing,
             false => in_sync,
@@ -444,7 +443,7 @@ pub(super) fn divergent_pages(
     all
 }
 
-/// Goes over the pages of one table, and tells the operations on each.
+/// Walks the pages of one table, and returns the operations on each.
 struct TableSweep {
     /// By first page, the last one first.
     upcoming: Vec<InFlightOp>,
@@ -461,7 +460,7 @@ impl TableSweep {
         }
     }
 
-    /// The newest first.
+    /// The operations on this page, newest first.
     fn operations_at(&mut self, page: u64) -> Vec<(Epoch, u64)> {
         while let Some(entry) = self.upcoming.pop_if(|entry| entry.page.0 <= page) {
             self.current.push(entry);
@@ -497,7 +496,7 @@ mod tests {
     }
 
     proptest! {
-        /// The sweep says for each page what looking at every entry says.
+        /// The sweep finds for each page the same as a look at every entry.
         #[test]
         fn newest_operation_wins(
             tables in prop::collection::vec(
@@ -528,7 +527,7 @@ mod tests {
                 let here: Vec<_> = found.iter()
                     .filter(|u| (u.page..u.page + u.count).contains(&page)).collect();
                 prop_assert!(here.len() <= 1);
-                // Without any entry in-sync all in-sync legs are the same.
+                // Without any entry in-sync all in-sync legs are equal.
                 let got = here.first().map_or(LegSet::NONE, |u| u.outdated);
                 prop_assert_eq!(got, expected, "page {}", page);
                 if let Some(one) = here.first() {

@@ -1,8 +1,8 @@
-//! Sends changes to the leg that follows, in the order of their numbers.
+//! Sends changes to the asynchronous replica, in the order of their numbers.
 //!
-//! What the leg has is always what the volume was at some number, since the last time
-//! that it began to follow: one connection, which makes changes in the order in which
-//! they come and none after one that failed.
+//! The replica's contents are always a state that the volume was in, at some number since the
+//! replica was connected last. One connection makes the changes in the order in which they
+//! come, and none after a failed one.
 
 use super::control::ControlConnection;
 use super::copy::LegConnection;
@@ -16,32 +16,32 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-/// Over which connection, to which leg.
+/// The replica's leg and connection.
 pub(super) struct ReplicaRoute {
     pub column: usize,
     pub leg: usize,
     pub serial: u64,
     pub control: Rc<ControlConnection>,
-    /// Changes are durable on the leg only after a flush.
+    /// Whether changes are durable on the leg only after a flush.
     pub buffers: bool,
 }
 
-/// What is on its way.
+/// The changes in flight.
 #[derive(Default)]
 struct InFlightChanges {
-    /// Numbers of changes, with the tags of their messages.
+    /// The numbers of changes, with the tags of their messages.
     changes: VecDeque<(u64, u64)>,
-    /// The last change that was answered.
+    /// The number of the last answered change.
     answered: u64,
-    /// The last change that is done.
+    /// The number of the last change that is done.
     done: u64,
-    /// The last change before a flush, with its tag.
+    /// The last change before a flush in flight, with the flush's tag.
     flush: Option<(u64, u64)>,
-    /// When a look for more is the last before it sleeps.
+    /// The time until which the sender lingers before it sleeps.
     lingers_until: Duration,
 }
 
-/// Sends until the leg is lost, or the volume given back.
+/// Sends changes until the leg is lost, or the volume detached.
 pub(super) async fn run_sender(state: Rc<ControllerState>, route: ReplicaRoute) {
     let mut flight = InFlightChanges::default();
     let ended = poll_fn(|_| {
@@ -68,7 +68,7 @@ pub(super) async fn run_sender(state: Rc<ControllerState>, route: ReplicaRoute) 
     }
 }
 
-/// The leg follows no more: it comes back by comparison.
+/// Ends the replication to the leg. It comes back by a resync.
 pub(super) fn end_replication(state: &ControllerState, column: usize, why: &str) {
     let legs = state.model().columns[column].legs.len();
     for leg in 0..legs {
@@ -92,12 +92,12 @@ fn is_route_current(state: &ControllerState, route: &ReplicaRoute) -> bool {
 impl InFlightChanges {
     fn advance(&mut self, state: &ControllerState, route: &ReplicaRoute) -> Result<(), SliceError> {
         if state.shared.replication.is_incomplete() {
-            let why = "what a guest changed is not known";
+            let why = "the replication ring lacks changes of a direct client";
             return Err(SliceError::Lost(why.into()));
         }
         self.take_answers(state, route)?;
-        // Where answers come at once there may be more for as long as others change
-        // something: the keeper has other things to do, too.
+        // A leg that answers at once could keep this loop busy for as long as others make
+        // changes. The limit gives the controller time for its other tasks.
         for _ in 0..REPLICATION_IN_FLIGHT_MAX {
             if self.changes.len() == REPLICATION_IN_FLIGHT_MAX {
                 break;
@@ -113,7 +113,7 @@ impl InFlightChanges {
             state.record_activity();
             let op = state.next_op();
             let epoch = route.control.epoch(state);
-            // On all other legs it is complete.
+            // The operation is complete on all other legs.
             let stamp = Stamp {
                 epoch,
                 op,
@@ -122,7 +122,8 @@ impl InFlightChanges {
             let tag = route.control.submit(state, with_stamp(next.change, stamp));
             self.changes.push_back((next.number, tag));
             if route.control.is_synchronous() {
-                // Nobody else would keep the order.
+                // A leg that answers at once does not keep the order by itself: an error must
+                // stop the next change.
                 self.take_answers(state, route)?;
             }
         }
@@ -163,8 +164,8 @@ impl InFlightChanges {
         Ok(())
     }
 
-    /// What is not flushed counts as lagging, so there is a flush from time to time
-    /// also where nobody waits.
+    /// Flushes if needed. Unflushed changes count as lag, so the replica flushes from time to
+    /// time even if no acknowledgement waits.
     fn flush_if_needed(&mut self, state: &ControllerState, route: &ReplicaRoute) {
         if !route.buffers || self.flush.is_some() || self.answered == self.done {
             return;
@@ -192,7 +193,7 @@ fn with_stamp(change: SliceRequest, stamp: Stamp) -> SliceRequest {
     }
 }
 
-/// The leg that follows, if it is in reach.
+/// The asynchronous replica, if it is in reach.
 pub(super) fn replica(state: &ControllerState, column: usize) -> Option<LegConnection> {
     let model = state.model();
     let mut legs = model.columns[column].legs.iter().enumerate();
@@ -203,9 +204,9 @@ pub(super) fn replica(state: &ControllerState, column: usize) -> Option<LegConne
     })
 }
 
-/// Waits until the leg that follows has what was changed so far; false if that takes as
-/// long as nobody waits for it. Where a range is locked meanwhile, it holds there what the
-/// others hold.
+/// Waits until the replica has all changes so far; false if that takes longer than
+/// [`REPLICATION_AGE_MAX`]. In a range that is locked meanwhile, the replica then holds the
+/// same data as the other legs.
 pub(super) async fn wait_until_caught_up(state: &ControllerState, column: usize) -> bool {
     let last = state.shared.replication.last_number();
     let until = state.now() + REPLICATION_AGE_MAX;
@@ -218,7 +219,7 @@ pub(super) async fn wait_until_caught_up(state: &ControllerState, column: usize)
     has_it()
 }
 
-/// Whether the authority lets the leg follow.
+/// Whether the authority has made the leg a replica.
 pub(super) fn is_replica(state: &ControllerState, column: usize, leg: usize) -> bool {
     state.model().columns[column].legs[leg].leg.state == LegState::Following
 }

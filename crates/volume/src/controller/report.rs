@@ -1,4 +1,4 @@
-//! What the keeper tells about the volume.
+//! The controller's reports about the volume.
 
 use super::model::{ColumnEntry, LegEntry, VolumeModel};
 use super::state::ControllerState;
@@ -34,8 +34,8 @@ pub(super) fn status(state: &ControllerState) -> VolumeStatus {
     }
 }
 
-/// What was not shown to the channels yet does not help them: they would still
-/// fail requests.
+/// The state of the volume. A recovery counts only once its snapshot is published: until then
+/// channels still fail requests.
 fn overall_state(model: &VolumeModel, shown: &LayoutSnapshot) -> VolumeState {
     let columns = || model.columns.iter();
     let any = |wanted: fn(&LegEntry) -> bool| columns().any(|c| c.legs.iter().any(wanted));
@@ -56,7 +56,7 @@ fn overall_state(model: &VolumeModel, shown: &LayoutSnapshot) -> VolumeState {
     }
 }
 
-/// How copies are that follow or return.
+/// The lag of the replica, and the progress of copies in resync.
 pub(super) fn copy_report(state: &ControllerState) -> CopyReport {
     let mut returns = BTreeMap::<usize, Resync>::new();
     for column in &state.model().columns {

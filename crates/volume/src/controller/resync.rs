@@ -1,17 +1,17 @@
-//! The return of a stale leg by difference.
+//! The resync of a stale leg by difference.
 //!
-//! 1. While it is still stale: what was in flight on it, or on its source, is
-//!    copied, and it forgets its table. From here on it differs only where
-//!    the source's pages carry the round's stamp.
-//! 2. It becomes syncing: every write goes to it, too.
-//! 3. The stamped pages are copied, paced, under range locks. Of a leg that is
-//!    fresh nothing is known: pages that it or its source holds alone are copied,
-//!    those that both hold are compared, and copied if they differ.
-//! 4. It becomes in-sync.
+//! 1. While the leg is still stale, the operations in flight on it or on its source are
+//!    copied, and it forgets its table. From then on it differs only in pages that carry the
+//!    round's stamp on the source.
+//! 2. The leg becomes syncing: every write goes to it, too.
+//! 3. The stamped pages are copied, paced, under range locks. A leg that needs a full resync
+//!    has unknown contents. Pages that only it or only its source holds are copied. Pages that
+//!    both hold are compared, and copied if they differ.
+//! 4. The leg becomes in-sync.
 //!
-//! A leg that is to follow stays stale instead of becoming syncing, and is sent all
-//! changes in their order from then on. It follows once it has those that were made
-//! while it was copied to: then it has what the volume was at some time.
+//! A leg that is to become an asynchronous replica stays stale instead of syncing. From then on
+//! it is sent all changes in order. It becomes a replica once it has the changes that were made
+//! during the copy: then it holds a state that the volume was in.
 
 use super::control::ControlConnection;
 use super::copy::{self, HolePolicy, LegConnection, chunks};
@@ -35,31 +35,31 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Bytes of a column whose pages in use are asked for at once.
+/// The bytes of a column for which the mapped pages are requested at once.
 const EXTENTS_WINDOW_BYTES: u64 = 1 << 30;
 
-/// What is done about pages that may differ.
+/// The handling of pages that may differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CopyMode {
     /// They are copied.
     Copy,
-    /// They are copied if they do differ.
+    /// They are compared, and copied if they differ.
     Compare,
-    /// They are cleared if they hold nothing any more.
+    /// They are cleared if they are holes by now.
     FreeSpace,
 }
 
-/// Where one return has come.
+/// The state of one resync.
 struct LegResync<'a> {
     state: &'a ControllerState,
     column: usize,
     leg: usize,
     control: Rc<ControlConnection>,
-    /// Operations that others have begun, when that was last looked at.
+    /// The operation count of channels at the last look.
     last_channel_ops: Cell<u64>,
-    /// They count as at work until then.
+    /// Channels count as busy until then.
     busy_until: Cell<Duration>,
-    /// When the next chunk may be copied meanwhile.
+    /// The time at which the next chunk may be copied while channels are busy.
     next_chunk_at: Cell<Duration>,
 }
 
@@ -89,7 +89,7 @@ pub(super) async fn resync(state: Rc<ControllerState>, column: usize, leg: usize
         if keep_state() == LegState::Stale {
             state.sleep(wait).await;
         }
-        // Nothing is copied to a leg that the authority may hold for one that follows.
+        // Nothing is copied to a leg that the authority may hold for a replica.
         let may_follow = || state.model().columns[column].legs[leg].may_be_replica;
         let turn = || state.is_closing() || !may_follow() && may_start(&state, column, leg);
         state.wait_until(turn).await;
@@ -98,14 +98,14 @@ pub(super) async fn resync(state: Rc<ControllerState>, column: usize, leg: usize
         }
         match try_resync(&state, column, leg).await {
             Ok(()) => {
-                tracing::info!(volume = %state.name, column, leg, "a leg is back");
+                tracing::info!(volume = %state.name, column, leg, "a leg was resynced");
                 state.shared.counters.add(Count::LegsReturned, 1);
                 break;
             }
             Err(why) => {
                 abort(&state, column, leg, &why);
                 wait = (wait * 2).min(RESYNC_RETRY_MAX);
-                // Lost while syncing, it is stale again soon.
+                // A leg that was lost while syncing becomes stale again soon.
                 let settled = || state.is_closing() || keep_state() != LegState::Syncing;
                 state.wait_until(settled).await;
                 refresh_addresses(&state).await;
@@ -115,9 +115,9 @@ pub(super) async fn resync(state: Rc<ControllerState>, column: usize, leg: usize
     state.model_mut().columns[column].legs[leg].has_task = false;
 }
 
-/// One leg of a column comes back at a time. While another one is stale, what
-/// is copied carries the round's stamp, and the leg can later be the source
-/// for the other; were both syncing, the copies would carry none.
+/// Whether the leg may start: one leg of a column resyncs at a time. While another leg is
+/// stale, copied pages carry the round's stamp, so this leg can later be the source for the
+/// other one. If both were syncing, the copies would carry no stamp.
 fn may_start(state: &ControllerState, column: usize, leg: usize) -> bool {
     let model = state.model();
     let mut legs = model.columns[column].legs.iter().enumerate();
@@ -168,7 +168,7 @@ async fn try_resync(state: &Rc<ControllerState>, column: usize, leg: usize) -> R
     Ok(())
 }
 
-/// Has the leg follow.
+/// Makes the leg an asynchronous replica.
 async fn start_replication(
     state: &Rc<ControllerState>,
     column: usize,
@@ -177,7 +177,7 @@ async fn start_replication(
     let columns = state.model().columns.len();
     if columns > 1 {
         return Err(format!(
-            "only copies of volumes of one column follow; this one has {columns}"
+            "only a volume of one column can have an asynchronous replica; this one has {columns}"
         ));
     }
     let way = connect_and_prepare(state, column, leg).await?;
@@ -196,10 +196,11 @@ async fn start_replication(
         buffers: state.model().buffers(column, leg),
     };
     state.spawn(Box::pin(replicate::run_sender(Rc::clone(state), route)));
-    // What was changed before carries the round's stamp by then.
+    // All changes before this snapshot carry the round's stamp by now.
     way.wait_until(|| state.shared.snapshot().1.replica_serial() == serial)
         .await?;
-    // A guest that began before it knew does not say what it changes.
+    // A direct operation that began before the lease named a replica does not record its
+    // change.
     drop(state.block_direct_clients().await);
     way.copy_differences().await?;
     let last = state.shared.replication.last_number();
@@ -250,9 +251,8 @@ async fn connect_and_prepare(
         (model.epoch(), model.columns[column].barrier_round())
     };
     way.call(SliceRequest::RaiseEpoch { epoch, round }).await?;
-    // A leg that was left out for being full has no room for what is new
-    // before it gives up what is gone. The stamps stay, so that
-    // these pages are looked at again later.
+    // A leg that was left out because it was full must first free the pages that are holes by
+    // now. The stamps stay, so these pages are looked at again later.
     if state.model().columns[column].legs[leg].full {
         match needs_full_resync(state, column, leg) {
             true => way.copy_mapped(CopyMode::FreeSpace).await?,
@@ -270,7 +270,7 @@ async fn connect_and_prepare(
         let serial = model.next_serial();
         let keep = &mut model.columns[column].legs[leg];
         if keep.leg.state != LegState::Stale {
-            return Err("the manager changed it meanwhile".into());
+            return Err("the manager changed the leg's state meanwhile".into());
         }
         keep.control = Some(Rc::clone(&way.control));
         keep.serial = serial;
@@ -279,12 +279,11 @@ async fn connect_and_prepare(
     Ok(way)
 }
 
-/// Pages that a leg or its source hold something in. By their sums, data and holes
-/// could be taken for each other.
+/// The mapped pages of a leg and its source. Checksums alone could confuse data with holes.
 struct MappedPages {
-    /// One of them.
+    /// Pages that are mapped on one of the two.
     on_one_leg: Vec<PageRun>,
-    /// Both.
+    /// Pages that are mapped on both.
     on_both_legs: Vec<PageRun>,
 }
 
@@ -311,14 +310,14 @@ impl LegResync<'_> {
         })
     }
 
-    /// A source that is gone has to be seen to before anything else.
+    /// Handles a source's error before anything else, since the source may be lost.
     fn handle_source_error(&self, leg: usize, error: &SliceError) {
         if leg != self.leg {
             lose_leg_if_gone(self.state, self.column, leg, error);
         }
     }
 
-    /// In-sync legs to copy from.
+    /// The in-sync legs to copy from.
     fn sources(&self) -> Result<Vec<LegConnection>, String> {
         let legs = self.state.model().columns[self.column].sources();
         let parties = copy::leg_connections(self.state, self.column, legs);
@@ -326,7 +325,8 @@ impl LegResync<'_> {
         parties.ok_or_else(|| "there is no in-sync leg to copy from".into())
     }
 
-    /// While another leg is stale, this one may become its source.
+    /// The handling of holes. While another leg is stale, this one may become its source, so
+    /// holes are stamped, too.
     fn hole_policy(&self) -> HolePolicy {
         let model = self.state.model();
         let mut legs = model.columns[self.column].legs.iter().enumerate();
@@ -352,7 +352,8 @@ impl LegResync<'_> {
         match needs_full_resync(self.state, self.column, self.leg) {
             true => {
                 self.copy_mapped(CopyMode::Compare).await?;
-                // Who is still away must hear of holes, too, which nobody maps.
+                // Legs that are still away must hear of holes, too, which no table of mapped
+                // pages lists.
                 if self.hole_policy() == HolePolicy::ClearAndStamp {
                     self.copy_stamped(CopyMode::Copy).await?;
                 }
@@ -360,12 +361,12 @@ impl LegResync<'_> {
             false => self.copy_stamped(CopyMode::Copy).await?,
         }
         self.call(SliceRequest::Flush).await?;
-        // Before the barrier that follows notes the last copy as in flight.
+        // Without this, the next barrier would list the last copy as in flight.
         let told = copy::send_complete(self.state, &self.target()).await;
         told.map_err(|failure| failure.error.to_string())
     }
 
-    /// Waits until something is so; fails if the leg is lost before.
+    /// Waits until a condition holds; fails if the leg is lost before.
     async fn wait_until(&self, is_so: impl Fn() -> bool) -> Result<(), String> {
         let serial = self.serial();
         let lost = || self.serial() != serial || serial == 0;
@@ -377,7 +378,7 @@ impl LegResync<'_> {
         }
     }
 
-    /// The serial of the leg's connections, 0 if it has none.
+    /// The serial of the leg's connections; 0 if it has none.
     fn serial(&self) -> u64 {
         self.state.serial(self.column, self.leg)
     }
@@ -412,7 +413,7 @@ impl LegResync<'_> {
         let mut runs = vec![];
         for table in tables {
             let SliceReply::InFlight(Some(entries)) = table else {
-                return Err("it does not tell what was in flight".into());
+                return Err("it does not list the operations in flight".into());
             };
             runs.extend(entries.iter().map(|entry| PageRun {
                 page: entry.page,
@@ -422,11 +423,11 @@ impl LegResync<'_> {
         self.copy_unstamped(&merge(runs), CopyMode::Copy).await
     }
 
-    /// Copies runs, but for pages that carry the round's stamp: their turn
-    /// comes. With more sources than one, the stamps of one may be gone with
-    /// it by then, and another does not have those of what was in flight on
-    /// that one alone. A leg that is in-sync and out of reach counts: it may be the
-    /// source by then, and lack what is stamped here.
+    /// Copies runs, except for pages that carry the round's stamp: those are copied later. With
+    /// more than one in-sync leg all runs are copied. The source may be lost with its stamps
+    /// before the later copy, and another source does not have the stamps of operations that
+    /// were in flight on the lost one alone. An in-sync leg out of reach counts, too: it may be
+    /// the later source, and lack the stamped pages.
     async fn copy_unstamped(&self, runs: &[PageRun], pass: CopyMode) -> Result<(), String> {
         let sources = self.sources()?;
         let in_sync = {
@@ -452,7 +453,7 @@ impl LegResync<'_> {
         Ok(())
     }
 
-    /// Stamped pages of a source from one on, and where to go on.
+    /// The stamped pages of a source from a page on, and the page to go on from.
     async fn stamped_runs(
         &self,
         source: &LegConnection,
@@ -464,9 +465,9 @@ impl LegResync<'_> {
         }
         let request = SliceRequest::Dirty { round, from };
         let SliceReply::Dirty { runs, next } = self.call_source(source, request).await? else {
-            return Err("the source does not tell its changes".into());
+            return Err("the source does not list its changes".into());
         };
-        // A leg that does not go on would be asked for ever.
+        // A leg that makes no progress would be asked for ever.
         Ok((runs, next.filter(|next| *next > from)))
     }
 
@@ -488,8 +489,8 @@ impl LegResync<'_> {
         self.state.model().columns[self.column].bytes
     }
 
-    /// Copies what either the source or the leg holds alone, and compares what both
-    /// do. What neither does, and is written later, goes to both.
+    /// Copies the pages that only the source or only the leg holds, and compares those that
+    /// both hold. A page that neither holds gets later writes on both.
     async fn copy_mapped(&self, pass: CopyMode) -> Result<(), String> {
         let end = self.bytes();
         let windows = || {
@@ -541,7 +542,7 @@ impl LegResync<'_> {
         Ok(merge(runs))
     }
 
-    /// The bytes of runs within the column.
+    /// The byte ranges of runs within the column.
     fn byte_ranges(&self, runs: &[PageRun]) -> impl Iterator<Item = (u64, u64)> {
         let page = PAGE_BYTES as u64;
         let end = self.bytes();
@@ -570,8 +571,8 @@ impl LegResync<'_> {
         {
             let _turn = self.state.lock(self.column, offset, len).await;
             let (sources, target) = (self.sources()?, self.target());
-            // Equal pages that are not written get no stamp, and a leg that is
-            // still stale may differ there from both.
+            // Equal pages that are not written get no stamp, and a leg that is still stale may
+            // differ there from both.
             let compare = pass == CopyMode::Compare && self.hole_policy() == HolePolicy::Clear;
             let places = match compare {
                 true => differing_ranges(self.state, &sources[0], &target, offset, len).await,
@@ -601,7 +602,7 @@ impl LegResync<'_> {
         Ok(())
     }
 
-    /// Others at work come first: waits until as many bytes may be copied.
+    /// Waits until the pace allows to copy this many bytes. Requests of channels come first.
     async fn throttle(&self, len: u64) {
         let now = self.state.now();
         let ops = self.state.channel_ops();
@@ -616,7 +617,7 @@ impl LegResync<'_> {
         }
     }
 
-    /// Asks for a new state of the leg, until channels see it.
+    /// Requests a new state for the leg, and waits until channels see it.
     async fn promote_to(&self, wanted: LegState) -> Result<(), String> {
         self.state.model_mut().columns[self.column].legs[self.leg].requested_state = Some(wanted);
         let serial = self.serial();

@@ -15,7 +15,7 @@ fn pages(run: &PageRun) -> Range<u64> {
     run.page.0..run.page.0.saturating_add(run.count)
 }
 
-/// The pages of runs in any order.
+/// Merges runs in any order.
 pub(super) fn merge(mut runs: Vec<PageRun>) -> Vec<PageRun> {
     runs.sort_unstable_by_key(|run| run.page);
     let mut merged: Vec<PageRun> = Vec::with_capacity(runs.len());

@@ -1,13 +1,12 @@
-//! The scrub: reading every copy of the volume now and then, slowly, so that
-//! damage is found while another copy can still repair it.
+//! The scrub: reads every copy of the volume from time to time, slowly, to find damage while
+//! another copy can still repair it.
 //!
-//! A pass walks all columns by chunks. The copies of a chunk are summed where
-//! they lie, without any lock; only where something is wrong the range is
-//! locked and each page looked at again, as a check does. Nothing about passes
-//! is kept on media: [`start_of`] says why that is enough.
+//! A pass walks all columns by chunks. The bricks sum the copies of a chunk locally, without
+//! any lock. Only if a sum differs or fails, the range is locked and each page is compared, as
+//! a check does. Nothing about passes is stored on media: [`start_of`] has the reason.
 //!
-//! Invariants: a page that is being written is never reported; no repair
-//! overwrites what is newer; one batch is never sooner than the pace allows.
+//! Invariants: a page that is being written is never reported. No repair overwrites newer data.
+//! A batch never starts sooner than the pace allows.
 
 use super::check::{RepairSource, compare_chunk, compare_replica};
 use super::copy::{self, LegConnection};
@@ -24,27 +23,27 @@ use pagemesh_base::units::PAGE_BYTES;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// When to scrub, and how fast.
+/// The schedule of scrubs, and their rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScrubPlan {
-    /// From the begin of one pass to that of the next; none: only when asked.
+    /// The interval between the starts of two passes; none: only on request.
     pub every: Option<Duration>,
-    /// Bytes of the volume per second, each read on all copies; a quarter of
-    /// it while there are writes.
+    /// Bytes of the volume per second, each read on all copies. The rate is a quarter of it
+    /// while there are writes.
     pub bytes_per_s: u64,
 }
 
-/// What the keeper is told.
+/// An order to the controller about scrubs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScrubOrder {
     Plan(ScrubPlan),
-    /// Begin a pass now, or go on with the one that was stopped.
+    /// Start a pass now, or resume the one that was stopped.
     Start,
     /// Stop the pass where it is.
     Stop,
 }
 
-/// Where a pass is: bytes are numbered through all columns.
+/// The position of a pass. Bytes are numbered through all columns.
 struct ScrubProgress {
     columns: usize,
     start: u64,
@@ -55,7 +54,7 @@ struct ScrubProgress {
     skipped: u64,
 }
 
-/// What is known of scrubs since the attach.
+/// The state of scrubs since the attach.
 #[derive(Default)]
 pub(super) struct Scrubber {
     plan: Option<ScrubPlan>,
@@ -63,9 +62,9 @@ pub(super) struct Scrubber {
     is_stopped: bool,
     pass: Option<ScrubProgress>,
     passes: u64,
-    /// The last one that finished, and when.
+    /// The last completed pass, and its end.
     last: Option<(ScrubPass, Duration)>,
-    /// A task walks, or waits for its time.
+    /// Whether a task runs a pass or waits for the next one.
     pub has_task: bool,
 }
 
@@ -113,7 +112,7 @@ impl Scrubber {
             },
             passes: self.passes,
             next_in_ms: self.next_at.filter(|_| self.pass.is_none()).map(|at| {
-                // Milliseconds of the keeper's clock fit.
+                // Milliseconds of the controller's clock fit.
                 at.saturating_sub(now).as_millis() as u64
             }),
             pass: self.pass.as_ref().map(told),
@@ -125,7 +124,7 @@ impl Scrubber {
     }
 }
 
-/// Begins passes when it is their time, until the volume is given back.
+/// Starts passes on schedule, until the volume is detached.
 pub(super) async fn run_scrubs(state: Rc<ControllerState>) {
     loop {
         state
@@ -172,24 +171,23 @@ fn begin_pass(state: &ControllerState) {
     tracing::info!(volume = %state.name, bytes = total, "a scrub begins");
 }
 
-/// Where the pass begins. Where it has come is not kept: a client that lives
-/// shorter than a pass would look at the first part of the volume only. The
-/// epoch rises with each attach, and multiples of the golden ratio fall evenly
-/// over the volume.
+/// The byte at which a pass starts. The position of a pass is not stored, so a client with a
+/// shorter life than a pass would only ever read the first part of the volume. The epoch rises
+/// with each attach, and multiples of the golden ratio fall evenly over the volume.
 fn start_of(epoch: u32, total: u64) -> u64 {
     const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
     let share = u64::from(epoch).wrapping_mul(GOLDEN);
     ((u128::from(share) * u128::from(total)) >> 64) as u64
 }
 
-/// A part of a column that is looked at in one go.
+/// A part of a column that is read at once.
 struct ScrubChunk {
     column: usize,
     offset: u64,
     len: u64,
 }
 
-/// The chunk that a byte lies in, and where in it.
+/// The chunk of a byte, and the byte's position in it.
 fn chunk_at(state: &ControllerState, columns: usize, at: u64) -> Option<(ScrubChunk, u64)> {
     let mut offset = at;
     for (column, keep) in state.model().columns.iter().take(columns).enumerate() {
@@ -237,7 +235,7 @@ async fn run_pass(state: &ControllerState) {
                 state,
                 CheckReport::of_pages(hole.div_ceil(PAGE_BYTES as u64)),
             );
-            // Nothing is read of it.
+            // A hole costs no read.
             batch += PAGE_BYTES as u64;
             hole
         } else {
@@ -254,7 +252,7 @@ async fn run_pass(state: &ControllerState) {
             state.status_changed.set(true);
         }
         if batch >= SCRUB_BATCH_BYTES || done >= total {
-            // Since the last look, the sleep before this batch included.
+            // Counts from the last look, which includes the sleep before this batch.
             let before = std::mem::replace(&mut ops, state.channel_ops());
             let is_busy = ops > before;
             may_go_on = may_go_on.max(state.now()) + batch_duration(state, batch, is_busy);
@@ -265,7 +263,7 @@ async fn run_pass(state: &ControllerState) {
     end_pass(state);
 }
 
-/// What a batch may take at least. Others at work come first.
+/// The least duration of a batch. Requests of channels come first.
 fn batch_duration(state: &ControllerState, bytes: u64, is_busy: bool) -> Duration {
     let share = if is_busy { SCRUB_BUSY_SHARE } else { 1 };
     let nanos = u128::from(bytes) * u128::from(share) * 1_000_000_000;
@@ -273,7 +271,7 @@ fn batch_duration(state: &ControllerState, bytes: u64, is_busy: bool) -> Duratio
     Duration::from_nanos(nanos.try_into().unwrap_or(u64::MAX))
 }
 
-/// Whether the column serves and no leg of it is on its way back.
+/// Whether the column serves and no leg of it is in resync.
 fn is_serving(state: &ControllerState, column: usize) -> bool {
     let model = state.model();
     let column = &model.columns[column];
@@ -281,7 +279,7 @@ fn is_serving(state: &ControllerState, column: usize) -> bool {
     column.gate == Gate::Open && column.has_source() && !returns
 }
 
-/// Looks at one chunk on all its legs, and repairs what can be.
+/// Scrubs one chunk on all its legs, and repairs it where possible.
 async fn scrub_chunk(state: &ControllerState, chunk: &ScrubChunk) {
     let &ScrubChunk {
         column,
@@ -295,7 +293,7 @@ async fn scrub_chunk(state: &ControllerState, chunk: &ScrubChunk) {
         }
         let turn = state.lock(column, offset, len).await;
         let is_level = replicate::wait_until_caught_up(state, column).await;
-        // What differed may only have been on its way.
+        // Differing sums may come from a write in flight.
         if is_consistent(state, chunk).await {
             return record_findings(state, CheckReport::of_pages(pages));
         }
@@ -310,7 +308,7 @@ async fn scrub_chunk(state: &ControllerState, chunk: &ScrubChunk) {
             }
         }
         drop(turn);
-        // A leg was lost, or the epoch rose: its column is seen to first.
+        // A leg was lost, or the epoch rose. The column is reconfigured first.
         state.sleep(SCRUB_RETRY).await;
         state
             .wait_until(|| state.is_closing() || is_serving(state, column))
@@ -321,13 +319,14 @@ async fn scrub_chunk(state: &ControllerState, chunk: &ScrubChunk) {
     }
     let (_, view) = state.shared.snapshot();
     let at = view.volume_offset(column, offset);
-    tracing::warn!(volume = %state.name, offset = at, bytes = len, "a scrub passes over a part of the volume that its bricks do not give");
+    tracing::warn!(volume = %state.name, offset = at, bytes = len, "a scrub skips a part of the volume, because its bricks do not return it");
     if let Some(pass) = &mut state.scrub_mut().pass {
         pass.skipped += len;
     }
 }
 
-/// Page by page, on all legs. The range must be locked, and the leg that follows level.
+/// Compares page by page on all legs. The caller holds the range lock, and the replica is up to
+/// date.
 async fn compare_pages(
     state: &ControllerState,
     chunk: &ScrubChunk,
@@ -338,11 +337,11 @@ async fn compare_pages(
     compare_chunk(state, chunk.column, place, RepairSource::Unknown, report).await?;
     match is_level {
         true => compare_replica(state, chunk.column, place, report).await,
-        false => Err("the copy that follows is too far behind".into()),
+        false => Err("the asynchronous replica is too far behind".into()),
     }
 }
 
-/// The legs of a column that are compared; none if none is in-sync.
+/// The compared legs of a column; none if none is in-sync.
 fn compared_legs(state: &ControllerState, column: usize) -> Vec<LegConnection> {
     let legs = state.model().columns[column].sources();
     let mut parties = copy::leg_connections(state, column, legs).unwrap_or_default();
@@ -352,8 +351,8 @@ fn compared_legs(state: &ControllerState, column: usize) -> Vec<LegConnection> {
     parties
 }
 
-/// Bytes from a chunk on in which no leg holds anything: whole chunks, or up to the end of
-/// the column. A file system has many times more addresses than it may hold pages.
+/// The number of bytes from a chunk on that are holes on every leg: whole chunks, or up to the
+/// end of the column. A file system has many times more addresses than pages.
 async fn hole_len(state: &ControllerState, chunk: &ScrubChunk) -> u64 {
     let end = state.model().columns[chunk.column].bytes;
     let mut least = end - chunk.offset;
@@ -406,7 +405,7 @@ fn record_findings(state: &ControllerState, found: CheckReport) {
     pass.report.add(found);
 }
 
-/// One damaged page, for the log.
+/// Logs one damaged page.
 fn log_damage(state: &ControllerState, damage: &Damage) {
     let bricks: Vec<String> = damage.bricks.iter().map(ToString::to_string).collect();
     let (volume, offset, bricks) = (&state.name, damage.offset, bricks.join(", "));
@@ -447,7 +446,7 @@ fn end_pass(state: &ControllerState) {
 mod tests {
     use super::*;
 
-    /// Clients that never finish a pass still look at every part in time.
+    /// Clients that never finish a pass still scrub every part over time.
     #[test]
     fn start_offsets_of_consecutive_epochs_are_spread() {
         let total = 1 << 40;

@@ -1,4 +1,4 @@
-//! What the keeper's tasks share, and what they can wait for.
+//! The state that the controller's tasks share, and the conditions that they can wait for.
 
 use super::call::{BlockingCall, CallOutcome, CallRunner};
 use super::control::ControlConnection;
@@ -29,13 +29,13 @@ pub(super) struct ControllerState {
     now: Cell<Duration>,
     /// The earliest time that a task waits for.
     pub deadline: Cell<Option<Duration>>,
-    /// Rises with everything that may let a task go on.
+    /// Rises with each event that may let a task go on.
     pub activity: Cell<u64>,
-    /// Operations that this began itself.
+    /// The operations that the controller itself began.
     controller_ops: Cell<u64>,
-    /// The status is to be reported anew.
+    /// Whether the status must be reported anew.
     pub status_changed: Cell<bool>,
-    /// Channels have come that lack connections.
+    /// Whether channels have joined that lack connections.
     pub channels_opened: Cell<bool>,
     model: RefCell<VolumeModel>,
     scrub: RefCell<Scrubber>,
@@ -43,9 +43,9 @@ pub(super) struct ControllerState {
     next_id: Cell<u64>,
     pub granted: RefCell<BTreeSet<u32>>,
     controls: RefCell<Vec<Weak<ControlConnection>>>,
-    /// Channels that were told to end connections, and may not have looked.
+    /// Channels that were told to end connections, and may not have done so.
     ending_members: RefCell<Vec<Arc<Member>>>,
-    /// Since when a channel that has served lacks a session for the next view.
+    /// The time since which a channel that has served lacks a session for the next snapshot.
     pub no_session_since: Cell<Option<Duration>>,
     pub spawned: RefCell<Vec<Task>>,
     pub attach_result: Cell<Option<Result<(), AttachFailure>>>,
@@ -102,7 +102,7 @@ impl ControllerState {
         self.scrub.borrow_mut()
     }
 
-    /// Takes an order; true if there is no task yet that follows it.
+    /// Applies an order; true if the caller must start the scrub task.
     pub(super) fn order_scrub(&self, order: ScrubOrder) -> bool {
         self.status_changed.set(true);
         self.record_activity();
@@ -121,7 +121,7 @@ impl ControllerState {
         self.shared.next_op()
     }
 
-    /// How many operations channels began: tells whether others are at work.
+    /// The number of operations that channels began. It shows whether they are busy.
     pub(super) fn channel_ops(&self) -> u64 {
         self.shared.last_op() - self.controller_ops.get()
     }
@@ -177,9 +177,9 @@ impl ControllerState {
         self.record_activity();
     }
 
-    // What a task can wait for.
+    // Conditions that a task can wait for.
 
-    /// Waits until something is so.
+    /// Waits until a condition holds.
     pub(super) async fn wait_until(&self, mut is_so: impl FnMut() -> bool) {
         poll_fn(|_| {
             if is_so() {
@@ -191,7 +191,7 @@ impl ControllerState {
         .await;
     }
 
-    /// Has the turn come back at this time at the latest.
+    /// Requests the next poll at this time at the latest.
     pub(super) fn wake_at(&self, at: Duration) {
         let earliest = self.deadline.get().map_or(at, |other| other.min(at));
         self.deadline.set(Some(earliest));
@@ -234,8 +234,7 @@ impl ControllerState {
         self.call_outcome(id).await
     }
 
-    /// The layout as the authority has it, if the volume is still this
-    /// client's.
+    /// The layout of the authority, if this client still holds the volume.
     pub(super) async fn fetch_layout(&self) -> Result<ResolvedLayout, AuthorityError> {
         let attachment = self.model().attachment;
         let told = report::copy_report(self);
@@ -251,7 +250,7 @@ impl ControllerState {
                 Err(AuthorityError::Fenced)
             }
             CallOutcome::Layout(result) => result,
-            _ => Err(AuthorityError::Unreachable("it gave no layout".into())),
+            _ => Err(AuthorityError::Unreachable("it returned no layout".into())),
         }
     }
 
@@ -276,12 +275,12 @@ impl ControllerState {
         }
     }
 
-    /// Takes over where bricks are.
+    /// Adopts the addresses of bricks.
     pub(super) fn adopt_addresses(&self, bricks: BTreeMap<BrickId, BrickAddress>) {
         self.model_mut().bricks = bricks;
     }
 
-    /// Takes over what the authority says.
+    /// Adopts the layout and the addresses of the authority.
     pub(super) fn adopt(&self, attached: ResolvedLayout) {
         let now = self.now();
         self.adopt_addresses(attached.bricks);
@@ -294,7 +293,7 @@ impl ControllerState {
         control
     }
 
-    /// Takes a range lock for as long as the guard lives.
+    /// Takes a range lock for the life of the guard.
     pub(super) async fn lock(&self, column: usize, offset: u64, len: u64) -> RangeGuard<'_> {
         let key = self.next_id.get() as u32 + 1;
         self.next_id.set(self.next_id.get() + 1);
@@ -314,17 +313,17 @@ impl ControllerState {
         guard
     }
 
-    /// Keeps guests away for as long as the guard lives, once all are out, and what the dead left
-    /// is alike.
+    /// Blocks direct clients for the life of the guard. Returns once no direct operation is in
+    /// progress and all torn ones are reconciled.
     pub(super) async fn block_direct_clients(&self) -> DirectAccessGuard<'_> {
         let guard = DirectAccessGuard::new(self.shared.direct_access.get());
         self.wait_for_direct_clients().await;
         guard
     }
 
-    /// The same, once those are out that were inside of files that are meant, and live. The
-    /// dead are out when their pages are alike, which waits for the column: whoever makes
-    /// it serve may not wait for that.
+    /// Blocks direct clients, and returns once no live one has an operation in progress on the
+    /// selected files. It does not wait for dead ones: their reconciliation waits until the
+    /// column serves. So the code that makes the column serve may not wait for it.
     pub(super) async fn block_live_direct_clients(
         &self,
         is_meant: impl Fn(u64) -> bool,
@@ -335,7 +334,8 @@ impl ControllerState {
         guard
     }
 
-    /// Their operations take microseconds, unless one stands still: its mount sees to that.
+    /// Waits until no row is active. Operations take microseconds, unless a client is stalled:
+    /// its mount handles that.
     async fn wait_for_direct_clients(&self) {
         self.wait_until_idle(|guests| guests.segment.is_idle())
             .await;
@@ -355,10 +355,10 @@ impl ControllerState {
         .await;
     }
 
-    // What happens to legs.
+    // Transitions of legs.
 
-    /// Looks at all connections, also at those of no leg yet, whose ends would be
-    /// waited for in vain; loses the legs whose connections have ended.
+    /// Checks all connections, and loses the legs with ended ones. This includes connections
+    /// that belong to no leg yet, since a task would wait for their answers in vain.
     fn check_connections(&self) {
         let controls = self.controls.borrow();
         let controls = controls.iter().filter_map(Weak::upgrade);
@@ -384,7 +384,7 @@ impl ControllerState {
         }
     }
 
-    /// The serial of a leg's connections, 0 if it has none.
+    /// The serial of a leg's connections; 0 if it has none.
     pub(super) fn serial(&self, column: usize, leg: usize) -> u64 {
         let model = self.model();
         let keep = model.columns.get(column).and_then(|c| c.legs.get(leg));
@@ -392,7 +392,7 @@ impl ControllerState {
             .map_or(0, |keep| keep.serial)
     }
 
-    /// A leg cannot be reached, or cannot go on.
+    /// Records that a leg cannot be reached, or cannot go on.
     pub(super) fn lose_leg(&self, number: usize, leg: usize, why: &str) {
         let now = self.now();
         let mut model = self.model_mut();
@@ -402,7 +402,7 @@ impl ControllerState {
             control.fail(why);
             tracing::warn!(volume = %self.name, brick = %keep.leg.brick, why, "lost a leg");
             self.shared.counters.add(Count::LegsLost, 1);
-            // Not only with the next view: that may have to wait for others.
+            // These connections end now. The next snapshot may have to wait for others.
             let seat = (number, leg);
             for member in crate::shared::lock_unpoisoned(&self.shared.members).values() {
                 if member.end_links(|&place, _| place == seat) {
@@ -421,7 +421,7 @@ impl ControllerState {
             column.down_since = Some(now);
         }
         if column.needs_recovery && !column.has_source() {
-            // What is being brought up to date has nothing to follow.
+            // A syncing leg has no source any more.
             for keep in &mut column.legs {
                 if keep.leg.state == LegState::Syncing {
                     if let Some(control) = keep.control.take() {
@@ -433,25 +433,25 @@ impl ControllerState {
         }
     }
 
-    /// A channel was told to end connections.
+    /// Records a channel that was told to end connections.
     pub(super) fn add_ending_member(&self, member: &Arc<Member>) {
         self.ending_members.borrow_mut().push(Arc::clone(member));
     }
 
-    /// A brick has no session for a channel that has not served yet: that channel fails,
-    /// and nothing else.
+    /// Rejects a channel that has not served yet, because a brick has no session for it. Only
+    /// that channel fails.
     pub(super) fn reject_channel(&self, number: u32, member: &Arc<Member>, why: &str) {
         tracing::warn!(volume = %self.name, why, "a channel was turned away");
         self.shared.leave(number);
-        let why = format!("no further channel of {} can be had: {why}", self.name);
+        let why = format!("no further channel of {} can be opened: {why}", self.name);
         member.send(MemberMessage::Rejected(why));
         self.add_ending_member(member);
     }
 
-    /// Ends the connections that channels were told to end, whether or not their threads
-    /// look: they may wait for something else, while the pool of a brick that is gone stays
-    /// mapped, or a session is kept that the next connection needs. A channel whose thread
-    /// is inside of a call is tried again soon.
+    /// Makes channels end the connections that they were told to end, even if their threads are
+    /// not polling them. Otherwise the pool of a dead brick would stay mapped, or a session
+    /// that the next connection needs would stay taken. If a channel's thread is inside a call,
+    /// the channel is tried again soon.
     pub(super) fn end_links(&self) {
         let mut ending = self.ending_members.borrow_mut();
         ending.retain(|member| !member.try_process_messages());
@@ -471,7 +471,7 @@ impl ControllerState {
 }
 
 impl ControllerState {
-    /// Ends what channels still do: the volume is given back.
+    /// Ends the requests of channels, because the volume is detached.
     pub(super) fn fence_channels(&self) {
         let mut view = self.model().snapshot();
         view.fenced = true;
@@ -479,7 +479,7 @@ impl ControllerState {
     }
 }
 
-/// Keeps guests away.
+/// Blocks direct clients while it lives.
 pub(super) struct DirectAccessGuard<'a>(Option<&'a DirectAccess>);
 
 impl<'a> DirectAccessGuard<'a> {
@@ -499,7 +499,8 @@ impl Drop for DirectAccessGuard<'_> {
     }
 }
 
-/// A range lock of the keeper. Guests do not know range locks, and are kept out of all.
+/// A range lock of the controller. It blocks all direct clients, because they do not take range
+/// locks.
 pub(super) struct RangeGuard<'a> {
     state: &'a ControllerState,
     range: LockRange,

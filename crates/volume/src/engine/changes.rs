@@ -1,5 +1,5 @@
-//! Changes: writes, clears, flushes and repairs. They go to every leg that is
-//! written, and are sent again when the write set changes.
+//! Changes: writes, clears, flushes and repairs. The engine sends them to every written leg,
+//! and again when the write set changes.
 
 use super::piece::{Phase, PieceOp, tag_of};
 use super::request::Job;
@@ -12,7 +12,7 @@ use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest, Stamp, Transact
 use pagemesh_base::space::SpaceError;
 
 impl Engine {
-    /// It holds its range lock.
+    /// Goes on with a change that holds its range lock.
     pub(super) fn start_change(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
         piece.phase = Phase::Queued;
@@ -26,7 +26,7 @@ impl Engine {
         }
     }
 
-    /// Sends it to all legs it is for; anew if it was sent before.
+    /// Sends a change to all its legs, for the first time or again.
     pub(super) fn send_change(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
         match piece.op_kind {
@@ -77,11 +77,11 @@ impl Engine {
             match result {
                 Ok(_) => piece.done.add(leg),
                 Err(SliceError::StaleEpoch { current }) if current > piece.epoch => {
-                    // This client's own barrier: it is sent again with the
-                    // epoch that comes with the next view.
+                    // The refusal comes from this client's own barrier. The change is sent
+                    // again with the epoch of the next snapshot.
                 }
-                // Full by now, say. Were it counted as refused, all legs might
-                // seem to have refused what one of them holds.
+                // The leg may be full by now. If this counted as a refusal, all legs might seem
+                // to have refused a change that one of them holds.
                 Err(_) if piece.accepted.contains(leg) && !is_flush => piece.done.add(leg),
                 Err(error) => {
                     piece.failed.add(leg);
@@ -95,11 +95,11 @@ impl Engine {
         self.resume_if_drained(column, out);
     }
 
-    /// All legs have answered, or are gone.
+    /// Decides a change after all legs have answered or are lost.
     pub(super) fn resolve_change(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
         let column = &self.columns[piece.column];
-        // While the set of legs changes, it is sent again in any case.
+        // While the set of legs changes, the change is sent again in any case.
         if piece.version != column.version || !column.is_answer_final() {
             return;
         }
@@ -163,9 +163,9 @@ impl Engine {
         }
     }
 
-    /// Every leg has answered, some with an error. If all in-sync legs say so
-    /// nothing was changed there, and the client is told. Else those that
-    /// refused are behind, and must leave.
+    /// Ends a change after every leg has answered, some with an error. If all in-sync legs
+    /// refused it, nothing was changed on them, and the client gets the error. Otherwise the
+    /// legs that refused it lack the change, and must leave.
     fn fail_change(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &self.pieces[slot as usize];
         let (number, done, failed) = (piece.column, piece.done, piece.failed);
@@ -179,8 +179,8 @@ impl Engine {
             }
             return;
         }
-        // A syncing leg took what the others refused: its own records tell
-        // the page when it comes back, if the connection ends right now.
+        // A syncing leg made a change that the others refused. Its connection must end right
+        // now: then its own records name the page when it returns.
         for leg in done.legs() {
             self.lose_leg(
                 number,
@@ -281,7 +281,8 @@ impl Engine {
         }
     }
 
-    /// A repair is not worth driving through a change of legs.
+    /// Drops a repair, because it is not worth a retry over a change of legs; true if the piece
+    /// is one.
     pub(super) fn drop_if_repair(&mut self, slot: u32, out: &mut impl EngineBackend) -> bool {
         let piece = &self.pieces[slot as usize];
         let repair = matches!(piece.op_kind, PieceOp::Repair { .. });
@@ -306,7 +307,7 @@ impl Engine {
     }
 }
 
-/// A change as legs get it.
+/// The request for a change, as legs get it.
 fn change_request(piece: &Piece, is_again: bool, stamp: Stamp) -> SliceRequest {
     let (offset, len) = (piece.offset, piece.len);
     match &piece.op_kind {
@@ -323,7 +324,7 @@ fn change_request(piece: &Piece, is_again: bool, stamp: Stamp) -> SliceRequest {
     }
 }
 
-/// All of them, whenever they are sent.
+/// The parts of a transaction: all of them, on every send.
 fn parts_to_send(parts: &[TransactionPart], is_again: bool) -> &[TransactionPart] {
     match is_again && defect::is(Defect::FirstPartResent) {
         true => &parts[..1],
@@ -336,7 +337,7 @@ fn start_flush(piece: &mut Piece, column: &mut super::ColumnState, out: &mut imp
     piece.flush_covers = out.begin_flush(piece.column);
 }
 
-/// A change gets its number when it is first sent, holding its lock.
+/// A change gets its number when it is first sent, under its lock.
 fn assign_stamp(
     piece: &mut Piece,
     column: &mut super::ColumnState,
@@ -380,7 +381,7 @@ fn transmit(
     out.send(piece.column, legs, tag_of(slot, piece), request);
 }
 
-/// Expects an answer of each of these legs.
+/// Sets up the piece to expect an answer from each of these legs.
 pub(super) fn expect_answers(piece: &mut Piece, column: &mut super::ColumnState, legs: LegSet) {
     piece.version = column.version;
     piece.pending = legs;

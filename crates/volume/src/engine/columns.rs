@@ -1,4 +1,4 @@
-//! What the engine knows of a column, and what happens when that changes.
+//! The engine's state of a column, and its transitions.
 
 use super::piece::Phase;
 use super::{Engine, EngineBackend, Piece};
@@ -12,10 +12,10 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FlowState {
     Open,
-    /// A leg that must be written is not there: the keeper sees to it.
+    /// A written leg is not connected. The controller handles that.
     Blocked,
-    /// The write set changed: old messages are awaited before changes are
-    /// sent again.
+    /// The write set changed. The answers to old messages must come before changes are sent
+    /// again.
     Draining,
     Failed,
 }
@@ -25,27 +25,27 @@ pub(super) struct ColumnState {
     flow: FlowState,
     /// Rises whenever the set of legs or their connections change.
     pub version: u32,
-    /// The connections of the written legs, 0 for the others.
+    /// The serials of the written legs' connections; 0 for the others.
     serials: [u64; LEGS_MAX],
     pub written: LegSet,
     pub in_sync: LegSet,
     buffering: LegSet,
-    /// Those written to that have a live connection.
+    /// The written legs with a live connection.
     usable: LegSet,
-    /// Changes in flight, those that wait included.
+    /// Changes in flight, including those that wait.
     pub changes: Vec<u32>,
-    /// Messages of changes on their way.
+    /// The number of change messages without an answer.
     pub pending_answers: u32,
     pub in_flight: InFlightWindow,
-    /// Reads on their way, by leg.
+    /// Reads in flight, by leg.
     pub reads_by_leg: [u32; LEGS_MAX],
-    /// Answers that nobody waits for any more: the legs, with the tags of reads
-    /// that another leg answered first. They are among the load.
+    /// Answers that no piece waits for: the legs, with the tags of reads that another leg
+    /// answered first. They count as load of their legs.
     pub overdue_answers: Vec<(usize, u64)>,
     read_rotation: usize,
-    /// Reads behind a change of this channel.
+    /// Reads that wait for an earlier change of this channel.
     pub trailing_reads: Vec<u32>,
-    /// Reads without an in-sync leg.
+    /// Reads that wait for an in-sync leg.
     pub waiting_reads: Vec<u32>,
     pub background_flush: bool,
 }
@@ -75,7 +75,7 @@ impl ColumnState {
         column
     }
 
-    /// Takes the legs over from the view.
+    /// Adopts the legs of a snapshot.
     fn apply_snapshot(&mut self, view: &ColumnSnapshot, live: &dyn Fn(usize) -> bool) {
         self.written = view.written();
         self.in_sync = match defect::is(Defect::SyncingLegRead) {
@@ -110,7 +110,8 @@ impl ColumnState {
         self.flow == FlowState::Failed
     }
 
-    /// Whether answers of all legs count as they come: not while one is lost.
+    /// Whether a change may be decided by the answers so far. It may not while a written leg is
+    /// lost.
     pub(super) fn is_answer_final(&self) -> bool {
         matches!(self.flow, FlowState::Open | FlowState::Draining)
             && self.usable.is_superset(self.written)
@@ -120,12 +121,12 @@ impl ColumnState {
         self.in_sync.intersection(self.usable)
     }
 
-    /// Legs on which a flush means something.
+    /// The written legs that buffer, and so need flushes.
     pub(super) fn flush_legs(&self) -> LegSet {
         self.written.intersection(self.buffering)
     }
 
-    /// The readable leg with the least reads, in turns among equals.
+    /// The readable leg with the fewest reads in flight; legs with equal load take turns.
     pub(super) fn choose_read_leg(&mut self, except: LegSet) -> Option<usize> {
         let candidates = self.readable_legs().difference(except);
         self.read_rotation += 1;
@@ -157,7 +158,7 @@ impl ColumnState {
         self.overdue_answers.clear();
     }
 
-    /// An answer came that no piece waits for. True if it was overdue.
+    /// Handles an answer that no piece waits for; true if it was overdue.
     pub(super) fn take_overdue(&mut self, leg: usize, tag: u64) -> bool {
         let at = self.overdue_answers.iter().position(|&it| it == (leg, tag));
         if let Some(at) = at {
@@ -169,7 +170,7 @@ impl ColumnState {
 }
 
 impl Engine {
-    /// The connection to a leg is gone, or of no use.
+    /// Drops the connection to a leg that is lost or unusable.
     pub(crate) fn lose_leg(
         &mut self,
         number: usize,
@@ -188,7 +189,7 @@ impl Engine {
         self.drop_pending_answers(number, LegSet::of(leg), out);
     }
 
-    /// Expects no answers from these legs any more.
+    /// Stops expecting answers from these legs.
     fn drop_pending_answers(&mut self, number: usize, legs: LegSet, out: &mut impl EngineBackend) {
         let mut reads = vec![];
         let mut changes = vec![];
@@ -224,8 +225,8 @@ impl Engine {
         self.resume_if_drained(number, out);
     }
 
-    /// A new picture of the volume. `run_steps` tells which legs are connected as
-    /// the view has them.
+    /// Adopts a new snapshot of the volume. `live` returns whether a leg has the connection
+    /// that the snapshot names.
     pub(crate) fn adopt(
         &mut self,
         view: &Arc<LayoutSnapshot>,
@@ -275,7 +276,8 @@ impl Engine {
         let readable = column.readable_legs();
         let usable = column.usable;
         let gone = LegSet::from_fn(|leg| !usable.contains(leg) || replaced.contains(leg));
-        // What a leg held, its next life may have lost, or was made to forget.
+        // A leg that was connected anew may have lost or dropped the changes that it had
+        // accepted.
         for &slot in &self.columns[number].changes {
             let piece = &mut self.pieces[slot as usize];
             piece.accepted = piece.accepted.difference(gone);
@@ -289,8 +291,8 @@ impl Engine {
         self.resume_if_drained(number, out);
     }
 
-    /// Reads that wait get another try; those under way to a leg that no
-    /// longer serves reads go elsewhere.
+    /// Retries reads that wait. Reads in flight to a leg that no longer serves reads go to
+    /// another leg.
     fn redirect_reads(&mut self, number: usize, readable: LegSet, out: &mut impl EngineBackend) {
         let mut again = std::mem::take(&mut self.columns[number].waiting_reads);
         let column = &mut self.columns[number];
@@ -316,7 +318,7 @@ impl Engine {
         let column = &self.columns[number];
         let order = |&slot: &u32| (slot, self.pieces[slot as usize].order);
         for (slot, order) in column.changes.iter().map(order).collect::<Vec<_>>() {
-            // One that waits for a range lock comes here when it gets it.
+            // A piece that waits for a range lock fails when it gets the lock.
             let piece = self.pieces.get(slot as usize);
             if piece.is_some_and(|p| p.order == order && p.phase != Phase::Locking) {
                 self.fail_unavailable(slot, out);
@@ -324,8 +326,8 @@ impl Engine {
         }
     }
 
-    /// Once every old message is answered, what is not complete is sent again
-    /// in order, and what was held goes on.
+    /// Once every old message is answered, sends incomplete changes again in order, and resumes
+    /// the pieces that waited.
     pub(super) fn resume_if_drained(&mut self, number: usize, out: &mut impl EngineBackend) {
         let column = &mut self.columns[number];
         if column.flow != FlowState::Draining || column.pending_answers > 0 {
@@ -336,7 +338,7 @@ impl Engine {
         for &slot in &column.changes {
             let piece = &self.pieces[slot as usize];
             if piece.phase != Phase::Locking {
-                // Never sent ones come last, in order of submission.
+                // Changes that were never sent come last, in order of submission.
                 let op = if piece.op == 0 { u64::MAX } else { piece.op };
                 again.push((op, piece.order, slot));
             }

@@ -1,12 +1,14 @@
-//! One channel's requests in flight: splits them into pieces, sends pieces to
-//! legs, and puts the answers together.
+//! One channel's requests in flight. The engine splits them into pieces, sends the pieces to
+//! legs, and combines the answers.
 //!
-//! Invariants: events in, calls to the [`EngineBackend`] out; no I/O, clock, thread
-//! or randomness. A change completes only when all legs that the present view
-//! writes to have it. A read is only ever sent to an in-sync leg. After the
-//! write set of a column changed, every change that is not complete is sent
-//! again, in order of its operation, once the old messages are answered.
-//! What was submitted is answered exactly once.
+//! Invariants:
+//! - Events come in, calls to the [`EngineBackend`] go out. The engine has no I/O, clock,
+//!   thread or randomness.
+//! - A change completes only when all written legs of the present snapshot have it.
+//! - A read is only ever sent to an in-sync leg.
+//! - After the write set of a column changed, every incomplete change is sent again, in order
+//!   of its operation, once the old messages are answered.
+//! - Every submitted request is answered exactly once.
 
 mod changes;
 mod columns;
@@ -32,29 +34,29 @@ use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Unfinished requests in line that are looked at for what may go on: those
-/// behind only wait longer.
+/// The number of unfinished requests at the head of the queue that are checked for progress.
+/// Later ones only wait longer.
 const QUEUE_SCAN_MAX: usize = 16;
 
-/// Answers of legs, in the order of their numbers.
+/// Answers of legs, in the order of the leg numbers.
 pub(crate) type LegAnswers = ArrayVec<Result<SliceReply, SliceError>, LEGS_MAX>;
 
-/// What an acknowledgement waits for where a leg follows.
+/// The condition for an acknowledgement if there is an asynchronous replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AckDependency {
     NoReplication,
-    /// That it is not too far behind.
+    /// The replica is not too far behind.
     BoundedLag,
-    /// That it has all that was changed before.
+    /// The replica has all earlier changes.
     FullReplication,
 }
 
-/// What the engine asks of the world around it.
+/// The calls of the engine to its environment.
 pub(crate) trait EngineBackend {
-    /// Whether each of these legs does a write inside the call. A write of
-    /// this place is about to come.
+    /// Whether each of these legs makes a write inside the call. A write of this place follows.
     fn can_change_sync(&mut self, column: usize, legs: LegSet, offset: u64) -> bool;
-    /// Writes to all these legs at once; only after they said they would.
+    /// Writes to all these legs at once. Allowed only after [`EngineBackend::can_change_sync`]
+    /// returned true.
     fn write_sync(
         &mut self,
         column: usize,
@@ -63,7 +65,7 @@ pub(crate) trait EngineBackend {
         data: &Bytes,
         stamp: Stamp,
     ) -> LegAnswers;
-    /// The same for a transaction.
+    /// Makes a transaction on all these legs at once, as `write_sync` writes.
     fn transact_sync(
         &mut self,
         column: usize,
@@ -71,56 +73,58 @@ pub(crate) trait EngineBackend {
         parts: &[TransactionPart],
         stamp: Stamp,
     ) -> LegAnswers;
-    /// Hands these answers in again, as those to a message with this tag.
+    /// Queues these answers as answers to a message with this tag.
     fn queue_answers(&mut self, column: usize, legs: LegSet, tag: u64, answers: LegAnswers);
-    /// Whether the view is still the newest: if not, a leg whose answer came
-    /// just now may have been left out before.
+    /// Whether the engine's snapshot is still the newest. If not, the leg of the last answer
+    /// may have been left out before it answered.
     fn is_snapshot_current(&self) -> bool;
     /// Takes a range lock if that needs no waiting.
     fn try_acquire(&mut self, range: LockRange, key: u32) -> bool;
-    /// The same of several: all of them or none.
+    /// Takes several range locks, all or none, if that needs no waiting.
     fn try_acquire_all(&mut self, ranges: &[LockRange], key: u32) -> bool;
 
-    /// One message to each of these legs.
+    /// Sends one message to each of these legs.
     fn send(&mut self, column: usize, legs: LegSet, tag: u64, request: SliceRequest);
-    /// True if held at once; else [`Engine::handle_grant`] follows.
+    /// Queues for a range lock; true if it is held at once. If not, a call of
+    /// [`Engine::handle_grant`] comes later.
     fn acquire(&mut self, range: LockRange, key: u32) -> bool;
-    /// Of several at one moment; how many are not held yet. For each of them
-    /// [`Engine::handle_grant`] follows.
+    /// Queues for several range locks atomically. Returns the number of locks that are not held
+    /// yet. A call of [`Engine::handle_grant`] comes later for each of them.
     fn acquire_all(&mut self, ranges: &[LockRange], key: u32) -> u32;
     fn release(&mut self, range: LockRange, key: u32);
-    /// Whether no change of this range is in flight on any channel; else
-    /// [`Engine::handle_grant`] follows once those that are have ended.
+    /// Whether no change of this range is in flight on any channel. If one is, a call of
+    /// [`Engine::handle_grant`] comes once all present changes have ended.
     fn is_range_idle(&mut self, range: LockRange, key: u32) -> bool;
-    /// A change of this range ends, and some legs may have it and others not.
+    /// Records that a change of this range ends, and that some legs may have it and others not.
     fn record_indeterminate(&mut self, range: LockRange);
-    /// Keeps guests, who know no range locks, away; false, and they are not, if one is
-    /// inside of an operation.
+    /// Blocks direct clients, because they take no range locks. False, without blocking them,
+    /// if a direct operation is in progress.
     fn try_block_direct_clients(&mut self) -> bool;
     fn unblock_direct_clients(&mut self);
-    /// Whether such a change of this range has not been decided since.
+    /// Whether this range overlaps an indeterminate change.
     fn is_indeterminate(&self, range: LockRange) -> bool;
     /// The volume's next operation number.
     fn next_op(&mut self) -> u64;
     fn complete(&mut self, completion: Completion, after: AckDependency);
-    /// A change is on all legs that are written, and its range still locked. The leg
-    /// that follows gets it over the connection of this serial.
+    /// Queues a change for the asynchronous replica with this connection serial. The change is
+    /// on all written legs, and its range is still locked.
     fn replicate(&mut self, serial: u64, change: SliceRequest);
-    /// The connection is of no more use; the keeper must see to the leg.
+    /// Drops a connection that is of no more use. The controller must handle the leg.
     fn lose_connection(&mut self, column: usize, leg: usize, why: String);
     /// The highest epoch that this client holds.
     fn held_epoch(&self) -> Epoch;
-    /// Nothing is sent any more: a newer client has attached, or there is no session for
-    /// this one.
+    /// Ends the channel: nothing is sent any more. Another client has attached, or there is no
+    /// session for this channel.
     fn end_all(&mut self, why: &SpaceError);
     fn count(&mut self, what: Count, by: u64);
-    /// A change is on all legs of the column, some of which buffer.
+    /// Records that a change is on all legs of the column, some of which buffer.
     fn record_acknowledged(&mut self, column: usize);
-    /// What a flush of the column covers that starts now.
+    /// Returns the number of acknowledged changes that a flush of the column covers if it
+    /// starts now.
     fn begin_flush(&mut self, column: usize) -> u64;
-    /// The column's legs have flushed.
+    /// Records that the column's legs have flushed.
     fn record_flushed(&mut self, column: usize, covers: u64);
-    /// Whether a flush must say that what was acknowledged may be gone.
+    /// Whether a flush must report that acknowledged writes may be lost.
     fn must_report_loss(&mut self, column: usize) -> bool;
 }
 
@@ -129,17 +133,17 @@ pub(crate) struct Engine {
     columns: Vec<ColumnState>,
     jobs: Slab<Job>,
     pieces: Slab<Piece>,
-    /// Requests with pieces not yet made, in order of submission.
+    /// Requests with pieces that are not made yet, in order of submission.
     queue: VecDeque<u32>,
-    /// Counts pieces: orders them, and tells a slot's users apart.
+    /// Counts pieces. It orders them, and distinguishes successive pieces in one slot.
     last_order: u64,
     repairs_in_flight: usize,
-    /// Why nothing is sent any more.
+    /// The reason for which nothing is sent any more.
     end_cause: Option<SpaceError>,
 }
 
 impl Engine {
-    /// An engine that has yet to adopt a view.
+    /// An engine without a snapshot.
     pub(crate) fn new() -> Engine {
         Engine {
             snapshot: Arc::new(LayoutSnapshot::empty()),
@@ -158,12 +162,12 @@ impl Engine {
         self.end_cause.is_some()
     }
 
-    /// Why nothing is sent any more; none while the engine serves.
+    /// The reason for which nothing is sent any more; none while the engine serves.
     pub(crate) fn end_cause(&self) -> Option<&SpaceError> {
         self.end_cause.as_ref()
     }
 
-    /// Whether a change is under way that must not be abandoned.
+    /// Whether a change is in flight that must not be abandoned.
     pub(crate) fn has_changes(&self) -> bool {
         self.columns.iter().any(|column| !column.changes.is_empty())
     }
@@ -175,8 +179,8 @@ impl Engine {
             .all(|column| column.in_flight.is_empty())
     }
 
-    /// Flushes what is not, of its own accord; once fenced, there is nobody to
-    /// ask, and the next client has made the legs equal.
+    /// Flushes unflushed changes without a request of the client. A fenced engine does nothing:
+    /// the next client has made the legs equal.
     pub(crate) fn flush_unflushed(&mut self, out: &mut impl EngineBackend) {
         if self.is_ended() {
             return;
@@ -209,7 +213,7 @@ impl Engine {
         }
     }
 
-    /// An answer of a leg.
+    /// Handles an answer of a leg.
     pub(crate) fn handle_answer(
         &mut self,
         column: usize,
@@ -232,7 +236,8 @@ impl Engine {
         };
         piece.pending.remove(leg);
         if let Err(error @ SliceError::Lost(_)) = &result {
-            // Counted as pending no more, whatever it was.
+            // `lose_leg` removes pending answers from the counts, so this one must be pending
+            // again.
             let why = error.to_string();
             piece.pending.add(leg);
             return self.lose_leg(column, leg, why, out);
@@ -251,8 +256,8 @@ impl Engine {
         }
     }
 
-    /// A range lock that had to wait is held now, or the changes that a read
-    /// found in flight have ended.
+    /// Goes on with a piece after one of its range locks was granted, or after the changes that
+    /// its read found in flight have ended.
     pub(crate) fn handle_grant(&mut self, key: u32, out: &mut impl EngineBackend) {
         let Some(piece) = self.pieces.get_mut(key as usize) else {
             return;
@@ -269,12 +274,12 @@ impl Engine {
         }
     }
 
-    /// Another client attached: everything fails.
+    /// Fails all requests, because another client has attached.
     pub(crate) fn fence(&mut self, out: &mut impl EngineBackend) {
         self.end(SpaceError::Fenced, out);
     }
 
-    /// Everything fails, from now on.
+    /// Fails all requests, from now on.
     pub(crate) fn end(&mut self, why: SpaceError, out: &mut impl EngineBackend) {
         if self.is_ended() {
             return;
@@ -314,7 +319,7 @@ impl Engine {
     fn issue_pieces(&mut self, number: u32, out: &mut impl EngineBackend) -> bool {
         loop {
             let full = self.pieces.len() >= PIECES_MAX;
-            // A newer client may have been noticed meanwhile.
+            // The engine may have been fenced meanwhile.
             let Some(job) = self.jobs.get_mut(number as usize) else {
                 return true;
             };
@@ -350,8 +355,8 @@ impl Engine {
         }
     }
 
-    /// Lets requests in line go on, those first that came first; what overlaps
-    /// an earlier one waits for it.
+    /// Makes pieces of queued requests in order. A request waits for earlier ones that it
+    /// overlaps.
     fn advance_queue(&mut self, out: &mut impl EngineBackend) {
         let mut at = 0;
         while at < self.queue.len().min(QUEUE_SCAN_MAX) && self.pieces.len() < PIECES_MAX {
@@ -370,7 +375,7 @@ impl Engine {
         }
     }
 
-    /// A piece has come to its end.
+    /// Ends a piece.
     fn finish_piece(
         &mut self,
         slot: u32,
@@ -423,7 +428,7 @@ impl Engine {
         }
     }
 
-    /// Has the leg that follows, if there is one, get a change later.
+    /// Queues a change for the asynchronous replica, if there is one.
     fn replicate(
         &self,
         column: usize,
@@ -445,7 +450,7 @@ fn complete_request(
     out.complete(Completion { token, result }, AckDependency::NoReplication);
 }
 
-/// A change of one piece is done.
+/// Acknowledges a change of one piece.
 fn acknowledge(out: &mut impl EngineBackend, token: Token, durable: bool) {
     let result = Ok(pagemesh_base::space::Reply::Done);
     out.complete(Completion { token, result }, change_dependency(durable));

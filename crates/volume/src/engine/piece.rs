@@ -13,11 +13,11 @@ pub(super) enum PieceOp {
     Extents,
     Write(Bytes),
     Clear,
-    /// Parts of one column in ascending order. The piece reaches from the first
-    /// to the last, and has the locks of the parts alone.
+    /// Parts of one column in ascending order. The piece spans from the first part to the last,
+    /// and locks only the parts.
     Transact(Vec<TransactionPart>),
     Flush,
-    /// Rewrites a page on one leg, where it was found damaged, from another.
+    /// Rewrites a damaged page on one leg, with the data of another leg.
     Repair {
         bad: usize,
         data: Option<Bytes>,
@@ -26,15 +26,15 @@ pub(super) enum PieceOp {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Waits for its range lock.
+    /// Waits for its range locks.
     Locking,
-    /// Waits for its column, or behind an earlier change.
+    /// Waits for its column, or for an earlier change.
     Queued,
     Sent,
-    /// A read that has its answer, which may show a change in flight: it waits
-    /// for that to be everywhere.
+    /// A read with an answer that may show a change in flight. It waits until that change has
+    /// ended on all legs.
     AwaitingChanges,
-    /// Written everywhere; a flush makes it durable.
+    /// Written on all legs; a flush makes it durable.
     Flushing,
 }
 
@@ -46,31 +46,31 @@ pub(super) struct Piece {
     pub column: usize,
     pub offset: u64,
     pub len: u64,
-    /// Its first byte in the volume.
+    /// The piece's first byte in the volume.
     pub volume_offset: u64,
-    /// Of submission.
+    /// The order of submission.
     pub order: u64,
-    /// Range locks that it does not hold yet.
+    /// The number of range locks that it does not hold yet.
     pub pending_locks: u32,
-    /// Zero until it is first sent.
+    /// The operation number; zero until it is first sent.
     pub op: u64,
     pub epoch: Epoch,
     /// The column's version when it was last sent.
     pub version: u32,
     pub pending: LegSet,
     pub done: LegSet,
-    /// Those that took it when it was sent before: they hold it, whatever they
-    /// say to its being sent again.
+    /// The legs that accepted it on an earlier send. They hold it, whether or not they accept
+    /// it again.
     pub accepted: LegSet,
     pub failed: LegSet,
     pub error: Option<SliceError>,
-    /// What a read was answered.
+    /// The answer to a read.
     pub answer: Option<SliceReply>,
-    /// The window's number of the flush it waits for.
+    /// The number of its flush in the in-flight window.
     pub flush_number: u64,
-    /// What the volume knows this flush to cover.
+    /// The number of acknowledged changes that its flush covers.
     pub flush_covers: u64,
-    /// Its place in the column's list of changes.
+    /// Its index in the column's list of changes.
     pub change_index: usize,
 }
 
@@ -102,12 +102,13 @@ impl Piece {
         }
     }
 
-    /// Whether it is sent again after a leg is lost, rather than elsewhere.
+    /// Whether it is a change. A change is sent again after a leg is lost; a read goes to
+    /// another leg.
     pub(super) fn is_change(&self) -> bool {
         !matches!(self.op_kind, PieceOp::Read | PieceOp::Extents)
     }
 
-    /// Gets in line for its range locks; how many it does not hold yet.
+    /// Queues for its range locks. Returns the number of locks that it does not hold yet.
     pub(super) fn acquire(&self, slot: u32, out: &mut impl EngineBackend) -> u32 {
         match &self.op_kind {
             PieceOp::Write(_) | PieceOp::Clear | PieceOp::Repair { .. } => {
@@ -118,7 +119,7 @@ impl Piece {
         }
     }
 
-    /// Gives its range locks, or its places in their lines, back.
+    /// Releases its range locks, or leaves their queues.
     pub(super) fn release(&self, slot: u32, out: &mut impl EngineBackend) {
         match &self.op_kind {
             PieceOp::Write(_) | PieceOp::Clear | PieceOp::Repair { .. } => {
@@ -133,12 +134,13 @@ impl Piece {
         }
     }
 
-    /// Whether it may only show what is on every leg.
+    /// Whether its answer may only contain data that is on every leg.
     pub(super) fn needs_stable_data(&self) -> bool {
         matches!(self.op_kind, PieceOp::Read) && !defect::is(Defect::ReadNotDelayed)
     }
 
-    /// It ends, and what it was to change may be changed on some legs only.
+    /// Records the range as indeterminate, because the piece ends and only some legs may have
+    /// its change.
     pub(super) fn record_if_indeterminate(&self, out: &mut impl EngineBackend) {
         if self.op == 0 {
             return;
@@ -150,12 +152,12 @@ impl Piece {
                     out.record_indeterminate(range);
                 }
             }
-            // What a repair writes is what all others hold.
+            // A repair writes the same data that the other legs hold.
             PieceOp::Repair { .. } | PieceOp::Read | PieceOp::Extents | PieceOp::Flush => {}
         }
     }
 
-    /// What it reads, as changes lock it.
+    /// The range that it reads, in the pages that changes lock.
     pub(super) fn lock_range(&self) -> LockRange {
         LockRange::new(self.column, self.offset, self.len)
     }
@@ -187,8 +189,8 @@ pub(super) fn lock_ranges(column: usize, parts: &[TransactionPart]) -> Vec<LockR
     locked.iter().flat_map(ranges).collect()
 }
 
-/// Names a message: the slot, and enough of the order to know a late answer
-/// to the slot's user before.
+/// The tag of a piece's messages: the slot, and enough of the order to detect a late answer to
+/// an earlier piece in the slot.
 pub(super) fn tag_of(slot: u32, piece: &Piece) -> u64 {
     piece.order << 32 | u64::from(slot)
 }

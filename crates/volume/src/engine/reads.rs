@@ -1,10 +1,9 @@
-//! Reads and extents: one in-sync leg answers, another if it cannot.
+//! Reads and extents. One in-sync leg answers, and another one if the first cannot.
 //!
-//! An answer that may show a change in flight is kept until that change has
-//! ended: shown before, the next read, from a leg that does not have it yet or
-//! after the loss of the one that does, could show what was before. What a
-//! read has shown is on every leg. If the change ended undecided, the read fails.
-//! (Extents are hints, and do neither.)
+//! An answer that may show a change in flight is held back until that change has ended.
+//! Otherwise a later read could return older data, from a leg without the change or after the
+//! loss of the leg with it. So the data of each read is on every leg. If the change ended as
+//! indeterminate, the read fails. (Extents are hints, and neither wait nor fail.)
 
 use super::piece::{Phase, PieceOp, tag_of};
 use super::{ColumnState, Engine, EngineBackend, Piece};
@@ -28,7 +27,7 @@ impl Engine {
         }
     }
 
-    /// Whether a change that was submitted before, and overlaps, is in flight.
+    /// Whether an earlier change of this channel that overlaps the read is in flight.
     fn is_behind_change(&self, slot: u32) -> bool {
         let read = &self.pieces[slot as usize];
         self.columns[read.column].changes.iter().any(|&change| {
@@ -43,7 +42,7 @@ impl Engine {
         }
     }
 
-    /// Sends it to the in-sync leg with the least to do that has not failed it.
+    /// Sends a read to the least loaded in-sync leg that has not failed it.
     pub(super) fn send_read(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
         let column = &mut self.columns[piece.column];
@@ -63,11 +62,11 @@ impl Engine {
         }
     }
 
-    /// A read is late: asks another leg, too.
+    /// Sends a late read to another leg, too.
     pub(crate) fn hedge(&mut self, tag: u64, out: &mut impl EngineBackend) {
         let slot = tag as u32;
-        // A repair reads, too, but is counted as a change, and must not read
-        // the page that it is to mend.
+        // A repair reads, too, but counts as a change. It must not read the page that it
+        // repairs.
         let is_late_read =
             |it: &&mut Piece| tag_of(slot, it) == tag && it.phase == Phase::Sent && !it.is_change();
         let Some(piece) = self.pieces.get_mut(slot as usize).filter(is_late_read) else {
@@ -96,10 +95,10 @@ impl Engine {
             Ok(SliceReply::Extents(_)) => matches!(piece.op_kind, PieceOp::Extents),
             _ => false,
         };
-        // The picture may have changed while it was under way.
+        // The snapshot may have changed while the answer was on its way.
         if whole && self.columns[number].in_sync.contains(leg) {
-            // Looked at after the answer came: a change that it shows was
-            // there before it.
+            // The range is checked after the answer came, so a change that the answer shows was
+            // in flight or has ended by now.
             let tag = tag_of(slot, piece);
             let column = &mut self.columns[number];
             let late = std::mem::replace(&mut piece.pending, LegSet::NONE);
@@ -116,9 +115,9 @@ impl Engine {
             return self.deliver_if_determinate(slot, out);
         }
         if !piece.pending.is_empty() {
-            // The other leg that was asked may do better. What is wrong with
-            // this one but damage, who asks it alone finds out. Nothing is,
-            // if it was asked before a barrier or a change of legs.
+            // The other leg may still answer. Damage is recorded. Any other fault of this leg
+            // shows again when it is asked alone. An answer to a question from before a barrier
+            // or a change of legs is no fault.
             let is_outdated = whole || matches!(result, Err(SliceError::StaleEpoch { .. }));
             if !is_outdated || defect::is(Defect::OutdatedLegFailed) {
                 piece.failed.add(leg);
@@ -135,8 +134,8 @@ impl Engine {
                 let error = SliceError::Refused("the answer does not fit the question".into());
                 piece.error.get_or_insert(error);
             }
-            // Sent before this client's own barrier: again, or with the view
-            // that comes with it.
+            // The read was sent before this client's own barrier. It is sent again, now or with
+            // the snapshot that comes with the barrier.
             Err(SliceError::StaleEpoch { current }) if piece.epoch < current => {
                 if self.snapshot.epoch < current {
                     piece.phase = Phase::Queued;
@@ -153,7 +152,7 @@ impl Engine {
             Err(error) => {
                 piece.failed.add(leg);
                 out.count(Count::ReadsRedirected, 1);
-                // Damage is what can be repaired, so it is what is remembered.
+                // Damage can be repaired, so it takes precedence over other errors.
                 if matches!(error, SliceError::Damaged { .. }) || piece.error.is_none() {
                     piece.error = Some(error);
                 }
@@ -162,8 +161,8 @@ impl Engine {
         self.send_read(slot, out);
     }
 
-    /// The changes that were in flight when it was answered have ended. If
-    /// they failed with the column, what it saw of them may not stay.
+    /// Goes on with a read after the changes that were in flight at its answer have ended. If
+    /// they failed with the column, the leg's data may be taken back.
     pub(super) fn resume_read(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
         let column = &self.columns[piece.column];
@@ -174,7 +173,7 @@ impl Engine {
         self.send_read(slot, out);
     }
 
-    /// Shows it unless that may be taken back. Nothing that it shows is in flight.
+    /// Delivers the answer unless its data may be taken back. None of its data is in flight.
     fn deliver_if_determinate(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
         if !piece.needs_stable_data() || defect::is(Defect::IndeterminateRead) {
@@ -183,8 +182,8 @@ impl Engine {
         if out.is_indeterminate(piece.lock_range()) {
             return self.fail_indeterminate(slot, out);
         }
-        // What was undecided may have been decided just now, against the leg
-        // that answered: it is read again with the view that did.
+        // The range may have been resolved just now, against the leg that answered. The read is
+        // sent again with the newest snapshot.
         if !out.is_snapshot_current() {
             piece.phase = Phase::Queued;
             piece.answer = None;
@@ -193,7 +192,7 @@ impl Engine {
         self.deliver_read(slot, out);
     }
 
-    /// Hands its answer out.
+    /// Delivers the answer to the client.
     fn deliver_read(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &mut self.pieces[slot as usize];
         let (column, damaged) = (piece.column, piece.failed);
@@ -213,7 +212,8 @@ impl Engine {
         if self.repairs_in_flight >= REPAIRS_MAX || self.pieces.len() >= PIECES_MAX {
             return;
         }
-        // A guest that is inside may be writing the page; a scrub repairs it then.
+        // A direct operation in progress may be writing the page. In that case a scrub repairs
+        // it later.
         if !out.try_block_direct_clients() {
             return;
         }
@@ -233,15 +233,15 @@ impl Engine {
     fn fail_indeterminate(&mut self, slot: u32, out: &mut impl EngineBackend) {
         let piece = &self.pieces[slot as usize];
         let error = SpaceError::Unavailable(format!(
-            "a write to these bytes failed, and one copy may have it and another not; until \
-             it is known which of the bricks {} counts they are not read: make the manager \
-             reachable",
+            "a write to these bytes failed, and one copy may have it and another not; they \
+             cannot be read until the manager decides which of the bricks {} count; make the \
+             manager reachable",
             self.brick_names(piece.column)
         ));
         self.finish_piece(slot, Err(error), out);
     }
 
-    /// Those that hold a column.
+    /// The bricks with the legs of a column.
     fn brick_names(&self, column: usize) -> String {
         let legs = self.snapshot.columns[column].legs.iter();
         let bricks: Vec<String> = legs.map(|leg| leg.brick.to_string()).collect();
@@ -286,7 +286,7 @@ impl Engine {
     }
 }
 
-/// Asks one more leg for what a piece reads.
+/// Sends a read to one more leg.
 fn send_to_leg(
     piece: &mut Piece,
     slot: u32,

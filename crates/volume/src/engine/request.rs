@@ -1,5 +1,4 @@
-//! A request of the front while it is in flight: what is still to be split
-//! off, and what came back.
+//! A client request in flight: the part that is still to be split off, and the answers so far.
 
 use super::piece::{Piece, PieceOp};
 use super::{AckDependency, change_dependency};
@@ -16,24 +15,24 @@ enum JobKind {
     Read,
     Write(Bytes),
     Clear,
-    /// With its place; it becomes the one piece.
+    /// A transaction with its place; it becomes the only piece.
     Transact(ColumnExtent, Vec<TransactionPart>),
     Flush,
     Extents,
 }
 
-/// What is split off next.
+/// The position of the next piece.
 #[derive(Clone, Copy)]
 enum SplitCursor {
-    /// From this byte of the volume.
+    /// At this byte of the volume.
     Byte(u64),
-    /// From this byte of the run of this column.
+    /// At this byte of this column's run.
     Column(usize, u64),
     End,
 }
 
 pub(super) enum NextPiece {
-    /// The flag: it is the last one.
+    /// A piece; the flag marks the last one.
     Piece(ColumnExtent, PieceOp, bool),
     End,
 }
@@ -45,7 +44,7 @@ enum JobAnswer {
 }
 
 pub(super) struct Job {
-    /// None for work of the engine's own.
+    /// The client's token; none for the engine's own work.
     pub token: Option<Token>,
     kind: JobKind,
     pub durable: bool,
@@ -54,7 +53,7 @@ pub(super) struct Job {
     cursor: SplitCursor,
     /// Pieces in flight.
     pub in_flight: u32,
-    /// Pieces are being made right now.
+    /// Whether pieces are being made right now.
     pub is_issuing: bool,
     pieces_made: u32,
     answer: JobAnswer,
@@ -62,7 +61,8 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// A result instead, if there is nothing to do or it cannot be done.
+    /// Creates a job. The error variant is an immediate result: the request has nothing to do,
+    /// or cannot be done.
     pub(super) fn new(
         token: Token,
         request: Request,
@@ -124,7 +124,7 @@ impl Job {
         })
     }
 
-    /// A flush of the engine's own, of one column.
+    /// A flush of one column that the engine itself requests.
     pub(super) fn background_flush() -> Job {
         Job {
             token: None,
@@ -145,7 +145,7 @@ impl Job {
         matches!(self.cursor, SplitCursor::End)
     }
 
-    /// Whether a later request must wait until this one is all in flight.
+    /// Whether a later request must wait until all pieces of this one are in flight.
     pub(super) fn conflicts(&self, later: &Job) -> bool {
         let changes = |job: &Job| {
             matches!(
@@ -161,7 +161,7 @@ impl Job {
             && later.begin < self.end
     }
 
-    /// What its acknowledgement waits for where a leg follows.
+    /// The condition for its acknowledgement if there is an asynchronous replica.
     pub(super) fn ack_dependency(&self) -> AckDependency {
         match self.kind {
             JobKind::Read | JobKind::Extents => AckDependency::NoReplication,
@@ -172,7 +172,7 @@ impl Job {
         }
     }
 
-    /// Where a transaction lies, and its parts there.
+    /// The place of a transaction, and its parts there.
     pub(super) fn transaction_parts(&self) -> Option<(ColumnExtent, &[TransactionPart])> {
         match &self.kind {
             JobKind::Transact(place, parts) => Some((*place, parts)),
@@ -206,7 +206,7 @@ impl Job {
             return NextPiece::End;
         };
         let next = at + place.len;
-        // Extents may end early: one window of pieces is enough.
+        // The answer to extents may end early, so one batch of pieces is enough.
         let last = next >= self.end || lists && self.pieces_made + 1 >= REQUEST_PIECES_MAX;
         self.cursor = if last {
             SplitCursor::End
@@ -273,7 +273,7 @@ impl Job {
         NextPiece::End
     }
 
-    /// Takes in what a piece gave.
+    /// Adds the answer to a piece.
     pub(super) fn add_reply(&mut self, piece: &Piece, reply: SliceReply) {
         match (reply, &mut self.answer) {
             (SliceReply::Data(data), JobAnswer::Data(all)) => {
@@ -293,7 +293,7 @@ impl Job {
         }
     }
 
-    /// The first failure counts, and nothing more is split off.
+    /// Fails the request. The first failure counts, and no more pieces are split off.
     pub(super) fn fail(&mut self, error: SpaceError) {
         self.error.get_or_insert(error);
         self.cursor = SplitCursor::End;
@@ -311,8 +311,8 @@ impl Job {
     }
 }
 
-/// Parts of a volume as parts of the one column that they lie in, in ascending
-/// order, and how far they reach there.
+/// Maps parts of a volume to parts of the one column that holds them all. Returns their span
+/// and the parts in ascending order.
 fn map_parts(
     parts: Vec<TransactionPart>,
     view: &LayoutSnapshot,
@@ -363,8 +363,8 @@ fn multi_column_error(view: &LayoutSnapshot) -> SpaceError {
     ))
 }
 
-/// How much of a clear a leg surely makes as one, or refuses as one: parts of
-/// pages may need space, whole pages never do.
+/// The length of the first part of a clear that a leg makes or refuses as one. A clear of a
+/// part of a page may need space; a clear of whole pages never does.
 fn clear_len(offset: u64, len: u64) -> u64 {
     let page = PAGE_BYTES as u64;
     if offset.is_multiple_of(page) && len >= page {
@@ -374,7 +374,7 @@ fn clear_len(offset: u64, len: u64) -> u64 {
     }
 }
 
-/// Puts the extents of pieces in order, up to the first gap.
+/// Joins the extents of pieces in order, up to the first gap.
 fn join_extents(mut parts: Vec<(u64, u64, Vec<Extent>)>) -> Vec<Extent> {
     parts.sort_by_key(|(at, ..)| *at);
     let mut all: Vec<Extent> = Vec::new();

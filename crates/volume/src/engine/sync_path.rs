@@ -1,10 +1,10 @@
-//! The short way of a write or a transaction: one piece whose legs all do it
-//! inside one call needs no entry in any table.
+//! The fast path of a write or a transaction: one piece that all legs make inside one call. It
+//! needs no entry in any table.
 //!
-//! Invariants: it is taken only when the piece would be sent at once and
-//! nothing buffers; what does not end well on every leg, or ends while the
-//! volume's view changes, goes on as a piece that was just sent, with the same
-//! lock and number, and its answers are judged where all are.
+//! Invariants: it is used only when the piece would be sent at once and no leg buffers. If a
+//! leg fails, or the volume's snapshot changes meanwhile, the change goes on as a piece that
+//! was just sent, with the same lock and number. Its answers are then handled as those of any
+//! piece.
 
 use super::changes::expect_answers;
 use super::piece::{Phase, Piece, lock_ranges, tag_of};
@@ -17,7 +17,7 @@ use pagemesh_base::slice::{SliceRequest, Stamp};
 use pagemesh_base::space::{Request, Token};
 
 impl Engine {
-    /// Does the write, or gives it back to go the long way.
+    /// Makes the write on the fast path, or returns it for the normal path.
     pub(super) fn write_sync(
         &mut self,
         token: Token,
@@ -63,8 +63,7 @@ impl Engine {
         None
     }
 
-    /// Does a transaction, or gives it back to go the long way, as everything
-    /// else.
+    /// Makes a transaction on the fast path, or returns the job for the normal path.
     pub(super) fn transact_sync(
         &mut self,
         token: Token,
@@ -100,8 +99,8 @@ impl Engine {
         None
     }
 
-    /// The legs of a change that would be sent at once, if none buffers and all
-    /// do it inside one call.
+    /// The written legs, if the change can be sent at once, no leg buffers, and all legs make
+    /// it inside one call.
     fn sync_legs(&self, place: ColumnExtent, out: &mut impl EngineBackend) -> Option<LegSet> {
         let column = &self.columns[place.column];
         let legs = column.written;
@@ -109,7 +108,7 @@ impl Engine {
         (!waits && out.can_change_sync(place.column, legs, place.offset)).then_some(legs)
     }
 
-    /// Taken while the range lock is held.
+    /// The caller holds the range lock.
     fn next_stamp(&self, column: usize, out: &mut impl EngineBackend) -> Stamp {
         let op = out.next_op();
         Stamp {
@@ -119,7 +118,7 @@ impl Engine {
         }
     }
 
-    /// Where a write lies, if that is one piece.
+    /// The place of a write that is one piece.
     fn single_extent(&self, offset: u64, data: &Bytes) -> Option<ColumnExtent> {
         let len = data.len() as u64;
         let place = self
@@ -128,7 +127,7 @@ impl Engine {
         (place.len == len).then_some(place)
     }
 
-    /// The piece of a change that was sent with this number; returns its tag.
+    /// Inserts the piece of a change that was sent with this number. Returns its tag.
     fn insert_sent(&mut self, mut job: Job, op: u64, slot: u32) -> u64 {
         let NextPiece::Piece(place, act, true) = job.next_piece(&self.snapshot) else {
             unreachable!("it is one piece");

@@ -1,7 +1,7 @@
-//! How guests are kept away, on the segment that ships: guests, one of which may die, the
-//! mount that closes a file or the keeper that closes the segment, and who cleans up
-//! behind the dead. What they do between their accesses is told again here, as
-//! `pagemesh_direct` has it.
+//! Models of blocking direct clients, on the product's segment. The threads are direct clients,
+//! one of which may die, the mount that closes a file or the controller that closes the
+//! segment, and the reconciliation after the death. The steps between their accesses are
+//! written again here after `pagemesh_direct`.
 
 use crate::direct_access::{DirectSegment, FileRange};
 use crate::steps::step;
@@ -13,11 +13,11 @@ const FILE: u64 = 7;
 const MORTAL: usize = 0;
 const THREADS: usize = 4;
 
-/// A page on two legs, its lock word, and its file's board.
+/// A page on two legs, its lock word, and the shared map of its file.
 struct DirectAccessModel {
     segment: DirectSegment,
     file_closed: AtomicU64,
-    /// Row and one.
+    /// The row number plus one.
     lock_holder: AtomicU64,
     legs: [AtomicU64; 2],
 }
@@ -47,7 +47,7 @@ impl DirectAccessModel {
         &self.lock_holder
     }
 
-    /// Whether this one took the lock word.
+    /// Takes the lock word; true if it was free.
     fn lock(&self, number: usize) -> bool {
         let (free, own) = (0, number as u64 + 1);
         let swapped =
@@ -56,7 +56,7 @@ impl DirectAccessModel {
         swapped.is_ok()
     }
 
-    /// A guest overwrites the page, if it may.
+    /// A direct client overwrites the page, if it has access.
     fn write(&self, number: usize) {
         let row = self.segment.row(number);
         let place = FileRange {
@@ -77,14 +77,14 @@ impl DirectAccessModel {
         row.end_op();
     }
 
-    /// Nobody else is at the page, and nobody left it unlike.
+    /// Asserts that no other thread is writing the page, and that both legs are equal.
     fn assert_exclusive(&self) {
         let found = self.leg(0).load(Ordering::SeqCst);
         let again = self.leg(1).load(Ordering::SeqCst);
-        assert_eq!(found, again, "a guest is inside, or was");
+        assert_eq!(found, again, "a direct operation is in progress or torn");
     }
 
-    /// A request of the kernel.
+    /// Serves a request of the kernel.
     fn serve_kernel_request(&self) {
         self.file_closed_count().fetch_add(1, Ordering::SeqCst);
         let is_inside = || {
@@ -97,7 +97,7 @@ impl DirectAccessModel {
         self.file_closed_count().fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// The keeper compares the page.
+    /// The controller compares the page.
     fn compare(&self) {
         self.segment.close();
         pause_until(|| self.segment.is_idle());
@@ -105,7 +105,7 @@ impl DirectAccessModel {
         self.segment.reopen();
     }
 
-    /// Behind the guest that may die.
+    /// Reconciles after the mortal client's death.
     fn reconcile_dead_client(&self) {
         pause_until(|| has_ended(MORTAL));
         let row = self.segment.row(MORTAL);
@@ -116,7 +116,7 @@ impl DirectAccessModel {
         if !is_beside {
             self.segment.close();
         }
-        // The bricks do that, whoever waits for what.
+        // The bricks free the lock word, independently of all waiting threads.
         let (own, free) = (MORTAL as u64 + 1, 0);
         let _of_another =
             self.lock_word()
@@ -137,8 +137,8 @@ impl DirectAccessModel {
     }
 }
 
-/// Two guests, of whom the first may die, somebody who needs the page alone, and who
-/// cleans up.
+/// Runs two direct clients, of which the first may die, a thread that needs the page alone, and
+/// the reconciliation.
 fn check_client_death(other: fn(&DirectAccessModel)) {
     let world = DirectAccessModel::new();
     run_threads(vec![
@@ -148,7 +148,7 @@ fn check_client_death(other: fn(&DirectAccessModel)) {
         Box::new(|| world.reconcile_dead_client()),
     ]);
     assert!(world.segment.is_idle(), "a row is active for ever");
-    assert!(!world.segment.is_closed(), "guests are kept away for ever");
+    assert!(!world.segment.is_closed(), "access is blocked for ever");
     world.assert_exclusive();
 }
 

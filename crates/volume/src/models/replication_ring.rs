@@ -1,9 +1,11 @@
-//! Two guests and a change through the kernel, and who sends what they changed to a copy
-//! that follows. The first guest may die at any moment.
+//! A model of two direct clients, a write through the kernel, and the sender that sends their
+//! changes to an asynchronous replica. The first client may die at any step.
 //!
-//! Properties: the copy gets the values of each page in the order in which the page had
-//! them, and nothing before what its writer had seen; in the end it has what is
-//! there, unless it is known that it has not; whoever sends is woken.
+//! Properties:
+//! - The replica gets the values of each page in the order in which the page had them.
+//! - It gets no value before the values that the value's writer had read.
+//! - In the end it has all values, unless the ring is marked incomplete.
+//! - The sender is woken for every change.
 
 use crate::direct_access::{DirectSegment, FileRange};
 use crate::replication_queue::ReplicationQueue;
@@ -19,20 +21,20 @@ use std::sync::{Arc, Mutex};
 
 const SERIAL: u64 = 7;
 const PAGE: u64 = 4096;
-/// The page that the change through the kernel is for.
+/// The page of the write through the kernel.
 const KERNEL_PAGE: usize = 2;
-/// The pages that guests write lie in one file.
+/// The pages that direct clients write lie in one file.
 const FILE: u64 = 1;
 const MORTAL: usize = 0;
 
 #[derive(Default)]
 struct PageHistory {
-    /// By page: who has its lock, and the values that it had.
+    /// By page: the holder of its lock, and its values so far.
     locked: [Option<usize>; 3],
     values: [Vec<u64>; 3],
-    /// What a value's writer had seen of the first page.
+    /// By value: the version of the first page that its writer had read.
     first_page_seen: Vec<(u64, usize)>,
-    /// By page: how many of its values the copy has.
+    /// By page: the number of its values that the replica has.
     copied: [usize; 3],
 }
 
@@ -56,7 +58,7 @@ impl RingModel {
         world
     }
 
-    /// No thread waits while it has this.
+    /// Calls `look` with the memory locked. No thread waits inside.
     fn with_memory<T>(&self, look: impl FnOnce(&mut PageHistory) -> T) -> T {
         look(&mut self.memory.lock().expect("no panic"))
     }
@@ -66,7 +68,7 @@ impl RingModel {
         pause_until(|| {
             self.with_memory(|memory| {
                 let locked = &mut memory.locked[page];
-                // A brick frees those of the dead.
+                // A brick frees the locks of dead clients.
                 let is_free = locked.is_none_or(has_ended);
                 if is_free {
                     *locked = Some(me);
@@ -89,7 +91,7 @@ impl RingModel {
         });
     }
 
-    /// As a guest writes.
+    /// Writes as a direct client does.
     fn write(&self, me: usize, page: usize, value: u64) {
         let (row, ring) = (self.segment.row(me), self.segment.ring());
         let (file, offset, len) = (FILE, page as u64 * PAGE, 8);
@@ -137,7 +139,7 @@ impl RingModel {
         }
     }
 
-    /// The copy gets a change.
+    /// Applies a change to the replica.
     fn apply(&self, change: SliceRequest) {
         let SliceRequest::Write { offset, data, .. } = change else {
             return;
@@ -145,18 +147,18 @@ impl RingModel {
         let bytes = data[..].try_into().expect("a value");
         let (page, value) = ((offset / PAGE) as usize, u64::from_le_bytes(bytes));
         self.with_memory(|memory| {
-            // Behind a dead guest the page may be as it was before.
+            // After a client's death the page may be as before its write.
             let had = memory.values[page].iter().position(|&had| had == value);
             let copied = had.map_or(0, |at| at + 1);
-            assert!(copied >= memory.copied[page], "a page goes back");
+            assert!(copied >= memory.copied[page], "replica got an older value");
             memory.copied[page] = copied;
             let seen = memory.first_page_seen.iter().find(|(of, _)| *of == value);
             let seen = seen.map_or(0, |(_, seen)| *seen);
-            assert!(memory.copied[0] >= seen, "it lacks what was seen");
+            assert!(memory.copied[0] >= seen, "it lacks a value that was read");
         });
     }
 
-    /// As the mount does behind a dead guest.
+    /// Reconciles as the mount does after a client's death.
     fn reconcile(&self) {
         let (row, ring) = (self.segment.row(MORTAL), self.segment.ring());
         let Some(about) = row.active_range() else {
@@ -195,7 +197,7 @@ impl RingModel {
         self.segment.reopen();
     }
 
-    /// As the keeper sends.
+    /// Sends as the controller does.
     fn send(&self) {
         let is_over = || (0..3).all(has_ended);
         loop {
@@ -222,7 +224,7 @@ impl RingModel {
             let next = self.queue.take_change(SERIAL, false);
             assert!(
                 is_woken.get() || next.is_none(),
-                "it sleeps, and a change waits"
+                "the sender sleeps, and a change waits"
             );
             if let Some(next) = next {
                 self.apply(next.change);
@@ -237,7 +239,7 @@ fn direct_and_kernel_writes(pages: [usize; 2], second: &[u64]) {
     run_threads(vec![
         Box::new(|| world.write(MORTAL, pages[0], 11)),
         Box::new(|| {
-            // Each time as who was given the row.
+            // Each value is written as by a new owner of the row.
             for value in second {
                 world.write(1, pages[1], *value);
             }
@@ -267,18 +269,18 @@ fn direct_writes_replicate_in_order() {
     let alone = Model::new("a ring", 2);
     let found = alone.check(|| direct_and_kernel_writes([0, 1], &[22]));
     assert!(found.executions > 1000, "{found:?}");
-    let mortal = Model::new("a ring whose guest dies", 1).with_mortal(MORTAL);
+    let mortal = Model::new("a ring with a dying client", 1).with_mortal(MORTAL);
     for pages in [[0, 1], [0, 0], [1, 0]] {
         let found = mortal.check(move || direct_and_kernel_writes(pages, &[22]));
         assert!(found.executions > 500, "{found:?}");
     }
-    let again = Model::new("a ring whose row is given again", 1);
+    let again = Model::new("a ring with a reused row", 1);
     let found = again.check(|| direct_and_kernel_writes([0, 1], &[22, 44]));
     assert!(found.executions > 500, "{found:?}");
 }
 
-/// Behind a dead guest the pages of a later claim are found, whatever one in between goes on
-/// to say.
+/// While a scan looks for later claims on a dead client's pages, a claim in between goes on to
+/// its next record. The scan still finds the overlap.
 #[test]
 fn later_overlap_scan_survives_concurrent_progress() {
     let model = Model::new("a walk over claims", 2);

@@ -1,5 +1,5 @@
-//! A model of bricks: slices with pages, stamps, epochs, rounds, sessions and
-//! the tables of what was in flight. Connections move only when stepped.
+//! A model of bricks: slices with pages, stamps, epochs, rounds, sessions and in-flight tables.
+//! A connection makes progress only when it is stepped.
 
 use super::Rng;
 use super::mapped_sessions::MappedSession;
@@ -20,15 +20,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 pub(super) const PAGE: u64 = 4096;
-/// Pages that one record can name.
+/// The pages that one record can cover.
 const LEAF_PAGES: u64 = 512;
-/// Entries of a slice's table before it gives up keeping it, unless told
-/// otherwise.
+/// The default of the maximum of table entries of a slice. Beyond it the slice drops its table.
 const TABLE_MAX: usize = 48;
 
 pub(crate) type Page = Option<Box<[u8; 4096]>>;
 
-/// What a crash leaves; on a buffering brick only as of the last flush.
+/// The state that survives a crash. On a buffering brick only the last flushed state survives.
 #[derive(Clone, Default)]
 struct SliceState {
     pages: Vec<Page>,
@@ -36,9 +35,9 @@ struct SliceState {
     epoch: u32,
     round: u8,
     table_max: usize,
-    /// None once it was too much.
+    /// The in-flight table; none once it had too many entries.
     table: Option<Vec<InFlightOp>>,
-    /// By connection, what may be incomplete elsewhere.
+    /// By connection: operations that may be incomplete on other legs.
     open_by_connection: BTreeMap<u64, Vec<InFlightOp>>,
 }
 
@@ -75,7 +74,7 @@ impl Slice {
         self.current.epoch
     }
 
-    /// Has a page from the start, as of another volume.
+    /// Sets a page, as if another volume had left it.
     pub(crate) fn set_page(&mut self, page: usize, bytes: &[u8]) {
         for kept in [&mut self.current, &mut self.durable] {
             let mut own = Box::new([0; 4096]);
@@ -91,12 +90,12 @@ impl Slice {
 
 pub(crate) struct Brick {
     pub up: bool,
-    /// Pages that can still be written; there is no reclaim.
+    /// The pages that can still be allocated. Freed pages do not count again.
     pub room: u64,
-    /// Takes requests, and neither carries them out nor answers.
+    /// Whether it accepts requests without doing or answering them.
     pub frozen: bool,
     pub buffers: bool,
-    /// Connections that it takes at once.
+    /// The maximum of concurrent connections.
     pub sessions_max: usize,
     pub slices: BTreeMap<SliceId, Slice>,
 }
@@ -104,19 +103,19 @@ pub(crate) struct Brick {
 struct Connection {
     brick: BrickId,
     slice: SliceId,
-    /// The newest that it used.
+    /// The newest epoch that it used.
     epoch: Epoch,
-    /// The client's end is gone: what it sent may still be carried out.
+    /// The client's end is gone. The brick may still do requests that were sent.
     orphan: bool,
     lost: bool,
-    /// A later one told the slice again the epoch that it had.
+    /// A later connection announced the same epoch to the slice again.
     superseded: bool,
-    /// Whether a change that fails fails those after it.
+    /// Whether a failed change fails the changes after it.
     keeps_order: bool,
-    /// One has failed.
+    /// Whether a change has failed.
     is_broken: bool,
     queue: VecDeque<(u64, SliceRequest)>,
-    /// Carried out, the answer still on its way.
+    /// Answers of requests that are done, on their way to the client.
     answers: VecDeque<SliceCompletion>,
     arrived: Vec<SliceCompletion>,
 }
@@ -125,16 +124,16 @@ struct Connection {
 pub(crate) struct Bricks {
     pub bricks: BTreeMap<BrickId, Brick>,
     connections: BTreeMap<u64, Connection>,
-    /// Sessions of guests.
+    /// Sessions of direct clients.
     pub mapped: BTreeMap<u64, MappedSession>,
     pub next: u64,
-    /// Barriers stay on their way.
+    /// Whether barriers are delayed on their way.
     pub hold_barriers: bool,
-    /// Of slices that are created from now on.
+    /// The table limit of slices that are created from now on.
     pub table_max: Option<usize>,
-    /// Carry requests out as they come, and answer at once.
+    /// Whether requests are done as they come, and answered at once.
     pub is_synchronous: bool,
-    /// What legs say the time is.
+    /// The time that legs return.
     pub clock: Option<Instant>,
 }
 
@@ -181,7 +180,7 @@ impl Bricks {
         slices.get_mut(&slice).expect("slice")
     }
 
-    /// The process dies; a buffering one loses what was not flushed.
+    /// Kills the process. A buffering brick loses unflushed changes.
     pub(crate) fn kill(&mut self, id: BrickId) {
         for number in self.connections_of(id) {
             self.break_connection(number);
@@ -198,7 +197,8 @@ impl Bricks {
         }
     }
 
-    /// Nothing happens while guests still have the old one's pool.
+    /// Restarts a brick. It stays down while direct clients still map the pool of the old
+    /// process.
     pub(crate) fn restart(&mut self, id: BrickId) {
         if !self.bricks[&id].up && !self.recover_mapped(id) {
             return;
@@ -215,14 +215,14 @@ impl Bricks {
         self.connections.keys().copied().collect()
     }
 
-    /// Requests that a brick has got and not carried out.
+    /// The number of requests that a brick has received and not done.
     pub(crate) fn queued(&self, brick: BrickId) -> usize {
         let connections = self.connections.values();
         let of_it = connections.filter(|connection| connection.brick == brick);
         of_it.map(|connection| connection.queue.len()).sum()
     }
 
-    /// Those that have something to do.
+    /// The connections that can make a step.
     pub(crate) fn busy(&self) -> Vec<u64> {
         let busy = self.connections.iter().filter(|(_, c)| {
             let waits = !c.queue.is_empty() || !c.answers.is_empty() || c.orphan;
@@ -231,24 +231,24 @@ impl Bricks {
         busy.map(|(number, _)| *number).collect()
     }
 
-    /// Whether a brick that stands still was asked for something.
+    /// Whether a frozen brick has requests.
     pub(crate) fn has_request_to_frozen(&self) -> bool {
         let mut all = self.connections.values();
         all.any(|c| !c.queue.is_empty() && self.bricks[&c.brick].frozen)
     }
 
-    /// Whether an answer has come that nobody has taken.
+    /// Whether an answer has arrived that was not reaped.
     pub(crate) fn has_unreaped(&self) -> bool {
         self.connections.values().any(|c| !c.arrived.is_empty())
     }
 
-    /// Those of clients that are gone, with all they had sent.
+    /// The connections of clients that are gone, with their requests.
     pub(crate) fn orphans(&self) -> Vec<u64> {
         let orphans = self.connections.iter().filter(|(_, c)| c.orphan);
         orphans.map(|(number, _)| *number).collect()
     }
 
-    /// Takes what is on its way to the bricks out of the network.
+    /// Takes all requests on their way to bricks out of the network.
     pub(crate) fn take_messages(&mut self) -> Vec<(u64, u64, SliceRequest)> {
         let mut all = vec![];
         for (number, connection) in &mut self.connections {
@@ -258,7 +258,7 @@ impl Bricks {
         all
     }
 
-    /// Puts it back.
+    /// Puts requests back into the network.
     pub(crate) fn restore_messages(&mut self, messages: Vec<(u64, u64, SliceRequest)>) {
         for (number, tag, request) in messages {
             if let Some(connection) = self.connections.get_mut(&number) {
@@ -267,13 +267,12 @@ impl Bricks {
         }
     }
 
-    /// Whether some client has yet to notice a loss.
+    /// Whether some client has yet to notice the loss of a connection.
     pub(crate) fn has_lost(&self) -> bool {
         self.connections.values().any(|connection| connection.lost)
     }
 
-    /// A connection breaks: its session ends at the brick.
-    /// Cuts one of the connections, if there is any.
+    /// Breaks a random connection, if there is any. Its session at the brick ends.
     pub(crate) fn break_any_connection(&mut self, dice: &mut Rng) {
         let connections = self.connections();
         if !connections.is_empty() {
@@ -305,8 +304,7 @@ impl Bricks {
         self.slice_mut(brick, slice).end_session(number);
     }
 
-    /// Carries out one request of a connection, or delivers one answer; false
-    /// if it has nothing to do.
+    /// Does one request of a connection, or delivers one answer; false if there is neither.
     pub(crate) fn step(&mut self, number: u64, dice: &mut Rng) -> bool {
         let Some(connection) = self.connections.get_mut(&number) else {
             return false;
@@ -388,7 +386,7 @@ impl Slice {
             .for_each(|number| self.end_session(number));
     }
 
-    /// What it may have left incomplete goes to the table.
+    /// Moves the session's incomplete operations to the table.
     pub(super) fn end_session(&mut self, number: u64) {
         for kept in [&mut self.current, &mut self.durable] {
             if let Some(open) = kept.open_by_connection.remove(&number) {
@@ -451,7 +449,8 @@ impl Slice {
         }
     }
 
-    /// What does not say its epoch is of the newest that its connection used.
+    /// Checks the epoch of a request without a stamp: it is the newest that its connection
+    /// used.
     fn check_connection_epoch(
         &self,
         connection: &mut Connection,
@@ -491,7 +490,7 @@ impl Slice {
         self.current.round = round;
         let in_flight = self.in_flight();
         if in_flight.is_none() {
-            // Too many to stamp: all is compared when the leg returns.
+            // There are too many entries to stamp. All pages are compared when the leg returns.
             self.current.table = None;
         }
         if round != 0 {
@@ -502,7 +501,7 @@ impl Slice {
                 }
             }
         }
-        // Itself, and nothing that was written before.
+        // The barrier itself becomes durable, and no earlier write.
         self.durable.epoch = self.current.epoch;
         self.durable.round = self.current.round;
         self.durable.table = self.current.table.clone();
@@ -510,7 +509,7 @@ impl Slice {
         Ok(SliceReply::Done)
     }
 
-    /// What sessions that ended left, and what those that live have open.
+    /// The operations of ended sessions, and the incomplete ones of live sessions.
     fn in_flight(&self) -> Option<Vec<InFlightOp>> {
         let mut all = self.current.clone();
         let open: Vec<InFlightOp> = self
@@ -540,7 +539,7 @@ impl Slice {
             .push(entry);
     }
 
-    /// Whether nothing would have to be looked at after a client's death.
+    /// Whether a client's death would leave nothing to recover.
     pub(crate) fn has_nothing_in_flight(&self) -> bool {
         self.current.table == Some(vec![])
             && self.current.open_by_connection.values().all(Vec::is_empty)
@@ -576,7 +575,7 @@ impl Slice {
         Ok(SliceReply::Data(data))
     }
 
-    /// The round's rule for stamps, for one page.
+    /// Stamps one page by the rule of the round.
     fn stamp(&mut self, page: u64, whole: bool) {
         let round = self.current.round;
         if whole || round != 0 {
@@ -584,9 +583,9 @@ impl Slice {
         }
     }
 
-    /// As a pool does it: a part of a page is a record of its own, and so is
-    /// a run of whole pages; the first that fails ends it, and those before it
-    /// stay. What changes nothing is recorded and stamped nowhere.
+    /// Makes a change as a pool does. A part of a page is one record, and so is a run of whole
+    /// pages. The first failure ends the change, and earlier records stay. A record without
+    /// effect is neither recorded nor stamped.
     pub(super) fn change(
         &mut self,
         connection: u64,
@@ -615,7 +614,7 @@ impl Slice {
         Ok(SliceReply::Done)
     }
 
-    /// All of it or nothing, and one entry for each run in the table.
+    /// Makes all parts or none, with one table entry for each run.
     fn transact(
         &mut self,
         connection: u64,
@@ -647,7 +646,7 @@ impl Slice {
         Ok(SliceReply::Done)
     }
 
-    /// Clearing needs slots that can be read.
+    /// A clear needs slots that can be read.
     fn check_slots(&self, pages: std::ops::Range<u64>) -> Result<(), SliceError> {
         let is_mapped = |page: u64| self.current.pages[page as usize].is_some();
         let mut unread = pages.filter(|page| !is_mapped(*page) && self.damaged.contains(page));
@@ -659,7 +658,7 @@ impl Slice {
         }
     }
 
-    /// Whether anything was to be done.
+    /// Makes one record of a change; true if it had an effect.
     fn change_record(
         &mut self,
         room: &mut u64,
@@ -670,8 +669,8 @@ impl Slice {
         let pages = from / PAGE..to.div_ceil(PAGE);
         let whole = (to - from).is_multiple_of(PAGE);
         let mapped = |slice: &Slice, page: u64| slice.current.pages[page as usize].is_some();
-        // Where nothing is mapped, the damage is one of the slot: only a page
-        // that is written as a whole replaces it unread.
+        // If no page is mapped, the damage is in the slot. Only a write of the whole page
+        // replaces it without a read.
         if data.is_none() {
             self.check_slots(pages.clone())?;
         }
@@ -720,7 +719,7 @@ impl Slice {
         let mut all: Vec<Extent> = vec![];
         for page in offset / PAGE..end.div_ceil(PAGE) {
             let (from, to) = (offset.max(page * PAGE), end.min((page + 1) * PAGE));
-            // Of what is damaged nobody knows.
+            // A damaged page counts as mapped, since its state is unknown.
             let mapped =
                 self.current.pages[page as usize].is_some() || self.damaged.contains(&page);
             match all.last_mut() {
@@ -745,8 +744,8 @@ impl Slice {
             let bytes = self.current.pages[page as usize]
                 .as_deref()
                 .unwrap_or(&zero);
-            // FNV-1a, folded: sectors that are the same number over and over must not
-            // cancel each other out.
+            // FNV-1a, folded. Sectors with the same repeated number must not cancel each other
+            // out.
             let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
                 (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
             });
@@ -765,7 +764,7 @@ impl Slice {
             let full = runs.len() == 3;
             match runs.last_mut() {
                 Some(run) if run.page.0 + run.count == page => run.count += 1,
-                // Short answers, so that going on is tried, too.
+                // Answers are short, so that continuation is tested, too.
                 _ if full => {
                     let next = Some(PageNo(page));
                     return SliceReply::Dirty { runs, next };
@@ -835,7 +834,7 @@ impl Leg for FakeLeg {
 }
 
 impl Drop for FakeLeg {
-    /// What was sent may still be carried out.
+    /// The brick may still do requests that were sent.
     fn drop(&mut self) {
         let mut bricks = lock_unpoisoned(&self.fabric.0);
         let at_once = bricks.is_synchronous;
@@ -863,7 +862,7 @@ impl Connector for Fabric {
         let mut bricks = lock_unpoisoned(&self.0);
         let present = bricks.bricks.get(&brick).filter(|brick| brick.up);
         let Some(present) = present else {
-            return Err(SliceError::Lost("nobody listens".into()));
+            return Err(SliceError::Lost("no process listens".into()));
         };
         let model = present
             .slices

@@ -50,7 +50,7 @@ impl Client {
         true
     }
 
-    /// Makes the oldest call, and keeps its answer on the way.
+    /// Makes the oldest call. The caller delivers its answer later.
     pub(crate) fn perform_call(&mut self) -> Option<CallAnswer> {
         let call = self.volume.take_call()?;
         Some(call.make("test", &self.manager, &self.fabric))

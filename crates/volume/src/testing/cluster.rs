@@ -1,4 +1,4 @@
-//! A cluster and one client, at rest between the steps of a story.
+//! A cluster and one client that become idle between the steps of a scenario.
 
 use super::Rng;
 use super::brick::Fabric;
@@ -18,12 +18,12 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 pub(crate) const PAGE: u64 = 4096;
-/// Looks without any progress after which a cluster is at rest.
+/// The number of passes without any progress after which a cluster is idle.
 const IDLE_PASSES: u32 = 4;
 
 pub(crate) type RequestResult = Result<Reply, SpaceError>;
 
-/// A cluster and one client, at rest between the steps of a story.
+/// A cluster and one client that become idle between the steps of a scenario.
 pub(crate) struct TestCluster {
     pub fabric: Fabric,
     pub manager: Manager,
@@ -35,8 +35,7 @@ pub(crate) struct TestCluster {
 }
 
 impl TestCluster {
-    /// Bricks for the segments, and a client that has attached and opened a
-    /// channel.
+    /// Creates bricks for the segments, and a client that has attached and opened a channel.
     pub(crate) fn new(segments: Vec<Segment>) -> TestCluster {
         TestCluster::of_class(segments, "process")
     }
@@ -85,8 +84,8 @@ impl TestCluster {
         panic!("an attach does not end");
     }
 
-    /// The client dies, with what it had sent, and another one begins to attach:
-    /// so many steps, one message at a time.
+    /// The client dies, along with its requests in the network. Another one begins to attach,
+    /// and makes `steps` steps, one message at a time.
     pub(crate) fn attach_partially(&mut self, steps: usize) {
         lock_unpoisoned(&self.fabric.0).take_messages();
         self.channels.clear();
@@ -98,7 +97,7 @@ impl TestCluster {
         self.run_steps(steps);
     }
 
-    /// One message or call at a time.
+    /// Makes one message or call at a time.
     pub(crate) fn run_steps(&mut self, steps: usize) {
         for _ in 0..steps {
             let busy = lock_unpoisoned(&self.fabric.0).busy();
@@ -121,7 +120,7 @@ impl TestCluster {
         self.add_copy_of(brick, slice, false);
     }
 
-    /// An operator adds a copy that is to follow.
+    /// An operator adds an asynchronous replica.
     pub(crate) fn add_replica(&mut self, brick: BrickId, slice: SliceId) {
         self.add_copy_of(brick, slice, true);
     }
@@ -135,7 +134,7 @@ impl TestCluster {
         self.manager.add_copy(brick, slice, asynchronous);
     }
 
-    /// The client is told that its layout may have changed.
+    /// Tells the client that its layout may have changed.
     pub(crate) fn request_refresh(&mut self) {
         let (answer, _) = mpsc::channel();
         self.client.mailbox.post(ControllerEvent::Refresh(answer));
@@ -152,7 +151,7 @@ impl TestCluster {
         self.channels.len() - 1
     }
 
-    /// All that can happen without time going by.
+    /// Makes all progress that is possible without time passing.
     pub(crate) fn run_until_idle(&mut self) {
         let mut idle = 0;
         while idle < IDLE_PASSES {
@@ -191,7 +190,7 @@ impl TestCluster {
         }
     }
 
-    /// Until the volume is in this state; it has a minute.
+    /// Runs until the volume is in this state, for at most a minute.
     #[track_caller]
     pub(crate) fn run_until_state(&mut self, state: VolumeState) {
         for _ in 0..6000 {
@@ -204,7 +203,7 @@ impl TestCluster {
         panic!("never {state:?}: {:#?}", self.client.status());
     }
 
-    /// Until channels write to a leg of the first column that is on its return.
+    /// Runs until channels write to a syncing leg of the first column.
     #[track_caller]
     pub(crate) fn run_until_syncing(&mut self, leg: usize) {
         for _ in 0..1000 {
@@ -230,7 +229,7 @@ impl TestCluster {
         self.next
     }
 
-    /// What a request came to without time going by.
+    /// Returns the result of a request after all progress without time passing.
     pub(crate) fn result_of(&mut self, token: u64) -> Option<RequestResult> {
         self.run_until_idle();
         self.results.remove(&token)
@@ -251,7 +250,7 @@ impl TestCluster {
         assert_eq!(self.complete(Request::Discard { offset, len }), Reply::Done);
     }
 
-    /// The value of each sector of a range.
+    /// Returns the value of each sector of a range.
     pub(crate) fn read(&mut self, offset: u64, len: u64) -> Vec<u64> {
         let len = len as u32;
         let Reply::Data(data) = self.complete(Request::Read { offset, len }) else {
@@ -264,7 +263,7 @@ impl TestCluster {
 
     #[track_caller]
     pub(crate) fn assert_holds(&mut self, offset: u64, len: u64, value: u64) {
-        // Each leg in turn is asked.
+        // Legs take turns, so three reads ask each leg.
         for _ in 0..3 {
             let found = self.read(offset, len);
             assert!(found.iter().all(|v| *v == value), "{found:?}, not {value}");
@@ -283,7 +282,7 @@ impl TestCluster {
         self.client.shared.counters.sums()
     }
 
-    /// Reads that the slice of a column 0 leg has served.
+    /// The number of reads that the slice of a leg in column 0 has served.
     pub(crate) fn leg_reads(&self, leg: usize) -> u64 {
         let leg = self.manager.layout().segments[0].columns[0].legs[leg].clone();
         lock_unpoisoned(&self.fabric.0)
@@ -296,7 +295,7 @@ impl TestCluster {
         bricks.bricks.get_mut(&brick(number)).expect("brick").frozen = frozen;
     }
 
-    /// Lets a brick take so many connections.
+    /// Sets the maximum of connections of a brick.
     pub(crate) fn set_sessions_max(&mut self, number: u128, most: usize) {
         let mut bricks = lock_unpoisoned(&self.fabric.0);
         let brick = bricks.bricks.get_mut(&brick(number)).expect("brick");
@@ -314,7 +313,7 @@ impl TestCluster {
         bricks.bricks.get_mut(&brick(number)).expect("brick").room = pages;
     }
 
-    /// The client dies, its messages with it, and another one attaches.
+    /// The client dies, along with its messages. Another one attaches.
     pub(crate) fn crash(&mut self) {
         self.channels.clear();
         self.client = Client::new(&self.fabric, &self.manager);
@@ -341,7 +340,7 @@ impl TestCluster {
         bytes.as_ref().map_or(vec![], |bytes| bytes.to_vec())
     }
 
-    /// Legs that are in-sync hold the same, holes counting as zeroes.
+    /// Asserts that in-sync legs hold the same data. Holes count as zeroes.
     #[track_caller]
     pub(crate) fn assert_legs_equal(&self) {
         let layout = self.manager.layout();
@@ -362,7 +361,7 @@ impl TestCluster {
         }
     }
 
-    /// Everything comes back, all legs are whole and the same.
+    /// Restores all bricks and the manager. Asserts that all legs are in-sync and equal.
     #[track_caller]
     pub(crate) fn restore_and_compare(&mut self) {
         self.manager.set_mode(ManagerMode::Up);
@@ -399,7 +398,7 @@ pub(crate) fn write(offset: u64, len: u64, value: u64) -> Request {
     }
 }
 
-/// A page of a transaction with this value.
+/// A part of a transaction: one page with this value.
 pub(crate) fn part(page: u64, value: u64) -> TransactionPart {
     TransactionPart::Write {
         offset: page * PAGE,

@@ -1,4 +1,4 @@
-//! A copy that follows what guests change, too, and what becomes of guests that die.
+//! Asynchronous replication of direct writes, and the death of direct clients.
 
 use super::cluster::{self, TestCluster};
 use super::manager::brick;
@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// Guests, as the legs and the segment see them.
+/// A direct client, as the legs and the segment see it.
 struct ScriptedClient {
     segment: Arc<DirectSegment>,
     row: usize,
@@ -34,7 +34,7 @@ impl ScriptedClient {
         ScriptedClient { segment, row }
     }
 
-    /// Claims a page and writes it to the first legs, and says nothing yet.
+    /// Claims a page and writes it to the first legs, without filling the claim.
     fn begin_write(&self, world: &TestCluster, page: u64, value: u64, legs: usize) -> u64 {
         let row = self.segment.row(self.row);
         let (file, offset, len) = (self.row as u64, page * 4096, 4096);
@@ -49,7 +49,7 @@ impl ScriptedClient {
         place
     }
 
-    /// Changes runs of pages as a whole on this leg.
+    /// Changes runs of pages atomically on this leg.
     fn begin_atomic(&self, world: &TestCluster, runs: &[(u64, u64)], value: u64, leg: usize) {
         let row = self.segment.row(self.row);
         let file = self.row as u64;
@@ -83,7 +83,7 @@ impl ScriptedClient {
         self.end_write(world, place, page, value);
     }
 
-    /// As the mount does behind it.
+    /// Starts the reconciliation that the mount starts after a client's death.
     fn die(&self, world: &mut TestCluster) -> mpsc::Receiver<()> {
         let wound = TornOp::of_row(self.segment.row(self.row)).expect("inside");
         let (done, told) = mpsc::channel();
@@ -102,7 +102,7 @@ impl ScriptedClient {
     }
 }
 
-/// A page of a leg can be read no more.
+/// Damages a page of a leg.
 fn damage_page(world: &TestCluster, leg: usize, page: u64) {
     let leg = world.manager.layout().segments[0].columns[0].legs[leg].clone();
     let mut bricks = lock_unpoisoned(&world.fabric.0);
@@ -119,8 +119,8 @@ fn replication_lag(world: &TestCluster) -> (u64, u64) {
     (lag.changes, lag.bytes)
 }
 
-/// What came through the kernel and what guests changed goes in the order in which it was
-/// changed; a flush waits for both.
+/// Changes through the kernel and direct changes are replicated in the order in which they were
+/// made. A flush waits for both.
 #[test]
 fn replica_gets_direct_writes_in_order() {
     let mut world = replicated_cluster();
@@ -145,7 +145,7 @@ fn replica_gets_direct_writes_in_order() {
     }
 }
 
-/// What is claimed and not there yet holds up all that came later, and who waits for it.
+/// An unfilled claim blocks all later changes, and the requests that wait for them.
 #[test]
 fn unfilled_claim_blocks_later_changes() {
     let mut world = replicated_cluster();
@@ -169,7 +169,7 @@ fn unfilled_claim_blocks_later_changes() {
     }
 }
 
-/// Guests go the kernel's way, which waits, where the copy is too far behind.
+/// If the replica lags too far behind, direct clients write through the kernel, which waits.
 #[test]
 fn direct_clients_are_throttled_at_lag_limit() {
     let mut world = replicated_cluster();
@@ -201,8 +201,8 @@ fn direct_clients_are_throttled_at_lag_limit() {
     assert!(world.page_bytes(0, 1, 0) == world.page_bytes(0, 0, 0));
 }
 
-/// One copy has what a dead guest wrote, and the other not: all three are alike behind it, and
-/// the copy goes on to follow.
+/// One copy has a dead client's write, and the other does not. After reconciliation all three
+/// are equal, and the replica continues without a resync.
 #[test]
 fn replica_gets_result_of_dead_client_write() {
     for legs in [0, 1, 2] {
@@ -220,7 +220,7 @@ fn replica_gets_result_of_dead_client_write() {
             len: 4096,
         });
         let told = dead.die(&mut world);
-        assert!(!dead.finish_reconcile(&mut world, &told), "one is inside");
+        assert!(!dead.finish_reconcile(&mut world, &told), "a row is active");
         other.segment.row(4).end_op();
         assert!(dead.finish_reconcile(&mut world, &told), "{legs}");
         let flush = world.submit(0, Request::Flush);
@@ -228,15 +228,15 @@ fn replica_gets_result_of_dead_client_write() {
         assert_eq!(
             world.client.shared.snapshot().1.replica_serial(),
             serial,
-            "it follows on"
+            "the replica continues"
         );
         let first = world.page_bytes(0, 0, 0);
         assert!(first == world.page_bytes(0, 1, 0) && first == world.page_bytes(0, 2, 0));
     }
 }
 
-/// Others wrote over what a dead guest may have written: what the copy lacks is not known, and
-/// it is compared.
+/// Other clients wrote over pages that a dead client may have written. The changes that the
+/// replica lacks are unknown, so it is resynced.
 #[test]
 fn replica_resyncs_after_dead_client_was_overwritten() {
     for claims in [true, false] {
@@ -245,7 +245,7 @@ fn replica_resyncs_after_dead_client_was_overwritten() {
         dead.begin_write(&world, 0, 2, 1);
         match claims {
             true => other.write(&world, 0, 3),
-            // Which place it claimed it did not say.
+            // The client did not record its claim.
             false => dead
                 .segment
                 .row(3)
@@ -265,7 +265,7 @@ fn replica_resyncs_after_dead_client_was_overwritten() {
     }
 }
 
-/// The client dies, and with it what guests had told it alone.
+/// The client dies, and with it the direct changes in its ring.
 #[test]
 fn replica_resyncs_after_mount_died_with_direct_clients() {
     let mut world = replicated_cluster();
@@ -286,7 +286,7 @@ fn replica_resyncs_after_mount_died_with_direct_clients() {
     }
 }
 
-/// A guest is inside when a copy begins to follow, and does not know it.
+/// A direct operation that began before replication started does not know of the replica.
 #[test]
 fn replication_starts_after_unaware_direct_ops_end() {
     let mut world = TestCluster::mirror(1);
@@ -311,8 +311,8 @@ fn replication_starts_after_unaware_direct_ops_end() {
     assert!(world.page_bytes(0, 1, 1) == world.page_bytes(0, 0, 1));
 }
 
-/// All copies are gone at once where a guest died: who makes them equal does not wait for who
-/// cleans up behind it, who waits for that.
+/// All copies are lost while a torn operation is not reconciled. The reconciliation waits for
+/// the recovery of the column, so the recovery must not wait for the reconciliation.
 #[test]
 fn all_legs_return_while_dead_client_awaits_reconcile() {
     let mut world = TestCluster::mirror(2);
@@ -331,8 +331,8 @@ fn all_legs_return_while_dead_client_awaits_reconcile() {
     assert!(world.page_bytes(0, 1, 0) == world.page_bytes(0, 0, 0));
 }
 
-/// A guest died amid pages that change as a whole, and the leg that has all of them is lost at
-/// each step of making the other one like it.
+/// A client died during an atomic change of pages. The leg that has all of them is lost at each
+/// step of the reconciliation.
 #[test]
 fn dead_client_transaction_is_reconciled_atomically() {
     let mut seen = [false; 2];
@@ -354,11 +354,11 @@ fn dead_client_transaction_is_reconciled_atomically() {
         assert!(dead.finish_reconcile(&mut world, &told));
         world.restore_and_compare();
     }
-    assert_eq!(seen, [true; 2], "before and behind it");
+    assert_eq!(seen, [true; 2], "the loss came before and after the copy");
 }
 
-/// The same where the leg that has all of them is damaged, or another one is: what can be
-/// read as a whole stands.
+/// The same, with damage on the leg that has all pages, or on another one. The state that can
+/// be read as a whole wins.
 #[test]
 fn dead_client_transaction_reconciles_beside_damage() {
     for (legs, changed, damaged, value) in [
@@ -384,7 +384,8 @@ fn dead_client_transaction_reconciles_beside_damage() {
     }
 }
 
-/// A guest died, and the page is damaged on the leg that guests read, while others differ.
+/// A client died, and the page is damaged on the leg that direct clients read, while the other
+/// legs differ.
 #[test]
 fn dead_client_write_reconciles_beside_damage() {
     for damaged in 0..3 {

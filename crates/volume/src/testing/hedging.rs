@@ -1,4 +1,4 @@
-//! A story of a read that two legs were asked for.
+//! A scenario with a read that two legs were asked for.
 
 use super::cluster::{PAGE, TestCluster};
 use super::manager::{brick, segment};
@@ -11,12 +11,12 @@ use pagemesh_base::layout::STRIPE_BYTES;
 use pagemesh_base::space::{Reply, Request};
 use std::panic;
 
-/// A leg that refuses a read only because it was asked before a barrier of its own
-/// client is asked again: here the other one has the page damaged (seed 100333 of the
-/// cluster simulation as it then was).
+/// A leg that refuses a read only because the read came before its own client's barrier is
+/// asked again. In this scenario the page is damaged on the other leg (found by seed 100333 of
+/// an earlier cluster simulation).
 #[test]
 fn read_refused_for_a_barrier_is_retried() {
-    // A brick of the other segment will be lost, and both legs of this one stay.
+    // A brick of the other segment will be lost. Both legs of this one stay.
     let segments = vec![
         segment(0, 1, 2, STRIPE_BYTES),
         segment(1, 1, 3, STRIPE_BYTES),
@@ -50,7 +50,7 @@ fn read_refused_for_a_barrier_is_retried() {
     lock_unpoisoned(&world.fabric.0)
         .slice_mut(leg.brick, leg.slice)
         .damage_page(0);
-    // One of the two hears of the loss before the other.
+    // One of the two legs hears of the loss before the other.
     world.kill(2);
     world.set_frozen(damaged, true);
     let before = epoch(&world, told);
@@ -69,7 +69,7 @@ fn read_refused_for_a_barrier_is_retried() {
             }
         }
     }
-    assert!(epoch(&world, told) > before, "it heard of the loss");
+    assert!(epoch(&world, told) > before, "the leg heard of the loss");
     let answer = |world: &mut TestCluster, message: (u64, u64, _)| {
         let connection = message.0;
         lock_unpoisoned(&world.fabric.0).restore_messages(vec![message]);
@@ -78,11 +78,11 @@ fn read_refused_for_a_barrier_is_retried() {
     };
     answer(&mut world, first);
     world.set_frozen(damaged, false);
-    assert_eq!(epoch(&world, damaged), before, "it has yet to hear");
+    assert_eq!(epoch(&world, damaged), before, "the leg has not heard yet");
     answer(&mut world, second);
     world.run_until_state(VolumeState::Degraded);
     let Some(Ok(Reply::Data(data))) = world.result_of(token) else {
-        panic!("the leg without damage has it");
+        panic!("the leg without damage can serve the read");
     };
     assert_eq!(data, fill(1, PAGE / 512));
 }
@@ -92,5 +92,5 @@ fn giving_up_leg_after_barrier_is_caught() {
     defect::set(Some(Defect::OutdatedLegFailed));
     let told = panic::catch_unwind(read_refused_for_a_barrier_is_retried);
     defect::set(None);
-    assert!(told.is_err(), "it is not caught");
+    assert!(told.is_err(), "the defect is not caught");
 }

@@ -1,4 +1,4 @@
-//! The keeper sleeps while there is nothing that it can do.
+//! The controller sleeps while it cannot make progress.
 
 use super::cluster::{PAGE, TestCluster, write};
 use super::manager::brick;
@@ -6,8 +6,8 @@ use crate::shared::lock_unpoisoned;
 use crate::status::VolumeState;
 use pagemesh_base::space::Reply;
 
-/// Two legs are asked at once, and one stands still: the answer of the other is taken
-/// although nobody awaits it yet. Left where it is, it would wake the keeper for ever.
+/// Two legs are asked at once, and one is stalled. The answer of the other is taken before its
+/// task asks for it. Otherwise it would wake the controller for ever.
 #[test]
 fn answers_are_taken_while_another_leg_is_stalled() {
     for still in [0, 1] {
@@ -17,7 +17,7 @@ fn answers_are_taken_while_another_leg_is_stalled() {
         world.kill(2);
         world.run_until_idle();
         let bricks = lock_unpoisoned(&world.fabric.0);
-        assert!(bricks.has_request_to_frozen(), "the keeper asks both");
+        assert!(bricks.has_request_to_frozen(), "the controller asks both");
         assert!(!bricks.has_unreaped(), "of leg {}", 1 - still);
         drop(bricks);
         world.set_frozen(still, false);
@@ -25,14 +25,14 @@ fn answers_are_taken_while_another_leg_is_stalled() {
     }
 }
 
-/// Threads that have a channel may be elsewhere for long, and a brick cannot come back
-/// while one of its clients has its pool mapped.
+/// A channel may not be polled for a long time. A brick cannot come back while one of its
+/// clients maps its pool.
 #[test]
 fn idle_channel_drops_links_to_dead_brick() {
     for copies in 1..=2 {
         let mut world = TestCluster::mirror(copies);
         let other = world.open();
-        // Of the first, what was asked for is not over.
+        // A request of the first channel is in flight.
         let token = world.submit(0, write(0, PAGE, 1));
         world.set_frozen(0, true);
         let away = [world.channels.remove(0), world.channels.remove(other - 1)];

@@ -1,5 +1,5 @@
-//! Stories of changes that end without anybody knowing how: what reads show
-//! before that is known, and after.
+//! Scenarios of changes with an unknown outcome: the results of reads before and after the
+//! outcome is known.
 
 use super::client::Client;
 use super::cluster::{PAGE, RequestResult, TestCluster, part, transact, write};
@@ -26,7 +26,7 @@ fn is_unavailable(ending: &Option<RequestResult>) -> bool {
     matches!(ending, Some(Err(SpaceError::Unavailable(_))))
 }
 
-/// Both channels, twice, so that each leg that serves is asked.
+/// Reads on both channels, twice, so that each serving leg is asked.
 #[track_caller]
 fn assert_reads_fail(world: &mut TestCluster, page: u64) {
     for channel in [0, 1, 0, 1] {
@@ -40,13 +40,13 @@ fn assert_reads_fail(world: &mut TestCluster, page: u64) {
     }
 }
 
-/// A write to page 0 that the first leg has and the second has not.
+/// A write to page 0 that only the first leg has.
 fn indeterminate_write() -> TestCluster {
     indeterminate_change(write(0, PAGE, 2))
 }
 
-/// A change of page 0 that one leg has. It failed: both were lost, only the first is
-/// back, and the manager is silent.
+/// A change of page 0 that one leg has. It failed: both legs were lost, only the first is back,
+/// and the manager does not answer.
 fn indeterminate_change(change: Request) -> TestCluster {
     let mut world = TestCluster::mirror(2);
     world.open();
@@ -77,7 +77,7 @@ fn indeterminate_change(change: Request) -> TestCluster {
     world
 }
 
-/// A read finds out about it.
+/// Loses the first leg. A read detects the loss.
 fn lose_first_leg(world: &mut TestCluster) {
     world.kill(0);
     let token = world.submit(0, read(4));
@@ -90,17 +90,17 @@ fn failed_write_on_one_leg_is_not_read() {
     let mut world = indeterminate_write();
     assert_reads_fail(&mut world, 0);
     world.assert_holds(PAGE, 7 * PAGE, 1);
-    // What comes later knows of it, too.
+    // A channel that is opened later fails such reads, too.
     world.open();
     let token = world.submit(2, read(0));
     let ending = world.result_of(token);
     assert!(is_unavailable(&ending), "{ending:?}");
-    // A write that fails before it is sent leaves its place as it was.
+    // A write that fails before it is sent leaves its range determinate.
     let token = world.submit(1, write(4 * PAGE, PAGE, 3));
     let ending = world.result_of(token);
     assert!(is_unavailable(&ending), "{ending:?}");
     world.assert_holds(4 * PAGE, PAGE, 1);
-    // The manager leaves the other leg out: what the first one has counts.
+    // The manager leaves the other leg out: the data of the first one counts.
     world.manager.set_mode(ManagerMode::Up);
     world.run_until_state(VolumeState::Degraded);
     assert_eq!(world.leg_status(1).state, LegState::Stale);
@@ -129,7 +129,7 @@ fn failed_write_counts_after_all_legs_return() {
     let mut world = indeterminate_write();
     assert_reads_fail(&mut world, 0);
     lose_first_leg(&mut world);
-    // They settle without the manager.
+    // The legs are recovered without the manager.
     world.restart(0);
     world.restart(1);
     world.advance_time(Duration::from_secs(1));
@@ -168,7 +168,7 @@ fn next_client_keeps_data_that_reads_returned() {
     world.assert_holds(0, PAGE, 1);
 }
 
-/// The channel that wrote is closed: the keeper drives its write to the same end.
+/// The channel of the write is closed. The controller drives the write to the same end.
 #[test]
 fn closed_channel_indeterminate_write_is_not_read() {
     let mut world = TestCluster::mirror(2);
@@ -196,8 +196,8 @@ fn closed_channel_indeterminate_write_is_not_read() {
     world.assert_holds(0, PAGE, 2);
 }
 
-/// One channel hears that another client has attached. What it had sent is on a leg
-/// that the other one did not reach, where the other channels still read.
+/// One channel hears that another client has attached. Its write is on a leg that the other
+/// client did not reach, and the other channel still reads from that leg.
 #[test]
 fn fenced_channel_indeterminate_write_is_not_read() {
     let mut world = TestCluster::mirror(2);
@@ -210,11 +210,11 @@ fn fenced_channel_indeterminate_write_is_not_read() {
     assert_eq!(
         world.page_bytes(0, 0, 0),
         fill(2, PAGE / 512),
-        "it is on one leg"
+        "the write is on one leg"
     );
     let mut delayed = lock_unpoisoned(&world.fabric.0).take_messages();
     delayed.retain(|(.., request)| matches!(request, SliceRequest::Write { .. }));
-    // The other one has raised the epoch of the second leg, and waits for the first.
+    // The other client has raised the epoch of the second leg, and waits for the first.
     let other = Client::new(&world.fabric, &world.manager);
     let mut other = std::mem::replace(&mut world.client, other);
     let channels = std::mem::take(&mut world.channels);
@@ -243,5 +243,5 @@ fn indeterminate_read_defect_is_caught() {
     defect::set(Some(Defect::IndeterminateRead));
     let told = panic::catch_unwind(failed_write_on_one_leg_is_not_read);
     defect::set(None);
-    assert!(told.is_err(), "it is not caught");
+    assert!(told.is_err(), "the defect is not caught");
 }

@@ -16,9 +16,9 @@ use uuid::Uuid;
 pub(crate) enum ManagerMode {
     Up,
     Down,
-    /// The next change is made, but nobody hears of it.
+    /// The next change is made, but its reply is lost.
     LoseNextReply,
-    /// The same, and nothing from then on.
+    /// As `LoseNextReply`, and no call succeeds from then on.
     LoseNextReplyThenDown,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct ManagerState {
     pub layout: Layout,
     pub mode: ManagerMode,
     pub durability: String,
-    /// What was told of copies.
+    /// The last report about copies.
     pub last_report: CopyReport,
     /// The last round of each segment and column.
     rounds: BTreeMap<(usize, usize), u8>,
@@ -40,7 +40,7 @@ pub(crate) fn brick(number: u128) -> BrickId {
     BrickId(Uuid::from_u128(number + 1))
 }
 
-/// A segment of so many columns and copies; brick n of a column is brick n.
+/// A segment with this number of columns and copies. Leg n of a column is on brick n.
 pub(crate) fn segment(number: usize, columns: usize, copies: usize, bytes: u64) -> Segment {
     let leg = |column: usize, copy: usize| Leg {
         brick: brick(copy as u128),
@@ -110,7 +110,7 @@ impl Manager {
         store.layout.epoch.0 += 1;
     }
 
-    /// An operator goes on with a copy of the only column.
+    /// An operator promotes a copy of the only column.
     pub(crate) fn promote(&self, copy: usize) {
         let mut store = lock_unpoisoned(&self.0);
         let column = &mut store.layout.segments[0].columns[0];

@@ -1,5 +1,5 @@
-//! Guests' sessions of the bricks: what `store::session::write_with_number` does to each
-//! pool, one step at a time.
+//! Sessions of direct clients at the bricks. They do the steps of
+//! `pagemesh_store::session::write_numbered` on each pool, one at a time.
 
 use super::brick::{Bricks, PAGE};
 use pagemesh_base::ids::Epoch;
@@ -7,22 +7,24 @@ use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::Stamp;
 use std::ops::Range;
 
-/// A session of a guest.
+/// A session of a direct client.
 pub(crate) struct MappedSession {
     pub brick: BrickId,
     slice: SliceId,
-    /// Its guest is dead: it does nothing any more, and the brick cleans up some time.
+    /// The client is dead: it makes no more steps, and the brick retires the session some time
+    /// later.
     is_dead: bool,
-    /// Its brick is: what goes on in the pool counts, and nothing new begins.
+    /// The brick is dead: an operation in progress still counts in the pool, and no new one
+    /// begins.
     is_lost: bool,
     is_in_op: bool,
     locked_pages: Range<u64>,
-    /// A record that is whole, and not shown yet.
+    /// A complete record with slots that are not published yet.
     record: Option<(u64, Vec<u8>, Stamp)>,
 }
 
 impl Bricks {
-    /// A guest maps a pool.
+    /// A direct client maps a pool.
     pub(crate) fn map(&mut self, brick: BrickId, slice: SliceId, epoch: Epoch) -> Option<u64> {
         if !self.bricks.get(&brick)?.up || self.slice(brick, slice).epoch() > epoch.0 {
             return None;
@@ -49,7 +51,7 @@ impl Bricks {
         self.mapped[&number].is_lost
     }
 
-    /// Enters the window, if the slice is of this epoch and the brick there.
+    /// Begins an operation, if the slice has this epoch and the brick is up.
     pub(crate) fn enter_window(&mut self, number: u64, epoch: Epoch) -> bool {
         let MappedSession { brick, slice, .. } = self.mapped[&number];
         let is_new = epoch.0 >= self.slice(brick, slice).epoch();
@@ -73,13 +75,13 @@ impl Bricks {
         is_free
     }
 
-    /// Whether somebody is at this page.
+    /// Whether a session holds the lock word of this page.
     pub(crate) fn is_locked(&self, slice: SliceId, page: u64) -> bool {
         let mut own = self.mapped.values().filter(|it| it.slice == slice);
         own.any(|it| it.locked_pages.contains(&page))
     }
 
-    /// Whether the pages at the ends of a range, of which a part stays, can be read.
+    /// Whether the partly written pages at the ends of a range can be read.
     pub(crate) fn can_merge(&self, number: u64, offset: u64, len: u64) -> bool {
         let MappedSession { brick, slice, .. } = self.mapped[&number];
         let damaged = &self.slice(brick, slice).damaged;
@@ -93,7 +95,7 @@ impl Bricks {
         self.session(number).record = Some((offset, data, stamp));
     }
 
-    /// Swaps the slots of the record.
+    /// Publishes the slots of the record.
     pub(crate) fn publish_slots(&mut self, number: u64) {
         let MappedSession { brick, slice, .. } = self.mapped[&number];
         let Some((offset, data, stamp)) = self.session(number).record.take() else {
@@ -102,10 +104,10 @@ impl Bricks {
         let len = data.len() as u64;
         let slice = self.slice_mut(brick, slice);
         let done = slice.change(number, &mut { u64::MAX }, offset, len, Some(&data), stamp);
-        done.expect("it was looked at before the record");
+        done.expect("the pages were checked before the record");
     }
 
-    /// Frees the lock words and leaves the window.
+    /// Frees the lock words and ends the operation.
     pub(crate) fn leave_window(&mut self, number: u64) {
         let session = self.session(number);
         (session.locked_pages, session.is_in_op) = (0..0, false);
@@ -129,18 +131,19 @@ impl Bricks {
         }
     }
 
-    /// Its guest dies, wherever it is.
+    /// The client dies, at any step.
     pub(crate) fn kill_mapped(&mut self, number: u64) {
         self.session(number).is_dead = true;
     }
 
-    /// Dead ones that no brick has cleaned up behind.
+    /// Sessions of dead clients that no brick has retired.
     pub(crate) fn dead_sessions(&self) -> Vec<u64> {
         let dead = self.mapped.iter().filter(|(_, it)| it.is_dead);
         dead.map(|(number, _)| *number).collect()
     }
 
-    /// The brick finishes what is whole, and drops what is not.
+    /// Retires a session: the brick rolls a complete record forward, and drops an incomplete
+    /// one.
     pub(crate) fn retire(&mut self, number: u64) {
         self.publish_slots(number);
         let session = self.mapped.remove(&number).expect("a session");
@@ -155,7 +158,8 @@ impl Bricks {
         dead.into_iter().for_each(|number| self.retire(number));
     }
 
-    /// What a barrier waits for: the dead are cleaned up behind, the living leave.
+    /// Prepares a barrier: retires dead sessions; true if no live session has an operation in
+    /// progress.
     pub(crate) fn drain_mapped(&mut self, slice: SliceId) -> bool {
         self.retire_where(|it| it.slice == slice);
         !self
@@ -169,7 +173,7 @@ impl Bricks {
         own.for_each(|it| it.is_lost = true);
     }
 
-    /// A brick takes up its pool again, unless guests that live have it.
+    /// A brick opens its pool again; false while a live direct client maps it.
     pub(crate) fn recover_mapped(&mut self, brick: BrickId) -> bool {
         let has_it = |it: &MappedSession| it.brick == brick && !it.is_dead;
         if self.mapped.values().any(has_it) {

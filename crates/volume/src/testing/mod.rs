@@ -1,6 +1,5 @@
-//! A small cluster in memory, stepped by hand: bricks, a manager, clients.
-//! Everything that could happen at any time happens when a test, or a seed,
-//! says so.
+//! A small cluster in memory, stepped by hand: bricks, a manager, clients. A test or a seed
+//! decides the order of all events.
 
 mod brick;
 mod client;
@@ -24,7 +23,7 @@ use brick::Fabric;
 use client::Client;
 use std::time::Duration;
 
-/// Seeded numbers (SplitMix64): the same seed, the same run.
+/// Seeded random numbers (SplitMix64). The same seed gives the same run.
 pub(crate) struct Rng(pub u64);
 
 impl Rng {
@@ -41,8 +40,8 @@ impl Rng {
     }
 }
 
-/// Something that happens by itself: a brick answers, the client has its turn, one of its
-/// calls is made, or time passes.
+/// Makes one step without a request: a brick answers, the client is polled, one of its calls is
+/// made, or time passes.
 fn step_background(dice: &mut Rng, fabric: &Fabric, client: &mut Client) {
     match dice.below(10) {
         0..=5 => {
@@ -61,12 +60,12 @@ fn step_background(dice: &mut Rng, fabric: &Fabric, client: &mut Client) {
     }
 }
 
-/// How many seeds PAGEMESH_SEEDS asks for, if it does.
+/// The number of seeds in PAGEMESH_SEEDS, if it is set.
 fn seeds_from_env() -> Option<u64> {
     std::env::var("PAGEMESH_SEEDS").ok()?.parse().ok()
 }
 
-/// Tells the seed of a life that ends in a panic, and the test that repeats it.
+/// Prints the seed of a history that ends in a panic, and the test that repeats it.
 struct SeedReporter(u64, &'static str);
 
 impl Drop for SeedReporter {

@@ -1,5 +1,5 @@
-//! What a read may return. The unit is a sector: each write fills its sectors
-//! with a number of its own.
+//! The values that a read may return. The unit is a sector: each write fills its sectors with a
+//! unique number.
 
 use std::collections::BTreeSet;
 
@@ -23,15 +23,15 @@ pub(crate) struct ActiveChange {
 
 /// A transaction without an answer.
 struct ActiveTransaction {
-    /// Of its parts.
+    /// The orders of its parts.
     orders: Vec<u64>,
     value: u64,
-    /// What it writes and no change beside it does: all of that holds its value
-    /// after a crash, or none.
+    /// The sectors that it writes and no concurrent change writes. After a crash either all of
+    /// them hold its value, or none does.
     exclusive_sectors: BTreeSet<u64>,
 }
 
-/// Sectors that all hold a value, or none of them does.
+/// Sectors of which either all hold a value, or none does.
 pub(crate) struct AtomicSectors {
     pub value: u64,
     pub sectors: BTreeSet<u64>,
@@ -41,9 +41,9 @@ pub(crate) struct ReadOracle {
     sectors: Vec<Vec<CandidateValue>>,
     transactions: Vec<ActiveTransaction>,
     active: Vec<ActiveChange>,
-    /// Of changes that ended without an answer: they may go on.
+    /// The sectors of changes that ended without an answer. They may still be made.
     indeterminate: Vec<std::ops::Range<u64>>,
-    /// Reads under way: what each of their sectors may return.
+    /// Reads in progress: the values that each of their sectors may return.
     reads: Vec<(u64, u64, Vec<BTreeSet<u64>>)>,
     clock: u64,
 }
@@ -96,7 +96,7 @@ impl ReadOracle {
         self.clock
     }
 
-    /// Parts of one transaction, all with this value; those of zero are cleared.
+    /// Begins a transaction. The parts have this value; those with zero are cleared.
     pub(crate) fn begin_transaction(
         &mut self,
         channel: usize,
@@ -121,12 +121,12 @@ impl ReadOracle {
         orders
     }
 
-    /// It was refused before anything saw it.
+    /// Ends a change that was refused before it was sent.
     pub(crate) fn cancel(&mut self, order: u64) {
         self.remove_active(order);
     }
 
-    /// It was acknowledged.
+    /// Ends a change that was acknowledged.
     pub(crate) fn complete(&mut self, order: u64) {
         self.clock += 1;
         let change = self.remove_active(order);
@@ -138,8 +138,8 @@ impl ReadOracle {
                 order,
             };
             let sector = &mut self.sectors[sector as usize];
-            // What ended before it began, or came before it on the same
-            // channel, is overwritten.
+            // Overwrites the values of changes that ended before this one began, or that came
+            // before it on the same channel.
             sector.retain(|c| {
                 c.completed >= order && !(c.channel == change.channel && c.order < order)
             });
@@ -152,7 +152,7 @@ impl ReadOracle {
         }
     }
 
-    /// It may have happened, or not.
+    /// Ends a change that may have been made or not.
     pub(crate) fn mark_indeterminate(&mut self, order: u64) {
         self.clock += 1;
         let change = self.remove_active(order);
@@ -167,8 +167,8 @@ impl ReadOracle {
         }
     }
 
-    /// The client is gone: so may be all it had under way, but transactions as
-    /// a whole.
+    /// Ends all changes of a client that is gone. Each may have been made or not; a transaction
+    /// only as a whole.
     pub(crate) fn crash(&mut self) -> Vec<AtomicSectors> {
         let whole = self
             .transactions
@@ -183,7 +183,8 @@ impl ReadOracle {
         }
         self.reads.clear();
         self.indeterminate.clear();
-        // From now on each sector has one value; which, the next write ends.
+        // From now on each sector has one value, though an unknown one. The next write
+        // overwrites it.
         for candidate in self.sectors.iter_mut().flatten() {
             candidate.completed = candidate.completed.min(self.clock);
             candidate.channel = usize::MAX;
@@ -238,10 +239,10 @@ impl ReadOracle {
         Ok(())
     }
 
-    /// A read that began at `loss_generation` has shown this: what was over when it began, or when
-    /// what it shows did, is overwritten.
+    /// Records the value that a read returned. The read began at `since`. Values that were
+    /// complete when the read began, or when the change of its value began, are overwritten.
     fn observe(&mut self, sector: u64, value: u64, since: u64) {
-        // Of zeroes it is not known whose they are.
+        // The change that wrote zeroes is unknown.
         if value == 0 {
             return;
         }

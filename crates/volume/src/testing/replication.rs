@@ -1,9 +1,9 @@
-//! Random lives of a volume with a copy that follows: at every moment at which the
-//! manager would let it be promoted, it holds what the volume was at some time, and all
-//! that was acknowledged as durable.
+//! Random histories of a volume with an asynchronous replica. Whenever the manager would allow
+//! its promotion, the replica holds a state that the volume was in, with all changes that were
+//! acknowledged as durable.
 //!
 //! A failure names its seed: `PAGEMESH_SEED=n cargo test -p pagemesh-volume
-//! one_following -- --ignored` repeats it.
+//! replay_replication_seed -- --ignored` repeats it.
 
 use super::brick::{Fabric, Page};
 use super::client::Client;
@@ -31,18 +31,18 @@ const SETTLE_STEPS_MAX: usize = 200_000;
 const IN_FLIGHT_MAX: usize = 6;
 pub(super) const PAGE_SECTORS: u64 = 4096 / SECTOR;
 const SECTORS: u64 = STRIPE_BYTES / SECTOR;
-/// From here on pages are cleared, too, so that what a hole means is not known.
+/// From this sector on pages are cleared, too, so a hole there has no unique meaning.
 const CLEARED_FROM: u64 = SECTORS / 2;
 pub(super) const REPLICA_SLICE: SliceId = SliceId(Uuid::from_u128(77));
 
-/// A change, or a flush with no sectors. Changes have their numbers as values.
+/// A change, or a flush with no sectors. The value of a change is its number.
 #[derive(Debug)]
 struct ChangeRecord {
     sectors: Vec<u64>,
     began: u64,
     acknowledged: Option<u64>,
     durable: bool,
-    /// It is a transaction.
+    /// Whether it is a transaction.
     is_atomic: bool,
 }
 
@@ -56,9 +56,9 @@ struct ReplicationScenario {
     buffers: bool,
     changes: BTreeMap<u64, ChangeRecord>,
     clock: u64,
-    /// Checks of a copy that followed.
+    /// The number of checks of a replica.
     checks: u64,
-    /// Those in which it lacked something.
+    /// The checks in which the replica lacked some changes.
     lagging_checks: u64,
 }
 
@@ -153,7 +153,7 @@ impl ReplicationScenario {
                     len: (end - start) * SECTOR,
                     durable,
                 };
-                // What it leaves tells nothing of it.
+                // A clear leaves no value that identifies it.
                 (request, vec![], false)
             }
             _ => (Request::Flush, vec![], true),
@@ -170,7 +170,7 @@ impl ReplicationScenario {
         self.threads[at].0.submit(Token(began), request);
     }
 
-    /// Two pages, far from each other.
+    /// A transaction of two distant pages.
     fn transaction(&mut self, value: u64, durable: bool) -> (Request, Vec<u64>, bool) {
         let pages = SECTORS / PAGE_SECTORS;
         let (a, b) = (
@@ -214,7 +214,7 @@ impl ReplicationScenario {
         let follower = self.copies as u128;
         match self.rng.below(16) {
             0 => {
-                // One that buffers takes with it what others may not have.
+                // A buffering source that dies could lose changes that no other leg has.
                 let which = if self.buffers { follower } else { any };
                 lock_unpoisoned(&self.fabric.0).kill(brick(which));
             }
@@ -246,7 +246,7 @@ impl ReplicationScenario {
                     slice.damage_page(page);
                 }
             }
-            // It comes to have much to do at once.
+            // A frozen brick accumulates many requests.
             10 | 11 => self.freeze(true),
             12 => self.freeze(false),
             8 if self.rng.one_in(3) => self.attach(),
@@ -276,7 +276,7 @@ impl ReplicationScenario {
         bricks.bricks.get_mut(&brick(number)).expect("brick").room = room;
     }
 
-    /// What the copy holds by sector, if it could be promoted now.
+    /// The replica's contents by sector, if it could be promoted now.
     fn replica_sectors(&self) -> Option<Vec<u64>> {
         let layout = self.manager.layout();
         let leg = layout.segments[0].columns[0].legs.last()?.clone();
@@ -295,12 +295,12 @@ impl ReplicationScenario {
         let is_in = |value: &u64| *value != 0;
         let newest = held.iter().copied().filter(is_in).max().unwrap_or(0);
         let mut lacks = false;
-        // Flushed: what was acknowledged before this.
+        // The flush covers changes that were acknowledged before it began.
         let flushes = self.changes.values().filter(|it| it.durable);
         let flushes = flushes.filter(|it| it.sectors.is_empty() && it.acknowledged.is_some());
         let flushed = flushes.map(|flush| flush.began).max().unwrap_or(0);
         for (value, change) in &self.changes {
-            // A later one may have replaced it everywhere else.
+            // A later change may have replaced it on all other legs.
             let misses = |sector: &u64| {
                 let there = held[*sector as usize];
                 let before = self.changes.get(&there);
@@ -310,7 +310,7 @@ impl ReplicationScenario {
                     (_, Some(before)) => before
                         .acknowledged
                         .is_some_and(|acknowledged| acknowledged < change.began),
-                    (_, None) => panic!("sector {sector} holds {there}, which nobody wrote"),
+                    (_, None) => panic!("sector {sector} holds {there}, which was never written"),
                 }
             };
             let Some(sector) = change.sectors.iter().find(|sector| misses(sector)) else {
@@ -319,7 +319,7 @@ impl ReplicationScenario {
             let there = held[*sector as usize];
             let tell = || format!("sector {sector} holds {there}, not {value}, {change:?}");
             let is_half = change.is_atomic && held.contains(value);
-            assert!(!is_half, "half of it: {}", tell());
+            assert!(!is_half, "half of a transaction: {}", tell());
             let Some(acknowledged) = change.acknowledged else {
                 continue;
             };
@@ -409,12 +409,12 @@ impl ReplicationScenario {
         self.assert_legs_equal();
     }
 
-    /// The client and all other bricks are gone.
+    /// Promotes the replica after the client and all other bricks are gone.
     fn promote_and_compare(&mut self, held: &[u64]) {
         self.threads.clear();
         self.restore_all();
         (0..self.copies).for_each(|copy| lock_unpoisoned(&self.fabric.0).kill(brick(copy as u128)));
-        // A page that nobody has undamaged would keep the others away.
+        // A page that is damaged on every copy would keep the others from resyncing.
         let mut bricks = lock_unpoisoned(&self.fabric.0);
         let follower = bricks.slice_mut(brick(self.copies as u128), REPLICA_SLICE);
         follower.damaged.clear();
@@ -476,9 +476,9 @@ fn replica_holds_a_past_state_2() {
     seeds(1_000_000);
 }
 
-/// What a connection that was replaced still carries is refused, although the volume's
-/// epoch had risen when it was sent, and the slice hears of that epoch over the next one
-/// only (seed 1006578 of these lives as they then were).
+/// Changes on a replaced connection are refused. The volume's epoch had risen when they were
+/// sent, but the slice hears of that epoch only over the next connection (found by seed 1006578
+/// of an earlier simulation).
 #[test]
 fn stale_replica_connection_changes_nothing() {
     let mut tried = 0;
@@ -488,12 +488,12 @@ fn stale_replica_connection_changes_nothing() {
         world.add_replica(brick(2), REPLICA_SLICE);
         world.request_refresh();
         world.run_steps(steps);
-        // The volume's epoch rises, and the copy hears of no change.
+        // The volume's epoch rises, and the replica gets no change.
         world.set_frozen(2, true);
         world.kill(1);
         world.run_until_idle();
-        // One that is copied to while it stands still holds up writes there, in these
-        // tests for ever.
+        // If a chunk was being copied to the frozen replica, writes there wait, in these tests
+        // for ever.
         let token = world.submit(0, cluster::write(0, 4096, 2));
         world.run_until_idle();
         if world.result_of(token).is_none() {
@@ -501,7 +501,7 @@ fn stale_replica_connection_changes_nothing() {
         }
         tried += 1;
         let old = lock_unpoisoned(&world.fabric.0).connections_of(brick(2));
-        // Its copies are made equal: the follower begins anew, over another connection.
+        // The in-sync copies are recovered, so the replica is resynced over another connection.
         world.kill(0);
         world.restart(0);
         world.advance_time(Duration::from_secs(2));
@@ -528,7 +528,7 @@ fn stale_replica_connection_changes_nothing() {
     assert!(tried > 10, "{tried} of 60");
 }
 
-/// The source is brick 0, and brick 1 follows it.
+/// Brick 0 is the source, and brick 1 its asynchronous replica.
 pub(super) fn replicated_cluster() -> TestCluster {
     let mut world = TestCluster::mirror(1);
     world.write(0, 4096, 1);
@@ -539,7 +539,7 @@ pub(super) fn replicated_cluster() -> TestCluster {
     world
 }
 
-/// How far a copy may be behind is a promise: in changes, and in time.
+/// The lag limits hold, in changes and in time.
 #[test]
 fn acknowledgements_wait_for_lagging_replica() {
     let mut world = replicated_cluster();
@@ -563,7 +563,7 @@ fn acknowledgements_wait_for_lagging_replica() {
     assert_eq!(world.result_of(late), Some(Ok(Reply::Done)));
 }
 
-/// Who looks at its layout tells what the copy lacks then.
+/// A client that polls its layout reports the replica's lag.
 #[test]
 fn manager_learns_replication_lag() {
     let mut world = replicated_cluster();
@@ -585,7 +585,7 @@ fn manager_learns_replication_lag() {
     assert_eq!(told(&mut world), (0, 0));
 }
 
-/// The first copy of a leg is told of while it goes on.
+/// The client reports the progress of a new leg's first resync.
 #[test]
 fn manager_learns_resync_progress() {
     let mut world = TestCluster::mirror(1);
@@ -617,7 +617,7 @@ fn manager_learns_resync_progress() {
     );
 }
 
-/// Nobody is left who could say that the copy does not follow any more.
+/// No leg is left that could tell whether the replica still has all changes.
 #[test]
 fn flush_waiting_for_replica_fails_without_any_leg() {
     let mut world = replicated_cluster();
@@ -635,8 +635,8 @@ fn flush_waiting_for_replica_fails_without_any_leg() {
     );
 }
 
-/// The manager has made the copy one that follows, nobody has heard of it, and the
-/// connection to the copy ends: it must not be written before the manager takes that back.
+/// The manager has made the copy a replica, the client missed the reply, and the connection to
+/// the copy ends. The copy must not be written before the manager has made it stale again.
 #[test]
 fn possible_replica_is_not_overwritten() {
     let mut world = TestCluster::mirror(1);
@@ -644,7 +644,7 @@ fn possible_replica_is_not_overwritten() {
     world.add_replica(brick(1), REPLICA_SLICE);
     world.request_refresh();
     world.client.poll();
-    assert!(world.client.run_call(), "it asks for the layout");
+    assert!(world.client.run_call(), "the client asks for the layout");
     world.manager.set_mode(ManagerMode::LoseNextReplyThenDown);
     world.advance_time(Duration::from_secs(1));
     let layout = |world: &TestCluster| world.manager.layout().segments[0].columns[0].legs[1].state;
@@ -665,7 +665,7 @@ fn possible_replica_is_not_overwritten() {
     assert_eq!(world.leg_status(1).state, LegState::Following);
 }
 
-/// Of changes that are on their way together, none is made behind one that failed.
+/// Of several changes in flight, none is made after a failed one.
 #[test]
 fn replica_applies_nothing_after_refused_change() {
     let mut world = replicated_cluster();
@@ -674,7 +674,7 @@ fn replica_applies_nothing_after_refused_change() {
     lock_unpoisoned(&world.fabric.0)
         .slice_mut(brick(1), REPLICA_SLICE)
         .damage_page(0);
-    // A part of that page cannot be written, and the next page as a whole could.
+    // A part of that page cannot be written; a write of the whole next page could.
     world.write(0, 512, 3);
     world.write(4096, 4096, 4);
     let before = world.page_bytes(0, 1, 1);

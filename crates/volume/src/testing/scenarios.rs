@@ -1,5 +1,5 @@
-//! Stories that must end well, told step by step: what an operator would ask
-//! about, each with the state that the volume is in meanwhile.
+//! Scenarios that must end well, step by step: questions of an operator, each with the volume's
+//! state meanwhile.
 
 use super::Rng;
 use super::client::Client;
@@ -45,7 +45,7 @@ fn lost_leg_stalls_writes_until_manager_returns() {
         "only the manager may leave a leg out"
     );
     assert_eq!(world.client.status().state, VolumeState::AwaitingManager);
-    // Reads of what no write is about to change are served meanwhile.
+    // Reads outside the write's range are served meanwhile.
     world.assert_holds(4 * PAGE, PAGE, 0);
     world.manager.set_mode(ManagerMode::Up);
     world.advance_time(MANAGER_RETRY_MAX);
@@ -75,13 +75,13 @@ fn stalled_leg_delays_few_reads() {
     assert!(held.iter().all(|token| has_ended(&world, token)));
     let hedged = world.counters().reads_hedged;
     assert_eq!(hedged, held.len() as u64);
-    // What it owes counts as its load: the others go where there is less.
+    // Unanswered reads count as load, so the other reads go to the less loaded leg.
     for page in 0..16 {
         world.assert_holds(page * PAGE, PAGE, 3);
     }
     assert_eq!(world.counters().reads_hedged, hedged);
     assert_eq!(world.client.status().state, VolumeState::Healthy);
-    // Its answers come at last, and it is read from again; or they never come.
+    // The answers come late, and reads go to the leg again. Or they never come.
     world.set_frozen(1, false);
     world.run_until_idle();
     let before = world.leg_reads(0);
@@ -97,9 +97,8 @@ fn stalled_leg_delays_few_reads() {
     world.assert_holds(0, 16 * PAGE, 3);
 }
 
-/// Of two reads beside a write, the later one showed what was before: one leg
-/// had the write, the other not yet (seeds 60, 1005 and 1465 of the cluster
-/// simulation as it then was).
+/// Of two reads during a write, the later one returned older data: one leg had the write, the
+/// other not yet (found by seeds 60, 1005 and 1465 of an earlier cluster simulation).
 #[test]
 fn write_on_one_leg_is_not_read() {
     let mut world = TestCluster::mirror(2);
@@ -111,7 +110,7 @@ fn write_on_one_leg_is_not_read() {
         offset,
         len: PAGE as u32,
     };
-    // In turns from both legs, one of which is silent.
+    // Reads go to both legs in turns, and one leg does not answer.
     let reads: Vec<u64> = (0..4).map(|_| world.submit(other, read(0))).collect();
     for read in &reads {
         assert_eq!(world.result_of(*read), None, "one leg may be lost");
@@ -119,15 +118,15 @@ fn write_on_one_leg_is_not_read() {
     assert_eq!(
         world.page_bytes(0, 0, 0),
         fill(2, PAGE / 512),
-        "it is on one leg"
+        "the write is on one leg"
     );
     let beside: Vec<u64> = (0..2)
         .map(|_| world.submit(other, read(4 * PAGE)))
         .collect();
     for read in beside {
-        assert!(world.result_of(read).is_some(), "others do not wait");
+        assert!(world.result_of(read).is_some(), "other reads do not wait");
     }
-    // The leg that has it goes; the write, and what waits for it, goes on.
+    // The leg with the write is lost. The write and the reads that wait for it go on.
     world.set_frozen(1, false);
     world.kill(0);
     assert_eq!(world.result_of(token), Some(Ok(Reply::Done)));
@@ -139,8 +138,8 @@ fn write_on_one_leg_is_not_read() {
     world.restore_and_compare();
 }
 
-/// Writes after a loss are tracked by the survivors, so none may be driven
-/// before they have heard of the round.
+/// The remaining legs track writes after a loss, so no write may be sent before they have heard
+/// of the round.
 #[test]
 fn writes_wait_for_barrier_after_leg_loss() {
     let mut world = TestCluster::mirror(2);
@@ -159,9 +158,8 @@ fn writes_wait_for_barrier_after_leg_loss() {
     world.restore_and_compare();
 }
 
-/// The barrier of one loss went to a leg that stands still. Once a channel has
-/// found that it is lost, too, nobody waits for its answer, which may take the
-/// time of a whole call.
+/// The barrier of one loss went to a stalled leg. Once a channel has lost that leg, too, the
+/// controller must not wait for its answer, which may take the time of a whole call.
 #[test]
 fn barrier_does_not_wait_for_lost_leg() {
     let mut world = TestCluster::mirror(3);
@@ -173,7 +171,7 @@ fn barrier_does_not_wait_for_lost_leg() {
     assert_eq!(world.result_of(token), None, "leg 1 may have it");
     {
         let mut bricks = lock_unpoisoned(&world.fabric.0);
-        // The channel's: the keeper was there before.
+        // The connection of the channel; the controller's is older.
         let newest = bricks.connections_of(brick(1)).pop();
         bricks.break_connection(newest.expect("a connection"));
     }
@@ -186,8 +184,8 @@ fn barrier_does_not_wait_for_lost_leg() {
     world.assert_holds(0, PAGE, 2);
 }
 
-/// A brick cannot take its pool back before every client has unmapped it. A
-/// channel that looks only now never used the connection that it was given.
+/// A brick cannot open its pool again before every client has unmapped it. A channel that is
+/// polled only now never used the connection that it was given.
 #[test]
 fn unpolled_channel_drops_links_to_dead_brick() {
     let mut world = TestCluster::mirror(2);
@@ -202,7 +200,7 @@ fn unpolled_channel_drops_links_to_dead_brick() {
     world.restore_and_compare();
 }
 
-/// The same of a volume that nobody uses, over channels or without any.
+/// The same for a volume without requests, with channels or without any.
 #[test]
 fn idle_volume_drops_links_to_dead_brick() {
     for channels in [1, 0] {
@@ -216,8 +214,8 @@ fn idle_volume_drops_links_to_dead_brick() {
     }
 }
 
-/// The manager left the leg out, but its answer was lost: the client must ask
-/// what became of it, not go on by guess.
+/// The manager left the leg out, but its reply was lost. The client must ask for the outcome,
+/// not assume one.
 #[test]
 fn lost_manager_reply_is_queried_again() {
     let mut world = TestCluster::mirror(2);
@@ -244,7 +242,7 @@ fn full_leg_leaves_and_returns_with_space() {
     world.advance_time(Duration::from_secs(30));
     assert_eq!(world.client.status().state, VolumeState::Degraded);
     world.assert_holds(0, 2 * PAGE, 2);
-    // Deletes never need room.
+    // Deletes never need space.
     world.discard(0, PAGE);
     world.restore_and_compare();
     world.assert_holds(0, PAGE, 0);
@@ -255,10 +253,10 @@ fn full_leg_leaves_and_returns_with_space() {
 fn write_fails_without_leg_loss_if_all_legs_are_full() {
     let mut world = TestCluster::mirror(2);
     world.write(0, 4 * PAGE, 1);
-    // Each has another place where its room ends.
+    // Each leg runs out of space at another page.
     world.set_room(0, 1);
     world.set_room(1, 2);
-    // A part of a page, which both take, and two pages, which neither does.
+    // The write has a part of a page, which both legs accept, and two pages, which both refuse.
     let token = world.submit(0, write(512, 3 * PAGE - 512, 2));
     let ending = world.result_of(token).expect("an answer");
     assert!(matches!(ending, Err(SpaceError::NoSpace(_))), "{ending:?}");
@@ -269,20 +267,20 @@ fn write_fails_without_leg_loss_if_all_legs_are_full() {
         len: 3 * PAGE,
         durable: false,
     };
-    // Room for one end of it, on one leg.
+    // One leg has space for one end of the range.
     world.set_room(0, 1);
     world.set_room(1, 0);
     let token = world.submit(0, zeroes);
     let ending = world.result_of(token).expect("an answer");
     assert!(matches!(ending, Err(SpaceError::NoSpace(_))), "{ending:?}");
     world.assert_legs_equal();
-    // What frees whole pages works.
+    // A request that frees whole pages succeeds.
     world.discard(0, 4 * PAGE);
     world.assert_holds(0, 4 * PAGE, 0);
     world.restore_and_compare();
 }
 
-/// A leg took a write, the epoch rose, and at the second try all are full.
+/// A leg accepted a write, the epoch rose, and at the second send all legs are full.
 #[test]
 fn write_accepted_before_legs_filled_completes() {
     let mut world = TestCluster::mirror(3);
@@ -312,28 +310,28 @@ fn trims_while_degraded_are_resynced() {
     world.write(9 * PAGE, PAGE, 1);
     world.kill(1);
     world.discard(PAGE, 2 * PAGE);
-    // Parts of pages, too.
+    // The writes and discards include parts of pages.
     world.discard(5 * PAGE + 512, PAGE);
     world.write(7 * PAGE, PAGE, 3);
     world.discard(7 * PAGE, PAGE);
-    assert!(!world.page_bytes(0, 1, 1).is_empty(), "it has not heard");
+    assert!(!world.page_bytes(0, 1, 1).is_empty(), "the page is there");
     world.restore_and_compare();
     world.assert_holds(PAGE, 2 * PAGE, 0);
     assert!(world.page_bytes(0, 1, 1).is_empty(), "freed, not zeroed");
     assert!(world.page_bytes(0, 1, 7).is_empty());
     let moved = world.client.status().counters.bytes_resynced;
-    // Twice what was in flight at the loss, once what came later.
+    // Writes in flight at the loss are copied twice, later ones once.
     assert!(moved <= 9 * PAGE, "moved {moved}");
 }
 
-/// What was written and discarded while two legs were away is a hole on the
-/// first that returns, written there or not: the second must hear of it.
+/// Pages that were written and discarded while two legs were away are holes on the first leg
+/// that returns, whether or not they were written there. The second leg must clear them, too.
 #[test]
 fn trims_reach_second_returning_leg_through_first() {
     let mut world = TestCluster::mirror(3);
     world.kill(0);
-    // What meets the loss, and what is last of a session, counts as in flight
-    // and is told by tables: the page in question is neither.
+    // A write in flight at the loss, and the last write of a session, are in the in-flight
+    // tables. The page under test is neither.
     world.write(8 * PAGE, PAGE, 1);
     world.write(0, PAGE, 1);
     world.write(4 * PAGE, PAGE, 1);
@@ -344,7 +342,7 @@ fn trims_reach_second_returning_leg_through_first() {
     world.restart(0);
     world.advance_time(Duration::from_secs(20));
     assert_eq!(world.leg_status(0).state, LegState::InSync);
-    // Leg 0 is all that is left to tell leg 1.
+    // Leg 0 is the only source for leg 1.
     world.kill(2);
     world.restart(1);
     world.advance_time(Duration::from_secs(20));
@@ -391,7 +389,7 @@ fn overlapping_channel_writes_leave_legs_equal() {
 fn superseded_client_late_writes_are_refused() {
     let mut world = TestCluster::mirror(2);
     world.write(0, PAGE, 1);
-    // On its way to both legs when the other client comes.
+    // The write is on its way to both legs when the other client attaches.
     world.set_frozen(0, true);
     world.set_frozen(1, true);
     let late = world.submit(0, write(0, PAGE, 2));
@@ -401,7 +399,7 @@ fn superseded_client_late_writes_are_refused() {
         Client::new(&world.fabric, &world.manager),
     );
     let old_channels = std::mem::take(&mut world.channels);
-    // The new one's barriers overtake the old one's writes.
+    // The barriers of the new client overtake the writes of the old one.
     let delayed = lock_unpoisoned(&world.fabric.0).take_messages();
     world.set_frozen(0, false);
     world.set_frozen(1, false);
@@ -429,8 +427,7 @@ fn superseded_client_late_writes_are_refused() {
     world.assert_legs_equal();
 }
 
-/// A leg that is lost while the client is fenced must not be marked stale by
-/// it: the attachment is another's.
+/// A fenced client must not mark a lost leg stale: the attachment belongs to another client.
 #[test]
 fn superseded_client_changes_no_legs() {
     let mut world = TestCluster::mirror(2);
@@ -453,7 +450,7 @@ fn superseded_client_changes_no_legs() {
     assert!(legs.all(|leg| leg.state == LegState::InSync));
 }
 
-/// A channel that was fenced has nobody to flush to when it is closed.
+/// A fenced channel with unflushed writes has no leg to flush to when it is closed.
 #[test]
 fn superseded_channel_with_unflushed_writes_closes() {
     let mut world = TestCluster::of_class(vec![segment(0, 1, 2, STRIPE_BYTES)], "file-sync");
@@ -478,8 +475,8 @@ fn superseded_channel_with_unflushed_writes_closes() {
     world.assert_legs_equal();
 }
 
-/// A client that heard no answer asks for the layout. One that another client
-/// made since must not pass for its own change: both would write at one epoch.
+/// A client without a reply asks for the layout. It must not take a layout of another client
+/// for its own change: both would write at one epoch.
 #[test]
 fn superseded_client_ignores_new_owner_layout() {
     let mut world = TestCluster::mirror(2);
@@ -498,7 +495,7 @@ fn superseded_client_ignores_new_owner_layout() {
     assert_eq!(
         world.leg_status(1).state,
         LegState::Stale,
-        "as the old one wished"
+        "the old client's change was made"
     );
     world.open();
     world.write(0, PAGE, 3);
@@ -539,10 +536,10 @@ fn volume_grows_in_use() {
         let status = world.client.status();
         assert_eq!(status.size_bytes, 3 * STRIPE_BYTES);
         assert_eq!(status.epoch, world.manager.layout().epoch.0);
-        // Over the seam of the segments, and to the last page.
+        // The writes cross the border of the segments, and reach the last page.
         world.write(size - PAGE, 3 * PAGE, 4);
         world.write(3 * STRIPE_BYTES - PAGE, PAGE, 5);
-        // New slices refuse a client before this one from the start.
+        // New slices refuse older clients from the start.
         let epoch = status.epoch;
         for leg in &world.manager.layout().segments[1].columns[1].legs {
             let bricks = lock_unpoisoned(&world.fabric.0);
@@ -562,7 +559,7 @@ fn volume_grows_in_use() {
     }
 }
 
-/// A copy that is added holds whatever it holds: all that any copy has is compared.
+/// An added copy may hold any data, so all pages that are mapped on any copy are compared.
 #[test]
 fn leg_is_added_in_use() {
     for copies in [1, 2] {
@@ -571,7 +568,7 @@ fn leg_is_added_in_use() {
         world.discard(2 * PAGE, PAGE);
         let new = (brick(2), SliceId(Uuid::from_u128(77)));
         world.add_copy(new.0, new.1);
-        // Where the others have something, and where they have nothing.
+        // Pages that are mapped on the other copies, and pages that are holes there.
         for page in [0, 2, 14] {
             let mut bricks = lock_unpoisoned(&world.fabric.0);
             bricks.slice_mut(new.0, new.1).set_page(page, &fill(9, 8));
@@ -593,13 +590,13 @@ fn leg_is_added_in_use() {
     }
 }
 
-/// A leg that was away when a page was discarded hears of it from a copy that was
-/// added meanwhile and is all that is left.
+/// A leg was away when a page was discarded. It clears the page with an added copy as its only
+/// source.
 #[test]
 fn added_leg_propagates_earlier_discards() {
     let mut world = TestCluster::mirror(2);
     world.write(0, 4 * PAGE, 1);
-    // The page in question is in no table of what is in flight.
+    // The page under test is in no in-flight table.
     world.write(8 * PAGE, PAGE, 1);
     world.kill(1);
     world.write(8 * PAGE, PAGE, 2);
@@ -617,8 +614,8 @@ fn added_leg_propagates_earlier_discards() {
     world.restore_and_compare();
 }
 
-/// The answer to a question that was asked before is older than what is known by
-/// now: its epoch is one that the legs refuse.
+/// A late answer to an earlier request has an older layout than the present one. Legs refuse
+/// its epoch.
 #[test]
 fn late_layout_is_ignored() {
     let mut world = TestCluster::mirror(2);
@@ -634,14 +631,14 @@ fn late_layout_is_ignored() {
     let raised = world.counters().epochs_raised;
     world.client.deliver_answer(late);
     world.run_until_idle();
-    assert_eq!(world.counters().epochs_raised, raised, "nobody hears of it");
+    assert_eq!(world.counters().epochs_raised, raised, "no leg hears of it");
     assert_eq!(world.client.status().state, VolumeState::Degraded);
     world.write(0, PAGE, 2);
     world.restore_and_compare();
     world.assert_holds(0, PAGE, 2);
 }
 
-/// It is lost on the way, before its return began and in the middle of it.
+/// The added leg is lost before or during its resync.
 #[test]
 fn added_leg_lost_during_resync_recovers() {
     for steps in 0..120 {
@@ -658,8 +655,8 @@ fn added_leg_lost_during_resync_recovers() {
     }
 }
 
-/// Concatenated segments, stripes, and stripes of mirrors: every page at its
-/// place, on every copy.
+/// Concatenated segments, stripes, and stripes of mirrors: every page is at its place, on every
+/// copy.
 #[test]
 fn layouts_map_every_page_correctly() {
     for (columns, copies, segments) in [(1, 1, 2), (3, 1, 1), (2, 2, 1), (2, 2, 2), (3, 3, 2)] {
@@ -696,7 +693,7 @@ fn layouts_map_every_page_correctly() {
                 assert_eq!(found, fill(page + 1, 8), "page {page}, leg {leg}");
             }
         }
-        // A long read puts stripes and segments together again.
+        // A long read joins stripes and segments.
         let values = world.read(0, size);
         let expected = (0..size / 512).map(|sector| sector / 8 + 1);
         assert!(values.into_iter().eq(expected));
@@ -720,8 +717,7 @@ fn three_way_mirror_survives_two_losses() {
         world.write(3 * PAGE + 512, 1024, 4);
         assert_eq!(world.client.status().state, VolumeState::Degraded);
         world.assert_holds(PAGE, PAGE, 2);
-        // The one that left first returns first, and is the only source of
-        // the other one.
+        // The leg that left first returns first, and is the only source of the other one.
         world.restart(first);
         world.advance_time(Duration::from_secs(20));
         world.write(4 * PAGE, PAGE, 5);
@@ -740,13 +736,13 @@ fn three_way_mirror_survives_two_losses() {
     }
 }
 
-/// A write reached only a leg that then died, and the client died before it
-/// was driven again: nobody but the dead leg knows.
+/// A write reached only a leg that then died. The client died before it sent the write again,
+/// so only the dead leg has it.
 #[test]
 fn returning_leg_drops_write_known_only_to_it() {
     let mut world = TestCluster::mirror(2);
     world.write(0, PAGE, 1);
-    // The last one of a session counts as in flight: let it be another one.
+    // The last write of a session is in the in-flight tables, so another write comes last.
     world.write(4 * PAGE, PAGE, 1);
     world.set_frozen(0, true);
     world.submit(0, write(0, PAGE, 2));
@@ -760,7 +756,7 @@ fn returning_leg_drops_write_known_only_to_it() {
     world.assert_holds(0, PAGE, 1);
 }
 
-/// A leg that is being brought up to date takes what the in-sync one refuses.
+/// A syncing leg accepts a write that the in-sync leg refuses.
 #[test]
 fn syncing_leg_drops_write_refused_by_others() {
     let mut world = TestCluster::mirror(2);
@@ -779,7 +775,7 @@ fn syncing_leg_drops_write_refused_by_others() {
     world.assert_holds(4 * PAGE, PAGE, 0);
 }
 
-/// What is far away, or busy, takes long for each message.
+/// A distant or busy leg takes long for each message.
 #[test]
 fn resync_copies_several_chunks_concurrently() {
     let mut world = TestCluster::mirror(2);
@@ -796,7 +792,7 @@ fn resync_copies_several_chunks_concurrently() {
         lock_unpoisoned(&world.fabric.0).queued(brick(1)),
         places.len()
     );
-    // A write there waits for the copy of its place, and is not undone by it.
+    // A write there waits for the copy of its range, and is not overwritten by it.
     let token = world.submit(0, write(4 * PAGE, PAGE, 9));
     assert!(world.result_of(token).is_none());
     world.restore_and_compare();
@@ -805,8 +801,8 @@ fn resync_copies_several_chunks_concurrently() {
     world.assert_holds(6 * PAGE, PAGE, 7);
 }
 
-/// A lost leg is made stale, and nobody hears of it; then it is there again, with the
-/// other one, as if nothing had been (seed 28243 of the cluster simulation).
+/// A lost leg is made stale, and the reply is lost. Then both legs are back, with no change
+/// pending (found by seed 28243 of the cluster simulation).
 #[test]
 fn lost_manager_reply_is_queried_without_pending_change() {
     let mut world = TestCluster::mirror(2);
@@ -821,7 +817,7 @@ fn lost_manager_reply_is_queried_without_pending_change() {
     assert_eq!(
         world.leg_status(1).state,
         LegState::InSync,
-        "it was not heard of"
+        "the reply was lost"
     );
     world.kill(0);
     world.run_until_idle();
@@ -840,8 +836,8 @@ fn lost_manager_reply_is_queried_without_pending_change() {
     world.assert_legs_equal();
 }
 
-/// One of several places that are copied at once does not go in: the others end, and
-/// the leg comes back when there is room.
+/// One of several concurrent chunks does not fit. The others complete, and the leg comes back
+/// once there is space.
 #[test]
 fn resync_with_partial_space_retries() {
     for room in 0..5 {
@@ -862,8 +858,8 @@ fn resync_with_partial_space_retries() {
     }
 }
 
-/// All legs are away for too long: requests fail, and what one leg took of
-/// them is made equal when they return.
+/// All legs are away for too long. Requests fail, and changes that one leg made are recovered
+/// when the legs return.
 #[test]
 fn volume_without_legs_fails_requests_after_timeout() {
     let mut world = TestCluster::mirror(2);
@@ -872,12 +868,12 @@ fn volume_without_legs_fails_requests_after_timeout() {
     world.set_frozen(0, true);
     let token = world.submit(0, write(0, PAGE, 2));
     world.run_until_idle();
-    // Nobody is left out before both are gone.
+    // The manager leaves no leg out before both are gone.
     world.manager.set_mode(ManagerMode::Down);
     world.kill(0);
     world.kill(1);
     world.set_frozen(0, false);
-    // The read finds out about the other one.
+    // The read detects the loss of the other leg.
     let read = world.submit(
         0,
         Request::Read {
@@ -908,7 +904,7 @@ fn volume_without_legs_fails_requests_after_timeout() {
             "{ending:?}"
         );
     }
-    // The one that did not get the write is the source for the other.
+    // The leg without the write is the source for the other.
     world.restart(0);
     world.advance_time(Duration::from_secs(10));
     world.assert_holds(0, PAGE, 1);
@@ -934,8 +930,8 @@ fn requests_succeed_if_all_legs_return_soon() {
     world.assert_holds(0, PAGE, 2);
 }
 
-/// A client crash leaves a write on one leg: the next attach makes the legs
-/// equal before it serves, and forwards what a read may have shown.
+/// A client crash leaves a write on one leg. The next attach makes the legs equal before it
+/// serves, and rolls forward data that a read may have returned.
 #[test]
 fn write_on_one_leg_rolls_forward_at_attach() {
     for reached in [0, 1] {
@@ -971,8 +967,8 @@ fn damaged_page_is_repaired_from_another_leg() {
     world.assert_legs_equal();
 }
 
-/// A repair that is late is not asked of another leg, as a read would be: the
-/// column would wait for ever for an answer that it had counted as a read.
+/// A late repair is not hedged, as a read would be. Otherwise the column would wait for ever
+/// for an answer that it had counted as a read.
 #[test]
 fn late_repair_does_not_block_column() {
     let mut world = TestCluster::mirror(3);
@@ -981,7 +977,7 @@ fn late_repair_does_not_block_column() {
     lock_unpoisoned(&world.fabric.0)
         .slice_mut(leg.brick, leg.slice)
         .damage_page(1);
-    // The first good leg, of which the repair reads, stands still.
+    // The first good leg, from which the repair reads, is stalled.
     world.set_frozen(0, true);
     let read = || Request::Read {
         offset: PAGE,
@@ -1001,8 +997,8 @@ fn late_repair_does_not_block_column() {
     world.assert_holds(0, 2 * PAGE, 2);
 }
 
-/// Legs that buffer: what was flushed outlives every brick; what was not
-/// outlives all but the last.
+/// On buffering legs, flushed writes survive the death of every brick. Unflushed ones survive
+/// all deaths but that of the last leg.
 #[test]
 fn acknowledged_writes_survive_buffering_leg_death() {
     let mut world = TestCluster::of_class(vec![segment(0, 1, 2, STRIPE_BYTES)], "file-sync");
@@ -1015,14 +1011,14 @@ fn acknowledged_writes_survive_buffering_leg_death() {
     world.assert_holds(0, PAGE, 1);
     world.assert_holds(PAGE, PAGE, 2);
     world.assert_holds(2 * PAGE, PAGE, 3);
-    // It came back flushed: now the other one may go.
+    // The leg was flushed when it came back, so the other one may be lost.
     world.kill(0);
     world.assert_holds(PAGE, PAGE, 2);
     world.restore_and_compare();
 }
 
-/// A channel that ends well leaves nothing that would have to be compared when
-/// a leg returns, or at the next attach.
+/// A channel that closes cleanly leaves nothing to compare at a leg's return or at the next
+/// attach.
 #[test]
 fn closed_channels_leave_nothing_in_flight() {
     for class in ["process", "file-sync"] {
@@ -1043,8 +1039,8 @@ fn closed_channels_leave_nothing_in_flight() {
     }
 }
 
-/// What a leg missed is copied when it returns, not what was copied the last
-/// time or what earlier channels wrote.
+/// A returning leg gets the writes that it missed, not those of its last return or of earlier
+/// channels.
 #[test]
 fn repeated_loss_resyncs_only_missed_writes() {
     let mut world = TestCluster::mirror(2);
@@ -1064,8 +1060,8 @@ fn repeated_loss_resyncs_only_missed_writes() {
     }
 }
 
-/// A flush covers what other channels were told: it fails if that is gone. Each
-/// channel hears of it once, one that joins later only if nobody has.
+/// A flush covers the acknowledged writes of other channels, so it fails if they are lost. Each
+/// channel reports a loss once; a channel that joins later only if no other has.
 #[test]
 fn flush_on_any_channel_reports_lost_writes() {
     let flush = |world: &mut TestCluster, channel| {
@@ -1091,12 +1087,12 @@ fn flush_on_any_channel_reports_lost_writes() {
         }
         assert!(!flush(&mut world, other));
         assert!(flush(&mut world, other));
-        // Channel 0 was there as well, and may have waited for the same write.
+        // Channel 0 was open at the loss, and may have waited for the same write.
         assert!(!flush(&mut world, 0));
         assert!(flush(&mut world, 0));
         let late = world.open();
         assert!(flush(&mut world, late));
-        // What a flush of another channel covered is not lost.
+        // Writes that a flush of another channel covered are not lost.
         world.write(0, PAGE, 2);
         assert!(flush(&mut world, other));
         for brick in [0, 1] {
@@ -1110,8 +1106,8 @@ fn flush_on_any_channel_reports_lost_writes() {
     }
 }
 
-/// A channel that is dropped in the middle of a write neither leaves the legs
-/// unequal nor its range locked.
+/// A channel that is dropped during a write neither leaves the legs unequal nor its range
+/// locked.
 #[test]
 fn dropped_channel_changes_complete() {
     let mut world = TestCluster::mirror(2);
@@ -1170,7 +1166,7 @@ fn transaction_across_columns_is_refused() {
         "{why}"
     );
     world.assert_holds(0, PAGE, 0);
-    // Two stripes of one column.
+    // Two stripes lie in one column.
     let token = world.submit(0, transact(vec![part(2 * stripe, 4), part(1, 4)]));
     assert_eq!(world.result_of(token), Some(Ok(Reply::Done)));
     world.assert_holds(PAGE, PAGE, 4);
@@ -1192,13 +1188,13 @@ fn overlapping_transactions_and_writes_serialize() {
     assert_eq!(
         world.page_bytes(0, 0, 4),
         fill(1, PAGE / 512),
-        "the others wait"
+        "the other transactions wait"
     );
     assert_eq!(world.page_bytes(0, 0, 2), Vec::<u8>::new());
     assert_eq!(
         world.page_bytes(0, 0, 9),
         fill(5, PAGE / 512),
-        "it meets none"
+        "it overlaps none"
     );
     world.set_frozen(1, false);
     for token in [first, second, third, fourth, beside] {
@@ -1236,7 +1232,7 @@ fn resent_transaction_is_complete() {
     (0..2).for_each(|leg| world.set_frozen(leg, true));
     let token = world.submit(0, transact(vec![part(1, 2), part(3, 2), part(5, 2)]));
     assert_eq!(world.result_of(token), None);
-    // What was sent is lost with both.
+    // The requests in flight are lost with both legs.
     (0..2).for_each(|leg| world.kill(leg));
     world.run_until_idle();
     (0..2).for_each(|leg| world.set_frozen(leg, false));
@@ -1293,8 +1289,8 @@ fn transaction_on_one_leg_rolls_forward_at_attach() {
     world.assert_legs_equal();
 }
 
-/// The source of a settling dies while it copies: whatever it has given by then,
-/// the other leg has all of a transaction or nothing.
+/// The source of a recovery dies during the copy. At each step the other leg has all of a
+/// transaction or nothing.
 #[test]
 fn interrupted_recovery_keeps_transactions_atomic() {
     for steps in 0..60 {
@@ -1317,9 +1313,8 @@ fn interrupted_recovery_keeps_transactions_atomic() {
     }
 }
 
-/// The leg that is behind is lost while it is settled, whatever it was asked for just
-/// then: it is told of the rest when it returns (seed 1000472 of the cluster simulation
-/// as it then was).
+/// The outdated leg is lost during its recovery, at any request. It gets the rest when it
+/// returns (found by seed 1000472 of an earlier cluster simulation).
 #[test]
 fn leg_lost_during_recovery_returns_complete() {
     for steps in 0..60 {

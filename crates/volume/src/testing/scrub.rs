@@ -1,5 +1,4 @@
-//! Scrubs: what they find and repair, how fast they are, and what they leave
-//! alone.
+//! Scrubs: their findings, repairs and rate, and the data that they must not change.
 
 use super::Rng;
 use super::cluster::{PAGE, TestCluster, write};
@@ -37,9 +36,9 @@ impl TestCluster {
         self.client.status().scrub
     }
 
-    /// Bytes that the scrub under way has looked at.
+    /// The bytes that the running scrub has read.
     fn scrubbed_bytes(&mut self) -> u64 {
-        // The status is told now and then only.
+        // The status is updated only from time to time.
         self.advance_time(SECOND);
         self.scrub_status().pass.map_or(0, |pass| pass.bytes_done)
     }
@@ -143,7 +142,7 @@ fn page_damaged_on_all_legs_is_reported_and_unreadable() {
         other => panic!("{other:?}"),
     }
     world.assert_holds(8 * PAGE, 2 * PAGE, 1);
-    // It is written anew, and so all is well.
+    // The page is written anew, so the damage is gone.
     world.write(7 * PAGE, PAGE, 2);
     assert_eq!(world.run_scrub().found.pages_damaged, 0);
 }
@@ -183,7 +182,7 @@ fn scrub_keeps_rate_and_slows_for_writes() {
     assert_eq!(world.scrub_status().passes, 3);
 }
 
-/// What holds nothing on any leg is not walked through.
+/// A range that is a hole on every leg is skipped.
 #[test]
 fn scrub_skips_unwritten_ranges() {
     let mut world = TestCluster::new(vec![segment(0, 1, 2, BYTES), segment(1, 1, 2, BYTES)]);
@@ -254,8 +253,7 @@ fn scrubs_start_on_schedule() {
     assert_eq!(world.counters().pages_scrubbed, 2 * BYTES / PAGE);
 }
 
-/// A leg goes in the middle of a scrub and comes back: the pass waits for it,
-/// and ends.
+/// A leg is lost during a scrub and comes back. The pass waits for it, and ends.
 #[test]
 fn scrub_survives_leg_loss() {
     let mut world = scrub_cluster(2);
@@ -279,7 +277,7 @@ fn scrub_survives_leg_loss() {
     world.assert_holds(64 * PAGE, PAGE, 2);
 }
 
-/// Writes reach one leg before the other, and scrubs look in between.
+/// Writes reach one leg before the other, and scrubs read in between.
 #[test]
 fn scrub_ignores_pages_being_written() {
     for seed in 0..20 {
@@ -333,7 +331,7 @@ fn scrub_ignores_pages_being_written() {
     }
 }
 
-/// The source is brick 0, and brick 1 follows it.
+/// Brick 0 is the source, and brick 1 its asynchronous replica.
 #[test]
 fn scrub_repairs_asynchronous_replica() {
     let mut world = replicated_cluster();
@@ -344,7 +342,7 @@ fn scrub_repairs_asynchronous_replica() {
     world.write(0, 12 * PAGE, 1);
     world.advance_time(SECOND);
     world.damage_page(1, 3);
-    // Lost, and never there.
+    // Pages that were lost, and pages that were never there.
     for page in [5, 11, 14] {
         let leg = world.leg_status(1);
         let mut bricks = lock_unpoisoned(&world.fabric.0);
@@ -371,7 +369,7 @@ fn scrub_repairs_asynchronous_replica() {
     assert_eq!(world.run_scrub().found.pages_damaged, 0);
 }
 
-/// The copy lags behind writes, and what it lacks is not taken for wrong.
+/// The replica lags behind writes. Changes that it lacks are not reported as differences.
 #[test]
 fn scrub_ignores_replication_lag() {
     for seed in 0..20 {
@@ -419,7 +417,7 @@ fn scrub_ignores_replication_lag() {
     }
 }
 
-/// Changes that wait in the queue are no difference either.
+/// Changes that wait in the queue are not reported as differences.
 #[test]
 fn scrub_waits_for_lagging_replica() {
     let mut world = replicated_cluster();

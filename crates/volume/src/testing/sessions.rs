@@ -1,4 +1,4 @@
-//! Bricks that have no session left.
+//! Bricks without a free session.
 
 use super::cluster::{PAGE, TestCluster, write};
 use crate::channel;
@@ -16,14 +16,14 @@ fn is_busy(ending: Option<&Result<Reply, SpaceError>>) -> bool {
 fn channel_without_session_fails_alone() {
     let mut world = TestCluster::mirror(2);
     world.write(0, PAGE, 1);
-    // The keeper's, and the channel's.
+    // The sessions of the controller and of the channel.
     world.set_sessions_max(1, 2);
     let late = world.client.open();
     world.run_until_idle();
     assert_eq!(
         world.connections(0),
         2,
-        "it keeps none, though nobody looks"
+        "a channel that is not polled keeps no session"
     );
     world.channels.push(late);
     for value in 2..4 {
@@ -35,7 +35,7 @@ fn channel_without_session_fails_alone() {
     assert_eq!(world.client.status().state, VolumeState::Healthy);
     assert_eq!(world.leg_status(1).state, LegState::InSync);
     assert_eq!(world.counters().legs_lost, 0);
-    // One that is closed makes room.
+    // A closed channel frees its session.
     world.set_sessions_max(1, 3);
     world.channels.pop();
     let next = world.open();
@@ -85,7 +85,7 @@ fn returning_leg_waits_for_sessions_of_all_channels() {
     world.restore_and_compare();
 }
 
-/// The only copy is as good as it was, and others were faster.
+/// The only copy is intact, but other clients took its sessions first.
 #[test]
 fn returning_only_leg_with_few_sessions_is_kept() {
     let mut world = TestCluster::mirror(1);
@@ -108,7 +108,7 @@ fn returning_only_leg_with_few_sessions_is_kept() {
     world.advance_time(Duration::from_millis(100));
     assert_eq!(world.result_of(token), Some(Ok(Reply::Done)));
     assert_eq!(world.counters().legs_lost, lost);
-    // What was opened meanwhile is turned away, and nobody waits for it.
+    // A channel that was opened meanwhile is rejected, and no other one waits for it.
     world.kill(0);
     world.run_until_idle();
     world.restart(0);

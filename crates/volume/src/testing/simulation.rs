@@ -1,10 +1,9 @@
-//! Random lives of a volume: overlapping requests from several channels while
-//! bricks die and return, connections break, the manager is away and clients
-//! crash. Reads return what they may; in the end the legs are the same, and
-//! hold what was acknowledged.
+//! Random histories of a volume: overlapping requests from several channels while bricks die
+//! and return, connections break, the manager is away and clients crash. Reads return only
+//! allowed values. In the end the legs are equal, and hold all acknowledged writes.
 //!
-//! A failure names its seed: `PAGEMESH_SEED=n cargo test -p pagemesh-volume
-//! one_life -- --ignored` repeats it.
+//! A failure names its seed: `PAGEMESH_SEED=n cargo test -p pagemesh-volume replay_history_seed
+//! -- --ignored` repeats it.
 
 use super::brick::Fabric;
 use super::client::Client;
@@ -23,9 +22,9 @@ use pagemesh_base::space::{Channel, Reply, Request, SpaceError, Token};
 use std::collections::BTreeMap;
 
 const STEPS: usize = 3000;
-/// Steps after the last fault in which all must have come to rest.
+/// The maximum of steps after the last fault until everything is idle.
 const SETTLE_STEPS_MAX: usize = 200_000;
-/// Steps that a look after a crash has: some legs may be away.
+/// The maximum of steps of a read after a crash: some legs may be away.
 const READ_STEPS_MAX: usize = 2000;
 const IN_FLIGHT_MAX: usize = 8;
 const PAGE_SECTORS: u64 = 4096 / SECTOR;
@@ -52,15 +51,15 @@ struct Scenario {
     oracle: ReadOracle,
     sectors: u64,
     copies: usize,
-    /// It is one column.
+    /// Whether the volume has one column.
     has_one_column: bool,
     buffers: bool,
-    /// What a crash left undecided.
+    /// Transactions with an unknown outcome after a crash.
     atomic_sectors: Vec<AtomicSectors>,
     transactions_seen: u64,
     /// The next token, value, and so on.
     next: u64,
-    /// Requests that ended, and those that ended for want of legs.
+    /// Requests that ended, and those that failed because no leg was in reach.
     completed: u64,
     unavailable: u64,
 }
@@ -103,7 +102,7 @@ impl Scenario {
         }
     }
 
-    /// Attaches, whatever it takes.
+    /// Attaches, with as many tries as it takes.
     fn attach(&mut self) {
         for _ in 0..SETTLE_STEPS_MAX {
             self.background();
@@ -135,7 +134,7 @@ impl Scenario {
         });
     }
 
-    /// Everything but submissions and faults.
+    /// Makes one step other than a submission or a fault.
     fn background(&mut self) {
         step_background(&mut self.rng, &self.fabric, &mut self.client);
     }
@@ -192,11 +191,11 @@ impl Scenario {
         thread.channel.submit(Token(token), request);
     }
 
-    /// One to four parts of a page or a few, one of which may be a clear.
+    /// One to four parts of one or a few pages. One of them may be a clear.
     fn transaction(&mut self, at: usize, token: u64) -> (Request, PendingRequest) {
         let pages = self.sectors / PAGE_SECTORS;
         let dice = &mut self.rng;
-        // Mostly where one column is surely all there is.
+        // Mostly within one column.
         let base = dice.below(pages / STRIPE_PAGES) * STRIPE_PAGES;
         let (base, room) = match dice.one_in(8) {
             true => (0, pages),
@@ -307,7 +306,7 @@ impl Scenario {
             10 if !self.threads.is_empty() && self.may_kill_brick() => {
                 self.kill_brick_and_client(number)
             }
-            // So long that nobody waits any more.
+            // So long that waiting requests fail.
             11 if self.rng.one_in(4) => self.client.now += DOWN_LIMIT,
             _ => self.manager.set_mode(ManagerMode::Up),
         }
@@ -318,8 +317,8 @@ impl Scenario {
         bricks.bricks.get_mut(&number).expect("brick").room = room;
     }
 
-    /// A brick dies, and before its writes are driven again so does the
-    /// client: what only that brick has is known to nobody else.
+    /// Kills a brick, and then the client before it sends its writes again. Changes that only
+    /// that brick has are known to no other process.
     fn kill_brick_and_client(&mut self, number: BrickId) {
         for _ in 0..self.rng.below(6) {
             self.submit();
@@ -335,13 +334,13 @@ impl Scenario {
         self.crash();
     }
 
-    /// A buffering brick that dies takes with it what was not flushed: the
-    /// others must have it all.
+    /// Whether a brick may die. A buffering brick that dies loses unflushed changes, so the
+    /// others must have them all.
     fn may_kill_brick(&mut self) -> bool {
         if !self.buffers {
             return true;
         }
-        // What channels noticed must have reached the status.
+        // The losses that channels noticed must be in the status.
         self.client.poll();
         let layout = self.manager.layout();
         let mut legs = layout
@@ -362,14 +361,14 @@ impl Scenario {
     fn crash(&mut self) {
         self.client = Client::new(&self.fabric, &self.manager);
         self.threads.clear();
-        // What nobody has written since, a crash meanwhile does not decide.
+        // Only sectors that stayed unwritten are decided; a later crash does not change that.
         self.atomic_sectors.extend(self.oracle.crash());
         self.attach();
         self.check_transactions();
     }
 
-    /// What was in flight when the client died is there as a whole or not at
-    /// all, whichever leg answers.
+    /// Checks that transactions in flight at the client's death are there as a whole or not at
+    /// all, on whichever leg answers.
     fn check_transactions(&mut self) {
         for whole in std::mem::take(&mut self.atomic_sectors) {
             let found = whole.sectors.iter().map(|sector| self.read_sector(*sector));
@@ -387,7 +386,7 @@ impl Scenario {
         }
     }
 
-    /// What a sector reads as; nothing if it cannot be read now.
+    /// The value of a sector; none if it cannot be read now.
     fn read_sector(&mut self, sector: u64) -> Option<u64> {
         self.next += 1;
         let token = self.next;
@@ -477,7 +476,7 @@ impl Scenario {
             self.background();
             (0..self.threads.len()).for_each(|at| self.reap(at));
             let calm = self.threads.iter().all(|t| t.pending.is_empty());
-            // Channels that were dropped end their changes, too.
+            // Dropped channels must complete their changes, too.
             let ended =
                 lock_unpoisoned(&self.client.shared.members).len() == self.threads.len() + 1;
             if calm && ended && self.client.status().state == VolumeState::Healthy {
@@ -533,7 +532,7 @@ impl Scenario {
 }
 
 fn run_seed(seed: u64) {
-    let _told = SeedReporter(seed, "one_life");
+    let _told = SeedReporter(seed, "replay_history_seed");
     let mut life = Scenario::new(seed);
     life.run_steps();
     if std::env::var("PAGEMESH_TELL").is_ok() {

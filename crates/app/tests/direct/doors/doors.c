@@ -1,12 +1,12 @@
-// Random operations on descriptors through four doors at once, each compared with a model: the C
-// library (preloaded or not), bare system calls, io_uring, and a plug-in that binds past preloaded
-// libraries. Numbers are closed by one door and reused by another all the time.
+// Random operations on descriptors through four interfaces at once, each compared with a model: the
+// C library (preloaded or not), bare system calls, io_uring, and a plug-in that bypasses preloaded
+// libraries. Numbers are closed through one interface and reused through another all the time.
 //
 // usage: doors DIRECTORY ELSEWHERE PLUGIN OPERATIONS SEED [here] [ends] [no-ring]
 //
-// DIRECTORY is the one under test; ELSEWHERE is on another file system.
-// here: io_uring reads and writes at the current position, too; the ring is made by the C library.
-// ends: seeks from the end, and appends, without a look at the size before: the kernel may not
+// DIRECTORY is under test; ELSEWHERE is on another file system.
+// here: io_uring reads and writes at the current position, too; the C library makes the ring.
+// ends: seeks from the end, and appends, without a request for the size before: the kernel may not
 //       have heard that the direct path made the file longer.
 // no-ring: without io_uring.
 #include "doors.h"
@@ -22,7 +22,7 @@
 #include <sys/wait.h>
 
 enum {
-    NUMBER_MIN = 3, // Numbers that are tested, up to NUMBERS.
+    NUMBER_MIN = 3, // The tested numbers, up to NUMBERS.
     NUMBERS = 40,
     OPEN_MAX_ = 24,
     FILES = 6,
@@ -48,9 +48,9 @@ struct file {
 
 struct description {
     enum kind kind;
-    int file; // Or the pipe.
+    int file; // The file, or the pipe.
     int flags;
-    int names; // In all processes.
+    int names; // Descriptors in all processes.
     long at;
 };
 
@@ -60,7 +60,7 @@ struct pipe {
     unsigned char bytes[PIPE_BYTES];
 };
 
-// The model, which children share.
+// The model, which child processes share.
 static struct shared {
     uint64_t random, operation;
     struct file files[FILES];
@@ -128,10 +128,10 @@ static void expect_bytes(const unsigned char *found, const unsigned char *expect
         }
 }
 
-// The result as the kernel has it.
+// The result in the kernel's form: a negative error number.
 static long told(long result) { return result == -1 ? -errno : result; }
 
-// Each call by a door.
+// Each call through an interface.
 
 static long by_open(enum door door, const char *path, int flags)
 {
@@ -296,7 +296,7 @@ static int open_count(void)
     return count;
 }
 
-// An open number; one in so many that is not.
+// A random open number, and rarely a closed one.
 static int some_number(void)
 {
     if (below(40) == 0)
@@ -329,7 +329,7 @@ static void do_open(void)
         flags |= O_TRUNC;
     if (below(3) == 0)
         flags |= O_CLOEXEC;
-    // A file that another door opens has no direct path until it is closed.
+    // A file that another interface opens has no direct path until it is closed.
     enum door door = file < FILES_OF_LIBC ? LIBC : some_door();
     did("%s open(%d, %#o)", DOOR_NAMES[door], file, flags);
     long fd = by_open(door, model->files[file].path, flags);
@@ -468,7 +468,7 @@ static unsigned some_len(void)
     return how == 0 ? 4096 : 1 + below(how == 1 ? 200 : LEN_MAX - 1);
 }
 
-// By io_uring only where it is told a place, unless that is asked for.
+// io_uring is used only with an offset, unless `here` is given.
 static enum door door_at(long at)
 {
     enum door door = some_door();
@@ -616,7 +616,7 @@ static void operation(int may_fork)
 {
     static int fd = NUMBER_MIN;
     model->operation++;
-    // A number is used for a while, so that it becomes one of the direct path.
+    // A number is used for a while, so that it gets on the direct path.
     if (!of(fd) || below(8) == 0)
         fd = some_number();
     int count = open_count();

@@ -1,4 +1,4 @@
-// The ways by which one process reaches a file.
+// The interfaces through which one process reaches a file.
 #ifndef DOORS_H
 #define DOORS_H
 
@@ -28,7 +28,7 @@ struct functions {
 
 enum door { LIBC, RAW, RING, PLUGIN, DOORS };
 
-// A system call past every library. Returns a negative error number.
+// A system call past every library. Returns a negative error number on failure.
 static inline long raw(long number, long a, long b, long c, long d, long e)
 {
     long result;
@@ -45,11 +45,11 @@ static inline long raw(long number, long a, long b, long c, long d, long e)
 // io_uring.
 long ring(int operation, int fd, const void *address, unsigned len, uint64_t offset, int flags);
 
-// A child of fork makes its own.
+// Forgets the ring: a child of fork makes its own.
 void ring_forget(void);
 int ring_is_there(int by_c_library);
 
-// Moves a descriptor of this program away from the numbers that are tested.
+// Moves a descriptor of this program out of the range of tested numbers.
 int aside(int fd);
 
 #endif

@@ -1,4 +1,4 @@
-// The functions of liburing that make a ring, by system calls of their own.
+// The functions of liburing that make a ring, with their own system calls.
 #include <linux/io_uring.h>
 #include <stddef.h>
 #include <string.h>

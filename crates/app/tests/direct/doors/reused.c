@@ -1,10 +1,10 @@
-// A number is closed past the C library and leads elsewhere, or nowhere, afterwards.
+// A number is closed past the C library, and then belongs to another file or to none.
 //
 // usage: reused DIRECTORY ELSEWHERE PLUGIN WAY SECOND
 //
 // WAY closes the number: raw, dup2, range, ring, plugin.
-// SECOND is what gets it: file (on the mount), tmp, pipe, none, readonly, append (the same file,
-// opened otherwise).
+// SECOND is the new owner of the number: file (on the mount), tmp, pipe, none, readonly, append
+// (the same file with other flags).
 #include "doors.h"
 #include "../must.h"
 #include <dlfcn.h>
@@ -22,7 +22,7 @@ static const char *way, *second;
 
 static int is(const char *word, const char *other) { return strcmp(word, other) == 0; }
 
-// Write system calls of this process so far.
+// The number of write system calls of this process so far.
 static long writes(void)
 {
     char text[512] = {0};
@@ -35,7 +35,7 @@ static long writes(void)
     return strtol(at + 7, 0, 10);
 }
 
-// Until the library writes without the kernel.
+// Writes until the library writes without the kernel.
 static void warm(int fd, const char *bytes)
 {
     for (int tries = 0; tries < 1000; tries++) {
@@ -66,7 +66,7 @@ static void close_past(int fd)
     MUST(result == 0);
 }
 
-// What gets the number; a second name of it, to look by. -1: nothing.
+// Opens the new owner of the number, and a second descriptor to check it by. Returns -1 for none.
 static int open_second(int ends[2])
 {
     if (is(second, "none"))
@@ -179,7 +179,7 @@ int main(int count, char **args)
             MUST(other >= 0 && raw(SYS_dup2, other, fd, 0, 0, 0) == fd);
             raw(SYS_close, other, 0, 0, 0, 0);
         } else {
-            // A pipe takes the lower number for reading: this one is to write.
+            // A pipe gives the lower number to its read end, and this number must be the write end.
             int low = is(second, "pipe") ? kept : -1;
             close_past(fd);
             if (low >= 0)

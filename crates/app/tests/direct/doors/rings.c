@@ -1,5 +1,5 @@
-// Makes a ring by the functions of liburing.c, and looks whether files that are opened from then on are
-// the kernel's.
+// Makes a ring by the functions of liburing.c, and checks whether files that are opened afterwards
+// go through the kernel.
 //
 // usage: rings FILE NAME, where NAME is the function that makes the ring.
 #include "doors.h"
@@ -14,7 +14,7 @@ int io_uring_queue_init_params(unsigned entries, void *ring, struct io_uring_par
 int io_uring_queue_init_mem(unsigned entries, void *ring, struct io_uring_params *params, void *memory, size_t bytes);
 int io_uring_setup(unsigned entries, struct io_uring_params *params);
 
-// Such files are opened with a flag that tells the mount.
+// The library opens its files with a flag that tells the mount.
 static int is_by_library(int fd)
 {
     return (raw(SYS_fcntl, fd, F_GETFL, 0, 0, 0) & O_ASYNC) != 0;

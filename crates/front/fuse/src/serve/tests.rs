@@ -1,4 +1,4 @@
-//! What the kernel counts, counted here, too.
+//! The server's lookup counts agree with the kernel's.
 
 use super::*;
 use crate::abi::ForgetOne;
@@ -61,7 +61,7 @@ impl KernelModel {
         u64::from_ne_bytes(*answer.bytes().first_chunk().expect("a file"))
     }
 
-    /// Asks for what tells of a node, which comes first.
+    /// Sends a request that counts as a lookup of a node; the answer begins with its number.
     fn node(&self, parent: u64, request: Request<'_>) -> u64 {
         let answer = self.ask(parent, request);
         let first = answer.bytes().first_chunk().expect("a node");
@@ -80,7 +80,7 @@ fn inode_stays_until_the_kernel_forgets_it() {
     let (name, other): (&[u8], &[u8]) = (b"name", b"other");
     let mode = 0o600;
     let list = |size| Request::ReadDirPlus(ReadRange { offset: 0, size });
-    // Each of these tells of it once.
+    // Each of these counts as a lookup once.
     let node = kernel.node(
         ROOT,
         Request::Create {
@@ -91,13 +91,13 @@ fn inode_stays_until_the_kernel_forgets_it() {
     );
     kernel.ask(ROOT, Request::Lookup(name));
     kernel.ask(ROOT, Request::Link { node, name: other });
-    // It stands there twice, and does not fit in once.
+    // It is listed twice, and does not fit in once.
     kernel.ask(ROOT, list(4096));
     let dots = 2 * (size_of::<abi::EntryOut>() + size_of::<abi::Dirent>() + 8);
     let listed = kernel.ask(ROOT, list(dots as u32 + 100));
     assert_eq!(listed.bytes().len(), dots);
     let told = 5;
-    // And these do not.
+    // These are not lookups.
     let span = ReadRange {
         offset: 0,
         size: 4096,

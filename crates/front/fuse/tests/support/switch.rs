@@ -1,11 +1,11 @@
-//! FUSE over io_uring, switched on or off while tests use it, and back.
+//! Switches FUSE over io_uring on or off while tests use it, and restores the setting.
 //!
-//! The switch is the machine's, and tests of several processes use it at once. Who wants
-//! it on holds [`USERS`] shared; the first one writes down there what the switch was, and
-//! the last one puts it back, or the next run does if that one was killed. Who comes and
-//! who goes holds [`GATE`] meanwhile, and who wants it off does all the time.
+//! The switch is global, and tests of several processes use it at once. A test that needs it on
+//! holds [`USERS`] shared. The first such test writes the previous setting into that file, and the
+//! last one restores it, or the next run does if that test was killed. A test holds [`GATE`] while
+//! it starts or ends such a use. A test that needs the switch off holds it all the time.
 //!
-//! Locks are let go by name, not by closing: a child of another thread has the file, too,
+//! Locks are released explicitly, not by closing: a child of another thread has the file, too,
 //! until it runs its program.
 
 #![allow(dead_code)] // Each test file uses a part of it.
@@ -42,7 +42,7 @@ fn try_lock_exclusive(users: &File) -> bool {
     flock(users, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
 
-/// What the switch was before tests used it. For who is in the gate.
+/// The setting before tests used the switch. The caller holds the gate.
 fn initial_setting(users: &mut File) -> Option<String> {
     let mut found = String::new();
     users.rewind().ok()?;
@@ -62,7 +62,7 @@ fn unlock(lock: &File) {
     let _ = flock(lock, FlockOperation::Unlock);
 }
 
-/// Puts it back. For who is alone, in the gate.
+/// Restores the setting. The caller is alone, and holds the gate.
 fn restore(users: &mut File) {
     if let Some(found) = initial_setting(users)
         && write(SWITCH, found).is_ok()
@@ -71,13 +71,13 @@ fn restore(users: &mut File) {
     }
 }
 
-/// It is off as long as this lives, which is short: others wait for it.
+/// The switch is off as long as this lives, which is short: others wait for it.
 pub struct UringOffGuard {
     users: File,
     _gate: GateLock,
 }
 
-/// None where there is no switch, or nobody may use it. Waits for those who want it on.
+/// None if there is no switch, or this user may not set it. Waits for tests that need it on.
 pub fn turn_off() -> Option<UringOffGuard> {
     let mut users = open(USERS)?;
     loop {
@@ -87,7 +87,7 @@ pub fn turn_off() -> Option<UringOffGuard> {
             write(SWITCH, "N").ok()?;
             return Some(UringOffGuard { users, _gate: gate });
         }
-        // They pass the gate when they go.
+        // They pass the gate when they end.
         drop(gate);
         flock(&users, FlockOperation::LockExclusive).ok()?;
         unlock(&users);
@@ -101,10 +101,10 @@ impl Drop for UringOffGuard {
     }
 }
 
-/// It is on as long as this lives.
+/// The switch is on as long as this lives.
 pub struct UringOnGuard(File);
 
-/// None where there is no switch, or nobody may use it.
+/// None if there is no switch, or this user may not set it.
 pub fn turn_on() -> Option<UringOnGuard> {
     let mut users = open(USERS)?;
     let _gate = pass_gate()?;

@@ -1,4 +1,4 @@
-//! A client that says what it is told to, right or wrong.
+//! A client that sends the messages of a test, valid or not.
 
 #![allow(dead_code, clippy::unwrap_used)] // Not every test needs all of it.
 
@@ -49,7 +49,7 @@ pub const ENOSPC: u32 = 28;
 pub const ENOTSUP: u32 = 95;
 pub const ESHUTDOWN: u32 = 108;
 
-/// A request as the client thinks of it.
+/// A request of the client.
 #[derive(Clone, Debug)]
 pub struct NbdRequest {
     pub command: u16,
@@ -114,13 +114,13 @@ impl NbdReply {
 
 pub struct NbdClient {
     pub stream: UnixStream,
-    /// Size and flags that the export told.
+    /// Size and flags of the export.
     pub size_bytes: u64,
     pub flags: u16,
 }
 
 impl NbdClient {
-    /// Connected, and past the greeting.
+    /// A connected client, after the greeting.
     pub fn connect(path: &Path) -> Self {
         let mut client = Self::connect_without_handshake(path);
         assert_eq!(client.take(8), b"NBDMAGIC");
@@ -141,7 +141,7 @@ impl NbdClient {
         }
     }
 
-    /// Past the choice of `disk`, with structured replies and block status.
+    /// A client that chose `disk`, with structured replies and block status.
     pub fn open(path: &Path) -> Self {
         let mut client = Self::connect(path);
         assert_eq!(client.option(STRUCTURED, &[]), [(ACK, vec![])]);
@@ -150,7 +150,7 @@ impl NbdClient {
         client
     }
 
-    /// Past the choice of `disk`, with simple replies.
+    /// A client that chose `disk`, with simple replies.
     pub fn open_simple(path: &Path) -> Self {
         let mut client = Self::connect(path);
         client.go("disk");
@@ -191,7 +191,7 @@ impl NbdClient {
         u64::from_be_bytes(self.take(8).try_into().unwrap())
     }
 
-    /// Whether the server has closed, after whatever it still said.
+    /// Whether the server has closed the connection; drops pending bytes.
     pub fn is_closed(&mut self) -> bool {
         let mut rest = Vec::new();
         match self.stream.read_to_end(&mut rest) {
@@ -227,7 +227,7 @@ impl NbdClient {
         answer
     }
 
-    /// The next reply; `data` tells how many bytes follow a simple one.
+    /// The next reply; `data` returns the number of bytes after a simple one.
     pub fn read_reply(&mut self, data: impl Fn(u64) -> u32) -> (u64, NbdReply) {
         match self.take_u32() {
             0x6744_6698 => {

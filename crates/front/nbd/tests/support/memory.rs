@@ -1,5 +1,5 @@
-//! A space in memory: bytes, and which pages of 4 KiB were written. Requests
-//! take effect inside `submit`; when they complete is the test's choice.
+//! A space in memory: bytes, and the set of written 4 KiB pages. Requests take effect inside
+//! `submit`; the test chooses when they complete.
 
 #![allow(dead_code, clippy::unwrap_used)] // Not every user needs all of it, and all are tests.
 
@@ -72,7 +72,7 @@ impl Memory {
         &self.0.counters
     }
 
-    /// Makes held requests complete, also those to come.
+    /// Completes held requests, also later ones.
     pub fn release(&self) {
         self.0.released.store(true, Ordering::SeqCst);
         for wake in self.0.wake_fds.lock().unwrap().iter() {
@@ -80,7 +80,7 @@ impl Memory {
         }
     }
 
-    /// What every request fails with from now on.
+    /// Sets the error of every request from now on; none: requests succeed.
     pub fn fail_with(&self, error: Option<SpaceError>) {
         *self.0.fault.lock().unwrap() = error;
     }

@@ -1,4 +1,4 @@
-//! A server over memory, and a client small enough to say anything.
+//! A server over memory, and a small client that can send any message.
 
 #![allow(dead_code, clippy::unwrap_used)] // Not every test needs all of it.
 
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 /// The longest that anything may take before a test fails.
 pub const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// Waits for another thread to bring something about.
+/// Waits for an effect of another thread.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
@@ -87,7 +87,7 @@ impl TestServer {
         }
     }
 
-    /// For clients that want one.
+    /// The URI of an export, for client programs.
     pub fn uri(&self, export: &str) -> String {
         match self.server.listen_address() {
             Listen::Unix(path) => format!("nbd+unix:///{export}?socket={}", path.display()),
@@ -95,7 +95,7 @@ impl TestServer {
         }
     }
 
-    /// No connection, and no channel, is left.
+    /// Waits until no connection and no channel is left.
     pub fn wait_until_idle(&self) {
         wait_until("every connection ends", || {
             self.server.counters().connections == 0

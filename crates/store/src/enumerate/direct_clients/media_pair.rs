@@ -1,5 +1,5 @@
-//! Two recorded media that are fenced at once. At some access their user dies, or
-//! another goes on before it.
+//! Two recorded media that share fences. At a chosen access the active client dies, or another
+//! client runs before the access.
 
 use super::super::medium::lines_of;
 use super::oracle::WriteOracle;
@@ -9,18 +9,18 @@ use pagemesh_pmem::{CrashPoint, FenceProof, Media, Recorder, UnfencedStores};
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
-/// What the guest that dies unwinds with.
+/// Panic payload of a dying direct client.
 pub(super) struct ClientDeath;
 
-/// What another guest does in between.
+/// The operation of another direct client that runs in between.
 type OtherClient = Box<dyn FnOnce()>;
 
-/// What will happen to the guest that is at work.
+/// Events planned for the active direct client.
 #[derive(Default)]
 struct AccessPlan {
-    /// Accesses until it dies.
+    /// Accesses until the client dies.
     dies_after: Option<u64>,
-    /// Accesses until another goes on, and what that does.
+    /// Accesses until the other client runs, and its operation.
     other_after: Option<(u64, OtherClient)>,
     accesses: u64,
 }
@@ -52,7 +52,7 @@ impl AccessPlan {
     }
 }
 
-/// Before an access of the guest at work.
+/// Called before each access of the active client.
 pub(super) fn step() {
     match FATE.with_borrow_mut(AccessPlan::step) {
         AccessAction::Continue => {}
@@ -61,8 +61,8 @@ pub(super) fn step() {
     }
 }
 
-/// Runs an operation that dies after so many accesses, or before which `other` is done
-/// after so many. Gives what came of it, and its accesses.
+/// Runs an operation that dies after `dies_after` accesses; `other_after` runs another client's
+/// operation before one of them. Returns the outcome and the number of accesses.
 pub(super) fn with_access_plan<T>(
     dies_after: Option<u64>,
     other_after: Option<(u64, OtherClient)>,
@@ -79,7 +79,7 @@ pub(super) fn with_access_plan<T>(
     (outcome, own.accesses)
 }
 
-/// Runs something of the pools' owners, whom nothing happens to.
+/// Runs an operation of the pools' owners: no planned event interrupts it.
 pub(super) fn without_access_plan<T>(run: impl FnOnce() -> T) -> T {
     let before = FATE.replace(AccessPlan::default());
     let result = run();
@@ -87,13 +87,13 @@ pub(super) fn without_access_plan<T>(run: impl FnOnce() -> T) -> T {
     result
 }
 
-/// What a crash may leave of both media, and what must be there then.
+/// The crash point of both media, and the oracle at that time.
 pub(super) struct PairCrashPoint {
     pub(super) points: [CrashPoint; 2],
     pub(super) oracle: WriteOracle,
 }
 
-/// The media.
+/// The two media and their common oracle.
 pub(super) struct MediaPair {
     pub(super) media: [Recorder; 2],
     pub(super) oracle: Mutex<WriteOracle>,
@@ -117,7 +117,7 @@ impl MediaPair {
     }
 }
 
-/// One of them.
+/// One medium of the pair.
 pub(super) struct PairedMedium {
     pub(super) pair: Arc<MediaPair>,
     pub(super) at: usize,
@@ -143,7 +143,7 @@ impl Media for PairedMedium {
         step();
         self.media().store(offset, word);
     }
-    /// A line at a time.
+    /// Each line is one access.
     fn write(&self, offset: usize, bytes: &[u8]) {
         for (at, part) in lines_of(offset, bytes) {
             step();
@@ -175,7 +175,7 @@ impl Media for PairedMedium {
         self.pair.record_crash_point();
         self.media().fence(stores)
     }
-    /// One instruction for all, so one moment before it.
+    /// One instruction fences both media, so there is one crash point before it.
     fn fence_each(halves: &[&Self], stores: UnfencedStores) -> FenceProof {
         step();
         halves[0].pair.record_crash_point();

@@ -1,15 +1,14 @@
-//! Guests: sessions of two pools whose writes overlap and which no lock but the pools'
-//! lock words orders (`write_with_number`, docs/rfd/015). One writes, another goes on at
-//! any of its accesses, each may die at any of its own; the owners of the pools clean up
-//! one after the other, while a third goes on; what the dead left is made alike. At every
-//! fence of that both pools crash, and are settled:
+//! Direct clients: sessions of two pools with overlapping writes. Only the pools' lock words order
+//! them (`write_with_number`, docs/rfd/015). One client writes, another starts at any of its
+//! accesses, and each may die at any of its own accesses. The owners of the pools retire the dead
+//! one after the other, while a third client writes; the torn ranges are reconciled. Both pools
+//! crash at every fence and are recovered:
 //!
-//! - the legs are equal then;
-//! - what they hold is what one order of the writes makes of it, with all that were
-//!   acknowledged;
-//! - a pool of its own is sound (`recover`).
+//! - the legs are equal afterwards;
+//! - their contents are the result of one order of the writes, which has every acknowledged one;
+//! - each pool is sound (`recover`).
 //!
-//! And while nothing crashes: what is in the last pool of a dead guest is in all before.
+//! Without a crash, the bytes that a dead client left in the last pool are in all pools before it.
 
 mod media_pair;
 mod oracle;
@@ -38,40 +37,40 @@ use std::sync::{Arc, Mutex, OnceLock};
 use uuid::Uuid;
 
 const SLICE: SliceId = SliceId(Uuid::from_u128(1));
-/// Two lock words of 16 pages each.
+/// Two lock words, of 16 pages each.
 const PAGES: usize = 20;
 const EPOCH: Epoch = Epoch(1);
-/// As many as the smallest pool has sessions; the keeper, who makes alike what the dead
-/// left, has one of theirs.
+/// All sessions of the smallest pool but one: the controller reconciles torn ranges through that
+/// one.
 const CLIENTS: usize = 3;
 /// The base's own operations have lower numbers.
 const FIRST_OP: u64 = 1000;
-/// Images of one medium at one moment; where there are more, they are sampled.
+/// Images of one medium at one crash point; if more are legal, they are sampled.
 const IMAGES_MAX: u64 = 6;
-/// Stories of a run of the tests beside those of every access.
+/// Random scenarios of a test run, besides those of every access.
 const SCENARIOS: u64 = 150;
 
 /// Bytes of the slice: offset and length.
 type ByteRange = (usize, usize);
 
-/// Who writes what, who goes on when, and who dies.
+/// The writes, the points at which clients start, and the deaths.
 #[derive(Clone, Copy, Debug, Default)]
 struct Scenario {
     writes: [ByteRange; CLIENTS],
-    /// Accesses of the first guest before the second one goes on.
+    /// Accesses of the first client before the second one starts.
     second_starts_after: Option<u64>,
-    /// Accesses of each before it dies.
+    /// Accesses of each client before it dies.
     death_after: [Option<u64>; CLIENTS],
-    /// Whose owner cleans up first.
+    /// The pool of the owner that retires the dead first.
     first_owner: usize,
     seed: u64,
 }
 
-/// A guest: a session of each pool.
+/// A direct client: a session of each pool.
 struct DirectClient {
     sessions: Option<[Session<PairedMedium>; 2]>,
     numbers: [u32; 2],
-    /// The write that it died inside of.
+    /// The index and bytes of the write in which the client died.
     died_in: Option<(usize, ByteRange)>,
 }
 
@@ -79,24 +78,24 @@ struct DirectHarness {
     media_pair: Arc<MediaPair>,
     pools: [RefCell<Pool<PairedMedium>>; 2],
     clients: RefCell<Vec<DirectClient>>,
-    /// Places of the dead that are cleaned up behind, to be made alike.
+    /// Ranges of retired clients that are still to be reconciled.
     torn_ranges: RefCell<Vec<ByteRange>>,
     op: Cell<u64>,
     tag: Cell<u8>,
 }
 
 thread_local! {
-    /// The world whose owners clean up when somebody waits for a lock word.
+    /// The harness; its owners retire the dead when a client waits for a lock word.
     static WORLD: RefCell<Option<Rc<DirectHarness>>> = const { RefCell::new(None) };
 }
 
-/// The owners clean up behind the dead of this thread's world; false if there are none.
+/// The owners retire the dead clients of this thread's harness; false if there are none.
 pub(crate) fn retire_dead() -> bool {
     let world = WORLD.with_borrow(Clone::clone);
     world.is_some_and(|world| media_pair::without_access_plan(|| world.retire_all([0, 1])))
 }
 
-/// What the pools hold at first: some pages, checkpointed in part.
+/// The initial pools: some pages, partly checkpointed.
 fn base() -> &'static ([Image; 2], Arc<[u8]>) {
     static BASE: OnceLock<([Image; 2], Arc<[u8]>)> = OnceLock::new();
     BASE.get_or_init(|| {
@@ -191,8 +190,8 @@ impl DirectHarness {
         [handle(0), handle(1)]
     }
 
-    /// Whether nobody holds a lock word of these pages. A guest that goes on in between
-    /// others may not wait for them.
+    /// Whether all lock words of these pages are free. A client that runs in between another's
+    /// accesses must not wait for it.
     fn is_free(&self, (offset, len): ByteRange) -> bool {
         let (first, last) = (offset / PAGE_BYTES, (offset + len - 1) / PAGE_BYTES);
         let (page, count) = (PageNo(first as u64), (last - first + 1) as u64);
@@ -204,7 +203,7 @@ impl DirectHarness {
         })
     }
 
-    /// A guest writes as all guests do; its accesses.
+    /// A client writes as every direct client does; returns the number of its accesses.
     fn write(
         &self,
         guest: usize,
@@ -246,7 +245,7 @@ impl DirectHarness {
         Ok(accesses)
     }
 
-    /// The owner of a pool cleans up behind a guest that is dead.
+    /// The owner of a pool retires a dead client.
     fn retire_in_pool(&self, client: usize, at: usize) {
         let number = self.clients.borrow()[client].numbers[at];
         let mut pool = self.pools[at].borrow_mut();
@@ -255,7 +254,7 @@ impl DirectHarness {
         }
     }
 
-    /// Both do, in this order; false if nobody is dead.
+    /// Both owners retire the dead in this order; false if no client is dead.
     fn retire_all(&self, order: [usize; 2]) -> bool {
         let dead = |client: &usize| self.clients.borrow()[*client].died_in.is_some();
         let dead: Vec<usize> = (0..CLIENTS).filter(dead).collect();
@@ -269,7 +268,7 @@ impl DirectHarness {
         !dead.is_empty()
     }
 
-    /// Does something with a session of somebody who lives, or a new one.
+    /// Runs a closure with a living client's session, or with a new one.
     fn with_session<T>(&self, at: usize, run: impl FnOnce(&mut Session<PairedMedium>) -> T) -> T {
         let mut guests = self.clients.borrow_mut();
         let mut alive = guests.iter_mut().filter_map(|it| it.sessions.as_mut());
@@ -298,7 +297,7 @@ impl DirectHarness {
         bytes
     }
 
-    /// Where the dead were at work the first pool gets what the last has.
+    /// Copies the pages of torn ranges from the last pool to the first.
     fn reconcile_torn(&self) {
         let rows = self.torn_ranges.take();
         if rows.is_empty() {
@@ -321,25 +320,25 @@ impl DirectHarness {
         self.media_pair.record_crash_point();
     }
 
-    /// Both pools as they are shown.
+    /// Checks the visible contents of both pools.
     fn check_visible(&self) -> Result<(), CheckFailure> {
         let [one, two] = [0, 1].map(|at| self.read(at));
         let allowed = self.with_oracle(|oracle| oracle.all_allowed());
         for (page, allowed) in allowed.iter().enumerate() {
             let [one, two] = [&one, &two].map(|bytes| &bytes[page * PAGE_BYTES..][..PAGE_BYTES]);
             if one != two {
-                return fail("legs are equal", format!("page {page} is not, and healed"));
+                return fail("legs are equal", format!("page {page} differs"));
             }
             let sum = crc32c(one);
             if !allowed.iter().any(|(allowed, _)| *allowed == sum) {
-                return fail("one order of writes", format!("page {page} is shown"));
+                return fail("one order of writes", format!("page {page} is wrong"));
             }
         }
         Ok(())
     }
 
-    /// What guests read, the last pool, is in the other one, too: each page that a dead
-    /// guest wrote.
+    /// Direct clients read the last pool: each new page that a dead client left there must be in
+    /// the other pool, too.
     fn check_last_leg_on_all(&self) -> Result<(), CheckFailure> {
         let [one, two] = [0, 1].map(|at| self.read(at));
         let base = &base().1;
@@ -347,13 +346,13 @@ impl DirectHarness {
             let page = |bytes: &[u8]| bytes[at..][..PAGE_BYTES].to_vec();
             if page(&two) != page(base) && page(&one) == page(base) {
                 let detail = format!("page {} is new in the last pool alone", at / PAGE_BYTES);
-                return fail("what guests read is on all legs", detail);
+                return fail("the last leg's data is on all legs", detail);
             }
         }
         Ok(())
     }
 
-    /// Crashes at every moment so far.
+    /// Crashes at every crash point so far.
     fn check_crashes(&self, seed: u64, tally: &mut ScenarioCounts) -> Result<(), CheckFailure> {
         let moments = std::mem::take(
             &mut *self
@@ -385,7 +384,7 @@ impl DirectHarness {
     }
 }
 
-/// Images of one medium: nothing uncertain, everything, and between.
+/// Images of one medium: no uncertain write, all of them, and subsets.
 fn images(point: &CrashPoint, seed: u64) -> Vec<Image> {
     if point.count() <= IMAGES_MAX {
         return (0..point.count()).map(|index| point.image(index)).collect();
@@ -397,7 +396,7 @@ fn images(point: &CrashPoint, seed: u64) -> Vec<Image> {
         .collect()
 }
 
-/// How often something was checked.
+/// Counts of the checks.
 #[derive(Default, Debug)]
 struct ScenarioCounts {
     scenarios: u64,
@@ -406,7 +405,7 @@ struct ScenarioCounts {
     differing: u64,
 }
 
-/// Tells a story; the accesses of its guests.
+/// Runs a scenario; returns the number of accesses of each client.
 fn run_scenario(
     story: Scenario,
     tally: &mut ScenarioCounts,
@@ -442,7 +441,7 @@ fn run_scenario_in(
         accesses[1] = nested?;
         has_b = true;
     }
-    // One of the owners is quick.
+    // One owner retires the dead before the third write.
     let order = [story.first_owner, 1 - story.first_owner];
     for client in 0..CLIENTS {
         if world.clients.borrow()[client].died_in.is_some() {
@@ -483,7 +482,7 @@ fn check(story: Scenario, tally: &mut ScenarioCounts) -> Result<[u64; CLIENTS], 
 }
 
 const P: usize = PAGE_BYTES;
-/// Overlapping places; two of the last three are under another lock word as well, or alone.
+/// Overlapping ranges. Two of the last three also touch, or only touch, another lock word.
 const RANGES: [ByteRange; 9] = [
     (P, P),
     (P + 100, 300),
@@ -496,7 +495,7 @@ const RANGES: [ByteRange; 9] = [
     (P + 350, 200),
 ];
 
-/// Every access of these writes at which the first guest dies, or the second goes on.
+/// The first client dies, or the second starts, at every access of these writes.
 fn every_access(tally: &mut ScenarioCounts) -> Result<(), CheckFailure> {
     let pairs = [
         (0, 0, 1),
@@ -504,7 +503,7 @@ fn every_access(tally: &mut ScenarioCounts) -> Result<(), CheckFailure> {
         (0, 1, 2),
         (3, 4, 1),
         (1, 7, 0),
-        // In place, both, and some of the bytes the same.
+        // Both writes go in place and share some bytes.
         (1, 8, 1),
     ];
     for (a, b, c) in pairs {
@@ -535,7 +534,7 @@ fn random_scenario(seed: u64) -> Scenario {
     let mut rng = Rng::new(seed);
     let mut place = || RANGES[rng.below(RANGES.len() as u64) as usize];
     let writes = [place(), place(), place()];
-    // About as many as a write of a page has.
+    // About as many accesses as a one-page write has.
     let death = |rng: &mut Rng| (rng.below(2) == 0).then(|| rng.below(24));
     Scenario {
         writes,
@@ -563,14 +562,14 @@ fn direct_writes_end_in_some_serial_order() {
     assert!(tally.differing > 100 || tally.scenarios == 1, "{tally:?}");
 }
 
-/// Each, and the check that it fails first.
+/// Each defect, and the check that must fail first.
 const DEFECTS: [(Defect, &str); 4] = [
     (
         Defect::NumberedBeforeLocks,
         "numbers are in the order of slots",
     ),
     (Defect::UnlockBeforePublish, "the store's own assertions"),
-    (Defect::LastLegFirst, "what guests read is on all legs"),
+    (Defect::LastLegFirst, "the last leg's data is on all legs"),
     (Defect::NoCommitFence, "damage"),
 ];
 

@@ -1,5 +1,5 @@
-//! What two pools may hold after guests wrote to them: each page what some order of the
-//! writes makes of it that fits what was seen of their beginnings and ends.
+//! The contents that two pools may hold after direct clients wrote to them. Each page holds the
+//! result of some order of the writes; the order fits their observed beginnings and ends.
 
 use crate::defect::{self, Defect};
 use crate::enumerate::model::{CheckFailure, RecoveredContents, fail};
@@ -10,30 +10,30 @@ use pagemesh_base::units::PAGE_BYTES;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// One write of a guest.
+/// One write of a direct client.
 #[derive(Clone, Debug)]
 pub(super) struct ClientWrite {
     pub(super) offset: usize,
     pub(super) data: Arc<[u8]>,
     began: u64,
-    /// When it was acknowledged, if it was.
+    /// When the write was acknowledged; none: it was not.
     ended: Option<u64>,
-    /// Its guest died, and the owners of both pools have cleaned up: what begins later
-    /// comes later.
+    /// When the owners of both pools had retired the dead client. Writes that begin later come
+    /// later in the order.
     retired: Option<u64>,
 }
 
-/// The writes so far, and what was there before.
+/// The writes so far, and the bytes before them.
 #[derive(Clone, Debug)]
 pub(super) struct WriteOracle {
     clock: u64,
     base: Arc<[u8]>,
     writes: Vec<ClientWrite>,
-    /// Which write has a number; none: it is the keeper's.
+    /// The write of each operation number; none: the number belongs to the controller.
     writes_by_number: BTreeMap<u64, Option<usize>>,
 }
 
-/// What a page may hold: its checksum, and the write that came last.
+/// Allowed contents of a page: its checksum, and the last write in the order.
 pub(super) type AllowedContents = BTreeSet<(u32, Option<usize>)>;
 
 impl WriteOracle {
@@ -51,7 +51,7 @@ impl WriteOracle {
         self.clock
     }
 
-    /// The number of a write that begins.
+    /// Registers a beginning write and returns its index.
     pub(super) fn begin_write(&mut self, offset: usize, data: Arc<[u8]>) -> usize {
         let began = self.tick();
         self.writes.push(ClientWrite {
@@ -64,12 +64,13 @@ impl WriteOracle {
         self.writes.len() - 1
     }
 
-    /// A record of the write has this number; without one it is the keeper's.
+    /// Assigns an operation number to a write; without a write it belongs to the controller.
     pub(super) fn assign_number(&mut self, write: Option<usize>, op: u64) {
         self.writes_by_number.insert(op, write);
     }
 
-    /// The write with the greatest number, of those that this page may be of.
+    /// The write with the greatest operation number that touches the page; none if the controller's
+    /// number is greater.
     fn newest(&self, page: usize) -> Option<usize> {
         let mut newest = self.writes_by_number.values().rev();
         *newest.find(|write| write.is_none_or(|write| self.writes[write].is_on(page)))?
@@ -96,7 +97,7 @@ impl WriteOracle {
         found
     }
 
-    /// What each page may hold.
+    /// The allowed contents of each page.
     pub(super) fn all_allowed(&self) -> Vec<AllowedContents> {
         (0..self.pages())
             .map(|page| self.allowed_contents(page))
@@ -104,7 +105,7 @@ impl WriteOracle {
     }
 }
 
-/// Every order that goes on from these writes.
+/// Adds the results of every order that continues `done`.
 fn extend_orders(
     writes: &[(usize, &ClientWrite)],
     page: usize,
@@ -150,7 +151,7 @@ impl ClientWrite {
     }
 }
 
-/// What one pool held: sums of pages, and operations that another may lack.
+/// The contents of one pool: checksums of its pages, and the operations that another leg may lack.
 pub(super) struct RecoveredLeg {
     sums: Vec<u32>,
     listed: Vec<InFlightOp>,
@@ -169,7 +170,7 @@ impl RecoveredLeg {
         }
     }
 
-    /// The operations on a page that are listed, the newest first.
+    /// The listed operations on a page, newest first.
     fn listed(&self, page: usize) -> Vec<(u32, u64)> {
         let is_on = |entry: &&InFlightOp| {
             let pages = entry.page.0..entry.page.0 + u64::from(entry.count);
@@ -182,7 +183,8 @@ impl RecoveredLeg {
         listed
     }
 
-    /// The write with the greatest number came last, where it is listed.
+    /// If the write with the greatest number is listed on a page, the page must hold it as the last
+    /// one.
     pub(super) fn check_numbers(
         &self,
         oracle: &WriteOracle,
@@ -193,7 +195,7 @@ impl RecoveredLeg {
             let write = listed.and_then(|op| oracle.writes_by_number.get(&op).copied().flatten());
             let is_newest = write.is_some() && write == oracle.newest(page);
             if is_newest && !allowed.contains(&(self.sums[page], write)) {
-                let detail = format!("page {page}: {listed:?} is not what came last");
+                let detail = format!("page {page}: {listed:?} is not the last write");
                 return fail("numbers are in the order of slots", detail);
             }
         }
@@ -201,8 +203,8 @@ impl RecoveredLeg {
     }
 }
 
-/// Settles as a volume does (`keeper/settle.rs` there) and compares; how many pages
-/// differed before.
+/// Reconciles the legs as a volume does (`controller/recover_in_flight.rs` there) and compares.
+/// Returns the number of pages that differed before.
 pub(super) fn reconcile_and_check(
     legs: [&RecoveredLeg; 2],
     allowed: &[AllowedContents],

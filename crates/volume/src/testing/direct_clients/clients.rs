@@ -1,4 +1,4 @@
-//! Guests, one step at a time.
+//! Direct clients, one step at a time.
 
 use super::mount::DeadRow;
 use super::{DirectScenario, FILE_SECTORS, FILES, PAGE_SECTORS, segment_of};
@@ -10,7 +10,7 @@ use pagemesh_base::slice::Stamp;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Where a guest is in its operation.
+/// The phase of a direct operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OpPhase {
     /// The row is active.
@@ -21,23 +21,23 @@ pub(super) enum OpPhase {
     Record(usize, u64),
     PublishSlots(usize),
     Leave,
-    /// The next page of a read.
+    /// Reads this page next.
     Read(u64),
 }
 
-/// An operation of a guest.
+/// An operation of a direct client.
 pub(super) struct ClientOp {
     pub(super) phase: OpPhase,
     pub(super) file: u64,
     pub(super) sectors: Range<u64>,
     pub(super) value: u64,
-    /// As the oracle knows it; none: nobody asks any more.
+    /// Its order in the oracle; none if the result is not checked any more.
     pub(super) order: Option<u64>,
     pub(super) is_write: bool,
     pub(super) read: Vec<u8>,
 }
 
-/// A guest.
+/// A direct client.
 pub(super) struct SimulatedClient {
     pub(super) hub: Arc<VolumeShared>,
     pub(super) row: usize,
@@ -45,12 +45,12 @@ pub(super) struct SimulatedClient {
     pub(super) lease: Option<LayoutLease>,
     pub(super) legs: Vec<u64>,
     pub(super) op: Option<ClientOp>,
-    /// Its mount is gone: it ends what it has begun, and itself.
+    /// Its mount is gone: it ends its operation, and then itself.
     pub(super) is_orphan: bool,
 }
 
 impl DirectScenario {
-    /// A guest's next step; it begins something only if it may.
+    /// Makes the client's next step. A new operation begins only if `may_begin` is set.
     pub(super) fn step_client(&mut self, at: usize, may_begin: bool) {
         match self.clients[at].op.take() {
             Some(work) => {
@@ -78,7 +78,7 @@ impl DirectScenario {
         }
     }
 
-    /// Whether it has the legs of the present picture; drops those of another one.
+    /// Whether the client has the legs of the present lease. Legs of another lease are dropped.
     pub(super) fn map_lease_legs(&mut self, at: usize) -> bool {
         let actor = &mut self.clients[at];
         let generation = segment_of(&actor.hub).generation();
@@ -151,7 +151,8 @@ impl DirectScenario {
         });
     }
 
-    /// The kernel does it, and what it does is another operation.
+    /// Passes the operation to the kernel. The oracle counts the kernel's request as another
+    /// operation.
     pub(super) fn fall_back_to_kernel(&mut self, at: usize, work: &ClientOp) {
         let actor = &self.clients[at];
         segment_of(&actor.hub).row(actor.row).end_op();
@@ -163,7 +164,7 @@ impl DirectScenario {
         }
     }
 
-    /// One step of an operation; none once it has ended.
+    /// Makes one step of an operation; none once it has ended.
     pub(super) fn step_op(&mut self, at: usize, mut work: ClientOp) -> Option<ClientOp> {
         let actor = &self.clients[at];
         let (hub, legs) = (Arc::clone(&actor.hub), actor.legs.clone());
@@ -172,7 +173,7 @@ impl DirectScenario {
         let (offset, end) = (work.sectors.start * SECTOR, work.sectors.end * SECTOR);
         let epoch = actor.lease.as_ref().map(|picture| picture.epoch);
         let (Some(epoch), fabric) = (epoch, self.fabric.clone()) else {
-            unreachable!("it began with a picture");
+            unreachable!("it began with a lease");
         };
         let mut bricks = lock_unpoisoned(&fabric.0);
         work.phase = match work.phase {
@@ -253,7 +254,7 @@ impl DirectScenario {
                     true => legs.first(),
                     false => legs.last(),
                 };
-                let leg = *leg.expect("a picture has legs");
+                let leg = *leg.expect("a lease has legs");
                 let Some(part) = bricks.read_mapped(leg, epoch, from, (to - from) as u32) else {
                     drop(bricks);
                     self.fall_back_to_kernel(at, &work);
@@ -267,7 +268,7 @@ impl DirectScenario {
                     self.coverage.reads += 1;
                     if let Some(order) = work.order {
                         let read = self.oracle.end_read(order, Some(&work.read));
-                        read.unwrap_or_else(|wrong| panic!("a guest: {wrong}"));
+                        read.unwrap_or_else(|wrong| panic!("a direct client: {wrong}"));
                     }
                     return None;
                 }
@@ -276,7 +277,7 @@ impl DirectScenario {
         Some(work)
     }
 
-    /// A guest dies, wherever it is.
+    /// Kills a direct client at any step.
     pub(super) fn kill_random_client(&mut self) {
         if !self.clients.is_empty() {
             let at = self.rng.below(self.clients.len() as u64) as usize;
@@ -284,8 +285,8 @@ impl DirectScenario {
         }
     }
 
-    /// A guest dies with its record on one leg alone, whose brick finishes that at once.
-    /// A little later it dies, too.
+    /// Kills a direct client after its record is on one leg only. That leg's brick rolls the
+    /// record forward at once, and dies a little later.
     pub(super) fn kill_client_after_first_leg(&mut self) {
         if self.rng.one_in(40)
             && let Some(number) = self.targeted_brick.take()
@@ -325,7 +326,7 @@ impl DirectScenario {
                 let row = segment_of(&actor.hub).row(actor.row);
                 self.dead_rows.push(DeadRow {
                     row: actor.row,
-                    range: row.active_range().expect("it was inside"),
+                    range: row.active_range().expect("an operation is in progress"),
                     reconciled: None,
                 });
             }

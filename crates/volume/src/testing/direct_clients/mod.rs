@@ -1,14 +1,14 @@
-//! Lives of a volume with guests: they read and overwrite mapped legs one step at a time
-//! and die at any of them, while the mount's own requests, losses and returns of legs,
-//! checks, repairs and deaths of the mount go on. Everybody's reads agree with one order;
-//! what was acknowledged is there; in the end the legs are the same.
+//! Histories of a volume with direct clients. They read and overwrite mapped legs one step at a
+//! time, and die at any step. Meanwhile the mount has its own requests, legs are lost and
+//! return, checks and repairs run, and the mount dies. All reads agree with one order.
+//! Acknowledged writes are there. In the end the legs are equal.
 //!
-//! The legs, the segment, the keeper and channels are those of the product. What a
-//! process does between is told again here, as `sync_path::guest` and `sync_path::server` have
-//! it: a row, then the looks; a board that is closed for each request of the mount; the
-//! row of who died is cleared behind `heal`, with everybody else out.
+//! The legs are models. The segment, the controller and the channels are the product's. The
+//! steps of a process are written again here after `pagemesh_direct`: a row, then the access
+//! checks; a shared file map that is closed for each request of the mount; the row of a dead
+//! client is cleared after its reconciliation, with all other clients blocked.
 //!
-//! `PAGEMESH_SEED=n cargo test -p pagemesh-volume one_life_with_guests -- --ignored`
+//! `PAGEMESH_SEED=n cargo test -p pagemesh-volume replay_direct_client_seed -- --ignored`
 //! repeats a seed.
 
 mod clients;
@@ -35,18 +35,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 const STEPS: usize = 4000;
-/// Steps after the last fault in which all must have come to rest.
+/// The maximum of steps after the last fault until everything is idle.
 const SETTLE_STEPS_MAX: usize = 200_000;
 const CLIENTS: usize = 3;
-/// Of half of the pages each.
+/// Each has half of the pages.
 const FILES: u64 = 2;
-/// Few, so that all meet.
+/// Few, so that all clients collide.
 const PAGES: u64 = 8;
 const PAGE_SECTORS: u64 = 4096 / SECTOR;
 const FILE_SECTORS: u64 = PAGES / FILES * PAGE_SECTORS;
-/// Requests of the mount at once.
+/// The maximum of concurrent requests of the mount.
 const REQUESTS_MAX: usize = 4;
-/// Channels of guests in the oracle begin here.
+/// The oracle's channel numbers of direct clients begin here.
 const FIRST_CLIENT_CHANNEL: usize = 100;
 
 struct DirectScenario {
@@ -60,7 +60,7 @@ struct DirectScenario {
     requests: Vec<MountRequest>,
     closed_files: [u64; FILES as usize],
     checks: Vec<Arc<CheckJob>>,
-    /// A brick that has what a dead guest left, and dies.
+    /// A brick that has a dead client's record, and will die.
     targeted_brick: Option<BrickId>,
     oracle: ReadOracle,
     copies: usize,
@@ -68,7 +68,7 @@ struct DirectScenario {
     coverage: Coverage,
 }
 
-/// What happened.
+/// The counts of the events that occurred.
 #[derive(Clone, Copy, Debug, Default)]
 struct Coverage {
     writes: u64,
@@ -95,7 +95,7 @@ impl Coverage {
 fn segment_of(hub: &VolumeShared) -> &DirectSegment {
     &hub.direct_access
         .get()
-        .expect("guests are admitted")
+        .expect("direct access is enabled")
         .segment
 }
 
@@ -157,7 +157,7 @@ impl DirectScenario {
         panic!("an attach does not end");
     }
 
-    /// As many guests as there should be.
+    /// Adds direct clients up to their intended number.
     fn add_clients(&mut self) {
         while self.clients.iter().filter(|it| !it.is_orphan).count() < CLIENTS {
             let used = |row: &usize| {
@@ -178,7 +178,7 @@ impl DirectScenario {
         }
     }
 
-    /// Something goes on by itself.
+    /// Makes one step without a request.
     fn step_any_background(&mut self) {
         match self.rng.below(3) {
             0 => step_background(&mut self.rng, &self.fabric, &mut self.client),
@@ -216,7 +216,7 @@ impl DirectScenario {
             7 if self.rng.one_in(4) => self.client.now += DOWN_LIMIT,
             8 if self.checks.is_empty() => self.start_check(),
             9 => {
-                // Never two copies of one page.
+                // At most one copy of a page is damaged.
                 let leg = self.manager.layout().segments[0].columns[0].legs[0].clone();
                 let page = self.rng.below(PAGES);
                 let mut bricks = lock_unpoisoned(&self.fabric.0);
@@ -234,7 +234,7 @@ impl DirectScenario {
         brick(u128::from(self.rng.below(self.copies as u64)))
     }
 
-    /// The mount dies, or somebody else attaches. Its guests end what they have begun.
+    /// The mount dies, or another one attaches. Its direct clients end their operations.
     fn crash(&mut self) {
         self.coverage.crashes += 1;
         self.clear_damage();
@@ -250,7 +250,7 @@ impl DirectScenario {
         self.checks.clear();
         self.closed_files = [0; FILES as usize];
         self.channel = None;
-        // Who is killed lets nobody in whom it kept out.
+        // A killed mount never reopens the segment that it closed.
         let guests = self.client.shared.direct_access.get();
         if let Some(guests) = guests.filter(|it| it.segment.is_closed()) {
             guests.segment.close();
@@ -297,8 +297,8 @@ impl DirectScenario {
         }
     }
 
-    /// A page that the only source of a return, or of a settling, lacks keeps that from
-    /// ending.
+    /// Repairs all damage. A page that the only source of a resync or recovery lacks would keep
+    /// it from ending.
     fn clear_damage(&mut self) {
         let legs = self.manager.layout().segments[0].columns[0].legs.clone();
         let mut bricks = lock_unpoisoned(&self.fabric.0);
@@ -307,7 +307,7 @@ impl DirectScenario {
         }
     }
 
-    /// Faults end, guests end what they have begun, and all legs come back.
+    /// Faults end, direct clients end their operations, and all legs come back.
     fn run_until_healthy(&mut self) {
         self.clear_damage();
         for _ in 0..SETTLE_STEPS_MAX {
@@ -411,7 +411,7 @@ fn replay_direct_client_seed() {
     println!("{:?}", run_seed(seed.parse().expect("a number")));
 }
 
-/// Lives after which a defect counts as not caught.
+/// The number of histories after which a defect counts as not caught.
 const HISTORIES_MAX: u64 = 3000;
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a mount does beside its guests, and behind them.
+//! The actions of a mount while it has direct clients, and after their deaths.
 
 use super::{DirectScenario, REQUESTS_MAX, segment_of};
 use crate::controller::{CheckJob, ControllerEvent};
@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::sync::{Arc, Condvar, Mutex};
 
-/// A row whose guest died inside, and what the mount does about that.
+/// The row of a client that died during an operation, and its reconciliation.
 pub(super) struct DeadRow {
     pub(super) row: usize,
     pub(super) range: FileRange,
@@ -29,7 +29,7 @@ pub(super) struct MountRequest {
 }
 
 impl DirectScenario {
-    /// What the mount does behind the dead.
+    /// Takes one step of the mount's cleanup after a dead client.
     pub(super) fn reconcile_dead_row(&mut self) {
         let hub = Arc::clone(&self.client.shared);
         let Some(guests) = hub.direct_access.get() else {
@@ -51,7 +51,7 @@ impl DirectScenario {
         let is_early = defect::is(Defect::RowClearedFirst);
         match healed.try_recv() {
             Err(TryRecvError::Empty) if !is_early => {}
-            Err(TryRecvError::Disconnected) => panic!("nobody heals"),
+            Err(TryRecvError::Disconnected) => panic!("the reconciliation ended without a result"),
             _ => {
                 segment.row(dead.row).end_op();
                 self.dead_rows.swap_remove(at);
@@ -59,7 +59,7 @@ impl DirectScenario {
         }
     }
 
-    /// The mount has a request from the kernel.
+    /// Adds a request from the kernel.
     pub(super) fn add_request(&mut self) {
         if self.requests.len() >= REQUESTS_MAX {
             return;
@@ -76,7 +76,7 @@ impl DirectScenario {
         });
     }
 
-    /// Submits what no guest is in the way of, and takes what has ended.
+    /// Submits the requests that no direct operation blocks, and takes the results.
     pub(super) fn process_requests(&mut self) {
         let hub = Arc::clone(&self.client.shared);
         let Some(channel) = &mut self.channel else {
@@ -144,7 +144,7 @@ impl DirectScenario {
                 self.coverage.checks += 1;
                 assert_eq!(
                     report.pages_differing, 0,
-                    "a check beside guests: {report:?}"
+                    "a check with direct clients: {report:?}"
                 );
             }
             false

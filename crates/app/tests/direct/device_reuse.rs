@@ -1,9 +1,9 @@
-//! A mount that has the device number of one whose process has not ended yet.
+//! A mount that gets the device number of an unmounted one before the old process has ended.
 
-use super::rows::device;
-use super::support::mounted::{self, CLASSIC, Mounted};
+use super::client_rows::mount_device;
+use super::support::mounted::{self, CLASSIC, TestMount};
 use super::support::until;
-use super::{check, direct, guest, opened};
+use super::{check, direct_file, new_client, open_file};
 use pagemesh_direct::wire::{self, ClientRequest};
 use rustix::mount::UnmountFlags;
 use std::os::fd::AsFd;
@@ -11,22 +11,22 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The kernel gives the number away as soon as the mount is gone, and processes of both
-/// listen under names that follow from it.
+/// The kernel reuses the number as soon as the first mount is gone. The processes of both mounts
+/// listen under names that derive from it.
 #[test]
-fn who_mounts_while_another_one_ends_is_found_by_guests() {
+fn clients_find_new_mount_while_old_one_ends() {
     let Some(cluster) = mounted::cluster(&[128, 128], "24M") else {
         return;
     };
     cluster.ok(&["fs", "create", "other", "--size", "24M"]);
-    let mut first = Mounted::by(&cluster, "files", "map", CLASSIC);
+    let mut first = TestMount::with_fuse(&cluster, "files", "map", CLASSIC);
     let number = std::fs::metadata(&first.dir).unwrap().dev();
     let mut ending = first.daemon.take().unwrap();
-    ending.freeze();
+    ending.stop_all_threads();
     rustix::mount::unmount(&first.dir, UnmountFlags::empty()).unwrap();
     let place = cluster.dir().join("mnt2");
     let second = std::thread::scope(|scope| {
-        let second = scope.spawn(|| Mounted::try_new(&cluster, "other", "mnt2", "map", CLASSIC));
+        let second = scope.spawn(|| TestMount::try_new(&cluster, "other", "mnt2", "map", CLASSIC));
         await_mounted(&place);
         ending.signal("CONT");
         second.join().unwrap().unwrap()
@@ -36,26 +36,26 @@ fn who_mounts_while_another_one_ends_is_found_by_guests() {
     if found != number {
         println!("another test was given the number");
     }
-    let file = opened(&second, "file");
+    let file = open_file(&second, "file");
     file.write_all_at(&[7; 8192], 0).unwrap();
-    let direct = direct(guest(), &file);
+    let direct = direct_file(new_client(), &file);
     check(&direct, &file, 0, &[7; 8192]);
-    drop((direct, guest, file));
-    // Who unmounts waits for its process, and not for the other one.
+    drop((direct, new_client, file));
+    // The unmount waits for the mount's own process, and not for the other one.
     second.stop(&cluster);
     cluster.check_identical("other");
 }
 
-/// It does not wait for the addresses of one that does not end.
+/// A mount that ends does not wait for the addresses of a process that has not ended.
 #[test]
-fn who_is_to_end_while_another_one_ends_does_so() {
+fn term_ends_mount_while_previous_one_ends() {
     let Some(cluster) = mounted::cluster(&[128, 128], "24M") else {
         return;
     };
     cluster.ok(&["fs", "create", "other", "--size", "24M"]);
-    let mut first = Mounted::by(&cluster, "files", "map", CLASSIC);
+    let mut first = TestMount::with_fuse(&cluster, "files", "map", CLASSIC);
     let ending = first.daemon.take().unwrap();
-    ending.freeze();
+    ending.stop_all_threads();
     rustix::mount::unmount(&first.dir, UnmountFlags::empty()).unwrap();
     let place = cluster.dir().join("mnt2");
     std::fs::create_dir(&place).unwrap();
@@ -65,7 +65,7 @@ fn who_is_to_end_while_another_one_ends_does_so() {
     let told = Instant::now();
     second.signal("TERM");
     assert!(second.await_end().success(), "{}", second.log());
-    // It would wait 40 s.
+    // Otherwise it would wait 40 s.
     assert!(told.elapsed() < Duration::from_secs(20));
     ending.signal("CONT");
 }
@@ -77,14 +77,14 @@ fn await_mounted(place: &Path) {
     });
 }
 
-/// A process that still ends answers nobody: whoever asks means another mount.
+/// A process without its mount gives no answer: a client that asks means another mount.
 #[test]
-fn who_has_no_mount_any_more_lets_nobody_in() {
+fn process_without_mount_refuses_clients() {
     let Some(cluster) = mounted::cluster(&[128, 128], "24M") else {
         return;
     };
-    let mut mount = Mounted::by(&cluster, "files", "map", CLASSIC);
-    let name = device(&mount);
+    let mut mount = TestMount::with_fuse(&cluster, "files", "map", CLASSIC);
+    let name = mount_device(&mount);
     let ask = || {
         let socket = wire::new_socket().ok()?;
         rustix::net::connect(&socket, &wire::socket_address(&name).ok()?).ok()?;
@@ -96,8 +96,8 @@ fn who_has_no_mount_any_more_lets_nobody_in() {
     };
     assert!(join(&ask().expect("it listens")).is_some());
     let mut ending = mount.daemon.take().unwrap();
-    ending.freeze();
-    // It is in the queue when the mount goes, and answered first of all.
+    ending.stop_all_threads();
+    // The request is queued when the mount goes, and it is the first one handled afterwards.
     let asked = ask().expect("the kernel takes it");
     wire::send(asked.as_fd(), &ClientRequest::Join.encode(), None).unwrap();
     rustix::mount::unmount(&mount.dir, UnmountFlags::empty()).unwrap();

@@ -1,9 +1,8 @@
-//! What every request passes first: the token, the length, the number of
-//! requests, the time.
+//! The checks before every request: token, length, number of requests, time limit.
 
 use super::reply::Refusal;
-use super::{Api, BODY_BYTES_MAX, REQUEST_TIMEOUT};
-use crate::fault::Code;
+use super::{ApiState, BODY_BYTES_MAX, REQUEST_TIMEOUT};
+use crate::fault::ErrorCode;
 use crate::token::is_authorized;
 use axum::extract::{Request, State};
 use axum::http::HeaderValue;
@@ -13,35 +12,36 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::Body;
 use std::time::Duration;
 
-/// The one path for everybody: says that the manager runs, and no more.
+/// The only path without a token: it reports that the manager runs, and no more.
 const OPEN_PATH: &str = "/healthz";
-/// How much of a refused request's body is read, and for how long, to keep
-/// its connection.
+/// Bytes and time that the server spends on the body of a refused request, to keep its connection
+/// usable.
 const UNREAD_BYTES_MAX: usize = 64 << 10;
 const UNREAD_TIME: Duration = Duration::from_secs(2);
 
-pub(super) async fn guard(State(api): State<Api>, request: Request, next: Next) -> Response {
+pub(super) async fn guard(State(api): State<ApiState>, request: Request, next: Next) -> Response {
     if request.uri().path() != OPEN_PATH && !may_pass(&api, &request) {
         let refusal = Refusal::new(
-            Code::Unauthorized,
+            ErrorCode::Unauthorized,
             "the request does not carry this cluster's token",
             "use the cluster's key file: --key FILE or PAGEMESH_KEY",
         );
-        return refuse_unread(refusal, request).await;
+        return refuse_and_drain(refusal, request).await;
     }
-    // Before it is sent; what comes without a length is counted as it comes.
+    // Check a declared length before the client sends the body. The extractor counts a body without
+    // a declared length while it arrives.
     if request.body().size_hint().lower() > BODY_BYTES_MAX as u64 {
         let error = format!("the body is longer than {BODY_BYTES_MAX} bytes");
-        let refusal = Refusal::new(Code::TooLarge, error, "send less at once");
-        return refuse_unread(refusal, request).await;
+        let refusal = Refusal::new(ErrorCode::TooLarge, error, "send less at once");
+        return refuse_and_drain(refusal, request).await;
     }
-    let Ok(_permit) = api.requests.clone().try_acquire_owned() else {
-        return refuse_unread(Refusal::overloaded(), request).await;
+    let Ok(_permit) = api.request_permits.clone().try_acquire_owned() else {
+        return refuse_and_drain(Refusal::overloaded(), request).await;
     };
     let answer = tokio::time::timeout(REQUEST_TIMEOUT, next.run(request));
     answer.await.unwrap_or_else(|_| {
         Refusal::new(
-            Code::TimedOut,
+            ErrorCode::TimedOut,
             "the request took too long; what it asked for may still be done",
             "look at the result before trying again",
         )
@@ -49,11 +49,10 @@ pub(super) async fn guard(State(api): State<Api>, request: Request, next: Next) 
     })
 }
 
-/// Refuses a request whose body was not looked at, and leaves its connection
-/// as the client expects it: free for the next request, or said to be closed
-/// (RFC 9112, section 9.6). Closing it without a word would make the client's
-/// next request fail, and might take this answer from it, too.
-async fn refuse_unread(refusal: Refusal, request: Request) -> Response {
+/// Refuses a request without using its body, and leaves its connection in a defined state: ready
+/// for the next request, or announced as closed (RFC 9112, section 9.6). An unannounced close would
+/// fail the client's next request, and might destroy this answer, too.
+async fn refuse_and_drain(refusal: Refusal, request: Request) -> Response {
     let mut response = refusal.into_response();
     let body = request.into_body();
     let is_read = body.size_hint().lower() <= UNREAD_BYTES_MAX as u64 && {
@@ -67,7 +66,7 @@ async fn refuse_unread(refusal: Refusal, request: Request) -> Response {
     response
 }
 
-fn may_pass(api: &Api, request: &Request) -> bool {
+fn may_pass(api: &ApiState, request: &Request) -> bool {
     let mut headers = request.headers().get_all(AUTHORIZATION).iter();
     match (headers.next(), headers.next()) {
         (Some(header), None) => is_authorized(&api.key, header.as_bytes()),

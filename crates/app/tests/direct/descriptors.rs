@@ -1,9 +1,9 @@
-//! Numbers of descriptors: programs name some themselves, and close what they were given.
+//! Descriptor numbers: programs choose some numbers themselves, and close inherited ones.
 
-use super::support::mounted::{self, Mounted, directly};
+use super::support::mounted::{self, TestMount, direct_command};
 
-/// Shells put files under numbers of their own. Whoever has no standard output must not
-/// write to a brick.
+/// Shells move files to numbers of their own. Output of a program without a standard output must
+/// not reach a brick's socket.
 const SHELL: &str = r#"
 set -e
 cd "$1"
@@ -21,12 +21,12 @@ echo lost || true
 "#;
 
 #[test]
-fn shells_name_descriptors_as_they_like() {
+fn shell_chosen_descriptor_numbers_work() {
     let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let mut command = directly(&["bash", "-c", SHELL, "bash"]);
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
+    let mut command = direct_command(&["bash", "-c", SHELL, "bash"]);
     command.arg(&mount.dir);
     let ended = command.output().unwrap();
     assert!(ended.status.success(), "{ended:?}");
@@ -41,8 +41,8 @@ fn shells_name_descriptors_as_they_like() {
     cluster.check_identical("files");
 }
 
-/// What a child has under numbers that its parent did not make. It is forked while threads of
-/// the parent reach the mount for the first time.
+/// Asserts that a forked child has no descriptor that the library opened in the parent. The fork
+/// happens while threads of the parent reach the mount for the first time.
 const FORKS: &str = r#"
 import os, sys, threading
 fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
@@ -75,15 +75,15 @@ while any(each.is_alive() for each in all):
 assert not foreign, foreign
 "#;
 
-/// A pool stays locked as long as anybody has it open as its bricks do.
+/// A pool stays locked as long as any process has it open with the brick's open file description.
 #[test]
-fn a_child_of_fork_has_no_pool_of_its_parents() {
+fn forked_child_has_no_pool_of_parent() {
     let Some(cluster) = mounted::cluster(&[256, 256], "64M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     for round in 0..4 {
-        let mut command = directly(&["python3", "-c", FORKS]);
+        let mut command = direct_command(&["python3", "-c", FORKS]);
         command.arg(mount.path(&format!("file-{round}")));
         command.arg(cluster.pool(0).parent().unwrap());
         let ended = command.output().unwrap();
@@ -93,8 +93,8 @@ fn a_child_of_fork_has_no_pool_of_its_parents() {
     cluster.check_identical("files");
 }
 
-/// One thread waits for a command, as long as that takes, while another reaches the mount for the
-/// first time; the command waits for that.
+/// One thread waits for a command while another one reaches the mount for the first time. The
+/// command ends only after that.
 const COMMANDS: &str = r#"
 import os, sys, threading
 os.mkfifo(sys.argv[2])
@@ -110,11 +110,11 @@ waits.join()
 "#;
 
 #[test]
-fn a_thread_that_waits_for_a_command_keeps_nobody_waiting() {
-    super::python_says(COMMANDS);
+fn thread_waiting_for_command_blocks_no_other() {
+    super::run_python(COMMANDS);
 }
 
-/// A child that has its parent's very descriptors, without its memory.
+/// A child that shares its parent's descriptor table, and not its memory.
 const SHARES: &str = r#"
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -144,6 +144,6 @@ assert os.pread(fd, 1, 0) == b'y'
 "#;
 
 #[test]
-fn a_child_that_shares_descriptors_closes_none_of_its_parents() {
-    super::python_says(SHARES);
+fn child_sharing_descriptors_closes_none_of_parent() {
+    super::run_python(SHARES);
 }

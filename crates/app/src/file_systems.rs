@@ -1,24 +1,24 @@
-//! `pagemesh fs`: file systems, each in a volume of its own.
+//! `pagemesh fs`: file systems, each in its own volume.
 
-use crate::args::{self, FileSystem};
+use crate::args::{self, FileSystemCommand};
 use crate::output::{self, bytes, table};
-use crate::status::word;
-use crate::volume::{attach, client, expect, show};
+use crate::status::json_word;
+use crate::volume::{attach, expect_content, manager_client, show};
 use anyhow::Context;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::space::Space;
 use pagemesh_fs::{Credentials, MkfsOptions};
-use pagemesh_manage::Kind;
-use pagemesh_manage::wire::{Content, CreateVolume, Sized, VolumeInfo};
+use pagemesh_manage::LayoutKind;
+use pagemesh_manage::wire::{CreateVolume, VolumeContent, VolumeInfo, VolumeSizeReply};
 use rustix::process::{getegid, geteuid};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::sync::Arc;
 use uuid::Uuid;
 
-/// Makes, shows, grows and deletes file systems.
-pub fn run(command: &FileSystem) -> anyhow::Result<()> {
+/// Creates, shows, grows and deletes file systems.
+pub fn run(command: &FileSystemCommand) -> anyhow::Result<()> {
     match command {
-        FileSystem::Create {
+        FileSystemCommand::Create {
             name,
             size,
             copies,
@@ -29,86 +29,86 @@ pub fn run(command: &FileSystem) -> anyhow::Result<()> {
             let durability = class.as_deref().map(str::parse).transpose()?;
             let wish = CreateVolume {
                 durability,
-                ..wish(name, size.0, *copies)
+                ..create_request(name, size.0, *copies)
             };
             create(args, *transport, &wish)
         }
-        FileSystem::List { client: args } => {
-            let mut found = client(args)?.volumes()?;
-            found.retain(|volume| volume.content == Content::Files);
-            output::print(args.output, &found, || list(&found))
+        FileSystemCommand::List { client: args } => {
+            let mut found = manager_client(args)?.volumes()?;
+            found.retain(|volume| volume.content == VolumeContent::Files);
+            output::print(args.output, &found, || file_system_table(&found))
         }
-        FileSystem::Show { name, client: args } => {
-            let detail = expect(args, name, Content::Files)?;
+        FileSystemCommand::Show { name, client: args } => {
+            let detail = expect_content(args, name, VolumeContent::Files)?;
             output::print(args.output, &detail, || show(&detail))
         }
-        FileSystem::Grow {
+        FileSystemCommand::Grow {
             name,
             size,
             client: args,
         } => {
-            let detail = expect(args, name, Content::Files)?;
-            let sized = client(args)?.grow(name, size.0)?;
+            let detail = expect_content(args, name, VolumeContent::Files)?;
+            let sized = manager_client(args)?.grow(name, size.0)?;
             output::print(args.output, &sized, || {
                 let now = bytes(sized.volume.info.size_bytes);
                 let when = match detail.info.attached {
-                    Some(_) => "the mount takes it over within ten seconds",
-                    None => "the next mount takes it over",
+                    Some(_) => "the mount applies it within ten seconds",
+                    None => "the next mount applies it",
                 };
-                format!("the files of {name} may take {now} now; {when}")
+                format!("the limit of {name} is {now} now; {when}")
             })
         }
-        FileSystem::Delete {
+        FileSystemCommand::Delete {
             name,
             force,
             client: args,
         } => {
-            expect(args, name, Content::Files)?;
-            let deleted = client(args)?.delete(name, *force)?;
+            expect_content(args, name, VolumeContent::Files)?;
+            let deleted = manager_client(args)?.delete(name, *force)?;
             output::print(args.output, &deleted, || format!("{name} is deleted"))
         }
     }
 }
 
-/// The volume of a file system of so many copies.
-pub fn wish(name: &VolumeName, size_bytes: u64, copies: usize) -> CreateVolume {
+/// The request for the volume of a file system with this number of copies.
+pub fn create_request(name: &VolumeName, size_bytes: u64, copies: usize) -> CreateVolume {
     CreateVolume {
         name: name.clone(),
         size_bytes,
         layout: match copies {
-            1 => Kind::Concat,
-            _ => Kind::Mirror,
+            1 => LayoutKind::Concat,
+            _ => LayoutKind::Mirror,
         },
         columns: None,
         copies: Some(copies),
         durability: None,
-        content: Content::Files,
+        content: VolumeContent::Files,
     }
 }
 
 fn create(
-    args: &args::Client,
+    args: &args::ManagerArgs,
     transport: args::Transport,
     wish: &CreateVolume,
 ) -> anyhow::Result<()> {
-    let sized = make(args, transport, wish)?;
+    let sized = create_with_file_system(args, transport, wish)?;
     output::print(args.output, &sized, || {
         let (name, size) = (&wish.name, bytes(sized.asked_bytes));
         format!("made file system {name} of {size}; use it with: pagemesh mount {name} DIR")
     })
 }
 
-/// Makes a volume with an empty file system in it.
-pub fn make(
-    args: &args::Client,
+/// Creates a volume with an empty file system in it.
+pub fn create_with_file_system(
+    args: &args::ManagerArgs,
     transport: args::Transport,
     wish: &CreateVolume,
-) -> anyhow::Result<Sized> {
+) -> anyhow::Result<VolumeSizeReply> {
     let name = &wish.name;
-    let sized = client(args)?.create(wish)?;
-    if let Err(cause) = format(args, transport, name, sized.asked_bytes) {
-        // Nothing is in it, and under its name nothing else can be made.
-        client(args)?
+    let sized = manager_client(args)?.create(wish)?;
+    if let Err(cause) = make_file_system(args, transport, name, sized.asked_bytes) {
+        // The volume is empty, and would block its name.
+        manager_client(args)?
             .delete(name, true)
             .with_context(|| format!("{cause:#}; and its volume cannot be deleted"))?;
         return Err(cause.context(format!("cannot make a file system in the volume {name}")));
@@ -116,8 +116,8 @@ pub fn make(
     Ok(sized)
 }
 
-fn format(
-    args: &args::Client,
+fn make_file_system(
+    args: &args::ManagerArgs,
     transport: args::Transport,
     name: &VolumeName,
     limit_bytes: u64,
@@ -141,7 +141,7 @@ fn format(
     Ok(())
 }
 
-fn list(found: &[VolumeInfo]) -> String {
+fn file_system_table(found: &[VolumeInfo]) -> String {
     if found.is_empty() {
         return "no file systems; make one with: pagemesh fs create NAME --size 1G".into();
     }
@@ -152,7 +152,7 @@ fn list(found: &[VolumeInfo]) -> String {
             bytes(info.size_bytes),
             info.copies.to_string(),
             info.durability.to_string(),
-            word(&info.health),
+            json_word(&info.health),
             by.map_or_else(|| "-".into(), |by| by.client.clone()),
         ]
     });

@@ -1,4 +1,4 @@
-//! `pagemesh mount status`: which processes use a mount directly.
+//! `pagemesh mount status`: shows the direct clients of a mount.
 
 use crate::args::{MountCommand, Output};
 use crate::output::{self, table};
@@ -14,10 +14,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 #[derive(Serialize)]
-struct Shown {
+struct MountReport {
     dir: PathBuf,
     device: String,
-    /// None: its process does not tell.
+    /// `None` if the mount process does not report.
     #[serde(flatten)]
     status: Option<DirectStatus>,
     trouble: Option<String>,
@@ -28,13 +28,13 @@ pub fn run(command: &MountCommand, output: Output) -> anyhow::Result<()> {
     let MountCommand::Status { dir } = command;
     let all = mounts::list_mounts().context("cannot read the mounts")?;
     let shown = match dir.as_os_str() == "all" {
-        true => all.iter().map(look_at_any).collect(),
-        false => vec![look(&on(all, dir)?)?],
+        true => all.iter().map(report_or_error).collect(),
+        false => vec![mount_report(&find_mount(all, dir)?)?],
     };
-    output::print(output, &shown, || text(&shown))
+    output::print(output, &shown, || reports_text(&shown))
 }
 
-fn on(all: Vec<MountEntry>, dir: &Path) -> anyhow::Result<MountEntry> {
+fn find_mount(all: Vec<MountEntry>, dir: &Path) -> anyhow::Result<MountEntry> {
     let place = dir.canonicalize();
     let place = place.with_context(|| format!("there is no directory {}", dir.display()))?;
     let found = all.into_iter().rev().find(|known| known.dir == place);
@@ -46,9 +46,9 @@ fn on(all: Vec<MountEntry>, dir: &Path) -> anyhow::Result<MountEntry> {
     })
 }
 
-/// One of all: what is wrong with it is shown in its place.
-fn look_at_any(known: &MountEntry) -> Shown {
-    look(known).unwrap_or_else(|cause| Shown {
+/// The report of one of several mounts; an error appears in its place.
+fn report_or_error(known: &MountEntry) -> MountReport {
+    mount_report(known).unwrap_or_else(|cause| MountReport {
         dir: known.dir.clone(),
         device: known.device.clone(),
         status: None,
@@ -56,7 +56,7 @@ fn look_at_any(known: &MountEntry) -> Shown {
     })
 }
 
-fn look(known: &MountEntry) -> anyhow::Result<Shown> {
+fn mount_report(known: &MountEntry) -> anyhow::Result<MountReport> {
     let shown = known.dir.display();
     let dir = File::open(&known.dir).with_context(|| format!("cannot open {shown}"))?;
     let device = dir.metadata()?.dev();
@@ -66,7 +66,7 @@ fn look(known: &MountEntry) -> anyhow::Result<Shown> {
              its version of pagemesh. Without a direct path there is nothing to tell: see its log"
         )
     })?;
-    Ok(Shown {
+    Ok(MountReport {
         dir: known.dir.clone(),
         device: known.device.clone(),
         status: Some(status),
@@ -74,21 +74,21 @@ fn look(known: &MountEntry) -> anyhow::Result<Shown> {
     })
 }
 
-fn text(all: &[Shown]) -> String {
+fn reports_text(all: &[MountReport]) -> String {
     if all.is_empty() {
         return "no file system of pagemesh is mounted here".into();
     }
-    let texts: Vec<String> = all.iter().map(of_one).collect();
+    let texts: Vec<String> = all.iter().map(report_text).collect();
     texts.join("\n\n")
 }
 
-fn of_one(shown: &Shown) -> String {
+fn report_text(shown: &MountReport) -> String {
     let Some(status) = &shown.status else {
         let trouble = shown.trouble.as_deref().unwrap_or("nothing is known");
         return format!("{}: {trouble}", shown.dir.display());
     };
     let path = match &status.closed {
-        Some(code) => format!("closed: {}", said(code)),
+        Some(code) => format!("closed: {}", reason_text(code)),
         None => "open".into(),
     };
     let mut lines = vec![format!(
@@ -101,7 +101,7 @@ fn of_one(shown: &Shown) -> String {
     if !status.refused.is_empty() {
         lines.push(format!(
             "refused: {}",
-            counted(&status.refused, str::to_owned)
+            counts_text(&status.refused, str::to_owned)
         ));
     }
     for killed in &status.killed {
@@ -109,12 +109,12 @@ fn of_one(shown: &Shown) -> String {
         lines.push(format!("killed at {}: {name} ({pid}): {why}", killed.at));
     }
     if !status.processes.is_empty() {
-        lines.push(processes(&status.processes));
+        lines.push(process_table(&status.processes));
     }
     lines.join("\n")
 }
 
-fn processes(all: &[ClientStatus]) -> String {
+fn process_table(all: &[ClientStatus]) -> String {
     let row = |process: &ClientStatus| {
         vec![
             process.pid.to_string(),
@@ -122,7 +122,7 @@ fn processes(all: &[ClientStatus]) -> String {
             process.since.to_string(),
             process.direct.to_string(),
             process.kernel.to_string(),
-            counted(&process.reasons, said),
+            counts_text(&process.reasons, reason_text),
         ]
     };
     let head = [
@@ -136,13 +136,13 @@ fn processes(all: &[ClientStatus]) -> String {
     table(&head, all.iter().map(row))
 }
 
-/// The meaning of a reason's code.
-fn said(code: &str) -> String {
+/// The text of a reason's code.
+fn reason_text(code: &str) -> String {
     let known = Why::ALL.iter().find(|why| why.code() == code);
     known.map_or_else(|| code.to_owned(), |why| why.text().to_owned())
 }
 
-fn counted(all: &BTreeMap<String, u64>, said: impl Fn(&str) -> String) -> String {
+fn counts_text(all: &BTreeMap<String, u64>, said: impl Fn(&str) -> String) -> String {
     let each = all
         .iter()
         .map(|(code, count)| format!("{count} {}", said(code)));

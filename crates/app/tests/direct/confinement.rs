@@ -1,7 +1,7 @@
-//! Processes with filters of system calls, and with limits, which the direct path would break.
+//! Processes with system call filters and with limits, which the direct path would violate.
 
-use super::built;
-use super::support::mounted::{self, Mounted, directly};
+use super::compile_c;
+use super::support::mounted::{self, TestMount, direct_command};
 use super::support::program;
 
 const HOW: [&str; 7] = [
@@ -15,25 +15,25 @@ const HOW: [&str; 7] = [
 ];
 
 #[test]
-fn confined_process_makes_no_call_but_its_own() {
+fn confined_process_makes_only_its_own_calls() {
     let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let (program, file) = (built(&cluster, "withdrawn"), mount.path("file"));
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
+    let (program, file) = (compile_c(&cluster, "withdrawn"), mount.path("file"));
     let (program, file) = (program.to_str().unwrap(), file.to_str().unwrap());
     for how in HOW {
         for is_direct in [false, true] {
             let mut command = match is_direct {
                 false => program::limited(program),
-                true => directly(&[program]),
+                true => direct_command(&[program]),
             };
             if is_direct {
                 command.env("IS_DIRECT", "1");
             }
             let ended = command.args([file, how]).output().unwrap();
             let said = String::from_utf8_lossy(&ended.stdout);
-            let what = format!("{how}, directly: {is_direct}: {ended:?}");
+            let what = format!("{how}, direct_command: {is_direct}: {ended:?}");
             assert_eq!((ended.status.code(), &*said), (Some(3), "done\n"), "{what}");
         }
     }
@@ -41,7 +41,7 @@ fn confined_process_makes_no_call_but_its_own() {
     cluster.check_identical("files");
 }
 
-/// Every mapping that is shared, and whether it is left out of core files.
+/// Asserts that core files leave out every shared mapping of pools and segments.
 const DUMPED: &str = r#"
 import os, sys
 def dumped(pid):
@@ -74,7 +74,7 @@ print('none')
 
 #[test]
 fn core_files_leave_shared_memory_out() {
-    if let Some(said) = super::python_says(DUMPED) {
+    if let Some(said) = super::run_python(DUMPED) {
         assert_eq!(said, "none\n");
     }
 }

@@ -1,8 +1,7 @@
-//! What a process that has attached volumes does when it is asked by a signal.
+//! Status signals of a process with attached volumes.
 //!
-//! A SIGUSR1 makes it tell how its volumes are: the only place that knows of stalled
-//! writes, of how far a leg's return has come, and how far a copy that follows lags. A
-//! SIGUSR2 begins or stops scrubs.
+//! On SIGUSR1 the process prints the status of its volumes. Only this process knows stalled writes,
+//! the progress of resyncs and the lag of an asynchronous copy. SIGUSR2 starts or stops scrubs.
 
 use anyhow::Context;
 use pagemesh_volume::{ScrubState, Volume};
@@ -11,25 +10,25 @@ use signal_hook::iterator::Signals;
 use std::io::Write;
 use std::sync::{Arc, Weak};
 
-/// Signals that are listened for.
-pub struct Asked(Signals);
+/// The registered signals.
+pub struct StatusSignals(Signals);
 
-impl Asked {
-    /// To be called before anything takes time: without a listener a signal ends the
-    /// process.
-    pub fn listen() -> anyhow::Result<Asked> {
+impl StatusSignals {
+    /// Registers the signals. Call it before any slow operation: an unregistered signal would kill
+    /// the process.
+    pub fn listen() -> anyhow::Result<StatusSignals> {
         let signals = Signals::new([SIGUSR1, SIGUSR2]);
-        Ok(Asked(signals.context("cannot listen for signals")?))
+        Ok(StatusSignals(signals.context("cannot listen for signals")?))
     }
 
-    /// Does from now on what is asked for.
-    pub fn obey(mut self, volumes: Vec<Weak<Volume>>) -> anyhow::Result<()> {
+    /// Handles the signals from now on, in a thread.
+    pub fn handle(mut self, volumes: Vec<Weak<Volume>>) -> anyhow::Result<()> {
         let obey = move || {
             for signal in self.0.forever() {
                 let present: Vec<_> = volumes.iter().filter_map(Weak::upgrade).collect();
                 match signal {
-                    SIGUSR2 => turn_scrubs(&present),
-                    _ => tell_status(&present),
+                    SIGUSR2 => toggle_scrubs(&present),
+                    _ => print_status(&present),
                 }
             }
         };
@@ -40,7 +39,7 @@ impl Asked {
 }
 
 /// Writes the status of each volume to standard output.
-fn tell_status(volumes: &[Arc<Volume>]) {
+fn print_status(volumes: &[Arc<Volume>]) {
     let mut out = std::io::stdout().lock();
     for status in volumes.iter().filter_map(|volume| volume.status()) {
         let told = serde_json::to_string(&status).map(|line| writeln!(out, "{line}"));
@@ -50,9 +49,8 @@ fn tell_status(volumes: &[Arc<Volume>]) {
     }
 }
 
-/// Stops the scrubs that are under way; if there are none, begins one of each
-/// volume, or goes on with it.
-fn turn_scrubs(volumes: &[Arc<Volume>]) {
+/// Stops the running scrubs; if none runs, starts or resumes a scrub of each volume.
+fn toggle_scrubs(volumes: &[Arc<Volume>]) {
     let runs = |volume: &Volume| {
         let status = volume.status();
         status.is_some_and(|status| status.scrub.state == ScrubState::Running)

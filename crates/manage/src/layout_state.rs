@@ -1,12 +1,10 @@
-//! The pure state machine of a layout: which change may follow which.
+//! The pure state machine of a layout: which changes are legal.
 //!
-//! Invariants: every column keeps an in-sync leg; the epoch only rises, by one
-//! with each change; a column's round is non-zero exactly while one of its
-//! legs is neither in-sync nor follows, and a new round is the one after the last (15 is
-//! followed by 1). A change happens as a whole or not at all.
+//! Invariants: every column keeps an in-sync leg. The epoch only rises, by one with each change. A
+//! column's round is non-zero exactly while one of its legs is neither in-sync nor following. A new
+//! round is the one after the last (1 comes after 15). A change happens as a whole or not at all.
 //!
-//! No clock, no I/O, no randomness; who may ask for a change is not decided
-//! here.
+//! No clock, no I/O, no randomness. The callers check whether a client may request a change.
 
 use crate::shape::VOLUME_BYTES_MAX;
 use pagemesh_base::layout::{
@@ -15,27 +13,27 @@ use pagemesh_base::layout::{
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// The highest degraded round: what a slot's track bits hold.
+/// The highest degraded round: the largest value of a slot's track bits.
 pub const ROUND_MAX: u8 = 15;
 
-/// A layout and what must be remembered beside it.
+/// A layout, and the rounds that it must remember.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ledger {
+pub struct LayoutState {
     /// The layout.
     pub layout: Layout,
-    /// The last round that was used, of each segment and column. A round is
-    /// not used twice in a row, or pages stamped before would count as new.
+    /// The last used round of each segment and column. A round is never used twice in a row;
+    /// otherwise pages stamped in the earlier one would count as new.
     pub last_rounds: Vec<Vec<u8>>,
 }
 
-/// What a leg becomes.
+/// A transition of one leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LegTurn {
-    /// Which segment of the layout.
+pub struct LegTransition {
+    /// The segment of the layout.
     pub segment: usize,
-    /// Which of its columns.
+    /// The column of the segment.
     pub column: usize,
-    /// Which of its legs.
+    /// The leg of the column.
     pub leg: usize,
     /// Its next state.
     pub to: LegState,
@@ -43,39 +41,41 @@ pub struct LegTurn {
 
 /// A change of a layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// A client takes the volume.
+pub enum LayoutChange {
+    /// A client attaches the volume.
     Attach,
     /// Legs change their states, if the epoch is still the expected one.
     Legs {
-        /// The epoch of the layout that led to the wish.
+        /// The epoch of the layout that the request is based on.
         expected: EpochNumber,
         /// Each leg at most once.
-        turns: Vec<LegTurn>,
+        transitions: Vec<LegTransition>,
     },
     /// The volume grows.
     Grow(Vec<Segment>),
-    /// Each column gets a leg more: by segment and column.
-    AddCopy(Vec<Vec<Leg>>),
+    /// Each column gets one more leg: by segment and column.
+    AddLeg(Vec<Vec<Leg>>),
     /// Each column loses its leg of this number.
-    RemoveCopy(usize),
-    /// Where the leg of this number is not in-sync, it becomes so, and the others stale
-    /// and fresh: what they hold beyond it is given up. It does not follow any more.
+    RemoveLeg(usize),
+    /// Promotes the leg of this number. In columns where it is not in-sync, it becomes in-sync and
+    /// the other legs become stale and need a full resync. The leg is no longer asynchronous.
+    ///
+    /// **Data loss:** writes that only the other legs hold are given up.
     Promote(usize),
 }
 
-/// Why a change is not made.
+/// The reason why a change is illegal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ChangeError {
-    /// Somebody was faster.
+pub enum LayoutChangeError {
+    /// Another change came first.
     #[error("the layout is at epoch {}, not {}", current.0, expected.0)]
     Conflict {
         /// The layout's epoch.
         current: EpochNumber,
-        /// The one the wish was made for.
+        /// The epoch that the request is based on.
         expected: EpochNumber,
     },
-    /// No such place in the layout.
+    /// The layout has no such leg.
     #[error("the layout has no leg {leg} in column {column} of segment {segment}")]
     NoSuchLeg {
         /// Segment.
@@ -85,9 +85,9 @@ pub enum ChangeError {
         /// Leg.
         leg: usize,
     },
-    /// One leg twice in one change.
+    /// The change names one leg twice.
     #[error("leg {leg} of column {column} of segment {segment} is named twice")]
-    NamedTwice {
+    DuplicateLeg {
         /// Segment.
         segment: usize,
         /// Column.
@@ -95,15 +95,15 @@ pub enum ChangeError {
         /// Leg.
         leg: usize,
     },
-    /// Not a step a leg can take.
+    /// The leg may not take this step.
     #[error("a leg that is {} cannot become {}", word(*from), word(*to))]
-    Step {
-        /// What it is.
+    IllegalTransition {
+        /// The current state.
         from: LegState,
-        /// What was wished.
+        /// The requested state.
         to: LegState,
     },
-    /// Nobody would hold what was acknowledged.
+    /// No in-sync leg would hold the acknowledged writes.
     #[error("column {column} of segment {segment} would have no in-sync leg left")]
     LastInSync {
         /// Segment.
@@ -111,30 +111,30 @@ pub enum ChangeError {
         /// Column.
         column: usize,
     },
-    /// A change of nothing.
+    /// The change is empty.
     #[error("the change names no leg")]
-    Empty,
-    /// Other segments or columns than the volume has.
+    NoLegNamed,
+    /// The new legs do not match the segments and columns of the volume.
     #[error("the new copy does not have the volume's columns")]
-    OtherColumns,
-    /// No place for one more.
+    ColumnMismatch,
+    /// The columns have the maximum number of legs.
     #[error("a column has {LEGS_MAX} copies at most")]
-    TooManyCopies,
-    /// No such copy in some column.
+    TooManyLegs,
+    /// Some column has no such leg.
     #[error("the volume has no copy {0}; copies are counted from 0")]
-    NoSuchCopy(usize),
-    /// It never held all of the volume.
+    NoSuchLegIndex(usize),
+    /// The copy never held the whole volume.
     #[error("copy {0} has never been in-sync, and lacks parts of the volume")]
     NeverInSync(usize),
-    /// Grown too often.
+    /// The volume has grown too often.
     #[error("the volume would have more than {SEGMENTS_MAX} segments")]
     TooManySegments,
-    /// Changed four billion times.
+    /// The volume has used all four billion epochs.
     #[error("the volume's epochs are used up")]
-    EpochsUsedUp,
+    EpochOverflow,
 }
 
-/// The state as it is written in JSON.
+/// The JSON name of the state.
 #[must_use]
 pub fn word(state: LegState) -> &'static str {
     match state {
@@ -145,19 +145,18 @@ pub fn word(state: LegState) -> &'static str {
     }
 }
 
-impl Ledger {
-    /// The ledger of a new volume.
+impl LayoutState {
+    /// The layout state of a new volume.
     #[must_use]
-    pub fn new(layout: Layout) -> Ledger {
-        let last_rounds = layout.segments.iter().map(no_rounds).collect();
-        Ledger {
+    pub fn new(layout: Layout) -> LayoutState {
+        let last_rounds = layout.segments.iter().map(initial_rounds).collect();
+        LayoutState {
             layout,
             last_rounds,
         }
     }
 
-    /// Whether it is one that changes lead to; one that was read from a disk
-    /// may be anything.
+    /// Whether legal changes can lead to this state; a state read from disk may be anything.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         let segments = &self.layout.segments;
@@ -169,7 +168,7 @@ impl Ledger {
             (1..=COLUMNS_MAX).contains(&columns)
                 && segment.bytes.is_multiple_of(columns as u64)
                 && columns == rounds.len()
-                && segment.columns.iter().zip(rounds).all(is_sound)
+                && segment.columns.iter().zip(rounds).all(is_column_sound)
         };
         (1..=SEGMENTS_MAX).contains(&segments.len())
             && bytes.is_some_and(|bytes| bytes <= VOLUME_BYTES_MAX)
@@ -177,45 +176,48 @@ impl Ledger {
             && segments.iter().zip(&self.last_rounds).all(sound)
     }
 
-    /// What the ledger is after a change.
+    /// The layout state after a change.
     ///
     /// # Errors
-    /// When the change may not be made; the ledger stays as it is.
-    pub fn apply(&self, change: &Change) -> Result<Ledger, ChangeError> {
+    /// When the change is illegal; the current state stays unchanged.
+    pub fn apply(&self, change: &LayoutChange) -> Result<LayoutState, LayoutChangeError> {
         let mut next = self.clone();
         match change {
-            Change::Attach => {}
-            Change::Legs { expected, turns } => next.turn(*expected, turns)?,
-            Change::Grow(segments) => next.grow(segments)?,
-            Change::AddCopy(legs) => next.add_copy(legs)?,
-            Change::RemoveCopy(copy) => next.remove_copy(*copy)?,
-            Change::Promote(copy) => next.promote(*copy)?,
+            LayoutChange::Attach => {}
+            LayoutChange::Legs {
+                expected,
+                transitions: turns,
+            } => next.apply_transitions(*expected, turns)?,
+            LayoutChange::Grow(segments) => next.grow(segments)?,
+            LayoutChange::AddLeg(legs) => next.add_leg(legs)?,
+            LayoutChange::RemoveLeg(copy) => next.remove_leg(*copy)?,
+            LayoutChange::Promote(copy) => next.promote(*copy)?,
         }
         let epoch = next.layout.epoch.0.checked_add(1);
-        next.layout.epoch = EpochNumber(epoch.ok_or(ChangeError::EpochsUsedUp)?);
+        next.layout.epoch = EpochNumber(epoch.ok_or(LayoutChangeError::EpochOverflow)?);
         Ok(next)
     }
 
-    fn grow(&mut self, segments: &[Segment]) -> Result<(), ChangeError> {
+    fn grow(&mut self, segments: &[Segment]) -> Result<(), LayoutChangeError> {
         if segments.is_empty() || self.layout.segments.len() + segments.len() > SEGMENTS_MAX {
-            return Err(ChangeError::TooManySegments);
+            return Err(LayoutChangeError::TooManySegments);
         }
-        self.last_rounds.extend(segments.iter().map(no_rounds));
+        self.last_rounds.extend(segments.iter().map(initial_rounds));
         self.layout.segments.extend_from_slice(segments);
         Ok(())
     }
 
-    fn add_copy(&mut self, copy: &[Vec<Leg>]) -> Result<(), ChangeError> {
+    fn add_leg(&mut self, copy: &[Vec<Leg>]) -> Result<(), LayoutChangeError> {
         let segments = &mut self.layout.segments;
         let columns = |legs: &Vec<Leg>, segment: &Segment| legs.len() == segment.columns.len();
         let alike = copy.len() == segments.len();
         if !alike || !copy.iter().zip(&*segments).all(|(it, of)| columns(it, of)) {
-            return Err(ChangeError::OtherColumns);
+            return Err(LayoutChangeError::ColumnMismatch);
         }
         for (segment, legs) in segments.iter_mut().zip(copy) {
             for (column, leg) in segment.columns.iter_mut().zip(legs) {
                 if column.legs.len() >= LEGS_MAX {
-                    return Err(ChangeError::TooManyCopies);
+                    return Err(LayoutChangeError::TooManyLegs);
                 }
                 column.legs.push(Leg {
                     state: LegState::Stale,
@@ -225,20 +227,20 @@ impl Ledger {
                 });
             }
         }
-        self.settle_all()
+        self.update_all_rounds()
     }
 
-    fn remove_copy(&mut self, copy: usize) -> Result<(), ChangeError> {
-        for column in self.columns_with(copy)? {
+    fn remove_leg(&mut self, copy: usize) -> Result<(), LayoutChangeError> {
+        for column in self.columns_with_leg(copy)? {
             column.legs.remove(copy);
         }
-        self.settle_all()
+        self.update_all_rounds()
     }
 
-    fn promote(&mut self, copy: usize) -> Result<(), ChangeError> {
-        for column in self.columns_with(copy)? {
+    fn promote(&mut self, copy: usize) -> Result<(), LayoutChangeError> {
+        for column in self.columns_with_leg(copy)? {
             if column.legs[copy].empty {
-                return Err(ChangeError::NeverInSync(copy));
+                return Err(LayoutChangeError::NeverInSync(copy));
             }
             if column.legs[copy].state == LegState::InSync {
                 continue;
@@ -251,59 +253,63 @@ impl Ledger {
                 leg.asynchronous &= number != copy;
             }
         }
-        self.settle_all()
+        self.update_all_rounds()
     }
 
-    /// All columns, each of which has a leg of this number.
-    fn columns_with(&mut self, copy: usize) -> Result<Vec<&mut Column>, ChangeError> {
+    /// All columns, if each has a leg of this number.
+    fn columns_with_leg(&mut self, copy: usize) -> Result<Vec<&mut Column>, LayoutChangeError> {
         let segments = self.layout.segments.iter_mut();
         let columns: Vec<_> = segments.flat_map(|segment| &mut segment.columns).collect();
         match columns.iter().all(|column| copy < column.legs.len()) {
             true => Ok(columns),
-            false => Err(ChangeError::NoSuchCopy(copy)),
+            false => Err(LayoutChangeError::NoSuchLegIndex(copy)),
         }
     }
 
-    fn settle_all(&mut self) -> Result<(), ChangeError> {
+    fn update_all_rounds(&mut self) -> Result<(), LayoutChangeError> {
         for segment in 0..self.layout.segments.len() {
             for column in 0..self.layout.segments[segment].columns.len() {
-                self.settle(segment, column)?;
+                self.update_round(segment, column)?;
             }
         }
         Ok(())
     }
 
-    fn turn(&mut self, expected: EpochNumber, turns: &[LegTurn]) -> Result<(), ChangeError> {
+    fn apply_transitions(
+        &mut self,
+        expected: EpochNumber,
+        turns: &[LegTransition],
+    ) -> Result<(), LayoutChangeError> {
         let current = self.layout.epoch;
         if current != expected {
-            return Err(ChangeError::Conflict { current, expected });
+            return Err(LayoutChangeError::Conflict { current, expected });
         }
         if turns.is_empty() {
-            return Err(ChangeError::Empty);
+            return Err(LayoutChangeError::NoLegNamed);
         }
         let mut seen = BTreeSet::new();
         for turn in turns {
             if !seen.insert((turn.segment, turn.column, turn.leg)) {
-                return Err(ChangeError::NamedTwice {
+                return Err(LayoutChangeError::DuplicateLeg {
                     segment: turn.segment,
                     column: turn.column,
                     leg: turn.leg,
                 });
             }
-            self.step(turn)?;
+            self.apply_transition(turn)?;
         }
         let columns: BTreeSet<_> = turns.iter().map(|t| (t.segment, t.column)).collect();
         columns
             .into_iter()
-            .try_for_each(|(segment, column)| self.settle(segment, column))
+            .try_for_each(|(segment, column)| self.update_round(segment, column))
     }
 
-    fn step(&mut self, turn: &LegTurn) -> Result<(), ChangeError> {
+    fn apply_transition(&mut self, turn: &LegTransition) -> Result<(), LayoutChangeError> {
         let segments = self.layout.segments.get_mut(turn.segment);
         let leg = segments
             .and_then(|segment| segment.columns.get_mut(turn.column))
             .and_then(|column| column.legs.get_mut(turn.leg))
-            .ok_or(ChangeError::NoSuchLeg {
+            .ok_or(LayoutChangeError::NoSuchLeg {
                 segment: turn.segment,
                 column: turn.column,
                 leg: turn.leg,
@@ -313,27 +319,28 @@ impl Ledger {
             | (LegState::Syncing, LegState::InSync) => {}
             (LegState::Stale, LegState::Syncing) if !leg.asynchronous => {}
             (LegState::Stale, LegState::Following) if leg.asynchronous => {}
-            // A wish that it follow may be on its way yet: it meets another epoch.
+            // A client's older request to let it follow may still arrive; it then fails with an
+            // epoch conflict.
             (LegState::Stale, LegState::Stale) if leg.asynchronous => {}
-            // No round tells what it had yet to get.
+            // No round records which changes a following leg lacked.
             (LegState::Following, LegState::Stale) => leg.fresh = true,
-            (from, to) => return Err(ChangeError::Step { from, to }),
+            (from, to) => return Err(LayoutChangeError::IllegalTransition { from, to }),
         }
         leg.state = turn.to;
-        if is_whole(leg.state) {
+        if is_up_to_date(leg.state) {
             (leg.fresh, leg.empty) = (false, false);
         }
         Ok(())
     }
 
-    /// Checks a column whose legs have changed, and gives it its round.
-    fn settle(&mut self, segment: usize, column: usize) -> Result<(), ChangeError> {
+    /// Checks a changed column, and sets its round.
+    fn update_round(&mut self, segment: usize, column: usize) -> Result<(), LayoutChangeError> {
         let it = &mut self.layout.segments[segment].columns[column];
         let last = &mut self.last_rounds[segment][column];
-        if in_sync(it) == 0 {
-            return Err(ChangeError::LastInSync { segment, column });
+        if count_in_sync(it) == 0 {
+            return Err(LayoutChangeError::LastInSync { segment, column });
         }
-        match it.legs.iter().all(|leg| is_whole(leg.state)) {
+        match it.legs.iter().all(|leg| is_up_to_date(leg.state)) {
             true => it.round = 0,
             false if it.round == 0 => {
                 *last = *last % ROUND_MAX + 1;
@@ -345,21 +352,21 @@ impl Ledger {
     }
 }
 
-/// Whether a leg lacks nothing that a round would have to tell.
+/// Whether a leg needs no round to track its missing writes.
 #[must_use]
-pub fn is_whole(state: LegState) -> bool {
+pub fn is_up_to_date(state: LegState) -> bool {
     matches!(state, LegState::InSync | LegState::Following)
 }
 
-fn no_rounds(segment: &Segment) -> Vec<u8> {
+fn initial_rounds(segment: &Segment) -> Vec<u8> {
     segment.columns.iter().map(|column| column.round).collect()
 }
 
-fn is_sound((column, last): (&Column, &u8)) -> bool {
-    let all = column.legs.iter().all(|leg| is_whole(leg.state));
+fn is_column_sound((column, last): (&Column, &u8)) -> bool {
+    let all = column.legs.iter().all(|leg| is_up_to_date(leg.state));
     let follows = |leg: &Leg| leg.state == LegState::Following;
     (1..=LEGS_MAX).contains(&column.legs.len())
-        && in_sync(column) > 0
+        && count_in_sync(column) > 0
         && *last <= ROUND_MAX
         && column.round == if all { 0 } else { *last }
         && (all || *last > 0)
@@ -369,7 +376,7 @@ fn is_sound((column, last): (&Column, &u8)) -> bool {
             .all(|leg| leg.asynchronous || !follows(leg))
 }
 
-fn in_sync(column: &Column) -> usize {
+fn count_in_sync(column: &Column) -> usize {
     let in_sync = |leg: &&Leg| leg.state == LegState::InSync;
     column.legs.iter().filter(in_sync).count()
 }

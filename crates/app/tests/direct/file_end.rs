@@ -1,11 +1,12 @@
-//! Where a file ends, for who makes it longer: the kernel knows it by what it was told last.
+//! The end of a file as appending processes see it: the kernel knows only the size that it last
+//! heard of.
 
-use super::support::mounted::{self, Mounted, directly};
+use super::support::mounted::{self, TestMount, direct_command};
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 
-/// Appends until nothing of that is the kernel's, and waits; then it appends, seeks the end,
-/// and looks what is there.
+/// Appends until all appends go directly, and waits. Then it appends, seeks to the end, and checks
+/// the contents.
 const SEEK: &str = r#"
 import os, sys
 
@@ -72,24 +73,24 @@ for round in range(2):
     assert os.lseek(fd, 0, os.SEEK_END) == end
 "#;
 
-/// Nobody is asked: the mount stands still.
+/// The mount is stopped, so it answers no request.
 #[test]
-fn guests_find_the_end_by_themselves() {
+fn direct_clients_find_file_end_without_mount() {
     let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let mut command = directly(&["python3", "-c", SEEK]);
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
+    let mut command = direct_command(&["python3", "-c", SEEK]);
     command.arg(mount.path("log"));
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut seeks = super::Child(command.spawn().unwrap());
+    let mut seeks = super::ChildGuard(command.spawn().unwrap());
     let mut tell = seeks.0.stdin.take().unwrap();
     let mut lines = BufReader::new(seeks.0.stdout.take().unwrap()).lines();
     let mut said = || lines.next().map(Result::unwrap).unwrap_or_default();
     let daemon = mount.daemon.as_ref().unwrap();
     for _ in 0..2 {
         assert_eq!(said(), "ready");
-        daemon.freeze();
+        daemon.stop_all_threads();
         tell.write_all(b"\n").unwrap();
         let done = said();
         daemon.signal("CONT");

@@ -1,38 +1,37 @@
-//! Blocking work, off the threads that serve sockets.
+//! Blocking work, on other threads than the sockets.
 
-use super::Api;
+use super::ApiState;
 use super::reply::Refusal;
-use crate::fault::{Code, Fault};
+use crate::fault::{ErrorCode, Fault};
 use crate::manager::Manager;
 use tokio::sync::OwnedSemaphorePermit;
 
-impl Api {
-    /// Runs what waits for the store at most.
-    pub(super) async fn quick<T: Send + 'static>(
+impl ApiState {
+    /// Runs work that waits for the store but never for bricks.
+    pub(super) async fn run_store_work<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Manager) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, Refusal> {
-        self.run(None, work).await
+        self.run_blocking(None, work).await
     }
 
-    /// Runs what may wait for bricks.
-    pub(super) async fn slow<T: Send + 'static>(
+    /// Runs work that may wait for bricks.
+    pub(super) async fn run_brick_work<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Manager) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, Refusal> {
-        let permit = self.slow.clone().try_acquire_owned();
+        let permit = self.brick_permits.clone().try_acquire_owned();
         let permit = permit.map_err(|_| Refusal::overloaded())?;
-        self.run(Some(permit), work).await
+        self.run_blocking(Some(permit), work).await
     }
 
-    /// Permits go with the work: a client that stops waiting does not make
-    /// room for another one.
-    async fn run<T: Send + 'static>(
+    /// Runs blocking work. The permits belong to the work: a client that stops waiting frees none.
+    async fn run_blocking<T: Send + 'static>(
         &self,
         slow: Option<OwnedSemaphorePermit>,
         work: impl FnOnce(&Manager) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, Refusal> {
-        let permit = self.work.clone().try_acquire_owned();
+        let permit = self.blocking_permits.clone().try_acquire_owned();
         let permit = permit.map_err(|_| Refusal::overloaded())?;
         let manager = self.manager.clone();
         let done = tokio::task::spawn_blocking(move || {
@@ -44,7 +43,7 @@ impl Api {
             Err(error) => {
                 tracing::error!(%error, "a request was not finished");
                 Err(Refusal::new(
-                    Code::Internal,
+                    ErrorCode::Internal,
                     "the manager could not finish the request",
                     "look at the manager's log",
                 ))

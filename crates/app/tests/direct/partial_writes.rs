@@ -1,28 +1,30 @@
 //! A write of which only a part went past the kernel.
 
 use super::support::mounted;
-use super::{direct, guest, opened};
+use super::{direct_file, new_client, open_file};
 use std::os::unix::fs::FileExt;
 
 const PAGE: usize = 4096;
-/// Some records' worth, where a copy follows.
+/// Enough for several records of an asynchronous replica.
 const PAGES: usize = 23;
 const TRIES: u32 = 20;
 
-/// Others may have read and overwritten what was written, so it is not written once more.
+/// Other processes may have read and overwritten the written part, so it is not written again.
 #[test]
-fn the_kernel_is_left_with_the_rest_of_a_write() {
-    let Some((cluster, mount)) = mounted::followed() else {
+fn kernel_writes_rest_of_partial_direct_write() {
+    let Some((cluster, mount)) = mounted::mount_with_async_replica() else {
         return;
     };
-    let file = opened(&mount, "file");
+    let file = open_file(&mount, "file");
     file.write_all_at(&[0; PAGES * PAGE], 0).unwrap();
-    let direct = direct(guest(), &file);
-    super::until("it is a guest's", || direct.write(&[1; PAGE], 0).is_some());
+    let direct = direct_file(new_client(), &file);
+    super::until("the client writes directly", || {
+        direct.write(&[1; PAGE], 0).is_some()
+    });
     let mut round = 1u8;
     let written = (0..TRIES).find_map(|_| {
-        // The ring fills, since nobody takes anything out of it.
-        cluster.brick(2).freeze();
+        // The replication ring fills, since its brick is stopped.
+        cluster.brick(2).stop_all_threads();
         let last = loop {
             round = round % 250 + 1;
             match direct.write(&[round; PAGES * PAGE], 0) {
@@ -32,9 +34,9 @@ fn the_kernel_is_left_with_the_rest_of_a_write() {
         };
         cluster.brick(2).signal("CONT");
         if last.is_none() {
-            // It was full between two writes. The next time it is so elsewhere.
-            mounted::await_followed(&cluster);
-            super::until("it is a guest's again", || {
+            // The ring was full between two writes. The next time it is full at another point.
+            mounted::await_async_replica(&cluster);
+            super::until("the client writes directly again", || {
                 direct.write(&[0; PAGE], 0).is_some()
             });
         }

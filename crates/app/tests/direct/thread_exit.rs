@@ -1,26 +1,26 @@
-//! Processes that end thread by thread. None of the engine's threads keeps one.
+//! Processes that end thread by thread. No thread of the engine keeps such a process alive.
 
-use super::built;
-use super::support::mounted::{self, Mounted, directly};
+use super::compile_c;
+use super::support::mounted::{self, TestMount, direct_command};
 use super::support::program;
 
-/// How the main thread ends, and another one.
+/// The ends of the main thread and of another one.
 const HOW: [&str; 4] = ["main", "main worker", "main raw-worker", "raw-main"];
 
 #[test]
-fn process_ends_as_without_the_engines_threads() {
+fn process_exit_is_unaffected_by_engine_threads() {
     let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let (program, file) = (built(&cluster, "ends"), mount.path("file"));
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
+    let (program, file) = (compile_c(&cluster, "ends"), mount.path("file"));
     let (program, file) = (program.to_str().unwrap(), file.to_str().unwrap());
     for how in HOW {
         let by_kernel = program::limited(program)
             .args([file, how])
             .output()
             .unwrap();
-        let mut command = directly(&[program, file, how]);
+        let mut command = direct_command(&[program, file, how]);
         let direct = command.env("IS_DIRECT", "1").output().unwrap();
         let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let of = |ended: &std::process::Output| {

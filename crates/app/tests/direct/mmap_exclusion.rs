@@ -1,13 +1,13 @@
-//! Programs that map a file tell its mount by the file itself: whoever they are, whatever else
-//! they have or lack.
+//! A program that maps a file tells the mount so by the file itself. This works for any user, with
+//! any limits, and without other descriptors.
 
-use super::support::mounted::{self, Mounted, directly};
-use super::{direct, guest, opened};
+use super::support::mounted::{self, TestMount, direct_command};
+use super::{direct_file, new_client, open_file};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::process::Stdio;
 
-/// Maps the file so, tells, and shows what is there when it is asked.
+/// Maps the file, reports it, and prints its contents on request.
 const MAPS: &str = r#"
 import mmap, os, resource, signal, sys
 how = sys.argv[2]
@@ -34,20 +34,22 @@ print(found[0][0], flush=True)
 const PAGE: usize = 4096;
 
 #[test]
-fn whoever_maps_a_file_keeps_guests_away() {
+fn mapped_file_is_closed_to_direct_clients() {
     let Some(cluster) = mounted::cluster(&[256, 256], "64M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     for how in ["plain", "no-descriptors", "another-user", "handler"] {
-        let file = opened(&mount, how);
+        let file = open_file(&mount, how);
         file.write_all_at(&[1; PAGE], 0).unwrap();
-        let direct = direct(guest(), &file);
-        super::until("it is a guest's", || direct.write(&[2; PAGE], 0).is_some());
-        let mut command = directly(&["python3", "-c", MAPS]);
+        let direct = direct_file(new_client(), &file);
+        super::until("the client writes directly", || {
+            direct.write(&[2; PAGE], 0).is_some()
+        });
+        let mut command = direct_command(&["python3", "-c", MAPS]);
         command.arg(mount.path(how)).arg(how);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut maps = super::Child(command.spawn().unwrap());
+        let mut maps = super::ChildGuard(command.spawn().unwrap());
         let mut lines = BufReader::new(maps.0.stdout.take().unwrap()).lines();
         let mut said = || lines.next().map(Result::unwrap).unwrap_or_default();
         assert_eq!(said(), "2", "{how}");

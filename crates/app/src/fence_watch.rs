@@ -1,8 +1,8 @@
-//! The end of a process whose volume another client took over.
+//! Ends a process after another client has taken over its volume.
 //!
-//! A fenced client serves nothing any more, and only a new attach changes that. So its
-//! process ends by itself, with an exit code of its own: a service manager must not start
-//! it again at once, or two machines fence each other in turn.
+//! A fenced client serves no request any more, and only a new attach changes that. So its process
+//! exits, with its own exit code. A service manager must not restart it at once, or two machines
+//! would fence each other in turn.
 
 use pagemesh_volume::{Volume, VolumeState};
 use std::sync::Weak;
@@ -10,13 +10,13 @@ use std::time::Duration;
 
 /// The exit code of a process that was fenced.
 pub const EXIT_CODE: u8 = 4;
-/// How often an idle volume is looked at: no request of its own tells of the fence.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Interval of checks of an idle volume, which has no request that would notice the fence.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Why a client ended: the words for people.
+/// The reason of the exit, for people.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct TakenOver(pub String);
+pub struct FencedError(pub String);
 
 /// Calls `on_fenced` once, soon after another client has attached the volume. The thread
 /// ends with the volume.
@@ -31,7 +31,7 @@ pub fn watch(
             if status.is_some_and(|status| status.state == VolumeState::Fenced) {
                 return on_fenced();
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
     };
     let thread = std::thread::Builder::new().name("fenced".into());

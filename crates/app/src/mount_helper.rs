@@ -1,11 +1,11 @@
 //! The helpers of mount(8) and umount(8): this program under the names `mount.pagemesh` and
-//! `umount.fuse.pagemesh` in /sbin. So file systems can be in /etc/fstab.
+//! `umount.fuse.pagemesh` in /sbin. They allow pagemesh file systems in /etc/fstab.
 //!
-//! A helper ends once the mount is there, with the exit codes of mount(8). The process that
-//! serves it goes on in a session of its own, and ends with the mount. Until it is ready, its
-//! errors are the helper's; what it says later is in its log.
+//! A helper exits once the file system is mounted, with the exit codes of mount(8). The mount
+//! process continues in its own session, and exits with the mount. The helper reports errors of the
+//! mount process until it is ready; later errors are in its log.
 
-use crate::unmount::{How, unmount};
+use crate::unmount::{UnmountMode, unmount};
 use anyhow::{Context, bail};
 use rustix::mount::{MountFlags, mount_remount};
 use std::ffi::OsString;
@@ -17,24 +17,24 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Names of this program under which it is a helper.
+/// Names under which this program is a helper.
 const MOUNT_NAMES: [&str; 2] = ["mount.pagemesh", "mount.fuse.pagemesh"];
 const UMOUNT_NAMES: [&str; 2] = ["umount.pagemesh", "umount.fuse.pagemesh"];
 /// Exit codes of mount(8).
-const USAGE: u8 = 1;
-const FAILED: u8 = 32;
-/// How a source begins, as `df` shows it.
+const EXIT_USAGE: u8 = 1;
+const EXIT_MOUNT_FAILED: u8 = 32;
+/// The start of a mount source, as `df` shows it.
 const SOURCE: &str = "pagemesh:";
-/// How long a mount may take until it is ready: it reads all inodes.
-const READY_MAX: Duration = Duration::from_secs(600);
-/// How long a process may take to end that is not to serve.
-const END_MAX: Duration = Duration::from_secs(20);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Where processes log that have no service manager, for root.
+/// Limit of the start of a mount, which reads all inodes.
+const READY_TIMEOUT: Duration = Duration::from_secs(600);
+/// Limit of the exit of a mount process that shall not serve.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Log directory of root's mounts outside of a service manager.
 const LOG_DIR: &str = "/var/log/pagemesh";
 
-/// Options with a value that `pagemesh mount` knows, and its words for them.
-const VALUED: [(&str, &str); 7] = [
+/// Mount options with a value, and the matching flags of `pagemesh mount`.
+const VALUE_OPTIONS: [(&str, &str); 7] = [
     ("manager", "--manager"),
     ("key", "--key"),
     ("threads", "--threads"),
@@ -43,20 +43,20 @@ const VALUED: [(&str, &str); 7] = [
     ("scrub_every", "--scrub-every"),
     ("scrub_rate", "--scrub-rate"),
 ];
-const FLAGS: [(&str, &str); 3] = [
+const FLAG_OPTIONS: [(&str, &str); 3] = [
     ("allow_other", "--allow-other"),
     ("no_keep_awake", "--no-keep-awake"),
     ("direct_io", "--direct-io"),
 ];
-/// Options of the mount point that the kernel keeps.
-const OF_MOUNT: [(&str, MountFlags); 4] = [
+/// Mount point options that the kernel implements.
+const MOUNT_FLAG_OPTIONS: [(&str, MountFlags); 4] = [
     ("ro", MountFlags::RDONLY),
     ("noexec", MountFlags::NOEXEC),
     ("noatime", MountFlags::NOATIME),
     ("nodiratime", MountFlags::NODIRATIME),
 ];
-/// Options that are for others, or say how it is anyway.
-const IGNORED: [&str; 23] = [
+/// Options that are meant for other programs, or that always hold.
+const IGNORED_OPTIONS: [&str; 23] = [
     "rw",
     "exec",
     "atime",
@@ -81,22 +81,22 @@ const IGNORED: [&str; 23] = [
     "silent",
     "loud",
 ];
-const IGNORED_VALUED: [&str; 5] = ["x-", "X-", "comment=", "user=", "helper="];
+const IGNORED_PREFIXES: [&str; 5] = ["x-", "X-", "comment=", "user=", "helper="];
 
 /// The request to a helper.
 #[derive(Debug, Default, PartialEq)]
-struct Asked {
+struct HelperRequest {
     name: String,
     dir: PathBuf,
-    /// Words for `pagemesh mount`.
-    words: Vec<String>,
+    /// Arguments of `pagemesh mount`.
+    mount_args: Vec<String>,
     flags: u32,
     log: Option<PathBuf>,
     is_verbose: bool,
     is_fake: bool,
 }
 
-/// Runs as a helper if this program was called by such a name.
+/// Runs as a helper if this program has a helper's name.
 pub fn run_if_named() -> Option<ExitCode> {
     let mut words = std::env::args_os();
     let program = PathBuf::from(words.next()?);
@@ -119,28 +119,28 @@ pub fn run_if_named() -> Option<ExitCode> {
     })
 }
 
-type Done = Result<(), (u8, anyhow::Error)>;
+type HelperResult = Result<(), (u8, anyhow::Error)>;
 
-fn texts(words: Vec<OsString>) -> anyhow::Result<Vec<String>> {
+fn to_utf8(words: Vec<OsString>) -> anyhow::Result<Vec<String>> {
     let text = |word: OsString| word.into_string().ok().context("a word is not UTF-8");
     words.into_iter().map(text).collect()
 }
 
-fn run_umount(words: Vec<OsString>) -> Done {
-    let parse = || -> anyhow::Result<(PathBuf, How)> {
-        let (mut dir, mut how) = (None, How::Idle);
-        let mut words = texts(words)?.into_iter();
+fn run_umount(words: Vec<OsString>) -> HelperResult {
+    let parse = || -> anyhow::Result<(PathBuf, UnmountMode)> {
+        let (mut dir, mut how) = (None, UnmountMode::IfUnused);
+        let mut words = to_utf8(words)?.into_iter();
         while let Some(word) = words.next() {
             match word.as_str() {
                 "-t" => drop(words.next()),
                 "-N" => bail!("-N: other namespaces are not supported; use nsenter(1)"),
                 _ if word.starts_with('-') => {
-                    // Others, as -n, -r and -v, mean nothing here.
+                    // Other options, such as -n, -r and -v, have no effect here.
                     if word.contains('l') {
-                        how = How::Lazily;
+                        how = UnmountMode::Lazy;
                     }
                     if word.contains('f') {
-                        how = How::ByForce;
+                        how = UnmountMode::Forced;
                     }
                 }
                 _ => dir = Some(PathBuf::from(word)),
@@ -148,21 +148,21 @@ fn run_umount(words: Vec<OsString>) -> Done {
         }
         Ok((dir.context("name the directory")?, how))
     };
-    let (dir, how) = parse().map_err(|cause| (USAGE, cause))?;
-    unmount(&dir, how).map_err(|cause| (FAILED, cause))
+    let (dir, how) = parse().map_err(|cause| (EXIT_USAGE, cause))?;
+    unmount(&dir, how).map_err(|cause| (EXIT_MOUNT_FAILED, cause))
 }
 
-fn run_mount(words: Vec<OsString>) -> Done {
-    let parsed = texts(words).and_then(parse);
-    let asked = parsed.map_err(|cause| (USAGE, cause))?;
+fn run_mount(words: Vec<OsString>) -> HelperResult {
+    let parsed = to_utf8(words).and_then(parse_mount_line);
+    let asked = parsed.map_err(|cause| (EXIT_USAGE, cause))?;
     match asked.is_fake {
         true => Ok(()),
-        false => serve(&asked),
+        false => start_mount(&asked),
     }
 }
 
-fn parse(words: Vec<String>) -> anyhow::Result<Asked> {
-    let mut asked = Asked::default();
+fn parse_mount_line(words: Vec<String>) -> anyhow::Result<HelperRequest> {
+    let mut asked = HelperRequest::default();
     let (mut places, mut options, mut is_sloppy) = (Vec::new(), Vec::new(), false);
     let mut words = words.into_iter();
     while let Some(word) = words.next() {
@@ -177,7 +177,7 @@ fn parse(words: Vec<String>) -> anyhow::Result<Asked> {
                 'v' => asked.is_verbose = true,
                 'n' | 'w' => {}
                 'r' => options.push("ro".to_owned()),
-                'o' => options.extend(split(&words.next().context("-o wants options")?)),
+                'o' => options.extend(split_options(&words.next().context("-o wants options")?)),
                 't' => drop(words.next()),
                 _ => bail!("-{letter} is not known; use: NAME DIR [-sfnv] [-o OPTION,…]"),
             }
@@ -189,13 +189,13 @@ fn parse(words: Vec<String>) -> anyhow::Result<Asked> {
     asked.name = source.strip_prefix(SOURCE).unwrap_or(&source).to_owned();
     asked.dir = std::path::absolute(dir)?;
     for option in options {
-        take(&mut asked, &option, is_sloppy)?;
+        apply_option(&mut asked, &option, is_sloppy)?;
     }
     Ok(asked)
 }
 
-/// Options are divided by commas that are not in double quotes.
-fn split(options: &str) -> Vec<String> {
+/// Splits options at commas outside of double quotes.
+fn split_options(options: &str) -> Vec<String> {
     let mut found = vec![String::new()];
     let mut is_quoted = false;
     for c in options.chars() {
@@ -210,13 +210,13 @@ fn split(options: &str) -> Vec<String> {
     found
 }
 
-fn take(asked: &mut Asked, option: &str, is_sloppy: bool) -> anyhow::Result<()> {
-    if let Some((_, flag)) = OF_MOUNT.iter().find(|(name, _)| *name == option) {
+fn apply_option(asked: &mut HelperRequest, option: &str, is_sloppy: bool) -> anyhow::Result<()> {
+    if let Some((_, flag)) = MOUNT_FLAG_OPTIONS.iter().find(|(name, _)| *name == option) {
         asked.flags |= flag.bits();
         return Ok(());
     }
-    if let Some((_, word)) = FLAGS.iter().find(|(name, _)| *name == option) {
-        asked.words.push((*word).to_owned());
+    if let Some((_, word)) = FLAG_OPTIONS.iter().find(|(name, _)| *name == option) {
+        asked.mount_args.push((*word).to_owned());
         return Ok(());
     }
     if let Some((name, value)) = option.split_once('=') {
@@ -224,13 +224,13 @@ fn take(asked: &mut Asked, option: &str, is_sloppy: bool) -> anyhow::Result<()> 
             asked.log = Some(std::path::absolute(value)?);
             return Ok(());
         }
-        if let Some((_, word)) = VALUED.iter().find(|(known, _)| *known == name) {
-            // The process that serves is in another directory.
+        if let Some((_, word)) = VALUE_OPTIONS.iter().find(|(known, _)| *known == name) {
+            // The mount process runs in another directory.
             let value = match name {
                 "key" => std::path::absolute(value)?.display().to_string(),
                 _ => value.to_owned(),
             };
-            asked.words.extend([(*word).to_owned(), value]);
+            asked.mount_args.extend([(*word).to_owned(), value]);
             return Ok(());
         }
     }
@@ -239,22 +239,27 @@ fn take(asked: &mut Asked, option: &str, is_sloppy: bool) -> anyhow::Result<()> 
             eprintln!("{option} is ignored: mounts of pagemesh are nosuid and nodev");
             Ok(())
         }
-        "remount" => bail!("remount is not supported; unmount, and mount anew"),
-        _ if IGNORED.contains(&option) || is_sloppy => Ok(()),
-        _ if IGNORED_VALUED.iter().any(|start| option.starts_with(start)) => Ok(()),
+        "remount" => bail!("remount is not supported; unmount, and mount again"),
+        _ if IGNORED_OPTIONS.contains(&option) || is_sloppy => Ok(()),
+        _ if IGNORED_PREFIXES
+            .iter()
+            .any(|start| option.starts_with(start)) =>
+        {
+            Ok(())
+        }
         _ => bail!("the option {option} is not known; leave it out, or use -s to ignore such"),
     }
 }
 
-/// Starts the process that serves, and waits until it does.
-fn serve(asked: &Asked) -> Done {
-    let failed = |cause| (FAILED, cause);
-    let mut server = Server::start(asked).map_err(failed)?;
+/// Starts the mount process, and waits until it serves.
+fn start_mount(asked: &HelperRequest) -> HelperResult {
+    let failed = |cause| (EXIT_MOUNT_FAILED, cause);
+    let mut server = MountServer::start(asked).map_err(failed)?;
     server.await_ready()?;
     if asked.flags != 0
-        && let Err(cause) = restrict(&asked.dir, asked.flags)
+        && let Err(cause) = apply_mount_flags(&asked.dir, asked.flags)
     {
-        server.end(&asked.dir);
+        server.unmount_and_wait(&asked.dir);
         return Err(failed(cause));
     }
     if asked.is_verbose {
@@ -264,23 +269,24 @@ fn serve(asked: &Asked) -> Done {
     Ok(())
 }
 
-/// The mount is there already, and is `nosuid` and `nodev`, which a remount has to repeat.
-fn restrict(dir: &Path, flags: u32) -> anyhow::Result<()> {
+/// Sets flags on the existing mount. The mount is `nosuid` and `nodev`, and a remount must repeat
+/// both.
+fn apply_mount_flags(dir: &Path, flags: u32) -> anyhow::Result<()> {
     let flags = MountFlags::from_bits_retain(flags);
     let flags = flags | MountFlags::BIND | MountFlags::NOSUID | MountFlags::NODEV;
     let done = mount_remount(dir, flags, "");
     done.with_context(|| format!("cannot set the options of {}", dir.display()))
 }
 
-/// The process that serves a mount.
-struct Server {
+/// A mount process.
+struct MountServer {
     child: Child,
-    /// Its log, and where it began; none where a service manager gets it.
+    /// The log and its length at the start; `None` if a service manager receives the log.
     log: Option<(File, u64)>,
 }
 
-impl Server {
-    fn start(asked: &Asked) -> anyhow::Result<Server> {
+impl MountServer {
+    fn start(asked: &HelperRequest) -> anyhow::Result<MountServer> {
         let program = std::env::current_exe().context("cannot find this program")?;
         let log = match std::env::var_os("JOURNAL_STREAM") {
             // systemd.exec(5): standard error is the journal.
@@ -296,18 +302,18 @@ impl Server {
             .args(["mount", &asked.name])
             .arg(&asked.dir)
             .arg("--detach")
-            .args(&asked.words)
+            .args(&asked.mount_args)
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(stderr)
             .spawn()
             .context("cannot start the process that serves")?;
-        Ok(Server { child, log })
+        Ok(MountServer { child, log })
     }
 
-    /// Waits for its word that the mount is there.
-    fn await_ready(&mut self) -> Done {
+    /// Waits for the message that the mount is ready.
+    fn await_ready(&mut self) -> HelperResult {
         let stdout = self.child.stdout.take();
         let (tell, told) = mpsc::channel();
         std::thread::spawn(move || {
@@ -318,16 +324,16 @@ impl Server {
             // The helper may have given up.
             let _ = tell.send(is_ready);
         });
-        match told.recv_timeout(READY_MAX) {
+        match told.recv_timeout(READY_TIMEOUT) {
             Ok(true) => return Ok(()),
             Ok(false) => {}
             Err(_) => {
-                // It has not mounted anything, or does not say so.
+                // The process has not mounted, or does not report it.
                 let _ = self.child.kill();
             }
         }
         let code = self.child.wait().ok().and_then(|status| status.code());
-        let said = self.said();
+        let said = self.output();
         let said = said.trim().trim_start_matches("error: ");
         let error = anyhow::anyhow!(
             "{}",
@@ -338,38 +344,38 @@ impl Server {
             }
         );
         match code {
-            // Its command line is wrong, and so were the options.
-            Some(2) => Err((USAGE, error)),
-            _ => Err((FAILED, error)),
+            // The command line of the process was invalid, and so were the mount options.
+            Some(2) => Err((EXIT_USAGE, error)),
+            _ => Err((EXIT_MOUNT_FAILED, error)),
         }
     }
 
-    /// Its output so far.
-    fn said(&mut self) -> String {
+    /// The output of the process so far.
+    fn output(&mut self) -> String {
         let mut said = String::new();
         if let Some((log, from)) = &mut self.log
             && log.seek(SeekFrom::Start(*from)).is_ok()
         {
-            // An unreadable part is in the log for people.
+            // An unreadable part stays in the log for people.
             let _ = log.read_to_string(&mut said);
         }
         said
     }
 
-    /// Ends a mount that is not as it should be.
-    fn end(&mut self, dir: &Path) {
-        if let Err(cause) = unmount(dir, How::ByForce) {
-            tracing::warn!(%cause, "the mount is left");
+    /// Ends a mount after its options could not be set.
+    fn unmount_and_wait(&mut self, dir: &Path) {
+        if let Err(cause) = unmount(dir, UnmountMode::Forced) {
+            tracing::warn!(%cause, "cannot unmount; the mount stays");
         }
-        let until = Instant::now() + END_MAX;
+        let until = Instant::now() + EXIT_TIMEOUT;
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }
 
-/// The log and its end. Where there is no place for one, it is not kept.
-fn open_log(asked: &Asked) -> anyhow::Result<(File, u64)> {
+/// Opens the log, and returns its length. Without a place for a log, output is discarded.
+fn open_log(asked: &HelperRequest) -> anyhow::Result<(File, u64)> {
     let open = |path: &Path| {
         let mut options = File::options();
         options.create(true).append(true).read(true).open(path)
@@ -390,8 +396,8 @@ fn open_log(asked: &Asked) -> anyhow::Result<(File, u64)> {
 mod tests {
     use super::*;
 
-    fn parsed(line: &str) -> anyhow::Result<Asked> {
-        parse(line.split(' ').map(str::to_owned).collect())
+    fn parsed(line: &str) -> anyhow::Result<HelperRequest> {
+        parse_mount_line(line.split(' ').map(str::to_owned).collect())
     }
 
     #[test]
@@ -410,7 +416,7 @@ mod tests {
             "/etc/k",
             "--allow-other",
         ];
-        assert_eq!(asked.words, words);
+        assert_eq!(asked.mount_args, words);
         let flags = MountFlags::RDONLY | MountFlags::NOEXEC;
         assert_eq!(asked.flags, flags.bits());
         assert_eq!(asked.log, Some("/l".into()));
@@ -435,6 +441,6 @@ mod tests {
 
     #[test]
     fn quoted_commas_divide_no_options() {
-        assert_eq!(split(r#"a="b,c",,d"#), ["a=b,c", "d"]);
+        assert_eq!(split_options(r#"a="b,c",,d"#), ["a=b,c", "d"]);
     }
 }

@@ -1,0 +1,113 @@
+//! Shutdown of a daemon: by a signal or, on request, by the end of standard input. Signals also
+//! report exited children, so that a supervisor need not poll.
+
+use anyhow::Context;
+use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::io::Read;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::{Duration, Instant};
+
+/// An event that the daemon waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ShutdownEvent {
+    /// This process must end.
+    End,
+    /// A child process has exited.
+    ChildEnded,
+}
+
+/// Receives shutdown events.
+pub struct Shutdown {
+    events: Receiver<ShutdownEvent>,
+    sender: Sender<ShutdownEvent>,
+}
+
+/// Triggers the shutdown of a daemon.
+#[derive(Clone)]
+pub struct ShutdownTrigger(Sender<ShutdownEvent>);
+
+impl ShutdownTrigger {
+    /// Triggers the shutdown.
+    pub fn trigger(&self) {
+        // The receiver may have ended already.
+        let _ = self.0.send(ShutdownEvent::End);
+    }
+}
+
+impl Shutdown {
+    /// Listens for SIGINT, SIGTERM and SIGCHLD, and for the end of standard
+    /// input if `with_stdin`.
+    pub fn listen(with_stdin: bool) -> anyhow::Result<Shutdown> {
+        let (tell, events) = mpsc::channel();
+        let mut signals =
+            Signals::new([SIGINT, SIGTERM, SIGCHLD]).context("cannot listen for signals")?;
+        let on_signal = tell.clone();
+        std::thread::Builder::new()
+            .name("signals".into())
+            .spawn(move || {
+                for signal in signals.forever() {
+                    let event = match signal {
+                        SIGCHLD => ShutdownEvent::ChildEnded,
+                        _ => ShutdownEvent::End,
+                    };
+                    if on_signal.send(event).is_err() {
+                        return;
+                    }
+                }
+            })?;
+        if with_stdin {
+            let on_end = ShutdownTrigger(tell.clone());
+            std::thread::Builder::new()
+                .name("stdin".into())
+                .spawn(move || {
+                    let mut sink = [0; 64];
+                    let mut stdin = std::io::stdin().lock();
+                    while stdin.read(&mut sink).is_ok_and(|len| len > 0) {}
+                    on_end.trigger();
+                })?;
+        }
+        Ok(Shutdown {
+            events,
+            sender: tell,
+        })
+    }
+
+    /// Another trigger of this shutdown.
+    pub fn trigger(&self) -> ShutdownTrigger {
+        ShutdownTrigger(self.sender.clone())
+    }
+
+    /// Waits for at most `limit`; returns true on shutdown.
+    pub fn wait_for(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        loop {
+            match self.next_event(Some(until)) {
+                Some(ShutdownEvent::End) => return true,
+                Some(ShutdownEvent::ChildEnded) => {}
+                None => return false,
+            }
+        }
+    }
+
+    /// Waits until a child exits, at most until `until`; returns true on shutdown.
+    pub fn wait_for_child(&self, until: Option<Instant>) -> bool {
+        self.next_event(until) == Some(ShutdownEvent::End)
+    }
+
+    /// Waits for the shutdown.
+    pub fn wait(&self) {
+        while self.next_event(None) != Some(ShutdownEvent::End) {}
+    }
+
+    /// The next event; `None` after `until`. `self.sender` keeps the channel open.
+    fn next_event(&self, until: Option<Instant>) -> Option<ShutdownEvent> {
+        match until {
+            None => self.events.recv().ok(),
+            Some(until) => {
+                let limit = until.saturating_duration_since(Instant::now());
+                self.events.recv_timeout(limit).ok()
+            }
+        }
+    }
+}
