@@ -1,0 +1,71 @@
+//! Exceptions to the rules. A size may shrink and may not grow.
+
+/// Files of more than 600 lines.
+pub const FILES: &[(&str, usize)] = &[
+    ("crates/app/src/args.rs", 972),
+    ("crates/brick/src/brick.rs", 754),
+    ("crates/direct/src/client.rs", 1278),
+    ("crates/direct/src/server.rs", 806),
+    ("crates/fabric/src/auth.rs", 616),
+    ("crates/front/fuse/src/serve.rs", 668),
+    ("crates/fs/src/core.rs", 806),
+    ("crates/fs/src/data.rs", 842),
+    ("crates/fs/src/format.rs", 678),
+    ("crates/fs/src/namespace.rs", 912),
+    ("crates/pmem/src/copy.rs", 855),
+    ("crates/store/src/checkpoint.rs", 1169),
+    ("crates/store/src/control.rs", 792),
+    ("crates/store/src/pool.rs", 725),
+    ("crates/store/src/record.rs", 1167),
+    ("crates/store/src/recovery.rs", 1158),
+    ("crates/store/src/session.rs", 1750),
+    ("crates/volume/src/channel.rs", 862),
+    ("crates/volume/src/controller/resync.rs", 632),
+];
+
+/// Functions of more than 60 lines.
+pub const FUNCTIONS: &[(&str, usize)] = &[
+    ("crates/app/src/bench.rs::run", 163),
+    ("crates/app/src/mount.rs::run", 102),
+    ("crates/app/src/replica.rs::run", 65),
+    ("crates/app/src/volume.rs::run", 76),
+    ("crates/direct/src/client.rs::JoinedMount::watch_ends", 61),
+    ("crates/direct/src/server.rs::answer_requests", 63),
+    ("crates/front/fuse/src/request.rs::RawRequest::decode", 116),
+    (
+        "crates/front/fuse/src/serve.rs::RequestContext::dispatch",
+        77,
+    ),
+    (
+        "crates/front/fuse/src/serve.rs::RequestContext::dispatch_range_op",
+        98,
+    ),
+    ("crates/front/nbd/src/plan.rs::check_request", 70),
+    ("crates/fs/src/format.rs::Inode::check", 72),
+    ("crates/fs/src/scan.rs::InodeScan::add_spans", 92),
+    ("crates/store/src/checkpoint.rs::Pool::try_checkpoint", 67),
+    ("crates/store/src/checkpoint.rs::Pool::apply_map", 62),
+    ("crates/store/src/recovery.rs::recover", 205),
+    (
+        "crates/volume/src/engine/reads.rs::Engine::handle_read_answer",
+        75,
+    ),
+];
+
+/// Test names of more than 60 characters.
+pub const TEST_NAMES: &[(&str, usize)] = &[];
+
+/// Test names that start with an article or a pronoun.
+pub const TEST_SUBJECTS: &[(&str, usize)] = &[];
+
+/// Crates with a circle of more than three modules.
+pub const CIRCLES: &[(&str, usize)] = &[
+    ("crates/app", 5),
+    ("crates/front/fuse", 6),
+    ("crates/fs", 21),
+    ("crates/manage", 4),
+    ("crates/pmem", 4),
+    ("crates/preload", 18),
+    ("crates/store", 15),
+    ("crates/volume", 11),
+];
