@@ -26,11 +26,12 @@ const GAP_MAX: Duration = Duration::from_secs(1);
 /// Direct clients that are stalled in an operation.
 const STALLS: usize = 3;
 /// Median time between two acknowledgements of another direct client while the victim is stalled.
-/// It is far below the 8 s after which the brick kills a blocking victim (`LATE_MAX` of the brick).
+/// It is far below the 8 s after which the brick kills a blocking victim (`UNRESPONSIVE_LIMIT` of
+/// the brick).
 const WAIT_MAX: Duration = Duration::from_millis(250);
-/// Latest time for the kill and the cleanup of a client that a debugger holds. The brick kills it 8
-/// s after another client has begun to wait for its page, the mount 15 s after a request through
-/// the kernel (`LATE_MAX` of both).
+/// Latest time for the kill and the cleanup of a client that a debugger holds. The brick kills it
+/// 8 s after another client has begun to wait for its page, the mount 15 s after a request through
+/// the kernel (`OPERATION_TIME_MAX`).
 const ENDED_MAX: Duration = Duration::from_secs(30);
 /// Pause of the other clients between two writes, so that processors are left.
 const WRITE_PAUSE: Duration = Duration::from_micros(20);
