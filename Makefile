@@ -55,14 +55,14 @@ storm: setup
 ROUNDS ?= 50
 kills: setup
 	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
-	$(CARGO) test --locked -p pagemesh --test faults -- --nocapture clients::the_client
+	$(CARGO) test --locked -p pagemesh --test faults -- --nocapture client_is_killed
 
 # Kills and stops direct clients of a mount while others run, and all at once, this many times: make
 # guests ROUNDS=1000. Needs root.
 guests: setup
 	$(CARGO) build --locked -p pagemesh-preload
 	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
-	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture guests_are_killed guests_work two_pages
+	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture direct_clients_are_killed direct_clients_work two_page_write
 
 # PostgreSQL on the direct path, killed this many times with the mount and all bricks, with this
 # many clients: make databases ROUNDS=50 CLIENTS=100. Needs root.
@@ -78,9 +78,9 @@ LIVES ?= 20000
 STORIES ?= 5000
 guest-lives:
 	PAGEMESH_SEEDS=$(LIVES) \
-	$(CARGO) test --locked -p pagemesh-volume --lib -- --nocapture lives_with_guests
+	$(CARGO) test --locked -p pagemesh-volume --lib -- --nocapture random_histories_with_direct_clients
 	PAGEMESH_STORIES=$(STORIES) \
-	$(CARGO) test --locked -p pagemesh-store --lib -- --nocapture guests_leave
+	$(CARGO) test --locked -p pagemesh-store --lib -- --nocapture direct_writes_end_in_some_serial_order
 
 # This many processes on the direct path, in sequence and in parallel, far more than there are
 # sessions: make crowd PROCESSES=1000. Needs root.
@@ -88,13 +88,13 @@ PROCESSES ?= 1000
 crowd: setup
 	$(CARGO) build --locked -p pagemesh-preload
 	PAGEMESH_TEST_PROCESSES=$(PROCESSES) \
-	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture crowd::
+	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture many_processes::
 
 # Kills and stops programs with libpagemesh during atomic writes of several pages: make natives
 # ROUNDS=1000. Needs root.
 natives: setup
 	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
-	$(CARGO) test --locked -p pagemesh --test native -- --nocapture though_writers
+	$(CARGO) test --locked -p pagemesh --test native -- --nocapture if_writers_are_killed
 
 # Programs write to mapped files and sync while the mount is killed this many times: make mapped
 # ROUNDS=200. Needs root.
@@ -120,7 +120,7 @@ doors: setup
 	$(CARGO) build --locked -p pagemesh-preload
 	PAGEMESH_DOORS_OPS=$(OPS) PAGEMESH_DOORS_SEED=$(SEED) PAGEMESH_DOORS_WITH="$(WITH)" \
 	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture --include-ignored \
-	$(if $(EXEC),doors_under_exec,doors_by_the_kernel)
+	$(if $(EXEC),io_paths_under_exec,io_paths_through_kernel)
 
 # Flips 100 single bits in each of this many images of closed pools, and as many of crashed ones, in
 # memory and in files: make flips POOLS=101.

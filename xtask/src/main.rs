@@ -152,7 +152,7 @@ fn enumerate(
         None => command
             .args([
                 "enumerate::fixed",
-                "enumerate::mending",
+                "enumerate::correction",
                 "enumerate::random",
             ])
             .env("PAGEMESH_IMAGES", images.to_string())

@@ -188,7 +188,8 @@ mod traced {
         }
     }
 
-    /// Attaches to all threads. New threads are traced too.
+    /// Attaches to all threads that the kernel lists. A thread that starts after this pass is not
+    /// traced.
     fn seize_all(pid: u32, threads: &mut Vec<TracedThread>) -> bool {
         let listed = std::fs::read_dir(format!("/proc/{pid}/task"));
         let names = listed.into_iter().flatten().flatten();

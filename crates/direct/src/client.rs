@@ -949,7 +949,8 @@ impl ConsistentMapping {
 /// them or none, also if the direct path is not available; see [`pagemesh_fs::Fs::write_atomic`].
 /// It waits as long as the mount needs. The caller has the file open for writing.
 ///
-/// # Errors `EOPNOTSUPP` if there is no mount, or the mount does not admit this process. `EIO` if
+/// # Errors
+/// `EOPNOTSUPP` if there is no mount, or the mount does not admit this process. `EIO` if
 /// the mount ended meanwhile; then the parts are changed or not. The error of the mount. Errors of
 /// the system, and `EAGAIN` for a mount that does not answer, with nothing changed.
 pub fn write_by_mount(

@@ -138,7 +138,8 @@ pub struct FileCounts {
 impl OpCounters {
     /// Makes empty counters.
     ///
-    /// # Errors If the system refuses.
+    /// # Errors
+    /// If the system refuses.
     pub fn create() -> Result<OpCounters, MapError> {
         let shared = SharedSegment::create(COUNTERS_BYTES)?;
         shared.half_word(VERSION_AT).store(VERSION, Relaxed);
@@ -148,7 +149,8 @@ impl OpCounters {
 
     /// Maps counters that a mount made; it keeps no descriptor.
     ///
-    /// # Errors The property that is not as expected.
+    /// # Errors
+    /// The property that is not as expected.
     pub fn join(file: File) -> Result<OpCounters, String> {
         let shared =
             SharedSegment::open(file, COUNTERS_BYTES).map_err(|cause| cause.to_string())?;

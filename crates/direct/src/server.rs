@@ -277,7 +277,8 @@ fn accept_connection(shared: &Arc<ServerShared>, socket: OwnedFd) {
 
 /// The process that admits direct clients for a device.
 ///
-/// # Errors If no process does.
+/// # Errors
+/// If no process does.
 pub fn serving_process(device: &str) -> io::Result<PeerCredentials> {
     peer_credentials(connect_abstract(
         SocketType::SEQPACKET,

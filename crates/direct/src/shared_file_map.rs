@@ -125,7 +125,8 @@ pub(crate) fn memory_id(file: &File) -> Option<(u64, u64)> {
 impl SharedFileMap {
     /// Makes a map that no client may use yet.
     ///
-    /// # Errors If the system refuses.
+    /// # Errors
+    /// If the system refuses.
     pub fn create() -> Result<SharedFileMap, MapError> {
         let shared = SharedSegment::create(FILE_MAP_BYTES)?;
         shared
@@ -139,7 +140,8 @@ impl SharedFileMap {
 
     /// Maps one that a mount made; it keeps no descriptor.
     ///
-    /// # Errors The property that is not as expected.
+    /// # Errors
+    /// The property that is not as expected.
     pub fn join(file: File) -> Result<SharedFileMap, String> {
         let id = memory_id(&file);
         let shared =

@@ -267,7 +267,8 @@ impl ClientRegistry {
 /// Queries the status of the mount with this device number. The descriptor is of a file or
 /// directory of the mount.
 ///
-/// # Errors If no process can reach the mount's files directly, the mount belongs to another user,
+/// # Errors
+/// If no process can reach the mount's files directly, the mount belongs to another user,
 /// or it has another version.
 pub fn query_mount(device: u64, file: RawFd) -> io::Result<DirectStatus> {
     let bytes = client::request_status(device, file)?;

@@ -145,7 +145,8 @@ pub fn encode_parts(parts: &[(u64, &[u8])]) -> Vec<u8> {
 
 /// Decodes the memory that came with [`ClientRequest::WriteAtomic`].
 ///
-/// # Errors If it is malformed.
+/// # Errors
+/// If it is malformed.
 pub fn decode_parts(bytes: &Bytes) -> Result<Vec<(u64, Bytes)>, MalformedPacket> {
     let mut from = PacketReader(bytes);
     let count = u64::from_le_bytes(from.take()?);
@@ -201,7 +202,8 @@ impl ClientRequest {
 
     /// Decodes a packet.
     ///
-    /// # Errors If it is malformed.
+    /// # Errors
+    /// If it is malformed.
     pub fn decode(bytes: &[u8]) -> Result<ClientRequest, MalformedPacket> {
         let mut from = PacketReader(bytes);
         from.check_header()?;
@@ -257,7 +259,8 @@ impl MountReply {
 
     /// Decodes a packet.
     ///
-    /// # Errors If it is malformed.
+    /// # Errors
+    /// If it is malformed.
     pub fn decode(bytes: &[u8]) -> Result<MountReply, MalformedPacket> {
         let mut from = PacketReader(bytes);
         from.check_header()?;
@@ -354,7 +357,8 @@ pub(crate) fn socket_name(device: &str) -> String {
 
 /// The address that the mount with this device number (`major:minor`) listens at.
 ///
-/// # Errors If it is too long.
+/// # Errors
+/// If it is too long.
 pub fn socket_address(device: &str) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new_abstract_name(
         socket_name(device).as_bytes(),
@@ -363,7 +367,8 @@ pub fn socket_address(device: &str) -> io::Result<SocketAddrUnix> {
 
 /// A socket of the kind that both sides use.
 ///
-/// # Errors If the system has none.
+/// # Errors
+/// If the system has none.
 pub fn new_socket() -> io::Result<OwnedFd> {
     let kind = SocketType::SEQPACKET;
     let flags = SocketFlags::CLOEXEC;
@@ -378,7 +383,8 @@ pub fn new_socket() -> io::Result<OwnedFd> {
 /// Sends a packet, with memory if there is some. It does not wait for room: there is one request at
 /// a time.
 ///
-/// # Errors The error of the system.
+/// # Errors
+/// The error of the system.
 pub fn send(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -403,7 +409,8 @@ pub fn send(
 
 /// Waits for the next packet; none: the other side is gone.
 ///
-/// # Errors The error of the system.
+/// # Errors
+/// The error of the system.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<(Vec<u8>, Option<OwnedFd>)>> {
     let mut bytes = vec![0; PACKET_MAX + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -47,8 +47,9 @@ pub(crate) struct CheckpointLimits {
     pub(crate) checkpoint: Seq,
     /// Records below are applied. It is the checkpoint, or beyond it.
     pub(crate) applied: Seq,
-    /// A partial checkpoint. It applies records of open sessions only if their operations are
-    /// listed in the in-flight table.
+    /// A partial checkpoint: it goes beyond the checkpoint. Of an open session other than the
+    /// owner's it applies only the journal lines below which the operations were listed in the
+    /// in-flight table.
     pub(crate) is_partial: bool,
 }
 
@@ -168,7 +169,8 @@ impl<M: Media> Pool<M> {
             self.recall_grants(number);
         }
         if self.frame_allocator.free() < wanted || self.is_journal_full(number) {
-            // Stalled operations hold the last resources: no other wait would end.
+            // Everything that other sessions could return was recalled. Only operations in progress
+            // can still free frames or journal lines: no other wait would end.
             self.wait_for_ops()?;
         }
         let session_state = self.sessions.session(number);

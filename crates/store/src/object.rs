@@ -132,7 +132,8 @@ impl Object {
     /// counts if its checksum is right, then the copy, then the line or copy with one flipped bit
     /// corrected. An entry that was ever used is not all zeroes.
     ///
-    /// # Errors When neither can be decoded or corrected.
+    /// # Errors
+    /// When neither can be decoded or corrected.
     pub(crate) fn decode_redundant(
         entry: &[u8; OBJECT_BYTES as usize],
     ) -> Result<(Object, bool), DamagedObject> {

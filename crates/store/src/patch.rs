@@ -223,8 +223,9 @@ impl<M: Media> Session<M> {
         }
     }
 
-    /// Publishes the committed patch; its slot lies at byte `at`. False if the slot there is sound
-    /// and not the one that the patch replaces, because the medium damaged it.
+    /// Publishes the committed patch; its slot lies at byte `at`. A slot that does not check counts
+    /// as the one that the patch replaces. False if the slot checks but is another one: the medium
+    /// damaged it, and nothing is published.
     pub(crate) fn publish_patch(&mut self, at: usize) -> bool {
         let found = Slot::decode(self.mapping.meta.load(at));
         let Record { patch, changes, .. } = &self.record;

@@ -569,7 +569,8 @@ impl Record {
 
     /// Decodes the record at the start of `journal` into `self`. Any bytes may follow it.
     ///
-    /// # Errors When there is none, it is torn, or it belongs to another address. The content of
+    /// # Errors
+    /// When there is none, it is torn, or it belongs to another address. The content of
     /// `self` is then undefined.
     pub fn decode_from(
         &mut self,
@@ -615,7 +616,8 @@ impl Record {
     /// As [`Record::decode_from`], from the head alone, for a record of one line or a patch. A
     /// decoded patch lacks its bytes.
     ///
-    /// # Errors As [`Record::decode_from`], and when the record has other lines.
+    /// # Errors
+    /// As [`Record::decode_from`], and when the record has other lines.
     pub fn decode_head(&mut self, head: &Line, place: &RecordAddress) -> Result<(), InvalidRecord> {
         match is_patch_head(head) {
             true => self.decode_patch(head, place),

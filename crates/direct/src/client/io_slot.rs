@@ -24,7 +24,8 @@ use std::cell::Cell;
 /// A row, and a session of each leg. It belongs to one thread at a time.
 pub struct IoSlot<L> {
     row: usize,
-    /// So many slots of the ring are known to be claimed.
+    /// The consumer is known to have taken all ring slots below this number: the cache of
+    /// `ReplicationRing::has_room`.
     ring_places_taken: u64,
     /// The layout lease of the legs.
     pub(super) lease: Option<LayoutLease>,

@@ -146,7 +146,8 @@ impl Device {
 /// Unmounts the file system on a directory, as root or as the mounting user. With `lazy` it leaves
 /// its place at once, and ends with the last open file.
 ///
-/// # Errors If it is in use, or another user's.
+/// # Errors
+/// If it is in use, or another user's.
 pub fn unmount_dir(dir: &Path, lazy: bool) -> io::Result<()> {
     let flags = match lazy {
         true => UnmountFlags::DETACH,
@@ -158,7 +159,8 @@ pub fn unmount_dir(dir: &Path, lazy: bool) -> io::Result<()> {
 /// Unmounts the file system on a directory, and ends its connection for all users, in all mount
 /// namespaces. For root and the mounting user.
 ///
-/// # Errors If it is another user's.
+/// # Errors
+/// If it is another user's.
 pub fn abort_dir(dir: &Path) -> io::Result<()> {
     let number = number_at(dir)?;
     match unmount(dir, UnmountFlags::FORCE | UnmountFlags::DETACH) {

@@ -53,7 +53,8 @@ impl EventThread {
 
 /// Attributes for the answer to such a call.
 ///
-/// # Errors `EAGAIN` if the file system stays busy.
+/// # Errors
+/// `EAGAIN` if the file system stays busy.
 pub(crate) fn attr_with_timeout(fs: &Fs, ino: Ino) -> Result<Attr, FsError> {
     let until = Instant::now() + REPLY_TIMEOUT;
     loop {

@@ -22,7 +22,8 @@ struct FileHandle {
 
 /// Gives this thread a root and working directory that no other thread shares.
 ///
-/// # Errors The error of the kernel.
+/// # Errors
+/// The error of the kernel.
 pub(crate) fn unshare_directories() -> Result<(), Errno> {
     // SAFETY: it changes nothing about descriptors or memory, only the base of this thread's paths.
     unsafe { unshare_unsafe(UnshareFlags::FS) }
@@ -30,7 +31,8 @@ pub(crate) fn unshare_directories() -> Result<(), Errno> {
 
 /// Opens an inode of the working directory's file system, without access to its content.
 ///
-/// # Errors `ESTALE`: the kernel has no such inode any more; `EPERM` without `CAP_DAC_READ_SEARCH`.
+/// # Errors
+/// `ESTALE`: the kernel has no such inode any more; `EPERM` without `CAP_DAC_READ_SEARCH`.
 pub(crate) fn open_node(node: u64, generation: u32) -> Result<OwnedFd, Errno> {
     let mut handle = FileHandle {
         bytes: size_of::<[u32; HANDLE_WORDS]>() as u32,

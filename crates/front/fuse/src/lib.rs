@@ -163,7 +163,8 @@ impl Unmounter {
     /// Unmounts in this mount namespace, if the mount is in its place. [`FuseMount::serve`] returns
     /// when no other namespace has it.
     ///
-    /// # Errors `EBUSY` while a program uses the mount.
+    /// # Errors
+    /// `EBUSY` while a program uses the mount.
     pub fn unmount(&self) -> io::Result<()> {
         self.device.unmount()
     }
@@ -177,7 +178,8 @@ impl Unmounter {
     /// Takes the mount away from all its users, in every mount namespace, also from callers that
     /// wait.
     ///
-    /// # Errors The error of the kernel. Then only the end of the process ends the connection.
+    /// # Errors
+    /// The error of the kernel. Then only the end of the process ends the connection.
     pub fn abort(&self) -> io::Result<()> {
         if let Some(fs) = self.fs.upgrade() {
             fs.stop_resending();
@@ -188,7 +190,8 @@ impl Unmounter {
 
 /// Mounts a file system on a directory.
 ///
-/// # Errors If the kernel refuses, or threads cannot be started.
+/// # Errors
+/// If the kernel refuses, or threads cannot be started.
 pub fn mount(
     fs: Arc<Fs>,
     dir: &Path,
@@ -271,7 +274,8 @@ impl FuseMount {
 
     /// Waits until it is unmounted, then writes the file times and makes everything durable.
     ///
-    /// # Errors If the device or the volume fails.
+    /// # Errors
+    /// If the device or the volume fails.
     pub fn serve(self) -> Result<(), ServeError> {
         self.serve_with_hook(|| {})
     }
@@ -279,7 +283,8 @@ impl FuseMount {
     /// As [`FuseMount::serve`], and calls `gone` when the kernel no longer has the mount, before
     /// times are written.
     ///
-    /// # Errors As [`FuseMount::serve`].
+    /// # Errors
+    /// As [`FuseMount::serve`].
     pub fn serve_with_hook(self, gone: impl FnOnce()) -> Result<(), ServeError> {
         self.session.serve(|| self.fs.stop_resending())?;
         gone();

@@ -22,7 +22,8 @@ pub struct NullMount(FuseSession);
 
 /// Mounts a null file system as [`crate::mount`] does, with the same options.
 ///
-/// # Errors If the kernel refuses.
+/// # Errors
+/// If the kernel refuses.
 pub fn mount_null(dir: &Path, options: &MountOptions) -> Result<NullMount, MountError> {
     let files: Arc<dyn RequestHandler> = Arc::new(NullFs {
         state: Mutex::default(),
@@ -49,7 +50,8 @@ impl NullMount {
 
     /// Waits until it is unmounted.
     ///
-    /// # Errors If the device fails.
+    /// # Errors
+    /// If the device fails.
     pub fn serve(self) -> io::Result<()> {
         self.0.serve(|| {})
     }

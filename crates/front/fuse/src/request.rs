@@ -241,7 +241,8 @@ impl RawRequest {
 
     /// Decodes the request.
     ///
-    /// # Errors `ENOSYS` for an operation that is not served, `EIO` for a malformed request,
+    /// # Errors
+    /// `ENOSYS` for an operation that is not served, `EIO` for a malformed request,
     /// `EINVAL` for an invalid time.
     pub(crate) fn decode(&self) -> Result<Request<'_>, Errno> {
         let op = &self.op[..self.op_len];

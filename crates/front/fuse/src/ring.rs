@@ -49,7 +49,8 @@ pub(crate) fn entries(queues: usize, threads: usize) -> EntryCounts {
 
 /// The number of the kernel's queues.
 ///
-/// # Errors The reason for which there can be no ring.
+/// # Errors
+/// The reason for which there can be no ring.
 pub(crate) fn queues() -> Result<usize, String> {
     let switch = std::fs::read_to_string(SWITCH);
     match switch.as_deref().map(str::trim_end) {

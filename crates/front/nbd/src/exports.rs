@@ -59,7 +59,8 @@ impl Exports {
 
     /// Exports a space under a name; clients can connect at once.
     ///
-    /// # Errors If the name is taken or unusable, or the registry is full.
+    /// # Errors
+    /// If the name is taken or unusable, or the registry is full.
     pub fn add(
         &self,
         name: &str,

@@ -82,14 +82,16 @@ struct ConnectionEntry {
 impl Server {
     /// Listens; clients wait until [`Server::serve`] is called.
     ///
-    /// # Errors If the address is in use or cannot be listened at.
+    /// # Errors
+    /// If the address is in use or cannot be listened at.
     pub fn bind(listen: Listen, exports: Exports) -> Result<Self, ServerError> {
         Self::bind_with(listen, exports, Limits::default())
     }
 
     /// As [`Server::bind`], with other limits.
     ///
-    /// # Errors As [`Server::bind`].
+    /// # Errors
+    /// As [`Server::bind`].
     pub fn bind_with(
         listen: Listen,
         exports: Exports,
@@ -128,7 +130,8 @@ impl Server {
 
     /// Accepts clients until another thread calls [`Server::stop`].
     ///
-    /// # Errors If the listening socket fails.
+    /// # Errors
+    /// If the listening socket fails.
     pub fn serve(&self) -> Result<(), ServerError> {
         let inner = &self.inner;
         lock(&inner.table).serve_calls += 1;

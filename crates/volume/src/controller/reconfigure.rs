@@ -211,8 +211,8 @@ pub(super) async fn change_legs(state: &ControllerState) {
     }
 }
 
-/// Schedules the next request after the manager refused one. Losses are requested again. A task
-/// that wanted a promotion requests it again itself.
+/// Schedules the next request after the manager refused one or did not answer; the change may have
+/// been made. Losses are requested again. A task that wanted a promotion requests it again itself.
 fn schedule_retry(state: &ControllerState, error: &AuthorityError) {
     if *error == AuthorityError::Fenced {
         return state.fence();
