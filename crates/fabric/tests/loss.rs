@@ -432,7 +432,7 @@ fn listing_without_progress_ends() {
     });
     let brick = BrickClient::connect(impostor.address, &key(), timeouts()).expect("connected");
     let ended = brick.list().map(|_| SliceReply::Done);
-    assert_lost(&ended, "not asked");
+    assert_lost(&ended, "does not fit the request");
 }
 
 #[test]
@@ -445,7 +445,7 @@ fn short_reply_to_a_read_call_is_refused() {
     });
     let brick = BrickClient::connect(impostor.address, &key(), timeouts()).expect("connected");
     let request = SliceRequest::Read { offset: 0, len: 8 };
-    assert_lost(&brick.execute(0, request), "not asked");
+    assert_lost(&brick.execute(0, request), "does not fit the request");
 }
 
 /// The hello of a control connection states its purpose.
