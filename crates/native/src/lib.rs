@@ -13,7 +13,7 @@
 //! file.write_all_at(&[1; 4096], 0)?;
 //! file.persist()?;
 //!
-//! Both pages or none, after any crash; no reader gets one without the other.
+//! // Both pages or none, after any crash; no reader gets one without the other.
 //! let (from, to) = ([2; 4096], [3; 4096]);
 //! file.write_atomic(&[Part::new(0, &from), Part::new(40_960, &to)])?;
 //!
