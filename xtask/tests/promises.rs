@@ -302,12 +302,17 @@ fn only_tests_that_reach_skip_need_root() {
     assert_eq!(marks, [true, false, true]);
 }
 
+fn workspace_functions() -> FunctionNames {
+    let mut functions = FunctionNames::default();
+    functions.read(&root().join("crates"));
+    functions.read(&root().join("xtask"));
+    functions
+}
+
 #[test]
 fn promises_name_tests_that_exist() {
     let root = root();
-    let mut functions = FunctionNames::default();
-    functions.read(&root.join("crates"));
-    functions.read(&root.join("xtask"));
+    let functions = workspace_functions();
     let read = |document| fs::read_to_string(root.join(document)).expect("a document");
     check(
         "docs/promises.md",
@@ -342,11 +347,14 @@ fn only_test_functions_count_as_tests() {
     assert_eq!(named, BTreeSet::from(["_2", "a_name_that_is_long"]));
 }
 
-/// The names of tests that a line of the Makefile gives to `cargo test`.
+/// The names that the runs of `cargo test` in the Makefile select, behind `--nocapture`.
 fn test_filters(makefile: &str) -> Vec<&str> {
-    let lines = makefile.lines().filter(|line| !line.starts_with('#'));
-    let words = lines
-        .flat_map(|line| line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':'));
+    let runs = makefile
+        .lines()
+        .filter_map(|line| line.split_once("--nocapture"));
+    let words = runs.flat_map(|(_, names)| {
+        names.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':')
+    });
     words
         .filter(|word| word.contains('_') || word.ends_with("::"))
         .collect()
@@ -354,33 +362,13 @@ fn test_filters(makefile: &str) -> Vec<&str> {
 
 #[test]
 fn makefile_filters_match_tests() {
-    let root = root();
-    let mut functions = FunctionNames::default();
-    functions.read(&root.join("crates"));
-    let makefile = fs::read_to_string(root.join("Makefile")).expect("a Makefile");
-    let runs: Vec<&str> = makefile
-        .lines()
-        .scan("", |before, line| {
-            // The names stand behind `--nocapture`, or on the next line.
-            let is_run = line.contains("--nocapture")
-                || before.contains("--nocapture") && before.ends_with('\\');
-            *before = line;
-            Some(is_run.then_some(line))
-        })
-        .flatten()
-        .collect();
-    let behind = runs.iter().map(|line| {
-        line.split_once("--nocapture")
-            .map_or(*line, |(_, behind)| behind)
-    });
-    let behind: Vec<&str> = behind.collect();
-    let filters: Vec<&str> = behind.iter().flat_map(|text| test_filters(text)).collect();
+    let functions = workspace_functions();
+    let makefile = fs::read_to_string(root().join("Makefile")).expect("a Makefile");
+    let joined = makefile.replace("\\\n", " ");
+    let filters = test_filters(&joined);
     assert!(filters.len() > 8, "{filters:?}");
     for filter in filters {
-        let is_module = filter.ends_with("::") && {
-            let module = filter.trim_end_matches("::");
-            walk_has_module(&root.join("crates"), module)
-        };
+        let is_module = filter.strip_suffix("::").is_some_and(has_module);
         let is_test = functions.tests.iter().any(|test| test.contains(filter));
         assert!(is_module || is_test, "no test of the Makefile's {filter}");
     }
@@ -389,10 +377,8 @@ fn makefile_filters_match_tests() {
 /// The paths of tests that the chores give to `cargo test`.
 #[test]
 fn chores_name_tests_that_exist() {
-    let root = root();
-    let mut functions = FunctionNames::default();
-    functions.read(&root.join("crates"));
-    let text = fs::read_to_string(root.join("xtask/src/main.rs")).expect("the chores");
+    let functions = workspace_functions();
+    let text = fs::read_to_string(root().join("xtask/src/main.rs")).expect("the chores");
     let is_path = |word: &&str| {
         word.contains("::")
             && word
@@ -403,24 +389,15 @@ fn chores_name_tests_that_exist() {
     assert!(paths.len() > 3, "{paths:?}");
     for path in paths {
         for part in path.split("::").filter(|part| !part.is_empty()) {
-            let is_module = walk_has_module(&root.join("crates"), part);
-            let is_module = is_module || root.join("crates/store/src").join(part).is_dir();
-            assert!(
-                is_module || functions.tests.contains(part),
-                "{path}: no {part}"
-            );
+            let is_known = has_module(part) || functions.tests.contains(part);
+            assert!(is_known, "{path}: no {part}");
         }
     }
 }
 
-/// Whether a file below a directory is this module.
-fn walk_has_module(dir: &Path, module: &str) -> bool {
-    let entries = fs::read_dir(dir)
-        .expect("a directory")
-        .filter_map(Result::ok);
-    let mut paths = entries.map(|entry| entry.path());
-    paths.any(|path| match path.is_dir() {
-        true => walk_has_module(&path, module),
-        false => path.file_stem().is_some_and(|stem| stem == module),
-    })
+/// Whether a file or a directory of the crates is this module.
+fn has_module(module: &str) -> bool {
+    let entries = walkdir::WalkDir::new(root().join("crates")).into_iter();
+    let mut entries = entries.map(|entry| entry.expect("a readable directory"));
+    entries.any(|entry| entry.path().file_stem().is_some_and(|stem| stem == module))
 }
