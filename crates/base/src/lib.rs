@@ -1,10 +1,10 @@
 //! Shared definitions: ids, units, checksums, layouts, the traits between crates, and helpers for
 //! sockets and processes.
 //!
-//! Invariants: no randomness, and no clock except that of waits. The only I/O is reading a key
+//! Invariants: no randomness but that of a seed, and no clock except that of waits. The only I/O is reading a key
 //! file, binding and connecting unix sockets, keeping processors awake, reading the mappings of
-//! processes and the list of mounts, passing a socket to a mount, and running a stopped process
-//! briefly. `unsafe` is in `wait`, `peer`, `mount_connection` and `resume`. Numbers with different
+//! processes and the list of mounts, passing a socket to a mount, waking threads by event
+//! descriptors, and running a stopped process briefly. `unsafe` is in `wait`, `peer`, `mount_connection` and `resume`. Numbers with different
 //! meanings have different types, so that a page is never used as a frame, nor a seq as an epoch.
 
 #![deny(unsafe_code)]
@@ -13,6 +13,7 @@ pub mod bytes;
 pub mod checksum;
 pub mod cpu_latency;
 pub mod defect;
+pub mod event_fd;
 pub mod ids;
 pub mod key;
 pub mod layout;
@@ -20,8 +21,10 @@ pub mod mount_connection;
 pub mod mounts;
 pub mod move_fd_high;
 pub mod peer;
+pub mod poison;
 pub mod proc_maps;
 pub mod resume;
+pub mod rng;
 pub mod slice;
 pub mod socket;
 pub mod space;
