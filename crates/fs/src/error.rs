@@ -1,6 +1,6 @@
 //! Errors of operations, and their `errno` for programs.
 
-use crate::format::Corruption;
+use crate::format::inode::Corruption;
 use pagemesh_base::space::SpaceError;
 use rustix::io::Errno;
 

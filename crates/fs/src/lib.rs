@@ -12,57 +12,39 @@
 
 #![forbid(unsafe_code)]
 
-mod allocate;
-mod append;
-mod cache;
-mod channel_pool;
-mod core;
-mod data;
-mod deferred_free;
+mod alloc;
+mod direct;
 mod error;
-mod extend;
+mod file;
 mod format;
-mod free;
 mod hash;
-mod ino_allocator;
 mod io;
-mod kernel_pages;
-mod map;
-mod mmap_dirty;
-mod mount;
-mod namespace;
-mod node;
-mod range_set;
-mod redo;
-mod reserve;
-mod scan;
-mod share;
-mod shared_file_map;
-mod spans;
-mod sync;
+mod names;
+mod recovery;
 mod tree;
-mod unseen_writes;
-mod xattrs;
+mod txn;
 
-pub use allocate::{AllocateMode, SeekTarget};
-pub use append::{APPEND_PAGES_MAX, FOOTER_BYTES, TailWrite, footer_page};
-pub use channel_pool::PooledChannel;
-pub use data::ATOMIC_PAGES_MAX;
+pub use direct::append::{APPEND_PAGES_MAX, FOOTER_BYTES, TailWrite, footer_page};
+pub use direct::shared_file_map::{SharedFileMap, span_index, span_pages};
+pub use direct::unseen_writes::EndLock;
 pub use error::{FsError, Result};
-pub use format::{AppendExtent, FILE_BYTES_MAX, Ino, InodeKind, Time};
-pub use io::{IoChannel, Wait, WriteQueue};
-pub use mmap_dirty::{MMAP_DIRTY_PAGES_HARD_MAX, MMAP_DIRTY_PAGES_MAX, MMAP_DIRTY_SECONDS_MAX};
-pub use mount::{MkfsOptions, mkfs};
-pub use namespace::{AttrChanges, CreateKind, Credentials, DirEntry, RenameMode};
-pub use shared_file_map::{SharedFileMap, span_index, span_pages};
-pub use sync::LostWriteCursor;
-pub use unseen_writes::EndLock;
-pub use xattrs::SetXattrMode;
+pub use file::allocate::{AllocateMode, SeekTarget};
+pub use file::mmap_dirty::{
+    MMAP_DIRTY_PAGES_HARD_MAX, MMAP_DIRTY_PAGES_MAX, MMAP_DIRTY_SECONDS_MAX,
+};
+pub use file::sync::LostWriteCursor;
+pub use file::write::ATOMIC_PAGES_MAX;
+pub use format::inode::{AppendExtent, FILE_BYTES_MAX, Ino, InodeKind, Time};
+pub use io::channel::{IoChannel, Wait, WriteQueue};
+pub use io::channel_pool::PooledChannel;
+pub use names::namespace::{AttrChanges, CreateKind, Credentials, DirEntry, RenameMode};
+pub use names::xattrs::SetXattrMode;
+pub use recovery::mount::{MkfsOptions, mkfs};
 
-use crate::channel_pool::ChannelPool;
-use crate::core::{Core, Tx};
-use crate::data::page_count;
-use crate::format::Inode;
+use crate::file::write::page_count;
+use crate::format::inode::Inode;
+use crate::io::channel_pool::ChannelPool;
+use crate::txn::core::{Core, Tx};
 use pagemesh_base::space::{Reply, Request, Space, SpaceError};
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
@@ -104,7 +86,7 @@ pub struct Fs {
     /// Called when direct clients begin to append to a file, or its first mmap-dirty page arrives.
     append_hook: OnceLock<Box<dyn Fn(Ino) + Send + Sync>>,
     open_hook: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
-    kernel_callbacks: OnceLock<kernel_pages::KernelCallbacks>,
+    kernel_callbacks: OnceLock<file::kernel_pages::KernelCallbacks>,
     /// The last field: the channels above are dropped first, because the space waits for them.
     space: Arc<dyn Space>,
 }

@@ -1,0 +1,4 @@
+//! The on-disk structures.
+
+pub(crate) mod directory_page;
+pub(crate) mod inode;

@@ -1,0 +1,274 @@
+//! I/O channels of a space: synchronous calls of one or several requests, and a queue of writes
+//! that go on while others begin.
+
+use crate::direct::shared_file_map::FileReadGuard;
+use crate::error::{FsError, Result};
+use crate::format::inode::Page;
+use crate::io::channel_pool::PooledChannel;
+use pagemesh_base::space::{Channel, Completion, Reply, Request, Space, SpaceError, Token};
+use pagemesh_base::units::PAGE_BYTES;
+use std::collections::BTreeMap;
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+
+/// Sleeps until a descriptor is readable or the time has come. Fronts supply it, because polling
+/// descriptors by number needs unsafe code.
+pub type Wait = fn(&[RawFd], Option<Instant>);
+
+/// One thread's access to the space. Its calls wait for their replies.
+pub struct IoChannel {
+    channel: Box<dyn Channel>,
+    wait_fn: Wait,
+    next_token: u64,
+    completions: Vec<Completion>,
+    descriptors: Vec<RawFd>,
+    /// Losses of the volume at the last failed flush.
+    known_losses: u64,
+}
+
+impl IoChannel {
+    pub(crate) fn open(space: &dyn Space, wait: Wait) -> Result<IoChannel> {
+        Ok(IoChannel {
+            channel: space.open()?,
+            wait_fn: wait,
+            next_token: 0,
+            completions: Vec::new(),
+            descriptors: Vec::new(),
+            known_losses: 0,
+        })
+    }
+
+    /// As [`IoChannel::open`], and checks that the space gave it a working channel.
+    pub(crate) fn open_ready(space: &dyn Space, wait: Wait) -> Result<IoChannel> {
+        let mut channel = IoChannel::open(space, wait)?;
+        let (offset, len) = (0, PAGE_BYTES as u64);
+        channel.call(Request::Extents { offset, len })?;
+        Ok(channel)
+    }
+
+    /// Runs all requests concurrently. Waits for all of them, and returns the first error.
+    pub(crate) fn call_all(
+        &mut self,
+        requests: impl IntoIterator<Item = Request>,
+    ) -> std::result::Result<Vec<Reply>, SpaceError> {
+        let first = self.next_token;
+        requests
+            .into_iter()
+            .for_each(|request| self.submit(request));
+        self.completions.clear();
+        let asked = (self.next_token - first) as usize;
+        loop {
+            self.channel.reap(&mut self.completions);
+            if self.completions.len() == asked {
+                break;
+            }
+            self.sleep(None);
+        }
+        self.completions.sort_unstable_by_key(|done| done.token.0);
+        self.completions.drain(..).map(|done| done.result).collect()
+    }
+
+    fn submit(&mut self, request: Request) {
+        self.channel.submit(Token(self.next_token), request);
+        self.next_token += 1;
+    }
+
+    /// Sleeps until there may be something to reap, or another descriptor is readable.
+    fn sleep(&mut self, other: Option<RawFd>) {
+        self.descriptors.clear();
+        self.descriptors.extend(other);
+        self.channel.poll_fds(&mut self.descriptors);
+        (self.wait_fn)(&self.descriptors, self.channel.deadline());
+    }
+
+    /// Sleeps for a duration, or until the channel has something to do.
+    pub(crate) fn wait_for(&mut self, by: Duration) {
+        let end = Instant::now() + by;
+        let mut descriptors = std::mem::take(&mut self.descriptors);
+        descriptors.clear();
+        let next = self.poll(&mut descriptors);
+        (self.wait_fn)(&descriptors, Some(next.map_or(end, |next| next.min(end))));
+        self.descriptors = descriptors;
+    }
+
+    /// Lets the channel make progress without a request. Returns the descriptors and the deadline
+    /// that it waits for.
+    pub(crate) fn poll(&mut self, into: &mut Vec<RawFd>) -> Option<Instant> {
+        self.channel.reap(&mut self.completions);
+        self.channel.poll_fds(into);
+        self.channel.deadline()
+    }
+
+    pub(crate) fn call(&mut self, request: Request) -> std::result::Result<Reply, SpaceError> {
+        let mut replies = self.call_all([request])?;
+        Ok(replies.pop().unwrap_or(Reply::Done))
+    }
+
+    /// Makes every completed change durable. A channel reports a loss once, by an error of a flush.
+    /// This function retries after such an error, because callers check the losses of the space
+    /// themselves.
+    pub(crate) fn flush(&mut self, space: &dyn Space) -> std::result::Result<(), SpaceError> {
+        let flushed = self.call(Request::Flush);
+        let losses = space.lost_writes();
+        match flushed {
+            Err(_) if self.known_losses != losses => {
+                self.known_losses = losses;
+                self.call(Request::Flush).map(drop)
+            }
+            flushed => flushed.map(drop),
+        }
+    }
+
+    pub(crate) fn read(&mut self, offset: u64, len: u32) -> Result<Vec<u8>> {
+        match self.call(Request::Read { offset, len })? {
+            Reply::Data(bytes) if bytes.len() == len as usize => Ok(bytes),
+            other => Err(unexpected_reply(&other)),
+        }
+    }
+
+    pub(crate) fn read_page(&mut self, page: u64) -> Result<Box<Page>> {
+        let bytes = self.read(page * PAGE_BYTES as u64, PAGE_BYTES as u32)?;
+        let page = bytes.into_boxed_slice().try_into();
+        Ok(page.expect("as long as a page"))
+    }
+
+    /// Visits the runs of a range of pages that hold data.
+    pub(crate) fn for_each_mapped_run(
+        &mut self,
+        pages: std::ops::Range<u64>,
+        mut visit: impl FnMut(std::ops::Range<u64>),
+    ) -> Result<()> {
+        const PAGE: u64 = PAGE_BYTES as u64;
+        let mut at = pages.start * PAGE;
+        let end = pages.end * PAGE;
+        while at < end {
+            let request = Request::Extents {
+                offset: at,
+                len: end - at,
+            };
+            let reply = self.call(request)?;
+            let Reply::Extents(extents) = reply else {
+                return Err(unexpected_reply(&reply));
+            };
+            for extent in extents {
+                let next = at + extent.len;
+                if extent.mapped {
+                    visit(at / PAGE..next.div_ceil(PAGE));
+                }
+                at = next;
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of pages of a range that hold data.
+    pub(crate) fn count_mapped_pages(&mut self, pages: std::ops::Range<u64>) -> Result<u64> {
+        let mut count = 0;
+        self.for_each_mapped_run(pages, |run| count += run.end - run.start)?;
+        Ok(count)
+    }
+}
+
+/// An overwrite within a file without holes. Its guard keeps the file's size and pages unchanged.
+pub(crate) struct Overwrite {
+    pub(crate) guard: FileReadGuard,
+    pub(crate) requests: Vec<Request>,
+    pub(crate) bytes: usize,
+}
+
+/// Writes in flight. Dropping the queue waits for them.
+pub struct WriteQueue<'f> {
+    channel: PooledChannel<'f>,
+    /// Writes by their first token.
+    in_flight: BTreeMap<u64, QueuedWrite>,
+}
+
+struct QueuedWrite {
+    id: u64,
+    /// Requests in flight.
+    pending_requests: usize,
+    /// Bytes that the write writes, or its first error.
+    result: std::result::Result<usize, SpaceError>,
+    _guard: FileReadGuard,
+}
+
+impl<'f> WriteQueue<'f> {
+    pub(crate) fn new(channel: PooledChannel<'f>) -> WriteQueue<'f> {
+        WriteQueue {
+            channel,
+            in_flight: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn begin(&mut self, name: u64, write: Overwrite) {
+        let begun = QueuedWrite {
+            id: name,
+            pending_requests: write.requests.len(),
+            result: Ok(write.bytes),
+            _guard: write.guard,
+        };
+        self.in_flight.insert(self.channel.next_token, begun);
+        for request in write.requests {
+            self.channel.submit(request);
+        }
+    }
+
+    /// Makes progress without blocking. Calls `tell` with the id and result in bytes of each write
+    /// that has ended.
+    pub fn reap(&mut self, mut tell: impl FnMut(u64, Result<usize>)) {
+        let channel = &mut *self.channel;
+        channel.channel.reap(&mut channel.completions);
+        for done in channel.completions.drain(..) {
+            let begun = self.in_flight.range_mut(..=done.token.0).next_back();
+            let (&first, begun) = begun.expect("what has begun is asked for alone");
+            begun.pending_requests -= 1;
+            if let (Ok(_), Err(cause)) = (&begun.result, done.result) {
+                begun.result = Err(cause);
+            }
+            if begun.pending_requests == 0
+                && let Some(ended) = self.in_flight.remove(&first)
+            {
+                tell(ended.id, ended.result.map_err(FsError::Space));
+            }
+        }
+    }
+
+    /// Number of writes in flight.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Whether no write is in flight.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    /// Sleeps until there may be something to reap, or another descriptor is readable.
+    pub fn wait(&mut self, other: Option<RawFd>) {
+        self.channel.sleep(other);
+    }
+}
+
+impl Drop for WriteQueue<'_> {
+    fn drop(&mut self) {
+        while !self.is_empty() {
+            self.reap(|_, _| {});
+            if !self.is_empty() {
+                self.wait(None);
+            }
+        }
+    }
+}
+
+pub(crate) fn unexpected_reply(reply: &Reply) -> FsError {
+    let what = match reply {
+        Reply::Done => "nothing",
+        Reply::Data(_) => "bytes of another length",
+        Reply::Extents(_) => "extents",
+    };
+    FsError::Space(SpaceError::Unavailable(format!(
+        "the volume answered a read with {what}"
+    )))
+}

@@ -1,0 +1,4 @@
+//! I/O channels of the space.
+
+pub(crate) mod channel;
+pub(crate) mod channel_pool;

@@ -1,0 +1,4 @@
+//! Names and attributes.
+
+pub(crate) mod namespace;
+pub(crate) mod xattrs;
