@@ -2,7 +2,7 @@
 # missing packages.
 CARGO ?= cargo
 
-.PHONY: all install test check deny setup demo bench sim storm kills guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs
+.PHONY: all install test quick check deny nextest setup demo bench sim storm kills guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs
 all:
 	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
 
@@ -17,12 +17,25 @@ install: all
 	ln -sf $(PREFIX)/bin/pagemesh $(DESTDIR)$(SBIN)/mount.pagemesh
 	ln -sf $(PREFIX)/bin/pagemesh $(DESTDIR)$(SBIN)/umount.fuse.pagemesh
 
-test: setup check deny
-	$(CARGO) test --workspace --locked
+# A failure does not end the run; the summary has the command that reruns each.
+test: setup check deny nextest
+	$(CARGO) xtask test
+
+# The inner loop: format, lints, rules of the tree, and the unit tests of crates that differ from
+# the commit SINCE.
+SINCE ?= main
+quick: nextest
+	$(CARGO) xtask quick --since $(SINCE)
 
 check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D rustdoc::broken_intra_doc_links" $(CARGO) doc --quiet --workspace --no-deps --locked
+
+# The runner of the tests. Its own updates from the network are left out.
+nextest:
+	@command -v cargo-nextest >/dev/null || \
+	$(CARGO) install --locked --no-default-features --features default-no-update cargo-nextest
 
 # Without advisories: no package registry offers their database.
 deny:

@@ -5,6 +5,7 @@
 //! an exception that is no longer needed.
 
 mod circles;
+mod directions;
 mod exceptions;
 mod links;
 mod names;

@@ -1,0 +1,128 @@
+//! Long runs in an optimized build with assertions: simulation, crash enumeration, fuzzing,
+//! interleavings. Each is a test or a program of its crate; this module only starts it.
+
+use crate::cargo;
+use anyhow::bail;
+use clap::Args;
+use std::ffi::OsString;
+use std::process::Command;
+
+#[derive(Args)]
+pub(crate) struct EnumerateOptions {
+    /// Number of images.
+    #[arg(long, default_value_t = 1_000_000)]
+    images: u64,
+    /// The first seed.
+    #[arg(long, default_value_t = 1)]
+    from: u64,
+    /// Run one seed of the random sequences alone.
+    #[arg(long, conflicts_with_all = ["images", "from"])]
+    seed: Option<u64>,
+    /// Maximum number of images at a crash point for a full enumeration, as printed with the
+    /// seed.
+    #[arg(long, requires = "seed")]
+    all_max: Option<u64>,
+}
+
+#[derive(Args)]
+pub(crate) struct FuzzOptions {
+    /// Seconds that each target runs; about two run at a time.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Run one target alone.
+    #[arg(long)]
+    target: Option<String>,
+    /// Seed of the mutations; random if missing.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Add inputs with new outcomes to the corpus.
+    #[arg(long)]
+    keep: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct ModelOptions {
+    /// Seconds that each model runs, after its exhaustive part.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// The first seed.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+pub(crate) fn simulate(options: &[OsString]) -> anyhow::Result<()> {
+    let mut command = cargo();
+    command
+        .args(["run", "--quiet", "--profile", "sim", "--locked"])
+        .args(["--package", "pagemesh-sim", "--bin", "histories", "--"])
+        .args(options);
+    run(command, "a history is broken, see above")
+}
+
+pub(crate) fn models(options: &ModelOptions) -> anyhow::Result<()> {
+    let mut command = cargo();
+    command
+        .args(["test", "--profile", "sim", "--locked", "--lib"])
+        .args(["--package", "pagemesh-store"])
+        .args(["--package", "pagemesh-volume", "models::"])
+        .args(["--", "--nocapture"])
+        .env("PAGEMESH_MODELS_SECONDS", options.seconds.to_string())
+        .env("PAGEMESH_MODELS_SEED", options.seed.to_string());
+    run(command, "a model failed; its schedule is named above")
+}
+
+/// Runs all workloads of the crash enumeration, or one seed of the random sequences.
+pub(crate) fn enumerate(options: &EnumerateOptions) -> anyhow::Result<()> {
+    let mut command = cargo();
+    command
+        .args(["test", "--profile", "sim", "--locked", "--lib"])
+        .args(["--package", "pagemesh-store", "--", "--nocapture"]);
+    match options.seed {
+        Some(seed) => command
+            .arg("enumerate::random::random_sequences")
+            .env("PAGEMESH_SEED", seed.to_string()),
+        None => command
+            .args([
+                "enumerate::fixed",
+                "enumerate::correction",
+                "enumerate::random",
+            ])
+            .env("PAGEMESH_IMAGES", options.images.to_string())
+            .env("PAGEMESH_FROM", options.from.to_string()),
+    };
+    if let Some(all_max) = options.all_max {
+        command.env("PAGEMESH_ALL_MAX", all_max.to_string());
+    }
+    run(
+        command,
+        "an image is wrong (the seed above reproduces it), or the coverage is too low (see above)",
+    )
+}
+
+/// Runs the tests that are fuzz targets, in the profile with overflow checks.
+pub(crate) fn fuzz(options: &FuzzOptions) -> anyhow::Result<()> {
+    let mut command = cargo();
+    let name = format!("fuzz_{}", options.target.as_deref().unwrap_or_default());
+    command
+        .args(["test", "--workspace", "--lib", "--test", "fuzz", "--locked"])
+        .arg(&name)
+        .args(["--", "--nocapture"])
+        .env("PAGEMESH_FUZZ_SECONDS", options.seconds.to_string());
+    if let Some(seed) = options.seed {
+        command.env("PAGEMESH_FUZZ_SEED", seed.to_string());
+    }
+    if options.keep {
+        command.env("PAGEMESH_FUZZ_KEEP", "1");
+    }
+    run(
+        command,
+        "a target failed; its input is in the corpus as failed-…",
+    )
+}
+
+fn run(mut command: Command, failure: &str) -> anyhow::Result<()> {
+    if !command.status()?.success() {
+        bail!("{failure}");
+    }
+    Ok(())
+}

@@ -1,0 +1,3 @@
+pub(crate) fn print() -> anyhow::Result<()> {
+    Ok(())
+}
