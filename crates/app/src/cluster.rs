@@ -3,6 +3,8 @@
 //! Invariants: children exit with this process, however it ends, because they watch their standard
 //! input. A child that exits is restarted, at most once per pause.
 
+pub mod dir;
+
 use crate::shutdown::Shutdown;
 use crate::{key, output};
 use anyhow::{Context, bail};
@@ -275,7 +277,7 @@ fn make_pools(plan: &ClusterPlan<'_>) -> anyhow::Result<()> {
         let size = output::bytes(plan.size_bytes);
         eprintln!("making {count} pools of {size} in {pools}");
     }
-    let bar = crate::volume::progress("allocating pools");
+    let bar = crate::commands::volume::progress("allocating pools");
     bar.set_length(bytes);
     for (at, path) in missing.iter().enumerate() {
         let before = at as u64 * plan.size_bytes;

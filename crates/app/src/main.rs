@@ -8,35 +8,19 @@
 
 mod args;
 mod authority;
-mod bench;
-mod brick;
-mod bricks;
 mod cluster;
-mod cluster_dir;
-mod down;
-mod exec;
-mod export;
+mod commands;
 mod fence_watch;
-mod file_systems;
 mod key;
-mod manager;
-mod mount;
-mod mount_helper;
-mod mount_status;
-mod mounts;
 mod output;
-mod pool;
-mod pool_check;
-mod replica;
 mod shutdown;
-mod status;
 mod status_signals;
-mod unmount;
-mod up;
-mod volume;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
+use commands::{
+    bench, brick, down, exec, export, fs, manager, mount, pool, replica, status, umount, up, volume,
+};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
@@ -50,7 +34,7 @@ enum Verdict {
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = mount_helper::run_if_named() {
+    if let Some(code) = mount::helper::run_if_named() {
         return code;
     }
     let cli = Cli::parse();
@@ -93,25 +77,25 @@ fn run(command: Command) -> anyhow::Result<Verdict> {
         Command::Down(down) => down::run(&down)?,
         Command::Pool(command) => return pool::run(&command),
         Command::Brick(brick) => match &brick.command {
-            None => brick::run(&brick)?,
-            Some(command) => bricks::run(command, &brick.client)?,
+            None => brick::serve::run(&brick)?,
+            Some(command) => brick::list::run(command, &brick.client)?,
         },
         Command::Manager(manager) => manager::run(&manager)?,
         Command::Volume(command) => return volume::run(&command),
         Command::Replica(command) => replica::run(&command)?,
         Command::Export(command) => export::run(&command)?,
-        Command::Fs(command) => file_systems::run(&command)?,
+        Command::Fs(command) => fs::run(&command)?,
         Command::Mount(mount) => match &mount.command {
             None => mount::run(&mount)?,
-            Some(command) => mount_status::run(command, mount.client.output)?,
+            Some(command) => mount::status::run(command, mount.client.output)?,
         },
         Command::Umount { dir, lazy, force } => {
             let how = match (lazy, force) {
-                (_, true) => unmount::UnmountMode::Forced,
-                (true, false) => unmount::UnmountMode::Lazy,
-                (false, false) => unmount::UnmountMode::IfUnused,
+                (_, true) => umount::UnmountMode::Forced,
+                (true, false) => umount::UnmountMode::Lazy,
+                (false, false) => umount::UnmountMode::IfUnused,
             };
-            unmount::unmount(&dir, how)?;
+            umount::unmount(&dir, how)?;
         }
         Command::Exec(exec) => exec::run(&exec)?,
         Command::Status { client } => status::run(&client)?,

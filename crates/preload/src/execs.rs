@@ -4,7 +4,7 @@
 //! library, as every loader does if it cannot find the library's path (`chroot`). A program with
 //! another C library (musl) does not start. So such a program gets an environment without this
 //! library in it; all else stays. `pagemesh exec` judges the first program by the same rules
-//! (`app/src/exec/obstacle.rs`).
+//! (`app/src/commands/exec/obstacle.rs`).
 //!
 //! Invariants: this code does not allocate, take a lock, or change memory of the caller, because it
 //! may run in a signal handler or a child of `vfork`. The environment is a mapping of its own, of

@@ -6,7 +6,7 @@
 //! pages.
 
 use crate::args::MeasureArgs;
-use crate::bench::{ChildDaemon, remove_on_shutdown};
+use crate::commands::bench::{ChildDaemon, remove_on_shutdown};
 use crate::key;
 use crate::shutdown::Shutdown;
 use anyhow::Context;

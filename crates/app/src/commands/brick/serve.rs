@@ -1,7 +1,7 @@
 //! `pagemesh brick`: opens a pool, serves it, and registers with the manager.
 
 use crate::args;
-use crate::export::listen_address;
+use crate::commands::export::listen_address;
 use crate::key;
 use crate::shutdown::Shutdown;
 use anyhow::{Context, bail};

@@ -1,9 +1,9 @@
 //! `pagemesh replica`: adds, removes and promotes copies of a volume.
 
 use crate::args::{self, ReplicaCommand as Command, ReplicaMode};
+use crate::commands::status::json_word;
+use crate::commands::volume::manager_client;
 use crate::output::{self, bytes, table};
-use crate::status::json_word;
-use crate::volume::manager_client;
 use anyhow::Context;
 use pagemesh_base::layout::{BrickId, Column, LegState, VolumeName};
 use pagemesh_manage::ManagerClient;

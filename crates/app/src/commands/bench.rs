@@ -11,10 +11,10 @@ mod small_files;
 
 use crate::args::{self, BenchCommand, MeasureArgs, Output};
 use crate::cluster::{Cluster, ClusterPlan};
-use crate::mount;
+use crate::commands::mount;
+use crate::commands::volume::attach;
 use crate::output;
 use crate::shutdown::Shutdown;
-use crate::volume::attach;
 use anyhow::Context;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_bench::mirror::Direction;

@@ -3,10 +3,10 @@
 use crate::Verdict;
 use crate::args::{self, VolumeCommand as Command};
 use crate::authority::ManagerAuthority;
-use crate::brick::host_name;
+use crate::commands::brick::serve::host_name;
+use crate::commands::status::{json_word, volume_table};
 use crate::key;
 use crate::output::{self, bytes, table};
-use crate::status::{json_word, volume_table};
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressStyle};
 use pagemesh_base::layout::{LegState, VolumeName};

@@ -1,8 +1,8 @@
 //! `pagemesh brick list` and `pagemesh brick scrub`: bricks as the manager knows them.
 
 use crate::args::{self, BrickCommand};
+use crate::commands::volume::manager_client;
 use crate::output::{self, bytes, table};
-use crate::volume::manager_client;
 use pagemesh_base::layout::BrickId;
 use pagemesh_manage::ManagerClient;
 use pagemesh_manage::wire::{BrickInfo, BrickScrub, ScrubState};

@@ -1,10 +1,10 @@
 //! `pagemesh export`: attached volumes behind the NBD server.
 
 use crate::args::ExportCommand;
+use crate::commands::volume::{DetachGuard, attach, expect_content};
 use crate::fence_watch::{self, FencedError};
 use crate::shutdown::{Shutdown, ShutdownTrigger};
 use crate::status_signals::StatusSignals;
-use crate::volume::{DetachGuard, attach, expect_content};
 use anyhow::{Context, anyhow};
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::space::{Channel, Space, SpaceError};

@@ -1,9 +1,9 @@
 //! `pagemesh fs`: file systems, each in its own volume.
 
 use crate::args::{self, FileSystemCommand};
+use crate::commands::status::json_word;
+use crate::commands::volume::{attach, expect_content, manager_client, show};
 use crate::output::{self, bytes, table};
-use crate::status::json_word;
-use crate::volume::{attach, expect_content, manager_client, show};
 use anyhow::Context;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::space::Space;

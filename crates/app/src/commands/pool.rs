@@ -1,7 +1,9 @@
 //! `pagemesh pool`.
 
+mod check;
+
 use crate::args::PoolCommand;
-use crate::{Verdict, output, pool_check};
+use crate::{Verdict, output};
 use pagemesh_brick::file;
 use pagemesh_pmem::StatedClass;
 use serde::Serialize;
@@ -49,7 +51,7 @@ pub fn run(command: &PoolCommand) -> anyhow::Result<Verdict> {
                 class,
                 is_trusted: *trust_medium,
             });
-            let bar = crate::volume::progress(&format!("making {}", path.display()));
+            let bar = crate::commands::volume::progress(&format!("making {}", path.display()));
             let made = file::create_with_class(path, size.0, stated, &mut |done, total| {
                 bar.set_length(total);
                 bar.set_position(done);
@@ -76,7 +78,7 @@ pub fn run(command: &PoolCommand) -> anyhow::Result<Verdict> {
             repair,
             skip_data,
             output,
-        } => return pool_check::run(path, *repair, !*skip_data, *output),
+        } => return check::run(path, *repair, !*skip_data, *output),
     }
     Ok(Verdict::Done)
 }

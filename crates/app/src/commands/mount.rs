@@ -3,13 +3,19 @@
 //! Invariant: after a shutdown request a mount ends within a limit, even if it is in use. The
 //! process unmounts it and then cuts off other mount namespaces and open files.
 
+pub mod helper;
+pub mod mount_table;
+pub mod status;
+
 use crate::args::{self, MountArgs, NullMountArgs};
+use crate::commands::mount::mount_table::{find_mount_at, resolve_parent};
+use crate::commands::umount::{
+    AddressWait, NOBODY_WAITS, notify_complete, notify_unmounted, serve_waiters,
+};
+use crate::commands::volume::{DetachGuard, attach, expect_content, manager_client};
 use crate::fence_watch::{self, FencedError};
-use crate::mounts::{self, find_mount_at, resolve_parent};
 use crate::shutdown::{Shutdown, ShutdownTrigger};
 use crate::status_signals::StatusSignals;
-use crate::unmount::{AddressWait, NOBODY_WAITS, notify_complete, notify_unmounted, serve_waiters};
-use crate::volume::{DetachGuard, attach, expect_content, manager_client};
 use anyhow::{Context, bail};
 use pagemesh_base::space::{Space, SpaceError};
 use pagemesh_brick::resource_limits;
@@ -313,8 +319,8 @@ impl<U: Fn() -> bool, C: Fn(), E: Fn()> UnmountSequence<'_, U, C, E> {
             match self.unmounter.unmount() {
                 Ok(()) if self.wait_for_other_namespaces(ending) => return,
                 Ok(()) => {
-                    let holders = self.device.map(mounts::holders).unwrap_or_default();
-                    let holders = mounts::describe_holders(&holders);
+                    let holders = self.device.map(mount_table::holders).unwrap_or_default();
+                    let holders = mount_table::describe_holders(&holders);
                     let holders = holders.unwrap_or_else(|| "programs with open files".into());
                     tracing::warn!(%dir, holders, "the mount is in use in other mount namespaces, and is cut off");
                 }

@@ -5,7 +5,7 @@
 //! process continues in its own session, and exits with the mount. The helper reports errors of the
 //! mount process until it is ready; later errors are in its log.
 
-use crate::unmount::{UnmountMode, unmount};
+use crate::commands::umount::{UnmountMode, unmount};
 use anyhow::{Context, bail};
 use rustix::mount::{MountFlags, mount_remount};
 use std::ffi::OsString;

@@ -1,7 +1,7 @@
 //! `pagemesh down`: stops the `up` of a directory, and removes its data on request.
 
 use crate::args;
-use crate::cluster_dir;
+use crate::cluster::dir as cluster_dir;
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::Path;

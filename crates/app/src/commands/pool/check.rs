@@ -1,7 +1,7 @@
 //! `pagemesh pool check`.
 
 use crate::args::Output;
-use crate::volume::progress;
+use crate::commands::volume::progress;
 use crate::{Verdict, output};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_brick::file::{self, OfflinePool};

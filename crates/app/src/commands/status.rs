@@ -1,9 +1,9 @@
 //! `pagemesh status`.
 
 use crate::args::ManagerArgs;
-use crate::bricks;
+use crate::commands::brick::list;
+use crate::commands::volume::manager_client;
 use crate::output::{self, bytes, table};
-use crate::volume::manager_client;
 use pagemesh_manage::wire::{BrickInfo, ClusterStatus, VolumeInfo};
 use serde::Serialize;
 
@@ -43,7 +43,7 @@ pub fn run(args: &ManagerArgs) -> anyhow::Result<()> {
             bytes(status.used_bytes),
             bytes(status.capacity_bytes),
             bytes(status.provisioned_bytes),
-            bricks::brick_table(&cluster.bricks),
+            list::brick_table(&cluster.bricks),
             volume_table(&cluster.volumes)
         )
     })

@@ -8,7 +8,7 @@
 //! Invariant: every wait here has a limit. A mount in other mount namespaces, and open files of a
 //! detached mount, may last for ever.
 
-use crate::mounts::{self, find_mount_at, resolve_parent};
+use crate::commands::mount::mount_table::{self, find_mount_at, resolve_parent};
 use crate::shutdown::Shutdown;
 use anyhow::{Context, bail};
 use pagemesh_base::mounts::MountEntry;
@@ -288,7 +288,7 @@ pub fn unmount(dir: &Path, how: UnmountMode) -> anyhow::Result<()> {
 fn await_end(process: &mut MountProcess, known: &MountEntry, dir: &Path) -> anyhow::Result<()> {
     let shown = dir.display();
     if !process.wait_for_message(MESSAGE_UNMOUNTED, UNMOUNTED_TIMEOUT)?
-        && let Some(holders) = mounts::describe_holders(&mounts::holders(&known.device))
+        && let Some(holders) = mount_table::describe_holders(&mount_table::holders(&known.device))
     {
         bail!(
             "{shown} is unmounted here, but other mount namespaces have it still: {holders}. The \

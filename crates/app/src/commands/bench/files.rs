@@ -1,8 +1,8 @@
 //! Benchmarks on mounts of a scratch cluster.
 
 use crate::args::{self, MeasureArgs};
-use crate::bench::{ChildDaemon, SPARE_BYTES, ScratchCluster};
-use crate::file_systems;
+use crate::commands::bench::{ChildDaemon, SPARE_BYTES, ScratchCluster};
+use crate::commands::fs;
 use anyhow::Context;
 use pagemesh_base::layout::{Leg, LegState, VolumeName};
 use pagemesh_bench::file_peers::FilePeer;
@@ -76,12 +76,8 @@ impl ScratchCluster {
         copies: usize,
         size_bytes: u64,
     ) -> anyhow::Result<String> {
-        let wish = file_systems::create_request(&name.parse()?, size_bytes, copies);
-        let made = file_systems::create_with_file_system(
-            &self.manager_args(),
-            args::Transport::Auto,
-            &wish,
-        )?;
+        let wish = fs::create_request(&name.parse()?, size_bytes, copies);
+        let made = fs::create_with_file_system(&self.manager_args(), args::Transport::Auto, &wish)?;
         self.make_mount_dir(name)?;
         Ok(made.volume.info.durability.to_string())
     }

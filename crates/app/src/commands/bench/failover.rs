@@ -1,8 +1,8 @@
 //! Failure of one node of a scratch cluster, and takeover by the other.
 
 use crate::args::MeasureArgs;
-use crate::bench::files::{MountServing, MountSpec};
-use crate::bench::{ChildDaemon, SPARE_BYTES, ScratchCluster};
+use crate::commands::bench::files::{MountServing, MountSpec};
+use crate::commands::bench::{ChildDaemon, SPARE_BYTES, ScratchCluster};
 use anyhow::Context;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_bench::failover::{self, FailoverCase, FailoverOptions, NodePair};

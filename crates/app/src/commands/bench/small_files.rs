@@ -1,8 +1,8 @@
 //! Small files on a mount with two copies, compared with ext4 and a tmpfs.
 
 use crate::args::MeasureArgs;
-use crate::bench::files::{MountServing, MountSpec, is_root};
-use crate::bench::{SPARE_BYTES, ScratchCluster};
+use crate::commands::bench::files::{MountServing, MountSpec, is_root};
+use crate::commands::bench::{SPARE_BYTES, ScratchCluster};
 use pagemesh_bench::file_peers::FilePeer;
 use pagemesh_bench::mirror::MountPlace;
 use pagemesh_bench::report::Report;

@@ -4,9 +4,8 @@
 //! cluster is ephemeral.
 
 use crate::args;
-use crate::cluster::{Cluster, ClusterPlan};
-use crate::cluster_dir;
-use crate::down;
+use crate::cluster::{Cluster, ClusterPlan, dir as cluster_dir};
+use crate::commands::down;
 use crate::key;
 use crate::output::bytes;
 use crate::shutdown::Shutdown;

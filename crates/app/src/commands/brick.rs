@@ -1,0 +1,4 @@
+//! `pagemesh brick`.
+
+pub mod list;
+pub mod serve;
