@@ -277,7 +277,7 @@ fn make_pools(plan: &ClusterPlan<'_>) -> anyhow::Result<()> {
         let size = output::bytes(plan.size_bytes);
         eprintln!("making {count} pools of {size} in {pools}");
     }
-    let bar = crate::commands::volume::progress("allocating pools");
+    let bar = crate::output::progress("allocating pools");
     bar.set_length(bytes);
     for (at, path) in missing.iter().enumerate() {
         let before = at as u64 * plan.size_bytes;

@@ -1,4 +1,5 @@
-//! The commands: one module for each, with a folder where it has parts.
+//! The commands: one module for each, with a folder where it has parts. The arguments of a command
+//! stand in its module; their doc comments are the help texts.
 
 pub mod bench;
 pub mod brick;
@@ -14,3 +15,101 @@ pub mod status;
 pub mod umount;
 pub mod up;
 pub mod volume;
+
+mod help;
+
+use crate::args::ManagerArgs;
+use clap::{Parser, Subcommand};
+
+/// Software-defined memory: pools, bricks, and mirrored volumes of persistent memory.
+///
+/// Exit codes: 0 success; 1 failure, with the cause on standard error; 2 invalid command line; 3 a
+/// check found differences or damage; 4 another client has taken over the volume or the file
+/// system; 126 `exec` cannot run the program; 127 `exec` cannot find it.
+#[derive(Parser)]
+#[command(name = "pagemesh", version, about, max_term_width = 100)]
+pub struct Cli {
+    /// The command.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Run a whole cluster on this machine, to try pagemesh.
+    Up(up::UpArgs),
+    Down(down::DownArgs),
+    /// Create, show and check pools.
+    #[command(subcommand)]
+    Pool(pool::PoolCommand),
+    /// Run the brick of a pool; list bricks and scrub their pools.
+    Brick(brick::BrickArgs),
+    /// Run the manager.
+    Manager(manager::ManagerDaemonArgs),
+    /// Create, show, grow, check and delete volumes.
+    #[command(subcommand)]
+    Volume(volume::VolumeCommand),
+    /// Add, remove and promote copies of a volume.
+    #[command(subcommand)]
+    Replica(replica::ReplicaCommand),
+    /// Export volumes to applications.
+    #[command(subcommand)]
+    Export(export::ExportCommand),
+    /// Create, show, grow and delete file systems.
+    #[command(subcommand)]
+    Fs(fs::FileSystemCommand),
+    /// Mount a file system, or show the direct clients of a mount.
+    Mount(mount::MountArgs),
+    /// Run a program with direct access to the files of mounts.
+    Exec(exec::ExecArgs),
+    Umount(umount::UmountArgs),
+    /// Show the manager, the bricks and the volumes.
+    Status {
+        #[command(flatten)]
+        client: ManagerArgs,
+    },
+    /// Run benchmarks.
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
+    /// Print the manual page.
+    #[command(hide = true)]
+    Man,
+    /// Print shell completions.
+    Completions {
+        /// Shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// The outcome of a command without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Success.
+    Done,
+    /// A check found differences or damage.
+    Damaged,
+}
+
+/// Runs a command.
+pub fn run(command: &Command) -> anyhow::Result<Verdict> {
+    match command {
+        Command::Up(args) => up::run(args)?,
+        Command::Down(args) => down::run(args)?,
+        Command::Pool(command) => return pool::run(command),
+        Command::Brick(args) => brick::run(args)?,
+        Command::Manager(args) => manager::run(args)?,
+        Command::Volume(command) => return volume::run(command),
+        Command::Replica(command) => replica::run(command)?,
+        Command::Export(command) => export::run(command)?,
+        Command::Fs(command) => fs::run(command)?,
+        Command::Mount(args) => mount::run(args)?,
+        Command::Umount(args) => umount::run(args)?,
+        Command::Exec(args) => exec::run(args)?,
+        Command::Status { client } => status::run(client)?,
+        Command::Bench(command) => bench::run(command)?,
+        Command::Man => help::print_man()?,
+        Command::Completions { shell } => help::print_completions(*shell)?,
+    }
+    Ok(Verdict::Done)
+}

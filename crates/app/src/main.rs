@@ -8,6 +8,7 @@
 
 mod args;
 mod authority;
+mod client;
 mod cluster;
 mod commands;
 mod fence_watch;
@@ -16,22 +17,10 @@ mod output;
 mod shutdown;
 mod status_signals;
 
-use args::{Cli, Command};
-use clap::{CommandFactory, Parser};
-use commands::{
-    bench, brick, down, exec, export, fs, manager, mount, pool, replica, status, umount, up, volume,
-};
+use clap::Parser;
+use commands::{Cli, Verdict, exec, mount};
 use std::io::IsTerminal;
 use std::process::ExitCode;
-
-/// The outcome of a command without an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    /// Success.
-    Done,
-    /// A check found differences or damage.
-    Damaged,
-}
 
 fn main() -> ExitCode {
     if let Some(code) = mount::helper::run_if_named() {
@@ -39,7 +28,7 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     start_log();
-    match run(cli.command) {
+    match commands::run(&cli.command) {
         Ok(Verdict::Done) => ExitCode::SUCCESS,
         Ok(Verdict::Damaged) => ExitCode::from(3),
         Err(error) => {
@@ -69,60 +58,4 @@ fn start_log() {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .init();
-}
-
-fn run(command: Command) -> anyhow::Result<Verdict> {
-    match command {
-        Command::Up(up) => up::run(&up)?,
-        Command::Down(down) => down::run(&down)?,
-        Command::Pool(command) => return pool::run(&command),
-        Command::Brick(brick) => match &brick.command {
-            None => brick::serve::run(&brick)?,
-            Some(command) => brick::list::run(command, &brick.client)?,
-        },
-        Command::Manager(manager) => manager::run(&manager)?,
-        Command::Volume(command) => return volume::run(&command),
-        Command::Replica(command) => replica::run(&command)?,
-        Command::Export(command) => export::run(&command)?,
-        Command::Fs(command) => fs::run(&command)?,
-        Command::Mount(mount) => match &mount.command {
-            None => mount::run(&mount)?,
-            Some(command) => mount::status::run(command, mount.client.output)?,
-        },
-        Command::Umount { dir, lazy, force } => {
-            let how = match (lazy, force) {
-                (_, true) => umount::UnmountMode::Forced,
-                (true, false) => umount::UnmountMode::Lazy,
-                (false, false) => umount::UnmountMode::IfUnused,
-            };
-            umount::unmount(&dir, how)?;
-        }
-        Command::Exec(exec) => exec::run(&exec)?,
-        Command::Status { client } => status::run(&client)?,
-        Command::Bench(command) => bench::run(&command)?,
-        Command::Man => print_man()?,
-        Command::Completions { shell } => {
-            let mut command = Cli::command();
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut command, "pagemesh", &mut script);
-            output::print_text(&String::from_utf8_lossy(&script))?;
-        }
-    }
-    Ok(Verdict::Done)
-}
-
-/// Prints the manual page of the command, followed by those of its subcommands.
-fn print_man() -> anyhow::Result<()> {
-    let mut pages = Vec::new();
-    print_page(Cli::command(), &mut pages)?;
-    output::print_text(&String::from_utf8_lossy(&pages))
-}
-
-fn print_page(command: clap::Command, out: &mut impl std::io::Write) -> anyhow::Result<()> {
-    clap_mangen::Man::new(command.clone()).render(out)?;
-    for subcommand in command.get_subcommands().filter(|it| !it.is_hide_set()) {
-        let name = format!("{}-{}", command.get_name(), subcommand.get_name());
-        print_page(subcommand.clone().name(name), out)?;
-    }
-    Ok(())
 }

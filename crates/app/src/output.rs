@@ -1,8 +1,9 @@
-//! Output: tables for people, JSON for programs.
+//! Output: tables and progress bars for people, JSON for programs.
 
 use crate::args::Output;
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::io::Write;
 
@@ -58,4 +59,23 @@ pub fn bytes(count: u64) -> String {
         0 => format!("{count} B"),
         _ => format!("{shown:.1} {}", UNITS[unit]),
     }
+}
+
+/// The JSON name of an enumeration's value.
+pub fn json_word(value: &impl Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(word)) => word,
+        other => format!("{other:?}"),
+    }
+}
+
+/// A progress bar in bytes on standard error; hidden unless that is a terminal.
+pub fn progress(what: &str) -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    let style = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+    if let Ok(style) = ProgressStyle::with_template(style) {
+        bar.set_style(style);
+    }
+    bar.set_message(what.to_owned());
+    bar
 }

@@ -2,3 +2,73 @@
 
 pub mod list;
 pub mod serve;
+
+use crate::args::{Interval, ManagerArgs};
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+use uuid::Uuid;
+
+/// Run the brick of a pool; list bricks and scrub their pools.
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct BrickArgs {
+    /// Command to run instead of a brick.
+    #[command(subcommand)]
+    pub command: Option<BrickCommand>,
+    /// Pool to serve.
+    #[arg(long, required = true)]
+    pub pool: Option<PathBuf>,
+    /// Address of the TCP transport; port 0 takes a free port.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    pub listen: String,
+    /// Unix socket of the map transport.
+    #[arg(long)]
+    pub map: Option<PathBuf>,
+    /// Address for clients, if it differs from --listen.
+    #[arg(long)]
+    pub advertise: Option<String>,
+    /// Failure domain of this brick; by default the host name.
+    #[arg(long)]
+    pub domain: Option<String>,
+    /// Keep a sparse pool sparse; for benchmarks only.
+    #[arg(long, hide = true)]
+    pub sparse: bool,
+    /// Interval of pool scrubs, as `12h` or `7d`, or `never`. A scrub compares the metadata of the
+    /// pool with the brick's state in memory, and corrects it. SIGUSR2 and `pagemesh brick scrub`
+    /// start or stop a scrub; SIGUSR1 and `pagemesh brick list` show the findings.
+    #[arg(long, default_value = "1d", value_name = "TIME")]
+    pub scrub_every: Interval,
+    /// Exit when standard input ends.
+    #[arg(long, hide = true)]
+    pub until_stdin_ends: bool,
+    #[command(flatten)]
+    pub client: ManagerArgs,
+}
+
+/// List bricks and scrub their pools.
+#[derive(Subcommand)]
+pub enum BrickCommand {
+    /// List bricks with their usage and the scrubs of their pools.
+    List,
+    /// Start a scrub of the pools of running bricks. A brick receives the request with its next
+    /// heartbeat; `pagemesh brick list` shows the progress.
+    Scrub {
+        /// UUID of the brick.
+        #[arg(required_unless_present = "all", conflicts_with = "all")]
+        brick: Option<Uuid>,
+        /// All living bricks.
+        #[arg(long)]
+        all: bool,
+        /// Stop the running scrub instead of starting one.
+        #[arg(long)]
+        stop: bool,
+    },
+}
+
+/// Runs a brick, or a command about bricks.
+pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
+    match &args.command {
+        None => serve::run(args),
+        Some(command) => list::run(command, &args.client),
+    }
+}

@@ -1,18 +1,30 @@
 //! `pagemesh down`: stops the `up` of a directory, and removes its data on request.
 
-use crate::args;
 use crate::cluster::dir as cluster_dir;
 use anyhow::{Context, bail};
+use clap::Args;
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::Path;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+/// Stop the cluster that `up` runs in a directory.
+#[derive(Args)]
+pub struct DownArgs {
+    /// Directory of the cluster.
+    #[arg(long, default_value = "pagemesh-data")]
+    pub dir: PathBuf,
+    /// Remove the data of the cluster, too: pools, keys, logs and the manager's database.
+    #[arg(long)]
+    pub remove: bool,
+}
 
 /// Limit of the exit of an `up`; its children have 10 s.
 const END_LIMIT: Duration = Duration::from_secs(30);
 /// Interval of checks for its exit.
 const END_PAUSE: Duration = Duration::from_millis(20);
 
-pub fn run(args: &args::DownArgs) -> anyhow::Result<()> {
+pub fn run(args: &DownArgs) -> anyhow::Result<()> {
     let dir = std::path::absolute(&args.dir)?;
     if !dir.join("lock").exists() {
         bail!(

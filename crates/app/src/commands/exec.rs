@@ -2,13 +2,44 @@
 
 mod obstacle;
 
-use crate::args::{ExecArgs, Output};
+use crate::args::Output;
 use anyhow::{Context, bail};
+use clap::Args;
 use obstacle::{PreloadObstacle, find_obstacle};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+/// Run a program with direct access to the files of mounts.
+///
+/// The program's threads read, overwrite and append to these files themselves. All other calls, and
+/// statically linked programs, use the kernel as usual and see the same data. Direct access needs
+/// mapped pools that need no flush, and a mount of the same user or of root.
+#[derive(Args)]
+pub struct ExecArgs {
+    /// Library that intercepts the program's calls; by default the one installed with this program.
+    #[arg(long, env = "PAGEMESH_PRELOAD", value_name = "FILE")]
+    pub library: Option<PathBuf>,
+    /// Calls of a process on files of mounts that use the kernel before the process switches to
+    /// direct access. The switch costs more than a hundred calls. 32 by default.
+    #[arg(long, env = "PAGEMESH_PATIENCE", value_name = "CALLS")]
+    pub patience: Option<u32>,
+    /// Let each process report at its exit how many operations were direct, how many used the
+    /// kernel, and why. The report goes to standard error, or is appended to a file.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
+    pub report: Option<PathBuf>,
+    /// Format of the report; JSON is one line per process.
+    #[arg(long, value_enum, default_value = "table")]
+    pub output: Output,
+    /// Write to standard error why the program gets no direct access, if that is known before it
+    /// runs. For a running program use `PAGEMESH_LOG=info` or --report.
+    #[arg(long)]
+    pub verbose: bool,
+    /// Program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub command: Vec<std::ffi::OsString>,
+}
 
 /// The library that intercepts the program's calls.
 const LIBRARY: &str = "libpagemesh_preload.so";

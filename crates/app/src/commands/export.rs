@@ -1,20 +1,61 @@
 //! `pagemesh export`: attached volumes behind the NBD server.
 
-use crate::args::ExportCommand;
-use crate::commands::volume::{DetachGuard, attach, expect_content};
+use crate::args::{ManagerArgs, ScrubArgs, Transport, listen_address};
+use crate::client::{DetachGuard, attach, expect_content};
 use crate::fence_watch::{self, FencedError};
 use crate::shutdown::{Shutdown, ShutdownTrigger};
 use crate::status_signals::StatusSignals;
-use anyhow::{Context, anyhow};
+use clap::Subcommand;
 use pagemesh_base::layout::VolumeName;
+use pagemesh_base::poison;
 use pagemesh_base::space::{Channel, Space, SpaceError};
 use pagemesh_manage::wire::VolumeContent;
 use pagemesh_nbd::{ExportOptions, Exports, Limits, Listen, Server};
 use pagemesh_volume::Volume;
-use std::net::ToSocketAddrs;
+use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, SyncSender};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
+
+/// Export volumes to applications.
+#[derive(Subcommand)]
+pub enum ExportCommand {
+    /// Export volumes over the network block device protocol (NBD).
+    ///
+    /// SIGINT and SIGTERM stop the export. On SIGUSR1 it writes the status of each volume to
+    /// standard output, as one line of JSON: stalled writes (state `awaiting-manager` or
+    /// `unavailable`), the state of every leg and the error of its brick, the progress of resyncs,
+    /// scrub findings, and totals such as the copied bytes. SIGUSR2 starts a scrub of all volumes,
+    /// or stops the running scrubs.
+    Nbd {
+        /// Volumes to export, each under its own name.
+        #[arg(required = true)]
+        volumes: Vec<VolumeName>,
+        /// Unix socket to listen on.
+        #[arg(long, required_unless_present = "listen", conflicts_with = "listen")]
+        socket: Option<PathBuf>,
+        /// Address to listen on, as host:port.
+        #[arg(long)]
+        listen: Option<String>,
+        /// Refuse writes.
+        #[arg(long)]
+        read_only: bool,
+        /// Let idle processors sleep while clients are busy. Otherwise the processors poll, if this
+        /// process may open /dev/cpu_dma_latency; that is faster, but needs more power.
+        #[arg(long)]
+        no_keep_awake: bool,
+        #[command(flatten)]
+        scrubs: ScrubArgs,
+        /// Exit when standard input ends.
+        #[arg(long, hide = true)]
+        until_stdin_ends: bool,
+        /// Transport to the bricks.
+        #[arg(long, value_enum, default_value = "auto")]
+        transport: Transport,
+        #[command(flatten)]
+        client: ManagerArgs,
+    },
+}
 
 /// Limit of a new client's wait for the size from the manager; after that it gets the size known
 /// here.
@@ -142,7 +183,7 @@ impl FencedVolumes {
             fence_watch::watch(Weak::clone(volume), move || {
                 tracing::warn!(volume = %name, "another client took over; clients are disconnected");
                 exports.disconnect(&name.to_string());
-                let mut taken = fenced.names.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut taken = poison::lock(&fenced.names);
                 taken.push(name);
                 if taken.len() == fenced.volume_count {
                     teller.trigger();
@@ -154,7 +195,7 @@ impl FencedVolumes {
 
     /// Returns an error if no volume is left to serve.
     fn check(&self) -> anyhow::Result<()> {
-        let taken = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = poison::lock(&self.names);
         if taken.len() < self.volume_count {
             return Ok(());
         }
@@ -188,17 +229,6 @@ fn serve(server: &Server, ending: &Shutdown) -> anyhow::Result<()> {
             Err(_) => anyhow::bail!("the server panicked"),
         }
     })
-}
-
-/// Parses a listen address, as `host:port`.
-pub fn listen_address(address: &str) -> anyhow::Result<std::net::SocketAddr> {
-    const WAY_OUT: &str = "write --listen as host:port, as in 127.0.0.1:7071";
-    let found = address.to_socket_addrs();
-    let mut found =
-        found.map_err(|cause| anyhow!("cannot listen on '{address}': {cause}; {WAY_OUT}"))?;
-    found
-        .next()
-        .with_context(|| format!("'{address}' names no address; {WAY_OUT}"))
 }
 
 fn uri(place: &Listen, name: &VolumeName) -> String {

@@ -1,12 +1,15 @@
 //! `pagemesh fs`: file systems, each in its own volume.
 
-use crate::args::{self, FileSystemCommand};
-use crate::commands::status::json_word;
-use crate::commands::volume::{attach, expect_content, manager_client, show};
-use crate::output::{self, bytes, table};
+use crate::args::{CLASSES, ManagerArgs, Transport};
+use crate::client::{attach, expect_content, manager_client};
+use crate::commands::volume::show;
+use crate::output::{self, bytes, json_word, table};
 use anyhow::Context;
+use clap::Subcommand;
+use clap::builder::RangedU64ValueParser;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::space::Space;
+use pagemesh_base::units::Size;
 use pagemesh_fs::{Credentials, MkfsOptions};
 use pagemesh_manage::LayoutKind;
 use pagemesh_manage::wire::{CreateVolume, VolumeContent, VolumeInfo, VolumeSizeReply};
@@ -14,6 +17,63 @@ use rustix::process::{getegid, geteuid};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::sync::Arc;
 use uuid::Uuid;
+
+/// Create, show, grow and delete file systems.
+#[derive(Subcommand)]
+pub enum FileSystemCommand {
+    /// Create a file system.
+    Create {
+        /// Name of the file system.
+        name: VolumeName,
+        /// Limit of all files together; space is allocated on write.
+        #[arg(long)]
+        size: Size,
+        /// Number of copies, each on its own brick.
+        #[arg(long, default_value_t = 2, value_parser = RangedU64ValueParser::<usize>::new().range(1..=3))]
+        copies: usize,
+        /// Durability class of its bricks; by default the strongest class with room.
+        #[arg(long, value_parser = CLASSES)]
+        class: Option<String>,
+        /// Transport to the bricks.
+        #[arg(long, value_enum, default_value = "auto")]
+        transport: Transport,
+        #[command(flatten)]
+        client: ManagerArgs,
+    },
+    /// List file systems.
+    List {
+        #[command(flatten)]
+        client: ManagerArgs,
+    },
+    /// Show the layout of a file system and the states of its copies.
+    Show {
+        /// File system.
+        name: VolumeName,
+        #[command(flatten)]
+        client: ManagerArgs,
+    },
+    /// Raise the limit of a file system, even while it is mounted.
+    Grow {
+        /// File system.
+        name: VolumeName,
+        /// New limit of all files together: at most four times the original limit, or 256 MiB if
+        /// that is more.
+        #[arg(long)]
+        size: Size,
+        #[command(flatten)]
+        client: ManagerArgs,
+    },
+    /// Delete a file system and all files in it.
+    Delete {
+        /// File system.
+        name: VolumeName,
+        /// Delete it although it is mounted.
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        client: ManagerArgs,
+    },
+}
 
 /// Creates, shows, grows and deletes file systems.
 pub fn run(command: &FileSystemCommand) -> anyhow::Result<()> {
@@ -86,11 +146,7 @@ pub fn create_request(name: &VolumeName, size_bytes: u64, copies: usize) -> Crea
     }
 }
 
-fn create(
-    args: &args::ManagerArgs,
-    transport: args::Transport,
-    wish: &CreateVolume,
-) -> anyhow::Result<()> {
+fn create(args: &ManagerArgs, transport: Transport, wish: &CreateVolume) -> anyhow::Result<()> {
     let sized = create_with_file_system(args, transport, wish)?;
     output::print(args.output, &sized, || {
         let (name, size) = (&wish.name, bytes(sized.asked_bytes));
@@ -100,8 +156,8 @@ fn create(
 
 /// Creates a volume with an empty file system in it.
 pub fn create_with_file_system(
-    args: &args::ManagerArgs,
-    transport: args::Transport,
+    args: &ManagerArgs,
+    transport: Transport,
     wish: &CreateVolume,
 ) -> anyhow::Result<VolumeSizeReply> {
     let name = &wish.name;
@@ -117,8 +173,8 @@ pub fn create_with_file_system(
 }
 
 fn make_file_system(
-    args: &args::ManagerArgs,
-    transport: args::Transport,
+    args: &ManagerArgs,
+    transport: Transport,
     name: &VolumeName,
     limit_bytes: u64,
 ) -> anyhow::Result<()> {

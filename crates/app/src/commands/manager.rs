@@ -1,15 +1,35 @@
 //! `pagemesh manager`.
 
-use crate::args;
+use crate::args::path_parser;
 use crate::key;
 use crate::shutdown::Shutdown;
+use clap::Args;
 use pagemesh_base::key::Key;
 use pagemesh_base::slice::{BrickControl, SliceError};
 use pagemesh_fabric::brick_client::BrickClient;
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::tcp::resolve;
 use pagemesh_manage::{BrickConnector, ManagerConfig, serve};
+use std::path::PathBuf;
 use std::sync::Arc;
+
+/// Run the manager.
+#[derive(Args)]
+pub struct ManagerDaemonArgs {
+    /// Database of the manager.
+    #[arg(long, default_value = "manager.redb")]
+    pub store: PathBuf,
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1:7070")]
+    pub listen: String,
+    /// File with the cluster key; by default one in the user's configuration directory, which is
+    /// created if missing.
+    #[arg(long, env = "PAGEMESH_KEY", value_parser = path_parser())]
+    pub key: Option<PathBuf>,
+    /// Exit when standard input ends.
+    #[arg(long, hide = true)]
+    pub until_stdin_ends: bool,
+}
 
 /// Connects to bricks over TCP.
 struct TcpBrickConnector(Key);
@@ -23,7 +43,7 @@ impl BrickConnector for TcpBrickConnector {
 }
 
 /// Runs a manager until its shutdown.
-pub fn run(args: &args::ManagerDaemonArgs) -> anyhow::Result<()> {
+pub fn run(args: &ManagerDaemonArgs) -> anyhow::Result<()> {
     let key = match key::nonempty_path(args.key.as_deref()) {
         Some(path) => Key::load(path)?,
         None => key::find_or_create(&key::default_path(&args.listen)?)?,

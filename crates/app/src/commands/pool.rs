@@ -2,12 +2,73 @@
 
 mod check;
 
-use crate::args::PoolCommand;
-use crate::{Verdict, output};
+use crate::args::{CLASSES, Output};
+use crate::commands::Verdict;
+use crate::output;
+use clap::Subcommand;
+use pagemesh_base::units::Size;
 use pagemesh_brick::file;
 use pagemesh_pmem::StatedClass;
 use serde::Serialize;
 use std::path::Path;
+use std::path::PathBuf;
+
+/// Create, show and check pools.
+#[derive(Subcommand)]
+pub enum PoolCommand {
+    /// Create a pool. Its class is `file-sync` on a plain file, `process` on tmpfs and `pmem` on
+    /// DAX, unless `--class` names another.
+    Create {
+        /// New file, or a device.
+        path: PathBuf,
+        /// Size of the pool.
+        #[arg(long)]
+        size: Size,
+        /// Durability class; by default the class of the medium. `eadr` needs CPU caches that
+        /// survive power loss. `process` on a plain file loses the data when the machine restarts.
+        #[arg(long, value_parser = CLASSES)]
+        class: Option<String>,
+        /// Accept the class although nothing shows that the medium fulfils it.
+        ///
+        /// Data loss: if the medium does not fulfil the class, a power failure loses or damages
+        /// acknowledged writes.
+        #[arg(long, requires = "class")]
+        trust_medium: bool,
+        /// Output format.
+        #[arg(long, value_enum, default_value = "table")]
+        output: Output,
+    },
+    /// Check a pool while no brick runs on it. Without `--repair` the check writes nothing; it
+    /// replays the journal of a crashed brick in memory only.
+    ///
+    /// The check compares both superblocks, the journal, the object table, the page tables, the
+    /// bitmap, the frame counts and the in-flight table. It also reads every page and verifies its
+    /// checksum. Each finding names the slice, page, frame and byte, where known. Exit code 3: the
+    /// pool has damage that is not repaired.
+    Check {
+        /// Pool to check.
+        path: PathBuf,
+        /// Repair the parts that the pool can restore by itself: superblocks, bitmap, lost frames,
+        /// counts, and single flipped bits of journal and tables. A damaged page needs another copy
+        /// of its volume.
+        #[arg(long)]
+        repair: bool,
+        /// Check only structures, and skip the pages.
+        #[arg(long)]
+        skip_data: bool,
+        /// Output format.
+        #[arg(long, value_enum, default_value = "table")]
+        output: Output,
+    },
+    /// Show the superblock of a pool.
+    Show {
+        /// Pool to show.
+        path: PathBuf,
+        /// Output format.
+        #[arg(long, value_enum, default_value = "table")]
+        output: Output,
+    },
+}
 
 /// The contents of a superblock.
 #[derive(Serialize)]
@@ -51,7 +112,7 @@ pub fn run(command: &PoolCommand) -> anyhow::Result<Verdict> {
                 class,
                 is_trusted: *trust_medium,
             });
-            let bar = crate::commands::volume::progress(&format!("making {}", path.display()));
+            let bar = crate::output::progress(&format!("making {}", path.display()));
             let made = file::create_with_class(path, size.0, stated, &mut |done, total| {
                 bar.set_length(total);
                 bar.set_position(done);
@@ -83,7 +144,7 @@ pub fn run(command: &PoolCommand) -> anyhow::Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-fn show(path: &Path, output: crate::args::Output) -> anyhow::Result<()> {
+fn show(path: &Path, output: Output) -> anyhow::Result<()> {
     let block = file::read_superblock(path)?;
     let geometry = &block.geometry;
     let fixed = geometry.pool_bytes - geometry.frames.len;

@@ -1,74 +1,107 @@
 //! `pagemesh replica`: adds, removes and promotes copies of a volume.
 
-use crate::args::{self, ReplicaCommand as Command, ReplicaMode};
-use crate::commands::status::json_word;
-use crate::commands::volume::manager_client;
-use crate::output::{self, bytes, table};
-use anyhow::Context;
-use pagemesh_base::layout::{BrickId, Column, LegState, VolumeName};
+mod copies;
+
+use crate::args::ManagerArgs;
+use crate::client::manager_client;
+use crate::output;
+use clap::{Args, Subcommand, ValueEnum};
+use copies::{copy_statuses, copy_table};
+use pagemesh_base::layout::{BrickId, VolumeName};
 use pagemesh_manage::ManagerClient;
-use pagemesh_manage::wire::{
-    AttachReplica, ChooseReplica, ReplicaLag, ReplicationStatus, ResyncProgress, VolumeDetail,
-};
-use serde::Serialize;
+use pagemesh_manage::wire::{AttachReplica, ChooseReplica, VolumeContent, VolumeDetail};
+
+/// Add, remove and promote copies of a volume.
+#[derive(Subcommand)]
+pub enum ReplicaCommand {
+    Attach(AttachArgs),
+    Detach(DetachArgs),
+    Promote(PromoteArgs),
+    /// Show the copies of a volume.
+    Status {
+        /// Volume.
+        volume: VolumeName,
+        #[command(flatten)]
+        client: ManagerArgs,
+    },
+}
+
+/// The time at which a copy receives a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ReplicaMode {
+    /// Before the write is acknowledged.
+    Sync,
+    /// Shortly after the acknowledgement, in order. A durable write (O_SYNC, O_DSYNC, fsync, FUA,
+    /// flush) is acknowledged once the copy has it.
+    Async,
+}
+
+/// Add a copy to a volume, even while it is in use. After its first resync a synchronous copy
+/// holds every acknowledged write.
+#[derive(Args)]
+pub struct AttachArgs {
+    /// Volume.
+    pub volume: VolumeName,
+    /// UUID of the brick for the copy; by default any brick with room in a failure domain that
+    /// has no copy yet.
+    #[arg(long)]
+    pub brick: Option<uuid::Uuid>,
+    /// When the copy receives a write.
+    #[arg(long, value_enum, default_value_t = ReplicaMode::Sync)]
+    pub mode: ReplicaMode,
+    /// Let the manager promote the asynchronous copy for a client that reaches no in-sync copy,
+    /// while every brick with an in-sync copy is dead.
+    ///
+    /// Data loss: the promoted copy may lack the last acknowledged writes that were not
+    /// durable.
+    #[arg(long)]
+    pub auto_promote: bool,
+    #[command(flatten)]
+    pub client: ManagerArgs,
+}
+
+/// Remove a copy of a volume.
+#[derive(Args)]
+pub struct DetachArgs {
+    /// Volume.
+    pub volume: VolumeName,
+    /// Number of the copy, from 0.
+    #[arg(long)]
+    pub copy: usize,
+    /// Remove it although a client has attached the volume, which is then fenced, or although
+    /// no living brick would have an in-sync copy.
+    #[arg(long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub client: ManagerArgs,
+}
+
+/// Make one copy the only in-sync one; the others resync from it. Not needed while any in-sync
+/// copy is reachable: the next client then uses that copy by itself.
+#[derive(Args)]
+pub struct PromoteArgs {
+    /// Volume.
+    pub volume: VolumeName,
+    /// Number of the copy, from 0.
+    #[arg(long)]
+    pub copy: usize,
+    /// Promote it although a client has attached the volume, which is then fenced, or although
+    /// the copy is not in-sync.
+    ///
+    /// Data loss: acknowledged writes that the copy lacks are lost.
+    #[arg(long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub client: ManagerArgs,
+}
 
 /// Attaches, detaches, promotes and shows copies.
-pub fn run(command: &Command) -> anyhow::Result<()> {
+pub fn run(command: &ReplicaCommand) -> anyhow::Result<()> {
     match command {
-        Command::Attach {
-            volume,
-            brick,
-            mode,
-            auto_promote,
-            client: args,
-        } => {
-            let wish = AttachReplica {
-                brick: brick.map(BrickId),
-                asynchronous: *mode == ReplicaMode::Async,
-                auto_promote: *auto_promote,
-            };
-            let detail = manager_client(args)?.attach_replica(volume, wish)?;
-            let copy = detail.info.copies - 1;
-            print_copies(
-                args,
-                &detail,
-                &format!("{volume} has copy {copy} now; {}", fill_hint(&detail)),
-            )
-        }
-        Command::Detach {
-            volume,
-            copy,
-            force,
-            client: args,
-        } => {
-            let client = manager_client(args)?;
-            let choice = select_copy(&client, volume, *copy, *force)?;
-            let detail = client.detach_replica(volume, choice)?;
-            print_copies(
-                args,
-                &detail,
-                &format!("{volume} has no copy {copy} any more"),
-            )
-        }
-        Command::Promote {
-            volume,
-            copy,
-            force,
-            client: args,
-        } => {
-            let client = manager_client(args)?;
-            let choice = select_copy(&client, volume, *copy, *force)?;
-            let detail = client.promote_replica(volume, choice)?;
-            print_copies(
-                args,
-                &detail,
-                &format!(
-                    "copy {copy} of {volume} is promoted; {}",
-                    usage_hint(volume, &detail)
-                ),
-            )
-        }
-        Command::Status {
+        ReplicaCommand::Attach(args) => attach(args),
+        ReplicaCommand::Detach(args) => detach(args),
+        ReplicaCommand::Promote(args) => promote(args),
+        ReplicaCommand::Status {
             volume,
             client: args,
         } => {
@@ -77,6 +110,38 @@ pub fn run(command: &Command) -> anyhow::Result<()> {
             output::print(args.output, &copies, || copy_table(&copies))
         }
     }
+}
+
+fn attach(args: &AttachArgs) -> anyhow::Result<()> {
+    let volume = &args.volume;
+    let request = AttachReplica {
+        brick: args.brick.map(BrickId),
+        asynchronous: args.mode == ReplicaMode::Async,
+        auto_promote: args.auto_promote,
+    };
+    let detail = manager_client(&args.client)?.attach_replica(volume, request)?;
+    let copy = detail.info.copies - 1;
+    let done = format!("{volume} has copy {copy} now; {}", fill_hint(&detail));
+    print_copies(&args.client, &detail, &done)
+}
+
+fn detach(args: &DetachArgs) -> anyhow::Result<()> {
+    let (volume, copy) = (&args.volume, args.copy);
+    let client = manager_client(&args.client)?;
+    let choice = select_copy(&client, volume, copy, args.force)?;
+    let detail = client.detach_replica(volume, choice)?;
+    let done = format!("{volume} has no copy {copy} any more");
+    print_copies(&args.client, &detail, &done)
+}
+
+fn promote(args: &PromoteArgs) -> anyhow::Result<()> {
+    let (volume, copy) = (&args.volume, args.copy);
+    let client = manager_client(&args.client)?;
+    let choice = select_copy(&client, volume, copy, args.force)?;
+    let detail = client.promote_replica(volume, choice)?;
+    let hint = usage_hint(volume, &detail);
+    let done = format!("copy {copy} of {volume} is promoted; {hint}");
+    print_copies(&args.client, &detail, &done)
 }
 
 /// Names a copy by its number and the current epoch. If the answer is lost and the user repeats the
@@ -95,7 +160,7 @@ fn select_copy(
     })
 }
 
-fn print_copies(args: &args::ManagerArgs, detail: &VolumeDetail, what: &str) -> anyhow::Result<()> {
+fn print_copies(args: &ManagerArgs, detail: &VolumeDetail, what: &str) -> anyhow::Result<()> {
     let copies = copy_statuses(detail)?;
     output::print(args.output, &copies, || {
         format!("{what}\n\n{}", copy_table(&copies))
@@ -111,187 +176,8 @@ fn fill_hint(detail: &VolumeDetail) -> &'static str {
 
 fn usage_hint(volume: &VolumeName, detail: &VolumeDetail) -> String {
     let verb = match detail.info.content {
-        pagemesh_manage::wire::VolumeContent::Blocks => format!("pagemesh export nbd {volume}"),
-        pagemesh_manage::wire::VolumeContent::Files => format!("pagemesh mount {volume} DIR"),
+        VolumeContent::Blocks => format!("pagemesh export nbd {volume}"),
+        VolumeContent::Files => format!("pagemesh mount {volume} DIR"),
     };
     format!("use it with: {verb}")
-}
-
-/// One copy, over all columns of a volume.
-#[derive(Serialize)]
-struct CopyStatus {
-    copy: usize,
-    state: LegState,
-    /// Whether the copy is asynchronous, and becomes `following` instead of in-sync.
-    asynchronous: bool,
-    /// Number of columns by the state of their leg.
-    in_sync: usize,
-    following: usize,
-    syncing: usize,
-    stale: usize,
-    /// Reported lag of an asynchronous copy.
-    lag: Option<ReplicaLag>,
-    /// Reported progress of a resync.
-    progress: Option<CopyProgress>,
-    /// Age of the client's report.
-    told_us_ago: Option<u64>,
-    bricks: Vec<BrickId>,
-}
-
-#[derive(Serialize)]
-struct CopyProgress {
-    /// Bytes to copy or compare, as far as known.
-    bytes_todo: u64,
-    bytes_done: u64,
-    elapsed_ms: u64,
-    /// Estimated time to the end at the average rate; `None` before there is a rate.
-    eta_ms: Option<u64>,
-}
-
-impl CopyProgress {
-    fn new(told: ResyncProgress) -> CopyProgress {
-        let left = told.bytes_todo.saturating_sub(told.bytes_done);
-        let takes = u128::from(left) * u128::from(told.elapsed_ms);
-        let eta = takes.checked_div(u128::from(told.bytes_done));
-        CopyProgress {
-            bytes_todo: told.bytes_todo,
-            bytes_done: told.bytes_done,
-            elapsed_ms: told.elapsed_ms,
-            eta_ms: eta.and_then(|ms| u64::try_from(ms).ok()),
-        }
-    }
-}
-
-fn copy_statuses(detail: &VolumeDetail) -> anyhow::Result<Vec<CopyStatus>> {
-    let columns = || detail.layout.columns();
-    let count = columns().map(|column| column.legs.len()).max();
-    let count = count.context("the volume has no columns")?;
-    let one = |copy| copy_status(copy, columns(), detail.told.as_ref());
-    Ok((0..count).map(one).collect())
-}
-
-fn copy_status<'a>(
-    copy: usize,
-    columns: impl Iterator<Item = &'a Column>,
-    told: Option<&ReplicationStatus>,
-) -> CopyStatus {
-    let legs: Vec<_> = columns.filter_map(|column| column.legs.get(copy)).collect();
-    let count = |state| legs.iter().filter(|leg| leg.state == state).count();
-    let mut bricks: Vec<BrickId> = legs.iter().map(|leg| leg.brick).collect();
-    bricks.sort_unstable();
-    bricks.dedup();
-    let (in_sync, following, syncing, stale) = (
-        count(LegState::InSync),
-        count(LegState::Following),
-        count(LegState::Syncing),
-        count(LegState::Stale),
-    );
-    let state = match (following, syncing, stale) {
-        (0, 0, 0) => LegState::InSync,
-        (_, 0, 0) => LegState::Following,
-        (_, _, 0) => LegState::Syncing,
-        _ => LegState::Stale,
-    };
-    let lag = told.and_then(|told| told.lag);
-    let lag = lag.filter(|_| state == LegState::Following);
-    let mut returns = told.into_iter().flat_map(|told| &told.returns);
-    let progress = returns.find(|it| it.copy == copy);
-    let progress = progress.map(|&it| CopyProgress::new(it));
-    let is_told = lag.is_some() || progress.is_some();
-    CopyStatus {
-        copy,
-        state,
-        asynchronous: legs.iter().any(|leg| leg.asynchronous),
-        in_sync,
-        following,
-        syncing,
-        stale,
-        told_us_ago: told.filter(|_| is_told).map(|told| told.told_us_ago),
-        lag,
-        progress,
-        bricks,
-    }
-}
-
-/// The lag or the resync progress of a copy, and the age of the report.
-fn lag_text(copy: &CopyStatus) -> String {
-    let what = match (&copy.lag, &copy.progress) {
-        (Some(lag), _) => format!(
-            "{} in {} changes, the oldest of {} µs",
-            bytes(lag.bytes),
-            lag.changes,
-            lag.age_us,
-        ),
-        (None, Some(progress)) => {
-            let left = match progress.eta_ms {
-                Some(ms) => format!("{:.0} s left", (ms as f64 / 1e3).ceil()),
-                None => "time left not known yet".into(),
-            };
-            let (done, todo) = (bytes(progress.bytes_done), bytes(progress.bytes_todo));
-            format!("{done} of {todo} done, {left}")
-        }
-        (None, None) if copy.state == LegState::Following => return "not reported yet".into(),
-        (None, None) => return String::new(),
-    };
-    let ago = copy.told_us_ago.unwrap_or_default();
-    format!("{what}; reported {:.1} s ago", ago as f64 / 1e6)
-}
-
-fn copy_table(copies: &[CopyStatus]) -> String {
-    let rows = copies.iter().map(|copy| {
-        let bricks: Vec<String> = copy.bricks.iter().map(ToString::to_string).collect();
-        vec![
-            copy.copy.to_string(),
-            json_word(&copy.state),
-            match copy.asynchronous {
-                true => "async".into(),
-                false => "sync".into(),
-            },
-            format!(
-                "{}/{}",
-                copy.in_sync,
-                copy.in_sync + copy.following + copy.syncing + copy.stale
-            ),
-            lag_text(copy),
-            bricks.join(", "),
-        ]
-    });
-    table(
-        &[
-            ">COPY",
-            "STATE",
-            "MODE",
-            ">IN-SYNC COLUMNS",
-            "BEHIND",
-            "BRICKS",
-        ],
-        rows,
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn eta_follows_current_rate() {
-        let told = |bytes_todo, bytes_done, elapsed_ms| {
-            let told = ResyncProgress {
-                copy: 1,
-                bytes_todo,
-                bytes_done,
-                elapsed_ms,
-            };
-            CopyProgress::new(told).eta_ms
-        };
-        assert_eq!(told(4000, 1000, 500), Some(1500));
-        assert_eq!(told(4000, 4000, 500), Some(0));
-        assert_eq!(told(4000, 0, 500), None);
-        assert_eq!(told(u64::MAX, 1, u64::MAX), None);
-        assert_eq!(
-            told(1, 2, 3),
-            Some(0),
-            "what is known may be less than what is done"
-        );
-    }
 }

@@ -1,9 +1,10 @@
 //! `pagemesh status`.
 
 use crate::args::ManagerArgs;
+use crate::client::manager_client;
 use crate::commands::brick::list;
-use crate::commands::volume::manager_client;
-use crate::output::{self, bytes, table};
+use crate::commands::volume::volume_table;
+use crate::output::{self, bytes};
 use pagemesh_manage::wire::{BrickInfo, ClusterStatus, VolumeInfo};
 use serde::Serialize;
 
@@ -47,49 +48,4 @@ pub fn run(args: &ManagerArgs) -> anyhow::Result<()> {
             volume_table(&cluster.volumes)
         )
     })
-}
-
-/// Volumes as a table.
-pub fn volume_table(volumes: &[VolumeInfo]) -> String {
-    if volumes.is_empty() {
-        return "no volumes; make one with: pagemesh volume create NAME --size 1G".into();
-    }
-    let rows = volumes.iter().map(|volume| {
-        let shape = match (volume.columns, volume.copies) {
-            (1, 1) => String::new(),
-            (1, copies) => format!(" {copies} copies"),
-            (columns, 1) => format!(" {columns} columns"),
-            (columns, copies) => format!(" {columns} columns of {copies}"),
-        };
-        vec![
-            volume.name.to_string(),
-            bytes(volume.size_bytes),
-            format!("{}{shape}", json_word(&volume.layout)),
-            volume.durability.to_string(),
-            json_word(&volume.health),
-            volume.epoch.0.to_string(),
-            volume
-                .attached
-                .as_ref()
-                .map_or_else(|| "-".into(), |by| by.client.clone()),
-        ]
-    });
-    let head = [
-        "VOLUME",
-        ">SIZE",
-        "LAYOUT",
-        "CLASS",
-        "HEALTH",
-        ">EPOCH",
-        "ATTACHED BY",
-    ];
-    table(&head, rows)
-}
-
-/// The JSON name of an enumeration's value.
-pub fn json_word(value: &impl Serialize) -> String {
-    match serde_json::to_value(value) {
-        Ok(serde_json::Value::String(word)) => word,
-        other => format!("{other:?}"),
-    }
 }

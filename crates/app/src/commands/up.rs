@@ -3,18 +3,47 @@
 //! Invariants: one `up` at a time uses a directory. Its data stays when `up` ends, unless the
 //! cluster is ephemeral.
 
-use crate::args;
 use crate::cluster::{Cluster, ClusterPlan, dir as cluster_dir};
 use crate::commands::down;
 use crate::key;
 use crate::output::bytes;
 use crate::shutdown::Shutdown;
 use anyhow::Context;
+use clap::Args;
 use pagemesh_base::key::Key;
+use pagemesh_base::units::Size;
 use std::path::Path;
+use std::path::PathBuf;
+
+/// Run a whole cluster on this machine, to try pagemesh.
+#[derive(Args)]
+pub struct UpArgs {
+    /// Directory of the cluster; a later `up` on it finds the same data.
+    #[arg(long, default_value = "pagemesh-data")]
+    pub dir: PathBuf,
+    /// Number of bricks.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub bricks: u32,
+    /// Size of each new pool.
+    #[arg(long, default_value = "1G")]
+    pub size: Size,
+    /// Address of the manager.
+    #[arg(long, default_value = "127.0.0.1:7070")]
+    pub listen: String,
+    /// Keep the pools in memory (class `process`), in /dev/shm or the given tmpfs. This is fast,
+    /// but a restart of the machine loses the data.
+    #[arg(long, value_name = "TMPFS", num_args = 0..=1, require_equals = true, default_missing_value = "/dev/shm")]
+    pub memory: Option<PathBuf>,
+    /// Remove the cluster and its data at the end. Otherwise the data stays, also in memory.
+    #[arg(long)]
+    pub ephemeral: bool,
+    /// Exit when standard input ends.
+    #[arg(long, hide = true)]
+    pub until_stdin_ends: bool,
+}
 
 /// Runs a cluster until its shutdown.
-pub fn run(args: &args::UpArgs) -> anyhow::Result<()> {
+pub fn run(args: &UpArgs) -> anyhow::Result<()> {
     let ending = Shutdown::listen(args.until_stdin_ends)?;
     let dir = std::path::absolute(&args.dir)?;
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
@@ -61,7 +90,7 @@ fn share_key(url: &str, key: &Key) -> bool {
     }
 }
 
-fn print_instructions(dir: &Path, url: &str, key_is_shared: bool, args: &args::UpArgs) {
+fn print_instructions(dir: &Path, url: &str, key_is_shared: bool, args: &UpArgs) {
     let mut set = String::new();
     if url != "http://127.0.0.1:7070" {
         set += &format!("  export PAGEMESH_MANAGER={url}\n");

@@ -1,9 +1,11 @@
 //! Failure of one node of a scratch cluster, and takeover by the other.
 
-use crate::args::MeasureArgs;
-use crate::commands::bench::files::{MountServing, MountSpec};
-use crate::commands::bench::{ChildDaemon, SPARE_BYTES, ScratchCluster};
+use crate::args::thread_count_parser;
+use crate::commands::bench::MeasureArgs;
+use crate::commands::bench::mounts::{MountServing, MountSpec};
+use crate::commands::bench::scratch::{ChildDaemon, SPARE_BYTES, ScratchCluster};
 use anyhow::Context;
+use clap::Args;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_bench::failover::{self, FailoverCase, FailoverOptions, NodePair};
 use pagemesh_bench::report::Report;
@@ -20,12 +22,27 @@ const FILE_SYSTEM: &str = "files";
 const FIRST_COPY: usize = 0;
 const SECOND_COPY: usize = 1;
 
+/// Failure of a node under load, with its brick and its mount process: the time until the other
+/// node has mounted and writes the files, and a check that no required write is lost.
+#[derive(Args)]
+pub struct FailoverArgs {
+    #[command(flatten)]
+    pub measure: MeasureArgs,
+    /// Number of writers.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub writers: u32,
+    /// Number of server threads of each mount.
+    #[arg(long, default_value_t = 4, value_parser = thread_count_parser())]
+    pub threads: usize,
+}
+
 /// Runs the benchmark: two synchronous copies over both transports, and an asynchronous copy.
-pub fn run(
-    measure: &MeasureArgs,
-    options: &FailoverOptions,
-    threads: usize,
-) -> anyhow::Result<Report> {
+pub fn run(args: &FailoverArgs) -> anyhow::Result<Report> {
+    let options = FailoverOptions {
+        rounds: args.measure.rounds,
+        runtime: args.measure.runtime(),
+        writers: args.writers as usize,
+    };
     let case = |name: &str, sync| FailoverCase {
         name: name.into(),
         sync,
@@ -37,15 +54,15 @@ pub fn run(
         case("map-async, plain writes", false),
     ];
     let mut nodes = FailoverNodes {
-        measure,
+        measure: &args.measure,
         wish: MountSpec {
             size_bytes: FILES_BYTES,
-            serving: MountServing::auto(threads),
+            serving: MountServing::auto(args.threads),
         },
         round: None,
     };
     Ok(failover::run_failover(
-        &mut nodes, &cases, "process", options,
+        &mut nodes, &cases, "process", &options,
     )?)
 }
 

@@ -1,8 +1,8 @@
 //! Latency of `libpagemesh` calls.
 
-use crate::args::MeasureArgs;
-use crate::commands::bench::files::{MountServing, MountSpec};
-use crate::commands::bench::{SPARE_BYTES, ScratchCluster};
+use crate::commands::bench::MeasureArgs;
+use crate::commands::bench::mounts::{MountServing, MountSpec};
+use crate::commands::bench::scratch::{SPARE_BYTES, ScratchCluster};
 use anyhow::Context;
 use pagemesh::{File, PAGE_BYTES, Part};
 use pagemesh_bench::calls::{BenchCall, CallOptions, run_calls};

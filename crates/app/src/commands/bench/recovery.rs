@@ -5,8 +5,8 @@
 //! time. The pools are sparse files, so a pool of 64 GiB needs only the memory of its written
 //! pages.
 
-use crate::args::MeasureArgs;
-use crate::commands::bench::{ChildDaemon, remove_on_shutdown};
+use crate::commands::bench::MeasureArgs;
+use crate::commands::bench::scratch::{ChildDaemon, remove_on_shutdown};
 use crate::key;
 use crate::shutdown::Shutdown;
 use anyhow::Context;

@@ -1,14 +1,15 @@
 //! `pagemesh brick list` and `pagemesh brick scrub`: bricks as the manager knows them.
 
-use crate::args::{self, BrickCommand};
-use crate::commands::volume::manager_client;
+use crate::args::ManagerArgs;
+use crate::client::manager_client;
+use crate::commands::brick::BrickCommand;
 use crate::output::{self, bytes, table};
 use pagemesh_base::layout::BrickId;
 use pagemesh_manage::ManagerClient;
 use pagemesh_manage::wire::{BrickInfo, BrickScrub, ScrubState};
 
 /// Lists bricks, or requests scrubs of them.
-pub fn run(command: &BrickCommand, args: &args::ManagerArgs) -> anyhow::Result<()> {
+pub fn run(command: &BrickCommand, args: &ManagerArgs) -> anyhow::Result<()> {
     let manager = manager_client(args)?;
     match *command {
         BrickCommand::List => {

@@ -1,7 +1,8 @@
 //! `pagemesh brick`: opens a pool, serves it, and registers with the manager.
 
-use crate::args;
-use crate::commands::export::listen_address;
+use crate::args::listen_address;
+use crate::client::host_name;
+use crate::commands::brick::BrickArgs;
 use crate::key;
 use crate::shutdown::Shutdown;
 use anyhow::{Context, bail};
@@ -26,7 +27,7 @@ use uuid::Uuid;
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs a brick until its shutdown.
-pub fn run(args: &args::BrickArgs) -> anyhow::Result<()> {
+pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
     let Some(pool) = &args.pool else {
         bail!("no pool is named; name it with --pool");
     };
@@ -129,18 +130,6 @@ fn scrub_report(status: &ScrubStatus, fulfilled: Option<Uuid>) -> BrickScrub {
 
 fn absolute_path(path: &Path) -> anyhow::Result<std::path::PathBuf> {
     std::path::absolute(path).with_context(|| format!("{} is no path", path.display()))
-}
-
-/// The name of this machine.
-pub fn host_name() -> String {
-    let name = rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned();
-    match name.is_empty() {
-        true => "localhost".into(),
-        false => name,
-    }
 }
 
 /// Keeps a brick registered with the manager.

@@ -1,6 +1,7 @@
 //! `pagemesh mount status`: shows the direct clients of a mount.
 
-use crate::args::{MountCommand, Output};
+use crate::args::Output;
+use crate::commands::mount::MountCommand;
 use crate::output::{self, table};
 use anyhow::Context;
 use pagemesh_base::mounts::{self, MountEntry};

@@ -1,8 +1,9 @@
 //! `pagemesh pool check`.
 
 use crate::args::Output;
-use crate::commands::volume::progress;
-use crate::{Verdict, output};
+use crate::commands::Verdict;
+use crate::output;
+use crate::output::progress;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_brick::file::{self, OfflinePool};
 use pagemesh_store::check::{Finding, PoolReport, Remedy, RepairPlan};

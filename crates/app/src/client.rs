@@ -1,0 +1,93 @@
+//! Clients of a cluster: of the manager, and of a volume that this process attaches.
+
+use crate::args::{ManagerArgs, Transport as TransportArg};
+use crate::authority::ManagerAuthority;
+use crate::key;
+use anyhow::bail;
+use pagemesh_base::layout::VolumeName;
+use pagemesh_fabric::limits::Timeouts;
+use pagemesh_manage::ManagerClient;
+use pagemesh_manage::wire::{VolumeContent, VolumeDetail};
+use pagemesh_volume::{AttachError, Transport, Transports, Volume};
+use std::sync::Arc;
+
+/// A client of the manager that the arguments name.
+pub fn manager_client(args: &ManagerArgs) -> anyhow::Result<ManagerClient> {
+    let key = key::find(args.key.as_deref(), &args.manager)?;
+    Ok(ManagerClient::new(&args.manager, &key)?)
+}
+
+/// Refuses a volume with another kind of content.
+pub fn expect_content(
+    args: &ManagerArgs,
+    name: &VolumeName,
+    content: VolumeContent,
+) -> anyhow::Result<VolumeDetail> {
+    let detail = manager_client(args)?.volume(name)?;
+    if detail.info.content == content {
+        return Ok(detail);
+    }
+    match content {
+        VolumeContent::Blocks => {
+            bail!("the volume {name} holds files; use it with: pagemesh mount {name} DIR")
+        }
+        VolumeContent::Files => bail!(
+            "the volume {name} holds blocks, and no file system of pagemesh; use it with: \
+             pagemesh export nbd {name}, or make a file system: pagemesh fs create"
+        ),
+    }
+}
+
+/// Detaches the volume when dropped, before the process ends.
+pub struct DetachGuard(pub Arc<Volume>);
+
+impl Drop for DetachGuard {
+    fn drop(&mut self) {
+        self.0.detach();
+    }
+}
+
+/// Attaches a volume in this process. If no in-sync copy is reachable, it asks the manager a second
+/// time; the manager may then promote an asynchronous copy.
+pub fn attach(
+    args: &ManagerArgs,
+    transport: TransportArg,
+    name: &VolumeName,
+) -> anyhow::Result<Volume> {
+    let key = key::find(args.key.as_deref(), &args.manager)?;
+    let transport = match transport {
+        TransportArg::Auto => Transport::Auto,
+        TransportArg::Map => Transport::Map,
+        TransportArg::Tcp => Transport::Tcp,
+    };
+    let client = ManagerClient::new(&args.manager, &key)?;
+    let connector = Arc::new(Transports::new(key, transport, Timeouts::default()));
+    let host = host_name();
+    let who = format!("{host}:{}", std::process::id());
+    let attach = |unreachable| {
+        let client = client.clone();
+        let authority = Arc::new(ManagerAuthority {
+            client,
+            unreachable,
+        });
+        Volume::attach(authority, connector.clone(), name.clone(), &who)
+    };
+    match attach(false) {
+        Err(AttachError::Unreachable { .. }) if client.volume(name)?.info.auto_promote => {
+            Ok(attach(true)?)
+        }
+        attached => Ok(attached?),
+    }
+}
+
+/// The name of this machine.
+pub fn host_name() -> String {
+    let name = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    match name.is_empty() {
+        true => "localhost".into(),
+        false => name,
+    }
+}

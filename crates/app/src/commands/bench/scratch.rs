@@ -1,0 +1,196 @@
+//! Scratch clusters, and child processes of benchmarks.
+//!
+//! Invariant: scratch directories are removed and child processes have exited when the command ends, by a
+//! signal too.
+
+use crate::args::{ManagerArgs, Output, Transport};
+use crate::client;
+use crate::cluster::{Cluster, ClusterPlan};
+use crate::commands::bench::MeasureArgs;
+use crate::shutdown::Shutdown;
+use anyhow::Context;
+use pagemesh_base::layout::VolumeName;
+use pagemesh_base::poison;
+use pagemesh_bench::process_cpu;
+use pagemesh_manage::wire::{CreateVolume, VolumeContent};
+use pagemesh_manage::{LayoutKind, ManagerClient};
+use pagemesh_volume::Volume;
+use rustix::mount::{UnmountFlags, unmount};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Bytes of a scratch volume.
+pub const VOLUME_BYTES: u64 = 1 << 30;
+/// Bytes of a scratch pool beyond its volumes, for frames that are not freed yet.
+pub const SPARE_BYTES: u64 = 512 << 20;
+
+/// A cluster that is removed when dropped.
+pub struct ScratchCluster {
+    pub cluster: Cluster,
+    pub dir: TempDir,
+    pub pools: TempDir,
+}
+
+impl ScratchCluster {
+    pub fn start(
+        measure: &MeasureArgs,
+        bricks: u32,
+        volumes: u64,
+    ) -> anyhow::Result<ScratchCluster> {
+        ScratchCluster::with_pools(
+            measure,
+            bricks,
+            bricks,
+            VOLUME_BYTES * volumes + SPARE_BYTES,
+        )
+    }
+
+    /// Starts bricks with pools of `size_bytes`. Clients may map only the first `mapped` bricks;
+    /// the others act like bricks on other machines.
+    pub fn with_pools(
+        measure: &MeasureArgs,
+        bricks: u32,
+        mapped: u32,
+        size_bytes: u64,
+    ) -> anyhow::Result<ScratchCluster> {
+        let ending = Shutdown::listen(false)?;
+        let dir = tempfile::tempdir()?;
+        let pools = TempDir::new_in(&measure.pools)
+            .with_context(|| format!("cannot make pools in {}", measure.pools.display()))?;
+        let plan = ClusterPlan {
+            dir: dir.path(),
+            pools: pools.path(),
+            bricks,
+            mapped,
+            size_bytes,
+            listen: "127.0.0.1:0",
+        };
+        let cluster = Cluster::start(&plan, &ending)?;
+        remove_on_shutdown(ending, [dir.path(), pools.path()])?;
+        Ok(ScratchCluster {
+            cluster,
+            dir,
+            pools,
+        })
+    }
+
+    /// Creates a mirrored volume, and returns its durability class.
+    pub fn create_volume(&self, name: &VolumeName) -> anyhow::Result<String> {
+        let client = self.manager_client()?;
+        let sized = client.create(&CreateVolume {
+            name: name.clone(),
+            size_bytes: VOLUME_BYTES,
+            layout: LayoutKind::Mirror,
+            columns: None,
+            copies: None,
+            durability: None,
+            content: VolumeContent::Blocks,
+        })?;
+        Ok(sized.volume.info.durability.to_string())
+    }
+
+    pub fn manager_client(&self) -> anyhow::Result<ManagerClient> {
+        Ok(ManagerClient::new(&self.cluster.url, &self.cluster.key)?)
+    }
+
+    pub fn manager_args(&self) -> ManagerArgs {
+        ManagerArgs {
+            manager: self.cluster.url.clone(),
+            key: Some(self.dir.path().join("key")),
+            output: Output::Table,
+        }
+    }
+
+    pub fn attach(&self, name: &VolumeName, transport: Transport) -> anyhow::Result<Volume> {
+        client::attach(&self.manager_args(), transport, name)
+    }
+
+    pub fn brick_cpu(&self) -> impl FnMut() -> Duration + use<> {
+        let pids = self.cluster.brick_pids();
+        move || pids.iter().filter_map(|pid| process_cpu(*pid)).sum()
+    }
+
+    /// Exports a volume in a child process, and returns the export's URI.
+    pub fn export(
+        &self,
+        name: &VolumeName,
+        transport: &str,
+    ) -> anyhow::Result<(ChildDaemon, String)> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["export", "nbd", &name.to_string()])
+            .args(["--transport", transport, "--manager", &self.cluster.url])
+            .arg("--socket")
+            .arg(self.dir.path().join(format!("{name}.nbd")))
+            .arg("--key")
+            .arg(self.dir.path().join("key"));
+        ChildDaemon::start(command)
+    }
+}
+
+/// On a shutdown, removes all scratch directories and exits this process; its children exit with
+/// it.
+pub fn remove_on_shutdown<const N: usize>(
+    ending: Shutdown,
+    directories: [&Path; N],
+) -> anyhow::Result<()> {
+    static ALL: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+    let all = || poison::lock(&ALL);
+    let is_first = all().is_empty();
+    all().extend(directories.map(Path::to_owned));
+    if !is_first {
+        return Ok(());
+    }
+    let thread = std::thread::Builder::new().name("ending".into());
+    thread.spawn(move || {
+        ending.wait();
+        for directory in all().iter() {
+            // Unmount first: files on a mount need not be removed one by one.
+            for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+                // Most entries are not mount points.
+                let _ = unmount(entry.path(), UnmountFlags::DETACH);
+            }
+            // The process exits, so a directory that cannot be removed stays.
+            let _ = std::fs::remove_dir_all(directory);
+        }
+        std::process::exit(130);
+    })?;
+    Ok(())
+}
+
+/// A child process of this program; dropping it ends the child.
+pub struct ChildDaemon(pub Child);
+
+impl ChildDaemon {
+    /// Starts the child, and returns the rest of its `ready` line.
+    pub fn start(mut command: Command) -> anyhow::Result<(ChildDaemon, String)> {
+        let mut child = command
+            .arg("--until-stdin-ends")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start a child process")?;
+        let said = child
+            .stdout
+            .take()
+            .context("a child process has no output")?;
+        let daemon = ChildDaemon(child);
+        let mut line = String::new();
+        BufReader::new(said).read_line(&mut line)?;
+        let ready = line.trim().strip_prefix("ready ");
+        let ready = ready.context("a child process did not start")?.to_owned();
+        Ok((daemon, ready))
+    }
+}
+
+impl Drop for ChildDaemon {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        // The child was started here, and exits when its input ends.
+        let _ = self.0.wait();
+    }
+}
