@@ -15,14 +15,15 @@
 //! for bricks to end and drops everything that belongs to an ended brick at once: otherwise the
 //! next brick would have to kill this process.
 
-mod append;
+pub mod internal_fds;
 pub mod io_slot;
 mod mount_link;
+pub mod report;
+mod write;
 
-use crate::internal_fds;
-use crate::op_counters::{self, FileCounts, IO_SLOTS, OpCounters, Why};
-use crate::shared_file_map::{FileExtent, SharedFileMap, memory_id};
-use crate::wire::{self, ClientRequest, FileRefusal, MountReply};
+use crate::protocol::wire::{self, ClientRequest, FileRefusal, MountReply};
+use crate::shared::op_counters::{self, FileCounts, IO_SLOTS, OpCounters, Why};
+use crate::shared::shared_file_map::{FileExtent, SharedFileMap, memory_id};
 use arrayvec::ArrayVec;
 use io_slot::{Intent, IoSlot, LegResult, Operation};
 use mount_link::{ConnectMethod, FORK_IN_PROGRESS, MountLink, device_name, is_fork_in_progress};

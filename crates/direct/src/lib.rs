@@ -2,8 +2,8 @@
 //! clients (RFD 015), also behind the end (RFD 016).
 //!
 //! [`server`] is the mount's side, [`client`] that of a process. Both map
-//! [`pagemesh_volume::direct_access::DirectSegment`] and, for each file, a [`shared_file_map`];
-//! [`wire`] defines their messages.
+//! [`pagemesh_volume::direct_access::DirectSegment`] and what [`shared`] describes; [`protocol`]
+//! defines their messages. `client` and `server` do not use each other.
 //!
 //! Invariants: a direct client changes only bytes below the end of a file, and bytes of the append
 //! space that the mount granted behind the end. Each operation that it cannot do at once, and
@@ -14,13 +14,11 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
-#[cfg(test)]
-mod fuzz;
-pub mod internal_fds;
-pub mod op_counters;
-pub mod report;
-pub mod rows;
+pub mod protocol;
 pub mod server;
-pub mod shared_file_map;
-pub mod status;
-pub mod wire;
+pub mod shared;
+
+pub use client::{internal_fds, report};
+pub use protocol::wire;
+pub use server::status;
+pub use shared::{op_counters, rows, shared_file_map};

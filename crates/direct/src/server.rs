@@ -6,10 +6,12 @@
 //! legs. The mount admits only processes of its own user, or of root, as the kernel identifies
 //! them.
 
-use crate::rows::{self, DrainingFileMap};
-use crate::shared_file_map;
-use crate::status::{ClientRecord, ClientRegistry, RefusalReason};
-use crate::wire::{self, ClientRequest, FileRefusal, MountReply};
+pub mod status;
+
+use crate::protocol::wire::{self, ClientRequest, FileRefusal, MountReply};
+use crate::server::status::{ClientRecord, ClientRegistry, RefusalReason};
+use crate::shared::rows::{self, DrainingFileMap};
+use crate::shared::shared_file_map;
 use pagemesh_base::mount_connection;
 use pagemesh_base::peer::{PeerCredentials, connect_abstract, peer_credentials};
 use pagemesh_base::proc_maps::has_mapped;

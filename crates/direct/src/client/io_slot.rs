@@ -5,8 +5,8 @@
 //! Invariants: an operation does its work only inside of the row's operation, after it has checked
 //! that direct access is not disabled. If it fails, the kernel does all of it.
 
-use super::append;
-use crate::shared_file_map::{FileExtent, SharedFileMap};
+use super::write;
+use crate::shared::shared_file_map::{FileExtent, SharedFileMap};
 use arrayvec::ArrayVec;
 use bytes::Bytes;
 use pagemesh_base::defect::{self, Defect};
@@ -315,7 +315,7 @@ impl<L: DirectLeg> Operation<'_, L> {
         if self.segment.ring().has_replica() {
             return None;
         }
-        let (page, kept) = (PAGE_BYTES as u64, append::lock_free_end(self.file_map));
+        let (page, kept) = (PAGE_BYTES as u64, write::lock_free_end(self.file_map));
         let (mut changes, mut pages) = (Vec::new(), Vec::new());
         for (offset, data) in parts {
             let end = offset.checked_add(data.len() as u64)?;

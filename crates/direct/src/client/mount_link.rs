@@ -5,9 +5,8 @@
 //! ([`mount_connection`](pagemesh_base::mount_connection)). Further connections go through the
 //! first one, and the mount passes the sockets of bricks: a container sees neither.
 
-use super::REPLY_TIMEOUT;
-use crate::internal_fds;
-use crate::wire::{self, ClientRequest, MountReply};
+use super::{REPLY_TIMEOUT, internal_fds};
+use crate::protocol::wire::{self, ClientRequest, MountReply};
 use pagemesh_base::mount_connection;
 use pagemesh_base::mounts::{self, MountEntry};
 use pagemesh_base::move_fd_high::move_fd_high;

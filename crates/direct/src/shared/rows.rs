@@ -1,7 +1,7 @@
 //! Row handling of the mount, for clients of any kind: no process, no thread, no clock. The
 //! [`server`](crate::server) adds waiting and killing of processes.
 
-use crate::shared_file_map::SharedFileMap;
+use crate::shared::shared_file_map::SharedFileMap;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_fs::{AppendExtent, Ino, Time};
 use pagemesh_volume::direct_access::DirectSegment;

@@ -1,10 +1,10 @@
 //! The status of a mount's direct clients, for `pagemesh mount status`.
 //!
 //! Invariants: the mount counts nothing per operation. The clients write those counts into their
-//! counters ([`op_counters`](crate::op_counters)).
+//! counters ([`op_counters`](crate::shared::op_counters)).
 
 use crate::client;
-use crate::op_counters::{FileCounts, OpCounters};
+use crate::shared::op_counters::{FileCounts, OpCounters};
 use pagemesh_volume::direct_access::DirectDisabledReason;
 use rustix::fd::RawFd;
 use rustix::process::Pid;

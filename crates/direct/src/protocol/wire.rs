@@ -23,7 +23,7 @@
 //! | 8 | give the row back; no answer |
 //! | 9 | serve the socket that comes along as another connection of the client; no answer |
 //! | 10 | the `map_leg` socket of the brick of a leg, as an `O_PATH` descriptor |
-//! | 11 | the memory of the process's counters ([`op_counters`](crate::op_counters)) |
+//! | 11 | the memory of the process's counters ([`op_counters`](crate::shared::op_counters)) |
 //! | 12 | the status of the mount's direct clients, as JSON in memory |
 //!
 //! There is no 4. A client that reached the mount through an open file may see neither the name of

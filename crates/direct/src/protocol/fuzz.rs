@@ -1,6 +1,6 @@
 //! Fuzz targets of the packets of direct clients and mounts, see RFD 004.
 
-use crate::wire::{ClientRequest, FileRefusal, MountReply, decode_parts, encode_parts};
+use crate::protocol::wire::{ClientRequest, FileRefusal, MountReply, decode_parts, encode_parts};
 use bytes::Bytes;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, LEGS_MAX, SliceId};

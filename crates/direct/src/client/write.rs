@@ -6,8 +6,8 @@
 
 use super::DirectFile;
 use super::io_slot::{Intent, LegResult, Operation, WriteOutcome};
-use crate::op_counters::Why;
-use crate::shared_file_map::SharedFileMap;
+use crate::shared::op_counters::Why;
+use crate::shared::shared_file_map::SharedFileMap;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::TailWrite;
 use pagemesh_volume::DirectLeg;

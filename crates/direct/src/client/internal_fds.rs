@@ -7,7 +7,7 @@
 //! takes no lock, so that a child can do it in any state of its parent's threads. Descriptors that
 //! a child inherits are listed before `fork` goes on.
 
-use crate::op_counters;
+use crate::shared::op_counters;
 use pagemesh_base::spin_lock::SpinLock;
 use pagemesh_pmem::unreadable;
 use rustix::process::{Pid, test_kill_process};

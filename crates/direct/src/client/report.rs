@@ -1,6 +1,6 @@
 //! The report of a process about its operations, as text or JSON.
 
-use crate::op_counters::{FileCounts, Level};
+use crate::shared::op_counters::{FileCounts, Level};
 use pagemesh_base::mounts;
 use rustix::process::getpid;
 use serde::Serialize;
@@ -153,7 +153,7 @@ fn render_text(report: &ProcessReport<'_>, file_counts: &[FileCounts]) -> String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op_counters::Why;
+    use crate::shared::op_counters::Why;
 
     #[test]
     fn report_names_files_and_reasons() {

@@ -1,0 +1,10 @@
+//! The memory that a mount shares with its direct clients, and the rules for it: the map of each
+//! file, and the counters of each process. The segment with the rows belongs to the volume
+//! ([`pagemesh_volume::direct_access`]).
+//!
+//! Invariants: no process, no thread, no socket. A simulation of direct clients uses this code as
+//! it is.
+
+pub mod op_counters;
+pub mod rows;
+pub mod shared_file_map;
