@@ -19,6 +19,5 @@ pub mod server;
 pub mod shared;
 
 pub use client::{internal_fds, report};
-pub use protocol::wire;
-pub use server::status;
+pub use protocol::{status, wire};
 pub use shared::{op_counters, rows, shared_file_map};

@@ -5,4 +5,5 @@
 
 #[cfg(test)]
 mod fuzz;
+pub mod status;
 pub mod wire;

@@ -5,7 +5,7 @@
 //! ([`mount_connection`](pagemesh_base::mount_connection)). Further connections go through the
 //! first one, and the mount passes the sockets of bricks: a container sees neither.
 
-use super::{REPLY_TIMEOUT, internal_fds};
+use super::internal_fds;
 use crate::protocol::wire::{self, ClientRequest, MountReply};
 use pagemesh_base::mount_connection;
 use pagemesh_base::mounts::{self, MountEntry};
@@ -17,6 +17,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socketpair, s
 use std::fs::File as SystemFile;
 use std::io;
 use std::time::Duration;
+
+/// Longest wait for an answer of a mount; the kernel serves meanwhile.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection to a mount.
 pub(super) struct MountLink(OwnedFd);
@@ -73,9 +76,10 @@ fn is_trusted_mount(device: &str) -> bool {
 /// Maps the error of a mount that does not know the request, or admits no process, to that of a
 /// missing mount.
 fn refused_as_no_mount(cause: io::Error) -> io::Error {
-    match cause.raw_os_error() == Some(Errno::NOTTY.raw_os_error()) {
-        true => io::ErrorKind::ConnectionRefused.into(),
-        false => cause,
+    if cause.raw_os_error() == Some(Errno::NOTTY.raw_os_error()) {
+        io::ErrorKind::ConnectionRefused.into()
+    } else {
+        cause
     }
 }
 
@@ -176,6 +180,7 @@ impl MountLink {
     }
 }
 
+/// A device number as the kernel writes it: `major:minor`.
 pub(super) fn device_name(device: u64) -> String {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     format!("{major}:{minor}")

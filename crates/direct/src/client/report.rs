@@ -1,5 +1,6 @@
 //! The report of a process about its operations, as text or JSON.
 
+use super::mount_link::device_name;
 use crate::shared::op_counters::{FileCounts, Level};
 use pagemesh_base::mounts;
 use rustix::process::getpid;
@@ -56,11 +57,6 @@ pub fn is_mount(device: u64) -> bool {
         mounts::list_mounts().unwrap_or_default(),
     );
     all.iter().any(|known| known.device == device)
-}
-
-fn device_name(device: u64) -> String {
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    format!("{major}:{minor}")
 }
 
 /// The level that `PAGEMESH_LOG` gives messages of the library: the last of its directives that is

@@ -1,84 +1,20 @@
-//! The status of a mount's direct clients, for `pagemesh mount status`.
+//! The connected processes, and from them the status of a mount's direct clients.
 //!
 //! Invariants: the mount counts nothing per operation. The clients write those counts into their
 //! counters ([`op_counters`](crate::shared::op_counters)).
 
-use crate::client;
-use crate::shared::op_counters::{FileCounts, OpCounters};
+use crate::protocol::status::{ClientStatus, DirectStatus, FileUsage, KilledClient};
+use crate::shared::op_counters::{FileCounts, OpCounters, Why};
+use pagemesh_base::poison::lock;
 use pagemesh_volume::direct_access::DirectDisabledReason;
-use rustix::fd::RawFd;
 use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// Killed clients that the mount remembers: operators look for recent ones.
 const KILLED_MAX: usize = 32;
-
-/// The status of a mount's direct path, as the mount's process reports it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DirectStatus {
-    /// Why direct access is disabled at the moment; none: it is enabled.
-    pub closed: Option<String>,
-    /// Rows in use: threads of clients.
-    pub rows: usize,
-    /// Files on the direct path at the moment, by inode.
-    pub files: Vec<u64>,
-    /// How often processes or files were refused, by reason, since the mount began.
-    pub refused: BTreeMap<String, u64>,
-    /// Direct clients, by process number.
-    pub processes: Vec<ClientStatus>,
-    /// The clients that the mount killed last.
-    pub killed: Vec<KilledClient>,
-}
-
-/// A direct client.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClientStatus {
-    /// Its process number.
-    pub pid: i32,
-    /// Its name, proc(5).
-    pub name: String,
-    /// When it connected first, in seconds since 1970.
-    pub since: u64,
-    /// Operations that went directly.
-    pub direct: u64,
-    /// Operations on files that the library knows, by the kernel.
-    pub kernel: u64,
-    /// Operations by the kernel, by reason.
-    pub reasons: BTreeMap<String, u64>,
-    /// File by file.
-    pub files: Vec<FileUsage>,
-}
-
-/// The counts of a direct client for a file.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileUsage {
-    /// Its inode; 0: all files beyond those with counters of their own.
-    pub ino: u64,
-    /// Operations that went directly.
-    pub direct: u64,
-    /// Operations by the kernel.
-    pub kernel: u64,
-    /// Operations by the kernel, by reason.
-    pub reasons: BTreeMap<String, u64>,
-}
-
-/// A client that was killed.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KilledClient {
-    /// Its process number.
-    pub pid: i32,
-    /// Its name.
-    pub name: String,
-    /// When, in seconds since 1970.
-    pub at: u64,
-    /// Why.
-    pub why: String,
-}
 
 /// Why the mount refused a process or file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,10 +58,6 @@ pub(crate) struct ClientRegistry {
     killed: Arc<Mutex<VecDeque<KilledClient>>>,
 }
 
-fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn now() -> u64 {
     let now = clock_gettime(ClockId::Realtime);
     u64::try_from(now.tv_sec).unwrap_or(0)
@@ -159,7 +91,7 @@ impl ClientRecord {
 
     /// Records that the client is being killed.
     pub(crate) fn record_kill(&self, why: &str) {
-        let mut killed = guard(&self.killed);
+        let mut killed = lock(&self.killed);
         let pid = self.pid.as_raw_pid();
         // Several of its threads may be in operations.
         if killed.back().is_some_and(|last| last.pid == pid) {
@@ -211,7 +143,7 @@ impl ClientRecord {
 impl ClientRegistry {
     /// The record of a process. It exists as long as one of its connections does.
     pub(crate) fn find_or_add(&self, pid: Pid) -> Arc<ClientRecord> {
-        let mut all = guard(&self.all);
+        let mut all = lock(&self.all);
         all.retain(|client| client.strong_count() > 0);
         let mut known = all.iter().filter_map(Weak::upgrade);
         if let Some(client) = known.find(|client| client.pid == pid) {
@@ -242,7 +174,7 @@ impl ClientRegistry {
         let codes = RefusalReason::CODES.iter().zip(&self.refused);
         let refusals =
             codes.map(|(code, count)| ((*code).to_owned(), count.load(Ordering::Relaxed)));
-        let clients: Vec<_> = guard(&self.all).iter().filter_map(Weak::upgrade).collect();
+        let clients: Vec<_> = lock(&self.all).iter().filter_map(Weak::upgrade).collect();
         // A process without counters only asks, and is no direct client.
         let clients = clients
             .iter()
@@ -250,27 +182,12 @@ impl ClientRegistry {
         let mut processes: Vec<ClientStatus> = clients.map(|client| client.status()).collect();
         processes.sort_unstable_by_key(|process| process.pid);
         DirectStatus {
-            closed: hindrance.map(|hindrance| {
-                client::disabled_reason_for(Some(hindrance))
-                    .code()
-                    .to_owned()
-            }),
+            closed: hindrance.map(|hindrance| Why::of_disabled(Some(hindrance)).code().to_owned()),
             rows,
             files,
             refused: refusals.filter(|(_, count)| *count > 0).collect(),
             processes,
-            killed: guard(&self.killed).iter().cloned().collect(),
+            killed: lock(&self.killed).iter().cloned().collect(),
         }
     }
-}
-
-/// Queries the status of the mount with this device number. The descriptor is of a file or
-/// directory of the mount.
-///
-/// # Errors
-/// If no process can reach the mount's files directly, the mount belongs to another user,
-/// or it has another version.
-pub fn query_mount(device: u64, file: RawFd) -> io::Result<DirectStatus> {
-    let bytes = client::request_status(device, file)?;
-    serde_json::from_slice(&bytes).map_err(io::Error::other)
 }

@@ -19,6 +19,7 @@
 use pagemesh_base::spin_lock::SpinLock;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{MapError, SharedSegment};
+use pagemesh_volume::direct_access::DirectDisabledReason;
 use std::fs::File;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
@@ -117,6 +118,19 @@ reasons! {
     SizeLimit Info "size-limit" "the process has a limit of file sizes";
     Unknown Info "unknown-descriptor" "the descriptor is unknown to the library: inherited, received, or a stream's";
     Confined Warn "confined" "the process has a limit of memory, memory that is locked, a filter of system calls, or an io_uring, or runs under valgrind or a sanitizer";
+}
+
+impl Why {
+    /// Why direct access is disabled, for this reason of the volume.
+    pub(crate) fn of_disabled(reason: Option<DirectDisabledReason>) -> Why {
+        match reason {
+            None | Some(DirectDisabledReason::Reconfiguring) => Why::Withheld,
+            Some(DirectDisabledReason::LegNotInSync) => Why::Legs,
+            Some(DirectDisabledReason::TcpLeg) => Why::Tcp,
+            Some(DirectDisabledReason::BufferedPool) => Why::Buffers,
+            Some(DirectDisabledReason::MultipleColumns) => Why::Columns,
+        }
+    }
 }
 
 /// The counters of a process and a mount.
