@@ -1,61 +1,96 @@
 //! The interface to the direct path: it reaches a file's pages without the kernel.
 //!
-//! Rules: except [`catches_fault`], the library calls no function here in a signal handler of the
-//! program, nor inside another engine call of the same thread. So all of them may allocate, and may
-//! take more stack than a handler has. The calling thread is *inside*: no handler of the program
-//! runs until the function returns, so it should not wait long. C library calls that the engine
-//! makes reach the kernel.
+//! Rules: the library calls no function here in a signal handler of the program, nor inside another
+//! engine call of the same thread. So all of them may allocate, and may take more stack than a
+//! handler has. The calling thread is *inside*: no handler of the program runs until the function
+//! returns, so it should not wait long. C library calls that the engine makes reach the kernel.
 //!
 //! Code that needs more than a little stack runs on a stack of this library (`stack`).
 //!
 //! The caller has touched a buffer's pages just before, but another thread may unmap them.
+//!
+//! The files are those of mounts, as a direct client of them. Builds for tests have another engine
+//! (`probe`).
 
-use crate::mounts;
 #[cfg(any(debug_assertions, feature = "probe"))]
-use crate::probe;
-use crate::stack;
-use libc::{c_char, c_int};
+pub mod probe;
+pub mod stack;
+
+use crate::c_library::{engine_threads, environment, real};
+use crate::kernel::sys::{self, MASKABLE_SIGNALS};
+use libc::c_int;
+use pagemesh_direct::client::{DirectClient, DirectFile};
+use pagemesh_direct::internal_fds as listed_fds;
 pub use pagemesh_direct::op_counters::{FileCounts, Why};
 use pagemesh_pmem::unreadable;
-use std::ffi::CStr;
 use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::{AtomicPtr, AtomicU32};
 
 /// An open description that is on the direct path.
 pub enum EngineFile {
-    Mounted(mounts::MountedFile),
+    Mounted(DirectFile),
     #[cfg(any(debug_assertions, feature = "probe"))]
     Probed(probe::ProbeFile),
 }
 
+/// Calls that the kernel serves before a process joins its first mount. Most processes of a shell
+/// script, or compilers, never make so many.
+const PATIENCE: u32 = 32;
+
+/// The value of `PAGEMESH_PATIENCE`, if it was set when the library was loaded.
+static PATIENCE_SET: AtomicU32 = AtomicU32::new(PATIENCE);
+
 /// Runs once, when the library is loaded.
 pub fn begin() {
-    mounts::begin();
-}
-
-/// The value of an environment variable, or null. It runs only when the library is loaded.
-pub fn env_string(name: &CStr) -> *mut c_char {
-    // SAFETY: a string; the environment is only read, before the program runs.
-    unsafe { libc::getenv(name.as_ptr()) }
-}
-
-/// The value of an environment variable as a number.
-pub fn env_number(name: &CStr) -> Option<u64> {
-    let text = env_string(name);
-    if text.is_null() {
-        return None;
+    unreadable::let_caller_handle_signals();
+    let calls =
+        environment::number(c"PAGEMESH_PATIENCE").and_then(|calls| u32::try_from(calls).ok());
+    if let Some(calls) = calls {
+        PATIENCE_SET.store(calls, Release);
     }
-    // SAFETY: a string of the environment.
-    let text = unsafe { CStr::from_ptr(text) };
-    text.to_str().ok()?.parse().ok()
 }
 
-/// Whether a fault was the engine's, and is handled. For signal handlers.
-///
-/// # Safety
-/// The information is that of a handler of this signal.
-pub unsafe fn catches_fault(signal: c_int, info: *const libc::siginfo_t) -> bool {
-    // SAFETY: the caller's.
-    unsafe { unreadable::handle_fault(signal, info) }
+/// Made for the first file on a FUSE mount, and never freed.
+static CLIENT: AtomicPtr<DirectClient> = AtomicPtr::new(ptr::null_mut());
+
+fn client() -> &'static DirectClient {
+    let found = CLIENT.load(Acquire);
+    let found = if found.is_null() {
+        let made = Box::into_raw(Box::new(DirectClient::new(
+            run_masked,
+            PATIENCE_SET.load(Acquire),
+        )));
+        match CLIENT.compare_exchange(ptr::null_mut(), made, AcqRel, Acquire) {
+            Ok(_) => made,
+            Err(other) => {
+                // SAFETY: no other thread has seen it.
+                drop(unsafe { Box::from_raw(made) });
+                other
+            }
+        }
+    } else {
+        found
+    };
+    // SAFETY: it came from a box that is never freed.
+    unsafe { &*found }
+}
+
+/// `PTHREAD_CANCEL_DISABLE`
+const CANCEL_DISABLE: c_int = 1;
+
+/// Runs a closure with signals blocked: threads that it starts get none of the program's signals.
+/// The calling thread is not cancelled while it waits for them.
+fn run_masked(run: &mut dyn FnMut()) {
+    let before = sys::mask(libc::SIG_BLOCK, MASKABLE_SIGNALS);
+    let (mut may_be, mut disabled) = (0, 0);
+    // SAFETY: both are of this thread's stack.
+    unsafe { real::pthread_setcancelstate(CANCEL_DISABLE, &mut may_be) };
+    run();
+    // SAFETY: as above.
+    unsafe { real::pthread_setcancelstate(may_be, &mut disabled) };
+    sys::mask(libc::SIG_SETMASK, before);
 }
 
 /// None: the file is not under the test engine's directory, or there is no memory for a stack.
@@ -72,7 +107,7 @@ pub fn open(
         if probe::is_on_all() {
             return probe::open(fd, dev, ino, is_readable, is_writable).map(EngineFile::Probed);
         }
-        Some(EngineFile::Mounted(mounts::open(dev, ino, fd)))
+        Some(EngineFile::Mounted(client().open(dev, ino, fd)))
     })?
 }
 
@@ -107,9 +142,9 @@ impl EngineFile {
     #[inline]
     pub fn prepare(&self) -> Option<u64> {
         match self {
-            EngineFile::Mounted(file) => file
-                .ready_change_count()
-                .or_else(|| stack::on_engine_stack(|| file.prepare())?),
+            EngineFile::Mounted(file) => {
+                file.ready_change_count().or_else(|| prepare_mounted(file))
+            }
             #[cfg(any(debug_assertions, feature = "probe"))]
             EngineFile::Probed(_) => Some(0),
         }
@@ -170,47 +205,62 @@ impl EngineFile {
     #[inline]
     pub fn sync(&self) -> bool {
         match self {
-            EngineFile::Mounted(file) => file.sync(),
+            EngineFile::Mounted(file) => file.is_durable(),
             #[cfg(any(debug_assertions, feature = "probe"))]
             EngineFile::Probed(file) => file.sync(),
         }
     }
 }
 
+/// As [`EngineFile::prepare`], for a file that is not ready yet.
+#[cold]
+fn prepare_mounted(file: &DirectFile) -> Option<u64> {
+    stack::on_engine_stack(|| file.prepare())?
+}
+
 /// The counts of operations directly and by the kernel.
 pub fn file_counts() -> Vec<FileCounts> {
-    mounts::file_counts()
+    client().file_counts()
 }
 
-/// Whether a descriptor is the engine's own, which the program must not close or replace.
+/// Whether a descriptor is the engine's, which the program must not close or replace.
 #[inline]
 pub fn is_internal_fd(fd: RawFd) -> bool {
-    mounts::is_internal_fd(fd)
+    listed_fds::contains(fd)
 }
 
-/// The engine's own descriptors, in no order.
+/// All descriptors of the engine.
 pub fn internal_fds() -> impl Iterator<Item = RawFd> {
-    mounts::internal_fds()
+    listed_fds::all()
 }
 
 /// Runs before a fork. Waits for threads that create descriptors which a child must know.
 pub fn before_fork() {
-    mounts::before_fork();
+    listed_fds::before_fork();
 }
 
 /// Runs in the parent, after a fork.
 pub fn after_fork() {
-    mounts::after_fork();
+    listed_fds::after_fork();
 }
 
-/// Releases all resources of the engine, for good.
+/// Releases all resources of the engine, for good: leaves all mounts, and joins none any more.
 pub fn leave_all_mounts() {
-    mounts::leave_all_mounts();
+    // SAFETY: null, or from a box that is never freed.
+    if let Some(client) = unsafe { CLIENT.load(Acquire).as_ref() } {
+        client.leave();
+    }
 }
 
-/// Runs in a child first: forgets the parent's resources, and closes them if `closes`.
+/// Runs in a child first: forgets the parent's resources, and closes them if `closes`. State that the parent's threads may have been changing is leaked.
 pub fn reset_in_child(closes: bool) {
     #[cfg(any(debug_assertions, feature = "probe"))]
     probe::reset_in_child();
-    mounts::reset_in_child(closes);
+    CLIENT.store(ptr::null_mut(), Release);
+    engine_threads::reset_in_child();
+    listed_fds::close_in_child(|fd| {
+        if closes {
+            sys::close(fd);
+        }
+    });
 }

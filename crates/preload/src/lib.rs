@@ -9,22 +9,20 @@
 //! A program that never opens such a file pays one load per call, an `fstat` per opened file, and
 //! one more function call per signal.
 //!
-//! | | |
+//! | folder | contents |
 //! |---|---|
-//! | `calls` | the functions that replace the C library's |
-//! | `data`, `vector` | reading and writing, and the offset |
-//! | `descriptors`, `messages` | opening, closing, duplicating, sending |
-//! | `table`, `open_description` | which descriptors are on the direct path |
-//! | `process` | forking |
-//! | `execs`, `programs` | programs that cannot have this library |
-//! | `threads` | threads of the engine, which keep no process alive |
-//! | `withdraw` | limits and filters that the engine would break |
-//! | `signals`, `thread` | no signal handler runs inside an engine call |
-//! | `buffer` | bad pointers |
+//! | `interposed` | the functions that replace the C library's, by subject |
+//! | `tracking` | opening, closing, duplicating, sending descriptors |
+//! | `io` | the data path: reading and writing, and the offset |
 //! | `report` | operations that went directly or by the kernel |
-//! | `stack` | the engine does not run on stacks of the program |
-//! | `real`, `sys` | calls to the C library, and system calls without it |
-//! | `binding`, `elf` | calls of this library do not reach the program's functions |
+//! | `process` | forking, programs that cannot have this library, signals, withdrawal |
+//! | `descriptors` | which descriptors are on the direct path |
+//! | `engine` | the direct path, on stacks of its own |
+//! | `c_library` | the loader, the functions behind this library's, threads of the engine |
+//! | `state` | the calling thread; whether the process has withdrawn; messages |
+//! | `kernel` | system calls without the C library, a lock, bad pointers |
+//!
+//! A folder uses only folders below it in this table.
 //!
 //! It is for x86-64 and the GNU C library. `docs/rfd/014-preload.md` lists the calls that stay with
 //! the kernel, and the reasons.
@@ -58,48 +56,34 @@ macro_rules! names {
     };
 }
 
-mod binding;
-mod buffer;
-mod calls;
-mod data;
+mod c_library;
 mod descriptors;
-mod elf;
 pub mod engine;
-mod execs;
-mod lock;
-mod messages;
-mod mounts;
-mod open_description;
-#[cfg(any(debug_assertions, feature = "probe"))]
-mod probe;
+mod interposed;
+mod io;
+mod kernel;
 mod process;
-mod programs;
-mod real;
 mod report;
-mod rings;
-mod signals;
-mod stack;
-mod sys;
-mod table;
-mod thread;
-mod threads;
-mod vector;
-mod withdraw;
+mod state;
+mod tracking;
+
+use c_library::{binding, engine_threads, real};
+use process::{exec_environment, fork, withdraw};
 
 /// Runs before the program, but perhaps after the initializers of other libraries: their files stay
 /// on the kernel's path.
 extern "C" fn begin() {
     binding::begin();
     withdraw::begin();
-    threads::begin();
+    engine_threads::begin();
     real::find_all();
-    data::refresh_size_limit();
+    io::transfer::refresh_size_limit();
     engine::begin();
     #[cfg(any(debug_assertions, feature = "probe"))]
-    probe::begin();
-    process::begin();
-    execs::begin();
-    stack::begin();
+    engine::probe::begin();
+    fork::begin();
+    exec_environment::begin();
+    engine::stack::begin();
     report::begin();
 }
 

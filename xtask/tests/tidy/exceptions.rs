@@ -54,7 +54,6 @@ pub const CIRCLES: &[(&str, usize)] = &[
     ("crates/front/fuse", 6),
     ("crates/fs", 21),
     ("crates/pmem", 4),
-    ("crates/preload", 18),
     ("crates/volume", 11),
     ("crates/volume/src/controller", 12),
 ];
