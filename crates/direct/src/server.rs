@@ -107,13 +107,12 @@ impl DirectServer {
             threads: vec![accepts],
             watcher_stop: None,
         };
-        let (looking, ended) = mpsc::channel();
-        let looked_after = Arc::clone(&server.shared);
+        let (watcher_stop, ended) = mpsc::channel();
+        let watched = Arc::clone(&server.shared);
         let thread = std::thread::Builder::new().name("guests-late".into());
-        let looks =
-            thread.spawn(move || operation_watch::watch_operations(&looked_after, &ended))?;
-        server.threads.push(looks);
-        server.watcher_stop = Some(looking);
+        let watches = thread.spawn(move || operation_watch::watch_operations(&watched, &ended))?;
+        server.threads.push(watches);
+        server.watcher_stop = Some(watcher_stop);
         let weak_shared = Arc::downgrade(&server.shared);
         fs.set_open_hook(move |thread| {
             if let Some(shared) = weak_shared.upgrade() {

@@ -238,9 +238,10 @@ impl File {
     /// # Errors
     /// As [`File::read_at`], and if the file ends before.
     pub fn read_exact_at(&self, into: &mut [u8], offset: u64) -> Result<(), Error> {
-        match self.read_at(into, offset)? == into.len() {
-            true => Ok(()),
-            false => Err(Error::system("read")(io::ErrorKind::UnexpectedEof.into())),
+        if self.read_at(into, offset)? == into.len() {
+            Ok(())
+        } else {
+            Err(Error::system("read")(io::ErrorKind::UnexpectedEof.into()))
         }
     }
 
@@ -261,9 +262,10 @@ impl File {
             at += part.len() as u64;
         }
         // The kernel has synced the writes by the descriptor.
-        match has_gone_directly && self.is_durable {
-            true => self.sync_in_call(&inside),
-            false => Ok(()),
+        if has_gone_directly && self.is_durable {
+            self.sync_in_call(&inside)
+        } else {
+            Ok(())
         }
     }
 
@@ -381,9 +383,10 @@ impl File {
     }
 
     fn check_writable(&self) -> Result<(), Error> {
-        match self.can_write {
-            true => Ok(()),
-            false => Err(bad_descriptor("write")),
+        if self.can_write {
+            Ok(())
+        } else {
+            Err(bad_descriptor("write"))
         }
     }
 }
@@ -427,9 +430,10 @@ fn atomic_error(cause: io::Error) -> Error {
 #[inline]
 fn may_extend_to(direct: &Direct, end: u64) -> bool {
     let is_longer = direct.size().is_none_or(|size| end > size);
-    match is_longer {
-        true => end <= process::refresh_size_limit(),
-        false => end <= process::size_limit(),
+    if is_longer {
+        end <= process::refresh_size_limit()
+    } else {
+        end <= process::size_limit()
     }
 }
 
@@ -493,9 +497,10 @@ fn check_parts(parts: &[Part<'_>]) -> Result<(), Error> {
         ranges.push(part.offset..end);
     }
     ranges.sort_unstable_by_key(|range| range.start);
-    match ranges.windows(2).any(|pair| pair[0].end > pair[1].start) {
-        true => Err(Error::Invalid("the parts overlap; merge them")),
-        false => Ok(()),
+    if ranges.windows(2).any(|pair| pair[0].end > pair[1].start) {
+        Err(Error::Invalid("the parts overlap; merge them"))
+    } else {
+        Ok(())
     }
 }
 

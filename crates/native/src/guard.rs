@@ -48,9 +48,10 @@ struct GuardCount(());
 impl GuardCount {
     fn new() -> Result<GuardCount, Error> {
         let counted = GuardCount(());
-        match GUARDS.fetch_add(1, Ordering::Relaxed) < GUARDS_MAX {
-            true => Ok(counted),
-            false => Err(Error::TooManyGuards),
+        if GUARDS.fetch_add(1, Ordering::Relaxed) < GUARDS_MAX {
+            Ok(counted)
+        } else {
+            Err(Error::TooManyGuards)
         }
     }
 }
@@ -128,9 +129,10 @@ impl<'f> Guard<'f> {
     /// # Errors
     /// [`Error::Changed`] if [`Guard::is_valid`] is false.
     pub fn finish(self) -> Result<(), Error> {
-        match self.is_valid() {
-            true => Ok(()),
-            false => Err(Error::Changed),
+        if self.is_valid() {
+            Ok(())
+        } else {
+            Err(Error::Changed)
         }
     }
 }

@@ -98,7 +98,7 @@ pub fn write_by_mount(
     parts: &[(u64, &[u8])],
 ) -> io::Result<()> {
     use io::ErrorKind as Kind;
-    let told = |cause: io::Error| match cause.kind() {
+    let as_unsupported = |cause: io::Error| match cause.kind() {
         // No process listens, or it is not the mount.
         Kind::NotFound | Kind::ConnectionRefused | Kind::PermissionDenied
         // The mount closes the connection of a process that it does not admit, before or after the
@@ -111,9 +111,10 @@ pub fn write_by_mount(
     };
     let (link, _) = {
         let _making = internal_fds::FdCreation::begin_regardless();
-        MountLink::connect_regardless(device, descriptor).map_err(told)?
+        MountLink::connect_regardless(device, descriptor).map_err(as_unsupported)?
     };
-    link.ask(ClientRequest::GetFileMap(ino)).map_err(told)?;
+    link.ask(ClientRequest::GetFileMap(ino))
+        .map_err(as_unsupported)?;
     link.set_reply_timeout(None)?;
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     let memory = SystemFile::from(rustix::fs::memfd_create("pagemesh-parts", flags)?);

@@ -74,7 +74,7 @@ fn fuzz_direct_answer() {
         .bytes_max(512)
         .run(|bytes| {
             let reply = MountReply::decode(bytes).ok()?;
-            let seats = match &reply {
+            let legs = match &reply {
                 MountReply::Joined(row, lease) => {
                     assert!((*row as usize) < ROWS);
                     lease.as_ref().map_or(0, |lease| lease.legs.len())
@@ -84,11 +84,11 @@ fn fuzz_direct_answer() {
                 | MountReply::FileRefused(_)
                 | MountReply::Failed(_) => 0,
             };
-            assert!(seats <= LEGS_MAX);
+            assert!(legs <= LEGS_MAX);
             assert_eq!(
                 MountReply::decode(&reply.encode()).ok(),
                 Some(reply.clone())
             );
-            Some((discriminant(&reply), seats))
+            Some((discriminant(&reply), legs))
         });
 }

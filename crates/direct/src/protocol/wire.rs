@@ -179,7 +179,7 @@ impl ClientRequest {
     /// Encodes the packet.
     #[must_use]
     pub fn encode(self) -> [u8; REQUEST_BYTES] {
-        let (what, number) = match self {
+        let (code, number) = match self {
             ClientRequest::Join => (1u16, 0),
             ClientRequest::GetFileMap(file) => (2, file),
             ClientRequest::GetLayout => (3, 0),
@@ -195,7 +195,7 @@ impl ClientRequest {
         let mut bytes = [0; REQUEST_BYTES];
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[6..8].copy_from_slice(&what.to_le_bytes());
+        bytes[6..8].copy_from_slice(&code.to_le_bytes());
         bytes[8..].copy_from_slice(&number.to_le_bytes());
         bytes
     }
@@ -207,10 +207,10 @@ impl ClientRequest {
     pub fn decode(bytes: &[u8]) -> Result<ClientRequest, MalformedPacket> {
         let mut from = PacketReader(bytes);
         from.check_header()?;
-        let what = u16::from_le_bytes(from.take()?);
+        let code = u16::from_le_bytes(from.take()?);
         let number = u64::from_le_bytes(from.take()?);
         from.check_end()?;
-        match (what, number) {
+        match (code, number) {
             (1, 0) => Ok(ClientRequest::Join),
             (2, file) => Ok(ClientRequest::GetFileMap(file)),
             (3, 0) => Ok(ClientRequest::GetLayout),
@@ -344,9 +344,10 @@ impl<'b> PacketReader<'b> {
     }
 
     fn check_end(&self) -> Result<(), MalformedPacket> {
-        match self.0.is_empty() {
-            true => Ok(()),
-            false => Err(MalformedPacket("too long")),
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(MalformedPacket("too long"))
         }
     }
 }

@@ -45,12 +45,12 @@ impl ServerShared {
             file_maps.insert(ino, Arc::downgrade(&made));
             Some(made as Arc<dyn SharedFileMap>)
         };
-        let shown = if grows {
+        let published = if grows {
             fs.publish_file_map_for_append(ino, make)
         } else {
             fs.publish_file_map(ino, make)
         };
-        match shown {
+        match published {
             Ok(Some(_)) => {
                 let file_map = lock(&self.file_maps).get(&ino).and_then(Weak::upgrade);
                 match file_map {

@@ -140,11 +140,11 @@ impl ServerShared {
     fn status(&self) -> io::Result<File> {
         let files = {
             let file_maps = lock(&self.file_maps);
-            let shown = file_maps.iter().filter_map(|(ino, file_map)| {
+            let published = file_maps.iter().filter_map(|(ino, file_map)| {
                 let file_map = file_map.upgrade()?;
                 (!file_map.file_map().is_outdated()).then_some(ino.0)
             });
-            shown.collect()
+            published.collect()
         };
         let rows = lock(&self.rows).iter().flatten().count();
         let hindrance = self.segment().and_then(DirectSegment::disabled_reason);

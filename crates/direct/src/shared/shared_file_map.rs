@@ -101,8 +101,8 @@ impl AppendGuard<'_> {
         // Another last page is all new.
         let at = if from == 0 { changed / 8 * 8 } else { 0 };
         self.0.put_tail(at, &pages[from..from + len][at..]);
-        let turns = self.tail_writes() + 1;
-        self.0.word(TAIL_WRITES_AT).store(turns, Ordering::Relaxed);
+        let writes = self.tail_writes() + 1;
+        self.0.word(TAIL_WRITES_AT).store(writes, Ordering::Relaxed);
         self.0.word(END_AT).store(composed.end, Ordering::Release);
     }
 }
@@ -256,10 +256,10 @@ impl SharedFileMap {
     #[inline]
     #[must_use]
     pub fn append_extent(&self) -> Option<AppendExtent> {
-        let reach = self.word(APPEND_LIMIT_AT).load(Ordering::Relaxed);
-        (reach != 0).then(|| AppendExtent {
+        let limit_page = self.word(APPEND_LIMIT_AT).load(Ordering::Relaxed);
+        (limit_page != 0).then(|| AppendExtent {
             nonce: self.word(NONCE_AT).load(Ordering::Relaxed),
-            limit_page: reach,
+            limit_page,
         })
     }
 
@@ -368,22 +368,22 @@ impl SharedFileMap {
     /// attributes afresh waits for the operation.
     #[inline]
     pub fn record_write_time(&self, at_ns: u64) {
-        let (written, untold) = (self.word(WRITE_TIME_AT), self.word(WRITE_UNREPORTED_AT));
-        if untold.load(Ordering::Relaxed) == 0 {
+        let (written, unreported) = (self.word(WRITE_TIME_AT), self.word(WRITE_UNREPORTED_AT));
+        if unreported.load(Ordering::Relaxed) == 0 {
             // The clock may have been set back.
             written.store(at_ns, Ordering::Relaxed);
-            untold.store(1, Ordering::Release);
+            unreported.store(1, Ordering::Release);
         } else if written.load(Ordering::Relaxed) < at_ns {
             written.fetch_max(at_ns, Ordering::Relaxed);
             // The mount may have taken the earlier time in between.
-            untold.store(1, Ordering::Release);
+            unreported.store(1, Ordering::Release);
         }
     }
 
     /// The time of the last direct write, if the mount has not taken it.
     fn unreported_write_time(&self) -> Option<Time> {
-        let is_untold = self.word(WRITE_UNREPORTED_AT).load(Ordering::Acquire) != 0;
-        is_untold.then(|| self.write_time())
+        let is_unreported = self.word(WRITE_UNREPORTED_AT).load(Ordering::Acquire) != 0;
+        is_unreported.then(|| self.write_time())
     }
 
     /// The time of the last direct write, if the mount has not taken it yet; marks it as taken.
@@ -391,8 +391,8 @@ impl SharedFileMap {
     pub fn take_write_time(&self) -> Option<Time> {
         // Most maps have nothing to report; a plain load leaves the cache line with their clients.
         self.unreported_write_time()?;
-        let is_untold = self.word(WRITE_UNREPORTED_AT).swap(0, Ordering::AcqRel) != 0;
-        is_untold.then(|| self.write_time())
+        let is_unreported = self.word(WRITE_UNREPORTED_AT).swap(0, Ordering::AcqRel) != 0;
+        is_unreported.then(|| self.write_time())
     }
 
     fn write_time(&self) -> Time {

@@ -139,7 +139,7 @@ fn is_below(fd: c_int) -> bool {
 
 impl ProbeFile {
     pub fn read(&self, into: &mut [u8], offset: u64) -> Option<usize> {
-        let _visit = self.begin_call(Counter::Reads)?;
+        let _call = self.begin_call(Counter::Reads)?;
         if IS_NULL.load(Relaxed) {
             return Some(into.len());
         }
@@ -149,7 +149,7 @@ impl ProbeFile {
     }
 
     pub fn write(&self, data: &[u8], offset: u64) -> Option<usize> {
-        let _visit = self.begin_call(Counter::Writes)?;
+        let _call = self.begin_call(Counter::Writes)?;
         if IS_NULL.load(Relaxed) {
             return Some(data.len());
         }
@@ -161,7 +161,7 @@ impl ProbeFile {
 
     /// The end is not atomic: another append in between may lie before these bytes.
     pub fn append(&self, data: &[u8]) -> Option<u64> {
-        let _visit = self.begin_call(Counter::Writes)?;
+        let _call = self.begin_call(Counter::Writes)?;
         let end = sys::lseek(self.fd, 0, libc::SEEK_END);
         if IS_NULL.load(Relaxed) {
             return Some(end as u64 + data.len() as u64);
@@ -174,15 +174,15 @@ impl ProbeFile {
     }
 
     fn begin_call(&self, what: Counter) -> Option<ProbeCall> {
-        let visit = ProbeCall::begin(what);
+        let call = ProbeCall::begin(what);
         if self.generation.load(Relaxed) != PROCESS_GENERATION.load(Relaxed) {
             count(Counter::Wrong);
         }
-        visit
+        call
     }
 
     pub fn size(&self) -> Option<u64> {
-        let _visit = self.begin_call(Counter::Sizes)?;
+        let _call = self.begin_call(Counter::Sizes)?;
         u64::try_from(sys::fstat(self.fd)?.st_size).ok()
     }
 

@@ -161,9 +161,10 @@ impl Environment {
         let mut place: *mut *const c_char = new.start.cast();
         // Another thread may have added entries since they were counted.
         for (it, entry) in entries().take(count) {
-            let put = match is_preload(entry) {
-                false => Some(it),
-                true => text.add_other_libraries(own, entry),
+            let put = if is_preload(entry) {
+                text.add_other_libraries(own, entry)
+            } else {
+                Some(it)
             };
             if let Some(put) = put {
                 // SAFETY: one of the first `count` words of a fresh mapping, aligned to pages. A
@@ -259,9 +260,10 @@ pub fn environment_for_at(
     envp: Strings,
 ) -> Option<Environment> {
     let is_empty = buffer::read_checked(path)? == 0;
-    match is_empty && flags & libc::AT_EMPTY_PATH != 0 {
-        true => environment_for_fd(directory, envp),
-        false => environment_for((directory, path), envp, 0),
+    if is_empty && flags & libc::AT_EMPTY_PATH != 0 {
+        environment_for_fd(directory, envp)
+    } else {
+        environment_for((directory, path), envp, 0)
     }
 }
 

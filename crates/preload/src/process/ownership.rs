@@ -75,10 +75,10 @@ fn wipe_on_fork_page() -> Option<NonNull<AtomicU32>> {
 /// the library is ready. The caller's thread is inside, or has its signals blocked.
 #[inline]
 pub fn is_ours() -> bool {
-    let Some(born) = ownership_word() else {
+    let Some(word) = ownership_word() else {
         return false;
     };
-    if born.load(Relaxed) == 0 {
+    if word.load(Relaxed) == 0 {
         adopt_unannounced_copy();
     }
     true
@@ -129,8 +129,8 @@ fn adopt_in_child(closes: bool) {
 }
 
 pub fn claim_process() {
-    if let Some(born) = ownership_word() {
-        born.store(1, Relaxed);
+    if let Some(word) = ownership_word() {
+        word.store(1, Relaxed);
     }
 }
 

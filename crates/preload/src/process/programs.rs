@@ -60,9 +60,10 @@ fn classify(fd: c_int, line: &mut [u8; LINE_MAX + 1]) -> ProgramKind {
     line.fill(0);
     let len = sys::read_at(fd, &mut line[..LINE_MAX], 0);
     if line.starts_with(b"#!") {
-        return match extract_interpreter(line) {
-            true => ProgramKind::Script,
-            false => ProgramKind::Compatible,
+        return if extract_interpreter(line) {
+            ProgramKind::Script
+        } else {
+            ProgramKind::Compatible
         };
     }
     if len < 64 || !line.starts_with(b"\x7fELF") {
@@ -94,9 +95,10 @@ fn classify(fd: c_int, line: &mut [u8; LINE_MAX + 1]) -> ProgramKind {
             break;
         };
         let len = sys::read_at(fd, &mut name[..short as usize], from);
-        return match len > 0 && !is_gnu_loader(&name[..len]) {
-            true => ProgramKind::Incompatible,
-            false => ProgramKind::Compatible,
+        return if len > 0 && !is_gnu_loader(&name[..len]) {
+            ProgramKind::Incompatible
+        } else {
+            ProgramKind::Compatible
         };
     }
     // Static, or unreadable.

@@ -60,9 +60,10 @@ pub extern "C" fn file_opened(fd: c_int, flags: c_int, since: &ForkStamp) -> c_i
 #[inline(never)]
 pub extern "C" fn visible_flags(fd: c_int, flags: c_int) -> c_int {
     let may_be_hidden = flags >= 0 && flags & TRACKING_FLAG != 0 && !withdrawal::is_withdrawn();
-    match may_be_hidden && sys::fstat(fd).is_some_and(|stat| sys::is_file(&stat)) {
-        true => flags & !TRACKING_FLAG,
-        false => flags,
+    if may_be_hidden && sys::fstat(fd).is_some_and(|stat| sys::is_file(&stat)) {
+        flags & !TRACKING_FLAG
+    } else {
+        flags
     }
 }
 
