@@ -2,7 +2,7 @@
 # missing packages.
 CARGO ?= cargo
 
-.PHONY: all install test quick check deny nextest setup demo bench sim storm kills guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs
+.PHONY: all install test quick check deny nextest setup demo bench sim storm kills guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs docs
 all:
 	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
 
@@ -41,6 +41,13 @@ nextest:
 deny:
 	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
 	$(CARGO) deny --all-features check bans licenses sources
+
+# The book, into target/book, after a check of its links and of its generated pages (cargo xtask
+# reference writes these).
+docs:
+	@command -v mdbook >/dev/null || $(CARGO) install --locked mdbook
+	$(CARGO) test --quiet --locked -p xtask --test tidy --test limits -- links page
+	mdbook build docs
 
 # Packages of the clients that tests, the demo and the benchmarks use.
 setup:
@@ -155,7 +162,7 @@ FILES ?= 1000000
 programs: setup all
 	@scripts/programs target/release/pagemesh $(TRANSPORT) $(FILES)
 
-# Every number of docs/performance.md; raw results go to bench/runs/.
+# Every number of docs/performance/measurements.md; raw results go to bench/runs/.
 bench: setup all
 	@scripts/setup glusterfs
 	@scripts/bench target/release/pagemesh

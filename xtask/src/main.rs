@@ -1,6 +1,7 @@
 //! Tasks of the repository: `cargo xtask --help` lists them.
 
 mod campaigns;
+mod reference;
 mod test_runs;
 mod walk;
 
@@ -44,6 +45,8 @@ enum Task {
     Fuzz(campaigns::FuzzOptions),
     /// Run random interleavings, see docs/rfd/008-concurrency-models.md.
     Models(campaigns::ModelOptions),
+    /// Write the generated pages of the book, docs/reference.
+    Reference,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -55,6 +58,7 @@ fn main() -> anyhow::Result<()> {
         Task::Enumerate(options) => campaigns::enumerate(&options),
         Task::Fuzz(options) => campaigns::fuzz(&options),
         Task::Models(options) => campaigns::models(&options),
+        Task::Reference => reference::write(),
     }
 }
 

@@ -1,51 +1,195 @@
-//! Links between documents.
+//! Links between documents, and the pages of the book.
+//!
+//! Invariants: a relative link leads to a file and, if it has one, to an anchor there. The book (`docs`)
+//! has each of its pages in its summary once. Its pages link only to other pages, since files outside
+//! of the book are not there when it is read as HTML. A document of the root that a page includes
+//! needs a redirect for each of its links.
 
-use crate::{documents, root};
+use crate::{Source, documents, root};
 use regex::Regex;
+use std::collections::HashMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 
-/// The anchors of the headings of a document, as common Markdown renderers make them.
+const SUMMARY: &str = "docs/SUMMARY.md";
+
+/// The lines of a document outside of code blocks.
+fn lines_without_code(text: &str) -> impl Iterator<Item = &str> {
+    let mut is_code = false;
+    text.lines().filter(move |line| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        !is_code && !is_fence
+    })
+}
+
+/// The text of a heading without its links.
+fn title(line: &str) -> String {
+    let link = Regex::new(r"\[([^\]]*)\]\([^)]*\)").expect("a pattern");
+    let text = line.trim_start_matches('#').trim();
+    link.replace_all(text, "$1").into_owned()
+}
+
+/// The anchors of the headings of a document, as mdBook makes them.
 fn anchors(text: &str) -> Vec<String> {
-    let headings = text.lines().filter(|line| line.starts_with('#'));
+    let mut seen = HashMap::<String, usize>::new();
+    let headings = lines_without_code(text).filter(|line| line.starts_with('#'));
     let anchor = |line: &str| {
-        let title = line.trim_start_matches('#').trim().to_lowercase();
+        let title = title(line).to_lowercase();
         let kept = title
             .chars()
             .filter(|c| c.is_alphanumeric() || " -_".contains(*c));
-        kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+        let anchor: String = kept.map(|c| if c == ' ' { '-' } else { c }).collect();
+        let count = seen.entry(anchor.clone()).or_default();
+        *count += 1;
+        match *count {
+            1 => anchor,
+            count => format!("{anchor}-{}", count - 1),
+        }
     };
     headings.map(anchor).collect()
 }
 
+/// A link, from the directory of its document.
+struct Link {
+    file: String,
+    anchor: String,
+}
+
+/// The links of a document to files.
+fn links(text: &str) -> Vec<Link> {
+    let link = Regex::new(r"\]\(([^)\s]+)\)").expect("a pattern");
+    let text: Vec<&str> = lines_without_code(text).collect();
+    let text = text.join("\n");
+    let targets = link.captures_iter(&text).map(|found| found[1].to_owned());
+    let to_files = targets.filter(|it| !it.contains("://") && !it.starts_with("mailto:"));
+    let link = |target: String| {
+        let (file, anchor) = target.split_once('#').unwrap_or((&target, ""));
+        Link {
+            file: file.to_owned(),
+            anchor: anchor.to_owned(),
+        }
+    };
+    to_files.map(link).collect()
+}
+
+/// The file that a link of a document leads to, from the root.
+fn target(document: &str, link: &Link) -> PathBuf {
+    let document = Path::new(document);
+    let above = document.parent().unwrap_or(Path::new(""));
+    let path = match link.file.as_str() {
+        "" => document.to_owned(),
+        file => above.join(file),
+    };
+    let mut found = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => {
+                found.pop();
+            }
+            other => found.push(other),
+        }
+    }
+    found
+}
+
+/// The document of the root that a page of the book includes.
+fn included(page: &Source) -> Option<&str> {
+    let inner = page.text.trim().strip_prefix("{{#include ../")?;
+    inner.strip_suffix("}}")
+}
+
+#[track_caller]
+fn assert_none(what: &str, wrong: &[String]) {
+    assert!(wrong.is_empty(), "{what}:\n  {}", wrong.join("\n  "));
+}
+
 #[test]
 fn links_of_documents_lead_somewhere() {
-    let link = Regex::new(r"\]\(([^)\s]+)\)").expect("a pattern");
     let mut wrong = Vec::new();
     for document in documents() {
-        let path = root().join(&document.path);
-        for found in link.captures_iter(&document.text) {
-            let target = &found[1];
-            if target.contains("://") || target.starts_with("mailto:") {
-                continue;
-            }
-            let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
-            let at = match file {
-                "" => path.clone(),
-                file => path.parent().unwrap_or(Path::new("/")).join(file),
-            };
+        for link in links(&document.text) {
+            let file = target(&document.path, &link);
+            let at = root().join(&file);
             let has_anchor = || {
                 let text = fs::read_to_string(&at).unwrap_or_default();
-                anchors(&text).iter().any(|it| it == anchor)
+                anchors(&text).contains(&link.anchor)
             };
-            if !at.exists() || !(anchor.is_empty() || has_anchor()) {
-                wrong.push(format!("{}: {target}", document.path));
+            if !at.exists() || !(link.anchor.is_empty() || has_anchor()) {
+                wrong.push(format!("{}: {}#{}", document.path, link.file, link.anchor));
             }
         }
     }
-    assert!(
-        wrong.is_empty(),
-        "links without a target:\n  {}",
-        wrong.join("\n  ")
+    assert_none("links without a target", &wrong);
+}
+
+#[test]
+fn summary_has_each_page_once() {
+    let pages = documents();
+    let pages = pages.iter().filter(|it| it.path.starts_with("docs/"));
+    let summary = fs::read_to_string(root().join(SUMMARY)).expect("the summary");
+    let entries: Vec<PathBuf> = links(&summary)
+        .iter()
+        .map(|link| target(SUMMARY, link))
+        .collect();
+    let wrong: Vec<String> = pages
+        .filter(|page| page.path != SUMMARY)
+        .map(|page| {
+            let same = entries.iter().filter(|it| **it == Path::new(&page.path));
+            (&page.path, same.count())
+        })
+        .filter(|(_, count)| *count != 1)
+        .map(|(page, count)| format!("{page} is {count} times in {SUMMARY}"))
+        .collect();
+    assert_none("pages of the book that are not in its summary once", &wrong);
+}
+
+#[test]
+fn pages_of_book_link_to_pages() {
+    let mut wrong = Vec::new();
+    for page in documents() {
+        if !page.path.starts_with("docs/") {
+            continue;
+        }
+        for link in links(&page.text) {
+            let file = target(&page.path, &link);
+            let is_page = file.starts_with("docs") && file.extension().is_some_and(|it| it == "md");
+            if !is_page {
+                wrong.push(format!("{}: {}", page.path, link.file));
+            }
+        }
+    }
+    assert_none(
+        "links out of the book; name the file in backquotes instead",
+        &wrong,
+    );
+}
+
+#[test]
+fn links_of_included_documents_have_redirects() {
+    let book = fs::read_to_string(root().join("docs/book.toml")).expect("the book");
+    let pages = documents();
+    let mut wrong = Vec::new();
+    for page in &pages {
+        let Some(name) = included(page) else { continue };
+        let document = pages.iter().find(|it| it.path == name);
+        let document = document.unwrap_or_else(|| panic!("{} includes {name}", page.path));
+        for link in links(&document.text) {
+            let place = link.file.replace(".md", ".html");
+            if !link.file.is_empty() && !book.contains(&format!("\"/{place}\" = ")) {
+                wrong.push(format!("{name}: {}", link.file));
+            }
+        }
+    }
+    assert_none("links without a redirect in docs/book.toml", &wrong);
+}
+
+#[test]
+fn anchors_are_those_of_mdbook() {
+    let text =
+        "# A `b` c, d\n```sh\n# no heading\n```\n## [One](x.md) two\n## A b c d\n## /etc/fstab\n";
+    assert_eq!(
+        anchors(text),
+        ["a-b-c-d", "one-two", "a-b-c-d-1", "etcfstab"]
     );
 }
