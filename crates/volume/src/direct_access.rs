@@ -15,7 +15,7 @@
 //! 20480  runs of each row, 512 bytes: first page and number of pages, as one word each
 //! ```
 //!
-//! The [`replication_ring`](crate::replication_ring) lies behind. It holds changes on their way
+//! The [`replication_ring`](crate::replication::ring) lies behind. It holds changes on their way
 //! to an asynchronous replica.
 //!
 //! Invariants:
@@ -25,12 +25,12 @@
 //! - A row has one writer at a time: the direct client that owns it. After its death, the
 //!   party that reconciles the row is the writer.
 
-use crate::replication_ring;
-use crate::shared::lock_unpoisoned;
+use crate::replication::ring::RING_END_AT;
 use crate::steps::step;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::poison;
 use pagemesh_base::slice::{PageRun, SLICE_IO_BYTES_MAX};
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::units::PAGE_BYTES;
@@ -44,7 +44,7 @@ use std::sync::{Arc, Mutex};
 /// The maximum of concurrent direct client threads: more than a pool has sessions.
 pub const ROWS: usize = 256;
 /// Bytes of a segment.
-pub const SEGMENT_BYTES: usize = replication_ring::RING_END_AT;
+pub const SEGMENT_BYTES: usize = RING_END_AT;
 /// The maximum of page runs in one operation: each may be of one page.
 pub const RUNS_MAX: usize = TRANSACTION_PAGES_MAX as usize;
 
@@ -352,7 +352,7 @@ impl<'s> ClientRow<'s> {
     }
 
     /// The claim of the present record: its first slot in the ring plus one; see
-    /// [`ReplicationRing`](crate::replication_ring::ReplicationRing).
+    /// [`ReplicationRing`](crate::replication::ring::ReplicationRing).
     #[inline]
     pub(crate) fn claim(self) -> &'s AtomicU64 {
         self.word(4)
@@ -467,14 +467,14 @@ impl DirectAccess {
 
     /// Revokes the lease, because a new snapshot is published.
     pub(crate) fn revoke_lease(&self) {
-        let mut picture = lock_unpoisoned(&self.lease);
+        let mut picture = poison::lock(&self.lease);
         self.segment.set_generation(0);
         *picture = None;
     }
 
     /// Grants this lease. `followed`: a replica gets the changes of direct clients.
     pub(crate) fn grant_lease(&self, offered: LayoutLease, followed: bool) {
-        let mut picture = lock_unpoisoned(&self.lease);
+        let mut picture = poison::lock(&self.lease);
         // These come before the generation, which grants access.
         self.segment.set_disabled_reason(None);
         self.segment.ring().set_has_replica(followed);
@@ -483,20 +483,20 @@ impl DirectAccess {
     }
 
     pub(crate) fn lease(&self) -> Option<LayoutLease> {
-        lock_unpoisoned(&self.lease).clone()
+        poison::lock(&self.lease).clone()
     }
 
     pub(crate) fn record_dead_row(&self, row: usize) {
-        lock_unpoisoned(&self.dead_rows).insert(row);
+        poison::lock(&self.dead_rows).insert(row);
     }
 
     /// Forgets the row after its operation is reconciled.
     pub(crate) fn clear_dead_row(&self, row: usize) {
-        lock_unpoisoned(&self.dead_rows).remove(&row);
+        poison::lock(&self.dead_rows).remove(&row);
     }
 
     pub(crate) fn is_dead_row(&self, row: usize) -> bool {
-        lock_unpoisoned(&self.dead_rows).contains(&row)
+        poison::lock(&self.dead_rows).contains(&row)
     }
 
     /// Whether no live direct client has an operation in progress on one of these files.

@@ -17,41 +17,32 @@
 #![forbid(unsafe_code)]
 
 mod authority;
-mod channel;
-mod connector;
+mod client;
 mod controller;
 pub mod direct_access;
-mod driven;
 mod engine;
-mod hedge;
-mod in_flight_window;
-mod indeterminate;
+mod legs;
 pub mod limits;
-mod locks;
-mod lost_writes;
-mod mapped;
 #[cfg(test)]
 mod models;
-mod replication_queue;
-pub mod replication_ring;
+mod replication;
 mod shared;
 mod snapshot;
 mod status;
 mod steps;
 #[cfg(test)]
 mod testing;
-mod transport;
-mod volume;
 mod wake;
 
 pub use authority::{Authority, AuthorityError, BrickAddress, LegChange, ResolvedLayout};
-pub use connector::Connector;
+pub use client::driven::{CallAnswer, DrivenVolume, PendingCall};
+pub use client::volume::{AttachError, CheckError, RefreshError, Volume};
 pub use controller::ScrubPlan;
-pub use driven::{CallAnswer, DrivenVolume, PendingCall};
-pub use mapped::{DirectLeg, MappedLeg, overwrite_all, overwrite_atomically};
+pub use legs::connector::Connector;
+pub use legs::mapped::{DirectLeg, MappedLeg, overwrite_all, overwrite_atomically};
+pub use legs::transport::{Transport, Transports};
+pub use replication::ring as replication_ring;
 pub use status::{
     CheckReport, ColumnStatus, CopyReport, Counters, Damage, Difference, Lag, LegStatus, Resync,
     ScrubPass, ScrubState, ScrubStatus, VolumeState, VolumeStatus,
 };
-pub use transport::{Transport, Transports};
-pub use volume::{AttachError, CheckError, RefreshError, Volume};

@@ -5,11 +5,12 @@
 mod direct_access;
 mod replication_ring;
 
-use crate::channel::ChannelCore;
+use crate::client::channel::ChannelCore;
 use crate::controller::Mailbox;
-use crate::indeterminate::IndeterminateWrites;
-use crate::locks::{LockHolder, LockRange, RangeLocks};
-use crate::shared::{CONTROLLER, LegLink, Member, MemberMessage, VolumeShared};
+use crate::engine::locks::CONTROLLER;
+use crate::engine::locks::{LockHolder, LockRange, RangeLocks};
+use crate::shared::IndeterminateWrites;
+use crate::shared::{LegLink, Member, MemberMessage, VolumeShared};
 use crate::snapshot::{ColumnSnapshot, Gate, LayoutSnapshot, LegSnapshot, SegmentSnapshot};
 use crate::steps::step;
 use crate::wake::Wake;

@@ -3,12 +3,12 @@
 
 use crate::steps::step;
 use pagemesh_base::defect::{self, Defect};
-use rustix::event::{EventfdFlags, eventfd};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use pagemesh_base::event_fd::EventFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub(crate) struct Wake {
-    fd: OwnedFd,
+    fd: EventFd,
     raised: AtomicBool,
     /// The number of raises that were taken before they reached the descriptor. If they stayed
     /// there, the descriptor would stay readable, and its poller awake. Only takers use this.
@@ -22,7 +22,7 @@ impl Wake {
     /// When the process has no descriptor left.
     pub(crate) fn new() -> std::io::Result<Wake> {
         Ok(Wake {
-            fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            fd: EventFd::new()?,
             raised: AtomicBool::new(false),
             uncounted_raises: AtomicU64::new(0),
         })
@@ -32,9 +32,7 @@ impl Wake {
         step("flag");
         if !self.raised.swap(true, Ordering::AcqRel) {
             step("descriptor");
-            // The write fails only if the counter is full. Then the descriptor is readable
-            // anyway.
-            let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+            self.fd.signal();
         }
     }
 
@@ -52,10 +50,8 @@ impl Wake {
         let cleared = defect::is(Defect::WakeClearedFirst).then(clear);
         // The descriptor is read first. A raise that was read there set the flag before the
         // flag is cleared here, and the caller looks for its work next.
-        let mut count = [0u8; 8];
         step("descriptor");
-        let read = rustix::io::read(&self.fd, &mut count);
-        let count = read.map_or(0, |_| u64::from_ne_bytes(count));
+        let count = self.fd.drain();
         let was_raised = cleared.unwrap_or_else(clear);
         let left = owed + u64::from(was_raised) - count;
         self.uncounted_raises.store(left, Ordering::Relaxed);
@@ -87,7 +83,7 @@ mod tests {
         // Does the two steps of `raise`, with the taker in between.
         assert!(!wake.raised.swap(true, Ordering::AcqRel));
         assert!(wake.take());
-        rustix::io::write(&wake.fd, &1u64.to_ne_bytes()).unwrap();
+        wake.fd.signal();
         assert!(wake.is_readable());
         assert!(!wake.take());
         assert!(!wake.is_readable());

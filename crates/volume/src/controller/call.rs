@@ -1,7 +1,7 @@
 //! Blocking calls that other threads make for the controller.
 
 use crate::authority::{Authority, AuthorityError, BrickAddress, LegChange, ResolvedLayout};
-use crate::connector::Connector;
+use crate::legs::connector::Connector;
 use crate::status::CopyReport;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, Layout, SliceId, VolumeName};

@@ -3,12 +3,12 @@
 use super::copy::{self, HolePolicy, LegConnection, chunks};
 use super::reconfigure::lose_leg_if_gone;
 use super::recover_in_flight::{differing_ranges, differs};
-use super::replicate;
+use super::replication_sender;
 use super::state::{ControllerState, RangeGuard};
 use crate::limits::{DAMAGES_MAX, DIFFERENCES_MAX};
-use crate::shared::lock_unpoisoned;
 use crate::snapshot::{Gate, LegSet};
 use crate::status::{CheckReport, Count, Damage, Difference};
+use pagemesh_base::poison;
 use pagemesh_base::slice::SliceError;
 use pagemesh_base::units::PAGE_BYTES;
 use std::rc::Rc;
@@ -31,7 +31,7 @@ pub(crate) struct CheckJob {
 
 impl CheckJob {
     fn update(&self, change: impl FnOnce(&mut CheckProgress)) {
-        change(&mut lock_unpoisoned(&self.progress));
+        change(&mut poison::lock(&self.progress));
         self.changed.notify_all();
     }
 }
@@ -78,11 +78,15 @@ async fn check_column(
             compare_chunk(state, column, (offset, len), right, report).await?;
             if job.repair_from.is_some() && report.pages_differing > found {
                 // The replica got data that the legs do not hold any more.
-                replicate::end_replication(state, column, "a page that differed was repaired");
+                replication_sender::end_replication(
+                    state,
+                    column,
+                    "a page that differed was repaired",
+                );
             }
         }
-        if replicate::replica(state, column).is_some() {
-            if !replicate::wait_until_caught_up(state, column).await {
+        if replication_sender::replica(state, column).is_some() {
+            if !replication_sender::wait_until_caught_up(state, column).await {
                 return Err("the asynchronous replica is too far behind; try again later".into());
             }
             compare_replica(state, column, (offset, len), report).await?;
@@ -204,7 +208,7 @@ pub(super) async fn compare_replica(
     (offset, len): (u64, u64),
     report: &mut CheckReport,
 ) -> Result<(), String> {
-    let Some(follower) = replicate::replica(state, column) else {
+    let Some(follower) = replication_sender::replica(state, column) else {
         return Ok(());
     };
     let legs = state.model().columns[column].sources();

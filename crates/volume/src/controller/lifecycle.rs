@@ -11,6 +11,7 @@ use crate::limits::{
 use crate::snapshot::Gate;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LegState;
+use pagemesh_base::poison;
 use pagemesh_base::slice::SliceError;
 use std::rc::Rc;
 use std::sync::mpsc::Sender;
@@ -237,7 +238,7 @@ pub(super) async fn detach(state: Rc<ControllerState>) {
     state
         .wait_until(|| {
             state.wake_at(until);
-            let members = crate::shared::lock_unpoisoned(&state.shared.members).len();
+            let members = poison::lock(&state.shared.members).len();
             members <= 1 || state.now() >= until
         })
         .await;

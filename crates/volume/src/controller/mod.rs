@@ -18,22 +18,23 @@ mod model;
 mod reconcile;
 mod reconfigure;
 mod recover_in_flight;
-mod replicate;
+mod replication_sender;
 mod report;
 mod resync;
 mod runs;
 mod scrub;
 mod state;
 
-use crate::channel::ChannelCore;
+use crate::client::channel::ChannelCore;
 use crate::direct_access::TornOp;
 use crate::limits::REPLICATION_AGE_MAX;
-use crate::shared::{Member, MemberMessage, VolumeShared, lock_unpoisoned};
+use crate::shared::{Member, MemberMessage, VolumeShared};
 use crate::status::VolumeStatus;
 pub(crate) use call::{BlockingCall, CallOutcome, CallRunner, perform};
 pub(crate) use check::CheckJob;
 pub(crate) use lifecycle::AttachFailure;
 use pagemesh_base::layout::VolumeName;
+use pagemesh_base::poison;
 pub(crate) use scrub::ScrubOrder;
 pub use scrub::ScrubPlan;
 use state::ControllerState;
@@ -110,7 +111,7 @@ impl Mailbox {
     pub(crate) fn post(&self, event: ControllerEvent) {
         // The event is dropped outside the lock: it may hold a channel, and the channel holds
         // this mailbox.
-        let unread = match &mut *lock_unpoisoned(&self.events) {
+        let unread = match &mut *poison::lock(&self.events) {
             Some(events) => {
                 events.push(event);
                 None
@@ -128,7 +129,7 @@ impl Mailbox {
         hub: &VolumeShared,
         since: impl FnOnce(Instant) -> Duration,
     ) -> Option<VolumeStatus> {
-        let told = lock_unpoisoned(&self.status);
+        let told = poison::lock(&self.status);
         let told = told.as_ref()?;
         let elapsed = since(told.at);
         let mut status = told.status.clone();
@@ -141,12 +142,12 @@ impl Mailbox {
             leg.lag = hub.replication.lag(told.now + elapsed);
         }
         status.counters = hub.counters.sums();
-        status.channels = lock_unpoisoned(&hub.members).len().saturating_sub(1);
+        status.channels = poison::lock(&hub.members).len().saturating_sub(1);
         Some(status)
     }
 
     fn take(&self) -> Vec<ControllerEvent> {
-        let mut events = lock_unpoisoned(&self.events);
+        let mut events = poison::lock(&self.events);
         events.as_mut().map(std::mem::take).unwrap_or_default()
     }
 }
@@ -154,7 +155,7 @@ impl Mailbox {
 impl Drop for VolumeController {
     /// Drops the events that are left. Later events are dropped where they are posted.
     fn drop(&mut self) {
-        let unread = lock_unpoisoned(&self.mailbox.events).take();
+        let unread = poison::lock(&self.mailbox.events).take();
         drop(unread);
     }
 }
@@ -310,7 +311,7 @@ impl VolumeController {
     fn report(&self) {
         if self.state.status_changed.replace(false) {
             let status = report::status(&self.state);
-            *lock_unpoisoned(&self.mailbox.status) = Some(StatusReport {
+            *poison::lock(&self.mailbox.status) = Some(StatusReport {
                 at: Instant::now(),
                 now: self.state.now(),
                 status,

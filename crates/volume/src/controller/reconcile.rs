@@ -13,11 +13,11 @@ use super::check::{RepairSource, compare_chunk, compare_page};
 use super::copy::{self, CopyError, LegConnection, leg_connections};
 use super::model::LegEntry;
 use super::reconfigure::lose_leg_if_gone;
-use super::replicate;
+use super::replication_sender;
 use super::state::ControllerState;
 use crate::direct_access::{DirectAccess, FileRange, TornOp};
 use crate::limits::{RECONCILE_RETRY, RECONCILE_WARN_TRIES_MIN};
-use crate::replication_ring::{RingEntry, UnfilledClaim, record_len, slots_of};
+use crate::replication::ring::{RingEntry, UnfilledClaim, record_len, slots_of};
 use crate::snapshot::{Gate, LegSet};
 use crate::status::CheckReport;
 use pagemesh_base::defect::{self, Defect};
@@ -140,7 +140,7 @@ async fn try_reconcile(
         (Some(_), TornOp::Atomic { .. }) => {
             // An atomic operation claims no slots.
             if differed {
-                replicate::end_replication(state, DIRECT_COLUMN, REPAIRED_CAUSE);
+                replication_sender::end_replication(state, DIRECT_COLUMN, REPAIRED_CAUSE);
             }
             Ok(())
         }
@@ -253,13 +253,13 @@ async fn resolve_claim(
     match ring.unfilled_claim_of(guests.segment.row(row)) {
         UnfilledClaim::Absent if differed => {
             // The replica got data that the legs do not hold any more, or got no data.
-            replicate::end_replication(state, DIRECT_COLUMN, REPAIRED_CAUSE);
+            replication_sender::end_replication(state, DIRECT_COLUMN, REPAIRED_CAUSE);
             true
         }
         UnfilledClaim::Absent => true,
         UnfilledClaim::Unknown => {
             ring.mark_incomplete();
-            replicate::end_replication(
+            replication_sender::end_replication(
                 state,
                 DIRECT_COLUMN,
                 "a direct client died before it recorded its claim",
@@ -273,7 +273,7 @@ async fn resolve_claim(
             let is_known = record_len(place.offset, place.len) == place.len && place.len > 0;
             if !is_known || ring.has_later_overlap(&guests.segment, &left) {
                 ring.mark_incomplete();
-                replicate::end_replication(
+                replication_sender::end_replication(
                     state,
                     DIRECT_COLUMN,
                     "a direct client died, and others wrote over its pages",

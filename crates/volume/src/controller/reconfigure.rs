@@ -10,13 +10,15 @@ use super::state::ControllerState;
 use super::{lifecycle, recover_in_flight, resync};
 use crate::authority::{AuthorityError, BrickAddress};
 use crate::direct_access::{self, DirectDisabledReason, LayoutLease};
+use crate::engine::locks::CONTROLLER;
 use crate::limits::{DOWN_LIMIT, MANAGER_RETRY_MAX, MANAGER_RETRY_MIN, SESSION_RETRY};
-use crate::shared::{CONTROLLER, LegLink, Member, MemberMessage};
+use crate::shared::{LegLink, Member, MemberMessage};
 use crate::snapshot::{Gate, LayoutSnapshot, LegSnapshot};
 use crate::status::Count;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, LegState};
+use pagemesh_base::poison;
 use pagemesh_base::slice::{SliceError, SliceRequest};
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeMap;
@@ -380,7 +382,7 @@ async fn connect_channels(state: &ControllerState) -> bool {
     let seats = snapshot_links(&state.model().snapshot());
     // The oldest come first: they have served, while newer ones can be rejected.
     let members: Vec<(u32, Arc<Member>)> = {
-        let members = crate::shared::lock_unpoisoned(&state.shared.members);
+        let members = poison::lock(&state.shared.members);
         let channels = members.iter().filter(|(number, _)| **number != CONTROLLER);
         channels
             .map(|(number, it)| (*number, Arc::clone(it)))
@@ -403,7 +405,7 @@ async fn connect_channels(state: &ControllerState) -> bool {
         }
         for PendingLink { member, link, .. } in fresh {
             let place = (link.column, link.leg);
-            crate::shared::lock_unpoisoned(&member.links).insert(place, link.serial);
+            poison::lock(&member.links).insert(place, link.serial);
             member.send(MemberMessage::NewLink(link));
         }
     }
@@ -426,7 +428,7 @@ fn end_obsolete_links(
     if member.end_links(|place, serial| seats.get(place) != Some(&serial)) {
         state.add_ending_member(member);
     }
-    let links = crate::shared::lock_unpoisoned(&member.links);
+    let links = poison::lock(&member.links);
     let missing = seats.iter().filter(|(place, _)| !links.contains_key(place));
     missing
         .map(|(&(column, leg), &serial)| (column, leg, serial))
@@ -558,7 +560,7 @@ fn publish(state: &ControllerState) {
     let seats = snapshot_links(&view);
     let ready = |members: &BTreeMap<u32, Arc<Member>>| {
         let mut channels = members.iter().filter(|(number, _)| **number != CONTROLLER);
-        channels.all(|(_, member)| *crate::shared::lock_unpoisoned(&member.links) == seats)
+        channels.all(|(_, member)| *poison::lock(&member.links) == seats)
     };
     match state.shared.publish_if(view.clone(), ready) {
         true => grant_lease(state),

@@ -11,7 +11,7 @@
 
 use super::copy::{self, CopyError, HolePolicy, LegConnection, chunks, leg_connections};
 use super::reconfigure::handle_leg_error;
-use super::replicate;
+use super::replication_sender;
 use super::state::ControllerState;
 use crate::limits::RESYNC_CHUNK_BYTES;
 use crate::snapshot::{Gate, LegSet};
@@ -45,7 +45,7 @@ pub(super) async fn recover_in_flight(
     // Torn operations of dead direct clients are reconciled once the column serves reads.
     let _guests = state.block_live_direct_clients(|_| true).await;
     // The replica was not sent the outcome of unacknowledged changes.
-    replicate::end_replication(state, column, "the in-sync copies are being made equal");
+    replication_sender::end_replication(state, column, "the in-sync copies are being made equal");
     let (settling, stale) = {
         let model = state.model();
         let keep = &model.columns[column];

@@ -2,10 +2,10 @@
 
 use super::model::{ColumnEntry, LegEntry, VolumeModel};
 use super::state::ControllerState;
-use crate::shared::lock_unpoisoned;
 use crate::snapshot::{Gate, LayoutSnapshot};
 use crate::status::{ColumnStatus, CopyReport, LegStatus, Resync, VolumeState, VolumeStatus};
 use pagemesh_base::layout::LegState;
+use pagemesh_base::poison;
 use std::collections::BTreeMap;
 
 pub(super) fn status(state: &ControllerState) -> VolumeStatus {
@@ -25,9 +25,7 @@ pub(super) fn status(state: &ControllerState) -> VolumeStatus {
         epoch: model.epoch().0,
         state: overall_state(&model, &shown),
         size_bytes: shown.size_bytes,
-        channels: lock_unpoisoned(&state.shared.members)
-            .len()
-            .saturating_sub(1),
+        channels: poison::lock(&state.shared.members).len().saturating_sub(1),
         columns: model.columns.iter().map(column).collect(),
         counters: state.shared.counters.sums(),
         scrub: state.scrub().status(state.now()),

@@ -19,7 +19,7 @@ use super::lifecycle::refresh_addresses;
 use super::model::{LegEntry, ResyncProgress};
 use super::reconfigure::lose_leg_if_gone;
 use super::recover_in_flight::differing_ranges;
-use super::replicate;
+use super::replication_sender;
 use super::runs::{merge, without};
 use super::state::ControllerState;
 use crate::limits::{
@@ -188,14 +188,17 @@ async fn start_replication(
         keep.serial
     };
     way.call(SliceRequest::KeepOrder).await?;
-    let route = replicate::ReplicaRoute {
+    let route = replication_sender::ReplicaRoute {
         column,
         leg,
         serial,
         control: Rc::clone(&way.control),
         buffers: state.model().buffers(column, leg),
     };
-    state.spawn(Box::pin(replicate::run_sender(Rc::clone(state), route)));
+    state.spawn(Box::pin(replication_sender::run_sender(
+        Rc::clone(state),
+        route,
+    )));
     // All changes before this snapshot carry the round's stamp by now.
     way.wait_until(|| state.shared.snapshot().1.replica_serial() == serial)
         .await?;
@@ -213,7 +216,7 @@ async fn start_replication(
         keep.requested_state = Some(LegState::Following);
         keep.may_be_replica = true;
     }
-    way.wait_until(|| replicate::is_replica(state, column, leg))
+    way.wait_until(|| replication_sender::is_replica(state, column, leg))
         .await?;
     way.end_progress();
     Ok(())

@@ -11,7 +11,7 @@
 use super::check::{RepairSource, compare_chunk, compare_replica};
 use super::copy::{self, LegConnection};
 use super::recover_in_flight::differs;
-use super::replicate;
+use super::replication_sender;
 use super::state::ControllerState;
 use crate::limits::{
     DAMAGES_MAX, RESYNC_CHUNK_BYTES, SCRUB_BATCH_BYTES, SCRUB_BUSY_SHARE, SCRUB_BYTES_PER_S,
@@ -292,7 +292,7 @@ async fn scrub_chunk(state: &ControllerState, chunk: &ScrubChunk) {
             return record_findings(state, CheckReport::of_pages(pages));
         }
         let turn = state.lock(column, offset, len).await;
-        let is_level = replicate::wait_until_caught_up(state, column).await;
+        let is_level = replication_sender::wait_until_caught_up(state, column).await;
         // Differing sums may come from a write in flight.
         if is_consistent(state, chunk).await {
             return record_findings(state, CheckReport::of_pages(pages));
@@ -346,7 +346,7 @@ fn compared_legs(state: &ControllerState, column: usize) -> Vec<LegConnection> {
     let legs = state.model().columns[column].sources();
     let mut parties = copy::leg_connections(state, column, legs).unwrap_or_default();
     if !parties.is_empty() {
-        parties.extend(replicate::replica(state, column));
+        parties.extend(replication_sender::replica(state, column));
     }
     parties
 }

@@ -7,11 +7,13 @@ use super::scrub::{ScrubOrder, Scrubber};
 use super::{AttachFailure, ControllerEvent, Task, reconfigure, report};
 use crate::authority::{AuthorityError, BrickAddress, ResolvedLayout};
 use crate::direct_access::DirectAccess;
+use crate::engine::locks::CONTROLLER;
+use crate::engine::locks::{LockHolder, LockRange};
 use crate::limits::{DIRECT_CLIENT_POLL, LINK_END_RETRY};
-use crate::locks::{LockHolder, LockRange};
-use crate::shared::{CONTROLLER, Member, MemberMessage, VolumeShared};
+use crate::shared::{Member, MemberMessage, VolumeShared};
 use crate::status::Count;
 use pagemesh_base::layout::{BrickId, LegState, VolumeName};
+use pagemesh_base::poison;
 use pagemesh_base::slice::{Leg, SliceError};
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet};
@@ -404,7 +406,7 @@ impl ControllerState {
             self.shared.counters.add(Count::LegsLost, 1);
             // These connections end now. The next snapshot may have to wait for others.
             let seat = (number, leg);
-            for member in crate::shared::lock_unpoisoned(&self.shared.members).values() {
+            for member in poison::lock(&self.shared.members).values() {
                 if member.end_links(|&place, _| place == seat) {
                     self.add_ending_member(member);
                 }

@@ -2,7 +2,7 @@
 
 use super::piece::Phase;
 use super::{Engine, EngineBackend, Piece};
-use crate::in_flight_window::InFlightWindow;
+use crate::engine::in_flight_window::InFlightWindow;
 use crate::snapshot::{ColumnSnapshot, Gate, LayoutSnapshot, LegSet};
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::LEGS_MAX;

@@ -12,13 +12,16 @@
 
 mod changes;
 mod columns;
+pub(crate) mod hedge;
+mod in_flight_window;
+pub(crate) mod locks;
 mod piece;
 mod reads;
 mod request;
 mod sync_path;
 
+use crate::engine::locks::LockRange;
 use crate::limits::{PIECES_MAX, REQUEST_PIECES_MAX};
-use crate::locks::LockRange;
 use crate::snapshot::{LayoutSnapshot, LegSet};
 use crate::status::Count;
 use arrayvec::ArrayVec;

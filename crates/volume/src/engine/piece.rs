@@ -1,7 +1,7 @@
 //! A piece: the part of a request that lies in one column.
 
 use super::EngineBackend;
-use crate::locks::LockRange;
+use crate::engine::locks::LockRange;
 use crate::snapshot::{ColumnExtent, LegSet};
 use bytes::Bytes;
 use pagemesh_base::defect::{self, Defect};

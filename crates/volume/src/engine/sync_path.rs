@@ -10,7 +10,7 @@ use super::changes::expect_answers;
 use super::piece::{Phase, Piece, lock_ranges, tag_of};
 use super::request::{Job, NextPiece};
 use super::{Engine, EngineBackend, acknowledge};
-use crate::locks::LockRange;
+use crate::engine::locks::LockRange;
 use crate::snapshot::{ColumnExtent, LegSet};
 use bytes::Bytes;
 use pagemesh_base::slice::{SliceRequest, Stamp};

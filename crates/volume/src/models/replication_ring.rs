@@ -8,8 +8,8 @@
 //! - The sender is woken for every change.
 
 use crate::direct_access::{DirectSegment, FileRange};
-use crate::replication_queue::ReplicationQueue;
-use crate::replication_ring::{RingEntry, UnfilledClaim};
+use crate::replication::queue::ReplicationQueue;
+use crate::replication::ring::{RingEntry, UnfilledClaim};
 use crate::steps::step;
 use bytes::Bytes;
 use pagemesh_base::ids::Epoch;

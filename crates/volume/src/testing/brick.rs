@@ -4,11 +4,11 @@
 use super::Rng;
 use super::mapped_sessions::MappedSession;
 use crate::authority::BrickAddress;
-use crate::connector::Connector;
-use crate::shared::lock_unpoisoned;
+use crate::legs::connector::Connector;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::poison;
 use pagemesh_base::slice::{
     InFlightOp, Leg, PageRun, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
     TransactionPart, check_parts,
@@ -786,7 +786,7 @@ struct FakeLeg {
 
 impl Leg for FakeLeg {
     fn submit(&mut self, tag: u64, request: SliceRequest) {
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         let at_once = bricks.is_synchronous;
         let connection = bricks
             .connections
@@ -810,7 +810,7 @@ impl Leg for FakeLeg {
     }
 
     fn reap(&mut self, into: &mut Vec<SliceCompletion>) {
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         let connection = bricks
             .connections
             .get_mut(&self.number)
@@ -819,7 +819,7 @@ impl Leg for FakeLeg {
     }
 
     fn poll_closed(&mut self) -> Option<SliceError> {
-        let bricks = lock_unpoisoned(&self.fabric.0);
+        let bricks = poison::lock(&self.fabric.0);
         let connection = bricks.connections.get(&self.number).expect("connection");
         let is_idle = connection.arrived.is_empty();
         (connection.lost && is_idle).then(|| SliceError::Lost("the connection broke".into()))
@@ -828,7 +828,7 @@ impl Leg for FakeLeg {
     fn poll_fds(&self, _into: &mut Vec<RawFd>) {}
 
     fn now(&self) -> Option<Instant> {
-        let bricks = lock_unpoisoned(&self.fabric.0);
+        let bricks = poison::lock(&self.fabric.0);
         bricks.clock.filter(|_| !bricks.is_synchronous)
     }
 }
@@ -836,7 +836,7 @@ impl Leg for FakeLeg {
 impl Drop for FakeLeg {
     /// The brick may still do requests that were sent.
     fn drop(&mut self) {
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         let at_once = bricks.is_synchronous;
         let connection = bricks
             .connections
@@ -859,7 +859,7 @@ impl Connector for Fabric {
         slice: SliceId,
         epoch: Epoch,
     ) -> Result<Box<dyn Leg>, SliceError> {
-        let mut bricks = lock_unpoisoned(&self.0);
+        let mut bricks = poison::lock(&self.0);
         let present = bricks.bricks.get(&brick).filter(|brick| brick.up);
         let Some(present) = present else {
             return Err(SliceError::Lost("no process listens".into()));

@@ -2,12 +2,13 @@
 
 use super::brick::Fabric;
 use super::manager::Manager;
-use crate::channel::{self, VolumeChannel};
+use crate::client::channel::{self, VolumeChannel};
+use crate::client::driven::{CallAnswer, DrivenVolume};
+use crate::client::volume::AttachError;
 use crate::controller::Mailbox;
-use crate::driven::{CallAnswer, DrivenVolume};
-use crate::shared::{VolumeShared, lock_unpoisoned};
+use crate::shared::VolumeShared;
 use crate::status::VolumeStatus;
-use crate::volume::AttachError;
+use pagemesh_base::poison;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ impl Client {
     }
 
     pub(crate) fn poll(&mut self) {
-        lock_unpoisoned(&self.fabric.0).clock = Some(self.start + self.now);
+        poison::lock(&self.fabric.0).clock = Some(self.start + self.now);
         self.volume.poll(self.now);
     }
 

@@ -5,12 +5,12 @@ use super::brick::Fabric;
 use super::client::Client;
 use super::manager::{Manager, ManagerMode, brick, segment};
 use super::oracle::fill;
-use crate::channel::VolumeChannel;
+use crate::client::channel::VolumeChannel;
 use crate::controller::ControllerEvent;
-use crate::shared::lock_unpoisoned;
 use crate::status::{Counters, LegStatus, VolumeState};
 use bytes::Bytes;
 use pagemesh_base::layout::{BrickId, LegState, STRIPE_BYTES, Segment, SliceId};
+use pagemesh_base::poison;
 use pagemesh_base::slice::TransactionPart;
 use pagemesh_base::space::{Channel, Reply, Request, SpaceError, Token};
 use std::collections::BTreeMap;
@@ -47,7 +47,7 @@ impl TestCluster {
             .flat_map(|s| &s.columns)
             .flat_map(|c| &c.legs)
         {
-            let mut bricks = lock_unpoisoned(&fabric.0);
+            let mut bricks = poison::lock(&fabric.0);
             if !bricks.bricks.contains_key(&leg.brick) {
                 bricks.add(leg.brick, durability == "file-sync");
             }
@@ -87,12 +87,12 @@ impl TestCluster {
     /// The client dies, along with its requests in the network. Another one begins to attach,
     /// and makes `steps` steps, one message at a time.
     pub(crate) fn attach_partially(&mut self, steps: usize) {
-        lock_unpoisoned(&self.fabric.0).take_messages();
+        poison::lock(&self.fabric.0).take_messages();
         self.channels.clear();
         self.client = Client::new(&self.fabric, &self.manager);
-        let orphans = lock_unpoisoned(&self.fabric.0).orphans();
+        let orphans = poison::lock(&self.fabric.0).orphans();
         for number in orphans {
-            lock_unpoisoned(&self.fabric.0).break_connection(number);
+            poison::lock(&self.fabric.0).break_connection(number);
         }
         self.run_steps(steps);
     }
@@ -100,10 +100,10 @@ impl TestCluster {
     /// Makes one message or call at a time.
     pub(crate) fn run_steps(&mut self, steps: usize) {
         for _ in 0..steps {
-            let busy = lock_unpoisoned(&self.fabric.0).busy();
+            let busy = poison::lock(&self.fabric.0).busy();
             match busy.first() {
                 Some(&connection) => {
-                    lock_unpoisoned(&self.fabric.0).step(connection, &mut self.rng);
+                    poison::lock(&self.fabric.0).step(connection, &mut self.rng);
                     self.client.poll();
                 }
                 None => {
@@ -127,7 +127,7 @@ impl TestCluster {
 
     fn add_copy_of(&mut self, brick: BrickId, slice: SliceId, asynchronous: bool) {
         let bytes = self.manager.layout().segments[0].slice_bytes();
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         bricks.add(brick, false);
         bricks.create(brick, slice, bytes);
         drop(bricks);
@@ -156,9 +156,9 @@ impl TestCluster {
         let mut idle = 0;
         while idle < IDLE_PASSES {
             idle += 1;
-            let busy = lock_unpoisoned(&self.fabric.0).busy();
+            let busy = poison::lock(&self.fabric.0).busy();
             for connection in busy {
-                if lock_unpoisoned(&self.fabric.0).step(connection, &mut self.rng) {
+                if poison::lock(&self.fabric.0).step(connection, &mut self.rng) {
                     idle = 0;
                 }
             }
@@ -214,9 +214,9 @@ impl TestCluster {
             if view.columns[0].legs[leg].state == LegState::Syncing {
                 return;
             }
-            let busy = lock_unpoisoned(&self.fabric.0).busy();
+            let busy = poison::lock(&self.fabric.0).busy();
             for connection in busy {
-                lock_unpoisoned(&self.fabric.0).step(connection, &mut self.rng);
+                poison::lock(&self.fabric.0).step(connection, &mut self.rng);
             }
             self.client.now += Duration::from_millis(10);
         }
@@ -271,11 +271,11 @@ impl TestCluster {
     }
 
     pub(crate) fn kill(&mut self, number: u128) {
-        lock_unpoisoned(&self.fabric.0).kill(brick(number));
+        poison::lock(&self.fabric.0).kill(brick(number));
     }
 
     pub(crate) fn restart(&mut self, number: u128) {
-        lock_unpoisoned(&self.fabric.0).restart(brick(number));
+        poison::lock(&self.fabric.0).restart(brick(number));
     }
 
     pub(crate) fn counters(&self) -> Counters {
@@ -285,31 +285,31 @@ impl TestCluster {
     /// The number of reads that the slice of a leg in column 0 has served.
     pub(crate) fn leg_reads(&self, leg: usize) -> u64 {
         let leg = self.manager.layout().segments[0].columns[0].legs[leg].clone();
-        lock_unpoisoned(&self.fabric.0)
+        poison::lock(&self.fabric.0)
             .slice(leg.brick, leg.slice)
             .reads
     }
 
     pub(crate) fn set_frozen(&mut self, number: u128, frozen: bool) {
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         bricks.bricks.get_mut(&brick(number)).expect("brick").frozen = frozen;
     }
 
     /// Sets the maximum of connections of a brick.
     pub(crate) fn set_sessions_max(&mut self, number: u128, most: usize) {
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         let brick = bricks.bricks.get_mut(&brick(number)).expect("brick");
         brick.sessions_max = most;
     }
 
     pub(crate) fn connections(&self, number: u128) -> usize {
-        lock_unpoisoned(&self.fabric.0)
+        poison::lock(&self.fabric.0)
             .connections_of(brick(number))
             .len()
     }
 
     pub(crate) fn set_room(&mut self, number: u128, pages: u64) {
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         bricks.bricks.get_mut(&brick(number)).expect("brick").room = pages;
     }
 
@@ -317,7 +317,7 @@ impl TestCluster {
     pub(crate) fn crash(&mut self) {
         self.channels.clear();
         self.client = Client::new(&self.fabric, &self.manager);
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         let orphans = bricks.orphans();
         orphans
             .into_iter()
@@ -335,7 +335,7 @@ impl TestCluster {
         let layout = self.manager.layout();
         let mut columns = layout.segments.iter().flat_map(|s| &s.columns);
         let leg = &columns.nth(column).expect("column").legs[leg];
-        let bricks = lock_unpoisoned(&self.fabric.0);
+        let bricks = poison::lock(&self.fabric.0);
         let bytes = &bricks.slice(leg.brick, leg.slice).pages()[page];
         bytes.as_ref().map_or(vec![], |bytes| bytes.to_vec())
     }
@@ -344,7 +344,7 @@ impl TestCluster {
     #[track_caller]
     pub(crate) fn assert_legs_equal(&self) {
         let layout = self.manager.layout();
-        let bricks = lock_unpoisoned(&self.fabric.0);
+        let bricks = poison::lock(&self.fabric.0);
         let zero = [0; 4096];
         for column in layout.segments.iter().flat_map(|s| &s.columns) {
             let legs = column.legs.iter();
@@ -365,13 +365,13 @@ impl TestCluster {
     #[track_caller]
     pub(crate) fn restore_and_compare(&mut self) {
         self.manager.set_mode(ManagerMode::Up);
-        let all: Vec<BrickId> = lock_unpoisoned(&self.fabric.0)
+        let all: Vec<BrickId> = poison::lock(&self.fabric.0)
             .bricks
             .keys()
             .copied()
             .collect();
         for id in all {
-            let mut bricks = lock_unpoisoned(&self.fabric.0);
+            let mut bricks = poison::lock(&self.fabric.0);
             bricks.restart(id);
             let brick = bricks.bricks.get_mut(&id).expect("brick");
             (brick.frozen, brick.room) = (false, u64::MAX);
@@ -382,7 +382,7 @@ impl TestCluster {
 }
 
 pub(crate) fn create_slices(fabric: &Fabric, segments: &[Segment]) {
-    let mut bricks = lock_unpoisoned(&fabric.0);
+    let mut bricks = poison::lock(&fabric.0);
     for segment in segments {
         for leg in segment.columns.iter().flat_map(|c| &c.legs) {
             bricks.create(leg.brick, leg.slice, segment.slice_bytes());

@@ -7,10 +7,10 @@ use super::replication::{PAGE_SECTORS, REPLICA_SLICE, replicated_cluster};
 use crate::controller::ControllerEvent;
 use crate::direct_access::{DirectAccess, DirectSegment, FileRange, TornOp};
 use crate::limits::{REPLICATION_AGE_MAX, REPLICATION_CHANGES_MAX};
-use crate::replication_ring::CLAIM_PENDING;
-use crate::shared::lock_unpoisoned;
+use crate::replication::ring::CLAIM_PENDING;
 use pagemesh_base::ids::PageNo;
 use pagemesh_base::layout::LegState;
+use pagemesh_base::poison;
 use pagemesh_base::slice::PageRun;
 use pagemesh_base::space::{Reply, Request};
 use std::sync::atomic::Ordering;
@@ -42,7 +42,7 @@ impl ScriptedClient {
         let place = self.segment.ring().claim(row, 1);
         let layout = world.manager.layout();
         for leg in &layout.segments[0].columns[0].legs[..legs] {
-            let mut bricks = lock_unpoisoned(&world.fabric.0);
+            let mut bricks = poison::lock(&world.fabric.0);
             let slice = bricks.slice_mut(leg.brick, leg.slice);
             slice.set_page(page as usize, &fill(value, PAGE_SECTORS));
         }
@@ -63,7 +63,7 @@ impl ScriptedClient {
         row.set_runs(&runs);
         let layout = world.manager.layout();
         let leg = &layout.segments[0].columns[0].legs[leg];
-        let mut bricks = lock_unpoisoned(&world.fabric.0);
+        let mut bricks = poison::lock(&world.fabric.0);
         let slice = bricks.slice_mut(leg.brick, leg.slice);
         for page in runs.iter().flat_map(|it| it.page.0..it.page.0 + it.count) {
             slice.set_page(page as usize, &fill(value, PAGE_SECTORS));
@@ -105,7 +105,7 @@ impl ScriptedClient {
 /// Damages a page of a leg.
 fn damage_page(world: &TestCluster, leg: usize, page: u64) {
     let leg = world.manager.layout().segments[0].columns[0].legs[leg].clone();
-    let mut bricks = lock_unpoisoned(&world.fabric.0);
+    let mut bricks = poison::lock(&world.fabric.0);
     bricks.slice_mut(leg.brick, leg.slice).damage_page(page);
 }
 
@@ -302,7 +302,7 @@ fn replication_starts_after_unaware_direct_ops_end() {
     world.advance_time(Duration::from_secs(1));
     assert_eq!(world.leg_status(1).state, LegState::Stale);
     let leg = world.manager.layout().segments[0].columns[0].legs[0].clone();
-    lock_unpoisoned(&world.fabric.0)
+    poison::lock(&world.fabric.0)
         .slice_mut(leg.brick, leg.slice)
         .set_page(1, &fill(2, PAGE_SECTORS));
     guest.segment.row(3).end_op();

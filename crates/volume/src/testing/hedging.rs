@@ -4,10 +4,10 @@ use super::cluster::{PAGE, TestCluster};
 use super::manager::{brick, segment};
 use super::oracle::fill;
 use crate::limits::HEDGE_DELAY_MAX;
-use crate::shared::lock_unpoisoned;
 use crate::status::VolumeState;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::STRIPE_BYTES;
+use pagemesh_base::poison;
 use pagemesh_base::space::{Reply, Request};
 use std::panic;
 
@@ -29,12 +29,12 @@ fn read_refused_for_a_barrier_is_retried() {
     world.run_until_idle();
     world.advance_time(HEDGE_DELAY_MAX);
     assert_eq!(world.counters().reads_hedged, 1);
-    let mut asked = lock_unpoisoned(&world.fabric.0).take_messages();
+    let mut asked = poison::lock(&world.fabric.0).take_messages();
     (0..3).for_each(|brick| world.set_frozen(brick, false));
     let (second, first) = (asked.pop().expect("two"), asked.pop().expect("two"));
     assert!(asked.is_empty(), "nothing else is under way");
     let of = |connection: u64| {
-        let bricks = lock_unpoisoned(&world.fabric.0);
+        let bricks = poison::lock(&world.fabric.0);
         let is_its = |number: &u128| bricks.connections_of(brick(*number)).contains(&connection);
         (0..3).find(is_its).expect("a brick")
     };
@@ -42,12 +42,12 @@ fn read_refused_for_a_barrier_is_retried() {
     let legs = world.manager.layout().segments[0].columns[0].legs.clone();
     let epoch = |world: &TestCluster, number: u128| {
         let leg = &legs[number as usize];
-        lock_unpoisoned(&world.fabric.0)
+        poison::lock(&world.fabric.0)
             .slice(leg.brick, leg.slice)
             .epoch()
     };
     let leg = &legs[damaged as usize];
-    lock_unpoisoned(&world.fabric.0)
+    poison::lock(&world.fabric.0)
         .slice_mut(leg.brick, leg.slice)
         .damage_page(0);
     // One of the two legs hears of the loss before the other.
@@ -58,10 +58,10 @@ fn read_refused_for_a_barrier_is_retried() {
         if epoch(&world, told) > before {
             break;
         }
-        let busy = lock_unpoisoned(&world.fabric.0).busy();
+        let busy = poison::lock(&world.fabric.0).busy();
         match busy.first() {
             Some(&connection) => {
-                lock_unpoisoned(&world.fabric.0).step(connection, &mut world.rng);
+                poison::lock(&world.fabric.0).step(connection, &mut world.rng);
             }
             None => {
                 world.client.poll();
@@ -72,8 +72,8 @@ fn read_refused_for_a_barrier_is_retried() {
     assert!(epoch(&world, told) > before, "the leg heard of the loss");
     let answer = |world: &mut TestCluster, message: (u64, u64, _)| {
         let connection = message.0;
-        lock_unpoisoned(&world.fabric.0).restore_messages(vec![message]);
-        while lock_unpoisoned(&world.fabric.0).step(connection, &mut world.rng) {}
+        poison::lock(&world.fabric.0).restore_messages(vec![message]);
+        while poison::lock(&world.fabric.0).step(connection, &mut world.rng) {}
         world.reap();
     };
     answer(&mut world, first);

@@ -2,8 +2,8 @@
 
 use super::cluster::{PAGE, TestCluster, write};
 use super::manager::brick;
-use crate::shared::lock_unpoisoned;
 use crate::status::VolumeState;
+use pagemesh_base::poison;
 use pagemesh_base::space::Reply;
 
 /// Two legs are asked at once, and one is stalled. The answer of the other is taken before its
@@ -16,7 +16,7 @@ fn answers_are_taken_while_another_leg_is_stalled() {
         world.set_frozen(still, true);
         world.kill(2);
         world.run_until_idle();
-        let bricks = lock_unpoisoned(&world.fabric.0);
+        let bricks = poison::lock(&world.fabric.0);
         assert!(bricks.has_request_to_frozen(), "the controller asks both");
         assert!(!bricks.has_unreaped(), "of leg {}", 1 - still);
         drop(bricks);
@@ -38,7 +38,7 @@ fn idle_channel_drops_links_to_dead_brick() {
         let away = [world.channels.remove(0), world.channels.remove(other - 1)];
         world.kill(0);
         world.run_until_idle();
-        let kept = lock_unpoisoned(&world.fabric.0).connections_of(brick(0));
+        let kept = poison::lock(&world.fabric.0).connections_of(brick(0));
         assert!(kept.is_empty(), "{kept:?}");
         world.channels.extend(away);
         world.restore_and_compare();

@@ -6,10 +6,10 @@ use super::cluster::{PAGE, RequestResult, TestCluster, part, transact, write};
 use super::manager::ManagerMode;
 use super::oracle::fill;
 use crate::limits::DOWN_LIMIT;
-use crate::shared::lock_unpoisoned;
 use crate::status::VolumeState;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::LegState;
+use pagemesh_base::poison;
 use pagemesh_base::slice::SliceRequest;
 use pagemesh_base::space::{Request, SpaceError};
 use std::panic;
@@ -212,7 +212,7 @@ fn fenced_channel_indeterminate_write_is_not_read() {
         fill(2, PAGE / 512),
         "the write is on one leg"
     );
-    let mut delayed = lock_unpoisoned(&world.fabric.0).take_messages();
+    let mut delayed = poison::lock(&world.fabric.0).take_messages();
     delayed.retain(|(.., request)| matches!(request, SliceRequest::Write { .. }));
     // The other client has raised the epoch of the second leg, and waits for the first.
     let other = Client::new(&world.fabric, &world.manager);
@@ -223,7 +223,7 @@ fn fenced_channel_indeterminate_write_is_not_read() {
     world.run_until_idle();
     std::mem::swap(&mut world.client, &mut other);
     world.channels = channels;
-    lock_unpoisoned(&world.fabric.0).restore_messages(delayed);
+    poison::lock(&world.fabric.0).restore_messages(delayed);
     world.run_until_idle();
     assert_eq!(world.result_of(late), Some(Err(SpaceError::Fenced)));
     for token in reads {

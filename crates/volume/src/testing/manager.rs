@@ -2,12 +2,12 @@
 //! after a change is made.
 
 use crate::authority::{Authority, AuthorityError, BrickAddress, LegChange, ResolvedLayout};
-use crate::shared::lock_unpoisoned;
 use crate::status::CopyReport;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, Layout, Leg, LegState, Segment, SliceId, VolumeName,
 };
+use pagemesh_base::poison;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use uuid::Uuid;
@@ -81,19 +81,19 @@ impl Manager {
     }
 
     pub(crate) fn layout(&self) -> Layout {
-        lock_unpoisoned(&self.0).layout.clone()
+        poison::lock(&self.0).layout.clone()
     }
 
     /// An operator adds a segment.
     pub(crate) fn grow(&self, segment: Segment) {
-        let mut store = lock_unpoisoned(&self.0);
+        let mut store = poison::lock(&self.0);
         store.layout.segments.push(segment);
         store.layout.epoch.0 += 1;
     }
 
     /// An operator adds a copy on this brick to the only column.
     pub(crate) fn add_copy(&self, brick: BrickId, slice: SliceId, asynchronous: bool) {
-        let mut store = lock_unpoisoned(&self.0);
+        let mut store = poison::lock(&self.0);
         let column = &mut store.layout.segments[0].columns[0];
         column.legs.push(Leg {
             brick,
@@ -112,7 +112,7 @@ impl Manager {
 
     /// An operator promotes a copy of the only column.
     pub(crate) fn promote(&self, copy: usize) {
-        let mut store = lock_unpoisoned(&self.0);
+        let mut store = poison::lock(&self.0);
         let column = &mut store.layout.segments[0].columns[0];
         for (number, leg) in column.legs.iter_mut().enumerate() {
             let is_it = number == copy;
@@ -130,7 +130,7 @@ impl Manager {
     }
 
     pub(crate) fn set_mode(&self, how: ManagerMode) {
-        lock_unpoisoned(&self.0).mode = how;
+        poison::lock(&self.0).mode = how;
     }
 }
 
@@ -202,7 +202,7 @@ fn is_whole(leg: &Leg) -> bool {
 
 impl Authority for Manager {
     fn attach(&self, _name: &VolumeName, _client: &str) -> Result<ResolvedLayout, AuthorityError> {
-        let mut store = lock_unpoisoned(&self.0);
+        let mut store = poison::lock(&self.0);
         let heard = store.accept_call()?;
         store.layout.epoch.0 += 1;
         store.attachment = store.layout.epoch.into();
@@ -220,7 +220,7 @@ impl Authority for Manager {
         expected: Epoch,
         changes: &[LegChange],
     ) -> Result<Layout, AuthorityError> {
-        let mut store = lock_unpoisoned(&self.0);
+        let mut store = poison::lock(&self.0);
         let heard = store.accept_call()?;
         if attachment != store.attachment {
             return Err(AuthorityError::Fenced);
@@ -244,7 +244,7 @@ impl Authority for Manager {
         attachment: Epoch,
         told: &CopyReport,
     ) -> Result<ResolvedLayout, AuthorityError> {
-        let mut store = lock_unpoisoned(&self.0);
+        let mut store = poison::lock(&self.0);
         store.accept_call()?;
         match attachment == store.attachment {
             true => {

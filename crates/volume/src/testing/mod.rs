@@ -18,9 +18,9 @@ mod scrub;
 mod sessions;
 mod simulation;
 
-use crate::shared::lock_unpoisoned;
 use brick::Fabric;
 use client::Client;
+use pagemesh_base::poison;
 use std::time::Duration;
 
 /// Seeded random numbers (SplitMix64). The same seed gives the same run.
@@ -45,7 +45,7 @@ impl Rng {
 fn step_background(dice: &mut Rng, fabric: &Fabric, client: &mut Client) {
     match dice.below(10) {
         0..=5 => {
-            let mut bricks = lock_unpoisoned(&fabric.0);
+            let mut bricks = poison::lock(&fabric.0);
             let busy = bricks.busy();
             if !busy.is_empty() {
                 let at = dice.below(busy.len() as u64) as usize;

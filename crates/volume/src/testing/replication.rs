@@ -11,14 +11,14 @@ use super::cluster::{self, TestCluster, create_slices};
 use super::manager::{Manager, ManagerMode, brick, segment};
 use super::oracle::{SECTOR, fill, value_of};
 use super::{Rng, SeedReporter, seeds_from_env, step_background};
-use crate::channel::VolumeChannel;
+use crate::client::channel::VolumeChannel;
 use crate::controller::{ControllerEvent, ScrubOrder, ScrubPlan};
 use crate::limits::{DOWN_LIMIT, REPLICATION_AGE_MAX, REPLICATION_CHANGES_MAX};
-use crate::shared::lock_unpoisoned;
 use crate::status::VolumeState;
 use bytes::Bytes;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::{LegState, STRIPE_BYTES, SliceId};
+use pagemesh_base::poison;
 use pagemesh_base::slice::TransactionPart;
 use pagemesh_base::space::{Channel, Reply, Request, SpaceError, Token};
 use std::collections::BTreeMap;
@@ -70,12 +70,12 @@ impl ReplicationScenario {
         let segments = vec![segment(0, 1, copies, STRIPE_BYTES)];
         let fabric = Fabric::default();
         for copy in 0..=copies {
-            lock_unpoisoned(&fabric.0).add(brick(copy as u128), buffers);
+            poison::lock(&fabric.0).add(brick(copy as u128), buffers);
         }
         create_slices(&fabric, &segments);
         let manager = Manager::new(segments, if buffers { "file-sync" } else { "process" });
         let follower = brick(copies as u128);
-        lock_unpoisoned(&fabric.0).create(follower, REPLICA_SLICE, STRIPE_BYTES);
+        poison::lock(&fabric.0).create(follower, REPLICA_SLICE, STRIPE_BYTES);
         manager.add_copy(follower, REPLICA_SLICE, true);
         let client = Client::new(&fabric, &manager);
         ReplicationScenario {
@@ -216,10 +216,10 @@ impl ReplicationScenario {
             0 => {
                 // A buffering source that dies could lose changes that no other leg has.
                 let which = if self.buffers { follower } else { any };
-                lock_unpoisoned(&self.fabric.0).kill(brick(which));
+                poison::lock(&self.fabric.0).kill(brick(which));
             }
-            1..=3 => lock_unpoisoned(&self.fabric.0).restart(brick(any)),
-            4 => lock_unpoisoned(&self.fabric.0).break_any_connection(&mut self.rng),
+            1..=3 => poison::lock(&self.fabric.0).restart(brick(any)),
+            4 => poison::lock(&self.fabric.0).break_any_connection(&mut self.rng),
             5 => {
                 let how = [
                     ManagerMode::Down,
@@ -240,7 +240,7 @@ impl ReplicationScenario {
             9 => {
                 // Parts of this page cannot be written any more.
                 let page = self.rng.below(SECTORS / PAGE_SECTORS);
-                let mut bricks = lock_unpoisoned(&self.fabric.0);
+                let mut bricks = poison::lock(&self.fabric.0);
                 let slice = bricks.slice_mut(brick(follower), REPLICA_SLICE);
                 if slice.pages()[page as usize].is_some() {
                     slice.damage_page(page);
@@ -257,7 +257,7 @@ impl ReplicationScenario {
 
     fn freeze(&mut self, frozen: bool) {
         let follower = brick(self.copies as u128);
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         bricks.bricks.get_mut(&follower).expect("brick").frozen = frozen;
     }
 
@@ -272,7 +272,7 @@ impl ReplicationScenario {
     }
 
     fn set_room(&mut self, number: u128, room: u64) {
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         bricks.bricks.get_mut(&brick(number)).expect("brick").room = room;
     }
 
@@ -283,7 +283,7 @@ impl ReplicationScenario {
         if leg.state != LegState::Following {
             return None;
         }
-        let bricks = lock_unpoisoned(&self.fabric.0);
+        let bricks = poison::lock(&self.fabric.0);
         Some(sectors(bricks.slice(leg.brick, leg.slice).pages()))
     }
 
@@ -337,7 +337,7 @@ impl ReplicationScenario {
 
     fn restore_all(&mut self) {
         self.manager.set_mode(ManagerMode::Up);
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         (0..=self.copies).for_each(|copy| bricks.restart(brick(copy as u128)));
         let all = bricks.bricks.values_mut();
         all.for_each(|brick| (brick.room, brick.frozen) = (u64::MAX, false));
@@ -361,7 +361,7 @@ impl ReplicationScenario {
 
     fn assert_legs_equal(&self) {
         let layout = self.manager.layout();
-        let bricks = lock_unpoisoned(&self.fabric.0);
+        let bricks = poison::lock(&self.fabric.0);
         let legs = &layout.segments[0].columns[0].legs;
         let held =
             |leg: &pagemesh_base::layout::Leg| sectors(bricks.slice(leg.brick, leg.slice).pages());
@@ -413,23 +413,23 @@ impl ReplicationScenario {
     fn promote_and_compare(&mut self, held: &[u64]) {
         self.threads.clear();
         self.restore_all();
-        (0..self.copies).for_each(|copy| lock_unpoisoned(&self.fabric.0).kill(brick(copy as u128)));
+        (0..self.copies).for_each(|copy| poison::lock(&self.fabric.0).kill(brick(copy as u128)));
         // A page that is damaged on every copy would keep the others from resyncing.
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         let follower = bricks.slice_mut(brick(self.copies as u128), REPLICA_SLICE);
         follower.damaged.clear();
         drop(bricks);
         self.manager.promote(self.copies);
         self.client = Client::new(&self.fabric, &self.manager);
-        let orphans = lock_unpoisoned(&self.fabric.0).orphans();
+        let orphans = poison::lock(&self.fabric.0).orphans();
         for number in orphans {
-            lock_unpoisoned(&self.fabric.0).break_connection(number);
+            poison::lock(&self.fabric.0).break_connection(number);
         }
         self.attach();
         self.run_until_healthy();
         let layout = self.manager.layout();
         let leg = &layout.segments[0].columns[0].legs[self.copies];
-        let bricks = lock_unpoisoned(&self.fabric.0);
+        let bricks = poison::lock(&self.fabric.0);
         assert_eq!(sectors(bricks.slice(leg.brick, leg.slice).pages()), held);
     }
 }
@@ -500,7 +500,7 @@ fn stale_replica_connection_changes_nothing() {
             continue;
         }
         tried += 1;
-        let old = lock_unpoisoned(&world.fabric.0).connections_of(brick(2));
+        let old = poison::lock(&world.fabric.0).connections_of(brick(2));
         // The in-sync copies are recovered, so the replica is resynced over another connection.
         world.kill(0);
         world.restart(0);
@@ -511,10 +511,10 @@ fn stale_replica_connection_changes_nothing() {
             if world.leg_status(2).state == LegState::Following {
                 break;
             }
-            let mut busy = lock_unpoisoned(&world.fabric.0).busy();
+            let mut busy = poison::lock(&world.fabric.0).busy();
             busy.retain(|number| !old.contains(number));
             for number in busy {
-                lock_unpoisoned(&world.fabric.0).step(number, &mut world.rng);
+                poison::lock(&world.fabric.0).step(number, &mut world.rng);
             }
             world.client.now += Duration::from_millis(1);
             world.client.poll();
@@ -569,7 +569,7 @@ fn manager_learns_replication_lag() {
     let mut world = replicated_cluster();
     let told = |world: &mut TestCluster| {
         world.refresh_layout();
-        let lag = lock_unpoisoned(&world.manager.0)
+        let lag = poison::lock(&world.manager.0)
             .last_report
             .lag
             .expect("told");
@@ -596,7 +596,7 @@ fn manager_learns_resync_progress() {
     for _ in 0..2000 {
         world.request_refresh();
         world.run_steps(2);
-        let told = lock_unpoisoned(&world.manager.0)
+        let told = poison::lock(&world.manager.0)
             .last_report
             .resyncs
             .get(&1)
@@ -606,7 +606,7 @@ fn manager_learns_resync_progress() {
     world.run_until_idle();
     world.refresh_layout();
     assert_eq!(world.leg_status(1).state, LegState::InSync);
-    assert!(lock_unpoisoned(&world.manager.0).last_report.is_empty());
+    assert!(poison::lock(&world.manager.0).last_report.is_empty());
     let whole = pages * 4096;
     assert!(seen.contains(&(whole, 0)), "{seen:?}");
     assert!(
@@ -671,7 +671,7 @@ fn replica_applies_nothing_after_refused_change() {
     let mut world = replicated_cluster();
     world.write(4096, 4096, 2);
     world.set_frozen(1, true);
-    lock_unpoisoned(&world.fabric.0)
+    poison::lock(&world.fabric.0)
         .slice_mut(brick(1), REPLICA_SLICE)
         .damage_page(0);
     // A part of that page cannot be written; a write of the whole next page could.
@@ -680,9 +680,9 @@ fn replica_applies_nothing_after_refused_change() {
     let before = world.page_bytes(0, 1, 1);
     world.set_frozen(1, false);
     for _ in 0..10 {
-        let busy = lock_unpoisoned(&world.fabric.0).busy();
+        let busy = poison::lock(&world.fabric.0).busy();
         for connection in busy {
-            lock_unpoisoned(&world.fabric.0).step(connection, &mut world.rng);
+            poison::lock(&world.fabric.0).step(connection, &mut world.rng);
         }
     }
     assert!(world.page_bytes(0, 1, 1) == before);

@@ -8,10 +8,10 @@ use super::manager::{ManagerMode, brick, segment};
 use super::oracle::fill;
 use crate::controller::ControllerEvent;
 use crate::limits::{DOWN_LIMIT, HEDGE_DELAY_MAX, MANAGER_RETRY_MAX};
-use crate::shared::lock_unpoisoned;
 use crate::status::VolumeState;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::{LegState, STRIPE_BYTES, SliceId};
+use pagemesh_base::poison;
 use pagemesh_base::slice::TransactionPart;
 use pagemesh_base::space::{Reply, Request, SpaceError};
 use std::sync::mpsc;
@@ -144,7 +144,7 @@ fn write_on_one_leg_is_not_read() {
 fn writes_wait_for_barrier_after_leg_loss() {
     let mut world = TestCluster::mirror(2);
     world.kill(1);
-    lock_unpoisoned(&world.fabric.0).hold_barriers = true;
+    poison::lock(&world.fabric.0).hold_barriers = true;
     let token = world.submit(0, write(0, PAGE, 2));
     world.advance_time(Duration::from_secs(1));
     assert_eq!(world.result_of(token), None);
@@ -152,7 +152,7 @@ fn writes_wait_for_barrier_after_leg_loss() {
     world.advance_time(Duration::from_secs(1));
     assert_eq!(world.result_of(later), None);
     assert!(world.page_bytes(0, 0, 4).is_empty(), "not even sent");
-    lock_unpoisoned(&world.fabric.0).hold_barriers = false;
+    poison::lock(&world.fabric.0).hold_barriers = false;
     assert_eq!(world.result_of(token), Some(Ok(Reply::Done)));
     assert_eq!(world.result_of(later), Some(Ok(Reply::Done)));
     world.restore_and_compare();
@@ -170,7 +170,7 @@ fn barrier_does_not_wait_for_lost_leg() {
     world.advance_time(Duration::from_secs(1));
     assert_eq!(world.result_of(token), None, "leg 1 may have it");
     {
-        let mut bricks = lock_unpoisoned(&world.fabric.0);
+        let mut bricks = poison::lock(&world.fabric.0);
         // The connection of the channel; the controller's is older.
         let newest = bricks.connections_of(brick(1)).pop();
         bricks.break_connection(newest.expect("a connection"));
@@ -195,7 +195,7 @@ fn unpolled_channel_drops_links_to_dead_brick() {
     world.write(0, PAGE, 1);
     world.channels.push(late);
     world.run_until_idle();
-    let kept = lock_unpoisoned(&world.fabric.0).connections_of(brick(1));
+    let kept = poison::lock(&world.fabric.0).connections_of(brick(1));
     assert!(kept.is_empty(), "{kept:?}");
     world.restore_and_compare();
 }
@@ -209,7 +209,7 @@ fn idle_volume_drops_links_to_dead_brick() {
         world.run_until_idle();
         world.kill(1);
         world.run_until_idle();
-        let kept = lock_unpoisoned(&world.fabric.0).connections_of(brick(1));
+        let kept = poison::lock(&world.fabric.0).connections_of(brick(1));
         assert!(kept.is_empty(), "{channels} channels: {kept:?}");
     }
 }
@@ -369,10 +369,10 @@ fn overlapping_channel_writes_leave_legs_equal() {
             }
             // Some legs are slower than others.
             for _ in 0..world.rng.below(12) {
-                let busy = lock_unpoisoned(&world.fabric.0).busy();
+                let busy = poison::lock(&world.fabric.0).busy();
                 if let Some(at) = busy.len().checked_sub(1) {
                     let at = world.rng.below(at as u64 + 1) as usize;
-                    lock_unpoisoned(&world.fabric.0).step(busy[at], &mut world.rng);
+                    poison::lock(&world.fabric.0).step(busy[at], &mut world.rng);
                 }
             }
             world.reap();
@@ -400,13 +400,13 @@ fn superseded_client_late_writes_are_refused() {
     );
     let old_channels = std::mem::take(&mut world.channels);
     // The barriers of the new client overtake the writes of the old one.
-    let delayed = lock_unpoisoned(&world.fabric.0).take_messages();
+    let delayed = poison::lock(&world.fabric.0).take_messages();
     world.set_frozen(0, false);
     world.set_frozen(1, false);
     world.attach();
     world.open();
     world.write(0, PAGE, 3);
-    lock_unpoisoned(&world.fabric.0).restore_messages(delayed);
+    poison::lock(&world.fabric.0).restore_messages(delayed);
     std::mem::swap(&mut world.client, &mut old);
     world.channels.extend(old_channels);
     let ending = world.result_of(late);
@@ -440,8 +440,8 @@ fn superseded_client_changes_no_legs() {
     world.open();
     std::mem::swap(&mut world.client, &mut old);
     world.channels.extend(old_channels);
-    let all = lock_unpoisoned(&world.fabric.0).connections();
-    lock_unpoisoned(&world.fabric.0).break_connection(all[0]);
+    let all = poison::lock(&world.fabric.0).connections();
+    poison::lock(&world.fabric.0).break_connection(all[0]);
     let token = world.submit(1, write(0, PAGE, 4));
     world.advance_time(Duration::from_secs(5));
     assert_eq!(world.result_of(token), Some(Err(SpaceError::Fenced)));
@@ -542,7 +542,7 @@ fn volume_grows_in_use() {
         // New slices refuse older clients from the start.
         let epoch = status.epoch;
         for leg in &world.manager.layout().segments[1].columns[1].legs {
-            let bricks = lock_unpoisoned(&world.fabric.0);
+            let bricks = poison::lock(&world.fabric.0);
             if bricks.bricks[&leg.brick].up {
                 assert_eq!(
                     bricks.slice(leg.brick, leg.slice).epoch(),
@@ -570,7 +570,7 @@ fn leg_is_added_in_use() {
         world.add_copy(new.0, new.1);
         // Pages that are mapped on the other copies, and pages that are holes there.
         for page in [0, 2, 14] {
-            let mut bricks = lock_unpoisoned(&world.fabric.0);
+            let mut bricks = poison::lock(&world.fabric.0);
             bricks.slice_mut(new.0, new.1).set_page(page, &fill(9, 8));
         }
         world.write(PAGE, PAGE, 2);
@@ -788,10 +788,7 @@ fn resync_copies_several_chunks_concurrently() {
     world.run_until_syncing(1);
     world.set_frozen(1, true);
     world.run_until_idle();
-    assert_eq!(
-        lock_unpoisoned(&world.fabric.0).queued(brick(1)),
-        places.len()
-    );
+    assert_eq!(poison::lock(&world.fabric.0).queued(brick(1)), places.len());
     // A write there waits for the copy of its range, and is not overwritten by it.
     let token = world.submit(0, write(4 * PAGE, PAGE, 9));
     assert!(world.result_of(token).is_none());
@@ -952,14 +949,14 @@ fn damaged_page_is_repaired_from_another_leg() {
     let mut world = TestCluster::mirror(2);
     world.write(0, 2 * PAGE, 1);
     let leg = world.manager.layout().segments[0].columns[0].legs[1].clone();
-    lock_unpoisoned(&world.fabric.0)
+    poison::lock(&world.fabric.0)
         .slice_mut(leg.brick, leg.slice)
         .damage_page(1);
     world.assert_holds(PAGE, PAGE, 1);
     let status = world.client.status();
     assert_eq!(status.state, VolumeState::Healthy);
     assert!(
-        lock_unpoisoned(&world.fabric.0)
+        poison::lock(&world.fabric.0)
             .slice(leg.brick, leg.slice)
             .damaged
             .is_empty()
@@ -974,7 +971,7 @@ fn late_repair_does_not_block_column() {
     let mut world = TestCluster::mirror(3);
     world.write(0, 2 * PAGE, 1);
     let leg = world.manager.layout().segments[0].columns[0].legs[1].clone();
-    lock_unpoisoned(&world.fabric.0)
+    poison::lock(&world.fabric.0)
         .slice_mut(leg.brick, leg.slice)
         .damage_page(1);
     // The first good leg, from which the repair reads, is stalled.
@@ -1033,7 +1030,7 @@ fn closed_channels_leave_nothing_in_flight() {
         }
         let legs = world.manager.layout().segments[0].columns[0].legs.clone();
         for leg in legs {
-            let bricks = lock_unpoisoned(&world.fabric.0);
+            let bricks = poison::lock(&world.fabric.0);
             assert!(bricks.slice(leg.brick, leg.slice).has_nothing_in_flight());
         }
     }
@@ -1122,7 +1119,7 @@ fn dropped_channel_changes_complete() {
     world.write(0, PAGE, 3);
     world.restore_and_compare();
     world.assert_holds(0, PAGE, 3);
-    assert_eq!(lock_unpoisoned(&world.client.shared.members).len(), 2);
+    assert_eq!(poison::lock(&world.client.shared.members).len(), 2);
 }
 
 #[test]
@@ -1281,7 +1278,7 @@ fn transaction_on_one_leg_rolls_forward_at_attach() {
     world.submit(0, transact(parts));
     world.run_until_idle();
     world.set_frozen(1, false);
-    lock_unpoisoned(&world.fabric.0).take_messages();
+    poison::lock(&world.fabric.0).take_messages();
     world.crash();
     for (page, value) in [(1, 2), (2, 1), (3, 2), (6, 0)] {
         world.assert_holds(page * PAGE, PAGE, value);

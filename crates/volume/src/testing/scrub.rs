@@ -6,9 +6,9 @@ use super::manager::{brick, segment};
 use super::replication::replicated_cluster;
 use crate::controller::{ControllerEvent, ScrubOrder, ScrubPlan};
 use crate::limits::{REPLICATION_AGE_MAX, REPLICATION_CHANGES_MAX, SCRUB_BATCH_BYTES, SCRUB_DELAY};
-use crate::shared::lock_unpoisoned;
 use crate::status::{ScrubPass, ScrubState, ScrubStatus, VolumeState};
 use pagemesh_base::layout::LegState;
+use pagemesh_base::poison;
 use pagemesh_base::space::{Request, SpaceError};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -62,13 +62,13 @@ impl TestCluster {
 
     fn damage_page(&mut self, leg: usize, page: u64) {
         let leg = self.manager.layout().segments[0].columns[0].legs[leg].clone();
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         bricks.slice_mut(leg.brick, leg.slice).damage_page(page);
     }
 
     fn damaged_pages(&self, leg: usize) -> BTreeSet<u64> {
         let leg = self.manager.layout().segments[0].columns[0].legs[leg].clone();
-        let bricks = lock_unpoisoned(&self.fabric.0);
+        let bricks = poison::lock(&self.fabric.0);
         bricks.slice(leg.brick, leg.slice).damaged.clone()
     }
 }
@@ -306,10 +306,10 @@ fn scrub_ignores_pages_being_written() {
                     .post(ControllerEvent::Scrub(ScrubOrder::Start));
             }
             for _ in 0..world.rng.below(30) {
-                let busy = lock_unpoisoned(&world.fabric.0).busy();
+                let busy = poison::lock(&world.fabric.0).busy();
                 if !busy.is_empty() {
                     let at = world.rng.below(busy.len() as u64) as usize;
-                    lock_unpoisoned(&world.fabric.0).step(busy[at], &mut world.rng);
+                    poison::lock(&world.fabric.0).step(busy[at], &mut world.rng);
                 }
                 world.client.poll();
                 world.client.now += Duration::from_micros(200);
@@ -345,7 +345,7 @@ fn scrub_repairs_asynchronous_replica() {
     // Pages that were lost, and pages that were never there.
     for page in [5, 11, 14] {
         let leg = world.leg_status(1);
-        let mut bricks = lock_unpoisoned(&world.fabric.0);
+        let mut bricks = poison::lock(&world.fabric.0);
         bricks
             .slice_mut(leg.brick, leg.slice)
             .set_page(page, &[7; PAGE as usize]);
@@ -393,10 +393,10 @@ fn scrub_ignores_replication_lag() {
                     .post(ControllerEvent::Scrub(ScrubOrder::Start));
             }
             for _ in 0..world.rng.below(30) {
-                let busy = lock_unpoisoned(&world.fabric.0).busy();
+                let busy = poison::lock(&world.fabric.0).busy();
                 if !busy.is_empty() {
                     let at = world.rng.below(busy.len() as u64) as usize;
-                    lock_unpoisoned(&world.fabric.0).step(busy[at], &mut world.rng);
+                    poison::lock(&world.fabric.0).step(busy[at], &mut world.rng);
                 }
                 world.client.poll();
                 world.client.now += Duration::from_micros(200);

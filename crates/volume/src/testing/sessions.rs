@@ -1,7 +1,7 @@
 //! Bricks without a free session.
 
 use super::cluster::{PAGE, TestCluster, write};
-use crate::channel;
+use crate::client::channel;
 use crate::limits::{CHANNELS_MAX, RESYNC_RETRY_MAX};
 use crate::status::VolumeState;
 use pagemesh_base::layout::LegState;

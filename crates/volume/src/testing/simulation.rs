@@ -11,12 +11,12 @@ use super::cluster::create_slices;
 use super::manager::{Manager, ManagerMode, brick, segment};
 use super::oracle::{AtomicSectors, ReadOracle, SECTOR, fill, value_of};
 use super::{Rng, SeedReporter, seeds_from_env, step_background};
-use crate::channel::VolumeChannel;
+use crate::client::channel::VolumeChannel;
 use crate::limits::DOWN_LIMIT;
-use crate::shared::lock_unpoisoned;
 use crate::status::VolumeState;
 use bytes::Bytes;
 use pagemesh_base::layout::{BrickId, LegState, STRIPE_BYTES};
+use pagemesh_base::poison;
 use pagemesh_base::slice::TransactionPart;
 use pagemesh_base::space::{Channel, Reply, Request, SpaceError, Token};
 use std::collections::BTreeMap;
@@ -75,9 +75,9 @@ impl Scenario {
             .map(|n| segment(n, columns, copies, STRIPE_BYTES * columns as u64))
             .collect();
         let fabric = Fabric::default();
-        lock_unpoisoned(&fabric.0).table_max = dice.one_in(3).then_some(6);
+        poison::lock(&fabric.0).table_max = dice.one_in(3).then_some(6);
         for copy in 0..copies {
-            lock_unpoisoned(&fabric.0).add(brick(copy as u128), buffers);
+            poison::lock(&fabric.0).add(brick(copy as u128), buffers);
         }
         create_slices(&fabric, &segments);
         let bytes: u64 = segments.iter().map(|s| s.bytes).sum();
@@ -277,9 +277,9 @@ impl Scenario {
     fn inject_fault(&mut self) {
         let number = brick(u128::from(self.rng.below(self.copies as u64)));
         match self.rng.below(12) {
-            0 | 1 if self.may_kill_brick() => lock_unpoisoned(&self.fabric.0).kill(number),
-            2..=4 => lock_unpoisoned(&self.fabric.0).restart(number),
-            5 => lock_unpoisoned(&self.fabric.0).break_any_connection(&mut self.rng),
+            0 | 1 if self.may_kill_brick() => poison::lock(&self.fabric.0).kill(number),
+            2..=4 => poison::lock(&self.fabric.0).restart(number),
+            5 => poison::lock(&self.fabric.0).break_any_connection(&mut self.rng),
             6 => {
                 let how = [
                     ManagerMode::Down,
@@ -313,7 +313,7 @@ impl Scenario {
     }
 
     fn set_room(&mut self, number: BrickId, room: u64) {
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         bricks.bricks.get_mut(&number).expect("brick").room = room;
     }
 
@@ -323,7 +323,7 @@ impl Scenario {
         for _ in 0..self.rng.below(6) {
             self.submit();
         }
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         for connection in bricks.connections_of(number) {
             for _ in 0..self.rng.below(6) {
                 bricks.step(connection, &mut self.rng);
@@ -349,7 +349,7 @@ impl Scenario {
             .flat_map(|s| &s.columns)
             .flat_map(|c| &c.legs);
         let in_sync = legs.all(|leg| leg.state == LegState::InSync);
-        let bricks = lock_unpoisoned(&self.fabric.0);
+        let bricks = poison::lock(&self.fabric.0);
         let whole = bricks.bricks.values().all(|brick| brick.up) && !bricks.has_lost();
         self.copies > 1
             && in_sync
@@ -462,7 +462,7 @@ impl Scenario {
 
     fn restore_all(&mut self) {
         self.manager.set_mode(ManagerMode::Up);
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         (0..self.copies).for_each(|copy| bricks.restart(brick(copy as u128)));
         bricks
             .bricks
@@ -477,8 +477,7 @@ impl Scenario {
             (0..self.threads.len()).for_each(|at| self.reap(at));
             let calm = self.threads.iter().all(|t| t.pending.is_empty());
             // Dropped channels must complete their changes, too.
-            let ended =
-                lock_unpoisoned(&self.client.shared.members).len() == self.threads.len() + 1;
+            let ended = poison::lock(&self.client.shared.members).len() == self.threads.len() + 1;
             if calm && ended && self.client.status().state == VolumeState::Healthy {
                 return;
             }
@@ -489,7 +488,7 @@ impl Scenario {
 
     fn compare_legs(&mut self) {
         let layout = self.manager.layout();
-        let bricks = lock_unpoisoned(&self.fabric.0);
+        let bricks = poison::lock(&self.fabric.0);
         let view = self.client.shared.snapshot().1;
         let columns = layout.segments.iter().flat_map(|s| &s.columns);
         for (number, column) in columns.enumerate() {

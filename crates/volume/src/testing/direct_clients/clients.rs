@@ -3,9 +3,10 @@
 use super::mount::DeadRow;
 use super::{DirectScenario, FILE_SECTORS, FILES, PAGE_SECTORS, segment_of};
 use crate::direct_access::{DirectAccess, FileRange, LayoutLease};
-use crate::shared::{VolumeShared, lock_unpoisoned};
+use crate::shared::VolumeShared;
 use crate::testing::oracle::{SECTOR, fill};
 use pagemesh_base::defect::{self, Defect};
+use pagemesh_base::poison;
 use pagemesh_base::slice::Stamp;
 use std::ops::Range;
 use std::sync::Arc;
@@ -71,7 +72,7 @@ impl DirectScenario {
     }
 
     pub(super) fn unmap(&self, legs: &[u64]) {
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         for &leg in legs {
             bricks.kill_mapped(leg);
             bricks.retire(leg);
@@ -84,7 +85,7 @@ impl DirectScenario {
         let generation = segment_of(&actor.hub).generation();
         let is_ready = actor.lease.as_ref().map(|it| it.generation) == Some(generation);
         let is_lost = {
-            let bricks = lock_unpoisoned(&self.fabric.0);
+            let bricks = poison::lock(&self.fabric.0);
             actor.legs.iter().any(|&leg| bricks.is_lost(leg))
         };
         if is_ready && !is_lost {
@@ -97,7 +98,7 @@ impl DirectScenario {
         let Some(picture) = actor.hub.direct_access.get().and_then(DirectAccess::lease) else {
             return false;
         };
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         for seat in &picture.legs {
             actor
                 .legs
@@ -175,7 +176,7 @@ impl DirectScenario {
         let (Some(epoch), fabric) = (epoch, self.fabric.clone()) else {
             unreachable!("it began with a lease");
         };
-        let mut bricks = lock_unpoisoned(&fabric.0);
+        let mut bricks = poison::lock(&fabric.0);
         work.phase = match work.phase {
             OpPhase::CheckAccess => {
                 let generation = actor.lease.as_ref().map(|picture| picture.generation);
@@ -291,7 +292,7 @@ impl DirectScenario {
         if self.rng.one_in(40)
             && let Some(number) = self.targeted_brick.take()
         {
-            return lock_unpoisoned(&self.fabric.0).kill(number);
+            return poison::lock(&self.fabric.0).kill(number);
         }
         let is_between = |actor: &SimulatedClient| {
             let phase = actor.op.as_ref().map(|work| work.phase);
@@ -302,14 +303,14 @@ impl DirectScenario {
         };
         let leg = self.clients[at].legs[0];
         self.kill_client(at);
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         self.targeted_brick = Some(bricks.mapped[&leg].brick);
         bricks.retire(leg);
     }
 
     pub(super) fn kill_client(&mut self, at: usize) {
         let actor = self.clients.swap_remove(at);
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         actor.legs.iter().for_each(|&leg| bricks.kill_mapped(leg));
         drop(bricks);
         if let Some(ClientOp {

@@ -20,16 +20,17 @@ use super::cluster::create_slices;
 use super::manager::{Manager, ManagerMode, brick, segment};
 use super::oracle::{ReadOracle, SECTOR, value_of};
 use super::{Rng, SeedReporter, seeds_from_env, step_background};
-use crate::channel::VolumeChannel;
+use crate::client::channel::VolumeChannel;
 use crate::controller::{CheckJob, ControllerEvent};
 use crate::direct_access::{DirectAccess, DirectSegment};
 use crate::limits::DOWN_LIMIT;
-use crate::shared::{VolumeShared, lock_unpoisoned};
+use crate::shared::VolumeShared;
 use crate::status::VolumeState;
 use clients::SimulatedClient;
 use mount::{DeadRow, MountRequest};
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::BrickId;
+use pagemesh_base::poison;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -105,9 +106,9 @@ impl DirectScenario {
         let copies = [2, 2, 2, 3][dice.below(4) as usize];
         let segments = vec![segment(0, 1, copies, PAGES * 4096)];
         let fabric = Fabric::default();
-        lock_unpoisoned(&fabric.0).table_max = dice.one_in(4).then_some(6);
+        poison::lock(&fabric.0).table_max = dice.one_in(4).then_some(6);
         for copy in 0..copies {
-            lock_unpoisoned(&fabric.0).add(brick(copy as u128), false);
+            poison::lock(&fabric.0).add(brick(copy as u128), false);
         }
         create_slices(&fabric, &segments);
         let manager = Manager::new(segments, "process");
@@ -187,7 +188,7 @@ impl DirectScenario {
                 self.step_client(at, false);
             }
             _ => {
-                let mut bricks = lock_unpoisoned(&self.fabric.0);
+                let mut bricks = poison::lock(&self.fabric.0);
                 let dead = bricks.dead_sessions();
                 if !dead.is_empty() && self.rng.one_in(8) {
                     let at = self.rng.below(dead.len() as u64) as usize;
@@ -202,9 +203,9 @@ impl DirectScenario {
     fn inject_fault(&mut self) {
         let number = self.any_brick();
         match self.rng.below(10) {
-            0 | 1 => lock_unpoisoned(&self.fabric.0).kill(number),
-            2..=4 => lock_unpoisoned(&self.fabric.0).restart(number),
-            5 => lock_unpoisoned(&self.fabric.0).break_any_connection(&mut self.rng),
+            0 | 1 => poison::lock(&self.fabric.0).kill(number),
+            2..=4 => poison::lock(&self.fabric.0).restart(number),
+            5 => poison::lock(&self.fabric.0).break_any_connection(&mut self.rng),
             6 => {
                 let how = [
                     ManagerMode::Down,
@@ -219,7 +220,7 @@ impl DirectScenario {
                 // At most one copy of a page is damaged.
                 let leg = self.manager.layout().segments[0].columns[0].legs[0].clone();
                 let page = self.rng.below(PAGES);
-                let mut bricks = lock_unpoisoned(&self.fabric.0);
+                let mut bricks = poison::lock(&self.fabric.0);
                 let is_locked = bricks.is_locked(leg.slice, page);
                 let slice = bricks.slice_mut(leg.brick, leg.slice);
                 if !is_locked && slice.pages()[page as usize].is_some() {
@@ -261,7 +262,7 @@ impl DirectScenario {
 
     fn restore_all(&mut self) {
         self.manager.set_mode(ManagerMode::Up);
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         (0..self.copies).for_each(|copy| bricks.restart(brick(copy as u128)));
     }
 
@@ -301,7 +302,7 @@ impl DirectScenario {
     /// it from ending.
     fn clear_damage(&mut self) {
         let legs = self.manager.layout().segments[0].columns[0].legs.clone();
-        let mut bricks = lock_unpoisoned(&self.fabric.0);
+        let mut bricks = poison::lock(&self.fabric.0);
         for leg in legs {
             bricks.slice_mut(leg.brick, leg.slice).damaged.clear();
         }
@@ -343,7 +344,7 @@ impl DirectScenario {
 
     fn compare_legs(&mut self) {
         let layout = self.manager.layout();
-        let bricks = lock_unpoisoned(&self.fabric.0);
+        let bricks = poison::lock(&self.fabric.0);
         let legs = &layout.segments[0].columns[0].legs;
         let slices: Vec<_> = legs
             .iter()

@@ -3,10 +3,10 @@
 use super::{DirectScenario, REQUESTS_MAX, segment_of};
 use crate::controller::{CheckJob, ControllerEvent};
 use crate::direct_access::{FileRange, TornOp};
-use crate::shared::lock_unpoisoned;
 use crate::testing::oracle::{SECTOR, fill};
 use bytes::Bytes;
 use pagemesh_base::defect::{self, Defect};
+use pagemesh_base::poison;
 use pagemesh_base::space::{Channel, Reply, Request, SpaceError, Token};
 use std::ops::Range;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
@@ -137,7 +137,7 @@ impl DirectScenario {
 
     pub(super) fn collect_checks(&mut self) {
         self.checks.retain(|job| {
-            let Some(result) = lock_unpoisoned(&job.progress).result.take() else {
+            let Some(result) = poison::lock(&job.progress).result.take() else {
                 return true;
             };
             if let Ok(report) = result {

@@ -3,134 +3,28 @@
 //! Invariants: a snapshot is replaced as a whole, and its generation changes under the same
 //! lock. Calls block only for a look at a short list.
 
-use crate::channel::ChannelCore;
+mod indeterminate;
+mod lost_writes;
+mod member;
+
 use crate::direct_access::DirectAccess;
-use crate::indeterminate::IndeterminateWrites;
+use crate::engine::locks::{CONTROLLER, LockHolder, RangeLocks};
 use crate::limits::CHANNELS_MAX;
-use crate::locks::{LockHolder, RangeLocks};
-use crate::lost_writes::LostWrites;
-use crate::replication_queue::ReplicationQueue;
+use crate::replication::queue::ReplicationQueue;
 use crate::snapshot::LayoutSnapshot;
 use crate::status::Tally;
 use crate::steps;
-use crate::wake::Wake;
+pub(crate) use indeterminate::IndeterminateWrites;
+use lost_writes::LostWrites;
+pub(crate) use member::{LegLink, Member, MemberMessage};
 use pagemesh_base::ids::Epoch;
-use pagemesh_base::slice::Leg;
+use pagemesh_base::poison;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// Bounds the operation numbers that channels may take while direct access is being enabled.
 const FIRST_OP_GAP: u64 = 1 << 16;
-
-/// The controller's number among the members.
-pub(crate) const CONTROLLER: u32 = 0;
-
-pub(crate) fn lock_unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A connection of a channel to a leg.
-pub(crate) struct LegLink {
-    pub column: usize,
-    pub leg: usize,
-    pub serial: u64,
-    pub connection: Box<dyn Leg>,
-}
-
-/// A message to a member.
-pub(crate) enum MemberMessage {
-    /// The member holds a range lock now, or the changes that its read waits for have ended.
-    LockGranted(u32),
-    /// A connection for the next snapshot.
-    NewLink(LegLink),
-    /// Ends a connection that is to be replaced. Its session may be the one that the next
-    /// connection needs.
-    EndLink {
-        column: usize,
-        leg: usize,
-        serial: u64,
-    },
-    /// A brick has no session for this channel, which has not served yet. The text is the
-    /// cause. The channel is no member any more.
-    Rejected(String),
-}
-
-pub(crate) struct Member {
-    pub wake: Wake,
-    messages: Mutex<Vec<MemberMessage>>,
-    /// Serials of the connections that the member was given, by column and leg.
-    pub links: Mutex<BTreeMap<(usize, usize), u64>>,
-    /// The member's channel, while it is open. The channel's thread locks it during each call.
-    /// The controller locks it to end connections of a channel that is not polled.
-    pub core: Mutex<Option<Box<ChannelCore>>>,
-    /// The channel had all connections of a snapshot that had some.
-    served: AtomicBool,
-}
-
-impl Member {
-    pub(crate) fn new() -> std::io::Result<Member> {
-        Ok(Member {
-            wake: Wake::new()?,
-            messages: Mutex::default(),
-            links: Mutex::default(),
-            core: Mutex::default(),
-            served: AtomicBool::new(false),
-        })
-    }
-
-    pub(crate) fn send(&self, note: MemberMessage) {
-        steps::step("notes");
-        lock_unpoisoned(&self.messages).push(note);
-        self.wake.raise();
-    }
-
-    /// Ends the selected connections, by place and serial; true if there were any.
-    pub(crate) fn end_links(&self, is_meant: impl Fn(&(usize, usize), u64) -> bool) -> bool {
-        let mut links = lock_unpoisoned(&self.links);
-        let before = links.len();
-        links.retain(|place, serial| {
-            let is_meant = is_meant(place, *serial);
-            if is_meant {
-                let &(column, leg) = place;
-                let serial = *serial;
-                self.send(MemberMessage::EndLink {
-                    column,
-                    leg,
-                    serial,
-                });
-            }
-            !is_meant
-        });
-        links.len() < before
-    }
-
-    pub(crate) fn has_served(&self) -> bool {
-        self.served.load(Ordering::Relaxed)
-    }
-
-    /// Processes the channel's messages on this thread. False: the channel's own thread is
-    /// inside a call, and may have looked at its messages before.
-    pub(crate) fn try_process_messages(&self) -> bool {
-        steps::step("core");
-        let mut core = match self.core.try_lock() {
-            Ok(core) => core,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
-        if let Some(core) = core.as_deref_mut() {
-            core.process_messages();
-            // The channel's thread handles the results.
-            self.wake.raise();
-        }
-        true
-    }
-
-    pub(crate) fn take_messages(&self) -> Vec<MemberMessage> {
-        steps::step("notes");
-        std::mem::take(&mut *lock_unpoisoned(&self.messages))
-    }
-}
 
 pub(crate) struct VolumeShared {
     snapshot: Mutex<Arc<LayoutSnapshot>>,
@@ -175,7 +69,7 @@ impl VolumeShared {
 
     pub(crate) fn snapshot(&self) -> (u64, Arc<LayoutSnapshot>) {
         steps::lock("view", &self.snapshot);
-        let view = lock_unpoisoned(&self.snapshot);
+        let view = poison::lock(&self.snapshot);
         (self.generation(), Arc::clone(&view))
     }
 
@@ -189,12 +83,12 @@ impl VolumeShared {
         view: LayoutSnapshot,
         is_ready: impl Fn(&BTreeMap<u32, Arc<Member>>) -> bool,
     ) -> bool {
-        let members = lock_unpoisoned(&self.members);
+        let members = poison::lock(&self.members);
         if !is_ready(&members) {
             return false;
         }
         steps::lock("view", &self.snapshot);
-        let mut present = lock_unpoisoned(&self.snapshot);
+        let mut present = poison::lock(&self.snapshot);
         let generation = self.generation.fetch_add(1, Ordering::AcqRel) + 1;
         // A channel that sees the new generation waits for the snapshot lock, and so for these
         // updates.
@@ -216,8 +110,8 @@ impl VolumeShared {
         }
         drop(present);
         for member in members.values() {
-            if !lock_unpoisoned(&member.links).is_empty() {
-                member.served.store(true, Ordering::Relaxed);
+            if !poison::lock(&member.links).is_empty() {
+                member.set_served();
             }
             member.wake.raise();
         }
@@ -274,7 +168,7 @@ impl VolumeShared {
         if turns.is_empty() {
             return;
         }
-        let members = lock_unpoisoned(&self.members);
+        let members = poison::lock(&self.members);
         for turn in turns.drain(..) {
             if turn.member == own {
                 mine.push(turn.key);
@@ -285,7 +179,7 @@ impl VolumeShared {
     }
 
     pub(crate) fn wake_controller(&self) {
-        if let Some(keeper) = lock_unpoisoned(&self.members).get(&CONTROLLER) {
+        if let Some(keeper) = poison::lock(&self.members).get(&CONTROLLER) {
             keeper.wake.raise();
         }
     }
@@ -293,7 +187,7 @@ impl VolumeShared {
     /// Adds a member, and returns its number; none if the volume is full. Numbers are never
     /// used again, so a late grant for a former member reaches no other one.
     pub(crate) fn join(&self, member: &Arc<Member>) -> Option<u32> {
-        let mut members = lock_unpoisoned(&self.members);
+        let mut members = poison::lock(&self.members);
         if members.len() > CHANNELS_MAX {
             return None;
         }
@@ -306,7 +200,7 @@ impl VolumeShared {
     }
 
     pub(crate) fn leave(&self, number: u32) {
-        lock_unpoisoned(&self.members).remove(&number);
+        poison::lock(&self.members).remove(&number);
         self.replication.remove_waiter(number);
     }
 }

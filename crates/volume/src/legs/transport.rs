@@ -5,11 +5,12 @@
 //! last leg. A mapping is never joined after its brick is gone.
 
 use crate::authority::BrickAddress;
-use crate::connector::Connector;
-use crate::mapped::MappedLeg;
+use crate::legs::connector::Connector;
+use crate::legs::mapped::MappedLeg;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::poison;
 use pagemesh_base::slice::{Leg, SliceError};
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::map::{self, MapGrant};
@@ -22,7 +23,7 @@ use pagemesh_store::session::Session;
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// The transports that may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +99,7 @@ impl Transports {
 
     /// Returns the mapping of a granted pool: the present one of this opening, or a new one.
     fn pool_mapping(&self, grant: MapGrant) -> Result<Arc<PoolMapping<MappedMedia>>, SliceError> {
-        let mut views = self.mappings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut views = poison::lock(&self.mappings);
         views.retain(|_, view| view.strong_count() > 0);
         let known = views.get(&grant.brick).and_then(Weak::upgrade);
         if let Some(view) = known

@@ -17,12 +17,13 @@
 
 use crate::direct_access::DirectSegment;
 use crate::limits::{REPLICATION_AGE_MAX, REPLICATION_BYTES_MAX, REPLICATION_CHANGES_MAX};
-use crate::replication_ring::{RING_SLOTS, ReplicationRing, RingEntry};
-use crate::shared::{Member, lock_unpoisoned};
+use crate::replication::ring::{RING_SLOTS, ReplicationRing, RingEntry};
 use crate::status::Lag;
 use crate::steps;
+use crate::wake::Wake;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
+use pagemesh_base::poison;
 use pagemesh_base::slice::{SliceRequest, Stamp, TransactionPart};
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::{BTreeMap, VecDeque};
@@ -92,7 +93,7 @@ struct QueueState {
     is_late: bool,
     sender: SenderState,
     /// By member: the number that it waits for.
-    waiters: BTreeMap<u32, (u64, Arc<Member>)>,
+    waiters: BTreeMap<u32, (u64, Arc<Wake>)>,
 }
 
 /// The state of the task that takes changes and sends them.
@@ -198,7 +199,7 @@ impl ReplicationQueue {
 
     fn lock_state(&self) -> MutexGuard<'_, QueueState> {
         steps::lock("ship", &self.state);
-        lock_unpoisoned(&self.state)
+        poison::lock(&self.state)
     }
 
     fn ring(&self) -> Option<ReplicationRing<'_>> {
@@ -250,13 +251,13 @@ impl ReplicationQueue {
     }
 
     /// Wakes a member once this number is done. Each member waits for one number.
-    pub(crate) fn wait_for_done(&self, number: u64, who: u32, member: &Arc<Member>) -> DoneWait {
+    pub(crate) fn wait_for_done(&self, number: u64, member: u32, wake: &Arc<Wake>) -> DoneWait {
         let mut queue = self.lock_state();
         // The check is under the lock, so that no wake-up is lost.
         if self.is_done(number) {
             return DoneWait::Done;
         }
-        queue.waiters.insert(who, (number, Arc::clone(member)));
+        queue.waiters.insert(member, (number, Arc::clone(wake)));
         let has_to_be_sent = !queue.queued.is_empty() || self.unsent_slots(&queue) > 0;
         let wakes = has_to_be_sent && queue.wake_sender_if(|taker| taker != SenderState::Awake);
         DoneWait::Registered { must_wake: wakes }
@@ -375,8 +376,8 @@ impl ReplicationQueue {
     }
 
     /// Removes a member that is gone.
-    pub(crate) fn remove_waiter(&self, who: u32) {
-        self.lock_state().waiters.remove(&who);
+    pub(crate) fn remove_waiter(&self, member: u32) {
+        self.lock_state().waiters.remove(&member);
     }
 
     /// The changes that the replica has yet to get; none if there is no replica.
@@ -404,10 +405,10 @@ impl ReplicationQueue {
 
     fn complete_up_to(&self, queue: &mut QueueState, done: u64) {
         self.done_number.store(done, Ordering::Release);
-        queue.waiters.retain(|_, (number, member)| {
+        queue.waiters.retain(|_, (number, wake)| {
             let waits = *number > done;
             if !waits {
-                member.wake.raise();
+                wake.raise();
             }
             waits
         });
@@ -484,13 +485,10 @@ mod tests {
     /// acknowledgement wakes it at once, and only once.
     #[test]
     fn lingering_sender_is_woken_for_waiters() {
-        let (ship, member) = (
-            ReplicationQueue::default(),
-            Arc::new(Member::new().unwrap()),
-        );
+        let (ship, wake) = (ReplicationQueue::default(), Arc::new(Wake::new().unwrap()));
         let clear = || SliceRequest::Flush;
         let append = || ship.append(7, clear()).expect("it follows");
-        let awaits = |number, who| ship.wait_for_done(number, who, &member);
+        let awaits = |number, member| ship.wait_for_done(number, member, &wake);
         let take = |looks_again| ship.take_change(7, looks_again).map(|it| it.number);
         ship.open(7);
         assert_eq!(take(false), None);
@@ -514,7 +512,7 @@ mod tests {
             "it is on its way"
         );
         ship.record_done(7, 4);
-        assert!(awaits(4, 1) == DoneWait::Done && member.wake.take());
+        assert!(awaits(4, 1) == DoneWait::Done && wake.take());
         assert_eq!(take(false), None);
         assert!(append().must_wake);
         ship.close();

@@ -1,18 +1,19 @@
 //! An attached volume: the thread of its controller, and the calls of its users and operators.
 
 use crate::authority::{Authority, AuthorityError};
-use crate::channel;
-use crate::connector::Connector;
+use crate::client::channel;
 use crate::controller::{
     AttachFailure, BlockingCall, CallRunner, CheckJob, ControllerEvent, Mailbox, ScrubOrder,
     ScrubPlan, VolumeController, perform,
 };
 use crate::direct_access::{DirectSegment, LayoutLease, TornOp};
+use crate::legs::connector::Connector;
 use crate::limits::{DOWN_LIMIT, LAYOUT_POLL, LAYOUT_POLL_RESYNCING};
-use crate::shared::{Member, VolumeShared, lock_unpoisoned};
+use crate::shared::{Member, VolumeShared};
 use crate::snapshot::LayoutSnapshot;
 use crate::status::{CheckReport, VolumeStatus};
 use pagemesh_base::layout::VolumeName;
+use pagemesh_base::poison;
 use pagemesh_base::space::{Channel, Space, SpaceError};
 use pagemesh_base::wait::until_readable;
 use std::os::fd::RawFd;
@@ -216,12 +217,12 @@ impl Volume {
             changed: Condvar::new(),
         });
         self.mailbox.post(ControllerEvent::Check(Arc::clone(&job)));
-        let mut state = lock_unpoisoned(&job.progress);
+        let mut state = poison::lock(&job.progress);
         loop {
             if let Some(result) = state.result.take() {
                 return result.map_err(|cause| self.check_error(cause));
             }
-            if lock_unpoisoned(&self.controller)
+            if poison::lock(&self.controller)
                 .as_ref()
                 .is_none_or(JoinHandle::is_finished)
             {
@@ -233,7 +234,7 @@ impl Volume {
             let look_again = Duration::from_millis(100);
             let waited = job
                 .changed
-                .wait_timeout(lock_unpoisoned(&job.progress), look_again);
+                .wait_timeout(poison::lock(&job.progress), look_again);
             state = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
         }
     }
@@ -293,7 +294,7 @@ impl Volume {
     /// thread with a reference would drop the volume, and the process end could kill that
     /// thread meanwhile.
     pub fn detach(&self) {
-        let keeper = lock_unpoisoned(&self.controller).take();
+        let keeper = poison::lock(&self.controller).take();
         if let Some(keeper) = keeper {
             self.mailbox.post(ControllerEvent::Detach);
             // A panic in that thread has been reported there.

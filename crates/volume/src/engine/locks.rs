@@ -11,13 +11,16 @@
 //!   the time of the read, and for no later ones.
 
 use crate::limits::{LOCK_SHARDS, REGION_BYTES};
-use crate::shared::CONTROLLER;
 use crate::steps;
 use arrayvec::ArrayVec;
 use pagemesh_base::defect::{self, Defect};
+use pagemesh_base::poison;
 use pagemesh_base::units::PAGE_BYTES;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+/// The controller's number among the members of a volume.
+pub(crate) const CONTROLLER: u32 = 0;
 
 /// The holder of a lock: a member of the volume, and that member's key for the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,7 +255,7 @@ fn queue_of_shard<'a>(shard: usize, lines: &'a mut LockedQueues<'_>) -> (usize, 
 impl LockShard {
     fn lock_queue(&self) -> MutexGuard<'_, LockQueue> {
         steps::lock("range locks", &self.queue);
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        poison::lock(&self.queue)
     }
 
     fn update_entry_count(&self, line: &LockQueue) {

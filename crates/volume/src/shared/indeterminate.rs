@@ -13,12 +13,12 @@
 //!   then finds its own snapshot to be the newest. That data cannot be taken back.
 //! - A late record from an older snapshot is ignored.
 
+use crate::engine::locks::LockRange;
 use crate::limits::INDETERMINATE_RANGES_MAX;
-use crate::locks::LockRange;
-use crate::shared::lock_unpoisoned;
 use crate::snapshot::{ColumnSnapshot, Gate};
 use crate::steps;
 use pagemesh_base::defect::{self, Defect};
+use pagemesh_base::poison;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
@@ -103,7 +103,7 @@ impl IndeterminateWrites {
 
     fn columns(&self) -> MutexGuard<'_, Vec<IndeterminateColumn>> {
         steps::lock("undecided", &self.columns);
-        lock_unpoisoned(&self.columns)
+        poison::lock(&self.columns)
     }
 
     fn update_count(&self, columns: &[IndeterminateColumn]) {

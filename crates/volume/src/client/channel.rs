@@ -11,21 +11,23 @@
 //!   uses the answer. So a leg that was left out meanwhile cannot serve an old page.
 
 use crate::controller::{ControllerEvent, Mailbox};
+use crate::engine::hedge::HedgeTracker;
+use crate::engine::locks::{LockHolder, LockRange};
 use crate::engine::{AckDependency, Engine, EngineBackend, LegAnswers};
-use crate::hedge::HedgeTracker;
+use crate::legs::mapped::{DirectLeg, MappedLeg};
 use crate::limits::CHANNELS_MAX;
-use crate::locks::{LockHolder, LockRange};
-use crate::mapped::{DirectLeg, MappedLeg};
-use crate::replication_queue::DoneWait;
-use crate::shared::{LegLink, Member, MemberMessage, VolumeShared, lock_unpoisoned};
+use crate::replication::queue::DoneWait;
+use crate::shared::{LegLink, Member, MemberMessage, VolumeShared};
 use crate::snapshot::{Gate, LayoutSnapshot, LegSet};
 use crate::status::Count;
 use crate::steps;
+use crate::wake::Wake;
 use arrayvec::ArrayVec;
 use bytes::Bytes;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LEGS_MAX;
+use pagemesh_base::poison;
 use pagemesh_base::slice::{Leg, SliceCompletion, SliceRequest, Stamp, TransactionPart};
 use pagemesh_base::space::{Channel, Completion, Request, SpaceError, Token};
 use std::collections::VecDeque;
@@ -420,6 +422,8 @@ pub(crate) struct ChannelCore {
     engine: Engine,
     io: EngineIo,
     member: Arc<Member>,
+    /// The member's wake-up, which each call looks at.
+    wake: Arc<Wake>,
     /// Connections that wait for their snapshot.
     unused_links: Vec<LegLink>,
     /// By connection index, with the serial of the connection that gave the answer.
@@ -463,6 +467,7 @@ impl ChannelCore {
         let mut core = ChannelCore {
             engine: Engine::new(),
             io: ports,
+            wake: Arc::clone(&member.wake),
             member,
             unused_links: vec![],
             answers_by_leg: vec![],
@@ -538,7 +543,7 @@ impl ChannelCore {
     }
 
     pub(crate) fn wait_on(&self, into: &mut Vec<RawFd>) {
-        into.push(self.member.wake.fd());
+        into.push(self.wake.fd());
         for connection in self.busy_connections() {
             connection.leg.poll_fds(into);
         }
@@ -565,7 +570,7 @@ impl ChannelCore {
     }
 
     fn take_messages(&mut self) {
-        if self.member.wake.take() {
+        if self.wake.take() {
             self.process_messages();
         }
     }
@@ -658,7 +663,7 @@ impl ChannelCore {
                 ports
                     .shared
                     .replication
-                    .wait_for_done(least, ports.member_number, &self.member);
+                    .wait_for_done(least, ports.member_number, &self.wake);
             if awaited == (DoneWait::Registered { must_wake: true }) {
                 ports.shared.wake_controller();
             }
@@ -784,7 +789,7 @@ impl VolumeChannel {
     /// it, to end connections.
     fn core(&self) -> MutexGuard<'_, Option<Box<ChannelCore>>> {
         steps::lock("core", &self.member.core);
-        lock_unpoisoned(&self.member.core)
+        poison::lock(&self.member.core)
     }
 }
 
@@ -842,7 +847,7 @@ pub(crate) fn open(
         Arc::clone(&member),
         number,
     );
-    *lock_unpoisoned(&member.core) = Some(Box::new(core));
+    *poison::lock(&member.core) = Some(Box::new(core));
     mailbox.post(ControllerEvent::ChannelOpened);
     Ok(VolumeChannel {
         member,

@@ -7,8 +7,8 @@
 //! later reports it only if no channel has reported it yet: the writer may be gone, or may have
 //! come back as another channel.
 
-use crate::shared::lock_unpoisoned;
 use crate::snapshot::ColumnSnapshot;
+use pagemesh_base::poison;
 use std::sync::Mutex;
 
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ pub(crate) struct LostWrites {
 
 impl LostWrites {
     fn with_column<T>(&self, column: usize, act: impl FnOnce(&mut ColumnLosses) -> T) -> T {
-        let mut columns = lock_unpoisoned(&self.columns);
+        let mut columns = poison::lock(&self.columns);
         if columns.len() <= column {
             columns.resize_with(column + 1, ColumnLosses::default);
         }
@@ -84,10 +84,7 @@ impl LostWrites {
 
     /// The losses of all columns.
     pub(crate) fn total(&self) -> u64 {
-        lock_unpoisoned(&self.columns)
-            .iter()
-            .map(|it| it.losses)
-            .sum()
+        poison::lock(&self.columns).iter().map(|it| it.losses).sum()
     }
 
     /// The losses so far, which a channel that joins does not report.

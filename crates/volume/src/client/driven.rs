@@ -6,17 +6,17 @@
 //! caller passes to [`DrivenVolume::poll`].
 
 use crate::authority::Authority;
-use crate::channel;
-use crate::connector::Connector;
+use crate::client::channel;
+use crate::client::volume::AttachError;
 use crate::controller::{
     BlockingCall, CallOutcome, CallRunner, ControllerEvent, Mailbox, ScrubOrder, ScrubPlan,
     VolumeController, perform,
 };
 use crate::direct_access::{DirectSegment, LayoutLease, TornOp};
+use crate::legs::connector::Connector;
 use crate::shared::{Member, VolumeShared};
 use crate::snapshot::LayoutSnapshot;
 use crate::status::VolumeStatus;
-use crate::volume::AttachError;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::space::{Channel, SpaceError};
 use std::cell::RefCell;
