@@ -1,15 +1,14 @@
 //! The check: compares the legs of a volume while it is in use.
 
+use super::compare::{compare_page, differing_ranges, differs};
 use super::copy::{self, HolePolicy, LegConnection, chunks};
 use super::reconfigure::lose_leg_if_gone;
-use super::recover_in_flight::{differing_ranges, differs};
 use super::replication_sender;
 use super::state::{ControllerState, RangeGuard};
 use crate::limits::{DAMAGES_MAX, DIFFERENCES_MAX};
 use crate::snapshot::{Gate, LegSet};
 use crate::status::{CheckReport, Count, Damage, Difference};
 use pagemesh_base::poison;
-use pagemesh_base::slice::SliceError;
 use pagemesh_base::units::PAGE_BYTES;
 use std::rc::Rc;
 use std::sync::{Arc, Condvar, Mutex};
@@ -292,33 +291,6 @@ fn page_ranges(offset: u64, len: u64) -> impl Iterator<Item = (u64, u64)> {
     let page = PAGE_BYTES as u64;
     let starts = (offset..offset + len).step_by(PAGE_BYTES);
     starts.map(move |at| (at, page.min(offset + len - at)))
-}
-
-/// Returns the legs that cannot read a page, and whether the others differ.
-pub(super) async fn compare_page(
-    state: &ControllerState,
-    column: usize,
-    parties: &[LegConnection],
-    at: u64,
-) -> Result<(LegSet, bool), String> {
-    let mut damaged = LegSet::NONE;
-    let mut seen = None;
-    let mut differing = false;
-    for party in parties {
-        let request = pagemesh_base::slice::SliceRequest::Checksums {
-            page: pagemesh_base::ids::PageNo(at / PAGE_BYTES as u64),
-            count: 1,
-        };
-        match party.control.call(state, request).await {
-            Ok(sum) => differing |= *seen.get_or_insert(sum.clone()) != sum,
-            Err(SliceError::Damaged { .. }) => damaged.add(party.leg),
-            Err(error) => {
-                lose_leg_if_gone(state, column, party.leg, &error);
-                return Err(error.to_string());
-            }
-        }
-    }
-    Ok((damaged, differing))
 }
 
 fn record_difference(state: &ControllerState, column: usize, page: u64, report: &mut CheckReport) {

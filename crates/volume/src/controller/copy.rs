@@ -196,7 +196,7 @@ async fn copy_from_leg(
 }
 
 /// Reads a page of this leg as a part of a transaction.
-pub(super) async fn read_page(
+async fn read_page(
     state: &ControllerState,
     from: &LegConnection,
     offset: u64,
@@ -223,17 +223,46 @@ pub(super) async fn read_page(
     }
 }
 
-/// Changes several pages on these legs, atomically on each.
-pub(super) async fn transact(
+/// Copies the pages of one operation as one transaction. Otherwise a loss of the source midway
+/// could leave every leg with half of it.
+///
+/// Each page comes from the first source that can read it. A source on which a page is damaged
+/// becomes a target, too. False, without any change, if no source can read some page.
+pub(super) async fn copy_operation(
     state: &ControllerState,
-    to: &[LegConnection],
-    parts: &[TransactionPart],
-) -> Result<(), CopyError> {
+    from: &[LegConnection],
+    mut to: Vec<LegConnection>,
+    offsets: &[u64],
+) -> Result<bool, CopyError> {
+    let mut parts = Vec::new();
+    for &offset in offsets {
+        let mut part = None;
+        for source in from {
+            match read_page(state, source, offset).await {
+                Ok(found) => {
+                    part = Some(found);
+                    break;
+                }
+                Err(failure) if failure.is_damage() => {
+                    if to.iter().all(|target| target.leg != source.leg) {
+                        to.push(source.clone());
+                    }
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+        let Some(part) = part else {
+            return Ok(false);
+        };
+        parts.push(part);
+    }
     let transact = |stamp| SliceRequest::Transact {
-        parts: parts.to_vec(),
+        parts: parts.clone(),
         stamp,
     };
-    apply_change(state, to, transact).await
+    to.sort_by_key(|target| target.leg);
+    apply_change(state, &to, transact).await?;
+    Ok(true)
 }
 
 /// The pages of a range that are mapped on a leg.

@@ -11,6 +11,7 @@
 
 mod call;
 mod check;
+mod compare;
 mod control;
 mod copy;
 mod lifecycle;

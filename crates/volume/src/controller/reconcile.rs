@@ -5,11 +5,9 @@
 //! The caller keeps requests through the kernel from reading or changing the pages meanwhile.
 //! This module blocks other direct clients of the file. It takes no range lock: a holder of one
 //! may be waiting for the reconciliation.
-//!
-//! A transaction is copied as one. Otherwise a loss of the source midway could leave every leg
-//! with half of it.
 
-use super::check::{RepairSource, compare_chunk, compare_page};
+use super::check::{RepairSource, compare_chunk};
+use super::compare::compare_page;
 use super::copy::{self, CopyError, LegConnection, leg_connections};
 use super::model::LegEntry;
 use super::reconfigure::lose_leg_if_gone;
@@ -188,6 +186,7 @@ async fn equalize_atomically(
     let within = pages.filter(|&page| page < end);
     // The runs come from a dead client's row, and may be anything.
     let offsets: BTreeSet<u64> = within.map(|at| at * page).collect();
+    let offsets = Vec::from_iter(offsets);
     let legs = state.model().columns[DIRECT_COLUMN].sources();
     let all = leg_connections(state, DIRECT_COLUMN, legs).unwrap_or_default();
     if all.is_empty() {
@@ -209,8 +208,10 @@ async fn equalize_atomically(
     if let Some(from) = all.iter().rposition(|party| !damaged.contains(party.leg)) {
         let mut others = all;
         let from = others.remove(from);
-        match copy_atomically(state, &from, &others, &offsets).await {
-            Ok(()) => return Ok(()),
+        match copy::copy_operation(state, &[from], others, &offsets).await {
+            Ok(true) => return Ok(()),
+            // A page became unreadable meanwhile.
+            Ok(false) => {}
             Err(failure) if failure.is_damage() => {}
             Err(CopyError { leg, error }) => {
                 lose_leg_if_gone(state, DIRECT_COLUMN, leg, &error);
@@ -222,20 +223,6 @@ async fn equalize_atomically(
         equalize_pages(state, (offset, page), report).await?;
     }
     Ok(())
-}
-
-/// Copies pages as one transaction.
-async fn copy_atomically(
-    state: &ControllerState,
-    from: &LegConnection,
-    to: &[LegConnection],
-    offsets: &BTreeSet<u64>,
-) -> Result<(), CopyError> {
-    let mut parts = Vec::new();
-    for &offset in offsets {
-        parts.push(copy::read_page(state, from, offset).await?);
-    }
-    copy::transact(state, to, &parts).await
 }
 
 fn bytes(state: &ControllerState) -> u64 {

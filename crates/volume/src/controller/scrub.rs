@@ -9,8 +9,8 @@
 //! A batch never starts sooner than the pace allows.
 
 use super::check::{RepairSource, compare_chunk, compare_replica};
+use super::compare::differs;
 use super::copy::{self, LegConnection};
-use super::recover_in_flight::differs;
 use super::replication_sender;
 use super::state::ControllerState;
 use crate::limits::{

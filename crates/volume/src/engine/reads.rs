@@ -86,49 +86,79 @@ impl Engine {
         result: Result<SliceReply, SliceError>,
         out: &mut impl EngineBackend,
     ) {
+        let piece = &self.pieces[slot as usize];
+        let is_whole = is_whole_answer(piece, &result);
+        // The snapshot may have changed while the answer was on its way.
+        if is_whole && self.columns[piece.column].in_sync.contains(leg) {
+            self.accept_read_answer(slot, result, out);
+        } else if piece.pending.is_empty() {
+            self.retry_read(slot, leg, is_whole, result, out);
+        } else {
+            self.record_hedge_failure(slot, leg, is_whole, result);
+        }
+    }
+
+    /// Takes the answer of an in-sync leg. It is delivered once no change of its range is in
+    /// flight.
+    fn accept_read_answer(
+        &mut self,
+        slot: u32,
+        result: Result<SliceReply, SliceError>,
+        out: &mut impl EngineBackend,
+    ) {
+        let piece = &mut self.pieces[slot as usize];
+        let column = &mut self.columns[piece.column];
+        // The range is checked after the answer came, so a change that the answer shows was
+        // in flight or has ended by now.
+        let tag = tag_of(slot, piece);
+        let late = std::mem::replace(&mut piece.pending, LegSet::NONE);
+        column
+            .overdue_answers
+            .extend(late.legs().map(|leg| (leg, tag)));
+        piece.answer = result.ok();
+        if piece.needs_stable_data() && !out.is_range_idle(piece.lock_range(), slot) {
+            piece.phase = Phase::AwaitingChanges;
+            piece.version = column.version;
+            return out.count(Count::ReadsDelayed, 1);
+        }
+        self.deliver_if_determinate(slot, out);
+    }
+
+    /// Records the failure of one of two legs that were sent the read. The other one may still
+    /// answer.
+    fn record_hedge_failure(
+        &mut self,
+        slot: u32,
+        leg: usize,
+        is_whole: bool,
+        result: Result<SliceReply, SliceError>,
+    ) {
+        let piece = &mut self.pieces[slot as usize];
+        // Damage is recorded. Any other fault of this leg shows again when it is asked alone.
+        // An answer to a question from before a barrier or a change of legs is no fault.
+        let is_outdated = is_whole || matches!(result, Err(SliceError::StaleEpoch { .. }));
+        if !is_outdated || defect::is(Defect::OutdatedLegFailed) {
+            piece.failed.add(leg);
+        }
+        if let Err(error @ SliceError::Damaged { .. }) = result {
+            piece.error = Some(error);
+        }
+    }
+
+    /// Sends a read again that no leg can answer any more: to another leg, or with the next
+    /// snapshot.
+    fn retry_read(
+        &mut self,
+        slot: u32,
+        leg: usize,
+        is_whole: bool,
+        result: Result<SliceReply, SliceError>,
+        out: &mut impl EngineBackend,
+    ) {
         let piece = &mut self.pieces[slot as usize];
         let number = piece.column;
-        let whole = match &result {
-            Ok(SliceReply::Data(data)) => {
-                matches!(piece.op_kind, PieceOp::Read) && data.len() as u64 == piece.len
-            }
-            Ok(SliceReply::Extents(_)) => matches!(piece.op_kind, PieceOp::Extents),
-            _ => false,
-        };
-        // The snapshot may have changed while the answer was on its way.
-        if whole && self.columns[number].in_sync.contains(leg) {
-            // The range is checked after the answer came, so a change that the answer shows was
-            // in flight or has ended by now.
-            let tag = tag_of(slot, piece);
-            let column = &mut self.columns[number];
-            let late = std::mem::replace(&mut piece.pending, LegSet::NONE);
-            column
-                .overdue_answers
-                .extend(late.legs().map(|leg| (leg, tag)));
-            piece.answer = result.ok();
-            if piece.needs_stable_data() && !out.is_range_idle(piece.lock_range(), slot) {
-                piece.phase = Phase::AwaitingChanges;
-                piece.version = column.version;
-                out.count(Count::ReadsDelayed, 1);
-                return;
-            }
-            return self.deliver_if_determinate(slot, out);
-        }
-        if !piece.pending.is_empty() {
-            // The other leg may still answer. Damage is recorded. Any other fault of this leg
-            // shows again when it is asked alone. An answer to a question from before a barrier
-            // or a change of legs is no fault.
-            let is_outdated = whole || matches!(result, Err(SliceError::StaleEpoch { .. }));
-            if !is_outdated || defect::is(Defect::OutdatedLegFailed) {
-                piece.failed.add(leg);
-            }
-            if let Err(error @ SliceError::Damaged { .. }) = result {
-                piece.error = Some(error);
-            }
-            return;
-        }
         match result {
-            Ok(_) if whole => {}
+            Ok(_) if is_whole => {}
             Ok(_) => {
                 piece.failed.add(leg);
                 let error = SliceError::Refused("the answer does not fit the question".into());
@@ -139,14 +169,13 @@ impl Engine {
             Err(SliceError::StaleEpoch { current }) if piece.epoch < current => {
                 if self.snapshot.epoch < current {
                     piece.phase = Phase::Queued;
-                    self.columns[number].waiting_reads.push(slot);
-                    return;
+                    return self.columns[number].waiting_reads.push(slot);
                 }
             }
             Err(SliceError::StaleEpoch { .. }) => {
                 let why = "it refuses reads of its own client".to_owned();
+                piece.phase = Phase::Queued;
                 self.columns[number].waiting_reads.push(slot);
-                self.pieces[slot as usize].phase = Phase::Queued;
                 return self.lose_leg(number, leg, why, out);
             }
             Err(error) => {
@@ -283,6 +312,17 @@ impl Engine {
             Some(other) => SpaceError::Unavailable(format!("bricks {}: {other}", place())),
             None => SpaceError::Unavailable(format!("bricks {} gave no answer", place())),
         }
+    }
+}
+
+/// Whether a leg answered the piece with all that it was asked for.
+fn is_whole_answer(piece: &Piece, result: &Result<SliceReply, SliceError>) -> bool {
+    match result {
+        Ok(SliceReply::Data(data)) => {
+            matches!(piece.op_kind, PieceOp::Read) && data.len() as u64 == piece.len
+        }
+        Ok(SliceReply::Extents(_)) => matches!(piece.op_kind, PieceOp::Extents),
+        _ => false,
     }
 }
 

@@ -1,0 +1,131 @@
+//! Copies runs of pages to a returning leg in chunks, each under its range lock.
+//!
+//! Invariants: requests of channels come first. While channels are busy, chunks keep the pace of
+//! [`RESYNC_BUSY_BYTES_PER_S`].
+
+use super::LegResync;
+use crate::controller::compare::differing_ranges;
+use crate::controller::copy::{self, HolePolicy, chunks};
+use crate::controller::model::LegEntry;
+use crate::limits::{RESYNC_BUSY_BYTES_PER_S, RESYNC_BUSY_FOR, RESYNC_CHUNKS_MAX};
+use crate::status::Count;
+use pagemesh_base::layout::LegState;
+use pagemesh_base::slice::{PageRun, SliceError};
+use pagemesh_base::units::PAGE_BYTES;
+use std::time::Duration;
+
+/// The handling of pages that may differ.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum CopyMode {
+    /// They are copied.
+    Copy,
+    /// They are compared, and copied if they differ.
+    Compare,
+    /// They are cleared if they are holes by now.
+    FreeSpace,
+}
+
+impl LegResync<'_> {
+    /// The handling of holes. While another leg is stale, this one may become its source, so
+    /// holes are stamped, too.
+    pub(super) fn hole_policy(&self) -> HolePolicy {
+        let model = self.state.model();
+        let mut legs = model.columns[self.column].legs.iter().enumerate();
+        let is_stale = |keep: &LegEntry| keep.leg.state == LegState::Stale;
+        match legs.any(|(other, keep)| other != self.leg && is_stale(keep)) {
+            true => HolePolicy::ClearAndStamp,
+            false => HolePolicy::Clear,
+        }
+    }
+
+    pub(super) fn set_full(&self, full: bool) {
+        self.state.model_mut().columns[self.column].legs[self.leg].full = full;
+    }
+
+    pub(super) fn add_progress(&self, todo: u64, done: u64) {
+        let mut model = self.state.model_mut();
+        if let Some(resync) = &mut model.columns[self.column].legs[self.leg].resync {
+            resync.todo += todo;
+            resync.done += done;
+        }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.state.model().columns[self.column].bytes
+    }
+
+    /// The byte ranges of runs within the column.
+    pub(super) fn byte_ranges(&self, runs: &[PageRun]) -> impl Iterator<Item = (u64, u64)> {
+        let page = PAGE_BYTES as u64;
+        let end = self.bytes();
+        runs.iter().map(move |run| {
+            let stop = (run.page.0 + run.count).saturating_mul(page).min(end);
+            (run.page.0.saturating_mul(page).min(end), stop)
+        })
+    }
+
+    pub(super) async fn copy_runs(&self, runs: &[PageRun], pass: CopyMode) -> Result<(), String> {
+        let sum = self.byte_ranges(runs).map(|(from, to)| to - from).sum();
+        self.add_progress(sum, 0);
+        self.copy_all(runs, pass).await
+    }
+
+    pub(super) async fn copy_all(&self, runs: &[PageRun], pass: CopyMode) -> Result<(), String> {
+        let chunks = self
+            .byte_ranges(runs)
+            .flat_map(|(start, stop)| chunks(start, stop));
+        let copies = chunks.map(|(offset, len)| self.copy_chunk(offset, len, pass));
+        copy::run_concurrently(self.state, RESYNC_CHUNKS_MAX, copies).await
+    }
+
+    async fn copy_chunk(&self, offset: u64, len: u64, pass: CopyMode) -> Result<(), String> {
+        self.throttle(len).await;
+        {
+            let _turn = self.state.lock(self.column, offset, len).await;
+            let (sources, target) = (self.sources()?, self.target());
+            // Equal pages that are not written get no stamp, and a leg that is still stale may
+            // differ there from both.
+            let compare = pass == CopyMode::Compare && self.hole_policy() == HolePolicy::Clear;
+            let places = match compare {
+                true => differing_ranges(self.state, &sources[0], &target, offset, len).await,
+                false => vec![(offset, len)],
+            };
+            for place in places {
+                let holes = match pass {
+                    CopyMode::FreeSpace => HolePolicy::ClearOnly,
+                    CopyMode::Copy | CopyMode::Compare => self.hole_policy(),
+                };
+                let copied = copy::copy_chunk(self.state, &sources, &target, place, holes).await;
+                copied.map_err(|failure| {
+                    self.handle_source_error(failure.leg, &failure.error);
+                    let full = failure.leg == self.leg && failure.error == SliceError::NoSpace;
+                    if full {
+                        self.set_full(true);
+                    }
+                    format!("copying failed: {}", failure.error)
+                })?;
+                self.state
+                    .shared
+                    .counters
+                    .add(Count::BytesResynced, place.1);
+            }
+        }
+        self.add_progress(0, len);
+        Ok(())
+    }
+
+    /// Waits until the pace allows to copy this many bytes. Requests of channels come first.
+    async fn throttle(&self, len: u64) {
+        let now = self.state.now();
+        let ops = self.state.channel_ops();
+        if self.last_channel_ops.replace(ops) != ops {
+            self.busy_until.set(now + RESYNC_BUSY_FOR);
+        }
+        if now < self.busy_until.get() {
+            let takes = Duration::from_secs(len).checked_div(RESYNC_BUSY_BYTES_PER_S as u32);
+            let begins = self.next_chunk_at.get().max(now);
+            self.next_chunk_at.set(begins + takes.unwrap_or_default());
+            self.state.sleep(begins - now).await;
+        }
+    }
+}
