@@ -48,5 +48,4 @@ pub const CIRCLES: &[(&str, usize)] = &[
     ("crates/front/fuse", 6),
     ("crates/fs", 21),
     ("crates/pmem", 4),
-    ("crates/volume/src/controller", 12),
 ];

@@ -2,7 +2,7 @@
 
 use super::compare::{compare_page, differing_ranges, differs};
 use super::copy::{self, HolePolicy, LegConnection, chunks};
-use super::reconfigure::lose_leg_if_gone;
+use super::leg_errors::lose_leg_if_gone;
 use super::replication_sender;
 use super::state::{ControllerState, RangeGuard};
 use crate::limits::{DAMAGES_MAX, DIFFERENCES_MAX};

@@ -1,7 +1,7 @@
 //! Comparisons of the legs of a column by checksums. Only checksums travel.
 
 use super::copy::LegConnection;
-use super::reconfigure::lose_leg_if_gone;
+use super::leg_errors::lose_leg_if_gone;
 use super::state::ControllerState;
 use crate::limits::RESYNC_CHUNK_BYTES;
 use crate::snapshot::LegSet;

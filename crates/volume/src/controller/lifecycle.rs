@@ -1,8 +1,9 @@
 //! The begin and end of a volume: attach, reconnect of columns, growth, detach.
 
 use super::call::{BlockingCall, CallOutcome};
+use super::layout_query::{fetch_layout, refresh_addresses};
 use super::reconfigure::{self, CONNECTS_MAX};
-use super::state::ControllerState;
+use super::state::{AttachFailure, ControllerState};
 use crate::authority::AuthorityError;
 use crate::limits::{
     ATTACH_TRIES_MAX, DETACH_LIMIT, DETACH_TRIES_MAX, MANAGER_RETRY_MAX, MANAGER_RETRY_MIN,
@@ -15,15 +16,6 @@ use pagemesh_base::poison;
 use pagemesh_base::slice::SliceError;
 use std::rc::Rc;
 use std::sync::mpsc::Sender;
-
-/// The reason for which a volume was not attached.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum AttachFailure {
-    Authority(AuthorityError),
-    /// These bricks hold a column's only in-sync copies.
-    Unreachable(String),
-    Fenced,
-}
 
 pub(super) async fn attach_and_run(state: Rc<ControllerState>) {
     let result = attach(&state).await;
@@ -192,18 +184,11 @@ pub(super) async fn reconnect(state: Rc<ControllerState>, column: usize) {
     }
 }
 
-/// Fetches the addresses of bricks, since a brick may be back at another address.
-pub(super) async fn refresh_addresses(state: &ControllerState) {
-    if let Ok(attached) = state.fetch_layout().await {
-        state.adopt_addresses(attached.bricks);
-    }
-}
-
 /// Adopts a layout that may have grown.
 pub(super) async fn refresh_layout(state: Rc<ControllerState>, answer: Sender<Result<(), String>>) {
     let result = match state.is_closing() {
         true => Err("this client does not hold the volume any more".into()),
-        false => match state.fetch_layout().await {
+        false => match fetch_layout(&state).await {
             Ok(attached) => {
                 state.adopt(attached);
                 Ok(())

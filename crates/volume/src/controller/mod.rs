@@ -14,6 +14,8 @@ mod check;
 mod compare;
 mod control;
 mod copy;
+mod layout_query;
+mod leg_errors;
 mod lifecycle;
 mod model;
 mod reconcile;
@@ -24,6 +26,7 @@ mod report;
 mod resync;
 mod runs;
 mod scrub;
+mod scrub_schedule;
 mod state;
 
 use crate::client::channel::ChannelCore;
@@ -33,11 +36,11 @@ use crate::shared::{Member, MemberMessage, VolumeShared};
 use crate::status::VolumeStatus;
 pub(crate) use call::{BlockingCall, CallOutcome, CallRunner, perform};
 pub(crate) use check::CheckJob;
-pub(crate) use lifecycle::AttachFailure;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::poison;
-pub(crate) use scrub::ScrubOrder;
-pub use scrub::ScrubPlan;
+pub(crate) use scrub_schedule::ScrubOrder;
+pub use scrub_schedule::ScrubPlan;
+pub(crate) use state::AttachFailure;
 use state::ControllerState;
 use std::future::Future;
 use std::os::fd::RawFd;
@@ -284,6 +287,7 @@ impl VolumeController {
                     let task = lifecycle::detach(Rc::clone(&self.state));
                     self.tasks.push(Box::pin(task));
                 }
+                ControllerEvent::DirectAccessEnabled => reconfigure::grant_lease(&self.state),
                 other => self.state.take_event(other),
             }
         }

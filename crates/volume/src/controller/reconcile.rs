@@ -9,8 +9,8 @@
 use super::check::{RepairSource, compare_chunk};
 use super::compare::compare_page;
 use super::copy::{self, CopyError, LegConnection, leg_connections};
+use super::leg_errors::lose_leg_if_gone;
 use super::model::LegEntry;
-use super::reconfigure::lose_leg_if_gone;
 use super::replication_sender;
 use super::state::ControllerState;
 use crate::direct_access::{DirectAccess, FileRange, TornOp};

@@ -5,6 +5,8 @@
 //! leg, then connections for every channel, then the snapshot.
 
 use super::call::{BlockingCall, CallOutcome};
+use super::layout_query::fetch_layout;
+use super::leg_errors::handle_leg_error;
 use super::model::{ColumnEntry, LegEntry};
 use super::state::ControllerState;
 use super::{lifecycle, recover_in_flight, resync};
@@ -179,7 +181,7 @@ pub(super) async fn change_legs(state: &ControllerState) {
         (model.wanted_changes(), model.is_layout_uncertain)
     };
     if uncertain {
-        match state.fetch_layout().await {
+        match fetch_layout(state).await {
             Ok(attached) => {
                 state.adopt(attached);
                 state.model_mut().is_layout_uncertain = false;
@@ -264,35 +266,6 @@ async fn raise_epoch_on_all(state: &ControllerState) -> bool {
     all
 }
 
-/// Handles the error of a leg that refused a mandatory request: either the leg is lost, or this
-/// client is fenced.
-pub(super) fn handle_leg_error(
-    state: &ControllerState,
-    column: usize,
-    leg: usize,
-    error: &SliceError,
-) {
-    match error {
-        SliceError::StaleEpoch { current } if *current > state.shared.held_epoch() => state.fence(),
-        other => state.lose_leg(column, leg, &other.to_string()),
-    }
-}
-
-/// Loses a leg only if its connection is gone. The failed request is not mandatory.
-pub(super) fn lose_leg_if_gone(
-    state: &ControllerState,
-    column: usize,
-    leg: usize,
-    error: &SliceError,
-) {
-    if matches!(error, SliceError::Lost(_) | SliceError::StaleEpoch { .. }) {
-        handle_leg_error(state, column, leg, error);
-    }
-}
-
-/// The column, leg and serial of a connection.
-type LinkKey = (usize, usize, u64);
-
 /// The connections of a snapshot, by column and leg. A member is ready for the snapshot when it
 /// has exactly these.
 fn snapshot_links(view: &LayoutSnapshot) -> BTreeMap<(usize, usize), u64> {
@@ -354,6 +327,9 @@ fn lease_legs(
     legs.map(|leg| seat(leg).ok_or(DirectDisabledReason::TcpLeg))
         .collect()
 }
+
+/// The column, leg and serial of a connection.
+type LinkKey = (usize, usize, u64);
 
 type MissingLink = (u32, Arc<Member>, LinkKey);
 

@@ -3,8 +3,8 @@
 use super::call::{BlockingCall, CallOutcome, CallRunner};
 use super::control::ControlConnection;
 use super::model::VolumeModel;
-use super::scrub::{ScrubOrder, Scrubber};
-use super::{AttachFailure, ControllerEvent, Task, reconfigure, report};
+use super::scrub_schedule::{ScrubOrder, Scrubber};
+use super::{ControllerEvent, Task};
 use crate::authority::{AuthorityError, BrickAddress, ResolvedLayout};
 use crate::direct_access::DirectAccess;
 use crate::engine::locks::CONTROLLER;
@@ -23,6 +23,15 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
+
+/// The reason for which a volume was not attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AttachFailure {
+    Authority(AuthorityError),
+    /// These bricks hold a column's only in-sync copies.
+    Unreachable(String),
+    Fenced,
+}
 
 pub(super) struct ControllerState {
     pub name: VolumeName,
@@ -159,7 +168,6 @@ impl ControllerState {
             } => self.lose_leg_if_current(column, leg, serial, &why),
             ControllerEvent::Fenced => self.fence(),
             ControllerEvent::ChannelOpened => self.channels_opened.set(true),
-            ControllerEvent::DirectAccessEnabled => reconfigure::grant_lease(self),
             ControllerEvent::CallCompleted(id, outcome) => {
                 if let Some(slot) = self.calls.borrow_mut().get_mut(&id) {
                     *slot = Some(outcome);
@@ -169,6 +177,7 @@ impl ControllerState {
             | ControllerEvent::Check(_)
             | ControllerEvent::Scrub(_)
             | ControllerEvent::Refresh(_)
+            | ControllerEvent::DirectAccessEnabled
             | ControllerEvent::Reconcile(..)
             | ControllerEvent::Detach => {}
         }
@@ -234,26 +243,6 @@ impl ControllerState {
     pub(super) async fn call(&self, call: BlockingCall) -> CallOutcome {
         let id = self.start_call(call);
         self.call_outcome(id).await
-    }
-
-    /// The layout of the authority, if this client still holds the volume.
-    pub(super) async fn fetch_layout(&self) -> Result<ResolvedLayout, AuthorityError> {
-        let attachment = self.model().attachment;
-        let told = report::copy_report(self);
-        match self
-            .call(BlockingCall::FetchLayout {
-                attachment,
-                report: told,
-            })
-            .await
-        {
-            CallOutcome::Layout(Err(AuthorityError::Fenced)) => {
-                self.fence();
-                Err(AuthorityError::Fenced)
-            }
-            CallOutcome::Layout(result) => result,
-            _ => Err(AuthorityError::Unreachable("it returned no layout".into())),
-        }
     }
 
     /// Starts to connect to a leg.

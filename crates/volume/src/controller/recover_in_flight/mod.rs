@@ -15,7 +15,7 @@ use crate::controller::compare::differing_ranges;
 use crate::controller::copy::{
     self, CopyError, HolePolicy, LegConnection, chunks, leg_connections,
 };
-use crate::controller::reconfigure::handle_leg_error;
+use crate::controller::leg_errors::handle_leg_error;
 use crate::controller::replication_sender;
 use crate::controller::state::ControllerState;
 use crate::snapshot::{Gate, LegSet};

@@ -18,9 +18,9 @@ mod paced_copy;
 
 use crate::controller::control::ControlConnection;
 use crate::controller::copy::{self, LegConnection};
-use crate::controller::lifecycle::refresh_addresses;
+use crate::controller::layout_query::refresh_addresses;
+use crate::controller::leg_errors::lose_leg_if_gone;
 use crate::controller::model::ResyncProgress;
-use crate::controller::reconfigure::lose_leg_if_gone;
 use crate::controller::replication_sender;
 use crate::controller::state::ControllerState;
 use crate::limits::{RESYNC_RETRY_MAX, RESYNC_RETRY_MIN};
