@@ -47,6 +47,7 @@ deny:
 docs:
 	@command -v mdbook >/dev/null || $(CARGO) install --locked mdbook
 	$(CARGO) test --quiet --locked -p xtask --test tidy --test limits -- links page
+	$(CARGO) test --quiet --locked -p pagemesh --bin pagemesh reference
 	mdbook build docs
 
 # Packages of the clients that tests, the demo and the benchmarks use.

@@ -5,7 +5,10 @@ use crate::cargo;
 use anyhow::bail;
 
 /// Each package with generated pages, and the options that select its tests.
-const SUITES: [(&str, [&str; 3]); 1] = [("xtask", ["--test", "limits", "page_of_limits"])];
+const SUITES: [(&str, [&str; 3]); 2] = [
+    ("pagemesh", ["--bin", "pagemesh", "reference"]),
+    ("xtask", ["--test", "limits", "page_of_limits"]),
+];
 
 pub(crate) fn write() -> anyhow::Result<()> {
     for (package, tests) in SUITES {

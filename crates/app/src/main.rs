@@ -14,6 +14,8 @@ mod commands;
 mod fence_watch;
 mod key;
 mod output;
+#[cfg(test)]
+mod reference;
 mod shutdown;
 mod status_signals;
 
