@@ -2,7 +2,7 @@
 # missing packages.
 CARGO ?= cargo
 
-.PHONY: all install test quick check deny nextest setup demo bench sim storm kills guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs docs
+.PHONY: all install test quick check deny nextest setup demo bench sim storm kills direct-clients direct-client-histories guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs docs
 all:
 	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
 
@@ -58,7 +58,7 @@ demo: setup all
 	@scripts/demo target/release/pagemesh
 
 # Histories of the cluster simulation: make sim SEEDS=50000. Other kinds: KIND=--files,
-# KIND=--guests.
+# KIND=--direct-clients.
 SEEDS ?= 2000
 KIND ?=
 sim:
@@ -79,8 +79,8 @@ kills: setup
 	$(CARGO) test --locked -p pagemesh --test faults -- --nocapture client_is_killed
 
 # Kills and stops direct clients of a mount while others run, and all at once, this many times: make
-# guests ROUNDS=1000. Needs root.
-guests: setup
+# direct-clients ROUNDS=1000. Needs root.
+direct-clients: setup
 	$(CARGO) build --locked -p pagemesh-preload
 	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
 	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture direct_clients_are_killed direct_clients_work two_page_write
@@ -94,14 +94,18 @@ databases: setup
 	$(CARGO) test --locked -p pagemesh --test postgresql -- --nocapture
 
 # In-memory histories of a volume with direct clients, and crashes of direct clients in two pools:
-# make guest-lives LIVES=100000 STORIES=20000.
+# make direct-client-histories LIVES=100000 STORIES=20000.
 LIVES ?= 20000
 STORIES ?= 5000
-guest-lives:
+direct-client-histories:
 	PAGEMESH_SEEDS=$(LIVES) \
 	$(CARGO) test --locked -p pagemesh-volume --lib -- --nocapture random_histories_with_direct_clients
 	PAGEMESH_STORIES=$(STORIES) \
 	$(CARGO) test --locked -p pagemesh-store --lib -- --nocapture direct_writes_end_in_some_serial_order
+
+# Earlier names of the two targets.
+guests: direct-clients
+guest-lives: direct-client-histories
 
 # This many processes on the direct path, in sequence and in parallel, far more than there are
 # sessions: make crowd PROCESSES=1000. Needs root.

@@ -180,7 +180,7 @@ fn direct_writes_are_read_by_kernel() {
     for _ in 0..20 {
         assert_eq!(direct.read(&mut bytes, 9_950), None);
     }
-    drop((direct, new_client, file));
+    drop((direct, file));
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
@@ -385,7 +385,7 @@ fn growing_file_is_truncated() {
         }
     }
     assert!(by_guest > 100, "{by_guest} by the direct client");
-    drop((direct, new_client, file));
+    drop((direct, file));
     mount.stop(&cluster);
     let mount = TestMount::with_fuse(&cluster, "files", "map", "auto");
     assert!(std::fs::read(mount.path("log")).unwrap() == model);
@@ -411,7 +411,7 @@ fn mtime_of_direct_write_is_visible() {
         let now = file.metadata().unwrap();
         (now.mtime(), now.mtime_nsec()) > (old.mtime(), old.mtime_nsec())
     });
-    drop((direct, new_client, file));
+    drop((direct, file));
     mount.stop(&cluster);
 }
 
@@ -489,7 +489,7 @@ fn brick_dies_and_returns_under_direct_client() {
     let mut bytes = vec![0; 1 << 20];
     file.read_exact_at(&mut bytes, 0).unwrap();
     assert!(bytes == model);
-    drop((direct, new_client, file));
+    drop((direct, file));
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
@@ -572,7 +572,7 @@ fn programs_read_back_direct_writes() {
 /// Pages of the file that all writers overwrite.
 const PAGES: u64 = 64;
 const PAGE: usize = 4096;
-/// Number of kills of a campaign, set by `make guests ROUNDS=1000`.
+/// Number of kills of a campaign, set by `make direct-clients ROUNDS=1000`.
 const ROUNDS_ENV: &str = "PAGEMESH_TEST_ROUNDS";
 /// The job of a child of the test, and its paths.
 const CHILD_JOB_ENV: &str = "PAGEMESH_TEST_GUEST";
@@ -901,7 +901,7 @@ fn async_replica_receives_direct_writes() {
     assert!(by_guest > 800, "{by_guest}");
     // The sync waits for the asynchronous replica.
     file.sync_data().unwrap();
-    drop((direct, new_client, file));
+    drop((direct, file));
     let mount = mounted::promote_async_replica(&mut cluster, mount);
     let mut bytes = vec![0; model.len()];
     open_file(&mount, "file")

@@ -118,7 +118,7 @@ impl Brick {
         let (pool, recovered) = Pool::open(media, overlay).map_err(bad)?;
         warn_of_damage(path, pool.mapping().pool(), &recovered);
         let brick = Arc::new(Brick::from_pool(pool, durability, Some(claim)));
-        let thread = std::thread::Builder::new().name("housekeeper".into());
+        let thread = std::thread::Builder::new().name("maintenance".into());
         let runner = brick.clone();
         let thread = thread
             .spawn(move || runner.maintenance_loop())

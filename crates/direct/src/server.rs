@@ -99,7 +99,7 @@ impl DirectServer {
             clients: ClientRegistry::default(),
         });
         let (served, listened) = (Arc::clone(&shared), Arc::clone(&listener));
-        let thread = std::thread::Builder::new().name("guests".into());
+        let thread = std::thread::Builder::new().name("direct-accept".into());
         let accepts = thread.spawn(move || accept::accept_loop(&served, &listened))?;
         let mut server = DirectServer {
             shared,

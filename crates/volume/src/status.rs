@@ -74,7 +74,8 @@ pub struct LegStatus {
     /// The state that the manager gave it.
     pub state: LegState,
     /// The reason for which it is not reachable, or was lost.
-    pub trouble: Option<String>,
+    #[serde(alias = "trouble")]
+    pub last_error: Option<String>,
     /// The progress of its resync, if one is running.
     pub resync: Option<Resync>,
     /// Whether it is an asynchronous replica, or will be one once it is up to date.
@@ -147,7 +148,8 @@ counters! {
     /// Bytes copied by resynchronisation.
     BytesResynced bytes_resynced,
     /// Bytes copied to make legs equal after a crash.
-    BytesSettled bytes_settled,
+    #[serde(alias = "bytes_settled")]
+    BytesRecovered bytes_recovered,
 }
 
 /// A volume, as its client sees it.

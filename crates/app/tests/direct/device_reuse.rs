@@ -40,7 +40,7 @@ fn clients_find_new_mount_while_old_one_ends() {
     file.write_all_at(&[7; 8192], 0).unwrap();
     let direct = direct_file(new_client(), &file);
     check(&direct, &file, 0, &[7; 8192]);
-    drop((direct, new_client, file));
+    drop((direct, file));
     // The unmount waits for the mount's own process, and not for the other one.
     second.stop(&cluster);
     cluster.check_identical("other");

@@ -85,7 +85,7 @@ fn direct_writes_reach_watchers(fuse: &'static str) {
         of_directory.await_write("file");
         assert_eq!(fresh_attributes(&file), before, "nothing changed");
     }
-    drop((direct, new_client, file));
+    drop((direct, file));
     // The notification of watchers does not keep the mount busy.
     mount.stop(&cluster);
     cluster.check_identical("files");

@@ -7,7 +7,7 @@ use super::{AcknowledgedWrites, ChildGuard, Random, acknowledged_path, open_file
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// The number of times that all processes are killed; see `make guests`.
+/// The number of times that all processes are killed; see `make direct-clients`.
 const ROUNDS_ENV: &str = "PAGEMESH_TEST_ROUNDS";
 const BYTES: u64 = 8192;
 /// Pairs of the file, and writers.

@@ -2,9 +2,10 @@
 
 use crate::load::{LoadPlan, RequestMix};
 use crate::nbd::{Command, NbdConnection};
-use crate::oracle::{BLOCK, Rng};
+use crate::oracle::BLOCK;
 use crate::rig::{VOLUME, VolumeRig};
 use crate::support::{Pools, program};
+use pagemesh_base::rng::SplitMix64;
 
 fn busy_plan() -> LoadPlan {
     LoadPlan {
@@ -28,7 +29,7 @@ fn rounds() -> u64 {
 /// acknowledged block.
 fn check_client_kills(layout: &[&str], bricks: usize, transports: [&str; 2], seed: u64) {
     let mut rig = VolumeRig::new(Pools::Memory, bricks, 32, layout, seed);
-    let mut rng = Rng(seed);
+    let mut rng = SplitMix64::new(seed);
     for round in 0..rounds() {
         rig.serve(transports[round as usize % 2]);
         rig.verify();

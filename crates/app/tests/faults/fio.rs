@@ -1,8 +1,8 @@
 //! fio writes and verifies its data while bricks and the manager are killed.
 
-use crate::oracle::Rng;
 use crate::rig::{STALL_MAX, VolumeRig};
 use crate::support::{Pools, program};
+use pagemesh_base::rng::SplitMix64;
 use serde_json::Value;
 use std::process::Stdio;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const KILLS_MIN: u64 = 3;
 fn check_fio_during_kills(transport: &str, seed: u64) {
     let mut rig = VolumeRig::new(Pools::Memory, 3, 64, &["--copies", "3"], seed);
     rig.serve(transport);
-    let mut rng = Rng(seed);
+    let mut rng = SplitMix64::new(seed);
     let uri = &rig.export().uri;
     let fio = program::limited("fio")
         .args(["--name=verify", "--thread", "--ioengine=nbd"])

@@ -4,12 +4,14 @@
 //! possible contents of a block are always known.
 
 use crate::nbd::{Command, FUA, NbdConnection};
-use crate::oracle::{BLOCK, BlockOracle, BlockState, Rng};
+use crate::oracle::{BLOCK, BlockOracle, BlockState};
+use pagemesh_base::poison;
+use pagemesh_base::rng::SplitMix64;
 use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -101,8 +103,7 @@ struct LoadShared {
 
 impl LoadShared {
     fn acknowledged(&self) -> MutexGuard<'_, Vec<(u64, u64)>> {
-        let changes = self.acknowledged.lock();
-        changes.unwrap_or_else(PoisonError::into_inner)
+        poison::lock(&self.acknowledged)
     }
 }
 
@@ -132,7 +133,7 @@ impl RunningLoad {
                 shared: shared.clone(),
                 plan: plan.clone(),
                 index: lane as u64,
-                rng: Rng(seed),
+                rng: SplitMix64::new(seed),
                 flight: HashMap::new(),
                 blocks_in_flight: vec![],
                 cookies: 0,
@@ -216,7 +217,7 @@ struct LoadWorker {
     shared: Arc<LoadShared>,
     plan: LoadPlan,
     index: u64,
-    rng: Rng,
+    rng: SplitMix64,
     flight: HashMap<u64, InFlightRequest>,
     /// Blocks of the requests in flight.
     blocks_in_flight: Vec<(u64, u64)>,

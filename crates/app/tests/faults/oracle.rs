@@ -4,9 +4,11 @@
 //! block is never mistaken for a correct one.
 
 use crate::nbd::{Command, NbdConnection};
+use pagemesh_base::poison;
+use pagemesh_base::rng::SplitMix64;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 pub const BLOCK: usize = 4096;
 /// Blocks of one read of [`BlockOracle::verify`].
@@ -54,23 +56,6 @@ pub struct BlockOracle {
     changes: AtomicU64,
 }
 
-/// Random numbers: splitmix64 (Steele, Lea, Flood 2014).
-pub struct Rng(pub u64);
-
-impl Rng {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-}
-
 impl BlockOracle {
     /// An oracle of a volume that was never written.
     pub fn new(seed: u64, bytes: u64) -> BlockOracle {
@@ -99,8 +84,7 @@ impl BlockOracle {
     }
 
     pub fn block(&self, number: u64) -> MutexGuard<'_, BlockHistory> {
-        let block = &self.blocks[number as usize];
-        block.lock().unwrap_or_else(PoisonError::into_inner)
+        poison::lock(&self.blocks[number as usize])
     }
 
     /// A number for a new change.
@@ -121,13 +105,13 @@ impl BlockOracle {
 
     /// The bytes of a block after a change.
     pub fn content(&self, block: u64, change: u64, into: &mut [u8]) {
-        let mut rng = Rng(self.seed ^ block.rotate_left(40) ^ change.rotate_left(8));
+        let mut rng = SplitMix64::new(self.seed ^ block.rotate_left(40) ^ change.rotate_left(8));
         let mut words = into.chunks_exact_mut(8);
         for (word, head) in words.by_ref().take(3).zip([change, block, self.seed]) {
             word.copy_from_slice(&head.to_le_bytes());
         }
         for word in words {
-            word.copy_from_slice(&rng.next().to_le_bytes());
+            word.copy_from_slice(&rng.next_u64().to_le_bytes());
         }
     }
 

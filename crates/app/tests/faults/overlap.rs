@@ -4,9 +4,9 @@
 //! successor: no change of the sector began after that change had ended.
 
 use crate::nbd::{Command, FUA, NbdConnection};
-use crate::oracle::Rng;
 use crate::rig::{VOLUME, VolumeRig};
 use crate::support::Pools;
+use pagemesh_base::rng::SplitMix64;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Mutex;
@@ -37,7 +37,7 @@ fn fill(sector: u64, change: u64, into: &mut [u8]) {
         let value = match at {
             0 => change,
             1 => sector,
-            _ => Rng(change << 20 ^ sector << 8 ^ at as u64).next(),
+            _ => SplitMix64::new(change << 20 ^ sector << 8 ^ at as u64).next_u64(),
         };
         word.copy_from_slice(&value.to_le_bytes());
     }
@@ -52,7 +52,7 @@ fn run_random_changes(
 ) {
     let mut nbd = NbdConnection::connect(socket, VOLUME, client.is_multiple_of(2))
         .expect("clients are taken");
-    let mut rng = Rng(client + 1);
+    let mut rng = SplitMix64::new(client + 1);
     let mut flight: HashMap<u64, SectorChange> = HashMap::new();
     let mut made = vec![];
     let mut issued = 0;

@@ -5,10 +5,11 @@
 
 use crate::load::{LoadPlan, RequestMix, RunningLoad};
 use crate::nbd::{Command, EIO, NbdConnection};
-use crate::oracle::{BLOCK, Rng};
+use crate::oracle::BLOCK;
 use crate::rig::{VOLUME, VolumeRig};
 use crate::support::net::Host;
 use crate::support::{Cluster, Export, PAGEMESH, Pools, program, until};
+use pagemesh_base::rng::SplitMix64;
 use std::collections::BTreeMap;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -118,7 +119,7 @@ struct FaultStorm {
     load: Option<RunningLoad>,
     /// A connection that sends no request until its client is superseded.
     late: Option<NbdConnection>,
-    rng: Rng,
+    rng: SplitMix64,
     bricks: usize,
     /// Whether each process has a machine of its own.
     has_net: bool,
@@ -144,7 +145,7 @@ impl FaultStorm {
             rig,
             load: None,
             late: None,
-            rng: Rng(seed),
+            rng: SplitMix64::new(seed),
             bricks,
             has_net,
             has_write_cache: buffers,

@@ -11,7 +11,8 @@ pub struct DirectStatus {
     /// Why direct access is disabled at the moment; none: it is enabled.
     pub closed: Option<String>,
     /// Rows in use: threads of clients.
-    pub rows: usize,
+    #[serde(alias = "rows")]
+    pub rows_taken: usize,
     /// Files on the direct path at the moment, by inode.
     pub files: Vec<u64>,
     /// How often processes or files were refused, by reason, since the mount began.
@@ -30,7 +31,8 @@ pub struct ClientStatus {
     /// Its name, proc(5).
     pub name: String,
     /// When it connected first, in seconds since 1970.
-    pub since: u64,
+    #[serde(alias = "since")]
+    pub connected_at: u64,
     /// Operations that went directly.
     pub direct: u64,
     /// Operations on files that the library knows, by the kernel.
@@ -64,5 +66,6 @@ pub struct KilledClient {
     /// When, in seconds since 1970.
     pub at: u64,
     /// Why.
-    pub why: String,
+    #[serde(alias = "why")]
+    pub reason: String,
 }

@@ -45,7 +45,7 @@ impl RefusalReason {
 /// A connected process.
 pub(crate) struct ClientRecord {
     pid: Pid,
-    since: u64,
+    connected_at: u64,
     counters: OnceLock<Option<OpCounters>>,
     killed: Arc<Mutex<VecDeque<KilledClient>>>,
 }
@@ -90,7 +90,7 @@ impl ClientRecord {
     }
 
     /// Records that the client is being killed.
-    pub(crate) fn record_kill(&self, why: &str) {
+    pub(crate) fn record_kill(&self, reason: &str) {
         let mut killed = lock(&self.killed);
         let pid = self.pid.as_raw_pid();
         // Several of its threads may be in operations.
@@ -102,7 +102,7 @@ impl ClientRecord {
             pid,
             name: self.name(),
             at: now(),
-            why: why.to_owned(),
+            reason: reason.to_owned(),
         });
     }
 
@@ -131,7 +131,7 @@ impl ClientRecord {
         ClientStatus {
             pid: self.pid.as_raw_pid(),
             name: self.name(),
-            since: self.since,
+            connected_at: self.connected_at,
             direct: sum(|file| file.direct),
             kernel: sum(|file| file.kernel),
             reasons,
@@ -152,7 +152,7 @@ impl ClientRegistry {
         drop(known);
         let client = Arc::new(ClientRecord {
             pid,
-            since: now(),
+            connected_at: now(),
             counters: OnceLock::new(),
             killed: Arc::clone(&self.killed),
         });
@@ -167,7 +167,7 @@ impl ClientRegistry {
     pub(crate) fn status(
         &self,
         hindrance: Option<DirectDisabledReason>,
-        rows: usize,
+        rows_taken: usize,
         mut files: Vec<u64>,
     ) -> DirectStatus {
         files.sort_unstable();
@@ -183,7 +183,7 @@ impl ClientRegistry {
         processes.sort_unstable_by_key(|process| process.pid);
         DirectStatus {
             closed: hindrance.map(|hindrance| Why::of_disabled(Some(hindrance)).code().to_owned()),
-            rows,
+            rows_taken,
             files,
             refused: refusals.filter(|(_, count)| *count > 0).collect(),
             processes,

@@ -24,13 +24,13 @@ struct Arguments {
     #[arg(long)]
     files: bool,
     /// Histories of a volume with a file system and direct clients.
-    #[arg(long, conflicts_with = "files")]
-    guests: bool,
+    #[arg(long, conflicts_with = "files", alias = "guests")]
+    direct_clients: bool,
 }
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
-    let runner = history_runner(arguments.files, arguments.guests);
+    let runner = history_runner(arguments.files, arguments.direct_clients);
     let Some(seed) = arguments.seed else {
         return run_histories(arguments.from, arguments.seeds, runner);
     };
@@ -53,9 +53,9 @@ struct HistoryTotals {
 type HistoryRun = fn(u64, bool) -> Result<HistoryReport, String>;
 
 /// The function that runs a history, and its command line flag.
-fn history_runner(files: bool, guests: bool) -> (HistoryRun, &'static str) {
-    match (files, guests) {
-        (_, true) => (run_direct_clients, "--guests "),
+fn history_runner(files: bool, direct_clients: bool) -> (HistoryRun, &'static str) {
+    match (files, direct_clients) {
+        (_, true) => (run_direct_clients, "--direct-clients "),
         (true, false) => (run_files, "--files "),
         (false, false) => (run, ""),
     }

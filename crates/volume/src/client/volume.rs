@@ -154,7 +154,7 @@ impl Volume {
             mailbox: Arc::clone(&mailbox),
         };
         let (tell, told) = mpsc::channel();
-        let thread = std::thread::Builder::new().name("volume-keeper".into());
+        let thread = std::thread::Builder::new().name("volume-ctl".into());
         let run = {
             let (name, hub, mailbox) = (name.clone(), Arc::clone(&hub), Arc::clone(&mailbox));
             move || {

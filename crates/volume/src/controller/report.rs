@@ -91,7 +91,7 @@ fn leg_status(state: &ControllerState, keep: &LegEntry) -> LegStatus {
         brick: keep.leg.brick,
         slice: keep.leg.slice,
         state: keep.leg.state,
-        trouble: keep.last_error.clone(),
+        last_error: keep.last_error.clone(),
         resync: resync(state, keep),
     }
 }

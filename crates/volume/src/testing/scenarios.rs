@@ -237,8 +237,8 @@ fn full_leg_leaves_and_returns_with_space() {
     world.write(0, 2 * PAGE, 2);
     let leg = world.leg_status(1);
     assert_eq!(leg.state, LegState::Stale);
-    let trouble = leg.trouble.expect("a reason");
-    assert!(trouble.contains("full"), "{trouble}");
+    let error = leg.last_error.expect("a reason");
+    assert!(error.contains("full"), "{error}");
     world.advance_time(Duration::from_secs(30));
     assert_eq!(world.client.status().state, VolumeState::Degraded);
     world.assert_holds(0, 2 * PAGE, 2);

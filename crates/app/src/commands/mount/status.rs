@@ -97,7 +97,7 @@ fn report_text(shown: &MountReport) -> String {
         "{}: direct path {path}; {} files on it, {} threads of {} processes",
         shown.dir.display(),
         status.files.len(),
-        status.rows,
+        status.rows_taken,
         status.processes.len()
     )];
     if !status.refused.is_empty() {
@@ -107,8 +107,8 @@ fn report_text(shown: &MountReport) -> String {
         ));
     }
     for killed in &status.killed {
-        let (name, pid, why) = (&killed.name, killed.pid, &killed.why);
-        lines.push(format!("killed at {}: {name} ({pid}): {why}", killed.at));
+        let (name, pid, reason) = (&killed.name, killed.pid, &killed.reason);
+        lines.push(format!("killed at {}: {name} ({pid}): {reason}", killed.at));
     }
     if !status.processes.is_empty() {
         lines.push(process_table(&status.processes));
@@ -121,7 +121,7 @@ fn process_table(all: &[ClientStatus]) -> String {
         vec![
             process.pid.to_string(),
             process.name.clone(),
-            process.since.to_string(),
+            process.connected_at.to_string(),
             process.direct.to_string(),
             process.kernel.to_string(),
             counts_text(&process.reasons, reason_text),

@@ -195,7 +195,7 @@ impl ColumnRecovery<'_> {
     }
 
     fn count_recovered(&self, bytes: u64) {
-        self.state.shared.counters.add(Count::BytesSettled, bytes);
+        self.state.shared.counters.add(Count::BytesRecovered, bytes);
     }
 
     /// Copies an operation to all legs that are not among these sources. False if no source can

@@ -1,4 +1,4 @@
-//! Histories of volumes with a file system that direct clients use, too; `cargo xtask sim --guests`
+//! Histories of volumes with a file system that direct clients use, too; `cargo xtask sim --direct-clients`
 //! runs many.
 
 use pagemesh_sim::{HistoryReport, run_direct_clients};
@@ -14,7 +14,7 @@ fn check(seeds: impl Iterator<Item = u64>) {
             Ok(outcome) => all.add(outcome),
             Err(broken) => {
                 panic!(
-                    "seed {seed}: {broken}\nrerun it with: cargo xtask sim --guests --seed {seed}"
+                    "seed {seed}: {broken}\nrerun it with: cargo xtask sim --direct-clients --seed {seed}"
                 )
             }
         }
