@@ -1,13 +1,12 @@
 //! Clients of a cluster: of the manager, and of a volume that this process attaches.
 
 use crate::args::{ManagerArgs, Transport as TransportArg};
-use crate::authority::ManagerAuthority;
 use crate::key;
 use anyhow::bail;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_fabric::limits::Timeouts;
-use pagemesh_manage::ManagerClient;
 use pagemesh_manage::wire::{VolumeContent, VolumeDetail};
+use pagemesh_manage::{ManagerAuthority, ManagerClient};
 use pagemesh_volume::{AttachError, Transport, Transports, Volume};
 use std::sync::Arc;
 
@@ -65,9 +64,8 @@ pub fn attach(
     let host = host_name();
     let who = format!("{host}:{}", std::process::id());
     let attach = |unreachable| {
-        let client = client.clone();
         let authority = Arc::new(ManagerAuthority {
-            client,
+            connection: client.clone(),
             unreachable,
         });
         Volume::attach(authority, connector.clone(), name.clone(), &who)

@@ -7,7 +7,6 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod authority;
 mod client;
 mod cluster;
 mod commands;

@@ -9,6 +9,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod authority;
 pub mod bytes;
 pub mod checksum;
 pub mod cpu_latency;

@@ -107,6 +107,39 @@ pub enum ManagerError {
     },
 }
 
+impl ManagerError {
+    /// The error in an answer of the manager at this URL.
+    #[must_use]
+    pub fn from_answer(url: &str, answer: ErrorBody) -> ManagerError {
+        let ErrorBody {
+            error,
+            hint,
+            code,
+            epoch,
+        } = answer;
+        match (code, epoch) {
+            (ErrorCode::Unauthorized, _) => ManagerError::Unauthorized { url: url.into() },
+            (ErrorCode::EpochConflict, Some(epoch)) => ManagerError::Conflict {
+                current: EpochNumber(epoch),
+                error,
+                hint,
+            },
+            (ErrorCode::Fenced, _) => ManagerError::Fenced { error, hint },
+            // The same as no answer: the call may or may not be done, or the next try may succeed.
+            (ErrorCode::Overloaded | ErrorCode::TimedOut, _) => ManagerError::Unreachable {
+                url: url.into(),
+                cause: error,
+            },
+            _ => ManagerError::Refused {
+                status: code.status(),
+                code,
+                error,
+                hint,
+            },
+        }
+    }
+}
+
 /// Resolves host names. For an address it skips the library's resolver, which starts a thread for
 /// each look-up; that thread was most of the work of a heartbeat.
 #[derive(Debug, Default)]
@@ -435,34 +468,7 @@ impl ManagerClient {
         let text = self.text(answer)?;
         let body: ErrorBody = serde_json::from_str(&text)
             .map_err(|_| self.malformed(&format!("it says {status} without a reason")))?;
-        let ErrorBody {
-            error,
-            hint,
-            code,
-            epoch,
-        } = body;
-        Err(match (code, epoch) {
-            (ErrorCode::Unauthorized, _) => ManagerError::Unauthorized {
-                url: self.url.clone(),
-            },
-            (ErrorCode::EpochConflict, Some(epoch)) => ManagerError::Conflict {
-                current: EpochNumber(epoch),
-                error,
-                hint,
-            },
-            (ErrorCode::Fenced, _) => ManagerError::Fenced { error, hint },
-            // The same as no answer: the call may or may not be done, or the next try may succeed.
-            (ErrorCode::Overloaded | ErrorCode::TimedOut, _) => ManagerError::Unreachable {
-                url: self.url.clone(),
-                cause: error,
-            },
-            _ => ManagerError::Refused {
-                status: status.as_u16(),
-                code,
-                error,
-                hint,
-            },
-        })
+        Err(ManagerError::from_answer(&self.url, body))
     }
 
     fn unreachable(&self, error: &ureq::Error) -> ManagerError {

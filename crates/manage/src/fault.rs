@@ -4,6 +4,7 @@ use crate::layout_state::LayoutChangeError;
 use crate::placement::PlacementError;
 use crate::shape::ShapeError;
 use crate::store::StoreError;
+use crate::wire::ErrorBody;
 use pagemesh_base::layout::{BrickId, EpochNumber, VolumeName};
 use pagemesh_base::slice::SliceError;
 use serde::{Deserialize, Serialize};
@@ -241,6 +242,17 @@ impl Fault {
         match self {
             Fault::LayoutChange(LayoutChangeError::Conflict { current, .. }) => Some(*current),
             _ => None,
+        }
+    }
+
+    /// The body of the answer that reports the fault.
+    #[must_use]
+    pub fn to_body(&self) -> ErrorBody {
+        ErrorBody {
+            error: self.to_string(),
+            hint: self.hint().to_owned(),
+            code: self.code(),
+            epoch: self.epoch().map(|epoch| epoch.0),
         }
     }
 

@@ -20,6 +20,7 @@
 #![warn(missing_docs)]
 
 pub mod api;
+pub mod authority;
 mod bricks;
 pub mod client;
 pub mod clock;
@@ -41,6 +42,7 @@ pub mod token;
 mod volumes;
 pub mod wire;
 
+pub use authority::{ManagerAuthority, VolumeConnection};
 pub use client::{ManagerClient, ManagerError};
 pub use durability::Durability;
 pub use manager::{BrickConnector, Manager, ManagerSettings};

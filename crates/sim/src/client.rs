@@ -13,6 +13,7 @@ use pagemesh_base::slice::{Leg, SliceError};
 use pagemesh_base::space::Channel;
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::tcp::TcpLeg;
+use pagemesh_manage::ManagerAuthority;
 use pagemesh_volume::limits::SCRUB_BYTES_PER_S;
 use pagemesh_volume::{
     AttachError, BrickAddress, CallAnswer, Connector, DrivenVolume, PendingCall, ScrubPlan,
@@ -94,7 +95,7 @@ pub(crate) struct VolumeClient {
     cluster: Arc<Cluster>,
     connector: BrickConnector,
     pub(crate) oracle: ReadOracle,
-    manager: ManagerConnection,
+    manager: ManagerAuthority<ManagerConnection>,
     /// Calls and answers in progress, by the time of their arrival.
     calls: VecDeque<(Duration, PendingCall)>,
     answers: VecDeque<(Duration, CallAnswer)>,
@@ -134,10 +135,12 @@ impl VolumeClient {
                 oracle: oracle.clone(),
             },
             oracle,
-            manager: ManagerConnection {
-                manager_host: Arc::clone(manager_host),
-                client: number,
-                found_no_copy: unreachable,
+            manager: ManagerAuthority {
+                connection: ManagerConnection {
+                    manager_host: Arc::clone(manager_host),
+                    client: number,
+                },
+                unreachable,
             },
             calls: VecDeque::new(),
             answers: VecDeque::new(),
@@ -162,7 +165,7 @@ impl VolumeClient {
         let epoch = self.driven.published_epoch();
         if epoch > 0 && !self.oracle.has_layout(epoch) {
             self.oracle
-                .set_layout(epoch, self.manager.manager_host.layout_of(epoch));
+                .set_layout(epoch, self.manager.connection.manager_host.layout_of(epoch));
         }
         while let Some(call) = self.driven.take_call() {
             let at = now + self.rng.micros_below(500);

@@ -8,17 +8,15 @@ use crate::cluster::{Cluster, lock, tell};
 use crate::disk::SimDisk;
 use crate::network::Peer;
 use crate::rng::Rng;
-use pagemesh_base::ids::Epoch;
-use pagemesh_base::layout::{BrickId, EpochNumber, Layout, Leg, VolumeName};
+use pagemesh_base::layout::{Layout, Leg, VolumeName};
 use pagemesh_base::slice::{BrickControl, SliceError};
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_manage::clock::Clock;
-use pagemesh_manage::fault::{ErrorCode, Fault};
+use pagemesh_manage::fault::Fault;
 use pagemesh_manage::store::Store;
 use pagemesh_manage::wire::{self, BrickRegistration};
-use pagemesh_manage::{BrickConnector, Durability, Manager, ManagerSettings};
-use pagemesh_volume::{
-    Authority, AuthorityError, BrickAddress, CopyReport, LegChange, ResolvedLayout,
+use pagemesh_manage::{
+    BrickConnector, Durability, Manager, ManagerError, ManagerSettings, VolumeConnection,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -29,6 +27,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use uuid::Uuid;
+
+/// The manager in messages of its clients.
+const URL: &str = "sim";
 
 thread_local! {
     /// The last id that a manager of this thread's history gave.
@@ -231,8 +232,11 @@ impl ManagerHost {
         client: u32,
         what: &str,
         act: impl FnOnce(&Manager) -> Result<T, Fault>,
-    ) -> Result<T, AuthorityError> {
-        let unreachable = || AuthorityError::Unreachable("no answer".into());
+    ) -> Result<T, ManagerError> {
+        let unreachable = || ManagerError::Unreachable {
+            url: URL.into(),
+            cause: "no answer".into(),
+        };
         if lock(&self.partitioned_clients).contains(&client) {
             return Err(unreachable());
         }
@@ -256,7 +260,7 @@ impl ManagerHost {
         }
         result
             .map(|answer| json_round_trip(&answer))
-            .map_err(|fault| authority_error(&fault))
+            .map_err(|fault| ManagerError::from_answer(URL, fault.to_body()))
     }
 }
 
@@ -264,17 +268,6 @@ impl ManagerHost {
 fn json_round_trip<T: Serialize + DeserializeOwned>(sent: &T) -> T {
     let text = serde_json::to_string(sent).expect("a value that becomes JSON");
     serde_json::from_str(&text).expect("the JSON of the value")
-}
-
-/// Translates refusals as the manager's HTTP client and its user in the app do.
-fn authority_error(fault: &Fault) -> AuthorityError {
-    match (fault.code(), fault.epoch()) {
-        (ErrorCode::EpochConflict, Some(epoch)) => AuthorityError::Conflict {
-            current: epoch.into(),
-        },
-        (ErrorCode::Fenced, _) => AuthorityError::Fenced,
-        _ => AuthorityError::Refused(fault.to_string()),
-    }
 }
 
 impl ManagerHost {
@@ -361,118 +354,59 @@ pub(crate) fn replica_leg(layout: &Layout) -> Option<(usize, &Leg)> {
     legs.find(|(_, leg)| leg.asynchronous)
 }
 
-fn copy_report_request(attachment: Epoch, report: &CopyReport) -> wire::ReportReplication {
-    let lag = report.lag.map(|lag| wire::ReplicaLag {
-        changes: lag.changes,
-        bytes: lag.bytes,
-        age_us: lag.age_us,
-    });
-    let returns = report
-        .resyncs
-        .iter()
-        .map(|(&copy, resync)| wire::ResyncProgress {
-            copy,
-            bytes_todo: resync.bytes_todo,
-            bytes_done: resync.bytes_done,
-            elapsed_ms: resync.elapsed_ms,
-        });
-    wire::ReportReplication {
-        attachment: EpochNumber(attachment.0),
-        lag,
-        returns: returns.collect(),
-    }
-}
-
 /// The manager as one client reaches it.
 pub(crate) struct ManagerConnection {
     pub(crate) manager_host: Arc<ManagerHost>,
     pub(crate) client: u32,
-    /// Whether an attach failed because no in-sync copy was in reach.
-    pub(crate) found_no_copy: bool,
 }
 
-fn to_attached(layout: Layout, bricks: BTreeMap<BrickId, wire::BrickAddress>) -> ResolvedLayout {
-    let address = |address: wire::BrickAddress| BrickAddress {
-        tcp: address.tcp,
-        map_socket: address.map_socket,
-        durability: address.durability.to_string(),
-    };
-    let bricks = bricks.into_iter();
-    ResolvedLayout {
-        layout,
-        bricks: bricks.map(|(brick, at)| (brick, address(at))).collect(),
-    }
-}
-
-impl Authority for ManagerConnection {
-    fn attach(&self, name: &VolumeName, client: &str) -> Result<ResolvedLayout, AuthorityError> {
-        let request = wire::AttachVolume {
-            client: client.to_owned(),
-            unreachable: self.found_no_copy,
-        };
-        let told = self.manager_host.call_manager(self.client, "attach", |m| {
-            let made = m.attach(name, &json_round_trip(&request))?;
+impl VolumeConnection for ManagerConnection {
+    fn attach(
+        &self,
+        name: &VolumeName,
+        request: &wire::AttachVolume,
+    ) -> Result<wire::AttachReply, ManagerError> {
+        let reply = self.manager_host.call_manager(self.client, "attach", |m| {
+            let made = m.attach(name, &json_round_trip(request))?;
             self.manager_host
                 .last_attach_epoch
                 .fetch_max(made.layout.epoch.0, Ordering::Relaxed);
             self.manager_host.detect_promotion(&made.layout);
             Ok(made)
         })?;
-        self.manager_host.record_layout(&told.layout);
-        Ok(to_attached(told.layout, told.bricks))
+        self.manager_host.record_layout(&reply.layout);
+        Ok(reply)
     }
 
     fn change_legs(
         &self,
         name: &VolumeName,
-        attachment: Epoch,
-        expected: Epoch,
-        changes: &[LegChange],
-    ) -> Result<Layout, AuthorityError> {
-        let change = |change: &LegChange| wire::LegChange {
-            segment: change.segment,
-            column: change.column,
-            leg: change.leg,
-            to: change.to,
-            note: None,
-        };
-        let request = wire::ChangeLegs {
-            expected: EpochNumber(expected.0),
-            attachment: Some(EpochNumber(attachment.0)),
-            changes: changes.iter().map(change).collect(),
-        };
-        let what = format!("change {changes:?}");
+        request: &wire::ChangeLegs,
+    ) -> Result<Layout, ManagerError> {
+        let what = format!("change {:?}", request.changes);
         let layout = self.manager_host.call_manager(self.client, &what, |m| {
-            m.change_legs(name, &json_round_trip(&request))
+            m.change_legs(name, &json_round_trip(request))
         })?;
         self.manager_host.record_layout(&layout);
         Ok(layout)
     }
 
-    fn layout(
+    fn detail(
         &self,
         name: &VolumeName,
-        attachment: Epoch,
-        told: &CopyReport,
-    ) -> Result<ResolvedLayout, AuthorityError> {
-        let told = (!told.is_empty()).then(|| copy_report_request(attachment, told));
+        report: Option<&wire::ReportReplication>,
+    ) -> Result<wire::VolumeDetail, ManagerError> {
         let detail = self
             .manager_host
-            .call_manager(self.client, "layout", |m| match &told {
-                Some(told) => m.report_replication(name, json_round_trip(told)),
+            .call_manager(self.client, "layout", |m| match report {
+                Some(report) => m.report_replication(name, json_round_trip(report)),
                 None => m.show(name),
             })?;
         self.manager_host.record_layout(&detail.layout);
-        match detail.is_attached_as(EpochNumber(attachment.0)) {
-            true => Ok(to_attached(detail.layout, detail.bricks)),
-            false => Err(AuthorityError::Fenced),
-        }
+        Ok(detail)
     }
 
-    fn detach(&self, name: &VolumeName, attachment: Epoch) -> Result<(), AuthorityError> {
-        let request = wire::DetachVolume {
-            attachment: Some(EpochNumber(attachment.0)),
-        };
+    fn detach(&self, name: &VolumeName, request: wire::DetachVolume) -> Result<(), ManagerError> {
         self.manager_host
             .call_manager(self.client, "detach", |m| m.detach(name, request))
             .map(drop)

@@ -16,7 +16,6 @@
 
 #![forbid(unsafe_code)]
 
-mod authority;
 mod client;
 mod controller;
 pub mod direct_access;
@@ -34,15 +33,17 @@ mod steps;
 mod testing;
 mod wake;
 
-pub use authority::{Authority, AuthorityError, BrickAddress, LegChange, ResolvedLayout};
 pub use client::driven::{CallAnswer, DrivenVolume, PendingCall};
 pub use client::volume::{AttachError, CheckError, RefreshError, Volume};
 pub use controller::ScrubPlan;
 pub use legs::connector::Connector;
 pub use legs::mapped::{DirectLeg, MappedLeg, overwrite_all, overwrite_atomically};
 pub use legs::transport::{Transport, Transports};
+pub use pagemesh_base::authority::{
+    Authority, AuthorityError, BrickAddress, CopyReport, Lag, LegChange, ResolvedLayout, Resync,
+};
 pub use replication::ring as replication_ring;
 pub use status::{
-    CheckReport, ColumnStatus, CopyReport, Counters, Damage, Difference, Lag, LegStatus, Resync,
-    ScrubPass, ScrubState, ScrubStatus, VolumeState, VolumeStatus,
+    CheckReport, ColumnStatus, Counters, Damage, Difference, LegStatus, ScrubPass, ScrubState,
+    ScrubStatus, VolumeState, VolumeStatus,
 };

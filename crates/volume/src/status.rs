@@ -1,9 +1,9 @@
 //! The status report of a volume.
 
 use crate::limits::{DAMAGES_MAX, DIFFERENCES_MAX};
+use pagemesh_base::authority::{Lag, Resync};
 use pagemesh_base::layout::{BrickId, LegState, SliceId, VolumeName};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The state of a volume: the worst that applies.
@@ -23,45 +23,6 @@ pub enum VolumeState {
     Unavailable,
     /// Another client attached the volume.
     Fenced,
-}
-
-/// The progress of a leg's resync.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Resync {
-    /// Bytes to copy, as far as known by now.
-    pub bytes_todo: u64,
-    /// Bytes copied or cleared.
-    pub bytes_done: u64,
-    /// Milliseconds since the resync began.
-    pub elapsed_ms: u64,
-}
-
-/// The changes that an asynchronous replica has yet to get.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lag {
-    /// The number of changes.
-    pub changes: u64,
-    /// The bytes of these changes.
-    pub bytes: u64,
-    /// Microseconds since the oldest of them was acknowledged, or could have been.
-    pub age_us: u64,
-}
-
-/// The report of a client to the manager about its copies, for people.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CopyReport {
-    /// The lag of the replica, if there is one.
-    pub lag: Option<Lag>,
-    /// The progress of copies in resync, by copy number, over all columns.
-    pub resyncs: BTreeMap<usize, Resync>,
-}
-
-impl CopyReport {
-    /// Whether the report is empty.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.lag.is_none() && self.resyncs.is_empty()
-    }
 }
 
 /// The status of a leg.

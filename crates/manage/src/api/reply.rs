@@ -43,12 +43,7 @@ impl From<Fault> for Refusal {
         if fault.code() == ErrorCode::Internal {
             tracing::error!(error = %fault, "a request failed");
         }
-        Refusal(ErrorBody {
-            error: fault.to_string(),
-            hint: fault.hint().to_owned(),
-            code: fault.code(),
-            epoch: fault.epoch().map(|epoch| epoch.0),
-        })
+        Refusal(fault.to_body())
     }
 }
 

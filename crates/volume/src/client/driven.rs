@@ -5,7 +5,6 @@
 //! Invariants: work happens only inside a method's call. The only clock is the time that the
 //! caller passes to [`DrivenVolume::poll`].
 
-use crate::authority::Authority;
 use crate::client::channel;
 use crate::client::volume::AttachError;
 use crate::controller::{
@@ -17,6 +16,7 @@ use crate::legs::connector::Connector;
 use crate::shared::{Member, VolumeShared};
 use crate::snapshot::LayoutSnapshot;
 use crate::status::VolumeStatus;
+use pagemesh_base::authority::Authority;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::space::{Channel, SpaceError};
 use std::cell::RefCell;

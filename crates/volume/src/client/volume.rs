@@ -1,6 +1,5 @@
 //! An attached volume: the thread of its controller, and the calls of its users and operators.
 
-use crate::authority::{Authority, AuthorityError};
 use crate::client::channel;
 use crate::controller::{
     AttachFailure, BlockingCall, CallRunner, CheckJob, ControllerEvent, Mailbox, ScrubOrder,
@@ -12,6 +11,7 @@ use crate::limits::{DOWN_LIMIT, LAYOUT_POLL, LAYOUT_POLL_RESYNCING};
 use crate::shared::{Member, VolumeShared};
 use crate::snapshot::LayoutSnapshot;
 use crate::status::{CheckReport, VolumeStatus};
+use pagemesh_base::authority::{Authority, AuthorityError};
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::poison;
 use pagemesh_base::space::{Channel, Space, SpaceError};

@@ -1,8 +1,10 @@
 //! Blocking calls that other threads make for the controller.
 
-use crate::authority::{Authority, AuthorityError, BrickAddress, LegChange, ResolvedLayout};
 use crate::legs::connector::Connector;
-use crate::status::CopyReport;
+use pagemesh_base::authority::CopyReport;
+use pagemesh_base::authority::{
+    Authority, AuthorityError, BrickAddress, LegChange, ResolvedLayout,
+};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, Layout, SliceId, VolumeName};
 use pagemesh_base::slice::{Leg, SliceError};

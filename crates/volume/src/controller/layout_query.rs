@@ -3,7 +3,7 @@
 use super::call::{BlockingCall, CallOutcome};
 use super::report;
 use super::state::ControllerState;
-use crate::authority::{AuthorityError, ResolvedLayout};
+use pagemesh_base::authority::{AuthorityError, ResolvedLayout};
 
 /// The layout of the authority, if this client still holds the volume.
 pub(super) async fn fetch_layout(

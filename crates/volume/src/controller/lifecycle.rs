@@ -4,12 +4,12 @@ use super::call::{BlockingCall, CallOutcome};
 use super::layout_query::{fetch_layout, refresh_addresses};
 use super::reconfigure::{self, CONNECTS_MAX};
 use super::state::{AttachFailure, ControllerState};
-use crate::authority::AuthorityError;
 use crate::limits::{
     ATTACH_TRIES_MAX, DETACH_LIMIT, DETACH_TRIES_MAX, MANAGER_RETRY_MAX, MANAGER_RETRY_MIN,
     RECONNECT_RETRY_MAX, RECONNECT_RETRY_MIN,
 };
 use crate::snapshot::Gate;
+use pagemesh_base::authority::AuthorityError;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LegState;
 use pagemesh_base::poison;
@@ -68,7 +68,7 @@ async fn attach(state: &ControllerState) -> Result<(), AttachFailure> {
 
 async fn request_attach(
     state: &ControllerState,
-) -> Result<crate::authority::ResolvedLayout, AuthorityError> {
+) -> Result<pagemesh_base::authority::ResolvedLayout, AuthorityError> {
     let mut wait = MANAGER_RETRY_MIN;
     for left in (0..ATTACH_TRIES_MAX).rev() {
         match state.call(BlockingCall::Attach).await {

@@ -1,8 +1,8 @@
 //! The controller's model of the volume: the layout, and the state of each leg.
 
 use super::control::ControlConnection;
-use crate::authority::{BrickAddress, LegChange};
 use crate::snapshot::{ColumnSnapshot, Gate, LayoutSnapshot, LegSet, LegSnapshot, SegmentSnapshot};
+use pagemesh_base::authority::{BrickAddress, LegChange};
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, Layout, Leg, LegState};

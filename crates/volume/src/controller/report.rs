@@ -3,7 +3,8 @@
 use super::model::{ColumnEntry, LegEntry, VolumeModel};
 use super::state::ControllerState;
 use crate::snapshot::{Gate, LayoutSnapshot};
-use crate::status::{ColumnStatus, CopyReport, LegStatus, Resync, VolumeState, VolumeStatus};
+use crate::status::{ColumnStatus, LegStatus, VolumeState, VolumeStatus};
+use pagemesh_base::authority::{CopyReport, Resync};
 use pagemesh_base::layout::LegState;
 use pagemesh_base::poison;
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! The interface to the transports.
 
-use crate::authority::BrickAddress;
+use pagemesh_base::authority::BrickAddress;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{Leg, SliceError};

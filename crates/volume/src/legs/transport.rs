@@ -4,9 +4,9 @@
 //! Invariants: all sessions of one pool in this process share one mapping, which goes with the
 //! last leg. A mapping is never joined after its brick is gone.
 
-use crate::authority::BrickAddress;
 use crate::legs::connector::Connector;
 use crate::legs::mapped::MappedLeg;
+use pagemesh_base::authority::BrickAddress;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, SliceId};

@@ -18,9 +18,9 @@
 use crate::direct_access::DirectSegment;
 use crate::limits::{REPLICATION_AGE_MAX, REPLICATION_BYTES_MAX, REPLICATION_CHANGES_MAX};
 use crate::replication::ring::{RING_SLOTS, ReplicationRing, RingEntry};
-use crate::status::Lag;
 use crate::steps;
 use crate::wake::Wake;
+use pagemesh_base::authority::Lag;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::poison;

@@ -3,8 +3,8 @@
 
 use super::Rng;
 use super::mapped_sessions::MappedSession;
-use crate::authority::BrickAddress;
 use crate::legs::connector::Connector;
+use pagemesh_base::authority::BrickAddress;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{BrickId, SliceId};

@@ -1,8 +1,10 @@
 //! A manager in memory: layouts under compare-and-swap, and outages before or
 //! after a change is made.
 
-use crate::authority::{Authority, AuthorityError, BrickAddress, LegChange, ResolvedLayout};
-use crate::status::CopyReport;
+use pagemesh_base::authority::CopyReport;
+use pagemesh_base::authority::{
+    Authority, AuthorityError, BrickAddress, LegChange, ResolvedLayout,
+};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, Layout, Leg, LegState, Segment, SliceId, VolumeName,

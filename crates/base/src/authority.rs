@@ -1,11 +1,11 @@
-//! The interface to the manager. The manager owns layouts and decides which legs count.
+//! The interface of a volume to the manager. The manager owns layouts and decides which legs count.
+//! `volume` calls it, and `manage` implements it.
 //!
 //! Calls block for a bounded time. They run on threads of their own, never on the path of a
 //! request.
 
-use crate::status::CopyReport;
-use pagemesh_base::ids::Epoch;
-use pagemesh_base::layout::{BrickId, Layout, LegState, VolumeName};
+use crate::ids::Epoch;
+use crate::layout::{BrickId, Layout, LegState, VolumeName};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -38,6 +38,45 @@ pub struct ResolvedLayout {
     pub layout: Layout,
     /// The addresses of its bricks.
     pub bricks: BTreeMap<BrickId, BrickAddress>,
+}
+
+/// The progress of a leg's resync.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resync {
+    /// Bytes to copy, as far as known by now.
+    pub bytes_todo: u64,
+    /// Bytes copied or cleared.
+    pub bytes_done: u64,
+    /// Milliseconds since the resync began.
+    pub elapsed_ms: u64,
+}
+
+/// The changes that an asynchronous replica has yet to get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lag {
+    /// The number of changes.
+    pub changes: u64,
+    /// The bytes of these changes.
+    pub bytes: u64,
+    /// Microseconds since the oldest of them was acknowledged, or could have been.
+    pub age_us: u64,
+}
+
+/// The report of a client to the manager about its copies, for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CopyReport {
+    /// The lag of the replica, if there is one.
+    pub lag: Option<Lag>,
+    /// The progress of copies in resync, by copy number, over all columns.
+    pub resyncs: BTreeMap<usize, Resync>,
+}
+
+impl CopyReport {
+    /// Whether the report is empty.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.lag.is_none() && self.resyncs.is_empty()
+    }
 }
 
 /// A request to change the state of a leg.

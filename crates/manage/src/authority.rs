@@ -1,0 +1,196 @@
+//! The manager as the authority of an attached volume, over any connection to a manager.
+//!
+//! The command calls a manager over HTTP; the simulation calls one over its own network. Requests,
+//! answers and errors are translated here, once for both.
+
+use crate::client::{ManagerClient, ManagerError};
+use crate::wire::{
+    self, AttachReply, AttachVolume, ChangeLegs, DetachVolume, ReportReplication, VolumeDetail,
+};
+use pagemesh_base::authority::{
+    Authority, AuthorityError, BrickAddress, CopyReport, LegChange, ResolvedLayout,
+};
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{BrickId, EpochNumber, Layout, VolumeName};
+use std::collections::BTreeMap;
+
+/// The calls of an attached volume to a manager. Each call blocks for a bounded time.
+#[allow(clippy::missing_errors_doc)]
+pub trait VolumeConnection: Send + Sync {
+    /// Attaches the volume.
+    fn attach(
+        &self,
+        name: &VolumeName,
+        request: &AttachVolume,
+    ) -> Result<AttachReply, ManagerError>;
+
+    /// Changes leg states by compare-and-swap.
+    fn change_legs(&self, name: &VolumeName, request: &ChangeLegs) -> Result<Layout, ManagerError>;
+
+    /// Passes on a report, if there is one, and reads the details of the volume.
+    fn detail(
+        &self,
+        name: &VolumeName,
+        report: Option<&ReportReplication>,
+    ) -> Result<VolumeDetail, ManagerError>;
+
+    /// Detaches the volume.
+    fn detach(&self, name: &VolumeName, request: DetachVolume) -> Result<(), ManagerError>;
+}
+
+impl VolumeConnection for ManagerClient {
+    fn attach(
+        &self,
+        name: &VolumeName,
+        request: &AttachVolume,
+    ) -> Result<AttachReply, ManagerError> {
+        self.attach_as(name, &request.client, request.unreachable)
+    }
+
+    fn change_legs(&self, name: &VolumeName, request: &ChangeLegs) -> Result<Layout, ManagerError> {
+        let ChangeLegs {
+            expected,
+            attachment,
+            changes,
+        } = request;
+        ManagerClient::change_legs(self, name, *attachment, *expected, changes)
+    }
+
+    fn detail(
+        &self,
+        name: &VolumeName,
+        report: Option<&ReportReplication>,
+    ) -> Result<VolumeDetail, ManagerError> {
+        match report {
+            None => self.volume(name),
+            Some(report) => self.report_replication(name, report),
+        }
+    }
+
+    fn detach(&self, name: &VolumeName, request: DetachVolume) -> Result<(), ManagerError> {
+        ManagerClient::detach(self, name, request.attachment).map(drop)
+    }
+}
+
+/// The authority of a volume over a connection to a manager.
+#[derive(Clone, Debug)]
+pub struct ManagerAuthority<C> {
+    /// The connection.
+    pub connection: C,
+    /// Whether no in-sync copy was reachable after the last attach.
+    pub unreachable: bool,
+}
+
+impl<C: VolumeConnection> Authority for ManagerAuthority<C> {
+    fn attach(&self, name: &VolumeName, client: &str) -> Result<ResolvedLayout, AuthorityError> {
+        let request = AttachVolume {
+            client: client.to_owned(),
+            unreachable: self.unreachable,
+        };
+        let AttachReply { layout, bricks } = self.connection.attach(name, &request)?;
+        Ok(resolved_layout(layout, bricks))
+    }
+
+    fn change_legs(
+        &self,
+        name: &VolumeName,
+        attachment: Epoch,
+        expected: Epoch,
+        changes: &[LegChange],
+    ) -> Result<Layout, AuthorityError> {
+        let request = ChangeLegs {
+            expected: EpochNumber(expected.0),
+            attachment: Some(EpochNumber(attachment.0)),
+            changes: changes.iter().map(leg_change).collect(),
+        };
+        Ok(self.connection.change_legs(name, &request)?)
+    }
+
+    fn layout(
+        &self,
+        name: &VolumeName,
+        attachment: Epoch,
+        report: &CopyReport,
+    ) -> Result<ResolvedLayout, AuthorityError> {
+        let report = (!report.is_empty()).then(|| replication_report(attachment, report));
+        let detail = self.connection.detail(name, report.as_ref())?;
+        if detail.is_attached_as(EpochNumber(attachment.0)) {
+            Ok(resolved_layout(detail.layout, detail.bricks))
+        } else {
+            Err(AuthorityError::Fenced)
+        }
+    }
+
+    fn detach(&self, name: &VolumeName, attachment: Epoch) -> Result<(), AuthorityError> {
+        let request = DetachVolume {
+            attachment: Some(EpochNumber(attachment.0)),
+        };
+        Ok(self.connection.detach(name, request)?)
+    }
+}
+
+impl From<ManagerError> for AuthorityError {
+    fn from(cause: ManagerError) -> AuthorityError {
+        match cause {
+            ManagerError::Conflict { current, .. } => AuthorityError::Conflict {
+                current: current.into(),
+            },
+            ManagerError::Fenced { .. } => AuthorityError::Fenced,
+            ManagerError::Unreachable { .. } => AuthorityError::Unreachable(cause.to_string()),
+            _ => AuthorityError::Refused(cause.to_string()),
+        }
+    }
+}
+
+fn leg_change(change: &LegChange) -> wire::LegChange {
+    wire::LegChange {
+        segment: change.segment,
+        column: change.column,
+        leg: change.leg,
+        to: change.to,
+        note: None,
+    }
+}
+
+fn resolved_layout(
+    layout: Layout,
+    bricks: BTreeMap<BrickId, wire::BrickAddress>,
+) -> ResolvedLayout {
+    let bricks = bricks.into_iter();
+    ResolvedLayout {
+        layout,
+        bricks: bricks
+            .map(|(brick, at)| (brick, brick_address(at)))
+            .collect(),
+    }
+}
+
+fn brick_address(address: wire::BrickAddress) -> BrickAddress {
+    BrickAddress {
+        tcp: address.tcp,
+        map_socket: address.map_socket,
+        durability: address.durability.to_string(),
+    }
+}
+
+fn replication_report(attachment: Epoch, report: &CopyReport) -> ReportReplication {
+    let lag = report.lag.map(|lag| wire::ReplicaLag {
+        changes: lag.changes,
+        bytes: lag.bytes,
+        age_us: lag.age_us,
+    });
+    let resyncs = report
+        .resyncs
+        .iter()
+        .map(|(&copy, resync)| wire::ResyncProgress {
+            copy,
+            bytes_todo: resync.bytes_todo,
+            bytes_done: resync.bytes_done,
+            elapsed_ms: resync.elapsed_ms,
+        });
+    ReportReplication {
+        attachment: EpochNumber(attachment.0),
+        lag,
+        returns: resyncs.collect(),
+    }
+}
