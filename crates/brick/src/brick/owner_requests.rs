@@ -1,0 +1,217 @@
+//! Requests that only the owner of the pool can answer: calls of the manager, and the epochs and
+//! in-flight tables of slices.
+//!
+//! Invariants: a session that was revoked changes nothing. An error of the medium ends the brick.
+
+use super::Brick;
+use pagemesh_base::defect::{self, Defect};
+use pagemesh_base::ids::{Epoch, ObjectId};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::{
+    BrickControl, BrickStatus, LIST_ENTRIES_MAX, SliceError, SliceInfo, SliceReply, SliceRequest,
+};
+use pagemesh_pmem::Media;
+use pagemesh_store::pool::{ObjectError, Pool};
+use pagemesh_store::pool_mapping::StoreError;
+use pagemesh_store::recovery::PoolError;
+use std::sync::{MutexGuard, PoisonError};
+
+impl<M: Media> Brick<M> {
+    /// A pool's error as the client's error. An error of the medium ends the brick.
+    pub(super) fn report_error(&self, cause: ObjectError) -> SliceError {
+        if let ObjectError::Pool(PoolError::System(_) | PoolError::Failed) = cause {
+            self.fail(&cause);
+        }
+        slice_error(cause)
+    }
+
+    /// Executes a request that only the owner of the pool can answer, for a connection of this
+    /// epoch.
+    ///
+    /// # Errors
+    /// When there is no such slice, or its epoch is newer.
+    pub fn execute_as_owner(
+        &self,
+        slice: SliceId,
+        epoch: Epoch,
+        request: SliceRequest,
+    ) -> Result<SliceReply, SliceError> {
+        self.execute_as_owner_for(None, slice, epoch, request)
+    }
+
+    /// The same for a session of this process, as long as it is not revoked.
+    pub(crate) fn execute_as_owner_for(
+        &self,
+        session: Option<u32>,
+        slice: SliceId,
+        epoch: Epoch,
+        request: SliceRequest,
+    ) -> Result<SliceReply, SliceError> {
+        let is_over = |pool: &Pool<M>| session.is_some_and(|number| pool.is_revoked(number));
+        let mut pool = self.pool();
+        if is_over(&pool) {
+            return Err(StoreError::Revoked.into());
+        }
+        match request {
+            SliceRequest::InFlight => {
+                let found = pool
+                    .in_flight(slice)
+                    .map_err(|cause| self.report_error(cause))?;
+                let few = found.filter(|list| list.len() <= LIST_ENTRIES_MAX);
+                Ok(SliceReply::InFlight(few))
+            }
+            SliceRequest::ForgetInFlight => {
+                let (_, entry) = pool.find(slice).map_err(|cause| self.report_error(cause))?;
+                // The older client did not reconcile the operations recorded since.
+                if epoch < entry.epoch {
+                    let current = entry.epoch;
+                    return Err(SliceError::StaleEpoch { current });
+                }
+                pool.clear_in_flight(slice)
+                    .map_err(|cause| self.report_error(cause))?;
+                Ok(SliceReply::Done)
+            }
+            SliceRequest::RaiseEpoch { round, .. } if round > 15 => {
+                let cause = format!("round {round} is beyond 15");
+                Err(SliceError::OutOfRange(cause))
+            }
+            SliceRequest::RaiseEpoch { epoch, round } => {
+                drop(pool);
+                if let Some(number) = session {
+                    self.revoke_older_sessions(slice, epoch, number)?;
+                }
+                let raised = self.retry_while_stuck(|pool| {
+                    if is_over(pool) {
+                        return Ok(false);
+                    }
+                    pool.raise_epoch(slice, epoch, round).map(|()| true)
+                });
+                if raised.map_err(|cause| self.report_error(cause))? {
+                    Ok(SliceReply::Done)
+                } else {
+                    Err(StoreError::Revoked.into())
+                }
+            }
+            other => Err(SliceError::Refused(format!("{other:?} needs a session"))),
+        }
+    }
+
+    pub(super) fn attached(&self) -> MutexGuard<'_, Vec<(SliceId, u32)>> {
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that a session of this process has attached a slice.
+    pub(crate) fn record_attached(&self, slice: SliceId, number: u32) {
+        self.attached().push((slice, number));
+    }
+
+    /// Revokes the sessions that attached a slice before this one, if this epoch is in force
+    /// already. A client that reconnects with an epoch it has used sends again the requests that
+    /// its old connections lost. Requests still in those connections must not arrive later and undo
+    /// changes acknowledged since. A raised epoch fences the old connections by itself.
+    fn revoke_older_sessions(
+        &self,
+        slice: SliceId,
+        epoch: Epoch,
+        number: u32,
+    ) -> Result<(), SliceError> {
+        if defect::is(Defect::OldConnectionTaken) {
+            return Ok(());
+        }
+        let attached = self.attached();
+        let pool = self.pool();
+        let (_, entry) = pool.find(slice).map_err(|cause| self.report_error(cause))?;
+        if entry.epoch != epoch || pool.is_revoked(number) {
+            return Ok(());
+        }
+        let older = attached.iter().take_while(|at| **at != (slice, number));
+        for (_, older) in older.filter(|at| at.0 == slice && at.1 != number) {
+            // The barrier waits for the operation that it is in.
+            let _is_inside = pool.revoke(*older);
+        }
+        Ok(())
+    }
+
+    /// The object of a slice, for clients that map the pool, and its size.
+    ///
+    /// # Errors
+    /// When there is no such slice, or it has a newer epoch.
+    pub fn attach(&self, slice: SliceId, epoch: Epoch) -> Result<(ObjectId, u64), SliceError> {
+        let (object, entry) = self
+            .pool()
+            .find(slice)
+            .map_err(|cause| self.report_error(cause))?;
+        if entry.epoch > epoch {
+            let current = entry.epoch;
+            return Err(SliceError::StaleEpoch { current });
+        }
+        Ok((object, entry.size_bytes))
+    }
+}
+
+/// A pool's error as the client's error.
+fn slice_error(cause: ObjectError) -> SliceError {
+    match cause {
+        ObjectError::Exists(slice) => SliceError::SliceExists(slice),
+        ObjectError::Unknown(slice) => SliceError::NoSuchSlice(slice),
+        ObjectError::StaleEpoch { current, .. } => SliceError::StaleEpoch { current },
+        ObjectError::Store(cause) => cause.into(),
+        ObjectError::SessionsFull(_) => SliceError::NoSession(cause.to_string()),
+        ObjectError::BadSize(_) | ObjectError::Shrinks { .. } => {
+            SliceError::OutOfRange(cause.to_string())
+        }
+        other => SliceError::Refused(other.to_string()),
+    }
+}
+
+/// A size in whole pages. One beyond `u64` stays beyond every limit.
+fn whole_pages(size_bytes: u64) -> u64 {
+    size_bytes
+        .checked_next_multiple_of(4096)
+        .unwrap_or(u64::MAX)
+}
+
+impl<M: Media + Send + Sync> BrickControl for Brick<M> {
+    fn create(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError> {
+        self.pool()
+            .create(slice, whole_pages(size_bytes))
+            .map_err(|cause| self.report_error(cause))
+    }
+
+    fn resize(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError> {
+        self.pool()
+            .resize(slice, whole_pages(size_bytes))
+            .map_err(|cause| self.report_error(cause))
+    }
+
+    fn delete(&self, slice: SliceId) -> Result<(), SliceError> {
+        let deleted = self
+            .retry_while_stuck(|pool| pool.delete(slice))
+            .map_err(|cause| self.report_error(cause));
+        self.mapping.control().ring_doorbell();
+        deleted
+    }
+
+    fn list(&self) -> Result<Vec<SliceInfo>, SliceError> {
+        let pool = self.pool();
+        let info = |object: pagemesh_store::object::Object| SliceInfo {
+            slice: object.slice,
+            size_bytes: object.size_bytes,
+            epoch: object.epoch.0,
+            round: object.round,
+        };
+        Ok(pool.list().map(info).collect())
+    }
+
+    fn status(&self) -> Result<BrickStatus, SliceError> {
+        let usage = self.pool().usage();
+        Ok(BrickStatus {
+            brick: self.id(),
+            durability: self.durability.to_string(),
+            capacity_bytes: usage.capacity_bytes,
+            used_bytes: usage.capacity_bytes - usage.free_bytes,
+            sessions: usage.sessions,
+            incarnation: self.mapping.incarnation().0,
+        })
+    }
+}
