@@ -3,7 +3,7 @@
 //! Invariants: a pool has the class of its medium unless its maker stated another. A class that
 //! promises more than the medium is known to keep is accepted only if the maker vouches for it.
 
-use crate::mapped_media::MapError;
+use crate::map_error::MapError;
 use std::fmt;
 use std::str::FromStr;
 

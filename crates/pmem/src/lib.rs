@@ -13,6 +13,7 @@
 pub mod copy;
 pub mod cpu;
 mod durability;
+mod map_error;
 mod mapped_media;
 mod media;
 mod read_mapping;
@@ -21,7 +22,8 @@ mod shared_segment;
 pub mod unreadable;
 
 pub use durability::{Durability, StatedClass, UnknownDurability};
-pub use mapped_media::{MapError, MappedMedia};
+pub use map_error::MapError;
+pub use mapped_media::MappedMedia;
 pub use media::{FenceProof, Media, UnfencedStores};
 pub use read_mapping::ReadMapping;
 pub use recorder::{CrashImages, CrashPoint, Image, Recorder};

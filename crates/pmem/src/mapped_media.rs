@@ -3,6 +3,7 @@
 use crate::copy;
 use crate::cpu::{FlushInstruction, cpu};
 use crate::durability::{Durability, StatedClass};
+use crate::map_error::MapError;
 use crate::media::{FenceProof, Media, UnfencedStores, check_range};
 use crate::unreadable::FaultGuard;
 use pagemesh_base::checksum::PageChecksums;
@@ -20,49 +21,6 @@ use std::sync::{Condvar, Mutex, PoisonError};
 /// Bytes populated at once: a tenth of a second of work, of whole huge pages.
 const POPULATE_BYTES: usize = 64 << 20;
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
-
-/// Why a file could not be mapped or made durable.
-#[derive(Debug, thiserror::Error)]
-pub enum MapError {
-    /// Zero bytes, or not whole pages.
-    #[error("a mapping of {0} bytes is not possible; use a positive multiple of 4096")]
-    BadLength(usize),
-    /// The file ends before the mapping would: an access would be a SIGBUS.
-    #[error("the file has {found} bytes but {wanted} were to be mapped; is it truncated?")]
-    TooShort {
-        /// Bytes to be mapped.
-        wanted: u64,
-        /// Bytes the file has.
-        found: u64,
-    },
-    /// The system refused.
-    #[error("cannot {action}: {cause}")]
-    System {
-        /// The failed action.
-        action: &'static str,
-        /// The error of the system.
-        cause: io::Error,
-    },
-    /// An earlier fdatasync failed. The kernel may have dropped dirty pages,
-    /// so a later success would prove nothing.
-    #[error("an earlier fdatasync of this medium failed; reopen it to recover the durable state")]
-    SyncFailed,
-    /// The class promises more than the medium shows.
-    #[error(
-        "its medium is of class {medium}, and nothing shows that it keeps the promise of class {class}; use class {medium}, or, if you know that it does, make the pool with --trust-medium"
-    )]
-    ClassNotProvided {
-        /// The class stated.
-        class: Durability,
-        /// The medium's own.
-        medium: Durability,
-    },
-    /// A character device has neither fdatasync nor private mappings.
-    #[error(
-        "a character device cannot be synced, so class file-sync is not possible; use another class, or a file on it"
-    )]
-    CannotSync,
-}
 
 /// A file or device mapped shared and writable.
 ///

@@ -1,6 +1,6 @@
 //! The trait that mapped memory and the crash recorder implement.
 
-use crate::mapped_media::MapError;
+use crate::map_error::MapError;
 use pagemesh_base::checksum::{PageChecksums, crc32c};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 

@@ -3,7 +3,8 @@
 //! Invariants: an address in it is readable until the mapping is dropped, also after
 //! [`ReadMapping::detach`]: then it shows zeroes. It is not inherited by fork.
 
-use crate::mapped_media::{MapError, MappedMedia, advise, map_shared, system, unmap};
+use crate::map_error::MapError;
+use crate::mapped_media::{MappedMedia, advise, map_shared, system, unmap};
 use crate::media::{Media, check_range};
 use std::io;
 use std::ptr::NonNull;

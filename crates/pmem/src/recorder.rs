@@ -13,7 +13,7 @@
 
 mod crash;
 
-use crate::mapped_media::MapError;
+use crate::map_error::MapError;
 use crate::media::{FenceProof, Media, UnfencedStores, check_range};
 use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};

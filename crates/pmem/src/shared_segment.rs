@@ -4,7 +4,8 @@
 //! against resizing, so that an access is never a SIGBUS.
 
 use crate::copy::{copy_shared, prefetch, stream_shared};
-use crate::mapped_media::{MapError, exclude_from_core_dumps};
+use crate::map_error::MapError;
+use crate::mapped_media::exclude_from_core_dumps;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::fs::File;
 use std::io;

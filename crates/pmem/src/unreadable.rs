@@ -10,7 +10,7 @@
 //! allocates nothing and preserves `errno` (signal-safety(7)). It passes other faults to the
 //! handler that was installed before.
 
-use crate::mapped_media::MapError;
+use crate::map_error::MapError;
 use pagemesh_base::move_fd_high::move_fd_high;
 use pagemesh_base::spin_lock::SpinLock;
 use pagemesh_base::units::PAGE_BYTES;
