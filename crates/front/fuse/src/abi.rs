@@ -12,6 +12,9 @@ pub(crate) const MINOR_MIN: u32 = 31;
 /// Bytes of the longest operation header, and the room for it in the ring.
 pub(crate) const OP_BYTES_MAX: usize = 128;
 
+/// Most bytes that are written or read at once.
+pub(crate) const DATA_BYTES_MAX: u32 = 1 << 20;
+
 /// The kernel's operation codes.
 pub(crate) mod op {
     pub(crate) const LOOKUP: u32 = 1;

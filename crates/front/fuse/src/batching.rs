@@ -9,13 +9,11 @@
 //! request away from the batch. If requests end at once, as over `map`, no thread batches, or stops
 //! after a while, and all threads wait at the device.
 
-use crate::abi;
 use crate::classic::{Classic, ReceiveResult};
 use crate::reply::FuseReply;
-use crate::request::{RawRequest, Request};
-use crate::request_handler::RequestHandler;
+use crate::request::RawRequest;
+use crate::request_handler::{AsyncWriter, BeginResult, RequestHandler};
 use std::io;
-use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -24,30 +22,6 @@ const PENDING_MAX: usize = 64;
 
 /// Consecutive requests that ended at once, after which a thread stops batching.
 pub(crate) const IMMEDIATE_MAX: u32 = 64;
-
-/// The outcome of an attempt to begin a request.
-pub(crate) enum BeginResult {
-    /// It is reported when it has ended.
-    Pending,
-    /// It has ended already.
-    Complete(FuseReply),
-    /// It cannot run concurrently with others; nothing has happened.
-    NotStarted,
-}
-
-/// The requests that a thread has begun.
-pub(crate) trait AsyncWriter {
-    fn begin(&mut self, header: &abi::InHeader, request: &Request<'_>) -> BeginResult;
-
-    /// Makes progress without blocking, and reports the answers of requests that have ended.
-    fn reap(&mut self, tell: &mut dyn FnMut(u64, FuseReply));
-
-    /// Requests in flight.
-    fn len(&self) -> usize;
-
-    /// Sleeps until there may be requests to reap, or `other` is readable.
-    fn wait(&mut self, other: Option<RawFd>);
-}
 
 /// Limits the threads that take requests from a device.
 #[derive(Debug)]

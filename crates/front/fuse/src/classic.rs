@@ -1,11 +1,11 @@
 //! Requests and answers through `/dev/fuse`.
 
-use crate::abi;
+use crate::abi::{self, DATA_BYTES_MAX};
 use crate::busy::RequestCounter;
 use crate::cpu_affinity::CpuAffinity;
 use crate::reply::FuseReply;
 use crate::request::RawRequest;
-use crate::request_handler::{DATA_BYTES_MAX, RequestHandler};
+use crate::request_handler::RequestHandler;
 use bytes::{Bytes, BytesMut};
 use pagemesh_base::wait::until_readable;
 use rustix::fs::OFlags;

@@ -8,10 +8,9 @@
 //! not give back its entry.
 
 use crate::abi;
-use crate::batching::AsyncWriter;
 use crate::reply::FuseReply;
 use crate::request::Request;
-use crate::request_handler::RequestHandler;
+use crate::request_handler::{AsyncWriter, RequestHandler};
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicUsize};

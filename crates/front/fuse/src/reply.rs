@@ -101,7 +101,7 @@ pub(crate) struct Listing {
 
 impl Listing {
     pub(crate) fn new(bytes_max: u32) -> Listing {
-        let bytes_max = bytes_max.min(crate::request_handler::DATA_BYTES_MAX) as usize;
+        let bytes_max = bytes_max.min(abi::DATA_BYTES_MAX) as usize;
         Listing {
             bytes: Vec::with_capacity(bytes_max),
             bytes_max,

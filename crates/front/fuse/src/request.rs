@@ -1,7 +1,6 @@
 //! Requests of the kernel, from any transport. The decoder trusts no length.
 
-use crate::abi::{self, OP_BYTES_MAX, op, set};
-use crate::request_handler::DATA_BYTES_MAX;
+use crate::abi::{self, DATA_BYTES_MAX, OP_BYTES_MAX, op, set};
 use bytes::Bytes;
 use pagemesh_fs::Time;
 use rustix::io::Errno;
@@ -255,107 +254,34 @@ impl RawRequest {
             op::STATX => Request::Statx,
             op::SETATTR => Request::SetAttr(header::<abi::SetAttrIn>(op)?.try_into()?),
             op::READLINK => Request::ReadLink,
-            op::SYMLINK => {
-                let (name_of, rest) = name(payload)?;
-                let target = name(rest)?.0;
-                Request::Symlink {
-                    name: name_of,
-                    target,
-                }
-            }
-            op::MKNOD => {
-                let abi::MknodIn { mode, device, .. } = header(op)?;
-                let name = name(payload)?.0;
-                Request::Mknod { name, mode, device }
-            }
-            op::MKDIR => Request::Mkdir {
-                name: name(payload)?.0,
-                mode: header::<abi::MkdirIn>(op)?.mode,
-            },
+            op::SYMLINK => symlink(payload)?,
+            op::MKNOD => mknod(header(op)?, payload)?,
+            op::MKDIR => mkdir(header(op)?, payload)?,
             op::UNLINK => Request::Unlink(name(payload)?.0),
             op::RMDIR => Request::Rmdir(name(payload)?.0),
             op::RENAME => rename(header::<abi::RenameIn>(op)?.to, 0, payload)?,
-            op::RENAME2 => {
-                let abi::Rename2In { to, flags, .. } = header(op)?;
-                rename(to, flags, payload)?
-            }
-            op::LINK => Request::Link {
-                node: header::<abi::LinkIn>(op)?.node,
-                name: name(payload)?.0,
-            },
-            op::OPEN => Request::Open {
-                flags: header::<abi::OpenIn>(op)?.flags,
-            },
+            op::RENAME2 => rename_with_flags(header(op)?, payload)?,
+            op::LINK => link(header(op)?, payload)?,
+            op::OPEN => open(header(op)?),
             op::OPENDIR => Request::OpenDir,
-            op::CREATE => {
-                let abi::CreateIn { mode, flags, .. } = header(op)?;
-                let name = name(payload)?.0;
-                Request::Create { name, mode, flags }
-            }
-            op::TMPFILE => {
-                let abi::CreateIn { mode, flags, .. } = header(op)?;
-                Request::CreateUnnamed { mode, flags }
-            }
-            op::READ => {
-                let read: abi::ReadIn = header(op)?;
-                Request::Read {
-                    file: read.file,
-                    how: read.read_flags,
-                    span: read.into(),
-                }
-            }
+            op::CREATE => create(header(op)?, payload)?,
+            op::TMPFILE => create_unnamed(header(op)?),
+            op::READ => read(header(op)?),
             op::READDIR => Request::ReadDir(header::<abi::ReadIn>(op)?.into()),
             op::READDIRPLUS => Request::ReadDirPlus(header::<abi::ReadIn>(op)?.into()),
             op::WRITE => self.write(header(op)?)?,
             op::STATFS => Request::Statfs,
-            op::RELEASE | op::RELEASEDIR => Request::Release {
-                file: header::<abi::ReleaseIn>(op)?.file,
-            },
+            op::RELEASE | op::RELEASEDIR => release(header(op)?),
             op::FLUSH => Request::Flush,
-            op::FSYNC | op::FSYNCDIR => Request::Fsync {
-                file: header::<abi::FsyncIn>(op)?.file,
-            },
-            op::SETXATTR => {
-                let abi::SetXattrIn { size, flags } = header(op)?;
-                let (name, rest) = name(payload)?;
-                let value = rest.get(..size as usize).ok_or(Errno::IO)?;
-                Request::SetXattr { name, value, flags }
-            }
-            op::GETXATTR => Request::GetXattr {
-                name: name(payload)?.0,
-                size: header::<abi::GetXattrIn>(op)?.size,
-            },
-            op::LISTXATTR => Request::ListXattr {
-                size: header::<abi::GetXattrIn>(op)?.size,
-            },
+            op::FSYNC | op::FSYNCDIR => fsync(header(op)?),
+            op::SETXATTR => set_xattr(header(op)?, payload)?,
+            op::GETXATTR => get_xattr(header(op)?, payload)?,
+            op::LISTXATTR => list_xattr(header(op)?),
             op::REMOVEXATTR => Request::RemoveXattr(name(payload)?.0),
-            op::IOCTL => Request::Ioctl {
-                command: header::<abi::IoctlIn>(op)?.command,
-                argument: payload,
-            },
-            op::FALLOCATE => {
-                let wished: abi::FallocateIn = header(op)?;
-                Request::Allocate {
-                    file: wished.file,
-                    offset: wished.offset,
-                    length: wished.length,
-                    mode: wished.mode,
-                }
-            }
-            op::LSEEK => {
-                let abi::LseekIn { offset, whence, .. } = header(op)?;
-                Request::Seek { offset, whence }
-            }
-            op::COPY_FILE_RANGE => {
-                let copy: abi::CopyFileRangeIn = header(op)?;
-                Request::Copy {
-                    from: copy.from_offset,
-                    to_file: copy.to_file,
-                    to_node: copy.to,
-                    to: copy.to_offset,
-                    len: copy.len,
-                }
-            }
+            op::IOCTL => ioctl(header(op)?, payload),
+            op::FALLOCATE => allocate(header(op)?),
+            op::LSEEK => seek(header(op)?),
+            op::COPY_FILE_RANGE => copy(header(op)?),
             op::DESTROY => Request::Destroy,
             _ => return Err(Errno::NOSYS),
         })
@@ -366,9 +292,10 @@ impl RawRequest {
         if len > self.payload.len() {
             return Err(Errno::IO);
         }
-        let data = match len < COPIED_BYTES_MAX {
-            true => Bytes::copy_from_slice(&self.payload[..len]),
-            false => self.payload.slice(..len),
+        let data = if len < COPIED_BYTES_MAX {
+            Bytes::copy_from_slice(&self.payload[..len])
+        } else {
+            self.payload.slice(..len)
         };
         Ok(Request::Write {
             file: write.file,
@@ -385,6 +312,24 @@ impl RawRequest {
     }
 }
 
+fn symlink(payload: &[u8]) -> Result<Request<'_>, Errno> {
+    let (own, rest) = name(payload)?;
+    let target = name(rest)?.0;
+    Ok(Request::Symlink { name: own, target })
+}
+
+fn mknod(node: abi::MknodIn, payload: &[u8]) -> Result<Request<'_>, Errno> {
+    let abi::MknodIn { mode, device, .. } = node;
+    let name = name(payload)?.0;
+    Ok(Request::Mknod { name, mode, device })
+}
+
+fn mkdir(directory: abi::MkdirIn, payload: &[u8]) -> Result<Request<'_>, Errno> {
+    let name = name(payload)?.0;
+    let mode = directory.mode;
+    Ok(Request::Mkdir { name, mode })
+}
+
 fn rename(to: u64, flags: u32, payload: &[u8]) -> Result<Request<'_>, Errno> {
     let (old, rest) = name(payload)?;
     let new = name(rest)?.0;
@@ -394,6 +339,99 @@ fn rename(to: u64, flags: u32, payload: &[u8]) -> Result<Request<'_>, Errno> {
         new,
         flags,
     })
+}
+
+fn rename_with_flags(renamed: abi::Rename2In, payload: &[u8]) -> Result<Request<'_>, Errno> {
+    rename(renamed.to, renamed.flags, payload)
+}
+
+fn link(link: abi::LinkIn, payload: &[u8]) -> Result<Request<'_>, Errno> {
+    let name = name(payload)?.0;
+    let node = link.node;
+    Ok(Request::Link { node, name })
+}
+
+fn open(opened: abi::OpenIn) -> Request<'static> {
+    Request::Open {
+        flags: opened.flags,
+    }
+}
+
+fn create(made: abi::CreateIn, payload: &[u8]) -> Result<Request<'_>, Errno> {
+    let abi::CreateIn { mode, flags, .. } = made;
+    let name = name(payload)?.0;
+    Ok(Request::Create { name, mode, flags })
+}
+
+fn create_unnamed(made: abi::CreateIn) -> Request<'static> {
+    let abi::CreateIn { mode, flags, .. } = made;
+    Request::CreateUnnamed { mode, flags }
+}
+
+fn read(read: abi::ReadIn) -> Request<'static> {
+    Request::Read {
+        file: read.file,
+        how: read.read_flags,
+        span: read.into(),
+    }
+}
+
+fn release(released: abi::ReleaseIn) -> Request<'static> {
+    Request::Release {
+        file: released.file,
+    }
+}
+
+fn fsync(synced: abi::FsyncIn) -> Request<'static> {
+    Request::Fsync { file: synced.file }
+}
+
+fn set_xattr(set: abi::SetXattrIn, payload: &[u8]) -> Result<Request<'_>, Errno> {
+    let abi::SetXattrIn { size, flags } = set;
+    let (name, rest) = name(payload)?;
+    let value = rest.get(..size as usize).ok_or(Errno::IO)?;
+    Ok(Request::SetXattr { name, value, flags })
+}
+
+fn get_xattr(get: abi::GetXattrIn, payload: &[u8]) -> Result<Request<'_>, Errno> {
+    let name = name(payload)?.0;
+    let size = get.size;
+    Ok(Request::GetXattr { name, size })
+}
+
+fn list_xattr(list: abi::GetXattrIn) -> Request<'static> {
+    Request::ListXattr { size: list.size }
+}
+
+fn ioctl(ioctl: abi::IoctlIn, payload: &[u8]) -> Request<'_> {
+    Request::Ioctl {
+        command: ioctl.command,
+        argument: payload,
+    }
+}
+
+fn allocate(wished: abi::FallocateIn) -> Request<'static> {
+    Request::Allocate {
+        file: wished.file,
+        offset: wished.offset,
+        length: wished.length,
+        mode: wished.mode,
+    }
+}
+
+fn seek(sought: abi::LseekIn) -> Request<'static> {
+    let abi::LseekIn { offset, whence, .. } = sought;
+    Request::Seek { offset, whence }
+}
+
+fn copy(copy: abi::CopyFileRangeIn) -> Request<'static> {
+    Request::Copy {
+        from: copy.from_offset,
+        to_file: copy.to_file,
+        to_node: copy.to,
+        to: copy.to_offset,
+        len: copy.len,
+    }
 }
 
 fn forget_all(all: abi::BatchForgetIn, payload: &[u8]) -> Result<Request<'_>, Errno> {

@@ -6,12 +6,11 @@
 //! fetches the next request. Commands for an entry may go through the rings of different threads;
 //! the next request comes through the ring of the last one.
 
-use crate::abi;
+use crate::abi::{self, DATA_BYTES_MAX};
 use crate::device;
 use crate::memory::{CommandRing, EntryMemory, WaitMode, make_ring};
 use crate::reply::FuseReply;
 use crate::request::RawRequest;
-use crate::request_handler::DATA_BYTES_MAX;
 use crate::worker_pool::EntryCounts;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};

@@ -1,13 +1,13 @@
 //! A mount and the threads that serve it.
 
-use crate::abi::{self, init};
+use crate::abi::{self, DATA_BYTES_MAX, init};
 use crate::batching::{self, BatchingLimiter};
 use crate::busy::CpuAwakeThread;
 use crate::classic::{self, Classic};
 use crate::device::{Device, DeviceOptions};
 use crate::extra_threads::{CountedHandler, ExtraThreads, StartThread};
 use crate::reply::FuseReply;
-use crate::request_handler::{DATA_BYTES_MAX, RequestHandler};
+use crate::request_handler::RequestHandler;
 use crate::ring::{self, RingQueues};
 use crate::worker_pool::{self, Role, WorkerPool};
 use crate::{Caching, MountError, MountOptions, THREADS_MAX, Transport};

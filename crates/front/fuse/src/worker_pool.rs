@@ -16,12 +16,12 @@
 //! requests can be begun at once. Without waiting requests there are few entries: then the kernel
 //! queues, and each wake-up serves several callers.
 
-use crate::batching::{AsyncWriter, BeginResult, IMMEDIATE_MAX};
+use crate::batching::IMMEDIATE_MAX;
 use crate::busy::RequestCounter;
 use crate::memory::{CommandRing, RingEvent, WaitMode};
 use crate::reply::FuseReply;
 use crate::request::RawRequest;
-use crate::request_handler::RequestHandler;
+use crate::request_handler::{AsyncWriter, BeginResult, RequestHandler};
 use crate::ring::{RingQueues, RingRequest, pin_to_cpu};
 use std::collections::VecDeque;
 use std::io;

@@ -64,64 +64,18 @@ fn check_request(
     payload: Bytes,
 ) -> Result<(Request, Continuation), Failure> {
     let durable = header.flags & command_flag::FUA != 0;
-    let Header { offset, len, .. } = *header;
     check_flags(session, header)?;
     match header.command {
-        command::READ => {
-            check_range(session, header, Errno::Invalid)?;
-            if len > PAYLOAD_BYTES_MAX {
-                let why = format!("a read of {len} bytes; at most {PAYLOAD_BYTES_MAX} are allowed");
-                return Err(Failure::new(Errno::Invalid, why));
-            }
-            Ok((Request::Read { offset, len }, Continuation::Data))
-        }
-        command::WRITE => {
-            check_writable(session)?;
-            check_range(session, header, Errno::NoSpace)?;
-            let data = payload;
-            Ok((
-                Request::Write {
-                    offset,
-                    data,
-                    durable,
-                },
-                Continuation::Done,
-            ))
-        }
-        command::FLUSH if offset != 0 || len != 0 => Err(Failure::new(
-            Errno::Invalid,
-            "a flush has neither offset nor length",
-        )),
-        command::FLUSH => Ok((Request::Flush, Continuation::Done)),
-        command::TRIM => {
-            check_writable(session)?;
-            check_range(session, header, Errno::Invalid)?;
-            let then = if durable {
-                Continuation::Flush
-            } else {
-                Continuation::Done
-            };
-            let len = u64::from(len);
-            Ok((Request::Discard { offset, len }, then))
-        }
+        command::READ => read(session, header),
+        command::WRITE => write(session, header, payload, durable),
+        command::FLUSH => flush(header),
+        command::TRIM => discard(session, header, durable),
         command::WRITE_ZEROES => {
             check_writable(session)?;
             check_range(session, header, Errno::NoSpace)?;
             write_zeroes(header, durable)
         }
-        command::BLOCK_STATUS => {
-            if !session.has_allocation_context {
-                let why = "no metadata context was negotiated";
-                return Err(Failure::new(Errno::Invalid, why));
-            }
-            check_range(session, header, Errno::Invalid)?;
-            let one = header.flags & command_flag::REQ_ONE != 0;
-            let len = u64::from(len);
-            Ok((
-                Request::Extents { offset, len },
-                Continuation::Extents { one },
-            ))
-        }
+        command::BLOCK_STATUS => extents(session, header),
         command::CACHE => Err(Failure::new(
             Errno::Invalid,
             "there is no cache to fill; the server does not offer it",
@@ -131,6 +85,73 @@ fn check_request(
             format!("unknown command {other}"),
         )),
     }
+}
+
+fn read(session: &NegotiatedOptions, header: &Header) -> Result<(Request, Continuation), Failure> {
+    let Header { offset, len, .. } = *header;
+    check_range(session, header, Errno::Invalid)?;
+    if len > PAYLOAD_BYTES_MAX {
+        let why = format!("a read of {len} bytes; at most {PAYLOAD_BYTES_MAX} are allowed");
+        return Err(Failure::new(Errno::Invalid, why));
+    }
+    Ok((Request::Read { offset, len }, Continuation::Data))
+}
+
+fn write(
+    session: &NegotiatedOptions,
+    header: &Header,
+    data: Bytes,
+    durable: bool,
+) -> Result<(Request, Continuation), Failure> {
+    check_writable(session)?;
+    check_range(session, header, Errno::NoSpace)?;
+    let request = Request::Write {
+        offset: header.offset,
+        data,
+        durable,
+    };
+    Ok((request, Continuation::Done))
+}
+
+fn flush(header: &Header) -> Result<(Request, Continuation), Failure> {
+    if header.offset != 0 || header.len != 0 {
+        let why = "a flush has neither offset nor length";
+        return Err(Failure::new(Errno::Invalid, why));
+    }
+    Ok((Request::Flush, Continuation::Done))
+}
+
+fn discard(
+    session: &NegotiatedOptions,
+    header: &Header,
+    durable: bool,
+) -> Result<(Request, Continuation), Failure> {
+    check_writable(session)?;
+    check_range(session, header, Errno::Invalid)?;
+    let then = if durable {
+        Continuation::Flush
+    } else {
+        Continuation::Done
+    };
+    let (offset, len) = (header.offset, u64::from(header.len));
+    Ok((Request::Discard { offset, len }, then))
+}
+
+fn extents(
+    session: &NegotiatedOptions,
+    header: &Header,
+) -> Result<(Request, Continuation), Failure> {
+    if !session.has_allocation_context {
+        let why = "no metadata context was negotiated";
+        return Err(Failure::new(Errno::Invalid, why));
+    }
+    check_range(session, header, Errno::Invalid)?;
+    let one = header.flags & command_flag::REQ_ONE != 0;
+    let (offset, len) = (header.offset, u64::from(header.len));
+    Ok((
+        Request::Extents { offset, len },
+        Continuation::Extents { one },
+    ))
 }
 
 fn write_zeroes(header: &Header, durable: bool) -> Result<(Request, Continuation), Failure> {

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::abi::ForgetOne;
+use crate::request::ReadRange;
+use bytes::Bytes;
 use pagemesh_fs::{MkfsOptions, mkfs};
 
 #[path = "../../../../fs/tests/support/lossy.rs"]

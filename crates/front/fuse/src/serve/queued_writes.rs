@@ -1,0 +1,125 @@
+//! Writes that a thread begins and answers later, together with others.
+
+use super::files::write_offset;
+use super::{FsHandler, has_flag, written};
+use crate::abi;
+use crate::open_files::OpenFile;
+use crate::reply::FuseReply;
+use crate::request::Request;
+use crate::request_handler::{AsyncWriter, BeginResult};
+use pagemesh_fs::{Ino, WriteQueue};
+use rustix::fs::OFlags;
+use std::os::fd::RawFd;
+
+/// Writes that one thread has begun.
+pub(super) struct QueuedWrites<'s> {
+    served: &'s FsHandler,
+    /// Present while there are such writes.
+    queue: Option<WriteQueue<'s>>,
+}
+
+impl AsyncWriter for QueuedWrites<'_> {
+    fn begin(&mut self, header: &abi::InHeader, request: &Request<'_>) -> BeginResult {
+        if let Request::Fsync { file } = request {
+            return self.skip_redundant_sync(Ino(header.node), *file);
+        }
+        let Request::Write {
+            file,
+            offset,
+            data,
+            flags,
+            how,
+        } = request
+        else {
+            return BeginResult::NotStarted;
+        };
+        let Some(at) = write_offset(*offset, *flags) else {
+            return BeginResult::NotStarted;
+        };
+        if how & (abi::WRITE_KILL_SUIDGID | abi::WRITE_CACHE) != 0 {
+            return BeginResult::NotStarted;
+        }
+        // The kernel drops its pages after such a write, and this thread must not wait for that.
+        let is_past_cache = how & abi::WRITE_LOCK_OWNER != 0;
+        if is_past_cache && self.served.fs.has_cached_open(Ino(header.node)) {
+            return BeginResult::NotStarted;
+        }
+        if !is_past_cache {
+            self.served.fs.record_kernel_pages(Ino(header.node));
+        }
+        // A thread that serves the write synchronously may wait for a channel, or open one.
+        let Some(pipe) = self
+            .queue
+            .take()
+            .or_else(|| self.served.fs.try_write_queue())
+        else {
+            return BeginResult::NotStarted;
+        };
+        let pipe = self.queue.insert(pipe);
+        let (ino, is_durable) = (Ino(header.node), has_flag(*flags, OFlags::DSYNC));
+        let fs = &self.served.fs;
+        let begun = match fs.begin_write(pipe, header.unique, ino, at, data, is_durable) {
+            Ok(true) => {
+                // The kernel sends a sync after the answer.
+                self.served.open_files.expect_sync(*file, *how);
+                BeginResult::Pending
+            }
+            Ok(false) => BeginResult::NotStarted,
+            Err(error) => BeginResult::Complete(FuseReply::Error(self.served.errno(&error))),
+        };
+        self.release_idle_queue();
+        begun
+    }
+
+    fn reap(&mut self, tell: &mut dyn FnMut(u64, FuseReply)) {
+        let served = self.served;
+        if let Some(pipe) = &mut self.queue {
+            pipe.reap(|unique, result| {
+                let answer = match result {
+                    Ok(bytes) => written(bytes),
+                    Err(error) => FuseReply::Error(served.errno(&error)),
+                };
+                tell(unique, answer);
+            });
+        }
+        self.release_idle_queue();
+    }
+
+    fn len(&self) -> usize {
+        self.queue.as_ref().map_or(0, WriteQueue::len)
+    }
+
+    fn wait(&mut self, other: Option<RawFd>) {
+        if let Some(pipe) = &mut self.queue {
+            pipe.wait(other);
+        }
+    }
+}
+
+impl<'s> QueuedWrites<'s> {
+    pub(super) fn new(served: &'s FsHandler) -> QueuedWrites<'s> {
+        QueuedWrites {
+            served,
+            queue: None,
+        }
+    }
+
+    /// Answers the sync after a durable write at once, if it has nothing to do.
+    fn skip_redundant_sync(&self, ino: Ino, file: u64) -> BeginResult {
+        let opened = self.served.open_files.get(file);
+        let is_done = |opened: &OpenFile| {
+            opened.expects_sync() && self.served.fs.has_nothing_to_sync(ino, &opened.lost_writes)
+        };
+        match opened.filter(|opened| is_done(opened)) {
+            Some(opened) if opened.take_expected_sync() => BeginResult::Complete(FuseReply::DONE),
+            _ => BeginResult::NotStarted,
+        }
+    }
+
+    /// Releases an idle channel, so that it takes part in the volume's other work meanwhile.
+    fn release_idle_queue(&mut self) {
+        if self.len() == 0 {
+            self.queue = None;
+        }
+    }
+}
