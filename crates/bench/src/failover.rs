@@ -13,6 +13,7 @@ use crate::error::BenchError;
 use crate::report::{Report, ReportCell};
 use crate::session::check_rounds;
 use crate::stats::median;
+use pagemesh_base::rng::SplitMix64;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use serde::Serialize;
@@ -172,16 +173,12 @@ fn open_append(path: &Path, sync: bool) -> io::Result<File> {
     options.open(path)
 }
 
-/// Splitmix64 (Steele, Lea, Flood 2014) of the writer's number and the record's.
+/// Random bytes, by the writer's number and the record's.
 fn record_bytes(writer: usize, number: u64) -> [u8; RECORD_BYTES] {
-    let mut state = (writer as u64) << 48 | number;
+    let mut random = SplitMix64::new((writer as u64) << 48 | number);
     let mut bytes = [0; RECORD_BYTES];
     for word in bytes.chunks_exact_mut(8) {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = state;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word.copy_from_slice(&(mixed ^ (mixed >> 31)).to_le_bytes());
+        word.copy_from_slice(&random.next_u64().to_le_bytes());
     }
     bytes
 }

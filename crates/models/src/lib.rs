@@ -13,7 +13,6 @@
 
 #![forbid(unsafe_code)]
 
-mod rng;
 mod search;
 
 pub use search::{Access, ExecutionFailure, Exploration, Model};

@@ -10,7 +10,7 @@
 //! two changes it. Any other access can move behind the switch unnoticed. The search learns which
 //! units are shared; when it finds more, it starts anew.
 
-use crate::rng::Rng;
+use pagemesh_base::rng::SplitMix64;
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 use std::cell::RefCell;
@@ -205,35 +205,41 @@ impl Model {
     }
 }
 
+/// A number in `0..count`.
+fn below(rng: &mut SplitMix64, count: usize) -> usize {
+    rng.below(count as u64) as usize
+}
+
 /// The choices of one random execution that differ from the default.
 struct RandomChoices {
-    rng: Rng,
+    rng: SplitMix64,
     switch_points: BTreeSet<usize>,
 }
 
 impl RandomChoices {
     fn none() -> RandomChoices {
         RandomChoices {
-            rng: Rng::new(0),
+            rng: SplitMix64::new(0),
             switch_points: BTreeSet::new(),
         }
     }
 
     /// Selects a few of about `choices` choices.
     fn new(seed: u64, choices: usize) -> RandomChoices {
-        let mut dice = Rng::new(seed);
-        let count = 1 + dice.below(RANDOM_SWITCHES_MAX);
-        let others = (0..count).map(|_| dice.below(choices.max(1))).collect();
+        let mut rng = SplitMix64::new(seed);
+        let count = 1 + below(&mut rng, RANDOM_SWITCHES_MAX);
+        let switch_points = (0..count).map(|_| below(&mut rng, choices.max(1)));
         RandomChoices {
-            rng: dice,
-            switch_points: others,
+            switch_points: switch_points.collect(),
+            rng,
         }
     }
 
     fn choose(&mut self, at: usize, options: usize) -> usize {
-        match self.switch_points.contains(&at) {
-            true => 1 + self.rng.below(options - 1),
-            false => 0,
+        if self.switch_points.contains(&at) {
+            1 + below(&mut self.rng, options - 1)
+        } else {
+            0
         }
     }
 }

@@ -6,9 +6,10 @@ use crate::files::MountProgram;
 use crate::manager_host::{ManagerConnection, ManagerHost};
 use crate::network::Peer;
 use crate::read_oracle::ReadOracle;
-use crate::rng::Rng;
+use crate::rng::SimRng;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, SliceId, VolumeName};
+use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{Leg, SliceError};
 use pagemesh_base::space::Channel;
 use pagemesh_fabric::limits::Timeouts;
@@ -110,7 +111,7 @@ pub(crate) struct VolumeClient {
     pub(crate) stopped_until: Duration,
     /// When its volume controller wants its next turn.
     pub(crate) next_turn_at: Option<Duration>,
-    rng: Rng,
+    rng: SplitMix64,
 }
 
 impl VolumeClient {
@@ -120,7 +121,7 @@ impl VolumeClient {
         number: u32,
         name: &VolumeName,
         first_value: u64,
-        rng: Rng,
+        rng: SplitMix64,
         unreachable: bool,
     ) -> VolumeClient {
         tell!(cluster, "client {number} begins to attach");

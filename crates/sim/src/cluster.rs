@@ -7,9 +7,9 @@ use crate::brick_host::{BrickHost, CrashKind, RunningBrick, catch_crash};
 use crate::direct_clients::DirectClientSet;
 use crate::event_log::EventLog;
 use crate::network::{ConnectionId, Direction, Network, Peer};
-use crate::rng::Rng;
 use crate::sim_wire::{BrickEnd, PeerEnd};
 use pagemesh_base::layout::BrickId;
+use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::SliceError;
 use pagemesh_fabric::brick_client::BrickClient;
 use pagemesh_fabric::limits::Timeouts;
@@ -31,7 +31,7 @@ pub(crate) struct Cluster {
     hosts: Mutex<Vec<BrickHost>>,
     exchanges: Mutex<BTreeMap<ConnectionId, Exchange>>,
     event_log: Mutex<EventLog>,
-    rng: Mutex<Rng>,
+    rng: Mutex<SplitMix64>,
     scrub_every: Option<Duration>,
     pub(crate) direct_clients: Mutex<DirectClientSet>,
     /// Whether direct clients map the bricks' pools.
@@ -48,7 +48,7 @@ pub(crate) use tell;
 
 impl Cluster {
     pub(crate) fn new(
-        mut rng: Rng,
+        mut rng: SplitMix64,
         pools: &[usize],
         scrub_every: Option<Duration>,
         history: EventLog,

@@ -3,7 +3,7 @@
 
 use crate::brick_host::CrashKind;
 use crate::cluster::lock;
-use crate::rng::Rng;
+use pagemesh_base::rng::SplitMix64;
 use redb::StorageBackend;
 use std::collections::BTreeMap;
 use std::io;
@@ -34,7 +34,7 @@ impl DiskState {
     }
 
     /// Restores any of the unsynced sectors to their old bytes, and possibly the old length.
-    fn lose_power(&mut self, rng: &mut Rng) {
+    fn lose_power(&mut self, rng: &mut SplitMix64) {
         let len = self.bytes.len();
         if rng.one_in(2) {
             self.bytes.resize(self.synced_len, 0);
@@ -56,7 +56,7 @@ pub(crate) struct SimDisk(Arc<Mutex<DiskState>>);
 
 impl SimDisk {
     /// Moves the disk's contents to the next manager; the previous one cannot write any more.
-    pub(crate) fn take_surviving_state(&self, death: CrashKind, rng: &mut Rng) -> SimDisk {
+    pub(crate) fn take_surviving_state(&self, death: CrashKind, rng: &mut SplitMix64) -> SimDisk {
         let mut gone = lock(&self.0);
         let mut sectors = std::mem::take(&mut *gone);
         gone.writes_left = Some(0);
@@ -132,7 +132,7 @@ mod tests {
 
     /// The bytes of a disk after its machine lost its power.
     fn bytes_after_power_loss(disk: &SimDisk, seed: u64) -> Vec<u8> {
-        let left = disk.take_surviving_state(CrashKind::Power, &mut Rng::new(seed));
+        let left = disk.take_surviving_state(CrashKind::Power, &mut SplitMix64::new(seed));
         let bytes = lock(&left.0).bytes.clone();
         let again = lock(&left.0).unsynced.is_empty();
         assert!(again, "the surviving bytes are durable");
@@ -162,7 +162,7 @@ mod tests {
         let disk = SimDisk::default();
         disk.set_len(1024).expect("a length");
         disk.write(100, &[7; 700]).expect("a write");
-        let next = disk.take_surviving_state(CrashKind::Process, &mut Rng::new(0));
+        let next = disk.take_surviving_state(CrashKind::Process, &mut SplitMix64::new(0));
         assert_eq!(lock(&next.0).bytes[100..800], [7; 700]);
         assert!(disk.write(0, &[1]).is_err(), "the dead write nothing");
         assert!(!next.has_failed());

@@ -5,6 +5,7 @@ use crate::client::VolumeClient;
 use crate::cluster::tell;
 use crate::medium::{FlippedSlot, SimMedium, WriteFault};
 use crate::network::{MessageFaults, Peer};
+use crate::rng::SimRng;
 use crate::scenario::{SEVER_ODDS, Scenario};
 use crate::workload::PAGE_SECTORS;
 use std::ops::Range;
@@ -594,7 +595,7 @@ impl Scenario {
     }
 
     fn set_message_faults(&mut self) {
-        let odds = |rng: &mut crate::rng::Rng, odds: u64| match rng.one_in(2) {
+        let odds = |rng: &mut pagemesh_base::rng::SplitMix64, odds: u64| match rng.one_in(2) {
             true => 0,
             false => odds,
         };

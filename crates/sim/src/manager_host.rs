@@ -7,8 +7,9 @@ use crate::brick_host::{CrashKind, brick_status};
 use crate::cluster::{Cluster, lock, tell};
 use crate::disk::SimDisk;
 use crate::network::Peer;
-use crate::rng::Rng;
+use crate::rng::SimRng;
 use pagemesh_base::layout::{Layout, Leg, VolumeName};
+use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceError};
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_manage::clock::Clock;
@@ -70,9 +71,9 @@ pub(crate) struct ManagerHost {
     cluster: Arc<Cluster>,
     disk: Mutex<SimDisk>,
     manager: Mutex<Option<Arc<Manager>>>,
-    rng: Mutex<Rng>,
+    rng: Mutex<SplitMix64>,
     /// Decides which writes a loss of power leaves on the disk.
-    power_rng: Mutex<Rng>,
+    power_rng: Mutex<SplitMix64>,
     /// Clients that cannot reach the manager.
     partitioned_clients: Mutex<BTreeSet<u32>>,
     /// Odds that an answer is lost; 0 for never.
@@ -88,7 +89,7 @@ pub(crate) struct ManagerHost {
 }
 
 impl ManagerHost {
-    pub(crate) fn new(cluster: &Arc<Cluster>, rng: Rng) -> Arc<ManagerHost> {
+    pub(crate) fn new(cluster: &Arc<Cluster>, rng: SplitMix64) -> Arc<ManagerHost> {
         LAST_ID.set(0);
         let manager_host = Arc::new(ManagerHost {
             cluster: Arc::clone(cluster),

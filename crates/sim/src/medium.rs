@@ -6,8 +6,8 @@
 //! blew.
 
 use crate::direct_clients::client_thread;
-use crate::rng::Rng;
 use pagemesh_base::checksum::PageChecksums;
+use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::unreadable::PATTERN;
 use pagemesh_pmem::{FenceProof, Media, Recorder, UnfencedStores};
@@ -216,7 +216,7 @@ impl SimMedium {
 
     /// Flips a bit of a slot in use, if there is one. Every second flip is above the leaves, where
     /// there are few slots.
-    pub(crate) fn flip_slot(&self, rng: &mut Rng) -> Option<FlippedSlot> {
+    pub(crate) fn flip_slot(&self, rng: &mut SplitMix64) -> Option<FlippedSlot> {
         let is_above = rng.one_in(2);
         let mut slots = self.slots();
         slots.retain(|(level, _, _)| (*level > 0) == is_above);

@@ -5,7 +5,8 @@
 //! therefore blocks all messages behind it, until an end closes the connection. Replies of one
 //! stream may overtake each other if a history asks for it: the protocol allows that.
 
-use crate::rng::Rng;
+use crate::rng::SimRng;
+use pagemesh_base::rng::SplitMix64;
 use pagemesh_fabric::message::HEADER_BYTES;
 use pagemesh_fabric::wire::ReceiveResult;
 use std::collections::{BTreeMap, VecDeque};
@@ -136,7 +137,7 @@ impl MessageFaultCounts {
 pub(crate) struct Network {
     pub(crate) now: Duration,
     pub(crate) message_faults: MessageFaults,
-    rng: Rng,
+    rng: SplitMix64,
     connections: BTreeMap<ConnectionId, SimConnection>,
     last_id: ConnectionId,
     partitions: BTreeMap<(Peer, usize), Partition>,
@@ -145,12 +146,12 @@ pub(crate) struct Network {
     pub(crate) fault_counts: MessageFaultCounts,
 }
 
-fn happens_one_in(rng: &mut Rng, sides: u64) -> bool {
+fn happens_one_in(rng: &mut SplitMix64, sides: u64) -> bool {
     sides > 0 && rng.one_in(sides)
 }
 
 impl Network {
-    pub(crate) fn new(rng: Rng, hosts: usize) -> Network {
+    pub(crate) fn new(rng: SplitMix64, hosts: usize) -> Network {
         Network {
             now: Duration::ZERO,
             message_faults: MessageFaults::default(),

@@ -11,9 +11,10 @@ use crate::cluster::tell;
 use crate::final_check::STEPS_MAX;
 use crate::manager_host::replica_leg;
 use crate::network::Peer;
-use crate::rng::Rng;
+use crate::rng::SimRng;
 use crate::scenario::Scenario;
 use pagemesh_base::layout::{Layout, LegState};
+use pagemesh_base::rng::SplitMix64;
 
 /// Maximum of steps until a promotion begins.
 const STEPS_BEFORE_MAX: u64 = 2500;
@@ -54,14 +55,14 @@ enum PromotionStage {
 
 /// See [`Scenario::step_promotion`].
 pub(crate) struct PromotionFault {
-    rng: Rng,
+    rng: SplitMix64,
     trigger: PromotionTrigger,
     stage: PromotionStage,
     steps: u32,
 }
 
 impl PromotionFault {
-    pub(crate) fn new(mut rng: Rng) -> PromotionFault {
+    pub(crate) fn new(mut rng: SplitMix64) -> PromotionFault {
         PromotionFault {
             trigger: [
                 PromotionTrigger::Operator,

@@ -10,8 +10,9 @@ use crate::faults::{CrashTrap, HotPage, TakeoverFault};
 use crate::files::{FilesOracle, VOLUME_BYTES};
 use crate::manager_host::ManagerHost;
 use crate::promotion::PromotionFault;
-use crate::rng::Rng;
+use crate::rng::SimRng;
 use pagemesh_base::layout::{LEGS_MAX, Layout, VolumeName};
+use pagemesh_base::rng::SplitMix64;
 use pagemesh_manage::LayoutKind;
 use pagemesh_manage::wire::{AttachReplica, CreateVolume, VolumeContent};
 use pagemesh_store::wait::set_yield_fn;
@@ -88,7 +89,7 @@ pub(crate) struct ScenarioPlan {
 }
 
 impl ScenarioPlan {
-    fn random(rng: &mut Rng) -> ScenarioPlan {
+    fn random(rng: &mut SplitMix64) -> ScenarioPlan {
         let mut lots = rng.derive();
         let scrub_every = (lots.one_in(4)).then(|| Duration::from_secs(1 + lots.below(20)));
         let is_tight = rng.one_in(6);
@@ -207,12 +208,12 @@ pub struct HistoryReport {
 
 pub(crate) struct Scenario {
     pub(crate) plan: ScenarioPlan,
-    pub(crate) rng: Rng,
-    pub(crate) sever_rng: Rng,
-    pub(crate) transaction_rng: Rng,
-    pub(crate) crash_trap_rng: Rng,
-    pub(crate) slot_flip_rng: Rng,
-    pub(crate) unreadable_rng: Rng,
+    pub(crate) rng: SplitMix64,
+    pub(crate) sever_rng: SplitMix64,
+    pub(crate) transaction_rng: SplitMix64,
+    pub(crate) crash_trap_rng: SplitMix64,
+    pub(crate) slot_flip_rng: SplitMix64,
+    pub(crate) unreadable_rng: SplitMix64,
     /// Frames withheld for damaged slots and unreadable pages.
     pub(crate) frames_withheld: u64,
     /// The next connection with requests to a brick is severed.
@@ -251,10 +252,10 @@ pub(crate) struct Scenario {
 impl Scenario {
     fn new(seed: u64, used: VolumeUse, is_printed: bool) -> Scenario {
         let has_files = used != VolumeUse::Blocks;
-        let mut rng = Rng::new(seed);
+        let mut rng = SplitMix64::new(seed);
         // Separate generators: histories without such faults stay as they were before those
         // existed.
-        let mut severing = Rng::new(seed ^ SEVER_SEED);
+        let mut severing = SplitMix64::new(seed ^ SEVER_SEED);
         let mut plan = ScenarioPlan::random(&mut rng);
         if has_files {
             plan.set_files();
@@ -264,18 +265,18 @@ impl Scenario {
         }
         let odds = if plan.copies == 1 { 2 } else { 12 };
         plan.severs_connections = plan.damaged_brick.is_none() && severing.one_in(odds);
-        let mut transacting = Rng::new(seed ^ TRANSACTION_SEED);
+        let mut transacting = SplitMix64::new(seed ^ TRANSACTION_SEED);
         plan.has_transactions = transacting.one_in(2);
-        let mut ambushing = Rng::new(seed ^ CRASH_TRAP_SEED);
+        let mut ambushing = SplitMix64::new(seed ^ CRASH_TRAP_SEED);
         plan.sets_crash_traps = plan.has_transactions && ambushing.one_in(2);
-        let mut flipping = Rng::new(seed ^ SLOT_FLIP_SEED);
+        let mut flipping = SplitMix64::new(seed ^ SLOT_FLIP_SEED);
         plan.flips_slots = plan.damaged_brick.is_some() && flipping.one_in(2);
-        let mut spoiling = Rng::new(seed ^ UNREADABLE_SEED);
+        let mut spoiling = SplitMix64::new(seed ^ UNREADABLE_SEED);
         plan.has_unreadable_pages = plan.damaged_brick.is_some() && spoiling.one_in(2);
         let has_room = plan.copies < plan.pool_bytes.len().min(LEGS_MAX);
         let has_room = has_room && plan.columns == 1 && !plan.is_undersized;
-        plan.has_replica = has_room && Rng::new(seed ^ REPLICA_SEED).one_in(2);
-        let mut promoting = Rng::new(seed ^ PROMOTION_SEED);
+        plan.has_replica = has_room && SplitMix64::new(seed ^ REPLICA_SEED).one_in(2);
+        let mut promoting = SplitMix64::new(seed ^ PROMOTION_SEED);
         plan.promotes_replica = has_room
             && plan.damaged_brick.is_none()
             && !plan.has_direct_clients

@@ -1,21 +1,19 @@
-//! Seeded random numbers: SplitMix64 (Steele, Lea, Flood 2014). Fast and uniform; not for secrets.
+//! Seeded random numbers. Fast and uniform; not for secrets.
+
+use pagemesh_base::rng::SplitMix64;
 
 /// A sequence that its seed determines.
 #[derive(Clone, Debug)]
-pub(crate) struct Rng(u64);
+pub(crate) struct Rng(SplitMix64);
 
 impl Rng {
     pub(crate) fn new(seed: u64) -> Rng {
-        Rng(seed)
+        Rng(SplitMix64::new(seed))
     }
 
     #[inline]
     pub(crate) fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0.next_u64()
     }
 
     /// A number below `bound`, which is not zero; biased by at most bound / 2^64.

@@ -8,7 +8,7 @@ use super::client_thread::{
 };
 use crate::brick_host::{RunningBrick, catch_crash};
 use crate::cluster::{Cluster, lock, tell};
-use crate::rng::Rng;
+use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::SliceError;
 use pagemesh_store::session::Session;
 use pagemesh_volume::direct_access::{DirectSegment, LayoutLease};
@@ -88,7 +88,7 @@ pub(crate) struct DirectClientSet {
     /// Sessions of dead clients that their bricks have not noticed yet.
     unretired_sessions: Vec<ClientSession>,
     pub(crate) dead_clients: Vec<DeadClient>,
-    pub(crate) rng: Rng,
+    pub(crate) rng: SplitMix64,
     /// The brick that works at present.
     working_host: Option<usize>,
     wait_steps: u32,
@@ -100,7 +100,7 @@ impl DirectClientSet {
             clients: Vec::new(),
             unretired_sessions: Vec::new(),
             dead_clients: Vec::new(),
-            rng: Rng::new(seed),
+            rng: SplitMix64::new(seed),
             working_host: None,
             wait_steps: 0,
         }

@@ -17,11 +17,11 @@ use crate::brick_host::CrashKind;
 use crate::checker::{OpKind, OpOutcome, SECTOR, fill};
 use crate::cluster::{lock, tell};
 use crate::mount::MountJob;
-use crate::rng::Rng;
 use crate::scenario::Scenario;
 use append_log::{APPEND_SECTORS_MAX, AppendLog, LOG_BYTES};
 use client_set::{CheckedOp, ClientOp, DeadClient};
 use client_thread::{ActionResult, ExposedFile, FileAction};
+use pagemesh_base::rng::SplitMix64;
 use pagemesh_direct::rows;
 use pagemesh_volume::direct_access::{DirectSegment, TornOp};
 use shared_files::{
@@ -83,7 +83,7 @@ impl PendingFileRequest {
 }
 
 pub(crate) struct DirectClientWorkload {
-    rng: Rng,
+    rng: SplitMix64,
     last_number: u32,
     last_value: u64,
     append_log: AppendLog,
@@ -101,7 +101,7 @@ pub(crate) struct DirectClientWorkload {
 
 impl DirectClientWorkload {
     pub(crate) fn new(seed: u64) -> (DirectClientWorkload, DirectClientSet) {
-        let mut rng = Rng::new(seed ^ DIRECT_CLIENT_SEED);
+        let mut rng = SplitMix64::new(seed ^ DIRECT_CLIENT_SEED);
         let client_set = DirectClientSet::new(rng.next_u64());
         let hot_pages = [1, 2, PAGES][rng.below(3) as usize];
         let guests = DirectClientWorkload {
