@@ -1,4 +1,4 @@
-//! Sleeping until a descriptor is readable or a time has come. The module needs `unsafe`, because
+//! Sleeping until a descriptor is ready or a time has come. The module needs `unsafe`, because
 //! channels and legs name their descriptors by number.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,13 +20,26 @@ pub fn until_readable(descriptors: &[RawFd], until: Option<Instant>) -> std::io:
     let mut polled: Vec<_> = open
         .map(|&descriptor| PollFd::from_borrowed_fd(borrow(descriptor), PollFlags::IN))
         .collect();
-    match poll(&mut polled, timeout(until).as_ref()) {
-        Ok(count) => Ok(count > 0),
-        Err(Errno::INTR) => Ok(false),
+    match until_ready(&mut polled, until) {
+        Ok(_) => Ok(polled.iter().any(|polled| !polled.revents().is_empty())),
         Err(cause) => {
             std::thread::sleep(POLL_ERROR_PAUSE);
-            Err(cause.into())
+            Err(cause)
         }
+    }
+}
+
+/// Waits until one of the descriptors is ready for its flags, at most until `until`. Returns false
+/// if none is ready in time. A signal may end the wait early with true, so the caller checks the
+/// flags of each descriptor. It is one system call.
+///
+/// # Errors
+/// When the kernel refuses, for want of memory for example.
+pub fn until_ready(polled: &mut [PollFd<'_>], until: Option<Instant>) -> std::io::Result<bool> {
+    match poll(polled, timeout(until).as_ref()) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(true),
+        Err(cause) => Err(cause.into()),
     }
 }
 
@@ -39,8 +52,7 @@ fn borrow<'a>(descriptor: RawFd) -> BorrowedFd<'a> {
 }
 
 /// The time left until `until`, for the kernel.
-#[must_use]
-pub fn timeout(until: Option<Instant>) -> Option<Timespec> {
+fn timeout(until: Option<Instant>) -> Option<Timespec> {
     let left = until?.saturating_duration_since(Instant::now());
     // A day is as good as more, and always fits.
     let left = left.min(Duration::from_secs(86_400));

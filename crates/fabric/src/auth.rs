@@ -30,26 +30,25 @@
 //! over a nonce that the other end chose: a proof can neither be replayed nor reflected to its
 //! sender. Proofs are compared in constant time. The messages that follow are not encrypted.
 
+mod layout;
+#[cfg(test)]
+mod tests;
+
+pub use layout::{HELLO_BYTES, VERDICT_BYTES, read_verdict, verdict};
+
 use hmac::{Hmac, Mac};
+use layout::{CLIENT_ROLE, HandshakeStatus, Hello, SERVER_ROLE, check_status};
 use pagemesh_base::key::Key;
 use sha2::Sha256;
 use uuid::Uuid;
 
-/// Bytes of a hello.
-pub const HELLO_BYTES: usize = 64;
 /// Bytes of a proof.
 pub const PROOF_BYTES: usize = 32;
 /// Bytes of a server's hello and proof.
 pub const CHALLENGE_BYTES: usize = HELLO_BYTES + PROOF_BYTES;
-/// Bytes of a verdict.
-pub const VERDICT_BYTES: usize = 8;
 
-const HELLO_MAGIC: [u8; 4] = *b"PMHI";
-const VERDICT_MAGIC: [u8; 4] = *b"PMOK";
 const CLIENT_LABEL: &[u8] = b"pagemesh client";
 const SERVER_LABEL: &[u8] = b"pagemesh server";
-const CLIENT_ROLE: u8 = 1;
-const SERVER_ROLE: u8 = 2;
 
 /// A random number. It must never be used twice.
 pub type Nonce = [u8; 32];
@@ -147,63 +146,6 @@ pub struct HandshakeResult {
     pub identity: Uuid,
 }
 
-#[derive(Clone, Copy)]
-#[repr(u8)]
-enum HandshakeStatus {
-    Accepted = 0,
-    NoVersion = 1,
-    WrongKey = 2,
-    Busy = 3,
-    NoPurpose = 4,
-}
-
-struct Hello {
-    versions: Versions,
-    role: u8,
-    purpose: u8,
-    status: u8,
-    identity: Uuid,
-    nonce: Nonce,
-}
-
-impl Hello {
-    fn encode(&self) -> [u8; HELLO_BYTES] {
-        let mut bytes = [0; HELLO_BYTES];
-        bytes[..4].copy_from_slice(&HELLO_MAGIC);
-        bytes[4] = self.versions.min;
-        bytes[5] = self.versions.max;
-        bytes[6] = self.role;
-        bytes[7] = self.purpose;
-        bytes[8] = self.status;
-        bytes[16..32].copy_from_slice(self.identity.as_bytes());
-        bytes[32..].copy_from_slice(&self.nonce);
-        bytes
-    }
-
-    /// Decodes a hello. Unused bytes are ignored: a newer peer may use them, and the proof covers
-    /// them.
-    fn decode(bytes: &[u8; HELLO_BYTES], role: u8) -> Result<Hello, AuthError> {
-        let (start, nonce) = bytes.split_at(32);
-        let (fixed, identity) = start.split_at(16);
-        let nonce: Nonce = nonce.try_into().map_err(|_| AuthError::NotAHello)?;
-        let hello = Hello {
-            versions: Versions {
-                min: fixed[4],
-                max: fixed[5],
-            },
-            role: fixed[6],
-            purpose: fixed[7],
-            status: fixed[8],
-            identity: Uuid::from_slice(identity).map_err(|_| AuthError::NotAHello)?,
-            nonce,
-        };
-        match fixed[..4] == HELLO_MAGIC && hello.role == role {
-            true => Ok(hello),
-            false => Err(AuthError::NotAHello),
-        }
-    }
-}
-
 /// The unfinished keyed hash over the label and both hellos.
 fn transcript(
     key: &Key,
@@ -240,17 +182,6 @@ fn check(
     mac.verify_slice(proof).map_err(|_| AuthError::WrongKey)
 }
 
-fn check_status(status: u8, theirs: Versions, ours: Versions) -> Result<(), AuthError> {
-    match status {
-        0 => Ok(()),
-        1 => Err(AuthError::Versions { theirs, ours }),
-        2 => Err(AuthError::WrongKey),
-        3 => Err(AuthError::Busy),
-        4 => Err(AuthError::Purpose),
-        _ => Err(AuthError::NotAHello),
-    }
-}
-
 /// The client's side of the handshake, after it sent its hello.
 pub struct ClientHandshake<'a> {
     key: &'a Key,
@@ -269,15 +200,7 @@ impl<'a> ClientHandshake<'a> {
         identity: Uuid,
         nonce: Nonce,
     ) -> (ClientHandshake<'a>, [u8; HELLO_BYTES]) {
-        let hello = Hello {
-            versions,
-            role: CLIENT_ROLE,
-            purpose: purpose.code(),
-            status: HandshakeStatus::Accepted as u8,
-            identity,
-            nonce,
-        };
-        let hello = hello.encode();
+        let hello = Hello::new(versions, CLIENT_ROLE, purpose.code(), identity, nonce).encode();
         let client = ClientHandshake {
             key,
             purpose,
@@ -299,47 +222,20 @@ impl<'a> ClientHandshake<'a> {
             .split_first_chunk::<HELLO_BYTES>()
             .ok_or(AuthError::NotAHello)?;
         let server = Hello::decode(hello, SERVER_ROLE)?;
-        check_status(server.status, server.versions, self.versions)?;
+        check_status(server.status, server.versions(), self.versions)?;
         check(self.key, SERVER_LABEL, &self.hello, hello, proof)?;
-        let common = self.versions.common(server.versions);
+        let common = self.versions.common(server.versions());
         let version = common.ok_or(AuthError::Versions {
-            theirs: server.versions,
+            theirs: server.versions(),
             ours: self.versions,
         })?;
         let agreed = HandshakeResult {
             version,
             purpose: self.purpose,
-            identity: server.identity,
+            identity: server.identity(),
         };
         Ok((prove(self.key, CLIENT_LABEL, &self.hello, hello), agreed))
     }
-}
-
-/// Decodes the server's verdict.
-///
-/// # Errors
-/// When the server refuses.
-pub fn read_verdict(verdict: [u8; VERDICT_BYTES]) -> Result<(), AuthError> {
-    match verdict[..4] == VERDICT_MAGIC {
-        true => check_status(verdict[4], Versions::OURS, Versions::OURS),
-        false => Err(AuthError::NotAHello),
-    }
-}
-
-/// Encodes the server's verdict: welcome, or the reason of the refusal.
-#[must_use]
-pub fn verdict(outcome: Result<(), &AuthError>) -> [u8; VERDICT_BYTES] {
-    let status = match outcome {
-        Ok(()) => HandshakeStatus::Accepted,
-        Err(AuthError::Busy) => HandshakeStatus::Busy,
-        Err(AuthError::Versions { .. }) => HandshakeStatus::NoVersion,
-        Err(AuthError::Purpose) => HandshakeStatus::NoPurpose,
-        Err(AuthError::WrongKey | AuthError::NotAHello) => HandshakeStatus::WrongKey,
-    };
-    let mut bytes = [0; VERDICT_BYTES];
-    bytes[..4].copy_from_slice(&VERDICT_MAGIC);
-    bytes[4] = status as u8;
-    bytes
 }
 
 /// The server's side of the handshake, after it answered a hello.
@@ -371,11 +267,11 @@ impl<'a> ServerHandshake<'a> {
         hello: &[u8; HELLO_BYTES],
     ) -> Result<HelloResponse<'a>, AuthError> {
         let client = Hello::decode(hello, CLIENT_ROLE)?;
-        let common = versions.common(client.versions);
+        let common = versions.common(client.versions());
         let common = common.ok_or((
             HandshakeStatus::NoVersion,
             AuthError::Versions {
-                theirs: client.versions,
+                theirs: client.versions(),
                 ours: versions,
             },
         ));
@@ -384,14 +280,7 @@ impl<'a> ServerHandshake<'a> {
             let purpose = purpose.ok_or((HandshakeStatus::NoPurpose, AuthError::Purpose))?;
             Ok((version, purpose))
         });
-        let mut server = Hello {
-            versions,
-            role: SERVER_ROLE,
-            purpose: client.purpose,
-            status: HandshakeStatus::Accepted as u8,
-            identity,
-            nonce,
-        };
+        let mut server = Hello::new(versions, SERVER_ROLE, client.purpose, identity, nonce);
         let (version, purpose) = match agreed {
             Ok(agreed) => agreed,
             Err((status, cause)) => {
@@ -409,7 +298,7 @@ impl<'a> ServerHandshake<'a> {
         let agreed = HandshakeResult {
             version,
             purpose,
-            identity: client.identity,
+            identity: client.identity(),
         };
         let state = ServerHandshake {
             key,
@@ -427,190 +316,5 @@ impl<'a> ServerHandshake<'a> {
     pub fn check(&self, proof: &[u8; PROOF_BYTES]) -> Result<HandshakeResult, AuthError> {
         check(self.key, CLIENT_LABEL, &self.client, &self.server, proof)?;
         Ok(self.result)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn key(byte: u8) -> Key {
-        Key::from_bytes([byte; 32])
-    }
-
-    fn client(key: &Key, nonce: u8) -> (ClientHandshake<'_>, [u8; HELLO_BYTES]) {
-        let identity = Uuid::from_u128(1);
-        ClientHandshake::new(key, Purpose::Session, Versions::OURS, identity, [nonce; 32])
-    }
-
-    fn challenge<'a>(
-        key: &'a Key,
-        nonce: u8,
-        hello: &[u8; HELLO_BYTES],
-    ) -> (ServerHandshake<'a>, [u8; CHALLENGE_BYTES]) {
-        let identity = Uuid::from_u128(2);
-        match ServerHandshake::accept_hello(key, Versions::OURS, identity, [nonce; 32], hello) {
-            Ok(HelloResponse::Challenge(server, challenge)) => (server, challenge),
-            _ => panic!("no challenge"),
-        }
-    }
-
-    #[test]
-    fn both_ends_agree() {
-        let key = key(1);
-        let (client, hello) = client(&key, 10);
-        let (server, challenge) = challenge(&key, 20, &hello);
-        let (proof, at_client) = client
-            .answer_challenge(&challenge)
-            .expect("a server with the key");
-        let at_server = server.check(&proof).expect("a client with the key");
-        assert_eq!(at_client.identity, Uuid::from_u128(2));
-        assert_eq!(at_server.identity, Uuid::from_u128(1));
-        assert_eq!(at_server.purpose, Purpose::Session);
-        assert_eq!(read_verdict(verdict(Ok(()))), Ok(()));
-    }
-
-    #[test]
-    fn wrong_key_is_detected_by_both_ends() {
-        let (right, wrong) = (key(1), key(2));
-        let (client, hello) = client(&right, 10);
-        let (server, challenge_bytes) = challenge(&wrong, 20, &hello);
-        assert_eq!(
-            client.answer_challenge(&challenge_bytes).err(),
-            Some(AuthError::WrongKey)
-        );
-        let (_, honest) = challenge(&right, 20, &hello);
-        let (proof, _) = client.answer_challenge(&honest).expect("the same key");
-        assert_eq!(server.check(&proof).err(), Some(AuthError::WrongKey));
-        assert_eq!(
-            read_verdict(verdict(Err(&AuthError::WrongKey))),
-            Err(AuthError::WrongKey)
-        );
-    }
-
-    #[test]
-    fn replayed_proof_or_challenge_is_refused() {
-        let key = key(1);
-        let (first, hello) = client(&key, 10);
-        let (_, heard) = challenge(&key, 20, &hello);
-        let (proof, _) = first.answer_challenge(&heard).expect("the same key");
-        let (later, _) = challenge(&key, 21, &hello);
-        assert_eq!(later.check(&proof).err(), Some(AuthError::WrongKey));
-        let (second, _) = client(&key, 11);
-        assert_eq!(
-            second.answer_challenge(&heard).err(),
-            Some(AuthError::WrongKey)
-        );
-    }
-
-    /// An attacker that talks to both ends at once, or to one end twice, can only send back the
-    /// proofs of those ends.
-    #[test]
-    fn reflected_proof_is_refused() {
-        let key = key(1);
-        let (client, hello) = client(&key, 10);
-        let (server, challenge) = challenge(&key, 20, &hello);
-        let mut own = [0; PROOF_BYTES];
-        own.copy_from_slice(&challenge[HELLO_BYTES..]);
-        assert_eq!(server.check(&own).err(), Some(AuthError::WrongKey));
-
-        let mut reflected = [0; CHALLENGE_BYTES];
-        reflected[..HELLO_BYTES].copy_from_slice(&hello);
-        assert_eq!(
-            client.answer_challenge(&reflected).err(),
-            Some(AuthError::NotAHello)
-        );
-        reflected[6] = SERVER_ROLE;
-        let (proof, _) = client.answer_challenge(&challenge).expect("the same key");
-        reflected[HELLO_BYTES..].copy_from_slice(&proof);
-        assert_eq!(
-            client.answer_challenge(&reflected).err(),
-            Some(AuthError::WrongKey)
-        );
-    }
-
-    #[test]
-    fn highest_common_version_is_used_or_refusal_names_both() {
-        let range = |min, max| Versions { min, max };
-        assert_eq!(range(0, 3).common(range(2, 9)), Some(3));
-        assert_eq!(range(0, 1).common(range(2, 9)), None);
-        let key = key(1);
-        let identity = Uuid::nil();
-        let (client, hello) =
-            ClientHandshake::new(&key, Purpose::Control, range(4, 6), identity, [1; 32]);
-        let Ok(HelloResponse::Refuse(said, _)) =
-            ServerHandshake::accept_hello(&key, range(0, 3), identity, [2; 32], &hello)
-        else {
-            panic!("not refused");
-        };
-        let refused = client
-            .answer_challenge(&said)
-            .expect_err("no common version");
-        assert_eq!(
-            refused,
-            AuthError::Versions {
-                theirs: range(0, 3),
-                ours: range(4, 6)
-            }
-        );
-    }
-
-    #[test]
-    fn unknown_purpose_is_refused_as_such() {
-        let key = key(1);
-        let (client, mut hello) = client(&key, 10);
-        hello[7] = 9;
-        let welcome =
-            ServerHandshake::accept_hello(&key, Versions::OURS, Uuid::nil(), [2; 32], &hello);
-        let Ok(HelloResponse::Refuse(said, AuthError::Purpose)) = welcome else {
-            panic!("not refused");
-        };
-        assert_eq!(
-            client.answer_challenge(&said).err(),
-            Some(AuthError::Purpose)
-        );
-    }
-
-    proptest! {
-        /// The proofs cover every bit of the handshake, the versions included.
-        #[test]
-        fn any_flipped_handshake_bit_is_detected(
-            at in 0usize..HELLO_BYTES + CHALLENGE_BYTES + PROOF_BYTES, bit in 0u8..8,
-        ) {
-            let key = key(1);
-            let (client, mut hello) = client(&key, 10);
-            let flip = |bytes: &mut [u8], at: usize| if let Some(byte) = bytes.get_mut(at) {
-                *byte ^= 1 << bit;
-            };
-            flip(&mut hello, at);
-            let Ok(HelloResponse::Challenge(server, mut challenge)) =
-                ServerHandshake::accept_hello(&key, Versions::OURS, Uuid::nil(), [20; 32], &hello)
-            else {
-                return Ok(());
-            };
-            flip(&mut challenge, at.wrapping_sub(HELLO_BYTES));
-            let Ok((mut proof, _)) = client.answer_challenge(&challenge) else {
-                return Ok(());
-            };
-            flip(&mut proof, at.wrapping_sub(HELLO_BYTES + CHALLENGE_BYTES));
-            prop_assert!(server.check(&proof).is_err());
-        }
-
-        #[test]
-        fn any_bytes_cause_no_panic(
-            hello in prop::collection::vec(any::<u8>(), HELLO_BYTES),
-            magic: bool, verdict: [u8; VERDICT_BYTES],
-        ) {
-            let key = key(1);
-            let mut bytes = [0; HELLO_BYTES];
-            bytes.copy_from_slice(&hello);
-            if magic {
-                bytes[..4].copy_from_slice(&HELLO_MAGIC);
-                bytes[6] = CLIENT_ROLE;
-            }
-            let _ = ServerHandshake::accept_hello(&key, Versions::OURS, Uuid::nil(), [0; 32], &bytes);
-            let _ = read_verdict(verdict);
-        }
     }
 }

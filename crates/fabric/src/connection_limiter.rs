@@ -5,7 +5,7 @@
 
 use crate::limits::{ACCEPT_PAUSE, STOP_LIMIT};
 use crate::stop::StopSignal;
-use crate::stream::wait_any;
+use pagemesh_base::wait::until_ready;
 use rustix::event::{PollFd, PollFlags};
 use std::io;
 use std::os::fd::AsFd;
@@ -76,7 +76,7 @@ impl ConnectionLimiter {
                 PollFd::new(listener, PollFlags::IN),
                 PollFd::new(&self.stop, PollFlags::IN),
             ];
-            if let Err(cause) = wait_any(&mut fds, None) {
+            if let Err(cause) = until_ready(&mut fds, None) {
                 tracing::error!(%cause, "cannot wait for connections");
                 return;
             }
@@ -86,7 +86,7 @@ impl ConnectionLimiter {
                 Err(cause) => {
                     tracing::warn!(%cause, "cannot accept connections; trying again");
                     let mut fds = [PollFd::new(&self.stop, PollFlags::IN)];
-                    let _ = wait_any(&mut fds, Some(Instant::now() + ACCEPT_PAUSE));
+                    let _ = until_ready(&mut fds, Some(Instant::now() + ACCEPT_PAUSE));
                 }
             }
         }
@@ -132,9 +132,10 @@ impl ConnectionSlot {
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut counts = self.limiter.counts();
-        match self.is_authenticated {
-            true => counts.authenticated -= 1,
-            false => counts.unauthenticated -= 1,
+        if self.is_authenticated {
+            counts.authenticated -= 1;
+        } else {
+            counts.unauthenticated -= 1;
         }
         self.limiter.slot_released.notify_all();
     }

@@ -23,6 +23,7 @@ pub mod stop;
 pub mod tcp;
 pub mod wire;
 
+mod acceptor;
 mod connection_limiter;
 #[cfg(test)]
 mod fuzz;

@@ -18,12 +18,13 @@ use crate::send_queue::SendQueue;
 use crate::service::{FinishedTicket, Handler, Outcome, Ticket};
 use crate::spin_budget::SpinBudget;
 use crate::stop::StopSignal;
-use crate::stream::{HANGUP_FLAGS, Stream, wait_any};
+use crate::stream::{HANGUP_FLAGS, Stream};
 use crate::wire::{ReceiveResult, Wire};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{
     BrickControl, LIST_ENTRIES_MAX, SliceError, SliceReply, SliceRequest, TransactionPart,
 };
+use pagemesh_base::wait::until_ready;
 use rustix::event::{PollFd, PollFlags};
 use std::collections::HashMap;
 use std::io;
@@ -165,7 +166,7 @@ impl<'a> Connection<'a> {
         ];
         if self.exchange.deferred.is_empty() {
             let mut fds = fixed;
-            wait_any(&mut fds, None)?;
+            until_ready(&mut fds, None)?;
             return Ok(fds[0].revents());
         }
         let mut handlers = Vec::new();
@@ -175,7 +176,7 @@ impl<'a> Connection<'a> {
         let mut fds = fixed.to_vec();
         let watched = handlers.into_iter();
         fds.extend(watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        wait_any(&mut fds, None)?;
+        until_ready(&mut fds, None)?;
         Ok(fds[0].revents())
     }
 }

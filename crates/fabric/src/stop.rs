@@ -1,15 +1,15 @@
 //! A signal to all threads of a server to end.
 
-use rustix::event::{EventfdFlags, eventfd};
+use pagemesh_base::event_fd::EventFd;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A signal that stays set. Its descriptor is readable once the signal is set.
 #[derive(Debug)]
 pub struct StopSignal {
     signaled: AtomicBool,
-    fd: OwnedFd,
+    event: EventFd,
 }
 
 impl StopSignal {
@@ -20,15 +20,14 @@ impl StopSignal {
     pub fn new() -> io::Result<StopSignal> {
         Ok(StopSignal {
             signaled: AtomicBool::new(false),
-            fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            event: EventFd::new()?,
         })
     }
 
     /// Sets the signal.
     pub fn signal(&self) {
         self.signaled.store(true, Ordering::Release);
-        // Fails only when the counter is full: the descriptor is readable then.
-        let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+        self.event.signal();
     }
 
     /// Whether the signal is set.
@@ -40,6 +39,6 @@ impl StopSignal {
 
 impl AsFd for StopSignal {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.event.as_fd()
     }
 }

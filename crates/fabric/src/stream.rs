@@ -5,8 +5,9 @@
 
 use crate::limits::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, USER_TIMEOUT_MS};
 use crate::wire::ReceiveResult;
+use pagemesh_base::wait::until_ready;
 use rustix::buffer::spare_capacity;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{
     RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, send, sendmsg, shutdown, sockopt,
@@ -109,17 +110,17 @@ impl Stream {
     /// Waits until the socket is ready for something.
     pub(crate) fn wait(&self, flags: PollFlags, until: Instant) -> io::Result<()> {
         let mut fds = [PollFd::new(&self.fd, flags)];
-        match wait_any(&mut fds, Some(until))? {
-            true => Ok(()),
-            false => Err(io::ErrorKind::TimedOut.into()),
+        if !until_ready(&mut fds, Some(until))? {
+            return Err(io::ErrorKind::TimedOut.into());
         }
+        Ok(())
     }
 
     /// Whether the peer has closed its end.
     pub(crate) fn has_hung_up(&self) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::RDHUP)];
         // An error of poll, or a signal, proves nothing about the peer; the next receive does.
-        let _ = wait_any(&mut fds, Some(Instant::now()));
+        let _ = until_ready(&mut fds, Some(Instant::now()));
         fds[0].revents().intersects(HANGUP_FLAGS)
     }
 
@@ -137,17 +138,5 @@ impl Stream {
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
-    }
-}
-
-/// Waits until one of the descriptors is ready; false if none is ready in time. A signal may end
-/// the wait early with true.
-pub(crate) fn wait_any(fds: &mut [PollFd<'_>], until: Option<Instant>) -> io::Result<bool> {
-    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-    let limit = left.and_then(|left| Timespec::try_from(left).ok());
-    match poll(fds, limit.as_ref()) {
-        Ok(ready) => Ok(ready > 0),
-        Err(Errno::INTR) => Ok(true),
-        Err(cause) => Err(cause.into()),
     }
 }

@@ -8,6 +8,7 @@ use crate::direct_clients::DirectClientSet;
 use crate::event_log::EventLog;
 use crate::network::{ConnectionId, Direction, Network, Peer};
 use crate::sim_wire::{BrickEnd, PeerEnd};
+use pagemesh_base::poison::lock;
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::SliceError;
@@ -16,15 +17,11 @@ use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::serve::Exchange;
 use std::collections::BTreeMap;
 use std::fmt::Arguments;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Maximum of a brick's turns until a blocking call has its answer.
 const BLOCKING_CALL_TURNS_MAX: u32 = 64;
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 pub(crate) struct Cluster {
     net: Mutex<Network>,

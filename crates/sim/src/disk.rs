@@ -2,7 +2,7 @@
 //! loses its power.
 
 use crate::brick_host::CrashKind;
-use crate::cluster::lock;
+use pagemesh_base::poison::lock;
 use pagemesh_base::rng::SplitMix64;
 use redb::StorageBackend;
 use std::collections::BTreeMap;

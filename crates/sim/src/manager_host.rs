@@ -4,11 +4,12 @@
 //! messages over the network.
 
 use crate::brick_host::{CrashKind, brick_status};
-use crate::cluster::{Cluster, lock, tell};
+use crate::cluster::{Cluster, tell};
 use crate::disk::SimDisk;
 use crate::network::Peer;
 use crate::rng::SimRng;
 use pagemesh_base::layout::{Layout, Leg, VolumeName};
+use pagemesh_base::poison::lock;
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::{BrickControl, SliceError};
 use pagemesh_fabric::limits::Timeouts;

@@ -6,6 +6,7 @@
 //! blew.
 
 use crate::direct_clients::client_thread;
+use pagemesh_base::poison::lock;
 use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -17,7 +18,7 @@ use pagemesh_store::slot::Slot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// Offset of the root slot in an object's entry.
 const ROOT_SLOT_OFFSET: usize = 64;
@@ -60,10 +61,6 @@ pub(crate) struct SimMedium {
 
 /// Panic payload of a brick with a blown fuse.
 struct FuseBlown;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl SimMedium {
     pub(crate) fn new(inner: Recorder) -> SimMedium {

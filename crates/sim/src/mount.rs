@@ -5,10 +5,10 @@
 //! The file system's requests to its volume are passed on with the baton, so that only the
 //! simulation uses channels and the rest of the cluster.
 
-use crate::cluster::lock;
 use crate::direct_clients::shared_files::{
     FileReply, FileRequest, SharedFiles, without_shared_files,
 };
+use pagemesh_base::poison::lock;
 use pagemesh_base::defect;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
 use pagemesh_fs::{Fs, IoChannel, MkfsOptions, Time, mkfs};

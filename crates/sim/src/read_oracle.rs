@@ -11,7 +11,7 @@
 //! out, so those legs may be read until then.
 
 use crate::checker::{SECTOR, value_of};
-use crate::cluster::lock;
+use pagemesh_base::poison::lock;
 use pagemesh_base::layout::{Layout, LegState, SliceId};
 use pagemesh_base::slice::{
     Leg, SliceCompletion, SliceError, SliceReply, SliceRequest, TransactionPart,

@@ -1,6 +1,7 @@
 //! The brick's side: a listening unix socket, and one thread per session.
 
 use super::wire::{GrantHeader, HELLO_BYTES, MapProtocolError, Refusal, check_hello};
+use crate::acceptor::{AcceptedConnections, Acceptor};
 use crate::connection_limiter::{ConnectionLimiter, ConnectionSlot};
 use crate::limits::{HANDSHAKE_LIMIT, MAP_HANDSHAKES_MAX, MAP_SESSIONS_MAX};
 use crate::message::reply::truncate_text;
@@ -19,7 +20,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 /// The process at the other end, as the kernel reports it.
@@ -78,8 +78,7 @@ pub enum MapSocketError {
 /// A brick's map socket. It is removed when dropped, unless another server has taken its path.
 pub struct MapServer {
     path: PathBuf,
-    state: Arc<MapServerState>,
-    acceptor: Option<JoinHandle<()>>,
+    acceptor: Acceptor,
 }
 
 struct MapServerState {
@@ -106,24 +105,15 @@ impl MapServer {
     pub fn bind(path: &Path, service: Arc<dyn MapService>) -> Result<MapServer, MapSocketError> {
         let socket = UnixSocket::bind(path)?;
         let limiter = ConnectionLimiter::new(MAP_HANDSHAKES_MAX, MAP_SESSIONS_MAX)?;
-        let state = Arc::new(MapServerState {
+        let state = MapServerState {
             service,
             uid: rustix::process::geteuid().as_raw(),
             limiter: Arc::new(limiter),
-        });
-        let shared = state.clone();
-        let acceptor = thread::Builder::new()
-            .name("map-accept".into())
-            .spawn(move || {
-                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-                let accept = || Ok(acceptfrom_with(&socket, flags)?.0);
-                let admit = |stream| shared.admit(stream);
-                shared.limiter.accept_all(&socket, accept, admit);
-            })?;
+        };
+        let limiter = state.limiter.clone();
         Ok(MapServer {
             path: path.into(),
-            state,
-            acceptor: Some(acceptor),
+            acceptor: Acceptor::start("map-accept", socket, &limiter, Arc::new(state))?,
         })
     }
 
@@ -136,36 +126,30 @@ impl MapServer {
 
 impl Drop for MapServer {
     fn drop(&mut self) {
-        self.state.limiter.stop().signal();
-        if let Some(acceptor) = self.acceptor.take()
-            && acceptor.join().is_err()
-        {
-            tracing::error!("the accepting thread panicked");
-        }
-        let left = self.state.limiter.wait_until_empty();
+        let left = self.acceptor.stop();
         if left > 0 {
             tracing::warn!(left, "map connections did not end in time");
         }
     }
 }
 
-impl MapServerState {
-    fn admit(self: &Arc<MapServerState>, socket: OwnedFd) {
-        let Some(mut slot) = self.limiter.acquire_slot() else {
-            tracing::warn!("too many map connections without a hello; closing the new one");
-            return;
-        };
-        let state = self.clone();
-        let started = thread::Builder::new().name("map".into()).spawn(move || {
-            if let Err(cause) = state.serve_client(socket, &mut slot) {
-                tracing::debug!(%cause, "refused a map connection");
-            }
-        });
-        if let Err(cause) = started {
-            tracing::warn!(%cause, "no thread for a map connection");
-        }
+impl AcceptedConnections for MapServerState {
+    type Listener = UnixSocket;
+    type Connection = OwnedFd;
+
+    fn accept(&self, socket: &UnixSocket) -> io::Result<(OwnedFd, String)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        Ok((acceptfrom_with(socket, flags)?.0, "map".into()))
     }
 
+    fn serve(&self, socket: OwnedFd, mut slot: ConnectionSlot) {
+        if let Err(cause) = self.serve_client(socket, &mut slot) {
+            tracing::debug!(%cause, "refused a map connection");
+        }
+    }
+}
+
+impl MapServerState {
     fn serve_client(
         &self,
         socket: OwnedFd,
@@ -187,7 +171,7 @@ impl MapServerState {
         match granted {
             Ok(granted) => {
                 send_grant(&stream, self.service.brick(), &granted)?;
-                self.serve(&stream, granted.handler, peer);
+                self.serve_session(&stream, granted.handler, peer);
                 Ok(())
             }
             Err(cause) => {
@@ -230,7 +214,7 @@ impl MapServerState {
         stream.send_all(reason.as_bytes(), until)
     }
 
-    fn serve(&self, stream: &Stream, handler: Box<dyn Handler>, peer: MapPeer) {
+    fn serve_session(&self, stream: &Stream, handler: Box<dyn Handler>, peer: MapPeer) {
         let control = self.service.control();
         let mut never = || -> Result<Box<dyn Handler>, SliceError> {
             Err(SliceError::Refused(
@@ -269,8 +253,8 @@ fn send_grant(stream: &Stream, brick: BrickId, granted: &MapSession) -> io::Resu
         &mut ancillary,
         flags,
     )?;
-    match sent == bytes.len() {
-        true => Ok(()),
-        false => Err(io::ErrorKind::WriteZero.into()),
+    if sent != bytes.len() {
+        return Err(io::ErrorKind::WriteZero.into());
     }
+    Ok(())
 }

@@ -12,10 +12,11 @@
 //! Little endian; the UUID in the order of its text. Invariants: bytes with a wrong checksum are
 //! rejected.
 
-use crate::message::fields::FieldReader;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::layout::BrickId;
 use uuid::Uuid;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
 
 pub(super) const HELLO_BYTES: usize = 16;
 pub(super) const GRANT_BYTES: usize = 64;
@@ -61,21 +62,52 @@ pub(super) struct Refusal {
     pub reason_bytes: u32,
 }
 
-/// The fields after the version, once magic, checksum and version are right.
-fn check_envelope<'a>(
-    bytes: &'a [u8],
-    magic: &[u8; 8],
-) -> Result<FieldReader<'a>, MapProtocolError> {
+/// The start of both layouts.
+#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Envelope {
+    magic: [u8; 8],
+    version: U16,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawHello {
+    magic: [u8; 8],
+    version: U16,
+    zero: U16,
+    crc: U32,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawGrant {
+    magic: [u8; 8],
+    version: U16,
+    status: U16,
+    session: U32,
+    incarnation: U32,
+    reason_bytes: U32,
+    brick: [u8; 16],
+    pool_bytes: U64,
+    control_bytes: U64,
+    zero: U32,
+    crc: U32,
+}
+
+/// Checks magic, checksum and version.
+fn check_envelope(bytes: &[u8], magic: &[u8; 8]) -> Result<(), MapProtocolError> {
     let (said, crc) = bytes.split_last_chunk().ok_or(MapProtocolError::Magic)?;
-    let mut fields = FieldReader::new(said);
-    if fields.array().as_ref() != Some(magic) {
+    let start = Envelope::ref_from_prefix(said);
+    let (start, _) = start.map_err(|_| MapProtocolError::Magic)?;
+    if start.magic != *magic {
         return Err(MapProtocolError::Magic);
     }
     if crc32c(said) != u32::from_le_bytes(*crc) {
         return Err(MapProtocolError::Checksum);
     }
-    match fields.u16().ok_or(MapProtocolError::Magic)? {
-        VERSION => Ok(fields),
+    match start.version.get() {
+        VERSION => Ok(()),
         other => Err(MapProtocolError::Version(other)),
     }
 }
@@ -87,60 +119,61 @@ fn append_checksum(bytes: &mut [u8]) {
 }
 
 pub(super) fn hello() -> [u8; HELLO_BYTES] {
-    let mut bytes = [0; HELLO_BYTES];
-    bytes[..8].copy_from_slice(HELLO_MAGIC);
-    bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+    let mut bytes: [u8; HELLO_BYTES] = transmute!(RawHello {
+        magic: *HELLO_MAGIC,
+        version: VERSION.into(),
+        zero: U16::ZERO,
+        crc: U32::ZERO,
+    });
     append_checksum(&mut bytes);
     bytes
 }
 
 pub(super) fn check_hello(bytes: &[u8; HELLO_BYTES]) -> Result<(), MapProtocolError> {
-    check_envelope(bytes, HELLO_MAGIC).map(drop)
+    check_envelope(bytes, HELLO_MAGIC)
 }
 
 impl GrantHeader {
     pub(super) fn encode(&self) -> [u8; GRANT_BYTES] {
-        let mut bytes = [0; GRANT_BYTES];
-        bytes[..8].copy_from_slice(GRANT_MAGIC);
-        bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
         let (status, reason_bytes): (u16, u32) = match self.refused {
             None => (0, 0),
             Some(refusal) => (1 + u16::from(refusal.no_session), refusal.reason_bytes),
         };
-        bytes[10..12].copy_from_slice(&status.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.session.to_le_bytes());
-        bytes[16..20].copy_from_slice(&self.incarnation.to_le_bytes());
-        bytes[20..24].copy_from_slice(&reason_bytes.to_le_bytes());
-        bytes[24..40].copy_from_slice(self.brick.0.as_bytes());
-        bytes[40..48].copy_from_slice(&self.pool_bytes.to_le_bytes());
-        bytes[48..56].copy_from_slice(&self.control_bytes.to_le_bytes());
+        let mut bytes: [u8; GRANT_BYTES] = transmute!(RawGrant {
+            magic: *GRANT_MAGIC,
+            version: VERSION.into(),
+            status: status.into(),
+            session: self.session.into(),
+            incarnation: self.incarnation.into(),
+            reason_bytes: reason_bytes.into(),
+            brick: self.brick.0.into_bytes(),
+            pool_bytes: self.pool_bytes.into(),
+            control_bytes: self.control_bytes.into(),
+            zero: U32::ZERO,
+            crc: U32::ZERO,
+        });
         append_checksum(&mut bytes);
         bytes
     }
 
     pub(super) fn decode(bytes: &[u8; GRANT_BYTES]) -> Result<GrantHeader, MapProtocolError> {
-        let fields = check_envelope(bytes, GRANT_MAGIC)?;
-        GrantHeader::read(fields).ok_or(MapProtocolError::Answer)
-    }
-
-    fn read(mut fields: FieldReader<'_>) -> Option<GrantHeader> {
-        let status = fields.u16()?;
-        let (session, incarnation) = (fields.u32()?, fields.u32()?);
-        let refused = match (status, fields.u32()?) {
+        check_envelope(bytes, GRANT_MAGIC)?;
+        let raw: &RawGrant = transmute_ref!(bytes);
+        let refused = match (raw.status.get(), raw.reason_bytes.get()) {
             (0, 0) => None,
-            (1 | 2, reason_bytes) => Some(Refusal {
+            (status @ (1 | 2), reason_bytes) => Some(Refusal {
                 no_session: status == 2,
                 reason_bytes,
             }),
-            _ => return None,
+            _ => return Err(MapProtocolError::Answer),
         };
-        Some(GrantHeader {
+        Ok(GrantHeader {
             refused,
-            session,
-            incarnation,
-            brick: BrickId(Uuid::from_bytes(fields.array()?)),
-            pool_bytes: fields.u64()?,
-            control_bytes: fields.u64()?,
+            session: raw.session.get(),
+            incarnation: raw.incarnation.get(),
+            brick: BrickId(Uuid::from_bytes(raw.brick)),
+            pool_bytes: raw.pool_bytes.get(),
+            control_bytes: raw.control_bytes.get(),
         })
     }
 }

@@ -30,10 +30,11 @@ pub mod request;
 
 pub(crate) mod fields;
 
-use fields::FieldReader;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::slice::LIST_ENTRIES_MAX;
 use pagemesh_base::space::EXTENTS_MAX;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
 
 use crate::limits::{BODY_BYTES_MAX, TEXT_BYTES_MAX, TRANSACTION_BYTES_MAX};
 
@@ -257,6 +258,63 @@ pub struct Header {
     pub body_crc: u32,
 }
 
+/// The bytes of a header.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawHeader {
+    magic: [u8; 4],
+    version: u8,
+    kind: u8,
+    flags: U16,
+    tag: U64,
+    handle: U32,
+    body_len: U32,
+    offset: U64,
+    len: U64,
+    op: U64,
+    epoch: U32,
+    open: U32,
+    body_crc: U32,
+    header_crc: U32,
+}
+
+impl RawHeader {
+    #[inline]
+    fn checksum(&self) -> u32 {
+        crc32c(&self.as_bytes()[..CHECKED_BYTES])
+    }
+}
+
+impl TryFrom<&RawHeader> for Header {
+    type Error = MalformedMessage;
+
+    #[inline]
+    fn try_from(raw: &RawHeader) -> Result<Header, MalformedMessage> {
+        if raw.version != VERSION {
+            return Err(MalformedMessage::Version(raw.version));
+        }
+        let kind = MessageKind::from_code(raw.kind & !REPLY_BIT);
+        let direction = match raw.kind & REPLY_BIT {
+            0 => Direction::Request,
+            _ => Direction::Reply,
+        };
+        Ok(Header {
+            kind: kind.ok_or(MalformedMessage::Kind(raw.kind))?,
+            direction,
+            flags: raw.flags.get(),
+            tag: raw.tag.get(),
+            handle: raw.handle.get(),
+            body_len: raw.body_len.get(),
+            offset: raw.offset.get(),
+            len: raw.len.get(),
+            op: raw.op.get(),
+            epoch: raw.epoch.get(),
+            open: raw.open.get(),
+            body_crc: raw.body_crc.get(),
+        })
+    }
+}
+
 impl Header {
     fn new(kind: MessageKind, direction: Direction, tag: u64) -> Header {
         Header {
@@ -299,23 +357,24 @@ impl Header {
             Direction::Request => 0,
             Direction::Reply => REPLY_BIT,
         };
-        let mut bytes = [0; HEADER_BYTES];
-        bytes[0..4].copy_from_slice(&MAGIC);
-        bytes[4] = VERSION;
-        bytes[5] = self.kind as u8 | reply;
-        bytes[6..8].copy_from_slice(&self.flags.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.tag.to_le_bytes());
-        bytes[16..20].copy_from_slice(&self.handle.to_le_bytes());
-        bytes[20..24].copy_from_slice(&self.body_len.to_le_bytes());
-        bytes[24..32].copy_from_slice(&self.offset.to_le_bytes());
-        bytes[32..40].copy_from_slice(&self.len.to_le_bytes());
-        bytes[40..48].copy_from_slice(&self.op.to_le_bytes());
-        bytes[48..52].copy_from_slice(&self.epoch.to_le_bytes());
-        bytes[52..56].copy_from_slice(&self.open.to_le_bytes());
-        bytes[56..60].copy_from_slice(&self.body_crc.to_le_bytes());
-        let crc = crc32c(&bytes[..CHECKED_BYTES]);
-        bytes[60..64].copy_from_slice(&crc.to_le_bytes());
-        bytes
+        let mut raw = RawHeader {
+            magic: MAGIC,
+            version: VERSION,
+            kind: self.kind as u8 | reply,
+            flags: self.flags.into(),
+            tag: self.tag.into(),
+            handle: self.handle.into(),
+            body_len: self.body_len.into(),
+            offset: self.offset.into(),
+            len: self.len.into(),
+            op: self.op.into(),
+            epoch: self.epoch.into(),
+            open: self.open.into(),
+            body_crc: self.body_crc.into(),
+            header_crc: U32::ZERO,
+        };
+        raw.header_crc = raw.checksum().into();
+        transmute!(raw)
     }
 
     /// Decodes and checks a header that goes in the given direction.
@@ -324,55 +383,22 @@ impl Header {
     /// When it is damaged, of another version or kind, or announces a body
     /// beyond the limit of its kind.
     pub fn decode(bytes: &[u8; HEADER_BYTES], way: Direction) -> Result<Header, MalformedMessage> {
-        let mut fields = FieldReader::new(bytes);
-        if fields.array() != Some(MAGIC) {
+        let raw: &RawHeader = transmute_ref!(bytes);
+        if raw.magic != MAGIC {
             return Err(MalformedMessage::Magic);
         }
-        let (header, stored) = Header::parse(&mut fields).ok_or(MalformedMessage::Magic)?;
-        if stored != crc32c(&bytes[..CHECKED_BYTES]) {
+        if raw.header_crc.get() != raw.checksum() {
             return Err(MalformedMessage::HeaderChecksum);
         }
-        let header = header?;
+        let header = Header::try_from(raw)?;
         if header.direction != way {
-            return Err(MalformedMessage::Kind(bytes[5]));
+            return Err(MalformedMessage::Kind(raw.kind));
         }
-        let max = header.body_bytes_max();
-        match header.body_len > max {
-            true => Err(MalformedMessage::TooLong {
-                len: header.body_len,
-                max,
-            }),
-            false => Ok(header),
+        let (len, max) = (header.body_len, header.body_bytes_max());
+        if len > max {
+            return Err(MalformedMessage::TooLong { len, max });
         }
-    }
-
-    /// The fields after the magic, and the checksum of the header. None if there are too few bytes.
-    fn parse(fields: &mut FieldReader<'_>) -> Option<(Result<Header, MalformedMessage>, u32)> {
-        let version = fields.u8()?;
-        let code = fields.u8()?;
-        let direction = match code & REPLY_BIT {
-            0 => Direction::Request,
-            _ => Direction::Reply,
-        };
-        let kind = MessageKind::from_code(code & !REPLY_BIT);
-        let mut header = Header::new(kind.unwrap_or(MessageKind::Status), direction, 0);
-        header.flags = fields.u16()?;
-        header.tag = fields.u64()?;
-        header.handle = fields.u32()?;
-        header.body_len = fields.u32()?;
-        header.offset = fields.u64()?;
-        header.len = fields.u64()?;
-        header.op = fields.u64()?;
-        header.epoch = fields.u32()?;
-        header.open = fields.u32()?;
-        header.body_crc = fields.u32()?;
-        let stored = fields.u32()?;
-        let checked = match (version, kind) {
-            (VERSION, Some(_)) => Ok(header),
-            (VERSION, None) => Err(MalformedMessage::Kind(code)),
-            (version, _) => Err(MalformedMessage::Version(version)),
-        };
-        Some((checked, stored))
+        Ok(header)
     }
 
     fn body_bytes_max(&self) -> u32 {
@@ -388,10 +414,10 @@ impl Header {
     /// # Errors
     /// When it was damaged.
     pub fn check_body(&self, body: &[u8]) -> Result<(), MalformedMessage> {
-        match crc32c(body) == self.body_crc {
-            true => Ok(()),
-            false => Err(MalformedMessage::BodyChecksum { tag: self.tag }),
+        if crc32c(body) != self.body_crc {
+            return Err(MalformedMessage::BodyChecksum { tag: self.tag });
         }
+        Ok(())
     }
 
     fn malformed(&self, what: &'static str) -> MalformedMessage {

@@ -25,9 +25,10 @@
 //! Numbers without a size have 8 bytes; text is UTF-8 of at most
 //! [`TEXT_BYTES_MAX`] bytes.
 
+use super::fields::FieldReader;
 use super::{
-    Direction, FLAG_ERROR, FLAG_MORE, FieldReader, Header, IN_FLIGHT_BYTES, INFO_BYTES,
-    MalformedMessage, MessageKind, RUN_BYTES,
+    Direction, FLAG_ERROR, FLAG_MORE, Header, IN_FLIGHT_BYTES, INFO_BYTES, MalformedMessage,
+    MessageKind, RUN_BYTES,
 };
 use crate::limits::TEXT_BYTES_MAX;
 use bytes::Bytes;

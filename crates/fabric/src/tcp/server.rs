@@ -5,6 +5,7 @@
 //! waits, for a limited time, until their handlers are dropped.
 
 use super::connect::nonce;
+use crate::acceptor::{AcceptedConnections, Acceptor};
 use crate::auth::{self, AuthError, HandshakeResult, HelloResponse, Purpose, Versions};
 use crate::connection_limiter::{ConnectionLimiter, ConnectionSlot};
 use crate::limits::{
@@ -18,7 +19,6 @@ use pagemesh_base::slice::SliceError;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 /// Options of a server.
@@ -62,8 +62,8 @@ pub struct StopTimeout(
 /// A brick's listener; stopped when dropped.
 pub struct TcpServer {
     address: SocketAddr,
-    state: Arc<ServerState>,
-    acceptor: Option<JoinHandle<()>>,
+    limiter: Arc<ConnectionLimiter>,
+    acceptor: Acceptor,
 }
 
 /// The state that all threads of a server share.
@@ -100,26 +100,18 @@ impl TcpServer {
         let local = listener.local_addr().map_err(failed)?;
         let limiter =
             ConnectionLimiter::new(UNAUTHENTICATED_MAX, options.connections_max).map_err(failed)?;
-        let state = Arc::new(ServerState {
+        let limiter = Arc::new(limiter);
+        let state = ServerState {
             key,
             service,
             options,
-            limiter: Arc::new(limiter),
-        });
-        let shared = state.clone();
-        let acceptor = thread::Builder::new()
-            .name("accept".into())
-            .spawn(move || {
-                let admit = |(socket, address)| shared.admit(socket, address);
-                shared
-                    .limiter
-                    .accept_all(&listener, || listener.accept(), admit);
-            })
-            .map_err(failed)?;
+            limiter: limiter.clone(),
+        };
+        let acceptor = Acceptor::start("accept", listener, &limiter, Arc::new(state));
         Ok(TcpServer {
             address: local,
-            state,
-            acceptor: Some(acceptor),
+            acceptor: acceptor.map_err(failed)?,
+            limiter,
         })
     }
 
@@ -132,7 +124,7 @@ impl TcpServer {
     /// The number of authenticated connections.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.state.limiter.authenticated()
+        self.limiter.authenticated()
     }
 
     /// Ends all connections. Their clients get no reply to requests in flight.
@@ -144,14 +136,7 @@ impl TcpServer {
     }
 
     fn end(&mut self) -> Result<(), StopTimeout> {
-        let Some(acceptor) = self.acceptor.take() else {
-            return Ok(());
-        };
-        self.state.limiter.stop().signal();
-        if acceptor.join().is_err() {
-            tracing::error!("the accepting thread panicked");
-        }
-        match self.state.limiter.wait_until_empty() {
+        match self.acceptor.stop() {
             0 => Ok(()),
             left => Err(StopTimeout(left)),
         }
@@ -166,23 +151,24 @@ impl Drop for TcpServer {
     }
 }
 
-impl ServerState {
-    fn admit(self: &Arc<ServerState>, socket: TcpStream, address: SocketAddr) {
-        let Some(mut slot) = self.limiter.acquire_slot() else {
-            tracing::warn!(%address, "too many unauthenticated connections; closing the new one");
-            return;
-        };
-        let state = self.clone();
-        let thread = thread::Builder::new().name(format!("tcp {address}"));
-        let started = thread.spawn(move || match state.handshake(socket, &mut slot) {
-            Ok((stream, agreed)) => state.serve(&stream, agreed, address),
-            Err(cause) => tracing::debug!(%address, %cause, "turned away"),
-        });
-        if let Err(cause) = started {
-            tracing::warn!(%address, %cause, "no thread for a connection");
-        }
+impl AcceptedConnections for ServerState {
+    type Listener = TcpListener;
+    type Connection = (TcpStream, SocketAddr);
+
+    fn accept(&self, listener: &TcpListener) -> io::Result<((TcpStream, SocketAddr), String)> {
+        let (socket, address) = listener.accept()?;
+        Ok(((socket, address), format!("tcp {address}")))
     }
 
+    fn serve(&self, (socket, address): (TcpStream, SocketAddr), mut slot: ConnectionSlot) {
+        match self.handshake(socket, &mut slot) {
+            Ok((stream, agreed)) => self.serve_requests(&stream, agreed, address),
+            Err(cause) => tracing::debug!(%address, %cause, "turned away"),
+        }
+    }
+}
+
+impl ServerState {
     /// The server's side of the handshake.
     fn handshake(
         &self,
@@ -213,16 +199,13 @@ impl ServerState {
         let proof = stream.receive_exact(until)?;
         let admitted = server
             .check(&proof)
-            .and_then(|agreed| match slot.promote() {
-                true => Ok(agreed),
-                false => Err(AuthError::Busy),
-            });
+            .and_then(|agreed| slot.promote().then_some(agreed).ok_or(AuthError::Busy));
         let verdict = auth::verdict(admitted.as_ref().map(drop));
         stream.send_all(&verdict, until)?;
         Ok((stream, admitted?))
     }
 
-    fn serve(&self, stream: &Stream, agreed: HandshakeResult, address: SocketAddr) {
+    fn serve_requests(&self, stream: &Stream, agreed: HandshakeResult, address: SocketAddr) {
         let peer = PeerInfo {
             address,
             identity: agreed.identity,

@@ -7,7 +7,8 @@ use super::client_thread::{
     ActionResult, ClientCommand, ClientReply, ClientThread, ExposedFile, FileAction, SessionLeg,
 };
 use crate::brick_host::{RunningBrick, catch_crash};
-use crate::cluster::{Cluster, lock, tell};
+use crate::cluster::{Cluster, tell};
+use pagemesh_base::poison::lock;
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::slice::SliceError;
 use pagemesh_store::session::Session;

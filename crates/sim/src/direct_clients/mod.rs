@@ -15,12 +15,13 @@ pub(crate) use client_set::DirectClientSet;
 
 use crate::brick_host::CrashKind;
 use crate::checker::{OpKind, OpOutcome, SECTOR, fill};
-use crate::cluster::{lock, tell};
+use crate::cluster::tell;
 use crate::mount::MountJob;
 use crate::scenario::Scenario;
 use append_log::{APPEND_SECTORS_MAX, AppendLog, LOG_BYTES};
 use client_set::{CheckedOp, ClientOp, DeadClient};
 use client_thread::{ActionResult, ExposedFile, FileAction};
+use pagemesh_base::poison::lock;
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_direct::rows;
 use pagemesh_volume::direct_access::{DirectSegment, TornOp};

@@ -1,0 +1,183 @@
+//! Both ends of the handshake against each other, and against forgeries.
+
+use super::layout::{CLIENT_ROLE, HELLO_MAGIC, SERVER_ROLE};
+use super::*;
+use proptest::prelude::*;
+
+fn key(byte: u8) -> Key {
+    Key::from_bytes([byte; 32])
+}
+
+fn client(key: &Key, nonce: u8) -> (ClientHandshake<'_>, [u8; HELLO_BYTES]) {
+    let identity = Uuid::from_u128(1);
+    ClientHandshake::new(key, Purpose::Session, Versions::OURS, identity, [nonce; 32])
+}
+
+fn challenge<'a>(
+    key: &'a Key,
+    nonce: u8,
+    hello: &[u8; HELLO_BYTES],
+) -> (ServerHandshake<'a>, [u8; CHALLENGE_BYTES]) {
+    let identity = Uuid::from_u128(2);
+    match ServerHandshake::accept_hello(key, Versions::OURS, identity, [nonce; 32], hello) {
+        Ok(HelloResponse::Challenge(server, challenge)) => (server, challenge),
+        _ => panic!("no challenge"),
+    }
+}
+
+#[test]
+fn both_ends_agree() {
+    let key = key(1);
+    let (client, hello) = client(&key, 10);
+    let (server, challenge) = challenge(&key, 20, &hello);
+    let (proof, at_client) = client
+        .answer_challenge(&challenge)
+        .expect("a server with the key");
+    let at_server = server.check(&proof).expect("a client with the key");
+    assert_eq!(at_client.identity, Uuid::from_u128(2));
+    assert_eq!(at_server.identity, Uuid::from_u128(1));
+    assert_eq!(at_server.purpose, Purpose::Session);
+    assert_eq!(read_verdict(verdict(Ok(()))), Ok(()));
+}
+
+#[test]
+fn wrong_key_is_detected_by_both_ends() {
+    let (right, wrong) = (key(1), key(2));
+    let (client, hello) = client(&right, 10);
+    let (server, challenge_bytes) = challenge(&wrong, 20, &hello);
+    assert_eq!(
+        client.answer_challenge(&challenge_bytes).err(),
+        Some(AuthError::WrongKey)
+    );
+    let (_, honest) = challenge(&right, 20, &hello);
+    let (proof, _) = client.answer_challenge(&honest).expect("the same key");
+    assert_eq!(server.check(&proof).err(), Some(AuthError::WrongKey));
+    assert_eq!(
+        read_verdict(verdict(Err(&AuthError::WrongKey))),
+        Err(AuthError::WrongKey)
+    );
+}
+
+#[test]
+fn replayed_proof_or_challenge_is_refused() {
+    let key = key(1);
+    let (first, hello) = client(&key, 10);
+    let (_, heard) = challenge(&key, 20, &hello);
+    let (proof, _) = first.answer_challenge(&heard).expect("the same key");
+    let (later, _) = challenge(&key, 21, &hello);
+    assert_eq!(later.check(&proof).err(), Some(AuthError::WrongKey));
+    let (second, _) = client(&key, 11);
+    assert_eq!(
+        second.answer_challenge(&heard).err(),
+        Some(AuthError::WrongKey)
+    );
+}
+
+/// An attacker that talks to both ends at once, or to one end twice, can only send back the
+/// proofs of those ends.
+#[test]
+fn reflected_proof_is_refused() {
+    let key = key(1);
+    let (client, hello) = client(&key, 10);
+    let (server, challenge) = challenge(&key, 20, &hello);
+    let mut own = [0; PROOF_BYTES];
+    own.copy_from_slice(&challenge[HELLO_BYTES..]);
+    assert_eq!(server.check(&own).err(), Some(AuthError::WrongKey));
+
+    let mut reflected = [0; CHALLENGE_BYTES];
+    reflected[..HELLO_BYTES].copy_from_slice(&hello);
+    assert_eq!(
+        client.answer_challenge(&reflected).err(),
+        Some(AuthError::NotAHello)
+    );
+    reflected[6] = SERVER_ROLE;
+    let (proof, _) = client.answer_challenge(&challenge).expect("the same key");
+    reflected[HELLO_BYTES..].copy_from_slice(&proof);
+    assert_eq!(
+        client.answer_challenge(&reflected).err(),
+        Some(AuthError::WrongKey)
+    );
+}
+
+#[test]
+fn highest_common_version_is_used_or_refusal_names_both() {
+    let range = |min, max| Versions { min, max };
+    assert_eq!(range(0, 3).common(range(2, 9)), Some(3));
+    assert_eq!(range(0, 1).common(range(2, 9)), None);
+    let key = key(1);
+    let identity = Uuid::nil();
+    let (client, hello) =
+        ClientHandshake::new(&key, Purpose::Control, range(4, 6), identity, [1; 32]);
+    let Ok(HelloResponse::Refuse(said, _)) =
+        ServerHandshake::accept_hello(&key, range(0, 3), identity, [2; 32], &hello)
+    else {
+        panic!("not refused");
+    };
+    let refused = client
+        .answer_challenge(&said)
+        .expect_err("no common version");
+    assert_eq!(
+        refused,
+        AuthError::Versions {
+            theirs: range(0, 3),
+            ours: range(4, 6)
+        }
+    );
+}
+
+#[test]
+fn unknown_purpose_is_refused_as_such() {
+    let key = key(1);
+    let (client, mut hello) = client(&key, 10);
+    hello[7] = 9;
+    let welcome = ServerHandshake::accept_hello(&key, Versions::OURS, Uuid::nil(), [2; 32], &hello);
+    let Ok(HelloResponse::Refuse(said, AuthError::Purpose)) = welcome else {
+        panic!("not refused");
+    };
+    assert_eq!(
+        client.answer_challenge(&said).err(),
+        Some(AuthError::Purpose)
+    );
+}
+
+proptest! {
+    /// The proofs cover every bit of the handshake, the versions included.
+    #[test]
+    fn any_flipped_handshake_bit_is_detected(
+        at in 0usize..HELLO_BYTES + CHALLENGE_BYTES + PROOF_BYTES, bit in 0u8..8,
+    ) {
+        let key = key(1);
+        let (client, mut hello) = client(&key, 10);
+        let flip = |bytes: &mut [u8], at: usize| if let Some(byte) = bytes.get_mut(at) {
+            *byte ^= 1 << bit;
+        };
+        flip(&mut hello, at);
+        let Ok(HelloResponse::Challenge(server, mut challenge)) =
+            ServerHandshake::accept_hello(&key, Versions::OURS, Uuid::nil(), [20; 32], &hello)
+        else {
+            return Ok(());
+        };
+        flip(&mut challenge, at.wrapping_sub(HELLO_BYTES));
+        let Ok((mut proof, _)) = client.answer_challenge(&challenge) else {
+            return Ok(());
+        };
+        flip(&mut proof, at.wrapping_sub(HELLO_BYTES + CHALLENGE_BYTES));
+        prop_assert!(server.check(&proof).is_err());
+    }
+
+    #[test]
+    fn any_bytes_cause_no_panic(
+        hello in prop::collection::vec(any::<u8>(), HELLO_BYTES),
+        magic: bool, verdict: [u8; VERDICT_BYTES],
+    ) {
+        let key = key(1);
+        let mut bytes = [0; HELLO_BYTES];
+        bytes.copy_from_slice(&hello);
+        if magic {
+            bytes[..4].copy_from_slice(&HELLO_MAGIC);
+            bytes[6] = CLIENT_ROLE;
+        }
+        let _ = ServerHandshake::accept_hello(&key, Versions::OURS, Uuid::nil(), [0; 32], &bytes);
+        let _ = read_verdict(verdict);
+    }
+}
