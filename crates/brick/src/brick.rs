@@ -16,6 +16,7 @@ use crate::file::{self, FileError};
 use crate::scrub::ScrubSchedule;
 use crate::stalled_sessions::StalledSessions;
 use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::poison::lock;
 use pagemesh_base::slice::SliceError;
 use pagemesh_pmem::{Durability, MappedMedia, Media};
 use pagemesh_store::pool::{ObjectError, Pool};
@@ -24,7 +25,7 @@ use pagemesh_store::recovery::RecoverySummary;
 use pagemesh_store::session::Session;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -188,11 +189,11 @@ impl<M: Media> Brick<M> {
     }
 
     pub(crate) fn stalled(&self) -> MutexGuard<'_, StalledSessions> {
-        self.stalled.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.stalled)
     }
 
     pub(crate) fn pool(&self) -> MutexGuard<'_, Pool<M>> {
-        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pool)
     }
 
     /// The mapping of the pool that sessions share.

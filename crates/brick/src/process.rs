@@ -4,10 +4,12 @@
 //! with the same number is never killed.
 
 use pagemesh_base::proc_maps::has_mapped;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use pagemesh_base::wait::until_ready;
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Instant;
 
 /// A field of a process's `stat` file, by its number in proc(5), from 3 on; none if the process is
 /// gone.
@@ -38,8 +40,9 @@ pub(crate) fn is_running(pid: u32, started: u64) -> bool {
     }
     // Readable once all threads of the process have ended, even before its parent reaps it.
     let mut fds = [PollFd::new(&handle, PollFlags::IN)];
-    let at_once = Timespec::default();
-    !matches!(poll(&mut fds, Some(&at_once)), Ok(1..))
+    // A wait that the kernel refuses proves nothing.
+    let _ = until_ready(&mut fds, Some(Instant::now()));
+    fds[0].revents().is_empty()
 }
 
 /// Whether a process is stopped, by a signal or a debugger.

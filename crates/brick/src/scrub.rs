@@ -4,9 +4,10 @@
 //! sleeps as before.
 
 use crate::brick::Brick;
+use pagemesh_base::poison::lock;
 use pagemesh_pmem::Media;
 use pagemesh_store::scrub::{ScrubCursor, ScrubReport};
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 /// The pause between two steps of a scrub. A step takes about a millisecond, so waiting sessions
@@ -66,7 +67,7 @@ pub(crate) struct ScrubSchedule {
 
 impl<M: Media> Brick<M> {
     fn scrubs(&self) -> MutexGuard<'_, ScrubSchedule> {
-        self.scrubs.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.scrubs)
     }
 
     /// Schedules scrubs at this interval, the first one soon; with none only on request. No scrub

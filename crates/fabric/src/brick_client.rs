@@ -13,12 +13,13 @@ use crate::stream::Stream;
 use crate::wire::{ReceiveResult, WaitFor, Wire};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::poison::lock;
 use pagemesh_base::slice::{
     BrickControl, BrickStatus, SliceError, SliceInfo, SliceReply, SliceRequest,
 };
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// A connection to a brick for blocking calls. One call runs at a time.
@@ -131,7 +132,7 @@ impl<W: Wire> BrickClient<W> {
     }
 
     fn calls(&self) -> MutexGuard<'_, CallState> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.calls)
     }
 
     fn call(&self, request: &Request) -> Answer {

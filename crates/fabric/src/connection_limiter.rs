@@ -5,11 +5,12 @@
 
 use crate::limits::{ACCEPT_PAUSE, STOP_LIMIT};
 use crate::stop::StopSignal;
+use pagemesh_base::poison::{lock, recover};
 use pagemesh_base::wait::until_ready;
 use rustix::event::{PollFd, PollFlags};
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 /// The connections of one server.
@@ -61,7 +62,7 @@ impl ConnectionLimiter {
     }
 
     fn counts(&self) -> MutexGuard<'_, ConnectionCounts> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.counts)
     }
 
     /// Accepts from a non-blocking listener until the [`StopSignal`] is signaled.
@@ -110,7 +111,7 @@ impl ConnectionLimiter {
         let waited = self
             .slot_released
             .wait_timeout_while(self.counts(), STOP_LIMIT, |counts| counts.all() > 0);
-        let (counts, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (counts, _) = recover(waited);
         counts.all()
     }
 }

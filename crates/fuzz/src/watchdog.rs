@@ -1,7 +1,8 @@
 //! Aborts a run with a case that does not end.
 
 use crate::corpus::Corpus;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use pagemesh_base::poison::{lock, recover};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -36,19 +37,19 @@ impl CaseWatchdog {
     }
 
     pub(crate) fn begin(&self, input: &[u8]) {
-        let mut state = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.shared.0);
         (state.case, state.ticks) = (Some(input.to_vec()), 0);
     }
 
     pub(crate) fn end(&self) {
-        let mut state = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.shared.0);
         state.case = None;
     }
 }
 
 impl Drop for CaseWatchdog {
     fn drop(&mut self) {
-        let mut state = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.shared.0);
         state.is_stopped = true;
         drop(state);
         self.shared.1.notify_all();
@@ -59,10 +60,10 @@ impl Drop for CaseWatchdog {
 }
 
 fn watch_cases((state, changed): &(Mutex<WatchdogState>, Condvar), corpus: &Corpus) {
-    let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut state = lock(state);
     while !state.is_stopped {
         let waited = changed.wait_timeout(state, TICK);
-        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        state = recover(waited).0;
         state.ticks += 1;
         if let (Some(input), true) = (&state.case, state.ticks > TICKS_MAX) {
             corpus.keep_failed(input);

@@ -7,6 +7,7 @@ use crate::map_error::MapError;
 use crate::media::{FenceProof, Media, UnfencedStores, check_range};
 use crate::unreadable::FaultGuard;
 use pagemesh_base::checksum::PageChecksums;
+use pagemesh_base::poison::{lock, recover};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::arch::asm;
 use std::arch::x86_64::{_mm_sfence, _mm_stream_si64};
@@ -16,7 +17,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileTypeExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 
 /// Bytes populated at once: a tenth of a second of work, of whole huge pages.
 const POPULATE_BYTES: usize = 64 << 20;
@@ -51,14 +52,11 @@ struct GroupSyncState {
 
 impl GroupSync {
     fn commit(&self, fdatasync: impl FnOnce() -> Result<(), MapError>) -> Result<(), MapError> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         // A running one may have missed our stores.
         let needed = state.started + 1;
         while state.ended < needed && state.started != state.ended && !state.failed {
-            state = self
-                .ended
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = recover(self.ended.wait(state));
         }
         if state.failed {
             return Err(MapError::SyncFailed);
@@ -69,7 +67,7 @@ impl GroupSync {
         state.started += 1;
         drop(state);
         let result = fdatasync();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         state.ended += 1;
         state.failed |= result.is_err();
         self.ended.notify_all();

@@ -16,9 +16,10 @@ mod crash;
 use crate::map_error::MapError;
 use crate::media::{FenceProof, Media, UnfencedStores, check_range};
 use pagemesh_base::checksum::PageChecksums;
+use pagemesh_base::poison::{self, recover};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 const SECTOR_BYTES: usize = 512;
 const PAGE_WORDS: usize = PAGE_BYTES / 8;
@@ -227,11 +228,7 @@ impl Recorder {
     #[must_use]
     pub fn overlay(self: &Arc<Recorder>) -> Recorder {
         let mut overlay = Recorder::unrecorded(self.visible_image());
-        overlay
-            .state
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner)
-            .own_pages = vec![false; self.len / PAGE_BYTES];
+        recover(overlay.state.get_mut()).own_pages = vec![false; self.len / PAGE_BYTES];
         overlay.base = Some(self.clone());
         overlay
     }
@@ -265,7 +262,7 @@ impl Recorder {
 
     #[inline]
     fn state(&self) -> MutexGuard<'_, RecorderState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        poison::lock(&self.state)
     }
 
     fn page(&self, number: usize) -> Arc<Page> {

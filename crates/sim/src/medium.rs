@@ -6,8 +6,8 @@
 //! blew.
 
 use crate::direct_clients::client_thread;
-use pagemesh_base::poison::lock;
 use pagemesh_base::checksum::PageChecksums;
+use pagemesh_base::poison::lock;
 use pagemesh_base::rng::SplitMix64;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::unreadable::PATTERN;

@@ -8,8 +8,8 @@
 use crate::direct_clients::shared_files::{
     FileReply, FileRequest, SharedFiles, without_shared_files,
 };
-use pagemesh_base::poison::lock;
 use pagemesh_base::defect;
+use pagemesh_base::poison::lock;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
 use pagemesh_fs::{Fs, IoChannel, MkfsOptions, Time, mkfs};
 use pagemesh_fs_model::{FsModel, OWNER, Op, OpResult, read, run_op};

@@ -11,8 +11,8 @@
 //! out, so those legs may be read until then.
 
 use crate::checker::{SECTOR, value_of};
-use pagemesh_base::poison::lock;
 use pagemesh_base::layout::{Layout, LegState, SliceId};
+use pagemesh_base::poison::lock;
 use pagemesh_base::slice::{
     Leg, SliceCompletion, SliceError, SliceReply, SliceRequest, TransactionPart,
 };

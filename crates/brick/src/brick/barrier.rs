@@ -7,10 +7,11 @@
 use super::Brick;
 use crate::process;
 use crate::stalled_sessions::StalledSessions;
+use pagemesh_base::poison::recover;
 use pagemesh_base::resume::{self, StopReason};
 use pagemesh_pmem::Media;
 use pagemesh_store::pool::{ObjectError, Pool};
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 /// Processes that one barrier kills before it gives up: each takes a second to be found.
@@ -115,7 +116,7 @@ impl<M: Media> Brick<M> {
             if waited < OPERATION_LIMIT || has_traced_session(&pool) && waited < TRACED_LIMIT {
                 // The clean-up of dead sessions needs the pool.
                 let waited = self.session_closed.wait_timeout(pool, RECHECK_PAUSE);
-                pool = waited.unwrap_or_else(PoisonError::into_inner).0;
+                pool = recover(waited).0;
                 continue;
             }
             still = StalledSessions::default();
@@ -195,7 +196,7 @@ impl<M: Media> Brick<M> {
         let waited = self
             .session_closed
             .wait_timeout_while(pool, CLOSE_LIMIT, open);
-        waited.unwrap_or_else(PoisonError::into_inner).0
+        recover(waited).0
     }
 }
 

@@ -7,6 +7,7 @@ use super::Brick;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, ObjectId};
 use pagemesh_base::layout::SliceId;
+use pagemesh_base::poison::lock;
 use pagemesh_base::slice::{
     BrickControl, BrickStatus, LIST_ENTRIES_MAX, SliceError, SliceInfo, SliceReply, SliceRequest,
 };
@@ -14,7 +15,7 @@ use pagemesh_pmem::Media;
 use pagemesh_store::pool::{ObjectError, Pool};
 use pagemesh_store::pool_mapping::StoreError;
 use pagemesh_store::recovery::PoolError;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 impl<M: Media> Brick<M> {
     /// A pool's error as the client's error. An error of the medium ends the brick.
@@ -97,7 +98,7 @@ impl<M: Media> Brick<M> {
     }
 
     pub(super) fn attached(&self) -> MutexGuard<'_, Vec<(SliceId, u32)>> {
-        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.attached)
     }
 
     /// Records that a session of this process has attached a slice.

@@ -1,8 +1,11 @@
 //! Background threads of a mount, which end before it does.
 
+use crate::classic;
+use crate::device::Device;
+use crate::events::WriteEvents;
 use crate::wait;
+use pagemesh_base::event_fd::EventFd;
 use pagemesh_fs::Fs;
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::process::setpriority_process;
 use rustix::thread::gettid;
@@ -11,6 +14,10 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// How long the times of data writes may be in memory only.
+const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
+/// Under load every completion also wakes the thread that polls idle channels.
+const POLL_INTERVAL_MIN: Duration = Duration::from_millis(10);
 /// Delay before the thread tries again to free space that it could not free.
 const FREE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Threads that serve requests go first.
@@ -18,16 +25,16 @@ const LOWEST_PRIORITY: i32 = 19;
 
 /// A thread that is stopped and joined when this is dropped.
 pub(crate) struct BackgroundThread {
-    stop_event: Arc<OwnedFd>,
+    stop_event: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl BackgroundThread {
     fn start(
         name: &str,
-        run: impl FnOnce(&OwnedFd) + Send + 'static,
+        run: impl FnOnce(&EventFd) + Send + 'static,
     ) -> io::Result<BackgroundThread> {
-        let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let end = Arc::new(EventFd::new()?);
         let told = Arc::clone(&end);
         let thread = std::thread::Builder::new()
             .name(name.into())
@@ -49,19 +56,31 @@ impl BackgroundThread {
             free_loop(&fs, end);
         })
     }
+
+    /// Starts the thread for periodic work: times, invalidations, and idle channels.
+    pub(crate) fn start_maintenance(
+        fs: &Arc<Fs>,
+        device: &Arc<Device>,
+        events: WriteEvents,
+    ) -> io::Result<BackgroundThread> {
+        let fs = Arc::downgrade(fs);
+        let device = Arc::clone(&device.file);
+        BackgroundThread::start("fuse-care", move |end| {
+            maintenance_loop(&fs, &device, &events, end);
+        })
+    }
 }
 
 impl Drop for BackgroundThread {
     fn drop(&mut self) {
-        // The counter of the eventfd is far from full.
-        let _ = rustix::io::write(&*self.stop_event, &1u64.to_ne_bytes());
+        self.stop_event.signal();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-fn free_loop(fs: &Weak<Fs>, end: &OwnedFd) {
+fn free_loop(fs: &Weak<Fs>, end: &EventFd) {
     while let Some(fs) = fs.upgrade() {
         let goes_on = fs.free_deferred_piece();
         drop(fs);
@@ -71,8 +90,42 @@ fn free_loop(fs: &Weak<Fs>, end: &OwnedFd) {
                 Some(Instant::now() + FREE_RETRY_INTERVAL),
             );
         }
-        if rustix::io::read(end, &mut [0; 8]).is_ok() {
+        if end.drain() > 0 {
             return;
+        }
+    }
+}
+
+fn maintenance_loop(fs: &Weak<Fs>, device: &OwnedFd, events: &WriteEvents, end: &EventFd) {
+    let mut due = Instant::now() + MAINTENANCE_INTERVAL;
+    loop {
+        let mut awaited = vec![end.as_raw_fd()];
+        let until = match fs.upgrade() {
+            None => return,
+            Some(fs) => {
+                if Instant::now() >= due {
+                    for ino in fs.collect_direct_writes() {
+                        classic::invalidate_inode(device, ino.0);
+                    }
+                    events.queue_unseen_writes(&fs);
+                    if let Err(cause) = fs.flush_all_times() {
+                        tracing::debug!(%cause, "cannot write file times; trying again");
+                    }
+                    if let Err(cause) = fs.flush_old_mmap_dirty() {
+                        tracing::warn!(%cause, "cannot write dirty pages of mappings to their files yet");
+                    }
+                    due = Instant::now() + MAINTENANCE_INTERVAL;
+                }
+                fs.poll_idle_channels(Instant::now(), &mut awaited)
+            }
+        };
+        let began = Instant::now();
+        wait(&awaited, Some(until.map_or(due, |until| until.min(due))));
+        if end.drain() > 0 {
+            return;
+        }
+        if let Some(rest) = POLL_INTERVAL_MIN.checked_sub(began.elapsed()) {
+            wait(&[end.as_raw_fd()], Some(Instant::now() + rest));
         }
     }
 }

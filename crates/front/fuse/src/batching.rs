@@ -13,9 +13,10 @@ use crate::classic::{Classic, ReceiveResult};
 use crate::reply::FuseReply;
 use crate::request::RawRequest;
 use crate::request_handler::{AsyncWriter, BeginResult, RequestHandler};
+use pagemesh_base::poison::{self, recover};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// Most requests that a thread has begun and not answered.
 const PENDING_MAX: usize = 64;
@@ -48,9 +49,7 @@ impl BatchingLimiter {
     }
 
     fn lock(&self) -> MutexGuard<'_, bool> {
-        self.is_stopping
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        poison::lock(&self.is_stopping)
     }
 
     fn is_at_limit(&self) -> bool {
@@ -66,7 +65,7 @@ impl BatchingLimiter {
         self.parked.fetch_add(1, Ordering::Relaxed);
         while self.is_at_limit() && !*is_over {
             let woken = self.changed.wait(is_over);
-            is_over = woken.unwrap_or_else(PoisonError::into_inner);
+            is_over = recover(woken);
         }
         self.parked.fetch_sub(1, Ordering::Relaxed);
     }

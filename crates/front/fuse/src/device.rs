@@ -1,7 +1,8 @@
 //! Mounting and unmounting: mount(2) for root, fusermount3 for others.
 
 use crate::{abort, memory};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use pagemesh_base::wait::until_ready;
+use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, open, statx};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, OpenTreeFlags, UnmountFlags, mount, open_tree, unmount};
@@ -15,6 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::Instant;
 
 const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
@@ -64,11 +66,9 @@ fn open_device() -> io::Result<OwnedFd> {
 /// Whether the kernel still has the mount, if only for open files.
 pub(crate) fn is_alive(device: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(device, PollFlags::empty())];
-    match poll(&mut polled, Some(&Timespec::default())) {
-        Ok(0) => true,
-        Ok(_) => !polled[0].revents().contains(PollFlags::ERR),
-        Err(_) => true,
-    }
+    // A wait that the kernel refuses proves nothing.
+    let _ = until_ready(&mut polled, Some(Instant::now()));
+    !polled[0].revents().contains(PollFlags::ERR)
 }
 
 impl Device {

@@ -18,6 +18,7 @@
 
 use crate::device::Device;
 use crate::handle::{open_node, unshare_directories};
+use pagemesh_base::poison::{self, recover};
 use pagemesh_fs::{Attr, Fs, FsError, Ino};
 use rustix::fs::{AtFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, utimensat};
 use rustix::io::Errno;
@@ -26,7 +27,7 @@ use rustix::thread::gettid;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// Files with watchers to notify in one round of the maintenance thread, one round per second. Each
@@ -85,14 +86,14 @@ struct EventState {
 
 impl EventShared {
     fn lock_state(&self) -> MutexGuard<'_, EventState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        poison::lock(&self.state)
     }
 
     /// Waits for files; none: the mount ends.
     fn wait_for_files(&self) -> Option<Vec<Ino>> {
         let waits = |state: &mut EventState| state.files.is_empty() && !state.is_stopping;
         let state = self.changed.wait_while(self.lock_state(), waits);
-        let mut state = state.unwrap_or_else(PoisonError::into_inner);
+        let mut state = recover(state);
         (!state.is_stopping).then(|| std::mem::take(&mut state.files))
     }
 
@@ -154,7 +155,7 @@ impl Drop for WriteEvents {
             .0
             .changed
             .wait_timeout_while(state, STOP_TIMEOUT, waits);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (state, _) = recover(waited);
         if !state.has_ended {
             tracing::debug!("the thread that notifies watchers has not stopped in time");
         }

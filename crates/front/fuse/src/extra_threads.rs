@@ -11,10 +11,11 @@ use crate::abi;
 use crate::reply::FuseReply;
 use crate::request::Request;
 use crate::request_handler::{AsyncWriter, RequestHandler};
+use pagemesh_base::poison::{self, recover};
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -69,9 +70,7 @@ impl ExtraThreads {
     }
 
     fn lock(&self) -> MutexGuard<'_, bool> {
-        self.is_stopping
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        poison::lock(&self.is_stopping)
     }
 
     /// The queue of this thread: threads of a ring are pinned to the processor of their queue.
@@ -119,7 +118,7 @@ impl ExtraThreads {
         let mut is_over = self.lock();
         while !self.may_be_full.load(SeqCst) && !*is_over {
             let woken = self.changed.wait(is_over);
-            is_over = woken.unwrap_or_else(PoisonError::into_inner);
+            is_over = recover(woken);
         }
         !*is_over
     }
@@ -131,7 +130,7 @@ impl ExtraThreads {
             return false;
         }
         let woken = self.changed.wait_timeout(is_over, CHECK_INTERVAL);
-        !*woken.unwrap_or_else(PoisonError::into_inner).0
+        !*recover(woken).0
     }
 
     /// Starts threads where they are needed, until the mount ends. Then it waits for them.

@@ -55,8 +55,7 @@ use background::BackgroundThread;
 use device::Device;
 use events::{EventThread, WriteEvents};
 use pagemesh_fs::{Fs, FsError, Ino};
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::{AsRawFd, OwnedFd, RawFd};
+use rustix::fd::{OwnedFd, RawFd};
 use rustix::io::Errno;
 use serve::FsHandler;
 use session::FuseSession;
@@ -64,16 +63,10 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Most serving threads: about as many as a volume has channels.
 pub const THREADS_MAX: usize = 64;
-/// How long the times of data writes may be in memory only.
-const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
-/// Under load every completion also wakes the thread that polls idle channels.
-const POLL_INTERVAL_MIN: Duration = Duration::from_millis(10);
-
 /// How requests come from the kernel and answers return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
@@ -148,7 +141,7 @@ pub struct FuseMount {
     session: FuseSession,
     connect_hook: Arc<OnceLock<ConnectHook>>,
     fs: Arc<Fs>,
-    maintenance: MountMaintenance,
+    maintenance: BackgroundThread,
     free_thread: BackgroundThread,
 }
 
@@ -214,7 +207,7 @@ pub fn mount(
     register_kernel_callbacks(&fs, &session.device.file);
     let events = WriteEvents::start(&fs, &session.device, &event_thread)?;
     Ok(FuseMount {
-        maintenance: MountMaintenance::start(&fs, &session.device, events)?,
+        maintenance: BackgroundThread::start_maintenance(&fs, &session.device, events)?,
         free_thread: BackgroundThread::start_free_thread(&fs)?,
         session,
         connect_hook: connect,
@@ -304,75 +297,6 @@ pub enum ServeError {
     /// The volume failed.
     #[error(transparent)]
     Fs(#[from] FsError),
-}
-
-/// A thread for periodic work: times, invalidations, and idle channels.
-struct MountMaintenance {
-    stop_event: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl MountMaintenance {
-    fn start(
-        fs: &Arc<Fs>,
-        device: &Arc<Device>,
-        events: WriteEvents,
-    ) -> io::Result<MountMaintenance> {
-        let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let (fs, told) = (Arc::downgrade(fs), Arc::clone(&end));
-        let device = Arc::clone(&device.file);
-        let thread = std::thread::Builder::new()
-            .name("fuse-care".into())
-            .spawn(move || maintenance_loop(&fs, &device, &events, &told))?;
-        Ok(MountMaintenance {
-            stop_event: end,
-            thread: Some(thread),
-        })
-    }
-}
-
-impl Drop for MountMaintenance {
-    fn drop(&mut self) {
-        // The counter of the eventfd is far from full.
-        let _ = rustix::io::write(&*self.stop_event, &1u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn maintenance_loop(fs: &Weak<Fs>, device: &OwnedFd, events: &WriteEvents, end: &OwnedFd) {
-    let mut due = Instant::now() + MAINTENANCE_INTERVAL;
-    loop {
-        let mut awaited = vec![end.as_raw_fd()];
-        let until = match fs.upgrade() {
-            None => return,
-            Some(fs) => {
-                if Instant::now() >= due {
-                    for ino in fs.collect_direct_writes() {
-                        classic::invalidate_inode(device, ino.0);
-                    }
-                    events.queue_unseen_writes(&fs);
-                    if let Err(cause) = fs.flush_all_times() {
-                        tracing::debug!(%cause, "cannot write file times; trying again");
-                    }
-                    if let Err(cause) = fs.flush_old_mmap_dirty() {
-                        tracing::warn!(%cause, "cannot write dirty pages of mappings to their files yet");
-                    }
-                    due = Instant::now() + MAINTENANCE_INTERVAL;
-                }
-                fs.poll_idle_channels(Instant::now(), &mut awaited)
-            }
-        };
-        let began = Instant::now();
-        wait(&awaited, Some(until.map_or(due, |until| until.min(due))));
-        if rustix::io::read(end, &mut [0; 8]).is_ok() {
-            return;
-        }
-        if let Some(rest) = POLL_INTERVAL_MIN.checked_sub(began.elapsed()) {
-            wait(&[end.as_raw_fd()], Some(Instant::now() + rest));
-        }
-    }
 }
 
 /// Waits for the volume; a [`pagemesh_fs::Wait`].

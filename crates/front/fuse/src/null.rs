@@ -8,12 +8,13 @@ use crate::request::Request;
 use crate::request_handler::RequestHandler;
 use crate::session::FuseSession;
 use crate::{Caching, MountError, MountOptions, Transport, Unmounter};
+use pagemesh_base::poison;
 use pagemesh_fs::{Attr, Ino, InodeKind, Time};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 const ROOT: u64 = 1;
 
@@ -71,7 +72,7 @@ struct NullFs {
 
 impl NullFs {
     fn lock_state(&self) -> MutexGuard<'_, NullState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        poison::lock(&self.state)
     }
 
     fn attr(&self, number: u64) -> Result<Attr, Errno> {

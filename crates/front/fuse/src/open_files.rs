@@ -1,10 +1,11 @@
 //! Files that the kernel has open, by the number that it sends with each request.
 
 use crate::abi;
+use pagemesh_base::poison;
 use pagemesh_fs::LostWriteCursor;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Bit in the number of a file that was opened with O_DSYNC or O_SYNC.
 const SYNCED: u64 = 1;
@@ -45,7 +46,7 @@ struct OpenTable {
 
 impl OpenFiles {
     fn lock_table(&self) -> MutexGuard<'_, OpenTable> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        poison::lock(&self.0)
     }
 
     /// The number of a file that is opened now.

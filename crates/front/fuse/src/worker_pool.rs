@@ -23,11 +23,12 @@ use crate::reply::FuseReply;
 use crate::request::RawRequest;
 use crate::request_handler::{AsyncWriter, BeginResult, RequestHandler};
 use crate::ring::{RingQueues, RingRequest, pin_to_cpu};
+use pagemesh_base::poison::{self, recover};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// Consecutive requests that had to wait, after which an entry goes to the lead. Over `map` a
 /// request has to wait now and then.
@@ -104,7 +105,7 @@ impl WorkerPool {
     }
 
     fn lock_shared(&self) -> MutexGuard<'_, WorkerPoolState> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        poison::lock(&self.shared)
     }
 
     fn pass_to_follower(&self, taken: RingRequest, incoming: RawRequest) {
@@ -123,7 +124,7 @@ impl WorkerPool {
                 return Some(passed);
             }
             let woken = self.work_passed.wait(shared);
-            shared = woken.unwrap_or_else(PoisonError::into_inner);
+            shared = recover(woken);
         }
     }
 

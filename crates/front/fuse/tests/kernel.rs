@@ -12,17 +12,17 @@ mod switch;
 
 use bytes::Bytes;
 use memory::MemorySpace;
+use pagemesh_base::event_fd::EventFd;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
 use pagemesh_fs::{Credentials, Fs, Ino, MkfsOptions, Wait, mkfs};
 use pagemesh_fuse::{Caching, MountOptions, Transport, Unmounter, mount, mount_null, now};
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, Write};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{
     FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink,
 };
@@ -641,7 +641,7 @@ struct WriteBarrier {
     /// Changed under the lock of `waiting`.
     is_active: AtomicBool,
     /// The descriptors that wake the channels of waiting writes.
-    waiting: Mutex<Vec<Arc<OwnedFd>>>,
+    waiting: Mutex<Vec<Arc<EventFd>>>,
     /// How often enough writes met.
     meetings: AtomicUsize,
 }
@@ -669,9 +669,9 @@ impl WriteBarrier {
         looks == POLLS_MAX
     }
 
-    fn wake_all(waiting: &mut Vec<Arc<OwnedFd>>) {
+    fn wake_all(waiting: &mut Vec<Arc<EventFd>>) {
         for wake in waiting.drain(..) {
-            rustix::io::write(&*wake, &1u64.to_ne_bytes()).unwrap();
+            wake.signal();
         }
     }
 
@@ -685,7 +685,7 @@ impl WriteBarrier {
 struct BarrierChannel {
     inner: Box<dyn Channel>,
     barrier: Arc<WriteBarrier>,
-    wake: Arc<OwnedFd>,
+    wake: Arc<EventFd>,
     held: Vec<Completion>,
 }
 
@@ -695,11 +695,10 @@ impl Space for BarrierSpace {
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Box::new(BarrierChannel {
             inner: self.inner.open()?,
             barrier: Arc::clone(&self.barrier),
-            wake: Arc::new(eventfd(0, flags).unwrap()),
+            wake: Arc::new(EventFd::new().unwrap()),
             held: Vec::new(),
         }))
     }
@@ -722,7 +721,7 @@ impl Channel for BarrierChannel {
 
     fn reap(&mut self, into: &mut Vec<Completion>) {
         self.inner.reap(into);
-        if rustix::io::read(&*self.wake, &mut [0; 8]).is_ok() {
+        if self.wake.drain() > 0 {
             into.append(&mut self.held);
         }
     }

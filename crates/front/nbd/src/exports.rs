@@ -6,10 +6,11 @@
 
 use crate::limits::{DESCRIPTION_BYTES_MAX, EXPORTS_MAX, NAME_BYTES_MAX};
 use crate::stop_signal::{StopLevel, StopSignal};
+use pagemesh_base::poison;
 use pagemesh_base::space::Space;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// How a space is exported.
 #[derive(Clone, Debug, Default)]
@@ -225,5 +226,5 @@ impl Drop for Membership {
 /// Locks a mutex, also if a thread panicked while it held the lock: every change under these locks
 /// is a single insertion or removal.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    poison::lock(mutex)
 }

@@ -6,13 +6,14 @@
 use crate::in_flight::RequestOutcome;
 use crate::limits::SEND_PARTS_MAX;
 use crate::plan::Failure;
-use crate::wire::{self, allocation, chunk};
+use crate::wire::{self, ChunkHeader, SimpleReply, allocation, chunk};
 use pagemesh_base::space::Extent;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, send, sendmsg};
 use std::collections::VecDeque;
 use std::io::IoSlice;
+use zerocopy::IntoBytes;
 
 /// Bytes of the longest explanation sent with an error; the protocol allows 4096.
 const ERROR_TEXT_BYTES_MAX: usize = 1024;
@@ -102,18 +103,14 @@ impl ReplyQueue {
     }
 
     fn push_simple(&mut self, cookie: u64, errno: u32) {
-        self.headers.extend(wire::SIMPLE_REPLY_MAGIC.to_be_bytes());
-        self.headers.extend(errno.to_be_bytes());
-        self.headers.extend(cookie.to_be_bytes());
+        let reply = SimpleReply::new(cookie, errno);
+        self.headers.extend_from_slice(reply.as_bytes());
     }
 
     /// The header of a chunk that is a whole reply; the limit of a request bounds its length.
     fn push_chunk(&mut self, kind: u16, cookie: u64, len: usize) {
-        self.headers.extend(wire::CHUNK_MAGIC.to_be_bytes());
-        self.headers.extend(chunk::FLAG_DONE.to_be_bytes());
-        self.headers.extend(kind.to_be_bytes());
-        self.headers.extend(cookie.to_be_bytes());
-        self.headers.extend((len as u32).to_be_bytes());
+        let header = ChunkHeader::new(kind, cookie, len as u32);
+        self.headers.extend_from_slice(header.as_bytes());
     }
 
     fn push_error(&mut self, cookie: u64, failure: &Failure) {

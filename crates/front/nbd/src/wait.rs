@@ -2,8 +2,8 @@
 //! a channel names its descriptors by number.
 
 use crate::stop_signal::StopSignal;
-use pagemesh_base::wait::timeout;
-use rustix::event::{PollFd, PollFlags, poll};
+use pagemesh_base::wait::until_ready;
+use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, BorrowedFd, RawFd};
 use rustix::io::Errno;
 use std::time::Instant;
@@ -47,11 +47,7 @@ pub(crate) fn wait(
     if !flags.is_empty() {
         polled.push(PollFd::from_borrowed_fd(socket, flags));
     }
-    match poll(&mut polled, timeout(until).as_ref()) {
-        Ok(_) => {}
-        Err(Errno::INTR) => return Ok(WaitResult::default()),
-        Err(errno) => return Err(errno),
-    }
+    until_ready(&mut polled, until)?;
     let fired = |index: usize| {
         polled
             .get(index)
@@ -75,7 +71,7 @@ pub(crate) fn wait(
 
 #[allow(unsafe_code)]
 fn borrow_fd<'a>(descriptor: RawFd) -> BorrowedFd<'a> {
-    // SAFETY: the number is not -1, and the borrow lives for one `poll` in `wait`, which neither
+    // SAFETY: the number is not -1, and the borrow lives for one `poll` of `wait`, which neither
     // reads from the descriptor nor keeps it. The calling thread owns the channel that named it. If
     // the descriptor is closed or reused meanwhile, `poll` reports that or wakes once too often.
     unsafe { BorrowedFd::borrow_raw(descriptor) }

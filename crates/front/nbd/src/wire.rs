@@ -1,6 +1,8 @@
-//! The numbers of the NBD protocol, and the one fixed-size message that a client sends in the
-//! transmission phase. All numbers on the wire are big endian. This module does not check the
+//! The numbers of the NBD protocol, and the fixed-size messages of the transmission phase. All numbers on the wire are big endian. This module does not check the
 //! contents of messages.
+
+use zerocopy::big_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute_ref};
 
 /// First eight bytes of the greeting.
 pub(crate) const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
@@ -124,6 +126,60 @@ pub(crate) enum Errno {
 /// Bytes of a request without its payload.
 pub(crate) const HEADER_BYTES: usize = 28;
 
+/// The bytes of a request without its payload.
+#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawRequest {
+    magic: U32,
+    flags: U16,
+    command: U16,
+    cookie: U64,
+    offset: U64,
+    len: U32,
+}
+
+/// A reply without data.
+#[derive(IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct SimpleReply {
+    magic: U32,
+    errno: U32,
+    cookie: U64,
+}
+
+impl SimpleReply {
+    pub(crate) fn new(cookie: u64, errno: u32) -> SimpleReply {
+        SimpleReply {
+            magic: SIMPLE_REPLY_MAGIC.into(),
+            errno: errno.into(),
+            cookie: cookie.into(),
+        }
+    }
+}
+
+/// The header of a structured reply's only chunk.
+#[derive(IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct ChunkHeader {
+    magic: U32,
+    flags: U16,
+    kind: U16,
+    cookie: U64,
+    len: U32,
+}
+
+impl ChunkHeader {
+    pub(crate) fn new(kind: u16, cookie: u64, len: u32) -> ChunkHeader {
+        ChunkHeader {
+            magic: CHUNK_MAGIC.into(),
+            flags: chunk::FLAG_DONE.into(),
+            kind: kind.into(),
+            cookie: cookie.into(),
+            len: len.into(),
+        }
+    }
+}
+
 /// A request without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
@@ -138,18 +194,13 @@ pub(crate) struct Header {
 impl Header {
     /// The header in these bytes; none if they do not start with the magic.
     pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
-        let (magic, rest) = take_u32(bytes)?;
-        let (flags, rest) = take_u16(rest)?;
-        let (command, rest) = take_u16(rest)?;
-        let (cookie, rest) = take_u64(rest)?;
-        let (offset, rest) = take_u64(rest)?;
-        let (len, _) = take_u32(rest)?;
-        (magic == REQUEST_MAGIC).then_some(Self {
-            flags,
-            command,
-            cookie,
-            offset,
-            len,
+        let raw: &RawRequest = transmute_ref!(bytes);
+        (raw.magic == REQUEST_MAGIC).then_some(Self {
+            flags: raw.flags.get(),
+            command: raw.command.get(),
+            cookie: raw.cookie.get(),
+            offset: raw.offset.get(),
+            len: raw.len.get(),
         })
     }
 }

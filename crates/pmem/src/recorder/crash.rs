@@ -1,6 +1,7 @@
 //! The images that a crash may leave at one point, and the choice of those to check.
 
 use super::{Image, PAGE_WORDS, Recorder};
+use pagemesh_base::rng::SplitMix64;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Up to this many units an image is drawn unit by unit: each of the few images is then likely
@@ -105,8 +106,8 @@ impl CrashPoint {
 
     /// How many stores of each unit persist in the sample of a seed.
     fn sample_counts(&self, seed: u64) -> Vec<usize> {
-        let mut state = seed.wrapping_mul(0xd129_0d3f_2d4b_05cd);
-        let mut draw = || random(&mut state);
+        let mut random = SplitMix64::new(seed.wrapping_mul(0xd129_0d3f_2d4b_05cd));
+        let mut draw = || random.next_u64();
         let style = match self.units.len() <= FEW_UNITS {
             true => 0,
             false => draw() % 4,
@@ -114,8 +115,8 @@ impl CrashPoint {
         if style == 3 {
             let salt = draw();
             let of_page = |(unit, stores): &UnitStores| {
-                let mut page = salt ^ (unit * self.unit_words / PAGE_WORDS) as u64;
-                if random(&mut page).is_multiple_of(2) {
+                let page = salt ^ (unit * self.unit_words / PAGE_WORDS) as u64;
+                if SplitMix64::new(page).next_u64().is_multiple_of(2) {
                     return stores.len();
                 }
                 // A line of a missing page is present now and then.
@@ -144,8 +145,8 @@ impl CrashPoint {
     /// independently of the others.
     #[must_use]
     pub fn sample_recorder(&self, seed: u64) -> Recorder {
-        let mut state = seed;
-        let of_unit = |(_, stores): &UnitStores| random_count(random(&mut state), stores.len());
+        let mut random = SplitMix64::new(seed);
+        let of_unit = |(_, stores): &UnitStores| random_count(random.next_u64(), stores.len());
         Recorder::from_image(self.build(self.units.iter().map(of_unit)))
     }
 
@@ -241,8 +242,8 @@ fn count(states: &[Vec<usize>]) -> u64 {
 
 /// A hash of a word and its content; sums of them distinguish states of units.
 fn state_hash(word: usize, value: u64) -> u64 {
-    let mut state = value ^ (word as u64).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    random(&mut state)
+    let seed = value ^ (word as u64).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    SplitMix64::new(seed).next_u64()
 }
 
 /// How many of a unit's stores persisted. Protocols break at none and all.
@@ -252,12 +253,4 @@ fn random_count(drawn: u64, stores: usize) -> usize {
         1 => stores,
         _ => (drawn % (stores as u64 + 1)) as usize,
     }
-}
-
-/// SplitMix64 (Steele et al. 2014).
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }

@@ -4,11 +4,11 @@
 #![allow(dead_code, clippy::unwrap_used)] // Not every user needs all of it, and all are tests.
 
 use bytes::Bytes;
+use pagemesh_base::event_fd::EventFd;
 use pagemesh_base::space::{
     Channel, Completion, EXTENTS_MAX, Extent, Reply, Request, Space, SpaceError, Token, check_range,
 };
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::{AsRawFd, OwnedFd, RawFd};
+use rustix::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Instant;
@@ -43,7 +43,7 @@ struct SpaceState {
     content: RwLock<SpaceContent>,
     mode: CompletionMode,
     released: AtomicBool,
-    wake_fds: Mutex<Vec<Arc<OwnedFd>>>,
+    wake_fds: Mutex<Vec<Arc<EventFd>>>,
     fault: Mutex<Option<SpaceError>>,
     counters: SpaceCounters,
     channels_opened: AtomicU64,
@@ -76,7 +76,7 @@ impl Memory {
     pub fn release(&self) {
         self.0.released.store(true, Ordering::SeqCst);
         for wake in self.0.wake_fds.lock().unwrap().iter() {
-            rustix::io::write(wake.as_ref(), &1u64.to_ne_bytes()).unwrap();
+            wake.signal();
         }
     }
 
@@ -108,7 +108,7 @@ impl Space for Memory {
         if let Some(error @ SpaceError::Unavailable(_)) = fault {
             return Err(error);
         }
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+        let wake = Arc::new(EventFd::new().unwrap());
         self.0.wake_fds.lock().unwrap().push(Arc::clone(&wake));
         self.0.counters.channels.fetch_add(1, Ordering::SeqCst);
         let seed = match self.0.mode {
@@ -128,7 +128,7 @@ impl Space for Memory {
 
 struct MemoryChannel {
     inner: Arc<SpaceState>,
-    wake: Arc<OwnedFd>,
+    wake: Arc<EventFd>,
     ended: Vec<Completion>,
     random: u64,
 }
@@ -151,11 +151,11 @@ impl MemoryChannel {
     }
 
     fn wake(&self) {
-        rustix::io::write(self.wake.as_ref(), &1u64.to_ne_bytes()).unwrap();
+        self.wake.signal();
     }
 
     fn clear_wake(&self) {
-        let _ = rustix::io::read(self.wake.as_ref(), &mut [0; 8]);
+        self.wake.drain();
     }
 }
 
