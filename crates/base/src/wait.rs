@@ -24,7 +24,7 @@ pub fn until_readable(descriptors: &[RawFd], until: Option<Instant>) -> std::io:
         Ok(_) => Ok(polled.iter().any(|polled| !polled.revents().is_empty())),
         Err(cause) => {
             std::thread::sleep(POLL_ERROR_PAUSE);
-            Err(cause)
+            Err(cause.into())
         }
     }
 }
@@ -35,11 +35,11 @@ pub fn until_readable(descriptors: &[RawFd], until: Option<Instant>) -> std::io:
 ///
 /// # Errors
 /// When the kernel refuses, for want of memory for example.
-pub fn until_ready(polled: &mut [PollFd<'_>], until: Option<Instant>) -> std::io::Result<bool> {
+pub fn until_ready(polled: &mut [PollFd<'_>], until: Option<Instant>) -> Result<bool, Errno> {
     match poll(polled, timeout(until).as_ref()) {
         Ok(ready) => Ok(ready > 0),
         Err(Errno::INTR) => Ok(true),
-        Err(cause) => Err(cause.into()),
+        Err(errno) => Err(errno),
     }
 }
 

@@ -7,7 +7,8 @@
 use crate::error::BenchError;
 use nix::time::clock_getcpuclockid;
 use nix::unistd;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use pagemesh_base::wait::until_ready;
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _};
@@ -91,16 +92,12 @@ impl ChildProcess {
     }
 
     fn wait_for_input(&self, from: impl AsFd, until: Instant) -> Result<bool, BenchError> {
+        let mut fds = [PollFd::new(&from, PollFlags::IN)];
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let timeout = Timespec {
-                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: i64::from(left.subsec_nanos()),
-            };
-            let mut fds = [PollFd::new(&from, PollFlags::IN)];
-            match poll(&mut fds, Some(&timeout)) {
-                Ok(count) => return Ok(count > 0),
-                Err(rustix::io::Errno::INTR) => {}
+            match until_ready(&mut fds, Some(until)) {
+                // A signal has ended the wait early.
+                Ok(true) if fds[0].revents().is_empty() => {}
+                Ok(is_ready) => return Ok(is_ready),
                 Err(errno) => {
                     let cannot = BenchError::system(format!("wait for {}", self.program));
                     return Err(cannot(errno.into()));

@@ -3,11 +3,11 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+use pagemesh_base::event_fd::EventFd;
 use pagemesh_base::space::{
     Channel, Completion, Reply, Request, Space, SpaceError, Token, check_range,
 };
-use rustix::event::{EventfdFlags, eventfd};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -123,7 +123,7 @@ impl Channel for ImmediateChannel {
 struct ThreadedChannel {
     requests: Option<Sender<(Token, Request)>>,
     completions: Receiver<Completion>,
-    doorbell: Arc<OwnedFd>,
+    doorbell: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
     in_flight: usize,
     counters: Arc<SpaceCounters>,
@@ -131,8 +131,7 @@ struct ThreadedChannel {
 
 impl ThreadedChannel {
     fn start(core: ChannelCore) -> ThreadedChannel {
-        let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).expect("an eventfd");
-        let bell = Arc::new(bell);
+        let bell = Arc::new(EventFd::new().expect("an eventfd"));
         let (requests, to_do) = channel::<(Token, Request)>();
         let (done, completions) = channel();
         let ring = Arc::clone(&bell);
@@ -142,7 +141,7 @@ impl ThreadedChannel {
                 if done.send(core.answer(token, &request)).is_err() {
                     return;
                 }
-                rustix::io::write(&ring, &1u64.to_ne_bytes()).expect("rung");
+                ring.signal();
             }
         });
         ThreadedChannel {
@@ -168,7 +167,7 @@ impl Channel for ThreadedChannel {
 
     fn reap(&mut self, into: &mut Vec<Completion>) {
         // The doorbell first: a later completion rings it again.
-        let _nothing_rang = rustix::io::read(&self.doorbell, &mut [0; 8]);
+        self.doorbell.drain();
         let before = into.len();
         into.extend(self.completions.try_iter());
         self.in_flight -= into.len() - before;

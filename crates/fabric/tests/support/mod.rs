@@ -7,6 +7,7 @@
 
 pub mod raw;
 
+use pagemesh_base::event_fd::EventFd;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, SliceId};
@@ -16,10 +17,9 @@ use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::message::reply::AttachReply;
 use pagemesh_fabric::service::{FinishedTicket, Handler, Outcome, PeerInfo, Service, Ticket};
 use pagemesh_fabric::tcp::{ServerOptions, TcpLeg, TcpServer};
-use rustix::event::{EventfdFlags, eventfd};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -96,7 +96,7 @@ pub struct MemoryBrickState {
 pub struct MemoryBrick {
     state: Mutex<MemoryBrickState>,
     changed: Condvar,
-    released: OwnedFd,
+    released: EventFd,
 }
 
 impl MemoryBrick {
@@ -107,7 +107,7 @@ impl MemoryBrick {
         Arc::new(MemoryBrick {
             state: Mutex::new(state),
             changed: Condvar::new(),
-            released: eventfd(0, EventfdFlags::NONBLOCK).expect("a descriptor"),
+            released: EventFd::new().expect("a descriptor"),
         })
     }
 
@@ -133,7 +133,7 @@ impl MemoryBrick {
     /// Finishes every ticket; later requests complete at once.
     pub fn release(&self) {
         self.change(|state| state.mode = ReplyMode::Immediate);
-        rustix::io::write(&self.released, &1u64.to_ne_bytes()).expect("written");
+        self.released.signal();
     }
 }
 
@@ -317,10 +317,9 @@ impl Handler for MemorySession {
     }
 
     fn poll(&mut self, done: &mut Vec<FinishedTicket>) {
-        let mut word = [0; 8];
         let released = self.memory.state().mode == ReplyMode::Immediate;
         if released {
-            let _ = rustix::io::read(&self.memory.released, &mut word);
+            self.memory.released.drain();
         }
         let finished = self.waiting.extract_if(|_, (_, free)| released || *free);
         done.extend(finished.map(|(ticket, (result, _))| (ticket, result)));
