@@ -1,7 +1,12 @@
 //! The faults of a history.
 
+mod crash_trap;
+mod takeover;
+
+pub(crate) use crash_trap::CrashTrap;
+pub(crate) use takeover::TakeoverFault;
+
 use crate::brick_host::CrashKind;
-use crate::client::VolumeClient;
 use crate::cluster::tell;
 use crate::medium::{FlippedSlot, SimMedium, WriteFault};
 use crate::network::{MessageFaults, Peer};
@@ -20,11 +25,6 @@ const HOT_PAGE_REQUESTS: u32 = 80;
 /// Longer than the time limit of a wait for a column without legs.
 const LONG_WAIT: Duration = Duration::from_secs(30);
 
-/// Odds of a crash trap in a step, where a history has transactions.
-const CRASH_TRAP_ODDS: u64 = 800;
-/// Maximum of steps from the first copy of a recovery to its end.
-const RECOVERY_STEPS_MAX: u64 = 40;
-
 /// Maximum delay of the messages that a severed connection carries.
 const SEVERED_DELAY_US_MAX: u64 = 500_000;
 
@@ -35,45 +35,8 @@ pub(crate) struct HotPage {
     pub(crate) requests_left: u32,
 }
 
-/// Maximum of steps in a stage of a takeover.
+/// Maximum of steps in a stage of a takeover or of a crash trap.
 const STAGE_STEPS_MAX: u32 = 1500;
-
-/// See [`Scenario::start_takeover`].
-enum TakeoverStage {
-    /// Faults are cleared, until one client is left and has all its legs.
-    WaitingHealthy,
-    /// The client has lost a leg, and the manager does not hear of it.
-    Isolated,
-    /// The client hears from no peer while another client attaches.
-    Replaced,
-}
-
-/// See [`Scenario::start_takeover`].
-pub(crate) struct TakeoverFault {
-    /// The isolated client.
-    client: u32,
-    stage: TakeoverStage,
-    steps: u32,
-}
-
-/// See [`Scenario::step_crash_trap`].
-enum CrashTrapStage {
-    /// The client's transaction reaches all but one brick, for this many steps.
-    Sending(u32),
-    /// The next client attaches, and recovers the in-flight writes.
-    Recovering,
-    /// The next client has begun to copy; this many steps to go.
-    Copying(u32),
-}
-
-/// See [`Scenario::step_crash_trap`].
-pub(crate) struct CrashTrap {
-    client: u32,
-    /// The brick that did not get the transaction.
-    skipped_host: usize,
-    stage: CrashTrapStage,
-    steps: u32,
-}
 
 impl Scenario {
     fn count_event(&mut self, name: &'static str) {
@@ -347,177 +310,6 @@ impl Scenario {
             }
             self.start_client();
         }
-    }
-
-    /// Lets another client take the volume while the first one knows of a lost leg but not of the
-    /// takeover, because the manager is out of its reach. The first client then asks the manager
-    /// again, with bricks in reach. No other fault happens meanwhile, because this state takes many
-    /// steps.
-    fn start_takeover(&mut self) {
-        if !self.plan.is_contested || self.plan.copies < 2 {
-            return;
-        }
-        self.clear_faults();
-        self.takeover = Some(TakeoverFault {
-            client: 0,
-            stage: TakeoverStage::WaitingHealthy,
-            steps: 0,
-        });
-    }
-
-    /// The next stage of a takeover, if its condition holds.
-    pub(crate) fn step_takeover(&mut self) {
-        let Some(mut takeover) = self.takeover.take() else {
-            return;
-        };
-        takeover.steps += 1;
-        if takeover.steps > STAGE_STEPS_MAX {
-            return self.clear_faults();
-        }
-        let client = self
-            .clients
-            .iter()
-            .position(|it| it.number == takeover.client);
-        let stage = match (&takeover.stage, client) {
-            (TakeoverStage::WaitingHealthy, _) => self.isolate_client(&mut takeover),
-            (_, None) => return self.clear_faults(),
-            (TakeoverStage::Isolated, Some(at)) => {
-                self.clients[at].is_awaiting_manager().then(|| {
-                    self.replace_isolated_client(at);
-                    TakeoverStage::Replaced
-                })
-            }
-            (TakeoverStage::Replaced, Some(at)) => {
-                let mut others = self.clients[at + 1..].iter();
-                if others.any(|other| other.attachment > 0) {
-                    tell!(
-                        self.cluster,
-                        "client {} reaches the manager again",
-                        takeover.client
-                    );
-                    return self.clear_faults();
-                }
-                None
-            }
-        };
-        if let Some(stage) = stage {
-            (takeover.stage, takeover.steps) = (stage, 0);
-        }
-        self.takeover = Some(takeover);
-    }
-
-    /// Takes the manager and a brick from a client that had all.
-    fn isolate_client(&mut self, takeover: &mut TakeoverFault) -> Option<TakeoverStage> {
-        self.end_fenced_client();
-        let [client] = &self.clients[..] else {
-            return None;
-        };
-        if !client.is_healthy() {
-            return None;
-        }
-        takeover.client = client.number;
-        self.count_event("takeover of an isolated client");
-        tell!(self.cluster, "client {} loses the manager", takeover.client);
-        self.manager_host.partition_client(takeover.client);
-        self.kill_random_brick();
-        Some(TakeoverStage::Isolated)
-    }
-
-    /// Stops the isolated client, or cuts it off from all bricks; another one attaches.
-    fn replace_isolated_client(&mut self, at: usize) {
-        let client = &mut self.clients[at];
-        if self.rng.one_in(2) {
-            client.stopped_until = self.cluster.now() + Duration::from_millis(STOP_MS_MAX);
-            tell!(self.cluster, "client {} is stopped", client.number);
-        } else {
-            let peer = Peer::Client(client.number);
-            for host in 0..self.plan.pool_bytes.len() {
-                self.cluster.net().partition(peer, host, true, true);
-            }
-            tell!(
-                self.cluster,
-                "client {} is cut off from all bricks",
-                client.number
-            );
-        }
-        self.start_client();
-    }
-
-    /// Kills a client after a transaction that one brick lacks. Then kills a brick that may have
-    /// the transaction, while the next client makes the legs equal.
-    pub(crate) fn step_crash_trap(&mut self) {
-        let is_possible = self.plan.sets_crash_traps
-            && self.plan.damaged_brick.is_none()
-            && self.plan.copies > 1
-            && self.takeover.is_none()
-            && !self.is_promotion_under_way();
-        let Some(mut crash_trap) = self.crash_trap.take() else {
-            if is_possible && self.crash_trap_rng.one_in(CRASH_TRAP_ODDS) {
-                self.set_crash_trap();
-            }
-            return;
-        };
-        crash_trap.steps += 1;
-        if crash_trap.steps > STAGE_STEPS_MAX || self.takeover.is_some() {
-            return self.cluster.net().clear_faults();
-        }
-        let client = self
-            .clients
-            .iter()
-            .position(|it| it.number == crash_trap.client);
-        let Some(at) = client else {
-            return;
-        };
-        crash_trap.stage = match crash_trap.stage {
-            CrashTrapStage::Sending(0) => {
-                self.cluster.net().clear_faults();
-                self.crash_client(at);
-                self.start_client();
-                crash_trap.client = self.next_client;
-                CrashTrapStage::Recovering
-            }
-            CrashTrapStage::Sending(steps) => CrashTrapStage::Sending(steps - 1),
-            CrashTrapStage::Recovering if self.clients[at].oracle.has_copied() => {
-                CrashTrapStage::Copying(self.crash_trap_rng.below(RECOVERY_STEPS_MAX) as u32)
-            }
-            CrashTrapStage::Recovering => CrashTrapStage::Recovering,
-            CrashTrapStage::Copying(0) => {
-                let others =
-                    (0..self.plan.pool_bytes.len()).filter(|it| *it != crash_trap.skipped_host);
-                let others: Vec<usize> = others.collect();
-                if let Some(host) = self.crash_trap_rng.pick(&others) {
-                    self.count_event("recovery of writes interrupted");
-                    self.cluster.kill_brick(host, CrashKind::Process);
-                }
-                return;
-            }
-            CrashTrapStage::Copying(steps) => CrashTrapStage::Copying(steps - 1),
-        };
-        self.crash_trap = Some(crash_trap);
-    }
-
-    fn set_crash_trap(&mut self) {
-        let ready =
-            |it: &VolumeClient| it.is_healthy() && !it.is_stopped() && !it.threads.is_empty();
-        let Some(at) = self.clients.iter().position(ready) else {
-            return;
-        };
-        let client = self.clients[at].number;
-        let spared = self.crash_trap_rng.below(self.plan.pool_bytes.len() as u64) as usize;
-        tell!(
-            self.cluster,
-            "client {client} does not reach brick {spared}, and will end"
-        );
-        self.cluster
-            .net()
-            .partition(Peer::Client(client), spared, true, false);
-        self.transact(at, 0);
-        self.crash_trap = Some(CrashTrap {
-            client,
-            skipped_host: spared,
-            stage: CrashTrapStage::Sending(10 + self.crash_trap_rng.below(40) as u32),
-            steps: 0,
-        });
     }
 
     /// All threads access one page for a while, and some messages are late: a change is on one leg

@@ -9,28 +9,26 @@
 mod append_log;
 mod client_set;
 pub(crate) mod client_thread;
+mod deaths;
+mod mount_requests;
 pub(crate) mod shared_files;
 
 pub(crate) use client_set::DirectClientSet;
+pub(crate) use mount_requests::PendingFileRequest;
 
-use crate::brick_host::CrashKind;
 use crate::checker::{OpKind, OpOutcome, SECTOR, fill};
 use crate::cluster::tell;
-use crate::mount::MountJob;
 use crate::scenario::Scenario;
 use append_log::{APPEND_SECTORS_MAX, AppendLog, LOG_BYTES};
-use client_set::{CheckedOp, ClientOp, DeadClient};
+use client_set::{CheckedOp, ClientOp};
 use client_thread::{ActionResult, ExposedFile, FileAction};
+use deaths::PendingReconcile;
 use pagemesh_base::poison::lock;
 use pagemesh_base::rng::SplitMix64;
-use pagemesh_direct::rows;
-use pagemesh_volume::direct_access::{DirectSegment, TornOp};
-use shared_files::{
-    ALL_FILES, APPEND_FILE, FILE_SECTORS, FileReply, FileRequest, OVERWRITTEN_FILES, PAGES,
-};
+use pagemesh_volume::direct_access::DirectSegment;
+use shared_files::{ALL_FILES, APPEND_FILE, FILE_SECTORS, FileRequest, OVERWRITTEN_FILES, PAGES};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError};
 
 /// Separates the random numbers of direct clients from the others of a seed.
 const DIRECT_CLIENT_SEED: u64 = 0x6775_6573_7469_6e67;
@@ -38,12 +36,6 @@ const DIRECT_CLIENT_SEED: u64 = 0x6775_6573_7469_6e67;
 const CLIENTS_PER_MOUNT: usize = 3;
 /// Odds (one in this many) that a client dies instead of continuing.
 const DEATH_ODDS: u64 = 60;
-/// Odds that a mount hears of a dead client in a step.
-const DEATH_REPORT_ODDS: u64 = 30;
-/// Odds that a brick that has retired a dead client before the others dies soon after.
-const BRICK_TRAP_ODDS: u64 = 8;
-/// Maximum of direct-client steps until then.
-const BRICK_TRAP_STEPS: u64 = 60;
 /// Rounds of contention at the end, and steps of each.
 const FINAL_ROUNDS: u32 = 3;
 const FINAL_ROUND_STEPS: u32 = 150;
@@ -53,8 +45,6 @@ const APPEND_FILE_ODDS: u64 = 4;
 const PAGE_SECTORS: u64 = 4096 / SECTOR;
 /// Sectors of both overwritten files.
 const ALL_FILES_SECTORS: u64 = OVERWRITTEN_FILES as u64 * FILE_SECTORS;
-/// The mount's own requests use channels from here on, which no direct client has.
-const KERNEL_CHANNEL: u32 = 1 << 20;
 
 /// A mount's knowledge of its direct clients.
 pub(crate) struct MountClients {
@@ -62,25 +52,6 @@ pub(crate) struct MountClients {
     exposed_files: [Option<ExposedFile>; ALL_FILES],
     /// Rows of dead clients that are not cleared yet.
     pending_reconciles: Vec<PendingReconcile>,
-}
-
-struct PendingReconcile {
-    dead_client: DeadClient,
-    reconciled: Receiver<()>,
-}
-
-/// A request to the mount, and its operation in the checker.
-#[derive(Clone)]
-pub(crate) struct PendingFileRequest {
-    file: usize,
-    request: FileRequest,
-    operation: Option<CheckedOp>,
-}
-
-impl PendingFileRequest {
-    pub(crate) fn job(&self) -> MountJob {
-        MountJob::FileRequest(self.file, self.request.clone())
-    }
 }
 
 pub(crate) struct DirectClientWorkload {
@@ -205,47 +176,6 @@ impl Scenario {
             return Ok(());
         }
         self.begin_client_op(at)
-    }
-
-    fn kill_direct_client(&mut self, at: usize) {
-        let number = lock(&self.cluster.direct_clients).clients[at].number;
-        let work = lock(&self.cluster.direct_clients).clients[at].op.clone();
-        self.client_workload().last_death = work
-            .filter(|work| work.file != APPEND_FILE)
-            .map(|work| (work.file, work.sectors));
-        let bricks = lock(&self.cluster.direct_clients).kill(at);
-        let picked = self.client_workload().rng.pick(&bricks);
-        tell!(self.cluster, "direct client {number} dies");
-        self.report
-            .count("direct client killed inside an operation", 1);
-        let guests = self.client_workload();
-        if let Some(host) = picked
-            && guests.brick_trap.is_none()
-            && guests.rng.one_in(BRICK_TRAP_ODDS)
-        {
-            let steps = guests.rng.below(BRICK_TRAP_STEPS);
-            guests.brick_trap = Some((host, steps));
-            self.cluster.begin_brick_work(host);
-            self.cluster.end_brick_work();
-            tell!(self.cluster, "brick {host} has cleaned up, and will die");
-        }
-    }
-
-    /// Kills a brick that retired a dead client before the others: the state of that one leg goes
-    /// with it.
-    fn step_brick_trap(&mut self) {
-        let guests = self.client_workload();
-        match guests.brick_trap.take() {
-            Some((_, 0)) if guests.is_stopped => {}
-            Some((host, 0)) if self.takeover.is_none() => {
-                self.report.count("brick killed after it retired first", 1);
-                self.cluster.kill_brick(host, CrashKind::Process);
-            }
-            Some((host, steps)) => {
-                self.client_workload().brick_trap = Some((host, steps.saturating_sub(1)));
-            }
-            None => {}
-        }
     }
 
     /// Admits a direct client if the mount has too few.
@@ -467,40 +397,6 @@ impl Scenario {
         }
     }
 
-    /// Mounts hear of their dead clients.
-    fn report_dead_clients(&mut self) -> Result<(), String> {
-        let is_heard = self.client_workload().is_stopped
-            || self.client_workload().rng.one_in(DEATH_REPORT_ODDS);
-        let fallen = match is_heard {
-            true => std::mem::take(&mut lock(&self.cluster.direct_clients).dead_clients),
-            false => return Ok(()),
-        };
-        let mut over = vec![];
-        for fallen in fallen {
-            let host = self.clients.iter_mut();
-            let host = host
-                .filter(|it| it.number == fallen.client)
-                .find_map(|it| Some((&it.driven, it.mount_clients.as_mut()?)));
-            let Some((driven, hosting)) = host else {
-                continue;
-            };
-            let wound = TornOp::of_row(fallen.segment.row(fallen.row));
-            let Some(wound) = wound else {
-                // The client died with an empty row: its operation happened or not, and that is
-                // final.
-                over.push(fallen.op.checked);
-                continue;
-            };
-            let healed = driven.reconcile(fallen.row, wound);
-            hosting.pending_reconciles.push(PendingReconcile {
-                dead_client: fallen,
-                reconciled: healed,
-            });
-        }
-        over.into_iter()
-            .try_for_each(|operation| self.record_end(operation, OpOutcome::Decided))
-    }
-
     /// Records the end of an operation.
     fn record_end(&mut self, operation: CheckedOp, ending: OpOutcome) -> Result<(), String> {
         let log = &mut self
@@ -534,47 +430,6 @@ impl Scenario {
             CheckedOp::LogRead(began) => self.client_workload().append_log.read(began, data),
             CheckedOp::Append(_) => Err("an append has read".into()),
         }
-    }
-
-    /// Clears rows of dead clients once their ranges are reconciled.
-    fn clear_dead_rows(&mut self) -> Result<(), String> {
-        let mut over = vec![];
-        for client in &mut self.clients {
-            let Some(hosting) = &mut client.mount_clients else {
-                continue;
-            };
-            let (mut cleared, mut wounded) = (vec![], vec![]);
-            for one in std::mem::take(&mut hosting.pending_reconciles) {
-                match one.reconciled.try_recv() {
-                    Err(TryRecvError::Empty) => wounded.push(one),
-                    // The volume has ended, and no controller reconciles any more.
-                    Err(TryRecvError::Disconnected) => {}
-                    Ok(()) => cleared.push(one.dead_client),
-                }
-            }
-            if wounded.is_empty() && !cleared.is_empty() {
-                self.direct_clients
-                    .as_mut()
-                    .expect("it has some")
-                    .last_death = None;
-            }
-            hosting.pending_reconciles = wounded;
-            for fallen in cleared {
-                let shown = hosting.exposed_files[fallen.op.file].as_ref();
-                let shown = shown.filter(|shown| shown.ino == fallen.op.ino);
-                let board = shown.map(|shown| &*shown.map);
-                rows::clear_row(&fallen.segment, fallen.row, board);
-                tell!(
-                    self.cluster,
-                    "row of direct client {} is cleared",
-                    fallen.number
-                );
-                self.report.count("row of a dead direct client cleared", 1);
-                over.push(fallen.op.checked);
-            }
-        }
-        over.into_iter()
-            .try_for_each(|operation| self.record_end(operation, OpOutcome::Decided))
     }
 
     /// Whether no operation is in progress and all cleanup is done.
@@ -648,114 +503,6 @@ impl Scenario {
     fn end_direct_clients(&mut self) {
         while !lock(&self.cluster.direct_clients).clients.is_empty() {
             self.cluster.release_sessions(0, true);
-        }
-    }
-
-    /// The mount's next request on the files of its direct clients.
-    pub(crate) fn next_file_request(&mut self, at: usize) -> Option<PendingFileRequest> {
-        let client = &self.clients[at];
-        let hosting = client.mount_clients.as_ref()?;
-        let missing: Vec<usize> = (0..ALL_FILES)
-            .filter(|&file| {
-                let shown = hosting.exposed_files[file].as_ref();
-                shown.is_none_or(|shown| shown.map.is_outdated())
-            })
-            .collect();
-        let guests = self.direct_clients.as_mut()?;
-        if let Some(file) = guests.rng.pick(&missing)
-            && !guests.rng.one_in(4)
-        {
-            return Some(PendingFileRequest {
-                file,
-                request: FileRequest::Expose(file == APPEND_FILE && !guests.rng.one_in(4)),
-                operation: None,
-            });
-        }
-        if !guests.rng.one_in(2) {
-            return None;
-        }
-        if guests.rng.one_in(APPEND_FILE_ODDS) {
-            let size = hosting.exposed_files[APPEND_FILE]
-                .as_ref()
-                .map_or(0, |it| it.map.size());
-            let (ask, operation) = match size > LOG_BYTES || guests.rng.one_in(2) {
-                true => (
-                    append_file_read(),
-                    CheckedOp::LogRead(guests.append_log.now()),
-                ),
-                false => {
-                    let (operation, data) = guests.begin_append(true);
-                    (FileRequest::Write(None, data), operation)
-                }
-            };
-            return Some(PendingFileRequest {
-                file: APPEND_FILE,
-                request: ask,
-                operation: Some(operation),
-            });
-        }
-        let (file, own) = guests.random_range();
-        let (offset, count) = (own.start * SECTOR, own.end - own.start);
-        let (ask, kind) = match guests.rng.one_in(2) {
-            true => {
-                let len = (count * SECTOR) as u32;
-                (FileRequest::Read(offset, len), OpKind::Read(vec![]))
-            }
-            false => {
-                let value = guests.next_value();
-                (
-                    FileRequest::Write(Some(offset), fill(value, count)),
-                    OpKind::Write(value),
-                )
-            }
-        };
-        Some(self.begin_file_request(at, file, &own, ask, kind))
-    }
-
-    fn begin_file_request(
-        &mut self,
-        at: usize,
-        file: usize,
-        own: &Range<u64>,
-        ask: FileRequest,
-        kind: OpKind,
-    ) -> PendingFileRequest {
-        let (number, attachment) = (self.clients[at].number, self.clients[at].attachment);
-        let all = checker_sectors(file, own);
-        tell!(self.cluster, "client {number} begins {kind:?} of {all:?}");
-        let operation = self
-            .checker
-            .begin(attachment, KERNEL_CHANNEL + number, all, kind);
-        PendingFileRequest {
-            file,
-            request: ask,
-            operation: Some(CheckedOp::Sectors(operation)),
-        }
-    }
-
-    /// Takes the answer of the mount.
-    pub(crate) fn handle_file_reply(
-        &mut self,
-        at: usize,
-        asked: &PendingFileRequest,
-        reply: FileReply,
-    ) -> Result<(), String> {
-        let operation = || asked.operation.expect("it was begun");
-        match reply {
-            FileReply::Exposed(shown) => {
-                if let Some(hosting) = &mut self.clients[at].mount_clients {
-                    hosting.exposed_files[asked.file] = shown;
-                }
-                Ok(())
-            }
-            FileReply::Data(data) => {
-                self.report.count("mount read with direct clients", 1);
-                self.record_read(operation(), &data)
-            }
-            FileReply::Done => {
-                self.report.count("mount wrote with direct clients", 1);
-                self.record_end(operation(), OpOutcome::Done)
-            }
         }
     }
 }
