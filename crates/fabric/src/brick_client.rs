@@ -189,7 +189,7 @@ impl CallState {
             stream.wait(WaitFor::Writable, until)?;
         }
         loop {
-            if let Some((found, body)) = self.inflow.next()? {
+            if let Some((found, body)) = self.inflow.next_message()? {
                 if (found.tag, found.kind) != (header.tag, header.kind) {
                     return Err(MalformedMessage::UnexpectedReply(found.tag).into());
                 }

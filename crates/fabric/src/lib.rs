@@ -25,9 +25,10 @@ pub mod wire;
 
 mod acceptor;
 mod connection_limiter;
-#[cfg(test)]
-mod fuzz;
 mod receive_buffer;
 mod send_queue;
 mod spin_budget;
 mod stream;
+#[cfg(feature = "test-api")]
+#[doc(hidden)]
+pub mod test_api;

@@ -16,7 +16,7 @@ use std::io;
 use std::ops::Range;
 
 /// Bytes that were received and not taken yet.
-pub(crate) struct ReceiveBuffer {
+pub struct ReceiveBuffer {
     direction: Direction,
     aligned: bool,
     buffer: Buffer,
@@ -46,7 +46,7 @@ impl LargeBody {
 }
 
 /// The location of a body; valid until the next [`ReceiveBuffer::receive`].
-pub(crate) enum Body {
+pub enum Body {
     InBuffer(Range<usize>),
     Owned { bytes: Vec<u8>, start: usize },
 }
@@ -66,7 +66,7 @@ fn aligned_buffer(len: usize, lead: usize, aligned: bool) -> (Vec<u8>, usize) {
 
 impl ReceiveBuffer {
     /// Receives messages of this direction. With `aligned`, bodies start at pages.
-    pub(crate) fn new(way: Direction, aligned: bool) -> ReceiveBuffer {
+    pub fn new(way: Direction, aligned: bool) -> ReceiveBuffer {
         ReceiveBuffer {
             direction: way,
             aligned,
@@ -78,7 +78,7 @@ impl ReceiveBuffer {
     }
 
     /// Receives once.
-    pub(crate) fn receive(&mut self, stream: &impl Wire) -> io::Result<ReceiveResult> {
+    pub fn receive(&mut self, stream: &impl Wire) -> io::Result<ReceiveResult> {
         let Some(large) = &mut self.large else {
             return stream.receive(self.refill());
         };
@@ -141,7 +141,7 @@ impl ReceiveBuffer {
     }
 
     /// The next message, if it has arrived in full and undamaged.
-    pub(crate) fn next(&mut self) -> Result<Option<(Header, Body)>, MalformedMessage> {
+    pub fn next_message(&mut self) -> Result<Option<(Header, Body)>, MalformedMessage> {
         if let Some(large) = self.large.take_if(|large| large.bytes.len() >= large.end()) {
             let LargeBody {
                 header,
@@ -180,7 +180,7 @@ impl ReceiveBuffer {
     }
 
     /// A body, without copying it.
-    pub(crate) fn share(&mut self, body: Body) -> Bytes {
+    pub fn share(&mut self, body: Body) -> Bytes {
         match body {
             Body::InBuffer(range) if range.is_empty() => Bytes::new(),
             Body::Owned { bytes, start } => Bytes::from(bytes).slice(start..),
@@ -198,7 +198,7 @@ impl ReceiveBuffer {
     }
 
     /// A body as a vector. A large one that starts at its buffer's start is not copied.
-    pub(crate) fn take(&self, body: Body) -> Vec<u8> {
+    pub fn take(&self, body: Body) -> Vec<u8> {
         match body {
             Body::InBuffer(range) => self.bytes()[range].to_vec(),
             Body::Owned { bytes, start: 0 } => bytes,

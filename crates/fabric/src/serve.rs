@@ -250,7 +250,7 @@ impl Exchange {
         open: &mut HandlerFactory<'_>,
     ) -> Result<bool, ConnectionError> {
         while self.may_accept() {
-            let Some((header, body)) = self.inflow.next()? else {
+            let Some((header, body)) = self.inflow.next_message()? else {
                 return Ok(true);
             };
             self.take_request(&header, body, control, open)?;

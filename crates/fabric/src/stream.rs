@@ -42,7 +42,7 @@ impl Stream {
     }
 
     /// Wraps a connected unix socket. The kernel reports the death of its peer.
-    pub(crate) fn unix(fd: OwnedFd) -> Stream {
+    pub fn unix(fd: OwnedFd) -> Stream {
         Stream { fd }
     }
 
@@ -127,7 +127,7 @@ impl Stream {
     /// Closes the connection in both directions. The socket resets the peer when it is dropped,
     /// which discards the bytes that the kernel has not sent yet. Otherwise a peer that reads again
     /// after a long time would execute them, and see only then that this end is gone.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         // A socket that does not support the option discards nothing.
         let _ = sockopt::set_socket_linger(&self.fd, Some(std::time::Duration::ZERO));
         // Fails only if the connection has ended already.

@@ -18,10 +18,8 @@
 //! kernel. The lock on the pool's file goes with its descriptor.
 
 mod client;
-#[cfg(test)]
-mod fuzz;
 mod server;
-mod wire;
+pub(crate) mod wire;
 
 pub use client::{MapGrant, MapLink, connect};
 pub use server::{MapPeer, MapServer, MapService, MapSession, MapSocketError};

@@ -18,16 +18,16 @@ use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
 
-pub(super) const HELLO_BYTES: usize = 16;
-pub(super) const GRANT_BYTES: usize = 64;
+pub const HELLO_BYTES: usize = 16;
+pub const GRANT_BYTES: usize = 64;
 /// The version of this exchange, and of the use of the segments by sessions.
-pub(super) const VERSION: u16 = 0;
+pub const VERSION: u16 = 0;
 const HELLO_MAGIC: &[u8; 8] = b"PMAPHELO";
 const GRANT_MAGIC: &[u8; 8] = b"PMAPGRNT";
 
 /// Why received bytes are rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum MapProtocolError {
+pub enum MapProtocolError {
     #[error("this is not the map transport of a pagemesh brick")]
     Magic,
     #[error(
@@ -44,7 +44,7 @@ pub(super) enum MapProtocolError {
 
 /// The decoded fixed part of a grant or refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct GrantHeader {
+pub struct GrantHeader {
     /// The refusal, if it is one.
     pub refused: Option<Refusal>,
     pub session: u32,
@@ -56,7 +56,7 @@ pub(super) struct GrantHeader {
 
 /// A refusal. A reason of `reason_bytes` bytes follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub struct Refusal {
     /// All sessions or connections are in use.
     pub no_session: bool,
     pub reason_bytes: u32,
@@ -118,7 +118,7 @@ fn append_checksum(bytes: &mut [u8]) {
     bytes[crc_at..].copy_from_slice(&crc.to_le_bytes());
 }
 
-pub(super) fn hello() -> [u8; HELLO_BYTES] {
+pub fn hello() -> [u8; HELLO_BYTES] {
     let mut bytes: [u8; HELLO_BYTES] = transmute!(RawHello {
         magic: *HELLO_MAGIC,
         version: VERSION.into(),
@@ -129,12 +129,12 @@ pub(super) fn hello() -> [u8; HELLO_BYTES] {
     bytes
 }
 
-pub(super) fn check_hello(bytes: &[u8; HELLO_BYTES]) -> Result<(), MapProtocolError> {
+pub fn check_hello(bytes: &[u8; HELLO_BYTES]) -> Result<(), MapProtocolError> {
     check_envelope(bytes, HELLO_MAGIC)
 }
 
 impl GrantHeader {
-    pub(super) fn encode(&self) -> [u8; GRANT_BYTES] {
+    pub fn encode(&self) -> [u8; GRANT_BYTES] {
         let (status, reason_bytes): (u16, u32) = match self.refused {
             None => (0, 0),
             Some(refusal) => (1 + u16::from(refusal.no_session), refusal.reason_bytes),
@@ -156,7 +156,7 @@ impl GrantHeader {
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8; GRANT_BYTES]) -> Result<GrantHeader, MapProtocolError> {
+    pub fn decode(bytes: &[u8; GRANT_BYTES]) -> Result<GrantHeader, MapProtocolError> {
         check_envelope(bytes, GRANT_MAGIC)?;
         let raw: &RawGrant = transmute_ref!(bytes);
         let refused = match (raw.status.get(), raw.reason_bytes.get()) {

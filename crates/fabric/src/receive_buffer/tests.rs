@@ -52,7 +52,7 @@ fn receive_pieces<'a>(
         let sent = send(&sender, piece, rustix::net::SendFlags::empty());
         assert_eq!(sent, Ok(piece.len()));
         while inflow.receive(&stream).expect("a socket") != ReceiveResult::WouldBlock {
-            while let Some((header, body)) = inflow.next()? {
+            while let Some((header, body)) = inflow.next_message()? {
                 let large = matches!(body, Body::Owned { .. });
                 let body = inflow.share(body);
                 let at = body.as_ptr().addr() % PAGE_BYTES;

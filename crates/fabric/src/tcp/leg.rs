@@ -196,7 +196,7 @@ impl<W: Wire> TcpLeg<W> {
     }
 
     fn take_replies(&mut self) -> Result<(), LegError> {
-        while let Some((header, body)) = self.inflow.next()? {
+        while let Some((header, body)) = self.inflow.next_message()? {
             let pending = self.in_flight.remove(header.tag, header.kind)?;
             let answer = match reply::decode(&header, self.inflow.take(body)) {
                 Ok(answer) => answer,

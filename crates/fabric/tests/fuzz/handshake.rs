@@ -2,11 +2,11 @@
 //! sent in this handshake.
 
 use super::target;
-use crate::auth::{
+use pagemesh_base::key::Key;
+use pagemesh_fabric::auth::{
     AuthError, CHALLENGE_BYTES, ClientHandshake, HELLO_BYTES, HelloResponse, PROOF_BYTES, Purpose,
     ServerHandshake, VERDICT_BYTES, Versions, read_verdict, verdict,
 };
-use pagemesh_base::key::Key;
 use std::mem::{Discriminant, discriminant};
 use uuid::Uuid;
 

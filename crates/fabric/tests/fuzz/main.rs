@@ -3,19 +3,20 @@
 //! See `pagemesh_fuzz` for how they run, `docs/rfd/004-fuzzing.md` for why.
 
 mod handshake;
+mod map;
 mod messages;
 mod peers;
 mod streams;
 
-use crate::message::request::{Control, Request};
-use crate::message::{HEADER_BYTES, Header, MessageKind};
-use crate::stream::Stream;
 use bytes::Bytes;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{SliceRequest, Stamp, TransactionPart};
 use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_fabric::message::request::{Control, Request};
+use pagemesh_fabric::message::{HEADER_BYTES, Header, MessageKind};
+use pagemesh_fabric::test_api::Stream;
 use pagemesh_fuzz::{FuzzTarget, Random};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
 use std::os::fd::OwnedFd;

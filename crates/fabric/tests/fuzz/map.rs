@@ -1,10 +1,10 @@
-//! Fuzz targets of the bytes before messages, see `crate::fuzz`.
+//! Fuzz targets of the bytes before messages, see the parent module.
 
-use super::wire::{
-    GRANT_BYTES, GrantHeader, HELLO_BYTES, MapProtocolError, Refusal, check_hello, hello,
-};
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::layout::BrickId;
+use pagemesh_fabric::test_api::map_wire::{
+    GRANT_BYTES, GrantHeader, HELLO_BYTES, MapProtocolError, Refusal, check_hello, hello,
+};
 use pagemesh_fuzz::{FuzzTarget, Random};
 use std::mem::discriminant;
 use uuid::Uuid;

@@ -2,15 +2,15 @@
 //! the format. Decoding allocates in proportion to the bytes received.
 
 use super::*;
-use crate::limits::{BODY_BYTES_MAX, TEXT_BYTES_MAX};
-use crate::message::reply::{self, Answer, AttachReply, Reply};
-use crate::message::request::check_limits;
-use crate::message::{Direction, MalformedMessage};
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::slice::{
     BrickStatus, InFlightOp, LIST_ENTRIES_MAX, PageRun, SliceError, SliceInfo, SliceReply,
 };
 use pagemesh_base::space::{EXTENTS_MAX, Extent};
+use pagemesh_fabric::limits::{BODY_BYTES_MAX, TEXT_BYTES_MAX};
+use pagemesh_fabric::message::reply::{self, Answer, AttachReply, Reply};
+use pagemesh_fabric::message::request::check_limits;
+use pagemesh_fabric::message::{Direction, MalformedMessage};
 use pagemesh_fuzz::measure_allocation;
 use std::mem::{Discriminant, discriminant};
 

@@ -2,16 +2,16 @@
 //! receive any answers.
 
 use super::*;
-use crate::brick_client::BrickClient;
-use crate::limits::Timeouts;
-use crate::message::Direction;
-use crate::message::reply::{self, AttachReply, Reply};
-use crate::serve::{Connection, ConnectionError};
-use crate::service::{Handler, Outcome};
-use crate::stop::StopSignal;
-use crate::tcp::TcpLeg;
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::slice::*;
+use pagemesh_fabric::limits::Timeouts;
+use pagemesh_fabric::message::Direction;
+use pagemesh_fabric::message::reply::{self, AttachReply, Reply};
+use pagemesh_fabric::serve::ConnectionError;
+use pagemesh_fabric::service::{Handler, Outcome};
+use pagemesh_fabric::stop::StopSignal;
+use pagemesh_fabric::tcp::TcpLeg;
+use pagemesh_fabric::test_api;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use std::collections::BTreeMap;
 use std::mem::{Discriminant, discriminant};
@@ -74,7 +74,8 @@ impl Handler for RecordingBrick {
     }
 
     fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome {
-        crate::message::request::check_limits(&request).expect("refused before it is seen");
+        pagemesh_fabric::message::request::check_limits(&request)
+            .expect("refused before it is seen");
         self.record(format!("{handle} {request:?}"));
         Outcome::Done(match request {
             SliceRequest::Read { len, .. } if len <= READ_BYTES_MAX => {
@@ -102,15 +103,15 @@ fn serve(pieces: &[&[u8]]) -> ServeResult {
         }
         shutdown(&client, Shutdown::Write).expect("a socket");
     };
-    let connection = Connection::new(&stream, &notes, &stop, &mut open, 0);
+    let mut run = || test_api::serve_connection(&stream, &notes, &stop, &mut open);
     let ended = match pieces.len() {
         0 | 1 => {
             talk();
-            connection.run()
+            run()
         }
         _ => std::thread::scope(|scope| {
             scope.spawn(talk);
-            connection.run()
+            run()
         }),
     };
     stream.close();
@@ -245,12 +246,12 @@ fn leg_requests() -> [SliceRequest; 8] {
 fn leg() -> (TcpLeg, OwnedFd, Vec<Header>) {
     let (brick, stream) = pair();
     let timeouts = Timeouts::default();
-    let remote = BrickClient::new(stream, BRICK, timeouts.call);
+    let remote = test_api::brick_client(stream, BRICK, timeouts.call);
     let attached = AttachReply {
         handle: 0,
         size_bytes: 1 << 20,
     };
-    let mut leg = TcpLeg::from_connection(remote, attached, timeouts);
+    let mut leg = test_api::tcp_leg(remote, attached, timeouts);
     for (tag, request) in leg_requests().into_iter().enumerate() {
         leg.submit(tag as u64, request);
     }
@@ -408,7 +409,7 @@ fn fuzz_listing() {
             let (brick, stream) = pair();
             send_all(&brick, bytes);
             shutdown(&brick, Shutdown::Write).expect("a socket");
-            let remote = BrickClient::new(stream, BRICK, Timeouts::default().call);
+            let remote = test_api::brick_client(stream, BRICK, Timeouts::default().call);
             let listed = remote.list();
             if let Ok(slices) = &listed {
                 assert!(slices.is_sorted_by(|a, b| a.slice < b.slice), "{slices:?}");

@@ -2,11 +2,11 @@
 //! taken once and in order, and nothing else is taken.
 
 use super::*;
-use crate::limits::{BODY_BYTES_MAX, RECEIVE_BYTES};
-use crate::message::{Direction, MalformedMessage};
-use crate::receive_buffer::ReceiveBuffer;
-use crate::wire::ReceiveResult;
 use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_fabric::limits::{BODY_BYTES_MAX, RECEIVE_BYTES};
+use pagemesh_fabric::message::{Direction, MalformedMessage};
+use pagemesh_fabric::test_api::ReceiveBuffer;
+use pagemesh_fabric::wire::ReceiveResult;
 use pagemesh_fuzz::measure_allocation;
 use std::mem::discriminant;
 
@@ -31,7 +31,7 @@ fn deliver<'a>(
         send_all(&sender, piece);
         while inflow.receive(&stream).expect("a socket") != ReceiveResult::WouldBlock {
             loop {
-                match inflow.next() {
+                match inflow.next_message() {
                     Ok(None) => break,
                     Err(cause) => return (messages, Some(cause)),
                     Ok(Some((header, body))) if shared => {
