@@ -3,111 +3,111 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-pub(crate) const MAJOR: u32 = 7;
+pub const MAJOR: u32 = 7;
 /// The version of this server; 42 has the ring.
-pub(crate) const MINOR: u32 = 42;
+pub const MINOR: u32 = 42;
 /// Linux 5.4. Older ones have shorter structures.
-pub(crate) const MINOR_MIN: u32 = 31;
+pub const MINOR_MIN: u32 = 31;
 
 /// Bytes of the longest operation header, and the room for it in the ring.
-pub(crate) const OP_BYTES_MAX: usize = 128;
+pub const OP_BYTES_MAX: usize = 128;
 
 /// Most bytes that are written or read at once.
-pub(crate) const DATA_BYTES_MAX: u32 = 1 << 20;
+pub const DATA_BYTES_MAX: u32 = 1 << 20;
 
 /// The kernel's operation codes.
-pub(crate) mod op {
-    pub(crate) const LOOKUP: u32 = 1;
-    pub(crate) const FORGET: u32 = 2;
-    pub(crate) const GETATTR: u32 = 3;
-    pub(crate) const SETATTR: u32 = 4;
-    pub(crate) const READLINK: u32 = 5;
-    pub(crate) const SYMLINK: u32 = 6;
-    pub(crate) const MKNOD: u32 = 8;
-    pub(crate) const MKDIR: u32 = 9;
-    pub(crate) const UNLINK: u32 = 10;
-    pub(crate) const RMDIR: u32 = 11;
-    pub(crate) const RENAME: u32 = 12;
-    pub(crate) const LINK: u32 = 13;
-    pub(crate) const OPEN: u32 = 14;
-    pub(crate) const READ: u32 = 15;
-    pub(crate) const WRITE: u32 = 16;
-    pub(crate) const STATFS: u32 = 17;
-    pub(crate) const RELEASE: u32 = 18;
-    pub(crate) const FSYNC: u32 = 20;
-    pub(crate) const SETXATTR: u32 = 21;
-    pub(crate) const GETXATTR: u32 = 22;
-    pub(crate) const LISTXATTR: u32 = 23;
-    pub(crate) const REMOVEXATTR: u32 = 24;
-    pub(crate) const FLUSH: u32 = 25;
-    pub(crate) const INIT: u32 = 26;
-    pub(crate) const OPENDIR: u32 = 27;
-    pub(crate) const READDIR: u32 = 28;
-    pub(crate) const RELEASEDIR: u32 = 29;
-    pub(crate) const FSYNCDIR: u32 = 30;
-    pub(crate) const CREATE: u32 = 35;
-    pub(crate) const DESTROY: u32 = 38;
-    pub(crate) const IOCTL: u32 = 39;
-    pub(crate) const BATCH_FORGET: u32 = 42;
-    pub(crate) const FALLOCATE: u32 = 43;
-    pub(crate) const READDIRPLUS: u32 = 44;
-    pub(crate) const RENAME2: u32 = 45;
-    pub(crate) const LSEEK: u32 = 46;
-    pub(crate) const COPY_FILE_RANGE: u32 = 47;
-    pub(crate) const TMPFILE: u32 = 51;
-    pub(crate) const STATX: u32 = 52;
+pub mod op {
+    pub const LOOKUP: u32 = 1;
+    pub const FORGET: u32 = 2;
+    pub const GETATTR: u32 = 3;
+    pub const SETATTR: u32 = 4;
+    pub const READLINK: u32 = 5;
+    pub const SYMLINK: u32 = 6;
+    pub const MKNOD: u32 = 8;
+    pub const MKDIR: u32 = 9;
+    pub const UNLINK: u32 = 10;
+    pub const RMDIR: u32 = 11;
+    pub const RENAME: u32 = 12;
+    pub const LINK: u32 = 13;
+    pub const OPEN: u32 = 14;
+    pub const READ: u32 = 15;
+    pub const WRITE: u32 = 16;
+    pub const STATFS: u32 = 17;
+    pub const RELEASE: u32 = 18;
+    pub const FSYNC: u32 = 20;
+    pub const SETXATTR: u32 = 21;
+    pub const GETXATTR: u32 = 22;
+    pub const LISTXATTR: u32 = 23;
+    pub const REMOVEXATTR: u32 = 24;
+    pub const FLUSH: u32 = 25;
+    pub const INIT: u32 = 26;
+    pub const OPENDIR: u32 = 27;
+    pub const READDIR: u32 = 28;
+    pub const RELEASEDIR: u32 = 29;
+    pub const FSYNCDIR: u32 = 30;
+    pub const CREATE: u32 = 35;
+    pub const DESTROY: u32 = 38;
+    pub const IOCTL: u32 = 39;
+    pub const BATCH_FORGET: u32 = 42;
+    pub const FALLOCATE: u32 = 43;
+    pub const READDIRPLUS: u32 = 44;
+    pub const RENAME2: u32 = 45;
+    pub const LSEEK: u32 = 46;
+    pub const COPY_FILE_RANGE: u32 = 47;
+    pub const TMPFILE: u32 = 51;
+    pub const STATX: u32 = 52;
 }
 
 /// Features that both sides negotiate in the first request.
-pub(crate) mod init {
-    pub(crate) const ASYNC_READ: u64 = 1 << 0;
-    pub(crate) const EXPORT_SUPPORT: u64 = 1 << 4;
-    pub(crate) const BIG_WRITES: u64 = 1 << 5;
-    pub(crate) const AUTO_INVAL_DATA: u64 = 1 << 12;
-    pub(crate) const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
-    pub(crate) const DO_READDIRPLUS: u64 = 1 << 13;
-    pub(crate) const READDIRPLUS_AUTO: u64 = 1 << 14;
-    pub(crate) const ASYNC_DIO: u64 = 1 << 15;
-    pub(crate) const PARALLEL_DIROPS: u64 = 1 << 18;
-    pub(crate) const MAX_PAGES: u64 = 1 << 22;
-    pub(crate) const CACHE_SYMLINKS: u64 = 1 << 23;
-    pub(crate) const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
+pub mod init {
+    pub const ASYNC_READ: u64 = 1 << 0;
+    pub const EXPORT_SUPPORT: u64 = 1 << 4;
+    pub const BIG_WRITES: u64 = 1 << 5;
+    pub const AUTO_INVAL_DATA: u64 = 1 << 12;
+    pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
+    pub const DO_READDIRPLUS: u64 = 1 << 13;
+    pub const READDIRPLUS_AUTO: u64 = 1 << 14;
+    pub const ASYNC_DIO: u64 = 1 << 15;
+    pub const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub const MAX_PAGES: u64 = 1 << 22;
+    pub const CACHE_SYMLINKS: u64 = 1 << 23;
+    pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     /// The upper half of the flags is present.
-    pub(crate) const EXT: u64 = 1 << 30;
-    pub(crate) const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
-    pub(crate) const OVER_IO_URING: u64 = 1 << 41;
+    pub const EXT: u64 = 1 << 30;
+    pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
 /// Bits of `SetAttrIn::valid`.
-pub(crate) mod set {
-    pub(crate) const MODE: u32 = 1 << 0;
-    pub(crate) const UID: u32 = 1 << 1;
-    pub(crate) const GID: u32 = 1 << 2;
-    pub(crate) const SIZE: u32 = 1 << 3;
-    pub(crate) const ATIME: u32 = 1 << 4;
-    pub(crate) const MTIME: u32 = 1 << 5;
-    pub(crate) const ATIME_NOW: u32 = 1 << 7;
-    pub(crate) const MTIME_NOW: u32 = 1 << 8;
-    pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
+pub mod set {
+    pub const MODE: u32 = 1 << 0;
+    pub const UID: u32 = 1 << 1;
+    pub const GID: u32 = 1 << 2;
+    pub const SIZE: u32 = 1 << 3;
+    pub const ATIME: u32 = 1 << 4;
+    pub const MTIME: u32 = 1 << 5;
+    pub const ATIME_NOW: u32 = 1 << 7;
+    pub const MTIME_NOW: u32 = 1 << 8;
+    pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
 /// The page cache is written back.
-pub(crate) const WRITE_CACHE: u32 = 1 << 0;
+pub const WRITE_CACHE: u32 = 1 << 0;
 /// The write clears set-id bits.
-pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
 /// In the flags of a write: it bypasses the page cache.
-pub(crate) const WRITE_LOCK_OWNER: u32 = 1 << 1;
+pub const WRITE_LOCK_OWNER: u32 = 1 << 1;
 /// In the flags of a read: it bypasses the page cache.
-pub(crate) const READ_LOCK_OWNER: u32 = 1 << 1;
+pub const READ_LOCK_OWNER: u32 = 1 << 1;
 
 /// How an opened file is used.
-pub(crate) const OPEN_DIRECT_IO: u32 = 1 << 0;
+pub const OPEN_DIRECT_IO: u32 = 1 << 0;
 /// No `FLUSH` when a descriptor is closed. Linux 5.16.
-pub(crate) const OPEN_NO_FLUSH: u32 = 1 << 5;
+pub const OPEN_NO_FLUSH: u32 = 1 << 5;
 /// Pages that the kernel caches stay valid when the file is opened.
-pub(crate) const OPEN_KEEP_CACHE: u32 = 1 << 1;
-pub(crate) const OPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+pub const OPEN_KEEP_CACHE: u32 = 1 << 1;
+pub const OPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 
 macro_rules! structures {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $of:ty),* $(,)? })*) => {$(
@@ -115,16 +115,16 @@ macro_rules! structures {
         #[repr(C)]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-        pub(crate) struct $name { $(pub(crate) $field: $of),* }
+        pub struct $name { $(pub $field: $of),* }
     )*};
 }
 
 /// In place of an error, for a notification.
-pub(crate) const NOTIFY_INVAL_INODE: i32 = 2;
+pub const NOTIFY_INVAL_INODE: i32 = 2;
 /// In place of an error: bytes for the page cache. Behind the end they extend the file there.
-pub(crate) const NOTIFY_STORE: i32 = 4;
+pub const NOTIFY_STORE: i32 = 4;
 /// An offset of `NotifyInvalInodeOut` for attributes alone.
-pub(crate) const NO_PAGES: i64 = -1;
+pub const NO_PAGES: i64 = -1;
 
 structures! {
     /// Before every request.
@@ -211,18 +211,18 @@ structures! {
 }
 
 /// Commands to the ring.
-pub(crate) const RING_REGISTER: u32 = 1;
-pub(crate) const RING_COMMIT_AND_FETCH: u32 = 2;
+pub const RING_REGISTER: u32 = 1;
+pub const RING_COMMIT_AND_FETCH: u32 = 2;
 
 /// The offsets of the headers in the page of a ring's entry.
-pub(crate) mod ring {
-    pub(crate) const OP_AT: usize = 128;
-    pub(crate) const ENTRY_AT: usize = 256;
-    pub(crate) const BYTES: usize = ENTRY_AT + size_of::<super::RingEntry>();
+pub mod ring {
+    pub const OP_AT: usize = 128;
+    pub const ENTRY_AT: usize = 256;
+    pub const BYTES: usize = ENTRY_AT + size_of::<super::RingEntry>();
 }
 
 /// Bytes of an operation's own header; None: the operation is not served.
-pub(crate) fn op_bytes(opcode: u32) -> Option<usize> {
+pub fn op_bytes(opcode: u32) -> Option<usize> {
     Some(match opcode {
         op::LOOKUP | op::READLINK | op::SYMLINK | op::UNLINK | op::RMDIR => 0,
         op::STATFS | op::REMOVEXATTR | op::DESTROY => 0,

@@ -32,8 +32,6 @@ mod cpu_affinity;
 mod device;
 mod events;
 mod extra_threads;
-#[cfg(test)]
-mod fuzz;
 mod handle;
 mod memory;
 mod names;
@@ -45,6 +43,9 @@ mod request_handler;
 mod ring;
 mod serve;
 mod session;
+#[cfg(feature = "test-api")]
+#[doc(hidden)]
+pub mod test_api;
 mod worker_pool;
 
 pub use attr::now;

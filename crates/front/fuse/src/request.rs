@@ -14,8 +14,8 @@ const COPIED_BYTES_MAX: usize = DATA_BYTES_MAX as usize / 2;
 const NSEC_MAX: u32 = 999_999_999;
 
 /// A raw request: header, header of the operation, and the rest.
-pub(crate) struct RawRequest {
-    pub(crate) header: abi::InHeader,
+pub struct RawRequest {
+    pub header: abi::InHeader,
     op: [u8; OP_BYTES_MAX],
     op_len: usize,
     payload: Bytes,
@@ -23,34 +23,34 @@ pub(crate) struct RawRequest {
 
 /// An access or modification time that a program sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TimeUpdate {
+pub enum TimeUpdate {
     Now,
     At(Time),
 }
 
 /// Attributes to set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SetAttr {
-    pub(crate) mode: Option<u32>,
-    pub(crate) uid: Option<u32>,
-    pub(crate) gid: Option<u32>,
-    pub(crate) size: Option<u64>,
-    pub(crate) atime: Option<TimeUpdate>,
-    pub(crate) mtime: Option<TimeUpdate>,
+pub struct SetAttr {
+    pub mode: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size: Option<u64>,
+    pub atime: Option<TimeUpdate>,
+    pub mtime: Option<TimeUpdate>,
     /// The change of size clears set-id bits.
-    pub(crate) clears_setid: bool,
+    pub clears_setid: bool,
 }
 
 /// A range of bytes or entries to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ReadRange {
-    pub(crate) offset: u64,
-    pub(crate) size: u32,
+pub struct ReadRange {
+    pub offset: u64,
+    pub size: u32,
 }
 
 /// A request. The header names its node.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Request<'r> {
+pub enum Request<'r> {
     Lookup(&'r [u8]),
     /// Has no answer, as `ForgetAll`.
     Forget(u64),
@@ -217,7 +217,7 @@ impl From<abi::ReadIn> for ReadRange {
 
 impl RawRequest {
     /// A contiguous request. None: it is shorter than a header.
-    pub(crate) fn from_message(message: &Bytes) -> Option<RawRequest> {
+    pub fn from_message(message: &Bytes) -> Option<RawRequest> {
         let (header, rest) = abi::InHeader::read_from_prefix(message).ok()?;
         let op_len = abi::op_bytes(header.opcode).unwrap_or(0).min(rest.len());
         let at = size_of::<abi::InHeader>();
@@ -226,7 +226,7 @@ impl RawRequest {
     }
 
     /// A request with separate parts.
-    pub(crate) fn from_parts(header: abi::InHeader, op: &[u8], payload: Bytes) -> RawRequest {
+    pub fn from_parts(header: abi::InHeader, op: &[u8], payload: Bytes) -> RawRequest {
         let op_len = op.len().min(OP_BYTES_MAX);
         let mut own = [0; OP_BYTES_MAX];
         own[..op_len].copy_from_slice(&op[..op_len]);
@@ -243,7 +243,7 @@ impl RawRequest {
     /// # Errors
     /// `ENOSYS` for an operation that is not served, `EIO` for a malformed request,
     /// `EINVAL` for an invalid time.
-    pub(crate) fn decode(&self) -> Result<Request<'_>, Errno> {
+    pub fn decode(&self) -> Result<Request<'_>, Errno> {
         let op = &self.op[..self.op_len];
         let payload = &self.payload[..];
         Ok(match self.header.opcode {
@@ -307,7 +307,7 @@ impl RawRequest {
     }
 
     /// Whether it has no answer.
-    pub(crate) fn has_no_reply(&self) -> bool {
+    pub fn has_no_reply(&self) -> bool {
         matches!(self.header.opcode, op::FORGET | op::BATCH_FORGET)
     }
 }

@@ -1,8 +1,8 @@
 //! Arbitrary bytes as requests.
 
-use crate::abi::{self, OP_BYTES_MAX, op};
-use crate::request::{RawRequest, Request};
 use bytes::Bytes;
+use pagemesh_fuse::test_api::abi::{self, OP_BYTES_MAX, op};
+use pagemesh_fuse::test_api::{RawRequest, Request};
 use pagemesh_fuzz::{FuzzTarget, Random, measure_allocation};
 use rustix::io::Errno;
 use std::hash::Hash;

@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 
 /// Why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum EndReason {
+pub enum EndReason {
     #[error("the client disconnected")]
     Disconnected,
     #[error("the client closed the connection without a disconnect request")]
@@ -63,7 +63,7 @@ pub(crate) enum EndReason {
 const CLOSED_FD_WAITS_MAX: u32 = 100;
 
 /// See the module.
-pub(crate) struct Connection {
+pub struct Connection {
     socket: OwnedFd,
     signal: Arc<StopSignal>,
     channel: Box<dyn Channel>,
@@ -130,7 +130,7 @@ impl Connection {
     }
 
     /// Serves the client until it or the server ends the connection.
-    pub(crate) fn serve(mut self) -> EndReason {
+    pub fn serve(mut self) -> EndReason {
         let mut active = false;
         loop {
             active |= self.run_pass();
@@ -257,7 +257,7 @@ impl Connection {
     }
 
     fn next_frame(&mut self) -> Option<RequestFrame> {
-        match self.receiver.next() {
+        match self.receiver.next_frame() {
             Ok(frame) => {
                 self.may_have_requests = frame.is_some();
                 frame

@@ -170,9 +170,9 @@ fn check_name(name: &str) -> Result<(), ExportError> {
 }
 
 /// One export.
-pub(crate) struct Export {
+pub struct Export {
     pub(crate) name: String,
-    pub(crate) space: Arc<dyn Space>,
+    pub space: Arc<dyn Space>,
     pub(crate) options: ExportOptions,
     connections: Mutex<ExportConnections>,
 }
@@ -210,7 +210,7 @@ impl Export {
 }
 
 /// The membership of a connection in its export.
-pub(crate) struct Membership {
+pub struct Membership {
     export: Arc<Export>,
     connection: u64,
 }

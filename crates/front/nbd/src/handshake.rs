@@ -20,14 +20,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// A connection that may be served, and its membership in the export.
-pub(crate) struct OpenedConnection {
-    pub(crate) connection: Connection,
-    pub(crate) export: Arc<Export>,
-    pub(crate) membership: Membership,
+pub struct OpenedConnection {
+    pub connection: Connection,
+    pub export: Arc<Export>,
+    pub membership: Membership,
 }
 
 /// See the module.
-pub(crate) struct Handshake {
+pub struct Handshake {
     id: u64,
     socket: OwnedFd,
     signal: Arc<StopSignal>,
@@ -41,7 +41,7 @@ pub(crate) struct Handshake {
 type OpenedExport = (Arc<Export>, Membership, Box<dyn Channel>);
 
 impl Handshake {
-    pub(crate) fn new(
+    pub fn new(
         id: u64,
         socket: OwnedFd,
         signal: Arc<StopSignal>,
@@ -61,7 +61,7 @@ impl Handshake {
     }
 
     /// Runs until an export is chosen or the connection must end.
-    pub(crate) fn run(mut self) -> Result<OpenedConnection, EndReason> {
+    pub fn run(mut self) -> Result<OpenedConnection, EndReason> {
         self.negotiation.greet(&mut self.output);
         loop {
             let step = self.negotiation.step(&mut self.input, &mut self.output);

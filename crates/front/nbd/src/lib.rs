@@ -22,22 +22,30 @@
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
+#[allow(missing_docs, reason = "only test_api exports parts of it")]
 mod connection;
 mod exports;
-#[cfg(test)]
-mod fuzz;
+#[allow(missing_docs, reason = "only test_api exports parts of it")]
 mod handshake;
 mod in_flight;
 mod limits;
 mod listener;
+#[allow(missing_docs, reason = "only test_api exports parts of it")]
 mod negotiation;
 mod outbox;
+#[allow(missing_docs, reason = "only test_api exports parts of it")]
 mod plan;
+#[allow(missing_docs, reason = "only test_api exports parts of it")]
 mod receiver;
 mod server;
 mod spin;
+#[allow(missing_docs, reason = "only test_api exports parts of it")]
 mod stop_signal;
+#[cfg(feature = "test-api")]
+#[doc(hidden)]
+pub mod test_api;
 mod wait;
+#[allow(missing_docs, reason = "only test_api exports parts of it")]
 mod wire;
 
 pub use exports::{ExportError, ExportOptions, Exports};

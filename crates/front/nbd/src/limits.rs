@@ -7,7 +7,7 @@ use std::time::Duration;
 pub const PAYLOAD_BYTES_MAX: u32 = pagemesh_base::space::REQUEST_BYTES_MAX;
 /// Bytes of the longest write that is read to its end only to be refused. A longer one closes the
 /// connection: it is more likely garbage than a request of a client that ignored the limit.
-pub(crate) const SKIPPED_BYTES_MAX: u32 = 2 * PAYLOAD_BYTES_MAX;
+pub const SKIPPED_BYTES_MAX: u32 = 2 * PAYLOAD_BYTES_MAX;
 /// The block size that clients should prefer: the page of the store.
 pub(crate) const PREFERRED_BYTES: u32 = 4096;
 /// Bytes of the data of one option: enough for the longest name and a hundred metadata queries, and
@@ -15,7 +15,7 @@ pub(crate) const PREFERRED_BYTES: u32 = 4096;
 pub(crate) const OPTION_BYTES_MAX: usize = 64 << 10;
 /// Options of one handshake; clients need fewer than ten. Those that list many exports on one
 /// connection need a few dozen.
-pub(crate) const OPTIONS_MAX: u32 = 256;
+pub const OPTIONS_MAX: u32 = 256;
 /// Bytes of an export's name.
 pub const NAME_BYTES_MAX: usize = 255;
 /// Bytes of an export's description.
@@ -29,7 +29,7 @@ pub(crate) const REQUESTS_MAX: usize = pagemesh_base::space::REQUESTS_MAX;
 pub(crate) const HELD_BYTES_MAX: u64 = 2 * PAYLOAD_BYTES_MAX as u64;
 /// Bytes of the shared receive buffer: more than 16 requests of 4 KiB in one
 /// system call, and it stays in the second level cache.
-pub(crate) const RECEIVE_BYTES: usize = 256 << 10;
+pub const RECEIVE_BYTES: usize = 256 << 10;
 /// Bytes up to which a payload is received in the shared buffer and copied out of it. A longer one
 /// is received into a buffer of its own; below, the second system call costs more than the copy.
 pub(crate) const COPIED_BYTES_MAX: usize = 16 << 10;

@@ -15,13 +15,13 @@ use std::sync::Arc;
 /// Bytes of an option before its data.
 const OPTION_HEADER_BYTES: usize = 16;
 /// Bytes of input that the machine may be given at once.
-pub(crate) const INPUT_BYTES_MAX: usize = OPTION_HEADER_BYTES + OPTION_BYTES_MAX;
+pub const INPUT_BYTES_MAX: usize = OPTION_HEADER_BYTES + OPTION_BYTES_MAX;
 /// Zeroes after the answer to `EXPORT_NAME`, unless both ends omit them.
 const PADDING_BYTES: usize = 124;
 
 /// Why a connection cannot go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ProtocolViolation {
+pub enum ProtocolViolation {
     #[error("the client's flags {0:#x} are unknown")]
     ClientFlags(u32),
     #[error("an option starts with {0:#x}, which is no option")]
@@ -39,7 +39,7 @@ pub(crate) enum ProtocolViolation {
 }
 
 /// The next step.
-pub(crate) enum NegotiationStep {
+pub enum NegotiationStep {
     /// Send the output, then read more.
     More,
     /// An option was answered; send the output, then call `step` again.
@@ -52,13 +52,13 @@ pub(crate) enum NegotiationStep {
 
 /// The negotiated options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NegotiatedOptions {
+pub struct NegotiatedOptions {
     /// The size that the client got; it holds for the whole connection.
-    pub(crate) size_bytes: u64,
-    pub(crate) read_only: bool,
-    pub(crate) has_structured_replies: bool,
+    pub size_bytes: u64,
+    pub read_only: bool,
+    pub has_structured_replies: bool,
     /// Whether `base:allocation` was chosen.
-    pub(crate) has_allocation_context: bool,
+    pub has_allocation_context: bool,
 }
 
 /// The option that waits for an export to be opened.
@@ -68,7 +68,7 @@ enum PendingOpen {
 }
 
 /// See the module.
-pub(crate) struct Negotiation {
+pub struct Negotiation {
     exports: Exports,
     has_client_flags: bool,
     omits_padding: bool,
@@ -80,7 +80,7 @@ pub(crate) struct Negotiation {
 }
 
 impl Negotiation {
-    pub(crate) fn new(exports: Exports) -> Self {
+    pub fn new(exports: Exports) -> Self {
         Self {
             exports,
             has_client_flags: false,
@@ -93,14 +93,14 @@ impl Negotiation {
     }
 
     /// The server's greeting.
-    pub(crate) fn greet(&self, out: &mut Vec<u8>) {
+    pub fn greet(&self, out: &mut Vec<u8>) {
         out.extend(wire::GREETING_MAGIC.to_be_bytes());
         out.extend(wire::OPTION_MAGIC.to_be_bytes());
         out.extend((handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES).to_be_bytes());
     }
 
     /// Consumes at most one message from the front of `input`.
-    pub(crate) fn step(
+    pub fn step(
         &mut self,
         input: &mut Vec<u8>,
         out: &mut Vec<u8>,
@@ -259,7 +259,7 @@ impl Negotiation {
 
     /// Ends a [`NegotiationStep::Open`]: returns the session, or none if it is refused. Then the
     /// client may go on choosing.
-    pub(crate) fn finish_open(
+    pub fn finish_open(
         &mut self,
         result: Result<u64, OpenRefusal>,
         out: &mut Vec<u8>,
@@ -298,7 +298,7 @@ impl Negotiation {
 
 /// Why an existing export cannot be opened.
 #[derive(Clone, Debug)]
-pub(crate) enum OpenRefusal {
+pub enum OpenRefusal {
     /// A limit.
     Policy(String),
     /// The space will never serve this server's clients again.
@@ -426,7 +426,7 @@ fn put_refusal(out: &mut Vec<u8>, option: u32, kind: u32, why: &str) {
 }
 
 /// Refuses an option that is too long; the connection ends after it.
-pub(crate) fn put_length_refusal(out: &mut Vec<u8>, option: u32) {
+pub fn put_length_refusal(out: &mut Vec<u8>, option: u32) {
     put_refusal(out, option, answer::ERR_TOO_BIG, "the option is too long");
 }
 

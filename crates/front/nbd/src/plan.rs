@@ -12,13 +12,13 @@ use pagemesh_base::space::Request;
 
 /// A request's failure: its number, and the reason in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
-    pub(crate) errno: Errno,
-    pub(crate) reason: String,
+pub struct Failure {
+    pub errno: Errno,
+    pub reason: String,
 }
 
 impl Failure {
-    pub(crate) fn new(errno: Errno, why: impl Into<String>) -> Self {
+    pub fn new(errno: Errno, why: impl Into<String>) -> Self {
         let why = why.into();
         Self { errno, reason: why }
     }
@@ -26,7 +26,7 @@ impl Failure {
 
 /// The step after the space has completed a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Continuation {
+pub enum Continuation {
     /// A reply without data.
     Done,
     /// The bytes read.
@@ -41,14 +41,14 @@ pub(crate) enum Continuation {
 
 /// The plan for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum RequestPlan {
+pub enum RequestPlan {
     Submit(Request, Continuation),
     Fail(Failure),
     Disconnect,
 }
 
 /// Plans a request. Only writes have a payload.
-pub(crate) fn plan(session: &NegotiatedOptions, header: &Header, payload: Bytes) -> RequestPlan {
+pub fn plan(session: &NegotiatedOptions, header: &Header, payload: Bytes) -> RequestPlan {
     if header.command == command::DISCONNECT {
         return RequestPlan::Disconnect;
     }
@@ -173,7 +173,7 @@ fn write_zeroes(header: &Header, durable: bool) -> Result<(Request, Continuation
 }
 
 /// The next piece of a range to fill with zeroes, and the step after it.
-pub(crate) fn next_zeroes(next: u64, end: u64, durable: bool) -> (Request, Continuation) {
+pub fn next_zeroes(next: u64, end: u64, durable: bool) -> (Request, Continuation) {
     static ZERO_PAGE: [u8; ZEROES_BYTES] = [0; ZEROES_BYTES];
     let len = (end - next).min(ZEROES_BYTES as u64);
     let request = Request::Write {

@@ -19,7 +19,7 @@ use rustix::net::{RecvFlags, recv};
 
 /// A whole request.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum RequestFrame {
+pub enum RequestFrame {
     Whole(Header, Bytes),
     /// A request with a discarded payload.
     Refused(Header, Failure),
@@ -27,7 +27,7 @@ pub(crate) enum RequestFrame {
 
 /// The result of an attempt to receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ReceiveOutcome {
+pub enum ReceiveOutcome {
     /// Bytes; `more` if as many came as the call requested.
     Some { more: bool },
     /// None for now.
@@ -48,7 +48,7 @@ impl LongWrite {
 }
 
 /// See the module.
-pub(crate) struct Receiver {
+pub struct Receiver {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
@@ -61,7 +61,7 @@ pub(crate) struct Receiver {
 
 impl Receiver {
     /// Starts with the bytes after the handshake: at most `RECEIVE_BYTES`.
-    pub(crate) fn new(first: &[u8]) -> Self {
+    pub fn new(first: &[u8]) -> Self {
         let mut buffer = vec![0; RECEIVE_BYTES].into_boxed_slice();
         buffer[..first.len()].copy_from_slice(first);
         Self {
@@ -75,12 +75,12 @@ impl Receiver {
     }
 
     /// Whether a request has begun and not ended.
-    pub(crate) fn is_in_progress(&self) -> bool {
+    pub fn is_in_progress(&self) -> bool {
         self.long_write.is_some() || self.refused_write.is_some() || self.start < self.end
     }
 
     /// Receives once, without blocking.
-    pub(crate) fn receive_once(
+    pub fn receive_once(
         &mut self,
         socket: BorrowedFd<'_>,
     ) -> Result<ReceiveOutcome, rustix::io::Errno> {
@@ -125,7 +125,7 @@ impl Receiver {
     }
 
     /// The next whole request, if there is one.
-    pub(crate) fn next(&mut self) -> Result<Option<RequestFrame>, ProtocolViolation> {
+    pub fn next_frame(&mut self) -> Result<Option<RequestFrame>, ProtocolViolation> {
         if let Some(frame) = self.finish_write() {
             return Ok(Some(frame));
         }

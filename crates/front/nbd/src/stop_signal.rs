@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// The stop levels of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub(crate) enum StopLevel {
+pub enum StopLevel {
     /// Go on.
     Running = 0,
     /// Take no more requests, finish those in flight.
@@ -20,13 +20,13 @@ pub(crate) enum StopLevel {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct StopSignal {
+pub struct StopSignal {
     level: AtomicU8,
     wake: EventFd,
 }
 
 impl StopSignal {
-    pub(crate) fn new() -> io::Result<Self> {
+    pub fn new() -> io::Result<Self> {
         Ok(Self {
             level: AtomicU8::new(StopLevel::Running as u8),
             wake: EventFd::new()?,
@@ -34,12 +34,12 @@ impl StopSignal {
     }
 
     /// Raises the level and wakes the waiting thread.
-    pub(crate) fn raise(&self, level: StopLevel) {
+    pub fn raise(&self, level: StopLevel) {
         self.level.fetch_max(level as u8, Ordering::Release);
         self.wake.signal();
     }
 
-    pub(crate) fn level(&self) -> StopLevel {
+    pub fn level(&self) -> StopLevel {
         match self.level.load(Ordering::Acquire) {
             0 => StopLevel::Running,
             1 => StopLevel::Drain,
@@ -48,7 +48,7 @@ impl StopSignal {
     }
 
     /// Makes the descriptor unreadable until the level rises again.
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         self.wake.drain();
     }
 }

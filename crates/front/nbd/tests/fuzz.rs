@@ -3,20 +3,18 @@
 //!
 //! `pagemesh_fuzz` describes how they run, `docs/rfd/004-fuzzing.md` why.
 
-use crate::connection::EndReason;
-use crate::exports::{ExportOptions, Exports};
-use crate::handshake::Handshake;
-use crate::limits::{Limits, OPTIONS_MAX, PAYLOAD_BYTES_MAX, RECEIVE_BYTES, SKIPPED_BYTES_MAX};
-use crate::negotiation::{
-    INPUT_BYTES_MAX, NegotiatedOptions, Negotiation, NegotiationStep, ProtocolViolation,
-};
-use crate::plan::{Continuation, RequestPlan, next_zeroes, plan};
-use crate::receiver::{ReceiveOutcome, Receiver, RequestFrame};
-use crate::stop_signal::StopSignal;
-use crate::wire::{HEADER_BYTES, OPTION_MAGIC, OPTION_REPLY_MAGIC, REQUEST_MAGIC, command, option};
 use memory::{CompletionMode, Memory};
 use pagemesh_base::space::{Request, check_range};
 use pagemesh_fuzz::{FuzzTarget, Random, measure_allocation};
+use pagemesh_nbd::test_api::wire::{
+    HEADER_BYTES, OPTION_MAGIC, OPTION_REPLY_MAGIC, REQUEST_MAGIC, command, option,
+};
+use pagemesh_nbd::test_api::{
+    Continuation, EndReason, Handshake, INPUT_BYTES_MAX, NegotiatedOptions, Negotiation,
+    NegotiationStep, OPTIONS_MAX, ProtocolViolation, RECEIVE_BYTES, ReceiveOutcome, Receiver,
+    RequestFrame, RequestPlan, SKIPPED_BYTES_MAX, StopSignal, next_zeroes, plan,
+};
+use pagemesh_nbd::{ExportOptions, Exports, Limits, PAYLOAD_BYTES_MAX};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
 use rustix::net::{recv, send, shutdown, socketpair};
@@ -24,7 +22,7 @@ use std::hash::Hash;
 use std::mem::discriminant;
 use std::sync::Arc;
 
-#[path = "../tests/support/memory.rs"]
+#[path = "support/memory.rs"]
 mod memory;
 
 const SIZE: u64 = 1 << 20;
@@ -351,7 +349,7 @@ fn receive_pieces<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> ReceivedFrames 
         loop {
             let filled = receiver.receive_once(server.as_fd()).expect("a socket");
             loop {
-                match receiver.next() {
+                match receiver.next_frame() {
                     Ok(Some(frame)) => frames.push(frame),
                     Ok(None) => break,
                     Err(violation) => return (frames, Some(violation)),
