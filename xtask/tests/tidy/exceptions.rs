@@ -30,6 +30,4 @@ pub const TEST_NAMES: &[(&str, usize)] = &[];
 pub const TEST_SUBJECTS: &[(&str, usize)] = &[];
 
 /// Crates and folders with a circle of more than three modules.
-pub const CIRCLES: &[(&str, usize)] = &[
-    ("crates/fs", 21),
-];
+pub const CIRCLES: &[(&str, usize)] = &[("crates/fs", 21)];
