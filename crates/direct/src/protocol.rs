@@ -1,7 +1,7 @@
 //! What a direct client and a mount send each other: packets, and the status of a mount as JSON.
 //!
-//! Invariants: nothing here opens, waits or decides. Both sides decode only what the bounds of the
-//! packet allow.
+//! Invariants: a malformed packet is an error, and never a panic: lengths and counts are checked
+//! before they are used. The process at the other end is checked elsewhere.
 
 #[cfg(test)]
 mod fuzz;

@@ -2,8 +2,8 @@
 //! file, and the counters of each process. The segment with the rows belongs to the volume
 //! ([`pagemesh_volume::direct_access`]).
 //!
-//! Invariants: no process, no thread, no socket. A simulation of direct clients uses this code as
-//! it is.
+//! Invariants: nothing here starts a thread, opens a socket or waits for a process. A simulation of
+//! direct clients uses this code as it is.
 
 pub mod op_counters;
 pub mod rows;

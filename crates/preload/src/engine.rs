@@ -252,7 +252,8 @@ pub fn leave_all_mounts() {
     }
 }
 
-/// Runs in a child first: forgets the parent's resources, and closes them if `closes`. State that the parent's threads may have been changing is leaked.
+/// Runs in a child first: forgets the parent's resources, and closes them if `closes`. State that
+/// the parent's threads may have been changing is leaked.
 pub fn reset_in_child(closes: bool) {
     #[cfg(any(debug_assertions, feature = "probe"))]
     probe::reset_in_child();

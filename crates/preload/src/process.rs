@@ -1,5 +1,5 @@
-//! The life of the process: its copies, the programs that it executes, its signals, and its withdrawal
-//! from the direct path.
+//! The life of the process: its copies, the programs that it executes, its signals, and its
+//! withdrawal from the direct path.
 
 pub mod exec_environment;
 pub mod fork;

@@ -1,4 +1,5 @@
-//! The mounts of a process: it joins each at most once, and not again soon after a refusal.
+//! The mounts of a process. It joins each once, and does not soon ask a mount again that refused
+//! it.
 //!
 //! Invariants: one thread asks a mount; the others go on meanwhile, by the kernel. The lock of the
 //! list is held for a look, never while a mount is asked.

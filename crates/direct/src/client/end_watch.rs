@@ -1,8 +1,8 @@
 //! The thread that waits for bricks and the mount to end, and gives idle slots back.
 //!
-//! Invariants: it waits for no lock: a slot or link that is locked is looked at again soon. The
-//! legs and mappings of an ended brick go at once: otherwise the next brick would have to kill this
-//! process.
+//! Invariants: it waits for no lock until the mount has ended: a slot or link that is locked is
+//! looked at again soon. The legs and mappings of an ended brick go at once: otherwise the next
+//! brick would have to kill this process.
 
 use super::joined_mount::JoinedMount;
 use super::slot_resources::SlotResources;

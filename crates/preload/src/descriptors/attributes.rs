@@ -52,7 +52,8 @@ pub fn attributes_of(flags: c_int) -> Option<OpenAttributes> {
 }
 
 /// The flags with which the library opens a file. The added flag asks the mount of a file that may
-/// go to the engine to report each closed descriptor. `tracking::file_opened` removes the flag again.
+/// go to the engine to report each closed descriptor. `tracking::file_opened` removes the flag
+/// again.
 #[inline]
 pub fn with_tracking_flag(flags: c_int) -> c_int {
     match attributes_of(flags) {

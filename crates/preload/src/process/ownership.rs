@@ -6,8 +6,8 @@
 //!
 //! A child of `vfork` runs in its parent's memory with descriptors of its own, so all of its calls
 //! go to the kernel and change nothing here. If two processes with the same memory or descriptors
-//! run concurrently, this library cannot tell cheaply which of them is calling, nor see changes that
-//! the other one makes. Then the kernel serves all descriptors, for good.
+//! run concurrently, this library cannot tell cheaply which of them is calling, nor see changes
+//! that the other one makes. Then the kernel serves all descriptors, for good.
 
 use crate::descriptors::table;
 use crate::engine;
@@ -38,8 +38,8 @@ fn ownership_word() -> Option<&'static AtomicU32> {
     NonNull::new(OWNERSHIP_WORD.load(Relaxed)).map(|word| unsafe { word.as_ref() })
 }
 
-/// Runs once, when the library is loaded. `register` announces forks; if it fails, the library stays
-/// unused.
+/// Runs once, when the library is loaded. `register` announces forks; if it fails, the library
+/// stays unused.
 pub fn begin(register: impl FnOnce() -> bool) {
     let Some(page) = wipe_on_fork_page() else {
         return;

@@ -1,4 +1,5 @@
-//! Messages to standard error, one per reason for which the kernel serves operations (`PAGEMESH_LOG`).
+//! Messages to standard error, one per reason for which the kernel serves operations
+//! (`PAGEMESH_LOG`).
 //!
 //! Invariants: this code writes to descriptor 2 only if it leads to the same file as when the
 //! library was loaded: a program may reuse that number for a file. It does not allocate.
