@@ -99,7 +99,7 @@ LIVES ?= 20000
 STORIES ?= 5000
 direct-client-histories:
 	PAGEMESH_SEEDS=$(LIVES) \
-	$(CARGO) test --locked -p pagemesh-volume --lib -- --nocapture random_histories_with_direct_clients
+	$(CARGO) test --locked -p pagemesh-volume --test cluster -- --nocapture random_histories_with_direct_clients
 	PAGEMESH_STORIES=$(STORIES) \
 	$(CARGO) test --locked -p pagemesh-store --lib -- --nocapture direct_writes_end_in_some_serial_order
 

@@ -60,11 +60,21 @@ pub(crate) fn simulate(options: &[OsString]) -> anyhow::Result<()> {
 }
 
 pub(crate) fn models(options: &ModelOptions) -> anyhow::Result<()> {
+    run_models(
+        options,
+        &["--package", "pagemesh-store", "--lib", "models::"],
+    )?;
+    run_models(
+        options,
+        &["--package", "pagemesh-volume", "--test", "models"],
+    )
+}
+
+fn run_models(options: &ModelOptions, tests: &[&str]) -> anyhow::Result<()> {
     let mut command = cargo();
     command
-        .args(["test", "--profile", "sim", "--locked", "--lib"])
-        .args(["--package", "pagemesh-store"])
-        .args(["--package", "pagemesh-volume", "models::"])
+        .args(["test", "--profile", "sim", "--locked"])
+        .args(tests)
         .args(["--", "--nocapture"])
         .env("PAGEMESH_MODELS_SECONDS", options.seconds.to_string())
         .env("PAGEMESH_MODELS_SEED", options.seed.to_string());

@@ -4,11 +4,11 @@
 //! [`is`]. A test enables one for its thread and must catch it. The tests are:
 //!
 //! - `store/src/enumerate/defects.rs`, by the images that crashes leave;
-//! - `store/src/models` and `volume/src/models.rs`, by thread interleavings;
+//! - `store/src/models` and `volume/tests/models`, by thread interleavings;
 //! - `sim/tests/defects.rs`, by histories of a cluster;
-//! - `volume/src/testing/scenarios.rs`, by scenarios of a volume, for transactions;
-//! - `store/src/enumerate/direct_clients` and `volume/src/testing/direct_clients`, for direct
-//!   clients.
+//! - `volume/tests/cluster/scenarios/transactions.rs`, by scenarios of a volume, for transactions;
+//! - `store/src/enumerate/direct_clients` and `volume/tests/cluster/histories/direct_clients`,
+//!   for direct clients.
 //!
 //! [`is`] reads the defect only with the feature `defects`, which only the dependencies of those
 //! tests enable, and only with debug assertions. In every other build, and in every release build

@@ -22,15 +22,13 @@ pub mod direct_access;
 mod engine;
 mod legs;
 pub mod limits;
-#[cfg(test)]
-mod models;
 mod replication;
 mod shared;
 mod snapshot;
 mod status;
 mod steps;
-#[cfg(test)]
-mod testing;
+#[cfg(feature = "test-api")]
+pub mod test_api;
 mod wake;
 
 pub use client::driven::{CallAnswer, DrivenVolume, PendingCall};
@@ -42,8 +40,14 @@ pub use legs::transport::{Transport, Transports};
 pub use pagemesh_base::authority::{
     Authority, AuthorityError, BrickAddress, CopyReport, Lag, LegChange, ResolvedLayout, Resync,
 };
-pub use replication::ring as replication_ring;
 pub use status::{
     CheckReport, ColumnStatus, Counters, Damage, Difference, LegStatus, ScrubPass, ScrubState,
     ScrubStatus, VolumeState, VolumeStatus,
 };
+
+/// The ring through which the changes of direct clients reach an asynchronous replica.
+pub mod replication_ring {
+    pub use crate::replication::ring::{
+        RECORD_BYTES_MAX, RECORD_SLOTS_MAX, RING_SLOTS, ReplicationRing, record_len, slots_of,
+    };
+}

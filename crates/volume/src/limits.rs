@@ -67,16 +67,14 @@ pub const RESYNC_RETRY_MAX: Duration = Duration::from_secs(5);
 /// **Data loss:** A promotion of the replica may lose this much.
 pub const REPLICATION_BYTES_MAX: u64 = 64 << 20;
 /// The maximum of changes that a replica may lag behind. It bounds the cost of small changes.
-/// Few in this crate's tests.
-pub const REPLICATION_CHANGES_MAX: usize = if cfg!(test) { 64 } else { 1 << 16 };
+pub const REPLICATION_CHANGES_MAX: usize = 1 << 16;
 /// How long the sender lingers after it sent a change. Changes that no acknowledgement waits
 /// for are batched meanwhile, since a wake-up for each costs more.
 pub(crate) const REPLICATION_LINGER: Duration = Duration::from_micros(500);
 /// How old the oldest unsent change may be before acknowledgements wait.
 pub const REPLICATION_AGE_MAX: Duration = Duration::from_secs(1);
-/// The maximum of changes in flight to a replica: enough to fill a fast network. Few in this
-/// crate's tests, so that more changes wait.
-pub const REPLICATION_IN_FLIGHT_MAX: usize = if cfg!(test) { 4 } else { 256 };
+/// The maximum of changes in flight to a replica: enough to fill a fast network.
+pub const REPLICATION_IN_FLIGHT_MAX: usize = 256;
 
 /// The bytes that resync copies under one range lock. With the next limit it bounds how long a
 /// write to the same place waits.
@@ -143,3 +141,46 @@ pub const LAYOUT_POLL: Duration = Duration::from_secs(10);
 
 /// The same interval during a resync, because people watch its progress.
 pub(crate) const LAYOUT_POLL_RESYNCING: Duration = Duration::from_secs(1);
+
+/// The maximum of changes that a replica may lag behind; see [`REPLICATION_CHANGES_MAX`].
+#[inline(always)]
+pub(crate) fn replication_changes_max() -> usize {
+    #[cfg(feature = "test-api")]
+    if lowered::are_lowered() {
+        return lowered::LOWERED_CHANGES_MAX;
+    }
+    REPLICATION_CHANGES_MAX
+}
+
+/// The maximum of changes in flight to a replica; see [`REPLICATION_IN_FLIGHT_MAX`].
+#[inline(always)]
+pub(crate) fn replication_in_flight_max() -> usize {
+    #[cfg(feature = "test-api")]
+    if lowered::are_lowered() {
+        return lowered::LOWERED_IN_FLIGHT_MAX;
+    }
+    REPLICATION_IN_FLIGHT_MAX
+}
+
+/// Limits so low that tests reach them. A test asks for them; the feature alone, which other
+/// crates' tests may enable with theirs, changes nothing.
+#[cfg(feature = "test-api")]
+pub(crate) mod lowered {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// Few, so that acknowledgements wait.
+    pub const LOWERED_CHANGES_MAX: usize = 64;
+    /// Few, so that more changes wait.
+    pub(crate) const LOWERED_IN_FLIGHT_MAX: usize = 4;
+
+    static ARE_LOWERED: AtomicBool = AtomicBool::new(false);
+
+    /// Lowers the limits of replication in this process, for good.
+    pub fn lower_replication_limits() {
+        ARE_LOWERED.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn are_lowered() -> bool {
+        ARE_LOWERED.load(Ordering::Relaxed)
+    }
+}

@@ -9,53 +9,53 @@ use pagemesh_base::units::PAGE_BYTES;
 
 /// A set of legs of one column.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct LegSet(u8);
+pub struct LegSet(u8);
 
 impl LegSet {
-    pub(crate) const NONE: LegSet = LegSet(0);
+    pub const NONE: LegSet = LegSet(0);
 
-    pub(crate) const fn of(leg: usize) -> LegSet {
+    pub const fn of(leg: usize) -> LegSet {
         LegSet(1 << leg)
     }
-    pub(crate) fn from_fn(wanted: impl Fn(usize) -> bool) -> LegSet {
+    pub fn from_fn(wanted: impl Fn(usize) -> bool) -> LegSet {
         let legs = (0..LEGS_MAX).filter(|&leg| wanted(leg));
         LegSet(legs.fold(0, |mask, leg| mask | 1 << leg))
     }
-    pub(crate) fn contains(self, leg: usize) -> bool {
+    pub fn contains(self, leg: usize) -> bool {
         self.0 & (1 << leg) != 0
     }
-    pub(crate) fn is_empty(self) -> bool {
+    pub fn is_empty(self) -> bool {
         self.0 == 0
     }
-    pub(crate) fn len(self) -> u32 {
+    pub fn len(self) -> u32 {
         self.0.count_ones()
     }
-    pub(crate) fn is_superset(self, other: LegSet) -> bool {
+    pub fn is_superset(self, other: LegSet) -> bool {
         other.0 & !self.0 == 0
     }
-    pub(crate) fn intersection(self, other: LegSet) -> LegSet {
+    pub fn intersection(self, other: LegSet) -> LegSet {
         LegSet(self.0 & other.0)
     }
-    pub(crate) fn union(self, other: LegSet) -> LegSet {
+    pub fn union(self, other: LegSet) -> LegSet {
         LegSet(self.0 | other.0)
     }
-    pub(crate) fn difference(self, other: LegSet) -> LegSet {
+    pub fn difference(self, other: LegSet) -> LegSet {
         LegSet(self.0 & !other.0)
     }
-    pub(crate) fn add(&mut self, leg: usize) {
+    pub fn add(&mut self, leg: usize) {
         self.0 |= 1 << leg;
     }
-    pub(crate) fn remove(&mut self, leg: usize) {
+    pub fn remove(&mut self, leg: usize) {
         self.0 &= !(1 << leg);
     }
-    pub(crate) fn legs(self) -> impl Iterator<Item = usize> {
+    pub fn legs(self) -> impl Iterator<Item = usize> {
         (0..LEGS_MAX).filter(move |&leg| self.contains(leg))
     }
 }
 
 /// One leg, as channels see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LegSnapshot {
+pub struct LegSnapshot {
     pub brick: BrickId,
     pub slice: SliceId,
     pub state: LegState,
@@ -67,7 +67,7 @@ pub(crate) struct LegSnapshot {
 
 /// Whether requests to a column are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Gate {
+pub enum Gate {
     Open,
     /// There is no in-sync leg: requests wait.
     Down,
@@ -76,7 +76,7 @@ pub(crate) enum Gate {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ColumnSnapshot {
+pub struct ColumnSnapshot {
     pub legs: Vec<LegSnapshot>,
     pub gate: Gate,
     /// The serial of the replica's connection; 0 if there is none. Channels treat the replica
@@ -90,21 +90,21 @@ impl ColumnSnapshot {
     }
 
     /// The legs that must have a write before it completes.
-    pub(crate) fn written(&self) -> LegSet {
+    pub fn written(&self) -> LegSet {
         self.legs_where(|leg| leg.state != LegState::Stale)
     }
 
-    pub(crate) fn in_sync(&self) -> LegSet {
+    pub fn in_sync(&self) -> LegSet {
         self.legs_where(|leg| leg.state == LegState::InSync)
     }
 
-    pub(crate) fn buffering(&self) -> LegSet {
+    pub fn buffering(&self) -> LegSet {
         self.legs_where(|leg| leg.buffers)
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SegmentSnapshot {
+pub struct SegmentSnapshot {
     /// The first byte in the volume.
     pub start: u64,
     pub bytes: u64,
@@ -114,7 +114,7 @@ pub(crate) struct SegmentSnapshot {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LayoutSnapshot {
+pub struct LayoutSnapshot {
     pub epoch: Epoch,
     pub size_bytes: u64,
     pub segments: Vec<SegmentSnapshot>,
@@ -124,7 +124,7 @@ pub(crate) struct LayoutSnapshot {
 
 /// A part of a request that lies in one column without a gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ColumnExtent {
+pub struct ColumnExtent {
     pub column: usize,
     /// The first byte in the column's slices.
     pub offset: u64,
@@ -135,7 +135,7 @@ pub(crate) struct ColumnExtent {
 
 impl LayoutSnapshot {
     /// The snapshot of a volume that is not attached yet.
-    pub(crate) fn empty() -> LayoutSnapshot {
+    pub fn empty() -> LayoutSnapshot {
         LayoutSnapshot {
             epoch: Epoch(0),
             size_bytes: 0,
@@ -147,7 +147,7 @@ impl LayoutSnapshot {
 
     /// The serial of the replica's connection; 0 if there is none. Only volumes of one column
     /// have replicas.
-    pub(crate) fn replica_serial(&self) -> u64 {
+    pub fn replica_serial(&self) -> u64 {
         match self.columns.as_slice() {
             [only] => only.replica_serial,
             _ => 0,
@@ -156,7 +156,7 @@ impl LayoutSnapshot {
 
     /// Whether some written leg makes writes durable only with a flush. A stale leg or a
     /// replica is no reason to flush the others.
-    pub(crate) fn buffers(&self) -> bool {
+    pub fn buffers(&self) -> bool {
         let buffers =
             |column: &ColumnSnapshot| !column.written().intersection(column.buffering()).is_empty();
         self.columns.iter().any(buffers)
@@ -164,7 +164,7 @@ impl LayoutSnapshot {
 
     /// The first part of a range that is read or written as one. It crosses no segment, stripe
     /// or region border.
-    pub(crate) fn io_extent(&self, at: u64, end: u64) -> Option<ColumnExtent> {
+    pub fn io_extent(&self, at: u64, end: u64) -> Option<ColumnExtent> {
         let mut place = self.contiguous_extent(at, end)?;
         place.len = place
             .len
@@ -176,14 +176,14 @@ impl LayoutSnapshot {
     /// The first part of a range that every leg either writes or refuses as a whole. Full legs
     /// may differ in where their space ends. If a leg could write a part of the piece before it
     /// refuses, the legs would differ, and no error would show that.
-    pub(crate) fn atomic_extent(&self, at: u64, end: u64) -> Option<ColumnExtent> {
+    pub fn atomic_extent(&self, at: u64, end: u64) -> Option<ColumnExtent> {
         let mut place = self.io_extent(at, end)?;
         place.len = atomic_len(place.offset, place.len);
         Some(place)
     }
 
     /// The first part of a range that lies in one column without a gap.
-    pub(crate) fn contiguous_extent(&self, at: u64, end: u64) -> Option<ColumnExtent> {
+    pub fn contiguous_extent(&self, at: u64, end: u64) -> Option<ColumnExtent> {
         let segment = match self.segments.as_slice() {
             [only] => only,
             many => many.iter().rfind(|segment| segment.start <= at)?,
@@ -212,7 +212,7 @@ impl LayoutSnapshot {
 
     /// The part of a column that a range of the volume covers. Stripes map a run of the volume
     /// to one run of each column.
-    pub(crate) fn column_range(&self, column: usize, from: u64, to: u64) -> (u64, u64) {
+    pub fn column_range(&self, column: usize, from: u64, to: u64) -> (u64, u64) {
         let Some(segment) = self.segments.iter().rfind(|s| s.first_column <= column) else {
             return (0, 0);
         };
@@ -232,7 +232,7 @@ impl LayoutSnapshot {
     }
 
     /// The byte of the volume that lies at a byte of a column.
-    pub(crate) fn volume_offset(&self, column: usize, offset: u64) -> u64 {
+    pub fn volume_offset(&self, column: usize, offset: u64) -> u64 {
         let Some(segment) = self.segments.iter().rfind(|s| s.first_column <= column) else {
             return offset;
         };
@@ -247,7 +247,7 @@ impl LayoutSnapshot {
 
 /// The length of the first part of a change that a leg makes or refuses as one: a part of a
 /// page, or whole pages of one run.
-pub(crate) fn atomic_len(offset: u64, len: u64) -> u64 {
+pub fn atomic_len(offset: u64, len: u64) -> u64 {
     let page = PAGE_BYTES as u64;
     let within = offset % page;
     if within != 0 || len < page {

@@ -64,21 +64,21 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $variant:ident $field:ident,)*) => {
         /// The events that are counted.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(crate) enum Count { $($variant,)* }
+        pub enum Count { $($variant,)* }
 
         /// Sums since the attach.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         pub struct Counters { $($(#[$doc])* pub $field: u64,)* }
 
         #[derive(Default)]
-        pub(crate) struct Tally { $($field: AtomicU64,)* }
+        pub struct Tally { $($field: AtomicU64,)* }
 
         impl Tally {
-            pub(crate) fn add(&self, what: Count, by: u64) {
+            pub fn add(&self, what: Count, by: u64) {
                 match what { $(Count::$variant => self.$field.fetch_add(by, Ordering::Relaxed),)* };
             }
 
-            pub(crate) fn sums(&self) -> Counters {
+            pub fn sums(&self) -> Counters {
                 Counters { $($field: self.$field.load(Ordering::Relaxed),)* }
             }
         }
@@ -183,7 +183,7 @@ pub struct ScrubStatus {
 
 impl VolumeStatus {
     /// Advances the times by the age of the report.
-    pub(crate) fn age(&mut self, by: std::time::Duration) {
+    pub fn age(&mut self, by: std::time::Duration) {
         let by = by.as_millis() as u64;
         let legs = self.columns.iter_mut().flat_map(|column| &mut column.legs);
         for resync in legs.filter_map(|leg| leg.resync.as_mut()) {
@@ -245,7 +245,7 @@ pub struct CheckReport {
 
 impl CheckReport {
     /// The report of this many pages without any finding.
-    pub(crate) fn of_pages(pages: u64) -> CheckReport {
+    pub fn of_pages(pages: u64) -> CheckReport {
         CheckReport {
             pages_compared: pages,
             ..CheckReport::default()
@@ -253,7 +253,7 @@ impl CheckReport {
     }
 
     /// Adds the findings of another report.
-    pub(crate) fn add(&mut self, other: CheckReport) {
+    pub fn add(&mut self, other: CheckReport) {
         self.pages_compared += other.pages_compared;
         self.pages_differing += other.pages_differing;
         self.pages_damaged += other.pages_damaged;

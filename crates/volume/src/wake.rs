@@ -7,7 +7,7 @@ use pagemesh_base::event_fd::EventFd;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-pub(crate) struct Wake {
+pub struct Wake {
     fd: EventFd,
     raised: AtomicBool,
     /// The number of raises that were taken before they reached the descriptor. If they stayed
@@ -20,7 +20,7 @@ impl Wake {
     ///
     /// # Errors
     /// When the process has no descriptor left.
-    pub(crate) fn new() -> std::io::Result<Wake> {
+    pub fn new() -> std::io::Result<Wake> {
         Ok(Wake {
             fd: EventFd::new()?,
             raised: AtomicBool::new(false),
@@ -28,7 +28,7 @@ impl Wake {
         })
     }
 
-    pub(crate) fn raise(&self) {
+    pub fn raise(&self) {
         step("flag");
         if !self.raised.swap(true, Ordering::AcqRel) {
             step("descriptor");
@@ -37,7 +37,7 @@ impl Wake {
     }
 
     /// Takes the wake-up: true once for one or many raises.
-    pub(crate) fn take(&self) -> bool {
+    pub fn take(&self) -> bool {
         let owed = self.uncounted_raises.load(Ordering::Relaxed);
         step("flag");
         if owed == 0 && !self.raised.load(Ordering::Acquire) {
@@ -58,14 +58,14 @@ impl Wake {
         was_raised
     }
 
-    #[cfg(test)]
-    pub(crate) fn is_readable(&self) -> bool {
+    #[cfg(any(test, feature = "test-api"))]
+    pub fn is_readable(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut polled = [PollFd::new(&self.fd, PollFlags::IN)];
         poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
     }
 
-    pub(crate) fn fd(&self) -> RawFd {
+    pub fn fd(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
 }

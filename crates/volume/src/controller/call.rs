@@ -9,7 +9,7 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, Layout, SliceId, VolumeName};
 use pagemesh_base::slice::{Leg, SliceError};
 
-pub(crate) enum BlockingCall {
+pub enum BlockingCall {
     Attach,
     ChangeLegs {
         attachment: Epoch,
@@ -31,7 +31,7 @@ pub(crate) enum BlockingCall {
     },
 }
 
-pub(crate) enum CallOutcome {
+pub enum CallOutcome {
     Layout(Result<ResolvedLayout, AuthorityError>),
     LegsChanged(Result<Layout, AuthorityError>),
     Connected(Result<Box<dyn Leg>, SliceError>),
@@ -40,7 +40,7 @@ pub(crate) enum CallOutcome {
 
 impl BlockingCall {
     /// The outcome if the call cannot even be started.
-    pub(crate) fn failure_outcome(&self) -> fn(String) -> CallOutcome {
+    pub fn failure_outcome(&self) -> fn(String) -> CallOutcome {
         match self {
             BlockingCall::Attach | BlockingCall::FetchLayout { .. } => {
                 |why| CallOutcome::Layout(Err(AuthorityError::Unreachable(why)))
@@ -59,12 +59,12 @@ impl BlockingCall {
 }
 
 /// Makes calls without blocking the controller. The outcome comes as an event.
-pub(crate) trait CallRunner {
+pub trait CallRunner {
     fn start(&self, id: u64, call: BlockingCall);
 }
 
 /// Makes one call. It blocks.
-pub(crate) fn perform(
+pub fn perform(
     call: BlockingCall,
     name: &VolumeName,
     client: &str,

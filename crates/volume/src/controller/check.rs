@@ -14,14 +14,14 @@ use std::rc::Rc;
 use std::sync::{Arc, Condvar, Mutex};
 
 #[derive(Default)]
-pub(crate) struct CheckProgress {
+pub struct CheckProgress {
     pub done_bytes: u64,
     pub total_bytes: u64,
     pub result: Option<Result<CheckReport, String>>,
 }
 
 /// A check, shared with the caller that waits for it.
-pub(crate) struct CheckJob {
+pub struct CheckJob {
     /// The leg that is copied to the others where they differ.
     pub repair_from: Option<usize>,
     pub progress: Mutex<CheckProgress>,

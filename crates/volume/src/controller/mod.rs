@@ -34,11 +34,11 @@ use crate::direct_access::TornOp;
 use crate::limits::REPLICATION_AGE_MAX;
 use crate::shared::{Member, MemberMessage, VolumeShared};
 use crate::status::VolumeStatus;
-pub(crate) use call::{BlockingCall, CallOutcome, CallRunner, perform};
-pub(crate) use check::CheckJob;
+pub use call::{BlockingCall, CallOutcome, CallRunner, perform};
+pub use check::CheckJob;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::poison;
-pub(crate) use scrub_schedule::ScrubOrder;
+pub use scrub_schedule::ScrubOrder;
 pub use scrub_schedule::ScrubPlan;
 pub(crate) use state::AttachFailure;
 use state::ControllerState;
@@ -56,7 +56,7 @@ use std::time::{Duration, Instant};
 const POLL_PASSES_MAX: usize = 64;
 
 /// An event for the controller.
-pub(crate) enum ControllerEvent {
+pub enum ControllerEvent {
     /// A channel lost a leg.
     LegLost {
         column: usize,
@@ -96,7 +96,7 @@ struct StatusReport {
 }
 
 /// The queue of events for the controller.
-pub(crate) struct Mailbox {
+pub struct Mailbox {
     /// None once the controller is dropped.
     events: Mutex<Option<Vec<ControllerEvent>>>,
     member: Arc<Member>,
@@ -104,7 +104,7 @@ pub(crate) struct Mailbox {
 }
 
 impl Mailbox {
-    pub(crate) fn new(member: Arc<Member>) -> Mailbox {
+    pub fn new(member: Arc<Member>) -> Mailbox {
         Mailbox {
             events: Mutex::new(Some(vec![])),
             member,
@@ -112,7 +112,7 @@ impl Mailbox {
         }
     }
 
-    pub(crate) fn post(&self, event: ControllerEvent) {
+    pub fn post(&self, event: ControllerEvent) {
         // The event is dropped outside the lock: it may hold a channel, and the channel holds
         // this mailbox.
         let unread = match &mut *poison::lock(&self.events) {
@@ -128,7 +128,7 @@ impl Mailbox {
 
     /// The last status report, with lag, counters and channels as of now. `since` returns the
     /// time since the report.
-    pub(crate) fn status(
+    pub fn status(
         &self,
         hub: &VolumeShared,
         since: impl FnOnce(Instant) -> Duration,
@@ -166,7 +166,7 @@ impl Drop for VolumeController {
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-pub(crate) struct VolumeController {
+pub struct VolumeController {
     state: Rc<ControllerState>,
     tasks: Vec<Task>,
     /// Channels without a thread. The controller drives them until their changes are complete.
@@ -177,7 +177,7 @@ pub(crate) struct VolumeController {
 
 impl VolumeController {
     /// A controller that attaches the volume in its first polls.
-    pub(crate) fn new(
+    pub fn new(
         name: VolumeName,
         hub: Arc<VolumeShared>,
         member: Arc<Member>,
@@ -196,25 +196,25 @@ impl VolumeController {
     }
 
     /// Takes the result of the attach. It is there once.
-    pub(crate) fn take_attach_result(&self) -> Option<Result<(), AttachFailure>> {
+    pub fn take_attach_result(&self) -> Option<Result<(), AttachFailure>> {
         self.state.attach_result.take()
     }
 
     /// Whether a resync is running.
-    pub(crate) fn has_resyncs(&self) -> bool {
+    pub fn has_resyncs(&self) -> bool {
         let model = self.state.model();
         let mut legs = model.columns.iter().flat_map(|column| &column.legs);
         legs.any(|leg| leg.resync.is_some())
     }
 
     /// Whether the controller has ended for good.
-    pub(crate) fn is_ended(&self) -> bool {
+    pub fn is_ended(&self) -> bool {
         self.state.ended.get() && self.dropped_channels.is_empty()
     }
 
     /// Makes all progress that is possible now. Returns the time of the next poll if no event
     /// comes before.
-    pub(crate) fn poll(&mut self, now: Duration) -> Option<Duration> {
+    pub fn poll(&mut self, now: Duration) -> Option<Duration> {
         self.state.begin_turn(now);
         for _ in 0..POLL_PASSES_MAX {
             let before = self.state.activity.get();
@@ -239,7 +239,7 @@ impl VolumeController {
 
     /// Collects the descriptors that become readable when there is work. Returns the time at
     /// which a leg must be checked in any case.
-    pub(crate) fn wait_on(&self, into: &mut Vec<RawFd>) -> Option<Instant> {
+    pub fn wait_on(&self, into: &mut Vec<RawFd>) -> Option<Instant> {
         into.push(self.member.wake.fd());
         self.dropped_channels
             .iter()

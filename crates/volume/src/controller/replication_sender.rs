@@ -7,7 +7,7 @@
 use super::control::ControlConnection;
 use super::copy::LegConnection;
 use super::state::ControllerState;
-use crate::limits::{REPLICATION_AGE_MAX, REPLICATION_IN_FLIGHT_MAX, REPLICATION_LINGER};
+use crate::limits::{REPLICATION_AGE_MAX, REPLICATION_LINGER, replication_in_flight_max};
 use pagemesh_base::layout::LegState;
 use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest, Stamp};
 use std::collections::VecDeque;
@@ -98,8 +98,8 @@ impl InFlightChanges {
         self.take_answers(state, route)?;
         // A leg that answers at once could keep this loop busy for as long as others make
         // changes. The limit gives the controller time for its other tasks.
-        for _ in 0..REPLICATION_IN_FLIGHT_MAX {
-            if self.changes.len() == REPLICATION_IN_FLIGHT_MAX {
+        for _ in 0..replication_in_flight_max() {
+            if self.changes.len() == replication_in_flight_max() {
                 break;
             }
             let lingers = state.now() < self.lingers_until;

@@ -16,7 +16,7 @@ pub struct ScrubPlan {
 
 /// An order to the controller about scrubs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ScrubOrder {
+pub enum ScrubOrder {
     Plan(ScrubPlan),
     /// Start a pass now, or resume the one that was stopped.
     Start,

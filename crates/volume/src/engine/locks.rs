@@ -20,25 +20,25 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 /// The controller's number among the members of a volume.
-pub(crate) const CONTROLLER: u32 = 0;
+pub const CONTROLLER: u32 = 0;
 
 /// The holder of a lock: a member of the volume, and that member's key for the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LockHolder {
+pub struct LockHolder {
     pub member: u32,
     pub key: u32,
 }
 
 /// A range of a column in whole pages, since a page is the unit that legs change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LockRange {
+pub struct LockRange {
     column: u32,
     start: u64,
     end: u64,
 }
 
 impl LockRange {
-    pub(crate) fn new(column: usize, offset: u64, len: u64) -> LockRange {
+    pub fn new(column: usize, offset: u64, len: u64) -> LockRange {
         let page = PAGE_BYTES as u64;
         let (start, end) = (offset / page * page, (offset + len).div_ceil(page) * page);
         debug_assert!(start < end && start / REGION_BYTES == (end - 1) / REGION_BYTES);
@@ -50,7 +50,7 @@ impl LockRange {
     }
 
     /// Splits a range at region borders, in ascending order.
-    pub(crate) fn split(column: usize, offset: u64, len: u64) -> impl Iterator<Item = LockRange> {
+    pub fn split(column: usize, offset: u64, len: u64) -> impl Iterator<Item = LockRange> {
         let end = offset + len;
         let mut at = offset;
         std::iter::from_fn(move || {
@@ -61,11 +61,11 @@ impl LockRange {
         })
     }
 
-    pub(crate) fn column(&self) -> usize {
+    pub fn column(&self) -> usize {
         self.column as usize
     }
 
-    pub(crate) fn overlaps(&self, other: &LockRange) -> bool {
+    pub fn overlaps(&self, other: &LockRange) -> bool {
         self.column == other.column && self.start < other.end && other.start < self.end
     }
 }
@@ -98,20 +98,22 @@ struct LockShard {
     entry_count: AtomicUsize,
 }
 
-pub(crate) struct RangeLocks {
+pub struct RangeLocks {
     shards: Vec<LockShard>,
 }
 
-impl RangeLocks {
-    pub(crate) fn new() -> RangeLocks {
+impl Default for RangeLocks {
+    fn default() -> RangeLocks {
         RangeLocks {
             shards: (0..LOCK_SHARDS).map(|_| LockShard::default()).collect(),
         }
     }
+}
 
+impl RangeLocks {
     /// Enters the queue; true if the lock is held at once. If not, a later
     /// [`RangeLocks::release`] returns the holder once it has the lock.
-    pub(crate) fn acquire(&self, range: LockRange, holder: LockHolder) -> bool {
+    pub fn acquire(&self, range: LockRange, holder: LockHolder) -> bool {
         let shard = self.shard(&range);
         let mut line = shard.lock_queue();
         let held = line.enqueue(range, holder);
@@ -122,7 +124,7 @@ impl RangeLocks {
     /// Enters the queues of these ranges, which do not overlap, atomically. Returns the number
     /// of locks that are not held yet. A later [`RangeLocks::release`] returns the holder once
     /// for each of them.
-    pub(crate) fn acquire_all(&self, ranges: &[LockRange], holder: LockHolder) -> u32 {
+    pub fn acquire_all(&self, ranges: &[LockRange], holder: LockHolder) -> u32 {
         let mut lines = self.lock_queues(ranges);
         let mut awaited = 0;
         for range in ranges {
@@ -134,7 +136,7 @@ impl RangeLocks {
     }
 
     /// Takes these locks if none of them is held or waited for. If not, it changes nothing.
-    pub(crate) fn try_acquire_all(&self, ranges: &[LockRange], holder: LockHolder) -> bool {
+    pub fn try_acquire_all(&self, ranges: &[LockRange], holder: LockHolder) -> bool {
         let mut lines = self.lock_queues(ranges);
         let is_free = |range: &LockRange| {
             let (_, line) = queue_of_shard(self.shard_number(range), &mut lines);
@@ -152,7 +154,7 @@ impl RangeLocks {
     }
 
     /// Takes a lock if it is neither held nor waited for. If not, it changes nothing.
-    pub(crate) fn try_acquire(&self, range: LockRange, holder: LockHolder) -> bool {
+    pub fn try_acquire(&self, range: LockRange, holder: LockHolder) -> bool {
         let shard = self.shard(&range);
         let mut line = shard.lock_queue();
         if line.entries.iter().any(|e| e.range.overlaps(&range)) {
@@ -172,7 +174,7 @@ impl RangeLocks {
     /// Whether no change of a range is in flight. If one is, a later [`RangeLocks::release`]
     /// returns the reader once all present changes have ended. The locks of the controller do
     /// not count: it copies data that is there already.
-    pub(crate) fn is_range_idle(&self, range: LockRange, reader: LockHolder) -> bool {
+    pub fn is_range_idle(&self, range: LockRange, reader: LockHolder) -> bool {
         let shard = self.shard(&range);
         steps::step("range locks");
         if shard.entry_count.load(Ordering::Acquire) == 0 {
@@ -196,12 +198,7 @@ impl RangeLocks {
 
     /// Releases a lock, or leaves its queue. `turns` gets the holders that have their lock now,
     /// and the readers that waited only for this change.
-    pub(crate) fn release(
-        &self,
-        range: LockRange,
-        holder: LockHolder,
-        turns: &mut Vec<LockHolder>,
-    ) {
+    pub fn release(&self, range: LockRange, holder: LockHolder, turns: &mut Vec<LockHolder>) {
         let shard = self.shard(&range);
         let mut line = shard.lock_queue();
         let own = |e: &LockEntry| e.holder == holder && e.range == range;
@@ -318,7 +315,7 @@ mod tests {
 
     #[test]
     fn overlapping_locks_are_granted_in_order() {
-        let locks = RangeLocks::new();
+        let locks = RangeLocks::default();
         let range = |page: u64, pages: u64| LockRange::new(0, page * 4096, pages * 4096);
         assert!(locks.acquire(range(0, 4), holder(1)));
         assert!(!locks.acquire(range(2, 4), holder(2)));
@@ -338,7 +335,7 @@ mod tests {
 
     #[test]
     fn multi_range_lock_waits_only_for_earlier_holders() {
-        let locks = RangeLocks::new();
+        let locks = RangeLocks::default();
         let page = |page: u64| LockRange::new(0, page * 4096, 4096);
         let far = LockRange::new(0, 3 * REGION_BYTES, 4096);
         let mut turns = vec![];
@@ -376,7 +373,7 @@ mod tests {
 
     #[test]
     fn readers_wait_only_for_held_locks() {
-        let locks = RangeLocks::new();
+        let locks = RangeLocks::default();
         let range = |page: u64, pages: u64| LockRange::new(0, page * 4096, pages * 4096);
         assert!(locks.is_range_idle(range(0, 4), holder(9)));
         assert!(locks.acquire(range(0, 1), holder(1)));
@@ -397,7 +394,7 @@ mod tests {
 
     #[test]
     fn readers_ignore_controller_locks() {
-        let locks = RangeLocks::new();
+        let locks = RangeLocks::default();
         let range = LockRange::new(0, 0, 4096);
         let member = CONTROLLER;
         assert!(locks.acquire(range, LockHolder { member, key: 1 }));
@@ -406,7 +403,7 @@ mod tests {
 
     #[test]
     fn ranges_within_one_page_conflict() {
-        let locks = RangeLocks::new();
+        let locks = RangeLocks::default();
         assert!(locks.acquire(LockRange::new(0, 512, 512), holder(1)));
         assert!(!locks.acquire(LockRange::new(0, 1024, 512), holder(2)));
     }
@@ -415,7 +412,7 @@ mod tests {
         /// A page never has two holders, and no holder waits for ever.
         #[test]
         fn exclusive_and_fair(steps in prop::collection::vec((0u64..40, 1u64..8, any::<bool>()), 1..200)) {
-            let locks = RangeLocks::new();
+            let locks = RangeLocks::default();
             let mut line: Vec<(LockRange, u32, bool)> = vec![];
             for (key, &(page, pages, release)) in steps.iter().enumerate() {
                 if release {

@@ -3,4 +3,4 @@
 //! `replication_sender` takes and sends them.
 
 pub(crate) mod queue;
-pub mod ring;
+pub(crate) mod ring;

@@ -16,7 +16,7 @@
 //! - Changes that were appended for a former replica are dropped.
 
 use crate::direct_access::DirectSegment;
-use crate::limits::{REPLICATION_AGE_MAX, REPLICATION_BYTES_MAX, REPLICATION_CHANGES_MAX};
+use crate::limits::{REPLICATION_AGE_MAX, REPLICATION_BYTES_MAX, replication_changes_max};
 use crate::replication::ring::{RING_SLOTS, ReplicationRing, RingEntry};
 use crate::steps;
 use crate::wake::Wake;
@@ -37,7 +37,7 @@ const CHANGE_COST_BYTES: u64 = 128;
 const SLOT_COST_BYTES: u64 = CHANGE_COST_BYTES + PAGE_BYTES as u64;
 
 /// A change on its way to the replica.
-pub(crate) struct ReplicationChange {
+pub struct ReplicationChange {
     pub number: u64,
     /// The change with the stamp of another leg; the sender replaces the stamp.
     pub change: SliceRequest,
@@ -109,7 +109,7 @@ enum SenderState {
     Asleep,
 }
 
-pub(crate) struct ReplicationQueue {
+pub struct ReplicationQueue {
     state: Mutex<QueueState>,
     /// The segment with the changes of direct clients, once direct access is enabled.
     segment: OnceLock<Arc<DirectSegment>>,
@@ -131,7 +131,7 @@ impl Default for ReplicationQueue {
 }
 
 /// The outcome of an append.
-pub(crate) struct AppendOutcome {
+pub struct AppendOutcome {
     pub number: u64,
     /// The replica lags so far behind that the acknowledgement of this change must wait.
     pub must_wait: bool,
@@ -141,7 +141,7 @@ pub(crate) struct AppendOutcome {
 
 /// The result of [`ReplicationQueue::wait_for_done`].
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DoneWait {
+pub enum DoneWait {
     Done,
     /// The member will be woken. With `must_wake`, the caller must wake the sender, too.
     Registered {
@@ -151,7 +151,7 @@ pub(crate) enum DoneWait {
 
 impl ReplicationQueue {
     /// Appends a change; none if `serial` is no longer the replica's connection.
-    pub(crate) fn append(&self, serial: u64, change: SliceRequest) -> Option<AppendOutcome> {
+    pub fn append(&self, serial: u64, change: SliceRequest) -> Option<AppendOutcome> {
         let mut queue = self.lock_state();
         if queue.serial != serial {
             return None;
@@ -180,7 +180,7 @@ impl ReplicationQueue {
 
     /// The number of the last appended change or claimed slot; 0 if there is no replica. Every
     /// durable write calls this, so that case takes no lock.
-    pub(crate) fn last_number(&self) -> u64 {
+    pub fn last_number(&self) -> u64 {
         match self.done_number.load(Ordering::Acquire) {
             NO_REPLICA => 0,
             _ => self.last_number_of(&self.lock_state()),
@@ -192,7 +192,7 @@ impl ReplicationQueue {
     }
 
     /// Attaches the segment through which the changes of direct clients come.
-    pub(crate) fn attach_segment(&self, segment: &Arc<DirectSegment>) {
+    pub fn attach_segment(&self, segment: &Arc<DirectSegment>) {
         // The segment is set once, for good.
         let _ = self.segment.set(Arc::clone(segment));
     }
@@ -227,7 +227,7 @@ impl ReplicationQueue {
             let count =
                 queue.costs.by_number.len() + queue.ring_costs.by_number.len() + untaken as usize;
             let bytes = queue.costs.sum + queue.ring_costs.sum + untaken * SLOT_COST_BYTES;
-            bytes > REPLICATION_BYTES_MAX || count > REPLICATION_CHANGES_MAX
+            bytes > REPLICATION_BYTES_MAX || count > replication_changes_max()
         };
         // Reading the count of claimed slots slows the direct clients that claim, so it is read
         // only near the limit.
@@ -241,17 +241,17 @@ impl ReplicationQueue {
     }
 
     /// Whether the ring lacks some changes of direct clients.
-    pub(crate) fn is_incomplete(&self) -> bool {
+    pub fn is_incomplete(&self) -> bool {
         self.ring().is_some_and(ReplicationRing::is_incomplete)
     }
 
     /// Whether the replica has all changes up to this number.
-    pub(crate) fn is_done(&self, number: u64) -> bool {
+    pub fn is_done(&self, number: u64) -> bool {
         number <= self.done_number.load(Ordering::Acquire) || defect::is(Defect::DurableNotAwaited)
     }
 
     /// Wakes a member once this number is done. Each member waits for one number.
-    pub(crate) fn wait_for_done(&self, number: u64, member: u32, wake: &Arc<Wake>) -> DoneWait {
+    pub fn wait_for_done(&self, number: u64, member: u32, wake: &Arc<Wake>) -> DoneWait {
         let mut queue = self.lock_state();
         // The check is under the lock, so that no wake-up is lost.
         if self.is_done(number) {
@@ -264,7 +264,7 @@ impl ReplicationQueue {
     }
 
     /// Starts to queue changes for a replica, from the next change on.
-    pub(crate) fn open(&self, serial: u64) {
+    pub fn open(&self, serial: u64) {
         let mut queue = self.lock_state();
         self.restart(&mut queue, serial);
         let last = self.last_number_of(&queue);
@@ -272,7 +272,7 @@ impl ReplicationQueue {
     }
 
     /// Ends the queue: there is no replica any more.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         let mut queue = self.lock_state();
         self.restart(&mut queue, 0);
         self.complete_up_to(&mut queue, NO_REPLICA);
@@ -280,7 +280,7 @@ impl ReplicationQueue {
 
     /// Takes the next change for the sender with this connection. If there is none and
     /// `looks_again` is set, only an acknowledgement that waits wakes the sender.
-    pub(crate) fn take_change(&self, serial: u64, looks_again: bool) -> Option<ReplicationChange> {
+    pub fn take_change(&self, serial: u64, looks_again: bool) -> Option<ReplicationChange> {
         let mut queue = self.lock_state();
         if queue.serial != serial {
             return None;
@@ -330,7 +330,7 @@ impl ReplicationQueue {
     }
 
     /// Records that the replica has all changes up to a number.
-    pub(crate) fn record_done(&self, serial: u64, number: u64) {
+    pub fn record_done(&self, serial: u64, number: u64) {
         let mut queue = self.lock_state();
         if queue.serial != serial {
             return;
@@ -348,7 +348,7 @@ impl ReplicationQueue {
     }
 
     /// Updates the age of the oldest change.
-    pub(crate) fn update_age(&self, now: Duration) {
+    pub fn update_age(&self, now: Duration) {
         let mut queue = self.lock_state();
         let (last, is_empty) = (self.last_number_of(&queue), !self.has_unfinished(&queue));
         if !is_empty && queue.age_marks.back().is_none_or(|&(seen, _)| seen < last) {
@@ -361,12 +361,12 @@ impl ReplicationQueue {
     }
 
     /// Whether an acknowledgement waits, which needs a flush of the replica.
-    pub(crate) fn has_waiters(&self) -> bool {
+    pub fn has_waiters(&self) -> bool {
         !self.lock_state().waiters.is_empty()
     }
 
     /// Whether the replica has yet to get a change.
-    pub(crate) fn is_behind(&self) -> bool {
+    pub fn is_behind(&self) -> bool {
         self.has_unfinished(&self.lock_state())
     }
 
@@ -376,12 +376,12 @@ impl ReplicationQueue {
     }
 
     /// Removes a member that is gone.
-    pub(crate) fn remove_waiter(&self, member: u32) {
+    pub fn remove_waiter(&self, member: u32) {
         self.lock_state().waiters.remove(&member);
     }
 
     /// The changes that the replica has yet to get; none if there is no replica.
-    pub(crate) fn lag(&self, now: Duration) -> Option<Lag> {
+    pub fn lag(&self, now: Duration) -> Option<Lag> {
         let queue = self.lock_state();
         let since = queue.age_marks.front().map_or(now, |&(_, at)| at);
         let untaken = self.unsent_slots(&queue);

@@ -24,7 +24,8 @@
 //! - The consumer takes slots in order, and only once they are filled. So no earlier owner
 //!   can still fill a slot that is claimed anew.
 
-use crate::direct_access::{ClientRow, DirectSegment, ROWS, RUNS_END_AT};
+use crate::direct_access::segment::RUNS_END_AT;
+use crate::direct_access::{ClientRow, DirectSegment, ROWS};
 use crate::steps::step;
 use bytes::Bytes;
 use pagemesh_base::units::PAGE_BYTES;
@@ -56,7 +57,7 @@ pub(crate) const RING_END_AT: usize = DATA_AT + RING_SLOTS as usize * PAGE_BYTES
 const PAGE: u64 = PAGE_BYTES as u64;
 
 /// The claim word of a row that is claiming slots, and has not recorded which.
-pub(crate) const CLAIM_PENDING: u64 = u64::MAX;
+pub const CLAIM_PENDING: u64 = u64::MAX;
 
 /// The ring of a segment.
 #[derive(Clone, Copy)]
@@ -66,7 +67,7 @@ pub struct ReplicationRing<'s> {
 
 /// A change that was taken from the ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RingEntry {
+pub struct RingEntry {
     /// The first slot of the change.
     pub slot: u64,
     pub slot_count: u64,
@@ -77,7 +78,7 @@ pub(crate) struct RingEntry {
 
 /// The claim that a dead direct client left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum UnfilledClaim {
+pub enum UnfilledClaim {
     /// There is no claim, or its slot is filled.
     Absent,
     /// The claim that begins at this slot is not filled.
@@ -237,14 +238,14 @@ impl ReplicationRing<'_> {
 impl ReplicationRing<'_> {
     /// The first slot that is not claimed.
     #[inline]
-    pub(crate) fn tail(self) -> u64 {
+    pub fn tail(self) -> u64 {
         step("ring");
         self.tail_word().load(Ordering::Acquire)
     }
 
     /// The first slot that is not taken.
     #[inline]
-    pub(crate) fn head(self) -> u64 {
+    pub fn head(self) -> u64 {
         self.shared.word(HEAD_AT).load(Ordering::Acquire)
     }
 
@@ -256,7 +257,7 @@ impl ReplicationRing<'_> {
     }
 
     /// Whether the next slot is filled.
-    pub(crate) fn has_next(self) -> bool {
+    pub fn has_next(self) -> bool {
         let head = self.head();
         step("ring");
         // A filled slot was claimed, so the claim count need not be read. That read would slow
@@ -265,7 +266,7 @@ impl ReplicationRing<'_> {
     }
 
     /// Takes the next change. None if there is none, or if its slot is not filled yet.
-    pub(crate) fn take(self) -> Option<RingEntry> {
+    pub fn take(self) -> Option<RingEntry> {
         if !self.has_next() {
             return None;
         }
@@ -301,31 +302,31 @@ impl ReplicationRing<'_> {
     }
 
     /// Fills a slot with no change.
-    pub(crate) fn fill_empty(self, place: u64) {
+    pub fn fill_empty(self, place: u64) {
         self.publish_head(place, 0, 0);
     }
 
     /// Marks that the ring lacks some changes. The replica must then be resynced.
-    pub(crate) fn mark_incomplete(self) {
+    pub fn mark_incomplete(self) {
         self.flag(INCOMPLETE_AT).store(1, Ordering::SeqCst);
     }
 
-    pub(crate) fn is_incomplete(self) -> bool {
+    pub fn is_incomplete(self) -> bool {
         self.flag(INCOMPLETE_AT).load(Ordering::SeqCst) != 0
     }
 
     /// Clears the mark, for a new replica.
-    pub(crate) fn clear_incomplete(self) {
+    pub fn clear_incomplete(self) {
         self.flag(INCOMPLETE_AT).store(0, Ordering::SeqCst);
     }
 
-    pub(crate) fn set_has_replica(self, followed: bool) {
+    pub fn set_has_replica(self, followed: bool) {
         let flag = self.flag(HAS_REPLICA_AT);
         flag.store(u32::from(followed), Ordering::SeqCst);
     }
 
     /// Sets whether direct clients must write through the kernel.
-    pub(crate) fn set_throttled(self, shut: bool) {
+    pub fn set_throttled(self, shut: bool) {
         let (flag, shut) = (self.flag(THROTTLED_AT), u32::from(shut));
         // Direct clients read this line, so it is written only on a change.
         if flag.load(Ordering::Relaxed) != shut {
@@ -335,7 +336,7 @@ impl ReplicationRing<'_> {
 
     /// Requests a wake-up from the next client that fills a slot. True: the consumer may sleep,
     /// as the next slot is not filled.
-    pub(crate) fn enter_sleep(self) -> bool {
+    pub fn enter_sleep(self) -> bool {
         step("ring");
         self.flag(CONSUMER_SLEEPS_AT).store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -346,7 +347,7 @@ impl ReplicationRing<'_> {
         may_sleep
     }
 
-    pub(crate) fn leave_sleep(self) {
+    pub fn leave_sleep(self) {
         let sleeps = self.flag(CONSUMER_SLEEPS_AT);
         if sleeps.load(Ordering::Relaxed) != 0 {
             sleeps.store(0, Ordering::SeqCst);
@@ -356,7 +357,7 @@ impl ReplicationRing<'_> {
 
 /// The calls that clean up after dead direct clients. Their rows are as they left them.
 impl ReplicationRing<'_> {
-    pub(crate) fn unfilled_claim_of(self, row: ClientRow<'_>) -> UnfilledClaim {
+    pub fn unfilled_claim_of(self, row: ClientRow<'_>) -> UnfilledClaim {
         match row.claim().load(Ordering::Acquire) {
             0 => UnfilledClaim::Absent,
             CLAIM_PENDING => UnfilledClaim::Unknown,
@@ -367,7 +368,7 @@ impl ReplicationRing<'_> {
 
     /// Whether a later claim may overlap the bytes of this entry. No live direct client has an
     /// operation in progress on them.
-    pub(crate) fn has_later_overlap(self, segment: &DirectSegment, left: &RingEntry) -> bool {
+    pub fn has_later_overlap(self, segment: &DirectSegment, left: &RingEntry) -> bool {
         let (start, end) = page_bounds(left.offset, left.data.len() as u64);
         let mut place = left.slot + left.slot_count;
         while place < self.tail() {
@@ -399,7 +400,7 @@ impl ReplicationRing<'_> {
 
     /// Fills the claims that no client owns any more with no change. False: a live direct
     /// client is claiming right now.
-    pub(crate) fn fill_unowned_claims(
+    pub fn fill_unowned_claims(
         self,
         segment: &DirectSegment,
         is_dead: impl Fn(usize) -> bool,

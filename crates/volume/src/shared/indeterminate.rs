@@ -32,7 +32,7 @@ struct IndeterminateColumn {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct IndeterminateWrites {
+pub struct IndeterminateWrites {
     columns: Mutex<Vec<IndeterminateColumn>>,
     /// The number of columns with ranges. It changes under the mutex.
     columns_with_ranges: AtomicUsize,
@@ -40,7 +40,7 @@ pub(crate) struct IndeterminateWrites {
 
 impl IndeterminateWrites {
     /// Records that a change of this range has failed, in the snapshot of this generation.
-    pub(crate) fn record(&self, range: LockRange, generation: u64) {
+    pub fn record(&self, range: LockRange, generation: u64) {
         let mut columns = self.columns();
         if columns.len() <= range.column() {
             columns.resize_with(range.column() + 1, IndeterminateColumn::default);
@@ -59,7 +59,7 @@ impl IndeterminateWrites {
     }
 
     /// Whether later snapshots may take back the data of this range.
-    pub(crate) fn contains(&self, range: &LockRange) -> bool {
+    pub fn contains(&self, range: &LockRange) -> bool {
         steps::step("undecided");
         if self.columns_with_ranges.load(Ordering::Acquire) == 0 {
             return false;
@@ -73,7 +73,7 @@ impl IndeterminateWrites {
 
     /// Drops the ranges of the columns that this snapshot opens. Called when its generation is
     /// in place.
-    pub(crate) fn snapshot_changed(
+    pub fn snapshot_changed(
         &self,
         old: &[ColumnSnapshot],
         new: &[ColumnSnapshot],

@@ -25,7 +25,7 @@ struct ColumnLosses {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct LostWrites {
+pub struct LostWrites {
     columns: Mutex<Vec<ColumnLosses>>,
 }
 
@@ -40,7 +40,7 @@ impl LostWrites {
 
     /// Records that legs, some of which buffer, acknowledged a change in the snapshot of this
     /// generation. The change counts as lost if the snapshot is older than the last loss.
-    pub(crate) fn record_acknowledged(&self, column: usize, generation: u64) {
+    pub fn record_acknowledged(&self, column: usize, generation: u64) {
         self.with_column(column, |it| {
             it.acknowledged += 1;
             if generation < it.loss_generation {
@@ -51,18 +51,18 @@ impl LostWrites {
     }
 
     /// Returns the count of acknowledged changes, which a flush that starts now will cover.
-    pub(crate) fn begin_flush(&self, column: usize) -> u64 {
+    pub fn begin_flush(&self, column: usize) -> u64 {
         self.with_column(column, |it| it.acknowledged)
     }
 
     /// Records that every leg has flushed.
-    pub(crate) fn record_flushed(&self, column: usize, covers: u64) {
+    pub fn record_flushed(&self, column: usize, covers: u64) {
         self.with_column(column, |it| it.covered = it.covered.max(covers));
     }
 
     /// Counts the losses of a snapshot change. Called before any channel can have the new
     /// snapshot, or while channels that want it wait.
-    pub(crate) fn snapshot_changed(
+    pub fn snapshot_changed(
         &self,
         old: &[ColumnSnapshot],
         new: &[ColumnSnapshot],
@@ -83,17 +83,17 @@ impl LostWrites {
     }
 
     /// The losses of all columns.
-    pub(crate) fn total(&self) -> u64 {
+    pub fn total(&self) -> u64 {
         poison::lock(&self.columns).iter().map(|it| it.losses).sum()
     }
 
     /// The losses so far, which a channel that joins does not report.
-    pub(crate) fn count_of(&self, column: usize) -> u64 {
+    pub fn count_of(&self, column: usize) -> u64 {
         self.with_column(column, |it| it.losses)
     }
 
     /// Whether a flush must fail. `seen` is the loss count that its channel has reported.
-    pub(crate) fn must_report(&self, column: usize, seen: &mut u64) -> bool {
+    pub fn must_report(&self, column: usize, seen: &mut u64) -> bool {
         self.with_column(column, |it| {
             let must = *seen < it.losses || it.reported < it.losses;
             (*seen, it.reported) = (it.losses, it.losses);

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 
 /// A connection of a channel to a leg.
-pub(crate) struct LegLink {
+pub struct LegLink {
     pub column: usize,
     pub leg: usize,
     pub serial: u64,
@@ -22,7 +22,7 @@ pub(crate) struct LegLink {
 }
 
 /// A message to a member.
-pub(crate) enum MemberMessage {
+pub enum MemberMessage {
     /// The member holds a range lock now, or the changes that its read waits for have ended.
     LockGranted(u32),
     /// A connection for the next snapshot.
@@ -40,7 +40,7 @@ pub(crate) enum MemberMessage {
 }
 
 /// A channel of the volume, or its controller, as the other members reach it.
-pub(crate) struct Member {
+pub struct Member {
     /// Shared with parties that only wake the member.
     pub wake: Arc<Wake>,
     messages: Mutex<Vec<MemberMessage>>,
@@ -54,7 +54,7 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    pub(crate) fn new() -> std::io::Result<Member> {
+    pub fn new() -> std::io::Result<Member> {
         Ok(Member {
             wake: Arc::new(Wake::new()?),
             messages: Mutex::default(),
@@ -64,14 +64,14 @@ impl Member {
         })
     }
 
-    pub(crate) fn send(&self, note: MemberMessage) {
+    pub fn send(&self, note: MemberMessage) {
         steps::step("notes");
         poison::lock(&self.messages).push(note);
         self.wake.raise();
     }
 
     /// Ends the selected connections, by place and serial; true if there were any.
-    pub(crate) fn end_links(&self, is_meant: impl Fn(&(usize, usize), u64) -> bool) -> bool {
+    pub fn end_links(&self, is_meant: impl Fn(&(usize, usize), u64) -> bool) -> bool {
         let mut links = poison::lock(&self.links);
         let before = links.len();
         links.retain(|place, serial| {
@@ -91,17 +91,17 @@ impl Member {
     }
 
     /// Records that the channel has all connections of a snapshot that had some.
-    pub(crate) fn set_served(&self) {
+    pub fn set_served(&self) {
         self.served.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn has_served(&self) -> bool {
+    pub fn has_served(&self) -> bool {
         self.served.load(Ordering::Relaxed)
     }
 
     /// Processes the channel's messages on this thread. False: the channel's own thread is
     /// inside a call, and may have looked at its messages before.
-    pub(crate) fn try_process_messages(&self) -> bool {
+    pub fn try_process_messages(&self) -> bool {
         steps::step("core");
         let mut core = match self.core.try_lock() {
             Ok(core) => core,
@@ -116,7 +116,7 @@ impl Member {
         true
     }
 
-    pub(crate) fn take_messages(&self) -> Vec<MemberMessage> {
+    pub fn take_messages(&self) -> Vec<MemberMessage> {
         steps::step("notes");
         std::mem::take(&mut *poison::lock(&self.messages))
     }

@@ -14,9 +14,9 @@ use crate::replication::queue::ReplicationQueue;
 use crate::snapshot::LayoutSnapshot;
 use crate::status::Tally;
 use crate::steps;
-pub(crate) use indeterminate::IndeterminateWrites;
+pub use indeterminate::IndeterminateWrites;
 use lost_writes::LostWrites;
-pub(crate) use member::{LegLink, Member, MemberMessage};
+pub use member::{LegLink, Member, MemberMessage};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::poison;
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 /// Bounds the operation numbers that channels may take while direct access is being enabled.
 const FIRST_OP_GAP: u64 = 1 << 16;
 
-pub(crate) struct VolumeShared {
+pub struct VolumeShared {
     snapshot: Mutex<Arc<LayoutSnapshot>>,
     generation: AtomicU64,
     held_epoch: AtomicU32,
@@ -45,14 +45,14 @@ pub(crate) struct VolumeShared {
 }
 
 impl VolumeShared {
-    pub(crate) fn new(view: LayoutSnapshot, keeper: Arc<Member>) -> VolumeShared {
+    pub fn new(view: LayoutSnapshot, keeper: Arc<Member>) -> VolumeShared {
         VolumeShared {
             held_epoch: AtomicU32::new(view.epoch.0),
             snapshot: Mutex::new(Arc::new(view)),
             generation: AtomicU64::new(0),
             last_op: AtomicU64::new(0),
             last_member: AtomicU32::new(CONTROLLER),
-            locks: RangeLocks::new(),
+            locks: RangeLocks::default(),
             lost_writes: LostWrites::default(),
             indeterminate: IndeterminateWrites::default(),
             replication: ReplicationQueue::default(),
@@ -62,23 +62,23 @@ impl VolumeShared {
         }
     }
 
-    pub(crate) fn generation(&self) -> u64 {
+    pub fn generation(&self) -> u64 {
         steps::step("view");
         self.generation.load(Ordering::Acquire)
     }
 
-    pub(crate) fn snapshot(&self) -> (u64, Arc<LayoutSnapshot>) {
+    pub fn snapshot(&self) -> (u64, Arc<LayoutSnapshot>) {
         steps::lock("view", &self.snapshot);
         let view = poison::lock(&self.snapshot);
         (self.generation(), Arc::clone(&view))
     }
 
-    pub(crate) fn publish(&self, view: LayoutSnapshot) {
+    pub fn publish(&self, view: LayoutSnapshot) {
         self.publish_if(view, |_| true);
     }
 
     /// Publishes a snapshot if all members are ready for it. No member can join meanwhile.
-    pub(crate) fn publish_if(
+    pub fn publish_if(
         &self,
         view: LayoutSnapshot,
         is_ready: impl Fn(&BTreeMap<u32, Arc<Member>>) -> bool,
@@ -118,18 +118,18 @@ impl VolumeShared {
         true
     }
 
-    pub(crate) fn held_epoch(&self) -> Epoch {
+    pub fn held_epoch(&self) -> Epoch {
         Epoch(self.held_epoch.load(Ordering::Acquire))
     }
 
     /// Records an epoch before any leg hears of it. The refusals of an older epoch are then
     /// known to come from this client itself.
-    pub(crate) fn hold_epoch(&self, epoch: Epoch) {
+    pub fn hold_epoch(&self, epoch: Epoch) {
         self.held_epoch.fetch_max(epoch.0, Ordering::AcqRel);
     }
 
     /// Creates the state shared with direct clients, or returns it.
-    pub(crate) fn enable_direct_access(&self) -> Result<&DirectAccess, pagemesh_pmem::MapError> {
+    pub fn enable_direct_access(&self) -> Result<&DirectAccess, pagemesh_pmem::MapError> {
         if let Some(guests) = self.direct_access.get() {
             return Ok(guests);
         }
@@ -142,7 +142,7 @@ impl VolumeShared {
     }
 
     /// The next operation number. The caller holds a range lock.
-    pub(crate) fn next_op(&self) -> u64 {
+    pub fn next_op(&self) -> u64 {
         match self.direct_access.get() {
             None => self.last_op.fetch_add(1, Ordering::Relaxed) + 1,
             Some(guests) => guests.segment.next_op(),
@@ -150,7 +150,7 @@ impl VolumeShared {
     }
 
     /// The number of the last operation.
-    pub(crate) fn last_op(&self) -> u64 {
+    pub fn last_op(&self) -> u64 {
         let shared = self
             .direct_access
             .get()
@@ -159,12 +159,7 @@ impl VolumeShared {
     }
 
     /// Tells the members that hold their locks now. `mine` gets the keys of the member `own`.
-    pub(crate) fn deliver_grants(
-        &self,
-        turns: &mut Vec<LockHolder>,
-        own: u32,
-        mine: &mut Vec<u32>,
-    ) {
+    pub fn deliver_grants(&self, turns: &mut Vec<LockHolder>, own: u32, mine: &mut Vec<u32>) {
         if turns.is_empty() {
             return;
         }
@@ -178,7 +173,7 @@ impl VolumeShared {
         }
     }
 
-    pub(crate) fn wake_controller(&self) {
+    pub fn wake_controller(&self) {
         if let Some(keeper) = poison::lock(&self.members).get(&CONTROLLER) {
             keeper.wake.raise();
         }
@@ -186,7 +181,7 @@ impl VolumeShared {
 
     /// Adds a member, and returns its number; none if the volume is full. Numbers are never
     /// used again, so a late grant for a former member reaches no other one.
-    pub(crate) fn join(&self, member: &Arc<Member>) -> Option<u32> {
+    pub fn join(&self, member: &Arc<Member>) -> Option<u32> {
         let mut members = poison::lock(&self.members);
         if members.len() > CHANNELS_MAX {
             return None;
@@ -199,7 +194,7 @@ impl VolumeShared {
         Some(number)
     }
 
-    pub(crate) fn leave(&self, number: u32) {
+    pub fn leave(&self, number: u32) {
         poison::lock(&self.members).remove(&number);
         self.replication.remove_waiter(number);
     }

@@ -25,7 +25,7 @@ use std::time::Instant;
 
 /// A channel without its drop handler. The controller takes it over when the thread drops the
 /// channel with changes in flight.
-pub(crate) struct ChannelCore {
+pub struct ChannelCore {
     engine: Engine,
     io: EngineIo,
     member: Arc<Member>,
@@ -48,7 +48,7 @@ enum ClosePhase {
 }
 
 impl ChannelCore {
-    pub(crate) fn new(
+    pub fn new(
         hub: Arc<VolumeShared>,
         mailbox: Arc<Mailbox>,
         member: Arc<Member>,
@@ -70,7 +70,7 @@ impl ChannelCore {
         core
     }
 
-    pub(crate) fn submit(&mut self, token: Token, request: Request) {
+    pub fn submit(&mut self, token: Token, request: Request) {
         self.engine.submit(token, request, &mut self.io);
     }
 
@@ -86,7 +86,7 @@ impl ChannelCore {
         }
     }
 
-    pub(crate) fn reap(&mut self, into: &mut Vec<Completion>) {
+    pub fn reap(&mut self, into: &mut Vec<Completion>) {
         loop {
             self.take_messages();
             self.collect_answers();
@@ -110,7 +110,7 @@ impl ChannelCore {
     /// Completes the work of a dropped channel step by step; false once nothing is left to do.
     /// First all changes reach all legs, then the legs flush. Last, the legs hear that nothing
     /// is in flight any more.
-    pub(crate) fn drain(&mut self) -> bool {
+    pub fn drain(&mut self) -> bool {
         if self.engine.has_changes() {
             return true;
         }
@@ -130,18 +130,18 @@ impl ChannelCore {
         self.io.outstanding > 0
     }
 
-    pub(crate) fn number(&self) -> u32 {
+    pub fn number(&self) -> u32 {
         self.io.member_number
     }
 
-    pub(crate) fn wait_on(&self, into: &mut Vec<RawFd>) {
+    pub fn wait_on(&self, into: &mut Vec<RawFd>) {
         into.push(self.wake.fd());
         for connection in self.busy_connections() {
             connection.leg.poll_fds(into);
         }
     }
 
-    pub(crate) fn deadline(&self) -> Option<Instant> {
+    pub fn deadline(&self) -> Option<Instant> {
         if !self.io.granted.is_empty() || !self.io.completions.is_empty() {
             return Some(Instant::now());
         }
@@ -168,7 +168,7 @@ impl ChannelCore {
     }
 
     /// Processes the messages of the controller and of other channels.
-    pub(crate) fn process_messages(&mut self) {
+    pub fn process_messages(&mut self) {
         for note in self.member.take_messages() {
             match note {
                 MemberMessage::LockGranted(key) => self.io.granted.push(key),

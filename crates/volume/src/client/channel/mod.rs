@@ -19,10 +19,10 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
-pub(crate) use self::core::ChannelCore;
+pub use self::core::ChannelCore;
 
 /// A channel as its user has it.
-pub(crate) struct VolumeChannel {
+pub struct VolumeChannel {
     /// Holds the channel core until this is dropped.
     member: Arc<Member>,
     mailbox: Arc<Mailbox>,
@@ -70,10 +70,7 @@ impl Channel for VolumeChannel {
 
 /// Opens a channel. The controller connects it, and requests wait until then. They fail with
 /// [`SpaceError::Busy`] if a brick has no session for the channel.
-pub(crate) fn open(
-    hub: &Arc<VolumeShared>,
-    mailbox: &Arc<Mailbox>,
-) -> Result<VolumeChannel, SpaceError> {
+pub fn open(hub: &Arc<VolumeShared>, mailbox: &Arc<Mailbox>) -> Result<VolumeChannel, SpaceError> {
     if hub.snapshot().1.fenced {
         return Err(SpaceError::Fenced);
     }

@@ -1,0 +1,16 @@
+//! Scenarios written by hand, by subject.
+
+mod direct_replication;
+mod durability;
+mod fencing;
+mod hedging;
+mod idle;
+mod indeterminate;
+mod layouts;
+mod losses;
+mod replication;
+mod resyncs;
+mod scrub;
+mod sessions;
+mod space;
+mod transactions;

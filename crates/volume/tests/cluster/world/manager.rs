@@ -1,0 +1,262 @@
+//! A manager in memory: layouts under compare-and-swap, and outages before or
+//! after a change is made.
+
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{
+    BrickId, Column, EpochNumber, Layout, Leg, LegState, Segment, SliceId, VolumeName,
+};
+use pagemesh_base::poison;
+use pagemesh_volume::{
+    Authority, AuthorityError, BrickAddress, CopyReport, LegChange, ResolvedLayout,
+};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use uuid::Uuid;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ManagerMode {
+    Up,
+    Down,
+    /// The next change is made, but its reply is lost.
+    LoseNextReply,
+    /// As `LoseNextReply`, and no call succeeds from then on.
+    LoseNextReplyThenDown,
+}
+
+pub(crate) struct ManagerState {
+    pub layout: Layout,
+    pub mode: ManagerMode,
+    pub durability: String,
+    /// The last report about copies.
+    pub last_report: CopyReport,
+    /// The last round of each segment and column.
+    rounds: BTreeMap<(usize, usize), u8>,
+    attachment: Epoch,
+}
+
+#[derive(Clone)]
+pub(crate) struct Manager(pub Arc<Mutex<ManagerState>>);
+
+pub(crate) fn brick(number: u128) -> BrickId {
+    BrickId(Uuid::from_u128(number + 1))
+}
+
+/// A segment with this number of columns and copies. Leg n of a column is on brick n.
+pub(crate) fn segment(number: usize, columns: usize, copies: usize, bytes: u64) -> Segment {
+    let leg = |column: usize, copy: usize| Leg {
+        brick: brick(copy as u128),
+        slice: SliceId(Uuid::from_u128(
+            (number * 1000 + column * 10 + copy + 1) as u128,
+        )),
+        state: LegState::InSync,
+        fresh: false,
+        asynchronous: false,
+        empty: false,
+    };
+    let column = |column| Column {
+        legs: (0..copies).map(|copy| leg(column, copy)).collect(),
+        round: 0,
+    };
+    Segment {
+        bytes,
+        columns: (0..columns).map(column).collect(),
+    }
+}
+
+impl Manager {
+    pub(crate) fn new(segments: Vec<Segment>, durability: &str) -> Manager {
+        let layout = Layout {
+            volume: Uuid::nil(),
+            name: "v".parse().expect("a name"),
+            epoch: EpochNumber(1),
+            segments,
+        };
+        Manager(Arc::new(Mutex::new(ManagerState {
+            layout,
+            mode: ManagerMode::Up,
+            durability: durability.into(),
+            last_report: CopyReport::default(),
+            rounds: BTreeMap::new(),
+            attachment: Epoch(0),
+        })))
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        poison::lock(&self.0).layout.clone()
+    }
+
+    /// An operator adds a segment.
+    pub(crate) fn grow(&self, segment: Segment) {
+        let mut store = poison::lock(&self.0);
+        store.layout.segments.push(segment);
+        store.layout.epoch.0 += 1;
+    }
+
+    /// An operator adds a copy on this brick to the only column.
+    pub(crate) fn add_copy(&self, brick: BrickId, slice: SliceId, asynchronous: bool) {
+        let mut store = poison::lock(&self.0);
+        let column = &mut store.layout.segments[0].columns[0];
+        column.legs.push(Leg {
+            brick,
+            slice,
+            state: LegState::Stale,
+            fresh: true,
+            asynchronous,
+            empty: true,
+        });
+        if column.round == 0 {
+            column.round = 1;
+            store.rounds.insert((0, 0), 1);
+        }
+        store.layout.epoch.0 += 1;
+    }
+
+    /// An operator promotes a copy of the only column.
+    pub(crate) fn promote(&self, copy: usize) {
+        let mut store = poison::lock(&self.0);
+        let column = &mut store.layout.segments[0].columns[0];
+        for (number, leg) in column.legs.iter_mut().enumerate() {
+            let is_it = number == copy;
+            leg.fresh = !is_it;
+            leg.asynchronous &= !is_it;
+            leg.state = match is_it {
+                true => LegState::InSync,
+                false => LegState::Stale,
+            };
+        }
+        column.round = 1;
+        store.rounds.insert((0, 0), 1);
+        store.layout.epoch.0 += 1;
+        store.attachment = Epoch(0);
+    }
+
+    pub(crate) fn set_mode(&self, how: ManagerMode) {
+        poison::lock(&self.0).mode = how;
+    }
+}
+
+impl ManagerState {
+    fn attached(&self) -> ResolvedLayout {
+        let legs = self
+            .layout
+            .segments
+            .iter()
+            .flat_map(|s| &s.columns)
+            .flat_map(|c| &c.legs);
+        let address = BrickAddress {
+            durability: self.durability.clone(),
+            map_socket: Some("socket".into()),
+            ..BrickAddress::default()
+        };
+        ResolvedLayout {
+            layout: self.layout.clone(),
+            bricks: legs.map(|leg| (leg.brick, address.clone())).collect(),
+        }
+    }
+
+    fn accept_call(&mut self) -> Result<bool, AuthorityError> {
+        match self.mode {
+            ManagerMode::Up => Ok(true),
+            ManagerMode::Down => Err(AuthorityError::Unreachable("out".into())),
+            ManagerMode::LoseNextReply => {
+                self.mode = ManagerMode::Up;
+                Ok(false)
+            }
+            ManagerMode::LoseNextReplyThenDown => {
+                self.mode = ManagerMode::Down;
+                Ok(false)
+            }
+        }
+    }
+
+    fn change(&mut self, change: &LegChange) {
+        let column = &mut self.layout.segments[change.segment].columns[change.column];
+        let leg = &mut column.legs[change.leg];
+        if change.to == LegState::Following {
+            assert_eq!((leg.state, leg.asynchronous), (LegState::Stale, true));
+        }
+        leg.fresh |= leg.state == LegState::Following;
+        leg.state = change.to;
+        leg.fresh &= !is_whole(leg);
+        let in_sync = column
+            .legs
+            .iter()
+            .filter(|leg| leg.state == LegState::InSync)
+            .count();
+        assert!(in_sync > 0, "the last in-sync leg was left out");
+        let last = self
+            .rounds
+            .entry((change.segment, change.column))
+            .or_default();
+        if column.legs.iter().all(is_whole) {
+            column.round = 0;
+        } else if column.round == 0 {
+            *last = *last % 15 + 1;
+            column.round = *last;
+        }
+    }
+}
+
+fn is_whole(leg: &Leg) -> bool {
+    matches!(leg.state, LegState::InSync | LegState::Following)
+}
+
+impl Authority for Manager {
+    fn attach(&self, _name: &VolumeName, _client: &str) -> Result<ResolvedLayout, AuthorityError> {
+        let mut store = poison::lock(&self.0);
+        let heard = store.accept_call()?;
+        store.layout.epoch.0 += 1;
+        store.attachment = store.layout.epoch.into();
+        if heard {
+            Ok(store.attached())
+        } else {
+            Err(AuthorityError::Unreachable("no answer".into()))
+        }
+    }
+
+    fn change_legs(
+        &self,
+        _name: &VolumeName,
+        attachment: Epoch,
+        expected: Epoch,
+        changes: &[LegChange],
+    ) -> Result<Layout, AuthorityError> {
+        let mut store = poison::lock(&self.0);
+        let heard = store.accept_call()?;
+        if attachment != store.attachment {
+            return Err(AuthorityError::Fenced);
+        }
+        let current = Epoch::from(store.layout.epoch);
+        if current != expected {
+            return Err(AuthorityError::Conflict { current });
+        }
+        changes.iter().for_each(|change| store.change(change));
+        store.layout.epoch.0 += 1;
+        if heard {
+            Ok(store.layout.clone())
+        } else {
+            Err(AuthorityError::Unreachable("no answer".into()))
+        }
+    }
+
+    fn layout(
+        &self,
+        _name: &VolumeName,
+        attachment: Epoch,
+        told: &CopyReport,
+    ) -> Result<ResolvedLayout, AuthorityError> {
+        let mut store = poison::lock(&self.0);
+        store.accept_call()?;
+        match attachment == store.attachment {
+            true => {
+                store.last_report = told.clone();
+                Ok(store.attached())
+            }
+            false => Err(AuthorityError::Fenced),
+        }
+    }
+
+    fn detach(&self, _name: &VolumeName, _attachment: Epoch) -> Result<(), AuthorityError> {
+        Ok(())
+    }
+}
