@@ -7,8 +7,8 @@ pub(crate) use pagemesh_base::defect::{present, without};
 
 #[cfg(test)]
 use crate::{
-    checkpoint::{CheckpointLimits, CheckpointPass},
-    pool::Pool,
+    owner::checkpoint::{CheckpointLimits, CheckpointPass},
+    owner::pool::Pool,
     recovery::PoolError,
 };
 #[cfg(test)]

@@ -1,9 +1,14 @@
 //! Pools: a persistent page store with a journal, shared by the sessions of
 //! several processes.
 //!
-//! [`pool::Pool`] is the owner's side, [`session`] the data path, and [`pool_mapping::PoolMapping`]
-//! the part that owner and sessions share. The format: [`geometry`], [`superblock`], [`object`],
-//! [`table`], [`slot`], [`record`], [`journal`].
+//! Each folder imports only folders above it in this list, and none imports a folder below:
+//!
+//! - `format`: the bytes of a pool on its medium;
+//! - `shared`: the part that owner and sessions share, [`pool_mapping::PoolMapping`];
+//! - [`session`]: the data path;
+//! - [`recovery`]: from a medium after a crash to a usable pool;
+//! - `owner`: the owner's side, [`pool::Pool`];
+//! - [`check`]: the offline check.
 //!
 //! Invariants: decoding accepts any bytes without a panic. It accepts bytes as valid only if their
 //! checksum is right and every number in them lies within the pool. Everything is little endian;
@@ -12,48 +17,23 @@
 
 #![forbid(unsafe_code)]
 
-mod bitmap;
 pub mod check;
-mod checkpoint;
-pub mod consistent_read;
-pub mod control;
 mod defect;
 #[cfg(test)]
 mod enumerate;
-mod frame_allocator;
-mod frame_set;
+mod format;
 #[cfg(test)]
 mod fuzz;
-pub mod geometry;
-mod grants;
-mod in_flight;
-#[cfg(test)]
-mod in_place_patches;
-pub mod journal;
-mod leaf_cache;
 #[cfg(test)]
 mod models;
-mod multi_pool_op;
-pub mod object;
-mod partial_checkpoint;
-mod partial_pages;
-pub mod patch;
-pub mod pool;
-pub mod pool_mapping;
-pub mod record;
+mod owner;
 pub mod recovery;
-pub mod requests;
-pub mod scrub;
 pub mod session;
+mod shared;
 #[cfg(test)]
-mod session_retirement;
-pub mod slot;
-#[cfg(test)]
-mod slot_flush;
-mod slot_repair;
-#[cfg(test)]
-mod stalled_sessions;
-pub mod superblock;
-pub mod table;
-pub mod transaction;
-pub mod wait;
+mod tests;
+
+pub use format::{geometry, journal, object, record, slot, superblock, table};
+pub use owner::{pool, scrub};
+pub use session::{consistent_read, patch, requests, transaction};
+pub use shared::{control, pool_mapping, wait};

@@ -15,16 +15,16 @@ mod walk;
 
 pub use plan::RepairPlan;
 
-use crate::geometry::{Geometry, OBJECT_BYTES};
-use crate::in_flight;
-use crate::object::{HEIGHT, Object, ObjectState, ROOT_AT};
-use crate::pool_mapping::frame_at;
+use crate::format::geometry::{Geometry, OBJECT_BYTES};
+use crate::format::in_flight;
+use crate::format::object::{HEIGHT, Object, ObjectState, ROOT_AT};
+use crate::format::slot::Slot;
+use crate::format::superblock::{BadSuperblock, Superblock};
+use crate::format::table::reach;
 use crate::recovery::{
     PoolError, RecoveryResult, journal_of, read_superblock, recover, superblock_pages,
 };
-use crate::slot::Slot;
-use crate::superblock::{BadSuperblock, Superblock};
-use crate::table::reach;
+use crate::shared::pool_mapping::frame_at;
 use pagemesh_base::ids::ObjectId;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;

@@ -4,8 +4,8 @@
 //! again, and in any order: after an interrupted repair another check makes a new plan.
 
 use super::{FindingKind, FindingLocation, PoolReport, Remedy};
-use crate::bitmap::{Bitmap, LINE_FRAMES};
-use crate::frame_set::FrameSet;
+use crate::format::bitmap::{Bitmap, LINE_FRAMES};
+use crate::format::frame_set::FrameSet;
 use crate::recovery::{PoolError, RecoveryResult, recover, write_superblocks};
 use pagemesh_base::units::LINE_BYTES;
 use pagemesh_pmem::{Media, UnfencedStores};

@@ -1,13 +1,13 @@
 //! Walks every page table of a pool once and records each frame.
 
 use super::{CheckOptions, FindingKind, FindingLocation, PoolReport, Remedy, RepairPlan};
-use crate::frame_set::FrameSet;
-use crate::geometry::Geometry;
-use crate::object::{HEIGHT, Object};
-use crate::pool_mapping::frame_at;
-use crate::slot::Slot;
-use crate::superblock::Superblock;
-use crate::table::{NodeSlots, reach};
+use crate::format::frame_set::FrameSet;
+use crate::format::geometry::Geometry;
+use crate::format::object::{HEIGHT, Object};
+use crate::format::slot::Slot;
+use crate::format::superblock::Superblock;
+use crate::format::table::{NodeSlots, reach};
+use crate::shared::pool_mapping::frame_at;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::{FrameNo, ObjectId};
 use pagemesh_base::units::PAGE_BYTES;

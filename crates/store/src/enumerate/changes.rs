@@ -9,10 +9,10 @@ use super::model::{
 };
 use super::owner;
 use super::recover::{self, MediumKind};
-use crate::control;
-use crate::pool_mapping::StoreError;
+use crate::session::transaction::transact;
 use crate::session::{LegFailure, LegSession, clear, write};
-use crate::transaction::transact;
+use crate::shared::control;
+use crate::shared::pool_mapping::StoreError;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{Stamp, TransactionPart};

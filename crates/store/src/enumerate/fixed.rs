@@ -6,7 +6,7 @@ use super::model::{CheckFailure, Oracle, PoolContents, fail};
 use super::ops::{self, FILL, MAIN, MAIN_PAGES, OTHER, Op, PartSpec};
 use super::recover::{self, MediumKind};
 use super::{CheckCounts, POOL_BYTES, catch_panic};
-use crate::pool::format;
+use crate::owner::pool::format;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Recorder};
 use std::collections::BTreeMap;

@@ -10,8 +10,8 @@ use super::model::{
 };
 use super::owner::SharedPool;
 use super::recover::{self, MediumKind};
-use crate::pool_mapping::Handle;
 use crate::session::Session;
+use crate::shared::pool_mapping::Handle;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{CrashPoint, Image};

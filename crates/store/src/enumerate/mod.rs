@@ -38,7 +38,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The smallest pool: its images are cheap, and it fills up early.
-const POOL_BYTES: usize = crate::geometry::POOL_BYTES_MIN as usize;
+const POOL_BYTES: usize = crate::format::geometry::POOL_BYTES_MIN as usize;
 
 /// Images that an ordinary test run checks at least.
 const IMAGES: u64 = 200_000;

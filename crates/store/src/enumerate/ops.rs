@@ -228,8 +228,8 @@ pub(super) fn run(world: &mut CrashHarness<'_>, op: &Op, tag: u64) -> Result<(),
     Ok(())
 }
 
-type Pool = crate::pool::Pool<super::medium::CrashMedium>;
-type Outcome = Result<(), crate::pool::ObjectError>;
+type Pool = crate::owner::pool::Pool<super::medium::CrashMedium>;
+type Outcome = Result<(), crate::owner::pool::ObjectError>;
 
 fn owner_op(
     world: &mut CrashHarness<'_>,

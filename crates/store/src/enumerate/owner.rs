@@ -1,7 +1,7 @@
 //! The pool's owner, run by the test's only thread when a session waits for it.
 
 use super::medium::CrashMedium;
-use crate::pool::Pool;
+use crate::owner::pool::Pool;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 

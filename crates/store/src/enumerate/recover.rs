@@ -3,10 +3,10 @@
 use super::medium::CrashMedium;
 use super::model::{CheckFailure, ObjectContents, ObjectEntry, PageBytes, RecoveredContents, fail};
 use super::owner::{self, SharedPool};
-use crate::bitmap::Bitmap;
-use crate::pool::Pool;
-use crate::pool_mapping::{Handle, StoreError};
+use crate::format::bitmap::Bitmap;
+use crate::owner::pool::Pool;
 use crate::session::{LegSession, Session, write};
+use crate::shared::pool_mapping::{Handle, StoreError};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;

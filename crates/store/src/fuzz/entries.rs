@@ -1,14 +1,14 @@
 //! Single structures of the medium: a decoded value encodes to the bytes that the encoder writes.
 
 use super::target;
-use crate::geometry::{Geometry, JOURNALS_MAX, OBJECT_BYTES};
-use crate::object::{Object, ObjectState};
-use crate::record::{
+use crate::format::geometry::{Geometry, JOURNALS_MAX, OBJECT_BYTES};
+use crate::format::object::{Object, ObjectState};
+use crate::format::record::{
     Change, GroupPosition, JournalEntry, ObjectRecord, PAGES_MAX, Patch, Record, RecordAddress,
     add_checksum, encode_pad, is_pad,
 };
-use crate::slot::{ROUND_MAX, Slot};
-use crate::superblock::{BadSuperblock, Superblock};
+use crate::format::slot::{ROUND_MAX, Slot};
+use crate::format::superblock::{BadSuperblock, Superblock};
 use pagemesh_base::checksum::{PageChecksums, crc32c, crc32c_append};
 use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::layout::SliceId;
@@ -178,7 +178,7 @@ fn object(state: ObjectState) -> [u8; OBJECT_BYTES as usize] {
 fn reseal_record(bytes: &mut [u8], _: &mut Random) {
     let (lines, _) = bytes.as_chunks_mut::<LINE_BYTES>();
     if let Some(first) = lines.first() {
-        let claimed = crate::record::claimed_lines(first).min(lines.len());
+        let claimed = crate::format::record::claimed_lines(first).min(lines.len());
         add_checksum(&mut lines[..claimed], &place());
     }
 }

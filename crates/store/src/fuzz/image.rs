@@ -9,12 +9,12 @@
 use super::tampering::{CHANGE_BYTES, TamperedImage};
 use super::target;
 use crate::check::{CheckOptions, FINDINGS_MAX, FindingKind, Remedy, check};
-use crate::pool::{ObjectError, Pool, format};
-use crate::pool_mapping::{Handle, StoreError};
+use crate::owner::pool::{ObjectError, Pool, format};
+use crate::owner::scrub::{ScrubCursor, ScrubReport};
 use crate::recovery::{PoolError, recover};
-use crate::scrub::{ScrubCursor, ScrubReport};
+use crate::session::transaction::transact;
 use crate::session::{LegSession, Session, clear, write};
-use crate::transaction::transact;
+use crate::shared::pool_mapping::{Handle, StoreError};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{Stamp, TransactionPart};

@@ -11,11 +11,11 @@
 //! defect or an attacker, not only losses of the medium.
 
 use super::entries::reseal_superblock;
-use crate::bitmap;
-use crate::geometry::{Geometry, IN_FLIGHT_BYTES, OBJECT_BYTES, Region};
-use crate::record::{JournalEntry, RecordAddress, add_checksum, claimed_lines};
-use crate::slot::Slot;
-use crate::superblock::Superblock;
+use crate::format::bitmap;
+use crate::format::geometry::{Geometry, IN_FLIGHT_BYTES, OBJECT_BYTES, Region};
+use crate::format::record::{JournalEntry, RecordAddress, add_checksum, claimed_lines};
+use crate::format::slot::Slot;
+use crate::format::superblock::Superblock;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::FrameNo;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};

@@ -7,7 +7,7 @@
 use super::medium::{ModelMedium, StreamVisibility};
 use super::model_pool::{ModelPool, initial_byte, read_page, write_page};
 use crate::defect::Defect;
-use crate::pool::Pool;
+use crate::owner::pool::Pool;
 use pagemesh_models::{Model, assert_finds, run_threads};
 
 /// Two sessions write 1 and 2 into these pages while the owner acts.

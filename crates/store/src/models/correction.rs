@@ -6,7 +6,7 @@
 use super::medium::StreamVisibility;
 use super::model_pool::{ModelPool, initial_byte};
 use crate::defect::Defect;
-use crate::object::ROOT_AT;
+use crate::format::object::ROOT_AT;
 use crate::session::Session;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;

@@ -3,8 +3,8 @@
 //! Property: a word has one holder. A waiter gets it without the time limit of its sleep. The words
 //! of a dead session are freed once, after its death.
 
-use crate::control::{Control, LockWords};
 use crate::defect::Defect;
+use crate::shared::control::{Control, LockWords};
 use pagemesh_base::ids::{Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_models::{
     Access, Model, Thread, assert_finds, has_ended, pause_until, run_threads, step,

@@ -1,12 +1,12 @@
 //! A small pool with a few sessions, and the conditions that must hold at the end.
 
 use super::medium::{ModelMedium, StreamVisibility};
-use crate::frame_set::FrameSet;
-use crate::journal::{JournalChunk, NextEntry};
-use crate::pool::{Pool, format};
-use crate::pool_mapping::{Handle, StoreError};
-use crate::record::Record;
+use crate::format::frame_set::FrameSet;
+use crate::format::journal::{JournalChunk, NextEntry};
+use crate::format::record::Record;
+use crate::owner::pool::{Pool, format};
 use crate::session::{LegFailure, LegSession, Session, write};
+use crate::shared::pool_mapping::{Handle, StoreError};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;

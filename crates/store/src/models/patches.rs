@@ -15,7 +15,7 @@ use pagemesh_pmem::Media;
 /// Bytes that lie in both halves of a page.
 const FIRST: usize = PAGE_BYTES / 2 - 40;
 const LEN: usize = 80;
-const _: () = assert!(LEN <= crate::patch::PATCH_MAX && PAGES > 1);
+const _: () = assert!(LEN <= crate::session::patch::PATCH_MAX && PAGES > 1);
 
 /// The value of the patched bytes: all of them are the same.
 fn value(page: &[u8; PAGE_BYTES]) -> u8 {

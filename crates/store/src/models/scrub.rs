@@ -6,7 +6,7 @@
 use super::medium::StreamVisibility;
 use super::model_pool::{ModelPool, initial_byte, write_page};
 use crate::defect::Defect;
-use crate::scrub::ScrubReport;
+use crate::owner::scrub::ScrubReport;
 use pagemesh_models::{Model, assert_finds, run_threads};
 
 fn writes_and_scrub() {

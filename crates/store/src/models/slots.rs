@@ -7,10 +7,10 @@ use super::medium::StreamVisibility;
 use super::model_pool::{
     ModelPool, PAGES, WRITTEN, initial_byte, read_page, write_bytes, write_page,
 };
-use crate::control::FrameRun;
 use crate::defect::Defect;
-use crate::slot::Slot;
-use crate::table::SlotLocation;
+use crate::format::slot::Slot;
+use crate::format::table::SlotLocation;
+use crate::shared::control::FrameRun;
 use pagemesh_base::ids::PageNo;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_models::{Model, assert_finds, run_threads};

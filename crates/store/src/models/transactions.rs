@@ -6,9 +6,9 @@
 use super::medium::{ModelMedium, StreamVisibility};
 use super::model_pool::{ModelPool, PAGES, initial_byte, read_page, write_page};
 use crate::defect::Defect;
-use crate::pool_mapping::Handle;
+use crate::session::transaction::transact;
 use crate::session::{LegFailure, LegSession, Session};
-use crate::transaction::transact;
+use crate::shared::pool_mapping::Handle;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::slice::{Stamp, TransactionPart};
 use pagemesh_base::units::PAGE_BYTES;

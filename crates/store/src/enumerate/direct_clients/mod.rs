@@ -18,10 +18,10 @@ use super::model::{CheckFailure, fail};
 use super::recover::{self, MediumKind};
 use super::rng::Rng;
 use super::{POOL_BYTES, catch_panic};
-use crate::control;
 use crate::defect::{self, Defect};
-use crate::pool::{Pool, format};
+use crate::owner::pool::{Pool, format};
 use crate::session::{LegSession, Session, write, write_numbered};
+use crate::shared::control;
 use media_pair::{ClientDeath, MediaPair, PairedMedium};
 use oracle::{RecoveredLeg, WriteOracle, reconcile_and_check};
 use pagemesh_base::checksum::crc32c;
@@ -185,7 +185,7 @@ impl DirectHarness {
         }
     }
 
-    fn handles(&self) -> [crate::pool_mapping::Handle; 2] {
+    fn handles(&self) -> [crate::shared::pool_mapping::Handle; 2] {
         let handle = |at: usize| self.pools[at].borrow().handle(SLICE).expect("the slice");
         [handle(0), handle(1)]
     }

@@ -1,0 +1,349 @@
+//! The bitmap of frames in use, as stored on media.
+//!
+//! A line has 448 bits and a checksum that covers the pool's identity and the line's number too.
+//! Only the checkpoint and recovery write lines, and always whole ones. The bitmap is read once, as
+//! a whole, when the pool is opened.
+//!
+//! Invariants: no line counts unless its checksum matches. If the records above the checkpoint
+//! explain a wrong checksum, a crash tore the line. Otherwise the medium damaged it, and recovery
+//! rebuilds it from the page tables (`docs/rfd/006-bitmap.md`).
+
+use crate::format::geometry::Geometry;
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::ids::FrameNo;
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_pmem::copy::crc32c_words;
+use pagemesh_pmem::{Media, UnfencedStores};
+use std::ops::Range;
+use uuid::Uuid;
+
+/// Words of bits in a line; the checksum follows them.
+const LINE_WORDS: usize = LINE_BYTES / 8 - 1;
+/// Frames of a line.
+pub(crate) const LINE_FRAMES: u64 = LINE_WORDS as u64 * 64;
+/// Lines of a page.
+const PAGE_LINES: usize = PAGE_BYTES / LINE_BYTES;
+
+type BitmapLine = [u64; LINE_WORDS + 1];
+
+/// The bitmap of a pool, in memory.
+pub(crate) struct Bitmap {
+    at: usize,
+    frames: Range<u64>,
+    seed: u32,
+    /// The bits as on media, or as the next flush writes them. They are whole lines without their
+    /// checksums; bits of no frame are clear.
+    words: Vec<u64>,
+    used: u64,
+    /// Lines that were changed and not flushed, and a bit for each line in that list.
+    dirty: Vec<u32>,
+    is_dirty: Vec<u64>,
+}
+
+/// A line with a wrong checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DamagedLine {
+    pub(crate) number: u32,
+    found: BitmapLine,
+}
+
+impl DamagedLine {
+    /// The frames of the line's bits.
+    pub(crate) fn frames(&self) -> Range<u64> {
+        let start = u64::from(self.number) * LINE_FRAMES;
+        start..start + LINE_FRAMES
+    }
+}
+
+impl Bitmap {
+    /// Words of bits in the bitmap of a pool.
+    pub(crate) fn words_of(geometry: &Geometry) -> usize {
+        let lines = geometry.frame_numbers().end.div_ceil(LINE_FRAMES);
+        lines as usize * LINE_WORDS
+    }
+
+    fn empty(geometry: &Geometry, pool: Uuid) -> Bitmap {
+        let frames = geometry.frame_numbers();
+        let words = Bitmap::words_of(geometry);
+        let lines = words / LINE_WORDS;
+        Bitmap {
+            at: geometry.bitmap.start as usize,
+            frames,
+            seed: crc32c(pool.as_bytes()),
+            words: vec![0; words],
+            used: 0,
+            dirty: Vec::new(),
+            is_dirty: vec![0; lines.div_ceil(64)],
+        }
+    }
+
+    /// Writes the bitmap of a pool in which nothing is in use.
+    pub(crate) fn format<M: Media>(media: &M, geometry: &Geometry, pool: Uuid) {
+        let bitmap = Bitmap::empty(geometry, pool);
+        let lines = bitmap.words.len() / LINE_WORDS;
+        let mut stores: Option<UnfencedStores> = None;
+        for first in (0..lines).step_by(PAGE_LINES) {
+            let mut page = [0; PAGE_BYTES];
+            let bytes = page.as_chunks_mut::<LINE_BYTES>().0;
+            for (number, bytes) in (first..lines).zip(bytes) {
+                *bytes = bytes_of(&bitmap.line(number));
+            }
+            let at = bitmap.at + first * LINE_BYTES;
+            let (_, streamed) = M::stream_page(&[(media, at)], &page);
+            stores = Some(streamed.after(stores.take()));
+        }
+        if let Some(stores) = stores {
+            let _fenced = media.fence(stores);
+        }
+    }
+
+    /// Reads the bitmap, and the lines with wrong checksums. Their bits are as found. The next
+    /// flush writes them with right checksums, so the caller must correct them first.
+    pub(crate) fn load<M: Media>(
+        media: &M,
+        geometry: &Geometry,
+        pool: Uuid,
+    ) -> (Bitmap, Vec<DamagedLine>) {
+        let mut bitmap = Bitmap::empty(geometry, pool);
+        let mut bad = Vec::new();
+        let mut page = [0; PAGE_BYTES];
+        let lines = bitmap.words.len() / LINE_WORDS;
+        for first in (0..lines).step_by(PAGE_LINES) {
+            media.read(bitmap.at + first * LINE_BYTES, &mut page);
+            for (number, bytes) in (first..lines).zip(page.as_chunks::<LINE_BYTES>().0) {
+                let found = words_of(bytes);
+                bitmap.words[number * LINE_WORDS..][..LINE_WORDS]
+                    .copy_from_slice(&found[..LINE_WORDS]);
+                if found[LINE_WORDS] != line_checksum(bitmap.seed, number, &found) {
+                    bad.push(DamagedLine {
+                        number: number as u32,
+                        found,
+                    });
+                }
+            }
+        }
+        for bad in &bad {
+            bitmap.mark_dirty(bad.number as usize);
+        }
+        bitmap.mask_and_count();
+        (bitmap, bad)
+    }
+
+    /// Clears the bits of no frame, and counts the set bits.
+    fn mask_and_count(&mut self) {
+        let frames = &self.frames;
+        let begin = (frames.start / 64) as usize;
+        self.words[..begin].fill(0);
+        self.words[begin] &= u64::MAX << (frames.start % 64);
+        let end = (frames.end / 64) as usize;
+        if let Some(word) = self.words.get_mut(end) {
+            *word &= !(u64::MAX << (frames.end % 64));
+            self.words[end + 1..].fill(0);
+        }
+        let ones = self.words.iter().map(|word| u64::from(word.count_ones()));
+        self.used = ones.sum();
+    }
+
+    pub(crate) fn frames(&self) -> Range<u64> {
+        self.frames.clone()
+    }
+
+    /// A bit per frame, by number.
+    pub(crate) fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    /// Whether a frame of the pool is in use.
+    pub(crate) fn has(&self, frame: FrameNo) -> bool {
+        self.words[(frame.0 / 64) as usize] >> (frame.0 % 64) & 1 != 0
+    }
+
+    /// Frames in use.
+    pub(crate) fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// Whether a crash explains a damaged line: its checksum is that of a state to which records
+    /// above the checkpoint led. `before` is the state of the line's frames that such records name,
+    /// before those records. `changes` are the changes that the records then made, in order. No
+    /// other bits of the line changed meanwhile.
+    pub(crate) fn is_torn(
+        &self,
+        bad: &DamagedLine,
+        before: impl Iterator<Item = (u64, bool)>,
+        changes: &[(u64, bool)],
+    ) -> bool {
+        let mut line = bad.found;
+        let start = bad.frames().start;
+        let put = |line: &mut BitmapLine, (frame, set): (u64, bool)| {
+            let (word, bit) = (((frame - start) / 64) as usize, 1 << (frame % 64));
+            match set {
+                true => line[word] |= bit,
+                false => line[word] &= !bit,
+            }
+        };
+        let fits = |line: &BitmapLine| {
+            let seal = line_checksum(self.seed, bad.number as usize, line);
+            line[LINE_WORDS] == seal
+        };
+        before.for_each(|frame| put(&mut line, frame));
+        fits(&line)
+            || changes.iter().any(|&change| {
+                put(&mut line, change);
+                fits(&line)
+            })
+    }
+
+    /// Rebuilds lines: sets each of their words to the result of `wanted`, called with the word's
+    /// number and present value.
+    pub(crate) fn rebuild_lines(
+        &mut self,
+        lines: impl Iterator<Item = u32>,
+        wanted: impl Fn(usize, u64) -> u64,
+    ) {
+        for line in lines {
+            let first = line as usize * LINE_WORDS;
+            for word in first..first + LINE_WORDS {
+                self.words[word] = wanted(word, self.words[word]);
+            }
+            self.mark_dirty(line as usize);
+        }
+        self.mask_and_count();
+    }
+
+    /// Lines of the bitmap.
+    pub(crate) fn lines(&self) -> Range<u32> {
+        0..(self.words.len() / LINE_WORDS) as u32
+    }
+
+    /// Writes the frame's bit. Idempotent. Inlined, so that the cache misses of many calls overlap.
+    #[inline(always)]
+    pub(crate) fn write(&mut self, frame: u64, set: bool) {
+        assert!(self.frames.contains(&frame), "frame {frame} is in the pool");
+        let word = &mut self.words[(frame / 64) as usize];
+        let bit = 1 << (frame % 64);
+        if (*word & bit != 0) == set {
+            return;
+        }
+        *word ^= bit;
+        match set {
+            true => self.used += 1,
+            false => self.used -= 1,
+        }
+        self.mark_dirty((frame / LINE_FRAMES) as usize);
+    }
+
+    #[inline(always)]
+    fn mark_dirty(&mut self, line: usize) {
+        let (word, bit) = (line / 64, 1 << (line % 64));
+        if self.is_dirty[word] & bit == 0 {
+            self.is_dirty[word] |= bit;
+            self.dirty.push(line as u32);
+        }
+    }
+
+    /// A line in the form that media hold.
+    pub(crate) fn line(&self, number: usize) -> BitmapLine {
+        let mut line = [0; LINE_WORDS + 1];
+        line[..LINE_WORDS].copy_from_slice(&self.words[number * LINE_WORDS..][..LINE_WORDS]);
+        line[LINE_WORDS] = line_checksum(self.seed, number, &line);
+        line
+    }
+
+    /// The byte where a line lies.
+    pub(crate) fn line_at(&self, number: usize) -> usize {
+        self.at + number * LINE_BYTES
+    }
+
+    /// Rewrites those of the lines that differ on media, and returns their number. Changed lines
+    /// are left to the next flush.
+    pub(crate) fn correct<M: Media>(
+        &self,
+        media: &M,
+        lines: Range<u32>,
+    ) -> (u64, Option<UnfencedStores>) {
+        let (mut corrected, mut stores): (u64, Option<UnfencedStores>) = (0, None);
+        for number in lines.map(|number| number as usize) {
+            let mut found = [0; LINE_BYTES];
+            media.read(self.line_at(number), &mut found);
+            let line = bytes_of(&self.line(number));
+            let is_dirty = self.is_dirty[number / 64] & 1 << (number % 64) != 0;
+            if found == line || is_dirty {
+                continue;
+            }
+            corrected += 1;
+            let streamed = media.stream_line(self.line_at(number), &line);
+            stores = Some(streamed.after(stores.take()));
+        }
+        (corrected, stores)
+    }
+
+    /// Writes every changed line, if there is one.
+    pub(crate) fn flush<M: Media>(&mut self, media: &M) -> Option<UnfencedStores> {
+        let mut stores: Option<UnfencedStores> = None;
+        for &number in &self.dirty {
+            let number = number as usize;
+            self.is_dirty[number / 64] = 0;
+            let line = self.line(number);
+            let streamed = media.stream_line(self.line_at(number), &bytes_of(&line));
+            stores = Some(streamed.after(stores.take()));
+        }
+        self.dirty.clear();
+        stores
+    }
+}
+
+/// Whether a frame of the pool was in use at the checkpoint by the bitmap on media. False if the
+/// checksum of its line does not match.
+pub(crate) fn is_used_on<M: Media>(
+    media: &M,
+    geometry: &Geometry,
+    pool: Uuid,
+    frame: FrameNo,
+) -> bool {
+    let number = (frame.0 / LINE_FRAMES) as usize;
+    let mut bytes = [0; LINE_BYTES];
+    media.read(
+        geometry.bitmap.start as usize + number * LINE_BYTES,
+        &mut bytes,
+    );
+    let line = words_of(&bytes);
+    let bit = frame.0 % LINE_FRAMES;
+    line[LINE_WORDS] == line_checksum(crc32c(pool.as_bytes()), number, &line)
+        && line[(bit / 64) as usize] >> (bit % 64) & 1 != 0
+}
+
+/// The last word of a line: the CRC32C of pool, line number and bits.
+#[inline]
+fn line_checksum(seed: u32, number: usize, line: &BitmapLine) -> u64 {
+    let mut words = [[0; 8]; LINE_WORDS + 1];
+    words[0] = (number as u64).to_le_bytes();
+    for (bytes, word) in words[1..].iter_mut().zip(line) {
+        *bytes = word.to_le_bytes();
+    }
+    u64::from(crc32c_words(seed, &words))
+}
+
+/// Corrects the checksum of a line on media.
+#[cfg(test)]
+pub(crate) fn update_line_checksum(pool: Uuid, number: usize, bytes: &mut [u8; LINE_BYTES]) {
+    let mut line = words_of(bytes);
+    line[LINE_WORDS] = line_checksum(crc32c(pool.as_bytes()), number, &line);
+    *bytes = bytes_of(&line);
+}
+
+fn words_of(bytes: &[u8; LINE_BYTES]) -> BitmapLine {
+    let mut line = [0; LINE_WORDS + 1];
+    for (word, bytes) in line.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    line
+}
+
+fn bytes_of(line: &BitmapLine) -> [u8; LINE_BYTES] {
+    let mut bytes = [0; LINE_BYTES];
+    for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(line) {
+        *bytes = word.to_le_bytes();
+    }
+    bytes
+}

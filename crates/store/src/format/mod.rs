@@ -1,0 +1,15 @@
+//! The bytes of a pool on its medium: encoding, decoding, and the walks that need nothing else.
+//!
+//! Invariant: this code knows neither owner nor sessions nor shared memory, so that a check of a
+//! medium needs none of them.
+
+pub(crate) mod bitmap;
+pub(crate) mod frame_set;
+pub mod geometry;
+pub(crate) mod in_flight;
+pub mod journal;
+pub mod object;
+pub mod record;
+pub mod slot;
+pub mod superblock;
+pub mod table;

@@ -1,0 +1,272 @@
+//! The object table, which lists the objects of a pool.
+//!
+//! An entry has two lines. The owner of the pool alone writes the first, by way of an object
+//! record. The second holds the root slot, which map records swap like any other slot, and a copy
+//! of the first line.
+//!
+//! ```text
+//!  0  crc     4   CRC32C of bytes 4..64
+//!  4  zero    4
+//!  8  state   1   0 free, 1 live, 2 being deleted
+//!  9  height  1   of the page table
+//! 10  round   1   the degraded round stamped on writes, 0..=15
+//! 11  flags   1   bit 0: in-flight operations were too many to list
+//! 12  epoch   4
+//! 16  slice  16   UUID
+//! 32  size    8   bytes, whole pages
+//! 40  zero   24
+//! 64  root    8   slot
+//! 72  copy   40   of bytes 0..40
+//! 112  zero  16
+//! ```
+
+use crate::format::geometry::OBJECT_BYTES;
+use crate::format::slot::ROUND_MAX;
+use crate::format::table::reach;
+use pagemesh_base::bytes::{field, get_u32, get_u64, put};
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use uuid::Uuid;
+
+/// The word of the entry that every operation checks: state, height, round, flags and epoch.
+pub(crate) const GATE_AT: usize = 8;
+pub(crate) const SLICE_AT: usize = 16;
+pub(crate) const SIZE_AT: usize = 32;
+pub(crate) const ROOT_AT: usize = 64;
+/// The copy of the first line, without its trailing zeroes.
+pub(crate) const COPY_AT: usize = 72;
+pub(crate) const COPY_BYTES: usize = 40;
+/// Every table is as high as the largest: the upper nodes stay in the processor cache, and growth
+/// needs no new root.
+pub const HEIGHT: u8 = 4;
+
+/// The state of an object, which decides the operations that it admits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectState {
+    /// No object.
+    Free,
+    /// Admits reads and writes.
+    Live,
+    /// Refuses every operation; its frames are being freed.
+    Deleting,
+}
+
+/// An entry of the object table, without its root slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// The state.
+    pub state: ObjectState,
+    /// The degraded round stamped on writes.
+    pub round: u8,
+    /// The in-flight operations were too many to list.
+    pub needs_compare: bool,
+    /// The epoch, as a fencing number.
+    pub epoch: Epoch,
+    /// The identity.
+    pub slice: SliceId,
+    /// The size, whole pages.
+    pub size_bytes: u64,
+}
+
+/// An entry with a wrong checksum or a field out of range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("its checksum does not match or a field is out of range")]
+pub struct DamagedObject;
+
+/// The gate word, as every operation checks it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gate(pub u64);
+
+impl Gate {
+    pub(crate) fn is_live(self) -> bool {
+        self.0 as u8 == 1
+    }
+
+    pub(crate) fn round(self) -> u8 {
+        (self.0 >> 16) as u8 & ROUND_MAX
+    }
+
+    pub(crate) fn epoch(self) -> Epoch {
+        Epoch((self.0 >> 32) as u32)
+    }
+}
+
+impl Object {
+    /// No object.
+    pub const FREE: Object = Object {
+        state: ObjectState::Free,
+        round: 0,
+        needs_compare: false,
+        epoch: Epoch(0),
+        slice: SliceId(Uuid::nil()),
+        size_bytes: 0,
+    };
+
+    /// The entry as it lies on media, with an empty root slot.
+    #[must_use]
+    pub fn encode(&self) -> [u8; OBJECT_BYTES as usize] {
+        assert!(self.round <= ROUND_MAX, "round {}", self.round);
+        let mut entry = [0; OBJECT_BYTES as usize];
+        let state = match self.state {
+            ObjectState::Free => 0,
+            ObjectState::Live => 1,
+            ObjectState::Deleting => 2,
+        };
+        put(
+            &mut entry,
+            GATE_AT,
+            [state, HEIGHT, self.round, u8::from(self.needs_compare)],
+        );
+        put(&mut entry, 12, self.epoch.0.to_le_bytes());
+        put(&mut entry, SLICE_AT, *self.slice.0.as_bytes());
+        put(&mut entry, SIZE_AT, self.size_bytes.to_le_bytes());
+        let crc = crc32c(&entry[4..LINE_BYTES]);
+        put(&mut entry, 0, crc.to_le_bytes());
+        entry.copy_within(..COPY_BYTES, COPY_AT);
+        entry
+    }
+
+    /// Decodes an entry. The flag says whether line and copy are both sound and agree. The line
+    /// counts if its checksum is right, then the copy, then the line or copy with one flipped bit
+    /// corrected. An entry that was ever used is not all zeroes.
+    ///
+    /// # Errors
+    /// When neither can be decoded or corrected.
+    pub(crate) fn decode_redundant(
+        entry: &[u8; OBJECT_BYTES as usize],
+    ) -> Result<(Object, bool), DamagedObject> {
+        let mut other = [0; OBJECT_BYTES as usize];
+        other[..COPY_BYTES].copy_from_slice(&entry[COPY_AT..COPY_AT + COPY_BYTES]);
+        let is_blank = |line: &[u8; OBJECT_BYTES as usize]| line[..LINE_BYTES] == [0; LINE_BYTES];
+        if is_blank(entry) && is_blank(&other) {
+            return Ok((Object::FREE, true));
+        }
+        let used = |line: &[u8; OBJECT_BYTES as usize]| match is_blank(line) {
+            true => Err(DamagedObject),
+            false => Object::decode(line),
+        };
+        match (used(entry), used(&other)) {
+            (Ok(line), copy) => Ok((line, copy == Ok(line))),
+            (Err(_), Ok(copy)) => Ok((copy, false)),
+            (Err(damaged), Err(_)) => Object::correct(entry)
+                .or_else(|| Object::correct(&other))
+                .map(|object| (object, false))
+                .ok_or(damaged),
+        }
+    }
+
+    /// The slice that a damaged entry names; the name may be damaged too.
+    pub(crate) fn claimed_slice(entry: &[u8; OBJECT_BYTES as usize]) -> SliceId {
+        SliceId(Uuid::from_bytes(field(entry, SLICE_AT)))
+    }
+
+    /// The entry before the damage, if one bit of its first line was flipped.
+    fn correct(entry: &[u8; OBJECT_BYTES as usize]) -> Option<Object> {
+        (0..LINE_BYTES * 8).find_map(|bit| {
+            let mut entry = *entry;
+            entry[bit / 8] ^= 1 << (bit % 8);
+            match entry[..LINE_BYTES] == [0; LINE_BYTES] {
+                true => None,
+                false => Object::decode(&entry).ok(),
+            }
+        })
+    }
+
+    /// Decodes an entry from media. An entry of zeroes was never used.
+    ///
+    /// # Errors
+    /// When it is damaged.
+    pub fn decode(entry: &[u8; OBJECT_BYTES as usize]) -> Result<Object, DamagedObject> {
+        if entry[..LINE_BYTES].iter().all(|&byte| byte == 0) {
+            return Ok(Object::FREE);
+        }
+        let [state, height, round, flags] = field(entry, GATE_AT);
+        let size_bytes = get_u64(entry, SIZE_AT);
+        let state = match state {
+            0 => ObjectState::Free,
+            1 => ObjectState::Live,
+            2 => ObjectState::Deleting,
+            _ => return Err(DamagedObject),
+        };
+        let sound = crc32c(&entry[4..LINE_BYTES]) == get_u32(entry, 0)
+            && height == HEIGHT
+            && round <= ROUND_MAX
+            && flags <= 1
+            && size_bytes.is_multiple_of(PAGE_BYTES as u64)
+            && size_bytes / PAGE_BYTES as u64 <= reach(HEIGHT);
+        if !sound {
+            return Err(DamagedObject);
+        }
+        Ok(Object {
+            state,
+            round,
+            needs_compare: flags == 1,
+            epoch: Epoch(get_u32(entry, 12)),
+            slice: SliceId(Uuid::from_bytes(field(entry, SLICE_AT))),
+            size_bytes,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn object_round_trips_and_every_flipped_bit_is_found() {
+        let object = Object {
+            state: ObjectState::Live,
+            round: 15,
+            needs_compare: true,
+            epoch: Epoch(7),
+            slice: SliceId(Uuid::from_u128(9)),
+            size_bytes: 1 << 30,
+        };
+        let entry = object.encode();
+        assert_eq!(Object::decode(&entry), Ok(object));
+        let gate = Gate(get_u64(&entry, GATE_AT));
+        assert_eq!(
+            (gate.is_live(), gate.round(), gate.epoch()),
+            (true, 15, Epoch(7))
+        );
+        for bit in 0..LINE_BYTES * 8 {
+            let mut damaged = entry;
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(Object::decode(&damaged).is_err(), "bit {bit}");
+        }
+        assert_eq!(Object::decode(&[0; 128]), Ok(Object::FREE));
+    }
+
+    #[test]
+    fn object_entry_survives_loss_of_line_or_copy() {
+        let object = Object {
+            state: ObjectState::Live,
+            slice: SliceId(Uuid::from_u128(9)),
+            size_bytes: 1 << 30,
+            ..Object::FREE
+        };
+        let sound = object.encode();
+        assert_eq!(Object::decode_redundant(&sound), Ok((object, true)));
+        for junk in [0, 0xff, 0x5a] {
+            let mut damaged = sound;
+            damaged[..LINE_BYTES].fill(junk);
+            assert_eq!(Object::decode_redundant(&damaged), Ok((object, false)));
+            damaged[LINE_BYTES..].fill(junk);
+            let lost = Object::decode_redundant(&damaged);
+            assert_eq!(lost.is_ok(), junk == 0, "{lost:?}");
+            let mut damaged = sound;
+            damaged[LINE_BYTES..].fill(junk);
+            assert_eq!(Object::decode_redundant(&damaged), Ok((object, false)));
+            damaged[20] ^= 4;
+            assert_eq!(Object::decode_redundant(&damaged), Ok((object, false)));
+            damaged[20] ^= 3;
+            assert_eq!(Object::decode_redundant(&damaged), Err(DamagedObject));
+        }
+        assert_eq!(
+            Object::decode_redundant(&[0; 128]),
+            Ok((Object::FREE, true))
+        );
+    }
+}

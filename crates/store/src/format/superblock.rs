@@ -1,0 +1,328 @@
+//! The two superblocks, with the identity and plan of a pool and the position of its last
+//! checkpoint. They alternate. The valid one of the higher generation counts, so that a torn write
+//! of one leaves the other.
+
+use crate::format::geometry::{BadSize, Geometry, JOURNALS_MAX};
+use pagemesh_base::bytes::{field, get_u32, get_u64, put};
+use pagemesh_base::checksum::crc32c_append;
+use pagemesh_base::ids::{Epoch, Incarnation, Seq};
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{Durability, StatedClass};
+use uuid::Uuid;
+
+const MAGIC: [u8; 8] = *b"pagemesh";
+/// The format this code reads and writes.
+pub const VERSION: u32 = 0;
+/// The highest valid generation, seq and line position: a billion of them each second reach it
+/// after a century. No count below it overflows.
+pub(crate) const COUNT_MAX: u64 = 1 << 62;
+const HEADS_AT: usize = 1024;
+const HEADS_END: usize = HEADS_AT + JOURNALS_MAX as usize * 8;
+const _: () = assert!(HEADS_END <= PAGE_BYTES, "all journal heads fit");
+
+/// The content of a superblock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// The pool's identity.
+    pub pool: Uuid,
+    /// Rises with each write of a superblock; its parity selects the page.
+    pub generation: u64,
+    /// Rises with each opening of the pool.
+    pub incarnation: Incarnation,
+    /// The epoch of the pool, as a fencing number.
+    pub epoch: Epoch,
+    /// Records below this are applied and persistent.
+    pub checkpoint: Seq,
+    /// Frames in use at the checkpoint, page-table nodes included.
+    pub used_frames: u64,
+    /// Entries of the object table from here on were never used.
+    pub objects_end: u32,
+    /// Journals from here on were never used: recovery does not read them.
+    pub journals_end: u32,
+    /// The durability class that the pool's creator stated; none leaves it to the medium.
+    pub stated: Option<StatedClass>,
+    /// The boot of the machine in which the pool was made. Set if the pool's class promises nothing
+    /// beyond that boot, although its medium outlives it.
+    pub boot: Option<Uuid>,
+    /// The pool's plan.
+    pub geometry: Geometry,
+    /// Each journal's first retained line, as an absolute position.
+    pub journal_heads: Vec<u64>,
+}
+
+/// Why a page is not a usable superblock.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadSuperblock {
+    /// The magic bytes are not there.
+    #[error("this is not a pagemesh pool")]
+    NotAPool,
+    /// Another version wrote it.
+    #[error(
+        "the pool has format version {0}, this program reads version {VERSION}; use the program that wrote it"
+    )]
+    Version(u32),
+    /// Torn or damaged.
+    #[error(
+        "both superblocks are damaged; restore the pool from a copy, or replace it and let the volume copy it anew"
+    )]
+    Checksum,
+    /// The checksum is right, but the plan does not follow from the size.
+    #[error("the superblock contradicts itself: {0}")]
+    Inconsistent(&'static str),
+    /// A size that no pool has.
+    #[error(transparent)]
+    Size(#[from] BadSize),
+}
+
+impl Superblock {
+    /// The byte offset where this generation is written.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        (self.generation % 2) as usize * PAGE_BYTES
+    }
+
+    /// The page as it lies on media.
+    ///
+    /// # Panics
+    /// When the number of heads is not the number of journals.
+    #[must_use]
+    pub fn encode(&self) -> [u8; PAGE_BYTES] {
+        assert_eq!(
+            self.journal_heads.len(),
+            self.geometry.journals as usize,
+            "a head for each journal"
+        );
+        let mut page = [0; PAGE_BYTES];
+        put(&mut page, 0, MAGIC);
+        put(&mut page, 8, VERSION.to_le_bytes());
+        put(&mut page, 16, *self.pool.as_bytes());
+        put(&mut page, 32, self.generation.to_le_bytes());
+        put(&mut page, 40, self.incarnation.0.to_le_bytes());
+        put(&mut page, 44, self.epoch.0.to_le_bytes());
+        put(&mut page, 48, self.checkpoint.0.to_le_bytes());
+        put(&mut page, 56, self.geometry.pool_bytes.to_le_bytes());
+        put(&mut page, 64, self.geometry.journals.to_le_bytes());
+        if let Some(stated) = self.stated {
+            put(
+                &mut page,
+                68,
+                [durability_code(stated.class), stated.is_trusted.into()],
+            );
+        }
+        put(&mut page, 72, self.geometry.journal_bytes.to_le_bytes());
+        put(&mut page, 80, self.used_frames.to_le_bytes());
+        put(&mut page, 88, self.objects_end.to_le_bytes());
+        put(&mut page, 92, self.journals_end.to_le_bytes());
+        put(&mut page, 96, self.boot.unwrap_or_default().into_bytes());
+        for (head, at) in self.journal_heads.iter().zip((HEADS_AT..).step_by(8)) {
+            put(&mut page, at, head.to_le_bytes());
+        }
+        let crc = checksum(&page);
+        put(&mut page, 12, crc.to_le_bytes());
+        page
+    }
+
+    /// Decodes a page from media.
+    ///
+    /// # Errors
+    /// When it is not a superblock of this version, or is damaged or inconsistent.
+    pub fn decode(page: &[u8; PAGE_BYTES]) -> Result<Superblock, BadSuperblock> {
+        if field(page, 0) != MAGIC {
+            return Err(BadSuperblock::NotAPool);
+        }
+        if checksum(page) != get_u32(page, 12) {
+            return Err(BadSuperblock::Checksum);
+        }
+        // Every version has magic, version and checksum in the same places, so a newer pool is told
+        // apart from a damaged one.
+        if get_u32(page, 8) != VERSION {
+            return Err(BadSuperblock::Version(get_u32(page, 8)));
+        }
+        let geometry = Geometry::plan(get_u64(page, 56))?;
+        if (geometry.journals, geometry.journal_bytes) != (get_u32(page, 64), get_u64(page, 72)) {
+            return Err(BadSuperblock::Inconsistent(
+                "its journals do not match its size",
+            ));
+        }
+        let (used_frames, objects_end) = (get_u64(page, 80), get_u32(page, 88));
+        let lanes_end = get_u32(page, 92);
+        if used_frames > geometry.frames.len / PAGE_BYTES as u64
+            || objects_end > geometry.object_count()
+            || lanes_end > geometry.journals
+        {
+            return Err(BadSuperblock::Inconsistent(
+                "it counts more frames, objects or journals than the pool has",
+            ));
+        }
+        let boot = Uuid::from_bytes(field(page, 96));
+        let heads = (HEADS_AT..).step_by(8).take(geometry.journals as usize);
+        let heads: Vec<u64> = heads.map(|at| get_u64(page, at)).collect();
+        let mut counts = [32, 48].map(|at| get_u64(page, at)).into_iter();
+        if counts.any(|count| count > COUNT_MAX)
+            || heads.iter().any(|&head| head > COUNT_MAX)
+            || get_u32(page, 40) == u32::MAX
+        {
+            return Err(BadSuperblock::Inconsistent(
+                "a generation, seq, incarnation or line position is beyond its limit",
+            ));
+        }
+        Ok(Superblock {
+            pool: Uuid::from_bytes(field(page, 16)),
+            generation: get_u64(page, 32),
+            incarnation: Incarnation(get_u32(page, 40)),
+            epoch: Epoch(get_u32(page, 44)),
+            checkpoint: Seq(get_u64(page, 48)),
+            used_frames,
+            objects_end,
+            journals_end: lanes_end,
+            stated: decode_stated(field(page, 68))?,
+            boot: (!boot.is_nil()).then_some(boot),
+            geometry,
+            journal_heads: heads,
+        })
+    }
+
+    /// The valid superblock of the higher generation.
+    ///
+    /// # Errors
+    /// The error of the first copy, when neither is valid.
+    pub fn choose(pages: [&[u8; PAGE_BYTES]; 2]) -> Result<Superblock, BadSuperblock> {
+        match pages.map(Superblock::decode) {
+            [Ok(a), Ok(b)] if a.pool != b.pool => Err(BadSuperblock::Inconsistent(
+                "its two copies belong to different pools",
+            )),
+            [Ok(a), Ok(b)] => Ok(if a.generation > b.generation { a } else { b }),
+            // A newer program may have written one copy so far. Refuse the pool: continuing from
+            // the older copy would undo the newer program's changes.
+            [Err(version @ BadSuperblock::Version(_)), _]
+            | [_, Err(version @ BadSuperblock::Version(_))] => Err(version),
+            [Ok(one), Err(_)] | [Err(_), Ok(one)] => Ok(one),
+            [Err(first), Err(BadSuperblock::NotAPool)] => Err(first),
+            [Err(_), Err(second)] => Err(second),
+        }
+    }
+}
+
+/// The byte of a class; zero stands for none.
+fn durability_code(class: Durability) -> u8 {
+    match class {
+        Durability::Pmem => 1,
+        Durability::Eadr => 2,
+        Durability::FileSync => 3,
+        Durability::Process => 4,
+    }
+}
+
+fn decode_stated([class, trusted]: [u8; 2]) -> Result<Option<StatedClass>, BadSuperblock> {
+    let found = Durability::ALL
+        .into_iter()
+        .find(|&of| durability_code(of) == class);
+    match (found, trusted) {
+        (Some(class), 0 | 1) => Ok(Some(StatedClass {
+            class,
+            is_trusted: trusted == 1,
+        })),
+        (None, 0) if class == 0 => Ok(None),
+        _ => Err(BadSuperblock::Inconsistent(
+            "its durability class is unknown",
+        )),
+    }
+}
+
+/// CRC32C of all bytes but the checksum's own four.
+fn checksum(page: &[u8; PAGE_BYTES]) -> u32 {
+    crc32c_append(crc32c_append(0, &page[..12]), &page[16..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn superblock(generation: u64) -> Superblock {
+        let geometry = Geometry::plan(1 << 30).expect("a plan");
+        Superblock {
+            pool: Uuid::from_u128(5),
+            generation,
+            incarnation: Incarnation(2),
+            epoch: Epoch(1),
+            checkpoint: Seq(generation * 10),
+            used_frames: 3,
+            objects_end: 1,
+            journals_end: 2,
+            stated: None,
+            boot: None,
+            geometry,
+            journal_heads: (0..u64::from(geometry.journals)).collect(),
+        }
+    }
+
+    const BLANK: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+
+    #[test]
+    fn superblock_round_trips() {
+        let block = superblock(7);
+        assert_eq!(Superblock::decode(&block.encode()), Ok(block));
+    }
+
+    #[test]
+    fn stated_class_is_kept_and_unknown_class_refused() {
+        for class in Durability::ALL {
+            for is_trusted in [false, true] {
+                let block = Superblock {
+                    stated: Some(StatedClass { class, is_trusted }),
+                    boot: Some(Uuid::from_u128(8)),
+                    ..superblock(7)
+                };
+                assert_eq!(Superblock::decode(&block.encode()), Ok(block));
+            }
+        }
+        for wrong in [[5, 0], [0, 1], [1, 2]] {
+            let mut page = superblock(7).encode();
+            put(&mut page, 68, wrong);
+            let crc = checksum(&page);
+            put(&mut page, 12, crc.to_le_bytes());
+            let decoded = Superblock::decode(&page);
+            let is_refused = matches!(decoded, Err(BadSuperblock::Inconsistent(_)));
+            assert!(is_refused, "{wrong:?}: {decoded:?}");
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_is_found() {
+        let page = superblock(7).encode();
+        for bit in 0..PAGE_BYTES * 8 {
+            let mut damaged = page;
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(Superblock::decode(&damaged).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn newer_valid_superblock_is_chosen() {
+        let (old, new) = (superblock(8), superblock(9));
+        assert_ne!(old.offset(), new.offset());
+        let choose = |a: &_, b: &_| Superblock::choose([a, b]);
+        assert_eq!(choose(&old.encode(), &new.encode()), Ok(new.clone()));
+        let mut torn = new.encode();
+        torn[2000] ^= 1;
+        assert_eq!(choose(&old.encode(), &torn), Ok(old.clone()));
+        assert_eq!(choose(&BLANK, &old.encode()), Ok(old));
+        assert_eq!(choose(&BLANK, &torn), Err(BadSuperblock::Checksum));
+        assert_eq!(choose(&torn, &BLANK), Err(BadSuperblock::Checksum));
+        assert_eq!(choose(&BLANK, &BLANK), Err(BadSuperblock::NotAPool));
+    }
+
+    #[test]
+    fn newer_version_is_refused_even_in_one_copy() {
+        let mut newer = superblock(9).encode();
+        put(&mut newer, 8, 1u32.to_le_bytes());
+        let crc = checksum(&newer);
+        put(&mut newer, 12, crc.to_le_bytes());
+        for pages in [
+            [&newer, &superblock(8).encode()],
+            [&superblock(8).encode(), &newer],
+        ] {
+            assert_eq!(Superblock::choose(pages), Err(BadSuperblock::Version(1)));
+        }
+    }
+}

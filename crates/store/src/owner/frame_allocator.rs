@@ -1,0 +1,238 @@
+//! The free frames of a pool: those that are neither in use by the bitmap nor granted.
+//!
+//! Memory holds two bits per frame. One is the bit on media. The other says that the frame is
+//! unavailable: in use, granted, or freed by a record that is not checkpointed yet.
+
+use crate::format::bitmap::Bitmap;
+use crate::shared::control::FrameRun;
+use pagemesh_pmem::{Media, UnfencedStores};
+use std::ops::Range;
+
+/// Frames of a group. The free frames of each group are counted, so that a search skips full
+/// groups.
+const GROUP_FRAMES: u64 = 1 << 15;
+/// Frames that are withheld from use because they cannot be read, at most. A medium with more
+/// unreadable frames has ended its brick long before, unless clients report frames that are sound.
+const WITHHELD_MAX: usize = 1024;
+
+/// The frames of a pool.
+pub(crate) struct FrameAllocator {
+    bitmap: Bitmap,
+    /// A bit per frame: in use, granted, or not a frame of the pool.
+    unavailable: Vec<u64>,
+    /// Free frames of each group.
+    free_per_group: Vec<u32>,
+    /// The next frame to examine.
+    cursor: u64,
+    free: u64,
+    /// Unreadable frames, which are not used again.
+    withheld: Vec<u64>,
+}
+
+impl FrameAllocator {
+    pub(crate) fn new(bitmap: Bitmap) -> FrameAllocator {
+        let frames = bitmap.frames();
+        let mut busy = bitmap.words().to_vec();
+        let (begin, end) = ((frames.start / 64) as usize, (frames.end / 64) as usize);
+        busy[..begin].fill(u64::MAX);
+        busy[begin] |= !(u64::MAX << (frames.start % 64));
+        if let Some(word) = busy.get_mut(end) {
+            *word |= u64::MAX << (frames.end % 64);
+            busy[end + 1..].fill(u64::MAX);
+        }
+        let zeros = |words: &[u64]| words.iter().map(|word| word.count_zeros()).sum();
+        let free_of: Vec<u32> = busy
+            .chunks((GROUP_FRAMES / 64) as usize)
+            .map(zeros)
+            .collect();
+        FrameAllocator {
+            unavailable: busy,
+            cursor: frames.start,
+            free: free_of.iter().map(|&free| u64::from(free)).sum(),
+            free_per_group: free_of,
+            withheld: Vec::new(),
+            bitmap,
+        }
+    }
+
+    /// Withholds a frame: it is never granted or freed again.
+    pub(crate) fn withhold(&mut self, frame: u64) {
+        let is_ours = self.bitmap.frames().contains(&frame);
+        if !is_ours || self.is_withheld(frame) || self.withheld.len() == WITHHELD_MAX {
+            return;
+        }
+        let (word, bit) = ((frame / 64) as usize, 1 << (frame % 64));
+        if self.unavailable[word] & bit == 0 {
+            self.unavailable[word] |= bit;
+            self.free_per_group[(frame / GROUP_FRAMES) as usize] -= 1;
+            self.free -= 1;
+        }
+        self.withheld.push(frame);
+    }
+
+    pub(crate) fn is_withheld(&self, frame: u64) -> bool {
+        self.withheld.contains(&frame)
+    }
+
+    pub(crate) fn bitmap(&self) -> &Bitmap {
+        &self.bitmap
+    }
+
+    /// Frames neither in use nor granted.
+    pub(crate) fn free(&self) -> u64 {
+        self.free
+    }
+
+    /// Frames in use at the last checkpoint.
+    pub(crate) fn used(&self) -> u64 {
+        self.bitmap.used()
+    }
+
+    /// Takes a run of at most `want` frames; none when the pool is full.
+    pub(crate) fn allocate(&mut self, want: u64) -> Option<FrameRun> {
+        if self.free == 0 || want == 0 {
+            return None;
+        }
+        let frames = self.bitmap.frames();
+        let groups = frames.end.div_ceil(GROUP_FRAMES) - frames.start / GROUP_FRAMES;
+        for _ in 0..=groups {
+            let group = self.cursor / GROUP_FRAMES;
+            let end = ((group + 1) * GROUP_FRAMES).min(frames.end);
+            if let Some(run) = self.allocate_in_group(group, self.cursor..end, want) {
+                self.cursor = self.wrap(run.start + run.len);
+                return Some(run);
+            }
+            self.cursor = self.wrap(end);
+        }
+        None
+    }
+
+    fn wrap(&self, frame: u64) -> u64 {
+        let frames = self.bitmap.frames();
+        match frame >= frames.end {
+            true => frames.start,
+            false => frame,
+        }
+    }
+
+    /// Takes the first run of free frames of a part of a group, at most `want`.
+    fn allocate_in_group(&mut self, group: u64, part: Range<u64>, want: u64) -> Option<FrameRun> {
+        if self.free_per_group[group as usize] == 0 {
+            return None;
+        }
+        let Range { mut start, end } = part;
+        while start < end {
+            let (word, bit) = ((start / 64) as usize, start % 64);
+            let busy = u64::from((self.unavailable[word] >> bit).trailing_ones());
+            start += busy;
+            // The shift brought zeroes in above the word's bits.
+            if busy < 64 - bit {
+                break;
+            }
+        }
+        let mut frame = start;
+        while frame < end.min(start + want) {
+            let (word, bit) = ((frame / 64) as usize, frame % 64);
+            let free = u64::from((self.unavailable[word] >> bit).trailing_zeros());
+            let most = (start + want).min(end) - frame;
+            let len = free.min(64 - bit).min(most);
+            if len == 0 {
+                break;
+            }
+            self.unavailable[word] |= (u64::MAX >> (64 - len)) << bit;
+            frame += len;
+            if bit + len < 64 {
+                break;
+            }
+        }
+        let len = frame.saturating_sub(start);
+        self.free_per_group[group as usize] -= len as u32;
+        self.free -= len;
+        (len > 0).then_some(FrameRun { start, len })
+    }
+
+    /// Returns frames that were granted and never named by a record.
+    pub(crate) fn return_unused(&mut self, run: FrameRun) {
+        for frame in run.start..run.start + run.len {
+            // A frame that is free already was freed because a table names it too. The checkpoint
+            // that freed it has reported that.
+            let _ = self.release(frame);
+        }
+    }
+
+    /// Frees a frame after its record is checkpointed. False if it was free already: two slots name
+    /// it.
+    #[must_use]
+    pub(crate) fn release(&mut self, frame: u64) -> bool {
+        let (word, bit) = ((frame / 64) as usize, 1 << (frame % 64));
+        let was_busy = self.unavailable[word] & bit != 0;
+        if was_busy && !self.is_withheld(frame) {
+            self.unavailable[word] &= !bit;
+            self.free_per_group[(frame / GROUP_FRAMES) as usize] += 1;
+            self.free += 1;
+        }
+        was_busy
+    }
+
+    /// A record took the frame into use, or freed it: writes its bit in the bitmap.
+    #[inline(always)]
+    pub(crate) fn write(&mut self, frame: u64, set: bool) {
+        self.bitmap.write(frame, set);
+    }
+
+    /// Writes every changed line of the bitmap, if there is one.
+    pub(crate) fn flush<M: Media>(&mut self, media: &M) -> Option<UnfencedStores> {
+        self.bitmap.flush(media)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::geometry::Geometry;
+    use pagemesh_pmem::Recorder;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+    use uuid::Uuid;
+
+    fn frames() -> FrameAllocator {
+        let geometry = Geometry::plan(2 << 20).expect("a plan");
+        let media = Recorder::new(2 << 20);
+        Bitmap::format(&media, &geometry, Uuid::nil());
+        let (bitmap, bad) = Bitmap::load(&media, &geometry, Uuid::nil());
+        assert_eq!(bad, []);
+        FrameAllocator::new(bitmap)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn frame_is_allocated_once_until_released(
+            steps in prop::collection::vec((1u64..40, any::<bool>()), 1..120),
+        ) {
+            let mut frames = frames();
+            let total = frames.free();
+            let numbers = Geometry::plan(2 << 20).expect("a plan").frame_numbers();
+            prop_assert_eq!(total, numbers.end - numbers.start);
+            let mut taken = BTreeSet::new();
+            for (want, release) in steps {
+                if release {
+                    for frame in taken.iter().copied().take(want as usize).collect::<Vec<_>>() {
+                        taken.remove(&frame);
+                        prop_assert!(frames.release(frame));
+                        prop_assert!(!frames.release(frame), "{} twice", frame);
+                    }
+                } else if let Some(run) = frames.allocate(want) {
+                    prop_assert!((1..=want).contains(&run.len));
+                    for frame in run.start..run.start + run.len {
+                        prop_assert!(numbers.contains(&frame));
+                        prop_assert!(taken.insert(frame), "{} twice", frame);
+                    }
+                } else {
+                    prop_assert_eq!(taken.len() as u64, total);
+                }
+                prop_assert_eq!(frames.free(), total - taken.len() as u64);
+            }
+        }
+    }
+}

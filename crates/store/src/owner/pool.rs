@@ -1,0 +1,725 @@
+//! The owner's side of a pool: opening, objects, sessions, epochs.
+//!
+//! Invariants:
+//! - one owner at a time (the caller holds a lock on the pool's file);
+//! - objects change by records in the owner's own journal, journal 0;
+//! - an entry of the object table is used again only after a checkpoint has passed the record that
+//!   freed it;
+//! - the owner does not delay sessions: they need it only for frames and for room in their journal.
+
+use crate::defect::{self, Defect};
+use crate::format::geometry::{Geometry, OBJECT_BYTES};
+use crate::format::object::{HEIGHT, Object, ObjectState};
+use crate::format::superblock::Superblock;
+use crate::format::table::reach;
+use crate::format::{bitmap::Bitmap, in_flight};
+use crate::owner::checkpoint::CheckpointPass;
+use crate::owner::frame_allocator::FrameAllocator;
+use crate::owner::session_table::SessionTable;
+use crate::recovery::{
+    PoolError, RecoveryResult, RecoverySummary, read_superblock, recover, store_entry,
+    write_superblock,
+};
+use crate::session::Session;
+use crate::session::leaf_cache::LeafCache;
+use crate::shared::control::Control;
+use crate::shared::pool_mapping::{Handle, PoolMapping, StoreError};
+use pagemesh_base::ids::{Epoch, Incarnation, ObjectId, Seq};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{Media, StatedClass, UnfencedStores};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use uuid::Uuid;
+
+/// The owner's session.
+pub(crate) const OWNER_SESSION: u32 = 0;
+
+/// A pool, opened by its owner.
+pub struct Pool<M> {
+    pub(crate) mapping: Arc<PoolMapping<M>>,
+    pub(crate) superblock: Superblock,
+    pub(crate) frame_allocator: FrameAllocator,
+    pub(crate) sessions: SessionTable,
+    pub(crate) owner_session: Session<M>,
+    pub(crate) leaf_cache: LeafCache,
+    pub(crate) checkpoint_pass: CheckpointPass,
+    pub(crate) in_flight: in_flight::InFlightTable,
+    pub(crate) objects: HashMap<ObjectId, Object>,
+    by_slice: HashMap<SliceId, ObjectId>,
+    /// Entries that the medium damaged, and the slices that they claim to belong to.
+    lost_objects: Vec<(ObjectId, SliceId)>,
+    /// Free entries, and freed entries that wait for a checkpoint.
+    free_objects: Vec<ObjectId>,
+    freed_objects: Vec<(Seq, ObjectId)>,
+    /// Objects with frames that are being freed: the seq of their deletion.
+    pub(crate) deleting: Vec<(Seq, ObjectId)>,
+    /// Deletions that wait until the operations in progress have ended.
+    pending_deletes: HashMap<SliceId, (Seq, ObjectId)>,
+    /// Journal records with a flipped bit that were corrected.
+    pub(crate) corrected_records: u64,
+    /// Superblocks rewritten since the last scrub.
+    pub(crate) rewritten_superblocks: u64,
+    /// The corrections that a scrub has counted.
+    pub(crate) reported_records: u64,
+    pub(crate) reported_slots: u64,
+    pub(crate) has_failed: bool,
+}
+
+/// Why the owner refuses to change an object.
+#[derive(Debug, thiserror::Error)]
+pub enum ObjectError {
+    /// The name is taken.
+    #[error("the pool already has a slice {0}")]
+    Exists(SliceId),
+    /// No such slice.
+    #[error("the pool has no slice {0}")]
+    Unknown(SliceId),
+    /// Its entry, or that of another one, is damaged.
+    #[error(
+        "slice {slice} cannot be used: entry {entry} of the pool's object table is damaged and may be its own; stop the brick and run `pagemesh pool check` on the pool"
+    )]
+    Lost {
+        /// The requested slice.
+        slice: SliceId,
+        /// The damaged entry.
+        entry: u32,
+    },
+    /// A size that no object has.
+    #[error("a slice of {0} bytes is not possible; use whole pages, at least one, at most 64T")]
+    BadSize(u64),
+    /// Objects do not shrink.
+    #[error("the slice has {present} bytes and cannot shrink to {wanted}")]
+    Shrinks {
+        /// Its size.
+        present: u64,
+        /// The requested size.
+        wanted: u64,
+    },
+    /// No entry is free.
+    #[error("the pool's object table is full; delete a slice, or use a larger pool")]
+    TableFull,
+    /// The epoch is older than the object's.
+    #[error("the slice is at epoch {current}; epoch {wanted} is old")]
+    StaleEpoch {
+        /// The slice's epoch.
+        current: Epoch,
+        /// The requested epoch.
+        wanted: Epoch,
+    },
+    /// The session did not end its operation in time; the session must be ended first.
+    #[error("session {session} of process {pid} is stalled in an operation; end the process")]
+    SessionStuck {
+        /// Its number.
+        session: u32,
+        /// The operation, by the session's own count.
+        operation: u64,
+        /// The session's process.
+        pid: u32,
+    },
+    /// Every session is in use.
+    #[error("all {0} sessions of the pool are in use; detach something, or use a larger pool")]
+    SessionsFull(u32),
+    /// The store refused.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The pool failed.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+}
+
+/// The usage of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// The size of all frames.
+    pub capacity_bytes: u64,
+    /// Bytes neither in use nor granted to a session.
+    pub free_bytes: u64,
+    /// Open sessions, without the owner's own.
+    pub sessions: u32,
+}
+
+/// Formats a medium as a pool.
+///
+/// **Data loss:** everything on the medium is lost.
+///
+/// # Errors
+/// When the medium is too small or too large, or fails.
+pub fn format<M: Media>(media: &M, pool: Uuid) -> Result<(), PoolError> {
+    format_as(media, pool, None, None)
+}
+
+/// As [`format`], for a pool with a class that its creator stated. If `boot` is given, the pool is
+/// valid only until the end of that boot.
+///
+/// # Errors
+/// As [`format`].
+pub fn format_as<M: Media>(
+    media: &M,
+    pool: Uuid,
+    stated: Option<StatedClass>,
+    boot: Option<Uuid>,
+) -> Result<(), PoolError> {
+    let pool_bytes = media.len_bytes() as u64;
+    let geometry =
+        Geometry::plan(pool_bytes).map_err(crate::format::superblock::BadSuperblock::from)?;
+    for region in [geometry.objects, geometry.in_flight] {
+        for at in (region.start..region.end()).step_by(PAGE_BYTES) {
+            zero_page_if_needed(media, at as usize);
+        }
+    }
+    Bitmap::format(media, &geometry, pool);
+    let block = Superblock {
+        pool,
+        generation: 1,
+        incarnation: Incarnation(0),
+        epoch: Epoch(1),
+        checkpoint: Seq(1),
+        used_frames: 0,
+        objects_end: 0,
+        journals_end: OWNER_SESSION + 1,
+        stated,
+        boot,
+        journal_heads: vec![0; geometry.journals as usize],
+        geometry,
+    };
+    zero_page_if_needed(media, 0);
+    media.sync()?;
+    write_superblock(media, &block)?;
+    Ok(())
+}
+
+fn zero_page_if_needed<M: Media>(media: &M, at: usize) {
+    let mut page = [0; PAGE_BYTES];
+    media.read(at, &mut page);
+    if page.iter().any(|&byte| byte != 0) {
+        let (_, stores) = M::stream_page(&[(media, at)], &[0; PAGE_BYTES]);
+        let _fenced = media.fence(stores);
+    }
+}
+
+impl<M: Media> Pool<M> {
+    /// Recovers a pool and opens it. On a `file-sync` medium `overlay` is a private mapping of that
+    /// medium; otherwise it is the same medium.
+    ///
+    /// # Errors
+    /// When the medium holds no pool, or a damaged one.
+    pub fn open(media: Arc<M>, overlay: Arc<M>) -> Result<(Pool<M>, RecoverySummary), PoolError> {
+        let ordered = Arc::ptr_eq(&media, &overlay);
+        let trial = (!ordered).then_some(&*overlay);
+        let RecoveryResult {
+            block,
+            bitmap,
+            summary: recovered,
+            ..
+        } = recover(&*media, ordered, trial)?;
+        let geometry = block.geometry;
+        let control = Control::create(geometry.journals, block.incarnation, block.checkpoint)?;
+        let view = PoolMapping::new(
+            media,
+            overlay,
+            control,
+            geometry,
+            block.pool,
+            block.incarnation,
+        );
+        let view = Arc::new(view);
+        let journals = SessionTable::new(&view, &block);
+        let mut pool = Pool {
+            frame_allocator: FrameAllocator::new(bitmap),
+            owner_session: Session::for_owner(view.clone(), OWNER_SESSION),
+            in_flight: in_flight::InFlightTable::load(&*view.data, geometry.in_flight),
+            sessions: journals,
+            leaf_cache: LeafCache::new(),
+            checkpoint_pass: CheckpointPass::default(),
+            objects: HashMap::new(),
+            by_slice: HashMap::new(),
+            lost_objects: Vec::new(),
+            free_objects: Vec::new(),
+            freed_objects: Vec::new(),
+            deleting: Vec::new(),
+            pending_deletes: HashMap::new(),
+            corrected_records: 0,
+            rewritten_superblocks: 0,
+            reported_records: 0,
+            reported_slots: 0,
+            has_failed: false,
+            mapping: view,
+            superblock: block,
+        };
+        pool.load_objects()?;
+        pool.withhold_unreadable();
+        pool.sessions.open(&pool.mapping, OWNER_SESSION, 0, 0);
+        Ok((pool, recovered))
+    }
+
+    /// The superblock of a medium, without opening it.
+    ///
+    /// # Errors
+    /// As [`Pool::open`].
+    pub fn peek(media: &M) -> Result<Superblock, PoolError> {
+        read_superblock(media)
+    }
+
+    fn load_objects(&mut self) -> Result<(), PoolError> {
+        for index in 0..self.superblock.objects_end {
+            let object = ObjectId(index);
+            let mut bytes = [0; OBJECT_BYTES as usize];
+            self.mapping
+                .data
+                .read(self.mapping.entry_at(object), &mut bytes);
+            let Ok((entry, _)) = Object::decode_redundant(&bytes) else {
+                self.lost_objects
+                    .push((object, Object::claimed_slice(&bytes)));
+                continue;
+            };
+            match entry.state {
+                ObjectState::Free => self.free_objects.push(object),
+                ObjectState::Deleting => self.deleting.push((Seq(0), object)),
+                ObjectState::Live => {
+                    self.by_slice.insert(entry.slice, object);
+                }
+            }
+            self.objects.insert(object, entry);
+        }
+        Ok(())
+    }
+
+    /// The mapping that the sessions share.
+    #[must_use]
+    pub fn mapping(&self) -> &Arc<PoolMapping<M>> {
+        &self.mapping
+    }
+
+    /// Records with a flipped bit that the owner corrected since the opening.
+    #[must_use]
+    pub fn corrected_records(&self) -> u64 {
+        self.corrected_records
+    }
+
+    /// Slots above the leaves with a flipped bit that the owner or a session corrected since the
+    /// opening.
+    #[must_use]
+    pub fn corrected_slots(&self) -> u64 {
+        self.mapping
+            .control
+            .corrected_slots()
+            .load(Ordering::Relaxed)
+    }
+
+    /// The usage of the pool.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        Usage {
+            capacity_bytes: self.mapping.geometry.frames.len,
+            free_bytes: self.frame_allocator.free() * PAGE_BYTES as u64,
+            sessions: self.sessions.open_count() - 1,
+        }
+    }
+
+    /// Every live object.
+    pub fn list(&self) -> impl Iterator<Item = Object> + '_ {
+        self.by_slice
+            .values()
+            .filter_map(|object| self.objects.get(object).copied())
+    }
+
+    /// The live object of a slice.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn find(&self, slice: SliceId) -> Result<(ObjectId, Object), ObjectError> {
+        match self.by_slice.get(&slice) {
+            Some(object) => Ok((*object, self.objects[object])),
+            None => Err(self.missing_slice_error(slice)),
+        }
+    }
+
+    /// The error for a slice that was not found. A lost entry may be the slice's own, so the error
+    /// then does not say that the slice does not exist. The caller must not take it for deleted.
+    fn missing_slice_error(&self, slice: SliceId) -> ObjectError {
+        let same = self.lost_objects.iter().find(|(_, named)| *named == slice);
+        match same.or(self.lost_objects.first()) {
+            Some(&(object, _)) => ObjectError::Lost {
+                slice,
+                entry: object.0,
+            },
+            None => ObjectError::Unknown(slice),
+        }
+    }
+
+    /// A session's handle of a slice.
+    ///
+    /// # Errors
+    /// When there is no such slice.
+    pub fn handle(&self, slice: SliceId) -> Result<Handle, ObjectError> {
+        Ok(self.mapping.handle(self.find(slice)?.0, slice)?)
+    }
+
+    /// Creates an empty object.
+    ///
+    /// # Errors
+    /// When the slice exists, the size is impossible, or the table is full.
+    pub fn create(&mut self, slice: SliceId, size_bytes: u64) -> Result<(), ObjectError> {
+        if self.by_slice.contains_key(&slice) || self.pending_deletes.contains_key(&slice) {
+            return Err(ObjectError::Exists(slice));
+        }
+        if self.lost_objects.iter().any(|(_, named)| *named == slice) {
+            return Err(self.missing_slice_error(slice));
+        }
+        check_size(size_bytes)?;
+        let object = self.free_objects.pop().or_else(|| {
+            let next = ObjectId(self.superblock.objects_end);
+            let fits = next.0 < self.mapping.geometry.object_count();
+            self.superblock.objects_end += u32::from(fits);
+            fits.then_some(next)
+        });
+        let object = object.ok_or(ObjectError::TableFull)?;
+        let entry = Object {
+            state: ObjectState::Live,
+            slice,
+            size_bytes,
+            ..Object::FREE
+        };
+        self.commit_entry(object, entry)?;
+        self.by_slice.insert(slice, object);
+        Ok(())
+    }
+
+    /// Enlarges an object.
+    ///
+    /// # Errors
+    /// When there is none, or it would shrink.
+    pub fn resize(&mut self, slice: SliceId, size_bytes: u64) -> Result<(), ObjectError> {
+        check_size(size_bytes)?;
+        let (object, entry) = self.find(slice)?;
+        if size_bytes < entry.size_bytes {
+            return Err(ObjectError::Shrinks {
+                present: entry.size_bytes,
+                wanted: size_bytes,
+            });
+        }
+        self.commit_entry(
+            object,
+            Object {
+                size_bytes,
+                ..entry
+            },
+        )?;
+        Ok(())
+    }
+
+    /// Deletes an object. Operations in progress end first. [`Pool::maintain`] frees the frames
+    /// after that.
+    ///
+    /// # Errors
+    /// When there is none, or a session is stuck. The caller then calls it again.
+    pub fn delete(&mut self, slice: SliceId) -> Result<(), ObjectError> {
+        let (seq, object) = match self.pending_deletes.get(&slice) {
+            Some(&begun) => begun,
+            None => self.begin_delete(slice)?,
+        };
+        self.wait_for_ops()?;
+        self.pending_deletes.remove(&slice);
+        self.deleting.push((seq, object));
+        self.mapping.control.ring_doorbell();
+        Ok(())
+    }
+
+    fn begin_delete(&mut self, slice: SliceId) -> Result<(Seq, ObjectId), ObjectError> {
+        let (object, entry) = self.find(slice)?;
+        let seq = self.commit_entry(
+            object,
+            Object {
+                state: ObjectState::Deleting,
+                ..entry
+            },
+        )?;
+        self.by_slice.remove(&slice);
+        self.pending_deletes.insert(slice, (seq, object));
+        let forgotten = self.in_flight.remove_object(&*self.mapping.data, object);
+        self.fence(forgotten);
+        Ok((seq, object))
+    }
+
+    /// Frees the entry of an object that maps no page any more.
+    pub(crate) fn drop_object(&mut self, object: ObjectId) -> Result<(), ObjectError> {
+        let seq = self.commit_entry(object, Object::FREE)?;
+        self.leaf_cache.clear();
+        self.freed_objects.push((seq, object));
+        Ok(())
+    }
+
+    /// Lets entries that were freed below `checkpoint` be used again.
+    pub(crate) fn recycle_objects(&mut self, checkpoint: Seq) {
+        let free = &mut self.free_objects;
+        self.freed_objects.retain(|&(seq, object)| {
+            let passed = seq < checkpoint;
+            if passed {
+                free.push(object);
+            }
+            !passed
+        });
+    }
+
+    /// Commits an entry and makes it visible.
+    fn commit_entry(&mut self, object: ObjectId, entry: Object) -> Result<Seq, ObjectError> {
+        if self.has_failed {
+            return Err(PoolError::Failed.into());
+        }
+        let bytes = entry.encode();
+        let seq = self.with_retry(|own| own.commit_object(object, bytes))?;
+        let at = self.mapping.entry_at(object);
+        let stores = store_entry(&*self.mapping.meta, at, &bytes);
+        let _fenced = self.mapping.meta.fence(stores);
+        self.objects.insert(object, entry);
+        // On `file-sync` pools the record must be durable before the answer.
+        self.mapping.data.sync().map_err(PoolError::from)?;
+        Ok(seq)
+    }
+
+    /// Runs an operation of the owner's session; takes a checkpoint and runs it again if it lacks
+    /// room.
+    pub(crate) fn with_retry<T>(
+        &mut self,
+        mut run: impl FnMut(&mut Session<M>) -> Result<T, StoreError>,
+    ) -> Result<T, ObjectError> {
+        match run(&mut self.owner_session) {
+            Err(StoreError::TimedOut) => {
+                self.checkpoint()?;
+                Ok(run(&mut self.owner_session)?)
+            }
+            result => Ok(result?),
+        }
+    }
+
+    pub(crate) fn fence(&self, stores: Option<UnfencedStores>) {
+        if let Some(stores) = stores {
+            let _fenced = self.mapping.data.fence(stores);
+        }
+    }
+
+    /// Raises an object's epoch and sets the round stamped on its writes: a barrier. When it
+    /// returns, the operations admitted earlier have ended, and those that may be missing on other
+    /// legs are in the in-flight table.
+    ///
+    /// # Errors
+    /// When the object is newer or a session is stuck.
+    pub fn raise_epoch(
+        &mut self,
+        slice: SliceId,
+        epoch: Epoch,
+        round: u8,
+    ) -> Result<(), ObjectError> {
+        let (object, entry) = self.find(slice)?;
+        if entry.epoch > epoch {
+            return Err(ObjectError::StaleEpoch {
+                current: entry.epoch,
+                wanted: epoch,
+            });
+        }
+        if (entry.epoch, entry.round) != (epoch, round) {
+            self.commit_entry(
+                object,
+                Object {
+                    epoch,
+                    round,
+                    ..entry
+                },
+            )?;
+        }
+        self.wait_for_ops()?;
+        self.collect_in_flight(Some(object))?;
+        if round != 0 {
+            self.stamp_round(object, round)?;
+        }
+        Ok(())
+    }
+
+    /// Operations on the slice that may be missing on another leg; none when they were too many to
+    /// list.
+    ///
+    /// # Errors
+    /// When there is no such slice.
+    pub fn in_flight(
+        &self,
+        slice: SliceId,
+    ) -> Result<Option<Vec<pagemesh_base::slice::InFlightOp>>, ObjectError> {
+        let (object, entry) = self.find(slice)?;
+        let listed = self.in_flight_of(object, entry.size_bytes);
+        Ok((!entry.needs_compare).then(|| listed.collect()))
+    }
+
+    /// The in-flight operations of an object of this size. Journals may list an operation of a
+    /// deleted object that had the same number. So pages beyond the size are left out.
+    pub(crate) fn in_flight_of(
+        &self,
+        object: ObjectId,
+        size_bytes: u64,
+    ) -> impl Iterator<Item = pagemesh_base::slice::InFlightOp> {
+        let pages = size_bytes.div_ceil(PAGE_BYTES as u64);
+        let listed = self.in_flight.of(object, &self.mapping.control);
+        listed.filter_map(move |mut entry| {
+            let left = pages.checked_sub(entry.page.0)?;
+            entry.count = u64::from(entry.count).min(left) as u32;
+            (entry.count > 0).then_some(entry)
+        })
+    }
+
+    /// Removes the operations that `in_flight` listed: the legs were made equal.
+    ///
+    /// # Errors
+    /// When there is no such slice.
+    pub fn clear_in_flight(&mut self, slice: SliceId) -> Result<(), ObjectError> {
+        let (object, entry) = self.find(slice)?;
+        if entry.needs_compare {
+            self.commit_entry(
+                object,
+                Object {
+                    needs_compare: false,
+                    ..entry
+                },
+            )?;
+        }
+        let forgotten = self.in_flight.remove_object(&*self.mapping.data, object);
+        self.fence(forgotten);
+        Ok(())
+    }
+
+    /// Marks an object's in-flight operations as too many to list.
+    pub(crate) fn mark_compare(&mut self, object: ObjectId) -> Result<(), ObjectError> {
+        match self.objects.get(&object).copied() {
+            Some(entry) if entry.state == ObjectState::Live && !entry.needs_compare => {
+                self.commit_entry(
+                    object,
+                    Object {
+                        needs_compare: true,
+                        ..entry
+                    },
+                )?;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens a session for a process, which uses it by [`Session::new`].
+    ///
+    /// # Errors
+    /// When all are in use.
+    pub fn open_session(&mut self, pid: u32, start_time: u64) -> Result<u32, ObjectError> {
+        if self.has_failed {
+            return Err(PoolError::Failed.into());
+        }
+        let count = self.mapping.geometry.journals;
+        let number = self
+            .sessions
+            .free_number()
+            .ok_or(ObjectError::SessionsFull(count - 1))?;
+        if number >= self.superblock.journals_end {
+            // Recovery must know the journal before the session appends to it.
+            if !defect::is(Defect::NewerSuperblockNotChecked) {
+                self.ensure_newer_superblock()?;
+            }
+            self.superblock.journals_end = number + 1;
+            self.superblock.generation += 1;
+            if !defect::is(Defect::JournalNotNamed) {
+                write_superblock(&*self.mapping.data, &self.superblock).map_err(PoolError::from)?;
+            }
+        }
+        self.sessions.open(&self.mapping, number, pid, start_time);
+        self.refill(number);
+        Ok(number)
+    }
+
+    /// Keeps a session from beginning another operation. Returns whether one is in progress.
+    #[must_use]
+    pub fn revoke(&self, number: u32) -> bool {
+        let cells = self.mapping.control.session_cells(number);
+        cells.revoked().store(1, Ordering::SeqCst);
+        cells.active().load(Ordering::SeqCst) % 2 == 1
+    }
+
+    /// Whether a session is kept from beginning another operation.
+    #[must_use]
+    pub fn is_revoked(&self, number: u32) -> bool {
+        let cells = self.mapping.control.session_cells(number);
+        cells.revoked().load(Ordering::SeqCst) != 0
+    }
+
+    /// Ends a session. Its process or thread is gone, or the session was revoked and has no
+    /// operation in progress. Rolls its last operation forward or discards it, lists operations
+    /// that may be missing on other legs, and frees its locks and frames.
+    ///
+    /// # Errors
+    /// When the pool fails.
+    pub fn close_session(&mut self, number: u32) -> Result<(), ObjectError> {
+        assert_ne!(number, OWNER_SESSION, "the owner's session stays");
+        self.retire_session(number)
+    }
+
+    /// Whether a session is open.
+    #[must_use]
+    pub fn is_open(&self, number: u32) -> bool {
+        self.sessions.open_numbers().contains(&number)
+    }
+
+    /// The process of a session, as recorded when it was opened.
+    #[must_use]
+    pub fn process_id(&self, number: u32) -> u32 {
+        let cells = self.mapping.control.session_cells(number);
+        cells.pid().load(Ordering::Relaxed)
+    }
+
+    /// The start time of a session's process, as recorded when it was opened.
+    #[must_use]
+    pub fn process_start_time(&self, number: u32) -> u64 {
+        let cells = self.mapping.control.session_cells(number);
+        cells.start_time().load(Ordering::Relaxed)
+    }
+
+    /// The number of the operation that a session has in progress, by the session's own count.
+    #[must_use]
+    pub fn op_in_progress(&self, number: u32) -> Option<u64> {
+        self.mapping.control.op_in_progress(number)
+    }
+
+    /// Sessions with an operation in progress.
+    #[must_use]
+    pub fn sessions_in_op(&self) -> Vec<u32> {
+        let mut open = self.sessions.open_numbers();
+        open.retain(|&number| self.op_in_progress(number).is_some());
+        open
+    }
+
+    /// Makes everything committed so far durable.
+    ///
+    /// # Errors
+    /// When the medium failed.
+    pub fn flush(&self) -> Result<(), PoolError> {
+        match defect::is(Defect::FlushNotSynced) {
+            true => Ok(()),
+            false => Ok(self.mapping.data.sync()?),
+        }
+    }
+
+    /// Closes the pool in order: everything is checkpointed, and nothing is left to replay.
+    ///
+    /// # Errors
+    /// When the pool fails.
+    pub fn close(mut self) -> Result<(), PoolError> {
+        self.checkpoint()?;
+        self.mapping.mark_owner_gone();
+        Ok(())
+    }
+}
+
+fn check_size(size_bytes: u64) -> Result<(), ObjectError> {
+    let pages = size_bytes / PAGE_BYTES as u64;
+    let whole = size_bytes.is_multiple_of(PAGE_BYTES as u64);
+    match whole && pages > 0 && pages <= reach(HEIGHT) / 4 {
+        true => Ok(()),
+        false => Err(ObjectError::BadSize(size_bytes)),
+    }
+}

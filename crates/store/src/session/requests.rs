@@ -1,0 +1,188 @@
+//! A session executes the requests of a client. The same code serves a brick's connections and
+//! clients that have the pool mapped.
+//!
+//! Requests that only the owner of the pool can execute (epochs, in-flight operations) go back to
+//! the caller.
+
+use crate::session::transaction::transact;
+use crate::session::{LegSession, Session, clear, write};
+use crate::shared::pool_mapping::{Handle, StoreError};
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::{
+    LIST_ENTRIES_MAX, PageRun, SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest,
+};
+use pagemesh_base::space::{EXTENTS_MAX, Extent};
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::Media;
+
+const PAGE: u64 = PAGE_BYTES as u64;
+/// Bytes of one clear.
+pub const CLEAR_BYTES_MAX: u64 = 1 << 30;
+/// Pages that one request for dirty pages examines: 16 GiB.
+const DIRTY_SCAN_MAX: u64 = 1 << 22;
+
+type RequestResult = Result<SliceReply, SliceError>;
+
+impl From<StoreError> for SliceError {
+    fn from(cause: StoreError) -> SliceError {
+        match cause {
+            StoreError::StaleEpoch { current } => SliceError::StaleEpoch { current },
+            StoreError::NoSpace => SliceError::NoSpace,
+            StoreError::Damaged { offset } => SliceError::Damaged { offset },
+            StoreError::NoSuchObject => SliceError::NoSuchSlice(SliceId::default()),
+            StoreError::OutOfRange { .. }
+            | StoreError::InvalidTransaction(_)
+            | StoreError::TooLong { .. } => SliceError::OutOfRange(cause.to_string()),
+            StoreError::Revoked | StoreError::OwnerGone | StoreError::TimedOut => {
+                SliceError::Lost(cause.to_string())
+            }
+        }
+    }
+}
+
+/// The outcome of a request.
+#[derive(Debug)]
+pub enum ExecuteOutcome {
+    /// Done, or refused.
+    Done(RequestResult),
+    /// Only the owner of the pool can execute it.
+    NeedsOwner(SliceRequest),
+}
+
+/// Executes a request of a client with `epoch` as its newest epoch. A flush blocks for fdatasync on
+/// `file-sync` pools.
+pub fn execute<M: Media>(
+    session: &mut Session<M>,
+    handle: Handle,
+    epoch: Epoch,
+    request: SliceRequest,
+) -> ExecuteOutcome {
+    ExecuteOutcome::Done(match request {
+        SliceRequest::Read { offset, len } => read(session, handle, epoch, offset, len),
+        SliceRequest::Write {
+            offset,
+            data,
+            stamp,
+        } => check_len(data.len() as u64, u64::from(SLICE_IO_BYTES_MAX)).and_then(|()| {
+            let written = write(&mut [LegSession { session, handle }], offset, &data, stamp);
+            done_reply(written.map_err(|failure| failure.cause))
+        }),
+        SliceRequest::Clear { offset, len, stamp } => {
+            check_len(len, CLEAR_BYTES_MAX).and_then(|()| {
+                let cleared = clear(&mut [LegSession { session, handle }], offset, len, stamp);
+                done_reply(cleared.map_err(|failure| failure.cause))
+            })
+        }
+        SliceRequest::Transact { parts, stamp } => {
+            let changed = transact(&mut [LegSession { session, handle }], &parts, stamp);
+            done_reply(changed.map_err(|failure| failure.cause))
+        }
+        SliceRequest::Flush => match session.mapping().media().sync() {
+            Ok(()) => Ok(SliceReply::Done),
+            Err(cause) => Err(SliceError::Lost(cause.to_string())),
+        },
+        SliceRequest::Extents { offset, len } => extents(session, handle, epoch, offset, len),
+        SliceRequest::Checksums { page, count } => {
+            check_len(u64::from(count), LIST_ENTRIES_MAX as u64).and_then(|()| {
+                let sums = session.checksums(&handle, page, count, epoch)?;
+                Ok(SliceReply::Checksums(sums))
+            })
+        }
+        SliceRequest::Dirty { round, from } => dirty(session, handle, epoch, round, from),
+        // The executor of the connection's requests keeps their order.
+        SliceRequest::KeepOrder => Ok(SliceReply::Done),
+        SliceRequest::InFlight | SliceRequest::ForgetInFlight | SliceRequest::RaiseEpoch { .. } => {
+            return ExecuteOutcome::NeedsOwner(request);
+        }
+    })
+}
+
+fn done_reply(result: Result<(), StoreError>) -> RequestResult {
+    result?;
+    Ok(SliceReply::Done)
+}
+
+fn check_len(len: u64, max: u64) -> Result<(), SliceError> {
+    match len <= max {
+        true => Ok(()),
+        false => Err(SliceError::OutOfRange(format!("{len} is more than {max}"))),
+    }
+}
+
+fn read<M: Media>(
+    session: &mut Session<M>,
+    handle: Handle,
+    epoch: Epoch,
+    offset: u64,
+    len: u32,
+) -> RequestResult {
+    check_len(u64::from(len), u64::from(SLICE_IO_BYTES_MAX))?;
+    let mut data = vec![0; len as usize];
+    session.read(&handle, offset, &mut data, epoch)?;
+    Ok(SliceReply::Data(data))
+}
+
+fn extents<M: Media>(
+    session: &mut Session<M>,
+    handle: Handle,
+    epoch: Epoch,
+    offset: u64,
+    len: u64,
+) -> RequestResult {
+    let size_bytes = session.mapping().size_bytes(&handle);
+    let end = offset.checked_add(len).filter(|&end| end <= size_bytes);
+    let beyond = || SliceError::OutOfRange(format!("{len} bytes at {offset} of {size_bytes}"));
+    let end = end.ok_or_else(beyond)?;
+    let mut extents: Vec<Extent> = Vec::new();
+    let pages = offset / PAGE..end.div_ceil(PAGE);
+    let stop = session.visit_slots(&handle, pages, epoch, |_, count, slot| {
+        // The state of a damaged slot is unknown: it counts as mapped, so that a read reports the
+        // damage.
+        let mapped = slot.is_none_or(|slot| slot.frame().is_some());
+        let len = count * PAGE;
+        let is_full = extents.len() == EXTENTS_MAX;
+        match extents.last_mut() {
+            Some(last) if last.mapped == mapped => last.len += len,
+            _ if is_full => return false,
+            _ => extents.push(Extent { len, mapped }),
+        }
+        true
+    })? * PAGE;
+    // The extents count whole pages: cut them to the requested bytes.
+    if let Some(first) = extents.first_mut() {
+        first.len -= offset % PAGE;
+    }
+    if let (true, Some(last)) = (stop > end, extents.last_mut()) {
+        last.len -= stop - end;
+    }
+    Ok(SliceReply::Extents(extents))
+}
+
+fn dirty<M: Media>(
+    session: &mut Session<M>,
+    handle: Handle,
+    epoch: Epoch,
+    round: u8,
+    from: PageNo,
+) -> RequestResult {
+    let pages = session.mapping().size_bytes(&handle) / PAGE;
+    let end = pages.min(from.0.saturating_add(DIRTY_SCAN_MAX));
+    let start = from.0.min(end);
+    let mut runs: Vec<PageRun> = Vec::new();
+    let stop = session.visit_slots(&handle, start..end, epoch, |page, count, slot| {
+        // The round of a damaged slot is unknown: it counts as dirty.
+        if round == 0 || slot.is_some_and(|slot| slot.round() != round) {
+            return true;
+        }
+        let is_full = runs.len() == LIST_ENTRIES_MAX;
+        match runs.last_mut() {
+            Some(last) if last.page.0 + last.count == page.0 => last.count += count,
+            _ if is_full => return false,
+            _ => runs.push(PageRun { page, count }),
+        }
+        true
+    })?;
+    let next = (stop < pages).then_some(PageNo(stop));
+    Ok(SliceReply::Dirty { runs, next })
+}

@@ -1,0 +1,453 @@
+//! Transactions: several runs of pages that change as a whole, by a group of records.
+//!
+//! [`transact`] follows the path of a write ([`crate::session`]), over one to three pools at once:
+//!
+//! 1. reserve frames and room in the journal for the whole group;
+//! 2. begin the operation, find the leaves, take the lock words of all runs in ascending order, and
+//!    load the old slots;
+//! 3. take frames, one journal entry and one seq;
+//! 4. stream the bytes into the new frames, and the records into the journal;
+//! 5. issue **one fence: the commit**;
+//! 6. swap all slots, publish the committed index once, after the group, and unlock.
+//!
+//! Invariants:
+//! - nothing fails between the taking of a seq and the publication;
+//! - a reader of a journal finds the committed index before or after a group. A group has one seq,
+//!   so a checkpoint applies all of it or nothing;
+//! - between two operations a session has no swapped and unflushed slots of more than one run.
+
+use crate::defect::{self, Defect};
+use crate::format::object::Gate;
+use crate::format::record::{GroupPosition, Record, add_checksum, lines, set_sums};
+use crate::session::multi_pool_op::{self, OpRequirements};
+use crate::session::{LegFailure, LegSession, Session};
+use crate::shared::control::LockWords;
+use crate::shared::pool_mapping::{Handle, NODE_SLOTS, StoreError, frame_at};
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::slice::{Stamp, TransactionPart};
+use pagemesh_base::space::TRANSACTION_PAGES_MAX;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{Media, UnfencedStores};
+use std::sync::atomic::Ordering;
+
+const PAGE: u64 = PAGE_BYTES as u64;
+const SLOT_BYTES: usize = 8;
+
+/// Pages of one leaf that are written or cleared.
+#[derive(Clone, Copy)]
+struct LeafRun<'p> {
+    page: u64,
+    count: u64,
+    /// None if they are cleared.
+    data: Option<&'p [[u8; PAGE_BYTES]]>,
+}
+
+/// A record of a leg's group.
+struct GroupRecord {
+    record: Record,
+    /// The byte of its first slot.
+    at: usize,
+    /// Its first line in the group.
+    line: usize,
+}
+
+/// The records of a transaction in one pool.
+#[derive(Default)]
+struct RecordGroup {
+    /// Per run, the byte of its first slot. None if its leaf is not linked and the run is only
+    /// cleared.
+    slot_offsets: Vec<Option<usize>>,
+    round: u8,
+    words: Vec<u16>,
+    /// Empty if no page to be cleared is mapped.
+    records: Vec<GroupRecord>,
+    lines: usize,
+    /// Per page that is written: the index of its record, and of its change in there.
+    written_changes: Vec<(usize, usize)>,
+}
+
+/// Changes all parts in each leg's object as a whole, or nothing. Parts are whole pages, at most
+/// [`TRANSACTION_PAGES_MAX`] together, and do not overlap. The legs' media are of one kind.
+///
+/// # Errors
+/// The first leg that failed. Nothing has changed then, unless the medium had damaged a slot that
+/// was found after the commit.
+pub fn transact<M: Media>(
+    members: &mut [LegSession<'_, M>],
+    parts: &[TransactionPart],
+    stamp: Stamp,
+) -> Result<(), LegFailure> {
+    transact_numbered(members, parts, stamp.epoch, || stamp)
+}
+
+/// As [`transact`], for a client that shares pages with others and takes no locks of its own. The
+/// function calls `stamp` for a stamp of `epoch` after it has taken the lock words of all pages. So
+/// the numbers of a page's records have the order of its slots.
+///
+/// # Errors
+/// As [`transact`].
+pub fn transact_numbered<M: Media>(
+    members: &mut [LegSession<'_, M>],
+    parts: &[TransactionPart],
+    epoch: Epoch,
+    stamp: impl FnOnce() -> Stamp,
+) -> Result<(), LegFailure> {
+    let runs = leaf_runs(members, parts)?;
+    let mut groups: Vec<RecordGroup> = members.iter().map(|_| RecordGroup::default()).collect();
+    if runs.is_empty() {
+        record_complete_all(members, &groups, stamp());
+        return Ok(());
+    }
+    let needs = requirements(members, &runs)?;
+    begin_all(members, &runs, &mut groups, needs, epoch)?;
+    lock_all(members, &runs, &mut groups)?;
+    for (index, member) in members.iter_mut().enumerate() {
+        if let Err(cause) = groups[index].load_slots(member.session, &runs) {
+            let member = index;
+            unlock_and_end_all(members, &groups);
+            return Err(LegFailure { leg: member, cause });
+        }
+    }
+    let stamp = stamp();
+    let mut outcome = Ok(());
+    if groups.iter().any(|group| !group.records.is_empty()) {
+        // Nothing fails from here on.
+        for (member, group) in members.iter_mut().zip(&mut groups) {
+            group.encode_records(member.session, &member.handle, stamp);
+        }
+        let stores = stream_pages(members, &mut groups, &runs);
+        outcome = commit(members, &mut groups, stores, stamp);
+    }
+    unlock_and_end_all(members, &groups);
+    record_complete_all(members, &groups, stamp);
+    outcome
+}
+
+/// The runs of all parts, sorted by page, after the checks against every leg.
+fn leaf_runs<'p, M: Media>(
+    members: &[LegSession<'_, M>],
+    parts: &'p [TransactionPart],
+) -> Result<Vec<LeafRun<'p>>, LegFailure> {
+    let mut runs = Vec::new();
+    let mut pages = 0u64;
+    for part in parts {
+        let (offset, len) = (part.offset(), part.len());
+        let data = match part {
+            TransactionPart::Write { data, .. } => Some(&data[..]),
+            TransactionPart::Clear { .. } => None,
+        };
+        for (index, member) in members.iter().enumerate() {
+            let checked = member
+                .session
+                .mapping
+                .check_range(&member.handle, offset, len);
+            checked.map_err(|cause| LegFailure { leg: index, cause })?;
+        }
+        if !offset.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {
+            return Err(invalid_transaction(
+                "a part does not consist of whole pages",
+            ));
+        }
+        pages = pages.saturating_add(len / PAGE);
+        if pages > TRANSACTION_PAGES_MAX {
+            return Err(invalid_transaction("its parts have too many pages"));
+        }
+        split_at_leaves(offset / PAGE, len / PAGE, data, &mut runs);
+    }
+    runs.sort_unstable_by_key(|run| run.page);
+    let overlap = |pair: &[LeafRun<'_>]| pair[0].page + pair[0].count > pair[1].page;
+    match runs.windows(2).any(overlap) {
+        true => Err(invalid_transaction("its parts overlap")),
+        false => Ok(runs),
+    }
+}
+
+fn invalid_transaction(why: &'static str) -> LegFailure {
+    LegFailure {
+        leg: 0,
+        cause: StoreError::InvalidTransaction(why),
+    }
+}
+
+/// Splits a part at the ends of leaves.
+fn split_at_leaves<'p>(page: u64, count: u64, data: Option<&'p [u8]>, into: &mut Vec<LeafRun<'p>>) {
+    let mut pages = data.map(|data| data.as_chunks().0);
+    let (mut page, end) = (page, page + count);
+    while page < end {
+        let next = ((page / NODE_SLOTS + 1) * NODE_SLOTS).min(end);
+        let count = next - page;
+        let own = pages.map(|all| all.split_at(count as usize));
+        into.push(LeafRun {
+            page,
+            count,
+            data: own.map(|(own, _)| own),
+        });
+        (page, pages) = (next, own.map(|(_, rest)| rest));
+    }
+}
+
+/// The frames, and the most lines that the group may need. The mapped pages are known only under
+/// locks, and each page takes one line at most.
+fn requirements<M: Media>(
+    members: &[LegSession<'_, M>],
+    runs: &[LeafRun<'_>],
+) -> Result<OpRequirements, LegFailure> {
+    let frames = runs.iter().filter(|run| run.data.is_some());
+    let lines_of = |run: &LeafRun<'_>| match run.data {
+        Some(pages) => lines(pages.len()),
+        None => run.count as usize,
+    };
+    let needs = OpRequirements {
+        frames: frames.map(|run| run.count).sum(),
+        entry_lines: runs.iter().map(lines_of).sum(),
+    };
+    for (index, member) in members.iter().enumerate() {
+        let lines_max = member.session.group_lines_max();
+        if needs.entry_lines > lines_max {
+            return Err(LegFailure {
+                leg: index,
+                cause: StoreError::TooLong {
+                    lines: needs.entry_lines,
+                    lines_max,
+                },
+            });
+        }
+    }
+    Ok(needs)
+}
+
+fn begin_all<M: Media>(
+    members: &mut [LegSession<'_, M>],
+    runs: &[LeafRun<'_>],
+    groups: &mut [RecordGroup],
+    needs: OpRequirements,
+    epoch: Epoch,
+) -> Result<(), LegFailure> {
+    multi_pool_op::begin_all(members, needs, epoch, |index, member, gate: Gate| {
+        let group = &mut groups[index];
+        group.round = gate.round();
+        group.slot_offsets.clear();
+        for run in runs {
+            let page = PageNo(run.page);
+            let at = member.session.slot_at(&member.handle, page)?;
+            if at.is_none() && run.data.is_some() {
+                return Ok(Some(page));
+            }
+            group.slot_offsets.push(at);
+        }
+        Ok(None)
+    })
+}
+
+/// Takes the lock words of all runs; ends the operation on all legs if that fails.
+fn lock_all<M: Media>(
+    members: &mut [LegSession<'_, M>],
+    runs: &[LeafRun<'_>],
+    groups: &mut [RecordGroup],
+) -> Result<(), LegFailure> {
+    let locked = match defect::is(Defect::GroupNotLocked) {
+        true => &runs[..1],
+        false => runs,
+    };
+    for (member, group) in members.iter().zip(groups.iter_mut()) {
+        let object = member.handle.object;
+        let range = |run: &LeafRun<'_>| LockWords::of(object, PageNo(run.page), run.count);
+        group.words = LockWords::of_all(locked.iter().map(range));
+    }
+    let locked = multi_pool_op::lock_all(members, |index, _| &groups[index].words);
+    if locked.is_err() {
+        members
+            .iter_mut()
+            .for_each(|member| member.session.end_op());
+    }
+    locked
+}
+
+fn unlock_and_end_all<M: Media>(members: &mut [LegSession<'_, M>], groups: &[RecordGroup]) {
+    for (member, group) in members.iter_mut().zip(groups) {
+        member.session.mapping.control.unlock(&group.words);
+        member.session.end_op();
+    }
+}
+
+/// Legs in which nothing had to change still learn which operations are complete.
+fn record_complete_all<M: Media>(
+    members: &mut [LegSession<'_, M>],
+    groups: &[RecordGroup],
+    stamp: Stamp,
+) {
+    for (member, group) in members.iter_mut().zip(groups) {
+        if group.records.is_empty() {
+            member.session.record_complete(stamp);
+        }
+    }
+}
+
+impl RecordGroup {
+    /// Loads the slots that change. The caller holds the locks.
+    fn load_slots<M: Media>(
+        &mut self,
+        session: &mut Session<M>,
+        runs: &[LeafRun<'_>],
+    ) -> Result<(), StoreError> {
+        for (number, run) in runs.iter().enumerate() {
+            let Some(at) = self.slot_offsets[number] else {
+                continue;
+            };
+            if run.data.is_some() {
+                let page = PageNo(run.page);
+                session.load_changes(page, run.count as usize, (at, self.round))?;
+                let changes = (0..run.count as usize).map(|change| (self.records.len(), change));
+                self.written_changes.extend(changes);
+                self.add_record(session, page, at);
+                continue;
+            }
+            let mut done = 0;
+            while done < run.count {
+                let at = at + done as usize * SLOT_BYTES;
+                let page = PageNo(run.page + done);
+                let (skipped, found) =
+                    session.load_unmap_changes(at, page, run.count - done, self.round)?;
+                if found > 0 {
+                    let page = PageNo(page.0 + skipped);
+                    self.add_record(session, page, at + skipped as usize * SLOT_BYTES);
+                }
+                done += skipped + found;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a record with the changes that the session has loaded.
+    fn add_record<M: Media>(&mut self, session: &Session<M>, page: PageNo, at: usize) {
+        let changes = session.record.changes.clone();
+        let line = self.lines;
+        self.lines += lines(changes.len());
+        let record = Record {
+            page,
+            has_second_sum: true,
+            changes,
+            ..Record::empty()
+        };
+        self.records.push(GroupRecord { record, at, line });
+    }
+
+    /// Takes frames, journal room and a seq, and encodes the records without the checksums of their
+    /// data.
+    fn encode_records<M: Media>(
+        &mut self,
+        session: &mut Session<M>,
+        handle: &Handle,
+        stamp: Stamp,
+    ) {
+        if self.records.is_empty() {
+            return;
+        }
+        session.take_frames(self.written_changes.len() as u64);
+        for (&(piece, change), &frame) in self.written_changes.iter().zip(&session.frames) {
+            let change = &mut self.records[piece].record.changes[change];
+            change.new = change.old.map(frame, self.round);
+            let entry_at = session.mapping.geometry.frame_entry_at(frame);
+            session.mapping.meta.prefetch(entry_at);
+        }
+        session.reserve_journal(self.lines);
+        session.take_seq();
+        session.encoded.clear();
+        let last = self.records.len() - 1;
+        for (number, GroupRecord { record, line, .. }) in self.records.iter_mut().enumerate() {
+            record.seq = session.record.seq;
+            record.object = handle.object;
+            record.epoch = stamp.epoch;
+            record.op = stamp.op;
+            record.open = stamp.open_ops;
+            record.group_position = GroupPosition {
+                lines_before: *line as u8,
+                is_continued: number < last,
+            };
+            record.encode(&mut session.encoded);
+        }
+        session.flush_all_slots();
+    }
+
+    /// Streams the records, one after the other.
+    fn append_records<M: Media>(&self, session: &mut Session<M>) -> UnfencedStores {
+        let place = *session.journal.next_address();
+        for GroupRecord { record, line, .. } in &self.records {
+            let lines = *line..line + lines(record.changes.len());
+            let place = place.at(place.position + *line as u64);
+            add_checksum(&mut session.encoded[lines], &place);
+        }
+        if defect::is(Defect::GroupPublishedEarly) {
+            let first = lines(self.records[0].record.changes.len()) as u64;
+            let cells = session.mapping.control.session_cells(session.number);
+            let committed = cells.committed();
+            committed.store(place.position + first, Ordering::Release);
+        }
+        session.append()
+    }
+
+    /// Publishes the pages of the committed group: swaps every slot.
+    fn publish_slots<M: Media>(&mut self, session: &mut Session<M>) -> Result<(), StoreError> {
+        let mut result = Ok(());
+        for GroupRecord { record, at, .. } in &mut self.records {
+            let page = record.page;
+            std::mem::swap(&mut session.record, record);
+            result = session.publish_slots(*at, page).and(result);
+            std::mem::swap(&mut session.record, record);
+            session.flush_all_slots();
+        }
+        result
+    }
+}
+
+/// Streams every written page into the frames of all legs.
+fn stream_pages<M: Media>(
+    members: &mut [LegSession<'_, M>],
+    groups: &mut [RecordGroup],
+    runs: &[LeafRun<'_>],
+) -> Option<UnfencedStores> {
+    let mut stores = None;
+    let pages = runs.iter().filter_map(|run| run.data).flatten();
+    for (number, bytes) in pages.enumerate() {
+        let target = |index: usize| {
+            let session = &*members[index.min(members.len() - 1)].session;
+            (&*session.mapping.data, frame_at(session.frames[number]))
+        };
+        let targets = [target(0), target(1), target(2)];
+        let (sums, streamed) = M::stream_page(&targets[..members.len()], bytes);
+        stores = Some(streamed);
+        for (member, group) in members.iter_mut().zip(groups.iter_mut()) {
+            let (piece, change) = group.written_changes[number];
+            let GroupRecord { record, line, .. } = &mut group.records[piece];
+            record.changes[change].sums = sums;
+            set_sums(&mut member.session.encoded[*line..], change, sums);
+        }
+    }
+    stores
+}
+
+/// Streams the records, fences, swaps and publishes.
+fn commit<M: Media>(
+    members: &mut [LegSession<'_, M>],
+    groups: &mut [RecordGroup],
+    mut stores: Option<UnfencedStores>,
+    stamp: Stamp,
+) -> Result<(), LegFailure> {
+    for (member, group) in members.iter_mut().zip(groups.iter()) {
+        if !group.records.is_empty() {
+            stores = Some(group.append_records(member.session).after(stores));
+        }
+    }
+    multi_pool_op::fence_all(members, stores.expect("a group has records"));
+    let mut result = Ok(());
+    for (index, (member, group)) in members.iter_mut().zip(groups).enumerate() {
+        if group.records.is_empty() {
+            continue;
+        }
+        if let Err(cause) = group.publish_slots(member.session) {
+            result = Err(LegFailure { leg: index, cause });
+        }
+        member.session.publish_record(Some(stamp));
+    }
+    result
+}

@@ -1,0 +1,431 @@
+//! A pool as its sessions map it: the media, the control segment, and the search and check of a
+//! page.
+//!
+//! Invariants: every page is checked against its checksum before any caller gets it. A copy counts
+//! only if its slot was the same before and after. A mapping changes nothing but slots above the
+//! leaves that lost a bit: it corrects them to their former value ([`crate::shared::slot_repair`]).
+
+use crate::defect::{self, Defect};
+use crate::format::geometry::Geometry;
+use crate::format::object::{GATE_AT, Gate, HEIGHT, ROOT_AT, SIZE_AT, SLICE_AT};
+use crate::format::slot::Slot;
+use crate::format::table::{BadTable, PageTable, SlotLocation};
+use crate::shared::control::{Control, LOCK_POLL_INTERVAL, LockWords};
+use crate::shared::wait::{Backoff, Deadline};
+use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::Media;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// Slots in a node, and so pages under one leaf. A record never spans two leaves.
+pub const NODE_SLOTS: u64 = 512;
+/// Attempts of a reader to copy a page that changes meanwhile. Each time another write has
+/// completed.
+const READ_TRIES_MAX: u32 = 1000;
+
+/// Polls of a page that is being changed in place, before the reader yields its processor. Copying
+/// the bytes takes a tenth of a microsecond. Tests poll once, because a second poll adds nothing.
+const CHANGE_SPINS: u32 = if cfg!(test) { 1 } else { 200 };
+/// The limit of a wait for a change in place. If its session is dead or stalled, the pool's owner
+/// ends the session and finishes the change long before. Past this limit no session is changing the
+/// page.
+const CHANGE_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Why the store refuses an operation.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// The object has a newer epoch.
+    #[error("the object is at epoch {current}; this client is fenced")]
+    StaleEpoch {
+        /// The object's epoch.
+        current: Epoch,
+    },
+    /// No frame is free.
+    #[error("the pool is full; delete or discard something")]
+    NoSpace,
+    /// A page or the table above it does not match its checksum.
+    #[error("the page at byte {offset} is damaged")]
+    Damaged {
+        /// Its first byte in the object.
+        offset: u64,
+    },
+    /// Deleted, or never there.
+    #[error("there is no such object in the pool")]
+    NoSuchObject,
+    /// Beyond the object's end.
+    #[error("bytes {offset}..{end} are beyond the object's end at {size_bytes}")]
+    OutOfRange {
+        /// First byte.
+        offset: u64,
+        /// The byte after the last.
+        end: u64,
+        /// The object's size.
+        size_bytes: u64,
+    },
+    /// The parts do not form a transaction.
+    #[error("the transaction is invalid: {0}")]
+    InvalidTransaction(&'static str),
+    /// The pool's journals are too short for it, even when empty.
+    #[error(
+        "a transaction that may take {lines} lines of the journal is too long for this pool, which takes at most {lines_max}; use a larger pool"
+    )]
+    TooLong {
+        /// The lines that it may take.
+        lines: usize,
+        /// The lines that a transaction may take at most.
+        lines_max: usize,
+    },
+    /// The owner of the pool ended this session.
+    #[error("the pool's owner ended the session")]
+    Revoked,
+    /// The owner of the pool is gone.
+    #[error("the pool's owner is gone")]
+    OwnerGone,
+    /// The owner did not answer, or a lock was not released, in time.
+    #[error(
+        "the pool's owner did not answer, or another session did not release a lock, in time; try again"
+    )]
+    TimedOut,
+}
+
+/// The mapping of an opened pool, which all sessions of a process share.
+pub struct PoolMapping<M> {
+    /// Journals and newly allocated frames, and every byte that the owner alone accesses.
+    pub(crate) data: Arc<M>,
+    /// Slots, nodes, frame table and object table. On `file-sync` pools this is a private overlay,
+    /// else the same medium as `data`.
+    pub(crate) meta: Arc<M>,
+    pub(crate) control: Control,
+    pub(crate) geometry: Geometry,
+    pub(crate) pool: Uuid,
+    pub(crate) incarnation: Incarnation,
+}
+
+/// An object that a session works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handle {
+    pub(crate) object: ObjectId,
+    pub(crate) entry_at: usize,
+    slice: [u64; 2],
+}
+
+impl Handle {
+    /// The object's number in the object table.
+    #[must_use]
+    pub fn object(&self) -> ObjectId {
+        self.object
+    }
+}
+
+impl<M: Media> PoolMapping<M> {
+    /// The mapping of an opened pool.
+    #[must_use]
+    pub fn new(
+        data: Arc<M>,
+        meta: Arc<M>,
+        control: Control,
+        geometry: Geometry,
+        pool: Uuid,
+        incarnation: Incarnation,
+    ) -> PoolMapping<M> {
+        assert!(
+            data.len_bytes() as u64 >= geometry.pool_bytes,
+            "the whole pool is mapped"
+        );
+        tolerate_unreadable_frames(&*data, &geometry);
+        tolerate_unreadable_frames(&*meta, &geometry);
+        PoolMapping {
+            data,
+            meta,
+            control,
+            geometry,
+            pool,
+            incarnation,
+        }
+    }
+
+    /// The pool's identity.
+    #[must_use]
+    pub fn pool(&self) -> Uuid {
+        self.pool
+    }
+
+    /// The opening of the pool.
+    #[must_use]
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// The pool's plan.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The control segment.
+    #[must_use]
+    pub fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// The mapped pool.
+    #[must_use]
+    pub fn media(&self) -> &Arc<M> {
+        &self.data
+    }
+
+    /// Refuses every further operation: the owner is gone.
+    pub fn mark_owner_gone(&self) {
+        self.control.mark_owner_gone();
+    }
+
+    /// Whether the owner is known to be gone.
+    #[must_use]
+    pub fn is_owner_gone(&self) -> bool {
+        self.control.is_owner_gone()
+    }
+
+    /// Whether slots are in a private overlay.
+    pub(crate) fn has_overlay(&self) -> bool {
+        !Arc::ptr_eq(&self.data, &self.meta)
+    }
+
+    /// The handle of this slice's object; the owner reported the object's number.
+    ///
+    /// # Errors
+    /// When the number is out of range.
+    pub fn handle(&self, object: ObjectId, slice: SliceId) -> Result<Handle, StoreError> {
+        if object.0 >= self.geometry.object_count() {
+            return Err(StoreError::NoSuchObject);
+        }
+        let (low, high) = slice.0.as_bytes().split_at(8);
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 of 16 bytes"));
+        Ok(Handle {
+            object,
+            entry_at: self.entry_at(object),
+            slice: [word(low), word(high)],
+        })
+    }
+
+    pub(crate) fn entry_at(&self, object: ObjectId) -> usize {
+        self.geometry.object_at(object)
+    }
+
+    /// The object's gate, if the object is live and still that of the slice.
+    pub(crate) fn gate(&self, handle: &Handle) -> Result<Gate, StoreError> {
+        let gate = Gate(self.meta.load(handle.entry_at + GATE_AT));
+        let low = self.meta.load(handle.entry_at + SLICE_AT);
+        let high = self.meta.load(handle.entry_at + SLICE_AT + 8);
+        match gate.is_live() && [low, high] == handle.slice {
+            true => Ok(gate),
+            false => Err(StoreError::NoSuchObject),
+        }
+    }
+
+    /// Whether the object is live by its entry.
+    pub(crate) fn is_live(&self, object: ObjectId) -> bool {
+        Gate(self.meta.load(self.entry_at(object) + GATE_AT)).is_live()
+    }
+
+    /// The object's size.
+    #[must_use]
+    pub fn size_bytes(&self, handle: &Handle) -> u64 {
+        self.meta.load(handle.entry_at + SIZE_AT)
+    }
+
+    pub(crate) fn check_range(
+        &self,
+        handle: &Handle,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), StoreError> {
+        let size_bytes = self.size_bytes(handle);
+        match offset.checked_add(len) {
+            Some(end) if end <= size_bytes => Ok(()),
+            end => {
+                // The number may be free, or belong to another slice by now, and the size with it.
+                self.gate(handle)?;
+                Err(StoreError::OutOfRange {
+                    offset,
+                    end: end.unwrap_or(u64::MAX),
+                    size_bytes,
+                })
+            }
+        }
+    }
+
+    /// The object's page table on `media`.
+    pub(crate) fn table<'m>(&self, media: &'m M, object: ObjectId) -> PageTable<'m, M> {
+        let root_at = self.entry_at(object) + ROOT_AT;
+        PageTable::new(media, root_at, HEIGHT, self.geometry.frame_numbers())
+    }
+
+    /// The location of the slot of `level` above `page`. Slots on the way that lost a bit are
+    /// corrected.
+    pub(crate) fn locate(
+        &self,
+        object: ObjectId,
+        level: u8,
+        page: PageNo,
+    ) -> Result<SlotLocation, StoreError> {
+        self.locate_on(&self.meta, object, level, page)
+            .map_err(damaged_table_error)
+    }
+
+    /// A data slot, after the check of its bits and frame.
+    pub(crate) fn slot(&self, at: usize, page: PageNo) -> Result<Slot, StoreError> {
+        let slot = Slot::decode(self.meta.load(at)).map_err(|_| damaged_page_error(page))?;
+        self.check_frame(slot, page)
+    }
+
+    /// The slot, if it names no frame outside the pool.
+    pub(crate) fn check_frame(&self, slot: Slot, page: PageNo) -> Result<Slot, StoreError> {
+        match slot.frame() {
+            Some(frame) if !self.geometry.frame_numbers().contains(&frame.0) => {
+                Err(damaged_page_error(page))
+            }
+            _ => Ok(slot),
+        }
+    }
+
+    /// Copies a page out of its frame, and returns its checksum if that is right. The caller loads
+    /// the slot once more, even after an error: the page may have changed.
+    #[inline]
+    pub(crate) fn copy_frame(
+        &self,
+        frame: FrameNo,
+        page: PageNo,
+        into: &mut [u8; PAGE_BYTES],
+    ) -> Result<u32, StoreError> {
+        let expected = self.meta.load(self.geometry.frame_entry_at(frame)) as u32;
+        let found = self.data.read_page(frame_at(frame), into);
+        if found == expected {
+            return Ok(found);
+        }
+        // Report before the slot is loaded again. A session that has changed the slot meanwhile
+        // frees the frame without reading it.
+        self.report_unreadable(frame);
+        Err(damaged_page_error(page))
+    }
+
+    /// Copies a page of an object; its slot lies at byte `at`. Returns its checksum, or none when
+    /// the page is a hole.
+    pub(crate) fn read_slot(
+        &self,
+        at: usize,
+        (object, page): (ObjectId, PageNo),
+        into: &mut [u8; PAGE_BYTES],
+    ) -> Result<Option<u32>, StoreError> {
+        let mut was_damaged = false;
+        for _ in 0..READ_TRIES_MAX {
+            let slot = self.slot(at, page)?;
+            if slot.is_changing() {
+                self.wait_for_change(at, (object, page))?;
+                continue;
+            }
+            let Some(frame) = slot.frame() else {
+                into.fill(0);
+                return Ok(None);
+            };
+            let copied = self.copy_frame(frame, page, into);
+            // The load of the slot must not move up before the copy.
+            std::sync::atomic::fence(Ordering::Acquire);
+            if self.meta.load(at) == slot.encode() || defect::is(Defect::SlotNotRechecked) {
+                // A reader that lost its processor may miss so many changes that the slot is the
+                // same again. A page that is really damaged fails a second time.
+                if copied.is_err() && !was_damaged {
+                    was_damaged = true;
+                    continue;
+                }
+                return copied.map(Some);
+            }
+        }
+        Err(StoreError::TimedOut)
+    }
+
+    /// Waits until the page of the slot at byte `at` is no longer changed in place. The session
+    /// that changes it holds its lock word, and may be stalled.
+    #[cold]
+    fn wait_for_change(
+        &self,
+        at: usize,
+        (object, page): (ObjectId, PageNo),
+    ) -> Result<(), StoreError> {
+        let is_changing = || Slot::decode(self.meta.load(at)).is_ok_and(Slot::is_changing);
+        for _ in 0..CHANGE_SPINS {
+            std::hint::spin_loop();
+            if !is_changing() {
+                return Ok(());
+            }
+        }
+        let word = LockWords::of(object, page, 1);
+        let end = Deadline::after(CHANGE_WAIT_MAX);
+        let mut late = Deadline::after(LOCK_POLL_INTERVAL);
+        let mut backoff = Backoff::default();
+        while is_changing() {
+            if self.is_owner_gone() {
+                return Err(StoreError::OwnerGone);
+            }
+            if end.is_over() {
+                return Err(match self.control.is_unlocked(&word) {
+                    true => damaged_page_error(page),
+                    false => StoreError::TimedOut,
+                });
+            }
+            #[cfg(test)]
+            if crate::enumerate::direct_clients::retire_dead() {
+                continue;
+            }
+            if late.is_over() {
+                self.control.report_lock_holders(&word);
+                late = Deadline::after(LOCK_POLL_INTERVAL);
+            }
+            backoff.pause();
+        }
+        Ok(())
+    }
+
+    /// Whether the node with this slot could not be read. Nothing may be stored there, and a flush
+    /// of it has no effect.
+    pub(crate) fn is_unreadable(&self, at: usize) -> bool {
+        self.meta.is_unreadable(at) || self.data.is_unreadable(at)
+    }
+
+    /// Reports the frame of a damaged page to the owner if it could not be read. The owner must not
+    /// grant it again.
+    #[cold]
+    pub(crate) fn report_unreadable(&self, frame: FrameNo) {
+        if self.data.is_unreadable(frame_at(frame)) {
+            self.control.report_unreadable(frame);
+        }
+    }
+}
+
+/// Lets frames be unreadable: everything in a frame has a checksum. Zeroes in place of the regions
+/// before the frames would be mistaken for other content: an end of the journal, a free frame.
+pub(crate) fn tolerate_unreadable_frames<M: Media>(media: &M, geometry: &Geometry) {
+    media.tolerate_unreadable(geometry.frames.start as usize);
+}
+
+/// The byte where a frame starts.
+pub(crate) fn frame_at(frame: FrameNo) -> usize {
+    frame.0 as usize * PAGE_BYTES
+}
+
+pub(crate) fn damaged_page_error(page: PageNo) -> StoreError {
+    StoreError::Damaged {
+        offset: page.0.saturating_mul(PAGE_BYTES as u64),
+    }
+}
+
+pub(crate) fn damaged_table_error(cause: BadTable) -> StoreError {
+    damaged_page_error(match cause {
+        BadTable::Damaged { page, .. }
+        | BadTable::NoSuchFrame { page, .. }
+        | BadTable::OutOfReach { page, .. } => page,
+    })
+}
