@@ -7,9 +7,7 @@ pub const FILES: &[(&str, usize)] = &[
     ("crates/fs/src/format/inode.rs", 678),
     ("crates/fs/src/names/namespace.rs", 912),
     ("crates/store/src/owner/checkpoint.rs", 1171),
-    ("crates/store/src/shared/control.rs", 792),
     ("crates/store/src/owner/pool.rs", 725),
-    ("crates/store/src/format/record.rs", 1169),
     ("crates/store/src/recovery/mod.rs", 1158),
     ("crates/store/src/session/write.rs", 1750),
 ];

@@ -1,0 +1,143 @@
+//! Encoding of entries. The sums of the data are set last, when the data was streamed.
+
+use super::address::{RecordAddress, add_checksum};
+use super::layout::{
+    COUNT_BITS, DATA_CRC_AT, GROUP_CONTINUES, KIND_MAP, KIND_OBJECT, KIND_PATCH, KIND_SUMMED_MAP,
+    OBJECT_LINES, change_at, first_word, pack_u32s, to_line, with_sum,
+};
+use super::{
+    Change, GROUP_LINES_MAX, GroupPosition, JournalEntry, LEVELS_MAX, Line, ObjectRecord,
+    PAGES_MAX, Record, lines,
+};
+use pagemesh_base::bytes::{get_u64, put};
+use pagemesh_base::checksum::PageChecksums;
+use pagemesh_base::units::LINE_BYTES;
+
+impl Record {
+    /// Appends the record to `into`; [`add_checksum`] completes it.
+    ///
+    /// # Panics
+    /// When it has no change, too many, or a level beyond the page table.
+    pub fn encode(&self, into: &mut Vec<Line>) {
+        if self.is_patch() {
+            let start = into.len();
+            into.push([0; LINE_BYTES]);
+            let sum = self.patch.encode(into);
+            into[start] = self.encode_patch(sum);
+            return;
+        }
+        let count = self.changes.len();
+        assert!(
+            (1..=PAGES_MAX).contains(&count),
+            "{count} pages in a record"
+        );
+        assert!(
+            self.level <= LEVELS_MAX
+                && usize::from(self.group_position.lines_before) < GROUP_LINES_MAX,
+            "level {} of a page table, {:?}",
+            self.level,
+            self.group_position
+        );
+        into.push(self.head(self.encode_slots(&self.changes[0])));
+        if count == 1 {
+            return;
+        }
+        let start = into.len() - 1;
+        into.resize(start + lines(count), [0; LINE_BYTES]);
+        let record = &mut into[start..];
+        for (index, change) in self.changes.iter().enumerate().skip(1) {
+            let (line, at) = change_at(index);
+            let [old, new] = self.encode_slots(change);
+            put(&mut record[line], at, old.to_le_bytes());
+            put(&mut record[line], at + 8, new.to_le_bytes());
+            put(&mut record[line], at + 16, change.sums.crc.to_le_bytes());
+        }
+    }
+
+    /// The head, with the encoded slots of the first change.
+    pub(super) fn head(&self, [old, new]: [u64; 2]) -> Line {
+        to_line(&[
+            self.first_word(),
+            self.seq.0,
+            pack_u32s(self.object.0, self.epoch.0),
+            self.page.0,
+            old,
+            new,
+            pack_u32s(self.changes[0].sums.crc, self.open),
+            self.op,
+        ])
+    }
+
+    /// The encoded slots of a change that is no patch.
+    fn encode_slots(&self, change: &Change) -> [u64; 2] {
+        let slots = [change.old.encode(), change.new.encode()];
+        match self.has_second_sum {
+            true => with_sum(slots, change.sums.words),
+            false => slots,
+        }
+    }
+
+    pub(super) fn first_word(&self) -> u64 {
+        if self.is_patch() {
+            return first_word(KIND_PATCH, self.level, self.patch.len as u16);
+        }
+        let GroupPosition {
+            lines_before,
+            is_continued: goes_on,
+        } = self.group_position;
+        let level = self.level | if goes_on { GROUP_CONTINUES } else { 0 };
+        let count = self.changes.len() as u16 | u16::from(lines_before) << COUNT_BITS;
+        let kind = match self.has_second_sum {
+            true => KIND_SUMMED_MAP,
+            false => KIND_MAP,
+        };
+        first_word(kind, level, count)
+    }
+}
+
+impl ObjectRecord {
+    pub(super) fn encode(&self, into: &mut Vec<Line>) {
+        let mut record = [[0; LINE_BYTES]; OBJECT_LINES];
+        put(
+            &mut record[0],
+            0,
+            first_word(KIND_OBJECT, 0, 0).to_le_bytes(),
+        );
+        put(&mut record[0], 8, self.seq.0.to_le_bytes());
+        put(&mut record[0], 16, self.object.0.to_le_bytes());
+        record.as_flattened_mut()[LINE_BYTES..].copy_from_slice(&self.entry);
+        into.extend(record);
+    }
+}
+
+impl JournalEntry {
+    /// Appends the entry, encoded for `place`, to `into`.
+    ///
+    /// # Panics
+    /// As [`Record::encode`].
+    pub fn encode(&self, place: &RecordAddress, into: &mut Vec<Line>) {
+        let start = into.len();
+        match self {
+            JournalEntry::Map(record) => record.encode(into),
+            JournalEntry::Object(record) => record.encode(into),
+        }
+        add_checksum(&mut into[start..], place);
+    }
+}
+
+/// Sets the sums of the data of change number `index` in an encoded record with second sums.
+pub fn set_sums(record: &mut [Line], index: usize, sums: PageChecksums) {
+    let (line, at) = change_at(index);
+    // Whole words in their places, as the line is streamed: see `Session::encode_record`.
+    if index == 0 {
+        let open = get_u64(&record[0], DATA_CRC_AT) & !u64::from(u32::MAX);
+        let word = open | u64::from(sums.crc);
+        put(&mut record[0], DATA_CRC_AT, word.to_le_bytes());
+    } else {
+        put(&mut record[line], at + 16, sums.crc.to_le_bytes());
+    }
+    let slots = [at, at + 8].map(|at| get_u64(&record[line], at));
+    let [old, new] = with_sum(slots, sums.words);
+    put(&mut record[line], at, old.to_le_bytes());
+    put(&mut record[line], at + 8, new.to_le_bytes());
+}

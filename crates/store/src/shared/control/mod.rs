@@ -1,0 +1,290 @@
+//! The control segment: the state that the sessions of one opening of a pool share, apart from the
+//! pool itself. It is volatile and holds offsets only, never pointers.
+//!
+//! ```text
+//!     0  magic 8, version 4, sessions 4, incarnation 4
+//!    64  next seq 8                               (shared by every writer)
+//!   128  doorbell 4, sleeping 4                   (wakes the owner)
+//!   136  corrected slots 8                        (by any session)
+//!   144  a bit for each session that blocks others by its lock words, 32
+//!                                                 (by waiting sessions)
+//!   192  64 unreadable frames of 8, number + 1    (by any session)
+//!  4096  16 384 lock words of 4 bytes             (owner + 1, waiters bit 31)
+//! 69632  sessions of 64 KiB:
+//!     0  active 8, floor 8, committed 8, complete 8, consumed 8, asked 8,
+//!        settled 8
+//!    64  revoked 4, answered 4, recalls 4, state 4, head 8, granted 8, ring end 8,
+//!        ring start 8
+//!   128  pid 4, zero 4, start time 8
+//!   256  grant ring: 8160 runs of 8 (start 40 bits, length 24 bits)
+//! ```
+//! The session writes the first line of its cells, and the owner of the pool the second line and
+//! the ring. So each line has one writer, and moves between caches only when its content changes.
+//!
+//! Invariants: lock words are taken in ascending order within a pool, and pools in the order of
+//! their UUIDs. A session holds no lock while it waits for the owner. Recovery trusts nothing in
+//! the segment.
+
+mod cells;
+mod locks;
+#[cfg(test)]
+mod tests;
+
+use crate::defect::{self, Defect};
+use crate::format::geometry::JOURNALS_MAX;
+use crate::format::in_flight::JournaledOp;
+use crate::shared::wait::{self, Deadline};
+pub(crate) use cells::SessionCells;
+use cells::{ANSWERED_AT, SESSION_BYTES};
+pub use cells::{FrameRun, GRANT_RUNS};
+pub(crate) use locks::{LOCK_POLL_INTERVAL, LOCK_WAIT_MAX};
+pub use locks::{LOCKS, LockTimeout, LockWords};
+use pagemesh_base::ids::{FrameNo, Incarnation, Seq};
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::unreadable::PAGES_MAX;
+use pagemesh_pmem::{MapError, SharedSegment};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"pmcntrl\0");
+/// 1: pages may be changed in place. A program that does not know that would report them as
+/// damaged.
+const VERSION: u32 = 1;
+const SEQ_AT: usize = 64;
+const DOORBELL_AT: usize = 128;
+const OWNER_SLEEPING_AT: usize = 132;
+const CORRECTED_AT: usize = 136;
+const BLOCKING_SESSIONS_AT: usize = 144;
+const UNREADABLE_AT: usize = 192;
+const _: () = assert!(BLOCKING_SESSIONS_AT + JOURNALS_MAX as usize / 8 <= UNREADABLE_AT);
+const LOCKS_AT: usize = PAGE_BYTES;
+const SESSIONS_AT: usize = LOCKS_AT + LOCKS * 4;
+/// The interval at which a session that waits for the owner checks whether the owner is gone. It is
+/// far shorter than the time for which a new owner would wait for the session.
+const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A mapped control segment.
+pub struct Control {
+    shared: SharedSegment,
+    session_count: u32,
+    /// Whether the owner is known to be gone. Then no thread of this process waits any longer. No
+    /// lock is released and no answer comes, and the pool must be unmapped before another owner can
+    /// have it.
+    is_owner_gone: AtomicBool,
+}
+
+impl Control {
+    /// Bytes of a segment for this many sessions.
+    #[must_use]
+    pub fn len_for(session_count: u32) -> usize {
+        (SESSIONS_AT + session_count as usize * SESSION_BYTES).next_multiple_of(PAGE_BYTES)
+    }
+
+    /// Makes a new segment.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn create(
+        session_count: u32,
+        incarnation: Incarnation,
+        next: Seq,
+    ) -> Result<Control, MapError> {
+        let shared = SharedSegment::create(Control::len_for(session_count))?;
+        shared.half_word(8).store(VERSION, Ordering::Relaxed);
+        shared.half_word(12).store(session_count, Ordering::Relaxed);
+        shared.half_word(16).store(incarnation.0, Ordering::Relaxed);
+        shared.word(SEQ_AT).store(next.0, Ordering::Relaxed);
+        for session in 0..session_count {
+            let cells = SessionCells {
+                shared: &shared,
+                at: SESSIONS_AT + session as usize * SESSION_BYTES,
+            };
+            cells.floor().store(u64::MAX, Ordering::Relaxed);
+        }
+        shared.word(0).store(MAGIC, Ordering::Release);
+        Ok(Control {
+            shared,
+            session_count,
+            is_owner_gone: AtomicBool::new(false),
+        })
+    }
+
+    /// Opens a segment that another process made.
+    ///
+    /// # Errors
+    /// A sentence that names the mismatch.
+    pub fn open(
+        shared: SharedSegment,
+        session_count: u32,
+        incarnation: Incarnation,
+    ) -> Result<Control, &'static str> {
+        if shared.len_bytes() != Control::len_for(session_count) {
+            return Err("the control segment has an unexpected length");
+        }
+        if shared.word(0).load(Ordering::Acquire) != MAGIC {
+            return Err("the shared memory is not a control segment");
+        }
+        if shared.half_word(8).load(Ordering::Relaxed) != VERSION {
+            return Err("the control segment has another version; use the brick's version");
+        }
+        let found = (
+            shared.half_word(12).load(Ordering::Relaxed),
+            shared.half_word(16).load(Ordering::Relaxed),
+        );
+        if found != (session_count, incarnation.0) {
+            return Err("the control segment belongs to another opening of the pool");
+        }
+        Ok(Control {
+            shared,
+            session_count,
+            is_owner_gone: AtomicBool::new(false),
+        })
+    }
+
+    /// The memory of the segment, to be passed to other processes.
+    #[must_use]
+    pub fn shared(&self) -> &SharedSegment {
+        &self.shared
+    }
+
+    pub(crate) fn seq(&self) -> &AtomicU64 {
+        wait::step(SEQ_AT);
+        self.shared.word(SEQ_AT)
+    }
+
+    /// Slots of page tables that the owner or a session corrected since the opening.
+    pub(crate) fn corrected_slots(&self) -> &AtomicU64 {
+        self.shared.word(CORRECTED_AT)
+    }
+
+    fn half(&self, at: usize) -> &AtomicU32 {
+        wait::step(at);
+        self.shared.half_word(at)
+    }
+
+    /// Sessions of the pool, the owner's included.
+    #[must_use]
+    pub fn session_count(&self) -> u32 {
+        self.session_count
+    }
+
+    pub(crate) fn session_cells(&self, session: u32) -> SessionCells<'_> {
+        assert!(
+            session < self.session_count,
+            "session {session} of {}",
+            self.session_count
+        );
+        SessionCells {
+            shared: &self.shared,
+            at: SESSIONS_AT + session as usize * SESSION_BYTES,
+        }
+    }
+
+    /// Sessions of the pool that no process has at present.
+    #[must_use]
+    pub fn free_sessions(&self) -> u32 {
+        let free =
+            |session: &u32| self.session_cells(*session).state().load(Ordering::Relaxed) == 0;
+        (0..self.session_count).filter(free).count() as u32
+    }
+
+    /// The number of the operation that a session has in progress, by the session's own count.
+    #[must_use]
+    pub fn op_in_progress(&self, session: u32) -> Option<u64> {
+        let active = self.session_cells(session).active().load(Ordering::SeqCst);
+        (active % 2 == 1).then_some(active)
+    }
+
+    /// Whether a living session has reported that this operation is complete.
+    pub(crate) fn is_complete(&self, noted: JournaledOp) -> bool {
+        let complete = self.session_cells(noted.session).complete();
+        noted.position < complete.load(Ordering::Acquire)
+    }
+
+    fn unreadable_words(&self) -> impl Iterator<Item = &AtomicU64> {
+        (0..PAGES_MAX).map(|index| self.shared.word(UNREADABLE_AT + index * 8))
+    }
+
+    /// Reports a frame that could not be read to the owner. Drops the report if the table of
+    /// unreadable frames is full.
+    #[cold]
+    pub(crate) fn report_unreadable(&self, frame: FrameNo) {
+        let told = frame.0 + 1;
+        let _full = self.unreadable_words().find(|word| {
+            let swapped = word.compare_exchange(0, told, Ordering::AcqRel, Ordering::Acquire);
+            swapped.map_or_else(|found| found == told, |_| true)
+        });
+    }
+
+    /// Takes the reports of unreadable frames, for the owner.
+    pub(crate) fn take_unreadable(&self) -> impl Iterator<Item = FrameNo> {
+        let reported = self.unreadable_words().filter_map(|word| {
+            // Nearly always there is none, and the line stays shared.
+            let is_told = word.load(Ordering::Acquire) > 0;
+            is_told.then(|| word.swap(0, Ordering::AcqRel))
+        });
+        reported.filter_map(|told| Some(FrameNo(told.checked_sub(1)?)))
+    }
+
+    /// Wakes the owner, if it sleeps.
+    pub fn ring_doorbell(&self) {
+        if defect::is(Defect::DoorbellMissed)
+            && self.half(OWNER_SLEEPING_AT).load(Ordering::SeqCst) == 0
+        {
+            self.half(DOORBELL_AT).fetch_add(1, Ordering::SeqCst);
+            return;
+        }
+        self.half(DOORBELL_AT).fetch_add(1, Ordering::SeqCst);
+        if self.half(OWNER_SLEEPING_AT).load(Ordering::SeqCst) != 0 {
+            wait::wake(&self.shared, DOORBELL_AT);
+        }
+    }
+
+    /// The number of times that the doorbell was rung.
+    #[must_use]
+    pub fn doorbell_count(&self) -> u32 {
+        self.half(DOORBELL_AT).load(Ordering::SeqCst)
+    }
+
+    /// Sleeps until the doorbell count differs from `seen`. For the owner.
+    pub fn wait_for_doorbell(&self, seen: u32, limit: Option<Duration>) {
+        self.half(OWNER_SLEEPING_AT).store(1, Ordering::SeqCst);
+        if self.doorbell_count() == seen {
+            wait::sleep(&self.shared, DOORBELL_AT, seen, limit);
+        }
+        self.half(OWNER_SLEEPING_AT).store(0, Ordering::SeqCst);
+    }
+
+    /// Ends all waits in this process, soon.
+    pub(crate) fn mark_owner_gone(&self) {
+        self.is_owner_gone.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_owner_gone(&self) -> bool {
+        self.is_owner_gone.load(Ordering::Relaxed)
+    }
+
+    /// Sleeps until the owner has answered a session's `ticket`, or is gone.
+    pub(crate) fn wait_for_answer(&self, session: u32, ticket: u32, limit: Duration) {
+        let cells = self.session_cells(session);
+        let end = Deadline::after(limit);
+        loop {
+            let answered = cells.answered().load(Ordering::Acquire);
+            if answered == ticket || end.is_over() || self.is_owner_gone() {
+                return;
+            }
+            #[cfg(test)]
+            if crate::enumerate::owner::maintain_current() {
+                continue;
+            }
+            // A dead owner wakes no session.
+            let poll_interval = end.remaining().min(ANSWER_POLL_INTERVAL);
+            wait::sleep(
+                &self.shared,
+                cells.at + ANSWERED_AT,
+                answered,
+                Some(poll_interval),
+            );
+        }
+    }
+}
