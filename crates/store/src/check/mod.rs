@@ -15,16 +15,14 @@ mod walk;
 
 pub use plan::RepairPlan;
 
-use crate::format::geometry::{Geometry, OBJECT_BYTES};
+use crate::format::geometry::{Geometry, OBJECT_BYTES, frame_at};
 use crate::format::in_flight;
+use crate::format::journal::journal_of;
 use crate::format::object::{HEIGHT, Object, ObjectState, ROOT_AT};
 use crate::format::slot::Slot;
 use crate::format::superblock::{BadSuperblock, Superblock};
 use crate::format::table::reach;
-use crate::recovery::{
-    PoolError, RecoveryResult, journal_of, read_superblock, recover, superblock_pages,
-};
-use crate::shared::pool_mapping::frame_at;
+use crate::recovery::{PoolError, RecoveryResult, read_superblock, recover, superblock_pages};
 use pagemesh_base::ids::ObjectId;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;

@@ -2,12 +2,11 @@
 
 use super::{CheckOptions, FindingKind, FindingLocation, PoolReport, Remedy, RepairPlan};
 use crate::format::frame_set::FrameSet;
-use crate::format::geometry::Geometry;
+use crate::format::geometry::{Geometry, frame_at};
 use crate::format::object::{HEIGHT, Object};
 use crate::format::slot::Slot;
 use crate::format::superblock::Superblock;
 use crate::format::table::{NodeSlots, reach};
-use crate::shared::pool_mapping::frame_at;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::{FrameNo, ObjectId};
 use pagemesh_base::units::PAGE_BYTES;

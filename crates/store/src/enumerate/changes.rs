@@ -12,7 +12,7 @@ use super::recover::{self, MediumKind};
 use crate::session::transaction::transact;
 use crate::session::{LegFailure, LegSession, clear, write};
 use crate::shared::control;
-use crate::shared::pool_mapping::StoreError;
+use crate::shared::error::StoreError;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{Stamp, TransactionPart};

@@ -1,10 +1,9 @@
 //! The set of frames that the page tables of a pool name.
 
 use crate::format::bitmap::Bitmap;
-use crate::format::geometry::Geometry;
+use crate::format::geometry::{Geometry, frame_at};
 use crate::format::object::{HEIGHT, ROOT_AT};
 use crate::format::slot::Slot;
-use crate::shared::pool_mapping::frame_at;
 use pagemesh_base::ids::{FrameNo, ObjectId};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;

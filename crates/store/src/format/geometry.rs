@@ -3,6 +3,7 @@
 use crate::format::bitmap::LINE_FRAMES;
 use pagemesh_base::ids::{FrameNo, ObjectId};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_pmem::Media;
 use std::ops::Range;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -190,6 +191,17 @@ impl Geometry {
     pub fn journal_lines(&self) -> u64 {
         self.journal_bytes / LINE_BYTES as u64
     }
+}
+
+/// The byte where a frame starts.
+pub(crate) fn frame_at(frame: FrameNo) -> usize {
+    frame.0 as usize * PAGE_BYTES
+}
+
+/// Lets frames be unreadable: everything in a frame has a checksum. Zeroes in place of the regions
+/// before the frames would be mistaken for other content: an end of the journal, a free frame.
+pub(crate) fn tolerate_unreadable_frames<M: Media>(media: &M, geometry: &Geometry) {
+    media.tolerate_unreadable(geometry.frames.start as usize);
 }
 
 #[cfg(test)]

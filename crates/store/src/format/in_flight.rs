@@ -16,9 +16,8 @@
 
 use crate::format::geometry::{IN_FLIGHT_BYTES, Region};
 use crate::format::object::HEIGHT;
-use crate::format::record::PAGES_MAX;
+use crate::format::record::{PAGES_MAX, Record};
 use crate::format::table::reach;
-use crate::shared::control::Control;
 use pagemesh_base::bytes::{get_u32, get_u64, put};
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::{Epoch, ObjectId, PageNo};
@@ -48,9 +47,8 @@ struct TableEntry {
 }
 
 impl TableEntry {
-    fn is_complete(&self, control: &Control) -> bool {
-        self.journaled
-            .is_some_and(|noted| control.is_complete(noted))
+    fn is_complete(&self, is_complete: &impl Fn(JournaledOp) -> bool) -> bool {
+        self.journaled.is_some_and(is_complete)
     }
 }
 
@@ -143,10 +141,10 @@ impl InFlightTable {
     pub(crate) fn of(
         &self,
         object: ObjectId,
-        control: &Control,
+        is_complete: impl Fn(JournaledOp) -> bool,
     ) -> impl Iterator<Item = InFlightOp> {
         let entries = self.entries.get(&object).into_iter().flatten();
-        let open = entries.filter(|entry| !entry.is_complete(control));
+        let open = entries.filter(move |entry| !entry.is_complete(&is_complete));
         open.map(|entry| entry.operation)
     }
 
@@ -154,10 +152,11 @@ impl InFlightTable {
     pub(crate) fn remove_complete<M: Media>(
         &mut self,
         media: &M,
-        control: &Control,
+        is_complete: impl Fn(JournaledOp) -> bool,
     ) -> Option<UnfencedStores> {
         let lists = self.entries.values_mut();
-        let gone = lists.flat_map(|list| list.extract_if(.., |entry| entry.is_complete(control)));
+        let is_complete = |entry: &mut TableEntry| entry.is_complete(&is_complete);
+        let gone = lists.flat_map(|list| list.extract_if(.., is_complete));
         let gone = gone.collect();
         self.erase(media, gone)
     }
@@ -259,6 +258,17 @@ impl InFlightTable {
         }
         media.flush(at, BYTES)
     }
+}
+
+/// The in-flight entry of a client's record. Records of the owner and records that link nodes have
+/// none.
+pub(crate) fn in_flight_of(record: &Record) -> Option<InFlightOp> {
+    (record.level == 0 && record.op != 0).then_some(InFlightOp {
+        page: record.page,
+        count: record.changes.len() as u32,
+        epoch: record.epoch,
+        op: record.op,
+    })
 }
 
 fn encode(object: ObjectId, entry: &InFlightOp) -> [u8; BYTES] {

@@ -19,6 +19,7 @@ use crate::format::record::{
     GroupPosition, InvalidRecord, JournalEntry, ObjectRecord, Record, RecordAddress, claimed_lines,
     encode_pad, is_damaged_pad, is_older_patch, is_pad,
 };
+use crate::format::superblock::Superblock;
 use pagemesh_base::ids::Seq;
 use pagemesh_base::units::LINE_BYTES;
 use pagemesh_pmem::{Media, UnfencedStores};
@@ -100,6 +101,21 @@ struct OpenGroup {
 struct ScanEnd {
     position: u64,
     cause: InvalidRecord,
+}
+
+/// The journal of a session number, from its head by the superblock.
+pub(crate) fn journal_of(block: &Superblock, number: u32) -> Journal {
+    let place = RecordAddress::new(
+        block.pool,
+        block.incarnation,
+        number,
+        block.journal_heads[number as usize],
+    );
+    Journal::new(
+        block.geometry.journal_at(number),
+        block.geometry.journal_lines(),
+        place,
+    )
 }
 
 impl Journal {

@@ -8,6 +8,7 @@ pub(crate) mod frame_set;
 pub mod geometry;
 pub(crate) mod in_flight;
 pub mod journal;
+pub(crate) mod node_verifier;
 pub mod object;
 pub mod record;
 pub mod slot;

@@ -28,6 +28,7 @@ use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_pmem::{Media, UnfencedStores};
 use uuid::Uuid;
 
 /// The word of the entry that every operation checks: state, height, round, flags and epoch.
@@ -208,6 +209,25 @@ impl Object {
             size_bytes,
         })
     }
+}
+
+/// Stores the first line of an entry and its copy, the gate last, and flushes both. The root slot
+/// stays.
+pub(crate) fn store_entry<M: Media>(
+    media: &M,
+    at: usize,
+    entry: &[u8; OBJECT_BYTES as usize],
+) -> UnfencedStores {
+    let words = &entry.as_chunks::<8>().0[..ROOT_AT / 8];
+    for (i, word) in words.iter().enumerate().take(COPY_BYTES / 8) {
+        media.store(at + COPY_AT + i * 8, u64::from_le_bytes(*word));
+    }
+    for (i, word) in words.iter().enumerate().skip(2) {
+        media.store(at + i * 8, u64::from_le_bytes(*word));
+    }
+    media.store(at, u64::from_le_bytes(words[0]));
+    media.store(at + 8, u64::from_le_bytes(words[1]));
+    media.flush(at, OBJECT_BYTES as usize)
 }
 
 #[cfg(test)]

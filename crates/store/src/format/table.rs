@@ -19,7 +19,10 @@ use std::ops::Range;
 /// log2 of the slots in a node.
 const NODE_SHIFT: u32 = 9;
 const SLOT_BYTES: usize = 8;
+/// Slots in a node, and so pages under one leaf. A record never spans two leaves.
+pub const NODE_SLOTS: u64 = 512;
 const _: () = assert!(SLOT_BYTES << NODE_SHIFT == PAGE_BYTES, "a node is a frame");
+const _: () = assert!(NODE_SLOTS == 1 << NODE_SHIFT);
 
 /// One object's page table on a medium.
 pub struct PageTable<'m, M> {

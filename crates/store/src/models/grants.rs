@@ -8,7 +8,7 @@ use super::medium::StreamVisibility;
 use super::model_pool::{ModelPool, initial_byte, write_page};
 use crate::defect::Defect;
 use crate::owner::pool::ObjectError;
-use crate::shared::pool_mapping::StoreError;
+use crate::shared::error::StoreError;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_models::{Access, Model, assert_finds, has_ended, pause, run_threads, step};
 use std::sync::atomic::{AtomicBool, Ordering};

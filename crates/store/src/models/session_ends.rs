@@ -7,7 +7,7 @@
 use super::medium::StreamVisibility;
 use super::model_pool::{ModelPool, initial_byte, write_page};
 use crate::defect::Defect;
-use crate::shared::pool_mapping::StoreError;
+use crate::shared::error::StoreError;
 use pagemesh_models::{Model, assert_finds, has_ended, pause, pause_until, run_threads};
 
 /// Two sessions write the same page; the first one may die at any access.

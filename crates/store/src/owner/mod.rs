@@ -1,9 +1,16 @@
 //! The owner's side of a pool: it grants frames, applies records, retires dead sessions, and
 //! changes objects.
 
+mod apply;
 pub(crate) mod checkpoint;
+mod error;
 pub(crate) mod frame_allocator;
+mod in_flight;
+mod maintenance;
+mod objects;
 mod partial_checkpoint;
 pub mod pool;
+mod reclaim;
 pub mod scrub;
+mod session_retirement;
 pub(crate) mod session_table;

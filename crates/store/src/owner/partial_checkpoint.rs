@@ -18,7 +18,8 @@
 //!   frees. Those stay in use until the record is applied.
 
 use crate::defect::{self, Defect};
-use crate::owner::checkpoint::{CheckpointLimits, JournalRetention};
+use crate::owner::checkpoint::CheckpointLimits;
+use crate::owner::in_flight::JournalRetention;
 use crate::owner::pool::{OWNER_SESSION, ObjectError, Pool};
 use pagemesh_base::ids::Seq;
 use pagemesh_pmem::Media;

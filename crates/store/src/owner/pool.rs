@@ -7,23 +7,24 @@
 //!   freed it;
 //! - the owner does not delay sessions: they need it only for frames and for room in their journal.
 
+use super::checkpoint::CheckpointPass;
+pub use super::error::ObjectError;
 use crate::defect::{self, Defect};
+use crate::format::bitmap::Bitmap;
 use crate::format::geometry::{Geometry, OBJECT_BYTES};
-use crate::format::object::{HEIGHT, Object, ObjectState};
+use crate::format::in_flight;
+use crate::format::object::{Object, ObjectState};
 use crate::format::superblock::Superblock;
-use crate::format::table::reach;
-use crate::format::{bitmap::Bitmap, in_flight};
-use crate::owner::checkpoint::CheckpointPass;
 use crate::owner::frame_allocator::FrameAllocator;
 use crate::owner::session_table::SessionTable;
 use crate::recovery::{
-    PoolError, RecoveryResult, RecoverySummary, read_superblock, recover, store_entry,
-    write_superblock,
+    PoolError, RecoveryResult, RecoverySummary, read_superblock, recover, write_superblock,
 };
 use crate::session::Session;
 use crate::session::leaf_cache::LeafCache;
 use crate::shared::control::Control;
-use crate::shared::pool_mapping::{Handle, PoolMapping, StoreError};
+use crate::shared::error::StoreError;
+use crate::shared::pool_mapping::PoolMapping;
 use pagemesh_base::ids::{Epoch, Incarnation, ObjectId, Seq};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
@@ -47,16 +48,16 @@ pub struct Pool<M> {
     pub(crate) checkpoint_pass: CheckpointPass,
     pub(crate) in_flight: in_flight::InFlightTable,
     pub(crate) objects: HashMap<ObjectId, Object>,
-    by_slice: HashMap<SliceId, ObjectId>,
+    pub(super) by_slice: HashMap<SliceId, ObjectId>,
     /// Entries that the medium damaged, and the slices that they claim to belong to.
-    lost_objects: Vec<(ObjectId, SliceId)>,
+    pub(super) lost_objects: Vec<(ObjectId, SliceId)>,
     /// Free entries, and freed entries that wait for a checkpoint.
-    free_objects: Vec<ObjectId>,
-    freed_objects: Vec<(Seq, ObjectId)>,
+    pub(super) free_objects: Vec<ObjectId>,
+    pub(super) freed_objects: Vec<(Seq, ObjectId)>,
     /// Objects with frames that are being freed: the seq of their deletion.
     pub(crate) deleting: Vec<(Seq, ObjectId)>,
     /// Deletions that wait until the operations in progress have ended.
-    pending_deletes: HashMap<SliceId, (Seq, ObjectId)>,
+    pub(super) pending_deletes: HashMap<SliceId, (Seq, ObjectId)>,
     /// Journal records with a flipped bit that were corrected.
     pub(crate) corrected_records: u64,
     /// Superblocks rewritten since the last scrub.
@@ -65,68 +66,6 @@ pub struct Pool<M> {
     pub(crate) reported_records: u64,
     pub(crate) reported_slots: u64,
     pub(crate) has_failed: bool,
-}
-
-/// Why the owner refuses to change an object.
-#[derive(Debug, thiserror::Error)]
-pub enum ObjectError {
-    /// The name is taken.
-    #[error("the pool already has a slice {0}")]
-    Exists(SliceId),
-    /// No such slice.
-    #[error("the pool has no slice {0}")]
-    Unknown(SliceId),
-    /// Its entry, or that of another one, is damaged.
-    #[error(
-        "slice {slice} cannot be used: entry {entry} of the pool's object table is damaged and may be its own; stop the brick and run `pagemesh pool check` on the pool"
-    )]
-    Lost {
-        /// The requested slice.
-        slice: SliceId,
-        /// The damaged entry.
-        entry: u32,
-    },
-    /// A size that no object has.
-    #[error("a slice of {0} bytes is not possible; use whole pages, at least one, at most 64T")]
-    BadSize(u64),
-    /// Objects do not shrink.
-    #[error("the slice has {present} bytes and cannot shrink to {wanted}")]
-    Shrinks {
-        /// Its size.
-        present: u64,
-        /// The requested size.
-        wanted: u64,
-    },
-    /// No entry is free.
-    #[error("the pool's object table is full; delete a slice, or use a larger pool")]
-    TableFull,
-    /// The epoch is older than the object's.
-    #[error("the slice is at epoch {current}; epoch {wanted} is old")]
-    StaleEpoch {
-        /// The slice's epoch.
-        current: Epoch,
-        /// The requested epoch.
-        wanted: Epoch,
-    },
-    /// The session did not end its operation in time; the session must be ended first.
-    #[error("session {session} of process {pid} is stalled in an operation; end the process")]
-    SessionStuck {
-        /// Its number.
-        session: u32,
-        /// The operation, by the session's own count.
-        operation: u64,
-        /// The session's process.
-        pid: u32,
-    },
-    /// Every session is in use.
-    #[error("all {0} sessions of the pool are in use; detach something, or use a larger pool")]
-    SessionsFull(u32),
-    /// The store refused.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The pool failed.
-    #[error(transparent)]
-    Pool(#[from] PoolError),
 }
 
 /// The usage of a pool.
@@ -318,167 +257,6 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    /// Every live object.
-    pub fn list(&self) -> impl Iterator<Item = Object> + '_ {
-        self.by_slice
-            .values()
-            .filter_map(|object| self.objects.get(object).copied())
-    }
-
-    /// The live object of a slice.
-    ///
-    /// # Errors
-    /// When there is none.
-    pub fn find(&self, slice: SliceId) -> Result<(ObjectId, Object), ObjectError> {
-        match self.by_slice.get(&slice) {
-            Some(object) => Ok((*object, self.objects[object])),
-            None => Err(self.missing_slice_error(slice)),
-        }
-    }
-
-    /// The error for a slice that was not found. A lost entry may be the slice's own, so the error
-    /// then does not say that the slice does not exist. The caller must not take it for deleted.
-    fn missing_slice_error(&self, slice: SliceId) -> ObjectError {
-        let same = self.lost_objects.iter().find(|(_, named)| *named == slice);
-        match same.or(self.lost_objects.first()) {
-            Some(&(object, _)) => ObjectError::Lost {
-                slice,
-                entry: object.0,
-            },
-            None => ObjectError::Unknown(slice),
-        }
-    }
-
-    /// A session's handle of a slice.
-    ///
-    /// # Errors
-    /// When there is no such slice.
-    pub fn handle(&self, slice: SliceId) -> Result<Handle, ObjectError> {
-        Ok(self.mapping.handle(self.find(slice)?.0, slice)?)
-    }
-
-    /// Creates an empty object.
-    ///
-    /// # Errors
-    /// When the slice exists, the size is impossible, or the table is full.
-    pub fn create(&mut self, slice: SliceId, size_bytes: u64) -> Result<(), ObjectError> {
-        if self.by_slice.contains_key(&slice) || self.pending_deletes.contains_key(&slice) {
-            return Err(ObjectError::Exists(slice));
-        }
-        if self.lost_objects.iter().any(|(_, named)| *named == slice) {
-            return Err(self.missing_slice_error(slice));
-        }
-        check_size(size_bytes)?;
-        let object = self.free_objects.pop().or_else(|| {
-            let next = ObjectId(self.superblock.objects_end);
-            let fits = next.0 < self.mapping.geometry.object_count();
-            self.superblock.objects_end += u32::from(fits);
-            fits.then_some(next)
-        });
-        let object = object.ok_or(ObjectError::TableFull)?;
-        let entry = Object {
-            state: ObjectState::Live,
-            slice,
-            size_bytes,
-            ..Object::FREE
-        };
-        self.commit_entry(object, entry)?;
-        self.by_slice.insert(slice, object);
-        Ok(())
-    }
-
-    /// Enlarges an object.
-    ///
-    /// # Errors
-    /// When there is none, or it would shrink.
-    pub fn resize(&mut self, slice: SliceId, size_bytes: u64) -> Result<(), ObjectError> {
-        check_size(size_bytes)?;
-        let (object, entry) = self.find(slice)?;
-        if size_bytes < entry.size_bytes {
-            return Err(ObjectError::Shrinks {
-                present: entry.size_bytes,
-                wanted: size_bytes,
-            });
-        }
-        self.commit_entry(
-            object,
-            Object {
-                size_bytes,
-                ..entry
-            },
-        )?;
-        Ok(())
-    }
-
-    /// Deletes an object. Operations in progress end first. [`Pool::maintain`] frees the frames
-    /// after that.
-    ///
-    /// # Errors
-    /// When there is none, or a session is stuck. The caller then calls it again.
-    pub fn delete(&mut self, slice: SliceId) -> Result<(), ObjectError> {
-        let (seq, object) = match self.pending_deletes.get(&slice) {
-            Some(&begun) => begun,
-            None => self.begin_delete(slice)?,
-        };
-        self.wait_for_ops()?;
-        self.pending_deletes.remove(&slice);
-        self.deleting.push((seq, object));
-        self.mapping.control.ring_doorbell();
-        Ok(())
-    }
-
-    fn begin_delete(&mut self, slice: SliceId) -> Result<(Seq, ObjectId), ObjectError> {
-        let (object, entry) = self.find(slice)?;
-        let seq = self.commit_entry(
-            object,
-            Object {
-                state: ObjectState::Deleting,
-                ..entry
-            },
-        )?;
-        self.by_slice.remove(&slice);
-        self.pending_deletes.insert(slice, (seq, object));
-        let forgotten = self.in_flight.remove_object(&*self.mapping.data, object);
-        self.fence(forgotten);
-        Ok((seq, object))
-    }
-
-    /// Frees the entry of an object that maps no page any more.
-    pub(crate) fn drop_object(&mut self, object: ObjectId) -> Result<(), ObjectError> {
-        let seq = self.commit_entry(object, Object::FREE)?;
-        self.leaf_cache.clear();
-        self.freed_objects.push((seq, object));
-        Ok(())
-    }
-
-    /// Lets entries that were freed below `checkpoint` be used again.
-    pub(crate) fn recycle_objects(&mut self, checkpoint: Seq) {
-        let free = &mut self.free_objects;
-        self.freed_objects.retain(|&(seq, object)| {
-            let passed = seq < checkpoint;
-            if passed {
-                free.push(object);
-            }
-            !passed
-        });
-    }
-
-    /// Commits an entry and makes it visible.
-    fn commit_entry(&mut self, object: ObjectId, entry: Object) -> Result<Seq, ObjectError> {
-        if self.has_failed {
-            return Err(PoolError::Failed.into());
-        }
-        let bytes = entry.encode();
-        let seq = self.with_retry(|own| own.commit_object(object, bytes))?;
-        let at = self.mapping.entry_at(object);
-        let stores = store_entry(&*self.mapping.meta, at, &bytes);
-        let _fenced = self.mapping.meta.fence(stores);
-        self.objects.insert(object, entry);
-        // On `file-sync` pools the record must be durable before the answer.
-        self.mapping.data.sync().map_err(PoolError::from)?;
-        Ok(seq)
-    }
-
     /// Runs an operation of the owner's session; takes a checkpoint and runs it again if it lacks
     /// room.
     pub(crate) fn with_retry<T>(
@@ -497,110 +275,6 @@ impl<M: Media> Pool<M> {
     pub(crate) fn fence(&self, stores: Option<UnfencedStores>) {
         if let Some(stores) = stores {
             let _fenced = self.mapping.data.fence(stores);
-        }
-    }
-
-    /// Raises an object's epoch and sets the round stamped on its writes: a barrier. When it
-    /// returns, the operations admitted earlier have ended, and those that may be missing on other
-    /// legs are in the in-flight table.
-    ///
-    /// # Errors
-    /// When the object is newer or a session is stuck.
-    pub fn raise_epoch(
-        &mut self,
-        slice: SliceId,
-        epoch: Epoch,
-        round: u8,
-    ) -> Result<(), ObjectError> {
-        let (object, entry) = self.find(slice)?;
-        if entry.epoch > epoch {
-            return Err(ObjectError::StaleEpoch {
-                current: entry.epoch,
-                wanted: epoch,
-            });
-        }
-        if (entry.epoch, entry.round) != (epoch, round) {
-            self.commit_entry(
-                object,
-                Object {
-                    epoch,
-                    round,
-                    ..entry
-                },
-            )?;
-        }
-        self.wait_for_ops()?;
-        self.collect_in_flight(Some(object))?;
-        if round != 0 {
-            self.stamp_round(object, round)?;
-        }
-        Ok(())
-    }
-
-    /// Operations on the slice that may be missing on another leg; none when they were too many to
-    /// list.
-    ///
-    /// # Errors
-    /// When there is no such slice.
-    pub fn in_flight(
-        &self,
-        slice: SliceId,
-    ) -> Result<Option<Vec<pagemesh_base::slice::InFlightOp>>, ObjectError> {
-        let (object, entry) = self.find(slice)?;
-        let listed = self.in_flight_of(object, entry.size_bytes);
-        Ok((!entry.needs_compare).then(|| listed.collect()))
-    }
-
-    /// The in-flight operations of an object of this size. Journals may list an operation of a
-    /// deleted object that had the same number. So pages beyond the size are left out.
-    pub(crate) fn in_flight_of(
-        &self,
-        object: ObjectId,
-        size_bytes: u64,
-    ) -> impl Iterator<Item = pagemesh_base::slice::InFlightOp> {
-        let pages = size_bytes.div_ceil(PAGE_BYTES as u64);
-        let listed = self.in_flight.of(object, &self.mapping.control);
-        listed.filter_map(move |mut entry| {
-            let left = pages.checked_sub(entry.page.0)?;
-            entry.count = u64::from(entry.count).min(left) as u32;
-            (entry.count > 0).then_some(entry)
-        })
-    }
-
-    /// Removes the operations that `in_flight` listed: the legs were made equal.
-    ///
-    /// # Errors
-    /// When there is no such slice.
-    pub fn clear_in_flight(&mut self, slice: SliceId) -> Result<(), ObjectError> {
-        let (object, entry) = self.find(slice)?;
-        if entry.needs_compare {
-            self.commit_entry(
-                object,
-                Object {
-                    needs_compare: false,
-                    ..entry
-                },
-            )?;
-        }
-        let forgotten = self.in_flight.remove_object(&*self.mapping.data, object);
-        self.fence(forgotten);
-        Ok(())
-    }
-
-    /// Marks an object's in-flight operations as too many to list.
-    pub(crate) fn mark_compare(&mut self, object: ObjectId) -> Result<(), ObjectError> {
-        match self.objects.get(&object).copied() {
-            Some(entry) if entry.state == ObjectState::Live && !entry.needs_compare => {
-                self.commit_entry(
-                    object,
-                    Object {
-                        needs_compare: true,
-                        ..entry
-                    },
-                )?;
-                Ok(())
-            }
-            _ => Ok(()),
         }
     }
 
@@ -712,14 +386,5 @@ impl<M: Media> Pool<M> {
         self.checkpoint()?;
         self.mapping.mark_owner_gone();
         Ok(())
-    }
-}
-
-fn check_size(size_bytes: u64) -> Result<(), ObjectError> {
-    let pages = size_bytes / PAGE_BYTES as u64;
-    let whole = size_bytes.is_multiple_of(PAGE_BYTES as u64);
-    match whole && pages > 0 && pages <= reach(HEIGHT) / 4 {
-        true => Ok(()),
-        false => Err(ObjectError::BadSize(size_bytes)),
     }
 }

@@ -15,13 +15,12 @@
 use crate::defect::{self, Defect};
 use crate::format::geometry::OBJECT_BYTES;
 use crate::format::journal::{Journal, JournalChunk};
-use crate::format::object::{Object, ObjectState};
+use crate::format::object::{Object, ObjectState, store_entry};
 use crate::format::record::Record;
 use crate::format::superblock::Superblock;
-use crate::format::table::{BadTable, SlotLocation, reach};
+use crate::format::table::{BadTable, NODE_SLOTS, SlotLocation, reach};
 use crate::owner::pool::{ObjectError, Pool};
-use crate::recovery::{PoolError, store_entry, write_superblock};
-use crate::shared::pool_mapping::NODE_SLOTS;
+use crate::recovery::{PoolError, write_superblock};
 use pagemesh_base::ids::{ObjectId, PageNo};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;

@@ -1,10 +1,9 @@
 //! The owner's table of sessions: which numbers are open, the frames granted to each session, and
 //! the progress of applying its records.
 
-use crate::format::journal::Journal;
+use crate::format::journal::{Journal, journal_of};
 use crate::format::superblock::Superblock;
 use crate::owner::frame_allocator::FrameAllocator;
-use crate::recovery::journal_of;
 use crate::shared::control::{FrameRun, GRANT_RUNS};
 use crate::shared::pool_mapping::PoolMapping;
 use pagemesh_pmem::Media;

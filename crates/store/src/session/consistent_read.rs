@@ -12,10 +12,12 @@
 //! before as many seqs were taken as the generation tells apart.
 
 use crate::defect::{self, Defect};
+use crate::format::geometry::frame_at;
 use crate::format::slot::Slot;
 use crate::session::Session;
 use crate::shared::control::LockWords;
-use crate::shared::pool_mapping::{Handle, PoolMapping, StoreError, frame_at};
+use crate::shared::error::StoreError;
+use crate::shared::pool_mapping::{Handle, PoolMapping};
 use crate::shared::wait;
 use arrayvec::ArrayVec;
 use pagemesh_base::ids::{Epoch, FrameNo, PageNo};

@@ -1,12 +1,360 @@
-//! The data path: sessions, which change and read the objects of a pool.
+//! A session: the right of one thread to change a pool's objects.
+//!
+//! Changes of several runs of pages as a whole: [`transact`](crate::session::transaction::transact).
+//! Operations on several legs: [`multi_pool_op`]. Changes of a part of a page in place: [`patch`].
+//!
+//! A write of pages, over one to three pools at once ([`write()`]), takes these steps:
+//!
+//! 1. `Session::ensure_resources`: granted frames, and room in the journal;
+//! 2. `Session::begin_op`: not revoked, object live, epoch new enough;
+//! 3. take the lock words, then the seqs;
+//! 4. stream the bytes into newly allocated frames of every pool, with their checksum from the same
+//!    pass, and stream one record per pool;
+//! 5. issue **one fence: the commit**;
+//! 6. swap the slots, publish the committed index, unlock.
+//!
+//! Locks and seqs come before the copy. A locked instruction waits for bytes streamed before it,
+//! and would cost a second drain. The copy of a page takes half a microsecond; a death during the
+//! copy is handled like a death anywhere in the operation.
+//!
+//! Invariants:
+//! - nothing fails between the taking of a seq and the publication of its record;
+//! - before the commit, the control segment and the journal hold all that the owner needs to roll a
+//!   dead session's operation forward or to discard it;
+//! - a session waits for the owner only between operations.
 
+mod changes;
+mod clear;
+mod commit;
 pub mod consistent_read;
+mod grants;
 pub(crate) mod leaf_cache;
+mod links;
 mod multi_pool_op;
 mod partial_pages;
 pub mod patch;
+mod read;
 pub mod requests;
+mod slot_flush;
 pub mod transaction;
 mod write;
 
-pub use write::{LegFailure, LegSession, RECORD_PAGES_MAX, Session, clear, write, write_numbered};
+use crate::defect::{self, Defect};
+use crate::format::journal::Journal;
+use crate::format::object::Gate;
+use crate::format::record::{Record, RecordAddress};
+use crate::format::table::{NODE_SLOTS, SlotLocation};
+use crate::shared::control::{FrameRun, LockWords, SessionCells};
+use crate::shared::error::StoreError;
+use crate::shared::pool_mapping::{Handle, PoolMapping};
+pub use clear::clear;
+use grants::GrantCursor;
+use leaf_cache::LeafCache;
+use pagemesh_base::ids::{Epoch, FrameNo, ObjectId, PageNo};
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_pmem::{Media, UnfencedStores};
+use partial_pages::PartialPageCache;
+use patch::{PATCH_MAX, PatchBuffer};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+pub use write::{write, write_numbered};
+
+/// Pages of the longest record: half a node, so that an entry stays well below the length of a
+/// journal.
+pub const RECORD_PAGES_MAX: u64 = 256;
+/// The limit of a wait for the owner to make room, unless the session sets a shorter one. The owner
+/// answers in well under a millisecond, unless it is dead, stalled, or waits for its disk.
+const OWNER_WAIT_MAX: Duration = Duration::from_secs(5);
+
+type Page = [u8; PAGE_BYTES];
+
+/// A session of a pool. It belongs to one thread at a time.
+pub struct Session<M> {
+    pub(crate) mapping: Arc<PoolMapping<M>>,
+    pub(crate) number: u32,
+    pub(crate) journal: Journal,
+    active: u64,
+    grants: GrantCursor,
+    /// Operations that may be incomplete on another leg: number, journal position.
+    open_ops: VecDeque<(u64, u64)>,
+    leaf_cache: LeafCache,
+    /// The state of journal and grants for which the doorbell was rung last.
+    doorbell_state: Option<(u64, u64)>,
+    /// The round that the present operation stamps.
+    pub(crate) round: u8,
+    ticket: u32,
+    /// Whether it is the session of the owner itself, which must not wait for the owner.
+    is_owner: bool,
+    /// The limit of a wait for the owner.
+    owner_wait: Duration,
+    /// Runs the owner's maintenance, if the owner is in this process.
+    owner_work: Option<Box<dyn Fn() + Send>>,
+    pub(crate) frames: Vec<FrameNo>,
+    pub(crate) record: Record,
+    pub(crate) encoded: Vec<[u8; LINE_BYTES]>,
+    lock_words: LockWords,
+    /// Slots of the last records, swapped and not flushed: first byte, end.
+    unflushed_slots: Option<(usize, usize)>,
+    /// Slots of earlier records, flushed for the fence of the present one.
+    pending_slots: Option<UnfencedStores>,
+    /// Bytes that the last record wrote in place, not flushed: first byte, end.
+    unflushed_patch: Option<(usize, usize)>,
+    /// Such bytes of earlier records, flushed for the fence of the present one.
+    pending_patch: Option<UnfencedStores>,
+    /// The changed bits of a patch in its page. The session keeps the buffer to reuse its memory.
+    pub(crate) delta: Box<[u8; PATCH_MAX]>,
+    /// The bytes of the next patch.
+    pub(crate) patch_buffer: PatchBuffer,
+    pub(crate) partial_pages: PartialPageCache,
+    /// Whether the present record flushes the slots of all earlier ones.
+    flushes_slots: bool,
+    /// Unreadable slots were flushed: from now on no slots count as flushed.
+    has_lost_flush: bool,
+}
+
+/// One leg of an operation: a session, and the slice of its pool.
+pub struct LegSession<'s, M> {
+    /// The session.
+    pub session: &'s mut Session<M>,
+    /// The object.
+    pub handle: Handle,
+}
+
+/// The leg that failed, and the cause. The other legs have not changed either, except for whole
+/// pages before the failing one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("leg {leg}: {cause}")]
+pub struct LegFailure {
+    /// The leg's index.
+    pub leg: usize,
+    /// The cause.
+    pub cause: StoreError,
+}
+
+impl<M: Media> Session<M> {
+    /// Opens the session with the number that the owner gave it.
+    #[must_use]
+    pub fn new(view: Arc<PoolMapping<M>>, number: u32) -> Session<M> {
+        let cells = view.control.session_cells(number);
+        let place = RecordAddress::new(
+            view.pool,
+            view.incarnation,
+            number,
+            cells.head().load(Ordering::Acquire),
+        );
+        let length = view.geometry.journal_lines();
+        let mut journal = Journal::new(view.geometry.journal_at(number), length, place);
+        journal.resume(cells.committed().load(Ordering::Acquire));
+        let grants = GrantCursor {
+            run: FrameRun { start: 0, len: 0 },
+            // No recall has this number, so the session reads the ring's start when it needs it.
+            next: 0,
+            consumed: 0,
+            recalls: 1,
+        };
+        Session {
+            number,
+            journal,
+            active: cells.active().load(Ordering::Acquire),
+            grants,
+            open_ops: VecDeque::new(),
+            leaf_cache: LeafCache::new(),
+            doorbell_state: None,
+            round: 0,
+            ticket: cells.asked().load(Ordering::Acquire) as u32,
+            is_owner: false,
+            owner_wait: OWNER_WAIT_MAX,
+            owner_work: None,
+            frames: Vec::new(),
+            record: Record::empty(),
+            encoded: Vec::new(),
+            lock_words: LockWords::of(ObjectId(0), PageNo(0), 1),
+            unflushed_slots: None,
+            pending_slots: None,
+            unflushed_patch: None,
+            pending_patch: None,
+            delta: Box::new([0; PATCH_MAX]),
+            patch_buffer: PatchBuffer::default(),
+            partial_pages: PartialPageCache::default(),
+            flushes_slots: false,
+            has_lost_flush: false,
+            mapping: view,
+        }
+    }
+
+    pub(crate) fn for_owner(view: Arc<PoolMapping<M>>, number: u32) -> Session<M> {
+        Session {
+            is_owner: true,
+            ..Session::new(view, number)
+        }
+    }
+
+    /// The session of a thread in the owner's process. It calls `tend` for the owner's work, which
+    /// lets [`Pool::maintain`](crate::owner::pool::Pool::maintain) run. It does not sleep for another
+    /// thread.
+    #[must_use]
+    pub fn in_owner_process(mut self, tend: Box<dyn Fn() + Send>) -> Session<M> {
+        self.owner_work = Some(tend);
+        self
+    }
+
+    /// Sets the limit of each wait for the owner.
+    #[must_use]
+    pub fn with_owner_wait(mut self, limit: Duration) -> Session<M> {
+        self.owner_wait = limit;
+        self
+    }
+
+    /// The mapping of the pool.
+    #[must_use]
+    pub fn mapping(&self) -> &Arc<PoolMapping<M>> {
+        &self.mapping
+    }
+
+    /// The session's number, which is its journal's.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Lines of the longest group. A quarter of the journal may have to be retained, and almost as
+    /// many lines as the group has may be skipped at the end of the ring.
+    pub(crate) fn group_lines_max(&self) -> usize {
+        self.mapping.geometry.journal_lines() as usize * 3 / 8
+    }
+
+    /// Pages of one record, by the length of the journal.
+    #[must_use]
+    pub fn pages_max(&self) -> u64 {
+        let by_journal = (self.mapping.geometry.journal_lines() / 4 - 1) * 3;
+        by_journal.min(RECORD_PAGES_MAX)
+    }
+
+    /// The number of the `len` bytes from `offset` on that one record of [`write_numbered`] can
+    /// cover. Its pages are in one leaf, and it may begin and end with parts of pages.
+    #[inline]
+    #[must_use]
+    pub fn record_len_max(&self, offset: u64, len: u64) -> u64 {
+        let page = PAGE_BYTES as u64;
+        let in_leaf = NODE_SLOTS - offset / page % NODE_SLOTS;
+        let pages = in_leaf.min(self.pages_max());
+        len.min(pages * page - offset % page)
+    }
+
+    fn session_cells(&self) -> SessionCells<'_> {
+        self.mapping.control.session_cells(self.number)
+    }
+
+    /// Begins an operation, and checks that the session is admitted.
+    pub(crate) fn begin_op(&mut self, handle: &Handle, epoch: Epoch) -> Result<Gate, StoreError> {
+        let cells = self.mapping.control.session_cells(self.number);
+        self.active += 1;
+        cells.active().swap(self.active, Ordering::SeqCst);
+        let admitted = self.check_admission(handle, epoch);
+        if admitted.is_err() {
+            self.end_op();
+        }
+        admitted
+    }
+
+    fn check_admission(&self, handle: &Handle, epoch: Epoch) -> Result<Gate, StoreError> {
+        let cells = self.session_cells();
+        if cells.revoked().load(Ordering::Acquire) != 0
+            && !defect::is(Defect::RevokedBeginsOperation)
+        {
+            return Err(StoreError::Revoked);
+        }
+        if self.mapping.is_owner_gone() {
+            return Err(StoreError::OwnerGone);
+        }
+        let recalls = cells.recalls().load(Ordering::Acquire);
+        if recalls != self.grants.recalls && !defect::is(Defect::RecallIgnored) {
+            return Err(StoreError::TimedOut);
+        }
+        let gate = self.mapping.gate(handle)?;
+        match gate.epoch() > epoch && !defect::is(Defect::StaleEpochTaken) {
+            true => Err(StoreError::StaleEpoch {
+                current: gate.epoch(),
+            }),
+            false => Ok(gate),
+        }
+    }
+
+    /// Ends the operation.
+    pub(crate) fn end_op(&mut self) {
+        self.active += 1;
+        self.mapping
+            .control
+            .session_cells(self.number)
+            .active()
+            .store(self.active, Ordering::Release);
+    }
+
+    /// The byte of the page's slot; none when its leaf is not linked. Only within an operation.
+    pub(crate) fn slot_at(
+        &mut self,
+        handle: &Handle,
+        page: PageNo,
+    ) -> Result<Option<usize>, StoreError> {
+        let view = &*self.mapping;
+        self.leaf_cache.slot_at(handle.object, page, || {
+            Ok(match view.locate(handle.object, 0, page)? {
+                SlotLocation::At(at) => Some(at),
+                SlotLocation::Unlinked(_) => None,
+            })
+        })
+    }
+
+    /// The byte of the page's slot, if its leaf was used before: a hint.
+    #[inline]
+    fn cached_slot(&self, handle: &Handle, page: PageNo) -> Option<usize> {
+        self.leaf_cache.cached_slot_at(handle.object, page)
+    }
+
+    /// The page's frame, if its leaf was used before: a hint. The caller does not hold the lock
+    /// words, so another session may be changing the slot.
+    #[inline]
+    pub(crate) fn cached_frame(&self, handle: &Handle, page: PageNo) -> Option<FrameNo> {
+        let slot = self.mapping.slot(self.cached_slot(handle, page)?, page);
+        slot.ok()?.frame()
+    }
+
+    /// Clears the leaf cache, because an object's number may be used again.
+    pub fn clear_leaf_cache(&mut self) {
+        self.leaf_cache.clear();
+    }
+
+    /// Prepares a write of this page: prefetches the lines that other cores had last. Slots are
+    /// prefetched only if their leaf was used before.
+    #[inline]
+    pub fn prefetch_write(&self, handle: &Handle, page: PageNo) {
+        self.mapping.control.prefetch(handle.object, page);
+        if let Some(at) = self.cached_slot(handle, page) {
+            self.mapping.meta.prefetch(at);
+        }
+    }
+}
+
+impl<M: Media> Session<M> {
+    /// Runs `read` within an operation.
+    pub(crate) fn with_op<T>(
+        &mut self,
+        handle: &Handle,
+        epoch: Epoch,
+        read: impl FnOnce(&mut Self) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.refresh_from_owner()?;
+        loop {
+            match self.begin_op(handle, epoch) {
+                Err(StoreError::TimedOut) => self.refresh_from_owner()?,
+                Err(cause) => return Err(cause),
+                Ok(_) => break,
+            }
+        }
+        let result = read(self);
+        self.end_op();
+        result
+    }
+}

@@ -7,7 +7,7 @@
 
 use crate::format::object::Gate;
 use crate::session::{LegFailure, LegSession, Session};
-use crate::shared::pool_mapping::StoreError;
+use crate::shared::error::StoreError;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_pmem::{Media, UnfencedStores};
 

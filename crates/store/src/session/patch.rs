@@ -15,10 +15,11 @@
 //! - the session holds the page's lock word. After its death the owner holds it in its name.
 
 use crate::defect::{self, Defect};
+use crate::format::geometry::frame_at;
 use crate::format::record::{PATCH_LINE_BYTES, Patch, Record, patch_lines};
 use crate::format::slot::Slot;
 use crate::session::{LegSession, Session};
-use crate::shared::pool_mapping::{Handle, PoolMapping, frame_at};
+use crate::shared::pool_mapping::{Handle, PoolMapping};
 use pagemesh_base::ids::PageNo;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};

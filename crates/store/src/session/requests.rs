@@ -6,9 +6,9 @@
 
 use crate::session::transaction::transact;
 use crate::session::{LegSession, Session, clear, write};
-use crate::shared::pool_mapping::{Handle, StoreError};
+use crate::shared::error::StoreError;
+use crate::shared::pool_mapping::Handle;
 use pagemesh_base::ids::{Epoch, PageNo};
-use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{
     LIST_ENTRIES_MAX, PageRun, SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest,
 };
@@ -23,23 +23,6 @@ pub const CLEAR_BYTES_MAX: u64 = 1 << 30;
 const DIRTY_SCAN_MAX: u64 = 1 << 22;
 
 type RequestResult = Result<SliceReply, SliceError>;
-
-impl From<StoreError> for SliceError {
-    fn from(cause: StoreError) -> SliceError {
-        match cause {
-            StoreError::StaleEpoch { current } => SliceError::StaleEpoch { current },
-            StoreError::NoSpace => SliceError::NoSpace,
-            StoreError::Damaged { offset } => SliceError::Damaged { offset },
-            StoreError::NoSuchObject => SliceError::NoSuchSlice(SliceId::default()),
-            StoreError::OutOfRange { .. }
-            | StoreError::InvalidTransaction(_)
-            | StoreError::TooLong { .. } => SliceError::OutOfRange(cause.to_string()),
-            StoreError::Revoked | StoreError::OwnerGone | StoreError::TimedOut => {
-                SliceError::Lost(cause.to_string())
-            }
-        }
-    }
-}
 
 /// The outcome of a request.
 #[derive(Debug)]

@@ -17,12 +17,15 @@
 //! - between two operations a session has no swapped and unflushed slots of more than one run.
 
 use crate::defect::{self, Defect};
+use crate::format::geometry::frame_at;
 use crate::format::object::Gate;
 use crate::format::record::{GroupPosition, Record, add_checksum, lines, set_sums};
+use crate::format::table::NODE_SLOTS;
 use crate::session::multi_pool_op::{self, OpRequirements};
 use crate::session::{LegFailure, LegSession, Session};
 use crate::shared::control::LockWords;
-use crate::shared::pool_mapping::{Handle, NODE_SLOTS, StoreError, frame_at};
+use crate::shared::error::StoreError;
+use crate::shared::pool_mapping::Handle;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::slice::{Stamp, TransactionPart};
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;

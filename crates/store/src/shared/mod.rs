@@ -4,6 +4,7 @@
 //! Invariant: this code is the same for the owner and for sessions, so it knows neither.
 
 pub mod control;
+pub(crate) mod error;
 pub mod pool_mapping;
 pub(crate) mod slot_repair;
 pub mod wait;

@@ -6,13 +6,16 @@
 //! leaves that lost a bit: it corrects them to their former value ([`crate::shared::slot_repair`]).
 
 use crate::defect::{self, Defect};
-use crate::format::geometry::Geometry;
+use crate::format::geometry::{Geometry, frame_at, tolerate_unreadable_frames};
 use crate::format::object::{GATE_AT, Gate, HEIGHT, ROOT_AT, SIZE_AT, SLICE_AT};
 use crate::format::slot::Slot;
-use crate::format::table::{BadTable, PageTable, SlotLocation};
+pub use crate::format::table::NODE_SLOTS;
+use crate::format::table::{PageTable, SlotLocation};
 use crate::shared::control::{Control, LOCK_POLL_INTERVAL, LockWords};
+pub use crate::shared::error::StoreError;
+use crate::shared::error::{damaged_page_error, damaged_table_error};
 use crate::shared::wait::{Backoff, Deadline};
-use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo};
+use pagemesh_base::ids::{FrameNo, Incarnation, ObjectId, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
@@ -21,8 +24,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// Slots in a node, and so pages under one leaf. A record never spans two leaves.
-pub const NODE_SLOTS: u64 = 512;
 /// Attempts of a reader to copy a page that changes meanwhile. Each time another write has
 /// completed.
 const READ_TRIES_MAX: u32 = 1000;
@@ -34,63 +35,6 @@ const CHANGE_SPINS: u32 = if cfg!(test) { 1 } else { 200 };
 /// ends the session and finishes the change long before. Past this limit no session is changing the
 /// page.
 const CHANGE_WAIT_MAX: Duration = Duration::from_secs(10);
-
-/// Why the store refuses an operation.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum StoreError {
-    /// The object has a newer epoch.
-    #[error("the object is at epoch {current}; this client is fenced")]
-    StaleEpoch {
-        /// The object's epoch.
-        current: Epoch,
-    },
-    /// No frame is free.
-    #[error("the pool is full; delete or discard something")]
-    NoSpace,
-    /// A page or the table above it does not match its checksum.
-    #[error("the page at byte {offset} is damaged")]
-    Damaged {
-        /// Its first byte in the object.
-        offset: u64,
-    },
-    /// Deleted, or never there.
-    #[error("there is no such object in the pool")]
-    NoSuchObject,
-    /// Beyond the object's end.
-    #[error("bytes {offset}..{end} are beyond the object's end at {size_bytes}")]
-    OutOfRange {
-        /// First byte.
-        offset: u64,
-        /// The byte after the last.
-        end: u64,
-        /// The object's size.
-        size_bytes: u64,
-    },
-    /// The parts do not form a transaction.
-    #[error("the transaction is invalid: {0}")]
-    InvalidTransaction(&'static str),
-    /// The pool's journals are too short for it, even when empty.
-    #[error(
-        "a transaction that may take {lines} lines of the journal is too long for this pool, which takes at most {lines_max}; use a larger pool"
-    )]
-    TooLong {
-        /// The lines that it may take.
-        lines: usize,
-        /// The lines that a transaction may take at most.
-        lines_max: usize,
-    },
-    /// The owner of the pool ended this session.
-    #[error("the pool's owner ended the session")]
-    Revoked,
-    /// The owner of the pool is gone.
-    #[error("the pool's owner is gone")]
-    OwnerGone,
-    /// The owner did not answer, or a lock was not released, in time.
-    #[error(
-        "the pool's owner did not answer, or another session did not release a lock, in time; try again"
-    )]
-    TimedOut,
-}
 
 /// The mapping of an opened pool, which all sessions of a process share.
 pub struct PoolMapping<M> {
@@ -403,29 +347,4 @@ impl<M: Media> PoolMapping<M> {
             self.control.report_unreadable(frame);
         }
     }
-}
-
-/// Lets frames be unreadable: everything in a frame has a checksum. Zeroes in place of the regions
-/// before the frames would be mistaken for other content: an end of the journal, a free frame.
-pub(crate) fn tolerate_unreadable_frames<M: Media>(media: &M, geometry: &Geometry) {
-    media.tolerate_unreadable(geometry.frames.start as usize);
-}
-
-/// The byte where a frame starts.
-pub(crate) fn frame_at(frame: FrameNo) -> usize {
-    frame.0 as usize * PAGE_BYTES
-}
-
-pub(crate) fn damaged_page_error(page: PageNo) -> StoreError {
-    StoreError::Damaged {
-        offset: page.0.saturating_mul(PAGE_BYTES as u64),
-    }
-}
-
-pub(crate) fn damaged_table_error(cause: BadTable) -> StoreError {
-    damaged_page_error(match cause {
-        BadTable::Damaged { page, .. }
-        | BadTable::NoSuchFrame { page, .. }
-        | BadTable::OutOfReach { page, .. } => page,
-    })
 }

@@ -12,129 +12,14 @@
 //! does not disturb a concurrent store of another value.
 
 use crate::defect::{self, Defect};
-use crate::format::bitmap::{self, Bitmap};
-use crate::format::geometry::Geometry;
-use crate::format::object::{HEIGHT, ROOT_AT};
-use crate::format::record::{JournalEntry, Record};
+use crate::format::bitmap;
+use crate::format::node_verifier::NodeVerifier;
 use crate::format::slot::{DamagedSlot, Slot};
-use crate::format::table::{BadTable, NodeSlots, PageTable, SlotLocation};
-use crate::shared::pool_mapping::{PoolMapping, frame_at};
-use pagemesh_base::checksum::crc32c;
-use pagemesh_base::ids::{FrameNo, ObjectId, PageNo};
-use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::{Media, UnfencedStores};
+use crate::format::table::{BadTable, SlotLocation};
+use crate::shared::pool_mapping::PoolMapping;
+use pagemesh_base::ids::{ObjectId, PageNo};
+use pagemesh_pmem::Media;
 use std::sync::atomic::Ordering;
-
-/// A slot that was corrected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct CorrectedSlot {
-    pub(crate) object: ObjectId,
-    pub(crate) level: u8,
-    /// A page below it.
-    pub(crate) page: PageNo,
-    /// The byte where it lies.
-    pub(crate) at: usize,
-    /// The bits before the correction.
-    pub(crate) bits: u64,
-}
-
-/// Corrects the slots above those that the records change. The unfenced stores go to `stores`.
-pub(crate) fn correct_slots<'e, M: Media>(
-    media: &M,
-    geometry: &Geometry,
-    bitmap: &Bitmap,
-    entries: impl Iterator<Item = &'e JournalEntry>,
-    stores: &mut Vec<UnfencedStores>,
-) -> Vec<CorrectedSlot> {
-    let mut all = Vec::new();
-    for entry in entries {
-        let JournalEntry::Map(record) = entry else {
-            continue;
-        };
-        // Applying the record reports a slot that cannot be corrected.
-        while let Some(mended) = correct_first_slot(media, geometry, bitmap, record) {
-            stores.push(media.flush(mended.at, size_of::<Slot>()));
-            all.push(mended);
-        }
-    }
-    all
-}
-
-/// Corrects the first damaged slot above the record's slots.
-fn correct_first_slot<M: Media>(
-    media: &M,
-    geometry: &Geometry,
-    bitmap: &Bitmap,
-    record: &Record,
-) -> Option<CorrectedSlot> {
-    let (object, page) = (record.object, record.page);
-    if object.0 >= geometry.object_count() {
-        return None;
-    }
-    let root_at = geometry.object_at(object) + ROOT_AT;
-    let table = PageTable::new(media, root_at, HEIGHT, geometry.frame_numbers());
-    let Err(BadTable::Damaged { level, .. }) = table.locate(record.level, page) else {
-        return None;
-    };
-    let Ok(SlotLocation::At(at)) = table.locate(level, page) else {
-        return None;
-    };
-    let bits = media.load(at);
-    let verifier = NodeVerifier {
-        nodes: media,
-        pages: media,
-        geometry,
-    };
-    let is_used = |frame| bitmap.has(frame);
-    let slot = Slot::correct(bits).filter(|slot| verifier.confirms(level, *slot, &is_used))?;
-    media.store(at, slot.encode());
-    Some(CorrectedSlot {
-        object,
-        level,
-        page,
-        at,
-        bits,
-    })
-}
-
-/// Checks whether the target of a corrected slot is a node.
-struct NodeVerifier<'w, M> {
-    /// Where nodes and the frame table lie.
-    nodes: &'w M,
-    /// Where pages lie.
-    pages: &'w M,
-    geometry: &'w Geometry,
-}
-
-impl<M: Media> NodeVerifier<'_, M> {
-    /// Whether the target of a corrected slot of `level` confirms it: a node with a sound slot in
-    /// use, or with a slot that lost a bit and is confirmed in turn. An empty node and a node with
-    /// damaged slots only look like a free frame; they count only if `is_used` says that the frame
-    /// is in use.
-    fn confirms(&self, level: u8, slot: Slot, is_used: &impl Fn(FrameNo) -> bool) -> bool {
-        let Some(frame) = slot.frame() else {
-            return true;
-        };
-        let found = NodeSlots::of(self.nodes, frame, &self.geometry.frame_numbers());
-        let Some(found) = found.filter(|_| !self.is_data_page(frame)) else {
-            return false;
-        };
-        if found.in_use > 0 || is_used(frame) {
-            return true;
-        }
-        let below = found.corrected.filter(|slot| slot.frame().is_some());
-        below.is_some_and(|below| level > 1 && self.confirms(level - 1, below, is_used))
-    }
-
-    /// Whether the frame's checksum is that of its bytes. The checksum of a node's frame is that of
-    /// the frame's former data.
-    fn is_data_page(&self, frame: FrameNo) -> bool {
-        let mut page = [0; PAGE_BYTES];
-        self.pages.read(frame_at(frame), &mut page);
-        let sum = self.nodes.load(self.geometry.frame_entry_at(frame)) as u32;
-        crc32c(&page) == sum
-    }
-}
 
 impl<M: Media> PoolMapping<M> {
     /// The location of the slot of `level` above `page` on one of the mapping's media.

@@ -2,12 +2,14 @@
 //! copy them into, damaged pages, and the pages that are copied all the same.
 
 use crate::defect::{self, Defect};
+use crate::format::geometry::frame_at;
 use crate::format::slot::Slot;
 use crate::format::table::SlotLocation;
 use crate::owner::pool::{Pool, format};
 use crate::session::{LegSession, Session, write};
 use crate::shared::control::FrameRun;
-use crate::shared::pool_mapping::{Handle, StoreError, frame_at};
+use crate::shared::error::StoreError;
+use crate::shared::pool_mapping::Handle;
 use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::ids::{Epoch, FrameNo, PageNo};
 use pagemesh_base::layout::SliceId;

@@ -1,0 +1,68 @@
+//! Why the owner refuses to change an object, and the client's error for it.
+
+use crate::recovery::PoolError;
+use crate::shared::error::StoreError;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::SliceId;
+
+/// Why the owner refuses to change an object.
+#[derive(Debug, thiserror::Error)]
+pub enum ObjectError {
+    /// The name is taken.
+    #[error("the pool already has a slice {0}")]
+    Exists(SliceId),
+    /// No such slice.
+    #[error("the pool has no slice {0}")]
+    Unknown(SliceId),
+    /// Its entry, or that of another one, is damaged.
+    #[error(
+        "slice {slice} cannot be used: entry {entry} of the pool's object table is damaged and may be its own; stop the brick and run `pagemesh pool check` on the pool"
+    )]
+    Lost {
+        /// The requested slice.
+        slice: SliceId,
+        /// The damaged entry.
+        entry: u32,
+    },
+    /// A size that no object has.
+    #[error("a slice of {0} bytes is not possible; use whole pages, at least one, at most 64T")]
+    BadSize(u64),
+    /// Objects do not shrink.
+    #[error("the slice has {present} bytes and cannot shrink to {wanted}")]
+    Shrinks {
+        /// Its size.
+        present: u64,
+        /// The requested size.
+        wanted: u64,
+    },
+    /// No entry is free.
+    #[error("the pool's object table is full; delete a slice, or use a larger pool")]
+    TableFull,
+    /// The epoch is older than the object's.
+    #[error("the slice is at epoch {current}; epoch {wanted} is old")]
+    StaleEpoch {
+        /// The slice's epoch.
+        current: Epoch,
+        /// The requested epoch.
+        wanted: Epoch,
+    },
+    /// The session did not end its operation in time; the session must be ended first.
+    #[error("session {session} of process {pid} is stalled in an operation; end the process")]
+    SessionStuck {
+        /// Its number.
+        session: u32,
+        /// The operation, by the session's own count.
+        operation: u64,
+        /// The session's process.
+        pid: u32,
+    },
+    /// Every session is in use.
+    #[error("all {0} sessions of the pool are in use; detach something, or use a larger pool")]
+    SessionsFull(u32),
+    /// The store refused.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The pool failed.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+}

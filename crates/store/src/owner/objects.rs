@@ -1,0 +1,298 @@
+//! The objects of a pool: slices with their sizes and epochs, changed by records of the owner.
+//!
+//! Invariant: an entry of the object table is used again only after a checkpoint has passed the
+//! record that freed it.
+
+use super::error::ObjectError;
+use super::pool::Pool;
+use crate::format::object::{HEIGHT, Object, ObjectState, store_entry};
+use crate::format::table::reach;
+use crate::recovery::PoolError;
+use crate::shared::pool_mapping::Handle;
+use pagemesh_base::ids::{Epoch, ObjectId, Seq};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::Media;
+
+impl<M: Media> Pool<M> {
+    /// Every live object.
+    pub fn list(&self) -> impl Iterator<Item = Object> + '_ {
+        self.by_slice
+            .values()
+            .filter_map(|object| self.objects.get(object).copied())
+    }
+
+    /// The live object of a slice.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn find(&self, slice: SliceId) -> Result<(ObjectId, Object), ObjectError> {
+        match self.by_slice.get(&slice) {
+            Some(object) => Ok((*object, self.objects[object])),
+            None => Err(self.missing_slice_error(slice)),
+        }
+    }
+
+    /// The entry of an object, in the owner's memory.
+    #[must_use]
+    pub fn object(&self, object: ObjectId) -> Option<&Object> {
+        self.objects.get(&object)
+    }
+
+    /// The error for a slice that was not found. A lost entry may be the slice's own, so the error
+    /// then does not say that the slice does not exist. The caller must not take it for deleted.
+    fn missing_slice_error(&self, slice: SliceId) -> ObjectError {
+        let same = self.lost_objects.iter().find(|(_, named)| *named == slice);
+        match same.or(self.lost_objects.first()) {
+            Some(&(object, _)) => ObjectError::Lost {
+                slice,
+                entry: object.0,
+            },
+            None => ObjectError::Unknown(slice),
+        }
+    }
+
+    /// A session's handle of a slice.
+    ///
+    /// # Errors
+    /// When there is no such slice.
+    pub fn handle(&self, slice: SliceId) -> Result<Handle, ObjectError> {
+        Ok(self.mapping.handle(self.find(slice)?.0, slice)?)
+    }
+
+    /// Creates an empty object.
+    ///
+    /// # Errors
+    /// When the slice exists, the size is impossible, or the table is full.
+    pub fn create(&mut self, slice: SliceId, size_bytes: u64) -> Result<(), ObjectError> {
+        if self.by_slice.contains_key(&slice) || self.pending_deletes.contains_key(&slice) {
+            return Err(ObjectError::Exists(slice));
+        }
+        if self.lost_objects.iter().any(|(_, named)| *named == slice) {
+            return Err(self.missing_slice_error(slice));
+        }
+        check_size(size_bytes)?;
+        let object = self.free_objects.pop().or_else(|| {
+            let next = ObjectId(self.superblock.objects_end);
+            let fits = next.0 < self.mapping.geometry.object_count();
+            self.superblock.objects_end += u32::from(fits);
+            fits.then_some(next)
+        });
+        let object = object.ok_or(ObjectError::TableFull)?;
+        let entry = Object {
+            state: ObjectState::Live,
+            slice,
+            size_bytes,
+            ..Object::FREE
+        };
+        self.commit_entry(object, entry)?;
+        self.by_slice.insert(slice, object);
+        Ok(())
+    }
+
+    /// Enlarges an object.
+    ///
+    /// # Errors
+    /// When there is none, or it would shrink.
+    pub fn resize(&mut self, slice: SliceId, size_bytes: u64) -> Result<(), ObjectError> {
+        check_size(size_bytes)?;
+        let (object, entry) = self.find(slice)?;
+        if size_bytes < entry.size_bytes {
+            return Err(ObjectError::Shrinks {
+                present: entry.size_bytes,
+                wanted: size_bytes,
+            });
+        }
+        self.commit_entry(
+            object,
+            Object {
+                size_bytes,
+                ..entry
+            },
+        )?;
+        Ok(())
+    }
+
+    /// Deletes an object. Operations in progress end first. [`Pool::maintain`] frees the frames
+    /// after that.
+    ///
+    /// # Errors
+    /// When there is none, or a session is stuck. The caller then calls it again.
+    pub fn delete(&mut self, slice: SliceId) -> Result<(), ObjectError> {
+        let (seq, object) = match self.pending_deletes.get(&slice) {
+            Some(&begun) => begun,
+            None => self.begin_delete(slice)?,
+        };
+        self.wait_for_ops()?;
+        self.pending_deletes.remove(&slice);
+        self.deleting.push((seq, object));
+        self.mapping.control.ring_doorbell();
+        Ok(())
+    }
+
+    fn begin_delete(&mut self, slice: SliceId) -> Result<(Seq, ObjectId), ObjectError> {
+        let (object, entry) = self.find(slice)?;
+        let seq = self.commit_entry(
+            object,
+            Object {
+                state: ObjectState::Deleting,
+                ..entry
+            },
+        )?;
+        self.by_slice.remove(&slice);
+        self.pending_deletes.insert(slice, (seq, object));
+        let forgotten = self.in_flight.remove_object(&*self.mapping.data, object);
+        self.fence(forgotten);
+        Ok((seq, object))
+    }
+
+    /// Frees the entry of an object that maps no page any more.
+    pub(crate) fn drop_object(&mut self, object: ObjectId) -> Result<(), ObjectError> {
+        let seq = self.commit_entry(object, Object::FREE)?;
+        self.leaf_cache.clear();
+        self.freed_objects.push((seq, object));
+        Ok(())
+    }
+
+    /// Lets entries that were freed below `checkpoint` be used again.
+    pub(crate) fn recycle_objects(&mut self, checkpoint: Seq) {
+        let free = &mut self.free_objects;
+        self.freed_objects.retain(|&(seq, object)| {
+            let passed = seq < checkpoint;
+            if passed {
+                free.push(object);
+            }
+            !passed
+        });
+    }
+
+    /// Commits an entry and makes it visible.
+    fn commit_entry(&mut self, object: ObjectId, entry: Object) -> Result<Seq, ObjectError> {
+        if self.has_failed {
+            return Err(PoolError::Failed.into());
+        }
+        let bytes = entry.encode();
+        let seq = self.with_retry(|own| own.commit_object(object, bytes))?;
+        let at = self.mapping.entry_at(object);
+        let stores = store_entry(&*self.mapping.meta, at, &bytes);
+        let _fenced = self.mapping.meta.fence(stores);
+        self.objects.insert(object, entry);
+        // On `file-sync` pools the record must be durable before the answer.
+        self.mapping.data.sync().map_err(PoolError::from)?;
+        Ok(seq)
+    }
+
+    /// Raises an object's epoch and sets the round stamped on its writes: a barrier. When it
+    /// returns, the operations admitted earlier have ended, and those that may be missing on other
+    /// legs are in the in-flight table.
+    ///
+    /// # Errors
+    /// When the object is newer or a session is stuck.
+    pub fn raise_epoch(
+        &mut self,
+        slice: SliceId,
+        epoch: Epoch,
+        round: u8,
+    ) -> Result<(), ObjectError> {
+        let (object, entry) = self.find(slice)?;
+        if entry.epoch > epoch {
+            return Err(ObjectError::StaleEpoch {
+                current: entry.epoch,
+                wanted: epoch,
+            });
+        }
+        if (entry.epoch, entry.round) != (epoch, round) {
+            self.commit_entry(
+                object,
+                Object {
+                    epoch,
+                    round,
+                    ..entry
+                },
+            )?;
+        }
+        self.wait_for_ops()?;
+        self.collect_in_flight(Some(object))?;
+        if round != 0 {
+            self.stamp_round(object, round)?;
+        }
+        Ok(())
+    }
+
+    /// Operations on the slice that may be missing on another leg; none when they were too many to
+    /// list.
+    ///
+    /// # Errors
+    /// When there is no such slice.
+    pub fn in_flight(
+        &self,
+        slice: SliceId,
+    ) -> Result<Option<Vec<pagemesh_base::slice::InFlightOp>>, ObjectError> {
+        let (object, entry) = self.find(slice)?;
+        let listed = self.in_flight_of(object, entry.size_bytes);
+        Ok((!entry.needs_compare).then(|| listed.collect()))
+    }
+
+    /// The in-flight operations of an object of this size. Journals may list an operation of a
+    /// deleted object that had the same number. So pages beyond the size are left out.
+    pub(crate) fn in_flight_of(
+        &self,
+        object: ObjectId,
+        size_bytes: u64,
+    ) -> impl Iterator<Item = pagemesh_base::slice::InFlightOp> {
+        let pages = size_bytes.div_ceil(PAGE_BYTES as u64);
+        let control = &self.mapping.control;
+        let listed = self.in_flight.of(object, |op| control.is_complete(op));
+        listed.filter_map(move |mut entry| {
+            let left = pages.checked_sub(entry.page.0)?;
+            entry.count = u64::from(entry.count).min(left) as u32;
+            (entry.count > 0).then_some(entry)
+        })
+    }
+
+    /// Removes the operations that `in_flight` listed: the legs were made equal.
+    ///
+    /// # Errors
+    /// When there is no such slice.
+    pub fn clear_in_flight(&mut self, slice: SliceId) -> Result<(), ObjectError> {
+        let (object, entry) = self.find(slice)?;
+        if entry.needs_compare {
+            self.commit_entry(
+                object,
+                Object {
+                    needs_compare: false,
+                    ..entry
+                },
+            )?;
+        }
+        let forgotten = self.in_flight.remove_object(&*self.mapping.data, object);
+        self.fence(forgotten);
+        Ok(())
+    }
+
+    /// Marks an object's in-flight operations as too many to list.
+    pub(crate) fn mark_compare(&mut self, object: ObjectId) -> Result<(), ObjectError> {
+        match self.objects.get(&object).copied() {
+            Some(entry) if entry.state == ObjectState::Live && !entry.needs_compare => {
+                self.commit_entry(
+                    object,
+                    Object {
+                        needs_compare: true,
+                        ..entry
+                    },
+                )?;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn check_size(size_bytes: u64) -> Result<(), ObjectError> {
+    let pages = size_bytes / PAGE_BYTES as u64;
+    let whole = size_bytes.is_multiple_of(PAGE_BYTES as u64);
+    match whole && pages > 0 && pages <= reach(HEIGHT) / 4 {
+        true => Ok(()),
+        false => Err(ObjectError::BadSize(size_bytes)),
+    }
+}

@@ -1,0 +1,80 @@
+//! Why a pool cannot be opened or cannot continue.
+
+use crate::format::journal::JournalDamage;
+use crate::format::superblock::BadSuperblock;
+use crate::format::table::BadTable;
+use pagemesh_base::ids::Seq;
+use pagemesh_pmem::MapError;
+
+/// Why a pool cannot be opened or cannot continue.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// No valid superblock.
+    #[error(transparent)]
+    Superblock(#[from] BadSuperblock),
+    /// The file or device is shorter than the pool.
+    #[error(
+        "the pool has {wanted} bytes but its file only {found}; it was truncated, restore it from a copy"
+    )]
+    Truncated {
+        /// Bytes of the pool.
+        wanted: u64,
+        /// Bytes there.
+        found: u64,
+    },
+    /// The journal lost a record that was persistent.
+    #[error("{0}; the medium lost it: replace the pool and let the volume copy it anew")]
+    Journal(#[from] JournalDamage),
+    /// A record that only an older build reads.
+    #[error(
+        "journal {0} holds a record of an older build, which this one does not read; start the older build and stop it in order once, so that it closes the pool"
+    )]
+    OlderFormat(u32),
+    /// A part of a transaction is lost.
+    #[error(
+        "journal {0} lost a part of a transaction that was persistent; replace the pool and let the volume copy it anew"
+    )]
+    Transaction(u32),
+    /// The newer superblock is lost, and the older one no longer matches the journals.
+    #[error(
+        "one superblock is damaged, and the other is too old: journal {0} continued after it was written; replace the pool and let the volume copy it anew"
+    )]
+    Superseded(u32),
+    /// A record that was persistent names data that is damaged.
+    #[error("the record with seq {0} is valid but its data is damaged; replace the pool")]
+    Data(Seq),
+    /// A page table is damaged.
+    #[error("{0}; replace the pool and let the volume copy it anew")]
+    Table(#[from] BadTable),
+    /// A page table cannot be read.
+    #[error(
+        "byte {0} of the pool, in a page table, cannot be read; replace the pool and let the volume copy it anew"
+    )]
+    Unreadable(usize),
+    /// A valid record with impossible content.
+    #[error(
+        "the record with seq {0} is impossible: its seq or a frame is out of range; replace the pool and let the volume copy it anew"
+    )]
+    Record(Seq),
+    /// A frame that was in use twice.
+    #[error(
+        "frame {0} was freed twice: a page table is damaged; replace the pool and let the volume copy it anew"
+    )]
+    FreedTwice(u64),
+    /// A record of an object that the pool does not have.
+    #[error(
+        "a record names entry {0} of the object table, which the pool does not have; replace the pool and let the volume copy it anew"
+    )]
+    Object(u32),
+    /// The system refused.
+    #[error(transparent)]
+    System(#[from] MapError),
+    /// An earlier failure; the persistent state is unknown since.
+    #[error("the pool has failed earlier; open it again")]
+    Failed,
+    /// A session's journal holds an impossible record.
+    #[error(
+        "journal {0} holds a damaged or impossible record; stop the brick and run `pagemesh pool check` on the pool"
+    )]
+    Session(u32),
+}

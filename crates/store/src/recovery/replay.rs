@@ -1,0 +1,255 @@
+//! The replay of records in seq order, on a pool that is not in use.
+
+use super::error::PoolError;
+use crate::defect::{self, Defect};
+use crate::format::geometry::{Geometry, frame_at};
+use crate::format::object::{HEIGHT, ROOT_AT, store_entry};
+use crate::format::record::{JournalEntry, Record};
+use crate::format::slot::Slot;
+use crate::format::superblock::{COUNT_MAX, Superblock};
+use crate::format::table::{BadTable, PageTable, SlotLocation};
+use pagemesh_base::ids::Seq;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{Media, UnfencedStores};
+use std::collections::BTreeMap;
+
+/// Applies records in seq order to a pool that is not in use.
+pub(super) struct Replay<'m, M> {
+    pub(super) media: &'m M,
+    pub(super) geometry: Geometry,
+    pub(super) objects_end: u32,
+    /// Frames that records name, with their use at the checkpoint and at the end.
+    pub(super) in_use: BTreeMap<u64, (bool, bool)>,
+    /// All changes of frames by records, in order; recorded if a line of the bitmap is damaged.
+    pub(super) changes: Option<Vec<(u64, bool)>>,
+    /// Frames that records change in place, each with the last such record.
+    pub(super) patched_frames: BTreeMap<u64, Seq>,
+    pub(super) stores: Vec<UnfencedStores>,
+}
+
+impl<'m, M: Media> Replay<'m, M> {
+    pub(super) fn new(media: &'m M, block: &Superblock, keeps_changes: bool) -> Replay<'m, M> {
+        Replay {
+            media,
+            geometry: block.geometry,
+            objects_end: block.objects_end,
+            in_use: BTreeMap::new(),
+            changes: keeps_changes.then(Vec::new),
+            patched_frames: BTreeMap::new(),
+            stores: Vec::new(),
+        }
+    }
+
+    pub(super) fn apply_all(
+        &mut self,
+        entries: &[JournalEntry],
+        ordered: bool,
+    ) -> Result<(), PoolError> {
+        let moved = frame_moves(entries);
+        for group in entries.chunk_by(|one, next| one.seq() == next.seq()) {
+            let seq = group[0].seq();
+            if seq.0 >= COUNT_MAX {
+                return Err(PoolError::Record(seq));
+            }
+            // On a file, another session's record that links a leaf may be lost. Then the group was
+            // never promised, and none of it may be applied.
+            if !ordered && group.len() > 1 && !self.are_leaves_linked(group)? {
+                continue;
+            }
+            for entry in group {
+                self.apply(entry, ordered)?;
+                if let JournalEntry::Map(record) = entry
+                    && record.is_patch()
+                {
+                    self.apply_patch(record, &moved);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the bytes of a patch into the page, unless the frame left the page after the patch. A
+    /// replay from the older superblock has patches of frames with other users by now. An
+    /// unreadable page stays unreadable.
+    fn apply_patch(&mut self, record: &Record, moved: &BTreeMap<u64, Seq>) {
+        let Some(frame) = record.changes[0].new.frame() else {
+            return;
+        };
+        let is_moved = moved.get(&frame.0).is_some_and(|&last| last > record.seq);
+        if is_moved && !defect::is(Defect::PatchOnMovedFrame) {
+            return;
+        }
+        let at = frame_at(frame) + record.patch.within;
+        let mut found = vec![0; record.patch.len];
+        self.media.read(at, &mut found);
+        if self.media.is_unreadable(at) {
+            return;
+        }
+        self.media.write(at, &record.patch.bytes);
+        self.stores.push(self.media.flush(at, found.len()));
+    }
+
+    /// Whether every leaf that a group changes is linked.
+    fn are_leaves_linked(&self, group: &[JournalEntry]) -> Result<bool, PoolError> {
+        if defect::is(Defect::GroupWithoutLeaf) {
+            return Ok(true);
+        }
+        for entry in group {
+            if let JournalEntry::Map(record) = entry
+                && let SlotLocation::Unlinked(_) = self.locate(record)?
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The location of a record's first slot.
+    pub(super) fn locate(&self, record: &Record) -> Result<SlotLocation, PoolError> {
+        if record.object.0 >= self.geometry.object_count() {
+            return Err(PoolError::Object(record.object.0));
+        }
+        let root_at = self.geometry.object_at(record.object) + ROOT_AT;
+        let table = PageTable::new(self.media, root_at, HEIGHT, self.geometry.frame_numbers());
+        Ok(table.locate(record.level, record.page)?)
+    }
+
+    fn apply(&mut self, entry: &JournalEntry, ordered: bool) -> Result<(), PoolError> {
+        match entry {
+            JournalEntry::Map(record) => self.apply_map(record, ordered),
+            JournalEntry::Object(record) => {
+                if record.object.0 >= self.geometry.object_count() {
+                    return Err(PoolError::Object(record.object.0));
+                }
+                self.objects_end = self.objects_end.max(record.object.0 + 1);
+                let at = self.geometry.object_at(record.object);
+                self.stores.push(store_entry(self.media, at, &record.entry));
+                Ok(())
+            }
+        }
+    }
+
+    fn apply_map(&mut self, record: &Record, ordered: bool) -> Result<(), PoolError> {
+        let numbers = self.geometry.frame_numbers();
+        let is_ours = |slot: Slot| slot.frame().is_none_or(|frame| numbers.contains(&frame.0));
+        let mut slots = record.changes.iter().flat_map(|c| [c.old, c.new]);
+        if !slots.all(is_ours) {
+            return Err(PoolError::Record(record.seq));
+        }
+        let SlotLocation::At(at) = self.locate(record)? else {
+            // The object was deleted afterwards, and this node with it. Or, on a file, the record
+            // that links the node was lost, and this record was never promised either.
+            for change in &record.changes {
+                self.record_freed_frame(change.old, ordered, ordered);
+                self.record_freed_frame(change.new, false, ordered);
+            }
+            return Ok(());
+        };
+        for (i, change) in record.changes.iter().enumerate() {
+            let found = Slot::decode(self.media.load(at + i * 8));
+            if found.is_err() && self.media.is_unreadable(at) {
+                return Err(PoolError::Unreadable(at));
+            }
+            if let Some(frame) = found
+                .ok()
+                .filter(|&slot| !is_ours(slot))
+                .and_then(Slot::frame)
+            {
+                let (level, page) = (record.level, record.page);
+                return Err(BadTable::NoSuchFrame { level, page, frame }.into());
+            }
+            self.apply_change(
+                record.level,
+                at + i * 8,
+                change.old,
+                change.new,
+                change.sums.crc,
+                ordered,
+            );
+        }
+        self.stores
+            .push(self.media.flush(at, record.changes.len() * 8));
+        Ok(())
+    }
+
+    fn apply_change(
+        &mut self,
+        level: u8,
+        at: usize,
+        old: Slot,
+        new: Slot,
+        data_crc: u32,
+        ordered: bool,
+    ) {
+        // On a file, a record between the two may be lost. Then the frame that the slot really maps
+        // is free now, and the frame that this record replaced was never in use.
+        let found = Slot::decode(self.media.load(at));
+        let follows = ordered || found == Ok(old);
+        self.record_freed_frame(old, follows, ordered);
+        if let (false, Ok(found)) = (follows, found) {
+            self.record_freed_frame(found, true, ordered);
+        }
+        self.record_frame_use(new, false, true);
+        if let (1.., false, Some(node)) = (level, ordered, new.frame())
+            && new.frame() != old.frame()
+            && !defect::is(Defect::LostNodeKept)
+        {
+            // The zeroes of the new node may be lost although its record is not. Later records map
+            // its pages again.
+            let zeroes = [0; PAGE_BYTES];
+            let (_, stores) = M::stream_page(&[(self.media, frame_at(node))], &zeroes);
+            self.stores.push(stores);
+        }
+        if let (0, Some(frame)) = (level, new.frame()) {
+            let entry = self.geometry.frame_entry_at(frame);
+            self.media.store(entry, u64::from(data_crc));
+            self.stores.push(self.media.flush(entry, 8));
+        }
+        self.media.store(at, new.encode());
+    }
+
+    /// As [`Replay::record_frame_use`] for a frame that is free now. An unreadable frame stays in
+    /// use, because it would be granted. With `looks` the frame is probed; a file is not, because
+    /// that would read the disk.
+    fn record_freed_frame(&mut self, slot: Slot, was: bool, looks: bool) {
+        let is_unreadable = |frame| match looks {
+            true => !self.media.can_read(frame_at(frame)),
+            false => self.media.is_unreadable(frame_at(frame)),
+        };
+        let is = slot.frame().is_some_and(is_unreadable);
+        self.record_frame_use(slot, was, is);
+    }
+
+    /// A record names the slot's frame. `was` counts only for the first record of a frame.
+    fn record_frame_use(&mut self, slot: Slot, was: bool, is: bool) {
+        if let Some(frame) = slot.frame() {
+            self.in_use.entry(frame.0).or_insert((was, is)).1 = is;
+            if let Some(changes) = &mut self.changes {
+                changes.push((frame.0, is));
+            }
+        }
+    }
+}
+
+/// Frames that records take into use or free, each with the last such record. Empty if no record
+/// changes a page in place.
+fn frame_moves(entries: &[JournalEntry]) -> BTreeMap<u64, Seq> {
+    let records = || {
+        entries.iter().filter_map(|entry| match entry {
+            JournalEntry::Map(record) => Some(record),
+            JournalEntry::Object(_) => None,
+        })
+    };
+    if !records().any(Record::is_patch) {
+        return BTreeMap::new();
+    }
+    let mut moves = BTreeMap::new();
+    for record in records() {
+        for change in &record.changes {
+            let (old, new) = (change.old.frame(), change.new.frame());
+            let both = [old, new].into_iter().flatten().filter(|_| old != new);
+            moves.extend(both.map(|frame| (frame.0, record.seq)));
+        }
+    }
+    moves
+}
