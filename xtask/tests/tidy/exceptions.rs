@@ -14,7 +14,6 @@ pub const FUNCTIONS: &[(&str, usize)] = &[
     ("crates/fs/src/recovery/scan.rs::InodeScan::add_spans", 92),
     ("crates/store/src/owner/checkpoint.rs::Pool::try_checkpoint", 67),
     ("crates/store/src/owner/apply.rs::Pool::apply_map", 62),
-    ("crates/store/src/recovery/mod.rs::recover", 205),
 ];
 
 /// Test names of more than 60 characters.

@@ -21,7 +21,6 @@ use crate::defect::{self, Defect};
 use crate::format::bitmap::{Bitmap, DamagedLine};
 use crate::format::geometry::tolerate_unreadable_frames;
 use crate::format::in_flight;
-use crate::format::journal::journal_of;
 use crate::format::object::Object;
 use crate::format::record::JournalEntry;
 use crate::format::superblock::Superblock;
@@ -29,10 +28,9 @@ pub use error::PoolError;
 use pagemesh_base::ids::{Incarnation, ObjectId, Seq};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Media, UnfencedStores};
+use repair::BitmapRepair;
 pub(crate) use repair::{CorrectedSlot, FlippedPage};
 use replay::Replay;
-use scan::{DataState, flush_records, in_flight_at_end};
-use std::collections::BTreeSet;
 pub use superblocks::read_superblock;
 pub(crate) use superblocks::{superblock_pages, write_superblock, write_superblocks};
 
@@ -103,207 +101,174 @@ pub(crate) fn recover<M: Media>(
     ordered: bool,
     trial: Option<&M>,
 ) -> Result<RecoveryResult, PoolError> {
-    if !ordered && !defect::is(Defect::RecoveryNotSynced) {
-        // The previous process's writes in the page cache may still be lost. They must be durable
-        // before a slot that names them is stored.
-        media.sync()?;
-    }
-    let mut block = read_superblock(media)?;
-    tolerate_unreadable_frames(media, &block.geometry);
-    if let Some(trial) = trial {
-        tolerate_unreadable_frames(trial, &block.geometry);
-    }
-    // A single valid superblock may be the older one. The other was being written, which is
-    // harmless, or was damaged since.
-    let pages = superblock_pages(media);
-    let is_alone = pages.iter().any(|page| Superblock::decode(page).is_err());
-    let (mut bitmap, bad) = Bitmap::load(media, &block.geometry, block.pool);
-    let mut replay = Replay::new(media, &block, !bad.is_empty());
-    let mut found = Vec::new();
-    let mut table = in_flight::InFlightTable::load(media, block.geometry.in_flight);
-    let mut overflowed = Vec::new();
-    // The writer of this superblock may have died before its fence. It must be on the medium before
-    // the other one is overwritten below.
-    let mut stores = match defect::is(Defect::SuperblockNotFlushed) {
-        true => Vec::new(),
-        false => vec![media.flush(block.offset(), PAGE_BYTES)],
-    };
-    let mut summary = RecoverySummary::default();
-    summary.corrected += table.damaged().len() as u64;
-    let must_compare = !table.repair(media, &mut stores);
-    let mut journals_used = block.journals_end;
-    let journals_read = match is_alone {
-        true => block.geometry.journals,
-        false => block.journals_end,
-    };
-    let (mut scans, mut torn) = (Vec::new(), Vec::new());
-    for number in 0..journals_read {
-        let mut journal = journal_of(&block, number);
-        if is_alone && journal.has_next_lap(media) {
-            return Err(PoolError::Superseded(number));
-        }
-        let scan = match ordered {
-            true => journal.recover(media)?,
-            false => journal.recover_unordered(media),
-        };
-        if scan.has_older_format {
-            return Err(PoolError::OlderFormat(number));
-        }
-        summary.corrected += scan.corrected.len() as u64;
-        summary.dropped += scan.torn_group.len() as u64;
-        let entries: Vec<JournalEntry> = scan.entries.into_iter().map(|(_, entry)| entry).collect();
-        scans.push((entries, scan.end));
-        torn.push(scan.torn_group);
-    }
-    let read = scans.iter().flat_map(|(entries, _)| entries);
-    replay.record_patched_frames(read.clone().filter(|entry| entry.seq() >= block.checkpoint));
-    let read = read.chain(torn.iter().flatten());
-    let needed = read.filter(|entry| entry.seq() >= block.checkpoint);
-    let corrected_slots =
-        repair::correct_slots(media, &block.geometry, &bitmap, needed, &mut stores);
-    summary.corrected += corrected_slots.len() as u64;
-    for (number, torn) in (0..).zip(&torn) {
-        if replay.is_partial_group_committed(torn, &scans, ordered) {
-            return Err(PoolError::Transaction(number));
-        }
-    }
-    let superseded = match ordered {
-        true => replay.superseded_groups(&scans),
-        false => BTreeSet::new(),
-    };
-    let mut flipped = Vec::new();
-    for (number, (entries, end)) in (0..).zip(scans) {
-        // A group with missing data was never fenced, so it can only be the last. On a file any
-        // data since the checkpoint may be missing.
-        let last = entries.last().map(JournalEntry::seq);
-        let mut kept = Vec::with_capacity(entries.len());
-        for group in entries.chunk_by(|one, next| one.seq() == next.seq()) {
-            let seq = group[0].seq();
-            let suspect = seq >= block.checkpoint && (!ordered || Some(seq) == last);
-            let data: Vec<DataState> = match suspect {
-                true => group.iter().map(|entry| replay.data_state(entry)).collect(),
-                false => Vec::new(),
-            };
-            let whole = !data.iter().any(|&data| data.is_torn(ordered))
-                || group.iter().any(|entry| replay.is_swapped(entry))
-                || superseded.contains(&seq);
-            if whole {
-                for (entry, _) in group
-                    .iter()
-                    .zip(&data)
-                    .filter(|(_, it)| **it != DataState::Intact)
-                {
-                    match replay.correctable_pages(entry) {
-                        Some(pages) => flipped.extend(pages),
-                        None => summary.damaged += 1,
-                    }
-                }
-                kept.extend_from_slice(group);
-            } else {
-                summary.dropped += group.len() as u64;
-            }
-        }
-        let entries = kept;
-        if let (true, Some(last)) = (ordered, last) {
-            let group = entries.iter().filter(|entry| entry.seq() == last);
-            stores.extend(flush_records(media, &block.geometry, number, group));
-        }
-        let open = in_flight_at_end(&entries).filter(|_| !defect::is(Defect::InFlightLost));
-        for mut entry in open {
-            entry.1.page.0 += u64::from(defect::is(Defect::InFlightMisplaced));
-            match table.add(media, entry.0, entry.1, None) {
-                Ok((is_new, stored)) => {
-                    summary.in_flight += u64::from(is_new);
-                    stores.push(stored);
-                }
-                Err(in_flight::InFlightTableFull) => overflowed.push(entry.0),
-            }
-        }
-        if end != block.journal_heads[number as usize] {
-            journals_used = journals_used.max(number + 1);
-        }
-        block.journal_heads[number as usize] = end;
-        found.extend(
-            entries
-                .into_iter()
-                .filter(|entry| entry.seq() >= block.checkpoint),
-        );
-    }
-    found.sort_unstable_by_key(JournalEntry::seq);
-    summary.records = found.len() as u64;
-    replay.correct_pages(&mut flipped, &found);
-    summary.corrected_pages = flipped.len() as u64;
-    if ordered && !defect::is(Defect::ReplayedBeforeFence) {
-        // A slot may reach the medium as soon as it is stored. Its page or node must be there
-        // before.
-        if let Some(stores) = stores.drain(..).reduce(UnfencedStores::and) {
-            let _fenced = media.fence(stores);
-        }
-    }
-    // If a record was lost, only the slot tells which frame became free, until a later record of
-    // the slot is applied. So the frames are made durable before slots are stored: a recovery after
-    // a crash of this one does not need the slot.
-    let trial_replay = match trial.filter(|_| !defect::is(Defect::SlotsBeforeFrames)) {
-        Some(private) => {
-            let mut trial_replay = Replay::new(private, &block, !bad.is_empty());
-            trial_replay.apply_all(&found, ordered)?;
-            // The private pages hide later corrections in the file, so the trial corrects the
-            // entries too.
-            trial_replay.repair_objects(&mut RecoverySummary::default());
-            trial_replay.mark_compare_all(&overflowed, must_compare);
-            Some(trial_replay)
-        }
-        None => {
-            replay.apply_all(&found, ordered)?;
-            None
-        }
-    };
-    let applied = trial_replay.as_ref().unwrap_or(&replay);
-    let bad_lines: Vec<DamagedLine> = bad
-        .into_iter()
-        .filter(|bad| !applied.is_explained_by_crash(&bitmap, bad))
-        .collect();
-    let expected = applied.write_frame_bits(&mut bitmap, block.used_frames);
-    // On a file a lost record can make the count wrong by one.
-    let is_miscounted = ordered && bad_lines.is_empty() && bitmap.used() != expected;
-    let miscounted = is_miscounted.then_some((bitmap.used(), expected));
-    summary.bitmap_lines = bad_lines.len() as u64;
-    if is_miscounted || !bad_lines.is_empty() {
-        summary.withheld = applied.rebuild_bitmap(&mut bitmap, &bad_lines);
-    }
+    let mut recovery = Recovery::begin(media, ordered, trial)?;
+    let journals = recovery.scan_journals()?;
+    recovery.correct_slots(&journals);
+    recovery.check_torn_groups(&journals)?;
+    let records = recovery.select_records(journals.whole);
+    recovery.correct_pages(&records);
+    recovery.fence_records();
+    let trial_replay = recovery.replay_on_trial(trial, &records)?;
+    let bitmap_repair = recovery.repair_bitmap(trial_replay.as_ref());
     if trial_replay.is_some() {
-        if let Some(frames) = bitmap.flush(media) {
-            let _fenced = media.fence(frames);
+        recovery.replay_on_file(&records)?;
+    }
+    let corrected_objects = recovery.repair_objects();
+    recovery.start_incarnation(&records)?;
+    Ok(recovery.into_result(bitmap_repair, corrected_objects))
+}
+
+/// A recovery in progress.
+struct Recovery<'m, M> {
+    media: &'m M,
+    /// Whether the medium keeps the order of fences; false for a file.
+    ordered: bool,
+    block: Superblock,
+    /// Only one superblock is valid. It may be the older one: the other was being written, which is
+    /// harmless, or was damaged since.
+    is_alone: bool,
+    bitmap: Bitmap,
+    /// Lines of the bitmap with a wrong checksum.
+    torn_lines: Vec<DamagedLine>,
+    table: in_flight::InFlightTable,
+    /// An entry of the in-flight table is lost, so every object must be compared.
+    must_compare: bool,
+    /// Objects with in-flight operations that the table has no room for.
+    overflowed: Vec<ObjectId>,
+    replay: Replay<'m, M>,
+    /// Stores before the replay, to be fenced.
+    stores: Vec<UnfencedStores>,
+    corrected_slots: Vec<CorrectedSlot>,
+    flipped: Vec<FlippedPage>,
+    summary: RecoverySummary,
+}
+
+impl<'m, M: Media> Recovery<'m, M> {
+    /// Reads superblock, bitmap and in-flight table, and repairs the table.
+    fn begin(media: &'m M, ordered: bool, trial: Option<&M>) -> Result<Recovery<'m, M>, PoolError> {
+        if !ordered && !defect::is(Defect::RecoveryNotSynced) {
+            // The previous process's writes in the page cache may still be lost. They must be
+            // durable before a slot that names them is stored.
+            media.sync()?;
         }
-        media.sync()?;
-        replay.apply_all(&found, ordered)?;
+        let block = read_superblock(media)?;
+        tolerate_unreadable_frames(media, &block.geometry);
+        if let Some(trial) = trial {
+            tolerate_unreadable_frames(trial, &block.geometry);
+        }
+        let pages = superblock_pages(media);
+        let is_alone = pages.iter().any(|page| Superblock::decode(page).is_err());
+        let (bitmap, torn_lines) = Bitmap::load(media, &block.geometry, block.pool);
+        let mut table = in_flight::InFlightTable::load(media, block.geometry.in_flight);
+        // The writer of this superblock may have died before its fence. It must be on the medium
+        // before the other one is overwritten at the end.
+        let mut stores = if defect::is(Defect::SuperblockNotFlushed) {
+            Vec::new()
+        } else {
+            vec![media.flush(block.offset(), PAGE_BYTES)]
+        };
+        let summary = RecoverySummary {
+            corrected: table.damaged().len() as u64,
+            ..RecoverySummary::default()
+        };
+        let must_compare = !table.repair(media, &mut stores);
+        Ok(Recovery {
+            media,
+            ordered,
+            is_alone,
+            bitmap,
+            table,
+            must_compare,
+            overflowed: Vec::new(),
+            replay: Replay::new(media, &block, !torn_lines.is_empty()),
+            torn_lines,
+            stores,
+            corrected_slots: Vec::new(),
+            flipped: Vec::new(),
+            summary,
+            block,
+        })
     }
-    let corrected_objects = replay.repair_objects(&mut summary);
-    replay.mark_compare_all(&overflowed, must_compare);
-    if let Some(last) = found.last() {
-        block.checkpoint = Seq(last.seq().0 + 1);
+
+    /// Makes everything that the replay relies on durable.
+    fn fence_records(&mut self) {
+        if self.ordered && !defect::is(Defect::ReplayedBeforeFence) {
+            // A slot may reach the medium as soon as it is stored. Its page or node must be there
+            // before.
+            if let Some(stores) = self.stores.drain(..).reduce(UnfencedStores::and) {
+                let _fenced = self.media.fence(stores);
+            }
+        }
     }
-    block.journals_end = journals_used;
-    block.objects_end = replay.objects_end;
-    block.used_frames = bitmap.used();
-    stores.extend(replay.stores);
-    stores.extend(bitmap.flush(media));
-    if let Some(stores) = stores.into_iter().reduce(UnfencedStores::and) {
-        let _fenced = media.fence(stores);
+
+    /// Replays the records: on the private mapping, if there is one, otherwise on the medium.
+    /// Returns the replay on the private mapping.
+    ///
+    /// If a record was lost, only the slot tells which frame became free, until a later record of
+    /// the slot is applied. So the frames are made durable before slots are stored: a recovery after
+    /// a crash of this one does not need the slot.
+    fn replay_on_trial<'t>(
+        &mut self,
+        trial: Option<&'t M>,
+        records: &[JournalEntry],
+    ) -> Result<Option<Replay<'t, M>>, PoolError> {
+        let Some(private) = trial.filter(|_| !defect::is(Defect::SlotsBeforeFrames)) else {
+            self.replay.apply_all(records, self.ordered)?;
+            return Ok(None);
+        };
+        let mut replay = Replay::new(private, &self.block, !self.torn_lines.is_empty());
+        replay.apply_all(records, self.ordered)?;
+        // The private pages hide later corrections in the file, so the trial corrects the entries
+        // too.
+        replay.repair_objects(&mut RecoverySummary::default());
+        replay.mark_compare_all(&self.overflowed, self.must_compare);
+        Ok(Some(replay))
     }
-    media.sync()?;
-    if !defect::is(Defect::IncarnationKept) {
-        block.incarnation = Incarnation(block.incarnation.0 + 1);
+
+    /// Makes the bitmap durable, then replays the records on the file.
+    fn replay_on_file(&mut self, records: &[JournalEntry]) -> Result<(), PoolError> {
+        if let Some(frames) = self.bitmap.flush(self.media) {
+            let _fenced = self.media.fence(frames);
+        }
+        self.media.sync()?;
+        self.replay.apply_all(records, self.ordered)
     }
-    write_superblocks(media, &mut block)?;
-    Ok(RecoveryResult {
-        block,
-        bitmap,
-        summary,
-        damaged_lines: bad_lines,
-        corrected_objects,
-        corrected_slots,
-        corrected_pages: flipped,
-        count_mismatch: miscounted,
-    })
+
+    /// Makes the recovered state durable, under a new incarnation in both superblocks.
+    fn start_incarnation(&mut self, records: &[JournalEntry]) -> Result<(), PoolError> {
+        let block = &mut self.block;
+        if let Some(last) = records.last() {
+            block.checkpoint = Seq(last.seq().0 + 1);
+        }
+        block.objects_end = self.replay.objects_end;
+        block.used_frames = self.bitmap.used();
+        self.stores.append(&mut self.replay.stores);
+        self.stores.extend(self.bitmap.flush(self.media));
+        if let Some(stores) = self.stores.drain(..).reduce(UnfencedStores::and) {
+            let _fenced = self.media.fence(stores);
+        }
+        self.media.sync()?;
+        if !defect::is(Defect::IncarnationKept) {
+            block.incarnation = Incarnation(block.incarnation.0 + 1);
+        }
+        write_superblocks(self.media, block)?;
+        Ok(())
+    }
+
+    fn into_result(
+        self,
+        bitmap_repair: BitmapRepair,
+        corrected_objects: Vec<(ObjectId, Object)>,
+    ) -> RecoveryResult {
+        RecoveryResult {
+            block: self.block,
+            bitmap: self.bitmap,
+            summary: self.summary,
+            damaged_lines: bitmap_repair.damaged_lines,
+            corrected_objects,
+            corrected_slots: self.corrected_slots,
+            corrected_pages: self.flipped,
+            count_mismatch: bitmap_repair.count_mismatch,
+        }
+    }
 }

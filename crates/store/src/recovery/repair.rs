@@ -1,9 +1,9 @@
 //! The repairs of a recovery: slots above the leaves, pages with a flipped bit, entries of the object
 //! table, and lines of the bitmap.
 
-use super::RecoverySummary;
 use super::replay::Replay;
 use super::scan::DataState;
+use super::{Recovery, RecoverySummary};
 use crate::format::bitmap::{Bitmap, DamagedLine};
 use crate::format::frame_set::FrameSet;
 use crate::format::geometry::{Geometry, OBJECT_BYTES, frame_at};
@@ -39,6 +39,66 @@ pub(crate) struct FlippedPage {
     pub(crate) frame: FrameNo,
     /// The bit's number in the frame.
     pub(super) bit: usize,
+}
+
+/// The outcome of the repair of the bitmap.
+pub(super) struct BitmapRepair {
+    /// Lines that the medium damaged.
+    pub(super) damaged_lines: Vec<DamagedLine>,
+    /// Frames in use by the bitmap and by the superblock, if the two differ.
+    pub(super) count_mismatch: Option<(u64, u64)>,
+}
+
+impl<M: Media> Recovery<'_, M> {
+    /// Corrects pages in which one bit is wrong.
+    pub(super) fn correct_pages(&mut self, records: &[JournalEntry]) {
+        self.replay.correct_pages(&mut self.flipped, records);
+        self.summary.corrected_pages = self.flipped.len() as u64;
+    }
+
+    /// Writes the bits of the frames that the replayed records name, and rebuilds the lines that the
+    /// medium damaged. The records were replayed on the medium, or by `trial`.
+    pub(super) fn repair_bitmap(&mut self, trial: Option<&Replay<'_, M>>) -> BitmapRepair {
+        let applied = trial.unwrap_or(&self.replay);
+        let counts = (self.ordered, self.block.used_frames);
+        let (bitmap, torn) = (&mut self.bitmap, &mut self.torn_lines);
+        rebuild_damaged(applied, bitmap, torn, &mut self.summary, counts)
+    }
+
+    /// Rewrites damaged entries of the object table, and marks objects with unknown in-flight
+    /// operations.
+    pub(super) fn repair_objects(&mut self) -> Vec<(ObjectId, Object)> {
+        let corrected = self.replay.repair_objects(&mut self.summary);
+        self.replay
+            .mark_compare_all(&self.overflowed, self.must_compare);
+        corrected
+    }
+}
+
+/// Writes the bits of the frames that the applied records name. Rebuilds lines that no crash
+/// explains, or all of them if the count of frames in use is wrong.
+fn rebuild_damaged<M: Media>(
+    applied: &Replay<'_, M>,
+    bitmap: &mut Bitmap,
+    torn_lines: &mut Vec<DamagedLine>,
+    summary: &mut RecoverySummary,
+    (ordered, used_frames): (bool, u64),
+) -> BitmapRepair {
+    let torn = std::mem::take(torn_lines).into_iter();
+    let damaged = torn.filter(|line| !applied.is_explained_by_crash(bitmap, line));
+    let damaged_lines: Vec<DamagedLine> = damaged.collect();
+    let expected = applied.write_frame_bits(bitmap, used_frames);
+    // On a file a lost record can make the count wrong by one.
+    let is_miscounted = ordered && damaged_lines.is_empty() && bitmap.used() != expected;
+    let count_mismatch = is_miscounted.then_some((bitmap.used(), expected));
+    summary.bitmap_lines = damaged_lines.len() as u64;
+    if is_miscounted || !damaged_lines.is_empty() {
+        summary.withheld = applied.rebuild_bitmap(bitmap, &damaged_lines);
+    }
+    BitmapRepair {
+        damaged_lines,
+        count_mismatch,
+    }
 }
 
 /// Corrects the slots above those that the records change. The unfenced stores go to `stores`.
@@ -195,7 +255,7 @@ impl<'m, M: Media> Replay<'m, M> {
     }
 
     /// Whether a crash explains a damaged line of the bitmap.
-    pub(super) fn is_explained_by_crash(&self, bitmap: &Bitmap, bad: &DamagedLine) -> bool {
+    fn is_explained_by_crash(&self, bitmap: &Bitmap, bad: &DamagedLine) -> bool {
         let frames = bad.frames();
         let named = self.in_use.range(frames.clone());
         let before = named.map(|(&frame, &(was, _))| (frame, was));
@@ -208,7 +268,7 @@ impl<'m, M: Media> Replay<'m, M> {
 
     /// Writes the bits of the frames that records name. Returns the number of frames in use, if
     /// `used` were in use at the checkpoint.
-    pub(super) fn write_frame_bits(&self, bitmap: &mut Bitmap, used: u64) -> u64 {
+    fn write_frame_bits(&self, bitmap: &mut Bitmap, used: u64) -> u64 {
         let mut used = used;
         for (&frame, &(was, is)) in &self.in_use {
             bitmap.write(frame, is);
@@ -224,7 +284,7 @@ impl<'m, M: Media> Replay<'m, M> {
     /// Rebuilds lines of the bitmap from the page tables: the damaged ones, or all if none is known
     /// to be damaged. Returns the number of frames that may be free and are withheld, because a
     /// page table cannot be read.
-    pub(super) fn rebuild_bitmap(&self, bitmap: &mut Bitmap, bad: &[DamagedLine]) -> u64 {
+    fn rebuild_bitmap(&self, bitmap: &mut Bitmap, bad: &[DamagedLine]) -> u64 {
         let (frame_set, is_whole) =
             FrameSet::from_tables(self.media, &self.geometry, self.objects_end);
         if bad.is_empty() {

@@ -3,10 +3,13 @@
 //! Invariant: a group counts if its data is there, or if something proves that it was committed: its
 //! slot, or a record that replaced the slot.
 
+use super::error::PoolError;
 use super::replay::Replay;
+use super::{Recovery, repair};
 use crate::defect::{self, Defect};
 use crate::format::geometry::{Geometry, frame_at};
-use crate::format::in_flight::in_flight_of;
+use crate::format::in_flight::{InFlightTableFull, in_flight_of};
+use crate::format::journal::{JournalScan, journal_of};
 use crate::format::record::{Change, JournalEntry, Record};
 use crate::format::table::SlotLocation;
 use pagemesh_base::checksum::{crc32c, flipped_bit, word_sum};
@@ -16,9 +19,166 @@ use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Media, UnfencedStores};
 use std::collections::BTreeSet;
 
+/// The records of the journals.
+pub(super) struct JournalScans {
+    /// Per journal the entries, without an incomplete last group, and the line after them.
+    pub(super) whole: Vec<(Vec<JournalEntry>, u64)>,
+    /// Per journal the remains of an incomplete last group.
+    torn: Vec<Vec<JournalEntry>>,
+}
+
+impl<M: Media> Recovery<'_, M> {
+    /// Reads the journals that may hold records: all of them if a superblock is damaged.
+    pub(super) fn scan_journals(&mut self) -> Result<JournalScans, PoolError> {
+        let journals_read = if self.is_alone {
+            self.block.geometry.journals
+        } else {
+            self.block.journals_end
+        };
+        let (mut whole, mut torn) = (Vec::new(), Vec::new());
+        for number in 0..journals_read {
+            let scan = self.scan_journal(number)?;
+            self.summary.corrected += scan.corrected.len() as u64;
+            self.summary.dropped += scan.torn_group.len() as u64;
+            let entries = scan.entries.into_iter().map(|(_, entry)| entry).collect();
+            whole.push((entries, scan.end));
+            torn.push(scan.torn_group);
+        }
+        let entries = whole.iter().flat_map(|(entries, _): &(Vec<_>, _)| entries);
+        let needed = entries.filter(|entry| entry.seq() >= self.block.checkpoint);
+        self.replay.record_patched_frames(needed);
+        Ok(JournalScans { whole, torn })
+    }
+
+    fn scan_journal(&self, number: u32) -> Result<JournalScan, PoolError> {
+        let mut journal = journal_of(&self.block, number);
+        if self.is_alone && journal.has_next_lap(self.media) {
+            return Err(PoolError::Superseded(number));
+        }
+        let scan = if self.ordered {
+            journal.recover(self.media)?
+        } else {
+            journal.recover_unordered(self.media)
+        };
+        if scan.has_older_format {
+            return Err(PoolError::OlderFormat(number));
+        }
+        Ok(scan)
+    }
+
+    /// Corrects the slots above those that the records change.
+    pub(super) fn correct_slots(&mut self, journals: &JournalScans) {
+        let read = journals.whole.iter().flat_map(|(entries, _)| entries);
+        let read = read.chain(journals.torn.iter().flatten());
+        let needed = read.filter(|entry| entry.seq() >= self.block.checkpoint);
+        let (geometry, bitmap) = (&self.block.geometry, &self.bitmap);
+        self.corrected_slots =
+            repair::correct_slots(self.media, geometry, bitmap, needed, &mut self.stores);
+        self.summary.corrected += self.corrected_slots.len() as u64;
+    }
+
+    /// Refuses a pool that lost a part of a committed transaction.
+    pub(super) fn check_torn_groups(&self, journals: &JournalScans) -> Result<(), PoolError> {
+        let JournalScans { whole, torn } = journals;
+        for (number, torn) in (0..).zip(torn) {
+            let replay = &self.replay;
+            if replay.is_partial_group_committed(torn, whole, self.ordered) {
+                return Err(PoolError::Transaction(number));
+            }
+        }
+        Ok(())
+    }
+
+    /// The records to be applied, in seq order: groups with their data, above the checkpoint. Lists
+    /// the operations of each journal that may be incomplete on other legs.
+    pub(super) fn select_records(
+        &mut self,
+        scans: Vec<(Vec<JournalEntry>, u64)>,
+    ) -> Vec<JournalEntry> {
+        let superseded = if self.ordered {
+            self.replay.superseded_groups(&scans)
+        } else {
+            BTreeSet::new()
+        };
+        let mut found = Vec::new();
+        for (number, (entries, end)) in (0..).zip(scans) {
+            let last = entries.last().map(JournalEntry::seq);
+            let entries = self.keep_whole_groups(&entries, &superseded);
+            if let (true, Some(last)) = (self.ordered, last) {
+                let group = entries.iter().filter(|entry| entry.seq() == last);
+                let flushed = flush_records(self.media, &self.block.geometry, number, group);
+                self.stores.extend(flushed);
+            }
+            self.list_in_flight(&entries);
+            if end != self.block.journal_heads[number as usize] {
+                self.block.journals_end = self.block.journals_end.max(number + 1);
+            }
+            self.block.journal_heads[number as usize] = end;
+            let entries = entries.into_iter();
+            found.extend(entries.filter(|entry| entry.seq() >= self.block.checkpoint));
+        }
+        found.sort_unstable_by_key(JournalEntry::seq);
+        self.summary.records = found.len() as u64;
+        found
+    }
+
+    /// The groups of a journal whose data is there. A group with missing data was never fenced, so
+    /// it can only be the last. On a file any data since the checkpoint may be missing.
+    fn keep_whole_groups(
+        &mut self,
+        entries: &[JournalEntry],
+        superseded: &BTreeSet<Seq>,
+    ) -> Vec<JournalEntry> {
+        let ordered = self.ordered;
+        let last = entries.last().map(JournalEntry::seq);
+        let mut kept = Vec::with_capacity(entries.len());
+        for group in entries.chunk_by(|one, next| one.seq() == next.seq()) {
+            let seq = group[0].seq();
+            let suspect = seq >= self.block.checkpoint && (!ordered || Some(seq) == last);
+            let replay = &self.replay;
+            let data: Vec<DataState> = if suspect {
+                group.iter().map(|entry| replay.data_state(entry)).collect()
+            } else {
+                Vec::new()
+            };
+            let whole = !data.iter().any(|&data| data.is_torn(ordered))
+                || group.iter().any(|entry| replay.is_swapped(entry))
+                || superseded.contains(&seq);
+            if !whole {
+                self.summary.dropped += group.len() as u64;
+                continue;
+            }
+            let states = group.iter().zip(&data);
+            for (entry, _) in states.filter(|(_, it)| **it != DataState::Intact) {
+                match replay.correctable_pages(entry) {
+                    Some(pages) => self.flipped.extend(pages),
+                    None => self.summary.damaged += 1,
+                }
+            }
+            kept.extend_from_slice(group);
+        }
+        kept
+    }
+
+    /// Lists the operations at the end of a journal that may be incomplete on other legs.
+    fn list_in_flight(&mut self, entries: &[JournalEntry]) {
+        let open = in_flight_at_end(entries).filter(|_| !defect::is(Defect::InFlightLost));
+        for mut entry in open {
+            entry.1.page.0 += u64::from(defect::is(Defect::InFlightMisplaced));
+            match self.table.add(self.media, entry.0, entry.1, None) {
+                Ok((is_new, stored)) => {
+                    self.summary.in_flight += u64::from(is_new);
+                    self.stores.push(stored);
+                }
+                Err(InFlightTableFull) => self.overflowed.push(entry.0),
+            }
+        }
+    }
+}
+
 /// Flushes the last records of a journal, and their data. Their writer may have died before the
 /// fence; earlier records were fenced.
-pub(super) fn flush_records<'e, M: Media>(
+fn flush_records<'e, M: Media>(
     media: &M,
     geometry: &Geometry,
     number: u32,
@@ -43,9 +203,7 @@ pub(super) fn flush_records<'e, M: Media>(
 
 /// Operations that may be incomplete on other legs, as far back as the last operation's `open`
 /// count reaches.
-pub(super) fn in_flight_at_end(
-    entries: &[JournalEntry],
-) -> impl Iterator<Item = (ObjectId, InFlightOp)> {
+fn in_flight_at_end(entries: &[JournalEntry]) -> impl Iterator<Item = (ObjectId, InFlightOp)> {
     let mut oldest = None;
     let mut open = Vec::new();
     for entry in entries.iter().rev() {
@@ -97,10 +255,7 @@ impl DataState {
 
 impl<'m, M: Media> Replay<'m, M> {
     /// Records the frames that these records change in place.
-    pub(super) fn record_patched_frames<'e>(
-        &mut self,
-        entries: impl Iterator<Item = &'e JournalEntry>,
-    ) {
+    fn record_patched_frames<'e>(&mut self, entries: impl Iterator<Item = &'e JournalEntry>) {
         for entry in entries {
             if let JournalEntry::Map(record) = entry
                 && let (true, Some(frame)) = (record.is_patch(), record.changes[0].new.frame())
@@ -124,7 +279,7 @@ impl<'m, M: Media> Replay<'m, M> {
         last.is_some_and(|&last| change.old.frame() == frame || last > record.seq)
     }
 
-    pub(super) fn data_state(&self, entry: &JournalEntry) -> DataState {
+    fn data_state(&self, entry: &JournalEntry) -> DataState {
         let JournalEntry::Map(record) = entry else {
             return DataState::Intact;
         };
@@ -177,7 +332,7 @@ impl<'m, M: Media> Replay<'m, M> {
     /// Last groups of journals with missing data, if other records found their slots swapped. Locks
     /// are released only after the fence, so such a group was committed and its page was damaged
     /// since. If the group were dropped, its frame would be freed without ever having been in use.
-    pub(super) fn superseded_groups(&self, scans: &[(Vec<JournalEntry>, u64)]) -> BTreeSet<Seq> {
+    fn superseded_groups(&self, scans: &[(Vec<JournalEntry>, u64)]) -> BTreeSet<Seq> {
         let last = scans.iter().filter_map(|(entries, _)| {
             let seq = entries.last()?.seq();
             let group: Vec<&JournalEntry> = entries.iter().filter(|it| it.seq() == seq).collect();
@@ -193,7 +348,7 @@ impl<'m, M: Media> Replay<'m, M> {
     }
 
     /// Whether an incomplete group was committed, so that the medium has lost some of its records.
-    pub(super) fn is_partial_group_committed(
+    fn is_partial_group_committed(
         &self,
         rest: &[JournalEntry],
         scans: &[(Vec<JournalEntry>, u64)],
@@ -206,7 +361,7 @@ impl<'m, M: Media> Replay<'m, M> {
     /// Whether a slot is the one that the record publishes. Slots are swapped only after the fence,
     /// so the record was committed, and a page that does not match its checksum was damaged since.
     /// If the record were dropped, its frame would be free and in use at once.
-    pub(super) fn is_swapped(&self, entry: &JournalEntry) -> bool {
+    fn is_swapped(&self, entry: &JournalEntry) -> bool {
         let JournalEntry::Map(record) = entry else {
             return true;
         };
