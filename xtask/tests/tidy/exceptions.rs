@@ -12,8 +12,6 @@ pub const FILES: &[(&str, usize)] = &[
 pub const FUNCTIONS: &[(&str, usize)] = &[
     ("crates/fs/src/format/inode.rs::Inode::check", 72),
     ("crates/fs/src/recovery/scan.rs::InodeScan::add_spans", 92),
-    ("crates/store/src/owner/checkpoint.rs::Pool::try_checkpoint", 67),
-    ("crates/store/src/owner/apply.rs::Pool::apply_map", 62),
 ];
 
 /// Test names of more than 60 characters.

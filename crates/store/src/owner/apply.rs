@@ -165,6 +165,20 @@ impl<M: Media> Pool<M> {
         if record.is_patch() {
             self.apply_patch_record(journal, record, is_settled, pass)?;
         }
+        self.collect_frames(record, pass);
+        if self.mapping.has_overlay() {
+            pass.records
+                .push(std::mem::replace(record, Record::empty()));
+            return Ok(());
+        }
+        if is_settled {
+            return Ok(());
+        }
+        self.flush_slots(record, pass)
+    }
+
+    /// Collects the frames that a record took and freed, and flushes the checksums of its pages.
+    fn collect_frames(&self, record: &Record, pass: &mut CheckpointPass) {
         for change in &record.changes {
             let (old, new) = (change.old.frame(), change.new.frame());
             if old == new {
@@ -180,14 +194,10 @@ impl<M: Media> Pool<M> {
                 pass.freed.push(frame.0);
             }
         }
-        if self.mapping.has_overlay() {
-            pass.records
-                .push(std::mem::replace(record, Record::empty()));
-            return Ok(());
-        }
-        if is_settled {
-            return Ok(());
-        }
+    }
+
+    /// Flushes the slots that a record swapped.
+    fn flush_slots(&mut self, record: &Record, pass: &mut CheckpointPass) -> Result<(), PoolError> {
         let walk = || {
             let view = &self.mapping;
             match view.locate_on(&view.data, record.object, record.level, record.page)? {

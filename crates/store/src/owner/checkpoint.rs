@@ -113,9 +113,10 @@ impl<M: Media> Pool<M> {
         // A floor may be older than the session's later seq: the session read the counter before it
         // published the floor, possibly long before. Recovery never replays a record that a
         // checkpoint has passed.
-        match defect::is(Defect::CheckpointGoesBack) {
-            true => Seq(limit),
-            false => Seq(limit).max(self.superblock.checkpoint),
+        if defect::is(Defect::CheckpointGoesBack) {
+            Seq(limit)
+        } else {
+            Seq(limit).max(self.superblock.checkpoint)
         }
     }
 
@@ -124,9 +125,8 @@ impl<M: Media> Pool<M> {
         reach: CheckpointLimits,
         pass: &mut CheckpointPass,
     ) -> Result<(), PoolError> {
-        #[cfg(test)]
-        if defect::is(Defect::FrameReuse) {
-            return self.release_early(pass);
+        if let Some(released) = self.release_frames_early(pass) {
+            return released;
         }
         if self.mapping.has_overlay() && !defect::is(Defect::CheckpointNotSynced) {
             // Records and data come first: nothing may be applied that could vanish.
@@ -138,6 +138,23 @@ impl<M: Media> Pool<M> {
             self.apply_journal(number, reach, pass)?;
         }
         self.apply_to_file(pass)?;
+        self.write_frame_bits(pass);
+        let idle = pass.stores.is_none();
+        if let Some(stores) = pass.stores.take()
+            && !defect::is(Defect::TablesWithSuperblock)
+        {
+            let _fenced = self.mapping.data.fence(stores);
+        }
+        let heads = self.journal_heads();
+        if idle && heads == self.superblock.journal_heads {
+            return Ok(());
+        }
+        self.write_checkpoint(reach.checkpoint, heads)?;
+        self.release_freed_resources(reach.checkpoint, pass)
+    }
+
+    /// Writes the bits of the frames that records took and freed.
+    fn write_frame_bits(&mut self, pass: &mut CheckpointPass) {
         self.withhold_unreadable();
         for &frame in &pass.used {
             self.frame_allocator.write(frame, true);
@@ -152,27 +169,30 @@ impl<M: Media> Pool<M> {
         if let Some(stores) = self.frame_allocator.flush(&*self.mapping.data) {
             pass.add(stores);
         }
-        let idle = pass.stores.is_none();
-        if let Some(stores) = pass.stores.take()
-            && !defect::is(Defect::TablesWithSuperblock)
-        {
-            let _fenced = self.mapping.data.fence(stores);
-        }
-        let heads = self.journal_heads();
-        if idle && heads == self.superblock.journal_heads {
-            return Ok(());
-        }
+    }
+
+    /// Writes the superblock that makes the applied records the new start of recovery.
+    fn write_checkpoint(&mut self, checkpoint: Seq, heads: Vec<u64>) -> Result<(), PoolError> {
         self.mapping.data.sync()?;
         if !defect::is(Defect::JournalReuse) && !defect::is(Defect::NewerSuperblockNotChecked) {
             self.ensure_newer_superblock()?;
         }
         self.superblock.generation += 1;
-        self.superblock.checkpoint = reach.checkpoint;
+        self.superblock.checkpoint = checkpoint;
         self.superblock.used_frames = self.frame_allocator.used();
         self.superblock.journal_heads = heads;
         if !defect::is(Defect::JournalReuse) {
             write_superblock(&*self.mapping.data, &self.superblock)?;
         }
+        Ok(())
+    }
+
+    /// Lets frames, journal lines and entries of objects that the checkpoint freed be used again.
+    fn release_freed_resources(
+        &mut self,
+        checkpoint: Seq,
+        pass: &CheckpointPass,
+    ) -> Result<(), PoolError> {
         let mut freed_twice = None;
         for &frame in &pass.freed {
             if !self.frame_allocator.release(frame) {
@@ -187,7 +207,7 @@ impl<M: Media> Pool<M> {
                 .head()
                 .store(head, Ordering::Release);
         }
-        self.recycle_objects(reach.checkpoint);
+        self.recycle_objects(checkpoint);
         freed_twice.map_or(Ok(()), |frame| Err(PoolError::FreedTwice(frame)))
     }
 

@@ -3,6 +3,7 @@
 
 mod apply;
 pub(crate) mod checkpoint;
+mod defects;
 mod error;
 pub(crate) mod frame_allocator;
 mod in_flight;

@@ -291,8 +291,9 @@ impl<M: Media> Pool<M> {
 fn check_size(size_bytes: u64) -> Result<(), ObjectError> {
     let pages = size_bytes / PAGE_BYTES as u64;
     let whole = size_bytes.is_multiple_of(PAGE_BYTES as u64);
-    match whole && pages > 0 && pages <= reach(HEIGHT) / 4 {
-        true => Ok(()),
-        false => Err(ObjectError::BadSize(size_bytes)),
+    if whole && pages > 0 && pages <= reach(HEIGHT) / 4 {
+        Ok(())
+    } else {
+        Err(ObjectError::BadSize(size_bytes))
     }
 }

@@ -372,10 +372,10 @@ impl<M: Media> Pool<M> {
     /// # Errors
     /// When the medium failed.
     pub fn flush(&self) -> Result<(), PoolError> {
-        match defect::is(Defect::FlushNotSynced) {
-            true => Ok(()),
-            false => Ok(self.mapping.data.sync()?),
+        if !defect::is(Defect::FlushNotSynced) {
+            self.mapping.data.sync()?;
         }
+        Ok(())
     }
 
     /// Closes the pool in order: everything is checkpointed, and nothing is left to replay.
