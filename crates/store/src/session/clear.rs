@@ -67,16 +67,13 @@ fn zero_part<M: Media>(
     let page = PageNo(offset / PAGE_BYTES as u64);
     let [one] = member;
     let holds_data = one.session.is_mapped(&one.handle, page, stamp.epoch);
-    match holds_data.map_err(|cause| LegFailure { leg: 0, cause })? {
-        false => Ok(()),
-        true => {
-            let zeroes = [0; PAGE_BYTES];
-            let within = (offset % PAGE_BYTES as u64) as usize;
-            let part = &zeroes[..len as usize];
-            let part = (within, part);
-            write_part(member, page, part, 1, stamp.epoch, &|| stamp)
-        }
+    if !holds_data.map_err(|cause| LegFailure { leg: 0, cause })? {
+        return Ok(());
     }
+    let zeroes = [0; PAGE_BYTES];
+    let within = (offset % PAGE_BYTES as u64) as usize;
+    let part = (within, &zeroes[..len as usize]);
+    write_part(member, page, part, 1, stamp.epoch, &|| stamp)
 }
 
 /// Unmaps the next run of mapped pages and returns the page after it.
@@ -104,10 +101,7 @@ fn clear_next_run<M: Media>(
             return other.map(|_| in_leaf);
         }
     };
-    if let Err(failure) = lock_all(std::slice::from_mut(member), page, count) {
-        member.session.end_op();
-        return Err(failure.cause);
-    }
+    lock_all(std::slice::from_mut(member), page, count).map_err(|failure| failure.cause)?;
     let session = &mut *member.session;
     match session.load_unmap_changes(at, page, count, gate.round()) {
         Ok((skipped, 0)) => {

@@ -2,7 +2,7 @@
 //!
 //! Invariant: nothing fails between the taking of a seq and the publication of its record.
 
-use super::Session;
+use super::{Session, defects};
 use crate::defect::{self, Defect};
 use crate::format::geometry::frame_at;
 use crate::format::record::{Change, add_checksum, lines, set_sums};
@@ -24,14 +24,12 @@ impl<M: Media> Session<M> {
         // The floor comes first: a checkpoint that finds the seq taken must find the floor. The
         // counter's release here and its acquire there order the two.
         let cells = control.session_cells(self.number);
-        if !defect::is(Defect::FloorAfterSeq) {
+        if !defects::delays_floor() {
             let next = control.seq().load(Ordering::Acquire);
             cells.floor().store(next, Ordering::Relaxed);
         }
         self.record.seq = Seq(control.seq().fetch_add(1, Ordering::AcqRel));
-        if defect::is(Defect::FloorAfterSeq) {
-            cells.floor().store(self.record.seq.0, Ordering::Relaxed);
-        }
+        defects::store_delayed_floor(cells, self.record.seq);
     }
 
     /// Assigns a granted frame to each change.
@@ -96,10 +94,11 @@ impl<M: Media> Session<M> {
 
     /// Streams the record that `encode_record` encoded.
     pub(super) fn stream_record(&mut self) -> UnfencedStores {
-        let sealed = match self.record.is_patch() {
+        let sealed = if self.record.is_patch() {
             // The other lines have their sum already.
-            true => &mut self.encoded[..1],
-            false => &mut self.encoded[..],
+            &mut self.encoded[..1]
+        } else {
+            &mut self.encoded[..]
         };
         add_checksum(sealed, self.journal.next_address());
         self.append()
@@ -118,9 +117,10 @@ impl<M: Media> Session<M> {
     pub(crate) fn publish_slots(&mut self, at: usize, page: PageNo) -> Result<(), StoreError> {
         if self.record.is_patch() {
             self.record_unflushed_slots(at, 1);
-            return match self.publish_patch(at) {
-                true => Ok(()),
-                false => Err(damaged_page_error(page)),
+            return if self.publish_patch(at) {
+                Ok(())
+            } else {
+                Err(damaged_page_error(page))
             };
         }
         for change in &self.record.changes {
@@ -172,10 +172,7 @@ impl<M: Media> Session<M> {
             .consumed()
             .store(self.grants.consumed, Ordering::Relaxed);
         if self.flushes_slots {
-            let settled = match defect::is(Defect::LastSlotsReportedFlushed) {
-                true => self.journal.end(),
-                false => start,
-            };
+            let settled = defects::settled_line(start, self.journal.end());
             cells.settled().store(settled, Ordering::Release);
         }
         cells

@@ -128,9 +128,10 @@ impl<M: Media> Session<M> {
         if self.mapping.is_owner_gone() {
             return Err(StoreError::OwnerGone);
         }
-        match cells.answered().load(Ordering::Acquire) == self.ticket {
-            true => Ok(()),
-            false => Err(StoreError::TimedOut),
+        if cells.answered().load(Ordering::Acquire) == self.ticket {
+            Ok(())
+        } else {
+            Err(StoreError::TimedOut)
         }
     }
 

@@ -1,17 +1,19 @@
 //! A session: the right of one thread to change a pool's objects.
 //!
-//! Changes of several runs of pages as a whole: [`transact`](crate::session::transaction::transact).
+//! Changes of several runs of pages as a whole: [`transact`](transaction::transact).
 //! Operations on several legs: [`multi_pool_op`]. Changes of a part of a page in place: [`patch`].
 //!
 //! A write of pages, over one to three pools at once ([`write()`]), takes these steps:
 //!
-//! 1. `Session::ensure_resources`: granted frames, and room in the journal;
-//! 2. `Session::begin_op`: not revoked, object live, epoch new enough;
-//! 3. take the lock words, then the seqs;
-//! 4. stream the bytes into newly allocated frames of every pool, with their checksum from the same
-//!    pass, and stream one record per pool;
-//! 5. issue **one fence: the commit**;
-//! 6. swap the slots, publish the committed index, unlock.
+//! 1. *begin*: ensure granted frames and room in the journal (`Session::ensure_resources`), then
+//!    check that the session is not revoked, the object live and the epoch new enough
+//!    (`Session::begin_op`);
+//! 2. *lock*: take the lock words;
+//! 3. *load* the old slots, and the rest of pages that are written in part;
+//! 4. *encode*: take frames, journal lines and the seqs, and encode one record per pool;
+//! 5. *stream* the bytes into the frames of every pool, with their checksum from the same pass;
+//! 6. *commit*: stream the records and issue **one fence**; then swap the slots, publish the
+//!    committed index, and unlock.
 //!
 //! Locks and seqs come before the copy. A locked instruction waits for bytes streamed before it,
 //! and would cost a second drain. The copy of a page takes half a microsecond; a death during the
@@ -27,6 +29,7 @@ mod changes;
 mod clear;
 mod commit;
 pub mod consistent_read;
+mod defects;
 mod grants;
 pub(crate) mod leaf_cache;
 mod links;
@@ -43,7 +46,7 @@ use crate::defect::{self, Defect};
 use crate::format::journal::Journal;
 use crate::format::object::Gate;
 use crate::format::record::{Record, RecordAddress};
-use crate::format::table::{NODE_SLOTS, SlotLocation};
+use crate::format::table::SlotLocation;
 use crate::shared::control::{FrameRun, LockWords, SessionCells};
 use crate::shared::error::StoreError;
 use crate::shared::pool_mapping::{Handle, PoolMapping};
@@ -51,6 +54,7 @@ pub use clear::clear;
 use grants::GrantCursor;
 use leaf_cache::LeafCache;
 use pagemesh_base::ids::{Epoch, FrameNo, ObjectId, PageNo};
+use pagemesh_base::slice::SliceError;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{Media, UnfencedStores};
 use partial_pages::PartialPageCache;
@@ -59,6 +63,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use write::{MergeSource, record_len};
 pub use write::{write, write_numbered};
 
 /// Pages of the longest record: half a node, so that an entry stays well below the length of a
@@ -131,6 +136,12 @@ pub struct LegFailure {
     pub leg: usize,
     /// The cause.
     pub cause: StoreError,
+}
+
+impl From<LegFailure> for SliceError {
+    fn from(failure: LegFailure) -> SliceError {
+        failure.cause.into()
+    }
 }
 
 impl<M: Media> Session<M> {
@@ -232,15 +243,11 @@ impl<M: Media> Session<M> {
         by_journal.min(RECORD_PAGES_MAX)
     }
 
-    /// The number of the `len` bytes from `offset` on that one record of [`write_numbered`] can
-    /// cover. Its pages are in one leaf, and it may begin and end with parts of pages.
+    /// The number of the `len` bytes from `offset` on that one record of [`write_numbered`] covers.
     #[inline]
     #[must_use]
     pub fn record_len_max(&self, offset: u64, len: u64) -> u64 {
-        let page = PAGE_BYTES as u64;
-        let in_leaf = NODE_SLOTS - offset / page % NODE_SLOTS;
-        let pages = in_leaf.min(self.pages_max());
-        len.min(pages * page - offset % page)
+        record_len(self.pages_max(), MergeSource::FirstLeg, offset, len)
     }
 
     fn session_cells(&self) -> SessionCells<'_> {
@@ -274,11 +281,12 @@ impl<M: Media> Session<M> {
             return Err(StoreError::TimedOut);
         }
         let gate = self.mapping.gate(handle)?;
-        match gate.epoch() > epoch && !defect::is(Defect::StaleEpochTaken) {
-            true => Err(StoreError::StaleEpoch {
+        if gate.epoch() > epoch && !defect::is(Defect::StaleEpochTaken) {
+            Err(StoreError::StaleEpoch {
                 current: gate.epoch(),
-            }),
-            false => Ok(gate),
+            })
+        } else {
+            Ok(gate)
         }
     }
 

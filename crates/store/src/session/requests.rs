@@ -5,8 +5,7 @@
 //! the caller.
 
 use crate::session::transaction::transact;
-use crate::session::{LegSession, Session, clear, write};
-use crate::shared::error::StoreError;
+use crate::session::{LegFailure, LegSession, Session, clear, write};
 use crate::shared::pool_mapping::Handle;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::slice::{
@@ -49,17 +48,17 @@ pub fn execute<M: Media>(
             stamp,
         } => check_len(data.len() as u64, u64::from(SLICE_IO_BYTES_MAX)).and_then(|()| {
             let written = write(&mut [LegSession { session, handle }], offset, &data, stamp);
-            done_reply(written.map_err(|failure| failure.cause))
+            done_reply(written)
         }),
         SliceRequest::Clear { offset, len, stamp } => {
             check_len(len, CLEAR_BYTES_MAX).and_then(|()| {
                 let cleared = clear(&mut [LegSession { session, handle }], offset, len, stamp);
-                done_reply(cleared.map_err(|failure| failure.cause))
+                done_reply(cleared)
             })
         }
         SliceRequest::Transact { parts, stamp } => {
             let changed = transact(&mut [LegSession { session, handle }], &parts, stamp);
-            done_reply(changed.map_err(|failure| failure.cause))
+            done_reply(changed)
         }
         SliceRequest::Flush => match session.mapping().media().sync() {
             Ok(()) => Ok(SliceReply::Done),
@@ -81,7 +80,7 @@ pub fn execute<M: Media>(
     })
 }
 
-fn done_reply(result: Result<(), StoreError>) -> RequestResult {
+fn done_reply(result: Result<(), LegFailure>) -> RequestResult {
     result?;
     Ok(SliceReply::Done)
 }

@@ -2,8 +2,7 @@
 //!
 //! Invariant: the session remembers one range of unflushed slots, all in one line or of one record.
 
-use super::Session;
-use crate::defect::{self, Defect};
+use super::{Session, defects};
 use pagemesh_base::units::LINE_BYTES;
 use pagemesh_pmem::Media;
 
@@ -36,7 +35,7 @@ impl<M: Media> Session<M> {
     /// because the unlock would wait for the flush.
     fn flush_patch(&mut self) {
         if let Some((first, end)) = self.unflushed_patch.take()
-            && !defect::is(Defect::SessionPatchNotFlushed)
+            && !defects::skips_patch_flush()
         {
             let flushed = self.mapping.data.flush(first, end - first);
             self.pending_patch = Some(flushed.after(self.pending_patch.take()));
@@ -44,10 +43,7 @@ impl<M: Media> Session<M> {
     }
 
     fn flush_slots(&mut self, first: usize, end: usize) {
-        let end = match defect::is(Defect::SessionSlotsNotFlushed) {
-            true => first,
-            false => end,
-        };
+        let end = defects::flushed_slots_end(first, end);
         self.pending_slots = Some(self.mapping.data.flush(first, end - first));
         self.has_lost_flush |= self.mapping.data.is_unreadable(first);
         self.unflushed_slots = None;

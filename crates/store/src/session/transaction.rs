@@ -16,13 +16,12 @@
 //!   so a checkpoint applies all of it or nothing;
 //! - between two operations a session has no swapped and unflushed slots of more than one run.
 
-use crate::defect::{self, Defect};
 use crate::format::geometry::frame_at;
 use crate::format::object::Gate;
 use crate::format::record::{GroupPosition, Record, add_checksum, lines, set_sums};
 use crate::format::table::NODE_SLOTS;
 use crate::session::multi_pool_op::{self, OpRequirements};
-use crate::session::{LegFailure, LegSession, Session};
+use crate::session::{LegFailure, LegSession, Session, defects};
 use crate::shared::control::LockWords;
 use crate::shared::error::StoreError;
 use crate::shared::pool_mapping::Handle;
@@ -31,7 +30,6 @@ use pagemesh_base::slice::{Stamp, TransactionPart};
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Media, UnfencedStores};
-use std::sync::atomic::Ordering;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 const SLOT_BYTES: usize = 8;
@@ -248,10 +246,7 @@ fn lock_all<M: Media>(
     runs: &[LeafRun<'_>],
     groups: &mut [RecordGroup],
 ) -> Result<(), LegFailure> {
-    let locked = match defect::is(Defect::GroupNotLocked) {
-        true => &runs[..1],
-        false => runs,
-    };
+    let locked = defects::runs_to_lock(runs);
     for (member, group) in members.iter().zip(groups.iter_mut()) {
         let object = member.handle.object;
         let range = |run: &LeafRun<'_>| LockWords::of(object, PageNo(run.page), run.count);
@@ -380,12 +375,9 @@ impl RecordGroup {
             let place = place.at(place.position + *line as u64);
             add_checksum(&mut session.encoded[lines], &place);
         }
-        if defect::is(Defect::GroupPublishedEarly) {
-            let first = lines(self.records[0].record.changes.len()) as u64;
-            let cells = session.mapping.control.session_cells(session.number);
-            let committed = cells.committed();
-            committed.store(place.position + first, Ordering::Release);
-        }
+        defects::publish_group_early(session, || {
+            place.position + lines(self.records[0].record.changes.len()) as u64
+        });
         session.append()
     }
 

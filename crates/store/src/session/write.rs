@@ -5,10 +5,10 @@
 
 use super::multi_pool_op::{self, OpRequirements};
 use super::partial_pages::{self, PageKey};
-use super::{LegFailure, LegSession, Page, Session, patch};
-use crate::defect::{self, Defect};
+use super::{LegFailure, LegSession, Page, Session, defects, patch};
 use crate::format::geometry::frame_at;
 use crate::format::record::lines;
+use crate::format::table::NODE_SLOTS;
 use crate::shared::error::StoreError;
 use crate::shared::pool_mapping::Handle;
 use pagemesh_base::ids::{Epoch, PageNo};
@@ -51,7 +51,7 @@ pub fn write_numbered<M: Media>(
 
 /// The source of the rest of a page that is written in part.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum MergeSource {
+pub(super) enum MergeSource {
     /// Each leg's own page: a leg may lack bytes that must still be resynced.
     EachLeg,
     /// The first leg's page: all legs hold the same data.
@@ -77,16 +77,19 @@ fn write_merging<M: Media>(
         MergeSource::FirstLeg => 1,
         MergeSource::EachLeg => members.len(),
     };
+    let pages_max = members.iter().map(|member| member.session.pages_max());
+    let pages_max = pages_max.min().unwrap_or_default();
     let mut at = offset;
     let mut rest = data;
     while !rest.is_empty() {
         let page = PageNo(at / PAGE_BYTES as u64);
         let within = (at % PAGE_BYTES as u64) as usize;
-        let len = record_bytes(members, at, rest.len(), merging);
+        let len = record_len(pages_max, merging, at, rest.len() as u64) as usize;
         let part = (within, &rest[..len]);
-        match within + len <= PAGE_BYTES && len < PAGE_BYTES {
-            true => write_part(members, page, part, sources, epoch, stamp)?,
-            false => write_pages(members, page, part, epoch, stamp)?,
+        if within + len <= PAGE_BYTES && len < PAGE_BYTES {
+            write_part(members, page, part, sources, epoch, stamp)?;
+        } else {
+            write_pages(members, page, part, epoch, stamp)?;
         }
         at += len as u64;
         rest = &rest[len..];
@@ -94,23 +97,21 @@ fn write_merging<M: Media>(
     Ok(())
 }
 
-/// The number of the `len` bytes from `offset` on that one record can cover. If all legs hold the
-/// same data, the record may begin and end with parts of pages. A leg that may lack bytes keeps the
-/// stamps of partly written pages, so each of those gets a record of its own.
-fn record_bytes<M: Media>(
-    members: &[LegSession<'_, M>],
-    offset: u64,
-    len: usize,
-    merging: MergeSource,
-) -> usize {
-    let within = (offset % PAGE_BYTES as u64) as usize;
-    let record_len = |member: &LegSession<'_, M>| member.session.record_len_max(offset, len as u64);
-    let run = members.iter().map(record_len).min();
-    let run = run.unwrap_or_default() as usize;
+/// The rule that cuts a write into records: the number of the `len` bytes from `offset` on that one
+/// record covers, of at most `pages_max` pages of one leaf.
+///
+/// If all legs hold the same data, the record may begin and end with parts of pages. A leg that may
+/// lack bytes keeps the stamps of partly written pages, so each of those gets a record of its own.
+#[inline]
+pub(super) fn record_len(pages_max: u64, merging: MergeSource, offset: u64, len: u64) -> u64 {
+    pub(super) const PAGE: u64 = PAGE_BYTES as u64;
+    let within = offset % PAGE;
+    let in_leaf = NODE_SLOTS - offset / PAGE % NODE_SLOTS;
+    let run = len.min(in_leaf.min(pages_max) * PAGE - within);
     match merging {
         MergeSource::FirstLeg => run,
-        MergeSource::EachLeg if within != 0 || len < PAGE_BYTES => len.min(PAGE_BYTES - within),
-        MergeSource::EachLeg => run / PAGE_BYTES * PAGE_BYTES,
+        MergeSource::EachLeg if within != 0 || len < PAGE => len.min(PAGE - within),
+        MergeSource::EachLeg => run / PAGE * PAGE,
     }
 }
 
@@ -129,19 +130,9 @@ fn write_pages<M: Media>(
         entry_lines: lines(count),
     };
     let places = begin_all(members, page, needs, epoch)?;
-    let early = defect::is(Defect::NumberedBeforeLocks).then(stamp);
-    if let Err(failure) = lock_all(members, page, count as u64) {
-        members.iter_mut().for_each(|m| m.session.end_op());
-        return Err(failure);
-    }
-    for index in 0..members.len() {
-        if let Err(cause) = members[index]
-            .session
-            .load_changes(page, count, places[index])
-        {
-            return abort_all(members, index, cause);
-        }
-    }
+    let early = defects::number_before_locks(stamp);
+    lock_all(members, page, count as u64)?;
+    load_changes_all(members, page, count, &places)?;
     let merged = match merge_ends(members, page, places[0].0, (within, data)) {
         Ok(merged) => merged,
         Err(cause) => return abort_all(members, 0, cause),
@@ -149,20 +140,8 @@ fn write_pages<M: Media>(
     // Locked instructions wait for streamed bytes, so all of them come first: locks, number, seqs.
     // From here on nothing fails.
     let stamp = early.unwrap_or_else(stamp);
-    for member in members.iter_mut() {
-        let session = &mut *member.session;
-        session.assign_frames(count);
-        session.encode_record(&member.handle, 0, page, stamp, true);
-    }
-    flush_pending_slots_all(members, &places);
-    let [first, last] = &merged;
-    let whole = &data[first.as_ref().map_or(0, |_| PAGE_BYTES - within)..];
-    let first = first.as_deref().into_iter();
-    let pages = first.chain(whole.as_chunks().0).chain(last.as_deref());
-    let mut stores = None;
-    for (i, bytes) in pages.enumerate() {
-        stores = Some(stream_page(members, i, bytes));
-    }
+    encode_all(members, page, count, stamp, &places);
+    let stores = stream_pages(members, &merged, (within, data));
     commit(members, page, places, stamp, stores)?;
     let session = &mut *members[0].session;
     for (bytes, index) in merged.into_iter().zip([0, count - 1]) {
@@ -188,11 +167,8 @@ pub(super) fn write_part<M: Media>(
     };
     patch::stage(members, page, part);
     let places = begin_all(members, page, needs, epoch)?;
-    let early = defect::is(Defect::NumberedBeforeLocks).then(stamp);
-    if let Err(failure) = lock_all(members, page, 1) {
-        members.iter_mut().for_each(|m| m.session.end_op());
-        return Err(failure);
-    }
+    let early = defects::number_before_locks(stamp);
+    lock_all(members, page, 1)?;
     if let Err(failure) = load_slots_all(members, page, &places) {
         members.iter_mut().for_each(unlock_and_end_op);
         return Err(failure);
@@ -228,7 +204,7 @@ fn begin_all<M: Media>(
     Ok(places)
 }
 
-/// Takes the locks of the range in every pool.
+/// Takes the locks of the range in every pool; ends the operation on all legs if that fails.
 pub(super) fn lock_all<M: Media>(
     members: &mut [LegSession<'_, M>],
     page: PageNo,
@@ -238,10 +214,33 @@ pub(super) fn lock_all<M: Media>(
         let object = member.handle.object;
         member.session.lock_words.set(object, page, count);
     }
-    if defect::is(Defect::NotLocked) {
+    if defects::skips_locks() {
         return Ok(());
     }
-    multi_pool_op::lock_all(members, |_, session| &session.lock_words)
+    let locked = multi_pool_op::lock_all(members, |_, session| &session.lock_words);
+    if locked.is_err() {
+        members.iter_mut().for_each(|m| m.session.end_op());
+    }
+    locked
+}
+
+/// Loads each leg's slots of pages that are written as a whole; aborts the operation on all legs if
+/// that fails. The caller holds the locks.
+fn load_changes_all<M: Media>(
+    members: &mut [LegSession<'_, M>],
+    page: PageNo,
+    count: usize,
+    places: &[(usize, u8); 3],
+) -> Result<(), LegFailure> {
+    for index in 0..members.len() {
+        if let Err(cause) = members[index]
+            .session
+            .load_changes(page, count, places[index])
+        {
+            return abort_all(members, index, cause);
+        }
+    }
+    Ok(())
 }
 
 /// Loads each leg's slot of a page that is written in part. The caller holds the locks.
@@ -306,6 +305,38 @@ impl<M: Media> Session<M> {
         bytes[within..within + part.len()].copy_from_slice(part);
         Ok(bytes)
     }
+}
+
+/// Takes frames, journal room and a seq on every leg, and encodes the records.
+fn encode_all<M: Media>(
+    members: &mut [LegSession<'_, M>],
+    page: PageNo,
+    count: usize,
+    stamp: Stamp,
+    places: &[(usize, u8); 3],
+) {
+    for member in members.iter_mut() {
+        let session = &mut *member.session;
+        session.assign_frames(count);
+        session.encode_record(&member.handle, 0, page, stamp, true);
+    }
+    flush_pending_slots_all(members, places);
+}
+
+/// Streams the merged ends of a range and the whole pages between them into the frames of all legs.
+fn stream_pages<M: Media>(
+    members: &mut [LegSession<'_, M>],
+    [first, last]: &[Option<partial_pages::PageBytes>; 2],
+    (within, data): (usize, &[u8]),
+) -> Option<UnfencedStores> {
+    let whole = &data[first.as_ref().map_or(0, |_| PAGE_BYTES - within)..];
+    let first = first.as_deref().into_iter();
+    let pages = first.chain(whole.as_chunks().0).chain(last.as_deref());
+    let mut stores = None;
+    for (i, bytes) in pages.enumerate() {
+        stores = Some(stream_page(members, i, bytes));
+    }
+    stores
 }
 
 /// Streams a page into frame number `number` of each leg.
@@ -383,60 +414,58 @@ fn write_merged<M: Media>(
 
 /// Streams the records, fences, swaps and publishes. The caller holds the locks and has taken the
 /// seqs. Releases the locks and ends the operation on all legs.
-///
-/// Records go to the legs in their order. If the session dies in between, a record on the last leg
-/// is on all legs before it, too. Direct clients read the last leg.
 pub(super) fn commit<M: Media>(
     members: &mut [LegSession<'_, M>],
     page: PageNo,
     places: [(usize, u8); 3],
     stamp: Stamp,
-    mut stores: Option<UnfencedStores>,
+    stores: Option<UnfencedStores>,
 ) -> Result<(), LegFailure> {
-    if defect::is(Defect::LastLegFirst) {
-        for member in members.iter_mut().skip(1).rev() {
-            stores = Some(member.session.stream_record().after(stores.take()));
-        }
-    }
-    let in_order = match defect::is(Defect::LastLegFirst) {
-        true => 1,
-        false => members.len(),
+    let records = stream_records(members, stores);
+    defects::before_fence(members);
+    let withheld = if defects::withholds_fence() {
+        Some(records)
+    } else {
+        multi_pool_op::fence_all(members, records);
+        None
     };
-    for member in &mut members[..in_order] {
+    defects::after_fence(members);
+    let published = publish_slots_all(members, page, &places);
+    defects::after_publication(members, withheld);
+    // Locked instructions wait for the stores above, so the stores of all legs come first.
+    for member in members.iter_mut() {
+        member.session.publish_record(Some(stamp));
+        unlock_and_end_op(member);
+    }
+    published
+}
+
+/// Streams the records, to the legs in their order. If the session dies in between, a record on the
+/// last leg is on all legs before it, too. Direct clients read the last leg.
+fn stream_records<M: Media>(
+    members: &mut [LegSession<'_, M>],
+    mut stores: Option<UnfencedStores>,
+) -> UnfencedStores {
+    let count = members.len();
+    for at in 0..count {
+        let member = &mut members[defects::leg_in_order(at, count)];
         let streamed = member.session.stream_record();
         stores = Some(streamed.after(stores.take()));
     }
-    if defect::is(Defect::UnlockBeforeFence) {
-        for LegSession { session, .. } in members.iter() {
-            session.mapping.control.unlock(&session.lock_words);
-        }
-    }
-    if defect::is(Defect::PatchedBeforeFence) {
-        for LegSession { session, .. } in members.iter() {
-            session.write_before_fence();
-        }
-    }
-    if !defect::is(Defect::NoCommitFence) && !defect::is(Defect::SwapBeforeFence) {
-        multi_pool_op::fence_all(members, stores.take().expect("a record"));
-    }
-    if defect::is(Defect::UnlockBeforePublish) {
-        for LegSession { session, .. } in members.iter() {
-            session.mapping.control.unlock(&session.lock_words);
-        }
-    }
+    stores.expect("a record")
+}
+
+/// Publishes the pages of the committed record on all legs.
+fn publish_slots_all<M: Media>(
+    members: &mut [LegSession<'_, M>],
+    page: PageNo,
+    places: &[(usize, u8); 3],
+) -> Result<(), LegFailure> {
     let mut result = Ok(());
     for (index, member) in members.iter_mut().enumerate() {
         if let Err(cause) = member.session.publish_slots(places[index].0, page) {
             result = Err(LegFailure { leg: index, cause });
         }
-    }
-    if defect::is(Defect::SwapBeforeFence) {
-        multi_pool_op::fence_all(members, stores.expect("a record"));
-    }
-    // Locked instructions wait for the stores above, so the stores of all legs come first.
-    for member in members.iter_mut() {
-        member.session.publish_record(Some(stamp));
-        unlock_and_end_op(member);
     }
     result
 }
