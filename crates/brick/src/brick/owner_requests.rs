@@ -23,7 +23,7 @@ impl<M: Media> Brick<M> {
         if let ObjectError::Pool(PoolError::System(_) | PoolError::Failed) = cause {
             self.fail(&cause);
         }
-        slice_error(cause)
+        cause.into()
     }
 
     /// Executes a request that only the owner of the pool can answer, for a connection of this
@@ -147,21 +147,6 @@ impl<M: Media> Brick<M> {
             return Err(SliceError::StaleEpoch { current });
         }
         Ok((object, entry.size_bytes))
-    }
-}
-
-/// A pool's error as the client's error.
-fn slice_error(cause: ObjectError) -> SliceError {
-    match cause {
-        ObjectError::Exists(slice) => SliceError::SliceExists(slice),
-        ObjectError::Unknown(slice) => SliceError::NoSuchSlice(slice),
-        ObjectError::StaleEpoch { current, .. } => SliceError::StaleEpoch { current },
-        ObjectError::Store(cause) => cause.into(),
-        ObjectError::SessionsFull(_) => SliceError::NoSession(cause.to_string()),
-        ObjectError::BadSize(_) | ObjectError::Shrinks { .. } => {
-            SliceError::OutOfRange(cause.to_string())
-        }
-        other => SliceError::Refused(other.to_string()),
     }
 }
 

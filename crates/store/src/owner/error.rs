@@ -4,6 +4,7 @@ use crate::recovery::PoolError;
 use crate::shared::error::StoreError;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::SliceError;
 
 /// Why the owner refuses to change an object.
 #[derive(Debug, thiserror::Error)]
@@ -65,4 +66,20 @@ pub enum ObjectError {
     /// The pool failed.
     #[error(transparent)]
     Pool(#[from] PoolError),
+}
+
+impl From<ObjectError> for SliceError {
+    fn from(cause: ObjectError) -> SliceError {
+        match cause {
+            ObjectError::Exists(slice) => SliceError::SliceExists(slice),
+            ObjectError::Unknown(slice) => SliceError::NoSuchSlice(slice),
+            ObjectError::StaleEpoch { current, .. } => SliceError::StaleEpoch { current },
+            ObjectError::Store(cause) => cause.into(),
+            ObjectError::SessionsFull(_) => SliceError::NoSession(cause.to_string()),
+            ObjectError::BadSize(_) | ObjectError::Shrinks { .. } => {
+                SliceError::OutOfRange(cause.to_string())
+            }
+            other => SliceError::Refused(other.to_string()),
+        }
+    }
 }
