@@ -25,6 +25,10 @@ const ORDERS: &[(&str, &[&str])] = &[
             "interposed",
         ],
     ),
+    (
+        "store",
+        &["format", "shared", "session", "recovery", "owner", "check"],
+    ),
 ];
 
 /// The crates that each row of the code map names in its third column; rows with words such as
