@@ -342,9 +342,10 @@ impl FsModel {
                 return Err(format!("node {number} is {other} and not {node}{at}"));
             }
         }
-        match found.nodes.len() == this.nodes.len() {
-            true => Ok(()),
-            false => Err("there are more nodes".into()),
+        if found.nodes.len() == this.nodes.len() {
+            Ok(())
+        } else {
+            Err("there are more nodes".into())
         }
     }
 

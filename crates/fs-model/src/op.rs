@@ -108,9 +108,10 @@ impl OpGenerator {
     /// Mostly the path of an existing node of the wanted type.
     fn path(&mut self, model: &FsModel, wanted: impl Fn(&NodeContent) -> bool) -> Vec<u8> {
         let found: Vec<Vec<u8>> = model.paths(&wanted);
-        match found.is_empty() || self.one_in(10) {
-            true => self.new_path(model),
-            false => found[self.below(found.len() as u64) as usize].clone(),
+        if found.is_empty() || self.one_in(10) {
+            self.new_path(model)
+        } else {
+            found[self.below(found.len() as u64) as usize].clone()
         }
     }
 
@@ -160,9 +161,10 @@ impl OpGenerator {
                 ];
                 let how = *self.random.choose(&how);
                 let from = self.path(model, any);
-                let to = match self.one_in(2) {
-                    true => self.new_path(model),
-                    false => self.path(model, any),
+                let to = if self.one_in(2) {
+                    self.new_path(model)
+                } else {
+                    self.path(model, any)
                 };
                 Op::Rename(from, to, how)
             }

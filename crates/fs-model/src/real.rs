@@ -35,9 +35,10 @@ pub fn read(fs: &Fs, channel: &mut IoChannel) -> Result<FsModel, String> {
     }
     let inodes = fs.usage().inodes - 1;
     let next = nodes.len() as u64;
-    match inodes == next {
-        true => Ok(FsModel { nodes, next }),
-        false => Err(format!("{inodes} inodes for {next} nodes")),
+    if inodes == next {
+        Ok(FsModel { nodes, next })
+    } else {
+        Err(format!("{inodes} inodes for {next} nodes"))
     }
 }
 
@@ -116,9 +117,10 @@ impl FsReader<'_> {
             directories += u32::from(is_directory);
             entries.insert(name, number);
         }
-        match attr.links == 2 + directories {
-            true => Ok(entries),
-            false => Err(format!("{directories} directories in {attr:?}")),
+        if attr.links == 2 + directories {
+            Ok(entries)
+        } else {
+            Err(format!("{directories} directories in {attr:?}"))
         }
     }
 }
@@ -153,9 +155,10 @@ fn write_all(
     durable: bool,
 ) -> Result<(), FsError> {
     let written = fs.write(channel, ino, at, data, durable)?;
-    match written.end - written.start < data.len() as u64 {
-        true => Err(Errno::NOSPC.into()),
-        false => Ok(()),
+    if written.end - written.start < data.len() as u64 {
+        Err(Errno::NOSPC.into())
+    } else {
+        Ok(())
     }
 }
 

@@ -7,153 +7,13 @@
 mod support;
 
 use bytes::Bytes;
-use pagemesh_fs::{CreateKind, Fs, FsError, Ino, IoChannel, RenameMode, SetXattrMode};
+use pagemesh_fs::{CreateKind, Ino, RenameMode, SetXattrMode};
 use rustix::io::Errno;
-use support::memory::{MemorySpace, wait};
-use support::{OWNER, clock, mount_and_free, new_fs};
-
-const SIZE: u64 = 1 << 30;
-const PAGE: usize = 4096;
-// Fields of an inode, from docs/formats.md.
-const FLAGS: usize = 2;
-const LINKS: usize = 4;
-const PAGES: usize = 24;
-const PARENT: usize = 88;
-const XATTRS: usize = 96;
-const SPANS: usize = 112;
-const SPARE: usize = 176;
-const SHARED: u64 = 1 << 63;
-const MAP: usize = 168;
-
-/// Directory `d` with files `one` and `two`, of 5000 bytes each, and a file `sound`.
-struct FsImage {
-    memory: MemorySpace,
-    directory: Ino,
-    one: Ino,
-    two: Ino,
-    sound: Ino,
-}
-
-fn create(fs: &Fs, parent: Ino, name: &[u8], make: CreateKind<'_>) -> Ino {
-    let ino = fs.create(parent, name, make, 0o755, OWNER).unwrap().ino;
-    fs.forget(ino, 1);
-    ino
-}
-
-fn write(fs: &Fs, port: &mut IoChannel, ino: Ino, at: u64, len: usize) {
-    let bytes = Bytes::from(vec![ino.0 as u8; len]);
-    fs.write(port, ino, Some(at), &bytes, false).unwrap();
-}
-
-impl FsImage {
-    fn new(more: impl FnOnce(&FsImage, &Fs, &mut IoChannel)) -> FsImage {
-        let memory = MemorySpace::new(SIZE);
-        let (fs, mut port) = new_fs(&memory);
-        let directory = create(&fs, Ino::ROOT, b"d", CreateKind::Directory);
-        let file = |parent, name: &[u8]| create(&fs, parent, name, CreateKind::File);
-        let image = FsImage {
-            one: file(directory, b"one"),
-            two: file(directory, b"two"),
-            sound: file(Ino::ROOT, b"sound"),
-            memory: memory.clone(),
-            directory,
-        };
-        for ino in [image.one, image.two, image.sound] {
-            write(&fs, &mut port, ino, 0, 5_000);
-        }
-        more(&image, &fs, &mut port);
-        image
-    }
-
-    /// A copy with the same content.
-    fn copy(&self) -> FsImage {
-        FsImage {
-            memory: self.memory.snapshot(),
-            ..*self
-        }
-    }
-
-    fn word(&self, (page, at): (u64, usize)) -> u64 {
-        u64::from_le_bytes(self.memory.page(page)[at..at + 8].try_into().unwrap())
-    }
-
-    /// The location of an inode's field.
-    fn field(&self, ino: Ino, at: usize) -> (u64, usize) {
-        let table = self.word((0, 256 + SPANS));
-        let (page, index) = (ino.0 / 16, ino.0 as usize % 16);
-        (table + page, index * 256 + at)
-    }
-
-    fn field_word(&self, ino: Ino, at: usize) -> u64 {
-        self.word(self.field(ino, at))
-    }
-
-    fn put<const N: usize>(&self, (page, at): (u64, usize), bytes: [u8; N]) {
-        let put = |page: &mut [u8; PAGE]| page[at..at + N].copy_from_slice(&bytes);
-        self.memory.corrupt(page, put);
-    }
-
-    fn set(&self, ino: Ino, at: usize, word: u64) {
-        self.put(self.field(ino, at), word.to_le_bytes());
-    }
-
-    /// Checks that undamaged parts can be read, and that nothing can be changed.
-    #[track_caller]
-    fn check_damage(&self, fs: &Fs, port: &mut IoChannel, told: &[&str]) {
-        let error = fs.damage().expect("damage is known");
-        let text = error.to_string();
-        for part in told {
-            assert!(text.contains(part), "{part:?} is not in {text:?}");
-        }
-        let read = fs.read(port, self.sound, 0, 9_000).unwrap();
-        assert_eq!(read, vec![self.sound.0 as u8; 5_000]);
-        let steps = self.memory.steps();
-        let bytes = Bytes::from_static(b"x");
-        let refused = [
-            fs.write(port, self.sound, Some(0), &bytes, false).err(),
-            fs.write(port, self.sound, None, &bytes, false).err(),
-            fs.create(Ino::ROOT, b"new", CreateKind::File, 0o600, OWNER)
-                .err(),
-            fs.unlink(Ino::ROOT, b"sound").err(),
-            fs.set_size(port, self.sound, 1).err(),
-            fs.set_xattr(self.sound, b"user.a", b"", SetXattrMode::Always)
-                .err(),
-        ];
-        for error in refused {
-            assert_eq!(error.expect("refused").errno(), Errno::ROFS);
-        }
-        // Pending times are lost.
-        let _ = fs.flush_all_times();
-        assert_eq!(self.memory.steps(), steps, "something was changed");
-    }
-
-    /// Damage that the mount finds.
-    #[track_caller]
-    fn check_mount_damage(&self, told: &[&str]) -> (Fs, IoChannel) {
-        let steps = self.memory.steps();
-        let (fs, mut port) = mount_and_free(&self.memory);
-        assert_eq!(self.memory.steps(), steps, "mounting changed something");
-        self.check_damage(&fs, &mut port, told);
-        (fs, port)
-    }
-
-    #[track_caller]
-    fn assert_mount_refused(&self, told: &[&str]) {
-        let error = Fs::mount(self.memory.shared(), wait, clock).err();
-        let text = error.expect("refused").to_string();
-        for part in told {
-            assert!(text.contains(part), "{part:?} is not in {text:?}");
-        }
-    }
-}
-
-fn plain_image() -> FsImage {
-    FsImage::new(|_, _, _| {})
-}
-
-fn errno<T>(result: Result<T, FsError>) -> Option<Errno> {
-    result.err().map(|error| error.errno())
-}
+use support::image::{
+    FLAGS, FsImage, LINKS, MAP, PAGE, PAGES, PARENT, SHARED, SIZE, SPANS, SPARE, XATTRS, create,
+    errno, image_with_tree, plain_image, write,
+};
+use support::{OWNER, mount_and_free};
 
 #[test]
 fn doubly_owned_pages_are_reported_and_unreadable() {
@@ -378,36 +238,6 @@ fn reserve_overlapping_other_pages_is_reported() {
     image.put(RESERVE, (page | (3 << 56)).to_le_bytes());
     let one = image.one.0;
     image.check_mount_damage(&[&format!("page {page} "), &format!("inode {one}")]);
-}
-
-/// The directory is a root above leaves.
-fn image_with_tree() -> FsImage {
-    FsImage::new(|image, fs, _| {
-        for number in 0..60 {
-            let name = format!("{number:0200}");
-            create(fs, image.directory, name.as_bytes(), CreateKind::File);
-        }
-    })
-}
-
-impl FsImage {
-    /// The location of one of the directory's first eight pages.
-    fn node(&self, page: u64) -> u64 {
-        self.field_word(self.directory, SPANS) + page
-    }
-
-    /// Damage that is found only when the directory is read.
-    #[track_caller]
-    fn check_lazy_damage(&self, told: &[&str], look: impl Fn(&Fs) -> Option<Errno>) {
-        let (fs, mut port) = mount_and_free(&self.memory);
-        assert_eq!(fs.damage(), None);
-        assert_eq!(look(&fs), Some(Errno::UCLEAN));
-        self.check_damage(&fs, &mut port, told);
-    }
-
-    fn list_errno(&self, fs: &Fs) -> Option<Errno> {
-        errno(fs.list(self.directory, 0, |_| true))
-    }
 }
 
 #[test]

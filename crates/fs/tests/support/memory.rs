@@ -177,9 +177,10 @@ impl MemoryContent {
             return Err(SpaceError::NoSpace("memory".into()));
         }
         apply(&mut self.pages, &step);
-        self.steps.push(match self.discards_history {
-            true => ChangedPages::new(),
-            false => step,
+        self.steps.push(if self.discards_history {
+            ChangedPages::new()
+        } else {
+            step
         });
         Ok(Reply::Done)
     }

@@ -3,8 +3,12 @@
 #[allow(dead_code)]
 pub mod direct_client;
 #[allow(dead_code)]
+pub mod image;
+#[allow(dead_code)]
 pub mod lossy;
 pub mod memory;
+#[allow(dead_code)]
+pub mod mmap;
 #[allow(dead_code)]
 pub mod pool;
 

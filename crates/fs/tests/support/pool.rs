@@ -37,9 +37,10 @@ pub struct PoolSpace {
 }
 
 fn open(media: &Arc<Recorder>, buffers: bool) -> Pool<Recorder> {
-    let overlay = match buffers {
-        true => Arc::new(media.overlay()),
-        false => media.clone(),
+    let overlay = if buffers {
+        Arc::new(media.overlay())
+    } else {
+        media.clone()
     };
     let (pool, _) = Pool::open(media.clone(), overlay).expect("it recovers");
     pool
@@ -48,9 +49,10 @@ fn open(media: &Arc<Recorder>, buffers: bool) -> Pool<Recorder> {
 impl PoolSpace {
     /// A new pool with a file system.
     pub fn new(pool_bytes: usize, size_bytes: u64, buffers: bool) -> PoolSpace {
-        let media = Arc::new(match buffers {
-            true => Recorder::for_file(Image::filled(pool_bytes, 0)),
-            false => Recorder::new(pool_bytes),
+        let media = Arc::new(if buffers {
+            Recorder::for_file(Image::filled(pool_bytes, 0))
+        } else {
+            Recorder::new(pool_bytes)
         });
         format(&*media, Uuid::from_u128(9)).expect("a pool");
         let mut pool = open(&media, buffers);
@@ -69,9 +71,10 @@ impl PoolSpace {
 
     /// A pool after a crash.
     pub fn recover(image: Image, buffers: bool) -> PoolSpace {
-        let media = Arc::new(match buffers {
-            true => Recorder::for_file(image).without_crash_points(),
-            false => Recorder::unrecorded(image),
+        let media = Arc::new(if buffers {
+            Recorder::for_file(image).without_crash_points()
+        } else {
+            Recorder::unrecorded(image)
         });
         let pool = open(&media, buffers);
         PoolSpace::of(media, pool, buffers)

@@ -112,12 +112,11 @@ fn orphans_are_freed_in_a_full_pool() {
         pooled.fill();
         check_full(&fs, &mut port, files[0]);
         drop(port);
-        let fs = match is_killed {
-            true => pooled.mount().0,
-            false => {
-                fs.forget(files[1], 1);
-                fs
-            }
+        let fs = if is_killed {
+            pooled.mount().0
+        } else {
+            fs.forget(files[1], 1);
+            fs
         };
         assert!(fs.attr(files[1]).is_err());
         assert_eq!((fs.deferred_inodes(), fs.usage().inodes), (0, 2 + 5));

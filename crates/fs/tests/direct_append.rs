@@ -77,9 +77,10 @@ impl AppendFile {
         if found.len() as u64 != attr.size {
             return Err(format!("{} of {} bytes", found.len(), attr.size));
         }
-        match models.iter().any(|model| found == *model) {
-            true => Ok(()),
-            false => Err(format!("it has {} bytes, and others", found.len())),
+        if models.iter().any(|model| found == *model) {
+            Ok(())
+        } else {
+            Err(format!("it has {} bytes, and others", found.len()))
         }
     }
 }

@@ -90,9 +90,10 @@ impl Space for LimitedSpace {
         let is_refused = way.is_refused && matches!(self.refusal_point, RefusalPoint::AtOpen);
         self.refusals
             .fetch_add(usize::from(is_refused), Ordering::SeqCst);
-        match is_refused {
-            true => Err(busy()),
-            false => Ok(Box::new(way)),
+        if is_refused {
+            Err(busy())
+        } else {
+            Ok(Box::new(way))
         }
     }
 }
