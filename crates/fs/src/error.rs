@@ -1,8 +1,12 @@
 //! Errors of operations, and their `errno` for programs.
 
-use crate::format::inode::Corruption;
 use pagemesh_base::space::SpaceError;
 use rustix::io::Errno;
+
+/// Inconsistent bytes: not written by pagemesh, or by one with a defect.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Corruption(pub String);
 
 /// Why an operation on a file system failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -29,6 +29,13 @@ const ORDERS: &[(&str, &[&str])] = &[
         "store",
         &["format", "shared", "session", "recovery", "owner", "check"],
     ),
+    (
+        "fs",
+        &[
+            "format", "live", "alloc", "io", "txn", "tree", "direct", "file", "names", "recovery",
+            "fs",
+        ],
+    ),
 ];
 
 /// The crates that each row of the code map names in its third column; rows with words such as

@@ -3,7 +3,8 @@
 //! so that page tables stay small.
 
 use crate::alloc::range_set::RangeSet;
-use crate::format::inode::{CHUNK_ORDER, Ino};
+use crate::format::inode::Ino;
+use crate::format::page_map::{CHUNK_ORDER, Span};
 use std::collections::BTreeSet;
 
 const CHUNK_PAGES: u64 = 1 << CHUNK_ORDER;
@@ -11,19 +12,6 @@ const CHUNK_PAGES: u64 = 1 << CHUNK_ORDER;
 /// Pages of a space that spans can use: whole chunks.
 pub(crate) fn usable_pages(pages: u64) -> u64 {
     pages / CHUNK_PAGES * CHUNK_PAGES
-}
-
-/// A run of 2^order pages at a multiple of its length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Span {
-    pub(crate) page: u64,
-    pub(crate) order: u8,
-}
-
-impl Span {
-    pub(crate) fn end(self) -> u64 {
-        self.page + (1 << self.order)
-    }
 }
 
 /// A span that an inode names.
@@ -132,7 +120,6 @@ impl SpanAllocator {
         assert!(is_new, "{span:?} was not given out");
     }
 }
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,13 +3,17 @@
 //! The flag [`NEEDS_TRIM`] is set before the first page is freed, and cleared after the last one.
 //! After a crash, inodes with the flag are finished in pieces ([`crate::file::deferred_free`]).
 
-use crate::Fs;
 use crate::error::Result;
-use crate::file::write::{SPANS_FREED_MAX, discard_request, page_count};
+use crate::file::extents::{SPANS_FREED_MAX, discard_request};
+use crate::file::{redo_log, share, times};
 use crate::format::inode::{Ino, Inode, InodeKind, NEEDS_TRIM};
+use crate::format::page_count;
+use crate::format::page_map::FileSpan;
 use crate::io::channel::IoChannel;
-use crate::tree::page_map::{self as map, FileSpan};
-use crate::txn::core::LiveInode;
+use crate::live::inode::LiveInode;
+use crate::tree::map_update;
+use crate::tree::xattr_list::clear_xattrs;
+use crate::txn::manager::TxManager;
 use std::sync::Arc;
 
 /// Most spans that are freed in one transaction with their inode and its attributes.
@@ -17,223 +21,218 @@ const SPANS_WITH_INODE_MAX: usize = 8;
 /// Most mapped pages that are freed in the transaction of their inode.
 const CLEARED_PAGES_MAX: u64 = 16;
 
-impl Fs {
-    /// Frees all pages beyond the size, and clears the flag. `pages` is the number of mapped pages
-    /// left; `None` counts them. The caller has exclusive access to the file.
-    pub(crate) fn trim(&self, channel: &mut IoChannel, ino: Ino, pages: Option<u64>) -> Result<()> {
-        while self.trim_piece(channel, ino)? {}
-        self.clear_trim_mark(channel, ino, pages)
-    }
+/// Frees all pages beyond the size, and clears the flag. `pages` is the number of mapped pages
+/// left; `None` counts them. The caller has exclusive access to the file.
+pub(crate) fn trim(
+    txs: &TxManager,
+    channel: &mut IoChannel,
+    ino: Ino,
+    pages: Option<u64>,
+) -> Result<()> {
+    while trim_piece(txs, channel, ino)? {}
+    clear_trim_mark(txs, channel, ino, pages)
+}
 
-    /// Frees some of the pages beyond the size. Returns whether more may be left.
-    pub(crate) fn trim_piece(&self, channel: &mut IoChannel, ino: Ino) -> Result<bool> {
-        let (keep, pieces) = self.inspect(|core| {
-            core.check_running()?;
-            let inode = core.inode(ino)?;
-            let keep = page_count(inode.size);
-            Ok((keep, core.pieces(&inode, keep, SPANS_FREED_MAX)?))
-        })?;
-        let shared = self.release_shared(channel, ino, &pieces, &(keep..u64::MAX))?;
-        if shared > 0 {
-            return Ok(true);
+/// Frees some of the pages beyond the size. Returns whether more may be left.
+pub(crate) fn trim_piece(txs: &TxManager, channel: &mut IoChannel, ino: Ino) -> Result<bool> {
+    let (keep, pieces) = txs.inspect(|core| {
+        core.check_running()?;
+        let inode = core.inode(ino)?;
+        let keep = page_count(inode.size);
+        Ok((keep, core.pieces(&inode, keep, SPANS_FREED_MAX)?))
+    })?;
+    let shared = share::release_shared(txs, channel, ino, &pieces, &(keep..u64::MAX))?;
+    if shared > 0 {
+        return Ok(true);
+    }
+    // In a long run, each step updates the page count.
+    let is_long = pieces.len() == SPANS_FREED_MAX;
+    let whole = || pieces.iter().filter(|piece| piece.first_page >= keep);
+    let mut mapped = 0;
+    for FileSpan { span, .. } in whole().filter(|_| is_long) {
+        mapped += channel.count_mapped_pages(span.page..span.end())?;
+    }
+    let own = pieces.iter().filter(|piece| !piece.is_shared);
+    channel.call_all(own.map(|piece| discard_request(piece, &(keep..u64::MAX))))?;
+    if whole().next().is_none() {
+        return Ok(false);
+    }
+    txs.change(|tx| {
+        let mut inode = tx.inode(ino)?;
+        for piece in whole() {
+            map_update::remove(tx, &mut inode, piece.first_page)?;
+            tx.free_span(piece.span);
         }
-        // In a long run, each step updates the page count.
-        let is_long = pieces.len() == SPANS_FREED_MAX;
-        let whole = || pieces.iter().filter(|piece| piece.first_page >= keep);
-        let mut mapped = 0;
-        for FileSpan { span, .. } in whole().filter(|_| is_long) {
-            mapped += channel.count_mapped_pages(span.page..span.end())?;
+        inode.pages = inode.pages.saturating_sub(mapped);
+        tx.put_inode(ino, &inode)
+    })?;
+    Ok(true)
+}
+
+/// Clears the flag of a file with `pages` mapped pages; `None` counts them.
+pub(crate) fn clear_trim_mark(
+    txs: &TxManager,
+    channel: &mut IoChannel,
+    ino: Ino,
+    pages: Option<u64>,
+) -> Result<()> {
+    let pages = match pages {
+        Some(pages) => pages,
+        None => count_mapped_pages(txs, channel, ino)?,
+    };
+    txs.change(|tx| {
+        let mut inode = tx.inode(ino)?;
+        inode.flags &= !NEEDS_TRIM;
+        inode.pages = pages;
+        tx.put_inode(ino, &inode)
+    })
+}
+
+/// Mapped pages of a file.
+fn count_mapped_pages(txs: &TxManager, channel: &mut IoChannel, ino: Ino) -> Result<u64> {
+    let pieces = txs.inspect(|core| {
+        let inode = core.inode(ino)?;
+        core.pieces(&inode, 0, usize::MAX)
+    })?;
+    let mut count = 0;
+    for FileSpan { span, .. } in pieces {
+        count += channel.count_mapped_pages(span.page..span.end())?;
+    }
+    Ok(count)
+}
+
+/// Releases an inode after its last use: frees it if it has no name, else writes its times.
+pub(crate) fn release_if_unused(txs: &TxManager, ino: Ino) {
+    release_if_unused_with(txs, ino, None);
+}
+
+/// As [`crate::file::free::release_if_unused`], with the caller's channel if it has one.
+pub(crate) fn release_if_unused_with(
+    txs: &TxManager,
+    ino: Ino,
+    mut channel: Option<&mut IoChannel>,
+) {
+    let live = {
+        let mut core = txs.lock_core();
+        let is_used = |live: &LiveInode| live.opens > 0 || live.lookups > 0;
+        if core.live_inodes.get(&ino).is_some_and(is_used) {
+            return;
         }
-        let own = pieces.iter().filter(|piece| !piece.is_shared);
-        channel.call_all(own.map(|piece| discard_request(piece, &(keep..u64::MAX))))?;
-        if whole().next().is_none() {
-            return Ok(false);
+        let is_orphan = core.inode(ino).is_ok_and(|inode| inode.links == 0);
+        if is_orphan && !core.freeing.insert(ino) {
+            return;
         }
-        self.change(|tx| {
-            let mut inode = tx.inode(ino)?;
-            for piece in whole() {
-                map::remove(tx, &mut inode, piece.first_page)?;
-                tx.free_span(piece.span);
-            }
-            inode.pages = inode.pages.saturating_sub(mapped);
-            tx.put_inode(ino, &inode)
-        })?;
-        Ok(true)
-    }
-
-    /// Clears the flag of a file with `pages` mapped pages; `None` counts them.
-    pub(crate) fn clear_trim_mark(
-        &self,
-        channel: &mut IoChannel,
-        ino: Ino,
-        pages: Option<u64>,
-    ) -> Result<()> {
-        let pages = match pages {
-            Some(pages) => pages,
-            None => self.count_mapped_pages(channel, ino)?,
-        };
-        self.change(|tx| {
-            let mut inode = tx.inode(ino)?;
-            inode.flags &= !NEEDS_TRIM;
-            inode.pages = pages;
-            tx.put_inode(ino, &inode)
-        })
-    }
-
-    /// Mapped pages of a file.
-    pub(crate) fn count_mapped_pages(&self, channel: &mut IoChannel, ino: Ino) -> Result<u64> {
-        let pieces = self.inspect(|core| {
-            let inode = core.inode(ino)?;
-            core.pieces(&inode, 0, usize::MAX)
-        })?;
-        let mut count = 0;
-        for FileSpan { span, .. } in pieces {
-            count += channel.count_mapped_pages(span.page..span.end())?;
+        if !is_orphan {
+            drop(core);
+            return flush_times_and_forget(txs, ino);
         }
-        Ok(count)
+        core.mmap_dirty.set(ino, 0);
+        let live = core.live_inodes.remove(&ino);
+        if !core.is_running() {
+            // The next mount that takes changes frees it.
+            core.freeing.remove(&ino);
+            return;
+        }
+        live
+    };
+    // A thread may write through a descriptor that another thread closes.
+    if let Some(live) = live {
+        live.file_lock.block_direct_permanently();
     }
-
-    /// Releases an inode after its last use: frees it if it has no name, else writes its times.
-    pub(crate) fn release_if_unused(&self, ino: Ino) {
-        self.release_if_unused_with(ino, None);
+    let mut freed = Ok(true);
+    while freed == Ok(true) {
+        freed = txs.with_reserve_fallback(|| free_orphan_piece(txs, ino, channel.as_deref_mut()));
     }
+    // The deferred list retries it; the caller gets no error.
+    let _ = txs.defer_on_error(ino, freed);
+}
 
-    /// As [`Fs::release_if_unused`], with the caller's channel if it has one.
-    pub(crate) fn release_if_unused_with(&self, ino: Ino, mut channel: Option<&mut IoChannel>) {
-        let live = {
-            let mut core = self.lock_core();
-            let is_used = |live: &LiveInode| live.opens > 0 || live.lookups > 0;
-            if core.live_inodes.get(&ino).is_some_and(is_used) {
-                return;
-            }
-            let is_orphan = core.inode(ino).is_ok_and(|inode| inode.links == 0);
-            if is_orphan && !core.freeing.insert(ino) {
-                return;
-            }
-            if !is_orphan {
-                drop(core);
-                return self.flush_times_and_forget(ino);
-            }
+/// Writes the pending times of an inode into it, and drops its state in memory.
+fn flush_times_and_forget(txs: &TxManager, ino: Ino) {
+    let data = {
+        let core = txs.lock_core();
+        core.live_inodes
+            .get(&ino)
+            .map(|live| Arc::clone(&live.file_lock))
+    };
+    if let Err(cause) = times::flush_times(txs, ino) {
+        tracing::warn!(ino = ino.0, %cause, "the times of a file are lost");
+    }
+    if let Some(data) = data {
+        let ended = data.block_direct_permanently();
+        let mut core = txs.lock_core();
+        let is_over = |live: &LiveInode| live.opens == 0 && live.lookups == 0;
+        if core.live_inodes.get(&ino).is_some_and(is_over) {
+            core.live_inodes.remove(&ino);
             core.mmap_dirty.set(ino, 0);
-            let live = core.live_inodes.remove(&ino);
-            if !core.is_running() {
-                // The next mount that takes changes frees it.
-                core.freeing.remove(&ino);
-                return;
-            }
-            live
-        };
-        // A thread may write through a descriptor that another thread closes.
-        if let Some(live) = live {
-            live.file_lock.block_direct_permanently();
-        }
-        let mut freed = Ok(true);
-        while freed == Ok(true) {
-            freed =
-                self.with_reserve_fallback(|| self.free_orphan_piece(ino, channel.as_deref_mut()));
-        }
-        // The deferred list retries it; the caller gets no error.
-        let _ = self.defer_on_error(ino, freed);
-    }
-
-    /// Writes the pending times of an inode into it, and drops its state in memory.
-    fn flush_times_and_forget(&self, ino: Ino) {
-        let data = {
-            let core = self.lock_core();
-            core.live_inodes
-                .get(&ino)
-                .map(|live| Arc::clone(&live.file_lock))
-        };
-        if let Err(cause) = self.flush_times(ino) {
-            tracing::warn!(ino = ino.0, %cause, "the times of a file are lost");
-        }
-        if let Some(data) = data {
-            let ended = data.block_direct_permanently();
-            let mut core = self.lock_core();
-            let is_over = |live: &LiveInode| live.opens == 0 && live.lookups == 0;
-            if core.live_inodes.get(&ino).is_some_and(is_over) {
-                core.live_inodes.remove(&ino);
-                core.mmap_dirty.set(ino, 0);
-            } else {
-                ended.unblock();
-            }
+        } else {
+            ended.unblock();
         }
     }
+}
 
-    /// Frees some of an orphan, and with the last piece its inode. A crash in between leaves an
-    /// orphan. Returns whether more is left.
-    pub(crate) fn free_orphan_piece(
-        &self,
-        ino: Ino,
-        mut channel: Option<&mut IoChannel>,
-    ) -> Result<bool> {
-        let (inode, pieces) = self.inspect(|core| {
-            let inode = core.inode(ino)?;
-            let pieces = core.pieces(&inode, 0, SPANS_FREED_MAX)?;
-            Ok((inode, pieces))
-        })?;
-        let shares = pieces.iter().any(|piece| piece.is_shared) || inode.spare_span.is_some();
-        let goes_at_once = pieces.len() <= SPANS_WITH_INODE_MAX && !shares;
-        let is_file = inode.kind() == InodeKind::File;
-        let is_small = is_file && inode.is_dense() && inode.pages <= CLEARED_PAGES_MAX;
-        if !goes_at_once {
-            if inode.size > 0 || inode.flags != NEEDS_TRIM || inode.append_extent.is_some() {
-                self.change(|tx| {
-                    let mut inode = tx.inode(ino)?;
-                    inode.size = 0;
-                    inode.flags = NEEDS_TRIM;
-                    inode.append_extent = None;
-                    tx.put_inode(ino, &inode)
-                })?;
-            }
-            self.with_channel(channel, |channel| {
-                self.free_spare(channel, ino)?;
-                self.trim_piece(channel, ino)
+/// Frees some of an orphan, and with the last piece its inode. A crash in between leaves an
+/// orphan. Returns whether more is left.
+pub(crate) fn free_orphan_piece(
+    txs: &TxManager,
+    ino: Ino,
+    mut channel: Option<&mut IoChannel>,
+) -> Result<bool> {
+    let (inode, pieces) = txs.inspect(|core| {
+        let inode = core.inode(ino)?;
+        let pieces = core.pieces(&inode, 0, SPANS_FREED_MAX)?;
+        Ok((inode, pieces))
+    })?;
+    let shares = pieces.iter().any(|piece| piece.is_shared) || inode.spare_span.is_some();
+    let goes_at_once = pieces.len() <= SPANS_WITH_INODE_MAX && !shares;
+    let is_file = inode.kind() == InodeKind::File;
+    let is_small = is_file && inode.is_dense() && inode.pages <= CLEARED_PAGES_MAX;
+    if !goes_at_once {
+        if inode.size > 0 || inode.flags != NEEDS_TRIM || inode.append_extent.is_some() {
+            txs.change(|tx| {
+                let mut inode = tx.inode(ino)?;
+                inode.size = 0;
+                inode.flags = NEEDS_TRIM;
+                inode.append_extent = None;
+                tx.put_inode(ino, &inode)
             })?;
-            return Ok(true);
         }
-        if !is_small {
-            let all = pieces
-                .iter()
-                .map(|piece| discard_request(piece, &(0..u64::MAX)));
-            self.with_channel(channel.as_deref_mut(), |channel| Ok(channel.call_all(all)?))?;
-        }
-        let log = inode.redo_log;
-        self.change(|tx| {
-            let mut inode = tx.inode(ino)?;
-            for &FileSpan {
-                first_page: at,
-                span,
-                ..
-            } in &pieces
-            {
-                if is_small {
-                    let mapped = inode.pages.saturating_sub(at).min(1 << span.order);
-                    (0..mapped).for_each(|page| tx.clear(span.page + page));
-                }
-                map::remove(tx, &mut inode, at)?;
-                tx.free_span(span);
-            }
-            crate::names::xattrs::clear_xattrs(tx, &mut inode);
-            tx.put_inode(ino, &Inode::free(inode.generation))?;
-            tx.free_ino(ino);
-            Ok(())
+        txs.channels.with_channel(channel, |channel| {
+            share::free_spare(txs, channel, ino)?;
+            trim_piece(txs, channel, ino)
         })?;
-        if let Some(log) = log {
-            self.drop_log(log, channel);
-        }
-        Ok(false)
+        return Ok(true);
     }
-
-    /// Calls `run` with the caller's channel, or with a borrowed one.
-    pub(crate) fn with_channel<T>(
-        &self,
-        channel: Option<&mut IoChannel>,
-        run: impl FnOnce(&mut IoChannel) -> Result<T>,
-    ) -> Result<T> {
-        match channel {
-            Some(channel) => run(channel),
-            None => run(&mut *self.borrow_channel()?),
-        }
+    if !is_small {
+        let all = pieces
+            .iter()
+            .map(|piece| discard_request(piece, &(0..u64::MAX)));
+        txs.channels
+            .with_channel(channel.as_deref_mut(), |channel| Ok(channel.call_all(all)?))?;
     }
+    let log = inode.redo_log;
+    txs.change(|tx| {
+        let mut inode = tx.inode(ino)?;
+        for &FileSpan {
+            first_page: at,
+            span,
+            ..
+        } in &pieces
+        {
+            if is_small {
+                let mapped = inode.pages.saturating_sub(at).min(1 << span.order);
+                (0..mapped).for_each(|page| tx.clear(span.page + page));
+            }
+            map_update::remove(tx, &mut inode, at)?;
+            tx.free_span(span);
+        }
+        clear_xattrs(tx, &mut inode);
+        tx.put_inode(ino, &Inode::free(inode.generation))?;
+        tx.free_ino(ino);
+        Ok(())
+    })?;
+    if let Some(log) = log {
+        redo_log::drop_log(txs, log, channel);
+    }
+    Ok(false)
 }

@@ -14,7 +14,9 @@
 //! 16 entries    leaf: key 8, inode 8, kind 1, length 1, name; inner: key 8, page 4
 //! ```
 
-use crate::format::inode::{Corruption, Ino, InodeKind, Page};
+use crate::error::Corruption;
+use crate::format::Page;
+use crate::format::inode::{Ino, InodeKind};
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::units::PAGE_BYTES;
 use std::ops::Range;
@@ -234,9 +236,10 @@ impl Node {
                     children.map(|c| (get_u64(c, 0), get_u32(c, 8))).collect();
                 let rises = children.is_sorted_by(|(one, _), (next, _)| one < next);
                 let is_within = children[1..].iter().all(|(key, _)| keys.contains(key));
-                match rises && is_within {
-                    true => Ok(Node::Inner(children)),
-                    false => Err(damaged("its keys are out of order")),
+                if rises && is_within {
+                    Ok(Node::Inner(children))
+                } else {
+                    Err(damaged("its keys are out of order"))
                 }
             }
             kind => Err(damaged(format!("it is of kind {kind} and not a node"))),
@@ -323,9 +326,10 @@ pub(crate) fn child_for(
     let (mut low, mut high) = (0, count);
     while high - low > 1 {
         let middle = usize::midpoint(low, high);
-        match get_u64(child(middle), 0) <= key {
-            true => low = middle,
-            false => high = middle,
+        if get_u64(child(middle), 0) <= key {
+            low = middle;
+        } else {
+            high = middle;
         }
     }
     // The first child also has keys below its stored key.
@@ -333,9 +337,10 @@ pub(crate) fn child_for(
         0 => keys.start,
         low => get_u64(child(low), 0),
     };
-    let end = match low + 1 < count {
-        true => get_u64(child(low + 1), 0),
-        false => keys.end,
+    let end = if low + 1 < count {
+        get_u64(child(low + 1), 0)
+    } else {
+        keys.end
     };
     if start < keys.start || start >= end || end > keys.end {
         return Err(damaged("its keys are out of order"));

@@ -1,41 +1,28 @@
-//! The on-disk format: head, inodes, map pages. `docs/formats.md` draws it. Little endian. The
-//! store checksums every page, so bytes that are read are those that were written. Any client of
-//! the volume may have written them; this module checks that they are consistent.
+//! Inodes: their fields and their bytes. `docs/formats.md` draws them. Little endian. The store
+//! checksums every page, so bytes that are read are those that were written. Any client of the
+//! volume may have written them; [`super::inode_check`] checks that they are consistent.
 
-use crate::TARGET_MAX;
-use crate::alloc::spans::Span;
-use crate::tree::page_map::pages_to_next_span;
+use crate::error::{Corruption, FsError, Result};
+use crate::format::page_map::{FileSpan, PageMap, Span, SpanRef, span_bits, span_of_bits};
+use crate::format::{PAGE, page_count};
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::units::PAGE_BYTES;
-use uuid::Uuid;
+use rustix::io::Errno;
 
-pub(crate) type Page = [u8; PAGE_BYTES];
-
-const MAGIC: [u8; 8] = *b"pagemfs\0";
-pub(crate) const VERSION: u32 = 0;
 pub(crate) const INODE_BYTES: usize = 256;
 pub(crate) const INODES_PER_PAGE: u64 = (PAGE_BYTES / INODE_BYTES) as u64;
-/// Byte of the head at which the inode of the inode table lies.
-const TABLE_AT: usize = 256;
 /// Longest link target in bytes that fits into the inode.
 pub(crate) const INLINE_MAX: usize = INODE_BYTES - INLINE_AT;
 const INLINE_AT: usize = 112;
 const SPARE_SPAN_AT: usize = 176;
-/// Byte of the head at which the span of the reserve is named.
-const RESERVE_AT: usize = 56;
-/// Spans that an inode names; together they hold the first `SMALL_PAGES`.
-pub(crate) const SPANS: usize = 7;
-/// Pages of a file below its first chunk; as many as one leaf of a page table.
-pub(crate) const SMALL_PAGES: u64 = 1 << CHUNK_ORDER;
-/// A chunk is a span of 2^9 pages.
-pub(crate) const CHUNK_ORDER: u8 = 9;
-/// Entries of a map page.
-pub(crate) const MAP_ENTRIES: u64 = (PAGE_BYTES / 8) as u64;
-/// Three levels reach 2^27 chunks of 2 MiB, far beyond `FILE_BYTES_MAX`.
-pub(crate) const MAP_HEIGHT_MAX: u8 = 3;
 /// Bytes of the longest file: 16 TiB, a quarter of the largest slice.
 pub const FILE_BYTES_MAX: u64 = 1 << 44;
-
+/// Bytes of the longest name of an entry.
+pub const NAME_MAX: usize = 255;
+/// Bytes of the longest target of a link.
+pub const TARGET_MAX: usize = 4095;
+/// Names of one file: the limit of ext4.
+pub const LINKS_MAX: u32 = 65_000;
 /// Pages beyond the size may still have to be freed, and the page count is not reliable.
 pub(crate) const NEEDS_TRIM: u16 = 1;
 /// Pages beyond the size may be mapped, all zeroes.
@@ -50,11 +37,9 @@ const APPEND_EXTENT_AT: usize = 184;
 const HAS_REDO_LOG: u16 = 16;
 /// Byte of the inode at which the log is named.
 const REDO_LOG_AT: usize = 200;
-/// Attributes lie in a span of up to 2^5 pages.
-const XATTRS_ORDER_MAX: u8 = 5;
-const NSEC_MAX: u32 = 999_999_999;
-
-pub(crate) const KIND_MASK: u16 = 0o170_000;
+const KIND_MASK: u16 = 0o170_000;
+/// Bits that a write through the kernel clears. Direct clients do not clear them.
+pub(crate) const SET_ID: u16 = 0o6000;
 
 /// The number of an inode. 0 is the inode table itself, 1 the root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -62,6 +47,7 @@ pub struct Ino(pub u64);
 
 impl Ino {
     pub(crate) const TABLE: Ino = Ino(0);
+
     /// The root directory.
     pub const ROOT: Ino = Ino(1);
 }
@@ -134,45 +120,6 @@ pub(crate) struct Xattrs {
     pub(crate) len: u32,
 }
 
-/// The first page of a span of a file, and whether other places may name the span too. A shared
-/// span is immutable.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SpanRef(pub(crate) u64);
-
-impl SpanRef {
-    const SHARED: u64 = 1 << 63;
-
-    /// A span that no other place names.
-    pub(crate) fn exclusive(page: u64) -> SpanRef {
-        SpanRef(page)
-    }
-
-    pub(crate) fn shared(page: u64) -> SpanRef {
-        SpanRef(page | SpanRef::SHARED)
-    }
-
-    pub(crate) fn page(self) -> u64 {
-        self.0 & !SpanRef::SHARED
-    }
-
-    pub(crate) fn is_shared(self) -> bool {
-        self.0 & SpanRef::SHARED != 0
-    }
-
-    pub(crate) fn is_none(self) -> bool {
-        self.page() == 0
-    }
-}
-
-/// The map of a file's pages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct PageMap {
-    pub(crate) spans: [SpanRef; SPANS],
-    /// The root of the radix tree over chunks; 0: none.
-    pub(crate) root: u64,
-    pub(crate) height: u8,
-}
-
 /// The range behind a file's size that direct clients may append to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AppendExtent {
@@ -213,31 +160,6 @@ pub(crate) struct Inode {
     pub(crate) redo_log: Option<Ino>,
     /// The target of a link of at most `INLINE_MAX` bytes.
     pub(crate) target: Vec<u8>,
-}
-
-/// Inconsistent bytes: not written by pagemesh, or by one with a defect.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Corruption(pub String);
-
-/// The stored form of an optional span; 0: none.
-fn span_bits(span: Option<Span>) -> u64 {
-    span.map_or(0, |Span { page, order }| page | u64::from(order) << 56)
-}
-
-fn span_of_bits(bits: u64) -> Option<Span> {
-    (bits != 0).then_some(Span {
-        page: bits & !(0xff << 56),
-        order: (bits >> 56) as u8,
-    })
-}
-
-/// Whether the span can lie in a space of `pages` pages. Page 0 is the head.
-fn is_span_within(Span { page, order }: Span, pages: u64) -> bool {
-    page != 0
-        && order <= CHUNK_ORDER
-        && page.is_multiple_of(1 << order)
-        && page.checked_add(1 << order).is_some_and(|end| end <= pages)
 }
 
 fn time_at(bytes: &[u8], at: usize) -> Time {
@@ -293,6 +215,36 @@ impl Inode {
 
     pub(crate) fn has_xattrs(&self) -> bool {
         self.xattrs.at != 0
+    }
+
+    /// Whether every page below the size is mapped, and no other. The page count of a file that is
+    /// being trimmed is not reliable, and direct clients may have mapped more pages.
+    pub(crate) fn is_dense(&self) -> bool {
+        self.is_dense_before_append() && self.append_extent.is_none()
+    }
+
+    /// As [`Inode::is_dense`], without the pages of direct clients.
+    pub(crate) fn is_dense_before_append(&self) -> bool {
+        let is_settled =
+            self.flags & (HAS_RESERVED_PAGES | NEEDS_TRIM) == 0 && self.redo_log.is_none();
+        is_settled && self.pages == page_count(self.size)
+    }
+
+    /// Whether a write removes set-id bits or capabilities.
+    pub(crate) fn needs_remove_privs(&self) -> bool {
+        self.mode & SET_ID != 0 || self.has_xattrs()
+    }
+
+    /// Mapped pages of a span; `None` if only the volume can tell.
+    pub(crate) fn mapped_pages_in(&self, piece: &FileSpan) -> Option<u64> {
+        let pages = self.pages.saturating_sub(piece.first_page);
+        self.is_dense().then(|| pages.min(1 << piece.span.order))
+    }
+
+    /// Pages of the append extent that may be mapped, beyond those that the inode counts.
+    pub(crate) fn granted_pages(&self) -> u64 {
+        let reach = self.append_extent.map_or(0, |growth| growth.limit_page);
+        reach.saturating_sub(page_count(self.size))
     }
 
     pub(crate) fn encode(&self) -> [u8; INODE_BYTES] {
@@ -366,7 +318,7 @@ impl Inode {
     }
 
     /// Decodes and checks an inode. `pages` is the size of the space: no span may lie beyond it.
-    pub(crate) fn decode(bytes: &[u8], pages: u64) -> Result<Inode, Corruption> {
+    pub(crate) fn decode(bytes: &[u8], pages: u64) -> std::result::Result<Inode, Corruption> {
         let mut inode = Inode::free(get_u32(bytes, 84));
         inode.mode = u16::from_le_bytes(field(bytes, 0));
         if inode.is_free() {
@@ -419,172 +371,6 @@ impl Inode {
         inode.check(pages)?;
         Ok(inode)
     }
-
-    fn check(&self, pages: u64) -> Result<(), Corruption> {
-        let refuse = |why: String| Err(Corruption(why));
-        if self.flags & !(NEEDS_TRIM | HAS_RESERVED_PAGES | INLINE) != 0 {
-            return refuse(format!("its flags are {:#x}", self.flags));
-        }
-        let longest = match self.kind() {
-            InodeKind::Symlink if self.flags & INLINE != 0 => INLINE_MAX as u64,
-            InodeKind::Symlink => TARGET_MAX as u64,
-            _ if self.flags & INLINE != 0 => {
-                return refuse("it has a target and is no link".into());
-            }
-            _ => FILE_BYTES_MAX,
-        };
-        // An orphan may have lost its target.
-        if self.size > longest
-            || (self.kind() == InodeKind::Symlink && self.size == 0 && self.links > 0)
-        {
-            return refuse(format!("its size is {}", self.size));
-        }
-        let times = [self.atime, self.mtime, self.ctime, self.btime];
-        if let Some(time) = times.iter().find(|time| time.nsec > NSEC_MAX) {
-            return refuse(format!("a second of its times has {} ns", time.nsec));
-        }
-        let is_span = |page, order| page == 0 || is_span_within(Span { page, order }, pages);
-        let map = &self.map;
-        for (index, place) in map.spans.iter().enumerate() {
-            let at = place.page();
-            if !is_span(at, span_order(index)) {
-                return refuse(format!("its span {index} begins at page {at}"));
-            }
-            if place.is_shared() && (at == 0 || self.kind() != InodeKind::File) {
-                return refuse(format!("its span {index} is shared"));
-            }
-        }
-        if let Some(spare) = self.spare_span
-            && (!is_span_within(spare, pages) || self.kind() != InodeKind::File)
-        {
-            return refuse(format!("its spare span begins at page {}", spare.page));
-        }
-        if let Some(growth) = self.append_extent {
-            let first = self.size / PAGE_BYTES as u64;
-            let span = first..first + pages_to_next_span(first);
-            let is_plain = self.kind() == InodeKind::File
-                && self.flags & (NEEDS_TRIM | HAS_RESERVED_PAGES) == 0;
-            if !is_plain || growth.limit_page <= span.start || growth.limit_page > span.end {
-                return refuse(format!("it grows up to page {}", growth.limit_page));
-            }
-        }
-        if let Some(log) = self.redo_log
-            && (log <= Ino::ROOT || self.kind() != InodeKind::File || self.append_extent.is_some())
-        {
-            return refuse(format!("it is to be written from inode {}", log.0));
-        }
-        if map.height > MAP_HEIGHT_MAX || map.root >= pages || (map.root == 0) != (map.height == 0)
-        {
-            let PageMap { root, height, .. } = map;
-            return refuse(format!("its map of height {height} begins at page {root}"));
-        }
-        let Xattrs { at, order, len } = self.xattrs;
-        if order > XATTRS_ORDER_MAX || !is_span(at, order) || (at == 0) != (len == 0) {
-            return refuse(format!(
-                "its attributes begin at page {at}, with order {order}"
-            ));
-        }
-        if u64::from(len) > (PAGE_BYTES as u64) << order {
-            return refuse(format!("its attributes have {len} bytes"));
-        }
-        match self.pages > pages {
-            true => refuse(format!("it has {} pages", self.pages)),
-            false => Ok(()),
-        }
-    }
-}
-
-/// The order of the span with this index.
-pub(crate) fn span_order(index: usize) -> u8 {
-    (index as u8 + 2).max(3)
-}
-
-/// The span that holds a file's page below `SMALL_PAGES`: its index, and its
-/// first page in the file.
-pub(crate) fn span_holding(page: u64) -> (usize, u64) {
-    assert!(page < SMALL_PAGES, "page {page} lies in a chunk");
-    match page.checked_ilog2() {
-        Some(order) if order >= 3 => (order as usize - 2, 1 << order),
-        _ => (0, 0),
-    }
-}
-
-/// The content of page 0.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Head {
-    pub(crate) uuid: Uuid,
-    /// The key of the hash of names.
-    pub(crate) hash_key: [u64; 2],
-    /// Limit in bytes for files and name space; 0: no limit but the pool's.
-    pub(crate) limit_bytes: u64,
-    /// The span of the reserve; `None` if it was never allocated.
-    pub(crate) reserve: Option<Span>,
-    /// The inode table, which is stored as a file.
-    pub(crate) table: Inode,
-}
-
-impl Head {
-    pub(crate) fn encode(&self) -> Page {
-        let mut page = [0; PAGE_BYTES];
-        put(&mut page, 0, MAGIC);
-        put(&mut page, 8, VERSION.to_le_bytes());
-        put(&mut page, 16, *self.uuid.as_bytes());
-        put(&mut page, 32, self.hash_key[0].to_le_bytes());
-        put(&mut page, 40, self.hash_key[1].to_le_bytes());
-        put(&mut page, 48, self.limit_bytes.to_le_bytes());
-        put(&mut page, RESERVE_AT, span_bits(self.reserve).to_le_bytes());
-        put(&mut page, TABLE_AT, self.table.encode());
-        page
-    }
-
-    pub(crate) fn decode(page: &Page, pages: u64) -> Result<Head, Corruption> {
-        if page[..8] != MAGIC {
-            return Err(Corruption(
-                "there is no file system in it; make one with 'pagemesh fs create'".into(),
-            ));
-        }
-        let version = get_u32(page, 8);
-        if version != VERSION {
-            return Err(Corruption(format!(
-                "its format is version {version}, and this pagemesh knows version {VERSION}; \
-                 use the pagemesh that made it"
-            )));
-        }
-        let table = &page[TABLE_AT..TABLE_AT + INODE_BYTES];
-        let table = Inode::decode(table, pages).map_err(|Corruption(cause)| {
-            Corruption(format!("of the inode table it says: {cause}"))
-        })?;
-        let shares = table.map.spans.iter().any(|place| place.is_shared());
-        let is_plain =
-            table.kind() == InodeKind::File && table.xattrs.at == 0 && table.spare_span.is_none();
-        let is_plain = is_plain && table.append_extent.is_none() && table.redo_log.is_none();
-        if table.is_free() || !is_plain || shares {
-            return Err(Corruption("it names no inode table".into()));
-        }
-        let limit_bytes = get_u64(page, 48);
-        // Mounting reads the whole table: its time must be bounded.
-        let most = match limit_bytes {
-            0 => pages.saturating_mul(PAGE_BYTES as u64),
-            limit => limit,
-        };
-        if table.size > most || !table.size.is_multiple_of(PAGE_BYTES as u64) {
-            return Err(Corruption(format!(
-                "its inode table has {} bytes, of {most} that the file system may take",
-                table.size
-            )));
-        }
-        let reserve = span_of_bits(get_u64(page, RESERVE_AT));
-        if reserve.is_some_and(|span| !is_span_within(span, pages)) {
-            return Err(Corruption("its reserve lies beyond the volume".into()));
-        }
-        Ok(Head {
-            uuid: Uuid::from_bytes(field(page, 16)),
-            hash_key: [get_u64(page, 32), get_u64(page, 40)],
-            limit_bytes,
-            reserve,
-            table,
-        })
-    }
 }
 
 /// The location of an inode: page of the table, byte of that page.
@@ -593,9 +379,29 @@ pub(crate) fn inode_at(ino: Ino) -> (u64, usize) {
     (ino.0 / INODES_PER_PAGE, index * INODE_BYTES)
 }
 
+/// Number of inodes in the table's pages.
+pub(crate) fn table_inodes(table: &Inode) -> u64 {
+    table.size / PAGE * INODES_PER_PAGE
+}
+
+pub(crate) fn damaged_inode(ino: Ino, cause: Corruption) -> FsError {
+    FsError::Damaged {
+        what: format!("inode {}", ino.0),
+        cause,
+    }
+}
+
+pub(crate) fn check_ino(ino: Ino) -> Result<()> {
+    match ino {
+        Ino::TABLE => Err(Errno::STALE.into()),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::page_map::span_order;
     use proptest::prelude::*;
 
     const PAGES: u64 = 1 << 20;
@@ -655,24 +461,5 @@ mod tests {
                 prop_assert!(inode.pages <= PAGES && inode.size <= FILE_BYTES_MAX);
             }
         }
-
-        #[test]
-        fn head_of_random_bytes_decodes_without_panic(
-            words in prop::collection::vec(prop_oneof![any::<u64>(), Just(u64::MAX - 7), 0..PAGES], 512),
-        ) {
-            let mut page = [0; PAGE_BYTES];
-            for (at, word) in words.iter().enumerate() {
-                page[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
-            }
-            let _ = Head::decode(&page, PAGES);
-        }
-    }
-
-    /// The sum of this page and the length of its span overflows to 0.
-    #[test]
-    fn span_with_overflowing_end_is_refused() {
-        let mut inode = Inode::decode(&[0; INODE_BYTES], PAGES).expect("a free one");
-        inode.map.spans[0] = SpanRef(u64::MAX >> 1 & !7);
-        inode.check(PAGES).expect_err("beyond the volume");
     }
 }

@@ -8,14 +8,14 @@
 //! Invariants: a call borrows one channel at a time, and does so before it takes any lock that the
 //! holder of a channel may wait for. So a call with a channel never waits for a call without one.
 
-use crate::Fs;
 use crate::error::{FsError, Result};
-use crate::io::channel::{IoChannel, WriteQueue};
-use pagemesh_base::space::SpaceError;
+use crate::io::channel::{IoChannel, Wait};
+use pagemesh_base::poison;
+use pagemesh_base::space::{Space, SpaceError};
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::RawFd;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How long a call waits for a channel. A volume delays requests to a part without any copy for a
@@ -44,16 +44,77 @@ struct ChannelPoolState {
     full_until: Option<Instant>,
 }
 
-#[derive(Default)]
 pub(crate) struct ChannelPool {
     state: Mutex<ChannelPoolState>,
     /// Signals a returned channel, or that new ones may be opened.
     changed: Condvar,
+    wait: Wait,
+    space: Arc<dyn Space>,
+}
+
+impl ChannelPool {
+    pub(crate) fn new(space: Arc<dyn Space>, wait: Wait) -> ChannelPool {
+        ChannelPool {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            wait,
+            space,
+        }
+    }
+
+    pub(crate) fn space(&self) -> &dyn Space {
+        &*self.space
+    }
+
+    /// See [`crate::Fs::open_channel`].
+    pub(crate) fn open(&self) -> Result<IoChannel> {
+        IoChannel::open(&*self.space, self.wait)
+    }
+
+    /// See [`crate::Fs::borrow_channel`].
+    pub(crate) fn borrow(&self) -> Result<PooledChannel<'_>> {
+        let until = Instant::now() + CHANNEL_WAIT_MAX;
+        loop {
+            if let Some(channel) = self.wait_for_idle(until) {
+                return Ok(self.wrap(channel));
+            }
+            let opened = IoChannel::open_ready(&*self.space, self.wait);
+            let is_full = matches!(opened, Err(FsError::Space(SpaceError::Busy(_))));
+            self.record_full(is_full);
+            if !is_full || Instant::now() >= until {
+                return opened.map(|channel| self.wrap(channel));
+            }
+        }
+    }
+
+    /// An idle channel, without waiting; `None` if there is none.
+    pub(crate) fn try_borrow(&self) -> Option<PooledChannel<'_>> {
+        self.try_take().map(|channel| self.wrap(channel))
+    }
+
+    /// Calls `run` with the caller's channel, or with a borrowed one.
+    pub(crate) fn with_channel<T>(
+        &self,
+        channel: Option<&mut IoChannel>,
+        run: impl FnOnce(&mut IoChannel) -> Result<T>,
+    ) -> Result<T> {
+        match channel {
+            Some(channel) => run(channel),
+            None => run(&mut *self.borrow()?),
+        }
+    }
+
+    fn wrap(&self, channel: IoChannel) -> PooledChannel<'_> {
+        PooledChannel {
+            pool: self,
+            channel: Some(channel),
+        }
+    }
 }
 
 impl ChannelPool {
     fn lock_state(&self) -> MutexGuard<'_, ChannelPoolState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        poison::lock(&self.state)
     }
 
     /// An idle channel, if there is one now.
@@ -80,7 +141,7 @@ impl ChannelPool {
             let woken = self
                 .changed
                 .wait_timeout(spares, full_until.min(until) - now);
-            spares = woken.unwrap_or_else(PoisonError::into_inner).0;
+            spares = poison::recover(woken).0;
             spares.waiters -= 1;
         }
     }
@@ -110,7 +171,7 @@ impl ChannelPool {
     }
 
     /// Polls idle channels, and closes those that have been idle for too long.
-    fn poll_idle(&self, now: Instant, into: &mut Vec<RawFd>) -> Option<Instant> {
+    pub(crate) fn poll_idle(&self, now: Instant, into: &mut Vec<RawFd>) -> Option<Instant> {
         let mut deadlines = Vec::new();
         let count = self.lock_state().idle.len();
         // One at a time: a call that finds the pool empty would open another.
@@ -158,71 +219,5 @@ impl Drop for PooledChannel<'_> {
                 idle_since: None,
             });
         }
-    }
-}
-
-impl Fs {
-    /// Opens a channel for one thread. It serves one call at a time.
-    ///
-    /// # Errors
-    /// If the volume opens no further channel. The error may come only with the first call.
-    pub fn open_channel(&self) -> Result<IoChannel> {
-        IoChannel::open(&*self.space, self.wait)
-    }
-
-    /// Borrows an idle channel, or opens a new one. If no new one can be opened, it waits until one
-    /// is returned. The caller must not hold a channel.
-    ///
-    /// # Errors
-    /// Errors of the volume. The error that it has no further channel comes only after 30 s.
-    pub fn borrow_channel(&self) -> Result<PooledChannel<'_>> {
-        let until = Instant::now() + CHANNEL_WAIT_MAX;
-        loop {
-            if let Some(port) = self.channel_pool.wait_for_idle(until) {
-                return Ok(self.wrap_channel(port));
-            }
-            let opened = IoChannel::open_ready(&*self.space, self.wait);
-            let is_full = matches!(opened, Err(FsError::Space(SpaceError::Busy(_))));
-            self.channel_pool.record_full(is_full);
-            if !is_full || Instant::now() >= until {
-                return opened.map(|channel| self.wrap_channel(channel));
-            }
-        }
-    }
-
-    /// Creates a queue for several concurrent writes ([`Fs::begin_write`]). Drop it when it is
-    /// empty and no write follows: other calls may wait for its channel.
-    ///
-    /// # Errors
-    /// As [`Fs::borrow_channel`].
-    pub fn write_queue(&self) -> Result<WriteQueue<'_>> {
-        Ok(WriteQueue::new(self.borrow_channel()?))
-    }
-
-    /// As [`Fs::write_queue`], without waiting; `None` if there is no idle channel.
-    pub fn try_write_queue(&self) -> Option<WriteQueue<'_>> {
-        let channel = self.channel_pool.try_take()?;
-        Some(WriteQueue::new(self.wrap_channel(channel)))
-    }
-
-    fn wrap_channel(&self, channel: IoChannel) -> PooledChannel<'_> {
-        PooledChannel {
-            pool: &self.channel_pool,
-            channel: Some(channel),
-        }
-    }
-
-    /// Lets idle channels take part in the work of the volume, such as the return of a copy, and
-    /// closes those that have been idle for too long. Does not wait. Call it when one of the
-    /// descriptors that it adds to `into` is readable, at the time that it returns, and
-    /// periodically.
-    pub fn poll_idle_channels(&self, now: Instant, into: &mut Vec<RawFd>) -> Option<Instant> {
-        // A locked channel is in use, and its user polls it.
-        let core = self.core.try_lock().ok();
-        let core = core.and_then(|mut core| core.poll_channel(into));
-        let commits = self.commit_channel.try_lock().ok();
-        let commits = commits.and_then(|mut commits| commits.poll(into));
-        let spares = self.channel_pool.poll_idle(now, into);
-        [core, commits, spares].into_iter().flatten().min()
     }
 }

@@ -2,3 +2,4 @@
 
 pub(crate) mod channel;
 pub(crate) mod channel_pool;
+pub(crate) mod write_queue;

@@ -5,25 +5,23 @@
 //! are bounded by the mapped pages of the space, even if those are damaged.
 
 use crate::alloc::range_set::RangeSet;
-use crate::alloc::spans::{OwnedSpan, Span, for_each_overlap};
-use crate::error::{FsError, Result};
-use crate::file::share::ShareCounts;
+use crate::alloc::share_counts::ShareCounts;
+use crate::alloc::spans::{OwnedSpan, for_each_overlap};
+use crate::error::{Corruption, FsError, Result};
 use crate::format::inode::{
-    Corruption, Head, INODE_BYTES, INODES_PER_PAGE, Ino, Inode, InodeKind, NEEDS_TRIM, Page,
+    INODE_BYTES, INODES_PER_PAGE, Ino, Inode, InodeKind, NEEDS_TRIM, Xattrs, damaged_inode,
+    table_inodes,
 };
+use crate::format::page_map::{FileSpan, Span};
+use crate::format::superblock::Head;
+use crate::format::{PAGE, Page, page_map};
 use crate::io::channel::IoChannel;
-use crate::tree::page_map as map;
-use crate::txn::core::{damaged_inode, table_inodes};
-use pagemesh_base::space::SpaceError;
-use pagemesh_base::units::PAGE_BYTES;
+use crate::recovery::damage_log::{DamageLog, damage_text, owner_name};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-const PAGE: u64 = PAGE_BYTES as u64;
 /// Pages of the inode table read at once.
 const READ_PAGES: u64 = 256;
-/// Damages that are reported one by one.
-const REPORTED_MAX: usize = 4;
 
 /// The result of a scan.
 pub(crate) struct ScanResult {
@@ -57,53 +55,6 @@ struct SpanSharers {
     owners: Vec<Ino>,
     /// Its mapped pages, if the inode of an owner tells.
     mapped_pages: Option<u64>,
-}
-
-/// Inconsistencies that were found.
-#[derive(Default)]
-pub(crate) struct DamageLog {
-    reported: Vec<String>,
-    count: u64,
-    /// Inodes with untrusted content.
-    pub(crate) untrusted: HashSet<Ino>,
-}
-
-impl DamageLog {
-    fn record(&mut self, what: impl FnOnce() -> String) {
-        self.count += 1;
-        if self.reported.len() < REPORTED_MAX {
-            let what = what();
-            tracing::error!(%what, "the file system is damaged");
-            self.reported.push(what);
-        }
-    }
-
-    /// The report of all damages; `None` if there are none.
-    pub(crate) fn summary(&self) -> Option<String> {
-        let more = self.count - self.reported.len() as u64;
-        let told = self.reported.join("; ");
-        match (self.count, more) {
-            (0, _) => None,
-            (_, 0) => Some(told),
-            (_, more) => Some(format!("{told}; and {more} more")),
-        }
-    }
-}
-
-/// The text of a damage. Returns other errors, such as an unreachable volume, unchanged.
-fn damage_text(error: FsError) -> Result<String> {
-    match error {
-        FsError::Damaged { what, cause } => Ok(format!("{what} is damaged: {cause}")),
-        FsError::Space(cause @ SpaceError::Damaged { .. }) => Ok(cause.to_string()),
-        other => Err(other),
-    }
-}
-
-fn owner_name(ino: Ino) -> String {
-    match ino {
-        Ino::TABLE => "the inode table".into(),
-        Ino(number) => format!("inode {number}"),
-    }
 }
 
 /// Reads the inode table.
@@ -157,16 +108,19 @@ pub(crate) fn scan(channel: &mut IoChannel, head: &Head, pages: u64) -> Result<S
 fn record_overlaps(spans: &mut [OwnedSpan], damages: &mut DamageLog) {
     for_each_overlap(spans, |one, other| {
         let page = one.span.page;
-        damages.record(|| match one.owner == other.owner {
-            true => format!(
-                "page {page} of the volume is named twice by {}",
-                owner_name(one.owner)
-            ),
-            false => format!(
-                "page {page} of the volume is owned by {} and by {}",
-                owner_name(one.owner),
-                owner_name(other.owner)
-            ),
+        damages.record(|| {
+            if one.owner == other.owner {
+                format!(
+                    "page {page} of the volume is named twice by {}",
+                    owner_name(one.owner)
+                )
+            } else {
+                format!(
+                    "page {page} of the volume is owned by {} and by {}",
+                    owner_name(one.owner),
+                    owner_name(other.owner)
+                )
+            }
         });
         damages.untrusted.extend([one.owner, other.owner]);
     });
@@ -248,7 +202,7 @@ impl InodeScan<'_> {
         let end = table_inodes(table) / INODES_PER_PAGE;
         let mut index = 0;
         while index < end {
-            let run = map::find(&table.map, index, &mut |page| {
+            let run = page_map::find(&table.map, index, &mut |page| {
                 Ok(self.channel.read_page(page)?.into())
             });
             let count = match run.map_err(damage_text) {
@@ -260,12 +214,12 @@ impl InodeScan<'_> {
                 Ok(None) => {
                     let what = || format!("the inode table has no page {index}");
                     self.result.damages.record(what);
-                    map::pages_to_next_span(index).min(end - index)
+                    page_map::pages_to_next_span(index).min(end - index)
                 }
                 Err(damage) => {
                     let damage = damage?;
                     self.result.damages.record(|| damage);
-                    map::pages_to_next_span(index).min(end - index)
+                    page_map::pages_to_next_span(index).min(end - index)
                 }
             };
             index += count;
@@ -354,96 +308,136 @@ impl InodeScan<'_> {
     /// Adds the spans of an inode to those in use. Marks an inode untrusted that names pages of
     /// other inodes, or pages beyond the space.
     fn add_spans(&mut self, ino: Ino, inode: &Inode) -> Result<()> {
-        let InodeScan {
-            channel: port,
-            pages,
-            result: found,
-        } = self;
+        let maps_before = self.result.map_owners.len();
+        if let Err(error) = self.visit_map(ino, inode) {
+            let damage = damage_text(error)?;
+            self.result.damages.record(|| damage);
+            self.result.damages.untrusted.insert(ino);
+        }
+        let maps = self.result.map_owners.len() - maps_before;
+        self.add_inode_pages(ino, inode, maps as u64);
+        Ok(())
+    }
+
+    /// Adds the spans and the map pages that the map of an inode names. An error reports the
+    /// first inconsistency.
+    fn visit_map(&mut self, ino: Ino, inode: &Inode) -> Result<()> {
+        let end = self.pages;
+        let channel = &mut *self.channel;
         let ScanResult {
             spans,
-            map_owners: maps,
+            map_owners,
             sharers,
             damages,
             ..
-        } = found;
-        let (end, its_maps) = (*pages, maps.len());
-        let mut own = 0;
-        let mut wrong = None;
-        let is_file = ino != Ino::TABLE && inode.kind() == InodeKind::File;
-        let mut may_share = true;
-        let visited = map::visit(
+        } = &mut self.result;
+        let mut named = NamedSpans::default();
+        let visited = page_map::visit(
             &inode.map,
             0,
-            &mut |page| Ok(Arc::<Page>::from(port.read_page(page)?)),
+            &mut |page| Ok(Arc::<Page>::from(channel.read_page(page)?)),
             &mut |piece| {
                 let span = piece.span;
                 if span.end() > end {
-                    wrong = Some(span.page);
+                    named.beyond = Some(span.page);
                     return false;
                 }
-                own += 1 << span.order;
-                if piece.is_shared {
-                    may_share &= is_file;
-                    let sharers = sharers.entry(span).or_default();
-                    sharers.owners.push(ino);
-                    sharers.mapped_pages = sharers.mapped_pages.or(inode.mapped_pages_in(&piece));
-                    if sharers.owners.len() > 1 {
-                        return true;
-                    }
+                named.pages += 1 << span.order;
+                named.has_shared |= piece.is_shared;
+                if !piece.is_shared || add_sharer(sharers, ino, inode, &piece) {
+                    spans.push(OwnedSpan { span, owner: ino });
                 }
-                spans.push(OwnedSpan { span, owner: ino });
                 true
             },
             &mut |page| {
                 if page >= end {
                     return Err(beyond_volume(ino, page));
                 }
-                match maps.insert(page, ino) {
-                    None => Ok(()),
-                    Some(other) => {
-                        damages.untrusted.insert(other);
-                        let what = format!("{} and {} name it", owner_name(other), owner_name(ino));
-                        Err(map::damaged(page, what))
-                    }
-                }
+                add_map_page(map_owners, damages, ino, page)
             },
         );
-        let visited = match wrong {
-            Some(page) => Err(beyond_volume(ino, page)),
-            None if !may_share => {
-                let what = "it shares pages, and is no file";
-                visited.and(Err(damaged_inode(ino, Corruption(what.into()))))
-            }
-            // The mark says that the pages are still to be counted.
-            None if inode.flags & NEEDS_TRIM == 0 && inode.pages > own => {
-                let what = format!("it counts {} pages, and names {own}", inode.pages);
-                visited.and(Err(damaged_inode(ino, Corruption(what))))
-            }
-            None => visited,
-        };
-        if let Err(error) = visited {
-            let damage = damage_text(error)?;
-            damages.record(|| damage);
-            damages.untrusted.insert(ino);
-        }
+        named.check(ino, inode, visited)
+    }
+
+    /// Adds what an inode has apart from the spans in its map: the pages that it counts, `maps` map
+    /// pages, its append extent, its spare span and its attributes.
+    fn add_inode_pages(&mut self, ino: Ino, inode: &Inode, maps: u64) {
+        let found = &mut self.result;
         found
             .spans
             .extend(inode.spare_span.map(|span| OwnedSpan { span, owner: ino }));
-        let own = inode.pages.saturating_add((maps.len() - its_maps) as u64);
+        let own = inode.pages.saturating_add(maps);
         let own = own.saturating_add(inode.granted_pages());
         found.used_pages = found.used_pages.saturating_add(own);
         if inode.xattrs.at != 0 {
-            let order = inode.xattrs.order;
+            let Xattrs { at, order, .. } = inode.xattrs;
             found.used_pages = found.used_pages.saturating_add(1 << order);
             found.spans.push(OwnedSpan {
-                span: Span {
-                    page: inode.xattrs.at,
-                    order,
-                },
+                span: Span { page: at, order },
                 owner: ino,
             });
         }
+    }
+}
+
+/// The spans in the map of one inode.
+#[derive(Default)]
+struct NamedSpans {
+    /// Their pages.
+    pages: u64,
+    has_shared: bool,
+    /// The first page of a span that ends beyond the space.
+    beyond: Option<u64>,
+}
+
+impl NamedSpans {
+    /// Checks them against the inode. `visited` is the result of the visit.
+    fn check(&self, ino: Ino, inode: &Inode, visited: Result<()>) -> Result<()> {
+        let may_share = ino != Ino::TABLE && inode.kind() == InodeKind::File;
+        if let Some(page) = self.beyond {
+            return Err(beyond_volume(ino, page));
+        }
+        visited?;
+        if self.has_shared && !may_share {
+            let what = "it shares pages, and is no file";
+            return Err(damaged_inode(ino, Corruption(what.into())));
+        }
+        // The mark says that the pages are still to be counted.
+        if inode.flags & NEEDS_TRIM == 0 && inode.pages > self.pages {
+            let what = format!("it counts {} pages, and names {}", inode.pages, self.pages);
+            return Err(damaged_inode(ino, Corruption(what)));
+        }
         Ok(())
+    }
+}
+
+/// Records a place that names a shared span. Returns whether it is the first one.
+fn add_sharer(
+    sharers: &mut HashMap<Span, SpanSharers>,
+    ino: Ino,
+    inode: &Inode,
+    piece: &FileSpan,
+) -> bool {
+    let sharers = sharers.entry(piece.span).or_default();
+    sharers.owners.push(ino);
+    sharers.mapped_pages = sharers.mapped_pages.or(inode.mapped_pages_in(piece));
+    sharers.owners.len() == 1
+}
+
+/// Records the owner of a map page. If another inode has the page, both are untrusted.
+fn add_map_page(
+    owners: &mut HashMap<u64, Ino>,
+    damages: &mut DamageLog,
+    ino: Ino,
+    page: u64,
+) -> Result<()> {
+    match owners.insert(page, ino) {
+        None => Ok(()),
+        Some(other) => {
+            damages.untrusted.insert(other);
+            let what = format!("{} and {} name it", owner_name(other), owner_name(ino));
+            Err(page_map::damaged(page, what))
+        }
     }
 }
 

@@ -10,14 +10,15 @@
 //! followed for long, no entry is listed twice, and a listing ends. [`crate::format::directory_page`] has the format
 //! of a page.
 
-use crate::error::{FsError, Result};
+use crate::error::{Corruption, FsError, Result};
 use crate::format::directory_page::{
     COLLISIONS_MAX, END_KEY, Entries, FIRST_KEY, FREE_AT, Node, PAGES_AT, PageResult, TreeEntry,
     child_for, damaged, insert_entry, remove_entry, replace_entry,
 };
-use crate::format::inode::{Corruption, Ino, Inode, InodeKind, Page};
-use crate::tree::page_map as map;
-use crate::txn::core::Tx;
+use crate::format::inode::{Ino, Inode, InodeKind, check_ino};
+use crate::format::{Page, page_map};
+use crate::tree::map_update;
+use crate::txn::tx::Tx;
 use pagemesh_base::bytes::{get_u32, put};
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
@@ -88,7 +89,7 @@ impl<'t, 'c> Tree<'t, 'c> {
 
     /// Makes an empty directory of an inode without pages.
     pub(crate) fn init_empty(&mut self) -> Result<()> {
-        let run = map::find_or_allocate(self.tx, self.directory, 0)?;
+        let run = map_update::find_or_allocate(self.tx, self.directory, 0)?;
         let page = self.tx.new_page(run.page);
         Node::Leaf(Vec::new()).encode(page);
         put(&mut page[..], PAGES_AT, 1u32.to_le_bytes());
@@ -99,7 +100,7 @@ impl<'t, 'c> Tree<'t, 'c> {
 
     fn locate(&mut self, page: u32) -> Result<DirPage> {
         let map = self.directory.map;
-        let run = map::find(&map, u64::from(page), &mut |page| self.tx.page(page))?;
+        let run = page_map::find(&map, u64::from(page), &mut |page| self.tx.page(page))?;
         match run {
             Some(run) if u64::from(page) * (PAGE_BYTES as u64) < self.directory.size => {
                 Ok(DirPage {
@@ -365,7 +366,7 @@ impl<'t, 'c> Tree<'t, 'c> {
             let what = format!("it says that the directory has {pages} pages, of {size} bytes");
             return Err(root.damaged(damaged(what)));
         }
-        let run = map::find_or_allocate(self.tx, self.directory, u64::from(pages))?;
+        let run = map_update::find_or_allocate(self.tx, self.directory, u64::from(pages))?;
         self.tx.new_page(run.page);
         let more = pages.checked_add(1).ok_or(Errno::NOSPC)?;
         self.change_page(root, |page| {
@@ -390,5 +391,25 @@ impl<'t, 'c> Tree<'t, 'c> {
             put(&mut root[..], FREE_AT, page.to_le_bytes());
             Ok(())
         })
+    }
+}
+
+/// A directory to look names up in.
+pub(crate) fn directory(tx: &mut Tx<'_>, ino: Ino) -> Result<Inode> {
+    check_ino(ino)?;
+    let inode = tx.inode(ino)?;
+    if inode.is_directory() {
+        Ok(inode)
+    } else {
+        Err(Errno::NOTDIR.into())
+    }
+}
+
+/// A directory to add names to.
+pub(crate) fn linked_directory(tx: &mut Tx<'_>, ino: Ino) -> Result<Inode> {
+    let inode = directory(tx, ino)?;
+    match inode.links {
+        0 => Err(Errno::NOENT.into()),
+        _ => Ok(inode),
     }
 }

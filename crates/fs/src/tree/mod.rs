@@ -1,4 +1,8 @@
-//! Structures in pages of the space: directories and the maps of files.
+//! Structures in pages of the space, changed within an operation: maps of files, directories, the inode
+//! table, extended attributes.
 
 pub(crate) mod directory;
-pub(crate) mod page_map;
+pub(crate) mod inode_table;
+pub(crate) mod map_update;
+pub(crate) mod new_inode;
+pub(crate) mod xattr_list;

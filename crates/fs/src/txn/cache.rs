@@ -1,7 +1,7 @@
 //! Cache of name-space pages, in two generations. When the young one is full it replaces the old
 //! one, and pages that were not used since are dropped.
 
-use crate::format::inode::Page;
+use crate::format::Page;
 use crate::hash::NumberMap;
 use std::sync::Arc;
 

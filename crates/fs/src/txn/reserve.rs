@@ -9,15 +9,15 @@
 //! - A thread that releases or fills it holds `Fs::reserved_pages`, and uses the commit channel. A
 //!   thread that needs room holds a channel already, and must not wait for a second one.
 
-use crate::Fs;
-use crate::alloc::spans::Span;
 use crate::error::{FsError, Result};
+use crate::format::PAGE;
+use crate::format::page_map::Span;
+use crate::txn::manager::TxManager;
 use bytes::Bytes;
+use pagemesh_base::poison;
 use pagemesh_base::space::{Request, SpaceError};
-use pagemesh_base::units::PAGE_BYTES;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
-const PAGE: u64 = PAGE_BYTES as u64;
 /// The reserve's share of the limit.
 const LIMIT_PART: u64 = 64;
 /// A volume has this many times the limit as addresses. Without a limit, the addresses divided by
@@ -35,11 +35,9 @@ fn reserve_order(pages: u64) -> Option<u8> {
     (pages >= PAGES_MIN).then(|| pages.ilog2() as u8)
 }
 
-impl Fs {
-    fn lock_reserve(&self) -> MutexGuard<'_, u64> {
-        self.reserved_pages
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+impl TxManager {
+    pub(crate) fn lock_reserve(&self) -> MutexGuard<'_, u64> {
+        poison::lock(&self.reserved_pages)
     }
 
     /// Runs an operation that frees room. If it fails for lack of room, releases the reserve and
@@ -56,7 +54,7 @@ impl Fs {
         }
     }
 
-    fn release_reserve(&self) -> Result<()> {
+    pub(crate) fn release_reserve(&self) -> Result<()> {
         let mut held = self.lock_reserve();
         let span = self.lock_core().head.reserve;
         match span {
@@ -65,7 +63,7 @@ impl Fs {
         }
     }
 
-    fn discard_reserve(&self, span: Span, held: &mut u64) -> Result<()> {
+    pub(crate) fn discard_reserve(&self, span: Span, held: &mut u64) -> Result<()> {
         self.lock_commit_channel().call(Request::Discard {
             offset: span.page * PAGE,
             len: PAGE << span.order,
@@ -91,7 +89,7 @@ impl Fs {
     }
 
     /// The span of the reserve. Allocates a larger one if the limit has risen.
-    fn reserve_span(&self, held: &mut u64) -> Result<Option<Span>> {
+    pub(crate) fn reserve_span(&self, held: &mut u64) -> Result<Option<Span>> {
         let (now, most) = {
             let core = self.lock_core();
             let most = match core.head.limit_bytes {
@@ -119,7 +117,7 @@ impl Fs {
         })
     }
 
-    fn fill_reserve(&self, span: Span, held: &mut u64) -> Result<()> {
+    pub(crate) fn fill_reserve(&self, span: Span, held: &mut u64) -> Result<()> {
         let pages = 1 << span.order;
         let missing = pages - *held;
         {

@@ -1,21 +1,134 @@
-//! Where a file's pages lie in the space. The first 512 lie in seven spans that
-//! the inode names, of 8, 8, 16 … 256 pages; each further 512 are a chunk, named in
-//! a radix tree of map pages.
+//! The map of a file's pages: where they lie in the space. The first 512 lie in seven spans that the
+//! inode names, of 8, 8, 16 … 256 pages; each further 512 are a chunk, named in a radix tree of map
+//! pages. [`crate::tree::map_update`] changes maps.
 
-use crate::alloc::spans::Span;
-use crate::error::{FsError, Result};
-use crate::format::inode::{
-    CHUNK_ORDER, Corruption, Inode, MAP_ENTRIES, MAP_HEIGHT_MAX, Page, PageMap, SMALL_PAGES,
-    SpanRef, span_holding, span_order,
-};
-use crate::txn::core::Tx;
-use pagemesh_base::bytes::{get_u64, put as put_bytes};
+use crate::error::{Corruption, FsError, Result};
+use crate::format::Page;
+use pagemesh_base::bytes::get_u64;
 use pagemesh_base::units::PAGE_BYTES;
-use rustix::io::Errno;
 use std::sync::Arc;
 
+/// Spans that an inode names; together they hold the first `SMALL_PAGES`.
+const SPANS: usize = 7;
+/// Pages of a file below its first chunk; as many as one leaf of a page table.
+pub(crate) const SMALL_PAGES: u64 = 1 << CHUNK_ORDER;
+/// A chunk is a span of 2^9 pages.
+pub(crate) const CHUNK_ORDER: u8 = 9;
+/// Entries of a map page.
+const MAP_ENTRIES: u64 = (PAGE_BYTES / 8) as u64;
+/// Three levels reach 2^27 chunks of 2 MiB, far beyond `FILE_BYTES_MAX`.
+pub(crate) const MAP_HEIGHT_MAX: u8 = 3;
 /// No space has a page of this number or above.
 const PAGES_MAX: u64 = u64::MAX / PAGE_BYTES as u64 / 2;
+
+/// A run of 2^order pages at a multiple of its length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Span {
+    pub(crate) page: u64,
+    pub(crate) order: u8,
+}
+
+impl Span {
+    pub(crate) fn end(self) -> u64 {
+        self.page + (1 << self.order)
+    }
+}
+
+/// The stored form of an optional span; 0: none.
+pub(crate) fn span_bits(span: Option<Span>) -> u64 {
+    span.map_or(0, |Span { page, order }| page | u64::from(order) << 56)
+}
+
+pub(crate) fn span_of_bits(bits: u64) -> Option<Span> {
+    (bits != 0).then_some(Span {
+        page: bits & !(0xff << 56),
+        order: (bits >> 56) as u8,
+    })
+}
+
+/// Whether the span can lie in a space of `pages` pages. Page 0 is the head.
+pub(crate) fn is_span_within(Span { page, order }: Span, pages: u64) -> bool {
+    page != 0
+        && order <= CHUNK_ORDER
+        && page.is_multiple_of(1 << order)
+        && page.checked_add(1 << order).is_some_and(|end| end <= pages)
+}
+
+/// The first page of a span of a file, and whether other places may name the span too. A shared
+/// span is immutable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SpanRef(pub(crate) u64);
+
+impl SpanRef {
+    const SHARED: u64 = 1 << 63;
+
+    /// A span that no other place names.
+    pub(crate) fn exclusive(page: u64) -> SpanRef {
+        SpanRef(page)
+    }
+
+    pub(crate) fn shared(page: u64) -> SpanRef {
+        SpanRef(page | SpanRef::SHARED)
+    }
+
+    pub(crate) fn page(self) -> u64 {
+        self.0 & !SpanRef::SHARED
+    }
+
+    pub(crate) fn is_shared(self) -> bool {
+        self.0 & SpanRef::SHARED != 0
+    }
+
+    pub(crate) fn is_none(self) -> bool {
+        self.page() == 0
+    }
+}
+
+/// The map of a file's pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PageMap {
+    pub(crate) spans: [SpanRef; SPANS],
+    /// The root of the radix tree over chunks; 0: none.
+    pub(crate) root: u64,
+    pub(crate) height: u8,
+}
+
+/// The order of the span with this index.
+pub(crate) fn span_order(index: usize) -> u8 {
+    (index as u8 + 2).max(3)
+}
+
+/// The span that holds a file's page below `SMALL_PAGES`: its index, and its
+/// first page in the file.
+pub(crate) fn span_holding(page: u64) -> (usize, u64) {
+    assert!(page < SMALL_PAGES, "page {page} lies in a chunk");
+    match page.checked_ilog2() {
+        Some(order) if order >= 3 => (order as usize - 2, 1 << order),
+        _ => (0, 0),
+    }
+}
+
+/// The span of a file that holds a page, and the page's index in it.
+#[must_use]
+pub fn span_index(page: u64) -> (usize, u64) {
+    if page < SMALL_PAGES {
+        let (index, first) = span_holding(page);
+        (index, page - first)
+    } else {
+        let chunk = (page / SMALL_PAGES - 1) as usize;
+        (SPANS + chunk, page % SMALL_PAGES)
+    }
+}
+
+/// Number of pages of the span with this index.
+#[must_use]
+pub fn span_pages(index: usize) -> u64 {
+    if index < SPANS {
+        1 << span_order(index)
+    } else {
+        SMALL_PAGES
+    }
+}
 
 /// Pages of the space in which consecutive pages of a file lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,12 +196,11 @@ pub(crate) fn find(map: &PageMap, page: u64, read: ReadPage<'_>) -> Result<Optio
 
 /// Pages from this one of a file to the next that may lie in another span.
 pub(crate) fn pages_to_next_span(page: u64) -> u64 {
-    match page < SMALL_PAGES {
-        true => {
-            let (index, first) = span_holding(page);
-            first + (1 << span_order(index)) - page
-        }
-        false => SMALL_PAGES - page % SMALL_PAGES,
+    if page < SMALL_PAGES {
+        let (index, first) = span_holding(page);
+        first + (1 << span_order(index)) - page
+    } else {
+        SMALL_PAGES - page % SMALL_PAGES
     }
 }
 
@@ -98,28 +210,29 @@ pub(crate) fn is_span_start(page: u64) -> bool {
 }
 
 /// Number of chunks in the reach of a tree of this height.
-fn chunks_reachable(height: u8) -> u64 {
+pub(crate) fn chunks_reachable(height: u8) -> u64 {
     match height {
         0 => 0,
         height => MAP_ENTRIES.pow(u32::from(height)),
     }
 }
 
-fn entry_index(chunk: u64, level: u8) -> u64 {
+pub(crate) fn entry_index(chunk: u64, level: u8) -> u64 {
     chunk / MAP_ENTRIES.pow(u32::from(level)) % MAP_ENTRIES
 }
 
 /// An entry of a map page; at level 0 it names a chunk.
-fn entry(page: u64, bytes: &Page, index: u64, level: u8) -> Result<SpanRef> {
+pub(crate) fn entry(page: u64, bytes: &Page, index: u64, level: u8) -> Result<SpanRef> {
     let place = SpanRef(get_u64(bytes, index as usize * 8));
     let at = place.page();
     // Mounting has checked all entries; before that, no sum with one may overflow.
     let is_sound = at < PAGES_MAX
         && (level > 0 || at.is_multiple_of(SMALL_PAGES))
         && (!place.is_shared() || (level == 0 && at != 0));
-    match is_sound {
-        true => Ok(place),
-        false => Err(damaged(page, format!("it names a chunk at page {at}"))),
+    if is_sound {
+        Ok(place)
+    } else {
+        Err(damaged(page, format!("it names a chunk at page {at}")))
     }
 }
 
@@ -129,106 +242,6 @@ pub(crate) fn damaged(page: u64, cause: String) -> FsError {
         what: format!("page {page} of the volume, a map of a file,"),
         cause: Corruption(cause),
     }
-}
-
-/// Location of a file's page, in a new span if necessary.
-pub(crate) fn find_or_allocate(tx: &mut Tx<'_>, inode: &mut Inode, page: u64) -> Result<PageRun> {
-    if page < SMALL_PAGES {
-        let (index, _) = span_holding(page);
-        if inode.map.spans[index].is_none() {
-            inode.map.spans[index] = SpanRef::exclusive(tx.allocate_span(span_order(index))?.page);
-        }
-    } else {
-        let (page, index) = leaf_for_chunk(tx, &mut inode.map, page / SMALL_PAGES - 1)?;
-        if tx
-            .with_page(page, |bytes| entry(page, bytes, index, 0))??
-            .is_none()
-        {
-            let chunk = tx.allocate_span(CHUNK_ORDER)?;
-            set_entry(tx, page, index, SpanRef::exclusive(chunk.page))?;
-        }
-    }
-    let run = find(&inode.map, page, &mut |page| tx.page(page))?;
-    Ok(run.expect("a span was just taken"))
-}
-
-/// Makes the file's map name `place` for the span that begins at the file's page `at`.
-pub(crate) fn put(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, place: SpanRef) -> Result<()> {
-    assert!(is_span_start(at), "a span begins at page {at}");
-    if at < SMALL_PAGES {
-        inode.map.spans[span_holding(at).0] = place;
-        return Ok(());
-    }
-    let (page, index) = leaf_for_chunk(tx, &mut inode.map, at / SMALL_PAGES - 1)?;
-    set_entry(tx, page, index, place)
-}
-
-/// The map page with a chunk's entry, created if necessary, and the index of the entry.
-fn leaf_for_chunk(tx: &mut Tx<'_>, map: &mut PageMap, chunk: u64) -> Result<(u64, u64)> {
-    while chunk >= chunks_reachable(map.height) {
-        if map.height == MAP_HEIGHT_MAX {
-            return Err(Errno::FBIG.into());
-        }
-        let old = map.root;
-        map.root = new_map_page(tx)?;
-        map.height += 1;
-        set_entry(tx, map.root, 0, SpanRef::exclusive(old))?;
-    }
-    let mut page = map.root;
-    for level in (1..map.height).rev() {
-        let index = entry_index(chunk, level);
-        let mut at = tx.with_page(page, |bytes| entry(page, bytes, index, level))??;
-        if at.is_none() {
-            at = SpanRef::exclusive(new_map_page(tx)?);
-            set_entry(tx, page, index, at)?;
-        }
-        page = at.page();
-    }
-    Ok((page, entry_index(chunk, 0)))
-}
-
-fn new_map_page(tx: &mut Tx<'_>) -> Result<u64> {
-    let page = tx.allocate_span(0)?.page;
-    tx.new_page(page);
-    tx.count_pages(1);
-    Ok(page)
-}
-
-fn set_entry(tx: &mut Tx<'_>, page: u64, index: u64, place: SpanRef) -> Result<()> {
-    let bytes = tx.page_mut(page)?;
-    put_bytes(&mut bytes[..], index as usize * 8, place.0.to_le_bytes());
-    Ok(())
-}
-
-/// Removes the span that begins at the file's page `at` from the map.
-pub(crate) fn remove(tx: &mut Tx<'_>, inode: &mut Inode, at: u64) -> Result<()> {
-    if at < SMALL_PAGES {
-        let (index, first) = span_holding(at);
-        assert_eq!(first, at, "a span begins there");
-        inode.map.spans[index] = SpanRef::default();
-        return Ok(());
-    }
-    let chunk = at / SMALL_PAGES - 1;
-    let mut path = Vec::new();
-    let mut page = inode.map.root;
-    for level in (0..inode.map.height).rev() {
-        let index = entry_index(chunk, level);
-        path.push((page, index));
-        let at = tx.with_page(page, |bytes| entry(page, bytes, index, level))??;
-        page = at.page();
-    }
-    while let Some((page, index)) = path.pop() {
-        set_entry(tx, page, index, SpanRef::default())?;
-        if !tx.with_page(page, |bytes| *bytes == [0; PAGE_BYTES])? {
-            return Ok(());
-        }
-        tx.clear(page);
-        tx.free_span(Span { page, order: 0 });
-        tx.count_pages(-1);
-    }
-    inode.map.root = 0;
-    inode.map.height = 0;
-    Ok(())
 }
 
 /// Calls `visit` with every span of pages from `from` on, in order, until it returns false. Calls

@@ -1,0 +1,75 @@
+//! The use of an inode: it is created with its first lookup, looked up, opened and released. An inode
+//! without a name is freed after its last use.
+
+use crate::direct::append;
+use crate::error::Result;
+use crate::file::attr::Attr;
+use crate::file::{attr, free, mmap_dirty};
+use crate::format::inode::Ino;
+use crate::io::channel::IoChannel;
+use crate::txn::manager::TxManager;
+
+/// See [`crate::Fs::lookup_ino`].
+pub(crate) fn lookup_ino(txs: &TxManager, ino: Ino) -> Result<Attr> {
+    txs.inspect(|core| {
+        let inode = core.inode_not_freeing(ino)?;
+        let attr = attr::attr(core, ino, &inode)?;
+        core.live_inode(ino).lookups += 1;
+        Ok(attr)
+    })
+}
+
+/// See [`crate::Fs::forget`].
+pub(crate) fn forget(txs: &TxManager, ino: Ino, lookups: u64) {
+    let mut core = txs.lock_core();
+    let live = core.live_inode(ino);
+    live.lookups = live.lookups.saturating_sub(lookups);
+    drop(core);
+    free::release_if_unused(txs, ino);
+}
+
+/// See [`crate::Fs::open`].
+pub(crate) fn open(txs: &TxManager, ino: Ino) -> Result<Attr> {
+    txs.inspect(|core| {
+        let inode = core.inode_not_freeing(ino)?;
+        let attr = attr::attr(core, ino, &inode)?;
+        core.live_inode(ino).opens += 1;
+        Ok(attr)
+    })
+}
+
+/// See [`crate::Fs::release`].
+pub(crate) fn release(txs: &TxManager, ino: Ino) {
+    release_with(txs, ino, None);
+}
+
+/// As [`crate::Fs::release`], with the caller's channel if it has one.
+pub(crate) fn release_with(txs: &TxManager, ino: Ino, mut channel: Option<&mut IoChannel>) {
+    let mut core = txs.lock_core();
+    // Published while the file is open, or the file could be freed meanwhile. Other threads may
+    // open it too, and have direct clients or mmap-dirty pages. Mmap-dirty pages disable direct
+    // access.
+    let mut has_guests = core.inos_with_file_map.contains(&ino);
+    while has_guests && core.live_inode(ino).opens == 1 {
+        drop(core);
+        let is_settled = append::publish_size_at_close(txs, ino);
+        core = txs.lock_core();
+        has_guests = is_settled
+            && core
+                .inode(ino)
+                .is_ok_and(|inode| inode.append_extent.is_some());
+    }
+    let mut goes_on = true;
+    while goes_on && core.mmap_dirty.contains(ino) && core.live_inode(ino).opens == 1 {
+        drop(core);
+        goes_on = mmap_dirty::flush_at_close(txs, ino, channel.as_deref_mut());
+        core = txs.lock_core();
+    }
+    let live = core.live_inode(ino);
+    live.opens = live.opens.saturating_sub(1);
+    if live.opens == 0 {
+        live.file_lock.clear_lost_pages();
+    }
+    drop(core);
+    free::release_if_unused_with(txs, ino, channel);
+}

@@ -1,0 +1,113 @@
+//! Reads of a file's pages as they are, without a redo log that must be applied first.
+
+use crate::direct::append;
+use crate::error::Result;
+use crate::file::extents::{FileExtents, file_extents};
+use crate::format::inode::{Ino, Inode, Time};
+use crate::io::channel::IoChannel;
+use crate::live::file_lock::FileLock;
+use crate::txn::core::Core;
+use crate::txn::manager::TxManager;
+use std::ops::Range;
+
+/// The bytes that a read returns and their location; `None` if a redo log must be applied
+/// first.
+fn plan_read(
+    core: &mut Core,
+    ino: Ino,
+    offset: u64,
+    len: u32,
+    now: Time,
+) -> Result<Option<(Range<u64>, FileExtents)>> {
+    let inode = core.regular_file(ino)?;
+    match inode.redo_log {
+        Some(_) => Ok(None),
+        None => extents_to_read(core, ino, &inode, (offset, len), now).map(Some),
+    }
+}
+
+/// As [`plan_read`], whether the file has a redo log or not.
+fn extents_to_read(
+    core: &mut Core,
+    ino: Ino,
+    inode: &Inode,
+    (offset, len): (u64, u32),
+    now: Time,
+) -> Result<(Range<u64>, FileExtents)> {
+    core.record_read_time(ino, inode, now);
+    let end = append::file_end(core, ino, inode)?.min(offset.saturating_add(u64::from(len)));
+    let range = offset.min(end)..end;
+    let (runs, _) = file_extents(inode, range.clone(), &mut |page| core.page(page))?;
+    Ok((range, runs))
+}
+
+/// Reads under the file's lock. `None` if a redo log must be applied first, unless buffered
+/// pages cover those of the log.
+pub(crate) fn read_with_mmap_dirty(
+    txs: &TxManager,
+    channel: &mut IoChannel,
+    ino: Ino,
+    data: &FileLock,
+    offset: u64,
+    len: u32,
+) -> Result<Option<Vec<u8>>> {
+    let now = txs.now();
+    let found = txs.inspect(|core| {
+        let inode = core.regular_file(ino)?;
+        if inode.redo_log.is_some() && !data.has_mmap_dirty() {
+            return Ok(None);
+        }
+        extents_to_read(core, ino, &inode, (offset, len), now).map(Some)
+    })?;
+    let Some((range, runs)) = found else {
+        return Ok(None);
+    };
+    let first = range.start;
+    let mut bytes = read_extents(channel, range, &runs)?;
+    data.overlay_mmap_dirty(first, &mut bytes);
+    Ok(Some(bytes))
+}
+
+/// Reads with one look at the core. `None` unless the file's lock is free, the file has no
+/// shared map and no mmap-dirty pages, and no redo log must be applied.
+pub(crate) fn read_unlocked(
+    txs: &TxManager,
+    channel: &mut IoChannel,
+    ino: Ino,
+    offset: u64,
+    len: u32,
+) -> Result<Option<Vec<u8>>> {
+    let now = txs.now();
+    let found = txs.inspect(|core| {
+        let live = core.live_inodes.get(&ino);
+        let Some(shared) = live.and_then(|live| live.file_lock.try_read()) else {
+            return Ok(None);
+        };
+        let found = plan_read(core, ino, offset, len, now)?;
+        Ok(found.map(|found| (shared, found)))
+    })?;
+    let Some((_shared, (range, runs))) = found else {
+        return Ok(None);
+    };
+    read_extents(channel, range, &runs).map(Some)
+}
+
+fn read_extents(
+    channel: &mut IoChannel,
+    range: Range<u64>,
+    runs: &[(u64, u64, u64)],
+) -> Result<Vec<u8>> {
+    let len = range.end - range.start;
+    if let [(_, place, all)] = runs
+        && *all == len
+    {
+        return channel.read(*place, len as u32);
+    }
+    let mut bytes = vec![0; len as usize];
+    for &(at, place, len) in runs {
+        let first = (at - range.start) as usize;
+        let part = channel.read(place, len as u32)?;
+        bytes[first..first + part.len()].copy_from_slice(&part);
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,266 @@
+//! The calls for the content of files.
+
+use super::Fs;
+use crate::direct::publish;
+use crate::error::Result;
+use crate::file::allocate::AllocateMode;
+use crate::file::attr::Attr;
+use crate::file::seek::SeekTarget;
+use crate::file::sync::LostWriteCursor;
+use crate::file::{
+    allocate, atomic, copy, deferred_free, mmap_dirty, read, resize, seek, sync, times, write,
+};
+use crate::format::inode::Ino;
+use crate::io::channel::IoChannel;
+use crate::io::write_queue::WriteQueue;
+use bytes::Bytes;
+use std::ops::Range;
+
+impl Fs {
+    /// Reads bytes of a file; fewer at its end.
+    ///
+    /// # Errors
+    /// `EISDIR`, `EINVAL`, and errors of the volume.
+    pub fn read(
+        &self,
+        channel: &mut IoChannel,
+        ino: Ino,
+        offset: u64,
+        len: u32,
+    ) -> Result<Vec<u8>> {
+        read::read(&self.txs, channel, ino, offset, len)
+    }
+
+    /// Writes bytes at an offset, or at the end. Returns the range that was written. It is shorter
+    /// than `data` if a later piece failed, or if the file would exceed its longest size (POSIX,
+    /// `write`).
+    ///
+    /// # Errors
+    /// `EFBIG`, `ENOSPC`, and errors of the volume. Existing bytes before the page that failed
+    /// may be overwritten.
+    pub fn write(
+        &self,
+        channel: &mut IoChannel,
+        ino: Ino,
+        offset: Option<u64>,
+        data: &Bytes,
+        durable: bool,
+    ) -> Result<Range<u64>> {
+        write::write(&self.txs, channel, ino, offset, data, durable)
+    }
+
+    /// Begins an overwrite; the queue reports its end under `id`. Returns false if the write
+    /// changes more than existing bytes, or may have to wait for other operations. Then nothing has
+    /// begun, and [`Fs::write`] can do it once the queue is empty.
+    ///
+    /// # Errors
+    /// `EISDIR`, `EINVAL`, and errors of the volume.
+    pub fn begin_write(
+        &self,
+        pipe: &mut WriteQueue<'_>,
+        id: u64,
+        ino: Ino,
+        offset: u64,
+        data: &Bytes,
+        durable: bool,
+    ) -> Result<bool> {
+        write::begin_write(&self.txs, pipe, id, ino, offset, data, durable)
+    }
+
+    /// Overwrites several byte ranges of a file atomically, for readers and across a crash. The
+    /// ranges lie within the file and in at most [`ATOMIC_PAGES_MAX`] pages, and do not overlap.
+    ///
+    /// **Lost update:** `is_wanted` is called under the exclusive lock of the file. It must return
+    /// false if the issuer of the request has exited. A late request would overwrite later writes.
+    ///
+    /// # Errors
+    /// `EINTR` if `is_wanted` returns false; `EINVAL` for ranges that break the rules above;
+    /// `EOPNOTSUPP` for a file that the kernel maps, or that has set-id bits or extended
+    /// attributes; and as [`Fs::write`].
+    pub fn write_atomic(
+        &self,
+        channel: &mut IoChannel,
+        ino: Ino,
+        parts: &[(u64, Bytes)],
+        is_wanted: impl FnOnce() -> bool,
+    ) -> Result<()> {
+        atomic::write_atomic(&self.txs, &self.hooks, channel, ino, parts, is_wanted)
+    }
+
+    /// Truncates a file, or extends it by a hole.
+    ///
+    /// # Errors
+    /// `EFBIG`, `EISDIR`, `EINVAL`.
+    pub fn set_size(&self, channel: &mut IoChannel, ino: Ino, size: u64) -> Result<Attr> {
+        resize::set_size(&self.txs, channel, ino, size)
+    }
+
+    /// Reserves, frees or zeroes a range.
+    ///
+    /// # Errors
+    /// `EFBIG`, `EINVAL` for an empty range, `ENOSPC`.
+    pub fn allocate(
+        &self,
+        channel: &mut IoChannel,
+        ino: Ino,
+        how: AllocateMode,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
+        allocate::allocate(&self.txs, channel, ino, how, offset, len)
+    }
+
+    /// The next offset at which data or a hole begins.
+    ///
+    /// # Errors
+    /// `ENXIO` at or beyond the end, and for data if there is none.
+    pub fn seek(
+        &self,
+        channel: &mut IoChannel,
+        ino: Ino,
+        offset: u64,
+        what: SeekTarget,
+    ) -> Result<u64> {
+        seek::seek(&self.txs, channel, ino, offset, what)
+    }
+
+    /// Copies bytes from one file to another, or within one where source and target do not overlap;
+    /// fewer at the end of the source. Whole spans are shared if both ranges have the same
+    /// alignment and the target has no span there. Returns the number of bytes copied.
+    ///
+    /// # Errors
+    /// `EINVAL` for ranges of one file that overlap, and as [`Fs::write`].
+    pub fn copy(
+        &self,
+        channel: &mut IoChannel,
+        (from, source): (Ino, u64),
+        (to, target): (Ino, u64),
+        len: u64,
+    ) -> Result<u64> {
+        copy::copy(&self.txs, channel, (from, source), (to, target), len)
+    }
+
+    /// Writes all pending times into their inodes, also those of direct clients. Call it
+    /// periodically: a crash loses the times recorded since the last call.
+    ///
+    /// # Errors
+    /// The first error. The next call retries the inodes that failed.
+    pub fn flush_all_times(&self) -> Result<()> {
+        times::flush_all_times(&self.txs)
+    }
+
+    /// The cursor for a file that is opened now.
+    #[must_use]
+    pub fn lost_write_cursor(&self) -> LostWriteCursor {
+        self.reported_losses.duplicate()
+    }
+
+    /// Makes completed changes of a file durable, as the pool's class promises, with its times and
+    /// its mmap-dirty pages. The mmap-dirty pages enter the file as one atomic change.
+    ///
+    /// # Errors
+    /// Errors of the volume, among them that earlier changes may be lost, unless another sync
+    /// reported it.
+    pub fn sync(&self, channel: &mut IoChannel, ino: Ino) -> Result<()> {
+        sync::sync_open_file(
+            &self.txs,
+            &self.reported_losses,
+            channel,
+            ino,
+            &self.reported_losses,
+        )
+    }
+
+    /// As [`Fs::sync`], for an open file with its own cursor.
+    ///
+    /// # Errors
+    /// Errors of the volume; once, that earlier changes may be lost. `EIO` after mmap-dirty pages
+    /// were refused, until all programs have closed the file.
+    pub fn sync_open_file(
+        &self,
+        channel: &mut IoChannel,
+        ino: Ino,
+        seen: &LostWriteCursor,
+    ) -> Result<()> {
+        sync::sync_open_file(&self.txs, &self.reported_losses, channel, ino, seen)
+    }
+
+    /// Whether a sync of an open file, right after a durable write through it, has nothing to do.
+    #[must_use]
+    pub fn has_nothing_to_sync(&self, ino: Ino, seen: &LostWriteCursor) -> bool {
+        sync::has_nothing_to_sync(&self.txs, ino, seen)
+    }
+
+    /// As [`Fs::sync_open_file`], for the sync that a kernel sends after a durable write. It need
+    /// not store the time of that write, as the write itself does not.
+    ///
+    /// # Errors
+    /// As [`Fs::sync_open_file`].
+    pub fn sync_after_durable_write(
+        &self,
+        channel: &mut IoChannel,
+        ino: Ino,
+        seen: &LostWriteCursor,
+    ) -> Result<()> {
+        sync::sync_after_durable_write(&self.txs, &self.reported_losses, channel, ino, seen)
+    }
+
+    /// Flushes mmap-dirty pages and pending times of all files, and makes everything durable.
+    ///
+    /// # Errors
+    /// As [`Fs::sync`].
+    pub fn sync_all(&self, channel: &mut IoChannel) -> Result<()> {
+        sync::sync_all(&self.txs, &self.reported_losses, channel)
+    }
+
+    /// Buffers bytes that the kernel writes back from a mapping. Bytes beyond the end of the file
+    /// are ignored.
+    ///
+    /// **Data loss:** refused bytes are lost. Every sync of the file fails with `EIO` until all
+    /// programs have closed it.
+    ///
+    /// # Errors
+    /// `EISDIR`, `EINVAL`, errors of the volume, and as [`Fs::sync`] if too much is buffered.
+    pub fn buffer_mmap_write(
+        &self,
+        channel: &mut IoChannel,
+        ino: Ino,
+        offset: u64,
+        data: &Bytes,
+    ) -> Result<()> {
+        mmap_dirty::buffer_write(&self.txs, &self.hooks, channel, ino, offset, data)
+    }
+
+    /// Flushes files with old buffered pages. Call it periodically.
+    ///
+    /// # Errors
+    /// Errors of the volume.
+    pub fn flush_old_mmap_dirty(&self) -> Result<()> {
+        mmap_dirty::flush_old(&self.txs)
+    }
+
+    /// Buffered pages of all files.
+    #[must_use]
+    pub fn mmap_dirty_pages(&self) -> u64 {
+        self.txs.lock_core().mmap_dirty.total_pages
+    }
+
+    /// Whether a program maps a file, or stored into a mapping of it.
+    #[must_use]
+    pub fn is_mmapped(&self, ino: Ino) -> bool {
+        publish::is_mmapped(&self.txs, ino)
+    }
+
+    /// Frees a piece of a deferred inode. If there is none, fills the reserve if there is room.
+    /// Returns whether another call may succeed now. Inodes that failed are tried again by later
+    /// calls. Call it until it returns false, and then periodically.
+    pub fn free_deferred_piece(&self) -> bool {
+        deferred_free::free_deferred_piece(&self.txs)
+    }
+
+    /// Number of inodes with pages to be freed.
+    #[must_use]
+    pub fn deferred_inodes(&self) -> usize {
+        self.txs.lock_core().deferred_free.count()
+    }
+}

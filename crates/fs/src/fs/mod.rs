@@ -1,0 +1,140 @@
+//! The public interface of a mounted file system: each call locks what it needs and delegates to its
+//! room. No other room knows [`Fs`].
+
+mod files;
+mod kernel;
+mod names;
+
+use crate::error::{FsError, Result};
+use crate::file::sync::LostWriteCursor;
+use crate::io::channel::{IoChannel, Wait};
+use crate::io::channel_pool::PooledChannel;
+use crate::io::write_queue::WriteQueue;
+use crate::live::kernel_hooks::KernelHooks;
+use crate::recovery::mount;
+use crate::txn::manager::{Clock, TxManager};
+use pagemesh_base::space::Space;
+use pagemesh_base::units::PAGE_BYTES;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Instant;
+use uuid::Uuid;
+
+/// A mounted file system.
+pub struct Fs {
+    hooks: KernelHooks,
+    /// Write losses of the volume that were already reported to a sync.
+    reported_losses: LostWriteCursor,
+    txs: TxManager,
+}
+
+/// Space usage of a file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Limit in bytes; 0: no limit but that of its pools.
+    pub limit_bytes: u64,
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// Inodes in use.
+    pub inodes: u64,
+}
+
+impl Fs {
+    /// Mounts the file system of a space. Pages of interrupted operations count as in use until
+    /// [`Fs::free_deferred_piece`] frees them. If inodes or their pages are damaged, the file
+    /// system takes no changes ([`Fs::damage`]), and its undamaged parts can be read.
+    ///
+    /// # Errors
+    /// If there is no file system, its version is another, or its head or root is damaged.
+    pub fn mount(space: Arc<dyn Space>, wait: Wait, clock: Clock) -> Result<Fs> {
+        Ok(Fs {
+            hooks: KernelHooks::default(),
+            reported_losses: LostWriteCursor::default(),
+            txs: mount::mount(space, wait, clock)?,
+        })
+    }
+
+    /// The file system's identity.
+    #[must_use]
+    pub fn uuid(&self) -> Uuid {
+        self.txs.lock_core().head.uuid
+    }
+
+    /// Why the file system takes no changes, if a part of it is damaged.
+    #[must_use]
+    pub fn damage(&self) -> Option<FsError> {
+        let stopped = self.txs.lock_core().check_running().err();
+        stopped.filter(|error| matches!(error, FsError::ReadOnly(_)))
+    }
+
+    /// Space usage.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let core = self.txs.lock_core();
+        Usage {
+            limit_bytes: core.head.limit_bytes,
+            used_bytes: core.used_pages.saturating_mul(PAGE_BYTES as u64),
+            inodes: core.ino_allocator.in_use(),
+        }
+    }
+
+    /// Raises the limit to `limit_bytes` if it is lower now. A crash leaves the old limit or the
+    /// new one. Returns whether the limit changed.
+    ///
+    /// # Errors
+    /// Errors of the volume.
+    pub fn raise_limit(&self, limit_bytes: u64) -> Result<bool> {
+        self.txs.change(|tx| {
+            let now = tx.core.head.limit_bytes;
+            if now == 0 || limit_bytes <= now {
+                return Ok(false);
+            }
+            tx.set_limit(limit_bytes)?;
+            Ok(true)
+        })
+    }
+
+    /// Stops resending. Changes that wait for an unreachable volume fail now, and so do later ones.
+    pub fn stop_resending(&self) {
+        self.txs.stop_resending();
+    }
+
+    /// Opens a channel for one thread. It serves one call at a time.
+    ///
+    /// # Errors
+    /// If the volume opens no further channel. The error may come only with the first call.
+    pub fn open_channel(&self) -> Result<IoChannel> {
+        self.txs.channels.open()
+    }
+
+    /// Borrows an idle channel, or opens a new one. If no new one can be opened, it waits until one
+    /// is returned. The caller must not hold a channel.
+    ///
+    /// # Errors
+    /// Errors of the volume. The error that it has no further channel comes only after 30 s.
+    pub fn borrow_channel(&self) -> Result<PooledChannel<'_>> {
+        self.txs.channels.borrow()
+    }
+
+    /// Creates a queue for several concurrent writes ([`Fs::begin_write`]). Drop it when it is
+    /// empty and no write follows: other calls may wait for its channel.
+    ///
+    /// # Errors
+    /// As [`Fs::borrow_channel`].
+    pub fn write_queue(&self) -> Result<WriteQueue<'_>> {
+        Ok(WriteQueue::new(self.txs.channels.borrow()?))
+    }
+
+    /// As [`Fs::write_queue`], without waiting; `None` if there is no idle channel.
+    pub fn try_write_queue(&self) -> Option<WriteQueue<'_>> {
+        self.txs.channels.try_borrow().map(WriteQueue::new)
+    }
+
+    /// Lets idle channels take part in the work of the volume, such as the return of a copy, and
+    /// closes those that have been idle for too long. Does not wait. Call it when one of the
+    /// descriptors that it adds to `into` is readable, at the time that it returns, and
+    /// periodically.
+    pub fn poll_idle_channels(&self, now: Instant, into: &mut Vec<RawFd>) -> Option<Instant> {
+        self.txs.poll_idle_channels(now, into)
+    }
+}

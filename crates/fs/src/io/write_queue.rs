@@ -1,0 +1,101 @@
+//! A queue of writes that go on while others begin.
+
+use crate::error::{FsError, Result};
+use crate::io::channel_pool::PooledChannel;
+use crate::live::file_lock::FileReadGuard;
+use pagemesh_base::space::{Request, SpaceError};
+use std::collections::BTreeMap;
+use std::os::fd::RawFd;
+
+/// An overwrite within a file without holes. Its guard keeps the file's size and pages unchanged.
+pub(crate) struct Overwrite {
+    pub(crate) guard: FileReadGuard,
+    pub(crate) requests: Vec<Request>,
+    pub(crate) bytes: usize,
+}
+
+/// Writes in flight. Dropping the queue waits for them.
+pub struct WriteQueue<'f> {
+    channel: PooledChannel<'f>,
+    /// Writes by their first token.
+    in_flight: BTreeMap<u64, QueuedWrite>,
+}
+
+struct QueuedWrite {
+    id: u64,
+    /// Requests in flight.
+    pending_requests: usize,
+    /// Bytes that the write writes, or its first error.
+    result: std::result::Result<usize, SpaceError>,
+    _guard: FileReadGuard,
+}
+
+impl<'f> WriteQueue<'f> {
+    pub(crate) fn new(channel: PooledChannel<'f>) -> WriteQueue<'f> {
+        WriteQueue {
+            channel,
+            in_flight: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn begin(&mut self, name: u64, write: Overwrite) {
+        let begun = QueuedWrite {
+            id: name,
+            pending_requests: write.requests.len(),
+            result: Ok(write.bytes),
+            _guard: write.guard,
+        };
+        self.in_flight.insert(self.channel.next_token, begun);
+        for request in write.requests {
+            self.channel.submit(request);
+        }
+    }
+
+    /// Makes progress without blocking. Calls `tell` with the id and result in bytes of each write
+    /// that has ended.
+    pub fn reap(&mut self, mut tell: impl FnMut(u64, Result<usize>)) {
+        let channel = &mut *self.channel;
+        channel.channel.reap(&mut channel.completions);
+        for done in channel.completions.drain(..) {
+            let begun = self.in_flight.range_mut(..=done.token.0).next_back();
+            let (&first, begun) = begun.expect("what has begun is asked for alone");
+            begun.pending_requests -= 1;
+            if let (Ok(_), Err(cause)) = (&begun.result, done.result) {
+                begun.result = Err(cause);
+            }
+            if begun.pending_requests == 0
+                && let Some(ended) = self.in_flight.remove(&first)
+            {
+                tell(ended.id, ended.result.map_err(FsError::Space));
+            }
+        }
+    }
+
+    /// Number of writes in flight.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Whether no write is in flight.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    /// Sleeps until there may be something to reap, or another descriptor is readable.
+    pub fn wait(&mut self, other: Option<RawFd>) {
+        self.channel.sleep(other);
+    }
+}
+
+impl Drop for WriteQueue<'_> {
+    fn drop(&mut self) {
+        while !self.is_empty() {
+            self.reap(|_, _| {});
+            if !self.is_empty() {
+                self.wait(None);
+            }
+        }
+    }
+}

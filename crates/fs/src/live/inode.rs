@@ -1,0 +1,35 @@
+//! The state of an inode that is in use.
+
+use crate::format::inode::Time;
+use crate::live::file_lock::FileLock;
+use std::sync::Arc;
+
+/// Times of an inode that are not in it yet.
+#[derive(Clone, Copy, Default, PartialEq)]
+pub(crate) struct PendingTimes {
+    pub(crate) mtime: Option<Time>,
+    pub(crate) atime: Option<Time>,
+}
+
+impl PendingTimes {
+    pub(crate) fn is_empty(self) -> bool {
+        self == PendingTimes::default()
+    }
+
+    /// Takes from `older` the times that `self` lacks.
+    pub(crate) fn fill_missing(&mut self, older: PendingTimes) {
+        self.mtime = self.mtime.or(older.mtime);
+        self.atime = self.atime.or(older.atime);
+    }
+}
+
+/// State of an inode that exists only while the inode is in use.
+#[derive(Default)]
+pub(crate) struct LiveInode {
+    pub(crate) opens: u64,
+    pub(crate) lookups: u64,
+    /// Value of [`Core::creations`] when the inode was created; 0: it existed before.
+    pub(crate) creation: u64,
+    pub(crate) pending_times: PendingTimes,
+    pub(crate) file_lock: Arc<FileLock>,
+}

@@ -1,0 +1,10 @@
+//! State in memory of inodes in use: their locks, buffered pages, recorded times, and what the kernel
+//! and direct clients have of them.
+
+pub(crate) mod file_lock;
+pub(crate) mod inode;
+pub(crate) mod kernel_hooks;
+pub(crate) mod kernel_pages;
+pub(crate) mod mmap_dirty;
+pub(crate) mod shared_file_map;
+pub(crate) mod unseen_writes;

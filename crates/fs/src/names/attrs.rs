@@ -1,0 +1,80 @@
+//! Changes of attributes.
+
+use crate::error::Result;
+use crate::file::attr;
+use crate::file::attr::Attr;
+use crate::format::inode::{Ino, SET_ID, Time, check_ino};
+use crate::tree::new_inode::SET_GID;
+use crate::tree::xattr_list::remove_capabilities;
+use crate::txn::manager::TxManager;
+
+const SET_UID: u16 = 0o4000;
+const GROUP_EXECUTE: u16 = 0o0010;
+
+/// The mode without the bits that raise privileges. The set-group-id bit of a file that the group
+/// may not execute has another meaning and stays.
+fn without_setid(mode: u16) -> u16 {
+    match mode & GROUP_EXECUTE {
+        0 => mode & !SET_UID,
+        _ => mode & !(SET_UID | SET_GID),
+    }
+}
+
+/// Attributes to change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AttrChanges {
+    /// Permissions, and the set-id and sticky bits.
+    pub mode: Option<u16>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Last read.
+    pub atime: Option<Time>,
+    /// Last change of the content.
+    pub mtime: Option<Time>,
+}
+
+/// See [`crate::Fs::clear_setid`].
+pub(crate) fn clear_setid(txs: &TxManager, ino: Ino) -> Result<()> {
+    check_ino(ino)?;
+    let inode = txs.inspect(|core| core.inode(ino))?;
+    let kept = without_setid(inode.mode);
+    if kept == inode.mode {
+        return Ok(());
+    }
+    let changes = AttrChanges {
+        mode: Some(kept & 0o7777),
+        ..AttrChanges::default()
+    };
+    set_attr(txs, ino, changes).map(drop)
+}
+
+/// See [`crate::Fs::set_attr`].
+pub(crate) fn set_attr(txs: &TxManager, ino: Ino, changes: AttrChanges) -> Result<Attr> {
+    check_ino(ino)?;
+    let now = txs.now();
+    let arms = changes.mode.is_some_and(|mode| mode & SET_ID != 0);
+    let armed = arms.then(|| txs.file_lock(ino)).transpose()?;
+    let _alone = armed.as_ref().map(|data| data.write());
+    txs.change(|tx| {
+        let mut inode = tx.inode(ino)?;
+        if let Some(mode) = changes.mode {
+            inode.mode = inode.kind().bits() | mode & 0o7777;
+        }
+        let is_given = changes.uid.is_some() || changes.gid.is_some();
+        if is_given && changes.mode.is_none() && !inode.is_directory() {
+            inode.mode = without_setid(inode.mode);
+        }
+        if is_given && !inode.is_directory() {
+            remove_capabilities(tx, ino, &mut inode)?;
+        }
+        inode.uid = changes.uid.unwrap_or(inode.uid);
+        inode.gid = changes.gid.unwrap_or(inode.gid);
+        inode.atime = changes.atime.unwrap_or(inode.atime);
+        inode.mtime = changes.mtime.unwrap_or(inode.mtime);
+        inode.ctime = now;
+        tx.put_inode(ino, &inode)?;
+        attr::attr(tx.core, ino, &inode)
+    })
+}

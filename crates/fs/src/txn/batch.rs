@@ -1,0 +1,106 @@
+//! A batch: the changes that become one transaction of the space, and the changes of the state in
+//! memory that go with it.
+
+use crate::format::inode::Ino;
+use crate::format::page_map::Span;
+use crate::format::{PAGE, Page};
+use crate::live::inode::PendingTimes;
+use bytes::Bytes;
+use pagemesh_base::slice::TransactionPart;
+use pagemesh_base::space::SpaceError;
+use pagemesh_base::units::PAGE_BYTES;
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+
+/// A page that a transaction changes.
+#[derive(Clone)]
+pub(crate) enum PageChange {
+    /// Of the name space.
+    Metadata(Arc<Page>),
+    /// Of a file.
+    Data(Arc<Page>),
+    Cleared,
+}
+
+pub(crate) type PageChanges = BTreeMap<u64, PageChange>;
+
+/// The result of a batch.
+pub(crate) type BatchOutcome = Arc<OnceLock<std::result::Result<(), SpaceError>>>;
+
+/// Changes that become one transaction.
+#[derive(Default)]
+pub(crate) struct Batch {
+    pub(super) changes: PageChanges,
+    pub(super) effects: BatchEffects,
+    pub(super) outcome: BatchOutcome,
+    pub(super) durable: bool,
+}
+
+/// Changes of the state in memory that go with a batch.
+#[derive(Default)]
+pub(crate) struct BatchEffects {
+    pub(super) spans_allocated: Vec<Span>,
+    pub(super) spans_freed: Vec<Span>,
+    /// Changes of the number of sharers, by span.
+    pub(super) share_changes: Vec<(Span, i64)>,
+    pub(super) inos_allocated: Vec<Ino>,
+    pub(super) inos_freed: Vec<Ino>,
+    /// Pending times that are in their inodes now.
+    pub(super) times_written: Vec<(Ino, PendingTimes)>,
+    pub(super) page_delta: i64,
+}
+
+impl BatchEffects {
+    pub(crate) fn add(&mut self, other: BatchEffects) {
+        self.spans_allocated.extend(other.spans_allocated);
+        self.spans_freed.extend(other.spans_freed);
+        self.share_changes.extend(other.share_changes);
+        self.inos_allocated.extend(other.inos_allocated);
+        self.inos_freed.extend(other.inos_freed);
+        self.times_written.extend(other.times_written);
+        self.page_delta += other.page_delta;
+    }
+}
+
+/// Changes as parts of a transaction; adjacent pages share a part.
+pub(crate) fn transaction_parts(changes: &PageChanges) -> Vec<TransactionPart> {
+    let mut parts = Vec::new();
+    let mut written: Vec<u8> = Vec::new();
+    let mut first = 0;
+    let flush = |written: &mut Vec<u8>, first: u64, parts: &mut Vec<TransactionPart>| {
+        if !written.is_empty() {
+            parts.push(TransactionPart::Write {
+                offset: first * PAGE,
+                data: Bytes::from(std::mem::take(written)),
+            });
+        }
+    };
+    for (&page, change) in changes {
+        let is_next = first + (written.len() / PAGE_BYTES) as u64 == page;
+        match change {
+            PageChange::Metadata(bytes) | PageChange::Data(bytes) => {
+                if !is_next || written.is_empty() {
+                    flush(&mut written, first, &mut parts);
+                    first = page;
+                }
+                written.extend_from_slice(&bytes[..]);
+            }
+            PageChange::Cleared => {
+                flush(&mut written, first, &mut parts);
+                match parts.last_mut() {
+                    Some(TransactionPart::Clear { offset, len })
+                        if *offset + *len == page * PAGE =>
+                    {
+                        *len += PAGE;
+                    }
+                    _ => parts.push(TransactionPart::Clear {
+                        offset: page * PAGE,
+                        len: PAGE,
+                    }),
+                }
+            }
+        }
+    }
+    flush(&mut written, first, &mut parts);
+    parts
+}
