@@ -28,24 +28,24 @@ const CLEARED_PAGES_MAX: u64 = APPEND_PAGES_MAX as u64;
 
 /// The end of a file, including appends of direct clients.
 pub(crate) fn file_end(core: &mut Core, ino: Ino, inode: &Inode) -> Result<u64> {
-    let Some(growth) = inode.append_extent else {
+    let Some(extent) = inode.append_extent else {
         return Ok(inode.size);
     };
     let live = core.live_inodes.get(&ino);
-    let end = match live.and_then(|live| live.file_lock.direct_append_end(growth)) {
+    let end = match live.and_then(|live| live.file_lock.direct_append_end(extent)) {
         Some(end) => end,
-        None => find_footer_end(core, ino, inode, growth)?,
+        None => find_footer_end(core, ino, inode, extent)?,
     };
     // Direct clients may report any number.
-    Ok(end.clamp(inode.size, growth.limit_page * PAGE))
+    Ok(end.clamp(inode.size, extent.limit_page * PAGE))
 }
 
 /// The end in the footers of a file with an append extent.
-fn find_footer_end(core: &mut Core, ino: Ino, inode: &Inode, growth: AppendExtent) -> Result<u64> {
+fn find_footer_end(core: &mut Core, ino: Ino, inode: &Inode, extent: AppendExtent) -> Result<u64> {
     let (first, run) = granted_run(core, ino, inode)?;
     let mut end = inode.size;
     let mut found = 0;
-    for page in mapped_granted_pages(core, first, run, growth)?
+    for page in mapped_granted_pages(core, first, run, extent)?
         .into_iter()
         .rev()
     {
@@ -53,7 +53,7 @@ fn find_footer_end(core: &mut Core, ino: Ino, inode: &Inode, growth: AppendExten
             break;
         }
         let bytes = core.data_page(run.page + page - first)?;
-        if let Some(told) = footer_end(growth, page, &bytes) {
+        if let Some(told) = footer_end(extent, page, &bytes) {
             // A footer in a lower page is older, and only its bytes are surely complete.
             end = told;
             found = found.max(page);
@@ -76,9 +76,9 @@ fn mapped_granted_pages(
     core: &mut Core,
     first: u64,
     run: PageRun,
-    growth: AppendExtent,
+    extent: AppendExtent,
 ) -> Result<Vec<u64>> {
-    let pages = (growth.limit_page - first).min(run.len);
+    let pages = (extent.limit_page - first).min(run.len);
     let found = core.mapped_runs(run.page..run.page + pages)?;
     let pages = found.into_iter().flatten();
     Ok(pages.map(|page| page - run.page + first).collect())
@@ -88,12 +88,12 @@ fn mapped_granted_pages(
 /// it are still to be freed.
 fn publish_end(tx: &mut Tx<'_>, ino: Ino) -> Result<bool> {
     let mut inode = tx.inode(ino)?;
-    let Some(growth) = inode.append_extent else {
+    let Some(extent) = inode.append_extent else {
         return Ok(false);
     };
     let end = file_end(tx.core, ino, &inode)?;
     let (first, run) = granted_run(tx.core, ino, &inode)?;
-    let mapped = mapped_granted_pages(tx.core, first, run, growth)?;
+    let mapped = mapped_granted_pages(tx.core, first, run, extent)?;
     let (known, keep) = (page_count(inode.size), page_count(end));
     let fresh = mapped.iter().filter(|&&page| (known..keep).contains(&page));
     inode.pages += fresh.count() as u64;
@@ -128,14 +128,14 @@ fn grant_span(tx: &mut Tx<'_>, ino: Ino, nonce: u64) -> Result<Option<(AppendExt
     if run.is_shared {
         return Ok(None);
     }
-    let growth = AppendExtent {
+    let extent = AppendExtent {
         nonce,
         limit_page: reach,
     };
-    inode.append_extent = Some(growth);
+    inode.append_extent = Some(extent);
     tx.put_inode(ino, &inode)?;
     let tail = run.page * PAGE..run.page * PAGE + inode.size % PAGE;
-    Ok(Some((growth, tail)))
+    Ok(Some((extent, tail)))
 }
 
 /// Publishes the size of a file with an append extent, and frees the pages behind it. The
@@ -175,11 +175,11 @@ pub(crate) fn grant_append_space(
     data: &FileLock,
 ) -> Result<Option<(AppendExtent, Vec<u8>)>> {
     let nonce = new_nonce(txs, ino);
-    let lent = match txs.change(|tx| grant_span(tx, ino, nonce)) {
+    let granted = match txs.change(|tx| grant_span(tx, ino, nonce)) {
         Err(error) if error.errno() == Errno::NOSPC => None,
-        lent => lent?,
+        granted => granted?,
     };
-    let Some((growth, tail)) = lent else {
+    let Some((extent, tail)) = granted else {
         return Ok(None);
     };
     data.kernel_pages.mark_size_stale();
@@ -190,7 +190,7 @@ pub(crate) fn grant_append_space(
         0 => Vec::new(),
         len => txs.inspect(|core| Ok(core.data_page(tail.start / PAGE)?[..len].to_vec()))?,
     };
-    Ok(Some((growth, bytes)))
+    Ok(Some((extent, bytes)))
 }
 
 /// A nonce that no earlier extent had, and that clients cannot guess.

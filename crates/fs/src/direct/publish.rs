@@ -32,7 +32,7 @@ fn direct_spans(core: &mut Core, ino: Ino) -> Result<Option<(u64, Vec<u64>)>> {
     let pieces = core.pieces(&inode, 0, usize::MAX)?;
     let pages = match inode.append_extent {
         None => page_count(inode.size),
-        Some(growth) => growth.limit_page,
+        Some(extent) => extent.limit_page,
     };
     let needed = match pages.checked_sub(1) {
         None => 0,
@@ -62,10 +62,10 @@ pub(crate) fn publish_open_file_map(
     if data.is_mmapped() || data.kernel_pages.blocks_direct_clients() {
         return Ok(None);
     }
-    let growth = txs.inspect(|core| core.inode(ino))?.append_extent;
-    if let (Some(growth), Some(file_map)) = (growth, data.file_map())
+    let extent = txs.inspect(|core| core.inode(ino))?.append_extent;
+    if let (Some(extent), Some(file_map)) = (extent, data.file_map())
         && !file_map.is_outdated()
-        && file_map.append_end(growth).is_some()
+        && file_map.append_end(extent).is_some()
     {
         return Ok(Some(Arc::clone(file_map)));
     }
@@ -85,7 +85,7 @@ pub(crate) fn publish_open_file_map(
     let Some(file_map) = data.file_map() else {
         return Ok(None);
     };
-    let lent = if wants_append_space {
+    let granted = if wants_append_space {
         append::grant_append_space(txs, hooks, ino, &data)?
     } else {
         None
@@ -94,8 +94,8 @@ pub(crate) fn publish_open_file_map(
         return Ok(None);
     };
     file_map.publish(size, &spans);
-    if let Some((growth, tail)) = lent {
-        file_map.grant_append_space(growth, &tail);
+    if let Some((extent, tail)) = granted {
+        file_map.grant_append_space(extent, &tail);
     }
     Ok(Some(Arc::clone(file_map)))
 }

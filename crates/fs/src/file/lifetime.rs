@@ -49,12 +49,12 @@ pub(crate) fn release_with(txs: &TxManager, ino: Ino, mut channel: Option<&mut I
     // Published while the file is open, or the file could be freed meanwhile. Other threads may
     // open it too, and have direct clients or mmap-dirty pages. Mmap-dirty pages disable direct
     // access.
-    let mut has_guests = core.inos_with_file_map.contains(&ino);
-    while has_guests && core.live_inode(ino).opens == 1 {
+    let mut has_clients = core.inos_with_file_map.contains(&ino);
+    while has_clients && core.live_inode(ino).opens == 1 {
         drop(core);
         let is_settled = append::publish_size_at_close(txs, ino);
         core = txs.lock_core();
-        has_guests = is_settled
+        has_clients = is_settled
             && core
                 .inode(ino)
                 .is_ok_and(|inode| inode.append_extent.is_some());

@@ -22,10 +22,10 @@ pub fn footer_page(end: u64) -> u64 {
 }
 
 /// The end in a page's footer; `None` if the page holds no footer of this extent.
-pub(crate) fn footer_end(growth: AppendExtent, page: u64, bytes: &Page) -> Option<u64> {
+pub(crate) fn footer_end(extent: AppendExtent, page: u64, bytes: &Page) -> Option<u64> {
     let end = get_u64(bytes, FOOTER_AT + 8);
     let is_here = end <= FILE_BYTES_MAX && footer_page(end) == page;
-    (field(bytes, FOOTER_AT) == growth.nonce.to_le_bytes() && is_here).then_some(end)
+    (field(bytes, FOOTER_AT) == extent.nonce.to_le_bytes() && is_here).then_some(end)
 }
 
 /// Whole pages that one record writes.
@@ -44,13 +44,13 @@ impl TailWrite {
     /// not fit into the append extent.
     #[inline]
     #[must_use]
-    pub fn plan(growth: AppendExtent, end: u64, offset: u64, len: usize) -> Option<TailWrite> {
+    pub fn plan(extent: AppendExtent, end: u64, offset: u64, len: usize) -> Option<TailWrite> {
         debug_assert!(end / PAGE * PAGE <= offset && offset <= end, "at the end");
         let first = end / PAGE;
         let end = end.max(offset.checked_add(len as u64)?);
         let last = footer_page(end);
         let count = usize::try_from(last - first).ok()? + 1;
-        let fits = last < growth.limit_page && count <= APPEND_PAGES_MAX;
+        let fits = last < extent.limit_page && count <= APPEND_PAGES_MAX;
         fits.then_some(TailWrite {
             first_page: first,
             page_count: count,
@@ -61,13 +61,13 @@ impl TailWrite {
     /// Fills the pages with the bytes written there. On entry they begin with the content of the
     /// last page below the old `end`.
     #[inline]
-    pub fn fill(self, growth: AppendExtent, pages: &mut [u8], end: u64, offset: u64, data: &[u8]) {
+    pub fn fill(self, extent: AppendExtent, pages: &mut [u8], end: u64, offset: u64, data: &[u8]) {
         let len = self.page_count * PAGE_BYTES;
         let pages = &mut pages[..len];
         pages[(end % PAGE) as usize..].fill(0);
         let at = (offset - self.first_page * PAGE) as usize;
         pages[at..at + data.len()].copy_from_slice(data);
-        put(pages, len - FOOTER_BYTES, growth.nonce.to_le_bytes());
+        put(pages, len - FOOTER_BYTES, extent.nonce.to_le_bytes());
         put(pages, len - 8, self.end.to_le_bytes());
     }
 }

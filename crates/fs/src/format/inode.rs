@@ -243,7 +243,7 @@ impl Inode {
 
     /// Pages of the append extent that may be mapped, beyond those that the inode counts.
     pub(crate) fn granted_pages(&self) -> u64 {
-        let reach = self.append_extent.map_or(0, |growth| growth.limit_page);
+        let reach = self.append_extent.map_or(0, |extent| extent.limit_page);
         reach.saturating_sub(page_count(self.size))
     }
 

@@ -213,9 +213,9 @@ impl DerefMut for PooledChannel<'_> {
 
 impl Drop for PooledChannel<'_> {
     fn drop(&mut self) {
-        if let Some(port) = self.channel.take() {
+        if let Some(channel) = self.channel.take() {
             self.pool.return_channel(IdleChannel {
-                channel: port,
+                channel,
                 idle_since: None,
             });
         }

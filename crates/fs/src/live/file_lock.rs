@@ -161,8 +161,8 @@ impl FileLock {
     }
 
     /// The end of the file that direct clients report.
-    pub(crate) fn direct_append_end(&self, growth: AppendExtent) -> Option<u64> {
-        self.file_map.get()?.append_end(growth)
+    pub(crate) fn direct_append_end(&self, extent: AppendExtent) -> Option<u64> {
+        self.file_map.get()?.append_end(extent)
     }
 
     /// Blocks direct clients for good: no program has the file open. A thread that still uses a

@@ -23,10 +23,10 @@ pub trait SharedFileMap: Send + Sync {
     }
     /// Grants clients append space, after [`SharedFileMap::publish`]. `tail` is the content of the
     /// last page below the end. Clients are blocked.
-    fn grant_append_space(&self, _growth: AppendExtent, _tail: &[u8]) {}
+    fn grant_append_space(&self, _extent: AppendExtent, _tail: &[u8]) {}
     /// The end of the file that clients report. `None` if they cannot be asked, or have another
     /// grant.
-    fn append_end(&self, _growth: AppendExtent) -> Option<u64> {
+    fn append_end(&self, _extent: AppendExtent) -> Option<u64> {
         None
     }
     /// A descriptor of the file was closed. From now on direct clients check which file a
