@@ -342,6 +342,8 @@ fn brick_arguments(plan: &ClusterPlan<'_>, number: u32, url: &str, key: &Path) -
         "--until-stdin-ends",
         "--pool",
         &path_text(&pool_path(plan.pools, number)),
+        "--default-name",
+        &name,
         "--domain",
         &name,
         "--manager",

@@ -401,6 +401,97 @@ fn every_command_prints_json_and_text() {
     );
 }
 
+/// Starts a brick on a new pool, with these further arguments.
+fn start_brick(cluster: &Cluster, pool: &str, more: &[&str]) -> Result<Daemon, Output> {
+    let path = cluster.dir().join(format!("{pool}.pool"));
+    let path = path.to_str().unwrap();
+    cluster.ok(&["pool", "create", path, "--size", "32M"]);
+    cluster.try_daemon(pool, &[&["brick", "--pool", path], more].concat(), 1)
+}
+
+#[test]
+fn bricks_have_unique_names_in_place_of_ids() {
+    let cluster = Cluster::new(Pools::Memory, 2);
+    let ids = [cluster.brick_id(0), cluster.brick_id(1)];
+    for command in ["status", "brick list"] {
+        let args: Vec<&str> = command.split(' ').collect();
+        let table = cluster.ok(&args);
+        assert!(table.contains("brick-0") && table.contains("brick-1"));
+        assert!(!ids.iter().any(|id| table.contains(id)), "{table}");
+    }
+    let listed = cluster.json(&["brick", "list"]);
+    for brick in listed.as_array().unwrap() {
+        let number = ids.iter().position(|id| brick["brick"] == *id).unwrap();
+        assert_eq!(brick["name"], format!("brick-{number}"), "{listed}");
+    }
+    for asked in ["brick-1", &ids[1]] {
+        let asked = cluster.json(&["brick", "scrub", asked]);
+        assert_eq!(asked[0]["brick"], ids[1], "{asked}");
+        assert_eq!(asked[0]["name"], "brick-1", "{asked}");
+    }
+    cluster.refused(&["brick", "scrub", "brick-7"], &["no brick brick-7"]);
+    cluster.create("disk", "8M", &["--layout", "concat"]);
+    let copies = cluster.json(&["replica", "status", "disk"]);
+    let first = copies[0]["brick_names"][0].as_str().unwrap();
+    let other = if first == "brick-0" {
+        "brick-1"
+    } else {
+        "brick-0"
+    };
+    let said = cluster.ok(&["replica", "attach", "disk", "--brick", other]);
+    assert!(said.contains(first) && said.contains(other), "{said}");
+    let shown = cluster.ok(&["volume", "show", "disk"]);
+    assert!(shown.contains(first) && shown.contains(other), "{shown}");
+    let detail = cluster.json(&["volume", "show", "disk"]);
+    assert_eq!(detail["bricks"][&ids[0]]["name"], "brick-0", "{detail}");
+}
+
+#[test]
+fn brick_with_taken_or_malformed_name_does_not_start() {
+    let cluster = Cluster::new(Pools::Memory, 1);
+    let mut taken = start_brick(&cluster, "taken", &["--name", "brick-0"]).unwrap();
+    let status = taken.await_end();
+    assert_eq!(status.code(), Some(1), "{}", taken.log());
+    let (log, id) = (taken.log(), cluster.brick_id(0));
+    for part in ["brick-0", "belongs to another brick", &id, "--name"] {
+        assert!(log.contains(part), "no {part} in {log}");
+    }
+    let simple = id.replace('-', "");
+    for bad in ["a b", "-x", "a/b", "a\u{1b}[2J", &id, &simple] {
+        let option = format!("--name={bad}");
+        let ended = cluster.run(&["brick", "--pool", "x", &option]);
+        assert_eq!(ended.status.code(), Some(2), "{bad}");
+    }
+    cluster.await_bricks(1);
+}
+
+#[test]
+fn default_brick_name_is_host_name_with_number() {
+    let cluster = Cluster::new(Pools::Memory, 0);
+    let host = rustix::system::uname()
+        .nodename()
+        .to_str()
+        .unwrap()
+        .to_owned();
+    let daemons = ["one", "two"].map(|pool| {
+        let daemon = start_brick(&cluster, pool, &[]).unwrap();
+        let id = daemon.ready[0].split(' ').nth(2).unwrap();
+        let named = || cluster.json(&["brick", "list"]).to_string().contains(id);
+        until("it is registered", named);
+        daemon
+    });
+    let listed = cluster.json(&["brick", "list"]);
+    let names = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|brick| brick["name"].as_str().unwrap());
+    let mut names: Vec<&str> = names.collect();
+    names.sort_unstable();
+    assert_eq!(names, [host.clone(), format!("{host}-2")]);
+    daemons.into_iter().for_each(Daemon::stop);
+}
+
 #[test]
 fn pool_has_stated_class_if_medium_supports_it() {
     let cluster = Cluster::new(Pools::Memory, 0);

@@ -93,6 +93,7 @@ fn scrub_pool(cluster: &Cluster, n: usize) -> Value {
         last["scrub"]["passes"].as_u64() == Some(passes + 1)
     });
     assert_eq!(last["brick"], cluster.brick_id(n), "{last}");
+    assert_eq!(last["name"], format!("brick-{n}"), "{last}");
     last["scrub"]["last"].clone()
 }
 
@@ -135,7 +136,7 @@ fn check_volume_scrub(pools: Pools, transport: &str) {
     assert_eq!(offsets, expected, "{told}");
     let log = export.daemon.log();
     assert!(log.contains("damaged page was repaired"), "{log}");
-    assert!(log.contains(&cluster.brick_id(0)), "{log}");
+    assert!(log.contains("brick-0"), "{log}");
     let read = |page: u8| format!("read -P {page} {page}M 4k");
     let reads: Vec<String> = (1..8).map(read).collect();
     let reads: Vec<&str> = reads.iter().map(String::as_str).collect();
@@ -234,6 +235,8 @@ fn scrub_repairs_page_tables_on_disk() {
             cluster.brick_id(n),
             "{told}"
         );
+        let name = format!("brick-{n}");
+        assert_eq!(found["damages"][0]["brick_names"][0], name, "{told}");
     }
     (0..2).for_each(|_| drop(export.io(&["read -P 1 1M 4k", "read -P 2 2M 4k"])));
     export.stop();
@@ -451,7 +454,7 @@ fn manager_requests_brick_scrubs() {
     cluster.refused(&["brick", "scrub", &unknown], &["no brick", &unknown]);
     cluster.kill_brick(1);
     cluster.await_bricks(1);
-    cluster.refused(&["brick", "scrub", &other], &[&other, "is dead"]);
+    cluster.refused(&["brick", "scrub", &other], &["brick-1", "is dead"]);
     assert_eq!(
         cluster
             .json(&["brick", "scrub", "--all"])

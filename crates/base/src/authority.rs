@@ -4,6 +4,7 @@
 //! Calls block for a bounded time. They run on threads of their own, never on the path of a
 //! request.
 
+use crate::brick_name::BrickName;
 use crate::ids::Epoch;
 use crate::layout::{BrickId, Layout, LegState, VolumeName};
 use serde::{Deserialize, Serialize};
@@ -12,6 +13,9 @@ use std::collections::BTreeMap;
 /// The addresses of a brick.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrickAddress {
+    /// The name of the brick, if it has one.
+    #[serde(default)]
+    pub name: Option<BrickName>,
     /// `host:port` of its tcp transport.
     pub tcp: String,
     /// The unix socket of its `map` transport, if the brick has one.

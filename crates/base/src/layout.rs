@@ -59,16 +59,22 @@ impl TryFrom<String> for VolumeName {
     type Error = BadVolumeName;
 
     fn try_from(text: String) -> Result<VolumeName, BadVolumeName> {
-        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-        match text.chars().next() {
-            None => Err(BadVolumeName::Empty),
-            Some(_) if text.len() > NAME_BYTES_MAX => Err(BadVolumeName::TooLong(text.len())),
-            Some(c @ ('.' | '-')) => Err(BadVolumeName::Start(c)),
-            Some(_) => match text.chars().find(|&c| !allowed(c)) {
-                Some(c) => Err(BadVolumeName::Character(c)),
-                None => Ok(VolumeName(text)),
-            },
-        }
+        check_name(&text)?;
+        Ok(VolumeName(text))
+    }
+}
+
+/// Checks the rules of names: they are safe in paths, exports, terminals and logs.
+pub(crate) fn check_name(text: &str) -> Result<(), BadVolumeName> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    match text.chars().next() {
+        None => Err(BadVolumeName::Empty),
+        Some(_) if text.len() > NAME_BYTES_MAX => Err(BadVolumeName::TooLong(text.len())),
+        Some(c @ ('.' | '-')) => Err(BadVolumeName::Start(c)),
+        Some(_) => match text.chars().find(|&c| !allowed(c)) {
+            Some(c) => Err(BadVolumeName::Character(c)),
+            None => Ok(()),
+        },
     }
 }
 

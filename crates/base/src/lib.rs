@@ -10,6 +10,7 @@
 #![deny(unsafe_code)]
 
 pub mod authority;
+pub mod brick_name;
 pub mod bytes;
 pub mod checksum;
 pub mod cpu_latency;

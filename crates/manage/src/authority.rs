@@ -167,6 +167,7 @@ fn resolved_layout(
 
 fn brick_address(address: wire::BrickAddress) -> BrickAddress {
     BrickAddress {
+        name: address.name,
         tcp: address.tcp,
         map_socket: address.map_socket,
         durability: address.durability.to_string(),

@@ -7,6 +7,7 @@ use crate::manager::{
 use crate::records::BrickRecord;
 use crate::store::StoreWrite;
 use crate::wire::{BrickInfo, BrickRegistration, HeartbeatReply, ScrubBrick, ScrubRequest};
+use pagemesh_base::brick_name::{BrickLabel, BrickName, BrickRef};
 use pagemesh_base::layout::{BrickId, NAME_BYTES_MAX};
 use std::collections::BTreeMap;
 
@@ -27,8 +28,9 @@ impl Manager {
     /// an older copy of its pool, or the store fails.
     pub fn heartbeat(&self, registration: BrickRegistration) -> Result<HeartbeatReply, Fault> {
         check_registration(&registration)?;
-        let (record, seen) = self.split_registration(registration);
         let mut book = self.state();
+        let name = book.assign_name(&registration)?;
+        let (record, seen) = self.split_registration(registration, name);
         let known = book.bricks.get(&record.brick);
         if known.is_none() && book.bricks.len() >= BRICKS_MAX {
             return Err(Fault::TooMany {
@@ -53,8 +55,9 @@ impl Manager {
         &self,
         registration: &BrickRegistration,
     ) -> Option<HeartbeatReply> {
-        let (record, seen) = self.split_registration(registration.clone());
         let mut book = self.try_state()?;
+        let name = book.assign_name(registration).ok()?;
+        let (record, seen) = self.split_registration(registration.clone(), name);
         let known = book.bricks.get(&record.brick)?;
         if needs_commit(&known.record, &record) {
             return None;
@@ -62,13 +65,17 @@ impl Manager {
         Some(self.record_heartbeat(&mut book, record, seen))
     }
 
-    fn split_registration(&self, registration: BrickRegistration) -> (BrickRecord, LastHeartbeat) {
+    fn split_registration(
+        &self,
+        registration: BrickRegistration,
+        name: Option<BrickName>,
+    ) -> (BrickRecord, LastHeartbeat) {
         let seen = LastHeartbeat {
             received_at: self.clock.elapsed(),
             sessions: registration.sessions,
             scrub: registration.scrub,
         };
-        (to_record(registration), seen)
+        (to_record(registration, name), seen)
     }
 
     fn record_heartbeat(
@@ -84,6 +91,7 @@ impl Manager {
         let fulfilled = seen.scrub.and_then(|scrub| scrub.fulfilled);
         let wish = known.and_then(|brick| brick.scrub_request);
         let wish = wish.filter(|wish| fulfilled != Some(wish.id));
+        let name = record.name.clone();
         let brick = BrickState {
             record,
             last_heartbeat: Some(seen),
@@ -98,6 +106,7 @@ impl Manager {
             interval_ms: HEARTBEAT_INTERVAL.as_millis() as u64,
             dead_after_ms: self.settings.dead_after.as_millis() as u64,
             scrub: wish,
+            name,
         }
     }
 
@@ -106,14 +115,19 @@ impl Manager {
     ///
     /// # Errors
     /// When there is no such brick, it is dead, or it reports no scrubs.
-    pub fn scrub(&self, id: BrickId, ScrubBrick { stop }: ScrubBrick) -> Result<BrickInfo, Fault> {
+    pub fn scrub(
+        &self,
+        asked: impl Into<BrickRef>,
+        ScrubBrick { stop }: ScrubBrick,
+    ) -> Result<BrickInfo, Fault> {
         let mut book = self.state();
-        let brick = book.bricks.get_mut(&id).ok_or(Fault::NoSuchBrick(id))?;
+        let brick = book.find_brick_mut(&asked.into())?;
+        let label = brick.record.label();
         if !self.is_alive(brick) {
-            return Err(Fault::BrickDead(id));
+            return Err(Fault::BrickDead(label));
         }
         if brick.last_heartbeat.is_none_or(|seen| seen.scrub.is_none()) {
-            return Err(Fault::BrickCannotScrub(id));
+            return Err(Fault::BrickCannotScrub(label));
         }
         if brick.scrub_request.is_none_or(|wish| wish.stop != stop) {
             let id = (self.settings.new_id)();
@@ -130,7 +144,7 @@ impl Manager {
         let later = record.incarnation > brick.record.incarnation;
         if moved && !later && self.is_alive(brick) {
             return Err(Fault::BrickDuplicate {
-                brick: record.brick,
+                brick: brick.record.label(),
                 present: brick.record.address.clone(),
                 asked: record.address.clone(),
             });
@@ -159,6 +173,7 @@ impl Manager {
         let age = |seen: LastHeartbeat| self.clock.elapsed().saturating_sub(seen.received_at);
         BrickInfo {
             brick: record.brick,
+            name: record.name,
             alive: self.is_alive(brick),
             heartbeat_age_ms: brick
                 .last_heartbeat
@@ -183,16 +198,20 @@ impl Manager {
     ///
     /// # Errors
     /// When the brick is alive or holds slices.
-    pub fn forget(&self, id: BrickId, force: bool) -> Result<(), Fault> {
+    pub fn forget(&self, asked: impl Into<BrickRef>, force: bool) -> Result<(), Fault> {
         let mut book = self.state();
-        let brick = book.bricks.get(&id).ok_or(Fault::NoSuchBrick(id))?;
-        check_holds_no_slices(&book, id)?;
+        let brick = book.find_brick(&asked.into())?;
+        let (id, label) = (brick.record.brick, brick.record.label());
+        check_holds_no_slices(&book, &label)?;
         if self.is_alive(brick) {
-            return Err(Fault::BrickAlive(id));
+            return Err(Fault::BrickAlive(label));
         }
         let slices = pending_deletes_on(&book, id);
         if slices > 0 && !force {
-            return Err(Fault::BrickHasPendingDeletes { brick: id, slices });
+            return Err(Fault::BrickHasPendingDeletes {
+                brick: label,
+                slices,
+            });
         }
         let owed = book
             .pending_deletes
@@ -216,16 +235,19 @@ fn check_not_outdated(known: &BrickRecord, asked: &BrickRecord) -> Result<(), Fa
         return Ok(());
     }
     Err(Fault::BrickOutdated {
-        brick: known.brick,
+        brick: known.label(),
         known: known.incarnation,
         asked: asked.incarnation,
     })
 }
 
-/// Logs a changed class or domain. Existing slices stay on the brick, although volumes were
+/// Logs a changed name, class or domain. Existing slices stay on the brick, although volumes were
 /// promised the old class or domain.
 fn log_changes(known: &BrickRecord, asked: &BrickRecord) {
-    let brick = known.brick;
+    let brick = known.label();
+    if let Some(name) = asked.name.as_ref().filter(|_| known.name != asked.name) {
+        tracing::info!(%brick, id = %known.brick, %name, "the brick has a new name");
+    }
     if known.durability != asked.durability {
         let (from, to) = (known.durability, asked.durability);
         tracing::warn!(%brick, %from, %to, "the brick's durability class has changed; its volumes were promised the old one");
@@ -241,7 +263,8 @@ fn pending_deletes_on(book: &ManagerState, id: BrickId) -> usize {
     book.pending_deletes.keys().filter(on_it).count()
 }
 
-fn check_holds_no_slices(book: &ManagerState, brick: BrickId) -> Result<(), Fault> {
+fn check_holds_no_slices(book: &ManagerState, label: &BrickLabel) -> Result<(), Fault> {
+    let brick = label.id;
     let building = book.creating.iter();
     let built = building.filter(|(_, places)| places.iter().any(|place| place.brick == brick));
     let whole = book.volumes.iter().filter(|(_, volume)| {
@@ -256,7 +279,7 @@ fn check_holds_no_slices(book: &ManagerState, brick: BrickId) -> Result<(), Faul
         return Ok(());
     }
     Err(Fault::BrickInUse {
-        brick,
+        brick: label.clone(),
         volumes: join_names(&names),
     })
 }
@@ -270,9 +293,10 @@ fn join_names(names: &[&str]) -> String {
     }
 }
 
-fn to_record(registration: BrickRegistration) -> BrickRecord {
+fn to_record(registration: BrickRegistration, name: Option<BrickName>) -> BrickRecord {
     BrickRecord {
         brick: registration.brick,
+        name,
         address: registration.address,
         map_socket: registration.map_socket,
         domain: registration.domain,

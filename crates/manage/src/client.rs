@@ -11,8 +11,9 @@ use crate::wire::{
     ErrorCode, GrowVolume, HeartbeatReply, LegChange, ReportReplication, ScrubBrick, VolumeDetail,
     VolumeInfo, VolumeSizeReply,
 };
+use pagemesh_base::brick_name::BrickRef;
 use pagemesh_base::key::Key;
-use pagemesh_base::layout::{BrickId, EpochNumber, Layout, VolumeName};
+use pagemesh_base::layout::{EpochNumber, Layout, VolumeName};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::time::Duration;
@@ -235,16 +236,24 @@ impl ManagerClient {
 
     /// Asks a brick to start a scrub of its pool, or to stop the running one.
     #[allow(clippy::missing_errors_doc)]
-    pub fn scrub_brick(&self, brick: BrickId, stop: bool) -> Result<BrickInfo, ManagerError> {
-        let path = format!("bricks/{brick}/scrub");
+    pub fn scrub_brick(
+        &self,
+        brick: impl Into<BrickRef>,
+        stop: bool,
+    ) -> Result<BrickInfo, ManagerError> {
+        let path = format!("bricks/{}/scrub", brick.into());
         self.call(Method::POST, &path, CALL_TIMEOUT, &ScrubBrick { stop })
     }
 
     /// Forgets a dead brick that holds no slices of volumes; with `force` also one that holds
     /// slices of deleted volumes.
     #[allow(clippy::missing_errors_doc)]
-    pub fn forget_brick(&self, brick: BrickId, force: bool) -> Result<(), ManagerError> {
-        let path = format!("bricks/{brick}?force={force}");
+    pub fn forget_brick(
+        &self,
+        brick: impl Into<BrickRef>,
+        force: bool,
+    ) -> Result<(), ManagerError> {
+        let path = format!("bricks/{}?force={force}", brick.into());
         let answer = self.send(Method::DELETE, &path, CALL_TIMEOUT, String::new())?;
         self.check_status(answer).map(drop)
     }

@@ -5,6 +5,7 @@ use crate::placement::PlacementError;
 use crate::shape::ShapeError;
 use crate::store::StoreError;
 use crate::wire::ErrorBody;
+use pagemesh_base::brick_name::{BrickLabel, BrickName, BrickRef};
 use pagemesh_base::layout::{BrickId, EpochNumber, VolumeName};
 use pagemesh_base::slice::SliceError;
 use serde::{Deserialize, Serialize};
@@ -119,14 +120,27 @@ pub enum Fault {
         /// The client that has attached it now.
         client: Option<String>,
     },
-    /// No brick of this id.
+    /// No brick of this name or id.
     #[error("there is no brick {0}")]
-    NoSuchBrick(BrickId),
+    NoSuchBrick(BrickRef),
+    /// Several bricks without names have ids with these first digits.
+    #[error("several bricks have a UUID that starts with {0}")]
+    BrickAmbiguous(BrickRef),
+    /// Another brick has the name.
+    #[error("the name {name} belongs to another brick, at {address}, with the UUID {}", .holder.0)]
+    BrickNameTaken {
+        /// The name.
+        name: BrickName,
+        /// The brick that has it.
+        holder: BrickId,
+        /// The address of that brick.
+        address: String,
+    },
     /// The brick holds slices of volumes.
     #[error("the brick {brick} holds slices of {volumes}")]
     BrickInUse {
         /// The brick.
-        brick: BrickId,
+        brick: BrickLabel,
         /// The volumes of these slices.
         volumes: String,
     },
@@ -134,24 +148,24 @@ pub enum Fault {
     #[error("the brick {brick} still holds {slices} slices of deleted volumes")]
     BrickHasPendingDeletes {
         /// The brick.
-        brick: BrickId,
+        brick: BrickLabel,
         /// How many.
         slices: usize,
     },
     /// The brick is alive, and would register again with its next heartbeat.
     #[error("the brick {0} is alive")]
-    BrickAlive(BrickId),
+    BrickAlive(BrickLabel),
     /// The brick is dead, and receives no request.
     #[error("the brick {0} is dead")]
-    BrickDead(BrickId),
+    BrickDead(BrickLabel),
     /// The brick reports no scrubs, and would ignore the request.
     #[error("the brick {0} reports no scrubs")]
-    BrickCannotScrub(BrickId),
+    BrickCannotScrub(BrickLabel),
     /// Two bricks register with the same id.
     #[error("the brick {brick} is alive at {present}; {asked} says it is the same one")]
     BrickDuplicate {
         /// The brick.
-        brick: BrickId,
+        brick: BrickLabel,
         /// The known address.
         present: String,
         /// The address of the new registration.
@@ -163,7 +177,7 @@ pub enum Fault {
     )]
     BrickOutdated {
         /// The brick.
-        brick: BrickId,
+        brick: BrickLabel,
         /// The last known opening.
         known: u32,
         /// The opening that registers.
@@ -173,7 +187,7 @@ pub enum Fault {
     #[error("the brick {brick} at {address} failed: {cause}")]
     Brick {
         /// The brick.
-        brick: BrickId,
+        brick: BrickLabel,
         /// Where it was reached.
         address: String,
         /// The error of the brick.
@@ -207,7 +221,9 @@ impl Fault {
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
-            Fault::InvalidField { .. } | Fault::Shape(_) => ErrorCode::BadRequest,
+            Fault::InvalidField { .. } | Fault::Shape(_) | Fault::BrickAmbiguous(_) => {
+                ErrorCode::BadRequest
+            }
             Fault::Placement(_) => ErrorCode::NoRoom,
             Fault::LayoutChange(change) => match change {
                 LayoutChangeError::Conflict { .. } => ErrorCode::EpochConflict,
@@ -220,7 +236,7 @@ impl Fault {
             },
             Fault::Store(_) => ErrorCode::Internal,
             Fault::NoSuchVolume(_) | Fault::NoSuchBrick(_) => ErrorCode::NotFound,
-            Fault::VolumeExists(_) => ErrorCode::Exists,
+            Fault::VolumeExists(_) | Fault::BrickNameTaken { .. } => ErrorCode::Exists,
             Fault::Fenced { .. } => ErrorCode::Fenced,
             Fault::VolumeBusy(_)
             | Fault::Attached { .. }
@@ -276,6 +292,12 @@ impl Fault {
             Fault::Store(_) => "look at the manager's log and the disk of its store",
             Fault::NoSuchVolume(_) => "list what there is with: pagemesh volume list",
             Fault::NoSuchBrick(_) => "list what there is with: pagemesh status",
+            Fault::BrickAmbiguous(_) => {
+                "write the whole UUID; pagemesh status --output json has it"
+            }
+            Fault::BrickNameTaken { .. } => {
+                "choose another name with --name, or have the manager forget that brick if it is gone for good"
+            }
             Fault::VolumeExists(_) => "choose another name, or delete that volume first",
             Fault::VolumeBusy(_) => "try again when that operation has ended",
             Fault::Attached { .. } => "stop that client, or use force: its I/O then fails",

@@ -44,7 +44,7 @@ impl Manager {
             let room = most.saturating_sub(promised);
             if room < more {
                 return Err(PlacementError::NoRoomOn {
-                    brick: place.brick,
+                    brick: book.label(place.brick),
                     bytes: more,
                     room_bytes: room,
                 }

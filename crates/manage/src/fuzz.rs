@@ -8,6 +8,7 @@ use crate::layout_state::LayoutState;
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
 use crate::shape::{LayoutKind, Shape};
 use crate::wire::*;
+use pagemesh_base::brick_name::{BrickName, BrickRef};
 use pagemesh_base::layout::*;
 use pagemesh_fuzz::{FuzzTarget, measure_allocation};
 use serde::Serialize;
@@ -52,6 +53,10 @@ fn check_decoded<T: DeserializeOwned + Serialize + PartialEq + Debug>(bytes: &[u
 
 fn json(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("JSON")
+}
+
+fn name() -> BrickName {
+    "brick-1".parse().expect("a name")
 }
 
 const BRICK: BrickId = BrickId(Uuid::from_u128(0xb));
@@ -107,6 +112,7 @@ fn two_segments(columns: usize, bytes: u64) -> Layout {
 
 fn address() -> BrickAddress {
     BrickAddress {
+        name: Some(name()),
         tcp: "127.0.0.1:7".into(),
         map_socket: Some("/run/brick.sock".into()),
         durability: Durability::Process,
@@ -116,6 +122,8 @@ fn address() -> BrickAddress {
 fn registration() -> BrickRegistration {
     BrickRegistration {
         brick: BRICK,
+        name: Some(name()),
+        name_is_default: true,
         address: "127.0.0.1:10000".into(),
         map_socket: None,
         domain: "rack".into(),
@@ -193,9 +201,13 @@ fn bodies() -> Vec<Vec<u8>> {
         json(&ForceParam { force: true }),
         json(&ScrubBrick { stop: true }),
         json(&AttachReplica {
-            brick: Some(BRICK),
+            brick: Some(BrickRef::Id(BRICK)),
             asynchronous: true,
             auto_promote: true,
+        }),
+        json(&AttachReplica {
+            brick: Some(BrickRef::Name(name())),
+            ..AttachReplica::default()
         }),
         json(&ChooseReplica {
             copy: 1,
@@ -209,6 +221,12 @@ fn bodies() -> Vec<Vec<u8>> {
         }),
         b"{}".to_vec(),
     ]
+}
+
+/// Checks that a decoded name is safe in paths and logs.
+fn check_plain(name: &str) {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    assert!((1..=NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(plain));
 }
 
 #[test]
@@ -231,14 +249,18 @@ fn fuzz_rest_request() {
         .bytes_max(1200)
         .run(|bytes| {
             let name = check_decoded::<CreateVolume>(bytes).map(|wish| {
-                let name = wish.name.as_str().to_owned();
-                let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-                assert!((1..=NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(plain));
+                check_plain(wish.name.as_str());
                 (wish.layout as u8, wish.columns.is_some(), wish.copies)
             });
             (
-                check_decoded::<BrickRegistration>(bytes)
-                    .map(|body| (body.map_socket.is_some(), body.scrub.map(|it| it.damaged()))),
+                check_decoded::<BrickRegistration>(bytes).map(|body| {
+                    body.name.iter().for_each(|name| check_plain(name.as_str()));
+                    (
+                        body.map_socket.is_some(),
+                        body.name.is_some(),
+                        body.scrub.map(|it| it.damaged()),
+                    )
+                }),
                 check_decoded::<ScrubBrick>(bytes).map(|body| body.stop),
                 name,
                 check_decoded::<GrowVolume>(bytes).is_some(),
@@ -259,6 +281,7 @@ fn fuzz_rest_request() {
 fn brick_info() -> BrickInfo {
     BrickInfo {
         brick: BRICK,
+        name: Some(name()),
         alive: true,
         heartbeat_age_ms: Some(12),
         address: "127.0.0.1:10000".into(),
@@ -340,6 +363,7 @@ fn answers() -> Vec<Vec<u8>> {
             id: Uuid::from_u128(6),
             stop: false,
         }),
+        name: Some(name()),
     };
     let sized = VolumeSizeReply {
         volume: detail.clone(),
@@ -417,6 +441,7 @@ fn layout_summary(layout: &Layout) -> (usize, bool) {
 fn fuzz_store_record() {
     let brick = BrickRecord {
         brick: BRICK,
+        name: Some(name()),
         address: "127.0.0.1:1".into(),
         map_socket: None,
         domain: "d".into(),

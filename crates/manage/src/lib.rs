@@ -21,6 +21,7 @@
 
 pub mod api;
 pub mod authority;
+mod brick_names;
 mod bricks;
 pub mod client;
 pub mod clock;

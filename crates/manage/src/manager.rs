@@ -194,6 +194,7 @@ impl ManagerState {
         let known = |place: SliceLocation| {
             let record = &self.bricks.get(&place.brick)?.record;
             let address = BrickAddress {
+                name: record.name.clone(),
                 tcp: record.address.clone(),
                 map_socket: record.map_socket.clone(),
                 durability: record.durability,

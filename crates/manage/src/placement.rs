@@ -10,6 +10,7 @@
 
 use crate::durability::Durability;
 use crate::shape::{LayoutKind, Shape};
+use pagemesh_base::brick_name::BrickLabel;
 use pagemesh_base::layout::{BrickId, SEGMENTS_MAX, SLICE_BYTES_MAX};
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::{BTreeMap, BTreeSet};
@@ -119,7 +120,7 @@ pub enum PlacementError {
     #[error("the brick {brick} has room for {room_bytes} bytes more, and not for {bytes}")]
     NoRoomOn {
         /// The brick.
-        brick: BrickId,
+        brick: BrickLabel,
         /// Requested bytes.
         bytes: u64,
         /// Bytes that the brick can still be promised.

@@ -4,6 +4,7 @@
 use crate::durability::Durability;
 use crate::layout_state::LayoutState;
 use crate::shape::Shape;
+use pagemesh_base::brick_name::{BrickLabel, BrickName};
 use pagemesh_base::layout::{BrickId, EpochNumber, SliceId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -13,6 +14,9 @@ use utoipa::ToSchema;
 pub struct BrickRecord {
     /// The UUID of the brick's pool.
     pub brick: BrickId,
+    /// Its name; a store of an earlier version has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<BrickName>,
     /// `host:port`.
     pub address: String,
     /// The unix socket of the brick's `map` transport.
@@ -28,6 +32,17 @@ pub struct BrickRecord {
     /// The number of openings of the pool at its last registration.
     #[serde(default)]
     pub incarnation: u32,
+}
+
+impl BrickRecord {
+    /// How messages name the brick.
+    #[must_use]
+    pub fn label(&self) -> BrickLabel {
+        BrickLabel {
+            id: self.brick,
+            name: self.name.clone(),
+        }
+    }
 }
 
 /// A volume.

@@ -8,6 +8,7 @@ use crate::records::{PendingDelete, VolumeRecord};
 use crate::store::StoreWrite;
 use crate::volumes::check_not_busy;
 use crate::wire::{AttachReplica, ChooseReplica, VolumeDetail};
+use pagemesh_base::brick_name::BrickRef;
 use pagemesh_base::layout::{
     BrickId, Column, LEGS_MAX, Leg, LegState, Segment, SliceId, VolumeName,
 };
@@ -37,7 +38,7 @@ impl Manager {
                 false if wish.auto_promote => return Err(auto_promote_error()),
                 false => {}
             }
-            let candidates = self.replica_candidates(&book, wish.brick)?;
+            let candidates = self.replica_candidates(&book, wish.brick.as_ref())?;
             let (durability, factor) = (volume.durability, self.settings.overprovision_factor);
             let thin = column_requests(&book, &volume);
             let bricks = place_leg(&candidates, durability, factor, &thin)?;
@@ -188,7 +189,8 @@ impl Manager {
                 format!(
                     "brick {} has an in-sync copy and is alive, or may be: the next client goes \
                      on with it, and copy {} may lack what was acknowledged last",
-                    in_sync.brick, wish.copy
+                    book.label(in_sync.brick),
+                    wish.copy
                 ),
                 "attach the volume as it is, try again once the brick is listed as dead, or use \
                  force, which gives these writes up",
@@ -200,7 +202,7 @@ impl Manager {
             return Err(Fault::invalid_field(
                 format!(
                     "copy {copy} is {state} on brick {}: it lacks acknowledged writes",
-                    leg.brick
+                    book.label(leg.brick)
                 ),
                 "start the bricks of an in-sync copy, or use force, which loses these writes",
             ));
@@ -253,14 +255,12 @@ impl Manager {
     fn replica_candidates(
         &self,
         book: &ManagerState,
-        only: Option<BrickId>,
+        only: Option<&BrickRef>,
     ) -> Result<Vec<BrickCandidate>, Fault> {
         let mut candidates = self.candidates(book);
-        if let Some(brick) = only {
-            if !book.bricks.contains_key(&brick) {
-                return Err(Fault::NoSuchBrick(brick));
-            }
-            candidates.retain(|candidate| candidate.brick == brick);
+        if let Some(asked) = only {
+            let brick = book.find_brick(asked)?.record.label();
+            candidates.retain(|candidate| candidate.brick == brick.id);
             if candidates.is_empty() {
                 return Err(Fault::BrickDead(brick));
             }

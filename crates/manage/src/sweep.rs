@@ -8,6 +8,7 @@ use crate::fault::Fault;
 use crate::manager::{BrickState, Manager, SliceLocation, slice_locations};
 use crate::records::PendingDelete;
 use crate::store::StoreWrite;
+use pagemesh_base::brick_name::BrickLabel;
 use pagemesh_base::layout::{BrickId, Segment, SliceId};
 use pagemesh_base::slice::{BrickControl, SliceError};
 use std::collections::BTreeMap;
@@ -39,6 +40,7 @@ impl BrickConnections<'_> {
                 .control(&self.manager.brick_address(brick))?;
             let found = control.status()?.brick;
             if found != brick {
+                let found = self.manager.brick_label(found);
                 return Err(SliceError::Refused(format!(
                     "another brick answers: {found}"
                 )));
@@ -67,6 +69,10 @@ impl Manager {
         known.map_or_else(String::new, |brick| brick.record.address.clone())
     }
 
+    fn brick_label(&self, brick: BrickId) -> BrickLabel {
+        self.state().label(brick)
+    }
+
     fn brick_connections(&self) -> BrickConnections<'_> {
         BrickConnections {
             manager: self,
@@ -85,8 +91,9 @@ impl Manager {
             let Err((trace, cause)) = create_slice(&mut controls, place) else {
                 continue;
             };
+            let brick = self.brick_label(place.brick);
             let fault = Fault::Brick {
-                brick: place.brick,
+                brick,
                 address: self.brick_address(place.brick),
                 cause,
             };
@@ -139,6 +146,7 @@ impl Manager {
                 continue;
             }
             if let Err(cause) = self.delete_slices_on(&mut controls, brick, &slices, &mut gone) {
+                let brick = self.brick_label(brick);
                 tracing::warn!(%brick, %cause, "cannot delete slices now; trying again later");
             }
         }
@@ -164,6 +172,7 @@ impl Manager {
                 Err(cause @ SliceError::Lost(_)) => return Err(cause),
                 // One failing slice must not block the others.
                 Err(cause) => {
+                    let brick = self.brick_label(brick);
                     tracing::warn!(%brick, %slice, %cause, "cannot delete a slice; trying again later");
                 }
             }
@@ -246,11 +255,12 @@ impl Manager {
 }
 
 fn log_liveness(brick: &BrickState, alive: bool) {
-    let (id, address) = (brick.record.brick, &brick.record.address);
+    let (name, id) = (brick.record.label(), brick.record.brick);
+    let address = &brick.record.address;
     if alive {
-        tracing::info!(brick = %id, %address, "the brick is alive");
+        tracing::info!(brick = %name, %id, %address, "the brick is alive");
     } else {
-        tracing::warn!(brick = %id, %address, "the brick's heartbeats are missing; it counts as dead");
+        tracing::warn!(brick = %name, %id, %address, "the brick's heartbeats are missing; it counts as dead");
     }
 }
 

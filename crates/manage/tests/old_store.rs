@@ -19,6 +19,7 @@ const FORMAT_HINT: &str = "a store of version 0 that an earlier build wrote is n
 fn brick(number: u128) -> BrickRecord {
     BrickRecord {
         brick: BrickId(Uuid::from_u128(number)),
+        name: None,
         address: format!("10.0.0.{number}:7071"),
         map_socket: (number == 1).then(|| "/run/brick.sock".to_owned()),
         domain: format!("rack-{number}"),

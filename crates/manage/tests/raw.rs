@@ -290,13 +290,15 @@ fn unknown_paths_and_methods_are_refused() {
             let path = format!("/api/v1/volumes/{bad}");
             peer.assert_refused(&peer.request("GET", &path, ""), 400, "bad-request");
             peer.assert_refused(&peer.request("DELETE", &path, ""), 400, "bad-request");
+            let path = format!("/api/v1/bricks/{bad}");
+            peer.assert_refused(&peer.request("DELETE", &path, ""), 400, "bad-request");
         }
         let long = format!("/api/v1/volumes/{}", "x".repeat(65));
         peer.assert_refused(&peer.request("GET", &long, ""), 400, "bad-request");
         peer.assert_refused(
             &peer.request("DELETE", "/api/v1/bricks/one", ""),
-            400,
-            "bad-request",
+            404,
+            "not-found",
         );
         for query in [
             "?force=maybe",

@@ -5,6 +5,7 @@ mod cluster;
 use cluster::{
     BrickBehavior, Cluster, MIB, assert_refused, brick_id, create_request, legs, name, registration,
 };
+use pagemesh_base::brick_name::BrickRef;
 use pagemesh_base::layout::{BrickId, EpochNumber, LegState};
 use pagemesh_manage::wire::{
     AttachReplica, ChooseReplica, CreateVolume, ErrorCode, LegChange, ReplicaLag,
@@ -22,7 +23,7 @@ fn replica_choice(copy: usize) -> ChooseReplica {
 
 fn attach_request(brick: Option<BrickId>, asynchronous: bool) -> AttachReplica {
     AttachReplica {
-        brick,
+        brick: brick.map(BrickRef::from),
         asynchronous,
         auto_promote: false,
     }

@@ -3,7 +3,7 @@
 
 mod cluster;
 
-use cluster::{Cluster, assert_refused, brick_id, registration};
+use cluster::{Cluster, assert_refused, brick_id, named_registration, registration};
 use pagemesh_manage::Manager;
 use pagemesh_manage::wire::{
     BrickInfo, BrickRegistration, BrickScrub, ErrorCode, ScrubBrick, ScrubCounts, ScrubRequest,
@@ -106,16 +106,16 @@ fn scrub_request_to_unable_brick_names_it() {
     let ask = |number, code, parts: &[&str]| {
         assert_refused(client.scrub_brick(brick_id(number), false), code, parts);
     };
-    let id = brick_id(1).to_string();
     ask(7, ErrorCode::NotFound, &[&brick_id(7).to_string()]);
-    client.heartbeat(&registration(1)).expect("welcome");
-    ask(1, ErrorCode::BrickFailed, &[&id, "scrubs"]);
+    let named = named_registration(1, "db-1");
+    client.heartbeat(&named).expect("welcome");
+    ask(1, ErrorCode::BrickFailed, &["db-1", "scrubs"]);
     let told = registration_with_scrub(1, scrub(ScrubState::Off, None));
     client.heartbeat(&told).expect("welcome");
     let asked = client.scrub_brick(brick_id(1), true).expect("alive");
     assert!(asked.scrub_wish.is_some_and(|wish| wish.stop));
     cluster.clock.advance(Duration::from_secs(10));
-    ask(1, ErrorCode::BrickFailed, &[&id, "dead"]);
+    ask(1, ErrorCode::BrickFailed, &["db-1", "dead"]);
 }
 
 #[test]

@@ -200,6 +200,8 @@ impl ManagerHost {
         let address = self.cluster.hosts()[host].address();
         let registration = BrickRegistration {
             brick: status.brick,
+            name: Some(format!("brick-{host}").parse().expect("a name")),
+            name_is_default: false,
             address,
             map_socket: self
                 .cluster

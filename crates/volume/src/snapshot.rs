@@ -2,10 +2,12 @@
 //! placement computed from it.
 
 use crate::limits::{ATOMIC_RUN_BYTES, REGION_BYTES};
+use pagemesh_base::brick_name::BrickNames;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, LEGS_MAX, LegState, STRIPE_BYTES, SliceId};
 use pagemesh_base::slice::SLICE_IO_BYTES_MAX;
 use pagemesh_base::units::PAGE_BYTES;
+use std::sync::Arc;
 
 /// A set of legs of one column.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -119,6 +121,8 @@ pub struct LayoutSnapshot {
     pub size_bytes: u64,
     pub segments: Vec<SegmentSnapshot>,
     pub columns: Vec<ColumnSnapshot>,
+    /// The names of the bricks, for error messages.
+    pub names: Arc<BrickNames>,
     pub fenced: bool,
 }
 
@@ -141,6 +145,7 @@ impl LayoutSnapshot {
             size_bytes: 0,
             segments: vec![],
             columns: vec![],
+            names: Arc::default(),
             fenced: false,
         }
     }
@@ -267,6 +272,7 @@ mod tests {
             size_bytes: 0,
             segments: vec![],
             columns: vec![],
+            names: Arc::default(),
             fenced: false,
         };
         let column = ColumnSnapshot {

@@ -2,6 +2,7 @@
 
 use crate::limits::{DAMAGES_MAX, DIFFERENCES_MAX};
 use pagemesh_base::authority::{Lag, Resync};
+use pagemesh_base::brick_name::BrickName;
 use pagemesh_base::layout::{BrickId, LegState, SliceId, VolumeName};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +31,9 @@ pub enum VolumeState {
 pub struct LegStatus {
     /// The brick of the leg.
     pub brick: BrickId,
+    /// The name of the brick, if it has one.
+    #[serde(default)]
+    pub name: Option<BrickName>,
     /// The slice of the leg.
     pub slice: SliceId,
     /// The state that the manager gave it.
@@ -207,6 +211,9 @@ pub struct Damage {
     pub offset: u64,
     /// The bricks with the copies that cannot be read.
     pub bricks: Vec<BrickId>,
+    /// The names of these bricks, in the same order.
+    #[serde(default)]
+    pub brick_names: Vec<String>,
     /// Whether the copies were repaired.
     pub repaired: bool,
     /// The reason for which they were not; empty if they were.

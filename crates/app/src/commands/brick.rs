@@ -5,8 +5,8 @@ pub mod serve;
 
 use crate::args::{Interval, ManagerArgs};
 use clap::{Args, Subcommand};
+use pagemesh_base::brick_name::{BrickName, BrickRef};
 use std::path::PathBuf;
-use uuid::Uuid;
 
 /// Run the brick of a pool; list bricks and scrub their pools.
 #[derive(Args)]
@@ -27,6 +27,13 @@ pub struct BrickArgs {
     /// Address for clients, if it differs from --listen.
     #[arg(long)]
     pub advertise: Option<String>,
+    /// Name of this brick, unique in the cluster. By default a brick keeps its name, and a new one
+    /// gets the host name, with `-2`, `-3` and so on if another brick has it.
+    #[arg(long)]
+    pub name: Option<BrickName>,
+    /// Name of a brick that has none yet, in place of the host name.
+    #[arg(long, hide = true, conflicts_with = "name")]
+    pub default_name: Option<BrickName>,
     /// Failure domain of this brick; by default the host name.
     #[arg(long)]
     pub domain: Option<String>,
@@ -53,9 +60,9 @@ pub enum BrickCommand {
     /// Start a scrub of the pools of running bricks. A brick receives the request with its next
     /// heartbeat; `pagemesh brick list` shows the progress.
     Scrub {
-        /// UUID of the brick.
+        /// Name or UUID of the brick.
         #[arg(required_unless_present = "all", conflicts_with = "all")]
-        brick: Option<Uuid>,
+        brick: Option<BrickRef>,
         /// All living bricks.
         #[arg(long)]
         all: bool,

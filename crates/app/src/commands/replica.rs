@@ -7,7 +7,8 @@ use crate::client::manager_client;
 use crate::output;
 use clap::{Args, Subcommand, ValueEnum};
 use copies::{copy_statuses, copy_table};
-use pagemesh_base::layout::{BrickId, VolumeName};
+use pagemesh_base::brick_name::BrickRef;
+use pagemesh_base::layout::VolumeName;
 use pagemesh_manage::ManagerClient;
 use pagemesh_manage::wire::{AttachReplica, ChooseReplica, VolumeContent, VolumeDetail};
 
@@ -42,10 +43,10 @@ pub enum ReplicaMode {
 pub struct AttachArgs {
     /// Volume.
     pub volume: VolumeName,
-    /// UUID of the brick for the copy; by default any brick with room in a failure domain that
-    /// has no copy yet.
+    /// Name or UUID of the brick for the copy; by default any brick with room in a failure domain
+    /// that has no copy yet.
     #[arg(long)]
-    pub brick: Option<uuid::Uuid>,
+    pub brick: Option<BrickRef>,
     /// When the copy receives a write.
     #[arg(long, value_enum, default_value_t = ReplicaMode::Sync)]
     pub mode: ReplicaMode,
@@ -115,7 +116,7 @@ pub fn run(command: &ReplicaCommand) -> anyhow::Result<()> {
 fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     let volume = &args.volume;
     let request = AttachReplica {
-        brick: args.brick.map(BrickId),
+        brick: args.brick.clone(),
         asynchronous: args.mode == ReplicaMode::Async,
         auto_promote: args.auto_promote,
     };

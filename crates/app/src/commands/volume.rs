@@ -201,7 +201,7 @@ pub fn show(detail: &VolumeDetail) -> String {
                 let address = detail.bricks.get(&leg.brick);
                 rows.push(vec![
                     format!("{at}.{column}"),
-                    leg.brick.to_string(),
+                    detail.label(leg.brick).to_string(),
                     address.map_or_else(|| "-".into(), |address| address.tcp.clone()),
                     json_word(&leg.state),
                 ]);

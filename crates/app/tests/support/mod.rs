@@ -373,7 +373,7 @@ impl Cluster {
         let pool = self.bricks[n].pool.to_str().unwrap();
         let socket = self.brick_socket(n);
         let socket = socket.to_str().unwrap();
-        let mut args = vec!["brick", "--pool", pool, "--domain", &name];
+        let mut args = vec!["brick", "--pool", pool, "--domain", &name, "--name", &name];
         if self.bricks[n].is_local {
             args.extend(["--map", socket]);
         }

@@ -13,7 +13,8 @@ use crate::wire::{
 use axum::Json;
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
-use pagemesh_base::layout::{BrickId, Layout, VolumeName};
+use pagemesh_base::brick_name::BrickRef;
+use pagemesh_base::layout::{Layout, VolumeName};
 use utoipa::openapi::OpenApi;
 
 type JsonResult<T> = Result<Json<T>, Refusal>;
@@ -62,16 +63,20 @@ pub(super) async fn list_bricks(State(api): State<ApiState>) -> JsonResult<Vec<B
 
 /// Registers a brick, or renews its registration.
 #[utoipa::path(put, path = "/api/v1/bricks/{brick}", tag = "bricks",
-    params(("brick" = uuid::Uuid, Path, description = "The UUID of its pool")),
+    params(("brick" = String, Path, description = "Its name, or the UUID of its pool")),
     request_body = BrickRegistration,
     responses((status = 200, body = HeartbeatReply),
         (status = 400, body = ErrorBody), (status = 409, body = ErrorBody)))]
 pub(super) async fn heartbeat(
     State(api): State<ApiState>,
-    PathParam(brick): PathParam<BrickId>,
+    PathParam(brick): PathParam<BrickRef>,
     JsonBody(registration): JsonBody<BrickRegistration>,
 ) -> JsonResult<HeartbeatReply> {
-    if registration.brick != brick {
+    let is_same = match &brick {
+        BrickRef::Id(id) => *id == registration.brick,
+        BrickRef::Name(name) => registration.name.as_ref() == Some(name),
+    };
+    if !is_same {
         let what = format!("the path names {brick}, the body {}", registration.brick);
         return Err(Fault::invalid_field(what, "name the same brick in both").into());
     }
@@ -85,11 +90,11 @@ pub(super) async fn heartbeat(
 /// Forgets a dead brick that holds no slice. With `force` also one that holds slices of deleted
 /// volumes.
 #[utoipa::path(delete, path = "/api/v1/bricks/{brick}", tag = "bricks",
-    params(("brick" = uuid::Uuid, Path, description = "The UUID of its pool"), ForceParam),
+    params(("brick" = String, Path, description = "Its name, or the UUID of its pool"), ForceParam),
     responses((status = 204), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 pub(super) async fn forget_brick(
     State(api): State<ApiState>,
-    PathParam(brick): PathParam<BrickId>,
+    PathParam(brick): PathParam<BrickRef>,
     QueryParam(ForceParam { force }): QueryParam<ForceParam>,
 ) -> Result<StatusCode, Refusal> {
     api.run_store_work(move |manager| manager.forget(brick, force))
@@ -100,13 +105,13 @@ pub(super) async fn forget_brick(
 /// Asks a brick to start a scrub of its pool, or to stop the running one. The answer to its next
 /// heartbeat carries the request; repeating the request changes nothing.
 #[utoipa::path(post, path = "/api/v1/bricks/{brick}/scrub", tag = "bricks",
-    params(("brick" = uuid::Uuid, Path, description = "The UUID of its pool")),
+    params(("brick" = String, Path, description = "Its name, or the UUID of its pool")),
     request_body = ScrubBrick,
     responses((status = 200, body = BrickInfo), (status = 400, body = ErrorBody),
         (status = 404, body = ErrorBody), (status = 502, body = ErrorBody)))]
 pub(super) async fn scrub_brick(
     State(api): State<ApiState>,
-    PathParam(brick): PathParam<BrickId>,
+    PathParam(brick): PathParam<BrickRef>,
     JsonBody(wish): JsonBody<ScrubBrick>,
 ) -> JsonResult<BrickInfo> {
     api.run_store_work(move |manager| manager.scrub(brick, wish))

@@ -103,7 +103,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for PathPar
             Err(rejection) => Err(Refusal::new(
                 ErrorCode::BadRequest,
                 rejection.body_text(),
-                "volumes have names, bricks have UUIDs",
+                "volumes have names, bricks have names and UUIDs",
             )),
         }
     }

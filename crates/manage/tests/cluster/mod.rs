@@ -232,6 +232,8 @@ pub fn brick_id(number: usize) -> BrickId {
 pub fn registration(number: usize) -> BrickRegistration {
     BrickRegistration {
         brick: brick_id(number),
+        name: None,
+        name_is_default: false,
         address: format!("127.0.0.1:{}", 10_000 + number),
         map_socket: None,
         domain: format!("d{number}"),
@@ -241,6 +243,14 @@ pub fn registration(number: usize) -> BrickRegistration {
         incarnation: 1,
         sessions: 0,
         scrub: None,
+    }
+}
+
+/// The registration of a brick with a chosen name.
+pub fn named_registration(number: usize, name: &str) -> BrickRegistration {
+    BrickRegistration {
+        name: Some(name.parse().expect("a name")),
+        ..registration(number)
     }
 }
 

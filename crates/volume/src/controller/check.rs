@@ -8,6 +8,7 @@ use super::state::{ControllerState, RangeGuard};
 use crate::limits::{DAMAGES_MAX, DIFFERENCES_MAX};
 use crate::snapshot::{Gate, LegSet};
 use crate::status::{CheckReport, Count, Damage, Difference};
+use pagemesh_base::layout::BrickId;
 use pagemesh_base::poison;
 use pagemesh_base::units::PAGE_BYTES;
 use std::rc::Rc;
@@ -187,10 +188,14 @@ fn record_repair(
         state.shared.counters.add(Count::PagesRepaired, 1);
     }
     if !damaged.is_empty() && report.damages.len() < DAMAGES_MAX {
-        let keeps = &state.model().columns[column].legs;
+        let model = state.model();
+        let keeps = &model.columns[column].legs;
+        let bricks: Vec<BrickId> = damaged.legs().map(|leg| keeps[leg].leg.brick).collect();
+        let names = bricks.iter().map(|id| model.names.label(*id).to_string());
         report.damages.push(Damage {
             offset: state.shared.snapshot().1.volume_offset(column, at),
-            bricks: damaged.legs().map(|leg| keeps[leg].leg.brick).collect(),
+            brick_names: names.collect(),
+            bricks,
             repaired: outcome.is_ok(),
             cause: outcome.err().unwrap_or_default(),
         });
@@ -275,8 +280,9 @@ async fn rewrite_page(
     state.shared.counters.add(Count::RepairsFailed, 1);
     match failure.is_damage() {
         true => {
-            let keeps = &state.model().columns[column].legs;
-            let brick = keeps[failure.leg].leg.brick;
+            let model = state.model();
+            let brick = model.columns[column].legs[failure.leg].leg.brick;
+            let brick = model.names.label(brick);
             Ok(Err(format!(
                 "the page table above it is damaged on brick {brick}; stop that brick and run \
                  `pagemesh pool check --repair` on its pool"

@@ -98,7 +98,7 @@ fn check_sources(state: &ControllerState) -> Result<(), AttachFailure> {
                     .last_error
                     .as_deref()
                     .unwrap_or("its copy is not in-sync");
-                format!("{}: {trouble}", keep.leg.brick)
+                format!("{}: {trouble}", model.names.label(keep.leg.brick))
             });
             return Err(AttachFailure::Unreachable(
                 legs.collect::<Vec<_>>().join("; "),

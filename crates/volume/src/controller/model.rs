@@ -3,11 +3,13 @@
 use super::control::ControlConnection;
 use crate::snapshot::{ColumnSnapshot, Gate, LayoutSnapshot, LegSet, LegSnapshot, SegmentSnapshot};
 use pagemesh_base::authority::{BrickAddress, LegChange};
+use pagemesh_base::brick_name::BrickNames;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, Layout, Leg, LegState};
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The progress of a leg's resync.
@@ -125,6 +127,8 @@ pub(super) struct VolumeModel {
     /// The epoch that names the attachment.
     pub attachment: Epoch,
     pub bricks: BTreeMap<BrickId, BrickAddress>,
+    /// The names of these bricks.
+    pub names: Arc<BrickNames>,
     pub columns: Vec<ColumnEntry>,
     pub fenced: bool,
     /// A change was requested, and its outcome is unknown.
@@ -232,6 +236,7 @@ impl VolumeModel {
             size_bytes: 0,
             segments: vec![],
             columns: vec![],
+            names: Arc::clone(&self.names),
             fenced: self.fenced,
         };
         let segments = self.layout.iter().flat_map(|layout| &layout.segments);

@@ -90,6 +90,7 @@ fn leg_status(state: &ControllerState, keep: &LegEntry) -> LegStatus {
         asynchronous: keep.leg.asynchronous,
         lag: shipped.and_then(|_| state.shared.replication.lag(state.now())),
         brick: keep.leg.brick,
+        name: state.model().names.label(keep.leg.brick).name,
         slice: keep.leg.slice,
         state: keep.leg.state,
         last_error: keep.last_error.clone(),

@@ -307,8 +307,8 @@ fn record_findings(state: &ControllerState, found: CheckReport) {
 
 /// Logs one damaged page.
 fn log_damage(state: &ControllerState, damage: &Damage) {
-    let bricks: Vec<String> = damage.bricks.iter().map(ToString::to_string).collect();
-    let (volume, offset, bricks) = (&state.name, damage.offset, bricks.join(", "));
+    let (volume, offset) = (&state.name, damage.offset);
+    let bricks = damage.brick_names.join(", ");
     match damage.repaired {
         true => tracing::warn!(%volume, offset, bricks, "a damaged page was repaired"),
         false => tracing::error!(

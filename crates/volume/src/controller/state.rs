@@ -266,9 +266,13 @@ impl ControllerState {
         }
     }
 
-    /// Adopts the addresses of bricks.
+    /// Adopts the addresses and names of bricks.
     pub(super) fn adopt_addresses(&self, bricks: BTreeMap<BrickId, BrickAddress>) {
-        self.model_mut().bricks = bricks;
+        let named = bricks.iter();
+        let names = named.filter_map(|(id, at)| Some((*id, at.name.clone()?)));
+        let names = Arc::new(names.collect());
+        let mut model = self.model_mut();
+        (model.bricks, model.names) = (bricks, names);
     }
 
     /// Adopts the layout and the addresses of the authority.
@@ -387,11 +391,13 @@ impl ControllerState {
     pub(super) fn lose_leg(&self, number: usize, leg: usize, why: &str) {
         let now = self.now();
         let mut model = self.model_mut();
+        let names = Arc::clone(&model.names);
         let column = &mut model.columns[number];
         let keep = &mut column.legs[leg];
         if let Some(control) = keep.control.take() {
             control.fail(why);
-            tracing::warn!(volume = %self.name, brick = %keep.leg.brick, why, "lost a leg");
+            let (volume, brick) = (&self.name, names.label(keep.leg.brick));
+            tracing::warn!(%volume, %brick, why, "lost a leg");
             self.shared.counters.add(Count::LegsLost, 1);
             // These connections end now. The next snapshot may have to wait for others.
             let seat = (number, leg);

@@ -273,7 +273,8 @@ impl Engine {
     /// The bricks with the legs of a column.
     fn brick_names(&self, column: usize) -> String {
         let legs = self.snapshot.columns[column].legs.iter();
-        let bricks: Vec<String> = legs.map(|leg| leg.brick.to_string()).collect();
+        let label = |id| self.snapshot.names.label(id).to_string();
+        let bricks: Vec<String> = legs.map(|leg| label(leg.brick)).collect();
         bricks.join(", ")
     }
 

@@ -7,6 +7,7 @@
 use crate::legs::connector::Connector;
 use crate::legs::mapped::MappedLeg;
 use pagemesh_base::authority::BrickAddress;
+use pagemesh_base::brick_name::BrickLabel;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, SliceId};
@@ -68,9 +69,9 @@ impl Transports {
             // Writes, too, may wait for the brick's disk.
             timeouts.stall = timeouts.stall.max(timeouts.call);
         }
-        let address = tcp::resolve(&address.tcp)?;
-        let leg = TcpLeg::connect(address, &self.key, timeouts, slice, epoch)?;
-        check_brick(brick, leg.brick())?;
+        let at = tcp::resolve(&address.tcp)?;
+        let leg = TcpLeg::connect(at, &self.key, timeouts, slice, epoch)?;
+        check_brick(&label(brick, address), leg.brick())?;
         Ok(Box::new(leg))
     }
 
@@ -86,7 +87,7 @@ impl Transports {
         epoch: Epoch,
     ) -> Result<MappedLeg, SliceError> {
         let (grant, link) = map::connect(socket, self.timeouts)?;
-        check_brick(brick, grant.brick)?;
+        check_brick(&unnamed(brick), grant.brick)?;
         let number = grant.session;
         let view = self.pool_mapping(grant)?;
         let (attached, owner, life) = link.attach(slice, epoch)?;
@@ -155,13 +156,25 @@ fn open_mapping(grant: MapGrant) -> Result<PoolMapping<MappedMedia>, SliceError>
     ))
 }
 
-fn check_brick(expected: BrickId, found: BrickId) -> Result<(), SliceError> {
-    match expected == found {
-        true => Ok(()),
-        false => Err(SliceError::Refused(format!(
-            "brick {found} answers at the address of brick {expected}"
-        ))),
+/// How messages name a brick at this address.
+fn label(id: BrickId, address: &BrickAddress) -> BrickLabel {
+    let name = address.name.clone();
+    BrickLabel { id, name }
+}
+
+/// The same for a brick of which only the id is known.
+fn unnamed(id: BrickId) -> BrickLabel {
+    BrickLabel { id, name: None }
+}
+
+fn check_brick(expected: &BrickLabel, found: BrickId) -> Result<(), SliceError> {
+    if expected.id == found {
+        return Ok(());
     }
+    let found = unnamed(found);
+    Err(SliceError::Refused(format!(
+        "brick {found} answers at the address of brick {expected}"
+    )))
 }
 
 impl Connector for Transports {
@@ -181,7 +194,8 @@ impl Connector for Transports {
         match (self.transport, socket) {
             (Transport::Map, Some(socket)) => map(socket),
             (Transport::Map, None) => Err(SliceError::Refused(format!(
-                "brick {brick} has no map socket; use the tcp transport"
+                "brick {} has no map socket; use the tcp transport",
+                label(brick, address)
             ))),
             (Transport::Auto, Some(socket)) if mappable && socket.exists() => {
                 match map(socket) {

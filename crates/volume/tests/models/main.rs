@@ -266,6 +266,7 @@ fn single_leg_snapshot(serial: u64) -> LayoutSnapshot {
             gate: Gate::Open,
             replica_serial: 0,
         }],
+        names: Default::default(),
         fenced: false,
     }
 }

@@ -4,32 +4,40 @@ use crate::args::ManagerArgs;
 use crate::client::manager_client;
 use crate::commands::brick::BrickCommand;
 use crate::output::{self, bytes, table};
-use pagemesh_base::layout::BrickId;
 use pagemesh_manage::ManagerClient;
 use pagemesh_manage::wire::{BrickInfo, BrickScrub, ScrubState};
 
 /// Lists bricks, or requests scrubs of them.
 pub fn run(command: &BrickCommand, args: &ManagerArgs) -> anyhow::Result<()> {
     let manager = manager_client(args)?;
-    match *command {
+    match command {
         BrickCommand::List => {
             let bricks = manager.bricks()?;
             output::print(args.output, &bricks, || brick_table(&bricks))
         }
         BrickCommand::Scrub { brick, stop, .. } => {
+            let stop = *stop;
             let asked = match brick {
-                Some(brick) => vec![manager.scrub_brick(BrickId(brick), stop)?],
+                Some(brick) => vec![manager.scrub_brick(brick.clone(), stop)?],
                 None => scrub_all(&manager, stop)?,
             };
             output::print(args.output, &asked, || match (asked.len(), stop) {
                 (0, _) => "no brick is alive".into(),
-                (count, true) => format!("{count} asked to end the running scrub"),
-                (count, false) => {
-                    format!("{count} asked to scrub; show the progress with: pagemesh brick list")
+                (count, true) => {
+                    format!("{count} asked to end the running scrub: {}", names(&asked))
                 }
+                (count, false) => format!(
+                    "{count} asked to scrub: {}; show the progress with: pagemesh brick list",
+                    names(&asked)
+                ),
             })
         }
     }
+}
+
+fn names(bricks: &[BrickInfo]) -> String {
+    let names: Vec<String> = bricks.iter().map(|it| it.label().to_string()).collect();
+    names.join(", ")
 }
 
 fn scrub_all(manager: &ManagerClient, stop: bool) -> anyhow::Result<Vec<BrickInfo>> {
@@ -40,11 +48,16 @@ fn scrub_all(manager: &ManagerClient, stop: bool) -> anyhow::Result<Vec<BrickInf
         .collect()
 }
 
-/// Bricks as a table.
+/// Bricks as a table, by name.
 pub fn brick_table(bricks: &[BrickInfo]) -> String {
-    let rows = bricks.iter().map(|brick| {
+    let mut named: Vec<_> = bricks
+        .iter()
+        .map(|it| (it.label().to_string(), it))
+        .collect();
+    named.sort_by(|(name, _), (other, _)| name.cmp(other));
+    let rows = named.into_iter().map(|(name, brick)| {
         vec![
-            brick.brick.to_string(),
+            name,
             match brick.alive {
                 true => "alive".to_owned(),
                 false => "dead".to_owned(),

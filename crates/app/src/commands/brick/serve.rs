@@ -6,20 +6,23 @@ use crate::commands::brick::BrickArgs;
 use crate::key;
 use crate::shutdown::Shutdown;
 use anyhow::{Context, bail};
+use pagemesh_base::brick_name::BrickName;
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::slice::BrickControl;
 use pagemesh_brick::brick::Brick;
 use pagemesh_brick::scrub::{ScrubState, ScrubStatus};
 use pagemesh_brick::service::BrickService;
 use pagemesh_fabric::{map, tcp};
-use pagemesh_manage::ManagerClient;
-use pagemesh_manage::wire::{self, BrickRegistration, BrickScrub, ScrubCounts, ScrubRequest};
+use pagemesh_manage::wire::{
+    self, BrickRegistration, BrickScrub, ErrorCode, ScrubCounts, ScrubRequest,
+};
+use pagemesh_manage::{ManagerClient, ManagerError};
 use pagemesh_store::scrub::ScrubReport;
 use signal_hook::consts::{SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::io::Write;
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -43,9 +46,11 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
     };
     brick.plan_scrubs(args.scrub_every.0, Instant::now());
     let obeys = Arc::downgrade(&brick);
+    let told_name = Arc::new(OnceLock::new());
+    let name = told_name.clone();
     std::thread::Builder::new()
         .name("status".into())
-        .spawn(move || handle_signals(asked, &obeys))?;
+        .spawn(move || handle_signals(asked, &obeys, &name))?;
     tracing::info!(?recovered, pool = %pool.display(), "recovered");
     let served = Arc::new(BrickService(brick.clone()));
     let tcp = tcp::TcpServer::bind(listen, key, served.clone(), tcp::ServerOptions::default())?;
@@ -62,6 +67,12 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
             .unwrap_or_else(|| tcp.address().to_string()),
         map_socket: map.as_ref().map(|map| map.path().display().to_string()),
         domain: args.domain.clone().unwrap_or_else(host_name),
+        name: args.name.clone(),
+        default_name: match &args.default_name {
+            Some(name) => name.clone(),
+            None => BrickName::from_host_name(&host_name()),
+        },
+        registered_name: told_name,
     };
     println!("ready brick {} {}", brick.id(), told.address);
     let ended = told.send_heartbeats(&ending);
@@ -74,7 +85,7 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
 }
 
 /// Handles status and scrub signals.
-fn handle_signals(mut asked: Signals, brick: &Weak<Brick>) {
+fn handle_signals(mut asked: Signals, brick: &Weak<Brick>, name: &OnceLock<BrickName>) {
     for signal in asked.forever() {
         let Some(brick) = brick.upgrade() else {
             return;
@@ -84,14 +95,15 @@ fn handle_signals(mut asked: Signals, brick: &Weak<Brick>) {
         match (signal, status.state) {
             (SIGUSR2, ScrubState::Running) => brick.stop_scrub(now),
             (SIGUSR2, _) => brick.start_scrub(now),
-            _ => print_scrubs(brick.id(), &status),
+            _ => print_scrubs(brick.id(), name.get(), &status),
         }
     }
 }
 
 /// Writes the state of scrubs to standard output.
-fn print_scrubs(brick: BrickId, status: &ScrubStatus) {
-    let line = serde_json::json!({"brick": brick, "scrub": scrub_report(status, None)});
+fn print_scrubs(brick: BrickId, name: Option<&BrickName>, status: &ScrubStatus) {
+    let scrub = scrub_report(status, None);
+    let line = serde_json::json!({"brick": brick, "name": name, "scrub": scrub});
     if let Err(cause) = writeln!(std::io::stdout().lock(), "{line}") {
         tracing::warn!(%cause, "the status was not written");
     }
@@ -132,6 +144,11 @@ fn absolute_path(path: &Path) -> anyhow::Result<std::path::PathBuf> {
     std::path::absolute(path).with_context(|| format!("{} is no path", path.display()))
 }
 
+/// Whether the manager refuses a heartbeat because another brick has the name.
+fn is_name_taken(cause: &ManagerError) -> bool {
+    matches!(cause, ManagerError::Refused { code, .. } if *code == ErrorCode::Exists)
+}
+
 /// Keeps a brick registered with the manager.
 struct Registrar<'a> {
     brick: &'a Brick,
@@ -139,6 +156,12 @@ struct Registrar<'a> {
     address: String,
     map_socket: Option<String>,
     domain: String,
+    /// The name that the user chose.
+    name: Option<BrickName>,
+    /// The name for a brick that has none.
+    default_name: BrickName,
+    /// The name in the manager's first answer. It does not change while the brick runs.
+    registered_name: Arc<OnceLock<BrickName>>,
 }
 
 impl Registrar<'_> {
@@ -147,6 +170,8 @@ impl Registrar<'_> {
         let scrubs = self.brick.scrub_status(Instant::now());
         Ok(BrickRegistration {
             brick: status.brick,
+            name: Some(self.name.as_ref().unwrap_or(&self.default_name).clone()),
+            name_is_default: self.name.is_none(),
             address: self.address.clone(),
             map_socket: self.map_socket.clone(),
             domain: self.domain.clone(),
@@ -178,9 +203,18 @@ impl Registrar<'_> {
             }
             let told = self.manager.heartbeat(&self.registration(fulfilled)?);
             match &told {
+                // The user chose a wrong name. Once registered, a brick goes on serving.
+                Err(cause) if is_name_taken(cause) && self.registered_name.get().is_none() => {
+                    bail!("{cause}")
+                }
                 Err(cause) if was_heard => tracing::warn!(%cause, "cannot send a heartbeat"),
                 Ok(_) if !was_heard => tracing::info!("the manager answers heartbeats again"),
                 _ => {}
+            }
+            if let Some(name) = told.as_ref().ok().and_then(|reply| reply.name.as_ref())
+                && self.registered_name.set(name.clone()).is_ok()
+            {
+                tracing::info!(%name, "registered");
             }
             was_heard = told.is_ok();
             let wish = told.as_ref().ok().and_then(|reply| reply.scrub);

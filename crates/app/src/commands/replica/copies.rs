@@ -25,6 +25,8 @@ pub struct CopyStatus {
     /// Age of the client's report.
     told_us_ago: Option<u64>,
     bricks: Vec<BrickId>,
+    /// The names of these bricks, in the same order.
+    brick_names: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -56,7 +58,12 @@ pub fn copy_statuses(detail: &VolumeDetail) -> anyhow::Result<Vec<CopyStatus>> {
     let columns = || detail.layout.columns();
     let count = columns().map(|column| column.legs.len()).max();
     let count = count.context("the volume has no columns")?;
-    let one = |copy| copy_status(copy, columns(), detail.told.as_ref());
+    let one = |copy| {
+        let mut status = copy_status(copy, columns(), detail.told.as_ref());
+        let names = status.bricks.iter().map(|id| detail.label(*id).to_string());
+        status.brick_names = names.collect();
+        status
+    };
     Ok((0..count).map(one).collect())
 }
 
@@ -100,6 +107,7 @@ fn copy_status<'a>(
         lag,
         progress,
         bricks,
+        brick_names: Vec::new(),
     }
 }
 
@@ -130,7 +138,6 @@ fn lag_text(copy: &CopyStatus) -> String {
 /// Copies as a table.
 pub fn copy_table(copies: &[CopyStatus]) -> String {
     let rows = copies.iter().map(|copy| {
-        let bricks: Vec<String> = copy.bricks.iter().map(ToString::to_string).collect();
         vec![
             copy.copy.to_string(),
             json_word(&copy.state),
@@ -144,7 +151,7 @@ pub fn copy_table(copies: &[CopyStatus]) -> String {
                 copy.in_sync + copy.following + copy.syncing + copy.stale
             ),
             lag_text(copy),
-            bricks.join(", "),
+            copy.brick_names.join(", "),
         ]
     });
     table(

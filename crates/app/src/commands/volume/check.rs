@@ -49,7 +49,7 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<Verdict> {
     for leg in uncompared_legs(&volume) {
         eprintln!(
             "warning: the copy on brick {} is {} and was not compared; check again when it is in-sync",
-            leg.brick,
+            detail.label(leg.brick),
             json_word(&leg.state)
         );
     }
@@ -90,8 +90,7 @@ fn report_text(name: &VolumeName, report: &CheckReport) -> String {
     let rows = table(&["COLUMN", ">PAGE", ">PAGES"], rows);
     let left = report.damages.iter().filter(|damage| !damage.repaired);
     let left = left.map(|damage| {
-        let bricks: Vec<String> = damage.bricks.iter().map(ToString::to_string).collect();
-        let (offset, bricks) = (damage.offset, bricks.join(", "));
+        let (offset, bricks) = (damage.offset, damage.brick_names.join(", "));
         format!("\nbyte {offset}, damaged on {bricks}: {}", damage.cause)
     });
     let left: String = left.collect();

@@ -1,0 +1,207 @@
+//! Bodies about bricks: heartbeats, scrubs of pools, and the list.
+
+use crate::durability::Durability;
+use pagemesh_base::brick_name::{BrickLabel, BrickName};
+use pagemesh_base::layout::BrickId;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+/// The state that a brick reports with each heartbeat.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BrickRegistration {
+    /// The UUID of the brick's pool; the same as in the path.
+    #[schema(value_type = Uuid)]
+    pub brick: BrickId,
+    /// The name of the brick: 1 to 64 of `A-Z a-z 0-9 . _ -`, not starting with a dot or a dash,
+    /// and no UUID. If missing, the brick keeps its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub name: Option<BrickName>,
+    /// Whether the name is only for a brick that has none yet. The manager then appends `-2`, `-3`,
+    /// … if another brick has it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub name_is_default: bool,
+    /// `host:port` of the brick's tcp transport.
+    pub address: String,
+    /// The unix socket of the brick's `map` transport: an absolute path.
+    #[serde(default)]
+    pub map_socket: Option<String>,
+    /// The failure domain of the brick, such as a machine or a rack.
+    pub domain: String,
+    /// The durability class of its pool.
+    pub durability: Durability,
+    /// Bytes that slices can use in total.
+    pub capacity_bytes: u64,
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// Rises with each opening of the pool: a later incarnation replaces an earlier one.
+    pub incarnation: u32,
+    /// Open sessions.
+    #[serde(default)]
+    pub sessions: u32,
+    /// The scrubs of its pool.
+    #[serde(default)]
+    pub scrub: Option<BrickScrub>,
+}
+
+/// Whether a brick scrubs its pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScrubState {
+    /// No scrub is planned.
+    Off,
+    /// The next scrub waits for its time.
+    Waiting,
+    /// A scrub is running.
+    Running,
+}
+
+/// The scrubs of a brick's pool since it was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BrickScrub {
+    /// The current state.
+    pub state: ScrubState,
+    /// Completed scrubs.
+    pub passes: u64,
+    /// Progress of the running scrub, in percent.
+    pub progress_percent: Option<u8>,
+    /// Milliseconds until the next scrub, if none is running.
+    pub next_in_ms: Option<u64>,
+    /// Findings of the running scrub so far.
+    pub pass: Option<ScrubCounts>,
+    /// Findings of the last completed scrub.
+    pub last: Option<ScrubCounts>,
+    /// Milliseconds since the last completed scrub.
+    pub ended_ms_ago: Option<u64>,
+    /// Corrections by all scrubs together.
+    pub mended: u64,
+    /// The scrub request that the brick carried out last.
+    #[serde(default)]
+    pub fulfilled: Option<Uuid>,
+}
+
+/// Findings of a scrub of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ScrubCounts {
+    /// Structures checked.
+    pub checked: u64,
+    /// Superblocks rewritten.
+    pub superblocks: u64,
+    /// Journal records corrected.
+    pub records: u64,
+    /// Journals with a record that cannot be corrected and is no longer needed. Their slices are
+    /// compared as a whole at the next attach.
+    pub left_behind: u64,
+    /// In-flight table entries rewritten.
+    pub in_flight: u64,
+    /// Bitmap lines rewritten.
+    pub bitmap_lines: u64,
+    /// Object table entries rewritten.
+    pub objects: u64,
+    /// Page table slots corrected.
+    pub slots: u64,
+    /// All corrections together.
+    pub mended: u64,
+    /// Structures that only `pool check` or another copy can repair.
+    pub damaged: u64,
+}
+
+impl BrickScrub {
+    /// Structures that are still damaged, by the running scrub or else by the last one.
+    #[must_use]
+    pub fn damaged(&self) -> u64 {
+        let found = [self.pass, self.last];
+        let damaged = found.iter().flatten().map(|found| found.damaged);
+        damaged.max().unwrap_or(0)
+    }
+}
+
+/// Asks a brick to start or stop a scrub of its pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ScrubBrick {
+    /// Stop the running scrub instead of starting one.
+    #[serde(default)]
+    pub stop: bool,
+}
+
+/// A scrub request on its way to the brick. Each heartbeat answer repeats it until the brick
+/// reports it as carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ScrubRequest {
+    /// The id of the request, so that the brick carries it out only once.
+    pub id: Uuid,
+    /// Stop the running scrub instead of starting one.
+    pub stop: bool,
+}
+
+/// The answer to a heartbeat.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HeartbeatReply {
+    /// Milliseconds until the next heartbeat is due.
+    pub interval_ms: u64,
+    /// A brick without a heartbeat for this many milliseconds counts as dead.
+    pub dead_after_ms: u64,
+    /// The pending scrub request, if any.
+    #[serde(default)]
+    pub scrub: Option<ScrubRequest>,
+    /// The name of the brick, if it has one.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub name: Option<BrickName>,
+}
+
+/// A brick.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BrickInfo {
+    /// The UUID of the brick's pool.
+    #[schema(value_type = Uuid)]
+    pub brick: BrickId,
+    /// The name of the brick, if it has one.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub name: Option<BrickName>,
+    /// Whether its heartbeats arrive.
+    pub alive: bool,
+    /// Milliseconds since the last heartbeat; missing if this manager received none since its
+    /// start.
+    pub heartbeat_age_ms: Option<u64>,
+    /// `host:port` of the brick's tcp transport.
+    pub address: String,
+    /// The unix socket of the brick's `map` transport.
+    pub map_socket: Option<String>,
+    /// The failure domain of the brick.
+    pub domain: String,
+    /// The durability class of its pool.
+    pub durability: Durability,
+    /// Bytes that slices can use in total.
+    pub capacity_bytes: u64,
+    /// Bytes in use, by the last heartbeat.
+    pub used_bytes: u64,
+    /// Bytes of all slices placed on the brick, written or not.
+    pub provisioned_bytes: u64,
+    /// Slices of volumes.
+    pub slices: usize,
+    /// Slices of deleted volumes that it still holds.
+    pub pending_deletions: usize,
+    /// Open sessions, by the last heartbeat.
+    pub sessions: u32,
+    /// The scrubs of its pool, by the last heartbeat.
+    #[serde(default)]
+    pub scrub: Option<BrickScrub>,
+    /// The scrub request that the brick has not carried out yet.
+    #[serde(default)]
+    pub scrub_wish: Option<ScrubRequest>,
+}
+
+impl BrickInfo {
+    /// The brick in a message for people.
+    #[must_use]
+    pub fn label(&self) -> BrickLabel {
+        BrickLabel {
+            id: self.brick,
+            name: self.name.clone(),
+        }
+    }
+}
