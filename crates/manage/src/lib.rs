@@ -28,8 +28,6 @@ pub mod clock;
 pub mod durability;
 pub mod fault;
 mod files;
-#[cfg(test)]
-mod fuzz;
 pub mod layout_state;
 mod manager;
 pub mod placement;

@@ -3,14 +3,14 @@
 //!
 //! `pagemesh_fuzz` describes how the targets run, `docs/rfd/004-fuzzing.md` why they exist.
 
-use crate::durability::Durability;
-use crate::layout_state::LayoutState;
-use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
-use crate::shape::{LayoutKind, Shape};
-use crate::wire::*;
 use pagemesh_base::brick_name::{BrickName, BrickRef};
 use pagemesh_base::layout::*;
 use pagemesh_fuzz::{FuzzTarget, measure_allocation};
+use pagemesh_manage::durability::Durability;
+use pagemesh_manage::layout_state::LayoutState;
+use pagemesh_manage::records::{BrickRecord, PendingDelete, VolumeRecord};
+use pagemesh_manage::shape::{LayoutKind, Shape};
+use pagemesh_manage::wire::*;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
