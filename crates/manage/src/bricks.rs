@@ -5,6 +5,7 @@ use crate::manager::{
     BRICKS_MAX, BrickState, HEARTBEAT_INTERVAL, LastHeartbeat, Manager, ManagerState,
 };
 use crate::records::BrickRecord;
+use crate::slices::slice_locations;
 use crate::store::StoreWrite;
 use crate::wire::{BrickInfo, BrickRegistration, HeartbeatReply, ScrubBrick, ScrubRequest};
 use pagemesh_base::brick_name::{BrickLabel, BrickName, BrickRef};
@@ -269,7 +270,7 @@ fn check_holds_no_slices(book: &ManagerState, label: &BrickLabel) -> Result<(), 
     let built = building.filter(|(_, places)| places.iter().any(|place| place.brick == brick));
     let whole = book.volumes.iter().filter(|(_, volume)| {
         let segments = &volume.ledger.layout.segments;
-        crate::manager::slice_locations(segments).any(|place| place.brick == brick)
+        slice_locations(segments).any(|place| place.brick == brick)
     });
     let mut names: Vec<&str> = built.map(|(name, _)| name.as_str()).collect();
     names.extend(whole.map(|(name, _)| name.as_str()));

@@ -2,9 +2,10 @@
 //! the size of the volume.
 
 use crate::fault::Fault;
-use crate::manager::{Manager, ManagerState, slice_locations};
+use crate::manager::{Manager, ManagerState};
 use crate::placement::{Placement, PlacementError};
 use crate::shape::{FILES_BYTES_MAX, FILES_SPACE_FACTOR_MIN, Shape, files_space_bytes};
+use crate::slices::slice_locations;
 use crate::volumes::{bytes_to_add, size_reply};
 use crate::wire::VolumeSizeReply;
 use pagemesh_base::layout::VolumeName;

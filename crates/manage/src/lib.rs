@@ -35,6 +35,7 @@ pub mod records;
 mod replicas;
 pub mod server;
 pub mod shape;
+mod slices;
 pub mod store;
 mod sweep;
 pub mod token;

@@ -8,6 +8,7 @@ use crate::clock::Clock;
 use crate::fault::Fault;
 use crate::placement::{BrickCandidate, OVERPROVISION_FACTOR};
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
+use crate::slices::{SliceLocation, promised_slices, slice_locations};
 use crate::store::{Store, StoreError};
 use crate::wire::{
     BrickAddress, BrickScrub, ClusterStatus, ReportReplication, ScrubRequest, ScrubState,
@@ -95,14 +96,6 @@ pub(crate) struct LastHeartbeat {
     pub scrub: Option<BrickScrub>,
 }
 
-/// A slice and its present or future brick.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SliceLocation {
-    pub brick: BrickId,
-    pub slice: SliceId,
-    pub bytes: u64,
-}
-
 /// A pending delete.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TrackedDelete {
@@ -133,30 +126,6 @@ pub(crate) struct ManagerState {
     /// The last reports of clients about their copies, and the time of each. A restarted manager
     /// has no use for them, so the store does not hold them.
     pub replication_reports: BTreeMap<VolumeName, (Duration, ReportReplication)>,
-}
-
-/// The slices of segments.
-pub(crate) fn slice_locations(segments: &[Segment]) -> impl Iterator<Item = SliceLocation> {
-    segments.iter().flat_map(|segment| {
-        let legs = segment.columns.iter().flat_map(|column| &column.legs);
-        legs.map(|leg| SliceLocation {
-            brick: leg.brick,
-            slice: leg.slice,
-            bytes: segment.slice_bytes(),
-        })
-    })
-}
-
-/// The slices of segments, with the bytes that their bricks promise. For a volume with files that
-/// is the limit of its files.
-pub(crate) fn promised_slices(
-    segments: &[Segment],
-    files_bytes: Option<u64>,
-) -> impl Iterator<Item = SliceLocation> {
-    slice_locations(segments).map(move |place| SliceLocation {
-        bytes: place.bytes.min(files_bytes.unwrap_or(u64::MAX)),
-        ..place
-    })
 }
 
 impl ManagerState {

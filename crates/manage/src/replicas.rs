@@ -2,9 +2,10 @@
 
 use crate::fault::Fault;
 use crate::layout_state::{LayoutChange, LayoutChangeError, is_up_to_date};
-use crate::manager::{BrickState, Manager, ManagerState, SliceLocation, slice_locations};
+use crate::manager::{BrickState, Manager, ManagerState};
 use crate::placement::{BrickCandidate, ColumnRequest, place_leg};
 use crate::records::{PendingDelete, VolumeRecord};
+use crate::slices::{SliceLocation, slice_locations};
 use crate::store::StoreWrite;
 use crate::volumes::check_not_busy;
 use crate::wire::{AttachReplica, ChooseReplica, VolumeDetail};

@@ -7,8 +7,8 @@
 //! Tables: `meta` (purpose and schema version of the file), `bricks` by UUID, `volumes` by name,
 //! `pending_deletes` by the UUIDs of brick and slice.
 
-use crate::manager::slice_locations;
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
+use crate::slices::slice_locations;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::{BrickId, SliceId, VolumeName};
 use redb::{

@@ -5,8 +5,9 @@
 //! function here holds the lock during a call to a brick.
 
 use crate::fault::Fault;
-use crate::manager::{BrickState, Manager, SliceLocation, slice_locations};
+use crate::manager::{BrickState, Manager};
 use crate::records::PendingDelete;
+use crate::slices::{SliceLocation, slice_locations};
 use crate::store::StoreWrite;
 use pagemesh_base::brick_name::BrickLabel;
 use pagemesh_base::layout::{BrickId, Segment, SliceId};

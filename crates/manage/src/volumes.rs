@@ -8,13 +8,11 @@ use crate::durability::Durability;
 use crate::fault::Fault;
 use crate::files::{check_files, set_address_space};
 use crate::layout_state::{LayoutChange, LayoutState, LegTransition, is_up_to_date};
-use crate::manager::{
-    Manager, ManagerState, PENDING_DELETES_MAX, SliceLocation, TrackedDelete, VOLUMES_MAX,
-    promised_slices, slice_locations,
-};
+use crate::manager::{Manager, ManagerState, PENDING_DELETES_MAX, TrackedDelete, VOLUMES_MAX};
 use crate::placement::{PlacedSegment, Placement, PlacementRequest, place};
 use crate::records::{Attachment, LegNote, PendingDelete, VolumeRecord};
 use crate::shape::Shape;
+use crate::slices::{SliceLocation, promised_slices, slice_locations};
 use crate::store::StoreWrite;
 use crate::wire::{
     AttachReply, AttachVolume, ChangeLegs, CreateVolume, DeleteReply, DetachReply, DetachVolume,
