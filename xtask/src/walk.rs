@@ -1,3 +1,229 @@
+//! `cargo xtask walk`: the files that one write passes, in order.
+//!
+//! The walks of docs/internals.md name each function of the way, as `Type::function` or
+//! `module::function`. This finds the file that defines each, so that the list changes with the
+//! code. A test in `tests/promises.rs` checks that the named functions exist.
+
+use crate::root;
+use anyhow::{Context, bail};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// The end of each way: the fence that makes the write durable in all pools.
+const COMMIT: &str = "**This is the";
+
+/// One way through the code: a name, and where its parts begin and end in docs/internals.md.
+struct Walk {
+    name: &'static str,
+    files_max: usize,
+    parts: &'static [(&'static str, &'static str)],
+}
+
+const VOLUME: (&str, &str) = ("**Volume** (", "**Store** (");
+const STORE: (&str, &str) = ("**Store** (", COMMIT);
+const WALKS: [Walk; 3] = [
+    Walk {
+        name: "4 KiB over NBD",
+        files_max: 14,
+        parts: &[("**NBD** (", "**Volume** ("), VOLUME, STORE],
+    },
+    Walk {
+        name: "4 KiB through the mount",
+        files_max: 16,
+        parts: &[
+            ("**A write of 4 KiB within a file.**", "**A create.**"),
+            VOLUME,
+            STORE,
+        ],
+    },
+    Walk {
+        name: "4 KiB on the direct path",
+        files_max: 12,
+        parts: &[
+            (
+                "**A write of 4 KiB on the direct path**",
+                "With an asynchronous replica,",
+            ),
+            STORE,
+        ],
+    },
+];
+
+/// Prints each way with its files, and compares their number with the goal.
 pub(crate) fn print() -> anyhow::Result<()> {
+    let document = root().join("docs/internals.md");
+    let text = fs::read_to_string(&document)
+        .with_context(|| format!("cannot read {}", document.display()))?;
+    let definitions = Definitions::read(&root().join("crates"))?;
+    for walk in &WALKS {
+        let files = walk.files(&text, &definitions)?;
+        println!(
+            "{}: {} files, the goal is {}",
+            walk.name,
+            files.len(),
+            walk.files_max
+        );
+        for (file, functions) in &files {
+            println!("    {file}: {}", functions.join(", "));
+        }
+    }
     Ok(())
+}
+
+impl Walk {
+    /// The files in the order of their first function, with their functions.
+    fn files(
+        &self,
+        text: &str,
+        definitions: &Definitions,
+    ) -> anyhow::Result<Vec<(String, Vec<String>)>> {
+        let mut files: Vec<(String, Vec<String>)> = Vec::new();
+        for (start, end) in self.parts {
+            let (_, part) = text
+                .split_once(start)
+                .with_context(|| format!("docs/internals.md has no \"{start}\""))?;
+            let (part, _) = part
+                .split_once(end)
+                .with_context(|| format!("docs/internals.md has no \"{end}\" after \"{start}\""))?;
+            for (owner, function) in named_functions(part) {
+                let Some(file) = definitions.file(owner, function) else {
+                    bail!("docs/internals.md: no {owner}::{function} in the product's code");
+                };
+                let name = format!("{owner}::{function}");
+                match files.iter_mut().find(|(known, _)| known == file) {
+                    Some((_, functions)) if functions.contains(&name) => {}
+                    Some((_, functions)) => functions.push(name),
+                    None => files.push((file.to_owned(), vec![name])),
+                }
+            }
+        }
+        Ok(files)
+    }
+}
+
+/// The last two names of each path in backquotes that ends in a function.
+fn named_functions(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    let quoted = text.split('`').skip(1).step_by(2);
+    quoted.filter_map(|word| {
+        let (path, function) = word.rsplit_once("::")?;
+        let is_function = function.starts_with(char::is_lowercase);
+        let owner = path.rsplit("::").next()?;
+        is_function.then_some((owner, function))
+    })
+}
+
+/// The file of each function, by its type or module.
+struct Definitions(BTreeMap<(String, String), String>);
+
+impl Definitions {
+    fn read(crates: &Path) -> anyhow::Result<Definitions> {
+        let mut definitions = Definitions(BTreeMap::new());
+        let mut dirs = vec![crates.to_owned()];
+        while let Some(dir) = dirs.pop() {
+            for entry in fs::read_dir(&dir).with_context(|| format!("{}", dir.display()))? {
+                let path = entry?.path();
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                if path.is_dir() {
+                    if !["tests", "testing", "models", "enumerate", "fuzz"].contains(&&*name) {
+                        dirs.push(path);
+                    }
+                } else if name.ends_with(".rs") {
+                    let text = fs::read_to_string(&path)
+                        .with_context(|| format!("cannot read {}", path.display()))?;
+                    definitions.add_file(crates, &path, &text);
+                }
+            }
+        }
+        Ok(definitions)
+    }
+
+    fn add_file(&mut self, crates: &Path, path: &Path, text: &str) {
+        let module = module_name(path);
+        let file = path.strip_prefix(crates).unwrap_or(path).to_string_lossy();
+        let mut owner = None;
+        for line in text.lines() {
+            if line == "#[cfg(test)]" {
+                return;
+            }
+            let is_trait = line.split(' ').take(3).any(|word| word == "trait");
+            if line.starts_with("impl") || is_trait {
+                owner = Some(implemented_type(line).to_owned());
+            } else if line == "}" {
+                owner = None;
+            }
+            let Some(function) = function_name(line.trim()) else {
+                continue;
+            };
+            for owner in owner.iter().cloned().chain([module.clone()]) {
+                let key = (owner, function.to_owned());
+                self.0
+                    .entry(key)
+                    .or_insert_with(|| file.clone().into_owned());
+            }
+        }
+    }
+
+    fn file(&self, owner: &str, function: &str) -> Option<&str> {
+        let key = (owner.to_owned(), function.to_owned());
+        self.0.get(&key).map(String::as_str)
+    }
+}
+
+/// The name of a file's module.
+fn module_name(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let name = if stem == "mod" {
+        path.parent().and_then(Path::file_name).unwrap_or_default()
+    } else {
+        path.file_stem().unwrap_or_default()
+    };
+    name.to_string_lossy().into_owned()
+}
+
+/// The type of an `impl` line, or the trait of a `trait` line, without generics.
+fn implemented_type(line: &str) -> &str {
+    let subject = line.rsplit(" for ").next().unwrap_or(line);
+    let subject = subject.rsplit("trait ").next().unwrap_or(subject);
+    let subject = match subject.strip_prefix("impl<") {
+        Some(rest) => rest.split_once("> ").map_or(rest, |(_, rest)| rest),
+        None => subject.trim_start_matches("impl "),
+    };
+    let end = subject.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    &subject[..end.unwrap_or(subject.len())]
+}
+
+/// The name of the function that a line defines.
+fn function_name(line: &str) -> Option<&str> {
+    let (before, after) = line.split_once("fn ")?;
+    let is_word = |word: &str| {
+        word.chars()
+            .all(|c| c.is_ascii_alphanumeric() || "()_:\"".contains(c))
+    };
+    let end = after.find(|c: char| !c.is_ascii_alphanumeric() && c != '_')?;
+    before.split(' ').all(is_word).then(|| &after[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn walk_lists_defining_files_once() {
+        let mut definitions = Definitions(BTreeMap::new());
+        let text = "impl<B: Backend> Engine<B> {\n    pub(crate) fn submit(&self) {\n    }\n}\n\
+                    fn write() {}\n#[cfg(test)]\nmod tests {\n    fn hidden() {}\n}\n";
+        definitions.add_file(Path::new("c"), Path::new("c/v/src/engine/mod.rs"), text);
+        let walk = Walk {
+            name: "test",
+            files_max: 1,
+            parts: &[("from", "to")],
+        };
+        let way = "from `volume::Engine::submit`, `engine::write` and `Engine::submit` to";
+        let files = walk.files(way, &definitions).expect("known functions");
+        let functions = vec!["Engine::submit".to_owned(), "engine::write".to_owned()];
+        assert_eq!(files, [("v/src/engine/mod.rs".to_owned(), functions)]);
+        let unknown = walk.files("from `tests::hidden` to", &definitions);
+        assert!(unknown.is_err_and(|error| error.to_string().contains("tests::hidden")));
+    }
 }
