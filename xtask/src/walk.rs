@@ -86,11 +86,11 @@ impl Walk {
             let (part, _) = part
                 .split_once(end)
                 .with_context(|| format!("docs/internals.md has no \"{end}\" after \"{start}\""))?;
-            for (owner, function) in named_functions(part) {
-                let Some(file) = definitions.file(owner, function) else {
-                    bail!("docs/internals.md: no {owner}::{function} in the product's code");
+            for path in named_functions(part) {
+                let Some(file) = definitions.file(path) else {
+                    bail!("docs/internals.md: no {path} in the product's code");
                 };
-                let name = format!("{owner}::{function}");
+                let name = path.to_owned();
                 match files.iter_mut().find(|(known, _)| known == file) {
                     Some((_, functions)) if functions.contains(&name) => {}
                     Some((_, functions)) => functions.push(name),
@@ -102,19 +102,17 @@ impl Walk {
     }
 }
 
-/// The last two names of each path in backquotes that ends in a function.
-fn named_functions(text: &str) -> impl Iterator<Item = (&str, &str)> {
+/// The paths in backquotes that end in a function.
+fn named_functions(text: &str) -> impl Iterator<Item = &str> {
     let quoted = text.split('`').skip(1).step_by(2);
-    quoted.filter_map(|word| {
-        let (path, function) = word.rsplit_once("::")?;
-        let is_function = function.starts_with(char::is_lowercase);
-        let owner = path.rsplit("::").next()?;
-        is_function.then_some((owner, function))
+    quoted.filter(|word| {
+        let function = word.rsplit_once("::").map(|(_, function)| function);
+        function.is_some_and(|it| it.starts_with(char::is_lowercase))
     })
 }
 
-/// The file of each function, by its type or module.
-struct Definitions(BTreeMap<(String, String), String>);
+/// The files that define each function, by its type or module.
+struct Definitions(BTreeMap<(String, String), Vec<String>>);
 
 impl Definitions {
     fn read(crates: &Path) -> anyhow::Result<Definitions> {
@@ -156,17 +154,27 @@ impl Definitions {
                 continue;
             };
             for owner in owner.iter().cloned().chain([module.clone()]) {
-                let key = (owner, function.to_owned());
-                self.0
-                    .entry(key)
-                    .or_insert_with(|| file.clone().into_owned());
+                let files = self.0.entry((owner, function.to_owned())).or_default();
+                if !files.iter().any(|known| *known == file) {
+                    files.push(file.clone().into_owned());
+                }
             }
         }
     }
 
-    fn file(&self, owner: &str, function: &str) -> Option<&str> {
-        let key = (owner.to_owned(), function.to_owned());
-        self.0.get(&key).map(String::as_str)
+    /// The file that defines `…::owner::function`, with every earlier name of the path in its own.
+    fn file(&self, path: &str) -> Option<&str> {
+        let names: Vec<&str> = path.split("::").collect();
+        let [above @ .., owner, function] = names.as_slice() else {
+            return None;
+        };
+        let files = self.0.get(&((*owner).to_owned(), (*function).to_owned()))?;
+        let is_below = |file: &&String| {
+            above
+                .iter()
+                .all(|it| file.split('/').any(|part| part == *it))
+        };
+        files.iter().find(is_below).map(String::as_str)
     }
 }
 
@@ -219,10 +227,13 @@ mod tests {
             files_max: 1,
             parts: &[("from", "to")],
         };
-        let way = "from `volume::Engine::submit`, `engine::write` and `Engine::submit` to";
+        let way = "from `v::Engine::submit`, `engine::write` and `Engine::submit` to";
         let files = walk.files(way, &definitions).expect("known functions");
-        let functions = vec!["Engine::submit".to_owned(), "engine::write".to_owned()];
-        assert_eq!(files, [("v/src/engine/mod.rs".to_owned(), functions)]);
+        let functions = ["v::Engine::submit", "engine::write", "Engine::submit"].map(str::to_owned);
+        assert_eq!(
+            files,
+            [("v/src/engine/mod.rs".to_owned(), functions.to_vec())]
+        );
         let unknown = walk.files("from `tests::hidden` to", &definitions);
         assert!(unknown.is_err_and(|error| error.to_string().contains("tests::hidden")));
     }
