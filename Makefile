@@ -30,7 +30,7 @@ quick: nextest
 check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	RUSTDOCFLAGS="-D rustdoc::broken_intra_doc_links" $(CARGO) doc --quiet --workspace --no-deps --locked
+	RUSTDOCFLAGS="-D rustdoc::broken_intra_doc_links" $(CARGO) doc --quiet --workspace --no-deps --document-private-items --locked
 
 # The runner of the tests. Its own updates from the network are left out.
 nextest:

@@ -109,7 +109,7 @@ impl DirectServer {
         };
         let (watcher_stop, ended) = mpsc::channel();
         let watched = Arc::clone(&server.shared);
-        let thread = std::thread::Builder::new().name("guests-late".into());
+        let thread = std::thread::Builder::new().name("direct-late".into());
         let watches = thread.spawn(move || operation_watch::watch_operations(&watched, &ended))?;
         server.threads.push(watches);
         server.watcher_stop = Some(watcher_stop);

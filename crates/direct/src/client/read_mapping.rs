@@ -45,7 +45,7 @@ impl ReadMappings {
     }
 }
 
-/// Bytes of a file at their place in a pool, see [`DirectFile::map_consistent`]. Writers do not
+/// Bytes of a file at their place in a pool, see [`DirectFile::map_consistent`](super::DirectFile::map_consistent). Writers do not
 /// wait for a reader: the bytes may change while they are read. [`ConsistentMapping::is_unchanged`]
 /// detects that afterwards.
 pub struct ConsistentMapping {

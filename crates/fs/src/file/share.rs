@@ -3,7 +3,7 @@
 //!
 //! - A span is not changed or freed while a place that names it marks it as shared. The last place
 //!   that names it may clear the mark.
-//! - [`ShareCounts`] holds the number of places per span in memory, from the mount on.
+//! - [`ShareCounts`](crate::alloc::share_counts::ShareCounts) holds the number of places per span in memory, from the mount on.
 //! - A file gets a span of its own in three steps. Its inode names a **spare** span; the pages are
 //!   copied; the spare replaces the shared span. The last step is durable, because other files may
 //!   change the shared span in place from then on. A crash leaves a spare, which is freed later

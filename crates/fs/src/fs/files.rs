@@ -68,7 +68,7 @@ impl Fs {
     }
 
     /// Overwrites several byte ranges of a file atomically, for readers and across a crash. The
-    /// ranges lie within the file and in at most [`ATOMIC_PAGES_MAX`] pages, and do not overlap.
+    /// ranges lie within the file and in at most [`ATOMIC_PAGES_MAX`](crate::ATOMIC_PAGES_MAX) pages, and do not overlap.
     ///
     /// **Lost update:** `is_wanted` is called under the exclusive lock of the file. It must return
     /// false if the issuer of the request has exited. A late request would overwrite later writes.

@@ -28,7 +28,7 @@ impl PendingTimes {
 pub(crate) struct LiveInode {
     pub(crate) opens: u64,
     pub(crate) lookups: u64,
-    /// Value of [`Core::creations`] when the inode was created; 0: it existed before.
+    /// Value of `Core::creations` when the inode was created; 0: it existed before.
     pub(crate) creation: u64,
     pub(crate) pending_times: PendingTimes,
     pub(crate) file_lock: Arc<FileLock>,

@@ -13,7 +13,7 @@ pub trait SharedFileMap: Send + Sync {
     /// Invalidates the published map. Clients are blocked.
     fn outdate(&self);
     /// Publishes the file's size, and the first page of each of its spans in the space; see
-    /// [`span_index`]. Clients are blocked.
+    /// [`span_index`](crate::format::page_map::span_index). Clients are blocked.
     fn publish(&self, size: u64, spans: &[u64]);
     /// Takes the time of the last write by a client, if it was not taken before.
     fn take_write_time(&self) -> Option<Time>;

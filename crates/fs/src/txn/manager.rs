@@ -88,7 +88,7 @@ impl TxManager {
         self.change_from(self.lock_core(), run)
     }
 
-    /// As [`Fs::change`], for a caller that already holds the core's lock.
+    /// As [`TxManager::change`], for a caller that already holds the core's lock.
     pub(crate) fn change_from<'a, T>(
         &'a self,
         mut core: MutexGuard<'a, Core>,

@@ -15,7 +15,7 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// The engine takes 16 KiB at most (`tests/stacks.rs`). A signal that is deferred on it takes
+/// The engine takes 16 KiB at most (`app/tests/direct/stacks.rs`). A signal that is deferred on it takes
 /// another 12 KiB, where the processor has registers of AMX.
 const STACK_BYTES: usize = 64 << 10;
 const GUARD_BYTES: usize = 4096;

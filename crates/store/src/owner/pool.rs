@@ -89,11 +89,11 @@ pub fn format<M: Media>(media: &M, pool: Uuid) -> Result<(), PoolError> {
     format_as(media, pool, None, None)
 }
 
-/// As [`format`], for a pool with a class that its creator stated. If `boot` is given, the pool is
+/// As [`format()`], for a pool with a class that its creator stated. If `boot` is given, the pool is
 /// valid only until the end of that boot.
 ///
 /// # Errors
-/// As [`format`].
+/// As [`format()`].
 pub fn format_as<M: Media>(
     media: &M,
     pool: Uuid,

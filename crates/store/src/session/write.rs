@@ -104,7 +104,7 @@ fn write_merging<M: Media>(
 /// lack bytes keeps the stamps of partly written pages, so each of those gets a record of its own.
 #[inline]
 pub(super) fn record_len(pages_max: u64, merging: MergeSource, offset: u64, len: u64) -> u64 {
-    pub(super) const PAGE: u64 = PAGE_BYTES as u64;
+    const PAGE: u64 = PAGE_BYTES as u64;
     let within = offset % PAGE;
     let in_leaf = NODE_SLOTS - offset / PAGE % NODE_SLOTS;
     let run = len.min(in_leaf.min(pages_max) * PAGE - within);

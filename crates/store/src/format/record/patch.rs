@@ -81,7 +81,7 @@ fn bytes_line(bytes: &[u8; PATCH_LINE_BYTES]) -> Line {
 }
 
 impl Record {
-    /// The head of a patch with this sum of its bytes; [`add_checksum`] completes it.
+    /// The head of a patch with this sum of its bytes; [`add_checksum`](super::add_checksum) completes it.
     ///
     /// # Panics
     /// When it is not a part of one page.

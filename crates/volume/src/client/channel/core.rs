@@ -74,7 +74,7 @@ impl ChannelCore {
         self.engine.submit(token, request, &mut self.io);
     }
 
-    /// Whether the channel has its connections; see [`Channel::ready`].
+    /// Whether the channel has its connections; see [`Channel::ready`](pagemesh_base::space::Channel::ready).
     pub(super) fn ready(&mut self) -> Result<bool, SpaceError> {
         // Adopts the messages of the controller; nothing was submitted yet.
         let mut completions = Vec::new();
