@@ -193,6 +193,16 @@ fn ephemeral_cluster_leaves_nothing() {
 }
 
 #[test]
+fn down_ends_ephemeral_cluster() {
+    let place = UserEnv::new();
+    let mut up = place.up_with(&["--ephemeral"]);
+    let printed = place.ok(&["down", "--dir", "data"]);
+    assert!(printed.contains("its data is removed"), "{printed}");
+    assert!(up.await_end().success());
+    assert!(!place.dir.path().join("data").exists());
+}
+
+#[test]
 fn leftover_pools_of_lost_cluster_are_reported() {
     let place = UserEnv::new();
     place.up().stop();

@@ -34,17 +34,29 @@ pub fn lock(dir: &Path) -> anyhow::Result<File> {
 
 /// Locks the directory; `None` if an `up` has locked it.
 pub fn try_lock(dir: &Path) -> anyhow::Result<Option<File>> {
-    let path = dir.join("lock");
     let file = OpenOptions::new()
         .create(true)
         .truncate(false)
         .write(true)
-        .open(&path)
+        .open(dir.join("lock"))
         .with_context(|| format!("cannot write to {}", dir.display()))?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(file)),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-        Err(cause) => Err(cause).with_context(|| format!("cannot lock {}", path.display())),
+    Ok(try_lock_file(&file, dir)?.then_some(file))
+}
+
+/// Opens the lock of a directory that `up` has made. The file can be locked even after the
+/// directory is gone.
+pub fn open_lock(dir: &Path) -> anyhow::Result<File> {
+    let path = dir.join("lock");
+    let file = OpenOptions::new().write(true).open(&path);
+    file.with_context(|| format!("cannot open {}", path.display()))
+}
+
+/// Locks the directory by its open lock; false if an `up` has locked it.
+pub fn try_lock_file(lock: &File, dir: &Path) -> anyhow::Result<bool> {
+    match rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Err(cause) => Err(cause).with_context(|| format!("cannot lock {}", dir.display())),
     }
 }
 

@@ -4,6 +4,7 @@ use crate::cluster::dir as cluster_dir;
 use anyhow::{Context, bail};
 use clap::Args;
 use rustix::process::{Pid, Signal, kill_process};
+use std::fs::File;
 use std::path::Path;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -33,7 +34,9 @@ pub fn run(args: &DownArgs) -> anyhow::Result<()> {
         );
     }
     let lock = stop_cluster(&dir)?;
-    if args.remove {
+    if !dir.join("lock").exists() {
+        println!("the cluster was ephemeral: its data is removed");
+    } else if args.remove {
         remove(&dir)?;
     } else {
         println!(
@@ -55,9 +58,11 @@ pub fn remove(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Stops the `up` of a directory, and takes its lock.
-fn stop_cluster(dir: &Path) -> anyhow::Result<std::fs::File> {
-    if let Some(lock) = cluster_dir::try_lock(dir)? {
+/// Stops the `up` of a directory, and takes its lock. An ephemeral cluster removes the directory
+/// before its process ends, so the lock is opened once, before.
+fn stop_cluster(dir: &Path) -> anyhow::Result<File> {
+    let lock = cluster_dir::open_lock(dir)?;
+    if cluster_dir::try_lock_file(&lock, dir)? {
         return Ok(lock);
     }
     let holder = cluster_dir::lock_holder(dir)?.and_then(|pid| Pid::from_raw(pid.cast_signed()));
@@ -75,7 +80,7 @@ fn stop_cluster(dir: &Path) -> anyhow::Result<std::fs::File> {
     })?;
     let until = Instant::now() + END_LIMIT;
     while Instant::now() < until {
-        if let Some(lock) = cluster_dir::try_lock(dir)? {
+        if cluster_dir::try_lock_file(&lock, dir)? {
             println!("ended the cluster in {}", dir.display());
             return Ok(lock);
         }
