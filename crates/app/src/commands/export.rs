@@ -102,6 +102,18 @@ impl Space for ExportedVolume {
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
         self.volume.open()
     }
+
+    fn has_write_cache(&self) -> bool {
+        self.volume.has_write_cache()
+    }
+
+    fn needs_flush(&self) -> bool {
+        self.volume.needs_flush()
+    }
+
+    fn lost_writes(&self) -> u64 {
+        self.volume.lost_writes()
+    }
 }
 
 /// Serves volumes until its shutdown.
