@@ -115,7 +115,7 @@ pub struct SegmentSnapshot {
     pub column_count: usize,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct LayoutSnapshot {
     pub epoch: Epoch,
     pub size_bytes: u64,
@@ -125,6 +125,28 @@ pub struct LayoutSnapshot {
     pub names: Arc<BrickNames>,
     pub fenced: bool,
 }
+
+/// Snapshots are equal if requests take the same way by them. A brick that only has another name is
+/// no reason to publish a snapshot and to withdraw the leases of direct clients.
+impl PartialEq for LayoutSnapshot {
+    fn eq(&self, other: &LayoutSnapshot) -> bool {
+        let LayoutSnapshot {
+            epoch,
+            size_bytes,
+            segments,
+            columns,
+            names: _,
+            fenced,
+        } = self;
+        *epoch == other.epoch
+            && *size_bytes == other.size_bytes
+            && *segments == other.segments
+            && *columns == other.columns
+            && *fenced == other.fenced
+    }
+}
+
+impl Eq for LayoutSnapshot {}
 
 /// A part of a request that lies in one column without a gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -265,6 +287,16 @@ pub fn atomic_len(offset: u64, len: u64) -> u64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn renamed_brick_leaves_snapshot_equal() {
+        let mut renamed = view(&[(1, 2)]);
+        let name = "brick-2".parse().expect("a name");
+        let id = pagemesh_base::layout::BrickId(uuid::Uuid::from_u128(1));
+        renamed.names = Arc::new([(id, name)].into_iter().collect());
+        assert_eq!(renamed, view(&[(1, 2)]));
+        assert_ne!(renamed, view(&[(1, 3)]));
+    }
 
     fn view(segments: &[(usize, u64)]) -> LayoutSnapshot {
         let mut view = LayoutSnapshot {
