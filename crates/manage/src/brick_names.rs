@@ -54,8 +54,12 @@ impl ManagerState {
     /// A brick without a name that only proposes a default gets the first free one of `NAME`,
     /// `NAME-2`, `NAME-3`, …
     ///
+    /// A brick that is known keeps its present name if another one has the name that it asks for:
+    /// refused heartbeats would make a serving brick count as dead, and a replica behind it could be
+    /// promoted.
+    ///
     /// # Errors
-    /// When another brick has the name that it asks for.
+    /// When the brick is new and another one has the name that it asks for.
     pub(crate) fn assign_name(
         &self,
         registration: &BrickRegistration,
@@ -75,6 +79,7 @@ impl ManagerState {
         }
         match self.brick_named(asked) {
             None => Ok(Some(asked.clone())),
+            Some(_) if known.is_some() => Ok(present.cloned()),
             Some(holder) => Err(Fault::BrickNameTaken {
                 name: asked.clone(),
                 holder: holder.record.brick,
@@ -84,7 +89,8 @@ impl ManagerState {
     }
 
     fn free_name(&self, wanted: &BrickName) -> BrickName {
-        let numbered = (2..=BRICKS_MAX + 1).map(|number| wanted.with_number(number));
+        // One of the numbers may give the wanted name itself.
+        let numbered = (2..=BRICKS_MAX + 2).map(|number| wanted.with_number(number));
         let mut names = std::iter::once(wanted.clone()).chain(numbered);
         let free = names.find(|name| self.brick_named(name).is_none());
         free.expect("there are more numbers than bricks")

@@ -31,6 +31,10 @@ impl Manager {
         check_registration(&registration)?;
         let mut book = self.state();
         let name = book.assign_name(&registration)?;
+        if let Some(asked) = registration.name_kept_from(name.as_ref()) {
+            let brick = book.label(registration.brick);
+            tracing::warn!(%brick, name = %asked, "the brick keeps its name: another brick has this one");
+        }
         let (record, seen) = self.split_registration(registration, name);
         let known = book.bricks.get(&record.brick);
         if known.is_none() && book.bricks.len() >= BRICKS_MAX {

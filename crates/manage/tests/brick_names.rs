@@ -73,6 +73,23 @@ fn name_of_known_brick_is_refused_to_another() {
 }
 
 #[test]
+fn known_brick_with_taken_name_keeps_its_name_and_lives() {
+    let cluster = Cluster::new(2);
+    let manager = cluster.manager();
+    for (number, name) in [(0, "db"), (1, "web")] {
+        let joined = manager.heartbeat(named_registration(number, name));
+        assert_eq!(reply_name(&joined.expect("welcome")), name);
+    }
+    // The names are exchanged, as after a restore of the manager's store.
+    cluster.clock.advance(Duration::from_secs(60));
+    for (number, asked, name) in [(0, "web", "db"), (1, "db", "web")] {
+        let reply = manager.heartbeat(named_registration(number, asked));
+        assert_eq!(reply_name(&reply.expect("it serves")), name);
+    }
+    assert!(manager.bricks().iter().all(|brick| brick.alive));
+}
+
+#[test]
 fn default_name_gets_number_and_is_kept() {
     let cluster = Cluster::new(3);
     let manager = cluster.manager();

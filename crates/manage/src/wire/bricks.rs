@@ -45,6 +45,15 @@ pub struct BrickRegistration {
     pub scrub: Option<BrickScrub>,
 }
 
+impl BrickRegistration {
+    /// The name that the brick insists on, if it has got another one.
+    #[must_use]
+    pub fn name_kept_from(&self, assigned: Option<&BrickName>) -> Option<&BrickName> {
+        let asked = self.name.as_ref().filter(|_| !self.name_is_default);
+        asked.filter(|asked| assigned != Some(*asked))
+    }
+}
+
 /// Whether a brick scrubs its pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]

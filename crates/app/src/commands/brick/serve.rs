@@ -203,7 +203,8 @@ impl Registrar<'_> {
             }
             let told = self.manager.heartbeat(&self.registration(fulfilled)?);
             match &told {
-                // The user chose a wrong name. Once registered, a brick goes on serving.
+                // The user chose a wrong name for a new brick. Once registered, a brick goes on
+                // serving.
                 Err(cause) if is_name_taken(cause) && self.registered_name.get().is_none() => {
                     bail!("{cause}")
                 }
@@ -215,6 +216,9 @@ impl Registrar<'_> {
                 && self.registered_name.set(name.clone()).is_ok()
             {
                 tracing::info!(%name, "registered");
+                if let Some(asked) = self.name.as_ref().filter(|asked| *asked != name) {
+                    tracing::warn!(%name, %asked, "this brick keeps its name: another brick has the one of --name");
+                }
             }
             was_heard = told.is_ok();
             let wish = told.as_ref().ok().and_then(|reply| reply.scrub);
