@@ -49,10 +49,16 @@ const POOLS: &[Limit] = &[
         "JOURNALS_MAX",
     ),
     (
-        "Journals per GiB of a pool, between both bounds.",
+        "Journals for each GiB of a pool of 1 GiB and more, rounded up to a power of two, within the bounds of the next row and of the row above.",
         Unit::Count,
         "store",
         "JOURNALS_PER_GIGABYTE",
+    ),
+    (
+        "Fewest journals of a pool of 1 GiB and more, and most of a smaller one, which has one for each 4 MiB.",
+        Unit::Count,
+        "store",
+        "GIGABYTE_JOURNALS_MIN",
     ),
     (
         "Fewest slices that a pool has room for.",

@@ -107,7 +107,7 @@ pub enum FileError {
     },
     /// A pool of class `process` from an earlier boot, which its class does not survive.
     #[error(
-        "{0} is of class process, and the machine was restarted since it was made: its medium may hold a mixture of old and new data; remove and recreate it, and its volumes are copied from their other legs"
+        "{0} is of class process, and the machine was restarted since it was made: its medium may hold a mixture of old and new data; remove and recreate it, then attach copies to the new brick and detach the lost ones with `pagemesh replica`"
     )]
     Restarted(PathBuf),
     /// Not a pool, or a damaged one.

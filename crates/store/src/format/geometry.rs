@@ -22,8 +22,12 @@ pub const FRAME_ENTRY_BYTES: u64 = 8;
 pub const IN_FLIGHT_BYTES: u64 = 32;
 
 const JOURNALS_MIN: u32 = 4;
-/// Sessions of a pool of a gigabyte and more: bricks serve many clients.
-const JOURNALS_PER_GIGABYTE: u32 = 64;
+/// Journals for each gigabyte of a pool of a gigabyte and more. The number is rounded up to a power
+/// of two.
+const JOURNALS_PER_GIGABYTE: u32 = 16;
+/// Fewest journals of such a pool, since bricks serve many clients, and most of a smaller one, which
+/// has one for each 4 MiB.
+const GIGABYTE_JOURNALS_MIN: u32 = 64;
 /// A journal holds the records of one checkpoint interval of one session. Its 32 768 lines delay
 /// the reuse of at most 128 MiB of freed frames.
 const JOURNAL_BYTES_MAX: u64 = 2 << 20;
@@ -108,10 +112,10 @@ impl Geometry {
         }
         let frames = pool_bytes / PAGE;
         let journals = match pool_bytes >> 30 {
-            0 => ((pool_bytes >> 22) as u32).clamp(JOURNALS_MIN, JOURNALS_PER_GIGABYTE),
+            0 => ((pool_bytes >> 22) as u32).clamp(JOURNALS_MIN, GIGABYTE_JOURNALS_MIN),
             gigabytes => (gigabytes as u32)
-                .saturating_mul(16)
-                .clamp(JOURNALS_PER_GIGABYTE, JOURNALS_MAX),
+                .saturating_mul(JOURNALS_PER_GIGABYTE)
+                .clamp(GIGABYTE_JOURNALS_MIN, JOURNALS_MAX),
         }
         .next_power_of_two();
         let lane_bytes = (pool_bytes / 64 / u64::from(journals))

@@ -63,7 +63,7 @@ pub enum BadSuperblock {
     Version(u32),
     /// Torn or damaged.
     #[error(
-        "both superblocks are damaged; restore the pool from a copy, or replace it and let the volume copy it anew"
+        "both superblocks are damaged; restore the pool from a copy, or replace it by a new brick: attach copies there and detach the lost ones with `pagemesh replica`"
     )]
     Checksum,
     /// The checksum is right, but the plan does not follow from the size.

@@ -6,6 +6,10 @@ use crate::format::table::BadTable;
 use pagemesh_base::ids::Seq;
 use pagemesh_pmem::MapError;
 
+/// The remedy for damage that the pool cannot repair. A new pool is a new brick, and no volume
+/// copies itself there without an operator.
+pub(crate) const REPLACE_POOL: &str = "replace the pool by a new brick: attach copies there and detach the lost ones with `pagemesh replica`";
+
 /// Why a pool cannot be opened or cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
@@ -23,7 +27,7 @@ pub enum PoolError {
         found: u64,
     },
     /// The journal lost a record that was persistent.
-    #[error("{0}; the medium lost it: replace the pool and let the volume copy it anew")]
+    #[error("{0}; the medium lost it: {remedy}", remedy = REPLACE_POOL)]
     Journal(#[from] JournalDamage),
     /// A record that only an older build reads.
     #[error(
@@ -31,40 +35,28 @@ pub enum PoolError {
     )]
     OlderFormat(u32),
     /// A part of a transaction is lost.
-    #[error(
-        "journal {0} lost a part of a transaction that was persistent; replace the pool and let the volume copy it anew"
-    )]
+    #[error("journal {0} lost a part of a transaction that was persistent; {remedy}", remedy = REPLACE_POOL)]
     Transaction(u32),
     /// The newer superblock is lost, and the older one no longer matches the journals.
-    #[error(
-        "one superblock is damaged, and the other is too old: journal {0} continued after it was written; replace the pool and let the volume copy it anew"
-    )]
+    #[error("one superblock is damaged, and the other is too old: journal {0} continued after it was written; {remedy}", remedy = REPLACE_POOL)]
     Superseded(u32),
     /// A record that was persistent names data that is damaged.
-    #[error("the record with seq {0} is valid but its data is damaged; replace the pool")]
+    #[error("the record with seq {0} is valid but its data is damaged; {remedy}", remedy = REPLACE_POOL)]
     Data(Seq),
     /// A page table is damaged.
-    #[error("{0}; replace the pool and let the volume copy it anew")]
+    #[error("{0}; {remedy}", remedy = REPLACE_POOL)]
     Table(#[from] BadTable),
     /// A page table cannot be read.
-    #[error(
-        "byte {0} of the pool, in a page table, cannot be read; replace the pool and let the volume copy it anew"
-    )]
+    #[error("byte {0} of the pool, in a page table, cannot be read; {remedy}", remedy = REPLACE_POOL)]
     Unreadable(usize),
     /// A valid record with impossible content.
-    #[error(
-        "the record with seq {0} is impossible: its seq or a frame is out of range; replace the pool and let the volume copy it anew"
-    )]
+    #[error("the record with seq {0} is impossible: its seq or a frame is out of range; {remedy}", remedy = REPLACE_POOL)]
     Record(Seq),
     /// A frame that was in use twice.
-    #[error(
-        "frame {0} was freed twice: a page table is damaged; replace the pool and let the volume copy it anew"
-    )]
+    #[error("frame {0} was freed twice: a page table is damaged; {remedy}", remedy = REPLACE_POOL)]
     FreedTwice(u64),
     /// A record of an object that the pool does not have.
-    #[error(
-        "a record names entry {0} of the object table, which the pool does not have; replace the pool and let the volume copy it anew"
-    )]
+    #[error("a record names entry {0} of the object table, which the pool does not have; {remedy}", remedy = REPLACE_POOL)]
     Object(u32),
     /// The system refused.
     #[error(transparent)]

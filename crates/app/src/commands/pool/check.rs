@@ -190,7 +190,7 @@ fn advice(checked: &CheckOutput, repair: bool) -> String {
     }
     if left("replace") {
         advice.push_str(
-            "\n\nsome of it cannot be repaired here: copy the volumes out, or replace the pool and let the volumes copy it anew",
+            "\n\nsome of it cannot be repaired here: copy the volumes out, or replace the pool by a new brick: attach copies there and detach the lost ones with `pagemesh replica`",
         );
     }
     advice
