@@ -112,7 +112,7 @@ pub fn transact_numbered<M: Media>(
     let stamp = stamp();
     let mut outcome = Ok(());
     if groups.iter().any(|group| !group.records.is_empty()) {
-        // Nothing fails from here on.
+        // From here on only the swap of a damaged slot fails, after the commit.
         for (member, group) in members.iter_mut().zip(&mut groups) {
             group.encode_records(member.session, &member.handle, stamp);
         }

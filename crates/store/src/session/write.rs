@@ -138,7 +138,7 @@ fn write_pages<M: Media>(
         Err(cause) => return abort_all(members, 0, cause),
     };
     // Locked instructions wait for streamed bytes, so all of them come first: locks, number, seqs.
-    // From here on nothing fails.
+    // From here on only the swap of a damaged slot fails, and its record is committed by then.
     let stamp = early.unwrap_or_else(stamp);
     encode_all(members, page, count, stamp, &places);
     let stores = stream_pages(members, &merged, (within, data));
