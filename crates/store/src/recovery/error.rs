@@ -8,7 +8,7 @@ use pagemesh_pmem::MapError;
 
 /// The remedy for damage that the pool cannot repair. A new pool is a new brick, and no volume
 /// copies itself there without an operator.
-pub(crate) const REPLACE_POOL: &str = "replace the pool by a new brick: attach copies there and detach the lost ones with `pagemesh replica`";
+const REPLACE_POOL: &str = "replace the pool by a new brick: attach copies there and detach the lost ones with `pagemesh replica`";
 
 /// Why a pool cannot be opened or cannot continue.
 #[derive(Debug, thiserror::Error)]
@@ -35,28 +35,46 @@ pub enum PoolError {
     )]
     OlderFormat(u32),
     /// A part of a transaction is lost.
-    #[error("journal {0} lost a part of a transaction that was persistent; {remedy}", remedy = REPLACE_POOL)]
+    #[error(
+        "journal {0} lost a part of a transaction that was persistent; {remedy}",
+        remedy = REPLACE_POOL
+    )]
     Transaction(u32),
     /// The newer superblock is lost, and the older one no longer matches the journals.
-    #[error("one superblock is damaged, and the other is too old: journal {0} continued after it was written; {remedy}", remedy = REPLACE_POOL)]
+    #[error(
+        "one superblock is damaged, and the other is too old: journal {0} continued after it was written; {remedy}",
+        remedy = REPLACE_POOL
+    )]
     Superseded(u32),
     /// A record that was persistent names data that is damaged.
-    #[error("the record with seq {0} is valid but its data is damaged; {remedy}", remedy = REPLACE_POOL)]
+    #[error(
+        "the record with seq {0} is valid but its data is damaged; {remedy}",
+        remedy = REPLACE_POOL
+    )]
     Data(Seq),
     /// A page table is damaged.
     #[error("{0}; {remedy}", remedy = REPLACE_POOL)]
     Table(#[from] BadTable),
     /// A page table cannot be read.
-    #[error("byte {0} of the pool, in a page table, cannot be read; {remedy}", remedy = REPLACE_POOL)]
+    #[error(
+        "byte {0} of the pool, in a page table, cannot be read; {remedy}",
+        remedy = REPLACE_POOL
+    )]
     Unreadable(usize),
     /// A valid record with impossible content.
-    #[error("the record with seq {0} is impossible: its seq or a frame is out of range; {remedy}", remedy = REPLACE_POOL)]
+    #[error(
+        "the record with seq {0} is impossible: its seq or a frame is out of range; {remedy}",
+        remedy = REPLACE_POOL
+    )]
     Record(Seq),
     /// A frame that was in use twice.
     #[error("frame {0} was freed twice: a page table is damaged; {remedy}", remedy = REPLACE_POOL)]
     FreedTwice(u64),
     /// A record of an object that the pool does not have.
-    #[error("a record names entry {0} of the object table, which the pool does not have; {remedy}", remedy = REPLACE_POOL)]
+    #[error(
+        "a record names entry {0} of the object table, which the pool does not have; {remedy}",
+        remedy = REPLACE_POOL
+    )]
     Object(u32),
     /// The system refused.
     #[error(transparent)]
