@@ -1,7 +1,7 @@
 //! Long runs in an optimized build with assertions: simulation, crash enumeration, fuzzing,
 //! interleavings. Each is a test or a program of its crate; this module only starts it.
 
-use crate::cargo;
+use crate::{cargo, root};
 use anyhow::bail;
 use clap::Args;
 use std::ffi::OsString;
@@ -81,7 +81,8 @@ fn run_models(options: &ModelOptions, tests: &[&str]) -> anyhow::Result<()> {
     run(command, "a model failed; its schedule is named above")
 }
 
-/// Runs all workloads of the crash enumeration, or one seed of the random sequences.
+/// Runs the fixed, correction and random workloads of the crash enumeration, or one seed of the
+/// random sequences.
 pub(crate) fn enumerate(options: &EnumerateOptions) -> anyhow::Result<()> {
     let mut command = cargo();
     command
@@ -113,6 +114,9 @@ pub(crate) fn enumerate(options: &EnumerateOptions) -> anyhow::Result<()> {
 pub(crate) fn fuzz(options: &FuzzOptions) -> anyhow::Result<()> {
     let mut command = cargo();
     let name = format!("fuzz_{}", options.target.as_deref().unwrap_or_default());
+    if !has_test(&name) {
+        bail!("no fuzz target has this name; docs/rfd/004-fuzzing.md lists the targets");
+    }
     command
         .args(["test", "--workspace", "--lib", "--test", "fuzz", "--locked"])
         .arg(&name)
@@ -130,9 +134,34 @@ pub(crate) fn fuzz(options: &FuzzOptions) -> anyhow::Result<()> {
     )
 }
 
+/// Whether a test has a name that begins so. `cargo test` passes if its filter matches no test.
+fn has_test(prefix: &str) -> bool {
+    let function = format!("\nfn {prefix}");
+    let files = walkdir::WalkDir::new(root().join("crates"));
+    files
+        .into_iter()
+        .filter_map(Result::ok)
+        .filter(|file| file.path().extension().is_some_and(|it| it == "rs"))
+        .filter_map(|file| std::fs::read_to_string(file.path()).ok())
+        .any(|text| text.contains(&function))
+}
+
 fn run(mut command: Command, failure: &str) -> anyhow::Result<()> {
     if !command.status()?.success() {
         bail!("{failure}");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_test;
+
+    #[test]
+    fn only_known_fuzz_targets_are_accepted() {
+        for known in ["fuzz_", "fuzz_image", "fuzz_direct_parts"] {
+            assert!(has_test(known), "{known}");
+        }
+        assert!(!has_test("fuzz_no_such_target"));
+    }
 }

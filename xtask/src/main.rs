@@ -34,6 +34,7 @@ enum Task {
     /// List the files on the way of a 4 KiB write: over NBD, through FUSE, on the direct path.
     Walk,
     /// Run histories of the cluster simulation; `cargo xtask sim --help` lists the options.
+    #[command(disable_help_flag = true)]
     Sim {
         /// Options of the runner.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -73,4 +74,19 @@ fn cargo() -> Command {
 fn root() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     own.parent().expect("the repository").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Arguments, Task};
+    use clap::Parser;
+
+    #[test]
+    fn help_of_sim_reaches_its_runner() {
+        let parsed = Arguments::try_parse_from(["xtask", "sim", "--help"]);
+        let Ok(Task::Sim { options }) = parsed.map(|it| it.task) else {
+            panic!("xtask answers --help itself");
+        };
+        assert_eq!(options, ["--help"]);
+    }
 }

@@ -33,9 +33,11 @@ impl Corpus {
     /// Stores an input that failed and prints the command that runs it again.
     pub(crate) fn keep_failed(&self, input: &[u8]) {
         let path = self.keep("failed", input);
+        let target = self.0.file_name().unwrap_or_default();
         eprintln!(
-            "the input failed; to run it again: PAGEMESH_FUZZ_INPUT={} cargo test --workspace fuzz_",
-            path.display()
+            "the input failed; to run it again: PAGEMESH_FUZZ_INPUT={} cargo test --workspace fuzz_{}",
+            path.display(),
+            target.display()
         );
     }
 

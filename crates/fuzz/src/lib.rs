@@ -127,7 +127,9 @@ impl FuzzTarget {
             population.push(kept);
         }
         assert!(!population.is_empty(), "{} has no input", self.name);
-        let mut random = Random::new(corpus::run_seed() ^ digest(&self.name));
+        let seed = corpus::run_seed();
+        println!("fuzz target {}, PAGEMESH_FUZZ_SEED={seed}", self.name);
+        let mut random = Random::new(seed ^ digest(&self.name));
         let until =
             corpus::run_seconds().map(|seconds| Instant::now() + Duration::from_secs(seconds));
         let mut done = 0u64;

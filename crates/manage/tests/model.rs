@@ -470,7 +470,6 @@ proptest! {
     #![proptest_config(ProptestConfig {
         cases: 24,
         rng_seed: RngSeed::Fixed(2),
-        failure_persistence: None,
         ..ProptestConfig::default()
     })]
 

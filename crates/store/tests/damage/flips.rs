@@ -63,10 +63,13 @@ fn check_flips(kind: MediumKind, ends: &[LifeEnd], least: &[(FlipOutcome, u64)])
     println!("{kind:?}, {ends:?}: {tally:?}");
     let flips: u64 = tally.values().sum();
     let of = |found: &FlipOutcome| tally.get(found).copied().unwrap_or_default();
-    for (found, percent) in least {
-        assert!(of(found) * 100 >= flips * percent, "{found:?}: {tally:?}");
+    // The pools of one seed need not have every outcome.
+    if std::env::var_os("PAGEMESH_SEED").is_none() {
+        for (found, percent) in least {
+            assert!(of(found) * 100 >= flips * percent, "{found:?}: {tally:?}");
+        }
+        assert!(of(&FlipOutcome::Unused) < flips * 2 / 3, "{tally:?}");
     }
-    assert!(of(&FlipOutcome::Unused) < flips * 2 / 3, "{tally:?}");
     let refused = tally
         .keys()
         .filter(|it| matches!(it, FlipOutcome::Refused(cause) if !is_expected_refusal(cause)));
