@@ -7,10 +7,14 @@ all:
 	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
 
 # Installs the command, the library of the direct path, and the helpers of mount(8) and umount(8)
-# for /etc/fstab lines of type pagemesh. Run as root; DESTDIR is for packages.
+# for /etc/fstab lines of type pagemesh. Run as root after `make`: it builds nothing, because root may
+# have no Rust. DESTDIR is for packages.
 PREFIX ?= /usr/local
 SBIN ?= /sbin
-install: all
+install:
+	@for built in pagemesh libpagemesh_preload.so; do \
+		test -f target/release/$$built || { echo "target/release/$$built is missing: run make first, without root" >&2; exit 1; }; \
+	done
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(SBIN)
 	install target/release/pagemesh $(DESTDIR)$(PREFIX)/bin/
 	install -m 644 target/release/libpagemesh_preload.so $(DESTDIR)$(PREFIX)/lib/

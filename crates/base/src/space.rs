@@ -73,7 +73,12 @@ pub enum Request {
         /// As for a write.
         durable: bool,
     },
-    /// Makes every completed change durable.
+    /// Makes durable every change that completed before this request was sent, on any channel of
+    /// the space. It asks no leg of class `process`, `pmem` or `eadr`, and every written leg of
+    /// class `file-sync`. If there is an asynchronous replica, it also waits until the replica has
+    /// these changes. It fails with [`SpaceError::Unavailable`], once on each channel, after a
+    /// column on `file-sync` pools was for a while without an in-sync leg: the column may have lost
+    /// changes that no flush had covered.
     Flush,
     /// Lists the extents of a range.
     Extents {

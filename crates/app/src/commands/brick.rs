@@ -60,7 +60,7 @@ pub enum BrickCommand {
     /// Start a scrub of the pools of running bricks. A brick receives the request with its next
     /// heartbeat; `pagemesh brick list` shows the progress.
     Scrub {
-        /// Name or UUID of the brick.
+        /// Name or UUID of the brick. Give either this or `--all`.
         #[arg(required_unless_present = "all", conflicts_with = "all")]
         brick: Option<BrickRef>,
         /// All living bricks.
