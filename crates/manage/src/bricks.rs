@@ -273,7 +273,7 @@ fn check_holds_no_slices(book: &ManagerState, label: &BrickLabel) -> Result<(), 
     let building = book.creating.iter();
     let built = building.filter(|(_, places)| places.iter().any(|place| place.brick == brick));
     let whole = book.volumes.iter().filter(|(_, volume)| {
-        let segments = &volume.ledger.layout.segments;
+        let segments = &volume.layout_state.layout.segments;
         slice_locations(segments).any(|place| place.brick == brick)
     });
     let mut names: Vec<&str> = built.map(|(name, _)| name.as_str()).collect();

@@ -27,7 +27,7 @@ impl Manager {
         let now = record.files_bytes.unwrap_or(0);
         let more = record.shape.fit(bytes_to_add(now, size_bytes)?)?;
         let bytes = now.saturating_add(more);
-        let most = record.ledger.layout.size_bytes() / FILES_SPACE_FACTOR_MIN;
+        let most = record.layout_state.layout.size_bytes() / FILES_SPACE_FACTOR_MIN;
         if bytes > most {
             return Err(Fault::invalid_field(
                 format!("the file system {name} was made for no more than {most} bytes"),
@@ -35,7 +35,7 @@ impl Manager {
             ));
         }
         let provisioned = book.provisioned();
-        for place in slice_locations(&record.ledger.layout.segments) {
+        for place in slice_locations(&record.layout_state.layout.segments) {
             let Some(brick) = book.bricks.get(&place.brick) else {
                 continue;
             };

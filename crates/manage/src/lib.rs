@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  client ── HTTP ── server ── api ── manager ─┬─ placement, shape   (pure)
-//!                                 (volumes,    ├─ ledger             (pure)
+//!                                 (volumes,    ├─ layout_state       (pure)
 //!                                  bricks,     ├─ store              (redb)
 //!                                  sweep)      └─ Bricks ── BrickControl
 //! ```
@@ -13,8 +13,10 @@
 //! or as a pending delete; the store names it before the brick creates it. Every column keeps an
 //! in-sync leg.
 //!
-//! The manager is never in the path of an I/O request, never changes the state of a leg by itself,
-//! and never calls a brick while it holds its lock.
+//! The manager is never in the path of an I/O request, and never calls a brick while it holds its
+//! lock. It changes the state of a leg only at the request of an operator or a client. The loss of
+//! a brick's heartbeats alone changes none. The attach of a client that reaches no in-sync copy may
+//! promote an asynchronous replica, if the operator has allowed that (`auto_promote`).
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

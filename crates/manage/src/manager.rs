@@ -133,7 +133,9 @@ impl ManagerState {
     pub(crate) fn promised_slices(&self) -> impl Iterator<Item = SliceLocation> {
         let volumes = self.volumes.values();
         volumes
-            .flat_map(|volume| promised_slices(&volume.ledger.layout.segments, volume.files_bytes))
+            .flat_map(|volume| {
+                promised_slices(&volume.layout_state.layout.segments, volume.files_bytes)
+            })
             .chain(self.creating.values().flatten().cloned())
     }
 
@@ -193,7 +195,7 @@ impl Manager {
             scrub_request: None,
             logged_alive: false,
         };
-        let volume = |record: VolumeRecord| (record.ledger.layout.name.clone(), record);
+        let volume = |record: VolumeRecord| (record.layout_state.layout.name.clone(), record);
         let doom =
             |record: PendingDelete| ((record.brick, record.slice), TrackedDelete::new(record));
         let book = ManagerState {
@@ -301,7 +303,12 @@ impl Manager {
             volumes: book.volumes.len(),
             volumes_attached: volumes().filter(|v| v.attachment.is_some()).count(),
             volumes_degraded: volumes()
-                .filter(|v| v.ledger.layout.columns().any(|column| column.round != 0))
+                .filter(|v| {
+                    v.layout_state
+                        .layout
+                        .columns()
+                        .any(|column| column.round != 0)
+                })
                 .count(),
             pending_deletions: book.pending_deletes.len(),
             bricks_scrubbing: book.bricks.values().filter(scrubbing).count(),

@@ -49,7 +49,8 @@ impl BrickRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeRecord {
     /// The layout and its rounds.
-    pub ledger: LayoutState,
+    #[serde(rename = "ledger")]
+    pub layout_state: LayoutState,
     /// The requested shape; growing keeps it.
     pub shape: Shape,
     /// The class of all its bricks.

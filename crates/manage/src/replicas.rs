@@ -43,7 +43,7 @@ impl Manager {
             let (durability, factor) = (volume.durability, self.settings.overprovision_factor);
             let thin = column_requests(&book, &volume);
             let bricks = place_leg(&candidates, durability, factor, &thin)?;
-            let segments = &volume.ledger.layout.segments;
+            let segments = &volume.layout_state.layout.segments;
             let segments = self.replica_segments(segments, &bricks, wish.asynchronous);
             self.reserve_slices(&mut book, name, durability, segments, volume.files_bytes)?
         };
@@ -55,7 +55,7 @@ impl Manager {
         let change = LayoutChange::AddLeg(copy.collect());
         self.publish(&plan.segments, |book| {
             let mut record = book.volume(name)?.clone();
-            record.ledger = record.ledger.apply(&change)?;
+            record.layout_state = record.layout_state.apply(&change)?;
             record.shape = record.shape.with_copies(record.shape.copies + 1)?;
             record.auto_promote |= wish.auto_promote;
             Ok(record)
@@ -76,9 +76,11 @@ impl Manager {
         let (doomed, detail) = {
             let mut book = self.state();
             let mut record = self.detachable_record(&book, name, wish)?;
-            let before =
-                slice_locations(&record.ledger.layout.segments).collect::<Vec<SliceLocation>>();
-            record.ledger = record.ledger.apply(&LayoutChange::RemoveLeg(wish.copy))?;
+            let before = slice_locations(&record.layout_state.layout.segments)
+                .collect::<Vec<SliceLocation>>();
+            record.layout_state = record
+                .layout_state
+                .apply(&LayoutChange::RemoveLeg(wish.copy))?;
             if !wish.force {
                 self.check_live_in_sync_leg(&book, &record)?;
             }
@@ -87,8 +89,8 @@ impl Manager {
             record.notes.retain(|note| note.leg != wish.copy);
             let behind = record.notes.iter_mut().filter(|note| note.leg > wish.copy);
             behind.for_each(|note| note.leg -= 1);
-            let left =
-                slice_locations(&record.ledger.layout.segments).collect::<Vec<SliceLocation>>();
+            let left = slice_locations(&record.layout_state.layout.segments)
+                .collect::<Vec<SliceLocation>>();
             let gone = before.into_iter().filter(|place| !left.contains(place));
             let doomed: Vec<PendingDelete> = gone
                 .map(|place| PendingDelete {
@@ -174,7 +176,7 @@ impl Manager {
         record: &VolumeRecord,
         wish: ChooseReplica,
     ) -> Result<(), Fault> {
-        let columns = record.ledger.layout.columns();
+        let columns = record.layout_state.layout.columns();
         let mut legs = columns
             .clone()
             .filter_map(|column| column.legs.get(wish.copy));
@@ -219,7 +221,7 @@ impl Manager {
         book: &ManagerState,
         record: &VolumeRecord,
     ) -> Result<(), Fault> {
-        let mut columns = record.ledger.layout.columns();
+        let mut columns = record.layout_state.layout.columns();
         let is_living = |leg| in_sync_brick(book, leg).is_some_and(|brick| self.is_alive(brick));
         match columns.all(|column| column.legs.iter().any(is_living)) {
             true => Ok(()),
@@ -239,7 +241,7 @@ impl Manager {
     ) -> Result<VolumeRecord, Fault> {
         check_not_busy(book, name)?;
         let mut record = book.volume(name)?.clone();
-        let current = record.ledger.layout.epoch;
+        let current = record.layout_state.layout.epoch;
         if let Some(expected) = wish.expected.filter(|expected| *expected != current) {
             return Err(LayoutChangeError::Conflict { current, expected }.into());
         }
@@ -301,7 +303,7 @@ impl Manager {
 }
 
 fn promote_record(record: &mut VolumeRecord, copy: usize) -> Result<(), LayoutChangeError> {
-    record.ledger = record.ledger.apply(&LayoutChange::Promote(copy))?;
+    record.layout_state = record.layout_state.apply(&LayoutChange::Promote(copy))?;
     record.notes.clear();
     record.auto_promote &= async_replica(record).is_some();
     Ok(())
@@ -309,7 +311,7 @@ fn promote_record(record: &mut VolumeRecord, copy: usize) -> Result<(), LayoutCh
 
 /// The asynchronous copy and its leg; such a volume has one column.
 fn async_replica(record: &VolumeRecord) -> Option<(usize, &Leg)> {
-    let mut columns = record.ledger.layout.columns();
+    let mut columns = record.layout_state.layout.columns();
     let mut legs = columns.next()?.legs.iter().enumerate();
     legs.find(|(_, leg)| leg.asynchronous)
 }
@@ -330,7 +332,7 @@ fn in_sync_brick<'b>(book: &'b ManagerState, leg: &Leg) -> Option<&'b BrickState
 /// Refuses volumes with several columns: an asynchronous copy keeps the order of changes within one
 /// column only.
 fn check_async_allowed(volume: &VolumeRecord) -> Result<(), Fault> {
-    let mut columns = volume.ledger.layout.columns();
+    let mut columns = volume.layout_state.layout.columns();
     let (Some(only), None) = (columns.next(), columns.next()) else {
         return Err(Fault::invalid_field(
             "an asynchronous copy is one of a volume with one column that has not grown",
@@ -348,7 +350,7 @@ fn check_async_allowed(volume: &VolumeRecord) -> Result<(), Fault> {
 
 /// The columns of a volume, in order.
 fn column_requests(book: &ManagerState, volume: &VolumeRecord) -> Vec<ColumnRequest> {
-    let segments = volume.ledger.layout.segments.iter();
+    let segments = volume.layout_state.layout.segments.iter();
     let columns = segments.flat_map(|segment| {
         let bytes = segment.slice_bytes();
         segment.columns.iter().map(move |column| (bytes, column))

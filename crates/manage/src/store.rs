@@ -227,8 +227,8 @@ impl Store {
             let (name, value) = entry.map_err(|e| self.io_error(e))?;
             let what = format!("the volume {}", name.value());
             let volume: VolumeRecord = self.decode(&what, value.value())?;
-            let named = volume.ledger.layout.name.as_str() == name.value();
-            self.check_record(&what, named && volume.ledger.is_sound())?;
+            let named = volume.layout_state.layout.name.as_str() == name.value();
+            self.check_record(&what, named && volume.layout_state.is_sound())?;
             contents.volumes.push(volume);
         }
         let doomed = transaction
@@ -259,7 +259,7 @@ impl Store {
         let doomed = contents.pending_deletes.iter().map(|doomed| doomed.slice);
         let mut seen: BTreeSet<SliceId> = doomed.collect();
         for volume in &contents.volumes {
-            for place in slice_locations(&volume.ledger.layout.segments) {
+            for place in slice_locations(&volume.layout_state.layout.segments) {
                 if !seen.insert(place.slice) {
                     let what = format!("the slice {} is there twice", place.slice);
                     return Err(self.damage_error(&what));
@@ -352,7 +352,7 @@ fn apply_write(transaction: &WriteTransaction, write: &StoreWrite<'_>) -> Result
         }
         StoreWrite::PutVolume(record) => {
             let mut table = transaction.open_table(VOLUMES)?;
-            let name = record.ledger.layout.name.as_str();
+            let name = record.layout_state.layout.name.as_str();
             table.insert(name, encode(record)?.as_slice())?;
         }
         StoreWrite::RemoveVolume(name) => {

@@ -68,7 +68,7 @@ impl Manager {
             segments: plan.segments.clone(),
         };
         let record = VolumeRecord {
-            ledger: LayoutState::new(layout),
+            layout_state: LayoutState::new(layout),
             shape,
             durability: plan.durability,
             attachment: None,
@@ -94,7 +94,7 @@ impl Manager {
             if volume.files_bytes.is_some() {
                 return self.grow_files(&mut book, name, wish.size_bytes);
             }
-            let layout = &volume.ledger.layout;
+            let layout = &volume.layout_state.layout;
             let follows = |column: &Column| column.legs.iter().any(|leg| leg.asynchronous);
             if layout.columns().any(follows) {
                 return Err(Fault::invalid_field(
@@ -127,7 +127,7 @@ impl Manager {
         let change = LayoutChange::Grow(plan.segments.clone());
         let volume = self.publish(&plan.segments, |book| {
             let mut record = book.volume(name)?.clone();
-            record.ledger = record.ledger.apply(&change)?;
+            record.layout_state = record.layout_state.apply(&change)?;
             Ok(record)
         })?;
         Ok(size_reply(volume, wish.size_bytes, size))
@@ -172,7 +172,7 @@ impl Manager {
                 slice: place.slice,
                 uncertain: false,
             };
-            let doomed: Vec<PendingDelete> = slice_locations(&volume.ledger.layout.segments)
+            let doomed: Vec<PendingDelete> = slice_locations(&volume.layout_state.layout.segments)
                 .map(doom)
                 .collect();
             let mut writes: Vec<_> = doomed
@@ -209,10 +209,10 @@ impl Manager {
             true => self.promote_if_allowed(&book, &mut record)?,
             false => None,
         };
-        record.ledger = record.ledger.apply(&LayoutChange::Attach)?;
+        record.layout_state = record.layout_state.apply(&LayoutChange::Attach)?;
         record.attachment = Some(Attachment {
             client: wish.client.clone(),
-            epoch: record.ledger.layout.epoch,
+            epoch: record.layout_state.layout.epoch,
             since_unix_s: self.clock.unix_s(),
         });
         self.commit_volume(&mut book, &record)?;
@@ -220,8 +220,8 @@ impl Manager {
             tracing::warn!(volume = %name, copy, "an asynchronous copy is promoted");
         }
         Ok(AttachReply {
-            bricks: book.addresses(&record.ledger.layout.segments),
-            layout: record.ledger.layout,
+            bricks: book.addresses(&record.layout_state.layout.segments),
+            layout: record.layout_state.layout,
         })
     }
 
@@ -293,12 +293,12 @@ impl Manager {
             expected: wish.expected,
             transitions: wish.changes.iter().map(turn).collect(),
         };
-        record.ledger = record.ledger.apply(&change)?;
+        record.layout_state = record.layout_state.apply(&change)?;
         for change in &wish.changes {
             self.update_note(&mut record, change);
         }
         self.commit_volume(&mut book, &record)?;
-        Ok(record.ledger.layout)
+        Ok(record.layout_state.layout)
     }
 
     fn update_note(&self, record: &mut VolumeRecord, change: &LegChange) {
@@ -324,7 +324,7 @@ impl Manager {
         record: &VolumeRecord,
     ) -> Result<(), Fault> {
         self.store.commit(&[StoreWrite::PutVolume(record)])?;
-        let name = record.ledger.layout.name.clone();
+        let name = record.layout_state.layout.name.clone();
         book.volumes.insert(name, record.clone());
         Ok(())
     }
@@ -398,15 +398,15 @@ impl Manager {
         }
         let detail = self.volume_detail(&book, &record);
         book.volumes
-            .insert(record.ledger.layout.name.clone(), record);
+            .insert(record.layout_state.layout.name.clone(), record);
         Ok(detail)
     }
 
     pub(crate) fn volume_detail(&self, book: &ManagerState, record: &VolumeRecord) -> VolumeDetail {
         VolumeDetail {
             info: self.volume_info(book, record),
-            bricks: book.addresses(&record.ledger.layout.segments),
-            layout: record.ledger.layout.clone(),
+            bricks: book.addresses(&record.layout_state.layout.segments),
+            layout: record.layout_state.layout.clone(),
             notes: record.notes.clone(),
             told: self.replication_status(book, record),
         }
@@ -418,7 +418,7 @@ impl Manager {
         book: &ManagerState,
         record: &VolumeRecord,
     ) -> Option<ReplicationStatus> {
-        let layout = &record.ledger.layout;
+        let layout = &record.layout_state.layout;
         let (at, told) = book.replication_reports.get(&layout.name)?;
         let is_present = record.attachment.as_ref()?.epoch == told.attachment;
         let mut legs = layout.columns().flat_map(|column| &column.legs);
@@ -439,7 +439,7 @@ impl Manager {
     }
 
     fn volume_info(&self, book: &ManagerState, record: &VolumeRecord) -> VolumeInfo {
-        let layout = &record.ledger.layout;
+        let layout = &record.layout_state.layout;
         let is_dead = |place: &SliceLocation| {
             let brick = book.bricks.get(&place.brick);
             !brick.is_some_and(|brick| self.is_alive(brick))

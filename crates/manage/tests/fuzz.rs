@@ -451,7 +451,7 @@ fn fuzz_store_record() {
         incarnation: 1,
     };
     let volume = VolumeRecord {
-        ledger: LayoutState {
+        layout_state: LayoutState {
             layout: layout(),
             last_rounds: vec![vec![1, 1]],
         },
@@ -482,7 +482,7 @@ fn fuzz_store_record() {
             let volume = check_decoded::<VolumeRecord>(bytes);
             (
                 check_decoded::<BrickRecord>(bytes).is_some(),
-                volume.map(|volume| layout_summary(&volume.ledger.layout)),
+                volume.map(|volume| layout_summary(&volume.layout_state.layout)),
                 check_decoded::<PendingDelete>(bytes).map(|doomed| doomed.uncertain),
             )
         });

@@ -56,7 +56,7 @@ fn volume() -> VolumeRecord {
         }],
     };
     VolumeRecord {
-        ledger: LayoutState {
+        layout_state: LayoutState {
             layout,
             last_rounds: vec![vec![4]],
         },

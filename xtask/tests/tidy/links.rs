@@ -1,11 +1,12 @@
 //! Links between documents, and the pages of the book.
 //!
-//! Invariants: a relative link leads to a file and, if it has one, to an anchor there. The book (`docs`)
+//! Invariants: a relative link leads to a file and, if it has one, to an anchor there. A path in
+//! backquotes is the end of the path of a file. The book (`docs`)
 //! has each of its pages in its summary once. Its pages link only to other pages, since files outside
 //! of the book are not there when it is read as HTML. A document of the root that a page includes
 //! needs a redirect for each of its links.
 
-use crate::{Source, documents, root};
+use crate::{Source, documents, files, root};
 use regex::Regex;
 use std::collections::HashMap;
 use std::fs;
@@ -121,6 +122,44 @@ fn links_of_documents_lead_somewhere() {
         }
     }
     assert_none("links without a target", &wrong);
+}
+
+/// The paths of sources, documents and manifests in backquotes.
+fn quoted_paths(text: &str) -> Vec<String> {
+    let path = Regex::new(r"`([\w./-]+/[\w.-]+\.(?:rs|md|toml))`").expect("a pattern");
+    let lines: Vec<&str> = lines_without_code(text).collect();
+    let lines = lines.join("\n");
+    let found = path.captures_iter(&lines);
+    found.map(|found| found[1].to_owned()).collect()
+}
+
+/// The paths of all sources, documents and manifests, each with a `/` before it.
+fn all_paths() -> Vec<String> {
+    let directories = ["crates", "xtask", "docs", "bench", "scripts"];
+    let below = ["rs", "md", "toml"].map(|extension| files(&directories, extension));
+    let below = below.into_iter().flatten().map(|file| file.path);
+    below.map(|path| format!("/{path}")).collect()
+}
+
+#[test]
+fn paths_in_documents_exist() {
+    let all = all_paths();
+    let mut wrong = Vec::new();
+    for document in documents() {
+        for path in quoted_paths(&document.text) {
+            let end = format!("/{path}");
+            if !all.iter().any(|it| it.ends_with(&end)) {
+                wrong.push(format!("{}: {path}", document.path));
+            }
+        }
+    }
+    assert_none("paths that no file ends with", &wrong);
+}
+
+#[test]
+fn quoted_paths_are_found() {
+    let text = "`a.rs`, `x/a.rs`\n```\n`x/b.rs`\n```\n`cat x/c.rs`, `y/d-e.toml`, `x/*.md`";
+    assert_eq!(quoted_paths(text), ["x/a.rs", "y/d-e.toml"]);
 }
 
 #[test]
