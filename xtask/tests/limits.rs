@@ -140,7 +140,7 @@ const VOLUMES: &[Limit] = &[
         "TRANSACTION_PAGES_MAX",
     ),
     (
-        "Losses of a part that the stamps of pages distinguish. A later one also copies the pages written during the loss 15 before it and not since.",
+        "Numbers of the losses of a part, which pages written during a loss keep as stamps. Then the numbers repeat: a return also copies the pages whose stamp is of the loss 15 before, if they were not written since.",
         Unit::Count,
         "manage",
         "ROUND_MAX",

@@ -77,8 +77,8 @@ pub enum Request {
     /// the space. It asks no leg of class `process`, `pmem` or `eadr`, and every written leg of
     /// class `file-sync`. If there is an asynchronous replica, it also waits until the replica has
     /// these changes. It fails with [`SpaceError::Unavailable`], once on each channel, after a
-    /// column on `file-sync` pools was for a while without an in-sync leg: the column may have lost
-    /// changes that no flush had covered.
+    /// column on `file-sync` pools has lost all its in-sync legs at once: changes that no flush had
+    /// covered may be lost. A channel that is opened later reports that only if no other has.
     Flush,
     /// Lists the extents of a range.
     Extents {
