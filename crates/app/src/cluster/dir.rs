@@ -12,11 +12,16 @@ use rustix::fs::FlockOperation;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Name prefix of each directory with pools in memory.
 const MEMORY_PREFIX: &str = "pagemesh-";
 /// The file in such a directory with the path of the cluster's directory.
 const BACK_REFERENCE: &str = "cluster";
+/// Limit of the wait for locks of processes that have ended.
+const RELEASE_LIMIT: Duration = Duration::from_secs(2);
+/// Interval of looks at these locks.
+const RELEASE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Locks the directory for one `up`.
 ///
@@ -139,6 +144,19 @@ pub struct LeftoverPools {
     pub bytes: u64,
 }
 
+/// A pool in a directory that a process goes on to lock. The kernel may release the lock of a process that has
+/// ended a moment later, because the mapping of the pool holds it, too.
+fn pool_that_stays_locked(dir: &Path) -> Option<PathBuf> {
+    let until = Instant::now() + RELEASE_LIMIT;
+    loop {
+        let pool = locked_pool(dir)?;
+        if Instant::now() > until {
+            return Some(pool);
+        }
+        std::thread::sleep(RELEASE_PAUSE);
+    }
+}
+
 /// A pool in a directory that a brick or a client has locked.
 fn locked_pool(dir: &Path) -> Option<PathBuf> {
     let pools = file_names(dir)
@@ -222,7 +240,7 @@ pub fn remove(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut left = Vec::new();
     let memory = dir.join("pools").read_link().ok();
     for each in memory.iter().map(PathBuf::as_path).chain([dir]) {
-        if let Some(pool) = locked_pool(each) {
+        if let Some(pool) = pool_that_stays_locked(each) {
             bail!(
                 "a client uses {}; end exports and mounts of this cluster, then remove it with: pagemesh \
                  down --remove --dir {}",
