@@ -55,8 +55,6 @@ pub(crate) fn run_all(options: &[OsString]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The package of the command, with the tests of real clusters.
-const COMMAND_PACKAGE: &str = "pagemesh";
 const DOC_TESTS: &[&str] = &["test", "--doc", "--workspace", "--locked", "--quiet"];
 
 /// Checks the format, the lints of the workspace, the rules of the tree, and the unit tests of
@@ -69,11 +67,12 @@ pub(crate) fn run_quick(since: &str) -> anyhow::Result<()> {
         words("clippy --workspace --all-targets --locked --quiet -- -D warnings"),
         words("nextest run --locked --package xtask"),
     ];
+    let selected = changed.iter().map(|package| format!("package({package})"));
+    let selected = selected.collect::<Vec<_>>().join(" | ");
     if !changed.is_empty() {
-        let mut unit_tests = words("nextest run --locked --lib --bins --no-tests pass");
-        for package in &changed {
-            unit_tests.extend(["--package", package]);
-        }
+        let mut unit_tests =
+            words("nextest run --locked --workspace --lib --bins --no-tests pass -E");
+        unit_tests.push(&selected);
         steps.push(unit_tests);
     }
     for step in steps {
@@ -146,17 +145,12 @@ struct FailedTest {
 }
 
 impl FailedTest {
+    /// The command runs in the whole workspace: alone, a package is built with other features, and
+    /// so anew.
     fn rerun_command(&self) -> String {
         let FailedTest { binary, name } = self;
-        let package = binary.split("::").next().unwrap_or(binary);
-        // Programs of these tests load a library that a build of their package leaves as it is.
-        let first = if package == COMMAND_PACKAGE {
-            "cargo build --locked -p pagemesh-preload && "
-        } else {
-            ""
-        };
         format!(
-            "{first}cargo nextest run --locked -p {package} --no-capture \
+            "cargo nextest run --locked --workspace --no-capture \
              -E 'binary_id({binary}) & test(={name})'"
         )
     }
@@ -200,8 +194,8 @@ mod tests {
         </testsuite>"#;
         let failed = failed_tests(report);
         let commands: Vec<_> = failed.iter().map(FailedTest::rerun_command).collect();
-        let expected = "cargo build --locked -p pagemesh-preload && cargo nextest run --locked \
-                        -p pagemesh --no-capture -E 'binary_id(pagemesh::direct) & test(=part::two)'";
+        let expected = "cargo nextest run --locked --workspace --no-capture \
+                        -E 'binary_id(pagemesh::direct) & test(=part::two)'";
         assert_eq!(commands, [expected]);
     }
 
