@@ -8,7 +8,7 @@ mod walk;
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
 #[derive(Parser)]
 #[command(about = "Tasks of the repository")]
@@ -50,8 +50,18 @@ enum Task {
     Reference,
 }
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().task {
+fn main() -> ExitCode {
+    match run(Arguments::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(cause) => {
+            eprintln!("error: {cause:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> anyhow::Result<()> {
+    match task {
         Task::Test { options } => test_runs::run_all(&options),
         Task::Quick { since } => test_runs::run_quick(&since),
         Task::Walk => walk::print(),
