@@ -2,6 +2,7 @@
 
 mod campaigns;
 mod reference;
+mod source_lines;
 mod test_runs;
 mod walk;
 

@@ -5,6 +5,7 @@
 //! code. A test in `tests/promises.rs` checks that the named functions exist.
 
 use crate::root;
+use crate::source_lines::{function_name, leading_identifier};
 use anyhow::{Context, bail};
 use std::collections::BTreeMap;
 use std::fs;
@@ -150,7 +151,8 @@ impl Definitions {
             } else if line == "}" {
                 owner = None;
             }
-            let Some(function) = function_name(line.trim()) else {
+            let line = line.trim().replace("extern \"C\" ", "");
+            let Some(function) = function_name(&line) else {
                 continue;
             };
             for owner in owner.iter().cloned().chain([module.clone()]) {
@@ -197,19 +199,7 @@ fn implemented_type(line: &str) -> &str {
         Some(rest) => rest.split_once("> ").map_or(rest, |(_, rest)| rest),
         None => subject.trim_start_matches("impl "),
     };
-    let end = subject.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    &subject[..end.unwrap_or(subject.len())]
-}
-
-/// The name of the function that a line defines.
-fn function_name(line: &str) -> Option<&str> {
-    let (before, after) = line.split_once("fn ")?;
-    let is_word = |word: &str| {
-        word.chars()
-            .all(|c| c.is_ascii_alphanumeric() || "()_:\"".contains(c))
-    };
-    let end = after.find(|c: char| !c.is_ascii_alphanumeric() && c != '_')?;
-    before.split(' ').all(is_word).then(|| &after[..end])
+    leading_identifier(subject)
 }
 
 #[cfg(test)]

@@ -1,5 +1,9 @@
 //! The documents name the tests of invariants and promises; those tests must exist.
 
+#[path = "../src/source_lines.rs"]
+mod source_lines;
+
+use source_lines::{function_name, leading_identifier};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,21 +55,6 @@ fn by_both(text: &str) -> BTreeSet<&str> {
     let lines = text.lines().skip_while(|line| *line != "by_both! {");
     let lines = lines.skip(1).take_while(|line| *line != "}");
     lines.map(str::trim).collect()
-}
-
-/// The name of the function with its signature on this line.
-fn function_name(line: &str) -> Option<&str> {
-    let (before, after) = line.split_once("fn ")?;
-    let is_word = |word: &str| {
-        word.chars()
-            .all(|c| c.is_ascii_alphanumeric() || "()_".contains(c))
-    };
-    (before.split_whitespace().all(is_word)).then(|| leading_identifier(after))
-}
-
-fn leading_identifier(text: &str) -> &str {
-    let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    &text[..end.unwrap_or(text.len())]
 }
 
 /// Words in backquotes that can only be function names, also those with an elided part.

@@ -1,4 +1,4 @@
-//! What a direct client and a mount send each other: packets, and the status of a mount as JSON.
+//! The messages between a direct client and a mount: packets, and the status of a mount as JSON.
 //!
 //! Invariants: a malformed packet is an error, and never a panic: lengths and counts are checked
 //! before they are used. The process at the other end is checked elsewhere.

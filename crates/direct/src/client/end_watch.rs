@@ -21,7 +21,7 @@ const BUSY_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// A slot is idle if no thread used it for at least this time, and for at most twice this time.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
-/// What the watched slots and links had in common.
+/// The properties that all watched slots and links shared.
 #[derive(Default)]
 struct Watched {
     /// A slot has a link to the mount.

@@ -1,4 +1,4 @@
-//! What the mount and the bricks give to a slot: a row, and a session of each leg.
+//! The resources of a slot, from the mount and the bricks: a row, and a session of each leg.
 //!
 //! Invariants: the caller has the slot locked. A slot has the legs of one layout lease, all of them
 //! or none. Descriptors of legs are listed ([`internal_fds`]) as long as they are open.

@@ -1,4 +1,4 @@
-//! What is free and what is in use, in memory only: spans, inode numbers, sharers, pages to be freed.
+//! Free and used numbers, in memory only: spans, inode numbers, sharers, pages to be freed.
 
 pub(crate) mod deferred_free;
 pub(crate) mod inos;
