@@ -4,6 +4,20 @@
 //! barriers are rare. Invariants: a process is killed only if its session blocks another. A session
 //! that runs may itself wait for the lock of another. Therefore, of the sessions that stay in an
 //! operation for long, only the one reported first is killed.
+//!
+//! # Time limits
+//!
+//! A stopped client's floor holds the checkpoint back, but other sessions continue by a partial
+//! checkpoint. Barriers wait for the session: they poll, and release the pool between polls, so
+//! that dead sessions can be retired. The brick acts after these times:
+//!
+//! | after | for a session that others wait for, [`Brick::end_stalled`] | for a barrier, `Brick::retry_while_stuck` |
+//! |---|---|---|
+//! | [`RESUME_AFTER`] (100 ms) | runs a process that a signal stopped, until it has left the operation | the same |
+//! | [`OPERATION_LIMIT`] (1 s) | – | kills the process, unless a debugger holds one of the processes in an operation |
+//! | `STOPPED_LIMIT` (4 s) | kills a process that a signal stopped and that is still in the operation | – |
+//! | `TRACED_LIMIT` (7 s) | – | kills the process also then |
+//! | [`UNRESPONSIVE_LIMIT`] (8 s) | kills any process, but only the one reported first, and after at least 40 reports | – |
 
 use crate::brick::{Brick, OPERATION_LIMIT, RESUME_AFTER};
 use crate::process;

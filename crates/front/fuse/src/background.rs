@@ -1,4 +1,8 @@
 //! Background threads of a mount, which end before it does.
+//!
+//! - `fuse-care` writes recorded times once a second, lets idle channels process the volume's
+//!   messages, and closes channels that are idle for long.
+//! - `fuse-free` frees the remains of a crash, and space that could not be freed for lack of room.
 
 use crate::classic;
 use crate::device::Device;

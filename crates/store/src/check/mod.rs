@@ -3,12 +3,23 @@
 //!
 //! [`check`] first recovers the pool, as an opening would. So it judges the pool of a dead brick in
 //! the state that recovery gives it. It recovers on the medium that the caller passes: with a
-//! private view (`Mapped::overlay`) nothing is written to the pool itself. [`RepairPlan::apply`]
+//! private view (`MappedMedia::overlay`) nothing is written to the pool itself. [`RepairPlan::apply`]
 //! writes the repairs that the pool can make by itself.
 //!
 //! Invariants: a damaged pool never makes the check panic or loop, and the check follows no slot
 //! that does not check. A frame is freed only if every page table could be read. Nothing is
 //! corrected unless its check bits determine its former value.
+//!
+//! # Damage that passes
+//!
+//! - A slot's CRC-8 finds every one and two flipped bits. One in 256 of other damage passes. A node
+//!   has neither its object nor its place, so a node with the bytes of another node is believed.
+//! - The frame table's word has no checksum: a flip there makes a sound page unreadable.
+//! - The last group of a journal with two and more flipped bits counts as torn, unless a slot
+//!   confirms the rest of it. So does a page of it with one flipped bit, if the power failed before
+//!   the slot was flushed.
+//! - On a file, a page that was not written whole when the power failed, and that differs in one
+//!   bit only from the earlier content of its frame, counts as damaged.
 
 mod plan;
 mod walk;

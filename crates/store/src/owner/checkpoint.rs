@@ -5,6 +5,10 @@
 //! journal lines and freed frames used again. C never passes an operation in progress: a session
 //! publishes a floor before it takes a seq. `partial_checkpoint` handles an operation that stays in
 //! progress.
+//!
+//! On a `file-sync` pool an fdatasync makes frames and journals durable. Slots, nodes, frame table
+//! and object entries are in a private mapping until the checkpoint. The checkpoint syncs, stores
+//! the changes of the *records* in seq order, syncs again, and writes the superblock.
 
 use super::pool::Pool;
 use crate::defect::{self, Defect};

@@ -2,6 +2,15 @@
 //! rolled forward; another is discarded.
 //!
 //! Invariant: the locks of a dead session are released only after that.
+//!
+//! # Order
+//!
+//! 1. [`Pool::retire_session`] revokes the session.
+//! 2. [`Pool::roll_forward`] completes the operation if its records and data are whole. It removes
+//!    all other records from the journal.
+//! 3. The floor is cleared, and the session's lock words are released.
+//! 4. The in-flight table gets the operations that other legs may lack.
+//! 5. After a checkpoint the session's frames return to the owner.
 
 use super::error::ObjectError;
 use super::in_flight::JournalRetention;

@@ -8,6 +8,38 @@
 //!   nothing is promised before an fdatasync.
 //! - Nothing is granted before the recovered state is persistent under a new incarnation in both
 //!   superblocks. If one of them is damaged later, the other leads to the same journals.
+//!
+//! # Steps
+//!
+//! 1. [`superblocks::read_superblock`] chooses the valid copy of the higher generation. A newer
+//!    version in either copy is refused. With only one valid copy every journal is read, and a
+//!    journal that has wrapped by a lap is an error: records were freed that the older superblock
+//!    needs.
+//! 2. The scan reads the records of each journal that was ever used, from its head on. A bad line
+//!    ends the journal if nothing valid follows its group. Otherwise the medium lost a fenced line,
+//!    which is an error. Only the data of the last group is checked, because a journal has at most
+//!    one unfenced group. On `file-sync` pools lines persist in any order: the data of every record
+//!    above the checkpoint is checked, after a sync of the dead process's page cache.
+//! 3. Operations that may be missing on another leg go to the in-flight table, as far back as the
+//!    `open` of the last record says.
+//! 4. The replay applies the records of all journals in seq order, then marks their frames as used.
+//!    On `file-sync` pools both happen on the overlay first, and frames are durable before the file
+//!    gets a slot: where a record was lost, only the old slot identifies the free frame.
+//! 5. The recovered state is flushed and fenced. New superblocks with the next incarnation, and
+//!    with every journal's head at its end, make all old records invalid. Only then can sessions
+//!    open.
+//!
+//! # Damage
+//!
+//! - A record or an in-flight entry with one flipped bit is corrected, and so is a slot above the
+//!   leaves that a record needs, before the replay.
+//! - A bitmap line with a wrong checksum was torn if the records explain it. Otherwise it was
+//!   damaged, and is rebuilt from the page tables (RFD 006).
+//! - A page that differs in one bit from its record's checksum has a flipped bit, or it was never
+//!   written whole: its frame may have held an older version. Where records are ordered, only the
+//!   last record of a journal can be in doubt, and recovery drops it unless a slot or another
+//!   record shows that it was committed. On a file recovery keeps it, so that a read of the page
+//!   fails instead of returning the older page.
 
 mod error;
 mod repair;

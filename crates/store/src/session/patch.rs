@@ -13,6 +13,21 @@
 //! - the checksum of the page is computed from the old checksum and from the changed bytes. So a
 //!   page that does not match its checksum does not match it afterwards either;
 //! - the session holds the page's lock word. After its death the owner holds it in its name.
+//!
+//! # One partial write
+//!
+//! The write follows [`crate::session`] up to the lock words. It has at most [`PATCH_MAX`] bytes,
+//! within one page that has a frame. Then:
+//!
+//! 1. [`build_records`] checks in each pool that the page may change in place, copies the bytes,
+//!    and computes the page's new checksum. A page that does not qualify is read, merged and
+//!    streamed to new frames.
+//! 2. The record, with the bytes, is streamed in each pool, and **one fence commits it**.
+//! 3. [`PoolMapping::apply_patch`] stores the slot with the bit for a change in progress, then the
+//!    bytes, the checksum and the final slot. The session's next record flushes them.
+//!
+//! The other appliers of a patch are the checkpoint (`Pool::apply_patch_record`), the retirement of
+//! a dead session (`Pool::publish_patch`) and recovery (`Replay::apply_patch`).
 
 use crate::defect::{self, Defect};
 use crate::format::geometry::frame_at;

@@ -15,6 +15,23 @@
 //! - a reader of a journal finds the committed index before or after a group. A group has one seq,
 //!   so a checkpoint applies all of it or nothing;
 //! - between two operations a session has no swapped and unflushed slots of more than one run.
+//!
+//! # Details
+//!
+//! - [`leaf_runs`] splits the parts at leaves. Each run of one leaf has one record. A group that
+//!   cannot fit into the journal of a small pool is refused ([`Session::group_lines_max`]).
+//! - A missing leaf is linked before the locks are taken. If the group would only clear it, it is
+//!   skipped.
+//! - [`RecordGroup::load_slots`] skips unmapped pages. After it only a slot that is found damaged
+//!   fails the operation, and then its records are committed.
+//! - [`RecordGroup::encode_records`] reserves the lines of all records as one entry, so no padding
+//!   divides them.
+//! - [`RecordGroup::publish_slots`] flushes the slots of all records for the next fence.
+//!
+//! Only these handle groups: the journal's reader distinguishes whole, torn and damaged groups
+//! (`Journal::read_groups`, `Journal::check_torn`). [`crate::recovery`] keeps or drops the last
+//! group by the data of all its records. The owner's `Pool::roll_forward` completes the group of a
+//! dead session or removes its records. A checkpoint applies records one by one.
 
 use crate::format::geometry::frame_at;
 use crate::format::object::Gate;

@@ -1,4 +1,20 @@
-//! The begin and end of a volume: attach, reconnect of columns, growth, detach.
+//! The beginning and the end of a volume: attach, reconnect of columns, growth, detach.
+//!
+//! # Attach
+//!
+//! 1. [`attach`]: the manager raises the epoch.
+//! 2. Each column connects its in-sync legs, and at most one syncing leg.
+//! 3. Unreachable legs become stale, by compare-and-swap at the manager, before anything is served.
+//! 4. Each written leg raises its epoch. The brick lets older operations end, lists their changes,
+//!    and marks their pages if there is a round. The previous client is fenced from here on.
+//! 5. [`recover_in_flight`](super::recover_in_flight) makes the legs equal.
+//! 6. Every channel connects, and the controller publishes the snapshot ([`reconfigure`]).
+//!
+//! # No in-sync leg left
+//!
+//! If a column loses all its in-sync legs, none may be marked stale. In [`Gate::Down`] requests
+//! wait. [`reconnect`] retries, and the in-flight writes are recovered when a leg is back. After
+//! [`DOWN_LIMIT`] the column is in [`Gate::Failed`]: requests fail until a leg returns.
 
 use super::call::{BlockingCall, CallOutcome};
 use super::layout_query::{fetch_layout, refresh_addresses};

@@ -3,6 +3,29 @@
 //!
 //! The order makes it safe: first the authority's answer, then the barrier on every remaining
 //! leg, then connections for every channel, then the snapshot.
+//!
+//! # Loss of a leg
+//!
+//! 1. A channel whose engine gets [`SliceError::Lost`] holds the column and reads from another leg.
+//!    It reports the loss to the controller. A leg without room, while another leg took the write,
+//!    is lost in the same way.
+//! 2. [`send_leg_changes`] asks the manager until it answers. Reads and other columns proceed.
+//! 3. [`raise_epoch_on_all`] fences the survivors and starts the round. [`connect_channels`]
+//!    connects all channels anew.
+//! 4. [`verify_incarnations`] checks over the controller's older connections that no brick has
+//!    restarted in between: it may have lost unflushed writes. Then the snapshot is published.
+//! 5. The channels wait for the answers to their old messages, and send every incomplete change
+//!    again under the new epoch, with its old number.
+//!
+//! The controller does not wait until a channel's thread runs: a brick cannot restart while its
+//! pool is mapped, and that thread may wait for something else. It ends the connections in between
+//! two calls of the channel ([`ControllerState::end_links`]).
+//!
+//! **No session left.** A brick that has none for a channel is as sound as before
+//! ([`handle_no_session`]). A channel that has not served yet is refused, and its requests fail
+//! with `SpaceError::Busy`. A channel that has served may have changes in flight on other legs and
+//! cannot end. For it, the resync of a returning leg is postponed. For an in-sync leg of a column
+//! that reopens, all channels wait, [`DOWN_LIMIT`] at most.
 
 use super::call::{BlockingCall, CallOutcome};
 use super::layout_query::fetch_layout;

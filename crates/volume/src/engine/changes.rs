@@ -1,5 +1,29 @@
 //! Changes: writes, clears, flushes and repairs. The engine sends them to every written leg,
 //! and again when the write set changes.
+//!
+//! # One change on the asynchronous path
+//!
+//! [`Engine::start_change`] gets the operation's number under the range lock and enters it in the
+//! [`InFlightWindow`](super::in_flight_window::InFlightWindow). [`transmit`] submits it to each leg
+//! in turn. [`Engine::resolve_change`] completes it when all legs have answered.
+//!
+//! # One flush
+//!
+//! A flush is one piece per column, without a range lock. It asks only the written legs that buffer
+//! ([`ColumnState::flush_legs`](super::ColumnState::flush_legs)). Legs of class `process`, `pmem`
+//! and `eadr` do not: every acknowledged write has had its fence there.
+//!
+//! Legs of class `file-sync` buffer. [`Engine::send_flush`] numbers the flush and sends it to each
+//! of them, always over `tcp`. When it completes, the operations that were acknowledged before it
+//! began are complete
+//! ([`InFlightWindow::flushed`](super::in_flight_window::InFlightWindow::flushed)). A durable write
+//! (FUA) is written everywhere first, then goes through [`Phase::Flushing`].
+//!
+//! - [`UNFLUSHED_MAX`] acknowledged operations start a flush in the background, because the
+//!   journals must hold every operation that another leg may lack.
+//! - A column that lost all its in-sync legs with unflushed writes fails its next flush.
+//!
+//! **Data loss:** the unflushed writes of that column may be lost.
 
 use super::piece::{Phase, PieceOp, tag_of};
 use super::request::Job;

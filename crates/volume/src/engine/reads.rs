@@ -4,6 +4,12 @@
 //! Otherwise a later read could return older data, from a leg without the change or after the
 //! loss of the leg with it. So the data of each read is on every leg. If the change ended as
 //! indeterminate, the read fails. (Extents are hints, and neither wait nor fail.)
+//!
+//! A read takes no range lock. One load tells whether the lock shard of its range has any change in
+//! flight. Only then a short list is scanned. The read waits for the changes that hold locks at
+//! that time ([`Phase::AwaitingChanges`]), and for no later ones. It is repeated if its column
+//! failed meanwhile or has other legs. So while a leg is lost and the manager does not answer,
+//! reads of ranges with a change in flight wait, and all other reads proceed.
 
 use super::piece::{Phase, PieceOp, tag_of};
 use super::{ColumnState, Engine, EngineBackend, Piece};

@@ -1,4 +1,17 @@
 //! A client request in flight: the part that is still to be split off, and the answers so far.
+//!
+//! # Transactions
+//!
+//! A transaction changes pages at several offsets of one column as a whole (RFD 010). [`map_parts`]
+//! makes one piece of it, [`PieceOp::Transact`], and refuses parts of several columns. The piece
+//! takes the path of a write, with these differences:
+//!
+//! - `RangeLocks::acquire_all` enters the queues of all parts at once. The piece counts the locks
+//!   that are not granted yet. Other operations conflict with the parts, not with the ranges
+//!   between them.
+//! - On mapped legs it is one transaction of the store over all pools, with one fence. Over `tcp`
+//!   it is one message.
+//! - A recovery of in-flight writes copies all changes of one operation as a whole.
 
 use super::piece::{Piece, PieceOp};
 use super::{AckDependency, change_dependency};

@@ -8,6 +8,10 @@
 //!
 //! The pages of one operation are copied as one. Otherwise a loss of the source midway could
 //! leave every leg with half of a transaction.
+//!
+//! Each leg lists its operations in flight. If they are too many to list, all pages are compared
+//! ([`ColumnRecovery::compare_all`]). A flush of the legs follows. Then they forget their lists,
+//! unless a stale leg will need them.
 
 mod divergence;
 

@@ -12,6 +12,9 @@
 //! A leg that is to become an asynchronous replica stays stale instead of syncing. From then on
 //! it is sent all changes in order. It becomes a replica once it has the changes that were made
 //! during the copy: then it holds a state that the volume was in.
+//!
+//! A leg that left because it was full first frees the pages that its source has freed
+//! ([`CopyMode::FreeSpace`](paced_copy::CopyMode::FreeSpace)).
 
 mod differences;
 mod paced_copy;
