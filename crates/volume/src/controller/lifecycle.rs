@@ -14,7 +14,7 @@
 //!
 //! If a column loses all its in-sync legs, none may be marked stale. In [`Gate::Down`] requests
 //! wait. [`reconnect`] retries, and the in-flight writes are recovered when a leg is back. After
-//! [`DOWN_LIMIT`] the column is in [`Gate::Failed`]: requests fail until a leg returns.
+//! [`DOWN_LIMIT`](crate::limits::DOWN_LIMIT) the column is in [`Gate::Failed`]: requests fail until a leg returns.
 
 use super::call::{BlockingCall, CallOutcome};
 use super::layout_query::{fetch_layout, refresh_addresses};

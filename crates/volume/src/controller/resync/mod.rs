@@ -14,7 +14,7 @@
 //! during the copy: then it holds a state that the volume was in.
 //!
 //! A leg that left because it was full first frees the pages that its source has freed
-//! ([`CopyMode::FreeSpace`](paced_copy::CopyMode::FreeSpace)).
+//! ([`CopyMode::FreeSpace`]).
 
 mod differences;
 mod paced_copy;
