@@ -11,6 +11,7 @@ mod links;
 mod names;
 mod prose;
 mod sizes;
+mod words;
 
 use std::fs;
 use std::path::{Path, PathBuf};
