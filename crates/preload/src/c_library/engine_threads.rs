@@ -29,7 +29,8 @@ const THREADS_MAX: usize = 1024;
 const NONE: i32 = 0;
 const STARTING: i32 = -1;
 
-/// The kernel's thread ids of the engine's threads.
+/// The kernel's thread ids of the engine's threads. The id of a thread that has left this library
+/// is negative: the thread still makes the system calls of the C library that end it.
 static THREADS: [AtomicI32; THREADS_MAX] = [const { AtomicI32::new(NONE) }; THREADS_MAX];
 
 /// The C library's count of threads, or null where it does not export it.
@@ -72,10 +73,21 @@ fn c_library_threads() -> Option<&'static AtomicU32> {
     unsafe { C_LIBRARY_THREADS.load(Acquire).as_ref() }
 }
 
-/// The number of engine threads.
-pub fn count() -> usize {
-    let threads = THREADS.iter().map(|thread| thread.load(SeqCst));
-    threads.filter(|thread| *thread != NONE).count()
+/// Whether no thread of the engine is left in the kernel, so that none makes a system call.
+pub fn are_gone() -> bool {
+    forget_ended();
+    THREADS.iter().all(|thread| thread.load(SeqCst) == NONE)
+}
+
+/// Frees the entries of threads that the kernel has ended.
+fn forget_ended() {
+    for own in &THREADS {
+        let thread = own.load(SeqCst);
+        if thread < STARTING && !sys::has_thread(-thread) {
+            // A failure means that another thread has freed the entry.
+            let _ = own.compare_exchange(thread, NONE, SeqCst, SeqCst);
+        }
+    }
 }
 
 fn is_engine_thread(thread: c_int) -> bool {
@@ -115,7 +127,11 @@ pub unsafe extern "C" fn create(
         start_watcher();
     }
     let take = |own: &AtomicI32| own.compare_exchange(NONE, STARTING, SeqCst, SeqCst).is_ok();
-    let Some(place) = THREADS.iter().position(take) else {
+    let free = || THREADS.iter().position(take);
+    let Some(place) = free().or_else(|| {
+        forget_ended();
+        free()
+    }) else {
         return libc::EAGAIN;
     };
     let begin = Box::into_raw(Box::new(ThreadStart {
@@ -150,7 +166,7 @@ extern "C" fn run(begin: *mut c_void) -> *mut c_void {
     }
     let result = (begin.start)(begin.argument);
     THREAD_CHANGES.fetch_add(1, SeqCst);
-    THREADS[begin.place].store(NONE, SeqCst);
+    THREADS[begin.place].store(-sys::gettid(), SeqCst);
     if let Some(counted) = c_library_threads()
         && counted.fetch_add(1, SeqCst) == 0
     {

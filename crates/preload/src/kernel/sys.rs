@@ -327,6 +327,13 @@ pub fn gettid() -> c_int {
     unsafe { call(libc::SYS_gettid, [0; 6]) as c_int }
 }
 
+/// Whether this process has a thread with this id, which may be ending.
+pub fn has_thread(thread: c_int) -> bool {
+    let args = [int(getpid()), int(thread), 0, 0, 0, 0];
+    // SAFETY: it touches no memory; signal 0 is a check.
+    unsafe { call(libc::SYS_tgkill, args) != -(libc::ESRCH as isize) }
+}
+
 /// Sends a signal to this thread again, with its information. False: no room in its queue.
 ///
 /// # Safety

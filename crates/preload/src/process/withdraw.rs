@@ -153,7 +153,7 @@ pub extern "C" fn withdraw() {
     }
     engine::leave_all_mounts();
     engine_threads::stop_watching();
-    wait_until(|| engine_threads::count() == 0);
+    wait_until(engine_threads::are_gone);
     if is_quiet {
         signals::restore();
     }
