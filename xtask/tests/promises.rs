@@ -14,7 +14,7 @@ const NAME_CHARS_MIN: usize = 12;
 /// The part of docs/testing.md that names tests.
 const TESTS_HEADING: &str = "\n## Invariants and the tests that hold them\n";
 
-/// The functions of the workspace, and those of them that are tests.
+/// The functions of the workspace, and the tests among them.
 #[derive(Default)]
 struct FunctionNames {
     all: BTreeSet<String>,

@@ -552,7 +552,7 @@ fn programs_read_back_direct_writes() {
     run_script(&script);
     let told = cluster.ok(&["exec", "--library", library, "--", "bash", "-c", "exit 0"]);
     assert_eq!(told, "");
-    // The exit code and message are those of a shell that does not find a program.
+    // A shell that does not find a program has the same exit code and message.
     let missing = cluster.run(&["exec", "--library", library, "--", "no-such-program"]);
     assert_eq!(missing.status.code(), Some(127));
     assert!(String::from_utf8_lossy(&missing.stderr).contains("no-such-program"));

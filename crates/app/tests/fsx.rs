@@ -2,7 +2,7 @@
 //! both hold the same bytes. At times the mount ends and returns, either unmounted or because its
 //! process was killed, also in the middle of a write.
 //!
-//! The idea is that of fsx (Apple, 1991). PAGEMESH_FSX_OPS sets the number of operations,
+//! The idea comes from fsx (Apple, 1991). PAGEMESH_FSX_OPS sets the number of operations,
 //! PAGEMESH_FSX_SEED their order: `make fsx OPS=10000000 SEED=7`. Needs root and /dev/fuse.
 //!
 //! Further tests give a part of the work to other processes, some of them on the direct path, also

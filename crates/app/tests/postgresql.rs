@@ -21,7 +21,7 @@ const ROUNDS_ENV: &str = "PAGEMESH_TEST_ROUNDS";
 /// Clients at once, with one server process each, set by `make databases CLIENTS=100`.
 const CLIENTS_ENV: &str = "PAGEMESH_TEST_CLIENTS";
 const CLIENTS_DEFAULT: u32 = 4;
-/// Connections in addition to those of the clients.
+/// Connections besides the clients'.
 const SPARE_CONNECTIONS: u32 = 16;
 
 fn clients() -> u32 {

@@ -170,7 +170,7 @@ pub enum Defect {
     WaiterUnmarked,
     /// The lock words of a dead session stay taken.
     LocksKept,
-    /// The lock words of all sessions are freed with those of a dead one.
+    /// When a session dies, the lock words of all sessions are freed.
     LocksOfAllFreed,
     /// The lock words of a dead session are freed before its operation is rolled forward.
     LocksFreedFirst,

@@ -1,11 +1,12 @@
 //! Shared definitions: ids, units, checksums, layouts, the traits between crates, and helpers for
 //! sockets and processes.
 //!
-//! Invariants: no randomness but that of a seed, and no clock except that of waits. The only I/O is reading a key
-//! file, binding and connecting unix sockets, keeping processors awake, reading the mappings of
-//! processes and the list of mounts, passing a socket to a mount, waking threads by event
-//! descriptors, and running a stopped process briefly. `unsafe` is in `wait`, `peer`, `mount_connection` and `resume`. Numbers with different
-//! meanings have different types, so that a page is never used as a frame, nor a seq as an epoch.
+//! Invariants: the only randomness comes from a seed, and only waits read a clock. The only I/O is
+//! reading a key file, binding and connecting unix sockets, keeping processors awake, reading the
+//! mappings of processes and the list of mounts, passing a socket to a mount, waking threads by
+//! event descriptors, and running a stopped process briefly. `unsafe` is in `wait`, `peer`,
+//! `mount_connection` and `resume`. Numbers with different meanings have different types, so that a
+//! page is never used as a frame, nor a seq as an epoch.
 
 #![deny(unsafe_code)]
 

@@ -171,8 +171,8 @@ pub enum SliceRequest {
         /// The first page to check.
         from: PageNo,
     },
-    /// The operations that may be missing on another leg: those of dead or fenced sessions, since
-    /// the last [`SliceRequest::ForgetInFlight`].
+    /// The operations of dead or fenced sessions that may be missing on another leg, since the
+    /// last [`SliceRequest::ForgetInFlight`].
     InFlight,
     /// From here on, a failed change of this connection fails all later ones, so that the slice
     /// holds a prefix of the changes sent over it. Changes may be in flight together although they

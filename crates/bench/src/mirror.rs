@@ -231,7 +231,7 @@ fn measure(
     })
 }
 
-/// The additional latency of the rounds over those of another place, in µs.
+/// The additional latency of the rounds over the rounds of another place, in µs.
 fn extra_latency_us(rounds: &[FioSample], than: &[FioSample]) -> Vec<f64> {
     let pairs = rounds.iter().zip(than);
     let longer = pairs.map(|(one, other)| (one.clat_mean_ns - other.clat_mean_ns) / 1e3);

@@ -60,8 +60,8 @@ struct SmallFilesSample {
     server_cpu: f64,
 }
 
-/// Runs the comparison; see the module. The report gives the ratio of each place's times to those
-/// of each of the `peers`, which are measured like the places.
+/// Runs the comparison; see the module. The report gives the ratio of each place's times to the
+/// times of each of the `peers`, which are measured like the places.
 ///
 /// # Errors
 /// If an option is invalid, or a call fails.

@@ -2,7 +2,7 @@
 //! `journal_mode=wal`, `synchronous=full`. Databases lie on mounts and, last, on a peer.
 //!
 //! In each round every place gets the same inserts, into a database of its own that exists since
-//! the first round; the first place moves on by one. The time is that of the whole program.
+//! the first round; the first place moves on by one. The time covers the whole program.
 
 use crate::error::BenchError;
 use crate::mirror::MountPlace;

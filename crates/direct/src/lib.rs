@@ -1,9 +1,9 @@
 //! The direct path: processes read and write files of a mount in their own threads, as direct
 //! clients (RFD 015), also behind the end (RFD 016).
 //!
-//! [`server`] is the mount's side, [`client`] that of a process. Both map
-//! [`pagemesh_volume::direct_access::DirectSegment`] and what [`shared`] describes; [`protocol`]
-//! defines their messages. `client` and `server` do not use each other.
+//! [`server`] is the mount's side, [`client`] the side of a process. Both map
+//! [`pagemesh_volume::direct_access::DirectSegment`] and the memory that [`shared`] describes.
+//! [`protocol`] defines their messages. `client` and `server` do not use each other.
 //!
 //! Invariants: a direct client changes only bytes below the end of a file, and bytes of the append
 //! space that the mount granted behind the end. Each operation that it cannot do at once, and

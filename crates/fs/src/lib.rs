@@ -13,7 +13,7 @@
 //! The rooms, from the public interface down. Each uses only rooms below it:
 //!
 //! - `fs`, `mkfs`: the calls;
-//! - `recovery`: mounting, and what a crash left;
+//! - `recovery`: mounting, and the remains of a crash;
 //! - `names`: directories and attributes;
 //! - `file`: content, and the use of inodes;
 //! - `direct`: files that direct clients have;

@@ -17,7 +17,7 @@ use pagemesh_base::units::PAGE_BYTES;
 use std::sync::Arc;
 use uuid::Uuid;
 
-/// Least pages of a file system: the head, the first span of the table, and that of a directory.
+/// Least pages of a file system: the head, and the first spans of the table and a directory.
 const PAGES_MIN: u64 = 1 << 9;
 
 /// Options for a new file system.
@@ -28,7 +28,7 @@ pub struct MkfsOptions {
     /// Key of the hash of names. It is random and secret, so that users cannot choose names that
     /// collide.
     pub hash_key: [u64; 2],
-    /// Limit in bytes; 0: no limit but that of its pools.
+    /// Limit in bytes; 0: only its pools limit it.
     pub limit_bytes: u64,
     /// Owner and group of the root.
     pub owner: Credentials,

@@ -24,7 +24,7 @@ pub const ATOMIC_BYTES_MAX: usize = ATOMIC_PAGES_MAX * crate::PAGE_BYTES;
 /// Most bytes of one step: the largest request of the direct path, and of the kernel to the mount.
 const STEP_BYTES: usize = 1 << 20;
 
-/// Options to open a file, those of [`std::fs::OpenOptions`].
+/// Options to open a file: [`std::fs::OpenOptions`].
 pub type OpenOptions = fs::OpenOptions;
 
 /// One range of an atomic write.

@@ -23,7 +23,7 @@
 //!     // SAFETY: `guard` exists, and a sum of changing bytes does no harm.
 //!     sum += unsafe { slice.as_bytes() }.iter().map(|&byte| u64::from(byte)).sum::<u64>();
 //! }
-//! guard.finish()?; // Only now the sum is known to be that of the file's bytes.
+//! guard.finish()?; // Only now the sum is known to be the sum of the file's bytes.
 //! # Ok(())
 //! # }
 //! ```

@@ -15,7 +15,7 @@ const WARNINGS: [&str; 6] = [
     "-Werror",
 ];
 
-/// The directory of the libraries, which is that of this test.
+/// The directory of the libraries: the directory of this test.
 fn library_dir() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     own.parent().unwrap().to_owned()

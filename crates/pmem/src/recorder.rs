@@ -1,7 +1,7 @@
 //! Memory that records every store, to enumerate the states that a crash may leave.
 //!
-//! Model of class `pmem`: stores become persistent in 8-byte words; those of one line in the order
-//! they were made, those of different lines in any order. A flush makes the line's earlier stores
+//! Model of class `pmem`: stores become persistent in 8-byte words: within a line in the order
+//! they were made, across lines in any order. A flush makes the line's earlier stores
 //! persistent at the next fence; a line that was never flushed may persist any prefix at any time,
 //! also after later fences. Streaming is storing and flushing. The images of `eadr` are a subset of
 //! these: a line's stores may persist at once here too, and there a fence guarantees more.

@@ -9,8 +9,8 @@
 //!
 //! The caller has touched a buffer's pages just before, but another thread may unmap them.
 //!
-//! The files are those of mounts, as a direct client of them. Builds for tests have another engine
-//! (`probe`).
+//! The files belong to mounts; this process is their direct client. Builds for tests have another
+//! engine (`probe`).
 
 #[cfg(any(debug_assertions, feature = "probe"))]
 pub mod probe;

@@ -96,7 +96,7 @@ fn every_name_is_called_by_a_program() {
     let called: BTreeSet<String> = builds.flatten().collect();
     let names = symbols(&library(), "--defined-only");
     assert!(names.len() > 60 && names.contains("pread64"), "{names:?}");
-    // Those of liburing need that library: crates/app/tests/direct/doors/rings.c.
+    // The functions of liburing need that library: crates/app/tests/direct/doors/rings.c.
     let is_of_liburing = |name: &&String| name.starts_with("io_uring_");
     let untested: Vec<_> = names
         .difference(&called)

@@ -1,8 +1,8 @@
 //! Checks the clients' observations against a disk, sector by sector: reads and writes are
 //! linearizable.
 //!
-//! Every write fills its sectors with a unique number; a sector is a register. The search is that
-//! of Wing and Gong (1993) in the just-in-time order of Lowe (2017). It carries all possible states
+//! Every write fills its sectors with a unique number; a sector is a register. The search follows
+//! Wing and Gong (1993), in the just-in-time order of Lowe (2017). It carries all possible states
 //! of a sector from event to event. It applies an operation when its answer says that it must be
 //! applied, and a read as soon as possible, because a read changes nothing.
 //!

@@ -204,7 +204,7 @@ impl Scenario {
         self.manager_host.send_heartbeat(host);
     }
 
-    /// All machines lose their power, including those of the clients.
+    /// All machines lose their power, including the clients' machines.
     fn lose_power_everywhere(&mut self) {
         self.count_event("power lost everywhere");
         self.kill_direct_clients();

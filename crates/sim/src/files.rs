@@ -2,10 +2,10 @@
 //! survive any fault. Other operations happened as a whole or not at all, except for pages of one
 //! file.
 //!
-//! Invariants: one program at a time counts, that of the newest attached client. Its operation is
-//! in doubt if the client ended or another one attached meanwhile, until the next program has read
-//! the file system. After the promotion of an asynchronous replica the last operations may be lost,
-//! but no durable one, and none in between.
+//! Invariants: one program at a time counts, the one on the newest attached client. Its operation
+//! is in doubt if the client ended or another one attached meanwhile, until the next program has
+//! read the file system. After the promotion of an asynchronous replica the last operations may be
+//! lost, but no durable one, and none in between.
 
 use crate::client::VolumeClient;
 use crate::cluster::tell;

@@ -64,8 +64,8 @@ impl OracleState {
         self.now
     }
 
-    /// Whether a leg's answer is allowed. The layout may be that of the answer, or that of the
-    /// request's end: another part of the request may have taken longer.
+    /// Whether a leg's answer is allowed. The layout may have been in force at the
+    /// answer, or at the request's end: another part of the request may have taken longer.
     fn is_allowed(&self, served: &ServedRead, begun: EventTime) -> bool {
         served.answered_at > begun
             && (served.was_allowed

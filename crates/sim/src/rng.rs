@@ -1,4 +1,4 @@
-//! Random numbers of a simulation, besides those of [`SplitMix64`].
+//! Random numbers of a simulation, besides [`SplitMix64`].
 
 use pagemesh_base::rng::SplitMix64;
 use std::time::Duration;

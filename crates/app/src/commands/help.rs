@@ -12,7 +12,7 @@ pub fn print_completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
     output::print_text(&String::from_utf8_lossy(&script))
 }
 
-/// Prints the manual page of the command, followed by those of its subcommands.
+/// Prints the manual page of the command, followed by the pages of its subcommands.
 pub fn print_man() -> anyhow::Result<()> {
     let mut pages = Vec::new();
     print_page(Cli::command(), &mut pages)?;

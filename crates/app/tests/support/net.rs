@@ -5,7 +5,7 @@
 //! without an error, each direction by itself, with nothing but iproute2.
 //!
 //! Invariants: nothing of the network is visible outside of its namespaces. They are deleted with
-//! the value. The next test deletes those of killed test processes.
+//! the value. The next test deletes the namespaces of killed test processes.
 
 use super::program;
 use super::skip::skip;

@@ -4,7 +4,7 @@
 //! Every endpoint is filled once before, so that none answers from holes, and all are measured over
 //! the same range. In each round every case visits every endpoint; the first endpoint moves on by
 //! one. A report has medians of rounds. It also has the ratio of the first endpoint's operations to
-//! those of each other one, as the median of the rounds' own ratios.
+//! each other endpoint's, as the median of the rounds' own ratios.
 
 mod servers;
 

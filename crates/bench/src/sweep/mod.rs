@@ -11,7 +11,7 @@
 //! over `map`, a request's latency includes the requests that its thread submitted after it. It
 //! then grows with the number of places although no request waits in the space.
 //!
-//! CPU time is that of the submitting threads and, separately, that of `brick_cpu`. The machine's
+//! CPU time is measured for the submitting threads and, separately, for `brick_cpu`. The machine's
 //! CPU time includes all its processes.
 
 mod machine;

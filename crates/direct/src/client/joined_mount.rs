@@ -59,8 +59,8 @@ impl Drop for JoinedMount {
 }
 
 impl JoinedMount {
-    /// Joins a mount. The row that the mount gives goes to slot `first`, that of the calling
-    /// thread.
+    /// Joins a mount. The row that the mount gives goes to slot `first`, the slot of the
+    /// calling thread.
     pub(super) fn join(
         (device, file): (u64, RawFd),
         run_masked: RunMasked,
@@ -152,7 +152,7 @@ impl JoinedMount {
             }),
             Ok(_) => Err(Why::Asking),
             Err(cause) => {
-                // A late answer would be taken for that of the next request.
+                // A late answer would be taken for the answer to the next request.
                 match cause.kind() {
                     io::ErrorKind::WouldBlock => self.reconnect_control(&mut control_link),
                     _ => self.mark_gone(),

@@ -73,8 +73,8 @@ fn is_trusted_mount(device: &str) -> bool {
     mounts::list_mounts().unwrap_or_default().iter().any(is_it)
 }
 
-/// Maps the error of a mount that does not know the request, or admits no process, to that of a
-/// missing mount.
+/// Maps the error of a mount that does not know the request, or admits no process, to the error
+/// of a missing mount.
 fn refused_as_no_mount(cause: io::Error) -> io::Error {
     if cause.raw_os_error() == Some(Errno::NOTTY.raw_os_error()) {
         io::ErrorKind::ConnectionRefused.into()

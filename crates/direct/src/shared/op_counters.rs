@@ -25,7 +25,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Files of a process that have counters of their own; the last index is that of all others.
+/// Files of a process that have counters of their own. All others share the last index.
 pub const TRACKED_FILES: usize = 256;
 const UNTRACKED_FILES: usize = TRACKED_FILES - 1;
 /// I/O slots of a process and mount.

@@ -46,7 +46,7 @@ pub const VERSION: u8 = 0;
 const MAGIC: [u8; 4] = *b"PMSH";
 /// Bytes of a header that its checksum covers.
 const CHECKED_BYTES: usize = HEADER_BYTES - 4;
-/// Marks a kind as that of a reply.
+/// Marks the kind of a reply.
 const REPLY_BIT: u8 = 0x80;
 /// The flag of a reply that is an error.
 const FLAG_ERROR: u16 = 1;
@@ -68,7 +68,7 @@ const INFO_BYTES: usize = 32;
 /// Why bytes are no message. The connection that carried them ends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedMessage {
-    /// The first bytes are not those of a message.
+    /// The bytes do not start as a message does.
     #[error("the peer does not speak this protocol (no message starts here)")]
     Magic,
     /// A header that was damaged in transit.

@@ -20,7 +20,7 @@
 //! A slice is its 16-byte UUID in the order of its text form.
 //!
 //! The body of a transaction is the bytes of its writes, one after the other, and then the parts,
-//! 16 bytes each. So the pages lie in the receiver's buffer as those of a write do.
+//! 16 bytes each. So the pages lie in the receiver's buffer as the pages of a write do.
 //!
 //! ```text
 //!  0  offset  8   first byte

@@ -1,4 +1,4 @@
-//! Conversions between the kernel's attributes and those of the file system.
+//! Conversions between the kernel's attributes and the file system's.
 
 use crate::abi;
 use crate::request::TimeUpdate;

@@ -36,7 +36,7 @@ pub(crate) fn clone_device(fresh: BorrowedFd<'_>, of: BorrowedFd<'_>) -> io::Res
     Ok(())
 }
 
-/// A command to a device, with the address and length of an array of `iovec`. The layout is that of
+/// A command to a device, with the address and length of an array of `iovec`. It has the layout of
 /// `struct io_uring_sqe`.
 fn submission(
     device: BorrowedFd<'_>,

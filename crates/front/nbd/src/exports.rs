@@ -128,7 +128,7 @@ impl Exports {
         Some(members.signals.len())
     }
 
-    /// The export that a client chooses: the one of that name, or for an empty name the only one.
+    /// The export with the name that a client chooses, or for an empty name the only export.
     pub(crate) fn find(&self, name: &[u8]) -> Option<Arc<Export>> {
         let table = lock(&self.table);
         if name.is_empty() && table.len() == 1 {

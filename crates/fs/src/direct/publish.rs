@@ -14,7 +14,7 @@ use crate::txn::core::Core;
 use crate::txn::manager::TxManager;
 use std::sync::Arc;
 
-/// Maps of all files up to which those of closed files are kept for the next open.
+/// Up to this number of maps of all files, maps of closed files are kept for the next open.
 const FILE_MAPS_KEPT_MAX: usize = 1024;
 
 /// The spans of a file, up to the end of its append extent. `None` if direct clients cannot

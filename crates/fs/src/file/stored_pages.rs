@@ -42,7 +42,7 @@ fn extents_to_read(
 }
 
 /// Reads under the file's lock. `None` if a redo log must be applied first, unless buffered
-/// pages cover those of the log.
+/// pages cover all pages of the log.
 pub(crate) fn read_with_mmap_dirty(
     txs: &TxManager,
     channel: &mut IoChannel,

@@ -5,7 +5,7 @@ use crate::format::inode::Ino;
 use crate::txn::manager::TxManager;
 use rustix::io::Errno;
 
-/// Writes the pending times of a file, its own and those of direct clients, into its inode.
+/// Writes the pending times of a file, also from direct clients, into its inode.
 pub(crate) fn flush_times(txs: &TxManager, ino: Ino) -> Result<()> {
     let is_noted = {
         let mut core = txs.lock_core();

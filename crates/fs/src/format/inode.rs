@@ -298,7 +298,7 @@ impl Inode {
         bytes
     }
 
-    /// The pages that an inode counts, and those of its append extent. Does not check the bytes.
+    /// The pages that an inode counts, and its append extent. Does not check the bytes.
     pub(crate) fn stored_pages(bytes: &[u8]) -> u64 {
         let flags = u16::from_le_bytes(field(bytes, 2));
         let mut inode = Inode::free(0);

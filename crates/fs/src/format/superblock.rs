@@ -1,4 +1,4 @@
-//! Page 0: what identifies the file system, its limit, its reserve and its inode table.
+//! Page 0: the file system's identity, its limit, its reserve and its inode table.
 
 use crate::error::Corruption;
 use crate::format::Page;

@@ -140,7 +140,7 @@ impl Fs {
         copy::copy(&self.txs, channel, (from, source), (to, target), len)
     }
 
-    /// Writes all pending times into their inodes, also those of direct clients. Call it
+    /// Writes all pending times into their inodes, also from direct clients. Call it
     /// periodically: a crash loses the times recorded since the last call.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
-//! The public interface of a mounted file system: each call locks what it needs and delegates to its
-//! room. No other room knows [`Fs`].
+//! The public interface of a mounted file system: each call takes its locks and delegates to its
+//! module. No other module knows [`Fs`].
 
 mod files;
 mod kernel;
@@ -31,7 +31,7 @@ pub struct Fs {
 /// Space usage of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Limit in bytes; 0: no limit but that of its pools.
+    /// Limit in bytes; 0: only its pools limit it.
     pub limit_bytes: u64,
     /// Bytes in use.
     pub used_bytes: u64,

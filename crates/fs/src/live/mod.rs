@@ -1,5 +1,5 @@
-//! State in memory of inodes in use: their locks, buffered pages, recorded times, and what the kernel
-//! and direct clients have of them.
+//! State in memory of inodes in use: their locks, buffered pages and recorded times, and the parts
+//! that the kernel and direct clients have.
 
 pub(crate) mod file_lock;
 pub(crate) mod inode;

@@ -1,4 +1,4 @@
-//! Files with writes that the kernel did not see, whose watchers are not notified yet.
+//! Files with writes that the kernel did not see. Watchers of these files are not notified yet.
 //!
 //! Invariants: a file is listed once, from its first such write until it is taken. Files are taken
 //! in turn, so that busy ones do not starve others.

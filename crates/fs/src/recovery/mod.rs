@@ -1,4 +1,4 @@
-//! Mounting: the scan for what is in use, and what a crash left.
+//! Mounting: the scan for pages in use, and the remains of a crash.
 
 pub(crate) mod damage_log;
 pub(crate) mod mount;

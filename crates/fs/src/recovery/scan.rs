@@ -359,7 +359,7 @@ impl InodeScan<'_> {
         named.check(ino, inode, visited)
     }
 
-    /// Adds what an inode has apart from the spans in its map: the pages that it counts, `maps` map
+    /// Adds the pages of an inode apart from the spans in its map: those that it counts, `maps` map
     /// pages, its append extent, its spare span and its attributes.
     fn add_inode_pages(&mut self, ino: Ino, inode: &Inode, maps: u64) {
         let found = &mut self.result;

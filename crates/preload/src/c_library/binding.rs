@@ -1,10 +1,10 @@
 //! Binds the imports of this library to the libraries that it was linked with.
 //!
-//! The loader binds a name to its first definition: the program's, then that of another preloaded
-//! library, then the C library's. A program may define `close`, `sigaction` or `malloc` itself, and
-//! its definition may call the next one, which is here. Then this library would call itself, or run
-//! code of the program that takes the program's locks. So this library rewrites all addresses that
-//! the loader wrote for imported functions, before it calls any of them.
+//! The loader binds a name to its first definition: the program's, then another preloaded
+//! library's, then the C library's. A program may define `close`, `sigaction` or `malloc` itself,
+//! and its definition may call the next one, which is here. Then this library would call itself, or
+//! run code of the program that takes the program's locks. So this library rewrites all addresses
+//! that the loader wrote for imported functions, before it calls any of them.
 //!
 //! Calls of the program go on to the next definition behind this library (`real`).
 

@@ -1,7 +1,7 @@
 //! The dynamic section of a loaded library, as the dynamic loader uses it.
 //!
-//! The layouts are those of the System V ABI (gabi, "Dynamic Linking"), of the GNU hash table and
-//! of GNU symbol versions (LSB 5.0, "Symbol Versioning"). The loader has read all of these tables
+//! The layouts come from the System V ABI (gabi, "Dynamic Linking"), the GNU hash table and GNU
+//! symbol versions (LSB 5.0, "Symbol Versioning"). The loader has read all of these tables
 //! before, and would have failed if they were wrong.
 
 use libc::{Elf64_Sym, c_char, c_int};

@@ -117,7 +117,7 @@ pub fn open(fd: c_int, dev: u64, ino: u64, _reads: bool, _writes: bool) -> Optio
         return None;
     }
     count(Counter::Opens);
-    // Its own descriptors have high numbers, as those of the real engine.
+    // Its own descriptors have high numbers, as the real engine's have.
     // SAFETY: no memory is touched.
     let fd = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 1000) };
     // A duplicate with a number of its own.

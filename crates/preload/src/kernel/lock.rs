@@ -2,8 +2,8 @@
 //!
 //! A holder runs no handler of the program (it is *inside*, or has its signals blocked), so no
 //! thread waits for itself. Waiters sleep in the kernel, so that no thread of higher priority spins
-//! against the holder. The states are those of Drepper, "Futexes Are Tricky", plus one: the holder
-//! is in a single kernel call.
+//! against the holder. The states come from Drepper, "Futexes Are Tricky". One is added: the
+//! holder is in a single kernel call.
 
 use crate::kernel::sys;
 use std::hint::spin_loop;

@@ -105,7 +105,7 @@ fn classify(fd: c_int, line: &mut [u8; LINE_MAX + 1]) -> ProgramKind {
     ProgramKind::Compatible
 }
 
-/// Whether the end of a loader's path names that of the GNU C library.
+/// Whether the end of a loader's path names the loader of the GNU C library.
 fn is_gnu_loader(path: &[u8]) -> bool {
     let mut parts = path.split(|byte| *byte == 0 || *byte == b'/');
     let name = parts.rfind(|part| !part.is_empty());

@@ -9,7 +9,7 @@
 //! mask, stack and flags. A signal that was sent to the process is thus bound to one thread.
 //!
 //! Faults (SEGV and the like that the kernel raised) belong to the interrupted instruction and are
-//! delivered at once, except those of `buffer`.
+//! delivered at once, except the faults of `buffer`.
 //!
 //! When the program asks for its handlers, it gets its own ones. A handler is one word, so that a
 //! signal sees either the old or the new one.
@@ -89,7 +89,7 @@ unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mu
 /// Handles a fault that this library or the engine expects; then the program goes on.
 ///
 /// # Safety
-/// The arguments are those of a handler.
+/// The kernel passed the arguments to a handler.
 unsafe fn is_fault_handled(signal: c_int, info: *const siginfo_t, context: *mut c_void) -> bool {
     // SAFETY: the caller's.
     unsafe {
@@ -102,7 +102,7 @@ unsafe fn is_fault_handled(signal: c_int, info: *const siginfo_t, context: *mut 
 /// signal. Then the handler runs inside: that is better than losing the signal.
 ///
 /// # Safety
-/// The arguments are those of a handler.
+/// The kernel passed the arguments to a handler.
 unsafe fn defer(
     thread: &ThreadState,
     signal: c_int,
@@ -131,7 +131,7 @@ unsafe fn defer(
 /// not find the lost page before an access.
 ///
 /// # Safety
-/// The info is that of a handler.
+/// The kernel passed the info to a handler.
 unsafe fn is_own_fault(signal: c_int, info: *const siginfo_t) -> bool {
     // SAFETY: the caller's.
     let code = unsafe { (*info).si_code };
@@ -149,7 +149,7 @@ fn mask_of(context: *mut c_void) -> *mut u64 {
 /// after it.
 ///
 /// # Safety
-/// The context is that of a handler.
+/// The kernel passed the context to a handler.
 unsafe fn release_deferred(thread: &ThreadState, signal: c_int, context: *mut c_void) {
     if thread.is_inside() {
         return;
@@ -164,7 +164,7 @@ unsafe fn release_deferred(thread: &ThreadState, signal: c_int, context: *mut c_
 }
 
 /// # Safety
-/// The arguments are those of a handler.
+/// The kernel passed the arguments to a handler.
 unsafe fn deliver(thread: &ThreadState, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let handler = HANDLERS[signal as usize].load(SeqCst);
     if handler & ONE_SHOT != 0 && !consume_one_shot(signal, handler) {
@@ -191,7 +191,7 @@ unsafe fn deliver(thread: &ThreadState, signal: c_int, info: *mut siginfo_t, con
 
 /// The alternate signal stack of the interrupted code.
 fn alternate_stack(context: *mut c_void) -> Range<usize> {
-    // SAFETY: the context is that of a handler, and holds the alternate stack.
+    // SAFETY: the kernel passed the context to a handler. It holds the alternate stack.
     let other = unsafe { (*context.cast::<ucontext_t>()).uc_stack };
     let start = other.ss_sp as usize;
     start..start.saturating_add(other.ss_size)
@@ -215,7 +215,7 @@ fn consume_one_shot(signal: c_int, handler: u64) -> bool {
 /// Does the kernel's default for a signal without a handler of the program.
 ///
 /// # Safety
-/// The info is that of a handler.
+/// The kernel passed the info to a handler.
 unsafe fn run_default(signal: c_int, address: usize, info: *const siginfo_t) {
     // SAFETY: the caller's.
     let code = unsafe { (*info).si_code };

@@ -1,7 +1,7 @@
 //! Whether this process has withdrawn from the direct path, and why. `process::withdraw` does it.
 //!
 //! Invariants: a process that has withdrawn stays so. Afterwards this library makes no system call
-//! of its own, except those of the withdrawal itself.
+//! of its own, except for the withdrawal itself.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};

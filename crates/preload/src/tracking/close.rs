@@ -1,6 +1,6 @@
 //! Descriptors that are closed, or that may lead elsewhere.
 //!
-//! A descriptor that the C library itself closes or replaces never gets here: that of a stream. So
+//! A stream's descriptor, which the C library itself closes or replaces, never gets here. So
 //! the kernel serves a descriptor from the moment that a stream gets it, and closing a stream
 //! removes its descriptor from the table.
 

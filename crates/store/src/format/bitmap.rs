@@ -163,7 +163,7 @@ impl Bitmap {
         self.used
     }
 
-    /// Whether a crash explains a damaged line: its checksum is that of a state to which records
+    /// Whether a crash explains a damaged line: its checksum fits a state to which records
     /// above the checkpoint led. `before` is the state of the line's frames that such records name,
     /// before those records. `changes` are the changes that the records then made, in order. No
     /// other bits of the line changed meanwhile.
@@ -255,7 +255,7 @@ impl Bitmap {
         self.at + number * LINE_BYTES
     }
 
-    /// Rewrites those of the lines that differ on media, and returns their number. Changed lines
+    /// Rewrites the lines that differ on media, and returns their number. Changed lines
     /// are left to the next flush.
     pub(crate) fn correct<M: Media>(
         &self,

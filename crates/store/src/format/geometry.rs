@@ -75,7 +75,7 @@ pub struct Geometry {
     pub objects: Region,
     /// The in-flight table.
     pub in_flight: Region,
-    /// Frames that hold data and page-table nodes. The number of a frame is that of its page in the
+    /// Frames that hold data and page-table nodes. A frame has the number of its page in the
     /// pool.
     pub frames: Region,
 }

@@ -42,8 +42,8 @@ impl<M: Media> NodeVerifier<'_, M> {
         below.is_some_and(|below| level > 1 && self.confirms(level - 1, below, is_used))
     }
 
-    /// Whether the frame's checksum is that of its bytes. The checksum of a node's frame is that of
-    /// the frame's former data.
+    /// Whether the frame's checksum matches its bytes. The checksum of a node's frame matches the
+    /// frame's former data.
     fn is_data_page(&self, frame: FrameNo) -> bool {
         let mut page = [0; PAGE_BYTES];
         self.pages.read(frame_at(frame), &mut page);

@@ -15,7 +15,7 @@ pub enum ObjectError {
     /// No such slice.
     #[error("the pool has no slice {0}")]
     Unknown(SliceId),
-    /// Its entry, or that of another one, is damaged.
+    /// Its entry, or the entry of another slice, is damaged.
     #[error(
         "slice {slice} cannot be used: entry {entry} of the pool's object table is damaged and may be its own; stop the brick and run `pagemesh pool check` on the pool"
     )]

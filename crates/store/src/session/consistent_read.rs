@@ -2,7 +2,7 @@
 //!
 //! A transaction holds the lock words of all its pages from before the first slot swap until after
 //! the last. A consistent read loads the slots, checks that no session holds their lock words,
-//! copies the pages, and loads the slots again. If they are unchanged, the copies are those of one
+//! copies the pages, and loads the slots again. If they are unchanged, the copies show one
 //! point in time.
 //!
 //! Invariants: no page is returned unless its checksum matches. The reader delays no other session,
@@ -152,7 +152,7 @@ impl<M: Media> Session<M> {
         Ok(is_found.then_some(moment))
     }
 
-    /// Copies pages until the copies are those of one point in time. False if there is none.
+    /// Copies pages until the copies show one point in time. False if there is none.
     fn copy_consistent(
         &mut self,
         handle: &Handle,

@@ -120,7 +120,7 @@ pub(super) fn flushed_slots_end(first: usize, end: usize) -> usize {
     }
 }
 
-/// The line below which slots are reported as flushed: that of the present record.
+/// The line below which slots are reported as flushed: the line of the present record.
 #[inline(always)]
 pub(super) fn settled_line(start: u64, end: u64) -> u64 {
     if defect::is(Defect::LastSlotsReportedFlushed) {

@@ -70,7 +70,7 @@ impl<M: Media> Session<M> {
         Ok(())
     }
 
-    /// The number of recalls so far. During a recall the ring's start is that of an earlier one,
+    /// The number of recalls so far. During a recall the ring's start is from an earlier one,
     /// and the runs behind it have other users by now.
     fn wait_for_recall(&self) -> Result<u32, StoreError> {
         let cells = self.session_cells();

@@ -1,4 +1,4 @@
-//! The flushes of slots and patches: those of a record wait for the fence of the next one.
+//! The flushes of slots and patches. The flushes of a record wait for the next record's fence.
 //!
 //! Invariant: the session remembers one range of unflushed slots, all in one line or of one record.
 

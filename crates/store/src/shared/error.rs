@@ -1,8 +1,8 @@
 //! Why the store refuses an operation of a session, and the client's error for it.
 //!
-//! Each layer has one error type that names what only that layer meets: [`StoreError`] of sessions,
-//! `PoolError` of recovery, `ObjectError` of the owner. The next layer wraps it, and `From` turns it
-//! into the error of a slice ([`SliceError`]), which clients get.
+//! Each layer has one error type that names the errors of that layer alone: [`StoreError`] of
+//! sessions, `PoolError` of recovery, `ObjectError` of the owner. The next layer wraps it, and
+//! `From` turns it into the error of a slice ([`SliceError`]), which clients get.
 
 use crate::format::table::BadTable;
 use pagemesh_base::ids::{Epoch, PageNo};

@@ -159,7 +159,7 @@ impl<M: Media> PoolMapping<M> {
         self.geometry.object_at(object)
     }
 
-    /// The object's gate, if the object is live and still that of the slice.
+    /// The object's gate, if the object is live and still belongs to the slice.
     pub(crate) fn gate(&self, handle: &Handle) -> Result<Gate, StoreError> {
         let gate = Gate(self.meta.load(handle.entry_at + GATE_AT));
         let low = self.meta.load(handle.entry_at + SLICE_AT);

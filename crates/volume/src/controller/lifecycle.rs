@@ -172,7 +172,7 @@ async fn connect_lost_legs(state: &ControllerState, column: usize, least: LegSta
 /// back.
 pub(super) async fn reconnect(state: Rc<ControllerState>, column: usize) {
     let mut wait = RECONNECT_RETRY_MIN;
-    // A brick may accept the controller's connection and refuse those of channels. So
+    // A brick may accept the controller's connection and refuse the channels'. So
     // reconnects have a minimum distance.
     let revived = state.model().columns[column].reconnected_at;
     if let Some(again) = revived.map(|at| at + RECONNECT_RETRY_MAX)

@@ -76,7 +76,7 @@ struct LockEntry {
     is_waiting: bool,
 }
 
-/// A reader that found changes in flight, and those of them that have not ended yet.
+/// A reader that found changes in flight, and the changes that have not ended yet.
 struct ReadWaiter {
     reader: LockHolder,
     pending_changes: Vec<LockHolder>,

@@ -3,8 +3,8 @@
 //!
 //! Invariants: it is used only when the piece would be sent at once and no leg buffers. If a
 //! leg fails, or the volume's snapshot changes meanwhile, the change goes on as a piece that
-//! was just sent, with the same lock and number. Its answers are then handled as those of any
-//! piece.
+//! was just sent, with the same lock and number. Its answers are then handled like the answers of
+//! any piece.
 
 use super::changes::expect_answers;
 use super::piece::{Phase, Piece, lock_ranges, tag_of};

@@ -1,5 +1,5 @@
-//! The changes on their way to an asynchronous replica (RFD 018), in one order: the queue has
-//! those of channels, the ring those of direct clients. The controller's task
+//! The changes on their way to an asynchronous replica (RFD 018), in one order: the queue
+//! has changes of channels, the ring changes of direct clients. The controller's task
 //! `replication_sender` takes and sends them.
 //!
 //! 1. A change ends when all legs have it. While its range is still locked, it is appended to the

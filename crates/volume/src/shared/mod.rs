@@ -134,7 +134,7 @@ impl VolumeShared {
             return Ok(guests);
         }
         // A concurrent `next_op` may still take a number from the old counter. The gap keeps
-        // that number below those of the segment.
+        // that number below the numbers of the segment.
         let guests = DirectAccess::new(self.last_op() + FIRST_OP_GAP)?;
         let guests = self.direct_access.get_or_init(|| guests);
         self.replication.attach_segment(&guests.segment);

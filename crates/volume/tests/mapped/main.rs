@@ -103,7 +103,7 @@ fn legs_written_together_are_equal() {
     }
 }
 
-/// The stamps of a fused write are those of separate ones. Every leg lists the last writes of a
+/// A fused write has the stamps of separate writes. Every leg lists the last writes of a
 /// client that is gone, with the same epoch and number.
 #[test]
 fn all_legs_list_last_writes_of_dead_client() {

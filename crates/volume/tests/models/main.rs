@@ -26,7 +26,7 @@ fn step(what: &'static str) {
     pagemesh_models::step(what, 0..1, Access::Change);
 }
 
-/// Makes the product's steps those of the model, and its limits low. Each test calls it first.
+/// Makes the model see the product's steps, and lowers its limits. Each test calls it first.
 fn explore_product() {
     pagemesh_volume::test_api::lower_replication_limits();
     let pause = pagemesh_models::pause;

@@ -18,10 +18,10 @@ pub(super) const KIND_SUMMED_MAP: u8 = 4;
 /// A patch by a build in which heads had no sum of their own: its sum covers all of its lines.
 pub(super) const KIND_OLDER_PATCH: u8 = 5;
 /// A map of one page that is changed in place: the bytes are in the lines after the head. The count
-/// is that of the bytes. The place of the second sum holds the offset of the first byte in the
-/// page. The frame of the new slot is that of the old one, and its place holds the sum of these
-/// lines. The record's own sum covers the head alone, so a reader that does not need the bytes does
-/// not read them.
+/// is the number of bytes. The place of the second sum holds the offset of the first byte in the
+/// page. The new slot has the frame of the old one, and its place holds the sum of these lines. The
+/// record's own sum covers the head alone, so a reader that does not need the bytes does not read
+/// them.
 pub(super) const KIND_PATCH: u8 = 6;
 /// The byte of those lines in the place of the kind. It is no kind, and no single flipped bit makes
 /// it one. So user bytes are never decoded as a record.
@@ -30,7 +30,7 @@ pub(super) const KIND_BYTES: u8 = 0xf0;
 pub(super) const BYTES_BEFORE_KIND: usize = 4;
 /// Lines of an object record: its head, and the entry.
 pub(super) const OBJECT_LINES: usize = 1 + OBJECT_BYTES as usize / LINE_BYTES;
-/// The byte of the first change in a head, and that of its checksum, which `open` follows.
+/// The byte of the first change in a head, and the byte of its checksum, which `open` follows.
 pub(super) const FIRST_AT: usize = 32;
 pub(super) const DATA_CRC_AT: usize = 48;
 /// The bit of the kind in a head's first word.

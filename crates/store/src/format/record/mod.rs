@@ -93,7 +93,7 @@ pub struct Record {
     /// One to [`PAGES_MAX`] pages, in order.
     pub changes: Vec<Change>,
     /// The new bytes of a record that changes one page in place. Both slots name the same frame,
-    /// and the CRC32C is that of the whole page afterwards. Such a record is alone and has no
+    /// and the CRC32C covers the whole page afterwards. Such a record is alone and has no
     /// second sum, because it carries all data that it needs.
     pub patch: Patch,
 }

@@ -130,8 +130,8 @@ fn lock_word(object: ObjectId, group: u64) -> u16 {
 }
 
 impl Control {
-    /// Prepares a write of this page: prefetches the lines that all sessions share for it, those of
-    /// its lock word and of the seq. Another core may have had them last.
+    /// Prepares a write of this page: prefetches the lines that all sessions share for it: the
+    /// lines of its lock word and of the seq. Another core may have had them last.
     #[inline]
     pub(crate) fn prefetch(&self, object: ObjectId, page: PageNo) {
         let word = lock_word(object, page.0 >> LOCK_PAGES_SHIFT);

@@ -1,5 +1,5 @@
-//! The pages on which a returning leg may differ from its source: those of operations in
-//! flight, those with the round's stamp, or all mapped ones.
+//! The pages on which a returning leg may differ from its source: pages of operations in flight,
+//! pages with the round's stamp, or all mapped ones.
 
 use super::paced_copy::CopyMode;
 use super::{LegResync, needs_full_resync};

@@ -76,7 +76,7 @@ fn late_repair_does_not_block_column() {
 }
 
 /// On buffering legs, flushed writes survive the death of every brick. Unflushed ones survive
-/// all deaths but that of the last leg.
+/// all deaths but the last leg's.
 #[test]
 fn acknowledged_writes_survive_buffering_leg_death() {
     let mut world = TestCluster::of_class(vec![segment(0, 1, 2, STRIPE_BYTES)], "file-sync");

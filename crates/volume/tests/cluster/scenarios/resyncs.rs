@@ -69,8 +69,8 @@ fn resync_copies_several_chunks_concurrently() {
     world.assert_holds(6 * PAGE, PAGE, 7);
 }
 
-/// A returning leg gets the writes that it missed, not those of its last return or of earlier
-/// channels.
+/// A returning leg gets the writes that it missed, not the writes before its last return or of
+/// earlier channels.
 #[test]
 fn repeated_loss_resyncs_only_missed_writes() {
     let mut world = TestCluster::mirror(2);

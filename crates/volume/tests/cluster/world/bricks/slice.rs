@@ -71,7 +71,7 @@ impl Slice {
         }
     }
 
-    /// The brick's process dies. A buffering one loses what was not flushed.
+    /// The brick's process dies. A buffering brick loses all unflushed data.
     pub(super) fn crash(&mut self, buffers: bool) {
         if buffers {
             self.current = self.durable.clone();
