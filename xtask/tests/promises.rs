@@ -83,20 +83,26 @@ fn check(document: &str, text: &str, known: &BTreeSet<String>) {
     );
 }
 
+/// Each `Type::function` in backquotes, in two parts.
+fn quoted_methods(text: &str) -> Vec<(&str, &str)> {
+    let quoted = text.split('`').skip(1).step_by(2);
+    let methods = quoted.filter_map(|word| word.rsplit_once("::"));
+    let methods = methods.filter(|(of, function)| {
+        let of_type = of
+            .rsplit("::")
+            .next()
+            .is_some_and(|it| it.starts_with(char::is_uppercase));
+        of_type && leading_identifier(function) == *function
+    });
+    methods
+        .filter(|(_, function)| function.starts_with(char::is_lowercase))
+        .collect()
+}
+
 /// Checks that the function of each `Type::function` in backquotes exists.
 #[track_caller]
 fn check_methods(document: &str, text: &str, known: &BTreeSet<String>) {
-    let quoted = text.split('`').skip(1).step_by(2);
-    let methods: Vec<(&str, &str)> = quoted
-        .filter_map(|word| word.rsplit_once("::"))
-        .filter(|(of, function)| {
-            let of_type = of
-                .rsplit("::")
-                .next()
-                .is_some_and(|it| it.starts_with(char::is_uppercase));
-            of_type && function.starts_with(char::is_lowercase)
-        })
-        .collect();
+    let methods = quoted_methods(text);
     assert!(methods.len() > 20, "{document} names methods");
     let missing = methods
         .iter()
@@ -316,6 +322,58 @@ fn promises_name_tests_that_exist() {
     let testing = read("docs/testing.md");
     let (_, of_tests) = testing.split_once(TESTS_HEADING).expect("the part");
     check("the invariants", of_tests, &functions.tests);
+}
+
+/// The field of a line that declares one.
+fn field_name(line: &str) -> Option<&str> {
+    let line = line.trim();
+    let line = line.strip_prefix("pub").unwrap_or(line);
+    let line = match line.strip_prefix('(') {
+        Some(rest) => rest.split_once(')')?.1,
+        None => line,
+    };
+    let name = leading_identifier(line.trim_start());
+    let is_field = line.trim_start()[name.len()..].starts_with(": ");
+    (is_field && !name.is_empty()).then_some(name)
+}
+
+/// A comment that names a function of another file, without a link, is not checked by rustdoc.
+#[test]
+fn comments_name_methods_and_fields_that_exist() {
+    let mut known = workspace_functions().all;
+    let mut files = Vec::new();
+    collect_rust_files(&root().join("crates"), &mut files);
+    let read = |file: PathBuf| (fs::read_to_string(&file).expect("text"), file);
+    let files: Vec<(String, PathBuf)> = files.into_iter().map(read).collect();
+    for (text, _) in &files {
+        known.extend(text.lines().filter_map(field_name).map(str::to_owned));
+    }
+    let mut missing = Vec::new();
+    for (text, file) in &files {
+        let comments = text.lines().map(str::trim);
+        for line in comments.filter(|line| line.starts_with("//")) {
+            let methods = quoted_methods(line);
+            let wrong = methods.iter().filter(|(_, name)| !known.contains(*name));
+            missing.extend(wrong.map(|(of, name)| format!("{}: {of}::{name}", file.display())));
+        }
+    }
+    assert!(
+        missing.is_empty(),
+        "comments name functions or fields that are missing:\n  {}",
+        missing.join("\n  ")
+    );
+}
+
+#[test]
+fn fields_are_found() {
+    let lines = [
+        "    pub(crate) one: u8,",
+        "two: Vec<u8>,",
+        "let it: u8;",
+        "a::b()",
+    ];
+    let names: Vec<_> = lines.into_iter().filter_map(field_name).collect();
+    assert_eq!(names, ["one", "two"]);
 }
 
 #[test]
