@@ -105,7 +105,7 @@ direct-client-histories:
 	PAGEMESH_SEEDS=$(LIVES) \
 	$(CARGO) test --locked -p pagemesh-volume --test cluster -- --nocapture random_histories_with_direct_clients
 	PAGEMESH_STORIES=$(STORIES) \
-	$(CARGO) test --locked -p pagemesh-store --lib -- --nocapture direct_writes_end_in_some_serial_order
+	$(CARGO) test --locked -p pagemesh-store --test enumerate -- --nocapture direct_writes_end_in_some_serial_order
 
 # Earlier names of the two targets.
 guests: direct-clients

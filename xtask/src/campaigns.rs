@@ -62,7 +62,7 @@ pub(crate) fn simulate(options: &[OsString]) -> anyhow::Result<()> {
 pub(crate) fn models(options: &ModelOptions) -> anyhow::Result<()> {
     run_models(
         options,
-        &["--package", "pagemesh-store", "--lib", "models::"],
+        &["--package", "pagemesh-store", "--test", "models"],
     )?;
     run_models(
         options,
@@ -86,18 +86,15 @@ fn run_models(options: &ModelOptions, tests: &[&str]) -> anyhow::Result<()> {
 pub(crate) fn enumerate(options: &EnumerateOptions) -> anyhow::Result<()> {
     let mut command = cargo();
     command
-        .args(["test", "--profile", "sim", "--locked", "--lib"])
-        .args(["--package", "pagemesh-store", "--", "--nocapture"]);
+        .args(["test", "--profile", "sim", "--locked"])
+        .args(["--package", "pagemesh-store", "--test", "enumerate"])
+        .args(["--", "--nocapture"]);
     match options.seed {
         Some(seed) => command
-            .arg("enumerate::random::random_sequences")
+            .arg("random::random_sequences")
             .env("PAGEMESH_SEED", seed.to_string()),
         None => command
-            .args([
-                "enumerate::fixed",
-                "enumerate::correction",
-                "enumerate::random",
-            ])
+            .args(["fixed::", "correction::", "random::"])
             .env("PAGEMESH_IMAGES", options.images.to_string())
             .env("PAGEMESH_FROM", options.from.to_string()),
     };

@@ -3,11 +3,11 @@
 //! Each defect is a way to break the product, named here and implemented at the place that calls
 //! [`is`]. A test enables one for its thread and must catch it. The tests are:
 //!
-//! - `store/src/enumerate/defects.rs`, by the images that crashes leave;
-//! - `store/src/models` and `volume/tests/models`, by thread interleavings;
+//! - `store/tests/enumerate/defects.rs`, by the images that crashes leave;
+//! - `store/tests/models` and `volume/tests/models`, by thread interleavings;
 //! - `sim/tests/defects.rs`, by histories of a cluster;
 //! - `volume/tests/cluster/scenarios/transactions.rs`, by scenarios of a volume, for transactions;
-//! - `store/src/enumerate/direct_clients` and `volume/tests/cluster/histories/direct_clients`,
+//! - `store/tests/enumerate/direct_clients` and `volume/tests/cluster/histories/direct_clients`,
 //!   for direct clients.
 //!
 //! [`is`] reads the defect only with the feature `defects`, which only the dependencies of those

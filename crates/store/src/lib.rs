@@ -19,19 +19,13 @@
 
 pub mod check;
 mod defect;
-#[cfg(test)]
-mod enumerate;
 mod format;
-#[cfg(test)]
-mod fuzz;
-#[cfg(test)]
-mod models;
 mod owner;
 pub mod recovery;
 pub mod session;
 mod shared;
-#[cfg(test)]
-mod tests;
+#[cfg(feature = "test-api")]
+pub mod test_api;
 
 pub use format::{geometry, journal, object, record, slot, superblock, table};
 pub use owner::{pool, scrub};

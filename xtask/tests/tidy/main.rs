@@ -26,15 +26,8 @@ struct Source {
 impl Source {
     /// Whether users run this code; false for tests, models, benchmarks and simulations.
     fn is_product(&self) -> bool {
-        const NOT_PRODUCT: [&str; 8] = [
-            "/tests/",
-            "/testing",
-            "/enumerate/",
-            "/models",
-            "/fuzz",
-            "/bench/",
-            "/sim/",
-            "xtask/",
+        const NOT_PRODUCT: [&str; 7] = [
+            "/tests/", "/testing", "/models", "/fuzz", "/bench/", "/sim/", "xtask/",
         ];
         self.path.contains("/src/")
             && !NOT_PRODUCT.iter().any(|part| self.path.contains(part))

@@ -325,8 +325,8 @@ fn line_checksum(seed: u32, number: usize, line: &BitmapLine) -> u64 {
 }
 
 /// Corrects the checksum of a line on media.
-#[cfg(test)]
-pub(crate) fn update_line_checksum(pool: Uuid, number: usize, bytes: &mut [u8; LINE_BYTES]) {
+#[cfg(feature = "test-api")]
+pub fn update_line_checksum(pool: Uuid, number: usize, bytes: &mut [u8; LINE_BYTES]) {
     let mut line = words_of(bytes);
     line[LINE_WORDS] = line_checksum(crc32c(pool.as_bytes()), number, &line);
     *bytes = bytes_of(&line);

@@ -1,20 +1,33 @@
 //! Deliberate defects of the owner ([`crate::defect`]) that need more than a condition. Without the
-//! feature `defects` each hook is a constant.
+//! feature `test-api` each hook is a constant.
 
 use super::checkpoint::CheckpointPass;
 use super::pool::Pool;
 use crate::recovery::PoolError;
 use pagemesh_pmem::Media;
-#[cfg(test)]
+#[cfg(feature = "test-api")]
 use {
     super::checkpoint::CheckpointLimits,
-    crate::defect::{self, Defect, GRANTED},
+    crate::defect::{self, Defect},
+    std::cell::Cell,
 };
+
+#[cfg(feature = "test-api")]
+thread_local! {
+    /// For [`Defect::FrameReuse`]: frames that records below this seq freed are granted.
+    static GRANTED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Prepares [`Defect::FrameReuse`] for another pool in this thread.
+#[cfg(feature = "test-api")]
+pub fn forget_granted_frames() {
+    GRANTED.set(0);
+}
 
 impl<M: Media> Pool<M> {
     /// [`Defect::FrameReuse`](crate::defect::Defect::FrameReuse): in place of a checkpoint, releases
     /// the frames that committed records freed, and does not apply the records.
-    #[cfg(test)]
+    #[cfg(feature = "test-api")]
     pub(super) fn release_frames_early(
         &mut self,
         pass: &mut CheckpointPass,
@@ -22,7 +35,7 @@ impl<M: Media> Pool<M> {
         defect::is(Defect::FrameReuse).then(|| self.release_freed(pass))
     }
 
-    #[cfg(not(test))]
+    #[cfg(not(feature = "test-api"))]
     #[inline(always)]
     pub(super) fn release_frames_early(
         &mut self,
@@ -31,7 +44,7 @@ impl<M: Media> Pool<M> {
         None
     }
 
-    #[cfg(test)]
+    #[cfg(feature = "test-api")]
     fn release_freed(&mut self, pass: &mut CheckpointPass) -> Result<(), PoolError> {
         let limit = self.checkpoint_limit();
         let from = GRANTED.replace(limit.0);

@@ -3,7 +3,7 @@
 
 mod apply;
 pub(crate) mod checkpoint;
-mod defects;
+pub(crate) mod defects;
 mod error;
 pub(crate) mod frame_allocator;
 mod in_flight;

@@ -83,7 +83,7 @@ fn page_is_corrected_only_by_last_record_of_its_frame() {
 #[test]
 fn recovery_keeps_its_initial_superblock() {
     assert!(has_a_superblock());
-    defect::set(Some(Defect::SuperblockNotFlushed));
+    pagemesh_base::defect::set(Some(Defect::SuperblockNotFlushed));
     assert!(!has_a_superblock());
-    defect::set(None);
+    pagemesh_base::defect::set(None);
 }

@@ -14,7 +14,7 @@ use crate::format::table::{PageTable, SlotLocation};
 use crate::shared::control::{Control, LOCK_POLL_INTERVAL, LockWords};
 pub use crate::shared::error::StoreError;
 use crate::shared::error::{damaged_page_error, damaged_table_error};
-use crate::shared::wait::{Backoff, Deadline};
+use crate::shared::wait::{Backoff, Deadline, spins};
 use pagemesh_base::ids::{FrameNo, Incarnation, ObjectId, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
@@ -29,8 +29,8 @@ use uuid::Uuid;
 const READ_TRIES_MAX: u32 = 1000;
 
 /// Polls of a page that is being changed in place, before the reader yields its processor. Copying
-/// the bytes takes a tenth of a microsecond. Tests poll once, because a second poll adds nothing.
-const CHANGE_SPINS: u32 = if cfg!(test) { 1 } else { 200 };
+/// the bytes takes a tenth of a microsecond.
+const CHANGE_SPINS: u32 = 200;
 /// The limit of a wait for a change in place. If its session is dead or stalled, the pool's owner
 /// ends the session and finishes the change long before. Past this limit no session is changing the
 /// page.
@@ -300,7 +300,7 @@ impl<M: Media> PoolMapping<M> {
         (object, page): (ObjectId, PageNo),
     ) -> Result<(), StoreError> {
         let is_changing = || Slot::decode(self.meta.load(at)).is_ok_and(Slot::is_changing);
-        for _ in 0..CHANGE_SPINS {
+        for _ in 0..spins(CHANGE_SPINS) {
             std::hint::spin_loop();
             if !is_changing() {
                 return Ok(());
@@ -319,10 +319,6 @@ impl<M: Media> PoolMapping<M> {
                     true => damaged_page_error(page),
                     false => StoreError::TimedOut,
                 });
-            }
-            #[cfg(test)]
-            if crate::enumerate::direct_clients::retire_dead() {
-                continue;
             }
             if late.is_over() {
                 self.control.report_lock_holders(&word);

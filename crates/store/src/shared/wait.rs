@@ -1,28 +1,16 @@
 //! The interface between this crate and other threads and processes. The crate announces each
 //! access to the control segment here, and waits nowhere else.
 //!
-//! Model tests (`models`) explore the interleavings through [`step`]. In other builds [`step`] does
-//! nothing. A simulation with threads that take turns replaces the waits with [`set_yield_fn`].
+//! Model tests (`tests/models`) explore the interleavings through [`step`]. In builds without the
+//! feature `test-api` it does nothing. A program with threads that take turns replaces the waits with
+//! [`set_yield_fn`]: the simulation, and the crash enumeration, where the turn is the owner's.
 
 use pagemesh_pmem::SharedSegment;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Announces an access to the control segment's word at this byte.
-#[cfg(test)]
-pub(crate) fn step(at: usize) {
-    let access = pagemesh_models::Access::Change;
-    pagemesh_models::step(CONTROL, at..at + 1, access);
-}
-
-/// Announces an access to the control segment's word at this byte.
-#[cfg(not(test))]
-#[inline(always)]
-pub(crate) const fn step(_at: usize) {}
-
-#[cfg(test)]
-const CONTROL: &str = "control segment";
+pub(crate) use explored::{spins, step};
 
 /// Runs another thread in place of a wait; false: no other thread can run.
 type YieldFn = Rc<dyn Fn() -> bool>;
@@ -69,16 +57,8 @@ fn yield_to_others() -> bool {
 
 /// Sleeps while the half word is `expected`, at most for `limit`. May return early.
 pub(crate) fn sleep(shared: &SharedSegment, at: usize, expected: u32, limit: Option<Duration>) {
-    #[cfg(test)]
-    {
-        let load = || {
-            shared
-                .half_word(at)
-                .load(std::sync::atomic::Ordering::SeqCst)
-        };
-        if pagemesh_models::sleep(CONTROL, at, || load() == expected) {
-            return;
-        }
+    if explored::sleep(shared, at, expected) {
+        return;
     }
     if !yield_to_others() {
         shared.wait(at, expected, limit);
@@ -87,15 +67,13 @@ pub(crate) fn sleep(shared: &SharedSegment, at: usize, expected: u32, limit: Opt
 
 /// Wakes every process that sleeps on the half word.
 pub(crate) fn wake(shared: &SharedSegment, at: usize) {
-    #[cfg(test)]
-    pagemesh_models::wake(CONTROL, at);
+    explored::wake(at);
     shared.wake(at);
 }
 
 /// Lets other threads run, one of which does the awaited work.
 pub(crate) fn pause() {
-    #[cfg(test)]
-    if pagemesh_models::pause() {
+    if explored::pause() {
         return;
     }
     if !yield_to_others() {
@@ -115,8 +93,7 @@ impl Backoff {
     const SLEEP: Duration = Duration::from_micros(100);
 
     pub(crate) fn pause(&mut self) {
-        #[cfg(test)]
-        if pagemesh_models::pause() {
+        if explored::pause() {
             return;
         }
         if yield_to_others() {
@@ -143,8 +120,7 @@ impl Deadline {
     }
 
     pub(crate) fn is_over(self) -> bool {
-        #[cfg(test)]
-        if let Some(is_over) = pagemesh_models::is_time_over() {
+        if let Some(is_over) = explored::is_time_over() {
             return is_over;
         }
         match TURNS.get() {
@@ -156,5 +132,104 @@ impl Deadline {
 
     pub(crate) fn remaining(self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
+    }
+}
+
+/// No test runs the threads.
+#[cfg(not(feature = "test-api"))]
+mod explored {
+    use pagemesh_pmem::SharedSegment;
+
+    #[inline(always)]
+    pub(crate) const fn step(_at: usize) {}
+
+    #[inline(always)]
+    pub(crate) const fn spins(polls: u32) -> u32 {
+        polls
+    }
+
+    #[inline(always)]
+    pub(super) const fn sleep(_shared: &SharedSegment, _at: usize, _expected: u32) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    pub(super) const fn wake(_at: usize) {}
+
+    #[inline(always)]
+    pub(super) const fn pause() -> bool {
+        false
+    }
+
+    #[inline(always)]
+    pub(super) const fn is_time_over() -> Option<bool> {
+        None
+    }
+}
+
+/// The calls of a test that runs the threads.
+#[cfg(feature = "test-api")]
+pub(crate) mod explored {
+    use pagemesh_pmem::SharedSegment;
+    use std::sync::OnceLock;
+    use std::sync::atomic::Ordering;
+
+    /// The calls of a model that runs the threads. Outside of a model each does nothing and returns
+    /// false or none.
+    #[derive(Clone, Copy)]
+    pub struct Explorer {
+        /// Comes before an access to the control segment's word at this byte.
+        pub step: fn(usize),
+        /// Sleeps on the half word at this byte while the condition is true.
+        pub sleep: fn(usize, &dyn Fn() -> bool) -> bool,
+        /// Wakes the threads that sleep on the half word at this byte.
+        pub wake: fn(usize),
+        /// Lets other threads run instead of waiting for them.
+        pub pause: fn() -> bool,
+        /// Whether the time limit of a wait is over.
+        pub is_time_over: fn() -> Option<bool>,
+    }
+
+    static EXPLORER: OnceLock<Explorer> = OnceLock::new();
+
+    /// Explores the interleavings of this process from now on. The first call counts.
+    pub fn set_explorer(explorer: Explorer) {
+        let _ = EXPLORER.set(explorer);
+    }
+
+    /// Announces an access to the control segment's word at this byte.
+    pub(crate) fn step(at: usize) {
+        if let Some(explorer) = EXPLORER.get() {
+            (explorer.step)(at);
+        }
+    }
+
+    /// The polls of a short wait before the thread yields its processor. In a model a second poll
+    /// adds nothing.
+    pub(crate) fn spins(polls: u32) -> u32 {
+        if EXPLORER.get().is_some() { 1 } else { polls }
+    }
+
+    pub(super) fn sleep(shared: &SharedSegment, at: usize, expected: u32) -> bool {
+        let is_expected = || shared.half_word(at).load(Ordering::SeqCst) == expected;
+        EXPLORER
+            .get()
+            .is_some_and(|explorer| (explorer.sleep)(at, &is_expected))
+    }
+
+    pub(super) fn wake(at: usize) {
+        if let Some(explorer) = EXPLORER.get() {
+            (explorer.wake)(at);
+        }
+    }
+
+    pub(super) fn pause() -> bool {
+        EXPLORER.get().is_some_and(|explorer| (explorer.pause)())
+    }
+
+    pub(super) fn is_time_over() -> Option<bool> {
+        EXPLORER
+            .get()
+            .and_then(|explorer| (explorer.is_time_over)())
     }
 }

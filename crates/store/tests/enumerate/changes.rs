@@ -9,14 +9,15 @@ use super::model::{
 };
 use super::owner;
 use super::recover::{self, MediumKind};
-use crate::session::transaction::transact;
-use crate::session::{LegFailure, LegSession, clear, write};
-use crate::shared::control;
-use crate::shared::error::StoreError;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{Stamp, TransactionPart};
 use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_store::control::LockWords;
+use pagemesh_store::pool_mapping::StoreError;
+use pagemesh_store::session::{LegFailure, LegSession, clear, write};
+use pagemesh_store::test_api::ControlInternals;
+use pagemesh_store::transaction::transact;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -32,12 +33,10 @@ impl CrashHarness<'_> {
         let of_pages = (pages.start..pages.end)
             .step_by(16)
             .chain([pages.end - 1])
-            .any(|page| {
-                !control.is_unlocked(&control::LockWords::of(handle.object, PageNo(page), 1))
-            });
+            .any(|page| !control.is_unlocked(&LockWords::of(handle.object(), PageNo(page), 1)));
         let of_nodes = |page: u64| {
             (1..=4u8).any(|level| {
-                let range = control::LockWords::of_node(handle.object, level, PageNo(page));
+                let range = LockWords::of_node(handle.object(), level, PageNo(page));
                 !control.is_unlocked(&range)
             })
         };

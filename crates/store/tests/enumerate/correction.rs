@@ -10,17 +10,16 @@ use super::harness::CrashHarness;
 use super::model::{CheckFailure, Oracle, RecoveredContents, fail};
 use super::ops::{self, MAIN, Op};
 use super::recover::{self, LAST_EPOCH, MediumKind};
-use crate::check::{CheckOptions, PoolReport, RepairPlan, check};
-use crate::format::bitmap;
-use crate::format::journal::Journal;
-use crate::format::object::COPY_AT;
-use crate::format::record::RecordAddress;
-use crate::format::table::{PageTable, SlotLocation};
-use crate::owner::pool::Pool;
-use crate::owner::scrub::{ScrubCursor, ScrubReport};
 use pagemesh_base::ids::PageNo;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{CrashPoint, Image, Media, Recorder};
+use pagemesh_store::check::{CheckOptions, PoolReport, RepairPlan, check};
+use pagemesh_store::journal::Journal;
+use pagemesh_store::pool::Pool;
+use pagemesh_store::record::RecordAddress;
+use pagemesh_store::scrub::{ScrubCursor, ScrubReport};
+use pagemesh_store::table::{PageTable, SlotLocation};
+use pagemesh_store::test_api::{COPY_AT, PoolInternals, update_line_checksum};
 use std::collections::BTreeMap;
 
 /// Far above the number of scrub steps that so small a pool needs.
@@ -83,12 +82,12 @@ fn prepare(
 /// Live records of a client's journal: position and byte offset.
 fn records(world: &CrashHarness<'_>, client: usize) -> Vec<(u64, usize)> {
     let pool = world.pool.borrow();
-    let (block, geometry) = (&pool.superblock, pool.mapping.geometry);
+    let (block, geometry) = (pool.superblock(), *pool.mapping().geometry());
     let number = world.clients[client].session.number();
     let head = block.journal_heads[number as usize];
     let place = RecordAddress::new(block.pool, block.incarnation, number, head);
     let (start, length) = (geometry.journal_at(number), geometry.journal_lines());
-    let scan = Journal::new(start, length, place).recover(&*pool.mapping.data);
+    let scan = Journal::new(start, length, place).recover(&**pool.mapping().media());
     let entries = scan.expect("sound").entries;
     let at = |position| start + (position % length) as usize * LINE_BYTES;
     entries.iter().map(|(it, _)| (*it, at(*it))).collect()
@@ -111,10 +110,10 @@ fn damages(world: &CrashHarness<'_>, kind: MediumKind, life: PoolActivity) -> Ve
         });
     };
     let pool = world.pool.borrow();
-    let (view, data) = (&pool.mapping, &*pool.mapping.data);
-    let geometry = view.geometry;
+    let (view, data) = (pool.mapping(), &**pool.mapping().media());
+    let geometry = *view.geometry();
     for (name, generation) in [("newer", 0), ("older", 1)] {
-        let place = (pool.superblock.generation - generation) % 2;
+        let place = (pool.superblock().generation - generation) % 2;
         let at = place as usize * PAGE_BYTES;
         for (word, bit) in [(0, 3), (1024, 0)] {
             add(
@@ -150,7 +149,7 @@ fn damages(world: &CrashHarness<'_>, kind: MediumKind, life: PoolActivity) -> Ve
         add(format!("bitmap, byte {word}"), line + word, bit, all);
     }
     let handle = world.handle(MAIN);
-    let entry = view.entry_at(handle.object);
+    let entry = geometry.object_at(handle.object());
     for (name, at) in [("line", 0), ("copy", COPY_AT)] {
         for (word, bit) in [(8, 1), (32, 14)] {
             add(
@@ -190,7 +189,7 @@ fn damages(world: &CrashHarness<'_>, kind: MediumKind, life: PoolActivity) -> Ve
     for bit in [bit_of(true), bit_of(false)] {
         bytes[bit / 8] ^= 1 << (bit % 8);
     }
-    bitmap::update_line_checksum(view.pool, 0, &mut bytes);
+    update_line_checksum(view.pool(), 0, &mut bytes);
     let words = (0..).zip(
         bytes
             .as_chunks::<8>()

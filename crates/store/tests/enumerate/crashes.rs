@@ -4,7 +4,7 @@ use super::budget::Budget;
 use super::harness::CrashHarness;
 use super::model::{CheckFailure, Oracle};
 use super::recover::{self, recover};
-use crate::defect::{self, Defect};
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_pmem::{CrashPoint, Image};
 use std::collections::BTreeMap;
 

@@ -7,8 +7,8 @@ use super::fixed::{self, DeathMode};
 use super::model::{CheckFailure, fail};
 use super::random::{self, plan};
 use super::recover::MediumKind;
-use super::{CheckCounts, catch_panic};
-use crate::defect::{self, Defect};
+use super::{CheckCounts, catch_panic, set_defect};
+use pagemesh_base::defect::Defect;
 use std::sync::mpsc;
 use std::thread;
 
@@ -335,9 +335,9 @@ fn run_workload(workload: Workload, tally: &mut CheckCounts) -> Result<(), Check
 /// The failure that caught the defect, and the work until then.
 fn run_with_defect(defect: Defect, workload: Workload) -> (Result<(), CheckFailure>, CheckCounts) {
     let mut tally = CheckCounts::default();
-    defect::set(Some(defect));
+    set_defect(Some(defect));
     let outcome = catch_panic(|| run_workload(workload, &mut tally));
-    defect::set(None);
+    set_defect(None);
     (outcome, tally)
 }
 

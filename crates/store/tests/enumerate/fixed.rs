@@ -5,10 +5,12 @@ use super::harness::CrashHarness;
 use super::model::{CheckFailure, Oracle, PoolContents, fail};
 use super::ops::{self, FILL, MAIN, MAIN_PAGES, OTHER, Op, PartSpec};
 use super::recover::{self, MediumKind};
-use super::{CheckCounts, POOL_BYTES, catch_panic};
-use crate::owner::pool::format;
+use super::{CheckCounts, POOL_BYTES, catch_panic, set_defect};
+use pagemesh_base::defect;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Recorder};
+use pagemesh_store::pool::format;
+use pagemesh_store::test_api::{ControlInternals, PoolInternals};
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -41,10 +43,10 @@ pub(super) fn base(kind: MediumKind, is_full: bool) -> &'static BasePool {
     static BASES: [OnceLock<BasePool>; 4] = [const { OnceLock::new() }; 4];
     let place = usize::from(kind == MediumKind::File) * 2 + usize::from(is_full);
     BASES[place].get_or_init(|| {
-        let present = crate::defect::present();
-        crate::defect::set(None);
+        let present = defect::present();
+        set_defect(None);
         let base = make_base(kind, is_full).unwrap_or_else(|wrong| panic!("the base: {wrong:?}"));
-        crate::defect::set(present);
+        set_defect(present);
         base
     })
 }

@@ -10,11 +10,12 @@ use super::model::{
 };
 use super::owner::SharedPool;
 use super::recover::{self, MediumKind};
-use crate::session::Session;
-use crate::shared::pool_mapping::Handle;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{CrashPoint, Image};
+use pagemesh_store::pool_mapping::Handle;
+use pagemesh_store::session::Session;
+use pagemesh_store::test_api::{ControlInternals, PoolInternals};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -20,13 +20,13 @@ mod changes;
 mod correction;
 mod crashes;
 mod defects;
-pub(crate) mod direct_clients;
+mod direct_clients;
 mod fixed;
 mod harness;
 mod medium;
 mod model;
 mod ops;
-pub(crate) mod owner;
+mod owner;
 mod random;
 mod recover;
 mod rng;
@@ -34,11 +34,13 @@ mod unlinked;
 
 use budget::ImageHistogram;
 use model::CheckFailure;
+use pagemesh_base::defect::{self, Defect};
+use pagemesh_store::test_api::forget_granted_frames;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The smallest pool: its images are cheap, and it fills up early.
-const POOL_BYTES: usize = crate::format::geometry::POOL_BYTES_MIN as usize;
+const POOL_BYTES: usize = pagemesh_store::geometry::POOL_BYTES_MIN as usize;
 
 /// Images that an ordinary test run checks at least.
 const IMAGES: u64 = 200_000;
@@ -132,6 +134,12 @@ impl fmt::Display for CheckCounts {
             self.unlisted_images,
         )
     }
+}
+
+/// Sets the defect of this thread, or clears it.
+fn set_defect(defect: Option<Defect>) {
+    defect::set(defect);
+    forget_granted_frames();
 }
 
 /// Runs a check; a panic of the store is a failure like any other.

@@ -1,7 +1,7 @@
 //! A recorded medium; its user dies at a chosen access.
 
-use crate::defect::{self, Defect};
 use pagemesh_base::checksum::PageChecksums;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{FenceProof, MapError, Media, Recorder, UnfencedStores};
 use std::sync::atomic::{AtomicI64, Ordering};

@@ -228,8 +228,8 @@ pub(super) fn run(world: &mut CrashHarness<'_>, op: &Op, tag: u64) -> Result<(),
     Ok(())
 }
 
-type Pool = crate::owner::pool::Pool<super::medium::CrashMedium>;
-type Outcome = Result<(), crate::owner::pool::ObjectError>;
+type Pool = pagemesh_store::pool::Pool<super::medium::CrashMedium>;
+type Outcome = Result<(), pagemesh_store::pool::ObjectError>;
 
 fn owner_op(
     world: &mut CrashHarness<'_>,

@@ -3,16 +3,16 @@
 use super::medium::CrashMedium;
 use super::model::{CheckFailure, ObjectContents, ObjectEntry, PageBytes, RecoveredContents, fail};
 use super::owner::{self, SharedPool};
-use crate::format::bitmap::Bitmap;
-use crate::owner::pool::Pool;
-use crate::session::{LegSession, Session, write};
-use crate::shared::error::StoreError;
-use crate::shared::pool_mapping::Handle;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Recorder};
+use pagemesh_store::pool::Pool;
+use pagemesh_store::pool_mapping::Handle;
+use pagemesh_store::pool_mapping::StoreError;
+use pagemesh_store::session::{LegSession, Session, write};
+use pagemesh_store::test_api::PoolInternals;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -223,18 +223,14 @@ pub(super) fn empty(
             return fail("maintenance", "no end after the maximum of rounds");
         }
     }
-    let (bitmap, bad) = Bitmap::load(
-        &*pool.mapping.data,
-        &pool.mapping.geometry,
-        pool.mapping.pool,
-    );
-    if !bad.is_empty() {
-        return fail("the bitmap", format!("{bad:?}"));
+    let (used, is_damaged) = pool.stored_used_frames();
+    if is_damaged {
+        return fail("the bitmap", "a line is damaged");
     }
-    if bitmap.used() > 0 {
+    if used > 0 {
         return fail(
             "frames in use",
-            format!("{} are, and nothing names them", bitmap.used()),
+            format!("{used} are, and nothing names them"),
         );
     }
     let usage = pool.usage();

@@ -6,8 +6,8 @@ use super::harness::CrashHarness;
 use super::model::CheckFailure;
 use super::ops::{self, MAIN, Op, PartSpec};
 use super::recover::{self, MediumKind};
-use super::{CheckCounts, catch_panic};
-use crate::defect::{self, Defect};
+use super::{CheckCounts, catch_panic, set_defect};
+use pagemesh_base::defect::Defect;
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeMap;
 
@@ -68,9 +68,9 @@ fn check_lost_link() -> Result<(), CheckFailure> {
 #[test]
 fn transaction_is_lost_with_leaf_of_another_session() {
     check_lost_link().unwrap_or_else(|wrong| panic!("{wrong:?}"));
-    defect::set(Some(Defect::GroupWithoutLeaf));
+    set_defect(Some(Defect::GroupWithoutLeaf));
     let caught = check_lost_link();
-    defect::set(None);
+    set_defect(None);
     println!("{caught:?}");
     assert!(caught.is_err(), "half of it is there");
 }

@@ -1,20 +1,20 @@
 //! Single structures of the medium: a decoded value encodes to the bytes that the encoder writes.
 
 use super::target;
-use crate::format::geometry::{Geometry, JOURNALS_MAX, OBJECT_BYTES};
-use crate::format::object::{Object, ObjectState};
-use crate::format::record::{
-    Change, GroupPosition, JournalEntry, ObjectRecord, PAGES_MAX, Patch, Record, RecordAddress,
-    add_checksum, encode_pad, is_pad,
-};
-use crate::format::slot::{ROUND_MAX, Slot};
-use crate::format::superblock::{BadSuperblock, Superblock};
 use pagemesh_base::checksum::{PageChecksums, crc32c, crc32c_append};
 use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_fuzz::{Random, measure_allocation};
 use pagemesh_pmem::{Durability, StatedClass};
+use pagemesh_store::geometry::{Geometry, JOURNALS_MAX, OBJECT_BYTES};
+use pagemesh_store::object::{Object, ObjectState};
+use pagemesh_store::record::{
+    Change, GroupPosition, JournalEntry, ObjectRecord, PAGES_MAX, Patch, Record, RecordAddress,
+    add_checksum, encode_pad, is_pad,
+};
+use pagemesh_store::slot::{ROUND_MAX, Slot};
+use pagemesh_store::superblock::{BadSuperblock, Superblock};
 use std::mem::discriminant;
 use uuid::Uuid;
 
@@ -178,7 +178,7 @@ fn object(state: ObjectState) -> [u8; OBJECT_BYTES as usize] {
 fn reseal_record(bytes: &mut [u8], _: &mut Random) {
     let (lines, _) = bytes.as_chunks_mut::<LINE_BYTES>();
     if let Some(first) = lines.first() {
-        let claimed = crate::format::record::claimed_lines(first).min(lines.len());
+        let claimed = pagemesh_store::record::claimed_lines(first).min(lines.len());
         add_checksum(&mut lines[..claimed], &place());
     }
 }

@@ -8,19 +8,20 @@
 
 use super::tampering::{CHANGE_BYTES, TamperedImage};
 use super::target;
-use crate::check::{CheckOptions, FINDINGS_MAX, FindingKind, Remedy, check};
-use crate::owner::pool::{ObjectError, Pool, format};
-use crate::owner::scrub::{ScrubCursor, ScrubReport};
-use crate::recovery::{PoolError, recover};
-use crate::session::transaction::transact;
-use crate::session::{LegSession, Session, clear, write};
-use crate::shared::error::StoreError;
-use crate::shared::pool_mapping::Handle;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{Stamp, TransactionPart};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Recorder;
+use pagemesh_store::check::{CheckOptions, FINDINGS_MAX, FindingKind, Remedy, check};
+use pagemesh_store::pool::{ObjectError, Pool, format};
+use pagemesh_store::pool_mapping::Handle;
+use pagemesh_store::pool_mapping::StoreError;
+use pagemesh_store::recovery::PoolError;
+use pagemesh_store::scrub::{ScrubCursor, ScrubReport};
+use pagemesh_store::session::{LegSession, Session, clear, write};
+use pagemesh_store::test_api::{ControlInternals, recover};
+use pagemesh_store::transaction::transact;
 use std::hash::Hash;
 use std::mem::{Discriminant, discriminant};
 use std::sync::Arc;
@@ -253,8 +254,8 @@ fn scrub(pool: &mut Pool<Recorder>) -> Result<ScrubReport, ObjectError> {
 /// Opens a pool, uses it, closes it, and opens it again.
 fn use_pool(image: pagemesh_pmem::Image, is_evident: bool, is_counting: bool) -> impl Hash {
     // On a file the order of persisted lines is unknown.
-    let unordered = recover(&Recorder::from_image(image.clone()), false, None);
-    let unordered = unordered.map(drop).map_err(|error| discriminant(&error));
+    let unordered = recover(&Recorder::from_image(image.clone()), false);
+    let unordered = unordered.map_err(|error| discriminant(&error));
     let media = Arc::new(Recorder::from_image(image));
     let pool = match open(&media) {
         Err(error) => return (unordered, CaseOutcome::Refused(discriminant(&error))),

@@ -11,14 +11,14 @@
 //! defect or an attacker, not only losses of the medium.
 
 use super::entries::reseal_superblock;
-use crate::format::bitmap;
-use crate::format::geometry::{Geometry, IN_FLIGHT_BYTES, OBJECT_BYTES, Region};
-use crate::format::record::{JournalEntry, RecordAddress, add_checksum, claimed_lines};
-use crate::format::slot::Slot;
-use crate::format::superblock::Superblock;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::FrameNo;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_store::geometry::{Geometry, IN_FLIGHT_BYTES, OBJECT_BYTES, Region};
+use pagemesh_store::record::{JournalEntry, RecordAddress, add_checksum, claimed_lines};
+use pagemesh_store::slot::Slot;
+use pagemesh_store::superblock::Superblock;
+use pagemesh_store::test_api::update_line_checksum;
 
 pub(super) const CHANGE_BYTES: usize = 12;
 /// Changes of one case.
@@ -143,7 +143,7 @@ impl TamperedImage {
         let line = at / LINE_BYTES;
         let bytes = self.bytes[start + line * LINE_BYTES..].first_chunk_mut();
         if let (true, Some(bytes)) = (reseal, bytes) {
-            bitmap::update_line_checksum(self.block.pool, line, bytes);
+            update_line_checksum(self.block.pool, line, bytes);
         }
     }
 

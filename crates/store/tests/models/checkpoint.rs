@@ -6,9 +6,10 @@
 
 use super::medium::{ModelMedium, StreamVisibility};
 use super::model_pool::{ModelPool, initial_byte, read_page, write_page};
-use crate::defect::Defect;
-use crate::owner::pool::Pool;
+use pagemesh_base::defect::Defect;
 use pagemesh_models::{Model, assert_finds, run_threads};
+use pagemesh_store::pool::Pool;
+use pagemesh_store::test_api::PoolInternals;
 
 /// Two sessions write 1 and 2 into these pages while the owner acts.
 fn two_writers(pages: [u64; 2], owner: impl FnOnce(&mut Pool<ModelMedium>) + Send) -> ModelPool {

@@ -5,13 +5,13 @@
 
 use super::medium::StreamVisibility;
 use super::model_pool::{ModelPool, initial_byte};
-use crate::defect::Defect;
-use crate::format::object::ROOT_AT;
-use crate::session::Session;
+use pagemesh_base::defect::Defect;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_models::{Model, assert_finds, run_threads};
 use pagemesh_pmem::Media;
+use pagemesh_store::session::Session;
+use pagemesh_store::test_api::{ROOT_AT, SessionInternals};
 use uuid::Uuid;
 
 /// A bit flipped in the root slot, which names no node yet. One session links a node there while
@@ -22,7 +22,7 @@ fn link_and_walk() {
     let empty = SliceId(Uuid::from_u128(2));
     world.pool.create(empty, 1 << 20).expect("room");
     let handle = world.pool.handle(empty).expect("the object");
-    let root_at = view.entry_at(handle.object()) + ROOT_AT;
+    let root_at = view.geometry().object_at(handle.object()) + ROOT_AT;
     world.medium.store(root_at, 1 << 45);
     let [one, two] = &mut world.sessions[..] else {
         panic!("two sessions");

@@ -6,11 +6,12 @@
 
 use super::medium::StreamVisibility;
 use super::model_pool::{ModelPool, initial_byte, write_page};
-use crate::defect::Defect;
-use crate::owner::pool::ObjectError;
-use crate::shared::error::StoreError;
+use pagemesh_base::defect::Defect;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_models::{Access, Model, assert_finds, has_ended, pause, run_threads, step};
+use pagemesh_store::pool::ObjectError;
+use pagemesh_store::pool_mapping::StoreError;
+use pagemesh_store::test_api::PoolInternals;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The owner recalls a session's grants while the session writes.
@@ -68,11 +69,8 @@ fn frame_request() {
     pool.checkpoint().expect("a sound pool");
     // With so few free frames a session gets none without asking.
     let mut taken = Vec::new();
-    while pool.frame_allocator.free() > 10 {
-        taken.extend(
-            pool.frame_allocator
-                .allocate(pool.frame_allocator.free() - 10),
-        );
+    while pool.free_frames() > 10 {
+        taken.extend(pool.allocate_frames(pool.free_frames() - 10));
     }
     let view = pool.mapping().clone();
     let (control, is_over) = (view.control(), &AtomicBool::new(false));
@@ -95,8 +93,9 @@ fn frame_request() {
             }
         }),
     ]);
-    let frames = &mut world.pool.frame_allocator;
-    taken.into_iter().for_each(|run| frames.return_unused(run));
+    for run in taken {
+        world.pool.return_frames(run);
+    }
     world.check(&[&[1], &[initial_byte(1)], &[initial_byte(2)], &[9]]);
 }
 

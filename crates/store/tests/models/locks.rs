@@ -3,12 +3,13 @@
 //! Property: a word has one holder. A waiter gets it without the time limit of its sleep. The words
 //! of a dead session are freed once, after its death.
 
-use crate::defect::Defect;
-use crate::shared::control::{Control, LockWords};
+use pagemesh_base::defect::Defect;
 use pagemesh_base::ids::{Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_models::{
     Access, Model, Thread, assert_finds, has_ended, pause_until, run_threads, step,
 };
+use pagemesh_store::control::{Control, LockWords};
+use pagemesh_store::test_api::ControlInternals;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const OBJECT: ObjectId = ObjectId(1);
@@ -54,6 +55,11 @@ impl LockHolders {
     }
 }
 
+fn segment() -> Control {
+    super::explore_product();
+    Control::create(4, Incarnation(1), Seq(1)).expect("a segment")
+}
+
 fn lock_and_unlock(control: &Control, inside: &LockHolders, pages: (u64, u64), session: u32) {
     control.lock(&range(pages), session).expect("no limit");
     inside.change(pages, LockHolders::NOBODY, session);
@@ -62,7 +68,7 @@ fn lock_and_unlock(control: &Control, inside: &LockHolders, pages: (u64, u64), s
 }
 
 fn three_sessions_lock() {
-    let control = Control::create(4, Incarnation(1), Seq(1)).expect("a segment");
+    let control = segment();
     let (control, inside) = (&control, &LockHolders::new());
     let thread = |pages, session| -> Thread<'_> {
         Box::new(move || lock_and_unlock(control, inside, pages, session))
@@ -73,7 +79,7 @@ fn three_sessions_lock() {
 
 /// The first holder may die at any access; the last thread retires it and takes its turn.
 fn lock_holder_dies() {
-    let control = Control::create(4, Incarnation(1), Seq(1)).expect("a segment");
+    let control = segment();
     let (control, inside) = (&control, &LockHolders::new());
     run_threads(vec![
         Box::new(|| lock_and_unlock(control, inside, LONG, 0)),

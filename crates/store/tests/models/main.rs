@@ -15,3 +15,19 @@ mod scrub;
 mod session_ends;
 mod slots;
 mod transactions;
+
+use pagemesh_models::{Access, sleep, step};
+use pagemesh_store::test_api::{Explorer, set_explorer};
+
+const CONTROL: &str = "control segment";
+
+/// Makes the product's accesses to the control segment the steps of the models of this process.
+fn explore_product() {
+    set_explorer(Explorer {
+        step: |at| step(CONTROL, at..at + 1, Access::Change),
+        sleep: |at, is_expected| sleep(CONTROL, at, is_expected),
+        wake: |at| pagemesh_models::wake(CONTROL, at),
+        pause: pagemesh_models::pause,
+        is_time_over: pagemesh_models::is_time_over,
+    });
+}

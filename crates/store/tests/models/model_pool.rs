@@ -1,18 +1,18 @@
 //! A small pool with a few sessions, and the conditions that must hold at the end.
 
 use super::medium::{ModelMedium, StreamVisibility};
-use crate::format::frame_set::FrameSet;
-use crate::format::journal::{JournalChunk, NextEntry};
-use crate::format::record::Record;
-use crate::owner::pool::{Pool, format};
-use crate::session::{LegFailure, LegSession, Session, write};
-use crate::shared::error::StoreError;
-use crate::shared::pool_mapping::Handle;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Image;
+use pagemesh_store::journal::{JournalChunk, NextEntry};
+use pagemesh_store::pool::{Pool, format};
+use pagemesh_store::pool_mapping::Handle;
+use pagemesh_store::pool_mapping::StoreError;
+use pagemesh_store::record::Record;
+use pagemesh_store::session::{LegFailure, LegSession, Session, write};
+use pagemesh_store::test_api::{ControlInternals, PoolInternals};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use uuid::Uuid;
@@ -112,6 +112,7 @@ pub(super) fn read_page(
 
 impl ModelPool {
     pub(super) fn new(sessions: usize, streams: StreamVisibility) -> ModelPool {
+        super::explore_product();
         let (medium, mut pool) = open(image(), streams);
         let handle = pool.handle(SLICE).expect("the object");
         let session = |_| {
@@ -130,22 +131,21 @@ impl ModelPool {
     /// Checks that a checkpoint has applied every record that it passed, and that journals hold no
     /// applied record that recovery would replay.
     pub(super) fn check_checkpoint(&mut self) {
-        let passed = self.pool.superblock.checkpoint;
-        for number in 0..self.pool.superblock.journals_end {
+        let block = self.pool.superblock().clone();
+        for number in 0..block.journals_end {
             let view = self.pool.mapping().clone();
-            let committed = view.control.session_cells(number).committed();
+            let committed = view.control().session_cells(number).committed();
             let committed = committed.load(Ordering::Acquire);
-            let applied = self.pool.sessions.session(number).applied_journal.end();
-            let mut journal = self
-                .pool
-                .journal_at(number, self.pool.superblock.journal_heads[number as usize]);
+            let applied = self.pool.applied_end(number);
+            let head = block.journal_heads[number as usize];
+            let mut journal = self.pool.journal_at(number, head);
             let (mut chunk, mut record) = (JournalChunk::default(), Record::empty());
             while journal.end() < committed {
-                journal.read_ahead(&*view.data, committed, &mut chunk);
+                journal.read_ahead(&**view.media(), committed, &mut chunk);
                 let is_applied = journal.end() < applied;
                 let found = journal.read_next(&chunk, &mut record).expect("a record");
                 if found == NextEntry::Map {
-                    let is_right = is_applied == (record.seq < passed);
+                    let is_right = is_applied == (record.seq < block.checkpoint);
                     assert!(is_right, "{}: applied {is_applied}", record.seq);
                 }
             }
@@ -204,22 +204,14 @@ impl ModelPool {
             }
         }
         self.pool.checkpoint().expect("a sound pool");
-        let view = self.pool.mapping().clone();
-        let next = view.control.seq().load(Ordering::Acquire);
+        let next = self.pool.mapping().control().seq().load(Ordering::Acquire);
         assert_eq!(self.pool.checkpoint_limit().0, next, "a floor was left");
-        let (frame_set, is_whole) = FrameSet::from_tables(
-            &*view.data,
-            &view.geometry,
-            self.pool.superblock.objects_end,
-        );
-        assert!(is_whole, "a table is damaged");
-        let bitmap = self.pool.frame_allocator.bitmap();
-        assert!(
-            bitmap.words() == frame_set.words(),
-            "a frame is lost or used twice"
-        );
+        let mapped = self.pool.mapped_frames().expect("a table is damaged");
+        let used = self.pool.used_frames();
+        assert!(used == mapped, "a frame is lost or used twice");
         let usage = self.pool.usage();
-        let used_bytes = bitmap.used() * PAGE_BYTES as u64;
+        let used: u32 = used.iter().map(|word| word.count_ones()).sum();
+        let used_bytes = u64::from(used) * PAGE_BYTES as u64;
         assert_eq!(
             usage.free_bytes + used_bytes,
             usage.capacity_bytes,

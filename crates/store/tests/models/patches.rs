@@ -6,7 +6,7 @@
 
 use super::medium::StreamVisibility;
 use super::model_pool::{ModelPool, PAGES, initial_byte, read_page, write_bytes};
-use crate::defect::Defect;
+use pagemesh_base::defect::Defect;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_models::{Model, assert_finds, has_ended, pause_until, run_threads};
@@ -15,7 +15,7 @@ use pagemesh_pmem::Media;
 /// Bytes that lie in both halves of a page.
 const FIRST: usize = PAGE_BYTES / 2 - 40;
 const LEN: usize = 80;
-const _: () = assert!(LEN <= crate::session::patch::PATCH_MAX && PAGES > 1);
+const _: () = assert!(LEN <= pagemesh_store::patch::PATCH_MAX && PAGES > 1);
 
 /// The value of the patched bytes: all of them are the same.
 fn value(page: &[u8; PAGE_BYTES]) -> u8 {

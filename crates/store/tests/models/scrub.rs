@@ -5,9 +5,10 @@
 
 use super::medium::StreamVisibility;
 use super::model_pool::{ModelPool, initial_byte, write_page};
-use crate::defect::Defect;
-use crate::owner::scrub::ScrubReport;
+use pagemesh_base::defect::Defect;
 use pagemesh_models::{Model, assert_finds, run_threads};
+use pagemesh_store::scrub::ScrubReport;
+use pagemesh_store::test_api::PoolInternals;
 
 fn writes_and_scrub() {
     let mut world = ModelPool::new(1, StreamVisibility::AtFence);

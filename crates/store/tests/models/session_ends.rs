@@ -6,9 +6,9 @@
 
 use super::medium::StreamVisibility;
 use super::model_pool::{ModelPool, initial_byte, write_page};
-use crate::defect::Defect;
-use crate::shared::error::StoreError;
+use pagemesh_base::defect::Defect;
 use pagemesh_models::{Model, assert_finds, has_ended, pause, pause_until, run_threads};
+use pagemesh_store::pool_mapping::StoreError;
 
 /// Two sessions write the same page; the first one may die at any access.
 fn session_death(streams: StreamVisibility) {

@@ -7,13 +7,14 @@ use super::medium::StreamVisibility;
 use super::model_pool::{
     ModelPool, PAGES, WRITTEN, initial_byte, read_page, write_bytes, write_page,
 };
-use crate::defect::Defect;
-use crate::format::slot::Slot;
-use crate::format::table::SlotLocation;
-use crate::shared::control::FrameRun;
+use pagemesh_base::defect::Defect;
 use pagemesh_base::ids::PageNo;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_models::{Model, assert_finds, run_threads};
+use pagemesh_store::control::FrameRun;
+use pagemesh_store::slot::Slot;
+use pagemesh_store::table::SlotLocation;
+use pagemesh_store::test_api::{MappingInternals, PoolInternals};
 
 /// The slot of a page.
 fn slot(world: &ModelPool, page: u64) -> Slot {
@@ -79,8 +80,7 @@ fn frame_reuse() {
         panic!("two sessions");
     };
     // One frame is left to the writer: the next one that it gets is the frame that it freed.
-    let taken: Vec<FrameRun> =
-        std::iter::from_fn(|| pool.frame_allocator.allocate(PAGES)).collect();
+    let taken: Vec<FrameRun> = std::iter::from_fn(|| pool.allocate_frames(PAGES)).collect();
     let mut page = WRITTEN;
     while ModelPool::grants_left(pool, writer.number()) > 1 {
         write_page(writer, handle, page, 11).expect("room");
@@ -103,9 +103,7 @@ fn frame_reuse() {
             write_page(writer, handle, page, 13).expect("room");
         }),
     ]);
-    taken
-        .into_iter()
-        .for_each(|run| pool.frame_allocator.return_unused(run));
+    taken.into_iter().for_each(|run| pool.return_frames(run));
     world.check(&[
         &[12],
         &[initial_byte(1)],

@@ -5,14 +5,14 @@
 
 use super::medium::{ModelMedium, StreamVisibility};
 use super::model_pool::{ModelPool, PAGES, initial_byte, read_page, write_page};
-use crate::defect::Defect;
-use crate::session::transaction::transact;
-use crate::session::{LegFailure, LegSession, Session};
-use crate::shared::pool_mapping::Handle;
+use pagemesh_base::defect::Defect;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::slice::{Stamp, TransactionPart};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_models::{Model, assert_finds, has_ended, pause_until, run_threads};
+use pagemesh_store::pool_mapping::Handle;
+use pagemesh_store::session::{LegFailure, LegSession, Session};
+use pagemesh_store::transaction::transact;
 
 /// The pages written: of one leaf, and of two lock words.
 const NEAR: u64 = 0;

@@ -1,21 +1,22 @@
 //! Tests of pages that are changed in place: the flush of the bytes, the frames that recovery may
 //! copy them into, damaged pages, and the pages that are copied all the same.
 
-use crate::defect::{self, Defect};
-use crate::format::geometry::frame_at;
-use crate::format::slot::Slot;
-use crate::format::table::SlotLocation;
-use crate::owner::pool::{Pool, format};
-use crate::session::{LegSession, Session, write};
-use crate::shared::control::FrameRun;
-use crate::shared::error::StoreError;
-use crate::shared::pool_mapping::Handle;
 use pagemesh_base::checksum::PageChecksums;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, FrameNo, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{FenceProof, Image, MapError, Media, Recorder, UnfencedStores};
+use pagemesh_store::control::FrameRun;
+use pagemesh_store::pool::{Pool, format};
+use pagemesh_store::pool_mapping::{Handle, StoreError};
+use pagemesh_store::session::{LegSession, Session, write};
+use pagemesh_store::slot::Slot;
+use pagemesh_store::table::SlotLocation;
+use pagemesh_store::test_api::{
+    ControlInternals, MappingInternals, PoolInternals, SessionInternals, frame_at,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use uuid::Uuid;
@@ -156,7 +157,7 @@ fn patched_page(within: usize, len: usize) -> [u8; PAGE_BYTES] {
 fn flushed_patch_bytes_are_not_read_again() {
     let mut world = PatchFixture::new();
     let spoil = |world: &PatchFixture, line: u64| {
-        let geometry = &world.pool.mapping().geometry;
+        let geometry = world.pool.mapping().geometry();
         let journal = geometry.journal_at(world.session.number());
         let at = journal + (line % geometry.journal_lines()) as usize * LINE_BYTES;
         world.medium.store(at, !world.medium.load(at));
@@ -167,7 +168,7 @@ fn flushed_patch_bytes_are_not_read_again() {
     pages
         .iter()
         .for_each(|page| world.write(page * PAGE, &[1; PAGE_BYTES]));
-    let first = world.session.journal.end();
+    let first = world.session.journal_end();
     pages
         .iter()
         .for_each(|page| world.write(page * PAGE + 8, &[2; 200]));
@@ -175,7 +176,7 @@ fn flushed_patch_bytes_are_not_read_again() {
     world.pool.maintain().expect("the bytes are not needed");
     assert_eq!(world.read_page(1).expect("sound")[8..208], [2; 200]);
     world.write(pages[0] * PAGE, &[3; 200]);
-    spoil(&world, world.session.journal.end() - 1);
+    spoil(&world, world.session.journal_end() - 1);
     assert!(
         world.pool.maintain().is_err(),
         "nothing has flushed the last patch"
@@ -207,7 +208,7 @@ fn only_patch_keeps_the_frame() {
         (0, 1),
         (4095, 1),
         (100, 300),
-        (1000, crate::session::patch::PATCH_MAX),
+        (1000, pagemesh_store::patch::PATCH_MAX),
     ] {
         let before = world.slot(0);
         world.write(0, &[1; PAGE_BYTES]);
@@ -221,7 +222,7 @@ fn only_patch_keeps_the_frame() {
         world.pool.maintain().expect("sound");
     }
     let before = world.frame(0);
-    world.write(0, &[1; crate::session::patch::PATCH_MAX + 1]);
+    world.write(0, &[1; pagemesh_store::patch::PATCH_MAX + 1]);
     assert_ne!(world.frame(0), before, "too long");
     world.write(7 * PAGE + 5, &[2; 10]);
     let page = world.read_page(7).expect("sound");
@@ -287,7 +288,7 @@ fn is_unchanged_by_recovery() -> bool {
     let mut world = PatchFixture::new();
     let frame = world.frame(0);
     // Leaves the session one of all frames.
-    while world.pool.frame_allocator.allocate(PAGES).is_some() {}
+    while world.pool.allocate_frames(PAGES).is_some() {}
     let number = world.session.number();
     let left = |pool: &Pool<UnflushedMedium>| {
         let cells = pool.mapping().control().session_cells(number);
@@ -303,17 +304,11 @@ fn is_unchanged_by_recovery() -> bool {
     world.write(50, &[2; 300]);
     world.write(0, &[3; PAGE_BYTES]);
     world.pool.checkpoint().expect("sound");
-    let Pool {
-        sessions: lanes,
-        frame_allocator: frames,
-        mapping: view,
-        ..
-    } = &mut world.pool;
-    lanes.session(number).refill(view, number, frames, 1);
+    world.pool.grant_frames(number, 1);
     world.write(page * PAGE, &[4; PAGE_BYTES]);
     assert_eq!(world.frame(page), frame, "it is used again");
     let mut image = world.medium.recorder.crash_point().all_persisted();
-    let newest = world.pool.superblock.offset();
+    let newest = world.pool.superblock().offset();
     image.set_word(newest + 40, !image.word(newest + 40));
     let mut again = PatchFixture::reopened(image);
     assert_eq!(again.read_page(0), Ok([3; PAGE_BYTES]));
@@ -368,8 +363,7 @@ fn page_is_patched_beyond_generation_lap() {
     assert_eq!((world.read_page(0), world.frame(0)), (Ok(expected), frame));
     let number = world.session.number();
     world.pool.close_session(number).expect("sound");
-    let runs: Vec<FrameRun> =
-        std::iter::from_fn(|| world.pool.frame_allocator.allocate(PAGES)).collect();
+    let runs: Vec<FrameRun> = std::iter::from_fn(|| world.pool.allocate_frames(PAGES)).collect();
     let named = runs
         .iter()
         .any(|run| (run.start..run.start + run.len).contains(&frame.0));

@@ -2,16 +2,17 @@
 //! medium damaged meanwhile: the owner that retires the session publishes its operation all the
 //! same.
 
-use crate::format::slot::Slot;
-use crate::format::table::SlotLocation;
-use crate::owner::pool::{Pool, format};
-use crate::session::{LegSession, Session, write};
-use crate::shared::pool_mapping::Handle;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Media, Recorder};
+use pagemesh_store::pool::{Pool, format};
+use pagemesh_store::pool_mapping::Handle;
+use pagemesh_store::session::{LegSession, Session, write};
+use pagemesh_store::slot::Slot;
+use pagemesh_store::table::SlotLocation;
+use pagemesh_store::test_api::{ControlInternals, MappingInternals};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uuid::Uuid;
@@ -51,7 +52,7 @@ fn check_retirement(level: u8, bit: u32, is_swapped: bool) {
     put(&mut dead, handle, 4, 1);
     let (page_at, damaged_at) = (slot_at(0), slot_at(level));
     let before = media.load(page_at);
-    let cells = view.control.session_cells(dead.number());
+    let cells = view.control().session_cells(dead.number());
     let committed = cells.committed().load(Ordering::SeqCst);
     put(&mut dead, handle, 3, 2);
     // The state before the record is published: the operation is in progress.

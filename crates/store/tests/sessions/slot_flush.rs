@@ -1,14 +1,15 @@
 //! Tests that each slot is flushed, by its session with the next record or by the owner's
 //! checkpoint. Neither may assume that the other did it.
 
-use crate::owner::pool::{Pool, format};
-use crate::session::{LegSession, Session, write};
-use crate::shared::pool_mapping::Handle;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Recorder;
+use pagemesh_store::pool::{Pool, format};
+use pagemesh_store::pool_mapping::Handle;
+use pagemesh_store::session::{LegSession, Session, write};
+use pagemesh_store::test_api::ControlInternals;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uuid::Uuid;

@@ -1,16 +1,17 @@
 //! Tests of a session that is stalled in an operation.
 
-use crate::defect::{self, Defect};
-use crate::format::object::ObjectState;
-use crate::owner::pool::{ObjectError, Pool, format};
-use crate::session::{LegSession, Session, write};
-use crate::shared::control::LockWords;
-use crate::shared::pool_mapping::{Handle, PoolMapping};
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Media, Recorder};
+use pagemesh_store::control::LockWords;
+use pagemesh_store::object::ObjectState;
+use pagemesh_store::pool::{ObjectError, Pool, format};
+use pagemesh_store::pool_mapping::{Handle, PoolMapping};
+use pagemesh_store::session::{LegSession, Session, write};
+use pagemesh_store::test_api::{ControlInternals, MappingInternals, SessionInternals};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uuid::Uuid;
@@ -37,7 +38,7 @@ fn put(session: &mut Session<Recorder>, handle: Handle, page: u64, byte: u8, op:
 
 /// The byte that fills a page after all processes have died and the pool was recovered.
 fn recovered(pool: &Pool<Recorder>, page: u64) -> u8 {
-    let image = pool.mapping().data.visible_image();
+    let image = pool.mapping().media().visible_image();
     let media = Arc::new(Recorder::from_image(image));
     let (mut pool, _) = Pool::open(media.clone(), media).expect("sound");
     let number = pool.open_session(1, 1).expect("a session");
@@ -57,17 +58,17 @@ fn last_write_survives_stale_floor() -> bool {
     let numbers = [(); 3].map(|()| pool.open_session(1, 1).expect("a session"));
     let [mut one, mut two] = [0, 1].map(|at| Session::new(pool.mapping().clone(), numbers[at]));
     let view = pool.mapping().clone();
-    let early = view.control.seq().load(Ordering::SeqCst);
+    let early = view.control().seq().load(Ordering::SeqCst);
     // The write may be missing on another leg, so its record stays in the journal.
     put(&mut one, handle, 1, 1, 1, 0);
     put(&mut two, handle, 1, 2, 2, 0);
     put(&mut two, handle, 2, 3, 3, 0);
     pool.maintain().expect("sound");
     // A thread that read the counter earlier continues.
-    let cells = view.control.session_cells(numbers[2]);
+    let cells = view.control().session_cells(numbers[2]);
     cells.active().fetch_add(1, Ordering::SeqCst);
     cells.floor().store(early, Ordering::SeqCst);
-    view.control.seq().fetch_add(1, Ordering::SeqCst);
+    view.control().seq().fetch_add(1, Ordering::SeqCst);
     // The superblock has something to record.
     two.record_complete(Stamp {
         epoch: Epoch(1),
@@ -89,9 +90,9 @@ fn stale_floor_restores_no_old_data() {
 
 /// The state that a process leaves if it stops after it took its seq.
 fn stall_in_op(view: &PoolMapping<Recorder>, session: u32) {
-    let cells = view.control.session_cells(session);
+    let cells = view.control().session_cells(session);
     cells.active().fetch_add(1, Ordering::SeqCst);
-    let next = view.control.seq().fetch_add(1, Ordering::SeqCst);
+    let next = view.control().seq().fetch_add(1, Ordering::SeqCst);
     cells.floor().store(next, Ordering::SeqCst);
 }
 
@@ -123,7 +124,7 @@ fn writer_does_not_wait_for_stalled_operation() {
     }
     writer.join().expect("room all the time");
     assert_eq!(pool.sessions_in_op(), [still], "the session was not ended");
-    let frames = view.geometry.frame_numbers();
+    let frames = view.geometry().frame_numbers();
     assert!(
         WRITES > 4 * (frames.end - frames.start),
         "all were used again"
@@ -163,7 +164,7 @@ fn waiter_for_last_frames_gets_stalled_session_reported() {
     };
     assert_eq!(reported, still);
     // The end of the stalled session, as the brick carries it out.
-    view.control
+    view.control()
         .session_cells(still)
         .active()
         .fetch_add(1, Ordering::SeqCst);
@@ -183,7 +184,7 @@ fn deleted_object_keeps_frames_while_operation_runs() {
     let stalled = pool.open_session(1, 1).expect("a session");
     let (object, _) = pool.find(SLICE).expect("the slice");
     let view = pool.mapping().clone();
-    let cells = view.control.session_cells(stalled);
+    let cells = view.control().session_cells(stalled);
     cells.active().fetch_add(1, Ordering::SeqCst);
     for _ in 0..2 {
         let stuck = pool.delete(SLICE);
@@ -191,7 +192,10 @@ fn deleted_object_keeps_frames_while_operation_runs() {
             matches!(stuck, Err(ObjectError::SessionStuck { session, .. }) if session == stalled)
         );
         while pool.maintain().expect("sound") {}
-        assert_eq!(pool.objects[&object].state, ObjectState::Deleting);
+        assert_eq!(
+            pool.object(object).expect("an entry").state,
+            ObjectState::Deleting
+        );
     }
     assert!(matches!(
         pool.create(SLICE, PAGE_BYTES as u64),
@@ -200,7 +204,7 @@ fn deleted_object_keeps_frames_while_operation_runs() {
     cells.active().fetch_add(1, Ordering::SeqCst);
     pool.delete(SLICE).expect("no operation in progress");
     while pool.maintain().expect("sound") {}
-    let entry = pool.objects.get(&object);
+    let entry = pool.object(object);
     assert!(entry.is_none_or(|entry| entry.state == ObjectState::Free));
     assert!(matches!(pool.delete(SLICE), Err(ObjectError::Unknown(_))));
 }
@@ -215,9 +219,9 @@ fn reader_of_changing_page_reports_stalled_session() {
     let at = session.slot_at(&handle, PageNo(1));
     let at = at.expect("sound").expect("a leaf");
     let slot = view.slot(at, PageNo(1)).expect("sound");
-    let word = LockWords::of(handle.object, PageNo(1), 1);
-    view.control.lock(&word, still).expect("free");
-    view.meta.store(at, slot.changing().encode());
+    let word = LockWords::of(handle.object(), PageNo(1), 1);
+    view.control().lock(&word, still).expect("free");
+    view.media().store(at, slot.changing().encode());
     let reader = std::thread::spawn(move || {
         let (at, mut bytes) = (PAGE_BYTES as u64, [0; PAGE_BYTES]);
         session
@@ -226,15 +230,15 @@ fn reader_of_changing_page_reports_stalled_session() {
     });
     let reported = loop {
         assert!(!reader.is_finished(), "the page is being changed");
-        let reported = view.control.take_blocking_sessions();
+        let reported = view.control().take_blocking_sessions();
         if !reported.is_empty() {
             break reported;
         }
         std::thread::yield_now();
     };
     assert_eq!(reported, [still]);
-    view.meta.store(at, slot.encode());
-    view.control.unlock(&word);
+    view.media().store(at, slot.encode());
+    view.control().unlock(&word);
     let read = reader.join().expect("no panic").expect("sound");
     assert_eq!(read, [7; PAGE_BYTES]);
 }
@@ -247,20 +251,20 @@ fn round_stamp_reports_stalled_lock_holder() {
     put(&mut session, handle, 1, 7, 1, 0);
     let view = pool.mapping().clone();
     let leave = || {
-        view.control
+        view.control()
             .session_cells(still)
             .active()
             .fetch_add(1, Ordering::SeqCst)
     };
     leave();
-    let word = LockWords::of(handle.object, PageNo(1), 1);
-    view.control.lock(&word, still).expect("free");
+    let word = LockWords::of(handle.object(), PageNo(1), 1);
+    view.control().lock(&word, still).expect("free");
     let stuck = pool.raise_epoch(SLICE, Epoch(1), 3);
     assert!(
         matches!(stuck, Err(ObjectError::SessionStuck { session, .. }) if session == still),
         "{stuck:?}"
     );
-    view.control.unlock(&word);
+    view.control().unlock(&word);
     pool.raise_epoch(SLICE, Epoch(1), 3).expect("called again");
     let at = session.slot_at(&handle, PageNo(1));
     let at = at.expect("sound").expect("a leaf");

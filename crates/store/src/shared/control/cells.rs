@@ -46,14 +46,14 @@ impl FrameRun {
 
 /// One session's cells.
 #[derive(Clone, Copy)]
-pub(crate) struct SessionCells<'c> {
+pub struct SessionCells<'c> {
     pub(super) shared: &'c SharedSegment,
     pub(super) at: usize,
 }
 
 macro_rules! cells {
     ($($(#[$doc:meta])* $name:ident: $kind:ident $method:ident at $at:expr;)*) => {
-        $($(#[$doc])* #[inline] pub(crate) fn $name(self) -> &'c $kind {
+        $($(#[$doc])* #[inline] pub fn $name(self) -> &'c $kind {
             wait::step(self.at + $at);
             self.shared.$method(self.at + $at)
         })*

@@ -16,9 +16,8 @@ pub const LOCKS: usize = 1 << 14;
 /// Pages under one lock word: 64 KiB.
 const LOCK_PAGES_SHIFT: u32 = 4;
 const WAITERS: u32 = 1 << 31;
-/// Tries before a waiter yields its processor: operations last about 2 µs. Tests try once, because
-/// a second try adds nothing.
-const SPINS: u32 = if cfg!(test) { 1 } else { 200 };
+/// Tries before a waiter yields its processor: operations last about 2 µs.
+const SPINS: u32 = 200;
 /// The limit of a wait for a lock. If the holder is dead or stalled, the pool's owner retires it
 /// long before.
 pub(crate) const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -189,7 +188,7 @@ impl Control {
         owner: u32,
         limit: Duration,
     ) -> Result<(), LockTimeout> {
-        for _ in 0..SPINS {
+        for _ in 0..wait::spins(SPINS) {
             std::hint::spin_loop();
             if self
                 .lock_atomic(word)
@@ -217,10 +216,6 @@ impl Control {
             }
             if end.is_over() || self.is_owner_gone() {
                 return Err(LockTimeout);
-            }
-            #[cfg(test)]
-            if crate::enumerate::direct_clients::retire_dead() {
-                continue;
             }
             if late.is_over() {
                 self.report_blocking_session(found);

@@ -25,7 +25,7 @@
 //! their UUIDs. A session holds no lock while it waits for the owner. Recovery trusts nothing in
 //! the segment.
 
-mod cells;
+pub(crate) mod cells;
 mod locks;
 #[cfg(test)]
 mod tests;
@@ -272,10 +272,6 @@ impl Control {
             let answered = cells.answered().load(Ordering::Acquire);
             if answered == ticket || end.is_over() || self.is_owner_gone() {
                 return;
-            }
-            #[cfg(test)]
-            if crate::enumerate::owner::maintain_current() {
-                continue;
             }
             // A dead owner wakes no session.
             let poll_interval = end.remaining().min(ANSWER_POLL_INTERVAL);

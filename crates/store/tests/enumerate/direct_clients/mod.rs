@@ -17,19 +17,22 @@ use super::budget::env_number;
 use super::model::{CheckFailure, fail};
 use super::recover::{self, MediumKind};
 use super::rng::Rng;
-use super::{POOL_BYTES, catch_panic};
-use crate::defect::{self, Defect};
-use crate::owner::pool::{Pool, format};
-use crate::session::{LegSession, Session, write, write_numbered};
-use crate::shared::control;
+use super::{POOL_BYTES, catch_panic, set_defect};
 use media_pair::{ClientDeath, MediaPair, PairedMedium};
 use oracle::{RecoveredLeg, WriteOracle, reconcile_and_check};
 use pagemesh_base::checksum::crc32c;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{CrashPoint, Image, Recorder};
+use pagemesh_store::control::LockWords;
+use pagemesh_store::pool::{Pool, format};
+use pagemesh_store::pool_mapping::Handle;
+use pagemesh_store::session::{LegSession, Session, write, write_numbered};
+use pagemesh_store::test_api::ControlInternals;
+use pagemesh_store::wait::set_yield_fn;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -89,10 +92,19 @@ thread_local! {
     static WORLD: RefCell<Option<Rc<DirectHarness>>> = const { RefCell::new(None) };
 }
 
-/// The owners retire the dead clients of this thread's harness; false if there are none.
-pub(crate) fn retire_dead() -> bool {
+/// In place of a wait, the owners retire the dead clients of this thread's harness; false if there
+/// are none.
+fn retire_dead() -> bool {
     let world = WORLD.with_borrow(Clone::clone);
     world.is_some_and(|world| media_pair::without_access_plan(|| world.retire_all([0, 1])))
+}
+
+/// Runs an operation of an owner, which waits for no client.
+fn as_owner<T>(run: impl FnOnce() -> T) -> T {
+    set_yield_fn(None);
+    let result = run();
+    set_yield_fn(Some(Rc::new(retire_dead)));
+    result
 }
 
 /// The initial pools: some pages, partly checkpointed.
@@ -100,7 +112,7 @@ fn base() -> &'static ([Image; 2], Arc<[u8]>) {
     static BASE: OnceLock<([Image; 2], Arc<[u8]>)> = OnceLock::new();
     BASE.get_or_init(|| {
         let present = defect::present();
-        defect::set(None);
+        set_defect(None);
         let bytes: Vec<u8> = (0..PAGES * PAGE_BYTES)
             .map(|at| (at / 64 % 251) as u8 | 1)
             .collect();
@@ -128,7 +140,7 @@ fn base() -> &'static ([Image; 2], Arc<[u8]>) {
             pool.clear_in_flight(SLICE).expect("a sound pool");
             media.visible_image()
         });
-        defect::set(present);
+        set_defect(present);
         (images, bytes.into())
     })
 }
@@ -185,7 +197,7 @@ impl DirectHarness {
         }
     }
 
-    fn handles(&self) -> [crate::shared::pool_mapping::Handle; 2] {
+    fn handles(&self) -> [Handle; 2] {
         let handle = |at: usize| self.pools[at].borrow().handle(SLICE).expect("the slice");
         [handle(0), handle(1)]
     }
@@ -197,7 +209,7 @@ impl DirectHarness {
         let (page, count) = (PageNo(first as u64), (last - first + 1) as u64);
         let handles = self.handles();
         (0..2).all(|at| {
-            let range = control::LockWords::of(handles[at].object, page, count);
+            let range = LockWords::of(handles[at].object(), page, count);
             let pool = self.pools[at].borrow();
             pool.mapping().control().is_unlocked(&range)
         })
@@ -250,7 +262,7 @@ impl DirectHarness {
         let number = self.clients.borrow()[client].numbers[at];
         let mut pool = self.pools[at].borrow_mut();
         if pool.is_open(number) {
-            pool.close_session(number).expect("a sound pool");
+            as_owner(|| pool.close_session(number)).expect("a sound pool");
         }
     }
 
@@ -277,7 +289,7 @@ impl DirectHarness {
             None => {
                 let (number, mut session) = self.open_session(at);
                 let result = run(&mut session);
-                let closed = self.pools[at].borrow_mut().close_session(number);
+                let closed = as_owner(|| self.pools[at].borrow_mut().close_session(number));
                 closed.expect("a sound pool");
                 result
             }
@@ -286,7 +298,7 @@ impl DirectHarness {
 
     fn open_session(&self, at: usize) -> (u32, Session<PairedMedium>) {
         let mut pool = self.pools[at].borrow_mut();
-        let number = pool.open_session(1, 1).expect("a session");
+        let number = as_owner(|| pool.open_session(1, 1)).expect("a session");
         (number, Session::new(pool.mapping().clone(), number))
     }
 
@@ -411,9 +423,10 @@ fn run_scenario(
     tally: &mut ScenarioCounts,
 ) -> Result<[u64; CLIENTS], CheckFailure> {
     tally.scenarios += 1;
-    let world = DirectHarness::open();
+    let world = as_owner(DirectHarness::open);
     WORLD.set(Some(world.clone()));
     let reported = run_scenario_in(&world, story, tally);
+    set_yield_fn(None);
     WORLD.set(None);
     reported
 }
@@ -576,13 +589,13 @@ const DEFECTS: [(Defect, &str); 4] = [
 #[test]
 fn defects_of_direct_writes_are_caught() {
     for (defect, by) in DEFECTS {
-        defect::set(Some(defect));
+        set_defect(Some(defect));
         let mut tally = ScenarioCounts::default();
         let random = |tally: &mut ScenarioCounts| {
             (1..2000).try_for_each(|seed| check(random_scenario(seed), tally).map(drop))
         };
         let reported = every_access(&mut tally).and_then(|()| random(&mut tally));
-        defect::set(None);
+        set_defect(None);
         let Err(CheckFailure { check, detail }) = reported else {
             panic!("{defect:?} is not caught: {tally:?}");
         };

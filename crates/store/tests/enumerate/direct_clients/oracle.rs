@@ -1,9 +1,9 @@
 //! The contents that two pools may hold after direct clients wrote to them. Each page holds the
 //! result of some order of the writes; the order fits their observed beginnings and ends.
 
-use crate::defect::{self, Defect};
-use crate::enumerate::model::{CheckFailure, RecoveredContents, fail};
+use super::super::model::{CheckFailure, RecoveredContents, fail};
 use pagemesh_base::checksum::crc32c;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::InFlightOp;
 use pagemesh_base::units::PAGE_BYTES;
