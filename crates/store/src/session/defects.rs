@@ -1,7 +1,7 @@
 //! Deliberate defects of a write ([`crate::defect`]), as hooks at the steps that they break. Without
 //! the feature `defects` each hook is a constant or nothing.
 
-use super::{LegSession, Session, multi_pool_op};
+use super::{LegSession, Session, operation};
 use crate::defect::{self, Defect};
 use crate::shared::control::SessionCells;
 use pagemesh_base::ids::Seq;
@@ -100,7 +100,7 @@ pub(super) fn after_publication<M: Media>(
     if let Some(stores) = withheld
         && defect::is(Defect::SwapBeforeFence)
     {
-        multi_pool_op::fence_all(members, stores);
+        operation::fence_all(members, stores);
     }
 }
 

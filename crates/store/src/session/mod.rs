@@ -1,7 +1,7 @@
 //! A session: the right of one thread to change a pool's objects.
 //!
 //! Changes of several runs of pages as a whole: [`transact`](transaction::transact).
-//! Operations on several legs: [`multi_pool_op`]. Changes of a part of a page in place: [`patch`].
+//! Operations on several legs: [`operation`]. Changes of a part of a page in place: [`patch`].
 //!
 //! A write of pages, over one to three pools at once ([`write()`]), takes these steps:
 //!
@@ -33,7 +33,7 @@ mod defects;
 mod grants;
 pub(crate) mod leaf_cache;
 mod links;
-mod multi_pool_op;
+mod operation;
 mod partial_pages;
 pub mod patch;
 mod read;

@@ -37,7 +37,7 @@ use crate::format::geometry::frame_at;
 use crate::format::object::Gate;
 use crate::format::record::{GroupPosition, Record, add_checksum, lines, set_sums};
 use crate::format::table::NODE_SLOTS;
-use crate::session::multi_pool_op::{self, OpRequirements};
+use crate::session::operation::{self, OpRequirements};
 use crate::session::{LegFailure, LegSession, Session, defects};
 use crate::shared::control::LockWords;
 use crate::shared::error::StoreError;
@@ -241,7 +241,7 @@ fn begin_all<M: Media>(
     needs: OpRequirements,
     epoch: Epoch,
 ) -> Result<(), LegFailure> {
-    multi_pool_op::begin_all(members, needs, epoch, |index, member, gate: Gate| {
+    operation::begin_all(members, needs, epoch, |index, member, gate: Gate| {
         let group = &mut groups[index];
         group.round = gate.round();
         group.slot_offsets.clear();
@@ -269,7 +269,7 @@ fn lock_all<M: Media>(
         let range = |run: &LeafRun<'_>| LockWords::of(object, PageNo(run.page), run.count);
         group.words = LockWords::of_all(locked.iter().map(range));
     }
-    let locked = multi_pool_op::lock_all(members, |index, _| &groups[index].words);
+    let locked = operation::lock_all(members, |index, _| &groups[index].words);
     if locked.is_err() {
         members
             .iter_mut()
@@ -450,7 +450,7 @@ fn commit<M: Media>(
             stores = Some(group.append_records(member.session).after(stores));
         }
     }
-    multi_pool_op::fence_all(members, stores.expect("a group has records"));
+    operation::fence_all(members, stores.expect("a group has records"));
     let mut result = Ok(());
     for (index, (member, group)) in members.iter_mut().zip(groups).enumerate() {
         if group.records.is_empty() {

@@ -3,7 +3,7 @@
 //! [`write_pages`] and [`write_part`] take the six steps of a write: begin, lock, load, encode,
 //! stream, commit.
 
-use super::multi_pool_op::{self, OpRequirements};
+use super::operation::{self, OpRequirements};
 use super::partial_pages::{self, PageKey};
 use super::{LegFailure, LegSession, Page, Session, defects, patch};
 use crate::format::geometry::frame_at;
@@ -191,7 +191,7 @@ fn begin_all<M: Media>(
     epoch: Epoch,
 ) -> Result<[(usize, u8); 3], LegFailure> {
     let mut places = [(0, 0); 3];
-    multi_pool_op::begin_all(members, needs, epoch, |index, member, gate| {
+    operation::begin_all(members, needs, epoch, |index, member, gate| {
         let at = member.session.slot_at(&member.handle, page)?;
         Ok(match at {
             Some(at) => {
@@ -217,7 +217,7 @@ pub(super) fn lock_all<M: Media>(
     if defects::skips_locks() {
         return Ok(());
     }
-    let locked = multi_pool_op::lock_all(members, |_, session| &session.lock_words);
+    let locked = operation::lock_all(members, |_, session| &session.lock_words);
     if locked.is_err() {
         members.iter_mut().for_each(|m| m.session.end_op());
     }
@@ -426,7 +426,7 @@ pub(super) fn commit<M: Media>(
     let withheld = if defects::withholds_fence() {
         Some(records)
     } else {
-        multi_pool_op::fence_all(members, records);
+        operation::fence_all(members, records);
         None
     };
     defects::after_fence(members);
