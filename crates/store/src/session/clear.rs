@@ -1,10 +1,14 @@
 //! Clears: whole pages are unmapped, and the parts of pages at the ends zeroed.
 
-use super::write::{commit, lock_all, unlock_and_end_op, write_part};
+use super::commit::commit;
+use super::operation::{lock_run, unlock_and_end};
+use super::partial_write::write_part;
 use super::{LegFailure, LegSession, Session};
-use crate::format::record::lines;
+use crate::defect::{self, Defect};
+use crate::format::record::{Change, NO_SUMS, lines};
+use crate::format::slot::Slot;
 use crate::format::table::NODE_SLOTS;
-use crate::shared::error::StoreError;
+use crate::shared::error::{StoreError, damaged_page_error};
 use crate::shared::pool_mapping::Handle;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::slice::Stamp;
@@ -17,46 +21,45 @@ use pagemesh_pmem::Media;
 /// # Errors
 /// The first leg that failed.
 pub fn clear<M: Media>(
-    members: &mut [LegSession<'_, M>],
+    legs: &mut [LegSession<'_, M>],
     offset: u64,
     len: u64,
     stamp: Stamp,
 ) -> Result<(), LegFailure> {
     pub(super) const PAGE: u64 = PAGE_BYTES as u64;
-    for (index, member) in members.iter_mut().enumerate() {
+    for (index, leg) in legs.iter_mut().enumerate() {
         let fail = |cause| LegFailure { leg: index, cause };
-        member
-            .session
+        leg.session
             .mapping
-            .check_range(&member.handle, offset, len)
+            .check_range(&leg.handle, offset, len)
             .map_err(fail)?;
         if len == 0 {
-            member.session.record_complete(stamp);
+            leg.session.record_complete(stamp);
             continue;
         }
         let end = offset + len;
         let (first, last) = (offset.next_multiple_of(PAGE), end / PAGE * PAGE);
-        let mut member = [LegSession {
-            session: &mut *member.session,
-            handle: member.handle,
+        let mut leg = [LegSession {
+            session: &mut *leg.session,
+            handle: leg.handle,
         }];
         if first > last {
-            zero_part(&mut member, offset, len, stamp).map_err(|f| fail(f.cause))?;
+            zero_part(&mut leg, offset, len, stamp).map_err(|f| fail(f.cause))?;
             continue;
         }
-        zero_part(&mut member, offset, first - offset, stamp).map_err(|f| fail(f.cause))?;
-        zero_part(&mut member, last, end - last, stamp).map_err(|f| fail(f.cause))?;
-        let [member] = &mut member;
+        zero_part(&mut leg, offset, first - offset, stamp).map_err(|f| fail(f.cause))?;
+        zero_part(&mut leg, last, end - last, stamp).map_err(|f| fail(f.cause))?;
+        let [leg] = &mut leg;
         let mut page = first / PAGE;
         while page < last / PAGE {
-            page = clear_next_run(member, PageNo(page), last / PAGE, stamp).map_err(fail)?;
+            page = clear_next_run(leg, PageNo(page), last / PAGE, stamp).map_err(fail)?;
         }
     }
     Ok(())
 }
 
 fn zero_part<M: Media>(
-    member: &mut [LegSession<'_, M>; 1],
+    leg: &mut [LegSession<'_, M>; 1],
     offset: u64,
     len: u64,
     stamp: Stamp,
@@ -65,7 +68,7 @@ fn zero_part<M: Media>(
         return Ok(());
     }
     let page = PageNo(offset / PAGE_BYTES as u64);
-    let [one] = member;
+    let [one] = leg;
     let holds_data = one.session.is_mapped(&one.handle, page, stamp.epoch);
     if !holds_data.map_err(|cause| LegFailure { leg: 0, cause })? {
         return Ok(());
@@ -73,21 +76,21 @@ fn zero_part<M: Media>(
     let zeroes = [0; PAGE_BYTES];
     let within = (offset % PAGE_BYTES as u64) as usize;
     let part = (within, &zeroes[..len as usize]);
-    write_part(member, page, part, 1, stamp.epoch, &|| stamp)
+    write_part(leg, page, part, 1, stamp.epoch, &|| stamp)
 }
 
 /// Unmaps the next run of mapped pages and returns the page after it.
 fn clear_next_run<M: Media>(
-    member: &mut LegSession<'_, M>,
+    leg: &mut LegSession<'_, M>,
     page: PageNo,
     end: u64,
     stamp: Stamp,
 ) -> Result<u64, StoreError> {
     let in_leaf = (page.0 / NODE_SLOTS + 1) * NODE_SLOTS;
-    let end = end.min(in_leaf).min(page.0 + member.session.pages_max());
+    let end = end.min(in_leaf).min(page.0 + leg.session.pages_max());
     let count = end - page.0;
-    let handle = member.handle;
-    let session = &mut *member.session;
+    let handle = leg.handle;
+    let session = &mut *leg.session;
     session.ensure_resources(0, lines(count as usize))?;
     let gate = match session.begin_op(&handle, stamp.epoch) {
         Err(StoreError::TimedOut) => return Ok(page.0),
@@ -101,24 +104,24 @@ fn clear_next_run<M: Media>(
             return other.map(|_| in_leaf);
         }
     };
-    lock_all(std::slice::from_mut(member), page, count).map_err(|failure| failure.cause)?;
-    let session = &mut *member.session;
+    lock_run(std::slice::from_mut(leg), page, count).map_err(|failure| failure.cause)?;
+    let session = &mut *leg.session;
     match session.load_unmap_changes(at, page, count, gate.round()) {
         Ok((skipped, 0)) => {
-            unlock_and_end_op(member);
+            unlock_and_end(leg);
             Ok(page.0 + skipped)
         }
         Ok((skipped, found)) => {
-            let places = [(at + skipped as usize * 8, 0); 3];
+            let slots = [(at + skipped as usize * 8, 0); 3];
             let first = PageNo(page.0 + skipped);
             session.encode_record(&handle, 0, first, stamp, true);
-            session.flush_pending_slots(places[0].0);
-            let committed = commit(std::slice::from_mut(member), first, places, stamp, None);
+            session.flush_pending_slots(slots[0].0);
+            let committed = commit(std::slice::from_mut(leg), first, slots, stamp, None);
             committed.map_err(|failure| failure.cause)?;
             Ok(first.0 + found)
         }
         Err(cause) => {
-            unlock_and_end_op(member);
+            unlock_and_end(leg);
             Err(cause)
         }
     }
@@ -137,5 +140,44 @@ impl<M: Media> Session<M> {
                 None => Ok(false),
             }
         })
+    }
+
+    /// Loads changes that unmap the first run of mapped or damaged pages of a range. Returns the
+    /// number of pages before the run, and its length.
+    pub(crate) fn load_unmap_changes(
+        &mut self,
+        at: usize,
+        page: PageNo,
+        count: u64,
+        round: u8,
+    ) -> Result<(u64, u64), StoreError> {
+        self.record.changes.clear();
+        let mut skipped = 0;
+        for i in 0..count {
+            let page = PageNo(page.0 + i);
+            // As for a write, the frame of a damaged slot is not needed.
+            let at = at + i as usize * 8;
+            let (old, is_damaged) = match Slot::decode(self.mapping.meta.load(at)) {
+                Err(_) if defect::is(Defect::DamageNotCleared) => {
+                    return Err(damaged_page_error(page));
+                }
+                Err(_) if self.mapping.is_unreadable(at) => return Err(damaged_page_error(page)),
+                Err(_) => (Slot::EMPTY, true),
+                Ok(slot) => (self.mapping.check_frame(slot, page)?, false),
+            };
+            if old.frame().is_some() || is_damaged {
+                let change = Change {
+                    old,
+                    new: old.unmap(round),
+                    sums: NO_SUMS,
+                };
+                self.record.changes.push(change);
+            } else if self.record.changes.is_empty() {
+                skipped += 1;
+            } else {
+                break;
+            }
+        }
+        Ok((skipped, self.record.changes.len() as u64))
     }
 }

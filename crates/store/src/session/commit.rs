@@ -1,37 +1,44 @@
-//! The record of a session: its seq, its encoding, its lines in the journal, and its publication.
+//! The records of an operation, one for each leg: encoded before the data is streamed, committed by
+//! one fence, and published in the slots and the control segment.
 //!
-//! Invariant: nothing fails between the taking of a seq and the publication of its record.
+//! Invariants:
+//! - nothing fails between the taking of a seq and the publication of its record;
+//! - the slots and patches of a record are flushed for the fence of the next one. The session
+//!   remembers one range of unflushed slots, all in one line or of one record.
 
-use super::{Session, defects};
-use crate::defect::{self, Defect};
+use super::operation::{FirstSlots, unlock_and_end};
+use super::{LegFailure, LegSession, Page, Session, defects};
 use crate::format::geometry::frame_at;
-use crate::format::record::{Change, add_checksum, lines, set_sums};
+use crate::format::record::{add_checksum, set_sums};
 use crate::format::slot::Slot;
+use crate::shared::control::FrameRun;
 use crate::shared::error::{StoreError, damaged_page_error};
 use crate::shared::pool_mapping::Handle;
-use pagemesh_base::checksum::{PageChecksums, crc32c, word_sum};
-use pagemesh_base::ids::{Epoch, ObjectId, PageNo, Seq};
+use pagemesh_base::checksum::PageChecksums;
+use pagemesh_base::ids::{FrameNo, PageNo, Seq};
 use pagemesh_base::slice::Stamp;
-use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_base::units::LINE_BYTES;
 use pagemesh_pmem::{Media, UnfencedStores};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-impl<M: Media> Session<M> {
-    /// Takes a seq. Nothing may fail between this and `publish_record`.
-    pub(crate) fn take_seq(&mut self) {
-        let control = &self.mapping.control;
-        // The floor comes first: a checkpoint that finds the seq taken must find the floor. The
-        // counter's release here and its acquire there order the two.
-        let cells = control.session_cells(self.number);
-        if !defects::delays_floor() {
-            let next = control.seq().load(Ordering::Acquire);
-            cells.floor().store(next, Ordering::Relaxed);
-        }
-        self.record.seq = Seq(control.seq().fetch_add(1, Ordering::AcqRel));
-        defects::store_delayed_floor(cells, self.record.seq);
+/// Takes frames, journal room and a seq on every leg, and encodes the records.
+pub(super) fn encode_all<M: Media>(
+    legs: &mut [LegSession<'_, M>],
+    page: PageNo,
+    count: usize,
+    stamp: Stamp,
+    slots: &FirstSlots,
+) {
+    for leg in legs.iter_mut() {
+        let session = &mut *leg.session;
+        session.assign_frames(count);
+        session.encode_record(&leg.handle, 0, page, stamp, true);
     }
+    flush_pending_slots_all(legs, slots);
+}
 
+impl<M: Media> Session<M> {
     /// Assigns a granted frame to each change.
     pub(super) fn assign_frames(&mut self, count: usize) {
         self.take_frames(count as u64);
@@ -44,9 +51,33 @@ impl<M: Media> Session<M> {
         }
     }
 
-    pub(crate) fn reserve_journal(&mut self, entry_lines: usize) {
-        let room = self.journal.reserve(&*self.mapping.data, entry_lines);
-        room.expect("ensure_resources made room in the journal");
+    /// Takes `count` granted frames. `ensure_resources` has ensured them.
+    pub(crate) fn take_frames(&mut self, count: u64) {
+        self.frames.clear();
+        while (self.frames.len() as u64) < count {
+            if self.grants.run.len == 0 {
+                let cells = self.mapping.control.session_cells(self.number);
+                let end = cells.ring_end().load(Ordering::Acquire);
+                assert!(
+                    self.grants.next < end,
+                    "ensure_resources granted the frames"
+                );
+                self.grants.run = cells.run(self.grants.next);
+                self.grants.next += 1;
+                let numbers = self.mapping.geometry.frame_numbers();
+                let FrameRun { start, len } = self.grants.run;
+                assert!(
+                    numbers.start <= start && start + len <= numbers.end,
+                    "granted frames"
+                );
+            }
+            let taken = self.grants.run.len.min(count - self.frames.len() as u64);
+            let start = self.grants.run.start;
+            self.frames.extend((start..start + taken).map(FrameNo));
+            self.grants.run.start += taken;
+            self.grants.run.len -= taken;
+        }
+        self.grants.consumed += count;
     }
 
     /// Reserves room in the journal, takes a seq and encodes the record of `self.record.changes`,
@@ -86,6 +117,167 @@ impl<M: Media> Session<M> {
         self.encoded.clear();
     }
 
+    /// Reserves room for an entry of `entry_lines` lines in the journal.
+    pub(crate) fn reserve_journal(&mut self, entry_lines: usize) {
+        let room = self.journal.reserve(&*self.mapping.data, entry_lines);
+        room.expect("ensure_resources made room in the journal");
+    }
+
+    /// Takes a seq. Nothing may fail between this and `publish_record`.
+    pub(crate) fn take_seq(&mut self) {
+        let control = &self.mapping.control;
+        // The floor comes first: a checkpoint that finds the seq taken must find the floor. The
+        // counter's release here and its acquire there order the two.
+        let cells = control.session_cells(self.number);
+        if !defects::delays_floor() {
+            let next = control.seq().load(Ordering::Acquire);
+            cells.floor().store(next, Ordering::Relaxed);
+        }
+        self.record.seq = Seq(control.seq().fetch_add(1, Ordering::AcqRel));
+        defects::store_delayed_floor(cells, self.record.seq);
+    }
+}
+
+/// Flushes the slots of each leg's previous record.
+pub(super) fn flush_pending_slots_all<M: Media>(
+    legs: &mut [LegSession<'_, M>],
+    slots: &FirstSlots,
+) {
+    for (leg, &(at, _)) in legs.iter_mut().zip(slots) {
+        leg.session.flush_pending_slots(at);
+    }
+}
+
+impl<M: Media> Session<M> {
+    /// Flushes the slots of the previous record for the fence of the present one; `at` is the byte
+    /// of the present record's first slot. The flushed slots are in this core's cache now, and will
+    /// not be when a checkpoint needs them persistent. Slots in the same line wait for each other,
+    /// because a flush may evict the line.
+    pub(super) fn flush_pending_slots(&mut self, at: usize) {
+        self.flush_patch();
+        if let Some((first, end)) = self.unflushed_slots
+            && !(first / LINE_BYTES == at / LINE_BYTES && (end - 1) / LINE_BYTES == at / LINE_BYTES)
+        {
+            self.flush_slots(first, end);
+        }
+    }
+
+    /// Flushes all slots that were swapped so far, for the next fence. Slots of several places
+    /// cannot wait: the session remembers one range, and the flush of a range over both places
+    /// flushes all lines in between. A crash does not reveal such a range, as it holds every slot;
+    /// `record_unflushed_slots` asserts against it.
+    pub(crate) fn flush_all_slots(&mut self) {
+        self.flush_patch();
+        if let Some((first, end)) = self.unflushed_slots {
+            self.flush_slots(first, end);
+        }
+    }
+
+    /// Flushes the bytes that the previous record wrote in place. They are not flushed at once,
+    /// because the unlock would wait for the flush.
+    fn flush_patch(&mut self) {
+        if let Some((first, end)) = self.unflushed_patch.take()
+            && !defects::skips_patch_flush()
+        {
+            let flushed = self.mapping.data.flush(first, end - first);
+            self.pending_patch = Some(flushed.after(self.pending_patch.take()));
+        }
+    }
+
+    fn flush_slots(&mut self, first: usize, end: usize) {
+        let end = defects::flushed_slots_end(first, end);
+        self.pending_slots = Some(self.mapping.data.flush(first, end - first));
+        self.has_lost_flush |= self.mapping.data.is_unreadable(first);
+        self.unflushed_slots = None;
+    }
+}
+
+/// Streams a page into frame number `number` of each leg.
+pub(super) fn stream_page<M: Media>(
+    legs: &mut [LegSession<'_, M>],
+    number: usize,
+    bytes: &Page,
+) -> UnfencedStores {
+    let target = |index: usize| {
+        let session = &legs[index.min(legs.len() - 1)].session;
+        (&*session.mapping.data, frame_at(session.frames[number]))
+    };
+    let targets = [target(0), target(1), target(2)];
+    let (sums, streamed) = M::stream_page(&targets[..legs.len()], bytes);
+    for leg in legs.iter_mut() {
+        leg.session.set_sums(number, sums);
+    }
+    streamed
+}
+
+/// Streams the records, fences, swaps and publishes. The caller holds the locks and has taken the
+/// seqs. Releases the locks and ends the operation on all legs.
+pub(super) fn commit<M: Media>(
+    legs: &mut [LegSession<'_, M>],
+    page: PageNo,
+    slots: FirstSlots,
+    stamp: Stamp,
+    stores: Option<UnfencedStores>,
+) -> Result<(), LegFailure> {
+    let records = stream_records(legs, stores);
+    defects::before_fence(legs);
+    let withheld = if defects::withholds_fence() {
+        Some(records)
+    } else {
+        fence_all(legs, records);
+        None
+    };
+    defects::after_fence(legs);
+    let published = publish_slots_all(legs, page, &slots);
+    if let Some(records) = defects::late_fence(withheld) {
+        fence_all(legs, records);
+    }
+    // Locked instructions wait for the stores above, so the stores of all legs come first.
+    for leg in legs.iter_mut() {
+        leg.session.publish_record(Some(stamp));
+        unlock_and_end(leg);
+    }
+    published
+}
+
+/// Streams the records, to the legs in their order. If the session dies in between, a record on the
+/// last leg is on all legs before it, too. Direct clients read the last leg.
+fn stream_records<M: Media>(
+    legs: &mut [LegSession<'_, M>],
+    mut stores: Option<UnfencedStores>,
+) -> UnfencedStores {
+    let count = legs.len();
+    for at in 0..count {
+        let leg = &mut legs[defects::leg_in_order(at, count)];
+        let streamed = leg.session.stream_record();
+        stores = Some(streamed.after(stores.take()));
+    }
+    stores.expect("a record")
+}
+
+/// Fences the pools of all legs once.
+pub(super) fn fence_all<M: Media>(legs: &[LegSession<'_, M>], stores: UnfencedStores) {
+    let media = |index: usize| &*legs[index.min(legs.len() - 1)].session.mapping.data;
+    let all = [media(0), media(1), media(2)];
+    let _committed = M::fence_each(&all[..legs.len()], stores);
+}
+
+/// Publishes the pages of the committed record on all legs.
+fn publish_slots_all<M: Media>(
+    legs: &mut [LegSession<'_, M>],
+    page: PageNo,
+    slots: &FirstSlots,
+) -> Result<(), LegFailure> {
+    let mut result = Ok(());
+    for (index, leg) in legs.iter_mut().enumerate() {
+        if let Err(cause) = leg.session.publish_slots(slots[index].0, page) {
+            result = Err(LegFailure { leg: index, cause });
+        }
+    }
+    result
+}
+
+impl<M: Media> Session<M> {
     /// Sets the sums of the data of change number `index`.
     pub(super) fn set_sums(&mut self, index: usize, sums: PageChecksums) {
         self.record.changes[index].sums = sums;
@@ -94,13 +286,13 @@ impl<M: Media> Session<M> {
 
     /// Streams the record that `encode_record` encoded.
     pub(super) fn stream_record(&mut self) -> UnfencedStores {
-        let sealed = if self.record.is_patch() {
+        let summed = if self.record.is_patch() {
             // The other lines have their sum already.
             &mut self.encoded[..1]
         } else {
             &mut self.encoded[..]
         };
-        add_checksum(sealed, self.journal.next_address());
+        add_checksum(summed, self.journal.next_address());
         self.append()
     }
 
@@ -133,7 +325,7 @@ impl<M: Media> Session<M> {
     }
 
     /// Swaps the slots of the committed record, the first at byte `at`.
-    fn swap_slots(&mut self, at: usize, page: PageNo) -> Result<(), StoreError> {
+    pub(super) fn swap_slots(&mut self, at: usize, page: PageNo) -> Result<(), StoreError> {
         self.record_unflushed_slots(at, self.record.changes.len());
         let mut result = Ok(());
         let meta = &*self.mapping.meta;
@@ -149,6 +341,32 @@ impl<M: Media> Session<M> {
             }
         }
         result
+    }
+
+    /// Records that `slots` slots, the first at byte `at`, are about to be swapped.
+    pub(super) fn record_unflushed_slots(&mut self, at: usize, slots: usize) {
+        if self.mapping.has_overlay() {
+            return;
+        }
+        let (first, end) = self.unflushed_slots.unwrap_or((at, at));
+        // The session remembers one range. If the range grew from one place to another, no slot
+        // would be lost. But its flush would cover all lines in between, possibly most of the pool.
+        let line = |byte: usize| byte / LINE_BYTES;
+        debug_assert!(
+            line(first) == line(at) && line(end.max(at + 1) - 1) == line(at),
+            "slots at {first} and {at} are unflushed at once"
+        );
+        self.unflushed_slots = Some((first.min(at), end.max(at + slots * 8)));
+    }
+
+    /// Records that bytes were written in place. They are flushed for the next record, together
+    /// with the slot.
+    pub(crate) fn record_unflushed_patch(&mut self, first: usize, len: usize) {
+        debug_assert!(
+            self.unflushed_patch.is_none(),
+            "a record flushes the bytes of the one before"
+        );
+        self.unflushed_patch = Some((first, first + len));
     }
 
     /// Publishes the committed record.
@@ -194,89 +412,6 @@ impl<M: Media> Session<M> {
         if !self.is_owner {
             self.mapping.control.ring_doorbell();
         }
-    }
-
-    /// Commits an object record. For the owner.
-    pub(crate) fn commit_object(
-        &mut self,
-        object: ObjectId,
-        entry: [u8; 128],
-    ) -> Result<Seq, StoreError> {
-        self.ensure_resources(0, 3)?;
-        self.reserve_journal(3);
-        self.take_seq();
-        let seq = self.record.seq;
-        let record = crate::format::record::ObjectRecord { seq, object, entry };
-        self.encoded.clear();
-        crate::format::record::JournalEntry::Object(record)
-            .encode(self.journal.next_address(), &mut self.encoded);
-        let stores = self.append();
-        if !defect::is(Defect::ObjectNotFenced) {
-            let _committed = self.mapping.data.fence(stores);
-        }
-        self.publish_record(None);
-        Ok(seq)
-    }
-
-    /// Swaps slots without moving data: unmaps pages, stamps a round, unlinks nodes. `changes` are
-    /// consecutive from `page`; its slot lies at byte `at`. For the owner, which takes the locks.
-    pub(crate) fn commit_changes(
-        &mut self,
-        handle: &Handle,
-        level: u8,
-        page: PageNo,
-        at: usize,
-        changes: &[Change],
-    ) -> Result<(), StoreError> {
-        self.ensure_resources(0, lines(changes.len()))?;
-        self.record.changes.clear();
-        self.record.changes.extend_from_slice(changes);
-        self.commit_record(handle, level, page, at, Epoch(0))
-    }
-
-    /// Commits the prepared record. Publishes it even if a slot is damaged, because it is on media.
-    pub(super) fn commit_record(
-        &mut self,
-        handle: &Handle,
-        level: u8,
-        page: PageNo,
-        at: usize,
-        epoch: Epoch,
-    ) -> Result<(), StoreError> {
-        let stamp = Stamp {
-            epoch,
-            op: 0,
-            open_ops: 0,
-        };
-        let is_summed = self.add_second_sums(level);
-        self.encode_record(handle, level, page, stamp, is_summed);
-        self.flush_pending_slots(at);
-        let stores = self.stream_record();
-        let _committed = self.mapping.data.fence(stores);
-        let swapped = self.swap_slots(at, page);
-        self.publish_record(None);
-        swapped
-    }
-
-    /// Adds the second sums of pages that the prepared record names and that are already in their
-    /// frames. So recovery can judge it like the record that wrote the pages. Returns false if a
-    /// page is damaged, because its second sum is then unknown.
-    fn add_second_sums(&mut self, level: u8) -> bool {
-        if level > 0 {
-            return true;
-        }
-        let mut page = [0; PAGE_BYTES];
-        for change in &mut self.record.changes {
-            if let Some(frame) = change.new.frame() {
-                self.mapping.data.read(frame_at(frame), &mut page);
-                if crc32c(&page) != change.sums.crc {
-                    self.mapping.report_unreadable(frame);
-                    return false;
-                }
-                change.sums.words = word_sum(&page);
-            }
-        }
-        true
     }
 }
 

@@ -1,7 +1,7 @@
 //! Deliberate defects of a write ([`crate::defect`]), as hooks at the steps that they break. Without
 //! the feature `defects` each hook is a constant or nothing.
 
-use super::{LegSession, Session, operation};
+use super::{LegSession, Session};
 use crate::defect::{self, Defect};
 use crate::shared::control::SessionCells;
 use pagemesh_base::ids::Seq;
@@ -66,12 +66,12 @@ pub(super) fn publish_group_early<M: Media>(session: &Session<M>, end: impl FnOn
 
 /// Releases locks, or copies patches into their pages, before the fence.
 #[inline(always)]
-pub(super) fn before_fence<M: Media>(members: &[LegSession<'_, M>]) {
+pub(super) fn before_fence<M: Media>(legs: &[LegSession<'_, M>]) {
     if defect::is(Defect::UnlockBeforeFence) {
-        unlock_all(members);
+        unlock_all(legs);
     }
     if defect::is(Defect::PatchedBeforeFence) {
-        for LegSession { session, .. } in members {
+        for LegSession { session, .. } in legs {
             session.write_before_fence();
         }
     }
@@ -85,23 +85,17 @@ pub(super) fn withholds_fence() -> bool {
 
 /// Releases locks before the slots are swapped.
 #[inline(always)]
-pub(super) fn after_fence<M: Media>(members: &[LegSession<'_, M>]) {
+pub(super) fn after_fence<M: Media>(legs: &[LegSession<'_, M>]) {
     if defect::is(Defect::UnlockBeforePublish) {
-        unlock_all(members);
+        unlock_all(legs);
     }
 }
 
-/// Fences the records after the slots were swapped, if [`withholds_fence`] held them back.
+/// The records that are fenced after the slots were swapped: those that [`withholds_fence`] held
+/// back.
 #[inline(always)]
-pub(super) fn after_publication<M: Media>(
-    members: &[LegSession<'_, M>],
-    withheld: Option<UnfencedStores>,
-) {
-    if let Some(stores) = withheld
-        && defect::is(Defect::SwapBeforeFence)
-    {
-        operation::fence_all(members, stores);
-    }
+pub(super) fn late_fence(withheld: Option<UnfencedStores>) -> Option<UnfencedStores> {
+    withheld.filter(|_| defect::is(Defect::SwapBeforeFence))
 }
 
 /// Whether the bytes of patches are not flushed.
@@ -130,8 +124,8 @@ pub(super) fn settled_line(start: u64, end: u64) -> u64 {
     }
 }
 
-fn unlock_all<M: Media>(members: &[LegSession<'_, M>]) {
-    for LegSession { session, .. } in members {
+fn unlock_all<M: Media>(legs: &[LegSession<'_, M>]) {
+    for LegSession { session, .. } in legs {
         session.mapping.control.unlock(&session.lock_words);
     }
 }

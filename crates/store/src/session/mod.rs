@@ -25,7 +25,6 @@
 //!   dead session's operation forward or to discard it;
 //! - a session waits for the owner only between operations.
 
-mod changes;
 mod clear;
 mod commit;
 pub mod consistent_read;
@@ -33,27 +32,26 @@ mod defects;
 mod grants;
 pub(crate) mod leaf_cache;
 mod links;
+mod metadata_commit;
 mod operation;
 mod partial_pages;
+mod partial_write;
 pub mod patch;
+mod prefetch;
 mod read;
 pub mod requests;
-mod slot_flush;
 pub mod transaction;
 mod write;
 
-use crate::defect::{self, Defect};
 use crate::format::journal::Journal;
-use crate::format::object::Gate;
 use crate::format::record::{Record, RecordAddress};
-use crate::format::table::SlotLocation;
 use crate::shared::control::{FrameRun, LockWords, SessionCells};
 use crate::shared::error::StoreError;
 use crate::shared::pool_mapping::{Handle, PoolMapping};
 pub use clear::clear;
 use grants::GrantCursor;
 use leaf_cache::LeafCache;
-use pagemesh_base::ids::{Epoch, FrameNo, ObjectId, PageNo};
+use pagemesh_base::ids::{FrameNo, ObjectId, PageNo};
 use pagemesh_base::slice::SliceError;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{Media, UnfencedStores};
@@ -63,7 +61,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use write::{MergeSource, record_len};
 pub use write::{write, write_numbered};
 
 /// Pages of the longest record: half a node, so that an entry stays well below the length of a
@@ -147,16 +144,16 @@ impl From<LegFailure> for SliceError {
 impl<M: Media> Session<M> {
     /// Opens the session with the number that the owner gave it.
     #[must_use]
-    pub fn new(view: Arc<PoolMapping<M>>, number: u32) -> Session<M> {
-        let cells = view.control.session_cells(number);
-        let place = RecordAddress::new(
-            view.pool,
-            view.incarnation,
+    pub fn new(mapping: Arc<PoolMapping<M>>, number: u32) -> Session<M> {
+        let cells = mapping.control.session_cells(number);
+        let first = RecordAddress::new(
+            mapping.pool,
+            mapping.incarnation,
             number,
             cells.head().load(Ordering::Acquire),
         );
-        let length = view.geometry.journal_lines();
-        let mut journal = Journal::new(view.geometry.journal_at(number), length, place);
+        let length = mapping.geometry.journal_lines();
+        let mut journal = Journal::new(mapping.geometry.journal_at(number), length, first);
         journal.resume(cells.committed().load(Ordering::Acquire));
         let grants = GrantCursor {
             run: FrameRun { start: 0, len: 0 },
@@ -191,23 +188,23 @@ impl<M: Media> Session<M> {
             partial_pages: PartialPageCache::default(),
             flushes_slots: false,
             has_lost_flush: false,
-            mapping: view,
+            mapping,
         }
     }
 
-    pub(crate) fn for_owner(view: Arc<PoolMapping<M>>, number: u32) -> Session<M> {
+    pub(crate) fn for_owner(mapping: Arc<PoolMapping<M>>, number: u32) -> Session<M> {
         Session {
             is_owner: true,
-            ..Session::new(view, number)
+            ..Session::new(mapping, number)
         }
     }
 
-    /// The session of a thread in the owner's process. It calls `tend` for the owner's work, which
+    /// The session of a thread in the owner's process. It calls `maintain` for the owner's work, which
     /// lets [`Pool::maintain`](crate::owner::pool::Pool::maintain) run. It does not sleep for another
     /// thread.
     #[must_use]
-    pub fn in_owner_process(mut self, tend: Box<dyn Fn() + Send>) -> Session<M> {
-        self.owner_work = Some(tend);
+    pub fn in_owner_process(mut self, maintain: Box<dyn Fn() + Send>) -> Session<M> {
+        self.owner_work = Some(maintain);
         self
     }
 
@@ -230,139 +227,12 @@ impl<M: Media> Session<M> {
         self.number
     }
 
-    /// Lines of the longest group. A quarter of the journal may have to be retained, and almost as
-    /// many lines as the group has may be skipped at the end of the ring.
-    pub(crate) fn group_lines_max(&self) -> usize {
-        self.mapping.geometry.journal_lines() as usize * 3 / 8
-    }
-
-    /// Pages of one record, by the length of the journal.
-    #[must_use]
-    pub fn pages_max(&self) -> u64 {
-        let by_journal = (self.mapping.geometry.journal_lines() / 4 - 1) * 3;
-        by_journal.min(RECORD_PAGES_MAX)
-    }
-
-    /// The number of the `len` bytes from `offset` on that one record of [`write_numbered`] covers.
-    #[inline]
-    #[must_use]
-    pub fn record_len_max(&self, offset: u64, len: u64) -> u64 {
-        record_len(self.pages_max(), MergeSource::FirstLeg, offset, len)
-    }
-
     fn session_cells(&self) -> SessionCells<'_> {
         self.mapping.control.session_cells(self.number)
-    }
-
-    /// Begins an operation, and checks that the session is admitted.
-    pub(crate) fn begin_op(&mut self, handle: &Handle, epoch: Epoch) -> Result<Gate, StoreError> {
-        let cells = self.mapping.control.session_cells(self.number);
-        self.active += 1;
-        cells.active().swap(self.active, Ordering::SeqCst);
-        let admitted = self.check_admission(handle, epoch);
-        if admitted.is_err() {
-            self.end_op();
-        }
-        admitted
-    }
-
-    fn check_admission(&self, handle: &Handle, epoch: Epoch) -> Result<Gate, StoreError> {
-        let cells = self.session_cells();
-        if cells.revoked().load(Ordering::Acquire) != 0
-            && !defect::is(Defect::RevokedBeginsOperation)
-        {
-            return Err(StoreError::Revoked);
-        }
-        if self.mapping.is_owner_gone() {
-            return Err(StoreError::OwnerGone);
-        }
-        let recalls = cells.recalls().load(Ordering::Acquire);
-        if recalls != self.grants.recalls && !defect::is(Defect::RecallIgnored) {
-            return Err(StoreError::TimedOut);
-        }
-        let gate = self.mapping.gate(handle)?;
-        if gate.epoch() > epoch && !defect::is(Defect::StaleEpochTaken) {
-            Err(StoreError::StaleEpoch {
-                current: gate.epoch(),
-            })
-        } else {
-            Ok(gate)
-        }
-    }
-
-    /// Ends the operation.
-    pub(crate) fn end_op(&mut self) {
-        self.active += 1;
-        self.mapping
-            .control
-            .session_cells(self.number)
-            .active()
-            .store(self.active, Ordering::Release);
-    }
-
-    /// The byte of the page's slot; none when its leaf is not linked. Only within an operation.
-    pub(crate) fn slot_at(
-        &mut self,
-        handle: &Handle,
-        page: PageNo,
-    ) -> Result<Option<usize>, StoreError> {
-        let view = &*self.mapping;
-        self.leaf_cache.slot_at(handle.object, page, || {
-            Ok(match view.locate(handle.object, 0, page)? {
-                SlotLocation::At(at) => Some(at),
-                SlotLocation::Unlinked(_) => None,
-            })
-        })
-    }
-
-    /// The byte of the page's slot, if its leaf was used before: a hint.
-    #[inline]
-    fn cached_slot(&self, handle: &Handle, page: PageNo) -> Option<usize> {
-        self.leaf_cache.cached_slot_at(handle.object, page)
-    }
-
-    /// The page's frame, if its leaf was used before: a hint. The caller does not hold the lock
-    /// words, so another session may be changing the slot.
-    #[inline]
-    pub(crate) fn cached_frame(&self, handle: &Handle, page: PageNo) -> Option<FrameNo> {
-        let slot = self.mapping.slot(self.cached_slot(handle, page)?, page);
-        slot.ok()?.frame()
     }
 
     /// Clears the leaf cache, because an object's number may be used again.
     pub fn clear_leaf_cache(&mut self) {
         self.leaf_cache.clear();
-    }
-
-    /// Prepares a write of this page: prefetches the lines that other cores had last. Slots are
-    /// prefetched only if their leaf was used before.
-    #[inline]
-    pub fn prefetch_write(&self, handle: &Handle, page: PageNo) {
-        self.mapping.control.prefetch(handle.object, page);
-        if let Some(at) = self.cached_slot(handle, page) {
-            self.mapping.meta.prefetch(at);
-        }
-    }
-}
-
-impl<M: Media> Session<M> {
-    /// Runs `read` within an operation.
-    pub(crate) fn with_op<T>(
-        &mut self,
-        handle: &Handle,
-        epoch: Epoch,
-        read: impl FnOnce(&mut Self) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        self.refresh_from_owner()?;
-        loop {
-            match self.begin_op(handle, epoch) {
-                Err(StoreError::TimedOut) => self.refresh_from_owner()?,
-                Err(cause) => return Err(cause),
-                Ok(_) => break,
-            }
-        }
-        let result = read(self);
-        self.end_op();
-        result
     }
 }

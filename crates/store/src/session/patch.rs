@@ -34,7 +34,7 @@ use crate::format::geometry::frame_at;
 use crate::format::record::{PATCH_LINE_BYTES, Patch, Record, patch_lines};
 use crate::format::slot::Slot;
 use crate::session::{LegSession, Session};
-use crate::shared::pool_mapping::{Handle, PoolMapping};
+use crate::shared::pool_mapping::PoolMapping;
 use pagemesh_base::ids::PageNo;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -69,18 +69,18 @@ pub(crate) struct PatchBuffer {
 /// to, and copies the new bytes meanwhile. A core waits for more lines of memory than it can have
 /// in progress at once.
 pub(crate) fn stage<M: Media>(
-    members: &mut [LegSession<'_, M>],
+    legs: &mut [LegSession<'_, M>],
     page: PageNo,
     (within, part): (usize, &[u8]),
 ) {
     if part.len() > PATCH_MAX {
         return;
     }
-    for member in members.iter() {
+    for leg in legs.iter() {
         let bytes = (within, part.len());
-        member.session.prefetch_patch(&member.handle, page, bytes);
+        leg.session.prefetch_patch(&leg.handle, page, bytes);
     }
-    let [first, ..] = members else { return };
+    let [first, ..] = legs else { return };
     let PatchBuffer {
         patch,
         lines,
@@ -123,26 +123,24 @@ impl<M: Media> PoolMapping<M> {
 /// if the pages should be `alike` and their checksums differ: a page copy makes them alike. Nothing
 /// has happened then. The caller holds the locks.
 pub(crate) fn build_records<M: Media>(
-    members: &mut [LegSession<'_, M>],
+    legs: &mut [LegSession<'_, M>],
     len: usize,
     alike: bool,
 ) -> bool {
-    let is_possible = |member: &LegSession<'_, M>| {
-        let LegSession { session, .. } = member;
+    let is_possible = |leg: &LegSession<'_, M>| {
+        let LegSession { session, .. } = leg;
         let old = session.record.changes[0].old;
         len <= session.patch_max() && session.mapping.may_change_in_place(old)
     };
-    if !members.iter().all(is_possible) {
+    if !legs.iter().all(is_possible) {
         return false;
     }
-    let mut sums = members
-        .iter()
-        .map(|member| member.session.checksum_before(0));
+    let mut sums = legs.iter().map(|leg| leg.session.checksum_before(0));
     let first = sums.next();
     if alike && sums.any(|sum| Some(sum) != first) {
         return false;
     }
-    let [first, others @ ..] = members else {
+    let [first, others @ ..] = legs else {
         return false;
     };
     let session = &mut *first.session;
@@ -151,25 +149,25 @@ pub(crate) fn build_records<M: Media>(
         let Patch { within, bytes, .. } = &first.session.record.patch;
         other.session.record.patch.set(*within, bytes);
     }
-    let is_filled = members.iter_mut().all(|it| it.session.build_patch());
+    let is_filled = legs.iter_mut().all(|it| it.session.build_patch());
     if !is_filled {
-        for member in members {
-            member.session.record.patch.clear();
+        for leg in legs {
+            leg.session.record.patch.clear();
         }
     }
     is_filled
 }
 
 /// Begins and encodes the record of each leg that [`build_records`] made.
-pub(crate) fn begin<M: Media>(members: &mut [LegSession<'_, M>], page: PageNo, stamp: Stamp) {
-    let Some((first, others)) = members.split_first_mut() else {
+pub(crate) fn begin<M: Media>(legs: &mut [LegSession<'_, M>], page: PageNo, stamp: Stamp) {
+    let Some((first, others)) = legs.split_first_mut() else {
         return;
     };
     let lines = std::mem::take(&mut first.session.patch_buffer.lines);
     let sum = first.session.patch_buffer.checksum;
-    for member in std::iter::once(&mut *first).chain(others) {
-        let session = &mut *member.session;
-        session.begin_record(&member.handle, 0, page, stamp, false);
+    for leg in std::iter::once(&mut *first).chain(others) {
+        let session = &mut *leg.session;
+        session.begin_record(&leg.handle, 0, page, stamp, false);
         session.encoded.push(session.record.encode_patch(sum));
         session.encoded.extend_from_slice(&lines);
     }
@@ -183,18 +181,6 @@ impl<M: Media> Session<M> {
         let by_journal =
             (self.mapping.geometry.journal_lines() as usize / 4 - 1) * PATCH_LINE_BYTES;
         by_journal.min(PATCH_MAX)
-    }
-
-    /// Prefetches the lines that a patch of this part of a page will load and store to.
-    fn prefetch_patch(&self, handle: &Handle, page: PageNo, (within, len): (usize, usize)) {
-        let Some(frame) = self.cached_frame(handle, page) else {
-            return;
-        };
-        self.mapping
-            .data
-            .prefetch_all(frame_at(frame) + within, len);
-        let entry_at = self.mapping.geometry.frame_entry_at(frame);
-        self.mapping.meta.prefetch(entry_at);
     }
 
     /// The checksum of page number `index` of the present record, before the record.

@@ -1,42 +1,13 @@
 //! Reads, each page checked against its checksum.
 
 use super::{Page, Session};
-use crate::format::geometry::frame_at;
 use crate::format::slot::Slot;
 use crate::format::table::NODE_SLOTS;
 use crate::shared::error::StoreError;
 use crate::shared::pool_mapping::Handle;
 use pagemesh_base::ids::{Epoch, PageNo};
-use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
-
-/// Lines of a page that are prefetched before a read: as many as a core can have in progress at
-/// once. The hardware prefetches the others.
-const PREFETCHED_LINES: usize = 12;
-
-impl<M: Media> Session<M> {
-    /// Prepares a read of this page: prefetches its slot.
-    #[inline]
-    pub fn prefetch_read(&self, handle: &Handle, page: PageNo) {
-        if let Some(at) = self.cached_slot(handle, page) {
-            self.mapping.meta.prefetch_load(at);
-        }
-    }
-
-    /// Prepares a read of this page that comes next: prefetches the first lines of the page, if its
-    /// frame is known.
-    #[inline]
-    pub fn prefetch_page(&self, handle: &Handle, page: PageNo) {
-        if let Some(frame) = self.cached_frame(handle, page) {
-            let view = &*self.mapping;
-            view.meta.prefetch_load(view.geometry.frame_entry_at(frame));
-            let lines = (frame_at(frame)..).step_by(LINE_BYTES);
-            lines
-                .take(PREFETCHED_LINES)
-                .for_each(|at| view.data.prefetch_load(at));
-        }
-    }
-}
 
 impl<M: Media> Session<M> {
     /// Reads bytes, each page checked against its checksum.

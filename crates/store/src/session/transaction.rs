@@ -37,6 +37,7 @@ use crate::format::geometry::frame_at;
 use crate::format::object::Gate;
 use crate::format::record::{GroupPosition, Record, add_checksum, lines, set_sums};
 use crate::format::table::NODE_SLOTS;
+use crate::session::commit::fence_all;
 use crate::session::operation::{self, OpRequirements};
 use crate::session::{LegFailure, LegSession, Session, defects};
 use crate::shared::control::LockWords;
@@ -91,11 +92,11 @@ struct RecordGroup {
 /// The first leg that failed. Nothing has changed then, unless the medium had damaged a slot that
 /// was found after the commit.
 pub fn transact<M: Media>(
-    members: &mut [LegSession<'_, M>],
+    legs: &mut [LegSession<'_, M>],
     parts: &[TransactionPart],
     stamp: Stamp,
 ) -> Result<(), LegFailure> {
-    transact_numbered(members, parts, stamp.epoch, || stamp)
+    transact_numbered(legs, parts, stamp.epoch, || stamp)
 }
 
 /// As [`transact`], for a client that shares pages with others and takes no locks of its own. The
@@ -105,45 +106,45 @@ pub fn transact<M: Media>(
 /// # Errors
 /// As [`transact`].
 pub fn transact_numbered<M: Media>(
-    members: &mut [LegSession<'_, M>],
+    legs: &mut [LegSession<'_, M>],
     parts: &[TransactionPart],
     epoch: Epoch,
     stamp: impl FnOnce() -> Stamp,
 ) -> Result<(), LegFailure> {
-    let runs = leaf_runs(members, parts)?;
-    let mut groups: Vec<RecordGroup> = members.iter().map(|_| RecordGroup::default()).collect();
+    let runs = leaf_runs(legs, parts)?;
+    let mut groups: Vec<RecordGroup> = legs.iter().map(|_| RecordGroup::default()).collect();
     if runs.is_empty() {
-        record_complete_all(members, &groups, stamp());
+        record_complete_all(legs, &groups, stamp());
         return Ok(());
     }
-    let needs = requirements(members, &runs)?;
-    begin_all(members, &runs, &mut groups, needs, epoch)?;
-    lock_all(members, &runs, &mut groups)?;
-    for (index, member) in members.iter_mut().enumerate() {
-        if let Err(cause) = groups[index].load_slots(member.session, &runs) {
-            let member = index;
-            unlock_and_end_all(members, &groups);
-            return Err(LegFailure { leg: member, cause });
+    let needs = requirements(legs, &runs)?;
+    begin_all(legs, &runs, &mut groups, needs, epoch)?;
+    lock_all(legs, &runs, &mut groups)?;
+    for (index, leg) in legs.iter_mut().enumerate() {
+        if let Err(cause) = groups[index].load_slots(leg.session, &runs) {
+            let leg = index;
+            unlock_and_end_all(legs, &groups);
+            return Err(LegFailure { leg, cause });
         }
     }
     let stamp = stamp();
     let mut outcome = Ok(());
     if groups.iter().any(|group| !group.records.is_empty()) {
         // From here on only the swap of a damaged slot fails, after the commit.
-        for (member, group) in members.iter_mut().zip(&mut groups) {
-            group.encode_records(member.session, &member.handle, stamp);
+        for (leg, group) in legs.iter_mut().zip(&mut groups) {
+            group.encode_records(leg.session, &leg.handle, stamp);
         }
-        let stores = stream_pages(members, &mut groups, &runs);
-        outcome = commit(members, &mut groups, stores, stamp);
+        let stores = stream_pages(legs, &mut groups, &runs);
+        outcome = commit(legs, &mut groups, stores, stamp);
     }
-    unlock_and_end_all(members, &groups);
-    record_complete_all(members, &groups, stamp);
+    unlock_and_end_all(legs, &groups);
+    record_complete_all(legs, &groups, stamp);
     outcome
 }
 
 /// The runs of all parts, sorted by page, after the checks against every leg.
 fn leaf_runs<'p, M: Media>(
-    members: &[LegSession<'_, M>],
+    legs: &[LegSession<'_, M>],
     parts: &'p [TransactionPart],
 ) -> Result<Vec<LeafRun<'p>>, LegFailure> {
     let mut runs = Vec::new();
@@ -154,11 +155,8 @@ fn leaf_runs<'p, M: Media>(
             TransactionPart::Write { data, .. } => Some(&data[..]),
             TransactionPart::Clear { .. } => None,
         };
-        for (index, member) in members.iter().enumerate() {
-            let checked = member
-                .session
-                .mapping
-                .check_range(&member.handle, offset, len);
+        for (index, leg) in legs.iter().enumerate() {
+            let checked = leg.session.mapping.check_range(&leg.handle, offset, len);
             checked.map_err(|cause| LegFailure { leg: index, cause })?;
         }
         if !offset.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {
@@ -204,10 +202,18 @@ fn split_at_leaves<'p>(page: u64, count: u64, data: Option<&'p [u8]>, into: &mut
     }
 }
 
+impl<M: Media> Session<M> {
+    /// Lines of the longest group. A quarter of the journal may have to be retained, and almost as
+    /// many lines as the group has may be skipped at the end of the ring.
+    pub(crate) fn group_lines_max(&self) -> usize {
+        self.mapping.geometry.journal_lines() as usize * 3 / 8
+    }
+}
+
 /// The frames, and the most lines that the group may need. The mapped pages are known only under
 /// locks, and each page takes one line at most.
 fn requirements<M: Media>(
-    members: &[LegSession<'_, M>],
+    legs: &[LegSession<'_, M>],
     runs: &[LeafRun<'_>],
 ) -> Result<OpRequirements, LegFailure> {
     let frames = runs.iter().filter(|run| run.data.is_some());
@@ -219,8 +225,8 @@ fn requirements<M: Media>(
         frames: frames.map(|run| run.count).sum(),
         entry_lines: runs.iter().map(lines_of).sum(),
     };
-    for (index, member) in members.iter().enumerate() {
-        let lines_max = member.session.group_lines_max();
+    for (index, leg) in legs.iter().enumerate() {
+        let lines_max = leg.session.group_lines_max();
         if needs.entry_lines > lines_max {
             return Err(LegFailure {
                 leg: index,
@@ -235,19 +241,19 @@ fn requirements<M: Media>(
 }
 
 fn begin_all<M: Media>(
-    members: &mut [LegSession<'_, M>],
+    legs: &mut [LegSession<'_, M>],
     runs: &[LeafRun<'_>],
     groups: &mut [RecordGroup],
     needs: OpRequirements,
     epoch: Epoch,
 ) -> Result<(), LegFailure> {
-    operation::begin_all(members, needs, epoch, |index, member, gate: Gate| {
+    operation::begin_all(legs, needs, epoch, |index, leg, gate: Gate| {
         let group = &mut groups[index];
         group.round = gate.round();
         group.slot_offsets.clear();
         for run in runs {
             let page = PageNo(run.page);
-            let at = member.session.slot_at(&member.handle, page)?;
+            let at = leg.session.slot_at(&leg.handle, page)?;
             if at.is_none() && run.data.is_some() {
                 return Ok(Some(page));
             }
@@ -259,41 +265,39 @@ fn begin_all<M: Media>(
 
 /// Takes the lock words of all runs; ends the operation on all legs if that fails.
 fn lock_all<M: Media>(
-    members: &mut [LegSession<'_, M>],
+    legs: &mut [LegSession<'_, M>],
     runs: &[LeafRun<'_>],
     groups: &mut [RecordGroup],
 ) -> Result<(), LegFailure> {
     let locked = defects::runs_to_lock(runs);
-    for (member, group) in members.iter().zip(groups.iter_mut()) {
-        let object = member.handle.object;
+    for (leg, group) in legs.iter().zip(groups.iter_mut()) {
+        let object = leg.handle.object;
         let range = |run: &LeafRun<'_>| LockWords::of(object, PageNo(run.page), run.count);
         group.words = LockWords::of_all(locked.iter().map(range));
     }
-    let locked = operation::lock_all(members, |index, _| &groups[index].words);
+    let locked = operation::lock_all(legs, |index, _| &groups[index].words);
     if locked.is_err() {
-        members
-            .iter_mut()
-            .for_each(|member| member.session.end_op());
+        legs.iter_mut().for_each(|leg| leg.session.end_op());
     }
     locked
 }
 
-fn unlock_and_end_all<M: Media>(members: &mut [LegSession<'_, M>], groups: &[RecordGroup]) {
-    for (member, group) in members.iter_mut().zip(groups) {
-        member.session.mapping.control.unlock(&group.words);
-        member.session.end_op();
+fn unlock_and_end_all<M: Media>(legs: &mut [LegSession<'_, M>], groups: &[RecordGroup]) {
+    for (leg, group) in legs.iter_mut().zip(groups) {
+        leg.session.mapping.control.unlock(&group.words);
+        leg.session.end_op();
     }
 }
 
 /// Legs in which nothing had to change still learn which operations are complete.
 fn record_complete_all<M: Media>(
-    members: &mut [LegSession<'_, M>],
+    legs: &mut [LegSession<'_, M>],
     groups: &[RecordGroup],
     stamp: Stamp,
 ) {
-    for (member, group) in members.iter_mut().zip(groups) {
+    for (leg, group) in legs.iter_mut().zip(groups) {
         if group.records.is_empty() {
-            member.session.record_complete(stamp);
+            leg.session.record_complete(stamp);
         }
     }
 }
@@ -386,14 +390,14 @@ impl RecordGroup {
 
     /// Streams the records, one after the other.
     fn append_records<M: Media>(&self, session: &mut Session<M>) -> UnfencedStores {
-        let place = *session.journal.next_address();
+        let first = *session.journal.next_address();
         for GroupRecord { record, line, .. } in &self.records {
             let lines = *line..line + lines(record.changes.len());
-            let place = place.at(place.position + *line as u64);
-            add_checksum(&mut session.encoded[lines], &place);
+            let address = first.at(first.position + *line as u64);
+            add_checksum(&mut session.encoded[lines], &address);
         }
         defects::publish_group_early(session, || {
-            place.position + lines(self.records[0].record.changes.len()) as u64
+            first.position + lines(self.records[0].record.changes.len()) as u64
         });
         session.append()
     }
@@ -414,7 +418,7 @@ impl RecordGroup {
 
 /// Streams every written page into the frames of all legs.
 fn stream_pages<M: Media>(
-    members: &mut [LegSession<'_, M>],
+    legs: &mut [LegSession<'_, M>],
     groups: &mut [RecordGroup],
     runs: &[LeafRun<'_>],
 ) -> Option<UnfencedStores> {
@@ -422,17 +426,17 @@ fn stream_pages<M: Media>(
     let pages = runs.iter().filter_map(|run| run.data).flatten();
     for (number, bytes) in pages.enumerate() {
         let target = |index: usize| {
-            let session = &*members[index.min(members.len() - 1)].session;
+            let session = &*legs[index.min(legs.len() - 1)].session;
             (&*session.mapping.data, frame_at(session.frames[number]))
         };
         let targets = [target(0), target(1), target(2)];
-        let (sums, streamed) = M::stream_page(&targets[..members.len()], bytes);
+        let (sums, streamed) = M::stream_page(&targets[..legs.len()], bytes);
         stores = Some(streamed);
-        for (member, group) in members.iter_mut().zip(groups.iter_mut()) {
+        for (leg, group) in legs.iter_mut().zip(groups.iter_mut()) {
             let (piece, change) = group.written_changes[number];
             let GroupRecord { record, line, .. } = &mut group.records[piece];
             record.changes[change].sums = sums;
-            set_sums(&mut member.session.encoded[*line..], change, sums);
+            set_sums(&mut leg.session.encoded[*line..], change, sums);
         }
     }
     stores
@@ -440,26 +444,26 @@ fn stream_pages<M: Media>(
 
 /// Streams the records, fences, swaps and publishes.
 fn commit<M: Media>(
-    members: &mut [LegSession<'_, M>],
+    legs: &mut [LegSession<'_, M>],
     groups: &mut [RecordGroup],
     mut stores: Option<UnfencedStores>,
     stamp: Stamp,
 ) -> Result<(), LegFailure> {
-    for (member, group) in members.iter_mut().zip(groups.iter()) {
+    for (leg, group) in legs.iter_mut().zip(groups.iter()) {
         if !group.records.is_empty() {
-            stores = Some(group.append_records(member.session).after(stores));
+            stores = Some(group.append_records(leg.session).after(stores));
         }
     }
-    operation::fence_all(members, stores.expect("a group has records"));
+    fence_all(legs, stores.expect("a group has records"));
     let mut result = Ok(());
-    for (index, (member, group)) in members.iter_mut().zip(groups).enumerate() {
+    for (index, (leg, group)) in legs.iter_mut().zip(groups).enumerate() {
         if group.records.is_empty() {
             continue;
         }
-        if let Err(cause) = group.publish_slots(member.session) {
+        if let Err(cause) = group.publish_slots(leg.session) {
             result = Err(LegFailure { leg: index, cause });
         }
-        member.session.publish_record(Some(stamp));
+        leg.session.publish_record(Some(stamp));
     }
     result
 }
