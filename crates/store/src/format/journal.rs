@@ -105,7 +105,7 @@ struct ScanEnd {
 
 /// The journal of a session number, from its head by the superblock.
 pub(crate) fn journal_of(block: &Superblock, number: u32) -> Journal {
-    let place = RecordAddress::new(
+    let address = RecordAddress::new(
         block.pool,
         block.incarnation,
         number,
@@ -114,7 +114,7 @@ pub(crate) fn journal_of(block: &Superblock, number: u32) -> Journal {
     Journal::new(
         block.geometry.journal_at(number),
         block.geometry.journal_lines(),
-        place,
+        address,
     )
 }
 
@@ -376,16 +376,16 @@ impl Journal {
         record: &mut Record,
     ) -> Result<NextEntry, InvalidRecord> {
         let from = chunk.lines_from(self.end());
-        let place = self.next_address;
-        if is_pad(&from[0], &place) && !place.position.is_multiple_of(self.length) {
+        let address = self.next_address;
+        if is_pad(&from[0], &address) && !address.position.is_multiple_of(self.length) {
             self.next_address.position = self.end().next_multiple_of(self.length);
             return Ok(NextEntry::Pad);
         }
-        if record.decode_from(from, &place).is_ok() {
+        if record.decode_from(from, &address).is_ok() {
             self.next_address.position += record.lines() as u64;
             return Ok(NextEntry::Map);
         }
-        let entry = JournalEntry::decode(from, &place)?;
+        let entry = JournalEntry::decode(from, &address)?;
         self.next_address.position += entry.lines() as u64;
         match entry {
             JournalEntry::Object(object) => Ok(NextEntry::Object(object)),
@@ -399,13 +399,13 @@ impl Journal {
     pub fn read_next_head<M: Media>(&mut self, media: &M, record: &mut Record) -> bool {
         let mut head = [0; LINE_BYTES];
         media.read(self.byte_of(self.end()), &mut head);
-        let place = self.next_address;
-        if record.decode_head(&head, &place).is_err() {
+        let address = self.next_address;
+        if record.decode_head(&head, &address).is_err() {
             return false;
         }
         let lines = record.lines() as u64;
         // The next entries mostly have the same length.
-        media.prefetch_load(self.byte_of(place.position + PREFETCHED_HEADS * lines));
+        media.prefetch_load(self.byte_of(address.position + PREFETCHED_HEADS * lines));
         self.next_address.position += lines;
         true
     }
@@ -453,13 +453,13 @@ impl Journal {
     }
 
     fn decode(&self, ring: &[Line], position: u64) -> Result<DecodedEntry, InvalidRecord> {
-        let place = self.next_address.at(position);
+        let address = self.next_address.at(position);
         let from = &ring[(position % self.length) as usize..];
         // A pad at the very start of the ring would skip a whole lap.
-        if !position.is_multiple_of(self.length) && is_pad(&from[0], &place) {
+        if !position.is_multiple_of(self.length) && is_pad(&from[0], &address) {
             return Ok(DecodedEntry::Pad);
         }
-        JournalEntry::decode(from, &place).map(DecodedEntry::Entry)
+        JournalEntry::decode(from, &address).map(DecodedEntry::Entry)
     }
 
     /// A bad line is torn unless a valid entry was written after it. Records of its own group were

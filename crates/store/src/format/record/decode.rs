@@ -2,11 +2,11 @@
 //!
 //! Invariant: any bytes decode to an entry of the very address or to an error.
 
-use super::address::RecordAddress;
+use super::encode::RecordAddress;
 use super::layout::{
     BYTES_BEFORE_KIND, COUNT_BITS, FIRST_AT, FRAME_MASK, GROUP_CONTINUES, KIND_MAP, KIND_OBJECT,
-    KIND_OLDER_PATCH, KIND_PATCH, KIND_SUMMED_MAP, NEW_AT, OBJECT_LINES, Words, change_at,
-    is_patch_head, page_count,
+    KIND_OLDER_PATCH, KIND_PAD, KIND_PATCH, KIND_SUMMED_MAP, NEW_AT, OBJECT_LINES, Words,
+    change_at, is_patch_head, page_count,
 };
 use super::patch::patch_lines;
 use super::{
@@ -30,11 +30,11 @@ impl Record {
     pub fn decode_from(
         &mut self,
         journal: &[Line],
-        place: &RecordAddress,
+        address: &RecordAddress,
     ) -> Result<(), InvalidRecord> {
         let head = journal.first().ok_or(InvalidRecord::Malformed)?;
         if is_patch_head(head) {
-            self.decode_patch(head, place)?;
+            self.decode_patch(head, address)?;
             let body = journal.get(1..claimed_lines(head));
             return self
                 .decode_patch_bytes(body.ok_or(InvalidRecord::Malformed)?, get_u64(head, NEW_AT));
@@ -48,7 +48,7 @@ impl Record {
         }
         let record = journal.get(..claimed_lines(head));
         let record = record.ok_or(InvalidRecord::Malformed)?;
-        if place.checksum(record) != get_u32(head, 0) {
+        if address.checksum(record) != get_u32(head, 0) {
             return Err(InvalidRecord::Checksum);
         }
         self.has_second_sum = kind == KIND_SUMMED_MAP;
@@ -73,10 +73,14 @@ impl Record {
     ///
     /// # Errors
     /// As [`Record::decode_from`], and when the record has other lines.
-    pub fn decode_head(&mut self, head: &Line, place: &RecordAddress) -> Result<(), InvalidRecord> {
+    pub fn decode_head(
+        &mut self,
+        head: &Line,
+        address: &RecordAddress,
+    ) -> Result<(), InvalidRecord> {
         match is_patch_head(head) {
-            true => self.decode_patch(head, place),
-            false => self.decode_from(std::slice::from_ref(head), place),
+            true => self.decode_patch(head, address),
+            false => self.decode_from(std::slice::from_ref(head), address),
         }
     }
 
@@ -105,12 +109,12 @@ impl Record {
 impl ObjectRecord {
     pub(super) fn decode(
         journal: &[Line],
-        place: &RecordAddress,
+        address: &RecordAddress,
     ) -> Result<ObjectRecord, InvalidRecord> {
         let record = journal
             .get(..OBJECT_LINES)
             .ok_or(InvalidRecord::Malformed)?;
-        if place.checksum(record) != get_u32(&record[0], 0) {
+        if address.checksum(record) != get_u32(&record[0], 0) {
             return Err(InvalidRecord::Checksum);
         }
         Ok(ObjectRecord {
@@ -126,25 +130,28 @@ impl JournalEntry {
     ///
     /// # Errors
     /// When there is none, it is torn, or it belongs to another address.
-    pub fn decode(journal: &[Line], place: &RecordAddress) -> Result<JournalEntry, InvalidRecord> {
+    pub fn decode(
+        journal: &[Line],
+        address: &RecordAddress,
+    ) -> Result<JournalEntry, InvalidRecord> {
         let head = journal.first().ok_or(InvalidRecord::Malformed)?;
         if head[4] == KIND_OBJECT {
-            return ObjectRecord::decode(journal, place).map(JournalEntry::Object);
+            return ObjectRecord::decode(journal, address).map(JournalEntry::Object);
         }
         let mut record = Record::empty();
-        record.decode_from(journal, place)?;
+        record.decode_from(journal, address)?;
         Ok(JournalEntry::Map(record))
     }
 
     /// The entry at the start of `journal`, if one flipped bit is its only defect.
     #[must_use]
-    pub fn correct(journal: &[Line], place: &RecordAddress) -> Option<JournalEntry> {
+    pub fn correct(journal: &[Line], address: &RecordAddress) -> Option<JournalEntry> {
         let mut copy = journal.get(..journal.len().min(lines(PAGES_MAX)))?.to_vec();
         let head = copy.first()?;
         let claimed = claimed_lines(head);
         let is_patch = is_patch_head(head);
         let covered = if is_patch { 1 } else { claimed };
-        let found = place.checksum(copy.get(..covered).unwrap_or_default());
+        let found = address.checksum(copy.get(..covered).unwrap_or_default());
         let is_body = is_patch && found == get_u32(head, 0);
         // The lines that the wrong sum covers.
         let (first, end, found, expected) = match (is_patch, is_body) {
@@ -160,12 +167,12 @@ impl JournalEntry {
             // The first word holds the length of the entry, so its bits are tried one by one below.
             if let Some(bit) = bit.filter(|&bit| is_body || bit >= 64) {
                 copy[first + bit / (LINE_BYTES * 8)][bit / 8 % LINE_BYTES] ^= 1 << (bit % 8);
-                return JournalEntry::decode(&copy, place).ok();
+                return JournalEntry::decode(&copy, address).ok();
             }
         }
         (0..64).find_map(|bit| {
             copy[0][bit / 8] ^= 1 << (bit % 8);
-            let entry = JournalEntry::decode(&copy, place).ok();
+            let entry = JournalEntry::decode(&copy, address).ok();
             copy[0][bit / 8] ^= 1 << (bit % 8);
             entry
         })
@@ -207,7 +214,7 @@ pub fn claimed_lines(line: &Line) -> usize {
 
 /// Whether a patch of an older build starts `journal`. This build does not read such patches.
 #[must_use]
-pub fn is_older_patch(journal: &[Line], place: &RecordAddress) -> bool {
+pub fn is_older_patch(journal: &[Line], address: &RecordAddress) -> bool {
     let Some(head) = journal
         .first()
         .filter(|head| head[BYTES_BEFORE_KIND] == KIND_OLDER_PATCH)
@@ -217,5 +224,21 @@ pub fn is_older_patch(journal: &[Line], place: &RecordAddress) -> bool {
     let [.., low, high] = get_u64(head, 0).to_le_bytes();
     let bytes = usize::from(u16::from_le_bytes([low, high]));
     let record = journal.get(..patch_lines(bytes));
-    record.is_some_and(|record| place.checksum(record) == get_u32(head, 0))
+    record.is_some_and(|record| address.checksum(record) == get_u32(head, 0))
+}
+
+/// Whether `line` is the pad of `address`.
+#[must_use]
+pub fn is_pad(line: &Line, address: &RecordAddress) -> bool {
+    line[4] == KIND_PAD && address.checksum(std::slice::from_ref(line)) == get_u32(line, 0)
+}
+
+/// Whether `line` is the pad of `address` with one flipped bit.
+#[must_use]
+pub fn is_damaged_pad(line: &Line, address: &RecordAddress) -> bool {
+    (0..LINE_BYTES * 8).any(|bit| {
+        let mut line = *line;
+        line[bit / 8] ^= 1 << (bit % 8);
+        is_pad(&line, address)
+    })
 }

@@ -1,17 +1,23 @@
-//! Encoding of entries. The sums of the data are set last, when the data was streamed.
+//! The bytes of an entry, and its checksum for its address in a journal. The sums of the data and
+//! the checksum are set last, when the data was streamed.
+//!
+//! Invariant: an encoded entry is valid at one address only.
 
-use super::address::{RecordAddress, add_checksum};
 use super::layout::{
-    COUNT_BITS, DATA_CRC_AT, GROUP_CONTINUES, KIND_MAP, KIND_OBJECT, KIND_PATCH, KIND_SUMMED_MAP,
-    OBJECT_LINES, change_at, first_word, pack_u32s, to_line, with_sum,
+    COUNT_BITS, DATA_CRC_AT, GROUP_CONTINUES, KIND_MAP, KIND_OBJECT, KIND_PAD, KIND_PATCH,
+    KIND_SUMMED_MAP, NEW_AT, OBJECT_LINES, change_at, first_word, is_patch_head, pack_u32s,
+    to_line, with_patch_sum, with_sum,
 };
 use super::{
     Change, GROUP_LINES_MAX, GroupPosition, JournalEntry, LEVELS_MAX, Line, ObjectRecord,
     PAGES_MAX, Record, lines,
 };
 use pagemesh_base::bytes::{get_u64, put};
-use pagemesh_base::checksum::PageChecksums;
+use pagemesh_base::checksum::{PageChecksums, crc32c};
+use pagemesh_base::ids::Incarnation;
 use pagemesh_base::units::LINE_BYTES;
+use pagemesh_pmem::copy::{crc32c_lines, crc32c_words};
+use uuid::Uuid;
 
 impl Record {
     /// Appends the record to `into`; [`add_checksum`] completes it.
@@ -111,17 +117,17 @@ impl ObjectRecord {
 }
 
 impl JournalEntry {
-    /// Appends the entry, encoded for `place`, to `into`.
+    /// Appends the entry, encoded for `address`, to `into`.
     ///
     /// # Panics
     /// As [`Record::encode`].
-    pub fn encode(&self, place: &RecordAddress, into: &mut Vec<Line>) {
+    pub fn encode(&self, address: &RecordAddress, into: &mut Vec<Line>) {
         let start = into.len();
         match self {
             JournalEntry::Map(record) => record.encode(into),
             JournalEntry::Object(record) => record.encode(into),
         }
-        add_checksum(&mut into[start..], place);
+        add_checksum(&mut into[start..], address);
     }
 }
 
@@ -140,4 +146,83 @@ pub fn set_sums(record: &mut [Line], index: usize, sums: PageChecksums) {
     let [old, new] = with_sum(slots, sums.words);
     put(&mut record[line], at, old.to_le_bytes());
     put(&mut record[line], at + 8, new.to_le_bytes());
+}
+
+/// The address of a record: the seed of its checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordAddress {
+    /// CRC32C of pool, incarnation and journal: the part that is constant while a journal is in
+    /// use.
+    seed: u32,
+    /// The journal's number.
+    pub journal: u32,
+    /// Lines written to the journal since the pool was made; never wraps.
+    pub position: u64,
+}
+
+impl RecordAddress {
+    /// The address of a line of a journal, in one opening of a pool.
+    #[must_use]
+    pub fn new(pool: Uuid, incarnation: Incarnation, journal: u32, position: u64) -> RecordAddress {
+        let mut bytes = [0; 24];
+        put(&mut bytes, 0, *pool.as_bytes());
+        put(&mut bytes, 16, incarnation.0.to_le_bytes());
+        put(&mut bytes, 20, journal.to_le_bytes());
+        RecordAddress {
+            seed: crc32c(&bytes),
+            journal,
+            position,
+        }
+    }
+
+    /// Another line of the same journal.
+    #[must_use]
+    pub fn at(self, position: u64) -> RecordAddress {
+        RecordAddress { position, ..self }
+    }
+
+    /// The CRC32C of pool, incarnation, journal and position, then of the record with its own first
+    /// four bytes as zeroes. Of a patch it covers only the head.
+    pub(super) fn checksum(&self, record: &[Line]) -> u32 {
+        let Some((head, rest)) = record.split_first() else {
+            return self.seed;
+        };
+        let rest = if is_patch_head(head) { &[] } else { rest };
+        let first = get_u64(head, 0) & !u64::from(u32::MAX);
+        let mut crc = crc32c_words(
+            self.seed,
+            &[self.position.to_le_bytes(), first.to_le_bytes()],
+        );
+        if let Some(others) = head.as_chunks().0.last_chunk::<7>() {
+            crc = crc32c_words(crc, others);
+        }
+        match rest {
+            [] => crc,
+            rest => crc32c_lines(crc, rest),
+        }
+    }
+}
+
+/// Adds the checksum of an encoded record for this address. If the lines of a patch follow its
+/// head, adds their sum as well.
+pub fn add_checksum(record: &mut [Line], address: &RecordAddress) {
+    if let [head, body @ ..] = record
+        && is_patch_head(head)
+        && !body.is_empty()
+    {
+        let new = with_patch_sum(get_u64(head, NEW_AT), crc32c_lines(0, body));
+        put(head, NEW_AT, new.to_le_bytes());
+    }
+    let crc = address.checksum(record);
+    let first = get_u64(&record[0], 0) & !u64::from(u32::MAX);
+    put(&mut record[0], 0, (first | u64::from(crc)).to_le_bytes());
+}
+
+/// The line after which the journal continues at the start of its ring.
+#[must_use]
+pub fn encode_pad(address: &RecordAddress) -> Line {
+    let mut line = [0; LINE_BYTES];
+    put(&mut line, 0, first_word(KIND_PAD, 0, 0).to_le_bytes());
+    add_checksum(std::slice::from_mut(&mut line), address);
+    line
 }

@@ -9,7 +9,6 @@
 //! Records that count only together are a group. They follow each other in one journal, under one
 //! seq. Each has its [`GroupPosition`]; the reader of the journal checks that the others are there.
 
-mod address;
 mod decode;
 mod encode;
 mod layout;
@@ -19,9 +18,8 @@ mod tests;
 
 use crate::format::geometry::OBJECT_BYTES;
 use crate::format::slot::{DamagedSlot, Slot};
-pub use address::{RecordAddress, add_checksum, encode_pad, is_damaged_pad, is_pad};
-pub use decode::{claimed_lines, is_older_patch};
-pub use encode::set_sums;
+pub use decode::{claimed_lines, is_damaged_pad, is_older_patch, is_pad};
+pub use encode::{RecordAddress, add_checksum, encode_pad, set_sums};
 use layout::{COUNT_BITS, ENTRIES_PER_LINE, OBJECT_LINES};
 use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::ids::{Epoch, ObjectId, PageNo, Seq};

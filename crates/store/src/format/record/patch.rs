@@ -1,6 +1,6 @@
 //! Patches: the bytes of a part of a page in the lines after the head of their record.
 
-use super::address::RecordAddress;
+use super::encode::RecordAddress;
 use super::layout::{
     BYTES_BEFORE_KIND, DATA_CRC_AT, FIRST_AT, FRAME_MASK, KIND_BYTES, KIND_SHIFT, NEW_AT, to_line,
     with_patch_sum, with_sum,
@@ -15,7 +15,7 @@ use pagemesh_pmem::copy::crc32c_lines;
 /// Bytes of a page in such a line.
 pub(crate) const PATCH_LINE_BYTES: usize = LINE_BYTES - 1;
 
-/// Bytes of a part of a page, to be written in place.
+/// Bytes of a part of a page, to be written in address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Patch {
     /// The offset of the first byte in the page.
@@ -100,9 +100,9 @@ impl Record {
     pub(super) fn decode_patch(
         &mut self,
         head: &Line,
-        place: &RecordAddress,
+        address: &RecordAddress,
     ) -> Result<(), InvalidRecord> {
-        if place.checksum(std::slice::from_ref(head)) != get_u32(head, 0) {
+        if address.checksum(std::slice::from_ref(head)) != get_u32(head, 0) {
             return Err(InvalidRecord::Checksum);
         }
         let [.., level, low, high] = get_u64(head, 0).to_le_bytes();
