@@ -1,29 +1,75 @@
 //! A session: the right of one thread to change a pool's objects.
 //!
-//! Changes of several runs of pages as a whole: [`transact`](transaction::transact).
-//! Operations on several legs: [`operation`]. Changes of a part of a page in place: [`patch`].
-//!
-//! A write of pages, over one to three pools at once ([`write()`]), takes these steps:
-//!
-//! 1. *begin*: ensure granted frames and room in the journal (`Session::ensure_resources`), then
-//!    check that the session is not revoked, the object live and the epoch new enough
-//!    (`Session::begin_op`);
-//! 2. *lock*: take the lock words;
-//! 3. *load* the old slots, and the rest of pages that are written in part;
-//! 4. *encode*: take frames, journal lines and the seqs, and encode one record per pool;
-//! 5. *stream* the bytes into the frames of every pool, with their checksum from the same pass;
-//! 6. *commit*: stream the records and issue **one fence**; then swap the slots, publish the
-//!    committed index, and unlock.
-//!
-//! Locks and seqs come before the copy. A locked instruction waits for bytes streamed before it,
-//! and would cost a second drain. The copy of a page takes half a microsecond; a death during the
-//! copy is handled like a death anywhere in the operation.
+//! [`write()`] changes pages, over one to three pools at once. [`transact`](transaction::transact)
+//! changes several runs of pages as a whole. [`patch`] changes a part of a page in place. All of them
+//! begin, lock and end as [`operation`] says.
 //!
 //! Invariants:
 //! - nothing fails between the taking of a seq and the publication of its record;
 //! - before the commit, the control segment and the journal hold all that the owner needs to roll a
 //!   dead session's operation forward or to discard it;
 //! - a session waits for the owner only between operations.
+//!
+//! # One write
+//!
+//! A write replaces a page of 4 KiB whose leaf is linked, in all legs of a mirror. The session has
+//! granted frames. The caller's thread does all of the following, without a system call.
+//!
+//! 1. *Cut*: [`write::write`] → `write::write_merging` checks the range against the size of the
+//!    object, and cuts the write into records, each of at most [`RECORD_PAGES_MAX`] pages of one leaf.
+//!    This write is one record. `write::write_pages` takes the next six steps. A write of a part of
+//!    a page takes the same steps in `partial_write`.
+//! 2. *Begin*: [`operation::begin_run`] → [`operation::begin_all`], in each pool.
+//!    [`Session::ensure_resources`] loads the journal's head and the number of recalls
+//!    ([`Session::refresh_from_owner`]). It checks that there are enough granted frames and that the
+//!    record fits into the journal, and wakes the owner when half of either is used
+//!    ([`Session::ring_doorbell_if_low`]). [`Session::begin_op`] makes `active` odd.
+//!    Then [`Session::check_admission`] checks that the session is not revoked, that the owner is there
+//!    and recalled no grants, that the object is live, and that the client's epoch is not older than
+//!    the object's. [`Session::slot_at`] finds the page's slot by the session's cache of leaves.
+//! 3. *Lock*: [`operation::lock_run`] → [`operation::lock_all`]. The lock words of the pages are taken
+//!    in ascending order ([`Control::lock`](crate::shared::control::Control::lock)), and the pools in
+//!    the order of their UUIDs. A direct client takes its operation's number now.
+//! 4. *Load*: [`Session::load_changes`] loads and checks the old slots. **After this only a slot that
+//!    is found damaged when it is swapped fails (step 7), and then the record is already committed.**
+//! 5. *Encode*: [`commit::encode_all`], in each pool. [`Session::take_frames`] takes the new frames,
+//!    [`Session::begin_record`] reserves lines ([`Journal::reserve`]), and [`Session::take_seq`]
+//!    publishes the floor and then takes the seq. [`Record::encode`] writes the record to the session's
+//!    own memory, without its checksums. At last [`Session::flush_pending_slots`] flushes the slots of
+//!    the session's record *before* this one ([`MappedMedia::flush`](pagemesh_pmem::MappedMedia)).
+//! 6. *Stream*: [`commit::stream_page`] → [`MappedMedia::stream_page`](pagemesh_pmem::MappedMedia) copies
+//!    the page past the caches into the new frames of *all* pools, which no other thread sees yet. The
+//!    kernel for this processor, in [`copy`](pagemesh_pmem::copy) (`pmem/src/copy/page.rs`), loads each
+//!    source byte once, and computes the checksums from the same registers.
+//! 7. *Commit*: [`commit::commit`]. [`Session::stream_record`] adds the checksum of each record, which
+//!    its address in the journal seeds ([`encode::add_checksum`](crate::format::record::add_checksum)),
+//!    and streams its 64 bytes ([`Session::append`] → [`Journal::append`] →
+//!    [`MappedMedia::stream_line`](pagemesh_pmem::MappedMedia)).
+//!    [`commit::fence_all`] → [`MappedMedia::fence_each`](pagemesh_pmem::MappedMedia) is one `sfence`.
+//!    **This is the commit, in all pools.** Then [`Session::publish_slots`] stores the page's checksum
+//!    in the frame table, and [`Session::swap_slots`] swaps the slot, in each pool. At last
+//!    [`Session::publish_record`] stores `complete`, `consumed`, `settled` and `committed`, and clears
+//!    the floor. [`operation::unlock_and_end`] releases the lock words
+//!    ([`Control::unlock`](crate::shared::control::Control::unlock)) and makes `active` even
+//!    ([`Session::end_op`]).
+//!
+//! Locked instructions and wide stores come before the page is streamed (steps 2 to 5). A locked
+//! instruction waits for all bytes streamed before it, and would cost a second drain. The copy of a
+//! page takes half a microsecond; a death during the copy is handled like a death anywhere in the
+//! operation.
+//!
+//! # Cold steps
+//!
+//! - The page's leaf is not linked: the operation ends on all legs, [`Session::link_leaf`] links the
+//!   nodes down to the leaf, and the operation begins anew. A node is zeroed and fenced before a slot
+//!   names it.
+//! - Frames or journal lines are missing, or the owner recalls the grants: [`Session::request_frames`]
+//!   and [`Session::wait_for_recall`] wait for the owner, before the operation begins.
+//! - Another session holds a lock word: `Control::wait_for_lock_word` spins, then sleeps, and reports
+//!   the holder to the owner.
+//! - A leg fails before step 5: [`operation::abort_all`] unlocks and ends the operation on all legs.
+//! - The record does not fit before the end of the ring: [`Journal::reserve`] writes a pad and fences
+//!   it.
 
 mod clear;
 mod commit;
