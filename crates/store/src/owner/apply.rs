@@ -199,8 +199,8 @@ impl<M: Media> Pool<M> {
     /// Flushes the slots that a record swapped.
     fn flush_slots(&mut self, record: &Record, pass: &mut CheckpointPass) -> Result<(), PoolError> {
         let walk = || {
-            let view = &self.mapping;
-            match view.locate_on(&view.data, record.object, record.level, record.page)? {
+            let mapping = &self.mapping;
+            match mapping.locate_on(&mapping.data, record.object, record.level, record.page)? {
                 SlotLocation::At(at) => Ok::<_, PoolError>(Some(at)),
                 // The object was deleted since, and this node with it.
                 SlotLocation::Unlinked(_) => Ok(None),

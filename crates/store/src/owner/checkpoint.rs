@@ -221,10 +221,10 @@ impl<M: Media> Pool<M> {
         if defect::is(Defect::UnreadableReused) {
             return;
         }
-        let view = &self.mapping;
-        let pages = [&view.data, &view.meta].map(|media| media.unreadable_pages());
+        let mapping = &self.mapping;
+        let pages = [&mapping.data, &mapping.meta].map(|media| media.unreadable_pages());
         let own = pages.iter().flatten().map(|at| (at / PAGE_BYTES) as u64);
-        let reported = view.control.take_unreadable().map(|frame| frame.0);
+        let reported = mapping.control.take_unreadable().map(|frame| frame.0);
         own.chain(reported)
             .for_each(|frame| self.frame_allocator.withhold(frame));
     }

@@ -51,8 +51,9 @@ impl<M: Media> Pool<M> {
         object: Option<ObjectId>,
         life: JournalRetention,
     ) -> Result<Option<u64>, ObjectError> {
-        let view = &self.mapping;
-        let over = (self.in_flight).remove_complete(&*view.data, |op| view.control.is_complete(op));
+        let mapping = &self.mapping;
+        let over =
+            (self.in_flight).remove_complete(&*mapping.data, |op| mapping.control.is_complete(op));
         if life == JournalRetention::Released
             && !defect::is(Defect::PartialCheckpointOfDeadForgotten)
         {

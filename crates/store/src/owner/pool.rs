@@ -155,7 +155,7 @@ impl<M: Media> Pool<M> {
         } = recover(&*media, ordered, trial)?;
         let geometry = block.geometry;
         let control = Control::create(geometry.journals, block.incarnation, block.checkpoint)?;
-        let view = PoolMapping::new(
+        let mapping = PoolMapping::new(
             media,
             overlay,
             control,
@@ -163,12 +163,12 @@ impl<M: Media> Pool<M> {
             block.pool,
             block.incarnation,
         );
-        let view = Arc::new(view);
-        let journals = SessionTable::new(&view, &block);
+        let mapping = Arc::new(mapping);
+        let journals = SessionTable::new(&mapping, &block);
         let mut pool = Pool {
             frame_allocator: FrameAllocator::new(bitmap),
-            owner_session: Session::for_owner(view.clone(), OWNER_SESSION),
-            in_flight: in_flight::InFlightTable::load(&*view.data, geometry.in_flight),
+            owner_session: Session::for_owner(mapping.clone(), OWNER_SESSION),
+            in_flight: in_flight::InFlightTable::load(&*mapping.data, geometry.in_flight),
             sessions: journals,
             leaf_cache: LeafCache::new(),
             checkpoint_pass: CheckpointPass::default(),
@@ -184,7 +184,7 @@ impl<M: Media> Pool<M> {
             reported_records: 0,
             reported_slots: 0,
             has_failed: false,
-            mapping: view,
+            mapping,
             superblock: block,
         };
         pool.load_objects()?;

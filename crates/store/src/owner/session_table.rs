@@ -36,10 +36,10 @@ pub(crate) struct SessionState {
 pub(crate) struct SessionTable(Vec<SessionState>);
 
 impl SessionTable {
-    pub(crate) fn new<M: Media>(view: &PoolMapping<M>, block: &Superblock) -> SessionTable {
+    pub(crate) fn new<M: Media>(mapping: &PoolMapping<M>, block: &Superblock) -> SessionTable {
         let session_state = |number| {
             let applied = journal_of(block, number);
-            let cells = view.control.session_cells(number);
+            let cells = mapping.control.session_cells(number);
             cells.head().store(applied.end(), Ordering::Relaxed);
             cells.committed().store(applied.end(), Ordering::Relaxed);
             cells.settled().store(applied.end(), Ordering::Relaxed);
@@ -80,7 +80,7 @@ impl SessionTable {
 
     pub(crate) fn open<M: Media>(
         &mut self,
-        view: &PoolMapping<M>,
+        mapping: &PoolMapping<M>,
         number: u32,
         pid: u32,
         start_time: u64,
@@ -88,7 +88,7 @@ impl SessionTable {
         let session_state = self.session(number);
         assert!(!session_state.is_open, "session {number} is open");
         session_state.is_open = true;
-        let cells = view.control.session_cells(number);
+        let cells = mapping.control.session_cells(number);
         session_state.session_start = cells.committed().load(Ordering::Acquire);
         cells.pid().store(pid, Ordering::Relaxed);
         cells.start_time().store(start_time, Ordering::Relaxed);
@@ -106,12 +106,12 @@ impl SessionState {
     /// Grants more frames, up to a target.
     pub(crate) fn refill<M: Media>(
         &mut self,
-        view: &PoolMapping<M>,
+        mapping: &PoolMapping<M>,
         number: u32,
         frames: &mut FrameAllocator,
         wanted: u64,
     ) {
-        let cells = view.control.session_cells(number);
+        let cells = mapping.control.session_cells(number);
         let consumed = cells.consumed().load(Ordering::Acquire);
         while self
             .granted_runs
@@ -121,7 +121,7 @@ impl SessionState {
             self.granted_runs.pop_front();
         }
         let mut granted = cells.granted().load(Ordering::Relaxed);
-        let target = view.geometry.journal_lines().min(GRANT_MAX);
+        let target = mapping.geometry.journal_lines().min(GRANT_MAX);
         let target = target.min(frames.free() / GRANT_PART).max(wanted);
         let mut end = cells.ring_end().load(Ordering::Relaxed);
         while granted - consumed < target && (self.granted_runs.len() as u64) < GRANT_RUNS {
@@ -152,11 +152,11 @@ impl SessionState {
     /// recall before it begins another one.
     pub(crate) fn recall<M: Media>(
         &mut self,
-        view: &PoolMapping<M>,
+        mapping: &PoolMapping<M>,
         number: u32,
         frames: &mut FrameAllocator,
     ) {
-        let cells = view.control.session_cells(number);
+        let cells = mapping.control.session_cells(number);
         let consumed = cells.consumed().load(Ordering::Acquire);
         for (end, run) in self.granted_runs.drain(..) {
             let used = (consumed + run.len).saturating_sub(end).min(run.len);

@@ -2,8 +2,8 @@
 //!
 //! A transaction holds the lock words of all its pages from before the first slot swap until after
 //! the last. A consistent read loads the slots, checks that no session holds their lock words,
-//! copies the pages, and loads the slots again. If they are unchanged, the copies show one
-//! point in time.
+//! copies the pages, and loads the slots again. If they are unchanged, the copies show the pages
+//! at one point in time.
 //!
 //! Invariants: no page is returned unless its checksum matches. The reader delays no other session,
 //! and gives up if others change the pages all the time. If a [`ConsistentRead`] is unchanged, it
@@ -71,22 +71,22 @@ impl<M: Media> ConsistentRead<M> {
     pub fn is_unchanged(&self) -> bool {
         // The caller has read the pages: those loads come before these.
         fence(Ordering::Acquire);
-        let Some(view) = self.mapping.upgrade() else {
+        let Some(mapping) = self.mapping.upgrade() else {
             return false;
         };
-        are_slots_unchanged(&view, self.seq, &self.slots) && !view.is_owner_gone()
+        are_slots_unchanged(&mapping, self.seq, &self.slots) && !mapping.is_owner_gone()
     }
 }
 
 /// Whether the slots are unchanged since they were found after this seq.
-fn are_slots_unchanged<M: Media>(view: &PoolMapping<M>, seq: u64, found: &PageSlots) -> bool {
+fn are_slots_unchanged<M: Media>(mapping: &PoolMapping<M>, seq: u64, found: &PageSlots) -> bool {
     let mut found = found.iter();
-    let is_same = found.all(|found| view.meta.load(found.at) == found.bits)
+    let is_same = found.all(|found| mapping.meta.load(found.at) == found.bits)
         || defect::is(Defect::SlotNotRechecked);
     // This load comes last: a slot that was swapped as often as its generation counts looks
     // unchanged.
     fence(Ordering::Acquire);
-    let changes = view.control.seq().load(Ordering::Acquire) - seq;
+    let changes = mapping.control.seq().load(Ordering::Acquire) - seq;
     is_same && changes <= CONSISTENT_READ_CHANGES_MAX
 }
 
@@ -117,10 +117,10 @@ impl<M: Media> Session<M> {
             return Ok(false);
         }
         let mut found = PageSlots::new();
-        self.copy_consistent(handle, &ranges, epoch, &mut found, |view, found| {
+        self.copy_consistent(handle, &ranges, epoch, &mut found, |mapping, found| {
             let mut found = found.iter();
             for (offset, into) in &mut *pieces {
-                copy_piece(view, &mut found, *offset, into)?;
+                copy_piece(mapping, &mut found, *offset, into)?;
             }
             Ok(())
         })
@@ -138,21 +138,21 @@ impl<M: Media> Session<M> {
         epoch: Epoch,
     ) -> Result<Option<Box<ConsistentRead<M>>>, StoreError> {
         let mut whole = [0; PAGE_BYTES];
-        let mut moment = Box::new(ConsistentRead {
+        let mut read = Box::new(ConsistentRead {
             mapping: Arc::downgrade(&self.mapping),
             // The seq is loaded before any slot.
             seq: self.mapping.control.seq().load(Ordering::Acquire),
             slots: PageSlots::new(),
         });
         let is_found =
-            self.copy_consistent(handle, ranges, epoch, &mut moment.slots, |view, found| {
+            self.copy_consistent(handle, ranges, epoch, &mut read.slots, |mapping, found| {
                 let mut found = found.iter();
-                found.try_for_each(|it| view.copy_frame(it.frame, it.page, &mut whole).map(drop))
+                found.try_for_each(|it| mapping.copy_frame(it.frame, it.page, &mut whole).map(drop))
             })?;
-        Ok(is_found.then_some(moment))
+        Ok(is_found.then_some(read))
     }
 
-    /// Copies pages until the copies show one point in time. False if there is none.
+    /// Copies pages until the copies show them at one point in time. False if there is no such time.
     fn copy_consistent(
         &mut self,
         handle: &Handle,
@@ -240,7 +240,7 @@ impl<M: Media> Session<M> {
 }
 
 fn copy_piece<'f, M: Media>(
-    view: &PoolMapping<M>,
+    mapping: &PoolMapping<M>,
     found: &mut impl Iterator<Item = &'f PageSlot>,
     offset: u64,
     into: &mut [u8],
@@ -252,10 +252,10 @@ fn copy_piece<'f, M: Media>(
         let count = rest.len().min(PAGE_BYTES - within);
         let (part, after) = rest.split_at_mut(count);
         match <&mut [u8; PAGE_BYTES]>::try_from(&mut *part) {
-            Ok(whole) => drop(view.copy_frame(found.frame, found.page, whole)?),
+            Ok(whole) => drop(mapping.copy_frame(found.frame, found.page, whole)?),
             Err(_) => {
                 let mut whole = [0; PAGE_BYTES];
-                view.copy_frame(found.frame, found.page, &mut whole)?;
+                mapping.copy_frame(found.frame, found.page, &mut whole)?;
                 part.copy_from_slice(&whole[within..within + count]);
             }
         }

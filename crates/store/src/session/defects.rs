@@ -45,7 +45,7 @@ pub(super) fn store_delayed_floor(cells: SessionCells<'_>, seq: Seq) {
     }
 }
 
-/// The leg that gets its record at this place in the order.
+/// The index of the leg that gets the record number `at`.
 #[inline(always)]
 pub(super) fn leg_in_order(at: usize, count: usize) -> usize {
     if defect::is(Defect::LastLegFirst) {
@@ -91,7 +91,7 @@ pub(super) fn after_fence<M: Media>(legs: &[LegSession<'_, M>]) {
     }
 }
 
-/// The records that are fenced after the slots were swapped: those that [`withholds_fence`] held
+/// The records that are fenced after the slots were swapped, because [`withholds_fence`] held them
 /// back.
 #[inline(always)]
 pub(super) fn late_fence(withheld: Option<UnfencedStores>) -> Option<UnfencedStores> {
@@ -114,7 +114,7 @@ pub(super) fn flushed_slots_end(first: usize, end: usize) -> usize {
     }
 }
 
-/// The line below which slots are reported as flushed: the line of the present record.
+/// The line below which slots are reported as flushed: the first line of the present record.
 #[inline(always)]
 pub(super) fn settled_line(start: u64, end: u64) -> u64 {
     if defect::is(Defect::LastSlotsReportedFlushed) {

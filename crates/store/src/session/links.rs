@@ -89,16 +89,16 @@ impl<M: Media> Session<M> {
 
     /// Zeroes a frame persistently, before it becomes a node.
     fn zero_node(&self, node: FrameNo) {
-        let view = &self.mapping;
+        let mapping = &self.mapping;
         if defect::is(Defect::NodeNotZeroed) {
             return;
         }
-        let (_, stores) = M::stream_page(&[(&*view.data, frame_at(node))], &[0; PAGE_BYTES]);
-        let _fenced = view.data.fence(stores);
-        if view.has_overlay() {
+        let (_, stores) = M::stream_page(&[(&*mapping.data, frame_at(node))], &[0; PAGE_BYTES]);
+        let _fenced = mapping.data.fence(stores);
+        if mapping.has_overlay() {
             for at in (frame_at(node)..).step_by(8).take(NODE_SLOTS as usize) {
-                if view.meta.load(at) != 0 {
-                    view.meta.store(at, 0);
+                if mapping.meta.load(at) != 0 {
+                    mapping.meta.store(at, 0);
                 }
             }
         }

@@ -152,8 +152,8 @@ impl<M: Media> Session<M> {
         Ok(())
     }
 
-    /// The number of recalls so far, after the end of a recall in progress. During a recall the
-    /// ring's start is from an earlier one, and the runs behind it have other users by now.
+    /// The number of recalls so far, after the end of a recall in progress. During a recall
+    /// `ring_start` still belongs to an earlier recall, and the runs there have other users by now.
     fn count_recalls(&self) -> Result<u32, StoreError> {
         let recalls = self.session_cells().recalls().load(Ordering::Acquire);
         if recalls.is_multiple_of(2) {

@@ -363,8 +363,8 @@ impl RecordGroup {
             return;
         }
         session.take_frames(self.written_changes.len() as u64);
-        for (&(piece, change), &frame) in self.written_changes.iter().zip(&session.frames) {
-            let change = &mut self.records[piece].record.changes[change];
+        for (&(record, change), &frame) in self.written_changes.iter().zip(&session.frames) {
+            let change = &mut self.records[record].record.changes[change];
             change.new = change.old.map(frame, self.round);
             let entry_at = session.mapping.geometry.frame_entry_at(frame);
             session.mapping.meta.prefetch(entry_at);
@@ -433,8 +433,8 @@ fn stream_pages<M: Media>(
         let (sums, streamed) = M::stream_page(&targets[..legs.len()], bytes);
         stores = Some(streamed);
         for (leg, group) in legs.iter_mut().zip(groups.iter_mut()) {
-            let (piece, change) = group.written_changes[number];
-            let GroupRecord { record, line, .. } = &mut group.records[piece];
+            let (record, change) = group.written_changes[number];
+            let GroupRecord { record, line, .. } = &mut group.records[record];
             record.changes[change].sums = sums;
             set_sums(&mut leg.session.encoded[*line..], change, sums);
         }

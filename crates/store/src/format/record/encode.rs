@@ -89,9 +89,9 @@ impl Record {
         }
         let GroupPosition {
             lines_before,
-            is_continued: goes_on,
+            is_continued,
         } = self.group_position;
-        let level = self.level | if goes_on { GROUP_CONTINUES } else { 0 };
+        let level = self.level | if is_continued { GROUP_CONTINUES } else { 0 };
         let count = self.changes.len() as u16 | u16::from(lines_before) << COUNT_BITS;
         let kind = match self.has_second_sum {
             true => KIND_SUMMED_MAP,

@@ -18,10 +18,10 @@ pub(super) const KIND_SUMMED_MAP: u8 = 4;
 /// A patch by a build in which heads had no sum of their own: its sum covers all of its lines.
 pub(super) const KIND_OLDER_PATCH: u8 = 5;
 /// A map of one page that is changed in place: the bytes are in the lines after the head. The count
-/// is the number of bytes. The place of the second sum holds the offset of the first byte in the
-/// page. The new slot has the frame of the old one, and its place holds the sum of these lines. The
-/// record's own sum covers the head alone, so a reader that does not need the bytes does not read
-/// them.
+/// counts the bytes. The field of the second sum holds the offset of the first byte in the page.
+/// Both slots name the same frame, so the frame's bits in the new slot hold the sum of these lines.
+/// The record's own sum covers the head alone, so a reader that does not need the bytes does not
+/// read them.
 pub(super) const KIND_PATCH: u8 = 6;
 /// The byte of those lines in the place of the kind. It is no kind, and no single flipped bit makes
 /// it one. So user bytes are never decoded as a record.

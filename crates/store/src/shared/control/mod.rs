@@ -209,10 +209,10 @@ impl Control {
     /// unreadable frames is full.
     #[cold]
     pub(crate) fn report_unreadable(&self, frame: FrameNo) {
-        let told = frame.0 + 1;
+        let report = frame.0 + 1;
         let _full = self.unreadable_words().find(|word| {
-            let swapped = word.compare_exchange(0, told, Ordering::AcqRel, Ordering::Acquire);
-            swapped.map_or_else(|found| found == told, |_| true)
+            let swapped = word.compare_exchange(0, report, Ordering::AcqRel, Ordering::Acquire);
+            swapped.map_or_else(|found| found == report, |_| true)
         });
     }
 
@@ -220,10 +220,10 @@ impl Control {
     pub(crate) fn take_unreadable(&self) -> impl Iterator<Item = FrameNo> {
         let reported = self.unreadable_words().filter_map(|word| {
             // Nearly always there is none, and the line stays shared.
-            let is_told = word.load(Ordering::Acquire) > 0;
-            is_told.then(|| word.swap(0, Ordering::AcqRel))
+            let is_reported = word.load(Ordering::Acquire) > 0;
+            is_reported.then(|| word.swap(0, Ordering::AcqRel))
         });
-        reported.filter_map(|told| Some(FrameNo(told.checked_sub(1)?)))
+        reported.filter_map(|report| Some(FrameNo(report.checked_sub(1)?)))
     }
 
     /// Wakes the owner, if it sleeps.
