@@ -8,6 +8,8 @@ pub(crate) mod inode_check;
 pub(crate) mod page_map;
 pub(crate) mod redo_log;
 pub(crate) mod superblock;
+#[cfg(test)]
+mod tests;
 
 use pagemesh_base::units::PAGE_BYTES;
 
