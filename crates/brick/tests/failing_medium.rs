@@ -1,14 +1,14 @@
 //! A medium that cannot be made durable any more ends its brick.
 
 use bytes::Bytes;
-use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest, Stamp};
-use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_brick::brick::Brick;
 use pagemesh_brick::worker::Worker;
-use pagemesh_pmem::{Durability, FenceProof, MapError, Media, Recorder, UnfencedStores};
+use pagemesh_pmem::test_api::RecordedMedium;
+use pagemesh_pmem::{Durability, Recorder};
 use pagemesh_store::pool::{Pool, format};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,43 +22,12 @@ struct FailingMedia {
     fails: AtomicBool,
 }
 
-impl Media for FailingMedia {
-    fn len_bytes(&self) -> usize {
-        self.memory.len_bytes()
+impl RecordedMedium for FailingMedia {
+    fn recorder(&self) -> &Recorder {
+        &self.memory
     }
-    fn read(&self, offset: usize, into: &mut [u8]) {
-        self.memory.read(offset, into);
-    }
-    fn load(&self, offset: usize) -> u64 {
-        self.memory.load(offset)
-    }
-    fn store(&self, offset: usize, word: u64) {
-        self.memory.store(offset, word);
-    }
-    fn compare_exchange(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
-        self.memory.compare_exchange(offset, old, new)
-    }
-    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> UnfencedStores {
-        self.memory.stream_line(offset, line)
-    }
-    fn stream_page(
-        targets: &[(&Self, usize)],
-        page: &[u8; PAGE_BYTES],
-    ) -> (PageChecksums, UnfencedStores) {
-        let inner: Vec<_> = targets.iter().map(|(it, at)| (&it.memory, *at)).collect();
-        Recorder::stream_page(&inner, page)
-    }
-    fn flush(&self, offset: usize, len: usize) -> UnfencedStores {
-        self.memory.flush(offset, len)
-    }
-    fn fence(&self, stores: UnfencedStores) -> FenceProof {
-        self.memory.fence(stores)
-    }
-    fn sync(&self) -> Result<(), MapError> {
-        match self.fails.load(Ordering::Relaxed) {
-            false => self.memory.sync(),
-            true => Err(MapError::SyncFailed),
-        }
+    fn fails_sync(&self) -> bool {
+        self.fails.load(Ordering::Relaxed)
     }
 }
 

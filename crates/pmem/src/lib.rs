@@ -19,6 +19,8 @@ mod media;
 mod read_mapping;
 mod recorder;
 mod shared_segment;
+#[cfg(feature = "test-api")]
+pub mod test_api;
 pub mod unreadable;
 
 pub use durability::{Durability, StatedClass, UnknownDurability};

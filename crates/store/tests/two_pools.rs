@@ -8,12 +8,12 @@
 //!   the volume's recovery can make them equal;
 //! - both pools can be written further together.
 
-use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{InFlightOp, Stamp, TransactionPart};
-use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
-use pagemesh_pmem::{CrashPoint, FenceProof, Image, Media, Recorder, UnfencedStores};
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::test_api::RecordedMedium;
+use pagemesh_pmem::{CrashPoint, Image, Recorder};
 use pagemesh_store::pool::{Pool, format};
 use pagemesh_store::session::{LegSession, Session, write, write_numbered};
 use pagemesh_store::transaction::transact;
@@ -59,50 +59,13 @@ struct PairedMedium {
     at: usize,
 }
 
-impl PairedMedium {
-    fn media(&self) -> &Recorder {
+impl RecordedMedium for PairedMedium {
+    fn recorder(&self) -> &Recorder {
         &self.pair.media[self.at]
     }
-}
-
-impl Media for PairedMedium {
-    fn len_bytes(&self) -> usize {
-        self.media().len_bytes()
-    }
-    fn read(&self, offset: usize, into: &mut [u8]) {
-        self.media().read(offset, into);
-    }
-    fn load(&self, offset: usize) -> u64 {
-        self.media().load(offset)
-    }
-    fn store(&self, offset: usize, word: u64) {
-        self.media().store(offset, word);
-    }
-    fn compare_exchange(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
-        self.media().compare_exchange(offset, old, new)
-    }
-    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> UnfencedStores {
-        self.media().stream_line(offset, line)
-    }
-    fn stream_page(
-        targets: &[(&Self, usize)],
-        page: &[u8; PAGE_BYTES],
-    ) -> (PageChecksums, UnfencedStores) {
-        let inner: Vec<_> = targets.iter().map(|(h, at)| (h.media(), *at)).collect();
-        Recorder::stream_page(&inner, page)
-    }
-    fn flush(&self, offset: usize, len: usize) -> UnfencedStores {
-        self.media().flush(offset, len)
-    }
-    fn fence(&self, stores: UnfencedStores) -> FenceProof {
-        self.pair.record_crash_point();
-        self.media().fence(stores)
-    }
     /// One instruction fences both media, so there is one crash point before it.
-    fn fence_each(halves: &[&Self], stores: UnfencedStores) -> FenceProof {
-        halves[0].pair.record_crash_point();
-        let inner: Vec<_> = halves.iter().map(|half| half.media()).collect();
-        Recorder::fence_each(&inner, stores)
+    fn before_fence(&self) {
+        self.pair.record_crash_point();
     }
 }
 

@@ -1,13 +1,13 @@
 //! Tests of pages that are changed in place: the flush of the bytes, the frames that recovery may
 //! copy them into, damaged pages, and the pages that are copied all the same.
 
-use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, FrameNo, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
-use pagemesh_pmem::{FenceProof, Image, MapError, Media, Recorder, UnfencedStores};
+use pagemesh_pmem::test_api::RecordedMedium;
+use pagemesh_pmem::{Image, Media, Recorder};
 use pagemesh_store::control::FrameRun;
 use pagemesh_store::pool::{Pool, format};
 use pagemesh_store::pool_mapping::{Handle, StoreError};
@@ -28,45 +28,16 @@ const PAGES: u64 = 400;
 /// A medium that can ignore flushes. A flush by another processor has no effect either until that
 /// processor's fence.
 struct UnflushedMedium {
-    recorder: Arc<Recorder>,
+    recorder: Recorder,
     does_flush: AtomicBool,
 }
 
-impl Media for UnflushedMedium {
-    fn len_bytes(&self) -> usize {
-        self.recorder.len_bytes()
+impl RecordedMedium for UnflushedMedium {
+    fn recorder(&self) -> &Recorder {
+        &self.recorder
     }
-    fn read(&self, offset: usize, into: &mut [u8]) {
-        self.recorder.read(offset, into);
-    }
-    fn load(&self, offset: usize) -> u64 {
-        self.recorder.load(offset)
-    }
-    fn store(&self, offset: usize, word: u64) {
-        self.recorder.store(offset, word);
-    }
-    fn compare_exchange(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
-        self.recorder.compare_exchange(offset, old, new)
-    }
-    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> UnfencedStores {
-        self.recorder.stream_line(offset, line)
-    }
-    fn stream_page(
-        targets: &[(&Self, usize)],
-        page: &[u8; PAGE_BYTES],
-    ) -> (PageChecksums, UnfencedStores) {
-        let inner = targets.iter().map(|(it, at)| (&*it.recorder, *at));
-        Recorder::stream_page(&inner.collect::<Vec<_>>(), page)
-    }
-    fn flush(&self, offset: usize, len: usize) -> UnfencedStores {
-        let is_real = self.does_flush.load(Ordering::Relaxed);
-        self.recorder.flush(offset, if is_real { len } else { 0 })
-    }
-    fn fence(&self, stores: UnfencedStores) -> FenceProof {
-        self.recorder.fence(stores)
-    }
-    fn sync(&self) -> Result<(), MapError> {
-        self.recorder.sync()
+    fn does_flush(&self) -> bool {
+        self.does_flush.load(Ordering::Relaxed)
     }
 }
 
@@ -82,7 +53,7 @@ struct PatchFixture {
 impl PatchFixture {
     fn open(recorder: Recorder) -> PatchFixture {
         let medium = Arc::new(UnflushedMedium {
-            recorder: Arc::new(recorder),
+            recorder,
             does_flush: AtomicBool::new(true),
         });
         let (mut pool, _) = Pool::open(medium.clone(), medium.clone()).expect("sound");

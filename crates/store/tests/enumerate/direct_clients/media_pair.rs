@@ -1,11 +1,9 @@
 //! Two recorded media that share fences. At a chosen access the active client dies, or another
 //! client runs before the access.
 
-use super::super::medium::lines_of;
 use super::oracle::WriteOracle;
-use pagemesh_base::checksum::PageChecksums;
-use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
-use pagemesh_pmem::{CrashPoint, FenceProof, Media, Recorder, UnfencedStores};
+use pagemesh_pmem::test_api::RecordedMedium;
+use pagemesh_pmem::{CrashPoint, Recorder};
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
@@ -123,63 +121,15 @@ pub(super) struct PairedMedium {
     pub(super) at: usize,
 }
 
-impl PairedMedium {
-    fn media(&self) -> &Recorder {
+impl RecordedMedium for PairedMedium {
+    fn recorder(&self) -> &Recorder {
         &self.pair.media[self.at]
     }
-}
-
-impl Media for PairedMedium {
-    fn len_bytes(&self) -> usize {
-        self.media().len_bytes()
-    }
-    fn read(&self, offset: usize, into: &mut [u8]) {
-        self.media().read(offset, into);
-    }
-    fn load(&self, offset: usize) -> u64 {
-        self.media().load(offset)
-    }
-    fn store(&self, offset: usize, word: u64) {
+    fn before_change(&self) {
         step();
-        self.media().store(offset, word);
-    }
-    /// Each line is one access.
-    fn write(&self, offset: usize, bytes: &[u8]) {
-        for (at, part) in lines_of(offset, bytes) {
-            step();
-            self.media().write(at, part);
-        }
-    }
-    fn compare_exchange(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
-        step();
-        self.media().compare_exchange(offset, old, new)
-    }
-    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> UnfencedStores {
-        step();
-        self.media().stream_line(offset, line)
-    }
-    fn stream_page(
-        targets: &[(&Self, usize)],
-        page: &[u8; PAGE_BYTES],
-    ) -> (PageChecksums, UnfencedStores) {
-        step();
-        let inner: Vec<_> = targets.iter().map(|(h, at)| (h.media(), *at)).collect();
-        Recorder::stream_page(&inner, page)
-    }
-    fn flush(&self, offset: usize, len: usize) -> UnfencedStores {
-        step();
-        self.media().flush(offset, len)
-    }
-    fn fence(&self, stores: UnfencedStores) -> FenceProof {
-        step();
-        self.pair.record_crash_point();
-        self.media().fence(stores)
     }
     /// One instruction fences both media, so there is one crash point before it.
-    fn fence_each(halves: &[&Self], stores: UnfencedStores) -> FenceProof {
-        step();
-        halves[0].pair.record_crash_point();
-        let inner: Vec<_> = halves.iter().map(|half| half.media()).collect();
-        Recorder::fence_each(&inner, stores)
+    fn before_fence(&self) {
+        self.pair.record_crash_point();
     }
 }
