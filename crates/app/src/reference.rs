@@ -211,28 +211,10 @@ fn endpoint(method: &str, path: &str, operation: &Value) -> String {
         let content = response["content"].as_object();
         let schema = content.and_then(|it| it.values().next());
         let body = schema.map_or_else(String::new, |it| type_name(&it["schema"]));
-        let meaning = match described(response) {
-            empty if empty.is_empty() => meaning_of_status(status).to_owned(),
-            given => given,
-        };
+        let meaning = described(response);
         section += &format!("| {status} | {body} | {meaning} |\n");
     }
     section
-}
-
-fn meaning_of_status(status: &str) -> &'static str {
-    match status {
-        "200" => "done",
-        "201" => "created",
-        "204" => "done, without a body",
-        "400" => "the request is invalid",
-        "401" => "the token is missing or wrong",
-        "404" => "the named thing does not exist",
-        "409" => "the present state does not permit it",
-        "502" => "a brick failed or did not answer",
-        "507" => "no bricks have the space",
-        _ => "",
-    }
 }
 
 /// A type, with a link to its section if it has one.

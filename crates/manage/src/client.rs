@@ -1,19 +1,14 @@
-//! A blocking client of the manager.
+//! A blocking client of the manager: connections, time-outs and errors. Its calls are in `api::endpoints`, each beside the
+//! handler that answers it.
 //!
 //! Invariants: every call ends within its time-out; the client never retries, because only the
 //! caller knows whether a call may be repeated. It never follows redirects or proxies, which would
 //! show the token to others.
 
 use crate::token::token;
-use crate::wire::{
-    AttachReplica, AttachReply, AttachVolume, BrickInfo, BrickRegistration, ChangeLegs,
-    ChooseReplica, ClusterStatus, CreateVolume, DeleteReply, DetachReply, DetachVolume, ErrorBody,
-    ErrorCode, GrowVolume, HeartbeatReply, LegChange, ReportReplication, ScrubBrick, VolumeDetail,
-    VolumeInfo, VolumeSizeReply,
-};
-use pagemesh_base::brick_name::BrickRef;
+use crate::wire::{ErrorBody, ErrorCode};
 use pagemesh_base::key::Key;
-use pagemesh_base::layout::{EpochNumber, Layout, VolumeName};
+use pagemesh_base::layout::EpochNumber;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::time::Duration;
@@ -26,12 +21,12 @@ use ureq::{Agent, Body};
 /// Limit of connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Limit of a call that waits only for the manager.
-const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limit of a heartbeat: after one that hangs, another must fit in before the brick counts as dead.
-const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(3);
+pub(crate) const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Limit of a call for which the manager waits for bricks: longer than the manager's own time-out,
 /// so that its answer arrives.
-const LONG_CALL_TIMEOUT: Duration = Duration::from_secs(35);
+pub(crate) const LONG_CALL_TIMEOUT: Duration = Duration::from_secs(35);
 /// Limit of an idle connection, shorter than the manager's.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 /// Bytes of the longest answer: a list of all volumes, with a margin.
@@ -210,211 +205,12 @@ impl ManagerClient {
         &self.url
     }
 
-    /// A summary of the cluster.
-    ///
-    /// # Errors
-    /// See [`ManagerError`]; the same holds for every call.
-    pub fn status(&self) -> Result<ClusterStatus, ManagerError> {
-        self.get("status")
-    }
-
-    /// Registers a brick, or renews its registration.
-    #[allow(clippy::missing_errors_doc)]
-    pub fn heartbeat(
-        &self,
-        registration: &BrickRegistration,
-    ) -> Result<HeartbeatReply, ManagerError> {
-        let path = format!("bricks/{}", registration.brick);
-        self.call(Method::PUT, &path, HEARTBEAT_TIMEOUT, registration)
-    }
-
-    /// Every brick.
-    #[allow(clippy::missing_errors_doc)]
-    pub fn bricks(&self) -> Result<Vec<BrickInfo>, ManagerError> {
-        self.get("bricks")
-    }
-
-    /// Asks a brick to start a scrub of its pool, or to stop the running one.
-    #[allow(clippy::missing_errors_doc)]
-    pub fn scrub_brick(
-        &self,
-        brick: impl Into<BrickRef>,
-        stop: bool,
-    ) -> Result<BrickInfo, ManagerError> {
-        let path = format!("bricks/{}/scrub", brick.into());
-        self.call(Method::POST, &path, CALL_TIMEOUT, &ScrubBrick { stop })
-    }
-
-    /// Forgets a dead brick that holds no slices of volumes; with `force` also one that holds
-    /// slices of deleted volumes.
-    #[allow(clippy::missing_errors_doc)]
-    pub fn forget_brick(
-        &self,
-        brick: impl Into<BrickRef>,
-        force: bool,
-    ) -> Result<(), ManagerError> {
-        let path = format!("bricks/{}?force={force}", brick.into());
-        let answer = self.send(Method::DELETE, &path, CALL_TIMEOUT, String::new())?;
-        self.check_status(answer).map(drop)
-    }
-
-    /// Creates a volume.
-    #[allow(clippy::missing_errors_doc)]
-    pub fn create(&self, wish: &CreateVolume) -> Result<VolumeSizeReply, ManagerError> {
-        self.call(Method::POST, "volumes", LONG_CALL_TIMEOUT, wish)
-    }
-
-    /// Every volume.
-    #[allow(clippy::missing_errors_doc)]
-    pub fn volumes(&self) -> Result<Vec<VolumeInfo>, ManagerError> {
-        self.get("volumes")
-    }
-
-    /// The details of a volume.
-    #[allow(clippy::missing_errors_doc)]
-    pub fn volume(&self, name: &VolumeName) -> Result<VolumeDetail, ManagerError> {
-        self.get(&format!("volumes/{name}"))
-    }
-
-    /// Grows a volume to a new size.
-    #[allow(clippy::missing_errors_doc)]
-    pub fn grow(
-        &self,
-        name: &VolumeName,
-        size_bytes: u64,
-    ) -> Result<VolumeSizeReply, ManagerError> {
-        let path = format!("volumes/{name}/grow");
-        self.call(
-            Method::POST,
-            &path,
-            LONG_CALL_TIMEOUT,
-            &GrowVolume { size_bytes },
-        )
-    }
-
-    /// Adds a copy to every column of a volume, on the given brick or where there is room.
-    #[allow(clippy::missing_errors_doc)]
-    pub fn attach_replica(
-        &self,
-        name: &VolumeName,
-        wish: AttachReplica,
-    ) -> Result<VolumeDetail, ManagerError> {
-        let path = format!("volumes/{name}/replicas");
-        self.call(Method::POST, &path, LONG_CALL_TIMEOUT, &wish)
-    }
-
-    /// Removes a copy of a volume.
-    #[allow(clippy::missing_errors_doc)]
-    pub fn detach_replica(
-        &self,
-        name: &VolumeName,
-        choice: ChooseReplica,
-    ) -> Result<VolumeDetail, ManagerError> {
-        let path = format!("volumes/{name}/replicas/detach");
-        self.call(Method::POST, &path, LONG_CALL_TIMEOUT, &choice)
-    }
-
-    /// Promotes one copy of a volume.
-    #[allow(clippy::missing_errors_doc)]
-    pub fn promote_replica(
-        &self,
-        name: &VolumeName,
-        choice: ChooseReplica,
-    ) -> Result<VolumeDetail, ManagerError> {
-        let path = format!("volumes/{name}/replicas/promote");
-        self.call(Method::POST, &path, CALL_TIMEOUT, &choice)
-    }
-
-    /// Deletes a volume; with `force` also while a client has attached it.
-    #[allow(clippy::missing_errors_doc)]
-    pub fn delete(&self, name: &VolumeName, force: bool) -> Result<DeleteReply, ManagerError> {
-        let path = format!("volumes/{name}?force={force}");
-        let answer = self.send(Method::DELETE, &path, LONG_CALL_TIMEOUT, String::new())?;
-        self.read(answer)
-    }
-
-    /// Attaches a volume; the layout's epoch in the answer names the attachment.
-    #[allow(clippy::missing_errors_doc)]
-    pub fn attach(&self, name: &VolumeName, client: &str) -> Result<AttachReply, ManagerError> {
-        self.attach_as(name, client, false)
-    }
-
-    /// Attaches a volume; `unreachable` says that the client just reached no in-sync copy.
-    #[allow(clippy::missing_errors_doc)]
-    pub fn attach_as(
-        &self,
-        name: &VolumeName,
-        client: &str,
-        unreachable: bool,
-    ) -> Result<AttachReply, ManagerError> {
-        let wish = AttachVolume {
-            client: client.to_owned(),
-            unreachable,
-        };
-        self.call(
-            Method::POST,
-            &format!("volumes/{name}/attach"),
-            CALL_TIMEOUT,
-            &wish,
-        )
-    }
-
-    /// Reports the asynchronous and resyncing copies of an attached volume, and reads the details.
-    #[allow(clippy::missing_errors_doc)]
-    pub fn report_replication(
-        &self,
-        name: &VolumeName,
-        told: &ReportReplication,
-    ) -> Result<VolumeDetail, ManagerError> {
-        let path = format!("volumes/{name}/copies");
-        self.call(Method::POST, &path, CALL_TIMEOUT, told)
-    }
-
-    /// Detaches a volume. An attachment other than the current one stays; without an epoch any
-    /// attachment ends.
-    #[allow(clippy::missing_errors_doc)]
-    pub fn detach(
-        &self,
-        name: &VolumeName,
-        attachment: Option<EpochNumber>,
-    ) -> Result<DetachReply, ManagerError> {
-        let wish = DetachVolume { attachment };
-        self.call(
-            Method::POST,
-            &format!("volumes/{name}/detach"),
-            CALL_TIMEOUT,
-            &wish,
-        )
-    }
-
-    /// Compare-and-swap of leg states.
-    #[allow(clippy::missing_errors_doc)]
-    pub fn change_legs(
-        &self,
-        name: &VolumeName,
-        attachment: Option<EpochNumber>,
-        expected: EpochNumber,
-        changes: &[LegChange],
-    ) -> Result<Layout, ManagerError> {
-        let wish = ChangeLegs {
-            expected,
-            attachment,
-            changes: changes.to_vec(),
-        };
-        self.call(
-            Method::POST,
-            &format!("volumes/{name}/legs"),
-            CALL_TIMEOUT,
-            &wish,
-        )
-    }
-
-    fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ManagerError> {
+    pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ManagerError> {
         let answer = self.send(Method::GET, path, CALL_TIMEOUT, String::new())?;
         self.read(answer)
     }
 
-    fn call<T: DeserializeOwned>(
+    pub(crate) fn call<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
@@ -426,7 +222,7 @@ impl ManagerClient {
         self.read(answer)
     }
 
-    fn send(
+    pub(crate) fn send(
         &self,
         method: Method,
         path: &str,
@@ -457,7 +253,10 @@ impl ManagerClient {
         sent.map_err(|error| self.unreachable(&error))
     }
 
-    fn read<T: DeserializeOwned>(&self, answer: Response<Body>) -> Result<T, ManagerError> {
+    pub(crate) fn read<T: DeserializeOwned>(
+        &self,
+        answer: Response<Body>,
+    ) -> Result<T, ManagerError> {
         let text = self.text(self.check_status(answer)?)?;
         serde_json::from_str(&text).map_err(|error| self.malformed(&error))
     }
@@ -469,7 +268,10 @@ impl ManagerClient {
     }
 
     /// Turns an answer that reports a failure into an error.
-    fn check_status(&self, answer: Response<Body>) -> Result<Response<Body>, ManagerError> {
+    pub(crate) fn check_status(
+        &self,
+        answer: Response<Body>,
+    ) -> Result<Response<Body>, ManagerError> {
         let status = answer.status();
         if status.is_success() {
             return Ok(answer);

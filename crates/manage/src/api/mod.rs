@@ -6,13 +6,12 @@
 
 mod blocking;
 pub mod document;
-mod handlers;
+mod endpoints;
 mod reply;
 mod request_guard;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::routing::{get, post, put};
 use pagemesh_base::key::Key;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,38 +55,10 @@ impl ApiState {
     }
 
     pub(crate) fn router(self) -> Router {
-        let one = get(handlers::show_volume).delete(handlers::delete_volume);
-        let brick = put(handlers::heartbeat).delete(handlers::forget_brick);
-        let v1 = Router::new()
-            .route("/status", get(handlers::status))
-            .route("/openapi.json", get(handlers::openapi))
-            .route("/bricks", get(handlers::list_bricks))
-            .route("/bricks/{brick}", brick)
-            .route("/bricks/{brick}/scrub", post(handlers::scrub_brick))
-            .route(
-                "/volumes",
-                get(handlers::list_volumes).post(handlers::create_volume),
-            )
-            .route("/volumes/{name}", one)
-            .route("/volumes/{name}/grow", post(handlers::grow_volume))
-            .route("/volumes/{name}/replicas", post(handlers::attach_replica))
-            .route(
-                "/volumes/{name}/replicas/detach",
-                post(handlers::detach_replica),
-            )
-            .route(
-                "/volumes/{name}/replicas/promote",
-                post(handlers::promote_replica),
-            )
-            .route("/volumes/{name}/attach", post(handlers::attach_volume))
-            .route("/volumes/{name}/detach", post(handlers::detach_volume))
-            .route("/volumes/{name}/copies", post(handlers::report_replication))
-            .route("/volumes/{name}/legs", post(handlers::change_legs));
-        Router::new()
-            .route("/healthz", get(handlers::healthz))
-            .nest("/api/v1", v1)
-            .fallback(handlers::no_such_path)
-            .method_not_allowed_fallback(handlers::wrong_method)
+        let (routes, _) = endpoints::routes().split_for_parts();
+        routes
+            .fallback(endpoints::no_such_path)
+            .method_not_allowed_fallback(endpoints::wrong_method)
             .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
             .layer(axum::middleware::from_fn_with_state(
                 self.clone(),

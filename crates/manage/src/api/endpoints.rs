@@ -1,0 +1,80 @@
+//! The endpoints of the REST API. Each is a handler that calls the manager, and the method of [`ManagerClient`] that
+//! calls the handler.
+//!
+//! Invariant: the annotation of a handler is the only place with its method, path and statuses. `routes` makes the
+//! router and the OpenAPI document of it. Handlers of one path share a `routes!`.
+
+mod attachments;
+mod bricks;
+mod replicas;
+mod volumes;
+
+use super::ApiState;
+use super::document::{self, document};
+use super::reply::Refusal;
+use crate::client::{ManagerClient, ManagerError};
+use crate::fault::ErrorCode;
+use crate::wire::ClusterStatus;
+use axum::Json;
+use axum::extract::State;
+use axum::http::{Method, Uri};
+use utoipa::openapi::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+type JsonResult<T> = Result<Json<T>, Refusal>;
+
+/// All endpoints.
+pub(super) fn routes() -> OpenApiRouter<ApiState> {
+    OpenApiRouter::with_openapi(document::head())
+        .routes(routes!(healthz))
+        .routes(routes!(openapi))
+        .routes(routes!(status))
+        .merge(bricks::routes())
+        .merge(volumes::routes())
+        .merge(replicas::routes())
+        .merge(attachments::routes())
+}
+
+/// Reports that the manager runs; needs no token.
+#[utoipa::path(get, path = "/healthz", tag = "manager", security(()),
+    responses((status = 200, body = String)))]
+async fn healthz() -> &'static str {
+    "ok\n"
+}
+
+/// This document.
+#[utoipa::path(get, path = "/api/v1/openapi.json", tag = "manager",
+    responses((status = 200, description = "The OpenAPI document")))]
+async fn openapi() -> Json<OpenApi> {
+    Json(document())
+}
+
+/// A summary of the cluster.
+#[utoipa::path(get, path = "/api/v1/status", tag = "manager",
+    responses((status = 200, body = ClusterStatus)))]
+async fn status(State(api): State<ApiState>) -> JsonResult<ClusterStatus> {
+    api.run_store_work(|manager| Ok(manager.status()))
+        .await
+        .map(Json)
+}
+
+pub(super) async fn no_such_path(uri: Uri) -> Refusal {
+    let error = format!("there is nothing at {}", uri.path());
+    Refusal::new(ErrorCode::NotFound, error, "read /api/v1/openapi.json")
+}
+
+pub(super) async fn wrong_method(method: Method, uri: Uri) -> Refusal {
+    let error = format!("{} does not take {method}", uri.path());
+    Refusal::new(ErrorCode::WrongMethod, error, "read /api/v1/openapi.json")
+}
+
+impl ManagerClient {
+    /// A summary of the cluster.
+    ///
+    /// # Errors
+    /// See [`ManagerError`]; the same holds for every call.
+    pub fn status(&self) -> Result<ClusterStatus, ManagerError> {
+        self.get("status")
+    }
+}

@@ -1,0 +1,159 @@
+//! Endpoints for the client of a volume: attach, detach, leg states, reports.
+
+use super::JsonResult;
+use crate::Manager;
+use crate::api::ApiState;
+use crate::api::document;
+use crate::api::reply::{JsonBody, PathParam};
+use crate::client::{CALL_TIMEOUT, ManagerClient, ManagerError};
+use crate::wire::{
+    AttachReply, AttachVolume, ChangeLegs, DetachReply, DetachVolume, ErrorBody, LegChange,
+    ReportReplication, VolumeDetail,
+};
+use axum::Json;
+use axum::extract::State;
+use axum::http::Method;
+use pagemesh_base::layout::{EpochNumber, Layout, VolumeName};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub(super) fn routes() -> OpenApiRouter<ApiState> {
+    OpenApiRouter::default()
+        .routes(routes!(attach_volume))
+        .routes(routes!(detach_volume))
+        .routes(routes!(report_replication))
+        .routes(routes!(change_legs))
+}
+
+/// Attaches a volume to a client and fences the previous client.
+#[utoipa::path(post, path = "/api/v1/volumes/{name}/attach", tag = "volumes",
+    params(("name" = String, Path, description = "The volume")), request_body = AttachVolume,
+    responses((status = 200, body = AttachReply), (status = 404, body = ErrorBody)))]
+async fn attach_volume(
+    State(api): State<ApiState>,
+    PathParam(name): PathParam<VolumeName>,
+    JsonBody(wish): JsonBody<AttachVolume>,
+) -> JsonResult<AttachReply> {
+    let attach = move |manager: &Manager| manager.attach(&name, &wish);
+    api.run_store_work(attach).await.map(Json)
+}
+
+/// Ends an attachment; an attachment other than the current one stays.
+#[utoipa::path(post, path = "/api/v1/volumes/{name}/detach", tag = "volumes",
+    params(("name" = String, Path, description = "The volume")), request_body = DetachVolume,
+    responses((status = 200, body = DetachReply), (status = 404, body = ErrorBody)))]
+async fn detach_volume(
+    State(api): State<ApiState>,
+    PathParam(name): PathParam<VolumeName>,
+    JsonBody(wish): JsonBody<DetachVolume>,
+) -> JsonResult<DetachReply> {
+    let detach = move |manager: &Manager| manager.detach(&name, wish);
+    api.run_store_work(detach).await.map(Json)
+}
+
+/// Takes the report of the attached client about asynchronous and resyncing copies, and returns the
+/// details of the volume.
+#[utoipa::path(post, path = "/api/v1/volumes/{name}/copies", tag = "volumes",
+    params(("name" = String, Path, description = "The volume")), request_body = ReportReplication,
+    responses((status = 200, body = VolumeDetail), (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody)))]
+async fn report_replication(
+    State(api): State<ApiState>,
+    PathParam(name): PathParam<VolumeName>,
+    JsonBody(told): JsonBody<ReportReplication>,
+) -> JsonResult<VolumeDetail> {
+    let tell = move |manager: &Manager| manager.report_replication(&name, told);
+    api.run_store_work(tell).await.map(Json)
+}
+
+/// Changes the states of legs, if the layout has the expected epoch.
+#[utoipa::path(post, path = "/api/v1/volumes/{name}/legs", tag = "volumes",
+    params(("name" = String, Path, description = "The volume")), request_body = ChangeLegs,
+    responses((status = 200, body = document::Layout), (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+async fn change_legs(
+    State(api): State<ApiState>,
+    PathParam(name): PathParam<VolumeName>,
+    JsonBody(wish): JsonBody<ChangeLegs>,
+) -> JsonResult<Layout> {
+    let change = move |manager: &Manager| manager.change_legs(&name, &wish);
+    api.run_store_work(change).await.map(Json)
+}
+
+impl ManagerClient {
+    /// Attaches a volume; the layout's epoch in the answer names the attachment.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn attach(&self, name: &VolumeName, client: &str) -> Result<AttachReply, ManagerError> {
+        self.attach_as(name, client, false)
+    }
+
+    /// Attaches a volume; `unreachable` says that the client just reached no in-sync copy.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn attach_as(
+        &self,
+        name: &VolumeName,
+        client: &str,
+        unreachable: bool,
+    ) -> Result<AttachReply, ManagerError> {
+        let wish = AttachVolume {
+            client: client.to_owned(),
+            unreachable,
+        };
+        self.call(
+            Method::POST,
+            &format!("volumes/{name}/attach"),
+            CALL_TIMEOUT,
+            &wish,
+        )
+    }
+
+    /// Detaches a volume. An attachment other than the current one stays; without an epoch any
+    /// attachment ends.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn detach(
+        &self,
+        name: &VolumeName,
+        attachment: Option<EpochNumber>,
+    ) -> Result<DetachReply, ManagerError> {
+        let wish = DetachVolume { attachment };
+        self.call(
+            Method::POST,
+            &format!("volumes/{name}/detach"),
+            CALL_TIMEOUT,
+            &wish,
+        )
+    }
+
+    /// Reports the asynchronous and resyncing copies of an attached volume, and reads the details.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn report_replication(
+        &self,
+        name: &VolumeName,
+        told: &ReportReplication,
+    ) -> Result<VolumeDetail, ManagerError> {
+        let path = format!("volumes/{name}/copies");
+        self.call(Method::POST, &path, CALL_TIMEOUT, told)
+    }
+
+    /// Compare-and-swap of leg states.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn change_legs(
+        &self,
+        name: &VolumeName,
+        attachment: Option<EpochNumber>,
+        expected: EpochNumber,
+        changes: &[LegChange],
+    ) -> Result<Layout, ManagerError> {
+        let wish = ChangeLegs {
+            expected,
+            attachment,
+            changes: changes.to_vec(),
+        };
+        self.call(
+            Method::POST,
+            &format!("volumes/{name}/legs"),
+            CALL_TIMEOUT,
+            &wish,
+        )
+    }
+}

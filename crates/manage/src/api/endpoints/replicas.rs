@@ -1,0 +1,100 @@
+//! Endpoints of the copies of a volume.
+
+use super::JsonResult;
+use crate::Manager;
+use crate::api::ApiState;
+use crate::api::reply::{JsonBody, PathParam, Refusal};
+use crate::client::{CALL_TIMEOUT, LONG_CALL_TIMEOUT, ManagerClient, ManagerError};
+use crate::wire::{AttachReplica, ChooseReplica, ErrorBody, VolumeDetail};
+use axum::Json;
+use axum::extract::State;
+use axum::http::{Method, StatusCode};
+use pagemesh_base::layout::VolumeName;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub(super) fn routes() -> OpenApiRouter<ApiState> {
+    OpenApiRouter::default()
+        .routes(routes!(attach_replica))
+        .routes(routes!(detach_replica))
+        .routes(routes!(promote_replica))
+}
+
+/// Adds a copy to every column of a volume, attached or not.
+#[utoipa::path(post, path = "/api/v1/volumes/{name}/replicas", tag = "volumes",
+    params(("name" = String, Path, description = "The volume")), request_body = AttachReplica,
+    responses((status = 201, body = VolumeDetail), (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
+        (status = 502, body = ErrorBody), (status = 507, body = ErrorBody)))]
+async fn attach_replica(
+    State(api): State<ApiState>,
+    PathParam(name): PathParam<VolumeName>,
+    JsonBody(wish): JsonBody<AttachReplica>,
+) -> Result<(StatusCode, Json<VolumeDetail>), Refusal> {
+    let attach = move |manager: &Manager| manager.attach_replica(&name, wish);
+    Ok((StatusCode::CREATED, Json(api.run_brick_work(attach).await?)))
+}
+
+/// Removes a copy of a volume; with `force` also while a client has attached it.
+#[utoipa::path(post, path = "/api/v1/volumes/{name}/replicas/detach", tag = "volumes",
+    params(("name" = String, Path, description = "The volume")), request_body = ChooseReplica,
+    responses((status = 200, body = VolumeDetail), (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+async fn detach_replica(
+    State(api): State<ApiState>,
+    PathParam(name): PathParam<VolumeName>,
+    JsonBody(wish): JsonBody<ChooseReplica>,
+) -> JsonResult<VolumeDetail> {
+    let detach = move |manager: &Manager| manager.detach_replica(&name, wish);
+    api.run_brick_work(detach).await.map(Json)
+}
+
+/// Promotes one copy. With `force` also a copy that lacks writes, or while a client has attached
+/// the volume.
+#[utoipa::path(post, path = "/api/v1/volumes/{name}/replicas/promote", tag = "volumes",
+    params(("name" = String, Path, description = "The volume")), request_body = ChooseReplica,
+    responses((status = 200, body = VolumeDetail), (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+async fn promote_replica(
+    State(api): State<ApiState>,
+    PathParam(name): PathParam<VolumeName>,
+    JsonBody(wish): JsonBody<ChooseReplica>,
+) -> JsonResult<VolumeDetail> {
+    let promote = move |manager: &Manager| manager.promote_replica(&name, wish);
+    api.run_store_work(promote).await.map(Json)
+}
+
+impl ManagerClient {
+    /// Adds a copy to every column of a volume, on the given brick or where there is room.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn attach_replica(
+        &self,
+        name: &VolumeName,
+        wish: AttachReplica,
+    ) -> Result<VolumeDetail, ManagerError> {
+        let path = format!("volumes/{name}/replicas");
+        self.call(Method::POST, &path, LONG_CALL_TIMEOUT, &wish)
+    }
+
+    /// Removes a copy of a volume.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn detach_replica(
+        &self,
+        name: &VolumeName,
+        choice: ChooseReplica,
+    ) -> Result<VolumeDetail, ManagerError> {
+        let path = format!("volumes/{name}/replicas/detach");
+        self.call(Method::POST, &path, LONG_CALL_TIMEOUT, &choice)
+    }
+
+    /// Promotes one copy of a volume.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn promote_replica(
+        &self,
+        name: &VolumeName,
+        choice: ChooseReplica,
+    ) -> Result<VolumeDetail, ManagerError> {
+        let path = format!("volumes/{name}/replicas/promote");
+        self.call(Method::POST, &path, CALL_TIMEOUT, &choice)
+    }
+}
