@@ -16,6 +16,7 @@ pub mod bytes;
 pub mod checksum;
 pub mod cpu_latency;
 pub mod defect;
+pub mod durability;
 pub mod event_fd;
 pub mod ids;
 pub mod key;

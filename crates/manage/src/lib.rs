@@ -27,7 +27,6 @@ mod brick_names;
 mod bricks;
 pub mod client;
 pub mod clock;
-pub mod durability;
 pub mod fault;
 mod files;
 pub mod layout_state;
@@ -46,7 +45,7 @@ pub mod wire;
 
 pub use authority::{ManagerAuthority, VolumeConnection};
 pub use client::{ManagerClient, ManagerError};
-pub use durability::Durability;
 pub use manager::{BrickConnector, Manager, ManagerSettings};
+pub use pagemesh_base::durability::{self, Durability};
 pub use server::{ManagerConfig, ManagerHandle, ServeError, serve};
 pub use shape::LayoutKind;

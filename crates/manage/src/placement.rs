@@ -8,9 +8,9 @@
 //! Slices are thin, so promised bytes count, not bytes in use. If a pool uses more than was
 //! promised (page tables, other users of the pool), the bytes in use count.
 
-use crate::durability::Durability;
 use crate::shape::{LayoutKind, Shape};
 use pagemesh_base::brick_name::BrickLabel;
+use pagemesh_base::durability::Durability;
 use pagemesh_base::layout::{BrickId, SEGMENTS_MAX, SLICE_BYTES_MAX};
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::{BTreeMap, BTreeSet};

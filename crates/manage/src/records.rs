@@ -1,10 +1,10 @@
 //! The records of the store, as JSON. New fields need a default, so that a newer manager reads an
 //! older store.
 
-use crate::durability::Durability;
 use crate::layout_state::LayoutState;
 use crate::shape::Shape;
 use pagemesh_base::brick_name::{BrickLabel, BrickName};
+use pagemesh_base::durability::Durability;
 use pagemesh_base::layout::{BrickId, EpochNumber, SliceId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -4,7 +4,6 @@
 //! publishes the slice removes it from that list. After any failure in between, the sweep finds the
 //! slice.
 
-use crate::durability::Durability;
 use crate::fault::Fault;
 use crate::files::{check_files, set_address_space};
 use crate::layout_state::{LayoutChange, LayoutState, LegTransition, is_up_to_date};
@@ -19,6 +18,7 @@ use crate::wire::{
     GrowVolume, LegChange, ReplicationStatus, ReportReplication, ResyncProgress, VolumeContent,
     VolumeDetail, VolumeHealth, VolumeInfo, VolumeSizeReply,
 };
+use pagemesh_base::durability::Durability;
 use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, LEGS_MAX, Layout, Leg, LegState, SEGMENTS_MAX, Segment, SliceId,
     VolumeName,

@@ -9,10 +9,10 @@ pub use bricks::{
     ScrubRequest, ScrubState,
 };
 
-use crate::durability::Durability;
 use crate::shape::LayoutKind;
 use pagemesh_base::brick_name::{BrickLabel, BrickName, BrickRef};
 use pagemesh_base::defect::{self, Defect};
+use pagemesh_base::durability::Durability;
 use pagemesh_base::layout::{BrickId, EpochNumber, Layout, LegState, VolumeName};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -66,6 +66,7 @@ pub struct CreateVolume {
     pub copies: Option<usize>,
     /// The durability class of its bricks: the strongest with room if missing.
     #[serde(default)]
+    #[schema(value_type = Option<crate::api::document::Durability>)]
     pub durability: Option<Durability>,
     /// `blocks` if missing. `files` needs one column, and one brick per copy with room for all of
     /// it.
@@ -159,6 +160,7 @@ pub struct BrickAddress {
     /// The unix socket of the brick's `map` transport.
     pub map_socket: Option<String>,
     /// The durability class of its pool.
+    #[schema(value_type = crate::api::document::Durability)]
     pub durability: Durability,
 }
 
@@ -257,6 +259,7 @@ pub struct VolumeInfo {
     /// Copies of each column.
     pub copies: usize,
     /// The class of its bricks.
+    #[schema(value_type = crate::api::document::Durability)]
     pub durability: Durability,
     /// Its epoch.
     #[schema(value_type = u32)]

@@ -77,6 +77,21 @@ pub enum LegState {
     Following,
 }
 
+/// A durability class, the strongest first. All copies of a volume have one class, so that the
+/// volume makes one promise.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Durability {
+    /// Persistent memory, with lines flushed from the caches.
+    Pmem,
+    /// Persistent memory with persistent caches.
+    Eadr,
+    /// A file: durable after a completed flush.
+    FileSync,
+    /// Survives the death of processes, but not of the machine.
+    Process,
+}
+
 #[derive(OpenApi)]
 #[openapi(
     info(title = "pagemesh manager",

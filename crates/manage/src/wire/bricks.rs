@@ -1,7 +1,7 @@
 //! Bodies about bricks: heartbeats, scrubs of pools, and the list.
 
-use crate::durability::Durability;
 use pagemesh_base::brick_name::{BrickLabel, BrickName};
+use pagemesh_base::durability::Durability;
 use pagemesh_base::layout::BrickId;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -30,6 +30,7 @@ pub struct BrickRegistration {
     /// The failure domain of the brick, such as a machine or a rack.
     pub domain: String,
     /// The durability class of its pool.
+    #[schema(value_type = crate::api::document::Durability)]
     pub durability: Durability,
     /// Bytes that slices can use in total.
     pub capacity_bytes: u64,
@@ -183,6 +184,7 @@ pub struct BrickInfo {
     /// The failure domain of the brick.
     pub domain: String,
     /// The durability class of its pool.
+    #[schema(value_type = crate::api::document::Durability)]
     pub durability: Durability,
     /// Bytes that slices can use in total.
     pub capacity_bytes: u64,
