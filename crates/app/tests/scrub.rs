@@ -342,7 +342,7 @@ fn check_journal_scrub(pools: Pools, transport: &str) {
             flip_bit(pool, record + byte, 4);
             let found = scrub_pool(&cluster, n);
             assert_eq!(found["records"], 1, "{found}");
-            assert_eq!(found["mended"], 1, "{found}");
+            assert_eq!(found["corrected"], 1, "{found}");
             assert_eq!(bytes_at(n, record, 64), before);
         }
         let log = cluster.brick(n).log();
@@ -362,7 +362,7 @@ fn check_journal_scrub(pools: Pools, transport: &str) {
         flip_bit(pool, entry + 17, 2);
         let found = scrub_pool(&cluster, n);
         assert_eq!(found["in_flight"], 1, "{found}");
-        assert_eq!(found["mended"], 1, "{found}");
+        assert_eq!(found["corrected"], 1, "{found}");
         assert_eq!(bytes_at(n, entry, 32), before);
     }
 
@@ -387,7 +387,7 @@ fn check_journal_scrub(pools: Pools, transport: &str) {
     export.stop();
     cluster.check_identical("disk");
     for n in 0..2 {
-        assert_eq!(scrub_pool(&cluster, n)["mended"], 0);
+        assert_eq!(scrub_pool(&cluster, n)["corrected"], 0);
     }
 }
 
@@ -416,7 +416,7 @@ fn manager_requests_brick_scrubs() {
         let mut last = Value::Null;
         until("the manager hears of the scrub", || {
             last = listed_brick(&cluster, id);
-            last["scrub"]["passes"] == passes && last["scrub_wish"].is_null()
+            last["scrub"]["passes"] == passes && last["scrub_request"].is_null()
         });
         last["scrub"].clone()
     };
@@ -426,14 +426,14 @@ fn manager_requests_brick_scrubs() {
     flip_bit(cluster.pool(0), PAGE + 40, 2);
     let asked = cluster.json(&["brick", "scrub", &one]);
     assert_eq!(asked[0]["brick"], one, "{asked}");
-    assert_eq!(asked[0]["scrub_wish"]["stop"], false, "{asked}");
+    assert_eq!(asked[0]["scrub_request"]["stop"], false, "{asked}");
     let told = await_passes(&one, 1);
     assert_eq!(told["last"]["superblocks"], 1, "{told}");
     assert_eq!(told["last"]["damaged"], 0, "{told}");
     assert_eq!(told["state"], "waiting", "{told}");
     assert_eq!(listed_brick(&cluster, &other)["scrub"]["passes"], 0);
     let status = cluster.json(&["status"]);
-    assert_eq!(status["status"]["scrubs_mended"], 1, "{status}");
+    assert_eq!(status["status"]["scrubs_corrected"], 1, "{status}");
     assert_eq!(status["status"]["scrubs_damaged"], 0, "{status}");
     let table = cluster.ok(&["brick", "list"]);
     for part in ["SCRUB", "in 23h", "1 corrected", "none"] {

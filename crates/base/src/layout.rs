@@ -7,7 +7,7 @@
 
 use crate::ids::Epoch;
 use crate::units::PAGE_BYTES;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;
 use uuid::Uuid;
 
@@ -125,6 +125,8 @@ impl fmt::Display for SliceId {
 }
 
 /// The state of a leg, which determines its use.
+///
+/// Its serde form is the one of stored and exchanged layouts. Status output shows [`LegState::as_str`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LegState {
@@ -137,7 +139,40 @@ pub enum LegState {
     /// An asynchronous replica. It holds a prefix of the acknowledged changes, and every change
     /// that was acknowledged as durable. Its client sends it the changes in their order after it
     /// has acknowledged them. It is neither written synchronously nor read.
-    Following,
+    ///
+    /// Written as `following`: programs of the previous version exchange layouts with managers of this one, and
+    /// a manager of that version may open this store. They refuse a state that they do not know, and would lose the
+    /// volume. A later version can write `async-replica`, because this one reads it.
+    #[serde(rename = "following", alias = "async-replica")]
+    AsyncReplica,
+}
+
+impl LegState {
+    /// The name of the state, for people and in status output.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            LegState::InSync => "in-sync",
+            LegState::Stale => "stale",
+            LegState::Syncing => "syncing",
+            LegState::AsyncReplica => "async-replica",
+        }
+    }
+
+    /// Writes [`LegState::as_str`]: a `serialize_with` of status output.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    #[allow(clippy::trivially_copy_pass_by_ref)]
+    pub fn serialize_shown<S: Serializer>(state: &LegState, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(state.as_str())
+    }
+}
+
+impl fmt::Display for LegState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
 }
 
 /// One leg of a column's mirror.
@@ -151,14 +186,44 @@ pub struct Leg {
     pub state: LegState,
     /// The leg needs a full resync: it was not in-sync since it was added, or since another leg was
     /// promoted. All of it may differ, regardless of rounds.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub fresh: bool,
+    #[serde(flatten, with = "full_resync_keys")]
+    pub needs_full_resync: bool,
     /// The leg was never in-sync: it may hold no data.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub empty: bool,
     /// Once up to date the leg becomes an asynchronous replica instead of in-sync.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub asynchronous: bool,
+}
+
+/// The JSON keys of [`Leg::needs_full_resync`]: its name, and the earlier name `fresh`.
+///
+/// **Data loss:** both are written. A program of the previous version ignores the present name; without `fresh` it would
+/// resync the leg by rounds only, and put it in-sync too early. A reader accepts either, and true wins.
+mod full_resync_keys {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::ops::Not;
+
+    #[derive(Serialize, Deserialize)]
+    struct Keys {
+        #[serde(default, skip_serializing_if = "Not::not")]
+        needs_full_resync: bool,
+        #[serde(default, skip_serializing_if = "Not::not")]
+        fresh: bool,
+    }
+
+    #[allow(clippy::trivially_copy_pass_by_ref)]
+    pub(super) fn serialize<S: Serializer>(needed: &bool, to: S) -> Result<S::Ok, S::Error> {
+        let keys = Keys {
+            needs_full_resync: *needed,
+            fresh: *needed,
+        };
+        keys.serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
+        Keys::deserialize(from).map(|keys| keys.needs_full_resync || keys.fresh)
+    }
 }
 
 /// A column: the same bytes in each leg.
@@ -421,6 +486,60 @@ mod tests {
             let refused = check(bytes, columns, legs, segments).expect_err(why);
             assert!(refused.contains(why), "{refused}");
         }
+    }
+
+    const LEG: Leg = Leg {
+        brick: BrickId(Uuid::nil()),
+        slice: SliceId(Uuid::nil()),
+        state: LegState::AsyncReplica,
+        needs_full_resync: false,
+        empty: false,
+        asynchronous: true,
+    };
+
+    /// A leg with these fields besides those of [`LEG`], or instead of them.
+    fn read_leg(fields: serde_json::Value) -> Leg {
+        let mut document = serde_json::to_value(LEG).expect("JSON");
+        for (key, value) in fields.as_object().expect("fields") {
+            document[key] = value.clone();
+        }
+        serde_json::from_value(document).expect("a leg")
+    }
+
+    #[test]
+    fn need_of_full_resync_has_two_keys() {
+        let needed = Leg {
+            needs_full_resync: true,
+            ..LEG
+        };
+        let written = serde_json::to_value(&needed).expect("JSON");
+        assert_eq!(written["needs_full_resync"], true, "{written}");
+        assert_eq!(
+            written["fresh"], true,
+            "a program of the previous version reads only this"
+        );
+        for (fresh, needed) in [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(a, b)| (a == 1, b == 1)) {
+            let fields = serde_json::json!({"fresh": fresh, "needs_full_resync": needed});
+            let leg = read_leg(fields);
+            assert_eq!(leg.needs_full_resync, fresh || needed);
+            assert_eq!((leg.state, leg.asynchronous), (LEG.state, true));
+        }
+        for key in ["fresh", "needs_full_resync"] {
+            let leg = read_leg(serde_json::json!({ key: true }));
+            assert!(leg.needs_full_resync, "{key}");
+        }
+        assert!(!read_leg(serde_json::json!({})).needs_full_resync);
+    }
+
+    #[test]
+    fn state_of_replica_is_stored_under_earlier_name() {
+        let written = serde_json::to_value(LEG).expect("JSON");
+        assert_eq!(written["state"], "following");
+        for name in ["following", "async-replica"] {
+            let leg = read_leg(serde_json::json!({"state": name}));
+            assert_eq!(leg, LEG, "{name}");
+        }
+        assert_eq!(LEG.state.to_string(), "async-replica");
     }
 
     fn layout(segments: &[(usize, u64)]) -> Layout {

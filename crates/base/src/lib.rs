@@ -29,6 +29,7 @@ pub mod poison;
 pub mod proc_maps;
 pub mod resume;
 pub mod rng;
+pub mod scrub;
 pub mod slice;
 pub mod socket;
 pub mod space;

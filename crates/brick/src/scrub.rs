@@ -170,7 +170,7 @@ impl<M: Media> Brick<M> {
         if found.corrected() > before.corrected() {
             tracing::warn!(
                 %pool, superblocks = found.superblocks, records = found.records,
-                left_behind = found.skipped_journals, in_flight = found.in_flight,
+                skipped_journals = found.skipped_journals, in_flight = found.in_flight,
                 bitmap_lines = found.bitmap_lines, objects = found.objects, slots = found.slots,
                 "the medium had damaged the pool, and a scrub mended it; \
                  a medium that loses bits should be replaced"

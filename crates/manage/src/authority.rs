@@ -192,6 +192,6 @@ fn replication_report(attachment: Epoch, report: &CopyReport) -> ReportReplicati
     ReportReplication {
         attachment: EpochNumber(attachment.0),
         lag,
-        returns: resyncs.collect(),
+        resyncs: resyncs.collect(),
     }
 }

@@ -92,7 +92,7 @@ impl Manager {
         let id = record.brick;
         let known = book.bricks.get(&id);
         let was_alive = known.is_some_and(|brick| self.is_alive(brick));
-        let told_alive = known.is_some_and(|brick| brick.logged_alive);
+        let was_logged_alive = known.is_some_and(|brick| brick.logged_alive);
         let fulfilled = seen.scrub.and_then(|scrub| scrub.fulfilled);
         let wish = known.and_then(|brick| brick.scrub_request);
         let wish = wish.filter(|wish| fulfilled != Some(wish.id));
@@ -101,7 +101,7 @@ impl Manager {
             record,
             last_heartbeat: Some(seen),
             scrub_request: wish,
-            logged_alive: told_alive,
+            logged_alive: was_logged_alive,
         };
         book.bricks.insert(id, brick);
         if !was_alive {
@@ -194,7 +194,7 @@ impl Manager {
             pending_deletions: pending_deletes_on(book, record.brick),
             sessions: brick.last_heartbeat.map_or(0, |seen| seen.sessions),
             scrub: brick.last_heartbeat.and_then(|seen| seen.scrub),
-            scrub_wish: brick.scrub_request,
+            scrub_request: brick.scrub_request,
         }
     }
 

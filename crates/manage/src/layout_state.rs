@@ -1,7 +1,7 @@
 //! The pure state machine of a layout: which changes are legal.
 //!
 //! Invariants: every column keeps an in-sync leg. The epoch only rises, by one with each change. A
-//! column's round is non-zero exactly while one of its legs is neither in-sync nor following. A new
+//! column's round is non-zero exactly while one of its legs is neither in-sync nor an asynchronous replica in step. A new
 //! round is the one after the last (1 comes after 15). A change happens as a whole or not at all.
 //!
 //! No clock, no I/O, no randomness. The callers check whether a client may request a change.
@@ -96,7 +96,7 @@ pub enum LayoutChangeError {
         leg: usize,
     },
     /// The leg may not take this step.
-    #[error("a leg that is {} cannot become {}", word(*from), word(*to))]
+    #[error("a leg that is {from} cannot become {to}")]
     IllegalTransition {
         /// The current state.
         from: LegState,
@@ -132,17 +132,6 @@ pub enum LayoutChangeError {
     /// The volume has used all four billion epochs.
     #[error("the volume's epochs are used up")]
     EpochOverflow,
-}
-
-/// The JSON name of the state.
-#[must_use]
-pub fn word(state: LegState) -> &'static str {
-    match state {
-        LegState::InSync => "in-sync",
-        LegState::Stale => "stale",
-        LegState::Syncing => "syncing",
-        LegState::Following => "following",
-    }
 }
 
 impl LayoutState {
@@ -221,7 +210,7 @@ impl LayoutState {
                 }
                 column.legs.push(Leg {
                     state: LegState::Stale,
-                    fresh: true,
+                    needs_full_resync: true,
                     empty: true,
                     ..leg.clone()
                 });
@@ -246,7 +235,7 @@ impl LayoutState {
                 continue;
             }
             for (number, leg) in column.legs.iter_mut().enumerate() {
-                (leg.state, leg.fresh) = match number == copy {
+                (leg.state, leg.needs_full_resync) = match number == copy {
                     true => (LegState::InSync, false),
                     false => (LegState::Stale, true),
                 };
@@ -318,17 +307,17 @@ impl LayoutState {
             (LegState::InSync | LegState::Syncing, LegState::Stale)
             | (LegState::Syncing, LegState::InSync) => {}
             (LegState::Stale, LegState::Syncing) if !leg.asynchronous => {}
-            (LegState::Stale, LegState::Following) if leg.asynchronous => {}
+            (LegState::Stale, LegState::AsyncReplica) if leg.asynchronous => {}
             // A client's older request to let it follow may still arrive; it then fails with an
             // epoch conflict.
             (LegState::Stale, LegState::Stale) if leg.asynchronous => {}
-            // No round records which changes a following leg lacked.
-            (LegState::Following, LegState::Stale) => leg.fresh = true,
+            // No round records which changes an asynchronous replica lacked.
+            (LegState::AsyncReplica, LegState::Stale) => leg.needs_full_resync = true,
             (from, to) => return Err(LayoutChangeError::IllegalTransition { from, to }),
         }
         leg.state = turn.to;
         if is_up_to_date(leg.state) {
-            (leg.fresh, leg.empty) = (false, false);
+            (leg.needs_full_resync, leg.empty) = (false, false);
         }
         Ok(())
     }
@@ -355,7 +344,7 @@ impl LayoutState {
 /// Whether a leg needs no round to track its missing writes.
 #[must_use]
 pub fn is_up_to_date(state: LegState) -> bool {
-    matches!(state, LegState::InSync | LegState::Following)
+    matches!(state, LegState::InSync | LegState::AsyncReplica)
 }
 
 fn initial_rounds(segment: &Segment) -> Vec<u8> {
@@ -364,7 +353,7 @@ fn initial_rounds(segment: &Segment) -> Vec<u8> {
 
 fn is_column_sound((column, last): (&Column, &u8)) -> bool {
     let all = column.legs.iter().all(|leg| is_up_to_date(leg.state));
-    let follows = |leg: &Leg| leg.state == LegState::Following;
+    let is_replica = |leg: &Leg| leg.state == LegState::AsyncReplica;
     (1..=LEGS_MAX).contains(&column.legs.len())
         && count_in_sync(column) > 0
         && *last <= ROUND_MAX
@@ -373,7 +362,7 @@ fn is_column_sound((column, last): (&Column, &u8)) -> bool {
         && column
             .legs
             .iter()
-            .all(|leg| leg.asynchronous || !follows(leg))
+            .all(|leg| leg.asynchronous || !is_replica(leg))
 }
 
 fn count_in_sync(column: &Column) -> usize {

@@ -312,7 +312,7 @@ impl Manager {
                 .count(),
             pending_deletions: book.pending_deletes.len(),
             bricks_scrubbing: book.bricks.values().filter(scrubbing).count(),
-            scrubs_mended: count(|scrub| scrub.mended),
+            scrubs_corrected: count(|scrub| scrub.corrected),
             scrubs_damaged: count(BrickScrub::damaged),
         }
     }

@@ -119,12 +119,12 @@ impl Manager {
     /// Columns where the copy is in-sync stay unchanged: there the next client uses any in-sync leg
     /// that it reaches.
     ///
-    /// **Data loss:** a copy in the state `following` holds all durable writes, and of the others
+    /// **Data loss:** a copy in the state `async-replica` holds all durable writes, and of the others
     /// all up to some change. Later acknowledged writes are lost.
     ///
     /// # Errors
     /// When there is no such copy, or it never held the whole volume. Without `force` also when the
-    /// copy is neither in-sync nor following, when it is following and a brick with an in-sync copy
+    /// copy is neither in-sync nor an asynchronous replica in step, when it is one and a brick with an in-sync copy
     /// is alive, or when a client has attached the volume.
     pub fn promote_replica(
         &self,
@@ -140,7 +140,7 @@ impl Manager {
     }
 
     /// Promotes the asynchronous copy for a client that reaches no in-sync copy, and returns its
-    /// number. The volume must allow it (`auto_promote`), the copy must be following on a living
+    /// number. The volume must allow it (`auto_promote`), the copy must be in step on a living
     /// brick, and [`Manager::promote_replica`] must accept it without `force`: every brick with an
     /// in-sync copy is dead.
     ///
@@ -161,7 +161,7 @@ impl Manager {
         };
         let brick = book.bricks.get(&leg.brick);
         let is_there = brick.is_some_and(|brick| self.is_alive(brick));
-        let is_ready = leg.state == LegState::Following && is_there;
+        let is_ready = leg.state == LegState::AsyncReplica && is_there;
         if !is_ready || self.check_promotion(book, record, wish).is_err() {
             return Ok(None);
         }
@@ -181,10 +181,10 @@ impl Manager {
             .clone()
             .filter_map(|column| column.legs.get(wish.copy));
         let mut others = columns.flat_map(|column| &column.legs);
-        let follows = |leg: &&Leg| leg.state == LegState::Following;
+        let is_replica = |leg: &&Leg| leg.state == LegState::AsyncReplica;
         let may_live =
             |leg: &&Leg| in_sync_brick(book, leg).is_some_and(|brick| !self.is_dead(brick));
-        if legs.clone().any(|leg| follows(&leg))
+        if legs.clone().any(|leg| is_replica(&leg))
             && let Some(in_sync) = others.find(may_live)
             && !wish.force
         {
@@ -201,7 +201,7 @@ impl Manager {
         }
         let behind = legs.find(|leg| !is_up_to_date(leg.state));
         if let Some(leg) = behind.filter(|leg| !wish.force && !leg.empty) {
-            let (copy, state) = (wish.copy, crate::layout_state::word(leg.state));
+            let (copy, state) = (wish.copy, leg.state);
             return Err(Fault::invalid_field(
                 format!(
                     "copy {copy} is {state} on brick {}: it lacks acknowledged writes",
@@ -284,7 +284,7 @@ impl Manager {
                 brick: *brick,
                 slice: SliceId((self.settings.new_id)()),
                 state: LegState::Stale,
-                fresh: true,
+                needs_full_resync: true,
                 empty: true,
                 asynchronous,
             }],

@@ -95,8 +95,8 @@ impl Manager {
                 return self.grow_files(&mut book, name, wish.size_bytes);
             }
             let layout = &volume.layout_state.layout;
-            let follows = |column: &Column| column.legs.iter().any(|leg| leg.asynchronous);
-            if layout.columns().any(follows) {
+            let has_replica = |column: &Column| column.legs.iter().any(|leg| leg.asynchronous);
+            if layout.columns().any(has_replica) {
                 return Err(Fault::invalid_field(
                     format!("the volume {name} has an asynchronous copy, which needs one column"),
                     "detach that copy, grow the volume, and attach a synchronous one",
@@ -234,23 +234,23 @@ impl Manager {
     pub fn report_replication(
         &self,
         name: &VolumeName,
-        told: ReportReplication,
+        report: ReportReplication,
     ) -> Result<VolumeDetail, Fault> {
         let mut book = self.state();
         let record = book.volume(name)?.clone();
-        check_attachment(name, &record, Some(told.attachment))?;
-        let mut copies: Vec<usize> = told.returns.iter().map(|it| it.copy).collect();
+        check_attachment(name, &record, Some(report.attachment))?;
+        let mut copies: Vec<usize> = report.resyncs.iter().map(|it| it.copy).collect();
         copies.sort_unstable();
         copies.dedup();
         let known = |copy: &usize| *copy < LEGS_MAX;
-        if copies.len() != told.returns.len() || !copies.iter().all(known) {
+        if copies.len() != report.resyncs.len() || !copies.iter().all(known) {
             return Err(Fault::invalid_field(
                 "a copy is reported twice, or its number is too large",
                 "report each resyncing copy once",
             ));
         }
         let now = self.clock.elapsed();
-        book.replication_reports.insert(name.clone(), (now, told));
+        book.replication_reports.insert(name.clone(), (now, report));
         Ok(self.volume_detail(&book, &record))
     }
 
@@ -408,7 +408,7 @@ impl Manager {
             bricks: book.addresses(&record.layout_state.layout.segments),
             layout: record.layout_state.layout.clone(),
             notes: record.notes.clone(),
-            told: self.replication_status(book, record),
+            replication: self.replication_status(book, record),
         }
     }
 
@@ -419,23 +419,28 @@ impl Manager {
         record: &VolumeRecord,
     ) -> Option<ReplicationStatus> {
         let layout = &record.layout_state.layout;
-        let (at, told) = book.replication_reports.get(&layout.name)?;
-        let is_present = record.attachment.as_ref()?.epoch == told.attachment;
+        let (at, report) = book.replication_reports.get(&layout.name)?;
+        let is_present = record.attachment.as_ref()?.epoch == report.attachment;
         let mut legs = layout.columns().flat_map(|column| &column.legs);
-        let follows = legs.any(|leg| leg.state == LegState::Following);
-        let returns = |it: &&ResyncProgress| {
+        let has_replica = legs.any(|leg| leg.state == LegState::AsyncReplica);
+        let is_resyncing = |it: &&ResyncProgress| {
             let mut legs = layout
                 .columns()
                 .filter_map(|column| column.legs.get(it.copy));
             legs.any(|leg| matches!(leg.state, LegState::Stale | LegState::Syncing))
         };
-        let told = ReplicationStatus {
-            lag: told.lag.filter(|_| follows),
-            returns: told.returns.iter().filter(returns).copied().collect(),
-            told_us_ago: (self.clock.elapsed().saturating_sub(*at)).as_micros() as u64,
+        let status = ReplicationStatus {
+            lag: report.lag.filter(|_| has_replica),
+            resyncs: report
+                .resyncs
+                .iter()
+                .filter(is_resyncing)
+                .copied()
+                .collect(),
+            reported_us_ago: (self.clock.elapsed().saturating_sub(*at)).as_micros() as u64,
         };
-        let is_something = told.lag.is_some() || !told.returns.is_empty();
-        (is_present && is_something).then_some(told)
+        let is_something = status.lag.is_some() || !status.resyncs.is_empty();
+        (is_present && is_something).then_some(status)
     }
 
     fn volume_info(&self, book: &ManagerState, record: &VolumeRecord) -> VolumeInfo {
@@ -486,7 +491,7 @@ fn to_segment(placed: &PlacedSegment, new_id: fn() -> Uuid) -> Segment {
         brick: *brick,
         slice: SliceId(new_id()),
         state: LegState::InSync,
-        fresh: false,
+        needs_full_resync: false,
         empty: false,
         asynchronous: false,
     };

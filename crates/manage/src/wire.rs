@@ -5,7 +5,7 @@ mod bricks;
 pub use crate::fault::ErrorCode;
 pub use crate::records::{Attachment, LegNote};
 pub use bricks::{
-    BrickInfo, BrickRegistration, BrickScrub, HeartbeatReply, ScrubBrick, ScrubCounts,
+    BrickInfo, BrickRegistration, BrickScrub, HeartbeatReply, ScrubBrick, ScrubReport,
     ScrubRequest, ScrubState,
 };
 
@@ -291,8 +291,8 @@ pub struct VolumeDetail {
     /// The reasons of legs that are not in-sync.
     pub notes: Vec<LegNote>,
     /// The last report of its client about asynchronous and resyncing copies.
-    #[serde(default)]
-    pub told: Option<ReplicationStatus>,
+    #[serde(default, alias = "told")]
+    pub replication: Option<ReplicationStatus>,
 }
 
 /// The report of a client about its copies, sent when it asks for the layout.
@@ -302,12 +302,15 @@ pub struct ReportReplication {
     /// The epoch that the attach returned.
     #[schema(value_type = u32)]
     pub attachment: EpochNumber,
-    /// The lag of the asynchronous copy, if one has the state `following`.
+    /// The lag of the asynchronous copy, if one has the state `async-replica`.
     #[serde(default)]
     pub lag: Option<ReplicaLag>,
     /// The copies that are being resynced, each at most once.
-    #[serde(default)]
-    pub returns: Vec<ResyncProgress>,
+    ///
+    /// Written under its earlier name: a manager of the previous version refuses a key that it does not know, and the
+    /// client could no longer ask for its layout.
+    #[serde(default, rename = "returns", alias = "resyncs")]
+    pub resyncs: Vec<ResyncProgress>,
 }
 
 /// The last report about asynchronous and resyncing copies.
@@ -316,9 +319,11 @@ pub struct ReplicationStatus {
     /// The lag of the asynchronous copy.
     pub lag: Option<ReplicaLag>,
     /// The progress of resyncs.
-    pub returns: Vec<ResyncProgress>,
+    #[serde(alias = "returns")]
+    pub resyncs: Vec<ResyncProgress>,
     /// The age of the report, in microseconds.
-    pub told_us_ago: u64,
+    #[serde(alias = "told_us_ago")]
+    pub reported_us_ago: u64,
 }
 
 /// The lag of an asynchronous copy.
@@ -413,8 +418,8 @@ pub struct ClusterStatus {
     #[serde(default)]
     pub bricks_scrubbing: usize,
     /// Corrections by pool scrubs since the bricks started.
-    #[serde(default)]
-    pub scrubs_mended: u64,
+    #[serde(default, alias = "scrubs_mended")]
+    pub scrubs_corrected: u64,
     /// Structures that scrubs found damaged and could not correct.
     #[serde(default)]
     pub scrubs_damaged: u64,

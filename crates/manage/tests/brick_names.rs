@@ -144,7 +144,7 @@ fn brick_is_found_by_name_id_and_first_digits() {
         pass: None,
         last: None,
         ended_ms_ago: None,
-        mended: 0,
+        corrected: 0,
         fulfilled: None,
     };
     let known = [

@@ -67,7 +67,7 @@ const LAG: ReplicaLag = ReplicaLag {
     age_us: 40,
 };
 
-const RETURN: ResyncProgress = ResyncProgress {
+const RESYNC: ResyncProgress = ResyncProgress {
     copy: 1,
     bytes_todo: 1 << 30,
     bytes_done: 4096,
@@ -79,7 +79,7 @@ fn layout() -> Layout {
         brick: BRICK,
         slice: SliceId(Uuid::from_u128(slice)),
         state,
-        fresh: false,
+        needs_full_resync: false,
         asynchronous: false,
         empty: false,
     };
@@ -137,16 +137,15 @@ fn registration() -> BrickRegistration {
 }
 
 fn scrub() -> BrickScrub {
-    let found = ScrubCounts {
+    let found = ScrubReport {
         checked: 9,
         superblocks: 1,
         records: 1,
-        left_behind: 0,
+        skipped_journals: 0,
         in_flight: 0,
         bitmap_lines: 0,
         objects: 0,
         slots: 0,
-        mended: 2,
         damaged: 1,
     };
     BrickScrub {
@@ -157,7 +156,7 @@ fn scrub() -> BrickScrub {
         pass: Some(found),
         last: None,
         ended_ms_ago: Some(7),
-        mended: 2,
+        corrected: 2,
         fulfilled: Some(Uuid::from_u128(6)),
     }
 }
@@ -217,7 +216,7 @@ fn bodies() -> Vec<Vec<u8>> {
         json(&ReportReplication {
             attachment: EpochNumber(3),
             lag: Some(LAG),
-            returns: vec![RETURN],
+            resyncs: vec![RESYNC],
         }),
         b"{}".to_vec(),
     ]
@@ -272,7 +271,7 @@ fn fuzz_rest_request() {
                     check_decoded::<AttachReplica>(bytes)
                         .map(|body| (body.brick.is_some(), body.asynchronous)),
                     check_decoded::<ChooseReplica>(bytes).map(|body| body.expected.is_some()),
-                    check_decoded::<ReportReplication>(bytes).map(|body| body.returns.len().min(4)),
+                    check_decoded::<ReportReplication>(bytes).map(|body| body.resyncs.len().min(4)),
                 ),
             )
         });
@@ -295,7 +294,7 @@ fn brick_info() -> BrickInfo {
         pending_deletions: 0,
         sessions: 1,
         scrub: Some(scrub()),
-        scrub_wish: None,
+        scrub_request: None,
     }
 }
 
@@ -313,7 +312,7 @@ fn status() -> ClusterStatus {
         volumes_degraded: 1,
         pending_deletions: 0,
         bricks_scrubbing: 1,
-        scrubs_mended: 2,
+        scrubs_corrected: 2,
         scrubs_damaged: 1,
     }
 }
@@ -350,10 +349,10 @@ fn answers() -> Vec<Vec<u8>> {
         layout: layout(),
         bricks: BTreeMap::new(),
         notes: vec![],
-        told: Some(ReplicationStatus {
+        replication: Some(ReplicationStatus {
             lag: Some(LAG),
-            returns: vec![RETURN],
-            told_us_ago: 9_000_000,
+            resyncs: vec![RESYNC],
+            reported_us_ago: 9_000_000,
         }),
     };
     let heartbeat = HeartbeatReply {

@@ -69,8 +69,8 @@ enum ModelOp {
 }
 
 fn state() -> impl Strategy<Value = LegState> {
-    use LegState::{Following, InSync, Stale, Syncing};
-    prop::sample::select(vec![InSync, Stale, Syncing, Following])
+    use LegState::{AsyncReplica, InSync, Stale, Syncing};
+    prop::sample::select(vec![InSync, Stale, Syncing, AsyncReplica])
 }
 
 fn model_op() -> impl Strategy<Value = ModelOp> {
@@ -146,7 +146,7 @@ struct VolumeModel {
 
 /// Sets the round of a column; returns false if it has no in-sync leg.
 fn update_round((legs, round, last): &mut (Vec<LegState>, u8, u8)) -> bool {
-    let is_whole = |leg: &LegState| matches!(leg, LegState::InSync | LegState::Following);
+    let is_whole = |leg: &LegState| matches!(leg, LegState::InSync | LegState::AsyncReplica);
     if legs.iter().all(is_whole) {
         *round = 0;
     } else if *round == 0 {
@@ -165,7 +165,7 @@ impl VolumeModel {
             return false;
         }
         for &(segment, column, leg, to) in turns {
-            use LegState::{Following, InSync, Stale, Syncing};
+            use LegState::{AsyncReplica, InSync, Stale, Syncing};
             let columns = next.get_mut(segment);
             let Some((legs, _, _)) = columns.and_then(|columns| columns.get_mut(column)) else {
                 return false;
@@ -174,7 +174,7 @@ impl VolumeModel {
                 return false;
             };
             let allowed: &[_] = match self.asynchronous == Some(leg) {
-                true => &[(Stale, Following), (Following, Stale), (Stale, Stale)],
+                true => &[(Stale, AsyncReplica), (AsyncReplica, Stale), (Stale, Stale)],
                 false => &[
                     (InSync, Stale),
                     (Syncing, Stale),

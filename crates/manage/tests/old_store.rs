@@ -35,7 +35,7 @@ fn leg(number: u128, state: LegState) -> Leg {
         brick: BrickId(Uuid::from_u128(number)),
         slice: SliceId(Uuid::from_u128(10 + number)),
         state,
-        fresh: false,
+        needs_full_resync: false,
         asynchronous: false,
         empty: false,
     }

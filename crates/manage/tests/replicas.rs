@@ -40,7 +40,7 @@ fn forced_choice(copy: usize) -> ChooseReplica {
 /// State of each leg, and whether it needs a full resync.
 fn leg_states(volume: &VolumeDetail) -> Vec<(LegState, bool)> {
     let legs = legs(&volume.layout);
-    legs.map(|leg| (leg.state, leg.fresh)).collect()
+    legs.map(|leg| (leg.state, leg.needs_full_resync)).collect()
 }
 
 /// A client attaches the volume, moves a leg through these states, and detaches the volume.
@@ -63,7 +63,7 @@ fn transition_leg(client: &ManagerClient, leg: usize, to: &[LegState]) {
     client.detach(&v, Some(attachment)).expect("detached");
 }
 
-use LegState::{Following, InSync, Stale, Syncing};
+use LegState::{AsyncReplica, InSync, Stale, Syncing};
 
 #[test]
 fn copies_are_attached_and_detached() {
@@ -345,9 +345,12 @@ fn async_replica_state_and_promotion() {
     let syncing = client.change_legs(&v, Some(epoch), epoch, &[turn_to(Syncing)]);
     assert!(syncing.is_err(), "{syncing:?}");
     client.detach(&v, Some(epoch)).expect("detached");
-    transition_leg(client, 1, &[Following]);
+    transition_leg(client, 1, &[AsyncReplica]);
     let follows = client.volume(&v).expect("shown");
-    assert_eq!(leg_states(&follows), [(InSync, false), (Following, false)]);
+    assert_eq!(
+        leg_states(&follows),
+        [(InSync, false), (AsyncReplica, false)]
+    );
     assert_eq!(follows.layout.segments[0].columns[0].round, 0);
     assert_eq!(follows.info.health, VolumeHealth::InSync);
     let crashed = cluster.crash_copy_without_heartbeats();
@@ -357,12 +360,12 @@ fn async_replica_state_and_promotion() {
     let refusal = refusal.expect_err("an in-sync copy may live").to_string();
     assert!(refusal.contains("may be"), "{refusal}");
     // No round records the writes that it lacks.
-    transition_leg(client, 1, &[Stale, Following, Stale]);
+    transition_leg(client, 1, &[Stale, AsyncReplica, Stale]);
     assert_eq!(
         leg_states(&client.volume(&v).expect("shown")),
         [(InSync, false), (Stale, true)]
     );
-    transition_leg(client, 1, &[Stale, Following]);
+    transition_leg(client, 1, &[Stale, AsyncReplica]);
 
     assert_refused(
         client.promote_replica(&v, replica_choice(1)),
@@ -396,8 +399,8 @@ fn volume_shows_last_replication_report() {
         let copy = attach_request(None, asynchronous);
         client.attach_replica(&v, copy).expect("attached");
     }
-    transition_leg(client, 1, &[Following]);
-    let shown = || client.volume(&v).expect("shown").told;
+    transition_leg(client, 1, &[AsyncReplica]);
+    let shown = || client.volume(&v).expect("shown").replication;
     let attach = || {
         let attached = client.attach(&v, "one").expect("attached");
         attached.layout.epoch
@@ -407,36 +410,36 @@ fn volume_shows_last_replication_report() {
         bytes: 4096 * changes,
         age_us: 100,
     };
-    let returns = |copy| ResyncProgress {
+    let resync = |copy| ResyncProgress {
         copy,
         bytes_todo: MIB,
         bytes_done: 4096,
         elapsed_ms: 5,
     };
-    let told = |attachment, changes| ReportReplication {
+    let report = |attachment, changes| ReportReplication {
         attachment,
         lag: Some(lag(changes)),
-        returns: vec![returns(2)],
+        resyncs: vec![resync(2)],
     };
     let first = attach();
     assert_eq!(shown(), None);
     client
-        .report_replication(&v, &told(first, 7))
-        .expect("told");
+        .report_replication(&v, &report(first, 7))
+        .expect("accepted");
     client
-        .report_replication(&v, &told(first, 3))
-        .expect("told");
+        .report_replication(&v, &report(first, 3))
+        .expect("accepted");
     cluster.clock.advance(std::time::Duration::from_secs(4));
     let all = ReplicationStatus {
         lag: Some(lag(3)),
-        returns: vec![returns(2)],
-        told_us_ago: 4_000_000,
+        resyncs: vec![resync(2)],
+        reported_us_ago: 4_000_000,
     };
     assert_eq!(shown(), Some(all.clone()));
-    for wrong in [vec![returns(2), returns(2)], vec![returns(99)]] {
+    for wrong in [vec![resync(2), resync(2)], vec![resync(99)]] {
         let wrong = ReportReplication {
-            returns: wrong,
-            ..told(first, 9)
+            resyncs: wrong,
+            ..report(first, 9)
         };
         let hints = &["reported twice"];
         assert_refused(
@@ -449,21 +452,21 @@ fn volume_shows_last_replication_report() {
 
     let second = attach();
     assert_eq!(shown(), None, "that was another client");
-    let late = client.report_replication(&v, &told(first, 1));
+    let late = client.report_replication(&v, &report(first, 1));
     assert!(matches!(late, Err(ManagerError::Fenced { .. })), "{late:?}");
     assert_eq!(shown(), None);
     client
-        .report_replication(&v, &told(second, 0))
-        .expect("told");
-    let behind = || shown().and_then(|told| told.lag);
+        .report_replication(&v, &report(second, 0))
+        .expect("accepted");
+    let behind = || shown().and_then(|status| status.lag);
     assert_eq!(behind(), Some(lag(0)));
     client.detach(&v, Some(second)).expect("detached");
     assert_eq!(shown(), None, "nobody has it");
 
     let third = attach();
     client
-        .report_replication(&v, &told(third, 5))
-        .expect("told");
+        .report_replication(&v, &report(third, 5))
+        .expect("accepted");
     let change = |leg, to| {
         let change = LegChange {
             segment: 0,
@@ -478,9 +481,9 @@ fn volume_shows_last_replication_report() {
     };
     change(1, Stale);
     assert_eq!(behind(), None, "it follows no more");
-    assert_eq!(shown().map(|told| told.returns), Some(vec![returns(2)]));
+    assert_eq!(shown().map(|status| status.resyncs), Some(vec![resync(2)]));
     change(2, Syncing);
-    assert_eq!(shown().map(|told| told.returns), Some(vec![returns(2)]));
+    assert_eq!(shown().map(|status| status.resyncs), Some(vec![resync(2)]));
     change(2, InSync);
     assert_eq!(shown(), None, "all of it is there");
     served.handle.stop();
@@ -521,20 +524,20 @@ fn manager_auto_promotes_async_replica() {
         client.detach(&v, Some(epoch)).expect("detached");
         leg_states(&client.volume(&v).expect("shown"))
     };
-    // The copy must be following before.
+    // The copy must be in step before.
     late();
     beat(other);
     assert_eq!(attached(true), [(InSync, false), (Stale, true)]);
-    transition_leg(client, 1, &[Following]);
+    transition_leg(client, 1, &[AsyncReplica]);
     // Refused while a brick with an in-sync copy is alive, or the brick of the asynchronous copy is
     // not.
     beat(first);
-    assert_eq!(attached(true), [(InSync, false), (Following, false)]);
+    assert_eq!(attached(true), [(InSync, false), (AsyncReplica, false)]);
     late();
-    assert_eq!(attached(true), [(InSync, false), (Following, false)]);
+    assert_eq!(attached(true), [(InSync, false), (AsyncReplica, false)]);
     // Refused without the client's report that it reaches no in-sync copy.
     beat(other);
-    assert_eq!(attached(false), [(InSync, false), (Following, false)]);
+    assert_eq!(attached(false), [(InSync, false), (AsyncReplica, false)]);
     let promoted = client
         .promote_replica(&v, replica_choice(0))
         .expect("nothing changes");

@@ -6,7 +6,7 @@ mod cluster;
 use cluster::{Cluster, assert_refused, brick_id, named_registration, registration};
 use pagemesh_manage::Manager;
 use pagemesh_manage::wire::{
-    BrickInfo, BrickRegistration, BrickScrub, ErrorCode, ScrubBrick, ScrubCounts, ScrubRequest,
+    BrickInfo, BrickRegistration, BrickScrub, ErrorCode, ScrubBrick, ScrubReport, ScrubRequest,
     ScrubState,
 };
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn scrub(state: ScrubState, fulfilled: Option<Uuid>) -> BrickScrub {
         pass: None,
         last: None,
         ended_ms_ago: None,
-        mended: 0,
+        corrected: 0,
         fulfilled,
     }
 }
@@ -38,8 +38,8 @@ fn registration_with_scrub(number: usize, scrub: BrickScrub) -> BrickRegistratio
 
 /// A heartbeat of a brick that carried out this request last; returns the request in the answer.
 fn heartbeat(manager: &Manager, fulfilled: Option<Uuid>) -> Option<ScrubRequest> {
-    let told = registration_with_scrub(0, scrub(ScrubState::Waiting, fulfilled));
-    manager.heartbeat(told).expect("welcome").scrub
+    let beat = registration_with_scrub(0, scrub(ScrubState::Waiting, fulfilled));
+    manager.heartbeat(beat).expect("welcome").scrub
 }
 
 fn brick(manager: &Manager) -> BrickInfo {
@@ -49,7 +49,7 @@ fn brick(manager: &Manager) -> BrickInfo {
 fn request_scrub(manager: &Manager, wish: ScrubBrick) -> ScrubRequest {
     let asked = manager.scrub(brick_id(0), wish).expect("it is alive");
     assert_eq!(asked, brick(manager));
-    asked.scrub_wish.expect("a wish")
+    asked.scrub_request.expect("a wish")
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn scrub_request_is_repeated_until_fulfilled() {
         assert_eq!(heartbeat(&manager, None), Some(wish), "replies may be lost");
     }
     assert_eq!(heartbeat(&manager, Some(wish.id)), None);
-    assert_eq!(brick(&manager).scrub_wish, None);
+    assert_eq!(brick(&manager).scrub_request, None);
     // A restarted brick has forgotten the request.
     assert_eq!(heartbeat(&manager, None), None);
     assert_ne!(request_scrub(&manager, START).id, wish.id, "another scrub");
@@ -110,27 +110,21 @@ fn scrub_request_to_unable_brick_names_it() {
     let named = named_registration(1, "db-1");
     client.heartbeat(&named).expect("welcome");
     ask(1, ErrorCode::BrickFailed, &["db-1", "scrubs"]);
-    let told = registration_with_scrub(1, scrub(ScrubState::Off, None));
-    client.heartbeat(&told).expect("welcome");
+    let idle = registration_with_scrub(1, scrub(ScrubState::Off, None));
+    client.heartbeat(&idle).expect("welcome");
     let asked = client.scrub_brick(brick_id(1), true).expect("alive");
-    assert!(asked.scrub_wish.is_some_and(|wish| wish.stop));
+    assert!(asked.scrub_request.is_some_and(|wish| wish.stop));
     cluster.clock.advance(Duration::from_secs(10));
     ask(1, ErrorCode::BrickFailed, &["db-1", "dead"]);
 }
 
 #[test]
 fn scrub_results_are_listed_and_summed() {
-    let found = |mended, damaged| ScrubCounts {
+    let found = |superblocks, damaged| ScrubReport {
         checked: 9,
-        superblocks: mended,
-        records: 0,
-        left_behind: 0,
-        in_flight: 0,
-        bitmap_lines: 0,
-        objects: 0,
-        slots: 0,
-        mended,
+        superblocks,
         damaged,
+        ..ScrubReport::default()
     };
     let cluster = Cluster::new(3);
     let served = cluster.serve();
@@ -139,29 +133,29 @@ fn scrub_results_are_listed_and_summed() {
         progress_percent: Some(40),
         pass: Some(found(1, 0)),
         last: Some(found(2, 2)),
-        mended: 3,
+        corrected: 3,
         ..scrub(ScrubState::Running, None)
     };
     let second = BrickScrub {
         last: Some(found(0, 1)),
-        mended: 4,
+        corrected: 4,
         ..scrub(ScrubState::Waiting, None)
     };
-    for (number, told) in [(0, first), (1, second)] {
+    for (number, scrub) in [(0, first), (1, second)] {
         client
-            .heartbeat(&registration_with_scrub(number, told))
+            .heartbeat(&registration_with_scrub(number, scrub))
             .expect("welcome");
     }
     client.heartbeat(&registration(2)).expect("an older one");
-    let told: Vec<_> = client
+    let reported: Vec<_> = client
         .bricks()
         .expect("bricks")
         .iter()
         .map(|it| it.scrub)
         .collect();
-    assert_eq!(told, [Some(first), Some(second), None]);
+    assert_eq!(reported, [Some(first), Some(second), None]);
     let status = client.status().expect("a status");
-    let sums = (status.scrubs_mended, status.scrubs_damaged);
+    let sums = (status.scrubs_corrected, status.scrubs_damaged);
     assert_eq!((status.bricks_scrubbing, sums), (1, (7, 3)));
     cluster.clock.advance(Duration::from_secs(10));
     assert_eq!(client.status().expect("a status").bricks_scrubbing, 0);

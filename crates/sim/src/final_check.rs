@@ -77,7 +77,7 @@ const ALL_LEG_STATES: [LegState; 4] = [
     LegState::InSync,
     LegState::Stale,
     LegState::Syncing,
-    LegState::Following,
+    LegState::AsyncReplica,
 ];
 /// Sectors of a request at the end.
 const PART_SECTORS: u64 = 256;

@@ -158,7 +158,7 @@ impl Scenario {
     fn active_replica(&self) -> Option<(usize, Layout)> {
         let layout = self.manager_host.manager()?.show(&self.name).ok()?.layout;
         let (copy, leg) = replica_leg(&layout)?;
-        (leg.state == LegState::Following).then_some((copy, layout.clone()))
+        (leg.state == LegState::AsyncReplica).then_some((copy, layout.clone()))
     }
 
     /// Clears all faults until the replica is active; the replica may be slow.

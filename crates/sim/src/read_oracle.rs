@@ -100,7 +100,7 @@ impl ReadOracle {
         let now = seen.tick();
         for leg in layout.columns().flat_map(|column| &column.legs) {
             let standing = seen.slice_states.entry(leg.slice).or_default();
-            let is_stale = matches!(leg.state, LegState::Stale | LegState::Following);
+            let is_stale = matches!(leg.state, LegState::Stale | LegState::AsyncReplica);
             if is_stale && !standing.is_stale {
                 standing.last_stale_at = now;
             }
@@ -312,7 +312,7 @@ mod tests {
             brick: BrickId(Uuid::from_u128(leg)),
             slice: slice(column, leg),
             state,
-            fresh: false,
+            needs_full_resync: false,
             asynchronous: false,
             empty: false,
         };

@@ -37,6 +37,7 @@ pub struct LegStatus {
     /// The slice of the leg.
     pub slice: SliceId,
     /// The state that the manager gave it.
+    #[serde(serialize_with = "LegState::serialize_shown")]
     pub state: LegState,
     /// The reason for which it is not reachable, or was lost.
     #[serde(alias = "trouble")]

@@ -27,11 +27,11 @@ pub fn run(args: &ManagerArgs) -> anyhow::Result<()> {
     };
     output::print(args.output, &cluster, || {
         let status = &cluster.status;
-        let scrubs = match (status.scrubs_mended, status.scrubs_damaged) {
+        let scrubs = match (status.scrubs_corrected, status.scrubs_damaged) {
             (0, 0) => String::new(),
-            (mended, damaged) => {
+            (corrected, damaged) => {
                 format!(
-                    "\nscrubs of pools have corrected {mended} places, {damaged} are still damaged"
+                    "\nscrubs of pools have corrected {corrected} places, {damaged} are still damaged"
                 )
             }
         };

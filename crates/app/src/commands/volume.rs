@@ -203,7 +203,7 @@ pub fn show(detail: &VolumeDetail) -> String {
                     format!("{at}.{column}"),
                     detail.label(leg.brick).to_string(),
                     address.map_or_else(|| "-".into(), |address| address.tcp.clone()),
-                    json_word(&leg.state),
+                    leg.state.to_string(),
                 ]);
             }
         }

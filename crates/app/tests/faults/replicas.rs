@@ -34,7 +34,7 @@ fn check_added_copy(transport: &str, seed: u64) {
     until("its progress is reported", || {
         let copies = rig.cluster.json(&["replica", "status", VOLUME]);
         assert_eq!(copies[0]["progress"], Value::Null, "{copies}");
-        let told = copies[1]["told_us_ago"].is_u64();
+        let told = copies[1]["reported_us_ago"].is_u64();
         told && copies[1]["progress"]["bytes_done"] == 0
     });
     let shown = rig.cluster.ok(&["replica", "status", VOLUME]);
@@ -165,7 +165,7 @@ fn check_async_replica(transport: &str, by_itself: bool, seed: u64) {
     let attached = rig.cluster.json(&attach);
     assert_eq!(attached[1]["asynchronous"], true, "{attached}");
     until("the copy follows", || {
-        legs(&rig.export().status()) == ["in-sync", "following"]
+        legs(&rig.export().status()) == ["in-sync", "async-replica"]
     });
     load.await_answers(2000);
     // The returning brick resyncs from the promoted copy, too.
@@ -173,7 +173,7 @@ fn check_async_replica(transport: &str, by_itself: bool, seed: u64) {
     load.await_answers(500);
     rig.cluster.restart_brick(1 - first);
     until("the copy follows again", || {
-        legs(&rig.export().status()) == ["in-sync", "following"]
+        legs(&rig.export().status()) == ["in-sync", "async-replica"]
     });
     load.await_answers(1000);
     load.finish().assert_success();
@@ -187,7 +187,7 @@ fn check_async_replica(transport: &str, by_itself: bool, seed: u64) {
         ["changes", "bytes", "age_us"]
             .iter()
             .all(|field| lag[field].is_u64())
-            && copies[1]["told_us_ago"]
+            && copies[1]["reported_us_ago"]
                 .as_u64()
                 .is_some_and(|it| it < 15_000_000)
     });

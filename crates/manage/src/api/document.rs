@@ -2,6 +2,7 @@
 //! compares them with the real ones.
 
 use super::endpoints;
+use crate::wire::ScrubState;
 use serde::{Deserialize, Serialize};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
@@ -38,7 +39,7 @@ pub struct Segment {
 pub struct Column {
     /// One to three copies.
     pub legs: Vec<Leg>,
-    /// The degraded round: 1 to 15 while a leg is neither in-sync nor following, else 0.
+    /// The degraded round: 1 to 15 while a leg is neither in-sync nor an asynchronous replica in step, else 0.
     pub round: u8,
 }
 
@@ -54,8 +55,11 @@ pub struct Leg {
     pub state: LegState,
     /// Whether the leg needs a full resync, independent of rounds.
     #[serde(default)]
+    pub needs_full_resync: bool,
+    /// The earlier name of `needs_full_resync`; it has the same value.
+    #[serde(default)]
     pub fresh: bool,
-    /// Whether the leg is asynchronous: it becomes `following` once it is up to date.
+    /// Whether the leg is asynchronous: it becomes an asynchronous replica in step, instead of in-sync.
     #[serde(default)]
     pub asynchronous: bool,
     /// Whether the leg was never in-sync.
@@ -73,8 +77,10 @@ pub enum LegState {
     Stale,
     /// Being resynced; clients write but do not read it.
     Syncing,
-    /// An asynchronous replica: receives changes in order, after their acknowledgement.
-    Following,
+    /// An asynchronous replica in step: receives changes in order, after their acknowledgement. Status output
+    /// shows it as `async-replica`, and requests may name it so.
+    #[serde(rename = "following", alias = "async-replica")]
+    AsyncReplica,
 }
 
 /// A durability class, the strongest first. All copies of a volume have one class, so that the
@@ -90,6 +96,64 @@ pub enum Durability {
     FileSync,
     /// Survives the death of processes, but not of the machine.
     Process,
+}
+
+/// The scrubs of a brick's pool since it was opened.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BrickScrub {
+    /// The current state.
+    pub state: ScrubState,
+    /// Completed scrubs.
+    pub passes: u64,
+    /// Progress of the running scrub, in percent.
+    pub progress_percent: Option<u8>,
+    /// Milliseconds until the next scrub, if none is running.
+    pub next_in_ms: Option<u64>,
+    /// Findings of the running scrub so far.
+    pub pass: Option<ScrubReport>,
+    /// Findings of the last completed scrub.
+    pub last: Option<ScrubReport>,
+    /// Milliseconds since the last completed scrub.
+    pub ended_ms_ago: Option<u64>,
+    /// Corrections by all scrubs together.
+    pub corrected: u64,
+    /// The earlier name of `corrected`; it has the same value.
+    pub mended: u64,
+    /// The scrub request that the brick carried out last.
+    #[serde(default)]
+    pub fulfilled: Option<Uuid>,
+}
+
+/// Findings of a scrub of a pool.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ScrubReport {
+    /// Structures checked.
+    pub checked: u64,
+    /// Superblocks rewritten.
+    pub superblocks: u64,
+    /// Journal records corrected.
+    pub records: u64,
+    /// Journals with a record that cannot be corrected and is no longer needed. Their slices are
+    /// compared as a whole at the next attach.
+    pub skipped_journals: u64,
+    /// The earlier name of `skipped_journals`; it has the same value.
+    pub left_behind: u64,
+    /// In-flight table entries rewritten.
+    pub in_flight: u64,
+    /// Bitmap lines rewritten.
+    pub bitmap_lines: u64,
+    /// Object table entries rewritten.
+    pub objects: u64,
+    /// Page table slots corrected.
+    pub slots: u64,
+    /// All corrections together.
+    pub corrected: u64,
+    /// The earlier name of `corrected`; it has the same value.
+    pub mended: u64,
+    /// Structures that only `pool check` or another copy can repair.
+    pub damaged: u64,
 }
 
 #[derive(OpenApi)]
@@ -152,5 +216,73 @@ fn meaning_of_status(status: &str) -> &'static str {
         "502" => "a brick failed or did not answer",
         "507" => "no bricks have the space",
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire;
+    use pagemesh_base::layout;
+    use serde::de::DeserializeOwned;
+    use serde_json::Value;
+
+    /// The described type reads the real one, and has the same keys.
+    fn check<Described: Serialize + DeserializeOwned>(real: &impl Serialize) {
+        let real = serde_json::to_value(real).expect("JSON");
+        let read: Described = serde_json::from_value(real.clone()).expect("the described form");
+        assert_eq!(serde_json::to_value(read).expect("JSON"), real);
+    }
+
+    #[test]
+    fn described_types_have_keys_of_real_ones() {
+        let leg = layout::Leg {
+            brick: layout::BrickId(Uuid::from_u128(1)),
+            slice: layout::SliceId(Uuid::from_u128(2)),
+            state: layout::LegState::AsyncReplica,
+            needs_full_resync: true,
+            empty: true,
+            asynchronous: true,
+        };
+        check::<Layout>(&layout::Layout {
+            volume: Uuid::from_u128(3),
+            name: "v".parse().expect("a name"),
+            epoch: layout::EpochNumber(4),
+            segments: vec![layout::Segment {
+                bytes: 4096,
+                columns: vec![layout::Column {
+                    legs: vec![leg],
+                    round: 0,
+                }],
+            }],
+        });
+        for state in ["in-sync", "stale", "syncing", "following"] {
+            let real: layout::LegState = from_word(state);
+            check::<LegState>(&real);
+        }
+        for class in pagemesh_base::durability::Durability::ALL {
+            check::<Durability>(&class);
+        }
+        let found = wire::ScrubReport {
+            checked: 1,
+            slots: 2,
+            skipped_journals: 3,
+            ..wire::ScrubReport::default()
+        };
+        check::<BrickScrub>(&wire::BrickScrub {
+            state: ScrubState::Running,
+            passes: 1,
+            progress_percent: Some(2),
+            next_in_ms: Some(3),
+            pass: Some(found),
+            last: Some(found),
+            ended_ms_ago: Some(4),
+            corrected: 5,
+            fulfilled: Some(Uuid::from_u128(6)),
+        });
+    }
+
+    fn from_word<T: DeserializeOwned>(word: &str) -> T {
+        serde_json::from_value(Value::from(word)).expect("a word")
     }
 }

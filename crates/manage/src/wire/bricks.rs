@@ -3,6 +3,7 @@
 use pagemesh_base::brick_name::{BrickLabel, BrickName};
 use pagemesh_base::durability::Durability;
 use pagemesh_base::layout::BrickId;
+pub use pagemesh_base::scrub::ScrubReport;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -43,6 +44,7 @@ pub struct BrickRegistration {
     pub sessions: u32,
     /// The scrubs of its pool.
     #[serde(default)]
+    #[schema(value_type = Option<crate::api::document::BrickScrub>)]
     pub scrub: Option<BrickScrub>,
 }
 
@@ -68,7 +70,7 @@ pub enum ScrubState {
 }
 
 /// The scrubs of a brick's pool since it was opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrickScrub {
     /// The current state.
     pub state: ScrubState,
@@ -79,42 +81,45 @@ pub struct BrickScrub {
     /// Milliseconds until the next scrub, if none is running.
     pub next_in_ms: Option<u64>,
     /// Findings of the running scrub so far.
-    pub pass: Option<ScrubCounts>,
+    pub pass: Option<ScrubReport>,
     /// Findings of the last completed scrub.
-    pub last: Option<ScrubCounts>,
+    pub last: Option<ScrubReport>,
     /// Milliseconds since the last completed scrub.
     pub ended_ms_ago: Option<u64>,
     /// Corrections by all scrubs together.
-    pub mended: u64,
+    #[serde(flatten, with = "corrected_keys")]
+    pub corrected: u64,
     /// The scrub request that the brick carried out last.
     #[serde(default)]
     pub fulfilled: Option<Uuid>,
 }
 
-/// Findings of a scrub of a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct ScrubCounts {
-    /// Structures checked.
-    pub checked: u64,
-    /// Superblocks rewritten.
-    pub superblocks: u64,
-    /// Journal records corrected.
-    pub records: u64,
-    /// Journals with a record that cannot be corrected and is no longer needed. Their slices are
-    /// compared as a whole at the next attach.
-    pub left_behind: u64,
-    /// In-flight table entries rewritten.
-    pub in_flight: u64,
-    /// Bitmap lines rewritten.
-    pub bitmap_lines: u64,
-    /// Object table entries rewritten.
-    pub objects: u64,
-    /// Page table slots corrected.
-    pub slots: u64,
-    /// All corrections together.
-    pub mended: u64,
-    /// Structures that only `pool check` or another copy can repair.
-    pub damaged: u64,
+/// The JSON keys of [`BrickScrub::corrected`]: its name, and the earlier name `mended`. A manager of the previous version
+/// requires `mended` in heartbeats: without it the brick would count as dead.
+mod corrected_keys {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    struct Keys {
+        corrected: Option<u64>,
+        mended: Option<u64>,
+    }
+
+    #[allow(clippy::trivially_copy_pass_by_ref)]
+    pub(super) fn serialize<S: Serializer>(corrected: &u64, to: S) -> Result<S::Ok, S::Error> {
+        let keys = Keys {
+            corrected: Some(*corrected),
+            mended: Some(*corrected),
+        };
+        keys.serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+        let keys = Keys::deserialize(from)?;
+        let found = keys.corrected.or(keys.mended);
+        found.ok_or_else(|| D::Error::missing_field("corrected"))
+    }
 }
 
 impl BrickScrub {
@@ -200,10 +205,11 @@ pub struct BrickInfo {
     pub sessions: u32,
     /// The scrubs of its pool, by the last heartbeat.
     #[serde(default)]
+    #[schema(value_type = Option<crate::api::document::BrickScrub>)]
     pub scrub: Option<BrickScrub>,
     /// The scrub request that the brick has not carried out yet.
-    #[serde(default)]
-    pub scrub_wish: Option<ScrubRequest>,
+    #[serde(default, alias = "scrub_wish")]
+    pub scrub_request: Option<ScrubRequest>,
 }
 
 impl BrickInfo {

@@ -22,6 +22,7 @@ use crate::format::table::{BadTable, NODE_SLOTS, SlotLocation, reach};
 use crate::owner::pool::{ObjectError, Pool};
 use crate::recovery::{PoolError, write_superblock};
 use pagemesh_base::ids::{ObjectId, PageNo};
+pub use pagemesh_base::scrub::ScrubReport;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 use std::sync::atomic::Ordering;
@@ -58,41 +59,6 @@ enum ScrubStage {
     Objects(u32),
     /// From this page of this object on.
     Tables(u32, u64),
-}
-
-/// The extent and the results of a scrub.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ScrubReport {
-    /// Superblocks, records, lines of the bitmap, table entries and leaves that were checked.
-    pub checked: u64,
-    /// Superblocks rewritten. Includes newer superblocks that checkpoints rewrote since the last
-    /// scrub.
-    pub superblocks: u64,
-    /// Journal records corrected. Includes those that checkpoints corrected since the last scrub.
-    pub records: u64,
-    /// Journals with an applied record that cannot be corrected. Only the slices' other legs needed
-    /// it. The record was skipped, and all slices are compared as a whole when they are attached
-    /// next.
-    pub skipped_journals: u64,
-    /// Entries of the in-flight table rewritten.
-    pub in_flight: u64,
-    /// Lines of the bitmap rewritten.
-    pub bitmap_lines: u64,
-    /// Entries of the object table rewritten.
-    pub objects: u64,
-    /// Slots of page tables corrected. Includes those that sessions corrected since the last scrub.
-    pub slots: u64,
-    /// Damage that only `pool check` or another leg can repair.
-    pub damaged: u64,
-}
-
-impl ScrubReport {
-    /// The number of all corrections.
-    #[must_use]
-    pub fn corrected(&self) -> u64 {
-        let journal = self.records + self.skipped_journals + self.in_flight;
-        self.superblocks + journal + self.bitmap_lines + self.objects + self.slots
-    }
 }
 
 impl<M: Media> Pool<M> {

@@ -56,7 +56,7 @@ impl LegEntry {
             full: false,
             has_task: false,
             is_replicating: false,
-            may_be_replica: leg.state == LegState::Following,
+            may_be_replica: leg.state == LegState::AsyncReplica,
         }
     }
 
@@ -271,7 +271,7 @@ impl VolumeModel {
                 _ if keep.may_be_replica && keep.serial == 0 && !follows_the_dead => {
                     LegState::Syncing
                 }
-                LegState::Following => LegState::Stale,
+                LegState::AsyncReplica => LegState::Stale,
                 state => state,
             },
             buffers: buffers(keep),
@@ -307,7 +307,7 @@ impl ColumnEntry {
                 continue;
             }
             keep.leg.clone_from(leg);
-            keep.may_be_replica |= leg.state == LegState::Following;
+            keep.may_be_replica |= leg.state == LegState::AsyncReplica;
             if keep.requested_state == Some(leg.state) {
                 keep.requested_state = None;
             }

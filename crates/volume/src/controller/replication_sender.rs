@@ -198,7 +198,7 @@ pub(super) fn replica(state: &ControllerState, column: usize) -> Option<LegConne
     let model = state.model();
     let mut legs = model.columns[column].legs.iter().enumerate();
     legs.find_map(|(leg, keep)| {
-        let follows = keep.is_replicating && keep.leg.state == LegState::Following;
+        let follows = keep.is_replicating && keep.leg.state == LegState::AsyncReplica;
         let control = keep.control.clone().filter(|_| follows)?;
         Some(LegConnection { leg, control })
     })
@@ -221,5 +221,5 @@ pub(super) async fn wait_until_caught_up(state: &ControllerState, column: usize)
 
 /// Whether the authority has made the leg a replica.
 pub(super) fn is_replica(state: &ControllerState, column: usize, leg: usize) -> bool {
-    state.model().columns[column].legs[leg].leg.state == LegState::Following
+    state.model().columns[column].legs[leg].leg.state == LegState::AsyncReplica
 }

@@ -271,7 +271,7 @@ impl MappedCluster {
             brick: house.id,
             slice: slice(leg),
             state: LegState::InSync,
-            fresh: false,
+            needs_full_resync: false,
             asynchronous: false,
             empty: false,
         });

@@ -119,8 +119,8 @@ fn async_replica(measure: &MeasureArgs, options: MirrorOptions) -> anyhow::Resul
     let name = "tcp-async".parse::<VolumeName>()?;
     let leg = &apart.manager_client()?.volume(&name)?.layout.segments[0].columns[0].legs[1];
     anyhow::ensure!(
-        leg.state == LegState::Following,
-        "the asynchronous copy is no longer following"
+        leg.state == LegState::AsyncReplica,
+        "the asynchronous copy is no longer in step"
     );
     report.add_note(format!(
         "without O_SYNC; one program that writes to tcp-async without a pause does {most:.0} \

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 pub const FILES_BYTES: u64 = 512 << 20;
 /// Server threads of a mount with directly accessed files.
 pub const DIRECT_THREADS: usize = 4;
-/// Limit of the time until an asynchronous copy of an empty file system is following: its client
+/// Limit of the time until an asynchronous copy of an empty file system is in step: its client
 /// asks for the layout when it attaches.
 const REPLICA_TIMEOUT: Duration = Duration::from_secs(30);
 const REPLICA_POLL: Duration = Duration::from_millis(100);
@@ -125,7 +125,7 @@ impl ScratchCluster {
     }
 
     /// Mounts a file system with one synchronous and one asynchronous copy; a brick that is not
-    /// mapped is reached over TCP. Waits until the asynchronous copy is following.
+    /// mapped is reached over TCP. Waits until the asynchronous copy is in step.
     pub fn mount_with_async_replica(
         &self,
         name: &str,
@@ -157,10 +157,10 @@ impl ScratchCluster {
         client.attach_replica(&volume, follows)?;
         let served = self.serve_mount(name, "auto", class, wish)?;
         let until = Instant::now() + REPLICA_TIMEOUT;
-        while legs(&client.volume(&volume)?)[1].state != LegState::Following {
+        while legs(&client.volume(&volume)?)[1].state != LegState::AsyncReplica {
             anyhow::ensure!(
                 Instant::now() < until,
-                "the copy of {name} is not following"
+                "the asynchronous copy of {name} is not in step"
             );
             std::thread::sleep(REPLICA_POLL);
         }

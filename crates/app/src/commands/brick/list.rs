@@ -93,7 +93,7 @@ fn scrub_text(brick: &BrickInfo) -> String {
     let Some(scrub) = brick.scrub.as_ref().filter(|_| brick.alive) else {
         return "-".into();
     };
-    match (brick.scrub_wish, scrub.state) {
+    match (brick.scrub_request, scrub.state) {
         (Some(wish), _) if wish.stop => "to end".into(),
         (Some(_), _) => "to begin".into(),
         (None, ScrubState::Off) => "off".into(),
@@ -108,10 +108,10 @@ fn scrub_text(brick: &BrickInfo) -> String {
 }
 
 fn damage_text(scrub: &BrickScrub) -> String {
-    match (scrub.mended, scrub.damaged()) {
+    match (scrub.corrected, scrub.damaged()) {
         (0, 0) => "none".into(),
-        (mended, 0) => format!("{mended} corrected"),
-        (mended, damaged) => format!("{mended} corrected, {damaged} left"),
+        (corrected, 0) => format!("{corrected} corrected"),
+        (corrected, damaged) => format!("{corrected} corrected, {damaged} left"),
     }
 }
 

@@ -13,11 +13,8 @@ use pagemesh_brick::brick::Brick;
 use pagemesh_brick::scrub::{ScrubState, ScrubStatus};
 use pagemesh_brick::service::BrickService;
 use pagemesh_fabric::{map, tcp};
-use pagemesh_manage::wire::{
-    self, BrickRegistration, BrickScrub, ErrorCode, ScrubCounts, ScrubRequest,
-};
+use pagemesh_manage::wire::{self, BrickRegistration, BrickScrub, ErrorCode, ScrubRequest};
 use pagemesh_manage::{ManagerClient, ManagerError};
-use pagemesh_store::scrub::ScrubReport;
 use signal_hook::consts::{SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::io::Write;
@@ -111,18 +108,6 @@ fn print_scrubs(brick: BrickId, name: Option<&BrickName>, status: &ScrubStatus) 
 
 /// The state of scrubs, as reported to people and to the manager.
 fn scrub_report(status: &ScrubStatus, fulfilled: Option<Uuid>) -> BrickScrub {
-    let found = |found: ScrubReport| ScrubCounts {
-        checked: found.checked,
-        superblocks: found.superblocks,
-        records: found.records,
-        left_behind: found.skipped_journals,
-        in_flight: found.in_flight,
-        bitmap_lines: found.bitmap_lines,
-        objects: found.objects,
-        slots: found.slots,
-        mended: found.corrected(),
-        damaged: found.damaged,
-    };
     BrickScrub {
         state: match status.state {
             ScrubState::Off => wire::ScrubState::Off,
@@ -132,10 +117,10 @@ fn scrub_report(status: &ScrubStatus, fulfilled: Option<Uuid>) -> BrickScrub {
         passes: status.passes,
         progress_percent: status.percent,
         next_in_ms: status.next_in.map(|time| time.as_millis() as u64),
-        pass: status.pass.map(found),
-        last: status.last.map(|(last, _)| found(last)),
+        pass: status.pass,
+        last: status.last.map(|(last, _)| last),
         ended_ms_ago: status.last.map(|(_, ago)| ago.as_millis() as u64),
-        mended: status.corrected,
+        corrected: status.corrected,
         fulfilled,
     }
 }

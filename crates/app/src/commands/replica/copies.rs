@@ -1,6 +1,6 @@
 //! The state of each copy of a volume, over all of its columns.
 
-use crate::output::{bytes, json_word, table};
+use crate::output::{bytes, table};
 use anyhow::Context;
 use pagemesh_base::layout::{BrickId, Column, LegState};
 use pagemesh_manage::wire::{ReplicaLag, ReplicationStatus, ResyncProgress, VolumeDetail};
@@ -10,12 +10,13 @@ use serde::Serialize;
 #[derive(Serialize)]
 pub struct CopyStatus {
     copy: usize,
+    #[serde(serialize_with = "LegState::serialize_shown")]
     state: LegState,
-    /// Whether the copy is asynchronous, and becomes `following` instead of in-sync.
+    /// Whether the copy is asynchronous, and becomes `async-replica` instead of in-sync.
     asynchronous: bool,
     /// Number of columns by the state of their leg.
     in_sync: usize,
-    following: usize,
+    async_replica: usize,
     syncing: usize,
     stale: usize,
     /// Reported lag of an asynchronous copy.
@@ -23,7 +24,7 @@ pub struct CopyStatus {
     /// Reported progress of a resync.
     progress: Option<CopyProgress>,
     /// Age of the client's report.
-    told_us_ago: Option<u64>,
+    reported_us_ago: Option<u64>,
     bricks: Vec<BrickId>,
     /// The names of these bricks, in the same order.
     brick_names: Vec<String>,
@@ -40,14 +41,14 @@ struct CopyProgress {
 }
 
 impl CopyProgress {
-    fn new(told: ResyncProgress) -> CopyProgress {
-        let left = told.bytes_todo.saturating_sub(told.bytes_done);
-        let takes = u128::from(left) * u128::from(told.elapsed_ms);
-        let eta = takes.checked_div(u128::from(told.bytes_done));
+    fn new(resync: ResyncProgress) -> CopyProgress {
+        let left = resync.bytes_todo.saturating_sub(resync.bytes_done);
+        let takes = u128::from(left) * u128::from(resync.elapsed_ms);
+        let eta = takes.checked_div(u128::from(resync.bytes_done));
         CopyProgress {
-            bytes_todo: told.bytes_todo,
-            bytes_done: told.bytes_done,
-            elapsed_ms: told.elapsed_ms,
+            bytes_todo: resync.bytes_todo,
+            bytes_done: resync.bytes_done,
+            elapsed_ms: resync.elapsed_ms,
             eta_ms: eta.and_then(|ms| u64::try_from(ms).ok()),
         }
     }
@@ -59,7 +60,7 @@ pub fn copy_statuses(detail: &VolumeDetail) -> anyhow::Result<Vec<CopyStatus>> {
     let count = columns().map(|column| column.legs.len()).max();
     let count = count.context("the volume has no columns")?;
     let one = |copy| {
-        let mut status = copy_status(copy, columns(), detail.told.as_ref());
+        let mut status = copy_status(copy, columns(), detail.replication.as_ref());
         let names = status.bricks.iter().map(|id| detail.label(*id).to_string());
         status.brick_names = names.collect();
         status
@@ -70,40 +71,42 @@ pub fn copy_statuses(detail: &VolumeDetail) -> anyhow::Result<Vec<CopyStatus>> {
 fn copy_status<'a>(
     copy: usize,
     columns: impl Iterator<Item = &'a Column>,
-    told: Option<&ReplicationStatus>,
+    replication: Option<&ReplicationStatus>,
 ) -> CopyStatus {
     let legs: Vec<_> = columns.filter_map(|column| column.legs.get(copy)).collect();
     let count = |state| legs.iter().filter(|leg| leg.state == state).count();
     let mut bricks: Vec<BrickId> = legs.iter().map(|leg| leg.brick).collect();
     bricks.sort_unstable();
     bricks.dedup();
-    let (in_sync, following, syncing, stale) = (
+    let (in_sync, async_replica, syncing, stale) = (
         count(LegState::InSync),
-        count(LegState::Following),
+        count(LegState::AsyncReplica),
         count(LegState::Syncing),
         count(LegState::Stale),
     );
-    let state = match (following, syncing, stale) {
+    let state = match (async_replica, syncing, stale) {
         (0, 0, 0) => LegState::InSync,
-        (_, 0, 0) => LegState::Following,
+        (_, 0, 0) => LegState::AsyncReplica,
         (_, _, 0) => LegState::Syncing,
         _ => LegState::Stale,
     };
-    let lag = told.and_then(|told| told.lag);
-    let lag = lag.filter(|_| state == LegState::Following);
-    let mut returns = told.into_iter().flat_map(|told| &told.returns);
-    let progress = returns.find(|it| it.copy == copy);
+    let lag = replication.and_then(|status| status.lag);
+    let lag = lag.filter(|_| state == LegState::AsyncReplica);
+    let mut resyncs = replication.into_iter().flat_map(|status| &status.resyncs);
+    let progress = resyncs.find(|it| it.copy == copy);
     let progress = progress.map(|&it| CopyProgress::new(it));
-    let is_told = lag.is_some() || progress.is_some();
+    let is_reported = lag.is_some() || progress.is_some();
     CopyStatus {
         copy,
         state,
         asynchronous: legs.iter().any(|leg| leg.asynchronous),
         in_sync,
-        following,
+        async_replica,
         syncing,
         stale,
-        told_us_ago: told.filter(|_| is_told).map(|told| told.told_us_ago),
+        reported_us_ago: replication
+            .filter(|_| is_reported)
+            .map(|status| status.reported_us_ago),
         lag,
         progress,
         bricks,
@@ -128,10 +131,10 @@ fn lag_text(copy: &CopyStatus) -> String {
             let (done, todo) = (bytes(progress.bytes_done), bytes(progress.bytes_todo));
             format!("{done} of {todo} done, {left}")
         }
-        (None, None) if copy.state == LegState::Following => return "not reported yet".into(),
+        (None, None) if copy.state == LegState::AsyncReplica => return "not reported yet".into(),
         (None, None) => return String::new(),
     };
-    let ago = copy.told_us_ago.unwrap_or_default();
+    let ago = copy.reported_us_ago.unwrap_or_default();
     format!("{what}; reported {:.1} s ago", ago as f64 / 1e6)
 }
 
@@ -140,7 +143,7 @@ pub fn copy_table(copies: &[CopyStatus]) -> String {
     let rows = copies.iter().map(|copy| {
         vec![
             copy.copy.to_string(),
-            json_word(&copy.state),
+            copy.state.to_string(),
             match copy.asynchronous {
                 true => "async".into(),
                 false => "sync".into(),
@@ -148,7 +151,7 @@ pub fn copy_table(copies: &[CopyStatus]) -> String {
             format!(
                 "{}/{}",
                 copy.in_sync,
-                copy.in_sync + copy.following + copy.syncing + copy.stale
+                copy.in_sync + copy.async_replica + copy.syncing + copy.stale
             ),
             lag_text(copy),
             copy.brick_names.join(", "),
@@ -173,21 +176,21 @@ mod tests {
 
     #[test]
     fn eta_follows_current_rate() {
-        let told = |bytes_todo, bytes_done, elapsed_ms| {
-            let told = ResyncProgress {
+        let eta = |bytes_todo, bytes_done, elapsed_ms| {
+            let resync = ResyncProgress {
                 copy: 1,
                 bytes_todo,
                 bytes_done,
                 elapsed_ms,
             };
-            CopyProgress::new(told).eta_ms
+            CopyProgress::new(resync).eta_ms
         };
-        assert_eq!(told(4000, 1000, 500), Some(1500));
-        assert_eq!(told(4000, 4000, 500), Some(0));
-        assert_eq!(told(4000, 0, 500), None);
-        assert_eq!(told(u64::MAX, 1, u64::MAX), None);
+        assert_eq!(eta(4000, 1000, 500), Some(1500));
+        assert_eq!(eta(4000, 4000, 500), Some(0));
+        assert_eq!(eta(4000, 0, 500), None);
+        assert_eq!(eta(u64::MAX, 1, u64::MAX), None);
         assert_eq!(
-            told(1, 2, 3),
+            eta(1, 2, 3),
             Some(0),
             "what is known may be less than what is done"
         );

@@ -3,7 +3,7 @@
 use crate::args::{ManagerArgs, Transport};
 use crate::client::{attach, manager_client};
 use crate::commands::Verdict;
-use crate::output::{self, json_word, progress, table};
+use crate::output::{self, progress, table};
 use anyhow::bail;
 use clap::Args;
 use pagemesh_base::layout::{LegState, VolumeName};
@@ -50,7 +50,7 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<Verdict> {
         eprintln!(
             "warning: the copy on brick {} is {} and was not compared; check again when it is in-sync",
             detail.label(leg.brick),
-            json_word(&leg.state)
+            leg.state
         );
     }
     output::print(args.client.output, &report, || report_text(name, &report))?;

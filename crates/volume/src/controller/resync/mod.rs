@@ -80,7 +80,7 @@ pub(super) async fn resync(state: Rc<ControllerState>, column: usize, leg: usize
         let may_follow = || state.model().columns[column].legs[leg].may_be_replica;
         let turn = || state.is_closing() || !may_follow() && may_start(&state, column, leg);
         state.wait_until(turn).await;
-        if state.is_closing() || matches!(keep_state(), LegState::InSync | LegState::Following) {
+        if state.is_closing() || matches!(keep_state(), LegState::InSync | LegState::AsyncReplica) {
             break;
         }
         match try_resync(&state, column, leg).await {
@@ -200,7 +200,7 @@ async fn start_replication(
     }
     {
         let keep = &mut state.model_mut().columns[column].legs[leg];
-        keep.requested_state = Some(LegState::Following);
+        keep.requested_state = Some(LegState::AsyncReplica);
         keep.may_be_replica = true;
     }
     way.wait_until(|| replication_sender::is_replica(state, column, leg))
@@ -210,7 +210,9 @@ async fn start_replication(
 }
 
 fn needs_full_resync(state: &ControllerState, column: usize, leg: usize) -> bool {
-    state.model().columns[column].legs[leg].leg.fresh
+    state.model().columns[column].legs[leg]
+        .leg
+        .needs_full_resync
 }
 
 fn begin_progress(state: &ControllerState, column: usize, leg: usize) {

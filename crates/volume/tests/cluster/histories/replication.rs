@@ -262,7 +262,7 @@ impl ReplicationScenario {
     fn replica_sectors(&self) -> Option<Vec<u64>> {
         let layout = self.world.manager.layout();
         let leg = layout.segments[0].columns[0].legs.last()?.clone();
-        if leg.state != LegState::Following {
+        if leg.state != LegState::AsyncReplica {
             return None;
         }
         let bricks = poison::lock(&self.world.fabric.0);

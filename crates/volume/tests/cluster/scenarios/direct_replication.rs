@@ -257,7 +257,7 @@ fn replica_resyncs_after_dead_client_was_overwritten() {
         assert!(dead.finish_reconcile(&mut world, &told));
         world.advance_time(Duration::from_secs(20));
         assert_ne!(world.client.shared.snapshot().1.replica_serial(), serial);
-        assert_eq!(world.leg_status(1).state, LegState::Following);
+        assert_eq!(world.leg_status(1).state, LegState::AsyncReplica);
         assert!(world.page_bytes(0, 1, 0) == world.page_bytes(0, 0, 0));
         other.write(&world, 0, 4);
         world.advance_time(Duration::from_millis(100));
@@ -277,7 +277,7 @@ fn replica_resyncs_after_mount_died_with_direct_clients() {
     world.crash();
     world.set_frozen(1, false);
     world.advance_time(Duration::from_secs(20));
-    assert_eq!(world.leg_status(1).state, LegState::Following);
+    assert_eq!(world.leg_status(1).state, LegState::AsyncReplica);
     for page in [0, 5, 6] {
         assert!(
             world.page_bytes(0, 1, page) == world.page_bytes(0, 0, page),
@@ -307,7 +307,7 @@ fn replication_starts_after_unaware_direct_ops_end() {
         .set_page(1, &fill(2, PAGE_SECTORS));
     guest.segment.row(3).end_op();
     world.advance_time(Duration::from_secs(1));
-    assert_eq!(world.leg_status(1).state, LegState::Following);
+    assert_eq!(world.leg_status(1).state, LegState::AsyncReplica);
     assert!(world.page_bytes(0, 1, 1) == world.page_bytes(0, 0, 1));
 }
 

@@ -44,7 +44,7 @@ fn stale_replica_connection_changes_nothing() {
         world.write(0, 4096, 3);
         world.set_frozen(2, false);
         for _ in 0..2000 {
-            if world.leg_status(2).state == LegState::Following {
+            if world.leg_status(2).state == LegState::AsyncReplica {
                 break;
             }
             let mut busy = poison::lock(&world.fabric.0).busy();
@@ -57,7 +57,7 @@ fn stale_replica_connection_changes_nothing() {
             world.client.run_call();
         }
         world.advance_time(Duration::from_secs(20));
-        assert_eq!(world.leg_status(2).state, LegState::Following, "{steps}");
+        assert_eq!(world.leg_status(2).state, LegState::AsyncReplica, "{steps}");
         let held = world.page_bytes(0, 2, 0);
         assert!(held == world.page_bytes(0, 0, 0), "after {steps} steps");
     }
@@ -173,7 +173,7 @@ fn possible_replica_is_not_overwritten() {
     world.manager.set_mode(ManagerMode::LoseNextReplyThenDown);
     world.advance_time(Duration::from_secs(1));
     let layout = |world: &TestCluster| world.manager.layout().segments[0].columns[0].legs[1].state;
-    assert_eq!(layout(&world), LegState::Following);
+    assert_eq!(layout(&world), LegState::AsyncReplica);
     assert_eq!(world.leg_status(1).state, LegState::Stale);
     world.kill(1);
     world.restart(1);
@@ -181,13 +181,13 @@ fn possible_replica_is_not_overwritten() {
     world.write(0, 4096, 2);
     let flush = world.submit(0, Request::Flush);
     world.advance_time(Duration::from_secs(5));
-    assert_eq!(layout(&world), LegState::Following);
+    assert_eq!(layout(&world), LegState::AsyncReplica);
     assert!(world.page_bytes(0, 1, 0) == before);
     assert_eq!(world.result_of(flush), None);
     world.manager.set_mode(ManagerMode::Up);
     world.advance_time(Duration::from_secs(20));
     assert_eq!(world.result_of(flush), Some(Ok(Reply::Done)));
-    assert_eq!(world.leg_status(1).state, LegState::Following);
+    assert_eq!(world.leg_status(1).state, LegState::AsyncReplica);
 }
 
 /// Of several changes in flight, none is made after a failed one.
@@ -212,7 +212,7 @@ fn replica_applies_nothing_after_refused_change() {
     }
     assert!(world.page_bytes(0, 1, 1) == before);
     world.advance_time(Duration::from_secs(20));
-    assert_eq!(world.leg_status(1).state, LegState::Following);
+    assert_eq!(world.leg_status(1).state, LegState::AsyncReplica);
     assert!(world.page_bytes(0, 1, 1) == world.page_bytes(0, 0, 1));
 }
 

@@ -365,7 +365,7 @@ fn scrub_repairs_asynchronous_replica() {
             "page {page}"
         );
     }
-    assert_eq!(world.leg_status(1).state, LegState::Following);
+    assert_eq!(world.leg_status(1).state, LegState::AsyncReplica);
     assert_eq!(world.run_scrub().found.pages_damaged, 0);
 }
 
@@ -413,7 +413,7 @@ fn scrub_ignores_replication_lag() {
             world.scrub_status()
         );
         assert_eq!(world.run_scrub().found.pages_damaged, 0);
-        assert_eq!(world.leg_status(1).state, LegState::Following);
+        assert_eq!(world.leg_status(1).state, LegState::AsyncReplica);
     }
 }
 

@@ -420,6 +420,6 @@ pub(crate) fn replicated_cluster() -> TestCluster {
     world.add_replica(brick(1), REPLICA_SLICE);
     world.request_refresh();
     world.advance_time(Duration::from_secs(1));
-    assert_eq!(world.leg_status(1).state, LegState::Following);
+    assert_eq!(world.leg_status(1).state, LegState::AsyncReplica);
     world
 }

@@ -49,7 +49,7 @@ pub(crate) fn segment(number: usize, columns: usize, copies: usize, bytes: u64) 
             (number * 1000 + column * 10 + copy + 1) as u128,
         )),
         state: LegState::InSync,
-        fresh: false,
+        needs_full_resync: false,
         asynchronous: false,
         empty: false,
     };
@@ -100,7 +100,7 @@ impl Manager {
             brick,
             slice,
             state: LegState::Stale,
-            fresh: true,
+            needs_full_resync: true,
             asynchronous,
             empty: true,
         });
@@ -117,7 +117,7 @@ impl Manager {
         let column = &mut store.layout.segments[0].columns[0];
         for (number, leg) in column.legs.iter_mut().enumerate() {
             let is_it = number == copy;
-            leg.fresh = !is_it;
+            leg.needs_full_resync = !is_it;
             leg.asynchronous &= !is_it;
             leg.state = match is_it {
                 true => LegState::InSync,
@@ -172,12 +172,12 @@ impl ManagerState {
     fn change(&mut self, change: &LegChange) {
         let column = &mut self.layout.segments[change.segment].columns[change.column];
         let leg = &mut column.legs[change.leg];
-        if change.to == LegState::Following {
+        if change.to == LegState::AsyncReplica {
             assert_eq!((leg.state, leg.asynchronous), (LegState::Stale, true));
         }
-        leg.fresh |= leg.state == LegState::Following;
+        leg.needs_full_resync |= leg.state == LegState::AsyncReplica;
         leg.state = change.to;
-        leg.fresh &= !is_whole(leg);
+        leg.needs_full_resync &= !is_whole(leg);
         let in_sync = column
             .legs
             .iter()
@@ -198,7 +198,7 @@ impl ManagerState {
 }
 
 fn is_whole(leg: &Leg) -> bool {
-    matches!(leg.state, LegState::InSync | LegState::Following)
+    matches!(leg.state, LegState::InSync | LegState::AsyncReplica)
 }
 
 impl Authority for Manager {
