@@ -459,12 +459,14 @@ fn bricks_have_unique_names_in_place_of_ids() {
 #[test]
 fn brick_with_taken_or_malformed_name_does_not_start() {
     let cluster = Cluster::new(Pools::Memory, 1);
-    let mut taken = start_brick(&cluster, "taken", &["--name", "brick-0"]).unwrap();
-    let status = taken.await_end();
-    assert_eq!(status.code(), Some(1), "{}", taken.log());
-    let (log, id) = (taken.log(), cluster.brick_id(0));
+    let id = cluster.brick_id(0);
+    // It ends without a `ready` line.
+    let refused = start_brick(&cluster, "taken", &["--name", "brick-0"]);
+    let refused = refused.err().expect("the name is refused before ready");
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let said = String::from_utf8_lossy(&refused.stderr);
     for part in ["brick-0", "belongs to another brick", &id, "--name"] {
-        assert!(log.contains(part), "no {part} in {log}");
+        assert!(said.contains(part), "no {part} in {said}");
     }
     let simple = id.replace('-', "");
     for bad in ["a b", "-x", "a/b", "a\u{1b}[2J", &id, &simple] {

@@ -5,7 +5,7 @@ use crate::client::{DetachGuard, attach, expect_content};
 use crate::fence_watch::{self, FencedError};
 use crate::shutdown::{Shutdown, ShutdownTrigger};
 use crate::status_signals::StatusSignals;
-use clap::Subcommand;
+use clap::{ArgGroup, Subcommand};
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::poison;
 use pagemesh_base::space::{Channel, Space, SpaceError};
@@ -27,14 +27,15 @@ pub enum ExportCommand {
     /// `unavailable`), the state of every leg and the error of its brick, the progress of resyncs,
     /// scrub findings, and totals such as the copied bytes. SIGUSR2 starts a scrub of all volumes,
     /// or stops the running scrubs.
+    #[command(group = ArgGroup::new("endpoint").args(["socket", "listen"]).required(true))]
     Nbd {
         /// Volumes to export, each under its own name.
         #[arg(required = true)]
         volumes: Vec<VolumeName>,
-        /// Unix socket to listen on.
-        #[arg(long, required_unless_present = "listen", conflicts_with = "listen")]
+        /// Unix socket to listen on; this or --listen is required.
+        #[arg(long)]
         socket: Option<PathBuf>,
-        /// Address to listen on, as host:port.
+        /// Address to listen on, as host:port; this or --socket is required.
         #[arg(long)]
         listen: Option<String>,
         /// Refuse writes.

@@ -43,8 +43,8 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
     };
     brick.plan_scrubs(args.scrub_every.0, Instant::now());
     let obeys = Arc::downgrade(&brick);
-    let told_name = Arc::new(OnceLock::new());
-    let name = told_name.clone();
+    let registered_name = Arc::new(OnceLock::new());
+    let name = registered_name.clone();
     std::thread::Builder::new()
         .name("status".into())
         .spawn(move || handle_signals(asked, &obeys, &name))?;
@@ -55,7 +55,7 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
         Some(path) => Some(map::MapServer::bind(&absolute_path(path)?, served)?),
         None => None,
     };
-    let told = Registrar {
+    let registrar = Registrar {
         brick: &brick,
         manager,
         address: args
@@ -69,10 +69,9 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
             Some(name) => name.clone(),
             None => BrickName::from_host_name(&host_name()),
         },
-        registered_name: told_name,
+        registered_name,
     };
-    println!("ready brick {} {}", brick.id(), told.address);
-    let ended = told.send_heartbeats(&ending);
+    let ended = registrar.serve(&ending);
     drop(map);
     if let Err(left) = tcp.stop() {
         tracing::warn!(%left, "ending with open connections");
@@ -169,54 +168,80 @@ impl Registrar<'_> {
         })
     }
 
-    fn apply_scrub_request(&self, wish: ScrubRequest) {
-        let now = Instant::now();
-        match wish.stop {
-            true => self.brick.stop_scrub(now),
-            false => self.brick.start_scrub(now),
+    /// Registers the brick, reports that it is ready, and keeps it registered until a shutdown or a pool failure.
+    fn serve(&self, ending: &Shutdown) -> anyhow::Result<()> {
+        let mut past = PastHeartbeats {
+            was_answered: true,
+            fulfilled: None,
+        };
+        // The manager may refuse the name of a new brick: before users and scripts take it for ready.
+        let mut interval = self.send_heartbeat(&mut past)?;
+        println!("ready brick {} {}", self.brick.id(), self.address);
+        while !ending.wait_for(interval) {
+            interval = self.send_heartbeat(&mut past)?;
+        }
+        Ok(())
+    }
+
+    /// Sends one heartbeat, and carries out the request in its answer. Returns the time to the next.
+    fn send_heartbeat(&self, past: &mut PastHeartbeats) -> anyhow::Result<Duration> {
+        if self.brick.has_failed() {
+            bail!("the pool failed; see the log, then start the brick again to recover it");
+        }
+        let answer = self.manager.heartbeat(&self.registration(past.fulfilled)?);
+        let was_answered = std::mem::replace(&mut past.was_answered, answer.is_ok());
+        let reply = match answer {
+            Ok(reply) => reply,
+            // The user chose a wrong name for a new brick. Once registered, a brick goes on
+            // serving.
+            Err(cause) if is_name_taken(&cause) && self.registered_name.get().is_none() => {
+                bail!("{cause}")
+            }
+            Err(cause) => {
+                if was_answered {
+                    tracing::warn!(%cause, "cannot send a heartbeat");
+                }
+                return Ok(RETRY_INTERVAL);
+            }
+        };
+        if !was_answered {
+            tracing::info!("the manager answers heartbeats again");
+        }
+        if let Some(name) = &reply.name {
+            self.note_name(name);
+        }
+        if let Some(request) = reply.scrub.filter(|it| past.fulfilled != Some(it.id)) {
+            self.apply_scrub_request(request);
+            past.fulfilled = Some(request.id);
+        }
+        Ok(Duration::from_millis(reply.interval_ms.max(10)))
+    }
+
+    /// Takes the name in the first answer.
+    fn note_name(&self, name: &BrickName) {
+        if self.registered_name.set(name.clone()).is_err() {
+            return;
+        }
+        tracing::info!(%name, "registered");
+        if let Some(asked) = self.name.as_ref().filter(|asked| *asked != name) {
+            tracing::warn!(%name, %asked, "this brick keeps its name: another brick has the one of --name");
         }
     }
 
-    /// Sends heartbeats until a shutdown or a pool failure.
-    fn send_heartbeats(&self, ending: &Shutdown) -> anyhow::Result<()> {
-        let mut was_heard = true;
-        // The manager repeats a scrub request until the brick reports it as carried out.
-        let mut fulfilled = None;
-        loop {
-            if self.brick.has_failed() {
-                bail!("the pool failed; see the log, then start the brick again to recover it");
-            }
-            let told = self.manager.heartbeat(&self.registration(fulfilled)?);
-            match &told {
-                // The user chose a wrong name for a new brick. Once registered, a brick goes on
-                // serving.
-                Err(cause) if is_name_taken(cause) && self.registered_name.get().is_none() => {
-                    bail!("{cause}")
-                }
-                Err(cause) if was_heard => tracing::warn!(%cause, "cannot send a heartbeat"),
-                Ok(_) if !was_heard => tracing::info!("the manager answers heartbeats again"),
-                _ => {}
-            }
-            if let Some(name) = told.as_ref().ok().and_then(|reply| reply.name.as_ref())
-                && self.registered_name.set(name.clone()).is_ok()
-            {
-                tracing::info!(%name, "registered");
-                if let Some(asked) = self.name.as_ref().filter(|asked| *asked != name) {
-                    tracing::warn!(%name, %asked, "this brick keeps its name: another brick has the one of --name");
-                }
-            }
-            was_heard = told.is_ok();
-            let wish = told.as_ref().ok().and_then(|reply| reply.scrub);
-            if let Some(wish) = wish.filter(|wish| fulfilled != Some(wish.id)) {
-                self.apply_scrub_request(wish);
-                fulfilled = Some(wish.id);
-            }
-            let interval = told.map_or(RETRY_INTERVAL, |reply| {
-                Duration::from_millis(reply.interval_ms.max(10))
-            });
-            if ending.wait_for(interval) {
-                return Ok(());
-            }
+    fn apply_scrub_request(&self, request: ScrubRequest) {
+        let now = Instant::now();
+        if request.stop {
+            self.brick.stop_scrub(now);
+        } else {
+            self.brick.start_scrub(now);
         }
     }
+}
+
+/// The state that heartbeats leave to the next.
+struct PastHeartbeats {
+    /// Whether the manager answered the last one; true before the first.
+    was_answered: bool,
+    /// The scrub request carried out last. The manager repeats a request until the brick reports it.
+    fulfilled: Option<Uuid>,
 }
