@@ -40,8 +40,8 @@ impl ScrubReport {
     }
 }
 
-/// The JSON form of a [`ScrubReport`]. The manager of the previous version requires `left_behind` and `mended` in
-/// heartbeats: without them it would refuse the brick.
+/// The JSON form of a [`ScrubReport`]. The manager of the previous version requires the earlier names in heartbeats: without
+/// them it would refuse the brick.
 #[derive(Serialize, Deserialize)]
 struct ScrubReportKeys {
     checked: u64,

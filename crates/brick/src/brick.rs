@@ -154,22 +154,22 @@ impl<M: Media> Brick<M> {
     /// One round of maintenance: checkpoint, grants, answers to waiting sessions. True if more work
     /// is due at once.
     pub fn maintain(&self) -> bool {
-        let mut mended = 0;
-        let tended = self.retry_while_stuck(|pool| {
+        let mut corrected = 0;
+        let maintained = self.retry_while_stuck(|pool| {
             let before = pool.corrected_records();
-            let tended = pool.maintain();
-            mended += pool.corrected_records() - before;
-            tended
+            let maintained = pool.maintain();
+            corrected += pool.corrected_records() - before;
+            maintained
         });
-        if mended > 0 {
+        if corrected > 0 {
             tracing::warn!(
-                pool = %self.mapping.pool(), records = mended,
+                pool = %self.mapping.pool(), records = corrected,
                 "the medium had damaged records of the journal, and they were mended; \
                  a medium that loses bits should be replaced"
             );
         }
         self.end_stalled();
-        match tended {
+        match maintained {
             Ok(more) => more,
             // Reported already; the next doorbell retries.
             Err(ObjectError::SessionStuck { .. }) => false,

@@ -94,13 +94,13 @@ impl Manager {
         let was_alive = known.is_some_and(|brick| self.is_alive(brick));
         let was_logged_alive = known.is_some_and(|brick| brick.logged_alive);
         let fulfilled = seen.scrub.and_then(|scrub| scrub.fulfilled);
-        let wish = known.and_then(|brick| brick.scrub_request);
-        let wish = wish.filter(|wish| fulfilled != Some(wish.id));
+        let request = known.and_then(|brick| brick.scrub_request);
+        let request = request.filter(|request| fulfilled != Some(request.id));
         let name = record.name.clone();
         let brick = BrickState {
             record,
             last_heartbeat: Some(seen),
-            scrub_request: wish,
+            scrub_request: request,
             logged_alive: was_logged_alive,
         };
         book.bricks.insert(id, brick);
@@ -110,7 +110,7 @@ impl Manager {
         HeartbeatReply {
             interval_ms: HEARTBEAT_INTERVAL.as_millis() as u64,
             dead_after_ms: self.settings.dead_after.as_millis() as u64,
-            scrub: wish,
+            scrub: request,
             name,
         }
     }
@@ -134,7 +134,10 @@ impl Manager {
         if brick.last_heartbeat.is_none_or(|seen| seen.scrub.is_none()) {
             return Err(Fault::BrickCannotScrub(label));
         }
-        if brick.scrub_request.is_none_or(|wish| wish.stop != stop) {
+        if brick
+            .scrub_request
+            .is_none_or(|request| request.stop != stop)
+        {
             let id = (self.settings.new_id)();
             brick.scrub_request = Some(ScrubRequest { id, stop });
         }

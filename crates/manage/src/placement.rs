@@ -138,9 +138,9 @@ fn class(durability: Option<Durability>) -> String {
 /// When no placement exists.
 pub fn place(
     candidates: &[BrickCandidate],
-    wish: &PlacementRequest,
+    request: &PlacementRequest,
 ) -> Result<Placement, PlacementError> {
-    let fits = |class| wish.durability.is_none_or(|wanted| wanted == class);
+    let fits = |class| request.durability.is_none_or(|wanted| wanted == class);
     let classes: BTreeSet<_> = candidates
         .iter()
         .map(|candidate| candidate.durability)
@@ -151,18 +151,18 @@ pub fn place(
         .map(|&class| {
             (
                 class,
-                brick_spaces(candidates, class, wish.overprovision_factor),
+                brick_spaces(candidates, class, request.overprovision_factor),
             )
         })
         .collect();
     let placed = pools.iter().find_map(|(durability, rooms)| {
-        let segments = place_segments(rooms, &wish.shape, wish.bytes)?;
+        let segments = place_segments(rooms, &request.shape, request.bytes)?;
         Some(Placement {
             durability: *durability,
             segments,
         })
     });
-    placed.ok_or_else(|| placement_error(candidates, &pools, wish))
+    placed.ok_or_else(|| placement_error(candidates, &pools, request))
 }
 
 /// A column that gets one more copy.
@@ -361,9 +361,9 @@ fn choose_column(
 fn placement_error(
     candidates: &[BrickCandidate],
     pools: &[(Durability, Vec<BrickSpace>)],
-    wish: &PlacementRequest,
+    request: &PlacementRequest,
 ) -> PlacementError {
-    let (shape, durability) = (wish.shape, wish.durability);
+    let (shape, durability) = (request.shape, request.durability);
     let domains = |rooms: &Vec<BrickSpace>| {
         let names: BTreeSet<_> = rooms.iter().map(|room| &room.domain).collect();
         names.len()
@@ -382,21 +382,21 @@ fn placement_error(
         .iter()
         .filter(|c| pools.iter().any(|(class, _)| *class == c.durability));
     let capacity = usable.fold(0u64, |sum, c| sum.saturating_add(c.capacity_bytes));
-    let needed = u128::from(wish.bytes) * shape.copies as u128;
-    if needed > u128::from(capacity) * u128::from(wish.overprovision_factor) {
+    let needed = u128::from(request.bytes) * shape.copies as u128;
+    if needed > u128::from(capacity) * u128::from(request.overprovision_factor) {
         return PlacementError::BeyondCapacity {
-            bytes: wish.bytes,
+            bytes: request.bytes,
             copies: shape.copies,
-            factor: wish.overprovision_factor,
+            factor: request.overprovision_factor,
             capacity_bytes: capacity,
             durability,
         };
     }
     let largest = pools
         .iter()
-        .map(|(_, rooms)| largest_fit(rooms, &shape, wish.bytes));
+        .map(|(_, rooms)| largest_fit(rooms, &shape, request.bytes));
     PlacementError::NoRoom {
-        bytes: wish.bytes,
+        bytes: request.bytes,
         largest_bytes: largest.max().unwrap_or(0),
     }
 }

@@ -25,7 +25,7 @@ impl Manager {
     pub fn attach_replica(
         &self,
         name: &VolumeName,
-        wish: AttachReplica,
+        request: AttachReplica,
     ) -> Result<VolumeDetail, Fault> {
         let plan = {
             let mut book = self.state();
@@ -34,17 +34,17 @@ impl Manager {
             if volume.shape.copies >= LEGS_MAX {
                 return Err(LayoutChangeError::TooManyLegs.into());
             }
-            match wish.asynchronous {
+            match request.asynchronous {
                 true => check_async_allowed(&volume)?,
-                false if wish.auto_promote => return Err(auto_promote_error()),
+                false if request.auto_promote => return Err(auto_promote_error()),
                 false => {}
             }
-            let candidates = self.replica_candidates(&book, wish.brick.as_ref())?;
+            let candidates = self.replica_candidates(&book, request.brick.as_ref())?;
             let (durability, factor) = (volume.durability, self.settings.overprovision_factor);
             let thin = column_requests(&book, &volume);
             let bricks = place_leg(&candidates, durability, factor, &thin)?;
             let segments = &volume.layout_state.layout.segments;
-            let segments = self.replica_segments(segments, &bricks, wish.asynchronous);
+            let segments = self.replica_segments(segments, &bricks, request.asynchronous);
             self.reserve_slices(&mut book, name, durability, segments, volume.files_bytes)?
         };
         self.create_slices(&plan.segments)?;
@@ -57,7 +57,7 @@ impl Manager {
             let mut record = book.volume(name)?.clone();
             record.layout_state = record.layout_state.apply(&change)?;
             record.shape = record.shape.with_copies(record.shape.copies + 1)?;
-            record.auto_promote |= wish.auto_promote;
+            record.auto_promote |= request.auto_promote;
             Ok(record)
         })
     }
@@ -71,46 +71,49 @@ impl Manager {
     pub fn detach_replica(
         &self,
         name: &VolumeName,
-        wish: ChooseReplica,
+        request: ChooseReplica,
     ) -> Result<VolumeDetail, Fault> {
-        let (doomed, detail) = {
+        let (pending, detail) = {
             let mut book = self.state();
-            let mut record = self.detachable_record(&book, name, wish)?;
+            let mut record = self.detachable_record(&book, name, request)?;
             let before = slice_locations(&record.layout_state.layout.segments)
                 .collect::<Vec<SliceLocation>>();
             record.layout_state = record
                 .layout_state
-                .apply(&LayoutChange::RemoveLeg(wish.copy))?;
-            if !wish.force {
+                .apply(&LayoutChange::RemoveLeg(request.copy))?;
+            if !request.force {
                 self.check_live_in_sync_leg(&book, &record)?;
             }
             record.shape = record.shape.with_copies(record.shape.copies - 1)?;
             record.auto_promote &= async_replica(&record).is_some();
-            record.notes.retain(|note| note.leg != wish.copy);
-            let behind = record.notes.iter_mut().filter(|note| note.leg > wish.copy);
+            record.notes.retain(|note| note.leg != request.copy);
+            let behind = record
+                .notes
+                .iter_mut()
+                .filter(|note| note.leg > request.copy);
             behind.for_each(|note| note.leg -= 1);
             let left = slice_locations(&record.layout_state.layout.segments)
                 .collect::<Vec<SliceLocation>>();
             let gone = before.into_iter().filter(|place| !left.contains(place));
-            let doomed: Vec<PendingDelete> = gone
+            let pending: Vec<PendingDelete> = gone
                 .map(|place| PendingDelete {
                     brick: place.brick,
                     slice: place.slice,
                     uncertain: false,
                 })
                 .collect();
-            let mut writes: Vec<_> = doomed
+            let mut writes: Vec<_> = pending
                 .iter()
-                .map(|&doomed| StoreWrite::AddPendingDelete(doomed))
+                .map(|&pending| StoreWrite::AddPendingDelete(pending))
                 .collect();
             writes.push(StoreWrite::PutVolume(&record));
             self.store.commit(&writes)?;
-            Manager::add_pending_deletes(&mut book, &doomed);
+            Manager::add_pending_deletes(&mut book, &pending);
             let detail = self.volume_detail(&book, &record);
             book.volumes.insert(name.clone(), record);
-            (doomed, detail)
+            (pending, detail)
         };
-        self.delete_slices(&doomed);
+        self.delete_slices(&pending);
         Ok(detail)
     }
 
@@ -129,12 +132,12 @@ impl Manager {
     pub fn promote_replica(
         &self,
         name: &VolumeName,
-        wish: ChooseReplica,
+        request: ChooseReplica,
     ) -> Result<VolumeDetail, Fault> {
         let mut book = self.state();
-        let mut record = self.detachable_record(&book, name, wish)?;
-        self.check_promotion(&book, &record, wish)?;
-        promote_record(&mut record, wish.copy)?;
+        let mut record = self.detachable_record(&book, name, request)?;
+        self.check_promotion(&book, &record, request)?;
+        promote_record(&mut record, request.copy)?;
         self.commit_volume(&mut book, &record)?;
         Ok(self.volume_detail(&book, &record))
     }
@@ -154,7 +157,7 @@ impl Manager {
         let Some((copy, leg)) = async_replica(record).filter(|_| record.auto_promote) else {
             return Ok(None);
         };
-        let wish = ChooseReplica {
+        let request = ChooseReplica {
             copy,
             force: false,
             expected: None,
@@ -162,7 +165,7 @@ impl Manager {
         let brick = book.bricks.get(&leg.brick);
         let is_there = brick.is_some_and(|brick| self.is_alive(brick));
         let is_ready = leg.state == LegState::AsyncReplica && is_there;
-        if !is_ready || self.check_promotion(book, record, wish).is_err() {
+        if !is_ready || self.check_promotion(book, record, request).is_err() {
             return Ok(None);
         }
         promote_record(record, copy)?;
@@ -174,34 +177,34 @@ impl Manager {
         &self,
         book: &ManagerState,
         record: &VolumeRecord,
-        wish: ChooseReplica,
+        request: ChooseReplica,
     ) -> Result<(), Fault> {
         let columns = record.layout_state.layout.columns();
         let mut legs = columns
             .clone()
-            .filter_map(|column| column.legs.get(wish.copy));
+            .filter_map(|column| column.legs.get(request.copy));
         let mut others = columns.flat_map(|column| &column.legs);
         let is_replica = |leg: &&Leg| leg.state == LegState::AsyncReplica;
         let may_live =
             |leg: &&Leg| in_sync_brick(book, leg).is_some_and(|brick| !self.is_dead(brick));
         if legs.clone().any(|leg| is_replica(&leg))
             && let Some(in_sync) = others.find(may_live)
-            && !wish.force
+            && !request.force
         {
             return Err(Fault::invalid_field(
                 format!(
                     "brick {} has an in-sync copy and is alive, or may be: the next client goes \
                      on with it, and copy {} may lack what was acknowledged last",
                     book.label(in_sync.brick),
-                    wish.copy
+                    request.copy
                 ),
                 "attach the volume as it is, try again once the brick is listed as dead, or use \
                  force, which gives these writes up",
             ));
         }
         let behind = legs.find(|leg| !is_up_to_date(leg.state));
-        if let Some(leg) = behind.filter(|leg| !wish.force && !leg.empty) {
-            let (copy, state) = (wish.copy, leg.state);
+        if let Some(leg) = behind.filter(|leg| !request.force && !leg.empty) {
+            let (copy, state) = (request.copy, leg.state);
             return Err(Fault::invalid_field(
                 format!(
                     "copy {copy} is {state} on brick {}: it lacks acknowledged writes",
@@ -237,15 +240,15 @@ impl Manager {
         &self,
         book: &ManagerState,
         name: &VolumeName,
-        wish: ChooseReplica,
+        request: ChooseReplica,
     ) -> Result<VolumeRecord, Fault> {
         check_not_busy(book, name)?;
         let mut record = book.volume(name)?.clone();
         let current = record.layout_state.layout.epoch;
-        if let Some(expected) = wish.expected.filter(|expected| *expected != current) {
+        if let Some(expected) = request.expected.filter(|expected| *expected != current) {
             return Err(LayoutChangeError::Conflict { current, expected }.into());
         }
-        if let Some(attachment) = record.attachment.take_if(|_| !wish.force) {
+        if let Some(attachment) = record.attachment.take_if(|_| !request.force) {
             return Err(Fault::Attached {
                 name: name.clone(),
                 client: attachment.client,

@@ -231,17 +231,18 @@ impl Store {
             self.check_record(&what, named && volume.layout_state.is_sound())?;
             contents.volumes.push(volume);
         }
-        let doomed = transaction
+        let pending = transaction
             .open_table(PENDING_DELETES)
             .map_err(|e| self.io_error(e))?;
-        for entry in doomed.iter().map_err(|e| self.io_error(e))? {
+        for entry in pending.iter().map_err(|e| self.io_error(e))? {
             let (key, value) = entry.map_err(|e| self.io_error(e))?;
             let (brick, slice) = key.value();
             let what = format!("the slice to delete {}", Uuid::from_u128(slice));
-            let doomed: PendingDelete = self.decode(&what, value.value())?;
-            let is_its_own = (doomed.brick.0.as_u128(), doomed.slice.0.as_u128()) == (brick, slice);
+            let pending: PendingDelete = self.decode(&what, value.value())?;
+            let is_its_own =
+                (pending.brick.0.as_u128(), pending.slice.0.as_u128()) == (brick, slice);
             self.check_record(&what, is_its_own)?;
-            contents.pending_deletes.push(doomed);
+            contents.pending_deletes.push(pending);
         }
         self.check_slices_unique(&contents)?;
         Ok(contents)
@@ -256,8 +257,8 @@ impl Store {
 
     /// Checks that no slice appears twice, in volumes or in pending deletes.
     fn check_slices_unique(&self, contents: &StoreContents) -> Result<(), StoreError> {
-        let doomed = contents.pending_deletes.iter().map(|doomed| doomed.slice);
-        let mut seen: BTreeSet<SliceId> = doomed.collect();
+        let pending = contents.pending_deletes.iter().map(|pending| pending.slice);
+        let mut seen: BTreeSet<SliceId> = pending.collect();
         for volume in &contents.volumes {
             for place in slice_locations(&volume.layout_state.layout.segments) {
                 if !seen.insert(place.slice) {
@@ -358,10 +359,10 @@ fn apply_write(transaction: &WriteTransaction, write: &StoreWrite<'_>) -> Result
         StoreWrite::RemoveVolume(name) => {
             transaction.open_table(VOLUMES)?.remove(name.as_str())?;
         }
-        StoreWrite::AddPendingDelete(doomed) => {
+        StoreWrite::AddPendingDelete(pending) => {
             let mut table = transaction.open_table(PENDING_DELETES)?;
-            let key = (doomed.brick.0.as_u128(), doomed.slice.0.as_u128());
-            table.insert(key, encode(doomed)?.as_slice())?;
+            let key = (pending.brick.0.as_u128(), pending.slice.0.as_u128());
+            table.insert(key, encode(pending)?.as_slice())?;
         }
         StoreWrite::RemovePendingDelete(brick, slice) => {
             let key = (brick.0.as_u128(), slice.0.as_u128());

@@ -115,24 +115,24 @@ impl Manager {
         let key = |place: &SliceLocation| (place.brick, place.slice);
         let never: Vec<_> = places[never..].iter().map(key).collect();
         self.forget_deletes(&never);
-        let doomed = |place: &SliceLocation| PendingDelete {
+        let pending = |place: &SliceLocation| PendingDelete {
             brick: place.brick,
             slice: place.slice,
             uncertain: false,
         };
-        let asked: Vec<_> = places[..asked].iter().map(doomed).collect();
+        let asked: Vec<_> = places[..asked].iter().map(pending).collect();
         self.delete_slices(&asked);
     }
 
     /// Tries to delete slices, and forgets the deleted ones. A dead or lost brick is left to the
     /// next sweep. After a failed commit it deletes nothing: the store may name slices as part of a
     /// volume that memory still lists as pending deletes.
-    pub(crate) fn delete_slices(&self, doomed: &[PendingDelete]) {
+    pub(crate) fn delete_slices(&self, pending: &[PendingDelete]) {
         if self.store.has_failed() {
             return;
         }
         let mut by_brick: BTreeMap<BrickId, Vec<PendingDelete>> = BTreeMap::new();
-        for &slice in doomed {
+        for &slice in pending {
             by_brick.entry(slice.brick).or_default().push(slice);
         }
         let alive = |brick: &BrickId| {
@@ -162,11 +162,11 @@ impl Manager {
         gone: &mut Vec<(BrickId, SliceId)>,
     ) -> Result<(), SliceError> {
         let control = controls.get(brick)?;
-        for doomed in slices {
-            let slice = doomed.slice;
+        for pending in slices {
+            let slice = pending.slice;
             match control.delete(slice) {
                 Ok(()) => gone.push((brick, slice)),
-                Err(SliceError::NoSuchSlice(_)) if self.is_gone_for_good(doomed) => {
+                Err(SliceError::NoSuchSlice(_)) if self.is_gone_for_good(pending) => {
                     gone.push((brick, slice));
                 }
                 Err(SliceError::NoSuchSlice(_)) => {}
@@ -182,13 +182,16 @@ impl Manager {
     }
 
     /// Whether a slice that its brick does not have cannot appear later.
-    fn is_gone_for_good(&self, doomed: &PendingDelete) -> bool {
-        if !doomed.uncertain {
+    fn is_gone_for_good(&self, pending: &PendingDelete) -> bool {
+        if !pending.uncertain {
             return true;
         }
         let now = self.clock.elapsed();
         let mut book = self.state();
-        let Some(doom) = book.pending_deletes.get_mut(&(doomed.brick, doomed.slice)) else {
+        let Some(doom) = book
+            .pending_deletes
+            .get_mut(&(pending.brick, pending.slice))
+        else {
             return true;
         };
         let since = *doom.absent_since.get_or_insert(now);
@@ -217,8 +220,8 @@ impl Manager {
     /// One sweep: logs the bricks that died or returned, and retries the pending deletes.
     pub fn sweep(&self) {
         self.log_liveness_changes();
-        let doomed = self.next_pending_deletes();
-        self.delete_slices(&doomed);
+        let pending = self.next_pending_deletes();
+        self.delete_slices(&pending);
     }
 
     /// The pending deletes that can be tried now. Each sweep starts after the last slice of the

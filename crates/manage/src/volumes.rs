@@ -36,34 +36,34 @@ impl Manager {
     ///
     /// # Errors
     /// When the request is invalid, has no placement, or a brick fails.
-    pub fn create(&self, wish: &CreateVolume) -> Result<VolumeSizeReply, Fault> {
-        let shape = Shape::new(wish.layout, wish.columns, wish.copies)?;
-        let bytes = shape.fit(wish.size_bytes)?;
-        let files_bytes = match wish.content {
+    pub fn create(&self, request: &CreateVolume) -> Result<VolumeSizeReply, Fault> {
+        let shape = Shape::new(request.layout, request.columns, request.copies)?;
+        let bytes = shape.fit(request.size_bytes)?;
+        let files_bytes = match request.content {
             VolumeContent::Blocks => None,
             VolumeContent::Files => Some(check_files(shape, bytes)?),
         };
         let plan = {
             let mut book = self.state();
-            check_name_free(&book, &wish.name)?;
-            let wish_place = PlacementRequest {
+            check_name_free(&book, &request.name)?;
+            let placement_request = PlacementRequest {
                 shape,
                 bytes,
-                durability: wish.durability,
+                durability: request.durability,
                 overprovision_factor: self.settings.overprovision_factor,
             };
-            let mut placement = place(&self.candidates(&book), &wish_place)?;
+            let mut placement = place(&self.candidates(&book), &placement_request)?;
             if files_bytes.is_some() {
                 set_address_space(&mut placement, bytes)?;
             }
             let durability = placement.durability;
             let segments = self.assign_slice_ids(&placement);
-            self.reserve_slices(&mut book, &wish.name, durability, segments, files_bytes)?
+            self.reserve_slices(&mut book, &request.name, durability, segments, files_bytes)?
         };
         self.create_slices(&plan.segments)?;
         let layout = Layout {
             volume: (self.settings.new_id)(),
-            name: wish.name.clone(),
+            name: request.name.clone(),
             epoch: EpochNumber(1),
             segments: plan.segments.clone(),
         };
@@ -78,7 +78,7 @@ impl Manager {
             auto_promote: false,
         };
         let volume = self.publish(&plan.segments, |_| Ok(record))?;
-        Ok(size_reply(volume, wish.size_bytes, bytes))
+        Ok(size_reply(volume, request.size_bytes, bytes))
     }
 
     /// Grows a volume by a segment of the same shape, attached or not. For files it raises the
@@ -86,13 +86,13 @@ impl Manager {
     ///
     /// # Errors
     /// The same as for creating; also when the new size is not larger.
-    pub fn grow(&self, name: &VolumeName, wish: GrowVolume) -> Result<VolumeSizeReply, Fault> {
+    pub fn grow(&self, name: &VolumeName, request: GrowVolume) -> Result<VolumeSizeReply, Fault> {
         let (plan, size) = {
             let mut book = self.state();
             let volume = book.volume(name)?;
             check_not_busy(&book, name)?;
             if volume.files_bytes.is_some() {
-                return self.grow_files(&mut book, name, wish.size_bytes);
+                return self.grow_files(&mut book, name, request.size_bytes);
             }
             let layout = &volume.layout_state.layout;
             let has_replica = |column: &Column| column.legs.iter().any(|leg| leg.asynchronous);
@@ -103,10 +103,10 @@ impl Manager {
                 ));
             }
             let (shape, now) = (volume.shape, layout.size_bytes());
-            let more = bytes_to_add(now, wish.size_bytes)?;
+            let more = bytes_to_add(now, request.size_bytes)?;
             let bytes = shape.fit(more)?;
             let size = check_total_size(now, bytes)?;
-            let wish = PlacementRequest {
+            let request = PlacementRequest {
                 shape,
                 bytes,
                 durability: Some(volume.durability),
@@ -114,7 +114,7 @@ impl Manager {
             };
             // Refuse before the manager calls bricks.
             let segments = layout.segments.len();
-            let placement = place(&self.candidates(&book), &wish)?;
+            let placement = place(&self.candidates(&book), &request)?;
             if segments + placement.segments.len() > SEGMENTS_MAX {
                 return Err(crate::layout_state::LayoutChangeError::TooManySegments.into());
             }
@@ -130,7 +130,7 @@ impl Manager {
             record.layout_state = record.layout_state.apply(&change)?;
             Ok(record)
         })?;
-        Ok(size_reply(volume, wish.size_bytes, size))
+        Ok(size_reply(volume, request.size_bytes, size))
     }
 
     /// Every volume, by name.
@@ -157,7 +157,7 @@ impl Manager {
     /// # Errors
     /// When a client has attached it and `force` is not set, or the store fails.
     pub fn delete(&self, name: &VolumeName, force: bool) -> Result<DeleteReply, Fault> {
-        let doomed: Vec<PendingDelete> = {
+        let pending: Vec<PendingDelete> = {
             let mut book = self.state();
             let volume = book.volume(name)?;
             check_not_busy(&book, name)?;
@@ -172,28 +172,25 @@ impl Manager {
                 slice: place.slice,
                 uncertain: false,
             };
-            let doomed: Vec<PendingDelete> = slice_locations(&volume.layout_state.layout.segments)
+            let pending: Vec<PendingDelete> = slice_locations(&volume.layout_state.layout.segments)
                 .map(doom)
                 .collect();
-            let mut writes: Vec<_> = doomed
+            let mut writes: Vec<_> = pending
                 .iter()
-                .map(|&doomed| StoreWrite::AddPendingDelete(doomed))
+                .map(|&pending| StoreWrite::AddPendingDelete(pending))
                 .collect();
             writes.push(StoreWrite::RemoveVolume(name));
             self.store.commit(&writes)?;
-            Manager::add_pending_deletes(&mut book, &doomed);
+            Manager::add_pending_deletes(&mut book, &pending);
             book.volumes.remove(name);
             book.replication_reports.remove(name);
-            doomed
+            pending
         };
-        self.delete_slices(&doomed);
+        self.delete_slices(&pending);
         let book = self.state();
-        let left = |doomed: &&PendingDelete| {
-            book.pending_deletes
-                .contains_key(&(doomed.brick, doomed.slice))
-        };
+        let left = |it: &&PendingDelete| book.pending_deletes.contains_key(&(it.brick, it.slice));
         Ok(DeleteReply {
-            pending_deletions: doomed.iter().filter(left).count(),
+            pending_deletions: pending.iter().filter(left).count(),
         })
     }
 
@@ -201,17 +198,17 @@ impl Manager {
     ///
     /// # Errors
     /// When there is no such volume, or the store fails.
-    pub fn attach(&self, name: &VolumeName, wish: &AttachVolume) -> Result<AttachReply, Fault> {
-        check_text("the client's label", &wish.client, CLIENT_BYTES_MAX)?;
+    pub fn attach(&self, name: &VolumeName, request: &AttachVolume) -> Result<AttachReply, Fault> {
+        check_text("the client's label", &request.client, CLIENT_BYTES_MAX)?;
         let mut book = self.state();
         let mut record = book.volume(name)?.clone();
-        let promoted = match wish.unreachable {
+        let promoted = match request.unreachable {
             true => self.promote_if_allowed(&book, &mut record)?,
             false => None,
         };
         record.layout_state = record.layout_state.apply(&LayoutChange::Attach)?;
         record.attachment = Some(Attachment {
-            client: wish.client.clone(),
+            client: request.client.clone(),
             epoch: record.layout_state.layout.epoch,
             since_unix_s: self.clock.unix_s(),
         });
@@ -258,10 +255,10 @@ impl Manager {
     ///
     /// # Errors
     /// When there is no such volume, or the store fails.
-    pub fn detach(&self, name: &VolumeName, wish: DetachVolume) -> Result<DetachReply, Fault> {
+    pub fn detach(&self, name: &VolumeName, request: DetachVolume) -> Result<DetachReply, Fault> {
         let mut book = self.state();
         let mut record = book.volume(name)?.clone();
-        let meant = |present: &Attachment| wish.attachment.is_none_or(|a| a == present.epoch);
+        let meant = |present: &Attachment| request.attachment.is_none_or(|a| a == present.epoch);
         let detached = record.attachment.as_ref().is_some_and(meant);
         if detached {
             record.attachment = None;
@@ -274,15 +271,15 @@ impl Manager {
     ///
     /// # Errors
     /// When the attachment is over, the layout has another epoch, or the change is illegal.
-    pub fn change_legs(&self, name: &VolumeName, wish: &ChangeLegs) -> Result<Layout, Fault> {
-        for change in &wish.changes {
+    pub fn change_legs(&self, name: &VolumeName, request: &ChangeLegs) -> Result<Layout, Fault> {
+        for change in &request.changes {
             if let Some(note) = &change.note {
                 check_text("a note", note, NOTE_BYTES_MAX)?;
             }
         }
         let mut book = self.state();
         let mut record = book.volume(name)?.clone();
-        check_attachment(name, &record, wish.attachment)?;
+        check_attachment(name, &record, request.attachment)?;
         let turn = |change: &LegChange| LegTransition {
             segment: change.segment,
             column: change.column,
@@ -290,11 +287,11 @@ impl Manager {
             to: change.to,
         };
         let change = LayoutChange::Legs {
-            expected: wish.expected,
-            transitions: wish.changes.iter().map(turn).collect(),
+            expected: request.expected,
+            transitions: request.changes.iter().map(turn).collect(),
         };
         record.layout_state = record.layout_state.apply(&change)?;
-        for change in &wish.changes {
+        for change in &request.changes {
             self.update_note(&mut record, change);
         }
         self.commit_volume(&mut book, &record)?;
@@ -351,19 +348,19 @@ impl Manager {
             slice: place.slice,
             uncertain: true,
         };
-        let doomed: Vec<PendingDelete> = places.iter().map(doom).collect();
-        if book.pending_deletes.len() + doomed.len() > PENDING_DELETES_MAX {
+        let pending: Vec<PendingDelete> = places.iter().map(doom).collect();
+        if book.pending_deletes.len() + pending.len() > PENDING_DELETES_MAX {
             return Err(Fault::TooMany {
                 what: "slices to delete",
                 most: PENDING_DELETES_MAX,
             });
         }
-        let writes: Vec<_> = doomed
+        let writes: Vec<_> = pending
             .iter()
-            .map(|&doomed| StoreWrite::AddPendingDelete(doomed))
+            .map(|&pending| StoreWrite::AddPendingDelete(pending))
             .collect();
         self.store.commit(&writes)?;
-        Manager::add_pending_deletes(book, &doomed);
+        Manager::add_pending_deletes(book, &pending);
         book.creating.insert(name.clone(), places);
         Ok(SliceReservation {
             manager: self,
@@ -373,10 +370,10 @@ impl Manager {
         })
     }
 
-    pub(crate) fn add_pending_deletes(book: &mut ManagerState, doomed: &[PendingDelete]) {
+    pub(crate) fn add_pending_deletes(book: &mut ManagerState, pending: &[PendingDelete]) {
         let doom =
             |&record: &PendingDelete| ((record.brick, record.slice), TrackedDelete::new(record));
-        book.pending_deletes.extend(doomed.iter().map(doom));
+        book.pending_deletes.extend(pending.iter().map(doom));
     }
 
     /// Publishes a volume with its slices in one transaction. `record` runs under the lock, because

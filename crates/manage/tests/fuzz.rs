@@ -247,9 +247,13 @@ fn fuzz_rest_request() {
         .cases(30_000)
         .bytes_max(1200)
         .run(|bytes| {
-            let name = check_decoded::<CreateVolume>(bytes).map(|wish| {
-                check_plain(wish.name.as_str());
-                (wish.layout as u8, wish.columns.is_some(), wish.copies)
+            let name = check_decoded::<CreateVolume>(bytes).map(|request| {
+                check_plain(request.name.as_str());
+                (
+                    request.layout as u8,
+                    request.columns.is_some(),
+                    request.copies,
+                )
             });
             (
                 check_decoded::<BrickRegistration>(bytes).map(|body| {
@@ -413,7 +417,8 @@ fn fuzz_rest_answer() {
                 check_decoded::<ErrorBody>(bytes).map(|body| body.code as u8),
                 check_decoded::<VolumeDetail>(bytes).map(|body| body.layout.segments.len().min(3)),
                 check_decoded::<VolumeSizeReply>(bytes).map(|body| body.rounded),
-                check_decoded::<HeartbeatReply>(bytes).map(|body| body.scrub.map(|wish| wish.stop)),
+                check_decoded::<HeartbeatReply>(bytes)
+                    .map(|body| body.scrub.map(|request| request.stop)),
                 check_decoded::<DeleteReply>(bytes).is_some(),
                 check_decoded::<DetachReply>(bytes).is_some(),
                 check_decoded::<BrickInfo>(bytes).map(|body| body.scrub.is_some()),
@@ -466,12 +471,12 @@ fn fuzz_store_record() {
         files_bytes: Some(1 << 20),
         auto_promote: true,
     };
-    let doomed = PendingDelete {
+    let pending = PendingDelete {
         brick: BRICK,
         slice: SliceId(Uuid::from_u128(5)),
         uncertain: true,
     };
-    let seeds = [json(&brick), json(&volume), json(&doomed)];
+    let seeds = [json(&brick), json(&volume), json(&pending)];
     decodes::<VolumeRecord>(&seeds);
     target("store_record")
         .seeds(seeds)
@@ -482,7 +487,7 @@ fn fuzz_store_record() {
             (
                 check_decoded::<BrickRecord>(bytes).is_some(),
                 volume.map(|volume| layout_summary(&volume.layout_state.layout)),
-                check_decoded::<PendingDelete>(bytes).map(|doomed| doomed.uncertain),
+                check_decoded::<PendingDelete>(bytes).map(|pending| pending.uncertain),
             )
         });
 }

@@ -236,12 +236,12 @@ impl ModelRun {
                 pages,
                 copies,
             } => {
-                let wish = CreateVolume {
+                let request = CreateVolume {
                     copies: *copies,
                     ..create_request(NAMES[*at], *kind, pages * 4096)
                 };
-                if let Ok(made) = manager.create(&wish) {
-                    assert!(*pages > 0 && !self.model.contains_key(&wish.name));
+                if let Ok(made) = manager.create(&request) {
+                    assert!(*pages > 0 && !self.model.contains_key(&request.name));
                     assert!(made.volume.info.size_bytes >= pages * 4096);
                     let segments = made.volume.layout.segments.iter();
                     let columns = |segment: &pagemesh_base::layout::Segment| {
@@ -257,7 +257,7 @@ impl ModelRun {
                         legs: segments.map(columns).collect(),
                         asynchronous: None,
                     };
-                    self.model.insert(wish.name, model);
+                    self.model.insert(request.name, model);
                 }
             }
             ModelOp::Grow { name: at, pages } => {
@@ -292,11 +292,11 @@ impl ModelRun {
                 asynchronous,
             } => {
                 let asynchronous = *asynchronous;
-                let wish = AttachReplica {
+                let request = AttachReplica {
                     asynchronous,
                     ..AttachReplica::default()
                 };
-                if manager.attach_replica(&name(NAMES[*at]), wish).is_ok() {
+                if manager.attach_replica(&name(NAMES[*at]), request).is_ok() {
                     let model = self.model.get_mut(&name(NAMES[*at])).expect("known");
                     let mut columns: Vec<_> = model.legs.iter_mut().flatten().collect();
                     let number = columns[0].0.len();
@@ -389,18 +389,18 @@ impl ModelRun {
             to,
             note: None,
         };
-        let wish = ChangeLegs {
+        let request = ChangeLegs {
             expected: EpochNumber(epoch.saturating_sub(lag)),
             attachment: asks.map(EpochNumber),
             changes: turns.iter().map(change).collect(),
         };
-        let changed = self.manager.change_legs(&name(NAMES[at]), &wish);
+        let changed = self.manager.change_legs(&name(NAMES[at]), &request);
         let allowed = known.is_some_and(|model| {
             lag == 0
                 && asks.is_none_or(|asks| attached == Some(asks))
                 && model.apply_transitions(turns)
         });
-        assert_eq!(changed.is_ok(), allowed, "{wish:?}: {changed:?}");
+        assert_eq!(changed.is_ok(), allowed, "{request:?}: {changed:?}");
     }
 
     fn check(&self) {

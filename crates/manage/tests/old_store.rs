@@ -103,12 +103,12 @@ fn write_store() -> Vec<u8> {
     let contents = contents();
     let bricks = contents.bricks.iter().map(StoreWrite::PutBrick);
     let volumes = contents.volumes.iter().map(StoreWrite::PutVolume);
-    let doomed = contents
+    let pending = contents
         .pending_deletes
         .iter()
         .copied()
         .map(StoreWrite::AddPendingDelete);
-    let writes: Vec<_> = bricks.chain(volumes).chain(doomed).collect();
+    let writes: Vec<_> = bricks.chain(volumes).chain(pending).collect();
     store.commit(&writes).expect("committed");
     drop(store);
     std::fs::read(&path).expect("the store")

@@ -142,12 +142,12 @@ fn volume_changes() -> Vec<(&'static str, VolumeChange)> {
                 to: LegState::Stale,
                 note: None,
             };
-            let wish = ChangeLegs {
+            let request = ChangeLegs {
                 expected: EpochNumber(1),
                 attachment: None,
                 changes: vec![change],
             };
-            m.change_legs(&name("v"), &wish).map(drop)
+            m.change_legs(&name("v"), &request).map(drop)
         }),
     ]
 }

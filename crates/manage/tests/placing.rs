@@ -243,12 +243,12 @@ fn invalid_sizes_and_shapes_are_refused() {
         &["4 times"],
     );
     let odd = |kind, columns, copies| {
-        let wish = CreateVolume {
+        let request = CreateVolume {
             columns,
             copies,
             ..create_request("v", kind, MIB)
         };
-        assert_refused(client.create(&wish), ErrorCode::BadRequest, &[]);
+        assert_refused(client.create(&request), ErrorCode::BadRequest, &[]);
     };
     odd(LayoutKind::Stripe, Some(0), None);
     odd(LayoutKind::Stripe, Some(17), None);

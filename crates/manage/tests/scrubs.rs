@@ -46,10 +46,10 @@ fn brick(manager: &Manager) -> BrickInfo {
     manager.bricks().remove(0)
 }
 
-fn request_scrub(manager: &Manager, wish: ScrubBrick) -> ScrubRequest {
-    let asked = manager.scrub(brick_id(0), wish).expect("it is alive");
+fn request_scrub(manager: &Manager, request: ScrubBrick) -> ScrubRequest {
+    let asked = manager.scrub(brick_id(0), request).expect("it is alive");
     assert_eq!(asked, brick(manager));
-    asked.scrub_request.expect("a wish")
+    asked.scrub_request.expect("a request")
 }
 
 #[test]
@@ -57,18 +57,26 @@ fn scrub_request_is_repeated_until_fulfilled() {
     let cluster = Cluster::new(1);
     let manager = cluster.manager();
     assert_eq!(heartbeat(&manager, None), None);
-    let wish = request_scrub(&manager, START);
-    assert!(!wish.stop);
+    let request = request_scrub(&manager, START);
+    assert!(!request.stop);
     // A repetition returns the same request: the first answer may have been lost.
-    assert_eq!(request_scrub(&manager, START), wish);
+    assert_eq!(request_scrub(&manager, START), request);
     for _ in 0..3 {
-        assert_eq!(heartbeat(&manager, None), Some(wish), "replies may be lost");
+        assert_eq!(
+            heartbeat(&manager, None),
+            Some(request),
+            "replies may be lost"
+        );
     }
-    assert_eq!(heartbeat(&manager, Some(wish.id)), None);
+    assert_eq!(heartbeat(&manager, Some(request.id)), None);
     assert_eq!(brick(&manager).scrub_request, None);
     // A restarted brick has forgotten the request.
     assert_eq!(heartbeat(&manager, None), None);
-    assert_ne!(request_scrub(&manager, START).id, wish.id, "another scrub");
+    assert_ne!(
+        request_scrub(&manager, START).id,
+        request.id,
+        "another scrub"
+    );
 }
 
 #[test]
@@ -90,12 +98,12 @@ fn restarted_manager_has_no_scrub_requests() {
     let cluster = Cluster::new(1);
     let manager = cluster.manager();
     heartbeat(&manager, None);
-    let wish = request_scrub(&manager, START);
+    let request = request_scrub(&manager, START);
     drop(manager);
     let manager = cluster.manager();
-    assert_eq!(heartbeat(&manager, Some(wish.id)), None);
-    let wish = request_scrub(&manager, START);
-    assert_eq!(heartbeat(&manager, None), Some(wish));
+    assert_eq!(heartbeat(&manager, Some(request.id)), None);
+    let request = request_scrub(&manager, START);
+    assert_eq!(heartbeat(&manager, None), Some(request));
 }
 
 #[test]
@@ -113,7 +121,7 @@ fn scrub_request_to_unable_brick_names_it() {
     let idle = registration_with_scrub(1, scrub(ScrubState::Off, None));
     client.heartbeat(&idle).expect("welcome");
     let asked = client.scrub_brick(brick_id(1), true).expect("alive");
-    assert!(asked.scrub_request.is_some_and(|wish| wish.stop));
+    assert!(asked.scrub_request.is_some_and(|request| request.stop));
     cluster.clock.advance(Duration::from_secs(10));
     ask(1, ErrorCode::BrickFailed, &["db-1", "dead"]);
 }

@@ -94,8 +94,8 @@ pub struct BrickScrub {
     pub fulfilled: Option<Uuid>,
 }
 
-/// The JSON keys of [`BrickScrub::corrected`]: its name, and the earlier name `mended`. A manager of the previous version
-/// requires `mended` in heartbeats: without it the brick would count as dead.
+/// The JSON keys of [`BrickScrub::corrected`]: its name and the earlier one, which a manager of the previous version requires
+/// in heartbeats. Without it the brick would count as dead.
 mod corrected_keys {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

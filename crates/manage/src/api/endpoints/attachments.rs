@@ -32,9 +32,9 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
 async fn attach_volume(
     State(api): State<ApiState>,
     PathParam(name): PathParam<VolumeName>,
-    JsonBody(wish): JsonBody<AttachVolume>,
+    JsonBody(request): JsonBody<AttachVolume>,
 ) -> JsonResult<AttachReply> {
-    let attach = move |manager: &Manager| manager.attach(&name, &wish);
+    let attach = move |manager: &Manager| manager.attach(&name, &request);
     api.run_store_work(attach).await.map(Json)
 }
 
@@ -45,9 +45,9 @@ async fn attach_volume(
 async fn detach_volume(
     State(api): State<ApiState>,
     PathParam(name): PathParam<VolumeName>,
-    JsonBody(wish): JsonBody<DetachVolume>,
+    JsonBody(request): JsonBody<DetachVolume>,
 ) -> JsonResult<DetachReply> {
-    let detach = move |manager: &Manager| manager.detach(&name, wish);
+    let detach = move |manager: &Manager| manager.detach(&name, request);
     api.run_store_work(detach).await.map(Json)
 }
 
@@ -60,10 +60,10 @@ async fn detach_volume(
 async fn report_replication(
     State(api): State<ApiState>,
     PathParam(name): PathParam<VolumeName>,
-    JsonBody(told): JsonBody<ReportReplication>,
+    JsonBody(report): JsonBody<ReportReplication>,
 ) -> JsonResult<VolumeDetail> {
-    let tell = move |manager: &Manager| manager.report_replication(&name, told);
-    api.run_store_work(tell).await.map(Json)
+    let take = move |manager: &Manager| manager.report_replication(&name, report);
+    api.run_store_work(take).await.map(Json)
 }
 
 /// Changes the states of legs, if the layout has the expected epoch.
@@ -74,9 +74,9 @@ async fn report_replication(
 async fn change_legs(
     State(api): State<ApiState>,
     PathParam(name): PathParam<VolumeName>,
-    JsonBody(wish): JsonBody<ChangeLegs>,
+    JsonBody(request): JsonBody<ChangeLegs>,
 ) -> JsonResult<Layout> {
-    let change = move |manager: &Manager| manager.change_legs(&name, &wish);
+    let change = move |manager: &Manager| manager.change_legs(&name, &request);
     api.run_store_work(change).await.map(Json)
 }
 
@@ -95,7 +95,7 @@ impl ManagerClient {
         client: &str,
         unreachable: bool,
     ) -> Result<AttachReply, ManagerError> {
-        let wish = AttachVolume {
+        let request = AttachVolume {
             client: client.to_owned(),
             unreachable,
         };
@@ -103,7 +103,7 @@ impl ManagerClient {
             Method::POST,
             &format!("volumes/{name}/attach"),
             CALL_TIMEOUT,
-            &wish,
+            &request,
         )
     }
 
@@ -115,12 +115,12 @@ impl ManagerClient {
         name: &VolumeName,
         attachment: Option<EpochNumber>,
     ) -> Result<DetachReply, ManagerError> {
-        let wish = DetachVolume { attachment };
+        let request = DetachVolume { attachment };
         self.call(
             Method::POST,
             &format!("volumes/{name}/detach"),
             CALL_TIMEOUT,
-            &wish,
+            &request,
         )
     }
 
@@ -129,10 +129,10 @@ impl ManagerClient {
     pub fn report_replication(
         &self,
         name: &VolumeName,
-        told: &ReportReplication,
+        report: &ReportReplication,
     ) -> Result<VolumeDetail, ManagerError> {
         let path = format!("volumes/{name}/copies");
-        self.call(Method::POST, &path, CALL_TIMEOUT, told)
+        self.call(Method::POST, &path, CALL_TIMEOUT, report)
     }
 
     /// Compare-and-swap of leg states.
@@ -144,7 +144,7 @@ impl ManagerClient {
         expected: EpochNumber,
         changes: &[LegChange],
     ) -> Result<Layout, ManagerError> {
-        let wish = ChangeLegs {
+        let request = ChangeLegs {
             expected,
             attachment,
             changes: changes.to_vec(),
@@ -153,7 +153,7 @@ impl ManagerClient {
             Method::POST,
             &format!("volumes/{name}/legs"),
             CALL_TIMEOUT,
-            &wish,
+            &request,
         )
     }
 }

@@ -83,9 +83,9 @@ async fn forget_brick(
 async fn scrub_brick(
     State(api): State<ApiState>,
     PathParam(brick): PathParam<BrickRef>,
-    JsonBody(wish): JsonBody<ScrubBrick>,
+    JsonBody(request): JsonBody<ScrubBrick>,
 ) -> JsonResult<BrickInfo> {
-    api.run_store_work(move |manager| manager.scrub(brick, wish))
+    api.run_store_work(move |manager| manager.scrub(brick, request))
         .await
         .map(Json)
 }

@@ -29,9 +29,9 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
 async fn attach_replica(
     State(api): State<ApiState>,
     PathParam(name): PathParam<VolumeName>,
-    JsonBody(wish): JsonBody<AttachReplica>,
+    JsonBody(request): JsonBody<AttachReplica>,
 ) -> Result<(StatusCode, Json<VolumeDetail>), Refusal> {
-    let attach = move |manager: &Manager| manager.attach_replica(&name, wish);
+    let attach = move |manager: &Manager| manager.attach_replica(&name, request);
     Ok((StatusCode::CREATED, Json(api.run_brick_work(attach).await?)))
 }
 
@@ -43,9 +43,9 @@ async fn attach_replica(
 async fn detach_replica(
     State(api): State<ApiState>,
     PathParam(name): PathParam<VolumeName>,
-    JsonBody(wish): JsonBody<ChooseReplica>,
+    JsonBody(request): JsonBody<ChooseReplica>,
 ) -> JsonResult<VolumeDetail> {
-    let detach = move |manager: &Manager| manager.detach_replica(&name, wish);
+    let detach = move |manager: &Manager| manager.detach_replica(&name, request);
     api.run_brick_work(detach).await.map(Json)
 }
 
@@ -58,9 +58,9 @@ async fn detach_replica(
 async fn promote_replica(
     State(api): State<ApiState>,
     PathParam(name): PathParam<VolumeName>,
-    JsonBody(wish): JsonBody<ChooseReplica>,
+    JsonBody(request): JsonBody<ChooseReplica>,
 ) -> JsonResult<VolumeDetail> {
-    let promote = move |manager: &Manager| manager.promote_replica(&name, wish);
+    let promote = move |manager: &Manager| manager.promote_replica(&name, request);
     api.run_store_work(promote).await.map(Json)
 }
 
@@ -70,10 +70,10 @@ impl ManagerClient {
     pub fn attach_replica(
         &self,
         name: &VolumeName,
-        wish: AttachReplica,
+        request: AttachReplica,
     ) -> Result<VolumeDetail, ManagerError> {
         let path = format!("volumes/{name}/replicas");
-        self.call(Method::POST, &path, LONG_CALL_TIMEOUT, &wish)
+        self.call(Method::POST, &path, LONG_CALL_TIMEOUT, &request)
     }
 
     /// Removes a copy of a volume.

@@ -39,10 +39,10 @@ async fn list_volumes(State(api): State<ApiState>) -> JsonResult<Vec<VolumeInfo>
         (status = 507, body = ErrorBody)))]
 async fn create_volume(
     State(api): State<ApiState>,
-    JsonBody(wish): JsonBody<CreateVolume>,
+    JsonBody(request): JsonBody<CreateVolume>,
 ) -> Result<(StatusCode, Json<VolumeSizeReply>), Refusal> {
     let created = api
-        .run_brick_work(move |manager| manager.create(&wish))
+        .run_brick_work(move |manager| manager.create(&request))
         .await?;
     Ok((StatusCode::CREATED, Json(created)))
 }
@@ -83,9 +83,9 @@ async fn delete_volume(
 async fn grow_volume(
     State(api): State<ApiState>,
     PathParam(name): PathParam<VolumeName>,
-    JsonBody(wish): JsonBody<GrowVolume>,
+    JsonBody(request): JsonBody<GrowVolume>,
 ) -> JsonResult<VolumeSizeReply> {
-    api.run_brick_work(move |manager| manager.grow(&name, wish))
+    api.run_brick_work(move |manager| manager.grow(&name, request))
         .await
         .map(Json)
 }
@@ -99,8 +99,8 @@ impl ManagerClient {
 
     /// Creates a volume.
     #[allow(clippy::missing_errors_doc)]
-    pub fn create(&self, wish: &CreateVolume) -> Result<VolumeSizeReply, ManagerError> {
-        self.call(Method::POST, "volumes", LONG_CALL_TIMEOUT, wish)
+    pub fn create(&self, request: &CreateVolume) -> Result<VolumeSizeReply, ManagerError> {
+        self.call(Method::POST, "volumes", LONG_CALL_TIMEOUT, request)
     }
 
     /// The details of a volume.
