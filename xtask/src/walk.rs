@@ -1,8 +1,10 @@
 //! `cargo xtask walk`: the files that one write passes, in order.
 //!
-//! The walks of docs/internals.md name each function of the way, as `Type::function` or
-//! `module::function`. This finds the file that defines each, so that the list changes with the
-//! code. A test in `tests/promises.rs` checks that the named functions exist.
+//! Modules on the way have a section `# One write` in their documentation. Together the sections
+//! name each function of the way, as `Type::function` or `module::function`. This finds the file
+//! that defines each, so that the list changes with the code.
+//!
+//! The rule of a section is [`RULE`]. A test compares the numbers of files with their limits.
 
 use crate::root;
 use crate::source_lines::{function_name, leading_identifier};
@@ -11,59 +13,67 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// The end of each way: the fence that makes the write durable in all pools.
-const COMMIT: &str = "**This is the";
+/// The functions that a section names.
+const RULE: &str = "\
+A walk names, for the success path of a 4 KiB overwrite on a warm and healthy volume, from the request
+to its answer, each function that decides the way or changes state that other threads see. A
+predicate of a single load, bookkeeping of the calling thread alone, and cold steps are described in
+words.";
 
-/// One way through the code: a name, and where its parts begin and end in docs/internals.md.
+/// The first line of a section. It ends at the next heading of the same level.
+const HEADING: &str = "# One write";
+
+const NBD: &str = "crates/front/nbd/src/connection.rs";
+const FUSE: &str = "crates/front/fuse/src/worker_pool.rs";
+const FS: &str = "crates/fs/src/file/write.rs";
+const PRELOAD: &str = "crates/preload/src/io/transfer.rs";
+const DIRECT: &str = "crates/direct/src/client/write.rs";
+const VOLUME: &str = "crates/volume/src/client/channel/mod.rs";
+const STORE: &str = "crates/store/src/session/mod.rs";
+
+/// One way through the code, by the files with its sections.
 struct Walk {
     name: &'static str,
+    /// The number of files on it may not exceed this. Lower it when the walk gets shorter.
     files_max: usize,
-    parts: &'static [(&'static str, &'static str)],
+    /// The number of files that a reader should need.
+    files_goal: usize,
+    sections: &'static [&'static str],
 }
 
-const VOLUME: (&str, &str) = ("**Volume** (", "**Store** (");
-const STORE: (&str, &str) = ("**Store** (", COMMIT);
 const WALKS: [Walk; 3] = [
     Walk {
         name: "4 KiB over NBD",
-        files_max: 14,
-        parts: &[("**NBD** (", "**Volume** ("), VOLUME, STORE],
+        files_max: 28,
+        files_goal: 14,
+        sections: &[NBD, VOLUME, STORE],
     },
     Walk {
-        name: "4 KiB through the mount",
-        files_max: 16,
-        parts: &[
-            ("**A write of 4 KiB within a file.**", "**A create.**"),
-            VOLUME,
-            STORE,
-        ],
+        name: "4 KiB through the mount, over io_uring",
+        files_max: 34,
+        files_goal: 16,
+        sections: &[FUSE, FS, VOLUME, STORE],
     },
     Walk {
         name: "4 KiB on the direct path",
-        files_max: 12,
-        parts: &[
-            (
-                "**A write of 4 KiB on the direct path**",
-                "With an asynchronous replica,",
-            ),
-            STORE,
-        ],
+        files_max: 23,
+        files_goal: 12,
+        sections: &[PRELOAD, DIRECT, STORE],
     },
 ];
 
 /// Prints each way with its files, and compares their number with the goal.
 pub(crate) fn print() -> anyhow::Result<()> {
-    let document = root().join("docs/internals.md");
-    let text = fs::read_to_string(&document)
-        .with_context(|| format!("cannot read {}", document.display()))?;
+    println!("{RULE}\n");
     let definitions = Definitions::read(&root().join("crates"))?;
     for walk in &WALKS {
-        let files = walk.files(&text, &definitions)?;
+        let files = walk.files(&definitions)?;
         println!(
-            "{}: {} files, the goal is {}",
+            "{}: {} files, at most {}, the goal is {}",
             walk.name,
             files.len(),
-            walk.files_max
+            walk.files_max,
+            walk.files_goal
         );
         for (file, functions) in &files {
             println!("    {file}: {}", functions.join(", "));
@@ -72,35 +82,47 @@ pub(crate) fn print() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The files of a way in the order of their first function, with their functions.
+type WalkFiles = Vec<(String, Vec<String>)>;
+
 impl Walk {
-    /// The files in the order of their first function, with their functions.
-    fn files(
-        &self,
-        text: &str,
-        definitions: &Definitions,
-    ) -> anyhow::Result<Vec<(String, Vec<String>)>> {
-        let mut files: Vec<(String, Vec<String>)> = Vec::new();
-        for (start, end) in self.parts {
-            let (_, part) = text
-                .split_once(start)
-                .with_context(|| format!("docs/internals.md has no \"{start}\""))?;
-            let (part, _) = part
-                .split_once(end)
-                .with_context(|| format!("docs/internals.md has no \"{end}\" after \"{start}\""))?;
-            for path in named_functions(part) {
-                let Some(file) = definitions.file(path) else {
-                    bail!("docs/internals.md: no {path} in the product's code");
-                };
-                let name = path.to_owned();
-                match files.iter_mut().find(|(known, _)| known == file) {
-                    Some((_, functions)) if functions.contains(&name) => {}
-                    Some((_, functions)) => functions.push(name),
-                    None => files.push((file.to_owned(), vec![name])),
-                }
-            }
+    fn files(&self, definitions: &Definitions) -> anyhow::Result<WalkFiles> {
+        let mut files = WalkFiles::new();
+        for path in self.sections {
+            let text = fs::read_to_string(root().join(path))
+                .with_context(|| format!("cannot read {path}"))?;
+            let text = match section(&text) {
+                Some(text) => text,
+                None if *path == STORE => store_section()?,
+                None => bail!("{path}: its documentation has no section \"{HEADING}\""),
+            };
+            definitions
+                .add_files(&text, &mut files)
+                .with_context(|| format!("{path}, section \"{HEADING}\""))?;
         }
         Ok(files)
     }
+}
+
+/// The section of a module's documentation about one write.
+fn section(text: &str) -> Option<String> {
+    let documentation = text.lines().map_while(|line| line.strip_prefix("//!"));
+    let lines = documentation.map(|line| line.strip_prefix(' ').unwrap_or(line));
+    let mut lines = lines.skip_while(|line| *line != HEADING);
+    lines.next()?;
+    let lines: Vec<&str> = lines.take_while(|line| !line.starts_with("# ")).collect();
+    Some(lines.join("\n"))
+}
+
+/// The part of docs/internals.md about the store, until it has a section.
+fn store_section() -> anyhow::Result<String> {
+    let path = "docs/internals.md";
+    let text =
+        fs::read_to_string(root().join(path)).with_context(|| format!("cannot read {path}"))?;
+    let part = text.split_once("**Store** (").map(|(_, part)| part);
+    let part = part.and_then(|part| part.split_once("**Later, in each brick.**"));
+    let (part, _) = part.with_context(|| format!("{path} has no part about the store"))?;
+    Ok(part.to_owned())
 }
 
 /// The paths in backquotes that end in a function.
@@ -164,6 +186,22 @@ impl Definitions {
         }
     }
 
+    /// Adds the functions that a section names to their files.
+    fn add_files(&self, section: &str, files: &mut WalkFiles) -> anyhow::Result<()> {
+        for path in named_functions(section) {
+            let Some(file) = self.file(path) else {
+                bail!("no {path} in the product's code");
+            };
+            let name = path.to_owned();
+            match files.iter_mut().find(|(known, _)| known == file) {
+                Some((_, functions)) if functions.contains(&name) => {}
+                Some((_, functions)) => functions.push(name),
+                None => files.push((file.to_owned(), vec![name])),
+            }
+        }
+        Ok(())
+    }
+
     /// The file that defines `…::owner::function`, with every earlier name of the path in its own.
     fn file(&self, path: &str) -> Option<&str> {
         let names: Vec<&str> = path.split("::").collect();
@@ -212,19 +250,42 @@ mod tests {
         let text = "impl<B: Backend> Engine<B> {\n    pub(crate) fn submit(&self) {\n    }\n}\n\
                     fn write() {}\n#[cfg(test)]\nmod tests {\n    fn hidden() {}\n}\n";
         definitions.add_file(Path::new("c"), Path::new("c/v/src/engine/mod.rs"), text);
-        let walk = Walk {
-            name: "test",
-            files_max: 1,
-            parts: &[("from", "to")],
-        };
-        let way = "from `v::Engine::submit`, `engine::write` and `Engine::submit` to";
-        let files = walk.files(way, &definitions).expect("known functions");
+        let section = "`v::Engine::submit`, `engine::write` and `Engine::submit`";
+        let mut files = WalkFiles::new();
+        definitions
+            .add_files(section, &mut files)
+            .expect("known functions");
         let functions = ["v::Engine::submit", "engine::write", "Engine::submit"].map(str::to_owned);
         assert_eq!(
             files,
             [("v/src/engine/mod.rs".to_owned(), functions.to_vec())]
         );
-        let unknown = walk.files("from `tests::hidden` to", &definitions);
+        let unknown = definitions.add_files("`tests::hidden`", &mut files);
         assert!(unknown.is_err_and(|error| error.to_string().contains("tests::hidden")));
+    }
+
+    #[test]
+    fn section_ends_at_next_heading() {
+        let text = "//! A module.\n//!\n//! # One write\n//!\n//! `a::b`\n//! ## Step\n//! # Other\n\
+                    use it;\n//! # One write\n";
+        assert_eq!(section(text).as_deref(), Some("\n`a::b`\n## Step"));
+        assert_eq!(section("//! A module.\nuse it;\n//! # One write\n"), None);
+    }
+
+    #[test]
+    fn walks_do_not_get_longer() {
+        let definitions = Definitions::read(&root().join("crates")).expect("the sources");
+        for walk in &WALKS {
+            let files = walk.files(&definitions).expect("a section at each step");
+            assert!(
+                files.len() <= walk.files_max,
+                "{} passes {} files and may pass {} (goal {}). Each file more is one more that a \
+                 reader of this way must open: {files:#?}",
+                walk.name,
+                files.len(),
+                walk.files_max,
+                walk.files_goal,
+            );
+        }
     }
 }

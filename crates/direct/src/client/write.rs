@@ -15,6 +15,20 @@
 //! Invariants: pages that may have a footer, or that the file map copies, are written under the
 //! append lock, as whole pages in one record. The lock is taken inside of the row's operation, and
 //! released before the operation ends.
+//!
+//! # One write
+//!
+//! A thread overwrites 4 KiB of a file. It has a slot with a row and with a session of each leg, and
+//! the file map covers the bytes.
+//!
+//! 1. `DirectFile::write` → `DirectFile::operate` locks the thread's slot (`JoinedMount::take_slot`).
+//! 2. `IoSlot::begin` marks the row active (`ClientRow::begin_op`), and then checks that the layout
+//!    lease is current and that neither the segment nor the file map is closed.
+//! 3. `Operation::write` → `Operation::overwrite`: `SharedFileMap::extent` gives the place of the bytes.
+//! 4. `Operation::write_record` → `volume::legs::mapped::overwrite_all` → `store::session::write::write_numbered`. The
+//!    store continues in `session::write::write`, and takes the number behind the lock words
+//!    (`DirectSegment::next_op`).
+//! 5. The row's operation ends (`ClientRow::end_op`), the slot is unlocked.
 
 use super::file::DirectFile;
 use super::io_slot::{Intent, LegResult, Operation, WriteOutcome};

@@ -15,6 +15,23 @@
 //! With the first entry that it gets, the lead registers more entries with the kernel, so that many
 //! requests can be begun at once. Without waiting requests there are few entries: then the kernel
 //! queues, and each wake-up serves several callers.
+//!
+//! # One write
+//!
+//! The kernel has FUSE over io_uring enabled (`enable_uring`). A program writes 4 KiB within a file.
+//!
+//! 1. `PoolWorker::serve_some` → `CommandRing::wait`: the thread of this processor sleeps until an entry
+//!    has a request. `RingQueues::take` takes the header and the payload, which stays in the entry's
+//!    memory. `PoolWorker::handle_entry` → `RawRequest::decode` makes a `Request::Write` of it.
+//! 2. `QueuedWrites::begin` takes an idle channel as a write queue (`Fs::try_write_queue`) and calls
+//!    `Fs::begin_write`; the file system continues there.
+//! 3. Over `map` the write is done by then: `PoolWorker::reap` → `QueuedWrites::reap` finds its result.
+//!    `PoolWorker::answer` puts it into the entry, and `RingQueues::commit` → `CommandRing::submit_entry`
+//!    gives the entry back to the kernel, for the next request.
+//!
+//! Over `tcp` the thread takes other requests between steps 2 and 3. A request that cannot be begun so
+//! is handled at once (`FsHandler`), or passed to another thread. Without `enable_uring`
+//! threads read the requests from `/dev/fuse` (`classic`, `batching`) and begin writes the same way.
 
 use crate::batching::IMMEDIATE_MAX;
 use crate::busy::RequestCounter;

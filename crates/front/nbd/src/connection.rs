@@ -12,6 +12,22 @@
 //! [`HELD_BYTES_MAX`] bytes; at these limits it does not read the socket. Before the channel is
 //! dropped, the thread waits for submitted requests, up to the drain limit. The thread never blocks
 //! except in `wait`, or in the space.
+//!
+//! # One write
+//!
+//! A client has sent a write of 4 KiB. Its thread does all of the following:
+//!
+//! 1. `Connection::serve` → `Connection::run_pass` → `Connection::receive` → `Receiver::receive_once`:
+//!    one `recv` takes all bytes that have arrived.
+//! 2. `Connection::submit_batch` → `Receiver::next_frame` yields a `RequestFrame::Whole` of header and
+//!    payload. A short payload is copied out once; one above `COPIED_BYTES_MAX` is received in place.
+//! 3. `Connection::start_request` → `plan::plan` checks the header: `RequestPlan::Submit` of a
+//!    `Request::Write`, and `Continuation::Done`. `InFlight::begin` gives the token.
+//! 4. The channel gets the request. A channel of a volume continues in `VolumeChannel::submit`, and
+//!    over `map` the write is done when that returns.
+//! 5. `Connection::reap` takes the completion from the channel; `InFlight::complete` checks it against
+//!    its request; `ReplyQueue::push`, and at the end of the pass `ReplyQueue::send`: one `send` for all
+//!    replies.
 
 use crate::in_flight::{CompletionStep, InFlight, RequestOutcome};
 use crate::limits::{BATCH_REQUESTS, HELD_BYTES_MAX, Limits, REQUESTS_MAX, SPIN_US};

@@ -3,6 +3,19 @@
 //! The engine does each call here, or else the kernel: then the function returns [`BY_KERNEL`], and
 //! the caller calls the real function without holding a lock. Calls at the current offset are in
 //! `offset`.
+//!
+//! # One write
+//!
+//! A program calls `pwrite` with 4 KiB within a file. The function in `interposed` finds that the
+//! descriptor is in the table.
+//!
+//! 1. `io::transfer::pwrite` → `DirectCall::begin` → `table::enter`: the entry stays in use until the call ends.
+//! 2. `transfer::write_from`: `DirectCall::file` checks the entry and that the number still leads to its
+//!    file; the pages of the buffer are touched.
+//! 3. `transfer::write_bytes` → `EngineFile::write` calls `DirectFile::write` on a stack of this library; the direct client
+//!    continues there.
+//!
+//! Every other write calls the real `pwrite` (`DirectCall::by_kernel` counts the reason).
 
 use crate::descriptors::attributes::refers_to;
 use crate::descriptors::open_description::IoMode;

@@ -5,6 +5,28 @@
 //!
 //! Invariants: a channel never blocks, except in a mapped leg that waits for its owner to grant
 //! frames, within the store's limits.
+//!
+//! # One write
+//!
+//! The volume is mirrored over bricks on this machine, their pools are of class `process` or `pmem`,
+//! every leg is in-sync. The thread that calls does all of the following.
+//!
+//! 1. `VolumeChannel::submit` → `ChannelCore::submit` → `Engine::submit` → `Engine::write_sync`.
+//!    `Engine::single_extent` checks that the write is one piece (`LayoutSnapshot::atomic_extent`: one
+//!    column, one `REGION_BYTES`). `Engine::sync_legs` checks that nothing is ahead of the write and
+//!    that no leg buffers. `EngineIo::can_change_sync` checks that every leg is a `MappedLeg`, and
+//!    prefetches the slot. Any other write is made of pieces, as over `tcp`.
+//! 2. `RangeLocks::try_acquire`: the range lock, among the channels of this process. If another
+//!    operation holds it, the write becomes a piece that waits for it.
+//! 3. The operation gets its number under the lock (`VolumeShared::next_op`). The stamp also says how
+//!    far back the oldest incomplete operation of this channel is.
+//! 4. `EngineIo::write_sync` → `MappedLeg::write_all`: one call for all pools. The store continues in
+//!    `session::write::write`.
+//! 5. All legs have the write. One load checks that no new layout snapshot excludes one of them, so no
+//!    excluded leg can serve an old page. `EngineIo::release` → `RangeLocks::release` passes the lock on,
+//!    and `EngineIo::complete` queues the completion. If a leg failed or the snapshot changed,
+//!    the change goes on as a piece that was sent, under the same lock and number.
+//! 6. `VolumeChannel::reap` → `ChannelCore::reap` returns the completion.
 
 mod core;
 mod engine_io;
