@@ -25,17 +25,19 @@ use crate::limits::{PIECES_MAX, REQUEST_PIECES_MAX};
 use crate::snapshot::{LayoutSnapshot, LegSet};
 use crate::status::Count;
 use arrayvec::ArrayVec;
-use bytes::Bytes;
 use columns::ColumnState;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LEGS_MAX;
-use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest, Stamp, TransactionPart};
+use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest};
 use pagemesh_base::space::{Completion, Request, SpaceError, Token};
+pub(crate) use piece::lock_ranges;
 use piece::{Phase, Piece, PieceOp, tag_of};
-use request::{Job, NextPiece};
+pub(crate) use request::Job;
+use request::NextPiece;
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
+pub(crate) use sync_path::SyncChange;
 
 /// The number of unfinished requests at the head of the queue that are checked for progress.
 /// Later ones only wait longer.
@@ -56,36 +58,9 @@ pub(crate) enum AckDependency {
 
 /// The calls of the engine to its environment.
 pub(crate) trait EngineBackend {
-    /// Whether each of these legs makes a write inside the call. A write of this place follows.
-    fn can_change_sync(&mut self, column: usize, legs: LegSet, offset: u64) -> bool;
-    /// Writes to all these legs at once. Allowed only after [`EngineBackend::can_change_sync`]
-    /// returned true.
-    fn write_sync(
-        &mut self,
-        column: usize,
-        legs: LegSet,
-        offset: u64,
-        data: &Bytes,
-        stamp: Stamp,
-    ) -> LegAnswers;
-    /// Makes a transaction on all these legs at once, as `write_sync` writes.
-    fn transact_sync(
-        &mut self,
-        column: usize,
-        legs: LegSet,
-        parts: &[TransactionPart],
-        stamp: Stamp,
-    ) -> LegAnswers;
-    /// Queues these answers as answers to a message with this tag.
-    fn queue_answers(&mut self, column: usize, legs: LegSet, tag: u64, answers: LegAnswers);
     /// Whether the engine's snapshot is still the newest. If not, the leg of the last answer
     /// may have been left out before it answered.
     fn is_snapshot_current(&self) -> bool;
-    /// Takes a range lock if that needs no waiting.
-    fn try_acquire(&mut self, range: LockRange, key: u32) -> bool;
-    /// Takes several range locks, all or none, if that needs no waiting.
-    fn try_acquire_all(&mut self, ranges: &[LockRange], key: u32) -> bool;
-
     /// Sends one message to each of these legs.
     fn send(&mut self, column: usize, legs: LegSet, tag: u64, request: SliceRequest);
     /// Queues for a range lock; true if it is held at once. If not, a call of
@@ -195,20 +170,28 @@ impl Engine {
         }
     }
 
-    pub(crate) fn submit(&mut self, token: Token, request: Request, out: &mut impl EngineBackend) {
+    /// Checks a request. None: it is complete, because it failed or has nothing to do.
+    pub(crate) fn new_job(
+        &self,
+        token: Token,
+        request: Request,
+        out: &mut impl EngineBackend,
+    ) -> Option<Job> {
         if let Some(why) = &self.end_cause {
-            return complete_request(out, token, Err(why.clone()));
+            complete_request(out, token, Err(why.clone()));
+            return None;
         }
-        let Some(request) = self.write_sync(token, request, out) else {
-            return;
-        };
-        let job = match Job::new(token, request, &self.snapshot) {
-            Ok(job) => job,
-            Err(result) => return complete_request(out, token, result),
-        };
-        let Some(job) = self.transact_sync(token, job, out) else {
-            return;
-        };
+        match Job::new(token, request, &self.snapshot) {
+            Ok(job) => Some(job),
+            Err(result) => {
+                complete_request(out, token, result);
+                None
+            }
+        }
+    }
+
+    /// Makes the pieces of a job, now or after earlier jobs that it overlaps.
+    pub(crate) fn start_job(&mut self, job: Job, out: &mut impl EngineBackend) {
         let number = self.jobs.insert(job) as u32;
         if !self.queue.is_empty() || !self.issue(number, out) {
             self.queue.push_back(number);
@@ -432,7 +415,7 @@ impl Engine {
     }
 
     /// Queues a change for the asynchronous replica, if there is one.
-    fn replicate(
+    pub(crate) fn replicate(
         &self,
         column: usize,
         out: &mut impl EngineBackend,
@@ -454,14 +437,15 @@ fn complete_request(
 }
 
 /// Acknowledges a change of one piece.
-fn acknowledge(out: &mut impl EngineBackend, token: Token, durable: bool) {
+pub(crate) fn acknowledge(out: &mut impl EngineBackend, token: Token, durable: bool) {
     let result = Ok(pagemesh_base::space::Reply::Done);
     out.complete(Completion { token, result }, change_dependency(durable));
 }
 
 fn change_dependency(durable: bool) -> AckDependency {
-    match durable {
-        true => AckDependency::FullReplication,
-        false => AckDependency::BoundedLag,
+    if durable {
+        AckDependency::FullReplication
+    } else {
+        AckDependency::BoundedLag
     }
 }

@@ -180,10 +180,11 @@ impl Piece {
 }
 
 /// The range locks of a transaction, in ascending order.
-pub(super) fn lock_ranges(column: usize, parts: &[TransactionPart]) -> Vec<LockRange> {
-    let locked = match defect::is(Defect::FirstPartLocked) {
-        true => &parts[..1],
-        false => parts,
+pub(crate) fn lock_ranges(column: usize, parts: &[TransactionPart]) -> Vec<LockRange> {
+    let locked = if defect::is(Defect::FirstPartLocked) {
+        &parts[..1]
+    } else {
+        parts
     };
     let ranges = |part: &TransactionPart| LockRange::split(column, part.offset(), part.len());
     locked.iter().flat_map(ranges).collect()

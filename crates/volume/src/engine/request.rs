@@ -56,7 +56,8 @@ enum JobAnswer {
     Extents(Vec<(u64, u64, Vec<Extent>)>),
 }
 
-pub(super) struct Job {
+/// See the module.
+pub(crate) struct Job {
     /// The client's token; none for the engine's own work.
     pub token: Option<Token>,
     kind: JobKind,
@@ -79,9 +80,9 @@ impl Job {
     pub(super) fn new(
         token: Token,
         request: Request,
-        view: &LayoutSnapshot,
+        snapshot: &LayoutSnapshot,
     ) -> Result<Job, Result<Reply, SpaceError>> {
-        let size_bytes = view.size_bytes;
+        let size_bytes = snapshot.size_bytes;
         let (kind, offset, len, durable) = match request {
             Request::Read { offset, len } => (JobKind::Read, offset, u64::from(len), false),
             Request::Write {
@@ -99,7 +100,7 @@ impl Job {
                 durable,
             } => (JobKind::Clear, offset, len, durable),
             Request::Transact { parts, durable } => {
-                let (place, parts) = map_parts(parts, view).map_err(Err)?;
+                let (place, parts) = map_parts(parts, snapshot).map_err(Err)?;
                 let (at, len) = (place.volume_offset, place.len);
                 (JobKind::Transact(place, parts), at, len, durable)
             }
@@ -186,33 +187,33 @@ impl Job {
     }
 
     /// The place of a transaction, and its parts there.
-    pub(super) fn transaction_parts(&self) -> Option<(ColumnExtent, &[TransactionPart])> {
+    pub(crate) fn transaction_parts(&self) -> Option<(ColumnExtent, &[TransactionPart])> {
         match &self.kind {
             JobKind::Transact(place, parts) => Some((*place, parts)),
             _ => None,
         }
     }
 
-    pub(super) fn next_piece(&mut self, view: &LayoutSnapshot) -> NextPiece {
+    pub(super) fn next_piece(&mut self, snapshot: &LayoutSnapshot) -> NextPiece {
         if let JobKind::Transact(place, parts) = &mut self.kind {
             self.cursor = SplitCursor::End;
             return NextPiece::Piece(*place, PieceOp::Transact(std::mem::take(parts)), true);
         }
         let next = match self.cursor {
-            SplitCursor::Byte(at) => self.next_bytes(view, at),
-            SplitCursor::Column(column, offset) => self.next_in_column(view, column, offset),
+            SplitCursor::Byte(at) => self.next_bytes(snapshot, at),
+            SplitCursor::Column(column, offset) => self.next_in_column(snapshot, column, offset),
             SplitCursor::End => NextPiece::End,
         };
         self.pieces_made += 1;
         next
     }
 
-    fn next_bytes(&mut self, view: &LayoutSnapshot, at: u64) -> NextPiece {
+    fn next_bytes(&mut self, snapshot: &LayoutSnapshot, at: u64) -> NextPiece {
         let lists = matches!(self.kind, JobKind::Extents);
         let found = match self.kind {
-            JobKind::Extents => view.contiguous_extent(at, self.end),
-            JobKind::Write(_) => view.atomic_extent(at, self.end),
-            _ => view.io_extent(at, self.end),
+            JobKind::Extents => snapshot.contiguous_extent(at, self.end),
+            JobKind::Write(_) => snapshot.atomic_extent(at, self.end),
+            _ => snapshot.io_extent(at, self.end),
         };
         let Some(place) = found else {
             self.cursor = SplitCursor::End;
@@ -247,13 +248,13 @@ impl Job {
 
     fn next_in_column(
         &mut self,
-        view: &LayoutSnapshot,
+        snapshot: &LayoutSnapshot,
         mut column: usize,
         mut offset: u64,
     ) -> NextPiece {
         let flush = matches!(self.kind, JobKind::Flush);
-        while column < view.columns.len() {
-            let (from, to) = view.column_range(column, self.begin, self.end);
+        while column < snapshot.columns.len() {
+            let (from, to) = snapshot.column_range(column, self.begin, self.end);
             let from = from.max(offset);
             if from >= to {
                 (column, offset) = (column + 1, 0);
@@ -274,9 +275,9 @@ impl Job {
                 column,
                 offset: from,
                 len,
-                volume_offset: view.volume_offset(column, from),
+                volume_offset: snapshot.volume_offset(column, from),
             };
-            let single = view.columns.len() == 1 && (flush || from + len == to);
+            let single = snapshot.columns.len() == 1 && (flush || from + len == to);
             if single {
                 self.cursor = SplitCursor::End;
             }
@@ -328,18 +329,18 @@ impl Job {
 /// and the parts in ascending order.
 fn map_parts(
     parts: Vec<TransactionPart>,
-    view: &LayoutSnapshot,
+    snapshot: &LayoutSnapshot,
 ) -> Result<(ColumnExtent, Vec<TransactionPart>), SpaceError> {
-    check_parts(&parts, view.size_bytes)?;
+    check_parts(&parts, snapshot.size_bytes)?;
     let mut column = None;
     let mut placed = Vec::with_capacity(parts.len());
     for part in parts {
         let (at, len) = (part.offset(), part.len());
-        let place = view.contiguous_extent(at, at + len);
+        let place = snapshot.contiguous_extent(at, at + len);
         let place = place.filter(|place| place.len == len);
         let place = place.filter(|it| column.is_none_or(|column| column == it.column));
         let Some(place) = place else {
-            return Err(multi_column_error(view));
+            return Err(multi_column_error(snapshot));
         };
         column = Some(place.column);
         let offset = place.offset;
@@ -357,13 +358,13 @@ fn map_parts(
         column,
         offset,
         len: last.offset() + last.len() - offset,
-        volume_offset: view.volume_offset(column, offset),
+        volume_offset: snapshot.volume_offset(column, offset),
     };
     Ok((place, placed))
 }
 
-fn multi_column_error(view: &LayoutSnapshot) -> SpaceError {
-    let columns: Vec<String> = view
+fn multi_column_error(snapshot: &LayoutSnapshot) -> SpaceError {
+    let columns: Vec<String> = snapshot
         .segments
         .iter()
         .map(|s| s.column_count.to_string())

@@ -1,116 +1,56 @@
-//! The fast path of a write or a transaction: one piece that all legs make inside one call. It
-//! needs no entry in any table.
+//! The engine's part of a change that all legs make inside the call of the client: whether it may
+//! be sent at once, and the piece that it becomes if it could not be completed there.
 //!
-//! Invariants: it is used only when the piece would be sent at once and no leg buffers. If a
-//! leg fails, or the volume's snapshot changes meanwhile, the change goes on as a piece that
-//! was just sent, with the same lock and number. Its answers are then handled like the answers of
-//! any piece.
+//! Invariants: a change is sent so only when the piece would be sent at once and no leg buffers. If
+//! a leg fails, or the volume's snapshot changes meanwhile, the change goes on as a piece that was
+//! just sent, with the same lock and number. Its answers are then handled like those of any piece.
 
+use super::Engine;
 use super::changes::expect_answers;
-use super::piece::{Phase, Piece, lock_ranges, tag_of};
+use super::piece::{Phase, Piece, tag_of};
 use super::request::{Job, NextPiece};
-use super::{Engine, EngineBackend, acknowledge};
-use crate::engine::locks::LockRange;
 use crate::snapshot::{ColumnExtent, LegSet};
-use bytes::Bytes;
-use pagemesh_base::slice::{SliceRequest, Stamp};
+use pagemesh_base::slice::Stamp;
 use pagemesh_base::space::{Request, Token};
 
+/// A change that may be sent at once.
+#[derive(Clone, Copy)]
+pub(crate) struct SyncChange {
+    pub place: ColumnExtent,
+    /// The legs that must have it.
+    pub legs: LegSet,
+    /// The slot that a piece would get. Range locks belong to it.
+    pub slot: u32,
+}
+
 impl Engine {
-    /// Makes the write on the fast path, or returns it for the normal path.
-    pub(super) fn write_sync(
-        &mut self,
-        token: Token,
-        request: Request,
-        out: &mut impl EngineBackend,
-    ) -> Option<Request> {
-        let Request::Write {
-            offset,
-            data,
-            durable,
-        } = &request
-        else {
-            return Some(request);
-        };
-        let Some(place) = self.single_extent(*offset, data) else {
-            return Some(request);
-        };
-        let Some(legs) = self.sync_legs(place, out) else {
-            return Some(request);
-        };
-        // The lock belongs to the slot that a piece would get.
-        let slot = self.pieces.vacant_key() as u32;
-        let range = LockRange::new(place.column, place.offset, place.len);
-        if !out.try_acquire(range, slot) {
-            return Some(request);
-        }
-        let stamp = self.next_stamp(place.column, out);
-        let answers = out.write_sync(place.column, legs, place.offset, data, stamp);
-        if answers.iter().all(Result::is_ok) && out.is_snapshot_current() {
-            self.replicate(place.column, out, || SliceRequest::Write {
-                offset: place.offset,
-                data: data.clone(),
-                stamp,
-            });
-            out.release(range, slot);
-            acknowledge(out, token, *durable);
+    /// A write of these bytes of the volume. None if it is not one piece, or may not be sent at
+    /// once.
+    pub(crate) fn sync_write(&self, offset: u64, len: u64) -> Option<SyncChange> {
+        let end = offset.checked_add(len)?;
+        let place = self.snapshot.atomic_extent(offset, end)?;
+        if place.len != len {
             return None;
         }
-        let job = Job::new(token, request, &self.snapshot);
-        let job = job.unwrap_or_else(|_| unreachable!("it has a place in the volume"));
-        let tag = self.insert_sent(job, stamp.op, slot);
-        out.queue_answers(place.column, legs, tag, answers);
-        None
+        self.sync_change(place)
     }
 
-    /// Makes a transaction on the fast path, or returns the job for the normal path.
-    pub(super) fn transact_sync(
-        &mut self,
-        token: Token,
-        job: Job,
-        out: &mut impl EngineBackend,
-    ) -> Option<Job> {
-        let Some((place, parts)) = job.transaction_parts() else {
-            return Some(job);
-        };
-        let Some(legs) = self.sync_legs(place, out) else {
-            return Some(job);
-        };
-        let slot = self.pieces.vacant_key() as u32;
-        let ranges = lock_ranges(place.column, parts);
-        if !out.try_acquire_all(&ranges, slot) {
-            return Some(job);
-        }
-        let stamp = self.next_stamp(place.column, out);
-        let answers = out.transact_sync(place.column, legs, parts, stamp);
-        if answers.iter().all(Result::is_ok) && out.is_snapshot_current() {
-            self.replicate(place.column, out, || SliceRequest::Transact {
-                parts: parts.to_vec(),
-                stamp,
-            });
-            for range in ranges {
-                out.release(range, slot);
-            }
-            acknowledge(out, token, job.durable);
-            return None;
-        }
-        let tag = self.insert_sent(job, stamp.op, slot);
-        out.queue_answers(place.column, legs, tag, answers);
-        None
-    }
-
-    /// The written legs, if the change can be sent at once, no leg buffers, and all legs make
-    /// it inside one call.
-    fn sync_legs(&self, place: ColumnExtent, out: &mut impl EngineBackend) -> Option<LegSet> {
+    /// A change at this place. None if it must wait, or if a leg buffers.
+    pub(crate) fn sync_change(&self, place: ColumnExtent) -> Option<SyncChange> {
         let column = &self.columns[place.column];
-        let legs = column.written;
-        let waits = !self.queue.is_empty() || !column.is_open() || !column.flush_legs().is_empty();
-        (!waits && out.can_change_sync(place.column, legs, place.offset)).then_some(legs)
+        let waits = self.is_ended()
+            || !self.queue.is_empty()
+            || !column.is_open()
+            || !column.flush_legs().is_empty();
+        (!waits).then(|| SyncChange {
+            place,
+            legs: column.written,
+            slot: self.pieces.vacant_key() as u32,
+        })
     }
 
-    /// The caller holds the range lock.
-    fn next_stamp(&self, column: usize, out: &mut impl EngineBackend) -> Stamp {
-        let op = out.next_op();
+    /// The stamp of an operation that just got its number under its range lock.
+    pub(crate) fn stamp(&self, column: usize, op: u64) -> Stamp {
         Stamp {
             epoch: self.snapshot.epoch,
             op,
@@ -118,17 +58,21 @@ impl Engine {
         }
     }
 
-    /// The place of a write that is one piece.
-    fn single_extent(&self, offset: u64, data: &Bytes) -> Option<ColumnExtent> {
-        let len = data.len() as u64;
-        let place = self
-            .snapshot
-            .atomic_extent(offset, offset.checked_add(len)?)?;
-        (place.len == len).then_some(place)
+    /// Inserts the piece of a write that was sent with this number. Returns its tag.
+    pub(crate) fn insert_sent_write(
+        &mut self,
+        token: Token,
+        request: Request,
+        op: u64,
+        slot: u32,
+    ) -> u64 {
+        let job = Job::new(token, request, &self.snapshot);
+        let job = job.unwrap_or_else(|_| unreachable!("it has a place in the volume"));
+        self.insert_sent(job, op, slot)
     }
 
     /// Inserts the piece of a change that was sent with this number. Returns its tag.
-    fn insert_sent(&mut self, mut job: Job, op: u64, slot: u32) -> u64 {
+    pub(crate) fn insert_sent(&mut self, mut job: Job, op: u64, slot: u32) -> u64 {
         let NextPiece::Piece(place, act, true) = job.next_piece(&self.snapshot) else {
             unreachable!("it is one piece");
         };

@@ -1,10 +1,12 @@
-//! The engine of a channel with its connections, and the messages from other members.
+//! The work of a channel besides its calls: answers of legs, messages from other members, and the
+//! connections of each snapshot.
 //!
 //! Invariants:
 //! - The channel reads the snapshot generation after an answer of a leg came, and only then
 //!   uses the answer. So a leg that was left out meanwhile cannot serve an old page.
 //! - The answers of a connection that was replaced are never used.
 
+use super::ChannelCore;
 use super::engine_io::{Connection, EngineIo};
 use crate::controller::Mailbox;
 use crate::engine::hedge::HedgeTracker;
@@ -12,36 +14,18 @@ use crate::engine::{Engine, EngineBackend};
 use crate::replication::queue::DoneWait;
 use crate::shared::{LegLink, Member, MemberMessage, VolumeShared};
 use crate::snapshot::{Gate, LayoutSnapshot};
-use crate::wake::Wake;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LEGS_MAX;
-use pagemesh_base::slice::SliceCompletion;
-use pagemesh_base::space::{Completion, Request, SpaceError, Token};
+use pagemesh_base::space::{Completion, SpaceError};
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A channel without its drop handler. The controller takes it over when the thread drops the
-/// channel with changes in flight.
-pub struct ChannelCore {
-    engine: Engine,
-    io: EngineIo,
-    member: Arc<Member>,
-    /// The member's wake-up, which each call looks at.
-    wake: Arc<Wake>,
-    /// Connections that wait for their snapshot.
-    unused_links: Vec<LegLink>,
-    /// By connection index, with the serial of the connection that gave the answer.
-    answers_by_leg: Vec<(usize, u64, SliceCompletion)>,
-    reaped: Vec<SliceCompletion>,
-    close_phase: ClosePhase,
-}
-
 /// The step that a dropped channel waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ClosePhase {
+pub(super) enum ClosePhase {
     FinishChanges,
     Flush,
     AwaitAnswers,
@@ -49,13 +33,13 @@ enum ClosePhase {
 
 impl ChannelCore {
     pub fn new(
-        hub: Arc<VolumeShared>,
+        shared: Arc<VolumeShared>,
         mailbox: Arc<Mailbox>,
         member: Arc<Member>,
         number: u32,
     ) -> ChannelCore {
-        let newest = hub.snapshot();
-        let io = EngineIo::new(hub, mailbox, number, newest.0);
+        let newest = shared.snapshot();
+        let io = EngineIo::new(shared, mailbox, number, newest.0);
         let mut core = ChannelCore {
             engine: Engine::new(),
             io,
@@ -70,10 +54,6 @@ impl ChannelCore {
         core
     }
 
-    pub fn submit(&mut self, token: Token, request: Request) {
-        self.engine.submit(token, request, &mut self.io);
-    }
-
     /// Whether the channel has its connections; see [`Channel::ready`](pagemesh_base::space::Channel::ready).
     pub(super) fn ready(&mut self) -> Result<bool, SpaceError> {
         // Adopts the messages of the controller; nothing was submitted yet.
@@ -84,27 +64,6 @@ impl ChannelCore {
             Some(why) => Err(why.clone()),
             None => Ok(self.member.has_served()),
         }
-    }
-
-    pub fn reap(&mut self, into: &mut Vec<Completion>) {
-        loop {
-            self.take_messages();
-            self.collect_answers();
-            if !self.io.is_snapshot_current() {
-                let newest = self.io.shared.snapshot();
-                self.adopt(newest);
-                // The adoption sent the pieces that waited for the snapshot, and mapped legs
-                // have answered already.
-                continue;
-            }
-            if !self.answers_by_leg.is_empty() || !self.io.granted.is_empty() {
-                self.deliver_answers();
-            } else if !self.release_delayed() {
-                break;
-            }
-        }
-        self.hedge_late_reads();
-        into.append(&mut self.io.completions);
     }
 
     /// Completes the work of a dropped channel step by step; false once nothing is left to do.
@@ -161,7 +120,7 @@ impl ChannelCore {
         connections.filter(|connection| connection.outstanding > 0)
     }
 
-    fn take_messages(&mut self) {
+    pub(super) fn take_messages(&mut self) {
         if self.wake.take() {
             self.process_messages();
         }
@@ -169,8 +128,8 @@ impl ChannelCore {
 
     /// Processes the messages of the controller and of other channels.
     pub fn process_messages(&mut self) {
-        for note in self.member.take_messages() {
-            match note {
+        for message in self.member.take_messages() {
+            match message {
                 MemberMessage::LockGranted(key) => self.io.granted.push(key),
                 MemberMessage::NewLink(link) => self.unused_links.push(link),
                 MemberMessage::EndLink {
@@ -193,13 +152,12 @@ impl ChannelCore {
         let present = place.and_then(Option::as_ref);
         if present.is_some_and(|connection| connection.serial == serial) {
             let why = "its connections are replaced".to_owned();
-            let ports = &mut self.io;
-            self.engine.lose_leg(column, leg, why, ports);
+            self.engine.lose_leg(column, leg, why, &mut self.io);
         }
         self.unused_links.retain(|link| link.serial != serial);
     }
 
-    fn collect_answers(&mut self) {
+    pub(super) fn collect_answers(&mut self) {
         if self.io.outstanding == 0 {
             return;
         }
@@ -218,7 +176,7 @@ impl ChannelCore {
         }
     }
 
-    fn deliver_answers(&mut self) {
+    pub(super) fn deliver_answers(&mut self) {
         let mut answers = std::mem::take(&mut self.answers_by_leg);
         for (place, serial, answer) in answers.drain(..) {
             // An answer of a replaced connection is void.
@@ -233,9 +191,8 @@ impl ChannelCore {
             {
                 hedge.record_answer(answer.tag, leg, now);
             }
-            let ports = &mut self.io;
             self.engine
-                .handle_answer(column, leg, answer.tag, answer.result, ports);
+                .handle_answer(column, leg, answer.tag, answer.result, &mut self.io);
         }
         self.answers_by_leg = answers;
         while let Some(key) = self.io.granted.pop() {
@@ -245,39 +202,38 @@ impl ChannelCore {
 
     /// Completes the delayed acknowledgements that the replica has confirmed; false if there is
     /// nothing more to do now.
-    fn release_delayed(&mut self) -> bool {
-        let ports = &mut self.io;
-        let Some(&(least, _)) = ports.delayed.iter().min_by_key(|(number, _)| *number) else {
+    pub(super) fn release_delayed(&mut self) -> bool {
+        let io = &mut self.io;
+        let Some(&(least, _)) = io.delayed.iter().min_by_key(|(number, _)| *number) else {
             return false;
         };
-        if !ports.shared.replication.is_done(least) {
-            let awaited =
-                ports
-                    .shared
-                    .replication
-                    .wait_for_done(least, ports.member_number, &self.wake);
+        if !io.shared.replication.is_done(least) {
+            let awaited = io
+                .shared
+                .replication
+                .wait_for_done(least, io.member_number, &self.wake);
             if awaited == (DoneWait::Registered { must_wake: true }) {
-                ports.shared.wake_controller();
+                io.shared.wake_controller();
             }
             return awaited == DoneWait::Done;
         }
-        let (done, rest) = std::mem::take(&mut ports.delayed)
+        let (done, rest) = std::mem::take(&mut io.delayed)
             .into_iter()
-            .partition(|(number, _)| ports.shared.replication.is_done(*number));
+            .partition(|(number, _)| io.shared.replication.is_done(*number));
         // A closed queue becomes visible with the next snapshot, and that snapshot may fence.
-        if !ports.is_snapshot_current() {
-            ports.delayed = [done, rest].into_iter().flatten().collect();
+        if !io.is_snapshot_current() {
+            io.delayed = [done, rest].into_iter().flatten().collect();
             return true;
         }
         let done: VecDeque<(u64, Completion)> = done;
-        ports.delayed = rest;
+        io.delayed = rest;
         let done = done.into_iter().map(|(_, completion)| completion);
-        ports.completions.extend(done);
-        !ports.delayed.is_empty()
+        io.completions.extend(done);
+        !io.delayed.is_empty()
     }
 
     /// Sends late reads to a second leg.
-    fn hedge_late_reads(&mut self) {
+    pub(super) fn hedge_late_reads(&mut self) {
         for column in 0..self.io.hedges.len() {
             if self.io.hedges[column].next_hedge_at().is_none() {
                 continue;
@@ -292,7 +248,7 @@ impl ChannelCore {
     }
 
     /// Adopts a snapshot of this generation.
-    fn adopt(&mut self, (generation, view): (u64, Arc<LayoutSnapshot>)) {
+    pub(super) fn adopt(&mut self, (generation, snapshot): (u64, Arc<LayoutSnapshot>)) {
         // The controller sends the snapshot's connections before it publishes the snapshot, but
         // maybe after the last look at the messages. Without this, the connections would stay
         // unused.
@@ -300,28 +256,28 @@ impl ChannelCore {
             self.take_messages();
         }
         self.io.snapshot_generation = generation;
-        if view.fenced || self.engine.is_ended() {
+        if snapshot.fenced || self.engine.is_ended() {
             // This channel no longer uses connections that arrive late.
             self.unused_links.clear();
             return self.engine.fence(&mut self.io);
         }
-        let places = view.columns.len() * LEGS_MAX;
+        let places = snapshot.columns.len() * LEGS_MAX;
         if self.io.connections.len() < places {
             self.io.connections.resize_with(places, || None);
-            let columns = view.columns.len();
+            let columns = snapshot.columns.len();
             self.io.hedges.resize_with(columns, HedgeTracker::new);
-            let told = &mut self.io.losses_reported;
-            for column in told.len()..columns {
-                told.push(self.io.shared.lost_writes.count_of(column));
+            let reported = &mut self.io.losses_reported;
+            for column in reported.len()..columns {
+                reported.push(self.io.shared.lost_writes.count_of(column));
             }
         }
-        for (column, picture) in view.columns.iter().enumerate() {
-            for (leg, wanted) in picture.legs.iter().enumerate() {
+        for (column, wanted) in snapshot.columns.iter().enumerate() {
+            for (leg, wanted) in wanted.legs.iter().enumerate() {
                 self.replace_connection(column, leg, wanted.serial);
             }
         }
-        self.io.send_epoch(view.epoch);
-        if view
+        self.io.send_epoch(snapshot.epoch);
+        if snapshot
             .columns
             .iter()
             .any(|column| column.gate == Gate::Failed)
@@ -329,21 +285,19 @@ impl ChannelCore {
             self.io.fail_delayed_unreachable();
         }
         let generation_links = |link: &LegLink| {
-            let legs = &view.columns.get(link.column).map(|column| &column.legs);
+            let legs = &snapshot.columns.get(link.column).map(|column| &column.legs);
             legs.and_then(|legs| legs.get(link.leg))
                 .is_none_or(|leg| leg.serial < link.serial)
         };
         self.unused_links.retain(generation_links);
-        let ChannelCore {
-            engine, io: ports, ..
-        } = self;
+        let ChannelCore { engine, io, .. } = self;
         let live: Vec<bool> = (0..places)
             .map(|place| {
                 let (column, leg) = (place / LEGS_MAX, place % LEGS_MAX);
-                leg < view.columns[column].legs.len() && ports.is_live(&view, column, leg)
+                leg < snapshot.columns[column].legs.len() && io.is_live(&snapshot, column, leg)
             })
             .collect();
-        engine.adopt(&view, |column, leg| live[column * LEGS_MAX + leg], ports);
+        engine.adopt(&snapshot, |column, leg| live[column * LEGS_MAX + leg], io);
     }
 
     /// Ends a connection that the snapshot does not have, and installs the one that it has, if

@@ -8,15 +8,13 @@ use crate::controller::{ControllerEvent, Mailbox};
 use crate::engine::hedge::HedgeTracker;
 use crate::engine::locks::{LockHolder, LockRange};
 use crate::engine::{AckDependency, EngineBackend, LegAnswers};
-use crate::legs::mapped::{DirectLeg, MappedLeg};
+use crate::legs::mapped::MappedLeg;
 use crate::shared::VolumeShared;
 use crate::snapshot::{LayoutSnapshot, LegSet};
 use crate::status::Count;
-use arrayvec::ArrayVec;
-use bytes::Bytes;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LEGS_MAX;
-use pagemesh_base::slice::{Leg, SliceRequest, Stamp, TransactionPart};
+use pagemesh_base::slice::{Leg, SliceRequest, Stamp};
 use pagemesh_base::space::{Completion, SpaceError};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -75,66 +73,8 @@ pub(super) struct EngineIo {
 }
 
 impl EngineBackend for EngineIo {
-    fn can_change_sync(&mut self, column: usize, legs: LegSet, offset: u64) -> bool {
-        let Some(found) = self.mapped_legs(column * LEGS_MAX, legs) else {
-            return false;
-        };
-        found.iter().for_each(|leg| leg.prefetch_write(offset));
-        true
-    }
-
-    fn write_sync(
-        &mut self,
-        column: usize,
-        legs: LegSet,
-        offset: u64,
-        data: &Bytes,
-        stamp: Stamp,
-    ) -> LegAnswers {
-        match self.mapped_legs(column * LEGS_MAX, legs) {
-            Some(mut found) => MappedLeg::write_all(&mut found, offset, data, stamp),
-            None => unreachable!("can_change_sync returned true"),
-        }
-    }
-
-    fn transact_sync(
-        &mut self,
-        column: usize,
-        legs: LegSet,
-        parts: &[TransactionPart],
-        stamp: Stamp,
-    ) -> LegAnswers {
-        match self.mapped_legs(column * LEGS_MAX, legs) {
-            Some(mut found) => MappedLeg::transact_all(&mut found, parts, stamp),
-            None => unreachable!("can_change_sync returned true"),
-        }
-    }
-
-    fn queue_answers(&mut self, column: usize, legs: LegSet, tag: u64, answers: LegAnswers) {
-        let base = column * LEGS_MAX;
-        if let Some(found) = self.mapped_legs(base, legs) {
-            for (leg, answer) in found.into_iter().zip(answers) {
-                leg.push_completion(tag, answer);
-            }
-        }
-        for leg in legs.legs() {
-            if let Some(connection) = self.connections[base + leg].as_mut() {
-                connection.outstanding += 1;
-                self.outstanding += 1;
-            }
-        }
-    }
-
     fn is_snapshot_current(&self) -> bool {
         self.shared.generation() == self.snapshot_generation
-    }
-
-    fn try_acquire(&mut self, range: LockRange, key: u32) -> bool {
-        self.shared.locks.try_acquire(range, self.holder(key))
-    }
-
-    fn try_acquire_all(&mut self, ranges: &[LockRange], key: u32) -> bool {
-        self.shared.locks.try_acquire_all(ranges, self.holder(key))
     }
 
     fn send(&mut self, column: usize, legs: LegSet, tag: u64, request: SliceRequest) {
@@ -194,20 +134,20 @@ impl EngineBackend for EngineIo {
     }
 
     fn try_block_direct_clients(&mut self) -> bool {
-        let Some(guests) = self.shared.direct_access.get() else {
+        let Some(access) = self.shared.direct_access.get() else {
             return true;
         };
-        guests.segment.close();
-        let is_quiet = guests.segment.is_idle();
-        if !is_quiet {
-            guests.segment.reopen();
+        access.segment.close();
+        let is_idle = access.segment.is_idle();
+        if !is_idle {
+            access.segment.reopen();
         }
-        is_quiet
+        is_idle
     }
 
     fn unblock_direct_clients(&mut self) {
-        if let Some(guests) = self.shared.direct_access.get() {
-            guests.segment.reopen();
+        if let Some(access) = self.shared.direct_access.get() {
+            access.segment.reopen();
         }
     }
 
@@ -226,9 +166,10 @@ impl EngineBackend for EngineIo {
             AckDependency::BoundedLag => self.wait_for_number,
             AckDependency::FullReplication => self.shared.replication.last_number(),
         };
-        match self.shared.replication.is_done(number) {
-            true => self.completions.push(completion),
-            false => self.delayed.push_back((number, completion)),
+        if self.shared.replication.is_done(number) {
+            self.completions.push(completion);
+        } else {
+            self.delayed.push_back((number, completion));
         }
     }
 
@@ -293,8 +234,8 @@ impl EngineBackend for EngineIo {
     }
 
     fn must_report_loss(&mut self, column: usize) -> bool {
-        let told = &mut self.losses_reported[column];
-        self.shared.lost_writes.must_report(column, told)
+        let reported = &mut self.losses_reported[column];
+        self.shared.lost_writes.must_report(column, reported)
     }
 }
 
@@ -340,6 +281,28 @@ impl EngineIo {
         self.completions.extend(held);
     }
 
+    /// Queues these answers of mapped legs as answers to a message with this tag.
+    pub(super) fn queue_answers(
+        &mut self,
+        column: usize,
+        legs: LegSet,
+        tag: u64,
+        answers: LegAnswers,
+    ) {
+        let base = column * LEGS_MAX;
+        if let Some(found) = self.mapped_legs(base, legs) {
+            for (leg, answer) in found.into_iter().zip(answers) {
+                leg.push_completion(tag, answer);
+            }
+        }
+        for leg in legs.legs() {
+            if let Some(connection) = self.connections[base + leg].as_mut() {
+                connection.outstanding += 1;
+                self.outstanding += 1;
+            }
+        }
+    }
+
     /// Makes a change on several legs in one call, if all of them are mapped.
     fn change_sync(
         &mut self,
@@ -365,22 +328,6 @@ impl EngineIo {
             )),
             _ => None,
         }
-    }
-
-    /// Returns these legs if all of them are mapped in this process.
-    fn mapped_legs(
-        &mut self,
-        base: usize,
-        legs: LegSet,
-    ) -> Option<ArrayVec<&mut MappedLeg, LEGS_MAX>> {
-        let places = self.connections[base..].iter_mut().take(LEGS_MAX);
-        let wanted = places.enumerate().filter(|(leg, _)| legs.contains(*leg));
-        let mut found = ArrayVec::new();
-        for (_, connection) in wanted {
-            let any = connection.as_mut()?.leg.as_any()?;
-            found.push(any.downcast_mut()?);
-        }
-        Some(found)
     }
 
     /// Announces an epoch on every connection that has an older one. A read carries no epoch: a
@@ -412,15 +359,15 @@ impl EngineIo {
         legs.find_map(|connection| connection.leg.now())
     }
 
-    fn holder(&self, key: u32) -> LockHolder {
+    pub(super) fn holder(&self, key: u32) -> LockHolder {
         LockHolder {
             member: self.member_number,
             key,
         }
     }
 
-    pub(super) fn is_live(&self, view: &LayoutSnapshot, column: usize, leg: usize) -> bool {
-        let wanted = view.columns[column].legs[leg].serial;
+    pub(super) fn is_live(&self, snapshot: &LayoutSnapshot, column: usize, leg: usize) -> bool {
+        let wanted = snapshot.columns[column].legs[leg].serial;
         self.connections
             .get(column * LEGS_MAX + leg)
             .and_then(Option::as_ref)
