@@ -21,7 +21,7 @@
 //!    one `recv` takes all bytes that have arrived.
 //! 2. `Connection::submit_batch` → `Receiver::next_frame` yields a `RequestFrame::Whole` of header and
 //!    payload. A short payload is copied out once; one above `COPIED_BYTES_MAX` is received in place.
-//! 3. `Connection::start_request` → `plan::plan` checks the header: `RequestPlan::Submit` of a
+//! 3. `Connection::start_request` → `requests::plan` checks the header: `RequestPlan::Submit` of a
 //!    `Request::Write`, and `Continuation::Done`. `InFlight::begin` gives the token.
 //! 4. The channel gets the request. A channel of a volume continues in `VolumeChannel::submit`, and
 //!    over `map` the write is done when that returns.
@@ -29,12 +29,11 @@
 //!    its request; `ReplyQueue::push`, and at the end of the pass `ReplyQueue::send`: one `send` for all
 //!    replies.
 
-use crate::in_flight::{CompletionStep, InFlight, RequestOutcome};
 use crate::limits::{BATCH_REQUESTS, HELD_BYTES_MAX, Limits, REQUESTS_MAX, SPIN_US};
 use crate::negotiation::{NegotiatedOptions, ProtocolViolation};
 use crate::outbox::ReplyQueue;
-use crate::plan::{RequestPlan, plan};
 use crate::receiver::{ReceiveOutcome, Receiver, RequestFrame};
+use crate::requests::{CompletionStep, InFlight, RequestOutcome, RequestPlan, plan};
 use crate::spin::SpinPolicy;
 use crate::stop_signal::{StopLevel, StopSignal};
 use crate::wait::{Interest, wait};

@@ -27,16 +27,15 @@ mod connection;
 mod exports;
 #[allow(missing_docs, reason = "only test_api exports parts of it")]
 mod handshake;
-mod in_flight;
 mod limits;
 mod listener;
 #[allow(missing_docs, reason = "only test_api exports parts of it")]
 mod negotiation;
 mod outbox;
 #[allow(missing_docs, reason = "only test_api exports parts of it")]
-mod plan;
-#[allow(missing_docs, reason = "only test_api exports parts of it")]
 mod receiver;
+#[allow(missing_docs, reason = "only test_api exports parts of it")]
+mod requests;
 mod server;
 mod spin;
 #[allow(missing_docs, reason = "only test_api exports parts of it")]

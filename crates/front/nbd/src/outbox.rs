@@ -3,9 +3,8 @@
 //! Headers lie one after the other in one buffer. The data of a read stays in the space's buffer
 //! and is sent from there. Replies are sent in the order of `push`.
 
-use crate::in_flight::RequestOutcome;
 use crate::limits::SEND_PARTS_MAX;
-use crate::plan::Failure;
+use crate::requests::{Failure, RequestOutcome};
 use crate::wire::{self, ChunkHeader, SimpleReply, allocation, chunk};
 use pagemesh_base::space::Extent;
 use rustix::fd::BorrowedFd;

@@ -10,7 +10,7 @@ use crate::limits::{
     SHORT_RECEIVE_REQUESTS, SKIPPED_BYTES_MAX,
 };
 use crate::negotiation::ProtocolViolation;
-use crate::plan::Failure;
+use crate::requests::Failure;
 use crate::wire::{Errno, HEADER_BYTES, Header, command};
 use bytes::Bytes;
 use rustix::buffer::spare_capacity;

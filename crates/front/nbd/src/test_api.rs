@@ -6,8 +6,8 @@ pub use crate::limits::{OPTIONS_MAX, RECEIVE_BYTES, SKIPPED_BYTES_MAX};
 pub use crate::negotiation::{
     INPUT_BYTES_MAX, NegotiatedOptions, Negotiation, NegotiationStep, ProtocolViolation,
 };
-pub use crate::plan::{Continuation, RequestPlan, next_zeroes, plan};
 pub use crate::receiver::{ReceiveOutcome, Receiver, RequestFrame};
+pub use crate::requests::{Continuation, RequestPlan, next_zeroes, plan};
 pub use crate::stop_signal::StopSignal;
 
 /// The numbers and messages of the protocol.
