@@ -17,8 +17,8 @@ use std::path::Path;
 const RULE: &str = "\
 A walk names, for the success path of a 4 KiB overwrite on a warm and healthy volume, from the request
 to its answer, each function that decides the way or changes state that other threads see. A
-predicate of a single load, bookkeeping of the calling thread alone, and cold steps are described in
-words.";
+predicate of a single load, bookkeeping of the calling thread alone, calls that only pass arguments
+on, and cold steps are described in words.";
 
 /// The first line of a section. It ends at the next heading of the same level.
 const HEADING: &str = "# One write";
@@ -27,7 +27,7 @@ const NBD: &str = "crates/front/nbd/src/connection.rs";
 const FUSE: &str = "crates/front/fuse/src/worker_pool.rs";
 const FS: &str = "crates/fs/src/file/write.rs";
 const PRELOAD: &str = "crates/preload/src/io/transfer.rs";
-const DIRECT: &str = "crates/direct/src/client/write.rs";
+const DIRECT: &str = "crates/direct/src/client/file.rs";
 const VOLUME: &str = "crates/volume/src/client/channel/mod.rs";
 const STORE: &str = "crates/store/src/session/mod.rs";
 

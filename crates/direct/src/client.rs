@@ -24,14 +24,13 @@ pub mod io_slot;
 mod joined_mount;
 mod mount_link;
 mod mount_status;
-mod operate;
 mod read;
 mod read_mapping;
 pub mod report;
 mod slot_resources;
 mod thread;
-mod write;
 mod write_atomic;
+mod write_tail;
 
 pub use direct_client::DirectClient;
 pub use file::DirectFile;

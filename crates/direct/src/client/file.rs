@@ -1,23 +1,52 @@
-//! A file on the direct path: its mount, its map, and the answers that need no operation.
+//! A file on the direct path: its mount, its map, its writes, and the frame of each operation.
 //!
 //! Invariants: a file gets its map from the first successful request, and keeps it. An answer
-//! relies on the map only as far as the map is not outdated.
+//! relies on the map only as far as the map is not outdated. The slot of a thread is locked before
+//! the row's operation begins, and until that has ended. A thread waits for a slot as long as an
+//! operation or two take; then the kernel serves the call.
+//!
+//! # One write
+//!
+//! A thread overwrites 4 KiB of a file. It has a slot with a row and with a session of each leg, and
+//! the file map covers the bytes.
+//!
+//! 1. `DirectFile::write` → `DirectFile::operate` locks the thread's slot (`JoinedMount::take_slot`).
+//! 2. `IoSlot::begin` marks the row active (`ClientRow::begin_op`), and then checks that the layout
+//!    lease is current and that neither the segment nor the file map is closed.
+//! 3. `Operation::write` → `Operation::overwrite`: `SharedFileMap::extent` gives the place of the
+//!    bytes.
+//! 4. `Operation::write_record` → `volume::legs::mapped::overwrite_all` →
+//!    `store::session::write::write_numbered`. The store continues there, and takes the number behind
+//!    the lock words (`DirectSegment::next_op`).
+//! 5. The row's operation ends (`ClientRow::end_op`), the slot is unlocked.
 
-use super::backoff::{AtomicReason, Backoff, now_ms};
+use super::backoff::{AtomicReason, Backoff, RETRY, now_ms};
 use super::direct_client::DirectClient;
+use super::io_slot::{Intent, LegResult, Operation, WriteOutcome};
 use super::joined_mount::JoinedMount;
-use crate::shared::op_counters::{self, Why};
+use super::mount_link::MountLink;
+use super::slot_resources::SlotResources;
+use super::thread::thread_number;
+use crate::protocol::wire::{self, ClientRequest};
+use crate::shared::op_counters::{self, IO_SLOTS, Why};
 use crate::shared::shared_file_map::SharedFileMap;
-use rustix::fd::RawFd;
+use pagemesh_base::slice::{SLICE_IO_BYTES_MAX, SliceError};
+use pagemesh_volume::MappedLeg;
+use pagemesh_volume::direct_access::DirectSegment;
+use rustix::fd::{AsFd, RawFd};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Duration;
 
 /// Calls that the kernel serves after a file was opened, or its size or pages changed, before the
 /// client asks the mount for the file map. A program that reads a small file once, or extends a
 /// file all the time, would ask in vain.
 const KERNEL_CALLS_PER_REQUEST: u32 = 4;
+
+/// Attempts to lock a busy slot before the kernel serves the call: operations take a microsecond or
+/// two.
+const SPINS: u32 = 400;
 
 /// A file on the direct path.
 pub struct DirectFile {
@@ -234,5 +263,158 @@ impl DirectFile {
             let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
             file_map.record_write_time(now_ns);
         }
+    }
+}
+
+impl DirectFile {
+    /// Overwrites bytes of the file, or appends at its end; none: the kernel does all of it.
+    /// Returns how many bytes were written, from the first on: the kernel does the rest. It must
+    /// not repeat bytes that others may have seen. See [`DirectFile::read`].
+    #[must_use]
+    pub fn write(&self, data: &[u8], offset: u64) -> Option<usize> {
+        // The range must not overflow.
+        offset.checked_add(data.len() as u64)?;
+        let (_, written) = self.or_count_kernel(self.try_write(data, Some(offset)))?;
+        Some(written)
+    }
+
+    /// Appends bytes at the current end of the file; none: the kernel does it. Returns the end
+    /// behind them. See [`DirectFile::read`].
+    #[must_use]
+    pub fn append(&self, data: &[u8]) -> Option<u64> {
+        let (end, _) = self.or_count_kernel(self.try_write(data, None))?;
+        Some(end)
+    }
+
+    /// The end of the written bytes, and their number; only an overwrite may write fewer.
+    fn try_write(&self, data: &[u8], offset: Option<u64>) -> Result<(u64, usize), Why> {
+        for is_last in [false, true] {
+            let end = || self.file_map.get().map_or(0, |file_map| file_map.size());
+            let place = (offset.unwrap_or_else(end), data.len(), Intent::Write);
+            let mut done = 0;
+            let is_done = |outcome: &WriteOutcome| matches!(outcome, WriteOutcome::Done(_));
+            let outcome = self.operate(place, is_done, |operation| {
+                let outcome = operation.write(data, offset);
+                done = match outcome {
+                    Some(Ok(WriteOutcome::Done(_))) => data.len(),
+                    _ => operation.bytes_done(),
+                };
+                if done > 0 {
+                    self.record_write_time();
+                }
+                outcome
+            });
+            match (outcome, offset) {
+                (Ok(WriteOutcome::Done(end)), _) => return Ok((end, data.len())),
+                (_, Some(offset)) if done > 0 => return Ok((offset + done as u64, done)),
+                (Err(why), _) => return Err(why),
+                (Ok(WriteOutcome::LeftToKernel), _) => return Err(Why::Growth),
+                (Ok(WriteOutcome::NoAppendSpace), _) if is_last => return Err(Why::Growth),
+                (Ok(WriteOutcome::NoAppendSpace), _) => {}
+            }
+            // The row is free here: the mount waits for it before it grants append space.
+            self.wants_append_space.store(true, Ordering::Relaxed);
+            self.refresh_file_map()?;
+        }
+        Err(Why::Growth)
+    }
+}
+
+impl DirectFile {
+    /// Runs an operation if direct access is allowed and the operation can be done. `is_done`
+    /// decides whether its result counts as a direct operation.
+    #[inline]
+    pub(super) fn operate<T>(
+        &self,
+        (offset, len, intent): (u64, usize, Intent),
+        is_done: impl Fn(&T) -> bool,
+        work: impl FnOnce(&mut Operation<'_, MappedLeg>) -> LegResult<T>,
+    ) -> Result<T, Why> {
+        if len == 0 || len > SLICE_IO_BYTES_MAX as usize {
+            return Err(Why::Long);
+        }
+        let mount = self.ready_mount()?;
+        let file_map = self.file_map.get().ok_or(Why::Asking)?;
+        let (number, mut slot) = mount.take_slot()?;
+        let SlotResources { io_slot, link, .. } = &mut *slot;
+        let place = (offset, len as u64, intent);
+        let begun = io_slot.begin(&mount.segment, file_map, self.ino, place);
+        let mut operation = begun.ok_or_else(|| begin_failure_reason(mount, file_map))?;
+        let worked = work(&mut operation);
+        if operation.must_wake_replicator() {
+            wake_replicator(link.as_ref(), &mount.segment);
+        }
+        drop(operation);
+        match worked.ok_or(Why::Busy)? {
+            Ok(done) => {
+                if let Some(counters) = &mount.counters
+                    && is_done(&done)
+                {
+                    counters.count_direct(number, self.account_index);
+                }
+                Ok(done)
+            }
+            Err(error) => Err(mount.release_failed(slot, &error)),
+        }
+    }
+}
+
+impl JoinedMount {
+    /// This thread's slot, with a row and legs.
+    #[inline]
+    fn take_slot(&self) -> Result<(usize, MutexGuard<'_, SlotResources>), Why> {
+        let (number, mut slot) = self.lock_io_slot().ok_or(Why::Busy)?;
+        slot.is_used = true;
+        if !slot.io_slot.is_ready(&self.segment) {
+            self.equip_slot(&mut slot)?;
+        }
+        Ok((number, slot))
+    }
+
+    /// This thread's slot, unless another thread keeps it locked.
+    #[inline]
+    fn lock_io_slot(&self) -> Option<(usize, MutexGuard<'_, SlotResources>)> {
+        let number = thread_number() % IO_SLOTS;
+        let slot = &self.io_slots[number];
+        for _ in 0..SPINS {
+            if let Ok(slot) = slot.try_lock() {
+                return Some((number, slot));
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
+
+    /// Releases a slot with a leg that failed: drops the legs if the session or its epoch is lost.
+    #[cold]
+    fn release_failed(&self, mut slot: MutexGuard<'_, SlotResources>, error: &SliceError) -> Why {
+        if matches!(error, SliceError::Lost(_) | SliceError::StaleEpoch { .. }) {
+            slot.drop_legs();
+            self.equip_backoff.delay(now_ms(), RETRY, Why::Renewing);
+            self.wake();
+        }
+        Why::Lost
+    }
+}
+
+/// Why no direct operation may begin on a file at the moment.
+#[cold]
+fn begin_failure_reason(mount: &JoinedMount, file_map: &SharedFileMap) -> Why {
+    if mount.segment.is_closed() || file_map.is_closed() {
+        Why::Closed
+    } else {
+        Why::Asking
+    }
+}
+
+/// Wakes the thread of the mount that sends the contents of the replication ring.
+#[cold]
+fn wake_replicator(link: Option<&MountLink>, segment: &DirectSegment) {
+    let called = link.map(|link| {
+        let request = ClientRequest::WakeReplicator.encode();
+        wire::send(link.as_fd(), &request, None)
+    });
+    if !matches!(called, Some(Ok(()))) {
+        segment.ring().rearm_wakeup();
     }
 }

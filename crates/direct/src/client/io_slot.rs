@@ -1,6 +1,6 @@
-//! A slot, and one operation in it, from the row's begin to its end: no socket, no thread, no
-//! clock. [`super::DirectFile`] gets a slot its resources; a simulation of direct clients uses legs
-//! of its own. The work of an operation is in `read`, `write` and `write_atomic`.
+//! A slot, and one operation in it, from the row's begin to its end, with the writes: no socket, no
+//! thread, no clock. [`super::DirectFile`] gets a slot its resources; a simulation of direct clients uses legs
+//! of its own. Other work of an operation is in `read`, `write_tail` and `write_atomic`.
 //!
 //! Invariants: an operation does its work only inside of the row's operation, after it has checked
 //! that direct access is not disabled. If it fails, the kernel does all of it.
@@ -13,9 +13,12 @@ use pagemesh_base::slice::SliceError;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::{APPEND_PAGES_MAX, AppendExtent};
 use pagemesh_store::consistent_read::CONSISTENT_READ_PAGES_MAX;
-use pagemesh_volume::DirectLeg;
 use pagemesh_volume::direct_access::{ClientRow, DirectSegment, FileRange, LayoutLease};
-use pagemesh_volume::replication_ring::RECORD_BYTES_MAX;
+use pagemesh_volume::replication_ring::{RECORD_BYTES_MAX, record_len, slots_of};
+use pagemesh_volume::{DirectLeg, overwrite_all};
+use std::cell::Cell;
+
+const PAGE: u64 = PAGE_BYTES as u64;
 
 /// A row, and a session of each leg. It belongs to one thread at a time.
 pub struct IoSlot<L> {
@@ -75,6 +78,17 @@ pub type LegResult<T> = Option<Result<T, SliceError>>;
 
 /// Extents of a range of as many pages as change atomically; the shortest span has eight.
 pub(super) type ExtentList<T> = ArrayVec<T, CONSISTENT_READ_PAGES_MAX>;
+
+/// The end of the bytes that may be overwritten without the append lock.
+pub(super) fn lock_free_end(file_map: &SharedFileMap) -> u64 {
+    let size = file_map.size();
+    if file_map.append_extent().is_some() {
+        // The end only rises.
+        size / PAGE * PAGE
+    } else {
+        size
+    }
+}
 
 pub(super) fn extents(
     file_map: &SharedFileMap,
@@ -250,5 +264,98 @@ impl<'a, L: DirectLeg> Operation<'a, L> {
     #[must_use]
     pub fn bytes_done(&self) -> usize {
         self.bytes_done
+    }
+}
+
+impl<L: DirectLeg> Operation<'_, L> {
+    /// Overwrites bytes of the file, or appends at its end; without an offset, appends at the
+    /// current end.
+    #[inline]
+    pub fn write(&mut self, data: &[u8], offset: Option<u64>) -> LegResult<WriteOutcome> {
+        let file_map = self.file_map;
+        let size = file_map.size();
+        let has_append_space = file_map.append_extent().is_some();
+        match offset {
+            Some(offset) if offset + data.len() as u64 <= lock_free_end(file_map) => {
+                let written = self.overwrite(data, offset)?;
+                Some(written.map(|()| WriteOutcome::Done(offset + data.len() as u64)))
+            }
+            Some(offset) if offset > size => Some(Ok(WriteOutcome::LeftToKernel)),
+            _ if !has_append_space => Some(Ok(WriteOutcome::NoAppendSpace)),
+            _ => self.write_tail(data, offset),
+        }
+    }
+
+    /// Overwrites bytes below the end of the file. None: the map does not cover them, or there is
+    /// no room for the record.
+    #[inline]
+    pub(super) fn overwrite(&mut self, data: &[u8], offset: u64) -> LegResult<()> {
+        let mut done = 0;
+        // After the check for direct access: a replica that is attached from now on waits for the
+        // row.
+        let has_replica = self.segment.ring().has_replica();
+        while done < data.len() {
+            let at = offset + done as u64;
+            let mut extent = self.file_map.extent(at, (data.len() - done) as u64)?;
+            // Of several records some may be done when one fails.
+            extent.len = if has_replica {
+                record_len(extent.offset, extent.len)
+            } else {
+                let legs = self.io_slot.legs.iter();
+                let each = legs.map(|leg| leg.record_len(extent.offset, extent.len));
+                each.min()?
+            };
+            let part = &data[done..done + extent.len as usize];
+            if let Err(error) = self.write_record(part, extent.offset)? {
+                return Some(Err(error));
+            }
+            done += part.len();
+            self.bytes_done = done;
+        }
+        Some(Ok(()))
+    }
+
+    /// Writes bytes to a place of the volume, as one record if there is an asynchronous replica.
+    #[inline]
+    pub(super) fn write_record(&mut self, data: &[u8], offset: u64) -> LegResult<()> {
+        self.row().set_range(offset, data.len() as u64);
+        let segment = self.segment;
+        if segment.ring().has_replica() {
+            return self.write_replicated(data, offset);
+        }
+        let epoch = self.io_slot.lease.as_ref()?.epoch;
+        let next = || segment.next_op();
+        let legs = &mut self.io_slot.legs;
+        Some(overwrite_all(legs, offset, data, epoch, next))
+    }
+
+    /// Writes one record, and publishes it in the replication ring. None: the ring has no room for
+    /// it.
+    fn write_replicated(&mut self, data: &[u8], offset: u64) -> LegResult<()> {
+        let (segment, row) = (self.segment, self.row());
+        let ring = segment.ring();
+        let len = data.len() as u64;
+        let io_slot = &mut *self.io_slot;
+        if !ring.has_room(&mut io_slot.ring_places_taken) || record_len(offset, len) != len {
+            return None;
+        }
+        let epoch = io_slot.lease.as_ref()?.epoch;
+        let copied = io_slot.replication_buffer.get_mut(..data.len())?;
+        copied.copy_from_slice(data);
+        let places = slots_of(offset, len);
+        let claimed = Cell::new(None);
+        let written = overwrite_all(&mut io_slot.legs, offset, copied, epoch, || {
+            debug_assert!(claimed.get().is_none(), "one record, one claim");
+            let place = ring.claim(row, places);
+            ring.prefetch_head(place);
+            claimed.set(Some(place));
+            segment.next_op()
+        });
+        self.must_wake_replicator |= match (&written, claimed.get()) {
+            (Ok(()), Some(place)) => ring.fill(place, offset, copied),
+            (Err(_), Some(place)) => ring.abandon_claim(place, places),
+            (_, None) => false,
+        };
+        Some(written)
     }
 }

@@ -5,9 +5,8 @@
 
 use super::file::DirectFile;
 use super::internal_fds;
-use super::io_slot::{Intent, LegResult, Operation, extents};
+use super::io_slot::{Intent, LegResult, Operation, extents, lock_free_end};
 use super::mount_link::MountLink;
-use super::write::lock_free_end;
 use crate::protocol::wire::{self, ClientRequest, MountReply};
 use bytes::Bytes;
 use pagemesh_base::ids::PageNo;
