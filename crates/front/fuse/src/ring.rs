@@ -1,22 +1,9 @@
-//! Requests and answers through a ring: `Documentation/filesystems/fuse/
-//! fuse-io-uring.rst`.
-//!
-//! An entry belongs to one of the kernel's queues. The kernel owns it while a command is in flight;
-//! the server owns it between the completion and the next command, which hands over the answer and
-//! fetches the next request. Commands for an entry may go through the rings of different threads;
-//! the next request comes through the ring of the last one.
+//! Whether the kernel has FUSE over io_uring (`Documentation/filesystems/fuse/fuse-io-uring.rst`),
+//! and how many queues, entries and threads a mount gets. The threads are in `worker_pool`.
 
-use crate::abi::{self, DATA_BYTES_MAX};
-use crate::device;
-use crate::memory::{CommandRing, EntryMemory, WaitMode, make_ring};
-use crate::reply::FuseReply;
-use crate::request::RawRequest;
+use crate::memory::{WaitMode, make_ring};
 use crate::worker_pool::EntryCounts;
-use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 
 /// The file by which the administrator enables it.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
@@ -86,106 +73,12 @@ fn count_cpus(list: &str) -> Option<usize> {
     Some(all)
 }
 
-/// An entry with a request to answer.
-pub(crate) struct RingRequest {
-    entry: EntryMemory,
-    pub(crate) header: abi::InHeader,
-    /// The kernel's id of the request.
-    commit_id: u64,
-}
-
 /// Pins the calling thread to the processor of the callers that it serves.
 pub(crate) fn pin_to_cpu(processor: u16) {
     let mut only = CpuSet::new();
     only.set(processor.into());
     if let Err(cause) = sched_setaffinity(None, &only) {
         tracing::debug!(processor, %cause, "cannot pin a thread of the ring to its processor");
-    }
-}
-
-/// Whether a command ended because the mount did.
-fn is_unmounted(code: i32) -> bool {
-    let over = [Errno::NOTCONN, Errno::CONNABORTED, Errno::NODEV];
-    over.iter().any(|errno| code == -errno.raw_os_error())
-}
-
-/// The kernel's queues of a mount.
-pub(crate) struct RingQueues(pub(crate) Arc<OwnedFd>);
-
-fn command(queue: u16, commit: u64) -> abi::RingCommand {
-    abi::RingCommand {
-        commit,
-        queue,
-        ..abi::RingCommand::default()
-    }
-}
-
-impl RingQueues {
-    /// Gives the kernel a new entry for a queue.
-    pub(crate) fn register(&self, commands: &mut CommandRing, queue: u16) -> io::Result<()> {
-        let entry = EntryMemory::new(queue, DATA_BYTES_MAX as usize)?;
-        let (device, command) = (self.0.as_fd(), command(queue, 0));
-        commands.submit_entry(device, abi::RING_REGISTER, &command, entry, true)
-    }
-
-    /// Gives back an answered entry, for the next request.
-    pub(crate) fn commit(&self, commands: &mut CommandRing, taken: RingRequest) -> io::Result<()> {
-        let (device, command) = (self.0.as_fd(), command(taken.queue(), taken.commit_id));
-        let code = abi::RING_COMMIT_AND_FETCH;
-        commands.submit_entry(device, code, &command, taken.entry, false)
-    }
-
-    /// The request of an entry after its command ended with this code; None: the mount is gone.
-    pub(crate) fn take(
-        &self,
-        entry: EntryMemory,
-        code: i32,
-    ) -> io::Result<Option<(RingRequest, RawRequest)>> {
-        match code {
-            0.. => {}
-            // The kernel may end a command with any error while the mount ends.
-            code if is_unmounted(code) || !device::is_alive(&self.0) => return Ok(None),
-            code => return Err(io::Error::from_raw_os_error(-code)),
-        }
-        let header: abi::InHeader = entry.get(0);
-        let op: [u8; abi::OP_BYTES_MAX] = entry.get(abi::ring::OP_AT);
-        let about: abi::RingEntry = entry.get(abi::ring::ENTRY_AT);
-        let payload = entry.payload(about.payload_len as usize);
-        let mut taken = RingRequest {
-            entry,
-            header,
-            commit_id: about.commit,
-        };
-        // The default answer is an error.
-        taken.put_header(-Errno::IO.raw_os_error(), 0);
-        Ok(Some((taken, RawRequest::from_parts(header, &op, payload))))
-    }
-}
-
-impl RingRequest {
-    pub(crate) fn queue(&self) -> u16 {
-        self.entry.queue
-    }
-
-    /// Puts an answer, which the kernel gets with the entry. The caller should have dropped the
-    /// payload of the request.
-    pub(crate) fn answer(&mut self, answer: &FuseReply) -> io::Result<()> {
-        let bytes = answer.bytes();
-        self.entry.put_payload(bytes)?;
-        self.put_header(answer.error(), bytes.len());
-        Ok(())
-    }
-
-    fn put_header(&mut self, error: i32, payload_len: usize) {
-        let header = abi::OutHeader {
-            len: (size_of::<abi::OutHeader>() + payload_len) as u32,
-            error,
-            unique: self.header.unique,
-        };
-        self.entry.put(0, header);
-        let mut about: abi::RingEntry = self.entry.get(abi::ring::ENTRY_AT);
-        about.payload_len = payload_len as u32;
-        self.entry.put(abi::ring::ENTRY_AT, about);
     }
 }
 

@@ -8,8 +8,8 @@ use crate::device::{Device, DeviceOptions};
 use crate::extra_threads::{CountedHandler, ExtraThreads, StartThread};
 use crate::reply::FuseReply;
 use crate::request_handler::RequestHandler;
-use crate::ring::{self, RingQueues};
-use crate::worker_pool::{self, Role, WorkerPool};
+use crate::ring;
+use crate::worker_pool::{self, RingQueues, Role, WorkerPool};
 use crate::{Caching, MountError, MountOptions, THREADS_MAX, Transport};
 use pagemesh_base::cpu_latency;
 use rustix::io::Errno;
@@ -164,13 +164,13 @@ impl FuseSession {
             handler: Arc::clone(files),
             extra_threads: Arc::clone(&reserve),
         }) as Arc<dyn RequestHandler>);
-        let mut crews = Vec::new();
+        let mut pools = Vec::new();
         match queues {
             Some(_) if !is_offered => {
                 let cause = io::Error::other("it does not offer it for this mount");
                 return Err(SessionError::Ring(cause));
             }
-            Some(queues) => crews = session.start_rings(&ending, files, queues, threads)?,
+            Some(queues) => pools = session.start_rings(&ending, files, queues, threads)?,
             None => {
                 for _ in 1..threads {
                     let device = Arc::new(session.device.clone_connection()?);
@@ -180,7 +180,7 @@ impl FuseSession {
         }
         let device = Arc::clone(&session.device.file);
         session.start_classic(&ending, files, device)?;
-        session.start_extra_threads(files, &reserve, crews)?;
+        session.start_extra_threads(files, &reserve, pools)?;
         Ok(session)
     }
 
@@ -189,7 +189,7 @@ impl FuseSession {
         &mut self,
         files: &Arc<dyn RequestHandler>,
         reserve: &Arc<ExtraThreads>,
-        crews: Vec<Arc<WorkerPool>>,
+        pools: Vec<Arc<WorkerPool>>,
     ) -> io::Result<()> {
         let (device, files) = (Arc::clone(&self.device), Arc::clone(files));
         let noter = self.cpu_awake_thread.request_counter();
@@ -203,10 +203,10 @@ impl FuseSession {
                     tracing::warn!(%cause, "an additional thread of the mount failed");
                 }
             };
-            match crews.get(line / ring::QUEUES_PER_POOL) {
-                Some(crew) => {
-                    let (crew, role) = (Arc::clone(crew), Role::Follower(line as u16));
-                    thread.spawn(move || ended(worker_pool::serve(&crew, &*files, role, |_| {})))
+            match pools.get(line / ring::QUEUES_PER_POOL) {
+                Some(pool) => {
+                    let (pool, role) = (Arc::clone(pool), Role::Follower(line as u16));
+                    thread.spawn(move || ended(worker_pool::serve(&pool, &*files, role, |_| {})))
                 }
                 None => {
                     let mut more =
@@ -258,20 +258,20 @@ impl FuseSession {
         let entries = ring::entries(queues, threads);
         let (told, answers) = channel();
         let queues: Vec<u16> = (0..queues as u16).collect();
-        let mut crews = Vec::new();
+        let mut pools = Vec::new();
         for queues in queues.chunks(ring::QUEUES_PER_POOL) {
             let device = RingQueues(Arc::clone(&self.device.file));
-            let crew = Arc::new(WorkerPool::new(
+            let pool = Arc::new(WorkerPool::new(
                 device,
                 self.cpu_awake_thread.request_counter(),
                 queues,
                 entries,
             ));
-            crews.push(Arc::clone(&crew));
-            for role in crew.roles() {
-                let (crew, files, told) = (Arc::clone(&crew), Arc::clone(files), told.clone());
+            pools.push(Arc::clone(&pool));
+            for role in pool.roles() {
+                let (pool, files, told) = (Arc::clone(&pool), Arc::clone(files), told.clone());
                 self.spawn("fuse-ring", ending, move || {
-                    worker_pool::serve(&crew, &*files, role, |failed| {
+                    worker_pool::serve(&pool, &*files, role, |failed| {
                         // The starting thread waits for this.
                         let _ = told.send(failed);
                         drop(told);
@@ -282,7 +282,7 @@ impl FuseSession {
         drop(told);
         match answers.iter().flatten().next() {
             Some(cause) => Err(SessionError::Ring(cause)),
-            None => Ok(crews),
+            None => Ok(pools),
         }
     }
 

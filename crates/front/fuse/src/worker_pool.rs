@@ -1,5 +1,10 @@
 //! The threads that serve some of the kernel's queues, and how they share the requests.
 //!
+//! An entry belongs to one of the kernel's queues. The kernel owns it while a command is in flight;
+//! the server owns it between the completion and the next command, which hands over the answer and
+//! fetches the next request. Commands for an entry may go through the rings of different threads;
+//! the next request comes through the ring of the last one.
+//!
 //! There are *followers*, as many as entries, and one *lead*. A follower has one entry or none.
 //! With an entry, it serves the requests that come in it, one after the other. Without one, it
 //! waits until another thread passes it an entry.
@@ -18,29 +23,33 @@
 //!
 //! # One write
 //!
-//! The kernel has FUSE over io_uring enabled (`enable_uring`). A program writes 4 KiB within a file.
+//! The kernel has FUSE over io_uring enabled (`enable_uring`), so that a mount uses it. A program
+//! writes 4 KiB within a file.
 //!
-//! 1. `PoolWorker::serve_some` → `CommandRing::wait`: the thread of this processor sleeps until an entry
-//!    has a request. `RingQueues::take` takes the header and the payload, which stays in the entry's
-//!    memory. `PoolWorker::handle_entry` → `RawRequest::decode` makes a `Request::Write` of it.
+//! 1. `PoolWorker::serve_some` → `CommandRing::wait`: the thread of this processor sleeps until an
+//!    entry has a request. `RingQueues::take` takes the header and the payload, which stays in the
+//!    entry's memory. `PoolWorker::handle_entry` → `RawRequest::decode` makes a `Request::Write`.
 //! 2. `QueuedWrites::begin` takes an idle channel as a write queue (`Fs::try_write_queue`) and calls
-//!    `Fs::begin_write`; the file system continues there.
-//! 3. Over `map` the write is done by then: `PoolWorker::reap` → `QueuedWrites::reap` finds its result.
-//!    `PoolWorker::answer` puts it into the entry, and `RingQueues::commit` → `CommandRing::submit_entry`
-//!    gives the entry back to the kernel, for the next request.
+//!    `Fs::begin_write`. The file system continues there.
+//! 3. Over `map` the write is done by then: `PoolWorker::reap` → `QueuedWrites::reap` finds its
+//!    result. `PoolWorker::answer` puts it into the entry, and `RingQueues::commit` →
+//!    `CommandRing::submit_entry` gives the entry back to the kernel, for the next request.
 //!
-//! Over `tcp` the thread takes other requests between steps 2 and 3. A request that cannot be begun so
-//! is handled at once (`FsHandler`), or passed to another thread. Without `enable_uring`
-//! threads read the requests from `/dev/fuse` (`classic`, `batching`) and begin writes the same way.
+//! Over `tcp` the thread takes other requests between steps 2 and 3. A request that cannot be begun
+//! so is handled at once (`FsHandler`), or passed to another thread. Without `enable_uring`, threads
+//! read the requests from `/dev/fuse` (`classic`, `batching`) and begin writes the same way.
 
+use crate::abi::{self, DATA_BYTES_MAX};
 use crate::batching::IMMEDIATE_MAX;
 use crate::busy::RequestCounter;
-use crate::memory::{CommandRing, RingEvent, WaitMode};
+use crate::device;
+use crate::memory::{CommandRing, EntryMemory, RingEvent, WaitMode};
 use crate::reply::FuseReply;
 use crate::request::RawRequest;
 use crate::request_handler::{AsyncWriter, BeginResult, RequestHandler};
-use crate::ring::{RingQueues, RingRequest, pin_to_cpu};
+use crate::ring::pin_to_cpu;
 use pagemesh_base::poison::{self, recover};
+use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -96,13 +105,13 @@ struct WorkerPoolState {
 impl WorkerPool {
     pub(crate) fn new(
         device: RingQueues,
-        noter: RequestCounter,
+        request_counter: RequestCounter,
         queues: &[u16],
         entries: EntryCounts,
     ) -> WorkerPool {
         WorkerPool {
             device,
-            request_counter: noter,
+            request_counter,
             queues: queues.to_vec(),
             entries,
             pending_requests: AtomicUsize::new(0),
@@ -214,29 +223,29 @@ impl Drop for PoolWorker<'_> {
     }
 }
 
-/// Serves until the mount is gone. Calls `told` once it is ready, or with the reason for which it
+/// Serves until the mount is gone. Calls `report` once it is ready, or with the reason for which it
 /// is not.
 pub(crate) fn serve(
-    crew: &WorkerPool,
+    pool: &WorkerPool,
     files: &dyn RequestHandler,
     role: Role,
-    told: impl FnOnce(Option<io::Error>),
+    report: impl FnOnce(Option<io::Error>),
 ) -> io::Result<()> {
-    let begun = PoolWorker::start(crew, files, role).and_then(|mut server| {
+    let begun = PoolWorker::start(pool, files, role).and_then(|mut server| {
         // A command ends at once if the kernel refuses it, or if a request is pending already.
         let is_there = server.serve_events()?;
         Ok((server, is_there))
     });
     match begun {
         Ok((mut server, mut is_there)) => {
-            told(None);
+            report(None);
             while is_there {
                 is_there = server.serve_some()?;
             }
             Ok(())
         }
         Err(cause) => {
-            told(Some(io::Error::new(cause.kind(), cause.to_string())));
+            report(Some(io::Error::new(cause.kind(), cause.to_string())));
             Err(cause)
         }
     }
@@ -244,11 +253,11 @@ pub(crate) fn serve(
 
 impl<'s> PoolWorker<'s> {
     fn start(
-        crew: &'s WorkerPool,
+        pool: &'s WorkerPool,
         files: &'s dyn RequestHandler,
         role: Role,
     ) -> io::Result<PoolWorker<'s>> {
-        let all = (crew.entries.initial + crew.entries.additional) * crew.queues.len();
+        let all = (pool.entries.initial + pool.entries.additional) * pool.queues.len();
         let is_lead = role == Role::Lead;
         let commands = match is_lead {
             true => CommandRing::new(all, WaitMode::ByPoll)?,
@@ -256,7 +265,7 @@ impl<'s> PoolWorker<'s> {
             false => CommandRing::new(1, WaitMode::InRing)?,
         };
         let mut server = PoolWorker {
-            pool: crew,
+            pool,
             files,
             async_writer: files.async_writer().unwrap_or(Box::new(NoAsyncWriter)),
             commands,
@@ -272,7 +281,7 @@ impl<'s> PoolWorker<'s> {
         match role {
             Role::Lead => {
                 let ring = server.commands.descriptor().try_clone_to_owned()?;
-                let mut shared = crew.lock_shared();
+                let mut shared = pool.lock_shared();
                 if shared.is_stopping {
                     return Err(io::Error::other("the other threads of the pool have ended"));
                 }
@@ -280,7 +289,7 @@ impl<'s> PoolWorker<'s> {
             }
             Role::Follower(queue) => {
                 server.pin_to_queue(queue);
-                crew.device.register(&mut server.commands, queue)?;
+                pool.device.register(&mut server.commands, queue)?;
             }
             Role::Spare => {}
         }
@@ -441,6 +450,100 @@ impl<'s> PoolWorker<'s> {
             // The lead is about to start.
             Err(taken) => self.pool.device.commit(&mut self.commands, taken),
         }
+    }
+}
+
+/// An entry with a request to answer.
+pub(crate) struct RingRequest {
+    entry: EntryMemory,
+    pub(crate) header: abi::InHeader,
+    /// The kernel's id of the request.
+    commit_id: u64,
+}
+
+/// Whether a command ended because the mount did.
+fn is_unmounted(code: i32) -> bool {
+    let over = [Errno::NOTCONN, Errno::CONNABORTED, Errno::NODEV];
+    over.iter().any(|errno| code == -errno.raw_os_error())
+}
+
+/// The kernel's queues of a mount.
+pub(crate) struct RingQueues(pub(crate) Arc<OwnedFd>);
+
+fn command(queue: u16, commit: u64) -> abi::RingCommand {
+    abi::RingCommand {
+        commit,
+        queue,
+        ..abi::RingCommand::default()
+    }
+}
+
+impl RingQueues {
+    /// Gives the kernel a new entry for a queue.
+    pub(crate) fn register(&self, commands: &mut CommandRing, queue: u16) -> io::Result<()> {
+        let entry = EntryMemory::new(queue, DATA_BYTES_MAX as usize)?;
+        let (device, command) = (self.0.as_fd(), command(queue, 0));
+        commands.submit_entry(device, abi::RING_REGISTER, &command, entry, true)
+    }
+
+    /// Gives back an answered entry, for the next request.
+    pub(crate) fn commit(&self, commands: &mut CommandRing, taken: RingRequest) -> io::Result<()> {
+        let (device, command) = (self.0.as_fd(), command(taken.queue(), taken.commit_id));
+        let code = abi::RING_COMMIT_AND_FETCH;
+        commands.submit_entry(device, code, &command, taken.entry, false)
+    }
+
+    /// The request of an entry after its command ended with this code; None: the mount is gone.
+    pub(crate) fn take(
+        &self,
+        entry: EntryMemory,
+        code: i32,
+    ) -> io::Result<Option<(RingRequest, RawRequest)>> {
+        match code {
+            0.. => {}
+            // The kernel may end a command with any error while the mount ends.
+            code if is_unmounted(code) || !device::is_alive(&self.0) => return Ok(None),
+            code => return Err(io::Error::from_raw_os_error(-code)),
+        }
+        let header: abi::InHeader = entry.get(0);
+        let op: [u8; abi::OP_BYTES_MAX] = entry.get(abi::ring::OP_AT);
+        let about: abi::RingEntry = entry.get(abi::ring::ENTRY_AT);
+        let payload = entry.payload(about.payload_len as usize);
+        let mut taken = RingRequest {
+            entry,
+            header,
+            commit_id: about.commit,
+        };
+        // The default answer is an error.
+        taken.put_header(-Errno::IO.raw_os_error(), 0);
+        Ok(Some((taken, RawRequest::from_parts(header, &op, payload))))
+    }
+}
+
+impl RingRequest {
+    pub(crate) fn queue(&self) -> u16 {
+        self.entry.queue
+    }
+
+    /// Puts an answer, which the kernel gets with the entry. The caller should have dropped the
+    /// payload of the request.
+    pub(crate) fn answer(&mut self, answer: &FuseReply) -> io::Result<()> {
+        let bytes = answer.bytes();
+        self.entry.put_payload(bytes)?;
+        self.put_header(answer.error(), bytes.len());
+        Ok(())
+    }
+
+    fn put_header(&mut self, error: i32, payload_len: usize) {
+        let header = abi::OutHeader {
+            len: (size_of::<abi::OutHeader>() + payload_len) as u32,
+            error,
+            unique: self.header.unique,
+        };
+        self.entry.put(0, header);
+        let mut about: abi::RingEntry = self.entry.get(abi::ring::ENTRY_AT);
+        about.payload_len = payload_len as u32;
+        self.entry.put(abi::ring::ENTRY_AT, about);
     }
 }
 

@@ -9,14 +9,15 @@
 //!
 //! A front begins a write of 4 KiB within a file without holes.
 //!
-//! 1. `Fs::begin_write` → `file::write::begin_write` → `write::try_overwrite`: under the core's lock it takes the
-//!    file's lock shared. `write::plan_overwrite` finds the pages by `extents::file_extents`, records the
-//!    time, and makes requests of the volume. The core's lock is released.
-//! 2. `WriteQueue::begin` → `IoChannel::submit`: the channel of the volume gets the request.
+//! 1. `Fs::begin_write` → `file::write::begin_write` → `write::try_overwrite`: under the core's lock it
+//!    takes the file's lock shared. `write::plan_overwrite` finds the pages by
+//!    `extents::file_extents`, records the time, and makes requests of the volume. The core's lock is
+//!    released.
+//! 2. `WriteQueue::begin` gives the request to the channel of the volume (`VolumeChannel::submit`).
 //! 3. `WriteQueue::reap` takes the completion, releases the file's lock, and reports the result.
 //!
-//! Neither this process nor the kernel caches the data. A write that needs any other step returns from
-//! step 1, and its caller calls `write`, which waits for the volume.
+//! Neither this process nor the kernel caches the data. A write that needs any other step returns
+//! from step 1; its caller then calls [`write()`], which waits for the volume.
 
 use crate::error::{Corruption, Result};
 use crate::file::extents::file_extents;

@@ -49,6 +49,20 @@ impl Fs {
         write::write(&self.txs, channel, ino, offset, data, durable)
     }
 
+    /// Creates a queue for several concurrent writes ([`Fs::begin_write`]). Drop it when it is
+    /// empty and no write follows: other calls may wait for its channel.
+    ///
+    /// # Errors
+    /// As [`Fs::borrow_channel`].
+    pub fn write_queue(&self) -> Result<WriteQueue<'_>> {
+        Ok(WriteQueue::new(self.txs.channels.borrow()?))
+    }
+
+    /// As [`Fs::write_queue`], without waiting; `None` if there is no idle channel.
+    pub fn try_write_queue(&self) -> Option<WriteQueue<'_>> {
+        self.txs.channels.try_borrow().map(WriteQueue::new)
+    }
+
     /// Begins an overwrite; the queue reports its end under `id`. Returns false if the write
     /// changes more than existing bytes, or may have to wait for other operations. Then nothing has
     /// begun, and [`Fs::write`] can do it once the queue is empty.

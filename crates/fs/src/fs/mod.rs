@@ -9,7 +9,6 @@ use crate::error::{FsError, Result};
 use crate::file::sync::LostWriteCursor;
 use crate::io::channel::{IoChannel, Wait};
 use crate::io::channel_pool::PooledChannel;
-use crate::io::write_queue::WriteQueue;
 use crate::live::kernel_hooks::KernelHooks;
 use crate::recovery::mount;
 use crate::txn::manager::{Clock, TxManager};
@@ -114,20 +113,6 @@ impl Fs {
     /// Errors of the volume. The error that it has no further channel comes only after 30 s.
     pub fn borrow_channel(&self) -> Result<PooledChannel<'_>> {
         self.txs.channels.borrow()
-    }
-
-    /// Creates a queue for several concurrent writes ([`Fs::begin_write`]). Drop it when it is
-    /// empty and no write follows: other calls may wait for its channel.
-    ///
-    /// # Errors
-    /// As [`Fs::borrow_channel`].
-    pub fn write_queue(&self) -> Result<WriteQueue<'_>> {
-        Ok(WriteQueue::new(self.txs.channels.borrow()?))
-    }
-
-    /// As [`Fs::write_queue`], without waiting; `None` if there is no idle channel.
-    pub fn try_write_queue(&self) -> Option<WriteQueue<'_>> {
-        self.txs.channels.try_borrow().map(WriteQueue::new)
     }
 
     /// Lets idle channels take part in the work of the volume, such as the return of a copy, and

@@ -6,16 +6,17 @@
 //!
 //! # One write
 //!
-//! A program calls `pwrite` with 4 KiB within a file. The function in `interposed` finds that the
-//! descriptor is in the table.
+//! A program calls `pwrite` with 4 KiB within a file. One load in the function of `interposed` finds
+//! that the descriptor is in the table.
 //!
-//! 1. `io::transfer::pwrite` → `DirectCall::begin` → `table::enter`: the entry stays in use until the call ends.
-//! 2. `transfer::write_from`: `DirectCall::file` checks the entry and that the number still leads to its
-//!    file; the pages of the buffer are touched.
-//! 3. `transfer::write_bytes` → `EngineFile::write` calls `DirectFile::write` on a stack of this library; the direct client
-//!    continues there.
+//! 1. `io::transfer::pwrite` → `DirectCall::begin` → `table::enter`: the entry is not reused until the
+//!    call ends.
+//! 2. `transfer::write_from`: `DirectCall::file` checks the entry, and that the number still leads to
+//!    its file; then the pages of the buffer are touched.
+//! 3. `transfer::write_bytes` → `EngineFile::write` calls `DirectFile::write` on a stack of this
+//!    library. The direct client continues there.
 //!
-//! Every other write calls the real `pwrite` (`DirectCall::by_kernel` counts the reason).
+//! Every other write calls the real `pwrite`, and its reason is counted.
 
 use crate::descriptors::attributes::refers_to;
 use crate::descriptors::open_description::IoMode;
