@@ -21,7 +21,6 @@ pub const EARLIER_WORDS: &[(&str, usize)] = &[
     ("amid", 10),
     ("bell", 3),
     ("board", 17),
-    ("crew", 27),
     ("dice", 17),
     ("guest", 256),
     ("house", 26),
