@@ -989,7 +989,7 @@ fn direct_clients_are_killed_with_async_replica() {
     file.sync_data().unwrap();
     drop(file);
     let shown = cluster.json(&["volume", "show", "files"]).to_string();
-    assert!(shown.contains("async-replica"), "{shown}");
+    assert!(shown.contains(r#""state":"following""#), "{shown}");
     let mount = mounted::promote_async_replica(&mut cluster, mount);
     let file = open_file(&mount, "file");
     assert_eq!(check_pages(&file, &acknowledged), seqs);

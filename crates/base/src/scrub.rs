@@ -32,16 +32,26 @@ pub struct ScrubReport {
 }
 
 impl ScrubReport {
-    /// The number of all corrections.
+    /// The number of all corrections. A report from outside may have any numbers, so the sum
+    /// saturates.
     #[must_use]
     pub fn corrected(&self) -> u64 {
-        let journal = self.records + self.skipped_journals + self.in_flight;
-        self.superblocks + journal + self.bitmap_lines + self.objects + self.slots
+        [
+            self.superblocks,
+            self.records,
+            self.skipped_journals,
+            self.in_flight,
+            self.bitmap_lines,
+            self.objects,
+            self.slots,
+        ]
+        .into_iter()
+        .fold(0, u64::saturating_add)
     }
 }
 
-/// The JSON form of a [`ScrubReport`]. The manager of the previous version requires the earlier names in heartbeats: without
-/// them it would refuse the brick.
+/// The JSON form of a [`ScrubReport`]. The manager of the previous version requires the earlier names
+/// in heartbeats: without them it would refuse the brick.
 #[derive(Serialize, Deserialize)]
 struct ScrubReportKeys {
     checked: u64,
@@ -119,6 +129,15 @@ mod tests {
 
     fn read(document: Value) -> ScrubReport {
         serde_json::from_value(document).expect("a report")
+    }
+
+    #[test]
+    fn sum_of_extreme_counts_saturates() {
+        let report = ScrubReport {
+            records: u64::MAX,
+            ..REPORT
+        };
+        assert_eq!(report.corrected(), u64::MAX);
     }
 
     #[test]

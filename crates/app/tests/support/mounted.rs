@@ -257,7 +257,7 @@ pub fn mount_with_async_replica() -> Option<(Cluster, TestMount)> {
 pub fn await_async_replica(cluster: &Cluster) {
     until("the copy follows", || {
         let shown = cluster.json(&["volume", "show", "files"]).to_string();
-        shown.contains("async-replica")
+        shown.contains(r#""state":"following""#)
     });
 }
 

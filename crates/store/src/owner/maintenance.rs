@@ -1,5 +1,15 @@
 //! The owner's work for its sessions: it grants frames, recalls them, and answers waiting sessions.
 //!
+//! [`Pool::maintain`] takes these steps, when the doorbell of the control segment has woken the brick:
+//!
+//! 1. [`Pool::checkpoint`] applies the records below the lowest floor: it flushes frame-table lines and
+//!    slots that their session has not flushed, and changes the bitmap. One fence; then the
+//!    superblock with the new checkpoint and journal heads; only then are replaced frames free again.
+//! 2. If a stalled operation holds the checkpoint back and journals are full,
+//!    [`Pool::partial_checkpoint`] applies the records beyond it.
+//! 3. [`Pool::reclaim`] frees frames of deleted objects, `Pool::refill` grants frames to
+//!    sessions, and `Pool::answer_request` wakes those that wait.
+//!
 //! Invariant: the owner waits for an operation of a session only for a short time.
 
 use super::error::ObjectError;

@@ -135,8 +135,8 @@ impl<M: Media> Session<M> {
     }
 }
 
-/// Writes pages in one record: the six steps of a write. The first and the last may be written in part; the rest of them is
-/// then merged from the first leg's page for all legs.
+/// Writes pages in one record: the six steps of a write. The first and the last page may be written
+/// in part; the rest of them is then merged from the first leg's page for all legs.
 fn write_pages<M: Media>(
     legs: &mut [LegSession<'_, M>],
     page: PageNo,
