@@ -2,7 +2,8 @@
 //!
 //! A [`ChannelMeter`] belongs to the thread that makes the operations. Another thread reads
 //! [`Totals`] from it, sums those of all channels, and sends the difference to the last report as
-//! a [`Report`]. The receiver adds reports up again.
+//! a [`Report`]. The receiver adds reports up again, and keeps the last day of each series in a
+//! [`History`].
 //!
 //! Invariants:
 //! - one thread writes a meter, with plain stores; no operation takes a lock or a locked instruction;
@@ -11,11 +12,13 @@
 //! - a report from outside is checked before it is used, and sums saturate.
 
 mod histogram;
+mod history;
 mod meter;
 mod report;
 mod totals;
 
 pub use histogram::{BUCKETS, OCTAVES, bucket_of, bucket_range, octave_of, octave_range};
+pub use history::{History, LATENCY_UNIT_NS, LONG_STEP, SHORT_STEP, Sample, Series};
 pub use meter::{ChannelMeter, SAMPLE_INTERVAL, Sampler};
 pub use report::{KindReport, Report, ReportError};
 pub use totals::{KindTotals, StageMeans, Totals};

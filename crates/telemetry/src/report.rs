@@ -45,6 +45,22 @@ impl Report {
         *self == Report::default()
     }
 
+    /// Adds a later report, which was checked.
+    pub fn merge(&mut self, later: &Report) {
+        for (kind, later) in self.kinds.iter_mut().zip(&later.kinds) {
+            kind.ops = kind.ops.saturating_add(later.ops);
+            kind.bytes = kind.bytes.saturating_add(later.bytes);
+            merge_entries(&mut kind.latency, &later.latency, |to, from| {
+                *to = to.saturating_add(*from);
+            });
+            merge_entries(&mut kind.stages, &later.stages, |to, from| {
+                for (to, from) in to.iter_mut().zip(from) {
+                    *to = to.saturating_add(*from);
+                }
+            });
+        }
+    }
+
     /// Checks a report from outside. [`Totals::add`](super::Totals::add) needs it.
     ///
     /// # Errors
@@ -55,6 +71,20 @@ impl Report {
             ascending(&kind.stages, OCTAVES).map_err(ReportError::Octave)?;
         }
         Ok(())
+    }
+}
+
+/// Adds entries to entries, both in ascending order of their numbers.
+fn merge_entries<N: Copy + Ord, T: Copy>(
+    to: &mut Vec<(N, T)>,
+    from: &[(N, T)],
+    add: impl Fn(&mut T, &T),
+) {
+    for (number, value) in from {
+        match to.binary_search_by_key(number, |(number, _)| *number) {
+            Ok(at) => add(&mut to[at].1, value),
+            Err(at) => to.insert(at, (*number, *value)),
+        }
     }
 }
 
