@@ -497,7 +497,7 @@ mod tests {
         asynchronous: true,
     };
 
-    /// A leg with these fields besides those of [`LEG`], or instead of them.
+    /// [`LEG`] with these fields, which replace its own of the same names.
     fn read_leg(fields: serde_json::Value) -> Leg {
         let mut document = serde_json::to_value(LEG).expect("JSON");
         for (key, value) in fields.as_object().expect("fields") {

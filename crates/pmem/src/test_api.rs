@@ -4,7 +4,7 @@ use crate::{FenceProof, MapError, Media, Recorder, UnfencedStores};
 use pagemesh_base::checksum::PageChecksums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 
-/// A medium whose accesses all go to a recorder. A type with this trait is a [`Media`].
+/// A medium that passes all its accesses to a recorder. A type with this trait is a [`Media`].
 ///
 /// A change is a store, a line of a longer write or of a stream, a page that is streamed to one or
 /// several media, a flush, a fence or a sync. For several media the hooks of the first are called.

@@ -229,16 +229,10 @@ impl<K: Ord + Clone> History<K> {
     /// history.
     pub fn record(&mut self, key: &K, now: Duration, report: &Report) {
         self.latest = self.latest.max(now);
-        if !self.series.contains_key(key) {
-            let series = Series::default();
-            self.used_bytes += series.bytes();
-            self.series.insert(key.clone(), series);
-        }
-        if let Some(series) = self.series.get_mut(key) {
-            let before = series.bytes();
-            series.add(self.latest, report);
-            self.used_bytes = self.used_bytes - before + series.bytes();
-        }
+        let before = self.series.get(key).map_or(0, Series::bytes);
+        let series = self.series.entry(key.clone()).or_default();
+        series.add(self.latest, report);
+        self.used_bytes = self.used_bytes - before + series.bytes();
         self.keep_budget();
     }
 

@@ -1,7 +1,7 @@
 //! How many operations a client made, and where their time went (RFD 025).
 //!
 //! A [`ChannelMeter`] belongs to the thread that makes the operations. Another thread reads
-//! [`Totals`] from it, sums those of all channels, and sends the difference to the last report as
+//! [`Totals`] from it, sums the totals of all channels, and sends the difference to the last report as
 //! a [`Report`]. The receiver adds reports up again, and keeps the last day of each series in a
 //! [`History`].
 //!
@@ -87,6 +87,13 @@ impl Stage {
     #[must_use]
     pub fn name(self) -> &'static str {
         ["queue", "lock", "fabric", "brick", "media", "finish"][self as usize]
+    }
+}
+
+/// Adds stages to sums of stages.
+fn add_stages(to: &mut [u64; STAGES], from: &[u64; STAGES]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = to.saturating_add(*from);
     }
 }
 

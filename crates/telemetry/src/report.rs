@@ -1,7 +1,7 @@
 //! The difference between two readings of counters, as it travels: only buckets that changed.
 
 use super::histogram::{BUCKETS, OCTAVES};
-use super::{KINDS, STAGES};
+use super::{KINDS, STAGES, add_stages};
 use serde::{Deserialize, Serialize};
 
 /// The operations of an interval, for each kind. It may come from outside: see [`Report::check`].
@@ -53,11 +53,7 @@ impl Report {
             merge_entries(&mut kind.latency, &later.latency, |to, from| {
                 *to = to.saturating_add(*from);
             });
-            merge_entries(&mut kind.stages, &later.stages, |to, from| {
-                for (to, from) in to.iter_mut().zip(from) {
-                    *to = to.saturating_add(*from);
-                }
-            });
+            merge_entries(&mut kind.stages, &later.stages, add_stages);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::histogram::{BUCKETS, OCTAVES, bucket_range, octave_of};
 use super::report::{KindReport, Report};
-use super::{KINDS, OpKind, STAGES, StageTimes};
+use super::{KINDS, OpKind, STAGES, StageTimes, add_stages};
 
 /// Sums for each kind of operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -94,7 +94,7 @@ impl KindTotals {
         Some((range.start + range.end) / 2)
     }
 
-    /// The mean stages of the operations around this quantile: those whose latency is within the same
+    /// The mean stages of the operations around this quantile, with a latency within the same
     /// power of two. None without a timed operation.
     #[must_use]
     pub fn stages_at(&self, share: f64) -> Option<StageMeans> {
@@ -110,9 +110,7 @@ impl KindTotals {
     pub fn mean_stages(&self) -> Option<StageMeans> {
         let mut sums = [0u64; STAGES];
         for octave in &*self.stages {
-            for (sum, part) in sums.iter_mut().zip(octave) {
-                *sum = sum.saturating_add(*part);
-            }
+            add_stages(&mut sums, octave);
         }
         let timed = self.timed();
         (timed > 0).then(|| means(&sums, timed))
@@ -172,12 +170,6 @@ impl KindTotals {
                 })
                 .collect(),
         }
-    }
-}
-
-fn add_stages(to: &mut [u64; STAGES], from: &[u64; STAGES]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to = to.saturating_add(*from);
     }
 }
 

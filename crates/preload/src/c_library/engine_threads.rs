@@ -127,11 +127,9 @@ pub unsafe extern "C" fn create(
         start_watcher();
     }
     let take = |own: &AtomicI32| own.compare_exchange(NONE, STARTING, SeqCst, SeqCst).is_ok();
-    let free = || THREADS.iter().position(take);
-    let Some(place) = free().or_else(|| {
-        forget_ended();
-        free()
-    }) else {
+    // The program may get the id of an ended thread again. An entry must not wait for that one.
+    forget_ended();
+    let Some(place) = THREADS.iter().position(take) else {
         return libc::EAGAIN;
     };
     let begin = Box::into_raw(Box::new(ThreadStart {

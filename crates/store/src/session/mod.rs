@@ -12,8 +12,8 @@
 //!
 //! # One write
 //!
-//! A write replaces a page of 4 KiB whose leaf is linked, in all legs of a mirror. The session has
-//! granted frames. The caller's thread does all of the following, without a system call.
+//! A write replaces a page of 4 KiB in all legs of a mirror. The page's leaf is linked, and the session
+//! has granted frames. The caller's thread does all of the following, without a system call.
 //!
 //! 1. *Cut*: [`write::write`] → `write::write_merging` checks the range against the size of the
 //!    object, and cuts the write into records, each of at most [`RECORD_PAGES_MAX`] pages of one leaf.

@@ -3,8 +3,8 @@
 //! [`write_pages`] takes the six steps of a write: begin, lock, load, encode, stream, commit. A part
 //! of a page takes them in [`super::partial_write`].
 //!
-//! Invariant: nothing fails after the load of the old slots, except the swap of a damaged slot,
-//! whose record is committed by then.
+//! Invariant: nothing fails after the load of the old slots, except the swap of a damaged slot. Its
+//! record is committed by then.
 
 use super::commit::{commit, encode_all, stream_page};
 use super::operation::{FirstSlots, OpRequirements, abort_all, begin_run, lock_run};

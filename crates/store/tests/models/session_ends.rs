@@ -71,26 +71,29 @@ const REVOCATION: Model = Model::new("a session is revoked", 3).with_time();
 
 #[test]
 fn dead_session_leaves_nothing_behind() {
-    assert!(
-        DEATH
-            .check(|| session_death(StreamVisibility::Immediate))
-            .executions
-            > 1000
-    );
-    assert!(
-        LATE.check(|| session_death(StreamVisibility::AtFence))
-            .executions
-            > 100
-    );
     let defects = [
         Defect::LocksKept,
         Defect::LocksFreedFirst,
         Defect::SeqHoleKept,
         Defect::DeadNotRolledForward,
     ];
-    assert_finds(&defects, DEATH, || {
-        session_death(StreamVisibility::Immediate)
-    });
+    check_deaths(DEATH, LATE, session_death, &defects);
+}
+
+/// Checks a scenario with a death at any access: with bytes that reach the medium at once, and with
+/// bytes that reach it at the fence. The first must fail on each defect.
+#[track_caller]
+pub(super) fn check_deaths(
+    at_once: Model,
+    at_fence: Model,
+    scenario: fn(StreamVisibility),
+    defects: &[Defect],
+) {
+    let immediate = move || scenario(StreamVisibility::Immediate);
+    assert!(at_once.check(immediate).executions > 1000);
+    let late = at_fence.check(move || scenario(StreamVisibility::AtFence));
+    assert!(late.executions > 100);
+    assert_finds(defects, at_once, immediate);
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 use super::medium::{ModelMedium, StreamVisibility};
 use super::model_pool::{ModelPool, PAGES, initial_byte, read_page, write_page};
+use super::session_ends::check_deaths;
 use pagemesh_base::defect::Defect;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::slice::{Stamp, TransactionPart};
@@ -163,24 +164,11 @@ fn transaction_is_read_all_or_nothing() {
 
 #[test]
 fn dead_transaction_is_all_or_nothing() {
-    assert!(
-        DEATH
-            .check(|| transaction_death(StreamVisibility::Immediate))
-            .executions
-            > 1000
-    );
-    assert!(
-        LATE.check(|| transaction_death(StreamVisibility::AtFence))
-            .executions
-            > 100
-    );
     let defects = [
         Defect::GroupPublishedEarly,
         Defect::LocksKept,
         Defect::SeqHoleKept,
         Defect::DeadNotRolledForward,
     ];
-    assert_finds(&defects, DEATH, || {
-        transaction_death(StreamVisibility::Immediate)
-    });
+    check_deaths(DEATH, LATE, transaction_death, &defects);
 }

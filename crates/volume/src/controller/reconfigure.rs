@@ -6,8 +6,8 @@
 //!
 //! # Loss of a leg
 //!
-//! 1. A channel whose engine gets [`SliceError::Lost`] holds the column and reads from another leg.
-//!    It reports the loss to the controller. A leg without room, while another leg took the write,
+//! 1. When the engine of a channel gets [`SliceError::Lost`], it holds the column and reads from
+//!    another leg. It reports the loss to the controller. A leg without room, while another leg took the write,
 //!    is lost in the same way.
 //! 2. [`send_leg_changes`] asks the manager until it answers. Reads and other columns proceed.
 //! 3. [`raise_epoch_on_all`] fences the survivors and starts the round. [`connect_channels`]

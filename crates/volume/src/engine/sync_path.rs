@@ -3,7 +3,7 @@
 //!
 //! Invariants: a change is sent so only when the piece would be sent at once and no leg buffers. If
 //! a leg fails, or the volume's snapshot changes meanwhile, the change goes on as a piece that was
-//! just sent, with the same lock and number. Its answers are then handled like those of any piece.
+//! just sent, with the same lock and number. The engine handles its answers as it does for any piece.
 
 use super::Engine;
 use super::changes::expect_answers;
@@ -37,11 +37,11 @@ impl Engine {
 
     /// A change at this place. None if it must wait, or if a leg buffers.
     pub(crate) fn sync_change(&self, place: ColumnExtent) -> Option<SyncChange> {
+        if self.is_ended() {
+            return None;
+        }
         let column = &self.columns[place.column];
-        let waits = self.is_ended()
-            || !self.queue.is_empty()
-            || !column.is_open()
-            || !column.flush_legs().is_empty();
+        let waits = !self.queue.is_empty() || !column.is_open() || !column.flush_legs().is_empty();
         (!waits).then(|| SyncChange {
             place,
             legs: column.written,
