@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod access;
 pub mod api;
 pub mod authority;
 mod brick_names;
@@ -43,6 +44,7 @@ pub mod token;
 mod volumes;
 pub mod wire;
 
+pub use access::{Identity, PeerAddress, Role};
 pub use authority::{ManagerAuthority, VolumeConnection};
 pub use client::{ManagerClient, ManagerError};
 pub use manager::{BrickConnector, Manager, ManagerSettings};

@@ -5,13 +5,17 @@
 //! call to a brick outlasts `STOP_TIMEOUT`. An idle manager wakes for heartbeats and once per
 //! `SWEEP_INTERVAL`.
 
+use crate::access::PeerAddress;
 use crate::api::{ApiState, REQUESTS_MAX};
 use crate::clock::{Clock, SystemClock};
 use crate::manager::{BrickConnector, Manager, ManagerSettings};
 use crate::store::{Store, StoreError};
 use crate::sweep::SWEEP_INTERVAL;
 use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -231,8 +235,9 @@ async fn accept_connections(
             next = next => next,
         };
         match (permit, accepted) {
-            (Ok(permit), Ok((stream, _))) => {
-                serve_connection(stream, router.clone(), permit, &graceful)
+            (Ok(permit), Ok((stream, peer))) => {
+                let peer = PeerAddress(peer.ip());
+                serve_connection(stream, peer, router.clone(), permit, &graceful);
             }
             (_, Err(error)) => {
                 tracing::warn!(%error, "cannot accept a connection");
@@ -250,6 +255,7 @@ async fn accept_connections(
 
 fn serve_connection(
     stream: TcpStream,
+    peer: PeerAddress,
     router: Router,
     permit: OwnedSemaphorePermit,
     graceful: &GracefulShutdown,
@@ -259,11 +265,16 @@ fn serve_connection(
     if let Err(error) = SockRef::from(&stream).set_tcp_user_timeout(Some(SEND_TIMEOUT)) {
         tracing::debug!(%error, "cannot limit how long answers wait");
     }
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(peer);
+        router.call(request)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(HEAD_BYTES_MAX)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(stream), service);
     let connection = graceful.watch(connection);
     tokio::spawn(async move {
         if let Err(error) = connection.await {

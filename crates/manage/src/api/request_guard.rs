@@ -2,6 +2,7 @@
 
 use super::reply::Refusal;
 use super::{ApiState, BODY_BYTES_MAX, REQUEST_TIMEOUT};
+use crate::access::Identity;
 use crate::fault::ErrorCode;
 use crate::token::is_authorized;
 use axum::extract::{Request, State};
@@ -19,14 +20,21 @@ const OPEN_PATH: &str = "/healthz";
 const UNREAD_BYTES_MAX: usize = 64 << 10;
 const UNREAD_TIME: Duration = Duration::from_secs(2);
 
-pub(super) async fn guard(State(api): State<ApiState>, request: Request, next: Next) -> Response {
-    if request.uri().path() != OPEN_PATH && !may_pass(&api, &request) {
-        let refusal = Refusal::new(
-            ErrorCode::Unauthorized,
-            "the request does not carry this cluster's token",
-            "use the cluster's key file: --key FILE or PAGEMESH_KEY",
-        );
-        return refuse_and_drain(refusal, request).await;
+pub(super) async fn guard(
+    State(api): State<ApiState>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    if request.uri().path() != OPEN_PATH {
+        if !may_pass(&api, &request) {
+            let refusal = Refusal::new(
+                ErrorCode::Unauthorized,
+                "the request does not carry this cluster's token",
+                "use the cluster's key file: --key FILE or PAGEMESH_KEY",
+            );
+            return refuse_and_drain(refusal, request).await;
+        }
+        request.extensions_mut().insert(Identity::cluster_key());
     }
     // Check a declared length before the client sends the body. The extractor counts a body without
     // a declared length while it arrives.
