@@ -61,12 +61,13 @@ setup:
 demo: setup all
 	@scripts/demo target/release/pagemesh
 
-# Histories of the cluster simulation: make sim SEEDS=50000. Other kinds: KIND=--files,
-# KIND=--direct-clients.
+# Histories of the cluster simulation: make sim SEEDS=50000. One seed alone, with its history: make sim
+# SEED=7. Other kinds: KIND=--files, KIND=--direct-clients.
 SEEDS ?= 2000
 KIND ?=
+# SEED has a default for other targets, so only a value from outside of this file selects a seed.
 sim:
-	$(CARGO) xtask sim --seeds $(SEEDS) $(KIND)
+	$(CARGO) xtask sim $(if $(filter command environment,$(origin SEED)),--seed $(SEED),--seeds $(SEEDS)) $(KIND)
 
 # Kills, stops and disconnects bricks, manager and clients under a checked load, several at once, in
 # an order from the seed: make storm ROUNDS=100 SEED=7. Disconnecting needs root.
@@ -107,7 +108,7 @@ direct-client-histories:
 	PAGEMESH_STORIES=$(STORIES) \
 	$(CARGO) test --locked -p pagemesh-store --test enumerate -- --nocapture direct_writes_end_in_some_serial_order
 
-# Earlier names of the two targets.
+# Earlier names of direct-clients and direct-client-histories, kept for scripts that call them.
 guests: direct-clients
 guest-lives: direct-client-histories
 

@@ -15,8 +15,9 @@ pub(crate) struct EnumerateOptions {
     /// The first seed.
     #[arg(long, default_value_t = 1)]
     from: u64,
-    /// Run one seed of the random sequences alone.
-    #[arg(long, conflicts_with_all = ["images", "from"])]
+    /// Run one seed of the random sequences alone. A sequence depends on the seed and on
+    /// `--all-max`.
+    #[arg(long, requires = "all_max", conflicts_with_all = ["images", "from"])]
     seed: Option<u64>,
     /// Maximum number of images at a crash point for a full enumeration, as printed with the
     /// seed.
@@ -103,7 +104,8 @@ pub(crate) fn enumerate(options: &EnumerateOptions) -> anyhow::Result<()> {
     }
     run(
         command,
-        "an image is wrong (the seed above reproduces it), or the coverage is too low (see above)",
+        "an image is wrong, or the coverage is too low: see above. A random sequence is repeated by \
+         its seed; the other workloads have none and are repeated by the name of their test",
     )
 }
 

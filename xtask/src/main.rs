@@ -100,4 +100,15 @@ mod tests {
         };
         assert_eq!(options, ["--help"]);
     }
+
+    #[test]
+    fn seed_of_enumeration_needs_its_bound() {
+        let parse = |more: &[&str]| {
+            let all = ["xtask", "enumerate", "--seed", "7"].iter().chain(more);
+            Arguments::try_parse_from(all)
+        };
+        let error = parse(&[]).err().expect("a refusal").to_string();
+        assert!(error.contains("--all-max"), "{error}");
+        assert!(parse(&["--all-max", "16"]).is_ok());
+    }
 }

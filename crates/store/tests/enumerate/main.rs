@@ -10,8 +10,12 @@
 //!
 //! Workloads: every operation, every pair of operations, every access at which a session can die,
 //! laps of journals and frames, every correction of a damaged structure, and random sequences of
-//! several sessions. A failure names its seed; `cargo xtask enumerate` runs that seed alone, or the
-//! requested number of others.
+//! several sessions.
+//!
+//! A failure of a random sequence prints the command that repeats its seed (`cargo xtask enumerate
+//! --seed N --all-max M`). The fixed and correction workloads have no seed: run their test again. The
+//! same code gives the same images. After a campaign set its number of images, because the budget
+//! follows from it: `PAGEMESH_IMAGES=N cargo test -p pagemesh-store --test enumerate TEST`.
 //!
 //! `defects` proves that the checks can fail.
 
