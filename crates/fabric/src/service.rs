@@ -62,8 +62,8 @@ pub trait Handler: Send {
     /// be any number.
     fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome;
 
-    /// Called after a batch of requests and before their replies are sent. Work that the batch
-    /// shares, a fence for instance, belongs here.
+    /// Called after a batch of requests and before their replies are sent. It is for work that a
+    /// batch could share. The handlers of a brick have none: each of their changes fences itself.
     ///
     /// # Errors
     /// Ends the connection without these replies: the client then does not know the outcome of its

@@ -127,7 +127,7 @@ pub struct LayoutSnapshot {
 }
 
 /// Snapshots are equal if requests take the same way by them. A brick that only has another name is
-/// no reason to publish a snapshot and to withdraw the leases of direct clients.
+/// no reason to publish a snapshot and to revoke the lease of direct clients.
 impl PartialEq for LayoutSnapshot {
     fn eq(&self, other: &LayoutSnapshot) -> bool {
         let LayoutSnapshot {

@@ -1,5 +1,5 @@
-//! The directions of imports: between crates as the code map of ARCHITECTURE.md says, and between
-//! the folders of a crate downwards.
+//! The directions of imports: between crates as the code map of ARCHITECTURE.md says, and from a
+//! folder of a crate only to folders before it in the crate's list there.
 
 use crate::circles::{self, Modules};
 use crate::{root, sources};
@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 /// The folders of crates in the order in which they may import: each only from folders before it.
-/// Modules beside the folders are not checked.
+/// Modules beside the folders are not checked. ARCHITECTURE.md has the same order.
 const ORDERS: &[(&str, &[&str])] = &[
     ("direct", &["protocol", "shared", "client", "server"]),
     (
@@ -89,8 +89,37 @@ fn code_map_lists_dependencies_of_crates() {
     }
 }
 
+/// The list of a crate's folders in the document: an entry of a list, or a section.
+fn folder_list<'a>(architecture: &'a str, name: &str) -> &'a str {
+    let (entry, section) = (format!("\n- `{name}`: "), format!("\n### `{name}`, by "));
+    let lists = [(entry, "\n- "), (section, "\n## ")];
+    let mut found = lists.iter().filter_map(|(start, end)| {
+        let (_, list) = architecture.split_once(start)?;
+        Some(list.split(end).next().unwrap_or(list))
+    });
+    found
+        .next()
+        .unwrap_or_else(|| panic!("a list of the folders of {name}"))
+}
+
 #[test]
-fn folders_import_downwards_only() {
+fn architecture_lists_folders_in_order_of_imports() {
+    let architecture = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("a text");
+    for (name, order) in ORDERS {
+        let mut rest = folder_list(&architecture, name);
+        for folder in *order {
+            let word = [format!("`{folder}`"), format!("`{folder}/`")];
+            let after = word.iter().filter_map(|it| rest.split_once(it.as_str()));
+            let after = after.map(|(_, after)| after).max_by_key(|it| it.len());
+            rest = after.unwrap_or_else(|| {
+                panic!("ARCHITECTURE.md lists {folder} of {name} after the folders that it imports")
+            });
+        }
+    }
+}
+
+#[test]
+fn folders_import_only_folders_before_them() {
     let sources = sources();
     let crates = circles::crates(&sources);
     let mut wrong = Vec::new();
@@ -109,17 +138,17 @@ fn folders_import_downwards_only() {
             assert!(is_there, "{name} has no folder {folder}");
         }
         for (module, uses) in modules.graph() {
-            let above = uses
+            let later = uses
                 .iter()
                 .filter(|used| rank(used) > rank(&module) && rank(&module).is_some());
             wrong.extend(
-                above.map(|used| format!("{name}: {} uses {}", module.join("::"), used.join("::"))),
+                later.map(|used| format!("{name}: {} uses {}", module.join("::"), used.join("::"))),
             );
         }
     }
     assert!(
         wrong.is_empty(),
-        "a folder imports only from folders below it, so that a reader can stop there:\n  {}",
+        "a folder imports only folders before it in its list, so that a reader can stop there:\n  {}",
         wrong.join("\n  ")
     );
 }

@@ -1,7 +1,8 @@
 //! Links between documents, and the pages of the book.
 //!
 //! Invariants: a relative link leads to a file and, if it has one, to an anchor there. A path in
-//! backquotes is the end of the path of a file. The book (`docs`)
+//! backquotes is the end of the path of a file, and the path of a module in ARCHITECTURE.md, as
+//! `front/nbd/wait`, is a file or a folder in the sources of that crate. The book (`docs`)
 //! has each of its pages in its summary once. Its pages link only to other pages, since files outside
 //! of the book are not there when it is read as HTML. A document of the root that a page includes
 //! needs a redirect for each of its links.
@@ -160,6 +161,48 @@ fn paths_in_documents_exist() {
 fn quoted_paths_are_found() {
     let text = "`a.rs`, `x/a.rs`\n```\n`x/b.rs`\n```\n`cat x/c.rs`, `y/d-e.toml`, `x/*.md`";
     assert_eq!(quoted_paths(text), ["x/a.rs", "y/d-e.toml"]);
+}
+
+/// The paths of modules in backquotes that begin with a crate, as `store/session/write`.
+fn quoted_modules(text: &str) -> Vec<String> {
+    let path = Regex::new(r"`([a-z_]+(?:/[a-z_]+)+)/?`").expect("a pattern");
+    let lines: Vec<&str> = lines_without_code(text).collect();
+    let lines = lines.join("\n");
+    let found = path.captures_iter(&lines);
+    found.map(|found| found[1].to_owned()).collect()
+}
+
+/// Whether the path is a crate, or a file or folder of modules in a crate.
+fn is_module(path: &str) -> bool {
+    let crates = root().join("crates");
+    let is_source = |(name, module): (&str, &str)| {
+        let at = crates.join(name).join("src").join(module);
+        at.is_dir() || at.with_extension("rs").is_file()
+    };
+    let splits = path.match_indices('/');
+    let mut splits = splits.map(|(at, _)| (&path[..at], &path[at + 1..]));
+    crates.join(path).join("Cargo.toml").is_file() || splits.any(is_source)
+}
+
+#[test]
+fn modules_in_architecture_exist() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("a text");
+    let modules = quoted_modules(&text);
+    assert!(modules.len() > 10, "{modules:?}");
+    let wrong: Vec<String> = modules.into_iter().filter(|it| !is_module(it)).collect();
+    assert_none("paths in ARCHITECTURE.md without a module", &wrong);
+}
+
+#[test]
+fn module_paths_are_told_from_others() {
+    let text = "`nbd`, `front/nbd/wait`, `format/`, `x/a.rs`, `a/b/`";
+    assert_eq!(quoted_modules(text), ["front/nbd/wait", "a/b"]);
+    for known in ["front/nbd", "front/nbd/wait", "volume/client"] {
+        assert!(is_module(known), "{known}");
+    }
+    for unknown in ["front/nbd/plan", "front", "volume/nowhere"] {
+        assert!(!is_module(unknown), "{unknown}");
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@
 //!                                          └─ Channel of the Space
 //! ```
 //!
-//! `negotiation`, `plan`, `in_flight`, `spin` and the parsing half of `receiver` are pure;
+//! `negotiation`, `requests`, `spin` and the parsing half of `receiver` are pure;
 //! `handshake` and `connection` are the I/O around them.
 //!
 //! A client never makes a thread panic, block without limit, or hold more than the `limits` allow.
