@@ -187,10 +187,18 @@ fn barrier_ends_lock_holder_and_not_waiter() {
         let go_on = go_on;
         scope.spawn(move || write_slowly(&mut holder, handle, &inside, &goes_on));
         is_inside.recv().expect("it gets there");
+        let rung = view.control().doorbell_count();
         let waits = scope.spawn(move || {
             let session = &mut waiter;
             write(&mut [LegSession { session, handle }], 0, &PAGE, stamp())
         });
+        // A session rings again and again while it waits for a lock; then it is past the check of the
+        // epoch. It may also ring once before that, for frames.
+        let began = Instant::now();
+        while view.control().doorbell_count() < rung + 4 {
+            assert!(began.elapsed() < UNRESPONSIVE_LIMIT, "it does not wait");
+            std::thread::yield_now();
+        }
         let barrier = scope.spawn(|| {
             let (epoch, round) = (Epoch(2), 0);
             brick.execute_as_owner(SLICE, Epoch(2), SliceRequest::RaiseEpoch { epoch, round })
