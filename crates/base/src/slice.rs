@@ -299,6 +299,16 @@ pub enum SliceError {
     NoSession(String),
 }
 
+/// The time that a brick spent on a request, by its own clock, in nanoseconds. Zero if the brick does
+/// not report it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServiceTime {
+    /// From the arrival of the request until its reply.
+    pub brick_ns: u64,
+    /// Of that, the time in the store.
+    pub store_ns: u64,
+}
+
 /// The end of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceCompletion {
@@ -306,6 +316,20 @@ pub struct SliceCompletion {
     pub tag: u64,
     /// The result.
     pub result: Result<SliceReply, SliceError>,
+    /// The time that the brick reports.
+    pub service: ServiceTime,
+}
+
+impl SliceCompletion {
+    /// A completion without a report of time.
+    #[must_use]
+    pub fn new(tag: u64, result: Result<SliceReply, SliceError>) -> SliceCompletion {
+        SliceCompletion {
+            tag,
+            result,
+            service: ServiceTime::default(),
+        }
+    }
 }
 
 /// One thread's connection to one slice. After [`SliceError::Lost`] every request fails with it,

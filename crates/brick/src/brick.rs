@@ -23,6 +23,7 @@ use pagemesh_store::pool::{ObjectError, Pool};
 use pagemesh_store::pool_mapping::PoolMapping;
 use pagemesh_store::recovery::RecoverySummary;
 use pagemesh_store::session::Session;
+use pagemesh_telemetry::MeterSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -44,6 +45,8 @@ pub struct Brick<M = MappedMedia> {
     attached: Mutex<Vec<(SliceId, u32)>>,
     /// Locked last.
     stalled: Mutex<StalledSessions>,
+    /// Counts the requests over `tcp`.
+    meters: Arc<MeterSet>,
     /// None for a pool that is not in a file.
     owner_lock: Option<file::OwnerLock>,
 }
@@ -140,6 +143,7 @@ impl<M: Media> Brick<M> {
             scrubs: Mutex::default(),
             attached: Mutex::default(),
             stalled: Mutex::default(),
+            meters: Arc::default(),
             owner_lock: claim,
         }
     }
@@ -149,6 +153,12 @@ impl<M: Media> Brick<M> {
     #[must_use]
     pub fn new(pool: Pool<M>, durability: Durability) -> Brick<M> {
         Brick::from_pool(pool, durability, None)
+    }
+
+    /// The meters of the connections over `tcp`.
+    #[must_use]
+    pub fn meters(&self) -> &Arc<MeterSet> {
+        &self.meters
     }
 
     /// One round of maintenance: checkpoint, grants, answers to waiting sessions. True if more work

@@ -9,8 +9,9 @@ use crate::process::start_time;
 use crate::worker::{ATTACHED_MAX, Worker};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, SliceId};
-use pagemesh_base::slice::{BrickControl, SliceError, SliceRequest};
+use pagemesh_base::slice::{BrickControl, ServiceTime, SliceError, SliceRequest};
 use pagemesh_fabric::map::{MapPeer, MapService, MapSession};
+use pagemesh_fabric::message::MessageKind;
 use pagemesh_fabric::message::reply::AttachReply;
 use pagemesh_fabric::service::{Handler, Outcome, PeerInfo, Service};
 use pagemesh_pmem::{MappedMedia, Media};
@@ -44,6 +45,10 @@ impl<M: Media + Send + Sync + 'static> Handler for Worker<M> {
 
     fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome {
         Outcome::Done(Worker::execute(self, handle, request))
+    }
+
+    fn record_served(&mut self, kind: MessageKind, bytes: usize, service: ServiceTime) {
+        self.record(kind, bytes as u64, service);
     }
 }
 

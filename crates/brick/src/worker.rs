@@ -7,11 +7,13 @@ use crate::brick::Brick;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest};
+use pagemesh_base::slice::{ServiceTime, SliceError, SliceReply, SliceRequest};
+use pagemesh_fabric::message::MessageKind;
 use pagemesh_pmem::{MappedMedia, Media};
 use pagemesh_store::pool_mapping::Handle;
 use pagemesh_store::requests::{ExecuteOutcome, execute};
 use pagemesh_store::session::Session;
+use pagemesh_telemetry::{OpKind, OpenMeter, StageTimes};
 use std::sync::Arc;
 
 /// Slices that one connection can attach.
@@ -22,6 +24,7 @@ pub struct Worker<M: Media = MappedMedia> {
     brick: Arc<Brick<M>>,
     session: Session<M>,
     attached: Vec<WorkerAttachment>,
+    meter: OpenMeter,
 }
 
 #[derive(Clone, Copy)]
@@ -54,6 +57,7 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
         Ok(Worker {
             brick: brick.clone(),
             session: brick.session(number),
+            meter: brick.meters().open(),
             attached: Vec::new(),
         })
     }
@@ -88,6 +92,21 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
     fn attached(&mut self, number: u32) -> Result<&mut WorkerAttachment, SliceError> {
         let unknown = || SliceError::OutOfRange(format!("nothing is attached as {number}"));
         self.attached.get_mut(number as usize).ok_or_else(unknown)
+    }
+
+    /// Counts a request that was answered.
+    pub(crate) fn record(&mut self, kind: MessageKind, bytes: u64, service: ServiceTime) {
+        let kind = match kind {
+            MessageKind::Read => OpKind::Read,
+            MessageKind::Write | MessageKind::Clear | MessageKind::Transact => OpKind::Write,
+            MessageKind::Flush => OpKind::Flush,
+            // The others are no I/O of a client.
+            _ => return,
+        };
+        let in_brick = service.brick_ns.saturating_sub(service.store_ns);
+        let times = StageTimes([0, 0, 0, in_brick, service.store_ns, 0]);
+        self.meter.count(kind, bytes);
+        self.meter.record(kind, &times);
     }
 
     /// Executes a request. May block for fdatasync on `file-sync` pools, and for room while the

@@ -88,6 +88,7 @@ impl DirectServer {
         let listener = Arc::new(wire::new_socket()?);
         bind(&*listener, &wire::socket_address(device)?)?;
         listen(&*listener, BACKLOG)?;
+        let clients = ClientRegistry::new(Arc::clone(volume.meters()));
         let shared = Arc::new(ServerShared {
             volume,
             fs: Arc::downgrade(fs),
@@ -96,7 +97,7 @@ impl DirectServer {
             file_maps: Mutex::default(),
             connections: AtomicUsize::new(0),
             is_stopping: AtomicBool::new(false),
-            clients: ClientRegistry::default(),
+            clients,
         });
         let (served, listened) = (Arc::clone(&shared), Arc::clone(&listener));
         let thread = std::thread::Builder::new().name("direct-accept".into());

@@ -6,5 +6,6 @@
 //! direct clients uses this code as it is.
 
 pub mod op_counters;
+mod op_meter;
 pub mod rows;
 pub mod shared_file_map;

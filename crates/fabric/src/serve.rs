@@ -22,13 +22,14 @@ use crate::stream::{HANGUP_FLAGS, Stream};
 use crate::wire::{ReceiveResult, Wire};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{
-    BrickControl, LIST_ENTRIES_MAX, SliceError, SliceReply, SliceRequest, TransactionPart,
+    BrickControl, LIST_ENTRIES_MAX, ServiceTime, SliceError, SliceReply, SliceRequest,
+    TransactionPart,
 };
 use pagemesh_base::wait::until_ready;
 use rustix::event::{PollFd, PollFlags};
 use std::collections::HashMap;
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Why a connection ended other than by the client or by the [`StopSignal`].
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +54,41 @@ struct DeferredRequest {
     tag: u64,
     /// Bytes that the request holds, see [`DEFERRED_BYTES_MAX`].
     bytes: usize,
+    times: RequestTimes,
+}
+
+/// The requests that one round takes up.
+struct Batch<'a, W> {
+    wire: &'a W,
+    began: Instant,
+}
+
+impl<W: Wire> Batch<'_, W> {
+    /// The times of a request that the handler gets now.
+    fn times(&self) -> RequestTimes {
+        RequestTimes {
+            batch_began: self.began,
+            started: self.wire.now(),
+        }
+    }
+}
+
+/// When a request was taken up.
+#[derive(Clone, Copy)]
+struct RequestTimes {
+    batch_began: Instant,
+    /// When the handler got it.
+    started: Instant,
+}
+
+impl RequestTimes {
+    fn service(&self, now: Instant) -> ServiceTime {
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        ServiceTime {
+            brick_ns: nanos(now.saturating_duration_since(self.batch_began)),
+            store_ns: nanos(now.saturating_duration_since(self.started)),
+        }
+    }
 }
 
 /// Opens a connection's handler.
@@ -209,10 +245,10 @@ impl Exchange {
         control: &dyn BrickControl,
         open: &mut HandlerFactory<'_>,
     ) -> Result<bool, ConnectionError> {
-        let drained = self.take_requests(control, open)?;
+        let drained = self.take_requests(wire, control, open)?;
         // The end of the batch may finish tickets.
         self.end_batch()?;
-        self.finish_deferred();
+        self.finish_deferred(wire);
         self.outflow.flush(wire)?;
         Ok(drained)
     }
@@ -246,20 +282,26 @@ impl Exchange {
     /// requests wait.
     fn take_requests(
         &mut self,
+        wire: &impl Wire,
         control: &dyn BrickControl,
         open: &mut HandlerFactory<'_>,
     ) -> Result<bool, ConnectionError> {
+        let batch = Batch {
+            wire,
+            began: wire.now(),
+        };
         while self.may_accept() {
             let Some((header, body)) = self.inflow.next_message()? else {
                 return Ok(true);
             };
-            self.take_request(&header, body, control, open)?;
+            self.take_request(&batch, &header, body, control, open)?;
         }
         Ok(false)
     }
 
     fn take_request(
         &mut self,
+        batch: &Batch<'_, impl Wire>,
         header: &Header,
         body: Body,
         control: &dyn BrickControl,
@@ -282,10 +324,15 @@ impl Exchange {
             }),
             Request::Slice { handle, request } => {
                 let held = held_bytes(&request);
+                let times = batch.times();
                 match self.execute(handle, request) {
-                    Outcome::Done(result) => result.map(Reply::Slice),
-                    Outcome::Deferred(ticket) => return self.defer(ticket, header, held),
+                    Outcome::Done(result) => {
+                        let service = times.service(batch.wire.now());
+                        self.answer_slice((header.kind, header.tag), held, result, service);
+                    }
+                    Outcome::Deferred(ticket) => self.defer(ticket, header, held, times)?,
                 }
+                return Ok(());
             }
         };
         self.answer(header.kind, header.tag, answer);
@@ -297,6 +344,7 @@ impl Exchange {
         ticket: Ticket,
         header: &Header,
         held: usize,
+        times: RequestTimes,
     ) -> Result<(), ConnectionError> {
         let (kind, tag) = (header.kind, header.tag);
         self.deferred_bytes += held;
@@ -306,6 +354,7 @@ impl Exchange {
                 kind,
                 tag,
                 bytes: held,
+                times,
             },
         ) {
             None => Ok(()),
@@ -343,7 +392,21 @@ impl Exchange {
         self.outflow.push(&header, body);
     }
 
-    fn finish_deferred(&mut self) {
+    fn answer_slice(
+        &mut self,
+        (kind, tag): (MessageKind, u64),
+        held: usize,
+        result: Result<SliceReply, SliceError>,
+        service: ServiceTime,
+    ) {
+        if let Some(handler) = &mut self.handler {
+            handler.record_served(kind, held, service);
+        }
+        let (header, body) = reply::encode(kind, tag, result.map(Reply::Slice));
+        self.outflow.push(&header.with_service(service), body);
+    }
+
+    fn finish_deferred(&mut self, wire: &impl Wire) {
         if self.deferred.is_empty() {
             return;
         }
@@ -357,9 +420,10 @@ impl Exchange {
                     kind,
                     tag,
                     bytes: held,
+                    times,
                 }) => {
                     self.deferred_bytes -= held;
-                    self.answer(kind, tag, result.map(Reply::Slice));
+                    self.answer_slice((kind, tag), held, result, times.service(wire.now()));
                 }
                 None => tracing::error!(?ticket, "a handler finished an unknown ticket"),
             }

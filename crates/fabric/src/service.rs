@@ -1,9 +1,10 @@
 //! The interface that a brick implements to be served.
 
+use crate::message::MessageKind;
 use crate::message::reply::AttachReply;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, SliceId};
-use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};
+use pagemesh_base::slice::{BrickControl, ServiceTime, SliceError, SliceReply, SliceRequest};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use uuid::Uuid;
@@ -70,6 +71,12 @@ pub trait Handler: Send {
     /// requests.
     fn end_batch(&mut self) -> Result<(), SliceError> {
         Ok(())
+    }
+
+    /// Called once for each answer to a request of a slice: the kind, the bytes of data in the request or
+    /// the answer, and the time that the brick spent.
+    fn record_served(&mut self, kind: MessageKind, bytes: usize, service: ServiceTime) {
+        let _ = (kind, bytes, service);
     }
 
     /// Moves the tickets finished since the last call to `done`. Called only while tickets are

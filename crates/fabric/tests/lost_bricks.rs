@@ -335,7 +335,7 @@ fn unexpected_or_short_reply_ends_the_leg() {
         }),
         ("at most 1048576", |m| forged(&m, 20, &[0xff; 4])),
         ("misplaced kind 0x01", |m| forged(&m, 5, &[1])),
-        ("unused field", |m| forged(&m, 40, &[1])),
+        ("unused field", |m| forged(&m, 48, &[1])),
         ("does not match its checksum", |mut m| {
             m[70] ^= 1;
             m

@@ -241,7 +241,7 @@ impl<L: Leg> Leg for ObservedLeg<L> {
         let old = into.len();
         self.inner.reap(into);
         let mut seen = lock(&self.oracle.0);
-        for SliceCompletion { tag, result } in &into[old..] {
+        for SliceCompletion { tag, result, .. } in &into[old..] {
             let asked = self.pending_reads.remove(tag);
             if let (Some((asked, offset)), Ok(SliceReply::Data(data))) = (asked, result) {
                 let answered = seen.tick();
@@ -291,7 +291,7 @@ mod tests {
         fn submit(&mut self, tag: u64, request: SliceRequest) {
             if let SliceRequest::Read { len, .. } = request {
                 let result = Ok(SliceReply::Data(vec![7; len as usize]));
-                self.0.push(SliceCompletion { tag, result });
+                self.0.push(SliceCompletion::new(tag, result));
             }
         }
 

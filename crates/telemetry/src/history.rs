@@ -252,6 +252,15 @@ impl<K: Ord + Clone> History<K> {
         })
     }
 
+    /// The time that [`History::recent`] covers.
+    #[must_use]
+    pub fn recent_window(&self, now: Duration) -> Duration {
+        let now = now.max(self.latest);
+        let steps = SHORT_STEP * (RECENT_STEPS as u32 - 1);
+        let open = now.as_nanos() % SHORT_STEP.as_nanos();
+        (steps + Duration::from_nanos(open as u64)).min(now)
+    }
+
     /// Drops a series, because its subject was deleted.
     pub fn remove(&mut self, key: &K) {
         if let Some(series) = self.series.remove(key) {

@@ -14,12 +14,14 @@
 mod histogram;
 mod history;
 mod meter;
+mod meter_set;
 mod report;
 mod totals;
 
 pub use histogram::{BUCKETS, OCTAVES, bucket_of, bucket_range, octave_of, octave_range};
 pub use history::{History, LATENCY_UNIT_NS, LONG_STEP, SHORT_STEP, Sample, Series};
 pub use meter::{ChannelMeter, SAMPLE_INTERVAL, Sampler};
+pub use meter_set::{MeterSet, OpenMeter, ReadTotals};
 pub use report::{KindReport, Report, ReportError};
 pub use totals::{KindTotals, StageMeans, Totals};
 

@@ -37,7 +37,7 @@ use rustix::fd::{AsFd, RawFd};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Calls that the kernel serves after a file was opened, or its size or pages changed, before the
 /// client asks the mount for the file map. A program that reads a small file once, or extends a
@@ -292,8 +292,11 @@ impl DirectFile {
             let end = || self.file_map.get().map_or(0, |file_map| file_map.size());
             let place = (offset.unwrap_or_else(end), data.len(), Intent::Write);
             let mut done = 0;
-            let is_done = |outcome: &WriteOutcome| matches!(outcome, WriteOutcome::Done(_));
-            let outcome = self.operate(place, is_done, |operation| {
+            let bytes_done = |outcome: &WriteOutcome| match outcome {
+                WriteOutcome::Done(_) => Some(data.len()),
+                _ => None,
+            };
+            let outcome = self.operate(place, bytes_done, |operation| {
                 let outcome = operation.write(data, offset);
                 done = match outcome {
                     Some(Ok(WriteOutcome::Done(_))) => data.len(),
@@ -321,13 +324,13 @@ impl DirectFile {
 }
 
 impl DirectFile {
-    /// Runs an operation if direct access is allowed and the operation can be done. `is_done`
-    /// decides whether its result counts as a direct operation.
+    /// Runs an operation if direct access is allowed and the operation can be done. `bytes_done`
+    /// has the bytes of a result that counts as a direct operation.
     #[inline]
     pub(super) fn operate<T>(
         &self,
         (offset, len, intent): (u64, usize, Intent),
-        is_done: impl Fn(&T) -> bool,
+        bytes_done: impl Fn(&T) -> Option<usize>,
         work: impl FnOnce(&mut Operation<'_, MappedLeg>) -> LegResult<T>,
     ) -> Result<T, Why> {
         if len == 0 || len > SLICE_IO_BYTES_MAX as usize {
@@ -336,7 +339,13 @@ impl DirectFile {
         let mount = self.ready_mount()?;
         let file_map = self.file_map.get().ok_or(Why::Asking)?;
         let (number, mut slot) = mount.take_slot()?;
-        let SlotResources { io_slot, link, .. } = &mut *slot;
+        let SlotResources {
+            io_slot,
+            link,
+            sampler,
+            ..
+        } = &mut *slot;
+        let started = sampler.is_due().then(Instant::now);
         let place = (offset, len as u64, intent);
         let begun = io_slot.begin(&mount.segment, file_map, self.ino, place);
         let mut operation = begun.ok_or_else(|| begin_failure_reason(mount, file_map))?;
@@ -348,9 +357,12 @@ impl DirectFile {
         match worked.ok_or(Why::Busy)? {
             Ok(done) => {
                 if let Some(counters) = &mount.counters
-                    && is_done(&done)
+                    && let Some(bytes) = bytes_done(&done)
                 {
-                    counters.count_direct(number, self.account_index);
+                    let place = (number, self.account_index);
+                    let took = started.map(|started| started.elapsed());
+                    let is_write = intent == Intent::Write;
+                    counters.count_direct(place, is_write, bytes as u64, took);
                 }
                 Ok(done)
             }

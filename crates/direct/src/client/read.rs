@@ -25,7 +25,11 @@ impl DirectFile {
     #[must_use]
     pub fn read(&self, into: &mut [u8], offset: u64) -> Option<usize> {
         let place = (offset, into.len(), Intent::Read);
-        let read = self.operate(place, |_| true, |operation| operation.read(into, offset));
+        let read = self.operate(
+            place,
+            |bytes| Some(*bytes),
+            |operation| operation.read(into, offset),
+        );
         self.or_count_kernel(read)
     }
 
@@ -37,7 +41,8 @@ impl DirectFile {
     pub fn map_consistent(&self, offset: u64, len: usize) -> Option<ConsistentMapping> {
         let mount = self.or_count_kernel(self.mount())?;
         let place = (offset, len, Intent::Read);
-        let mapped = self.operate(place, Option::is_some, |operation| {
+        let bytes_mapped = |mapped: &Option<_>| mapped.as_ref().map(|_| len);
+        let mapped = self.operate(place, bytes_mapped, |operation| {
             operation.map_consistent(offset, len, |leg| mount.read_mappings.of_pool(leg.view()))
         });
         let mapped = mapped.and_then(|mapped| mapped.ok_or(Why::Busy));

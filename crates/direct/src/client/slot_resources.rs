@@ -15,6 +15,7 @@ use crate::shared::shared_file_map::memory_id;
 use arrayvec::ArrayVec;
 use pagemesh_base::layout::LEGS_MAX;
 use pagemesh_base::slice::SliceError;
+use pagemesh_telemetry::Sampler;
 use pagemesh_volume::MappedLeg;
 use pagemesh_volume::direct_access::LayoutLease;
 use rustix::fd::{AsFd, AsRawFd, RawFd};
@@ -34,6 +35,8 @@ const SESSIONS_SCARCE_PART: u32 = 2;
 pub(super) struct SlotResources {
     pub(super) io_slot: IoSlot<MappedLeg>,
     pub(super) link: Option<MountLink>,
+    /// Chooses the operations that are timed.
+    pub(super) sampler: Sampler,
     /// Whether a thread used it since the last idle check.
     pub(super) is_used: bool,
     /// The listed descriptors of its legs: a leg that has ended may report none.

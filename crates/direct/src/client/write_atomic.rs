@@ -30,7 +30,7 @@ impl DirectFile {
         let place = (first, bytes, Intent::Write);
         let written = self.operate(
             place,
-            |()| true,
+            |()| Some(bytes),
             |operation| {
                 let written = operation.write_atomic(parts);
                 if let Some(Ok(())) = written {

@@ -6,6 +6,7 @@
 use crate::protocol::status::{ClientStatus, DirectStatus, FileUsage, KilledClient};
 use crate::shared::op_counters::{FileCounts, OpCounters, Why};
 use pagemesh_base::poison::lock;
+use pagemesh_telemetry::{MeterSet, OpenMeter};
 use pagemesh_volume::direct_access::DirectDisabledReason;
 use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
@@ -46,13 +47,15 @@ impl RefusalReason {
 pub(crate) struct ClientRecord {
     pid: Pid,
     connected_at: u64,
-    counters: OnceLock<Option<OpCounters>>,
+    counters: OnceLock<Option<OpenMeter<OpCounters>>>,
+    meters: Arc<MeterSet>,
     killed: Arc<Mutex<VecDeque<KilledClient>>>,
 }
 
 /// All connected processes.
-#[derive(Default)]
 pub(crate) struct ClientRegistry {
+    /// The meters of the volume.
+    meters: Arc<MeterSet>,
     all: Mutex<Vec<Weak<ClientRecord>>>,
     refused: [AtomicU64; RefusalReason::CODES.len()],
     killed: Arc<Mutex<VecDeque<KilledClient>>>,
@@ -78,8 +81,9 @@ impl ClientRecord {
                 |cause| tracing::warn!(%cause, "no memory for counters; operations of a direct client are not counted"),
             )
             .ok()
+            .map(|counters| self.meters.open_with(counters))
         };
-        self.counters.get_or_init(make).as_ref()
+        self.counters.get_or_init(make).as_deref()
     }
 
     /// The name that the kernel reports; a program may set it.
@@ -107,7 +111,7 @@ impl ClientRecord {
     }
 
     fn status(&self) -> ClientStatus {
-        let counters = self.counters.get().and_then(Option::as_ref);
+        let counters = self.counters.get().and_then(Option::as_deref);
         let files: Vec<FileUsage> = counters
             .map(OpCounters::file_counts)
             .unwrap_or_default()
@@ -141,6 +145,16 @@ impl ClientRecord {
 }
 
 impl ClientRegistry {
+    /// No process, for a volume with these meters.
+    pub(crate) fn new(meters: Arc<MeterSet>) -> ClientRegistry {
+        ClientRegistry {
+            meters,
+            all: Mutex::default(),
+            refused: Default::default(),
+            killed: Arc::default(),
+        }
+    }
+
     /// The record of a process. It exists as long as one of its connections does.
     pub(crate) fn find_or_add(&self, pid: Pid) -> Arc<ClientRecord> {
         let mut all = lock(&self.all);
@@ -154,6 +168,7 @@ impl ClientRegistry {
             pid,
             connected_at: now(),
             counters: OnceLock::new(),
+            meters: Arc::clone(&self.meters),
             killed: Arc::clone(&self.killed),
         });
         all.push(Arc::downgrade(&client));

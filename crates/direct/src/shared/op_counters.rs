@@ -9,6 +9,7 @@
 //!      0  magic 8, version 4
 //!   4096  for each of 256 files 256 bytes: inode 8, operations by the kernel for each reason 8
 //!  69632  for each of 16 I/O slots, for each file: direct operations 8
+//! 102400  figures of direct operations, see [`op_meter`](super::op_meter)
 //! ```
 //!
 //! Invariants: the holder of an I/O slot counts its direct operations, in a cache line that no
@@ -16,14 +17,17 @@
 //! locked instructions: the kernel takes a thousand times as long. Counting neither allocates nor
 //! waits.
 
+use super::op_meter::{METER_BYTES, OpMeter};
 use pagemesh_base::spin_lock::SpinLock;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{MapError, SharedSegment};
+use pagemesh_telemetry::{ReadTotals, Totals};
 use pagemesh_volume::direct_access::DirectDisabledReason;
 use std::fs::File;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::Duration;
 
 /// Files of a process that have counters of their own. All others share the last index.
 pub const TRACKED_FILES: usize = 256;
@@ -31,14 +35,15 @@ const UNTRACKED_FILES: usize = TRACKED_FILES - 1;
 /// I/O slots of a process and mount.
 pub(crate) const IO_SLOTS: usize = 16;
 const MAGIC: u64 = u64::from_le_bytes(*b"pmaccnt\0");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const VERSION_AT: usize = 8;
 const FILES_AT: usize = PAGE_BYTES;
 const FILE_BYTES: usize = 256;
 const DIRECT_AT: usize = FILES_AT + TRACKED_FILES * FILE_BYTES;
 const IO_SLOT_BYTES: usize = TRACKED_FILES * 8;
+const METER_AT: usize = DIRECT_AT + IO_SLOTS * IO_SLOT_BYTES;
 /// Bytes of the counters.
-pub const COUNTERS_BYTES: usize = DIRECT_AT + IO_SLOTS * IO_SLOT_BYTES;
+pub const COUNTERS_BYTES: usize = (METER_AT + METER_BYTES).next_multiple_of(PAGE_BYTES);
 const _: () = assert!(COUNTERS_BYTES.is_multiple_of(PAGE_BYTES), "whole pages");
 const _: () = assert!(8 + Why::ALL.len() * 8 <= FILE_BYTES, "room for all reasons");
 
@@ -194,11 +199,26 @@ impl OpCounters {
         self.0.word(DIRECT_AT + io_slot * IO_SLOT_BYTES + index * 8)
     }
 
-    /// Counts a direct operation. The caller holds the slot.
+    /// Counts a direct operation, with its bytes and, if it was timed, its latency. The caller holds
+    /// the slot.
     #[inline]
-    pub(crate) fn count_direct(&self, io_slot: usize, index: usize) {
+    pub(crate) fn count_direct(
+        &self,
+        (io_slot, index): (usize, usize),
+        is_write: bool,
+        bytes: u64,
+        took: Option<Duration>,
+    ) {
         let cell = self.direct_counter(io_slot, index);
         cell.store(cell.load(Relaxed) + 1, Relaxed);
+        self.meter().record(io_slot, is_write, bytes, took);
+    }
+
+    fn meter(&self) -> OpMeter<'_> {
+        OpMeter {
+            segment: &self.0,
+            start: METER_AT,
+        }
     }
 
     fn direct_count(&self, index: usize) -> u64 {
@@ -218,6 +238,13 @@ impl OpCounters {
         let all = (0..TRACKED_FILES).map(file_counts);
         all.filter(|file_counts| file_counts.direct > 0 || !file_counts.kernel.is_empty())
             .collect()
+    }
+}
+
+impl ReadTotals for OpCounters {
+    /// The figures of the direct operations. The process writes them, so they may be any numbers.
+    fn totals(&self) -> Totals {
+        self.meter().totals()
     }
 }
 
@@ -357,6 +384,7 @@ pub(crate) fn reset() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pagemesh_telemetry::OpKind;
 
     #[test]
     fn counts_are_reported_per_file() {
@@ -371,7 +399,8 @@ mod tests {
         let counters = OpCounters::join(file).expect("the same");
         counters.import_process_counts(device);
         for io_slot in [0, IO_SLOTS - 1] {
-            counters.count_direct(io_slot, index);
+            let took = Some(Duration::from_micros(1));
+            counters.count_direct((io_slot, index), true, 4096, took);
         }
         count_kernel(index, Why::Mapped);
         counters.count_kernel(index, Why::Mapped);
@@ -383,6 +412,10 @@ mod tests {
             kernel: kernel.clone(),
         };
         assert_eq!(mount.file_counts(), [expected(0)]);
+        let writes = mount.totals().kinds[OpKind::Write as usize].clone();
+        assert_eq!((writes.ops, writes.bytes, writes.timed()), (2, 8192, 2));
+        let stages = writes.mean_stages().expect("it was timed");
+        assert_eq!(stages.mean_ns.total_ns(), 1000);
         let of_file = |file_counts: Vec<FileCounts>| {
             file_counts
                 .into_iter()

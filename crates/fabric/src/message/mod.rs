@@ -31,7 +31,7 @@ pub mod request;
 pub(crate) mod fields;
 
 use pagemesh_base::checksum::crc32c;
-use pagemesh_base::slice::LIST_ENTRIES_MAX;
+use pagemesh_base::slice::{LIST_ENTRIES_MAX, ServiceTime};
 use pagemesh_base::space::EXTENTS_MAX;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
@@ -41,7 +41,7 @@ use crate::limits::{BODY_BYTES_MAX, TEXT_BYTES_MAX, TRANSACTION_BYTES_MAX};
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 64;
 /// The version that this module speaks.
-pub const VERSION: u8 = 0;
+pub const VERSION: u8 = 1;
 /// "PMSH".
 const MAGIC: [u8; 4] = *b"PMSH";
 /// Bytes of a header that its checksum covers.
@@ -174,6 +174,11 @@ impl MessageKind {
         MessageKind::List,
         MessageKind::Status,
     ];
+
+    /// Whether it is a request of an attached slice.
+    pub(crate) fn is_of_slice(self) -> bool {
+        (self as u8) < MessageKind::Attach as u8
+    }
 
     const fn from_code(code: u8) -> Option<MessageKind> {
         Some(match code {
@@ -344,6 +349,28 @@ impl Header {
     fn without_body_crc(mut self) -> Header {
         self.body_crc = 0;
         self
+    }
+
+    /// Sets the time that the brick spent, in the header of the reply to a request of a slice. Other
+    /// replies have no place for it.
+    #[must_use]
+    pub fn with_service(mut self, service: ServiceTime) -> Header {
+        if self.kind.is_of_slice() {
+            (self.op, self.len) = (service.brick_ns, service.store_ns);
+        }
+        self
+    }
+
+    /// The time that the brick spent, from the header of a reply.
+    #[must_use]
+    pub fn service(&self) -> ServiceTime {
+        if !self.kind.is_of_slice() {
+            return ServiceTime::default();
+        }
+        ServiceTime {
+            brick_ns: self.op,
+            store_ns: self.len,
+        }
     }
 
     fn is_error(&self) -> bool {

@@ -22,6 +22,9 @@
 //! | 4, 5 | no such slice, slice exists | | slice |
 //! | 6, 7, 8 | out of range, lost, refused | | reason as text |
 //!
+//! In the reply to a request of a slice, op has the nanoseconds from the request's arrival until the
+//! reply, and len those of them that the store took.
+//!
 //! Numbers without a size have 8 bytes; text is UTF-8 of at most
 //! [`TEXT_BYTES_MAX`] bytes.
 
@@ -262,6 +265,7 @@ pub fn decode(header: &Header, body: Vec<u8>) -> Result<Answer, MalformedMessage
     };
     let mut exact = Header::new(header.kind, Direction::Reply, header.tag);
     exact.body_len = header.body_len;
+    exact = exact.with_service(header.service());
     set_used_fields(&mut exact, &answer);
     match exact == header.without_body_crc() {
         true => Ok(answer),

@@ -196,6 +196,11 @@ fn receive(bytes: &[u8], way: Direction) -> Result<(Header, &[u8]), MalformedMes
     Ok((header, body))
 }
 
+/// A reply with the time that the brick spent.
+fn timed((header, body): (Header, Bytes), service: ServiceTime) -> Vec<u8> {
+    joined((header.with_service(service), body))
+}
+
 fn joined((header, body): (Header, Bytes)) -> Vec<u8> {
     [&header.encode()[..], &body].concat()
 }
@@ -219,9 +224,12 @@ proptest! {
     }
 
     #[test]
-    fn answers_round_trip((kind, answer) in answers(), tag: u64) {
-        let bytes = joined(reply::encode(kind, tag, answer.clone()));
+    fn answers_round_trip((kind, answer) in answers(), tag: u64, times: (u64, u64)) {
+        let (brick_ns, store_ns) = times;
+        let service = if kind.is_of_slice() { ServiceTime { brick_ns, store_ns } } else { ServiceTime::default() };
+        let bytes = timed(reply::encode(kind, tag, answer.clone()), service);
         prop_assert_eq!(receive_answer(&bytes), Ok((tag, kind, answer)));
+        prop_assert_eq!(receive(&bytes, Direction::Reply).map(|(header, _)| header.service()), Ok(service));
         prop_assert!(receive_request(&bytes).is_err());
     }
 
@@ -248,7 +256,9 @@ proptest! {
                 prop_assert_eq!(&joined(request.encode(tag))[..], &changed[..]);
             }
             if let Ok((tag, kind, answer)) = receive_answer(&changed) {
-                prop_assert_eq!(&joined(reply::encode(kind, tag, answer))[..], &changed[..]);
+                let service = receive(&changed, Direction::Reply).map(|(header, _)| header.service());
+                let service = service.unwrap();
+                prop_assert_eq!(&timed(reply::encode(kind, tag, answer), service)[..], &changed[..]);
             }
         }
     }
@@ -315,7 +325,7 @@ fn long_reasons_are_cut_between_characters() {
     }
 }
 
-/// The bytes of version 0: a change of this test is a change of the protocol.
+/// The bytes of version 1: a change of this test is a change of the protocol.
 #[test]
 fn write_message_matches_format() {
     let request = Request::Slice {
@@ -332,7 +342,7 @@ fn write_message_matches_format() {
     };
     let bytes = joined(request.encode(0xaabb));
     let expected: [u8; 56] = [
-        b'P', b'M', b'S', b'H', 0, 2, 0, 0, 0xbb, 0xaa, 0, 0, 0, 0, 0, 0, //
+        b'P', b'M', b'S', b'H', 1, 2, 0, 0, 0xbb, 0xaa, 0, 0, 0, 0, 0, 0, //
         1, 2, 3, 4, 9, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0, //
         9, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, //
         3, 0, 0, 0, 2, 0, 0, 0,

@@ -29,7 +29,7 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{
-    LEG_REQUESTS_MAX, Leg, SliceCompletion, SliceError, SliceReply, SliceRequest,
+    LEG_REQUESTS_MAX, Leg, ServiceTime, SliceCompletion, SliceError, SliceReply, SliceRequest,
 };
 use std::io;
 use std::net::SocketAddr;
@@ -126,8 +126,23 @@ impl<W: Wire> TcpLeg<W> {
         self.size_bytes
     }
 
+    /// Completes a request that the brick did not answer.
     fn complete(&mut self, tag: u64, result: Result<SliceReply, SliceError>) {
-        self.completed.push(SliceCompletion { tag, result });
+        self.completed.push(SliceCompletion::new(tag, result));
+    }
+
+    /// Completes a request with its answer.
+    fn complete_answered(
+        &mut self,
+        tag: u64,
+        result: Result<SliceReply, SliceError>,
+        service: ServiceTime,
+    ) {
+        self.completed.push(SliceCompletion {
+            tag,
+            result,
+            service,
+        });
     }
 
     /// Why a request cannot be sent at all.
@@ -207,7 +222,7 @@ impl<W: Wire> TcpLeg<W> {
             };
             match answer {
                 Ok(Reply::Slice(reply)) if pending.fits(&reply) => {
-                    self.complete(pending.tag, Ok(reply));
+                    self.complete_answered(pending.tag, Ok(reply), header.service());
                 }
                 Ok(_) => {
                     let cause = MalformedMessage::UnexpectedReply(header.tag);
@@ -218,7 +233,7 @@ impl<W: Wire> TcpLeg<W> {
                     self.abandon(pending.tag, &reason);
                     return Err(LegError::Reported(reason));
                 }
-                Err(error) => self.complete(pending.tag, Err(error)),
+                Err(error) => self.complete_answered(pending.tag, Err(error), header.service()),
             }
         }
         Ok(())
@@ -233,10 +248,10 @@ impl<W: Wire> TcpLeg<W> {
     fn fail(&mut self, cause: &LegError) {
         let reason = format!("brick {}: {cause}", self.brick);
         let error = SliceError::Lost(reason.clone());
-        let ended = self.in_flight.drain().map(|pending| SliceCompletion {
-            tag: pending.tag,
-            result: Err(error.clone()),
-        });
+        let ended = self
+            .in_flight
+            .drain()
+            .map(|pending| SliceCompletion::new(pending.tag, Err(error.clone())));
         self.completed.extend(ended);
         self.lost_reason = Some(reason);
         self.outflow = SendQueue::default();

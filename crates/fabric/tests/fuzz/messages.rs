@@ -197,6 +197,7 @@ fn reply(bytes: &[u8]) -> impl std::hash::Hash + use<> {
     check_lengths(&answer);
     let form = form(&answer);
     let (again, payload) = reply::encode(header.kind, header.tag, answer.clone());
+    let again = again.with_service(header.service());
     assert_eq!((again, &payload[..]), (header, body), "{answer:?}");
     DecodeOutcome::Message((header.kind as u8, form))
 }

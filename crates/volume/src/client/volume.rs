@@ -12,10 +12,12 @@ use crate::shared::{Member, VolumeShared};
 use crate::snapshot::LayoutSnapshot;
 use crate::status::{CheckReport, VolumeStatus};
 use pagemesh_base::authority::{Authority, AuthorityError};
+use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_base::poison;
 use pagemesh_base::space::{Channel, Space, SpaceError};
 use pagemesh_base::wait::until_readable;
+use pagemesh_telemetry::MeterSet;
 use std::os::fd::RawFd;
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Condvar, Mutex};
@@ -182,6 +184,16 @@ impl Volume {
     #[must_use]
     pub fn status(&self) -> Option<VolumeStatus> {
         self.mailbox.status(&self.shared, |told| told.elapsed())
+    }
+
+    /// The epoch that names this attachment to the manager.
+    pub fn attachment(&self) -> Epoch {
+        self.shared.attachment()
+    }
+
+    /// The meters of all channels, and of direct clients.
+    pub fn meters(&self) -> &Arc<MeterSet> {
+        &self.shared.meters
     }
 
     /// Reads the layout again after the volume has grown. Blocks until channels serve the new

@@ -53,6 +53,7 @@ async fn attach(state: &ControllerState) -> Result<(), AttachFailure> {
         let epoch = attached.layout.epoch.into();
         state.adopt(attached);
         state.model_mut().attachment = epoch;
+        state.shared.set_attachment(epoch);
         state.shared.hold_epoch(epoch);
     }
     let columns = state.model().columns.len();

@@ -390,6 +390,7 @@ fn send(
 ) {
     piece.phase = Phase::Sent;
     piece.reset_answers();
+    piece.record_sent(out);
     transmit(piece, slot, column, legs, request, out);
 }
 

@@ -19,6 +19,7 @@ mod piece;
 mod reads;
 mod request;
 mod sync_path;
+pub(crate) mod timing;
 
 use crate::engine::locks::LockRange;
 use crate::limits::{PIECES_MAX, REQUEST_PIECES_MAX};
@@ -28,16 +29,18 @@ use arrayvec::ArrayVec;
 use columns::ColumnState;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LEGS_MAX;
-use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest};
+use pagemesh_base::slice::{ServiceTime, SliceError, SliceReply, SliceRequest};
 use pagemesh_base::space::{Completion, Request, SpaceError, Token};
 pub(crate) use piece::lock_ranges;
 use piece::{Phase, Piece, PieceOp, tag_of};
-pub(crate) use request::Job;
 use request::NextPiece;
+pub(crate) use request::{Job, written_bytes};
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 pub(crate) use sync_path::SyncChange;
+use timing::{OpRecord, OpTimes, PieceTimes};
 
 /// The number of unfinished requests at the head of the queue that are checked for progress.
 /// Later ones only wait longer.
@@ -83,7 +86,11 @@ pub(crate) trait EngineBackend {
     fn is_indeterminate(&self, range: LockRange) -> bool;
     /// The volume's next operation number.
     fn next_op(&mut self) -> u64;
-    fn complete(&mut self, completion: Completion, after: AckDependency);
+    /// Completes a request. The record is for the channel's meter; none for a request that was
+    /// never started, or is not counted.
+    fn complete(&mut self, completion: Completion, after: AckDependency, record: Option<OpRecord>);
+    /// The time by the channel's clock. Only requests with [`OpTimes`] need it.
+    fn now(&mut self) -> Instant;
     /// Queues a change for the asynchronous replica with this connection serial. The change is
     /// on all written legs, and its range is still locked.
     fn replicate(&mut self, serial: u64, change: SliceRequest);
@@ -175,13 +182,14 @@ impl Engine {
         &self,
         token: Token,
         request: Request,
+        times: Option<OpTimes>,
         out: &mut impl EngineBackend,
     ) -> Option<Job> {
         if let Some(why) = &self.end_cause {
             complete_request(out, token, Err(why.clone()));
             return None;
         }
-        match Job::new(token, request, &self.snapshot) {
+        match Job::new(token, request, times, &self.snapshot) {
             Ok(job) => Some(job),
             Err(result) => {
                 complete_request(out, token, result);
@@ -206,6 +214,7 @@ impl Engine {
         leg: usize,
         tag: u64,
         result: Result<SliceReply, SliceError>,
+        service: ServiceTime,
         out: &mut impl EngineBackend,
     ) {
         let slot = tag as u32;
@@ -233,6 +242,7 @@ impl Engine {
         {
             return self.fence(out);
         }
+        piece.record_answer(service, out);
         if piece.is_change() {
             self.columns[column].pending_answers -= 1;
             self.handle_change_answer(slot, leg, result, out);
@@ -316,7 +326,9 @@ impl Engine {
                 return true;
             };
             job.in_flight += 1;
+            let times = job.times.map(|_| PieceTimes::new(out.now()));
             let mut piece = Piece::new(number, place, act, job.durable);
+            piece.times = times;
             self.last_order += 1;
             piece.order = self.last_order;
             let slot = self.pieces.insert(piece) as u32;
@@ -381,6 +393,9 @@ impl Engine {
             out.unblock_direct_clients();
         } else if let Some(job) = self.jobs.get_mut(piece.job as usize) {
             job.in_flight -= 1;
+            if let Some(times) = &mut job.times {
+                times.last_piece = piece.times;
+            }
             if job.token.is_none() {
                 self.columns[column].background_flush = false;
             }
@@ -405,12 +420,13 @@ impl Engine {
         let job = self.jobs.remove(number as usize);
         if let Some(token) = job.token {
             let after = job.ack_dependency();
+            let record = job.record();
             let result = job.into_result();
             let after = match result {
                 Ok(_) => after,
                 Err(_) => AckDependency::NoReplication,
             };
-            out.complete(Completion { token, result }, after);
+            out.complete(Completion { token, result }, after, record);
         }
     }
 
@@ -433,13 +449,23 @@ fn complete_request(
     token: Token,
     result: Result<pagemesh_base::space::Reply, SpaceError>,
 ) {
-    out.complete(Completion { token, result }, AckDependency::NoReplication);
+    out.complete(
+        Completion { token, result },
+        AckDependency::NoReplication,
+        None,
+    );
 }
 
 /// Acknowledges a change of one piece.
-pub(crate) fn acknowledge(out: &mut impl EngineBackend, token: Token, durable: bool) {
+pub(crate) fn acknowledge(
+    out: &mut impl EngineBackend,
+    token: Token,
+    durable: bool,
+    record: OpRecord,
+) {
     let result = Ok(pagemesh_base::space::Reply::Done);
-    out.complete(Completion { token, result }, change_dependency(durable));
+    let completion = Completion { token, result };
+    out.complete(completion, change_dependency(durable), Some(record));
 }
 
 fn change_dependency(durable: bool) -> AckDependency {

@@ -1,12 +1,13 @@
 //! A piece: the part of a request that lies in one column.
 
 use super::EngineBackend;
+use super::timing::PieceTimes;
 use crate::engine::locks::LockRange;
 use crate::snapshot::{ColumnExtent, LegSet};
 use bytes::Bytes;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
-use pagemesh_base::slice::{SliceError, SliceReply, TransactionPart};
+use pagemesh_base::slice::{ServiceTime, SliceError, SliceReply, TransactionPart};
 
 pub(super) enum PieceOp {
     Read,
@@ -72,6 +73,8 @@ pub(super) struct Piece {
     pub flush_covers: u64,
     /// Its index in the column's list of changes.
     pub change_index: usize,
+    /// None if the request is not timed.
+    pub times: Option<PieceTimes>,
 }
 
 impl Piece {
@@ -99,6 +102,21 @@ impl Piece {
             flush_number: 0,
             flush_covers: 0,
             change_index: usize::MAX,
+            times: None,
+        }
+    }
+
+    pub(super) fn record_sent(&mut self, out: &mut impl EngineBackend) {
+        if let Some(times) = &mut self.times {
+            times.record_sent(out.now());
+        }
+    }
+
+    /// Records an answer that the piece waited for: any answer of a read, the last one of a change.
+    pub(super) fn record_answer(&mut self, service: ServiceTime, out: &mut impl EngineBackend) {
+        let is_last = self.pending.is_empty() || !self.is_change();
+        if let Some(times) = self.times.as_mut().filter(|_| is_last) {
+            times.record_answer(out.now(), service);
         }
     }
 

@@ -342,6 +342,7 @@ fn send_to_leg(
     out: &mut impl EngineBackend,
 ) {
     piece.pending.add(leg);
+    piece.record_sent(out);
     column.reads_by_leg[leg] += 1;
     let (offset, len) = (piece.offset, piece.len);
     let request = match piece.op_kind {

@@ -14,6 +14,7 @@
 //! - A recovery of in-flight writes copies all changes of one operation as a whole.
 
 use super::piece::{Piece, PieceOp};
+use super::timing::{OpRecord, OpTimes};
 use super::{AckDependency, change_dependency};
 use crate::limits::{REGION_BYTES, REQUEST_PIECES_MAX};
 use crate::snapshot::{ColumnExtent, LayoutSnapshot, atomic_len};
@@ -23,6 +24,7 @@ use pagemesh_base::space::{
     EXTENTS_MAX, Extent, REQUEST_BYTES_MAX, Reply, Request, SpaceError, Token, check_range,
 };
 use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_telemetry::OpKind;
 
 enum JobKind {
     Read,
@@ -67,6 +69,10 @@ pub(crate) struct Job {
     cursor: SplitCursor,
     /// Pieces in flight.
     pub in_flight: u32,
+    /// The kind and the bytes for the meter; none for extents, which are no I/O.
+    counted: Option<(OpKind, u64)>,
+    /// None if the request is only counted.
+    pub times: Option<OpTimes>,
     /// Whether pieces are being made right now.
     pub is_issuing: bool,
     pieces_made: u32,
@@ -80,6 +86,7 @@ impl Job {
     pub(super) fn new(
         token: Token,
         request: Request,
+        times: Option<OpTimes>,
         snapshot: &LayoutSnapshot,
     ) -> Result<Job, Result<Reply, SpaceError>> {
         let size_bytes = snapshot.size_bytes;
@@ -119,6 +126,15 @@ impl Job {
             _ if len == 0 => return Err(Ok(Reply::Done)),
             _ => {}
         }
+        let counted = match &kind {
+            JobKind::Read => Some((OpKind::Read, len)),
+            JobKind::Write(_) => Some((OpKind::Write, len)),
+            JobKind::Transact(_, parts) => Some((OpKind::Write, written_bytes(parts))),
+            // A deallocation writes no data.
+            JobKind::Clear => Some((OpKind::Write, 0)),
+            JobKind::Flush => Some((OpKind::Flush, 0)),
+            JobKind::Extents => None,
+        };
         let cursor = match kind {
             JobKind::Clear | JobKind::Flush => SplitCursor::Column(0, 0),
             _ => SplitCursor::Byte(offset),
@@ -131,6 +147,8 @@ impl Job {
             end: offset + len,
             cursor,
             in_flight: 0,
+            counted,
+            times,
             is_issuing: false,
             pieces_made: 0,
             answer: JobAnswer::Nothing,
@@ -148,6 +166,8 @@ impl Job {
             end: 0,
             cursor: SplitCursor::End,
             in_flight: 1,
+            counted: None,
+            times: None,
             is_issuing: false,
             pieces_made: 1,
             answer: JobAnswer::Nothing,
@@ -184,6 +204,13 @@ impl Job {
                 change_dependency(self.durable)
             }
         }
+    }
+
+    /// The request as the meter counts it.
+    pub(super) fn record(&self) -> Option<OpRecord> {
+        let (kind, bytes) = self.counted?;
+        let times = self.times;
+        Some(OpRecord { kind, bytes, times })
     }
 
     /// The place of a transaction, and its parts there.
@@ -323,6 +350,15 @@ impl Job {
             JobAnswer::Extents(parts) => Reply::Extents(join_extents(parts)),
         })
     }
+}
+
+/// The bytes of data in the parts of a transaction.
+pub(crate) fn written_bytes(parts: &[TransactionPart]) -> u64 {
+    let bytes = parts.iter().map(|part| match part {
+        TransactionPart::Write { data, .. } => data.len() as u64,
+        TransactionPart::Clear { .. } => 0,
+    });
+    bytes.sum()
 }
 
 /// Maps parts of a volume to parts of the one column that holds them all. Returns their span

@@ -66,7 +66,7 @@ impl Engine {
         op: u64,
         slot: u32,
     ) -> u64 {
-        let job = Job::new(token, request, &self.snapshot);
+        let job = Job::new(token, request, None, &self.snapshot);
         let job = job.unwrap_or_else(|_| unreachable!("it has a place in the volume"));
         self.insert_sent(job, op, slot)
     }

@@ -98,7 +98,7 @@ impl MappedLeg {
             self.completions.len() < MAPPED_DONE_MAX,
             "completions are reaped"
         );
-        self.completions.push(SliceCompletion { tag, result });
+        self.completions.push(SliceCompletion::new(tag, result));
     }
 
     /// Writes the same bytes through every leg at once: each source byte is

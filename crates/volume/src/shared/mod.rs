@@ -19,6 +19,7 @@ use lost_writes::LostWrites;
 pub use member::{LegLink, Member, MemberMessage};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::poison;
+use pagemesh_telemetry::MeterSet;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -30,6 +31,8 @@ pub struct VolumeShared {
     snapshot: Mutex<Arc<LayoutSnapshot>>,
     generation: AtomicU64,
     held_epoch: AtomicU32,
+    /// The epoch that names the attachment; zero before the attach.
+    attachment: AtomicU32,
     last_op: AtomicU64,
     /// The number of the last member.
     last_member: AtomicU32,
@@ -42,6 +45,8 @@ pub struct VolumeShared {
     pub direct_access: OnceLock<DirectAccess>,
     pub members: Mutex<BTreeMap<u32, Arc<Member>>>,
     pub counters: Tally,
+    /// Counts the requests of the channels.
+    pub meters: Arc<MeterSet>,
 }
 
 impl VolumeShared {
@@ -49,6 +54,7 @@ impl VolumeShared {
         VolumeShared {
             held_epoch: AtomicU32::new(view.epoch.0),
             snapshot: Mutex::new(Arc::new(view)),
+            attachment: AtomicU32::new(0),
             generation: AtomicU64::new(0),
             last_op: AtomicU64::new(0),
             last_member: AtomicU32::new(CONTROLLER),
@@ -59,6 +65,7 @@ impl VolumeShared {
             direct_access: OnceLock::new(),
             members: Mutex::new(BTreeMap::from([(CONTROLLER, keeper)])),
             counters: Tally::default(),
+            meters: Arc::default(),
         }
     }
 
@@ -116,6 +123,15 @@ impl VolumeShared {
             member.wake.raise();
         }
         true
+    }
+
+    /// The epoch that the manager's answer to the attach named.
+    pub fn attachment(&self) -> Epoch {
+        Epoch(self.attachment.load(Ordering::Relaxed))
+    }
+
+    pub fn set_attachment(&self, epoch: Epoch) {
+        self.attachment.store(epoch.0, Ordering::Relaxed);
     }
 
     pub fn held_epoch(&self) -> Epoch {

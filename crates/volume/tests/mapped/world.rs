@@ -113,7 +113,7 @@ impl Leg for OwnerConnection {
     fn submit(&mut self, tag: u64, request: SliceRequest) {
         let epoch = request.epoch().unwrap_or(Epoch(u32::MAX));
         let result = self.brick.execute_as_owner(self.slice, epoch, request);
-        self.done.push(SliceCompletion { tag, result });
+        self.done.push(SliceCompletion::new(tag, result));
     }
 
     fn reap(&mut self, into: &mut Vec<SliceCompletion>) {

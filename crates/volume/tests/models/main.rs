@@ -278,7 +278,7 @@ struct InstantLeg(Vec<SliceCompletion>);
 impl Leg for InstantLeg {
     fn submit(&mut self, tag: u64, _request: SliceRequest) {
         let result = Ok(SliceReply::Done);
-        self.0.push(SliceCompletion { tag, result });
+        self.0.push(SliceCompletion::new(tag, result));
     }
 
     fn reap(&mut self, into: &mut Vec<SliceCompletion>) {

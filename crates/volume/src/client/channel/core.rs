@@ -7,7 +7,7 @@
 //! - The answers of a connection that was replaced are never used.
 
 use super::ChannelCore;
-use super::engine_io::{Connection, EngineIo};
+use super::engine_io::{Connection, DelayedAck, EngineIo};
 use crate::controller::Mailbox;
 use crate::engine::hedge::HedgeTracker;
 use crate::engine::{Engine, EngineBackend};
@@ -17,7 +17,7 @@ use crate::snapshot::{Gate, LayoutSnapshot};
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LEGS_MAX;
-use pagemesh_base::space::{Completion, SpaceError};
+use pagemesh_base::space::SpaceError;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -191,8 +191,15 @@ impl ChannelCore {
             {
                 hedge.record_answer(answer.tag, leg, now);
             }
-            self.engine
-                .handle_answer(column, leg, answer.tag, answer.result, &mut self.io);
+            let service = self.io.service_time(place, answer.service);
+            self.engine.handle_answer(
+                column,
+                leg,
+                answer.tag,
+                answer.result,
+                service,
+                &mut self.io,
+            );
         }
         self.answers_by_leg = answers;
         while let Some(key) = self.io.granted.pop() {
@@ -204,7 +211,7 @@ impl ChannelCore {
     /// nothing more to do now.
     pub(super) fn release_delayed(&mut self) -> bool {
         let io = &mut self.io;
-        let Some(&(least, _)) = io.delayed.iter().min_by_key(|(number, _)| *number) else {
+        let Some(least) = io.delayed.iter().map(|delayed| delayed.after).min() else {
             return false;
         };
         if !io.shared.replication.is_done(least) {
@@ -219,16 +226,17 @@ impl ChannelCore {
         }
         let (done, rest) = std::mem::take(&mut io.delayed)
             .into_iter()
-            .partition(|(number, _)| io.shared.replication.is_done(*number));
+            .partition(|delayed| io.shared.replication.is_done(delayed.after));
         // A closed queue becomes visible with the next snapshot, and that snapshot may fence.
         if !io.is_snapshot_current() {
             io.delayed = [done, rest].into_iter().flatten().collect();
             return true;
         }
-        let done: VecDeque<(u64, Completion)> = done;
+        let done: VecDeque<DelayedAck> = done;
         io.delayed = rest;
-        let done = done.into_iter().map(|(_, completion)| completion);
-        io.completions.extend(done);
+        for ack in done {
+            io.finish(ack.completion, ack.record);
+        }
         !io.delayed.is_empty()
     }
 
@@ -276,6 +284,7 @@ impl ChannelCore {
                 self.replace_connection(column, leg, wanted.serial);
             }
         }
+        self.io.detect_clock();
         self.io.send_epoch(snapshot.epoch);
         if snapshot
             .columns

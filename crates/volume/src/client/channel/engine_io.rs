@@ -7,6 +7,7 @@
 use crate::controller::{ControllerEvent, Mailbox};
 use crate::engine::hedge::HedgeTracker;
 use crate::engine::locks::{LockHolder, LockRange};
+use crate::engine::timing::{OpRecord, OpTimes, STORE_ONLY};
 use crate::engine::{AckDependency, EngineBackend, LegAnswers};
 use crate::legs::mapped::MappedLeg;
 use crate::shared::VolumeShared;
@@ -14,8 +15,9 @@ use crate::snapshot::{LayoutSnapshot, LegSet};
 use crate::status::Count;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LEGS_MAX;
-use pagemesh_base::slice::{Leg, SliceRequest, Stamp};
+use pagemesh_base::slice::{Leg, ServiceTime, SliceRequest, Stamp};
 use pagemesh_base::space::{Completion, SpaceError};
+use pagemesh_telemetry::{OpenMeter, Sampler};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -68,8 +70,23 @@ pub(super) struct EngineIo {
     pub has_changed: bool,
     /// The last number in the replication queue that acknowledgements must wait for.
     pub wait_for_number: u64,
-    /// Acknowledgements that wait for the replica, with the numbers that they wait for.
-    pub delayed: VecDeque<(u64, Completion)>,
+    /// Acknowledgements that wait for the replica.
+    pub delayed: VecDeque<DelayedAck>,
+    pub meter: OpenMeter,
+    pub sampler: Sampler,
+    /// Whether a leg answers after its call, so that each request is timed. A clock costs too much
+    /// beside a request that all legs answer inside the call: of these the sampler chooses some.
+    pub has_clock: bool,
+    /// The time of this step of a call, once it was read.
+    pub step_time: Option<Instant>,
+}
+
+/// An acknowledgement that waits for the replica.
+pub(super) struct DelayedAck {
+    /// The number in the replication queue that it waits for.
+    pub after: u64,
+    pub completion: Completion,
+    pub record: Option<OpRecord>,
 }
 
 impl EngineBackend for EngineIo {
@@ -160,17 +177,30 @@ impl EngineBackend for EngineIo {
         self.shared.next_op()
     }
 
-    fn complete(&mut self, completion: Completion, after: AckDependency) {
+    fn complete(&mut self, completion: Completion, after: AckDependency, record: Option<OpRecord>) {
         let number = match after {
             AckDependency::NoReplication => 0,
             AckDependency::BoundedLag => self.wait_for_number,
             AckDependency::FullReplication => self.shared.replication.last_number(),
         };
         if self.shared.replication.is_done(number) {
-            self.completions.push(completion);
+            self.finish(completion, record);
         } else {
-            self.delayed.push_back((number, completion));
+            self.delayed.push_back(DelayedAck {
+                after: number,
+                completion,
+                record,
+            });
         }
+    }
+
+    fn now(&mut self) -> Instant {
+        if let Some(now) = self.step_time {
+            return now;
+        }
+        let clocks = self.connections.iter().flatten();
+        let clock = clocks.filter_map(|connection| connection.leg.now()).next();
+        *self.step_time.insert(clock.unwrap_or_else(Instant::now))
     }
 
     fn replicate(&mut self, serial: u64, change: SliceRequest) {
@@ -248,6 +278,7 @@ impl EngineIo {
         snapshot_generation: u64,
     ) -> EngineIo {
         EngineIo {
+            meter: shared.meters.open(),
             shared,
             mailbox,
             member_number,
@@ -262,6 +293,50 @@ impl EngineIo {
             has_changed: false,
             wait_for_number: 0,
             delayed: VecDeque::new(),
+            sampler: Sampler::default(),
+            has_clock: false,
+            step_time: None,
+        }
+    }
+
+    /// Whether any leg has a clock: one that answers after its call.
+    pub(super) fn detect_clock(&mut self) {
+        let mut connections = self.connections.iter().flatten();
+        self.has_clock = connections.any(|connection| connection.leg.now().is_some());
+    }
+
+    /// The times of a request that is submitted now, if it is to be timed.
+    pub(super) fn start_times(&mut self) -> Option<OpTimes> {
+        let is_timed = self.has_clock || self.sampler.is_due();
+        is_timed.then(|| OpTimes::new(self.fresh_now()))
+    }
+
+    /// The time that a leg spent on an answer. A leg in this process spends all of it in the store.
+    pub(super) fn service_time(&self, place: usize, reported: ServiceTime) -> ServiceTime {
+        let leg = self.connections[place].as_ref();
+        if leg.is_some_and(|connection| connection.leg.now().is_some()) {
+            return reported;
+        }
+        STORE_ONLY
+    }
+
+    /// The time now, not that of the step's beginning.
+    pub(super) fn fresh_now(&mut self) -> Instant {
+        self.step_time = None;
+        self.now()
+    }
+
+    /// Hands out a completion, and counts its request.
+    pub(super) fn finish(&mut self, completion: Completion, record: Option<OpRecord>) {
+        self.completions.push(completion);
+        let Some(OpRecord { kind, bytes, times }) = record else {
+            return;
+        };
+        self.meter.count(kind, bytes);
+        if let Some(times) = times
+            && let Some(stages) = times.stages(self.now())
+        {
+            self.meter.record(kind, &stages);
         }
     }
 
@@ -274,9 +349,9 @@ impl EngineIo {
     }
 
     fn fail_delayed(&mut self, error: &SpaceError) {
-        let held = self.delayed.drain(..).map(|(_, completion)| Completion {
+        let held = self.delayed.drain(..).map(|delayed| Completion {
             result: Err(error.clone()),
-            ..completion
+            ..delayed.completion
         });
         self.completions.extend(held);
     }

@@ -36,7 +36,10 @@ use self::core::ClosePhase;
 use self::engine_io::EngineIo;
 use crate::controller::{ControllerEvent, Mailbox};
 use crate::engine::locks::LockRange;
-use crate::engine::{Engine, EngineBackend, Job, SyncChange, acknowledge, lock_ranges};
+use crate::engine::timing::{OpRecord, OpTimes, PieceTimes, STORE_ONLY};
+use crate::engine::{
+    Engine, EngineBackend, Job, SyncChange, acknowledge, lock_ranges, written_bytes,
+};
 use crate::legs::mapped::{DirectLeg, MappedLeg};
 use crate::limits::CHANNELS_MAX;
 use crate::shared::{LegLink, Member, VolumeShared};
@@ -48,6 +51,7 @@ use pagemesh_base::layout::LEGS_MAX;
 use pagemesh_base::poison;
 use pagemesh_base::slice::{SliceCompletion, SliceRequest};
 use pagemesh_base::space::{Channel, Completion, Request, SpaceError, Token};
+use pagemesh_telemetry::OpKind;
 use std::os::fd::RawFd;
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
@@ -117,10 +121,11 @@ impl Channel for VolumeChannel {
 
 impl ChannelCore {
     pub fn submit(&mut self, token: Token, request: Request) {
-        let Some(request) = self.write_sync(token, request) else {
+        let times = self.io.start_times();
+        let Some(request) = self.write_sync(token, request, times) else {
             return;
         };
-        let Some(job) = self.engine.new_job(token, request, &mut self.io) else {
+        let Some(job) = self.engine.new_job(token, request, times, &mut self.io) else {
             return;
         };
         if let Some(job) = self.transact_sync(token, job) {
@@ -129,7 +134,12 @@ impl ChannelCore {
     }
 
     /// Makes a write on all legs inside this call. Returns it if it must go through the engine.
-    fn write_sync(&mut self, token: Token, request: Request) -> Option<Request> {
+    fn write_sync(
+        &mut self,
+        token: Token,
+        request: Request,
+        times: Option<OpTimes>,
+    ) -> Option<Request> {
         let Request::Write {
             offset,
             data,
@@ -150,6 +160,8 @@ impl ChannelCore {
         if !self.io.shared.locks.try_acquire(range, holder) {
             return Some(request);
         }
+        let mut timer = SyncTimer::new(times);
+        timer.record_sent(&mut self.io);
         let stamp = self.engine.stamp(place.column, self.io.next_op());
         let answers = MappedLeg::write_all(
             &mut self.io.checked_mapped_legs(place.column, legs),
@@ -157,6 +169,7 @@ impl ChannelCore {
             data,
             stamp,
         );
+        timer.record_answers(&mut self.io);
         if answers.iter().all(Result::is_ok) && self.io.is_snapshot_current() {
             let sent = || SliceRequest::Write {
                 offset: place.offset,
@@ -165,7 +178,8 @@ impl ChannelCore {
             };
             self.engine.replicate(place.column, &mut self.io, sent);
             self.io.release(range, slot);
-            acknowledge(&mut self.io, token, *durable);
+            let record = timer.record(&mut self.io, data.len() as u64);
+            acknowledge(&mut self.io, token, *durable, record);
             return None;
         }
         let tag = self
@@ -192,12 +206,15 @@ impl ChannelCore {
         if !self.io.shared.locks.try_acquire_all(&ranges, holder) {
             return Some(job);
         }
+        let mut timer = SyncTimer::new(job.times);
+        timer.record_sent(&mut self.io);
         let stamp = self.engine.stamp(place.column, self.io.next_op());
         let answers = MappedLeg::transact_all(
             &mut self.io.checked_mapped_legs(place.column, legs),
             parts,
             stamp,
         );
+        timer.record_answers(&mut self.io);
         if answers.iter().all(Result::is_ok) && self.io.is_snapshot_current() {
             let sent = || SliceRequest::Transact {
                 parts: parts.to_vec(),
@@ -207,7 +224,8 @@ impl ChannelCore {
             for range in ranges {
                 self.io.release(range, slot);
             }
-            acknowledge(&mut self.io, token, job.durable);
+            let record = timer.record(&mut self.io, written_bytes(parts));
+            acknowledge(&mut self.io, token, job.durable, record);
             return None;
         }
         let tag = self.engine.insert_sent(job, stamp.op, slot);
@@ -217,6 +235,7 @@ impl ChannelCore {
 
     pub fn reap(&mut self, into: &mut Vec<Completion>) {
         loop {
+            self.io.step_time = None;
             self.take_messages();
             self.collect_answers();
             if !self.io.is_snapshot_current() {
@@ -234,6 +253,46 @@ impl ChannelCore {
         }
         self.hedge_late_reads();
         into.append(&mut self.io.completions);
+    }
+}
+
+/// The times of a change that all legs make inside the call, if it is timed.
+struct SyncTimer(Option<(OpTimes, PieceTimes)>);
+
+impl SyncTimer {
+    fn new(times: Option<OpTimes>) -> SyncTimer {
+        SyncTimer(times.map(|times| (times, PieceTimes::new(times.submitted))))
+    }
+
+    #[inline]
+    fn record_sent(&mut self, io: &mut EngineIo) {
+        if let Some((_, piece)) = &mut self.0 {
+            piece.record_sent(io.fresh_now());
+        }
+    }
+
+    #[inline]
+    fn record_answers(&mut self, io: &mut EngineIo) {
+        if let Some((_, piece)) = &mut self.0 {
+            piece.record_answer(io.fresh_now(), STORE_ONLY);
+        }
+    }
+
+    /// The record of a write that completes now.
+    #[inline]
+    fn record(self, io: &mut EngineIo, bytes: u64) -> OpRecord {
+        let times = self.0.map(|(times, piece)| {
+            io.step_time = None;
+            OpTimes {
+                last_piece: Some(piece),
+                ..times
+            }
+        });
+        OpRecord {
+            kind: OpKind::Write,
+            bytes,
+            times,
+        }
     }
 }
 

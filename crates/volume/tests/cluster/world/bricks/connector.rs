@@ -27,14 +27,14 @@ impl Leg for FakeLeg {
         let (brick, slice) = (connection.brick, connection.slice);
         if lost {
             let result = Err(SliceError::Lost("the connection broke before".into()));
-            connection.arrived.push(SliceCompletion { tag, result });
+            connection.arrived.push(SliceCompletion::new(tag, result));
         } else if at_once {
             let result = bricks.execute(brick, slice, self.number, request);
             let connection = bricks
                 .connections
                 .get_mut(&self.number)
                 .expect("connection");
-            connection.arrived.push(SliceCompletion { tag, result });
+            connection.arrived.push(SliceCompletion::new(tag, result));
         } else {
             connection.queue.push_back((tag, request));
         }

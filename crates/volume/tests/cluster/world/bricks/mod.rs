@@ -205,10 +205,7 @@ impl Bricks {
         let tags: Vec<u64> = tags
             .chain(connection.queue.drain(..).map(|(tag, _)| tag))
             .collect();
-        let fail = |tag| SliceCompletion {
-            tag,
-            result: Err(lost()),
-        };
+        let fail = |tag| SliceCompletion::new(tag, Err(lost()));
         connection.arrived.extend(tags.into_iter().map(fail));
         let (brick, slice) = (connection.brick, connection.slice);
         if connection.orphan {
@@ -243,7 +240,7 @@ impl Bricks {
             let connection = self.connections.get_mut(&number).expect("connection");
             connection
                 .answers
-                .push_back(SliceCompletion { tag, result });
+                .push_back(SliceCompletion::new(tag, result));
         } else if let Some(answer) = connection.answers.pop_front() {
             connection.arrived.push(answer);
         } else if connection.orphan {
