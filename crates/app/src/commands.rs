@@ -15,6 +15,7 @@ pub mod status;
 pub mod umount;
 pub mod up;
 pub mod volume;
+pub mod why;
 
 mod help;
 
@@ -69,6 +70,7 @@ pub enum Command {
         #[command(flatten)]
         client: ManagerArgs,
     },
+    Why(why::WhyArgs),
     /// Run benchmarks.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -107,6 +109,7 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
         Command::Umount(args) => umount::run(args)?,
         Command::Exec(args) => exec::run(args)?,
         Command::Status { client } => status::run(client)?,
+        Command::Why(args) => why::run(args)?,
         Command::Bench(command) => bench::run(command)?,
         Command::Man => help::print_man()?,
         Command::Completions { shell } => help::print_completions(*shell)?,

@@ -11,6 +11,7 @@ mod client;
 mod cluster;
 mod commands;
 mod fence_watch;
+mod figure_reporter;
 mod key;
 mod output;
 #[cfg(test)]

@@ -61,6 +61,16 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
+/// A time for people.
+pub fn nanos(ns: u64) -> String {
+    const UNITS: [(u64, &str); 3] = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs")];
+    let unit = UNITS.iter().find(|(size, _)| ns >= *size);
+    match unit {
+        Some((size, unit)) => format!("{:.1} {unit}", ns as f64 / *size as f64),
+        None => format!("{ns} ns"),
+    }
+}
+
 /// The JSON name of an enumeration's value.
 pub fn json_word(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {

@@ -1,6 +1,7 @@
 //! Bricks: heartbeats, the list, and forgetting.
 
 use crate::fault::Fault;
+use crate::figures::FigureSubject;
 use crate::manager::{
     BRICKS_MAX, BrickState, HEARTBEAT_INTERVAL, LastHeartbeat, Manager, ManagerState,
 };
@@ -232,6 +233,7 @@ impl Manager {
         self.store.commit(&writes)?;
         book.pending_deletes.retain(|(brick, _), _| *brick != id);
         book.bricks.remove(&id);
+        self.figures.remove(&FigureSubject::Brick(id));
         Ok(())
     }
 }

@@ -222,6 +222,19 @@ impl ManagerClient {
         self.read(answer)
     }
 
+    /// A call whose answer has no body.
+    pub(crate) fn call_without_answer(
+        &self,
+        method: Method,
+        path: &str,
+        timeout: Duration,
+        body: &impl Serialize,
+    ) -> Result<(), ManagerError> {
+        let body = serde_json::to_string(body).map_err(|error| self.malformed(&error))?;
+        let answer = self.send(method, path, timeout, body)?;
+        self.check_status(answer).map(drop)
+    }
+
     pub(crate) fn send(
         &self,
         method: Method,

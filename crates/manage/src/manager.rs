@@ -6,6 +6,7 @@
 
 use crate::clock::Clock;
 use crate::fault::Fault;
+use crate::figures::Figures;
 use crate::placement::{BrickCandidate, OVERPROVISION_FACTOR};
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
 use crate::slices::{SliceLocation, promised_slices, slice_locations};
@@ -73,6 +74,7 @@ pub struct Manager {
     /// The clock's time at the manager's start.
     started_at: Duration,
     state: Mutex<ManagerState>,
+    pub(crate) figures: Figures,
     /// Wakes the sweep when a brick with slices to delete returns.
     pub(crate) brick_returned: tokio::sync::Notify,
 }
@@ -215,6 +217,7 @@ impl Manager {
             clock,
             settings,
             state: Mutex::new(book),
+            figures: Figures::default(),
             brick_returned: tokio::sync::Notify::new(),
         })
     }

@@ -5,6 +5,7 @@
 //! slice.
 
 use crate::fault::Fault;
+use crate::figures::FigureSubject;
 use crate::files::{check_files, set_address_space};
 use crate::layout_state::{LayoutChange, LayoutState, LegTransition, is_up_to_date};
 use crate::manager::{Manager, ManagerState, PENDING_DELETES_MAX, TrackedDelete, VOLUMES_MAX};
@@ -184,6 +185,7 @@ impl Manager {
             Manager::add_pending_deletes(&mut book, &pending);
             book.volumes.remove(name);
             book.replication_reports.remove(name);
+            self.figures.remove(&FigureSubject::Volume(name.clone()));
             pending
         };
         self.delete_slices(&pending);
@@ -538,7 +540,7 @@ pub(crate) fn check_not_busy(book: &ManagerState, name: &VolumeName) -> Result<(
     Ok(())
 }
 
-fn check_attachment(
+pub(crate) fn check_attachment(
     name: &VolumeName,
     record: &VolumeRecord,
     asked: Option<EpochNumber>,

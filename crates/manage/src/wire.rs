@@ -1,12 +1,18 @@
 //! JSON bodies of the REST API. Ids are UUIDs as text, sizes are bytes, epochs are numbers.
 
 mod bricks;
+mod figures;
 
 pub use crate::fault::ErrorCode;
 pub use crate::records::{Attachment, LegNote};
 pub use bricks::{
     BrickInfo, BrickRegistration, BrickScrub, HeartbeatReply, ScrubBrick, ScrubReport,
     ScrubRequest, ScrubState,
+};
+
+pub use figures::{
+    FigureKind, FigureSeries, FigureSpan, FigureValues, RecentFigures, ReportBrickFigures,
+    ReportFigures, SpanParam, StageFigures, StageParams, SubjectFigures,
 };
 
 use crate::shape::LayoutKind;

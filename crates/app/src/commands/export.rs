@@ -1,8 +1,9 @@
 //! `pagemesh export`: attached volumes behind the NBD server.
 
 use crate::args::{ManagerArgs, ScrubArgs, Transport, listen_address};
-use crate::client::{DetachGuard, attach, expect_content};
+use crate::client::{DetachGuard, attach, expect_content, manager_client};
 use crate::fence_watch::{self, FencedError};
+use crate::figure_reporter::FigureReporter;
 use crate::shutdown::{Shutdown, ShutdownTrigger};
 use crate::status_signals::StatusSignals;
 use clap::{ArgGroup, Subcommand};
@@ -159,6 +160,9 @@ pub fn run(command: &ExportCommand) -> anyhow::Result<()> {
         };
         exports.add(&name.to_string(), Arc::new(exported), options)?;
     }
+    let reported = attached.iter().zip(volumes);
+    let reported = reported.map(|(volume, name)| (name.clone(), volume.clone()));
+    let _reporter = FigureReporter::of_volumes(manager_client(client)?, reported.collect())?;
     let fenced = FencedVolumes::watch(volumes, &attached, &exports, &ending.trigger())?;
     asked.handle(attached)?;
     for name in volumes {

@@ -6,6 +6,7 @@
 
 mod attachments;
 mod bricks;
+mod figures;
 mod replicas;
 mod volumes;
 
@@ -34,6 +35,7 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
         .merge(volumes::routes())
         .merge(replicas::routes())
         .merge(attachments::routes())
+        .merge(figures::routes())
 }
 
 /// Reports that the manager runs; needs no token.

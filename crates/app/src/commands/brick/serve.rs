@@ -3,6 +3,7 @@
 use crate::args::listen_address;
 use crate::client::host_name;
 use crate::commands::brick::BrickArgs;
+use crate::figure_reporter::FigureReporter;
 use crate::key;
 use crate::shutdown::Shutdown;
 use anyhow::{Context, bail};
@@ -71,7 +72,9 @@ pub fn run(args: &BrickArgs) -> anyhow::Result<()> {
         },
         registered_name,
     };
+    let reporter = FigureReporter::of_brick(registrar.manager.clone(), &Arc::downgrade(&brick))?;
     let ended = registrar.serve(&ending);
+    drop(reporter);
     drop(map);
     if let Err(left) = tcp.stop() {
         tracing::warn!(%left, "ending with open connections");

@@ -3,7 +3,7 @@
 //! Invariant: the volume is detached after the file system is closed, on every way out.
 
 use crate::args::FuseTransport;
-use crate::client::{DetachGuard, attach, expect_content};
+use crate::client::{DetachGuard, attach, expect_content, manager_client};
 use crate::commands::mount::MountArgs;
 use crate::commands::mount::end::{UnmountSequence, serve_until_end};
 use crate::commands::mount::free_space::{self, raise_limit};
@@ -12,6 +12,7 @@ use crate::commands::mount::waiters::{
     AddressWait, NOBODY_WAITS, UnmountWaiters, notify_complete, notify_unmounted, serve_waiters,
 };
 use crate::fence_watch::{self, FencedError};
+use crate::figure_reporter::FigureReporter;
 use crate::shutdown::{Shutdown, ShutdownTrigger};
 use crate::status_signals::StatusSignals;
 use anyhow::{Context, bail};
@@ -67,6 +68,10 @@ pub fn run(args: &MountArgs) -> anyhow::Result<()> {
     let (volume, detail) = attach_volume(args, name)?;
     let detach = DetachGuard(Arc::clone(&volume));
     let fs = open_files(&volume, &detail)?;
+    let reporter = FigureReporter::of_volumes(
+        manager_client(&args.client)?,
+        vec![(name.clone(), Arc::downgrade(&volume))],
+    )?;
     let fenced = FenceFlag::watch(&volume, ending.trigger())?;
     let free_space = free_space::watch(&args.client, detail, &fs)?;
     let files = Arc::downgrade(&fs);
@@ -92,6 +97,8 @@ pub fn run(args: &MountArgs) -> anyhow::Result<()> {
         return Err(fenced_error(name, &dir).into());
     }
     served?;
+    // The manager takes reports of the attached client only.
+    drop(reporter);
     drop(detach);
     if let Some(waiters) = waiters {
         notify_complete(&waiters);

@@ -1,0 +1,188 @@
+//! JSON bodies of figures: operations, bytes and latencies.
+
+use pagemesh_base::layout::EpochNumber;
+use pagemesh_telemetry::{OpKind, Report};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use utoipa::{IntoParams, ToSchema};
+
+/// The operations of a volume since the last report that the manager took.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReportFigures {
+    /// The epoch that the attach returned.
+    #[schema(value_type = u32)]
+    pub attachment: EpochNumber,
+    /// For each kind of operation (read, write, flush): `ops`, `bytes`, `latency` (pairs of a histogram
+    /// bucket and a count), `stages` (pairs of a power of two of the latency and the nanoseconds by
+    /// stage). RFD 025 describes the buckets.
+    #[schema(value_type = Object)]
+    pub report: Report,
+}
+
+/// The operations of a brick's connections since the last report that the manager took.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReportBrickFigures {
+    /// As in the report of a volume.
+    #[schema(value_type = Object)]
+    pub report: Report,
+}
+
+/// The span of a history.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum FigureSpan {
+    /// An hour in steps of 10 s.
+    #[default]
+    #[serde(rename = "1h")]
+    Hour,
+    /// A day in steps of 5 min.
+    #[serde(rename = "24h")]
+    Day,
+}
+
+/// The span of a history.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct SpanParam {
+    /// `1h` if missing: an hour in steps of 10 s. `24h`: a day in steps of 5 min.
+    #[serde(default)]
+    #[param(inline)]
+    pub span: FigureSpan,
+}
+
+/// A history. All arrays have one entry for each step in which anything was reported, in ascending order of
+/// time; other steps have none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FigureSeries {
+    /// The length of a step in seconds.
+    pub step_s: u64,
+    /// The age of the last report, in microseconds; null if there was none since the manager started.
+    pub last_reported_us_ago: Option<u64>,
+    /// Whether samples were dropped early, because the memory for all histories ran out.
+    pub is_shortened: bool,
+    /// The beginnings of the steps, in seconds since 1970 by the manager's clock.
+    pub time_unix_s: Vec<u64>,
+    /// Reads.
+    pub read: FigureValues,
+    /// Writes, transactions and deallocations.
+    pub write: FigureValues,
+    /// Flushes.
+    pub flush: FigureValues,
+}
+
+impl FigureSeries {
+    /// A series without reports.
+    pub(crate) fn empty(step_s: u64) -> FigureSeries {
+        FigureSeries {
+            step_s,
+            last_reported_us_ago: None,
+            is_shortened: false,
+            time_unix_s: Vec::new(),
+            read: FigureValues::default(),
+            write: FigureValues::default(),
+            flush: FigureValues::default(),
+        }
+    }
+}
+
+/// The values of one kind of operation, by step.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FigureValues {
+    /// Operations in the step.
+    pub operations: Vec<u32>,
+    /// KiB in the step.
+    pub kib: Vec<u32>,
+    /// The median latency in nanoseconds; null without a timed operation.
+    pub p50_ns: Vec<Option<u64>>,
+    /// The 99th percentile of the latency in nanoseconds.
+    pub p99_ns: Vec<Option<u64>>,
+}
+
+/// The last minute of everything.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RecentFigures {
+    /// The seconds that the sums cover: 50 to 60.
+    pub window_s: u64,
+    /// The sum of all volumes; null before the first report.
+    pub cluster: Option<SubjectFigures>,
+    /// Volumes with a report since the manager started.
+    pub volumes: Vec<SubjectFigures>,
+    /// Bricks with a report since the manager started.
+    pub bricks: Vec<SubjectFigures>,
+}
+
+/// The last minute of a volume or brick.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SubjectFigures {
+    /// The name of the volume or the brick.
+    pub name: String,
+    /// The age of the last report, in microseconds.
+    pub last_reported_us_ago: u64,
+    /// Reads, writes and flushes.
+    pub kinds: Vec<FigureKind>,
+}
+
+/// The operations of one kind in the last minute.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FigureKind {
+    /// `read`, `write` or `flush`.
+    pub kind: String,
+    /// Operations.
+    pub operations: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// The median latency in nanoseconds; null without a timed operation.
+    pub p50_ns: Option<u64>,
+    /// The 99th percentile of the latency in nanoseconds.
+    pub p99_ns: Option<u64>,
+}
+
+/// The operations whose stages are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct StageParams {
+    /// `write` if missing.
+    #[serde(default = "default_kind")]
+    #[param(value_type = Option<String>)]
+    pub kind: OpKind,
+    /// The quantile of the latency, 0 to 1; 0.99 if missing.
+    #[serde(default = "default_quantile")]
+    #[param(value_type = Option<f64>)]
+    pub quantile: f64,
+}
+
+fn default_kind() -> OpKind {
+    OpKind::Write
+}
+
+fn default_quantile() -> f64 {
+    0.99
+}
+
+/// Where the time of a volume's operations went in the last minute.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct StageFigures {
+    /// `read`, `write` or `flush`.
+    pub kind: String,
+    /// The quantile of the latency.
+    pub quantile: f64,
+    /// The age of the last report, in microseconds; null if there was none.
+    pub last_reported_us_ago: Option<u64>,
+    /// Operations in the last minute.
+    pub operations: u64,
+    /// The operations among them that were timed.
+    pub timed: u64,
+    /// The latency at the quantile, in nanoseconds.
+    pub latency_ns: Option<u64>,
+    /// The timed operations within the same power of two as this latency.
+    pub around: u64,
+    /// The mean nanoseconds of each stage of those operations. They add up to their mean latency. Stages: `queue`
+    /// (waiting in the client), `lock` (range locks), `fabric` (the network and both sockets), `brick` (the
+    /// brick, without its store), `media` (the store), `finish` (after the last answer).
+    pub stages_ns: Option<BTreeMap<String, u64>>,
+    /// The same of all timed operations.
+    pub mean_stages_ns: Option<BTreeMap<String, u64>>,
+}
