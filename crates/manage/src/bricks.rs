@@ -1,7 +1,7 @@
 //! Bricks: heartbeats, the list, and forgetting.
 
 use crate::fault::Fault;
-use crate::figures::FigureSubject;
+use crate::figure_history::FigureSubject;
 use crate::manager::{
     BRICKS_MAX, BrickState, HEARTBEAT_INTERVAL, LastHeartbeat, Manager, ManagerState,
 };

@@ -1,10 +1,10 @@
 //! The figures of volumes and bricks: operations, bytes and latencies, as clients and bricks report
 //! them (RFD 025).
 //!
-//! Invariants: the figures have a lock of their own, so a report never waits for a commit. They are in
-//! memory only, within [`HISTORY_BYTES_MAX`]; a restarted manager starts without them.
+//! Invariants: a report is checked before it is recorded. The answers name the age of the last report.
 
 use crate::fault::Fault;
+use crate::figure_history::FigureSubject;
 use crate::manager::Manager;
 use crate::volumes::check_attachment;
 use crate::wire::{
@@ -12,45 +12,11 @@ use crate::wire::{
     ReportFigures, StageFigures, SubjectFigures,
 };
 use pagemesh_base::brick_name::BrickRef;
-use pagemesh_base::layout::{BrickId, VolumeName};
-use pagemesh_base::poison;
+use pagemesh_base::layout::VolumeName;
 use pagemesh_telemetry::{
-    History, KindTotals, LONG_STEP, OpKind, Report, SHORT_STEP, Sample, Series, Stage, Totals,
+    KindTotals, LONG_STEP, OpKind, Report, SHORT_STEP, Sample, Series, Stage, Totals,
 };
-use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
-
-/// Bytes that the history of all series takes, about.
-pub const HISTORY_BYTES_MAX: usize = 128 << 20;
-
-/// The subject of a series.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum FigureSubject {
-    /// The sum of all volumes.
-    Cluster,
-    Volume(VolumeName),
-    Brick(BrickId),
-}
-
-/// The figures of all subjects.
-pub(crate) struct Figures(Mutex<History<FigureSubject>>);
-
-impl Default for Figures {
-    fn default() -> Figures {
-        Figures(Mutex::new(History::new(HISTORY_BYTES_MAX)))
-    }
-}
-
-impl Figures {
-    fn history(&self) -> MutexGuard<'_, History<FigureSubject>> {
-        poison::lock(&self.0)
-    }
-
-    /// Drops the series of a subject that no longer exists.
-    pub(crate) fn remove(&self, subject: &FigureSubject) {
-        self.history().remove(subject);
-    }
-}
 
 impl Manager {
     /// Takes the report of the client that has attached a volume.

@@ -29,6 +29,7 @@ mod bricks;
 pub mod client;
 pub mod clock;
 pub mod fault;
+mod figure_history;
 mod figures;
 mod files;
 pub mod layout_state;

@@ -6,7 +6,7 @@
 
 use crate::clock::Clock;
 use crate::fault::Fault;
-use crate::figures::Figures;
+use crate::figure_history::Figures;
 use crate::placement::{BrickCandidate, OVERPROVISION_FACTOR};
 use crate::records::{BrickRecord, PendingDelete, VolumeRecord};
 use crate::slices::{SliceLocation, promised_slices, slice_locations};

@@ -5,7 +5,7 @@
 //! slice.
 
 use crate::fault::Fault;
-use crate::figures::FigureSubject;
+use crate::figure_history::FigureSubject;
 use crate::files::{check_files, set_address_space};
 use crate::layout_state::{LayoutChange, LayoutState, LegTransition, is_up_to_date};
 use crate::manager::{Manager, ManagerState, PENDING_DELETES_MAX, TrackedDelete, VOLUMES_MAX};

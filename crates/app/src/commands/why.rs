@@ -7,6 +7,7 @@ use clap::Args;
 use pagemesh_base::layout::VolumeName;
 use pagemesh_manage::wire::{StageFigures, StageParams};
 use pagemesh_telemetry::{OpKind, Stage};
+use std::collections::BTreeMap;
 
 /// Show where the time of a volume's operations goes: the stages of the last minute, and of the
 /// operations around a percentile of the latency.
@@ -67,13 +68,38 @@ fn describe(name: &VolumeName, percentile: f64, figures: &StageFigures) -> Strin
     ) else {
         return format!("no {kind} of {name} was timed in the last minute; reported {age} ago");
     };
-    let of = |stages: &std::collections::BTreeMap<String, u64>, stage: Stage| {
-        stages.get(stage.name()).copied().unwrap_or(0)
-    };
-    let sum = |stages: &std::collections::BTreeMap<String, u64>| -> u64 {
-        Stage::ALL.iter().map(|stage| of(stages, *stage)).sum()
-    };
-    let (around_sum, mean_sum) = (sum(around), sum(mean));
+    let largest = Stage::ALL
+        .into_iter()
+        .max_by_key(|stage| time_of(around, *stage))
+        .unwrap_or(Stage::Media);
+    format!(
+        "{} {kind}s of {name} in the last minute, {} timed; reported {age} ago\n\
+         {percentile} % of them took at most {}\n\n{}\n\n\
+         Around that latency, {} of the time is {}: {}. {}",
+        figures.operations,
+        figures.timed,
+        output::nanos(latency_ns),
+        stage_table(percentile, mean, around),
+        percent(time_of(around, largest), sum(around)),
+        largest.name(),
+        stage_meaning(largest),
+        stage_advice(largest),
+    )
+}
+
+/// Nanoseconds by the name of the stage.
+type Stages = BTreeMap<String, u64>;
+
+fn time_of(stages: &Stages, stage: Stage) -> u64 {
+    stages.get(stage.name()).copied().unwrap_or(0)
+}
+
+fn sum(stages: &Stages) -> u64 {
+    Stage::ALL.iter().map(|stage| time_of(stages, *stage)).sum()
+}
+
+fn stage_table(percentile: f64, mean: &Stages, around: &Stages) -> String {
+    let (mean_sum, around_sum) = (sum(mean), sum(around));
     let row = |label: &str, mean_ns: u64, around_ns: u64, meaning: &str| {
         vec![
             label.to_owned(),
@@ -85,33 +111,13 @@ fn describe(name: &VolumeName, percentile: f64, figures: &StageFigures) -> Strin
         ]
     };
     let stages = Stage::ALL.map(|stage| {
-        row(
-            stage.name(),
-            of(mean, stage),
-            of(around, stage),
-            stage_meaning(stage),
-        )
+        let (mean_ns, around_ns) = (time_of(mean, stage), time_of(around, stage));
+        row(stage.name(), mean_ns, around_ns, stage_meaning(stage))
     });
     let total = row("total", mean_sum, around_sum, "");
     let around_head = format!(">AT P{percentile}");
     let head = ["STAGE", ">MEAN", ">", &around_head, ">", "THE TIME"];
-    let table = output::table(&head, stages.into_iter().chain([total]));
-    let largest = Stage::ALL
-        .into_iter()
-        .max_by_key(|stage| of(around, *stage))
-        .unwrap_or(Stage::Media);
-    format!(
-        "{} {kind}s of {name} in the last minute, {} timed; reported {age} ago\n\
-         {percentile} % of them took at most {}\n\n{table}\n\n\
-         Around that latency, {} of the time is {}: {}. {}",
-        figures.operations,
-        figures.timed,
-        output::nanos(latency_ns),
-        percent(of(around, largest), around_sum),
-        largest.name(),
-        stage_meaning(largest),
-        stage_advice(largest),
-    )
+    output::table(&head, stages.into_iter().chain([total]))
 }
 
 fn percent(part: u64, whole: u64) -> String {

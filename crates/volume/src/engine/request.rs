@@ -36,6 +36,21 @@ enum JobKind {
     Extents,
 }
 
+impl JobKind {
+    /// The kind and the bytes for the meter; none for extents, which are no I/O.
+    fn counted(&self, len: u64) -> Option<(OpKind, u64)> {
+        Some(match self {
+            JobKind::Read => (OpKind::Read, len),
+            JobKind::Write(_) => (OpKind::Write, len),
+            JobKind::Transact(_, parts) => (OpKind::Write, written_bytes(parts)),
+            // A deallocation writes no data.
+            JobKind::Clear => (OpKind::Write, 0),
+            JobKind::Flush => (OpKind::Flush, 0),
+            JobKind::Extents => return None,
+        })
+    }
+}
+
 /// The position of the next piece.
 #[derive(Clone, Copy)]
 enum SplitCursor {
@@ -69,7 +84,7 @@ pub(crate) struct Job {
     cursor: SplitCursor,
     /// Pieces in flight.
     pub in_flight: u32,
-    /// The kind and the bytes for the meter; none for extents, which are no I/O.
+    /// See [`JobKind::counted`].
     counted: Option<(OpKind, u64)>,
     /// None if the request is only counted.
     pub times: Option<OpTimes>,
@@ -126,19 +141,11 @@ impl Job {
             _ if len == 0 => return Err(Ok(Reply::Done)),
             _ => {}
         }
-        let counted = match &kind {
-            JobKind::Read => Some((OpKind::Read, len)),
-            JobKind::Write(_) => Some((OpKind::Write, len)),
-            JobKind::Transact(_, parts) => Some((OpKind::Write, written_bytes(parts))),
-            // A deallocation writes no data.
-            JobKind::Clear => Some((OpKind::Write, 0)),
-            JobKind::Flush => Some((OpKind::Flush, 0)),
-            JobKind::Extents => None,
-        };
         let cursor = match kind {
             JobKind::Clear | JobKind::Flush => SplitCursor::Column(0, 0),
             _ => SplitCursor::Byte(offset),
         };
+        let counted = kind.counted(len);
         Ok(Job {
             token: Some(token),
             kind,
